@@ -1,0 +1,95 @@
+//! How problems are computed: one implementation a row, on one backend.
+//!
+//! Deliberately absent: clocks. A backend launches and synchronises; `measure` times.
+
+pub mod cpu;
+
+use std::sync::Arc;
+
+use crate::workload::Tensors;
+
+/// Which kind of device computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BackendKind {
+    /// The host's cores.
+    Cpu,
+}
+
+impl BackendKind {
+    /// The name used in ids and files; implementation names start with it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+        }
+    }
+}
+
+/// One way to compute a problem on one backend.
+pub struct Implementation<P> {
+    /// `cpu`, or `<backend>/<technique>`: part of the case id.
+    pub name: &'static str,
+    /// One line for `kernelgate list`.
+    pub about: &'static str,
+    /// Whether it computes this problem; otherwise the reason, a fragment such as "computes f32 only".
+    pub supports: fn(&P) -> Result<(), String>,
+    /// Makes it ready to launch.
+    pub prepare: Prepare<P>,
+}
+
+/// Places inputs, allocates outputs and scratch, and returns what launches the computation.
+pub enum Prepare<P> {
+    /// On the host.
+    Cpu(fn(&P, Arc<Tensors>) -> cpu::Task),
+}
+
+impl<P> Implementation<P> {
+    /// The backend it runs on.
+    pub fn backend(&self) -> BackendKind {
+        match self.prepare {
+            Prepare::Cpu(_) => BackendKind::Cpu,
+        }
+    }
+}
+
+/// A problem made ready on a backend: inputs placed, outputs allocated, nothing left to compile or allocate.
+pub trait Executable {
+    /// Overwrites every output with NaN (0x7f for integers).
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn poison_outputs(&mut self) -> Result<(), BackendError>;
+
+    /// Starts the computation once; may return before it has finished.
+    ///
+    /// # Errors
+    /// When the launch fails.
+    fn launch(&mut self) -> Result<(), BackendError>;
+
+    /// Waits until every launch has finished.
+    ///
+    /// # Errors
+    /// When a launch failed on the device.
+    fn synchronize(&mut self) -> Result<(), BackendError>;
+
+    /// The outputs in host memory, in the workload's own form.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn outputs(&mut self) -> Result<&Tensors, BackendError>;
+}
+
+/// Why a backend could not do its part.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BackendError {
+    /// The computation itself failed.
+    #[error("launch failed: {0}")]
+    Launch(String),
+    /// More memory than there is.
+    #[error("needs {needed} of memory, {available} are free")]
+    OutOfMemory {
+        /// What the case needs, with its unit.
+        needed: String,
+        /// What is there, with its unit.
+        available: String,
+    },
+}

@@ -1,0 +1,5 @@
+//! kernelgate: a benchmark harness for GPU kernels.
+pub mod backend;
+pub mod suite;
+pub mod verify;
+pub mod workload;

@@ -1,0 +1,115 @@
+//! A workload beside its implementations, with the problem's type erased: what the harness and the command line walk over.
+
+use std::sync::Arc;
+
+use crate::backend::{BackendKind, Executable, Implementation, Prepare};
+use crate::workload::{Axis, AxisError, Effort, Override, Point, Problem, Tensors, Workload};
+
+/// A workload and its implementations.
+pub trait Suite: Sync {
+    /// `family/operation`.
+    fn name(&self) -> &'static str;
+    /// One line.
+    fn about(&self) -> &'static str;
+    /// Revision of the definition.
+    fn revision(&self) -> u32;
+    /// What can vary.
+    fn axes(&self) -> &'static [Axis];
+    /// Name, description and backend of each implementation, in ladder order.
+    fn implementations(&self) -> Vec<Row>;
+    /// The points that an effort selects.
+    ///
+    /// # Errors
+    /// On an override that the axes do not allow.
+    fn points(&self, effort: Effort, overrides: &[Override]) -> Result<Vec<Point>, AxisError>;
+    /// The problem of a point.
+    ///
+    /// # Errors
+    /// When the point's values do not go together.
+    fn bind(&self, point: &Point) -> Result<Box<dyn Bound + '_>, AxisError>;
+}
+
+/// What `list` shows of an implementation.
+#[derive(Debug, Clone, Copy)]
+pub struct Row {
+    /// Name, part of the case id.
+    pub name: &'static str,
+    /// One line.
+    pub about: &'static str,
+    /// The backend it runs on.
+    pub backend: BackendKind,
+}
+
+/// A problem and the implementations that may compute it.
+pub trait Bound {
+    /// The problem.
+    fn problem(&self) -> &dyn Problem;
+    /// Whether implementation `index` computes this problem, or the reason why not.
+    ///
+    /// # Errors
+    /// The reason, as a fragment.
+    fn supports(&self, index: usize) -> Result<(), String>;
+    /// Makes implementation `index` ready.
+    fn prepare(&self, index: usize, inputs: Arc<Tensors>) -> Box<dyn Executable>;
+}
+
+/// Joins a workload and its implementations.
+pub fn suite<P: Problem>(workload: &'static Workload<P>, implementations: &'static [Implementation<P>]) -> Box<dyn Suite> {
+    Box::new(Typed { workload, implementations })
+}
+
+struct Typed<P: 'static> {
+    workload: &'static Workload<P>,
+    implementations: &'static [Implementation<P>],
+}
+
+struct TypedBound<P: 'static> {
+    problem: P,
+    implementations: &'static [Implementation<P>],
+}
+
+impl<P: Problem> Suite for Typed<P> {
+    fn name(&self) -> &'static str {
+        self.workload.name
+    }
+
+    fn about(&self) -> &'static str {
+        self.workload.about
+    }
+
+    fn revision(&self) -> u32 {
+        self.workload.revision
+    }
+
+    fn axes(&self) -> &'static [Axis] {
+        self.workload.axes
+    }
+
+    fn implementations(&self) -> Vec<Row> {
+        self.implementations.iter().map(|row| Row { name: row.name, about: row.about, backend: row.backend() }).collect()
+    }
+
+    fn points(&self, effort: Effort, overrides: &[Override]) -> Result<Vec<Point>, AxisError> {
+        self.workload.points(effort, overrides)
+    }
+
+    fn bind(&self, point: &Point) -> Result<Box<dyn Bound + '_>, AxisError> {
+        Ok(Box::new(TypedBound { problem: (self.workload.bind)(point)?, implementations: self.implementations }))
+    }
+}
+
+impl<P: Problem> Bound for TypedBound<P> {
+    fn problem(&self) -> &dyn Problem {
+        &self.problem
+    }
+
+    fn supports(&self, index: usize) -> Result<(), String> {
+        (self.implementations[index].supports)(&self.problem)
+    }
+
+    fn prepare(&self, index: usize, inputs: Arc<Tensors>) -> Box<dyn Executable> {
+        match self.implementations[index].prepare {
+            Prepare::Cpu(prepare) => Box::new(prepare(&self.problem, inputs)),
+        }
+    }
+}

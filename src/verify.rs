@@ -1,0 +1,294 @@
+//! An implementation's output against the fp64 reference: every element that the reference holds, none excused.
+
+use crate::backend::{BackendError, Executable};
+use crate::workload::{Data, Expected, Tensors, Tolerance};
+
+/// How an output compared. Everything is over all outputs of the case.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Comparison {
+    /// Largest |out - ref| over the largest |ref| of the same output; the worst output.
+    pub max_error: f64,
+    /// ‖out - ref‖₂ / ‖ref‖₂; the worst output.
+    pub relative_l2: f64,
+    /// Integer elements that differ.
+    pub mismatches: u64,
+    /// Elements compared with the reference.
+    pub checked: u64,
+    /// Elements of the outputs; those not compared are checked finite.
+    pub total: u64,
+}
+
+/// Why a case is wrong.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum VerifyError {
+    /// Elements that are NaN or infinite (or still poisoned).
+    #[error("output `{output}`: {count} of {total} elements are not finite, first at {first}: not written, or overflowed")]
+    NotFinite {
+        /// The output.
+        output: String,
+        /// How many.
+        count: u64,
+        /// Of how many.
+        total: u64,
+        /// Index of the first, row-major.
+        first: usize,
+    },
+    /// Further from the reference than allowed.
+    #[error(
+        "output `{output}`: max error {max_error:.2e} (allowed {:.0e}), relative L2 {relative_l2:.2e} (allowed {:.0e}); \
+         worst at {worst}: {actual} against {expected}", tolerance.max_error, tolerance.relative_l2
+    )]
+    TooFar {
+        /// The output.
+        output: String,
+        /// Largest |out - ref| over the largest |ref|.
+        max_error: f64,
+        /// ‖out - ref‖₂ / ‖ref‖₂.
+        relative_l2: f64,
+        /// What was allowed.
+        tolerance: Tolerance,
+        /// Index of the worst element, row-major.
+        worst: usize,
+        /// Its value.
+        actual: f64,
+        /// The reference.
+        expected: f64,
+    },
+    /// Integers that differ.
+    #[error("output `{output}`: {count} of {checked} elements differ, first at {first}: {actual} against {expected}")]
+    Differs {
+        /// The output.
+        output: String,
+        /// How many.
+        count: u64,
+        /// Of how many compared.
+        checked: u64,
+        /// Index of the first, row-major.
+        first: usize,
+        /// Its value.
+        actual: f64,
+        /// The reference.
+        expected: f64,
+    },
+    /// The implementation does not produce what the workload defines.
+    #[error("output `{output}`: {problem}")]
+    Shape {
+        /// The output.
+        output: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The implementation did not get that far.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+/// Poisons the outputs, launches once and compares.
+///
+/// # Errors
+/// When the launch fails or an output is wrong.
+pub fn verify(executable: &mut dyn Executable, expected: &[Expected], tolerance: Tolerance) -> Result<Comparison, VerifyError> {
+    executable.poison_outputs()?;
+    executable.launch()?;
+    executable.synchronize()?;
+    compare(executable.outputs()?, expected, tolerance)
+}
+
+/// Compares outputs with the reference.
+///
+/// # Errors
+/// When an output is missing, misshapen, not finite, or further away than the tolerance.
+pub fn compare(outputs: &Tensors, expected: &[Expected], tolerance: Tolerance) -> Result<Comparison, VerifyError> {
+    let mut comparison = Comparison::default();
+    for expected in expected {
+        let one = compare_output(outputs, expected, tolerance)?;
+        comparison = Comparison {
+            max_error: comparison.max_error.max(one.max_error),
+            relative_l2: comparison.relative_l2.max(one.relative_l2),
+            mismatches: comparison.mismatches + one.mismatches,
+            checked: comparison.checked + one.checked,
+            total: comparison.total + one.total,
+        };
+    }
+    Ok(comparison)
+}
+
+fn compare_output(outputs: &Tensors, expected: &Expected, tolerance: Tolerance) -> Result<Comparison, VerifyError> {
+    let name = || expected.name.clone();
+    let shape_error = |problem: String| VerifyError::Shape { output: name(), problem };
+    let output = outputs.get(&expected.name).ok_or_else(|| shape_error("missing".to_owned()))?;
+    if output.shape() != expected.shape {
+        return Err(shape_error(format!("shape {:?}, expected {:?}", output.shape(), expected.shape)));
+    }
+    let row_len = expected.row_len();
+    let row_count = output.len() / row_len.max(1);
+    check_finite(&expected.name, output, row_len)?;
+    let rows: Vec<usize> = expected.rows.clone().unwrap_or_else(|| (0..row_count).collect());
+    let mut comparison = Comparison { total: output.len() as u64, checked: (rows.len() * row_len) as u64, ..Comparison::default() };
+    match &expected.values {
+        Data::I8(values) => {
+            let mut first = None;
+            for (row, expected) in rows.iter().zip(values.chunks(row_len)) {
+                let actual = output.to_f64(row * row_len, row_len);
+                for (column, (&actual, &expected)) in actual.iter().zip(expected).enumerate() {
+                    if actual != f64::from(expected) {
+                        comparison.mismatches += 1;
+                        first.get_or_insert((row * row_len + column, actual, f64::from(expected)));
+                    }
+                }
+            }
+            match first {
+                None => Ok(comparison),
+                Some((first, actual, wanted)) => Err(VerifyError::Differs {
+                    output: name(),
+                    count: comparison.mismatches,
+                    checked: comparison.checked,
+                    first,
+                    actual,
+                    expected: wanted,
+                }),
+            }
+        }
+        Data::F64(values) => {
+            let mut sums = Sums::default();
+            for (row, expected) in rows.iter().zip(values.chunks(row_len)) {
+                sums.add(row * row_len, &output.to_f64(row * row_len, row_len), expected);
+            }
+            (comparison.max_error, comparison.relative_l2) = sums.errors();
+            // Written so that a NaN in either figure fails.
+            if comparison.max_error <= tolerance.max_error && comparison.relative_l2 <= tolerance.relative_l2 {
+                return Ok(comparison);
+            }
+            Err(VerifyError::TooFar {
+                output: name(),
+                max_error: comparison.max_error,
+                relative_l2: comparison.relative_l2,
+                tolerance,
+                worst: sums.worst,
+                actual: sums.worst_actual,
+                expected: sums.worst_expected,
+            })
+        }
+        _ => Err(shape_error("the reference is neither f64 nor i8".to_owned())),
+    }
+}
+
+fn check_finite(name: &str, output: &crate::workload::Tensor, row_len: usize) -> Result<(), VerifyError> {
+    if matches!(output.data(), Data::I8(_)) {
+        return Ok(());
+    }
+    let (mut count, mut first) = (0, None);
+    for from in (0..output.len()).step_by(row_len.max(1)) {
+        for (column, value) in output.to_f64(from, row_len).iter().enumerate() {
+            if !value.is_finite() {
+                count += 1;
+                first.get_or_insert(from + column);
+            }
+        }
+    }
+    match first {
+        None => Ok(()),
+        Some(first) => Err(VerifyError::NotFinite { output: name.to_owned(), count, total: output.len() as u64, first }),
+    }
+}
+
+#[derive(Default)]
+struct Sums {
+    error_squared: f64,
+    reference_squared: f64,
+    largest_error: f64,
+    largest_reference: f64,
+    worst: usize,
+    worst_actual: f64,
+    worst_expected: f64,
+}
+
+impl Sums {
+    fn add(&mut self, from: usize, actual: &[f64], expected: &[f64]) {
+        for (column, (&actual, &expected)) in actual.iter().zip(expected).enumerate() {
+            let error = (actual - expected).abs();
+            self.error_squared += error * error;
+            self.reference_squared += expected * expected;
+            self.largest_reference = self.largest_reference.max(expected.abs());
+            if error > self.largest_error {
+                self.largest_error = error;
+                (self.worst, self.worst_actual, self.worst_expected) = (from + column, actual, expected);
+            }
+        }
+    }
+
+    /// Relative to the reference; absolute where the reference is all zero.
+    fn errors(&self) -> (f64, f64) {
+        let over = |error: f64, reference: f64| if reference > 0.0 { error / reference } else { error };
+        (over(self.largest_error, self.largest_reference), over(self.error_squared.sqrt(), self.reference_squared.sqrt()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::Tensors;
+
+    const LOOSE: Tolerance = Tolerance { max_error: 1e-3, relative_l2: 1e-3 };
+
+    fn check(actual: Vec<f32>, expected: Vec<f64>) -> Result<Comparison, VerifyError> {
+        let shape = [actual.len() / 2, 2];
+        compare(&Tensors::new().with("y", shape, actual), &[Expected::all("y", shape, expected)], LOOSE)
+    }
+
+    #[test]
+    fn close_outputs_pass_with_their_errors() {
+        let comparison = check(vec![1.0, 2.0, 3.0, 4.002], vec![1.0, 2.0, 3.0, 4.0]).unwrap();
+        assert!((comparison.max_error - 0.0005).abs() < 1e-6, "{comparison:?}");
+        assert_eq!((comparison.checked, comparison.total), (4, 4));
+    }
+
+    #[test]
+    fn nan_and_infinity_never_pass() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let error = check(vec![1.0, 2.0, bad, 4.0], vec![1.0, 2.0, 3.0, 4.0]).unwrap_err();
+            assert!(matches!(error, VerifyError::NotFinite { count: 1, first: 2, .. }), "{error}");
+        }
+        // A reference that is itself NaN must not pass either.
+        assert!(check(vec![1.0, 2.0], vec![f64::NAN, 2.0]).is_err());
+    }
+
+    #[test]
+    fn one_wrong_element_among_many_is_found_and_named() {
+        let mut actual = vec![1.0f32; 10_000];
+        actual[7777] = 1.01;
+        let error = check(actual, vec![1.0; 10_000]).unwrap_err();
+        assert!(matches!(error, VerifyError::TooFar { worst: 7777, .. }), "{error}");
+    }
+
+    #[test]
+    fn sampled_rows_are_compared_and_the_rest_is_checked_finite() {
+        let sampled = |actual: Vec<f32>| {
+            let expected = Expected::sampled("y", [3, 2], vec![1], vec![3.0, 4.0]);
+            compare(&Tensors::new().with("y", [3, 2], actual), &[expected], LOOSE)
+        };
+        let comparison = sampled(vec![9.0, 9.0, 3.0, 4.0, 9.0, 9.0]).unwrap();
+        assert_eq!((comparison.checked, comparison.total), (2, 6));
+        assert!(matches!(sampled(vec![9.0, 9.0, 3.0, 5.0, 9.0, 9.0]), Err(VerifyError::TooFar { worst: 3, .. })));
+        assert!(matches!(sampled(vec![9.0, f32::NAN, 3.0, 4.0, 9.0, 9.0]), Err(VerifyError::NotFinite { .. })));
+    }
+
+    #[test]
+    fn integers_are_exact_and_poison_is_a_mismatch() {
+        let spikes = |actual: Vec<i8>| {
+            let expected = Expected::all("s", [1, 3], vec![0i8, 1, -1]);
+            compare(&Tensors::new().with("s", [1, 3], actual), &[expected], LOOSE)
+        };
+        assert!(spikes(vec![0, 1, -1]).is_ok());
+        let error = spikes(vec![0, 0x7f, -1]).unwrap_err();
+        assert!(matches!(error, VerifyError::Differs { count: 1, first: 1, .. }), "{error}");
+    }
+
+    #[test]
+    fn missing_and_misshapen_outputs_are_errors() {
+        let expected = [Expected::all("y", [2, 1], vec![1.0, 2.0])];
+        for outputs in [Tensors::new(), Tensors::new().with("y", [1, 2], vec![1.0f32, 2.0])] {
+            assert!(matches!(compare(&outputs, &expected, LOOSE), Err(VerifyError::Shape { .. })));
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Axes as plain data: what can vary in a workload, and the points of a sweep.
+//!
+//! A workload lists its [`Axis`]es and writes its selections as lines such as `"s=512,1024 d=64 mask=full dtype=f32"`.
+//! A line is the product of its values; each [`Point`] of it has one value an axis and names a problem
+//! (`s512_d64_full_f32`). What a value means is the workload's business (its `bind`), not this file's.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// Something that can vary in a workload.
+#[derive(Debug, Clone, Copy)]
+pub struct Axis {
+    /// Short name, unique in the workload: `s`, `d`, `dtype`.
+    pub name: &'static str,
+    /// Which values are valid.
+    pub values: Values,
+    /// One line for `kernelgate list`, with the unit.
+    pub about: &'static str,
+}
+
+/// The valid values of an axis.
+#[derive(Debug, Clone, Copy)]
+pub enum Values {
+    /// Any whole number from 1.
+    Number,
+    /// One of these words or numbers.
+    OneOf(&'static [&'static str]),
+}
+
+impl Axis {
+    /// An axis of whole numbers from 1.
+    pub const fn number(name: &'static str, about: &'static str) -> Self {
+        Self { name, values: Values::Number, about }
+    }
+
+    /// An axis of named values.
+    pub const fn one_of(name: &'static str, values: &'static [&'static str], about: &'static str) -> Self {
+        Self { name, values: Values::OneOf(values), about }
+    }
+
+    fn check(&self, value: &str) -> Result<(), AxisError> {
+        let valid = match self.values {
+            // `u64` and no sign or leading zero: one spelling a value, so that ids are unique.
+            Values::Number => {
+                value.parse::<u64>().is_ok_and(|n| n >= 1) && value.bytes().all(|b| b.is_ascii_digit()) && !value.starts_with('0')
+            }
+            Values::OneOf(words) => words.contains(&value),
+        };
+        if valid {
+            return Ok(());
+        }
+        Err(AxisError::Value {
+            axis: self.name.to_owned(),
+            value: value.to_owned(),
+            expected: match self.values {
+                Values::Number => "a whole number from 1".to_owned(),
+                Values::OneOf(words) => format!("one of {}", words.join(", ")),
+            },
+        })
+    }
+}
+
+/// Why a point could not be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AxisError {
+    /// The value is not one of the axis.
+    #[error("axis `{axis}` takes {expected}, not `{value}`")]
+    Value {
+        /// The axis.
+        axis: String,
+        /// What was given.
+        value: String,
+        /// What is valid.
+        expected: String,
+    },
+    /// No such axis in the workload.
+    #[error("no axis `{axis}` here; axes are {known}")]
+    Unknown {
+        /// What was given.
+        axis: String,
+        /// The axes there are.
+        known: String,
+    },
+    /// The problem needs an axis that the point does not give.
+    #[error("axis `{axis}` is missing")]
+    Missing {
+        /// The axis.
+        axis: &'static str,
+    },
+    /// An item that is not `axis=value[,value]`.
+    #[error("`{item}` is not of the form axis=value[,value]")]
+    Syntax {
+        /// What was given.
+        item: String,
+    },
+    /// The values are valid one by one but not together.
+    #[error("{0}")]
+    Combination(String),
+}
+
+/// One value for each axis that the problem uses, in the workload's axis order.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Point(Vec<(&'static str, String)>);
+
+impl Point {
+    /// The value of a number axis.
+    ///
+    /// # Errors
+    /// When the point lacks the axis or its value is no number.
+    pub fn number(&self, axis: &'static str) -> Result<usize, AxisError> {
+        let value = self.word(axis)?;
+        value.parse().map_err(|_| AxisError::Value {
+            axis: axis.to_owned(),
+            value: value.to_owned(),
+            expected: format!("a whole number up to {}", usize::MAX),
+        })
+    }
+
+    /// The value of any axis, as written.
+    ///
+    /// # Errors
+    /// When the point lacks the axis.
+    pub fn word(&self, axis: &'static str) -> Result<&str, AxisError> {
+        self.get(axis).ok_or(AxisError::Missing { axis })
+    }
+
+    /// The value of an axis, if the point has it.
+    pub fn get(&self, axis: &str) -> Option<&str> {
+        self.0.iter().find(|(name, _)| *name == axis).map(|(_, value)| value.as_str())
+    }
+
+    /// `(axis, value)` pairs in the workload's order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (*name, value.as_str()))
+    }
+}
+
+/// The id of the problem: numbers carry their axis' name (`s512`), words stand alone (`causal`).
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (name, value)) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str("_")?;
+            }
+            if value.starts_with(|c: char| c.is_ascii_digit()) {
+                f.write_str(name)?;
+            }
+            f.write_str(value)?;
+        }
+        Ok(())
+    }
+}
+
+/// Values that replace a line's own, from `--axis name=value[,value]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Override {
+    /// The axis whose values are replaced.
+    pub axis: String,
+    /// The new values, at least one.
+    pub values: Vec<String>,
+}
+
+impl std::str::FromStr for Override {
+    type Err = AxisError;
+
+    fn from_str(item: &str) -> Result<Self, AxisError> {
+        let syntax = || AxisError::Syntax { item: item.to_owned() };
+        let (axis, values) = item.split_once('=').ok_or_else(syntax)?;
+        let values: Vec<String> = values.split(',').map(|value| value.trim().to_owned()).collect();
+        if axis.trim().is_empty() || values.iter().any(String::is_empty) {
+            return Err(syntax());
+        }
+        Ok(Self { axis: axis.trim().to_owned(), values })
+    }
+}
+
+/// Every point of the lines, in order, without repeats.
+///
+/// An override replaces the values of its axis; lines without that axis are left out.
+///
+/// # Errors
+/// On an unknown axis, an invalid value or a malformed line.
+pub fn expand(axes: &'static [Axis], lines: &[&str], overrides: &[Override]) -> Result<Vec<Point>, AxisError> {
+    for wanted in overrides {
+        let axis = find(axes, &wanted.axis)?;
+        wanted.values.iter().try_for_each(|value| axis.check(value))?;
+    }
+    let mut seen = BTreeSet::new();
+    let mut points = Vec::new();
+    for line in lines {
+        for point in expand_line(axes, line, overrides)? {
+            if seen.insert(point.clone()) {
+                points.push(point);
+            }
+        }
+    }
+    Ok(points)
+}
+
+fn expand_line(axes: &'static [Axis], line: &str, overrides: &[Override]) -> Result<Vec<Point>, AxisError> {
+    let items = line.split_whitespace().map(str::parse).collect::<Result<Vec<Override>, _>>()?;
+    for item in &items {
+        let axis = find(axes, &item.axis)?;
+        item.values.iter().try_for_each(|value| axis.check(value))?;
+    }
+    if overrides.iter().any(|wanted| items.iter().all(|item| item.axis != wanted.axis)) {
+        return Ok(Vec::new());
+    }
+    let mut points = vec![Vec::new()];
+    for axis in axes {
+        let Some(item) = overrides.iter().chain(&items).find(|item| item.axis == axis.name) else { continue };
+        points = points
+            .iter()
+            .flat_map(|point: &Vec<(&'static str, String)>| {
+                item.values.iter().map(move |value| {
+                    let mut longer = point.clone();
+                    longer.push((axis.name, value.clone()));
+                    longer
+                })
+            })
+            .collect();
+    }
+    Ok(points.into_iter().map(Point).collect())
+}
+
+fn find(axes: &'static [Axis], name: &str) -> Result<&'static Axis, AxisError> {
+    axes.iter().find(|axis| axis.name == name).ok_or_else(|| AxisError::Unknown {
+        axis: name.to_owned(),
+        known: axes.iter().map(|axis| axis.name).collect::<Vec<_>>().join(", "),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AXES: &[Axis] = &[
+        Axis::number("s", "sequence length"),
+        Axis::one_of("d", &["64", "128"], "head dimension"),
+        Axis::one_of("mask", &["full", "causal"], "mask"),
+    ];
+
+    fn ids(lines: &[&str], overrides: &[&str]) -> Result<Vec<String>, AxisError> {
+        let overrides = overrides.iter().map(|item| item.parse()).collect::<Result<Vec<_>, _>>()?;
+        Ok(expand(AXES, lines, &overrides)?.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn a_line_is_the_product_of_its_values_in_axis_order() {
+        assert_eq!(
+            ids(&["mask=full,causal s=128,256 d=64"], &[]).unwrap(),
+            ["s128_d64_full", "s128_d64_causal", "s256_d64_full", "s256_d64_causal"]
+        );
+    }
+
+    #[test]
+    fn repeats_across_lines_are_dropped() {
+        assert_eq!(ids(&["s=128 d=64", "d=64 s=128"], &[]).unwrap(), ["s128_d64"]);
+    }
+
+    #[test]
+    fn an_override_replaces_values_and_drops_lines_without_the_axis() {
+        assert_eq!(ids(&["s=128 d=64", "d=128"], &["s=777"]).unwrap(), ["s777_d64"]);
+        assert_eq!(ids(&["s=128,256 d=64"], &["s=1"]).unwrap(), ["s1_d64"]);
+    }
+
+    #[test]
+    fn bad_values_name_the_axis_and_what_is_valid() {
+        let message = |overrides: &[&str]| ids(&["s=1 d=64"], overrides).unwrap_err().to_string();
+        assert_eq!(message(&["d=65"]), "axis `d` takes one of 64, 128, not `65`");
+        assert_eq!(message(&["s=0"]), "axis `s` takes a whole number from 1, not `0`");
+        assert_eq!(message(&["s=+4"]), "axis `s` takes a whole number from 1, not `+4`");
+        assert_eq!(message(&["s=99999999999999999999"]), "axis `s` takes a whole number from 1, not `99999999999999999999`");
+        assert_eq!(message(&["q=1"]), "no axis `q` here; axes are s, d, mask");
+        assert_eq!(message(&["s"]), "`s` is not of the form axis=value[,value]");
+        assert_eq!(message(&["s=1,"]), "`s=1,` is not of the form axis=value[,value]");
+    }
+}

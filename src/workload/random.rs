@@ -1,0 +1,76 @@
+//! Seeded random inputs: the same seed and name give the same values on every machine, whatever the thread count.
+//! Never zeros: zero inputs hide unwritten outputs and can run faster than real data.
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::StandardNormal;
+use rayon::prelude::*;
+
+/// Elements that share one random stream. Part of the definition of the inputs: changing it changes every input.
+const CHUNK: usize = 1 << 16;
+
+/// `len` values of N(0, 1) in f32, from the seed and the tensor's name.
+pub fn normal(seed: u64, name: &str, len: usize) -> Vec<f32> {
+    map_normal(seed, name, len, |x| x)
+}
+
+/// `len` values of `f(N(0, 1))`, from the seed and the tensor's name.
+pub fn map_normal<T: Copy + Default + Send>(seed: u64, name: &str, len: usize, f: impl Fn(f32) -> T + Sync) -> Vec<T> {
+    let mut values = vec![T::default(); len];
+    values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
+        let mut rng = stream(seed, name, chunk as u64);
+        values.fill_with(|| f(rng.sample::<f32, _>(StandardNormal)));
+    });
+    values
+}
+
+/// Indices below `len` drawn without repeats, ascending; all of them when `count >= len`.
+pub fn indices(seed: u64, name: &str, len: usize, count: usize) -> Vec<usize> {
+    if count >= len {
+        return (0..len).collect();
+    }
+    let mut rng = stream(seed, name, 0);
+    let mut drawn = std::collections::BTreeSet::new();
+    while drawn.len() < count {
+        drawn.insert(rng.random_range(0..len as u64) as usize);
+    }
+    drawn.into_iter().collect()
+}
+
+fn stream(seed: u64, name: &str, chunk: u64) -> ChaCha8Rng {
+    let mut key = [0u8; 32];
+    key[..8].copy_from_slice(&seed.to_le_bytes());
+    for (i, byte) in name.bytes().enumerate() {
+        let slot = &mut key[8 + i % 24];
+        *slot = slot.rotate_left(1) ^ byte;
+    }
+    let mut rng = ChaCha8Rng::from_seed(key);
+    rng.set_stream(chunk);
+    rng
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_depend_on_seed_and_name_and_on_nothing_else() {
+        let a = normal(1, "x", CHUNK + 10);
+        assert_eq!(a, normal(1, "x", CHUNK + 10));
+        assert_eq!(a[..CHUNK + 3], normal(1, "x", CHUNK + 3));
+        assert_ne!(a[..8], normal(2, "x", 8));
+        assert_ne!(a[..8], normal(1, "y", 8));
+        assert_ne!(a[..8], a[CHUNK..CHUNK + 8]);
+        let mean = a.iter().sum::<f32>() / a.len() as f32;
+        let variance = a.iter().map(|x| x * x).sum::<f32>() / a.len() as f32;
+        assert!(mean.abs() < 0.02 && (variance - 1.0).abs() < 0.03, "{mean} {variance}");
+    }
+
+    #[test]
+    fn indices_are_distinct_ascending_and_below_the_length() {
+        let drawn = indices(3, "rows", 1000, 50);
+        assert_eq!(drawn.len(), 50);
+        assert!(drawn.is_sorted_by(|a, b| a < b) && *drawn.last().unwrap() < 1000);
+        assert_eq!(indices(3, "rows", 4, 9), [0, 1, 2, 3]);
+    }
+}

@@ -1,0 +1,191 @@
+//! The equations of one ST-BIF neuron in fp64: the definition that every implementation is held against.
+
+/// Scalars of a neuron.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Parameters {
+    /// θ > 0.
+    pub threshold: f64,
+    /// Tmin ≤ 0.
+    pub tracer_min: i32,
+    /// Tmax > 0.
+    pub tracer_max: i32,
+    /// p, a head start of the membrane that is paid back over the first Tmax steps; 0 as a rule.
+    pub prefire: f64,
+}
+
+/// What one time step leaves behind.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Step {
+    /// s in {-1, 0, 1}.
+    pub spike: i8,
+    /// H: the membrane before the spike.
+    pub membrane: f64,
+    /// c before the step.
+    pub tracer_before: i32,
+}
+
+/// A neuron's forward pass.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trace {
+    /// One entry a time step.
+    pub steps: Vec<Step>,
+    /// v after the last step.
+    pub membrane: f64,
+    /// c after the last step.
+    pub tracer: i32,
+}
+
+/// Runs a neuron on its input current `x[t]`.
+///
+/// `v += x; H = v; s = [v ≥ θ ∧ c < Tmax] - [v < 0 ∧ c > Tmin]; v -= θ·s; c += s`, from `v = (0.5 + p)·θ`, `c = 0`.
+pub fn forward(parameters: &Parameters, x: &[f64]) -> Trace {
+    let Parameters { threshold, tracer_min, tracer_max, prefire } = *parameters;
+    let mut membrane = (0.5 + prefire) * threshold;
+    let mut tracer = 0;
+    let mut steps = Vec::with_capacity(x.len());
+    for (t, current) in x.iter().enumerate() {
+        membrane += current;
+        let spike = i8::from(membrane >= threshold && tracer < tracer_max) - i8::from(membrane < 0.0 && tracer > tracer_min);
+        steps.push(Step { spike, membrane, tracer_before: tracer });
+        membrane -= threshold * f64::from(spike);
+        if (t as i64) < i64::from(tracer_max) {
+            membrane -= prefire * threshold / f64::from(tracer_max);
+        }
+        tracer += i32::from(spike);
+    }
+    Trace { steps, membrane, tracer }
+}
+
+/// The surrogate `g(z, w) = exp(-z² / (2·(0.405·w)²)) / w`.
+pub fn gaussian(z: f64, width: f64) -> f64 {
+    let sigma = 0.405 * width;
+    (-z * z / (2.0 * sigma * sigma)).exp() / width
+}
+
+/// Gradient of the input from `gy[t]`, the gradient of the spikes, in reverse time.
+///
+/// `m = gy - θ·gV + gT; gx = m·a + gV; gT = m·b + gT; gV = gx`, with `a` the surrogate at both thresholds where the tracer
+/// allows a spike, and `b` the surrogate of the tracer's bounds. The parameters receive no gradient.
+pub fn backward(parameters: &Parameters, trace: &Trace, gy: &[f64], grad_membrane: f64) -> Vec<f64> {
+    let Parameters { threshold, tracer_min, tracer_max, .. } = *parameters;
+    let (mut grad_v, mut grad_tracer) = (grad_membrane, 0.0);
+    let mut gx = vec![0.0; gy.len()];
+    for (t, step) in trace.steps.iter().enumerate().rev() {
+        let (h, c) = (step.membrane, step.tracer_before);
+        let mut a = 0.0;
+        if c < tracer_max {
+            a += gaussian(h - threshold, threshold);
+        }
+        if c > tracer_min {
+            a += gaussian(-h, threshold);
+        }
+        let mut b = 0.0;
+        if h >= threshold {
+            b -= gaussian(f64::from(tracer_max - c), 1.0);
+        }
+        if h < 0.0 {
+            b -= gaussian(f64::from(c - tracer_min), 1.0);
+        }
+        let m = gy[t] - threshold * grad_v + grad_tracer;
+        gx[t] = m * a + grad_v;
+        grad_tracer += m * b;
+        grad_v = gx[t];
+    }
+    gx
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GOLDEN: Parameters = Parameters { threshold: 0.5, tracer_min: 0, tracer_max: 3, prefire: 0.0 };
+    const GOLDEN_X: [f64; 8] = [0.375, 0.375, 0.375, 0.0, -0.5, 0.0, 1.0, 0.0];
+
+    #[test]
+    fn golden_forward() {
+        let trace = forward(&GOLDEN, &GOLDEN_X);
+        let spikes: Vec<i8> = trace.steps.iter().map(|step| step.spike).collect();
+        let membranes: Vec<f64> = trace.steps.iter().map(|step| step.membrane).collect();
+        assert_eq!(spikes, [1, 1, 0, 0, -1, 0, 1, 1]);
+        assert_eq!(membranes, [0.625, 0.5, 0.375, 0.375, -0.125, 0.375, 1.375, 0.875]);
+        assert_eq!((trace.membrane, trace.tracer), (0.375, 3));
+    }
+
+    #[test]
+    fn golden_backward() {
+        let trace = forward(&GOLDEN, &GOLDEN_X);
+        let unused = [1.905115, 1.905115, 1.905115, 1.905104, 1.906784, 1.915235, 0.360356, 0.36022];
+        let used = [1.952557, 1.952557, 1.952557, 1.952552, 1.953392, 1.957617, 1.180178, 1.18011];
+        for (grad_membrane, golden) in [(0.0, unused), (1.0, used)] {
+            for (gx, golden) in backward(&GOLDEN, &trace, &[1.0; 8], grad_membrane).iter().zip(golden) {
+                assert!((gx - golden).abs() < 1e-6, "{gx} is not {golden}");
+            }
+        }
+    }
+
+    prop_compose! {
+        fn parameters()(threshold in 1u32..16, tracer_max in 1i32..8, tracer_min in -8i32..=0) -> Parameters {
+            Parameters { threshold: f64::from(threshold) / 8.0, tracer_min, tracer_max, prefire: 0.0 }
+        }
+    }
+
+    prop_compose! {
+        /// Multiples of 1/64: sums stay exact.
+        fn currents()(x in prop::collection::vec(-256i32..256, 1..40)) -> Vec<f64> {
+            x.into_iter().map(|x| f64::from(x) / 64.0).collect()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn charge_is_conserved(parameters in parameters(), x in currents()) {
+            let trace = forward(&parameters, &x);
+            let charge = x.iter().sum::<f64>() + 0.5 * parameters.threshold;
+            prop_assert_eq!(charge, parameters.threshold * f64::from(trace.tracer) + trace.membrane);
+        }
+
+        #[test]
+        fn prefire_is_paid_back_after_tmax_steps(parameters in parameters(), x in currents()) {
+            let parameters = Parameters { prefire: 0.25, ..parameters };
+            let trace = forward(&parameters, &x);
+            let paid = (x.len() as f64).min(f64::from(parameters.tracer_max)) / f64::from(parameters.tracer_max);
+            let charge = x.iter().sum::<f64>() + parameters.threshold * (0.5 + 0.25 * (1.0 - paid));
+            let held = parameters.threshold * f64::from(trace.tracer) + trace.membrane;
+            prop_assert!((charge - held).abs() < 1e-9, "{} {}", charge, held);
+        }
+
+        #[test]
+        fn the_tracer_is_the_sum_of_spikes_and_stays_in_bounds(parameters in parameters(), x in currents()) {
+            let trace = forward(&parameters, &x);
+            let mut tracer = 0;
+            for step in &trace.steps {
+                prop_assert_eq!(step.tracer_before, tracer);
+                tracer += i32::from(step.spike);
+                prop_assert!((parameters.tracer_min..=parameters.tracer_max).contains(&tracer));
+                prop_assert!((-1..=1).contains(&step.spike));
+            }
+            prop_assert_eq!(trace.tracer, tracer);
+        }
+
+        #[test]
+        fn a_settled_neuron_holds_the_quantised_input(parameters in parameters(), x in currents()) {
+            let mut padded = x.clone();
+            padded.resize(x.len() + 4000, 0.0);
+            let quantised = (x.iter().sum::<f64>() / parameters.threshold + 0.5).floor();
+            let clipped = quantised.clamp(f64::from(parameters.tracer_min), f64::from(parameters.tracer_max));
+            prop_assert_eq!(f64::from(forward(&parameters, &padded).tracer), clipped);
+        }
+
+        #[test]
+        fn the_gradient_is_linear_in_the_spike_gradient(parameters in parameters(), x in currents(), factor in -4.0f64..4.0) {
+            let trace = forward(&parameters, &x);
+            let gy: Vec<f64> = x.iter().map(|x| x.sin()).collect();
+            let scaled: Vec<f64> = gy.iter().map(|g| g * factor).collect();
+            let (one, many) = (backward(&parameters, &trace, &gy, 0.5), backward(&parameters, &trace, &scaled, 0.5 * factor));
+            for (one, many) in one.iter().zip(many) {
+                prop_assert!((one * factor - many).abs() <= 1e-9 * (1.0 + many.abs()));
+            }
+        }
+    }
+}

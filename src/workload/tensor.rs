@@ -1,0 +1,287 @@
+//! Host tensors: the currency between inputs, references and implementations. No arithmetic here.
+
+use std::collections::BTreeMap;
+
+use half::{bf16, f16};
+
+/// Element type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Dtype {
+    /// 8-byte float: references only.
+    F64,
+    /// 4-byte float.
+    F32,
+    /// 2-byte IEEE float.
+    F16,
+    /// 2-byte brain float.
+    Bf16,
+    /// Signed byte: spikes.
+    I8,
+}
+
+impl Dtype {
+    /// Bytes an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F64 => 8,
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+            Self::I8 => 1,
+        }
+    }
+
+    /// The name used in ids and files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F64 => "f64",
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::I8 => "i8",
+        }
+    }
+
+    /// The dtype of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::F64, Self::F32, Self::F16, Self::Bf16, Self::I8].into_iter().find(|dtype| dtype.name() == name)
+    }
+}
+
+/// Elements of one dtype, row-major.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub enum Data {
+    F64(Vec<f64>),
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+    I8(Vec<i8>),
+}
+
+/// A dense row-major tensor in host memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
+    shape: Vec<usize>,
+    data: Data,
+}
+
+impl Tensor {
+    /// Wraps elements in a shape.
+    ///
+    /// # Panics
+    /// When the shape does not hold exactly the elements: a fault of the calling code, not of input.
+    pub fn new(shape: impl Into<Vec<usize>>, data: Data) -> Self {
+        let tensor = Self { shape: shape.into(), data };
+        assert_eq!(tensor.shape.iter().product::<usize>(), tensor.len(), "shape {:?} against elements", tensor.shape);
+        tensor
+    }
+
+    /// A tensor full of poison: NaN, or 0x7f for integers, so that an element nobody wrote is seen.
+    pub fn poisoned(shape: impl Into<Vec<usize>>, dtype: Dtype) -> Self {
+        let shape = shape.into();
+        let len = shape.iter().product();
+        let data = match dtype {
+            Dtype::F64 => Data::F64(vec![f64::NAN; len]),
+            Dtype::F32 => Data::F32(vec![f32::NAN; len]),
+            Dtype::F16 => Data::F16(vec![f16::NAN; len]),
+            Dtype::Bf16 => Data::Bf16(vec![bf16::NAN; len]),
+            Dtype::I8 => Data::I8(vec![0x7f; len]),
+        };
+        Self { shape, data }
+    }
+
+    /// Overwrites every element with the poison of [`Tensor::poisoned`].
+    pub fn poison(&mut self) {
+        match &mut self.data {
+            Data::F64(values) => values.fill(f64::NAN),
+            Data::F32(values) => values.fill(f32::NAN),
+            Data::F16(values) => values.fill(f16::NAN),
+            Data::Bf16(values) => values.fill(bf16::NAN),
+            Data::I8(values) => values.fill(0x7f),
+        }
+    }
+
+    /// Extent of each axis, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The elements.
+    pub fn data(&self) -> &Data {
+        &self.data
+    }
+
+    /// The elements, to write.
+    pub fn data_mut(&mut self) -> &mut Data {
+        &mut self.data
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match &self.data {
+            Data::F64(values) => values.len(),
+            Data::F32(values) => values.len(),
+            Data::F16(values) => values.len(),
+            Data::Bf16(values) => values.len(),
+            Data::I8(values) => values.len(),
+        }
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> Dtype {
+        match self.data {
+            Data::F64(_) => Dtype::F64,
+            Data::F32(_) => Dtype::F32,
+            Data::F16(_) => Dtype::F16,
+            Data::Bf16(_) => Dtype::Bf16,
+            Data::I8(_) => Dtype::I8,
+        }
+    }
+
+    /// Size of the elements.
+    pub fn bytes(&self) -> usize {
+        self.len() * self.dtype().bytes()
+    }
+
+    /// Elements `from..from + len` as f64, exact for every dtype.
+    pub fn to_f64(&self, from: usize, len: usize) -> Vec<f64> {
+        let range = from..from + len;
+        match &self.data {
+            Data::F64(values) => values[range].to_vec(),
+            Data::F32(values) => values[range].iter().map(|&x| f64::from(x)).collect(),
+            Data::F16(values) => values[range].iter().map(|x| x.to_f64()).collect(),
+            Data::Bf16(values) => values[range].iter().map(|x| x.to_f64()).collect(),
+            Data::I8(values) => values[range].iter().map(|&x| f64::from(x)).collect(),
+        }
+    }
+
+    /// The elements as little-endian bytes, row-major.
+    pub fn to_le_bytes(&self) -> Vec<u8> {
+        fn bytes<T: Copy, const N: usize>(values: &[T], le: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+            values.iter().flat_map(|&x| le(x)).collect()
+        }
+        match &self.data {
+            Data::F64(values) => bytes(values, f64::to_le_bytes),
+            Data::F32(values) => bytes(values, f32::to_le_bytes),
+            Data::F16(values) => bytes(values, f16::to_le_bytes),
+            Data::Bf16(values) => bytes(values, bf16::to_le_bytes),
+            Data::I8(values) => bytes(values, i8::to_le_bytes),
+        }
+    }
+}
+
+impl From<Vec<f32>> for Data {
+    fn from(values: Vec<f32>) -> Self {
+        Self::F32(values)
+    }
+}
+
+impl From<Vec<f64>> for Data {
+    fn from(values: Vec<f64>) -> Self {
+        Self::F64(values)
+    }
+}
+
+impl From<Vec<i8>> for Data {
+    fn from(values: Vec<i8>) -> Self {
+        Self::I8(values)
+    }
+}
+
+/// Named tensors in name order.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Tensors(BTreeMap<String, Tensor>);
+
+impl Tensors {
+    /// No tensors yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a tensor under a name, for chaining.
+    pub fn with(mut self, name: &str, shape: impl Into<Vec<usize>>, data: impl Into<Data>) -> Self {
+        self.0.insert(name.to_owned(), Tensor::new(shape, data.into()));
+        self
+    }
+
+    /// Adds a poisoned output tensor under a name, for chaining.
+    pub fn with_output(mut self, name: &str, shape: impl Into<Vec<usize>>, dtype: Dtype) -> Self {
+        self.0.insert(name.to_owned(), Tensor::poisoned(shape, dtype));
+        self
+    }
+
+    /// Adds a tensor.
+    pub fn insert(&mut self, name: &str, tensor: Tensor) {
+        self.0.insert(name.to_owned(), tensor);
+    }
+
+    /// The tensor of that name, if there is one.
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        self.0.get(name)
+    }
+
+    /// The tensor of that name.
+    ///
+    /// # Panics
+    /// When there is none: the caller and the workload disagree about their own tensors.
+    pub fn tensor(&self, name: &str) -> &Tensor {
+        self.get(name).unwrap_or_else(|| panic!("tensor `{name}` is part of the workload"))
+    }
+
+    /// The tensor of that name, to write. Panics as [`Tensors::tensor`].
+    pub fn tensor_mut(&mut self, name: &str) -> &mut Tensor {
+        self.0.get_mut(name).unwrap_or_else(|| panic!("tensor `{name}` is part of the workload"))
+    }
+
+    /// The f32 elements of a tensor.
+    ///
+    /// # Panics
+    /// When there is no such tensor, or it is not f32.
+    pub fn f32(&self, name: &str) -> &[f32] {
+        match self.tensor(name).data() {
+            Data::F32(values) => values,
+            _ => panic!("tensor `{name}` is f32"),
+        }
+    }
+
+    /// The f32 elements of a tensor, to write. Panics as [`Tensors::f32`].
+    pub fn f32_mut(&mut self, name: &str) -> &mut [f32] {
+        match self.tensor_mut(name).data_mut() {
+            Data::F32(values) => values,
+            _ => panic!("tensor `{name}` is f32"),
+        }
+    }
+
+    /// Names and tensors in name order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.0.iter().map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
+    /// Names and tensors in name order, to write.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&str, &mut Tensor)> {
+        self.0.iter_mut().map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
+    /// Size of all elements.
+    pub fn bytes(&self) -> usize {
+        self.0.values().map(Tensor::bytes).sum()
+    }
+}
+
+/// Splits a row-major `[rows, row_len]` slice into column blocks of `width`: for each block, its piece of every row.
+///
+/// Lets tasks own disjoint columns. `row_len` and `width` are at least 1.
+pub fn split_columns<T>(values: &mut [T], row_len: usize, width: usize) -> Vec<Vec<&mut [T]>> {
+    let mut blocks: Vec<Vec<&mut [T]>> = (0..row_len.div_ceil(width)).map(|_| Vec::new()).collect();
+    for row in values.chunks_mut(row_len) {
+        for (block, piece) in blocks.iter_mut().zip(row.chunks_mut(width)) {
+            block.push(piece);
+        }
+    }
+    blocks
+}

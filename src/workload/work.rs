@@ -1,0 +1,67 @@
+//! Declared work: what the mathematics needs, whatever an implementation does. Limits are measured elsewhere (`measure::limits`).
+
+use super::tensor::Dtype;
+
+/// What executes floating-point operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unit {
+    /// Matrix products.
+    Matmul,
+    /// Everything else: element-wise work, reductions, exponentials.
+    Vector,
+}
+
+impl Unit {
+    /// The name used in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Matmul => "matmul",
+            Self::Vector => "vector",
+        }
+    }
+}
+
+/// Floating-point operations of one unit and dtype; a multiply-add counts two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flops {
+    /// What executes them.
+    pub unit: Unit,
+    /// Dtype of the operands.
+    pub dtype: Dtype,
+    /// How many.
+    pub count: u64,
+}
+
+/// The work of one execution of a problem.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Operations by unit and dtype.
+    pub flops: Vec<Flops>,
+    /// The fewest bytes that must be read: each input once.
+    pub read_bytes: u64,
+    /// The fewest bytes that must be written: each output once.
+    pub write_bytes: u64,
+}
+
+impl Work {
+    /// Work that only moves memory.
+    pub fn bytes(read_bytes: u64, write_bytes: u64) -> Self {
+        Self { flops: Vec::new(), read_bytes, write_bytes }
+    }
+
+    /// Adds operations, for chaining.
+    pub fn with_flops(mut self, unit: Unit, dtype: Dtype, count: u64) -> Self {
+        self.flops.push(Flops { unit, dtype, count });
+        self
+    }
+
+    /// Operations of matrix products, all dtypes.
+    pub fn matmul_flops(&self) -> u64 {
+        self.flops.iter().filter(|flops| flops.unit == Unit::Matmul).map(|flops| flops.count).sum()
+    }
+
+    /// Bytes read and written.
+    pub fn total_bytes(&self) -> u64 {
+        self.read_bytes + self.write_bytes
+    }
+}
