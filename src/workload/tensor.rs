@@ -160,17 +160,14 @@ impl Tensor {
         }
     }
 
-    /// The elements as little-endian bytes, row-major.
-    pub fn to_le_bytes(&self) -> Vec<u8> {
-        fn bytes<T: Copy, const N: usize>(values: &[T], le: impl Fn(T) -> [u8; N]) -> Vec<u8> {
-            values.iter().flat_map(|&x| le(x)).collect()
-        }
+    /// The elements as they lie in memory, in the host's byte order.
+    pub fn as_bytes(&self) -> &[u8] {
         match &self.data {
-            Data::F64(values) => bytes(values, f64::to_le_bytes),
-            Data::F32(values) => bytes(values, f32::to_le_bytes),
-            Data::F16(values) => bytes(values, f16::to_le_bytes),
-            Data::Bf16(values) => bytes(values, bf16::to_le_bytes),
-            Data::I8(values) => bytes(values, i8::to_le_bytes),
+            Data::F64(values) => bytemuck::cast_slice(values),
+            Data::F32(values) => bytemuck::cast_slice(values),
+            Data::F16(values) => bytemuck::cast_slice(values),
+            Data::Bf16(values) => bytemuck::cast_slice(values),
+            Data::I8(values) => bytemuck::cast_slice(values),
         }
     }
 }

@@ -1,0 +1,193 @@
+//! `kernelgate baseline`: the committed files.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::{Format, print_json};
+use crate::exit::Exit;
+use crate::record::{Baseline, Environment, Store, file};
+use crate::report::table::Table;
+use crate::report::time;
+use crate::stats::{Spread, median};
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Verb {
+    /// Every baseline with its device, age and cases; broken files are named
+    List {
+        /// How to print
+        #[arg(long, value_enum, default_value = "text")]
+        format: Format,
+    },
+    /// The cases of one baseline
+    Show {
+        /// Its name
+        name: String,
+        /// The device's folder [default: this machine's]
+        #[arg(long)]
+        device: Option<String>,
+        /// How to print
+        #[arg(long, value_enum, default_value = "text")]
+        format: Format,
+    },
+    /// Check a baseline file and put it where the gate looks
+    Import {
+        /// The file
+        file: PathBuf,
+        /// Name to give it [default: the one in the file]
+        #[arg(long)]
+        name: Option<String>,
+        /// Replace a baseline of that name
+        #[arg(long)]
+        force: bool,
+    },
+    /// Copy a baseline to a file, as JSON or as a CSV of every sample
+    Export {
+        /// Its name
+        name: String,
+        /// The file; its ending says the format: .json or .csv
+        file: PathBuf,
+        /// The device's folder [default: this machine's]
+        #[arg(long)]
+        device: Option<String>,
+    },
+}
+
+pub fn run(verb: &Verb, store: &Store) -> anyhow::Result<Exit> {
+    let here = |device: &Option<String>| device.clone().unwrap_or_else(|| Environment::cpu().slug());
+    match verb {
+        Verb::List { format } => list(store, *format),
+        Verb::Show { name, device, format } => show(&read(store, &here(device), name)?, *format),
+        Verb::Import { file, name, force } => import(store, file, name.as_deref(), *force),
+        Verb::Export { name, file, device } => export(&read(store, &here(device), name)?, file),
+    }
+}
+
+fn read(store: &Store, device: &str, name: &str) -> anyhow::Result<Baseline> {
+    crate::record::store::check_name(device)?;
+    Ok(store.baseline(device, name)?)
+}
+
+#[derive(Debug, Serialize)]
+struct Listed {
+    device: String,
+    name: String,
+    cases: usize,
+    runs: usize,
+    /// Start of the newest run.
+    newest: Option<String>,
+    commit: Option<String>,
+    /// Why the file cannot be used.
+    error: Option<String>,
+}
+
+fn list(store: &Store, format: Format) -> anyhow::Result<Exit> {
+    let files = store.baseline_files();
+    let mut listed = Vec::new();
+    for (device, name, path) in files {
+        let (mut row, read) =
+            (Listed { device, name, cases: 0, runs: 0, newest: None, commit: None, error: None }, file::read::<Baseline>(&path));
+        match read {
+            Ok(baseline) => {
+                let newest = baseline.runs.values().max_by(|a, b| a.started.cmp(&b.started));
+                row.cases = baseline.cases.len();
+                row.runs = baseline.runs.len();
+                row.newest = newest.map(|run| run.started.clone());
+                row.commit = newest.map(|run| run.provenance.short());
+            }
+            Err(error) => row.error = Some(error.to_string()),
+        }
+        listed.push(row);
+    }
+    let broken = listed.iter().any(|row| row.error.is_some());
+    if format == Format::Json {
+        print_json(&listed)?;
+    } else {
+        let mut table = Table::new(&["baseline", "cases", "runs", "newest", "commit"]);
+        for row in listed.iter().filter(|row| row.error.is_none()) {
+            table.row(vec![
+                format!("{}/{}", row.device, row.name),
+                row.cases.to_string(),
+                row.runs.to_string(),
+                row.newest.clone().unwrap_or_else(|| "-".to_owned()),
+                row.commit.clone().unwrap_or_else(|| "-".to_owned()),
+            ]);
+        }
+        if listed.is_empty() {
+            println!("no baselines in {}: `cargo bench -- --save-baseline NAME` makes one", store.baselines.display());
+        } else {
+            println!("{}", if format == Format::Markdown { table.markdown() } else { table.text() });
+        }
+        listed.iter().filter_map(|row| row.error.as_ref()).for_each(|error| println!("broken: failed to {error}"));
+    }
+    Ok(if broken { Exit::Usage } else { Exit::Fine })
+}
+
+fn show(baseline: &Baseline, format: Format) -> anyhow::Result<Exit> {
+    if format == Format::Json {
+        print!("{}", file::to_text(baseline));
+        return Ok(Exit::Fine);
+    }
+    for (key, run) in &baseline.runs {
+        println!(
+            "run {key}: {}, {}, {} threads, {}",
+            run.started,
+            run.environment.device_name,
+            run.environment.threads,
+            run.provenance.short()
+        );
+    }
+    let mut table = Table::new(&["case", "time", "spread", "runs"]);
+    for (id, case) in &baseline.cases {
+        let spreads: Vec<Spread> = case.samples.values().map(|samples| Spread::of(&samples.per_launch_ns())).collect();
+        let medians: Vec<f64> = spreads.iter().map(|spread| spread.median).collect();
+        let relative: Vec<f64> = spreads.iter().map(Spread::relative).collect();
+        table.row(vec![
+            id.clone(),
+            time(median(&medians)),
+            format!("±{:.1}%", 100.0 * median(&relative)),
+            spreads.len().to_string(),
+        ]);
+    }
+    println!("\n{}", if format == Format::Markdown { table.markdown() } else { table.text() });
+    Ok(Exit::Fine)
+}
+
+fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow::Result<Exit> {
+    let mut baseline: Baseline = file::read(from).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let devices: std::collections::BTreeSet<String> = baseline.runs.values().map(|run| run.environment.slug()).collect();
+    anyhow::ensure!(devices.len() == 1, "{} holds runs of {} devices, a baseline has one", from.display(), devices.len());
+    if let Some(name) = name {
+        baseline.name = name.to_owned();
+    }
+    let device = devices.into_iter().next().unwrap_or_default();
+    let path = store.baseline_path(&device, &baseline.name)?;
+    anyhow::ensure!(force || !path.exists(), "{} exists: --force replaces it", path.display());
+    file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    println!("{} cases to {}", baseline.cases.len(), path.display());
+    Ok(Exit::Fine)
+}
+
+fn export(baseline: &Baseline, to: &Path) -> anyhow::Result<Exit> {
+    let text = match to.extension().and_then(|ending| ending.to_str()) {
+        Some("json") => file::to_text(baseline),
+        Some("csv") => csv(baseline),
+        _ => anyhow::bail!("{}: the ending says the format: .json or .csv", to.display()),
+    };
+    file::write_text(to, &text).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    println!("{} cases to {}", baseline.cases.len(), to.display());
+    Ok(Exit::Fine)
+}
+
+/// One line a sample. Ids and run keys hold no comma or quote.
+fn csv(baseline: &Baseline) -> String {
+    let mut text = "case,run,sample,launches,elapsed_ns\n".to_owned();
+    for (id, case) in &baseline.cases {
+        for (run, samples) in &case.samples {
+            for (i, (launches, elapsed_ns)) in samples.launches.iter().zip(&samples.elapsed_ns).enumerate() {
+                text.push_str(&format!("{id},{run},{i},{launches},{elapsed_ns}\n"));
+            }
+        }
+    }
+    text
+}

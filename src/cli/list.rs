@@ -1,0 +1,83 @@
+//! `kernelgate list`: workloads with their axes, implementations, and the selected cases.
+
+use serde::Serialize;
+
+use super::{Choice, Format, print_json};
+use crate::builtin;
+use crate::exit::Exit;
+use crate::report::table::Table;
+use crate::workload::axis::Values;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    choice: Choice,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+}
+
+#[derive(Debug, Serialize)]
+struct Listed {
+    case: String,
+    /// Whether it can run here, or why not.
+    status: String,
+    matmul_flops: u64,
+    bytes: u64,
+    host_bytes: u64,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
+    let suites = builtin::all();
+    let selection = arguments.choice.select(&suites)?;
+    let mut listed = Vec::new();
+    for group in &selection.groups {
+        let problem = group.bound.problem();
+        let work = problem.work();
+        listed.extend(group.cases.iter().map(|case| Listed {
+            case: case.id.clone(),
+            status: "runs here".to_owned(),
+            matmul_flops: work.matmul_flops(),
+            bytes: work.total_bytes(),
+            host_bytes: problem.host_bytes(),
+        }));
+    }
+    listed.extend(selection.skipped.iter().map(|(id, reason)| Listed {
+        case: id.clone(),
+        status: format!("skipped: {reason}"),
+        matmul_flops: 0,
+        bytes: 0,
+        host_bytes: 0,
+    }));
+    if arguments.format == Format::Json {
+        print_json(&listed)?;
+        return Ok(Exit::Fine);
+    }
+    if arguments.choice.filter.is_none() && arguments.format == Format::Text {
+        for suite in &suites {
+            println!("{}: {}", suite.name(), suite.about());
+            for axis in suite.axes() {
+                let values = match axis.values {
+                    Values::Number => "a number".to_owned(),
+                    Values::OneOf(words) => words.join(" "),
+                };
+                println!("    axis {:<9} {values}: {}", axis.name, axis.about);
+            }
+            for row in suite.implementations() {
+                println!("    {:<14} {}", row.name, row.about);
+            }
+        }
+        println!();
+    }
+    let mut table = Table::new(&["case", "work", "memory", "status"]);
+    for case in &listed {
+        let (work, memory) = match (case.matmul_flops, case.bytes) {
+            (0, 0) => ("-".to_owned(), "-".to_owned()),
+            (0, bytes) => (crate::report::bytes(bytes), crate::report::bytes(case.host_bytes)),
+            (flops, _) => (format!("{:.2} GFLOP", flops as f64 / 1e9), crate::report::bytes(case.host_bytes)),
+        };
+        table.row(vec![case.case.clone(), work, memory, case.status.clone()]);
+    }
+    println!("{}", if arguments.format == Format::Markdown { table.markdown() } else { table.text() });
+    Ok(Exit::Fine)
+}

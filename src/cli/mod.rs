@@ -1,0 +1,125 @@
+//! The `kernelgate` program: one file a verb, in the order of the four questions (right? how fast? slower? why?).
+//!
+//! Results go to standard output in the format that was asked for, everything else to standard error; the exit code says the rest.
+
+mod baseline;
+mod doctor;
+mod gate;
+mod list;
+mod verify;
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::exit::Exit;
+use crate::harness::HarnessError;
+use crate::harness::args::Filter;
+use crate::harness::cases::{self, Selection};
+use crate::record::Store;
+use crate::suite::Suite;
+use crate::workload::{Effort, Override};
+
+/// Verified GPU-kernel benchmarks with a gate: is it right, how fast, did it get slower
+#[derive(Debug, Parser)]
+#[command(
+    name = "kernelgate",
+    version,
+    after_help = "Exit codes: 0 fine, 1 regression or failed verification, 2 usage or broken input, 3 inconclusive, 4 refused (not comparable), 130 interrupted."
+)]
+pub struct Cli {
+    /// Where committed baselines lie [default: baselines/ of the package]
+    #[arg(long, global = true, value_name = "DIR")]
+    baselines: Option<PathBuf>,
+    /// Where bench processes record their runs [default: kernelgate/runs/ of the target folder]
+    #[arg(long, global = true, value_name = "DIR")]
+    runs: Option<PathBuf>,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// The device, the build, the folders: what is there, what is missing and how to get it
+    Doctor(doctor::Arguments),
+    /// Workloads, problems and implementations, which can run here and why not
+    List(list::Arguments),
+    /// Every case against the fp64 reference
+    Verify(verify::Arguments),
+    /// The last run against a committed baseline
+    Gate(gate::Arguments),
+    /// List, show, import and export baselines
+    #[command(subcommand)]
+    Baseline(baseline::Verb),
+}
+
+/// How a result is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum Format {
+    /// For a terminal.
+    #[default]
+    Text,
+    /// For programs.
+    Json,
+    /// For a pull request or a page.
+    Markdown,
+}
+
+impl Cli {
+    /// Runs the verb.
+    ///
+    /// # Errors
+    /// Bad usage or broken input: [`Exit::Usage`].
+    pub fn run(self) -> anyhow::Result<Exit> {
+        let mut store = Store::discover();
+        if let Some(folder) = self.baselines {
+            store.baselines = folder;
+        }
+        if let Some(folder) = self.runs {
+            store.runs = folder;
+        }
+        match self.verb {
+            Verb::Doctor(arguments) => doctor::run(&arguments, &store),
+            Verb::List(arguments) => list::run(&arguments),
+            Verb::Verify(arguments) => verify::run(&arguments),
+            Verb::Gate(arguments) => gate::run(&arguments, &store),
+            Verb::Baseline(verb) => baseline::run(&verb, &store),
+        }
+    }
+}
+
+/// Which cases a verb is about.
+#[derive(Debug, clap::Args)]
+struct Choice {
+    /// Only cases whose id matches this regular expression
+    filter: Option<String>,
+    /// Which cases: quick and default are the same handful, thorough is the whole sweep
+    #[arg(long, env = "KERNELGATE_EFFORT", value_enum, default_value = "default")]
+    effort: crate::harness::args::EffortName,
+    /// Replace an axis' values, for example --axis s=512,777 (repeatable)
+    #[arg(long, value_name = "AXIS=VALUE[,VALUE]")]
+    axis: Vec<Override>,
+}
+
+impl Choice {
+    /// The selection among these suites. A filter that matches no default case is tried on the whole sweep.
+    fn select<'a>(&self, suites: &'a [Box<dyn Suite>]) -> Result<Selection<'a>, HarnessError> {
+        let all = || suites.iter().map(AsRef::as_ref);
+        cases::check_overrides(all(), &self.axis)?;
+        let filter = Filter::parse(self.filter.as_deref(), false)?;
+        let selection = cases::select(all(), self.effort.into(), &self.axis, &filter)?;
+        if !selection.matched_nothing() {
+            return Ok(selection);
+        }
+        let selection = cases::select(all(), Effort::Thorough, &self.axis, &filter)?;
+        if selection.matched_nothing() {
+            return Err(cases::nothing_matches(filter.text().unwrap_or_default(), all()));
+        }
+        Ok(selection)
+    }
+}
+
+fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string_pretty(value)?);
+    Ok(())
+}

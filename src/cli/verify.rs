@@ -1,0 +1,163 @@
+//! `kernelgate verify`: every selected case against the fp64 reference, and on request all tensors as safetensors.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use safetensors::tensor::TensorView;
+use serde::Serialize;
+
+use super::{Choice, Format, print_json};
+use crate::builtin;
+use crate::exit::Exit;
+use crate::harness::cases::{Case, Group};
+use crate::harness::guard;
+use crate::harness::problem::{Ready, Setback};
+use crate::report::table::Table;
+use crate::verify::Comparison;
+use crate::workload::{Dtype, Tensor};
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    choice: Choice,
+    /// Seed of the random inputs
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write inputs, outputs and reference of each case to DIR/<case>.safetensors
+    #[arg(long, value_name = "DIR")]
+    dump: Option<PathBuf>,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+}
+
+#[derive(Debug, Serialize)]
+struct Verified {
+    case: String,
+    /// "ok", "failed" or "skipped".
+    status: &'static str,
+    checked: u64,
+    total: u64,
+    max_error: f64,
+    relative_l2: f64,
+    /// Why it failed or was skipped.
+    reason: Option<String>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
+    guard::quiet_panics();
+    let suites = builtin::all();
+    let selection = arguments.choice.select(&suites)?;
+    if let Some(folder) = &arguments.dump {
+        std::fs::create_dir_all(folder).with_context(|| format!("failed to write {}", folder.display()))?;
+    }
+    let mut rows = Vec::new();
+    for group in &selection.groups {
+        let ready = Ready::new(group, arguments.seed);
+        for case in &group.cases {
+            eprintln!("verifying {}", case.id);
+            let outcome = match &ready {
+                Ok(ready) => verify_case(arguments, group, case, ready)?,
+                Err(setback) => Err(setback.clone()),
+            };
+            rows.push(row(&case.id, outcome));
+        }
+    }
+    rows.extend(selection.skipped.iter().map(|(id, reason)| row(id, Err(Setback::Skip(reason.clone())))));
+    let failed = rows.iter().filter(|row| row.status == "failed").count();
+    match arguments.format {
+        Format::Json => print_json(&rows)?,
+        Format::Text | Format::Markdown => {
+            let mut table = Table::new(&["case", "status", "checked", "max error", "relative L2"]);
+            for row in &rows {
+                table.row(cells(row));
+            }
+            println!("{}", if arguments.format == Format::Text { table.text() } else { table.markdown() });
+            for row in rows.iter().filter(|row| row.status == "failed") {
+                println!("FAILED {}: {}", row.case, row.reason.as_deref().unwrap_or_default());
+            }
+            let count = |status| rows.iter().filter(|row| row.status == status).count();
+            println!("{} ok, {failed} failed, {} skipped", count("ok"), count("skipped"));
+        }
+    }
+    Ok(if failed > 0 { Exit::Regression } else { Exit::Fine })
+}
+
+fn verify_case(
+    arguments: &Arguments,
+    group: &Group<'_>,
+    case: &Case,
+    ready: &Ready,
+) -> anyhow::Result<Result<Comparison, Setback>> {
+    let (mut executable, comparison) = match ready.verify(group, case) {
+        Ok(verified) => verified,
+        Err(setback) => return Ok(Err(setback)),
+    };
+    if let Some(folder) = &arguments.dump {
+        let outputs = executable.outputs().map_err(anyhow::Error::from)?;
+        let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
+        tensors.extend(ready.inputs.iter().map(|(name, tensor)| (format!("input/{name}"), tensor.clone())));
+        tensors.extend(outputs.iter().map(|(name, tensor)| (format!("output/{name}"), tensor.clone())));
+        for expected in &ready.expected {
+            let rows = expected.rows.as_ref().map_or_else(|| expected.shape.clone(), |rows| vec![rows.len(), expected.row_len()]);
+            tensors.insert(format!("expected/{}", expected.name), Tensor::new(rows, expected.values.clone()));
+        }
+        dump(&folder.join(format!("{}.safetensors", case.id.replace('/', "_"))), &case.id, &tensors)?;
+    }
+    Ok(Ok(comparison))
+}
+
+/// Writes the file beside its place and renames it: a full disk leaves no half of one.
+fn dump(path: &Path, case: &str, tensors: &BTreeMap<String, Tensor>) -> anyhow::Result<()> {
+    let context = || format!("failed to write {}", path.display());
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let temporary = tempfile::Builder::new().prefix(".kernelgate-").tempfile_in(folder).with_context(context)?.into_temp_path();
+    let views = tensors
+        .iter()
+        .map(|(name, tensor)| {
+            Ok((name.as_str(), TensorView::new(safetensors_dtype(tensor.dtype()), tensor.shape().to_vec(), tensor.as_bytes())?))
+        })
+        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
+        .with_context(context)?;
+    let metadata = Some([("case".to_owned(), case.to_owned())].into());
+    safetensors::serialize_to_file(views, metadata, &temporary).with_context(context)?;
+    temporary.persist(path).with_context(context)?;
+    Ok(())
+}
+
+fn safetensors_dtype(dtype: Dtype) -> safetensors::Dtype {
+    match dtype {
+        Dtype::F64 => safetensors::Dtype::F64,
+        Dtype::F32 => safetensors::Dtype::F32,
+        Dtype::F16 => safetensors::Dtype::F16,
+        Dtype::Bf16 => safetensors::Dtype::BF16,
+        Dtype::I8 => safetensors::Dtype::I8,
+    }
+}
+
+fn row(case: &str, outcome: Result<Comparison, Setback>) -> Verified {
+    let (status, comparison, reason) = match outcome {
+        Ok(comparison) => ("ok", comparison, None),
+        Err(Setback::Fail(reason)) => ("failed", Comparison::default(), Some(reason)),
+        Err(Setback::Skip(reason)) => ("skipped", Comparison::default(), Some(reason)),
+    };
+    let Comparison { checked, total, max_error, relative_l2, .. } = comparison;
+    Verified { case: case.to_owned(), status, checked, total, max_error, relative_l2, reason }
+}
+
+fn cells(row: &Verified) -> Vec<String> {
+    let dash = || "-".to_owned();
+    let (checked, max_error, relative_l2) = match row.status {
+        "ok" if row.max_error == 0.0 => (dash(), "exact".to_owned(), "exact".to_owned()),
+        "ok" => (dash(), format!("{:.1e}", row.max_error), format!("{:.1e}", row.relative_l2)),
+        _ => (dash(), dash(), dash()),
+    };
+    let checked =
+        if row.status == "ok" { format!("{:.4}%", 100.0 * row.checked as f64 / row.total.max(1) as f64) } else { checked };
+    let status = match (row.status, &row.reason) {
+        ("skipped", Some(reason)) => format!("skipped: {reason}"),
+        (status, _) => status.to_owned(),
+    };
+    vec![row.case.clone(), status, checked, max_error, relative_l2]
+}

@@ -1,0 +1,124 @@
+use super::*;
+use crate::measure::limits::Limits;
+use crate::record::run::{VerificationRecord, WorkRecord};
+use crate::record::{Environment, Provenance, Samples};
+
+fn run(session: &str, times: &[(&str, f64)]) -> Run {
+    let case = |time: f64| CaseRecord {
+        workload: "w/f".to_owned(),
+        revision: 1,
+        problem: BTreeMap::new(),
+        implementation: "cpu".to_owned(),
+        cache: "hot".to_owned(),
+        work: WorkRecord { flops: BTreeMap::new(), read_bytes: 8, write_bytes: 8 },
+        limit: None,
+        verification: VerificationRecord { max_error: 0.0, relative_l2: 0.0, checked: 1, total: 1 },
+        samples: Samples { launches: vec![1; 11], elapsed_ns: (0..11).map(|i| time * (1.0 + 0.001 * f64::from(i - 5))).collect() },
+    };
+    Run {
+        bench: "b".to_owned(),
+        session: session.to_owned(),
+        started: String::new(),
+        complete: true,
+        effort: "default".to_owned(),
+        seed: 1,
+        environment: Environment::cpu(),
+        provenance: Provenance::default(),
+        limits: Limits::default(),
+        cases: times.iter().map(|&(id, time)| (id.to_owned(), case(time))).collect(),
+        skipped: BTreeMap::new(),
+        failed: BTreeMap::new(),
+    }
+}
+
+fn baseline(run: &Run) -> Baseline {
+    let mut baseline = Baseline::new("main");
+    baseline.merge(run);
+    baseline
+}
+
+fn compare_default(base: &Run, head: &Run) -> Report {
+    compare(&baseline(base), std::slice::from_ref(head), Policy::default())
+}
+
+#[test]
+fn identical_times_are_unchanged_and_fine() {
+    let report = compare_default(&run("1", &[("a", 1e6)]), &run("2", &[("a", 1e6)]));
+    assert_eq!(report.judged[0].verdict, Verdict::Unchanged);
+    assert_eq!(report.exit(), Exit::Fine);
+    // 5 % beyond an interval of 10 % on either side.
+    assert!((report.judged[0].detectable - (1.05 * 1.1 / 0.9 - 1.0)).abs() < 1e-9);
+}
+
+#[test]
+fn half_as_slow_again_is_a_regression_named_first() {
+    let report = compare_default(&run("1", &[("a", 1e6), ("b", 1e6)]), &run("2", &[("a", 1e6), ("b", 1.5e6)]));
+    assert_eq!((report.judged[0].case.as_str(), report.judged[0].verdict), ("b", Verdict::Regressed));
+    assert_eq!(report.exit(), Exit::Regression);
+}
+
+#[test]
+fn the_detectable_effect_is_where_the_verdict_turns() {
+    let base = run("1", &[("a", 1e6)]);
+    let detectable = compare_default(&base, &base).judged[0].detectable;
+    let at = |slowdown: f64| compare_default(&base, &run("2", &[("a", 1e6 * (1.0 + slowdown))])).judged[0].verdict;
+    assert_eq!(at(detectable * 1.01), Verdict::Regressed);
+    assert_eq!(at(detectable * 0.99), Verdict::Unchanged);
+}
+
+#[test]
+fn faster_is_improved_and_a_tiny_absolute_change_is_nothing() {
+    let improved = compare_default(&run("1", &[("a", 1e6)]), &run("2", &[("a", 5e5)]));
+    assert_eq!((improved.judged[0].verdict, improved.exit()), (Verdict::Improved, Exit::Fine));
+    let tiny = compare_default(&run("1", &[("a", 50.0)]), &run("2", &[("a", 100.0)]));
+    assert_eq!(tiny.judged[0].verdict, Verdict::Inconclusive, "{:?}", tiny.judged[0]);
+}
+
+#[test]
+fn noise_wider_than_the_policy_is_inconclusive() {
+    let mut noisy = run("2", &[("a", 1e6)]);
+    let samples = &mut noisy.cases.get_mut("a").unwrap().samples;
+    samples.elapsed_ns = (1..=11).map(|i| 2e5 * f64::from(i)).collect();
+    let report = compare_default(&run("1", &[("a", 1e6)]), &noisy);
+    assert_eq!((report.judged[0].verdict, report.exit()), (Verdict::Inconclusive, Exit::Inconclusive));
+}
+
+#[test]
+fn another_device_or_definition_is_refused_with_the_field() {
+    let base = run("1", &[("a", 1e6), ("b", 1e6)]);
+    let mut elsewhere = base.clone();
+    elsewhere.environment.device_name = "other".to_owned();
+    let report = compare(&baseline(&elsewhere), std::slice::from_ref(&base), Policy::default());
+    assert_eq!((report.refused[0].field.as_str(), report.refused[0].base.as_str()), ("device_name", "other"));
+    assert_eq!((report.refused[0].cases.len(), report.exit()), (2, Exit::Refused));
+    let mut redefined = base.clone();
+    redefined.cases.get_mut("b").unwrap().revision = 2;
+    let report = compare_default(&base, &redefined);
+    assert_eq!((report.refused[0].field.as_str(), report.refused[0].cases.as_slice()), ("revision", &["b".to_owned()][..]));
+    assert_eq!((report.judged.len(), report.exit()), (1, Exit::Refused));
+}
+
+#[test]
+fn new_missing_failed_and_interrupted_cases_are_told() {
+    let mut head = run("2", &[("a", 1e6), ("new", 1e6)]);
+    let report = compare_default(&run("1", &[("a", 1e6), ("gone", 1e6)]), &head);
+    assert_eq!((report.new.as_slice(), report.not_run.as_slice()), (&["new".to_owned()][..], &["gone".to_owned()][..]));
+    assert_eq!(report.exit(), Exit::Fine);
+    head.complete = false;
+    assert_eq!(compare_default(&run("1", &[("a", 1e6)]), &head).exit(), Exit::Inconclusive);
+    head.failed.insert("x".to_owned(), "wrong".to_owned());
+    assert_eq!(compare_default(&run("1", &[("a", 1e6)]), &head).exit(), Exit::Regression);
+    assert_eq!(compare_default(&run("1", &[("z", 1e6)]), &run("2", &[("a", 1e6)])).exit(), Exit::Inconclusive);
+}
+
+#[test]
+fn a_baseline_keeps_what_a_later_run_did_not_measure() {
+    let mut baseline = baseline(&run("1", &[("a", 1e6), ("b", 1e6)]));
+    baseline.merge(&run("2", &[("b", 2e6)]));
+    assert_eq!(baseline.cases.len(), 2);
+    assert_eq!(baseline.cases["a"].samples.keys().collect::<Vec<_>>(), ["1/b"]);
+    assert_eq!(baseline.cases["b"].samples.keys().collect::<Vec<_>>(), ["2/b"]);
+    assert_eq!(baseline.runs.len(), 2);
+    baseline.merge(&run("3", &[("a", 1e6), ("b", 1e6)]));
+    assert_eq!(baseline.runs.keys().collect::<Vec<_>>(), ["3/b"]);
+}

@@ -1,0 +1,381 @@
+//! A bench binary: selects cases, verifies them, has Criterion time them, and records the run.
+//!
+//! The only module that knows Criterion, with `measure::criterion`. Order of a case: inputs, reference, verification, timing; a case
+//! that is wrong has no time. Deliberately absent: judging what was measured (`gate`).
+
+pub mod args;
+pub mod cases;
+pub mod guard;
+pub mod problem;
+mod progress;
+mod session;
+mod timing;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use criterion::{BenchmarkGroup, Criterion, Throughput};
+
+use crate::exit::Exit;
+use crate::measure::criterion::Elapsed;
+use crate::measure::limits::{Bound, Limits};
+use crate::measure::wall;
+use crate::record::store::StoreError;
+use crate::record::{Baseline, CaseRecord, Environment, FileError, Provenance, Run, Samples, Store, file};
+use crate::report;
+use crate::suite::Suite;
+use crate::verify::Comparison;
+use crate::workload::{Effort, Work};
+use args::{Filter, Flags, Mode};
+use cases::{Case, Group, Selection};
+use problem::{Ready, Setback};
+use progress::Progress;
+use session::Recorder;
+use timing::Plan;
+
+/// A bench binary's workloads.
+pub struct Harness {
+    name: &'static str,
+    suites: Vec<Box<dyn Suite>>,
+    siblings: Vec<Box<dyn Suite>>,
+}
+
+/// Why a bench binary stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum HarnessError {
+    /// Flags, filter or axes that make no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// A record or baseline that cannot be read or written.
+    #[error("failed to {0}")]
+    File(#[from] FileError),
+    /// As [`HarnessError::File`], or a bad baseline name.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Harness {
+    /// A bench binary called `name` (as in `[[bench]]`), with the workloads it times.
+    pub fn new(name: &'static str, suites: Vec<Box<dyn Suite>>) -> Self {
+        Self { name, suites, siblings: Vec::new() }
+    }
+
+    /// Workloads of the package's other bench binaries: `cargo bench -- FILTER` runs every binary, and a filter for another one's
+    /// cases is then no mistake in this one.
+    pub fn siblings(mut self, siblings: Vec<Box<dyn Suite>>) -> Self {
+        self.siblings = siblings;
+        self
+    }
+
+    /// Runs the binary on the process' arguments.
+    pub fn main(self) -> ExitCode {
+        let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+        if let Some((rest, own)) = args::take_own_flags(&arguments) {
+            return replace_process(&rest, &own);
+        }
+        let flags = match Flags::try_parse_from(&arguments) {
+            Ok(flags) => flags,
+            Err(error) => error.exit(),
+        };
+        guard::quiet_panics();
+        let outcome = guard::catch(|| self.run(&flags))
+            .unwrap_or_else(|panic| Err(HarnessError::Usage(format!("internal error, please report it: {panic}"))));
+        match outcome {
+            Ok(exit) => exit.into(),
+            Err(error) => {
+                eprintln!("error: {error}");
+                Exit::Usage.into()
+            }
+        }
+    }
+
+    fn everything(&self) -> impl Iterator<Item = &dyn Suite> {
+        self.suites.iter().chain(&self.siblings).map(AsRef::as_ref)
+    }
+
+    fn run(&self, flags: &Flags) -> Result<Exit, HarnessError> {
+        flags.check()?;
+        cases::check_overrides(self.everything(), &flags.axis)?;
+        let Some((selection, effort)) = self.select(flags, &flags.filter()?)? else { return Ok(Exit::Fine) };
+        let store = Store::discover();
+        match flags.mode() {
+            Mode::Bench => self.bench(flags, selection, effort, &store),
+            Mode::List | Mode::Load => {
+                check_stored(&store, &selection, flags.load_baseline.as_deref())?;
+                let mut criterion = new_criterion(&store, Elapsed::default());
+                for group in &selection.groups {
+                    let mut criterion_group = open_group(&mut criterion, group);
+                    for case in &group.cases {
+                        criterion_group.bench_function(case.function(), |_| {});
+                    }
+                }
+                Ok(Exit::Fine)
+            }
+            Mode::Test | Mode::Profile => {
+                let session =
+                    Session { flags, effort, limits: None, recorder: None, progress: Progress::new(flags, selection.len()) };
+                session.run_cases(&selection, &store)
+            }
+        }
+    }
+
+    /// The selected cases; `None` when there are none here and that is no mistake (it has then been said).
+    ///
+    /// A filter that matches no case of the effort is tried on the whole sweep: who names a case wants that case.
+    fn select(&self, flags: &Flags, filter: &Filter) -> Result<Option<(Selection<'_>, Effort)>, HarnessError> {
+        let own = || self.suites.iter().map(AsRef::as_ref);
+        let mut effort = flags.effort();
+        let mut selection = cases::select(own(), effort, &flags.axis, filter)?;
+        if selection.matched_nothing() && effort < Effort::Thorough {
+            selection = cases::select(own(), Effort::Thorough, &flags.axis, filter)?;
+            if !selection.matched_nothing() && flags.mode() != Mode::List {
+                eprintln!("{}: not among the default cases; {} of the whole sweep match", self.name, selection.len());
+            }
+            effort = flags.effort();
+        }
+        if !selection.matched_nothing() {
+            return Ok(Some((selection, effort)));
+        }
+        let Some(text) = filter.text() else { return Ok(None) };
+        let elsewhere = cases::select(self.everything().skip(self.suites.len()), Effort::Thorough, &flags.axis, filter);
+        if elsewhere.is_ok_and(|elsewhere| !elsewhere.matched_nothing()) {
+            return Ok(None);
+        }
+        Err(cases::nothing_matches(text, self.everything()))
+    }
+
+    fn bench(&self, flags: &Flags, selection: Selection<'_>, effort: Effort, store: &Store) -> Result<Exit, HarnessError> {
+        check_stored(store, &selection, flags.baseline.as_deref())?;
+        let environment = Environment::cpu();
+        let baseline = flags.save_baseline.as_deref().map(|name| open_baseline(store, &environment, name)).transpose()?;
+        let progress = Progress::new(flags, selection.len());
+        progress.start(self.name, &environment, effort, selection.len());
+        let session_id = session::session_id();
+        let path = store.run_path(&session_id, self.name);
+        let mut run = Run {
+            bench: self.name.to_owned(),
+            session: session_id,
+            started: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            complete: false,
+            effort: effort.name().to_owned(),
+            seed: flags.seed,
+            environment,
+            provenance: Provenance::of(&store.root),
+            limits: Limits::default(),
+            cases: Default::default(),
+            skipped: selection.skipped.iter().cloned().collect(),
+            failed: Default::default(),
+        };
+        // Before the limits: a folder that cannot be written should not cost two seconds.
+        file::write(&path, &run)?;
+        let needs_matmul = selection.groups.iter().any(|group| group.bound.problem().work().matmul_flops() > 0);
+        run.limits = if selection.groups.is_empty() { Limits::default() } else { Limits::measure_cpu(needs_matmul) };
+        progress.limits(&run.limits);
+        let limits = run.limits.clone();
+        let recorder = Recorder::start(run, path, flags.save_baseline.clone())?;
+        recorder.exit_on_interrupt()?;
+        let session = Session { flags, effort, limits: Some(limits), recorder: Some(recorder.clone()), progress };
+        let exit = session.run_cases(&selection, store)?;
+        recorder.finish()?;
+        if let Some(path) = baseline {
+            let name = flags.save_baseline.as_deref().unwrap_or_default();
+            recorder.save_baseline(|run| save_baseline(&path, name, run))?;
+        }
+        if flags.output_format == "criterion" {
+            println!("{}", report::runs::text(&[recorder.run()]));
+        }
+        session.progress.end(&recorder.path(), flags.save_baseline.as_deref());
+        let run = recorder.run();
+        if run.cases.is_empty() && run.failed.is_empty() && (flags.filter.is_some() || !flags.axis.is_empty()) {
+            let (id, reason) = run.skipped.first_key_value().map(|(id, reason)| (id.as_str(), reason.as_str())).unwrap_or_default();
+            return Err(HarnessError::Usage(format!("nothing of what was asked for can run here: {id}: {reason}")));
+        }
+        Ok(exit)
+    }
+}
+
+/// What stays the same while a process goes through its cases.
+struct Session<'a> {
+    flags: &'a Flags,
+    effort: Effort,
+    /// Measured only when timing.
+    limits: Option<Limits>,
+    /// Present only when timing.
+    recorder: Option<Recorder>,
+    progress: Progress,
+}
+
+impl Session<'_> {
+    fn run_cases(&self, selection: &Selection<'_>, store: &Store) -> Result<Exit, HarnessError> {
+        let elapsed = Elapsed::default();
+        let shown = elapsed.shown();
+        let mut criterion = new_criterion(store, elapsed);
+        let mut exit = Exit::Fine;
+        for group in &selection.groups {
+            let work = group.bound.problem().work();
+            let limit = self.limits.as_ref().and_then(|limits| limits.bound(&work));
+            shown.borrow_mut().limit.clone_from(&limit);
+            let mut criterion_group = open_group(&mut criterion, group);
+            let started = Instant::now();
+            let mut ready = match Ready::new(group, self.flags.seed) {
+                Ok(ready) => ready,
+                Err(setback) => {
+                    for case in &group.cases {
+                        exit = exit.max(self.set_back(case, &setback)?);
+                    }
+                    continue;
+                }
+            };
+            self.progress.prepared(&ready.inputs, started.elapsed());
+            for (i, case) in group.cases.iter().enumerate() {
+                self.progress.case(&case.id);
+                let (mut executable, comparison) = match ready.verify(group, case) {
+                    Ok(verified) => verified,
+                    Err(setback) => {
+                        exit = exit.max(self.set_back(case, &setback)?);
+                        continue;
+                    }
+                };
+                self.progress.verified(&comparison);
+                if i + 1 == group.cases.len() {
+                    // The reference is often larger than the inputs: free it before timing.
+                    ready.expected = Vec::new();
+                }
+                let timed = guard::catch(|| {
+                    let launch_ns = wall::time(executable.as_mut(), 1)?.elapsed_ns;
+                    let plan = Plan::new(self.effort, launch_ns, self.flags);
+                    timing::run(&mut criterion_group, &case.function(), executable.as_mut(), plan, self.flags)
+                });
+                let error = match timed {
+                    Ok(Ok(samples)) => {
+                        self.record(group, case, &work, limit.clone(), comparison, samples)?;
+                        continue;
+                    }
+                    Ok(Err(error)) => error.to_string(),
+                    Err(panic) => panic,
+                };
+                exit = exit.max(self.set_back(case, &Setback::Fail(error))?);
+            }
+        }
+        Ok(exit)
+    }
+
+    fn record(
+        &self,
+        group: &Group<'_>,
+        case: &Case,
+        work: &Work,
+        limit: Option<Bound>,
+        comparison: Comparison,
+        samples: Samples,
+    ) -> Result<(), HarnessError> {
+        let Some(recorder) = &self.recorder else { return Ok(()) };
+        let record = CaseRecord {
+            workload: group.suite.name().to_owned(),
+            revision: group.suite.revision(),
+            problem: group.point.iter().map(|(axis, value)| (axis.to_owned(), value.to_owned())).collect(),
+            implementation: case.row.name.to_owned(),
+            cache: cases::HOT.to_owned(),
+            work: work.into(),
+            limit,
+            verification: comparison.into(),
+            samples,
+        };
+        Ok(recorder.add_case(&case.id, record)?)
+    }
+
+    /// Says and records why a case has no result.
+    fn set_back(&self, case: &Case, setback: &Setback) -> Result<Exit, HarnessError> {
+        let (exit, reason) = match setback {
+            Setback::Skip(reason) => (Exit::Fine, reason),
+            Setback::Fail(reason) => (Exit::Regression, reason),
+        };
+        let word = if exit == Exit::Fine { "skipped" } else { "error" };
+        eprintln!("{word}: {}: {reason}", case.id);
+        match (&self.recorder, setback) {
+            (None, _) => {}
+            (Some(recorder), Setback::Skip(reason)) => recorder.add_skip(&case.id, reason)?,
+            (Some(recorder), Setback::Fail(reason)) => recorder.add_failure(&case.id, reason)?,
+        }
+        Ok(exit)
+    }
+}
+
+/// Starts this program anew with Criterion's flags alone and ours in the environment.
+fn replace_process(arguments: &[OsString], own: &[(&'static str, String)]) -> ExitCode {
+    let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from(std::env::args_os().next().unwrap_or_default()));
+    let mut command = std::process::Command::new(&program);
+    command.args(arguments).envs(own.iter().map(|(name, value)| (*name, value)));
+    #[cfg(unix)]
+    let error = {
+        use std::os::unix::process::CommandExt;
+        command.exec()
+    };
+    #[cfg(not(unix))]
+    let error = match command.env("KERNELGATE_SESSION", session::session_id()).status() {
+        Ok(status) => return ExitCode::from(u8::try_from(status.code().unwrap_or(2)).unwrap_or(2)),
+        Err(error) => error,
+    };
+    eprintln!("error: failed to start {}: {error}", program.display());
+    Exit::Usage.into()
+}
+
+fn new_criterion(store: &Store, elapsed: Elapsed) -> Criterion<Elapsed> {
+    Criterion::default().with_measurement(elapsed).output_directory(&store.criterion).configure_from_args()
+}
+
+fn open_group<'c>(criterion: &'c mut Criterion<Elapsed>, group: &Group<'_>) -> BenchmarkGroup<'c, Elapsed> {
+    let mut criterion_group = criterion.benchmark_group(group.id());
+    let work = group.bound.problem().work();
+    // One throughput a problem: operations where matrix products dominate, bytes elsewhere.
+    criterion_group.throughput(match work.matmul_flops() {
+        0 => Throughput::BytesDecimal(work.total_bytes()),
+        flops => Throughput::Elements(flops),
+    });
+    criterion_group
+}
+
+/// Criterion panics on a stored result that is not there.
+fn check_stored(store: &Store, selection: &Selection<'_>, name: Option<&str>) -> Result<(), HarnessError> {
+    let Some(name) = name else { return Ok(()) };
+    let safe = |text: &str| text.replace('/', "_").chars().take(64).collect::<String>();
+    for group in &selection.groups {
+        for case in &group.cases {
+            let folder = store.criterion.join(safe(&group.id())).join(safe(&case.function())).join(name);
+            if !folder.join("sample.json").is_file() {
+                return Err(HarnessError::Usage(format!(
+                    "Criterion has no baseline `{name}` of {}: save one with --save-baseline {name}, or narrow the filter",
+                    case.id
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The file a baseline will be merged into, checked now: an unreadable one, or a folder that cannot be written, is found before
+/// anything is measured.
+fn open_baseline(store: &Store, environment: &Environment, name: &str) -> Result<PathBuf, HarnessError> {
+    let path = store.baseline_path(&environment.slug(), name)?;
+    load_or_new(&path, name)?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let probe = std::fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
+    probe.map_err(|source| FileError::Io { action: "write", path: path.clone(), source })?;
+    Ok(path)
+}
+
+fn save_baseline(path: &Path, name: &str, run: &Run) -> Result<(), FileError> {
+    let mut baseline = load_or_new(path, name)?;
+    baseline.merge(run);
+    file::write(path, &baseline)
+}
+
+fn load_or_new(path: &Path, name: &str) -> Result<Baseline, FileError> {
+    match file::read(path) {
+        Err(error) if error.is_not_found() => Ok(Baseline::new(name)),
+        read => read,
+    }
+}

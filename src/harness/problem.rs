@@ -1,0 +1,63 @@
+//! A problem made ready: memory checked, inputs drawn, reference computed, implementations verified. Panics become errors.
+
+use std::sync::Arc;
+
+use super::cases::{Case, Group};
+use super::guard;
+use crate::backend::Executable;
+use crate::record::environment::available_memory;
+use crate::report;
+use crate::verify::{Comparison, verify};
+use crate::workload::{Expected, Tensors, Tolerance};
+
+/// Inputs and reference of a problem.
+pub struct Ready {
+    /// What implementations compute from.
+    pub inputs: Arc<Tensors>,
+    /// What they must produce.
+    pub expected: Vec<Expected>,
+    /// How closely.
+    pub tolerance: Tolerance,
+}
+
+/// Why a problem or case has no result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Setback {
+    /// It cannot run here.
+    Skip(String),
+    /// It is wrong or broke.
+    Fail(String),
+}
+
+impl Ready {
+    /// Draws the inputs and computes the reference, if they fit in memory.
+    ///
+    /// # Errors
+    /// A skip where memory is short, a failure where the workload panics.
+    pub fn new(group: &Group<'_>, seed: u64) -> Result<Self, Setback> {
+        let problem = group.bound.problem();
+        let (needed, available) = (problem.host_bytes(), available_memory());
+        if needed > available {
+            return Err(Setback::Skip(format!("needs {} of memory, {} are free", report::bytes(needed), report::bytes(available))));
+        }
+        let made = guard::catch(|| {
+            let inputs = Arc::new(problem.inputs(seed));
+            let expected = problem.reference(&inputs);
+            Self { inputs, expected, tolerance: problem.tolerance() }
+        });
+        made.map_err(|panic| Setback::Fail(format!("inputs or reference: {panic}")))
+    }
+
+    /// Prepares an implementation and verifies it.
+    ///
+    /// # Errors
+    /// When it panics, cannot launch, or is wrong.
+    pub fn verify(&self, group: &Group<'_>, case: &Case) -> Result<(Box<dyn Executable>, Comparison), Setback> {
+        let verified = guard::catch(|| {
+            let mut executable = group.bound.prepare(case.index, Arc::clone(&self.inputs));
+            let comparison = verify(executable.as_mut(), &self.expected, self.tolerance).map_err(|error| error.to_string())?;
+            Ok((executable, comparison))
+        });
+        verified.unwrap_or_else(Err).map_err(Setback::Fail)
+    }
+}

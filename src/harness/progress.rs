@@ -1,0 +1,92 @@
+//! What a person sees while a bench binary works: lines on standard error, nothing on standard output.
+
+use std::cell::Cell;
+use std::path::Path;
+use std::time::Duration;
+
+use super::args::Flags;
+use crate::measure::limits::Limits;
+use crate::record::Environment;
+use crate::report;
+use crate::verify::Comparison;
+use crate::workload::{Effort, Tensors};
+
+/// Prints progress, unless told to be quiet.
+pub struct Progress {
+    quiet: bool,
+    cases: usize,
+    started: Cell<usize>,
+}
+
+impl Progress {
+    /// For that many cases.
+    pub fn new(flags: &Flags, cases: usize) -> Self {
+        Self { quiet: flags.quiet, cases, started: Cell::new(0) }
+    }
+
+    /// The process and what it will do.
+    pub fn start(&self, bench: &str, environment: &Environment, effort: Effort, cases: usize) {
+        self.say(&format!(
+            "{bench}: {cases} cases, {} effort, on {} ({}, {} threads)",
+            effort.name(),
+            environment.device_kind,
+            environment.device_name,
+            environment.threads
+        ));
+        if !environment.optimised {
+            self.say("warning: built without optimisation; times mean nothing");
+        }
+    }
+
+    /// The measured ceilings.
+    pub fn limits(&self, limits: &Limits) {
+        let summary = limits.summary();
+        if !summary.is_empty() {
+            self.say(&format!("limits: {summary}"));
+        }
+    }
+
+    /// A problem's inputs and reference are there.
+    pub fn prepared(&self, inputs: &Tensors, elapsed: Duration) {
+        self.say(&format!(
+            "      inputs of {} and reference in {:.1} s",
+            report::bytes(inputs.bytes() as u64),
+            elapsed.as_secs_f64()
+        ));
+    }
+
+    /// A case begins.
+    pub fn case(&self, id: &str) {
+        self.started.set(self.started.get() + 1);
+        self.say(&format!("[{}/{}] {id}", self.started.get(), self.cases));
+    }
+
+    /// A case is right.
+    pub fn verified(&self, comparison: &Comparison) {
+        let share = if comparison.checked == comparison.total {
+            "every element".to_owned()
+        } else {
+            format!("{} of {} elements, all finite", comparison.checked, comparison.total)
+        };
+        let error = if comparison.max_error == 0.0 {
+            "exact".to_owned()
+        } else {
+            format!("max error {:.1e}, relative L2 {:.1e}", comparison.max_error, comparison.relative_l2)
+        };
+        self.say(&format!("      verified: {share}; {error}"));
+    }
+
+    /// Where the results are.
+    pub fn end(&self, path: &Path, baseline: Option<&str>) {
+        self.say(&format!("recorded in {}", path.display()));
+        if let Some(name) = baseline {
+            self.say(&format!("saved as baseline `{name}`"));
+        }
+    }
+
+    fn say(&self, line: &str) {
+        if !self.quiet {
+            eprintln!("{line}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Timing a verified case under Criterion's planner, keeping every raw sample.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
+
+use criterion::measurement::Measurement;
+use criterion::{BenchmarkGroup, SamplingMode};
+
+use super::args::{Flags, Mode};
+use crate::backend::{BackendError, Executable};
+use crate::measure::{Sample, wall};
+use crate::record::Samples;
+use crate::workload::Effort;
+
+/// Smallest number of samples that Criterion accepts.
+const FEWEST_SAMPLES: f64 = 10.0;
+/// Most samples a case: more add time, not knowledge; the unit of a decision is the process.
+const MOST_SAMPLES: f64 = 50.0;
+
+/// How long to time a case.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Plan {
+    /// Samples, each of the same number of launches.
+    pub samples: usize,
+    /// Warm-up.
+    pub warm_up: Duration,
+    /// Measurement; Criterion takes longer where ten launches do.
+    pub measurement: Duration,
+}
+
+impl Plan {
+    /// From the time of one launch: within the effort's budget 10 to 50 samples, never fewer than 10.
+    pub fn new(effort: Effort, launch_ns: f64, flags: &Flags) -> Self {
+        let (budget_s, warm_up_s) = match effort {
+            Effort::Quick => (0.5, 0.05),
+            Effort::Default => (1.5, 0.15),
+            Effort::Thorough => (4.0, 0.5),
+        };
+        let samples = (budget_s / (launch_ns * 1e-9)).clamp(FEWEST_SAMPLES, MOST_SAMPLES) as usize;
+        Self {
+            samples: flags.sample_size.unwrap_or(samples),
+            warm_up: Duration::from_secs_f64(flags.warm_up_time.unwrap_or(warm_up_s)),
+            measurement: Duration::from_secs_f64(flags.measurement_time.unwrap_or(budget_s)),
+        }
+    }
+}
+
+/// Runs the case through Criterion in the mode of the process; returns the samples of a measurement, none in the other modes.
+///
+/// # Errors
+/// When a launch fails; Criterion then leaves the case without a result.
+pub fn run<M: Measurement<Value = f64>>(
+    group: &mut BenchmarkGroup<'_, M>,
+    function: &str,
+    executable: &mut dyn Executable,
+    plan: Plan,
+    flags: &Flags,
+) -> Result<Samples, BackendError> {
+    group.sampling_mode(SamplingMode::Flat).sample_size(plan.samples).warm_up_time(plan.warm_up).measurement_time(plan.measurement);
+    if flags.nresamples.is_none() {
+        group.nresamples(10_000);
+    }
+    let taken = RefCell::new(Vec::<Sample>::new());
+    let failure = RefCell::new(None);
+    // Criterion cannot be told of a failed launch: unwind out of it, without a panic message.
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        group.bench_function(function, |bencher| {
+            bencher.iter_custom(|launches| match wall::time(executable, launches) {
+                Ok(sample) => {
+                    taken.borrow_mut().push(sample);
+                    sample.elapsed_ns
+                }
+                Err(error) => {
+                    *failure.borrow_mut() = Some(error);
+                    resume_unwind(Box::new(()));
+                }
+            });
+        });
+    }));
+    if let Some(error) = failure.into_inner() {
+        return Err(error);
+    }
+    if let Err(panic) = outcome {
+        resume_unwind(panic);
+    }
+    if flags.mode() != Mode::Bench {
+        return Ok(Samples::default());
+    }
+    let taken = taken.into_inner();
+    // Criterion warms up through the same closure: the samples are the last calls. Its quick mode has no warm-up and keeps none
+    // apart, so there every call counts.
+    let first = if flags.quick { 0 } else { taken.len().saturating_sub(plan.samples) };
+    let kept = &taken[first..];
+    Ok(Samples {
+        launches: kept.iter().map(|sample| sample.launches).collect(),
+        elapsed_ns: kept.iter().map(|sample| sample.elapsed_ns).collect(),
+    })
+}

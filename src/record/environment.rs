@@ -1,0 +1,184 @@
+//! Where a run was measured: the facts that make two results comparable, and where the code came from.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+use sysinfo::System;
+
+/// The machine and the build, as far as they decide what a time means.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Environment {
+    /// "cpu" or "cuda".
+    pub device_kind: String,
+    /// As the device names itself.
+    pub device_name: String,
+    /// Instruction set of the host: "x86_64".
+    pub arch: String,
+    /// Logical cores of the host.
+    pub cores: usize,
+    /// Threads that the CPU backend used.
+    pub threads: usize,
+    /// SIMD features found at run time, widest last.
+    pub simd: Vec<String>,
+    /// Memory of the host, bytes.
+    pub memory_bytes: u64,
+    /// Operating system and kernel version.
+    pub os: String,
+    /// Whether the library was built with optimisation.
+    pub optimised: bool,
+    /// Version of kernelgate.
+    pub kernelgate: String,
+}
+
+/// A field in which two environments are not comparable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mismatch {
+    /// Name of the field, as in the file.
+    pub field: &'static str,
+    /// Value of the baseline.
+    pub base: String,
+    /// Value of the run.
+    pub head: String,
+}
+
+impl Environment {
+    /// The environment of this process on the CPU backend.
+    pub fn cpu() -> Self {
+        let system = System::new().ok().map(|mut system| {
+            system.refresh_memory();
+            system.refresh_cpu_list(sysinfo::CpuRefreshKind::nothing());
+            system
+        });
+        let first_core = system.as_ref().and_then(|system| system.cpus().first());
+        let brand = first_core.map(|cpu| cpu.brand().trim().to_owned()).filter(|brand| !brand.is_empty());
+        Self {
+            device_kind: "cpu".to_owned(),
+            device_name: brand.unwrap_or_else(|| format!("unknown {} processor", std::env::consts::ARCH)),
+            arch: std::env::consts::ARCH.to_owned(),
+            cores: std::thread::available_parallelism().map_or(1, Into::into),
+            threads: crate::backend::cpu::threads(),
+            simd: simd_features(),
+            memory_bytes: system.as_ref().map_or(0, System::total_memory),
+            os: format!("{} {}", std::env::consts::OS, System::kernel_version().unwrap_or_default()).trim().to_owned(),
+            optimised: !cfg!(debug_assertions),
+            kernelgate: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+
+    /// The device's name as a folder: lower case, words joined by `-`.
+    pub fn slug(&self) -> String {
+        slug(&self.device_name)
+    }
+
+    /// The fields in which a baseline's environment makes it incomparable with this one.
+    pub fn mismatches(&self, base: &Self) -> Vec<Mismatch> {
+        let fields = [
+            ("device_kind", base.device_kind.clone(), self.device_kind.clone()),
+            ("device_name", base.device_name.clone(), self.device_name.clone()),
+            ("arch", base.arch.clone(), self.arch.clone()),
+            ("cores", base.cores.to_string(), self.cores.to_string()),
+            ("threads", base.threads.to_string(), self.threads.to_string()),
+            ("simd", base.simd.join(" "), self.simd.join(" ")),
+            ("optimised", base.optimised.to_string(), self.optimised.to_string()),
+        ];
+        fields
+            .into_iter()
+            .filter(|(_, base, head)| base != head)
+            .map(|(field, base, head)| Mismatch { field, base, head })
+            .collect()
+    }
+}
+
+/// "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz" to "intel-xeon-platinum-8481c".
+fn slug(name: &str) -> String {
+    let mut text = name.to_lowercase();
+    for mark in ["(r)", "(tm)", "(c)"] {
+        text = text.replace(mark, " ");
+    }
+    let text = text.split('@').next().unwrap_or_default();
+    let words =
+        text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty() && !["cpu", "processor"].contains(word));
+    let slug = words.collect::<Vec<_>>().join("-");
+    if slug.is_empty() { "unknown".to_owned() } else { slug }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn simd_features() -> Vec<String> {
+    let features = [
+        ("avx2", std::arch::is_x86_feature_detected!("avx2")),
+        ("fma", std::arch::is_x86_feature_detected!("fma")),
+        ("f16c", std::arch::is_x86_feature_detected!("f16c")),
+        ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
+    ];
+    features.into_iter().filter(|(_, found)| *found).map(|(name, _)| name.to_owned()).collect()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn simd_features() -> Vec<String> {
+    Vec::new()
+}
+
+/// Which code was measured.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Provenance {
+    /// Commit of the measured package; absent outside a git checkout.
+    pub commit: Option<String>,
+    /// Whether tracked files differed from that commit.
+    pub dirty: bool,
+}
+
+impl Provenance {
+    /// Asks git about a folder.
+    pub fn of(root: &Path) -> Self {
+        let git = |arguments: &[&str]| {
+            let output = Command::new("git").arg("-C").arg(root).args(arguments).output().ok()?;
+            output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        };
+        Self {
+            commit: git(&["rev-parse", "HEAD"]),
+            dirty: git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|changes| !changes.is_empty()),
+        }
+    }
+
+    /// "1a2b3c4d" or "1a2b3c4d+changes", for tables.
+    pub fn short(&self) -> String {
+        match &self.commit {
+            Some(commit) => format!("{}{}", commit.get(..8).unwrap_or(commit), if self.dirty { "+changes" } else { "" }),
+            None => "no commit".to_owned(),
+        }
+    }
+}
+
+/// Free memory for a case: what the system says is available, within the container's limit where there is one. Bytes; no bound
+/// where the system does not say.
+pub fn available_memory() -> u64 {
+    let Ok(mut system) = System::new() else { return u64::MAX };
+    system.refresh_memory();
+    let limit = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
+    system.available_memory().min(limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slugs_are_folder_names() {
+        assert_eq!(slug("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"), "intel-xeon-platinum-8481c");
+        assert_eq!(slug("AMD EPYC 9554 64-Core Processor"), "amd-epyc-9554-64-core");
+        assert_eq!(slug("NVIDIA H200"), "nvidia-h200");
+        assert_eq!(slug("../../etc"), "etc");
+        assert_eq!(slug("(R)"), "unknown");
+    }
+
+    #[test]
+    fn a_different_device_or_thread_count_is_a_mismatch_and_a_new_kernel_version_is_not() {
+        let base = Environment::cpu();
+        let same = Environment { os: "linux 99".to_owned(), memory_bytes: 1, kernelgate: "9".to_owned(), ..base.clone() };
+        assert_eq!(same.mismatches(&base), []);
+        let other = Environment { device_name: "other".to_owned(), threads: base.threads + 1, ..base.clone() };
+        let fields: Vec<_> = other.mismatches(&base).iter().map(|mismatch| mismatch.field).collect();
+        assert_eq!(fields, ["device_name", "threads"]);
+    }
+}

@@ -1,0 +1,251 @@
+//! Reading and writing record files: the envelope with its schema, stable JSON, atomic replacement.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// A type with a file format of its own.
+pub trait Record: Serialize + DeserializeOwned {
+    /// Names the format inside the file.
+    const SCHEMA: &'static str;
+    /// Version this build writes; it reads this one and the older ones it knows.
+    const VERSION: u64;
+    /// What a person calls such a file: "baseline".
+    const KIND: &'static str;
+
+    /// What the types alone do not enforce: a fragment that says what is wrong.
+    ///
+    /// # Errors
+    /// When the content contradicts itself.
+    fn validate(&self) -> Result<(), String>;
+}
+
+/// Why a record file could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The operating system said no.
+    #[error("{action} {path}: {source}")]
+    Io {
+        /// "read" or "write".
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// What it said.
+        source: std::io::Error,
+    },
+    /// Not JSON, or cut short.
+    #[error("read {path}: broken or cut short ({source})")]
+    Json {
+        /// Which file.
+        path: PathBuf,
+        /// Where it broke.
+        source: serde_json::Error,
+    },
+    /// JSON, but of something else.
+    #[error("read {path}: not a kernelgate {kind}")]
+    Foreign {
+        /// Which file.
+        path: PathBuf,
+        /// What was wanted.
+        kind: &'static str,
+    },
+    /// From a later version of this program.
+    #[error("read {path}: written by a newer kernelgate (schema {found}, this one reads up to {known})")]
+    Newer {
+        /// Which file.
+        path: PathBuf,
+        /// Version in the file.
+        found: u64,
+        /// Latest version known here.
+        known: u64,
+    },
+    /// The right format with impossible content.
+    #[error("read {path}: invalid {kind}: {problem}")]
+    Invalid {
+        /// Which file.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+impl FileError {
+    /// Whether the file simply is not there.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+    }
+}
+
+/// Reads and validates a record.
+///
+/// # Errors
+/// When the file is missing, broken, foreign, newer than this program, or contradicts itself.
+pub fn read<T: Record>(path: &Path) -> Result<T, FileError> {
+    let text = std::fs::read(path).map_err(|source| FileError::Io { action: "read", path: path.to_owned(), source })?;
+    let mut value: Value = serde_json::from_slice(&text).map_err(|source| FileError::Json { path: path.to_owned(), source })?;
+    let foreign = || FileError::Foreign { path: path.to_owned(), kind: T::KIND };
+    let envelope = value.as_object_mut().ok_or_else(foreign)?;
+    if envelope.remove("schema").as_ref().and_then(Value::as_str) != Some(T::SCHEMA) {
+        return Err(foreign());
+    }
+    let found = envelope.remove("schema_version").as_ref().and_then(Value::as_u64).ok_or_else(foreign)?;
+    if found > T::VERSION {
+        return Err(FileError::Newer { path: path.to_owned(), found, known: T::VERSION });
+    }
+    let invalid = |problem: String| FileError::Invalid { path: path.to_owned(), kind: T::KIND, problem };
+    let record: T = serde_json::from_value(value).map_err(|error| invalid(error.to_string()))?;
+    record.validate().map_err(invalid)?;
+    Ok(record)
+}
+
+/// Writes a record: the old file or the new one is there at any time, never half of one.
+///
+/// # Errors
+/// When the folder cannot be made or written, or the disk is full; the old file is then untouched.
+pub fn write<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
+    write_text(path, &to_text(record))
+}
+
+/// The text of a record as [`write`] writes it.
+pub fn to_text<T: Record>(record: &T) -> String {
+    let mut value = serde_json::to_value(record).expect("records have string keys and finite numbers");
+    let envelope = value.as_object_mut().expect("records are structs");
+    envelope.insert("schema".to_owned(), T::SCHEMA.into());
+    envelope.insert("schema_version".to_owned(), T::VERSION.into());
+    let mut text = String::new();
+    pretty(&value, 0, &mut text);
+    text.push('\n');
+    text
+}
+
+/// Replaces a file atomically: a temporary file in the same folder, synced, then renamed.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
+    let io = |source| FileError::Io { action: "write", path: path.to_owned(), source };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).map_err(io)?;
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        // As any newly created file: readable as the user's umask says, not private like a temporary file.
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    let mut file = builder.prefix(".kernelgate-").tempfile_in(folder).map_err(io)?;
+    file.write_all(text.as_bytes()).map_err(io)?;
+    file.as_file().sync_all().map_err(io)?;
+    file.persist(path).map_err(|error| io(error.error))?;
+    Ok(())
+}
+
+/// Two-space JSON with sorted keys (`serde_json::Value` sorts them) and lists of plain values on one line, so that a diff
+/// shows one line a list of samples.
+fn pretty(value: &Value, depth: usize, out: &mut String) {
+    let is_nested = |value: &Value| value.is_array() || value.is_object();
+    match value {
+        Value::Object(map) if !map.is_empty() => {
+            out.push_str("{\n");
+            for (i, (key, value)) in map.iter().enumerate() {
+                let _ = write!(out, "{:indent$}{}: ", "", Value::from(key.as_str()), indent = 2 * (depth + 1));
+                pretty(value, depth + 1, out);
+                out.push_str(if i + 1 < map.len() { ",\n" } else { "\n" });
+            }
+            let _ = write!(out, "{:indent$}}}", "", indent = 2 * depth);
+        }
+        Value::Array(items) if items.iter().any(is_nested) => {
+            out.push_str("[\n");
+            for (i, item) in items.iter().enumerate() {
+                let _ = write!(out, "{:indent$}", "", indent = 2 * (depth + 1));
+                pretty(item, depth + 1, out);
+                out.push_str(if i + 1 < items.len() { ",\n" } else { "\n" });
+            }
+            let _ = write!(out, "{:indent$}]", "", indent = 2 * depth);
+        }
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(Value::to_string).collect();
+            let _ = write!(out, "[{}]", items.join(", "));
+        }
+        plain => out.push_str(&plain.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Sample {
+        name: String,
+        values: Vec<f64>,
+    }
+
+    impl Record for Sample {
+        const SCHEMA: &'static str = "kernelgate.sample";
+        const VERSION: u64 = 2;
+        const KIND: &'static str = "sample";
+
+        fn validate(&self) -> Result<(), String> {
+            if self.values.is_empty() { Err("no values".to_owned()) } else { Ok(()) }
+        }
+    }
+
+    fn sample() -> Sample {
+        Sample { name: "a \"quoted\" name".to_owned(), values: vec![1.5, 2.0] }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_and_bytes_are_stable() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/er/file.json");
+        write(&path, &sample()).unwrap();
+        let first = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(read::<Sample>(&path).unwrap(), sample());
+        write(&path, &sample()).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), first);
+        assert!(first.contains("\"values\": [1.5, 2.0]"), "{first}");
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn broken_files_are_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.json");
+        let whole = to_text(&sample());
+        let cases = [
+            (whole[..whole.len() / 2].to_owned(), "broken or cut short"),
+            ("[1, 2]".to_owned(), "not a kernelgate sample"),
+            ("{\"schema\": \"other\", \"schema_version\": 1}".to_owned(), "not a kernelgate sample"),
+            (
+                whole.replace("\"schema_version\": 2", "\"schema_version\": 3"),
+                "newer kernelgate (schema 3, this one reads up to 2)",
+            ),
+            (whole.replace("[1.5, 2.0]", "[]"), "invalid sample: no values"),
+            (whole.replace("[1.5, 2.0]", "[\"x\"]"), "invalid sample: invalid type"),
+        ];
+        for (text, wanted) in cases {
+            std::fs::write(&path, &text).unwrap();
+            let message = read::<Sample>(&path).unwrap_err().to_string();
+            assert!(message.contains(wanted) && message.contains("x.json"), "{message}");
+        }
+        assert!(read::<Sample>(&folder.path().join("none.json")).unwrap_err().is_not_found());
+    }
+
+    #[test]
+    fn a_failed_write_leaves_the_old_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let blocked = folder.path().join("file");
+        std::fs::write(&blocked, "old").unwrap();
+        let error = write(&blocked.join("below.json"), &sample()).unwrap_err();
+        assert!(error.to_string().starts_with("write "), "{error}");
+        assert_eq!(std::fs::read_to_string(&blocked).unwrap(), "old");
+    }
+}

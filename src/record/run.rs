@@ -1,0 +1,157 @@
+//! A run: everything one bench process measured, with its environment.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::environment::{Environment, Provenance};
+use super::file::Record;
+use crate::measure::limits::{Bound, Limits};
+use crate::verify::Comparison;
+use crate::workload::Work;
+
+/// All that one bench process measured, and what it did not measure and why.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// The bench binary.
+    pub bench: String,
+    /// The invocation it belongs to: runs of one `cargo bench` share it.
+    pub session: String,
+    /// When the process started, RFC 3339, UTC.
+    pub started: String,
+    /// Whether the process got to its end; an interrupted run holds the cases it had finished.
+    pub complete: bool,
+    /// "quick", "default" or "thorough".
+    pub effort: String,
+    /// Seed of the inputs.
+    pub seed: u64,
+    /// Where.
+    pub environment: Environment,
+    /// Of which code.
+    pub provenance: Provenance,
+    /// The device's ceilings, as measured by this process.
+    pub limits: Limits,
+    /// What was measured, by case id.
+    pub cases: BTreeMap<String, CaseRecord>,
+    /// Cases that cannot run here, with the reason.
+    pub skipped: BTreeMap<String, String>,
+    /// Cases that are wrong or broke, with the error; they have no time.
+    pub failed: BTreeMap<String, String>,
+}
+
+/// A verified and timed case.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CaseRecord {
+    /// `family/operation`.
+    pub workload: String,
+    /// Revision of the workload's definition.
+    pub revision: u32,
+    /// The problem's axes.
+    pub problem: BTreeMap<String, String>,
+    /// The implementation.
+    pub implementation: String,
+    /// State of the caches: "hot".
+    pub cache: String,
+    /// Declared work of one launch.
+    pub work: WorkRecord,
+    /// The time that the measured ceilings allow for that work, where they are known.
+    pub limit: Option<Bound>,
+    /// The output against the reference.
+    pub verification: VerificationRecord,
+    /// Raw timings.
+    pub samples: Samples,
+}
+
+/// Declared work, as stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkRecord {
+    /// Operations, by unit and dtype ("matmul f32").
+    pub flops: BTreeMap<String, u64>,
+    /// Fewest bytes read.
+    pub read_bytes: u64,
+    /// Fewest bytes written.
+    pub write_bytes: u64,
+}
+
+impl From<&Work> for WorkRecord {
+    fn from(work: &Work) -> Self {
+        let mut flops = BTreeMap::new();
+        for part in &work.flops {
+            *flops.entry(format!("{} {}", part.unit.name(), part.dtype.name())).or_insert(0) += part.count;
+        }
+        Self { flops, read_bytes: work.read_bytes, write_bytes: work.write_bytes }
+    }
+}
+
+impl WorkRecord {
+    /// Operations of matrix products, all dtypes.
+    pub fn matmul_flops(&self) -> u64 {
+        self.flops.iter().filter(|(unit, _)| unit.starts_with("matmul ")).map(|(_, count)| count).sum()
+    }
+}
+
+/// How an output compared, as stored.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VerificationRecord {
+    /// Largest |out - ref| over the largest |ref|.
+    pub max_error: f64,
+    /// ‖out - ref‖₂ / ‖ref‖₂.
+    pub relative_l2: f64,
+    /// Elements compared with the reference.
+    pub checked: u64,
+    /// Elements of the outputs.
+    pub total: u64,
+}
+
+impl From<Comparison> for VerificationRecord {
+    fn from(comparison: Comparison) -> Self {
+        let Comparison { max_error, relative_l2, checked, total, .. } = comparison;
+        Self { max_error, relative_l2, checked, total }
+    }
+}
+
+/// Raw timings, one entry a sample in both lists.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Samples {
+    /// Launches in the sample.
+    pub launches: Vec<u64>,
+    /// Time of all launches of the sample together, nanoseconds.
+    pub elapsed_ns: Vec<f64>,
+}
+
+impl Samples {
+    /// Nanoseconds a launch, one entry a sample.
+    pub fn per_launch_ns(&self) -> Vec<f64> {
+        self.elapsed_ns.iter().zip(&self.launches).map(|(elapsed, &launches)| elapsed / launches as f64).collect()
+    }
+
+    /// What deserialising does not enforce.
+    ///
+    /// # Errors
+    /// A fragment that says what is wrong.
+    pub fn validate(&self) -> Result<(), String> {
+        if self.launches.len() != self.elapsed_ns.len() {
+            return Err(format!("{} launch counts against {} times", self.launches.len(), self.elapsed_ns.len()));
+        }
+        if self.launches.is_empty() {
+            return Err("no samples".to_owned());
+        }
+        if self.launches.contains(&0) {
+            return Err("a sample of no launches".to_owned());
+        }
+        match self.elapsed_ns.iter().find(|&&elapsed| !(elapsed > 0.0 && elapsed.is_finite())) {
+            Some(elapsed) => Err(format!("a sample of {elapsed} ns")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Record for Run {
+    const SCHEMA: &'static str = "kernelgate.run";
+    const VERSION: u64 = 1;
+    const KIND: &'static str = "run";
+
+    fn validate(&self) -> Result<(), String> {
+        self.cases.iter().try_for_each(|(id, case)| case.samples.validate().map_err(|problem| format!("case {id}: {problem}")))
+    }
+}

@@ -1,0 +1,72 @@
+//! What runs measured, as a table: time, spread, rate, share of the limit; then what was not measured and why.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::table::Table;
+use super::{rate, time};
+use crate::record::{CaseRecord, Run};
+use crate::stats::Spread;
+
+/// The runs' cases for a terminal.
+pub fn text(runs: &[Run]) -> String {
+    let mut out = table(runs).text();
+    for (reason, ids) in skips_by_reason(runs) {
+        let _ = write!(out, "\nskipped {}: {reason}: {}", ids.len(), shorten(&ids));
+    }
+    for run in runs {
+        for (id, error) in &run.failed {
+            let _ = write!(out, "\nFAILED {id}: {error}");
+        }
+    }
+    out
+}
+
+fn table(runs: &[Run]) -> Table {
+    let mut table = Table::new(&["case", "time", "spread", "rate", "of limit", "limited by"]);
+    for (id, case) in runs.iter().flat_map(|run| &run.cases) {
+        let spread = Spread::of(&case.samples.per_launch_ns());
+        let (share, by) = match &case.limit {
+            Some(limit) => (share(limit.fraction(spread.median)), limit.by.clone()),
+            None => ("-".to_owned(), "-".to_owned()),
+        };
+        table.row(vec![
+            id.clone(),
+            time(spread.median),
+            format!("±{:.1}%", 100.0 * spread.relative()),
+            case_rate(case, spread.median),
+            share,
+            by,
+        ]);
+    }
+    table
+}
+
+/// Above 100 % is a finding, not an error: marked, not hidden.
+fn share(fraction: f64) -> String {
+    format!("{:.1}%{}", 100.0 * fraction, if fraction > 1.0 { "!" } else { "" })
+}
+
+fn case_rate(case: &CaseRecord, elapsed_ns: f64) -> String {
+    match case.work.matmul_flops() {
+        0 => rate(case.work.read_bytes + case.work.write_bytes, "B", elapsed_ns),
+        flops => rate(flops, "FLOP", elapsed_ns),
+    }
+}
+
+fn skips_by_reason(runs: &[Run]) -> BTreeMap<&str, Vec<&str>> {
+    let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (id, reason) in runs.iter().flat_map(|run| &run.skipped) {
+        grouped.entry(reason).or_default().push(id);
+    }
+    grouped
+}
+
+fn shorten(ids: &[&str]) -> String {
+    const SHOWN: usize = 3;
+    let mut text = ids[..ids.len().min(SHOWN)].join(", ");
+    if ids.len() > SHOWN {
+        let _ = write!(text, " and {} more", ids.len() - SHOWN);
+    }
+    text
+}

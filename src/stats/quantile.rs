@@ -1,0 +1,64 @@
+//! Quantiles of a sample.
+
+/// The `q` quantile, linear between order statistics (Hyndman-Fan type 7, the default of R and NumPy).
+///
+/// `values` is not empty, holds no NaN and need not be sorted; `q` in [0, 1].
+pub fn quantile(values: &[f64], q: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let position = q.clamp(0.0, 1.0) * (sorted.len() - 1) as f64;
+    let (low, high) = (sorted[position.floor() as usize], sorted[position.ceil() as usize]);
+    low + (high - low) * position.fract()
+}
+
+/// The middle value.
+pub fn median(values: &[f64]) -> f64 {
+    quantile(values, 0.5)
+}
+
+/// Median and quartiles.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spread {
+    /// First quartile.
+    pub q1: f64,
+    /// Median.
+    pub median: f64,
+    /// Third quartile.
+    pub q3: f64,
+}
+
+impl Spread {
+    /// Of values that are not empty and hold no NaN.
+    pub fn of(values: &[f64]) -> Self {
+        Self { q1: quantile(values, 0.25), median: median(values), q3: quantile(values, 0.75) }
+    }
+
+    /// Half the interquartile range over the median.
+    pub fn relative(&self) -> f64 {
+        (self.q3 - self.q1) / (2.0 * self.median)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn known_answers() {
+        let values = [7.0, 1.0, 3.0, 5.0];
+        assert_eq!(median(&values), 4.0);
+        assert_eq!(Spread::of(&values), Spread { q1: 2.5, median: 4.0, q3: 5.5 });
+        assert_eq!(quantile(&[2.0], 0.25), 2.0);
+    }
+
+    proptest! {
+        #[test]
+        fn quantiles_are_ordered_and_inside_the_sample(values in prop::collection::vec(0.1f64..1e9, 1..50), a in 0.0f64..1.0, b in 0.0f64..1.0) {
+            let (low, high) = (quantile(&values, a.min(b)), quantile(&values, a.max(b)));
+            let (min, max) = (quantile(&values, 0.0), quantile(&values, 1.0));
+            prop_assert!(min <= low && low <= high && high <= max);
+            prop_assert!(values.contains(&min) && values.contains(&max));
+        }
+    }
+}
