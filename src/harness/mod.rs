@@ -171,8 +171,8 @@ impl Harness {
         };
         // Before the limits: a folder that cannot be written should not cost two seconds.
         file::write(&path, &run)?;
-        let needs_matmul = selection.groups.iter().any(|group| group.bound.problem().work().matmul_flops() > 0);
-        run.limits = if selection.groups.is_empty() { Limits::default() } else { Limits::measure_cpu(needs_matmul) };
+        let works: Vec<Work> = selection.groups.iter().map(|group| group.bound.problem().work()).collect();
+        run.limits = Limits::measure_cpu(&works);
         progress.limits(&run.limits);
         let limits = run.limits.clone();
         let recorder = Recorder::start(run, path, flags.save_baseline.clone())?;

@@ -101,10 +101,14 @@ impl Limits {
         })
     }
 
-    /// Measures the host: bandwidths at four working sets, and matrix products if any work needs them. Takes about two seconds.
-    pub fn measure_cpu(with_matmul: bool) -> Self {
-        let mut limits = Self { bandwidth: measure_bandwidths(), flops_per_s: BTreeMap::new() };
-        if with_matmul {
+    /// Measures those ceilings of the host that bound any of the works: bandwidths at four working sets, matrix products. Takes
+    /// about two seconds.
+    pub fn measure_cpu(works: &[Work]) -> Self {
+        let mut limits = Self::default();
+        if works.iter().any(|work| work.total_bytes() > 0) {
+            limits.bandwidth = measure_bandwidths();
+        }
+        if works.iter().any(|work| work.matmul_flops() > 0) {
             limits.flops_per_s.insert(format!("{} f32", Unit::Matmul.name()), measure_matmul_f32());
         }
         limits

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use half::slice::HalfFloatSliceExt;
-use pulp::Arch;
+use pulp::{Arch, NullaryFnOnce};
 use rayon::prelude::*;
 
 use super::math::exp;
@@ -34,7 +34,7 @@ pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
             let x = inputs.tensor("x");
             let width = task_width(neurons.n);
             split_columns(spikes, neurons.n, width).into_par_iter().enumerate().for_each(|(task, mut rows)| {
-                Arch::new().dispatch(|| forward(&parameters, x, neurons.n, task * width, &mut rows));
+                Arch::new().dispatch(ForwardTask { parameters: &parameters, x, n: neurons.n, from: task * width, rows: &mut rows });
             });
         })
     }),
@@ -125,23 +125,38 @@ fn load(tensor: &Tensor, from: usize, out: &mut [f32]) {
     }
 }
 
-#[inline(always)]
-fn forward(parameters: &State32, x: &Tensor, n: usize, from: usize, rows: &mut [&mut [i8]]) {
-    let width = rows[0].len();
-    for block in (0..width).step_by(LANES) {
-        let lanes = LANES.min(width - block);
-        let mut membrane = [parameters.start(); LANES];
-        let mut tracer = [0i32; LANES];
-        let mut current = [0f32; LANES];
-        for (t, row) in rows.iter_mut().enumerate() {
-            load(x, t * n + from + block, &mut current[..lanes]);
-            let repayment = parameters.repayment(t);
-            let mut spikes = [0i8; LANES];
-            for lane in 0..LANES {
-                membrane[lane] += current[lane];
-                spikes[lane] = parameters.step(&mut membrane[lane], &mut tracer[lane], repayment) as i8;
+/// Columns `from..` of the forward pass. A type of its own, because `dispatch` compiles for the widest SIMD only what it can
+/// inline, and a closure of this size is not inlined.
+struct ForwardTask<'a, 'b> {
+    parameters: &'a State32,
+    x: &'a Tensor,
+    n: usize,
+    from: usize,
+    rows: &'a mut [&'b mut [i8]],
+}
+
+impl NullaryFnOnce for ForwardTask<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { parameters, x, n, from, rows } = self;
+        let width = rows[0].len();
+        for block in (0..width).step_by(LANES) {
+            let lanes = LANES.min(width - block);
+            let mut membrane = [parameters.start(); LANES];
+            let mut tracer = [0i32; LANES];
+            let mut current = [0f32; LANES];
+            for (t, row) in rows.iter_mut().enumerate() {
+                load(x, t * n + from + block, &mut current[..lanes]);
+                let repayment = parameters.repayment(t);
+                let mut spikes = [0i8; LANES];
+                for lane in 0..LANES {
+                    membrane[lane] += current[lane];
+                    spikes[lane] = parameters.step(&mut membrane[lane], &mut tracer[lane], repayment) as i8;
+                }
+                row[block..block + lanes].copy_from_slice(&spikes[..lanes]);
             }
-            row[block..block + lanes].copy_from_slice(&spikes[..lanes]);
         }
     }
 }
@@ -156,49 +171,58 @@ fn backward_columns<T: Send>(
     let (x, gy) = (inputs.tensor("x"), inputs.tensor("gy"));
     let width = task_width(n);
     split_columns(gx, n, width).into_par_iter().enumerate().for_each(|(task, mut rows)| {
-        Arch::new().dispatch(|| backward(parameters, [x, gy], n, task * width, &mut rows, &store));
+        Arch::new().dispatch(BackwardTask { parameters, x, gy, n, from: task * width, rows: &mut rows, store: &store });
     });
 }
 
-#[inline(always)]
-fn backward<T>(
-    parameters: &State32,
-    [x, gy]: [&Tensor; 2],
+/// Columns `from..` of the backward pass; as [`ForwardTask`].
+struct BackwardTask<'a, 'b, T, S> {
+    parameters: &'a State32,
+    x: &'a Tensor,
+    gy: &'a Tensor,
     n: usize,
     from: usize,
-    rows: &mut [&mut [T]],
-    store: &impl Fn(&mut [T], &[f32]),
-) {
-    let (steps, width) = (rows.len(), rows[0].len());
-    let surrogate = Surrogate::new(parameters);
-    // H and c before each step, for every lane of a block.
-    let mut history = vec![([0f32; LANES], [0i32; LANES]); steps];
-    let mut buffer = [0f32; LANES];
-    for block in (0..width).step_by(LANES) {
-        let lanes = LANES.min(width - block);
-        let mut membrane = [parameters.start(); LANES];
-        let mut tracer = [0i32; LANES];
-        for (t, (h, c)) in history.iter_mut().enumerate() {
-            load(x, t * n + from + block, &mut buffer[..lanes]);
-            let repayment = parameters.repayment(t);
-            for lane in 0..LANES {
-                membrane[lane] += buffer[lane];
-                h[lane] = membrane[lane];
-                c[lane] = tracer[lane];
-                parameters.step(&mut membrane[lane], &mut tracer[lane], repayment);
+    rows: &'a mut [&'b mut [T]],
+    store: &'a S,
+}
+
+impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { parameters, x, gy, n, from, rows, store } = self;
+        let (steps, width) = (rows.len(), rows[0].len());
+        let surrogate = Surrogate::new(parameters);
+        // H and c before each step, for every lane of a block.
+        let mut history = vec![([0f32; LANES], [0i32; LANES]); steps];
+        let mut buffer = [0f32; LANES];
+        for block in (0..width).step_by(LANES) {
+            let lanes = LANES.min(width - block);
+            let mut membrane = [parameters.start(); LANES];
+            let mut tracer = [0i32; LANES];
+            for (t, (h, c)) in history.iter_mut().enumerate() {
+                load(x, t * n + from + block, &mut buffer[..lanes]);
+                let repayment = parameters.repayment(t);
+                for lane in 0..LANES {
+                    membrane[lane] += buffer[lane];
+                    h[lane] = membrane[lane];
+                    c[lane] = tracer[lane];
+                    parameters.step(&mut membrane[lane], &mut tracer[lane], repayment);
+                }
             }
-        }
-        let mut grad_v = [0f32; LANES];
-        let mut grad_tracer = [0f32; LANES];
-        for (t, (h, c)) in history.iter().enumerate().rev() {
-            load(gy, t * n + from + block, &mut buffer[..lanes]);
-            for lane in 0..LANES {
-                let (a, b) = surrogate.at(h[lane], c[lane]);
-                let m = buffer[lane] - parameters.threshold * grad_v[lane] + grad_tracer[lane];
-                grad_v[lane] += m * a;
-                grad_tracer[lane] += m * b;
+            let mut grad_v = [0f32; LANES];
+            let mut grad_tracer = [0f32; LANES];
+            for (t, (h, c)) in history.iter().enumerate().rev() {
+                load(gy, t * n + from + block, &mut buffer[..lanes]);
+                for lane in 0..LANES {
+                    let (a, b) = surrogate.at(h[lane], c[lane]);
+                    let m = buffer[lane] - parameters.threshold * grad_v[lane] + grad_tracer[lane];
+                    grad_v[lane] += m * a;
+                    grad_tracer[lane] += m * b;
+                }
+                store(&mut rows[t][block..block + lanes], &grad_v[..lanes]);
             }
-            store(&mut rows[t][block..block + lanes], &grad_v[..lanes]);
         }
     }
 }

@@ -1,0 +1,310 @@
+//! The harness and the program from outside: bench processes of the fixture, their records, baselines and the gate.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// A package folder of its own, with its target folder inside.
+struct Package {
+    folder: TempDir,
+}
+
+/// What a process printed and how it ended.
+struct Outcome {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl From<Output> for Outcome {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+impl Outcome {
+    #[track_caller]
+    fn expect(&self, code: i32, words: &[&str]) -> &Self {
+        let all = format!("{}\n{}", self.stdout, self.stderr);
+        assert_eq!(self.code, Some(code), "{all}");
+        words.iter().for_each(|word| assert!(all.contains(word), "`{word}` is not in:\n{all}"));
+        assert!(!all.contains("panicked at"), "{all}");
+        self
+    }
+}
+
+/// The fixture's bench binary; `cargo test` builds it as an example.
+fn fixture() -> PathBuf {
+    let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
+    let path = program.parent().unwrap().join("examples").join(format!("fixture{}", std::env::consts::EXE_SUFFIX));
+    assert!(path.is_file(), "{} is missing: run the whole `cargo test`, or `cargo build --example fixture` first", path.display());
+    path
+}
+
+impl Package {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self, relative: &str) -> PathBuf {
+        self.folder.path().join(relative)
+    }
+
+    fn command(&self, program: &Path, line: &str) -> Command {
+        let mut command = Command::new(program);
+        command
+            .args(line.split_whitespace())
+            .current_dir(self.folder.path())
+            .env("CARGO_MANIFEST_DIR", self.folder.path())
+            .env("CARGO_TARGET_DIR", self.path("target"))
+            .env_remove("RUST_BACKTRACE")
+            .env_remove("CRITERION_HOME");
+        command
+    }
+
+    fn bench_command(&self, session: &str, line: &str) -> Command {
+        let line = format!("--bench --noplot --warm-up-time 0.01 --measurement-time 0.05 --sample-size 10 {line}");
+        let mut command = self.command(&fixture(), &line);
+        command.env("KERNELGATE_SESSION", session);
+        command
+    }
+
+    fn bench(&self, session: &str, line: &str) -> Outcome {
+        self.bench_command(session, line).output().unwrap().into()
+    }
+
+    fn kernelgate(&self, line: &str) -> Outcome {
+        self.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line).output().unwrap().into()
+    }
+
+    /// The only baseline file of that name.
+    fn baseline(&self, name: &str) -> PathBuf {
+        let mut devices = std::fs::read_dir(self.path("baselines")).unwrap();
+        let path = devices.next().unwrap().unwrap().path().join(format!("{name}.json"));
+        assert!(devices.next().is_none() && path.is_file());
+        path
+    }
+
+    /// Replaces the times in a record by `times_ns`, so that what the gate says does not depend on how busy the machine was.
+    fn set_times(&self, record: &Path, time_ns: f64) {
+        fn set(value: &mut serde_json::Value, time_ns: f64) {
+            if let Some(samples) = value.get("launches").and_then(|launches| launches.as_array()).cloned() {
+                let times = samples.iter().enumerate().map(|(i, launches)| {
+                    let wobble = 1.0 + 0.001 * (i as f64 - 4.5);
+                    (launches.as_f64().unwrap() * time_ns * wobble).into()
+                });
+                value["elapsed_ns"] = times.collect::<Vec<serde_json::Value>>().into();
+            } else if let Some(fields) = value.as_object_mut() {
+                fields.values_mut().for_each(|field| set(field, time_ns));
+            }
+        }
+        let mut record_value: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(record).unwrap()).unwrap();
+        set(&mut record_value, time_ns);
+        std::fs::write(record, record_value.to_string()).unwrap();
+    }
+
+    fn record(&self, session: &str) -> PathBuf {
+        self.path(&format!("target/kernelgate/runs/{session}/fixture.json"))
+    }
+
+    fn run(&self, session: &str) -> serde_json::Value {
+        let text = std::fs::read_to_string(self.record(session)).unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
+}
+
+const CASE: &str = "fixture/spin/n64_none/cpu/hot";
+
+#[test]
+fn bench_baseline_and_gate() {
+    let package = Package::new();
+    let first = package.bench("s1", "--save-baseline a");
+    first.expect(0, &[CASE, "fixture/spin/n128_none/cpu/hot", "skipped 2: cpu/never supports nothing", "saved as baseline `a`"]);
+    let run = package.run("s1");
+    assert_eq!(run["complete"], true);
+    assert_eq!(run["cases"][CASE]["samples"]["launches"].as_array().unwrap().len(), 10);
+    assert_eq!(run["cases"][CASE]["verification"]["checked"], 64);
+    package.bench("s2", "--save-baseline b").expect(0, &[]);
+    package.kernelgate("baseline list").expect(0, &["/a", "/b"]);
+    package.kernelgate("baseline show b").expect(0, &[CASE, "±"]);
+
+    package.set_times(&package.baseline("a"), 200_000.0);
+    package.set_times(&package.record("s2"), 204_000.0);
+    package.kernelgate("gate --baseline a").expect(0, &["unchanged", "+2.0%", "2 unchanged, 0 inconclusive of 2"]);
+
+    package.bench("s3", "").expect(0, &[]);
+    package.set_times(&package.record("s3"), 300_000.0);
+    package.kernelgate("gate --baseline a").expect(1, &["regressed", CASE, "+50.0%"]);
+    let json = package.kernelgate("gate --baseline a --format json");
+    let report: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(report["judged"][0]["verdict"], "regressed");
+    package.kernelgate("gate --baseline a --format markdown").expect(1, &["**2 regressed", "| fixture/spin/n64_none/cpu/hot"]);
+    let session = package.path("target/kernelgate/runs/s2");
+    package.kernelgate(&format!("gate --baseline a --session {}", session.display())).expect(0, &["unchanged"]);
+
+    // A later save of fewer cases loses none of the others.
+    package.bench("s4", "n64 --save-baseline a").expect(0, &[]);
+    let text = std::fs::read_to_string(package.baseline("a")).unwrap();
+    assert!(text.contains(CASE) && text.contains("n128_none") && text.contains("s1/fixture") && text.contains("s4/fixture"));
+}
+
+#[test]
+fn broken_and_foreign_baselines_are_refused_and_kept() {
+    let package = Package::new();
+    package.bench("s1", "--save-baseline a").expect(0, &[]);
+    let path = package.baseline("a");
+    let whole = std::fs::read_to_string(&path).unwrap();
+    let device = whole.lines().find(|line| line.contains("\"device_name\"")).unwrap();
+    let edits = [
+        (whole[..whole.len() / 2].to_owned(), 2, "broken or cut short"),
+        ("{}".to_owned(), 2, "not a kernelgate baseline"),
+        (whole.replace("\"schema_version\": 1", "\"schema_version\": 7"), 2, "newer kernelgate (schema 7"),
+        (whole.replace(device, "\"device_name\": \"Another CPU\","), 4, "device_name is `Another CPU`"),
+        (whole.replace("\"revision\": 1", "\"revision\": 2"), 4, "revision is `2`"),
+        (whole.replace("\"launches\": [", "\"launches\": [0, "), 2, "launch counts against"),
+    ];
+    for (text, code, words) in edits {
+        assert_ne!(text, whole);
+        std::fs::write(&path, &text).unwrap();
+        package.kernelgate("gate --baseline a").expect(code, &[words]);
+        if code == 2 {
+            let outcome = package.bench("s2", "--save-baseline a");
+            outcome.expect(2, &[words, "a.json"]);
+            assert!(!outcome.stderr.contains("verified"), "found before anything was measured: {}", outcome.stderr);
+            package.kernelgate("baseline list").expect(2, &["broken: failed to read"]);
+        }
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "a broken file is never overwritten");
+    }
+    package.kernelgate("gate --baseline none").expect(2, &["no baseline `none`", "/a"]);
+    package.kernelgate("gate --baseline ../a").expect(2, &["baseline name `../a`"]);
+    package.bench("s3", "--save-baseline ../../evil").expect(2, &["baseline name `../../evil`"]);
+    Package::new().kernelgate("gate --baseline a").expect(2, &["no run in", "cargo bench"]);
+}
+
+#[test]
+fn wrong_cases_have_no_time_and_do_not_stop_the_others() {
+    let package = Package::new();
+    let outcome = package.bench("s1", "--effort thorough --axis n=64");
+    outcome.expect(
+        1,
+        &[
+            "n64_wrong/cpu/hot: output `out`: max error",
+            "n64_nan/cpu/hot: output `out`: 1 of 64 elements are not finite, first at 5",
+            "n64_panic/cpu/hot: panicked: the kernel is broken",
+            "n64_reference/cpu/hot: inputs or reference: panicked",
+            "n64_late/cpu/hot: panicked: the kernel is broken",
+        ],
+    );
+    let run = package.run("s1");
+    assert_eq!(run["cases"].as_object().unwrap().keys().collect::<Vec<_>>(), [CASE]);
+    assert_eq!(run["failed"].as_object().unwrap().len(), 5);
+    package.bench("s2", "--save-baseline a").expect(0, &[]);
+    let session = package.path("target/kernelgate/runs/s1");
+    package
+        .kernelgate(&format!("gate --baseline a --session {}", session.display()))
+        .expect(1, &["failed: fixture/spin/n64_wrong"]);
+}
+
+#[test]
+fn flags_filters_and_axes() {
+    let package = Package::new();
+    let fixture = |line: &str| Outcome::from(package.command(&fixture(), line).output().unwrap());
+    let listed = |line: &str| {
+        let outcome = fixture(line);
+        outcome.expect(0, &[]);
+        outcome.stdout.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(listed("--list"), ["fixture/spin/n64_none/cpu/hot: benchmark", "fixture/spin/n128_none/cpu/hot: benchmark"]);
+    assert_eq!(listed("--list --axis n=7"), ["fixture/spin/n7_none/cpu/hot: benchmark"]);
+    fixture("--test").expect(0, &["Testing fixture/spin/n64_none/cpu/hot", "Success"]);
+    fixture("").expect(0, &["Success"]);
+    fixture("--bench fixtur/spin").expect(2, &["no case matches `fixtur/spin`; did you mean fixture/spin"]);
+    fixture("--bench zzzzzzzzzzzzz").expect(2, &["no case matches", "--list"]);
+    fixture("--bench a(").expect(2, &["filter `a(` is not a regular expression: unclosed group"]);
+    fixture("--bench --axis fault=odd").expect(2, &["axis `fault` takes one of none, wrong", "not `odd`"]);
+    fixture("--bench --axis depth=3").expect(2, &["no workload has an axis `depth`; axes are fault, n"]);
+    fixture("--bench --axis n").expect(2, &["`n` is not of the form axis=value"]);
+    fixture("--bench --sample-size 3").expect(2, &["--sample-size takes a number from 10"]);
+    fixture("--bench --baseline none").expect(2, &["Criterion has no baseline `none`", "--save-baseline none"]);
+    fixture("--bench --load-baseline none").expect(2, &["Criterion has no baseline `none`"]);
+    fixture("--bench --frobnicate").expect(2, &["--frobnicate"]);
+    let huge = package.bench("s1", "--axis n=99999999999");
+    huge.expect(2, &["needs 1600 GB of memory", "nothing of what was asked for can run here"]);
+
+    package.bench("s2", "n64 --save-baseline x").expect(0, &["time:"]);
+    package.bench("s3", "n64 --baseline x").expect(0, &["change:"]);
+    package.bench("s4", "n64 --load-baseline x").expect(0, &["time:"]);
+    package.bench("s5", "--exact fixture/spin/n64_none/cpu/hot --quick").expect(0, &["time:"]);
+    let bencher = package.bench("s6", "n64 --output-format bencher");
+    assert!(bencher.expect(0, &[]).stdout.starts_with("test fixture/spin/n64_none/cpu/hot ... bench:"), "{}", bencher.stdout);
+    assert_eq!(bencher.stdout.lines().filter(|line| !line.is_empty()).count(), 1, "{}", bencher.stdout);
+    package.bench("s7", "n64 --profile-time 1").expect(0, &[]);
+    assert!(!package.path("target/kernelgate/runs/s7").exists(), "profiling records nothing");
+}
+
+#[test]
+fn a_blocked_folder_is_found_before_measuring() {
+    let package = Package::new();
+    std::fs::write(package.path("baselines"), "in the way").unwrap();
+    let outcome = package.bench("s1", "--save-baseline a");
+    outcome.expect(2, &["failed to ", "baselines"]);
+    assert!(!outcome.stderr.contains("verified"));
+    std::fs::create_dir_all(package.path("target")).unwrap();
+    std::fs::write(package.path("target/kernelgate"), "in the way").unwrap();
+    package.bench("s2", "").expect(2, &["failed to write", "kernelgate"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_keeps_finished_cases_and_the_baseline() {
+    let package = Package::new();
+    package.bench("s1", "--save-baseline a").expect(0, &[]);
+    let before = std::fs::read_to_string(package.baseline("a")).unwrap();
+    let mut command = package.bench_command("s2", "--save-baseline a");
+    command.args(["--axis", "n=64,96,128"]).env("FIXTURE_NS", "20000000");
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let record = package.record("s2");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !std::fs::read_to_string(&record).is_ok_and(|text| text.contains(CASE)) {
+        assert!(Instant::now() < deadline, "the first case never finished");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    Outcome::from(child.wait_with_output().unwrap()).expect(130, &["interrupted: ", "baseline `a` is as it was"]);
+    let run = package.run("s2");
+    assert_eq!(run["complete"], false);
+    assert!(run["cases"][CASE].is_object());
+    assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
+    assert_eq!(std::fs::read_dir(record.parent().unwrap()).unwrap().count(), 1, "no temporary file is left");
+    package.set_times(&package.baseline("a"), 200_000.0);
+    package.set_times(&record, 200_000.0);
+    package.kernelgate("gate --baseline a").expect(3, &["interrupted: bench `fixture`"]);
+}
+
+#[test]
+fn baselines_travel() {
+    let package = Package::new();
+    package.bench("s1", "--save-baseline a").expect(0, &[]);
+    let original = std::fs::read_to_string(package.baseline("a")).unwrap();
+    package.kernelgate("baseline export a out.json").expect(0, &["2 cases"]);
+    assert_eq!(std::fs::read_to_string(package.path("out.json")).unwrap(), original);
+    package.kernelgate("baseline export a out.csv").expect(0, &[]);
+    assert_eq!(std::fs::read_to_string(package.path("out.csv")).unwrap().lines().count(), 1 + 2 * 10);
+    package.kernelgate("baseline export a out.txt").expect(2, &[".json or .csv"]);
+    package.kernelgate("baseline import out.json").expect(2, &["exists", "--force"]);
+    package.kernelgate("baseline import out.json --name c").expect(0, &[]);
+    package.kernelgate("baseline import out.csv").expect(2, &["broken or cut short"]);
+    package.kernelgate("baseline import missing.json").expect(2, &["missing.json"]);
+    for record in [package.baseline("c"), package.record("s1")] {
+        package.set_times(&record, 200_000.0);
+    }
+    package.kernelgate("gate --baseline c").expect(0, &["2 unchanged"]);
+}
