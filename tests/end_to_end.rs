@@ -234,14 +234,15 @@ fn flags_filters_and_axes() {
     fixture("--bench --axis n").expect(2, &["`n` is not of the form axis=value"]);
     fixture("--bench --sample-size 3").expect(2, &["--sample-size takes a number from 10"]);
     fixture("--bench --baseline none").expect(2, &["Criterion has no baseline `none`", "--save-baseline none"]);
-    fixture("--bench --load-baseline none").expect(2, &["Criterion has no baseline `none`"]);
+    fixture("--bench --load-baseline none --baseline none").expect(2, &["Criterion has no baseline `none`"]);
+    fixture("--bench --load-baseline none").expect(2, &["--baseline"]);
     fixture("--bench --frobnicate").expect(2, &["--frobnicate"]);
     let huge = package.bench("s1", "--axis n=99999999999");
     huge.expect(2, &["needs 1600 GB of memory", "nothing of what was asked for can run here"]);
 
     package.bench("s2", "n64 --save-baseline x").expect(0, &["time:"]);
     package.bench("s3", "n64 --baseline x").expect(0, &["change:"]);
-    package.bench("s4", "n64 --load-baseline x").expect(0, &["time:"]);
+    package.bench("s4", "n64 --load-baseline x --baseline x").expect(0, &["time:", "change:"]);
     package.bench("s5", "--exact fixture/spin/n64_none/cpu/hot --quick").expect(0, &["time:"]);
     let bencher = package.bench("s6", "n64 --output-format bencher");
     assert!(bencher.expect(0, &[]).stdout.starts_with("test fixture/spin/n64_none/cpu/hot ... bench:"), "{}", bencher.stdout);

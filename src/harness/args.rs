@@ -38,25 +38,25 @@ pub struct Flags {
     #[arg(long)]
     pub exact: bool,
     /// List the ids instead of timing
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["test", "profile_time"])]
     pub list: bool,
     /// Verify every case and run it once, without timing
-    #[arg(long)]
+    #[arg(long, conflicts_with = "profile_time")]
     pub test: bool,
     /// Time briefly: Criterion's quick mode, with effort quick
-    #[arg(long)]
+    #[arg(long, conflicts_with = "sample_size")]
     pub quick: bool,
     /// Save the results as Criterion's baseline and as baselines/<device>/NAME.json
-    #[arg(short, long, value_name = "NAME")]
+    #[arg(short, long, value_name = "NAME", conflicts_with_all = ["baseline", "baseline_lenient", "discard_baseline"])]
     pub save_baseline: Option<String>,
     /// Show Criterion's comparison with its baseline NAME
-    #[arg(short, long, value_name = "NAME")]
+    #[arg(short, long, value_name = "NAME", conflicts_with_all = ["baseline_lenient", "discard_baseline"])]
     pub baseline: Option<String>,
     /// As --baseline, without an error where there is none
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with = "discard_baseline")]
     pub baseline_lenient: Option<String>,
-    /// Show Criterion's stored results of NAME instead of measuring
-    #[arg(long, value_name = "NAME")]
+    /// With --baseline: compare Criterion's stored results of NAME instead of measuring
+    #[arg(long, value_name = "NAME", requires = "baseline", conflicts_with = "profile_time")]
     pub load_baseline: Option<String>,
     /// Do not store results in Criterion's folder
     #[arg(long)]
@@ -101,7 +101,7 @@ pub struct Flags {
     #[arg(short, long)]
     pub verbose: bool,
     /// Print only the results
-    #[arg(long)]
+    #[arg(long, conflicts_with = "verbose")]
     pub quiet: bool,
     #[arg(long, hide = true)]
     bench: bool,
@@ -332,7 +332,7 @@ mod tests {
         assert_eq!(flags("--test --bench").mode(), Mode::Test);
         assert_eq!(flags("--list").mode(), Mode::List);
         assert_eq!(flags("--profile-time 5 --bench").mode(), Mode::Profile);
-        assert_eq!(flags("--load-baseline a --bench").mode(), Mode::Load);
+        assert_eq!(flags("--load-baseline a --baseline a --bench").mode(), Mode::Load);
         assert_eq!(flags("--quick --bench").effort(), Effort::Quick);
     }
 

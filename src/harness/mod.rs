@@ -105,6 +105,7 @@ impl Harness {
             Mode::Bench => self.bench(flags, selection, effort, &store),
             Mode::List | Mode::Load => {
                 check_stored(&store, &selection, flags.load_baseline.as_deref())?;
+                check_stored(&store, &selection, flags.baseline.as_deref())?;
                 let mut criterion = new_criterion(&store, Elapsed::default());
                 for group in &selection.groups {
                     let mut criterion_group = open_group(&mut criterion, group);
