@@ -243,7 +243,7 @@ fn flags_filters_and_axes() {
     package.bench("s2", "n64 --save-baseline x").expect(0, &["time:"]);
     package.bench("s3", "n64 --baseline x").expect(0, &["change:"]);
     package.bench("s4", "n64 --load-baseline x --baseline x").expect(0, &["time:", "change:"]);
-    package.bench("s5", "--exact fixture/spin/n64_none/cpu/hot --quick").expect(0, &["time:"]);
+    fixture("--bench --exact fixture/spin/n64_none/cpu/hot --quick --noplot").expect(0, &["time:", "quick effort"]);
     let bencher = package.bench("s6", "n64 --output-format bencher");
     assert!(bencher.expect(0, &[]).stdout.starts_with("test fixture/spin/n64_none/cpu/hot ... bench:"), "{}", bencher.stdout);
     assert_eq!(bencher.stdout.lines().filter(|line| !line.is_empty()).count(), 1, "{}", bencher.stdout);

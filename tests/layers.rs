@@ -1,5 +1,7 @@
 //! The import rules of ARCHITECTURE.md, checked on the source text: which module may use which, and where external crates may appear.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 

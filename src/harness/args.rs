@@ -283,11 +283,14 @@ impl Filter {
 /// Our flags with a value, and the variables that stand for them.
 const OWN: [(&str, &str); 3] = [("--effort", "KERNELGATE_EFFORT"), ("--axis", "KERNELGATE_AXIS"), ("--seed", "KERNELGATE_SEED")];
 
+/// Our flags as environment variables, by name.
+pub type OwnFlags = Vec<(&'static str, String)>;
+
 /// Splits a command line into what Criterion may see and the environment that carries our flags; `None` when it has none of ours.
 ///
 /// Values of a repeated flag are joined by spaces. A flag without a value stays, for the parser to complain about.
-pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, Vec<(&'static str, String)>)> {
-    let (mut rest, mut own) = (Vec::new(), Vec::<(&'static str, String)>::new());
+pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags)> {
+    let (mut rest, mut own) = (Vec::new(), OwnFlags::new());
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         let text = argument.to_string_lossy();

@@ -57,7 +57,7 @@ pub struct Selection<'a> {
 
 impl Selection<'_> {
     /// Cases to run.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.groups.iter().map(|group| group.cases.len()).sum()
     }
 
@@ -171,7 +171,7 @@ mod tests {
     fn every_builtin_id_is_unique_and_fits_criterions_folders() {
         let suites = builtin::all();
         let selection = select(suites.iter().map(AsRef::as_ref), Effort::Thorough, &[], &Filter::All).unwrap();
-        assert!(selection.len() > 100);
+        assert!(selection.count() > 100);
         let mut folders = BTreeSet::new();
         for group in &selection.groups {
             assert!(group.id().len() <= 64, "Criterion cuts folder names at 64: {}", group.id());

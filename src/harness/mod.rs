@@ -117,7 +117,7 @@ impl Harness {
             }
             Mode::Test | Mode::Profile => {
                 let session =
-                    Session { flags, effort, limits: None, recorder: None, progress: Progress::new(flags, selection.len()) };
+                    Session { flags, effort, limits: None, recorder: None, progress: Progress::new(flags, selection.count()) };
                 session.run_cases(&selection, &store)
             }
         }
@@ -133,7 +133,7 @@ impl Harness {
         if selection.matched_nothing() && effort < Effort::Thorough {
             selection = cases::select(own(), Effort::Thorough, &flags.axis, filter)?;
             if !selection.matched_nothing() && flags.mode() != Mode::List {
-                eprintln!("{}: not among the default cases; {} of the whole sweep match", self.name, selection.len());
+                eprintln!("{}: not among the default cases; {} of the whole sweep match", self.name, selection.count());
             }
             effort = flags.effort();
         }
@@ -152,8 +152,8 @@ impl Harness {
         check_stored(store, &selection, flags.baseline.as_deref())?;
         let environment = Environment::cpu();
         let baseline = flags.save_baseline.as_deref().map(|name| open_baseline(store, &environment, name)).transpose()?;
-        let progress = Progress::new(flags, selection.len());
-        progress.start(self.name, &environment, effort, selection.len());
+        let progress = Progress::new(flags, selection.count());
+        progress.start(self.name, &environment, effort, selection.count());
         let session_id = session::session_id();
         let path = store.run_path(&session_id, self.name);
         let mut run = Run {
@@ -306,7 +306,7 @@ impl Session<'_> {
 }
 
 /// Starts this program anew with Criterion's flags alone and ours in the environment.
-fn replace_process(arguments: &[OsString], own: &[(&'static str, String)]) -> ExitCode {
+fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
     let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from(std::env::args_os().next().unwrap_or_default()));
     let mut command = std::process::Command::new(&program);
     command.args(arguments).envs(own.iter().map(|(name, value)| (*name, value)));
