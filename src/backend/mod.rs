@@ -3,6 +3,7 @@
 //! Deliberately absent: clocks. A backend launches and synchronises; `measure` times.
 
 pub mod cpu;
+pub mod cuda;
 
 use std::sync::Arc;
 

@@ -6,6 +6,7 @@ mod baseline;
 mod doctor;
 mod gate;
 mod list;
+mod resources;
 mod verify;
 
 use std::path::PathBuf;
@@ -48,6 +49,8 @@ enum Verb {
     Verify(verify::Arguments),
     /// The last run against a committed baseline
     Gate(gate::Arguments),
+    /// Registers, spills, shared memory and instructions of every kernel; a gate that needs no GPU
+    Resources(resources::Arguments),
     /// List, show, import and export baselines
     #[command(subcommand)]
     Baseline(baseline::Verb),
@@ -83,6 +86,7 @@ impl Cli {
             Verb::List(arguments) => list::run(&arguments),
             Verb::Verify(arguments) => verify::run(&arguments),
             Verb::Gate(arguments) => gate::run(&arguments, &store),
+            Verb::Resources(arguments) => resources::run(&arguments, &store),
             Verb::Baseline(verb) => baseline::run(&verb, &store),
         }
     }

@@ -7,6 +7,7 @@
 pub mod baseline;
 pub mod environment;
 pub mod file;
+pub mod resources;
 pub mod run;
 pub mod store;
 

@@ -1,0 +1,281 @@
+// Attention forward in one kernel with an online softmax, on the tensor cores through mma.sync.m16n8k16.
+//
+//   for each block of keys, the last first:  S = q k^T;  m' = max(m, max_j S);  P = exp2((S - m') c), c = log2(e) / sqrt(d)
+//                                            l = l exp2((m - m') c) + sum_j P;  o = o exp2((m - m') c) + P v;  m = m'
+//   out = o / l,  lse = m / sqrt(d) + ln(l)
+// The three rescalings are skipped while no row's maximum has grown by more than 2^8 in P: m is then only a reference point that is
+// a little too small, the result is the same, and P stays below 2^8.
+//
+// Threads: four warps for 128 queries, 32 a warp as two 16-row matrix tiles, so that each B fragment of k or v read from shared
+// memory serves two mma. P never leaves the registers: the accumulator layout of S is the A layout of P v. Two blocks an SM, so
+// that each scheduler has a warp in its softmax beside one in its products.
+// Shared memory, 16-bit, rows of d, 16-byte chunks XOR-swizzled by row: q [128][d], k and v [2 stages][64][d] each: 96 KiB at d = 128.
+// The next block's cp.async are issued between the steps of q k^T, a whole block's time ahead. One barrier a block of keys.
+// Blocks: full, the query tiles of a head are neighbours; causal, heads in groups whose k and v fit the L2, and within a group
+// the longest tiles first.
+// Bound: tensor cores, 4 b h s^2 d FLOPs (half if causal); mma.sync reaches about 62 % of what wgmma can on this architecture.
+// Against flash: mma instead of FMA, 16-bit tiles, asynchronous copies, no P in shared memory, lazy rescaling.
+#include "attention/shape.cuh"
+#include "attention/warp_gemm.cuh"
+#include "common/math.cuh"
+#include "common/memory.cuh"
+#include "common/reduce.cuh"
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * static_cast<int>(kWarpSize);
+constexpr int kBlocksPerSm = 2;
+constexpr int kTileM = 128;  // queries a block
+constexpr int kTileN = 64;   // keys a step
+constexpr int kStages = 2;
+constexpr bool kQInRegisters = kHeadDim == 64;  // d = 128 has no registers left for the query fragments
+
+constexpr int kRowBytes = kHeadDim * 2;
+constexpr int kRowChunks = kRowBytes / 16;
+constexpr int kSteps = kHeadDim / 16;
+constexpr int kM = kTileM / (16 * kWarps);  // matrix tiles a warp: rows of S and o,
+constexpr int kN = kTileN / 8;              // columns of S,
+constexpr int kD = kHeadDim / 8;            // columns of o
+constexpr int kWarpRows = 16 * kM;
+constexpr int kStageBytes = kTileN * kRowBytes;
+constexpr int kKOffset = kTileM * kRowBytes;
+constexpr int kVOffset = kKOffset + kStages * kStageBytes;
+constexpr int kSharedBytes = kVOffset + kStages * kStageBytes;
+constexpr int kRowsPerPass = kThreads / kRowChunks;
+constexpr int kPasses = kTileN / kRowsPerPass;
+constexpr float kRescaleThreshold = 8.f / kScaleLog2;
+constexpr i64 kL2Budget = 24 << 20;  // bytes of k and v that one group of heads may hold in the L2
+
+static_assert(kTileM % (16 * kWarps) == 0, "each warp owns whole 16-row matrix tiles of the query block");
+static_assert(kTileN % 16 == 0 && kTileN % kWarpRows == 0, "every row of a block that a warp computes must see a key in it");
+static_assert(kSharedBytes * kBlocksPerSm <= 227 * 1024, "the blocks of an SM share 227 KiB of shared memory");
+
+struct Rows {
+  float o[kM][kD][4];
+  float top[kM * 2];  // running maximum of the raw scores; row 2i + h is matrix tile i, row lane/4 + 8h
+  float sum[kM * 2];  // this lane's share of the row sum
+};
+
+// One block of keys. `copy(step)` is called between the steps of q k^T.
+template <bool kMask, typename Copy>
+__device__ __forceinline__ void process(Rows& rows, const u32 (&q_fragments)[kQInRegisters ? kSteps : 1][kM][4], u32 q_lane, u32 k_lane, u32 v_lane,
+                                        int row0, int key0, int seqlen, u32 lane, Copy copy) {
+  float s[kM][kN][4];
+  clear(s);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    u32 a[kM][4];
+#pragma unroll
+    for (int i = 0; i < kM; ++i) {
+      if (kQInRegisters) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) a[i][e] = q_fragments[kQInRegisters ? step : 0][i][e];
+      } else {
+        ldmatrix_x4(a[i], (q_lane ^ (step * 32)) + i * 16 * kRowBytes);
+      }
+    }
+    multiply_step_abt<kRowBytes>(s, a, k_lane ^ (step * 32));
+    copy(step);
+  }
+
+  if (kMask) {
+    const int first_key = key0 + static_cast<int>(lane & 3) * 2, first_row = row0 + static_cast<int>(lane >> 2);
+#pragma unroll
+    for (int i = 0; i < kM; ++i)
+#pragma unroll
+      for (int j = 0; j < kN; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int key = first_key + j * 8 + (e & 1), row = first_row + i * 16 + (e >> 1) * 8;
+          if (key >= seqlen || (kCausal && key > row)) s[i][j][e] = negative_infinity();
+        }
+  }
+
+  float best[kM * 2];
+  bool grow = false;
+#pragma unroll
+  for (int r = 0; r < kM * 2; ++r) {
+    const int i = r / 2, h = (r % 2) * 2;
+    float x = max_f32(s[i][0][h], s[i][0][h + 1]);
+#pragma unroll
+    for (int j = 1; j < kN; ++j) x = max_f32(x, max_f32(s[i][j][h], s[i][j][h + 1]));
+    best[r] = x;
+  }
+#pragma unroll
+  for (int mask = 1; mask < 4; mask *= 2)
+#pragma unroll
+    for (int r = 0; r < kM * 2; ++r) best[r] = max_f32(best[r], __shfl_xor_sync(kFullWarp, best[r], mask));
+#pragma unroll
+  for (int r = 0; r < kM * 2; ++r) grow |= best[r] > rows.top[r] + kRescaleThreshold;
+  if (__any_sync(kFullWarp, grow)) {
+#pragma unroll
+    for (int r = 0; r < kM * 2; ++r) {
+      const float top = max_f32(rows.top[r], best[r]);
+      const float alpha = exp2_approx((rows.top[r] - top) * kScaleLog2);
+      const int i = r / 2, h = (r % 2) * 2;
+      rows.top[r] = top;
+      rows.sum[r] *= alpha;
+#pragma unroll
+      for (int j = 0; j < kD; ++j) {
+        rows.o[i][j][h] *= alpha;
+        rows.o[i][j][h + 1] *= alpha;
+      }
+    }
+  }
+  float shift[kM * 2];
+#pragma unroll
+  for (int r = 0; r < kM * 2; ++r) shift[r] = -rows.top[r] * kScaleLog2;
+
+  // P of 16 keys, as an A fragment
+  auto exponentials = [&](int step, u32 (&p)[kM][4]) {
+#pragma unroll
+    for (int i = 0; i < kM; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int r = i * 2 + (e & 1);
+        const float* x = &s[i][2 * step + e / 2][(e & 1) * 2];
+        const float p0 = exp2_approx(fma_f32(x[0], kScaleLog2, shift[r])), p1 = exp2_approx(fma_f32(x[1], kScaleLog2, shift[r]));
+        rows.sum[r] += p0 + p1;
+        p[i][e] = Element::pack(p0, p1);
+      }
+  };
+  u32 p[2][kM][4];
+  exponentials(0, p[0]);
+#pragma unroll
+  for (int step = 0; step < kTileN / 16; ++step) {
+    // the next step's exponentials run beside this step's products
+    if (step + 1 < kTileN / 16) exponentials(step + 1, p[(step + 1) & 1]);
+    multiply_step_ab(rows.o, p[step & 1], v_lane + step * 16 * kRowBytes);
+  }
+}
+
+// grid ceil(s/128) * b*h, block 128, dynamic shared memory kSharedBytes; lse may be null
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+attention_forward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ k, const u16* __restrict__ v, u16* __restrict__ out,
+                            float* __restrict__ lse, int seqlen, int batch_heads) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const u32 base = shared_address(shared);
+  const int tid = threadIdx.x, warp = tid / kWarpSize;
+  const u32 lane = tid % kWarpSize;
+  const int tiles = (seqlen + kTileM - 1) / kTileM;
+
+  int tile, head;
+  if (kCausal) {
+    const i64 fitting = kL2Budget / (static_cast<i64>(seqlen) * kRowBytes * 2);
+    const int group = max_of(1, static_cast<int>(min_of(static_cast<i64>(batch_heads), fitting)));
+    const int first = static_cast<int>(blockIdx.x) / (group * tiles) * group;
+    const int size = min_of(group, batch_heads - first);
+    const int rest = static_cast<int>(blockIdx.x) - first * tiles;
+    tile = tiles - 1 - rest / size;
+    head = first + rest % size;
+  } else {
+    head = blockIdx.x / tiles;
+    tile = blockIdx.x % tiles;
+  }
+  const i64 head_offset = static_cast<i64>(head) * seqlen * kHeadDim;
+  const int q0 = tile * kTileM;
+  const int keys = kCausal ? min_of(seqlen, q0 + kTileM) : seqlen;
+  int block = (keys + kTileN - 1) / kTileN - 1;
+
+  const int copy_row = tid / kRowChunks, copy_chunk = tid % kRowChunks;
+  const u32 copy_to = base + swizzled<kRowBytes>(copy_row, copy_chunk);
+  const i64 copy_from = head_offset + static_cast<i64>(block * kTileN + copy_row) * kHeadDim + copy_chunk * 8;
+  const u16* k_from = k + copy_from;
+  const u16* v_from = v + copy_from;
+
+  copy_rows<kTileM, kRowsPerPass, true>(copy_to, q + head_offset + static_cast<i64>(q0 + copy_row) * kHeadDim + copy_chunk * 8, seqlen - q0 - copy_row);
+  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kKOffset, k_from, seqlen - block * kTileN - copy_row);
+  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kVOffset, v_from, seqlen - block * kTileN - copy_row);
+  cp_async_commit();
+
+  Rows rows;
+  clear(rows.o);
+#pragma unroll
+  for (int r = 0; r < kM * 2; ++r) {
+    rows.top[r] = negative_infinity();
+    rows.sum[r] = 0.f;
+  }
+
+  const int row0 = q0 + warp * kWarpRows;
+  const u32 q_lane = base + lane_by_row<kRowBytes>(warp * kWarpRows, lane);
+  const u32 k_lane = base + kKOffset + lane_by_column<kRowBytes>(0, lane);
+  const u32 v_lane = base + kVOffset + lane_by_row<kRowBytes>(0, lane);
+  u32 stage = 0;
+
+  u32 q_fragments[kQInRegisters ? kSteps : 1][kM][4];
+  if (kQInRegisters) {
+    cp_async_wait<0>();
+    __syncthreads();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int i = 0; i < kM; ++i) ldmatrix_x4(q_fragments[kQInRegisters ? step : 0][i], (q_lane ^ (step * 32)) + i * 16 * kRowBytes);
+  }
+
+  // The share of the next block's copy that goes with a step of q k^T.
+  auto copy_step = [&](int step) {
+    if (block == 0) return;
+    const u32 to = copy_to + (stage ^ kStageBytes);
+#pragma unroll
+    for (int pass = step * kPasses / kSteps; pass < (step + 1) * kPasses / kSteps; ++pass) {
+      cp_async_16(to + kKOffset + pass * kRowsPerPass * kRowBytes, k_from + pass * kRowsPerPass * kHeadDim);
+      cp_async_16(to + kVOffset + pass * kRowsPerPass * kRowBytes, v_from + pass * kRowsPerPass * kHeadDim);
+    }
+  };
+  auto copy_all = [&]() {
+    if (block == 0) return;
+    copy_rows<kTileN, kRowsPerPass, false>(copy_to + kKOffset + (stage ^ kStageBytes), k_from, 0);
+    copy_rows<kTileN, kRowsPerPass, false>(copy_to + kVOffset + (stage ^ kStageBytes), v_from, 0);
+  };
+  auto begin = [&]() {
+    cp_async_wait<0>();
+    __syncthreads();
+    k_from -= kTileN * kHeadDim;
+    v_from -= kTileN * kHeadDim;
+  };
+  auto end = [&]() {
+    cp_async_commit();
+    stage ^= kStageBytes;
+    --block;
+  };
+
+  const int unmasked = (kCausal ? min_of(q0, seqlen) : seqlen) / kTileN;  // blocks below this one are seen whole
+#pragma unroll 1
+  while (block >= unmasked) {
+    begin();
+    copy_all();
+    if (!kCausal || block * kTileN < row0 + kWarpRows)  // else the warp sees nothing of it
+      process<true>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage, row0, block * kTileN, seqlen, lane, [](int) {});
+    end();
+  }
+#pragma unroll 1
+  while (block >= 0) {
+    begin();
+    process<false>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage, row0, block * kTileN, seqlen, lane, copy_step);
+    end();
+  }
+
+  // each warp rounds its rows into the place of its queries, which only it has read, and stores whole rows
+  const u32 out_tile = base + warp * kWarpRows * kRowBytes;
+  __syncwarp();
+#pragma unroll
+  for (int r = 0; r < kM * 2; ++r) {
+    const float total = lanes_sum<4>(rows.sum[r]);
+    const float inverse = reciprocal_approx(total);
+    const int i = r / 2, h = (r % 2) * 2;
+    const int row = i * 16 + static_cast<int>(lane >> 2) + (r % 2) * 8;
+#pragma unroll
+    for (int j = 0; j < kD; ++j)
+      store_shared_b32(out_tile + swizzled<kRowBytes>(row, j) + (lane & 3) * 4, Element::pack(rows.o[i][j][h] * inverse, rows.o[i][j][h + 1] * inverse));
+    if (lse != nullptr && (lane & 3) == 0 && row0 + row < seqlen)
+      lse[static_cast<i64>(head) * seqlen + row0 + row] = rows.top[r] * kScale + log2_approx(total) * kLn2;
+  }
+  __syncwarp();
+  constexpr int kStoreRows = kWarpSize / kRowChunks;
+  u16* to = out + head_offset + static_cast<i64>(row0) * kHeadDim;
+#pragma unroll
+  for (int pass = 0; pass < kWarpRows / kStoreRows; ++pass) {
+    const int row = pass * kStoreRows + lane / kRowChunks, chunk = lane % kRowChunks;
+    const uint4 x = load_shared_b128(out_tile + swizzled<kRowBytes>(row, chunk));
+    if (row0 + row < seqlen) *reinterpret_cast<uint4*>(to + row * kHeadDim + chunk * 8) = x;
+  }
+}

@@ -1,0 +1,67 @@
+// Attention forward in three kernels, the component form: scores in device memory, one thread an output element.
+//
+//   scores:   S[b,h,i,j] = q[i] . k[j] / sqrt(d), -inf where j > i if causal          fp32, [b,h,s,s]
+//   softmax:  P = exp(S - max_j S) / sum_j exp(S - max_j S), in place; lse = max + ln(sum)
+//   values:   out[i] = sum_j P[i,j] v[j]
+//
+// Threads: scores, a 16x16 block an S tile of that size; softmax, a block of 256 a row, three passes over it; values, a block of
+// d x (256/d) threads, one an output element. No shared memory but the softmax's eight floats.
+// Bound: fp32 FMA (2 b h s^2 d FLOPs each for scores and values) in theory; in practice the loads, as nothing is reused but
+// by the caches. Device memory moved at least: scores write 4 b h s^2 bytes, softmax reads and writes as many, values read them.
+// First rung: nothing before it.
+#include "attention/shape.cuh"
+#include "common/math.cuh"
+#include "common/reduce.cuh"
+
+constexpr int kScoreTile = 16;
+constexpr int kSoftmaxThreads = 256;
+constexpr int kValueRows = 256 / kHeadDim;
+
+// grid (ceil(s/16), ceil(s/16), b*h), block 256
+extern "C" __global__ void __launch_bounds__(256)
+attention_forward_naive_scores(const u16* __restrict__ q, const u16* __restrict__ k, float* __restrict__ scores, int seqlen) {
+  const int key = blockIdx.x * kScoreTile + threadIdx.x % kScoreTile;
+  const int query = blockIdx.y * kScoreTile + threadIdx.x / kScoreTile;
+  if (key >= seqlen || query >= seqlen) return;
+  const i64 head = blockIdx.z;
+  const u32* q_row = reinterpret_cast<const u32*>(q + (head * seqlen + query) * kHeadDim);
+  const u32* k_row = reinterpret_cast<const u32*>(k + (head * seqlen + key) * kHeadDim);
+  float sum = 0.f;
+  for (int c = 0; c < kHeadDim / 2; ++c) {
+    const u32 x = q_row[c], y = k_row[c];
+    sum = fma_f32(Element::low(x), Element::low(y), sum);
+    sum = fma_f32(Element::high(x), Element::high(y), sum);
+  }
+  scores[(head * seqlen + query) * seqlen + key] = kCausal && key > query ? negative_infinity() : sum * kScale;
+}
+
+// grid b*h*s, block 256; lse may be null
+extern "C" __global__ void __launch_bounds__(kSoftmaxThreads)
+attention_forward_naive_softmax(float* __restrict__ scores, float* __restrict__ lse, int seqlen) {
+  __shared__ float scratch[kSoftmaxThreads / 32];
+  float* row = scores + static_cast<i64>(blockIdx.x) * seqlen;
+  float best = negative_infinity();
+  for (int j = threadIdx.x; j < seqlen; j += kSoftmaxThreads) best = max_f32(best, row[j]);
+  best = block_max<kSoftmaxThreads>(best, scratch);
+  float sum = 0.f;
+  for (int j = threadIdx.x; j < seqlen; j += kSoftmaxThreads) sum += exp2_approx((row[j] - best) * kLog2E);
+  sum = block_sum<kSoftmaxThreads>(sum, scratch);
+  const float inverse = 1.f / sum;
+  for (int j = threadIdx.x; j < seqlen; j += kSoftmaxThreads) row[j] = exp2_approx((row[j] - best) * kLog2E) * inverse;
+  if (lse != nullptr && threadIdx.x == 0) lse[blockIdx.x] = best + log2_approx(sum) * kLn2;
+}
+
+// grid (ceil(s / (256/d)), b*h), block 256
+extern "C" __global__ void __launch_bounds__(256)
+attention_forward_naive_values(const float* __restrict__ probabilities, const u16* __restrict__ v, u16* __restrict__ out, int seqlen) {
+  const int column = threadIdx.x % kHeadDim;
+  const int query = blockIdx.x * kValueRows + threadIdx.x / kHeadDim;
+  if (query >= seqlen) return;
+  const i64 head = blockIdx.y;
+  const float* p = probabilities + (head * seqlen + query) * seqlen;
+  const u16* v_column = v + head * seqlen * kHeadDim + column;
+  const int keys = kCausal ? query + 1 : seqlen;
+  float sum = 0.f;
+  for (int j = 0; j < keys; ++j) sum = fma_f32(p[j], Element::to_f32(v_column[static_cast<i64>(j) * kHeadDim]), sum);
+  out[(head * seqlen + query) * kHeadDim + column] = Element::from_f32(sum);
+}

@@ -1,0 +1,99 @@
+// Matrix products of one warp over swizzled shared-memory tiles. Deliberately absent: copies, barriers, softmax.
+#pragma once
+#include "attention/shape.cuh"
+#include "common/memory.cuh"
+
+// Addresses: a lane's base address is swizzled(row, chunk) for the first tile, its tile base a multiple of the row length; moving
+// 2n chunks along the row is then `^ (n * 32)`, moving 16 rows is `+ 16 * row bytes`, because row % 8 stays what it was.
+
+// Lane base for an operand stored [rows][k] whose 16x16 block is an A fragment (or, transposed, the [k][columns] B fragment).
+template <int kRowBytes>
+__device__ __forceinline__ u32 lane_by_row(u32 row, u32 lane) { return swizzled<kRowBytes>(row + (lane & 15u), lane >> 4); }
+
+// Lane base for an operand stored [columns][k] whose 16x16 block is two B fragments (or, transposed, the [k][rows] A fragment).
+template <int kRowBytes>
+__device__ __forceinline__ u32 lane_by_column(u32 row, u32 lane) {
+  return swizzled<kRowBytes>(row + (lane & 7u) + ((lane >> 4) << 3), (lane >> 3) & 1u);
+}
+
+template <int kM, int kN>
+__device__ __forceinline__ void clear(float (&acc)[kM][kN][4]) {
+#pragma unroll
+  for (int i = 0; i < kM; ++i)
+#pragma unroll
+    for (int j = 0; j < kN; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[i][j][e] = 0.f;
+}
+
+// acc[rows x columns] += A B[columns][k]^T: A one k-step of fragments in registers, B that k-step's chunks in shared memory.
+template <int kRowBytes, int kM, int kN>
+__device__ __forceinline__ void multiply_step_abt(float (&acc)[kM][kN][4], const u32 (&a)[kM][4], u32 b_lane) {
+  static_assert(kN % 2 == 0, "B fragments are loaded in pairs of eight columns");
+#pragma unroll
+  for (int np = 0; np < kN / 2; ++np) {
+    u32 b[4];
+    ldmatrix_x4(b, b_lane + np * 16 * kRowBytes);
+#pragma unroll
+    for (int i = 0; i < kM; ++i) {
+      Element::mma(acc[i][2 * np], a[i], b[0], b[1]);
+      Element::mma(acc[i][2 * np + 1], a[i], b[2], b[3]);
+    }
+  }
+}
+
+// acc[rows x columns] += A[rows][k] B[columns][k]^T, both in shared memory with rows of kRowBytes.
+template <int kSteps, int kRowBytes, int kM, int kN>
+__device__ __forceinline__ void multiply_abt(float (&acc)[kM][kN][4], u32 a_lane, u32 b_lane) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    u32 a[kM][4];
+#pragma unroll
+    for (int i = 0; i < kM; ++i) ldmatrix_x4(a[i], (a_lane ^ (step * 32)) + i * 16 * kRowBytes);
+    multiply_step_abt<kRowBytes>(acc, a, b_lane ^ (step * 32));
+  }
+}
+
+// acc[rows x columns] += A B[k][columns]: A one k-step of fragments in registers, B the k-step's 16 rows in shared memory.
+template <int kM, int kN>
+__device__ __forceinline__ void multiply_step_ab(float (&acc)[kM][kN][4], const u32 (&a)[kM][4], u32 b_lane) {
+#pragma unroll
+  for (int np = 0; np < kN / 2; ++np) {
+    u32 b[4];
+    ldmatrix_x4_trans(b, b_lane ^ (np * 32));
+#pragma unroll
+    for (int i = 0; i < kM; ++i) {
+      Element::mma(acc[i][2 * np], a[i], b[0], b[1]);
+      Element::mma(acc[i][2 * np + 1], a[i], b[2], b[3]);
+    }
+  }
+}
+
+// acc[rows x columns] += A[k][rows]^T B[k][columns], both in shared memory.
+template <int kSteps, int kARowBytes, int kBRowBytes, int kM, int kN>
+__device__ __forceinline__ void multiply_atb(float (&acc)[kM][kN][4], u32 a_lane, u32 b_lane) {
+#pragma unroll
+  for (int ks = 0; ks < kSteps; ++ks) {
+    u32 a[kM][4];
+#pragma unroll
+    for (int i = 0; i < kM; ++i) ldmatrix_x4_trans(a[i], (a_lane ^ (i * 32)) + ks * 16 * kARowBytes);
+    multiply_step_ab<kM, kN>(acc, a, b_lane + ks * 16 * kBRowBytes);
+  }
+}
+
+// Copies kRows rows of a [rows, d] tile: pass p of this thread moves row + p * kRowsPerPass. `global` and `shared` already point
+// at the thread's (row, chunk). With kGuard, rows at or past `rows_left` become zero.
+template <int kRows, int kRowsPerPass, bool kGuard>
+__device__ __forceinline__ void copy_rows(u32 shared, const u16* global, int rows_left) {
+  static_assert(kRows % kRowsPerPass == 0 && kRowsPerPass % 8 == 0, "a copy is a whole number of passes, each a multiple of the swizzle period");
+#pragma unroll
+  for (int pass = 0; pass < kRows / kRowsPerPass; ++pass) {
+    const u32 to = shared + pass * kRowsPerPass * kHeadDim * 2;
+    const u16* from = global + pass * kRowsPerPass * kHeadDim;
+    if (kGuard) {
+      cp_async_16_or_zero(to, from, pass * kRowsPerPass < rows_left);
+    } else {
+      cp_async_16(to, from);
+    }
+  }
+}

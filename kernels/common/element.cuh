@@ -1,0 +1,88 @@
+// The element type of activations and gradients in memory, chosen by one macro: ELEMENT_F32, ELEMENT_F16 or ELEMENT_BF16.
+// Arithmetic is always fp32; these wrappers are the only place that knows the storage format.
+#pragma once
+
+#include "common/streaming.cuh"
+
+#if defined(ELEMENT_F32) + defined(ELEMENT_F16) + defined(ELEMENT_BF16) != 1
+#error "define exactly one of ELEMENT_F32, ELEMENT_F16, ELEMENT_BF16"
+#endif
+
+#if defined(ELEMENT_F32)
+typedef float Element;
+#else
+typedef unsigned short Element;  // the bits of an f16 or bf16
+#endif
+
+constexpr int kElementBytes = sizeof(Element);
+
+/// Packet of `kCount` consecutive elements.
+template <int kCount>
+using ElementPacket = Packet<kCount * kElementBytes>;
+
+/// fp32 value of the element in the low (`kHigh` false) or high half of `word`; f32 ignores kHigh.
+template <bool kHigh>
+__device__ __forceinline__ float element_to_float(unsigned int word) {
+#if defined(ELEMENT_F32)
+  return __uint_as_float(word);
+#elif defined(ELEMENT_F16)
+  float value;
+  if constexpr (kHigh) {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high;}" : "=f"(value) : "r"(word));
+  } else {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low;}" : "=f"(value) : "r"(word));
+  }
+  return value;
+#else
+  return __uint_as_float(kHigh ? word & 0xffff0000u : word << 16);
+#endif
+}
+
+/// Two fp32 values rounded to nearest even and packed, `low` in the low half. f32 has no packed form.
+__device__ __forceinline__ unsigned int floats_to_pair(float low, float high) {
+  unsigned int word = 0;
+#if defined(ELEMENT_F16)
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+#elif defined(ELEMENT_BF16)
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+#endif
+  return word;
+}
+
+template <int kCount>
+__device__ __forceinline__ void unpack(const ElementPacket<kCount>& packet, float (&value)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if constexpr (kElementBytes == 4) {
+      value[i] = element_to_float<false>(packet.word[i]);
+    } else {
+      value[i] = i % 2 == 0 ? element_to_float<false>(packet.word[i / 2]) : element_to_float<true>(packet.word[i / 2]);
+    }
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ ElementPacket<kCount> pack(const float (&value)[kCount]) {
+  ElementPacket<kCount> packet;
+  if constexpr (kElementBytes == 4) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) packet.word[i] = __float_as_uint(value[i]);
+  } else if constexpr (kCount == 1) {
+    packet.word[0] = floats_to_pair(value[0], 0.0f);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) packet.word[i / 2] = floats_to_pair(value[i], value[i + 1]);
+  }
+  return packet;
+}
+
+__device__ __forceinline__ float load_element(const Element* address) {
+  float value[1];
+  unpack<1>(load_stream<kElementBytes>(address), value);
+  return value[0];
+}
+
+__device__ __forceinline__ void store_element(Element* address, float value) {
+  const float values[1] = {value};
+  store_stream<kElementBytes>(address, pack<1>(values));
+}

@@ -1,0 +1,42 @@
+// Scalar arithmetic the compiler has no plain operator for: one wrapper an instruction.
+#pragma once
+
+// 2^x, relative error 2^-22; -inf gives +0.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// log2(x), absolute error 2^-22 near 1; 0 gives -inf.
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1/x, relative error 2^-23.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float max_f32(float a, float b) {
+  float y;
+  asm("max.ftz.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+__device__ __forceinline__ float fma_f32(float a, float b, float c) {
+  float y;
+  asm("fma.rn.ftz.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
+  return y;
+}
+
+__device__ __forceinline__ float bits_to_f32(unsigned int bits) { return __int_as_float(static_cast<int>(bits)); }
+
+__device__ __forceinline__ float negative_infinity() { return bits_to_f32(0xff800000u); }
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;

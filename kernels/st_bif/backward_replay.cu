@@ -1,0 +1,108 @@
+// ST-BIF backward that saves nothing: reloads x, replays the forward in registers, then reverses. T (the macro STEPS) is known
+// at compile time, 1 to 16.
+//
+//   forward over t gives H[t] and c[t-1], and with them
+//     a[t] =  g(H-θ, θ)·[c < Tmax] + g(-H, θ)·[c > Tmin]
+//     b[t] = -( [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1) )        g(z, w) = exp(-z² / (2·(0.405·w)²)) / w
+//   then gV = gv_final ; gT = 0 ; for t = T-1 .. 0: m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ; gT = m·b + gT
+//
+// Threads: PER_THREAD neurons each (default 2; 4 in 16-bit where T <= 8), all T of x and of gY loaded before the first use;
+// a[t] and b[t] stay in registers.
+// Shared memory: none.
+// Bound: reads x and gY, writes gx: 12 bytes a neuron and step for f32, 6 for 16-bit; about 33 instructions, 3 of them
+// exponentials, which is near the issue limit of the 16-bit form.
+// Changed from backward_saved: H and C are functions of x, so neither pass moves them; wide accesses; coefficients are computed while
+// gY is still on its way.
+// Rows are unaligned when N is not a multiple of PER_THREAD: such N take a path of scalar accesses, coalesced over the warp.
+#include "common/st_bif_neuron.cuh"
+#include "common/st_bif_columns.cuh"
+
+#ifndef STEPS
+#error "define STEPS, the number of time steps (1 to 16); backward_replay_any takes any number at run time"
+#endif
+#ifndef BLOCK
+#define BLOCK 128
+#endif
+#ifndef PER_THREAD
+#define PER_THREAD (kElementBytes == 2 && STEPS <= 8 ? 4 : 2)
+#endif
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS (kElementBytes == 2 ? 5 : STEPS <= 8 ? 6 : 4)
+#endif
+
+constexpr int kSteps = STEPS;
+constexpr int kPerThread = PER_THREAD;
+static_assert(kSteps >= 1 && kSteps <= 16, "STEPS must be 1 to 16: two coefficients a step are held in registers");
+static_assert(kPerThread == 1 || kPerThread == 2 || kPerThread == 4 || kPerThread == 8, "PER_THREAD must be 1, 2, 4 or 8");
+static_assert(kPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
+static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
+
+template <bool kPrefire, class Own>
+__device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const Element* x, const Element* gy, const float* gv_final,
+                                    Element* gx, long long neurons) {
+  constexpr int kCount = Own::kCount;
+  typename Own::Raw input[kSteps], gradient[kSteps];
+#pragma unroll
+  for (int t = 0; t < kSteps; ++t) input[t] = own.load(x + t * neurons);
+#pragma unroll
+  for (int t = kSteps - 1; t >= 0; --t) gradient[t] = own.load(gy + t * neurons);
+
+  const Surrogate surrogate(neuron);
+  float v[kCount], u[kCount];
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    v[j] = neuron.start_v;
+    u[j] = neuron.start_u;
+  }
+  Coefficients k[kSteps][kCount];
+#pragma unroll
+  for (int t = 0; t < kSteps; ++t) {
+    float value[kCount];
+    unpack<kCount>(input[t], value);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const float before = u[j];
+      const Step step = advance<kPrefire>(neuron, value[j], t, v[j], u[j]);
+      k[t][j] = surrogate_coefficients(surrogate, step, before);
+    }
+  }
+
+  float gv[kCount], gt[kCount];
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    gv[j] = gv_final == nullptr ? 0.0f : gv_final[own.first + j];
+    gt[j] = 0.0f;
+  }
+#pragma unroll
+  for (int t = kSteps - 1; t >= 0; --t) {
+    float value[kCount];
+    unpack<kCount>(gradient[t], value);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) value[j] = retreat(neuron, k[t][j], value[j], gv[j], gt[j]);
+    own.store(gx + t * neurons, value);
+  }
+}
+
+/// x, gy, gx [T, N] in the element type, 16-byte aligned, gx distinct from both; gv_final fp32 [N] may be null.
+extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
+    st_bif_backward_replay(const Element* __restrict__ x, const Element* __restrict__ gy, const float* __restrict__ gv_final,
+                           Element* __restrict__ gx, long long neurons, float theta, int tmin, int tmax, float prefire) {
+  const Neuron neuron(theta, tmin, tmax, prefire);
+  const long long begin = block_first<kPerThread>();
+  if (neurons % kPerThread == 0) {
+    const Columns<kPerThread> own(begin + threadIdx.x * kPerThread);
+    if (own.first < neurons) {
+      if (prefire != 0.0f) {
+        run<true>(own, neuron, x, gy, gv_final, gx, neurons);
+      } else {
+        run<false>(own, neuron, x, gy, gv_final, gx, neurons);
+      }
+    }
+  } else if constexpr (kPerThread > 1) {
+#pragma unroll 1
+    for (int part = 0; part < kPerThread; ++part) {
+      const Columns<1> own(begin + static_cast<long long>(part) * blockDim.x + threadIdx.x);
+      if (own.first < neurons) run<true>(own, neuron, x, gy, gv_final, gx, neurons);
+    }
+  }
+}

@@ -1,0 +1,191 @@
+//! What the compiler made of a kernel, read from the cubin (an ELF file) and the assembler's report: registers, spills, stack,
+//! shared memory, instruction mix. No tool of the CUDA toolkit is needed.
+
+use std::collections::BTreeMap;
+
+use object::{Object, ObjectSection, ObjectSymbol};
+use serde::{Deserialize, Serialize};
+
+/// Static facts of one kernel.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Facts {
+    /// Registers a thread.
+    pub registers: u32,
+    /// Bytes of local stack a thread.
+    pub stack_bytes: u32,
+    /// Bytes a thread writes when registers run out.
+    pub spill_store_bytes: u32,
+    /// Bytes a thread reads back.
+    pub spill_load_bytes: u32,
+    /// Static shared memory, bytes a block.
+    pub shared_bytes: u32,
+    /// Instructions, padding not counted.
+    pub instructions: u32,
+    /// Instructions by class, absent where none: see [`class`].
+    pub mix: BTreeMap<String, u32>,
+}
+
+/// Why a cubin could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CubinError {
+    /// Not an ELF file of the expected kind.
+    #[error("unreadable cubin: {0}")]
+    Elf(String),
+    /// A kernel without its code or its register count.
+    #[error("cubin holds no {what} of kernel {kernel}")]
+    Missing {
+        /// What is missing.
+        what: &'static str,
+        /// The kernel.
+        kernel: String,
+    },
+}
+
+/// Attributes of `.nv.info`: registers and frame size of a function, by symbol index.
+const REGISTER_COUNT: u8 = 0x2f;
+const FRAME_SIZE: u8 = 0x11;
+/// Format of attributes that carry a sized payload.
+const SIZED: u8 = 0x04;
+/// Bytes of an instruction since Volta.
+const INSTRUCTION: usize = 16;
+
+/// Facts of every kernel in a cubin, by symbol. `log` is the compiler's, with the assembler's report.
+///
+/// # Errors
+/// When the cubin is not one, or lacks what a kernel must have.
+pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, Facts>, CubinError> {
+    let elf = object::File::parse(cubin).map_err(|error| CubinError::Elf(error.to_string()))?;
+    let names: BTreeMap<u32, String> =
+        elf.symbols().filter_map(|symbol| Some((symbol.index().0 as u32, symbol.name().ok()?.to_owned()))).collect();
+    let mut registers = BTreeMap::new();
+    let mut frames = BTreeMap::new();
+    if let Some(info) = elf.section_by_name(".nv.info").and_then(|section| section.data().ok()) {
+        for (attribute, symbol, value) in attributes(info) {
+            let Some(name) = names.get(&symbol) else { continue };
+            match attribute {
+                REGISTER_COUNT => drop(registers.insert(name.clone(), value)),
+                FRAME_SIZE => drop(frames.insert(name.clone(), value)),
+                _ => {}
+            }
+        }
+    }
+    let mut facts = BTreeMap::new();
+    for section in elf.sections() {
+        let Some(kernel) = section.name().ok().and_then(|name| name.strip_prefix(".text.")).map(ToOwned::to_owned) else {
+            continue;
+        };
+        let missing = |what| CubinError::Missing { what, kernel: kernel.clone() };
+        let code = section.data().map_err(|_| missing("code"))?;
+        let mix = mix(code);
+        facts.insert(
+            kernel.clone(),
+            Facts {
+                registers: *registers.get(&kernel).ok_or_else(|| missing("register count"))?,
+                stack_bytes: frames.get(&kernel).copied().unwrap_or(0),
+                spill_store_bytes: reported(log, &kernel, " bytes spill stores"),
+                spill_load_bytes: reported(log, &kernel, " bytes spill loads"),
+                shared_bytes: reported(log, &kernel, " bytes smem"),
+                instructions: mix.values().sum(),
+                mix,
+            },
+        );
+    }
+    if facts.is_empty() { Err(CubinError::Elf("no kernel in it".to_owned())) } else { Ok(facts) }
+}
+
+/// (attribute, symbol, value) of every sized attribute with two words.
+fn attributes(mut info: &[u8]) -> Vec<(u8, u32, u32)> {
+    let mut found = Vec::new();
+    while let [format, attribute, low, high, rest @ ..] = info {
+        let size = if *format == SIZED { usize::from(u16::from_le_bytes([*low, *high])) } else { 0 };
+        let Some((payload, rest)) = rest.split_at_checked(size) else { break };
+        if let Some(words) = payload.first_chunk::<8>() {
+            let word = |at: usize| u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
+            found.push((*attribute, word(0), word(4)));
+        }
+        info = rest;
+    }
+    found
+}
+
+/// What the assembler reports of a kernel: the number before `words` in the kernel's part of the log, 0 where it says nothing.
+fn reported(log: &str, kernel: &str, words: &str) -> u32 {
+    let entry = format!("'{kernel}'");
+    let is_entry = |line: &&str| line.contains("Compiling entry function");
+    let report =
+        log.lines().skip_while(|line| !(is_entry(line) && line.contains(&entry))).skip(1).take_while(|line| !is_entry(line));
+    let number = |line: &str| line.split(words).next()?.rsplit([' ', ',']).next()?.parse().ok();
+    report.filter(|line| line.contains(words)).find_map(number).unwrap_or(0)
+}
+
+/// Counts instructions by class.
+fn mix(code: &[u8]) -> BTreeMap<String, u32> {
+    let mut mix = BTreeMap::new();
+    for instruction in code.chunks_exact(INSTRUCTION) {
+        let opcode = u16::from_le_bytes([instruction[0], instruction[1]]) & 0x1ff;
+        if let Some(class) = class(opcode) {
+            *mix.entry(class.to_owned()).or_insert(0) += 1;
+        }
+    }
+    mix
+}
+
+/// Class of an instruction by the low nine bits of its encoding, which are the operation whatever its operands (Volta to Blackwell);
+/// `None` for padding.
+fn class(opcode: u16) -> Option<&'static str> {
+    Some(match opcode {
+        0x118 => return None,                      // NOP
+        0x03c | 0x03f | 0x1f0..=0x1f7 => "tensor", // HMMA, DMMA, warpgroup products
+        0x020 | 0x021 | 0x023 | 0x008 | 0x009 | 0x00a | 0x00b => "fp32",
+        0x030 | 0x031 | 0x032 | 0x035 | 0x034 => "fp16",
+        0x028 | 0x029 | 0x02a | 0x02b | 0x02c => "fp64",
+        0x108 => "special", // MUFU
+        0x03e | 0x045 | 0x104 | 0x105 | 0x106 | 0x111 | 0x112 | 0x116 => "convert",
+        0x002 | 0x003 | 0x004 | 0x005 | 0x007 | 0x016 | 0x082 | 0x087 | 0x0ca | 0x119 | 0x1c3 => "move",
+        0x00c..=0x013 | 0x019 | 0x01c | 0x024..=0x027 | 0x036 | 0x046..=0x048 | 0x08c..=0x099 | 0x0a4 | 0x0a5 => "integer",
+        0x181 => "load_global",
+        0x186 => "store_global",
+        0x1ae | 0x1af | 0x1b2..=0x1b7 => "copy_async", // LDGSTS and bulk copies
+        0x184 | 0x03b => "load_shared",                // LDS, LDSM
+        0x188 | 0x044 => "store_shared",               // STS, STSM
+        0x183 => "load_local",
+        0x187 => "store_local",
+        0x182 | 0x0b9 => "load_constant",
+        0x1a6 | 0x1a8..=0x1aa | 0x18e => "atomic",
+        0x189 | 0x006 | 0x086 => "warp", // SHFL, VOTE
+        0x11d | 0x11a | 0x192 | 0x148 => "synchronise",
+        0x141..=0x150 | 0x11b => "control",
+        _ => "other",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_is_read_for_the_right_kernel() {
+        let log = "ptxas info    : Compiling entry function 'a' for 'sm_90a'\n\
+                   ptxas info    : Function properties for a\n    24 bytes stack frame, 16 bytes spill stores, 20 bytes spill loads\n\
+                   ptxas info    : Used 255 registers, used 1 barriers, 17408 bytes smem\n\
+                   ptxas info    : Compiling entry function 'b' for 'sm_90a'\n    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n";
+        let read = |kernel| [" bytes spill stores", " bytes spill loads", " bytes smem"].map(|words| reported(log, kernel, words));
+        assert_eq!(read("a"), [16, 20, 17408]);
+        assert_eq!(read("b"), [0, 0, 0]);
+        assert_eq!(read("c"), [0, 0, 0]);
+    }
+
+    #[test]
+    fn attributes_skip_what_they_do_not_know_and_stop_at_the_end() {
+        let mut info = vec![0x01, 0x3f, 0, 0, SIZED, REGISTER_COUNT, 8, 0];
+        info.extend([7, 0, 0, 0, 64, 0, 0, 0]);
+        info.extend([SIZED, FRAME_SIZE, 8, 0, 1]);
+        assert_eq!(attributes(&info), [(REGISTER_COUNT, 7, 64)]);
+    }
+
+    #[test]
+    fn garbage_is_an_error() {
+        assert!(matches!(facts(b"not an elf file", ""), Err(CubinError::Elf(_))));
+        assert!(matches!(facts(&[], ""), Err(CubinError::Elf(_))));
+    }
+}

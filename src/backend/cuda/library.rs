@@ -1,0 +1,127 @@
+//! Finding NVIDIA's libraries: on the loader's path, in a toolkit, or in a PyPI wheel; and how to get what is missing.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// A library that parts of kernelgate need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Library {
+    /// `libcuda`: the driver. Comes with the driver only.
+    Driver,
+    /// `libnvrtc`: compiles kernels; needs no GPU.
+    Nvrtc,
+}
+
+impl Library {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Driver, Self::Nvrtc];
+
+    /// What a person calls it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Driver => "NVIDIA driver (libcuda)",
+            Self::Nvrtc => "NVRTC (libnvrtc)",
+        }
+    }
+
+    /// File names to try, best first.
+    const fn files(self) -> &'static [&'static str] {
+        match self {
+            Self::Driver => &["libcuda.so.1", "libcuda.so"],
+            Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so"],
+        }
+    }
+
+    /// Files that it opens itself by bare name, and which must be loaded before it when it is not on the loader's path.
+    const fn companions(self) -> &'static [&'static str] {
+        match self {
+            Self::Driver => &[],
+            Self::Nvrtc => &["libnvrtc-builtins.so.13.0", "libnvrtc-builtins.so.13.1", "libnvrtc-builtins.so.13.2"],
+        }
+    }
+
+    /// How to get it.
+    pub const fn advice(self) -> &'static str {
+        match self {
+            Self::Driver => "install the NVIDIA driver (for containers: start them with --gpus all)",
+            Self::Nvrtc => "pip install 'nvidia-cuda-nvrtc==13.0.*', or a CUDA 13 toolkit",
+        }
+    }
+}
+
+/// Where a library was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// By the loader, on its own path.
+    Loader(&'static str),
+    /// In this file: a toolkit's or a wheel's.
+    File(PathBuf),
+}
+
+/// Loads a library, once, for the life of the process; `None` where it is nowhere.
+///
+/// A library found outside the loader's path is loaded by its full path, after which every later request by its name gets it.
+pub fn load(library: Library) -> Option<Found> {
+    static FOUND: [OnceLock<Option<Found>>; Library::ALL.len()] = [const { OnceLock::new() }; Library::ALL.len()];
+    FOUND[library as usize].get_or_init(|| find(library)).clone()
+}
+
+fn find(library: Library) -> Option<Found> {
+    if let Some(name) = library.files().iter().find(|name| open(Path::new(name))) {
+        return Some(Found::Loader(name));
+    }
+    // The driver's library must match the kernel's: no wheel carries it.
+    if library == Library::Driver {
+        return None;
+    }
+    folders().into_iter().find_map(|folder| {
+        let path = library.files().iter().map(|name| folder.join(name)).find(|path| path.is_file())?;
+        library.companions().iter().map(|name| folder.join(name)).filter(|path| path.is_file()).for_each(|path| {
+            open(&path);
+        });
+        open(&path).then_some(Found::File(path))
+    })
+}
+
+/// Opens a library for the whole process and never closes it.
+fn open(path: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+        // SAFETY: loading NVIDIA's own libraries runs their initialisers, which have no precondition.
+        let opened = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
+        opened.map(std::mem::forget).is_ok()
+    }
+    #[cfg(not(unix))]
+    {
+        // SAFETY: as above.
+        unsafe { libloading::Library::new(path) }.map(std::mem::forget).is_ok()
+    }
+}
+
+/// Folders to look in: `KERNELGATE_CUDA_LIBS`, toolkits, and wheels of the active Python environments.
+fn folders() -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> =
+        std::env::var_os("KERNELGATE_CUDA_LIBS").map(|list| std::env::split_paths(&list).collect()).unwrap_or_default();
+    for variable in ["CUDA_HOME", "CUDA_PATH"] {
+        folders.extend(std::env::var_os(variable).map(|root| PathBuf::from(root).join("lib64")));
+    }
+    folders.push(PathBuf::from("/usr/local/cuda/lib64"));
+    folders.extend(python_packages().into_iter().flat_map(|packages| {
+        let nvidia = packages.join("nvidia");
+        // CUDA 13 wheels share one folder; older ones have a folder a library.
+        [nvidia.join("cu13").join("lib"), nvidia.join("cuda_nvrtc").join("lib")]
+    }));
+    folders.retain(|folder| folder.is_dir());
+    folders
+}
+
+/// Where Python looks for packages.
+fn python_packages() -> Vec<PathBuf> {
+    let program =
+        std::env::var_os("VIRTUAL_ENV").map_or_else(|| PathBuf::from("python3"), |root| PathBuf::from(root).join("bin/python3"));
+    let output = Command::new(program).args(["-c", "import sys; print('\\n'.join(path for path in sys.path if path))"]).output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    text.lines().map(PathBuf::from).collect()
+}

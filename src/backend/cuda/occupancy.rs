@@ -1,0 +1,62 @@
+//! Theoretical occupancy: how many warps of a kernel fit on a multiprocessor, from its registers, shared memory and block size.
+//!
+//! Limits are those of the "Technical Specifications per Compute Capability" table of NVIDIA's CUDA C++ Programming Guide.
+
+/// What a multiprocessor of an architecture holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Multiprocessor {
+    warps: u32,
+    blocks: u32,
+    shared_bytes: u32,
+}
+
+/// Registers of a multiprocessor, the same in all of them.
+const REGISTERS: u32 = 64 * 1024;
+/// Registers are handed out to warps in such pieces.
+const REGISTER_UNIT: u32 = 256;
+/// Warps are handed registers in groups of four: one a scheduler.
+const WARP_UNIT: u32 = 4;
+/// Shared memory is handed out to blocks in such pieces, after a piece that the system keeps a block.
+const SHARED_UNIT: u32 = 128;
+const SHARED_RESERVED: u32 = 1024;
+
+fn multiprocessor(arch: &str) -> Option<Multiprocessor> {
+    let (warps, blocks, shared_kib) = match arch.trim_start_matches("sm_").trim_end_matches(['a', 'f']) {
+        "80" => (64, 32, 164),
+        "86" => (48, 16, 100),
+        "89" => (48, 24, 100),
+        "90" | "100" | "103" => (64, 32, 228),
+        "120" | "121" => (48, 24, 100),
+        _ => return None,
+    };
+    Some(Multiprocessor { warps, blocks, shared_bytes: shared_kib * 1024 })
+}
+
+/// Share of the warps that a multiprocessor can hold, 0 to 1; `None` for an architecture that is not known here.
+///
+/// `registers` a thread, `shared_bytes` a block (static and dynamic together), `block` threads from 1 to 1024.
+pub fn theoretical(arch: &str, registers: u32, shared_bytes: u32, block: u32) -> Option<f64> {
+    let limits = multiprocessor(arch)?;
+    let warps = block.div_ceil(32);
+    let by_warps = limits.warps / warps;
+    let registers_a_warp = (registers * 32).next_multiple_of(REGISTER_UNIT).max(REGISTER_UNIT);
+    let by_registers = (REGISTERS / registers_a_warp / WARP_UNIT * WARP_UNIT) / warps;
+    let by_shared = limits.shared_bytes / (shared_bytes + SHARED_RESERVED).next_multiple_of(SHARED_UNIT);
+    let blocks = limits.blocks.min(by_warps).min(by_registers).min(by_shared);
+    Some(f64::from(blocks * warps) / f64::from(limits.warps))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_answers_of_the_occupancy_calculator() {
+        assert_eq!(theoretical("sm_90a", 32, 0, 256), Some(1.0));
+        assert_eq!(theoretical("sm_90a", 255, 98_304, 128), Some(8.0 / 64.0));
+        assert_eq!(theoretical("sm_90a", 64, 0, 128), Some(0.5));
+        assert_eq!(theoretical("sm_80", 40, 0, 1024), Some(0.5));
+        assert_eq!(theoretical("sm_90a", 16, 200_000, 64), Some(2.0 / 64.0));
+        assert_eq!(theoretical("sm_42", 16, 0, 64), None);
+    }
+}

@@ -1,0 +1,192 @@
+//! The kernels, embedded: sources, the headers they share, and the builds (macros, launch shape) that the harness makes of them.
+
+/// Headers as kernels include them.
+pub const HEADERS: &[(&str, &str)] = &[
+    ("common/device_clock.cuh", include_str!("../../../kernels/common/device_clock.cuh")),
+    ("common/element.cuh", include_str!("../../../kernels/common/element.cuh")),
+    ("common/element16.cuh", include_str!("../../../kernels/common/element16.cuh")),
+    ("common/float_ops.cuh", include_str!("../../../kernels/common/float_ops.cuh")),
+    ("common/math.cuh", include_str!("../../../kernels/common/math.cuh")),
+    ("common/memory.cuh", include_str!("../../../kernels/common/memory.cuh")),
+    ("common/reduce.cuh", include_str!("../../../kernels/common/reduce.cuh")),
+    ("common/st_bif_columns.cuh", include_str!("../../../kernels/common/st_bif_columns.cuh")),
+    ("common/st_bif_neuron.cuh", include_str!("../../../kernels/common/st_bif_neuron.cuh")),
+    ("common/streaming.cuh", include_str!("../../../kernels/common/streaming.cuh")),
+    ("common/types.cuh", include_str!("../../../kernels/common/types.cuh")),
+    ("attention/shape.cuh", include_str!("../../../kernels/attention/shape.cuh")),
+    ("attention/warp_gemm.cuh", include_str!("../../../kernels/attention/warp_gemm.cuh")),
+];
+
+/// Kernel files by `workload/implementation`.
+const SOURCES: &[(&str, &str)] = &[
+    ("st_bif/forward_per_step", include_str!("../../../kernels/st_bif/forward_per_step.cu")),
+    ("st_bif/forward_fused", include_str!("../../../kernels/st_bif/forward_fused.cu")),
+    ("st_bif/forward_vectorized", include_str!("../../../kernels/st_bif/forward_vectorized.cu")),
+    ("st_bif/forward_packed", include_str!("../../../kernels/st_bif/forward_packed.cu")),
+    ("st_bif/backward_saved", include_str!("../../../kernels/st_bif/backward_saved.cu")),
+    ("st_bif/backward_replay", include_str!("../../../kernels/st_bif/backward_replay.cu")),
+    ("st_bif/backward_replay_any", include_str!("../../../kernels/st_bif/backward_replay_any.cu")),
+    ("attention/forward_naive", include_str!("../../../kernels/attention/forward_naive.cu")),
+    ("attention/forward_tiled", include_str!("../../../kernels/attention/forward_tiled.cu")),
+    ("attention/forward_flash", include_str!("../../../kernels/attention/forward_flash.cu")),
+    ("attention/forward_flash_mma", include_str!("../../../kernels/attention/forward_flash_mma.cu")),
+    ("attention/backward_naive", include_str!("../../../kernels/attention/backward_naive.cu")),
+    ("attention/backward_flash_mma", include_str!("../../../kernels/attention/backward_flash_mma.cu")),
+    ("measure/blocker", include_str!("../../../kernels/measure/blocker.cu")),
+    ("measure/clock_probe", include_str!("../../../kernels/measure/clock_probe.cu")),
+    ("measure/copy_bandwidth", include_str!("../../../kernels/measure/copy_bandwidth.cu")),
+    ("measure/empty", include_str!("../../../kernels/measure/empty.cu")),
+    ("measure/flush_l2", include_str!("../../../kernels/measure/flush_l2.cu")),
+    ("measure/read_bandwidth", include_str!("../../../kernels/measure/read_bandwidth.cu")),
+    ("measure/spin", include_str!("../../../kernels/measure/spin.cu")),
+    ("measure/write_bandwidth", include_str!("../../../kernels/measure/write_bandwidth.cu")),
+];
+
+/// The source of a kernel file.
+pub fn source(file: &str) -> Option<&'static str> {
+    SOURCES.iter().find(|(name, _)| *name == file).map(|(_, source)| *source)
+}
+
+/// A kernel file with its macros.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Build {
+    /// `workload/implementation`.
+    pub file: &'static str,
+    /// `NAME` or `NAME=VALUE`.
+    pub defines: Vec<String>,
+}
+
+impl Build {
+    /// File and macros, for messages and records: `st_bif/backward_replay ELEMENT_F32 STEPS=8`.
+    pub fn name(&self) -> String {
+        std::iter::once(self.file).chain(self.defines.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// Which macros a file is built with: the product of these lists.
+const MACROS: &[(&str, &[&[&str]])] = &[
+    ("st_bif/forward_per_step", &[ELEMENTS]),
+    ("st_bif/forward_fused", &[ELEMENTS]),
+    ("st_bif/forward_vectorized", &[ELEMENTS]),
+    ("st_bif/forward_packed", &[ELEMENTS]),
+    ("st_bif/backward_saved", &[ELEMENTS]),
+    ("st_bif/backward_replay", &[ELEMENTS, &["STEPS=4", "STEPS=8", "STEPS=16"]]),
+    ("st_bif/backward_replay_any", &[ELEMENTS]),
+    ("attention/forward_naive", ATTENTION),
+    ("attention/forward_tiled", ATTENTION),
+    ("attention/forward_flash", ATTENTION),
+    ("attention/forward_flash_mma", ATTENTION),
+    ("attention/backward_naive", ATTENTION),
+    ("attention/backward_flash_mma", ATTENTION),
+];
+
+const ELEMENTS: &[&str] = &["ELEMENT_F32", "ELEMENT_F16", "ELEMENT_BF16"];
+const ATTENTION: &[&[&str]] = &[&["DTYPE=Bf16", "DTYPE=F16"], &["HEAD_DIM=64", "HEAD_DIM=128"], &["CAUSAL=0", "CAUSAL=1"]];
+
+/// How a kernel is launched, as far as occupancy depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Launch {
+    /// Symbol in the cubin.
+    pub symbol: &'static str,
+    /// Threads a block.
+    pub block: u32,
+    /// Dynamic shared memory a block, bytes: with HEAD_DIM=64 (or no such macro), and with HEAD_DIM=128.
+    pub dynamic_shared: [u32; 2],
+}
+
+const fn launch(symbol: &'static str, block: u32, dynamic_shared: [u32; 2]) -> Launch {
+    Launch { symbol, block, dynamic_shared }
+}
+
+/// Every kernel that the builds contain.
+const LAUNCHES: &[Launch] = &[
+    launch("st_bif_forward_per_step", 256, [0, 0]),
+    launch("st_bif_forward_fused", 256, [0, 0]),
+    launch("st_bif_forward_vectorized", 128, [0, 0]),
+    launch("st_bif_forward_packed", 128, [0, 0]),
+    launch("st_bif_backward_saved", 128, [0, 0]),
+    launch("st_bif_backward_replay", 128, [0, 0]),
+    launch("st_bif_backward_replay_any", 64, [0, 0]),
+    launch("attention_forward_naive_scores", 256, [0, 0]),
+    launch("attention_forward_naive_softmax", 256, [0, 0]),
+    launch("attention_forward_naive_values", 256, [0, 0]),
+    launch("attention_forward_tiled_scores", 256, [0, 0]),
+    launch("attention_forward_tiled_softmax", 256, [0, 0]),
+    launch("attention_forward_tiled_values", 256, [0, 0]),
+    launch("attention_forward_flash", 256, [52_224, 87_040]),
+    launch("attention_forward_flash_mma", 128, [49_152, 98_304]),
+    launch("attention_backward_naive_delta", 256, [0, 0]),
+    launch("attention_backward_naive_scores", 256, [0, 0]),
+    launch("attention_backward_naive_dq", 256, [0, 0]),
+    launch("attention_backward_naive_dkv", 256, [0, 0]),
+    launch("attention_backward_flash_mma_prepare", 256, [0, 0]),
+    launch("attention_backward_flash_mma", 256, [198_656, 181_248]),
+    launch("attention_backward_flash_mma_finish", 256, [0, 0]),
+    launch("measure_blocker", 1, [0, 0]),
+    launch("measure_clock_probe", 1, [0, 0]),
+    launch("measure_copy_bandwidth", 128, [0, 0]),
+    launch("measure_empty", 32, [0, 0]),
+    launch("measure_flush_l2", 512, [0, 0]),
+    launch("measure_read_bandwidth", 1024, [0, 0]),
+    launch("measure_spin", 1, [0, 0]),
+    launch("measure_write_bandwidth", 256, [0, 0]),
+];
+
+impl Build {
+    /// Threads a block and dynamic shared bytes of one of the build's kernels.
+    pub fn launch_of(&self, symbol: &str) -> Option<(u32, u32)> {
+        let launch = LAUNCHES.iter().find(|launch| launch.symbol == symbol)?;
+        let wide = self.defines.iter().any(|define| define == "HEAD_DIM=128");
+        Some((launch.block, launch.dynamic_shared[usize::from(wide)]))
+    }
+}
+
+/// Every build that the harness may make of the embedded kernels.
+pub fn builds() -> Vec<Build> {
+    let mut builds = Vec::new();
+    for (file, _) in SOURCES {
+        let lists = MACROS.iter().find(|(name, _)| name == file).map_or(&[][..], |(_, lists)| lists);
+        let mut defines = vec![Vec::new()];
+        for list in lists {
+            defines = defines
+                .iter()
+                .flat_map(|chosen: &Vec<String>| list.iter().map(|define| [chosen.clone(), vec![(*define).to_owned()]].concat()))
+                .collect();
+        }
+        builds.extend(defines.into_iter().map(|defines| Build { file, defines }));
+    }
+    builds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn every_kernel_file_is_embedded() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        let mut files = Vec::new();
+        for folder in std::fs::read_dir(&root).unwrap() {
+            for file in std::fs::read_dir(folder.unwrap().path()).unwrap() {
+                let path = file.unwrap().path();
+                files.push(path.strip_prefix(&root).unwrap().to_string_lossy().into_owned());
+            }
+        }
+        let sources = SOURCES.iter().map(|(name, _)| format!("{name}.cu"));
+        let mut embedded: Vec<String> = sources.chain(HEADERS.iter().map(|(name, _)| (*name).to_owned())).collect();
+        files.sort();
+        embedded.sort();
+        assert_eq!(files, embedded);
+    }
+
+    #[test]
+    fn builds_are_the_products_of_their_macros() {
+        let builds = builds();
+        let names: Vec<String> = builds.iter().map(Build::name).collect();
+        assert_eq!(names.iter().filter(|name| name.starts_with("attention/forward_flash_mma ")).count(), 8);
+        assert!(names.contains(&"st_bif/backward_replay ELEMENT_F16 STEPS=8".to_owned()));
+        assert!(names.contains(&"measure/empty".to_owned()));
+        assert!(MACROS.iter().all(|(file, _)| source(file).is_some()));
+    }
+}
