@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use crate::backend::cpu;
 use crate::harness::Harness;
 use crate::suite::{Suite, suite};
-use crate::workload::st_bif;
+use crate::workload::{denoise, st_bif};
 
 /// ST-BIF spiking neurons.
 pub fn st_bif() -> Vec<Box<dyn Suite>> {
@@ -19,7 +19,7 @@ pub fn attention() -> Vec<Box<dyn Suite>> {
 
 /// The denoise loop of a robot policy.
 pub fn denoise() -> Vec<Box<dyn Suite>> {
-    vec![]
+    vec![suite(&denoise::STEP, cpu::denoise::STEP), suite(&denoise::LOOP, cpu::denoise::LOOP)]
 }
 
 /// Every workload of every family.

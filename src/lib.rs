@@ -8,6 +8,7 @@
 //! Modules in reading order; each imports only from those before it (a test checks that).
 
 pub mod exit;
+pub mod simd;
 pub mod stats;
 pub mod workload;
 

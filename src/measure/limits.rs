@@ -13,6 +13,7 @@ use pulp::Arch;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use crate::simd::leave_avx;
 use crate::workload::{Unit, Work, random};
 
 /// Measured ceilings of a device.
@@ -190,6 +191,8 @@ fn measure_matmul_f32() -> f64 {
         );
         black_box(&c);
     });
+    leave_avx();
+    rayon::broadcast(|_| leave_avx());
     2.0 * (SIZE as f64).powi(3) / seconds
 }
 
