@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use crate::backend::cpu;
 use crate::harness::Harness;
 use crate::suite::{Suite, suite};
-use crate::workload::{denoise, st_bif};
+use crate::workload::{attention, denoise, st_bif};
 
 /// ST-BIF spiking neurons.
 pub fn st_bif() -> Vec<Box<dyn Suite>> {
@@ -14,7 +14,14 @@ pub fn st_bif() -> Vec<Box<dyn Suite>> {
 
 /// Attention.
 pub fn attention() -> Vec<Box<dyn Suite>> {
-    vec![]
+    use crate::workload::attention::components;
+    vec![
+        suite(&attention::FORWARD, cpu::attention::FORWARD),
+        suite(&attention::BACKWARD, cpu::attention::BACKWARD),
+        suite(&components::SCORES, cpu::attention::SCORES),
+        suite(&components::SOFTMAX, cpu::attention::SOFTMAX),
+        suite(&components::VALUES, cpu::attention::VALUES),
+    ]
 }
 
 /// The denoise loop of a robot policy.

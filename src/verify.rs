@@ -1,7 +1,7 @@
 //! An implementation's output against the fp64 reference: every element that the reference holds, none excused.
 
 use crate::backend::{BackendError, Executable};
-use crate::workload::{Data, Expected, Tensors, Tolerance};
+use crate::workload::{Data, Expected, Tensor, Tensors, Tolerance};
 
 /// How an output compared. Everything is over all outputs of the case.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -10,8 +10,6 @@ pub struct Comparison {
     pub max_error: f64,
     /// ‖out - ref‖₂ / ‖ref‖₂; the worst output.
     pub relative_l2: f64,
-    /// Integer elements that differ.
-    pub mismatches: u64,
     /// Elements compared with the reference.
     pub checked: u64,
     /// Elements of the outputs; those not compared are checked finite.
@@ -100,39 +98,44 @@ pub fn verify(executable: &mut dyn Executable, expected: &[Expected], tolerance:
 /// When an output is missing, misshapen, not finite, or further away than the tolerance.
 pub fn compare(outputs: &Tensors, expected: &[Expected], tolerance: Tolerance) -> Result<Comparison, VerifyError> {
     let mut comparison = Comparison::default();
-    for expected in expected {
-        let one = compare_output(outputs, expected, tolerance)?;
-        comparison = Comparison {
-            max_error: comparison.max_error.max(one.max_error),
-            relative_l2: comparison.relative_l2.max(one.relative_l2),
-            mismatches: comparison.mismatches + one.mismatches,
-            checked: comparison.checked + one.checked,
-            total: comparison.total + one.total,
-        };
+    for (i, one) in expected.iter().enumerate() {
+        // An output may be held against several references, each for some of its rows.
+        if expected[..i].iter().all(|earlier| earlier.name != one.name) {
+            let output = shaped(outputs, one)?;
+            check_finite(&one.name, output, one.row_len())?;
+            comparison.total += output.len() as u64;
+        }
+        let found = compare_rows(shaped(outputs, one)?, one, tolerance)?;
+        comparison.max_error = comparison.max_error.max(found.max_error);
+        comparison.relative_l2 = comparison.relative_l2.max(found.relative_l2);
+        comparison.checked += found.checked;
     }
     Ok(comparison)
 }
 
-fn compare_output(outputs: &Tensors, expected: &Expected, tolerance: Tolerance) -> Result<Comparison, VerifyError> {
-    let name = || expected.name.clone();
-    let shape_error = |problem: String| VerifyError::Shape { output: name(), problem };
-    let output = outputs.get(&expected.name).ok_or_else(|| shape_error("missing".to_owned()))?;
+/// The output that a reference is about, if it is there in its shape.
+fn shaped<'a>(outputs: &'a Tensors, expected: &Expected) -> Result<&'a Tensor, VerifyError> {
+    let error = |problem: String| VerifyError::Shape { output: expected.name.clone(), problem };
+    let output = outputs.get(&expected.name).ok_or_else(|| error("missing".to_owned()))?;
     if output.shape() != expected.shape {
-        return Err(shape_error(format!("shape {:?}, expected {:?}", output.shape(), expected.shape)));
+        return Err(error(format!("shape {:?}, expected {:?}", output.shape(), expected.shape)));
     }
+    Ok(output)
+}
+
+fn compare_rows(output: &Tensor, expected: &Expected, tolerance: Tolerance) -> Result<Comparison, VerifyError> {
+    let name = || expected.name.clone();
     let row_len = expected.row_len();
-    let row_count = output.len() / row_len.max(1);
-    check_finite(&expected.name, output, row_len)?;
-    let rows: Vec<usize> = expected.rows.clone().unwrap_or_else(|| (0..row_count).collect());
-    let mut comparison = Comparison { total: output.len() as u64, checked: (rows.len() * row_len) as u64, ..Comparison::default() };
+    let rows: Vec<usize> = expected.rows.clone().unwrap_or_else(|| (0..output.len() / row_len.max(1)).collect());
+    let mut comparison = Comparison { checked: (rows.len() * row_len) as u64, ..Comparison::default() };
     match &expected.values {
         Data::I8(values) => {
-            let mut first = None;
+            let (mut count, mut first) = (0, None);
             for (row, expected) in rows.iter().zip(values.chunks(row_len)) {
                 let actual = output.to_f64(row * row_len, row_len);
                 for (column, (&actual, &expected)) in actual.iter().zip(expected).enumerate() {
                     if actual != f64::from(expected) {
-                        comparison.mismatches += 1;
+                        count += 1;
                         first.get_or_insert((row * row_len + column, actual, f64::from(expected)));
                     }
                 }
@@ -141,7 +144,7 @@ fn compare_output(outputs: &Tensors, expected: &Expected, tolerance: Tolerance) 
                 None => Ok(comparison),
                 Some((first, actual, wanted)) => Err(VerifyError::Differs {
                     output: name(),
-                    count: comparison.mismatches,
+                    count,
                     checked: comparison.checked,
                     first,
                     actual,
@@ -169,11 +172,11 @@ fn compare_output(outputs: &Tensors, expected: &Expected, tolerance: Tolerance) 
                 expected: sums.worst_expected,
             })
         }
-        _ => Err(shape_error("the reference is neither f64 nor i8".to_owned())),
+        _ => Err(VerifyError::Shape { output: name(), problem: "the reference is neither f64 nor i8".to_owned() }),
     }
 }
 
-fn check_finite(name: &str, output: &crate::workload::Tensor, row_len: usize) -> Result<(), VerifyError> {
+fn check_finite(name: &str, output: &Tensor, row_len: usize) -> Result<(), VerifyError> {
     if matches!(output.data(), Data::I8(_)) {
         return Ok(());
     }
@@ -271,6 +274,15 @@ mod tests {
         assert_eq!((comparison.checked, comparison.total), (2, 6));
         assert!(matches!(sampled(vec![9.0, 9.0, 3.0, 5.0, 9.0, 9.0]), Err(VerifyError::TooFar { worst: 3, .. })));
         assert!(matches!(sampled(vec![9.0, f32::NAN, 3.0, 4.0, 9.0, 9.0]), Err(VerifyError::NotFinite { .. })));
+    }
+
+    #[test]
+    fn several_references_of_one_output_count_its_elements_once() {
+        let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
+        let part = |row: usize, values: Vec<f64>| Expected::sampled("y", [2, 2], vec![row], values);
+        let comparison = compare(&outputs, &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 4.0])], LOOSE).unwrap();
+        assert_eq!((comparison.checked, comparison.total), (4, 4));
+        assert!(compare(&outputs, &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 5.0])], LOOSE).is_err());
     }
 
     #[test]

@@ -142,7 +142,7 @@ fn row(case: &str, outcome: Result<Comparison, Setback>) -> Verified {
         Err(Setback::Fail(reason)) => ("failed", Comparison::default(), Some(reason)),
         Err(Setback::Skip(reason)) => ("skipped", Comparison::default(), Some(reason)),
     };
-    let Comparison { checked, total, max_error, relative_l2, .. } = comparison;
+    let Comparison { checked, total, max_error, relative_l2 } = comparison;
     Verified { case: case.to_owned(), status, checked, total, max_error, relative_l2, reason }
 }
 

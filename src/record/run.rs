@@ -105,7 +105,7 @@ pub struct VerificationRecord {
 
 impl From<Comparison> for VerificationRecord {
     fn from(comparison: Comparison) -> Self {
-        let Comparison { max_error, relative_l2, checked, total, .. } = comparison;
+        let Comparison { max_error, relative_l2, checked, total } = comparison;
         Self { max_error, relative_l2, checked, total }
     }
 }
