@@ -34,7 +34,7 @@
 //! | `gate_proj`, `up_proj` | [D, W, M] | |
 //! | `down_proj` | [D, M, W] | |
 //! | `k_cache`, `v_cache` | [D, P, E] | keys carry their rotation already |
-//! | `final_style` | [W, 3W] | as the styles, the gate is not used; with `final_style_bias` [3W] |
+//! | `final_style` | [W, 3W] | as the styles, the gate is not used; with `final_style_bias` \[3W\] |
 //! | `action_out` | [W, 32] | with `action_out_bias` \[32\] |
 //!
 //! | output | shape | |
