@@ -34,7 +34,7 @@
 //! | `gate_proj`, `up_proj` | [D, W, M] | |
 //! | `down_proj` | [D, M, W] | |
 //! | `k_cache`, `v_cache` | [D, P, E] | keys carry their rotation already |
-//! | `final_style` | [W, 3W] | as the styles, the gate is not used; with `final_style_bias` [3W] |
+//! | `final_style` | [W, 3W] | as the styles, the gate is not used; with `final_style_bias` \[3W\] |
 //! | `action_out` | [W, 32] | with `action_out_bias` \[32\] |
 //!
 //! | output | shape | |
@@ -85,7 +85,7 @@ pub const LOOP: Workload<Loop> = Workload {
     about: "the denoise loop of the pi0.5 action expert: noise to actions in Euler steps",
     revision: 1,
     axes: &[MODEL, S, P, STEPS, DTYPE],
-    // The full loop takes a CPU about 3 s, and its reference more: there it belongs to the thorough sweep.
+    // On two cores the full loop takes about 3 s and its reference 9: for the CPU it belongs to the thorough sweep.
     default: &[
         "model=tiny s=50 p=968 steps=10 dtype=f32",
         "model=pi05 s=50 p=968 steps=10 dtype=bf16",
@@ -191,13 +191,6 @@ impl Shape {
         let outputs = 2 * self.s * ACTION * Dtype::F64.bytes();
         inputs + (Dtype::F64.bytes() * (styles + rows) + scores + outputs) as u64
     }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.dtype {
-            Dtype::F32 => Tolerance { max_error: 2e-5, relative_l2: 2e-5 },
-            _ => Tolerance { max_error: 6e-2, relative_l2: 5e-2 },
-        }
-    }
 }
 
 /// `denoise/step`: `x [S, 32]` at time `t` to `velocity [S, 32]`.
@@ -225,7 +218,13 @@ impl Problem for Step {
     }
 
     fn tolerance(&self) -> Tolerance {
-        self.expert.tolerance()
+        match self.expert.dtype {
+            // Measured: 3.0e-6 on the full model, 9e-7 on the small one.
+            Dtype::F32 => Tolerance { max_error: 2e-5, relative_l2: 2e-5 },
+            // Rounding every activation to bf16, the residual stream too, costs 1.9e-2 on the full model and up to 1.4e-2
+            // on the small one (both measures). The least of the faults tested costs 6e-2.
+            _ => Tolerance { max_error: 6e-2, relative_l2: 5e-2 },
+        }
     }
 
     fn host_bytes(&self) -> u64 {
@@ -259,7 +258,13 @@ impl Problem for Loop {
     }
 
     fn tolerance(&self) -> Tolerance {
-        self.expert.tolerance()
+        match self.expert.dtype {
+            // 7.6e-7 on the full model, 7e-7 on the small one.
+            Dtype::F32 => Tolerance { max_error: 5e-6, relative_l2: 5e-6 },
+            // Errors of the steps average: 6.8e-3 on the full model with every activation rounded to bf16, up to 4.8e-3 on
+            // the small one.
+            _ => Tolerance { max_error: 2.5e-2, relative_l2: 2e-2 },
+        }
     }
 
     fn host_bytes(&self) -> u64 {
