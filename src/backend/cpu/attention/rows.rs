@@ -9,6 +9,7 @@ use std::f32::consts::LOG2_E;
 use pulp::NullaryFnOnce;
 
 use super::KEYS;
+use crate::backend::cpu::math::{exp2, larger};
 use crate::workload::attention::Attention;
 
 /// Partial results that a reduction keeps apart, so that it vectorises.
@@ -221,32 +222,6 @@ impl NullaryFnOnce for Softmax<'_> {
             }
         }
     }
-}
-
-/// 2^x for x ≤ 126, relative error below 2e-7; 2^-126 for anything less than -126.
-///
-/// x = n + r with |r| ≤ 1/2, a degree-6 polynomial for 2^r, n added to the exponent bits. `mul_add`, because the compiler does not fuse
-/// on its own; it is one instruction wherever SIMD is wide (AVX2 and later, Neon).
-#[inline(always)]
-fn exp2(x: f32) -> f32 {
-    // Adding and subtracting 1.5·2^23 rounds to the nearest integer and leaves it in the low mantissa bits.
-    const ROUND: f32 = 12_582_912.0;
-    // ln(2)^i / i!
-    const C: [f32; 7] = [1.0, 0.693_147_2, 0.240_226_5, 0.055_504_11, 0.009_618_129, 0.001_333_355_8, 0.000_154_035_3];
-    let x = larger(x, -126.0);
-    let shifted = x + ROUND;
-    let r = x - (shifted - ROUND);
-    let mut power = C[6];
-    for i in (0..6).rev() {
-        power = power.mul_add(r, C[i]);
-    }
-    f32::from_bits(power.to_bits().wrapping_add(shifted.to_bits() << 23))
-}
-
-/// One instruction; `b` where `a` is NaN.
-#[inline(always)]
-fn larger(a: f32, b: f32) -> f32 {
-    if a > b { a } else { b }
 }
 
 /// Largest of a row.
