@@ -33,7 +33,8 @@ pub trait Problem: Send + Sync + 'static {
     fn host_bytes(&self) -> u64;
 }
 
-/// The reference of one output.
+/// The reference of one output, or of some of its rows: an output may have several, of disjoint rows, each held to the
+/// magnitude of its own values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expected {
     /// Name of the output.

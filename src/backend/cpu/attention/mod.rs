@@ -103,7 +103,7 @@ pub const VALUES: &[Implementation<ValuesProduct>] = &[Implementation {
 /// Queries of a task.
 const QUERIES: usize = 256;
 /// Keys of a tile.
-const KEYS: usize = 96;
+const KEYS: usize = 64;
 /// Scores of a tile: 64 KiB.
 const TILE: usize = QUERIES * KEYS;
 
@@ -130,3 +130,6 @@ fn for_blocks(out: &mut [f32], s: usize, width: usize, f: impl Fn(usize, usize, 
         out.par_chunks_mut(QUERIES * width).enumerate().for_each(|(block, out)| f(head, head * s + block * QUERIES, out));
     });
 }
+
+#[cfg(test)]
+mod tests;

@@ -275,3 +275,22 @@ fn join(lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     let four: [f32; 4] = from_fn(|lane| join(eight[lane], eight[lane + 4]));
     join(join(four[0], four[2]), join(four[1], four[3]))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_any_length_are_summed_and_searched() {
+        for len in 1..50 {
+            // 0, -1, -2, .. from the middle on.
+            let row: Vec<f32> = (0..len).map(|i| -(((i + len / 2) % len) as f32)).collect();
+            assert_eq!(maximum(&row), 0.0);
+            let mut powers = row.clone();
+            let sum = exponentials(&mut powers, 2.0, 3.0);
+            let exact: f32 = row.iter().map(|x| (2.0 * x - 3.0).exp2()).sum();
+            assert!((sum / exact - 1.0).abs() < 1e-6, "{len}: {sum} is not {exact}");
+            assert!(row.iter().zip(&powers).all(|(x, power)| (power / (2.0 * x - 3.0).exp2() - 1.0).abs() < 4e-7));
+        }
+    }
+}
