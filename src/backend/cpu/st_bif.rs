@@ -113,16 +113,17 @@ impl State32 {
     }
 }
 
-/// Elements `from..from + out.len()` as f32.
+/// Elements `from..from + buffer.len()` as f32: where they lie, or converted into the buffer.
 #[inline(always)]
-fn load(tensor: &Tensor, from: usize, out: &mut [f32]) {
-    let range = from..from + out.len();
+fn values<'a>(tensor: &'a Tensor, from: usize, buffer: &'a mut [f32]) -> &'a [f32] {
+    let range = from..from + buffer.len();
     match tensor.data() {
-        Data::F32(values) => out.copy_from_slice(&values[range]),
-        Data::F16(values) => values[range].convert_to_f32_slice(out),
-        Data::Bf16(values) => values[range].convert_to_f32_slice(out),
+        Data::F32(values) => return &values[range],
+        Data::F16(values) => values[range].convert_to_f32_slice(buffer),
+        Data::Bf16(values) => values[range].convert_to_f32_slice(buffer),
         Data::F64(_) | Data::I8(_) => unreachable!("inputs are f32, f16 or bf16"),
     }
+    buffer
 }
 
 /// Columns `from..` of the forward pass. A type of its own, because `dispatch` compiles for the widest SIMD only what it can
@@ -146,16 +147,15 @@ impl NullaryFnOnce for ForwardTask<'_, '_> {
             let lanes = LANES.min(width - block);
             let mut membrane = [parameters.start(); LANES];
             let mut tracer = [0i32; LANES];
-            let mut current = [0f32; LANES];
+            let mut buffer = [0f32; LANES];
             for (t, row) in rows.iter_mut().enumerate() {
-                load(x, t * n + from + block, &mut current[..lanes]);
+                let current = values(x, t * n + from + block, &mut buffer[..lanes]);
                 let repayment = parameters.repayment(t);
-                let mut spikes = [0i8; LANES];
-                for lane in 0..LANES {
-                    membrane[lane] += current[lane];
-                    spikes[lane] = parameters.step(&mut membrane[lane], &mut tracer[lane], repayment) as i8;
+                let state = membrane.iter_mut().zip(&mut tracer);
+                for ((spike, current), (membrane, tracer)) in row[block..block + lanes].iter_mut().zip(current).zip(state) {
+                    *membrane += current;
+                    *spike = parameters.step(membrane, tracer, repayment) as i8;
                 }
-                row[block..block + lanes].copy_from_slice(&spikes[..lanes]);
             }
         }
     }
@@ -202,10 +202,10 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
             let mut membrane = [parameters.start(); LANES];
             let mut tracer = [0i32; LANES];
             for (t, (h, c)) in history.iter_mut().enumerate() {
-                load(x, t * n + from + block, &mut buffer[..lanes]);
+                let current = values(x, t * n + from + block, &mut buffer[..lanes]);
                 let repayment = parameters.repayment(t);
-                for lane in 0..LANES {
-                    membrane[lane] += buffer[lane];
+                for (lane, current) in current.iter().enumerate() {
+                    membrane[lane] += current;
                     h[lane] = membrane[lane];
                     c[lane] = tracer[lane];
                     parameters.step(&mut membrane[lane], &mut tracer[lane], repayment);
@@ -214,10 +214,10 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
             let mut grad_v = [0f32; LANES];
             let mut grad_tracer = [0f32; LANES];
             for (t, (h, c)) in history.iter().enumerate().rev() {
-                load(gy, t * n + from + block, &mut buffer[..lanes]);
-                for lane in 0..LANES {
+                let gy = values(gy, t * n + from + block, &mut buffer[..lanes]);
+                for (lane, gy) in gy.iter().enumerate() {
                     let (a, b) = surrogate.at(h[lane], c[lane]);
-                    let m = buffer[lane] - parameters.threshold * grad_v[lane] + grad_tracer[lane];
+                    let m = gy - parameters.threshold * grad_v[lane] + grad_tracer[lane];
                     grad_v[lane] += m * a;
                     grad_tracer[lane] += m * b;
                 }
