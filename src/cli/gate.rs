@@ -10,7 +10,7 @@ use crate::report::verdicts;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The baseline: baselines/<device>/NAME.json
+    /// The baseline: baselines/DEVICE/NAME.json
     #[arg(long, value_name = "NAME")]
     baseline: String,
     /// Folder of a recorded invocation, in place of the last one; several are several process runs

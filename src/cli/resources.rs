@@ -19,7 +19,7 @@ pub struct Arguments {
     /// Architecture to compile for (repeatable)
     #[arg(long, value_name = "ARCH", default_value = "sm_90a")]
     arch: Vec<String>,
-    /// Record the result in baselines/resources/<arch>.json
+    /// Record the result in baselines/resources/ARCH.json
     #[arg(long, conflicts_with_all = ["filter", "check"])]
     save: bool,
     /// Compare with the record: exit 1 when a kernel spills, loses occupancy or grows

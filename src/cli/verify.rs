@@ -24,7 +24,7 @@ pub struct Arguments {
     /// Seed of the random inputs
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Write inputs, outputs and reference of each case to DIR/<case>.safetensors
+    /// Write inputs, outputs and reference of each case to DIR/CASE.safetensors
     #[arg(long, value_name = "DIR")]
     dump: Option<PathBuf>,
     /// How to print

@@ -46,7 +46,7 @@ pub struct Flags {
     /// Time briefly: Criterion's quick mode, with effort quick
     #[arg(long, conflicts_with = "sample_size")]
     pub quick: bool,
-    /// Save the results as Criterion's baseline and as baselines/<device>/NAME.json
+    /// Save the results as Criterion's baseline and as baselines/DEVICE/NAME.json
     #[arg(short, long, value_name = "NAME", conflicts_with_all = ["baseline", "baseline_lenient", "discard_baseline"])]
     pub save_baseline: Option<String>,
     /// Show Criterion's comparison with its baseline NAME

@@ -112,7 +112,7 @@ pub fn write<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
     write_text(path, &to_text(record))
 }
 
-/// The text of a record as [`write`] writes it.
+/// The text of a record as [`write()`] writes it.
 pub fn to_text<T: Record>(record: &T) -> String {
     let mut value = serde_json::to_value(record).expect("records have string keys and finite numbers");
     let envelope = value.as_object_mut().expect("records are structs");
@@ -127,7 +127,7 @@ pub fn to_text<T: Record>(record: &T) -> String {
 /// Replaces a file atomically: a temporary file in the same folder, synced, then renamed.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
     let io = |source| FileError::Io { action: "write", path: path.to_owned(), source };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

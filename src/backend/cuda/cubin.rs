@@ -21,7 +21,7 @@ pub struct Facts {
     pub shared_bytes: u32,
     /// Instructions, padding not counted.
     pub instructions: u32,
-    /// Instructions by class, absent where none: see [`class`].
+    /// Instructions by class, absent where none: "fp32", "load_global" and so on.
     pub mix: BTreeMap<String, u32>,
 }
 
