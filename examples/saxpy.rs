@@ -47,6 +47,7 @@ const SAXPY: Workload<Saxpy> = Workload {
     revision: 1,
     axes: &[Axis::number("n", "elements")],
     default: &["n=1048576,16777216"],
+    accelerator: &[],
     thorough: &["n=1024,65536,1048576,16777216,67108864"],
     bind: |point| Ok(Saxpy { n: point.number("n")? }),
 };

@@ -2,14 +2,17 @@
 
 use std::process::ExitCode;
 
-use crate::backend::cpu;
+use crate::backend::{cpu, cuda};
 use crate::harness::Harness;
 use crate::suite::{Suite, suite};
 use crate::workload::{attention, denoise, st_bif};
 
 /// ST-BIF spiking neurons.
 pub fn st_bif() -> Vec<Box<dyn Suite>> {
-    vec![suite(&st_bif::FORWARD, cpu::st_bif::FORWARD), suite(&st_bif::BACKWARD, cpu::st_bif::BACKWARD)]
+    vec![
+        suite(&st_bif::FORWARD, cpu::st_bif::FORWARD.iter().chain(cuda::st_bif::FORWARD)),
+        suite(&st_bif::BACKWARD, cpu::st_bif::BACKWARD.iter().chain(cuda::st_bif::BACKWARD)),
+    ]
 }
 
 /// Attention.

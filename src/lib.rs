@@ -32,7 +32,7 @@ pub mod cli;
 /// What a bench binary of your own needs.
 pub mod prelude {
     pub use crate::backend::cpu::Task;
-    pub use crate::backend::{Implementation, Prepare};
+    pub use crate::backend::{Implementation, Prepare, cuda};
     pub use crate::harness::Harness;
     pub use crate::suite::suite;
     pub use crate::workload::{

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::backend::{BackendKind, Executable, Implementation, Prepare};
-use crate::workload::{Axis, AxisError, Effort, Override, Point, Problem, Tensors, Workload};
+use crate::backend::{BackendError, BackendKind, Executable, Implementation, Prepare, Target};
+use crate::workload::{Axis, AxisError, Effort, Override, Point, Problem, Scale, Tensors, Workload};
 
 /// A workload and its implementations.
 pub trait Suite: Sync {
@@ -21,7 +21,7 @@ pub trait Suite: Sync {
     ///
     /// # Errors
     /// On an override that the axes do not allow.
-    fn points(&self, effort: Effort, overrides: &[Override]) -> Result<Vec<Point>, AxisError>;
+    fn points(&self, effort: Effort, scale: Scale, overrides: &[Override]) -> Result<Vec<Point>, AxisError>;
     /// The problem of a point.
     ///
     /// # Errors
@@ -49,23 +49,29 @@ pub trait Bound {
     /// # Errors
     /// The reason, as a fragment.
     fn supports(&self, index: usize) -> Result<(), String>;
-    /// Makes implementation `index` ready.
-    fn prepare(&self, index: usize, inputs: Arc<Tensors>) -> Box<dyn Executable>;
+    /// Makes implementation `index` ready on the target, which is of the implementation's kind.
+    ///
+    /// # Errors
+    /// When the device or a kernel fails, or memory is short.
+    fn prepare(&self, index: usize, inputs: Arc<Tensors>, target: &Target) -> Result<Box<dyn Executable>, BackendError>;
 }
 
-/// Joins a workload and its implementations.
-pub fn suite<P: Problem>(workload: &'static Workload<P>, implementations: &'static [Implementation<P>]) -> Box<dyn Suite> {
-    Box::new(Typed { workload, implementations })
+/// Joins a workload and its implementations, in ladder order.
+pub fn suite<P: Problem>(
+    workload: &'static Workload<P>,
+    implementations: impl IntoIterator<Item = &'static Implementation<P>>,
+) -> Box<dyn Suite> {
+    Box::new(Typed { workload, implementations: implementations.into_iter().collect() })
 }
 
 struct Typed<P: 'static> {
     workload: &'static Workload<P>,
-    implementations: &'static [Implementation<P>],
+    implementations: Vec<&'static Implementation<P>>,
 }
 
-struct TypedBound<P: 'static> {
+struct TypedBound<'a, P: 'static> {
     problem: P,
-    implementations: &'static [Implementation<P>],
+    implementations: &'a [&'static Implementation<P>],
 }
 
 impl<P: Problem> Suite for Typed<P> {
@@ -89,16 +95,16 @@ impl<P: Problem> Suite for Typed<P> {
         self.implementations.iter().map(|row| Row { name: row.name, about: row.about, backend: row.backend() }).collect()
     }
 
-    fn points(&self, effort: Effort, overrides: &[Override]) -> Result<Vec<Point>, AxisError> {
-        self.workload.points(effort, overrides)
+    fn points(&self, effort: Effort, scale: Scale, overrides: &[Override]) -> Result<Vec<Point>, AxisError> {
+        self.workload.points(effort, scale, overrides)
     }
 
     fn bind(&self, point: &Point) -> Result<Box<dyn Bound + '_>, AxisError> {
-        Ok(Box::new(TypedBound { problem: (self.workload.bind)(point)?, implementations: self.implementations }))
+        Ok(Box::new(TypedBound { problem: (self.workload.bind)(point)?, implementations: &self.implementations }))
     }
 }
 
-impl<P: Problem> Bound for TypedBound<P> {
+impl<P: Problem> Bound for TypedBound<'_, P> {
     fn problem(&self) -> &dyn Problem {
         &self.problem
     }
@@ -107,9 +113,12 @@ impl<P: Problem> Bound for TypedBound<P> {
         (self.implementations[index].supports)(&self.problem)
     }
 
-    fn prepare(&self, index: usize, inputs: Arc<Tensors>) -> Box<dyn Executable> {
-        match self.implementations[index].prepare {
-            Prepare::Cpu(prepare) => Box::new(prepare(&self.problem, inputs)),
+    fn prepare(&self, index: usize, inputs: Arc<Tensors>, target: &Target) -> Result<Box<dyn Executable>, BackendError> {
+        let row = self.implementations[index];
+        match (&row.prepare, target) {
+            (Prepare::Cpu(prepare), Target::Cpu) => Ok(Box::new(prepare(&self.problem, inputs))),
+            (Prepare::Cuda(prepare), Target::Cuda(device)) => Ok(Box::new(prepare(&self.problem, &inputs, device)?)),
+            _ => Err(BackendError::Launch(format!("{} does not run on this backend", row.name))),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! An implementation's output against the fp64 reference: every element that the reference holds, none excused.
 
+use rayon::prelude::*;
+
 use crate::backend::{BackendError, Executable};
 use crate::workload::{Data, Expected, Tensor, Tensors, Tolerance};
 
@@ -102,7 +104,7 @@ pub fn compare(outputs: &Tensors, expected: &[Expected], tolerance: Tolerance) -
         // An output may be held against several references, each for some of its rows.
         if expected[..i].iter().all(|earlier| earlier.name != one.name) {
             let output = shaped(outputs, one)?;
-            check_finite(&one.name, output, one.row_len())?;
+            check_finite(&one.name, output)?;
             comparison.total += output.len() as u64;
         }
         let found = compare_rows(shaped(outputs, one)?, one, tolerance)?;
@@ -123,29 +125,41 @@ fn shaped<'a>(outputs: &'a Tensors, expected: &Expected) -> Result<&'a Tensor, V
     Ok(output)
 }
 
+/// Elements that one task compares.
+const PIECE: usize = 1 << 16;
+
+/// Consecutive elements of an output and what they should be.
+struct Piece<'a, T> {
+    from: usize,
+    expected: &'a [T],
+}
+
+/// The reference in pieces: whole rows where some are sampled, any cut where all are there.
+fn pieces<'a, T>(expected: &Expected, values: &'a [T]) -> Vec<Piece<'a, T>> {
+    match &expected.rows {
+        None => values.chunks(PIECE).enumerate().map(|(i, expected)| Piece { from: i * PIECE, expected }).collect(),
+        Some(rows) => {
+            let row_len = expected.row_len();
+            rows.iter().zip(values.chunks(row_len.max(1))).map(|(row, expected)| Piece { from: row * row_len, expected }).collect()
+        }
+    }
+}
+
 fn compare_rows(output: &Tensor, expected: &Expected, tolerance: Tolerance) -> Result<Comparison, VerifyError> {
     let name = || expected.name.clone();
-    let row_len = expected.row_len();
-    let rows: Vec<usize> = expected.rows.clone().unwrap_or_else(|| (0..output.len() / row_len.max(1)).collect());
-    let mut comparison = Comparison { checked: (rows.len() * row_len) as u64, ..Comparison::default() };
     match &expected.values {
         Data::I8(values) => {
-            let (mut count, mut first) = (0, None);
-            for (row, expected) in rows.iter().zip(values.chunks(row_len)) {
-                let actual = output.to_f64(row * row_len, row_len);
-                for (column, (&actual, &expected)) in actual.iter().zip(expected).enumerate() {
-                    if actual != f64::from(expected) {
-                        count += 1;
-                        first.get_or_insert((row * row_len + column, actual, f64::from(expected)));
-                    }
-                }
-            }
-            match first {
-                None => Ok(comparison),
+            let found: Vec<Differences> = pieces(expected, values)
+                .par_iter()
+                .map(|piece| Differences::of(piece.from, &output.to_f64(piece.from, piece.expected.len()), piece.expected))
+                .collect();
+            let checked = values.len() as u64;
+            match found.iter().find_map(|differences| differences.first) {
+                None => Ok(Comparison { checked, ..Comparison::default() }),
                 Some((first, actual, wanted)) => Err(VerifyError::Differs {
                     output: name(),
-                    count,
-                    checked: comparison.checked,
+                    count: found.iter().map(|differences| differences.count).sum(),
+                    checked,
                     first,
                     actual,
                     expected: wanted,
@@ -153,19 +167,21 @@ fn compare_rows(output: &Tensor, expected: &Expected, tolerance: Tolerance) -> R
             }
         }
         Data::F64(values) => {
-            let mut sums = Sums::default();
-            for (row, expected) in rows.iter().zip(values.chunks(row_len)) {
-                sums.add(row * row_len, &output.to_f64(row * row_len, row_len), expected);
-            }
-            (comparison.max_error, comparison.relative_l2) = sums.errors();
+            let parts: Vec<Sums> = pieces(expected, values)
+                .par_iter()
+                .map(|piece| Sums::of(piece.from, &output.to_f64(piece.from, piece.expected.len()), piece.expected))
+                .collect();
+            // In order, so that the thread count changes no bit of the result.
+            let sums = parts.into_iter().fold(Sums::default(), Sums::plus);
+            let (max_error, relative_l2) = sums.errors();
             // Written so that a NaN in either figure fails.
-            if comparison.max_error <= tolerance.max_error && comparison.relative_l2 <= tolerance.relative_l2 {
-                return Ok(comparison);
+            if max_error <= tolerance.max_error && relative_l2 <= tolerance.relative_l2 {
+                return Ok(Comparison { max_error, relative_l2, checked: values.len() as u64, total: 0 });
             }
             Err(VerifyError::TooFar {
                 output: name(),
-                max_error: comparison.max_error,
-                relative_l2: comparison.relative_l2,
+                max_error,
+                relative_l2,
                 tolerance,
                 worst: sums.worst,
                 actual: sums.worst_actual,
@@ -176,22 +192,47 @@ fn compare_rows(output: &Tensor, expected: &Expected, tolerance: Tolerance) -> R
     }
 }
 
-fn check_finite(name: &str, output: &Tensor, row_len: usize) -> Result<(), VerifyError> {
+fn check_finite(name: &str, output: &Tensor) -> Result<(), VerifyError> {
     if matches!(output.data(), Data::I8(_)) {
         return Ok(());
     }
-    let (mut count, mut first) = (0, None);
-    for from in (0..output.len()).step_by(row_len.max(1)) {
-        for (column, value) in output.to_f64(from, row_len).iter().enumerate() {
-            if !value.is_finite() {
-                count += 1;
-                first.get_or_insert(from + column);
-            }
-        }
-    }
-    match first {
+    let starts: Vec<usize> = (0..output.len()).step_by(PIECE).collect();
+    let found: Vec<(u64, Option<usize>)> = starts
+        .par_iter()
+        .map(|&from| {
+            let values = output.to_f64(from, PIECE.min(output.len() - from));
+            let count = values.iter().filter(|value| !value.is_finite()).count() as u64;
+            (count, values.iter().position(|value| !value.is_finite()).map(|column| from + column))
+        })
+        .collect();
+    match found.iter().find_map(|(_, first)| *first) {
         None => Ok(()),
-        Some(first) => Err(VerifyError::NotFinite { output: name.to_owned(), count, total: output.len() as u64, first }),
+        Some(first) => Err(VerifyError::NotFinite {
+            output: name.to_owned(),
+            count: found.iter().map(|(count, _)| count).sum(),
+            total: output.len() as u64,
+            first,
+        }),
+    }
+}
+
+/// Integers that are not what they should be.
+struct Differences {
+    count: u64,
+    /// Index, value and reference of the first.
+    first: Option<(usize, f64, f64)>,
+}
+
+impl Differences {
+    fn of(from: usize, actual: &[f64], expected: &[i8]) -> Self {
+        let mut wrong = actual
+            .iter()
+            .zip(expected)
+            .enumerate()
+            .filter(|(_, (actual, expected))| **actual != f64::from(**expected))
+            .map(|(i, (actual, expected))| (from + i, *actual, f64::from(*expected)));
+        let first = wrong.next();
+        Self { count: u64::from(first.is_some()) + wrong.count() as u64, first }
     }
 }
 
@@ -207,17 +248,27 @@ struct Sums {
 }
 
 impl Sums {
-    fn add(&mut self, from: usize, actual: &[f64], expected: &[f64]) {
-        for (column, (&actual, &expected)) in actual.iter().zip(expected).enumerate() {
+    fn of(from: usize, actual: &[f64], expected: &[f64]) -> Self {
+        let mut sums = Self::default();
+        for (i, (&actual, &expected)) in actual.iter().zip(expected).enumerate() {
             let error = (actual - expected).abs();
-            self.error_squared += error * error;
-            self.reference_squared += expected * expected;
-            self.largest_reference = self.largest_reference.max(expected.abs());
-            if error > self.largest_error {
-                self.largest_error = error;
-                (self.worst, self.worst_actual, self.worst_expected) = (from + column, actual, expected);
+            sums.error_squared += error * error;
+            sums.reference_squared += expected * expected;
+            sums.largest_reference = sums.largest_reference.max(expected.abs());
+            if error > sums.largest_error {
+                sums.largest_error = error;
+                (sums.worst, sums.worst_actual, sums.worst_expected) = (from + i, actual, expected);
             }
         }
+        sums
+    }
+
+    fn plus(self, next: Self) -> Self {
+        let (error_squared, reference_squared) =
+            (self.error_squared + next.error_squared, self.reference_squared + next.reference_squared);
+        let largest_reference = self.largest_reference.max(next.largest_reference);
+        let worst = if next.largest_error > self.largest_error { next } else { self };
+        Self { error_squared, reference_squared, largest_reference, ..worst }
     }
 
     /// Relative to the reference; absolute where the reference is all zero.

@@ -24,7 +24,7 @@ fn facts_of_a_known_kernel() {
     if !compiler() {
         return;
     }
-    let build = Build { file: "st_bif/forward_vectorized", defines: vec!["ELEMENT_F32".to_owned()] };
+    let build = Build::embedded("st_bif/forward_vectorized", &["ELEMENT_F32"]);
     let compiled = compile(&build, "sm_90a").unwrap();
     let facts = cubin::facts(&compiled.cubin, &compiled.log).unwrap();
     let kernel = &facts["st_bif_forward_vectorized"];
@@ -57,7 +57,7 @@ fn a_kernel_that_does_not_compile_is_named_with_the_log() {
         .unwrap_err();
     let text = error.to_string();
     assert!(text.contains("kernel mine/broken does not compile for sm_90a") && text.contains("undefined_thing"), "{text}");
-    let build = Build { file: "measure/spin", defines: Vec::new() };
+    let build = Build::embedded("measure/spin", &[]);
     let text = compile(&build, "sm_1").unwrap_err().to_string();
     assert!(text.contains("measure/spin") && text.contains("sm_1"), "{text}");
 }

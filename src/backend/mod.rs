@@ -7,13 +7,15 @@ pub mod cuda;
 
 use std::sync::Arc;
 
-use crate::workload::Tensors;
+use crate::workload::{Scale, Tensors};
 
 /// Which kind of device computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BackendKind {
     /// The host's cores.
     Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
 }
 
 impl BackendKind {
@@ -21,6 +23,34 @@ impl BackendKind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
+
+    /// How large the problems are that a person would look at there.
+    pub const fn scale(self) -> Scale {
+        match self {
+            Self::Cpu => Scale::Host,
+            Self::Cuda => Scale::Accelerator,
+        }
+    }
+}
+
+/// What a process computes on.
+#[derive(Clone)]
+pub enum Target {
+    /// The host's cores.
+    Cpu,
+    /// This GPU.
+    Cuda(Arc<cuda::device::Device>),
+}
+
+impl Target {
+    /// Its kind.
+    pub const fn kind(&self) -> BackendKind {
+        match self {
+            Self::Cpu => BackendKind::Cpu,
+            Self::Cuda(_) => BackendKind::Cuda,
         }
     }
 }
@@ -41,6 +71,8 @@ pub struct Implementation<P> {
 pub enum Prepare<P> {
     /// On the host.
     Cpu(fn(&P, Arc<Tensors>) -> cpu::Task),
+    /// On an NVIDIA GPU.
+    Cuda(fn(&P, &Tensors, &Arc<cuda::device::Device>) -> Result<cuda::task::Task, BackendError>),
 }
 
 impl<P> Implementation<P> {
@@ -48,6 +80,7 @@ impl<P> Implementation<P> {
     pub fn backend(&self) -> BackendKind {
         match self.prepare {
             Prepare::Cpu(_) => BackendKind::Cpu,
+            Prepare::Cuda(_) => BackendKind::Cuda,
         }
     }
 }
@@ -85,6 +118,12 @@ pub enum BackendError {
     /// The computation itself failed.
     #[error("launch failed: {0}")]
     Launch(String),
+    /// A kernel does not compile; the text names it and holds the compiler's log.
+    #[error("{0}")]
+    Compile(String),
+    /// The device no longer answers, or its context is broken: nothing more can run on it in this process.
+    #[error("the GPU was lost: {0}")]
+    Lost(String),
     /// More memory than there is.
     #[error("needs {needed} of memory, {available} are free")]
     OutOfMemory {

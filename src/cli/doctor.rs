@@ -1,10 +1,13 @@
 //! `kernelgate doctor`: what this machine offers, and what is missing.
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde::Serialize;
 
 use super::{Format, print_json};
+use crate::backend::cuda::device::{self, Device};
+use crate::backend::cuda::library::{self, Found, Library};
 use crate::exit::Exit;
 use crate::record::environment::available_memory;
 use crate::record::{Environment, Store};
@@ -51,7 +54,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
     let check = |what, finding, advice: Option<&str>| Check { what, finding, advice: advice.map(ToOwned::to_owned) };
     let simd = environment.simd.join(" ");
-    vec![
+    let mut checks = vec![
         check(
             "cpu",
             format!("{}, {} cores, {} threads in use", environment.device_name, environment.cores, environment.threads),
@@ -71,10 +74,57 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
             if environment.optimised { "optimised".to_owned() } else { "not optimised".to_owned() },
             (!environment.optimised).then_some("times of this build mean nothing: use cargo bench, or cargo run --release"),
         ),
-        check("cuda", "no CUDA backend in this version: cases run on the CPU".to_owned(), None),
         folder("baselines", &store.baselines),
         folder("runs", &store.runs),
-    ]
+    ];
+    checks.extend(Library::ALL.map(library));
+    checks.extend(gpus());
+    checks
+}
+
+/// Where a library was found, or how to get it.
+fn library(library: Library) -> Check {
+    let (finding, advice) = match library::load(library) {
+        Some(Found::Loader(name)) => (format!("{}: {name}, on the loader's path", library.name()), None),
+        Some(Found::File(path)) => (format!("{}: {}", library.name(), path.display()), None),
+        None => (format!("{} is missing", library.name()), Some(library.advice().to_owned())),
+    };
+    Check { what: "library", finding, advice }
+}
+
+/// What the GPUs are, or why there is none.
+fn gpus() -> Vec<Check> {
+    let check = |finding, advice| Check { what: "gpu", finding, advice };
+    let count = match device::count() {
+        Ok(count) => count,
+        Err(error) => return vec![check(format!("none: {error}"), Some("cases run on the CPU".to_owned()))],
+    };
+    (0..count)
+        .map(|ordinal| match Device::open(ordinal, Duration::from_secs(1)) {
+            Ok(device) => {
+                let facts = device.facts();
+                let memory = device.memory().map_or_else(
+                    |error| error.to_string(),
+                    |(free, total)| format!("{} free of {}", report::bytes(free), report::bytes(total)),
+                );
+                check(
+                    format!(
+                        "{ordinal}: {}, {}, CUDA {}.{}, {} multiprocessors up to {} MHz, L2 {}, {memory}, {}",
+                        facts.name,
+                        facts.arch,
+                        facts.driver_cuda / 1000,
+                        facts.driver_cuda % 1000 / 10,
+                        facts.multiprocessors,
+                        facts.max_clock_mhz,
+                        report::bytes(facts.l2_bytes),
+                        facts.uuid
+                    ),
+                    None,
+                )
+            }
+            Err(error) => check(format!("{ordinal}: {error}"), Some("cases run on the CPU".to_owned())),
+        })
+        .collect()
 }
 
 /// Other work on the machine: the first cause of false alarms.

@@ -29,7 +29,8 @@ struct Listed {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     let suites = builtin::all();
-    let selection = arguments.choice.select(&suites)?;
+    let place = arguments.choice.wanted().place(suites.iter().map(AsRef::as_ref))?;
+    let selection = arguments.choice.select(&suites, &place)?;
     let mut listed = Vec::new();
     for group in &selection.groups {
         let problem = group.bound.problem();

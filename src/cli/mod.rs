@@ -10,13 +10,15 @@ mod resources;
 mod verify;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::exit::Exit;
 use crate::harness::HarnessError;
-use crate::harness::args::Filter;
-use crate::harness::cases::{self, Selection};
+use crate::harness::args::{BackendName, DEFAULT_TIMEOUT_S, Filter};
+use crate::harness::cases::{self, Place, Selection};
+use crate::harness::place::Wanted;
 use crate::record::Store;
 use crate::suite::Suite;
 use crate::workload::{Effort, Override};
@@ -103,19 +105,30 @@ struct Choice {
     /// Replace an axis' values, for example --axis s=512,777 (repeatable)
     #[arg(long, value_name = "AXIS=VALUE[,VALUE]")]
     axis: Vec<Override>,
+    /// Where to run: auto is the GPU if there is one, else the CPU
+    #[arg(long, env = "KERNELGATE_BACKEND", value_enum, default_value = "auto")]
+    backend: BackendName,
+    /// Which GPU, counted from 0
+    #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
+    device: Option<usize>,
 }
 
 impl Choice {
+    /// Where the cases would run.
+    const fn wanted(&self) -> Wanted {
+        Wanted { backend: self.backend, device: self.device, patience: Duration::from_secs(DEFAULT_TIMEOUT_S) }
+    }
+
     /// The selection among these suites. A filter that matches no default case is tried on the whole sweep.
-    fn select<'a>(&self, suites: &'a [Box<dyn Suite>]) -> Result<Selection<'a>, HarnessError> {
+    fn select<'a>(&self, suites: &'a [Box<dyn Suite>], place: &Place) -> Result<Selection<'a>, HarnessError> {
         let all = || suites.iter().map(AsRef::as_ref);
         cases::check_overrides(all(), &self.axis)?;
         let filter = Filter::parse(self.filter.as_deref(), false)?;
-        let selection = cases::select(all(), self.effort.into(), &self.axis, &filter)?;
+        let selection = cases::select(all(), self.effort.into(), place, &self.axis, &filter)?;
         if !selection.matched_nothing() {
             return Ok(selection);
         }
-        let selection = cases::select(all(), Effort::Thorough, &self.axis, &filter)?;
+        let selection = cases::select(all(), Effort::Thorough, place, &self.axis, &filter)?;
         if selection.matched_nothing() {
             return Err(cases::nothing_matches(filter.text().unwrap_or_default(), all()));
         }

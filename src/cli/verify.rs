@@ -8,6 +8,7 @@ use safetensors::tensor::TensorView;
 use serde::Serialize;
 
 use super::{Choice, Format, print_json};
+use crate::backend::Target;
 use crate::builtin;
 use crate::exit::Exit;
 use crate::harness::cases::{Case, Group};
@@ -48,7 +49,10 @@ struct Verified {
 pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     guard::quiet_panics();
     let suites = builtin::all();
-    let selection = arguments.choice.select(&suites)?;
+    let wanted = arguments.choice.wanted();
+    let place = wanted.place(suites.iter().map(AsRef::as_ref))?;
+    let selection = arguments.choice.select(&suites, &place)?;
+    let target = wanted.open(&place)?;
     if let Some(folder) = &arguments.dump {
         std::fs::create_dir_all(folder).with_context(|| format!("failed to write {}", folder.display()))?;
     }
@@ -58,7 +62,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
         for case in &group.cases {
             eprintln!("verifying {}", case.id);
             let outcome = match &ready {
-                Ok(ready) => verify_case(arguments, group, case, ready)?,
+                Ok(ready) => verify_case(arguments, group, case, ready, &target)?,
                 Err(setback) => Err(setback.clone()),
             };
             rows.push(row(&case.id, outcome));
@@ -89,8 +93,9 @@ fn verify_case(
     group: &Group<'_>,
     case: &Case,
     ready: &Ready,
+    target: &Target,
 ) -> anyhow::Result<Result<Comparison, Setback>> {
-    let (mut executable, comparison) = match ready.verify(group, case) {
+    let (mut executable, comparison) = match ready.verify(group, case, target) {
         Ok(verified) => verified,
         Err(setback) => return Ok(Err(setback)),
     };
@@ -139,7 +144,7 @@ fn safetensors_dtype(dtype: Dtype) -> safetensors::Dtype {
 fn row(case: &str, outcome: Result<Comparison, Setback>) -> Verified {
     let (status, comparison, reason) = match outcome {
         Ok(comparison) => ("ok", comparison, None),
-        Err(Setback::Fail(reason)) => ("failed", Comparison::default(), Some(reason)),
+        Err(Setback::Fail(reason) | Setback::Lost(reason)) => ("failed", Comparison::default(), Some(reason)),
         Err(Setback::Skip(reason)) => ("skipped", Comparison::default(), Some(reason)),
     };
     let Comparison { checked, total, max_error, relative_l2 } = comparison;

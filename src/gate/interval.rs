@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     fn run(times: &[f64]) -> Samples {
-        Samples { launches: vec![2; times.len()], elapsed_ns: times.iter().map(|time| 2.0 * time).collect() }
+        Samples { launches: vec![2; times.len()], elapsed_ns: times.iter().map(|time| 2.0 * time).collect(), ..Samples::default() }
     }
 
     #[test]

@@ -13,7 +13,11 @@ fn run(session: &str, times: &[(&str, f64)]) -> Run {
         work: WorkRecord { flops: BTreeMap::new(), read_bytes: 8, write_bytes: 8 },
         limit: None,
         verification: VerificationRecord { max_error: 0.0, relative_l2: 0.0, checked: 1, total: 1 },
-        samples: Samples { launches: vec![1; 11], elapsed_ns: (0..11).map(|i| time * (1.0 + 0.001 * f64::from(i - 5))).collect() },
+        samples: Samples {
+            launches: vec![1; 11],
+            elapsed_ns: (0..11).map(|i| time * (1.0 + 0.001 * f64::from(i - 5))).collect(),
+            ..Samples::default()
+        },
     };
     Run {
         bench: "b".to_owned(),

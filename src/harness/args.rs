@@ -4,11 +4,13 @@
 //! and the program replaces itself without them ([`take_own_flags`]); what Criterion sees is exactly its own command line.
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use regex::Regex;
 
 use super::HarnessError;
+use super::place::Wanted;
 use crate::record::store::check_name;
 use crate::workload::{Effort, Override};
 
@@ -30,6 +32,15 @@ pub struct Flags {
     /// kernelgate: replace an axis' values, for example --axis s=512,777 (repeatable)
     #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
     pub axis: Vec<Override>,
+    /// kernelgate: where to run: auto is the GPU if there is one, else the CPU
+    #[arg(long, env = "KERNELGATE_BACKEND", value_enum, default_value = "auto")]
+    pub backend: BackendName,
+    /// kernelgate: which GPU, counted from 0
+    #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
+    pub device: Option<usize>,
+    /// kernelgate: seconds after which a kernel on the GPU is taken for hung
+    #[arg(long, env = "KERNELGATE_TIMEOUT", value_name = "SECONDS", default_value_t = DEFAULT_TIMEOUT_S)]
+    pub timeout: u64,
     /// kernelgate: seed of the random inputs
     #[arg(long, env = "KERNELGATE_SEED", default_value_t = 1)]
     pub seed: u64,
@@ -138,6 +149,19 @@ impl From<EffortName> for Effort {
     }
 }
 
+/// Longer than any sensible launch.
+pub const DEFAULT_TIMEOUT_S: u64 = 60;
+
+/// Where to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[allow(missing_docs)]
+pub enum BackendName {
+    #[default]
+    Auto,
+    Cpu,
+    Cuda,
+}
+
 /// What the process is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -167,6 +191,11 @@ impl Flags {
         } else {
             Mode::Bench
         }
+    }
+
+    /// Where to run.
+    pub const fn wanted(&self) -> Wanted {
+        Wanted { backend: self.backend, device: self.device, patience: Duration::from_secs(self.timeout) }
     }
 
     /// How much to run.
@@ -281,7 +310,14 @@ impl Filter {
 }
 
 /// Our flags with a value, and the variables that stand for them.
-const OWN: [(&str, &str); 3] = [("--effort", "KERNELGATE_EFFORT"), ("--axis", "KERNELGATE_AXIS"), ("--seed", "KERNELGATE_SEED")];
+const OWN: [(&str, &str); 6] = [
+    ("--effort", "KERNELGATE_EFFORT"),
+    ("--axis", "KERNELGATE_AXIS"),
+    ("--backend", "KERNELGATE_BACKEND"),
+    ("--device", "KERNELGATE_DEVICE"),
+    ("--timeout", "KERNELGATE_TIMEOUT"),
+    ("--seed", "KERNELGATE_SEED"),
+];
 
 /// Our flags as environment variables, by name.
 pub type OwnFlags = Vec<(&'static str, String)>;

@@ -4,11 +4,22 @@ use std::collections::BTreeSet;
 
 use super::HarnessError;
 use super::args::Filter;
+use crate::backend::BackendKind;
+use crate::measure::Cache;
 use crate::suite::{Bound, Row, Suite};
-use crate::workload::{AxisError, Effort, Override, Point};
+use crate::workload::{AxisError, Effort, Override, Point, Scale};
 
-/// State of the caches in which a case is timed. The CPU backend has only this one.
-pub const HOT: &str = "hot";
+/// Fewest bytes from which on no cold case exists: no cache holds a tenth of it, so hot is cold.
+const BEYOND_CACHES: u64 = 256 << 20;
+
+/// Which backend the process runs on, and why not on the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The backend.
+    pub kind: BackendKind,
+    /// Why cases of the other cannot run, a fragment.
+    pub otherwise: String,
+}
 
 /// A problem and the implementations of it that were selected.
 pub struct Group<'a> {
@@ -35,6 +46,8 @@ pub struct Case {
     pub index: usize,
     /// The implementation.
     pub row: Row,
+    /// State of the caches in which it is timed.
+    pub cache: Cache,
     /// Whole id: `workload/problem/implementation/cache`.
     pub id: String,
 }
@@ -42,7 +55,7 @@ pub struct Case {
 impl Case {
     /// `implementation/cache`: Criterion's function in the group.
     pub fn function(&self) -> String {
-        format!("{}/{HOT}", self.row.name)
+        format!("{}/{}", self.row.name, self.cache.name())
     }
 }
 
@@ -76,27 +89,34 @@ impl Selection<'_> {
 pub fn select<'a>(
     suites: impl IntoIterator<Item = &'a dyn Suite>,
     effort: Effort,
+    place: &Place,
     overrides: &[Override],
     filter: &Filter,
 ) -> Result<Selection<'a>, HarnessError> {
     let mut ids = BTreeSet::new();
     let mut selection = Selection::default();
     for suite in suites {
-        let Ok(points) = suite.points(effort, overrides) else { continue };
+        let Ok(points) = suite.points(effort, place.kind.scale(), overrides) else { continue };
         for point in points {
             let bound = suite.bind(&point).map_err(|error| HarnessError::Usage(format!("{}/{point}: {error}", suite.name())))?;
+            let bytes = bound.problem().work().total_bytes();
             let mut group = Group { suite, point, bound, cases: Vec::new() };
             for (index, row) in suite.implementations().into_iter().enumerate() {
-                let id = format!("{}/{}/{HOT}", group.id(), row.name);
-                if !ids.insert(id.clone()) {
-                    return Err(HarnessError::Usage(format!("two cases have the id {id}")));
-                }
-                if !filter.matches(&id) {
-                    continue;
-                }
-                match group.bound.supports(index) {
-                    Ok(()) => group.cases.push(Case { index, row, id }),
-                    Err(reason) => selection.skipped.push((id, format!("{} {reason}", row.name))),
+                for &cache in caches(row.backend, bytes) {
+                    let id = format!("{}/{}/{}", group.id(), row.name, cache.name());
+                    if !ids.insert(id.clone()) {
+                        return Err(HarnessError::Usage(format!("two cases have the id {id}")));
+                    }
+                    if !filter.matches(&id) {
+                        continue;
+                    }
+                    if let Err(reason) = group.bound.supports(index) {
+                        selection.skipped.push((id, format!("{} {reason}", row.name)));
+                    } else if row.backend != place.kind {
+                        selection.skipped.push((id, place.otherwise.clone()));
+                    } else {
+                        group.cases.push(Case { index, row, cache, id });
+                    }
                 }
             }
             if !group.cases.is_empty() {
@@ -105,6 +125,14 @@ pub fn select<'a>(
         }
     }
     Ok(selection)
+}
+
+/// The states in which cases exist. The CPU backend has no means to empty the caches.
+const fn caches(backend: BackendKind, bytes: u64) -> &'static [Cache] {
+    match backend {
+        BackendKind::Cuda if bytes < BEYOND_CACHES => &[Cache::Hot, Cache::Cold],
+        _ => &[Cache::Hot],
+    }
 }
 
 /// Checks overrides against every workload there is: an axis or value that none takes is a mistake.
@@ -116,7 +144,8 @@ pub fn check_overrides<'a>(suites: impl Iterator<Item = &'a dyn Suite>, override
     for wanted in overrides {
         let with_axis: Vec<_> = suites.iter().filter(|suite| suite.axes().iter().any(|axis| axis.name == wanted.axis)).collect();
         let one = std::slice::from_ref(wanted);
-        let complaints: Vec<AxisError> = with_axis.iter().filter_map(|suite| suite.points(Effort::Thorough, one).err()).collect();
+        let complaints: Vec<AxisError> =
+            with_axis.iter().filter_map(|suite| suite.points(Effort::Thorough, Scale::Host, one).err()).collect();
         if with_axis.is_empty() {
             let known: BTreeSet<&str> = suites.iter().flat_map(|suite| suite.axes()).map(|axis| axis.name).collect();
             let known = known.into_iter().collect::<Vec<_>>().join(", ");
@@ -131,7 +160,8 @@ pub fn check_overrides<'a>(suites: impl Iterator<Item = &'a dyn Suite>, override
 
 /// Every id of every effort.
 pub fn all_ids<'a>(suites: impl Iterator<Item = &'a dyn Suite>) -> Vec<String> {
-    let everything = select(suites, Effort::Thorough, &[], &Filter::All);
+    let anywhere = Place { kind: BackendKind::Cpu, otherwise: String::new() };
+    let everything = select(suites, Effort::Thorough, &anywhere, &[], &Filter::All);
     let Ok(selection) = everything else { return Vec::new() };
     let running = selection.groups.iter().flat_map(|group| group.cases.iter().map(|case| case.id.clone()));
     running.chain(selection.skipped.iter().map(|(id, _)| id.clone())).collect()
@@ -167,28 +197,38 @@ mod tests {
     use super::*;
     use crate::builtin;
 
+    const PLACES: [BackendKind; 2] = [BackendKind::Cpu, BackendKind::Cuda];
+
+    fn place(kind: BackendKind) -> Place {
+        Place { kind, otherwise: "elsewhere".to_owned() }
+    }
+
     #[test]
     fn every_builtin_id_is_unique_and_fits_criterions_folders() {
         let suites = builtin::all();
-        let selection = select(suites.iter().map(AsRef::as_ref), Effort::Thorough, &[], &Filter::All).unwrap();
-        assert!(selection.count() > 100);
-        let mut folders = BTreeSet::new();
-        for group in &selection.groups {
-            assert!(group.id().len() <= 64, "Criterion cuts folder names at 64: {}", group.id());
-            assert!(folders.insert(group.id().replace('/', "_")), "{}", group.id());
+        for kind in PLACES {
+            let selection = select(suites.iter().map(AsRef::as_ref), Effort::Thorough, &place(kind), &[], &Filter::All).unwrap();
+            assert!(selection.count() > 100);
+            let mut folders = BTreeSet::new();
+            for group in &selection.groups {
+                assert!(group.id().len() <= 64, "Criterion cuts folder names at 64: {}", group.id());
+                assert!(folders.insert(group.id().replace('/', "_")), "{}", group.id());
+            }
         }
     }
 
     #[test]
     fn default_cases_are_a_handful_and_part_of_the_sweep() {
         let suites = builtin::all();
-        let ids = |effort| -> BTreeSet<String> {
-            let selection = select(suites.iter().map(AsRef::as_ref), effort, &[], &Filter::All).unwrap();
+        let ids = |effort, kind| -> BTreeSet<String> {
+            let selection = select(suites.iter().map(AsRef::as_ref), effort, &place(kind), &[], &Filter::All).unwrap();
             selection.groups.iter().flat_map(|group| group.cases.iter().map(|case| case.id.clone())).collect()
         };
-        let default = ids(Effort::Default);
-        assert!((5..=20).contains(&default.len()), "{default:?}");
-        assert!(default.is_subset(&ids(Effort::Thorough)));
+        for kind in PLACES {
+            let default = ids(Effort::Default, kind);
+            assert!((5..=60).contains(&default.len()), "{default:?}");
+            assert!(default.is_subset(&ids(Effort::Thorough, kind)));
+        }
     }
 
     #[test]

@@ -5,7 +5,9 @@
 
 pub mod args;
 pub mod cases;
+mod execution;
 pub mod guard;
+pub mod place;
 pub mod problem;
 mod progress;
 mod session;
@@ -14,27 +16,24 @@ mod timing;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
 
 use clap::Parser;
-use criterion::{BenchmarkGroup, Criterion, Throughput};
+use criterion::Criterion;
 
+use crate::backend::{BackendError, BackendKind};
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
-use crate::measure::limits::{Bound, Limits};
-use crate::measure::wall;
+use crate::measure::limits::Limits;
 use crate::record::store::StoreError;
-use crate::record::{Baseline, CaseRecord, Environment, FileError, Provenance, Run, Samples, Store, file};
+use crate::record::{Baseline, Environment, FileError, Provenance, Run, Store, file};
 use crate::report;
 use crate::suite::Suite;
-use crate::verify::Comparison;
 use crate::workload::{Effort, Work};
 use args::{Filter, Flags, Mode};
-use cases::{Case, Group, Selection};
-use problem::{Ready, Setback};
+use cases::{Place, Selection};
+use execution::{Execution, Timer, open_group};
 use progress::Progress;
 use session::Recorder;
-use timing::Plan;
 
 /// A bench binary's workloads.
 pub struct Harness {
@@ -49,6 +48,9 @@ pub enum HarnessError {
     /// Flags, filter or axes that make no sense.
     #[error("{0}")]
     Usage(String),
+    /// The device fails before any case.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
     /// A record or baseline that cannot be read or written.
     #[error("failed to {0}")]
     File(#[from] FileError),
@@ -99,10 +101,11 @@ impl Harness {
     fn run(&self, flags: &Flags) -> Result<Exit, HarnessError> {
         flags.check()?;
         cases::check_overrides(self.everything(), &flags.axis)?;
-        let Some((selection, effort)) = self.select(flags, &flags.filter()?)? else { return Ok(Exit::Fine) };
+        let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
+        let Some((selection, effort)) = self.select(flags, &place, &flags.filter()?)? else { return Ok(Exit::Fine) };
         let store = Store::discover();
         match flags.mode() {
-            Mode::Bench => self.bench(flags, selection, effort, &store),
+            Mode::Bench => self.bench(flags, &place, selection, effort, &store),
             Mode::List | Mode::Load => {
                 check_stored(&store, &selection, flags.load_baseline.as_deref())?;
                 check_stored(&store, &selection, flags.baseline.as_deref())?;
@@ -116,9 +119,18 @@ impl Harness {
                 Ok(Exit::Fine)
             }
             Mode::Test | Mode::Profile => {
-                let session =
-                    Session { flags, effort, limits: None, recorder: None, progress: Progress::new(flags, selection.count()) };
-                session.run_cases(&selection, &store)
+                let target = flags.wanted().open(&place)?;
+                let execution = Execution {
+                    flags,
+                    effort,
+                    timer: Timer::new(&target)?,
+                    target,
+                    limits: None,
+                    recorder: None,
+                    progress: Progress::new(flags, selection.count()),
+                    lost: None,
+                };
+                run_cases(execution, &selection, &store)
             }
         }
     }
@@ -126,12 +138,12 @@ impl Harness {
     /// The selected cases; `None` when there are none here and that is no mistake (it has then been said).
     ///
     /// A filter that matches no case of the effort is tried on the whole sweep: who names a case wants that case.
-    fn select(&self, flags: &Flags, filter: &Filter) -> Result<Option<(Selection<'_>, Effort)>, HarnessError> {
+    fn select(&self, flags: &Flags, place: &Place, filter: &Filter) -> Result<Option<(Selection<'_>, Effort)>, HarnessError> {
         let own = || self.suites.iter().map(AsRef::as_ref);
         let mut effort = flags.effort();
-        let mut selection = cases::select(own(), effort, &flags.axis, filter)?;
+        let mut selection = cases::select(own(), effort, place, &flags.axis, filter)?;
         if selection.matched_nothing() && effort < Effort::Thorough {
-            selection = cases::select(own(), Effort::Thorough, &flags.axis, filter)?;
+            selection = cases::select(own(), Effort::Thorough, place, &flags.axis, filter)?;
             if !selection.matched_nothing() && flags.mode() != Mode::List {
                 eprintln!("{}: not among the default cases; {} of the whole sweep match", self.name, selection.count());
             }
@@ -141,19 +153,28 @@ impl Harness {
             return Ok(Some((selection, effort)));
         }
         let Some(text) = filter.text() else { return Ok(None) };
-        let elsewhere = cases::select(self.everything().skip(self.suites.len()), Effort::Thorough, &flags.axis, filter);
+        let elsewhere = cases::select(self.everything().skip(self.suites.len()), Effort::Thorough, place, &flags.axis, filter);
         if elsewhere.is_ok_and(|elsewhere| !elsewhere.matched_nothing()) {
             return Ok(None);
         }
         Err(cases::nothing_matches(text, self.everything()))
     }
 
-    fn bench(&self, flags: &Flags, selection: Selection<'_>, effort: Effort, store: &Store) -> Result<Exit, HarnessError> {
+    fn bench(
+        &self,
+        flags: &Flags,
+        place: &Place,
+        selection: Selection<'_>,
+        effort: Effort,
+        store: &Store,
+    ) -> Result<Exit, HarnessError> {
         check_stored(store, &selection, flags.baseline.as_deref())?;
-        let environment = Environment::cpu();
+        let target = flags.wanted().open(place)?;
+        let environment = Environment::of(&target);
         let baseline = flags.save_baseline.as_deref().map(|name| open_baseline(store, &environment, name)).transpose()?;
         let progress = Progress::new(flags, selection.count());
-        progress.start(self.name, &environment, effort, selection.count());
+        let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
+        progress.start(self.name, &environment, effort, selection.count(), not_elsewhere);
         let session_id = session::session_id();
         let path = store.run_path(&session_id, self.name);
         let mut run = Run {
@@ -173,13 +194,26 @@ impl Harness {
         // Before the limits: a folder that cannot be written should not cost two seconds.
         file::write(&path, &run)?;
         let works: Vec<Work> = selection.groups.iter().map(|group| group.bound.problem().work()).collect();
-        run.limits = Limits::measure_cpu(&works);
+        let mut timer = Timer::new(&target)?;
+        run.limits = match &mut timer {
+            Timer::Wall(_) => Limits::measure_cpu(&works),
+            Timer::Events(events) => Limits::measure_cuda(events, &works)?,
+        };
         progress.limits(&run.limits);
         let limits = run.limits.clone();
         let recorder = Recorder::start(run, path, flags.save_baseline.clone())?;
         recorder.exit_on_interrupt()?;
-        let session = Session { flags, effort, limits: Some(limits), recorder: Some(recorder.clone()), progress };
-        let exit = session.run_cases(&selection, store)?;
+        let execution = Execution {
+            flags,
+            effort,
+            target,
+            timer,
+            limits: Some(limits),
+            recorder: Some(recorder.clone()),
+            progress,
+            lost: None,
+        };
+        let exit = run_cases(execution, &selection, store)?;
         recorder.finish()?;
         if let Some(path) = baseline {
             let name = flags.save_baseline.as_deref().unwrap_or_default();
@@ -188,118 +222,11 @@ impl Harness {
         if flags.output_format == "criterion" {
             println!("{}", report::runs::text(&[recorder.run()]));
         }
-        session.progress.end(&recorder.path(), flags.save_baseline.as_deref());
+        Progress::new(flags, 0).end(&recorder.path(), flags.save_baseline.as_deref());
         let run = recorder.run();
         if run.cases.is_empty() && run.failed.is_empty() && (flags.filter.is_some() || !flags.axis.is_empty()) {
             let (id, reason) = run.skipped.first_key_value().map(|(id, reason)| (id.as_str(), reason.as_str())).unwrap_or_default();
             return Err(HarnessError::Usage(format!("nothing of what was asked for can run here: {id}: {reason}")));
-        }
-        Ok(exit)
-    }
-}
-
-/// What stays the same while a process goes through its cases.
-struct Session<'a> {
-    flags: &'a Flags,
-    effort: Effort,
-    /// Measured only when timing.
-    limits: Option<Limits>,
-    /// Present only when timing.
-    recorder: Option<Recorder>,
-    progress: Progress,
-}
-
-impl Session<'_> {
-    fn run_cases(&self, selection: &Selection<'_>, store: &Store) -> Result<Exit, HarnessError> {
-        let elapsed = Elapsed::default();
-        let shown = elapsed.shown();
-        let mut criterion = new_criterion(store, elapsed);
-        let mut exit = Exit::Fine;
-        for group in &selection.groups {
-            let work = group.bound.problem().work();
-            let limit = self.limits.as_ref().and_then(|limits| limits.bound(&work));
-            shown.borrow_mut().limit.clone_from(&limit);
-            let mut criterion_group = open_group(&mut criterion, group);
-            let started = Instant::now();
-            let mut ready = match Ready::new(group, self.flags.seed) {
-                Ok(ready) => ready,
-                Err(setback) => {
-                    for case in &group.cases {
-                        exit = exit.max(self.set_back(case, &setback)?);
-                    }
-                    continue;
-                }
-            };
-            self.progress.prepared(&ready.inputs, started.elapsed());
-            for (i, case) in group.cases.iter().enumerate() {
-                self.progress.case(&case.id);
-                let (mut executable, comparison) = match ready.verify(group, case) {
-                    Ok(verified) => verified,
-                    Err(setback) => {
-                        exit = exit.max(self.set_back(case, &setback)?);
-                        continue;
-                    }
-                };
-                self.progress.verified(&comparison);
-                if i + 1 == group.cases.len() {
-                    // The reference is often larger than the inputs: free it before timing.
-                    ready.expected = Vec::new();
-                }
-                let timed = guard::catch(|| {
-                    let launch_ns = wall::time(executable.as_mut(), 1)?.elapsed_ns;
-                    let plan = Plan::new(self.effort, launch_ns, self.flags);
-                    timing::run(&mut criterion_group, &case.function(), executable.as_mut(), plan, self.flags)
-                });
-                let error = match timed {
-                    Ok(Ok(samples)) => {
-                        self.record(group, case, &work, limit.clone(), comparison, samples)?;
-                        continue;
-                    }
-                    Ok(Err(error)) => error.to_string(),
-                    Err(panic) => panic,
-                };
-                exit = exit.max(self.set_back(case, &Setback::Fail(error))?);
-            }
-        }
-        Ok(exit)
-    }
-
-    fn record(
-        &self,
-        group: &Group<'_>,
-        case: &Case,
-        work: &Work,
-        limit: Option<Bound>,
-        comparison: Comparison,
-        samples: Samples,
-    ) -> Result<(), HarnessError> {
-        let Some(recorder) = &self.recorder else { return Ok(()) };
-        let record = CaseRecord {
-            workload: group.suite.name().to_owned(),
-            revision: group.suite.revision(),
-            problem: group.point.iter().map(|(axis, value)| (axis.to_owned(), value.to_owned())).collect(),
-            implementation: case.row.name.to_owned(),
-            cache: cases::HOT.to_owned(),
-            work: work.into(),
-            limit,
-            verification: comparison.into(),
-            samples,
-        };
-        Ok(recorder.add_case(&case.id, record)?)
-    }
-
-    /// Says and records why a case has no result.
-    fn set_back(&self, case: &Case, setback: &Setback) -> Result<Exit, HarnessError> {
-        let (exit, reason) = match setback {
-            Setback::Skip(reason) => (Exit::Fine, reason),
-            Setback::Fail(reason) => (Exit::Regression, reason),
-        };
-        let word = if exit == Exit::Fine { "skipped" } else { "error" };
-        eprintln!("{word}: {}: {reason}", case.id);
-        match (&self.recorder, setback) {
-            (None, _) => {}
-            (Some(recorder), Setback::Skip(reason)) => recorder.add_skip(&case.id, reason)?,
-            (Some(recorder), Setback::Fail(reason)) => recorder.add_failure(&case.id, reason)?,
         }
         Ok(exit)
     }
@@ -324,19 +251,14 @@ fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
     Exit::Usage.into()
 }
 
-fn new_criterion(store: &Store, elapsed: Elapsed) -> Criterion<Elapsed> {
-    Criterion::default().with_measurement(elapsed).output_directory(&store.criterion).configure_from_args()
+fn run_cases(mut execution: Execution<'_>, selection: &Selection<'_>, store: &Store) -> Result<Exit, HarnessError> {
+    let elapsed = Elapsed::default();
+    let mut criterion = new_criterion(store, elapsed.clone());
+    execution.run(selection, &mut criterion, &elapsed)
 }
 
-fn open_group<'c>(criterion: &'c mut Criterion<Elapsed>, group: &Group<'_>) -> BenchmarkGroup<'c, Elapsed> {
-    let mut criterion_group = criterion.benchmark_group(group.id());
-    let work = group.bound.problem().work();
-    // One throughput a problem: operations where matrix products dominate, bytes elsewhere.
-    criterion_group.throughput(match work.matmul_flops() {
-        0 => Throughput::BytesDecimal(work.total_bytes()),
-        flops => Throughput::Elements(flops),
-    });
-    criterion_group
+fn new_criterion(store: &Store, elapsed: Elapsed) -> Criterion<Elapsed> {
+    Criterion::default().with_measurement(elapsed).output_directory(&store.criterion).configure_from_args()
 }
 
 /// Criterion panics on a stored result that is not there.

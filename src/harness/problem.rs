@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::cases::{Case, Group};
 use super::guard;
-use crate::backend::Executable;
+use crate::backend::{BackendError, Executable, Target};
 use crate::record::environment::available_memory;
 use crate::report;
-use crate::verify::{Comparison, verify};
+use crate::verify::{Comparison, VerifyError, verify};
 use crate::workload::{Expected, Tensors, Tolerance};
 
 /// Inputs and reference of a problem.
@@ -27,6 +27,8 @@ pub enum Setback {
     Skip(String),
     /// It is wrong or broke.
     Fail(String),
+    /// It broke the device: nothing after it can run.
+    Lost(String),
 }
 
 impl Ready {
@@ -52,12 +54,16 @@ impl Ready {
     ///
     /// # Errors
     /// When it panics, cannot launch, or is wrong.
-    pub fn verify(&self, group: &Group<'_>, case: &Case) -> Result<(Box<dyn Executable>, Comparison), Setback> {
+    pub fn verify(&self, group: &Group<'_>, case: &Case, target: &Target) -> Result<(Box<dyn Executable>, Comparison), Setback> {
         let verified = guard::catch(|| {
-            let mut executable = group.bound.prepare(case.index, Arc::clone(&self.inputs));
-            let comparison = verify(executable.as_mut(), &self.expected, self.tolerance).map_err(|error| error.to_string())?;
+            let mut executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
+            let comparison = verify(executable.as_mut(), &self.expected, self.tolerance)?;
             Ok((executable, comparison))
         });
-        verified.unwrap_or_else(Err).map_err(Setback::Fail)
+        verified.map_err(Setback::Fail)?.map_err(|error| match error {
+            VerifyError::Backend(short @ BackendError::OutOfMemory { .. }) => Setback::Skip(short.to_string()),
+            VerifyError::Backend(lost @ BackendError::Lost(_)) => Setback::Lost(lost.to_string()),
+            wrong => Setback::Fail(wrong.to_string()),
+        })
     }
 }

@@ -24,15 +24,16 @@ impl Progress {
         Self { quiet: flags.quiet, cases, started: Cell::new(0) }
     }
 
-    /// The process and what it will do.
-    pub fn start(&self, bench: &str, environment: &Environment, effort: Effort, cases: usize) {
-        self.say(&format!(
-            "{bench}: {cases} cases, {} effort, on {} ({}, {} threads)",
-            effort.name(),
-            environment.device_kind,
-            environment.device_name,
-            environment.threads
-        ));
+    /// The process, what it will do and where; on the CPU also why not on the GPU.
+    pub fn start(&self, bench: &str, environment: &Environment, effort: Effort, cases: usize, not_elsewhere: Option<&str>) {
+        let device = match &environment.gpu {
+            Some(gpu) => format!("{}, {}, CUDA {}", environment.device_name, gpu.arch, gpu.driver_cuda),
+            None => format!("{}, {} threads", environment.device_name, environment.threads),
+        };
+        self.say(&format!("{bench}: {cases} cases, {} effort, on {} ({device})", effort.name(), environment.device_kind));
+        if let Some(reason) = not_elsewhere {
+            self.say(reason);
+        }
         if !environment.optimised {
             self.say("warning: built without optimisation; times mean nothing");
         }
@@ -62,7 +63,7 @@ impl Progress {
     }
 
     /// A case is right.
-    pub fn verified(&self, comparison: &Comparison) {
+    pub fn verified(&self, comparison: &Comparison, elapsed: Duration) {
         let share = if comparison.checked == comparison.total {
             "every element".to_owned()
         } else {
@@ -73,7 +74,7 @@ impl Progress {
         } else {
             format!("max error {:.1e}, relative L2 {:.1e}", comparison.max_error, comparison.relative_l2)
         };
-        self.say(&format!("      verified: {share}; {error}"));
+        self.say(&format!("      verified in {:.1} s: {share}; {error}", elapsed.as_secs_f64()));
     }
 
     /// Where the results are.

@@ -9,7 +9,7 @@ use criterion::{BenchmarkGroup, SamplingMode};
 
 use super::args::{Flags, Mode};
 use crate::backend::{BackendError, Executable};
-use crate::measure::{Sample, wall};
+use crate::measure::{Sample, Stopwatch};
 use crate::record::Samples;
 use crate::workload::Effort;
 
@@ -54,6 +54,7 @@ pub fn run<M: Measurement<Value = f64>>(
     group: &mut BenchmarkGroup<'_, M>,
     function: &str,
     executable: &mut dyn Executable,
+    stopwatch: &mut dyn Stopwatch,
     plan: Plan,
     flags: &Flags,
 ) -> Result<Samples, BackendError> {
@@ -66,10 +67,11 @@ pub fn run<M: Measurement<Value = f64>>(
     // Criterion cannot be told of a failed launch: unwind out of it, without a panic message.
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         group.bench_function(function, |bencher| {
-            bencher.iter_custom(|launches| match wall::time(executable, launches) {
+            bencher.iter_custom(|launches| match stopwatch.time(executable, launches) {
                 Ok(sample) => {
                     taken.borrow_mut().push(sample);
-                    sample.elapsed_ns
+                    // What Criterion asked for, where short launches are batched into more.
+                    sample.elapsed_ns / sample.launches as f64 * launches as f64
                 }
                 Err(error) => {
                     *failure.borrow_mut() = Some(error);
@@ -95,5 +97,7 @@ pub fn run<M: Measurement<Value = f64>>(
     Ok(Samples {
         launches: kept.iter().map(|sample| sample.launches).collect(),
         elapsed_ns: kept.iter().map(|sample| sample.elapsed_ns).collect(),
+        clock_mhz: kept.iter().map(|sample| sample.clock_mhz).collect::<Option<_>>().unwrap_or_default(),
+        discarded: kept.iter().map(|sample| sample.discarded).sum(),
     })
 }

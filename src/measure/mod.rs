@@ -3,8 +3,30 @@
 //! Deliberately absent: decisions about how many samples to take (Criterion plans them) and what they mean (`stats`, `gate`).
 
 pub mod criterion;
+pub mod events;
 pub mod limits;
 pub mod wall;
+
+use crate::backend::{BackendError, Executable};
+
+/// State of the caches when a launch begins: part of a case's identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cache {
+    /// As the launch before left them.
+    Hot,
+    /// Filled with other data: nothing of the inputs is in L2.
+    Cold,
+}
+
+impl Cache {
+    /// The name used in ids and files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hot => "hot",
+            Self::Cold => "cold",
+        }
+    }
+}
 
 /// One timing.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -13,4 +35,17 @@ pub struct Sample {
     pub launches: u64,
     /// Time of all of them together, nanoseconds.
     pub elapsed_ns: f64,
+    /// SM clock while they ran, where the device tells: MHz.
+    pub clock_mhz: Option<f64>,
+    /// Attempts thrown away before this one, because the device was throttled.
+    pub discarded: u64,
+}
+
+/// Takes the samples of one case.
+pub trait Stopwatch {
+    /// Times that many launches, or somewhat more where they are batched.
+    ///
+    /// # Errors
+    /// When a launch fails or does not come to an end.
+    fn time(&mut self, executable: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError>;
 }

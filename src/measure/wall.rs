@@ -2,20 +2,21 @@
 
 use std::time::Instant;
 
-use super::Sample;
+use super::{Sample, Stopwatch};
 use crate::backend::{BackendError, Executable};
 
-/// Times a batch of launches, from before the first to after the last has finished.
-///
-/// # Errors
-/// When a launch fails.
-pub fn time(executable: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError> {
-    let start = Instant::now();
-    for _ in 0..launches {
-        executable.launch()?;
+/// From before the first launch to after the last has finished.
+pub struct Wall;
+
+impl Stopwatch for Wall {
+    fn time(&mut self, executable: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError> {
+        let start = Instant::now();
+        for _ in 0..launches {
+            executable.launch()?;
+        }
+        executable.synchronize()?;
+        // The clock's resolution: a sample of exactly zero would lose Criterion's whole case.
+        let elapsed_ns = (start.elapsed().as_nanos() as f64).max(1.0);
+        Ok(Sample { launches, elapsed_ns, clock_mhz: None, discarded: 0 })
     }
-    executable.synchronize()?;
-    // The clock's resolution: a sample of exactly zero would lose Criterion's whole case.
-    let elapsed_ns = (start.elapsed().as_nanos() as f64).max(1.0);
-    Ok(Sample { launches, elapsed_ns })
 }

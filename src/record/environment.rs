@@ -6,6 +6,9 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 use sysinfo::System;
 
+use crate::backend::cuda::compile;
+use crate::backend::{BackendKind, Target};
+
 /// The machine and the build, as far as they decide what a time means.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
@@ -29,6 +32,30 @@ pub struct Environment {
     pub optimised: bool,
     /// Version of kernelgate.
     pub kernelgate: String,
+    /// The GPU, where the run was on one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<Gpu>,
+}
+
+/// A GPU, as far as it decides what a time means.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// "GPU-…", unique to the card.
+    pub uuid: String,
+    /// Architecture that kernels are compiled for: "sm_90a".
+    pub arch: String,
+    /// Latest CUDA that the driver supports: "13.0".
+    pub driver_cuda: String,
+    /// Version of NVRTC: "13.0".
+    pub nvrtc: String,
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// L2 cache, bytes.
+    pub l2_bytes: u64,
+    /// Device memory, bytes.
+    pub memory_bytes: u64,
+    /// Highest SM clock, MHz.
+    pub max_clock_mhz: u32,
 }
 
 /// A field in which two environments are not comparable.
@@ -43,6 +70,32 @@ pub struct Mismatch {
 }
 
 impl Environment {
+    /// The environment of this process on a target.
+    pub fn of(target: &Target) -> Self {
+        match target {
+            Target::Cpu => Self::cpu(),
+            Target::Cuda(device) => {
+                let facts = device.facts();
+                let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
+                Self {
+                    device_kind: BackendKind::Cuda.name().to_owned(),
+                    device_name: facts.name.clone(),
+                    gpu: Some(Gpu {
+                        uuid: facts.uuid.clone(),
+                        arch: facts.arch.clone(),
+                        driver_cuda: version((facts.driver_cuda / 1000, facts.driver_cuda % 1000 / 10)),
+                        nvrtc: compile::version().map_or_else(|_| "unknown".to_owned(), version),
+                        multiprocessors: facts.multiprocessors,
+                        l2_bytes: facts.l2_bytes,
+                        memory_bytes: facts.memory_bytes,
+                        max_clock_mhz: facts.max_clock_mhz,
+                    }),
+                    ..Self::cpu()
+                }
+            }
+        }
+    }
+
     /// The environment of this process on the CPU backend.
     pub fn cpu() -> Self {
         let system = System::new().ok().map(|mut system| {
@@ -53,7 +106,7 @@ impl Environment {
         let first_core = system.as_ref().and_then(|system| system.cpus().first());
         let brand = first_core.map(|cpu| cpu.brand().trim().to_owned()).filter(|brand| !brand.is_empty());
         Self {
-            device_kind: "cpu".to_owned(),
+            device_kind: BackendKind::Cpu.name().to_owned(),
             device_name: brand.unwrap_or_else(|| format!("unknown {} processor", std::env::consts::ARCH)),
             arch: std::env::consts::ARCH.to_owned(),
             cores: std::thread::available_parallelism().map_or(1, Into::into),
@@ -63,6 +116,7 @@ impl Environment {
             os: format!("{} {}", std::env::consts::OS, System::kernel_version().unwrap_or_default()).trim().to_owned(),
             optimised: !cfg!(debug_assertions),
             kernelgate: env!("CARGO_PKG_VERSION").to_owned(),
+            gpu: None,
         }
     }
 
@@ -73,21 +127,37 @@ impl Environment {
 
     /// The fields in which a baseline's environment makes it incomparable with this one.
     pub fn mismatches(&self, base: &Self) -> Vec<Mismatch> {
-        let fields = [
+        let mut fields = vec![
             ("device_kind", base.device_kind.clone(), self.device_kind.clone()),
             ("device_name", base.device_name.clone(), self.device_name.clone()),
-            ("arch", base.arch.clone(), self.arch.clone()),
-            ("cores", base.cores.to_string(), self.cores.to_string()),
-            ("threads", base.threads.to_string(), self.threads.to_string()),
-            ("simd", base.simd.join(" "), self.simd.join(" ")),
             ("optimised", base.optimised.to_string(), self.optimised.to_string()),
         ];
+        match (&base.gpu, &self.gpu) {
+            // The host only launches: what it is does not change a kernel's time.
+            (Some(base), Some(head)) => fields.extend([
+                ("gpu.arch", base.arch.clone(), head.arch.clone()),
+                ("gpu.driver_cuda", major(&base.driver_cuda), major(&head.driver_cuda)),
+                ("gpu.nvrtc", base.nvrtc.clone(), head.nvrtc.clone()),
+                ("gpu.multiprocessors", base.multiprocessors.to_string(), head.multiprocessors.to_string()),
+            ]),
+            _ => fields.extend([
+                ("arch", base.arch.clone(), self.arch.clone()),
+                ("cores", base.cores.to_string(), self.cores.to_string()),
+                ("threads", base.threads.to_string(), self.threads.to_string()),
+                ("simd", base.simd.join(" "), self.simd.join(" ")),
+            ]),
+        }
         fields
             .into_iter()
             .filter(|(_, base, head)| base != head)
             .map(|(field, base, head)| Mismatch { field, base, head })
             .collect()
     }
+}
+
+/// "13.0" to "13".
+fn major(version: &str) -> String {
+    version.split('.').next().unwrap_or_default().to_owned()
 }
 
 /// "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz" to "intel-xeon-platinum-8481c".

@@ -50,7 +50,7 @@ pub struct CaseRecord {
     pub problem: BTreeMap<String, String>,
     /// The implementation.
     pub implementation: String,
-    /// State of the caches: "hot".
+    /// State of the caches: "hot" or "cold".
     pub cache: String,
     /// Declared work of one launch.
     pub work: WorkRecord,
@@ -117,6 +117,17 @@ pub struct Samples {
     pub launches: Vec<u64>,
     /// Time of all launches of the sample together, nanoseconds.
     pub elapsed_ns: Vec<f64>,
+    /// SM clock during each sample, MHz; empty where the device does not tell.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clock_mhz: Vec<f64>,
+    /// Attempts thrown away because the device was throttled.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub discarded: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+const fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl Samples {
@@ -132,6 +143,9 @@ impl Samples {
     pub fn validate(&self) -> Result<(), String> {
         if self.launches.len() != self.elapsed_ns.len() {
             return Err(format!("{} launch counts against {} times", self.launches.len(), self.elapsed_ns.len()));
+        }
+        if !self.clock_mhz.is_empty() && self.clock_mhz.len() != self.launches.len() {
+            return Err(format!("{} clocks against {} times", self.clock_mhz.len(), self.elapsed_ns.len()));
         }
         if self.launches.is_empty() {
             return Err("no samples".to_owned());

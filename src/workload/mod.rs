@@ -86,6 +86,9 @@ pub struct Workload<P> {
     pub axes: &'static [Axis],
     /// The handful of problems a person would look at: lines of [`axis::expand`].
     pub default: &'static [&'static str],
+    /// The same for a device a thousand times faster, whose memory and caches ask for larger problems;
+    /// empty where the same problems do.
+    pub accelerator: &'static [&'static str],
     /// The whole sweep.
     pub thorough: &'static [&'static str],
     /// Makes the problem of a point.
@@ -104,6 +107,16 @@ pub enum Effort {
     Thorough,
 }
 
+/// How large the default problems are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Scale {
+    /// For the cores of a host.
+    #[default]
+    Host,
+    /// For an accelerator.
+    Accelerator,
+}
+
 impl Effort {
     /// The name used on the command line and in files.
     pub const fn name(self) -> &'static str {
@@ -120,11 +133,12 @@ impl<P> Workload<P> {
     ///
     /// # Errors
     /// On an override that names no axis of the workload or a value that the axis does not take.
-    pub fn points(&self, effort: Effort, overrides: &[Override]) -> Result<Vec<Point>, AxisError> {
-        let lines = match effort {
-            Effort::Quick | Effort::Default => self.default.to_vec(),
+    pub fn points(&self, effort: Effort, scale: Scale, overrides: &[Override]) -> Result<Vec<Point>, AxisError> {
+        let lines = match (effort, scale) {
+            (Effort::Quick | Effort::Default, Scale::Accelerator) if !self.accelerator.is_empty() => self.accelerator.to_vec(),
+            (Effort::Quick | Effort::Default, _) => self.default.to_vec(),
             // The default problems are part of the sweep, so that a filter finds them at any effort.
-            Effort::Thorough => [self.default, self.thorough].concat(),
+            (Effort::Thorough, _) => [self.default, self.accelerator, self.thorough].concat(),
         };
         axis::expand(self.axes, &lines, overrides)
     }

@@ -90,6 +90,20 @@ impl Tensor {
         Self { shape, data }
     }
 
+    /// A tensor of zeros, for a copy that is about to overwrite every element.
+    pub fn zeroed(shape: impl Into<Vec<usize>>, dtype: Dtype) -> Self {
+        let shape = shape.into();
+        let len = shape.iter().product();
+        let data = match dtype {
+            Dtype::F64 => Data::F64(vec![0.0; len]),
+            Dtype::F32 => Data::F32(vec![0.0; len]),
+            Dtype::F16 => Data::F16(vec![f16::ZERO; len]),
+            Dtype::Bf16 => Data::Bf16(vec![bf16::ZERO; len]),
+            Dtype::I8 => Data::I8(vec![0; len]),
+        };
+        Self { shape, data }
+    }
+
     /// Overwrites every element with the poison of [`Tensor::poisoned`].
     pub fn poison(&mut self) {
         match &mut self.data {
@@ -168,6 +182,19 @@ impl Tensor {
             Data::F16(values) => bytemuck::cast_slice(values),
             Data::Bf16(values) => bytemuck::cast_slice(values),
             Data::I8(values) => bytemuck::cast_slice(values),
+        }
+    }
+}
+
+impl Tensor {
+    /// The elements as they lie in memory, to write.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        match &mut self.data {
+            Data::F64(values) => bytemuck::cast_slice_mut(values),
+            Data::F32(values) => bytemuck::cast_slice_mut(values),
+            Data::F16(values) => bytemuck::cast_slice_mut(values),
+            Data::Bf16(values) => bytemuck::cast_slice_mut(values),
+            Data::I8(values) => bytemuck::cast_slice_mut(values),
         }
     }
 }

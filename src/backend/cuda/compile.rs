@@ -61,12 +61,11 @@ pub fn version() -> Result<(i32, i32), CompileError> {
 /// # Errors
 /// When NVRTC is missing or the source does not compile; the error holds the compiler's log.
 pub fn compile(build: &Build, arch: &str) -> Result<Compiled, CompileError> {
-    let source = sources::source(build.file).unwrap_or_default();
     let options: Vec<String> = [format!("--gpu-architecture={arch}"), "--std=c++17".to_owned(), "--ptxas-options=-v".to_owned()]
         .into_iter()
         .chain(build.defines.iter().map(|define| format!("-D{define}")))
         .collect();
-    compile_text(&build.name(), source, &options, arch)
+    compile_text(&build.name(), build.source, &options, arch)
 }
 
 /// Compiles source text with the common headers.

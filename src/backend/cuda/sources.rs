@@ -48,15 +48,27 @@ pub fn source(file: &str) -> Option<&'static str> {
 }
 
 /// A kernel file with its macros.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Build {
-    /// `workload/implementation`.
+    /// `workload/implementation`, or the name that an outside file goes by.
     pub file: &'static str,
+    /// Its text.
+    pub source: &'static str,
     /// `NAME` or `NAME=VALUE`.
     pub defines: Vec<String>,
 }
 
 impl Build {
+    /// A kernel file of this package.
+    pub fn embedded(file: &'static str, defines: &[&str]) -> Self {
+        Self::outside(file, source(file).expect("the file is listed in SOURCES"), defines)
+    }
+
+    /// A kernel file of another package: `Build::outside("saxpy", include_str!("saxpy.cu"), &[])`. It may include the headers here.
+    pub fn outside(file: &'static str, source: &'static str, defines: &[&str]) -> Self {
+        Self { file, source, defines: defines.iter().map(ToString::to_string).collect() }
+    }
+
     /// File and macros, for messages and records: `st_bif/backward_replay ELEMENT_F32 STEPS=8`.
     pub fn name(&self) -> String {
         std::iter::once(self.file).chain(self.defines.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
@@ -144,8 +156,8 @@ impl Build {
 /// Every build that the harness may make of the embedded kernels.
 pub fn builds() -> Vec<Build> {
     let mut builds = Vec::new();
-    for (file, _) in SOURCES {
-        let lists = MACROS.iter().find(|(name, _)| name == file).map_or(&[][..], |(_, lists)| lists);
+    for &(file, source) in SOURCES {
+        let lists = MACROS.iter().find(|(name, _)| *name == file).map_or(&[][..], |(_, lists)| lists);
         let mut defines = vec![Vec::new()];
         for list in lists {
             defines = defines
@@ -153,7 +165,7 @@ pub fn builds() -> Vec<Build> {
                 .flat_map(|chosen: &Vec<String>| list.iter().map(|define| [chosen.clone(), vec![(*define).to_owned()]].concat()))
                 .collect();
         }
-        builds.extend(defines.into_iter().map(|defines| Build { file, defines }));
+        builds.extend(defines.into_iter().map(|defines| Build { file, source, defines }));
     }
     builds
 }

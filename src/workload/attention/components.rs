@@ -20,7 +20,8 @@ pub const SCORES: Workload<Scores> = Workload {
     about: "q k^T / sqrt(d), f32 scores in memory",
     revision: 1,
     axes: &[B, H, S, D, DTYPE],
-    default: &["b=4 h=12 s=512 d=64 dtype=f32,bf16"],
+    default: &["b=4 h=12 s=512 d=64 dtype=f32"],
+    accelerator: &["b=4 h=12 s=512 d=64 dtype=bf16"],
     thorough: &["b=4 h=12 s=65,200,1024 d=64,128 dtype=f32,bf16,f16"],
     bind: |point| Ok(Scores { shape: Shape::bind(point, point.number("d")?)? }),
 };
@@ -31,7 +32,8 @@ pub const SOFTMAX: Workload<Softmax> = Workload {
     about: "softmax over keys of f32 scores in memory",
     revision: 1,
     axes: &[B, H, S, DTYPE],
-    default: &["b=4 h=12 s=512 dtype=f32,bf16"],
+    default: &["b=4 h=12 s=512 dtype=f32"],
+    accelerator: &["b=4 h=12 s=512 dtype=bf16"],
     thorough: &["b=4 h=12 s=65,200,1024 dtype=f32,bf16,f16"],
     bind: |point| Ok(Softmax { shape: Shape::bind(point, 1)? }),
 };
@@ -42,7 +44,8 @@ pub const VALUES: Workload<ValuesProduct> = Workload {
     about: "p v, probabilities from memory",
     revision: 1,
     axes: &[B, H, S, D, DTYPE],
-    default: &["b=4 h=12 s=512 d=64 dtype=f32,bf16"],
+    default: &["b=4 h=12 s=512 d=64 dtype=f32"],
+    accelerator: &["b=4 h=12 s=512 d=64 dtype=bf16"],
     thorough: &["b=4 h=12 s=65,200,1024 d=64,128 dtype=f32,bf16,f16"],
     bind: |point| Ok(ValuesProduct { shape: Shape::bind(point, point.number("d")?)? }),
 };

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::verify::{Comparison, compare};
 use crate::workload::Effort;
+use crate::workload::Scale;
 
 /// N(0, 1) in fp64.
 fn normal(name: &str, len: usize) -> Vec<f64> {
@@ -147,7 +148,7 @@ fn declared_work_is_flash_attentions() {
 #[test]
 fn every_listed_point_binds_and_has_a_short_id() {
     fn check<P: Problem>(workload: &Workload<P>) {
-        let points = workload.points(Effort::Thorough, &[]).unwrap();
+        let points = workload.points(Effort::Thorough, Scale::Host, &[]).unwrap();
         let ids: BTreeSet<String> = points.iter().map(|point| format!("{}/{point}", workload.name)).collect();
         assert_eq!(ids.len(), points.len());
         for (point, id) in points.iter().zip(&ids) {
@@ -169,7 +170,7 @@ fn every_listed_point_binds_and_has_a_short_id() {
 fn tokens_set_the_batch_and_sizes_beyond_64_bits_are_refused() {
     let bind = |overrides: &[&str]| {
         let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
-        let points = FORWARD.points(Effort::Default, &overrides).unwrap();
+        let points = FORWARD.points(Effort::Default, Scale::Host, &overrides).unwrap();
         (FORWARD.bind)(points.first().expect("a line has these axes"))
     };
     assert_eq!(bind(&[]).unwrap().attention.shape(), [16, 32, 1024, 64]);

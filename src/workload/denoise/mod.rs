@@ -74,7 +74,8 @@ pub const STEP: Workload<Step> = Workload {
     about: "one step of the pi0.5 action expert: actions and time to velocity",
     revision: 1,
     axes: &[MODEL, S, P, DTYPE],
-    default: &["model=pi05 s=50 p=968 dtype=f32", "model=pi05 s=50 p=968 dtype=bf16", "model=pi05 s=10 p=712 dtype=bf16"],
+    default: &["model=pi05 s=50 p=968 dtype=f32"],
+    accelerator: &["model=pi05 s=50 p=968 dtype=bf16", "model=pi05 s=10 p=712 dtype=bf16"],
     thorough: &["model=pi05 s=10,15,50 p=712,968 dtype=f32,bf16", "model=tiny s=7,50 p=13,968 dtype=f32,bf16"],
     bind: |point| Ok(Step { expert: Shape::bind(point)? }),
 };
@@ -86,11 +87,8 @@ pub const LOOP: Workload<Loop> = Workload {
     revision: 1,
     axes: &[MODEL, S, P, STEPS, DTYPE],
     // On two cores the full loop takes about 3 s and its reference 9: for the CPU it belongs to the thorough sweep.
-    default: &[
-        "model=tiny s=50 p=968 steps=10 dtype=f32",
-        "model=pi05 s=50 p=968 steps=10 dtype=bf16",
-        "model=pi05 s=10 p=712 steps=10 dtype=bf16",
-    ],
+    default: &["model=tiny s=50 p=968 steps=10 dtype=f32"],
+    accelerator: &["model=pi05 s=50 p=968 steps=10 dtype=bf16", "model=pi05 s=10 p=712 steps=10 dtype=bf16"],
     thorough: &[
         "model=pi05 s=10,50 p=712,968 steps=10 dtype=f32,bf16",
         "model=pi05 s=50 p=968 steps=5 dtype=bf16",

@@ -5,6 +5,7 @@ use super::plain::{Fault, Plain};
 use super::reference::*;
 use super::*;
 use crate::verify::{Comparison, compare};
+use crate::workload::Scale;
 use crate::workload::{Data, Effort};
 
 const FAULTS: [Fault; 10] = [
@@ -101,17 +102,15 @@ fn every_tensor_is_in_the_table_of_the_module() {
 #[test]
 fn selections_bind_and_their_ids_are_short_and_unique() {
     fn ids<P: Problem>(workload: &Workload<P>, effort: Effort) -> Vec<String> {
-        let points = workload.points(effort, &[]).unwrap();
+        let points = workload.points(effort, Scale::Accelerator, &[]).unwrap();
         points.iter().for_each(|point| drop((workload.bind)(point).unwrap()));
         points.iter().map(|point| format!("{}/{point}", workload.name)).collect()
     }
     assert_eq!(
         [ids(&STEP, Effort::Default), ids(&LOOP, Effort::Default)].concat(),
         [
-            "denoise/step/pi05_s50_p968_f32",
             "denoise/step/pi05_s50_p968_bf16",
             "denoise/step/pi05_s10_p712_bf16",
-            "denoise/loop/tiny_s50_p968_steps10_f32",
             "denoise/loop/pi05_s50_p968_steps10_bf16",
             "denoise/loop/pi05_s10_p712_steps10_bf16",
         ]
@@ -125,7 +124,7 @@ fn selections_bind_and_their_ids_are_short_and_unique() {
 fn sizes_that_no_policy_has_are_refused() {
     let bind = |axis: &str, value: &str| {
         let wanted = format!("{axis}={value}").parse().unwrap();
-        let point = LOOP.points(Effort::Default, &[wanted]).unwrap().remove(0);
+        let point = LOOP.points(Effort::Default, Scale::Host, &[wanted]).unwrap().remove(0);
         (LOOP.bind)(&point).map(|problem| problem.host_bytes())
     };
     for axis in ["s", "p", "steps"] {

@@ -52,6 +52,11 @@ pub const FORWARD: Workload<Forward> = Workload {
         "n=4194304 t=4,16 level=8 dtype=f32 spikes=int8",
         "layer=conv1 b=32 t=8 level=8 dtype=f32 spikes=int8",
     ],
+    accelerator: &[
+        "n=33554432 t=8 level=8 dtype=f32 spikes=int8,packed",
+        "n=33554432 t=8 level=8 dtype=f16 spikes=int8",
+        "layer=conv1 b=32 t=8 level=8 dtype=f32 spikes=int8",
+    ],
     thorough: &[
         "layer=conv1,layer1,layer2,layer3,layer4 b=32 t=4,8,16 level=4,8,16 dtype=f32 spikes=int8",
         "layer=conv1,cifar_conv1 b=8,128 t=8 level=8 dtype=f32,f16,bf16 spikes=int8",
@@ -71,6 +76,7 @@ pub const BACKWARD: Workload<Backward> = Workload {
     revision: 1,
     axes: &[N, LAYER, B, T, LEVEL, DTYPE],
     default: &["n=4194304 t=8 level=8 dtype=f32", "layer=conv1 b=32 t=8 level=8 dtype=f32"],
+    accelerator: &["n=33554432 t=8 level=8 dtype=f32,f16", "layer=conv1 b=32 t=8 level=8 dtype=f32"],
     thorough: &[
         "layer=conv1,layer1,layer2,layer3,layer4 b=32 t=4,8,16 level=4,8,16 dtype=f32",
         "layer=conv1,cifar_conv1 b=8,128 t=8 level=8 dtype=f32,f16,bf16",

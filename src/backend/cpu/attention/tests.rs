@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::suite::suite;
 use crate::verify::{Comparison, VerifyError, verify};
+use crate::workload::Scale;
 use crate::workload::attention::Attention;
 use crate::workload::{self, Effort, Override, Problem, Tolerance, Workload};
 
@@ -15,7 +16,7 @@ fn check<P: Problem>(
     tolerance: Tolerance,
 ) -> Result<Comparison, VerifyError> {
     let expected = problem.reference(&inputs);
-    let Prepare::Cpu(prepare) = implementations[0].prepare;
+    let Prepare::Cpu(prepare) = implementations[0].prepare else { panic!("not a CPU row") };
     let mut task = prepare(problem, Arc::new(inputs));
     let comparison = verify(&mut task, &expected, tolerance)?;
     assert_eq!(verify(&mut task, &expected, tolerance)?, comparison, "a second launch differs");
@@ -98,7 +99,7 @@ fn the_three_steps_agree_with_the_reference() {
         for s in [1, 7, 65, 200] {
             let overrides: Vec<Override> = ["b=2", "h=3", "dtype=f32"].iter().map(|item| item.parse().unwrap()).collect();
             let s = format!("s={s}").parse().unwrap();
-            for point in workload.points(Effort::Thorough, &[overrides, vec![s]].concat()).unwrap() {
+            for point in workload.points(Effort::Thorough, Scale::Host, &[overrides, vec![s]].concat()).unwrap() {
                 let problem = (workload.bind)(&point).unwrap();
                 let result = check(&problem, implementations, problem.inputs(13), problem.tolerance());
                 assert!(result.is_ok(), "{}/{point}: {}", workload.name, result.unwrap_err());
@@ -113,7 +114,7 @@ fn the_three_steps_agree_with_the_reference() {
 #[test]
 fn sixteen_bit_problems_are_declined_with_the_reason() {
     let suite = suite(&workload::attention::FORWARD, FORWARD);
-    let points = suite.points(Effort::Default, &["dtype=bf16".parse().unwrap()]).unwrap();
+    let points = suite.points(Effort::Default, Scale::Accelerator, &["dtype=bf16".parse().unwrap()]).unwrap();
     let bound = suite.bind(&points[0]).unwrap();
     assert_eq!(bound.supports(0), Err("computes f32 only".to_owned()));
 }

@@ -17,7 +17,7 @@ fn shape(model: Model, s: usize, p: usize) -> Shape {
 
 fn task<P: Problem>(implementation: &Implementation<P>, problem: &P, inputs: &Arc<Tensors>) -> Task {
     (implementation.supports)(problem).unwrap();
-    let Prepare::Cpu(prepare) = implementation.prepare;
+    let Prepare::Cpu(prepare) = implementation.prepare else { panic!("not a CPU row") };
     prepare(problem, inputs.clone())
 }
 

@@ -1,0 +1,78 @@
+//! Your own CUDA kernel under kernelgate: `saxpy.cu` beside this file, with its reference, its work and its launch.
+//!
+//! `cargo run --release --example saxpy_cuda -- --bench` verifies, times and records it on a GPU. In a package of your own this
+//! file is `benches/saxpy.rs`, with `[[bench]] name = "saxpy"`, `harness = false` in Cargo.toml, and `cargo bench` runs it.
+
+#![allow(unsafe_code)] // A launch is unsafe: nobody checks a kernel's parameters.
+
+use std::process::ExitCode;
+
+use kernelgate::prelude::*;
+
+const A: f32 = 2.5;
+
+/// What is computed: the definition, without any device.
+struct Saxpy {
+    n: usize,
+}
+
+impl Problem for Saxpy {
+    fn inputs(&self, seed: u64) -> Tensors {
+        let normal = |name| random::normal(seed, name, self.n);
+        Tensors::new().with("x", [self.n], normal("x")).with("y", [self.n], normal("y"))
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
+        let out: Vec<f64> = pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y)).collect();
+        vec![Expected::all("out", [self.n], out)]
+    }
+
+    fn work(&self) -> Work {
+        let n = self.n as u64;
+        Work::bytes(8 * n, 4 * n).with_flops(Unit::Vector, Dtype::F32, 2 * n)
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        Tolerance { max_error: 1e-6, relative_l2: 1e-6 }
+    }
+
+    fn host_bytes(&self) -> u64 {
+        self.n as u64 * (8 + 8 + 4)
+    }
+}
+
+const SAXPY: Workload<Saxpy> = Workload {
+    name: "example/saxpy_cuda",
+    about: "y = a x + y",
+    revision: 1,
+    axes: &[Axis::number("n", "elements")],
+    default: &["n=1048576,67108864"],
+    accelerator: &[],
+    thorough: &["n=1000,65536,16777216"],
+    bind: |point| Ok(Saxpy { n: point.number("n")? }),
+};
+
+/// How it is computed: one row an implementation.
+const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
+    name: "cuda/thread_per_element",
+    about: "a thread an element",
+    supports: |_| Ok(()),
+    prepare: Prepare::Cuda(|problem, inputs, device| {
+        let build = cuda::Build::outside("saxpy", include_str!("saxpy.cu"), &[]);
+        let kernel = device.kernel(&build, "saxpy")?;
+        let upload = |name| device.upload(inputs.tensor(name).as_bytes());
+        let (x, y, n) = (upload("x")?, upload("y")?, problem.n);
+        let out = cuda::Output::new(device, "out", [n], Dtype::F32)?;
+        let shape = cuda::Shape::covering(n, 256, 1)?;
+        Ok(cuda::Task::new(device, vec![out], move |outputs| {
+            let arguments = [A.into(), (&x).into(), (&y).into(), outputs[0].argument(), (n as i64).into()];
+            // SAFETY: the arguments are saxpy's, in order; the closure owns x and y, its task the output.
+            unsafe { kernel.launch(shape, &arguments) }
+        }))
+    }),
+}];
+
+fn main() -> ExitCode {
+    Harness::new("saxpy_cuda", vec![suite(&SAXPY, IMPLEMENTATIONS)]).main()
+}

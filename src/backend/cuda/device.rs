@@ -1,0 +1,440 @@
+//! An open GPU: its facts, memory, kernels and the one stream that everything runs on.
+//!
+//! Every driver result is checked and named. Nothing here is called inside a timed region but [`Kernel::launch`].
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
+use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError, result};
+use cudarc::nvrtc::Ptx;
+
+use super::cache;
+use super::compile::CompileError;
+use super::event;
+use super::library::{self, Library};
+use super::sources::Build;
+use crate::backend::BackendError;
+
+/// Oldest CUDA that the kernels' machine code needs of the driver: 13.0.
+const OLDEST_CUDA: i32 = 13_000;
+
+/// Why there is no GPU to run on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// A library is nowhere.
+    #[error("{} is missing: {}", .0.name(), .0.advice())]
+    Missing(Library),
+    /// The driver is there and answers with an error.
+    #[error("the NVIDIA driver failed to {action}: {error}")]
+    Driver {
+        /// What was asked.
+        action: &'static str,
+        /// What it answered.
+        error: String,
+    },
+    /// The driver is older than the kernels need.
+    #[error("the NVIDIA driver supports CUDA {}.{}, 13.0 is needed: update the driver", .0 / 1000, .0 % 1000 / 10)]
+    OldDriver(i32),
+    /// No GPU at all.
+    #[error("the NVIDIA driver finds no GPU")]
+    NoDevice,
+    /// Not that GPU.
+    #[error("there is no GPU {wanted}: this machine has {count}, counted from 0")]
+    NoSuchDevice {
+        /// What was asked for.
+        wanted: usize,
+        /// How many there are.
+        count: usize,
+    },
+}
+
+/// What a GPU is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// As the device names itself.
+    pub name: String,
+    /// "GPU-…", unique to the card.
+    pub uuid: String,
+    /// Architecture to compile for: "sm_90a".
+    pub arch: String,
+    /// Latest CUDA that the driver supports: 13000 is 13.0.
+    pub driver_cuda: i32,
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// L2 cache, bytes.
+    pub l2_bytes: u64,
+    /// Device memory, bytes.
+    pub memory_bytes: u64,
+    /// Highest SM clock, MHz.
+    pub max_clock_mhz: u32,
+    /// Ordinal among the machine's GPUs.
+    pub ordinal: usize,
+}
+
+/// An open GPU with a stream.
+pub struct Device {
+    facts: Facts,
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    marker: CudaEvent,
+    patience: Duration,
+    modules: Mutex<BTreeMap<String, Arc<CudaModule>>>,
+}
+
+/// Number of GPUs that the driver finds.
+///
+/// # Errors
+/// When there is no driver, it is too old, or it fails.
+pub fn count() -> Result<usize, DeviceError> {
+    library::load(Library::Driver).ok_or(DeviceError::Missing(Library::Driver))?;
+    let failed = |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
+    match result::init() {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(DeviceError::NoDevice),
+        other => other.map_err(failed("initialise"))?,
+    }
+    let mut version = 0;
+    // SAFETY: the driver is loaded and initialised, and the pointer is valid.
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().map_err(failed("tell its version"))?;
+    if version < OLDEST_CUDA {
+        return Err(DeviceError::OldDriver(version));
+    }
+    Ok(CudaContext::device_count().map_err(failed("count GPUs"))?.max(0) as usize)
+}
+
+/// Whether there is such a GPU and what running on it needs; opens nothing.
+///
+/// # Errors
+/// The first thing that is missing.
+pub fn check(ordinal: usize) -> Result<(), DeviceError> {
+    let count = count()?;
+    if count == 0 {
+        return Err(DeviceError::NoDevice);
+    }
+    if ordinal >= count {
+        return Err(DeviceError::NoSuchDevice { wanted: ordinal, count });
+    }
+    library::load(Library::Nvrtc).ok_or(DeviceError::Missing(Library::Nvrtc))?;
+    Ok(())
+}
+
+impl Device {
+    /// Opens a GPU. A kernel that runs longer than `patience` is taken for hung.
+    ///
+    /// # Errors
+    /// When a library is missing or old, there is no such GPU, or the driver fails.
+    pub fn open(ordinal: usize, patience: Duration) -> Result<Arc<Self>, DeviceError> {
+        check(ordinal)?;
+        let failed = |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
+        let context = CudaContext::new(ordinal).map_err(failed("open the GPU"))?;
+        // SAFETY: everything runs on one stream, whose order is all the synchronisation there is; tracking would add waits and
+        // events to every launch.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(failed("make a stream"))?;
+        let facts = facts(&context, ordinal).map_err(failed("describe the GPU"))?;
+        let marker = context.new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)).map_err(failed("make an event"))?;
+        Ok(Arc::new(Self { facts, context, stream, marker, patience, modules: Mutex::default() }))
+    }
+
+    /// What the GPU is.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// The context, for events and graphs.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// The stream that everything runs on.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Free and total device memory, bytes.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn memory(&self) -> Result<(u64, u64), BackendError> {
+        let (free, total) = self.context.mem_get_info().map_err(|error| failed("tell free memory", &error))?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Waits for everything that was launched.
+    ///
+    /// # Errors
+    /// When something that was launched failed or hangs.
+    pub fn synchronize(&self) -> Result<(), BackendError> {
+        event::wait(&self.stream, &self.marker, self.patience)
+    }
+
+    /// Uninitialised device memory, freed with the buffer.
+    ///
+    /// # Errors
+    /// When there is not enough.
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer, BackendError> {
+        // SAFETY: every buffer is written before it is read: outputs are poisoned, workspaces are the kernels' own.
+        let slice = unsafe { self.stream.alloc::<u8>(bytes.max(1)) };
+        let slice = slice.map_err(|error| match error {
+            DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => BackendError::OutOfMemory {
+                needed: format!("{:.2} GB on the GPU", bytes as f64 / 1e9),
+                available: self
+                    .memory()
+                    .map_or_else(|_| "an unknown amount".to_owned(), |(free, _)| format!("{:.2} GB", free as f64 / 1e9)),
+            },
+            error => failed("allocate memory", &error),
+        })?;
+        Ok(Buffer { slice })
+    }
+
+    /// Device memory with these bytes.
+    ///
+    /// # Errors
+    /// When there is not enough, or the copy fails.
+    pub fn upload(&self, bytes: &[u8]) -> Result<Buffer, BackendError> {
+        let mut buffer = self.allocate(bytes.len())?;
+        if !bytes.is_empty() {
+            self.stream.memcpy_htod(bytes, &mut buffer.slice).map_err(|error| failed("copy to the GPU", &error))?;
+        }
+        Ok(buffer)
+    }
+
+    /// A kernel, compiled (or taken from the cache) and loaded.
+    ///
+    /// # Errors
+    /// When it does not compile or load; the error names it.
+    pub fn kernel(&self, build: &Build, symbol: &str) -> Result<Kernel, BackendError> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = build.name();
+        let module = match modules.get(&name) {
+            Some(module) => Arc::clone(module),
+            None => {
+                let cubin = cache::compile(build, &self.facts.arch)
+                    .map_err(|error: CompileError| BackendError::Compile(error.to_string()))?;
+                let module = self
+                    .context
+                    .load_module(Ptx::from_binary(cubin))
+                    .map_err(|error| failed(&format!("load kernel {name}"), &error))?;
+                modules.insert(name.clone(), Arc::clone(&module));
+                module
+            }
+        };
+        let function = module.load_function(symbol).map_err(|error| failed(&format!("find {symbol} in kernel {name}"), &error))?;
+        Ok(Kernel { function, stream: Arc::clone(&self.stream), name: symbol.to_owned() })
+    }
+}
+
+/// Device memory, freed when dropped.
+pub struct Buffer {
+    slice: CudaSlice<u8>,
+}
+
+impl Buffer {
+    /// Its address on the device.
+    pub fn address(&self) -> u64 {
+        self.slice.device_ptr(self.slice.stream()).0
+    }
+
+    /// Its size, bytes.
+    pub fn bytes(&self) -> usize {
+        self.slice.num_bytes()
+    }
+
+    /// Sets every byte.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn fill(&mut self, byte: u8) -> Result<(), BackendError> {
+        let stream = self.slice.stream();
+        // SAFETY: the range is the whole allocation, which is alive.
+        unsafe { result::memset_d8_async(self.address(), byte, self.bytes(), stream.cu_stream()) }
+            .map_err(|error| failed("fill memory", &error))
+    }
+
+    /// Copies its first bytes to the host and waits for them.
+    ///
+    /// # Errors
+    /// When the copy, or anything launched before it, failed.
+    pub fn download(&self, target: &mut [u8]) -> Result<(), BackendError> {
+        let view = self.slice.slice(0..target.len());
+        let stream = self.slice.stream();
+        stream.memcpy_dtoh(&view, target).map_err(|error| failed("copy from the GPU", &error))?;
+        stream.synchronize().map_err(|error| failed("copy from the GPU", &error))
+    }
+}
+
+/// An argument of a kernel, by value.
+#[derive(Debug, Clone, Copy)]
+pub enum Argument {
+    /// Device address, or 0 for a null pointer.
+    Address(u64),
+    /// `int`.
+    I32(i32),
+    /// `long long`.
+    I64(i64),
+    /// `unsigned int`.
+    U32(u32),
+    /// `unsigned long long`.
+    U64(u64),
+    /// `float`.
+    F32(f32),
+}
+
+impl From<&Buffer> for Argument {
+    fn from(buffer: &Buffer) -> Self {
+        Self::Address(buffer.address())
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(value: f32) -> Self {
+        Self::F32(value)
+    }
+}
+
+impl From<i32> for Argument {
+    fn from(value: i32) -> Self {
+        Self::I32(value)
+    }
+}
+
+impl From<i64> for Argument {
+    fn from(value: i64) -> Self {
+        Self::I64(value)
+    }
+}
+
+/// Blocks, threads a block, and dynamic shared bytes a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Blocks in x, y, z.
+    pub grid: (u32, u32, u32),
+    /// Threads a block.
+    pub block: u32,
+    /// Dynamic shared memory a block, bytes.
+    pub shared_bytes: u32,
+}
+
+impl Shape {
+    /// As many blocks of `block` threads as `items` need with `per_thread` items a thread.
+    ///
+    /// # Errors
+    /// When that is more blocks than a grid holds.
+    pub fn covering(items: usize, block: u32, per_thread: usize) -> Result<Self, BackendError> {
+        let blocks = items.div_ceil(block as usize * per_thread);
+        let blocks = u32::try_from(blocks).ok().filter(|&blocks| blocks <= i32::MAX as u32);
+        let blocks = blocks.ok_or_else(|| BackendError::Launch("more blocks than a grid holds".to_owned()))?;
+        Ok(Self { grid: (blocks, 1, 1), block, shared_bytes: 0 })
+    }
+}
+
+/// A loaded kernel.
+pub struct Kernel {
+    function: CudaFunction,
+    stream: Arc<CudaStream>,
+    name: String,
+}
+
+impl Kernel {
+    /// Allows launches with that much dynamic shared memory.
+    ///
+    /// # Errors
+    /// When the device has less.
+    pub fn allow_shared(&self, bytes: u32) -> Result<(), BackendError> {
+        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED;
+        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        unsafe { result::function::set_function_attribute(self.function.cu_function(), SHARED, bytes as i32) }
+            .map_err(|error| failed(&format!("give {} {bytes} bytes of shared memory", self.name), &error))
+    }
+
+    /// Launches it on the device's stream; returns before it has run.
+    ///
+    /// # Safety
+    /// The arguments match the kernel's parameters in number, order and type, every address is alive until the launch has
+    /// finished, and the shape is one that the kernel was written for.
+    ///
+    /// # Errors
+    /// When the launch is refused; the error names the kernel.
+    pub unsafe fn launch(&self, shape: Shape, arguments: &[Argument]) -> Result<(), BackendError> {
+        let mut pointers = [std::ptr::null_mut::<c_void>(); MOST_ARGUMENTS];
+        for (pointer, argument) in pointers.iter_mut().zip(arguments) {
+            *pointer = match argument {
+                Argument::Address(value) | Argument::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::I32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::I64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::U32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::F32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            };
+        }
+        let count = arguments.len();
+        debug_assert!(count <= MOST_ARGUMENTS);
+        // SAFETY: the pointers are to values that outlive the call, which copies them; the rest is the caller's promise.
+        unsafe {
+            result::launch_kernel(
+                self.function.cu_function(),
+                shape.grid,
+                (shape.block, 1, 1),
+                shape.shared_bytes,
+                self.stream.cu_stream(),
+                &mut pointers[..count],
+            )
+        }
+        .map_err(|error| failed(&format!("launch {}", self.name), &error))
+    }
+}
+
+/// Most arguments of a kernel here.
+const MOST_ARGUMENTS: usize = 24;
+
+fn facts(context: &CudaContext, ordinal: usize) -> Result<Facts, DriverError> {
+    let attribute = |attribute| context.attribute(attribute).map(|value| value.max(0) as u64);
+    let (major, minor) = context.compute_capability()?;
+    let mut driver_cuda = 0;
+    // SAFETY: the driver is loaded and initialised, and the pointer is valid.
+    unsafe { sys::cuDriverGetVersion(&raw mut driver_cuda) }.result()?;
+    let bytes = context.uuid()?.bytes.map(|byte| byte as u8);
+    let hex = |range: std::ops::Range<usize>| bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    Ok(Facts {
+        name: context.name()?,
+        uuid: format!("GPU-{}-{}-{}-{}-{}", hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16)),
+        // Architecture-specific instructions exist from Hopper on, under a name of their own.
+        arch: format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" }),
+        driver_cuda,
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
+        l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+        memory_bytes: context.total_mem()? as u64,
+        max_clock_mhz: (attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? / 1000) as u32,
+        ordinal,
+    })
+}
+
+/// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
+fn describe(error: &DriverError) -> String {
+    let text =
+        |text: Result<&std::ffi::CStr, DriverError>| text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+    format!("{} ({})", text(error.error_name()), text(error.error_string()))
+}
+
+/// An error of the driver, with what was being done.
+pub(super) fn failed(action: &str, error: &DriverError) -> BackendError {
+    use sys::CUresult as R;
+    let text = format!("failed to {action}: {}", describe(error));
+    // After these the context answers every call with the same error.
+    let lost = matches!(
+        error.0,
+        R::CUDA_ERROR_ILLEGAL_ADDRESS
+            | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | R::CUDA_ERROR_MISALIGNED_ADDRESS
+            | R::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | R::CUDA_ERROR_INVALID_PC
+            | R::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | R::CUDA_ERROR_LAUNCH_FAILED
+            | R::CUDA_ERROR_LAUNCH_TIMEOUT
+            | R::CUDA_ERROR_ASSERT
+            | R::CUDA_ERROR_ECC_UNCORRECTABLE
+            | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
+    );
+    if lost { BackendError::Lost(text) } else { BackendError::Launch(text) }
+}

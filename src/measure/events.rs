@@ -1,0 +1,253 @@
+//! CUDA events: the clock of the GPU backend.
+//!
+//! Launches of a burst are queued behind a blocking kernel, so that the host's launch time is not in the samples; a probe before and
+//! after tells the SM clock; in the cold state the L2 cache is filled with other data before each launch. Everything is allocated
+//! here, nothing while timing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Cache, Sample, Stopwatch};
+use crate::backend::cuda::device::Device;
+use crate::backend::cuda::event::{EventPool, Graph};
+use crate::backend::cuda::instruments::Instruments;
+use crate::backend::{BackendError, Executable};
+use crate::stats;
+
+/// Most launches between one release of the blocker and the next.
+const LONGEST_BURST: usize = 64;
+/// Most commands queued behind the blocker: the queue holds about a thousand, and a host that waits for room in it cannot release it.
+const MOST_QUEUED: usize = 400;
+/// After this the blocker lets go by itself, and the burst is thrown away.
+const BLOCKER_TIMEOUT: Duration = Duration::from_millis(500);
+/// Hot launches shorter than this are captured several to a graph: an event pair would be most of what it measures.
+const SHORT_NS: f64 = 8_000.0;
+/// How long a graph of short launches should last.
+const GRAPH_NS: f64 = 50_000.0;
+/// Most short launches in a graph.
+const LONGEST_GRAPH: f64 = 64.0;
+/// A sample at less than this share of the device's highest clock is thrown away: the device was throttled.
+const THROTTLED: f64 = 0.75;
+/// Attempts a sample before a throttled one is kept.
+const ATTEMPTS: u64 = 4;
+/// The cold state writes so many times the size of L2.
+const FLUSH: u64 = 2;
+/// Resolution of events: no launch takes less.
+const RESOLUTION_NS: f64 = 32.0;
+
+/// Times launches on one device.
+pub struct EventTimer {
+    device: Arc<Device>,
+    events: EventPool,
+    instruments: Instruments,
+    overhead_ns: f64,
+}
+
+/// What a burst of launches took.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Burst {
+    /// Nanoseconds between the events around each launch, overhead included.
+    pub intervals_ns: Vec<f64>,
+    /// SM clock over the burst, MHz; none where the probes do not compare.
+    pub clock_mhz: Option<f64>,
+}
+
+impl EventTimer {
+    /// Compiles what it needs, allocates, and measures the overhead of an event pair.
+    ///
+    /// # Errors
+    /// When the device fails or memory is short.
+    pub fn new(device: &Arc<Device>) -> Result<Self, BackendError> {
+        let mut timer = Self {
+            device: Arc::clone(device),
+            events: EventPool::new(device, 2 * LONGEST_BURST)?,
+            instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
+            overhead_ns: 0.0,
+        };
+        let mut gaps = Vec::new();
+        for _ in 0..4 {
+            gaps.extend(timer.burst(LONGEST_BURST - 1, Cache::Hot, 0, &mut || Ok(()))?.intervals_ns);
+        }
+        timer.overhead_ns = stats::median(&gaps);
+        Ok(timer)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Nanoseconds between two events with nothing in between, subtracted from every interval.
+    pub fn overhead_ns(&self) -> f64 {
+        self.overhead_ns
+    }
+
+    /// What a hot launch of few commands takes, nanoseconds: the median, short ones captured together as in a case.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    pub fn typical_ns(&mut self, launch: &mut dyn FnMut() -> Result<(), BackendError>) -> Result<f64, BackendError> {
+        const REPEATS: usize = 15;
+        self.burst(3, Cache::Hot, 1, launch)?;
+        let batch = self.batch(1, launch)?;
+        let (burst, launches) = match &batch {
+            Some(batch) => (self.burst(REPEATS, Cache::Hot, 1, &mut || batch.graph.launch())?, batch.launches),
+            None => (self.burst(REPEATS, Cache::Hot, 1, launch)?, 1),
+        };
+        Ok((stats::median(&burst.intervals_ns) - self.overhead_ns).max(RESOLUTION_NS) / launches as f64)
+    }
+
+    /// Captures short launches together; none where one is long enough.
+    fn batch(
+        &mut self,
+        commands: usize,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<Option<Batch>, BackendError> {
+        let burst = self.burst(5, Cache::Hot, commands, launch)?;
+        let launch_ns = stats::median(&burst.intervals_ns) - self.overhead_ns;
+        if launch_ns >= SHORT_NS {
+            return Ok(None);
+        }
+        let launches = (GRAPH_NS / launch_ns.max(RESOLUTION_NS)).ceil().min(LONGEST_GRAPH) as u64;
+        let device = Arc::clone(&self.device);
+        let graph = Graph::capture(&device, || (0..launches).try_for_each(|_| launch()))?;
+        Ok(Some(Batch { graph, launches }))
+    }
+
+    /// A stopwatch for a case: looks at how many commands a launch is and how long it takes, and captures short ones in a graph.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    pub fn case(&mut self, executable: &mut dyn Executable, cache: Cache) -> Result<CaseTimer<'_>, BackendError> {
+        executable.synchronize()?;
+        let device = Arc::clone(&self.device);
+        // A launch that cannot be captured is one whose commands cannot be counted.
+        let commands = Graph::capture(&device, || executable.launch()).map(|graph| graph.nodes());
+        let commands = match commands {
+            Err(lost @ BackendError::Lost(_)) => return Err(lost),
+            other => other.unwrap_or(usize::MAX),
+        };
+        let batch =
+            if cache == Cache::Hot && commands <= MOST_QUEUED { self.batch(commands, &mut || executable.launch())? } else { None };
+        Ok(CaseTimer { timer: self, cache, commands, batch })
+    }
+
+    /// Enqueues `count` launches (at most 63 hot, 64 cold), each between two events, and waits for them. `commands` is how many
+    /// entries of the device's queue a launch takes; with too many of them the host's launch time cannot be hidden.
+    ///
+    /// # Errors
+    /// When a launch fails or hangs.
+    pub fn burst(
+        &mut self,
+        count: usize,
+        cache: Cache,
+        commands: usize,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<Burst, BackendError> {
+        let hidden = commands.saturating_add(3).saturating_mul(count) <= MOST_QUEUED + 3 * LONGEST_BURST;
+        for _ in 0..ATTEMPTS {
+            if hidden {
+                self.instruments.block(BLOCKER_TIMEOUT)?;
+            }
+            let enqueued = self.enqueue(count, cache, launch);
+            self.instruments.release();
+            enqueued?;
+            self.device.synchronize()?;
+            // A host that was held up for half a second: the launches did not wait for it.
+            if !hidden || self.instruments.released() {
+                break;
+            }
+        }
+        let at = |i: usize| if cache == Cache::Cold { (2 * i, 2 * i + 1) } else { (i, i + 1) };
+        let intervals_ns = (0..count).map(at).map(|(from, to)| self.events.elapsed_ns(from, to)).collect::<Result<_, _>>()?;
+        Ok(Burst { intervals_ns, clock_mhz: self.instruments.clock_mhz()? })
+    }
+
+    fn enqueue(
+        &self,
+        count: usize,
+        cache: Cache,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        self.instruments.probe(0)?;
+        if cache == Cache::Hot {
+            self.events.record(0)?;
+        }
+        for i in 0..count {
+            if cache == Cache::Cold {
+                self.instruments.flush()?;
+                self.events.record(2 * i)?;
+            }
+            launch()?;
+            self.events.record(if cache == Cache::Cold { 2 * i + 1 } else { i + 1 })?;
+        }
+        self.instruments.probe(1)
+    }
+}
+
+/// Times the launches of one case.
+pub struct CaseTimer<'a> {
+    timer: &'a mut EventTimer,
+    cache: Cache,
+    commands: usize,
+    batch: Option<Batch>,
+}
+
+/// Short launches, captured together.
+struct Batch {
+    graph: Graph,
+    launches: u64,
+}
+
+impl CaseTimer<'_> {
+    /// Launches that are timed together, as a graph; 1 where each has its own pair of events.
+    pub fn batch(&self) -> u64 {
+        self.batch.as_ref().map_or(1, |batch| batch.launches)
+    }
+
+    /// Whether the host's launch time is kept out of the samples.
+    pub fn hides_launches(&self) -> bool {
+        self.commands <= MOST_QUEUED
+    }
+
+    fn attempt(&mut self, executable: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError> {
+        let batch = self.batch();
+        let commands = if self.batch.is_some() { 1 } else { self.commands };
+        let longest = (MOST_QUEUED / commands.max(1)).clamp(1, LONGEST_BURST - 1) as u64;
+        let mut left = launches.div_ceil(batch);
+        let mut sample = Sample { launches: left * batch, elapsed_ns: 0.0, clock_mhz: None, discarded: 0 };
+        let (mut clocked_ns, mut cycles) = (0.0, 0.0);
+        while left > 0 {
+            let count = left.min(longest);
+            left -= count;
+            let burst = match &self.batch {
+                Some(batch) => self.timer.burst(count as usize, self.cache, commands, &mut || batch.graph.launch())?,
+                None => self.timer.burst(count as usize, self.cache, commands, &mut || executable.launch())?,
+            };
+            let overhead_ns = self.timer.overhead_ns;
+            let elapsed_ns: f64 = burst.intervals_ns.iter().map(|interval| (interval - overhead_ns).max(RESOLUTION_NS)).sum();
+            sample.elapsed_ns += elapsed_ns;
+            if let Some(clock_mhz) = burst.clock_mhz {
+                clocked_ns += elapsed_ns;
+                cycles += clock_mhz * elapsed_ns;
+            }
+        }
+        if clocked_ns > 0.0 {
+            sample.clock_mhz = Some(cycles / clocked_ns);
+        }
+        Ok(sample)
+    }
+}
+
+impl Stopwatch for CaseTimer<'_> {
+    fn time(&mut self, executable: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError> {
+        let slowest_mhz = THROTTLED * f64::from(self.timer.device.facts().max_clock_mhz);
+        for discarded in 0.. {
+            let sample = self.attempt(executable, launches)?;
+            if discarded + 1 == ATTEMPTS || sample.clock_mhz.is_none_or(|clock_mhz| clock_mhz >= slowest_mhz) {
+                return Ok(Sample { discarded, ..sample });
+            }
+        }
+        unreachable!("the last attempt is returned")
+    }
+}
