@@ -17,6 +17,8 @@ pub mod backend;
 pub mod suite;
 pub mod verify;
 
+pub mod trace;
+
 pub mod measure;
 
 pub mod record;
@@ -32,7 +34,7 @@ pub mod cli;
 /// What a bench binary of your own needs.
 pub mod prelude {
     pub use crate::backend::cpu::Task;
-    pub use crate::backend::{Implementation, Prepare, cuda};
+    pub use crate::backend::{BackendError, Implementation, Prepare, cuda};
     pub use crate::harness::Harness;
     pub use crate::suite::suite;
     pub use crate::workload::{

@@ -53,6 +53,14 @@ impl Target {
             Self::Cuda(_) => BackendKind::Cuda,
         }
     }
+
+    /// What asks the device about itself; none on the CPU, or where NVML is missing.
+    pub fn telemetry(&self) -> Option<cuda::telemetry::Telemetry> {
+        match self {
+            Self::Cpu => None,
+            Self::Cuda(device) => cuda::telemetry::Telemetry::open(&device.facts().uuid),
+        }
+    }
 }
 
 /// One way to compute a problem on one backend.

@@ -7,6 +7,7 @@ mod doctor;
 mod gate;
 mod list;
 mod resources;
+mod timing;
 mod verify;
 
 use std::path::PathBuf;
@@ -53,6 +54,8 @@ enum Verb {
     Gate(gate::Arguments),
     /// Registers, spills, shared memory and instructions of every kernel; a gate that needs no GPU
     Resources(resources::Arguments),
+    /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold caches, ceilings
+    Timing(timing::Arguments),
     /// List, show, import and export baselines
     #[command(subcommand)]
     Baseline(baseline::Verb),
@@ -89,6 +92,7 @@ impl Cli {
             Verb::Verify(arguments) => verify::run(&arguments),
             Verb::Gate(arguments) => gate::run(&arguments, &store),
             Verb::Resources(arguments) => resources::run(&arguments, &store),
+            Verb::Timing(arguments) => timing::run(&arguments),
             Verb::Baseline(verb) => baseline::run(&verb, &store),
         }
     }

@@ -29,6 +29,7 @@ fn run(session: &str, times: &[(&str, f64)]) -> Run {
         environment: Environment::cpu(),
         provenance: Provenance::default(),
         limits: Limits::default(),
+        telemetry: Vec::new(),
         cases: times.iter().map(|&(id, time)| (id.to_owned(), case(time))).collect(),
         skipped: BTreeMap::new(),
         failed: BTreeMap::new(),

@@ -17,6 +17,7 @@ use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
 use crate::measure::events::EventTimer;
 use crate::measure::limits::{Bound, Limits};
+use crate::measure::range::Range;
 use crate::measure::wall::Wall;
 use crate::measure::{Cache, Stopwatch};
 use crate::record::{CaseRecord, Samples};
@@ -160,6 +161,7 @@ impl Execution<'_> {
         if let Some(lost) = &self.lost {
             return Err(Setback::Fail(lost.clone()));
         }
+        let _case = Range::new(&case.id);
         let (timer, effort, flags) = (&mut self.timer, self.effort, self.flags);
         let timed = guard::catch(|| {
             let mut stopwatch = timer.case(executable, case.cache)?;

@@ -20,10 +20,12 @@ use std::process::ExitCode;
 use clap::Parser;
 use criterion::Criterion;
 
+use crate::backend::cuda::telemetry::Telemetry;
 use crate::backend::{BackendError, BackendKind};
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
 use crate::measure::limits::Limits;
+use crate::measure::range::Range;
 use crate::record::store::StoreError;
 use crate::record::{Baseline, Environment, FileError, Provenance, Run, Store, file};
 use crate::report;
@@ -99,6 +101,7 @@ impl Harness {
     }
 
     fn run(&self, flags: &Flags) -> Result<Exit, HarnessError> {
+        let _session = Range::new(self.name);
         flags.check()?;
         cases::check_overrides(self.everything(), &flags.axis)?;
         let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
@@ -187,6 +190,7 @@ impl Harness {
             environment,
             provenance: Provenance::of(&store.root),
             limits: Limits::default(),
+            telemetry: Vec::new(),
             cases: Default::default(),
             skipped: selection.skipped.iter().cloned().collect(),
             failed: Default::default(),
@@ -200,6 +204,10 @@ impl Harness {
             Timer::Events(events) => Limits::measure_cuda(events, &works)?,
         };
         progress.limits(&run.limits);
+        // After the limits: a card that has just worked shows the clock it works at.
+        let telemetry = target.telemetry();
+        run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
+        progress.telemetry(&run.telemetry);
         let limits = run.limits.clone();
         let recorder = Recorder::start(run, path, flags.save_baseline.clone())?;
         recorder.exit_on_interrupt()?;
@@ -214,7 +222,7 @@ impl Harness {
             lost: None,
         };
         let exit = run_cases(execution, &selection, store)?;
-        recorder.finish()?;
+        recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
         if let Some(path) = baseline {
             let name = flags.save_baseline.as_deref().unwrap_or_default();
             recorder.save_baseline(|run| save_baseline(&path, name, run))?;

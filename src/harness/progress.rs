@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::args::Flags;
+use crate::backend::cuda::telemetry::Reading;
 use crate::measure::limits::Limits;
 use crate::record::Environment;
 use crate::report;
@@ -44,6 +45,26 @@ impl Progress {
         let summary = limits.summary();
         if !summary.is_empty() {
             self.say(&format!("limits: {summary}"));
+        }
+    }
+
+    /// The GPU's state, and a warning where something disturbs it.
+    pub fn telemetry(&self, readings: &[Reading]) {
+        let Some(reading) = readings.last() else { return };
+        let clock = reading.sm_clock_mhz.map(|mhz| format!("SM clock {mhz} MHz"));
+        let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
+        let power = reading.power_mw.zip(reading.power_limit_mw);
+        let power = power.map(|(drawn, limit)| format!("{:.0} of {:.0} W", watts(drawn), watts(limit)));
+        let temperature = reading.temperature_c.map(|celsius| format!("{celsius} °C"));
+        let parts: Vec<String> = [clock, power, temperature].into_iter().flatten().collect();
+        if !parts.is_empty() {
+            self.say(&format!("gpu: {}", parts.join(", ")));
+        }
+        if let Some(others) = reading.other_processes.filter(|&others| others > 0) {
+            self.say(&format!("warning: {others} other processes compute on this GPU; times will be noisy"));
+        }
+        if !reading.throttle.is_empty() {
+            self.say(&format!("warning: the GPU holds its clock back: {}", reading.throttle.join(", ")));
         }
     }
 

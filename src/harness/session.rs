@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
 
 use super::HarnessError;
+use crate::backend::cuda::telemetry::Reading;
 use crate::exit::Exit;
 use crate::record::{CaseRecord, FileError, Run, file};
 
@@ -56,12 +57,15 @@ impl Recorder {
         self.update(|run| drop(run.failed.insert(id.to_owned(), error.to_owned())))
     }
 
-    /// Marks the run complete.
+    /// Marks the run complete, with a last look at the GPU.
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn finish(&self) -> Result<(), FileError> {
-        self.update(|run| run.complete = true)
+    pub fn finish(&self, telemetry: Option<Reading>) -> Result<(), FileError> {
+        self.update(|run| {
+            run.telemetry.extend(telemetry);
+            run.complete = true;
+        })
     }
 
     /// The run so far.

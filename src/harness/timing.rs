@@ -2,13 +2,14 @@
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use criterion::measurement::Measurement;
 use criterion::{BenchmarkGroup, SamplingMode};
 
 use super::args::{Flags, Mode};
 use crate::backend::{BackendError, Executable};
+use crate::measure::range::Range;
 use crate::measure::{Sample, Stopwatch};
 use crate::record::Samples;
 use crate::workload::Effort;
@@ -63,19 +64,24 @@ pub fn run<M: Measurement<Value = f64>>(
         group.nresamples(10_000);
     }
     let taken = RefCell::new(Vec::<Sample>::new());
+    let started = Instant::now();
     let failure = RefCell::new(None);
     // Criterion cannot be told of a failed launch: unwind out of it, without a panic message.
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         group.bench_function(function, |bencher| {
-            bencher.iter_custom(|launches| match stopwatch.time(executable, launches) {
-                Ok(sample) => {
-                    taken.borrow_mut().push(sample);
-                    // What Criterion asked for, where short launches are batched into more.
-                    sample.elapsed_ns / sample.launches as f64 * launches as f64
-                }
-                Err(error) => {
-                    *failure.borrow_mut() = Some(error);
-                    resume_unwind(Box::new(()));
+            bencher.iter_custom(|launches| {
+                // Criterion does not say which calls are its warm-up; it warms up until the time is over.
+                let _range = Range::new(if started.elapsed() < plan.warm_up { "warm-up" } else { "sample" });
+                match stopwatch.time(executable, launches) {
+                    Ok(sample) => {
+                        taken.borrow_mut().push(sample);
+                        // What Criterion asked for, where short launches are batched into more.
+                        sample.elapsed_ns / sample.launches as f64 * launches as f64
+                    }
+                    Err(error) => {
+                        *failure.borrow_mut() = Some(error);
+                        resume_unwind(Box::new(()));
+                    }
                 }
             });
         });

@@ -5,12 +5,14 @@
 //! here, nothing while timing.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::limits::Overhead;
 use super::{Cache, Sample, Stopwatch};
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::event::{EventPool, Graph};
 use crate::backend::cuda::instruments::Instruments;
+use crate::backend::cuda::spin::Empty;
 use crate::backend::{BackendError, Executable};
 use crate::stats;
 
@@ -32,6 +34,11 @@ const THROTTLED: f64 = 0.75;
 const ATTEMPTS: u64 = 4;
 /// The cold state writes so many times the size of L2.
 const FLUSH: u64 = 2;
+/// Intervals whose median is a figure of the calibration.
+const CALIBRATIONS: usize = 31;
+/// Empty kernels in a row, twice: the difference is what one more costs.
+const FEW: usize = 20;
+const MANY: usize = 60;
 /// Resolution of events: no launch takes less.
 const RESOLUTION_NS: f64 = 32.0;
 
@@ -40,7 +47,7 @@ pub struct EventTimer {
     device: Arc<Device>,
     events: EventPool,
     instruments: Instruments,
-    overhead_ns: f64,
+    overhead: Overhead,
 }
 
 /// What a burst of launches took.
@@ -53,23 +60,75 @@ pub struct Burst {
 }
 
 impl EventTimer {
-    /// Compiles what it needs, allocates, and measures the overhead of an event pair.
+    /// Compiles what it needs, allocates, and measures what timing costs.
     ///
     /// # Errors
     /// When the device fails or memory is short.
     pub fn new(device: &Arc<Device>) -> Result<Self, BackendError> {
+        let nothing = Overhead {
+            event_pair_ns: 0.0,
+            launch_ns: 0.0,
+            graph_node_ns: 0.0,
+            host_launch_ns: 0.0,
+            around_launch_ns: 0.0,
+            around_graph_ns: 0.0,
+        };
         let mut timer = Self {
             device: Arc::clone(device),
             events: EventPool::new(device, 2 * LONGEST_BURST)?,
             instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
-            overhead_ns: 0.0,
+            overhead: nothing,
         };
-        let mut gaps = Vec::new();
-        for _ in 0..4 {
-            gaps.extend(timer.burst(LONGEST_BURST - 1, Cache::Hot, 0, &mut || Ok(()))?.intervals_ns);
-        }
-        timer.overhead_ns = stats::median(&gaps);
+        timer.overhead = timer.calibrate()?;
         Ok(timer)
+    }
+
+    /// Measures what launching and timing cost, with empty kernels.
+    ///
+    /// The time of an empty kernel itself is taken to be what one adds to a graph of them; what the events around one launch read
+    /// beyond that is theirs.
+    fn calibrate(&mut self) -> Result<Overhead, BackendError> {
+        let mut pairs = Vec::new();
+        for _ in 0..4 {
+            pairs.extend(self.burst(LONGEST_BURST - 1, Cache::Hot, 0, &mut || Ok(()))?.intervals_ns);
+        }
+        let empty = Empty::new(&self.device)?;
+        let single_ns = self.row_ns(&empty, 1)?;
+        let (few_ns, many_ns) = (self.row_ns(&empty, FEW)?, self.row_ns(&empty, MANY)?);
+        let (few_nodes_ns, many_nodes_ns) = (self.graph_ns(&empty, FEW)?, self.graph_ns(&empty, MANY)?);
+        let graph_node_ns = (many_nodes_ns - few_nodes_ns) / (MANY - FEW) as f64;
+        self.device.synchronize()?;
+        let start = Instant::now();
+        (0..MANY).try_for_each(|_| empty.launch())?;
+        let host_launch_ns = start.elapsed().as_nanos() as f64 / MANY as f64;
+        self.device.synchronize()?;
+        Ok(Overhead {
+            event_pair_ns: stats::median(&pairs),
+            launch_ns: (many_ns - few_ns) / (MANY - FEW) as f64,
+            graph_node_ns,
+            host_launch_ns,
+            around_launch_ns: (single_ns - graph_node_ns).max(0.0),
+            around_graph_ns: (few_nodes_ns - FEW as f64 * graph_node_ns).max(0.0),
+        })
+    }
+
+    /// The interval around so many empty kernels: median, nanoseconds.
+    fn row_ns(&mut self, empty: &Empty, count: usize) -> Result<f64, BackendError> {
+        let mut intervals_ns = Vec::new();
+        // The queue behind the blocker is short: long rows a few at a time.
+        let at_once = (MOST_QUEUED / count).min(CALIBRATIONS);
+        while intervals_ns.len() < CALIBRATIONS {
+            let burst = self.burst(at_once, Cache::Hot, count, &mut || (0..count).try_for_each(|_| empty.launch()))?;
+            intervals_ns.extend(burst.intervals_ns);
+        }
+        Ok(stats::median(&intervals_ns))
+    }
+
+    /// The interval around a graph of so many empty kernels: median, nanoseconds.
+    fn graph_ns(&mut self, empty: &Empty, count: usize) -> Result<f64, BackendError> {
+        let graph = Graph::capture(&self.device, || (0..count).try_for_each(|_| empty.launch()))?;
+        let burst = self.burst(CALIBRATIONS, Cache::Hot, 1, &mut || graph.launch())?;
+        Ok(stats::median(&burst.intervals_ns))
     }
 
     /// The device.
@@ -77,9 +136,24 @@ impl EventTimer {
         &self.device
     }
 
-    /// Nanoseconds between two events with nothing in between, subtracted from every interval.
-    pub fn overhead_ns(&self) -> f64 {
-        self.overhead_ns
+    /// What launching and timing cost here, as measured when this was made.
+    pub fn overhead(&self) -> Overhead {
+        self.overhead
+    }
+
+    /// What each of some launches of one command takes (at most 63), nanoseconds, overhead subtracted.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    pub fn launches_ns(
+        &mut self,
+        count: usize,
+        cache: Cache,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<Vec<f64>, BackendError> {
+        let around_ns = self.overhead.around_launch_ns;
+        let intervals_ns = self.burst(count, cache, 1, launch)?.intervals_ns;
+        Ok(intervals_ns.into_iter().map(|interval| interval - around_ns).collect())
     }
 
     /// What a hot launch of few commands takes, nanoseconds: the median, short ones captured together as in a case.
@@ -90,11 +164,14 @@ impl EventTimer {
         const REPEATS: usize = 15;
         self.burst(3, Cache::Hot, 1, launch)?;
         let batch = self.batch(1, launch)?;
-        let (burst, launches) = match &batch {
-            Some(batch) => (self.burst(REPEATS, Cache::Hot, 1, &mut || batch.graph.launch())?, batch.launches),
-            None => (self.burst(REPEATS, Cache::Hot, 1, launch)?, 1),
+        let (burst, around_ns, launches) = match &batch {
+            Some(batch) => {
+                let burst = self.burst(REPEATS, Cache::Hot, 1, &mut || batch.graph.launch())?;
+                (burst, self.overhead.around_graph_ns, batch.launches)
+            }
+            None => (self.burst(REPEATS, Cache::Hot, 1, launch)?, self.overhead.around_launch_ns, 1),
         };
-        Ok((stats::median(&burst.intervals_ns) - self.overhead_ns).max(RESOLUTION_NS) / launches as f64)
+        Ok((stats::median(&burst.intervals_ns) - around_ns).max(RESOLUTION_NS) / launches as f64)
     }
 
     /// Captures short launches together; none where one is long enough.
@@ -104,7 +181,7 @@ impl EventTimer {
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Option<Batch>, BackendError> {
         let burst = self.burst(5, Cache::Hot, commands, launch)?;
-        let launch_ns = stats::median(&burst.intervals_ns) - self.overhead_ns;
+        let launch_ns = stats::median(&burst.intervals_ns) - self.overhead.around_launch_ns;
         if launch_ns >= SHORT_NS {
             return Ok(None);
         }
@@ -213,6 +290,8 @@ impl CaseTimer<'_> {
     fn attempt(&mut self, executable: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError> {
         let batch = self.batch();
         let commands = if self.batch.is_some() { 1 } else { self.commands };
+        let overhead = self.timer.overhead;
+        let around_ns = if self.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
         let longest = (MOST_QUEUED / commands.max(1)).clamp(1, LONGEST_BURST - 1) as u64;
         let mut left = launches.div_ceil(batch);
         let mut sample = Sample { launches: left * batch, elapsed_ns: 0.0, clock_mhz: None, discarded: 0 };
@@ -224,8 +303,7 @@ impl CaseTimer<'_> {
                 Some(batch) => self.timer.burst(count as usize, self.cache, commands, &mut || batch.graph.launch())?,
                 None => self.timer.burst(count as usize, self.cache, commands, &mut || executable.launch())?,
             };
-            let overhead_ns = self.timer.overhead_ns;
-            let elapsed_ns: f64 = burst.intervals_ns.iter().map(|interval| (interval - overhead_ns).max(RESOLUTION_NS)).sum();
+            let elapsed_ns: f64 = burst.intervals_ns.iter().map(|interval| (interval - around_ns).max(RESOLUTION_NS)).sum();
             sample.elapsed_ns += elapsed_ns;
             if let Some(clock_mhz) = burst.clock_mhz {
                 clocked_ns += elapsed_ns;

@@ -2,9 +2,11 @@
 //!
 //! Deliberately absent: decisions about how many samples to take (Criterion plans them) and what they mean (`stats`, `gate`).
 
+pub mod accuracy;
 pub mod criterion;
 pub mod events;
 pub mod limits;
+pub mod range;
 pub mod wall;
 
 use crate::backend::{BackendError, Executable};

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use sysinfo::System;
 
 use crate::backend::cuda::compile;
+use crate::backend::cuda::telemetry::Telemetry;
 use crate::backend::{BackendKind, Target};
 
 /// The machine and the build, as far as they decide what a time means.
@@ -44,6 +45,8 @@ pub struct Gpu {
     pub uuid: String,
     /// Architecture that kernels are compiled for: "sm_90a".
     pub arch: String,
+    /// Version of the driver: "580.82.07"; "unknown" where NVML does not tell.
+    pub driver: String,
     /// Latest CUDA that the driver supports: "13.0".
     pub driver_cuda: String,
     /// Version of NVRTC: "13.0".
@@ -83,6 +86,9 @@ impl Environment {
                     gpu: Some(Gpu {
                         uuid: facts.uuid.clone(),
                         arch: facts.arch.clone(),
+                        driver: Telemetry::open(&facts.uuid)
+                            .and_then(|telemetry| telemetry.driver())
+                            .unwrap_or_else(|| "unknown".to_owned()),
                         driver_cuda: version((facts.driver_cuda / 1000, facts.driver_cuda % 1000 / 10)),
                         nvrtc: compile::version().map_or_else(|_| "unknown".to_owned(), version),
                         multiprocessors: facts.multiprocessors,
@@ -136,6 +142,7 @@ impl Environment {
             // The host only launches: what it is does not change a kernel's time.
             (Some(base), Some(head)) => fields.extend([
                 ("gpu.arch", base.arch.clone(), head.arch.clone()),
+                ("gpu.driver", major(&base.driver), major(&head.driver)),
                 ("gpu.driver_cuda", major(&base.driver_cuda), major(&head.driver_cuda)),
                 ("gpu.nvrtc", base.nvrtc.clone(), head.nvrtc.clone()),
                 ("gpu.multiprocessors", base.multiprocessors.to_string(), head.multiprocessors.to_string()),

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::environment::{Environment, Provenance};
 use super::file::Record;
+use crate::backend::cuda::telemetry::Reading;
 use crate::measure::limits::{Bound, Limits};
 use crate::verify::Comparison;
 use crate::workload::Work;
@@ -31,6 +32,9 @@ pub struct Run {
     pub provenance: Provenance,
     /// The device's ceilings, as measured by this process.
     pub limits: Limits,
+    /// What the GPU said of itself before the first case and after the last; empty on the CPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub telemetry: Vec<Reading>,
     /// What was measured, by case id.
     pub cases: BTreeMap<String, CaseRecord>,
     /// Cases that cannot run here, with the reason.

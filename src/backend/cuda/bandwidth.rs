@@ -9,7 +9,6 @@ pub struct Passes {
     read: Kernel,
     write: Kernel,
     copy: Kernel,
-    empty: Kernel,
     buffer: Buffer,
     guard: Buffer,
 }
@@ -28,7 +27,6 @@ impl Passes {
             read: kernel("measure/read_bandwidth")?,
             write: kernel("measure/write_bandwidth")?,
             copy: kernel("measure/copy_bandwidth")?,
-            empty: kernel("measure/empty")?,
             buffer: device.upload(&pattern.repeat(bytes.div_ceil(pattern.len())))?,
             guard: device.upload(&[0; 4])?,
         })
@@ -72,15 +70,6 @@ impl Passes {
         let arguments = [target, Argument::from(&self.buffer), Argument::I64(packets)];
         // SAFETY: the arguments are measure_copy_bandwidth's, in order; the halves do not overlap and lie in the buffer.
         unsafe { self.copy.launch(Shape::covering(packets as usize, 128, 1)?, &arguments) }
-    }
-
-    /// Launches a kernel that does nothing.
-    ///
-    /// # Errors
-    /// When the launch is refused.
-    pub fn nothing(&self) -> Result<(), BackendError> {
-        // SAFETY: measure_empty takes no arguments.
-        unsafe { self.empty.launch(Shape { grid: (1, 1, 1), block: 32, shared_bytes: 0 }, &[]) }
     }
 
     fn packets(&self, bytes: u64) -> Result<i64, BackendError> {

@@ -11,17 +11,26 @@ pub enum Library {
     Driver,
     /// `libnvrtc`: compiles kernels; needs no GPU.
     Nvrtc,
+    /// `libcublasLt`: measures the ceilings of matrix products.
+    CublasLt,
+    /// `libcupti`: the hardware's own record of kernels.
+    Cupti,
+    /// `libnvidia-ml`: clocks, power, temperature, other processes. Comes with the driver only.
+    Nvml,
 }
 
 impl Library {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Driver, Self::Nvrtc];
+    pub const ALL: [Self; 5] = [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Cupti, Self::Nvml];
 
     /// What a person calls it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Driver => "NVIDIA driver (libcuda)",
             Self::Nvrtc => "NVRTC (libnvrtc)",
+            Self::CublasLt => "cuBLASLt (libcublasLt)",
+            Self::Cupti => "CUPTI (libcupti)",
+            Self::Nvml => "NVML (libnvidia-ml)",
         }
     }
 
@@ -30,13 +39,16 @@ impl Library {
         match self {
             Self::Driver => &["libcuda.so.1", "libcuda.so"],
             Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so"],
+            Self::CublasLt => &["libcublasLt.so.13", "libcublasLt.so"],
+            Self::Cupti => &["libcupti.so.13", "libcupti.so"],
+            Self::Nvml => &["libnvidia-ml.so.1"],
         }
     }
 
     /// Files that it opens itself by bare name, and which must be loaded before it when it is not on the loader's path.
     const fn companions(self) -> &'static [&'static str] {
         match self {
-            Self::Driver => &[],
+            Self::Driver | Self::CublasLt | Self::Cupti | Self::Nvml => &[],
             Self::Nvrtc => &["libnvrtc-builtins.so.13.0", "libnvrtc-builtins.so.13.1", "libnvrtc-builtins.so.13.2"],
         }
     }
@@ -46,6 +58,13 @@ impl Library {
         match self {
             Self::Driver => "install the NVIDIA driver (for containers: start them with --gpus all)",
             Self::Nvrtc => "pip install 'nvidia-cuda-nvrtc==13.0.*', or a CUDA 13 toolkit",
+            Self::CublasLt => {
+                "pip install 'nvidia-cublas==13.*', or a CUDA 13 toolkit; without it the ceilings of matrix products are not measured"
+            }
+            Self::Cupti => {
+                "pip install 'nvidia-cuda-cupti==13.*', or a CUDA 13 toolkit; only `kernelgate timing` needs it"
+            }
+            Self::Nvml => "it comes with the NVIDIA driver; without it clocks, power and other processes are not recorded",
         }
     }
 }
@@ -71,8 +90,8 @@ fn find(library: Library) -> Option<Found> {
     if let Some(name) = library.files().iter().find(|name| open(Path::new(name))) {
         return Some(Found::Loader(name));
     }
-    // The driver's library must match the kernel's: no wheel carries it.
-    if library == Library::Driver {
+    // The driver's libraries must match the kernel's module: no wheel carries them.
+    if matches!(library, Library::Driver | Library::Nvml) {
         return None;
     }
     folders().into_iter().find_map(|folder| {
@@ -104,14 +123,14 @@ fn open(path: &Path) -> bool {
 fn folders() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> =
         std::env::var_os("KERNELGATE_CUDA_LIBS").map(|list| std::env::split_paths(&list).collect()).unwrap_or_default();
-    for variable in ["CUDA_HOME", "CUDA_PATH"] {
-        folders.extend(std::env::var_os(variable).map(|root| PathBuf::from(root).join("lib64")));
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    for toolkit in toolkits.chain([PathBuf::from("/usr/local/cuda")]) {
+        folders.extend([toolkit.join("lib64"), toolkit.join("extras/CUPTI/lib64")]);
     }
-    folders.push(PathBuf::from("/usr/local/cuda/lib64"));
     folders.extend(python_packages().into_iter().flat_map(|packages| {
         let nvidia = packages.join("nvidia");
         // CUDA 13 wheels share one folder; older ones have a folder a library.
-        [nvidia.join("cu13").join("lib"), nvidia.join("cuda_nvrtc").join("lib")]
+        ["cu13/lib", "cuda_nvrtc/lib", "cublas/lib", "cuda_cupti/lib"].map(|folder| nvidia.join(folder))
     }));
     folders.retain(|folder| folder.is_dir());
     folders

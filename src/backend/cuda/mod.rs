@@ -7,6 +7,7 @@
 pub mod bandwidth;
 pub mod cache;
 pub mod compile;
+pub mod cublaslt;
 pub mod cubin;
 pub mod device;
 pub mod event;
@@ -14,8 +15,10 @@ pub mod instruments;
 pub mod library;
 pub mod occupancy;
 pub mod sources;
+pub mod spin;
 pub mod st_bif;
 pub mod task;
+pub mod telemetry;
 
 pub use device::{Argument, Buffer, Device, Kernel, Shape};
 pub use sources::Build;

@@ -1,20 +1,16 @@
 //! The GPU's ceilings: bandwidths by our own passes, matrix products by cuBLASLt, and what launching costs.
 
-use std::time::Instant;
-
-use super::{Bandwidth, Limits, Overhead};
+use super::{Bandwidth, Limits};
 use crate::backend::BackendError;
 use crate::backend::cuda::bandwidth::Passes;
-use crate::backend::cuda::event::Graph;
-use crate::measure::Cache;
+use crate::backend::cuda::cublaslt::{Operands, Product};
 use crate::measure::events::EventTimer;
-use crate::stats::median;
-use crate::workload::{Work, random};
+use crate::workload::{Unit, Work, random};
 
 /// Working sets measured: far inside L2, about L2, and far beyond it.
 const WORKING_SETS: [u64; 6] = [2 << 20, 8 << 20, 32 << 20, 128 << 20, 512 << 20, 2 << 30];
-/// Empty kernels between a pair of events.
-const EMPTY: usize = 60;
+/// Side of the square products: large enough that every multiprocessor is busy to the end.
+const MATMUL_SIZE: u64 = 8192;
 
 impl Limits {
     /// Measures those ceilings of the GPU that bound any of the works. Takes about a second.
@@ -31,9 +27,35 @@ impl Limits {
         if works.iter().any(|work| work.total_bytes() > 0) {
             limits.bandwidth = sets.into_iter().map(|bytes| bandwidth(events, &passes, bytes)).collect::<Result<_, _>>()?;
         }
-        limits.overhead = Some(overhead(events, &passes)?);
+        drop(passes);
+        let wanted = |operands: &Operands| works.iter().any(|work| bounds(*operands, work));
+        for operands in Operands::ALL.into_iter().filter(wanted) {
+            if let Some(rate) = matmul(events, operands)? {
+                limits.flops_per_s.insert(format!("{} {}", Unit::Matmul.name(), operands.name()), rate);
+            }
+        }
+        limits.overhead = Some(events.overhead());
         Ok(limits)
     }
+
+    /// Measures all of them: bandwidths, and products of every dtype. Takes some seconds.
+    ///
+    /// # Errors
+    /// As [`Self::measure_cuda`].
+    pub fn measure_cuda_all(events: &mut EventTimer) -> Result<Self, BackendError> {
+        let mut limits = Self::measure_cuda(events, &[Work::bytes(1, 1)])?;
+        for operands in Operands::ALL {
+            if let Some(rate) = matmul(events, operands)? {
+                limits.flops_per_s.insert(format!("{} {}", Unit::Matmul.name(), operands.name()), rate);
+            }
+        }
+        Ok(limits)
+    }
+}
+
+/// Whether a work has products of that kind.
+fn bounds(operands: Operands, work: &Work) -> bool {
+    work.flops.iter().any(|flops| flops.unit == Unit::Matmul && flops.dtype.name() == operands.name())
 }
 
 fn bandwidth(events: &mut EventTimer, passes: &Passes, bytes: u64) -> Result<Bandwidth, BackendError> {
@@ -48,20 +70,16 @@ fn bandwidth(events: &mut EventTimer, passes: &Passes, bytes: u64) -> Result<Ban
     })
 }
 
-fn overhead(events: &mut EventTimer, passes: &Passes) -> Result<Overhead, BackendError> {
-    let device = events.device().clone();
-    let mut each = |launch: &mut dyn FnMut() -> Result<(), BackendError>, commands| -> Result<f64, BackendError> {
-        let intervals_ns = events.burst(5, Cache::Hot, commands, launch)?.intervals_ns;
-        Ok((median(&intervals_ns) - events.overhead_ns()) / EMPTY as f64)
-    };
-    let many = || (0..EMPTY).try_for_each(|_| passes.nothing());
-    let graph = Graph::capture(&device, many)?;
-    let graph_node_ns = each(&mut || graph.launch(), 1)?;
-    let launch_ns = each(&mut || many(), EMPTY)?;
-    device.synchronize()?;
-    let start = Instant::now();
-    many()?;
-    let host_launch_ns = start.elapsed().as_nanos() as f64 / EMPTY as f64;
-    device.synchronize()?;
-    Ok(Overhead { event_pair_ns: events.overhead_ns(), launch_ns, graph_node_ns, host_launch_ns })
+/// The fastest of the algorithms that cuBLASLt proposes, operations a second; `None` where the library is missing.
+fn matmul(events: &mut EventTimer, operands: Operands) -> Result<Option<f64>, BackendError> {
+    let Some(product) = Product::new(events.device(), operands, MATMUL_SIZE)? else { return Ok(None) };
+    let mut fastest_ns = f64::INFINITY;
+    for algorithm in 0..product.algorithms() {
+        // One that the library proposes and then refuses is no ceiling.
+        if product.launch(algorithm).is_ok() {
+            fastest_ns = fastest_ns.min(events.typical_ns(&mut || product.launch(algorithm))?);
+        }
+    }
+    events.device().synchronize()?;
+    Ok(fastest_ns.is_finite().then(|| 2.0 * (MATMUL_SIZE as f64).powi(3) / fastest_ns * 1e9))
 }

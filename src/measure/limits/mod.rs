@@ -28,7 +28,7 @@ pub struct Limits {
 /// What launching and timing cost on a GPU, nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Overhead {
-    /// Between two events with nothing between them; subtracted from every interval.
+    /// Between two events with nothing between them.
     pub event_pair_ns: f64,
     /// An empty kernel between its neighbours in a stream.
     pub launch_ns: f64,
@@ -36,6 +36,10 @@ pub struct Overhead {
     pub graph_node_ns: f64,
     /// The host's part of a launch.
     pub host_launch_ns: f64,
+    /// What a pair of events adds to a launch between them; subtracted from every such interval.
+    pub around_launch_ns: f64,
+    /// What a pair of events adds to a graph between them; subtracted from every such interval.
+    pub around_graph_ns: f64,
 }
 
 /// Bandwidths with one working set: all bytes that the pass touches.
@@ -90,8 +94,9 @@ impl Limits {
             Cache::Hot => self.bandwidth_at(read_bytes + write_bytes)?,
             Cache::Cold => *self.bandwidth.last()?,
         };
-        let beside_reads = 2.0 / at.copy - 1.0 / at.read;
-        let write_s = if read_bytes == 0 || beside_reads <= 0.0 { 1.0 / at.write } else { beside_reads };
+        // What a copy takes beyond its reads; inside a cache the two overlap, and then half the time of writes alone is the least.
+        let beside_reads = (2.0 / at.copy - 1.0 / at.read).max(0.5 / at.write);
+        let write_s = if read_bytes == 0 { 1.0 / at.write } else { beside_reads };
         Some((read_bytes as f64 / at.read + write_bytes as f64 * write_s) * 1e9)
     }
 

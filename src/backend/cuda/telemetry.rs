@@ -1,0 +1,86 @@
+//! What the card says of itself while it works: clocks, power, temperature, why it holds back, and who else is on it.
+
+use nvml_wrapper::bitmasks::device::ThrottleReasons;
+use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+use serde::{Deserialize, Serialize};
+
+/// One look at a card. A quantity that the card does not tell is absent.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Reading {
+    /// SM clock, MHz.
+    pub sm_clock_mhz: Option<u32>,
+    /// Memory clock, MHz.
+    pub memory_clock_mhz: Option<u32>,
+    /// Power drawn, milliwatts.
+    pub power_mw: Option<u32>,
+    /// Power that the card may draw, milliwatts.
+    pub power_limit_mw: Option<u32>,
+    /// Temperature of the GPU, °C.
+    pub temperature_c: Option<u32>,
+    /// What holds the clock down, by NVML's names: "sw_power_cap".
+    pub throttle: Vec<String>,
+    /// Other processes that compute on the card.
+    pub other_processes: Option<u32>,
+}
+
+/// NVML and a card.
+pub struct Telemetry {
+    nvml: Nvml,
+    uuid: String,
+}
+
+impl Telemetry {
+    /// For the card of that UUID; `None` where NVML is missing or does not know it.
+    pub fn open(uuid: &str) -> Option<Self> {
+        let nvml = Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init().ok()?;
+        let telemetry = Self { nvml, uuid: uuid.to_owned() };
+        telemetry.device().ok()?;
+        Some(telemetry)
+    }
+
+    /// Version of the driver: "580.82.07".
+    pub fn driver(&self) -> Option<String> {
+        self.nvml.sys_driver_version().ok()
+    }
+
+    /// Asks the card. Takes a few milliseconds: never beside a sample.
+    pub fn read(&self) -> Reading {
+        let Ok(device) = self.device() else { return Reading::default() };
+        let own = std::process::id();
+        let others = |processes: Vec<nvml_wrapper::struct_wrappers::device::ProcessInfo>| {
+            processes.iter().filter(|process| process.pid != own).count() as u32
+        };
+        Reading {
+            sm_clock_mhz: device.clock_info(Clock::SM).ok(),
+            memory_clock_mhz: device.clock_info(Clock::Memory).ok(),
+            power_mw: device.power_usage().ok(),
+            power_limit_mw: device.enforced_power_limit().ok(),
+            temperature_c: device.temperature(TemperatureSensor::Gpu).ok(),
+            throttle: device.current_throttle_reasons().map(names).unwrap_or_default(),
+            other_processes: device.running_compute_processes().ok().map(others),
+        }
+    }
+
+    fn device(&self) -> Result<Device<'_>, NvmlError> {
+        self.nvml.device_by_uuid(&*self.uuid)
+    }
+}
+
+/// The reasons that slow a working card; an idle one is no reason.
+fn names(reasons: ThrottleReasons) -> Vec<String> {
+    let slowing = reasons - ThrottleReasons::GPU_IDLE;
+    slowing.iter_names().map(|(name, _)| name.to_lowercase()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_have_nvmls_names_and_idling_is_none() {
+        assert_eq!(names(ThrottleReasons::GPU_IDLE | ThrottleReasons::SW_POWER_CAP), ["sw_power_cap"]);
+        assert_eq!(names(ThrottleReasons::GPU_IDLE), [""; 0]);
+    }
+}
