@@ -92,7 +92,11 @@ fn measure(arguments: &Arguments, target: &Target) -> anyhow::Result<Report> {
     // Last: CUPTI stays attached to the process and slows every later launch.
     let cupti = if wanted(Part::Cupti) { accuracy::against_cupti(&mut events)? } else { None };
     if cupti.is_none() && wanted(Part::Cupti) {
-        notes.push(format!("not compared with the hardware's record: {} is missing: {}", Library::Cupti.name(), Library::Cupti.advice()));
+        notes.push(format!(
+            "not compared with the hardware's record: {} is missing: {}",
+            Library::Cupti.name(),
+            Library::Cupti.advice()
+        ));
     }
     let overhead = events.overhead();
     Ok(Report { environment: Environment::of(target), telemetry: readings, overhead, limits, spins, cold, cupti, notes })

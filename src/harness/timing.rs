@@ -100,7 +100,10 @@ pub fn run<M: Measurement<Value = f64>>(
     // apart, so there every call counts.
     let first = if flags.quick { 0 } else { taken.len().saturating_sub(plan.samples) };
     let kept = &taken[first..];
+    let technique = stopwatch.technique();
     Ok(Samples {
+        batch: technique.batch,
+        host_bound: technique.host_bound,
         launches: kept.iter().map(|sample| sample.launches).collect(),
         elapsed_ns: kept.iter().map(|sample| sample.elapsed_ns).collect(),
         clock_mhz: kept.iter().map(|sample| sample.clock_mhz).collect::<Option<_>>().unwrap_or_default(),

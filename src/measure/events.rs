@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::limits::Overhead;
-use super::{Cache, Sample, Stopwatch};
+use super::{Cache, Sample, Stopwatch, Technique};
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::event::{EventPool, Graph};
 use crate::backend::cuda::instruments::Instruments;
@@ -277,18 +277,8 @@ struct Batch {
 }
 
 impl CaseTimer<'_> {
-    /// Launches that are timed together, as a graph; 1 where each has its own pair of events.
-    pub fn batch(&self) -> u64 {
-        self.batch.as_ref().map_or(1, |batch| batch.launches)
-    }
-
-    /// Whether the host's launch time is kept out of the samples.
-    pub fn hides_launches(&self) -> bool {
-        self.commands <= MOST_QUEUED
-    }
-
     fn attempt(&mut self, executable: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError> {
-        let batch = self.batch();
+        let batch = self.batch.as_ref().map_or(1, |batch| batch.launches);
         let commands = if self.batch.is_some() { 1 } else { self.commands };
         let overhead = self.timer.overhead;
         let around_ns = if self.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
@@ -327,5 +317,9 @@ impl Stopwatch for CaseTimer<'_> {
             }
         }
         unreachable!("the last attempt is returned")
+    }
+
+    fn technique(&self) -> Technique {
+        Technique { batch: self.batch.as_ref().map(|batch| batch.launches), host_bound: self.commands > MOST_QUEUED }
     }
 }

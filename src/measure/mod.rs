@@ -43,6 +43,15 @@ pub struct Sample {
     pub discarded: u64,
 }
 
+/// How the samples of a case are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Technique {
+    /// Launches that are timed together, as a graph; none where each is timed by itself.
+    pub batch: Option<u64>,
+    /// Whether the host's launch time is in the samples, because a launch is too many commands to queue ahead.
+    pub host_bound: bool,
+}
+
 /// Takes the samples of one case.
 pub trait Stopwatch {
     /// Times that many launches, or somewhat more where they are batched.
@@ -50,4 +59,7 @@ pub trait Stopwatch {
     /// # Errors
     /// When a launch fails or does not come to an end.
     fn time(&mut self, executable: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError>;
+
+    /// How it does that.
+    fn technique(&self) -> Technique;
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Sample, Stopwatch};
+use super::{Sample, Stopwatch, Technique};
 use crate::backend::{BackendError, Executable};
 
 /// From before the first launch to after the last has finished.
@@ -18,5 +18,9 @@ impl Stopwatch for Wall {
         // The clock's resolution: a sample of exactly zero would lose Criterion's whole case.
         let elapsed_ns = (start.elapsed().as_nanos() as f64).max(1.0);
         Ok(Sample { launches, elapsed_ns, clock_mhz: None, discarded: 0 })
+    }
+
+    fn technique(&self) -> Technique {
+        Technique::default()
     }
 }

@@ -121,6 +121,12 @@ pub struct Samples {
     pub launches: Vec<u64>,
     /// Time of all launches of the sample together, nanoseconds.
     pub elapsed_ns: Vec<f64>,
+    /// Launches that were timed together, as a graph; absent where each was timed by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<u64>,
+    /// Whether the host's launch time is in the samples.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub host_bound: bool,
     /// SM clock during each sample, MHz; empty where the device does not tell.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub clock_mhz: Vec<f64>,

@@ -175,15 +175,20 @@ impl Device {
     /// # Errors
     /// When there is not enough.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, BackendError> {
+        let short = || BackendError::OutOfMemory {
+            needed: format!("{:.2} GB on the GPU", bytes as f64 / 1e9),
+            available: self
+                .memory()
+                .map_or_else(|_| "an unknown amount".to_owned(), |(free, _)| format!("{:.2} GB", free as f64 / 1e9)),
+        };
+        // The driver takes minutes to refuse what no card has.
+        if bytes as u64 > self.facts.memory_bytes {
+            return Err(short());
+        }
         // SAFETY: every buffer is written before it is read: outputs are poisoned, workspaces are the kernels' own.
         let slice = unsafe { self.stream.alloc::<u8>(bytes.max(1)) };
         let slice = slice.map_err(|error| match error {
-            DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => BackendError::OutOfMemory {
-                needed: format!("{:.2} GB on the GPU", bytes as f64 / 1e9),
-                available: self
-                    .memory()
-                    .map_or_else(|_| "an unknown amount".to_owned(), |(free, _)| format!("{:.2} GB", free as f64 / 1e9)),
-            },
+            DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => short(),
             error => failed("allocate memory", &error),
         })?;
         Ok(Buffer { slice })

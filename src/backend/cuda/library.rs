@@ -61,9 +61,7 @@ impl Library {
             Self::CublasLt => {
                 "pip install 'nvidia-cublas==13.*', or a CUDA 13 toolkit; without it the ceilings of matrix products are not measured"
             }
-            Self::Cupti => {
-                "pip install 'nvidia-cuda-cupti==13.*', or a CUDA 13 toolkit; only `kernelgate timing` needs it"
-            }
+            Self::Cupti => "pip install 'nvidia-cuda-cupti==13.*', or a CUDA 13 toolkit; only `kernelgate timing` needs it",
             Self::Nvml => "it comes with the NVIDIA driver; without it clocks, power and other processes are not recorded",
         }
     }

@@ -7,8 +7,8 @@
 pub mod bandwidth;
 pub mod cache;
 pub mod compile;
-pub mod cublaslt;
 pub mod cubin;
+pub mod cublaslt;
 pub mod device;
 pub mod event;
 pub mod instruments;
