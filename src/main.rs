@@ -5,9 +5,13 @@ use std::process::ExitCode;
 use clap::Parser;
 use kernelgate::cli::Cli;
 use kernelgate::exit::Exit;
+use kernelgate::harness::guard;
 
 fn main() -> ExitCode {
-    match Cli::parse().run() {
+    guard::keep_panics();
+    match guard::catch(|| Cli::parse().run())
+        .unwrap_or_else(|panic| Err(anyhow::anyhow!("internal error, please report it: {panic}")))
+    {
         Ok(exit) => exit.into(),
         Err(error) => {
             eprintln!("error: {error:#}");

@@ -1,9 +1,11 @@
 //! An implementation's output against the fp64 reference: every element that the reference holds, none excused.
 
+use std::collections::BTreeSet;
+
 use rayon::prelude::*;
 
 use crate::backend::{BackendError, Executable};
-use crate::workload::{Data, Expected, Tensor, Tensors, Tolerance};
+use crate::workload::{Data, Dtype, Expected, Tensor, Tensors, Tolerance};
 
 /// How an output compared. Everything is over all outputs of the case.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -78,16 +80,31 @@ pub enum VerifyError {
         /// What is wrong.
         problem: String,
     },
+    /// The workload's reference contradicts itself.
+    #[error("reference of output `{output}`: {problem}")]
+    Reference {
+        /// The output.
+        output: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A reference without elements: nothing would be verified.
+    #[error("the reference holds no element: nothing was compared")]
+    Nothing,
     /// The implementation did not get that far.
     #[error(transparent)]
     Backend(#[from] BackendError),
 }
 
-/// Poisons the outputs, launches once and compares.
+/// Launches, poisons the outputs, launches again and compares.
+///
+/// The second launch is the one that counts: every timed launch finds the scratch memory of an earlier one.
 ///
 /// # Errors
-/// When the launch fails or an output is wrong.
+/// When a launch fails or an output is wrong.
 pub fn verify(executable: &mut dyn Executable, expected: &[Expected], tolerance: Tolerance) -> Result<Comparison, VerifyError> {
+    executable.launch()?;
+    executable.synchronize()?;
     executable.poison_outputs()?;
     executable.launch()?;
     executable.synchronize()?;
@@ -97,30 +114,80 @@ pub fn verify(executable: &mut dyn Executable, expected: &[Expected], tolerance:
 /// Compares outputs with the reference.
 ///
 /// # Errors
-/// When an output is missing, misshapen, not finite, or further away than the tolerance.
+/// When an output is missing, misshapen, unknown to the reference, not finite, or further away than the tolerance; when the
+/// reference itself is empty or malformed.
 pub fn compare(outputs: &Tensors, expected: &[Expected], tolerance: Tolerance) -> Result<Comparison, VerifyError> {
+    check_reference(expected)?;
+    if expected.is_empty() {
+        return Err(VerifyError::Nothing);
+    }
+    for (name, _) in outputs.iter() {
+        if expected.iter().all(|one| one.name != name) {
+            return Err(VerifyError::Shape { output: name.to_owned(), problem: "the reference does not hold it".to_owned() });
+        }
+    }
     let mut comparison = Comparison::default();
     for (i, one) in expected.iter().enumerate() {
+        let output = shaped(outputs, one)?;
         // An output may be held against several references, each for some of its rows.
         if expected[..i].iter().all(|earlier| earlier.name != one.name) {
-            let output = shaped(outputs, one)?;
             check_finite(&one.name, output)?;
             comparison.total += output.len() as u64;
         }
-        let found = compare_rows(shaped(outputs, one)?, one, tolerance)?;
+        let found = compare_rows(output, one, tolerance)?;
         comparison.max_error = comparison.max_error.max(found.max_error);
         comparison.relative_l2 = comparison.relative_l2.max(found.relative_l2);
         comparison.checked += found.checked;
     }
+    if comparison.checked == 0 {
+        return Err(VerifyError::Nothing);
+    }
     Ok(comparison)
 }
 
-/// The output that a reference is about, if it is there in its shape.
+/// Whether every reference holds the values that its shape and rows promise, finite, and no row twice.
+fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
+    let mut seen = BTreeSet::new();
+    for one in expected {
+        let error = |problem: String| VerifyError::Reference { output: one.name.clone(), problem };
+        let (elements, row_len) = (one.shape.iter().product::<usize>(), one.row_len());
+        let in_shape = elements / row_len.max(1);
+        let rows = one.rows.as_ref().map_or(in_shape, Vec::len);
+        let held = match &one.values {
+            Data::F64(values) => {
+                if let Some(at) = values.par_iter().position_first(|value| !value.is_finite()) {
+                    return Err(error(format!("value {at} is {}", values[at])));
+                }
+                values.len()
+            }
+            Data::I8(values) => values.len(),
+            _ => return Err(error("neither f64 nor i8".to_owned())),
+        };
+        if held != rows * row_len {
+            return Err(error(format!("{held} values for {rows} rows of {row_len}")));
+        }
+        let sampled = one.rows.as_deref().unwrap_or_default();
+        if let Some(row) = sampled.iter().find(|row| **row >= in_shape) {
+            return Err(error(format!("row {row} of {in_shape}")));
+        }
+        let whole_again = one.rows.is_none() && expected.iter().filter(|other| other.name == one.name).count() > 1;
+        if whole_again || !sampled.iter().all(|row| seen.insert((&one.name, row))) {
+            return Err(error("a row is there twice".to_owned()));
+        }
+    }
+    Ok(())
+}
+
+/// The output that a reference is about, if it is there in its shape and kind.
 fn shaped<'a>(outputs: &'a Tensors, expected: &Expected) -> Result<&'a Tensor, VerifyError> {
     let error = |problem: String| VerifyError::Shape { output: expected.name.clone(), problem };
     let output = outputs.get(&expected.name).ok_or_else(|| error("missing".to_owned()))?;
     if output.shape() != expected.shape {
         return Err(error(format!("shape {:?}, expected {:?}", output.shape(), expected.shape)));
+    }
+    let integer = matches!(expected.values, Data::I8(_));
+    if (output.dtype() == Dtype::I8) != integer {
+        return Err(error(format!("{}, expected {}", output.dtype().name(), if integer { "i8" } else { "floats" })));
     }
     Ok(output)
 }
@@ -188,7 +255,7 @@ fn compare_rows(output: &Tensor, expected: &Expected, tolerance: Tolerance) -> R
                 expected: sums.worst_expected,
             })
         }
-        _ => Err(VerifyError::Shape { output: name(), problem: "the reference is neither f64 nor i8".to_owned() }),
+        _ => unreachable!("check_reference refuses other references"),
     }
 }
 
@@ -281,7 +348,7 @@ impl Sums {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::Tensors;
+    use crate::backend::cpu::Task;
 
     const LOOSE: Tolerance = Tolerance { max_error: 1e-3, relative_l2: 1e-3 };
 
@@ -304,7 +371,8 @@ mod tests {
             assert!(matches!(error, VerifyError::NotFinite { count: 1, first: 2, .. }), "{error}");
         }
         // A reference that is itself NaN must not pass either.
-        assert!(check(vec![1.0, 2.0], vec![f64::NAN, 2.0]).is_err());
+        let error = check(vec![1.0, 2.0], vec![1.0, f64::NAN]).unwrap_err();
+        assert_eq!(error.to_string(), "reference of output `y`: value 1 is NaN");
     }
 
     #[test]
@@ -353,5 +421,49 @@ mod tests {
         for outputs in [Tensors::new(), Tensors::new().with("y", [1, 2], vec![1.0f32, 2.0])] {
             assert!(matches!(compare(&outputs, &expected, LOOSE), Err(VerifyError::Shape { .. })));
         }
+    }
+    #[test]
+    fn outputs_of_another_kind_or_unknown_to_the_reference_are_errors() {
+        let message = |outputs: Tensors, expected: Expected| compare(&outputs, &[expected], LOOSE).unwrap_err().to_string();
+        let floats = || Tensors::new().with("y", [1, 2], vec![1.0f32, 0.0]);
+        let integers = || Tensors::new().with("y", [1, 2], vec![1i8, 0]);
+        assert_eq!(message(floats(), Expected::all("y", [1, 2], vec![1i8, 0])), "output `y`: f32, expected i8");
+        assert_eq!(message(integers(), Expected::all("y", [1, 2], vec![1.0, 0.0])), "output `y`: i8, expected floats");
+        let more = floats().with("z", [1, 1], vec![1.0f32]);
+        assert_eq!(message(more, Expected::all("y", [1, 2], vec![1.0, 0.0])), "output `z`: the reference does not hold it");
+    }
+
+    #[test]
+    fn a_reference_that_checks_less_than_it_seems_to_is_an_error() {
+        let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
+        let message = |expected: &[Expected]| compare(&outputs, expected, LOOSE).unwrap_err().to_string();
+        let sampled = |rows: Vec<usize>, values: Vec<f64>| Expected::sampled("y", [2, 2], rows, values);
+        assert_eq!(compare(&Tensors::new(), &[], LOOSE), Err(VerifyError::Nothing));
+        assert_eq!(message(&[sampled(vec![], vec![])]), VerifyError::Nothing.to_string());
+        assert!(message(&[Expected::all("y", [2, 2], vec![1.0])]).ends_with("1 values for 2 rows of 2"));
+        assert!(message(&[sampled(vec![0, 1], vec![1.0, 2.0])]).ends_with("2 values for 2 rows of 2"));
+        assert!(message(&[sampled(vec![2], vec![1.0, 2.0])]).ends_with("row 2 of 2"));
+        assert!(message(&[sampled(vec![0, 0], vec![1.0, 2.0, 1.0, 2.0])]).ends_with("a row is there twice"));
+        let whole = || Expected::all("y", [2, 2], vec![1.0, 2.0, 3.0, 4.0]);
+        assert!(message(&[whole(), sampled(vec![0], vec![1.0, 2.0])]).ends_with("a row is there twice"));
+        assert!(message(&[Expected::all("y", [2, 2], vec![1.0f32; 4])]).ends_with("neither f64 nor i8"));
+    }
+
+    #[test]
+    fn an_implementation_that_writes_nothing_or_only_once_fails() {
+        let expected = [Expected::all("y", [1, 2], vec![1.0, 2.0])];
+        let outputs = || Tensors::new().with_output("y", [1, 2], Dtype::F32);
+        let mut idle = Task::new(outputs(), |_| {});
+        assert!(matches!(verify(&mut idle, &expected, LOOSE), Err(VerifyError::NotFinite { count: 2, .. })));
+        let mut launches = 0;
+        let mut once = Task::new(outputs(), move |outputs| {
+            launches += 1;
+            if launches == 1 {
+                outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0]);
+            }
+        });
+        assert!(matches!(verify(&mut once, &expected, LOOSE), Err(VerifyError::NotFinite { count: 2, .. })));
+        let mut sound = Task::new(outputs(), |outputs| outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0]));
+        assert_eq!(verify(&mut sound, &expected, LOOSE).unwrap().checked, 2);
     }
 }

@@ -42,7 +42,7 @@ impl Outcome {
 }
 
 /// The fixture's bench binary; `cargo test` builds it as an example.
-fn fixture() -> PathBuf {
+fn fixture_path() -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
     let path = program.parent().unwrap().join("examples").join(format!("fixture{}", std::env::consts::EXE_SUFFIX));
     assert!(path.is_file(), "{} is missing: run the whole `cargo test`, or `cargo build --example fixture` first", path.display());
@@ -72,7 +72,7 @@ impl Package {
 
     fn bench_command(&self, session: &str, line: &str) -> Command {
         let line = format!("--bench --noplot --warm-up-time 0.01 --measurement-time 0.05 --sample-size 10 {line}");
-        let mut command = self.command(&fixture(), &line);
+        let mut command = self.command(&fixture_path(), &line);
         command.env("KERNELGATE_SESSION", session);
         command
     }
@@ -93,8 +93,13 @@ impl Package {
         path
     }
 
-    /// Replaces the times in a record by `times_ns`, so that what the gate says does not depend on how busy the machine was.
+    /// Replaces the times in a record by `time_ns`, so that what the gate says does not depend on how busy the machine was.
     fn set_times(&self, record: &Path, time_ns: f64) {
+        self.set_case_times(record, "", time_ns);
+    }
+
+    /// The same for the cases whose id contains a text.
+    fn set_case_times(&self, record: &Path, case: &str, time_ns: f64) {
         fn set(value: &mut serde_json::Value, time_ns: f64) {
             if let Some(samples) = value.get("launches").and_then(|launches| launches.as_array()).cloned() {
                 let times = samples.iter().enumerate().map(|(i, launches)| {
@@ -102,12 +107,14 @@ impl Package {
                     (launches.as_f64().unwrap() * time_ns * wobble).into()
                 });
                 value["elapsed_ns"] = times.collect::<Vec<serde_json::Value>>().into();
+                value.as_object_mut().unwrap().remove("contention");
             } else if let Some(fields) = value.as_object_mut() {
                 fields.values_mut().for_each(|field| set(field, time_ns));
             }
         }
         let mut record_value: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(record).unwrap()).unwrap();
-        set(&mut record_value, time_ns);
+        let cases = record_value["cases"].as_object_mut().unwrap().iter_mut();
+        cases.filter(|(id, _)| id.contains(case)).for_each(|(_, value)| set(value, time_ns));
         std::fs::write(record, record_value.to_string()).unwrap();
     }
 
@@ -141,12 +148,14 @@ fn bench_baseline_and_gate() {
     package.kernelgate("gate --baseline a").expect(0, &["unchanged", "+2.0%", "2 unchanged, 0 inconclusive of 2"]);
 
     package.bench("s3", "").expect(0, &[]);
-    package.set_times(&package.record("s3"), 300_000.0);
-    package.kernelgate("gate --baseline a").expect(1, &["regressed", CASE, "+50.0%"]);
+    package.set_times(&package.record("s3"), 200_000.0);
+    package.set_case_times(&package.record("s3"), "n64", 300_000.0);
+    package.kernelgate("gate --baseline a").expect(1, &["regressed", CASE, "+50.0%", "1 regressed, 0 improved, 1 unchanged"]);
     let json = package.kernelgate("gate --baseline a --format json");
     let report: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
-    assert_eq!(report["judged"][0]["verdict"], "regressed");
-    package.kernelgate("gate --baseline a --format markdown").expect(1, &["**2 regressed", "| fixture/spin/n64_none/cpu/hot"]);
+    assert_eq!((&report["judged"][0]["verdict"], &report["judged"][0]["case"]), (&"regressed".into(), &CASE.into()));
+    assert_eq!(report["judged"][1]["verdict"], "unchanged");
+    package.kernelgate("gate --baseline a --format markdown").expect(1, &["**1 regressed", "| fixture/spin/n64_none/cpu/hot"]);
     let session = package.path("target/kernelgate/runs/s2");
     package.kernelgate(&format!("gate --baseline a --session {}", session.display())).expect(0, &["unchanged"]);
 
@@ -154,6 +163,48 @@ fn bench_baseline_and_gate() {
     package.bench("s4", "n64 --save-baseline a").expect(0, &[]);
     let text = std::fs::read_to_string(package.baseline("a")).unwrap();
     assert!(text.contains(CASE) && text.contains("n128_none") && text.contains("s1/fixture") && text.contains("s4/fixture"));
+}
+
+#[test]
+fn several_runs_on_a_side_find_a_smaller_slow_down() {
+    let package = Package::new();
+    package.bench("b1", "--save-baseline a").expect(0, &[]);
+    for (session, time_ns) in [("b2", 201_000.0), ("b3", 199_000.0), ("h1", 220_000.0), ("h2", 221_000.0)] {
+        package.bench(session, "").expect(0, &[]);
+        package.set_times(&package.record(session), time_ns);
+    }
+    package.set_times(&package.baseline("a"), 200_000.0);
+    let folder = |session: &str| package.record(session).parent().unwrap().display().to_string();
+    let (two, three) = (folder("b2"), folder("b3"));
+    package.kernelgate("gate --baseline a --last 2").expect(0, &["2 unchanged", "1:2", "kernelgate baseline add a"]);
+    package.kernelgate(&format!("baseline add a --session {two} --session {three}")).expect(0, &["2 cases, up to 3 runs each"]);
+    package.kernelgate("gate --baseline a --last 2").expect(1, &["2 regressed", "3:2", "+10.3%"]);
+    package.kernelgate("gate --baseline a --last 99").expect(2, &["5 sessions in", "not 99"]);
+    package.kernelgate("gate --baseline a --last 0").expect(2, &["--last"]);
+    package.kernelgate(&format!("gate --baseline a --session {two} --session {two}")).expect(2, &["given twice"]);
+    package.kernelgate(&format!("gate --baseline a --session {two}")).expect(0, &["compared with itself"]);
+    let before = std::fs::read_to_string(package.baseline("a")).unwrap();
+    package.bench("seed", "--seed 2").expect(0, &[]);
+    package.kernelgate("baseline add a").expect(4, &["refused: seed is `1` in the baseline and `2` in the run"]);
+    package.kernelgate("gate --baseline a").expect(4, &["refused: seed is `1`"]);
+    assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
+}
+
+#[test]
+fn a_run_records_how_much_of_the_processor_others_took() {
+    let package = Package::new();
+    let mut command = package.bench_command("s1", "--save-baseline a");
+    Outcome::from(command.env("FIXTURE_NS", "20000000").output().unwrap()).expect(0, &[]);
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    let share = package.run("s1")["cases"][CASE]["samples"]["contention"].as_f64().unwrap();
+    assert!((0.0..=1.0).contains(&share), "{share}");
+    package.set_times(&package.baseline("a"), 200_000.0);
+    package.set_times(&package.record("s1"), 300_000.0);
+    let text = std::fs::read_to_string(package.record("s1")).unwrap();
+    std::fs::write(package.record("s1"), text.replace("\"launches\"", "\"contention\": 0.4, \"launches\"")).unwrap();
+    package.kernelgate("gate --baseline a").expect(3, &["2 inconclusive", "others took up to 40% of the CPU time"]);
 }
 
 #[test]
@@ -183,7 +234,11 @@ fn broken_and_foreign_baselines_are_refused_and_kept() {
         }
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "a broken file is never overwritten");
     }
-    package.kernelgate("gate --baseline none").expect(2, &["no baseline `none`", "/a"]);
+    let elsewhere = package.path("baselines/another-cpu");
+    std::fs::rename(path.parent().unwrap(), &elsewhere).unwrap();
+    std::fs::write(elsewhere.join("a.json"), whole.replace(device, "\"device_name\": \"Another CPU\",")).unwrap();
+    package.kernelgate("gate --baseline a").expect(4, &["device_name is `Another CPU`"]);
+    package.kernelgate("gate --baseline none").expect(2, &["no baseline `none`", "another-cpu/a"]);
     package.kernelgate("gate --baseline ../a").expect(2, &["baseline name `../a`"]);
     package.bench("s3", "--save-baseline ../../evil").expect(2, &["baseline name `../../evil`"]);
     Package::new().kernelgate("gate --baseline a").expect(2, &["no run in", "cargo bench"]);
@@ -201,22 +256,26 @@ fn wrong_cases_have_no_time_and_do_not_stop_the_others() {
             "n64_panic/cpu/hot: panicked: the kernel is broken",
             "n64_reference/cpu/hot: inputs or reference: panicked",
             "n64_late/cpu/hot: panicked: the kernel is broken",
+            "n64_idle/cpu/hot: output `out`: 64 of 64 elements are not finite",
+            "n64_empty/cpu/hot: the reference holds no element",
         ],
     );
     let run = package.run("s1");
     assert_eq!(run["cases"].as_object().unwrap().keys().collect::<Vec<_>>(), [CASE]);
-    assert_eq!(run["failed"].as_object().unwrap().len(), 5);
+    assert_eq!(run["failed"].as_object().unwrap().len(), 7);
     package.bench("s2", "--save-baseline a").expect(0, &[]);
     let session = package.path("target/kernelgate/runs/s1");
     package
         .kernelgate(&format!("gate --baseline a --session {}", session.display()))
-        .expect(1, &["failed: fixture/spin/n64_wrong"]);
+        .expect(1, &["failed: fixture/spin/n64_wrong", "in the baseline, not run: fixture/spin/n128_none"]);
+    package.bench("s3", "--effort thorough --save-baseline none n64_idle").expect(1, &[]);
+    assert!(std::fs::read_dir(package.path("baselines")).unwrap().all(|device| !device.unwrap().path().join("none.json").exists()));
 }
 
 #[test]
 fn flags_filters_and_axes() {
     let package = Package::new();
-    let fixture = |line: &str| Outcome::from(package.command(&fixture(), line).output().unwrap());
+    let fixture = |line: &str| Outcome::from(package.command(&fixture_path(), line).output().unwrap());
     let listed = |line: &str| {
         let outcome = fixture(line);
         outcome.expect(0, &[]);
@@ -237,12 +296,29 @@ fn flags_filters_and_axes() {
     fixture("--bench --load-baseline none --baseline none").expect(2, &["Criterion has no baseline `none`"]);
     fixture("--bench --load-baseline none").expect(2, &["--baseline"]);
     fixture("--bench --frobnicate").expect(2, &["--frobnicate"]);
+    fixture("--effort --bench").expect(2, &["a value is required for '--effort"]);
+    fixture("--bench --effort=slow").expect(2, &["invalid value 'slow' for '--effort"]);
+    fixture("--bench cpu/never").expect(2, &["nothing of what was asked for can run here", "supports nothing"]);
+    let in_environment =
+        |name: &str, value: &str| Outcome::from(package.command(&fixture_path(), "--list").env(name, value).output().unwrap());
+    in_environment("KERNELGATE_EFFORT", "slow").expect(2, &["invalid value 'slow' for '--effort"]);
+    in_environment("KERNELGATE_AXIS", "n").expect(2, &["`n` is not of the form axis=value"]);
+    in_environment("KERNELGATE_AXIS", "n=7 fault=wrong").expect(0, &["fixture/spin/n7_wrong/cpu/hot"]);
+    in_environment("KERNELGATE_SEED", "one").expect(2, &["invalid value 'one' for '--seed"]);
+    let overflow = package.bench("s0", "--axis n=18446744073709551615");
+    overflow.expect(2, &["nothing of what was asked for can run here"]);
     let huge = package.bench("s1", "--axis n=99999999999");
     huge.expect(2, &["needs 1600 GB of memory", "nothing of what was asked for can run here"]);
 
     package.bench("s2", "n64 --save-baseline x").expect(0, &["time:"]);
     package.bench("s3", "n64 --baseline x").expect(0, &["change:"]);
     package.bench("s4", "n64 --load-baseline x --baseline x").expect(0, &["time:", "change:"]);
+    for line in ["-s y", "--save-baseline=y"] {
+        package.bench("s5", &format!("n64 {line}")).expect(0, &["saved as baseline `y`"]);
+    }
+    for line in ["-b y", "--baseline=y", "--baseline-lenient=y", "--load-baseline=y --baseline=x", "--baseline-lenient=absent"] {
+        package.bench("s5", &format!("n64 {line}")).expect(0, &["time:"]);
+    }
     fixture("--bench --exact fixture/spin/n64_none/cpu/hot --quick --noplot").expect(0, &["time:", "quick effort"]);
     let bencher = package.bench("s6", "n64 --output-format bencher");
     assert!(bencher.expect(0, &[]).stdout.starts_with("test fixture/spin/n64_none/cpu/hot ... bench:"), "{}", bencher.stdout);
@@ -261,6 +337,20 @@ fn a_blocked_folder_is_found_before_measuring() {
     std::fs::create_dir_all(package.path("target")).unwrap();
     std::fs::write(package.path("target/kernelgate"), "in the way").unwrap();
     package.bench("s2", "").expect(2, &["failed to write", "kernelgate"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let package = Package::new();
+    let mut commands = [package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "list"), package.bench_command("s1", "")];
+    for command in &mut commands {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let outcome = Outcome::from(command.stdout(writer).stderr(Stdio::piped()).output().unwrap());
+        outcome.expect(141, &[]);
+        assert!(!outcome.stderr.contains("error:"), "{}", outcome.stderr);
+    }
 }
 
 #[cfg(unix)]
@@ -287,7 +377,7 @@ fn an_interrupt_keeps_finished_cases_and_the_baseline() {
     assert_eq!(std::fs::read_dir(record.parent().unwrap()).unwrap().count(), 1, "no temporary file is left");
     package.set_times(&package.baseline("a"), 200_000.0);
     package.set_times(&record, 200_000.0);
-    package.kernelgate("gate --baseline a").expect(3, &["interrupted: bench `fixture`"]);
+    package.kernelgate("gate --baseline a").expect(3, &["interrupted: bench `fixture`", "; the run was interrupted"]);
 }
 
 #[test]

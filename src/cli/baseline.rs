@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::{Format, print_json};
+use super::{Format, Sessions, print_json};
 use crate::exit::Exit;
-use crate::record::{Baseline, Environment, Store, file};
+use crate::record::environment::Mismatch;
+use crate::record::store::check_name;
+use crate::record::{Baseline, Environment, Run, Store, file};
 use crate::report::table::Table;
 use crate::report::time;
 use crate::stats::{Spread, median};
@@ -29,6 +31,13 @@ pub enum Verb {
         /// How to print
         #[arg(long, value_enum, default_value = "text")]
         format: Format,
+    },
+    /// Add the last run to a baseline: several process runs narrow what the gate can tell
+    Add {
+        /// Its name; made where there is none
+        name: String,
+        #[command(flatten)]
+        sessions: Sessions,
     },
     /// Check a baseline file and put it where the gate looks
     Import {
@@ -54,18 +63,45 @@ pub enum Verb {
 }
 
 pub fn run(verb: &Verb, store: &Store) -> anyhow::Result<Exit> {
-    let here = |device: &Option<String>| device.clone().unwrap_or_else(|| Environment::cpu().slug());
     match verb {
         Verb::List { format } => list(store, *format),
-        Verb::Show { name, device, format } => show(&read(store, &here(device), name)?, *format),
+        Verb::Show { name, device, format } => show(&read(store, device.as_deref(), name)?, *format),
+        Verb::Add { name, sessions } => add(store, name, &sessions.read(store)?),
         Verb::Import { file, name, force } => import(store, file, name.as_deref(), *force),
-        Verb::Export { name, file, device } => export(&read(store, &here(device), name)?, file),
+        Verb::Export { name, file, device } => export(&read(store, device.as_deref(), name)?, file),
     }
 }
 
-fn read(store: &Store, device: &str, name: &str) -> anyhow::Result<Baseline> {
-    crate::record::store::check_name(device)?;
-    Ok(store.baseline(device, name)?)
+/// Of the named device, else of the only device that has a baseline of that name, else of this machine's cores.
+fn read(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<Baseline> {
+    if let Some(device) = device {
+        check_name(device)?;
+        return Ok(store.baseline(device, name)?);
+    }
+    let devices: Vec<String> = store.baseline_files().into_iter().filter(|file| file.1 == name).map(|file| file.0).collect();
+    match &devices[..] {
+        [only] => Ok(store.baseline(only, name)?),
+        _ => Ok(store.baseline(&Environment::cpu().slug(), name)?),
+    }
+}
+
+fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
+    let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
+    let path = store.baseline_path(&device, name)?;
+    let mut baseline = Baseline::open(&path, name).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    for run in runs {
+        if let Err(differing) = baseline.add(run) {
+            for Mismatch { field, base, head } in differing {
+                println!("refused: {field} is `{base}` in the baseline and `{head}` in the run {}", run.key());
+            }
+            return Ok(Exit::Refused);
+        }
+    }
+    anyhow::ensure!(!baseline.cases.is_empty(), "no case was measured: there is nothing to add");
+    file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let most = baseline.cases.values().map(|case| case.samples.len()).max().unwrap_or_default();
+    println!("{} cases, up to {most} runs each, in {}", baseline.cases.len(), path.display());
+    Ok(Exit::Fine)
 }
 
 #[derive(Debug, Serialize)]

@@ -10,6 +10,7 @@ mod resources;
 mod timing;
 mod verify;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use crate::harness::HarnessError;
 use crate::harness::args::{BackendName, DEFAULT_TIMEOUT_S, Filter};
 use crate::harness::cases::{self, Place, Selection};
 use crate::harness::place::Wanted;
-use crate::record::Store;
+use crate::record::{Run, Store};
 use crate::suite::Suite;
 use crate::workload::{Effort, Override};
 
@@ -56,7 +57,7 @@ enum Verb {
     Resources(resources::Arguments),
     /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold caches, ceilings
     Timing(timing::Arguments),
-    /// List, show, import and export baselines
+    /// List, show, extend, import and export baselines
     #[command(subcommand)]
     Baseline(baseline::Verb),
 }
@@ -107,7 +108,7 @@ struct Choice {
     #[arg(long, env = "KERNELGATE_EFFORT", value_enum, default_value = "default")]
     effort: crate::harness::args::EffortName,
     /// Replace an axis' values, for example --axis s=512,777 (repeatable)
-    #[arg(long, value_name = "AXIS=VALUE[,VALUE]")]
+    #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
     axis: Vec<Override>,
     /// Where to run: auto is the GPU if there is one, else the CPU
     #[arg(long, env = "KERNELGATE_BACKEND", value_enum, default_value = "auto")]
@@ -137,6 +138,34 @@ impl Choice {
             return Err(cases::nothing_matches(filter.text().unwrap_or_default(), all()));
         }
         Ok(selection)
+    }
+}
+
+/// Which recorded invocations a verb is about.
+#[derive(Debug, clap::Args)]
+struct Sessions {
+    /// Folder of a recorded invocation, in place of the last one; several are several process runs
+    #[arg(long, value_name = "DIR")]
+    session: Vec<PathBuf>,
+    /// The last so many invocations: several process runs
+    #[arg(long, value_name = "COUNT", default_value_t = 1, conflicts_with = "session", value_parser = clap::value_parser!(u16).range(1..))]
+    last: u16,
+}
+
+impl Sessions {
+    /// Their runs, no run twice.
+    fn read(&self, store: &Store) -> anyhow::Result<Vec<Run>> {
+        if self.session.is_empty() {
+            return Ok(store.last_sessions(self.last.into())?);
+        }
+        let mut runs: BTreeMap<String, Run> = BTreeMap::new();
+        for folder in &self.session {
+            for run in store.session(folder)? {
+                let twice = runs.insert(run.key(), run);
+                anyhow::ensure!(twice.is_none(), "--session {}: its runs are given twice", folder.display());
+            }
+        }
+        Ok(runs.into_values().collect())
     }
 }
 

@@ -18,6 +18,8 @@ pub struct Side {
     pub high_ns: f64,
     /// Process runs.
     pub runs: usize,
+    /// Median over the runs of the share of the host's CPU time that others took, at most 0.95; 0 where unknown.
+    pub contention: f64,
 }
 
 impl Side {
@@ -26,7 +28,9 @@ impl Side {
     ///
     /// `runs` has at least one entry, and each at least one sample.
     pub fn of<'a>(runs: impl IntoIterator<Item = &'a Samples>, single_run: f64) -> Self {
-        let spreads: Vec<Spread> = runs.into_iter().map(|samples| Spread::of(&samples.per_launch_ns())).collect();
+        let runs: Vec<&Samples> = runs.into_iter().collect();
+        let spreads: Vec<Spread> = runs.iter().map(|samples| Spread::of(&samples.per_launch_ns())).collect();
+        let contention: Vec<f64> = runs.iter().map(|samples| samples.contention.unwrap_or(0.0).clamp(0.0, 0.95)).collect();
         let medians: Vec<f64> = spreads.iter().map(|spread| spread.median).collect();
         let center_ns = median(&medians);
         let (low_ns, high_ns) = if let [only] = spreads[..] {
@@ -35,7 +39,7 @@ impl Side {
         } else {
             (medians.iter().copied().fold(f64::INFINITY, f64::min), medians.iter().copied().fold(0.0, f64::max))
         };
-        Self { center_ns, low_ns, high_ns, runs: spreads.len() }
+        Self { center_ns, low_ns, high_ns, runs: spreads.len(), contention: median(&contention) }
     }
 }
 
@@ -51,9 +55,15 @@ pub struct Ratio {
 }
 
 impl Ratio {
-    /// The ratio of two sides, with the worst that their intervals allow.
+    /// The ratio of two sides, with the worst that their intervals allow. Where others took more of the CPU on one side than on
+    /// the other, that side may be slower by no more than their doing: with the share c taken, a time grows by 1 / (1 - c).
     pub fn of(head: &Side, base: &Side) -> Self {
-        Self { center: head.center_ns / base.center_ns, low: head.low_ns / base.high_ns, high: head.high_ns / base.low_ns }
+        let more = head.contention - base.contention;
+        Self {
+            center: head.center_ns / base.center_ns,
+            low: head.low_ns / base.high_ns * (1.0 - more.max(0.0)),
+            high: head.high_ns / base.low_ns / (1.0 - (-more).max(0.0)),
+        }
     }
 }
 
@@ -80,5 +90,15 @@ mod tests {
         assert_eq!((side.low_ns, side.center_ns, side.high_ns, side.runs), (98.0, 100.0, 104.0, 3));
         let ratio = Ratio::of(&side, &side);
         assert!(ratio.low < 1.0 && ratio.center == 1.0 && ratio.high > 1.0);
+    }
+
+    #[test]
+    fn load_on_one_side_widens_the_interval_towards_its_excuse() {
+        let loaded = |contention| Side::of([&Samples { contention: Some(contention), ..run(&[100.0]) }], 0.1);
+        let ratio = |head, base| Ratio::of(&loaded(head), &loaded(base));
+        let quiet = ratio(0.0, 0.0);
+        assert_eq!(ratio(0.3, 0.3), quiet);
+        assert!((ratio(0.3, 0.1).low / quiet.low - 0.8).abs() < 1e-9 && ratio(0.3, 0.1).high == quiet.high);
+        assert!((ratio(0.1, 0.3).high / quiet.high - 1.25).abs() < 1e-9 && ratio(0.1, 0.3).low == quiet.low);
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::measure::limits::Limits;
 use crate::record::run::{VerificationRecord, WorkRecord};
-use crate::record::{Environment, Provenance, Samples};
+use crate::record::{Baseline, CaseRecord, Environment, Provenance, Run, Samples};
 
 fn run(session: &str, times: &[(&str, f64)]) -> Run {
     let case = |time: f64| CaseRecord {
@@ -101,6 +101,61 @@ fn another_device_or_definition_is_refused_with_the_field() {
     let report = compare_default(&base, &redefined);
     assert_eq!((report.refused[0].field.as_str(), report.refused[0].cases.as_slice()), ("revision", &["b".to_owned()][..]));
     assert_eq!((report.judged.len(), report.exit()), (1, Exit::Refused));
+    let mut more = base.clone();
+    more.cases.get_mut("b").unwrap().work.read_bytes = 16;
+    let report = compare_default(&base, &more);
+    let refusal = &report.refused[0];
+    assert_eq!((refusal.field.as_str(), refusal.base.as_str()), ("work", "read 8 B, write 8 B"));
+    let reseeded = Run { seed: 2, ..base.clone() };
+    assert_eq!(compare_default(&base, &reseeded).refused[0].field, "seed");
+}
+
+#[test]
+fn a_baseline_case_that_is_skipped_now_is_no_pass() {
+    let mut head = run("2", &[("a", 1e6)]);
+    head.skipped.insert("gone".to_owned(), "no GPU".to_owned());
+    head.skipped.insert("never measured".to_owned(), "no GPU".to_owned());
+    let report = compare_default(&run("1", &[("a", 1e6), ("gone", 1e6)]), &head);
+    assert_eq!(report.skipped, BTreeMap::from([("gone".to_owned(), "no GPU".to_owned())]));
+    assert!(report.not_run.is_empty());
+    assert_eq!(report.exit(), Exit::Inconclusive);
+}
+
+#[test]
+fn load_from_others_excuses_a_slow_side_and_not_on_a_gpu() {
+    let base = run("1", &[("a", 1e6)]);
+    let mut head = run("2", &[("a", 1.5e6)]);
+    head.cases.get_mut("a").unwrap().samples.contention = Some(0.5);
+    let report = compare_default(&base, &head);
+    assert_eq!((report.judged[0].verdict, report.judged[0].head_contention), (Verdict::Inconclusive, 0.5));
+    let on_gpu = |mut run: Run| {
+        run.environment.device_kind = "cuda".to_owned();
+        run
+    };
+    assert_eq!(compare_default(&on_gpu(base), &on_gpu(head)).judged[0].verdict, Verdict::Regressed);
+}
+
+#[test]
+fn several_runs_narrow_the_interval_and_others_are_not_added() {
+    let mut baseline = baseline(&run("1", &[("a", 1e6)]));
+    for (session, time) in [("2", 1.01e6), ("3", 0.99e6)] {
+        baseline.add(&run(session, &[("a", time)])).unwrap();
+    }
+    let heads: Vec<Run> = ["4", "5"].map(|session| run(session, &[("a", 1.1e6)])).to_vec();
+    let report = compare(&baseline, &heads, Policy::default());
+    let judged = &report.judged[0];
+    assert_eq!((judged.verdict, judged.base_runs, judged.head_runs), (Verdict::Regressed, 3, 2));
+    let mut other = run("6", &[("a", 1e6)]);
+    other.environment.threads += 1;
+    assert_eq!(baseline.add(&other).unwrap_err()[0].field, "threads");
+    assert_eq!(baseline.runs.len(), 3);
+}
+
+#[test]
+fn a_run_held_against_itself_is_told() {
+    let one = run("1", &[("a", 1e6)]);
+    assert_eq!(compare_default(&one, &one).own, ["1/b"]);
+    assert!(compare_default(&one, &run("2", &[("a", 1e6)])).own.is_empty());
 }
 
 #[test]

@@ -338,10 +338,16 @@ pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags
             rest.push(argument.clone());
             continue;
         };
-        let Some(value) = value.or_else(|| arguments.next().map(|value| value.to_string_lossy().into_owned())) else {
+        // cargo appends `--bench`: a flag is nobody's value.
+        let next =
+            || arguments.clone().next().map(|value| value.to_string_lossy().into_owned()).filter(|next| !next.starts_with("--"));
+        let Some(value) = value.clone().or_else(next) else {
             rest.push(argument.clone());
             continue;
         };
+        if !text.contains('=') {
+            arguments.next();
+        }
         match own.iter_mut().find(|(name, _)| *name == variable) {
             Some((_, values)) => *values = format!("{values} {value}"),
             None => own.push((variable, value)),
@@ -403,5 +409,6 @@ mod tests {
         assert_eq!(own, [("KERNELGATE_AXIS", "s=1,2 d=64".to_owned()), ("KERNELGATE_EFFORT", "thorough".to_owned())]);
         assert_eq!(take_own_flags(&rest), None);
         assert_eq!(take_own_flags(&["--axis".into()]), None);
+        assert_eq!(take_own_flags(&["--effort".into(), "--bench".into()]), None);
     }
 }

@@ -84,7 +84,7 @@ impl Harness {
             Ok(flags) => flags,
             Err(error) => error.exit(),
         };
-        guard::quiet_panics();
+        guard::keep_panics();
         let outcome = guard::catch(|| self.run(&flags))
             .unwrap_or_else(|panic| Err(HarnessError::Usage(format!("internal error, please report it: {panic}"))));
         match outcome {
@@ -96,8 +96,14 @@ impl Harness {
         }
     }
 
+    /// Workloads of the other bench binaries; the siblings may name this one's too.
+    fn others(&self) -> impl Iterator<Item = &dyn Suite> {
+        let own = |name| self.suites.iter().any(|suite| suite.name() == name);
+        self.siblings.iter().map(AsRef::as_ref).filter(move |suite: &&dyn Suite| !own(suite.name()))
+    }
+
     fn everything(&self) -> impl Iterator<Item = &dyn Suite> {
-        self.suites.iter().chain(&self.siblings).map(AsRef::as_ref)
+        self.suites.iter().map(AsRef::as_ref).chain(self.others())
     }
 
     fn run(&self, flags: &Flags) -> Result<Exit, HarnessError> {
@@ -156,11 +162,15 @@ impl Harness {
             return Ok(Some((selection, effort)));
         }
         let Some(text) = filter.text() else { return Ok(None) };
-        let elsewhere = cases::select(self.everything().skip(self.suites.len()), Effort::Thorough, place, &flags.axis, filter);
-        if elsewhere.is_ok_and(|elsewhere| !elsewhere.matched_nothing()) {
+        if self.elsewhere(flags, place, filter).is_ok_and(|elsewhere| !elsewhere.matched_nothing()) {
             return Ok(None);
         }
         Err(cases::nothing_matches(text, self.everything()))
+    }
+
+    /// What the package's other bench binaries have of what was asked for.
+    fn elsewhere(&self, flags: &Flags, place: &Place, filter: &Filter) -> Result<Selection<'_>, HarnessError> {
+        cases::select(self.others(), Effort::Thorough, place, &flags.axis, filter)
     }
 
     fn bench(
@@ -223,16 +233,17 @@ impl Harness {
         };
         let exit = run_cases(execution, &selection, store)?;
         recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
-        if let Some(path) = baseline {
-            let name = flags.save_baseline.as_deref().unwrap_or_default();
+        let saved = flags.save_baseline.as_deref().filter(|_| !recorder.run().cases.is_empty());
+        if let Some((path, name)) = baseline.zip(saved) {
             recorder.save_baseline(|run| save_baseline(&path, name, run))?;
         }
         if flags.output_format == "criterion" {
             println!("{}", report::runs::text(&[recorder.run()]));
         }
-        Progress::new(flags, 0).end(&recorder.path(), flags.save_baseline.as_deref());
+        Progress::new(flags, 0).end(&recorder.path(), saved);
         let run = recorder.run();
-        if run.cases.is_empty() && run.failed.is_empty() && (flags.filter.is_some() || !flags.axis.is_empty()) {
+        let asked = flags.filter.is_some() || !flags.axis.is_empty();
+        if run.cases.is_empty() && run.failed.is_empty() && asked && self.elsewhere(flags, place, &flags.filter()?)?.count() == 0 {
             let (id, reason) = run.skipped.first_key_value().map(|(id, reason)| (id.as_str(), reason.as_str())).unwrap_or_default();
             return Err(HarnessError::Usage(format!("nothing of what was asked for can run here: {id}: {reason}")));
         }
@@ -291,7 +302,7 @@ fn check_stored(store: &Store, selection: &Selection<'_>, name: Option<&str>) ->
 /// anything is measured.
 fn open_baseline(store: &Store, environment: &Environment, name: &str) -> Result<PathBuf, HarnessError> {
     let path = store.baseline_path(&environment.slug(), name)?;
-    load_or_new(&path, name)?;
+    Baseline::open(&path, name)?;
     let folder = path.parent().unwrap_or(Path::new("."));
     let probe = std::fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
     probe.map_err(|source| FileError::Io { action: "write", path: path.clone(), source })?;
@@ -299,14 +310,21 @@ fn open_baseline(store: &Store, environment: &Environment, name: &str) -> Result
 }
 
 fn save_baseline(path: &Path, name: &str, run: &Run) -> Result<(), FileError> {
-    let mut baseline = load_or_new(path, name)?;
+    let mut baseline = Baseline::open(path, name)?;
     baseline.merge(run);
     file::write(path, &baseline)
 }
 
-fn load_or_new(path: &Path, name: &str) -> Result<Baseline, FileError> {
-    match file::read(path) {
-        Err(error) if error.is_not_found() => Ok(Baseline::new(name)),
-        read => read,
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builtin;
+
+    #[test]
+    fn a_mistyped_filter_gets_suggestions_where_siblings_name_the_own_workloads_too() {
+        let harness = Harness::new("st_bif", builtin::st_bif()).siblings(builtin::all());
+        assert_eq!(harness.everything().count(), builtin::all().len());
+        let message = cases::nothing_matches("atention/foward", harness.everything()).to_string();
+        assert!(message.contains("did you mean attention/forward"), "{message}");
     }
 }

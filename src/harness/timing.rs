@@ -1,6 +1,6 @@
 //! Timing a verified case under Criterion's planner, keeping every raw sample.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use criterion::{BenchmarkGroup, SamplingMode};
 
 use super::args::{Flags, Mode};
 use crate::backend::{BackendError, Executable};
+use crate::measure::contention::CpuTime;
 use crate::measure::range::Range;
 use crate::measure::{Sample, Stopwatch};
 use crate::record::Samples;
@@ -66,6 +67,7 @@ pub fn run<M: Measurement<Value = f64>>(
     let taken = RefCell::new(Vec::<Sample>::new());
     let started = Instant::now();
     let failure = RefCell::new(None);
+    let (start, end) = (CpuTime::now(), Cell::new(None));
     // Criterion cannot be told of a failed launch: unwind out of it, without a panic message.
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         group.bench_function(function, |bencher| {
@@ -75,6 +77,7 @@ pub fn run<M: Measurement<Value = f64>>(
                 match stopwatch.time(executable, launches) {
                     Ok(sample) => {
                         taken.borrow_mut().push(sample);
+                        end.set(CpuTime::now());
                         // What Criterion asked for, where short launches are batched into more.
                         sample.elapsed_ns / sample.launches as f64 * launches as f64
                     }
@@ -108,5 +111,6 @@ pub fn run<M: Measurement<Value = f64>>(
         elapsed_ns: kept.iter().map(|sample| sample.elapsed_ns).collect(),
         clock_mhz: kept.iter().map(|sample| sample.clock_mhz).collect::<Option<_>>().unwrap_or_default(),
         discarded: kept.iter().map(|sample| sample.discarded).sum(),
+        contention: start.zip(end.get()).and_then(|(start, end): (CpuTime, CpuTime)| end.taken_by_others_since(&start)),
     })
 }

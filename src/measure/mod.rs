@@ -3,6 +3,7 @@
 //! Deliberately absent: decisions about how many samples to take (Criterion plans them) and what they mean (`stats`, `gate`).
 
 pub mod accuracy;
+pub mod contention;
 pub mod criterion;
 pub mod events;
 pub mod limits;

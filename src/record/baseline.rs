@@ -1,11 +1,12 @@
 //! A baseline: the runs that later ones are held against, one file a device and name, meant to be committed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::environment::{Environment, Provenance};
-use super::file::Record;
+use super::environment::{Environment, Mismatch, Provenance};
+use super::file::{self, FileError, Record};
 use super::run::{CaseRecord, Run, Samples, WorkRecord};
 
 /// Cases with the process runs that measured them.
@@ -28,6 +29,14 @@ pub struct BaselineRun {
     pub environment: Environment,
     /// Of which code.
     pub provenance: Provenance,
+    /// Seed of the inputs.
+    #[serde(default = "first_seed")]
+    pub seed: u64,
+}
+
+/// What runs without the field were drawn from.
+const fn first_seed() -> u64 {
+    1
 }
 
 /// One case of a baseline.
@@ -49,30 +58,75 @@ impl Baseline {
         Self { name: name.to_owned(), runs: BTreeMap::new(), cases: BTreeMap::new() }
     }
 
+    /// The baseline in a file, or an empty one where there is none.
+    ///
+    /// # Errors
+    /// When the file is there and cannot be used.
+    pub fn open(path: &Path, name: &str) -> Result<Self, FileError> {
+        match file::read(path) {
+            Err(error) if error.is_not_found() => Ok(Self::new(name)),
+            // The file may have been copied under another name.
+            read => read.map(|baseline: Self| Self { name: name.to_owned(), ..baseline }),
+        }
+    }
+
     /// Takes over what a run measured. A case of an earlier session is replaced, whole; runs of the same session add up; cases
     /// that the run did not measure stay.
     pub fn merge(&mut self, run: &Run) {
-        let key = format!("{}/{}", run.session, run.bench);
+        self.insert(run, |session| session == run.session);
+    }
+
+    /// Takes over what a run measured beside what is there, so that a case has several process runs.
+    ///
+    /// # Errors
+    /// When the run's cases are others than the baseline's, with every field that differs; nothing is then taken over.
+    pub fn add(&mut self, run: &Run) -> Result<(), Vec<Mismatch>> {
+        let both = run.cases.iter().filter_map(|(id, case)| Some((self.cases.get(id)?, case)));
+        let mut differing: Vec<Mismatch> = both.flat_map(|(base, case)| self.mismatches(base, run, case)).collect();
+        differing.dedup();
+        if !differing.is_empty() {
+            return Err(differing);
+        }
+        self.insert(run, |_| true);
+        Ok(())
+    }
+
+    /// Everything that makes a case of a run another one than this baseline's.
+    pub fn mismatches(&self, base: &BaselineCase, run: &Run, case: &CaseRecord) -> Vec<Mismatch> {
+        let mut found = Vec::new();
+        let mut check = |field, base: String, head: String| {
+            if base != head {
+                found.push(Mismatch { field, base, head });
+            }
+        };
+        check("revision", base.revision.to_string(), case.revision.to_string());
+        check("work", base.work.to_string(), case.work.to_string());
+        for of_case in base.samples.keys().map(|key| &self.runs[key]) {
+            check("seed", of_case.seed.to_string(), run.seed.to_string());
+        }
+        found.extend(base.samples.keys().flat_map(|key| run.environment.mismatches(&self.runs[key].environment)));
+        found
+    }
+
+    /// Takes over a run; of the runs that a case has, those of the sessions to keep stay.
+    fn insert(&mut self, run: &Run, keep: impl Fn(&str) -> bool) {
         for (id, case) in &run.cases {
             let fresh = BaselineCase::from(case);
             let entry = self.cases.entry(id.clone()).or_insert_with(|| fresh.clone());
             if entry.revision != fresh.revision || entry.work != fresh.work {
                 *entry = fresh;
             }
-            entry.samples.retain(|key, _| key.split('/').next() == Some(&run.session));
-            entry.samples.insert(key.clone(), case.samples.clone());
+            entry.samples.retain(|key, _| keep(key.split('/').next().unwrap_or_default()));
+            entry.samples.insert(run.key(), case.samples.clone());
         }
-        if !run.cases.is_empty() {
-            self.runs.insert(
-                key,
-                BaselineRun {
-                    started: run.started.clone(),
-                    environment: run.environment.clone(),
-                    provenance: run.provenance.clone(),
-                },
-            );
-        }
-        let used: std::collections::BTreeSet<&String> = self.cases.values().flat_map(|case| case.samples.keys()).collect();
+        let source = BaselineRun {
+            started: run.started.clone(),
+            environment: run.environment.clone(),
+            provenance: run.provenance.clone(),
+            seed: run.seed,
+        };
+        self.runs.insert(run.key(), source);
+        let used: BTreeSet<&String> = self.cases.values().flat_map(|case| case.samples.keys()).collect();
         self.runs.retain(|key, _| used.contains(key));
     }
 }

@@ -126,6 +126,11 @@ impl Environment {
         }
     }
 
+    /// Whether the host's own cores were measured.
+    pub fn on_host(&self) -> bool {
+        self.device_kind == BackendKind::Cpu.name()
+    }
+
     /// The device's name as a folder: lower case, words joined by `-`.
     pub fn slug(&self) -> String {
         slug(&self.device_name)

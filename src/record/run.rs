@@ -87,6 +87,14 @@ impl From<&Work> for WorkRecord {
     }
 }
 
+/// "matmul f32 100, read 8 B, write 8 B".
+impl std::fmt::Display for WorkRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.flops.iter().try_for_each(|(unit, count)| write!(f, "{unit} {count}, "))?;
+        write!(f, "read {} B, write {} B", self.read_bytes, self.write_bytes)
+    }
+}
+
 impl WorkRecord {
     /// Operations of matrix products, all dtypes.
     pub fn matmul_flops(&self) -> u64 {
@@ -133,6 +141,9 @@ pub struct Samples {
     /// Attempts thrown away because the device was throttled.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub discarded: u64,
+    /// Share of the host's CPU time that other processes and guests took meanwhile, 0 to 1; absent where the system does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contention: Option<f64>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)]
@@ -163,10 +174,20 @@ impl Samples {
         if self.launches.contains(&0) {
             return Err("a sample of no launches".to_owned());
         }
-        match self.elapsed_ns.iter().find(|&&elapsed| !(elapsed > 0.0 && elapsed.is_finite())) {
-            Some(elapsed) => Err(format!("a sample of {elapsed} ns")),
+        if let Some(share) = self.contention.filter(|share| !(0.0..=1.0).contains(share)) {
+            return Err(format!("contention of {share}"));
+        }
+        match self.per_launch_ns().iter().find(|&&each| !(each > 0.0 && each.is_normal())) {
+            Some(each) => Err(format!("a sample of {each} ns a launch")),
             None => Ok(()),
         }
+    }
+}
+
+impl Run {
+    /// `<session>/<bench>`: names the process run in a baseline.
+    pub fn key(&self) -> String {
+        format!("{}/{}", self.session, self.bench)
     }
 }
 

@@ -43,6 +43,16 @@ pub enum StoreError {
     /// Nothing has been measured yet.
     #[error("no run in {0}: run `cargo bench` first")]
     NoRun(PathBuf),
+    /// Fewer invocations than asked for.
+    #[error("{found} sessions in {folder}, not {wanted}: run `cargo bench` again")]
+    FewRuns {
+        /// How many there are.
+        found: usize,
+        /// How many were asked for.
+        wanted: usize,
+        /// Where runs lie.
+        folder: PathBuf,
+    },
 }
 
 fn found(others: &[String]) -> String {
@@ -96,9 +106,9 @@ impl Store {
     pub fn baseline_files(&self) -> Vec<(String, String, PathBuf)> {
         let mut found = Vec::new();
         for device in entries(&self.baselines).into_iter().filter(|path| path.is_dir() && file_name(path) != "resources") {
-            for path in entries(&device) {
+            for path in json_files(&device) {
                 let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-                if path.extension().is_some_and(|extension| extension == "json") && check_name(&name).is_ok() {
+                if check_name(&name).is_ok() {
                     found.push((file_name(&device), name, path));
                 }
             }
@@ -111,15 +121,26 @@ impl Store {
         self.runs.join(session).join(format!("{bench}.json"))
     }
 
-    /// The runs of the last invocation, one a bench process.
+    /// The runs of the last `count` invocations, one a bench process.
     ///
     /// # Errors
-    /// When there is none, or one of them is broken.
-    pub fn last_session(&self) -> Result<Vec<Run>, StoreError> {
-        // Session names start with their time, so the last in order is the latest.
-        let sessions = entries(&self.runs);
-        let last = sessions.iter().rev().find(|path| path.is_dir()).ok_or_else(|| StoreError::NoRun(self.runs.clone()))?;
-        self.session(last)
+    /// When there are fewer, or a run is broken.
+    pub fn last_sessions(&self, count: usize) -> Result<Vec<Run>, StoreError> {
+        // By when they were written: a session may have been given any name.
+        let written = |path: &PathBuf| std::fs::metadata(path).and_then(|file| file.modified()).ok();
+        let mut sessions: Vec<_> = entries(&self.runs)
+            .into_iter()
+            .filter_map(|folder| Some((json_files(&folder).iter().filter_map(written).max()?, folder)))
+            .collect();
+        sessions.sort();
+        if sessions.is_empty() {
+            return Err(StoreError::NoRun(self.runs.clone()));
+        }
+        let Some(first) = sessions.len().checked_sub(count) else {
+            return Err(StoreError::FewRuns { found: sessions.len(), wanted: count, folder: self.runs.clone() });
+        };
+        let runs = sessions[first..].iter().map(|(_, folder)| self.session(folder)).collect::<Result<Vec<_>, _>>()?;
+        Ok(runs.concat())
     }
 
     /// The runs in a session's folder.
@@ -127,8 +148,7 @@ impl Store {
     /// # Errors
     /// When there is none, or one of them is broken.
     pub fn session(&self, folder: &Path) -> Result<Vec<Run>, StoreError> {
-        let files: Vec<_> =
-            entries(folder).into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "json")).collect();
+        let files = json_files(folder);
         if files.is_empty() {
             return Err(StoreError::NoRun(folder.to_owned()));
         }
@@ -165,6 +185,10 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     paths.sort();
     paths
+}
+
+fn json_files(folder: &Path) -> Vec<PathBuf> {
+    entries(folder).into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "json")).collect()
 }
 
 fn file_name(path: &Path) -> String {

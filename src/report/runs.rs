@@ -8,11 +8,19 @@ use super::{rate, time};
 use crate::record::{CaseRecord, Run};
 use crate::stats::Spread;
 
+/// Share of the host's CPU time from which on others are mentioned.
+const NOTEWORTHY_CONTENTION: f64 = 0.10;
+
 /// The runs' cases for a terminal.
 pub fn text(runs: &[Run]) -> String {
     let mut out = table(runs).text();
     for (reason, ids) in skips_by_reason(runs) {
         let _ = write!(out, "\nskipped {}: {reason}: {}", ids.len(), shorten(&ids));
+    }
+    let shares = runs.iter().flat_map(|run| run.cases.values()).filter_map(|case| case.samples.contention);
+    let most = shares.fold(0.0, f64::max);
+    if most > NOTEWORTHY_CONTENTION {
+        let _ = write!(out, "\nwarning: others took up to {:.0}% of the CPU time while a case was measured", 100.0 * most);
     }
     for run in runs {
         for (id, error) in &run.failed {
@@ -48,9 +56,10 @@ fn share(fraction: f64) -> String {
 }
 
 fn case_rate(case: &CaseRecord, elapsed_ns: f64) -> String {
-    match case.work.matmul_flops() {
-        0 => rate(case.work.read_bytes + case.work.write_bytes, "B", elapsed_ns),
-        flops => rate(flops, "FLOP", elapsed_ns),
+    match (case.work.matmul_flops(), case.work.read_bytes + case.work.write_bytes) {
+        (0, 0) => "-".to_owned(),
+        (0, bytes) => rate(bytes, "B", elapsed_ns),
+        (flops, _) => rate(flops, "FLOP", elapsed_ns),
     }
 }
 

@@ -41,7 +41,9 @@ pub fn headline(report: &Report) -> String {
     let counts = [Verdict::Regressed, Verdict::Improved, Verdict::Unchanged, Verdict::Inconclusive]
         .map(|verdict| format!("{} {}", report.count(verdict), verdict.name()));
     let failed = if report.failed.is_empty() { String::new() } else { format!(", {} failed", report.failed.len()) };
-    format!("{}{failed} of {} (threshold {:.0}%)", counts.join(", "), report.judged.len(), 100.0 * report.policy.relative)
+    let interrupted = if report.interrupted.is_empty() { "" } else { "; the run was interrupted" };
+    let (of, threshold) = (report.judged.len(), 100.0 * report.policy.relative);
+    format!("{}{failed} of {of} (threshold {threshold:.0}%){interrupted}", counts.join(", "))
 }
 
 fn table(judged: &[Judged]) -> Table {
@@ -70,26 +72,48 @@ fn notes(report: &Report, out: &mut String, bullet: &str) {
             refusal.field,
             refusal.base,
             refusal.head,
-            refusal.cases.len()
+            refusal.cases.len(),
         ));
     }
     lines.extend(report.failed.iter().map(|(case, error)| format!("failed: {case}: {error}")));
     lines.extend(report.interrupted.iter().map(|bench| format!("interrupted: bench `{bench}` did not get to its end")));
-    lines.extend(report.new.iter().map(|case| format!("new, not judged: {case}")));
-    if !report.not_run.is_empty() {
-        lines.push(format!("not run: {} cases of the baseline", report.not_run.len()));
-    }
+    lines.extend(report.skipped.iter().map(|(case, reason)| format!("skipped, in the baseline: {case}: {reason}")));
+    lines.extend(first_of(&report.new, "new, not judged"));
+    lines.extend(first_of(&report.not_run, "in the baseline, not run"));
+    lines.extend(first_of(&report.own, "compared with itself, the baseline was saved from it"));
     if report.judged.is_empty() && report.refused.is_empty() {
         lines.push("nothing to judge: no case is both in the baseline and in the run".to_owned());
     }
+    let contention = |side: fn(&Judged) -> f64| report.judged.iter().map(side).fold(0.0, f64::max);
+    let (base, head) = (contention(|judged| judged.base_contention), contention(|judged| judged.head_contention));
+    if base.max(head) > report.policy.contention {
+        lines.push(format!(
+            "warning: others took up to {:.0}% of the CPU time during the run and {:.0}% during the baseline's: measure on an idle \
+             machine",
+            100.0 * head,
+            100.0 * base
+        ));
+    }
     if report.judged.iter().any(|judged| judged.base_runs == 1 || judged.head_runs == 1) {
         lines.push(format!(
-            "one process run on a side: ±{:.0}% is assumed for what differs between runs",
-            100.0 * report.policy.single_run
+            "one process run on a side: ±{:.0}% is assumed for what differs between runs; more runs tell it: after each further \
+             `cargo bench`, `kernelgate baseline add {}` on the old code, `kernelgate gate --last COUNT` on the new",
+            100.0 * report.policy.single_run,
+            report.baseline
         ));
     }
     for line in lines {
         let _ = write!(out, "\n{bullet}{line}");
     }
     out.push('\n');
+}
+
+/// "LABEL: CASE", for the first of many.
+fn first_of(cases: &[String], label: &str) -> Vec<String> {
+    const SHOWN: usize = 20;
+    let mut lines: Vec<String> = cases.iter().take(SHOWN).map(|case| format!("{label}: {case}")).collect();
+    if cases.len() > SHOWN {
+        lines.push(format!("{label}: {} more", cases.len() - SHOWN));
+    }
+    lines
 }
