@@ -4,6 +4,7 @@
 
 #![allow(unsafe_code)]
 
+pub mod attention;
 pub mod bandwidth;
 pub mod cache;
 pub mod compile;
@@ -12,6 +13,7 @@ pub mod device;
 pub mod event;
 pub mod instruments;
 pub mod library;
+pub mod memory;
 pub mod occupancy;
 pub mod sources;
 pub mod st_bif;
