@@ -134,6 +134,9 @@ pub enum BackendError {
     /// The device no longer answers, or its context is broken: nothing more can run on it in this process.
     #[error("the GPU was lost: {0}")]
     Lost(String),
+    /// A library that this implementation stands on is missing or does not compute the problem: a skip, not a fault.
+    #[error("{0}")]
+    Unsupported(String),
     /// More memory than there is.
     #[error("needs {needed} of memory, {available} are free")]
     OutOfMemory {

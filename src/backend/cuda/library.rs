@@ -1,5 +1,6 @@
 //! Finding NVIDIA's libraries: on the loader's path, in a toolkit, or in a PyPI wheel; and how to get what is missing.
 
+use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -11,17 +12,20 @@ pub enum Library {
     Driver,
     /// `libnvrtc`: compiles kernels; needs no GPU.
     Nvrtc,
+    /// `libcudnn`: a peer for attention; optional.
+    Cudnn,
 }
 
 impl Library {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Driver, Self::Nvrtc];
+    pub const ALL: [Self; 3] = [Self::Driver, Self::Nvrtc, Self::Cudnn];
 
     /// What a person calls it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Driver => "NVIDIA driver (libcuda)",
             Self::Nvrtc => "NVRTC (libnvrtc)",
+            Self::Cudnn => "cuDNN (libcudnn)",
         }
     }
 
@@ -30,13 +34,15 @@ impl Library {
         match self {
             Self::Driver => &["libcuda.so.1", "libcuda.so"],
             Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so"],
+            Self::Cudnn => &["libcudnn.so.9"],
         }
     }
 
     /// Files that it opens itself by bare name, and which must be loaded before it when it is not on the loader's path.
     const fn companions(self) -> &'static [&'static str] {
         match self {
-            Self::Driver => &[],
+            // cuDNN's run path leads to its own parts.
+            Self::Driver | Self::Cudnn => &[],
             Self::Nvrtc => &["libnvrtc-builtins.so.13.0", "libnvrtc-builtins.so.13.1", "libnvrtc-builtins.so.13.2"],
         }
     }
@@ -46,6 +52,7 @@ impl Library {
         match self {
             Self::Driver => "install the NVIDIA driver (for containers: start them with --gpus all)",
             Self::Nvrtc => "pip install 'nvidia-cuda-nvrtc==13.0.*', or a CUDA 13 toolkit",
+            Self::Cudnn => "pip install nvidia-cudnn-cu13 (only the cuda/cudnn rows need it)",
         }
     }
 }
@@ -65,6 +72,20 @@ pub enum Found {
 pub fn load(library: Library) -> Option<Found> {
     static FOUND: [OnceLock<Option<Found>>; Library::ALL.len()] = [const { OnceLock::new() }; Library::ALL.len()];
     FOUND[library as usize].get_or_init(|| find(library)).clone()
+}
+
+/// The address of a function of a library; `None` where either is missing.
+pub fn function(library: Library, name: &CStr) -> Option<*const c_void> {
+    let path = match load(library)? {
+        Found::Loader(name) => PathBuf::from(name),
+        Found::File(path) => path,
+    };
+    // SAFETY: the library is loaded already: nothing runs, only its count of users grows, which `forget` keeps.
+    let opened = unsafe { libloading::Library::new(path) }.ok()?;
+    // SAFETY: only the address is taken; its type is the caller's business.
+    let address = unsafe { opened.get::<*const c_void>(name.to_bytes_with_nul()) }.map(|symbol| *symbol).ok();
+    std::mem::forget(opened);
+    address
 }
 
 fn find(library: Library) -> Option<Found> {
@@ -111,7 +132,7 @@ fn folders() -> Vec<PathBuf> {
     folders.extend(python_packages().into_iter().flat_map(|packages| {
         let nvidia = packages.join("nvidia");
         // CUDA 13 wheels share one folder; older ones have a folder a library.
-        [nvidia.join("cu13").join("lib"), nvidia.join("cuda_nvrtc").join("lib")]
+        ["cu13", "cuda_nvrtc", "cudnn"].map(|package| nvidia.join(package).join("lib"))
     }));
     folders.retain(|folder| folder.is_dir());
     folders

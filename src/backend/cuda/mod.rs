@@ -9,6 +9,7 @@ pub mod bandwidth;
 pub mod cache;
 pub mod compile;
 pub mod cubin;
+pub mod cudnn;
 pub mod device;
 pub mod event;
 pub mod instruments;

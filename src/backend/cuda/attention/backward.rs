@@ -29,7 +29,7 @@ pub const FLASH_MMA: &[&str] = &[
 ];
 
 /// Four inputs, the saved output and log-sum-exp, three gradients.
-fn common_bytes(extents: &Extents) -> u64 {
+pub fn common_bytes(extents: &Extents) -> u64 {
     8 * extents.vector_bytes() + 4 * extents.rows()
 }
 
@@ -54,18 +54,18 @@ fn dq_sum_bytes(extents: &Extents) -> u64 {
 }
 
 /// What a backward starts from.
-struct Saved {
-    q: Buffer,
-    k: Buffer,
-    v: Buffer,
-    grad_out: Buffer,
-    out: Buffer,
+pub struct Saved {
+    pub q: Buffer,
+    pub k: Buffer,
+    pub v: Buffer,
+    pub grad_out: Buffer,
+    pub out: Buffer,
     /// fp32, natural logarithm, one a row.
-    lse: Buffer,
+    pub lse: Buffer,
 }
 
 /// Uploads the inputs and runs the forward, which is not part of the problem.
-fn save(extents: &Extents, inputs: &Tensors, device: &Arc<Device>) -> Result<Saved, BackendError> {
+pub fn save(extents: &Extents, inputs: &Tensors, device: &Arc<Device>) -> Result<Saved, BackendError> {
     let [q, k, v, grad_out] = upload(device, inputs, ["q", "k", "v", "grad_out"])?;
     let (out, lse) = (scratch(device, extents.vector_bytes())?, scratch(device, 4 * extents.rows())?);
     let forward = extents.step_of(device, FORWARD[0])?;

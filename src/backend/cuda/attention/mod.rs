@@ -5,6 +5,7 @@
 
 mod backward;
 mod components;
+mod cudnn;
 mod forward;
 mod launch;
 
@@ -40,6 +41,12 @@ pub const FORWARD: &[Implementation<Forward>] = &[
         supports: |problem| Extents::from(&problem.attention).supported(forward::FLASH_MMA),
         prepare: Prepare::CudaWithin { device_bytes: forward::flash_bytes, prepare: forward::flash_mma },
     },
+    Implementation {
+        name: "cuda/cudnn",
+        about: "the library's fused attention, by its own heuristic: the peer",
+        supports: |problem| cudnn::supported(&problem.attention),
+        prepare: Prepare::CudaWithin { device_bytes: forward::flash_bytes, prepare: cudnn::forward },
+    },
 ];
 
 /// Backward ladder.
@@ -55,6 +62,12 @@ pub const BACKWARD: &[Implementation<Backward>] = &[
         about: "probabilities recomputed on the chip, tensor cores through mma.sync; the order of dq's sums is not fixed",
         supports: |problem| Extents::from(&problem.attention).supported(backward::FLASH_MMA),
         prepare: Prepare::CudaWithin { device_bytes: backward::flash_mma_bytes, prepare: backward::flash_mma },
+    },
+    Implementation {
+        name: "cuda/cudnn",
+        about: "the library's fused gradients, by its own heuristic: the peer",
+        supports: |problem| cudnn::supported(&problem.attention),
+        prepare: Prepare::CudaWithin { device_bytes: cudnn::backward_bytes, prepare: cudnn::backward },
     },
 ];
 
