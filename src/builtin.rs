@@ -19,11 +19,11 @@ pub fn st_bif() -> Vec<Box<dyn Suite>> {
 pub fn attention() -> Vec<Box<dyn Suite>> {
     use crate::workload::attention::components;
     vec![
-        suite(&attention::FORWARD, cpu::attention::FORWARD),
-        suite(&attention::BACKWARD, cpu::attention::BACKWARD),
-        suite(&components::SCORES, cpu::attention::SCORES),
-        suite(&components::SOFTMAX, cpu::attention::SOFTMAX),
-        suite(&components::VALUES, cpu::attention::VALUES),
+        suite(&attention::FORWARD, cpu::attention::FORWARD.iter().chain(cuda::attention::FORWARD)),
+        suite(&attention::BACKWARD, cpu::attention::BACKWARD.iter().chain(cuda::attention::BACKWARD)),
+        suite(&components::SCORES, cpu::attention::SCORES.iter().chain(cuda::attention::SCORES)),
+        suite(&components::SOFTMAX, cpu::attention::SOFTMAX.iter().chain(cuda::attention::SOFTMAX)),
+        suite(&components::VALUES, cpu::attention::VALUES.iter().chain(cuda::attention::VALUES)),
     ]
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::backend::cuda::memory;
 use crate::backend::{BackendError, BackendKind, Executable, Implementation, Prepare, Target};
 use crate::workload::{Axis, AxisError, Effort, Override, Point, Problem, Scale, Tensors, Workload};
 
@@ -49,6 +50,8 @@ pub trait Bound {
     /// # Errors
     /// The reason, as a fragment.
     fn supports(&self, index: usize) -> Result<(), String>;
+    /// Device memory that implementation `index` declares, bytes; `None` on the host and where nothing is declared.
+    fn device_bytes(&self, index: usize) -> Option<u64>;
     /// Makes implementation `index` ready on the target, which is of the implementation's kind.
     ///
     /// # Errors
@@ -113,11 +116,22 @@ impl<P: Problem> Bound for TypedBound<'_, P> {
         (self.implementations[index].supports)(&self.problem)
     }
 
+    fn device_bytes(&self, index: usize) -> Option<u64> {
+        match self.implementations[index].prepare {
+            Prepare::CudaWithin { device_bytes, .. } => Some(device_bytes(&self.problem)),
+            Prepare::Cpu(_) | Prepare::Cuda(_) => None,
+        }
+    }
+
     fn prepare(&self, index: usize, inputs: Arc<Tensors>, target: &Target) -> Result<Box<dyn Executable>, BackendError> {
         let row = self.implementations[index];
         match (&row.prepare, target) {
             (Prepare::Cpu(prepare), Target::Cpu) => Ok(Box::new(prepare(&self.problem, inputs))),
             (Prepare::Cuda(prepare), Target::Cuda(device)) => Ok(Box::new(prepare(&self.problem, &inputs, device)?)),
+            (Prepare::CudaWithin { device_bytes, prepare }, Target::Cuda(device)) => {
+                memory::require(device, device_bytes(&self.problem))?;
+                Ok(Box::new(prepare(&self.problem, &inputs, device)?))
+            }
             _ => Err(BackendError::Launch(format!("{} does not run on this backend", row.name))),
         }
     }

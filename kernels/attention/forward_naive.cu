@@ -1,13 +1,13 @@
 // Attention forward in three kernels, the component form: scores in device memory, one thread an output element.
 //
 //   scores:   S[b,h,i,j] = q[i] . k[j] / sqrt(d), -inf where j > i if causal          fp32, [b,h,s,s]
-//   softmax:  P = exp(S - max_j S) / sum_j exp(S - max_j S), in place; lse = max + ln(sum)
+//   softmax:  P = exp(S - max_j S) / sum_j exp(S - max_j S), 16-bit, [b,h,s,s]; lse = max + ln(sum)
 //   values:   out[i] = sum_j P[i,j] v[j]
 //
 // Threads: scores, a 16x16 block an S tile of that size; softmax, a block of 256 a row, three passes over it; values, a block of
 // d x (256/d) threads, one an output element. No shared memory but the softmax's eight floats.
 // Bound: fp32 FMA (2 b h s^2 d FLOPs each for scores and values) in theory; in practice the loads, as nothing is reused but
-// by the caches. Device memory moved at least: scores write 4 b h s^2 bytes, softmax reads and writes as many, values read them.
+// by the caches. Device memory moved at least: scores write 4 b h s^2 bytes, softmax reads them and writes half as many, values read those.
 // First rung: nothing before it.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
@@ -37,9 +37,10 @@ attention_forward_naive_scores(const u16* __restrict__ q, const u16* __restrict_
 
 // grid b*h*s, block 256; lse may be null
 extern "C" __global__ void __launch_bounds__(kSoftmaxThreads)
-attention_forward_naive_softmax(float* __restrict__ scores, float* __restrict__ lse, int seqlen) {
+attention_forward_naive_softmax(const float* __restrict__ scores, u16* __restrict__ probabilities, float* __restrict__ lse, int seqlen) {
   __shared__ float scratch[kSoftmaxThreads / 32];
-  float* row = scores + static_cast<i64>(blockIdx.x) * seqlen;
+  const float* row = scores + static_cast<i64>(blockIdx.x) * seqlen;
+  u16* to = probabilities + static_cast<i64>(blockIdx.x) * seqlen;
   float best = negative_infinity();
   for (int j = threadIdx.x; j < seqlen; j += kSoftmaxThreads) best = max_f32(best, row[j]);
   best = block_max<kSoftmaxThreads>(best, scratch);
@@ -47,21 +48,21 @@ attention_forward_naive_softmax(float* __restrict__ scores, float* __restrict__ 
   for (int j = threadIdx.x; j < seqlen; j += kSoftmaxThreads) sum += exp2_approx((row[j] - best) * kLog2E);
   sum = block_sum<kSoftmaxThreads>(sum, scratch);
   const float inverse = 1.f / sum;
-  for (int j = threadIdx.x; j < seqlen; j += kSoftmaxThreads) row[j] = exp2_approx((row[j] - best) * kLog2E) * inverse;
+  for (int j = threadIdx.x; j < seqlen; j += kSoftmaxThreads) to[j] = Element::from_f32(exp2_approx((row[j] - best) * kLog2E) * inverse);
   if (lse != nullptr && threadIdx.x == 0) lse[blockIdx.x] = best + log2_approx(sum) * kLn2;
 }
 
 // grid (ceil(s / (256/d)), b*h), block 256
 extern "C" __global__ void __launch_bounds__(256)
-attention_forward_naive_values(const float* __restrict__ probabilities, const u16* __restrict__ v, u16* __restrict__ out, int seqlen) {
+attention_forward_naive_values(const u16* __restrict__ probabilities, const u16* __restrict__ v, u16* __restrict__ out, int seqlen) {
   const int column = threadIdx.x % kHeadDim;
   const int query = blockIdx.x * kValueRows + threadIdx.x / kHeadDim;
   if (query >= seqlen) return;
   const i64 head = blockIdx.y;
-  const float* p = probabilities + (head * seqlen + query) * seqlen;
+  const u16* p = probabilities + (head * seqlen + query) * seqlen;
   const u16* v_column = v + head * seqlen * kHeadDim + column;
   const int keys = kCausal ? query + 1 : seqlen;
   float sum = 0.f;
-  for (int j = 0; j < keys; ++j) sum = fma_f32(p[j], Element::to_f32(v_column[static_cast<i64>(j) * kHeadDim]), sum);
+  for (int j = 0; j < keys; ++j) sum = fma_f32(Element::to_f32(p[j]), Element::to_f32(v_column[static_cast<i64>(j) * kHeadDim]), sum);
   out[(head * seqlen + query) * kHeadDim + column] = Element::from_f32(sum);
 }

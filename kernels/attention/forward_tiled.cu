@@ -8,7 +8,7 @@
 // Bound: fp32 FMA; a slice step costs two 16-byte shared loads for 16 FMAs. Device memory: 4 b h s^2 bytes written by
 // scores, read twice and written once by softmax, read by values.
 // Against naive: each loaded element serves 64 results instead of one; softmax reads the row twice, not three times; tiles above the
-// causal diagonal are not computed.
+// causal diagonal are not computed; P takes the place of S, in fp32.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"

@@ -80,15 +80,25 @@ pub enum Prepare<P> {
     /// On the host.
     Cpu(fn(&P, Arc<Tensors>) -> cpu::Task),
     /// On an NVIDIA GPU.
-    Cuda(fn(&P, &Tensors, &Arc<cuda::device::Device>) -> Result<cuda::task::Task, BackendError>),
+    Cuda(CudaPrepare<P>),
+    /// On an NVIDIA GPU, its memory declared: a case that is too large is skipped before anything is allocated.
+    CudaWithin {
+        /// Device memory of inputs, outputs and scratch, bytes.
+        device_bytes: fn(&P) -> u64,
+        /// Makes it ready.
+        prepare: CudaPrepare<P>,
+    },
 }
+
+/// Makes a problem ready on an NVIDIA GPU.
+pub type CudaPrepare<P> = fn(&P, &Tensors, &Arc<cuda::device::Device>) -> Result<cuda::task::Task, BackendError>;
 
 impl<P> Implementation<P> {
     /// The backend it runs on.
     pub fn backend(&self) -> BackendKind {
         match self.prepare {
             Prepare::Cpu(_) => BackendKind::Cpu,
-            Prepare::Cuda(_) => BackendKind::Cuda,
+            Prepare::Cuda(_) | Prepare::CudaWithin { .. } => BackendKind::Cuda,
         }
     }
 }
@@ -132,6 +142,9 @@ pub enum BackendError {
     /// The device no longer answers, or its context is broken: nothing more can run on it in this process.
     #[error("the GPU was lost: {0}")]
     Lost(String),
+    /// A library that this implementation stands on is missing or does not compute the problem: a skip, not a fault.
+    #[error("{0}")]
+    Unsupported(String),
     /// More memory than there is.
     #[error("needs {needed} of memory, {available} are free")]
     OutOfMemory {

@@ -226,7 +226,7 @@ mod tests {
         };
         for kind in PLACES {
             let default = ids(Effort::Default, kind);
-            assert!((5..=60).contains(&default.len()), "{default:?}");
+            assert!((5..=100).contains(&default.len()), "{default:?}");
             assert!(default.is_subset(&ids(Effort::Thorough, kind)));
         }
     }

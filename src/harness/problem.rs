@@ -61,7 +61,9 @@ impl Ready {
             Ok((executable, comparison))
         });
         verified.map_err(Setback::Fail)?.map_err(|error| match error {
-            VerifyError::Backend(short @ BackendError::OutOfMemory { .. }) => Setback::Skip(short.to_string()),
+            VerifyError::Backend(reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_))) => {
+                Setback::Skip(reason.to_string())
+            }
             VerifyError::Backend(lost @ BackendError::Lost(_)) => Setback::Lost(lost.to_string()),
             wrong => Setback::Fail(wrong.to_string()),
         })

@@ -1,5 +1,6 @@
 //! Finding NVIDIA's libraries: on the loader's path, in a toolkit, or in a PyPI wheel; and how to get what is missing.
 
+use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -17,11 +18,13 @@ pub enum Library {
     Cupti,
     /// `libnvidia-ml`: clocks, power, temperature, other processes. Comes with the driver only.
     Nvml,
+    /// `libcudnn`: a peer for attention; optional.
+    Cudnn,
 }
 
 impl Library {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Cupti, Self::Nvml];
+    pub const ALL: [Self; 6] = [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Cupti, Self::Nvml, Self::Cudnn];
 
     /// What a person calls it.
     pub const fn name(self) -> &'static str {
@@ -31,6 +34,7 @@ impl Library {
             Self::CublasLt => "cuBLASLt (libcublasLt)",
             Self::Cupti => "CUPTI (libcupti)",
             Self::Nvml => "NVML (libnvidia-ml)",
+            Self::Cudnn => "cuDNN (libcudnn)",
         }
     }
 
@@ -42,13 +46,15 @@ impl Library {
             Self::CublasLt => &["libcublasLt.so.13", "libcublasLt.so"],
             Self::Cupti => &["libcupti.so.13", "libcupti.so"],
             Self::Nvml => &["libnvidia-ml.so.1"],
+            Self::Cudnn => &["libcudnn.so.9"],
         }
     }
 
     /// Files that it opens itself by bare name, and which must be loaded before it when it is not on the loader's path.
     const fn companions(self) -> &'static [&'static str] {
         match self {
-            Self::Driver | Self::CublasLt | Self::Cupti | Self::Nvml => &[],
+            // cuDNN's run path leads to its own parts.
+            Self::Driver | Self::CublasLt | Self::Cupti | Self::Nvml | Self::Cudnn => &[],
             Self::Nvrtc => &["libnvrtc-builtins.so.13.0", "libnvrtc-builtins.so.13.1", "libnvrtc-builtins.so.13.2"],
         }
     }
@@ -63,6 +69,7 @@ impl Library {
             }
             Self::Cupti => "pip install 'nvidia-cuda-cupti==13.*', or a CUDA 13 toolkit; only `kernelgate timing` needs it",
             Self::Nvml => "it comes with the NVIDIA driver; without it clocks, power and other processes are not recorded",
+            Self::Cudnn => "pip install nvidia-cudnn-cu13 (only the cuda/cudnn rows need it)",
         }
     }
 }
@@ -82,6 +89,20 @@ pub enum Found {
 pub fn load(library: Library) -> Option<Found> {
     static FOUND: [OnceLock<Option<Found>>; Library::ALL.len()] = [const { OnceLock::new() }; Library::ALL.len()];
     FOUND[library as usize].get_or_init(|| find(library)).clone()
+}
+
+/// The address of a function of a library; `None` where either is missing.
+pub fn function(library: Library, name: &CStr) -> Option<*const c_void> {
+    let path = match load(library)? {
+        Found::Loader(name) => PathBuf::from(name),
+        Found::File(path) => path,
+    };
+    // SAFETY: the library is loaded already: nothing runs, only its count of users grows, which `forget` keeps.
+    let opened = unsafe { libloading::Library::new(path) }.ok()?;
+    // SAFETY: only the address is taken; its type is the caller's business.
+    let address = unsafe { opened.get::<*const c_void>(name.to_bytes_with_nul()) }.map(|symbol| *symbol).ok();
+    std::mem::forget(opened);
+    address
 }
 
 fn find(library: Library) -> Option<Found> {
@@ -128,7 +149,7 @@ fn folders() -> Vec<PathBuf> {
     folders.extend(python_packages().into_iter().flat_map(|packages| {
         let nvidia = packages.join("nvidia");
         // CUDA 13 wheels share one folder; older ones have a folder a library.
-        ["cu13/lib", "cuda_nvrtc/lib", "cublas/lib", "cuda_cupti/lib"].map(|folder| nvidia.join(folder))
+        ["cu13", "cuda_nvrtc", "cublas", "cuda_cupti", "cudnn"].map(|package| nvidia.join(package).join("lib"))
     }));
     folders.retain(|folder| folder.is_dir());
     folders

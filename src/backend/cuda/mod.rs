@@ -4,15 +4,18 @@
 
 #![allow(unsafe_code)]
 
+pub mod attention;
 pub mod bandwidth;
 pub mod cache;
 pub mod compile;
 pub mod cubin;
 pub mod cublaslt;
+pub mod cudnn;
 pub mod device;
 pub mod event;
 pub mod instruments;
 pub mod library;
+pub mod memory;
 pub mod occupancy;
 pub mod sources;
 pub mod spin;

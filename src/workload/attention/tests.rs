@@ -131,7 +131,7 @@ proptest! {
 }
 
 fn attention(b: usize, s: usize, d: usize, causal: bool, dtype: Dtype) -> Attention {
-    Attention { b, h: HIDDEN / d, s, d, causal, dtype }
+    Attention { b, h: HIDDEN / d, s, d, causal, dtype, outliers: false }
 }
 
 #[test]
@@ -262,8 +262,8 @@ impl Rounded {
 }
 
 /// The errors, by the harness' own comparison, of an implementation that rounds where it must.
-fn errors_of_rounding(s: usize, d: usize, causal: bool, dtype: Dtype) -> [Comparison; 2] {
-    let attention = attention(1, s, d, causal, dtype);
+fn errors_of_rounding(attention: Attention) -> [Comparison; 2] {
+    let Attention { s, d, dtype, .. } = attention;
     let (forward, backward) = (Forward { attention }, Backward { attention });
     let inputs = backward.inputs(9);
     let round: fn(f64) -> f64 = match dtype {
@@ -290,20 +290,37 @@ fn errors_of_rounding(s: usize, d: usize, causal: bool, dtype: Dtype) -> [Compar
 
 #[test]
 fn rounding_to_16_bits_stays_well_within_the_tolerance() {
-    for dtype in [Dtype::Bf16, Dtype::F16] {
+    let normal = [(64, 64, false), (200, 64, true), (512, 64, false), (512, 128, true)];
+    let hard = [(200, 64, true), (512, 128, false)];
+    for (dtype, outliers) in [(Dtype::Bf16, false), (Dtype::F16, false), (Dtype::Bf16, true), (Dtype::F16, true)] {
         let mut worst = [Tolerance { max_error: 0.0, relative_l2: 0.0 }; 2];
-        for (s, d, causal) in [(64, 64, false), (200, 64, true), (512, 64, false), (512, 128, true)] {
-            let errors = errors_of_rounding(s, d, causal, dtype);
-            for (worst, error) in worst.iter_mut().zip(errors) {
-                eprintln!("s{s} d{d} causal {causal} {dtype:?}: {error:?}");
+        for &(s, d, causal) in if outliers { &hard[..] } else { &normal } {
+            let problem = Attention { outliers, ..attention(1, s, d, causal, dtype) };
+            for (worst, error) in worst.iter_mut().zip(errors_of_rounding(problem)) {
+                eprintln!("{problem:?}: {error:?}");
                 worst.max_error = worst.max_error.max(error.max_error);
                 worst.relative_l2 = worst.relative_l2.max(error.relative_l2);
             }
         }
-        for (worst, allowed) in worst.into_iter().zip([tolerance(dtype), gradient_tolerance(dtype)]) {
+        for (worst, allowed) in worst.into_iter().zip([tolerance(dtype), gradient_tolerance(dtype, outliers)]) {
             for (error, allowed) in [(worst.max_error, allowed.max_error), (worst.relative_l2, allowed.relative_l2)] {
-                assert!(error < allowed / 2.0 && error > allowed / 5.0, "{dtype:?}: {error:.1e} of {allowed:.1e}");
+                assert!(
+                    error < allowed / 2.0 && error > allowed / 5.0,
+                    "{dtype:?} outliers {outliers}: {error:.1e} of {allowed:.1e}"
+                );
             }
         }
     }
+}
+
+#[test]
+fn outliers_are_one_in_a_thousand_and_repeat() {
+    let problem = Forward { attention: Attention { outliers: true, ..attention(2, 500, 64, false, Dtype::F32) } };
+    let inputs = problem.inputs(4);
+    assert_eq!(inputs.tensor("q").as_bytes(), problem.inputs(4).tensor("q").as_bytes());
+    let q = inputs.tensor("q").to_f64(0, inputs.tensor("q").len());
+    let plain = random::normal(4, "q", q.len());
+    let moved: Vec<f64> = q.iter().zip(plain).map(|(q, plain)| q - f64::from(plain)).filter(|moved| *moved != 0.0).collect();
+    let (share, variance) = (moved.len() as f64 / q.len() as f64, moved.iter().map(|x| x * x).sum::<f64>() / moved.len() as f64);
+    assert!((8e-4..1.2e-3).contains(&share) && (85.0..115.0).contains(&variance), "{share} {variance}");
 }

@@ -1,0 +1,9 @@
+//! cuDNN 9 through its back-end interface, loaded at run time: what a library's own kernels make of a problem.
+//!
+//! Deliberately absent: the C headers, the C++ front end, and every operation that no workload here needs.
+
+pub mod api;
+pub mod graph;
+
+pub use api::Refusal;
+pub use graph::{Graph, Plan, Tensor};

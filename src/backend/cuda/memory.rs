@@ -1,0 +1,41 @@
+//! Whether a case fits on the device, asked before anything is allocated.
+
+use super::device::Device;
+use crate::backend::BackendError;
+
+/// Memory of the device that a case leaves to the driver and to the harness' own buffers, bytes.
+const RESERVE: u64 = 512 << 20;
+
+/// Checks that so many bytes can be allocated.
+///
+/// # Errors
+/// When they cannot, or the driver fails.
+pub fn require(device: &Device, bytes: u64) -> Result<(), BackendError> {
+    // What earlier cases freed returns to the device only when the stream is idle.
+    device.synchronize()?;
+    let (free, total) = device.memory()?;
+    check(bytes, free, total)
+}
+
+fn check(bytes: u64, free: u64, total: u64) -> Result<(), BackendError> {
+    let available = free.min(total.saturating_sub(RESERVE));
+    if bytes <= available {
+        return Ok(());
+    }
+    let gigabytes = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
+    Err(BackendError::OutOfMemory { needed: format!("{} on the GPU", gigabytes(bytes)), available: gigabytes(available) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_named_with_both_sizes() {
+        assert_eq!(check(1 << 30, 2 << 30, 80 << 30), Ok(()));
+        let error = check(18_000_000_000, 2_000_000_000, 80_000_000_000).unwrap_err();
+        assert_eq!(error.to_string(), "needs 18.00 GB on the GPU of memory, 2.00 GB are free");
+        assert!(check(u64::MAX, 80 << 30, 80 << 30).is_err());
+        assert!(check(80 << 30, 80 << 30, 80 << 30).is_err());
+    }
+}
