@@ -111,6 +111,19 @@ pub fn verify(executable: &mut dyn Executable, expected: &[Expected], tolerance:
     compare(executable.outputs()?, expected, tolerance)
 }
 
+/// Launches once more and compares bits with the outputs of the last launch: whether the order of additions is fixed.
+///
+/// # Errors
+/// When the launch fails.
+pub fn repeats(executable: &mut dyn Executable) -> Result<bool, BackendError> {
+    let before = executable.outputs()?.clone();
+    executable.poison_outputs()?;
+    executable.launch()?;
+    executable.synchronize()?;
+    let after = executable.outputs()?;
+    Ok(before.iter().all(|(name, tensor)| after.get(name).is_some_and(|again| again.as_bytes() == tensor.as_bytes())))
+}
+
 /// Compares outputs with the reference.
 ///
 /// # Errors

@@ -8,13 +8,13 @@ use safetensors::tensor::TensorView;
 use serde::Serialize;
 
 use super::{Choice, Format, print_json};
-use crate::backend::Target;
+use crate::backend::{BackendError, Target};
 use crate::builtin;
 use crate::exit::Exit;
 use crate::harness::cases::{Case, Group};
 use crate::harness::problem::{Ready, Setback};
 use crate::report::table::Table;
-use crate::verify::Comparison;
+use crate::verify::{Comparison, repeats};
 use crate::workload::{Dtype, Tensor};
 
 #[derive(Debug, clap::Args)]
@@ -41,6 +41,8 @@ struct Verified {
     total: u64,
     max_error: f64,
     relative_l2: f64,
+    /// Whether a second launch gave the same bits: a fact, not a verdict. Absent where the case did not pass.
+    repeatable: Option<bool>,
     /// Why it failed or was skipped.
     reason: Option<String>,
 }
@@ -71,7 +73,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     match arguments.format {
         Format::Json => print_json(&rows)?,
         Format::Text | Format::Markdown => {
-            let mut table = Table::new(&["case", "status", "checked", "max error", "relative L2"]);
+            let mut table = Table::new(&["case", "status", "checked", "max error", "relative L2", "same bits again"]);
             for row in &rows {
                 table.row(cells(row));
             }
@@ -93,10 +95,15 @@ fn verify_case(
     case: &Case,
     ready: &Ready,
     target: &Target,
-) -> anyhow::Result<Result<Comparison, Setback>> {
+) -> anyhow::Result<Result<(Comparison, bool), Setback>> {
     let (mut executable, comparison) = match ready.verify(group, case, target) {
         Ok(verified) => verified,
         Err(setback) => return Ok(Err(setback)),
+    };
+    let repeatable = match repeats(executable.as_mut()) {
+        Ok(repeatable) => repeatable,
+        Err(lost @ BackendError::Lost(_)) => return Ok(Err(Setback::Lost(lost.to_string()))),
+        Err(error) => return Ok(Err(Setback::Fail(format!("second launch: {error}")))),
     };
     if let Some(folder) = &arguments.dump {
         let outputs = executable.outputs().map_err(anyhow::Error::from)?;
@@ -117,7 +124,7 @@ fn verify_case(
         }
         dump(&folder.join(format!("{}.safetensors", case.id.replace('/', "_"))), &case.id, &tensors)?;
     }
-    Ok(Ok(comparison))
+    Ok(Ok((comparison, repeatable)))
 }
 
 /// Writes the file beside its place and renames it: a full disk leaves no half of one.
@@ -148,14 +155,14 @@ fn safetensors_dtype(dtype: Dtype) -> safetensors::Dtype {
     }
 }
 
-fn row(case: &str, outcome: Result<Comparison, Setback>) -> Verified {
-    let (status, comparison, reason) = match outcome {
-        Ok(comparison) => ("ok", comparison, None),
-        Err(Setback::Fail(reason) | Setback::Lost(reason)) => ("failed", Comparison::default(), Some(reason)),
-        Err(Setback::Skip(reason)) => ("skipped", Comparison::default(), Some(reason)),
+fn row(case: &str, outcome: Result<(Comparison, bool), Setback>) -> Verified {
+    let (status, (comparison, repeatable), reason) = match outcome {
+        Ok((comparison, repeatable)) => ("ok", (comparison, Some(repeatable)), None),
+        Err(Setback::Fail(reason) | Setback::Lost(reason)) => ("failed", Default::default(), Some(reason)),
+        Err(Setback::Skip(reason)) => ("skipped", Default::default(), Some(reason)),
     };
     let Comparison { checked, total, max_error, relative_l2 } = comparison;
-    Verified { case: case.to_owned(), status, checked, total, max_error, relative_l2, reason }
+    Verified { case: case.to_owned(), status, checked, total, max_error, relative_l2, repeatable, reason }
 }
 
 fn cells(row: &Verified) -> Vec<String> {
@@ -171,5 +178,6 @@ fn cells(row: &Verified) -> Vec<String> {
         ("skipped", Some(reason)) => format!("skipped: {reason}"),
         (status, _) => status.to_owned(),
     };
-    vec![row.case.clone(), status, checked, max_error, relative_l2]
+    let repeatable = row.repeatable.map_or_else(dash, |repeatable| if repeatable { "yes" } else { "no" }.to_owned());
+    vec![row.case.clone(), status, checked, max_error, relative_l2, repeatable]
 }

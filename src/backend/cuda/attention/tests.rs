@@ -2,18 +2,18 @@
 //! against FlashAttention's own gate, for repeatability, and its memory against what it declares.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::*;
-use crate::backend::Executable;
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::task::Task;
+use crate::backend::{BackendError, Executable};
 use crate::verify::{compare, verify};
 use crate::workload::attention::{Attention, components};
 use crate::workload::{Data, Dtype, Expected, Problem, Tensors, Tolerance};
 
-type Opened = (std::sync::Arc<Device>, MutexGuard<'static, ()>);
+type Opened = (Arc<Device>, MutexGuard<'static, ()>);
 
 /// The first GPU, one test at a time: memory is measured for the whole device. Says so where there is none.
 fn gpu() -> Option<Opened> {
@@ -28,25 +28,34 @@ fn gpu() -> Option<Opened> {
     }
 }
 
-fn prepare<P: Problem>(row: &Implementation<P>, problem: &P, inputs: &Tensors, device: &std::sync::Arc<Device>) -> Task {
+/// A row made ready; `None`, with the reason printed, where it stands on a library that is not there or declines.
+fn prepare<P: Problem>(row: &Implementation<P>, problem: &P, inputs: &Tensors, device: &Arc<Device>) -> Option<Task> {
     let Prepare::CudaWithin { prepare, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
-    prepare(problem, inputs, device).unwrap_or_else(|error| panic!("{}: {error}", row.name))
+    match prepare(problem, inputs, device) {
+        Ok(task) => Some(task),
+        Err(BackendError::Unsupported(reason)) => {
+            eprintln!("skipped: {}: {reason}", row.name);
+            None
+        }
+        Err(error) => panic!("{}: {error}", row.name),
+    }
 }
 
-/// Verifies every row that supports the problem; returns how many.
-fn check<P: Problem>(rows: &[Implementation<P>], problem: &P, device: &std::sync::Arc<Device>, name: &str) -> usize {
+/// Verifies every row that supports the problem; returns how many did.
+fn check<P: Problem>(rows: &[Implementation<P>], problem: &P, device: &Arc<Device>, name: &str) -> usize {
     let inputs = problem.inputs(21);
     let expected = problem.reference(&inputs);
-    let supporting = rows.iter().filter(|row| (row.supports)(problem).is_ok());
-    let verified = supporting.map(|row| {
-        let mut task = prepare(row, problem, &inputs, device);
+    let mut verified = 0;
+    for row in rows.iter().filter(|row| (row.supports)(problem).is_ok()) {
+        let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
         // Twice: a launch must not depend on what the last one left.
         for launch in 1..=2 {
             let result = verify(&mut task, &expected, problem.tolerance());
             assert!(result.is_ok(), "{} launch {launch}, {name}: {}", row.name, result.unwrap_err());
         }
-    });
-    verified.count()
+        verified += 1;
+    }
+    verified
 }
 
 fn bf16(b: usize, h: usize, s: usize, d: usize, causal: bool) -> Attention {
@@ -153,15 +162,13 @@ fn rounding(expected: &Expected) -> f64 {
 }
 
 /// FlashAttention's gate: each rung within `factor` times the naive one's error, and two roundings.
-fn gate<P: Problem>(rows: &[Implementation<P>], problem: &P, factor: f64, device: &std::sync::Arc<Device>) {
+fn gate<P: Problem>(rows: &[Implementation<P>], problem: &P, factor: f64, device: &Arc<Device>) {
     let inputs = problem.inputs(22);
     let expected = problem.reference(&inputs);
-    let naive = errors(&mut prepare(&rows[0], problem, &inputs, device), &expected);
-    for row in &rows[1..] {
-        if (row.supports)(problem).is_err() {
-            continue;
-        }
-        let found = errors(&mut prepare(row, problem, &inputs, device), &expected);
+    let naive = errors(&mut prepare(&rows[0], problem, &inputs, device).expect("an own kernel"), &expected);
+    for row in rows[1..].iter().filter(|row| (row.supports)(problem).is_ok()) {
+        let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
+        let found = errors(&mut task, &expected);
         for ((found, naive), expected) in found.iter().zip(&naive).zip(&expected) {
             let allowed = factor * naive + 2.0 * rounding(expected);
             assert!(*found <= allowed, "{} {}: {found:.1e}, naive {naive:.1e}, allowed {allowed:.1e}", row.name, expected.name);
@@ -183,8 +190,9 @@ fn every_rung_passes_flash_attentions_gate() {
 
 #[test]
 fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
-    fn differing<P: Problem>(row: &Implementation<P>, problem: &P, device: &std::sync::Arc<Device>) -> Vec<String> {
-        let mut task = prepare(row, problem, &problem.inputs(23), device);
+    /// Outputs whose bits differ between five launches.
+    fn differing<P: Problem>(row: &Implementation<P>, problem: &P, device: &Arc<Device>) -> Vec<String> {
+        let Some(mut task) = prepare(row, problem, &problem.inputs(23), device) else { return Vec::new() };
         let mut launch = || {
             task.poison_outputs().unwrap();
             task.launch().unwrap();
@@ -195,51 +203,49 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
         let mut differing = BTreeSet::new();
         for _ in 0..4 {
             let again = launch();
-            for (name, tensor) in first.iter() {
-                if tensor.as_bytes() != again.tensor(name).as_bytes() {
-                    differing.insert(name.to_owned());
-                }
-            }
+            let changed = first.iter().filter(|(name, tensor)| tensor.as_bytes() != again.tensor(name).as_bytes());
+            differing.extend(changed.map(|(name, _)| name.to_owned()));
         }
         differing.into_iter().collect()
     }
     let Some((device, _alone)) = gpu() else { return };
     let attention = bf16(1, 16, 1000, 128, false);
-    for row in FORWARD.iter().filter(|row| (row.supports)(&Forward { attention }).is_ok()) {
-        assert_eq!(differing(row, &Forward { attention }, &device), [""; 0], "{}", row.name);
-    }
-    for row in BACKWARD.iter().filter(|row| (row.supports)(&Backward { attention }).is_ok()) {
-        let differing = differing(row, &Backward { attention }, &device);
-        eprintln!("{}: outputs that differ between launches: {differing:?}", row.name);
-        match row.name {
-            "cuda/naive" => assert_eq!(differing, [""; 0]),
-            "cuda/flash_mma" => assert!(differing.iter().all(|name| name == "grad_q"), "{differing:?}"),
+    let forward = FORWARD.iter().map(|row| (row.name, differing(row, &Forward { attention }, &device)));
+    let backward = BACKWARD.iter().map(|row| (row.name, differing(row, &Backward { attention }, &device)));
+    for (name, differing) in forward.chain(backward) {
+        eprintln!("{name}: outputs that differ between launches: {differing:?}");
+        match name {
             // A library's own business.
-            _ => {}
+            "cuda/cudnn" => {}
+            // Sums of grad_q are added to memory in the order in which blocks come to it.
+            _ => assert!(differing.iter().all(|output| output == "grad_q" && name == "cuda/flash_mma"), "{name}: {differing:?}"),
         }
     }
 }
 
 #[test]
 fn declared_memory_is_within_a_twentieth_of_what_is_used() {
-    fn used<P: Problem>(rows: &[Implementation<P>], problem: &P, device: &std::sync::Arc<Device>) {
+    fn used<P: Problem>(rows: &[Implementation<P>], problem: &P, device: &Arc<Device>) {
         let inputs = problem.inputs(24);
         for row in rows.iter().filter(|row| (row.supports)(problem).is_ok()) {
-            let Prepare::CudaWithin { device_bytes, prepare } = row.prepare else { panic!("{} declares no memory", row.name) };
+            let Prepare::CudaWithin { device_bytes, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
             let free = || {
                 device.synchronize().unwrap();
                 device.memory().unwrap().0 as f64
             };
             // Once before, so that modules and the pool's own overhead are not counted.
-            drop(prepare(problem, &inputs, device).unwrap());
+            if prepare(row, problem, &inputs, device).is_none() {
+                continue;
+            }
             let before = free();
-            let task = prepare(problem, &inputs, device).unwrap();
+            let task = prepare(row, problem, &inputs, device);
             let used = before - free();
             drop(task);
             let declared = device_bytes(problem) as f64;
             eprintln!("{}: declared {:.1} MB, used {:.1} MB", row.name, declared / 1e6, used / 1e6);
-            // Allocations come from the driver in pieces of 32 MiB.
-            assert!((used - declared).abs() <= 0.05 * declared + 64e6, "{}: declared {declared}, used {used}", row.name);
+            // Allocations come from the driver in pieces of 32 MiB. What a library takes for itself is only shown.
+            let close = (used - declared).abs() <= 0.05 * declared + 64e6;
+            assert!(close || row.name == "cuda/cudnn", "{}: declared {declared}, used {used}", row.name);
         }
     }
     let Some((device, _alone)) = gpu() else { return };

@@ -197,17 +197,24 @@ impl Graph {
         Ok(())
     }
 
+    /// All operations together. Without a handle cuDNN checks them, but can plan nothing.
+    ///
+    /// # Errors
+    /// When cuDNN refuses.
+    pub fn whole(&self, handle: Option<&Handle>) -> Result<Descriptor, Refusal> {
+        let operations: Vec<&Descriptor> = self.operations.iter().collect();
+        let mut attributes = vec![(A::GraphOperations, Value::Descriptors(&operations))];
+        attributes.extend(handle.map(|handle| (A::GraphHandle, Value::Handle(handle))));
+        Descriptor::finished(Kind::OperationGraph, &attributes)
+    }
+
     /// The plan that cuDNN's heuristic puts first among those that it can build, on these addresses of the tensors in memory.
     ///
     /// # Errors
     /// When cuDNN has none, or memory is short.
     pub fn plan(self, device: &Arc<Device>, memory: &[(Tensor, u64)]) -> Result<Plan, BackendError> {
         let handle = Handle::new(device)?;
-        let operations: Vec<&Descriptor> = self.operations.iter().collect();
-        let graph = Descriptor::finished(
-            Kind::OperationGraph,
-            &[(A::GraphOperations, Value::Descriptors(&operations)), (A::GraphHandle, Value::Handle(&handle))],
-        )?;
+        let graph = self.whole(Some(&handle))?;
         let heuristics = Descriptor::finished(
             Kind::Heuristics,
             &[(A::HeuristicsOperationGraph, Value::Descriptors(&[&graph])), (A::HeuristicsMode, Value::Heuristic)],
