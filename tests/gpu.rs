@@ -94,7 +94,7 @@ fn a_bad_kernel_has_no_time_and_the_others_go_on() {
     let Some(_gpu) = gpu() else { return };
     let outcome = bench("faults", "n100000/cuda/(right|wrong|unwritten|syntax|shape|memory)/");
     // The compiler's log names the file and the line.
-    outcome.expect(1, &["faults FAULT=3", "faults(3)", "launch faults", "GB on the GPU"]);
+    outcome.expect(1, &["faults FAULT=3", "faults.cu(3)", "launch faults", "GB on the GPU"]);
     assert_eq!(outcome.part("cases").len(), 2, "right, hot and cold");
     assert_eq!(outcome.part("failed").len(), 8, "wrong, unwritten, syntax, shape");
     assert_eq!(outcome.part("skipped").len(), 2, "memory");

@@ -57,16 +57,29 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
         std::fs::create_dir_all(folder).with_context(|| format!("failed to write {}", folder.display()))?;
     }
     let mut rows = Vec::new();
+    let mut lost = None;
     for group in &selection.groups {
-        let ready = Ready::new(group, arguments.seed);
-        for case in &group.cases {
+        let ready = match &lost {
+            Some(lost) => Err(Setback::Fail(String::clone(lost))),
+            None => Ready::new(group, arguments.seed),
+        };
+        // What is right hot is right cold: one case an implementation.
+        for case in group.cases.chunk_by(|a, b| a.index == b.index).map(|cases| &cases[0]) {
             eprintln!("verifying {}", case.id);
-            let outcome = match &ready {
-                Ok(ready) => verify_case(arguments, group, case, ready, &target)?,
-                Err(setback) => Err(setback.clone()),
+            let outcome = match (&ready, &lost) {
+                (_, Some(lost)) => Err(Setback::Fail(String::clone(lost))),
+                (Ok(ready), None) => verify_case(arguments, group, case, ready, &target)?,
+                (Err(setback), None) => Err(setback.clone()),
             };
+            if matches!(outcome, Err(Setback::Lost(_))) {
+                lost = Some(format!("not run: {} lost the GPU", case.id));
+            }
             rows.push(row(&case.id, outcome));
         }
+    }
+    if lost.is_some() {
+        // A lost device gives nothing back, and may never answer: it is left to the end of the process.
+        std::mem::forget(target);
     }
     rows.extend(selection.skipped.iter().map(|(id, reason)| row(id, Err(Setback::Skip(reason.clone())))));
     let failed = rows.iter().filter(|row| row.status == "failed").count();
@@ -102,7 +115,10 @@ fn verify_case(
     };
     let repeatable = match repeats(executable.as_mut()) {
         Ok(repeatable) => repeatable,
-        Err(lost @ BackendError::Lost(_)) => return Ok(Err(Setback::Lost(lost.to_string()))),
+        Err(lost @ BackendError::Lost(_)) => {
+            std::mem::forget(executable);
+            return Ok(Err(Setback::Lost(lost.to_string())));
+        }
         Err(error) => return Ok(Err(Setback::Fail(format!("second launch: {error}")))),
     };
     if let Some(folder) = &arguments.dump {

@@ -148,6 +148,10 @@ impl Execution<'_> {
                     Err(setback) => exit = exit.max(self.set_back(case, &setback)?),
                 }
             }
+            if self.lost.is_some() {
+                // To free what a hung kernel uses is to wait for it.
+                std::mem::forget(executable);
+            }
         }
         Ok(exit)
     }

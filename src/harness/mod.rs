@@ -273,7 +273,12 @@ fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
 fn run_cases(mut execution: Execution<'_>, selection: &Selection<'_>, store: &Store) -> Result<Exit, HarnessError> {
     let elapsed = Elapsed::default();
     let mut criterion = new_criterion(store, elapsed.clone());
-    execution.run(selection, &mut criterion, &elapsed)
+    let outcome = execution.run(selection, &mut criterion, &elapsed);
+    if execution.lost.is_some() {
+        // A lost device gives nothing back, and may never answer: it is left to the end of the process.
+        std::mem::forget(execution);
+    }
+    outcome
 }
 
 fn new_criterion(store: &Store, elapsed: Elapsed) -> Criterion<Elapsed> {

@@ -57,8 +57,16 @@ impl Ready {
     pub fn verify(&self, group: &Group<'_>, case: &Case, target: &Target) -> Result<(Box<dyn Executable>, Comparison), Setback> {
         let verified = guard::catch(|| {
             let mut executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
-            let comparison = verify(executable.as_mut(), &self.expected, self.tolerance)?;
-            Ok((executable, comparison))
+            match verify(executable.as_mut(), &self.expected, self.tolerance) {
+                Ok(comparison) => Ok((executable, comparison)),
+                Err(error) => {
+                    if matches!(error, VerifyError::Backend(BackendError::Lost(_))) {
+                        // To free what a hung kernel uses is to wait for it.
+                        std::mem::forget(executable);
+                    }
+                    Err(error)
+                }
+            }
         });
         verified.map_err(Setback::Fail)?.map_err(|error| match error {
             VerifyError::Backend(reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_))) => {
