@@ -12,19 +12,22 @@ pub enum Library {
     Driver,
     /// `libnvrtc`: compiles kernels; needs no GPU.
     Nvrtc,
+    /// `libcublasLt`: cuDNN stands on it, and ends the process where it is missing.
+    CublasLt,
     /// `libcudnn`: a peer for attention; optional.
     Cudnn,
 }
 
 impl Library {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Driver, Self::Nvrtc, Self::Cudnn];
+    pub const ALL: [Self; 4] = [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Cudnn];
 
     /// What a person calls it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Driver => "NVIDIA driver (libcuda)",
             Self::Nvrtc => "NVRTC (libnvrtc)",
+            Self::CublasLt => "cuBLASLt (libcublasLt)",
             Self::Cudnn => "cuDNN (libcudnn)",
         }
     }
@@ -34,6 +37,7 @@ impl Library {
         match self {
             Self::Driver => &["libcuda.so.1", "libcuda.so"],
             Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so"],
+            Self::CublasLt => &["libcublasLt.so.13"],
             Self::Cudnn => &["libcudnn.so.9"],
         }
     }
@@ -42,7 +46,7 @@ impl Library {
     const fn companions(self) -> &'static [&'static str] {
         match self {
             // cuDNN's run path leads to its own parts.
-            Self::Driver | Self::Cudnn => &[],
+            Self::Driver | Self::CublasLt | Self::Cudnn => &[],
             Self::Nvrtc => &["libnvrtc-builtins.so.13.0", "libnvrtc-builtins.so.13.1", "libnvrtc-builtins.so.13.2"],
         }
     }
@@ -52,6 +56,7 @@ impl Library {
         match self {
             Self::Driver => "install the NVIDIA driver (for containers: start them with --gpus all)",
             Self::Nvrtc => "pip install 'nvidia-cuda-nvrtc==13.0.*', or a CUDA 13 toolkit",
+            Self::CublasLt => "pip install 'nvidia-cublas==13.*', or a CUDA 13 toolkit (only the cuda/cudnn rows need it)",
             Self::Cudnn => "pip install nvidia-cudnn-cu13 (only the cuda/cudnn rows need it)",
         }
     }
