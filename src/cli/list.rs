@@ -25,6 +25,8 @@ struct Listed {
     matmul_flops: u64,
     bytes: u64,
     host_bytes: u64,
+    /// Declared by GPU implementations; absent where nothing is declared.
+    device_bytes: Option<u64>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
@@ -41,6 +43,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
             matmul_flops: work.matmul_flops(),
             bytes: work.total_bytes(),
             host_bytes: problem.host_bytes(),
+            device_bytes: group.bound.device_bytes(case.index),
         }));
     }
     listed.extend(selection.skipped.iter().map(|(id, reason)| Listed {
@@ -49,6 +52,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
         matmul_flops: 0,
         bytes: 0,
         host_bytes: 0,
+        device_bytes: None,
     }));
     if arguments.format == Format::Json {
         print_json(&listed)?;
@@ -70,14 +74,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
         }
         println!();
     }
-    let mut table = Table::new(&["case", "work", "memory", "status"]);
+    let mut table = Table::new(&["case", "work", "memory", "GPU memory", "status"]);
     for case in &listed {
         let (work, memory) = match (case.matmul_flops, case.bytes) {
             (0, 0) => ("-".to_owned(), "-".to_owned()),
             (0, bytes) => (crate::report::bytes(bytes), crate::report::bytes(case.host_bytes)),
             (flops, _) => (format!("{:.2} GFLOP", flops as f64 / 1e9), crate::report::bytes(case.host_bytes)),
         };
-        table.row(vec![case.case.clone(), work, memory, case.status.clone()]);
+        let device_memory = case.device_bytes.map_or_else(|| "-".to_owned(), crate::report::bytes);
+        table.row(vec![case.case.clone(), work, memory, device_memory, case.status.clone()]);
     }
     println!("{}", if arguments.format == Format::Markdown { table.markdown() } else { table.text() });
     Ok(Exit::Fine)

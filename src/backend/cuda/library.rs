@@ -43,8 +43,8 @@ impl Library {
         match self {
             Self::Driver => &["libcuda.so.1", "libcuda.so"],
             Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so"],
-            Self::CublasLt => &["libcublasLt.so.13", "libcublasLt.so"],
-            Self::Cupti => &["libcupti.so.13", "libcupti.so"],
+            Self::CublasLt => &["libcublasLt.so.13"],
+            Self::Cupti => &["libcupti.so.13"],
             Self::Nvml => &["libnvidia-ml.so.1"],
             Self::Cudnn => &["libcudnn.so.9"],
         }

@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use super::device::{Argument, Device, Kernel, Shape};
 use super::sources::Build;
 use super::task::{Output, Task};
@@ -222,7 +224,13 @@ fn unpack(bytes: &[u8], shape: &[usize]) -> Tensor {
         // Not a spike: poison, or a fault of the kernel. Never equal to a reference.
         _ => 0x7f,
     };
-    let spikes = bytes.chunks(row_bytes).flat_map(|row| (0..shape[1]).map(move |neuron| spike(row, neuron))).collect::<Vec<i8>>();
+    let mut spikes = vec![0i8; shape.iter().product()];
+    spikes.par_chunks_mut(shape[1].max(1)).zip(bytes.par_chunks(row_bytes)).for_each(|(spikes, row)| {
+        let parts = spikes.par_chunks_mut(1 << 16).enumerate();
+        parts.for_each(|(part, spikes)| {
+            spikes.iter_mut().enumerate().for_each(|(i, out)| *out = spike(row, (part << 16) + i));
+        });
+    });
     Tensor::new(shape.to_vec(), Data::I8(spikes))
 }
 

@@ -11,6 +11,9 @@ use crate::backend::cuda::library::{self, Library};
 /// Oldest version that is used: earlier ones need workarounds for masks and accumulators.
 const OLDEST: usize = 91_100;
 
+/// The CUDA that it must be built for.
+const CUDA: usize = 13;
+
 /// A pointer as cuDNN hands it out: to a descriptor, a handle, or device memory.
 pub type Raw = *mut c_void;
 
@@ -212,15 +215,21 @@ fn api() -> Result<&'static Api, Refusal> {
 }
 
 fn load() -> Result<Api, Refusal> {
-    library::load(Library::Cudnn)
-        .ok_or_else(|| Refusal(format!("needs {}: {}", Library::Cudnn.name(), Library::Cudnn.advice())))?;
+    for library in [Library::CublasLt, Library::Cudnn] {
+        library::load(library).ok_or_else(|| Refusal(format!("needs {}: {}", library.name(), library.advice())))?;
+    }
     // SAFETY: the types are those of cuDNN 9's headers, where enumerations are unsigned and a status is an int.
     unsafe {
         let version: unsafe extern "C" fn() -> usize = function(c"cudnnGetVersion")?;
-        let version = version();
+        let runtime: unsafe extern "C" fn() -> usize = function(c"cudnnGetCudartVersion")?;
+        let (version, runtime) = (version(), runtime());
         if version < OLDEST {
             let show = |version: usize| format!("{}.{}", version / 10_000, version / 100 % 100);
             return Err(Refusal(format!("needs cuDNN {} or later, here is {}", show(OLDEST), show(version))));
+        }
+        // One for another CUDA would look for that CUDA's cuBLASLt.
+        if runtime / 1000 != CUDA {
+            return Err(Refusal(format!("needs a cuDNN for CUDA {CUDA}, here is one for {}", runtime / 1000)));
         }
         Ok(Api {
             create: function(c"cudnnCreate")?,

@@ -50,7 +50,6 @@ pub struct Graph {
     operations: Vec<Descriptor>,
     parts: Vec<Descriptor>,
     tensors: Vec<Descriptor>,
-    layouts: Vec<Layout>,
     scalars: Vec<(Tensor, f32)>,
 }
 
@@ -93,13 +92,7 @@ impl Graph {
         ];
         attributes.extend(flag.map(|flag| (flag, Value::Flag(true))));
         self.tensors.push(Descriptor::finished(Kind::Tensor, &attributes)?);
-        self.layouts.push(layout);
         Ok(tensor)
-    }
-
-    /// The layout that a tensor was made with.
-    pub fn layout(&self, tensor: Tensor) -> Layout {
-        self.layouts[tensor.0]
     }
 
     /// c = a b over the last two axes, summed in fp32.
@@ -128,7 +121,7 @@ impl Graph {
         self.pointwise_in(DataType::F32, mode, &[], inputs, y)
     }
 
-    /// y[i] = the element's index along `axis`: an integer of 32 bits.
+    /// y = the index of each element of x along `axis`, an integer of 32 bits.
     ///
     /// # Errors
     /// When cuDNN refuses.
@@ -224,21 +217,25 @@ impl Graph {
         let workspace = device.allocate(plan.integer(A::PlanWorkspaceSize)?.max(0) as usize)?;
 
         let values: Box<[f32]> = self.scalars.iter().map(|(_, value)| *value).collect();
-        // cuDNN reads a number at its address on the host when the plan runs.
-        let scalars = self.scalars.iter().zip(&values).map(|((tensor, _), value)| (tensor.id(), std::ptr::from_ref(value) as u64));
-        let (ids, addresses): (Vec<i64>, Vec<u64>) =
-            memory.iter().map(|(tensor, address)| (tensor.id(), *address)).chain(scalars).unzip();
-        let pointers: Vec<Raw> = addresses.into_iter().map(|address| address as Raw).collect();
-        let pack = Descriptor::finished(
-            Kind::VariantPack,
-            &[
-                (A::PackDataPointers, Value::Pointers(&pointers)),
-                (A::PackUniqueIds, Value::Integers(&ids)),
-                (A::PackWorkspace, Value::Pointers(&[workspace.address() as Raw])),
-            ],
-        )?;
+        let pack = self.pack(memory, &values, workspace.address())?;
         let made_of = vec![config, heuristics, graph];
         Ok(Plan { pack, plan, _made_of: made_of, _graph: self, handle, workspace, _scalars: values })
+    }
+}
+
+impl Graph {
+    /// Addresses of the tensors in memory, of the scalars on the host, and of the workspace.
+    fn pack(&self, memory: &[(Tensor, u64)], values: &[f32], workspace: u64) -> Result<Descriptor, Refusal> {
+        // cuDNN reads a number at its address on the host when the plan runs.
+        let scalars = self.scalars.iter().zip(values).map(|((tensor, _), value)| (*tensor, std::ptr::from_ref(value) as u64));
+        let (ids, addresses): (Vec<i64>, Vec<Raw>) =
+            memory.iter().copied().chain(scalars).map(|(tensor, address)| (tensor.id(), address as Raw)).unzip();
+        let attributes = [
+            (A::PackDataPointers, Value::Pointers(&addresses)),
+            (A::PackUniqueIds, Value::Integers(&ids)),
+            (A::PackWorkspace, Value::Pointers(&[workspace as Raw])),
+        ];
+        Descriptor::finished(Kind::VariantPack, &attributes)
     }
 }
 
@@ -283,5 +280,35 @@ impl Plan {
     /// Device memory that the engine asked for beside the tensors, bytes.
     pub fn workspace_bytes(&self) -> usize {
         self.workspace.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_transpose_without_moving() {
+        let layout = Layout::contiguous([2, 3, 5, 7]);
+        assert_eq!(layout.strides, [105, 35, 7, 1]);
+        let transposed = Layout { extents: [2, 3, 7, 5], strides: [105, 35, 1, 7] };
+        assert_eq!((layout.transposed(), transposed.transposed()), (transposed, layout));
+    }
+
+    #[test]
+    fn addresses_and_numbers_are_packed() {
+        if let Err(refusal) = api::version() {
+            eprintln!("skipped: {refusal}");
+            return;
+        }
+        let mut graph = Graph::default();
+        let layout = Layout::contiguous([1, 2, 64, 64]);
+        let x = graph.memory(layout, DataType::Bf16).unwrap();
+        let y = graph.memory(layout, DataType::Bf16).unwrap();
+        let factor = graph.scalar(2.0).unwrap();
+        graph.pointwise(Mode::Multiply, &[x, factor], y).unwrap();
+        assert!(graph.whole(None).is_ok());
+        // Addresses are kept, not followed.
+        assert!(graph.pack(&[(x, 0x1000), (y, 0x2000)], &[2.0], 0x3000).is_ok());
     }
 }
