@@ -211,8 +211,12 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// Asks git about a folder.
+    /// Asks git about a folder; `KERNELGATE_COMMIT` answers where a binary runs away from the repository that it was built in
+    /// (`COMMIT`, or `COMMIT+changes` when tracked files differed).
     pub fn of(root: &Path) -> Self {
+        if let Some(given) = std::env::var("KERNELGATE_COMMIT").ok().filter(|given| !given.is_empty()) {
+            return Self::parse(&given);
+        }
         let git = |arguments: &[&str]| {
             let output = Command::new("git").arg("-C").arg(root).args(arguments).output().ok()?;
             output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -221,6 +225,11 @@ impl Provenance {
             commit: git(&["rev-parse", "HEAD"]),
             dirty: git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|changes| !changes.is_empty()),
         }
+    }
+
+    fn parse(given: &str) -> Self {
+        let commit = given.strip_suffix("+changes");
+        Self { commit: Some(commit.unwrap_or(given).to_owned()), dirty: commit.is_some() }
     }
 
     /// "1a2b3c4d" or "1a2b3c4d+changes", for tables.
@@ -252,6 +261,13 @@ mod tests {
         assert_eq!(slug("NVIDIA H200"), "nvidia-h200");
         assert_eq!(slug("../../etc"), "etc");
         assert_eq!(slug("(R)"), "unknown");
+    }
+
+    #[test]
+    fn a_commit_may_be_given() {
+        let given = |text| (Provenance::parse(text).short(), Provenance::parse(text).dirty);
+        assert_eq!(given("1a2b3c4d5e"), ("1a2b3c4d".to_owned(), false));
+        assert_eq!(given("1a2b3c4d5e+changes"), ("1a2b3c4d+changes".to_owned(), true));
     }
 
     #[test]
