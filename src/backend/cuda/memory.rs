@@ -1,6 +1,8 @@
 //! Whether a case fits on the device, asked before anything is allocated.
 
-use super::device::Device;
+use cudarc::driver::result;
+
+use super::device::{Device, failed};
 use crate::backend::BackendError;
 
 /// Memory of the device that a case leaves to the driver and to the harness' own buffers, bytes.
@@ -11,10 +13,23 @@ const RESERVE: u64 = 512 << 20;
 /// # Errors
 /// When they cannot, or the driver fails.
 pub fn require(device: &Device, bytes: u64) -> Result<(), BackendError> {
-    // What earlier cases freed returns to the device only when the stream is idle.
-    device.synchronize()?;
-    let (free, total) = device.memory()?;
+    let (free, total) = settled(device)?;
     check(bytes, free, total)
+}
+
+/// Free and total device memory, bytes, once the launches have finished and what was freed has left the driver's pool.
+///
+/// # Errors
+/// When the driver fails.
+pub fn settled(device: &Device) -> Result<(u64, u64), BackendError> {
+    device.synchronize()?;
+    // SAFETY: the device of an open context; what the pool gives up, nobody holds. A device without pools keeps nothing back.
+    unsafe {
+        if let Ok(pool) = result::device::get_mem_pool(device.context().cu_device()) {
+            result::mem_pool::trim_to(pool, 0).map_err(|error| failed("return freed memory", &error))?;
+        }
+    }
+    device.memory()
 }
 
 fn check(bytes: u64, free: u64, total: u64) -> Result<(), BackendError> {

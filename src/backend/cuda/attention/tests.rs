@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::backend::cuda::device::Device;
+use crate::backend::cuda::memory;
 use crate::backend::cuda::task::Task;
 use crate::backend::{BackendError, Executable};
 use crate::verify::{compare, verify};
@@ -255,10 +256,7 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
         let inputs = problem.inputs(24);
         for row in rows.iter().filter(|row| (row.supports)(problem).is_ok()) {
             let Prepare::CudaWithin { device_bytes, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
-            let free = || {
-                device.synchronize().unwrap();
-                device.memory().unwrap().0 as f64
-            };
+            let free = || memory::settled(device).unwrap().0 as f64;
             // Once before, so that modules and the pool's own overhead are not counted.
             if prepare(row, problem, &inputs, device).is_none() {
                 continue;
