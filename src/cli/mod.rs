@@ -6,6 +6,7 @@ mod baseline;
 mod doctor;
 mod gate;
 mod list;
+mod peers;
 mod resources;
 mod timing;
 mod verify;
@@ -57,6 +58,8 @@ enum Verb {
     Resources(resources::Arguments),
     /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold caches, ceilings
     Timing(timing::Arguments),
+    /// The last run beside PyTorch's and other kernels for the same problems, timed now
+    Peers(peers::Arguments),
     /// List, show, extend, import and export baselines
     #[command(subcommand)]
     Baseline(baseline::Verb),
@@ -94,6 +97,7 @@ impl Cli {
             Verb::Gate(arguments) => gate::run(&arguments, &store),
             Verb::Resources(arguments) => resources::run(&arguments, &store),
             Verb::Timing(arguments) => timing::run(&arguments),
+            Verb::Peers(arguments) => peers::run(&arguments, &store),
             Verb::Baseline(verb) => baseline::run(&verb, &store),
         }
     }
