@@ -131,7 +131,10 @@ impl Choice {
         }
         let selection = cases::select(all(), Effort::Thorough, place, &self.axis, &filter)?;
         if selection.matched_nothing() {
-            return Err(cases::nothing_matches(filter.text().unwrap_or_default(), all()));
+            return Err(match filter.text() {
+                Some(text) => cases::nothing_matches(text, all()),
+                None => cases::nothing_has(&self.axis),
+            });
         }
         Ok(selection)
     }

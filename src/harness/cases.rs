@@ -158,6 +158,12 @@ pub fn check_overrides<'a>(suites: impl Iterator<Item = &'a dyn Suite>, override
     Ok(())
 }
 
+/// The error for axes, valid one by one, that no case has together.
+pub fn nothing_has(overrides: &[Override]) -> HarnessError {
+    let axes = overrides.iter().map(|wanted| format!("{}={}", wanted.axis, wanted.values.join(","))).collect::<Vec<_>>().join(" ");
+    HarnessError::Usage(format!("no case has the axes {axes} together; `kernelgate list` shows the axes of each workload"))
+}
+
 /// Every id of every effort.
 pub fn all_ids<'a>(suites: impl Iterator<Item = &'a dyn Suite>) -> Vec<String> {
     let anywhere = Place { kind: BackendKind::Cpu, otherwise: String::new() };

@@ -146,23 +146,25 @@ impl Harness {
     /// A filter that matches no case of the effort is tried on the whole sweep: who names a case wants that case.
     fn select(&self, flags: &Flags, place: &Place, filter: &Filter) -> Result<Option<(Selection<'_>, Effort)>, HarnessError> {
         let own = || self.suites.iter().map(AsRef::as_ref);
-        let mut effort = flags.effort();
+        let effort = flags.effort();
         let mut selection = cases::select(own(), effort, place, &flags.axis, filter)?;
         if selection.matched_nothing() && effort < Effort::Thorough {
             selection = cases::select(own(), Effort::Thorough, place, &flags.axis, filter)?;
             if !selection.matched_nothing() && flags.mode() != Mode::List {
                 eprintln!("{}: not among the default cases; {} of the whole sweep match", self.name, selection.count());
             }
-            effort = flags.effort();
         }
         if !selection.matched_nothing() {
             return Ok(Some((selection, effort)));
         }
-        let Some(text) = filter.text() else { return Ok(None) };
         if self.elsewhere(flags, place, filter).is_ok_and(|elsewhere| !elsewhere.matched_nothing()) {
             return Ok(None);
         }
-        Err(cases::nothing_matches(text, self.everything()))
+        match filter.text() {
+            Some(text) => Err(cases::nothing_matches(text, self.everything())),
+            None if !flags.axis.is_empty() && !matches!(filter, Filter::None) => Err(cases::nothing_has(&flags.axis)),
+            None => Ok(None),
+        }
     }
 
     /// What the package's other bench binaries have of what was asked for.
@@ -318,5 +320,22 @@ mod tests {
         assert_eq!(harness.everything().count(), builtin::all().len());
         let message = cases::nothing_matches("atention/foward", harness.everything()).to_string();
         assert!(message.contains("did you mean attention/forward"), "{message}");
+    }
+
+    #[test]
+    fn what_another_binary_has_is_no_mistake_and_what_none_has_is() {
+        let harness = Harness::new("st_bif", builtin::st_bif()).siblings(builtin::all());
+        let place = Place { kind: BackendKind::Cpu, otherwise: "elsewhere".to_owned() };
+        let select = |arguments: &[&str]| {
+            let flags = Flags::try_parse_from(arguments).unwrap();
+            let selected = harness.select(&flags, &place, &flags.filter()?)?;
+            Ok::<_, HarnessError>(selected.map(|(selection, _)| selection.count()))
+        };
+        assert_eq!(select(&["attention/softmax"]).unwrap(), None);
+        assert_eq!(select(&["--axis", "d=64"]).unwrap(), None);
+        assert_eq!(select(&["--axis", "n=7", "--axis", "t=4", "forward"]).unwrap(), Some(1));
+        let message = select(&["--axis", "n=7", "--axis", "d=64"]).unwrap_err().to_string();
+        assert!(message.starts_with("no case has the axes n=7 d=64 together"), "{message}");
+        assert!(select(&["st_bif/sideways"]).is_err());
     }
 }

@@ -130,8 +130,20 @@ pub fn to_text<T: Record>(record: &T) -> String {
 /// As [`write()`].
 pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
     let io = |source| FileError::Io { action: "write", path: path.to_owned(), source };
+    let mut file = temporary_beside(path).map_err(io)?;
+    file.write_all(text.as_bytes()).map_err(io)?;
+    file.as_file().sync_all().map_err(io)?;
+    file.persist(path).map_err(|error| io(error.error))?;
+    Ok(())
+}
+
+/// A temporary file in the folder of `path`, which is made where it is missing: to be filled and then renamed.
+///
+/// # Errors
+/// When the folder cannot be made or written.
+pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder).map_err(io)?;
+    std::fs::create_dir_all(folder)?;
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
     {
@@ -139,11 +151,7 @@ pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
-    let mut file = builder.prefix(".kernelgate-").tempfile_in(folder).map_err(io)?;
-    file.write_all(text.as_bytes()).map_err(io)?;
-    file.as_file().sync_all().map_err(io)?;
-    file.persist(path).map_err(|error| io(error.error))?;
-    Ok(())
+    builder.prefix(".kernelgate-").tempfile_in(folder)
 }
 
 /// Two-space JSON with sorted keys (`serde_json::Value` sorts them) and lists of plain values on one line, so that a diff
