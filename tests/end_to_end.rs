@@ -191,6 +191,22 @@ fn several_runs_on_a_side_find_a_smaller_slow_down() {
 }
 
 #[test]
+fn bench_binaries_of_one_session_share_a_baseline_and_a_gate() {
+    let package = Package::new();
+    let saxpy = fixture_path().with_file_name(format!("saxpy{}", std::env::consts::EXE_SUFFIX));
+    let line = "--bench --quick --noplot --axis n=4096 --save-baseline a";
+    let other = package.command(&saxpy, line).env("KERNELGATE_SESSION", "s1").output().unwrap();
+    Outcome::from(other).expect(0, &["example/saxpy/n4096/cpu/hot"]);
+    package.bench("s1", "n64 --save-baseline a").expect(0, &[]);
+    package.kernelgate("baseline list").expect(0, &["/a", "  2     2  "]);
+    package.set_times(&package.baseline("a"), 200_000.0);
+    for bench in ["fixture", "saxpy"] {
+        package.set_times(&package.record("s1").with_file_name(format!("{bench}.json")), 200_000.0);
+    }
+    package.kernelgate("gate --baseline a").expect(0, &["example/saxpy/n4096/cpu/hot", CASE, "2 unchanged"]);
+}
+
+#[test]
 fn a_run_records_how_much_of_the_processor_others_took() {
     let package = Package::new();
     let mut command = package.bench_command("s1", "--save-baseline a");
@@ -304,6 +320,8 @@ fn flags_filters_and_axes() {
     in_environment("KERNELGATE_EFFORT", "slow").expect(2, &["invalid value 'slow' for '--effort"]);
     in_environment("KERNELGATE_AXIS", "n").expect(2, &["`n` is not of the form axis=value"]);
     in_environment("KERNELGATE_AXIS", "n=7 fault=wrong").expect(0, &["fixture/spin/n7_wrong/cpu/hot"]);
+    let session = package.bench_command("../x", "").output().unwrap();
+    Outcome::from(session).expect(2, &["KERNELGATE_SESSION=`../x` is no plain file name"]);
     in_environment("KERNELGATE_SEED", "one").expect(2, &["invalid value 'one' for '--seed"]);
     let overflow = package.bench("s0", "--axis n=18446744073709551615");
     overflow.expect(2, &["nothing of what was asked for can run here"]);

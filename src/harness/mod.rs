@@ -187,7 +187,7 @@ impl Harness {
         let progress = Progress::new(flags, selection.count());
         let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
         progress.start(self.name, &environment, effort, selection.count(), not_elsewhere);
-        let session_id = session::session_id();
+        let session_id = session::session_id()?;
         let path = store.run_path(&session_id, self.name);
         let mut run = Run {
             bench: self.name.to_owned(),
@@ -256,7 +256,8 @@ fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
         command.exec()
     };
     #[cfg(not(unix))]
-    let error = match command.env("KERNELGATE_SESSION", session::session_id()).status() {
+    // Without exec the program's parent would be this process, not cargo: the session is settled here.
+    let error = match command.env("KERNELGATE_SESSION", session::session_id().unwrap_or_default()).status() {
         Ok(status) => return ExitCode::from(u8::try_from(status.code().unwrap_or(2)).unwrap_or(2)),
         Err(error) => error,
     };
@@ -299,7 +300,7 @@ fn open_baseline(store: &Store, environment: &Environment, name: &str) -> Result
     Baseline::open(&path, name)?;
     let folder = path.parent().unwrap_or(Path::new("."));
     let probe = std::fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
-    probe.map_err(|source| FileError::Io { action: "write", path: path.clone(), source })?;
+    probe.map_err(|cause| FileError::Io { action: "write", path: path.clone(), cause })?;
     Ok(path)
 }
 
