@@ -29,7 +29,7 @@ use crate::workload::{Effort, Override};
 #[command(
     name = "kernelgate",
     version,
-    after_help = "Exit codes: 0 fine, 1 regression or failed verification, 2 usage or broken input, 3 inconclusive, 4 refused (not comparable), 130 interrupted."
+    after_help = "Exit codes: 0 fine, 1 regression or failed verification, 2 usage or broken input, 3 inconclusive, 4 refused (not comparable), 130 interrupted, 141 nobody reads the output."
 )]
 pub struct Cli {
     /// Where committed baselines lie [default: baselines/ of the package]
