@@ -309,6 +309,7 @@ fn flags_filters_and_axes() {
     fixture("--bench a(").expect(2, &["filter `a(` is not a regular expression: unclosed group"]);
     fixture("--bench --axis fault=odd").expect(2, &["axis `fault` takes one of none, wrong", "not `odd`"]);
     fixture("--bench --axis depth=3").expect(2, &["no workload has an axis `depth`; axes are fault, n"]);
+    fixture("--bench --axis fault=work").expect(2, &["fixture/spin/n64_work: declared work: panicked", "the work is broken"]);
     fixture("--bench --axis n").expect(2, &["`n` is not of the form axis=value"]);
     fixture("--bench --sample-size 3").expect(2, &["--sample-size takes a number from 10"]);
     fixture("--bench --baseline none").expect(2, &["Criterion has no baseline `none`", "--save-baseline none"]);

@@ -225,6 +225,15 @@ mod tests {
     }
 
     #[test]
+    fn every_number_survives_reading_and_writing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.json");
+        let values: Vec<f64> = (1..2000).map(|i| f64::from(i) * 1e5 / 19.0).collect();
+        write(&path, &Sample { values: values.clone(), ..sample() }).unwrap();
+        assert_eq!(read::<Sample>(&path).unwrap().values, values);
+    }
+
+    #[test]
     fn broken_files_are_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.json");
