@@ -31,7 +31,7 @@ use crate::workload::{Effort, Override};
 #[command(
     name = "kernelgate",
     version,
-    after_help = "Exit codes: 0 fine, 1 regression or failed verification, 2 usage or broken input, 3 inconclusive, 4 refused (not comparable), 130 interrupted."
+    after_help = "Exit codes: 0 fine, 1 regression or failed verification, 2 usage or broken input, 3 inconclusive, 4 refused (not comparable), 130 interrupted, 141 nobody reads the output."
 )]
 pub struct Cli {
     /// Where committed baselines lie [default: baselines/ of the package]
@@ -139,7 +139,10 @@ impl Choice {
         }
         let selection = cases::select(all(), Effort::Thorough, place, &self.axis, &filter)?;
         if selection.matched_nothing() {
-            return Err(cases::nothing_matches(filter.text().unwrap_or_default(), all()));
+            return Err(match filter.text() {
+                Some(text) => cases::nothing_matches(text, all()),
+                None => cases::nothing_has(&self.axis),
+            });
         }
         Ok(selection)
     }
