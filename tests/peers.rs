@@ -16,7 +16,11 @@ fn peers(run: &str, answer: &str, line: &str) -> (i32, String) {
     std::fs::create_dir_all(&session).unwrap();
     std::fs::write(session.join("st_bif.json"), run).unwrap();
     let python = folder.path().join("python");
-    std::fs::write(&python, format!("#!/bin/sh\ncat > {}/asked\n{answer}\n", folder.path().display())).unwrap();
+    std::fs::write(
+        &python,
+        format!("#!/bin/sh\ncat > {0}/asked\necho $CUDA_VISIBLE_DEVICES >> {0}/asked\n{answer}\n", folder.path().display()),
+    )
+    .unwrap();
     std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_kernelgate"))
         .arg("peers")
@@ -53,7 +57,7 @@ fn peers_stand_beside_the_fastest_of_ours() {
     let answer = [environment("NVIDIA H200"), result, failed].join("\n");
     let outcome = peers(&recorded(), &answer, "forward");
     // 614.2 µs against 307.1 µs of vectorized; fused is slower and is not shown; the backward was filtered out.
-    expect(&outcome, 0, &["torch/compile", "cuda/vectorized", "2.00x", "97.", "not installed", r#""spikes":"int8""#]);
+    expect(&outcome, 0, &["torch/compile", "cuda/vectorized", "2.00x", "97.", "not installed", r#""spikes":"int8""#, "GPU-b0e5e641"]);
     assert!(!outcome.1.contains("cuda/fused") && !outcome.1.contains("backward"), "{}", outcome.1);
 }
 

@@ -85,6 +85,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         !programs.is_empty(),
         "no hot GPU case of the last run has a peer: run `cargo bench` on a GPU first, or widen the filter"
     );
+    let card = runs.iter().rev().find_map(|run| run.environment.gpu.as_ref()).map(|gpu| gpu.uuid.clone()).unwrap_or_default();
     let mut rows = Vec::new();
     let mut environment = BTreeMap::new();
     for (family, program) in programs {
@@ -94,7 +95,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             .map(|(id, ours)| Asked { id, workload: &ours[0].case.workload, axes: &ours[0].case.problem })
             .collect();
         eprintln!("timing the peers of {} {family} problems", asked.len());
-        for line in ask(arguments, family, program, &asked)? {
+        for line in ask(arguments, &card, family, program, &asked)? {
             let (id, peer, about, peer_ns, error) = match line {
                 Line::Environment(found) => {
                     environment = found;
@@ -160,8 +161,8 @@ fn problems<'a>(runs: &'a [Run], filter: Option<&Regex>) -> BTreeMap<String, Vec
     problems
 }
 
-/// Runs a peer program and reads what it prints.
-fn ask(arguments: &Arguments, family: &str, program: &str, asked: &[Asked<'_>]) -> anyhow::Result<Vec<Line>> {
+/// Runs a peer program on that card and reads what it prints.
+fn ask(arguments: &Arguments, card: &str, family: &str, program: &str, asked: &[Asked<'_>]) -> anyhow::Result<Vec<Line>> {
     let folder = tempfile::tempdir().context("failed to make a folder for the peer program")?;
     std::fs::write(folder.path().join("common.py"), COMMON).context("failed to write the peer program")?;
     let script = folder.path().join(format!("{family}.py"));
@@ -169,6 +170,7 @@ fn ask(arguments: &Arguments, family: &str, program: &str, asked: &[Asked<'_>]) 
     let python = arguments.python.display();
     let mut child = Command::new(&arguments.python)
         .arg(&script)
+        .env("CUDA_VISIBLE_DEVICES", card)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
