@@ -57,7 +57,11 @@ fn peers_stand_beside_the_fastest_of_ours() {
     let answer = [environment("NVIDIA H200"), result, failed].join("\n");
     let outcome = peers(&recorded(), &answer, "forward");
     // 614.2 µs against 307.1 µs of vectorized; fused is slower and is not shown; the backward was filtered out.
-    expect(&outcome, 0, &["torch/compile", "cuda/vectorized", "2.00x", "97.", "not installed", r#""spikes":"int8""#, "GPU-b0e5e641"]);
+    expect(
+        &outcome,
+        0,
+        &["torch/compile", "cuda/vectorized", "2.00x", "97.", "not installed", r#""spikes":"int8""#, "GPU-b0e5e641"],
+    );
     assert!(!outcome.1.contains("cuda/fused") && !outcome.1.contains("backward"), "{}", outcome.1);
 }
 
