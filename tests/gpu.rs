@@ -132,3 +132,29 @@ fn an_outside_kernel_gets_the_same() {
     outcome.expect(0, &["every element"]);
     assert_eq!(outcome.part("cases").len(), 4);
 }
+
+#[test]
+fn timing_measures_every_part() {
+    let Some(_gpu) = gpu() else { return };
+    let output = Command::new(env!("CARGO_BIN_EXE_kernelgate")).args(["timing", "--format", "json"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = |part: &str| report[part].as_array().cloned().unwrap_or_default();
+    let number = |row: &Value, field: &str| row[field].as_f64().unwrap();
+    assert!(!rows("spins").is_empty() && !rows("telemetry").is_empty());
+    for row in rows("spins") {
+        // Far wider than the accuracy that METHODOLOGY reports: this finds what is broken, not what is noisy.
+        assert!((number(&row, "events_ns") / number(&row, "spent_ns") - 1.0).abs() < 0.1, "{row}");
+    }
+    for row in rows("cold") {
+        assert!(number(&row, "cold_ns") > 0.9 * number(&row, "memory_ns"), "faster than memory, so not cold: {row}");
+    }
+    if report["notes"].as_array().unwrap().is_empty() {
+        assert!(!rows("cupti").is_empty());
+        for row in rows("cupti").iter().filter(|row| number(row, "cupti_ns") > 1e5) {
+            assert!((number(row, "events_recorded_ns") / number(row, "cupti_ns") - 1.0).abs() < 0.1, "{row}");
+        }
+    }
+    let flops = report["limits"]["flops_per_s"].as_object().unwrap();
+    assert!(flops.is_empty() || (flops.len() == 5 && flops["matmul bf16"].as_f64() > flops["matmul f32"].as_f64()), "{flops:?}");
+}

@@ -75,7 +75,7 @@ pub fn run(verb: &Verb, store: &Store) -> anyhow::Result<Exit> {
 /// Of the named device, else of the only device that has a baseline of that name, else of this machine's cores.
 fn read(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<Baseline> {
     if let Some(device) = device {
-        check_name(device)?;
+        check_name(device).map_err(|_| anyhow::anyhow!("--device {device}: no folder of baselines has such a name"))?;
         return Ok(store.baseline(device, name)?);
     }
     let devices: Vec<String> = store.baseline_files().into_iter().filter(|file| file.1 == name).map(|file| file.0).collect();

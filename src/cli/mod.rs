@@ -6,6 +6,7 @@ mod baseline;
 mod doctor;
 mod gate;
 mod list;
+mod peers;
 mod resources;
 mod timing;
 mod verify;
@@ -30,7 +31,7 @@ use crate::workload::{Effort, Override};
 #[command(
     name = "kernelgate",
     version,
-    after_help = "Exit codes: 0 fine, 1 regression or failed verification, 2 usage or broken input, 3 inconclusive, 4 refused (not comparable), 130 interrupted."
+    after_help = "Exit codes: 0 fine, 1 regression or failed verification, 2 usage or broken input, 3 inconclusive, 4 refused (not comparable), 130 interrupted, 141 nobody reads the output."
 )]
 pub struct Cli {
     /// Where committed baselines lie [default: baselines/ of the package]
@@ -57,6 +58,8 @@ enum Verb {
     Resources(resources::Arguments),
     /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold caches, ceilings
     Timing(timing::Arguments),
+    /// The last run beside PyTorch's and other kernels for the same problems, timed now
+    Peers(peers::Arguments),
     /// List, show, extend, import and export baselines
     #[command(subcommand)]
     Baseline(baseline::Verb),
@@ -94,6 +97,7 @@ impl Cli {
             Verb::Gate(arguments) => gate::run(&arguments, &store),
             Verb::Resources(arguments) => resources::run(&arguments, &store),
             Verb::Timing(arguments) => timing::run(&arguments),
+            Verb::Peers(arguments) => peers::run(&arguments, &store),
             Verb::Baseline(verb) => baseline::run(&verb, &store),
         }
     }
@@ -135,7 +139,10 @@ impl Choice {
         }
         let selection = cases::select(all(), Effort::Thorough, place, &self.axis, &filter)?;
         if selection.matched_nothing() {
-            return Err(cases::nothing_matches(filter.text().unwrap_or_default(), all()));
+            return Err(match filter.text() {
+                Some(text) => cases::nothing_matches(text, all()),
+                None => cases::nothing_has(&self.axis),
+            });
         }
         Ok(selection)
     }

@@ -134,15 +134,18 @@ fn print(report: &Report, show: impl Fn(&Table) -> String) {
         }
     }
     if let Some(rows) = &report.spins {
-        let mut table = Table::new(&["spin of", "by the device's timer", "by events", "difference", "relative"]);
+        let mut table =
+            Table::new(&["spin of", "by the device's timer", "by events", "difference", "less that of an empty spin", "relative"]);
         for row in rows {
             let difference = row.events_ns - row.spent_ns;
+            let calibrated = difference - row.offset_ns;
             table.row(vec![
                 time(row.wanted_ns as f64),
                 time(row.spent_ns),
                 time(row.events_ns),
                 signed(difference),
-                format!("{:+.2}%", 100.0 * difference / row.spent_ns),
+                signed(calibrated),
+                format!("{:+.2}%", 100.0 * calibrated / row.spent_ns),
             ]);
         }
         println!("\n{}", show(&table));

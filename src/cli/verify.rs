@@ -13,6 +13,7 @@ use crate::builtin;
 use crate::exit::Exit;
 use crate::harness::cases::{Case, Group};
 use crate::harness::problem::{Ready, Setback};
+use crate::record::file;
 use crate::report::table::Table;
 use crate::verify::{Comparison, repeats};
 use crate::workload::{Dtype, Tensor};
@@ -146,8 +147,7 @@ fn verify_case(
 /// Writes the file beside its place and renames it: a full disk leaves no half of one.
 fn dump(path: &Path, case: &str, tensors: &BTreeMap<String, Tensor>) -> anyhow::Result<()> {
     let context = || format!("failed to write {}", path.display());
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let temporary = tempfile::Builder::new().prefix(".kernelgate-").tempfile_in(folder).with_context(context)?.into_temp_path();
+    let temporary = file::temporary_beside(path).with_context(context)?.into_temp_path();
     let views = tensors
         .iter()
         .map(|(name, tensor)| {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::interval::{Ratio, Side};
 use super::{Judged, Policy, Refusal, Report, Verdict};
-use crate::record::{Baseline, BaselineCase, CaseRecord, Run, Samples};
+use crate::record::{Baseline, BaselineCase, CaseRecord, Run};
 
 /// A case as several process runs measured it.
 type Measured<'a> = [(&'a Run, &'a CaseRecord)];
@@ -53,14 +53,10 @@ pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> Report {
 }
 
 fn judge(id: &str, base: &BaselineCase, head: &Measured<'_>, policy: Policy) -> Judged {
-    // What others do on the host changes a kernel's time on the host only.
-    let on_host = head.iter().all(|(run, _)| run.environment.on_host());
-    let side = |samples: Vec<&Samples>| {
-        let side = Side::of(samples, policy.single_run);
-        if on_host { side } else { Side { contention: 0.0, ..side } }
-    };
-    let base_side = side(base.samples.values().collect());
-    let head_side = side(head.iter().map(|(_, case)| &case.samples).collect());
+    // What others do on the host changes the times of its own cores only.
+    let contended = head.iter().all(|(run, _)| run.environment.on_host());
+    let base_side = Side::of(base.samples.values(), policy.single_run, contended);
+    let head_side = Side::of(head.iter().map(|(_, case)| &case.samples), policy.single_run, contended);
     let ratio = Ratio::of(&head_side, &base_side);
     let matters = |ratio: f64| {
         let change = (ratio - 1.0).abs();

@@ -26,20 +26,27 @@ impl Side {
     /// The range of the runs' medians. A single run shows nothing of the spread between runs: it gets `single_run`, or half its
     /// own relative interquartile range if that is wider, to either side.
     ///
+    /// Where others on the host matter (`contended`) and took the share c of its CPU time, the lower end is that of a run which
+    /// would have been shorter by (1 - c) without them. Equal shares on both sides do not cancel: the same load slows one run
+    /// more than the next.
+    ///
     /// `runs` has at least one entry, and each at least one sample.
-    pub fn of<'a>(runs: impl IntoIterator<Item = &'a Samples>, single_run: f64) -> Self {
+    pub fn of<'a>(runs: impl IntoIterator<Item = &'a Samples>, single_run: f64, contended: bool) -> Self {
         let runs: Vec<&Samples> = runs.into_iter().collect();
         let spreads: Vec<Spread> = runs.iter().map(|samples| Spread::of(&samples.per_launch_ns())).collect();
-        let contention: Vec<f64> = runs.iter().map(|samples| samples.contention.unwrap_or(0.0).clamp(0.0, 0.95)).collect();
+        let shares: Vec<f64> =
+            runs.iter().map(|samples| samples.contention.filter(|_| contended).unwrap_or(0.0).clamp(0.0, 0.95)).collect();
         let medians: Vec<f64> = spreads.iter().map(|spread| spread.median).collect();
         let center_ns = median(&medians);
-        let (low_ns, high_ns) = if let [only] = spreads[..] {
-            let half_width = single_run.max(only.relative());
-            (center_ns * (1.0 - half_width).max(0.01), center_ns * (1.0 + half_width))
-        } else {
-            (medians.iter().copied().fold(f64::INFINITY, f64::min), medians.iter().copied().fold(0.0, f64::max))
-        };
-        Self { center_ns, low_ns, high_ns, runs: spreads.len(), contention: median(&contention) }
+        let half_width = if let [only] = spreads[..] { single_run.max(only.relative()) } else { 0.0 };
+        let lows = medians.iter().zip(&shares).map(|(median, share)| median * (1.0 - half_width).max(0.01) * (1.0 - share));
+        Self {
+            center_ns,
+            low_ns: lows.fold(f64::INFINITY, f64::min),
+            high_ns: medians.iter().copied().fold(0.0, f64::max) * (1.0 + half_width),
+            runs: runs.len(),
+            contention: median(&shares),
+        }
     }
 }
 
@@ -55,15 +62,9 @@ pub struct Ratio {
 }
 
 impl Ratio {
-    /// The ratio of two sides, with the worst that their intervals allow. Where others took more of the CPU on one side than on
-    /// the other, that side may be slower by no more than their doing: with the share c taken, a time grows by 1 / (1 - c).
+    /// The ratio of two sides, with the worst that their intervals allow.
     pub fn of(head: &Side, base: &Side) -> Self {
-        let more = head.contention - base.contention;
-        Self {
-            center: head.center_ns / base.center_ns,
-            low: head.low_ns / base.high_ns * (1.0 - more.max(0.0)),
-            high: head.high_ns / base.low_ns / (1.0 - (-more).max(0.0)),
-        }
+        Self { center: head.center_ns / base.center_ns, low: head.low_ns / base.high_ns, high: head.high_ns / base.low_ns }
     }
 }
 
@@ -77,28 +78,25 @@ mod tests {
 
     #[test]
     fn a_single_run_gets_the_allowance_or_its_own_spread() {
-        let steady = Side::of([&run(&[100.0, 100.0, 101.0])], 0.1);
+        let steady = Side::of([&run(&[100.0, 100.0, 101.0])], 0.1, true);
         assert_eq!((steady.center_ns, steady.runs), (100.0, 1));
         assert!((steady.low_ns - 90.0).abs() < 1e-9 && (steady.high_ns - 110.0).abs() < 1e-9);
-        let noisy = Side::of([&run(&[50.0, 100.0, 150.0])], 0.1);
+        let noisy = Side::of([&run(&[50.0, 100.0, 150.0])], 0.1, true);
         assert!((noisy.low_ns - 75.0).abs() < 1e-9 && (noisy.high_ns - 125.0).abs() < 1e-9);
     }
 
     #[test]
     fn several_runs_span_their_medians() {
-        let side = Side::of([&run(&[100.0]), &run(&[104.0]), &run(&[98.0])], 0.1);
+        let side = Side::of([&run(&[100.0]), &run(&[104.0]), &run(&[98.0])], 0.1, true);
         assert_eq!((side.low_ns, side.center_ns, side.high_ns, side.runs), (98.0, 100.0, 104.0, 3));
         let ratio = Ratio::of(&side, &side);
         assert!(ratio.low < 1.0 && ratio.center == 1.0 && ratio.high > 1.0);
     }
 
     #[test]
-    fn load_on_one_side_widens_the_interval_towards_its_excuse() {
-        let loaded = |contention| Side::of([&Samples { contention: Some(contention), ..run(&[100.0]) }], 0.1);
-        let ratio = |head, base| Ratio::of(&loaded(head), &loaded(base));
-        let quiet = ratio(0.0, 0.0);
-        assert_eq!(ratio(0.3, 0.3), quiet);
-        assert!((ratio(0.3, 0.1).low / quiet.low - 0.8).abs() < 1e-9 && ratio(0.3, 0.1).high == quiet.high);
-        assert!((ratio(0.1, 0.3).high / quiet.high - 1.25).abs() < 1e-9 && ratio(0.1, 0.3).low == quiet.low);
+    fn load_from_others_stretches_the_interval_downwards() {
+        let side = |contended| Side::of([&Samples { contention: Some(0.2), ..run(&[100.0]) }, &run(&[110.0])], 0.1, contended);
+        assert_eq!((side(true).low_ns, side(true).center_ns, side(true).high_ns, side(true).contention), (80.0, 105.0, 110.0, 0.1));
+        assert_eq!((side(false).low_ns, side(false).contention), (100.0, 0.0));
     }
 }

@@ -123,6 +123,9 @@ fn a_baseline_case_that_is_skipped_now_is_no_pass() {
 
 #[test]
 fn load_from_others_excuses_a_slow_side_and_not_on_a_gpu() {
+    let mut busy = run("2", &[("a", 1e6)]);
+    busy.cases.get_mut("a").unwrap().samples.contention = Some(0.07);
+    assert_eq!(compare_default(&busy, &busy).judged[0].verdict, Verdict::Unchanged);
     let base = run("1", &[("a", 1e6)]);
     let mut head = run("2", &[("a", 1.5e6)]);
     head.cases.get_mut("a").unwrap().samples.contention = Some(0.5);

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::HarnessError;
 use super::args::Filter;
+use super::{HarnessError, guard};
 use crate::backend::BackendKind;
 use crate::measure::Cache;
 use crate::suite::{Bound, Row, Suite};
@@ -85,7 +85,7 @@ impl Selection<'_> {
 /// A suite without an overridden axis, or which does not take its value, contributes nothing.
 ///
 /// # Errors
-/// When two cases share an id.
+/// When two cases share an id, or a problem cannot say its work.
 pub fn select<'a>(
     suites: impl IntoIterator<Item = &'a dyn Suite>,
     effort: Effort,
@@ -99,7 +99,8 @@ pub fn select<'a>(
         let Ok(points) = suite.points(effort, place.kind.scale(), overrides) else { continue };
         for point in points {
             let bound = suite.bind(&point).map_err(|error| HarnessError::Usage(format!("{}/{point}: {error}", suite.name())))?;
-            let bytes = bound.problem().work().total_bytes();
+            let bytes = guard::catch(|| bound.problem().work().total_bytes())
+                .map_err(|panic| HarnessError::Usage(format!("{}/{point}: declared work: {panic}", suite.name())))?;
             let mut group = Group { suite, point, bound, cases: Vec::new() };
             for (index, row) in suite.implementations().into_iter().enumerate() {
                 for &cache in caches(row.backend, bytes) {
@@ -156,6 +157,12 @@ pub fn check_overrides<'a>(suites: impl Iterator<Item = &'a dyn Suite>, override
         }
     }
     Ok(())
+}
+
+/// The error for axes, valid one by one, that no case has together.
+pub fn nothing_has(overrides: &[Override]) -> HarnessError {
+    let axes = overrides.iter().map(|wanted| format!("{}={}", wanted.axis, wanted.values.join(","))).collect::<Vec<_>>().join(" ");
+    HarnessError::Usage(format!("no case has the axes {axes} together; `kernelgate list` shows the axes of each workload"))
 }
 
 /// Every id of every effort.

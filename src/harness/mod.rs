@@ -149,23 +149,25 @@ impl Harness {
     /// A filter that matches no case of the effort is tried on the whole sweep: who names a case wants that case.
     fn select(&self, flags: &Flags, place: &Place, filter: &Filter) -> Result<Option<(Selection<'_>, Effort)>, HarnessError> {
         let own = || self.suites.iter().map(AsRef::as_ref);
-        let mut effort = flags.effort();
+        let effort = flags.effort();
         let mut selection = cases::select(own(), effort, place, &flags.axis, filter)?;
         if selection.matched_nothing() && effort < Effort::Thorough {
             selection = cases::select(own(), Effort::Thorough, place, &flags.axis, filter)?;
             if !selection.matched_nothing() && flags.mode() != Mode::List {
                 eprintln!("{}: not among the default cases; {} of the whole sweep match", self.name, selection.count());
             }
-            effort = flags.effort();
         }
         if !selection.matched_nothing() {
             return Ok(Some((selection, effort)));
         }
-        let Some(text) = filter.text() else { return Ok(None) };
         if self.elsewhere(flags, place, filter).is_ok_and(|elsewhere| !elsewhere.matched_nothing()) {
             return Ok(None);
         }
-        Err(cases::nothing_matches(text, self.everything()))
+        match filter.text() {
+            Some(text) => Err(cases::nothing_matches(text, self.everything())),
+            None if !flags.axis.is_empty() && !matches!(filter, Filter::None) => Err(cases::nothing_has(&flags.axis)),
+            None => Ok(None),
+        }
     }
 
     /// What the package's other bench binaries have of what was asked for.
@@ -188,7 +190,7 @@ impl Harness {
         let progress = Progress::new(flags, selection.count());
         let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
         progress.start(self.name, &environment, effort, selection.count(), not_elsewhere);
-        let session_id = session::session_id();
+        let session_id = session::session_id()?;
         let path = store.run_path(&session_id, self.name);
         let mut run = Run {
             bench: self.name.to_owned(),
@@ -262,7 +264,8 @@ fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
         command.exec()
     };
     #[cfg(not(unix))]
-    let error = match command.env("KERNELGATE_SESSION", session::session_id()).status() {
+    // Without exec the program's parent would be this process, not cargo: the session is settled here.
+    let error = match command.env("KERNELGATE_SESSION", session::session_id().unwrap_or_default()).status() {
         Ok(status) => return ExitCode::from(u8::try_from(status.code().unwrap_or(2)).unwrap_or(2)),
         Err(error) => error,
     };
@@ -310,7 +313,7 @@ fn open_baseline(store: &Store, environment: &Environment, name: &str) -> Result
     Baseline::open(&path, name)?;
     let folder = path.parent().unwrap_or(Path::new("."));
     let probe = std::fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
-    probe.map_err(|source| FileError::Io { action: "write", path: path.clone(), source })?;
+    probe.map_err(|cause| FileError::Io { action: "write", path: path.clone(), cause })?;
     Ok(path)
 }
 
@@ -331,5 +334,22 @@ mod tests {
         assert_eq!(harness.everything().count(), builtin::all().len());
         let message = cases::nothing_matches("atention/foward", harness.everything()).to_string();
         assert!(message.contains("did you mean attention/forward"), "{message}");
+    }
+
+    #[test]
+    fn what_another_binary_has_is_no_mistake_and_what_none_has_is() {
+        let harness = Harness::new("st_bif", builtin::st_bif()).siblings(builtin::all());
+        let place = Place { kind: BackendKind::Cpu, otherwise: "elsewhere".to_owned() };
+        let select = |arguments: &[&str]| {
+            let flags = Flags::try_parse_from(arguments).unwrap();
+            let selected = harness.select(&flags, &place, &flags.filter()?)?;
+            Ok::<_, HarnessError>(selected.map(|(selection, _)| selection.count()))
+        };
+        assert_eq!(select(&["attention/softmax"]).unwrap(), None);
+        assert_eq!(select(&["--axis", "d=64"]).unwrap(), None);
+        assert_eq!(select(&["--axis", "n=7", "--axis", "t=4", "forward"]).unwrap(), Some(1));
+        let message = select(&["--axis", "n=7", "--axis", "d=64"]).unwrap_err().to_string();
+        assert!(message.starts_with("no case has the axes n=7 d=64 together"), "{message}");
+        assert!(select(&["st_bif/sideways"]).is_err());
     }
 }

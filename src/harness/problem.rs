@@ -38,7 +38,8 @@ impl Ready {
     /// A skip where memory is short, a failure where the workload panics.
     pub fn new(group: &Group<'_>, seed: u64) -> Result<Self, Setback> {
         let problem = group.bound.problem();
-        let (needed, available) = (problem.host_bytes(), available_memory());
+        let needed = guard::catch(|| problem.host_bytes()).map_err(Setback::Fail)?;
+        let available = available_memory();
         if needed > available {
             return Err(Setback::Skip(format!("needs {} of memory, {} are free", report::bytes(needed), report::bytes(available))));
         }

@@ -8,6 +8,7 @@ use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
 use super::HarnessError;
 use crate::backend::cuda::telemetry::Reading;
 use crate::exit::Exit;
+use crate::record::store::check_name;
 use crate::record::{CaseRecord, FileError, Run, file};
 
 /// A run and its file.
@@ -118,12 +119,17 @@ impl Recorder {
 }
 
 /// What the bench processes of one invocation have in common: the start time and id of the cargo that runs them, or their own
-/// where no cargo does. Sorts by time.
-pub fn session_id() -> String {
-    if let Ok(session) = std::env::var("KERNELGATE_SESSION")
-        && crate::record::store::check_name(&session).is_ok()
-    {
-        return session;
+/// where no cargo does; or what KERNELGATE_SESSION says.
+///
+/// # Errors
+/// When that is no plain name.
+pub fn session_id() -> Result<String, HarnessError> {
+    if let Some(session) = std::env::var_os("KERNELGATE_SESSION") {
+        let session = session.to_string_lossy().into_owned();
+        return match check_name(&session) {
+            Ok(()) => Ok(session),
+            Err(_) => Err(HarnessError::Usage(format!("KERNELGATE_SESSION=`{session}` is no plain file name"))),
+        };
     }
     let mut system = System::new().ok();
     let own = sysinfo::get_current_pid().ok();
@@ -141,5 +147,5 @@ pub fn session_id() -> String {
         _ => (0, std::process::id()),
     };
     let time = jiff::Timestamp::from_second(started as i64).unwrap_or_default();
-    format!("{}-{id}", time.strftime("%Y%m%dT%H%M%SZ"))
+    Ok(format!("{}-{id}", time.strftime("%Y%m%dT%H%M%SZ")))
 }

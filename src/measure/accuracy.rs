@@ -21,6 +21,8 @@ pub struct SpinRow {
     pub spent_ns: f64,
     /// What the events say: median.
     pub events_ns: f64,
+    /// What the events say of a spin that ends at once: what a kernel takes to begin and end, and what the overhead is wrong by.
+    pub offset_ns: f64,
 }
 
 /// A kernel, timed by events and by the hardware.
@@ -66,17 +68,20 @@ const READS: [u64; 3] = [4 << 20, 16 << 20, 32 << 20];
 /// When the device fails.
 pub fn spins(events: &mut EventTimer) -> Result<Vec<SpinRow>, BackendError> {
     let spin = Spin::new(events.device())?;
-    let mut rows = Vec::new();
-    for wanted_ns in SPINS_NS {
-        let mut spent = Vec::new();
-        let mut timed = Vec::new();
+    let mut time = |wanted_ns| -> Result<(f64, f64), BackendError> {
+        let (mut spent, mut timed) = (Vec::new(), Vec::new());
         for _ in 0..REPEATS {
             timed.extend(events.launches_ns(1, Cache::Hot, &mut || spin.launch(wanted_ns))?);
             spent.push(spin.spent_ns()? as f64);
         }
-        rows.push(SpinRow { wanted_ns, spent_ns: median(&spent), events_ns: median(&timed) });
-    }
-    Ok(rows)
+        Ok((median(&spent), median(&timed)))
+    };
+    let (spent_ns, events_ns) = time(0)?;
+    let offset_ns = events_ns - spent_ns;
+    SPINS_NS
+        .into_iter()
+        .map(|wanted_ns| time(wanted_ns).map(|(spent_ns, events_ns)| SpinRow { wanted_ns, spent_ns, events_ns, offset_ns }))
+        .collect()
 }
 
 /// Times copies by events and by CUPTI; `None` where CUPTI is missing.

@@ -12,7 +12,7 @@ use super::{Cache, Sample, Stopwatch, Technique};
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::event::{EventPool, Graph};
 use crate::backend::cuda::instruments::Instruments;
-use crate::backend::cuda::spin::Empty;
+use crate::backend::cuda::spin::{Empty, Spin};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
 
@@ -39,6 +39,8 @@ const CALIBRATIONS: usize = 31;
 /// Empty kernels in a row, twice: the difference is what one more costs.
 const FEW: usize = 20;
 const MANY: usize = 60;
+/// Length of the spin that the calibration stands on: longer than what hides an event's own work.
+const CALIBRATION_NS: u64 = 20_000;
 /// Resolution of events: no launch takes less.
 const RESOLUTION_NS: f64 = 32.0;
 
@@ -83,52 +85,47 @@ impl EventTimer {
         Ok(timer)
     }
 
-    /// Measures what launching and timing cost, with empty kernels.
+    /// Measures what launching and timing cost.
     ///
-    /// The time of an empty kernel itself is taken to be what one adds to a graph of them; what the events around one launch read
-    /// beyond that is theirs.
+    /// What the events around a launch add is what they read beyond the time that a spinning kernel spent by the device's own timer,
+    /// less what a kernel takes to begin and end: as much as one more empty kernel adds to a graph of them.
     fn calibrate(&mut self) -> Result<Overhead, BackendError> {
-        let mut pairs = Vec::new();
-        for _ in 0..4 {
-            pairs.extend(self.burst(LONGEST_BURST - 1, Cache::Hot, 0, &mut || Ok(()))?.intervals_ns);
-        }
         let empty = Empty::new(&self.device)?;
-        let single_ns = self.row_ns(&empty, 1)?;
-        let (few_ns, many_ns) = (self.row_ns(&empty, FEW)?, self.row_ns(&empty, MANY)?);
-        let (few_nodes_ns, many_nodes_ns) = (self.graph_ns(&empty, FEW)?, self.graph_ns(&empty, MANY)?);
-        let graph_node_ns = (many_nodes_ns - few_nodes_ns) / (MANY - FEW) as f64;
-        self.device.synchronize()?;
+        let spin = Spin::new(&self.device)?;
+        let nothing = self.median_ns(0, &mut || Ok(()))?;
+        let mut row = |count: usize| self.median_ns(count, &mut || (0..count).try_for_each(|_| empty.launch()));
+        let launch_ns = (row(MANY)? - row(FEW)?) / (MANY - FEW) as f64;
+        let mut graph = |count: usize| {
+            let graph = Graph::capture(&self.device, || (0..count).try_for_each(|_| empty.launch()))?;
+            self.median_ns(1, &mut || graph.launch())
+        };
+        let graph_node_ns = (graph(MANY)? - graph(FEW)?) / (MANY - FEW) as f64;
+        let spinning = Graph::capture(&self.device, || spin.launch(CALIBRATION_NS))?;
+        let around_launch_ns = self.median_ns(1, &mut || spin.launch(CALIBRATION_NS))? - spin.spent_ns()? as f64 - graph_node_ns;
+        let around_graph_ns = self.median_ns(1, &mut || spinning.launch())? - spin.spent_ns()? as f64 - graph_node_ns;
         let start = Instant::now();
         (0..MANY).try_for_each(|_| empty.launch())?;
         let host_launch_ns = start.elapsed().as_nanos() as f64 / MANY as f64;
         self.device.synchronize()?;
         Ok(Overhead {
-            event_pair_ns: stats::median(&pairs),
-            launch_ns: (many_ns - few_ns) / (MANY - FEW) as f64,
+            event_pair_ns: nothing,
+            launch_ns,
             graph_node_ns,
             host_launch_ns,
-            around_launch_ns: (single_ns - graph_node_ns).max(0.0),
-            around_graph_ns: (few_nodes_ns - FEW as f64 * graph_node_ns).max(0.0),
+            around_launch_ns: around_launch_ns.max(0.0),
+            around_graph_ns: around_graph_ns.max(0.0),
         })
     }
 
-    /// The interval around so many empty kernels: median, nanoseconds.
-    fn row_ns(&mut self, empty: &Empty, count: usize) -> Result<f64, BackendError> {
+    /// The interval around so many commands: median over enough repetitions, nanoseconds.
+    fn median_ns(&mut self, commands: usize, launch: &mut dyn FnMut() -> Result<(), BackendError>) -> Result<f64, BackendError> {
         let mut intervals_ns = Vec::new();
         // The queue behind the blocker is short: long rows a few at a time.
-        let at_once = (MOST_QUEUED / count).min(CALIBRATIONS);
+        let at_once = (MOST_QUEUED / commands.max(1)).min(CALIBRATIONS);
         while intervals_ns.len() < CALIBRATIONS {
-            let burst = self.burst(at_once, Cache::Hot, count, &mut || (0..count).try_for_each(|_| empty.launch()))?;
-            intervals_ns.extend(burst.intervals_ns);
+            intervals_ns.extend(self.burst(at_once, Cache::Hot, commands, launch)?.intervals_ns);
         }
         Ok(stats::median(&intervals_ns))
-    }
-
-    /// The interval around a graph of so many empty kernels: median, nanoseconds.
-    fn graph_ns(&mut self, empty: &Empty, count: usize) -> Result<f64, BackendError> {
-        let graph = Graph::capture(&self.device, || (0..count).try_for_each(|_| empty.launch()))?;
-        let burst = self.burst(CALIBRATIONS, Cache::Hot, 1, &mut || graph.launch())?;
-        Ok(stats::median(&burst.intervals_ns))
     }
 
     /// The device.

@@ -28,22 +28,22 @@ pub trait Record: Serialize + DeserializeOwned {
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The operating system said no.
-    #[error("{action} {path}: {source}")]
+    #[error("{action} {path}: {cause}")]
     Io {
         /// "read" or "write".
         action: &'static str,
         /// Which file.
         path: PathBuf,
         /// What it said.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// Not JSON, or cut short.
-    #[error("read {path}: broken or cut short ({source})")]
+    #[error("read {path}: broken or cut short ({cause})")]
     Json {
         /// Which file.
         path: PathBuf,
         /// Where it broke.
-        source: serde_json::Error,
+        cause: serde_json::Error,
     },
     /// JSON, but of something else.
     #[error("read {path}: not a kernelgate {kind}")]
@@ -78,7 +78,7 @@ pub enum FileError {
 impl FileError {
     /// Whether the file simply is not there.
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+        matches!(self, Self::Io { cause, .. } if cause.kind() == std::io::ErrorKind::NotFound)
     }
 }
 
@@ -87,14 +87,15 @@ impl FileError {
 /// # Errors
 /// When the file is missing, broken, foreign, newer than this program, or contradicts itself.
 pub fn read<T: Record>(path: &Path) -> Result<T, FileError> {
-    let text = std::fs::read(path).map_err(|source| FileError::Io { action: "read", path: path.to_owned(), source })?;
-    let mut value: Value = serde_json::from_slice(&text).map_err(|source| FileError::Json { path: path.to_owned(), source })?;
+    let text = std::fs::read(path).map_err(|cause| FileError::Io { action: "read", path: path.to_owned(), cause })?;
+    let mut value: Value = serde_json::from_slice(&text).map_err(|cause| FileError::Json { path: path.to_owned(), cause })?;
     let foreign = || FileError::Foreign { path: path.to_owned(), kind: T::KIND };
     let envelope = value.as_object_mut().ok_or_else(foreign)?;
     if envelope.remove("schema").as_ref().and_then(Value::as_str) != Some(T::SCHEMA) {
         return Err(foreign());
     }
-    let found = envelope.remove("schema_version").as_ref().and_then(Value::as_u64).ok_or_else(foreign)?;
+    let found =
+        envelope.remove("schema_version").as_ref().and_then(Value::as_u64).filter(|&found| found > 0).ok_or_else(foreign)?;
     if found > T::VERSION {
         return Err(FileError::Newer { path: path.to_owned(), found, known: T::VERSION });
     }
@@ -129,9 +130,21 @@ pub fn to_text<T: Record>(record: &T) -> String {
 /// # Errors
 /// As [`write()`].
 pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
-    let io = |source| FileError::Io { action: "write", path: path.to_owned(), source };
+    let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
+    let mut file = temporary_beside(path).map_err(io)?;
+    file.write_all(text.as_bytes()).map_err(io)?;
+    file.as_file().sync_all().map_err(io)?;
+    file.persist(path).map_err(|error| io(error.error))?;
+    Ok(())
+}
+
+/// A temporary file in the folder of `path`, which is made where it is missing: to be filled and then renamed.
+///
+/// # Errors
+/// When the folder cannot be made or written.
+pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder).map_err(io)?;
+    std::fs::create_dir_all(folder)?;
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
     {
@@ -139,11 +152,7 @@ pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
-    let mut file = builder.prefix(".kernelgate-").tempfile_in(folder).map_err(io)?;
-    file.write_all(text.as_bytes()).map_err(io)?;
-    file.as_file().sync_all().map_err(io)?;
-    file.persist(path).map_err(|error| io(error.error))?;
-    Ok(())
+    builder.prefix(".kernelgate-").tempfile_in(folder)
 }
 
 /// Two-space JSON with sorted keys (`serde_json::Value` sorts them) and lists of plain values on one line, so that a diff
@@ -216,6 +225,15 @@ mod tests {
     }
 
     #[test]
+    fn every_number_survives_reading_and_writing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.json");
+        let values: Vec<f64> = (1..2000).map(|i| f64::from(i) * 1e5 / 19.0).collect();
+        write(&path, &Sample { values: values.clone(), ..sample() }).unwrap();
+        assert_eq!(read::<Sample>(&path).unwrap().values, values);
+    }
+
+    #[test]
     fn broken_files_are_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.json");
@@ -224,6 +242,7 @@ mod tests {
             (whole[..whole.len() / 2].to_owned(), "broken or cut short"),
             ("[1, 2]".to_owned(), "not a kernelgate sample"),
             ("{\"schema\": \"other\", \"schema_version\": 1}".to_owned(), "not a kernelgate sample"),
+            (whole.replace("\"schema_version\": 2", "\"schema_version\": 0"), "not a kernelgate sample"),
             (
                 whole.replace("\"schema_version\": 2", "\"schema_version\": 3"),
                 "newer kernelgate (schema 3, this one reads up to 2)",

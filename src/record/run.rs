@@ -151,6 +151,9 @@ const fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
+/// Times of a launch that can be true: from a femtosecond to thirty years, in nanoseconds.
+const POSSIBLE_NS: std::ops::RangeInclusive<f64> = 1e-6..=1e18;
+
 impl Samples {
     /// Nanoseconds a launch, one entry a sample.
     pub fn per_launch_ns(&self) -> Vec<f64> {
@@ -177,7 +180,7 @@ impl Samples {
         if let Some(share) = self.contention.filter(|share| !(0.0..=1.0).contains(share)) {
             return Err(format!("contention of {share}"));
         }
-        match self.per_launch_ns().iter().find(|&&each| !(each > 0.0 && each.is_normal())) {
+        match self.per_launch_ns().iter().find(|each| !POSSIBLE_NS.contains(each)) {
             Some(each) => Err(format!("a sample of {each} ns a launch")),
             None => Ok(()),
         }
@@ -198,5 +201,33 @@ impl Record for Run {
 
     fn validate(&self) -> Result<(), String> {
         self.cases.iter().try_for_each(|(id, case)| case.samples.validate().map_err(|problem| format!("case {id}: {problem}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_samples_are_invalid() {
+        let samples = |launches: &[u64], elapsed_ns: &[f64]| Samples {
+            launches: launches.to_vec(),
+            elapsed_ns: elapsed_ns.to_vec(),
+            ..Samples::default()
+        };
+        assert_eq!(samples(&[1, 2], &[5.0, 9.0]).validate(), Ok(()));
+        for (launches, elapsed_ns, wanted) in [
+            (&[][..], &[][..], "no samples"),
+            (&[1], &[], "1 launch counts against 0 times"),
+            (&[0], &[1.0], "a sample of no launches"),
+            (&[1], &[-1.0], "a sample of -1 ns a launch"),
+            (&[1], &[f64::NAN], "a sample of NaN ns a launch"),
+            (&[1], &[1e-300], "ns a launch"),
+            (&[u64::MAX], &[1.0], "ns a launch"),
+        ] {
+            let problem = samples(launches, elapsed_ns).validate().unwrap_err();
+            assert!(problem.ends_with(wanted), "{problem}");
+        }
+        assert!(Samples { contention: Some(1.5), ..samples(&[1], &[1.0]) }.validate().is_err());
     }
 }

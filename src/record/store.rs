@@ -23,8 +23,8 @@ pub struct Store {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A file is unreadable or broken.
-    #[error(transparent)]
-    File(#[from] FileError),
+    #[error("failed to {0}")]
+    File(FileError),
     /// Not a name for a file.
     #[error("baseline name `{0}`: use letters, digits, `.`, `_` and `-`, starting with a letter or digit")]
     Name(String),
@@ -57,6 +57,12 @@ pub enum StoreError {
 
 fn found(others: &[String]) -> String {
     if others.is_empty() { " (there are none)".to_owned() } else { format!(" (found: {})", others.join(", ")) }
+}
+
+impl From<FileError> for StoreError {
+    fn from(error: FileError) -> Self {
+        Self::File(error)
+    }
 }
 
 impl Store {

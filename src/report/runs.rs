@@ -13,7 +13,8 @@ const NOTEWORTHY_CONTENTION: f64 = 0.10;
 
 /// The runs' cases for a terminal.
 pub fn text(runs: &[Run]) -> String {
-    let mut out = table(runs).text();
+    let table = table(runs);
+    let mut out = if table.is_empty() { "no case was timed".to_owned() } else { table.text() };
     for (reason, ids) in skips_by_reason(runs) {
         let _ = write!(out, "\nskipped {}: {reason}: {}", ids.len(), shorten(&ids));
     }

@@ -35,8 +35,9 @@ pub fn markdown(report: &Report) -> String {
 /// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6 (threshold 5 %)".
 pub fn headline(report: &Report) -> String {
     if !report.refused.is_empty() {
-        let fields: Vec<_> = report.refused.iter().map(|refusal| refusal.field.as_str()).collect();
-        return format!("Refused: not comparable with the baseline ({} differs)", fields.join(", "));
+        let mut fields: Vec<_> = report.refused.iter().map(|refusal| refusal.field.as_str()).collect();
+        fields.dedup();
+        return format!("Refused: not comparable with the baseline (differing: {})", fields.join(", "));
     }
     let counts = [Verdict::Regressed, Verdict::Improved, Verdict::Unchanged, Verdict::Inconclusive]
         .map(|verdict| format!("{} {}", report.count(verdict), verdict.name()));
@@ -68,11 +69,11 @@ fn notes(report: &Report, out: &mut String, bullet: &str) {
     let mut lines = Vec::new();
     for refusal in &report.refused {
         lines.push(format!(
-            "refused: {} is `{}` in the baseline and `{}` in the run ({} cases)",
+            "refused: {} is `{}` in the baseline and `{}` in the run: {}",
             refusal.field,
             refusal.base,
             refusal.head,
-            refusal.cases.len(),
+            in_short(&refusal.cases),
         ));
     }
     lines.extend(report.failed.iter().map(|(case, error)| format!("failed: {case}: {error}")));
@@ -106,6 +107,15 @@ fn notes(report: &Report, out: &mut String, bullet: &str) {
         let _ = write!(out, "\n{bullet}{line}");
     }
     out.push('\n');
+}
+
+/// "CASE", or "CASE and 3 more".
+fn in_short(cases: &[String]) -> String {
+    match cases {
+        [only] => only.clone(),
+        [first, more @ ..] => format!("{first} and {} more", more.len()),
+        [] => String::new(),
+    }
 }
 
 /// "LABEL: CASE", for the first of many.

@@ -27,7 +27,7 @@ impl Passes {
             read: kernel("measure/read_bandwidth")?,
             write: kernel("measure/write_bandwidth")?,
             copy: kernel("measure/copy_bandwidth")?,
-            buffer: device.upload(&pattern.repeat(bytes.div_ceil(pattern.len())))?,
+            buffer: device.repeat(pattern, bytes)?,
             guard: device.upload(&[0; 4])?,
         })
     }

@@ -206,6 +206,26 @@ impl Device {
         Ok(buffer)
     }
 
+    /// Device memory of so many bytes with these over and over; what lies there is copied on the device.
+    ///
+    /// # Errors
+    /// As [`Self::upload`].
+    pub fn repeat(&self, pattern: &[u8], bytes: usize) -> Result<Buffer, BackendError> {
+        let mut buffer = self.allocate(bytes)?;
+        let mut filled = pattern.len().min(bytes);
+        let mut start = buffer.slice.slice_mut(..filled);
+        self.stream.memcpy_htod(&pattern[..filled], &mut start).map_err(|error| failed("copy to the GPU", &error))?;
+        while filled > 0 && filled < bytes {
+            let more = filled.min(bytes - filled);
+            let (source, target) = (buffer.address(), buffer.address() + filled as u64);
+            // SAFETY: both ranges lie in the buffer and do not overlap.
+            unsafe { result::memcpy_dtod_async(target, source, more, self.stream.cu_stream()) }
+                .map_err(|error| failed("copy on the GPU", &error))?;
+            filled += more;
+        }
+        Ok(buffer)
+    }
+
     /// A kernel, compiled (or taken from the cache) and loaded.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 
 use super::tensor::split_columns;
 use super::{Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit, Work, Workload, random};
-use neuron::Parameters;
+use neuron::{Parameters, Trace};
 
 /// Neurons of one sample in each neuron layer of ResNet-18 on 32x32 images, with the ImageNet stem (7x7 and max-pool) and
 /// with the CIFAR stem (3x3).
@@ -148,8 +148,12 @@ const COLUMNS: usize = 4096;
 
 /// Fills `[T, N]` from a function of one neuron's inputs over time, in parallel over neurons.
 ///
-/// `f(inputs, out)`: `inputs[i][t]` is input `i` at step `t`, `out[t]` the neuron's output.
-fn per_neuron<T: Send + Copy + Default>(neurons: &Neurons, inputs: &[&Tensor], f: impl Fn(&[Vec<f64>], &mut [T]) + Sync) -> Vec<T> {
+/// `f(inputs, trace, out)`: `inputs[i][t]` is input `i` at step `t`, `trace` scratch, `out[t]` the neuron's output.
+fn per_neuron<T: Send + Copy + Default>(
+    neurons: &Neurons,
+    inputs: &[&Tensor],
+    f: impl Fn(&[Vec<f64>], &mut Trace, &mut [T]) + Sync,
+) -> Vec<T> {
     let (t, n) = (neurons.t, neurons.n);
     let mut out = vec![T::default(); t * n];
     split_columns(&mut out, n, COLUMNS).into_par_iter().enumerate().for_each(|(task, mut rows)| {
@@ -157,12 +161,12 @@ fn per_neuron<T: Send + Copy + Default>(neurons: &Neurons, inputs: &[&Tensor], f
         let blocks: Vec<Vec<Vec<f64>>> =
             inputs.iter().map(|input| (0..t).map(|step| input.to_f64(step * n + from, width)).collect()).collect();
         let mut series = vec![vec![0.0; t]; inputs.len()];
-        let mut result = vec![T::default(); t];
+        let (mut trace, mut result) = (Trace::default(), vec![T::default(); t]);
         for neuron in 0..width {
             for (series, block) in series.iter_mut().zip(&blocks) {
                 series.iter_mut().zip(block).for_each(|(x, row)| *x = row[neuron]);
             }
-            f(&series, &mut result);
+            f(&series, &mut trace, &mut result);
             rows.iter_mut().zip(&result).for_each(|(row, &value)| row[neuron] = value);
         }
     });
@@ -186,10 +190,9 @@ impl Problem for Forward {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let spikes = per_neuron(&self.neurons, &[inputs.tensor("x")], |series, out: &mut [i8]| {
-            for (step, s) in neuron::forward(&self.neurons.parameters, &series[0]).steps.iter().zip(out) {
-                *s = step.spike;
-            }
+        let spikes = per_neuron(&self.neurons, &[inputs.tensor("x")], |series, trace, out: &mut [i8]| {
+            neuron::forward_into(&self.neurons.parameters, &series[0], trace);
+            out.iter_mut().zip(&trace.steps).for_each(|(s, step)| *s = step.spike);
         });
         vec![Expected::all("spikes", [self.neurons.t, self.neurons.n], spikes)]
     }
@@ -228,9 +231,9 @@ impl Problem for Backward {
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let parameters = &self.neurons.parameters;
-        let gx = per_neuron(&self.neurons, &[inputs.tensor("x"), inputs.tensor("gy")], |series, out: &mut [f64]| {
-            let trace = neuron::forward(parameters, &series[0]);
-            out.copy_from_slice(&neuron::backward(parameters, &trace, &series[1], 0.0));
+        let gx = per_neuron(&self.neurons, &[inputs.tensor("x"), inputs.tensor("gy")], |series, trace, out: &mut [f64]| {
+            neuron::forward_into(parameters, &series[0], trace);
+            neuron::backward_into(parameters, trace, &series[1], 0.0, out);
         });
         vec![Expected::all("gx", [self.neurons.t, self.neurons.n], gx)]
     }

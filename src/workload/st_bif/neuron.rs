@@ -25,7 +25,7 @@ pub struct Step {
 }
 
 /// A neuron's forward pass.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Trace {
     /// One entry a time step.
     pub steps: Vec<Step>,
@@ -39,21 +39,28 @@ pub struct Trace {
 ///
 /// `v += x; H = v; s = [v ≥ θ ∧ c < Tmax] - [v < 0 ∧ c > Tmin]; v -= θ·s; c += s`, from `v = (0.5 + p)·θ`, `c = 0`.
 pub fn forward(parameters: &Parameters, x: &[f64]) -> Trace {
+    let mut trace = Trace::default();
+    forward_into(parameters, x, &mut trace);
+    trace
+}
+
+/// [`forward`] into a trace whose memory is used again.
+pub fn forward_into(parameters: &Parameters, x: &[f64], trace: &mut Trace) {
     let Parameters { threshold, tracer_min, tracer_max, prefire } = *parameters;
     let mut membrane = (0.5 + prefire) * threshold;
     let mut tracer = 0;
-    let mut steps = Vec::with_capacity(x.len());
+    trace.steps.clear();
     for (t, current) in x.iter().enumerate() {
         membrane += current;
         let spike = i8::from(membrane >= threshold && tracer < tracer_max) - i8::from(membrane < 0.0 && tracer > tracer_min);
-        steps.push(Step { spike, membrane, tracer_before: tracer });
+        trace.steps.push(Step { spike, membrane, tracer_before: tracer });
         membrane -= threshold * f64::from(spike);
         if (t as i64) < i64::from(tracer_max) {
             membrane -= prefire * threshold / f64::from(tracer_max);
         }
         tracer += i32::from(spike);
     }
-    Trace { steps, membrane, tracer }
+    (trace.membrane, trace.tracer) = (membrane, tracer);
 }
 
 /// The surrogate `g(z, w) = exp(-z² / (2·(0.405·w)²)) / w`.
@@ -67,9 +74,15 @@ pub fn gaussian(z: f64, width: f64) -> f64 {
 /// `m = gy - θ·gV + gT; gx = m·a + gV; gT = m·b + gT; gV = gx`, with `a` the surrogate at both thresholds where the tracer
 /// allows a spike, and `b` the surrogate of the tracer's bounds. The parameters receive no gradient.
 pub fn backward(parameters: &Parameters, trace: &Trace, gy: &[f64], grad_membrane: f64) -> Vec<f64> {
+    let mut gx = vec![0.0; gy.len()];
+    backward_into(parameters, trace, gy, grad_membrane, &mut gx);
+    gx
+}
+
+/// [`backward`] into `gx`, as long as `gy`.
+pub fn backward_into(parameters: &Parameters, trace: &Trace, gy: &[f64], grad_membrane: f64, gx: &mut [f64]) {
     let Parameters { threshold, tracer_min, tracer_max, .. } = *parameters;
     let (mut grad_v, mut grad_tracer) = (grad_membrane, 0.0);
-    let mut gx = vec![0.0; gy.len()];
     for (t, step) in trace.steps.iter().enumerate().rev() {
         let (h, c) = (step.membrane, step.tracer_before);
         let mut a = 0.0;
@@ -91,7 +104,6 @@ pub fn backward(parameters: &Parameters, trace: &Trace, gy: &[f64], grad_membran
         grad_tracer += m * b;
         grad_v = gx[t];
     }
-    gx
 }
 
 #[cfg(test)]

@@ -1,0 +1,39 @@
+"""PyTorch's attention: FlashAttention-2 and cuDNN behind scaled_dot_product_attention. The backward is timed without its forward."""
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as attention
+
+import common
+
+BACKENDS = (
+    ("torch/flash2", "scaled_dot_product_attention, FlashAttention-2", SDPBackend.FLASH_ATTENTION),
+    ("torch/cudnn", "scaled_dot_product_attention, cuDNN", SDPBackend.CUDNN_ATTENTION),
+)
+
+
+def peers(workload, axes):
+    if workload not in ("attention/forward", "attention/backward") or axes["dtype"] == "f32":
+        return
+    s, d = int(axes["s"]), int(axes["d"])
+    shape = (max(1, int(axes.get("tokens", 16384)) // s), 2048 // d, s, d)
+    causal = axes["mask"] == "causal"
+
+    def prepare(backend):
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(shape, device="cuda", dtype=common.DTYPES[axes["dtype"]], requires_grad=True) for _ in range(3))
+
+        def forward():
+            with sdpa_kernel(backend):
+                return attention(q, k, v, is_causal=causal)
+
+        if workload == "attention/forward":
+            return torch.no_grad()(forward)
+        out = forward()
+        grad = torch.randn_like(out)
+        return lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+
+    for name, about, backend in BACKENDS:
+        yield name, about, lambda backend=backend: prepare(backend)
+
+
+common.main(peers)
