@@ -54,7 +54,7 @@ __device__ __forceinline__ void copy_rows(u32 to, const u16* from, int left) {
 
 // grid ceil(rows / 32) * 8, clusters of 8
 extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThreads)
-denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* out, int rows, int context) {
+denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* out, int rows, int context, int prefix) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ float warp_top[kWarps][kRows], warp_sum[kWarps][kRows];
   __shared__ __align__(8) float2 state[kRows];  // maximum and sum of a row, for the cluster
@@ -66,6 +66,17 @@ denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* o
   // Up to 1024 keys every block has the same share of them, in whole 16.
   const int block_keys = min_of(kKeys, ceil_div(ceil_div(context, kSplit), 16) * 16);
 
+  auto copy_block = [&](int first) {
+    const int seen = min_of(block_keys, context - first);
+    copy_rows<kKeys>(base + kKOffset, keys + static_cast<i64>(first) * kHeadDim, seen);
+    cp_async_commit();
+    copy_rows<kKeys>(base + kVOffset, values + static_cast<i64>(first) * kHeadDim, seen);
+    cp_async_commit();
+  };
+  // The prefix was there before: what lies whole in it needs no kernel before this one.
+  const int own = rank * block_keys;
+  const bool early = own + block_keys <= prefix;
+  if (early) copy_block(own);
   allow_next_kernel();
   wait_for_previous_kernels();
   copy_rows<kRows>(base, q + static_cast<i64>(row0) * kHeadDim, rows_left);
@@ -84,14 +95,15 @@ denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* o
   const u32 p_lane = base + kPOffset + lane_by_row<kPRowBytes>(0, lane);
 
 #pragma unroll 1
-  for (int first = rank * block_keys; first < context; first += kSplit * block_keys) {
+  for (int first = own; first < context; first += kSplit * block_keys) {
     const int seen = min_of(block_keys, context - first);
-    __syncthreads();  // the last block's k, v and p were read
-    copy_rows<kKeys>(base + kKOffset, keys + static_cast<i64>(first) * kHeadDim, seen);
-    cp_async_commit();
-    copy_rows<kKeys>(base + kVOffset, values + static_cast<i64>(first) * kHeadDim, seen);
-    cp_async_commit();
-    cp_async_wait<1>();
+    if (first == own && early) {
+      cp_async_wait<0>();  // q was asked for last
+    } else {
+      __syncthreads();  // the last block's k, v and p were read
+      copy_block(first);
+      cp_async_wait<1>();
+    }
     __syncthreads();
 
     float s[2][2][4];

@@ -16,7 +16,7 @@
 
 using Qkv = Product<kWidth, 64, 4>;
 using Out = Product<kQueryWidth, 64, 8>;
-using GateUp = Product<kWidth, 128, 2>;
+using GateUp = Product<kWidth, 128, 4>;  // two blocks a multiprocessor
 using Down = Product<kMlp, 64, 8>;
 using Linear = Product<kWidth, 64, 4>;
 
@@ -163,7 +163,7 @@ __device__ __forceinline__ float gelu_tanh(float x) {
   return x * reciprocal_approx(1.f + exp2_approx(-1.5957691216057308f * kLog2E * (x + 0.044715f * x * x * x)));
 }
 
-// grid mlp / 64 * 2 x ceil(rows / 64), clusters of 2
+// grid mlp / 64 * 4 x ceil(rows / 64), clusters of 4
 extern "C" __global__ void __cluster_dims__(GateUp::kSplit, 1, 1) __launch_bounds__(kThreads)
 denoise_fused_project_gate_up(const u16* h, const float* squares, const float* style, const u16* __restrict__ gate_proj,
                               const u16* __restrict__ up_proj, u16* hidden, int rows) {

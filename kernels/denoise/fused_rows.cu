@@ -3,7 +3,7 @@
 //   begin  x = noise;  h = x action_in + b
 //   end    velocity = (h / rms (1 + scale) + shift) action_out + b in fp32;  x += dt velocity;  h = x action_in + b for the next step
 //
-// Threads: a block a row; for action_in four columns a thread, for action_out a warp an eighth of the width and a lane a column.
+// Threads: a block a row; for action_in four columns a thread, for action_out eight of a 64th of the rows.
 // Shared memory: the row of 32 actions, the normalised row in fp32, partial sums.
 // Bound: latency; 64 KB of weights for each product, in the L2.
 #include "common/cluster.cuh"
@@ -12,6 +12,7 @@
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
+static_assert(kWidth % (kThreads / 4) == 0, "four threads a row of action_out, in whole passes");
 
 // h [width] = x [32] action_in + b, and its sums of squares: the whole in the first place, zeros in the others
 __device__ __forceinline__ void enter(const float* x, const u16* action_in, const float* bias, u16* h, float* squares, float* scratch) {
@@ -68,10 +69,25 @@ denoise_fused_rows_end(u16* h, float* squares, const float* style, const u16* __
   const float inverse = inverse_rms(squares);
   for (int i = threadIdx.x; i < kWidth; i += kThreads) y[i] = Bf16::to_f32(h[i]) * inverse * (1.f + style[i]) + style[kWidth + i];
   __syncthreads();
-  float sum = 0.f;
-#pragma unroll 8
-  for (int i = warp; i < kWidth; i += kWarps) sum += y[i] * Bf16::to_f32(action_out[i * kAction + lane]);
-  parts[warp][lane] = sum;
+  // Four threads a row of action_out, eight columns each.
+  float sums[8] = {};
+#pragma unroll
+  for (int pass = 0; pass < kWidth / (kThreads / 4); ++pass) {
+    const int i = pass * (kThreads / 4) + threadIdx.x / 4;
+    const uint4 w = *reinterpret_cast<const uint4*>(action_out + i * kAction + threadIdx.x % 4 * 8);
+    const u32 pairs[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      sums[2 * j] += y[i] * Bf16::low(pairs[j]);
+      sums[2 * j + 1] += y[i] * Bf16::high(pairs[j]);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int mask = 4; mask < 32; mask *= 2) sums[j] += __shfl_xor_sync(kFullWarp, sums[j], mask);
+    if (lane < 4) parts[warp][lane * 8 + j] = sums[j];
+  }
   __syncthreads();
   if (warp == 0) {
     float v = out_bias[lane];

@@ -163,7 +163,7 @@ const LAUNCHES: &[Launch] = &[
     launch("denoise_fused_attention", 256, [45_056, 155_648]),
     launch("denoise_fused_project_qkv", 256, [36_864, 65_536]),
     launch("denoise_fused_project_out", 256, [36_864, 65_536]),
-    launch("denoise_fused_project_gate_up", 256, [34_816, 196_608]),
+    launch("denoise_fused_project_gate_up", 256, [34_816, 98_304]),
     launch("denoise_fused_project_down", 256, [36_864, 131_072]),
     launch("denoise_fused_project_time", 256, [36_864, 65_536]),
     launch("denoise_fused_project_style", 256, [36_864, 65_536]),

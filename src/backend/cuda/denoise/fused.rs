@@ -137,7 +137,7 @@ impl Pass<'_> {
             let projections = ["q_proj", "k_proj", "v_proj"].map(of);
             let qkv =
                 [&[h, squares, first][..], &projections, &[at("angles"), q, keys, values, rows, i32_of(run.shape.p)]].concat();
-            let attention = [q, keys, values, attended, i32_of(s * heads), i32_of(run.shape.context())];
+            let attention = [q, keys, values, attended, i32_of(s * heads), i32_of(run.shape.context()), i32_of(run.shape.p)];
             // SAFETY: the arguments are the kernels', in order; every region lives as long as the program.
             unsafe {
                 writer.launch("denoise_fused_project_qkv", s, &qkv)?;
