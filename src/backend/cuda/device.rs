@@ -11,6 +11,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError, result};
 use cudarc::nvrtc::Ptx;
 
+pub use super::argument::Argument;
 use super::cache;
 use super::compile::CompileError;
 use super::event;
@@ -287,47 +288,6 @@ impl Buffer {
         let stream = self.slice.stream();
         stream.memcpy_dtoh(&view, target).map_err(|error| failed("copy from the GPU", &error))?;
         stream.synchronize().map_err(|error| failed("copy from the GPU", &error))
-    }
-}
-
-/// An argument of a kernel, by value.
-#[derive(Debug, Clone, Copy)]
-pub enum Argument {
-    /// Device address, or 0 for a null pointer.
-    Address(u64),
-    /// `int`.
-    I32(i32),
-    /// `long long`.
-    I64(i64),
-    /// `unsigned int`.
-    U32(u32),
-    /// `unsigned long long`.
-    U64(u64),
-    /// `float`.
-    F32(f32),
-}
-
-impl From<&Buffer> for Argument {
-    fn from(buffer: &Buffer) -> Self {
-        Self::Address(buffer.address())
-    }
-}
-
-impl From<f32> for Argument {
-    fn from(value: f32) -> Self {
-        Self::F32(value)
-    }
-}
-
-impl From<i32> for Argument {
-    fn from(value: i32) -> Self {
-        Self::I32(value)
-    }
-}
-
-impl From<i64> for Argument {
-    fn from(value: i64) -> Self {
-        Self::I64(value)
     }
 }
 

@@ -4,6 +4,7 @@
 
 #![allow(unsafe_code)]
 
+pub mod argument;
 pub mod attention;
 pub mod bandwidth;
 pub mod blas;

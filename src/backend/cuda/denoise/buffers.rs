@@ -36,13 +36,20 @@ fn times_bytes(run: &Run) -> usize {
 
 /// The memory.
 pub struct Buffers {
-    device: Arc<Device>,
-    buffers: BTreeMap<&'static str, Buffer>,
+    places: BTreeMap<&'static str, Place>,
     depth: usize,
+    _owned: Vec<Buffer>,
+}
+
+/// Where a region lies.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    address: u64,
+    bytes: usize,
 }
 
 impl Buffers {
-    /// Uploads those inputs and the times, and allocates the scratch.
+    /// Uploads those inputs and the times, allocates the scratch, and places the tailed regions: (region, input, bytes behind each layer).
     ///
     /// # Errors
     /// When device memory is short or a copy fails.
@@ -52,40 +59,51 @@ impl Buffers {
         device: &Arc<Device>,
         inputs: &[Region],
         scratch: &[Region],
+        tailed: &[(&'static str, &str, usize)],
     ) -> Result<Self, BackendError> {
-        let mut buffers = BTreeMap::new();
+        let mut owned = Vec::new();
         for &(name, bytes) in inputs {
             let tensor = tensors.tensor(name);
             debug_assert_eq!(tensor.bytes(), bytes, "{name}");
-            buffers.insert(name, device.upload(tensor.as_bytes())?);
+            owned.push((name, device.upload(tensor.as_bytes())?));
         }
         for &(name, bytes) in scratch {
-            buffers.insert(name, device.allocate(bytes)?);
+            owned.push((name, device.allocate(bytes)?));
+        }
+        let depth = run.shape.model.depth;
+        for &(name, input, tail_bytes) in tailed {
+            owned.push((name, device.upload(&with_tails(tensors.tensor(input).as_bytes(), depth, tail_bytes))?));
         }
         if run.looped {
-            buffers.insert("times", device.upload(bytemuck::cast_slice(&times(run.steps)))?);
+            owned.push(("times", device.upload(bytemuck::cast_slice(&times(run.steps)))?));
         }
-        Ok(Self { device: Arc::clone(device), buffers, depth: run.shape.model.depth })
+        let place = |buffer: &Buffer| Place { address: buffer.address(), bytes: buffer.bytes() };
+        let places = owned.iter().map(|(name, buffer)| (*name, place(buffer))).collect();
+        Ok(Self { places, depth, _owned: owned.into_iter().map(|(_, buffer)| buffer).collect() })
     }
 
-    /// Uploads rows `[depth, rows, row]` under a name, room for `tail` more rows behind those of each layer.
-    ///
-    /// # Errors
-    /// When device memory is short or a copy fails.
-    pub fn upload_with_tail(&mut self, name: &'static str, bytes: &[u8], tail_bytes: usize) -> Result<(), BackendError> {
-        let layer_bytes = bytes.len() / self.depth;
-        let mut spread = Vec::with_capacity(bytes.len() + self.depth * tail_bytes);
-        for layer in 0..self.depth {
-            spread.extend_from_slice(&bytes[layer * layer_bytes..(layer + 1) * layer_bytes]);
-            spread.resize(spread.len() + tail_bytes, 0);
+    /// Made-up addresses for those regions and the times: for looking at a plan where there is no device.
+    #[cfg(test)]
+    pub fn imagined(run: &Run, regions: &[Region]) -> Self {
+        let times = run.looped.then_some(("times", times_bytes(run)));
+        let mut next = 1 << 20;
+        let mut places = BTreeMap::new();
+        for (name, bytes) in regions.iter().copied().chain(times) {
+            places.insert(name, Place { address: next, bytes });
+            next += (bytes as u64).next_multiple_of(256);
         }
-        self.buffers.insert(name, self.device.upload(&spread)?);
-        Ok(())
+        Self { places, depth: run.shape.model.depth, _owned: Vec::new() }
+    }
+
+    /// Whether an address lies in a region.
+    #[cfg(test)]
+    pub fn holds(&self, address: u64) -> bool {
+        self.places.values().any(|place| (place.address..place.address + place.bytes as u64).contains(&address))
     }
 
     /// Where a region begins.
     pub fn address(&self, name: &str) -> u64 {
-        self.buffer(name).address()
+        self.place(name).address
     }
 
     /// A region as an argument.
@@ -95,13 +113,24 @@ impl Buffers {
 
     /// Where a layer's part of a stacked region begins.
     pub fn layer(&self, name: &str, layer: usize) -> u64 {
-        let buffer = self.buffer(name);
-        buffer.address() + (layer * (buffer.bytes() / self.depth)) as u64
+        let Place { address, bytes } = self.place(name);
+        address + (layer * (bytes / self.depth)) as u64
     }
 
-    fn buffer(&self, name: &str) -> &Buffer {
-        self.buffers.get(name).unwrap_or_else(|| panic!("region `{name}` is part of the run"))
+    fn place(&self, name: &str) -> Place {
+        *self.places.get(name).unwrap_or_else(|| panic!("region `{name}` is part of the run"))
     }
+}
+
+/// Layers of rows, with room for more rows behind each.
+fn with_tails(bytes: &[u8], depth: usize, tail_bytes: usize) -> Vec<u8> {
+    let layer_bytes = bytes.len() / depth;
+    let mut spread = Vec::with_capacity(bytes.len() + depth * tail_bytes);
+    for layer in 0..depth {
+        spread.extend_from_slice(&bytes[layer * layer_bytes..(layer + 1) * layer_bytes]);
+        spread.resize(spread.len() + tail_bytes, 0);
+    }
+    spread
 }
 
 /// Times of a loop: 1, and then `-1/steps` further each.
@@ -120,6 +149,12 @@ fn times(steps: usize) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tails_lie_behind_each_layer() {
+        assert_eq!(with_tails(&[1, 2, 3, 4], 2, 1), [1, 2, 0, 3, 4, 0]);
+        assert_eq!(with_tails(&[], 2, 2), [0; 4]);
+    }
 
     #[test]
     fn times_begin_at_one_and_stop_before_zero() {

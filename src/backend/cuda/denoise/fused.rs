@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Run;
 use super::buffers::{self, Buffers, Region};
 use super::launch::embed_blocks;
-use super::program::{Program, Writer};
+use super::program::{Plan, Program};
 use crate::backend::BackendError;
 use crate::backend::cuda::device::{Argument, Device};
 use crate::backend::cuda::task::Output;
@@ -14,9 +14,10 @@ use crate::workload::{Dtype, Tensors};
 
 const NULL: Argument = Argument::Address(0);
 /// Held with room for the suffix behind each layer's prefix, not as the inputs lie.
-const CACHES: [&str; 2] = ["k_cache", "v_cache"];
+pub const CACHES: [&str; 2] = ["k_cache", "v_cache"];
 
-fn scratch(run: &Run) -> Vec<Region> {
+/// Everything but inputs, keys, values and output.
+pub fn scratch(run: &Run) -> Vec<Region> {
     let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (s, steps) = (run.shape.s, run.steps);
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
@@ -37,7 +38,7 @@ fn scratch(run: &Run) -> Vec<Region> {
 }
 
 /// Keys and values of all layers, prefix and suffix.
-fn caches(run: &Run) -> [Region; 2] {
+pub fn caches(run: &Run) -> [Region; 2] {
     let Model { depth, head_dim, .. } = run.shape.model;
     let bytes = depth * run.shape.context() * head_dim * Dtype::Bf16.bytes();
     [("keys", bytes), ("values", bytes)]
@@ -65,18 +66,21 @@ pub fn overlapping(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &O
 }
 
 fn write(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output, overlapping: bool) -> Result<Program, BackendError> {
-    let mut memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &CACHES), &scratch(run))?;
     let tail_bytes = run.shape.s * run.shape.model.head_dim * Dtype::Bf16.bytes();
-    for (cache, (region, _)) in CACHES.into_iter().zip(caches(run)) {
-        memory.upload_with_tail(region, inputs.tensor(cache).as_bytes(), tail_bytes)?;
-    }
-    let mut writer = Writer::new(device, run.shape.model, overlapping);
-    let pass = Pass { run, memory: &memory, output: output.argument() };
-    pass.prepare(&mut writer)?;
+    let tailed = [("keys", CACHES[0], tail_bytes), ("values", CACHES[1], tail_bytes)];
+    let memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &CACHES), &scratch(run), &tailed)?;
+    plan(run, &memory, output.argument()).finish(device, &run.shape.model, None, overlapping, memory)
+}
+
+/// The launches, for memory that has every region.
+pub fn plan(run: &Run, memory: &Buffers, output: Argument) -> Plan {
+    let mut plan = Plan::default();
+    let pass = Pass { run, memory, output };
+    pass.prepare(&mut plan);
     for step in 0..run.steps {
-        pass.step(&mut writer, step)?;
+        pass.step(&mut plan, step);
     }
-    Ok(writer.finish(memory))
+    plan
 }
 
 struct Pass<'a> {
@@ -91,7 +95,7 @@ fn i32_of(extent: usize) -> Argument {
 
 impl Pass<'_> {
     /// What does not depend on the actions: styles of all steps, angles; and the first residual stream.
-    fn prepare(&self, writer: &mut Writer) -> Result<(), BackendError> {
+    fn prepare(&self, plan: &mut Plan) {
         let (memory, run) = (self.memory, self.run);
         let Model { width, depth, head_dim, .. } = run.shape.model;
         let (s, steps, rows) = (run.shape.s, run.steps, i32_of(run.steps));
@@ -100,13 +104,13 @@ impl Pass<'_> {
         let sizes = [i32_of(width), i32_of(embed_blocks(&run.shape.model))];
         // SAFETY: the arguments are the kernels', in order; regions live as long as the program, the output as long as the task.
         unsafe {
-            writer.launch("denoise_per_op_embed", steps, &[time, times, at("embedding"), sizes[0], sizes[1]])?;
+            plan.launch("denoise_per_op_embed", steps, &[time, times, at("embedding"), sizes[0], sizes[1]]);
             let angles = [at("angles"), i32_of(run.shape.p), i32_of(s), i32_of(head_dim)];
-            writer.launch("denoise_per_op_angles", s * head_dim / 2, &angles)?;
+            plan.launch("denoise_per_op_angles", s * head_dim / 2, &angles);
             for [x, weights, bias, out] in
                 [["embedding", "time_in", "time_in_bias", "time_hidden"], ["time_hidden", "time_out", "time_out_bias", "cond"]]
             {
-                writer.launch("denoise_fused_project_time", steps, &[at(x), at(weights), at(bias), at(out), rows])?;
+                plan.launch("denoise_fused_project_time", steps, &[at(x), at(weights), at(bias), at(out), rows]);
             }
             for (weights, bias, out, layers) in [
                 ("style1", "style1_bias", "styles1", depth),
@@ -114,15 +118,15 @@ impl Pass<'_> {
                 ("final_style", "final_style_bias", "final_styles", 1),
             ] {
                 let arguments = [at("cond"), at(weights), at(bias), at(out), rows];
-                writer.launch_stack("denoise_fused_project_style", steps, layers, &arguments)?;
+                plan.launch_stack("denoise_fused_project_style", steps, layers, &arguments);
             }
             let state = if run.looped { self.output } else { NULL };
             let actions = [at("x"), at("action_in"), at("action_in_bias"), state, at("h"), at("squares")];
-            writer.launch("denoise_fused_rows_begin", s, &actions)
+            plan.launch("denoise_fused_rows_begin", s, &actions);
         }
     }
 
-    fn step(&self, writer: &mut Writer, step: usize) -> Result<(), BackendError> {
+    fn step(&self, plan: &mut Plan, step: usize) {
         let (memory, run) = (self.memory, self.run);
         let Model { width, depth, heads, .. } = run.shape.model;
         let (s, rows) = (run.shape.s, i32_of(run.shape.s));
@@ -140,12 +144,12 @@ impl Pass<'_> {
             let attention = [q, keys, values, attended, i32_of(s * heads), i32_of(run.shape.context()), i32_of(run.shape.p)];
             // SAFETY: the arguments are the kernels', in order; every region lives as long as the program.
             unsafe {
-                writer.launch("denoise_fused_project_qkv", s, &qkv)?;
-                writer.launch("denoise_fused_attention", s * heads, &attention)?;
-                writer.launch("denoise_fused_project_out", s, &[attended, of("o_proj"), first, h, squares, rows])?;
+                plan.launch("denoise_fused_project_qkv", s, &qkv);
+                plan.launch("denoise_fused_attention", s * heads, &attention);
+                plan.launch("denoise_fused_project_out", s, &[attended, of("o_proj"), first, h, squares, rows]);
                 let gate_up = [h, squares, second, of("gate_proj"), of("up_proj"), hidden, rows];
-                writer.launch("denoise_fused_project_gate_up", s, &gate_up)?;
-                writer.launch("denoise_fused_project_down", s, &[hidden, of("down_proj"), second, h, squares, rows])?;
+                plan.launch("denoise_fused_project_gate_up", s, &gate_up);
+                plan.launch("denoise_fused_project_down", s, &[hidden, of("down_proj"), second, h, squares, rows]);
             }
         }
         let style = Argument::Address(memory.address("final_styles") + step as u64 * style_bytes);
@@ -155,6 +159,6 @@ impl Pass<'_> {
         let matrices = ["action_out", "action_out_bias", "action_in", "action_in_bias"].map(at);
         let arguments = [&[h, squares, style][..], &matrices, &[velocity, state, dt, more]].concat();
         // SAFETY: as above; the output lives as long as the task.
-        unsafe { writer.launch("denoise_fused_rows_end", s, &arguments) }
+        unsafe { plan.launch("denoise_fused_rows_end", s, &arguments) };
     }
 }

@@ -55,48 +55,31 @@ impl Program {
     }
 }
 
-/// Writes a program.
-pub struct Writer<'a> {
-    device: &'a Arc<Device>,
-    model: Model,
-    blas: Option<Rc<Blas>>,
-    overlapping: bool,
-    ops: Vec<Op>,
-    kernels: Vec<Kernel>,
-    numbers: BTreeMap<&'static str, (usize, u32, u32)>,
-    products: Vec<Gemm>,
-    specs: Vec<Spec>,
+/// A launch as it is written down.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Written {
+    /// A kernel for so many items, of so many layers.
+    Launch { symbol: &'static str, items: usize, layers: usize, arguments: Vec<Argument> },
+    /// A product of the matrices at these addresses.
+    Product { spec: Spec, x: u64, w: u64, y: u64 },
+    /// A named range begins.
+    Begin(String),
+    /// The range begun last ends.
+    End,
 }
 
-impl<'a> Writer<'a> {
-    /// An empty program with the library, which products need.
-    pub fn with_products(device: &'a Arc<Device>, model: Model, blas: Rc<Blas>) -> Self {
-        Self { blas: Some(blas), ..Self::new(device, model, false) }
-    }
+/// What a program will do, before anything is compiled: writing it needs addresses only.
+#[derive(Default)]
+pub struct Plan {
+    pub written: Vec<Written>,
+}
 
-    /// An empty program; if wanted, the fused kernels begin while the kernel before them ends.
-    pub fn new(device: &'a Arc<Device>, model: Model, overlapping: bool) -> Self {
-        Self {
-            device,
-            model,
-            blas: None,
-            overlapping,
-            ops: Vec::new(),
-            kernels: Vec::new(),
-            numbers: BTreeMap::new(),
-            products: Vec::new(),
-            specs: Vec::new(),
-        }
-    }
-
+impl Plan {
     /// Adds a kernel for so many items.
     ///
     /// # Safety
     /// The arguments are the kernel's, in order, of memory that the finished program or its task keeps.
-    ///
-    /// # Errors
-    /// When it does not compile or load, or no grid holds so many blocks.
-    pub unsafe fn launch(&mut self, symbol: &'static str, items: usize, arguments: &[Argument]) -> Result<(), BackendError> {
+    pub unsafe fn launch(&mut self, symbol: &'static str, items: usize, arguments: &[Argument]) {
         // SAFETY: the caller's promise.
         unsafe { self.launch_stack(symbol, items, 1, arguments) }
     }
@@ -105,76 +88,84 @@ impl<'a> Writer<'a> {
     ///
     /// # Safety
     /// As [`Self::launch`].
-    ///
-    /// # Errors
-    /// As [`Self::launch`].
-    pub unsafe fn launch_stack(
-        &mut self,
-        symbol: &'static str,
-        items: usize,
-        layers: usize,
-        arguments: &[Argument],
-    ) -> Result<(), BackendError> {
-        let launch = Launch::of(symbol);
-        let (kernel, block, shared_bytes) = match self.numbers.get(symbol) {
-            Some(&number) => number,
-            None => {
-                let build = launch.build(&self.model);
-                let (block, shared_bytes) = build.launch_of(symbol).expect("every denoise kernel is listed among the sources");
-                let kernel = self.device.kernel(&build, symbol)?;
-                if shared_bytes > 0 {
-                    kernel.allow_shared(shared_bytes)?;
-                }
-                self.kernels.push(kernel);
-                let number = (self.kernels.len() - 1, block, shared_bytes);
-                self.numbers.insert(symbol, number);
-                number
-            }
-        };
-        let [x, y, _] = (launch.blocks)(&self.model, items);
-        let grid =
-            grid([x, y, layers]).ok_or_else(|| BackendError::Launch(format!("{symbol} needs more blocks than a grid holds")))?;
-        // The others do not wait for what is before them.
-        let overlapping = self.overlapping && symbol.starts_with("denoise_fused_");
-        let shape = Shape { grid, block, shared_bytes };
-        self.ops.push(Op::Launch { kernel, shape, arguments: arguments.to_vec(), overlapping });
-        Ok(())
+    pub unsafe fn launch_stack(&mut self, symbol: &'static str, items: usize, layers: usize, arguments: &[Argument]) {
+        self.written.push(Written::Launch { symbol, items, layers, arguments: arguments.to_vec() });
     }
 
     /// Adds a product of the matrices at these addresses.
     ///
     /// # Safety
     /// The matrices are as the spec says, in memory that the finished program or its task keeps; y overlaps neither x nor w.
-    ///
-    /// # Errors
-    /// When the library fails or knows no algorithm.
-    pub unsafe fn product(&mut self, spec: Spec, x: u64, w: u64, y: u64) -> Result<(), BackendError> {
-        let product = match self.specs.iter().position(|known| *known == spec) {
-            Some(product) => product,
-            None => {
-                let blas = self.blas.as_ref().expect("a program with products was given the library");
-                self.products.push(Gemm::new(blas, spec)?);
-                self.specs.push(spec);
-                self.products.len() - 1
-            }
-        };
-        self.ops.push(Op::Product { product, x, w, y });
-        Ok(())
+    pub unsafe fn product(&mut self, spec: Spec, x: u64, w: u64, y: u64) {
+        self.written.push(Written::Product { spec, x, w, y });
     }
 
     /// Begins a named range.
     pub fn begin(&mut self, name: impl Into<String>) {
-        self.ops.push(Op::Begin(name.into()));
+        self.written.push(Written::Begin(name.into()));
     }
 
     /// Ends the range begun last.
     pub fn end(&mut self) {
-        self.ops.push(Op::End);
+        self.written.push(Written::End);
     }
 
-    /// The program, which keeps the memory.
-    pub fn finish(self, memory: Buffers) -> Program {
-        let Self { ops, kernels, products, .. } = self;
-        Program { ops, kernels, products, _memory: memory }
+    /// Compiles, loads and describes everything in it. The program keeps the memory; products need the library. If wanted, the fused
+    /// kernels begin while the kernel before them ends.
+    ///
+    /// # Errors
+    /// When a kernel does not compile or load, a grid cannot hold its blocks, or the library knows no algorithm.
+    pub fn finish(
+        self,
+        device: &Arc<Device>,
+        model: &Model,
+        blas: Option<&Rc<Blas>>,
+        overlapping: bool,
+        memory: Buffers,
+    ) -> Result<Program, BackendError> {
+        let mut program = Program { ops: Vec::new(), kernels: Vec::new(), products: Vec::new(), _memory: memory };
+        let mut loaded: BTreeMap<&'static str, (usize, u32, u32)> = BTreeMap::new();
+        let mut described: Vec<Spec> = Vec::new();
+        for written in self.written {
+            program.ops.push(match written {
+                Written::Begin(name) => Op::Begin(name),
+                Written::End => Op::End,
+                Written::Launch { symbol, items, layers, arguments } => {
+                    let launch = Launch::of(symbol);
+                    let (kernel, block, shared_bytes) = match loaded.get(symbol) {
+                        Some(&known) => known,
+                        None => {
+                            let build = launch.build(model);
+                            let (block, shared_bytes) = build.launch_of(symbol).expect("every denoise kernel is among the sources");
+                            let kernel = device.kernel(&build, symbol)?;
+                            if shared_bytes > 0 {
+                                kernel.allow_shared(shared_bytes)?;
+                            }
+                            program.kernels.push(kernel);
+                            *loaded.entry(symbol).or_insert((program.kernels.len() - 1, block, shared_bytes))
+                        }
+                    };
+                    let [x, y, _] = (launch.blocks)(model, items);
+                    let grid = grid([x, y, layers])
+                        .ok_or_else(|| BackendError::Launch(format!("{symbol} needs more blocks than a grid holds")))?;
+                    // The others do not wait for what is before them.
+                    let overlapping = overlapping && symbol.starts_with("denoise_fused_");
+                    Op::Launch { kernel, shape: Shape { grid, block, shared_bytes }, arguments, overlapping }
+                }
+                Written::Product { spec, x, w, y } => {
+                    let product = match described.iter().position(|known| *known == spec) {
+                        Some(product) => product,
+                        None => {
+                            let blas = blas.expect("a program with products was given the library");
+                            program.products.push(Gemm::new(blas, spec)?);
+                            described.push(spec);
+                            described.len() - 1
+                        }
+                    };
+                    Op::Product { product, x, w, y }
+                }
+            });
+        }
+        Ok(program)
     }
 }

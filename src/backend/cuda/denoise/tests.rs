@@ -4,8 +4,11 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::buffers::Buffers;
+use super::program::{Plan, Written};
 use super::*;
 use crate::backend::Executable;
+use crate::backend::cuda::device::Argument;
 use crate::backend::cuda::memory;
 use crate::verify::{Comparison, verify};
 use crate::workload::Problem;
@@ -114,6 +117,64 @@ fn declared_memory_is_what_the_shapes_say() {
         let gigabytes = declared(row, &full) as f64 / 1e9;
         assert!((0.87..0.95).contains(&gigabytes), "{}: {gigabytes}", row.name);
     }
+}
+
+/// The plans of both kinds of launches, with made-up memory.
+fn plans(run: &Run) -> [(Plan, Buffers); 2] {
+    let output = Argument::Address(1 << 40);
+    let whole = Buffers::imagined(run, &[buffers::inputs(run, &[]), per_op::scratch(run)].concat());
+    let caches = fused::caches(run).to_vec();
+    let tailed = Buffers::imagined(run, &[buffers::inputs(run, &fused::CACHES), caches, fused::scratch(run)].concat());
+    [(per_op::plan(run, &whole, output), whole), (fused::plan(run, &tailed, output), tailed)]
+}
+
+/// Parameter types of a kernel, from its source.
+fn parameters(symbol: &str) -> Vec<String> {
+    let source = launch::Launch::of(symbol).build(&TINY).source;
+    let from = source.find(&format!("{symbol}(")).unwrap() + symbol.len() + 1;
+    let list = &source[from..from + source[from..].find(')').unwrap()];
+    list.split(',').map(|parameter| parameter.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+}
+
+#[test]
+fn every_launch_has_the_arguments_of_its_kernel() {
+    for run in [Run::from(&Step { expert: shape(SHALLOW, 50, 968) }), Run::from(&looped(TINY, 7, 13, 3))] {
+        for (plan, memory) in plans(&run) {
+            let known = |address: u64| address == 0 || address == 1 << 40 || memory.holds(address);
+            for written in &plan.written {
+                let Written::Launch { symbol, arguments, items, .. } = written else { continue };
+                let parameters = parameters(symbol);
+                assert_eq!(parameters.len(), arguments.len(), "{symbol}");
+                assert!(*items > 0, "{symbol}");
+                for (parameter, argument) in parameters.iter().zip(arguments) {
+                    let fits = match argument {
+                        Argument::Address(address) => parameter.contains('*') && known(*address),
+                        Argument::I32(_) => parameter.starts_with("int "),
+                        Argument::I64(_) => parameter.starts_with("i64 "),
+                        Argument::F32(_) => parameter.starts_with("float ") && !parameter.contains('*'),
+                        _ => false,
+                    };
+                    assert!(fits, "{symbol}: {argument:?} for {parameter}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn plans_have_the_launches_and_ranges_of_the_model() {
+    let run = Run::from(&Loop { expert: shape(PI05, 50, 968), steps: 10 });
+    let [(per_op, _), (fused, _)] = plans(&run);
+    let count = |plan: &Plan, wanted: fn(&Written) -> bool| plan.written.iter().filter(|written| wanted(written)).count();
+    let commands = |plan: &Plan| count(plan, |written| matches!(written, Written::Launch { .. } | Written::Product { .. }));
+    // Per step: 5 for the time, 3 actions in, angles, 18 layers of 21, 3 for the last norm, the projection and Euler; one copy.
+    assert_eq!(commands(&per_op), 10 * (5 + 3 + 1 + 18 * 21 + 3 + 1 + 1) + 1);
+    // Embedding, angles, two layers of the time, three styles, begin; five a layer, one a step.
+    assert_eq!(commands(&fused), 8 + 10 * (18 * 5 + 1));
+    let begun = count(&per_op, |written| matches!(written, Written::Begin(_)));
+    assert_eq!(begun, count(&per_op, |written| matches!(written, Written::End)));
+    assert_eq!(begun, 1 + 10 * (1 + 3 + 18 * 11 + 2));
+    assert!(per_op.written.contains(&Written::Begin("Step_9/Layer_17/KV_Concat".to_owned())));
 }
 
 #[test]
