@@ -29,7 +29,10 @@ pub fn attention() -> Vec<Box<dyn Suite>> {
 
 /// The denoise loop of a robot policy.
 pub fn denoise() -> Vec<Box<dyn Suite>> {
-    vec![suite(&denoise::STEP, cpu::denoise::STEP), suite(&denoise::LOOP, cpu::denoise::LOOP)]
+    vec![
+        suite(&denoise::STEP, cpu::denoise::STEP.iter().chain(cuda::denoise::STEP)),
+        suite(&denoise::LOOP, cpu::denoise::LOOP.iter().chain(cuda::denoise::LOOP)),
+    ]
 }
 
 /// Every workload of every family.

@@ -33,7 +33,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("clap", &["harness/args.rs", "harness/mod.rs", "cli/", "main.rs"]),
     ("cudarc", &["backend/cuda/", "trace/cupti.rs"]),
     ("nvml_wrapper", &["backend/cuda/telemetry.rs"]),
-    ("nvtx", &["measure/range.rs"]),
+    ("nvtx", &["backend/cuda/range.rs"]),
     ("libloading", &["backend/cuda/library.rs"]),
     ("object", &["backend/cuda/cubin.rs"]),
     ("faer", &["backend/cpu/", "measure/limits/cpu.rs", "workload/"]),

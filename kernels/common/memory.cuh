@@ -80,3 +80,7 @@ __device__ __forceinline__ void barrier_arrive(u32 id, u32 threads) {
 __device__ __forceinline__ void barrier_sync(u32 id, u32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+
+__device__ __forceinline__ void store_shared_f32x2(u32 shared, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
+}

@@ -7,9 +7,9 @@ pub mod contention;
 pub mod criterion;
 pub mod events;
 pub mod limits;
-pub mod range;
 pub mod wall;
 
+pub use crate::backend::cuda::range;
 use crate::backend::{BackendError, Executable};
 
 /// State of the caches when a launch begins: part of a case's identity.

@@ -91,8 +91,6 @@ pub struct Product {
 }
 
 const WORKSPACE_BYTES: usize = 32 << 20;
-/// Algorithms asked for.
-const MOST_ALGORITHMS: usize = 8;
 
 impl Product {
     /// Prepares the product of two `size`×`size` matrices; `None` where the library is missing.
@@ -126,7 +124,10 @@ impl Product {
         product.operand = result::create_matrix_layout(input, size, size, size as i64).map_err(failed("describe a matrix"))?;
         product.result = result::create_matrix_layout(output, size, size, size as i64).map_err(failed("describe a matrix"))?;
         product.transpose_a().map_err(failed("transpose"))?;
-        product.algorithms = product.propose().map_err(failed("propose an algorithm"))?;
+        let (operand, result) = (product.operand, product.result);
+        // SAFETY: handle, description and layouts were made above and are alive.
+        let proposed = unsafe { propose(product.handle, product.description, [operand, operand, result], WORKSPACE_BYTES) };
+        product.algorithms = proposed.map_err(failed("propose an algorithm"))?;
         Ok(Some(product))
     }
 
@@ -177,38 +178,6 @@ impl Product {
             result::set_matmul_desc_attribute(self.description, attribute, (&raw const transposed).cast(), size_of_val(&transposed))
         }
     }
-
-    fn propose(&self) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CublasError> {
-        let preference = result::create_matmul_pref()?;
-        let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        let mut proposals = [std::mem::MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit(); MOST_ALGORITHMS];
-        let (mut count, workspace_bytes) = (0, WORKSPACE_BYTES);
-        // SAFETY: everything passed is alive; the attribute is a size_t and copied; there is room for the proposals asked for.
-        let outcome = unsafe {
-            let set =
-                result::set_matmul_pref_attribute(preference, attribute, (&raw const workspace_bytes).cast(), size_of::<usize>());
-            let asked = sys::cublasLtMatmulAlgoGetHeuristic(
-                self.handle,
-                self.description,
-                self.operand,
-                self.operand,
-                self.result,
-                self.result,
-                preference,
-                MOST_ALGORITHMS as i32,
-                proposals.as_mut_ptr().cast(),
-                &raw mut count,
-            );
-            let destroyed = result::destroy_matmul_pref(preference);
-            set.and(asked.result()).and(destroyed)
-        };
-        outcome?;
-        // SAFETY: the library filled the first `count`.
-        let proposals = proposals[..count.max(0) as usize].iter().map(|proposal| unsafe { proposal.assume_init() });
-        let algorithms: Vec<_> =
-            proposals.filter(|proposal| proposal.state.result().is_ok()).map(|proposal| proposal.algo).collect();
-        if algorithms.is_empty() { Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) } else { Ok(algorithms) }
-    }
 }
 
 impl Drop for Product {
@@ -223,6 +192,51 @@ impl Drop for Product {
     }
 }
 
-fn failed(action: &'static str) -> impl Fn(CublasError) -> BackendError {
+/// Algorithms asked for.
+const MOST_ALGORITHMS: usize = 8;
+
+/// The algorithms that the library proposes for d = a·b with matrices of these layouts (a, b, d), the most promising first; at least one.
+///
+/// # Safety
+/// The handle, the description and the layouts are alive.
+///
+/// # Errors
+/// When the library fails or knows none.
+pub(super) unsafe fn propose(
+    handle: sys::cublasLtHandle_t,
+    description: sys::cublasLtMatmulDesc_t,
+    [a, b, d]: [sys::cublasLtMatrixLayout_t; 3],
+    workspace_bytes: usize,
+) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CublasError> {
+    let preference = result::create_matmul_pref()?;
+    let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+    let mut proposals = [std::mem::MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit(); MOST_ALGORITHMS];
+    let mut count = 0;
+    // SAFETY: what the caller passed is alive; the attribute is a size_t and copied; there is room for the proposals asked for.
+    let outcome = unsafe {
+        let set = result::set_matmul_pref_attribute(preference, attribute, (&raw const workspace_bytes).cast(), size_of::<usize>());
+        let asked = sys::cublasLtMatmulAlgoGetHeuristic(
+            handle,
+            description,
+            a,
+            b,
+            d,
+            d,
+            preference,
+            MOST_ALGORITHMS as i32,
+            proposals.as_mut_ptr().cast(),
+            &raw mut count,
+        );
+        let destroyed = result::destroy_matmul_pref(preference);
+        set.and(asked.result()).and(destroyed)
+    };
+    outcome?;
+    // SAFETY: the library filled the first `count`.
+    let proposals = proposals[..count.max(0) as usize].iter().map(|proposal| unsafe { proposal.assume_init() });
+    let algorithms: Vec<_> = proposals.filter(|proposal| proposal.state.result().is_ok()).map(|proposal| proposal.algo).collect();
+    if algorithms.is_empty() { Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) } else { Ok(algorithms) }
+}
+
+pub(super) fn failed(action: &'static str) -> impl Fn(CublasError) -> BackendError {
     move |error| BackendError::Launch(format!("cuBLASLt failed to {action}: {error}"))
 }

@@ -11,6 +11,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError, result};
 use cudarc::nvrtc::Ptx;
 
+pub use super::argument::Argument;
 use super::cache;
 use super::compile::CompileError;
 use super::event;
@@ -290,47 +291,6 @@ impl Buffer {
     }
 }
 
-/// An argument of a kernel, by value.
-#[derive(Debug, Clone, Copy)]
-pub enum Argument {
-    /// Device address, or 0 for a null pointer.
-    Address(u64),
-    /// `int`.
-    I32(i32),
-    /// `long long`.
-    I64(i64),
-    /// `unsigned int`.
-    U32(u32),
-    /// `unsigned long long`.
-    U64(u64),
-    /// `float`.
-    F32(f32),
-}
-
-impl From<&Buffer> for Argument {
-    fn from(buffer: &Buffer) -> Self {
-        Self::Address(buffer.address())
-    }
-}
-
-impl From<f32> for Argument {
-    fn from(value: f32) -> Self {
-        Self::F32(value)
-    }
-}
-
-impl From<i32> for Argument {
-    fn from(value: i32) -> Self {
-        Self::I32(value)
-    }
-}
-
-impl From<i64> for Argument {
-    fn from(value: i64) -> Self {
-        Self::I64(value)
-    }
-}
-
 /// Blocks, threads a block, and dynamic shared bytes a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
@@ -383,6 +343,37 @@ impl Kernel {
     /// # Errors
     /// When the launch is refused; the error names the kernel.
     pub unsafe fn launch(&self, shape: Shape, arguments: &[Argument]) -> Result<(), BackendError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with(shape, arguments, &mut []) }
+    }
+
+    /// The same, but its blocks may start while the kernel before it on the stream still runs (programmatic dependent launch).
+    ///
+    /// # Safety
+    /// As [`Self::launch`]; besides, the kernel touches nothing that is written before it on the stream until it has waited for that.
+    ///
+    /// # Errors
+    /// As [`Self::launch`].
+    pub unsafe fn launch_overlapping(&self, shape: Shape, arguments: &[Argument]) -> Result<(), BackendError> {
+        let mut overlapping = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with(shape, arguments, std::slice::from_mut(&mut overlapping)) }
+    }
+
+    /// Launches with attributes.
+    ///
+    /// # Safety
+    /// As the attributes ask.
+    unsafe fn launch_with(
+        &self,
+        shape: Shape,
+        arguments: &[Argument],
+        attributes: &mut [sys::CUlaunchAttribute],
+    ) -> Result<(), BackendError> {
         let mut pointers = [std::ptr::null_mut::<c_void>(); MOST_ARGUMENTS];
         for (pointer, argument) in pointers.iter_mut().zip(arguments) {
             *pointer = match argument {
@@ -395,17 +386,28 @@ impl Kernel {
         }
         let count = arguments.len();
         debug_assert!(count <= MOST_ARGUMENTS);
-        // SAFETY: the pointers are to values that outlive the call, which copies them; the rest is the caller's promise.
+        let config = sys::CUlaunchConfig {
+            gridDimX: shape.grid.0,
+            gridDimY: shape.grid.1,
+            gridDimZ: shape.grid.2,
+            blockDimX: shape.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shape.shared_bytes,
+            hStream: self.stream.cu_stream(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        };
+        // SAFETY: pointers and attributes are to values that outlive the call, which copies them; the rest is the caller's promise.
         unsafe {
-            result::launch_kernel(
+            sys::cuLaunchKernelEx(
+                &raw const config,
                 self.function.cu_function(),
-                shape.grid,
-                (shape.block, 1, 1),
-                shape.shared_bytes,
-                self.stream.cu_stream(),
-                &mut pointers[..count],
+                pointers[..count].as_mut_ptr(),
+                std::ptr::null_mut(),
             )
         }
+        .result()
         .map_err(|error| failed(&format!("launch {}", self.name), &error))
     }
 }

@@ -4,19 +4,23 @@
 
 #![allow(unsafe_code)]
 
+pub mod argument;
 pub mod attention;
 pub mod bandwidth;
+pub mod blas;
 pub mod cache;
 pub mod compile;
 pub mod cubin;
 pub mod cublaslt;
 pub mod cudnn;
+pub mod denoise;
 pub mod device;
 pub mod event;
 pub mod instruments;
 pub mod library;
 pub mod memory;
 pub mod occupancy;
+pub mod range;
 pub mod sources;
 pub mod spin;
 pub mod st_bif;

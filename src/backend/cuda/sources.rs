@@ -2,10 +2,12 @@
 
 /// Headers as kernels include them.
 pub const HEADERS: &[(&str, &str)] = &[
+    ("common/cluster.cuh", include_str!("../../../kernels/common/cluster.cuh")),
     ("common/device_clock.cuh", include_str!("../../../kernels/common/device_clock.cuh")),
     ("common/element.cuh", include_str!("../../../kernels/common/element.cuh")),
     ("common/element16.cuh", include_str!("../../../kernels/common/element16.cuh")),
     ("common/float_ops.cuh", include_str!("../../../kernels/common/float_ops.cuh")),
+    ("common/fragments.cuh", include_str!("../../../kernels/common/fragments.cuh")),
     ("common/math.cuh", include_str!("../../../kernels/common/math.cuh")),
     ("common/memory.cuh", include_str!("../../../kernels/common/memory.cuh")),
     ("common/reduce.cuh", include_str!("../../../kernels/common/reduce.cuh")),
@@ -15,6 +17,8 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("common/types.cuh", include_str!("../../../kernels/common/types.cuh")),
     ("attention/shape.cuh", include_str!("../../../kernels/attention/shape.cuh")),
     ("attention/warp_gemm.cuh", include_str!("../../../kernels/attention/warp_gemm.cuh")),
+    ("denoise/model.cuh", include_str!("../../../kernels/denoise/model.cuh")),
+    ("denoise/skinny_gemm.cuh", include_str!("../../../kernels/denoise/skinny_gemm.cuh")),
 ];
 
 /// Kernel files by `workload/implementation`.
@@ -32,6 +36,10 @@ const SOURCES: &[(&str, &str)] = &[
     ("attention/forward_flash_mma", include_str!("../../../kernels/attention/forward_flash_mma.cu")),
     ("attention/backward_naive", include_str!("../../../kernels/attention/backward_naive.cu")),
     ("attention/backward_flash_mma", include_str!("../../../kernels/attention/backward_flash_mma.cu")),
+    ("denoise/per_op", include_str!("../../../kernels/denoise/per_op.cu")),
+    ("denoise/fused_attention", include_str!("../../../kernels/denoise/fused_attention.cu")),
+    ("denoise/fused_project", include_str!("../../../kernels/denoise/fused_project.cu")),
+    ("denoise/fused_rows", include_str!("../../../kernels/denoise/fused_rows.cu")),
     ("measure/blocker", include_str!("../../../kernels/measure/blocker.cu")),
     ("measure/clock_probe", include_str!("../../../kernels/measure/clock_probe.cu")),
     ("measure/copy_bandwidth", include_str!("../../../kernels/measure/copy_bandwidth.cu")),
@@ -90,9 +98,13 @@ const MACROS: &[(&str, &[&[&str]])] = &[
     ("attention/forward_flash_mma", ATTENTION),
     ("attention/backward_naive", ATTENTION),
     ("attention/backward_flash_mma", ATTENTION),
+    ("denoise/fused_attention", &[MODELS]),
+    ("denoise/fused_project", &[MODELS]),
+    ("denoise/fused_rows", &[MODELS]),
 ];
 
 const ELEMENTS: &[&str] = &["ELEMENT_F32", "ELEMENT_F16", "ELEMENT_BF16"];
+const MODELS: &[&str] = &["MODEL=Pi05", "MODEL=Tiny"];
 const ATTENTION: &[&[&str]] = &[&["DTYPE=Bf16", "DTYPE=F16"], &["HEAD_DIM=64", "HEAD_DIM=128"], &["CAUSAL=0", "CAUSAL=1"]];
 
 /// How a kernel is launched, as far as occupancy depends on it.
@@ -102,7 +114,7 @@ pub struct Launch {
     pub symbol: &'static str,
     /// Threads a block.
     pub block: u32,
-    /// Dynamic shared memory a block, bytes: with HEAD_DIM=64 (or no such macro), and with HEAD_DIM=128.
+    /// Dynamic shared memory a block, bytes: with HEAD_DIM=64 or MODEL=Tiny (or no such macro), and with HEAD_DIM=128 or MODEL=Pi05.
     pub dynamic_shared: [u32; 2],
 }
 
@@ -134,6 +146,29 @@ const LAUNCHES: &[Launch] = &[
     launch("attention_backward_flash_mma_prepare", 256, [0, 0]),
     launch("attention_backward_flash_mma", 256, [198_656, 181_248]),
     launch("attention_backward_flash_mma_finish", 256, [0, 0]),
+    launch("denoise_per_op_embed", 256, [0, 0]),
+    launch("denoise_per_op_bias", 256, [0, 0]),
+    launch("denoise_per_op_cast", 256, [0, 0]),
+    launch("denoise_per_op_copy", 256, [0, 0]),
+    launch("denoise_per_op_angles", 256, [0, 0]),
+    launch("denoise_per_op_norm", 256, [0, 0]),
+    launch("denoise_per_op_modulate", 256, [0, 0]),
+    launch("denoise_per_op_residual", 256, [0, 0]),
+    launch("denoise_per_op_rope", 256, [0, 0]),
+    launch("denoise_per_op_concat", 256, [0, 0]),
+    launch("denoise_per_op_softmax", 256, [0, 0]),
+    launch("denoise_per_op_gelu", 256, [0, 0]),
+    launch("denoise_per_op_action_out", 256, [0, 0]),
+    launch("denoise_per_op_euler", 256, [0, 0]),
+    launch("denoise_fused_attention", 256, [45_056, 155_648]),
+    launch("denoise_fused_project_qkv", 256, [36_864, 65_536]),
+    launch("denoise_fused_project_out", 256, [36_864, 65_536]),
+    launch("denoise_fused_project_gate_up", 256, [34_816, 98_304]),
+    launch("denoise_fused_project_down", 256, [36_864, 131_072]),
+    launch("denoise_fused_project_time", 256, [36_864, 65_536]),
+    launch("denoise_fused_project_style", 256, [36_864, 65_536]),
+    launch("denoise_fused_rows_begin", 256, [0, 0]),
+    launch("denoise_fused_rows_end", 256, [0, 0]),
     launch("measure_blocker", 1, [0, 0]),
     launch("measure_clock_probe", 1, [0, 0]),
     launch("measure_copy_bandwidth", 128, [0, 0]),
@@ -148,7 +183,7 @@ impl Build {
     /// Threads a block and dynamic shared bytes of one of the build's kernels.
     pub fn launch_of(&self, symbol: &str) -> Option<(u32, u32)> {
         let launch = LAUNCHES.iter().find(|launch| launch.symbol == symbol)?;
-        let wide = self.defines.iter().any(|define| define == "HEAD_DIM=128");
+        let wide = self.defines.iter().any(|define| ["HEAD_DIM=128", "MODEL=Pi05"].contains(&define.as_str()));
         Some((launch.block, launch.dynamic_shared[usize::from(wide)]))
     }
 }

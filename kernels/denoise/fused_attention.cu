@@ -1,0 +1,235 @@
+// Attention of all heads on the one key-value head, prefix and suffix in one sequence of keys, split over a cluster.
+//
+//   o = softmax(q k^T / sqrt(e)) v;  q [rows = S heads][e], k and v [context][e]
+//
+// A cluster of 8 blocks shares 32 query rows: the heads of a token are rows like any other, so that k and v are read once for all of
+// them. Each block takes every eighth block of up to 128 keys with an online softmax (up to 1024 keys that is one block, and everything
+// it needs is under way at once), leaves its unnormalised output, maxima and sums in shared memory, and finishes 4 of the 32 rows from
+// the eight parts.
+// Threads: 8 warps; for q k^T a warp has 16 keys, for p v 32 columns (16 where there are fewer), each all 32 rows.
+// Shared memory, rows of e (128 bytes at least), 16-byte chunks XOR-swizzled by row: q [32], k [128], v [128]; p [32][128]; the output in
+// fp32 over k when the last product is done.
+// Bound: latency of two products on 32 x 128 x e and of reading 128 keys: about 4 us a layer, whatever is done elsewhere.
+#include "common/cluster.cuh"
+#include "common/fragments.cuh"
+#include "common/memory.cuh"
+#include "common/reduce.cuh"
+#include "denoise/model.cuh"
+
+constexpr int kThreads = 256;
+constexpr int kWarps = 8;
+constexpr int kSplit = 8;
+constexpr int kRows = 32;
+constexpr int kKeys = 128;
+constexpr int kRankRows = kRows / kSplit;
+
+constexpr int kRowBytes = kHeadDim * 2 < 128 ? 128 : kHeadDim * 2;
+constexpr int kRowChunks = kHeadDim / 8;
+constexpr int kPRowBytes = kKeys * 2;
+constexpr int kKOffset = kRows * kRowBytes;
+constexpr int kVOffset = kKOffset + kKeys * kRowBytes;
+constexpr int kPOffset = kVOffset + kKeys * kRowBytes;
+constexpr int kSharedBytes = kPOffset + kRows * kPRowBytes;
+constexpr int kColumns = kHeadDim / kWarps < 16 ? 16 : kHeadDim / kWarps;  // of the output, a warp
+constexpr int kValueWarps = kHeadDim / kColumns;
+constexpr int kOutStride = kHeadDim + 8;
+constexpr int kQuads = kHeadDim / 4;
+
+static_assert(kRows * kOutStride * 4 <= kKeys * kRowBytes, "the output fits over k");
+static_assert((kRowBytes & (kRowBytes - 1)) == 0, "steps along a row are XORs of its address");
+static_assert(kKeys == kWarps * 16 && kSharedBytes <= 227 * 1024, "a warp has 16 keys, a block 227 KiB of shared memory");
+
+// 1/sqrt(e) and log2(e), so that a probability is one FMA and one ex2.
+__device__ __forceinline__ float scale_log2() { return kLog2E * rsqrtf(static_cast<float>(kHeadDim)); }
+
+// Starts the copies of `count` rows, of which those at or past `left` become zero.
+template <int kCount>
+__device__ __forceinline__ void copy_rows(u32 to, const u16* from, int left) {
+  for (int i = threadIdx.x; i < kCount * kRowChunks; i += kThreads) {
+    const int row = i / kRowChunks, chunk = i % kRowChunks;
+    const bool there = row < left;
+    cp_async_16_or_zero(to + swizzled<kRowBytes>(row, chunk), from + (there ? static_cast<i64>(row) * kHeadDim + chunk * 8 : 0), there);
+  }
+}
+
+// grid ceil(rows / 32) * 8, clusters of 8
+extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThreads)
+denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* out, int rows, int context, int prefix) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  __shared__ float warp_top[kWarps][kRows], warp_sum[kWarps][kRows];
+  __shared__ __align__(8) float2 state[kRows];  // maximum and sum of a row, for the cluster
+  const u32 base = shared_address(shared);
+  const int warp = threadIdx.x / kWarpSize;
+  const u32 lane = threadIdx.x % kWarpSize;
+  const int rank = static_cast<int>(cluster_rank());
+  const int row0 = blockIdx.x / kSplit * kRows, rows_left = min_of(kRows, rows - row0);
+  // Up to 1024 keys every block has the same share of them, in whole 16.
+  const int block_keys = min_of(kKeys, ceil_div(ceil_div(context, kSplit), 16) * 16);
+
+  auto copy_block = [&](int first) {
+    const int seen = min_of(block_keys, context - first);
+    copy_rows<kKeys>(base + kKOffset, keys + static_cast<i64>(first) * kHeadDim, seen);
+    cp_async_commit();
+    copy_rows<kKeys>(base + kVOffset, values + static_cast<i64>(first) * kHeadDim, seen);
+    cp_async_commit();
+  };
+  // The prefix was there before: what lies whole in it needs no kernel before this one.
+  const int own = rank * block_keys;
+  const bool early = own + block_keys <= prefix;
+  if (early) copy_block(own);
+  allow_next_kernel();
+  wait_for_previous_kernels();
+  copy_rows<kRows>(base, q + static_cast<i64>(row0) * kHeadDim, rows_left);
+  cp_async_commit();
+
+  float o[2][kColumns / 8][4];
+  clear(o);
+  float top[4], sum[4];  // row 2i + h is matrix tile i, row lane/4 + 8h
+#pragma unroll
+  for (int r = 0; r < 4; ++r) top[r] = negative_infinity(), sum[r] = 0.f;
+  const float scale = scale_log2();
+
+  const u32 q_lane = base + lane_by_row<kRowBytes>(0, lane);
+  const u32 k_lane = base + kKOffset + lane_by_column<kRowBytes>(warp * 16, lane);
+  const u32 v_lane = (base + kVOffset + lane_by_row<kRowBytes>(0, lane)) ^ (warp * kColumns * 2);
+  const u32 p_lane = base + kPOffset + lane_by_row<kPRowBytes>(0, lane);
+
+#pragma unroll 1
+  for (int first = own; first < context; first += kSplit * block_keys) {
+    const int seen = min_of(block_keys, context - first);
+    if (first == own && early) {
+      cp_async_wait<0>();  // q was asked for last
+    } else {
+      __syncthreads();  // the last block's k, v and p were read
+      copy_block(first);
+      cp_async_wait<1>();
+    }
+    __syncthreads();
+
+    float s[2][2][4];
+    clear(s);
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      u32 b[4];
+      ldmatrix_x4(b, k_lane ^ (step * 32));
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        u32 a[4];
+        ldmatrix_x4(a, (q_lane ^ (step * 32)) + m * 16 * kRowBytes);
+        Bf16::mma(s[m][0], a, b[0], b[1]);
+        Bf16::mma(s[m][1], a, b[2], b[3]);
+      }
+    }
+    const int first_key = warp * 16 + static_cast<int>(lane & 3) * 2;
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          s[m][n][e] = first_key + n * 8 + (e & 1) < seen ? s[m][n][e] * scale : negative_infinity();
+
+    const int own_row = lane >> 2;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int m = r / 2, h = r % 2 * 2;
+      const float best = lanes_max<4>(max_f32(max_f32(s[m][0][h], s[m][0][h + 1]), max_f32(s[m][1][h], s[m][1][h + 1])));
+      if ((lane & 3) == 0) warp_top[warp][m * 16 + r % 2 * 8 + own_row] = best;
+    }
+    __syncthreads();
+    float alpha[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int m = r / 2, h = r % 2 * 2, row = m * 16 + r % 2 * 8 + own_row;
+      float best = top[r];
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) best = max_f32(best, warp_top[w][row]);
+      alpha[r] = exp2_approx(top[r] - best);  // 0 in the first block; `best` is finite: every block has a key
+      top[r] = best;
+      float part = 0.f;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float p0 = exp2_approx(s[m][n][h] - best), p1 = exp2_approx(s[m][n][h + 1] - best);
+        part += p0 + p1;
+        store_shared_b32(base + kPOffset + swizzled<kPRowBytes>(row, warp * 2 + n) + (lane & 3) * 4, Bf16::pack(p0, p1));
+      }
+      part = lanes_sum<4>(part);
+      if ((lane & 3) == 0) warp_sum[warp][row] = part;
+    }
+    cp_async_wait<0>();
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int m = r / 2, h = r % 2 * 2, row = m * 16 + r % 2 * 8 + own_row;
+      sum[r] *= alpha[r];
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) sum[r] += warp_sum[w][row];
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n) {
+        o[m][n][h] *= alpha[r];
+        o[m][n][h + 1] *= alpha[r];
+      }
+    }
+    if (warp < kValueWarps) {
+#pragma unroll
+      for (int step = 0; step < kKeys / 16; ++step) {
+        u32 a[2][4];
+#pragma unroll
+        for (int m = 0; m < 2; ++m) ldmatrix_x4(a[m], (p_lane ^ (step * 32)) + m * 16 * kPRowBytes);
+#pragma unroll
+        for (int np = 0; np < kColumns / 16; ++np) {
+          u32 b[4];
+          ldmatrix_x4_trans(b, (v_lane ^ (np * 32)) + step * 16 * kRowBytes);
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+            Bf16::mma(o[m][2 * np], a[m], b[0], b[1]);
+            Bf16::mma(o[m][2 * np + 1], a[m], b[2], b[3]);
+          }
+        }
+      }
+    }
+  }
+
+  cp_async_wait<0>();  // a block without keys still has its copy of q under way
+  __syncthreads();
+  const u32 parts = base + kKOffset;
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int m = r / 2, h = r % 2 * 2, row = m * 16 + r % 2 * 8 + static_cast<int>(lane >> 2);
+    if (warp == 0 && (lane & 3) == 0) state[row] = make_float2(top[r], sum[r]);
+    if (warp < kValueWarps) {
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n)
+        store_shared_f32x2(parts + (row * kOutStride + warp * kColumns + n * 8 + (lane & 3) * 2) * 4, o[m][n][h], o[m][n][h + 1]);
+    }
+  }
+  cluster_arrive();
+  cluster_wait();
+
+  const u32 states = shared_address(state);
+  for (int item = threadIdx.x; item < kRankRows * kQuads; item += kThreads) {
+    const int row = rank * kRankRows + item / kQuads, column = item % kQuads * 4;
+    float2 part_state[kSplit];
+    float best = negative_infinity();
+#pragma unroll
+    for (int peer = 0; peer < kSplit; ++peer) {
+      part_state[peer] = load_cluster_f32x2(cluster_address(states + row * 8, peer));
+      best = max_f32(best, part_state[peer].x);
+    }
+    float4 y = make_float4(0.f, 0.f, 0.f, 0.f);
+    float weights = 0.f;
+#pragma unroll
+    for (int peer = 0; peer < kSplit; ++peer) {
+      const float weight = exp2_approx(part_state[peer].x - best);
+      const float4 part = load_cluster_f32x4(cluster_address(parts + (row * kOutStride + column) * 4, peer));
+      weights += weight * part_state[peer].y;
+      y.x += weight * part.x, y.y += weight * part.y, y.z += weight * part.z, y.w += weight * part.w;
+    }
+    const float inverse = 1.f / weights;
+    if (row < rows_left)
+      *reinterpret_cast<uint2*>(out + static_cast<i64>(row0 + row) * kHeadDim + column) =
+          make_uint2(Bf16::pack(y.x * inverse, y.y * inverse), Bf16::pack(y.z * inverse, y.w * inverse));
+  }
+  cluster_arrive();
+  cluster_wait();
+}

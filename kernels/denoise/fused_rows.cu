@@ -1,0 +1,106 @@
+// What happens to a row of actions between two passes through the layers: everything there is row by row.
+//
+//   begin  x = noise;  h = x action_in + b
+//   end    velocity = (h / rms (1 + scale) + shift) action_out + b in fp32;  x += dt velocity;  h = x action_in + b for the next step
+//
+// Threads: a block a row; for action_in four columns a thread, for action_out eight of a 64th of the rows.
+// Shared memory: the row of 32 actions, the normalised row in fp32, partial sums.
+// Bound: latency; 64 KB of weights for each product, in the L2.
+#include "common/cluster.cuh"
+#include "common/reduce.cuh"
+#include "denoise/model.cuh"
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+static_assert(kWidth % (kThreads / 4) == 0, "four threads a row of action_out, in whole passes");
+
+// h [width] = x [32] action_in + b, and its sums of squares: the whole in the first place, zeros in the others
+__device__ __forceinline__ void enter(const float* x, const u16* action_in, const float* bias, u16* h, float* squares, float* scratch) {
+  float sum = 0.f;
+  for (int column = threadIdx.x * 4; column < kWidth; column += kThreads * 4) {
+    const float4 b = *reinterpret_cast<const float4*>(bias + column);
+    float y[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int k = 0; k < kAction; ++k) {
+      const uint2 w = *reinterpret_cast<const uint2*>(action_in + k * kWidth + column);
+      y[0] += x[k] * Bf16::low(w.x);
+      y[1] += x[k] * Bf16::high(w.x);
+      y[2] += x[k] * Bf16::low(w.y);
+      y[3] += x[k] * Bf16::high(w.y);
+    }
+    const uint2 rounded = make_uint2(Bf16::pack(y[0], y[1]), Bf16::pack(y[2], y[3]));
+    *reinterpret_cast<uint2*>(h + column) = rounded;
+    const float z[4] = {Bf16::low(rounded.x), Bf16::high(rounded.x), Bf16::low(rounded.y), Bf16::high(rounded.y)};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum += z[i] * z[i];
+  }
+  sum = block_sum<kThreads>(sum, scratch);
+  if (threadIdx.x < kSquares) squares[threadIdx.x] = threadIdx.x == 0 ? sum : 0.f;
+}
+
+// grid rows; `state` may be null: then the noise is not copied
+extern "C" __global__ void __launch_bounds__(kThreads)
+denoise_fused_rows_begin(const float* noise, const u16* __restrict__ action_in, const float* __restrict__ bias, float* state, u16* h,
+                         float* squares) {
+  __shared__ float x[kAction], scratch[kWarps];
+  const i64 row = blockIdx.x;
+  allow_next_kernel();
+  wait_for_previous_kernels();
+  if (threadIdx.x < kAction) {
+    const float value = noise[row * kAction + threadIdx.x];
+    x[threadIdx.x] = value;
+    if (state != nullptr) state[row * kAction + threadIdx.x] = value;
+  }
+  __syncthreads();
+  enter(x, action_in, bias, h + row * kWidth, squares + row * kSquares, scratch);
+}
+
+// grid rows; writes the velocity to `velocity`, or where that is null moves `state`; with `more`, enters the next step
+extern "C" __global__ void __launch_bounds__(kThreads)
+denoise_fused_rows_end(u16* h, float* squares, const float* style, const u16* __restrict__ action_out, const float* __restrict__ out_bias,
+                       const u16* __restrict__ action_in, const float* __restrict__ in_bias, float* velocity, float* state, float dt, int more) {
+  __shared__ float x[kAction], scratch[kWarps], y[kWidth], parts[kWarps][kAction];
+  const i64 row = blockIdx.x;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  h += row * kWidth;
+  squares += row * kSquares;
+  allow_next_kernel();
+  wait_for_previous_kernels();
+  const float inverse = inverse_rms(squares);
+  for (int i = threadIdx.x; i < kWidth; i += kThreads) y[i] = Bf16::to_f32(h[i]) * inverse * (1.f + style[i]) + style[kWidth + i];
+  __syncthreads();
+  // Four threads a row of action_out, eight columns each.
+  float sums[8] = {};
+#pragma unroll
+  for (int pass = 0; pass < kWidth / (kThreads / 4); ++pass) {
+    const int i = pass * (kThreads / 4) + threadIdx.x / 4;
+    const uint4 w = *reinterpret_cast<const uint4*>(action_out + i * kAction + threadIdx.x % 4 * 8);
+    const u32 pairs[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      sums[2 * j] += y[i] * Bf16::low(pairs[j]);
+      sums[2 * j + 1] += y[i] * Bf16::high(pairs[j]);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int mask = 4; mask < 32; mask *= 2) sums[j] += __shfl_xor_sync(kFullWarp, sums[j], mask);
+    if (lane < 4) parts[warp][lane * 8 + j] = sums[j];
+  }
+  __syncthreads();
+  if (warp == 0) {
+    float v = out_bias[lane];
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) v += parts[i][lane];
+    if (velocity != nullptr) {
+      velocity[row * kAction + lane] = v;
+    } else {
+      x[lane] = state[row * kAction + lane] + dt * v;
+      state[row * kAction + lane] = x[lane];
+    }
+  }
+  if (more == 0) return;
+  __syncthreads();
+  enter(x, action_in, in_bias, h, squares, scratch);
+}

@@ -1,0 +1,170 @@
+//! Products of row-major matrices by cuBLASLt, for implementations that stand on the library.
+//!
+//! Everything is described and chosen while a case is prepared; launching allocates nothing and can be captured.
+
+use std::ffi::c_void;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cudarc::cublaslt::{result, sys};
+
+use super::cublaslt::{failed, propose};
+use super::device::{Buffer, Device};
+use super::library::{self, Library};
+use crate::backend::BackendError;
+
+/// Device memory that the library may use during a product.
+pub const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// The library with a workspace on one device.
+pub struct Blas {
+    device: Arc<Device>,
+    handle: sys::cublasLtHandle_t,
+    workspace: Buffer,
+}
+
+impl Blas {
+    /// Opens the library.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] where it is missing; when it fails or memory is short.
+    pub fn open(device: &Arc<Device>) -> Result<Rc<Self>, BackendError> {
+        available().map_err(BackendError::Unsupported)?;
+        let workspace = device.allocate(WORKSPACE_BYTES)?;
+        let handle = result::create_handle().map_err(failed("open"))?;
+        Ok(Rc::new(Self { device: Arc::clone(device), handle, workspace }))
+    }
+}
+
+/// Whether the library is there.
+///
+/// # Errors
+/// How to get it.
+pub fn available() -> Result<(), String> {
+    let missing = || format!("{} is missing: {}", Library::CublasLt.name(), Library::CublasLt.advice());
+    library::load(Library::CublasLt).map(drop).ok_or_else(missing)
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once; every product of it holds a count and is gone.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+/// What a product computes: y `[rows, columns]` = x `[rows, depth]` · w, bf16 with f32 sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spec {
+    /// Rows of x and y.
+    pub rows: usize,
+    /// Columns of y.
+    pub columns: usize,
+    /// Columns of x.
+    pub depth: usize,
+    /// Whether w lies as `[columns, depth]`, else as `[depth, columns]`.
+    pub transposed: bool,
+    /// Whether y is f32, else bf16.
+    pub wide: bool,
+}
+
+/// One product, its algorithm chosen by the library's heuristic.
+pub struct Gemm {
+    blas: Rc<Blas>,
+    description: sys::cublasLtMatmulDesc_t,
+    /// Of w, x and y as the library sees them: column-major, so transposed.
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    algorithm: Option<sys::cublasLtMatmulAlgo_t>,
+}
+
+impl Gemm {
+    /// Describes a product and asks for its algorithm.
+    ///
+    /// # Errors
+    /// When the library fails or knows no algorithm.
+    pub fn new(blas: &Rc<Blas>, spec: Spec) -> Result<Self, BackendError> {
+        use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+        use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F};
+        let Spec { rows, columns, depth, transposed, wide } = spec;
+        // From here on the destructor gives back what was made.
+        let mut gemm =
+            Self { blas: Rc::clone(blas), description: std::ptr::null_mut(), layouts: [std::ptr::null_mut(); 3], algorithm: None };
+        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        gemm.description = result::create_matmul_desc(compute, CUDA_R_32F).map_err(failed("describe a product"))?;
+        if transposed {
+            // CUBLAS_OP_T.
+            let operation = 1i32;
+            // SAFETY: the description is alive; the attribute is of that type and copied.
+            unsafe {
+                result::set_matmul_desc_attribute(
+                    gemm.description,
+                    CUBLASLT_MATMUL_DESC_TRANSA,
+                    (&raw const operation).cast(),
+                    size_of_val(&operation),
+                )
+            }
+            .map_err(failed("transpose"))?;
+        }
+        // A row-major matrix is a column-major one of swapped extents: yᵀ = wᵀ·xᵀ.
+        let (w_rows, w_columns) = if transposed { (depth, columns) } else { (columns, depth) };
+        let output = if wide { CUDA_R_32F } else { CUDA_R_16BF };
+        for (layout, (dtype, rows, columns)) in
+            gemm.layouts.iter_mut().zip([(CUDA_R_16BF, w_rows, w_columns), (CUDA_R_16BF, depth, rows), (output, columns, rows)])
+        {
+            *layout = result::create_matrix_layout(dtype, rows as u64, columns as u64, rows as i64)
+                .map_err(failed("describe a matrix"))?;
+        }
+        // SAFETY: handle, description and layouts were made above and are alive.
+        let proposed = unsafe { propose(blas.handle, gemm.description, gemm.layouts, WORKSPACE_BYTES) };
+        gemm.algorithm = proposed.map_err(failed("propose an algorithm"))?.first().copied();
+        Ok(gemm)
+    }
+
+    /// Enqueues it: device addresses of x, w and y.
+    ///
+    /// # Safety
+    /// The addresses are of matrices as described, alive until the product has been computed; y overlaps neither x nor w.
+    ///
+    /// # Errors
+    /// When the library refuses.
+    pub unsafe fn launch(&self, x: u64, w: u64, y: u64) -> Result<(), BackendError> {
+        let (one, zero) = (1f32, 0f32);
+        let [w_layout, x_layout, y_layout] = self.layouts;
+        let algorithm = self.algorithm.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let address = |address: u64| address as *mut c_void;
+        // SAFETY: handle, description, layouts and algorithm belong together; the scalars are f32 as described and read during the call;
+        // the workspace lives as long as `self`; the rest is the caller's promise.
+        unsafe {
+            result::matmul(
+                self.blas.handle,
+                self.description,
+                (&raw const one).cast(),
+                (&raw const zero).cast(),
+                address(w),
+                w_layout,
+                address(x),
+                x_layout,
+                address(y),
+                y_layout,
+                address(y),
+                y_layout,
+                algorithm,
+                address(self.blas.workspace.address()),
+                WORKSPACE_BYTES,
+                self.blas.device.stream().cu_stream().cast(),
+            )
+        }
+        .map_err(failed("launch a product"))
+    }
+}
+
+impl Drop for Gemm {
+    fn drop(&mut self) {
+        // SAFETY: each is destroyed once, if it was made.
+        unsafe {
+            for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+            let _ = (!self.description.is_null()).then(|| result::destroy_matmul_desc(self.description));
+        }
+    }
+}

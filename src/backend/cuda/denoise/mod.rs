@@ -1,0 +1,155 @@
+//! The denoise expert on the GPU: from a launch an operation to a few fused kernels a layer in one graph.
+//!
+//! What each kernel does, its thread mapping and its bound are in its file under `kernels/denoise`. A rung is a `Program`, the
+//! list of its launches, made once while a case is prepared: what is timed is walking that list, or replaying its capture.
+//! Deliberately absent: f32, and any change of the weights' layout; they are used where and how the inputs hold them.
+
+mod buffers;
+mod fused;
+mod launch;
+mod per_op;
+mod program;
+
+use std::sync::Arc;
+
+use program::Program;
+
+use crate::backend::cuda::device::Device;
+use crate::backend::cuda::event::Graph;
+use crate::backend::cuda::task::{Output, Task};
+use crate::backend::{BackendError, Implementation, Prepare};
+use crate::workload::denoise::model::ACTION;
+use crate::workload::denoise::{Loop, Shape, Step};
+use crate::workload::{Dtype, Tensors};
+
+/// Most steps that are captured: a graph of the operations one by one has 400 nodes a step.
+const MOST_CAPTURED: usize = 100;
+
+/// A step, or a loop of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Run {
+    /// Model and sizes.
+    pub shape: Shape,
+    /// How many velocities.
+    pub steps: usize,
+    /// Whether the velocities move the actions; else the one velocity is the output.
+    pub looped: bool,
+}
+
+impl From<&Step> for Run {
+    fn from(problem: &Step) -> Self {
+        Self { shape: problem.expert, steps: 1, looped: false }
+    }
+}
+
+impl From<&Loop> for Run {
+    fn from(problem: &Loop) -> Self {
+        Self { shape: problem.expert, steps: problem.steps, looped: true }
+    }
+}
+
+/// Step ladder.
+pub const STEP: &[Implementation<Step>] = &ladder();
+
+/// Loop ladder.
+pub const LOOP: &[Implementation<Loop>] = &ladder();
+
+/// The rows, the same for both problem types.
+const fn ladder<P>() -> [Implementation<P>; 4]
+where
+    Run: for<'a> From<&'a P>,
+{
+    [
+        Implementation {
+            name: "cuda/per_op",
+            about: "a launch an operation from the host, products by cuBLASLt: bound by launching, as eager frameworks are",
+            supports: |problem| Run::from(problem).supported_per_op(),
+            prepare: Prepare::CudaWithin {
+                device_bytes: |problem| per_op::device_bytes(&Run::from(problem)),
+                prepare: |problem, inputs, device| launched(&Run::from(problem), inputs, device, per_op::program),
+            },
+        },
+        Implementation {
+            name: "cuda/graph",
+            about: "the launches of per_op, captured once and replayed as one",
+            supports: |problem| Run::from(problem).captured().and_then(|run| run.supported_per_op()),
+            prepare: Prepare::CudaWithin {
+                device_bytes: |problem| per_op::device_bytes(&Run::from(problem)),
+                prepare: |problem, inputs, device| captured(&Run::from(problem), inputs, device, per_op::program),
+            },
+        },
+        Implementation {
+            name: "cuda/fused_graph",
+            about: "five kernels a layer: norms, rotation, activation and residuals inside skinny products, styles of all steps first",
+            supports: |problem| Run::from(problem).captured().and_then(|run| run.supported_fused()),
+            prepare: Prepare::CudaWithin {
+                device_bytes: |problem| fused::device_bytes(&Run::from(problem)),
+                prepare: |problem, inputs, device| captured(&Run::from(problem), inputs, device, fused::program),
+            },
+        },
+        Implementation {
+            name: "cuda/fused_overlap",
+            about: "the kernels of fused_graph, each streaming its weights while the one before it still runs",
+            supports: |problem| Run::from(problem).captured().and_then(|run| run.supported_fused()),
+            prepare: Prepare::CudaWithin {
+                device_bytes: |problem| fused::device_bytes(&Run::from(problem)),
+                prepare: |problem, inputs, device| captured(&Run::from(problem), inputs, device, fused::overlapping),
+            },
+        },
+    ]
+}
+
+impl Run {
+    /// Whether the kernels compute it, one operation each.
+    fn supported_per_op(&self) -> Result<(), String> {
+        self.supported()
+    }
+
+    /// Whether the fused kernels are compiled for its model.
+    fn supported_fused(&self) -> Result<(), String> {
+        self.supported()?;
+        launch::compiled_for(&self.shape.model).map(drop).ok_or_else(|| "not compiled for this model".to_owned())
+    }
+
+    fn supported(&self) -> Result<(), String> {
+        if self.shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
+    }
+
+    /// Itself, if it is short enough to be captured.
+    fn captured(&self) -> Result<Self, String> {
+        if self.steps <= MOST_CAPTURED { Ok(*self) } else { Err(format!("captures up to {MOST_CAPTURED} steps")) }
+    }
+
+    /// The one output.
+    fn output(&self, device: &Device) -> Result<Output, BackendError> {
+        Output::new(device, if self.looped { "actions" } else { "velocity" }, [self.shape.s, ACTION], Dtype::F32)
+    }
+}
+
+/// Makes the list of launches for an output.
+type Write = fn(&Run, &Tensors, &Arc<Device>, &Output) -> Result<Program, BackendError>;
+
+/// A task that launches one by one.
+fn launched(run: &Run, inputs: &Tensors, device: &Arc<Device>, write: Write) -> Result<Task, BackendError> {
+    let output = run.output(device)?;
+    let program = write(run, inputs, device, &output)?;
+    Ok(Task::new(device, vec![output], move |_| program.enqueue()))
+}
+
+/// A task that replays a capture.
+fn captured(run: &Run, inputs: &Tensors, device: &Arc<Device>, write: Write) -> Result<Task, BackendError> {
+    let output = run.output(device)?;
+    let program = write(run, inputs, device, &output)?;
+    // Once before: what a first launch loads cannot be loaded during a capture.
+    program.enqueue()?;
+    device.synchronize()?;
+    let graph = Graph::capture(device, || program.enqueue())?;
+    Ok(Task::new(device, vec![output], move |_| {
+        // The graph's launches are the program's, on its memory.
+        let _alive = &program;
+        graph.launch()
+    }))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,272 @@
+//! A launch an operation: `kernels/denoise/per_op.cu` and the library's products, in the order in which a framework runs the model.
+
+use std::sync::Arc;
+
+use super::Run;
+use super::buffers::{self, Buffers, Region};
+use super::launch::embed_blocks;
+use super::program::{Plan, Program};
+use crate::backend::BackendError;
+use crate::backend::cuda::blas::{Blas, Spec, WORKSPACE_BYTES};
+use crate::backend::cuda::device::{Argument, Device};
+use crate::backend::cuda::task::Output;
+use crate::workload::denoise::model::{ACTION, Model};
+use crate::workload::{Dtype, Tensors};
+
+const NULL: Argument = Argument::Address(0);
+
+/// Keys that the products run over: a multiple of eight, so that rows of probabilities are whole packets.
+const fn padded(context: usize) -> usize {
+    context.next_multiple_of(8)
+}
+
+/// Everything but inputs and output.
+pub fn scratch(run: &Run) -> Vec<Region> {
+    let Model { width, mlp, heads, head_dim, .. } = run.shape.model;
+    let (s, keys) = (run.shape.s, padded(run.shape.context()));
+    let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
+    vec![
+        ("embedding", width * bf16),
+        ("time_hidden", width * bf16),
+        ("cond", width * bf16),
+        ("style", 3 * width * f32),
+        ("x16", s * ACTION * bf16),
+        ("angles", s * head_dim * f32),
+        ("h", s * width * bf16),
+        ("normed", s * width * f32),
+        ("y", s * width * bf16),
+        ("exact", s * width * f32),
+        ("q", s * heads * head_dim * bf16),
+        ("k", s * head_dim * bf16),
+        ("v", s * head_dim * bf16),
+        ("keys", keys * head_dim * bf16),
+        ("values", keys * head_dim * bf16),
+        ("scores", s * heads * keys * f32),
+        ("probabilities", s * heads * keys * bf16),
+        ("attended", s * heads * head_dim * bf16),
+        ("branch", s * width * bf16),
+        ("gates", s * mlp * bf16),
+        ("ups", s * mlp * bf16),
+        ("velocities", s * ACTION * f32),
+    ]
+}
+
+/// Inputs, activations, the library's workspace and the output.
+pub fn device_bytes(run: &Run) -> u64 {
+    buffers::device_bytes(run, &[&buffers::inputs(run, &[]), &scratch(run)]) + WORKSPACE_BYTES as u64
+}
+
+/// Writes the launches.
+///
+/// # Errors
+/// When a kernel does not compile, the library declines, or device memory is short.
+pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
+    let blas = Blas::open(device)?;
+    let memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &[]), &scratch(run), &[])?;
+    plan(run, &memory, output.argument()).finish(device, &run.shape.model, Some(&blas), false, memory)
+}
+
+/// The launches, for memory that has every region.
+pub fn plan(run: &Run, memory: &Buffers, output: Argument) -> Plan {
+    let mut pass = Pass { run, memory, plan: Plan::default() };
+    pass.whole(output);
+    pass.plan
+}
+
+struct Pass<'a> {
+    run: &'a Run,
+    memory: &'a Buffers,
+    plan: Plan,
+}
+
+impl Pass<'_> {
+    fn whole(&mut self, output: Argument) {
+        let actions = self.run.shape.s * ACTION;
+        if !self.run.looped {
+            return self.step(0, self.memory.at("x"), output);
+        }
+        self.plan.begin("Denoise_Full_Loop");
+        self.launch("copy", actions, &[self.memory.at("x"), output, Argument::I64(actions as i64)]);
+        let dt = (-1.0 / self.run.steps as f64) as f32;
+        for step in 0..self.run.steps {
+            self.step(step, output, self.memory.at("velocities"));
+            let arguments = [output, self.memory.at("velocities"), Argument::F32(dt), Argument::I64(actions as i64)];
+            self.launch("euler", actions, &arguments);
+        }
+        self.plan.end();
+    }
+
+    /// The velocity of the actions `x`.
+    fn step(&mut self, step: usize, x: Argument, velocity: Argument) {
+        let (memory, shape) = (self.memory, self.run.shape);
+        let Model { width, depth, head_dim, .. } = shape.model;
+        let s = shape.s;
+        self.plan.begin(format!("Denoise_Step_{step}"));
+
+        self.plan.begin(format!("Step_{step}/Time_Embed"));
+        let time = if self.run.looped {
+            [NULL, Argument::Address(memory.address("times") + 8 * step as u64)]
+        } else {
+            [memory.at("t"), NULL]
+        };
+        let sizes = [Argument::I32(width as i32), Argument::I32(embed_blocks(&shape.model) as i32)];
+        self.launch("embed", 1, &[time[0], time[1], memory.at("embedding"), sizes[0], sizes[1]]);
+        self.product(1, width, width, "embedding", memory.address("time_in"), "time_hidden");
+        self.bias("time_hidden", "time_in_bias", 1, true);
+        self.product(1, width, width, "time_hidden", memory.address("time_out"), "cond");
+        self.bias("cond", "time_out_bias", 1, true);
+        self.plan.end();
+
+        self.plan.begin(format!("Step_{step}/Action_Proj_In"));
+        self.launch("cast", s * ACTION, &[x, memory.at("x16"), Argument::I64((s * ACTION) as i64)]);
+        self.product(s, width, ACTION, "x16", memory.address("action_in"), "h");
+        self.bias("h", "action_in_bias", s, false);
+        self.plan.end();
+
+        // The suffix sees everything: what is prepared are the positions, as angles.
+        self.plan.begin(format!("Step_{step}/Mask_Prep"));
+        let extents = [shape.p, s, head_dim].map(|extent| Argument::I32(extent as i32));
+        self.launch("angles", s * head_dim / 2, &[memory.at("angles"), extents[0], extents[1], extents[2]]);
+        self.plan.end();
+
+        for layer in 0..depth {
+            self.layer(step, layer);
+        }
+
+        self.plan.begin(format!("Step_{step}/Final_Norm"));
+        self.norm(memory.address("final_style"), memory.address("final_style_bias"), true);
+        self.plan.end();
+        self.plan.begin(format!("Step_{step}/Action_Proj_Out"));
+        let matrices = [memory.at("exact"), memory.at("action_out"), memory.at("action_out_bias")];
+        self.launch("action_out", s, &[matrices[0], matrices[1], matrices[2], velocity, Argument::I32(width as i32)]);
+        self.plan.end();
+        self.plan.end();
+    }
+
+    fn layer(&mut self, step: usize, layer: usize) {
+        let (memory, shape) = (self.memory, self.run.shape);
+        let Model { width, mlp, heads, head_dim, .. } = shape.model;
+        let (s, context, keys) = (shape.s, shape.context(), padded(shape.context()));
+        let weights = |name: &str| memory.layer(name, layer);
+        let phase = |name: &str| format!("Step_{step}/Layer_{layer}/{name}");
+        let i32s = |sizes: &[usize]| sizes.iter().map(|&size| Argument::I32(size as i32)).collect::<Vec<_>>();
+        self.plan.begin(format!("Step_{step}/Layer_{layer}"));
+
+        self.plan.begin(phase("LN"));
+        self.norm(weights("style1"), weights("style1_bias"), false);
+        self.plan.end();
+
+        self.plan.begin(phase("QKV_Proj"));
+        self.product(s, heads * head_dim, width, "y", weights("q_proj"), "q");
+        self.product(s, head_dim, width, "y", weights("k_proj"), "k");
+        self.product(s, head_dim, width, "y", weights("v_proj"), "v");
+        self.plan.end();
+
+        self.plan.begin(phase("RoPE"));
+        let arguments = [vec![memory.at("q"), memory.at("k"), memory.at("angles")], i32s(&[s, heads, head_dim])].concat();
+        self.launch("rope", s * (heads + 1) * head_dim / 2, &arguments);
+        self.plan.end();
+
+        self.plan.begin(phase("KV_Concat"));
+        let packets = head_dim / 8;
+        let caches = ["k_cache", "v_cache"].map(|name| Argument::Address(weights(name)));
+        let rows = ["k", "v", "keys", "values"].map(|name| memory.at(name));
+        let arguments = [&caches[..], &rows, &i32s(&[shape.p, s, keys, packets])].concat();
+        self.launch("concat", keys * packets, &arguments);
+        self.plan.end();
+
+        self.plan.begin(phase("Attn"));
+        let spec = Spec { rows: s * heads, columns: keys, depth: head_dim, transposed: true, wide: true };
+        self.product_of(spec, "q", memory.address("keys"), "scores");
+        let scale = Argument::F32((1.0 / (head_dim as f64).sqrt()) as f32);
+        let sizes = i32s(&[context, keys]);
+        self.launch("softmax", s * heads, &[memory.at("scores"), memory.at("probabilities"), sizes[0], sizes[1], scale]);
+        self.product(s * heads, head_dim, keys, "probabilities", memory.address("values"), "attended");
+        self.plan.end();
+
+        self.plan.begin(phase("O_Proj"));
+        self.product(s, width, heads * head_dim, "attended", weights("o_proj"), "branch");
+        self.plan.end();
+        self.plan.begin(phase("Res1"));
+        self.residual(weights("style1_bias"));
+        self.plan.end();
+
+        self.plan.begin(phase("PostLN"));
+        self.norm(weights("style2"), weights("style2_bias"), false);
+        self.plan.end();
+        self.plan.begin(phase("MLP"));
+        self.product(s, mlp, width, "y", weights("gate_proj"), "gates");
+        self.product(s, mlp, width, "y", weights("up_proj"), "ups");
+        self.launch("gelu", s * mlp, &[memory.at("gates"), memory.at("ups"), Argument::I64((s * mlp) as i64)]);
+        self.product(s, width, mlp, "gates", weights("down_proj"), "branch");
+        self.plan.end();
+        self.plan.begin(phase("Res2"));
+        self.residual(weights("style2_bias"));
+        self.plan.end();
+
+        self.plan.end();
+    }
+
+    /// adaRMS of h: its style, the norm, the modulation; to `y`, or in fp32 to `exact`.
+    fn norm(&mut self, style: u64, bias: u64, exact: bool) {
+        let (memory, width, s) = (self.memory, self.run.shape.model.width, self.run.shape.s);
+        let spec = Spec { rows: 1, columns: 3 * width, depth: width, transposed: false, wide: true };
+        self.product_of(spec, "cond", style, "style");
+        let width_i32 = Argument::I32(width as i32);
+        self.launch("norm", s, &[memory.at("h"), memory.at("normed"), width_i32]);
+        let (y, exact) = if exact { (NULL, memory.at("exact")) } else { (memory.at("y"), NULL) };
+        let elements = Argument::I64((s * width) as i64);
+        let style = [memory.at("normed"), memory.at("style"), Argument::Address(bias)];
+        self.launch("modulate", s * width, &[style[0], style[1], style[2], y, exact, width_i32, elements])
+    }
+
+    /// h += gate·branch, with the gate of the style computed last.
+    fn residual(&mut self, bias: u64) {
+        let (memory, width, s) = (self.memory, self.run.shape.model.width, self.run.shape.s);
+        let sizes = [Argument::I32(width as i32), Argument::I64((s * width) as i64)];
+        let style = [memory.at("style"), Argument::Address(bias)];
+        self.launch("residual", s * width, &[memory.at("h"), memory.at("branch"), style[0], style[1], sizes[0], sizes[1]])
+    }
+
+    /// x += bias on rows of the width, and SiLU if wanted.
+    fn bias(&mut self, x: &str, bias: &str, rows: usize, silu: bool) {
+        let (memory, width) = (self.memory, self.run.shape.model.width);
+        let elements = rows * width;
+        let sizes = [Argument::I32(width as i32), Argument::I64(elements as i64), Argument::I32(i32::from(silu))];
+        self.launch("bias", elements, &[memory.at(x), memory.at(bias), sizes[0], sizes[1], sizes[2]])
+    }
+
+    /// A product in bf16: y `[rows, columns]` = x `[rows, depth]` · w `[depth, columns]`.
+    fn product(&mut self, rows: usize, columns: usize, depth: usize, x: &str, w: u64, y: &str) {
+        self.product_of(Spec { rows, columns, depth, transposed: false, wide: false }, x, w, y)
+    }
+
+    fn product_of(&mut self, spec: Spec, x: &str, w: u64, y: &str) {
+        let (x, y) = (self.memory.address(x), self.memory.address(y));
+        // SAFETY: every region is as large as `scratch` and the workload's tensors say, lives as long as the program, and is used once.
+        unsafe { self.plan.product(spec, x, w, y) }
+    }
+
+    /// A kernel of `denoise/per_op`.
+    fn launch(&mut self, name: &str, items: usize, arguments: &[Argument]) {
+        let symbol = match name {
+            "embed" => "denoise_per_op_embed",
+            "bias" => "denoise_per_op_bias",
+            "cast" => "denoise_per_op_cast",
+            "copy" => "denoise_per_op_copy",
+            "angles" => "denoise_per_op_angles",
+            "norm" => "denoise_per_op_norm",
+            "modulate" => "denoise_per_op_modulate",
+            "residual" => "denoise_per_op_residual",
+            "rope" => "denoise_per_op_rope",
+            "concat" => "denoise_per_op_concat",
+            "softmax" => "denoise_per_op_softmax",
+            "gelu" => "denoise_per_op_gelu",
+            "action_out" => "denoise_per_op_action_out",
+            "euler" => "denoise_per_op_euler",
+            _ => unreachable!("no kernel {name}"),
+        };
+        // SAFETY: the arguments are the kernel's, in order; regions live as long as the program, the output as long as the task.
+        unsafe { self.plan.launch(symbol, items, arguments) }
+    }
+}

@@ -1,0 +1,171 @@
+//! A list of launches, written once and walked each time: kernels, library products, named ranges.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::buffers::Buffers;
+use super::launch::{Launch, grid};
+use crate::backend::BackendError;
+use crate::backend::cuda::blas::{Blas, Gemm, Spec};
+use crate::backend::cuda::device::{Argument, Device, Kernel, Shape};
+use crate::backend::cuda::range::Range;
+use crate::workload::denoise::model::Model;
+
+/// One entry; kernels and products by their number.
+enum Op {
+    Launch { kernel: usize, shape: Shape, arguments: Vec<Argument>, overlapping: bool },
+    Product { product: usize, x: u64, w: u64, y: u64 },
+    Begin(String),
+    End,
+}
+
+/// The list, with everything that it launches and the memory it works on.
+pub struct Program {
+    ops: Vec<Op>,
+    kernels: Vec<Kernel>,
+    products: Vec<Gemm>,
+    _memory: Buffers,
+}
+
+impl Program {
+    /// Enqueues all of it.
+    ///
+    /// # Errors
+    /// When a launch is refused.
+    pub fn enqueue(&self) -> Result<(), BackendError> {
+        let mut ranges = Vec::new();
+        for op in &self.ops {
+            match op {
+                // SAFETY: whoever wrote the program vouched for the arguments; the memory lives in it, the outputs beside it in the task.
+                Op::Launch { kernel, shape, arguments, overlapping: true } => unsafe {
+                    self.kernels[*kernel].launch_overlapping(*shape, arguments)?;
+                },
+                // SAFETY: as above.
+                Op::Launch { kernel, shape, arguments, overlapping: false } => unsafe {
+                    self.kernels[*kernel].launch(*shape, arguments)?
+                },
+                // SAFETY: as above.
+                Op::Product { product, x, w, y } => unsafe { self.products[*product].launch(*x, *w, *y)? },
+                Op::Begin(name) => ranges.push(Range::new(name)),
+                Op::End => drop(ranges.pop()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A launch as it is written down.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Written {
+    /// A kernel for so many items, of so many layers.
+    Launch { symbol: &'static str, items: usize, layers: usize, arguments: Vec<Argument> },
+    /// A product of the matrices at these addresses.
+    Product { spec: Spec, x: u64, w: u64, y: u64 },
+    /// A named range begins.
+    Begin(String),
+    /// The range begun last ends.
+    End,
+}
+
+/// What a program will do, before anything is compiled: writing it needs addresses only.
+#[derive(Default)]
+pub struct Plan {
+    pub written: Vec<Written>,
+}
+
+impl Plan {
+    /// Adds a kernel for so many items.
+    ///
+    /// # Safety
+    /// The arguments are the kernel's, in order, of memory that the finished program or its task keeps.
+    pub unsafe fn launch(&mut self, symbol: &'static str, items: usize, arguments: &[Argument]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_stack(symbol, items, 1, arguments) }
+    }
+
+    /// The same for so many layers at once.
+    ///
+    /// # Safety
+    /// As [`Self::launch`].
+    pub unsafe fn launch_stack(&mut self, symbol: &'static str, items: usize, layers: usize, arguments: &[Argument]) {
+        self.written.push(Written::Launch { symbol, items, layers, arguments: arguments.to_vec() });
+    }
+
+    /// Adds a product of the matrices at these addresses.
+    ///
+    /// # Safety
+    /// The matrices are as the spec says, in memory that the finished program or its task keeps; y overlaps neither x nor w.
+    pub unsafe fn product(&mut self, spec: Spec, x: u64, w: u64, y: u64) {
+        self.written.push(Written::Product { spec, x, w, y });
+    }
+
+    /// Begins a named range.
+    pub fn begin(&mut self, name: impl Into<String>) {
+        self.written.push(Written::Begin(name.into()));
+    }
+
+    /// Ends the range begun last.
+    pub fn end(&mut self) {
+        self.written.push(Written::End);
+    }
+
+    /// Compiles, loads and describes everything in it. The program keeps the memory; products need the library. If wanted, the fused
+    /// kernels begin while the kernel before them ends.
+    ///
+    /// # Errors
+    /// When a kernel does not compile or load, a grid cannot hold its blocks, or the library knows no algorithm.
+    pub fn finish(
+        self,
+        device: &Arc<Device>,
+        model: &Model,
+        blas: Option<&Rc<Blas>>,
+        overlapping: bool,
+        memory: Buffers,
+    ) -> Result<Program, BackendError> {
+        let mut program = Program { ops: Vec::new(), kernels: Vec::new(), products: Vec::new(), _memory: memory };
+        let mut loaded: BTreeMap<&'static str, (usize, u32, u32)> = BTreeMap::new();
+        let mut described: Vec<Spec> = Vec::new();
+        for written in self.written {
+            program.ops.push(match written {
+                Written::Begin(name) => Op::Begin(name),
+                Written::End => Op::End,
+                Written::Launch { symbol, items, layers, arguments } => {
+                    let launch = Launch::of(symbol);
+                    let (kernel, block, shared_bytes) = match loaded.get(symbol) {
+                        Some(&known) => known,
+                        None => {
+                            let build = launch.build(model);
+                            let (block, shared_bytes) = build.launch_of(symbol).expect("every denoise kernel is among the sources");
+                            let kernel = device.kernel(&build, symbol)?;
+                            if shared_bytes > 0 {
+                                kernel.allow_shared(shared_bytes)?;
+                            }
+                            program.kernels.push(kernel);
+                            *loaded.entry(symbol).or_insert((program.kernels.len() - 1, block, shared_bytes))
+                        }
+                    };
+                    let [x, y, _] = (launch.blocks)(model, items);
+                    let grid = grid([x, y, layers])
+                        .ok_or_else(|| BackendError::Launch(format!("{symbol} needs more blocks than a grid holds")))?;
+                    // The others do not wait for what is before them.
+                    let overlapping = overlapping && symbol.starts_with("denoise_fused_");
+                    Op::Launch { kernel, shape: Shape { grid, block, shared_bytes }, arguments, overlapping }
+                }
+                Written::Product { spec, x, w, y } => {
+                    let product = match described.iter().position(|known| *known == spec) {
+                        Some(product) => product,
+                        None => {
+                            let blas = blas.expect("a program with products was given the library");
+                            program.products.push(Gemm::new(blas, spec)?);
+                            described.push(spec);
+                            described.len() - 1
+                        }
+                    };
+                    Op::Product { product, x, w, y }
+                }
+            });
+        }
+        Ok(program)
+    }
+}

@@ -1,0 +1,268 @@
+//! Declared memory and refusals anywhere; on a GPU every rung against the reference, at the small model and at the full width with few
+//! layers, for repeatability, and its memory against what it declares.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::buffers::Buffers;
+use super::program::{Plan, Written};
+use super::*;
+use crate::backend::Executable;
+use crate::backend::cuda::device::Argument;
+use crate::backend::cuda::memory;
+use crate::verify::{Comparison, verify};
+use crate::workload::Problem;
+use crate::workload::denoise::model::{Model, PI05, TINY};
+
+type Opened = (Arc<Device>, MutexGuard<'static, ()>);
+
+/// The first GPU, one test at a time: memory is measured for the whole device. Says so where there is none.
+fn gpu() -> Option<Opened> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    match Device::open(0, Duration::from_secs(60)) {
+        Ok(device) => Some((device, ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner))),
+        Err(error) => {
+            assert!(std::env::var_os("REQUIRE_GPU").is_none(), "REQUIRE_GPU is set, but {error}");
+            eprintln!("skipped: {error}");
+            None
+        }
+    }
+}
+
+/// Every kernel of the full model in a fraction of its time.
+const SHALLOW: Model = Model { name: "shallow", depth: 2, ..PI05 };
+
+fn shape(model: Model, s: usize, p: usize) -> Shape {
+    Shape { model, s, p, dtype: Dtype::Bf16 }
+}
+
+fn looped(model: Model, s: usize, p: usize, steps: usize) -> Loop {
+    Loop { expert: shape(model, s, p), steps }
+}
+
+/// A row made ready; `None`, with the reason printed, where it stands on a library that is not there.
+fn prepare<P: Problem>(row: &Implementation<P>, problem: &P, inputs: &Tensors, device: &Arc<Device>) -> Option<Task> {
+    let Prepare::CudaWithin { prepare, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
+    match prepare(problem, inputs, device) {
+        Ok(task) => Some(task),
+        Err(BackendError::Unsupported(reason)) => {
+            eprintln!("skipped: {}: {reason}", row.name);
+            None
+        }
+        Err(error) => panic!("{}: {error}", row.name),
+    }
+}
+
+/// Verifies every row, two launches each: a launch must not depend on what the last one left.
+fn check<P: Problem>(rows: &[Implementation<P>], problem: &P, device: &Arc<Device>, name: &str) -> Vec<(&'static str, Comparison)> {
+    let inputs = problem.inputs(21);
+    let expected = problem.reference(&inputs);
+    let mut found = Vec::new();
+    for row in rows {
+        assert_eq!((row.supports)(problem), Ok(()), "{}", row.name);
+        let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
+        for launch in 1..=2 {
+            match verify(&mut task, &expected, problem.tolerance()) {
+                Ok(comparison) => found.push((row.name, comparison)),
+                Err(error) => panic!("{} launch {launch}, {name}: {error}", row.name),
+            }
+        }
+    }
+    found.iter().step_by(2).for_each(|(row, found)| {
+        eprintln!("{name} {row}: max {:.1e}, relative L2 {:.1e}", found.max_error, found.relative_l2);
+    });
+    found
+}
+
+#[test]
+fn f32_and_long_captures_are_refused_with_a_reason() {
+    let expert = Shape { dtype: Dtype::F32, ..shape(TINY, 7, 13) };
+    for row in STEP {
+        assert!(row.name.starts_with("cuda/") && !row.about.is_empty());
+        assert_eq!((row.supports)(&Step { expert }), Err("computes bf16 only".to_owned()), "{}", row.name);
+    }
+    let long = looped(TINY, 7, 13, 101);
+    let reasons: Vec<_> = LOOP.iter().map(|row| (row.supports)(&long)).collect();
+    assert_eq!(reasons[0], Ok(()));
+    assert!(reasons[1..].iter().all(|reason| *reason == Err("captures up to 100 steps".to_owned())));
+    let other = Step { expert: shape(Model { mlp: 192, ..TINY }, 7, 13) };
+    assert_eq!((STEP[0].supports)(&other), Ok(()));
+    assert_eq!((STEP[2].supports)(&other), Err("not compiled for this model".to_owned()));
+    assert_eq!((STEP[2].supports)(&Step { expert: shape(SHALLOW, 7, 13) }), Ok(()));
+}
+
+#[test]
+fn declared_memory_is_what_the_shapes_say() {
+    let declared = |row: &Implementation<Loop>, problem: &Loop| {
+        let Prepare::CudaWithin { device_bytes, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
+        device_bytes(problem)
+    };
+    let problem = looped(TINY, 7, 13, 3);
+    let inputs = problem.inputs(1).bytes() as u64;
+    let fixed = 3 * 8 + 7 * 32 * 4;
+    // The time's three rows of 64 each step; styles of 2·2 + 1 norms; angles, h, squares, q, attended, hidden; the suffix' keys and values.
+    let fused =
+        3 * 3 * 64 * 2 + 5 * 3 * 192 * 4 + 7 * 16 * 4 + 7 * 64 * 2 + 7 * 4 + 2 * 7 * 32 * 2 + 7 * 128 * 2 + 2 * 2 * 7 * 16 * 2;
+    assert_eq!(declared(&LOOP[2], &problem), inputs + fixed + fused);
+    assert_eq!(declared(&LOOP[3], &problem), declared(&LOOP[2], &problem));
+    assert_eq!(declared(&LOOP[1], &problem), declared(&LOOP[0], &problem));
+    // 20 tokens are padded to 24.
+    let scores = 7 * 2 * 24 * (4 + 2) + 2 * 24 * 16 * 2;
+    let rows = 7 * (32 * 2 + 16 * 4 + 64 * (2 + 4 + 2 + 4 + 2) + 2 * 32 * 2 + 2 * 16 * 2 + 2 * 128 * 2 + 32 * 4);
+    let per_op = 3 * 64 * 2 + 192 * 4 + rows + scores;
+    assert_eq!(declared(&LOOP[0], &problem), inputs + fixed + per_op + (32 << 20));
+    // The full loop: its 879 MB of weights and caches are nearly all of it.
+    let full = looped(PI05, 50, 968, 10);
+    for row in LOOP {
+        let gigabytes = declared(row, &full) as f64 / 1e9;
+        assert!((0.87..0.95).contains(&gigabytes), "{}: {gigabytes}", row.name);
+    }
+}
+
+/// The plans of both kinds of launches, with made-up memory.
+fn plans(run: &Run) -> [(Plan, Buffers); 2] {
+    let output = Argument::Address(1 << 40);
+    let whole = Buffers::imagined(run, &[buffers::inputs(run, &[]), per_op::scratch(run)].concat());
+    let caches = fused::caches(run).to_vec();
+    let tailed = Buffers::imagined(run, &[buffers::inputs(run, &fused::CACHES), caches, fused::scratch(run)].concat());
+    [(per_op::plan(run, &whole, output), whole), (fused::plan(run, &tailed, output), tailed)]
+}
+
+/// Parameter types of a kernel, from its source.
+fn parameters(symbol: &str) -> Vec<String> {
+    let source = launch::Launch::of(symbol).build(&TINY).source;
+    let from = source.find(&format!("{symbol}(")).unwrap() + symbol.len() + 1;
+    let list = &source[from..from + source[from..].find(')').unwrap()];
+    list.split(',').map(|parameter| parameter.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+}
+
+#[test]
+fn every_launch_has_the_arguments_of_its_kernel() {
+    for run in [Run::from(&Step { expert: shape(SHALLOW, 50, 968) }), Run::from(&looped(TINY, 7, 13, 3))] {
+        for (plan, memory) in plans(&run) {
+            let known = |address: u64| address == 0 || address == 1 << 40 || memory.holds(address);
+            for written in &plan.written {
+                let Written::Launch { symbol, arguments, items, .. } = written else { continue };
+                let parameters = parameters(symbol);
+                assert_eq!(parameters.len(), arguments.len(), "{symbol}");
+                assert!(*items > 0, "{symbol}");
+                for (parameter, argument) in parameters.iter().zip(arguments) {
+                    let fits = match argument {
+                        Argument::Address(address) => parameter.contains('*') && known(*address),
+                        Argument::I32(_) => parameter.starts_with("int "),
+                        Argument::I64(_) => parameter.starts_with("i64 "),
+                        Argument::F32(_) => parameter.starts_with("float ") && !parameter.contains('*'),
+                        _ => false,
+                    };
+                    assert!(fits, "{symbol}: {argument:?} for {parameter}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn plans_have_the_launches_and_ranges_of_the_model() {
+    let run = Run::from(&Loop { expert: shape(PI05, 50, 968), steps: 10 });
+    let [(per_op, _), (fused, _)] = plans(&run);
+    let count = |plan: &Plan, wanted: fn(&Written) -> bool| plan.written.iter().filter(|written| wanted(written)).count();
+    let commands = |plan: &Plan| count(plan, |written| matches!(written, Written::Launch { .. } | Written::Product { .. }));
+    // Per step: 5 for the time, 3 actions in, angles, 18 layers of 21, 3 for the last norm, the projection and Euler; one copy.
+    assert_eq!(commands(&per_op), 10 * (5 + 3 + 1 + 18 * 21 + 3 + 1 + 1) + 1);
+    // Embedding, angles, two layers of the time, three styles, begin; five a layer, one a step.
+    assert_eq!(commands(&fused), 8 + 10 * (18 * 5 + 1));
+    let begun = count(&per_op, |written| matches!(written, Written::Begin(_)));
+    assert_eq!(begun, count(&per_op, |written| matches!(written, Written::End)));
+    assert_eq!(begun, 1 + 10 * (1 + 3 + 18 * 11 + 2));
+    assert!(per_op.written.contains(&Written::Begin("Step_9/Layer_17/KV_Concat".to_owned())));
+}
+
+#[test]
+fn every_rung_agrees_with_the_reference_on_the_small_model() {
+    let Some((device, _alone)) = gpu() else { return };
+    for (s, p) in [(1, 1), (7, 13), (16, 100), (50, 968), (33, 1200), (64, 64), (65, 31), (130, 2100)] {
+        let name = format!("tiny s={s} p={p}");
+        check(STEP, &Step { expert: shape(TINY, s, p) }, &device, &name);
+    }
+    for (s, p, steps) in [(7, 13, 1), (7, 13, 3), (50, 968, 10), (70, 20, 70)] {
+        check(LOOP, &looped(TINY, s, p, steps), &device, &format!("tiny s={s} p={p} steps={steps}"));
+    }
+}
+
+#[test]
+fn every_rung_agrees_with_the_reference_at_the_full_width() {
+    let Some((device, _alone)) = gpu() else { return };
+    for (s, p) in [(50, 968), (10, 712), (1, 1), (67, 1500)] {
+        check(STEP, &Step { expert: shape(SHALLOW, s, p) }, &device, &format!("shallow s={s} p={p}"));
+    }
+    check(LOOP, &looped(SHALLOW, 50, 968, 10), &device, "shallow s=50 p=968 steps=10");
+}
+
+#[test]
+fn the_full_step_agrees_with_the_reference() {
+    let Some((device, _alone)) = gpu() else { return };
+    check(STEP, &Step { expert: shape(PI05, 50, 968) }, &device, "pi05 s=50 p=968");
+}
+
+#[test]
+fn a_loop_without_velocity_returns_the_noise() {
+    let Some((device, _alone)) = gpu() else { return };
+    let problem = looped(TINY, 7, 13, 10);
+    let mut inputs = problem.inputs(1);
+    inputs.tensor_mut("action_out").as_bytes_mut().fill(0);
+    inputs.f32_mut("action_out_bias").fill(0.0);
+    for row in LOOP {
+        let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
+        task.launch().unwrap();
+        assert_eq!(task.outputs().unwrap().f32("actions"), inputs.f32("x"), "{}", row.name);
+    }
+}
+
+#[test]
+fn fused_launches_repeat_bit_by_bit() {
+    let Some((device, _alone)) = gpu() else { return };
+    let problem = looped(SHALLOW, 50, 968, 10);
+    let inputs = problem.inputs(23);
+    let mut kinds = Vec::new();
+    for row in LOOP {
+        let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
+        let mut launch = || {
+            task.poison_outputs().unwrap();
+            task.launch().unwrap();
+            task.synchronize().unwrap();
+            task.outputs().unwrap().tensor("actions").as_bytes().to_vec()
+        };
+        let first = launch();
+        let same = (0..8).all(|_| launch() == first);
+        eprintln!("{}: the same bits each time: {same}", row.name);
+        if row.name.starts_with("cuda/fused") {
+            assert!(same, "{}", row.name);
+            kinds.push(first);
+        }
+    }
+    // Starting early changes when, never what.
+    assert!(kinds.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+#[test]
+fn declared_memory_is_within_a_twentieth_of_what_is_used() {
+    let Some((device, _alone)) = gpu() else { return };
+    let problem = looped(PI05, 50, 968, 10);
+    let inputs = problem.inputs(24);
+    for row in LOOP {
+        let Prepare::CudaWithin { device_bytes, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
+        let free = || memory::settled(&device).unwrap().0 as f64;
+        // Once before, so that modules and the pool's own overhead are not counted.
+        if prepare(row, &problem, &inputs, &device).is_none() {
+            continue;
+        }
+        let before = free();
+        let task = prepare(row, &problem, &inputs, &device);
+        let used = before - free();
+        drop(task);
+        let declared = device_bytes(&problem) as f64;
+        eprintln!("{}: declared {:.1} MB, used {:.1} MB", row.name, declared / 1e6, used / 1e6);
+        // Allocations come from the driver in pieces of 32 MiB.
+        assert!((used - declared).abs() <= 0.05 * declared + 64e6, "{}: declared {declared}, used {used}", row.name);
+    }
+}
