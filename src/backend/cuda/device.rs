@@ -364,7 +364,7 @@ impl Kernel {
         unsafe { self.launch_with(shape, arguments, std::slice::from_mut(&mut overlapping)) }
     }
 
-    /// Launches with attributes.
+    /// Launches, with attributes where there are any.
     ///
     /// # Safety
     /// As the attributes ask.
@@ -386,6 +386,20 @@ impl Kernel {
         }
         let count = arguments.len();
         debug_assert!(count <= MOST_ARGUMENTS);
+        if attributes.is_empty() {
+            // SAFETY: the pointers are to values that outlive the call, which copies them; the rest is the caller's promise.
+            let launched = unsafe {
+                result::launch_kernel(
+                    self.function.cu_function(),
+                    shape.grid,
+                    (shape.block, 1, 1),
+                    shape.shared_bytes,
+                    self.stream.cu_stream(),
+                    &mut pointers[..count],
+                )
+            };
+            return launched.map_err(|error| failed(&format!("launch {}", self.name), &error));
+        }
         let config = sys::CUlaunchConfig {
             gridDimX: shape.grid.0,
             gridDimY: shape.grid.1,
