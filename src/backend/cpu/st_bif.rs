@@ -113,14 +113,20 @@ impl State32 {
     }
 }
 
-/// Elements `from..from + buffer.len()` as f32: where they lie, or converted into the buffer.
+/// A block of neurons. Always whole, the rest of a last one idle: a loop of another length than the compiler knows ends in scalar code.
+type Block<T> = [T; LANES];
+
+/// Elements `from..from + lanes` as f32: where they lie, or converted into the buffer.
 #[inline(always)]
-fn values<'a>(tensor: &'a Tensor, from: usize, buffer: &'a mut [f32]) -> &'a [f32] {
-    let range = from..from + buffer.len();
+fn values<'a>(tensor: &'a Tensor, from: usize, lanes: usize, buffer: &'a mut Block<f32>) -> &'a Block<f32> {
+    let range = from..from + lanes;
     match tensor.data() {
-        Data::F32(values) => return &values[range],
-        Data::F16(values) => values[range].convert_to_f32_slice(buffer),
-        Data::Bf16(values) => values[range].convert_to_f32_slice(buffer),
+        Data::F32(values) => match values[range].first_chunk() {
+            Some(block) => return block,
+            None => buffer[..lanes].copy_from_slice(&values[from..from + lanes]),
+        },
+        Data::F16(values) => values[range].convert_to_f32_slice(&mut buffer[..lanes]),
+        Data::Bf16(values) => values[range].convert_to_f32_slice(&mut buffer[..lanes]),
         Data::F64(_) | Data::I8(_) => unreachable!("inputs are f32, f16 or bf16"),
     }
     buffer
@@ -147,15 +153,15 @@ impl NullaryFnOnce for ForwardTask<'_, '_> {
             let lanes = LANES.min(width - block);
             let mut membrane = [parameters.start(); LANES];
             let mut tracer = [0i32; LANES];
-            let mut buffer = [0f32; LANES];
+            let (mut buffer, mut spikes) = ([0f32; LANES], [0i8; LANES]);
             for (t, row) in rows.iter_mut().enumerate() {
-                let current = values(x, t * n + from + block, &mut buffer[..lanes]);
+                let current = values(x, t * n + from + block, lanes, &mut buffer);
                 let repayment = parameters.repayment(t);
-                let state = membrane.iter_mut().zip(&mut tracer);
-                for ((spike, current), (membrane, tracer)) in row[block..block + lanes].iter_mut().zip(current).zip(state) {
-                    *membrane += current;
-                    *spike = parameters.step(membrane, tracer, repayment) as i8;
+                for lane in 0..LANES {
+                    membrane[lane] += current[lane];
+                    spikes[lane] = parameters.step(&mut membrane[lane], &mut tracer[lane], repayment) as i8;
                 }
+                row[block..block + lanes].copy_from_slice(&spikes[..lanes]);
             }
         }
     }
@@ -202,10 +208,10 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
             let mut membrane = [parameters.start(); LANES];
             let mut tracer = [0i32; LANES];
             for (t, (h, c)) in history.iter_mut().enumerate() {
-                let current = values(x, t * n + from + block, &mut buffer[..lanes]);
+                let current = values(x, t * n + from + block, lanes, &mut buffer);
                 let repayment = parameters.repayment(t);
-                for (lane, current) in current.iter().enumerate() {
-                    membrane[lane] += current;
+                for lane in 0..LANES {
+                    membrane[lane] += current[lane];
                     h[lane] = membrane[lane];
                     c[lane] = tracer[lane];
                     parameters.step(&mut membrane[lane], &mut tracer[lane], repayment);
@@ -214,10 +220,10 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
             let mut grad_v = [0f32; LANES];
             let mut grad_tracer = [0f32; LANES];
             for (t, (h, c)) in history.iter().enumerate().rev() {
-                let gy = values(gy, t * n + from + block, &mut buffer[..lanes]);
-                for (lane, gy) in gy.iter().enumerate() {
+                let gy = values(gy, t * n + from + block, lanes, &mut buffer);
+                for lane in 0..LANES {
                     let (a, b) = surrogate.at(h[lane], c[lane]);
-                    let m = gy - parameters.threshold * grad_v[lane] + grad_tracer[lane];
+                    let m = gy[lane] - parameters.threshold * grad_v[lane] + grad_tracer[lane];
                     grad_v[lane] += m * a;
                     grad_tracer[lane] += m * b;
                 }
