@@ -70,7 +70,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
 fn measure(arguments: &Arguments, target: &Target) -> anyhow::Result<Report> {
     let Target::Cuda(device) = target else { anyhow::bail!("timing is about GPUs") };
     let wanted = |part| arguments.part.is_none_or(|only| only == part);
-    let telemetry = Telemetry::open(&device.facts().uuid);
+    let telemetry = target.telemetry();
     let read = || telemetry.iter().map(Telemetry::read);
     let mut readings: Vec<Reading> = read().collect();
     let mut notes = Vec::new();

@@ -16,6 +16,7 @@ use super::cache;
 use super::compile::CompileError;
 use super::event;
 use super::library::{self, Library};
+use super::memory;
 use super::sources::Build;
 use crate::backend::BackendError;
 
@@ -176,12 +177,7 @@ impl Device {
     /// # Errors
     /// When there is not enough.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, BackendError> {
-        let short = || BackendError::OutOfMemory {
-            needed: format!("{:.2} GB on the GPU", bytes as f64 / 1e9),
-            available: self
-                .memory()
-                .map_or_else(|_| "an unknown amount".to_owned(), |(free, _)| format!("{:.2} GB", free as f64 / 1e9)),
-        };
+        let short = || memory::short(bytes as u64, self.memory().ok().map(|(free, _)| free));
         // The driver takes minutes to refuse what no card has.
         if bytes as u64 > self.facts.memory_bytes {
             return Err(short());

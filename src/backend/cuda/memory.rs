@@ -39,8 +39,16 @@ fn check(bytes: u64, free: u64, total: u64) -> Result<(), BackendError> {
     if bytes <= available {
         return Ok(());
     }
+    Err(short(bytes, Some(available)))
+}
+
+/// The error for bytes that are not there; `available` where the driver tells.
+pub(super) fn short(bytes: u64, available: Option<u64>) -> BackendError {
     let gigabytes = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
-    Err(BackendError::OutOfMemory { needed: format!("{} on the GPU", gigabytes(bytes)), available: gigabytes(available) })
+    BackendError::OutOfMemory {
+        needed: format!("{} on the GPU", gigabytes(bytes)),
+        available: available.map_or_else(|| "an unknown amount".to_owned(), gigabytes),
+    }
 }
 
 #[cfg(test)]

@@ -26,6 +26,8 @@ pub mod spin;
 pub mod st_bif;
 pub mod task;
 pub mod telemetry;
+#[cfg(test)]
+mod tests;
 
 pub use device::{Argument, Buffer, Device, Kernel, Shape};
 pub use sources::Build;

@@ -2,45 +2,17 @@
 //! against FlashAttention's own gate, for repeatability, and its memory against what it declares.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use super::*;
+use crate::backend::Executable;
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::memory;
 use crate::backend::cuda::task::Task;
-use crate::backend::{BackendError, Executable};
+use crate::backend::cuda::tests::{gpu, prepare};
 use crate::verify::{compare, verify};
 use crate::workload::attention::{Attention, components};
 use crate::workload::{Data, Dtype, Expected, Problem, Tensors, Tolerance};
-
-type Opened = (Arc<Device>, MutexGuard<'static, ()>);
-
-/// The first GPU, one test at a time: memory is measured for the whole device. Says so where there is none.
-fn gpu() -> Option<Opened> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    match Device::open(0, Duration::from_secs(60)) {
-        Ok(device) => Some((device, ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner))),
-        Err(error) => {
-            assert!(std::env::var_os("REQUIRE_GPU").is_none(), "REQUIRE_GPU is set, but {error}");
-            eprintln!("skipped: {error}");
-            None
-        }
-    }
-}
-
-/// A row made ready; `None`, with the reason printed, where it stands on a library that is not there or declines.
-fn prepare<P: Problem>(row: &Implementation<P>, problem: &P, inputs: &Tensors, device: &Arc<Device>) -> Option<Task> {
-    let Prepare::CudaWithin { prepare, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
-    match prepare(problem, inputs, device) {
-        Ok(task) => Some(task),
-        Err(BackendError::Unsupported(reason)) => {
-            eprintln!("skipped: {}: {reason}", row.name);
-            None
-        }
-        Err(error) => panic!("{}: {error}", row.name),
-    }
-}
 
 /// Verifies every wanted row that supports the problem; returns how many.
 fn check<P: Problem>(

@@ -1,33 +1,16 @@
 //! Declared memory and refusals anywhere; on a GPU every rung against the reference, at the small model and at the full width with few
 //! layers, for repeatability, and its memory against what it declares.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-
 use super::buffers::Buffers;
 use super::program::{Plan, Written};
 use super::*;
 use crate::backend::Executable;
 use crate::backend::cuda::device::Argument;
 use crate::backend::cuda::memory;
+use crate::backend::cuda::tests::{gpu, prepare};
 use crate::verify::{Comparison, verify};
 use crate::workload::Problem;
 use crate::workload::denoise::model::{Model, PI05, TINY};
-
-type Opened = (Arc<Device>, MutexGuard<'static, ()>);
-
-/// The first GPU, one test at a time: memory is measured for the whole device. Says so where there is none.
-fn gpu() -> Option<Opened> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    match Device::open(0, Duration::from_secs(60)) {
-        Ok(device) => Some((device, ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner))),
-        Err(error) => {
-            assert!(std::env::var_os("REQUIRE_GPU").is_none(), "REQUIRE_GPU is set, but {error}");
-            eprintln!("skipped: {error}");
-            None
-        }
-    }
-}
 
 /// Every kernel of the full model in a fraction of its time.
 const SHALLOW: Model = Model { name: "shallow", depth: 2, ..PI05 };
@@ -38,19 +21,6 @@ fn shape(model: Model, s: usize, p: usize) -> Shape {
 
 fn looped(model: Model, s: usize, p: usize, steps: usize) -> Loop {
     Loop { expert: shape(model, s, p), steps }
-}
-
-/// A row made ready; `None`, with the reason printed, where it stands on a library that is not there.
-fn prepare<P: Problem>(row: &Implementation<P>, problem: &P, inputs: &Tensors, device: &Arc<Device>) -> Option<Task> {
-    let Prepare::CudaWithin { prepare, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
-    match prepare(problem, inputs, device) {
-        Ok(task) => Some(task),
-        Err(BackendError::Unsupported(reason)) => {
-            eprintln!("skipped: {}: {reason}", row.name);
-            None
-        }
-        Err(error) => panic!("{}: {error}", row.name),
-    }
 }
 
 /// Verifies every row, two launches each: a launch must not depend on what the last one left.
