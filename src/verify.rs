@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use rayon::prelude::*;
+use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::backend::{BackendError, Executable};
 use crate::workload::{Data, Dtype, Expected, Tensor, Tensors, Tolerance};
@@ -103,12 +104,30 @@ pub enum VerifyError {
 /// # Errors
 /// When a launch fails or an output is wrong.
 pub fn verify(executable: &mut dyn Executable, expected: &[Expected], tolerance: Tolerance) -> Result<Comparison, VerifyError> {
+    launch_on_poison(executable)?;
+    compare(executable.outputs()?, expected, tolerance)
+}
+
+/// Launches, poisons the outputs and launches again; the outputs are then ready to be compared.
+///
+/// # Errors
+/// When a launch fails.
+pub fn launch_on_poison(executable: &mut dyn Executable) -> Result<(), BackendError> {
     executable.launch()?;
     executable.synchronize()?;
     executable.poison_outputs()?;
     executable.launch()?;
-    executable.synchronize()?;
-    compare(executable.outputs()?, expected, tolerance)
+    executable.synchronize()
+}
+
+/// Hash of names, shapes, dtypes and bits of all outputs: 32 hexadecimal digits.
+pub fn digest(outputs: &Tensors) -> String {
+    let mut hasher = Xxh3Default::new();
+    for (name, tensor) in outputs.iter() {
+        hasher.update(format!("{name} {:?} {} ", tensor.shape(), tensor.dtype().name()).as_bytes());
+        hasher.update(tensor.as_bytes());
+    }
+    format!("{:032x}", hasher.digest128())
 }
 
 /// Launches once more and compares bits with the outputs of the last launch: whether the order of additions is fixed.
@@ -375,6 +394,21 @@ mod tests {
         let comparison = check(vec![1.0, 2.0, 3.0, 4.002], vec![1.0, 2.0, 3.0, 4.0]).unwrap();
         assert!((comparison.max_error - 0.0005).abs() < 1e-6, "{comparison:?}");
         assert_eq!((comparison.checked, comparison.total), (4, 4));
+    }
+
+    #[test]
+    fn a_digest_is_of_names_shapes_and_bits() {
+        let outputs = |name: &str, shape: [usize; 2], values: [f32; 4]| digest(&Tensors::new().with(name, shape, values.to_vec()));
+        let first = outputs("y", [2, 2], [1.0, 2.0, 3.0, 0.0]);
+        assert_eq!(first, outputs("y", [2, 2], [1.0, 2.0, 3.0, 0.0]));
+        assert_eq!(first.len(), 32);
+        for other in [
+            outputs("z", [2, 2], [1.0, 2.0, 3.0, 0.0]),
+            outputs("y", [4, 1], [1.0, 2.0, 3.0, 0.0]),
+            outputs("y", [2, 2], [1.0, 2.0, 3.0, -0.0]),
+        ] {
+            assert_ne!(first, other);
+        }
     }
 
     #[test]

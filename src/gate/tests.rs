@@ -12,7 +12,7 @@ fn run(session: &str, times: &[(&str, f64)]) -> Run {
         cache: "hot".to_owned(),
         work: WorkRecord { flops: BTreeMap::new(), read_bytes: 8, write_bytes: 8 },
         limit: None,
-        verification: VerificationRecord { max_error: 0.0, relative_l2: 0.0, checked: 1, total: 1 },
+        verification: VerificationRecord { max_error: 0.0, relative_l2: 0.0, checked: 1, total: 1, digest: None, by: None },
         samples: Samples {
             launches: vec![1; 11],
             elapsed_ns: (0..11).map(|i| time * (1.0 + 0.001 * f64::from(i - 5))).collect(),
@@ -29,6 +29,9 @@ fn run(session: &str, times: &[(&str, f64)]) -> Run {
         environment: Environment::cpu(),
         provenance: Provenance::default(),
         limits: Limits::default(),
+        delays: BTreeMap::new(),
+        executable: None,
+        spent_s: BTreeMap::new(),
         telemetry: Vec::new(),
         cases: times.iter().map(|&(id, time)| (id.to_owned(), case(time))).collect(),
         skipped: BTreeMap::new(),

@@ -3,7 +3,9 @@
 //! Criterion parses the process' arguments itself and rejects flags it does not know. Ours therefore become environment variables
 //! and the program replaces itself without them ([`take_own_flags`]); what Criterion sees is exactly its own command line.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
@@ -11,6 +13,7 @@ use regex::Regex;
 
 use super::HarnessError;
 use super::place::Wanted;
+use crate::measure::delay::Delay;
 use crate::record::store::check_name;
 use crate::workload::{Effort, Override};
 
@@ -44,6 +47,12 @@ pub struct Flags {
     /// kernelgate: seed of the random inputs
     #[arg(long, env = "KERNELGATE_SEED", default_value_t = 1)]
     pub seed: u64,
+    /// kernelgate: make launches slower on purpose, to try the gate: nanoseconds added to cases whose id contains CASE
+    #[arg(long, env = "KERNELGATE_DELAY", value_name = "CASE=NS[,CASE=NS]", value_delimiter = ',')]
+    pub delay: Vec<Delay>,
+    /// The order of a comparison, which runs this process as a trial
+    #[arg(long, env = "KERNELGATE_TRIAL", value_name = "FILE", hide = true)]
+    pub trial: Option<PathBuf>,
 
     /// Run only the case with exactly this id
     #[arg(long)]
@@ -226,6 +235,12 @@ impl Flags {
         for name in [&self.save_baseline, &self.baseline, &self.baseline_lenient, &self.load_baseline].into_iter().flatten() {
             check_name(name).map_err(|error| HarnessError::Usage(error.to_string()))?;
         }
+        if self.save_baseline.is_some() && !self.delay.is_empty() {
+            return Err(HarnessError::Usage("--save-baseline takes no run with --delay (KERNELGATE_DELAY)".to_owned()));
+        }
+        if self.trial.is_some() && self.mode() != Mode::Bench {
+            return Err(HarnessError::Usage("KERNELGATE_TRIAL is for processes that measure: `kernelgate compare` sets it".to_owned()));
+        }
         let refuse = |flag: &str, wanted: &str| Err(HarnessError::Usage(format!("{flag} takes {wanted}")));
         let positive = |value: Option<f64>| value.is_none_or(|value| value > 0.0 && value.is_finite() && value < 1e9);
         let fraction = |value: Option<f64>| value.is_none_or(|value| value > 0.0 && value < 1.0);
@@ -271,6 +286,8 @@ pub enum Filter {
     Exact(String),
     /// Those that match.
     Matching(Regex),
+    /// These.
+    OneOf(BTreeSet<String>),
 }
 
 impl Filter {
@@ -296,13 +313,14 @@ impl Filter {
             Self::None => false,
             Self::Exact(exact) => id == exact,
             Self::Matching(regex) => regex.is_match(id),
+            Self::OneOf(ids) => ids.contains(id),
         }
     }
 
     /// What the user wrote, if anything.
     pub fn text(&self) -> Option<&str> {
         match self {
-            Self::All | Self::None => None,
+            Self::All | Self::None | Self::OneOf(_) => None,
             Self::Exact(text) => Some(text),
             Self::Matching(regex) => Some(regex.as_str()),
         }
@@ -310,13 +328,15 @@ impl Filter {
 }
 
 /// Our flags with a value, and the variables that stand for them.
-const OWN: [(&str, &str); 6] = [
+const OWN: [(&str, &str); 8] = [
     ("--effort", "KERNELGATE_EFFORT"),
     ("--axis", "KERNELGATE_AXIS"),
     ("--backend", "KERNELGATE_BACKEND"),
     ("--device", "KERNELGATE_DEVICE"),
     ("--timeout", "KERNELGATE_TIMEOUT"),
     ("--seed", "KERNELGATE_SEED"),
+    ("--delay", "KERNELGATE_DELAY"),
+    ("--trial", "KERNELGATE_TRIAL"),
 ];
 
 /// Our flags as environment variables, by name.
@@ -324,7 +344,7 @@ pub type OwnFlags = Vec<(&'static str, String)>;
 
 /// Splits a command line into what Criterion may see and the environment that carries our flags; `None` when it has none of ours.
 ///
-/// Values of a repeated flag are joined by spaces. A flag without a value stays, for the parser to complain about.
+/// Values of a repeated flag are joined by spaces, delays by commas. A flag without a value stays, for the parser to complain about.
 pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags)> {
     let (mut rest, mut own) = (Vec::new(), OwnFlags::new());
     let mut arguments = arguments.iter();
@@ -349,7 +369,10 @@ pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags
             arguments.next();
         }
         match own.iter_mut().find(|(name, _)| *name == variable) {
-            Some((_, values)) => *values = format!("{values} {value}"),
+            Some((_, values)) => {
+                let between = if variable == "KERNELGATE_DELAY" { ',' } else { ' ' };
+                *values = format!("{values}{between}{value}");
+            }
             None => own.push((variable, value)),
         }
     }

@@ -12,16 +12,18 @@ use super::problem::{Ready, Setback};
 use super::progress::Progress;
 use super::session::Recorder;
 use super::timing::{self, Plan};
+use super::trial::Trial;
 use crate::backend::{BackendError, Executable, Target};
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
+use crate::measure::delay::{Delay, Delayed};
 use crate::measure::events::EventTimer;
 use crate::measure::limits::{Bound, Limits};
 use crate::measure::range::Range;
 use crate::measure::wall::Wall;
 use crate::measure::{Cache, Stopwatch};
+use crate::record::run::VerificationRecord;
 use crate::record::{CaseRecord, Samples};
-use crate::verify::Comparison;
 use crate::workload::{Effort, Work};
 
 /// What samples are taken with.
@@ -41,6 +43,14 @@ impl Timer {
         match target {
             Target::Cpu => Ok(Self::Wall(Wall)),
             Target::Cuda(device) => Ok(Self::Events(Box::new(EventTimer::new(device)?))),
+        }
+    }
+
+    /// The same launches, delayed on purpose.
+    fn delay<'a>(&self, executable: &'a mut dyn Executable, delay_ns: u64) -> Result<Delayed<'a>, BackendError> {
+        match self {
+            Self::Wall(_) => Ok(Delayed::on_host(executable, delay_ns)),
+            Self::Events(events) => Delayed::on_device(executable, delay_ns, events.overhead().launch_ns, events.device()),
         }
     }
 
@@ -71,6 +81,8 @@ pub struct Execution<'a> {
     pub progress: Progress,
     /// Why nothing more can run, once the device was lost.
     pub lost: Option<String>,
+    /// Present in a process of a comparison.
+    pub trial: Option<Trial>,
 }
 
 impl Execution<'_> {
@@ -103,6 +115,7 @@ impl Execution<'_> {
         let started = Instant::now();
         let ready = match &self.lost {
             Some(lost) => Err(Setback::Fail(lost.clone())),
+            None if self.trial.is_some() => Ready::inputs(group, self.flags.seed),
             None => Ready::new(group, self.flags.seed),
         };
         let mut ready = match ready {
@@ -115,15 +128,17 @@ impl Execution<'_> {
             }
         };
         self.progress.prepared(&ready.inputs, started.elapsed());
+        self.spend("inputs", started);
         let mut implementations = group.cases.chunk_by(|a, b| a.index == b.index).peekable();
         while let Some(cases) = implementations.next() {
             self.progress.case(&cases[0].id);
             let started = Instant::now();
             let verified = match &self.lost {
                 Some(lost) => Err(Setback::Fail(lost.clone())),
-                None => ready.verify(group, &cases[0], &self.target),
+                None => self.verify(&mut ready, group, &cases[0]),
             };
-            let (mut executable, comparison) = match verified {
+            self.spend("verify", started);
+            let (mut executable, verification) = match verified {
                 Ok(verified) => verified,
                 Err(setback) => {
                     for case in cases {
@@ -132,7 +147,7 @@ impl Execution<'_> {
                     continue;
                 }
             };
-            self.progress.verified(&comparison, started.elapsed());
+            self.progress.verified(&verification, started.elapsed());
             if implementations.peek().is_none() {
                 // The reference is often larger than the inputs: free it before timing.
                 ready.expected = Vec::new();
@@ -143,8 +158,15 @@ impl Execution<'_> {
                 }
                 let limit = self.limits.as_ref().and_then(|limits| limits.bound(&work, case.cache));
                 elapsed.shown().borrow_mut().limit.clone_from(&limit);
-                match self.time(&mut criterion_group, case, executable.as_mut()) {
-                    Ok(samples) => self.record(group, case, &work, limit, comparison, samples)?,
+                let clock = Instant::now();
+                let timed = self.time(&mut criterion_group, case, executable.as_mut());
+                self.spend("time", clock);
+                match timed {
+                    Ok(samples) => {
+                        let clock = Instant::now();
+                        self.record(group, case, &work, limit, verification.clone(), samples)?;
+                        self.spend("record", clock);
+                    }
                     Err(setback) => exit = exit.max(self.set_back(case, &setback)?),
                 }
             }
@@ -154,6 +176,24 @@ impl Execution<'_> {
             }
         }
         Ok(exit)
+    }
+
+    fn spend(&mut self, activity: &'static str, started: Instant) {
+        if let Some(trial) = &mut self.trial {
+            trial.spend(activity, started);
+        }
+    }
+
+    fn verify(
+        &self,
+        ready: &mut Ready,
+        group: &Group<'_>,
+        case: &Case,
+    ) -> Result<(Box<dyn Executable>, VerificationRecord), Setback> {
+        match &self.trial {
+            Some(trial) => ready.verify_bits(group, case, &self.target, trial.known(&case.id)),
+            None => ready.verify(group, case, &self.target).map(|(executable, comparison)| (executable, comparison.into())),
+        }
     }
 
     fn time(
@@ -167,8 +207,20 @@ impl Execution<'_> {
         }
         let _case = Range::new(&case.id);
         let (timer, effort, flags) = (&mut self.timer, self.effort, self.flags);
+        let pace = self.trial.as_ref().map(|trial| trial.pace);
         let timed = guard::catch(|| {
+            let mut delayed = match Delay::of(&flags.delay, &case.id) {
+                Some(delay_ns) => Some(timer.delay(executable, delay_ns)?),
+                None => None,
+            };
+            let executable = match &mut delayed {
+                Some(delayed) => delayed as &mut dyn Executable,
+                None => executable,
+            };
             let mut stopwatch = timer.case(executable, case.cache)?;
+            if let Some(pace) = pace {
+                return timing::trial(executable, stopwatch.as_mut(), pace);
+            }
             let sample = stopwatch.time(executable, 1)?;
             let plan = Plan::new(effort, sample.elapsed_ns / sample.launches as f64, flags);
             timing::run(criterion_group, &case.function(), executable, stopwatch.as_mut(), plan, flags)
@@ -185,7 +237,7 @@ impl Execution<'_> {
         case: &Case,
         work: &Work,
         limit: Option<Bound>,
-        comparison: Comparison,
+        verification: VerificationRecord,
         samples: Samples,
     ) -> Result<(), HarnessError> {
         let Some(recorder) = &self.recorder else { return Ok(()) };
@@ -197,7 +249,7 @@ impl Execution<'_> {
             cache: case.cache.name().to_owned(),
             work: work.into(),
             limit,
-            verification: comparison.into(),
+            verification,
             samples,
         };
         Ok(recorder.add_case(&case.id, record)?)

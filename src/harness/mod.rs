@@ -12,7 +12,9 @@ pub mod problem;
 mod progress;
 mod session;
 mod timing;
+pub mod trial;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -76,6 +78,10 @@ impl Harness {
 
     /// Runs the binary on the process' arguments.
     pub fn main(self) -> ExitCode {
+        if std::env::var_os("KERNELGATE_TRIAL").is_some_and(|value| value == trial::QUESTION) {
+            println!("{}", trial::answer());
+            return Exit::Fine.into();
+        }
         let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
         if let Some((rest, own)) = args::take_own_flags(&arguments) {
             return replace_process(&rest, &own);
@@ -111,8 +117,13 @@ impl Harness {
         flags.check()?;
         cases::check_overrides(self.everything(), &flags.axis)?;
         let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
-        let Some((selection, effort)) = self.select(flags, &place, &flags.filter()?)? else { return Ok(Exit::Fine) };
+        let order = flags.trial.as_deref().map(trial::read_order).transpose()?;
+        let filter = trial::filter(order.as_ref(), flags)?;
+        let Some((selection, effort)) = self.select(flags, &place, &filter)? else { return Ok(Exit::Fine) };
         let store = Store::discover();
+        if let Some(order) = order {
+            return self.trial(flags, order, &place, (selection, effort), &store);
+        }
         match flags.mode() {
             Mode::Bench => self.bench(flags, &place, selection, effort, &store),
             Mode::List | Mode::Load => {
@@ -138,8 +149,9 @@ impl Harness {
                     recorder: None,
                     progress: Progress::new(flags, selection.count()),
                     lost: None,
+                    trial: None,
                 };
-                run_cases(execution, &selection, &store)
+                Ok(run_cases(execution, &selection, &store)?.0)
             }
         }
     }
@@ -202,6 +214,9 @@ impl Harness {
             environment,
             provenance: Provenance::of(&store.root),
             limits: Limits::default(),
+            delays: trial::delays(flags, &selection),
+            executable: None,
+            spent_s: Default::default(),
             telemetry: Vec::new(),
             cases: Default::default(),
             skipped: selection.skipped.iter().cloned().collect(),
@@ -216,6 +231,7 @@ impl Harness {
             Timer::Events(events) => Limits::measure_cuda(events, &works)?,
         };
         progress.limits(&run.limits);
+        trial::warn_of_delays(&run);
         // After the limits: a card that has just worked shows the clock it works at.
         let telemetry = target.telemetry();
         run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
@@ -232,8 +248,9 @@ impl Harness {
             recorder: Some(recorder.clone()),
             progress,
             lost: None,
+            trial: None,
         };
-        let exit = run_cases(execution, &selection, store)?;
+        let (exit, _) = run_cases(execution, &selection, store)?;
         recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
         let saved = flags.save_baseline.as_deref().filter(|_| !recorder.run().cases.is_empty());
         if let Some((path, name)) = baseline.zip(saved) {
@@ -273,15 +290,21 @@ fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
     Exit::Usage.into()
 }
 
-fn run_cases(mut execution: Execution<'_>, selection: &Selection<'_>, store: &Store) -> Result<Exit, HarnessError> {
+/// Goes through the cases; returns with the exit code where a trial spent its time.
+fn run_cases(
+    mut execution: Execution<'_>,
+    selection: &Selection<'_>,
+    store: &Store,
+) -> Result<(Exit, BTreeMap<&'static str, f64>), HarnessError> {
     let elapsed = Elapsed::default();
     let mut criterion = new_criterion(store, elapsed.clone());
     let outcome = execution.run(selection, &mut criterion, &elapsed);
+    let spent_s = execution.trial.as_mut().map(|trial| std::mem::take(&mut trial.spent_s)).unwrap_or_default();
     if execution.lost.is_some() {
         // A lost device gives nothing back, and may never answer: it is left to the end of the process.
         std::mem::forget(execution);
     }
-    outcome
+    Ok((outcome?, spent_s))
 }
 
 fn new_criterion(store: &Store, elapsed: Elapsed) -> Criterion<Elapsed> {

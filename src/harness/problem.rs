@@ -7,15 +7,17 @@ use super::guard;
 use crate::backend::{BackendError, Executable, Target};
 use crate::record::environment::available_memory;
 use crate::report;
-use crate::verify::{Comparison, VerifyError, verify};
+use crate::record::run::VerificationRecord;
+use crate::verify::{self, Comparison, VerifyError, verify};
 use crate::workload::{Expected, Tensors, Tolerance};
 
 /// Inputs and reference of a problem.
 pub struct Ready {
     /// What implementations compute from.
     pub inputs: Arc<Tensors>,
-    /// What they must produce.
+    /// What they must produce; empty until the reference is computed.
     pub expected: Vec<Expected>,
+    referred: bool,
     /// How closely.
     pub tolerance: Tolerance,
 }
@@ -37,6 +39,16 @@ impl Ready {
     /// # Errors
     /// A skip where memory is short, a failure where the workload panics.
     pub fn new(group: &Group<'_>, seed: u64) -> Result<Self, Setback> {
+        let mut ready = Self::inputs(group, seed)?;
+        ready.refer(group)?;
+        Ok(ready)
+    }
+
+    /// Draws the inputs, if all that the problem takes fits in memory; the reference is left until it is needed.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn inputs(group: &Group<'_>, seed: u64) -> Result<Self, Setback> {
         let problem = group.bound.problem();
         let needed = guard::catch(|| problem.host_bytes()).map_err(Setback::Fail)?;
         let available = available_memory();
@@ -45,10 +57,50 @@ impl Ready {
         }
         let made = guard::catch(|| {
             let inputs = Arc::new(problem.inputs(seed));
-            let expected = problem.reference(&inputs);
-            Self { inputs, expected, tolerance: problem.tolerance() }
+            Self { inputs, expected: Vec::new(), referred: false, tolerance: problem.tolerance() }
         });
         made.map_err(|panic| Setback::Fail(format!("inputs or reference: {panic}")))
+    }
+
+    /// Computes the reference, unless that was done.
+    ///
+    /// # Errors
+    /// When the workload panics.
+    pub fn refer(&mut self, group: &Group<'_>) -> Result<(), Setback> {
+        if !self.referred {
+            let expected = guard::catch(|| group.bound.problem().reference(&self.inputs));
+            self.expected = expected.map_err(|panic| Setback::Fail(format!("inputs or reference: {panic}")))?;
+            self.referred = true;
+        }
+        Ok(())
+    }
+
+    /// Verifies a case of a trial: by the bits of its outputs where a run of the same executable has compared them with the
+    /// reference, else by the reference.
+    ///
+    /// # Errors
+    /// As [`Self::verify`].
+    pub fn verify_bits(
+        &mut self,
+        group: &Group<'_>,
+        case: &Case,
+        target: &Target,
+        known: Option<VerificationRecord>,
+    ) -> Result<(Box<dyn Executable>, VerificationRecord), Setback> {
+        let launched = guard::catch(|| {
+            let mut executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
+            let launched = verify::launch_on_poison(executable.as_mut());
+            let digest = launched.and_then(|()| executable.outputs().map(verify::digest));
+            keep_if_lost(executable, digest.map_err(VerifyError::from))
+        });
+        let (mut executable, digest) = launched.map_err(Setback::Fail)?.map_err(setback)?;
+        if let Some(known) = known.filter(|known| known.digest.as_ref() == Some(&digest)) {
+            return Ok((executable, known));
+        }
+        self.refer(group)?;
+        let compared = guard::catch(|| verify::compare(executable.outputs()?, &self.expected, self.tolerance));
+        let comparison = compared.map_err(Setback::Fail)?.map_err(setback)?;
+        Ok((executable, VerificationRecord { digest: Some(digest), ..comparison.into() }))
     }
 
     /// Prepares an implementation and verifies it.
@@ -58,23 +110,32 @@ impl Ready {
     pub fn verify(&self, group: &Group<'_>, case: &Case, target: &Target) -> Result<(Box<dyn Executable>, Comparison), Setback> {
         let verified = guard::catch(|| {
             let mut executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
-            match verify(executable.as_mut(), &self.expected, self.tolerance) {
-                Ok(comparison) => Ok((executable, comparison)),
-                Err(error) => {
-                    if matches!(error, VerifyError::Backend(BackendError::Lost(_))) {
-                        // To free what a hung kernel uses is to wait for it.
-                        std::mem::forget(executable);
-                    }
-                    Err(error)
-                }
-            }
+            let compared = verify(executable.as_mut(), &self.expected, self.tolerance);
+            keep_if_lost(executable, compared)
         });
-        verified.map_err(Setback::Fail)?.map_err(|error| match error {
-            VerifyError::Backend(reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_))) => {
-                Setback::Skip(reason.to_string())
+        verified.map_err(Setback::Fail)?.map_err(setback)
+    }
+}
+
+/// What was made, beside the outcome; left alone when the device is lost: to free what a hung kernel uses is to wait for it.
+fn keep_if_lost<T>(executable: Box<dyn Executable>, outcome: Result<T, VerifyError>) -> Result<(Box<dyn Executable>, T), VerifyError> {
+    match outcome {
+        Ok(value) => Ok((executable, value)),
+        Err(error) => {
+            if matches!(error, VerifyError::Backend(BackendError::Lost(_))) {
+                std::mem::forget(executable);
             }
-            VerifyError::Backend(lost @ BackendError::Lost(_)) => Setback::Lost(lost.to_string()),
-            wrong => Setback::Fail(wrong.to_string()),
-        })
+            Err(error)
+        }
+    }
+}
+
+fn setback(error: VerifyError) -> Setback {
+    match error {
+        VerifyError::Backend(reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_))) => {
+            Setback::Skip(reason.to_string())
+        }
+        VerifyError::Backend(lost @ BackendError::Lost(_)) => Setback::Lost(lost.to_string()),
+        wrong => Setback::Fail(wrong.to_string()),
     }
 }

@@ -9,7 +9,7 @@ use crate::backend::cuda::telemetry::Reading;
 use crate::measure::limits::Limits;
 use crate::record::Environment;
 use crate::report;
-use crate::verify::Comparison;
+use crate::record::run::VerificationRecord;
 use crate::workload::{Effort, Tensors};
 
 /// Prints progress, unless told to be quiet.
@@ -84,7 +84,7 @@ impl Progress {
     }
 
     /// A case is right.
-    pub fn verified(&self, comparison: &Comparison, elapsed: Duration) {
+    pub fn verified(&self, comparison: &VerificationRecord, elapsed: Duration) {
         let share = if comparison.checked == comparison.total {
             "every element".to_owned()
         } else {

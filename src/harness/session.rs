@@ -58,6 +58,11 @@ impl Recorder {
         self.update(|run| drop(run.failed.insert(id.to_owned(), error.to_owned())))
     }
 
+    /// Adds where the time went; written with what follows.
+    pub fn add_spent(&self, spent_s: impl IntoIterator<Item = (&'static str, f64)>) {
+        self.lock().run.spent_s.extend(spent_s.into_iter().map(|(activity, seconds)| (activity.to_owned(), seconds)));
+    }
+
     /// Marks the run complete, with a last look at the GPU.
     ///
     /// # Errors

@@ -1,4 +1,5 @@
-//! Timing a verified case under Criterion's planner, keeping every raw sample.
+//! Timing a verified case, keeping every raw sample: under Criterion's planner, or in a trial by a shorter plan of our own, because
+//! Criterion takes no fewer than ten samples and analyses each case alone.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -12,7 +13,7 @@ use crate::backend::{BackendError, Executable};
 use crate::measure::contention::CpuTime;
 use crate::measure::range::Range;
 use crate::measure::{Sample, Stopwatch};
-use crate::record::Samples;
+use crate::record::{Pace, Samples};
 use crate::workload::Effort;
 
 /// Smallest number of samples that Criterion accepts.
@@ -102,15 +103,48 @@ pub fn run<M: Measurement<Value = f64>>(
     // Criterion warms up through the same closure: the samples are the last calls. Its quick mode has no warm-up and keeps none
     // apart, so there every call counts.
     let first = if flags.quick { 0 } else { taken.len().saturating_sub(plan.samples) };
-    let kept = &taken[first..];
+    Ok(collect(&taken[first..], stopwatch, start, end.get()))
+}
+
+/// Times a case of a trial: warm-up, then samples of the same number of launches.
+///
+/// # Errors
+/// When a launch fails.
+pub fn trial(executable: &mut dyn Executable, stopwatch: &mut dyn Stopwatch, pace: Pace) -> Result<Samples, BackendError> {
+    let (start, started) = (CpuTime::now(), Instant::now());
+    let warm_up = Range::new("warm-up");
+    let mut launches = 1;
+    // By the wall: what a launch costs beside its own time (emptying caches) must fit the plan too.
+    let launch_s = loop {
+        let call = Instant::now();
+        let sample = stopwatch.time(executable, launches)?;
+        let launch_s = call.elapsed().as_secs_f64() / sample.launches as f64;
+        let left_s = pace.warm_up_s - started.elapsed().as_secs_f64();
+        if left_s <= 0.0 {
+            break launch_s.max(1e-9);
+        }
+        launches = (2 * launches).min((left_s / launch_s.max(1e-9)).ceil() as u64).max(1);
+    };
+    drop(warm_up);
+    let samples = ((pace.measurement_s / launch_s) as usize).clamp(pace.fewest, pace.most);
+    let launches = ((pace.measurement_s / samples as f64 / launch_s) as u64).max(1);
+    let mut taken = Vec::with_capacity(samples);
+    for _ in 0..samples {
+        let _range = Range::new("sample");
+        taken.push(stopwatch.time(executable, launches)?);
+    }
+    Ok(collect(&taken, stopwatch, start, CpuTime::now()))
+}
+
+fn collect(kept: &[Sample], stopwatch: &dyn Stopwatch, start: Option<CpuTime>, end: Option<CpuTime>) -> Samples {
     let technique = stopwatch.technique();
-    Ok(Samples {
+    Samples {
         batch: technique.batch,
         host_bound: technique.host_bound,
         launches: kept.iter().map(|sample| sample.launches).collect(),
         elapsed_ns: kept.iter().map(|sample| sample.elapsed_ns).collect(),
         clock_mhz: kept.iter().map(|sample| sample.clock_mhz).collect::<Option<_>>().unwrap_or_default(),
         discarded: kept.iter().map(|sample| sample.discarded).sum(),
-        contention: start.zip(end.get()).and_then(|(start, end): (CpuTime, CpuTime)| end.taken_by_others_since(&start)),
-    })
+        contention: start.zip(end).and_then(|(start, end)| end.taken_by_others_since(&start)),
+    }
 }

@@ -5,6 +5,7 @@
 pub mod accuracy;
 pub mod contention;
 pub mod criterion;
+pub mod delay;
 pub mod events;
 pub mod limits;
 pub mod wall;

@@ -82,7 +82,8 @@ impl Baseline {
     /// When the run's cases are others than the baseline's, with every field that differs; nothing is then taken over.
     pub fn add(&mut self, run: &Run) -> Result<(), Vec<Mismatch>> {
         let both = run.cases.iter().filter_map(|(id, case)| Some((self.cases.get(id)?, case)));
-        let mut differing: Vec<Mismatch> = both.flat_map(|(base, case)| self.mismatches(base, run, case)).collect();
+        let mut differing: Vec<Mismatch> = delayed(run).into_iter().collect();
+        differing.extend(both.flat_map(|(base, case)| self.mismatches(base, run, case)));
         differing.dedup();
         if !differing.is_empty() {
             return Err(differing);
@@ -101,6 +102,7 @@ impl Baseline {
         };
         check("revision", base.revision.to_string(), case.revision.to_string());
         check("work", base.work.to_string(), case.work.to_string());
+        check("delays", "none".to_owned(), run.delays_text());
         for of_case in base.samples.keys().map(|key| &self.runs[key]) {
             check("seed", of_case.seed.to_string(), run.seed.to_string());
         }
@@ -129,6 +131,11 @@ impl Baseline {
         let used: BTreeSet<&String> = self.cases.values().flat_map(|case| case.samples.keys()).collect();
         self.runs.retain(|key, _| used.contains(key));
     }
+}
+
+/// A run whose launches were delayed on purpose belongs in no baseline.
+fn delayed(run: &Run) -> Option<Mismatch> {
+    (!run.delays.is_empty()).then(|| Mismatch { field: "delays", base: "none".to_owned(), head: run.delays_text() })
 }
 
 impl From<&CaseRecord> for BaselineCase {

@@ -7,6 +7,7 @@
 pub mod baseline;
 pub mod environment;
 pub mod file;
+pub mod order;
 pub mod resources;
 pub mod run;
 pub mod store;
@@ -14,5 +15,6 @@ pub mod store;
 pub use baseline::{Baseline, BaselineCase, BaselineRun};
 pub use environment::{Environment, Provenance};
 pub use file::{FileError, read, write};
+pub use order::{Order, Pace};
 pub use run::{CaseRecord, Run, Samples};
 pub use store::Store;

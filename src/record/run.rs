@@ -32,6 +32,15 @@ pub struct Run {
     pub provenance: Provenance,
     /// The device's ceilings, as measured by this process.
     pub limits: Limits,
+    /// Delays added on purpose to launches, to see what the gate makes of them: nanoseconds by case id. Such times are not the code's.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub delays: BTreeMap<String, u64>,
+    /// Content hash of the executable; only in trials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub executable: Option<String>,
+    /// Where the process' wall time went, seconds by activity; only in trials.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub spent_s: BTreeMap<String, f64>,
     /// What the GPU said of itself before the first case and after the last; empty on the CPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub telemetry: Vec<Reading>,
@@ -113,12 +122,18 @@ pub struct VerificationRecord {
     pub checked: u64,
     /// Elements of the outputs.
     pub total: u64,
+    /// Hash of the outputs' bits; only in trials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// The run whose comparison with the reference holds here, because the outputs have the same bits; absent where this run compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
 }
 
 impl From<Comparison> for VerificationRecord {
     fn from(comparison: Comparison) -> Self {
         let Comparison { max_error, relative_l2, checked, total } = comparison;
-        Self { max_error, relative_l2, checked, total }
+        Self { max_error, relative_l2, checked, total, digest: None, by: None }
     }
 }
 
@@ -191,6 +206,12 @@ impl Run {
     /// `<session>/<bench>`: names the process run in a baseline.
     pub fn key(&self) -> String {
         format!("{}/{}", self.session, self.bench)
+    }
+
+    /// "CASE=NS CASE=NS", or "none".
+    pub fn delays_text(&self) -> String {
+        let each: Vec<String> = self.delays.iter().map(|(case, delay_ns)| format!("{case}={delay_ns}")).collect();
+        if each.is_empty() { "none".to_owned() } else { each.join(" ") }
     }
 }
 

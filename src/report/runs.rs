@@ -23,6 +23,9 @@ pub fn text(runs: &[Run]) -> String {
     if most > NOTEWORTHY_CONTENTION {
         let _ = write!(out, "\nwarning: others took up to {:.0}% of the CPU time while a case was measured", 100.0 * most);
     }
+    for run in runs.iter().filter(|run| !run.delays.is_empty()) {
+        let _ = write!(out, "\nDELAYED on purpose, nanoseconds a launch: {}", run.delays_text());
+    }
     for run in runs {
         for (id, error) in &run.failed {
             let _ = write!(out, "\nFAILED {id}: {error}");

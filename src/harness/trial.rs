@@ -1,0 +1,183 @@
+//! A trial: one of the many short processes of a comparison. It verifies and times as a bench process does, but measures no ceilings,
+//! prints no table and leaves Criterion's store alone; what it is to do stands in its [`Order`], where it went wrong in its run.
+//!
+//! Verified, then timed: the first process of an executable compares every case with the reference and records the bits of its
+//! outputs. A later process of the same executable launches on poisoned outputs too; where the bits are the same they are verified, and
+//! where they are not (sums in no fixed order) the reference is computed.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::args::{Filter, Flags};
+use super::cases::{Place, Selection};
+use super::execution::{Execution, Timer};
+use super::progress::Progress;
+use super::session::Recorder;
+use super::{Harness, HarnessError};
+use crate::backend::cuda::telemetry::Telemetry;
+use crate::exit::Exit;
+use crate::measure::delay::Delay;
+use crate::measure::limits::Limits;
+use crate::record::run::VerificationRecord;
+use crate::record::file::Record as _;
+use crate::record::{Environment, FileError, Order, Pace, Provenance, Run, Store, file};
+use crate::workload::Effort;
+
+/// In KERNELGATE_TRIAL: asks only for [`answer`].
+pub const QUESTION: &str = "protocol";
+
+/// What a bench binary that knows trials answers to the question: the newest version of [`Order`] that it takes.
+pub fn answer() -> String {
+    format!("kernelgate trial protocol {}", Order::VERSION)
+}
+
+/// The version in an answer.
+pub fn parse_answer(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("kernelgate trial protocol "))?.trim().parse().ok()
+}
+
+/// Content hash of a file: 32 hexadecimal digits.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn content_hash(path: &Path) -> Result<String, FileError> {
+    let io = |cause| FileError::Io { action: "read", path: path.to_owned(), cause };
+    let mut file = std::fs::File::open(path).map_err(io)?;
+    let mut hasher = Xxh3Default::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match std::io::Read::read(&mut file, &mut buffer).map_err(io)? {
+            0 => return Ok(format!("{:032x}", hasher.digest128())),
+            read => hasher.update(&buffer[..read]),
+        }
+    }
+}
+
+/// What a process that carries out an order knows besides its flags.
+pub struct Trial {
+    /// How long to time.
+    pub pace: Pace,
+    /// The run that verified this executable.
+    verified: Option<Run>,
+    /// Where the wall time went, seconds.
+    pub spent_s: BTreeMap<&'static str, f64>,
+}
+
+impl Trial {
+    /// What an earlier process found of a case, if it was compared with the reference there.
+    pub fn known(&self, id: &str) -> Option<VerificationRecord> {
+        let run = self.verified.as_ref()?;
+        let found = &run.cases.get(id)?.verification;
+        Some(VerificationRecord { by: Some(found.by.clone().unwrap_or_else(|| run.key())), ..found.clone() })
+    }
+
+    /// Adds to an activity what has passed since `started`.
+    pub fn spend(&mut self, activity: &'static str, started: Instant) {
+        *self.spent_s.entry(activity).or_default() += started.elapsed().as_secs_f64();
+    }
+}
+
+/// The order in that file.
+///
+/// # Errors
+/// When it is missing, broken, or of a newer protocol.
+pub fn read_order(path: &Path) -> Result<Order, HarnessError> {
+    Ok(file::read(path)?)
+}
+
+/// The filter of an order; the flags' where the order names no cases.
+///
+/// # Errors
+/// When the flags' filter is no regular expression.
+pub fn filter(order: Option<&Order>, flags: &Flags) -> Result<Filter, HarnessError> {
+    match order.and_then(|order| order.cases.clone()) {
+        Some(cases) => Ok(Filter::OneOf(cases)),
+        None => flags.filter(),
+    }
+}
+
+impl Harness {
+    pub(super) fn trial(
+        &self,
+        flags: &Flags,
+        order: Order,
+        place: &Place,
+        (selection, effort): (Selection<'_>, Effort),
+        store: &Store,
+    ) -> Result<Exit, HarnessError> {
+        let started = Instant::now();
+        let executable = std::env::current_exe().ok().map(|path| content_hash(&path)).transpose()?;
+        let target = flags.wanted().open(place)?;
+        let environment = Environment::of(&target);
+        let mut trial = Trial { pace: order.pace, verified: None, spent_s: BTreeMap::new() };
+        trial.spend("open", started);
+        let mut run = Run {
+            bench: self.name.to_owned(),
+            session: order.session,
+            started: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            complete: false,
+            effort: effort.name().to_owned(),
+            seed: flags.seed,
+            environment,
+            provenance: Provenance::of(&store.root),
+            limits: Limits::default(),
+            delays: delays(flags, &selection),
+            executable,
+            spent_s: BTreeMap::new(),
+            telemetry: Vec::new(),
+            cases: BTreeMap::new(),
+            skipped: selection.skipped.iter().cloned().collect(),
+            failed: BTreeMap::new(),
+        };
+        if let Some(path) = &order.verified {
+            let earlier: Run = file::read(path)?;
+            // Another executable's bits, or another device's, say nothing about this one.
+            let same = earlier.executable.is_some()
+                && earlier.executable == run.executable
+                && earlier.seed == run.seed
+                && earlier.environment == run.environment;
+            trial.verified = same.then_some(earlier);
+        }
+        let clock = Instant::now();
+        let timer = Timer::new(&target)?;
+        trial.spend("timer", clock);
+        let clock = Instant::now();
+        let telemetry = target.telemetry();
+        run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
+        trial.spend("telemetry", clock);
+        warn_of_delays(&run);
+        let recorder = Recorder::start(run, order.record, None)?;
+        recorder.exit_on_interrupt()?;
+        let execution = Execution {
+            flags,
+            effort,
+            target,
+            timer,
+            limits: None,
+            recorder: Some(recorder.clone()),
+            progress: Progress::new(flags, selection.count()),
+            lost: None,
+            trial: Some(trial),
+        };
+        let (exit, spent_s) = super::run_cases(execution, &selection, store)?;
+        recorder.add_spent(spent_s.into_iter().chain([("whole", started.elapsed().as_secs_f64())]));
+        recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
+        Ok(exit)
+    }
+}
+
+/// The delays of the selected cases.
+pub fn delays(flags: &Flags, selection: &Selection<'_>) -> BTreeMap<String, u64> {
+    let ids = selection.groups.iter().flat_map(|group| &group.cases).map(|case| &case.id);
+    ids.filter_map(|id| Some((id.clone(), Delay::of(&flags.delay, id)?))).collect()
+}
+
+/// Says that launches are delayed.
+pub fn warn_of_delays(run: &Run) {
+    if !run.delays.is_empty() {
+        eprintln!("warning: launches are delayed on purpose (KERNELGATE_DELAY), nanoseconds: {}", run.delays_text());
+    }
+}

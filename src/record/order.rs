@@ -1,0 +1,60 @@
+//! An order: what a comparison asks of a bench process, the trial. The version of this format is the version of the protocol.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::file::Record;
+
+/// One trial: which cases, how long, and where the run goes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Order {
+    /// The comparison: session of the run.
+    pub session: String,
+    /// Where the run is recorded.
+    pub record: PathBuf,
+    /// The cases to run, none of which the flags would leave out; absent where the flags alone choose.
+    pub cases: Option<BTreeSet<String>>,
+    /// Run of an earlier process of the same executable: a case whose outputs have the bits that were verified there is verified.
+    pub verified: Option<PathBuf>,
+    /// How long to time a case.
+    pub pace: Pace,
+}
+
+/// How long a trial times a case.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Pace {
+    /// Warm-up, seconds.
+    pub warm_up_s: f64,
+    /// Measurement, seconds; longer where the fewest samples take longer.
+    pub measurement_s: f64,
+    /// Fewest samples.
+    pub fewest: usize,
+    /// Most samples.
+    pub most: usize,
+}
+
+impl Pace {
+    /// Of a process that is there to verify: one sample, so that every case is seen to run.
+    pub const GLANCE: Self = Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
+    /// Of a process whose median counts.
+    pub const MEASURED: Self = Self { warm_up_s: 0.1, measurement_s: 0.3, fewest: 3, most: 20 };
+}
+
+impl Record for Order {
+    const SCHEMA: &'static str = "kernelgate.order";
+    const VERSION: u64 = 1;
+    const KIND: &'static str = "order";
+
+    fn validate(&self) -> Result<(), String> {
+        let Pace { warm_up_s, measurement_s, fewest, most } = self.pace;
+        if ![warm_up_s, measurement_s].iter().all(|seconds| (0.0..1e6).contains(seconds)) {
+            return Err(format!("warm-up of {warm_up_s} s, measurement of {measurement_s} s"));
+        }
+        if fewest == 0 || most < fewest {
+            return Err(format!("{fewest} to {most} samples"));
+        }
+        Ok(())
+    }
+}
