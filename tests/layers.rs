@@ -38,7 +38,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("object", &["backend/cuda/cubin.rs"]),
     ("faer", &["backend/cpu/", "measure/limits/cpu.rs", "workload/"]),
     ("pulp", &["simd.rs", "backend/cpu/", "measure/limits/cpu.rs"]),
-    ("safetensors", &["cli/verify.rs"]),
+    ("safetensors", &["harness/inputs.rs", "cli/verify.rs"]),
     ("sysinfo", &["record/environment.rs", "harness/session.rs", "cli/doctor.rs"]),
     ("serde_json", &["record/file.rs", "cli/"]),
     ("ctrlc", &["harness/session.rs"]),

@@ -1,6 +1,6 @@
 //! Going through the selected cases: inputs, reference, verification, timing, record.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 
@@ -23,7 +23,7 @@ use crate::measure::range::Range;
 use crate::measure::wall::Wall;
 use crate::measure::{Cache, Stopwatch};
 use crate::record::run::VerificationRecord;
-use crate::record::{CaseRecord, Samples};
+use crate::record::{CaseRecord, Pace, Samples};
 use crate::workload::{Effort, Work};
 
 /// What samples are taken with.
@@ -93,12 +93,12 @@ impl Execution<'_> {
     pub fn run(
         &mut self,
         selection: &Selection<'_>,
-        criterion: &mut Criterion<Elapsed>,
+        mut criterion: Option<&mut Criterion<Elapsed>>,
         elapsed: &Elapsed,
     ) -> Result<Exit, HarnessError> {
         let mut exit = Exit::Fine;
         for group in &selection.groups {
-            exit = exit.max(self.run_group(group, criterion, elapsed)?);
+            exit = exit.max(self.run_group(group, criterion.as_deref_mut(), elapsed)?);
         }
         Ok(exit)
     }
@@ -106,17 +106,19 @@ impl Execution<'_> {
     fn run_group(
         &mut self,
         group: &Group<'_>,
-        criterion: &mut Criterion<Elapsed>,
+        criterion: Option<&mut Criterion<Elapsed>>,
         elapsed: &Elapsed,
     ) -> Result<Exit, HarnessError> {
         let work = group.bound.problem().work();
         let mut exit = Exit::Fine;
-        let mut criterion_group = open_group(criterion, group);
+        let mut criterion_group = criterion.map(|criterion| open_group(criterion, group));
         let started = Instant::now();
         let ready = match &self.lost {
             Some(lost) => Err(Setback::Fail(lost.clone())),
-            None if self.trial.is_some() => Ready::inputs(group, self.flags.seed),
-            None => Ready::new(group, self.flags.seed),
+            None => match &self.trial {
+                Some(trial) => Ready::inputs(group, self.flags.seed, trial.inputs.as_deref()),
+                None => Ready::new(group, self.flags.seed),
+            },
         };
         let mut ready = match ready {
             Ok(ready) => ready,
@@ -138,7 +140,7 @@ impl Execution<'_> {
                 None => self.verify(&mut ready, group, &cases[0]),
             };
             self.spend("verify", started);
-            let (mut executable, verification) = match verified {
+            let (mut executable, verification, launch) = match verified {
                 Ok(verified) => verified,
                 Err(setback) => {
                     for case in cases {
@@ -159,7 +161,7 @@ impl Execution<'_> {
                 let limit = self.limits.as_ref().and_then(|limits| limits.bound(&work, case.cache));
                 elapsed.shown().borrow_mut().limit.clone_from(&limit);
                 let clock = Instant::now();
-                let timed = self.time(&mut criterion_group, case, executable.as_mut());
+                let timed = self.time(criterion_group.as_mut(), case, executable.as_mut(), launch);
                 self.spend("time", clock);
                 match timed {
                     Ok(samples) => {
@@ -189,25 +191,26 @@ impl Execution<'_> {
         ready: &mut Ready,
         group: &Group<'_>,
         case: &Case,
-    ) -> Result<(Box<dyn Executable>, VerificationRecord), Setback> {
+    ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), Setback> {
         match &self.trial {
             Some(trial) => ready.verify_bits(group, case, &self.target, trial.known(&case.id)),
-            None => ready.verify(group, case, &self.target).map(|(executable, comparison)| (executable, comparison.into())),
+            None => ready.verify(group, case, &self.target).map(|(executable, comparison)| (executable, comparison.into(), Duration::ZERO)),
         }
     }
 
     fn time(
         &mut self,
-        criterion_group: &mut BenchmarkGroup<'_, Elapsed>,
+        criterion_group: Option<&mut BenchmarkGroup<'_, Elapsed>>,
         case: &Case,
         executable: &mut dyn Executable,
+        launch: Duration,
     ) -> Result<Samples, Setback> {
         if let Some(lost) = &self.lost {
             return Err(Setback::Fail(lost.clone()));
         }
         let _case = Range::new(&case.id);
         let (timer, effort, flags) = (&mut self.timer, self.effort, self.flags);
-        let pace = self.trial.as_ref().map(|trial| trial.pace);
+        let pace = self.trial.as_ref().map_or(Pace::MEASURED, |trial| trial.pace);
         let timed = guard::catch(|| {
             let mut delayed = match Delay::of(&flags.delay, &case.id) {
                 Some(delay_ns) => Some(timer.delay(executable, delay_ns)?),
@@ -218,9 +221,9 @@ impl Execution<'_> {
                 None => executable,
             };
             let mut stopwatch = timer.case(executable, case.cache)?;
-            if let Some(pace) = pace {
-                return timing::trial(executable, stopwatch.as_mut(), pace);
-            }
+            let Some(criterion_group) = criterion_group else {
+                return timing::trial(executable, stopwatch.as_mut(), pace, launch);
+            };
             let sample = stopwatch.time(executable, 1)?;
             let plan = Plan::new(effort, sample.elapsed_ns / sample.launches as f64, flags);
             timing::run(criterion_group, &case.function(), executable, stopwatch.as_mut(), plan, flags)

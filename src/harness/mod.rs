@@ -7,6 +7,7 @@ pub mod args;
 pub mod cases;
 mod execution;
 pub mod guard;
+pub mod inputs;
 pub mod place;
 pub mod problem;
 mod progress;
@@ -297,8 +298,9 @@ fn run_cases(
     store: &Store,
 ) -> Result<(Exit, BTreeMap<&'static str, f64>), HarnessError> {
     let elapsed = Elapsed::default();
-    let mut criterion = new_criterion(store, elapsed.clone());
-    let outcome = execution.run(selection, &mut criterion, &elapsed);
+    // A trial has no need of Criterion, which looks for gnuplot when it is made.
+    let mut criterion = execution.trial.is_none().then(|| new_criterion(store, elapsed.clone()));
+    let outcome = execution.run(selection, criterion.as_mut(), &elapsed);
     let spent_s = execution.trial.as_mut().map(|trial| std::mem::take(&mut trial.spent_s)).unwrap_or_default();
     if execution.lost.is_some() {
         // A lost device gives nothing back, and may never answer: it is left to the end of the process.

@@ -1,9 +1,11 @@
 //! A problem made ready: memory checked, inputs drawn, reference computed, implementations verified. Panics become errors.
 
+use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::cases::{Case, Group};
-use super::guard;
+use super::{guard, inputs};
 use crate::backend::{BackendError, Executable, Target};
 use crate::record::environment::available_memory;
 use crate::report;
@@ -39,16 +41,17 @@ impl Ready {
     /// # Errors
     /// A skip where memory is short, a failure where the workload panics.
     pub fn new(group: &Group<'_>, seed: u64) -> Result<Self, Setback> {
-        let mut ready = Self::inputs(group, seed)?;
+        let mut ready = Self::inputs(group, seed, None)?;
         ready.refer(group)?;
         Ok(ready)
     }
 
-    /// Draws the inputs, if all that the problem takes fits in memory; the reference is left until it is needed.
+    /// Draws the inputs, or reads those that `kept` holds, if all that the problem takes fits in memory; the reference is left until
+    /// it is needed.
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn inputs(group: &Group<'_>, seed: u64) -> Result<Self, Setback> {
+    pub fn inputs(group: &Group<'_>, seed: u64, kept: Option<&Path>) -> Result<Self, Setback> {
         let problem = group.bound.problem();
         let needed = guard::catch(|| problem.host_bytes()).map_err(Setback::Fail)?;
         let available = available_memory();
@@ -56,8 +59,14 @@ impl Ready {
             return Err(Setback::Skip(format!("needs {} of memory, {} are free", report::bytes(needed), report::bytes(available))));
         }
         let made = guard::catch(|| {
-            let inputs = Arc::new(problem.inputs(seed));
-            Self { inputs, expected: Vec::new(), referred: false, tolerance: problem.tolerance() }
+            let path = kept.map(|folder| inputs::path(folder, group));
+            let inputs = path.as_deref().and_then(inputs::read).unwrap_or_else(|| {
+                let started = Instant::now();
+                let drawn = problem.inputs(seed);
+                path.iter().for_each(|path| inputs::keep(path, &drawn, started.elapsed()));
+                drawn
+            });
+            Self { inputs: Arc::new(inputs), expected: Vec::new(), referred: false, tolerance: problem.tolerance() }
         });
         made.map_err(|panic| Setback::Fail(format!("inputs or reference: {panic}")))
     }
@@ -76,7 +85,7 @@ impl Ready {
     }
 
     /// Verifies a case of a trial: by the bits of its outputs where a run of the same executable has compared them with the
-    /// reference, else by the reference.
+    /// reference, else by the reference. Besides the time of one launch.
     ///
     /// # Errors
     /// As [`Self::verify`].
@@ -86,21 +95,21 @@ impl Ready {
         case: &Case,
         target: &Target,
         known: Option<VerificationRecord>,
-    ) -> Result<(Box<dyn Executable>, VerificationRecord), Setback> {
+    ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), Setback> {
+        let known_digest = known.as_ref().and_then(|known| known.digest.as_deref());
         let launched = guard::catch(|| {
             let mut executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
-            let launched = verify::launch_on_poison(executable.as_mut());
-            let digest = launched.and_then(|()| executable.outputs().map(verify::digest));
-            keep_if_lost(executable, digest.map_err(VerifyError::from))
+            let outcome = timed_digest(executable.as_mut(), known_digest);
+            keep_if_lost(executable, outcome.map_err(VerifyError::from))
         });
-        let (mut executable, digest) = launched.map_err(Setback::Fail)?.map_err(setback)?;
+        let (mut executable, (digest, launch)) = launched.map_err(Setback::Fail)?.map_err(setback)?;
         if let Some(known) = known.filter(|known| known.digest.as_ref() == Some(&digest)) {
-            return Ok((executable, known));
+            return Ok((executable, known, launch));
         }
         self.refer(group)?;
         let compared = guard::catch(|| verify::compare(executable.outputs()?, &self.expected, self.tolerance));
         let comparison = compared.map_err(Setback::Fail)?.map_err(setback)?;
-        Ok((executable, VerificationRecord { digest: Some(digest), ..comparison.into() }))
+        Ok((executable, VerificationRecord { digest: Some(digest), ..comparison.into() }, launch))
     }
 
     /// Prepares an implementation and verifies it.
@@ -115,6 +124,21 @@ impl Ready {
         });
         verified.map_err(Setback::Fail)?.map_err(setback)
     }
+}
+
+/// Digest of the outputs, and what a launch took. One launch on poisoned outputs where that gives the known bits; else one more, as in
+/// [`verify`], where the second launch is the one that counts.
+fn timed_digest(executable: &mut dyn Executable, known: Option<&str>) -> Result<(String, Duration), BackendError> {
+    let mut launch_on_poison = || {
+        executable.poison_outputs()?;
+        let started = Instant::now();
+        executable.launch()?;
+        executable.synchronize()?;
+        let launch = started.elapsed();
+        Ok((verify::digest(executable.outputs()?), launch))
+    };
+    let (digest, launch) = launch_on_poison()?;
+    if Some(digest.as_str()) == known { Ok((digest, launch)) } else { launch_on_poison() }
 }
 
 /// What was made, beside the outcome; left alone when the device is lost: to free what a hung kernel uses is to wait for it.

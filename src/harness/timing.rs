@@ -106,16 +106,25 @@ pub fn run<M: Measurement<Value = f64>>(
     Ok(collect(&taken[first..], stopwatch, start, end.get()))
 }
 
-/// Times a case of a trial: warm-up, then samples of the same number of launches.
+/// Times a case of a trial: warm-up, then samples of the same number of launches. `launch` is what one took a moment ago; where that
+/// is longer than the warm-up, it was the warm-up.
 ///
 /// # Errors
 /// When a launch fails.
-pub fn trial(executable: &mut dyn Executable, stopwatch: &mut dyn Stopwatch, pace: Pace) -> Result<Samples, BackendError> {
+pub fn trial(
+    executable: &mut dyn Executable,
+    stopwatch: &mut dyn Stopwatch,
+    pace: Pace,
+    launch: Duration,
+) -> Result<Samples, BackendError> {
     let (start, started) = (CpuTime::now(), Instant::now());
     let warm_up = Range::new("warm-up");
     let mut launches = 1;
     // By the wall: what a launch costs beside its own time (emptying caches) must fit the plan too.
     let launch_s = loop {
+        if launch.as_secs_f64() > pace.warm_up_s.max(1e-3) {
+            break launch.as_secs_f64();
+        }
         let call = Instant::now();
         let sample = stopwatch.time(executable, launches)?;
         let launch_s = call.elapsed().as_secs_f64() / sample.launches as f64;

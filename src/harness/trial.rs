@@ -2,11 +2,11 @@
 //! prints no table and leaves Criterion's store alone; what it is to do stands in its [`Order`], where it went wrong in its run.
 //!
 //! Verified, then timed: the first process of an executable compares every case with the reference and records the bits of its
-//! outputs. A later process of the same executable launches on poisoned outputs too; where the bits are the same they are verified, and
-//! where they are not (sums in no fixed order) the reference is computed.
+//! outputs. A later process of the same executable launches once on poisoned outputs; where the bits are the same they are verified, and
+//! where they are not (sums in no fixed order) it compares with the reference itself.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use xxhash_rust::xxh3::Xxh3Default;
@@ -62,6 +62,8 @@ pub struct Trial {
     pub pace: Pace,
     /// The run that verified this executable.
     verified: Option<Run>,
+    /// Folder of inputs drawn earlier.
+    pub inputs: Option<PathBuf>,
     /// Where the wall time went, seconds.
     pub spent_s: BTreeMap<&'static str, f64>,
 }
@@ -112,7 +114,7 @@ impl Harness {
         let executable = std::env::current_exe().ok().map(|path| content_hash(&path)).transpose()?;
         let target = flags.wanted().open(place)?;
         let environment = Environment::of(&target);
-        let mut trial = Trial { pace: order.pace, verified: None, spent_s: BTreeMap::new() };
+        let mut trial = Trial { pace: order.pace, verified: None, inputs: order.inputs, spent_s: BTreeMap::new() };
         trial.spend("open", started);
         let mut run = Run {
             bench: self.name.to_owned(),

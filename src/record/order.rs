@@ -18,6 +18,8 @@ pub struct Order {
     pub cases: Option<BTreeSet<String>>,
     /// Run of an earlier process of the same executable: a case whose outputs have the bits that were verified there is verified.
     pub verified: Option<PathBuf>,
+    /// Folder of this executable's inputs, drawn once and then read; absent where each process draws its own.
+    pub inputs: Option<PathBuf>,
     /// How long to time a case.
     pub pace: Pace,
 }
@@ -25,7 +27,7 @@ pub struct Order {
 /// How long a trial times a case.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Pace {
-    /// Warm-up, seconds.
+    /// Warm-up, seconds; none where the launch that verifies already took that long.
     pub warm_up_s: f64,
     /// Measurement, seconds; longer where the fewest samples take longer.
     pub measurement_s: f64,
@@ -39,7 +41,7 @@ impl Pace {
     /// Of a process that is there to verify: one sample, so that every case is seen to run.
     pub const GLANCE: Self = Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
     /// Of a process whose median counts.
-    pub const MEASURED: Self = Self { warm_up_s: 0.1, measurement_s: 0.3, fewest: 3, most: 20 };
+    pub const MEASURED: Self = Self { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 };
 }
 
 impl Record for Order {
