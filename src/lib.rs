@@ -30,6 +30,7 @@ pub mod harness;
 
 pub mod builtin;
 pub mod cli;
+pub mod compare;
 
 /// What a bench binary of your own needs.
 pub mod prelude {

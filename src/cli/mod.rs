@@ -3,6 +3,7 @@
 //! Results go to standard output in the format that was asked for, everything else to standard error; the exit code says the rest.
 
 mod baseline;
+mod compare;
 mod doctor;
 mod gate;
 mod list;
@@ -54,6 +55,8 @@ enum Verb {
     Verify(verify::Arguments),
     /// The last run against a committed baseline
     Gate(gate::Arguments),
+    /// Two builds, their processes interleaved: did it get slower?
+    Compare(compare::Arguments),
     /// Registers, spills, shared memory and instructions of every kernel; a gate that needs no GPU
     Resources(resources::Arguments),
     /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold caches, ceilings
@@ -95,6 +98,7 @@ impl Cli {
             Verb::List(arguments) => list::run(&arguments),
             Verb::Verify(arguments) => verify::run(&arguments),
             Verb::Gate(arguments) => gate::run(&arguments, &store),
+            Verb::Compare(arguments) => compare::run(&arguments, &store),
             Verb::Resources(arguments) => resources::run(&arguments, &store),
             Verb::Timing(arguments) => timing::run(&arguments),
             Verb::Peers(arguments) => peers::run(&arguments, &store),

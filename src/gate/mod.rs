@@ -4,6 +4,7 @@
 //! The unit of a decision is a process run: one median a run and case. Deliberately absent: measuring, printing.
 
 pub mod compare;
+pub mod comparison;
 pub mod interval;
 pub mod paired;
 pub mod resources;

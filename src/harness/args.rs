@@ -239,7 +239,9 @@ impl Flags {
             return Err(HarnessError::Usage("--save-baseline takes no run with --delay (KERNELGATE_DELAY)".to_owned()));
         }
         if self.trial.is_some() && self.mode() != Mode::Bench {
-            return Err(HarnessError::Usage("KERNELGATE_TRIAL is for processes that measure: `kernelgate compare` sets it".to_owned()));
+            return Err(HarnessError::Usage(
+                "KERNELGATE_TRIAL is for processes that measure: `kernelgate compare` sets it".to_owned(),
+            ));
         }
         let refuse = |flag: &str, wanted: &str| Err(HarnessError::Usage(format!("{flag} takes {wanted}")));
         let positive = |value: Option<f64>| value.is_none_or(|value| value > 0.0 && value.is_finite() && value < 1e9);

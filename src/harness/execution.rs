@@ -194,7 +194,9 @@ impl Execution<'_> {
     ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), Setback> {
         match &self.trial {
             Some(trial) => ready.verify_bits(group, case, &self.target, trial.known(&case.id)),
-            None => ready.verify(group, case, &self.target).map(|(executable, comparison)| (executable, comparison.into(), Duration::ZERO)),
+            None => ready
+                .verify(group, case, &self.target)
+                .map(|(executable, comparison)| (executable, comparison.into(), Duration::ZERO)),
         }
     }
 

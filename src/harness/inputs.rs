@@ -14,7 +14,7 @@ use crate::record::file;
 use crate::workload::{Dtype, Tensor, Tensors};
 
 /// Largest inputs that are kept.
-const MOST_BYTES: usize = 1 << 30;
+const MOST_BYTES: usize = 256 << 20;
 /// Inputs that are drawn faster are not worth a file.
 const WORTHWHILE: Duration = Duration::from_millis(100);
 
@@ -75,7 +75,8 @@ mod tests {
     fn inputs_come_back_bit_by_bit_and_broken_files_do_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
-        let inputs = Tensors::new().with("a", [2, 2], vec![1.0f32, -0.0, f32::MIN_POSITIVE, 3.0]).with("s", [1, 3], vec![0i8, 1, -1]);
+        let inputs =
+            Tensors::new().with("a", [2, 2], vec![1.0f32, -0.0, f32::MIN_POSITIVE, 3.0]).with("s", [1, 3], vec![0i8, 1, -1]);
         keep(&path, &inputs, Duration::ZERO);
         assert!(!path.exists());
         keep(&path, &inputs, WORTHWHILE);

@@ -29,6 +29,7 @@ use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
 use crate::measure::limits::Limits;
 use crate::measure::range::Range;
+use crate::record::order;
 use crate::record::store::StoreError;
 use crate::record::{Baseline, Environment, FileError, Provenance, Run, Store, file};
 use crate::report;
@@ -79,8 +80,8 @@ impl Harness {
 
     /// Runs the binary on the process' arguments.
     pub fn main(self) -> ExitCode {
-        if std::env::var_os("KERNELGATE_TRIAL").is_some_and(|value| value == trial::QUESTION) {
-            println!("{}", trial::answer());
+        if std::env::var_os("KERNELGATE_TRIAL").is_some_and(|value| value == order::QUESTION) {
+            println!("{}", order::answer());
             return Exit::Fine.into();
         }
         let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();

@@ -8,8 +8,8 @@ use super::cases::{Case, Group};
 use super::{guard, inputs};
 use crate::backend::{BackendError, Executable, Target};
 use crate::record::environment::available_memory;
-use crate::report;
 use crate::record::run::VerificationRecord;
+use crate::report;
 use crate::verify::{self, Comparison, VerifyError, verify};
 use crate::workload::{Expected, Tensors, Tolerance};
 
@@ -142,7 +142,10 @@ fn timed_digest(executable: &mut dyn Executable, known: Option<&str>) -> Result<
 }
 
 /// What was made, beside the outcome; left alone when the device is lost: to free what a hung kernel uses is to wait for it.
-fn keep_if_lost<T>(executable: Box<dyn Executable>, outcome: Result<T, VerifyError>) -> Result<(Box<dyn Executable>, T), VerifyError> {
+fn keep_if_lost<T>(
+    executable: Box<dyn Executable>,
+    outcome: Result<T, VerifyError>,
+) -> Result<(Box<dyn Executable>, T), VerifyError> {
     match outcome {
         Ok(value) => Ok((executable, value)),
         Err(error) => {

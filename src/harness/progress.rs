@@ -8,8 +8,8 @@ use super::args::Flags;
 use crate::backend::cuda::telemetry::Reading;
 use crate::measure::limits::Limits;
 use crate::record::Environment;
-use crate::report;
 use crate::record::run::VerificationRecord;
+use crate::report;
 use crate::workload::{Effort, Tensors};
 
 /// Prints progress, unless told to be quiet.

@@ -9,8 +9,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use xxhash_rust::xxh3::Xxh3Default;
-
 use super::args::{Filter, Flags};
 use super::cases::{Place, Selection};
 use super::execution::{Execution, Timer};
@@ -22,39 +20,8 @@ use crate::exit::Exit;
 use crate::measure::delay::Delay;
 use crate::measure::limits::Limits;
 use crate::record::run::VerificationRecord;
-use crate::record::file::Record as _;
-use crate::record::{Environment, FileError, Order, Pace, Provenance, Run, Store, file};
+use crate::record::{Environment, Order, Pace, Provenance, Run, Store, file};
 use crate::workload::Effort;
-
-/// In KERNELGATE_TRIAL: asks only for [`answer`].
-pub const QUESTION: &str = "protocol";
-
-/// What a bench binary that knows trials answers to the question: the newest version of [`Order`] that it takes.
-pub fn answer() -> String {
-    format!("kernelgate trial protocol {}", Order::VERSION)
-}
-
-/// The version in an answer.
-pub fn parse_answer(text: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix("kernelgate trial protocol "))?.trim().parse().ok()
-}
-
-/// Content hash of a file: 32 hexadecimal digits.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn content_hash(path: &Path) -> Result<String, FileError> {
-    let io = |cause| FileError::Io { action: "read", path: path.to_owned(), cause };
-    let mut file = std::fs::File::open(path).map_err(io)?;
-    let mut hasher = Xxh3Default::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match std::io::Read::read(&mut file, &mut buffer).map_err(io)? {
-            0 => return Ok(format!("{:032x}", hasher.digest128())),
-            read => hasher.update(&buffer[..read]),
-        }
-    }
-}
 
 /// What a process that carries out an order knows besides its flags.
 pub struct Trial {
@@ -111,7 +78,7 @@ impl Harness {
         store: &Store,
     ) -> Result<Exit, HarnessError> {
         let started = Instant::now();
-        let executable = std::env::current_exe().ok().map(|path| content_hash(&path)).transpose()?;
+        let executable = std::env::current_exe().ok().map(|path| file::content_hash(&path)).transpose()?;
         let target = flags.wanted().open(place)?;
         let environment = Environment::of(&target);
         let mut trial = Trial { pace: order.pace, verified: None, inputs: order.inputs, spent_s: BTreeMap::new() };

@@ -138,6 +138,23 @@ pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
     Ok(())
 }
 
+/// Content hash of a file: 32 hexadecimal digits.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn content_hash(path: &Path) -> Result<String, FileError> {
+    let io = |cause| FileError::Io { action: "read", path: path.to_owned(), cause };
+    let mut file = std::fs::File::open(path).map_err(io)?;
+    let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match std::io::Read::read(&mut file, &mut buffer).map_err(io)? {
+            0 => return Ok(format!("{:032x}", hasher.digest128())),
+            read => hasher.update(&buffer[..read]),
+        }
+    }
+}
+
 /// A temporary file in the folder of `path`, which is made where it is missing: to be filled and then renamed.
 ///
 /// # Errors

@@ -11,6 +11,7 @@ pub mod order;
 pub mod resources;
 pub mod run;
 pub mod store;
+pub mod trials;
 
 pub use baseline::{Baseline, BaselineCase, BaselineRun};
 pub use environment::{Environment, Provenance};
@@ -18,3 +19,4 @@ pub use file::{FileError, read, write};
 pub use order::{Order, Pace};
 pub use run::{CaseRecord, Run, Samples};
 pub use store::Store;
+pub use trials::{Timing, TrialRecord, Trials};

@@ -7,6 +7,19 @@ use serde::{Deserialize, Serialize};
 
 use super::file::Record;
 
+/// Value of KERNELGATE_TRIAL that asks only for [`answer`].
+pub const QUESTION: &str = "protocol";
+
+/// What a bench binary that knows trials says when asked: the newest version of [`Order`] that it takes.
+pub fn answer() -> String {
+    format!("kernelgate trial protocol {}", Order::VERSION)
+}
+
+/// The version in an answer; none where it is not one.
+pub fn parse_answer(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("kernelgate trial protocol "))?.trim().parse().ok()
+}
+
 /// One trial: which cases, how long, and where the run goes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Order {
@@ -58,5 +71,16 @@ impl Record for Order {
             return Err(format!("{fewest} to {most} samples"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_understood_and_a_list_of_cases_is_none() {
+        assert_eq!(parse_answer(&answer()), Some(Order::VERSION));
+        assert_eq!(parse_answer("st_bif/forward/n4/cpu/hot: benchmark\n"), None);
     }
 }

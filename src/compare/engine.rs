@@ -1,0 +1,400 @@
+//! The comparison: verify, then rounds of interleaved processes until every case is decided or the budget ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::folder::{self, Folder};
+use super::process::{self, Launch, Running};
+use super::progress::{self, Progress};
+use super::ready::{self, Matched, Side};
+use super::{CompareError, Request, rounds};
+use crate::exit::Exit;
+use crate::gate::Verdict;
+use crate::gate::comparison::{Broken, Compared, Comparison, Round};
+use crate::gate::paired::{Arm, Decision, Outcome, decide};
+use crate::record::{FileError, Order, Pace, Run, TrialRecord, Trials, file};
+
+/// A process that only verifies: references may take long.
+const VERIFY_PATIENCE: Duration = Duration::from_secs(1800);
+/// What a measuring process may take beyond ten times what verifying took.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Broken processes of a side after which its bench is given up.
+const MOST_BROKEN: usize = 2;
+
+/// A bench binary that both sides have.
+struct Bench {
+    name: String,
+    /// Runs that verified base and head.
+    verified: [PathBuf; 2],
+    cases: BTreeSet<String>,
+    patience: Duration,
+}
+
+struct Engine<'a> {
+    request: &'a Request,
+    folder: &'a Folder,
+    sides: [Side; 2],
+    launch: Launch<'a>,
+    progress: &'a Progress,
+    trials: Trials,
+    broken: Vec<Broken>,
+}
+
+/// Compares.
+///
+/// # Errors
+/// When a side cannot be made ready, or what is measured cannot be written.
+pub fn run(request: &Request) -> Result<Comparison, CompareError> {
+    let folder = Folder::open(&request.folder)?;
+    let (progress, running) = (Progress::default(), Running::default());
+    stop_on_interrupt(&running, &progress)?;
+    let sides = ready::sides(request, &folder, &progress)?;
+    let work = folder.file("work");
+    std::fs::create_dir_all(&work).map_err(|cause| CompareError::io("make", &work, &cause))?;
+    let launch = Launch { settings: &request.settings, filter: request.filter.as_deref(), work: &work, running: &running };
+    let identity = identity(request, &sides);
+    let trials = open_trials(request, &folder, identity, &progress)?;
+    let mut engine = Engine { request, folder: &folder, sides, launch, progress: &progress, trials, broken: Vec::new() };
+    let outcome = engine.compare();
+    progress.end();
+    // Large, and of no use to a later comparison.
+    for arm in [Arm::Base, Arm::Head] {
+        let _ = std::fs::remove_dir_all(folder.side(arm).join("inputs"));
+    }
+    outcome
+}
+
+impl Engine<'_> {
+    fn compare(&mut self) -> Result<Comparison, CompareError> {
+        let mut matched = Matched::default();
+        let (mut benches, mut device, mut optimised) = (Vec::new(), String::new(), true);
+        let names: BTreeSet<String> = self.sides.iter().flat_map(|side| side.executables.ours.keys().cloned()).collect();
+        let mut complaints = Vec::new();
+        for name in &names {
+            let (base, head) = (self.verify(Arm::Base, name), self.verify(Arm::Head, name));
+            let mut of = |verified: Result<Option<Verified>, String>| match verified {
+                Ok(found) => found,
+                Err(complaint) => {
+                    complaints.push(complaint);
+                    None
+                }
+            };
+            let (base, head) = (of(base), of(head));
+            for verified in base.iter().chain(&head) {
+                device.clone_from(&verified.run.environment.device_name);
+                optimised &= verified.run.environment.optimised;
+            }
+            let before = matched.judged.clone();
+            let given_up = self.broken.iter().any(|broken| broken.bench == *name);
+            if !given_up {
+                matched.add(base.as_ref().map(|verified| &verified.run), head.as_ref().map(|verified| &verified.run));
+            }
+            if let (Some(base), Some(head)) = (base, head) {
+                let patience = PATIENCE + 10 * base.took.max(head.took);
+                let cases = matched.judged.difference(&before).cloned().collect();
+                benches.push(Bench { name: name.clone(), verified: [base.path, head.path], cases, patience });
+            }
+        }
+        if device.is_empty() && self.broken.is_empty() {
+            return Err(CompareError::Usage(match complaints.first() {
+                Some(complaint) => complaint.clone(),
+                None => "no bench of this harness has a case that was asked for".to_owned(),
+            }));
+        }
+        let wanted = matched.judged.clone();
+        let first = self.round(1, &benches, &wanted, &mut matched)?;
+        let slower: BTreeSet<String> = first
+            .decisions
+            .iter()
+            .filter(|decision| decision.verdict == Verdict::Regressed)
+            .map(|decision| decision.case.clone())
+            .collect();
+        let second = if slower.is_empty() {
+            None
+        } else {
+            self.progress.say(&format!("round 2: are {} slower cases slower again?", slower.len()));
+            Some(self.round(2, &benches, &slower, &mut matched)?)
+        };
+        Ok(self.conclude(matched, first, second.as_ref(), (device, optimised)))
+    }
+
+    fn conclude(&self, matched: Matched, first: Outcome, second: Option<&Outcome>, facts: (String, bool)) -> Comparison {
+        let again = |decision: &Decision| second.and_then(|second| second.of(&decision.case)).cloned();
+        let mut judged: Vec<Compared> = first
+            .decisions
+            .into_iter()
+            .filter(|decision| !matched.failed.contains_key(&decision.case) && !matched.failed_in_base.contains_key(&decision.case))
+            .map(|decision| {
+                let confirmation = again(&decision).filter(|_| decision.verdict == Verdict::Regressed);
+                Compared::new(decision, confirmation)
+            })
+            .collect();
+        judged.sort_by(|a, b| a.verdict.cmp(&b.verdict).then_with(|| a.decision.case.cmp(&b.decision.case)));
+        let [base, head] = &self.sides;
+        let same = |name: &String| {
+            let hash = |side: &Side| side.executables.ours.get(name).map(|executable| executable.hash.clone());
+            hash(base).is_some() && hash(base) == hash(head)
+        };
+        let foreign: BTreeSet<&String> = self.sides.iter().flat_map(|side| &side.executables.foreign).collect();
+        Comparison {
+            base: base.label.clone(),
+            head: head.label.clone(),
+            device: facts.0,
+            plan: self.request.plan,
+            judged,
+            refused: matched.refusals(),
+            new: matched.new,
+            removed: matched.removed,
+            skipped: matched.skipped,
+            failed: matched.failed,
+            failed_in_base: matched.failed_in_base,
+            broken: self.broken.clone(),
+            foreign: foreign.into_iter().cloned().collect(),
+            identical: base.executables.ours.keys().filter(|name| same(name)).cloned().collect(),
+            optimised: facts.1,
+            rounds: [1, 2].into_iter().filter_map(|round| self.facts_of(round)).collect(),
+        }
+    }
+
+    fn facts_of(&self, round: u32) -> Option<Round> {
+        let trials = || self.trials.trials.iter().filter(move |trial| trial.round == round);
+        let blocks = trials().map(|trial| trial.block + 1).max()?;
+        Some(Round { blocks, processes: trials().count(), wall_s: trials().map(|trial| trial.wall_s).sum() })
+    }
+
+    /// The first process of an executable: every case against the reference. An executable that is the same on both sides is
+    /// verified once.
+    fn verify(&mut self, arm: Arm, bench: &str) -> Result<Option<Verified>, String> {
+        let Some(executable) = self.sides[index(arm)].executables.ours.get(bench).cloned() else { return Ok(None) };
+        let path = self.verified_path(arm, bench);
+        let known = |path: PathBuf| {
+            let run = file::read::<Run>(&path).ok()?;
+            (run.complete && run.executable.as_ref() == Some(&executable.hash)).then(|| Verified {
+                run,
+                path,
+                took: Duration::ZERO,
+            })
+        };
+        let twin = self.sides[0].executables.ours.get(bench).is_some_and(|other| arm == Arm::Head && *other == executable);
+        // On resuming, what verified the same executable stands; else only what verified it just now.
+        let earlier = if twin { self.verified_path(Arm::Base, bench) } else { path.clone() };
+        if (twin || !self.trials.trials.is_empty())
+            && let Some(found) = known(earlier)
+        {
+            return Ok(Some(found));
+        }
+        self.progress.now(&format!("verifying {} {bench}", folder::name(arm)));
+        let order = Order {
+            session: "verify".to_owned(),
+            record: path.clone(),
+            cases: None,
+            verified: None,
+            inputs: Some(self.inputs(arm)),
+            pace: Pace::GLANCE,
+        };
+        let started = Instant::now();
+        match self.process(arm, bench, &order, VERIFY_PATIENCE) {
+            Ok(run) => Ok(run.map(|run| Verified { run, path, took: started.elapsed() })),
+            Err(reason) if reason.contains("no case matches") => Err(reason),
+            Err(reason) => {
+                self.broke(arm, bench, reason, true);
+                Ok(None)
+            }
+        }
+    }
+
+    fn verified_path(&self, arm: Arm, bench: &str) -> PathBuf {
+        self.folder.side(arm).join("verified").join(format!("{bench}.json"))
+    }
+
+    fn inputs(&self, arm: Arm) -> PathBuf {
+        self.folder.side(arm).join("inputs")
+    }
+
+    fn process(&self, arm: Arm, bench: &str, order: &Order, patience: Duration) -> Result<Option<Run>, String> {
+        let side = &self.sides[index(arm)];
+        let slot = self.folder.point_slot(arm).map_err(|error| error.to_string())?;
+        let trial = process::Trial {
+            program: slot.join("bin").join(bench),
+            package: side.package.clone(),
+            commit: side.commit.clone(),
+            order,
+            patience,
+        };
+        process::run(&self.launch, &trial)
+    }
+
+    fn broke(&mut self, arm: Arm, bench: &str, reason: String, given_up: bool) {
+        self.progress.say(&format!("error: {} {bench}: {reason}", folder::name(arm)));
+        self.broken.push(Broken { bench: bench.to_owned(), side: folder::name(arm).to_owned(), reason, given_up });
+    }
+
+    /// Blocks until every wanted case is decided or the budget or the plan's blocks are used up.
+    fn round(
+        &mut self,
+        round: u32,
+        benches: &[Bench],
+        wanted: &BTreeSet<String>,
+        matched: &mut Matched,
+    ) -> Result<Outcome, CompareError> {
+        let plan = &self.request.plan;
+        loop {
+            let spent = self.facts_of(round).map_or(0.0, |facts| facts.wall_s);
+            let left = self.request.budget.saturating_sub(Duration::from_secs_f64(spent));
+            let observed = rounds::observed(&self.trials.trials, round);
+            let outcome = decide(&observed, plan, false);
+            let mut todo = rounds::undecided(wanted, &observed, &outcome);
+            todo.retain(|id| !matched.failed.contains_key(id) && !matched.failed_in_base.contains_key(id));
+            let done = |bench: &Bench| rounds::next_block(&self.trials.trials, round, &bench.name);
+            let alive: Vec<&Bench> = benches
+                .iter()
+                .filter(|bench| done(bench) < plan.max_blocks && bench.cases.iter().any(|id| todo.contains(id)))
+                .filter(|bench| !self.broken.iter().any(|broken| broken.bench == bench.name && broken.given_up))
+                .collect();
+            if alive.is_empty() || left.is_zero() {
+                return Ok(decide(&observed, plan, true));
+            }
+            self.tell(round, wanted.len(), &todo, &outcome, left);
+            for bench in alive {
+                self.block(round, bench, &todo, matched)?;
+            }
+        }
+    }
+
+    fn tell(&self, round: u32, wanted: usize, todo: &BTreeSet<String>, outcome: &Outcome, left: Duration) {
+        let facts = self.facts_of(round);
+        let blocks = facts.map_or(0, |facts| facts.blocks);
+        let block = facts.map_or(Duration::ZERO, |facts| Duration::from_secs_f64(facts.wall_s / facts.blocks.max(1) as f64));
+        let ahead = match blocks {
+            0 => format!("at most {} ahead", progress::duration(left)),
+            _ => format!("about {} left", progress::duration(rounds::time_left(outcome, blocks, &self.request.plan, block, left))),
+        };
+        let decided = wanted.saturating_sub(todo.len());
+        self.progress.now(&format!("round {round}: {blocks} blocks done, {decided} of {wanted} cases decided, {ahead}"));
+    }
+
+    /// Four processes of a bench, all with the same cases.
+    fn block(&mut self, round: u32, bench: &Bench, todo: &BTreeSet<String>, matched: &mut Matched) -> Result<(), CompareError> {
+        let block = rounds::next_block(&self.trials.trials, round, &bench.name);
+        let cases: BTreeSet<String> = bench.cases.intersection(todo).cloned().collect();
+        for place in 0..rounds::PLACES {
+            let arm = rounds::arm(block, place);
+            let order = Order {
+                session: format!("r{round}-b{block}-p{place}"),
+                record: self.launch.work.join("run.json"),
+                cases: Some(cases.clone()),
+                verified: Some(bench.verified[index(arm)].clone()),
+                inputs: Some(self.inputs(arm)),
+                pace: Pace::MEASURED,
+            };
+            let started = Instant::now();
+            let outcome = self.process(arm, &bench.name, &order, bench.patience);
+            let mut trial = TrialRecord {
+                round,
+                bench: bench.name.clone(),
+                block,
+                place,
+                head: arm == Arm::Head,
+                wall_s: started.elapsed().as_secs_f64(),
+                cases: BTreeMap::new(),
+                failed: BTreeMap::new(),
+                broke: None,
+            };
+            match outcome {
+                Ok(Some(run)) => {
+                    trial.cases = rounds::timings(&run);
+                    trial.failed = run.failed;
+                }
+                Ok(None) => trial.broke = Some("it has none of the cases".to_owned()),
+                Err(reason) => trial.broke = Some(reason),
+            }
+            let failed = if arm == Arm::Head { &mut matched.failed } else { &mut matched.failed_in_base };
+            failed.extend(trial.failed.clone());
+            let broke = trial.broke.clone();
+            self.trials.trials.push(trial);
+            file::write(&self.folder.file("trials.json"), &self.trials).map_err(|error| failed_to(&error))?;
+            if let Some(reason) = broke {
+                let before = self.broken.iter().filter(|broken| broken.bench == bench.name).count();
+                self.broke(arm, &bench.name, reason, before + 1 >= MOST_BROKEN);
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A run that verified an executable.
+struct Verified {
+    run: Run,
+    path: PathBuf,
+    took: Duration,
+}
+
+const fn index(arm: Arm) -> usize {
+    match arm {
+        Arm::Base => 0,
+        Arm::Head => 1,
+    }
+}
+
+fn failed_to(error: &FileError) -> CompareError {
+    CompareError::Usage(format!("failed to {error}"))
+}
+
+/// What must be the same for trials to belong together.
+fn identity(request: &Request, sides: &[Side; 2]) -> BTreeMap<String, String> {
+    let mut identity: BTreeMap<String, String> = request.settings.clone();
+    identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
+    identity.insert("thresholds".to_owned(), format!("{:?}", request.plan));
+    for (side, name) in sides.iter().zip(["base", "head"]) {
+        let executables = side.executables.ours.values();
+        identity.extend(executables.map(|executable| (format!("{name} {}", executable.bench), executable.hash.clone())));
+    }
+    identity
+}
+
+/// The trials of an interrupted comparison of the same things, or none yet.
+fn open_trials(
+    request: &Request,
+    folder: &Folder,
+    identity: BTreeMap<String, String>,
+    progress: &Progress,
+) -> Result<Trials, CompareError> {
+    let path = folder.file("trials.json");
+    let fresh = Trials { identity, trials: Vec::new() };
+    let earlier = if request.resume { file::read::<Trials>(&path) } else { Ok(fresh.clone()) };
+    let mut trials = match earlier {
+        Ok(earlier) if earlier.identity == fresh.identity => earlier,
+        Ok(earlier) => {
+            let differs = fresh.identity.iter().find(|(name, value)| earlier.identity.get(*name) != Some(value));
+            let differs = differs.map_or_else(|| "what is compared".to_owned(), |(name, _)| name.clone());
+            progress.say(&format!("--resume: the interrupted comparison was another ({differs} differs): starting anew"));
+            fresh
+        }
+        Err(error) if error.is_not_found() => {
+            progress.say("--resume: no comparison was interrupted here: starting anew");
+            fresh
+        }
+        Err(error) => return Err(failed_to(&error)),
+    };
+    rounds::drop_unfinished(&mut trials.trials);
+    trials.trials.retain(|trial| trial.broke.is_none());
+    if !trials.trials.is_empty() {
+        progress.say(&format!("resuming with {} processes", trials.trials.len()));
+    }
+    file::write(&path, &trials).map_err(|error| failed_to(&error))?;
+    Ok(trials)
+}
+
+/// Ctrl-C ends the process that runs and this one; trials are written as they end, so that nothing else is lost.
+fn stop_on_interrupt(running: &Running, progress: &Progress) -> Result<(), CompareError> {
+    let (running, progress) = (running.clone(), progress.clone());
+    let handler = move || {
+        running.kill();
+        progress.end();
+        eprintln!("\ninterrupted: the same command with --resume goes on from here");
+        std::process::exit(Exit::INTERRUPTED);
+    };
+    ctrlc::set_handler(handler).map_err(|error| CompareError::Usage(format!("failed to watch for Ctrl-C: {error}")))
+}

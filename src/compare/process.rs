@@ -1,0 +1,128 @@
+//! One process: started, waited for no longer than is sensible, its run read.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::record::{Order, Run, file};
+
+/// Between two looks at a process: short against a process, long against what a look costs.
+const LOOK: Duration = Duration::from_millis(5);
+/// Lines of a broken process that are shown.
+const SHOWN_LINES: usize = 4;
+
+/// The process that runs now, for who wants to end it.
+#[derive(Clone, Default)]
+pub struct Running {
+    child: Arc<Mutex<Option<Child>>>,
+}
+
+impl Running {
+    /// Ends the process, if one runs, and lets no other start.
+    pub fn kill(&self) {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(child) = child.as_mut() {
+            let _ = child.kill().and_then(|()| child.wait());
+        }
+    }
+}
+
+/// How a process ended.
+pub enum Ended {
+    /// By itself.
+    Exited(ExitStatus),
+    /// It was killed after its time was over.
+    TimedOut,
+}
+
+/// Starts a process and waits for it.
+///
+/// # Errors
+/// When it cannot be started.
+pub fn wait(command: &mut Command, patience: Duration, running: &Running) -> std::io::Result<Ended> {
+    let started = Instant::now();
+    let lock = || running.child.lock().unwrap_or_else(PoisonError::into_inner);
+    *lock() = Some(command.spawn()?);
+    let ended = loop {
+        if let Some(child) = lock().as_mut() {
+            if let Some(status) = child.try_wait()? {
+                break Ended::Exited(status);
+            }
+            if started.elapsed() > patience {
+                let _ = child.kill().and_then(|()| child.wait());
+                break Ended::TimedOut;
+            }
+        }
+        std::thread::sleep(LOOK);
+    };
+    *lock() = None;
+    Ok(ended)
+}
+
+/// What every trial of a comparison has in common.
+pub struct Launch<'a> {
+    /// Our flags, as environment variables.
+    pub settings: &'a BTreeMap<String, String>,
+    /// Criterion's filter.
+    pub filter: Option<&'a str>,
+    /// Where order, run and messages go.
+    pub work: &'a Path,
+    /// Who may end it.
+    pub running: &'a Running,
+}
+
+/// A process to run.
+pub struct Trial<'a> {
+    /// The executable.
+    pub program: PathBuf,
+    /// Folder of its package's sources.
+    pub package: PathBuf,
+    /// Commit of its sources.
+    pub commit: String,
+    /// What it is to do.
+    pub order: &'a Order,
+    /// When to give it up.
+    pub patience: Duration,
+}
+
+/// Runs a trial; its run, or none where it has no case that was asked for.
+///
+/// # Errors
+/// A fragment that says how it broke.
+pub fn run(launch: &Launch<'_>, trial: &Trial<'_>) -> Result<Option<Run>, String> {
+    let (order, messages) = (launch.work.join("order.json"), launch.work.join("messages.txt"));
+    file::write(&order, trial.order).map_err(|error| format!("failed to {error}"))?;
+    let _ = std::fs::remove_file(&trial.order.record);
+    let sink = std::fs::File::create(&messages).map_err(|cause| format!("failed to write {}: {cause}", messages.display()))?;
+    let mut command = Command::new(&trial.program);
+    command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
+    if let Some(filter) = launch.filter {
+        command.arg("--").arg(filter);
+    }
+    command.envs(launch.settings).env("KERNELGATE_TRIAL", &order).env("KERNELGATE_COMMIT", &trial.commit);
+    command.env("CARGO_MANIFEST_DIR", &trial.package).env("CARGO_TARGET_DIR", launch.work.join("target"));
+    command.env("CRITERION_HOME", launch.work.join("criterion")).env_remove("KERNELGATE_SESSION");
+    if trial.package.is_dir() {
+        command.current_dir(&trial.package);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(sink);
+    let ended = wait(&mut command, trial.patience, launch.running).map_err(|cause| format!("failed to start: {cause}"))?;
+    let status = match ended {
+        Ended::Exited(status) => status,
+        Ended::TimedOut => return Err(format!("killed after {} s", trial.patience.as_secs())),
+    };
+    match file::read::<Run>(&trial.order.record) {
+        // A case that fails makes the exit code 1, and is in the run.
+        Ok(run) if run.complete && matches!(status.code(), Some(0 | 1)) => Ok(Some(run)),
+        Err(error) if error.is_not_found() && status.success() => Ok(None),
+        Err(error) if !error.is_not_found() => Err(format!("failed to {error}")),
+        _ => {
+            let text = std::fs::read_to_string(&messages).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+            let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("; ");
+            Err(format!("{status}{}{last}", if last.is_empty() { "" } else { ": " }))
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Both sides made ready: sources checked out, executables built and asked, the cases that both have.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::build::{self, Build, Executables};
+use super::folder::{self, Folder};
+use super::git::{Repository, Revision};
+use super::progress::Progress;
+use super::{CompareError, Request, Source};
+use crate::gate::Refusal;
+use crate::gate::paired::Arm;
+use crate::record::Run;
+
+/// A side with its executables.
+pub struct Side {
+    /// "main (1a2b3c4d)".
+    pub label: String,
+    /// Commit for the runs' provenance.
+    pub commit: String,
+    /// Folder of the package: below the slot, or that of the user.
+    pub package: PathBuf,
+    /// What can run.
+    pub executables: Executables,
+}
+
+/// Both sides. Revisions are looked up before anything is built.
+///
+/// # Errors
+/// When a revision does not exist or does not build, or an executable knows no trials.
+pub fn sides(request: &Request, folder: &Folder, progress: &Progress) -> Result<[Side; 2], CompareError> {
+    let both = [(Arm::Base, &request.base), (Arm::Head, &request.head)];
+    let needs_git = both.iter().any(|(_, source)| !matches!(source, Source::Folder(_)));
+    let repository = needs_git.then(|| Repository::around(&request.package)).transpose()?;
+    let mut revisions = Vec::new();
+    for (arm, source) in both {
+        revisions.push(match (source, &repository) {
+            (Source::Revision(name), Some(repository)) => Some(repository.resolve(name)?),
+            (Source::WorkTree, Some(repository)) => {
+                let objects = repository.checkout_folder(&folder.side(arm).join("src"))?;
+                Some(repository.snapshot(&objects, &request.target)?)
+            }
+            _ => None,
+        });
+    }
+    let mut sides = Vec::new();
+    for ((arm, source), revision) in both.into_iter().zip(revisions) {
+        sides.push(match (source, revision, &repository) {
+            (Source::Folder(path), _, _) => from_folder(request, folder, arm, path)?,
+            (_, Some(revision), Some(repository)) => from_revision(request, folder, arm, (&revision, repository), progress)?,
+            _ => return Err(CompareError::Usage("no repository".to_owned())),
+        });
+    }
+    let [base, head]: [Side; 2] = sides.try_into().map_err(|_| CompareError::Usage("two sides are needed".to_owned()))?;
+    for bench in &request.benches {
+        let of = |side: &Side| side.executables.ours.contains_key(bench) || side.executables.foreign.contains(bench);
+        if !of(&base) && !of(&head) {
+            let known: BTreeSet<&str> =
+                base.executables.ours.keys().chain(head.executables.ours.keys()).map(String::as_str).collect();
+            let known = known.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(CompareError::Usage(format!("--bench {bench}: neither side has it; there are {known}")));
+        }
+    }
+    Ok([base, head])
+}
+
+fn from_folder(request: &Request, folder: &Folder, arm: Arm, path: &Path) -> Result<Side, CompareError> {
+    let label = path.display().to_string();
+    let executables = build::install(&folder.side(arm), &build::prebuilt(path)?, &label, &request.benches)?;
+    if executables.ours.is_empty() && executables.foreign.is_empty() {
+        return Err(CompareError::Usage(format!("no bench executable in {label}")));
+    }
+    Ok(Side { label, commit: format!("prebuilt-{}", folder::name(arm)), package: request.package.clone(), executables })
+}
+
+fn from_revision(
+    request: &Request,
+    folder: &Folder,
+    arm: Arm,
+    (revision, repository): (&Revision, &Repository),
+    progress: &Progress,
+) -> Result<Side, CompareError> {
+    let side_name = folder::name(arm);
+    let label = revision.label();
+    let source = folder.side(arm).join("src");
+    repository.checkout_folder(&source)?;
+    repository.check_out(revision, &source)?;
+    progress.now(&format!("building {side_name}: {label}"));
+    let what = Build {
+        package: &repository.package,
+        benches: &request.benches,
+        profile: &request.profile,
+        label: &format!("{side_name} {label}"),
+    };
+    let built =
+        folder.in_slot(arm, |slot| build::build(slot, &what, |line| progress.passing(&format!("building {side_name}: {line}"))));
+    // A bench that one side lacks is no failure of the build: cargo is asked for what there is.
+    let built = match built {
+        Err(CompareError::Usage(text)) if !request.benches.is_empty() && text.contains("no bench target named") => {
+            let all = Build { benches: &[], ..what };
+            folder.in_slot(arm, |slot| build::build(slot, &all, |line| progress.passing(line)))?
+        }
+        other => other?,
+    };
+    let relocated = |path: PathBuf| match path.strip_prefix(folder.slot()) {
+        Ok(below) => folder.side(arm).join(below),
+        Err(_) => path,
+    };
+    let built: BTreeMap<String, PathBuf> = built.into_iter().map(|(name, path)| (name, relocated(path))).collect();
+    let executables = build::install(&folder.side(arm), &built, &what_label(side_name, &label), &request.benches)?;
+    let package = folder.slot().join("src").join(&repository.package);
+    Ok(Side { label, commit: revision.commit.clone(), package, executables })
+}
+
+fn what_label(side: &str, label: &str) -> String {
+    format!("{side} {label}")
+}
+
+/// What the runs that verified both sides of a bench say together.
+#[derive(Debug, Default, PartialEq)]
+pub struct Matched {
+    /// Cases to compare.
+    pub judged: BTreeSet<String>,
+    /// Differences that forbid it.
+    pub refused: BTreeMap<(String, String, String), BTreeSet<String>>,
+    /// Only in the head.
+    pub new: Vec<String>,
+    /// Only in the base.
+    pub removed: Vec<String>,
+    /// In the base, skipped in the head.
+    pub skipped: BTreeMap<String, String>,
+    /// Failed in the head.
+    pub failed: BTreeMap<String, String>,
+    /// Failed in the base only.
+    pub failed_in_base: BTreeMap<String, String>,
+}
+
+impl Matched {
+    /// Sorts the cases of a bench; a side without the bench has no run.
+    pub fn add(&mut self, base: Option<&Run>, head: Option<&Run>) {
+        let ids = |run: Option<&Run>| run.into_iter().flat_map(|run| run.cases.keys().cloned()).collect::<BTreeSet<String>>();
+        let (base_ids, head_ids) = (ids(base), ids(head));
+        let failed = |run: Option<&Run>| run.map(|run| run.failed.clone()).unwrap_or_default();
+        let (base_failed, head_failed) = (failed(base), failed(head));
+        let skipped = |id: &String| head.and_then(|run| run.skipped.get(id)).cloned();
+        self.failed_in_base.extend(base_failed.clone().into_iter().filter(|(id, _)| !head_failed.contains_key(id)));
+        self.new.extend(head_ids.iter().filter(|id| !base_ids.contains(*id) && !base_failed.contains_key(*id)).cloned());
+        for id in base_ids.iter().filter(|id| !head_ids.contains(*id) && !head_failed.contains_key(*id)) {
+            match skipped(id) {
+                Some(reason) => drop(self.skipped.insert(id.clone(), reason)),
+                None => self.removed.push(id.clone()),
+            }
+        }
+        self.failed.extend(head_failed);
+        if let (Some(base), Some(head)) = (base, head) {
+            for id in base_ids.intersection(&head_ids) {
+                let differing = differences(base, head, id);
+                if differing.is_empty() {
+                    self.judged.insert(id.clone());
+                }
+                for key in differing {
+                    self.refused.entry(key).or_default().insert(id.clone());
+                }
+            }
+        }
+    }
+
+    /// The refusals, by field.
+    pub fn refusals(&self) -> Vec<Refusal> {
+        let refusal = |((field, base, head), cases): (&(String, String, String), &BTreeSet<String>)| Refusal {
+            field: field.clone(),
+            base: base.clone(),
+            head: head.clone(),
+            cases: cases.iter().cloned().collect(),
+        };
+        self.refused.iter().map(refusal).collect()
+    }
+}
+
+/// Fields of a case's definition and environment that differ, with both values.
+fn differences(base: &Run, head: &Run, id: &str) -> Vec<(String, String, String)> {
+    let (a, b) = (&base.cases[id], &head.cases[id]);
+    let fields = [
+        ("revision", a.revision.to_string(), b.revision.to_string()),
+        ("work", a.work.to_string(), b.work.to_string()),
+        ("axes", format!("{:?}", a.problem), format!("{:?}", b.problem)),
+        ("seed", base.seed.to_string(), head.seed.to_string()),
+    ];
+    let own = fields.into_iter().filter(|(_, a, b)| a != b).map(|(field, a, b)| (field.to_owned(), a, b));
+    let around = head.environment.mismatches(&base.environment);
+    own.chain(around.into_iter().map(|mismatch| (mismatch.field.to_owned(), mismatch.base, mismatch.head))).collect()
+}

@@ -1,0 +1,68 @@
+//! The trials of a comparison so far, saved after each, so that an interrupted comparison loses none.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::file::Record;
+
+/// A comparison while it grows.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trials {
+    /// What must be the same for the comparison to be resumed: executables, settings, by name.
+    pub identity: BTreeMap<String, String>,
+    /// Every trial, in time order.
+    pub trials: Vec<TrialRecord>,
+}
+
+/// One process of a comparison.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrialRecord {
+    /// 1, or 2 for the confirmation.
+    pub round: u32,
+    /// The bench binary.
+    pub bench: String,
+    /// Block of the round, from 0; counted for each bench binary.
+    pub block: usize,
+    /// Place in the block, 0 to 3.
+    pub place: usize,
+    /// Whether it ran the head.
+    pub head: bool,
+    /// Wall time of the process, seconds.
+    pub wall_s: f64,
+    /// What it found, by case.
+    pub cases: BTreeMap<String, Timing>,
+    /// Cases that failed in it, with the error.
+    pub failed: BTreeMap<String, String>,
+    /// Why it did not get to its end.
+    pub broke: Option<String>,
+}
+
+/// One case in one process.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Timing {
+    /// Median over the samples, nanoseconds a launch.
+    pub time_ns: f64,
+    /// Median over the samples of time times SM clock, cycles a launch.
+    pub cycles: Option<f64>,
+    /// Share of the host's CPU time that others took; on a GPU 1 where others computed on it, else 0.
+    pub contention: Option<f64>,
+}
+
+impl Record for Trials {
+    const SCHEMA: &'static str = "kernelgate.trials";
+    const VERSION: u64 = 1;
+    const KIND: &'static str = "comparison";
+
+    fn validate(&self) -> Result<(), String> {
+        for trial in &self.trials {
+            if trial.place > 3 || !(1..=2).contains(&trial.round) {
+                return Err(format!("a trial at place {} of round {}", trial.place, trial.round));
+            }
+            if let Some((id, timing)) = trial.cases.iter().find(|(_, timing)| !(timing.time_ns > 0.0 && timing.time_ns < 1e18)) {
+                return Err(format!("case {id}: a time of {} ns", timing.time_ns));
+            }
+        }
+        Ok(())
+    }
+}
