@@ -7,6 +7,8 @@
 //! Deliberately absent: running processes, choosing the order, printing.
 
 pub mod decide;
+pub mod looks;
+mod pairs;
 
 use std::collections::BTreeMap;
 
