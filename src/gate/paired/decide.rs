@@ -4,7 +4,8 @@
 //! what others may have cost, and in cycles where the clock was read. The p value of a case is the largest of the three (an
 //! intersection-union test: each hypothesis has to fall by itself), each valid at any look, and Benjamini-Hochberg over the cases
 //! holds at [`Plan::false_alarms`]. **Improved** is the same mirrored. **Unchanged** needs both "slower by the threshold" and
-//! "faster by the threshold" rejected, or, when the blocks end, an interval that holds 1 and excludes changes above [`Plan::tolerated`].
+//! "faster by the threshold" rejected, or, when the blocks end, no evidence of any change and an interval that excludes changes above
+//! [`Plan::tolerated`].
 //! Everything else goes on, and is **inconclusive** at the end.
 
 use super::looks::{FINAL, Looks, always_valid};
@@ -16,6 +17,9 @@ use crate::stats::{Walsh, benjamini_hochberg, median, power};
 
 /// Share of the cases, and at least two, whose null pairs must fire to call the environment unsound.
 const UNSOUND: f64 = 0.1;
+/// Part of [`Plan::missed`] at which a difference from 1 is evidence of a change, which keeps a case from being unchanged at the end. Strict:
+/// of identical builds that share would be inconclusive.
+const EVIDENCE: f64 = 0.1;
 
 /// Decides what the blocks so far allow to decide. Pure, and may be called after every block: `last` says that no more blocks come, and must
 /// not depend on their results (the budget is used up, the user interrupted). A comparison whose cases are all decided needs no last call.
@@ -92,8 +96,8 @@ struct Standing {
     same_at: Option<usize>,
     /// Whether no more blocks come.
     ended: bool,
-    /// Verdict if nothing else is found when the blocks end.
-    at_end: (Verdict, Option<Reason>),
+    /// Verdict if nothing else is found; when the blocks end this is the end.
+    otherwise: (Verdict, Option<Reason>),
     /// Pairs now.
     pairs: usize,
 }
@@ -126,7 +130,7 @@ impl Tests<'_> {
             null,
             same_at: (excluded && !self.hidden(pairs, same_at)).then_some(same_at),
             ended,
-            at_end: self.at_end(pairs),
+            otherwise: if ended { self.at_end(pairs) } else { (Verdict::Inconclusive, Some(Reason::Wide)) },
             pairs: n,
         }
     }
@@ -139,8 +143,11 @@ impl Tests<'_> {
     fn at_end(&self, pairs: &Pairs) -> (Verdict, Option<Reason>) {
         let n = pairs.len();
         let margin = self.plan.tolerated.ln_1p().max(pairs.threshold(n, self.plan));
-        let interval = Walsh::of(&pairs.time).interval(FINAL * self.plan.missed);
-        let small = interval.is_some_and(|(low, high)| low <= 0.0 && high >= 0.0 && low > -margin && high < margin);
+        let walsh = Walsh::of(&pairs.time);
+        // Where the pairs are too few for so wide an interval, nothing is evidence.
+        let evidence = walsh.interval(EVIDENCE * FINAL * self.plan.missed).is_some_and(|(low, high)| low > 0.0 || high < 0.0);
+        let interval = walsh.interval(FINAL * self.plan.missed);
+        let small = !evidence && interval.is_some_and(|(low, high)| low > -margin && high < margin);
         if small && self.hidden(pairs, n) {
             (Verdict::Inconclusive, Some(Reason::Contention))
         } else if small {
@@ -234,10 +241,8 @@ fn conclude(standings: &[Standing], plan: &Plan) -> Vec<Concluded> {
             (Verdict::Inconclusive, Some(standing.faster.objection), None)
         } else if let Some(at) = standing.same_at {
             (Verdict::Unchanged, None, Some(at))
-        } else if standing.ended {
-            (standing.at_end.0, standing.at_end.1, None)
         } else {
-            (Verdict::Inconclusive, standing.at_end.1, None)
+            (standing.otherwise.0, standing.otherwise.1, None)
         };
         Concluded { verdict, reason, at, p_slower: slower[i], p_faster: faster[i], null_fired: fired[i] }
     };

@@ -58,7 +58,8 @@ pub struct Plan {
     pub relative: f64,
     /// Smallest change of the time that matters, nanoseconds a launch. The larger of the two thresholds rules.
     pub absolute_ns: f64,
-    /// Once no more blocks come, a case whose interval holds "no change" and no change above this is unchanged. Not below `relative`.
+    /// Once no more blocks come, a case without evidence of a change, whose interval excludes changes above this, is unchanged. Acts from
+    /// the threshold up.
     pub tolerated: f64,
     /// Highest probability that any case of a comparison whose head is no slower than the threshold is called regressed.
     pub false_alarms: f64,

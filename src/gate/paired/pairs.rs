@@ -124,7 +124,7 @@ fn shifted(values: &[f64], sign: f64, by: f64) -> f64 {
     greater(&values.iter().map(|value| sign * value + by).collect::<Vec<_>>())
 }
 
-/// Mean contention of the usable observations of one build.
+/// Mean contention beside one build, of the processes that know theirs.
 pub fn mean_contention(blocks: &[Block], arm: Arm) -> Option<f64> {
     let observations = blocks.iter().flat_map(|block| match arm {
         Arm::Base => block.base,
