@@ -13,6 +13,7 @@ use super::pairs::{Direction, Pairs, mean_contention};
 use super::{Arm, Decision, Observed, Outcome, Plan, Reason};
 use crate::gate::Verdict;
 use crate::gate::interval::Ratio;
+use crate::stats::signed_rank::greater;
 use crate::stats::{Walsh, benjamini_hochberg, median, power};
 
 /// Share of the cases, and at least two, whose null pairs must fire to call the environment unsound.
@@ -33,13 +34,14 @@ pub fn decide(cases: &Observed, plan: &Plan, last: bool) -> Outcome {
     let pairs: Vec<Pairs> = cases.values().map(|blocks| Pairs::of(blocks)).collect();
     // The looks before the end decide first: what they decided is not looked at again.
     let mut standings: Vec<Standing> = pairs.iter().map(|pairs| tests.stand(pairs, false)).collect();
-    let before: Vec<Concluded> = conclude(&standings, plan);
+    let before: Vec<Concluded> = conclude(&standings, plan, true);
     for ((standing, pairs), concluded) in standings.iter_mut().zip(&pairs).zip(&before) {
         if concluded.at.is_none() && (last || pairs.len() >= most) {
             *standing = tests.stand(pairs, true);
         }
     }
-    let concluded = conclude(&standings, plan);
+    let sound = !lingers(&pairs, plan, last);
+    let concluded = conclude(&standings, plan, sound);
     let undecided = |index: usize| concluded[index].at.is_none() && !standings[index].ended;
     let names = |keep: &dyn Fn(usize) -> bool| -> Vec<String> {
         cases.keys().enumerate().filter(|(index, _)| keep(*index)).map(|(_, case)| case.clone()).collect()
@@ -206,6 +208,20 @@ fn ratio(walsh: &Walsh, tail: f64) -> Ratio {
     Ratio { center: walsh.estimate().unwrap_or(0.0).exp(), low: low.exp(), high: high.exp() }
 }
 
+/// The null control of all cases together, a value a block: whether what one build's processes leave behind (heat, load that outlives them)
+/// slows the process that follows. Cases share such things, and their median shows them when each alone is too noisy.
+fn lingers(pairs: &[Pairs], plan: &Plan, last: bool) -> bool {
+    let blocks = pairs.iter().map(|pairs| pairs.len() / 2).max().unwrap_or(0);
+    let null: Vec<f64> =
+        (0..blocks).map(|block| median(&pairs.iter().filter_map(|pairs| pairs.null_of(block)).collect::<Vec<_>>())).collect();
+    let threshold = plan.relative.ln_1p();
+    let looks = Looks::of(plan.false_alarms, plan.max_blocks);
+    [1.0, -1.0].into_iter().any(|sign| {
+        let test = |n: usize| greater(&null[..n].iter().map(|value| sign * value - threshold).collect::<Vec<_>>());
+        always_valid(looks.upto(blocks, last || blocks >= plan.max_blocks), test).0 <= plan.false_alarms
+    })
+}
+
 /// A case among the others.
 struct Concluded {
     verdict: Verdict,
@@ -217,7 +233,7 @@ struct Concluded {
     null_fired: bool,
 }
 
-fn conclude(standings: &[Standing], plan: &Plan) -> Vec<Concluded> {
+fn conclude(standings: &[Standing], plan: &Plan, sound: bool) -> Vec<Concluded> {
     let adjusted = |p: &dyn Fn(&Standing) -> f64| benjamini_hochberg(&standings.iter().map(p).collect::<Vec<_>>());
     let significant = |p: f64| p <= plan.false_alarms;
     let (slower, faster) = (adjusted(&|s| s.slower.all), adjusted(&|s| s.faster.all));
@@ -225,7 +241,7 @@ fn conclude(standings: &[Standing], plan: &Plan) -> Vec<Concluded> {
     let (up, down) = (adjusted(&|s| s.null[0]), adjusted(&|s| s.null[1]));
     let fired: Vec<bool> = up.iter().zip(&down).map(|(&up, &down)| significant(up.min(down))).collect();
     let count = fired.iter().filter(|fired| **fired).count();
-    let sound = count < 2 || count as f64 <= UNSOUND * standings.len() as f64;
+    let sound = sound && (count < 2 || count as f64 <= UNSOUND * standings.len() as f64);
     let one = |(i, standing): (usize, &Standing)| {
         let (verdict, reason, at) = if !sound {
             (Verdict::Inconclusive, Some(Reason::Environment), Some(standing.pairs))

@@ -29,8 +29,8 @@ pub struct Pairs {
     /// The same in cycles, where all processes have them.
     pub cycles: Option<Vec<f64>>,
     /// Two processes of one build, as a logarithm: second over first of the base, first over second of the head. What drifts evenly
-    /// gives (3, -1) in a block that the base leads and (1, -3) in one that the head leads: with the leader alternating as symmetric as in
-    /// the pairs that are judged.
+    /// gives (3, -1) in a block that the base leads and (1, -3) in one that the head leads, which is symmetric when the leader alternates.
+    /// What the head's processes leave to whoever follows gives (0, -1) and (-1, 0), as much as it shifts the pairs that are judged.
     pub null: Vec<f64>,
     /// Contention beside the head less that beside the base, unknown as none.
     contention: Vec<f64>,
@@ -112,6 +112,13 @@ impl Pairs {
     /// p value of "the null pairs are not off by more than the threshold in that direction".
     pub fn null_beyond(&self, n: usize, direction: Direction, plan: &Plan) -> f64 {
         shifted(&self.null[..n], direction.sign(), -self.threshold(n, plan))
+    }
+
+    /// Mean of the null pairs of a block, in which what the base's processes leave to the next one has one sign and what the head's leave
+    /// the other; none beyond the last block.
+    pub fn null_of(&self, block: usize) -> Option<f64> {
+        let pairs = self.null.get(2 * block..2 * block + 2)?;
+        Some(0.5 * pairs.iter().sum::<f64>())
     }
 
     /// p value of "the base was not beside more contention than the head": such load hides what became slower.

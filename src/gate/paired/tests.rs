@@ -146,6 +146,31 @@ fn a_build_that_differs_from_itself_makes_the_case_and_then_all_inconclusive() {
     assert!(outcome.decisions.iter().all(|decision| decision.reason == Some(Reason::Environment)));
 }
 
+/// Whoever runs after the head is 4 % slower, with noise of 0.3 %.
+#[test]
+fn what_the_head_leaves_behind_makes_the_environment_unsound() {
+    let lingering = |case: usize| -> Vec<Block> {
+        let mut before = Arm::Base;
+        (0..16)
+            .map(|index| {
+                let leader = if index % 2 == 0 { Arm::Base } else { Arm::Head };
+                let other = if index % 2 == 0 { Arm::Head } else { Arm::Base };
+                let times = [leader, other, other, leader].map(|arm| {
+                    let slowed = if before == Arm::Head { 1.04 } else { 1.0 };
+                    before = arm;
+                    observed(1e6 * slowed * (1.0 + 3e-4 * ((7 * index + 3 * case) % 10) as f64))
+                });
+                let (outer, inner) = ([times[0], times[3]], [times[1], times[2]]);
+                let (base, head) = if leader == Arm::Base { (outer, inner) } else { (inner, outer) };
+                Block { leader, base, head }
+            })
+            .collect()
+    };
+    let cases: Observed = (0..20).map(lingering).enumerate().map(|(case, blocks)| (case.to_string(), blocks)).collect();
+    let outcome = decide(&cases, &Plan::default(), true);
+    assert!(!outcome.environment_sound && outcome.exit() == Exit::Inconclusive, "{:?}", outcome.decisions[0]);
+}
+
 #[test]
 fn an_even_drift_is_nobodys_fault() {
     // 3 % a process, in time order.

@@ -34,9 +34,11 @@ impl Noise {
     }
 }
 
-/// Load from others beside the head's processes only.
+/// Load from others.
 #[derive(Debug, Clone, Copy)]
-struct Sham {
+struct Load {
+    /// Probability that a process of the base runs beside it, and of the head.
+    beside: [f64; 2],
     /// Share of the CPU time that it takes.
     share: f64,
     /// Factor on the time.
@@ -58,12 +60,26 @@ struct World {
     wander: f64,
     /// Whether the processes know what others took of the CPU (a little, at random).
     host: bool,
-    sham: Option<Sham>,
+    load: Option<Load>,
+    /// Relative clock of the head's processes, which the time follows and the cycles do not; 1 leaves the cycles unknown.
+    clock: f64,
     plan: Plan,
 }
 
 fn world(name: &'static str, cases: usize, noise: Noise, sd: f64) -> World {
-    World { name, cases, noise, sd, effect: 0.0, drift: 0.0, wander: 0.0, host: true, sham: None, plan: Plan::default() }
+    World {
+        name,
+        cases,
+        noise,
+        sd,
+        effect: 0.0,
+        drift: 0.0,
+        wander: 0.0,
+        host: true,
+        load: None,
+        clock: 1.0,
+        plan: Plan::default(),
+    }
 }
 
 impl World {
@@ -73,18 +89,21 @@ impl World {
 
     /// One process: an observation for each case.
     fn process(&self, arm: Arm, level: f64, random: &mut ChaCha8Rng) -> Vec<Observation> {
-        let sham = self.sham.filter(|_| arm == Arm::Head);
+        let side = usize::from(arm == Arm::Head);
+        let load = self.load.filter(|load| random.random_bool(load.beside[side]));
+        let clock = if arm == Arm::Head { self.clock } else { 1.0 };
         let half = self.sd * 0.5f64.sqrt();
         let common = self.noise.draw(half, random) + level;
         let one = |case: usize| {
             let effect = if self.changed(case) && arm == Arm::Head { self.effect.ln_1p() } else { 0.0 };
-            let load = sham.map_or(0.0, |sham| sham.slowdown.ln());
+            let slowed = load.map_or(0.0, |load| load.slowdown.ln());
             let idle: f64 = StandardNormal.sample(random);
-            let contention = 0.004 * idle.abs() + sham.map_or(0.0, |sham| sham.share * random.random_range(0.8..1.2));
+            let contention = 0.004 * idle.abs() + load.map_or(0.0, |load| load.share * random.random_range(0.8..1.2));
             let own = self.noise.draw(half, random);
+            let cycles = 1e6 * (common + own + effect + slowed).exp();
             Observation {
-                time_ns: 1e6 * (common + own + effect + load).exp(),
-                cycles: None,
+                time_ns: cycles / clock,
+                cycles: (self.clock != 1.0).then_some(cycles),
                 contention: self.host.then_some(contention),
             }
         };
@@ -302,13 +321,23 @@ fn what_is_called_detectable_is_found() {
 }
 
 #[test]
-fn load_beside_the_head_is_never_a_regression() {
-    for (name, share, slowdown) in [
-        ("load beside the head: 33 %, 1.8 times", 0.33, 1.8),
-        ("load: 3 %, 1.06 times", 0.03, 1.06),
-        ("load: 1.5 %, 1.03 times", 0.015, 1.03),
+fn load_from_others_is_never_a_regression() {
+    for (name, beside, share, slowdown) in [
+        ("load beside the head: 33 %, 1.8 times", [0.0, 1.0], 0.33, 1.8),
+        ("load beside the head: 3 %, 1.06 times", [0.0, 1.0], 0.03, 1.06),
+        ("load beside the head: 1.5 %, 1.03 times", [0.0, 1.0], 0.015, 1.03),
+        ("load beside half of the head: 33 %, 1.8 times", [0.0, 0.5], 0.33, 1.8),
+        ("load beside a third of all: 33 %, 1.8 times", [0.33, 0.33], 0.33, 1.8),
+        ("load beside all: 33 %, 1.8 times", [1.0, 1.0], 0.33, 1.8),
     ] {
-        let row = run(&World { sham: Some(Sham { share, slowdown }), ..world(name, 4, Noise::Normal, 0.01) }, 10);
+        let row = run(&World { load: Some(Load { beside, share, slowdown }), ..world(name, 4, Noise::Normal, 0.01) }, 10);
         assert_eq!(row.alarmed, 0, "{name}: {row:?}");
     }
+}
+
+#[test]
+fn a_lower_clock_is_never_a_regression() {
+    let row = run(&World { clock: 0.97, host: false, ..world("clock of the head 3 % lower, 0.3 %", 4, Noise::Normal, 0.003) }, 10);
+    assert_eq!(row.alarmed, 0, "{row:?}");
+    assert_eq!(row.inconclusive_of_unchanged, row.unchanged_cases, "{row:?}");
 }
