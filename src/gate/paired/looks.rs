@@ -84,7 +84,7 @@ mod tests {
                 let looks = Looks::of(level, most);
                 let all: Vec<Look> = looks.upto(most, true).collect();
                 let spent: f64 = all.iter().map(|look| look.weight).sum();
-                assert!(spent <= 1.0 + 1e-12 && spent >= 0.75 - 1e-12, "{cases} {most}: {all:?}");
+                assert!((0.75 - 1e-12..=1.0 + 1e-12).contains(&spent), "{cases} {most}: {all:?}");
                 assert!(all.windows(2).all(|pair| pair[0].pairs < pair[1].pairs), "{all:?}");
                 if all.len() > 1 {
                     assert!(0.5f64.powi(all[0].pairs as i32) <= level * all[0].weight);

@@ -1,7 +1,7 @@
 //! The decision from interleaved process runs of two builds: what goes in, what comes out.
 //!
 //! The unit is a process. Four fresh processes make a block, base-head-head-base or head-base-base-head, so that whatever drifts
-//! evenly through a block is on both sides; each block gives two pairs of neighbours. [`decide`] is pure and may be called after every
+//! evenly through a block is on both sides; each block gives two pairs of neighbours. [`decide()`] is pure and may be called after every
 //! block: its error rates hold however often it is asked.
 //!
 //! Deliberately absent: running processes, choosing the order, printing.

@@ -84,7 +84,7 @@ fn world(name: &'static str, cases: usize, noise: Noise, sd: f64) -> World {
 
 impl World {
     fn changed(&self, case: usize) -> bool {
-        self.effect != 0.0 && case % 4 == 0
+        self.effect != 0.0 && case.is_multiple_of(4)
     }
 
     /// One process: an observation for each case.
@@ -277,6 +277,23 @@ fn identical_builds_are_not_called_slower() {
     }
 }
 
+/// What a small budget leaves: nothing may fail, and what is quiet enough is still decided.
+#[test]
+fn few_blocks_fail_nothing() {
+    for (name, cases, sd, blocks, least) in [
+        ("A/A, 0.3 %, 6 blocks", 20, 0.003, 6, 0.95),
+        ("A/A, 1 %, 6 blocks", 10, 0.01, 6, 0.9),
+        ("A/A, 2 %, 8 blocks", 10, 0.02, 8, 0.8),
+        ("A/A, 3 %, 12 blocks", 10, 0.03, 12, 0.7),
+        ("A/A, 5 %, 8 blocks", 10, 0.05, 8, 0.0),
+    ] {
+        let plan = Plan { max_blocks: blocks, ..Plan::default() };
+        let row = run(&World { plan, ..world(name, cases, Noise::Normal, sd) }, 10);
+        assert!(kept(&row, 0.01), "{name}: {row:?}");
+        assert!(1.0 - row.inconclusive_of_unchanged as f64 / row.unchanged_cases as f64 >= least, "{name}: {row:?}");
+    }
+}
+
 #[test]
 fn drift_and_wandering_do_not_fire() {
     let steady = World { drift: 0.002, ..world("A/A, 0.5 %, drift 0.2 % a process", 4, Noise::Normal, 0.005) };
@@ -289,22 +306,25 @@ fn drift_and_wandering_do_not_fire() {
 
 #[test]
 fn injected_changes_are_found() {
-    for (name, sd, effect, blocks, least) in [
-        ("2 % slower, 0.3 %", 0.003, 0.02, 24, 0.9),
-        ("5 % slower, 0.5 %", 0.005, 0.05, 24, 0.95),
-        ("5 % slower, 2 %", 0.02, 0.05, 24, 0.9),
-        ("5 % slower, 2 %, 12 blocks", 0.02, 0.05, 12, 0.7),
-        ("5 % slower, 2 %, 8 blocks", 0.02, 0.05, 8, 0.3),
-        ("10 % slower, 2 %, 8 blocks", 0.02, 0.1, 8, 0.9),
-        ("6 % slower, 4 %", 0.04, 0.06, 24, 0.2),
-        ("5 % faster, 2 %", 0.02, -0.05, 24, 0.9),
+    for (name, host, sd, effect, blocks, least) in [
+        ("GPU, 2 % slower, 0.3 %", false, 0.003, 0.02, 24, 0.9),
+        ("GPU, 2 % slower, 0.3 %, 8 blocks", false, 0.003, 0.02, 8, 0.9),
+        ("GPU, 5 % slower, 1 %, 8 blocks", false, 0.01, 0.05, 8, 0.95),
+        ("CPU, 2 % slower, 0.3 %, 8 blocks", true, 0.003, 0.02, 8, 0.7),
+        ("CPU, 5 % slower, 0.5 %", true, 0.005, 0.05, 24, 0.95),
+        ("CPU, 5 % slower, 2 %", true, 0.02, 0.05, 24, 0.9),
+        ("CPU, 5 % slower, 2 %, 12 blocks", true, 0.02, 0.05, 12, 0.8),
+        ("CPU, 5 % slower, 2 %, 8 blocks", true, 0.02, 0.05, 8, 0.6),
+        ("CPU, 10 % slower, 4 %, 8 blocks", true, 0.04, 0.1, 8, 0.5),
+        ("CPU, 6 % slower, 4 %", true, 0.04, 0.06, 24, 0.6),
+        ("CPU, 5 % faster, 2 %", true, 0.02, -0.05, 24, 0.9),
     ] {
         let plan = Plan { max_blocks: blocks, ..Plan::default() };
-        let row = run(&World { effect, plan, ..world(name, 8, Noise::Normal, sd) }, 10);
+        let row = run(&World { effect, plan, host, ..world(name, 8, Noise::Normal, sd) }, 10);
         assert!(row.found as f64 >= least * row.changed_cases as f64, "{name}: {row:?}");
         assert!(row.missed * 10 <= row.changed_cases && kept(&row, 0.01), "{name}: {row:?}");
     }
-    let row = run(&World { effect: 0.05, ..world("5 % slower, Student t (2), 0.5 %", 8, Noise::Student, 0.005) }, 10);
+    let row = run(&World { effect: 0.05, ..world("CPU, 5 % slower, Student t (2), 0.5 %", 8, Noise::Student, 0.005) }, 10);
     assert!(row.found * 10 >= row.changed_cases * 9, "{row:?}");
 }
 
