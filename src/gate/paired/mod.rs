@@ -1,12 +1,14 @@
 //! The decision from interleaved process runs of two builds: what goes in, what comes out.
 //!
 //! The unit is a process. Four fresh processes make a block, base-head-head-base or head-base-base-head, so that whatever drifts
-//! evenly through a block is on both sides; each block gives two pairs of neighbours. [`decide`] is pure and may be called after every
+//! evenly through a block is on both sides; each block gives two pairs of neighbours. [`decide()`] is pure and may be called after every
 //! block: its error rates hold however often it is asked.
 //!
 //! Deliberately absent: running processes, choosing the order, printing.
 
 pub mod decide;
+pub mod looks;
+mod pairs;
 
 use std::collections::BTreeMap;
 
@@ -56,7 +58,8 @@ pub struct Plan {
     pub relative: f64,
     /// Smallest change of the time that matters, nanoseconds a launch. The larger of the two thresholds rules.
     pub absolute_ns: f64,
-    /// Once no more blocks come, a case whose interval holds "no change" and no change above this is unchanged. Not below `relative`.
+    /// Once no more blocks come, a case without evidence of a change, whose interval excludes changes above this, is unchanged. Acts from
+    /// the threshold up.
     pub tolerated: f64,
     /// Highest probability that any case of a comparison whose head is no slower than the threshold is called regressed.
     pub false_alarms: f64,
