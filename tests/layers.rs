@@ -21,9 +21,13 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("report", &["stats", "record", "gate"]),
     ("harness", &["exit", "workload", "backend", "suite", "verify", "measure", "record", "report"]),
     ("builtin", &["workload", "backend", "suite", "harness"]),
+    ("compare", &["exit", "stats", "record", "gate"]),
     (
         "cli",
-        &["exit", "stats", "workload", "backend", "suite", "verify", "measure", "record", "gate", "report", "harness", "builtin"],
+        &[
+            "exit", "stats", "workload", "backend", "suite", "verify", "measure", "record", "gate", "report", "harness", "builtin",
+            "compare",
+        ],
     ),
 ];
 
@@ -40,8 +44,10 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("pulp", &["simd.rs", "backend/cpu/", "measure/limits/cpu.rs"]),
     ("safetensors", &["harness/inputs.rs", "cli/verify.rs"]),
     ("sysinfo", &["record/environment.rs", "harness/session.rs", "cli/doctor.rs"]),
-    ("serde_json", &["record/file.rs", "cli/"]),
-    ("ctrlc", &["harness/session.rs"]),
+    ("serde_json", &["record/file.rs", "compare/build.rs", "cli/"]),
+    ("ctrlc", &["harness/session.rs", "compare/engine.rs"]),
+    ("indicatif", &["compare/progress.rs"]),
+    ("xxhash_rust", &["record/file.rs", "verify.rs"]),
     ("anyhow", &["main.rs", "cli/"]),
 ];
 

@@ -103,6 +103,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         benches: arguments.bench.clone(),
         filter: arguments.filter.clone(),
         settings: settings(arguments),
+        head_delays: None,
         plan: Plan {
             relative: arguments.relative,
             absolute_ns: arguments.absolute,

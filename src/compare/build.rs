@@ -50,6 +50,8 @@ pub struct Executables {
     pub ours: BTreeMap<String, Executable>,
     /// Benches without this harness.
     pub foreign: Vec<String>,
+    /// Every name that was found, wanted or not.
+    pub names: Vec<String>,
 }
 
 /// What to build.
@@ -166,7 +168,7 @@ pub fn install(
     let bin = side.join("bin");
     let io = |path: &Path, cause: std::io::Error| CompareError::io("write", path, &cause);
     std::fs::create_dir_all(&bin).map_err(|cause| io(&bin, cause))?;
-    let mut executables = Executables::default();
+    let mut executables = Executables { names: found.keys().cloned().collect(), ..Executables::default() };
     for (bench, path) in found.iter().filter(|(bench, _)| wanted.is_empty() || wanted.contains(bench)) {
         match protocol(path) {
             Some(version) if version >= Order::VERSION => {}

@@ -153,6 +153,7 @@ impl Engine<'_> {
             foreign: foreign.into_iter().cloned().collect(),
             identical: base.executables.ours.keys().filter(|name| same(name)).cloned().collect(),
             optimised: facts.1,
+            delays: self.request.head_delays.clone(),
             rounds: [1, 2].into_iter().filter_map(|round| self.facts_of(round)).collect(),
         }
     }
@@ -219,6 +220,7 @@ impl Engine<'_> {
             program: slot.join("bin").join(bench),
             package: side.package.clone(),
             commit: side.commit.clone(),
+            delays: self.request.head_delays.as_deref().filter(|_| arm == Arm::Head),
             order,
             patience,
         };
@@ -345,6 +347,7 @@ fn failed_to(error: &FileError) -> CompareError {
 /// What must be the same for trials to belong together.
 fn identity(request: &Request, sides: &[Side; 2]) -> BTreeMap<String, String> {
     let mut identity: BTreeMap<String, String> = request.settings.clone();
+    identity.insert("delays".to_owned(), request.head_delays.clone().unwrap_or_default());
     identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
     identity.insert("thresholds".to_owned(), format!("{:?}", request.plan));
     for (side, name) in sides.iter().zip(["base", "head"]) {

@@ -44,6 +44,8 @@ pub struct Request {
     pub filter: Option<String>,
     /// Our flags of a bench binary, as environment variables.
     pub settings: BTreeMap<String, String>,
+    /// Delays that are added to launches of the head on purpose, as `--delay` of a bench binary takes them.
+    pub head_delays: Option<String>,
     /// What counts as slower.
     pub plan: Plan,
     /// Wall time of a round.

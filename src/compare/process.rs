@@ -81,6 +81,8 @@ pub struct Trial<'a> {
     pub package: PathBuf,
     /// Commit of its sources.
     pub commit: String,
+    /// Delays added to its launches on purpose.
+    pub delays: Option<&'a str>,
     /// What it is to do.
     pub order: &'a Order,
     /// When to give it up.
@@ -104,6 +106,7 @@ pub fn run(launch: &Launch<'_>, trial: &Trial<'_>) -> Result<Option<Run>, String
     command.envs(launch.settings).env("KERNELGATE_TRIAL", &order).env("KERNELGATE_COMMIT", &trial.commit);
     command.env("CARGO_MANIFEST_DIR", &trial.package).env("CARGO_TARGET_DIR", launch.work.join("target"));
     command.env("CRITERION_HOME", launch.work.join("criterion")).env_remove("KERNELGATE_SESSION");
+    command.env_remove("KERNELGATE_DELAY").envs(trial.delays.map(|delays| ("KERNELGATE_DELAY", delays)));
     if trial.package.is_dir() {
         command.current_dir(&trial.package);
     }

@@ -53,11 +53,9 @@ pub fn sides(request: &Request, folder: &Folder, progress: &Progress) -> Result<
     }
     let [base, head]: [Side; 2] = sides.try_into().map_err(|_| CompareError::Usage("two sides are needed".to_owned()))?;
     for bench in &request.benches {
-        let of = |side: &Side| side.executables.ours.contains_key(bench) || side.executables.foreign.contains(bench);
-        if !of(&base) && !of(&head) {
-            let known: BTreeSet<&str> =
-                base.executables.ours.keys().chain(head.executables.ours.keys()).map(String::as_str).collect();
-            let known = known.into_iter().collect::<Vec<_>>().join(", ");
+        let known: BTreeSet<&String> = base.executables.names.iter().chain(&head.executables.names).collect();
+        if !known.contains(bench) {
+            let known = known.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
             return Err(CompareError::Usage(format!("--bench {bench}: neither side has it; there are {known}")));
         }
     }

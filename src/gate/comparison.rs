@@ -41,6 +41,8 @@ pub struct Comparison {
     pub identical: Vec<String>,
     /// Whether the code was optimised.
     pub optimised: bool,
+    /// Delays added to launches of the head on purpose: its times are not the code's.
+    pub delays: Option<String>,
     /// What the comparison took, by round.
     pub rounds: Vec<Round>,
 }

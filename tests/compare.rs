@@ -1,0 +1,238 @@
+//! `kernelgate compare` from outside: a scratch repository with one bench, its builds compared.
+//!
+//! The bench is linked with the library that `cargo test` built, so that a build takes seconds. Thresholds are wide and slow-downs
+//! threefold: what is checked is what is said, not how fine it measures.
+
+#![allow(clippy::unwrap_used)]
+#![cfg(unix)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+const MANIFEST: &str = r#"
+[package]
+name = "scratch"
+version = "0.1.0"
+edition = "2024"
+[lib]
+bench = false
+[[bench]]
+name = "spin"
+harness = false
+[profile.bench]
+debug = false
+"#;
+
+/// One case a value of `n`, whose time is that of ROUNDS passes.
+const BENCH: &str = r#"
+use std::process::ExitCode;
+use kernelgate::prelude::*;
+
+const ROUNDS: usize = 400;
+
+struct Sum { n: usize }
+
+impl Problem for Sum {
+    fn inputs(&self, seed: u64) -> Tensors {
+        Tensors::new().with("x", [1, self.n], random::normal(seed, "x", self.n))
+    }
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        vec![Expected::all("y", [1, self.n], inputs.f32("x").iter().map(|&x| f64::from(x) * f64::from(x)).collect::<Vec<f64>>())]
+    }
+    fn work(&self) -> Work { Work::default() }
+    fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }
+    fn host_bytes(&self) -> u64 { self.n as u64 * 16 }
+}
+
+const SUM: Workload<Sum> = Workload {
+    name: "scratch/sum",
+    about: "squares, as often as it takes",
+    revision: 1,
+    axes: &[Axis::number("n", "elements")],
+    default: &["n=1024"],
+    accelerator: &[],
+    thorough: &[],
+    bind: |point| Ok(Sum { n: point.number("n")? }),
+};
+
+const ROWS: &[Implementation<Sum>] = &[Implementation {
+    name: "cpu",
+    about: "squares",
+    supports: |_| Ok(()),
+    prepare: Prepare::Cpu(|problem, inputs| {
+        Task::new(Tensors::new().with_output("y", [1, problem.n], Dtype::F32), move |outputs| {
+            for _ in 0..ROUNDS {
+                let x = std::hint::black_box(inputs.f32("x"));
+                outputs.f32_mut("y").iter_mut().zip(x).for_each(|(y, x)| *y = x * x);
+                std::hint::black_box(outputs.f32_mut("y"));
+            }
+        })
+    }),
+}];
+
+fn main() -> ExitCode {
+    Harness::new("spin", vec![suite(&SUM, ROWS)]).main()
+}
+"#;
+
+struct Scratch {
+    folder: TempDir,
+}
+
+struct Outcome {
+    code: Option<i32>,
+    stdout: String,
+    all: String,
+}
+
+impl Outcome {
+    #[track_caller]
+    fn expect(&self, code: i32, words: &[&str]) -> &Self {
+        assert_eq!(self.code, Some(code), "{}", self.all);
+        words.iter().for_each(|word| assert!(self.all.contains(word), "`{word}` is not in:\n{}", self.all));
+        assert!(!self.all.contains("panicked at"), "{}", self.all);
+        self
+    }
+}
+
+/// The library that `cargo test` built for this test.
+fn library() -> PathBuf {
+    let deps = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("deps");
+    let built = std::fs::read_dir(deps).unwrap().flatten().map(|entry| entry.path()).filter(|path| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        name.starts_with("libkernelgate-") && name.ends_with(".rlib")
+    });
+    built.max_by_key(|path| path.metadata().unwrap().modified().unwrap()).unwrap()
+}
+
+impl Scratch {
+    fn new() -> Self {
+        let scratch = Self { folder: tempfile::tempdir().unwrap() };
+        scratch.write("Cargo.toml", MANIFEST);
+        scratch.write("src/lib.rs", "");
+        scratch.write("benches/spin.rs", BENCH);
+        scratch.git("init --quiet --initial-branch=main");
+        scratch.commit("first");
+        scratch
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let path = self.folder.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn bench(&self, from: &str, to: &str) {
+        assert!(BENCH.contains(from));
+        self.write("benches/spin.rs", &BENCH.replace(from, to));
+    }
+
+    fn git(&self, line: &str) -> String {
+        let mut git = Command::new("git");
+        git.arg("-C").arg(self.folder.path()).args(["-c", "user.name=a", "-c", "user.email=a@b"]).args(line.split(' '));
+        let output = git.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn commit(&self, message: &str) {
+        self.git("add benches src Cargo.toml");
+        self.git(&format!("commit --quiet -m {message}"));
+    }
+
+    fn compare_with(&self, flags: &str) -> Command {
+        let library = library();
+        let rustflags = [
+            "--extern".to_owned(),
+            format!("kernelgate={}", library.display()),
+            "-L".to_owned(),
+            format!("dependency={}", library.parent().unwrap().display()),
+        ];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
+        command
+            .args(["compare", "--relative", "0.5", "--tolerated", "0.8", "--backend", "cpu"])
+            .args(flags.split_whitespace())
+            .current_dir(self.folder.path())
+            .env("CARGO_MANIFEST_DIR", self.folder.path())
+            .env("CARGO_TARGET_DIR", self.folder.path().join("target"))
+            .env("CARGO_ENCODED_RUSTFLAGS", rustflags.join("\u{1f}"))
+            .env("RAYON_NUM_THREADS", "1")
+            .env_remove("RUST_BACKTRACE");
+        command
+    }
+
+    fn compare(&self, flags: &str) -> Outcome {
+        let Output { status, stdout, stderr } = self.compare_with(flags).output().unwrap();
+        let stdout = String::from_utf8_lossy(&stdout).into_owned();
+        Outcome { code: status.code(), all: format!("{stdout}\n{}", String::from_utf8_lossy(&stderr)), stdout }
+    }
+}
+
+const CASE: &str = "scratch/sum/n1024/cpu/hot";
+
+#[test]
+fn unchanged_code_is_fine_and_slower_code_is_not() {
+    let scratch = Scratch::new();
+    let status = scratch.git("status --porcelain");
+    let same = "the same executable on both sides, byte by byte: spin";
+    scratch.compare("--base main --head HEAD").expect(0, &[CASE, "unchanged", "1 unchanged, 0 inconclusive of 1", same]);
+    scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 1600");
+    // Uncommitted, and a new file beside it.
+    scratch.write("notes.txt", "new");
+    let before = (scratch.git("status --porcelain"), scratch.git("stash list"), scratch.git("branch --list"));
+    let outcome = scratch.compare("--base main --format json");
+    outcome.expect(1, &["round 2"]);
+    let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!((&json["judged"][0]["verdict"], &json["judged"][0]["decision"]["case"]), (&"regressed".into(), &CASE.into()));
+    assert_eq!(json["judged"][0]["confirmation"]["verdict"], "regressed");
+    assert!(json["head"].as_str().unwrap().starts_with("working tree ("));
+    assert_eq!((scratch.git("status --porcelain"), scratch.git("stash list"), scratch.git("branch --list")), before);
+    assert!(status.is_empty() || status.contains("target"), "{status}");
+    // The last comparison was finished: resuming it measures nothing anew.
+    scratch.compare("--base main --resume --format markdown").expect(1, &["resuming with", "**1 regressed", "| scratch/sum"]);
+    scratch.commit("slower");
+    scratch.compare("--base HEAD --head main~1 --resume").expect(0, &["starting anew", "1 improved"]);
+}
+
+#[test]
+fn what_cannot_be_compared_is_named() {
+    let scratch = Scratch::new();
+    scratch.compare("--base mian").expect(2, &["no revision `mian`", "did you mean main"]);
+    scratch.compare("--base main --head --budget").expect(2, &[]);
+    scratch.compare("").expect(2, &["--base"]);
+    scratch.compare("--base main --bench none").expect(2, &["--bench none: neither side has it; there are spin"]);
+    scratch.compare("--base main nothing").expect(2, &["no case matches `nothing`"]);
+    scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
+    scratch.compare("--base main").expect(2, &["head working tree", "does not build", "mistake"]);
+    // New and removed cases are listed; a changed definition is refused.
+    scratch.bench("default: &[\"n=1024\"]", "default: &[\"n=2048\"]");
+    scratch.compare("--base main").expect(3, &["new, not judged: scratch/sum/n2048/cpu/hot", &format!("removed: {CASE}")]);
+    scratch.bench("revision: 1", "revision: 2");
+    scratch.compare("--base main").expect(4, &["refused: revision is `1` in the base and `2` in the head", CASE]);
+    scratch.bench("*y = x * x", "*y = x + x");
+    scratch.compare("--base main").expect(1, &[&format!("failed in the head: {CASE}"), "1 failed"]);
+    scratch.bench("for _ in 0..ROUNDS {", "std::process::exit(7);\n#[allow(unreachable_code)]\nfor _ in 0..ROUNDS {");
+    scratch.compare("--base main").expect(1, &["broke: spin of the head", "exit status: 7"]);
+    // A bench of another kind, and one that only the head has.
+    scratch.write("benches/spin.rs", BENCH);
+    scratch.write("benches/other.rs", "fn main() { println!(\"done\"); }");
+    scratch.write("Cargo.toml", &format!("{MANIFEST}\n[[bench]]\nname = \"other\"\nharness = false\n"));
+    scratch.compare("--base main").expect(0, &["bench without this harness, left alone: other", "1 unchanged"]);
+    assert!(scratch.compare("--base main --bench spin --budget 0.1s").all.contains("of 1"));
+}
+
+#[test]
+fn two_comparisons_do_not_meet() {
+    let scratch = Scratch::new();
+    let first = scratch.compare_with("--base main --head main --format json").stderr(std::process::Stdio::null()).spawn();
+    let mut first = first.unwrap();
+    let lock = scratch.folder.path().join("target/kernelgate/compare/base/side");
+    while !lock.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    scratch.compare("--base main").expect(2, &["another comparison runs"]);
+    first.kill().unwrap();
+    first.wait().unwrap();
+}
