@@ -7,7 +7,8 @@
 #![cfg(unix)]
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -224,13 +225,28 @@ fn what_cannot_be_compared_is_named() {
 }
 
 #[test]
+fn an_interrupted_comparison_goes_on_where_it_was() {
+    let scratch = Scratch::new();
+    let mut first = scratch.compare_with("--base main --head main").stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let trials = scratch.folder.path().join("target/kernelgate/compare/trials.json");
+    let count = || std::fs::read_to_string(&trials).map_or(0, |text| text.matches("\"place\"").count());
+    while count() < 5 {
+        assert!(first.try_wait().unwrap().is_none(), "it ended by itself");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(Command::new("kill").args(["-INT", &first.id().to_string()]).status().unwrap().success());
+    assert_eq!(first.wait().unwrap().code(), Some(130));
+    scratch.compare("--base main --head main --resume").expect(0, &["resuming with 4 processes", "1 unchanged"]);
+}
+
+#[test]
 fn two_comparisons_do_not_meet() {
     let scratch = Scratch::new();
-    let first = scratch.compare_with("--base main --head main --format json").stderr(std::process::Stdio::null()).spawn();
+    let first = scratch.compare_with("--base main --head main --format json").stderr(Stdio::null()).spawn();
     let mut first = first.unwrap();
     let lock = scratch.folder.path().join("target/kernelgate/compare/base/side");
     while !lock.exists() {
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
     }
     scratch.compare("--base main").expect(2, &["another comparison runs"]);
     first.kill().unwrap();

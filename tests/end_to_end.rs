@@ -195,6 +195,24 @@ fn several_runs_on_a_side_find_a_smaller_slow_down() {
 }
 
 #[test]
+fn a_delayed_run_says_so_and_is_neither_judged_nor_kept() {
+    let package = Package::new();
+    package.bench("s1", "--save-baseline a").expect(0, &[]);
+    let delay = format!("--delay {CASE}=3000000");
+    package.bench("s2", &delay).expect(0, &["delayed on purpose", "DELAYED on purpose", &format!("{CASE}=3000000")]);
+    let run = package.run("s2");
+    assert_eq!(run["delays"].as_object().unwrap().keys().collect::<Vec<_>>(), [CASE]);
+    let samples = &run["cases"][CASE]["samples"];
+    let first = samples["elapsed_ns"][0].as_f64().unwrap() / samples["launches"][0].as_f64().unwrap();
+    assert!(first >= 3e6, "{first}");
+    package.kernelgate("gate --baseline a").expect(4, &["refused: delays is `none`"]);
+    package.kernelgate("baseline add a").expect(4, &["refused: delays is `none`"]);
+    package.kernelgate("baseline add fresh").expect(4, &["refused: delays is `none`"]);
+    package.bench("s3", &format!("{delay} --save-baseline b")).expect(2, &["--save-baseline takes no run with --delay"]);
+    package.bench("s4", "--delay nonsense").expect(2, &["CASE=NANOSECONDS"]);
+}
+
+#[test]
 fn bench_binaries_of_one_session_share_a_baseline_and_a_gate() {
     let package = Package::new();
     let saxpy = fixture_path().with_file_name(format!("saxpy{}", std::env::consts::EXE_SUFFIX));

@@ -12,6 +12,7 @@ mod process;
 pub mod progress;
 mod ready;
 mod rounds;
+mod seed;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -7,6 +7,7 @@ use super::build::{self, Build, Executables};
 use super::folder::{self, Folder};
 use super::git::{Repository, Revision};
 use super::progress::Progress;
+use super::seed::seed;
 use super::{CompareError, Request, Source};
 use crate::gate::Refusal;
 use crate::gate::paired::Arm;
@@ -90,6 +91,10 @@ fn from_revision(
         profile: &request.profile,
         label: &format!("{side_name} {label}"),
     };
+    if arm == Arm::Head && seed(&folder.side(Arm::Base), &folder.side(arm)).is_err() {
+        // A full disk, say: cargo then builds the dependencies once more, or says what is wrong.
+        let _ = std::fs::remove_dir_all(folder.side(arm).join("target.partial"));
+    }
     let built =
         folder.in_slot(arm, |slot| build::build(slot, &what, |line| progress.passing(&format!("building {side_name}: {line}"))));
     // A bench that one side lacks is no failure of the build: cargo is asked for what there is.
@@ -187,4 +192,76 @@ fn differences(base: &Run, head: &Run, id: &str) -> Vec<(String, String, String)
     let own = fields.into_iter().filter(|(_, a, b)| a != b).map(|(field, a, b)| (field.to_owned(), a, b));
     let around = head.environment.mismatches(&base.environment);
     own.chain(around.into_iter().map(|mismatch| (mismatch.field.to_owned(), mismatch.base, mismatch.head))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::run::{VerificationRecord, WorkRecord};
+    use crate::record::{CaseRecord, Environment, Provenance, Samples};
+
+    fn run(cases: &[&str], failed: &[&str], skipped: &[&str]) -> Run {
+        let case = || CaseRecord {
+            workload: "w/f".to_owned(),
+            revision: 1,
+            problem: BTreeMap::new(),
+            implementation: "cpu".to_owned(),
+            cache: "hot".to_owned(),
+            work: WorkRecord { flops: BTreeMap::new(), read_bytes: 8, write_bytes: 8 },
+            limit: None,
+            verification: VerificationRecord { max_error: 0.0, relative_l2: 0.0, checked: 1, total: 1, digest: None, by: None },
+            samples: Samples { launches: vec![1], elapsed_ns: vec![1.0], ..Samples::default() },
+        };
+        let reasons = |ids: &[&str]| ids.iter().map(|id| ((*id).to_owned(), "why".to_owned())).collect();
+        Run {
+            bench: "b".to_owned(),
+            session: "verify".to_owned(),
+            started: String::new(),
+            complete: true,
+            effort: "default".to_owned(),
+            seed: 1,
+            environment: Environment::cpu(),
+            provenance: Provenance::default(),
+            limits: Default::default(),
+            delays: BTreeMap::new(),
+            executable: None,
+            spent_s: BTreeMap::new(),
+            telemetry: Vec::new(),
+            cases: cases.iter().map(|id| ((*id).to_owned(), case())).collect(),
+            skipped: reasons(skipped),
+            failed: reasons(failed),
+        }
+    }
+
+    #[test]
+    fn every_case_goes_where_it_belongs() {
+        let mut matched = Matched::default();
+        let base = run(&["both", "gone", "skips", "breaks"], &["mended", "wrong"], &[]);
+        let head = run(&["both", "new", "mended"], &["breaks", "wrong"], &["skips"]);
+        matched.add(Some(&base), Some(&head));
+        assert_eq!(matched.judged.iter().collect::<Vec<_>>(), ["both"]);
+        assert_eq!((&matched.new[..], &matched.removed[..]), (&["new".to_owned()][..], &["gone".to_owned()][..]));
+        assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["breaks", "wrong"]);
+        assert_eq!(matched.failed_in_base.keys().collect::<Vec<_>>(), ["mended"]);
+        assert_eq!(matched.skipped.keys().collect::<Vec<_>>(), ["skips"]);
+        matched.add(None, Some(&run(&["of a new bench"], &[], &[])));
+        assert_eq!(matched.new, ["new", "of a new bench"]);
+        assert_eq!(matched.refusals(), []);
+    }
+
+    #[test]
+    fn another_definition_or_environment_is_refused_with_the_field() {
+        let mut matched = Matched::default();
+        let (base, mut head) = (run(&["a", "b"], &[], &[]), run(&["a", "b"], &[], &[]));
+        head.cases.get_mut("a").unwrap().work.read_bytes = 9;
+        matched.add(Some(&base), Some(&head));
+        assert_eq!(matched.judged.iter().collect::<Vec<_>>(), ["b"]);
+        let refusal = &matched.refusals()[0];
+        assert_eq!((refusal.field.as_str(), &refusal.cases[..]), ("work", &["a".to_owned()][..]));
+        head.seed = 2;
+        let mut matched = Matched::default();
+        matched.add(Some(&base), Some(&head));
+        assert!(matched.judged.is_empty());
+        assert_eq!(matched.refusals().iter().map(|refusal| refusal.field.as_str()).collect::<Vec<_>>(), ["seed", "work"]);
+    }
 }

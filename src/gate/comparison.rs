@@ -122,3 +122,87 @@ impl Comparison {
         self.judged.iter().filter(|compared| compared.verdict == verdict).count()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::interval::Ratio;
+
+    fn decision(case: &str, verdict: Verdict) -> Decision {
+        let ratio = Ratio { center: 1.0, low: 0.9, high: 1.1 };
+        Decision {
+            case: case.to_owned(),
+            verdict,
+            reason: None,
+            base_ns: 1.0,
+            head_ns: 1.0,
+            ratio,
+            cycles: None,
+            null: ratio,
+            threshold: 0.01,
+            p_slower: 1.0,
+            p_faster: 1.0,
+            detectable: None,
+            pairs: 8,
+            pairs_needed: None,
+            decided_at: None,
+            base_contention: None,
+            head_contention: None,
+        }
+    }
+
+    fn comparison(judged: Vec<Compared>) -> Comparison {
+        Comparison {
+            base: "a".to_owned(),
+            head: "b".to_owned(),
+            device: "c".to_owned(),
+            plan: Plan::default(),
+            judged,
+            refused: vec![],
+            new: vec![],
+            removed: vec![],
+            skipped: BTreeMap::new(),
+            failed: BTreeMap::new(),
+            failed_in_base: BTreeMap::new(),
+            broken: vec![],
+            foreign: vec![],
+            identical: vec![],
+            optimised: true,
+            delays: None,
+            rounds: vec![],
+        }
+    }
+
+    #[test]
+    fn a_regression_counts_when_a_second_round_finds_it_again() {
+        use Verdict::{Inconclusive, Regressed, Unchanged};
+        let exit = |first, second: Option<Verdict>| {
+            let compared = Compared::new(decision("x", first), second.map(|verdict| decision("x", verdict)));
+            (compared.verdict, compared.reason(), comparison(vec![compared]).exit())
+        };
+        assert_eq!(exit(Unchanged, None), (Unchanged, None, Exit::Fine));
+        assert_eq!(exit(Regressed, Some(Regressed)), (Regressed, None, Exit::Regression));
+        for second in [None, Some(Unchanged), Some(Inconclusive)] {
+            let (verdict, reason, code) = exit(Regressed, second);
+            assert_eq!((verdict, code), (Inconclusive, Exit::Inconclusive));
+            assert_eq!(reason, Some("not confirmed by a second round"));
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_judged_is_never_fine() {
+        let fine = || comparison(vec![Compared::new(decision("x", Verdict::Unchanged), None)]);
+        let broken =
+            |side: &str, given_up| Broken { bench: "b".to_owned(), side: side.to_owned(), reason: "r".to_owned(), given_up };
+        let one = || BTreeMap::from([("y".to_owned(), "why".to_owned())]);
+        assert_eq!(comparison(vec![]).exit(), Exit::Inconclusive);
+        assert_eq!(Comparison { failed: one(), ..fine() }.exit(), Exit::Regression);
+        assert_eq!(Comparison { skipped: one(), ..fine() }.exit(), Exit::Inconclusive);
+        assert_eq!(Comparison { failed_in_base: one(), ..fine() }.exit(), Exit::Fine);
+        assert_eq!(Comparison { broken: vec![broken("head", true)], ..fine() }.exit(), Exit::Regression);
+        assert_eq!(Comparison { broken: vec![broken("base", true)], ..fine() }.exit(), Exit::Inconclusive);
+        assert_eq!(Comparison { broken: vec![broken("head", false)], ..fine() }.exit(), Exit::Fine);
+        let refusal = Refusal { field: "seed".to_owned(), base: "1".to_owned(), head: "2".to_owned(), cases: vec![] };
+        assert_eq!(Comparison { refused: vec![refusal], failed: one(), ..fine() }.exit(), Exit::Refused);
+    }
+}
