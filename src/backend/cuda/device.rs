@@ -330,6 +330,19 @@ impl Kernel {
             .map_err(|error| failed(&format!("give {} {bytes} bytes of shared memory", self.name), &error))
     }
 
+    /// Makes its multiprocessors keep their whole shared memory, so that it can run beside kernels that do: one that wants another share
+    /// waits until a multiprocessor is empty.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn prefer_shared(&self) -> Result<(), BackendError> {
+        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as CARVEOUT;
+        const PERCENT: i32 = 100;
+        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        unsafe { result::function::set_function_attribute(self.function.cu_function(), CARVEOUT, PERCENT) }
+            .map_err(|error| failed(&format!("give {} the most shared memory", self.name), &error))
+    }
+
     /// Launches it on the device's stream; returns before it has run.
     ///
     /// # Safety

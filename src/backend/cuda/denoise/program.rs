@@ -141,6 +141,9 @@ impl Plan {
                             if shared_bytes > 0 {
                                 kernel.allow_shared(shared_bytes)?;
                             }
+                            if symbol.starts_with("denoise_fused_") {
+                                kernel.prefer_shared()?;
+                            }
                             program.kernels.push(kernel);
                             *loaded.entry(symbol).or_insert((program.kernels.len() - 1, block, shared_bytes))
                         }
