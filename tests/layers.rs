@@ -25,8 +25,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
-            "exit", "stats", "workload", "backend", "suite", "verify", "measure", "record", "gate", "report", "harness", "builtin",
-            "compare",
+            "exit", "stats", "workload", "backend", "suite", "verify", "trace", "measure", "record", "gate", "report", "harness",
+            "builtin", "compare",
         ],
     ),
 ];
@@ -42,7 +42,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("object", &["backend/cuda/cubin.rs"]),
     ("faer", &["backend/cpu/", "measure/limits/cpu.rs", "workload/"]),
     ("pulp", &["simd.rs", "backend/cpu/", "measure/limits/cpu.rs"]),
-    ("safetensors", &["harness/inputs.rs", "cli/verify.rs"]),
+    ("safetensors", &["cli/verify.rs"]),
     ("sysinfo", &["record/environment.rs", "harness/session.rs", "cli/doctor.rs"]),
     ("serde_json", &["record/file.rs", "compare/build.rs", "cli/"]),
     ("ctrlc", &["harness/session.rs", "compare/engine.rs"]),

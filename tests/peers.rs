@@ -66,6 +66,21 @@ fn peers_stand_beside_the_fastest_of_ours() {
 }
 
 #[test]
+fn every_family_has_its_program() {
+    let id = "denoise/loop/pi05_s50_p968_steps10_bf16";
+    let mut run: serde_json::Value = serde_json::from_str(&recorded()).unwrap();
+    let mut case = run["cases"][format!("{FORWARD}/cuda/fused/hot")].clone();
+    case["implementation"] = "cuda/fused_overlap".into();
+    case["problem"] = serde_json::json!({"model": "pi05", "s": "50", "p": "968", "steps": "10", "dtype": "bf16"});
+    case["workload"] = "denoise/loop".into();
+    run["cases"][format!("{id}/cuda/fused_overlap/hot")] = case;
+    let result = format!(r#"echo '{{"id": "{id}", "peer": "torch/cuda_graph", "about": "a", "median_ns": 30600000.0}}'"#);
+    let answer = [environment("NVIDIA H200"), result].join("\n");
+    expect(&peers(&run.to_string(), &answer, "denoise"), 0, &["torch/cuda_graph", "cuda/fused_overlap", r#""steps":"10""#]);
+    expect(&peers(&run.to_string(), "echo nonsense", "denoise"), 2, &["peers/denoise.py", "nonsense"]);
+}
+
+#[test]
 fn a_peer_on_another_device_is_refused() {
     expect(&peers(&recorded(), &environment("NVIDIA A100"), ""), 4, &["NVIDIA H200", "NVIDIA A100"]);
 }

@@ -18,6 +18,8 @@ __device__ __forceinline__ u32 cluster_address(u32 shared, u32 rank) {
 
 // A barrier of all threads of the cluster, in halves: what a thread wrote before arriving, all see after waiting.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// The same where nothing was written for the others: only that this thread has come here.
+__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 __device__ __forceinline__ float2 load_cluster_f32x2(u32 address) {

@@ -209,6 +209,7 @@ denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* o
   const u32 states = shared_address(state);
   for (int item = threadIdx.x; item < kRankRows * kQuads; item += kThreads) {
     const int row = rank * kRankRows + item / kQuads, column = item % kQuads * 4;
+    if (row >= rows_left) continue;
     float2 part_state[kSplit];
     float best = negative_infinity();
 #pragma unroll
@@ -226,10 +227,9 @@ denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* o
       y.x += weight * part.x, y.y += weight * part.y, y.z += weight * part.z, y.w += weight * part.w;
     }
     const float inverse = 1.f / weights;
-    if (row < rows_left)
-      *reinterpret_cast<uint2*>(out + static_cast<i64>(row0 + row) * kHeadDim + column) =
-          make_uint2(Bf16::pack(y.x * inverse, y.y * inverse), Bf16::pack(y.z * inverse, y.w * inverse));
+    *reinterpret_cast<uint2*>(out + static_cast<i64>(row0 + row) * kHeadDim + column) =
+        make_uint2(Bf16::pack(y.x * inverse, y.y * inverse), Bf16::pack(y.z * inverse, y.w * inverse));
   }
-  cluster_arrive();
+  cluster_arrive_relaxed();  // all that was read has been used
   cluster_wait();
 }

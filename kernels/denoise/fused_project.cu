@@ -16,7 +16,7 @@
 
 using Qkv = Product<kWidth, 64, 4>;
 using Out = Product<kQueryWidth, 64, 8>;
-using GateUp = Product<kWidth, 128, 4>;  // two blocks a multiprocessor
+using GateUp = Product<kWidth, 128, 2>;
 using Down = Product<kMlp, 64, 8>;
 using Linear = Product<kWidth, 64, 4>;
 
@@ -48,8 +48,10 @@ __device__ __forceinline__ void multiply_plain(const Work<P>& work, Columns colu
   if (work.active) stream_weights<P>(work.base, columns, work.k0);
   allow_next_kernel();
   wait_for_previous_kernels();
-  if (work.active) place_rows<P>(work.base, x + static_cast<i64>(work.row0) * P::kDepth + work.k0, work.rows_left, Plain{});
-  multiply<P>(work.base, work.active);
+  Rows<P> placed;
+  if (work.active) placed.load(x + static_cast<i64>(work.row0) * P::kDepth + work.k0, work.rows_left);
+  const Plain plain[P::kParts] = {};
+  multiply<P>(work.base, work.active, placed, work.rows_left, plain);
 }
 
 // The same with adaRMS of the residual stream before the product.
@@ -59,21 +61,26 @@ __device__ __forceinline__ void multiply_modulated(const Work<P>& work, Columns 
   if (work.active) stream_weights<P>(work.base, columns, work.k0);
   allow_next_kernel();
   wait_for_previous_kernels();
+  // All of it is asked for before any of it is used: one latency.
+  Rows<P> placed;
+  Modulated modulated[P::kParts];
+  if (work.active) {
+    placed.load(h + static_cast<i64>(work.row0) * P::kDepth + work.k0, work.rows_left);
+#pragma unroll
+    for (int part = 0; part < P::kParts; ++part) {
+      modulated[part].load(style, work.k0 + part * P::kPart + own_chunk<P>() * 8);
+      modulated[part].inverse = inverse;
+    }
+  }
   const int row = threadIdx.x;
   if (row < work.rows_left) inverse[row] = inverse_rms(squares + static_cast<i64>(work.row0 + row) * kSquares);
   __syncthreads();
-  if (work.active) {
-    Modulated modulated;
-    modulated.load(style, work.k0 + own_chunk<P>() * 8);
-    modulated.inverse = inverse;
-    place_rows<P>(work.base, h + static_cast<i64>(work.row0) * P::kDepth + work.k0, work.rows_left, modulated);
-  }
-  multiply<P>(work.base, work.active);
+  multiply<P>(work.base, work.active, placed, work.rows_left, modulated);
 }
 
-// Where the cluster's peers may end: nobody reads their parts any more.
+// Where the cluster's peers may end: nobody reads their parts any more. Whoever read has used what it read, so nothing is under way.
 __device__ __forceinline__ void leave_cluster() {
-  cluster_arrive();
+  cluster_arrive_relaxed();
   cluster_wait();
 }
 
@@ -97,8 +104,8 @@ denoise_fused_project_qkv(const u16* h, const float* squares, const float* style
   }
   const int row = work.rank * Qkv::kRankRows + static_cast<int>(threadIdx.x) / 16, item = threadIdx.x % 16;
   const int at = item / 4 * 16 + item % 4 * 2;
-  const float2 left = total<Qkv>(work.base, row, at), right = total<Qkv>(work.base, row, at + 8);
   if (row < work.rows_left) {
+    const float2 left = total<Qkv>(work.base, row, at), right = total<Qkv>(work.base, row, at + 8);
     const i64 token = work.row0 + row;
     const int chunk = work.tile * Qkv::kBChunks + item / 4 * 2;
     const int head = chunk / kHeadChunks, column = chunk % kHeadChunks / 2 * 8 + item % 4 * 2;
@@ -117,18 +124,23 @@ denoise_fused_project_qkv(const u16* h, const float* squares, const float* style
   leave_cluster();
 }
 
-// h += gate y for 64 columns of this block's rows; the sum of squares of the 64 beside it.
+// h += gate y for 64 columns of this block's rows; the sum of squares of the 64 beside it. A warp has a row: the lower half of its lanes
+// reads the parts of one half of the cluster, the upper half those of the other.
 template <typename P>
 __device__ __forceinline__ void add_gated(const Work<P>& work, const float* style, u16* h, float* squares) {
-  const int lane = threadIdx.x % kWarpSize, row = work.rank * P::kRankRows + static_cast<int>(threadIdx.x) / 32;
-  const float2 y = total<P>(work.base, row, lane * 2);
+  const int lane = threadIdx.x % kWarpSize, half = lane / 16, row = work.rank * P::kRankRows + static_cast<int>(threadIdx.x) / 32;
   if (row < work.rows_left) {
     const i64 token = work.row0 + row;
-    const int column = work.tile * P::kTileN + lane * 2;
-    const float2 gate = *reinterpret_cast<const float2*>(style + 2 * kWidth + column);
+    const int in_tile = lane % 16 * 4 + half * 2, column = work.tile * P::kTileN + in_tile;
     u32* at = reinterpret_cast<u32*>(h + token * kWidth + column);
     const u32 before = *at;
-    const u32 after = Bf16::pack(Bf16::low(before) + gate.x * y.x, Bf16::high(before) + gate.y * y.y);
+    const float2 gate = *reinterpret_cast<const float2*>(style + 2 * kWidth + column);
+    const float4 part = total_of<P, P::kSplit / 2>(work.base, half * (P::kSplit / 2), row, lane % 16 * 4);
+    // Each lane keeps two of the four elements and gives the others to its partner.
+    const float given_x = half == 0 ? part.z : part.x, given_y = half == 0 ? part.w : part.y;
+    const float taken_x = __shfl_xor_sync(kFullWarp, given_x, 16), taken_y = __shfl_xor_sync(kFullWarp, given_y, 16);
+    const float y_x = (half == 0 ? part.x : part.z) + taken_x, y_y = (half == 0 ? part.y : part.w) + taken_y;
+    const u32 after = Bf16::pack(Bf16::low(before) + gate.x * y_x, Bf16::high(before) + gate.y * y_y);
     *at = after;
     float sum = Bf16::low(after) * Bf16::low(after) + Bf16::high(after) * Bf16::high(after);
 #pragma unroll
@@ -163,7 +175,7 @@ __device__ __forceinline__ float gelu_tanh(float x) {
   return x * reciprocal_approx(1.f + exp2_approx(-1.5957691216057308f * kLog2E * (x + 0.044715f * x * x * x)));
 }
 
-// grid mlp / 64 * 4 x ceil(rows / 64), clusters of 4
+// grid mlp / 64 * 2 x ceil(rows / 64), clusters of 2
 extern "C" __global__ void __cluster_dims__(GateUp::kSplit, 1, 1) __launch_bounds__(kThreads)
 denoise_fused_project_gate_up(const u16* h, const float* squares, const float* style, const u16* __restrict__ gate_proj,
                               const u16* __restrict__ up_proj, u16* hidden, int rows) {
@@ -177,8 +189,8 @@ denoise_fused_project_gate_up(const u16* h, const float* squares, const float* s
     const int index = i * kThreads + static_cast<int>(threadIdx.x);
     const int row = work.rank * GateUp::kRankRows + index / 32, item = index % 32;
     const int at = item / 4 * 16 + item % 4 * 2;
-    const float2 gate = total<GateUp>(work.base, row, at), up = total<GateUp>(work.base, row, at + 8);
     if (row < work.rows_left) {
+      const float2 gate = total<GateUp>(work.base, row, at), up = total<GateUp>(work.base, row, at + 8);
       const i64 to = static_cast<i64>(work.row0 + row) * kMlp + work.tile * 64 + item / 4 * 8 + item % 4 * 2;
       *reinterpret_cast<u32*>(hidden + to) = Bf16::pack(gelu_tanh(gate.x) * up.x, gelu_tanh(gate.y) * up.y);
     }
@@ -186,9 +198,9 @@ denoise_fused_project_gate_up(const u16* h, const float* squares, const float* s
   leave_cluster();
 }
 
-// Four neighbouring elements of x W + b.
+// Four neighbouring elements of x W + b, and where they are.
 struct Quad {
-  float value[4];
+  float4 value;
   int row, column;
 };
 
@@ -196,23 +208,27 @@ __device__ __forceinline__ Quad linear(const Work<Linear>& work, const u16* x, c
   const int chunk = work.tile * Linear::kTileN + static_cast<int>(threadIdx.x) % Linear::kBChunks * 8;
   multiply_plain(work, columns_of(weights, columns, chunk), x);
   const int in_tile = work.rank * Linear::kRankRows + static_cast<int>(threadIdx.x) / 16, at = static_cast<int>(threadIdx.x) % 16 * 4;
-  const float2 a = total<Linear>(work.base, in_tile, at), b = total<Linear>(work.base, in_tile, at + 2);
-  const int column = work.tile * Linear::kTileN + at;
-  const float4 c = *reinterpret_cast<const float4*>(bias + column);
-  return {{a.x + c.x, a.y + c.y, b.x + c.z, b.y + c.w}, in_tile, column};
+  Quad y = {make_float4(0.f, 0.f, 0.f, 0.f), in_tile, work.tile * Linear::kTileN + at};
+  if (in_tile < work.rows_left) {
+    y.value = total_of<Linear, Linear::kSplit>(work.base, 0, in_tile, at);
+    const float4 c = *reinterpret_cast<const float4*>(bias + y.column);
+    y.value.x += c.x, y.value.y += c.y, y.value.z += c.z, y.value.w += c.w;
+  }
+  return y;
 }
+
+__device__ __forceinline__ float silu(float x) { return x * reciprocal_approx(1.f + exp2_approx(-x * kLog2E)); }
 
 // grid width / 64 * 4 x ceil(rows / 64), clusters of 4
 extern "C" __global__ void __cluster_dims__(Linear::kSplit, 1, 1) __launch_bounds__(kThreads)
 denoise_fused_project_time(const u16* x, const u16* __restrict__ weights, const float* __restrict__ bias, u16* out, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const Work<Linear> work(rows, shared);
-  Quad y = linear(work, x, weights, bias, kWidth);
+  const Quad y = linear(work, x, weights, bias, kWidth);
   if (y.row < work.rows_left) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) y.value[i] *= reciprocal_approx(1.f + exp2_approx(-y.value[i] * kLog2E));
     const i64 to = static_cast<i64>(work.row0 + y.row) * kWidth + y.column;
-    *reinterpret_cast<uint2*>(out + to) = make_uint2(Bf16::pack(y.value[0], y.value[1]), Bf16::pack(y.value[2], y.value[3]));
+    *reinterpret_cast<uint2*>(out + to) =
+        make_uint2(Bf16::pack(silu(y.value.x), silu(y.value.y)), Bf16::pack(silu(y.value.z), silu(y.value.w)));
   }
   leave_cluster();
 }
@@ -227,7 +243,7 @@ denoise_fused_project_style(const u16* cond, const u16* __restrict__ weights, co
   const Quad y = linear(work, cond, weights + layer * kWidth * kStyle, bias + layer * kStyle, kStyle);
   if (y.row < work.rows_left) {
     const i64 to = (layer * rows + work.row0 + y.row) * kStyle + y.column;
-    *reinterpret_cast<float4*>(out + to) = make_float4(y.value[0], y.value[1], y.value[2], y.value[3]);
+    *reinterpret_cast<float4*>(out + to) = y.value;
   }
   leave_cluster();
 }

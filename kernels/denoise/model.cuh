@@ -29,7 +29,16 @@ static_assert(kWidth % 64 == 0 && kMlp % 64 == 0 && kHeadDim % 16 == 0, "rows ar
 // 1 / rms of a row, from the sums of squares of its parts.
 __device__ __forceinline__ float inverse_rms(const float* squares) {
   float sum = 0.f;
+  if constexpr (kSquares % 4 == 0) {
+    const float4* quads = reinterpret_cast<const float4*>(squares);
 #pragma unroll
-  for (int i = 0; i < kSquares; ++i) sum += squares[i];
+    for (int i = 0; i < kSquares / 4; ++i) {
+      const float4 quad = quads[i];
+      sum += (quad.x + quad.y) + (quad.z + quad.w);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSquares; ++i) sum += squares[i];
+  }
   return rsqrtf(sum / kWidth + kNormEpsilon);
 }

@@ -5,9 +5,11 @@
 // latency, and there is no ring to refill. Then x is made (the norm and its modulation on the way, if the product has one), then the warps
 // multiply group after group of weight rows as they arrive, then the partial tiles lie in shared memory and each block of the cluster
 // finishes 64 / kSplit rows, reading its peers' parts: a fixed order of sums, no atomics, no second kernel.
+// All of x is asked for at once too; where the slice is long it passes through shared memory in parts of 256 columns, so that the blocks
+// of every product are on the device together: a cluster that has to wait for another one doubles the time.
 //
 // Threads: 8 warps, 2 over rows, kTileN / 32 over columns, the rest over steps of k; a warp computes 32 x 32.
-// Shared memory: x [64][slice] bf16, W [slice][kTileN] bf16, 16-byte chunks XOR-swizzled by row; over both, after the last product,
+// Shared memory: x [64][part of the slice] bf16, W [slice][kTileN] bf16, 16-byte chunks XOR-swizzled by row; over both, after the last product,
 // partial tiles [warps over k][64][kTileN + 8] fp32.
 #pragma once
 #include "common/cluster.cuh"
@@ -22,11 +24,12 @@ template <int kDepth_, int kTileN_, int kSplit_>
 struct Product {
   static constexpr int kDepth = kDepth_, kTileN = kTileN_, kSplit = kSplit_;
   static constexpr int kSlice = ceil_div(kDepth / 16, kSplit) * 16;
-  static constexpr int kARowBytes = kSlice * 2 < 128 ? 128 : kSlice * 2;
+  static constexpr int kParts = kSlice > 256 ? kSlice / 256 : 1, kPart = kSlice / kParts;  // of x in shared memory
+  static constexpr int kARowBytes = kPart * 2 < 128 ? 128 : kPart * 2;
   static constexpr int kBRowBytes = kTileN * 2;
   static constexpr int kBChunks = kTileN / 8;
   static constexpr int kGroup = kSlice < 64 ? kSlice : 64;  // weight rows that are waited for together
-  static constexpr int kGroups = kSlice / kGroup;
+  static constexpr int kGroups = kSlice / kGroup, kPartGroups = kPart / kGroup;
   static constexpr int kBOffset = kTileM * kARowBytes;
   static constexpr int kWarpsN = kTileN / 32, kWarpsK = 8 / (2 * kWarpsN);
   static constexpr int kPartialStride = kTileN + 8;
@@ -34,7 +37,8 @@ struct Product {
   static constexpr int kRankRows = kTileM / kSplit;
   static constexpr int kOperandBytes = kBOffset + kSlice * kBRowBytes, kPartialBytes = kWarpsK * kPartialFloats * 4;
   static constexpr int kSharedBytes = kOperandBytes > kPartialBytes ? kOperandBytes : kPartialBytes;
-  static_assert(kDepth % kSlice == 0 && kSlice % kGroup == 0, "slices are whole, and whole groups");
+  static constexpr int kRowsPerPass = kThreads / (kPart / 8), kPasses = ceil_div(kTileM, kRowsPerPass);  // of placing x
+  static_assert(kDepth % kSlice == 0 && kSlice % kPart == 0 && kPart % kGroup == 0, "slices are whole parts, parts whole groups");
   static_assert((kARowBytes & (kARowBytes - 1)) == 0, "steps along a row of x are XORs of its address");
   static_assert(kTileN == 64 || kTileN == 128, "two or four warps over the columns");
   static_assert(kSharedBytes <= 227 * 1024, "a block has 227 KiB of shared memory");
@@ -74,72 +78,82 @@ struct Plain {
 
 // adaRMS of eight columns: x / rms (1 + scale) + shift.
 struct Modulated {
-  float scale[8], shift[8];
+  float4 scale[2], shift[2];
   const float* inverse;  // 1 / rms of the tile's rows, shared memory
 
   __device__ __forceinline__ void load(const float* style, int column) {
 #pragma unroll
-    for (int i = 0; i < 8; i += 4) {
-      const float4 a = *reinterpret_cast<const float4*>(style + column + i), b = *reinterpret_cast<const float4*>(style + kWidth + column + i);
-      scale[i] = 1.f + a.x, scale[i + 1] = 1.f + a.y, scale[i + 2] = 1.f + a.z, scale[i + 3] = 1.f + a.w;
-      shift[i] = b.x, shift[i + 1] = b.y, shift[i + 2] = b.z, shift[i + 3] = b.w;
+    for (int i = 0; i < 2; ++i) {
+      scale[i] = *reinterpret_cast<const float4*>(style + column + i * 4);
+      shift[i] = *reinterpret_cast<const float4*>(style + kWidth + column + i * 4);
     }
   }
 
-  __device__ __forceinline__ u32 pair(float r, u32 x, int i) const {
-    return Bf16::pack(Bf16::low(x) * r * scale[i] + shift[i], Bf16::high(x) * r * scale[i + 1] + shift[i + 1]);
+  __device__ __forceinline__ u32 pair(float r, u32 x, float a, float b, float c, float d) const {
+    return Bf16::pack(Bf16::low(x) * r * (1.f + a) + c, Bf16::high(x) * r * (1.f + b) + d);
   }
 
   __device__ __forceinline__ uint4 operator()(int row, uint4 x) const {
     const float r = inverse[row];
-    return make_uint4(pair(r, x.x, 0), pair(r, x.y, 2), pair(r, x.z, 4), pair(r, x.w, 6));
+    return make_uint4(pair(r, x.x, scale[0].x, scale[0].y, shift[0].x, shift[0].y), pair(r, x.y, scale[0].z, scale[0].w, shift[0].z, shift[0].w),
+                      pair(r, x.z, scale[1].x, scale[1].y, shift[1].x, shift[1].y), pair(r, x.w, scale[1].z, scale[1].w, shift[1].z, shift[1].w));
   }
 };
 
-// The eight columns of x [rows][kDepth] that this thread places in shared memory.
+// The eight columns of a part of x that this thread places in shared memory.
 template <typename P>
-__device__ __forceinline__ int own_chunk() { return threadIdx.x % (P::kSlice / 8); }
+__device__ __forceinline__ int own_chunk() { return threadIdx.x % (P::kPart / 8); }
 
-// Places x, rows at or past rows_left zero.
-template <typename P, typename Through>
-__device__ __forceinline__ void place_rows(u32 base, const u16* x, int rows_left, const Through& through) {
-  constexpr int kChunks = P::kSlice / 8, kRowsPerPass = kThreads / kChunks, kPasses = ceil_div(kTileM, kRowsPerPass);
-  constexpr int kBatch = kPasses < 8 ? kPasses : 8;  // loads under way at once
-  const int row0 = threadIdx.x / kChunks, chunk = own_chunk<P>();
+// This thread's share of the slice of x [rows][kDepth], in registers; rows at or past rows_left zero.
+template <typename P>
+struct Rows {
+  uint4 packets[P::kParts][P::kPasses];
+
+  __device__ __forceinline__ void load(const u16* x, int rows_left) {
+    const int row0 = threadIdx.x / (P::kPart / 8);
 #pragma unroll
-  for (int pass = 0; pass < kPasses; pass += kBatch) {
-    uint4 packet[kBatch];
+    for (int part = 0; part < P::kParts; ++part)
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int row = row0 + (pass + i) * kRowsPerPass;
-      packet[i] = make_uint4(0, 0, 0, 0);
-      if (row < rows_left) packet[i] = *reinterpret_cast<const uint4*>(x + static_cast<i64>(row) * P::kDepth + chunk * 8);
-    }
+      for (int pass = 0; pass < P::kPasses; ++pass) {
+        const int row = row0 + pass * P::kRowsPerPass;
+        packets[part][pass] = make_uint4(0, 0, 0, 0);
+        if (row < rows_left)
+          packets[part][pass] = *reinterpret_cast<const uint4*>(x + static_cast<i64>(row) * P::kDepth + part * P::kPart + own_chunk<P>() * 8);
+      }
+  }
+
+  template <typename Through>
+  __device__ __forceinline__ void place(u32 base, int part, int rows_left, const Through& through) {
+    const int row0 = threadIdx.x / (P::kPart / 8);
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int row = row0 + (pass + i) * kRowsPerPass;
-      if (row < rows_left) packet[i] = through(row, packet[i]);
-      if (kTileM % kRowsPerPass == 0 || row < kTileM)
-        store_shared_b128(base + swizzled<P::kARowBytes>(row, chunk), packet[i].x, packet[i].y, packet[i].z, packet[i].w);
+    for (int pass = 0; pass < P::kPasses; ++pass) {
+      const int row = row0 + pass * P::kRowsPerPass;
+      uint4 packet = packets[part][pass];
+      if (row < rows_left) packet = through(row, packet);
+      if (kTileM % P::kRowsPerPass == 0 || row < kTileM)
+        store_shared_b128(base + swizzled<P::kARowBytes>(row, own_chunk<P>()), packet.x, packet.y, packet.z, packet.w);
     }
   }
-}
+};
 
-template <typename P, int kGroup>
+// The groups of weight rows that belong to part kPart of x, from the kGroup-th of them on.
+template <typename P, int kPart, int kGroup>
 __device__ __forceinline__ void multiply_groups(float (&acc)[2][4][4], u32 a_lane, u32 b_lane, int warp_k) {
-  cp_async_wait<P::kGroups - 1 - kGroup>();
+  constexpr int kAll = kPart * P::kPartGroups + kGroup;
+  cp_async_wait<P::kGroups - 1 - kAll>();
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < ceil_div(P::kGroup / 16, P::kWarpsK); ++i) {
-    const int in_group = i * P::kWarpsK + warp_k, step = kGroup * (P::kGroup / 16) + in_group;
+    const int in_group = i * P::kWarpsK + warp_k;
     if ((P::kGroup / 16) % P::kWarpsK != 0 && in_group >= P::kGroup / 16) break;
+    const int a_step = kGroup * (P::kGroup / 16) + in_group, b_step = kAll * (P::kGroup / 16) + in_group;
     u32 a[2][4];
 #pragma unroll
-    for (int m = 0; m < 2; ++m) ldmatrix_x4(a[m], (a_lane ^ (step * 32)) + m * 16 * P::kARowBytes);
+    for (int m = 0; m < 2; ++m) ldmatrix_x4(a[m], (a_lane ^ (a_step * 32)) + m * 16 * P::kARowBytes);
 #pragma unroll
     for (int np = 0; np < 2; ++np) {
       u32 b[4];
-      ldmatrix_x4_trans(b, (b_lane ^ (np * 32)) + step * 16 * P::kBRowBytes);
+      ldmatrix_x4_trans(b, (b_lane ^ (np * 32)) + b_step * 16 * P::kBRowBytes);
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         Bf16::mma(acc[m][2 * np], a[m], b[0], b[1]);
@@ -147,12 +161,13 @@ __device__ __forceinline__ void multiply_groups(float (&acc)[2][4][4], u32 a_lan
       }
     }
   }
-  if constexpr (kGroup + 1 < P::kGroups) multiply_groups<P, kGroup + 1>(acc, a_lane, b_lane, warp_k);
+  if constexpr (kGroup + 1 < P::kPartGroups) multiply_groups<P, kPart, kGroup + 1>(acc, a_lane, b_lane, warp_k);
 }
 
-// Multiplies what lies (or is about to lie) in shared memory and leaves the partial tiles there, for the whole cluster to read.
-template <typename P>
-__device__ __forceinline__ void multiply(u32 base, bool active) {
+// Places part after part of x, multiplies it, and leaves the partial tiles in shared memory, for the whole cluster to read.
+template <typename P, typename Through>
+__device__ __forceinline__ void multiply(u32 base, bool active, Rows<P>& x, int rows_left, const Through (&through)[P::kParts]) {
+  static_assert(P::kParts <= 2, "x passes in one or two parts");
   const int warp = threadIdx.x / kWarpSize;
   const u32 lane = threadIdx.x % kWarpSize;
   const int warp_m = warp % 2, warp_n = warp / 2 % P::kWarpsN, warp_k = warp / (2 * P::kWarpsN);
@@ -161,7 +176,13 @@ __device__ __forceinline__ void multiply(u32 base, bool active) {
   if (active) {
     const u32 a_lane = base + lane_by_row<P::kARowBytes>(warp_m * 32, lane);
     const u32 b_lane = (base + P::kBOffset + lane_by_row<P::kBRowBytes>(0, lane)) ^ (warp_n * 64);
-    multiply_groups<P, 0>(acc, a_lane, b_lane, warp_k);
+    x.place(base, 0, rows_left, through[0]);
+    multiply_groups<P, 0, 0>(acc, a_lane, b_lane, warp_k);
+    if constexpr (P::kParts == 2) {
+      __syncthreads();
+      x.place(base, 1, rows_left, through[1]);
+      multiply_groups<P, 1, 0>(acc, a_lane, b_lane, warp_k);
+    }
   }
   __syncthreads();
   const u32 partial = base + warp_k * P::kPartialFloats * 4;
@@ -191,6 +212,23 @@ __device__ __forceinline__ float2 total(u32 base, int row, int column) {
       const float2 part = load_cluster_f32x2(peer + k * P::kPartialFloats * 4);
       sum.x += part.x;
       sum.y += part.y;
+    }
+  }
+  return sum;
+}
+
+// Four neighbouring elements of the tile, summed over the warps over k of kRanks blocks of the cluster.
+template <typename P, int kRanks>
+__device__ __forceinline__ float4 total_of(u32 base, int first_rank, int row, int column) {
+  float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+  const u32 at = base + (row * P::kPartialStride + column) * 4;
+#pragma unroll
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const u32 peer = cluster_address(at, first_rank + rank);
+#pragma unroll
+    for (int k = 0; k < P::kWarpsK; ++k) {
+      const float4 part = load_cluster_f32x4(peer + k * P::kPartialFloats * 4);
+      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
     }
   }
   return sum;

@@ -8,6 +8,7 @@ mod doctor;
 mod gate;
 mod list;
 mod peers;
+mod profile;
 mod resources;
 mod timing;
 mod verify;
@@ -61,6 +62,8 @@ enum Verb {
     Resources(resources::Arguments),
     /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold caches, ceilings
     Timing(timing::Arguments),
+    /// What the GPU's time goes to: the kernels of each case as the hardware recorded them
+    Profile(profile::Arguments),
     /// The last run beside PyTorch's and other kernels for the same problems, timed now
     Peers(peers::Arguments),
     /// List, show, extend, import and export baselines
@@ -101,6 +104,7 @@ impl Cli {
             Verb::Compare(arguments) => compare::run(&arguments, &store),
             Verb::Resources(arguments) => resources::run(&arguments, &store),
             Verb::Timing(arguments) => timing::run(&arguments),
+            Verb::Profile(arguments) => profile::run(&arguments),
             Verb::Peers(arguments) => peers::run(&arguments, &store),
             Verb::Baseline(verb) => baseline::run(&verb, &store),
         }

@@ -31,8 +31,11 @@ pub struct Arguments {
 }
 
 /// Peer programs by workload family, and what they share.
-const PROGRAMS: &[(&str, &str)] =
-    &[("attention", include_str!("../../peers/attention.py")), ("st_bif", include_str!("../../peers/st_bif.py"))];
+const PROGRAMS: &[(&str, &str)] = &[
+    ("attention", include_str!("../../peers/attention.py")),
+    ("denoise", include_str!("../../peers/denoise.py")),
+    ("st_bif", include_str!("../../peers/st_bif.py")),
+];
 const COMMON: &str = include_str!("../../peers/common.py");
 
 /// A problem as a peer program reads it.

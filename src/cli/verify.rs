@@ -12,12 +12,11 @@ use crate::backend::{BackendError, Target};
 use crate::builtin;
 use crate::exit::Exit;
 use crate::harness::cases::{Case, Group};
-use crate::harness::inputs::safetensors_dtype;
 use crate::harness::problem::{Ready, Setback};
 use crate::record::file;
 use crate::report::table::Table;
 use crate::verify::{Comparison, repeats};
-use crate::workload::Tensor;
+use crate::workload::{Dtype, Tensor};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -160,6 +159,16 @@ fn dump(path: &Path, case: &str, tensors: &BTreeMap<String, Tensor>) -> anyhow::
     safetensors::serialize_to_file(views, metadata, &temporary).with_context(context)?;
     temporary.persist(path).with_context(context)?;
     Ok(())
+}
+
+fn safetensors_dtype(dtype: Dtype) -> safetensors::Dtype {
+    match dtype {
+        Dtype::F64 => safetensors::Dtype::F64,
+        Dtype::F32 => safetensors::Dtype::F32,
+        Dtype::F16 => safetensors::Dtype::F16,
+        Dtype::Bf16 => safetensors::Dtype::BF16,
+        Dtype::I8 => safetensors::Dtype::I8,
+    }
 }
 
 fn row(case: &str, outcome: Result<(Comparison, bool), Setback>) -> Verified {

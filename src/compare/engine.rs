@@ -171,11 +171,8 @@ impl Engine<'_> {
         let path = self.verified_path(arm, bench);
         let known = |path: PathBuf| {
             let run = file::read::<Run>(&path).ok()?;
-            (run.complete && run.executable.as_ref() == Some(&executable.hash)).then(|| Verified {
-                run,
-                path,
-                took: Duration::ZERO,
-            })
+            let same = run.complete && run.executable.as_ref() == Some(&executable.hash);
+            same.then_some(Verified { run, path, took: Duration::ZERO })
         };
         let twin = self.sides[0].executables.ours.get(bench).is_some_and(|other| arm == Arm::Head && *other == executable);
         // On resuming, what verified the same executable stands; else only what verified it just now.

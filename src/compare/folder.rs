@@ -126,7 +126,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let folder = Folder::open(root.path()).unwrap();
         assert!(Folder::open(root.path()).is_err_and(|error| error.to_string().contains("another comparison runs")));
-        folder.in_slot(Arm::Base, |slot| Ok(std::fs::write(slot.join("mark"), "b").unwrap())).unwrap();
+        let mark = |slot: &Path| std::fs::write(slot.join("mark"), "b").map_err(|cause| CompareError::io("write", slot, &cause));
+        folder.in_slot(Arm::Base, mark).unwrap();
         assert!(folder.side(Arm::Base).join("mark").exists());
         let slot = folder.point_slot(Arm::Base).unwrap();
         assert!(slot.join("mark").exists());

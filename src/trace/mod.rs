@@ -1,6 +1,7 @@
 //! The hardware's own record of what ran.
 
 pub mod cupti;
+pub mod summary;
 
 /// A kernel as the hardware saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]

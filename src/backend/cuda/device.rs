@@ -17,6 +17,7 @@ use super::compile::CompileError;
 use super::event;
 use super::library::{self, Library};
 use super::memory;
+use super::persistence::Window;
 use super::sources::Build;
 use crate::backend::BackendError;
 
@@ -311,6 +312,15 @@ impl Shape {
     }
 }
 
+/// How a launch runs, whatever it computes; by default it waits for the one before it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Manner {
+    /// Its blocks may start while the kernel before it on the stream still runs (programmatic dependent launch).
+    pub overlapping: bool,
+    /// Memory whose lines L2 keeps or releases.
+    pub window: Option<Window>,
+}
+
 /// A loaded kernel.
 pub struct Kernel {
     function: CudaFunction,
@@ -330,6 +340,19 @@ impl Kernel {
             .map_err(|error| failed(&format!("give {} {bytes} bytes of shared memory", self.name), &error))
     }
 
+    /// Makes its multiprocessors keep their whole shared memory, so that it can run beside kernels that do: one that wants another share
+    /// waits until a multiprocessor is empty.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn prefer_shared(&self) -> Result<(), BackendError> {
+        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as CARVEOUT;
+        const PERCENT: i32 = 100;
+        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        unsafe { result::function::set_function_attribute(self.function.cu_function(), CARVEOUT, PERCENT) }
+            .map_err(|error| failed(&format!("give {} the most shared memory", self.name), &error))
+    }
+
     /// Launches it on the device's stream; returns before it has run.
     ///
     /// # Safety
@@ -343,21 +366,23 @@ impl Kernel {
         unsafe { self.launch_with(shape, arguments, &mut []) }
     }
 
-    /// The same, but its blocks may start while the kernel before it on the stream still runs (programmatic dependent launch).
+    /// The same, in another manner.
     ///
     /// # Safety
-    /// As [`Self::launch`]; besides, the kernel touches nothing that is written before it on the stream until it has waited for that.
+    /// As [`Self::launch`]; besides, what a kernel does that is launched to overlap: it touches nothing that is written before it on the
+    /// stream until it has waited for that.
     ///
     /// # Errors
     /// As [`Self::launch`].
-    pub unsafe fn launch_overlapping(&self, shape: Shape, arguments: &[Argument]) -> Result<(), BackendError> {
-        let mut overlapping = sys::CUlaunchAttribute {
+    pub unsafe fn launch_as(&self, manner: Manner, shape: Shape, arguments: &[Argument]) -> Result<(), BackendError> {
+        let overlapping = manner.overlapping.then_some(sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
+        });
+        let mut attributes: Vec<_> = overlapping.into_iter().chain(manner.window.map(Window::attribute)).collect();
         // SAFETY: the caller's promise.
-        unsafe { self.launch_with(shape, arguments, std::slice::from_mut(&mut overlapping)) }
+        unsafe { self.launch_with(shape, arguments, &mut attributes) }
     }
 
     /// Launches, with attributes where there are any.

@@ -20,6 +20,7 @@ pub mod instruments;
 pub mod library;
 pub mod memory;
 pub mod occupancy;
+pub mod persistence;
 pub mod range;
 pub mod sources;
 pub mod spin;

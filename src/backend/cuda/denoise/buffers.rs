@@ -49,7 +49,8 @@ struct Place {
 }
 
 impl Buffers {
-    /// Uploads those inputs and the times, allocates the scratch, and places the tailed regions: (region, input, bytes behind each layer).
+    /// Uploads those inputs and the times, allocates the scratch, and places the tailed regions, one behind the other: (region, input, bytes
+    /// behind each layer).
     ///
     /// # Errors
     /// When device memory is short or a copy fails.
@@ -71,15 +72,25 @@ impl Buffers {
             owned.push((name, device.allocate(bytes)?));
         }
         let depth = run.shape.model.depth;
-        for &(name, input, tail_bytes) in tailed {
-            owned.push((name, device.upload(&with_tails(tensors.tensor(input).as_bytes(), depth, tail_bytes))?));
-        }
         if run.looped {
             owned.push(("times", device.upload(bytemuck::cast_slice(&times(run.steps)))?));
         }
         let place = |buffer: &Buffer| Place { address: buffer.address(), bytes: buffer.bytes() };
-        let places = owned.iter().map(|(name, buffer)| (*name, place(buffer))).collect();
-        Ok(Self { places, depth, _owned: owned.into_iter().map(|(_, buffer)| buffer).collect() })
+        let mut places: BTreeMap<_, _> = owned.iter().map(|(name, buffer)| (*name, place(buffer))).collect();
+        let mut owned: Vec<_> = owned.into_iter().map(|(_, buffer)| buffer).collect();
+        if !tailed.is_empty() {
+            let spread =
+                |&(name, input, tail_bytes): &(_, &str, _)| (name, with_tails(tensors.tensor(input).as_bytes(), depth, tail_bytes));
+            let (names, parts): (Vec<_>, Vec<_>) = tailed.iter().map(spread).unzip();
+            let buffer = device.upload(&parts.concat())?;
+            let mut address = buffer.address();
+            for (name, part) in names.into_iter().zip(&parts) {
+                places.insert(name, Place { address, bytes: part.len() });
+                address += part.len() as u64;
+            }
+            owned.push(buffer);
+        }
+        Ok(Self { places, depth, _owned: owned })
     }
 
     /// Made-up addresses for those regions and the times: for looking at a plan where there is no device.
@@ -104,6 +115,12 @@ impl Buffers {
     /// Where a region begins.
     pub fn address(&self, name: &str) -> u64 {
         self.place(name).address
+    }
+
+    /// Where neighbouring regions begin, and their bytes together.
+    pub fn span(&self, first: &str, last: &str) -> (u64, usize) {
+        let (first, last) = (self.place(first), self.place(last));
+        (first.address, (last.address - first.address) as usize + last.bytes)
     }
 
     /// A region as an argument.

@@ -8,6 +8,7 @@ use super::launch::embed_blocks;
 use super::program::{Plan, Program};
 use crate::backend::BackendError;
 use crate::backend::cuda::device::{Argument, Device};
+use crate::backend::cuda::persistence::{SetAside, Window};
 use crate::backend::cuda::task::Output;
 use crate::workload::denoise::model::Model;
 use crate::workload::{Dtype, Tensors};
@@ -54,7 +55,7 @@ pub fn device_bytes(run: &Run) -> u64 {
 /// # Errors
 /// When a kernel does not compile or device memory is short.
 pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
-    write(run, inputs, device, output, false)
+    write(run, inputs, device, output, false, None)
 }
 
 /// Writes the launches, each to begin while the one before it ends.
@@ -62,20 +63,39 @@ pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Outpu
 /// # Errors
 /// As [`program`].
 pub fn overlapping(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
-    write(run, inputs, device, output, true)
+    write(run, inputs, device, output, true, None)
 }
 
-fn write(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output, overlapping: bool) -> Result<Program, BackendError> {
+/// The same as [`overlapping`], keys and values kept in L2 from the first step to the last. The last step releases them: what a launch of
+/// the program leaves behind is the same as without, and so is what the next one finds, whether L2 is flushed between the two or not.
+///
+/// # Errors
+/// As [`program`]; [`BackendError::Unsupported`] where the device keeps nothing.
+pub fn keeping(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
+    let bytes = caches(run).iter().map(|(_, bytes)| bytes).sum();
+    write(run, inputs, device, output, true, Some(SetAside::new(device, bytes)?))
+}
+
+fn write(
+    run: &Run,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    output: &Output,
+    overlapping: bool,
+    set_aside: Option<SetAside>,
+) -> Result<Program, BackendError> {
     let tail_bytes = run.shape.s * run.shape.model.head_dim * Dtype::Bf16.bytes();
     let tailed = [("keys", CACHES[0], tail_bytes), ("values", CACHES[1], tail_bytes)];
     let memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &CACHES), &scratch(run), &tailed)?;
-    plan(run, &memory, output.argument()).finish(device, &run.shape.model, None, overlapping, memory)
+    let (address, bytes) = memory.span("keys", "values");
+    let kept = set_aside.as_ref().map(|set_aside| set_aside.window(address, bytes));
+    plan(run, &memory, output.argument(), kept).finish(device, &run.shape.model, None, overlapping, memory, set_aside)
 }
 
-/// The launches, for memory that has every region.
-pub fn plan(run: &Run, memory: &Buffers, output: Argument) -> Plan {
+/// The launches, for memory that has every region; `kept` is what attention keeps of keys and values for the next step.
+pub fn plan(run: &Run, memory: &Buffers, output: Argument, kept: Option<Window>) -> Plan {
     let mut plan = Plan::default();
-    let pass = Pass { run, memory, output };
+    let pass = Pass { run, memory, output, kept };
     pass.prepare(&mut plan);
     for step in 0..run.steps {
         pass.step(&mut plan, step);
@@ -87,6 +107,7 @@ struct Pass<'a> {
     run: &'a Run,
     memory: &'a Buffers,
     output: Argument,
+    kept: Option<Window>,
 }
 
 fn i32_of(extent: usize) -> Argument {
@@ -132,6 +153,8 @@ impl Pass<'_> {
         let (s, rows) = (run.shape.s, i32_of(run.shape.s));
         let style_bytes = (3 * width * Dtype::F32.bytes()) as u64;
         let at = |name: &str| memory.at(name);
+        let more = step + 1 < run.steps;
+        let window = self.kept.map(|kept| if more { kept } else { kept.released() });
         let [h, squares, q, attended, hidden] = ["h", "squares", "q", "attended", "hidden"].map(at);
         for layer in 0..depth {
             let of = |name: &str| Argument::Address(memory.layer(name, layer));
@@ -145,7 +168,7 @@ impl Pass<'_> {
             // SAFETY: the arguments are the kernels', in order; every region lives as long as the program.
             unsafe {
                 plan.launch("denoise_fused_project_qkv", s, &qkv);
-                plan.launch("denoise_fused_attention", s * heads, &attention);
+                plan.launch_within("denoise_fused_attention", s * heads, &attention, window);
                 plan.launch("denoise_fused_project_out", s, &[attended, of("o_proj"), first, h, squares, rows]);
                 let gate_up = [h, squares, second, of("gate_proj"), of("up_proj"), hidden, rows];
                 plan.launch("denoise_fused_project_gate_up", s, &gate_up);
@@ -155,9 +178,8 @@ impl Pass<'_> {
         let style = Argument::Address(memory.address("final_styles") + step as u64 * style_bytes);
         let (velocity, state) = if run.looped { (NULL, self.output) } else { (self.output, NULL) };
         let dt = Argument::F32((-1.0 / run.steps as f64) as f32);
-        let more = Argument::I32(i32::from(step + 1 < run.steps));
         let matrices = ["action_out", "action_out_bias", "action_in", "action_in_bias"].map(at);
-        let arguments = [&[h, squares, style][..], &matrices, &[velocity, state, dt, more]].concat();
+        let arguments = [&[h, squares, style][..], &matrices, &[velocity, state, dt, Argument::I32(i32::from(more))]].concat();
         // SAFETY: as above; the output lives as long as the task.
         unsafe { plan.launch("denoise_fused_rows_end", s, &arguments) };
     }

@@ -63,7 +63,7 @@ pub fn device_bytes(run: &Run) -> u64 {
 pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
     let blas = Blas::open(device)?;
     let memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &[]), &scratch(run), &[])?;
-    plan(run, &memory, output.argument()).finish(device, &run.shape.model, Some(&blas), false, memory)
+    plan(run, &memory, output.argument()).finish(device, &run.shape.model, Some(&blas), false, memory, None)
 }
 
 /// The launches, for memory that has every region.

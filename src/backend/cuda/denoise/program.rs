@@ -8,13 +8,14 @@ use super::buffers::Buffers;
 use super::launch::{Launch, grid};
 use crate::backend::BackendError;
 use crate::backend::cuda::blas::{Blas, Gemm, Spec};
-use crate::backend::cuda::device::{Argument, Device, Kernel, Shape};
+use crate::backend::cuda::device::{Argument, Device, Kernel, Manner, Shape};
+use crate::backend::cuda::persistence::{SetAside, Window};
 use crate::backend::cuda::range::Range;
 use crate::workload::denoise::model::Model;
 
 /// One entry; kernels and products by their number.
 enum Op {
-    Launch { kernel: usize, shape: Shape, arguments: Vec<Argument>, overlapping: bool },
+    Launch { kernel: usize, shape: Shape, arguments: Vec<Argument>, manner: Manner },
     Product { product: usize, x: u64, w: u64, y: u64 },
     Begin(String),
     End,
@@ -26,6 +27,7 @@ pub struct Program {
     kernels: Vec<Kernel>,
     products: Vec<Gemm>,
     _memory: Buffers,
+    _set_aside: Option<SetAside>,
 }
 
 impl Program {
@@ -38,12 +40,8 @@ impl Program {
         for op in &self.ops {
             match op {
                 // SAFETY: whoever wrote the program vouched for the arguments; the memory lives in it, the outputs beside it in the task.
-                Op::Launch { kernel, shape, arguments, overlapping: true } => unsafe {
-                    self.kernels[*kernel].launch_overlapping(*shape, arguments)?;
-                },
-                // SAFETY: as above.
-                Op::Launch { kernel, shape, arguments, overlapping: false } => unsafe {
-                    self.kernels[*kernel].launch(*shape, arguments)?
+                Op::Launch { kernel, shape, arguments, manner } => unsafe {
+                    self.kernels[*kernel].launch_as(*manner, *shape, arguments)?
                 },
                 // SAFETY: as above.
                 Op::Product { product, x, w, y } => unsafe { self.products[*product].launch(*x, *w, *y)? },
@@ -58,8 +56,8 @@ impl Program {
 /// A launch as it is written down.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Written {
-    /// A kernel for so many items, of so many layers.
-    Launch { symbol: &'static str, items: usize, layers: usize, arguments: Vec<Argument> },
+    /// A kernel for so many items, of so many layers, and what L2 is to do with a range of what it reads.
+    Launch { symbol: &'static str, items: usize, layers: usize, arguments: Vec<Argument>, window: Option<Window> },
     /// A product of the matrices at these addresses.
     Product { spec: Spec, x: u64, w: u64, y: u64 },
     /// A named range begins.
@@ -84,12 +82,20 @@ impl Plan {
         unsafe { self.launch_stack(symbol, items, 1, arguments) }
     }
 
+    /// The same with a window.
+    ///
+    /// # Safety
+    /// As [`Self::launch`].
+    pub unsafe fn launch_within(&mut self, symbol: &'static str, items: usize, arguments: &[Argument], window: Option<Window>) {
+        self.written.push(Written::Launch { symbol, items, layers: 1, arguments: arguments.to_vec(), window });
+    }
+
     /// The same for so many layers at once.
     ///
     /// # Safety
     /// As [`Self::launch`].
     pub unsafe fn launch_stack(&mut self, symbol: &'static str, items: usize, layers: usize, arguments: &[Argument]) {
-        self.written.push(Written::Launch { symbol, items, layers, arguments: arguments.to_vec() });
+        self.written.push(Written::Launch { symbol, items, layers, arguments: arguments.to_vec(), window: None });
     }
 
     /// Adds a product of the matrices at these addresses.
@@ -110,8 +116,8 @@ impl Plan {
         self.written.push(Written::End);
     }
 
-    /// Compiles, loads and describes everything in it. The program keeps the memory; products need the library. If wanted, the fused
-    /// kernels begin while the kernel before them ends.
+    /// Compiles, loads and describes everything in it. The program keeps the memory and what it has set aside of L2; products need the
+    /// library. If wanted, the fused kernels begin while the kernel before them ends.
     ///
     /// # Errors
     /// When a kernel does not compile or load, a grid cannot hold its blocks, or the library knows no algorithm.
@@ -122,15 +128,17 @@ impl Plan {
         blas: Option<&Rc<Blas>>,
         overlapping: bool,
         memory: Buffers,
+        set_aside: Option<SetAside>,
     ) -> Result<Program, BackendError> {
-        let mut program = Program { ops: Vec::new(), kernels: Vec::new(), products: Vec::new(), _memory: memory };
+        let mut program =
+            Program { ops: Vec::new(), kernels: Vec::new(), products: Vec::new(), _memory: memory, _set_aside: set_aside };
         let mut loaded: BTreeMap<&'static str, (usize, u32, u32)> = BTreeMap::new();
         let mut described: Vec<Spec> = Vec::new();
         for written in self.written {
             program.ops.push(match written {
                 Written::Begin(name) => Op::Begin(name),
                 Written::End => Op::End,
-                Written::Launch { symbol, items, layers, arguments } => {
+                Written::Launch { symbol, items, layers, arguments, window } => {
                     let launch = Launch::of(symbol);
                     let (kernel, block, shared_bytes) = match loaded.get(symbol) {
                         Some(&known) => known,
@@ -141,6 +149,9 @@ impl Plan {
                             if shared_bytes > 0 {
                                 kernel.allow_shared(shared_bytes)?;
                             }
+                            if symbol.starts_with("denoise_fused_") {
+                                kernel.prefer_shared()?;
+                            }
                             program.kernels.push(kernel);
                             *loaded.entry(symbol).or_insert((program.kernels.len() - 1, block, shared_bytes))
                         }
@@ -149,8 +160,8 @@ impl Plan {
                     let grid = grid([x, y, layers])
                         .ok_or_else(|| BackendError::Launch(format!("{symbol} needs more blocks than a grid holds")))?;
                     // The others do not wait for what is before them.
-                    let overlapping = overlapping && symbol.starts_with("denoise_fused_");
-                    Op::Launch { kernel, shape: Shape { grid, block, shared_bytes }, arguments, overlapping }
+                    let manner = Manner { overlapping: overlapping && symbol.starts_with("denoise_fused_"), window };
+                    Op::Launch { kernel, shape: Shape { grid, block, shared_bytes }, arguments, manner }
                 }
                 Written::Product { spec, x, w, y } => {
                     let product = match described.iter().position(|known| *known == spec) {

@@ -1,0 +1,133 @@
+//! `kernelgate profile`: what the GPU's time of a case goes to, kernel by kernel, as the hardware recorded it.
+
+use anyhow::Context;
+use serde::Serialize;
+
+use super::{Choice, Format, print_json};
+use crate::backend::{Executable, Target};
+use crate::builtin;
+use crate::exit::Exit;
+use crate::harness::cases::{Case, Group};
+use crate::harness::problem::{Ready, Setback};
+use crate::report::table::Table;
+use crate::report::time;
+use crate::trace::cupti::KernelTrace;
+use crate::trace::summary::Summary;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    choice: Choice,
+    /// Seed of the random inputs
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+}
+
+#[derive(Debug, Serialize)]
+struct Profiled {
+    case: String,
+    /// Of one launch after others; absent where it failed or was skipped.
+    summary: Option<Summary>,
+    /// Why it failed or was skipped.
+    reason: Option<String>,
+}
+
+/// Launches before the one that is recorded.
+const WARM_UP: usize = 3;
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
+    let suites = builtin::all();
+    let wanted = arguments.choice.wanted();
+    let place = wanted.place(suites.iter().map(AsRef::as_ref))?;
+    let selection = arguments.choice.select(&suites, &place)?;
+    let target = wanted.open(&place)?;
+    anyhow::ensure!(matches!(target, Target::Cuda(_)), "no GPU to profile");
+    // Before anything is captured: graphs made earlier are recorded whole.
+    let trace = KernelTrace::start()?.context("CUPTI is missing: `kernelgate doctor` says how to get it")?;
+    let mut profiled = Vec::new();
+    let mut lost = None;
+    for group in &selection.groups {
+        let ready = Ready::new(group, arguments.seed);
+        // The kernels are the same hot and cold: one case an implementation.
+        for case in group.cases.chunk_by(|a, b| a.index == b.index).map(|cases| &cases[0]) {
+            if let Some(lost) = &lost {
+                profiled.push(Profiled { case: case.id.clone(), summary: None, reason: Some(String::clone(lost)) });
+                continue;
+            }
+            eprintln!("profiling {}", case.id);
+            let outcome = ready.as_ref().map_err(Clone::clone).and_then(|ready| profile(group, case, ready, &target, &trace));
+            profiled.push(match outcome {
+                Ok(summary) => Profiled { case: case.id.clone(), summary: Some(summary), reason: None },
+                Err(setback) => {
+                    if matches!(setback, Setback::Lost(_)) {
+                        lost = Some(format!("not run: {} lost the GPU", case.id));
+                    }
+                    let (Setback::Skip(reason) | Setback::Fail(reason) | Setback::Lost(reason)) = setback;
+                    Profiled { case: case.id.clone(), summary: None, reason: Some(reason) }
+                }
+            });
+        }
+    }
+    if lost.is_some() {
+        // A lost device gives nothing back: it is left to the end of the process.
+        std::mem::forget((target, trace));
+    }
+    match arguments.format {
+        Format::Json => print_json(&profiled)?,
+        format => profiled.iter().for_each(|case| print(case, format)),
+    }
+    Ok(if profiled.iter().all(|case| case.summary.is_some()) { Exit::Fine } else { Exit::Inconclusive })
+}
+
+fn profile(group: &Group<'_>, case: &Case, ready: &Ready, target: &Target, trace: &KernelTrace) -> Result<Summary, Setback> {
+    let (mut executable, _) = ready.verify(group, case, target)?;
+    let record = |executable: &mut dyn Executable| {
+        let Target::Cuda(device) = target else { unreachable!("only a GPU is profiled") };
+        for _ in 0..WARM_UP {
+            executable.launch()?;
+        }
+        executable.synchronize()?;
+        trace.take(device)?;
+        executable.launch()?;
+        executable.synchronize()?;
+        trace.take(device)
+    };
+    match record(executable.as_mut()) {
+        Ok(records) => Ok(Summary::of(&records)),
+        Err(error) => {
+            std::mem::forget(executable);
+            Err(Setback::Lost(error.to_string()))
+        }
+    }
+}
+
+fn print(case: &Profiled, format: Format) {
+    println!("{}", case.case);
+    let Some(summary) = &case.summary else {
+        println!("    {}\n", case.reason.as_deref().unwrap_or_default());
+        return;
+    };
+    let mut table = Table::new(&["kernel", "launches", "total", "of the span", "each", "shortest", "longest"]);
+    for kernel in &summary.kernels {
+        table.row(vec![
+            kernel.name.clone(),
+            kernel.count.to_string(),
+            time(kernel.total_ns as f64),
+            format!("{:.1}%", 100.0 * kernel.total_ns as f64 / summary.span_ns as f64),
+            time(kernel.total_ns as f64 / kernel.count as f64),
+            time(kernel.shortest_ns as f64),
+            time(kernel.longest_ns as f64),
+        ]);
+    }
+    println!("{}", if format == Format::Markdown { table.markdown() } else { table.text() });
+    let idle = summary.span_ns.saturating_sub(summary.busy_ns);
+    println!(
+        "{} from the first kernel's start to the last one's end, {} ({:.1}%) with none running\n",
+        time(summary.span_ns as f64),
+        time(idle as f64),
+        100.0 * idle as f64 / summary.span_ns as f64
+    );
+}
