@@ -84,8 +84,20 @@ struct Change {
     all: f64,
     /// Which is it, where it is not the time.
     objection: Reason,
+    /// Pairs at the look that excluded a change that matters in cycles: more blocks would not help the time.
+    clock_at: Option<usize>,
     /// Pairs.
     at: usize,
+}
+
+impl Change {
+    /// The verdict on a change in time that not all evidence confirms.
+    fn objected(&self) -> (Verdict, Option<Reason>, Option<usize>) {
+        match self.clock_at {
+            Some(at) => (Verdict::Inconclusive, Some(Reason::Clock), Some(at)),
+            None => (Verdict::Inconclusive, Some(self.objection), None),
+        }
+    }
 }
 
 /// A case by itself, before the others are known.
@@ -113,10 +125,12 @@ impl Tests<'_> {
             let (time, at) = p(&|n| pairs.beyond(n, direction, plan));
             let (contention, contention_at) = p(&|n| pairs.beyond_contention(n, direction, plan));
             let (cycles, cycles_at) = p(&|n| pairs.beyond_in_cycles(n, direction, plan));
+            let (same, same_at) = always_valid(self.same.upto(n, ended), |n| pairs.within_in_cycles(n, direction, plan));
             Change {
                 time,
                 all: time.max(contention).max(cycles),
                 objection: if cycles > contention { Reason::Clock } else { Reason::Contention },
+                clock_at: (same <= plan.missed).then_some(same_at.max(at)),
                 at: at.max(contention_at).max(if pairs.cycles.is_some() { cycles_at } else { 0 }),
             }
         };
@@ -252,9 +266,9 @@ fn conclude(standings: &[Standing], plan: &Plan, sound: bool) -> Vec<Concluded> 
         } else if significant(faster[i]) {
             (Verdict::Improved, None, Some(standing.faster.at))
         } else if significant(slower_in_time[i]) {
-            (Verdict::Inconclusive, Some(standing.slower.objection), None)
+            standing.slower.objected()
         } else if significant(faster_in_time[i]) {
-            (Verdict::Inconclusive, Some(standing.faster.objection), None)
+            standing.faster.objected()
         } else if let Some(at) = standing.same_at {
             (Verdict::Unchanged, None, Some(at))
         } else {

@@ -106,7 +106,8 @@ pub enum Reason {
     Contention,
     /// Processes of the same build differ in this case as the two builds would have to.
     Null,
-    /// Processes of the same build differ in too many cases: nothing measured here and now can be trusted.
+    /// Processes of the same build differ in too many cases, or by what the other build's processes leave behind: nothing measured here
+    /// and now can be trusted.
     Environment,
 }
 
@@ -119,7 +120,7 @@ impl Reason {
             Self::Clock => "time changed, cycles did not: the clock",
             Self::Contention => "others were busier beside one build",
             Self::Null => "the same build differs from itself",
-            Self::Environment => "the same build differs from itself in too many cases",
+            Self::Environment => "the same build differs from itself, whatever the case",
         }
     }
 }

@@ -109,6 +109,11 @@ impl Pairs {
         shifted(&self.time[..n], -direction.sign(), self.threshold(n, plan))
     }
 
+    /// The same by the cycles; 1 where there are none.
+    pub fn within_in_cycles(&self, n: usize, direction: Direction, plan: &Plan) -> f64 {
+        self.cycles.as_ref().map_or(1.0, |cycles| shifted(&cycles[..n], -direction.sign(), self.threshold(n, plan)))
+    }
+
     /// p value of "the null pairs are not off by more than the threshold in that direction".
     pub fn null_beyond(&self, n: usize, direction: Direction, plan: &Plan) -> f64 {
         shifted(&self.null[..n], direction.sign(), -self.threshold(n, plan))

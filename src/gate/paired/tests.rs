@@ -94,7 +94,9 @@ fn what_the_clock_did_is_not_the_head() {
     assert_eq!(verdict(with(1.0)), (Verdict::Inconclusive, Some(Reason::Clock)));
     assert_eq!(verdict(with(1.05)), (Verdict::Regressed, None));
     let outcome = one(with(1.0), &Plan::default(), false);
-    assert_eq!(outcome.undecided, ["case"], "more blocks may still show it in cycles");
+    assert!(outcome.undecided.is_empty(), "the cycles are shown to be the same");
+    let near = one(with(1.009), &Plan::default(), false);
+    assert_eq!(near.undecided, ["case"], "more blocks may still show it in cycles");
     let cycles = outcome.decisions[0].cycles.unwrap();
     assert!((cycles.center - 1.0).abs() < 2e-3, "{cycles:?}");
     // One process without a clock: no evidence either way.
@@ -265,7 +267,8 @@ proptest! {
         for (block, share) in loaded.iter_mut().zip(shares) {
             block.head[0].contention = Some(share);
         }
-        let p = |blocks| one(blocks, &Plan::default(), true).decisions[0].p_slower;
-        prop_assert!(p(loaded) >= p(blocks) - 1e-12);
+        // Not the p values: what was decided early is not looked at again.
+        let regressed = |blocks| one(blocks, &Plan::default(), true).decisions[0].verdict == Verdict::Regressed;
+        prop_assert!(!regressed(loaded) || regressed(blocks));
     }
 }
