@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::CompareError;
-use super::process::{self, Ended};
+use super::process::{self, Ended, Running};
 use crate::record::file::{Record as _, content_hash};
 use crate::record::{Order, order};
 
@@ -17,6 +17,8 @@ use crate::record::{Order, order};
 const SHOWN_LINES: usize = 30;
 /// A bench binary that does not answer by then is none of ours.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// A build that takes longer is stuck.
+const BUILD_PATIENCE: Duration = Duration::from_secs(4 * 3600);
 /// In every executable with the harness, also of versions that know no trials.
 const MARK: &[u8] = b"KERNELGATE_SESSION";
 
@@ -70,7 +72,12 @@ pub struct Build<'a> {
 ///
 /// # Errors
 /// When cargo fails: the error holds what it said last.
-pub fn build(side: &Path, what: &Build<'_>, said: impl Fn(&str) + Send) -> Result<BTreeMap<String, PathBuf>, CompareError> {
+pub fn build(
+    side: &Path,
+    what: &Build<'_>,
+    running: &Running,
+    said: impl Fn(&str) + Send,
+) -> Result<BTreeMap<String, PathBuf>, CompareError> {
     let manifest = side.join("src").join(what.package).join("Cargo.toml");
     if !manifest.is_file() {
         let name = what.package.join("Cargo.toml");
@@ -88,8 +95,7 @@ pub fn build(side: &Path, what: &Build<'_>, said: impl Fn(&str) + Send) -> Resul
     command.current_dir(manifest.parent().unwrap_or(side)).env("CARGO_TARGET_DIR", side.join("target"));
     command.env_remove("CARGO_MANIFEST_DIR").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let start = |cause| CompareError::Usage(format!("failed to run cargo: {cause}"));
-    let mut cargo = command.spawn().map_err(start)?;
-    let (stdout, stderr) = (cargo.stdout.take(), cargo.stderr.take());
+    let (stdout, stderr) = running.start(&mut command).map_err(start)?;
     let (built, lines) = std::thread::scope(|scope| {
         let lines = scope.spawn(move || {
             let mut lines = Vec::new();
@@ -105,8 +111,8 @@ pub fn build(side: &Path, what: &Build<'_>, said: impl Fn(&str) + Send) -> Resul
         }
         (built, lines.join().unwrap_or_default())
     });
-    let status = cargo.wait().map_err(start)?;
-    if status.success() {
+    let ended = running.finish(BUILD_PATIENCE).map_err(start)?;
+    if matches!(ended, Ended::Exited(status) if status.success()) {
         return Ok(built);
     }
     // Warnings come first and often; what matters is at the end.
@@ -204,7 +210,7 @@ fn protocol(path: &Path) -> Option<u64> {
     // A bench of another kind lists its cases, or ends at a flag that it does not know; it measures nothing.
     command.arg("--list").env("KERNELGATE_TRIAL", order::QUESTION).stdin(Stdio::null()).stderr(Stdio::null());
     command.stdout(output.reopen().ok()?);
-    match process::wait(&mut command, PATIENCE, &process::Running::default()).ok()? {
+    match process::wait(&mut command, PATIENCE, &Running::default()).ok()? {
         Ended::Exited(status) if status.success() => order::parse_answer(&std::fs::read_to_string(output.path()).ok()?),
         _ => None,
     }

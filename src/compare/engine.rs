@@ -29,6 +29,7 @@ struct Bench {
     verified: [PathBuf; 2],
     cases: BTreeSet<String>,
     patience: Duration,
+    pace: Pace,
 }
 
 struct Engine<'a> {
@@ -49,7 +50,7 @@ pub fn run(request: &Request) -> Result<Comparison, CompareError> {
     let folder = Folder::open(&request.folder)?;
     let (progress, running) = (Progress::default(), Running::default());
     stop_on_interrupt(&running, &progress)?;
-    let sides = ready::sides(request, &folder, &progress)?;
+    let sides = ready::sides(request, &folder, (&progress, &running))?;
     let work = folder.file("work");
     std::fs::create_dir_all(&work).map_err(|cause| CompareError::io("make", &work, &cause))?;
     let launch = Launch { settings: &request.settings, filter: request.filter.as_deref(), work: &work, running: &running };
@@ -92,8 +93,9 @@ impl Engine<'_> {
             }
             if let (Some(base), Some(head)) = (base, head) {
                 let patience = PATIENCE + 10 * base.took.max(head.took);
+                let pace = if base.run.environment.on_host() { Pace::MEASURED } else { Pace::MEASURED_ON_GPU };
                 let cases = matched.judged.difference(&before).cloned().collect();
-                benches.push(Bench { name: name.clone(), verified: [base.path, head.path], cases, patience });
+                benches.push(Bench { name: name.clone(), verified: [base.path, head.path], cases, patience, pace });
             }
         }
         if device.is_empty() && self.broken.is_empty() {
@@ -251,7 +253,9 @@ impl Engine<'_> {
                 .filter(|bench| done(bench) < plan.max_blocks && bench.cases.iter().any(|id| todo.contains(id)))
                 .filter(|bench| !self.broken.iter().any(|broken| broken.bench == bench.name && broken.given_up))
                 .collect();
-            if alive.is_empty() || left.is_zero() {
+            // Half a block over the budget is nearer to it than half a block short of it.
+            let block = self.block_time(round);
+            if alive.is_empty() || left.is_zero() || left < block / 2 {
                 return Ok(decide(&observed, plan, true));
             }
             self.tell(round, wanted.len(), &todo, &outcome, left);
@@ -261,10 +265,15 @@ impl Engine<'_> {
         }
     }
 
+    /// What a block of every bench takes, on average.
+    fn block_time(&self, round: u32) -> Duration {
+        self.facts_of(round).map_or(Duration::ZERO, |facts| Duration::from_secs_f64(facts.wall_s / facts.blocks.max(1) as f64))
+    }
+
     fn tell(&self, round: u32, wanted: usize, todo: &BTreeSet<String>, outcome: &Outcome, left: Duration) {
         let facts = self.facts_of(round);
         let blocks = facts.map_or(0, |facts| facts.blocks);
-        let block = facts.map_or(Duration::ZERO, |facts| Duration::from_secs_f64(facts.wall_s / facts.blocks.max(1) as f64));
+        let block = self.block_time(round);
         let ahead = match blocks {
             0 => format!("at most {} ahead", progress::duration(left)),
             _ => format!("about {} left", progress::duration(rounds::time_left(outcome, blocks, &self.request.plan, block, left))),
@@ -285,7 +294,7 @@ impl Engine<'_> {
                 cases: Some(cases.clone()),
                 verified: Some(bench.verified[index(arm)].clone()),
                 inputs: Some(self.inputs(arm)),
-                pace: Pace::MEASURED,
+                pace: bench.pace,
             };
             let started = Instant::now();
             let outcome = self.process(arm, &bench.name, &order, bench.patience);

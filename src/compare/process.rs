@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::record::{Order, Run, file};
@@ -20,12 +20,55 @@ pub struct Running {
 }
 
 impl Running {
-    /// Ends the process, if one runs, and lets no other start.
+    /// Ends the process, if one runs, and lets no other start: for a program that is about to end.
     pub fn kill(&self) {
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut child = self.lock();
         if let Some(child) = child.as_mut() {
             let _ = child.kill().and_then(|()| child.wait());
         }
+        std::mem::forget(child);
+    }
+
+    /// Starts a process; its streams, where the command pipes them.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(&self, command: &mut Command) -> std::io::Result<(Option<ChildStdout>, Option<ChildStderr>)> {
+        let mut held = self.lock();
+        let mut child = command.spawn()?;
+        let streams = (child.stdout.take(), child.stderr.take());
+        *held = Some(child);
+        Ok(streams)
+    }
+
+    /// Waits for the process that was started.
+    ///
+    /// # Errors
+    /// When the system does not tell how it ended.
+    pub fn finish(&self, patience: Duration) -> std::io::Result<Ended> {
+        let started = Instant::now();
+        loop {
+            let mut held = self.lock();
+            let Some(child) = held.as_mut() else { return Ok(Ended::TimedOut) };
+            let ended = match child.try_wait()? {
+                Some(status) => Some(Ended::Exited(status)),
+                None if started.elapsed() > patience => {
+                    let _ = child.kill().and_then(|()| child.wait());
+                    Some(Ended::TimedOut)
+                }
+                None => None,
+            };
+            if let Some(ended) = ended {
+                *held = None;
+                return Ok(ended);
+            }
+            drop(held);
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Child>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -42,23 +85,8 @@ pub enum Ended {
 /// # Errors
 /// When it cannot be started.
 pub fn wait(command: &mut Command, patience: Duration, running: &Running) -> std::io::Result<Ended> {
-    let started = Instant::now();
-    let lock = || running.child.lock().unwrap_or_else(PoisonError::into_inner);
-    *lock() = Some(command.spawn()?);
-    let ended = loop {
-        if let Some(child) = lock().as_mut() {
-            if let Some(status) = child.try_wait()? {
-                break Ended::Exited(status);
-            }
-            if started.elapsed() > patience {
-                let _ = child.kill().and_then(|()| child.wait());
-                break Ended::TimedOut;
-            }
-        }
-        std::thread::sleep(LOOK);
-    };
-    *lock() = None;
-    Ok(ended)
+    running.start(command)?;
+    running.finish(patience)
 }
 
 /// What every trial of a comparison has in common.

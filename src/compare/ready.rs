@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::build::{self, Build, Executables};
 use super::folder::{self, Folder};
 use super::git::{Repository, Revision};
+use super::process::Running;
 use super::progress::Progress;
 use super::seed::seed;
 use super::{CompareError, Request, Source};
@@ -29,7 +30,7 @@ pub struct Side {
 ///
 /// # Errors
 /// When a revision does not exist or does not build, or an executable knows no trials.
-pub fn sides(request: &Request, folder: &Folder, progress: &Progress) -> Result<[Side; 2], CompareError> {
+pub fn sides(request: &Request, folder: &Folder, (progress, running): (&Progress, &Running)) -> Result<[Side; 2], CompareError> {
     let both = [(Arm::Base, &request.base), (Arm::Head, &request.head)];
     let needs_git = both.iter().any(|(_, source)| !matches!(source, Source::Folder(_)));
     let repository = needs_git.then(|| Repository::around(&request.package)).transpose()?;
@@ -48,7 +49,9 @@ pub fn sides(request: &Request, folder: &Folder, progress: &Progress) -> Result<
     for ((arm, source), revision) in both.into_iter().zip(revisions) {
         sides.push(match (source, revision, &repository) {
             (Source::Folder(path), _, _) => from_folder(request, folder, arm, path)?,
-            (_, Some(revision), Some(repository)) => from_revision(request, folder, arm, (&revision, repository), progress)?,
+            (_, Some(revision), Some(repository)) => {
+                from_revision(request, folder, arm, (&revision, repository), (progress, running))?
+            }
             _ => return Err(CompareError::Usage("no repository".to_owned())),
         });
     }
@@ -77,7 +80,7 @@ fn from_revision(
     folder: &Folder,
     arm: Arm,
     (revision, repository): (&Revision, &Repository),
-    progress: &Progress,
+    (progress, running): (&Progress, &Running),
 ) -> Result<Side, CompareError> {
     let side_name = folder::name(arm);
     let label = revision.label();
@@ -95,13 +98,13 @@ fn from_revision(
         // A full disk, say: cargo then builds the dependencies once more, or says what is wrong.
         let _ = std::fs::remove_dir_all(folder.side(arm).join("target.partial"));
     }
-    let built =
-        folder.in_slot(arm, |slot| build::build(slot, &what, |line| progress.passing(&format!("building {side_name}: {line}"))));
+    let built = folder
+        .in_slot(arm, |slot| build::build(slot, &what, running, |line| progress.passing(&format!("building {side_name}: {line}"))));
     // A bench that one side lacks is no failure of the build: cargo is asked for what there is.
     let built = match built {
         Err(CompareError::Usage(text)) if !request.benches.is_empty() && text.contains("no bench target named") => {
             let all = Build { benches: &[], ..what };
-            folder.in_slot(arm, |slot| build::build(slot, &all, |line| progress.passing(line)))?
+            folder.in_slot(arm, |slot| build::build(slot, &all, running, |line| progress.passing(line)))?
         }
         other => other?,
     };

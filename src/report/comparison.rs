@@ -98,13 +98,7 @@ fn notes(comparison: &Comparison) -> Vec<String> {
         let so = if broken.given_up { "; its undecided cases were given up" } else { "" };
         lines.push(format!("broke: {} of the {}: {}{so}", broken.bench, broken.side, broken.reason));
     }
-    for (verdict, compared) in comparison.judged.iter().map(|compared| (compared.verdict, compared)) {
-        if let Some(reason) = compared.reason().filter(|_| verdict == Verdict::Inconclusive) {
-            let needed =
-                compared.decision.pairs_needed.map(|pairs| format!("; about {pairs} pairs would settle it")).unwrap_or_default();
-            lines.push(format!("inconclusive: {}: {reason}{needed}", compared.decision.case));
-        }
-    }
+    lines.extend(inconclusive(comparison));
     for (cases, label) in [
         (&comparison.new, "new, not judged"),
         (&comparison.removed, "removed"),
@@ -127,4 +121,19 @@ fn notes(comparison: &Comparison) -> Vec<String> {
         lines.push(format!("round {}: {} blocks, {} processes, {:.0} s", round + 1, facts.blocks, facts.processes, facts.wall_s));
     }
     lines
+}
+
+/// One line a reason: how many cases, which first, and how many pairs would probably settle them all.
+fn inconclusive(comparison: &Comparison) -> Vec<String> {
+    let mut by_reason: BTreeMap<&str, Vec<&Compared>> = BTreeMap::new();
+    for compared in comparison.judged.iter().filter(|compared| compared.verdict == Verdict::Inconclusive) {
+        by_reason.entry(compared.reason().unwrap_or("no reason")).or_default().push(compared);
+    }
+    let line = |(reason, cases): (&str, Vec<&Compared>)| {
+        let more = if cases.len() == 1 { String::new() } else { format!(" and {} more", cases.len() - 1) };
+        let needed = cases.iter().filter_map(|compared| compared.decision.pairs_needed).max();
+        let needed = needed.map(|pairs| format!("; about {pairs} pairs would settle it")).unwrap_or_default();
+        format!("inconclusive: {reason}: {}{more}{needed}", cases[0].decision.case)
+    };
+    by_reason.into_iter().map(line).collect()
 }
