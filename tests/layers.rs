@@ -23,7 +23,10 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("builtin", &["workload", "backend", "suite", "harness"]),
     (
         "cli",
-        &["exit", "stats", "workload", "backend", "suite", "verify", "trace", "measure", "record", "gate", "report", "harness", "builtin"],
+        &[
+            "exit", "stats", "workload", "backend", "suite", "verify", "trace", "measure", "record", "gate", "report", "harness",
+            "builtin",
+        ],
     ),
 ];
 
