@@ -5,6 +5,7 @@
 
 pub mod compare;
 pub mod interval;
+pub mod paired;
 pub mod resources;
 
 use std::collections::BTreeMap;

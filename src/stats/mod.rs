@@ -1,5 +1,12 @@
 //! Pure statistics on slices of numbers. No files, no cases, no judgement.
 
+pub mod multiple;
+pub mod normal;
+pub mod power;
 pub mod quantile;
+pub mod signed_rank;
+pub mod walsh;
 
+pub use multiple::benjamini_hochberg;
 pub use quantile::{Spread, median, quantile};
+pub use walsh::Walsh;

@@ -1,0 +1,274 @@
+use proptest::prelude::*;
+
+use super::*;
+
+mod simulation;
+
+/// One block a pair of ratios head over base, the base at `time_ns` with a little noise of its own, leaders alternating.
+fn blocks(ratios: &[[f64; 2]], time_ns: f64) -> Vec<Block> {
+    let block = |(index, ratios): (usize, &[f64; 2])| {
+        let base = [1.0 + 1e-4 * (index % 3) as f64, 1.0 - 1e-4 * (index % 2) as f64].map(|factor| observed(time_ns * factor));
+        let head = [0, 1].map(|i| observed(base[i].time_ns * ratios[i]));
+        Block { leader: if index % 2 == 0 { Arm::Base } else { Arm::Head }, base, head }
+    };
+    ratios.iter().enumerate().map(block).collect()
+}
+
+fn observed(time_ns: f64) -> Observation {
+    Observation { time_ns, ..Observation::default() }
+}
+
+/// Ratios around `ratio` by a few tenths of a per cent.
+fn steady(ratio: f64, count: usize) -> Vec<Block> {
+    let ratios: Vec<[f64; 2]> =
+        (0..count).map(|i| [ratio * (1.0 + 1e-3 * (i % 4) as f64), ratio * (1.0 - 1.1e-3 * (i % 5) as f64)]).collect();
+    blocks(&ratios, 1e6)
+}
+
+fn one(blocks: Vec<Block>, plan: &Plan, last: bool) -> Outcome {
+    decide(&Observed::from([("case".to_owned(), blocks)]), plan, last)
+}
+
+fn edited(mut blocks: Vec<Block>, edit: impl Fn(Arm, &mut Observation)) -> Vec<Block> {
+    for block in &mut blocks {
+        block.base.iter_mut().for_each(|observation| edit(Arm::Base, observation));
+        block.head.iter_mut().for_each(|observation| edit(Arm::Head, observation));
+    }
+    blocks
+}
+
+fn verdict(blocks: Vec<Block>) -> (Verdict, Option<Reason>) {
+    let outcome = one(blocks, &Plan::default(), true);
+    (outcome.decisions[0].verdict, outcome.decisions[0].reason)
+}
+
+#[test]
+fn slower_faster_and_the_same_are_told_apart_and_early() {
+    let plan = Plan::default();
+    for (ratio, expected, pairs) in [
+        (1.05, Verdict::Regressed, 10),
+        (0.95, Verdict::Improved, 10),
+        (1.0, Verdict::Unchanged, 8),
+        (1.003, Verdict::Unchanged, 8),
+    ] {
+        let outcome = one(steady(ratio, pairs / 2), &plan, false);
+        let decision = &outcome.decisions[0];
+        assert_eq!((decision.verdict, decision.decided_at), (expected, Some(pairs)), "{ratio}: {decision:?}");
+        assert!(outcome.undecided.is_empty() && outcome.environment_sound);
+        let before = one(steady(ratio, pairs / 2 - 1), &plan, false);
+        assert_eq!(before.undecided, ["case"]);
+        assert!((decision.ratio.low..=decision.ratio.high).contains(&ratio), "{decision:?}");
+    }
+    assert_eq!(one(steady(1.05, 5), &plan, false).exit(), Exit::Regression);
+    assert_eq!(one(steady(1.0, 5), &plan, false).exit(), Exit::Fine);
+    assert_eq!(one(steady(1.0, 1), &plan, false).exit(), Exit::Inconclusive);
+}
+
+#[test]
+fn too_few_pairs_never_fail_however_slow() {
+    let outcome = one(steady(3.0, 3), &Plan::default(), true);
+    let decision = &outcome.decisions[0];
+    assert_eq!((decision.verdict, decision.reason), (Verdict::Inconclusive, Some(Reason::TooFewPairs)));
+    assert_eq!((decision.detectable, decision.pairs_needed), (None, Some(8)));
+    assert!(outcome.undecided.is_empty());
+    assert_eq!(verdict(steady(3.0, 4)), (Verdict::Regressed, None));
+}
+
+#[test]
+fn a_change_below_either_threshold_is_none() {
+    let short = |ratio: f64| edited(steady(ratio, 8), |_, observation| observation.time_ns /= 1e3);
+    assert_eq!(verdict(short(1.05)), (Verdict::Unchanged, None), "50 ns of 1 µs");
+    assert_eq!(verdict(short(1.15)), (Verdict::Regressed, None), "150 ns of 1 µs");
+    let plan = Plan { relative: 0.1, ..Plan::default() };
+    assert_eq!(one(steady(1.05, 8), &plan, true).decisions[0].verdict, Verdict::Unchanged);
+}
+
+#[test]
+fn what_the_clock_did_is_not_the_head() {
+    let with = |cycles_ratio: f64| {
+        edited(steady(1.05, 8), |arm, observation| {
+            let ratio = if arm == Arm::Head { cycles_ratio / 1.05 } else { 1.0 };
+            observation.cycles = Some(observation.time_ns * 1.98 * ratio);
+        })
+    };
+    assert_eq!(verdict(with(1.0)), (Verdict::Inconclusive, Some(Reason::Clock)));
+    assert_eq!(verdict(with(1.05)), (Verdict::Regressed, None));
+    let outcome = one(with(1.0), &Plan::default(), false);
+    assert!(outcome.undecided.is_empty(), "the cycles are shown to be the same");
+    let near = one(with(1.009), &Plan::default(), false);
+    assert_eq!(near.undecided, ["case"], "more blocks may still show it in cycles");
+    let cycles = outcome.decisions[0].cycles.unwrap();
+    assert!((cycles.center - 1.0).abs() < 2e-3, "{cycles:?}");
+    // One process without a clock: no evidence either way.
+    let mut gap = with(1.0);
+    gap[3].base[1].cycles = None;
+    assert_eq!(verdict(gap), (Verdict::Regressed, None));
+}
+
+#[test]
+fn load_beside_one_build_excuses_it_and_beside_both_does_not() {
+    let with = |ratio: f64, base: f64, head: f64| {
+        edited(steady(ratio, 8), |arm, observation| observation.contention = Some(if arm == Arm::Head { head } else { base }))
+    };
+    assert_eq!(verdict(with(1.5, 0.01, 0.30)), (Verdict::Inconclusive, Some(Reason::Contention)));
+    assert_eq!(verdict(with(1.03, 0.0, 0.015)), (Verdict::Inconclusive, Some(Reason::Contention)), "3 % are explained");
+    assert_eq!(verdict(with(1.08, 0.0, 0.015)), (Verdict::Regressed, None), "5 % are left");
+    assert_eq!(verdict(with(1.05, 0.3, 0.3)), (Verdict::Regressed, None));
+    assert_eq!(verdict(with(0.7, 0.3, 0.0)), (Verdict::Inconclusive, Some(Reason::Contention)));
+    assert_eq!(verdict(with(1.0, 0.3, 0.0)), (Verdict::Inconclusive, Some(Reason::Contention)), "hides a slow-down");
+    assert_eq!(verdict(with(1.0, 0.0, 0.3)), (Verdict::Unchanged, None), "as fast under load");
+    // Two loaded processes of sixteen are left out, the others decide.
+    let mut some = with(1.5, 0.0, 0.0);
+    some[2].head[0].contention = Some(1.0);
+    some[5].head[1].contention = Some(1.0);
+    assert_eq!(verdict(some), (Verdict::Regressed, None));
+}
+
+#[test]
+fn a_build_that_differs_from_itself_makes_the_case_and_then_all_inconclusive() {
+    let odd = || {
+        let mut blocks = steady(1.05, 8);
+        for block in &mut blocks {
+            // Later processes of the base and earlier ones of the head are slow, whoever leads.
+            block.base[1].time_ns *= 1.1;
+            block.head[0].time_ns *= 1.1;
+        }
+        blocks
+    };
+    let fine = || steady(1.0, 8);
+    let cases =
+        |odd_ones: usize| -> Observed { (0..12).map(|i| (format!("{i:02}"), if i < odd_ones { odd() } else { fine() })).collect() };
+    let plan = Plan { max_blocks: 8, ..Plan::default() };
+    let outcome = decide(&cases(1), &plan, true);
+    assert_eq!((outcome.of("00").unwrap().verdict, outcome.of("00").unwrap().reason), (Verdict::Inconclusive, Some(Reason::Null)));
+    assert_eq!((outcome.null_fired.as_slice(), outcome.environment_sound), (&["00".to_owned()][..], true));
+    assert_eq!((outcome.count(Verdict::Unchanged), outcome.exit()), (11, Exit::Inconclusive));
+    let outcome = decide(&cases(2), &plan, true);
+    assert!(!outcome.environment_sound && outcome.undecided.is_empty());
+    assert!(outcome.decisions.iter().all(|decision| decision.reason == Some(Reason::Environment)));
+}
+
+/// Whoever runs after the head is 4 % slower, with noise of 0.3 %.
+#[test]
+fn what_the_head_leaves_behind_makes_the_environment_unsound() {
+    let lingering = |case: usize| -> Vec<Block> {
+        let mut before = Arm::Base;
+        (0..16)
+            .map(|index| {
+                let leader = if index % 2 == 0 { Arm::Base } else { Arm::Head };
+                let other = if index % 2 == 0 { Arm::Head } else { Arm::Base };
+                let times = [leader, other, other, leader].map(|arm| {
+                    let slowed = if before == Arm::Head { 1.04 } else { 1.0 };
+                    before = arm;
+                    observed(1e6 * slowed * (1.0 + 3e-4 * ((7 * index + 3 * case) % 10) as f64))
+                });
+                let (outer, inner) = ([times[0], times[3]], [times[1], times[2]]);
+                let (base, head) = if leader == Arm::Base { (outer, inner) } else { (inner, outer) };
+                Block { leader, base, head }
+            })
+            .collect()
+    };
+    let cases: Observed = (0..20).map(lingering).enumerate().map(|(case, blocks)| (case.to_string(), blocks)).collect();
+    let outcome = decide(&cases, &Plan::default(), true);
+    assert!(!outcome.environment_sound && outcome.exit() == Exit::Inconclusive, "{:?}", outcome.decisions[0]);
+}
+
+#[test]
+fn an_even_drift_is_nobodys_fault() {
+    // 3 % a process, in time order.
+    let drifting: Vec<Block> = (0..12)
+        .map(|index| {
+            let at = |position: i32| observed(1e6 * (1.0 + 0.03 * f64::from(4 * index + position)));
+            let (outer, inner) = ([at(0), at(3)], [at(1), at(2)]);
+            let base_leads = index % 2 == 0;
+            let (base, head) = if base_leads { (outer, inner) } else { (inner, outer) };
+            Block { leader: if base_leads { Arm::Base } else { Arm::Head }, base, head }
+        })
+        .collect();
+    let outcome = one(drifting, &Plan::default(), true);
+    assert!(outcome.null_fired.is_empty() && [Verdict::Unchanged, Verdict::Inconclusive].contains(&outcome.decisions[0].verdict));
+}
+
+#[test]
+fn nothing_and_nonsense_are_inconclusive() {
+    let outcome = decide(&Observed::new(), &Plan::default(), true);
+    assert_eq!((outcome.exit(), outcome.environment_sound), (Exit::Inconclusive, true));
+    assert_eq!(verdict(Vec::new()), (Verdict::Inconclusive, Some(Reason::TooFewPairs)));
+    for time_ns in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let outcome = one(edited(steady(1.05, 8), |_, observation| observation.time_ns = time_ns), &Plan::default(), true);
+        assert_eq!((outcome.decisions[0].pairs, outcome.decisions[0].reason), (0, Some(Reason::TooFewPairs)));
+    }
+    let none = Plan { max_blocks: 0, false_alarms: 0.0, missed: 0.0, ..Plan::default() };
+    assert_eq!(one(steady(1.05, 8), &none, true).decisions[0].verdict, Verdict::Inconclusive);
+    let mut one_bad = steady(1.05, 8);
+    one_bad[0].head[0].time_ns = f64::NAN;
+    assert_eq!(one(one_bad, &Plan::default(), true).decisions[0].pairs, 14);
+}
+
+#[test]
+fn words_and_fields_are_kept() {
+    let plan = serde_json::to_string(&Plan::default()).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&plan).unwrap(), Plan::default());
+    let decision = serde_json::to_value(&one(steady(1.05, 8), &Plan::default(), true).decisions[0]).unwrap();
+    assert_eq!((decision["verdict"].as_str(), decision["case"].as_str()), (Some("regressed"), Some("case")));
+    assert_eq!(serde_json::to_value(Reason::TooFewPairs).unwrap(), "too_few_pairs");
+}
+
+prop_compose! {
+    fn any_blocks()(ratio in 0.9f64..1.1, noise in prop::collection::vec(prop::array::uniform2(-0.03f64..0.03), 1..20)) -> Vec<Block> {
+        blocks(&noise.iter().map(|pair| pair.map(|noise| ratio * (1.0 + noise))).collect::<Vec<_>>(), 1e6)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn swapping_the_builds_mirrors_the_verdict(blocks in any_blocks(), last: bool) {
+        let swapped = blocks.iter().map(|block| Block { leader: block.leader, base: block.head, head: block.base }).collect();
+        let (there, back) = (one(blocks, &Plan::default(), last), one(swapped, &Plan::default(), last));
+        let (there, back) = (&there.decisions[0], &back.decisions[0]);
+        let mirrored = match there.verdict {
+            Verdict::Regressed => Verdict::Improved,
+            Verdict::Improved => Verdict::Regressed,
+            other => other,
+        };
+        prop_assert_eq!(back.verdict, mirrored);
+        prop_assert!((back.p_slower - there.p_faster).abs() < 1e-9);
+        prop_assert!((back.ratio.center * there.ratio.center - 1.0).abs() < 1e-9 && (back.ratio.low * there.ratio.high - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_common_factor_changes_nothing(blocks in any_blocks(), factor in 1.0f64..1e4) {
+        let plan = Plan { absolute_ns: 0.0, ..Plan::default() };
+        let scaled = edited(blocks.clone(), |_, observation| observation.time_ns *= factor);
+        let (a, b) = (one(blocks, &plan, true), one(scaled, &plan, true));
+        prop_assert_eq!(a.decisions[0].verdict, b.decisions[0].verdict);
+        prop_assert!((a.decisions[0].ratio.low - b.decisions[0].ratio.low).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_decision_stays_while_blocks_come(blocks in any_blocks()) {
+        let mut decided: Option<Verdict> = None;
+        for count in 1..=blocks.len() {
+            let outcome = one(blocks[..count].to_vec(), &Plan::default(), false);
+            if let Some(before) = decided {
+                prop_assert!(outcome.undecided.is_empty(), "{before:?} at {count}");
+            } else if outcome.undecided.is_empty() {
+                decided = Some(outcome.decisions[0].verdict);
+            }
+            prop_assert!(outcome.decisions[0].p_slower >= 0.0 && outcome.decisions[0].p_slower <= 1.0);
+        }
+    }
+
+    #[test]
+    fn contention_beside_the_head_never_helps_to_fail_it(blocks in any_blocks(), shares in prop::collection::vec(0.0f64..0.2, 20)) {
+        let mut loaded = blocks.clone();
+        for (block, share) in loaded.iter_mut().zip(shares) {
+            block.head[0].contention = Some(share);
+        }
+        // Not the p values: what was decided early is not looked at again.
+        let regressed = |blocks| one(blocks, &Plan::default(), true).decisions[0].verdict == Verdict::Regressed;
+        prop_assert!(!regressed(loaded) || regressed(blocks));
+    }
+}
