@@ -1,12 +1,13 @@
 //! The denoise expert on the GPU: from a launch an operation to a few fused kernels a layer in one graph.
 //!
 //! What each kernel does, its thread mapping and its bound are in its file under `kernels/denoise`. A rung is a `Program`, the
-//! list of its launches, made once while a case is prepared: what is timed is walking that list, or replaying its capture.
-//! Deliberately absent: f32, and any change of the weights' layout; they are used where and how the inputs hold them.
+//! list of its launches, made once while a case is prepared: what is timed is walking that list, or replaying its capture. Weights are
+//! packed then too, where a rung wants them otherwise than the inputs hold them. Deliberately absent: f32.
 
 mod buffers;
 mod fused;
 mod launch;
+mod pack;
 mod per_op;
 mod program;
 

@@ -62,7 +62,7 @@ pub fn device_bytes(run: &Run) -> u64 {
 /// When a kernel does not compile, the library declines, or device memory is short.
 pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
     let blas = Blas::open(device)?;
-    let memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &[]), &scratch(run), &[])?;
+    let memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &[]), &[], &scratch(run), &[])?;
     plan(run, &memory, output.argument()).finish(device, &run.shape.model, Some(&blas), false, memory, None)
 }
 
@@ -109,8 +109,8 @@ impl Pass<'_> {
         } else {
             [memory.at("t"), NULL]
         };
-        let sizes = [Argument::I32(width as i32), Argument::I32(embed_blocks(&shape.model) as i32)];
-        self.launch("embed", 1, &[time[0], time[1], memory.at("embedding"), sizes[0], sizes[1]]);
+        let sizes = [width, embed_blocks(&shape.model), 0].map(|size| Argument::I32(size as i32));
+        self.launch("embed", 1, &[&[time[0], time[1], memory.at("embedding")][..], &sizes].concat());
         self.product(1, width, width, "embedding", memory.address("time_in"), "time_hidden");
         self.bias("time_hidden", "time_in_bias", 1, true);
         self.product(1, width, width, "time_hidden", memory.address("time_out"), "cond");
