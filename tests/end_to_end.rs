@@ -115,6 +115,7 @@ impl Package {
         let mut record_value: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(record).unwrap()).unwrap();
         let cases = record_value["cases"].as_object_mut().unwrap().iter_mut();
         cases.filter(|(id, _)| id.contains(case)).for_each(|(_, value)| set(value, time_ns));
+        record_value.as_object_mut().unwrap().remove("checksum");
         std::fs::write(record, record_value.to_string()).unwrap();
     }
 
@@ -150,13 +151,16 @@ fn bench_baseline_and_gate() {
     package.bench("s3", "").expect(0, &[]);
     package.set_times(&package.record("s3"), 200_000.0);
     package.set_case_times(&package.record("s3"), "n64", 300_000.0);
-    package.kernelgate("gate --baseline a").expect(1, &["regressed", CASE, "+50.0%", "1 regressed, 0 improved, 1 unchanged"]);
+    let one_run = ["inconclusive", "+50.0%", "the baseline has one process run", "kernelgate baseline save a --runs 5"];
+    package.kernelgate("gate --baseline a").expect(3, &one_run);
+    let session = package.path("target/kernelgate/runs/s2");
+    package.kernelgate(&format!("baseline add a --session {}", session.display())).expect(0, &["up to 2 runs"]);
+    package.kernelgate("gate --baseline a").expect(1, &["regressed", CASE, "+48.5%", "1 regressed, 0 improved, 1 unchanged"]);
     let json = package.kernelgate("gate --baseline a --format json");
     let report: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!((&report["judged"][0]["verdict"], &report["judged"][0]["case"]), (&"regressed".into(), &CASE.into()));
     assert_eq!(report["judged"][1]["verdict"], "unchanged");
     package.kernelgate("gate --baseline a --format markdown").expect(1, &["**1 regressed", "| fixture/spin/n64_none/cpu/hot"]);
-    let session = package.path("target/kernelgate/runs/s2");
     package.kernelgate(&format!("gate --baseline a --session {}", session.display())).expect(0, &["unchanged"]);
 
     // A later save of fewer cases loses none of the others.
@@ -249,9 +253,11 @@ fn broken_and_foreign_baselines_are_refused_and_kept() {
     let package = Package::new();
     package.bench("s1", "--save-baseline a").expect(0, &[]);
     let path = package.baseline("a");
-    let whole = std::fs::read_to_string(&path).unwrap();
+    let sealed = std::fs::read_to_string(&path).unwrap();
+    let whole: String = sealed.lines().filter(|line| !line.contains("\"checksum\"")).map(|line| format!("{line}\n")).collect();
     let device = whole.lines().find(|line| line.contains("\"device_name\"")).unwrap();
     let edits = [
+        (sealed.replace("\"revision\": 1", "\"revision\": 2"), 2, "kernelgate baseline seal"),
         (whole[..whole.len() / 2].to_owned(), 2, "broken or cut short"),
         ("{}".to_owned(), 2, "not a kernelgate baseline"),
         (whole.replace("\"schema_version\": 1", "\"schema_version\": 7"), 2, "newer kernelgate (schema 7"),
@@ -271,6 +277,9 @@ fn broken_and_foreign_baselines_are_refused_and_kept() {
         }
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "a broken file is never overwritten");
     }
+    std::fs::write(&path, sealed.replace("\"revision\": 1", "\"revision\": 2")).unwrap();
+    package.kernelgate(&format!("baseline seal {}", path.display())).expect(0, &["taken as they are"]);
+    package.kernelgate("gate --baseline a").expect(4, &["revision is `2`"]);
     let elsewhere = package.path("baselines/another-cpu");
     std::fs::rename(path.parent().unwrap(), &elsewhere).unwrap();
     std::fs::write(elsewhere.join("a.json"), whole.replace(device, "\"device_name\": \"Another CPU\",")).unwrap();

@@ -43,6 +43,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("faer", &["backend/cpu/", "measure/limits/cpu.rs", "workload/"]),
     ("pulp", &["simd.rs", "backend/cpu/", "measure/limits/cpu.rs"]),
     ("safetensors", &["cli/verify.rs"]),
+    ("quick_junit", &["report/junit.rs"]),
     ("sysinfo", &["record/environment.rs", "harness/session.rs", "cli/doctor.rs"]),
     ("serde_json", &["record/file.rs", "compare/build.rs", "cli/"]),
     ("ctrlc", &["harness/session.rs", "compare/engine.rs"]),

@@ -25,7 +25,7 @@ fn peers(run: &str, answer: &str, line: &str) -> (i32, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_kernelgate"))
         .arg("peers")
         .args(line.split_whitespace())
-        .args(["--runs", folder.path().join("runs").to_str().unwrap()])
+        .args(["--records", folder.path().join("runs").to_str().unwrap()])
         .env("KERNELGATE_PYTHON", &python)
         .current_dir(folder.path())
         .output()

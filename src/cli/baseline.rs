@@ -1,11 +1,15 @@
 //! `kernelgate baseline`: the committed files.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Serialize;
 
 use super::{Format, Sessions, print_json};
+use crate::builtin;
 use crate::exit::Exit;
+use crate::harness::args::{BackendName, DEFAULT_TIMEOUT_S};
+use crate::harness::place::Wanted;
 use crate::record::environment::Mismatch;
 use crate::record::store::check_name;
 use crate::record::{Baseline, Environment, Run, Store, file};
@@ -15,11 +19,24 @@ use crate::stats::{Spread, median};
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Verb {
+    /// Run the benches several times and make a baseline of it
+    Save(super::save::Arguments),
     /// Every baseline with its device, age and cases; broken files are named
     List {
         /// How to print
         #[arg(long, value_enum, default_value = "text")]
         format: Format,
+    },
+    /// Where the gate would find a baseline for the device of this machine; exit 2 where it would find none
+    Find {
+        /// Its name
+        name: String,
+        /// Where to run: auto is the GPU if there is one, else the CPU
+        #[arg(long, env = "KERNELGATE_BACKEND", value_enum, default_value = "auto")]
+        backend: BackendName,
+        /// Which GPU, counted from 0
+        #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
+        device: Option<usize>,
     },
     /// The cases of one baseline
     Show {
@@ -50,6 +67,11 @@ pub enum Verb {
         #[arg(long)]
         force: bool,
     },
+    /// Accept a baseline file that was edited or merged by hand
+    Seal {
+        /// The file
+        file: PathBuf,
+    },
     /// Copy a baseline to a file, as JSON or as a CSV of every sample
     Export {
         /// Its name
@@ -64,6 +86,9 @@ pub enum Verb {
 
 pub fn run(verb: &Verb, store: &Store) -> anyhow::Result<Exit> {
     match verb {
+        Verb::Save(arguments) => super::save::run(arguments, store),
+        Verb::Find { name, backend, device } => find(store, name, *backend, *device),
+        Verb::Seal { file } => seal(file),
         Verb::List { format } => list(store, *format),
         Verb::Show { name, device, format } => show(&read(store, device.as_deref(), name)?, *format),
         Verb::Add { name, sessions } => add(store, name, &sessions.read(store)?),
@@ -83,6 +108,16 @@ fn read(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<Basel
         [only] => Ok(store.baseline(only, name)?),
         _ => Ok(store.baseline(&Environment::cpu().slug(), name)?),
     }
+}
+
+fn find(store: &Store, name: &str, backend: BackendName, device: Option<usize>) -> anyhow::Result<Exit> {
+    let wanted = Wanted { backend, device, patience: Duration::from_secs(DEFAULT_TIMEOUT_S) };
+    let suites = builtin::all();
+    let target = wanted.open(&wanted.place(suites.iter().map(AsRef::as_ref))?)?;
+    let device = Environment::of(&target).slug();
+    store.baseline(&device, name)?;
+    println!("{}", store.baseline_path(&device, name)?.display());
+    Ok(Exit::Fine)
 }
 
 fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
@@ -201,6 +236,13 @@ fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow
     anyhow::ensure!(force || !path.exists(), "{} exists: --force replaces it", path.display());
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     println!("{} cases to {}", baseline.cases.len(), path.display());
+    Ok(Exit::Fine)
+}
+
+fn seal(path: &Path) -> anyhow::Result<Exit> {
+    let baseline: Baseline = file::read_unsealed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    file::write(path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    println!("{} cases in {} are taken as they are", baseline.cases.len(), path.display());
     Ok(Exit::Fine)
 }
 

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use clap::ValueEnum as _;
 
-use super::{Format, print_json};
+use super::verdict::Output;
 use crate::compare::progress::parse_duration;
 use crate::compare::{self, CompareError, Request, Source};
 use crate::exit::Exit;
 use crate::gate::paired::Plan;
 use crate::harness::args::{BackendName, EffortName, Filter};
 use crate::record::Store;
-use crate::report::comparison;
+use crate::report::{comparison, metrics};
 use crate::workload::Override;
 
 #[derive(Debug, clap::Args)]
@@ -74,9 +74,8 @@ pub struct Arguments {
     /// Seconds after which a kernel on the GPU is taken for hung
     #[arg(long, env = "KERNELGATE_TIMEOUT", value_name = "SECONDS")]
     timeout: Option<u64>,
-    /// How to print
-    #[arg(long, value_enum, default_value = "text")]
-    format: Format,
+    #[command(flatten)]
+    output: Output,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
@@ -126,12 +125,31 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         }
         Err(error) => return Err(error.into()),
     };
-    match arguments.format {
-        Format::Text => println!("{}", comparison::text(&outcome)),
-        Format::Markdown => println!("{}", comparison::markdown(&outcome)),
-        Format::Json => print_json(&outcome)?,
-    }
+    let summary = comparison::summary(&outcome, &again(arguments));
+    arguments.output.tell(&comparison::text(&outcome), &summary, &outcome, &metrics::of_comparison(&outcome))?;
     Ok(outcome.exit())
+}
+
+/// The command that compares the same.
+fn again(arguments: &Arguments) -> String {
+    let mut words = vec!["kernelgate compare".to_owned()];
+    let quoted = |text: &str| match text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-~^:@".contains(c)) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    };
+    words.extend(arguments.filter.as_deref().map(quoted));
+    let folder = |folder: &Option<PathBuf>| folder.as_ref().map(|folder| folder.display().to_string());
+    for (flag, value) in [
+        ("--base", arguments.base.clone()),
+        ("--head", arguments.head.clone()),
+        ("--base-dir", folder(&arguments.base_dir)),
+        ("--head-dir", folder(&arguments.head_dir)),
+    ] {
+        words.extend(value.map(|value| format!("{flag} {}", quoted(&value))));
+    }
+    words.extend(arguments.bench.iter().map(|bench| format!("--bench {}", quoted(bench))));
+    words.push(format!("--budget {}s", arguments.budget.as_secs_f64()));
+    words.join(" ")
 }
 
 /// The flags that bench binaries take too, as the variables that stand for them.

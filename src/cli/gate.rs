@@ -1,11 +1,12 @@
 //! `kernelgate gate`: the last run against a committed baseline.
 
-use super::{Format, Sessions, print_json};
+use super::Sessions;
+use super::verdict::Output;
 use crate::exit::Exit;
-use crate::gate::{Policy, Report, compare};
+use crate::gate::{Policy, Report, Staleness, compare};
 use crate::record::store::StoreError;
-use crate::record::{Run, Store};
-use crate::report::verdicts;
+use crate::record::{Baseline, Run, Store};
+use crate::report::{metrics, verdicts};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -20,24 +21,32 @@ pub struct Arguments {
     /// Smallest change that matters, in nanoseconds
     #[arg(long, value_name = "NS", default_value_t = Policy::default().absolute_ns)]
     absolute: f64,
-    /// How to print
-    #[arg(long, value_enum, default_value = "text")]
-    format: Format,
+    /// Difference that two devices of one model may have, as a fraction: on top of --relative where the baseline's device is not known to
+    /// be this one
+    #[arg(long, value_name = "FRACTION", default_value_t = Policy::default().other_device)]
+    other_device: f64,
+    #[command(flatten)]
+    output: Output,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    for (flag, value) in [("--relative", arguments.relative), ("--absolute", arguments.absolute)] {
+    let fractions =
+        [("--relative", arguments.relative), ("--absolute", arguments.absolute), ("--other-device", arguments.other_device)];
+    for (flag, value) in fractions {
         anyhow::ensure!(value >= 0.0 && value.is_finite(), "{flag} takes a number from 0");
     }
     crate::record::store::check_name(&arguments.baseline)?;
     let runs = arguments.sessions.read(store)?;
-    let policy = Policy { relative: arguments.relative, absolute_ns: arguments.absolute, ..Policy::default() };
+    let policy = Policy {
+        relative: arguments.relative,
+        absolute_ns: arguments.absolute,
+        other_device: arguments.other_device,
+        ..Policy::default()
+    };
     let report = hold(store, &arguments.baseline, &runs, policy)?;
-    match arguments.format {
-        Format::Text => println!("{}", verdicts::text(&report)),
-        Format::Markdown => println!("{}", verdicts::markdown(&report)),
-        Format::Json => print_json(&report)?,
-    }
+    let again = format!("cargo bench   # as often as wanted\nkernelgate gate --baseline {} --last COUNT", arguments.baseline);
+    let summary = verdicts::summary(&report, &again);
+    arguments.output.tell(&verdicts::text(&report), &summary, &report, &metrics::of_runs(&runs))?;
     Ok(report.exit())
 }
 
@@ -45,7 +54,10 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 fn hold(store: &Store, name: &str, runs: &[Run], policy: Policy) -> Result<Report, StoreError> {
     let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
     match store.baseline(&device, name) {
-        Ok(baseline) => Ok(compare(&baseline, runs, policy)),
+        Ok(baseline) => {
+            let report = compare(&baseline, runs, policy);
+            Ok(Report { staleness: staleness(store, &baseline, &report), ..report })
+        }
         Err(missing @ StoreError::NoBaseline { .. }) => {
             let elsewhere = store.baseline_files().into_iter().filter(|(_, other, _)| other == name);
             let reports = elsewhere.filter_map(|(device, ..)| Some(compare(&store.baseline(&device, name).ok()?, runs, policy)));
@@ -53,4 +65,17 @@ fn hold(store: &Store, name: &str, runs: &[Run], policy: Policy) -> Result<Repor
         }
         Err(error) => Err(error),
     }
+}
+
+/// Of the oldest run that a judged case rests on.
+fn staleness(store: &Store, baseline: &Baseline, report: &Report) -> Option<Staleness> {
+    let used = report.judged.iter().flat_map(|judged| baseline.cases[&judged.case].samples.keys());
+    let oldest = used.map(|key| &baseline.runs[key]).min_by(|a, b| a.started.cmp(&b.started))?;
+    let started: Option<jiff::Timestamp> = oldest.started.parse().ok();
+    Some(Staleness {
+        recorded: oldest.started.clone(),
+        commit: oldest.provenance.short(),
+        days: started.map(|started| jiff::Timestamp::now().duration_since(started).as_hours() / 24),
+        commits: oldest.provenance.commits_behind(&store.root),
+    })
 }

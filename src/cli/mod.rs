@@ -10,7 +10,10 @@ mod list;
 mod peers;
 mod profile;
 mod resources;
+mod runs;
+mod save;
 mod timing;
+mod verdict;
 mod verify;
 
 use std::collections::BTreeMap;
@@ -41,7 +44,7 @@ pub struct Cli {
     baselines: Option<PathBuf>,
     /// Where bench processes record their runs [default: kernelgate/runs/ of the target folder]
     #[arg(long, global = true, value_name = "DIR")]
-    runs: Option<PathBuf>,
+    records: Option<PathBuf>,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -57,7 +60,9 @@ enum Verb {
     /// The last run against a committed baseline
     Gate(gate::Arguments),
     /// Two builds, their processes interleaved: did it get slower?
-    Compare(compare::Arguments),
+    Compare(Box<compare::Arguments>),
+    /// What the last run measured, as a table or for another program
+    Runs(runs::Arguments),
     /// Registers, spills, shared memory and instructions of every kernel; a gate that needs no GPU
     Resources(resources::Arguments),
     /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold caches, ceilings
@@ -66,7 +71,7 @@ enum Verb {
     Profile(profile::Arguments),
     /// The last run beside PyTorch's and other kernels for the same problems, timed now
     Peers(peers::Arguments),
-    /// List, show, extend, import and export baselines
+    /// Save, list, show, extend, import and export baselines
     #[command(subcommand)]
     Baseline(baseline::Verb),
 }
@@ -93,7 +98,7 @@ impl Cli {
         if let Some(folder) = self.baselines {
             store.baselines = folder;
         }
-        if let Some(folder) = self.runs {
+        if let Some(folder) = self.records {
             store.runs = folder;
         }
         match self.verb {
@@ -102,6 +107,7 @@ impl Cli {
             Verb::Verify(arguments) => verify::run(&arguments),
             Verb::Gate(arguments) => gate::run(&arguments, &store),
             Verb::Compare(arguments) => compare::run(&arguments, &store),
+            Verb::Runs(arguments) => runs::run(&arguments, &store),
             Verb::Resources(arguments) => resources::run(&arguments, &store),
             Verb::Timing(arguments) => timing::run(&arguments),
             Verb::Profile(arguments) => profile::run(&arguments),

@@ -83,7 +83,7 @@ impl Engine<'_> {
             };
             let (base, head) = (of(base), of(head));
             for verified in base.iter().chain(&head) {
-                device.clone_from(&verified.run.environment.device_name);
+                device = verified.run.environment.describe();
                 optimised &= verified.run.environment.optimised;
             }
             let before = matched.judged.clone();
@@ -144,6 +144,7 @@ impl Engine<'_> {
             head: head.label.clone(),
             device: facts.0,
             plan: self.request.plan,
+            budget_s: self.request.budget.as_secs_f64(),
             judged,
             refused: matched.refusals(),
             new: matched.new,

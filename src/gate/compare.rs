@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::interval::{Ratio, Side};
-use super::{Judged, Policy, Refusal, Report, Verdict};
-use crate::record::{Baseline, BaselineCase, CaseRecord, Run};
+use super::{Doubt, Judged, Policy, Refusal, Report, Verdict};
+use crate::record::{Baseline, BaselineRun, CaseRecord, Provenance, Run};
 
 /// A case as several process runs measured it.
 type Measured<'a> = [(&'a Run, &'a CaseRecord)];
@@ -23,7 +23,7 @@ pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> Report {
         let Some(base) = baseline.cases.get(*id) else { continue };
         let differences: Vec<_> = head.iter().flat_map(|(run, case)| baseline.mismatches(base, run, case)).collect();
         if differences.is_empty() {
-            judged.push(judge(id, base, head, policy));
+            judged.push(judge(baseline, id, head, policy));
         }
         for difference in differences {
             let key = (difference.field.to_owned(), difference.base, difference.head);
@@ -36,7 +36,11 @@ pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> Report {
     let skips: BTreeMap<&String, &String> = runs.iter().flat_map(|run| &run.skipped).collect();
     Report {
         baseline: baseline.name.clone(),
-        device: runs.first().map(|run| run.environment.device_name.clone()).unwrap_or_default(),
+        device: runs.first().map(|run| run.environment.describe()).unwrap_or_default(),
+        base_commits: commits(used(baseline, &judged).map(|run| &run.provenance)),
+        head_commits: commits(runs.iter().map(|run| &run.provenance)),
+        other_device: other_device(baseline, runs, &judged),
+        staleness: None,
         policy,
         judged,
         refused: refused
@@ -52,36 +56,68 @@ pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> Report {
     }
 }
 
-fn judge(id: &str, base: &BaselineCase, head: &Measured<'_>, policy: Policy) -> Judged {
+/// The baseline's runs that judged cases rest on.
+fn used<'a>(baseline: &'a Baseline, judged: &[Judged]) -> impl Iterator<Item = &'a BaselineRun> {
+    let keys: BTreeSet<&String> = judged.iter().flat_map(|judged| baseline.cases[&judged.case].samples.keys()).collect();
+    keys.into_iter().map(|key| &baseline.runs[key])
+}
+
+fn commits<'a>(provenances: impl Iterator<Item = &'a Provenance>) -> Vec<String> {
+    provenances.map(Provenance::short).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+fn other_device(baseline: &Baseline, runs: &[Run], judged: &[Judged]) -> Option<(String, String)> {
+    let used: Vec<&BaselineRun> = used(baseline, judged).collect();
+    let mut pairs = runs.iter().flat_map(|run| used.iter().map(move |base| (&base.environment, &run.environment)));
+    pairs.find(|(base, head)| !head.same_device(base)).map(|(base, head)| (base.device_id(), head.device_id()))
+}
+
+fn judge(baseline: &Baseline, id: &str, head: &Measured<'_>, policy: Policy) -> Judged {
+    let base = &baseline.cases[id];
     // What others do on the host changes the times of its own cores only.
     let contended = head.iter().all(|(run, _)| run.environment.on_host());
+    let same = |run: &Run| base.samples.keys().all(|key| run.environment.same_device(&baseline.runs[key].environment));
+    let same_device = head.iter().all(|(run, _)| same(run));
     let base_side = Side::of(base.samples.values(), policy.single_run, contended);
     let head_side = Side::of(head.iter().map(|(_, case)| &case.samples), policy.single_run, contended);
     let ratio = Ratio::of(&head_side, &base_side);
-    let matters = |ratio: f64| {
-        let change = (ratio - 1.0).abs();
-        change > policy.relative && change * base_side.center_ns > policy.absolute_ns
-    };
-    let verdict = if ratio.low > 1.0 && matters(ratio.low) {
-        Verdict::Regressed
-    } else if ratio.high < 1.0 && matters(ratio.high) {
-        Verdict::Improved
-    } else if ratio.high - ratio.low > policy.widest {
-        Verdict::Inconclusive
-    } else {
-        Verdict::Unchanged
-    };
-    let smallest = policy.relative.max(policy.absolute_ns / base_side.center_ns);
+    let threshold = policy.relative_on(same_device).max(policy.absolute_ns / base_side.center_ns);
+    let (verdict, reason) = verdict(&ratio, threshold, base_side.runs, policy);
     Judged {
         case: id.to_owned(),
         verdict,
+        reason,
+        same_device,
+        threshold,
         base_ns: base_side.center_ns,
         head_ns: head_side.center_ns,
         ratio,
-        detectable: (1.0 + smallest) * ratio.center / ratio.low - 1.0,
+        detectable: (base_side.runs > 1).then(|| (1.0 + threshold) * ratio.center / ratio.low - 1.0),
+        base_spread: base_side.spread,
+        head_spread: head_side.spread,
         base_runs: base_side.runs,
         head_runs: head_side.runs,
         base_contention: base_side.contention,
         head_contention: head_side.contention,
+    }
+}
+
+fn verdict(ratio: &Ratio, threshold: f64, base_runs: usize, policy: Policy) -> (Verdict, Option<Doubt>) {
+    let beyond = if ratio.low > 1.0 + threshold {
+        Some(Verdict::Regressed)
+    } else if ratio.high < 1.0 - threshold {
+        Some(Verdict::Improved)
+    } else {
+        None
+    };
+    // The width of a single run is assumed, not seen: enough to let a small difference pass, not to blame a large one on the code.
+    let allowed = (1.0 + threshold) * (1.0 + policy.single_run);
+    if base_runs == 1 && ratio.center.max(1.0 / ratio.center) > allowed {
+        return (Verdict::Inconclusive, Some(Doubt::SingleRun));
+    }
+    match beyond {
+        Some(verdict) => (verdict, None),
+        None if ratio.high - ratio.low > policy.widest => (Verdict::Inconclusive, Some(Doubt::Wide)),
+        None => (Verdict::Unchanged, None),
     }
 }

@@ -19,6 +19,8 @@ pub struct Comparison {
     pub device: String,
     /// What counted as slower.
     pub plan: Plan,
+    /// Wall time that a round could take, seconds.
+    pub budget_s: f64,
     /// Cases of both, worst verdict first, then by id.
     pub judged: Vec<Compared>,
     /// Differences that forbid a comparison, with the cases concerned.
@@ -157,6 +159,7 @@ mod tests {
             head: "b".to_owned(),
             device: "c".to_owned(),
             plan: Plan::default(),
+            budget_s: 600.0,
             judged,
             refused: vec![],
             new: vec![],

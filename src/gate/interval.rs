@@ -18,6 +18,8 @@ pub struct Side {
     pub high_ns: f64,
     /// Process runs.
     pub runs: usize,
+    /// Half the range of the runs' medians, relative to their median; none with one run.
+    pub spread: Option<f64>,
     /// Median over the runs of the share of the host's CPU time that others took, at most 0.95; 0 where unknown.
     pub contention: f64,
 }
@@ -39,12 +41,15 @@ impl Side {
         let medians: Vec<f64> = spreads.iter().map(|spread| spread.median).collect();
         let center_ns = median(&medians);
         let half_width = if let [only] = spreads[..] { single_run.max(only.relative()) } else { 0.0 };
+        let highest = medians.iter().copied().fold(0.0, f64::max);
+        let lowest = medians.iter().copied().fold(f64::INFINITY, f64::min);
         let lows = medians.iter().zip(&shares).map(|(median, share)| median * (1.0 - half_width).max(0.01) * (1.0 - share));
         Self {
             center_ns,
             low_ns: lows.fold(f64::INFINITY, f64::min),
-            high_ns: medians.iter().copied().fold(0.0, f64::max) * (1.0 + half_width),
+            high_ns: highest * (1.0 + half_width),
             runs: runs.len(),
+            spread: (runs.len() > 1).then(|| (highest - lowest) / (2.0 * center_ns)),
             contention: median(&shares),
         }
     }

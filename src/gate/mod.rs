@@ -24,6 +24,9 @@ pub struct Policy {
     pub relative: f64,
     /// Smallest change of the time that matters, nanoseconds.
     pub absolute_ns: f64,
+    /// Relative difference that two devices of one model may have: comes on top where a case's baseline is not known to be of the same
+    /// device.
+    pub other_device: f64,
     /// Relative half-width assumed for a side with a single process run, whose spread between runs nobody saw.
     pub single_run: f64,
     /// Widest relative interval from which "unchanged" may still be said.
@@ -34,7 +37,14 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { relative: 0.05, absolute_ns: 100.0, single_run: 0.10, widest: 0.60, contention: 0.10 }
+        Self { relative: 0.05, absolute_ns: 100.0, other_device: 0.22, single_run: 0.10, widest: 0.60, contention: 0.10 }
+    }
+}
+
+impl Policy {
+    /// Smallest relative change that matters, on the baseline's device or on another of its model.
+    pub fn relative_on(&self, same_device: bool) -> f64 {
+        if same_device { self.relative } else { (1.0 + self.relative) * (1.0 + self.other_device) - 1.0 }
     }
 }
 
@@ -64,6 +74,26 @@ impl Verdict {
     }
 }
 
+/// Why a case is inconclusive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Doubt {
+    /// The baseline has one process run: nobody saw how its runs differ.
+    SingleRun,
+    /// The runs of a side differ too much.
+    Wide,
+}
+
+impl Doubt {
+    /// The words for tables and messages.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::SingleRun => "the baseline has one run only",
+            Self::Wide => "interval too wide",
+        }
+    }
+}
+
 /// A case that is in the baseline and in the runs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Judged {
@@ -71,14 +101,24 @@ pub struct Judged {
     pub case: String,
     /// What is concluded.
     pub verdict: Verdict,
+    /// Why it is inconclusive; none for other verdicts.
+    pub reason: Option<Doubt>,
+    /// Whether all runs are known to be of the same device.
+    pub same_device: bool,
+    /// Smallest relative change that matters here.
+    pub threshold: f64,
     /// Median over the baseline's runs of their medians, nanoseconds a launch.
     pub base_ns: f64,
     /// The same of the runs.
     pub head_ns: f64,
     /// Head over base with its interval.
     pub ratio: Ratio,
-    /// Smallest slow-down that this comparison would have called regressed, relative.
-    pub detectable: f64,
+    /// Smallest slow-down that this comparison would have called regressed, relative; none where it calls nothing regressed.
+    pub detectable: Option<f64>,
+    /// Relative half-width of the range of the baseline's runs; none with one run.
+    pub base_spread: Option<f64>,
+    /// The same of the runs judged.
+    pub head_spread: Option<f64>,
     /// Process runs of the baseline.
     pub base_runs: usize,
     /// Process runs judged.
@@ -102,6 +142,19 @@ pub struct Refusal {
     pub cases: Vec<String>,
 }
 
+/// How old the oldest run is that a baseline's cases rest on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Staleness {
+    /// When it started, RFC 3339, UTC.
+    pub recorded: String,
+    /// The code it measured.
+    pub commit: String,
+    /// Whole days since; none where the start is no time.
+    pub days: Option<i64>,
+    /// Commits since; none where git does not tell.
+    pub commits: Option<u64>,
+}
+
 /// The outcome of a comparison.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
@@ -109,6 +162,14 @@ pub struct Report {
     pub baseline: String,
     /// The device.
     pub device: String,
+    /// Code that the baseline's judged runs were of, one entry a commit.
+    pub base_commits: Vec<String>,
+    /// Code that was judged.
+    pub head_commits: Vec<String>,
+    /// The baseline's device and the run's, where they are not known to be one and the same.
+    pub other_device: Option<(String, String)>,
+    /// How old the baseline is, where somebody looked.
+    pub staleness: Option<Staleness>,
     /// What counted as slower.
     pub policy: Policy,
     /// Verdicts, worst first, then by id.

@@ -26,7 +26,7 @@ fn run(session: &str, times: &[(&str, f64)]) -> Run {
         complete: true,
         effort: "default".to_owned(),
         seed: 1,
-        environment: Environment::cpu(),
+        environment: Environment { machine: Some("here".to_owned()), ..Environment::cpu() },
         provenance: Provenance::default(),
         limits: Limits::default(),
         delays: BTreeMap::new(),
@@ -45,8 +45,16 @@ fn baseline(run: &Run) -> Baseline {
     baseline
 }
 
+/// The same run as two process runs.
+fn twice(run: &Run) -> Baseline {
+    let mut baseline = baseline(run);
+    baseline.add(&Run { session: format!("{}-again", run.session), ..run.clone() }).unwrap();
+    baseline
+}
+
+/// Against a baseline of two runs.
 fn compare_default(base: &Run, head: &Run) -> Report {
-    compare(&baseline(base), std::slice::from_ref(head), Policy::default())
+    compare(&twice(base), std::slice::from_ref(head), Policy::default())
 }
 
 #[test]
@@ -54,8 +62,8 @@ fn identical_times_are_unchanged_and_fine() {
     let report = compare_default(&run("1", &[("a", 1e6)]), &run("2", &[("a", 1e6)]));
     assert_eq!(report.judged[0].verdict, Verdict::Unchanged);
     assert_eq!(report.exit(), Exit::Fine);
-    // 5 % beyond an interval of 10 % on either side.
-    assert!((report.judged[0].detectable - (1.05 * 1.1 / 0.9 - 1.0)).abs() < 1e-9);
+    // 5 % beyond an interval of 10 % of the single run.
+    assert!((report.judged[0].detectable.unwrap() - (1.05 / 0.9 - 1.0)).abs() < 1e-9);
 }
 
 #[test]
@@ -68,7 +76,7 @@ fn half_as_slow_again_is_a_regression_named_first() {
 #[test]
 fn the_detectable_effect_is_where_the_verdict_turns() {
     let base = run("1", &[("a", 1e6)]);
-    let detectable = compare_default(&base, &base).judged[0].detectable;
+    let detectable = compare_default(&base, &base).judged[0].detectable.unwrap();
     let at = |slowdown: f64| compare_default(&base, &run("2", &[("a", 1e6 * (1.0 + slowdown))])).judged[0].verdict;
     assert_eq!(at(detectable * 1.01), Verdict::Regressed);
     assert_eq!(at(detectable * 0.99), Verdict::Unchanged);
@@ -79,7 +87,7 @@ fn faster_is_improved_and_a_tiny_absolute_change_is_nothing() {
     let improved = compare_default(&run("1", &[("a", 1e6)]), &run("2", &[("a", 5e5)]));
     assert_eq!((improved.judged[0].verdict, improved.exit()), (Verdict::Improved, Exit::Fine));
     let tiny = compare_default(&run("1", &[("a", 50.0)]), &run("2", &[("a", 100.0)]));
-    assert_eq!(tiny.judged[0].verdict, Verdict::Inconclusive, "{:?}", tiny.judged[0]);
+    assert_eq!(tiny.judged[0].verdict, Verdict::Unchanged, "{:?}", tiny.judged[0]);
 }
 
 #[test]
@@ -187,4 +195,36 @@ fn a_baseline_keeps_what_a_later_run_did_not_measure() {
     assert_eq!(baseline.runs.len(), 2);
     baseline.merge(&run("3", &[("a", 1e6), ("b", 1e6)]));
     assert_eq!(baseline.runs.keys().collect::<Vec<_>>(), ["3/b"]);
+}
+
+#[test]
+fn a_baseline_of_one_run_blames_nobody() {
+    let base = baseline(&run("1", &[("a", 1e6)]));
+    let at = |time: f64| {
+        let report = compare(&base, &[run("2", &[("a", time)])], Policy::default());
+        let judged = &report.judged[0];
+        assert_eq!(judged.detectable, None);
+        (judged.verdict, judged.reason, report.exit())
+    };
+    let doubt = (Verdict::Inconclusive, Some(Doubt::SingleRun), Exit::Inconclusive);
+    let fine = (Verdict::Unchanged, None, Exit::Fine);
+    // 5 % threshold and 10 % for what a single run does not show.
+    assert_eq!([at(1.15e6), at(1e6 / 1.15)], [fine, fine]);
+    assert_eq!([at(1.16e6), at(1e6 / 1.16), at(1e7), at(1e5)], [doubt; 4]);
+}
+
+#[test]
+fn another_device_of_the_same_model_gets_more_tolerance() {
+    let base = twice(&run("1", &[("a", 1e6)]));
+    let on = |machine: Option<&str>, time: f64| {
+        let mut head = run("2", &[("a", time)]);
+        head.environment.machine = machine.map(str::to_owned);
+        let report = compare(&base, &[head], Policy { single_run: 0.0, ..Policy::default() });
+        (report.judged[0].verdict, report.other_device.is_some(), (1e3 * report.judged[0].threshold).round() / 1e3)
+    };
+    assert_eq!(on(Some("here"), 1.25e6), (Verdict::Regressed, false, 0.05));
+    for elsewhere in [Some("there"), None] {
+        assert_eq!(on(elsewhere, 1.25e6), (Verdict::Unchanged, true, 0.281));
+        assert_eq!(on(elsewhere, 1.29e6), (Verdict::Regressed, true, 0.281));
+    }
 }

@@ -148,6 +148,7 @@ impl Record for Baseline {
     const SCHEMA: &'static str = "kernelgate.baseline";
     const VERSION: u64 = 1;
     const KIND: &'static str = "baseline";
+    const SEALED: bool = true;
 
     fn validate(&self) -> Result<(), String> {
         for (id, case) in &self.cases {

@@ -33,6 +33,9 @@ pub struct Environment {
     pub optimised: bool,
     /// Version of kernelgate.
     pub kernelgate: String,
+    /// Tells this host from others: a hash of its name and machine id; absent where it has no name of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
     /// The GPU, where the run was on one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Gpu>,
@@ -122,6 +125,7 @@ impl Environment {
             os: format!("{} {}", std::env::consts::OS, System::kernel_version().unwrap_or_default()).trim().to_owned(),
             optimised: !cfg!(debug_assertions),
             kernelgate: env!("CARGO_PKG_VERSION").to_owned(),
+            machine: machine(),
             gpu: None,
         }
     }
@@ -129,6 +133,31 @@ impl Environment {
     /// Whether the host's own cores were measured.
     pub fn on_host(&self) -> bool {
         self.device_kind == BackendKind::Cpu.name()
+    }
+
+    /// Whether this and a baseline's environment, which are comparable, are known to be the same card, on the CPU the same host. Two of
+    /// the same model need not run alike.
+    pub fn same_device(&self, base: &Self) -> bool {
+        match (&self.gpu, &base.gpu) {
+            (Some(head), Some(base)) => head.uuid == base.uuid,
+            _ => self.machine.is_some() && self.machine == base.machine,
+        }
+    }
+
+    /// What tells the device from others of its model: "GPU-1a2b…" or the host's hash.
+    pub fn device_id(&self) -> String {
+        let id = self.gpu.as_ref().map(|gpu| gpu.uuid.clone()).or_else(|| self.machine.as_ref().map(|hash| format!("host {hash}")));
+        id.unwrap_or_else(|| "a host without a name".to_owned())
+    }
+
+    /// "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz", or the processor with its threads.
+    pub fn describe(&self) -> String {
+        match &self.gpu {
+            Some(Gpu { driver, driver_cuda, max_clock_mhz, .. }) => {
+                format!("{}, driver {driver}, CUDA {driver_cuda}, SM clock up to {max_clock_mhz} MHz", self.device_name)
+            }
+            None => format!("{}, {} cores, {} threads", self.device_name, self.cores, self.threads),
+        }
     }
 
     /// The device's name as a folder: lower case, words joined by `-`.
@@ -147,8 +176,8 @@ impl Environment {
             // The host only launches: what it is does not change a kernel's time.
             (Some(base), Some(head)) => fields.extend([
                 ("gpu.arch", base.arch.clone(), head.arch.clone()),
-                ("gpu.driver", major(&base.driver), major(&head.driver)),
-                ("gpu.driver_cuda", major(&base.driver_cuda), major(&head.driver_cuda)),
+                of_major("gpu.driver", &base.driver, &head.driver),
+                of_major("gpu.driver_cuda", &base.driver_cuda, &head.driver_cuda),
                 ("gpu.nvrtc", base.nvrtc.clone(), head.nvrtc.clone()),
                 ("gpu.multiprocessors", base.multiprocessors.to_string(), head.multiprocessors.to_string()),
             ]),
@@ -167,9 +196,22 @@ impl Environment {
     }
 }
 
-/// "13.0" to "13".
-fn major(version: &str) -> String {
-    version.split('.').next().unwrap_or_default().to_owned()
+/// A version that may differ after its first number: as it is where that number differs, else as the baseline's.
+fn of_major(field: &'static str, base: &str, head: &str) -> (&'static str, String, String) {
+    let major = |version: &str| version.split('.').next().unwrap_or_default().to_owned();
+    let head = if major(base) == major(head) { base } else { head };
+    (field, base.to_owned(), head.to_owned())
+}
+
+/// Names alone repeat ("localhost") and machine ids are copied with images: both together.
+fn machine() -> Option<String> {
+    let name = System::host_name().ok().filter(|name| !name.is_empty());
+    let id = std::fs::read_to_string("/etc/machine-id").map(|id| id.trim().to_owned()).ok().filter(|id| !id.is_empty());
+    if id.is_none() && name.as_ref().is_none_or(|name| name.starts_with("localhost")) {
+        return None;
+    }
+    let text = format!("kernelgate {} {}", name.unwrap_or_default(), id.unwrap_or_default());
+    Some(super::file::text_hash(&text)[..16].to_owned())
 }
 
 /// "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz" to "intel-xeon-platinum-8481c".
@@ -227,6 +269,13 @@ impl Provenance {
         }
     }
 
+    /// Commits from this one to what a repository has checked out; none where git does not know one of them.
+    pub fn commits_behind(&self, root: &Path) -> Option<u64> {
+        let range = format!("{}..HEAD", self.commit.as_ref()?);
+        let output = Command::new("git").arg("-C").arg(root).args(["rev-list", "--count", &range, "--"]).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().parse().ok())?
+    }
+
     fn parse(given: &str) -> Self {
         let commit = given.strip_suffix("+changes");
         Self { commit: Some(commit.unwrap_or(given).to_owned()), dirty: commit.is_some() }
@@ -278,5 +327,35 @@ mod tests {
         let other = Environment { device_name: "other".to_owned(), threads: base.threads + 1, ..base.clone() };
         let fields: Vec<_> = other.mismatches(&base).iter().map(|mismatch| mismatch.field).collect();
         assert_eq!(fields, ["device_name", "threads"]);
+    }
+
+    #[test]
+    fn a_card_a_model_and_a_driver_are_told_apart() {
+        let on = |uuid: &str, driver: &str| Environment {
+            device_kind: "cuda".to_owned(),
+            device_name: "NVIDIA H200".to_owned(),
+            gpu: Some(Gpu {
+                uuid: uuid.to_owned(),
+                arch: "sm_90a".to_owned(),
+                driver: driver.to_owned(),
+                driver_cuda: "13.0".to_owned(),
+                nvrtc: "13.0".to_owned(),
+                multiprocessors: 132,
+                l2_bytes: 1,
+                memory_bytes: 1,
+                max_clock_mhz: 1980,
+            }),
+            ..Environment::cpu()
+        };
+        let base = on("GPU-1", "580.82.07");
+        let other = on("GPU-2", "580.159.04");
+        assert!(base.same_device(&base) && !other.same_device(&base));
+        assert_eq!(other.mismatches(&base), []);
+        let newer = on("GPU-1", "590.1");
+        let mismatch = Mismatch { field: "gpu.driver", base: "580.82.07".to_owned(), head: "590.1".to_owned() };
+        assert_eq!(newer.mismatches(&base), [mismatch]);
+        assert_eq!(other.describe(), "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz");
+        let nameless = Environment { machine: None, ..Environment::cpu() };
+        assert!(!nameless.same_device(&nameless));
     }
 }

@@ -16,6 +16,8 @@ pub trait Record: Serialize + DeserializeOwned {
     const VERSION: u64;
     /// What a person calls such a file: "baseline".
     const KIND: &'static str;
+    /// Whether the file carries a checksum of its content, so that an edit by hand is noticed. Files without one are read too.
+    const SEALED: bool = false;
 
     /// What the types alone do not enforce: a fragment that says what is wrong.
     ///
@@ -63,6 +65,15 @@ pub enum FileError {
         /// Latest version known here.
         known: u64,
     },
+    /// The content is not what was written.
+    #[error(
+        "read {path}: edited or merged after kernelgate wrote it (its checksum does not match); \
+         where that is intended, `kernelgate baseline seal {path}` accepts it as it is"
+    )]
+    Edited {
+        /// Which file.
+        path: PathBuf,
+    },
     /// The right format with impossible content.
     #[error("read {path}: invalid {kind}: {problem}")]
     Invalid {
@@ -85,11 +96,27 @@ impl FileError {
 /// Reads and validates a record.
 ///
 /// # Errors
-/// When the file is missing, broken, foreign, newer than this program, or contradicts itself.
+/// When the file is missing, broken, foreign, newer than this program, edited although it is sealed, or contradicts itself.
 pub fn read<T: Record>(path: &Path) -> Result<T, FileError> {
+    read_checked(path, true)
+}
+
+/// The same, whatever the checksum says.
+///
+/// # Errors
+/// As [`read()`], without that of an edit.
+pub fn read_unsealed<T: Record>(path: &Path) -> Result<T, FileError> {
+    read_checked(path, false)
+}
+
+fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
     let text = std::fs::read(path).map_err(|cause| FileError::Io { action: "read", path: path.to_owned(), cause })?;
     let mut value: Value = serde_json::from_slice(&text).map_err(|cause| FileError::Json { path: path.to_owned(), cause })?;
     let foreign = || FileError::Foreign { path: path.to_owned(), kind: T::KIND };
+    let envelope = value.as_object_mut().ok_or_else(foreign)?;
+    let checksum = envelope.remove("checksum");
+    let edited = || checksum.is_some_and(|checksum| checksum.as_str() != Some(&checksum_of(&value)));
+    let edited = T::SEALED && check && edited();
     let envelope = value.as_object_mut().ok_or_else(foreign)?;
     if envelope.remove("schema").as_ref().and_then(Value::as_str) != Some(T::SCHEMA) {
         return Err(foreign());
@@ -98,6 +125,9 @@ pub fn read<T: Record>(path: &Path) -> Result<T, FileError> {
         envelope.remove("schema_version").as_ref().and_then(Value::as_u64).filter(|&found| found > 0).ok_or_else(foreign)?;
     if found > T::VERSION {
         return Err(FileError::Newer { path: path.to_owned(), found, known: T::VERSION });
+    }
+    if edited {
+        return Err(FileError::Edited { path: path.to_owned() });
     }
     let invalid = |problem: String| FileError::Invalid { path: path.to_owned(), kind: T::KIND, problem };
     let record: T = serde_json::from_value(value).map_err(|error| invalid(error.to_string()))?;
@@ -119,6 +149,10 @@ pub fn to_text<T: Record>(record: &T) -> String {
     let envelope = value.as_object_mut().expect("records are structs");
     envelope.insert("schema".to_owned(), T::SCHEMA.into());
     envelope.insert("schema_version".to_owned(), T::VERSION.into());
+    if T::SEALED {
+        let checksum = checksum_of(&value);
+        value.as_object_mut().expect("records are structs").insert("checksum".to_owned(), checksum.into());
+    }
     let mut text = String::new();
     pretty(&value, 0, &mut text);
     text.push('\n');
@@ -136,6 +170,16 @@ pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
     file.as_file().sync_all().map_err(io)?;
     file.persist(path).map_err(|error| io(error.error))?;
     Ok(())
+}
+
+/// Hash of a record's values, however the file is spaced.
+fn checksum_of(value: &Value) -> String {
+    text_hash(&value.to_string())
+}
+
+/// Hash of a text: 32 hexadecimal digits.
+pub fn text_hash(text: &str) -> String {
+    format!("{:032x}", xxhash_rust::xxh3::xxh3_128(text.as_bytes()))
 }
 
 /// Content hash of a file: 32 hexadecimal digits.
@@ -222,6 +266,42 @@ mod tests {
         fn validate(&self) -> Result<(), String> {
             if self.values.is_empty() { Err("no values".to_owned()) } else { Ok(()) }
         }
+    }
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Sealed {
+        values: Vec<f64>,
+    }
+
+    impl Record for Sealed {
+        const SCHEMA: &'static str = "kernelgate.sealed";
+        const VERSION: u64 = 1;
+        const KIND: &'static str = "sealed";
+        const SEALED: bool = true;
+
+        fn validate(&self) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_edit_is_noticed_and_spaces_are_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        let record = Sealed { values: vec![0.1, 1.0, 1e-300] };
+        write(&path, &record).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(read::<Sealed>(&path).unwrap(), record);
+        std::fs::write(&path, text.replace("  ", "\t")).unwrap();
+        assert_eq!(read::<Sealed>(&path).unwrap(), record);
+        std::fs::write(&path, text.replace("0.1", "0.2")).unwrap();
+        let error = read::<Sealed>(&path).unwrap_err().to_string();
+        assert!(error.contains("edited") && error.contains(&format!("baseline seal {}", path.display())), "{error}");
+        assert_eq!(read_unsealed::<Sealed>(&path).unwrap().values[0], 0.2);
+        // As written before there were checksums.
+        let old: Vec<&str> = text.lines().filter(|line| !line.contains("checksum")).collect();
+        std::fs::write(&path, old.join("\n")).unwrap();
+        assert_eq!(read::<Sealed>(&path).unwrap(), record);
     }
 
     fn sample() -> Sample {

@@ -1,12 +1,14 @@
-//! The outcome of `compare` as text and Markdown: headline, regressions first, each with its interval and what could have been seen.
+//! The outcome of `compare` as text and as a summary: headline, regressions first, each with its interval and what could have been seen.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use super::summary::{Kind, Other, Row, Summary};
 use super::table::Table;
 use super::time;
-use crate::gate::Verdict;
 use crate::gate::comparison::{Compared, Comparison};
+use crate::gate::{Refusal, Verdict};
+use crate::stats::median;
 
 /// Cases of a kind that are named one by one.
 const SHOWN: usize = 20;
@@ -17,30 +19,94 @@ pub fn text(comparison: &Comparison) -> String {
     if !comparison.judged.is_empty() {
         let _ = writeln!(out, "\n{}", table(&comparison.judged).text());
     }
-    for line in notes(comparison) {
+    for line in notes(comparison).into_iter().chain(details(comparison)) {
         let _ = write!(out, "\n{line}");
     }
     let _ = write!(out, "\n{}", headline(comparison));
     out
 }
 
-/// For a pull request: headline and what got slower in sight, the rest folded.
-pub fn markdown(comparison: &Comparison) -> String {
-    let mut out =
-        format!("**{}**\n\nBase {}, head {}, on {}.\n", headline(comparison), comparison.base, comparison.head, comparison.device);
-    let (worst, rest): (Vec<_>, Vec<_>) =
-        comparison.judged.iter().cloned().partition(|compared| compared.decision.verdict == Verdict::Regressed);
-    if !worst.is_empty() {
-        let _ = writeln!(out, "\n{}", table(&worst).markdown());
+/// For reviewers and programs. `reproduce` is the command that compares the same at home.
+pub fn summary(comparison: &Comparison, reproduce: &str) -> Summary {
+    let mut facts = vec![("base", comparison.base.clone()), ("head", comparison.head.clone()), ("on", comparison.device.clone())];
+    facts.extend(noise_floor(comparison).map(|words| ("noise floor", words)));
+    facts.extend(clock(comparison).map(|words| ("SM clock", words)));
+    let (blocks, wall_s) = comparison.rounds.iter().fold((0, 0.0), |sum, round| (sum.0 + round.blocks, sum.1 + round.wall_s));
+    let budget_s = comparison.budget_s;
+    facts.push(("took", format!("{blocks} blocks of four processes, {wall_s:.0} s of {budget_s:.0} s a round")));
+    let mut others = Vec::new();
+    for (cases, kind, label) in [
+        (&comparison.failed, Kind::Failed, "failed in the head"),
+        (&comparison.failed_in_base, Kind::Skipped, "failed in the base, not judged"),
+        (&comparison.skipped, Kind::Skipped, "skipped in the head, timed in the base"),
+    ] {
+        others.extend(cases.iter().map(|(case, reason)| Other::new(case, kind, format!("{label}: {reason}"))));
     }
-    for line in notes(comparison) {
-        let _ = write!(out, "\n- {line}");
+    for Refusal { field, base, head, cases } in &comparison.refused {
+        let why = format!("refused: {field} is `{base}` in the base and `{head}` in the head");
+        others.extend(cases.iter().map(|case| Other::new(case, Kind::Refused, why.clone())));
     }
-    if !rest.is_empty() {
-        let (count, rest) = (rest.len(), table(&rest).markdown());
-        let _ = writeln!(out, "\n\n<details><summary>{count} other cases</summary>\n\n{rest}\n\n</details>");
+    let given_up = comparison.broken.iter().filter(|broken| broken.given_up);
+    others.extend(given_up.map(|broken| {
+        let kind = if broken.side == "head" { Kind::Failed } else { Kind::Skipped };
+        Other::new(&format!("bench {}", broken.bench), kind, format!("broke in the {}: {}", broken.side, broken.reason))
+    }));
+    others.extend(comparison.new.iter().map(|case| Other::new(case, Kind::Skipped, "new, not judged")));
+    if comparison.judged.is_empty() && others.is_empty() {
+        others.push(Other::new("comparison", Kind::Skipped, "nothing to judge: no case is in both"));
     }
-    out
+    Summary {
+        verb: "kernelgate compare",
+        headline: headline(comparison),
+        facts,
+        rows: comparison.judged.iter().map(row).collect(),
+        others,
+        notes: notes(comparison),
+        details: details(comparison),
+        evidence: "pairs",
+        reproduce: reproduce.to_owned(),
+    }
+}
+
+fn row(compared: &Compared) -> Row {
+    let decision = &compared.decision;
+    let again = compared.confirmation.as_ref().map(|again| format!(" + {}", again.pairs)).unwrap_or_default();
+    Row {
+        case: decision.case.clone(),
+        verdict: compared.verdict,
+        reason: compared.reason(),
+        base_ns: decision.base_ns,
+        head_ns: decision.head_ns,
+        ratio: decision.ratio,
+        detectable: decision.detectable,
+        p_slower: Some(decision.p_slower),
+        evidence: format!("{}{again}", decision.pairs),
+    }
+}
+
+/// What processes of one build differ by: the interval of the null pairs.
+fn noise_floor(comparison: &Comparison) -> Option<String> {
+    let widths = comparison.judged.iter().map(|compared| &compared.decision).map(|decision| {
+        let width = (decision.null.high - decision.null.low) / 2.0;
+        (decision.case.as_str(), width)
+    });
+    let mut widths: Vec<(&str, f64)> = widths.filter(|(_, width)| width.is_finite()).collect();
+    widths.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let (worst, most) = widths.last()?;
+    let middle = median(&widths.iter().map(|(_, width)| *width).collect::<Vec<_>>());
+    Some(format!(
+        "a build against itself is within ±{:.2}% in the median case, ±{:.2}% in the worst ({worst})",
+        100.0 * middle,
+        100.0 * most
+    ))
+}
+
+/// How far the SM clock of the head was from the base's, where it was read: the change in cycles over the change in time.
+fn clock(comparison: &Comparison) -> Option<String> {
+    let decisions = comparison.judged.iter().map(|compared| &compared.decision);
+    let shifts = decisions.filter_map(|decision| Some(decision.cycles?.center / decision.ratio.center));
+    let furthest = shifts.filter(|shift| shift.is_finite()).max_by(|a, b| (a - 1.0).abs().total_cmp(&(b - 1.0).abs()))?;
+    Some(format!("the head's was within {:.2}% of the base's in every case", 100.0 * (furthest - 1.0).abs()))
 }
 
 /// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6 (threshold 1%)".
@@ -60,20 +126,10 @@ pub fn headline(comparison: &Comparison) -> String {
 
 fn table(judged: &[Compared]) -> Table {
     let mut table = Table::new(&["case", "verdict", "base", "head", "change", "interval", "detectable", "pairs"]);
-    for compared in judged {
-        let decision = &compared.decision;
-        let percent = |ratio: f64| if ratio.is_finite() { format!("{:+.1}%", 100.0 * (ratio - 1.0)) } else { "∞".to_owned() };
-        let again = compared.confirmation.as_ref().map(|again| format!(" + {}", again.pairs)).unwrap_or_default();
-        table.row(vec![
-            decision.case.clone(),
-            compared.verdict.name().to_owned(),
-            time(decision.base_ns),
-            time(decision.head_ns),
-            percent(decision.ratio.center),
-            format!("{} … {}", percent(decision.ratio.low), percent(decision.ratio.high)),
-            decision.detectable.map_or_else(|| "-".to_owned(), |detectable| format!("{:.1}%", 100.0 * detectable)),
-            format!("{}{again}", decision.pairs),
-        ]);
+    for row in judged.iter().map(row) {
+        let (change, interval, detectable) = (row.change(), row.interval(), row.detectable());
+        let (base, head) = (time(row.base_ns), time(row.head_ns));
+        table.row(vec![row.case, row.verdict.name().to_owned(), base, head, change, interval, detectable, row.evidence]);
     }
     table
 }
@@ -99,6 +155,19 @@ fn notes(comparison: &Comparison) -> Vec<String> {
         lines.push(format!("broke: {} of the {}: {}{so}", broken.bench, broken.side, broken.reason));
     }
     lines.extend(inconclusive(comparison));
+    if comparison.judged.is_empty() {
+        lines.push("nothing to judge: no case is in both".to_owned());
+    }
+    lines.extend(comparison.delays.iter().map(|delays| format!("DELAYED on purpose, the head's launches, nanoseconds: {delays}")));
+    if !comparison.optimised {
+        lines.push("warning: built without optimisation; times mean nothing".to_owned());
+    }
+    lines
+}
+
+/// What nobody needs to act on.
+fn details(comparison: &Comparison) -> Vec<String> {
+    let mut lines = Vec::new();
     for (cases, label) in [
         (&comparison.new, "new, not judged"),
         (&comparison.removed, "removed"),
@@ -109,13 +178,6 @@ fn notes(comparison: &Comparison) -> Vec<String> {
         if cases.len() > SHOWN {
             lines.push(format!("{label}: {} more", cases.len() - SHOWN));
         }
-    }
-    if comparison.judged.is_empty() {
-        lines.push("nothing to judge: no case is in both".to_owned());
-    }
-    lines.extend(comparison.delays.iter().map(|delays| format!("DELAYED on purpose, the head's launches, nanoseconds: {delays}")));
-    if !comparison.optimised {
-        lines.push("warning: built without optimisation; times mean nothing".to_owned());
     }
     for (round, facts) in comparison.rounds.iter().enumerate() {
         lines.push(format!("round {}: {} blocks, {} processes, {:.0} s", round + 1, facts.blocks, facts.processes, facts.wall_s));

@@ -1,7 +1,11 @@
-//! Text, Markdown and JSON for people and programs. No decisions here.
+//! Text, Markdown, JUnit XML and metrics for people and programs. No decisions here.
 
+pub mod comment;
 pub mod comparison;
+pub mod junit;
+pub mod metrics;
 pub mod runs;
+pub mod summary;
 pub mod table;
 pub mod verdicts;
 
@@ -50,18 +54,4 @@ impl std::fmt::Display for Significant {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quantities_read_well() {
-        assert_eq!(bytes(12), "12 B");
-        assert_eq!(bytes(134_217_728), "134 MB");
-        assert_eq!(bytes(1_720_000_000), "1.72 GB");
-        assert_eq!(time(1_234_567.0), "1.235 ms");
-        assert_eq!(time(12.0), "12.00 ns");
-        assert_eq!(time(2.5e9), "2.500 s");
-        assert_eq!(rate(137_438_953_472, "FLOP", 0.9e9), "152.7 GFLOP/s");
-        assert_eq!(rate(1000, "B", 1000.0), "1.000 GB/s");
-    }
-}
+mod tests;

@@ -1,5 +1,8 @@
 //! Tables, aligned for a terminal or as Markdown.
 
+/// Columns are padded to this many characters at most.
+const WIDEST: usize = 200;
+
 /// A table of cells; the first column is aligned left, the others right.
 #[derive(Debug, Clone, Default)]
 pub struct Table {
@@ -31,7 +34,9 @@ impl Table {
 
     /// A Markdown table.
     pub fn markdown(&self) -> String {
-        let mut lines = self.lines(|cells| format!("| {} |", cells.join(" | ")));
+        let escaped = |cells: &Vec<String>| cells.iter().map(|cell| escape(cell)).collect();
+        let table = Self { header: escaped(&self.header), rows: self.rows.iter().map(escaped).collect() };
+        let mut lines = table.lines(|cells| format!("| {} |", cells.join(" | ")));
         let rule: Vec<&str> = (0..self.header.len()).map(|column| if column == 0 { "---" } else { "---:" }).collect();
         lines.insert(1, format!("| {} |", rule.join(" | ")));
         lines.join("\n")
@@ -39,8 +44,9 @@ impl Table {
 
     fn lines(&self, join: impl Fn(&[String]) -> String) -> Vec<String> {
         let all = || std::iter::once(&self.header).chain(&self.rows);
-        let widths: Vec<usize> =
-            (0..self.header.len()).map(|column| all().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect();
+        let widths: Vec<usize> = (0..self.header.len())
+            .map(|column| all().map(|row| row[column].chars().count().min(WIDEST)).max().unwrap_or(0))
+            .collect();
         let pad = |row: &Vec<String>| -> Vec<String> {
             row.iter()
                 .zip(&widths)
@@ -50,6 +56,11 @@ impl Table {
         };
         all().map(|row| join(&pad(row))).collect()
     }
+}
+
+/// A text on one line in which Markdown sees neither the end of a cell nor HTML.
+pub fn escape(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|").replace('<', "&lt;")
 }
 
 #[cfg(test)]

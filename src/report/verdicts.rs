@@ -1,35 +1,102 @@
-//! The gate's outcome as text and Markdown: headline, regressions first, each with its interval and what could have been seen.
+//! The gate's outcome as text and as a summary: headline, regressions first, each with its interval and what could have been seen.
 
 use std::fmt::Write as _;
 
+use super::summary::{Kind, Other, Row, Summary};
 use super::table::Table;
 use super::time;
-use crate::gate::{Judged, Report, Verdict};
+use crate::gate::{Doubt, Judged, Refusal, Report, Verdict};
+use crate::stats::median;
 
 /// For a terminal.
 pub fn text(report: &Report) -> String {
-    let mut out = format!("baseline `{}` on {}\n", report.baseline, report.device);
+    let mut out = format!("{}, on {}\n", base(report), report.device);
     if !report.judged.is_empty() {
         let _ = writeln!(out, "\n{}", table(&report.judged).text());
     }
-    notes(report, &mut out, "");
+    for line in notes(report).into_iter().chain(details(report)) {
+        let _ = write!(out, "\n{line}");
+    }
     let _ = write!(out, "\n{}", headline(report));
     out
 }
 
-/// For a pull request: headline and regressions in sight, the rest folded.
-pub fn markdown(report: &Report) -> String {
-    let mut out = format!("**{}**\n\nBaseline `{}` on {}.\n", headline(report), report.baseline, report.device);
-    let (worst, rest): (Vec<_>, Vec<_>) = report.judged.iter().cloned().partition(|judged| judged.verdict == Verdict::Regressed);
-    if !worst.is_empty() {
-        let _ = writeln!(out, "\n{}", table(&worst).markdown());
+/// For reviewers and programs. `reproduce` is the command that holds the same at home.
+pub fn summary(report: &Report, reproduce: &str) -> Summary {
+    let mut facts = vec![("base", base(report)), ("head", report.head_commits.join(", ")), ("on", report.device.clone())];
+    facts.extend(noise_floor(report).map(|words| ("noise floor", words)));
+    let mut others: Vec<Other> =
+        report.failed.iter().map(|(case, error)| Other::new(case, Kind::Failed, format!("failed: {error}"))).collect();
+    for Refusal { field, base, head, cases } in &report.refused {
+        let why = format!("refused: {field} is `{base}` in the baseline and `{head}` in the run");
+        others.extend(cases.iter().map(|case| Other::new(case, Kind::Refused, why.clone())));
     }
-    notes(report, &mut out, "- ");
-    if !rest.is_empty() {
-        let _ =
-            writeln!(out, "\n<details><summary>{} other cases</summary>\n\n{}\n\n</details>", rest.len(), table(&rest).markdown());
+    let interrupted = |bench: &String| Other::new(&format!("bench {bench}"), Kind::Failed, "interrupted: did not get to its end");
+    others.extend(report.interrupted.iter().map(interrupted));
+    let skipped =
+        |(case, reason): (&String, &String)| Other::new(case, Kind::Skipped, format!("skipped, in the baseline: {reason}"));
+    others.extend(report.skipped.iter().map(skipped));
+    others.extend(report.new.iter().map(|case| Other::new(case, Kind::Skipped, "new, not judged")));
+    others.extend(report.not_run.iter().map(|case| Other::new(case, Kind::Skipped, "in the baseline, not run")));
+    if report.judged.is_empty() && others.is_empty() {
+        others.push(Other::new("gate", Kind::Skipped, "nothing to judge"));
     }
-    out
+    Summary {
+        verb: "kernelgate gate",
+        headline: headline(report),
+        facts,
+        rows: report.judged.iter().map(row).collect(),
+        others,
+        notes: notes(report),
+        details: details(report),
+        evidence: "runs",
+        reproduce: reproduce.to_owned(),
+    }
+}
+
+fn row(judged: &Judged) -> Row {
+    Row {
+        case: judged.case.clone(),
+        verdict: judged.verdict,
+        reason: judged.reason.map(Doubt::words),
+        base_ns: judged.base_ns,
+        head_ns: judged.head_ns,
+        ratio: judged.ratio,
+        detectable: judged.detectable,
+        p_slower: None,
+        evidence: format!("{}:{}", judged.base_runs, judged.head_runs),
+    }
+}
+
+/// "baseline `main` of 1a2b3c4d, recorded 2026-11-21, 12 days and 34 commits ago".
+fn base(report: &Report) -> String {
+    let of = if report.base_commits.is_empty() { String::new() } else { format!(" of {}", report.base_commits.join(", ")) };
+    let age = report.staleness.as_ref().map(|age| {
+        let counted = |count: Option<i64>, unit: &str| {
+            count.map(|count| if count == 1 { format!("1 {unit}") } else { format!("{count} {unit}s") })
+        };
+        let commits = age.commits.and_then(|commits| i64::try_from(commits).ok());
+        let ago: Vec<String> = [counted(age.days, "day"), counted(commits, "commit")].into_iter().flatten().collect();
+        let ago = if ago.is_empty() { String::new() } else { format!(", {} ago", ago.join(" and ")) };
+        format!(", recorded {}{ago}", age.recorded.get(..10).unwrap_or(&age.recorded))
+    });
+    format!("baseline `{}`{of}{}", report.baseline, age.unwrap_or_default())
+}
+
+/// What runs of one side differ by.
+fn noise_floor(report: &Report) -> Option<String> {
+    let spreads = report.judged.iter().flat_map(|judged| {
+        [judged.base_spread, judged.head_spread].into_iter().flatten().map(|spread| (judged.case.as_str(), spread))
+    });
+    let mut spreads: Vec<(&str, f64)> = spreads.collect();
+    spreads.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let (worst, most) = spreads.last()?;
+    let middle = median(&spreads.iter().map(|(_, spread)| *spread).collect::<Vec<_>>());
+    Some(format!(
+        "runs of one side are within ±{:.2}% in the median case, ±{:.2}% in the worst ({worst})",
+        100.0 * middle,
+        100.0 * most
+    ))
 }
 
 /// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6 (threshold 5 %)".
@@ -49,23 +116,15 @@ pub fn headline(report: &Report) -> String {
 
 fn table(judged: &[Judged]) -> Table {
     let mut table = Table::new(&["case", "verdict", "baseline", "now", "change", "interval", "detectable", "runs"]);
-    for judged in judged {
-        let percent = |ratio: f64| format!("{:+.1}%", 100.0 * (ratio - 1.0));
-        table.row(vec![
-            judged.case.clone(),
-            judged.verdict.name().to_owned(),
-            time(judged.base_ns),
-            time(judged.head_ns),
-            percent(judged.ratio.center),
-            format!("{} … {}", percent(judged.ratio.low), percent(judged.ratio.high)),
-            format!("{:.1}%", 100.0 * judged.detectable),
-            format!("{}:{}", judged.base_runs, judged.head_runs),
-        ]);
+    for row in judged.iter().map(row) {
+        let (change, interval, detectable) = (row.change(), row.interval(), row.detectable());
+        let (base, head) = (time(row.base_ns), time(row.head_ns));
+        table.row(vec![row.case, row.verdict.name().to_owned(), base, head, change, interval, detectable, row.evidence]);
     }
     table
 }
 
-fn notes(report: &Report, out: &mut String, bullet: &str) {
+fn notes(report: &Report) -> Vec<String> {
     let mut lines = Vec::new();
     for refusal in &report.refused {
         lines.push(format!(
@@ -79,8 +138,6 @@ fn notes(report: &Report, out: &mut String, bullet: &str) {
     lines.extend(report.failed.iter().map(|(case, error)| format!("failed: {case}: {error}")));
     lines.extend(report.interrupted.iter().map(|bench| format!("interrupted: bench `{bench}` did not get to its end")));
     lines.extend(report.skipped.iter().map(|(case, reason)| format!("skipped, in the baseline: {case}: {reason}")));
-    lines.extend(first_of(&report.new, "new, not judged"));
-    lines.extend(first_of(&report.not_run, "in the baseline, not run"));
     lines.extend(first_of(&report.own, "compared with itself, the baseline was saved from it"));
     if report.judged.is_empty() && report.refused.is_empty() {
         lines.push("nothing to judge: no case is both in the baseline and in the run".to_owned());
@@ -95,18 +152,40 @@ fn notes(report: &Report, out: &mut String, bullet: &str) {
             100.0 * base
         ));
     }
-    if report.judged.iter().any(|judged| judged.base_runs == 1 || judged.head_runs == 1) {
+    let single = |side: fn(&Judged) -> usize| report.judged.iter().any(|judged| side(judged) == 1);
+    if single(|judged| judged.base_runs) {
         lines.push(format!(
-            "one process run on a side: ±{:.0}% is assumed for what differs between runs; more runs tell it: after each further \
-             `cargo bench`, `kernelgate baseline add {}` on the old code, `kernelgate gate --last COUNT` on the new",
-            100.0 * report.policy.single_run,
+            "the baseline has one process run of a case: nobody saw how its runs differ, and a larger difference than {:.0}% is \
+             inconclusive, not slower or faster: `kernelgate baseline save {} --runs 5` on the old code records enough, `kernelgate \
+             baseline add` adds the last run",
+            100.0 * ((1.0 + report.policy.relative) * (1.0 + report.policy.single_run) - 1.0),
             report.baseline
         ));
     }
-    for line in lines {
-        let _ = write!(out, "\n{bullet}{line}");
+    if single(|judged| judged.head_runs) {
+        lines.push(format!(
+            "one process run is judged: ±{:.0}% is assumed for what differs between runs; after more of `cargo bench`, `kernelgate gate \
+             --last COUNT` tells it",
+            100.0 * report.policy.single_run
+        ));
     }
-    out.push('\n');
+    if let Some((base, head)) = &report.other_device {
+        lines.push(format!(
+            "not known to be the same device ({base} in the baseline, {head} in the run): two of one model may differ by {:.0}%, so that \
+             the threshold is {:.1}% in place of {:.1}%",
+            100.0 * report.policy.other_device,
+            100.0 * report.policy.relative_on(false),
+            100.0 * report.policy.relative
+        ));
+    }
+    lines
+}
+
+/// What nobody needs to act on.
+fn details(report: &Report) -> Vec<String> {
+    let mut lines = first_of(&report.new, "new, not judged");
+    lines.extend(first_of(&report.not_run, "in the baseline, not run"));
+    lines
 }
 
 /// "CASE", or "CASE and 3 more".

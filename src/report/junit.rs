@@ -1,0 +1,67 @@
+//! Verdicts as JUnit XML, for the test views of CI systems: a test case a case.
+//!
+//! Regressed is a failure, wrong or refused an error, and what was not judged or cannot be told is skipped with its reason. The same
+//! result gives the same bytes: no times of day, no ids.
+
+use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
+
+use super::summary::{Kind, Row, Summary};
+use super::time;
+use crate::gate::Verdict;
+
+/// As XML.
+pub fn xml(summary: &Summary) -> String {
+    let mut suite = TestSuite::new(summary.verb);
+    for (name, words) in &summary.facts {
+        suite.add_property((*name, words.as_str()));
+    }
+    suite.add_test_cases(summary.rows.iter().map(|row| case(&row.case, of_row(row, summary.evidence))));
+    for other in &summary.others {
+        let kind = if other.kind == Kind::Skipped { None } else { Some(NonSuccessKind::Error) };
+        let mut status = kind.map_or_else(TestCaseStatus::skipped, TestCaseStatus::non_success);
+        status.set_message(other.why.as_str());
+        if kind.is_some() {
+            status.set_type(if other.kind == Kind::Refused { "refused" } else { "failed" });
+        }
+        suite.add_test_case(case(&other.name, status));
+    }
+    let mut report = Report::new(summary.headline.as_str());
+    report.add_test_suite(suite);
+    let mut xml = report.to_string().expect("text in memory can be written");
+    if !xml.ends_with('\n') {
+        xml.push('\n');
+    }
+    xml
+}
+
+/// In the class of its workload: "attention.forward".
+fn case(name: &str, status: TestCaseStatus) -> TestCase {
+    let mut case = TestCase::new(name, status);
+    let mut parts = name.split('/');
+    if let (Some(family), Some(operation), Some(_)) = (parts.next(), parts.next(), parts.next()) {
+        case.set_classname(format!("{family}.{operation}"));
+    } else {
+        case.set_classname("kernelgate");
+    }
+    case
+}
+
+fn of_row(row: &Row, evidence: &str) -> TestCaseStatus {
+    let p = row.p_slower.map(|_| format!(", p {}", row.p())).unwrap_or_default();
+    let (base, head) = (time(row.base_ns), time(row.head_ns));
+    let (change, interval, detectable) = (row.change(), row.interval(), row.detectable());
+    let numbers = format!("{change} ({interval}), {base} to {head}, detectable {detectable}{p}, {} {evidence}", row.evidence);
+    match row.verdict {
+        Verdict::Regressed => {
+            let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
+            status.set_type("regressed").set_message(format!("slower by {numbers}"));
+            status
+        }
+        Verdict::Inconclusive => {
+            let mut status = TestCaseStatus::skipped();
+            status.set_message(format!("inconclusive: {}: {numbers}", row.reason.unwrap_or("no reason")));
+            status
+        }
+        Verdict::Improved | Verdict::Unchanged => TestCaseStatus::success(),
+    }
+}

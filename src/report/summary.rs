@@ -1,0 +1,111 @@
+//! What a verdict verb concluded, in the one shape that its formats for reviewers and programs are made from ([`super::comment`],
+//! [`super::junit`]).
+
+use crate::gate::Verdict;
+use crate::gate::interval::Ratio;
+
+/// A comparison or a gate, as told to others.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Summary {
+    /// The verb: "kernelgate compare".
+    pub verb: &'static str,
+    /// "1 regressed, 0 improved, 13 unchanged, 0 inconclusive of 14 (threshold 1%)".
+    pub headline: String,
+    /// What was compared with what, and where: name and words.
+    pub facts: Vec<(&'static str, String)>,
+    /// Cases, worst first.
+    pub rows: Vec<Row>,
+    /// What has no row: wrong, refused, not run.
+    pub others: Vec<Other>,
+    /// What a reader must know beside the table, a line each.
+    pub notes: Vec<String>,
+    /// What may be folded.
+    pub details: Vec<String>,
+    /// What `evidence` of the rows counts: "pairs" or "runs".
+    pub evidence: &'static str,
+    /// The command that does the same at home.
+    pub reproduce: String,
+}
+
+/// A judged case.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// The case.
+    pub case: String,
+    /// What is concluded.
+    pub verdict: Verdict,
+    /// Why it is inconclusive.
+    pub reason: Option<&'static str>,
+    /// Time of what is compared with, nanoseconds a launch.
+    pub base_ns: f64,
+    /// Time of what is judged.
+    pub head_ns: f64,
+    /// Head over base with its interval.
+    pub ratio: Ratio,
+    /// Smallest slow-down that would have been found, relative; none where none can be.
+    pub detectable: Option<f64>,
+    /// p value of "not slower than the threshold"; none where no test was made.
+    pub p_slower: Option<f64>,
+    /// "12 + 16" pairs, "5:3" runs.
+    pub evidence: String,
+}
+
+impl Row {
+    /// "+25.3%".
+    pub fn change(&self) -> String {
+        percent(self.ratio.center)
+    }
+
+    /// "+24.9% … +25.8%".
+    pub fn interval(&self) -> String {
+        format!("{} … {}", percent(self.ratio.low), percent(self.ratio.high))
+    }
+
+    /// "1.3%", or "-" where nothing is detectable.
+    pub fn detectable(&self) -> String {
+        self.detectable.map_or_else(|| "-".to_owned(), |detectable| format!("{:.1}%", 100.0 * detectable))
+    }
+
+    /// "0.0012", "< 0.0001", or "-" without a test.
+    pub fn p(&self) -> String {
+        match self.p_slower {
+            None => "-".to_owned(),
+            Some(p) if p < 1e-4 => "< 0.0001".to_owned(),
+            Some(p) => format!("{p:.4}"),
+        }
+    }
+}
+
+/// A relative change: "+25.3%"; "∞" where there is no bound.
+pub fn percent(ratio: f64) -> String {
+    if ratio.is_finite() { format!("{:+.1}%", 100.0 * (ratio - 1.0)) } else { "∞".to_owned() }
+}
+
+/// Something that has no time to judge.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Other {
+    /// A case, or what stands for all of them.
+    pub name: String,
+    /// How bad.
+    pub kind: Kind,
+    /// In words.
+    pub why: String,
+}
+
+/// How bad it is that something was not judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Wrong output, a process that broke.
+    Failed,
+    /// Not comparable.
+    Refused,
+    /// Not run, or nothing to compare with.
+    Skipped,
+}
+
+impl Other {
+    /// One of a kind.
+    pub fn new(name: &str, kind: Kind, why: impl Into<String>) -> Self {
+        Self { name: name.to_owned(), kind, why: why.into() }
+    }
+}
