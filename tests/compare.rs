@@ -252,3 +252,56 @@ fn two_comparisons_do_not_meet() {
     first.kill().unwrap();
     first.wait().unwrap();
 }
+
+/// `ci/perf-check` in the scratch repository.
+fn perf_check(scratch: &Scratch, flags: &str) -> Outcome {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("ci/perf-check");
+    scratch.write("ci/perf-check", &std::fs::read_to_string(script).unwrap());
+    let compare = scratch.compare_with("");
+    let mut command = Command::new("bash");
+    command.arg("ci/perf-check").args(flags.split_whitespace()).current_dir(scratch.folder.path());
+    // The environment of a comparison, with this program in place of `cargo run`.
+    command.envs(compare.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.env("KERNELGATE", env!("CARGO_BIN_EXE_kernelgate")).env("KERNELGATE_BACKEND", "cpu").env_remove("KERNELGATE_CUDA_LIBS");
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let stdout = String::from_utf8_lossy(&stdout).into_owned();
+    Outcome { code: status.code(), all: format!("{stdout}\n{}", String::from_utf8_lossy(&stderr)), stdout }
+}
+
+#[test]
+fn the_check_of_a_pull_request_compares_or_gates_or_says_what_is_missing() {
+    let scratch = Scratch::new();
+    perf_check(&scratch, "--help").expect(0, &["--allow-inconclusive", "Exit code"]);
+    perf_check(&scratch, "--mode never").expect(2, &["--mode takes auto, compare or gate, not `never`"]);
+    perf_check(&scratch, "--base").expect(2, &["--base takes a value"]);
+    perf_check(&scratch, "--base nowhere --mode compare").expect(2, &["no revision `nowhere` here"]);
+    perf_check(&scratch, "--base nowhere")
+        .expect(2, &["No comparison: ", "No gate: ", "no baseline `main` for", "baseline save main"]);
+    perf_check(&scratch, "--base main --dry-run").expect(0, &["kernelgate compare --base", "resources --arch sm_90a --check"]);
+    // Four times as slow, which no noise hides.
+    scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 1600");
+    let outcome = perf_check(&scratch, "--base main --out told --budget 5m");
+    outcome.expect(1, &["**1 regressed", "- base: ", "noise floor", "Kernel resources", "kernelgate compare --base"]);
+    let told = scratch.folder.path().join("told");
+    let read = |name: &str| std::fs::read_to_string(told.join(name)).unwrap();
+    assert_eq!(read("comment.md"), outcome.stdout);
+    assert!(
+        read("junit.xml").contains("type=\"regressed\"") && read("bmf.json").contains(CASE) && read("result.json").contains(CASE)
+    );
+    // A base that does not build: only the committed baseline is left.
+    scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
+    scratch.commit("broken");
+    scratch.bench("fn main()", "fn main()");
+    perf_check(&scratch, "--base main --out told").expect(2, &["does not build", "nothing was judged"]);
+    let mut save = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
+    save.args(["baseline", "save", "main", "--runs", "2", "--", "--", "--quick", "--noplot"]).current_dir(scratch.folder.path());
+    let compare = scratch.compare_with("");
+    save.envs(compare.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("KERNELGATE_BACKEND", "cpu");
+    assert!(save.output().unwrap().status.success());
+    let outcome = perf_check(&scratch, "--base main --out told --runs 2");
+    outcome
+        .expect(outcome.code.unwrap(), &["the committed baseline is the second best", "- base: baseline `main` of", "run 2 of 2"]);
+    assert!([0, 3].contains(&outcome.code.unwrap()), "{}", outcome.all);
+    let outcome = perf_check(&scratch, "--mode gate --out told --runs 1 --allow-inconclusive");
+    outcome.expect(0, &["of 1 (threshold 5%)"]);
+}

@@ -2,134 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+mod package;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
-
-/// A package folder of its own, with its target folder inside.
-struct Package {
-    folder: TempDir,
-}
-
-/// What a process printed and how it ended.
-struct Outcome {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-impl From<Output> for Outcome {
-    fn from(output: Output) -> Self {
-        Self {
-            code: output.status.code(),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
-    }
-}
-
-impl Outcome {
-    #[track_caller]
-    fn expect(&self, code: i32, words: &[&str]) -> &Self {
-        let all = format!("{}\n{}", self.stdout, self.stderr);
-        assert_eq!(self.code, Some(code), "{all}");
-        words.iter().for_each(|word| assert!(all.contains(word), "`{word}` is not in:\n{all}"));
-        assert!(!all.contains("panicked at"), "{all}");
-        self
-    }
-}
-
-/// The fixture's bench binary; `cargo test` builds it as an example.
-fn fixture_path() -> PathBuf {
-    let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
-    let path = program.parent().unwrap().join("examples").join(format!("fixture{}", std::env::consts::EXE_SUFFIX));
-    assert!(path.is_file(), "{} is missing: run the whole `cargo test`, or `cargo build --example fixture` first", path.display());
-    path
-}
-
-impl Package {
-    fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap() }
-    }
-
-    fn path(&self, relative: &str) -> PathBuf {
-        self.folder.path().join(relative)
-    }
-
-    fn command(&self, program: &Path, line: &str) -> Command {
-        let mut command = Command::new(program);
-        command
-            .args(line.split_whitespace())
-            .current_dir(self.folder.path())
-            .env("CARGO_MANIFEST_DIR", self.folder.path())
-            .env("CARGO_TARGET_DIR", self.path("target"))
-            .env_remove("RUST_BACKTRACE")
-            .env_remove("CRITERION_HOME");
-        command
-    }
-
-    fn bench_command(&self, session: &str, line: &str) -> Command {
-        let line = format!("--bench --noplot --warm-up-time 0.01 --measurement-time 0.05 --sample-size 10 {line}");
-        let mut command = self.command(&fixture_path(), &line);
-        command.env("KERNELGATE_SESSION", session);
-        command
-    }
-
-    fn bench(&self, session: &str, line: &str) -> Outcome {
-        self.bench_command(session, line).output().unwrap().into()
-    }
-
-    fn kernelgate(&self, line: &str) -> Outcome {
-        self.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line).output().unwrap().into()
-    }
-
-    /// The only baseline file of that name.
-    fn baseline(&self, name: &str) -> PathBuf {
-        let mut devices = std::fs::read_dir(self.path("baselines")).unwrap();
-        let path = devices.next().unwrap().unwrap().path().join(format!("{name}.json"));
-        assert!(devices.next().is_none() && path.is_file());
-        path
-    }
-
-    /// Replaces the times in a record by `time_ns`, so that what the gate says does not depend on how busy the machine was.
-    fn set_times(&self, record: &Path, time_ns: f64) {
-        self.set_case_times(record, "", time_ns);
-    }
-
-    /// The same for the cases whose id contains a text.
-    fn set_case_times(&self, record: &Path, case: &str, time_ns: f64) {
-        fn set(value: &mut serde_json::Value, time_ns: f64) {
-            if let Some(samples) = value.get("launches").and_then(|launches| launches.as_array()).cloned() {
-                let times = samples.iter().enumerate().map(|(i, launches)| {
-                    let wobble = 1.0 + 0.001 * (i as f64 - 4.5);
-                    (launches.as_f64().unwrap() * time_ns * wobble).into()
-                });
-                value["elapsed_ns"] = times.collect::<Vec<serde_json::Value>>().into();
-                value.as_object_mut().unwrap().remove("contention");
-            } else if let Some(fields) = value.as_object_mut() {
-                fields.values_mut().for_each(|field| set(field, time_ns));
-            }
-        }
-        let mut record_value: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(record).unwrap()).unwrap();
-        let cases = record_value["cases"].as_object_mut().unwrap().iter_mut();
-        cases.filter(|(id, _)| id.contains(case)).for_each(|(_, value)| set(value, time_ns));
-        record_value.as_object_mut().unwrap().remove("checksum");
-        std::fs::write(record, record_value.to_string()).unwrap();
-    }
-
-    fn record(&self, session: &str) -> PathBuf {
-        self.path(&format!("target/kernelgate/runs/{session}/fixture.json"))
-    }
-
-    fn run(&self, session: &str) -> serde_json::Value {
-        let text = std::fs::read_to_string(self.record(session)).unwrap();
-        serde_json::from_str(&text).unwrap()
-    }
-}
-
-const CASE: &str = "fixture/spin/n64_none/cpu/hot";
+use package::{CASE, Outcome, Package, fixture_path};
 
 #[test]
 fn bench_baseline_and_gate() {
@@ -180,7 +59,7 @@ fn several_runs_on_a_side_find_a_smaller_slow_down() {
     package.set_times(&package.baseline("a"), 200_000.0);
     let folder = |session: &str| package.record(session).parent().unwrap().display().to_string();
     let (two, three) = (folder("b2"), folder("b3"));
-    package.kernelgate("gate --baseline a --last 2").expect(0, &["2 unchanged", "1:2", "kernelgate baseline add a"]);
+    package.kernelgate("gate --baseline a --last 2").expect(0, &["2 unchanged", "1:2", "kernelgate baseline save a --runs 5"]);
     package.kernelgate(&format!("baseline add a --session {two} --session {three}")).expect(0, &["2 cases, up to 3 runs each"]);
     package.kernelgate("gate --baseline a --last 2").expect(1, &["2 regressed", "3:2", "+10.3%"]);
     package.kernelgate("gate --baseline a --last 99").expect(2, &["5 sessions in", "not 99"]);

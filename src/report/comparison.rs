@@ -22,7 +22,7 @@ pub fn text(comparison: &Comparison) -> String {
     for line in notes(comparison).into_iter().chain(details(comparison)) {
         let _ = write!(out, "\n{line}");
     }
-    let _ = write!(out, "\n{}", headline(comparison));
+    let _ = write!(out, "\n\n{}", headline(comparison));
     out
 }
 

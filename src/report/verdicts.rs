@@ -17,7 +17,7 @@ pub fn text(report: &Report) -> String {
     for line in notes(report).into_iter().chain(details(report)) {
         let _ = write!(out, "\n{line}");
     }
-    let _ = write!(out, "\n{}", headline(report));
+    let _ = write!(out, "\n\n{}", headline(report));
     out
 }
 
@@ -156,8 +156,8 @@ fn notes(report: &Report) -> Vec<String> {
     if single(|judged| judged.base_runs) {
         lines.push(format!(
             "the baseline has one process run of a case: nobody saw how its runs differ, and a larger difference than {:.0}% is \
-             inconclusive, not slower or faster: `kernelgate baseline save {} --runs 5` on the old code records enough, `kernelgate \
-             baseline add` adds the last run",
+             inconclusive, not slower or faster: `kernelgate baseline save {} --runs 5` on the old code records \
+             enough, `kernelgate baseline add` adds the last run",
             100.0 * ((1.0 + report.policy.relative) * (1.0 + report.policy.single_run) - 1.0),
             report.baseline
         ));

@@ -1,0 +1,102 @@
+//! Baselines and what the gate tells others, from outside: several runs, levels of sameness, formats.
+
+#![allow(clippy::unwrap_used)]
+
+mod package;
+
+use std::path::Path;
+
+use package::{CASE, Outcome, Package, fixture_path};
+
+/// A package with a baseline `a` of 200 µs from two runs of its own and a last run of `time_ns`.
+fn package(time_ns: f64) -> Package {
+    let package = Package::new();
+    package.bench("b1", "--save-baseline a").expect(0, &[]);
+    package.bench("b2", "").expect(0, &[]);
+    package.kernelgate("baseline add a").expect(0, &["up to 2 runs each"]);
+    package.set_times(&package.baseline("a"), 200_000.0);
+    package.bench("head", "").expect(0, &[]);
+    package.set_times(&package.record("head"), time_ns);
+    package
+}
+
+#[test]
+fn the_gate_speaks_to_reviewers_and_programs() {
+    let package = package(300_000.0);
+    let out = |format: &str| {
+        let outcome = package.kernelgate(&format!("gate --baseline a --format {format}"));
+        assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
+        outcome.stdout
+    };
+    let comment = out("markdown");
+    for words in ["**2 regressed", "- base: baseline `a` of", "0 days ago", "noise floor", &format!("| {CASE}"), "kernelgate gate"]
+    {
+        assert!(comment.contains(words), "`{words}` is not in:\n{comment}");
+    }
+    let junit = out("junit");
+    assert!(junit.contains("failures=\"2\"") && junit.contains("type=\"regressed\""), "{junit}");
+    assert_eq!(junit, out("junit"));
+    let bmf: serde_json::Value = serde_json::from_str(&out("bmf")).unwrap();
+    let value = bmf[CASE]["latency"]["value"].as_f64().unwrap();
+    assert!((value / 300_000.0 - 1.0).abs() < 1e-3, "{bmf}");
+    let runs = package.kernelgate("runs --format smaller-is-better");
+    runs.expect(0, &["\"unit\": \"ns\"", CASE]);
+    package.kernelgate("runs").expect(0, &[CASE, "spread"]);
+    package.kernelgate("gate --baseline a --out told").expect(1, &["2 regressed"]);
+    for (name, text) in [("comment.md", &comment), ("junit.xml", &junit)] {
+        assert_eq!(&std::fs::read_to_string(package.path("told").join(name)).unwrap(), text);
+    }
+    let files = std::fs::read_dir(package.path("told")).unwrap().count();
+    assert_eq!(files, 5);
+    std::fs::write(package.path("blocked"), "in the way").unwrap();
+    package.kernelgate("gate --baseline a --out blocked").expect(2, &["--out: failed to write", "blocked"]);
+}
+
+#[test]
+fn another_machine_of_the_same_model_is_tolerated_more() {
+    let package = package(260_000.0);
+    package.kernelgate("gate --baseline a").expect(1, &["2 regressed"]);
+    let record = package.record("head");
+    let text = std::fs::read_to_string(&record).unwrap();
+    let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    value["environment"]["machine"] = "another".into();
+    std::fs::write(&record, value.to_string()).unwrap();
+    let words = ["2 unchanged", "host another in the run", "differ by 22%", "28.1% in place of 5.0%"];
+    package.kernelgate("gate --baseline a").expect(0, &words);
+    package.kernelgate("gate --baseline a --other-device 0.01").expect(1, &["2 regressed", "6.0% in place of 5.0%"]);
+    package.kernelgate("gate --baseline a --other-device x").expect(2, &["--other-device"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn several_runs_are_saved_in_one_go() {
+    use std::os::unix::fs::PermissionsExt;
+    let package = Package::new();
+    // In cargo's place: the fixture, with the flags that make it brief.
+    let cargo = package.path("cargo");
+    let brief = "--noplot --warm-up-time 0.01 --measurement-time 0.05 --sample-size 10";
+    let script = |body: &str| {
+        std::fs::write(&cargo, format!("#!/bin/sh\nshift\n{body}\n")).unwrap();
+        std::fs::set_permissions(&cargo, std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    let run = format!("exec {} --bench {brief} \"$@\"", fixture_path().display());
+    let save = |line: &str| -> Outcome {
+        let mut command = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), &format!("baseline save {line}"));
+        command.env("CARGO", &cargo).output().unwrap().into()
+    };
+    script(&run);
+    save("a --runs 3 -- n64").expect(0, &["run 3 of 3", "1 cases, 3 runs each"]);
+    package.kernelgate("baseline list").expect(0, &["/a", "  1     3  "]);
+    package.kernelgate("baseline find a --backend cpu").expect(0, &["a.json"]);
+    package.kernelgate("baseline find b --backend cpu").expect(2, &["no baseline `b` for", "/a"]);
+    let before = std::fs::read_to_string(package.baseline("a")).unwrap();
+    script(&format!("[ -e second ] && exit 3; touch second\n{run}"));
+    save("a --runs 2").expect(2, &["cargo bench ended with exit status: 3: the baseline is as it was"]);
+    assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
+    // Saving replaces what is measured, and keeps the rest.
+    script(&run);
+    save("a --runs 2 -- n128").expect(0, &["1 cases, 2 runs each"]);
+    package.kernelgate("baseline show a").expect(0, &["n64_none", "n128_none"]);
+    save("../a").expect(2, &["baseline name `../a`"]);
+    save("a --runs 0").expect(2, &["--runs"]);
+}
