@@ -68,6 +68,12 @@ __device__ __forceinline__ float2 load_shared_f32x2(u32 shared) {
   return x;
 }
 
+__device__ __forceinline__ float4 load_shared_f32x4(u32 shared) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(shared) : "memory");
+  return x;
+}
+
 // Adds four floats to device memory in the L2, without waiting for the result. The order among blocks is not defined.
 __device__ __forceinline__ void reduce_add_f32x4(float* global, float a, float b, float c, float d) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(global), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");

@@ -1,6 +1,6 @@
 // Attention of all heads on the one key-value head, prefix and suffix in one sequence of keys, split over a cluster.
 //
-//   o = softmax(q k^T / sqrt(e)) v;  q [rows = S heads][e], k and v [context][e]
+//   o = softmax(q k^T / sqrt(e)) v;  q [rows = S heads][e], k and v [context][e], o in panels of 64 columns of [S][heads e]
 //
 // A cluster of 8 blocks shares 32 query rows: the heads of a token are rows like any other, so that k and v are read once for all of
 // them. Each block takes every eighth block of up to 128 keys with an online softmax (up to 1024 keys that is one block, and everything
@@ -15,6 +15,7 @@
 #include "common/memory.cuh"
 #include "common/reduce.cuh"
 #include "denoise/model.cuh"
+#include "denoise/panel.cuh"
 
 constexpr int kThreads = 256;
 constexpr int kWarps = 8;
@@ -227,7 +228,8 @@ denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* o
       y.x += weight * part.x, y.y += weight * part.y, y.z += weight * part.z, y.w += weight * part.w;
     }
     const float inverse = 1.f / weights;
-    *reinterpret_cast<uint2*>(out + static_cast<i64>(row0 + row) * kHeadDim + column) =
+    const int token = (row0 + row) / kHeads, head = (row0 + row) % kHeads;
+    *reinterpret_cast<uint2*>(out + panel_at(token, head * kHeadDim + column, kQueryWidth)) =
         make_uint2(Bf16::pack(y.x * inverse, y.y * inverse), Bf16::pack(y.z * inverse, y.w * inverse));
   }
   cluster_arrive_relaxed();  // all that was read has been used

@@ -8,6 +8,7 @@
 #include "common/math.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
+#include "denoise/panel.cuh"
 
 constexpr int kThreads = 256;
 
@@ -15,9 +16,11 @@ __device__ __forceinline__ i64 thread_index() { return static_cast<i64>(blockIdx
 __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2_approx(-x * kLog2E)); }
 
 // out[row] = [sin(2 pi t / period), cos(2 pi t / period)] in fp64, with width / 2 periods from 4e-3 to 4 in geometric steps. The time of a
-// row is times[row], or where that is null *time. grid ceil(width / 2 / 256) * rows
+// row is times[row], or where that is null *time. With `panels`, out lies as a product of the fused kernels takes it, else row by row.
+// grid ceil(width / 2 / 256) * rows
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ times, u16* __restrict__ out, int width, int row_blocks) {
+denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ times, u16* __restrict__ out, int width, int row_blocks,
+                     int panels) {
   const int half = width / 2, row = blockIdx.x / row_blocks, i = (blockIdx.x % row_blocks) * kThreads + threadIdx.x;
   if (i >= half) return;
   const double t = times != nullptr ? times[row] : static_cast<double>(*time);
@@ -25,9 +28,9 @@ denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ 
   const double period = 4e-3 * pow(4.0 / 4e-3, fraction);
   double sine, cosine;
   sincospi(2.0 * t / period, &sine, &cosine);
-  u16* to = out + static_cast<i64>(row) * width + i;
-  to[0] = Bf16::from_f32(static_cast<float>(sine));
-  to[half] = Bf16::from_f32(static_cast<float>(cosine));
+  const i64 first = static_cast<i64>(row) * width;
+  out[panels != 0 ? panel_at(row, i, width) : first + i] = Bf16::from_f32(static_cast<float>(sine));
+  out[panels != 0 ? panel_at(row, half + i, width) : first + half + i] = Bf16::from_f32(static_cast<float>(cosine));
 }
 
 // x += bias, in place; with `silu`, then x sigmoid(x).

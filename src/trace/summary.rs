@@ -54,7 +54,7 @@ impl Summary {
             busy_until = busy_until.max(record.end_ns);
         }
         let mut kernels: Vec<KernelTime> = kernels.into_values().collect();
-        kernels.sort_by(|a, b| b.total_ns.cmp(&a.total_ns));
+        kernels.sort_by_key(|kernel| std::cmp::Reverse(kernel.total_ns));
         let first = records.first().map_or(0, |record| record.start_ns);
         Self { span_ns: busy_until.saturating_sub(first), busy_ns, kernels }
     }

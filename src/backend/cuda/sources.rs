@@ -2,6 +2,7 @@
 
 /// Headers as kernels include them.
 pub const HEADERS: &[(&str, &str)] = &[
+    ("common/bulk.cuh", include_str!("../../../kernels/common/bulk.cuh")),
     ("common/cluster.cuh", include_str!("../../../kernels/common/cluster.cuh")),
     ("common/device_clock.cuh", include_str!("../../../kernels/common/device_clock.cuh")),
     ("common/element.cuh", include_str!("../../../kernels/common/element.cuh")),
@@ -15,9 +16,11 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("common/st_bif_neuron.cuh", include_str!("../../../kernels/common/st_bif_neuron.cuh")),
     ("common/streaming.cuh", include_str!("../../../kernels/common/streaming.cuh")),
     ("common/types.cuh", include_str!("../../../kernels/common/types.cuh")),
+    ("common/wgmma.cuh", include_str!("../../../kernels/common/wgmma.cuh")),
     ("attention/shape.cuh", include_str!("../../../kernels/attention/shape.cuh")),
     ("attention/warp_gemm.cuh", include_str!("../../../kernels/attention/warp_gemm.cuh")),
     ("denoise/model.cuh", include_str!("../../../kernels/denoise/model.cuh")),
+    ("denoise/panel.cuh", include_str!("../../../kernels/denoise/panel.cuh")),
     ("denoise/skinny_gemm.cuh", include_str!("../../../kernels/denoise/skinny_gemm.cuh")),
 ];
 
@@ -161,12 +164,12 @@ const LAUNCHES: &[Launch] = &[
     launch("denoise_per_op_action_out", 256, [0, 0]),
     launch("denoise_per_op_euler", 256, [0, 0]),
     launch("denoise_fused_attention", 256, [45_056, 155_648]),
-    launch("denoise_fused_project_qkv", 256, [36_864, 65_536]),
-    launch("denoise_fused_project_out", 256, [36_864, 65_536]),
-    launch("denoise_fused_project_gate_up", 256, [34_816, 163_840]),
-    launch("denoise_fused_project_down", 256, [36_864, 98_304]),
-    launch("denoise_fused_project_time", 256, [36_864, 65_536]),
-    launch("denoise_fused_project_style", 256, [36_864, 65_536]),
+    launch("denoise_fused_project_qkv", 256, [26_624, 81_920]),
+    launch("denoise_fused_project_out", 256, [26_624, 81_920]),
+    launch("denoise_fused_project_gate_up", 256, [28_672, 114_688]),
+    launch("denoise_fused_project_down", 256, [26_624, 114_688]),
+    launch("denoise_fused_project_time", 256, [26_624, 81_920]),
+    launch("denoise_fused_project_style", 256, [26_624, 81_920]),
     launch("denoise_fused_rows_begin", 256, [0, 0]),
     launch("denoise_fused_rows_end", 256, [0, 0]),
     launch("measure_blocker", 1, [0, 0]),

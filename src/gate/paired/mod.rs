@@ -61,7 +61,8 @@ pub struct Plan {
     /// Once no more blocks come, a case without evidence of a change, whose interval excludes changes above this, is unchanged. Acts from
     /// the threshold up.
     pub tolerated: f64,
-    /// Highest probability that any case of a comparison whose head is no slower than the threshold is called regressed.
+    /// Highest probability that any case of a comparison whose head is no slower than the threshold is called regressed; where some cases are
+    /// slower, the highest expected share of wrong ones among those called so.
     pub false_alarms: f64,
     /// Highest probability that a case whose change is above what it excludes is called unchanged; for each case.
     pub missed: f64,

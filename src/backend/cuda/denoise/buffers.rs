@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Run;
+use super::pack::Packing;
 use crate::backend::BackendError;
 use crate::backend::cuda::device::{Argument, Buffer, Device};
 use crate::workload::denoise::model::ACTION;
@@ -49,8 +50,8 @@ struct Place {
 }
 
 impl Buffers {
-    /// Uploads those inputs and the times, allocates the scratch, and places the tailed regions, one behind the other: (region, input, bytes
-    /// behind each layer).
+    /// Uploads those inputs, the packed ones and the times, allocates the scratch, and places the tailed regions, one behind the other:
+    /// (region, input, bytes behind each layer).
     ///
     /// # Errors
     /// When device memory is short or a copy fails.
@@ -59,6 +60,7 @@ impl Buffers {
         tensors: &Tensors,
         device: &Arc<Device>,
         inputs: &[Region],
+        packed: &[Packing],
         scratch: &[Region],
         tailed: &[(&'static str, &str, usize)],
     ) -> Result<Self, BackendError> {
@@ -67,6 +69,9 @@ impl Buffers {
             let tensor = tensors.tensor(name);
             debug_assert_eq!(tensor.bytes(), bytes, "{name}");
             owned.push((name, device.upload(tensor.as_bytes())?));
+        }
+        for packing in packed {
+            owned.push((packing.name, device.upload(&packing.pack(tensors))?));
         }
         for &(name, bytes) in scratch {
             owned.push((name, device.allocate(bytes)?));

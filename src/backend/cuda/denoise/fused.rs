@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::Run;
 use super::buffers::{self, Buffers, Region};
 use super::launch::embed_blocks;
+use super::pack::{Packing, packings};
 use super::program::{Plan, Program};
 use crate::backend::BackendError;
 use crate::backend::cuda::device::{Argument, Device};
@@ -15,17 +16,30 @@ use crate::workload::{Dtype, Tensors};
 
 const NULL: Argument = Argument::Address(0);
 /// Held with room for the suffix behind each layer's prefix, not as the inputs lie.
-pub const CACHES: [&str; 2] = ["k_cache", "v_cache"];
+const CACHES: [&str; 2] = ["k_cache", "v_cache"];
+
+/// Inputs that are held as they lie.
+pub fn inputs(run: &Run) -> Vec<Region> {
+    let packed: Vec<&str> = packings(&run.shape.model).iter().flat_map(|packing| packing.inputs).copied().collect();
+    buffers::inputs(run, &[&CACHES[..], &packed].concat())
+}
+
+/// Packed inputs.
+pub fn packed(run: &Run) -> Vec<Region> {
+    packings(&run.shape.model).iter().map(Packing::region).collect()
+}
 
 /// Everything but inputs, keys, values and output.
 pub fn scratch(run: &Run) -> Vec<Region> {
     let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (s, steps) = (run.shape.s, run.steps);
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
+    // Between two products: rows and columns in whole panels of 64.
+    let panels = |rows: usize, columns: usize| rows.next_multiple_of(64) * columns.next_multiple_of(64) * bf16;
     vec![
-        ("embedding", steps * width * bf16),
-        ("time_hidden", steps * width * bf16),
-        ("cond", steps * width * bf16),
+        ("embedding", panels(steps, width)),
+        ("time_hidden", panels(steps, width)),
+        ("cond", panels(steps, width)),
         ("styles1", depth * steps * 3 * width * f32),
         ("styles2", depth * steps * 3 * width * f32),
         ("final_styles", steps * 3 * width * f32),
@@ -33,8 +47,8 @@ pub fn scratch(run: &Run) -> Vec<Region> {
         ("h", s * width * bf16),
         ("squares", s * (width / 64) * f32),
         ("q", s * heads * head_dim * bf16),
-        ("attended", s * heads * head_dim * bf16),
-        ("hidden", s * mlp * bf16),
+        ("attended", panels(s, heads * head_dim)),
+        ("hidden", panels(s, mlp)),
     ]
 }
 
@@ -47,7 +61,7 @@ pub fn caches(run: &Run) -> [Region; 2] {
 
 /// Inputs, the suffix' room in the caches, styles, activations and the output.
 pub fn device_bytes(run: &Run) -> u64 {
-    buffers::device_bytes(run, &[&buffers::inputs(run, &CACHES), &caches(run), &scratch(run)])
+    buffers::device_bytes(run, &[&inputs(run), &packed(run), &caches(run), &scratch(run)])
 }
 
 /// Writes the launches, each to begin when the one before it has ended.
@@ -86,7 +100,7 @@ fn write(
 ) -> Result<Program, BackendError> {
     let tail_bytes = run.shape.s * run.shape.model.head_dim * Dtype::Bf16.bytes();
     let tailed = [("keys", CACHES[0], tail_bytes), ("values", CACHES[1], tail_bytes)];
-    let memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &CACHES), &scratch(run), &tailed)?;
+    let memory = Buffers::new(run, inputs, device, &self::inputs(run), &packings(&run.shape.model), &scratch(run), &tailed)?;
     let (address, bytes) = memory.span("keys", "values");
     let kept = set_aside.as_ref().map(|set_aside| set_aside.window(address, bytes));
     plan(run, &memory, output.argument(), kept).finish(device, &run.shape.model, None, overlapping, memory, set_aside)
@@ -122,10 +136,10 @@ impl Pass<'_> {
         let (s, steps, rows) = (run.shape.s, run.steps, i32_of(run.steps));
         let at = |name: &str| memory.at(name);
         let (time, times) = if run.looped { (NULL, at("times")) } else { (at("t"), NULL) };
-        let sizes = [i32_of(width), i32_of(embed_blocks(&run.shape.model))];
+        let sizes = [i32_of(width), i32_of(embed_blocks(&run.shape.model)), i32_of(1)];
         // SAFETY: the arguments are the kernels', in order; regions live as long as the program, the output as long as the task.
         unsafe {
-            plan.launch("denoise_per_op_embed", steps, &[time, times, at("embedding"), sizes[0], sizes[1]]);
+            plan.launch("denoise_per_op_embed", steps, &[&[time, times, at("embedding")][..], &sizes].concat());
             let angles = [at("angles"), i32_of(run.shape.p), i32_of(s), i32_of(head_dim)];
             plan.launch("denoise_per_op_angles", s * head_dim / 2, &angles);
             for [x, weights, bias, out] in
@@ -161,16 +175,15 @@ impl Pass<'_> {
             let style = |name: &str| Argument::Address(memory.layer(name, layer) + step as u64 * style_bytes);
             let (first, second) = (style("styles1"), style("styles2"));
             let [keys, values] = ["keys", "values"].map(of);
-            let projections = ["q_proj", "k_proj", "v_proj"].map(of);
-            let qkv =
-                [&[h, squares, first][..], &projections, &[at("angles"), q, keys, values, rows, i32_of(run.shape.p)]].concat();
-            let attention = [q, keys, values, attended, i32_of(s * heads), i32_of(run.shape.context()), i32_of(run.shape.p)];
+            let prefix = i32_of(run.shape.p);
+            let qkv = [h, squares, first, of("qkv_proj"), at("angles"), q, keys, values, rows, prefix];
+            let attention = [q, keys, values, attended, i32_of(s * heads), i32_of(run.shape.context()), prefix];
             // SAFETY: the arguments are the kernels', in order; every region lives as long as the program.
             unsafe {
                 plan.launch("denoise_fused_project_qkv", s, &qkv);
                 plan.launch_within("denoise_fused_attention", s * heads, &attention, window);
                 plan.launch("denoise_fused_project_out", s, &[attended, of("o_proj"), first, h, squares, rows]);
-                let gate_up = [h, squares, second, of("gate_proj"), of("up_proj"), hidden, rows];
+                let gate_up = [h, squares, second, of("gate_up_proj"), hidden, rows];
                 plan.launch("denoise_fused_project_gate_up", s, &gate_up);
                 plan.launch("denoise_fused_project_down", s, &[hidden, of("down_proj"), second, h, squares, rows]);
             }

@@ -51,7 +51,7 @@ pub const LAUNCHES: &[Launch] = &[
         tiles((model.heads + 2) * model.head_dim / 64, 4, rows)
     }),
     launch("denoise_fused_project_out", "denoise/fused_project", |model, rows| tiles(model.width / 64, 8, rows)),
-    launch("denoise_fused_project_gate_up", "denoise/fused_project", |model, rows| tiles(model.mlp / 64, 2, rows)),
+    launch("denoise_fused_project_gate_up", "denoise/fused_project", |model, rows| tiles(model.mlp / 32, 2, rows)),
     launch("denoise_fused_project_down", "denoise/fused_project", |model, rows| tiles(model.width / 64, 8, rows)),
     launch("denoise_fused_attention", "denoise/fused_attention", |_, rows| [rows.div_ceil(32) * 8, 1, 1]),
     launch("denoise_fused_rows_begin", "denoise/fused_rows", row),
@@ -112,7 +112,7 @@ mod tests {
         let blocks = |symbol: &str, rows| (Launch::of(symbol).blocks)(&PI05, rows);
         assert_eq!(blocks("denoise_fused_project_qkv", 50), [160, 1, 1]);
         assert_eq!(blocks("denoise_fused_project_out", 50), [128, 1, 1]);
-        assert_eq!(blocks("denoise_fused_project_gate_up", 50), [128, 1, 1]);
+        assert_eq!(blocks("denoise_fused_project_gate_up", 50), [256, 1, 1]);
         assert_eq!(blocks("denoise_fused_project_down", 65), [128, 2, 1]);
         assert_eq!(blocks("denoise_fused_attention", 400), [104, 1, 1]);
         assert_eq!(blocks("denoise_per_op_embed", 10), [20, 1, 1]);
@@ -121,13 +121,11 @@ mod tests {
 
     #[test]
     fn shared_memory_is_what_the_tiles_take() {
-        // x, weights; or the partial tiles over both.
-        let bytes = |depth: usize, tile: usize, split: usize| {
+        // Up to four panels of x, the weights, the parts that the cluster sends.
+        let bytes = |depth: usize, split: usize| {
             let slice = (depth / 16).div_ceil(split) * 16;
-            let part = if slice > 256 { 256 } else { slice };
-            let (x, weights) = (64 * (2 * part).max(128), slice * tile * 2);
-            let partial = 8 / (2 * tile / 32) * 64 * (tile + 8) * 4;
-            (x + weights).max(partial) as u32
+            let groups = slice / slice.min(64);
+            (groups.min(4) * 64 * 128 + slice * 64 * 2 + 64 * 64 * 4) as u32
         };
         let attention = |model: &Model| {
             let row = (2 * model.head_dim).max(128);
@@ -136,12 +134,12 @@ mod tests {
         for model in [PI05, TINY] {
             let declared = |symbol: &str| Launch::of(symbol).build(&model).launch_of(symbol).unwrap().1;
             let queries = model.heads * model.head_dim;
-            assert_eq!(declared("denoise_fused_project_qkv"), bytes(model.width, 64, 4));
-            assert_eq!(declared("denoise_fused_project_time"), bytes(model.width, 64, 4));
-            assert_eq!(declared("denoise_fused_project_style"), bytes(model.width, 64, 4));
-            assert_eq!(declared("denoise_fused_project_out"), bytes(queries, 64, 8));
-            assert_eq!(declared("denoise_fused_project_gate_up"), bytes(model.width, 128, 2));
-            assert_eq!(declared("denoise_fused_project_down"), bytes(model.mlp, 64, 8));
+            assert_eq!(declared("denoise_fused_project_qkv"), bytes(model.width, 4));
+            assert_eq!(declared("denoise_fused_project_time"), bytes(model.width, 4));
+            assert_eq!(declared("denoise_fused_project_style"), bytes(model.width, 4));
+            assert_eq!(declared("denoise_fused_project_out"), bytes(queries, 8));
+            assert_eq!(declared("denoise_fused_project_gate_up"), bytes(model.width, 2));
+            assert_eq!(declared("denoise_fused_project_down"), bytes(model.mlp, 8));
             assert_eq!(declared("denoise_fused_attention"), attention(&model));
         }
     }

@@ -1,12 +1,13 @@
 //! The denoise expert on the GPU: from a launch an operation to a few fused kernels a layer in one graph.
 //!
 //! What each kernel does, its thread mapping and its bound are in its file under `kernels/denoise`. A rung is a `Program`, the
-//! list of its launches, made once while a case is prepared: what is timed is walking that list, or replaying its capture.
-//! Deliberately absent: f32, and any change of the weights' layout; they are used where and how the inputs hold them.
+//! list of its launches, made once while a case is prepared: what is timed is walking that list, or replaying its capture. Weights are
+//! packed then too, where a rung wants them otherwise than the inputs hold them. Deliberately absent: f32.
 
 mod buffers;
 mod fused;
 mod launch;
+mod pack;
 mod per_op;
 mod program;
 
@@ -86,17 +87,17 @@ where
             about: "a launch an operation from the host, products by cuBLASLt: bound by launching, as eager frameworks are",
             supports: |problem| Run::from(problem).supported_per_op(),
             prepare: Prepare::CudaWithin {
-                device_bytes: |problem| per_op::device_bytes(&Run::from(problem)),
+                device_bytes: |problem| per_op::device_bytes(&Run::from(problem), false),
                 prepare: |problem, inputs, device| launched(&Run::from(problem), inputs, device, per_op::program),
             },
         },
         Implementation {
             name: "cuda/graph",
-            about: "the launches of per_op, captured once and replayed as one",
+            about: "the launches of per_op captured once and replayed as one, products that do not need each other side by side",
             supports: |problem| Run::from(problem).captured().and_then(|run| run.supported_per_op()),
             prepare: Prepare::CudaWithin {
-                device_bytes: |problem| per_op::device_bytes(&Run::from(problem)),
-                prepare: |problem, inputs, device| captured(&Run::from(problem), inputs, device, per_op::program),
+                device_bytes: |problem| per_op::device_bytes(&Run::from(problem), true),
+                prepare: |problem, inputs, device| captured(&Run::from(problem), inputs, device, per_op::side_by_side),
             },
         },
         Implementation {
