@@ -127,7 +127,7 @@ impl Ready {
 }
 
 /// Digest of the outputs, and what a launch took. One launch on poisoned outputs where that gives the known bits; else one more, as in
-/// [`verify`], where the second launch is the one that counts.
+/// [`verify()`], where the second launch is the one that counts.
 fn timed_digest(executable: &mut dyn Executable, known: Option<&str>) -> Result<(String, Duration), BackendError> {
     let mut launch_on_poison = || {
         executable.poison_outputs()?;

@@ -23,9 +23,9 @@ const MOST_QUEUED: usize = 400;
 /// After this the blocker lets go by itself, and the burst is thrown away.
 const BLOCKER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Hot launches shorter than this are captured several to a graph: an event pair would be most of what it measures.
-const SHORT_NS: f64 = 8_000.0;
+const SHORT_NS: f64 = 20_000.0;
 /// How long a graph of short launches should last.
-const GRAPH_NS: f64 = 50_000.0;
+const GRAPH_NS: f64 = 100_000.0;
 /// Most short launches in a graph.
 const LONGEST_GRAPH: f64 = 64.0;
 /// A sample at less than this share of the device's highest clock is thrown away: the device was throttled.

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use cudarc::cublaslt::{result, sys};
+use cudarc::driver::CudaStream;
 
 use super::cublaslt::{failed, propose};
 use super::device::{Buffer, Device};
@@ -14,26 +15,41 @@ use super::event::{EventPool, Graph};
 use super::library::{self, Library};
 use crate::backend::BackendError;
 
-/// Device memory that the library may use during a product.
-pub const WORKSPACE_BYTES: usize = 32 << 20;
+/// Device memory that the library may use during a product, for each lane.
+pub const WORKSPACE_BYTES: usize = 16 << 20;
 
-/// The library with a workspace on one device.
+/// The library on one device, with lanes: products in different ones may run side by side.
 pub struct Blas {
     device: Arc<Device>,
     handle: sys::cublasLtHandle_t,
+    lanes: Vec<Lane>,
+}
+
+/// A stream with a workspace; the first is the device's stream.
+struct Lane {
+    stream: Arc<CudaStream>,
     workspace: Buffer,
 }
 
 impl Blas {
-    /// Opens the library.
+    /// Opens the library with so many lanes, at least one.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] where it is missing; when it fails or memory is short.
-    pub fn open(device: &Arc<Device>) -> Result<Rc<Self>, BackendError> {
+    pub fn open(device: &Arc<Device>, lanes: usize) -> Result<Rc<Self>, BackendError> {
         available().map_err(BackendError::Unsupported)?;
-        let workspace = device.allocate(WORKSPACE_BYTES)?;
+        let lane = |number: usize| {
+            let stream = if number == 0 { Arc::clone(device.stream()) } else { device.another_stream()? };
+            Ok(Lane { stream, workspace: device.allocate(WORKSPACE_BYTES)? })
+        };
+        let lanes = (0..lanes.max(1)).map(lane).collect::<Result<_, BackendError>>()?;
         let handle = result::create_handle().map_err(failed("open"))?;
-        Ok(Rc::new(Self { device: Arc::clone(device), handle, workspace }))
+        Ok(Rc::new(Self { device: Arc::clone(device), handle, lanes }))
+    }
+
+    /// The stream of a lane.
+    pub fn stream(&self, lane: usize) -> &Arc<CudaStream> {
+        &self.lanes[lane].stream
     }
 }
 
@@ -147,7 +163,7 @@ impl Gemm {
         for algorithm in 0..self.algorithms.len() {
             self.chosen = algorithm;
             // SAFETY: the caller's promise.
-            let enqueue = || operands.iter().try_for_each(|&[x, w, y]| unsafe { self.launch(x, w, y) });
+            let enqueue = || operands.iter().try_for_each(|&[x, w, y]| unsafe { self.launch(0, x, w, y) });
             // Once before: what a first launch loads cannot be loaded during a capture.
             if enqueue().is_err() {
                 times.push(f64::INFINITY);
@@ -169,16 +185,17 @@ impl Gemm {
         Ok(())
     }
 
-    /// Enqueues it: device addresses of x, w and y.
+    /// Enqueues it in a lane: device addresses of x, w and y.
     ///
     /// # Safety
     /// The addresses are of matrices as described, alive until the product has been computed; y overlaps neither x nor w.
     ///
     /// # Errors
     /// When the library refuses.
-    pub unsafe fn launch(&self, x: u64, w: u64, y: u64) -> Result<(), BackendError> {
+    pub unsafe fn launch(&self, lane: usize, x: u64, w: u64, y: u64) -> Result<(), BackendError> {
         let (one, zero) = (1f32, 0f32);
         let [w_layout, x_layout, y_layout] = self.layouts;
+        let lane = &self.blas.lanes[lane];
         let algorithm = self.algorithms.get(self.chosen).map_or(std::ptr::null(), std::ptr::from_ref);
         let address = |address: u64| address as *mut c_void;
         // SAFETY: handle, description, layouts and algorithm belong together; the scalars are f32 as described and read during the call;
@@ -198,9 +215,9 @@ impl Gemm {
                 address(y),
                 y_layout,
                 algorithm,
-                address(self.blas.workspace.address()),
+                address(lane.workspace.address()),
                 WORKSPACE_BYTES,
-                self.blas.device.stream().cu_stream().cast(),
+                lane.stream.cu_stream().cast(),
             )
         }
         .map_err(failed("launch a product"))

@@ -156,6 +156,14 @@ impl Device {
         &self.stream
     }
 
+    /// A stream for what may run beside that.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn another_stream(&self) -> Result<Arc<CudaStream>, BackendError> {
+        self.context.new_stream().map_err(|error| failed("make a stream", &error))
+    }
+
     /// Free and total device memory, bytes.
     ///
     /// # Errors

@@ -133,6 +133,36 @@ impl Drop for Mailbox {
     }
 }
 
+/// A point in one stream that another waits for; in a capture, a dependency.
+pub struct Crossing(CudaEvent);
+
+impl Crossing {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn new(device: &Device) -> Result<Self, BackendError> {
+        let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        device.context().new_event(Some(untimed)).map(Self).map_err(|error| failed("make an event", &error))
+    }
+
+    /// Marks what is in the stream so far.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn mark(&self, stream: &CudaStream) -> Result<(), BackendError> {
+        self.0.record(stream).map_err(|error| failed("record an event", &error))
+    }
+
+    /// Lets what comes in the stream wait for what was marked.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn hold(&self, stream: &CudaStream) -> Result<(), BackendError> {
+        stream.wait(&self.0).map_err(|error| failed("wait for an event", &error))
+    }
+}
+
 /// Launches captured once, replayed as one.
 pub struct Graph {
     graph: CudaGraph,

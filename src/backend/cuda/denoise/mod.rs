@@ -87,17 +87,17 @@ where
             about: "a launch an operation from the host, products by cuBLASLt: bound by launching, as eager frameworks are",
             supports: |problem| Run::from(problem).supported_per_op(),
             prepare: Prepare::CudaWithin {
-                device_bytes: |problem| per_op::device_bytes(&Run::from(problem)),
+                device_bytes: |problem| per_op::device_bytes(&Run::from(problem), false),
                 prepare: |problem, inputs, device| launched(&Run::from(problem), inputs, device, per_op::program),
             },
         },
         Implementation {
             name: "cuda/graph",
-            about: "the launches of per_op, captured once and replayed as one",
+            about: "the launches of per_op captured once and replayed as one, products that do not need each other side by side",
             supports: |problem| Run::from(problem).captured().and_then(|run| run.supported_per_op()),
             prepare: Prepare::CudaWithin {
-                device_bytes: |problem| per_op::device_bytes(&Run::from(problem)),
-                prepare: |problem, inputs, device| captured(&Run::from(problem), inputs, device, per_op::program),
+                device_bytes: |problem| per_op::device_bytes(&Run::from(problem), true),
+                prepare: |problem, inputs, device| captured(&Run::from(problem), inputs, device, per_op::side_by_side),
             },
         },
         Implementation {

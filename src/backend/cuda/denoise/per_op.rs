@@ -1,4 +1,5 @@
-//! A launch an operation: `kernels/denoise/per_op.cu` and the library's products, in the order in which a framework runs the model.
+//! A launch an operation: `kernels/denoise/per_op.cu` and the library's products, in the order in which a framework runs the model; or,
+//! to be captured, products that do not need each other in lanes of their own.
 
 use std::sync::Arc;
 
@@ -15,6 +16,10 @@ use crate::workload::{Dtype, Tensors};
 
 const NULL: Argument = Argument::Address(0);
 
+/// Lanes of products: the layer's first, the styles, and two more for what stands beside a product of the first.
+const LANES: usize = 4;
+const STYLES: usize = 1;
+
 /// Keys that the products run over: a multiple of eight, so that rows of probabilities are whole packets.
 const fn padded(context: usize) -> usize {
     context.next_multiple_of(8)
@@ -22,14 +27,14 @@ const fn padded(context: usize) -> usize {
 
 /// Everything but inputs and output.
 pub fn scratch(run: &Run) -> Vec<Region> {
-    let Model { width, mlp, heads, head_dim, .. } = run.shape.model;
+    let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (s, keys) = (run.shape.s, padded(run.shape.context()));
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
     vec![
         ("embedding", width * bf16),
         ("time_hidden", width * bf16),
         ("cond", width * bf16),
-        ("style", 3 * width * f32),
+        ("styles", (2 * depth + 1) * 3 * width * f32),
         ("x16", s * ACTION * bf16),
         ("angles", s * head_dim * f32),
         ("h", s * width * bf16),
@@ -51,24 +56,38 @@ pub fn scratch(run: &Run) -> Vec<Region> {
     ]
 }
 
-/// Inputs, activations, the library's workspace and the output.
-pub fn device_bytes(run: &Run) -> u64 {
-    buffers::device_bytes(run, &[&buffers::inputs(run, &[]), &scratch(run)]) + WORKSPACE_BYTES as u64
+/// Inputs, activations, the library's workspaces and the output.
+pub fn device_bytes(run: &Run, side_by_side: bool) -> u64 {
+    let workspaces = WORKSPACE_BYTES * if side_by_side { LANES } else { 1 };
+    buffers::device_bytes(run, &[&buffers::inputs(run, &[]), &scratch(run)]) + workspaces as u64
 }
 
-/// Writes the launches.
+/// Writes the launches, one after the other.
 ///
 /// # Errors
 /// When a kernel does not compile, the library declines, or device memory is short.
 pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
-    let blas = Blas::open(device)?;
+    write(run, inputs, device, output, false)
+}
+
+/// Writes the launches, products that do not need each other side by side.
+///
+/// # Errors
+/// As [`program`].
+pub fn side_by_side(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
+    write(run, inputs, device, output, true)
+}
+
+fn write(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output, side_by_side: bool) -> Result<Program, BackendError> {
+    let blas = Blas::open(device, if side_by_side { LANES } else { 1 })?;
     let memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &[]), &[], &scratch(run), &[])?;
-    plan(run, &memory, output.argument()).finish(device, &run.shape.model, Some(&blas), false, memory, None)
+    let plan = plan(run, &memory, output.argument(), side_by_side);
+    plan.finish(device, &run.shape.model, Some(&blas), false, memory, None)
 }
 
 /// The launches, for memory that has every region.
-pub fn plan(run: &Run, memory: &Buffers, output: Argument) -> Plan {
-    let mut pass = Pass { run, memory, plan: Plan::default() };
+pub fn plan(run: &Run, memory: &Buffers, output: Argument, side_by_side: bool) -> Plan {
+    let mut pass = Pass { run, memory, side_by_side, plan: Plan::default() };
     pass.whole(output);
     pass.plan
 }
@@ -76,6 +95,7 @@ pub fn plan(run: &Run, memory: &Buffers, output: Argument) -> Plan {
 struct Pass<'a> {
     run: &'a Run,
     memory: &'a Buffers,
+    side_by_side: bool,
     plan: Plan,
 }
 
@@ -115,6 +135,10 @@ impl Pass<'_> {
         self.bias("time_hidden", "time_in_bias", 1, true);
         self.product(1, width, width, "time_hidden", memory.address("time_out"), "cond");
         self.bias("cond", "time_out_bias", 1, true);
+        if self.side_by_side {
+            self.plan.cross(0, STYLES);
+            self.style(STYLES, 0);
+        }
         self.plan.end();
 
         self.plan.begin(format!("Step_{step}/Action_Proj_In"));
@@ -134,7 +158,7 @@ impl Pass<'_> {
         }
 
         self.plan.begin(format!("Step_{step}/Final_Norm"));
-        self.norm(memory.address("final_style"), memory.address("final_style_bias"), true);
+        self.norm(2 * depth, memory.address("final_style_bias"), true);
         self.plan.end();
         self.plan.begin(format!("Step_{step}/Action_Proj_Out"));
         let matrices = [memory.at("exact"), memory.at("action_out"), memory.at("action_out_bias")];
@@ -153,13 +177,14 @@ impl Pass<'_> {
         self.plan.begin(format!("Step_{step}/Layer_{layer}"));
 
         self.plan.begin(phase("LN"));
-        self.norm(weights("style1"), weights("style1_bias"), false);
+        self.norm(2 * layer, weights("style1_bias"), false);
         self.plan.end();
 
         self.plan.begin(phase("QKV_Proj"));
+        let beside = [("k_proj", "k"), ("v_proj", "v")];
+        self.product_beside(s, [head_dim, width], "y", beside.map(|(matrix, to)| (weights(matrix), to)));
         self.product(s, heads * head_dim, width, "y", weights("q_proj"), "q");
-        self.product(s, head_dim, width, "y", weights("k_proj"), "k");
-        self.product(s, head_dim, width, "y", weights("v_proj"), "v");
+        self.wait_for_beside(beside.len());
         self.plan.end();
 
         self.plan.begin(phase("RoPE"));
@@ -188,43 +213,69 @@ impl Pass<'_> {
         self.product(s, width, heads * head_dim, "attended", weights("o_proj"), "branch");
         self.plan.end();
         self.plan.begin(phase("Res1"));
-        self.residual(weights("style1_bias"));
+        self.residual(2 * layer, weights("style1_bias"));
         self.plan.end();
 
         self.plan.begin(phase("PostLN"));
-        self.norm(weights("style2"), weights("style2_bias"), false);
+        self.norm(2 * layer + 1, weights("style2_bias"), false);
         self.plan.end();
         self.plan.begin(phase("MLP"));
+        self.product_beside(s, [mlp, width], "y", [(weights("up_proj"), "ups")]);
         self.product(s, mlp, width, "y", weights("gate_proj"), "gates");
-        self.product(s, mlp, width, "y", weights("up_proj"), "ups");
+        self.wait_for_beside(1);
         self.launch("gelu", s * mlp, &[memory.at("gates"), memory.at("ups"), Argument::I64((s * mlp) as i64)]);
         self.product(s, width, mlp, "gates", weights("down_proj"), "branch");
         self.plan.end();
         self.plan.begin(phase("Res2"));
-        self.residual(weights("style2_bias"));
+        self.residual(2 * layer + 1, weights("style2_bias"));
         self.plan.end();
 
         self.plan.end();
+    }
+
+    /// The style of the `index`-th norm of a step.
+    fn style_address(&self, index: usize) -> u64 {
+        let style_bytes = 3 * self.run.shape.model.width * Dtype::F32.bytes();
+        self.memory.address("styles") + (index * style_bytes) as u64
+    }
+
+    /// Computes that style in a lane, if there is such a norm.
+    fn style(&mut self, lane: usize, index: usize) {
+        let (memory, Model { width, depth, .. }) = (self.memory, self.run.shape.model);
+        let weights = match index {
+            index if index > 2 * depth => return,
+            index if index == 2 * depth => memory.address("final_style"),
+            index => memory.layer(if index % 2 == 0 { "style1" } else { "style2" }, index / 2),
+        };
+        let spec = Spec { rows: 1, columns: 3 * width, depth: width, transposed: false, wide: true };
+        // SAFETY: as in `product_of`; a style is used by its own norm and residual only.
+        unsafe { self.plan.product(lane, spec, memory.address("cond"), weights, self.style_address(index)) }
     }
 
     /// adaRMS of h: its style, the norm, the modulation; to `y`, or in fp32 to `exact`.
-    fn norm(&mut self, style: u64, bias: u64, exact: bool) {
+    fn norm(&mut self, index: usize, bias: u64, exact: bool) {
         let (memory, width, s) = (self.memory, self.run.shape.model.width, self.run.shape.s);
-        let spec = Spec { rows: 1, columns: 3 * width, depth: width, transposed: false, wide: true };
-        self.product_of(spec, "cond", style, "style");
+        if !self.side_by_side {
+            self.style(0, index);
+        }
         let width_i32 = Argument::I32(width as i32);
         self.launch("norm", s, &[memory.at("h"), memory.at("normed"), width_i32]);
+        if self.side_by_side {
+            // This one is waited for, and the next one begins beside what follows.
+            self.plan.cross(STYLES, 0);
+            self.style(STYLES, index + 1);
+        }
         let (y, exact) = if exact { (NULL, memory.at("exact")) } else { (memory.at("y"), NULL) };
         let elements = Argument::I64((s * width) as i64);
-        let style = [memory.at("normed"), memory.at("style"), Argument::Address(bias)];
+        let style = [memory.at("normed"), Argument::Address(self.style_address(index)), Argument::Address(bias)];
         self.launch("modulate", s * width, &[style[0], style[1], style[2], y, exact, width_i32, elements])
     }
 
-    /// h += gate·branch, with the gate of the style computed last.
-    fn residual(&mut self, bias: u64) {
+    /// h += gate·branch, with the gate of that norm's style.
+    fn residual(&mut self, index: usize, bias: u64) {
         let (memory, width, s) = (self.memory, self.run.shape.model.width, self.run.shape.s);
         let sizes = [Argument::I32(width as i32), Argument::I64((s * width) as i64)];
-        let style = [memory.at("style"), Argument::Address(bias)];
+        let style = [Argument::Address(self.style_address(index)), Argument::Address(bias)];
         self.launch("residual", s * width, &[memory.at("h"), memory.at("branch"), style[0], style[1], sizes[0], sizes[1]])
     }
 
@@ -241,10 +292,31 @@ impl Pass<'_> {
         self.product_of(Spec { rows, columns, depth, transposed: false, wide: false }, x, w, y)
     }
 
+    /// The same of several (w, y), beside what comes next in the first lane, or before it.
+    fn product_beside<const N: usize>(&mut self, rows: usize, [columns, depth]: [usize; 2], x: &str, products: [(u64, &str); N]) {
+        let spec = Spec { rows, columns, depth, transposed: false, wide: false };
+        for (number, (w, y)) in products.into_iter().enumerate() {
+            let lane = if self.side_by_side { STYLES + 1 + number } else { 0 };
+            if lane > 0 {
+                self.plan.cross(0, lane);
+            }
+            let (x, y) = (self.memory.address(x), self.memory.address(y));
+            // SAFETY: as in `product_of`; each has its own y.
+            unsafe { self.plan.product(lane, spec, x, w, y) }
+        }
+    }
+
+    /// Waits for so many products beside.
+    fn wait_for_beside(&mut self, products: usize) {
+        if self.side_by_side {
+            (0..products).for_each(|number| self.plan.cross(STYLES + 1 + number, 0));
+        }
+    }
+
     fn product_of(&mut self, spec: Spec, x: &str, w: u64, y: &str) {
         let (x, y) = (self.memory.address(x), self.memory.address(y));
         // SAFETY: every region is as large as `scratch` and the workload's tensors say, lives as long as the program, and is used once.
-        unsafe { self.plan.product(spec, x, w, y) }
+        unsafe { self.plan.product(0, spec, x, w, y) }
     }
 
     /// A kernel of `denoise/per_op`.

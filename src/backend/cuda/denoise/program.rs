@@ -9,6 +9,7 @@ use super::launch::{Launch, grid};
 use crate::backend::BackendError;
 use crate::backend::cuda::blas::{Blas, Gemm, Spec};
 use crate::backend::cuda::device::{Argument, Device, Kernel, Manner, Shape};
+use crate::backend::cuda::event::Crossing;
 use crate::backend::cuda::persistence::{SetAside, Window};
 use crate::backend::cuda::range::Range;
 use crate::workload::denoise::model::Model;
@@ -19,7 +20,8 @@ const MOST_TIMED: usize = 40;
 /// One entry; kernels and products by their number.
 enum Op {
     Launch { kernel: usize, shape: Shape, arguments: Vec<Argument>, manner: Manner },
-    Product { product: usize, x: u64, w: u64, y: u64 },
+    Product { lane: usize, product: usize, x: u64, w: u64, y: u64 },
+    Cross { crossing: usize, from: usize, to: usize },
     Begin(String),
     End,
 }
@@ -29,6 +31,8 @@ pub struct Program {
     ops: Vec<Op>,
     kernels: Vec<Kernel>,
     products: Vec<Gemm>,
+    blas: Option<Rc<Blas>>,
+    crossings: Vec<Crossing>,
     _memory: Buffers,
     _set_aside: Option<SetAside>,
 }
@@ -47,7 +51,12 @@ impl Program {
                     self.kernels[*kernel].launch_as(*manner, *shape, arguments)?
                 },
                 // SAFETY: as above.
-                Op::Product { product, x, w, y } => unsafe { self.products[*product].launch(*x, *w, *y)? },
+                Op::Product { lane, product, x, w, y } => unsafe { self.products[*product].launch(*lane, *x, *w, *y)? },
+                Op::Cross { crossing, from, to } => {
+                    let blas = self.blas.as_ref().expect("lanes are the library's");
+                    self.crossings[*crossing].mark(blas.stream(*from))?;
+                    self.crossings[*crossing].hold(blas.stream(*to))?;
+                }
                 Op::Begin(name) => ranges.push(Range::new(name)),
                 Op::End => drop(ranges.pop()),
             }
@@ -61,8 +70,10 @@ impl Program {
 pub enum Written {
     /// A kernel for so many items, of so many layers, and what L2 is to do with a range of what it reads.
     Launch { symbol: &'static str, items: usize, layers: usize, arguments: Vec<Argument>, window: Option<Window> },
-    /// A product of the matrices at these addresses.
-    Product { spec: Spec, x: u64, w: u64, y: u64 },
+    /// A product of the matrices at these addresses, in a lane; kernels are in the first.
+    Product { lane: usize, spec: Spec, x: u64, w: u64, y: u64 },
+    /// What comes in one lane waits for what is in another so far.
+    Cross { from: usize, to: usize },
     /// A named range begins.
     Begin(String),
     /// The range begun last ends.
@@ -101,12 +112,18 @@ impl Plan {
         self.written.push(Written::Launch { symbol, items, layers, arguments: arguments.to_vec(), window: None });
     }
 
-    /// Adds a product of the matrices at these addresses.
+    /// Adds a product of the matrices at these addresses, in a lane.
     ///
     /// # Safety
-    /// The matrices are as the spec says, in memory that the finished program or its task keeps; y overlaps neither x nor w.
-    pub unsafe fn product(&mut self, spec: Spec, x: u64, w: u64, y: u64) {
-        self.written.push(Written::Product { spec, x, w, y });
+    /// The matrices are as the spec says, in memory that the finished program or its task keeps; y overlaps neither x nor w, and nothing
+    /// that may run beside it uses y.
+    pub unsafe fn product(&mut self, lane: usize, spec: Spec, x: u64, w: u64, y: u64) {
+        self.written.push(Written::Product { lane, spec, x, w, y });
+    }
+
+    /// Lets what comes in lane `to` wait for what is in lane `from` so far. At the end the first lane has to have waited for all others.
+    pub fn cross(&mut self, from: usize, to: usize) {
+        self.written.push(Written::Cross { from, to });
     }
 
     /// Begins a named range.
@@ -133,14 +150,25 @@ impl Plan {
         memory: Buffers,
         set_aside: Option<SetAside>,
     ) -> Result<Program, BackendError> {
-        let mut program =
-            Program { ops: Vec::new(), kernels: Vec::new(), products: Vec::new(), _memory: memory, _set_aside: set_aside };
+        let mut program = Program {
+            ops: Vec::new(),
+            kernels: Vec::new(),
+            products: Vec::new(),
+            blas: blas.cloned(),
+            crossings: Vec::new(),
+            _memory: memory,
+            _set_aside: set_aside,
+        };
         let mut loaded: BTreeMap<&'static str, (usize, u32, u32)> = BTreeMap::new();
         let mut described: Vec<Spec> = Vec::new();
         for written in self.written {
             program.ops.push(match written {
                 Written::Begin(name) => Op::Begin(name),
                 Written::End => Op::End,
+                Written::Cross { from, to } => {
+                    program.crossings.push(Crossing::new(device)?);
+                    Op::Cross { crossing: program.crossings.len() - 1, from, to }
+                }
                 Written::Launch { symbol, items, layers, arguments, window } => {
                     let launch = Launch::of(symbol);
                     let (kernel, block, shared_bytes) = match loaded.get(symbol) {
@@ -166,7 +194,7 @@ impl Plan {
                     let manner = Manner { overlapping: overlapping && symbol.starts_with("denoise_fused_"), window };
                     Op::Launch { kernel, shape: Shape { grid, block, shared_bytes }, arguments, manner }
                 }
-                Written::Product { spec, x, w, y } => {
+                Written::Product { lane, spec, x, w, y } => {
                     let product = match described.iter().position(|known| *known == spec) {
                         Some(product) => product,
                         None => {
@@ -176,7 +204,7 @@ impl Plan {
                             described.len() - 1
                         }
                     };
-                    Op::Product { product, x, w, y }
+                    Op::Product { lane, product, x, w, y }
                 }
             });
         }
@@ -186,7 +214,7 @@ impl Plan {
                 .ops
                 .iter()
                 .filter_map(|op| match *op {
-                    Op::Product { product, x, w, y } if product == number => Some([x, w, y]),
+                    Op::Product { product, x, w, y, .. } if product == number => Some([x, w, y]),
                     _ => None,
                 })
                 .take(MOST_TIMED)

@@ -81,17 +81,17 @@ fn declared_memory_is_what_the_shapes_say() {
     assert_eq!(declared(&LOOP[2], &problem), inputs + fixed + fused);
     assert_eq!(declared(&LOOP[3], &problem), declared(&LOOP[2], &problem));
     assert_eq!(declared(&LOOP[4], &problem), declared(&LOOP[2], &problem));
-    assert_eq!(declared(&LOOP[1], &problem), declared(&LOOP[0], &problem));
+    assert_eq!(declared(&LOOP[1], &problem), declared(&LOOP[0], &problem) + 3 * (16 << 20));
     // 20 tokens are padded to 24.
     let scores = 7 * 2 * 24 * (4 + 2) + 2 * 24 * 16 * 2;
     let rows = 7 * (32 * 2 + 16 * 4 + 64 * (2 + 4 + 2 + 4 + 2) + 2 * 32 * 2 + 2 * 16 * 2 + 2 * 128 * 2 + 32 * 4);
-    let per_op = 3 * 64 * 2 + 192 * 4 + rows + scores;
-    assert_eq!(declared(&LOOP[0], &problem), inputs + fixed + per_op + (32 << 20));
+    let per_op = 3 * 64 * 2 + 5 * 192 * 4 + rows + scores;
+    assert_eq!(declared(&LOOP[0], &problem), inputs + fixed + per_op + (16 << 20));
     // The full loop: its 879 MB of weights and caches are nearly all of it.
     let full = looped(PI05, 50, 968, 10);
     for row in LOOP {
         let gigabytes = declared(row, &full) as f64 / 1e9;
-        assert!((0.87..0.95).contains(&gigabytes), "{}: {gigabytes}", row.name);
+        assert!((0.87..0.96).contains(&gigabytes), "{}: {gigabytes}", row.name);
     }
 }
 
@@ -101,7 +101,7 @@ fn plans(run: &Run) -> [(Plan, Buffers); 2] {
     let whole = Buffers::imagined(run, &[buffers::inputs(run, &[]), per_op::scratch(run)].concat());
     let caches = fused::caches(run).to_vec();
     let tailed = Buffers::imagined(run, &[fused::inputs(run), fused::packed(run), caches, fused::scratch(run)].concat());
-    [(per_op::plan(run, &whole, output), whole), (fused::plan(run, &tailed, output, None), tailed)]
+    [(per_op::plan(run, &whole, output, true), whole), (fused::plan(run, &tailed, output, None), tailed)]
 }
 
 /// Parameter types of a kernel, from its source.
