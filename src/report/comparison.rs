@@ -10,6 +10,10 @@ use crate::gate::comparison::{Compared, Comparison};
 use crate::gate::{Refusal, Verdict};
 use crate::stats::median;
 
+/// How to read the interval and the pairs of a row.
+const READING: &str = "interval: 95 %; p: of \"not slower than the threshold\", over all cases and looks; pairs: of the first round + of the \
+                       second, which must agree before anything is called slower";
+
 /// Cases of a kind that are named one by one.
 const SHOWN: usize = 20;
 
@@ -62,7 +66,7 @@ pub fn summary(comparison: &Comparison, reproduce: &str) -> Summary {
         rows: comparison.judged.iter().map(row).collect(),
         others,
         notes: notes(comparison),
-        details: details(comparison),
+        details: [vec![READING.to_owned()], details(comparison)].concat(),
         evidence: "pairs",
         reproduce: reproduce.to_owned(),
     }

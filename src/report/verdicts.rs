@@ -8,6 +8,9 @@ use super::time;
 use crate::gate::{Doubt, Judged, Refusal, Report, Verdict};
 use crate::stats::median;
 
+/// How to read the interval and the runs of a row.
+const READING: &str = "interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged";
+
 /// For a terminal.
 pub fn text(report: &Report) -> String {
     let mut out = format!("{}, on {}\n", base(report), report.device);
@@ -48,7 +51,7 @@ pub fn summary(report: &Report, reproduce: &str) -> Summary {
         rows: report.judged.iter().map(row).collect(),
         others,
         notes: notes(report),
-        details: details(report),
+        details: [vec![READING.to_owned()], details(report)].concat(),
         evidence: "runs",
         reproduce: reproduce.to_owned(),
     }
@@ -110,8 +113,13 @@ pub fn headline(report: &Report) -> String {
         .map(|verdict| format!("{} {}", report.count(verdict), verdict.name()));
     let failed = if report.failed.is_empty() { String::new() } else { format!(", {} failed", report.failed.len()) };
     let interrupted = if report.interrupted.is_empty() { "" } else { "; the run was interrupted" };
-    let (of, threshold) = (report.judged.len(), 100.0 * report.policy.relative);
+    let (of, threshold) = (report.judged.len(), 100.0 * relative(report));
     format!("{}{failed} of {of} (threshold {threshold:.0}%){interrupted}", counts.join(", "))
+}
+
+/// The relative threshold; the wider one as soon as any device differs.
+fn relative(report: &Report) -> f64 {
+    report.policy.relative_on(report.other_device.is_none())
 }
 
 fn table(judged: &[Judged]) -> Table {
@@ -155,10 +163,10 @@ fn notes(report: &Report) -> Vec<String> {
     let single = |side: fn(&Judged) -> usize| report.judged.iter().any(|judged| side(judged) == 1);
     if single(|judged| judged.base_runs) {
         lines.push(format!(
-            "the baseline has one process run of a case: nobody saw how its runs differ, and a larger difference than {:.0}% is \
+            "the baseline has one process run of a case: nobody saw how its runs differ, and a larger difference than {:.1}% is \
              inconclusive, not slower or faster: `kernelgate baseline save {} --runs 5` on the old code records \
              enough, `kernelgate baseline add` adds the last run",
-            100.0 * ((1.0 + report.policy.relative) * (1.0 + report.policy.single_run) - 1.0),
+            100.0 * ((1.0 + relative(report)) * (1.0 + report.policy.single_run) - 1.0),
             report.baseline
         ));
     }
