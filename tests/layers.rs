@@ -48,7 +48,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("serde_json", &["record/file.rs", "compare/build.rs", "cli/"]),
     ("ctrlc", &["harness/session.rs", "compare/engine.rs"]),
     ("indicatif", &["compare/progress.rs"]),
-    ("xxhash_rust", &["record/file.rs", "verify.rs"]),
+    ("xxhash_rust", &["record/file.rs", "verify/"]),
     ("anyhow", &["main.rs", "cli/"]),
 ];
 

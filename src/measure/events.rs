@@ -24,7 +24,8 @@ const MOST_QUEUED: usize = 400;
 const BLOCKER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Hot launches shorter than this are captured several to a graph: an event pair would be most of what it measures.
 const SHORT_NS: f64 = 20_000.0;
-/// How long a graph of short launches should last.
+/// How long a graph of short launches should last. Launches of several commands that take less are captured, too, hot and cold: the gap
+/// between two commands in a stream is another one in the next process, in a graph it is shorter and always the same.
 const GRAPH_NS: f64 = 100_000.0;
 /// Most short launches in a graph.
 const LONGEST_GRAPH: f64 = 64.0;
@@ -160,7 +161,7 @@ impl EventTimer {
     pub fn typical_ns(&mut self, launch: &mut dyn FnMut() -> Result<(), BackendError>) -> Result<f64, BackendError> {
         const REPEATS: usize = 15;
         self.burst(3, Cache::Hot, 1, launch)?;
-        let batch = self.batch(1, launch)?;
+        let batch = self.batch(Cache::Hot, 1, launch)?;
         let (burst, around_ns, launches) = match &batch {
             Some(batch) => {
                 let burst = self.burst(REPEATS, Cache::Hot, 1, &mut || batch.graph.launch())?;
@@ -171,18 +172,23 @@ impl EventTimer {
         Ok((stats::median(&burst.intervals_ns) - around_ns).max(RESOLUTION_NS) / launches as f64)
     }
 
-    /// Captures short launches together; none where one is long enough.
+    /// Captures short launches together, or if they are to be cold, one; none where one is long enough.
     fn batch(
         &mut self,
+        cache: Cache,
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Option<Batch>, BackendError> {
         let burst = self.burst(5, Cache::Hot, commands, launch)?;
         let launch_ns = stats::median(&burst.intervals_ns) - self.overhead.around_launch_ns;
-        if launch_ns >= SHORT_NS {
+        let short = if commands > 1 { GRAPH_NS } else { SHORT_NS };
+        if launch_ns >= short || (cache == Cache::Cold && commands <= 1) {
             return Ok(None);
         }
-        let launches = (GRAPH_NS / launch_ns.max(RESOLUTION_NS)).ceil().min(LONGEST_GRAPH) as u64;
+        let launches = match cache {
+            Cache::Hot => (GRAPH_NS / launch_ns.max(RESOLUTION_NS)).ceil().min(LONGEST_GRAPH) as u64,
+            Cache::Cold => 1,
+        };
         let device = Arc::clone(&self.device);
         let graph = Graph::capture(&device, || (0..launches).try_for_each(|_| launch()))?;
         Ok(Some(Batch { graph, launches }))
@@ -201,8 +207,7 @@ impl EventTimer {
             Err(lost @ BackendError::Lost(_)) => return Err(lost),
             other => other.unwrap_or(usize::MAX),
         };
-        let batch =
-            if cache == Cache::Hot && commands <= MOST_QUEUED { self.batch(commands, &mut || executable.launch())? } else { None };
+        let batch = if commands <= MOST_QUEUED { self.batch(cache, commands, &mut || executable.launch())? } else { None };
         Ok(CaseTimer { timer: self, cache, commands, batch })
     }
 

@@ -144,7 +144,7 @@ pub struct Samples {
     pub launches: Vec<u64>,
     /// Time of all launches of the sample together, nanoseconds.
     pub elapsed_ns: Vec<f64>,
-    /// Launches that were timed together, as a graph; absent where each was timed by itself.
+    /// Launches that were timed together, as a graph; 1 for one launch of several commands; absent where each was timed as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<u64>,
     /// Whether the host's launch time is in the samples.

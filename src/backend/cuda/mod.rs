@@ -17,6 +17,7 @@ pub mod denoise;
 pub mod device;
 pub mod event;
 pub mod instruments;
+pub mod kernel;
 pub mod library;
 pub mod memory;
 pub mod occupancy;

@@ -1,0 +1,134 @@
+use super::*;
+use crate::backend::cpu::Task;
+
+const LOOSE: Tolerance = Tolerance { max_error: 1e-3, relative_l2: 1e-3 };
+
+fn check(actual: Vec<f32>, expected: Vec<f64>) -> Result<Comparison, VerifyError> {
+    let shape = [actual.len() / 2, 2];
+    compare(&Tensors::new().with("y", shape, actual), &[Expected::all("y", shape, expected)], LOOSE)
+}
+
+#[test]
+fn close_outputs_pass_with_their_errors() {
+    let comparison = check(vec![1.0, 2.0, 3.0, 4.002], vec![1.0, 2.0, 3.0, 4.0]).unwrap();
+    assert!((comparison.max_error - 0.0005).abs() < 1e-6, "{comparison:?}");
+    assert_eq!((comparison.checked, comparison.total), (4, 4));
+}
+
+#[test]
+fn a_digest_is_of_names_shapes_and_bits() {
+    let outputs = |name: &str, shape: [usize; 2], values: [f32; 4]| digest(&Tensors::new().with(name, shape, values.to_vec()));
+    let first = outputs("y", [2, 2], [1.0, 2.0, 3.0, 0.0]);
+    assert_eq!(first, outputs("y", [2, 2], [1.0, 2.0, 3.0, 0.0]));
+    assert_eq!(first.len(), 32);
+    for other in [
+        outputs("z", [2, 2], [1.0, 2.0, 3.0, 0.0]),
+        outputs("y", [4, 1], [1.0, 2.0, 3.0, 0.0]),
+        outputs("y", [2, 2], [1.0, 2.0, 3.0, -0.0]),
+    ] {
+        assert_ne!(first, other);
+    }
+}
+
+#[test]
+fn nan_and_infinity_never_pass() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let error = check(vec![1.0, 2.0, bad, 4.0], vec![1.0, 2.0, 3.0, 4.0]).unwrap_err();
+        assert!(matches!(error, VerifyError::NotFinite { count: 1, first: 2, .. }), "{error}");
+    }
+    // A reference that is itself NaN must not pass either.
+    let error = check(vec![1.0, 2.0], vec![1.0, f64::NAN]).unwrap_err();
+    assert_eq!(error.to_string(), "reference of output `y`: value 1 is NaN");
+}
+
+#[test]
+fn one_wrong_element_among_many_is_found_and_named() {
+    let mut actual = vec![1.0f32; 10_000];
+    actual[7777] = 1.01;
+    let error = check(actual, vec![1.0; 10_000]).unwrap_err();
+    assert!(matches!(error, VerifyError::TooFar { worst: 7777, .. }), "{error}");
+}
+
+#[test]
+fn sampled_rows_are_compared_and_the_rest_is_checked_finite() {
+    let sampled = |actual: Vec<f32>| {
+        let expected = Expected::sampled("y", [3, 2], vec![1], vec![3.0, 4.0]);
+        compare(&Tensors::new().with("y", [3, 2], actual), &[expected], LOOSE)
+    };
+    let comparison = sampled(vec![9.0, 9.0, 3.0, 4.0, 9.0, 9.0]).unwrap();
+    assert_eq!((comparison.checked, comparison.total), (2, 6));
+    assert!(matches!(sampled(vec![9.0, 9.0, 3.0, 5.0, 9.0, 9.0]), Err(VerifyError::TooFar { worst: 3, .. })));
+    assert!(matches!(sampled(vec![9.0, f32::NAN, 3.0, 4.0, 9.0, 9.0]), Err(VerifyError::NotFinite { .. })));
+}
+
+#[test]
+fn several_references_of_one_output_count_its_elements_once() {
+    let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
+    let part = |row: usize, values: Vec<f64>| Expected::sampled("y", [2, 2], vec![row], values);
+    let comparison = compare(&outputs, &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 4.0])], LOOSE).unwrap();
+    assert_eq!((comparison.checked, comparison.total), (4, 4));
+    assert!(compare(&outputs, &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 5.0])], LOOSE).is_err());
+}
+
+#[test]
+fn integers_are_exact_and_poison_is_a_mismatch() {
+    let spikes = |actual: Vec<i8>| {
+        let expected = Expected::all("s", [1, 3], vec![0i8, 1, -1]);
+        compare(&Tensors::new().with("s", [1, 3], actual), &[expected], LOOSE)
+    };
+    assert!(spikes(vec![0, 1, -1]).is_ok());
+    let error = spikes(vec![0, 0x7f, -1]).unwrap_err();
+    assert!(matches!(error, VerifyError::Differs { count: 1, first: 1, .. }), "{error}");
+}
+
+#[test]
+fn missing_and_misshapen_outputs_are_errors() {
+    let expected = [Expected::all("y", [2, 1], vec![1.0, 2.0])];
+    for outputs in [Tensors::new(), Tensors::new().with("y", [1, 2], vec![1.0f32, 2.0])] {
+        assert!(matches!(compare(&outputs, &expected, LOOSE), Err(VerifyError::Shape { .. })));
+    }
+}
+#[test]
+fn outputs_of_another_kind_or_unknown_to_the_reference_are_errors() {
+    let message = |outputs: Tensors, expected: Expected| compare(&outputs, &[expected], LOOSE).unwrap_err().to_string();
+    let floats = || Tensors::new().with("y", [1, 2], vec![1.0f32, 0.0]);
+    let integers = || Tensors::new().with("y", [1, 2], vec![1i8, 0]);
+    assert_eq!(message(floats(), Expected::all("y", [1, 2], vec![1i8, 0])), "output `y`: f32, expected i8");
+    assert_eq!(message(integers(), Expected::all("y", [1, 2], vec![1.0, 0.0])), "output `y`: i8, expected floats");
+    let more = floats().with("z", [1, 1], vec![1.0f32]);
+    assert_eq!(message(more, Expected::all("y", [1, 2], vec![1.0, 0.0])), "output `z`: the reference does not hold it");
+}
+
+#[test]
+fn a_reference_that_checks_less_than_it_seems_to_is_an_error() {
+    let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
+    let message = |expected: &[Expected]| compare(&outputs, expected, LOOSE).unwrap_err().to_string();
+    let sampled = |rows: Vec<usize>, values: Vec<f64>| Expected::sampled("y", [2, 2], rows, values);
+    assert_eq!(compare(&Tensors::new(), &[], LOOSE), Err(VerifyError::Nothing));
+    assert_eq!(message(&[sampled(vec![], vec![])]), VerifyError::Nothing.to_string());
+    assert!(message(&[Expected::all("y", [2, 2], vec![1.0])]).ends_with("1 values for 2 rows of 2"));
+    assert!(message(&[sampled(vec![0, 1], vec![1.0, 2.0])]).ends_with("2 values for 2 rows of 2"));
+    assert!(message(&[sampled(vec![2], vec![1.0, 2.0])]).ends_with("row 2 of 2"));
+    assert!(message(&[sampled(vec![0, 0], vec![1.0, 2.0, 1.0, 2.0])]).ends_with("a row is there twice"));
+    let whole = || Expected::all("y", [2, 2], vec![1.0, 2.0, 3.0, 4.0]);
+    assert!(message(&[whole(), sampled(vec![0], vec![1.0, 2.0])]).ends_with("a row is there twice"));
+    assert!(message(&[Expected::all("y", [2, 2], vec![1.0f32; 4])]).ends_with("neither f64 nor i8"));
+}
+
+#[test]
+fn an_implementation_that_writes_nothing_or_only_once_fails() {
+    let expected = [Expected::all("y", [1, 2], vec![1.0, 2.0])];
+    let outputs = || Tensors::new().with_output("y", [1, 2], Dtype::F32);
+    let mut idle = Task::new(outputs(), |_| {});
+    assert!(matches!(verify(&mut idle, &expected, LOOSE), Err(VerifyError::NotFinite { count: 2, .. })));
+    let mut launches = 0;
+    let mut once = Task::new(outputs(), move |outputs| {
+        launches += 1;
+        if launches == 1 {
+            outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0]);
+        }
+    });
+    assert!(matches!(verify(&mut once, &expected, LOOSE), Err(VerifyError::NotFinite { count: 2, .. })));
+    let mut sound = Task::new(outputs(), |outputs| outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0]));
+    assert_eq!(verify(&mut sound, &expected, LOOSE).unwrap().checked, 2);
+}
