@@ -23,10 +23,9 @@ pub fn text(comparison: &Comparison) -> String {
     if !comparison.judged.is_empty() {
         let _ = writeln!(out, "\n{}", table(&comparison.judged).text());
     }
-    for line in notes(comparison).into_iter().chain(details(comparison)) {
-        let _ = write!(out, "\n{line}");
-    }
-    let _ = write!(out, "\n\n{}", headline(comparison));
+    let lines = [notes(comparison), details(comparison)].concat();
+    lines.iter().for_each(|line| out.extend(["\n", line]));
+    let _ = write!(out, "{}\n{}", if lines.is_empty() { "" } else { "\n" }, headline(comparison));
     out
 }
 

@@ -17,10 +17,9 @@ pub fn text(report: &Report) -> String {
     if !report.judged.is_empty() {
         let _ = writeln!(out, "\n{}", table(&report.judged).text());
     }
-    for line in notes(report).into_iter().chain(details(report)) {
-        let _ = write!(out, "\n{line}");
-    }
-    let _ = write!(out, "\n\n{}", headline(report));
+    let lines = [notes(report), details(report)].concat();
+    lines.iter().for_each(|line| out.extend(["\n", line]));
+    let _ = write!(out, "{}\n{}", if lines.is_empty() { "" } else { "\n" }, headline(report));
     out
 }
 
