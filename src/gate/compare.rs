@@ -92,7 +92,7 @@ fn judge(baseline: &Baseline, id: &str, head: &Measured<'_>, policy: Policy) -> 
         base_ns: base_side.center_ns,
         head_ns: head_side.center_ns,
         ratio,
-        detectable: (base_side.runs > 1).then(|| (1.0 + threshold) * ratio.center / ratio.low - 1.0),
+        detectable: (1.0 + threshold) * ratio.center / ratio.low - 1.0,
         base_spread: base_side.spread,
         head_spread: head_side.spread,
         base_runs: base_side.runs,
@@ -110,13 +110,12 @@ fn verdict(ratio: &Ratio, threshold: f64, base_runs: usize, policy: Policy) -> (
     } else {
         None
     };
-    // The width of a single run is assumed, not seen: enough to let a small difference pass, not to blame a large one on the code.
+    // The width of a single run is assumed, not seen: a difference is the code's only if both sides' allowances together cannot explain it.
     let allowed = (1.0 + threshold) * (1.0 + policy.single_run);
-    if base_runs == 1 && ratio.center.max(1.0 / ratio.center) > allowed {
-        return (Verdict::Inconclusive, Some(Doubt::SingleRun));
-    }
+    let doubtful = base_runs == 1 && ratio.center.max(1.0 / ratio.center) > allowed;
     match beyond {
         Some(verdict) => (verdict, None),
+        None if doubtful => (Verdict::Inconclusive, Some(Doubt::SingleRun)),
         None if ratio.high - ratio.low > policy.widest => (Verdict::Inconclusive, Some(Doubt::Wide)),
         None => (Verdict::Unchanged, None),
     }

@@ -113,8 +113,8 @@ pub struct Judged {
     pub head_ns: f64,
     /// Head over base with its interval.
     pub ratio: Ratio,
-    /// Smallest slow-down that this comparison would have called regressed, relative; none where it calls nothing regressed.
-    pub detectable: Option<f64>,
+    /// Smallest slow-down that this comparison would have called regressed, relative.
+    pub detectable: f64,
     /// Relative half-width of the range of the baseline's runs; none with one run.
     pub base_spread: Option<f64>,
     /// The same of the runs judged.

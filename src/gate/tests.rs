@@ -63,7 +63,7 @@ fn identical_times_are_unchanged_and_fine() {
     assert_eq!(report.judged[0].verdict, Verdict::Unchanged);
     assert_eq!(report.exit(), Exit::Fine);
     // 5 % beyond an interval of 10 % of the single run.
-    assert!((report.judged[0].detectable.unwrap() - (1.05 / 0.9 - 1.0)).abs() < 1e-9);
+    assert!((report.judged[0].detectable - (1.05 / 0.9 - 1.0)).abs() < 1e-9);
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn half_as_slow_again_is_a_regression_named_first() {
 #[test]
 fn the_detectable_effect_is_where_the_verdict_turns() {
     let base = run("1", &[("a", 1e6)]);
-    let detectable = compare_default(&base, &base).judged[0].detectable.unwrap();
+    let detectable = compare_default(&base, &base).judged[0].detectable;
     let at = |slowdown: f64| compare_default(&base, &run("2", &[("a", 1e6 * (1.0 + slowdown))])).judged[0].verdict;
     assert_eq!(at(detectable * 1.01), Verdict::Regressed);
     assert_eq!(at(detectable * 0.99), Verdict::Unchanged);
@@ -198,19 +198,20 @@ fn a_baseline_keeps_what_a_later_run_did_not_measure() {
 }
 
 #[test]
-fn a_baseline_of_one_run_blames_nobody() {
+fn a_baseline_of_one_run_blames_nobody_for_what_runs_may_differ_by() {
     let base = baseline(&run("1", &[("a", 1e6)]));
     let at = |time: f64| {
         let report = compare(&base, &[run("2", &[("a", time)])], Policy::default());
-        let judged = &report.judged[0];
-        assert_eq!(judged.detectable, None);
-        (judged.verdict, judged.reason, report.exit())
+        (report.judged[0].verdict, report.judged[0].reason, report.exit())
     };
     let doubt = (Verdict::Inconclusive, Some(Doubt::SingleRun), Exit::Inconclusive);
     let fine = (Verdict::Unchanged, None, Exit::Fine);
     // 5 % threshold and 10 % for what a single run does not show.
     assert_eq!([at(1.15e6), at(1e6 / 1.15)], [fine, fine]);
-    assert_eq!([at(1.16e6), at(1e6 / 1.16), at(1e7), at(1e5)], [doubt; 4]);
+    assert_eq!([at(1.16e6), at(1e6 / 1.16), at(1.28e6), at(1e6 / 1.28)], [doubt; 4]);
+    // The threshold and 10 % on either side: 1.05 x 1.1 / 0.9.
+    assert_eq!(at(1.29e6), (Verdict::Regressed, None, Exit::Regression));
+    assert_eq!(at(1e6 / 1.29), (Verdict::Improved, None, Exit::Fine));
 }
 
 #[test]

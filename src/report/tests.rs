@@ -92,7 +92,7 @@ fn judged(case: &str, verdict: Verdict, change: f64, runs: (usize, usize)) -> Ju
         base_ns: 200_000.0,
         head_ns: 200_000.0 * change,
         ratio: Ratio { center: change, low: change * 0.98, high: change * 1.02 },
-        detectable: (runs.0 > 1).then_some(0.307),
+        detectable: 0.307,
         base_spread: (runs.0 > 1).then_some(0.011),
         head_spread: None,
         base_runs: runs.0,

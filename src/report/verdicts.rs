@@ -64,7 +64,7 @@ fn row(judged: &Judged) -> Row {
         base_ns: judged.base_ns,
         head_ns: judged.head_ns,
         ratio: judged.ratio,
-        detectable: judged.detectable,
+        detectable: Some(judged.detectable),
         p_slower: None,
         evidence: format!("{}:{}", judged.base_runs, judged.head_runs),
     }
@@ -162,8 +162,8 @@ fn notes(report: &Report) -> Vec<String> {
     let single = |side: fn(&Judged) -> usize| report.judged.iter().any(|judged| side(judged) == 1);
     if single(|judged| judged.base_runs) {
         lines.push(format!(
-            "the baseline has one process run of a case: nobody saw how its runs differ, and a larger difference than {:.1}% is \
-             inconclusive, not slower or faster: `kernelgate baseline save {} --runs 5` on the old code records \
+            "the baseline has one process run of a case: nobody saw how its runs differ, and a difference of more than {:.1}% that the \
+             allowance for that could explain is inconclusive: `kernelgate baseline save {} --runs 5` on the old code records \
              enough, `kernelgate baseline add` adds the last run",
             100.0 * ((1.0 + relative(report)) * (1.0 + report.policy.single_run) - 1.0),
             report.baseline
