@@ -29,9 +29,11 @@ fn bench_baseline_and_gate() {
 
     package.bench("s3", "").expect(0, &[]);
     package.set_times(&package.record("s3"), 200_000.0);
-    package.set_case_times(&package.record("s3"), "n64", 300_000.0);
-    let one_run = ["inconclusive", "+50.0%", "the baseline has one process run", "kernelgate baseline save a --runs 5"];
+    package.set_case_times(&package.record("s3"), "n64", 240_000.0);
+    let one_run = ["inconclusive", "+20.0%", "the baseline has one process run", "kernelgate baseline save a --runs 5"];
     package.kernelgate("gate --baseline a").expect(3, &one_run);
+    package.set_case_times(&package.record("s3"), "n64", 300_000.0);
+    package.kernelgate("gate --baseline a").expect(1, &["regressed", CASE, "+50.0%", "1 regressed, 0 improved, 1 unchanged"]);
     let session = package.path("target/kernelgate/runs/s2");
     package.kernelgate(&format!("baseline add a --session {}", session.display())).expect(0, &["up to 2 runs"]);
     package.kernelgate("gate --baseline a").expect(1, &["regressed", CASE, "+48.5%", "1 regressed, 0 improved, 1 unchanged"]);
