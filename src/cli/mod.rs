@@ -3,6 +3,7 @@
 //! Results go to standard output in the format that was asked for, everything else to standard error; the exit code says the rest.
 
 mod baseline;
+mod calibrate;
 mod compare;
 mod doctor;
 mod gate;
@@ -10,6 +11,7 @@ mod list;
 mod peers;
 mod profile;
 mod resources;
+mod settings;
 mod timing;
 mod verify;
 
@@ -57,7 +59,9 @@ enum Verb {
     /// The last run against a committed baseline
     Gate(gate::Arguments),
     /// Two builds, their processes interleaved: did it get slower?
-    Compare(compare::Arguments),
+    Compare(Box<compare::Arguments>),
+    /// How good `compare` is on this machine: false alarms, slow-downs found, recommended thresholds
+    Calibrate(Box<calibrate::Arguments>),
     /// Registers, spills, shared memory and instructions of every kernel; a gate that needs no GPU
     Resources(resources::Arguments),
     /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold caches, ceilings
@@ -102,6 +106,7 @@ impl Cli {
             Verb::Verify(arguments) => verify::run(&arguments),
             Verb::Gate(arguments) => gate::run(&arguments, &store),
             Verb::Compare(arguments) => compare::run(&arguments, &store),
+            Verb::Calibrate(arguments) => calibrate::run(&arguments, &store),
             Verb::Resources(arguments) => resources::run(&arguments, &store),
             Verb::Timing(arguments) => timing::run(&arguments),
             Verb::Profile(arguments) => profile::run(&arguments),

@@ -19,6 +19,8 @@ pub struct Comparison {
     pub device: String,
     /// What counted as slower.
     pub plan: Plan,
+    /// Which calibration of the device the plan comes from; none where there is none.
+    pub calibration: Option<String>,
     /// Cases of both, worst verdict first, then by id.
     pub judged: Vec<Compared>,
     /// Differences that forbid a comparison, with the cases concerned.
@@ -157,6 +159,7 @@ mod tests {
             head: "b".to_owned(),
             device: "c".to_owned(),
             plan: Plan::default(),
+            calibration: None,
             judged,
             refused: vec![],
             new: vec![],

@@ -113,6 +113,7 @@ fn notes(comparison: &Comparison) -> Vec<String> {
     if comparison.judged.is_empty() {
         lines.push("nothing to judge: no case is in both".to_owned());
     }
+    lines.extend(comparison.calibration.clone());
     lines.extend(comparison.delays.iter().map(|delays| format!("DELAYED on purpose, the head's launches, nanoseconds: {delays}")));
     if !comparison.optimised {
         lines.push("warning: built without optimisation; times mean nothing".to_owned());

@@ -1,5 +1,6 @@
 //! Text, Markdown and JSON for people and programs. No decisions here.
 
+pub mod calibration;
 pub mod comparison;
 pub mod runs;
 pub mod table;
