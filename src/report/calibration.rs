@@ -103,7 +103,7 @@ fn verdicts(kinds: &[Tally]) -> Table {
         table.row(vec![
             tally.kind.clone(),
             format!("{} of {}", tally.fired.hits, tally.fired.of),
-            percent(tally.fired_bound),
+            tally.fired_bound.map_or_else(|| "-".to_owned(), percent),
             cases.to_string(),
             tally.unchanged.to_string(),
             tally.improved.to_string(),

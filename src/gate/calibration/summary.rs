@@ -52,8 +52,8 @@ pub struct Tally {
     pub kind: String,
     /// Comparisons that called a case slower.
     pub fired: Rate,
-    /// Upper end of the one-sided 95 % interval for the probability of that.
-    pub fired_bound: f64,
+    /// Upper end of the one-sided 95 % interval for the probability of that, where it is a mistake.
+    pub fired_bound: Option<f64>,
     /// Cases called inconclusive.
     pub inconclusive: Rate,
     /// Cases called slower.
@@ -136,7 +136,7 @@ fn tally(calibration: &Calibration, kind: Kind) -> Option<Tally> {
     (count > 0).then(|| Tally {
         kind: kind.name(),
         fired: Rate::new(fired, count),
-        fired_bound: binomial::upper(fired, count, 0.05),
+        fired_bound: (!matches!(kind, Kind::Injected(_))).then(|| binomial::upper(fired, count, 0.05)),
         inconclusive: Rate::new(with(Verdict::Inconclusive), cases.len()),
         regressed: with(Verdict::Regressed),
         improved: with(Verdict::Improved),

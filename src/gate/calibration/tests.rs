@@ -87,7 +87,8 @@ fn counts_and_intervals_are_those_of_the_comparisons() {
     let summary = summarise(&calibration(20, &[(5.0, 20)]));
     let null = &summary.kinds[0];
     assert_eq!((null.kind.as_str(), null.fired.hits, null.fired.of, null.inconclusive.hits), ("A/A", 0, 20, 0));
-    assert!((null.fired_bound - (1.0 - 0.05f64.powf(0.05))).abs() < 1e-9);
+    assert!((null.fired_bound.unwrap() - (1.0 - 0.05f64.powf(0.05))).abs() < 1e-9);
+    assert_eq!(summary.kinds[1].fired_bound, None);
     let power = &summary.power[0];
     assert_eq!((power.found.hits, power.found.of, power.missed), (20, 20, 0));
     assert!((power.added - 5.0).abs() < 0.1 && (power.measured - 5.0).abs() < 0.2, "{power:?}");
