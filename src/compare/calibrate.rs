@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::engine::{Engine, Prepared, Session};
+use super::engine::Engine;
+use super::load::Beside;
 use super::progress::{self, Progress};
+use super::session::{Prepared, Session};
 use super::{CompareError, Request, Source, rounds};
 use crate::gate::calibration::{Calibration, Kind, Known, Series, differing, recommend};
 use crate::gate::comparison::Comparison;
@@ -61,25 +63,18 @@ pub fn run(request: &Request, wanted: &Wanted) -> Result<(Calibration, usize), C
 
 fn measure(request: &Request, wanted: &Wanted, session: &Session) -> Result<(Calibration, usize), CompareError> {
     let mut prepared = Engine::new(request, session, Trials::default()).prepare()?;
-    for (case, reason) in prepared.setbacks() {
-        session.progress.say(&format!("left out: {case}: {reason}"));
-    }
+    let left_out: BTreeSet<String> = prepared.setbacks().map(|(case, reason)| format!("left out: {case}: {reason}")).collect();
+    left_out.iter().for_each(|line| session.progress.say(line));
     let environment = prepared.environment.clone().ok_or_else(|| usage("no bench got to its end"))?;
     let times_ns = choose_cases(request, wanted, session, &mut prepared, &environment)?;
     let listed = times_ns.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
     session.progress.say(&format!("{} cases: {listed}", times_ns.len()));
     let mut calibration = open(request, wanted, session, (&prepared, environment, times_ns))?;
+    calibration.left_out.extend(left_out);
     let tasks = schedule(wanted);
     let open: Vec<(Kind, usize)> = tasks.iter().copied().filter(|task| !is_done(&calibration, *task)).collect();
-    let on_host = calibration.environment.on_host();
     let (started, mut done) = (Instant::now(), 0);
     for (kind, number) in open.iter().copied() {
-        if kind == Kind::Sham && !on_host {
-            let why = "sham load: not run, a busy host does not slow a GPU down, and nothing here keeps the GPU itself busy";
-            calibration.left_out.insert(why.to_owned());
-            done += 1;
-            continue;
-        }
         if wanted.total.is_some_and(|total| started.elapsed() >= total) {
             break;
         }
@@ -258,8 +253,18 @@ fn one(
     };
     let text: Vec<String> = delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns}")).collect();
     let delayed = Request { head_delays: (!text.is_empty()).then(|| text.join(",")), ..request.clone() };
-    let threads = if kind == Kind::Sham { std::thread::available_parallelism().map_or(1, Into::into) } else { 0 };
-    let mut engine = Engine::of_many(&delayed, session, wanted.plan, threads, label);
+    let on_host = prepared.environment.as_ref().is_none_or(Environment::on_host);
+    let beside = match kind {
+        Kind::Sham if on_host => Beside::Threads(std::thread::available_parallelism().map_or(1, Into::into)),
+        Kind::Sham => {
+            // After the time of a whole process it is sure to compute.
+            let whole = Instant::now();
+            Engine::new(request, session, Trials::default()).probe(prepared)?;
+            Beside::Process(whole.elapsed())
+        }
+        _ => Beside::Nothing,
+    };
+    let mut engine = Engine::of_many(&delayed, session, wanted.plan, beside, label);
     let comparison = engine.compare(prepared.clone())?;
     Ok(known((kind, number), (started, clock.elapsed()), delays_ns, &comparison, &engine.trials))
 }

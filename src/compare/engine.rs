@@ -4,17 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::folder::{self, Folder};
-use super::load::Load;
-use super::process::{self, Launch, Running};
+use super::folder;
+use super::load::{Beside, Load};
+use super::process::{self, Launch};
 use super::progress::{self, Progress};
-use super::ready::{self, Matched, Side};
+use super::ready::{Matched, Side};
+use super::session::{Bench, Prepared, Session, open_trials};
 use super::{CompareError, Request, rounds};
-use crate::exit::Exit;
 use crate::gate::Verdict;
 use crate::gate::comparison::{Broken, Compared, Comparison, Round};
 use crate::gate::paired::{Arm, Decision, Outcome, Plan, decide};
-use crate::record::{Environment, FileError, Order, Pace, Provenance, Run, TrialRecord, Trials, file};
+use crate::record::{FileError, Order, Pace, Provenance, Run, TrialRecord, Trials, file};
 
 /// A process that only verifies: references may take long.
 const VERIFY_PATIENCE: Duration = Duration::from_secs(1800);
@@ -23,112 +23,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Broken processes of a side after which its bench is given up.
 const MOST_BROKEN: usize = 2;
 
-/// A bench binary that both sides have.
-#[derive(Clone)]
-struct Bench {
-    name: String,
-    /// Runs that verified base and head.
-    verified: [PathBuf; 2],
-    cases: BTreeSet<String>,
-    patience: Duration,
-    pace: Pace,
-}
-
-/// Both sides verified: what there is to compare, and where.
-#[derive(Clone)]
-pub struct Prepared {
-    matched: Matched,
-    benches: Vec<Bench>,
-    optimised: bool,
-    /// The device and the build; none where nothing ran to its end.
-    pub environment: Option<Environment>,
-    /// Of which code the head is.
-    pub provenance: Provenance,
-    /// Nanoseconds a launch, by case, as far as one launch tells.
-    pub glance_ns: BTreeMap<String, f64>,
-}
-
-impl Prepared {
-    /// Cases that both sides have.
-    pub const fn cases(&self) -> &BTreeSet<String> {
-        &self.matched.judged
-    }
-
-    /// Cases that failed, or were skipped, with the reason.
-    pub fn setbacks(&self) -> impl Iterator<Item = (&String, &String)> {
-        self.matched.failed.iter().chain(&self.matched.skipped)
-    }
-
-    /// Leaves only these cases.
-    pub fn keep(&mut self, cases: &BTreeSet<String>) {
-        self.matched.judged.retain(|id| cases.contains(id));
-        for bench in &mut self.benches {
-            bench.cases.retain(|id| cases.contains(id));
-        }
-        self.benches.retain(|bench| !bench.cases.is_empty());
-    }
-}
-
-/// Sides that are ready to run, in a folder that is locked.
-pub struct Session {
-    folder: Folder,
-    work: PathBuf,
-    sides: [Side; 2],
-    running: Running,
-    /// What a person sees.
-    pub progress: Progress,
-}
-
-impl Session {
-    /// Makes both sides ready; `twins` are copies of the base's executables on both, whatever the head.
-    ///
-    /// # Errors
-    /// When a side cannot be made ready.
-    pub fn open(request: &Request, twins: bool) -> Result<Self, CompareError> {
-        let folder = Folder::open(&request.folder)?;
-        let (progress, running) = (Progress::default(), Running::default());
-        stop_on_interrupt(&running, &progress)?;
-        let tools = (&progress, &running);
-        let sides = if twins { ready::twins(request, &folder, tools)? } else { ready::sides(request, &folder, tools)? };
-        let work = folder.file("work");
-        std::fs::create_dir_all(&work).map_err(|cause| CompareError::io("make", &work, &cause))?;
-        Ok(Self { folder, work, sides, running, progress })
-    }
-
-    /// What must be the same for measurements to belong together.
-    pub fn identity(&self, request: &Request) -> Result<BTreeMap<String, String>, CompareError> {
-        let mut identity: BTreeMap<String, String> = request.settings.clone();
-        identity.insert("delays".to_owned(), request.head_delays.clone().unwrap_or_default());
-        identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
-        identity.insert("thresholds".to_owned(), request.thresholds.identity()?);
-        if let Some(pace) = request.pace {
-            identity.insert("time a case".to_owned(), format!("{pace:?}"));
-        }
-        for (side, name) in self.sides.iter().zip(["base", "head"]) {
-            let executables = side.executables.ours.values();
-            identity.extend(executables.map(|executable| (format!("{name} {}", executable.bench), executable.hash.clone())));
-        }
-        Ok(identity)
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        // Large, and of no use to a later comparison.
-        for arm in [Arm::Base, Arm::Head] {
-            let _ = std::fs::remove_dir_all(self.folder.side(arm).join("inputs"));
-        }
-    }
-}
-
 /// A comparison while it runs.
 pub struct Engine<'a> {
     request: &'a Request,
     session: &'a Session,
     progress: Progress,
     plan: Plan,
-    /// Threads that keep the host busy while the head's processes run.
-    beside_head: usize,
+    /// What else computes while the head's processes run.
+    beside_head: Beside,
     /// Every process so far.
     pub trials: Trials,
     broken: Vec<Broken>,
@@ -145,7 +47,7 @@ pub fn run(request: &Request) -> Result<Comparison, CompareError> {
     let mut engine = Engine::new(request, &session, trials);
     let outcome = engine.prepare().and_then(|prepared| {
         let (plan, note) = match &prepared.environment {
-            Some(environment) => request.thresholds.on(environment, &prepared.provenance)?,
+            Some(environment) => request.thresholds.on(environment, &prepared.provenance, Engine::pace(&prepared))?,
             None => (Plan::default(), None),
         };
         note.iter().for_each(|note| session.progress.say(note));
@@ -160,11 +62,11 @@ impl<'a> Engine<'a> {
     /// With the trials of an interrupted comparison of the same things, or none.
     pub fn new(request: &'a Request, session: &'a Session, trials: Trials) -> Self {
         let progress = session.progress.clone();
-        Self { request, session, progress, plan: Plan::default(), beside_head: 0, trials, broken: Vec::new() }
+        Self { request, session, progress, plan: Plan::default(), beside_head: Beside::Nothing, trials, broken: Vec::new() }
     }
 
-    /// As one of many comparisons: with this plan and so many threads busy beside the head, its progress a detail of `label`.
-    pub fn of_many(request: &'a Request, session: &'a Session, plan: Plan, beside_head: usize, label: &str) -> Self {
+    /// As one of many comparisons: with this plan and something beside the head, its progress a detail of `label`.
+    pub fn of_many(request: &'a Request, session: &'a Session, plan: Plan, beside_head: Beside, label: &str) -> Self {
         let progress = session.progress.within(label);
         Self { plan, beside_head, progress, ..Self::new(request, session, Trials::default()) }
     }
@@ -375,10 +277,41 @@ impl<'a> Engine<'a> {
             work: &self.session.work,
             running: &self.session.running,
         };
-        let busy = (arm == Arm::Head && self.beside_head > 0).then(|| Load::start(self.beside_head));
+        let busy = (arm == Arm::Head).then(|| self.beside(&launch, &trial)).transpose()?;
         let outcome = process::run(&launch, &trial);
         drop(busy);
+        if arm == Arm::Head && matches!(self.beside_head, Beside::Process(_)) && !self.session.beside.end() {
+            return Err("the load beside it ended by itself".to_owned());
+        }
         outcome
+    }
+
+    /// Starts what is to compute beside a trial.
+    fn beside(&self, launch: &Launch<'_>, trial: &process::Trial<'_>) -> Result<Option<Load>, String> {
+        match self.beside_head {
+            Beside::Nothing => Ok(None),
+            Beside::Threads(count) => Ok(Some(Load::start(count))),
+            Beside::Process(after) => {
+                let one = trial.order.cases.iter().flatten().next().cloned();
+                let order = Order {
+                    session: "beside".to_owned(),
+                    record: self.session.work.join("beside-run.json"),
+                    cases: Some(one.into_iter().collect()),
+                    pace: Pace::ENDLESS,
+                    ..trial.order.clone()
+                };
+                let other = process::Trial {
+                    program: trial.program.clone(),
+                    package: trial.package.clone(),
+                    commit: trial.commit.clone(),
+                    order: &order,
+                    ..*trial
+                };
+                process::start_beside(launch, &other, &self.session.beside)?;
+                std::thread::sleep(after);
+                Ok(None)
+            }
+        }
     }
 
     fn broke(&mut self, arm: Arm, bench: &str, reason: String, given_up: bool) {
@@ -507,44 +440,4 @@ const fn index(arm: Arm) -> usize {
 
 fn failed_to(error: &FileError) -> CompareError {
     CompareError::Usage(format!("failed to {error}"))
-}
-
-/// The trials of an interrupted comparison of the same things, or none yet.
-fn open_trials(request: &Request, session: &Session, identity: BTreeMap<String, String>) -> Result<Trials, CompareError> {
-    let (path, progress) = (session.folder.file("trials.json"), &session.progress);
-    let fresh = Trials { identity, trials: Vec::new() };
-    let earlier = if request.resume { file::read::<Trials>(&path) } else { Ok(fresh.clone()) };
-    let mut trials = match earlier {
-        Ok(earlier) if earlier.identity == fresh.identity => earlier,
-        Ok(earlier) => {
-            let differs = fresh.identity.iter().find(|(name, value)| earlier.identity.get(*name) != Some(value));
-            let differs = differs.map_or_else(|| "what is compared".to_owned(), |(name, _)| name.clone());
-            progress.say(&format!("--resume: the interrupted comparison was another ({differs} differs): starting anew"));
-            fresh
-        }
-        Err(error) if error.is_not_found() => {
-            progress.say("--resume: no comparison was interrupted here: starting anew");
-            fresh
-        }
-        Err(error) => return Err(failed_to(&error)),
-    };
-    rounds::drop_unfinished(&mut trials.trials);
-    trials.trials.retain(|trial| trial.broke.is_none());
-    if !trials.trials.is_empty() {
-        progress.say(&format!("resuming with {} processes", trials.trials.len()));
-    }
-    file::write(&path, &trials).map_err(|error| failed_to(&error))?;
-    Ok(trials)
-}
-
-/// Ctrl-C ends the process that runs and this one; trials are written as they end, so that nothing else is lost.
-fn stop_on_interrupt(running: &Running, progress: &Progress) -> Result<(), CompareError> {
-    let (running, progress) = (running.clone(), progress.clone());
-    let handler = move || {
-        running.kill();
-        progress.end();
-        eprintln!("\ninterrupted: the same command with --resume goes on from here");
-        std::process::exit(Exit::INTERRUPTED);
-    };
-    ctrlc::set_handler(handler).map_err(|error| CompareError::Usage(format!("failed to watch for Ctrl-C: {error}")))
 }

@@ -15,6 +15,7 @@ pub mod progress;
 mod ready;
 mod rounds;
 mod seed;
+mod session;
 pub mod thresholds;
 
 use std::collections::BTreeMap;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::CompareError;
 use crate::gate::calibration::{Calibration, Kind};
 use crate::gate::paired::Plan;
-use crate::record::{Environment, Provenance, Store, file};
+use crate::record::{Environment, Pace, Provenance, Store, file};
 
 /// Parts of a plan that were asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -48,7 +48,7 @@ impl Thresholds {
     ///
     /// # Errors
     /// When the device's calibration cannot be read.
-    pub fn on(&self, environment: &Environment, head: &Provenance) -> Result<(Plan, Option<String>), CompareError> {
+    pub fn on(&self, environment: &Environment, head: &Provenance, pace: Pace) -> Result<(Plan, Option<String>), CompareError> {
         let (asked, store) = match self {
             Self::Fixed(plan) => return Ok((*plan, None)),
             Self::Calibrated(asked, store) => (asked, store),
@@ -57,7 +57,7 @@ impl Thresholds {
         match file::read::<Calibration>(&path) {
             Ok(calibration) => {
                 let (plan, note) = calibrated(&calibration, *asked);
-                Ok((plan, Some(format!("{note}{}", elsewhere(&calibration, environment, head)))))
+                Ok((plan, Some(format!("{note}{}", elsewhere(&calibration, environment, head, pace)))))
             }
             Err(error) if error.is_not_found() => Ok((asked.or(Plan::default()), None)),
             Err(error) => Err(CompareError::Usage(format!("failed to {error}"))),
@@ -110,7 +110,7 @@ fn calibrated(calibration: &Calibration, asked: Asked) -> (Plan, String) {
 }
 
 /// In which respects a calibration is of something else.
-fn elsewhere(calibration: &Calibration, environment: &Environment, head: &Provenance) -> String {
+fn elsewhere(calibration: &Calibration, environment: &Environment, head: &Provenance, pace: Pace) -> String {
     let mut differing: Vec<String> = Vec::new();
     if let Some(mismatch) = environment.mismatches(&calibration.environment).first() {
         differing.push(format!("{} was `{}` and is `{}`", mismatch.field, mismatch.base, mismatch.head));
@@ -122,6 +122,10 @@ fn elsewhere(calibration: &Calibration, environment: &Environment, head: &Proven
     let built_here = head.commit.as_ref().is_none_or(|commit| !commit.starts_with("prebuilt"));
     if built_here && calibration.provenance.commit != head.commit {
         differing.push("it is of another commit".to_owned());
+    }
+    if calibration.pace.measurement_s != pace.measurement_s {
+        let (then, now) = (calibration.pace.measurement_s, pace.measurement_s);
+        differing.push(format!("a process timed a case for {then:.2} s then and for {now:.2} s now"));
     }
     if differing.is_empty() { String::new() } else { format!("; {}", differing.join(", ")) }
 }
