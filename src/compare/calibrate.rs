@@ -13,6 +13,7 @@ use crate::gate::calibration::{Calibration, Kind, Known, Series, differing, reco
 use crate::gate::comparison::Comparison;
 use crate::gate::paired::Plan;
 use crate::record::{Environment, Provenance, Trials, file};
+use crate::stats::median;
 
 /// Times of cases that are chosen where nobody names any, nanoseconds: on the host long against its clock, short against a process.
 const ON_HOST_NS: (f64, f64) = (0.5e6, 20e6);
@@ -20,6 +21,8 @@ const ON_HOST_NS: (f64, f64) = (0.5e6, 20e6);
 const ON_GPU_NS: (f64, f64) = (50e3, 20e6);
 /// A single launch, the first, may take so many times as long as a later one.
 const FIRST_LAUNCH: f64 = 4.0;
+/// Processes before a comparison that say what a share of a case's time is.
+const PROBES: usize = 3;
 
 /// What is to be measured.
 #[derive(Debug, Clone, PartialEq)]
@@ -246,8 +249,14 @@ fn one(
     let (started, clock) = (now(), Instant::now());
     let delays_ns = match kind {
         Kind::Injected(percent) => {
-            let times_ns = Engine::new(request, session, Trials::default()).probe(prepared)?;
-            times_ns.into_iter().map(|(id, time_ns)| (id, (time_ns * percent / 100.0).round().max(1.0) as u64)).collect()
+            let mut times_ns: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+            for _ in 0..PROBES {
+                for (id, time_ns) in Engine::new(request, session, Trials::default()).probe(prepared)? {
+                    times_ns.entry(id).or_default().push(time_ns);
+                }
+            }
+            let share = |times_ns: &[f64]| (median(times_ns) * percent / 100.0).round().max(1.0) as u64;
+            times_ns.into_iter().map(|(id, times_ns)| (id, share(&times_ns))).collect()
         }
         _ => BTreeMap::new(),
     };

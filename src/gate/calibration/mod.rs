@@ -114,31 +114,34 @@ pub struct Series {
 pub struct Column {
     /// [`Observation::time_ns`].
     pub time_ns: Vec<f64>,
-    /// [`Observation::cycles`]; empty where a process lacks them.
+    /// [`Observation::cycles`]; empty where no process has them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub cycles: Vec<f64>,
-    /// [`Observation::contention`]; empty where a process lacks it.
+    pub cycles: Vec<Option<f64>>,
+    /// [`Observation::contention`]; empty where no process knows it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub contention: Vec<f64>,
+    pub contention: Vec<Option<f64>>,
 }
 
 impl Column {
     fn of<'a>(observations: impl Iterator<Item = &'a Observation>) -> Self {
         let observations: Vec<&Observation> = observations.collect();
-        let known =
-            |of: &dyn Fn(&Observation) -> Option<f64>| observations.iter().map(|found| of(found)).collect::<Option<Vec<_>>>();
+        let known = |of: &dyn Fn(&Observation) -> Option<f64>| -> Vec<Option<f64>> {
+            let values: Vec<Option<f64>> = observations.iter().map(|found| of(found)).collect();
+            if values.iter().any(Option::is_some) { values } else { Vec::new() }
+        };
         // More digits than a clock has would only make the file larger.
         let rounded = |value: f64, digits: f64| (value * digits).round() / digits;
         Self {
             time_ns: observations.iter().map(|found| rounded(found.time_ns, 10.0)).collect(),
-            cycles: known(&|found| found.cycles.map(|cycles| rounded(cycles, 10.0))).unwrap_or_default(),
-            contention: known(&|found| found.contention.map(|share| rounded(share, 1e4))).unwrap_or_default(),
+            cycles: known(&|found| found.cycles.map(|cycles| rounded(cycles, 10.0))),
+            contention: known(&|found| found.contention.map(|share| rounded(share, 1e4))),
         }
     }
 
     fn at(&self, index: usize) -> Option<Observation> {
         let time_ns = *self.time_ns.get(index)?;
-        Some(Observation { time_ns, cycles: self.cycles.get(index).copied(), contention: self.contention.get(index).copied() })
+        let known = |values: &[Option<f64>]| values.get(index).copied().flatten();
+        Some(Observation { time_ns, cycles: known(&self.cycles), contention: known(&self.contention) })
     }
 }
 

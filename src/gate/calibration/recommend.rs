@@ -156,7 +156,7 @@ fn contention_weight(calibration: &Calibration) -> f64 {
         let sides = series.base.time_ns.iter().zip(&series.head.time_ns);
         let shares = series.base.contention.iter().zip(&series.head.contention);
         costs.extend(sides.zip(shares).filter_map(|((base_ns, head_ns), (base, head))| {
-            let more = head - base;
+            let more = (*head)? - (*base)?;
             (more >= TELLING).then(|| (head_ns / base_ns).ln() / more)
         }));
     }

@@ -197,7 +197,7 @@ fn noise(calibration: &Calibration, case: &str) -> Option<Noise> {
     }
     let columns = || series.iter().flat_map(|series| [&series.base, &series.head]);
     let times: Vec<f64> = columns().flat_map(|column| column.time_ns.iter().copied()).collect();
-    let shares: Vec<f64> = columns().flat_map(|column| column.contention.iter().copied()).collect();
+    let shares: Vec<f64> = columns().flat_map(|column| column.contention.iter().flatten().copied()).collect();
     let span = |tail: f64| 100.0 * 0.5 * (quantile(&differences, 1.0 - tail) - quantile(&differences, tail));
     Some(Noise {
         case: case.to_owned(),
