@@ -74,8 +74,8 @@ const CASE: &str = "fixture/spin/n64_none/cpu/hot";
 fn what_is_known_is_counted_and_kept_beside_the_baselines() {
     let package = Package::new();
     let few = "n64 --comparisons 2 --inject 50,100 --power-comparisons 1 --sham 0";
-    // The clock stops it after the first comparison; the same command goes on.
-    package.run(&format!("{CALIBRATE} {few} --total-time 0.1s")).expect(3, &["3 comparisons are left", "--resume goes on"]);
+    // The clock stops it after the first comparison, which takes longer; the same command goes on.
+    package.run(&format!("{CALIBRATE} {few} --total-time 1s")).expect(3, &["3 comparisons are left", "--resume goes on"]);
     assert!(!package.path("baselines").exists());
     let outcome = package.run(&format!("{CALIBRATE} {few} --resume --format json"));
     outcome.expect(0, &["going on after 1 comparisons", "1 cases: fixture/spin/n64_none/cpu/hot"]);
@@ -105,7 +105,7 @@ fn what_is_known_is_counted_and_kept_beside_the_baselines() {
 fn parts_are_merged_and_strangers_are_not() {
     let package = Package::new();
     // Three comparisons, the first and the last of nothing with nothing.
-    let few = "--comparisons 2 --inject 50 --power-comparisons 0 --sham 1 --max-blocks 4 --cases 1";
+    let few = "--comparisons 2 --inject 50 --power-comparisons 0 --sham 1 --max-blocks 4 n64";
     package.run(&format!("{CALIBRATE} {few} --shard 1/2")).expect(0, &["part-1-of-2.json", "0 of 2"]);
     package.run(&format!("{CALIBRATE} {few} --shard 2/2 --output two.json")).expect(0, &["written to two.json", "sham load"]);
     let part = "target/kernelgate/calibrate/part-1-of-2.json";
@@ -121,6 +121,7 @@ fn parts_are_merged_and_strangers_are_not() {
     package.run(&format!("calibrate --merge {part} edited.json")).expect(4, &["refused: edited.json", "filter is `` and `x`"]);
     for (bad, words) in [
         ("calibrate --inject 0", "--inject takes percentages"),
+        ("calibrate --dir bin --shard 1/2", "--shard needs a filter"),
         ("calibrate --shard 3/2", "a part is 1/4"),
         ("calibrate --dir bin --backend cpu n64 --relative -1", "--relative"),
         ("calibrate --dir bin --backend cpu nothing", "no case matches `nothing`"),

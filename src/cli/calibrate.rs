@@ -42,7 +42,7 @@ pub struct Arguments {
     /// Time of a comparison's round, after which undecided cases are inconclusive
     #[arg(long, value_name = "TIME", default_value = "3m", value_parser = parse_duration)]
     budget: Duration,
-    /// Start no comparison after this time; --resume goes on
+    /// Start no comparison that may not end within this time; --resume goes on
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     total_time: Option<Duration>,
     /// Most cases that are chosen where none are named
@@ -64,7 +64,7 @@ pub struct Arguments {
     profile: String,
     #[command(flatten)]
     settings: Settings,
-    /// Where the calibration goes [default: baselines/DEVICE/calibration.json, of a part kernelgate/calibrate/part-I-of-N.json of the target folder]
+    /// Where the calibration goes, also one that is not complete [default: baselines/DEVICE/calibration.json, of a part kernelgate/calibrate/part-I-of-N.json of the target folder]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// How to print
@@ -116,7 +116,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         shard: arguments.shard.unwrap_or((0, 1)),
         plan,
         cases: arguments.cases,
-        named: arguments.filter.is_some() || arguments.settings.names_axes(),
+        named: names_cases(arguments),
         total: arguments.total_time,
         command: command(std::env::args().skip(1)),
         state: state.clone(),
@@ -130,16 +130,22 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         }
         Err(error) => return Err(error.into()),
     };
+    let save = |path: &Path| file::write(path, &calibration).map_err(|error| anyhow::anyhow!("failed to {error}"));
     if left > 0 {
+        arguments.output.as_deref().map(save).transpose()?;
         print(arguments, &calibration, &state)?;
         eprintln!("{left} comparisons are left: the same command with --resume goes on; so far in {}", state.display());
         return Ok(Exit::Inconclusive);
     }
     let otherwise = if arguments.shard.is_some() { state } else { store.calibration_path(&calibration.environment.slug()) };
     let output = arguments.output.clone().unwrap_or(otherwise);
-    file::write(&output, &calibration).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    save(&output)?;
     print(arguments, &calibration, &output)?;
     Ok(Exit::Fine)
+}
+
+const fn names_cases(arguments: &Arguments) -> bool {
+    arguments.filter.is_some() || arguments.settings.names_axes()
 }
 
 fn check(arguments: &Arguments) -> anyhow::Result<()> {
@@ -155,6 +161,10 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
         "KERNELGATE_DELAY is set: it would slow both sides down; unset it"
     );
     Filter::parse(arguments.filter.as_deref(), false)?;
+    anyhow::ensure!(
+        arguments.shard.is_none() || names_cases(arguments),
+        "--shard needs a filter or --axis: which cases are short enough may differ from part to part"
+    );
     Ok(())
 }
 

@@ -43,7 +43,7 @@ pub struct Wanted {
     pub cases: usize,
     /// Whether the user named cases: then all of them are taken.
     pub named: bool,
-    /// After which time no further comparison starts.
+    /// Time within which the last comparison is to end.
     pub total: Option<Duration>,
     /// The command line, for the report.
     pub command: String,
@@ -78,7 +78,10 @@ fn measure(request: &Request, wanted: &Wanted, session: &Session) -> Result<(Cal
     let open: Vec<(Kind, usize)> = tasks.iter().copied().filter(|task| !is_done(&calibration, *task)).collect();
     let (started, mut done) = (Instant::now(), 0);
     for (kind, number) in open.iter().copied() {
-        if wanted.total.is_some_and(|total| started.elapsed() >= total) {
+        // As long as the longest so far the next one may take.
+        let longest_s = calibration.comparisons.iter().map(|known| known.wall_s).fold(0.0, f64::max);
+        let after = started.elapsed() + Duration::from_secs_f64(longest_s);
+        if wanted.total.is_some_and(|total| after >= total) {
             break;
         }
         let ahead = progress::duration(left(&calibration, open.len() - done, started.elapsed(), done));
@@ -100,7 +103,8 @@ fn usage(text: &str) -> CompareError {
     CompareError::Usage(text.to_owned())
 }
 
-/// Narrows to the cases that are calibrated; their times.
+/// Narrows to the cases that are calibrated; their times. On resuming they are the earlier ones: which are short enough is a matter of the
+/// moment.
 fn choose_cases(
     request: &Request,
     wanted: &Wanted,
@@ -109,26 +113,29 @@ fn choose_cases(
     environment: &Environment,
 ) -> Result<BTreeMap<String, f64>, CompareError> {
     let window = if environment.on_host() { ON_HOST_NS } else { ON_GPU_NS };
-    if !wanted.named {
+    let earlier = file::read::<Calibration>(&wanted.state).ok().filter(|_| wanted.resume);
+    let named = wanted.named || earlier.is_some();
+    if let Some(earlier) = earlier {
+        prepared.keep(&earlier.cases.into_keys().collect());
+    } else if !named {
         let near = (window.0 / FIRST_LAUNCH, window.1 * FIRST_LAUNCH);
-        let glance: BTreeMap<String, f64> =
-            prepared.glance_ns.clone().into_iter().filter(|(id, _)| prepared.cases().contains(id)).collect();
+        let cases = prepared.cases();
+        let glance = prepared.glance_ns.iter().filter(|(id, _)| cases.contains(*id));
+        let glance = glance.map(|(id, time_ns)| (id.clone(), *time_ns)).collect();
         prepared.keep(&choose(&glance, near, wanted.cases.saturating_mul(3)));
     }
+    let none = || usage("no case here takes long enough, or short enough, to calibrate with: name some");
     if prepared.cases().is_empty() {
-        return Err(usage("no case here takes long enough, or short enough, to calibrate with: name some"));
+        return Err(none());
     }
     session.progress.now("timing the cases");
     let mut times_ns = Engine::new(request, session, Trials::default()).probe(prepared)?;
-    if !wanted.named {
+    if !named {
         let chosen = choose(&times_ns, window, wanted.cases);
-        if chosen.is_empty() {
-            return Err(usage("no case here takes long enough, or short enough, to calibrate with: name some"));
-        }
         prepared.keep(&chosen);
         times_ns.retain(|id, _| chosen.contains(id));
     }
-    Ok(times_ns)
+    if times_ns.is_empty() { Err(none()) } else { Ok(times_ns) }
 }
 
 /// The shortest cases within a window of times, taken from each workload in turn.
