@@ -40,7 +40,7 @@ pub struct Order {
 /// How long a trial times a case.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Pace {
-    /// Warm-up, seconds; none where the launch that verifies already took that long.
+    /// Warm-up, seconds; none where the launch that verifies already took longer than all of this.
     pub warm_up_s: f64,
     /// Measurement, seconds; longer where the fewest samples take longer.
     pub measurement_s: f64,

@@ -118,6 +118,15 @@ fn the_threshold_is_the_smallest_that_keeps_both_promises() {
 }
 
 #[test]
+fn deciding_again_gives_what_was_decided() {
+    let calibration = calibration(3, &[(1.0, 3), (5.0, 3)]);
+    for known in &calibration.comparisons {
+        let again = recommend::replay(known, &calibration.plan);
+        assert_eq!(again, known.verdicts, "{:?} {}", known.kind, known.number);
+    }
+}
+
+#[test]
 fn too_little_and_alarms_recommend_nothing() {
     let few = recommend(&calibration(19, &[(2.0, 20)]));
     assert!(few.relative.is_none() && few.note.unwrap().contains("19 A/A comparisons: too few"));
