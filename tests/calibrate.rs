@@ -115,10 +115,10 @@ fn parts_are_merged_and_strangers_are_not() {
     package.run(&format!("calibrate --merge {part} none.json")).expect(2, &["none.json"]);
     std::fs::write(
         package.path("edited.json"),
-        std::fs::read_to_string(package.path("two.json")).unwrap().replace("\"filter\": \"\"", "\"filter\": \"x\""),
+        std::fs::read_to_string(package.path("two.json")).unwrap().replace("\"filter\": \"n64\"", "\"filter\": \"x\""),
     )
     .unwrap();
-    package.run(&format!("calibrate --merge {part} edited.json")).expect(4, &["refused: edited.json", "filter is `` and `x`"]);
+    package.run(&format!("calibrate --merge {part} edited.json")).expect(4, &["refused: edited.json", "filter is `n64` and `x`"]);
     for (bad, words) in [
         ("calibrate --inject 0", "--inject takes percentages"),
         ("calibrate --dir bin --shard 1/2", "--shard needs a filter"),
