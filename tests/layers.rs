@@ -46,7 +46,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("quick_junit", &["report/junit.rs"]),
     ("sysinfo", &["record/environment.rs", "harness/session.rs", "cli/doctor.rs"]),
     ("serde_json", &["record/file.rs", "compare/build.rs", "cli/"]),
-    ("ctrlc", &["harness/session.rs", "compare/engine.rs"]),
+    ("ctrlc", &["harness/session.rs", "compare/session.rs"]),
     ("indicatif", &["compare/progress.rs"]),
     ("xxhash_rust", &["record/file.rs", "verify/"]),
     ("anyhow", &["main.rs", "cli/"]),

@@ -3,6 +3,7 @@
 //! Results go to standard output in the format that was asked for, everything else to standard error; the exit code says the rest.
 
 mod baseline;
+mod calibrate;
 mod compare;
 mod doctor;
 mod gate;
@@ -12,6 +13,7 @@ mod profile;
 mod resources;
 mod runs;
 mod save;
+mod settings;
 mod timing;
 mod verdict;
 mod verify;
@@ -63,6 +65,8 @@ enum Verb {
     Compare(Box<compare::Arguments>),
     /// What the last run measured, as a table or for another program
     Runs(runs::Arguments),
+    /// How good `compare` is on this machine: false alarms, slow-downs found, recommended thresholds
+    Calibrate(Box<calibrate::Arguments>),
     /// Registers, spills, shared memory and instructions of every kernel; a gate that needs no GPU
     Resources(resources::Arguments),
     /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold caches, ceilings
@@ -108,6 +112,7 @@ impl Cli {
             Verb::Gate(arguments) => gate::run(&arguments, &store),
             Verb::Compare(arguments) => compare::run(&arguments, &store),
             Verb::Runs(arguments) => runs::run(&arguments, &store),
+            Verb::Calibrate(arguments) => calibrate::run(&arguments, &store),
             Verb::Resources(arguments) => resources::run(&arguments, &store),
             Verb::Timing(arguments) => timing::run(&arguments),
             Verb::Profile(arguments) => profile::run(&arguments),

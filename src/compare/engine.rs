@@ -4,16 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::folder::{self, Folder};
-use super::process::{self, Launch, Running};
+use super::folder;
+use super::load::{Beside, Load};
+use super::process::{self, Launch};
 use super::progress::{self, Progress};
-use super::ready::{self, Matched, Side};
+use super::ready::{Matched, Side};
+use super::session::{Bench, Prepared, Session, open_trials};
 use super::{CompareError, Request, rounds};
-use crate::exit::Exit;
 use crate::gate::Verdict;
 use crate::gate::comparison::{Broken, Compared, Comparison, Round};
-use crate::gate::paired::{Arm, Decision, Outcome, decide};
-use crate::record::{FileError, Order, Pace, Run, TrialRecord, Trials, file};
+use crate::gate::paired::{Arm, Decision, Outcome, Plan, decide};
+use crate::record::{FileError, Order, Pace, Provenance, Run, TrialRecord, Trials, file};
 
 /// A process that only verifies: references may take long.
 const VERIFY_PATIENCE: Duration = Duration::from_secs(1800);
@@ -22,23 +23,16 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Broken processes of a side after which its bench is given up.
 const MOST_BROKEN: usize = 2;
 
-/// A bench binary that both sides have.
-struct Bench {
-    name: String,
-    /// Runs that verified base and head.
-    verified: [PathBuf; 2],
-    cases: BTreeSet<String>,
-    patience: Duration,
-    pace: Pace,
-}
-
-struct Engine<'a> {
+/// A comparison while it runs.
+pub struct Engine<'a> {
     request: &'a Request,
-    folder: &'a Folder,
-    sides: [Side; 2],
-    launch: Launch<'a>,
-    progress: &'a Progress,
-    trials: Trials,
+    session: &'a Session,
+    progress: Progress,
+    plan: Plan,
+    /// What else computes while the head's processes run.
+    beside_head: Beside,
+    /// Every process so far.
+    pub trials: Trials,
     broken: Vec<Broken>,
 }
 
@@ -47,30 +41,50 @@ struct Engine<'a> {
 /// # Errors
 /// When a side cannot be made ready, or what is measured cannot be written.
 pub fn run(request: &Request) -> Result<Comparison, CompareError> {
-    let folder = Folder::open(&request.folder)?;
-    let (progress, running) = (Progress::default(), Running::default());
-    stop_on_interrupt(&running, &progress)?;
-    let sides = ready::sides(request, &folder, (&progress, &running))?;
-    let work = folder.file("work");
-    std::fs::create_dir_all(&work).map_err(|cause| CompareError::io("make", &work, &cause))?;
-    let launch = Launch { settings: &request.settings, filter: request.filter.as_deref(), work: &work, running: &running };
-    let identity = identity(request, &sides);
-    let trials = open_trials(request, &folder, identity, &progress)?;
-    let mut engine = Engine { request, folder: &folder, sides, launch, progress: &progress, trials, broken: Vec::new() };
-    let outcome = engine.compare();
-    progress.end();
-    // Large, and of no use to a later comparison.
-    for arm in [Arm::Base, Arm::Head] {
-        let _ = std::fs::remove_dir_all(folder.side(arm).join("inputs"));
-    }
+    let session = Session::open(request, false)?;
+    let identity = session.identity(request)?;
+    let trials = open_trials(request, &session, identity)?;
+    let mut engine = Engine::new(request, &session, trials);
+    let outcome = engine.prepare().and_then(|prepared| {
+        let (plan, note) = match &prepared.environment {
+            Some(environment) => request.thresholds.on(environment, &prepared.provenance, Engine::pace(&prepared))?,
+            None => (Plan::default(), None),
+        };
+        note.iter().for_each(|note| session.progress.say(note));
+        engine.plan = plan;
+        Ok(Comparison { calibration: note, ..engine.compare(prepared)? })
+    });
+    session.progress.end();
     outcome
 }
 
-impl Engine<'_> {
-    fn compare(&mut self) -> Result<Comparison, CompareError> {
-        let mut matched = Matched::default();
-        let (mut benches, mut device, mut optimised) = (Vec::new(), String::new(), true);
-        let names: BTreeSet<String> = self.sides.iter().flat_map(|side| side.executables.ours.keys().cloned()).collect();
+impl<'a> Engine<'a> {
+    /// With the trials of an interrupted comparison of the same things, or none.
+    pub fn new(request: &'a Request, session: &'a Session, trials: Trials) -> Self {
+        let progress = session.progress.clone();
+        Self { request, session, progress, plan: Plan::default(), beside_head: Beside::Nothing, trials, broken: Vec::new() }
+    }
+
+    /// As one of many comparisons: with this plan and something beside the head, its progress a detail of `label`.
+    pub fn of_many(request: &'a Request, session: &'a Session, plan: Plan, beside_head: Beside, label: &str) -> Self {
+        let progress = session.progress.within(label);
+        Self { plan, beside_head, progress, ..Self::new(request, session, Trials::default()) }
+    }
+
+    /// The first process of each executable, and what there is to compare.
+    ///
+    /// # Errors
+    /// When there is nothing.
+    pub fn prepare(&mut self) -> Result<Prepared, CompareError> {
+        let mut prepared = Prepared {
+            matched: Matched::default(),
+            benches: Vec::new(),
+            optimised: true,
+            environment: None,
+            provenance: Provenance::default(),
+            glance_ns: BTreeMap::new(),
+        };
+        let names: BTreeSet<String> = self.session.sides.iter().flat_map(|side| side.executables.ours.keys().cloned()).collect();
         let mut complaints = Vec::new();
         for name in &names {
             let (base, head) = (self.verify(Arm::Base, name), self.verify(Arm::Head, name));
@@ -83,27 +97,60 @@ impl Engine<'_> {
             };
             let (base, head) = (of(base), of(head));
             for verified in base.iter().chain(&head) {
-                device = verified.run.environment.describe();
-                optimised &= verified.run.environment.optimised;
+                prepared.environment = Some(verified.run.environment.clone());
+                prepared.provenance = verified.run.provenance.clone();
+                prepared.optimised &= verified.run.environment.optimised;
+                prepared.glance_ns.extend(rounds::timings(&verified.run).into_iter().map(|(id, timing)| (id, timing.time_ns)));
             }
-            let before = matched.judged.clone();
+            let before = prepared.matched.judged.clone();
             let given_up = self.broken.iter().any(|broken| broken.bench == *name);
             if !given_up {
-                matched.add(base.as_ref().map(|verified| &verified.run), head.as_ref().map(|verified| &verified.run));
+                prepared.matched.add(base.as_ref().map(|verified| &verified.run), head.as_ref().map(|verified| &verified.run));
             }
             if let (Some(base), Some(head)) = (base, head) {
                 let patience = PATIENCE + 10 * base.took.max(head.took);
-                let pace = if base.run.environment.on_host() { Pace::MEASURED } else { Pace::MEASURED_ON_GPU };
-                let cases = matched.judged.difference(&before).cloned().collect();
-                benches.push(Bench { name: name.clone(), verified: [base.path, head.path], cases, patience, pace });
+                let usual = if base.run.environment.on_host() { Pace::MEASURED } else { Pace::MEASURED_ON_GPU };
+                let pace = self.request.pace.unwrap_or(usual);
+                let cases = prepared.matched.judged.difference(&before).cloned().collect();
+                prepared.benches.push(Bench { name: name.clone(), verified: [base.path, head.path], cases, patience, pace });
             }
         }
-        if device.is_empty() && self.broken.is_empty() {
+        if prepared.environment.is_none() && self.broken.is_empty() {
             return Err(CompareError::Usage(match complaints.first() {
                 Some(complaint) => complaint.clone(),
                 None => "no bench of this harness has a case that was asked for".to_owned(),
             }));
         }
+        Ok(prepared)
+    }
+
+    /// One process of the base a bench, timed as any other: nanoseconds a launch by case, and how long the cases were timed.
+    ///
+    /// # Errors
+    /// When one breaks.
+    pub fn probe(&self, prepared: &Prepared) -> Result<BTreeMap<String, f64>, CompareError> {
+        let mut times_ns = BTreeMap::new();
+        for bench in &prepared.benches {
+            let order = self.order(bench, Arm::Base, "probe".to_owned(), bench.cases.clone());
+            let run = self.process(Arm::Base, &bench.name, &order, bench.patience);
+            let run = run.map_err(|reason| CompareError::Usage(format!("bench `{}` broke: {reason}", bench.name)))?;
+            times_ns.extend(run.iter().flat_map(rounds::timings).map(|(id, timing)| (id, timing.time_ns)));
+        }
+        Ok(times_ns)
+    }
+
+    /// How long a process times a case.
+    pub fn pace(prepared: &Prepared) -> Pace {
+        prepared.benches.first().map_or(Pace::MEASURED, |bench| bench.pace)
+    }
+
+    /// Both rounds.
+    ///
+    /// # Errors
+    /// When what is measured cannot be written.
+    pub fn compare(&mut self, prepared: Prepared) -> Result<Comparison, CompareError> {
+        let Prepared { mut matched, benches, optimised, environment, .. } = prepared;
+        let device = environment.map(|environment| environment.describe()).unwrap_or_default();
         let wanted = matched.judged.clone();
         let first = self.round(1, &benches, &wanted, &mut matched)?;
         let slower: BTreeSet<String> = first
@@ -115,7 +162,7 @@ impl Engine<'_> {
         let second = if slower.is_empty() {
             None
         } else {
-            self.progress.say(&format!("round 2: are {} slower cases slower again?", slower.len()));
+            self.progress.detail(&format!("round 2: are {} slower cases slower again?", slower.len()));
             Some(self.round(2, &benches, &slower, &mut matched)?)
         };
         Ok(self.conclude(matched, first, second.as_ref(), (device, optimised)))
@@ -133,18 +180,19 @@ impl Engine<'_> {
             })
             .collect();
         judged.sort_by(|a, b| a.verdict.cmp(&b.verdict).then_with(|| a.decision.case.cmp(&b.decision.case)));
-        let [base, head] = &self.sides;
+        let [base, head] = &self.session.sides;
         let same = |name: &String| {
             let hash = |side: &Side| side.executables.ours.get(name).map(|executable| executable.hash.clone());
             hash(base).is_some() && hash(base) == hash(head)
         };
-        let foreign: BTreeSet<&String> = self.sides.iter().flat_map(|side| &side.executables.foreign).collect();
+        let foreign: BTreeSet<&String> = self.session.sides.iter().flat_map(|side| &side.executables.foreign).collect();
         Comparison {
             base: base.label.clone(),
             head: head.label.clone(),
             device: facts.0,
-            plan: self.request.plan,
+            plan: self.plan,
             budget_s: self.request.budget.as_secs_f64(),
+            calibration: None,
             judged,
             refused: matched.refusals(),
             new: matched.new,
@@ -170,14 +218,14 @@ impl Engine<'_> {
     /// The first process of an executable: every case against the reference. An executable that is the same on both sides is
     /// verified once.
     fn verify(&mut self, arm: Arm, bench: &str) -> Result<Option<Verified>, String> {
-        let Some(executable) = self.sides[index(arm)].executables.ours.get(bench).cloned() else { return Ok(None) };
+        let Some(executable) = self.session.sides[index(arm)].executables.ours.get(bench).cloned() else { return Ok(None) };
         let path = self.verified_path(arm, bench);
         let known = |path: PathBuf| {
             let run = file::read::<Run>(&path).ok()?;
             let same = run.complete && run.executable.as_ref() == Some(&executable.hash);
             same.then_some(Verified { run, path, took: Duration::ZERO })
         };
-        let twin = self.sides[0].executables.ours.get(bench).is_some_and(|other| arm == Arm::Head && *other == executable);
+        let twin = self.session.sides[0].executables.ours.get(bench).is_some_and(|other| arm == Arm::Head && *other == executable);
         // On resuming, what verified the same executable stands; else only what verified it just now.
         let earlier = if twin { self.verified_path(Arm::Base, bench) } else { path.clone() };
         if (twin || !self.trials.trials.is_empty())
@@ -206,16 +254,16 @@ impl Engine<'_> {
     }
 
     fn verified_path(&self, arm: Arm, bench: &str) -> PathBuf {
-        self.folder.side(arm).join("verified").join(format!("{bench}.json"))
+        self.session.folder.side(arm).join("verified").join(format!("{bench}.json"))
     }
 
     fn inputs(&self, arm: Arm) -> PathBuf {
-        self.folder.side(arm).join("inputs")
+        self.session.folder.side(arm).join("inputs")
     }
 
     fn process(&self, arm: Arm, bench: &str, order: &Order, patience: Duration) -> Result<Option<Run>, String> {
-        let side = &self.sides[index(arm)];
-        let slot = self.folder.point_slot(arm).map_err(|error| error.to_string())?;
+        let side = &self.session.sides[index(arm)];
+        let slot = self.session.folder.point_slot(arm).map_err(|error| error.to_string())?;
         let trial = process::Trial {
             program: slot.join("bin").join(bench),
             package: side.package.clone(),
@@ -224,7 +272,47 @@ impl Engine<'_> {
             order,
             patience,
         };
-        process::run(&self.launch, &trial)
+        let launch = Launch {
+            settings: &self.request.settings,
+            filter: self.request.filter.as_deref(),
+            work: &self.session.work,
+            running: &self.session.running,
+        };
+        let busy = (arm == Arm::Head).then(|| self.beside(&launch, &trial)).transpose()?;
+        let outcome = process::run(&launch, &trial);
+        drop(busy);
+        if arm == Arm::Head && matches!(self.beside_head, Beside::Process(_)) && !self.session.beside.end() {
+            return Err("the load beside it ended by itself".to_owned());
+        }
+        outcome
+    }
+
+    /// Starts what is to compute beside a trial.
+    fn beside(&self, launch: &Launch<'_>, trial: &process::Trial<'_>) -> Result<Option<Load>, String> {
+        match self.beside_head {
+            Beside::Nothing => Ok(None),
+            Beside::Threads(count) => Ok(Some(Load::start(count))),
+            Beside::Process(after) => {
+                let one = trial.order.cases.iter().flatten().next().cloned();
+                let order = Order {
+                    session: "beside".to_owned(),
+                    record: self.session.work.join("beside-run.json"),
+                    cases: Some(one.into_iter().collect()),
+                    pace: Pace::ENDLESS,
+                    ..trial.order.clone()
+                };
+                let other = process::Trial {
+                    program: trial.program.clone(),
+                    package: trial.package.clone(),
+                    commit: trial.commit.clone(),
+                    order: &order,
+                    ..*trial
+                };
+                process::start_beside(launch, &other, &self.session.beside)?;
+                std::thread::sleep(after);
+                Ok(None)
+            }
+        }
     }
 
     fn broke(&mut self, arm: Arm, bench: &str, reason: String, given_up: bool) {
@@ -240,12 +328,12 @@ impl Engine<'_> {
         wanted: &BTreeSet<String>,
         matched: &mut Matched,
     ) -> Result<Outcome, CompareError> {
-        let plan = &self.request.plan;
+        let plan = self.plan;
         loop {
             let spent = self.facts_of(round).map_or(0.0, |facts| facts.wall_s);
             let left = self.request.budget.saturating_sub(Duration::from_secs_f64(spent));
             let observed = rounds::observed(&self.trials.trials, round);
-            let outcome = decide(&observed, plan, false);
+            let outcome = decide(&observed, &plan, false);
             let mut todo = rounds::undecided(wanted, &observed, &outcome);
             todo.retain(|id| !matched.failed.contains_key(id) && !matched.failed_in_base.contains_key(id));
             let done = |bench: &Bench| rounds::next_block(&self.trials.trials, round, &bench.name);
@@ -257,7 +345,7 @@ impl Engine<'_> {
             // Half a block over the budget is nearer to it than half a block short of it.
             let block = self.block_time(round);
             if alive.is_empty() || left.is_zero() || left < block / 2 {
-                return Ok(decide(&observed, plan, true));
+                return Ok(decide(&observed, &plan, true));
             }
             self.tell(round, wanted.len(), &todo, &outcome, left);
             for bench in alive {
@@ -277,10 +365,21 @@ impl Engine<'_> {
         let block = self.block_time(round);
         let ahead = match blocks {
             0 => format!("at most {} ahead", progress::duration(left)),
-            _ => format!("about {} left", progress::duration(rounds::time_left(outcome, blocks, &self.request.plan, block, left))),
+            _ => format!("about {} left", progress::duration(rounds::time_left(outcome, blocks, &self.plan, block, left))),
         };
         let decided = wanted.saturating_sub(todo.len());
         self.progress.now(&format!("round {round}: {blocks} blocks done, {decided} of {wanted} cases decided, {ahead}"));
+    }
+
+    fn order(&self, bench: &Bench, arm: Arm, session: String, cases: BTreeSet<String>) -> Order {
+        Order {
+            session,
+            record: self.session.work.join("run.json"),
+            cases: Some(cases),
+            verified: Some(bench.verified[index(arm)].clone()),
+            inputs: Some(self.inputs(arm)),
+            pace: bench.pace,
+        }
     }
 
     /// Four processes of a bench, all with the same cases.
@@ -289,14 +388,7 @@ impl Engine<'_> {
         let cases: BTreeSet<String> = bench.cases.intersection(todo).cloned().collect();
         for place in 0..rounds::PLACES {
             let arm = rounds::arm(block, place);
-            let order = Order {
-                session: format!("r{round}-b{block}-p{place}"),
-                record: self.launch.work.join("run.json"),
-                cases: Some(cases.clone()),
-                verified: Some(bench.verified[index(arm)].clone()),
-                inputs: Some(self.inputs(arm)),
-                pace: bench.pace,
-            };
+            let order = self.order(bench, arm, format!("r{round}-b{block}-p{place}"), cases.clone());
             let started = Instant::now();
             let outcome = self.process(arm, &bench.name, &order, bench.patience);
             let mut trial = TrialRecord {
@@ -322,7 +414,7 @@ impl Engine<'_> {
             failed.extend(trial.failed.clone());
             let broke = trial.broke.clone();
             self.trials.trials.push(trial);
-            file::write(&self.folder.file("trials.json"), &self.trials).map_err(|error| failed_to(&error))?;
+            file::write(&self.session.folder.file("trials.json"), &self.trials).map_err(|error| failed_to(&error))?;
             if let Some(reason) = broke {
                 let before = self.broken.iter().filter(|broken| broken.bench == bench.name).count();
                 self.broke(arm, &bench.name, reason, before + 1 >= MOST_BROKEN);
@@ -349,62 +441,4 @@ const fn index(arm: Arm) -> usize {
 
 fn failed_to(error: &FileError) -> CompareError {
     CompareError::Usage(format!("failed to {error}"))
-}
-
-/// What must be the same for trials to belong together.
-fn identity(request: &Request, sides: &[Side; 2]) -> BTreeMap<String, String> {
-    let mut identity: BTreeMap<String, String> = request.settings.clone();
-    identity.insert("delays".to_owned(), request.head_delays.clone().unwrap_or_default());
-    identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
-    identity.insert("thresholds".to_owned(), format!("{:?}", request.plan));
-    for (side, name) in sides.iter().zip(["base", "head"]) {
-        let executables = side.executables.ours.values();
-        identity.extend(executables.map(|executable| (format!("{name} {}", executable.bench), executable.hash.clone())));
-    }
-    identity
-}
-
-/// The trials of an interrupted comparison of the same things, or none yet.
-fn open_trials(
-    request: &Request,
-    folder: &Folder,
-    identity: BTreeMap<String, String>,
-    progress: &Progress,
-) -> Result<Trials, CompareError> {
-    let path = folder.file("trials.json");
-    let fresh = Trials { identity, trials: Vec::new() };
-    let earlier = if request.resume { file::read::<Trials>(&path) } else { Ok(fresh.clone()) };
-    let mut trials = match earlier {
-        Ok(earlier) if earlier.identity == fresh.identity => earlier,
-        Ok(earlier) => {
-            let differs = fresh.identity.iter().find(|(name, value)| earlier.identity.get(*name) != Some(value));
-            let differs = differs.map_or_else(|| "what is compared".to_owned(), |(name, _)| name.clone());
-            progress.say(&format!("--resume: the interrupted comparison was another ({differs} differs): starting anew"));
-            fresh
-        }
-        Err(error) if error.is_not_found() => {
-            progress.say("--resume: no comparison was interrupted here: starting anew");
-            fresh
-        }
-        Err(error) => return Err(failed_to(&error)),
-    };
-    rounds::drop_unfinished(&mut trials.trials);
-    trials.trials.retain(|trial| trial.broke.is_none());
-    if !trials.trials.is_empty() {
-        progress.say(&format!("resuming with {} processes", trials.trials.len()));
-    }
-    file::write(&path, &trials).map_err(|error| failed_to(&error))?;
-    Ok(trials)
-}
-
-/// Ctrl-C ends the process that runs and this one; trials are written as they end, so that nothing else is lost.
-fn stop_on_interrupt(running: &Running, progress: &Progress) -> Result<(), CompareError> {
-    let (running, progress) = (running.clone(), progress.clone());
-    let handler = move || {
-        running.kill();
-        progress.end();
-        eprintln!("\ninterrupted: the same command with --resume goes on from here");
-        std::process::exit(Exit::INTERRUPTED);
-    };
-    ctrlc::set_handler(handler).map_err(|error| CompareError::Usage(format!("failed to watch for Ctrl-C: {error}")))
 }

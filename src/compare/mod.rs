@@ -1,25 +1,30 @@
 //! Did it get slower? Two builds, their processes interleaved, decided case by case.
 //!
 //! Sides are made ready (`git`, `build`) in one folder (`folder`), each executable verifies its cases, then blocks of four fresh
-//! processes (`process`, `rounds`) run until the gate has decided every case or the budget ends (`engine`). Deliberately absent: how to
-//! decide (`gate::paired`), how to time (`harness`), printing results (`report`).
+//! processes (`process`, `rounds`) run until the gate has decided every case or the budget ends (`engine`); `calibrate` does that many times
+//! where the answer is known. Deliberately absent: how to decide (`gate::paired`), how to time (`harness`), printing results (`report`).
 
 mod build;
+pub mod calibrate;
 mod engine;
 mod folder;
 mod git;
+mod load;
 mod process;
 pub mod progress;
 mod ready;
 mod rounds;
 mod seed;
+mod session;
+pub mod thresholds;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::gate::paired::Plan;
+use crate::record::Pace;
 pub use engine::run;
+pub use thresholds::{Asked, Thresholds};
 
 /// Where a side comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +53,9 @@ pub struct Request {
     /// Delays that are added to launches of the head on purpose, as `--delay` of a bench binary takes them.
     pub head_delays: Option<String>,
     /// What counts as slower.
-    pub plan: Plan,
+    pub thresholds: Thresholds,
+    /// How long a process times a case; none for what is usual on the device.
+    pub pace: Option<Pace>,
     /// Wall time of a round.
     pub budget: Duration,
     /// Cargo's profile.

@@ -67,6 +67,14 @@ impl Running {
         }
     }
 
+    /// Ends the process and waits for it; whether it still ran.
+    pub fn end(&self) -> bool {
+        let Some(mut child) = self.lock().take() else { return false };
+        let ran = matches!(child.try_wait(), Ok(None));
+        let _ = child.kill().and_then(|()| child.wait());
+        ran
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Child>> {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -117,15 +125,21 @@ pub struct Trial<'a> {
     pub patience: Duration,
 }
 
-/// Runs a trial; its run, or none where it has no case that was asked for.
+/// Starts a trial that nobody waits for, to be ended by `beside`.
 ///
 /// # Errors
-/// A fragment that says how it broke.
-pub fn run(launch: &Launch<'_>, trial: &Trial<'_>) -> Result<Option<Run>, String> {
-    let (order, messages) = (launch.work.join("order.json"), launch.work.join("messages.txt"));
+/// A fragment that says why it does not start.
+pub fn start_beside(launch: &Launch<'_>, trial: &Trial<'_>, beside: &Running) -> Result<(), String> {
+    let mut command = command(launch, trial, "beside.json")?;
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    beside.start(&mut command).map(drop).map_err(|cause| format!("failed to start: {cause}"))
+}
+
+/// The command of a trial, whose order goes into a file of that name.
+fn command(launch: &Launch<'_>, trial: &Trial<'_>, order: &str) -> Result<Command, String> {
+    let order = launch.work.join(order);
     file::write(&order, trial.order).map_err(|error| format!("failed to {error}"))?;
     let _ = std::fs::remove_file(&trial.order.record);
-    let sink = std::fs::File::create(&messages).map_err(|cause| format!("failed to write {}: {cause}", messages.display()))?;
     let mut command = Command::new(&trial.program);
     command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
     if let Some(filter) = launch.filter {
@@ -138,6 +152,17 @@ pub fn run(launch: &Launch<'_>, trial: &Trial<'_>) -> Result<Option<Run>, String
     if trial.package.is_dir() {
         command.current_dir(&trial.package);
     }
+    Ok(command)
+}
+
+/// Runs a trial; its run, or none where it has no case that was asked for.
+///
+/// # Errors
+/// A fragment that says how it broke.
+pub fn run(launch: &Launch<'_>, trial: &Trial<'_>) -> Result<Option<Run>, String> {
+    let messages = launch.work.join("messages.txt");
+    let sink = std::fs::File::create(&messages).map_err(|cause| format!("failed to write {}: {cause}", messages.display()))?;
+    let mut command = command(launch, trial, "order.json")?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(sink);
     let ended = wait(&mut command, trial.patience, launch.running).map_err(|cause| format!("failed to start: {cause}"))?;
     let status = match ended {

@@ -9,6 +9,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 #[derive(Clone)]
 pub struct Progress {
     line: Option<ProgressBar>,
+    /// What all of it is a part of; then only a line that changes tells details.
+    within: Option<String>,
 }
 
 impl Default for Progress {
@@ -19,16 +21,31 @@ impl Default for Progress {
             line.enable_steady_tick(Duration::from_millis(200));
             line
         });
-        Self { line }
+        Self { line, within: None }
     }
 }
 
 impl Progress {
+    /// For what is a part of something: its progress is a detail, after the label.
+    pub fn within(&self, label: &str) -> Self {
+        Self { line: self.line.clone(), within: Some(label.to_owned()) }
+    }
+
     /// What is going on: replaces the line before on a terminal.
     pub fn now(&self, text: &str) {
-        match &self.line {
-            Some(line) => line.set_message(text.to_owned()),
-            None => eprintln!("{text}"),
+        match (&self.line, &self.within) {
+            (Some(line), None) => line.set_message(text.to_owned()),
+            (None, None) => eprintln!("{text}"),
+            (Some(line), Some(label)) => line.set_message(format!("{label}; {text}")),
+            (None, Some(_)) => {}
+        }
+    }
+
+    /// Something that stays to be read, unless it is a detail.
+    pub fn detail(&self, text: &str) {
+        match self.within {
+            Some(_) => self.now(text),
+            None => self.say(text),
         }
     }
 

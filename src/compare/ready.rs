@@ -66,6 +66,35 @@ pub fn sides(request: &Request, folder: &Folder, (progress, running): (&Progress
     Ok([base, head])
 }
 
+/// One side twice: the base, and a copy of its executables as head. Where the base has sources, the head's are a link to them.
+///
+/// # Errors
+/// As [`sides()`].
+pub fn twins(request: &Request, folder: &Folder, tools: (&Progress, &Running)) -> Result<[Side; 2], CompareError> {
+    // Executables of an earlier build that this one does not have.
+    for arm in [Arm::Base, Arm::Head] {
+        let _ = std::fs::remove_dir_all(folder.side(arm).join("bin"));
+    }
+    let same = Request { head: Source::Folder(folder.side(Arm::Base).join("bin")), ..request.clone() };
+    let [base, head] = sides(&same, folder, tools)?;
+    for bench in head.executables.ours.keys() {
+        // A file of its own, as after a build.
+        let (from, to) = (folder.side(Arm::Base).join("bin").join(bench), folder.side(Arm::Head).join("bin").join(bench));
+        let copied = std::fs::remove_file(&to).and_then(|()| std::fs::copy(&from, &to));
+        copied.map_err(|cause| CompareError::io("write", &to, &cause))?;
+    }
+    #[cfg(unix)]
+    {
+        let sources = folder.side(Arm::Head).join("src");
+        if std::fs::symlink_metadata(&sources).is_err() && folder.side(Arm::Base).join("src").is_dir() {
+            let linked = std::os::unix::fs::symlink(Path::new("..").join(folder::name(Arm::Base)).join("src"), &sources);
+            linked.map_err(|cause| CompareError::io("link", &sources, &cause))?;
+        }
+    }
+    let head = Side { label: base.label.clone(), commit: base.commit.clone(), package: base.package.clone(), ..head };
+    Ok([base, head])
+}
+
 fn from_folder(request: &Request, folder: &Folder, arm: Arm, path: &Path) -> Result<Side, CompareError> {
     let label = path.display().to_string();
     let executables = build::install(&folder.side(arm), &build::prebuilt(path)?, &label, &request.benches)?;
@@ -123,7 +152,7 @@ fn what_label(side: &str, label: &str) -> String {
 }
 
 /// What the runs that verified both sides of a bench say together.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Matched {
     /// Cases to compare.
     pub judged: BTreeSet<String>,

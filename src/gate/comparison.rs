@@ -21,6 +21,8 @@ pub struct Comparison {
     pub plan: Plan,
     /// Wall time that a round could take, seconds.
     pub budget_s: f64,
+    /// Which calibration of the device the plan comes from; none where there is none.
+    pub calibration: Option<String>,
     /// Cases of both, worst verdict first, then by id.
     pub judged: Vec<Compared>,
     /// Differences that forbid a comparison, with the cases concerned.
@@ -160,6 +162,7 @@ mod tests {
             device: "c".to_owned(),
             plan: Plan::default(),
             budget_s: 600.0,
+            calibration: None,
             judged,
             refused: vec![],
             new: vec![],

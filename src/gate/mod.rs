@@ -3,6 +3,7 @@
 //!
 //! The unit of a decision is a process run: one median a run and case. Deliberately absent: measuring, printing.
 
+pub mod calibration;
 pub mod compare;
 pub mod comparison;
 pub mod interval;
@@ -11,7 +12,7 @@ pub mod resources;
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
 pub use compare::compare;
@@ -49,7 +50,7 @@ impl Policy {
 }
 
 /// What the measurements say about a case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// Slower by more than the threshold, whole interval.

@@ -16,7 +16,7 @@ use crate::workload::{Dtype, Tensor, Tensors};
 /// Largest inputs that are kept.
 const MOST_BYTES: usize = 2 << 30;
 /// Inputs that are drawn faster are not worth a file.
-const WORTHWHILE: Duration = Duration::from_millis(100);
+const WORTHWHILE: Duration = Duration::from_millis(10);
 /// Begins the first line.
 const MARK: &str = "kernelgate inputs 1";
 

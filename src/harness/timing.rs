@@ -107,7 +107,8 @@ pub fn run<M: Measurement<Value = f64>>(
 }
 
 /// Times a case of a trial: warm-up, then samples of the same number of launches. `launch` is what one took a moment ago; where that
-/// is longer than the warm-up, it was the warm-up.
+/// is longer than the whole plan, it was the warm-up. Shorter ones are not believed: the first launch of a process may be many times
+/// slower than the next, and a plan made from it would end after two of those.
 ///
 /// # Errors
 /// When a launch fails.
@@ -122,7 +123,7 @@ pub fn trial(
     let mut launches = 1;
     // By the wall: what a launch costs beside its own time (emptying caches) must fit the plan too.
     let launch_s = loop {
-        if launch.as_secs_f64() > pace.warm_up_s.max(1e-3) {
+        if launch.as_secs_f64() > (pace.warm_up_s + pace.measurement_s).max(1e-3) {
             break launch.as_secs_f64();
         }
         let call = Instant::now();

@@ -40,7 +40,7 @@ pub struct Order {
 /// How long a trial times a case.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Pace {
-    /// Warm-up, seconds; none where the launch that verifies already took that long.
+    /// Warm-up, seconds; none where the launch that verifies already took longer than all of this.
     pub warm_up_s: f64,
     /// Measurement, seconds; longer where the fewest samples take longer.
     pub measurement_s: f64,
@@ -55,7 +55,9 @@ impl Pace {
     pub const GLANCE: Self = Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
     /// Of a process whose median counts, on a GPU: there the samples of a process differ less than processes do.
     pub const MEASURED_ON_GPU: Self = Self { warm_up_s: 0.05, measurement_s: 0.1, fewest: 2, most: 20 };
-    /// The same on the host.
+    /// Of a process that is there to keep the device busy until it is ended.
+    pub const ENDLESS: Self = Self { warm_up_s: 0.0, measurement_s: 600.0, fewest: 1, most: 1_000_000 };
+    /// As [`Self::MEASURED_ON_GPU`], on the host.
     pub const MEASURED: Self = Self { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 };
 }
 

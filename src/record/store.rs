@@ -6,6 +6,9 @@ use super::baseline::Baseline;
 use super::file::{self, FileError};
 use super::run::Run;
 
+/// Name of a device's calibration beside its baselines.
+const CALIBRATION: &str = "calibration";
+
 /// The folders of one package.
 #[derive(Debug, Clone)]
 pub struct Store {
@@ -28,6 +31,9 @@ pub enum StoreError {
     /// Not a name for a file.
     #[error("baseline name `{0}`: use letters, digits, `.`, `_` and `-`, starting with a letter or digit")]
     Name(String),
+    /// The name of something else.
+    #[error("baseline name `{CALIBRATION}`: that file is the calibration of the device")]
+    Reserved,
     /// No such baseline for the device.
     #[error("no baseline `{name}` for {device} in {folder}{}", found(.others))]
     NoBaseline {
@@ -122,6 +128,17 @@ impl Store {
         found
     }
 
+    /// The file of a device's calibration.
+    pub fn calibration_path(&self, device: &str) -> PathBuf {
+        self.baselines.join(device).join(format!("{CALIBRATION}.json"))
+    }
+
+    /// The calibrations of all devices, sorted.
+    pub fn calibrations(&self) -> Vec<PathBuf> {
+        let of = |device: PathBuf| device.join(format!("{CALIBRATION}.json"));
+        entries(&self.baselines).into_iter().map(of).filter(|path| path.is_file()).collect()
+    }
+
     /// The file of a bench process' run.
     pub fn run_path(&self, session: &str, bench: &str) -> PathBuf {
         self.runs.join(session).join(format!("{bench}.json"))
@@ -165,8 +182,11 @@ impl Store {
 /// Accepts names that are one plain path component.
 ///
 /// # Errors
-/// When the name could leave its folder, hide, or trip a shell.
+/// When the name could leave its folder, hide, or trip a shell, or is that of the calibration.
 pub fn check_name(name: &str) -> Result<(), StoreError> {
+    if name == CALIBRATION {
+        return Err(StoreError::Reserved);
+    }
     let plain = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
     if name.len() <= 64 && name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain) {
         return Ok(());
@@ -210,6 +230,7 @@ mod tests {
         for good in ["main", "a", "v1.2-rc_3", "2026-11-21"] {
             assert!(check_name(good).is_ok(), "{good}");
         }
+        assert!(matches!(check_name(CALIBRATION), Err(StoreError::Reserved)));
         let long = "x".repeat(65);
         for bad in ["", "..", ".hidden", "../x", "a/b", "a\\b", "-flag", "a b", "ä", "a\0", &long] {
             assert!(check_name(bad).is_err(), "{bad}");

@@ -182,6 +182,7 @@ fn details(comparison: &Comparison) -> Vec<String> {
             lines.push(format!("{label}: {} more", cases.len() - SHOWN));
         }
     }
+    lines.extend(comparison.calibration.clone());
     for (round, facts) in comparison.rounds.iter().enumerate() {
         lines.push(format!("round {}: {} blocks, {} processes, {:.0} s", round + 1, facts.blocks, facts.processes, facts.wall_s));
     }

@@ -1,5 +1,6 @@
 //! Text, Markdown, JUnit XML and metrics for people and programs. No decisions here.
 
+pub mod calibration;
 pub mod comment;
 pub mod comparison;
 pub mod junit;

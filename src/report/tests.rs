@@ -52,6 +52,7 @@ fn compared() -> Comparison {
         head: "HEAD (9f8e7d6c)".to_owned(),
         device: "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz".to_owned(),
         plan: Plan::default(),
+        calibration: None,
         budget_s: 600.0,
         judged,
         refused: vec![Refusal {

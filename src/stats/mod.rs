@@ -1,5 +1,6 @@
 //! Pure statistics on slices of numbers. No files, no cases, no judgement.
 
+pub mod binomial;
 pub mod multiple;
 pub mod normal;
 pub mod power;

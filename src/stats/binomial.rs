@@ -1,0 +1,83 @@
+//! How often something happens, from how often it happened: exact intervals after Clopper and Pearson.
+
+/// Bisections of the unit interval: its halves get smaller than the last digit.
+const HALVINGS: usize = 60;
+
+/// Upper end of the one-sided interval for a probability: the largest under which `hits` or fewer of `trials` still happen with a
+/// probability of `error`. 1 without trials.
+pub fn upper(hits: usize, trials: usize, error: f64) -> f64 {
+    if hits >= trials {
+        return 1.0;
+    }
+    // Falls as the probability rises.
+    bisect(|p| at_most(hits, trials, p) > error)
+}
+
+/// Lower end: the smallest under which `hits` or more still happen with a probability of `error`. 0 without hits.
+pub fn lower(hits: usize, trials: usize, error: f64) -> f64 {
+    1.0 - upper(trials.saturating_sub(hits), trials, error)
+}
+
+/// The two-sided 95 % interval: each end wrong with a probability of at most 2.5 %.
+pub fn interval(hits: usize, trials: usize) -> (f64, f64) {
+    if trials == 0 {
+        return (0.0, 1.0);
+    }
+    (lower(hits, trials, 0.025), upper(hits, trials, 0.025))
+}
+
+/// Where a condition that holds at 0 ceases to hold.
+fn bisect(holds: impl Fn(f64) -> bool) -> f64 {
+    let (mut low, mut high) = (0.0, 1.0);
+    for _ in 0..HALVINGS {
+        let middle = 0.5 * (low + high);
+        if holds(middle) { low = middle } else { high = middle }
+    }
+    0.5 * (low + high)
+}
+
+/// P(X <= hits) of a binomial distribution, by its terms in logarithms, so that none underflows.
+fn at_most(hits: usize, trials: usize, p: f64) -> f64 {
+    let (ln_p, ln_q) = (p.ln(), (-p).ln_1p());
+    let mut ln_choose = 0.0;
+    let mut sum = 0.0;
+    for k in 0..=hits {
+        sum += (ln_choose + k as f64 * ln_p + (trials - k) as f64 * ln_q).exp();
+        ln_choose += (((trials - k) as f64) / (k + 1) as f64).ln();
+    }
+    sum.min(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// 0 of n has the closed form 1 - error^(1/n); the rest as in R's `binom.test`.
+    #[test]
+    fn known_answers() {
+        assert!((upper(0, 200, 0.05) - (1.0 - 0.05f64.powf(1.0 / 200.0))).abs() < 1e-12);
+        assert!((upper(0, 200, 0.05) - 0.014_867).abs() < 1e-6);
+        let close = |found: (f64, f64), low: f64, high: f64| {
+            assert!((found.0 - low).abs() < 1e-6 && (found.1 - high).abs() < 1e-6, "{found:?}");
+        };
+        close(interval(1, 20), 0.001_265_09, 0.248_732_76);
+        close(interval(19, 20), 0.751_267_24, 0.998_734_91);
+        close(interval(5, 10), 0.187_086_03, 0.812_913_97);
+        close(interval(20, 20), 0.831_566_52, 1.0);
+        assert_eq!((upper(0, 0, 0.05), upper(3, 3, 0.05), lower(0, 9, 0.05), interval(0, 0)), (1.0, 1.0, 0.0, (0.0, 1.0)));
+    }
+
+    proptest! {
+        #[test]
+        fn the_interval_holds_what_was_seen_and_narrows(trials in 1usize..400, share in 0.0f64..=1.0) {
+            let hits = (share * trials as f64) as usize;
+            let (low, high) = interval(hits, trials);
+            let seen = hits as f64 / trials as f64;
+            prop_assert!(low <= seen && seen <= high && low >= 0.0 && high <= 1.0);
+            let (lower_later, higher_later) = interval(10 * hits, 10 * trials);
+            prop_assert!(higher_later - lower_later < high - low);
+            prop_assert!((interval(trials - hits, trials).0 - (1.0 - high)).abs() < 1e-9);
+        }
+    }
+}
