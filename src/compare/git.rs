@@ -119,7 +119,12 @@ impl Repository {
         add.args(["-c", "core.safecrlf=false", "add", "--all", "--", "."]);
         let top = self.top.canonicalize().unwrap_or_else(|_| self.top.clone());
         let excluded = without.canonicalize().ok().and_then(|path| path.strip_prefix(&top).map(Path::to_owned).ok());
-        if let Some(path) = excluded {
+        // Where it is ignored already, as most are, git takes an exclusion by name for a mistake.
+        let ignored = |path: &PathBuf| {
+            let asked = git(&self.top).args(["check-ignore", "--quiet", "--"]).arg(path).status();
+            asked.is_ok_and(|status| status.success())
+        };
+        if let Some(path) = excluded.filter(|path| !ignored(path)) {
             add.arg(format!(":(exclude,literal){}", path.display()));
         }
         run(&mut add, action)?;
@@ -219,6 +224,12 @@ mod tests {
         assert!(!elsewhere.path().join("target").exists());
         repository.check_out(&clean, elsewhere.path()).unwrap();
         assert!(!elsewhere.path().join("new").exists());
+
+        // As in nearly every package.
+        std::fs::write(folder.path().join(".gitignore"), "/target\nignored\n").unwrap();
+        let usual = repository.snapshot(&objects, &target).unwrap();
+        repository.check_out(&usual, elsewhere.path()).unwrap();
+        assert!(elsewhere.path().join("new").exists() && !elsewhere.path().join("target").exists());
     }
 
     #[test]
