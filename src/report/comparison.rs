@@ -3,12 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::summary::{Kind, Other, Row, Summary};
-use super::table::Table;
-use super::time;
+use super::summary::{self, Kind, Other, Row, Summary};
+use crate::gate::Verdict;
 use crate::gate::comparison::{Compared, Comparison};
-use crate::gate::{Refusal, Verdict};
-use crate::stats::median;
 
 /// How to read the interval and the pairs of a row.
 const READING: &str = "interval: 95 %; p: of \"not slower than the threshold\", over all cases and looks; pairs: of the first round + of the \
@@ -21,7 +18,7 @@ const SHOWN: usize = 20;
 pub fn text(comparison: &Comparison) -> String {
     let mut out = format!("base {}, head {}, on {}\n", comparison.base, comparison.head, comparison.device);
     if !comparison.judged.is_empty() {
-        let _ = writeln!(out, "\n{}", table(&comparison.judged).text());
+        let _ = writeln!(out, "\n{}", summary::table(comparison.judged.iter().map(row), ["base", "head"], "pairs").text());
     }
     let lines = [notes(comparison), details(comparison)].concat();
     lines.iter().for_each(|line| out.extend(["\n", line]));
@@ -45,10 +42,7 @@ pub fn summary(comparison: &Comparison, reproduce: &str) -> Summary {
     ] {
         others.extend(cases.iter().map(|(case, reason)| Other::new(case, kind, format!("{label}: {reason}"))));
     }
-    for Refusal { field, base, head, cases } in &comparison.refused {
-        let why = format!("refused: {field} is `{base}` in the base and `{head}` in the head");
-        others.extend(cases.iter().map(|case| Other::new(case, Kind::Refused, why.clone())));
-    }
+    others.extend(Other::refused(&comparison.refused, ["base", "head"]));
     let given_up = comparison.broken.iter().filter(|broken| broken.given_up);
     others.extend(given_up.map(|broken| {
         let kind = if broken.side == "head" { Kind::Failed } else { Kind::Skipped };
@@ -93,15 +87,7 @@ fn noise_floor(comparison: &Comparison) -> Option<String> {
         let width = (decision.null.high - decision.null.low) / 2.0;
         (decision.case.as_str(), width)
     });
-    let mut widths: Vec<(&str, f64)> = widths.filter(|(_, width)| width.is_finite()).collect();
-    widths.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let (worst, most) = widths.last()?;
-    let middle = median(&widths.iter().map(|(_, width)| *width).collect::<Vec<_>>());
-    Some(format!(
-        "a build against itself is within ±{:.2}% in the median case, ±{:.2}% in the worst ({worst})",
-        100.0 * middle,
-        100.0 * most
-    ))
+    summary::noise_floor("a build against itself is", widths)
 }
 
 /// How far the SM clock of the head was from the base's, where it was read: the change in cycles over the change in time.
@@ -114,8 +100,7 @@ fn clock(comparison: &Comparison) -> Option<String> {
 
 /// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6 (threshold 1%)".
 pub fn headline(comparison: &Comparison) -> String {
-    let verdicts = [Verdict::Regressed, Verdict::Improved, Verdict::Unchanged, Verdict::Inconclusive];
-    let counts = verdicts.map(|verdict| format!("{} {}", comparison.count(verdict), verdict.name())).join(", ");
+    let counts = summary::counts(|verdict| comparison.count(verdict));
     let more = |count: usize, word: &str| if count == 0 { String::new() } else { format!(", {count} {word}") };
     let refused = comparison.refused.iter().map(|refusal| refusal.cases.len()).sum();
     format!(
@@ -125,16 +110,6 @@ pub fn headline(comparison: &Comparison) -> String {
         comparison.judged.len(),
         100.0 * comparison.plan.relative
     )
-}
-
-fn table(judged: &[Compared]) -> Table {
-    let mut table = Table::new(&["case", "verdict", "base", "head", "change", "interval", "detectable", "pairs"]);
-    for row in judged.iter().map(row) {
-        let (change, interval, detectable) = (row.change(), row.interval(), row.detectable());
-        let (base, head) = (time(row.base_ns), time(row.head_ns));
-        table.row(vec![row.case, row.verdict.name().to_owned(), base, head, change, interval, detectable, row.evidence]);
-    }
-    table
 }
 
 fn notes(comparison: &Comparison) -> Vec<String> {

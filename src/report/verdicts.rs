@@ -2,11 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::summary::{Kind, Other, Row, Summary};
-use super::table::Table;
-use super::time;
-use crate::gate::{Doubt, Judged, Refusal, Report, Verdict};
-use crate::stats::median;
+use super::summary::{self, Kind, Other, Row, Summary};
+use crate::gate::{Doubt, Judged, Report};
 
 /// How to read the interval and the runs of a row.
 const READING: &str = "interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged";
@@ -15,7 +12,7 @@ const READING: &str = "interval: the worst that the ranges of the runs allow; ru
 pub fn text(report: &Report) -> String {
     let mut out = format!("{}, on {}\n", base(report), report.device);
     if !report.judged.is_empty() {
-        let _ = writeln!(out, "\n{}", table(&report.judged).text());
+        let _ = writeln!(out, "\n{}", summary::table(report.judged.iter().map(row), ["baseline", "now"], "runs").text());
     }
     let lines = [notes(report), details(report)].concat();
     lines.iter().for_each(|line| out.extend(["\n", line]));
@@ -29,10 +26,7 @@ pub fn summary(report: &Report, reproduce: &str) -> Summary {
     facts.extend(noise_floor(report).map(|words| ("noise floor", words)));
     let mut others: Vec<Other> =
         report.failed.iter().map(|(case, error)| Other::new(case, Kind::Failed, format!("failed: {error}"))).collect();
-    for Refusal { field, base, head, cases } in &report.refused {
-        let why = format!("refused: {field} is `{base}` in the baseline and `{head}` in the run");
-        others.extend(cases.iter().map(|case| Other::new(case, Kind::Refused, why.clone())));
-    }
+    others.extend(Other::refused(&report.refused, ["baseline", "run"]));
     let interrupted = |bench: &String| Other::new(&format!("bench {bench}"), Kind::Failed, "interrupted: did not get to its end");
     others.extend(report.interrupted.iter().map(interrupted));
     let skipped =
@@ -90,15 +84,7 @@ fn noise_floor(report: &Report) -> Option<String> {
     let spreads = report.judged.iter().flat_map(|judged| {
         [judged.base_spread, judged.head_spread].into_iter().flatten().map(|spread| (judged.case.as_str(), spread))
     });
-    let mut spreads: Vec<(&str, f64)> = spreads.collect();
-    spreads.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let (worst, most) = spreads.last()?;
-    let middle = median(&spreads.iter().map(|(_, spread)| *spread).collect::<Vec<_>>());
-    Some(format!(
-        "runs of one side are within ±{:.2}% in the median case, ±{:.2}% in the worst ({worst})",
-        100.0 * middle,
-        100.0 * most
-    ))
+    summary::noise_floor("runs of one side are", spreads)
 }
 
 /// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6 (threshold 5 %)".
@@ -108,27 +94,16 @@ pub fn headline(report: &Report) -> String {
         fields.dedup();
         return format!("Refused: not comparable with the baseline (differing: {})", fields.join(", "));
     }
-    let counts = [Verdict::Regressed, Verdict::Improved, Verdict::Unchanged, Verdict::Inconclusive]
-        .map(|verdict| format!("{} {}", report.count(verdict), verdict.name()));
+    let counts = summary::counts(|verdict| report.count(verdict));
     let failed = if report.failed.is_empty() { String::new() } else { format!(", {} failed", report.failed.len()) };
     let interrupted = if report.interrupted.is_empty() { "" } else { "; the run was interrupted" };
     let (of, threshold) = (report.judged.len(), 100.0 * relative(report));
-    format!("{}{failed} of {of} (threshold {threshold:.0}%){interrupted}", counts.join(", "))
+    format!("{counts}{failed} of {of} (threshold {threshold:.0}%){interrupted}")
 }
 
 /// The relative threshold; the wider one as soon as any device differs.
 fn relative(report: &Report) -> f64 {
     report.policy.relative_on(report.other_device.is_none())
-}
-
-fn table(judged: &[Judged]) -> Table {
-    let mut table = Table::new(&["case", "verdict", "baseline", "now", "change", "interval", "detectable", "runs"]);
-    for row in judged.iter().map(row) {
-        let (change, interval, detectable) = (row.change(), row.interval(), row.detectable());
-        let (base, head) = (time(row.base_ns), time(row.head_ns));
-        table.row(vec![row.case, row.verdict.name().to_owned(), base, head, change, interval, detectable, row.evidence]);
-    }
-    table
 }
 
 fn notes(report: &Report) -> Vec<String> {
