@@ -259,21 +259,16 @@ impl Provenance {
         if let Some(given) = std::env::var("KERNELGATE_COMMIT").ok().filter(|given| !given.is_empty()) {
             return Self::parse(&given);
         }
-        let git = |arguments: &[&str]| {
-            let output = Command::new("git").arg("-C").arg(root).args(arguments).output().ok()?;
-            output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-        };
         Self {
-            commit: git(&["rev-parse", "HEAD"]),
-            dirty: git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|changes| !changes.is_empty()),
+            commit: git(root, &["rev-parse", "HEAD"]),
+            dirty: git(root, &["status", "--porcelain", "--untracked-files=no"]).is_some_and(|changes| !changes.is_empty()),
         }
     }
 
     /// Commits from this one to what a repository has checked out; none where git does not know one of them.
     pub fn commits_behind(&self, root: &Path) -> Option<u64> {
         let range = format!("{}..HEAD", self.commit.as_ref()?);
-        let output = Command::new("git").arg("-C").arg(root).args(["rev-list", "--count", &range, "--"]).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().parse().ok())?
+        git(root, &["rev-list", "--count", &range, "--"])?.parse().ok()
     }
 
     fn parse(given: &str) -> Self {
@@ -288,6 +283,12 @@ impl Provenance {
             None => "no commit".to_owned(),
         }
     }
+}
+
+/// What git prints about a folder; none where it fails.
+fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").arg("-C").arg(folder).args(arguments).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 /// Free memory for a case: what the system says is available, within the container's limit where there is one. Bytes; no bound
