@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::gate::paired::{Arm, Block, Observation, Observed, Outcome, Plan};
+use crate::gate::paired::{Arm, Block, Observed, Outcome, Plan};
 use crate::record::{Run, Timing, TrialRecord};
 use crate::stats::median;
 
@@ -61,8 +61,8 @@ pub fn observed(trials: &[TrialRecord], round: u32) -> Observed {
     for (_, mut places) in blocks.into_iter().filter(|(_, places)| places.len() == PLACES) {
         places.sort_by_key(|trial| trial.place);
         for id in places[0].cases.keys() {
-            let of = |head: bool| -> Option<[Observation; 2]> {
-                let found = places.iter().filter(|trial| trial.head == head).map(|trial| trial.cases.get(id).map(observation));
+            let of = |head: bool| -> Option<[Timing; 2]> {
+                let found = places.iter().filter(|trial| trial.head == head).map(|trial| trial.cases.get(id).copied());
                 found.collect::<Option<Vec<_>>>()?.try_into().ok()
             };
             if let (Some(base), Some(head)) = (of(false), of(true)) {
@@ -72,10 +72,6 @@ pub fn observed(trials: &[TrialRecord], round: u32) -> Observed {
         }
     }
     observed
-}
-
-fn observation(timing: &Timing) -> Observation {
-    Observation { time_ns: timing.time_ns, cycles: timing.cycles, contention: timing.contention }
 }
 
 /// Cases that more blocks may decide: those the gate names, and those without a block.

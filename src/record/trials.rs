@@ -39,13 +39,13 @@ pub struct TrialRecord {
 }
 
 /// One case in one process.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Timing {
-    /// Median over the samples, nanoseconds a launch.
+    /// Median over the samples, nanoseconds a launch. Positive and finite, or the gate leaves its block out.
     pub time_ns: f64,
-    /// Median over the samples of time times SM clock, cycles a launch.
+    /// Median over the samples of time times SM clock, cycles a launch; none on the host.
     pub cycles: Option<f64>,
-    /// Share of the host's CPU time that others took; on a GPU 1 where others computed on it, else 0.
+    /// Share of the host's CPU time that others took, 0 to 1; on a GPU 1 if another process computed on it, else 0. None where unknown.
     pub contention: Option<f64>,
 }
 

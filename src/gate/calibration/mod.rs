@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::Verdict;
-use super::paired::{Arm, Block, Observation, Observed, Plan};
+use super::paired::{Arm, Block, Observed, Plan, Timing};
 use crate::record::file::Record;
 use crate::record::{Environment, Pace, Provenance};
 pub use recommend::{Recommended, recommend};
@@ -112,20 +112,20 @@ pub struct Series {
 /// What the processes of one side found of a case.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Column {
-    /// [`Observation::time_ns`].
+    /// [`Timing::time_ns`].
     pub time_ns: Vec<f64>,
-    /// [`Observation::cycles`]; empty where no process has them.
+    /// [`Timing::cycles`]; empty where no process has them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cycles: Vec<Option<f64>>,
-    /// [`Observation::contention`]; empty where no process knows it.
+    /// [`Timing::contention`]; empty where no process knows it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contention: Vec<Option<f64>>,
 }
 
 impl Column {
-    fn of<'a>(observations: impl Iterator<Item = &'a Observation>) -> Self {
-        let observations: Vec<&Observation> = observations.collect();
-        let known = |of: &dyn Fn(&Observation) -> Option<f64>| -> Vec<Option<f64>> {
+    fn of<'a>(observations: impl Iterator<Item = &'a Timing>) -> Self {
+        let observations: Vec<&Timing> = observations.collect();
+        let known = |of: &dyn Fn(&Timing) -> Option<f64>| -> Vec<Option<f64>> {
             let values: Vec<Option<f64>> = observations.iter().map(|found| of(found)).collect();
             if values.iter().any(Option::is_some) { values } else { Vec::new() }
         };
@@ -138,10 +138,10 @@ impl Column {
         }
     }
 
-    fn at(&self, index: usize) -> Option<Observation> {
+    fn at(&self, index: usize) -> Option<Timing> {
         let time_ns = *self.time_ns.get(index)?;
         let known = |values: &[Option<f64>]| values.get(index).copied().flatten();
-        Some(Observation { time_ns, cycles: known(&self.cycles), contention: known(&self.contention) })
+        Some(Timing { time_ns, cycles: known(&self.cycles), contention: known(&self.contention) })
     }
 }
 

@@ -7,7 +7,7 @@ fn blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<Block> {
     let mut observe = |time_ns: f64| {
         at = (at * 1_103_515_245 + 12_345) % (1 << 31);
         let unit = at as f64 / (1u64 << 31) as f64 - 0.5;
-        Observation { time_ns: time_ns * (1.0 + noise * unit), cycles: None, contention: Some(0.01) }
+        Timing { time_ns: time_ns * (1.0 + noise * unit), cycles: None, contention: Some(0.01) }
     };
     let block = |index: usize| Block {
         leader: if index.is_multiple_of(2) { Arm::Base } else { Arm::Head },

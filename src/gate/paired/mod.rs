@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::Verdict;
 use super::interval::Ratio;
 use crate::exit::Exit;
+pub use crate::record::Timing;
 pub use decide::decide;
 
 /// One of the two builds.
@@ -29,26 +30,15 @@ pub enum Arm {
     Head,
 }
 
-/// One case in one process run.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct Observation {
-    /// Median over the process's samples, nanoseconds a launch. Positive and finite, or the block is left out.
-    pub time_ns: f64,
-    /// Median over the samples of time times SM clock, cycles a launch; none on the host.
-    pub cycles: Option<f64>,
-    /// Share of the host's CPU time that others took, 0 to 1; on a GPU 1 if another process computed on it, else 0. None where unknown.
-    pub contention: Option<f64>,
-}
-
 /// Four processes one after the other: base, head, head, base, or the reverse.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Block {
     /// Which build the first and the last process ran.
     pub leader: Arm,
     /// The two processes of the base, in time order.
-    pub base: [Observation; 2],
+    pub base: [Timing; 2],
     /// The two processes of the head, in time order.
-    pub head: [Observation; 2],
+    pub head: [Timing; 2],
 }
 
 /// What counts as slower, and the error rates promised. Fixed before the first block.
@@ -66,7 +56,7 @@ pub struct Plan {
     pub false_alarms: f64,
     /// Highest probability that a case whose change is above what it excludes is called unchanged; for each case.
     pub missed: f64,
-    /// Difference in [`Observation::contention`] between the processes of a pair from which on the pair is no evidence.
+    /// Difference in [`Timing::contention`] between the processes of a pair from which on the pair is no evidence.
     pub contention: f64,
     /// Relative time that one unit of contention is taken to cost below that: 1 for perfectly divisible work, the number of cores
     /// for work that is divided among them once.

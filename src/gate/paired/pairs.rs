@@ -1,6 +1,6 @@
 //! Blocks as pairs of logarithms, and the tests on them.
 
-use super::{Arm, Block, Observation, Plan};
+use super::{Arm, Block, Plan, Timing};
 use crate::stats::median;
 use crate::stats::signed_rank::greater;
 
@@ -40,7 +40,7 @@ pub struct Pairs {
     pub head_ns: Vec<f64>,
 }
 
-fn usable(observation: &Observation) -> bool {
+fn usable(observation: &Timing) -> bool {
     observation.time_ns.is_finite() && observation.time_ns > 0.0
 }
 

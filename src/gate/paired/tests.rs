@@ -14,8 +14,8 @@ fn blocks(ratios: &[[f64; 2]], time_ns: f64) -> Vec<Block> {
     ratios.iter().enumerate().map(block).collect()
 }
 
-fn observed(time_ns: f64) -> Observation {
-    Observation { time_ns, ..Observation::default() }
+fn observed(time_ns: f64) -> Timing {
+    Timing { time_ns, ..Timing::default() }
 }
 
 /// Ratios around `ratio` by a few tenths of a per cent.
@@ -29,7 +29,7 @@ fn one(blocks: Vec<Block>, plan: &Plan, last: bool) -> Outcome {
     decide(&Observed::from([("case".to_owned(), blocks)]), plan, last)
 }
 
-fn edited(mut blocks: Vec<Block>, edit: impl Fn(Arm, &mut Observation)) -> Vec<Block> {
+fn edited(mut blocks: Vec<Block>, edit: impl Fn(Arm, &mut Timing)) -> Vec<Block> {
     for block in &mut blocks {
         block.base.iter_mut().for_each(|observation| edit(Arm::Base, observation));
         block.head.iter_mut().for_each(|observation| edit(Arm::Head, observation));
