@@ -4,11 +4,18 @@
 //! times by itself. So each side's folder is moved to `slot` while it is built, and `slot` is a link to it while it runs: identical
 //! revisions give identical executables, and files that an executable reads beside its sources are those of its own revision.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::CompareError;
 use crate::gate::paired::Arm;
+
+/// How often a lock that is held is tried again: a process that is being started holds its parent's files, and with them a lock that the
+/// parent has given back, until it runs its own program.
+const LOCK_TRIES: u32 = 10;
+/// Between two tries.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// The folder, locked until it is dropped.
 pub struct Folder {
@@ -35,12 +42,20 @@ impl Folder {
         let path = root.join("lock");
         let lock = File::options().create(true).append(true).open(&path);
         let lock = lock.map_err(|cause| CompareError::io("open", &path, &cause))?;
-        match lock.try_lock() {
+        let mut tried = lock.try_lock();
+        for _ in 0..LOCK_TRIES {
+            if !matches!(tried, Err(TryLockError::WouldBlock)) {
+                break;
+            }
+            std::thread::sleep(LOCK_PAUSE);
+            tried = lock.try_lock();
+        }
+        match tried {
             Ok(()) => {}
-            Err(std::fs::TryLockError::WouldBlock) => {
+            Err(TryLockError::WouldBlock) => {
                 return Err(CompareError::Usage(format!("another comparison runs in {}: wait for it", root.display())));
             }
-            Err(std::fs::TryLockError::Error(cause)) => return Err(CompareError::io("lock", &path, &cause)),
+            Err(TryLockError::Error(cause)) => return Err(CompareError::io("lock", &path, &cause)),
         }
         let folder = Self { root, _lock: lock };
         folder.empty_slot()?;

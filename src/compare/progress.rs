@@ -101,7 +101,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         ),
         None => (text, 1.0),
     };
-    let seconds = number.parse::<f64>().ok().map(|number| number * scale).filter(|seconds| (0.1..1e7).contains(seconds));
+    let seconds = number.parse::<f64>().ok().map(|number| number * scale).filter(|seconds| (0.01..1e7).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("`{text}`: a time is 90s, 5m or 1h"))
 }
 
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn times_are_read_and_shown() {
-        for (text, seconds) in [("90s", 90.0), ("5m", 300.0), ("1.5h", 5400.0), ("20", 20.0)] {
+        for (text, seconds) in [("90s", 90.0), ("5m", 300.0), ("1.5h", 5400.0), ("20", 20.0), ("0.05s", 0.05)] {
             assert_eq!(parse_duration(text), Ok(Duration::from_secs_f64(seconds)));
         }
         for bad in ["", "m", "-5m", "0", "5d", "nan", "1e99"] {
