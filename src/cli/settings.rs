@@ -63,7 +63,7 @@ impl Settings {
 /// What counts as slower, and how long is measured. Defaults are not given here: the device's calibration comes before them.
 #[derive(Debug, clap::Args)]
 pub struct Limits {
-    /// Most blocks of four processes [default: as calibrated, else 24]
+    /// Most blocks of four processes [default: as calibrated, else 96]
     #[arg(long, value_name = "COUNT")]
     max_blocks: Option<usize>,
     /// Smallest change that matters, as a fraction of the time [default: as calibrated, else 0.01]
@@ -72,7 +72,7 @@ pub struct Limits {
     /// Smallest change that matters, in nanoseconds [default: as calibrated, else 100]
     #[arg(long, value_name = "NS")]
     absolute: Option<f64>,
-    /// At the end, a case without a visible change is unchanged if none above this fraction is possible [default: as calibrated, else 0.05]
+    /// After 24 blocks, 48 and so on, a case without a visible change is unchanged if none above this fraction is possible [default: as calibrated, else 0.05 and 24 blocks]
     #[arg(long, value_name = "FRACTION")]
     tolerated: Option<f64>,
     /// How long a process times a case, a quarter of it to warm up [default: 0.4s, on a GPU 0.15s]

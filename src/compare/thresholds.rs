@@ -101,11 +101,17 @@ fn calibrated(calibration: &Calibration, asked: Asked) -> (Plan, String) {
         relative,
         tolerated: calibration.plan.tolerated.max(relative),
         absolute_ns: calibration.plan.absolute_ns,
-        max_blocks: recommended.and_then(|recommended| recommended.max_blocks).unwrap_or(calibration.plan.max_blocks),
+        settle_blocks: recommended.and_then(|recommended| recommended.settle_blocks).unwrap_or(calibration.plan.settle_blocks),
+        max_blocks: calibration.plan.max_blocks,
         contention_weight: recommended.map_or(calibration.plan.contention_weight, |recommended| recommended.contention_weight),
         ..Plan::default()
     });
-    let note = format!("{of}): threshold {:.2} %, at most {} blocks", 100.0 * plan.relative, plan.max_blocks);
+    let note = format!(
+        "{of}): threshold {:.2} %, settled from {} blocks, at most {}",
+        100.0 * plan.relative,
+        plan.settle_blocks.min(plan.max_blocks),
+        plan.max_blocks
+    );
     (plan, note)
 }
 

@@ -56,8 +56,8 @@ fn about(calibration: &Calibration) -> String {
     let pace = calibration.pace;
     let commands: Vec<String> = calibration.commands.iter().map(|command| format!("`{command}`")).collect();
     format!(
-        "From {} to {}, {place}, commit {}, {} comparisons, {} processes.\nThreshold {:.2} %, {:.0} ns, tolerated {:.1} %, at most {} \
-         blocks, {:.0} s a round; a process warms a case up for {:.2} s and times it for {:.2} s.\nMeasured by {}.",
+        "From {} to {}, {place}, commit {}, {} comparisons, {} processes.\nThreshold {:.2} %, {:.0} ns, tolerated {:.1} % from {} \
+         blocks, at most {} blocks, {:.0} s a round; a process warms a case up for {:.2} s and times it for {:.2} s.\nMeasured by {}.",
         calibration.started,
         calibration.comparisons.last().map_or("", |known| &known.started),
         calibration.provenance.short(),
@@ -66,6 +66,7 @@ fn about(calibration: &Calibration) -> String {
         100.0 * plan.relative,
         plan.absolute_ns,
         100.0 * plan.tolerated,
+        plan.settle_blocks.min(plan.max_blocks),
         plan.max_blocks,
         calibration.budget_s,
         pace.warm_up_s,
@@ -186,8 +187,8 @@ fn recommendation(recommended: &Recommended) -> String {
     match recommended.relative {
         Some(relative) => {
             let blocks = recommended
-                .max_blocks
-                .map_or_else(|| "as many blocks as here".to_owned(), |blocks| format!("at most {blocks} blocks"));
+                .settle_blocks
+                .map_or_else(|| "as many blocks as here".to_owned(), |blocks| format!("settled from {blocks} blocks"));
             format!(
                 "Recommended: threshold {:.2} %, {blocks}, {weight}; these cases then take at most {:.0} s a round{note}.",
                 100.0 * relative,

@@ -33,9 +33,9 @@ pub struct Recommended {
     /// Smallest threshold without a false alarm that finds slow-downs of twice as much with 90 %; none where none does, or too little was
     /// measured.
     pub relative: Option<f64>,
-    /// Fewest blocks with which that holds and at most 5 % of unchanged cases are inconclusive; none where none do.
-    pub max_blocks: Option<usize>,
-    /// Wall time of that many blocks of these cases and a quarter more, seconds.
+    /// Fewest [`Plan::settle_blocks`] with which that holds and at most 5 % of unchanged cases are inconclusive; none where none do.
+    pub settle_blocks: Option<usize>,
+    /// Wall time of all blocks of these cases and a quarter more, seconds.
     pub budget_s: f64,
     /// What a unit of contention cost under the sham load, rounded up to halves; not less than the plan's.
     pub contention_weight: f64,
@@ -78,8 +78,8 @@ pub fn recommend(calibration: &Calibration) -> Recommended {
     let null = calibration.of(Kind::Null).count();
     let chosen = tried.iter().find(|tried| tried.holds()).filter(|_| null >= FEWEST);
     let relative = chosen.map(|tried| tried.relative);
-    let max_blocks = relative.and_then(|relative| fewest_blocks(calibration, &Plan { relative, ..plan }));
-    let note = match (null < FEWEST, relative, max_blocks) {
+    let settle_blocks = relative.and_then(|relative| fewest_blocks(calibration, &Plan { relative, ..plan }));
+    let note = match (null < FEWEST, relative, settle_blocks) {
         (true, ..) => Some(format!("{null} A/A comparisons: too few to recommend anything, {FEWEST} are needed")),
         (false, None, _) => Some("no threshold that was tried has no false alarm and finds twice as much with 90 %".to_owned()),
         (false, Some(_), None) => Some(format!("more than {} % of unchanged cases stay inconclusive", 100.0 * INCONCLUSIVE)),
@@ -87,8 +87,8 @@ pub fn recommend(calibration: &Calibration) -> Recommended {
     };
     Recommended {
         relative,
-        max_blocks,
-        budget_s: (RESERVE * block_s(calibration) * max_blocks.unwrap_or(plan.max_blocks) as f64).ceil(),
+        settle_blocks,
+        budget_s: (RESERVE * block_s(calibration) * plan.max_blocks as f64).ceil(),
         contention_weight: contention_weight(calibration),
         note,
         tried,
@@ -135,10 +135,10 @@ fn attempt(calibration: &Calibration, plan: &Plan) -> Tried {
     Tried { relative: plan.relative, false_alarms, comparisons, inconclusive, percent, found, of }
 }
 
-/// The fewest blocks, from four upwards in steps of two.
+/// The fewest blocks that settle, from four upwards in steps of two.
 fn fewest_blocks(calibration: &Calibration, plan: &Plan) -> Option<usize> {
-    (4..=plan.max_blocks).step_by(2).find(|max_blocks| {
-        let tried = attempt(calibration, &Plan { max_blocks: *max_blocks, ..*plan });
+    (4..=plan.settle_blocks.min(plan.max_blocks)).step_by(2).find(|settle_blocks| {
+        let tried = attempt(calibration, &Plan { settle_blocks: *settle_blocks, ..*plan });
         tried.holds() && tried.inconclusive <= INCONCLUSIVE
     })
 }

@@ -103,7 +103,7 @@ fn counts_and_intervals_are_those_of_the_comparisons() {
 fn the_threshold_is_the_smallest_that_keeps_both_promises() {
     let recommended = recommend(&calibration(20, &[(2.0, 20), (5.0, 20)]));
     assert_eq!((recommended.relative, recommended.note.as_deref()), (Some(0.01), None), "{recommended:#?}");
-    let blocks = recommended.max_blocks.unwrap();
+    let blocks = recommended.settle_blocks.unwrap();
     assert!((4..=10).contains(&blocks) && recommended.budget_s > 0.0);
     // Nothing was injected that is twice 3 % or more.
     assert_eq!(recommended.tried.iter().find(|tried| tried.relative == 0.03).unwrap().percent, None);

@@ -8,7 +8,7 @@
 //! [`Plan::tolerated`].
 //! Everything else goes on, and is **inconclusive** at the end.
 
-use super::looks::{FINAL, Looks, always_valid};
+use super::looks::{FINAL, Looks, always_valid, settling};
 use super::pairs::{Direction, Pairs, mean_contention};
 use super::{Arm, Decision, Observed, Outcome, Plan, Reason};
 use crate::gate::Verdict;
@@ -18,8 +18,8 @@ use crate::stats::{Walsh, benjamini_hochberg, median, power};
 
 /// Share of the cases, and at least two, whose null pairs must fire to call the environment unsound.
 const UNSOUND: f64 = 0.1;
-/// Part of [`Plan::missed`] at which a difference from 1 is evidence of a change, which keeps a case from being unchanged at the end. Strict:
-/// of identical builds that share would be inconclusive.
+/// Part of [`Plan::missed`] at which a difference from 1 is evidence of a change, which keeps a case from being unchanged by what is
+/// tolerated. Strict: of identical builds that share would be inconclusive.
 const EVIDENCE: f64 = 0.1;
 
 /// Decides what the blocks so far allow to decide. Pure, and may be called after every block: `last` says that no more blocks come, and must
@@ -30,7 +30,8 @@ const EVIDENCE: f64 = 0.1;
 pub fn decide(cases: &Observed, plan: &Plan, last: bool) -> Outcome {
     let level = plan.false_alarms / cases.len().max(1) as f64;
     let most = plan.max_blocks.saturating_mul(2);
-    let tests = Tests { plan, level, change: Looks::of(level, most), same: Looks::of(plan.missed, most) };
+    let (settling, tail) = settling(plan);
+    let tests = Tests { plan, level, change: Looks::of(level, most), same: Looks::of(plan.missed, most), settling, tail };
     let pairs: Vec<Pairs> = cases.values().map(|blocks| Pairs::of(blocks)).collect();
     // The looks before the end decide first: what they decided is not looked at again.
     let mut standings: Vec<Standing> = pairs.iter().map(|pairs| tests.stand(pairs, false)).collect();
@@ -74,6 +75,10 @@ struct Tests<'a> {
     change: Looks,
     /// Looks for the absence of one.
     same: Looks,
+    /// Pairs after which nothing above what is tolerated may be left; the end is another such look.
+    settling: Vec<usize>,
+    /// Probability with which each of these may miss what is above, on either side.
+    tail: f64,
 }
 
 /// p values of a case that hold at any look, for both directions, with the pairs at the look that gave them.
@@ -139,16 +144,23 @@ impl Tests<'_> {
         let same = |direction| always_valid(self.same.upto(n, ended), |n| pairs.within(n, direction, plan));
         let (slower, faster) = (same(Direction::Slower), same(Direction::Faster));
         let same_at = slower.1.max(faster.1);
-        let excluded = slower.0.max(faster.0) <= plan.missed;
+        let excluded = slower.0.max(faster.0) <= plan.missed && !self.hidden(pairs, same_at);
+        let settled_at = || self.settling.iter().copied().find(|look| *look <= n && self.settled(pairs, *look) == Some(true));
         Standing {
             slower: change(Direction::Slower),
             faster: change(Direction::Faster),
             null,
-            same_at: (excluded && !self.hidden(pairs, same_at)).then_some(same_at),
+            same_at: if excluded { Some(same_at) } else { settled_at() },
             ended,
             otherwise: if ended { self.at_end(pairs) } else { (Verdict::Inconclusive, Some(Reason::Wide)) },
             pairs: n,
         }
+    }
+
+    /// The first look at which so many pairs may settle a case: the end, where there are no more, unless they are beyond it.
+    fn settling_from(&self, pairs: usize) -> usize {
+        let end = self.plan.max_blocks.saturating_mul(2).max(pairs);
+        self.settling.iter().copied().find(|look| *look >= pairs).unwrap_or(end)
     }
 
     /// Whether load beside the base may hide a slow-down.
@@ -156,22 +168,23 @@ impl Tests<'_> {
         pairs.base_contended(n, self.plan) <= FINAL * self.plan.missed
     }
 
+    /// Whether the first `n` pairs have no evidence of a change and exclude what is not tolerated; none where load may hide it.
+    fn settled(&self, pairs: &Pairs, n: usize) -> Option<bool> {
+        let margin = self.plan.tolerated.ln_1p().max(pairs.threshold(n, self.plan));
+        let walsh = Walsh::of(&pairs.time[..n]);
+        // Where the pairs are too few for so wide an interval, nothing is evidence.
+        let evidence = walsh.interval(EVIDENCE * self.tail).is_some_and(|(low, high)| low > 0.0 || high < 0.0);
+        let small = !evidence && walsh.interval(self.tail).is_some_and(|(low, high)| low > -margin && high < margin);
+        if small && self.hidden(pairs, n) { None } else { Some(small) }
+    }
+
     fn at_end(&self, pairs: &Pairs) -> (Verdict, Option<Reason>) {
         let n = pairs.len();
-        let margin = self.plan.tolerated.ln_1p().max(pairs.threshold(n, self.plan));
-        let walsh = Walsh::of(&pairs.time);
-        // Where the pairs are too few for so wide an interval, nothing is evidence.
-        let evidence = walsh.interval(EVIDENCE * FINAL * self.plan.missed).is_some_and(|(low, high)| low > 0.0 || high < 0.0);
-        let interval = walsh.interval(FINAL * self.plan.missed);
-        let small = !evidence && interval.is_some_and(|(low, high)| low > -margin && high < margin);
-        if small && self.hidden(pairs, n) {
-            (Verdict::Inconclusive, Some(Reason::Contention))
-        } else if small {
-            (Verdict::Unchanged, None)
-        } else if n < self.change.fewest(self.level) {
-            (Verdict::Inconclusive, Some(Reason::TooFewPairs))
-        } else {
-            (Verdict::Inconclusive, Some(Reason::Wide))
+        match self.settled(pairs, n) {
+            None => (Verdict::Inconclusive, Some(Reason::Contention)),
+            Some(true) => (Verdict::Unchanged, None),
+            Some(false) if n < self.change.fewest(self.level) => (Verdict::Inconclusive, Some(Reason::TooFewPairs)),
+            Some(false) => (Verdict::Inconclusive, Some(Reason::Wide)),
         }
     }
 
@@ -186,12 +199,17 @@ impl Tests<'_> {
         let center = walsh.estimate().unwrap_or(0.0).abs();
         let open = matches!(concluded.reason, None | Some(Reason::TooFewPairs | Reason::Wide))
             && concluded.verdict == Verdict::Inconclusive;
-        // What is above the threshold is to be shown to be, the rest to be within what is tolerated.
-        let (distance, settles) =
-            if center > threshold { (center - threshold, level) } else { (plan.tolerated.ln_1p().max(threshold) - center, tail) };
-        let needed = || match walsh.standard_error() {
+        // What is above the threshold is to be shown to be, the rest to be below it, or within what is tolerated at a look for that.
+        let shown = |distance: f64, settles: f64| match walsh.standard_error() {
             Some(error) => power::pairs_needed(n, error, distance, settles, plan.power).map(|needed| needed.max(n + 1)),
             None => Some(power::fewest(settles).max(n + 1)),
+        };
+        let needed = || {
+            if center > threshold {
+                return shown(center - threshold, level);
+            }
+            let settled = shown(plan.tolerated.ln_1p().max(threshold) - center, self.tail).map(|pairs| self.settling_from(pairs));
+            [shown(threshold - center, tail), settled].into_iter().flatten().min()
         };
         let middle = |times: &[f64]| if times.is_empty() { 0.0 } else { median(times) };
         Decision {

@@ -4,6 +4,7 @@
 //! p value of a look is divided by its weight: by the union bound the smallest of these is a valid p value at whatever look one stops,
 //! for any dependence between the looks. The looks are fixed by the plan and the number of cases before the first block.
 
+use super::Plan;
 use crate::stats::power::fewest;
 
 /// Weight of the look when the blocks end, where most comparisons with nothing to find arrive.
@@ -65,6 +66,16 @@ impl Looks {
     }
 }
 
+/// When a case may be unchanged because nothing above what is tolerated is possible: after the pairs of `plan.settle_blocks`, after twice as
+/// many and so on, and at the end. The second value is what each of these may spend on either end of the interval.
+pub fn settling(plan: &Plan) -> (Vec<usize>, f64) {
+    let (first, most) = (plan.settle_blocks.saturating_mul(2), plan.max_blocks.saturating_mul(2));
+    let doubled = std::iter::successors(Some(first).filter(|first| *first > 0), |pairs| pairs.checked_mul(2));
+    let early: Vec<usize> = doubled.take_while(|pairs| *pairs < most).collect();
+    let tail = FINAL * plan.missed / (early.len() + 1) as f64;
+    (early, tail)
+}
+
 /// A p value that holds at any look: the smallest over the looks of p over weight, with the pairs at that look.
 pub fn always_valid(looks: impl Iterator<Item = Look>, p: impl Fn(usize) -> f64) -> (f64, usize) {
     looks
@@ -100,6 +111,14 @@ mod tests {
         assert_eq!([1.0, 5.0, 20.0, 40.0].map(first), [Some(10), Some(12), Some(14), Some(14)]);
         let at_the_end = |cases: f64| Looks::of(0.01 / cases, 48).fewest(0.01 / cases);
         assert_eq!([1.0, 5.0, 20.0, 40.0].map(at_the_end), [8, 10, 12, 13]);
+    }
+
+    #[test]
+    fn what_settles_is_looked_for_at_doubling_blocks_and_at_the_end() {
+        let of = |settle_blocks, max_blocks| settling(&Plan { settle_blocks, max_blocks, missed: 0.06, ..Plan::default() });
+        assert_eq!(of(24, 96), (vec![48, 96], 0.01));
+        assert_eq!(of(24, 97), (vec![48, 96, 192], 0.0075));
+        assert_eq!([of(24, 24), of(0, 96), of(100, 8)], [(vec![], 0.03), (vec![], 0.03), (vec![], 0.03)]);
     }
 
     #[test]

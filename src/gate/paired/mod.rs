@@ -48,9 +48,11 @@ pub struct Plan {
     pub relative: f64,
     /// Smallest change of the time that matters, nanoseconds a launch. The larger of the two thresholds rules.
     pub absolute_ns: f64,
-    /// Once no more blocks come, a case without evidence of a change, whose interval excludes changes above this, is unchanged. Acts from
-    /// the threshold up.
+    /// A case without evidence of a change, whose interval excludes changes above this, is unchanged after [`Plan::settle_blocks`], after
+    /// twice as many and so on, or once no more blocks come. Acts from the threshold up.
     pub tolerated: f64,
+    /// Blocks after which a case may be unchanged by what is tolerated. Only what is still open then takes more.
+    pub settle_blocks: usize,
     /// Highest probability that any case of a comparison whose head is no slower than the threshold is called regressed; where some cases are
     /// slower, the highest expected share of wrong ones among those called so.
     pub false_alarms: f64,
@@ -73,12 +75,13 @@ impl Default for Plan {
             relative: 0.01,
             absolute_ns: 100.0,
             tolerated: 0.05,
+            settle_blocks: 24,
             false_alarms: 0.01,
             missed: 0.05,
             contention: 0.02,
             contention_weight: 2.0,
             power: 0.8,
-            max_blocks: 24,
+            max_blocks: 96,
         }
     }
 }
