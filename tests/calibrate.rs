@@ -3,72 +3,38 @@
 #![allow(clippy::unwrap_used)]
 #![cfg(unix)]
 
+mod package;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
-use tempfile::TempDir;
+use package::{CASE, Outcome, fixture_path};
 
-struct Outcome {
-    code: Option<i32>,
-    stdout: String,
-    all: String,
-}
-
-impl Outcome {
-    #[track_caller]
-    fn expect(&self, code: i32, words: &[&str]) -> &Self {
-        assert_eq!(self.code, Some(code), "{}", self.all);
-        words.iter().for_each(|word| assert!(self.all.contains(word), "`{word}` is not in:\n{}", self.all));
-        assert!(!self.all.contains("panicked at"), "{}", self.all);
-        self
-    }
-}
-
-/// A package of its own, with a folder of executables that holds the fixture.
-struct Package {
-    folder: TempDir,
-}
+/// A package with a folder of executables that holds the fixture.
+struct Package(package::Package);
 
 impl Package {
     fn new() -> Self {
-        let package = Self { folder: tempfile::tempdir().unwrap() };
-        let built = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("examples/fixture");
-        assert!(
-            built.is_file(),
-            "{} is missing: run the whole `cargo test`, or `cargo build --example fixture` first",
-            built.display()
-        );
+        let package = Self(package::Package::new());
         std::fs::create_dir(package.path("bin")).unwrap();
-        std::fs::copy(built, package.path("bin/fixture")).unwrap();
+        std::fs::copy(fixture_path(), package.path("bin/fixture")).unwrap();
         package
     }
 
     fn path(&self, below: &str) -> PathBuf {
-        self.folder.path().join(below)
+        self.0.path(below)
     }
 
     fn run(&self, line: &str) -> Outcome {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
-        command
-            .args(line.split_whitespace())
-            .current_dir(self.folder.path())
-            .env("CARGO_MANIFEST_DIR", self.folder.path())
-            .env("CARGO_TARGET_DIR", self.path("target"))
-            .env("FIXTURE_NS", "2000000")
-            .env_remove("RUST_BACKTRACE");
-        let Output { status, stdout, stderr } = command.output().unwrap();
-        let stdout = String::from_utf8_lossy(&stdout).into_owned();
-        Outcome { code: status.code(), all: format!("{stdout}\n{}", String::from_utf8_lossy(&stderr)), stdout }
+        let mut command = self.0.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line);
+        command.env("FIXTURE_NS", "2000000").output().unwrap().into()
     }
 
     fn calibration(&self) -> PathBuf {
-        let devices = std::fs::read_dir(self.path("baselines")).unwrap();
-        devices.flatten().map(|device| device.path().join("calibration.json")).find(|path| path.is_file()).unwrap()
+        self.0.baseline("calibration")
     }
 }
 
 const CALIBRATE: &str = "calibrate --dir bin --backend cpu --relative 0.1 --tolerated 0.3 --case-time 0.1s";
-const CASE: &str = "fixture/spin/n64_none/cpu/hot";
 
 #[test]
 fn what_is_known_is_counted_and_kept_beside_the_baselines() {

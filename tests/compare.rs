@@ -6,10 +6,13 @@
 #![allow(clippy::unwrap_used)]
 #![cfg(unix)]
 
+mod package;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use package::Outcome;
 use tempfile::TempDir;
 
 const MANIFEST: &str = r#"
@@ -82,22 +85,6 @@ struct Scratch {
     folder: TempDir,
 }
 
-struct Outcome {
-    code: Option<i32>,
-    stdout: String,
-    all: String,
-}
-
-impl Outcome {
-    #[track_caller]
-    fn expect(&self, code: i32, words: &[&str]) -> &Self {
-        assert_eq!(self.code, Some(code), "{}", self.all);
-        words.iter().for_each(|word| assert!(self.all.contains(word), "`{word}` is not in:\n{}", self.all));
-        assert!(!self.all.contains("panicked at"), "{}", self.all);
-        self
-    }
-}
-
 /// The library that `cargo test` built for this test.
 fn library() -> PathBuf {
     let deps = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("deps");
@@ -165,9 +152,7 @@ impl Scratch {
     }
 
     fn compare(&self, flags: &str) -> Outcome {
-        let Output { status, stdout, stderr } = self.compare_with(flags).output().unwrap();
-        let stdout = String::from_utf8_lossy(&stdout).into_owned();
-        Outcome { code: status.code(), all: format!("{stdout}\n{}", String::from_utf8_lossy(&stderr)), stdout }
+        self.compare_with(flags).output().unwrap().into()
     }
 }
 
@@ -221,7 +206,7 @@ fn what_cannot_be_compared_is_named() {
     scratch.write("benches/other.rs", "fn main() { println!(\"done\"); }");
     scratch.write("Cargo.toml", &format!("{MANIFEST}\n[[bench]]\nname = \"other\"\nharness = false\n"));
     scratch.compare("--base main").expect(0, &["bench without this harness, left alone: other", "1 unchanged"]);
-    assert!(scratch.compare("--base main --bench spin --budget 0.1s").all.contains("of 1"));
+    assert!(scratch.compare("--base main --bench spin --budget 0.1s").all().contains("of 1"));
 }
 
 #[test]
@@ -263,9 +248,7 @@ fn perf_check(scratch: &Scratch, flags: &str) -> Outcome {
     // The environment of a comparison, with this program in place of `cargo run`.
     command.envs(compare.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.env("KERNELGATE", env!("CARGO_BIN_EXE_kernelgate")).env("KERNELGATE_BACKEND", "cpu").env_remove("KERNELGATE_CUDA_LIBS");
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    let stdout = String::from_utf8_lossy(&stdout).into_owned();
-    Outcome { code: status.code(), all: format!("{stdout}\n{}", String::from_utf8_lossy(&stderr)), stdout }
+    command.output().unwrap().into()
 }
 
 #[test]
@@ -302,8 +285,8 @@ fn the_check_of_a_pull_request_compares_or_gates_or_says_what_is_missing() {
     let words = ["the committed baseline is the second best", "- base: baseline `main` of", "run 2 of 2", "of 1 (threshold 5%)"];
     outcome.expect(outcome.code.unwrap(), &words);
     // What the gate says of two runs under load is its own affair.
-    assert!([0, 1, 3].contains(&outcome.code.unwrap()), "{}", outcome.all);
+    assert!([0, 1, 3].contains(&outcome.code.unwrap()), "{}", outcome.all());
     let outcome = perf_check(&scratch, "--mode gate --out told --runs 1 --allow-inconclusive");
     outcome.expect(outcome.code.unwrap(), &["of 1 (threshold 5%)"]);
-    assert!([0, 1].contains(&outcome.code.unwrap()), "{}", outcome.all);
+    assert!([0, 1].contains(&outcome.code.unwrap()), "{}", outcome.all());
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 
 use super::settings::{Limits, Settings};
-use super::{Format, print_json};
+use super::{Format, command_line, print_json};
 use crate::compare::calibrate::{self, Wanted};
 use crate::compare::progress::parse_duration;
 use crate::compare::{CompareError, Request, Source, Thresholds};
@@ -72,6 +72,9 @@ pub struct Arguments {
     format: Format,
 }
 
+/// Flags that say where this machine keeps its files and how it prints, not what is measured.
+const HERE: &[&str] = &["--dir", "--output", "--baselines", "--records", "--format"];
+
 /// For programs: what is counted and what follows, without the times.
 #[derive(serde::Serialize)]
 struct Report<'a> {
@@ -118,7 +121,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         cases: arguments.cases,
         named: names_cases(arguments),
         total: arguments.total_time,
-        command: command(std::env::args().skip(1)),
+        command: command_line(std::env::args().skip(1), HERE, &["--resume"]),
         state: state.clone(),
         resume: arguments.resume,
     };
@@ -202,23 +205,6 @@ fn print(arguments: &Arguments, calibration: &Calibration, at: &Path) -> anyhow:
     Ok(())
 }
 
-/// The command without what says only how, not what, and without where this machine keeps its files.
-fn command(arguments: impl Iterator<Item = String>) -> String {
-    let mut words = vec!["kernelgate".to_owned()];
-    let mut arguments = arguments.peekable();
-    while let Some(word) = arguments.next() {
-        let (flag, value) = word.split_once('=').map_or((word.as_str(), None), |(flag, value)| (flag, Some(value)));
-        if ["--dir", "--output", "--baselines", "--records", "--format"].contains(&flag) {
-            if value.is_none() {
-                arguments.next();
-            }
-        } else if flag != "--resume" {
-            words.push(word);
-        }
-    }
-    words.join(" ")
-}
-
 fn parse_shard(text: &str) -> Result<(usize, usize), String> {
     let parts = text.split_once('/').and_then(|(part, parts)| Some((part.parse::<usize>().ok()?, parts.parse::<usize>().ok()?)));
     let valid = parts.filter(|(part, parts)| (1..=*parts).contains(part) && *parts <= 1000);
@@ -235,11 +221,5 @@ mod tests {
         for bad in ["", "0/4", "5/4", "1", "a/b", "1/0", "-1/2"] {
             assert!(parse_shard(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn the_command_of_a_report_has_no_paths_of_this_machine() {
-        let words = ["calibrate", "st_bif", "--dir", "/x/y", "--resume", "--output=/a.json", "--inject", "2,5"];
-        assert_eq!(command(words.map(str::to_owned).into_iter()), "kernelgate calibrate st_bif --inject 2,5");
     }
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::command_line;
 use super::settings::{Limits, Settings};
 use super::verdict::Output;
 use crate::compare::progress::parse_duration;
@@ -84,29 +85,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         }
         Err(error) => return Err(error.into()),
     };
-    let summary = comparison::summary(&outcome, &again(arguments));
+    let again = command_line(std::env::args().skip(1), &["--format", "--out"], &["--resume"]);
+    let summary = comparison::summary(&outcome, &again);
     arguments.output.tell(&comparison::text(&outcome), &summary, &outcome, &metrics::of_comparison(&outcome))?;
     Ok(outcome.exit())
-}
-
-/// The command that compares the same.
-fn again(arguments: &Arguments) -> String {
-    let mut words = vec!["kernelgate compare".to_owned()];
-    let quoted = |text: &str| match text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-~^:@".contains(c)) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', "'\\''")),
-    };
-    words.extend(arguments.filter.as_deref().map(quoted));
-    let folder = |folder: &Option<PathBuf>| folder.as_ref().map(|folder| folder.display().to_string());
-    for (flag, value) in [
-        ("--base", arguments.base.clone()),
-        ("--head", arguments.head.clone()),
-        ("--base-dir", folder(&arguments.base_dir)),
-        ("--head-dir", folder(&arguments.head_dir)),
-    ] {
-        words.extend(value.map(|value| format!("{flag} {}", quoted(&value))));
-    }
-    words.extend(arguments.bench.iter().map(|bench| format!("--bench {}", quoted(bench))));
-    words.push(format!("--budget {}s", arguments.budget.as_secs_f64()));
-    words.join(" ")
 }

@@ -27,8 +27,9 @@ use clap::{Parser, Subcommand, ValueEnum};
 use crate::exit::Exit;
 use crate::harness::HarnessError;
 use crate::harness::args::{BackendName, DEFAULT_TIMEOUT_S, Filter};
-use crate::harness::cases::{self, Place, Selection};
+use crate::harness::cases::{self, Case, Group, Place, Selection};
 use crate::harness::place::Wanted;
+use crate::harness::problem::{Ready, Setback};
 use crate::record::{Run, Store};
 use crate::suite::Suite;
 use crate::workload::{Effort, Override};
@@ -167,6 +168,65 @@ impl Choice {
     }
 }
 
+/// What came of each case, by its id.
+type Outcomes<T> = Vec<(String, Result<T, Setback>)>;
+
+/// Goes through a selection, one case an implementation (what is right hot is right cold, and has the same kernels), then through what
+/// was skipped: what came of each case, and whether the GPU was lost, after which nothing runs any more.
+///
+/// # Errors
+/// Those of `one`.
+fn each_implementation<T>(
+    selection: &Selection<'_>,
+    seed: u64,
+    doing: &str,
+    mut one: impl FnMut(&Group<'_>, &Case, &Ready) -> anyhow::Result<Result<T, Setback>>,
+) -> anyhow::Result<(Outcomes<T>, bool)> {
+    let mut outcomes = Vec::new();
+    let mut lost: Option<String> = None;
+    for group in &selection.groups {
+        let ready = match &lost {
+            Some(lost) => Err(Setback::Fail(lost.clone())),
+            None => Ready::new(group, seed),
+        };
+        for case in group.cases.chunk_by(|a, b| a.index == b.index).map(|cases| &cases[0]) {
+            let outcome = match (&ready, &lost) {
+                (_, Some(lost)) => Err(Setback::Fail(lost.clone())),
+                (Err(setback), None) => Err(setback.clone()),
+                (Ok(ready), None) => {
+                    eprintln!("{doing} {}", case.id);
+                    one(group, case, ready)?
+                }
+            };
+            if matches!(outcome, Err(Setback::Lost(_))) {
+                lost = Some(format!("not run: {} lost the GPU", case.id));
+            }
+            outcomes.push((case.id.clone(), outcome));
+        }
+    }
+    let skipped = selection.skipped.iter().map(|(id, reason)| (id.clone(), Err(Setback::Skip(reason.clone()))));
+    outcomes.extend(skipped);
+    Ok((outcomes, lost.is_some()))
+}
+
+/// The command line as one would type it again in a shell, without some flags; those of the first list have a value.
+fn command_line(arguments: impl Iterator<Item = String>, valued: &[&str], bare: &[&str]) -> String {
+    let plain = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-~^:@=,+%".contains(c));
+    let mut words = vec!["kernelgate".to_owned()];
+    let mut arguments = arguments;
+    while let Some(word) = arguments.next() {
+        let (flag, value) = word.split_once('=').map_or((word.as_str(), None), |(flag, value)| (flag, Some(value)));
+        if valued.contains(&flag) {
+            if value.is_none() {
+                arguments.next();
+            }
+        } else if !bare.contains(&word.as_str()) {
+            words.push(if plain(&word) { word } else { format!("'{}'", word.replace('\'', "'\\''")) });
+        }
+    }
+    words.join(" ")
+}
+
 /// Which recorded invocations a verb is about.
 #[derive(Debug, clap::Args)]
 struct Sessions {
@@ -198,4 +258,18 @@ impl Sessions {
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     println!("{}", serde_json::to_string_pretty(value)?);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_line_can_be_typed_again() {
+        let of = |words: &[&str]| command_line(words.iter().map(|word| (*word).to_owned()), &["--dir", "--output"], &["--resume"]);
+        let words = ["calibrate", "st_bif", "--dir", "/x/y", "--resume", "--output=/a.json", "--inject", "2,5"];
+        assert_eq!(of(&words), "kernelgate calibrate st_bif --inject 2,5");
+        assert_eq!(of(&["compare", "a(b|c)", "it's", ""]), "kernelgate compare 'a(b|c)' 'it'\\''s' ''");
+        assert_eq!(of(&["compare", "--dir"]), "kernelgate compare");
+    }
 }

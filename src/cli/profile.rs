@@ -3,7 +3,7 @@
 use anyhow::Context;
 use serde::Serialize;
 
-use super::{Choice, Format, print_json};
+use super::{Choice, Format, each_implementation, print_json};
 use crate::backend::{Executable, Target};
 use crate::builtin;
 use crate::exit::Exit;
@@ -29,10 +29,23 @@ pub struct Arguments {
 #[derive(Debug, Serialize)]
 struct Profiled {
     case: String,
+    /// "ok", "failed" or "skipped".
+    status: &'static str,
     /// Of one launch after others; absent where it failed or was skipped.
     summary: Option<Summary>,
     /// Why it failed or was skipped.
     reason: Option<String>,
+}
+
+impl Profiled {
+    fn new(case: String, outcome: Result<Summary, Setback>) -> Self {
+        let (status, summary, reason) = match outcome {
+            Ok(summary) => ("ok", Some(summary), None),
+            Err(Setback::Skip(reason)) => ("skipped", None, Some(reason)),
+            Err(Setback::Fail(reason) | Setback::Lost(reason)) => ("failed", None, Some(reason)),
+        };
+        Self { case, status, summary, reason }
+    }
 }
 
 /// Launches before the one that is recorded.
@@ -47,39 +60,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     anyhow::ensure!(matches!(target, Target::Cuda(_)), "no GPU to profile");
     // Before anything is captured: graphs made earlier are recorded whole.
     let trace = KernelTrace::start()?.context("CUPTI is missing: `kernelgate doctor` says how to get it")?;
-    let mut profiled = Vec::new();
-    let mut lost = None;
-    for group in &selection.groups {
-        let ready = Ready::new(group, arguments.seed);
-        // The kernels are the same hot and cold: one case an implementation.
-        for case in group.cases.chunk_by(|a, b| a.index == b.index).map(|cases| &cases[0]) {
-            if let Some(lost) = &lost {
-                profiled.push(Profiled { case: case.id.clone(), summary: None, reason: Some(String::clone(lost)) });
-                continue;
-            }
-            eprintln!("profiling {}", case.id);
-            let outcome = ready.as_ref().map_err(Clone::clone).and_then(|ready| profile(group, case, ready, &target, &trace));
-            profiled.push(match outcome {
-                Ok(summary) => Profiled { case: case.id.clone(), summary: Some(summary), reason: None },
-                Err(setback) => {
-                    if matches!(setback, Setback::Lost(_)) {
-                        lost = Some(format!("not run: {} lost the GPU", case.id));
-                    }
-                    let (Setback::Skip(reason) | Setback::Fail(reason) | Setback::Lost(reason)) = setback;
-                    Profiled { case: case.id.clone(), summary: None, reason: Some(reason) }
-                }
-            });
-        }
-    }
-    if lost.is_some() {
+    let (outcomes, lost) = each_implementation(&selection, arguments.seed, "profiling", |group, case, ready| {
+        Ok(profile(group, case, ready, &target, &trace))
+    })?;
+    if lost {
         // A lost device gives nothing back: it is left to the end of the process.
         std::mem::forget((target, trace));
     }
+    let profiled: Vec<Profiled> = outcomes.into_iter().map(|(case, outcome)| Profiled::new(case, outcome)).collect();
     match arguments.format {
         Format::Json => print_json(&profiled)?,
         format => profiled.iter().for_each(|case| print(case, format)),
     }
-    Ok(if profiled.iter().all(|case| case.summary.is_some()) { Exit::Fine } else { Exit::Inconclusive })
+    anyhow::ensure!(profiled.iter().any(|case| case.status != "skipped"), "nothing was profiled: every case was skipped");
+    Ok(if profiled.iter().any(|case| case.status == "failed") { Exit::Inconclusive } else { Exit::Fine })
 }
 
 fn profile(group: &Group<'_>, case: &Case, ready: &Ready, target: &Target, trace: &KernelTrace) -> Result<Summary, Setback> {
@@ -107,7 +101,7 @@ fn profile(group: &Group<'_>, case: &Case, ready: &Ready, target: &Target, trace
 fn print(case: &Profiled, format: Format) {
     println!("{}", case.case);
     let Some(summary) = &case.summary else {
-        println!("    {}\n", case.reason.as_deref().unwrap_or_default());
+        println!("    {}: {}\n", case.status, case.reason.as_deref().unwrap_or_default());
         return;
     };
     let mut table = Table::new(&["kernel", "launches", "total", "of the span", "each", "shortest", "longest"]);

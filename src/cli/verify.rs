@@ -7,7 +7,7 @@ use anyhow::Context;
 use safetensors::tensor::TensorView;
 use serde::Serialize;
 
-use super::{Choice, Format, print_json};
+use super::{Choice, Format, each_implementation, print_json};
 use crate::backend::{BackendError, Target};
 use crate::builtin;
 use crate::exit::Exit;
@@ -57,32 +57,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     if let Some(folder) = &arguments.dump {
         std::fs::create_dir_all(folder).with_context(|| format!("failed to write {}", folder.display()))?;
     }
-    let mut rows = Vec::new();
-    let mut lost = None;
-    for group in &selection.groups {
-        let ready = match &lost {
-            Some(lost) => Err(Setback::Fail(String::clone(lost))),
-            None => Ready::new(group, arguments.seed),
-        };
-        // What is right hot is right cold: one case an implementation.
-        for case in group.cases.chunk_by(|a, b| a.index == b.index).map(|cases| &cases[0]) {
-            eprintln!("verifying {}", case.id);
-            let outcome = match (&ready, &lost) {
-                (_, Some(lost)) => Err(Setback::Fail(String::clone(lost))),
-                (Ok(ready), None) => verify_case(arguments, group, case, ready, &target)?,
-                (Err(setback), None) => Err(setback.clone()),
-            };
-            if matches!(outcome, Err(Setback::Lost(_))) {
-                lost = Some(format!("not run: {} lost the GPU", case.id));
-            }
-            rows.push(row(&case.id, outcome));
-        }
-    }
-    if lost.is_some() {
+    let (outcomes, lost) = each_implementation(&selection, arguments.seed, "verifying", |group, case, ready| {
+        verify_case(arguments, group, case, ready, &target)
+    })?;
+    if lost {
         // A lost device gives nothing back, and may never answer: it is left to the end of the process.
         std::mem::forget(target);
     }
-    rows.extend(selection.skipped.iter().map(|(id, reason)| row(id, Err(Setback::Skip(reason.clone())))));
+    let rows: Vec<Verified> = outcomes.into_iter().map(|(case, outcome)| row(&case, outcome)).collect();
     let failed = rows.iter().filter(|row| row.status == "failed").count();
     match arguments.format {
         Format::Json => print_json(&rows)?,

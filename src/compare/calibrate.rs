@@ -12,7 +12,7 @@ use super::{CompareError, Request, Source, rounds};
 use crate::gate::calibration::{Calibration, Kind, Known, Series, differing, recommend};
 use crate::gate::comparison::Comparison;
 use crate::gate::paired::Plan;
-use crate::record::{Environment, Provenance, Trials, file};
+use crate::record::{Environment, Provenance, Trials, file, timestamp};
 use crate::stats::median;
 
 /// Times of cases that are chosen where nobody names any, nanoseconds: on the host long against its clock, short against a process.
@@ -200,7 +200,7 @@ fn open(
         _ => prepared.provenance.clone(),
     };
     let mut fresh = Calibration {
-        started: now(),
+        started: timestamp(),
         environment,
         provenance,
         identity,
@@ -240,10 +240,6 @@ fn open(
     }
 }
 
-fn now() -> String {
-    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
-}
-
 /// A comparison, its processes fresh and used once.
 fn one(
     request: &Request,
@@ -253,7 +249,7 @@ fn one(
     (kind, number): (Kind, usize),
     label: &str,
 ) -> Result<Known, CompareError> {
-    let (started, clock) = (now(), Instant::now());
+    let (started, clock) = (timestamp(), Instant::now());
     let delays_ns = match kind {
         Kind::Injected(percent) => {
             let mut times_ns: BTreeMap<String, Vec<f64>> = BTreeMap::new();

@@ -229,39 +229,16 @@ fn differences(base: &Run, head: &Run, id: &str) -> Vec<(String, String, String)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::run::{VerificationRecord, WorkRecord};
-    use crate::record::{CaseRecord, Environment, Provenance, Samples};
+    use crate::record::{CaseRecord, Environment, Provenance};
 
     fn run(cases: &[&str], failed: &[&str], skipped: &[&str]) -> Run {
-        let case = || CaseRecord {
-            workload: "w/f".to_owned(),
-            revision: 1,
-            problem: BTreeMap::new(),
-            implementation: "cpu".to_owned(),
-            cache: "hot".to_owned(),
-            work: WorkRecord { flops: BTreeMap::new(), read_bytes: 8, write_bytes: 8 },
-            limit: None,
-            verification: VerificationRecord { max_error: 0.0, relative_l2: 0.0, checked: 1, total: 1, digest: None, by: None },
-            samples: Samples { launches: vec![1], elapsed_ns: vec![1.0], ..Samples::default() },
-        };
         let reasons = |ids: &[&str]| ids.iter().map(|id| ((*id).to_owned(), "why".to_owned())).collect();
         Run {
-            bench: "b".to_owned(),
-            session: "verify".to_owned(),
-            started: String::new(),
             complete: true,
-            effort: "default".to_owned(),
-            seed: 1,
-            environment: Environment::cpu(),
-            provenance: Provenance::default(),
-            limits: Default::default(),
-            delays: BTreeMap::new(),
-            executable: None,
-            spent_s: BTreeMap::new(),
-            telemetry: Vec::new(),
-            cases: cases.iter().map(|id| ((*id).to_owned(), case())).collect(),
+            cases: cases.iter().map(|id| ((*id).to_owned(), CaseRecord::of_samples(vec![1.0]))).collect(),
             skipped: reasons(skipped),
             failed: reasons(failed),
+            ..Run::start("b", "verify", Environment::cpu(), Provenance::default())
         }
     }
 

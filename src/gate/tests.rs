@@ -1,41 +1,13 @@
 use super::*;
-use crate::measure::limits::Limits;
-use crate::record::run::{VerificationRecord, WorkRecord};
-use crate::record::{Baseline, CaseRecord, Environment, Provenance, Run, Samples};
+use crate::record::{Baseline, CaseRecord, Environment, Provenance, Run};
 
 fn run(session: &str, times: &[(&str, f64)]) -> Run {
-    let case = |time: f64| CaseRecord {
-        workload: "w/f".to_owned(),
-        revision: 1,
-        problem: BTreeMap::new(),
-        implementation: "cpu".to_owned(),
-        cache: "hot".to_owned(),
-        work: WorkRecord { flops: BTreeMap::new(), read_bytes: 8, write_bytes: 8 },
-        limit: None,
-        verification: VerificationRecord { max_error: 0.0, relative_l2: 0.0, checked: 1, total: 1, digest: None, by: None },
-        samples: Samples {
-            launches: vec![1; 11],
-            elapsed_ns: (0..11).map(|i| time * (1.0 + 0.001 * f64::from(i - 5))).collect(),
-            ..Samples::default()
-        },
-    };
+    let environment = Environment { machine: Some("here".to_owned()), ..Environment::cpu() };
+    let samples = |time: f64| (0..11).map(|i| time * (1.0 + 0.001 * f64::from(i - 5))).collect();
     Run {
-        bench: "b".to_owned(),
-        session: session.to_owned(),
-        started: String::new(),
         complete: true,
-        effort: "default".to_owned(),
-        seed: 1,
-        environment: Environment { machine: Some("here".to_owned()), ..Environment::cpu() },
-        provenance: Provenance::default(),
-        limits: Limits::default(),
-        delays: BTreeMap::new(),
-        executable: None,
-        spent_s: BTreeMap::new(),
-        telemetry: Vec::new(),
-        cases: times.iter().map(|&(id, time)| (id.to_owned(), case(time))).collect(),
-        skipped: BTreeMap::new(),
-        failed: BTreeMap::new(),
+        cases: times.iter().map(|&(id, time)| (id.to_owned(), CaseRecord::of_samples(samples(time)))).collect(),
+        ..Run::start("b", session, environment, Provenance::default())
     }
 }
 

@@ -207,22 +207,11 @@ impl Harness {
         let session_id = session::session_id()?;
         let path = store.run_path(&session_id, self.name);
         let mut run = Run {
-            bench: self.name.to_owned(),
-            session: session_id,
-            started: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-            complete: false,
             effort: effort.name().to_owned(),
             seed: flags.seed,
-            environment,
-            provenance: Provenance::of(&store.root),
-            limits: Limits::default(),
             delays: trial::delays(flags, &selection),
-            executable: None,
-            spent_s: Default::default(),
-            telemetry: Vec::new(),
-            cases: Default::default(),
             skipped: selection.skipped.iter().cloned().collect(),
-            failed: Default::default(),
+            ..Run::start(self.name, &session_id, environment, Provenance::of(&store.root))
         };
         // Before the limits: a folder that cannot be written should not cost two seconds.
         file::write(&path, &run)?;

@@ -18,7 +18,6 @@ use super::{Harness, HarnessError};
 use crate::backend::cuda::telemetry::Telemetry;
 use crate::exit::Exit;
 use crate::measure::delay::Delay;
-use crate::measure::limits::Limits;
 use crate::record::run::VerificationRecord;
 use crate::record::{Environment, Order, Pace, Provenance, Run, Store, file};
 use crate::workload::Effort;
@@ -84,22 +83,12 @@ impl Harness {
         let mut trial = Trial { pace: order.pace, verified: None, inputs: order.inputs, spent_s: BTreeMap::new() };
         trial.spend("open", started);
         let mut run = Run {
-            bench: self.name.to_owned(),
-            session: order.session,
-            started: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-            complete: false,
             effort: effort.name().to_owned(),
             seed: flags.seed,
-            environment,
-            provenance: Provenance::of(&store.root),
-            limits: Limits::default(),
             delays: delays(flags, &selection),
             executable,
-            spent_s: BTreeMap::new(),
-            telemetry: Vec::new(),
-            cases: BTreeMap::new(),
             skipped: selection.skipped.iter().cloned().collect(),
-            failed: BTreeMap::new(),
+            ..Run::start(self.name, &order.session, environment, Provenance::of(&store.root))
         };
         if let Some(path) = &order.verified {
             let earlier: Run = file::read(path)?;

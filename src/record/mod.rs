@@ -20,3 +20,8 @@ pub use order::{Order, Pace};
 pub use run::{CaseRecord, Run, Samples};
 pub use store::Store;
 pub use trials::{Timing, TrialRecord, Trials};
+
+/// Now, as records say when: RFC 3339, UTC, whole seconds.
+pub fn timestamp() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}

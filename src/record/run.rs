@@ -203,6 +203,28 @@ impl Samples {
 }
 
 impl Run {
+    /// A run that starts now and has measured nothing yet, of effort default and seed 1.
+    pub fn start(bench: &str, session: &str, environment: Environment, provenance: Provenance) -> Self {
+        Self {
+            bench: bench.to_owned(),
+            session: session.to_owned(),
+            started: super::timestamp(),
+            complete: false,
+            effort: "default".to_owned(),
+            seed: 1,
+            environment,
+            provenance,
+            limits: Limits::default(),
+            delays: BTreeMap::new(),
+            executable: None,
+            spent_s: BTreeMap::new(),
+            telemetry: Vec::new(),
+            cases: BTreeMap::new(),
+            skipped: BTreeMap::new(),
+            failed: BTreeMap::new(),
+        }
+    }
+
     /// `<session>/<bench>`: names the process run in a baseline.
     pub fn key(&self) -> String {
         format!("{}/{}", self.session, self.bench)
@@ -212,6 +234,24 @@ impl Run {
     pub fn delays_text(&self) -> String {
         let each: Vec<String> = self.delays.iter().map(|(case, delay_ns)| format!("{case}={delay_ns}")).collect();
         if each.is_empty() { "none".to_owned() } else { each.join(" ") }
+    }
+}
+
+#[cfg(test)]
+impl CaseRecord {
+    /// A case of nothing in particular with these samples, of one launch each, for tests.
+    pub fn of_samples(elapsed_ns: Vec<f64>) -> Self {
+        Self {
+            workload: "w/f".to_owned(),
+            revision: 1,
+            problem: BTreeMap::new(),
+            implementation: "cpu".to_owned(),
+            cache: "hot".to_owned(),
+            work: WorkRecord { flops: BTreeMap::new(), read_bytes: 8, write_bytes: 8 },
+            limit: None,
+            verification: VerificationRecord { max_error: 0.0, relative_l2: 0.0, checked: 1, total: 1, digest: None, by: None },
+            samples: Samples { launches: vec![1; elapsed_ns.len()], elapsed_ns, ..Samples::default() },
+        }
     }
 }
 

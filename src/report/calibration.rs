@@ -1,5 +1,6 @@
 //! A calibration as text and Markdown: false alarms, power, noise, and what follows for the thresholds.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::table::Table;
@@ -54,7 +55,8 @@ fn about(calibration: &Calibration) -> String {
     };
     let plan = &calibration.plan;
     let pace = calibration.pace;
-    let commands: Vec<String> = calibration.commands.iter().map(|command| format!("`{command}`")).collect();
+    let commands: BTreeSet<String> = calibration.commands.iter().map(|command| format!("`{}`", whole(command))).collect();
+    let commands: Vec<String> = commands.into_iter().collect();
     format!(
         "From {} to {}, {place}, commit {}, {} comparisons, {} processes.\nThreshold {:.2} %, {:.0} ns, tolerated {:.1} % from {} \
          blocks, at most {} blocks, {:.0} s a round; a process warms a case up for {:.2} s and times it for {:.2} s.\nMeasured by {}.",
@@ -73,6 +75,20 @@ fn about(calibration: &Calibration) -> String {
         pace.measurement_s,
         commands.join(", ")
     )
+}
+
+/// A command without what cuts a calibration into sittings and parts.
+fn whole(command: &str) -> String {
+    let mut words = Vec::new();
+    let mut given = command.split(' ');
+    while let Some(word) = given.next() {
+        if ["--shard", "--total-time"].contains(&word) {
+            given.next();
+        } else {
+            words.push(word);
+        }
+    }
+    words.join(" ")
 }
 
 fn percent(share: f64) -> String {

@@ -32,11 +32,16 @@ impl From<Output> for Outcome {
 impl Outcome {
     #[track_caller]
     pub fn expect(&self, code: i32, words: &[&str]) -> &Self {
-        let all = format!("{}\n{}", self.stdout, self.stderr);
+        let all = self.all();
         assert_eq!(self.code, Some(code), "{all}");
         words.iter().for_each(|word| assert!(all.contains(word), "`{word}` is not in:\n{all}"));
         assert!(!all.contains("panicked at"), "{all}");
         self
+    }
+
+    /// Both streams.
+    pub fn all(&self) -> String {
+        format!("{}\n{}", self.stdout, self.stderr)
     }
 }
 

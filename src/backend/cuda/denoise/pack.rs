@@ -121,9 +121,9 @@ impl Packing {
         let row_bytes = TILE * Dtype::Bf16.bytes();
         let group = self.group();
         let mut packed = vec![0; self.layers * self.layer_bytes()];
+        let tiles = self.layer_bytes() / (self.depth * row_bytes);
         // A tile is all of k for its columns.
         packed.par_chunks_exact_mut(self.depth * row_bytes).enumerate().for_each(|(index, to)| {
-            let tiles = self.layer_bytes() / (self.depth * row_bytes);
             let (layer, tile) = (index / tiles, index % tiles);
             for (k, to) in to.chunks_exact_mut(row_bytes).enumerate() {
                 for chunk in 0..TILE / CHUNK {
