@@ -32,13 +32,16 @@ pub struct Pairs {
     /// gives (3, -1) in a block that the base leads and (1, -3) in one that the head leads, which is symmetric when the leader alternates.
     /// What the head's processes leave to whoever follows gives (0, -1) and (-1, 0), as much as it shifts the pairs that are judged.
     pub null: Vec<f64>,
-    /// Contention beside the head less that beside the base, unknown as none.
-    contention: Vec<f64>,
+    /// Contention beside the head less that beside the base; none where one of the two is unknown though others are known, 0 where none is.
+    contention: Vec<Option<f64>>,
     /// Times of the base, nanoseconds.
     pub base_ns: Vec<f64>,
     /// Times of the head.
     pub head_ns: Vec<f64>,
 }
+
+/// Share of the pairs that must be left when those are left out beside which others were busier.
+const FEWEST_KEPT: f64 = 0.25;
 
 fn usable(observation: &Timing) -> bool {
     observation.time_ns.is_finite() && observation.time_ns > 0.0
@@ -48,11 +51,13 @@ impl Pairs {
     /// Of blocks in time order; a block with a time that is not positive is left out.
     pub fn of(blocks: &[Block]) -> Self {
         let mut pairs = Self { cycles: Some(Vec::new()), ..Self::default() };
+        let told = blocks.iter().any(|block| block.base.iter().chain(&block.head).any(|timing| timing.contention.is_some()));
         let usable = blocks.iter().filter(|block| block.base.iter().chain(&block.head).all(usable));
         for Block { base, head, leader: _ } in usable {
             for (base, head) in base.iter().zip(head) {
                 pairs.time.push((head.time_ns / base.time_ns).ln());
-                pairs.contention.push(head.contention.unwrap_or(0.0) - base.contention.unwrap_or(0.0));
+                let difference = head.contention.zip(base.contention).map(|(head, base)| head - base);
+                pairs.contention.push(if told { difference } else { Some(0.0) });
                 pairs.base_ns.push(base.time_ns);
                 pairs.head_ns.push(head.time_ns);
                 let cycles = head.cycles.zip(base.cycles).map(|(head, base)| (head / base).ln()).filter(|ratio| ratio.is_finite());
@@ -91,17 +96,18 @@ impl Pairs {
         self.cycles.as_ref().map_or(0.0, |cycles| shifted(&cycles[..n], direction.sign(), -self.threshold(n, plan)))
     }
 
-    /// The same by the times without what others may have cost: pairs with too different contention left out, and each other pair moved
-    /// against the direction by what its difference in contention can explain. Contention on the other side is never credited.
+    /// The same by the times without what others may have cost: pairs with too different contention, or of unknown, left out, and each other
+    /// pair moved against the direction by what its difference in contention can explain. Contention on the other side is never credited.
+    /// Where few pairs are left, it is no chance which: 1.
     pub fn beyond_contention(&self, n: usize, direction: Direction, plan: &Plan) -> f64 {
         let threshold = self.threshold(n, plan);
         let pairs = self.time[..n].iter().zip(&self.contention);
         let kept: Vec<f64> = pairs
-            .map(|(time, contention)| (direction.sign() * time, direction.sign() * contention))
+            .filter_map(|(time, contention)| Some((direction.sign() * time, direction.sign() * (*contention)?)))
             .filter(|(_, excess)| *excess <= plan.contention)
             .map(|(time, excess)| time - plan.contention_weight * excess.max(0.0) - threshold)
             .collect();
-        greater(&kept)
+        if (kept.len() as f64) < FEWEST_KEPT * n as f64 { 1.0 } else { greater(&kept) }
     }
 
     /// p value of "by at least the threshold in that direction".
@@ -128,7 +134,8 @@ impl Pairs {
 
     /// p value of "the base was not beside more contention than the head": such load hides what became slower.
     pub fn base_contended(&self, n: usize, plan: &Plan) -> f64 {
-        shifted(&self.contention[..n], -1.0, -plan.contention)
+        let known: Vec<f64> = self.contention[..n].iter().copied().flatten().collect();
+        shifted(&known, -1.0, -plan.contention)
     }
 }
 

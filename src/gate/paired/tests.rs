@@ -83,6 +83,28 @@ fn a_change_below_either_threshold_is_none() {
     assert_eq!(one(steady(1.05, 8), &plan, true).decisions[0].verdict, Verdict::Unchanged);
 }
 
+/// Ratios spread evenly over so many per cent around 1, in an order that has no trend.
+fn spread(percent: f64, count: usize) -> Vec<Block> {
+    let at = |i: usize| 1.0 + 0.01 * percent * ((i * 37 % 101) as f64 / 100.0 - 0.5);
+    let ratios: Vec<[f64; 2]> = (0..count).map(|i| [at(2 * i), at(2 * i + 1)]).collect();
+    blocks(&ratios, 1e6)
+}
+
+#[test]
+fn what_24_blocks_settle_takes_no_more_and_the_rest_goes_on() {
+    let plan = Plan::default();
+    let after = |percent: f64, count: usize| {
+        let outcome = one(spread(percent, count), &plan, false);
+        (outcome.decisions[0].verdict, outcome.decisions[0].decided_at)
+    };
+    let (unchanged, open) = (Verdict::Unchanged, (Verdict::Inconclusive, None));
+    assert_eq!([after(10.0, 23), after(10.0, 24)], [open, (unchanged, Some(48))]);
+    assert_eq!([after(42.0, 24), after(42.0, 47), after(42.0, 48)], [open, open, (unchanged, Some(96))]);
+    // What is said to be needed is a look, not what the estimate alone would take.
+    let needed = |percent: f64, count: usize| one(spread(percent, count), &plan, false).decisions[0].pairs_needed;
+    assert_eq!([needed(10.0, 8), needed(42.0, 36)], [Some(48), Some(192)]);
+}
+
 #[test]
 fn what_the_clock_did_is_not_the_head() {
     let with = |cycles_ratio: f64| {
@@ -122,6 +144,22 @@ fn load_beside_one_build_excuses_it_and_beside_both_does_not() {
     some[2].head[0].contention = Some(1.0);
     some[5].head[1].contention = Some(1.0);
     assert_eq!(verdict(some), (Verdict::Regressed, None));
+}
+
+/// Under load a process may be too short to tell its contention: what is unknown must not pass for none.
+#[test]
+fn the_few_pairs_that_do_not_show_the_load_are_no_evidence() {
+    let loaded = |hidden: usize, unknown: Option<f64>| {
+        let mut blocks =
+            edited(steady(1.8, 48), |arm, observation| observation.contention = Some(if arm == Arm::Head { 0.9 } else { 0.0 }));
+        blocks.iter_mut().take(hidden).for_each(|block| block.head[0].contention = unknown);
+        verdict(blocks)
+    };
+    assert_eq!(loaded(10, None), (Verdict::Inconclusive, Some(Reason::Contention)), "unknown");
+    assert_eq!(loaded(10, Some(0.0)), (Verdict::Inconclusive, Some(Reason::Contention)), "a tenth of the pairs");
+    assert_eq!(loaded(48, Some(0.0)), (Verdict::Regressed, None), "half of the pairs");
+    let nobody_tells = edited(steady(1.8, 48), |_, observation| observation.contention = None);
+    assert_eq!(verdict(nobody_tells), (Verdict::Regressed, None));
 }
 
 #[test]
@@ -248,10 +286,11 @@ proptest! {
     }
 
     #[test]
-    fn a_decision_stays_while_blocks_come(blocks in any_blocks()) {
+    fn a_decision_stays_while_blocks_come(blocks in any_blocks(), settle_blocks in 0usize..12) {
+        let plan = Plan { settle_blocks, ..Plan::default() };
         let mut decided: Option<Verdict> = None;
         for count in 1..=blocks.len() {
-            let outcome = one(blocks[..count].to_vec(), &Plan::default(), false);
+            let outcome = one(blocks[..count].to_vec(), &plan, false);
             if let Some(before) = decided {
                 prop_assert!(outcome.undecided.is_empty(), "{before:?} at {count}");
             } else if outcome.undecided.is_empty() {
