@@ -39,7 +39,7 @@ const CALIBRATE: &str = "calibrate --dir bin --backend cpu --relative 0.1 --tole
 #[test]
 fn what_is_known_is_counted_and_kept_beside_the_baselines() {
     let package = Package::new();
-    let few = "n64 --comparisons 2 --inject 50,100 --power-comparisons 1 --sham 0";
+    let few = "n64 --comparisons 2 --inject 50,100 --power-comparisons 1 --sham 0 --max-blocks 12";
     // The clock stops it after the first comparison, which takes longer; the same command goes on.
     package.run(&format!("{CALIBRATE} {few} --total-time 1s")).expect(3, &["3 comparisons are left", "--resume goes on"]);
     assert!(!package.path("baselines").exists());

@@ -140,7 +140,7 @@ impl Scratch {
         ];
         let mut command = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
         command
-            .args(["compare", "--relative", "0.5", "--tolerated", "0.8", "--backend", "cpu"])
+            .args(["compare", "--relative", "0.5", "--tolerated", "0.8", "--max-blocks", "24", "--backend", "cpu"])
             .args(flags.split_whitespace())
             .current_dir(self.folder.path())
             .env("CARGO_MANIFEST_DIR", self.folder.path())
