@@ -31,6 +31,7 @@ use crate::harness::cases::{self, Case, Group, Place, Selection};
 use crate::harness::place::Wanted;
 use crate::harness::problem::{Ready, Setback};
 use crate::record::{Run, Store};
+use crate::report;
 use crate::suite::Suite;
 use crate::workload::{Effort, Override};
 
@@ -212,19 +213,9 @@ fn each_implementation<T>(
 /// The command line as one would type it again in a shell, without some flags; those of the first list have a value.
 fn command_line(arguments: impl Iterator<Item = String>, valued: &[&str], bare: &[&str]) -> String {
     let plain = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-~^:@=,+%".contains(c));
-    let mut words = vec!["kernelgate".to_owned()];
-    let mut arguments = arguments;
-    while let Some(word) = arguments.next() {
-        let (flag, value) = word.split_once('=').map_or((word.as_str(), None), |(flag, value)| (flag, Some(value)));
-        if valued.contains(&flag) {
-            if value.is_none() {
-                arguments.next();
-            }
-        } else if !bare.contains(&word.as_str()) {
-            words.push(if plain(&word) { word } else { format!("'{}'", word.replace('\'', "'\\''")) });
-        }
-    }
-    words.join(" ")
+    let quoted = |word: String| if plain(&word) { word } else { format!("'{}'", word.replace('\'', "'\\''")) };
+    let words = report::without_flags(arguments, valued, bare).into_iter().map(quoted);
+    std::iter::once("kernelgate".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
 /// Which recorded invocations a verb is about.

@@ -79,16 +79,7 @@ fn about(calibration: &Calibration) -> String {
 
 /// A command without what cuts a calibration into sittings and parts.
 fn whole(command: &str) -> String {
-    let mut words = Vec::new();
-    let mut given = command.split(' ');
-    while let Some(word) = given.next() {
-        if ["--shard", "--total-time"].contains(&word) {
-            given.next();
-        } else {
-            words.push(word);
-        }
-    }
-    words.join(" ")
+    super::without_flags(command.split(' ').map(str::to_owned), &["--shard", "--total-time"], &[]).join(" ")
 }
 
 fn percent(share: f64) -> String {

@@ -3,6 +3,8 @@
 //! Under the hypothesis each difference is as likely to have either sign, given its size: nothing else is assumed of the
 //! distribution, so outliers and heavy tails cost power and never validity.
 
+use std::sync::OnceLock;
+
 use super::normal;
 
 /// Differences up to which the distribution is counted out; beyond, the normal approximation.
@@ -24,7 +26,7 @@ pub fn greater(differences: &[f64]) -> f64 {
     if ranks.is_empty() {
         1.0
     } else if ranks.len() <= EXACT {
-        lower_tail(ranks.into_iter().map(|(rank, _)| rank).collect(), negative)
+        lower_tail(&ranks.into_iter().map(|(rank, _)| rank).collect::<Vec<_>>(), negative)
     } else {
         let squares: f64 = ranks.iter().map(|(rank, _)| (*rank as f64).powi(2)).sum();
         // One rank apart is two in doubled ranks, half of it is one.
@@ -45,28 +47,38 @@ pub fn critical(pairs: usize, tail: f64) -> Option<usize> {
         let sum = 0.5 * total as f64 - 0.5 + sd * normal::quantile(tail.min(0.5));
         return (sum >= 0.0).then_some(sum as usize);
     }
-    let mut below = 0.0;
-    let within = sums(1..=pairs, total).into_iter().take_while(|probability| {
-        below += probability;
-        below <= tail
-    });
-    within.count().checked_sub(1)
+    without_ties(pairs).partition_point(|below| *below <= tail).checked_sub(1)
 }
 
-/// Probability that the ranks of a random half (each in with probability ½) sum up to at most `sum`, counted from the nearer end.
-fn lower_tail(mut ranks: Vec<usize>, mut sum: usize) -> f64 {
-    // Without ties all doubled ranks are even.
-    if ranks.iter().all(|rank| rank % 2 == 0) {
-        ranks.iter_mut().for_each(|rank| *rank /= 2);
-        sum /= 2;
-    }
-    let total: usize = ranks.iter().sum();
+/// Probability that the doubled ranks of a random half (each in with probability ½) sum up to at most `sum`, counted from the nearer end.
+fn lower_tail(doubled: &[usize], sum: usize) -> f64 {
+    let untied = doubled.iter().enumerate().all(|(index, rank)| *rank == 2 * (index + 1));
+    // Without ties only even sums occur.
+    let unit = if untied { 2 } else { 1 };
+    let (sum, total) = (sum / unit, doubled.iter().sum::<usize>() / unit);
     if sum >= total {
         return 1.0;
     }
+    let of = |sum: usize| match untied {
+        true => without_ties(doubled.len())[sum],
+        false => sums(doubled.iter().copied(), sum).iter().sum(),
+    };
     let above = total - sum - 1;
-    let of = |sum| sums(ranks.iter().copied(), sum).iter().sum::<f64>();
     if above < sum { 1.0 - of(above) } else { of(sum).min(1.0) }
+}
+
+/// Probabilities of rank sums of at most 0, 1, 2, … with so many ranks and no ties, at most [`EXACT`]. Counted out once in a process: a
+/// gate asks for the same ones after every block.
+fn without_ties(pairs: usize) -> &'static [f64] {
+    static COUNTED: [OnceLock<Vec<f64>>; EXACT + 1] = [const { OnceLock::new() }; EXACT + 1];
+    COUNTED[pairs].get_or_init(|| {
+        let mut below = 0.0;
+        let cumulated = sums(1..=pairs, pairs * (pairs + 1) / 2).into_iter().map(|probability| {
+            below += probability;
+            below
+        });
+        cumulated.collect()
+    })
 }
 
 /// Probabilities of the rank sums 0 to `most`.
@@ -161,7 +173,7 @@ mod tests {
 
         #[test]
         fn the_critical_sum_is_the_largest_within_the_tail(pairs in 1usize..60, tail in 1e-6f64..0.5) {
-            let p = |sum| lower_tail((1..=pairs).map(|rank| 2 * rank).collect(), 2 * sum);
+            let p = |sum| lower_tail(&(1..=pairs).map(|rank| 2 * rank).collect::<Vec<_>>(), 2 * sum);
             match critical(pairs, tail) {
                 Some(sum) => prop_assert!(p(sum) <= tail * (1.0 + 1e-9) && p(sum + 1) > tail * (1.0 - 1e-9)),
                 None => prop_assert!(p(0) > tail),
