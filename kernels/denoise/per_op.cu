@@ -1,7 +1,8 @@
 // The expert's operations that are no matrix products, one kernel each: what a framework launches in eager mode.
 //
 // Activations are bf16 in memory, arithmetic is fp32; styles, norms, scores and the Euler state are fp32.
-// Threads: rows of the residual stream are a block each (norm, softmax), everything else one element or one packet a thread.
+// Threads: rows are a block each (norm, softmax, action_out); elsewhere a thread takes a packet of eight neighbours, which every extent of
+// a model but the actions is a multiple of, or one element.
 // Shared memory: block reductions only.
 // Bound: launching. A tensor of 50 rows moves in less time than a kernel takes to start.
 #include "common/element16.cuh"
@@ -13,6 +14,41 @@
 constexpr int kThreads = 256;
 
 __device__ __forceinline__ i64 thread_index() { return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x; }
+constexpr int kPacket = 8;
+
+__device__ __forceinline__ void unpack(const uint4 packet, float (&x)[kPacket]) {
+  const u32 pairs[] = {packet.x, packet.y, packet.z, packet.w};
+#pragma unroll
+  for (int i = 0; i < kPacket / 2; ++i) {
+    x[2 * i] = Bf16::low(pairs[i]);
+    x[2 * i + 1] = Bf16::high(pairs[i]);
+  }
+}
+
+__device__ __forceinline__ uint4 packet_of(const float (&x)[kPacket]) {
+  return make_uint4(Bf16::pack(x[0], x[1]), Bf16::pack(x[2], x[3]), Bf16::pack(x[4], x[5]), Bf16::pack(x[6], x[7]));
+}
+
+__device__ __forceinline__ void load_packet(const float* __restrict__ from, float (&x)[kPacket]) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
+  x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
+  x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+}
+
+__device__ __forceinline__ void store_packet(float* __restrict__ to, const float (&x)[kPacket]) {
+  reinterpret_cast<float4*>(to)[0] = make_float4(x[0], x[1], x[2], x[3]);
+  reinterpret_cast<float4*>(to)[1] = make_float4(x[4], x[5], x[6], x[7]);
+}
+
+// style + bias, which lie alike
+__device__ __forceinline__ void load_style(const float* __restrict__ style, const float* __restrict__ bias, int column, float (&x)[kPacket]) {
+  float more[kPacket];
+  load_packet(style + column, x);
+  load_packet(bias + column, more);
+#pragma unroll
+  for (int i = 0; i < kPacket; ++i) x[i] += more[i];
+}
+
 __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2_approx(-x * kLog2E)); }
 
 // out[row] = [sin(2 pi t / period), cos(2 pi t / period)] in fp64, with width / 2 periods from 4e-3 to 4 in geometric steps. The time of a
@@ -33,14 +69,20 @@ denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ 
   out[panels != 0 ? panel_at(row, half + i, width) : first + half + i] = Bf16::from_f32(static_cast<float>(cosine));
 }
 
-// x += bias, in place; with `silu`, then x sigmoid(x).
+// x += bias, in place; with `silu`, then x sigmoid(x); a thread a packet
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_bias(u16* __restrict__ x, const float* __restrict__ bias, int columns, i64 elements, int silu) {
-  const i64 i = thread_index();
-  if (i >= elements) return;
-  float y = Bf16::to_f32(x[i]) + bias[i % columns];
-  if (silu != 0) y *= sigmoid(y);
-  x[i] = Bf16::from_f32(y);
+denoise_per_op_bias(uint4* __restrict__ x, const float* __restrict__ bias, int columns, int packets, int silu) {
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= packets) return;
+  float y[kPacket], more[kPacket];
+  unpack(x[i], y);
+  load_packet(bias + i % (columns / kPacket) * kPacket, more);
+#pragma unroll
+  for (int j = 0; j < kPacket; ++j) {
+    y[j] += more[j];
+    if (silu != 0) y[j] *= sigmoid(y[j]);
+  }
+  x[i] = packet_of(y);
 }
 
 // out = bf16(x)
@@ -68,55 +110,87 @@ denoise_per_op_angles(float2* __restrict__ angles, int first, int rows, int head
   angles[index] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
 }
 
-// out = h / sqrt(mean h^2 + 1e-6); a block a row
+// out = h / sqrt(mean h^2 + 1e-6); a block a row, a thread four neighbours, which it keeps where a row has no more for it
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_norm(const u16* __restrict__ h, float* __restrict__ out, int width) {
+denoise_per_op_norm(const uint2* __restrict__ h, float4* __restrict__ out, int width) {
   __shared__ float scratch[kThreads / 32];
-  const i64 row = static_cast<i64>(blockIdx.x) * width;
+  const int fours = width / 4;
+  const i64 row = static_cast<i64>(blockIdx.x) * fours;
+  const auto load = [&](int i) {
+    const uint2 pairs = h[row + i];
+    return make_float4(Bf16::low(pairs.x), Bf16::high(pairs.x), Bf16::low(pairs.y), Bf16::high(pairs.y));
+  };
+  float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
   float sum = 0.f;
-  for (int i = threadIdx.x; i < width; i += kThreads) {
-    const float x = Bf16::to_f32(h[row + i]);
-    sum += x * x;
+  for (int i = threadIdx.x; i < fours; i += kThreads) {
+    x = load(i);
+    sum += x.x * x.x + x.y * x.y + (x.z * x.z + x.w * x.w);
   }
   const float inverse = rsqrtf(block_sum<kThreads>(sum, scratch) / width + 1e-6f);
-  for (int i = threadIdx.x; i < width; i += kThreads) out[row + i] = Bf16::to_f32(h[row + i]) * inverse;
+  for (int i = threadIdx.x; i < fours; i += kThreads) {
+    if (fours > kThreads) x = load(i);
+    out[row + i] = make_float4(x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse);
+  }
 }
 
-// y = x (1 + scale) + shift, with (scale, shift) the first two thirds of style + bias; `y` is bf16, or `exact` fp32: the other is null
+// y = x (1 + scale) + shift, with (scale, shift) the first two thirds of style + bias; `y` is bf16, or `exact` fp32: the other is null;
+// a thread a packet
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_modulate(const float* __restrict__ x, const float* __restrict__ style, const float* __restrict__ bias, u16* __restrict__ y,
-                        float* __restrict__ exact, int width, i64 elements) {
-  const i64 i = thread_index();
-  if (i >= elements) return;
-  const int column = static_cast<int>(i % width);
-  const float scale = style[column] + bias[column], shift = style[width + column] + bias[width + column];
-  const float value = x[i] * (1.f + scale) + shift;
-  if (exact != nullptr) exact[i] = value;
-  else y[i] = Bf16::from_f32(value);
+denoise_per_op_modulate(const float* __restrict__ x, const float* __restrict__ style, const float* __restrict__ bias, uint4* __restrict__ y,
+                        float* __restrict__ exact, int width, int packets) {
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= packets) return;
+  const int column = i % (width / kPacket) * kPacket;
+  float value[kPacket], scale[kPacket], shift[kPacket];
+  load_packet(x + static_cast<i64>(i) * kPacket, value);
+  load_style(style, bias, column, scale);
+  load_style(style, bias, width + column, shift);
+#pragma unroll
+  for (int j = 0; j < kPacket; ++j) value[j] = value[j] * (1.f + scale[j]) + shift[j];
+  if (exact != nullptr) store_packet(exact + static_cast<i64>(i) * kPacket, value);
+  else y[i] = packet_of(value);
 }
 
-// h += gate branch, with the gate the last third of style + bias
+// h += gate branch, with the gate the last third of style + bias; a thread a packet
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_residual(u16* __restrict__ h, const u16* __restrict__ branch, const float* __restrict__ style, const float* __restrict__ bias,
-                        int width, i64 elements) {
-  const i64 i = thread_index();
-  if (i >= elements) return;
-  const int column = 2 * width + static_cast<int>(i % width);
-  h[i] = Bf16::from_f32(Bf16::to_f32(h[i]) + (style[column] + bias[column]) * Bf16::to_f32(branch[i]));
+denoise_per_op_residual(uint4* __restrict__ h, const uint4* __restrict__ branch, const float* __restrict__ style, const float* __restrict__ bias,
+                        int width, int packets) {
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= packets) return;
+  float x[kPacket], more[kPacket], gate[kPacket];
+  unpack(h[i], x);
+  unpack(branch[i], more);
+  load_style(style, bias, 2 * width + i % (width / kPacket) * kPacket, gate);
+#pragma unroll
+  for (int j = 0; j < kPacket; ++j) x[j] += gate[j] * more[j];
+  h[i] = packet_of(x);
 }
 
-// Rotates the pairs (i, i + head_dim / 2) of every head of q [rows, heads, head_dim] and of k [rows, head_dim], in place.
+// Rotates the pairs (i, i + head_dim / 2) of every head of q [rows, heads, head_dim] and of k [rows, head_dim], in place; a thread a packet
+// of pairs
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_rope(u16* __restrict__ q, u16* __restrict__ k, const float2* __restrict__ angles, int rows, int heads, int head_dim) {
-  const i64 index = thread_index();
-  const int half = head_dim / 2, pairs = (heads + 1) * half;
-  const int row = static_cast<int>(index / pairs), rest = static_cast<int>(index % pairs), head = rest / half, i = rest % half;
+denoise_per_op_rope(uint4* __restrict__ q, uint4* __restrict__ k, const float* __restrict__ angles, int rows, int heads, int head_dim) {
+  const int index = blockIdx.x * kThreads + threadIdx.x;
+  const int half = head_dim / (2 * kPacket), in_row = (heads + 1) * half;
+  const int row = index / in_row, rest = index % in_row, head = rest / half, i = rest % half;
   if (row >= rows) return;
-  u16* x = head < heads ? q + (static_cast<i64>(row) * heads + head) * head_dim : k + static_cast<i64>(row) * head_dim;
-  const float2 turn = angles[static_cast<i64>(row) * half + i];
-  const float a = Bf16::to_f32(x[i]), b = Bf16::to_f32(x[i + half]);
-  x[i] = Bf16::from_f32(a * turn.x - b * turn.y);
-  x[i + half] = Bf16::from_f32(b * turn.x + a * turn.y);
+  uint4* x = head < heads ? q + (static_cast<i64>(row) * heads + head) * 2 * half : k + static_cast<i64>(row) * 2 * half;
+  const float* turn = angles + (static_cast<i64>(row) * half + i) * 2 * kPacket;
+  float a[kPacket], b[kPacket], turns[2][kPacket];
+  unpack(x[i], a);
+  unpack(x[i + half], b);
+  load_packet(turn, turns[0]);
+  load_packet(turn + kPacket, turns[1]);
+#pragma unroll
+  for (int j = 0; j < kPacket; ++j) {
+    // Cosine and sine of a pair are neighbours.
+    const float cosine = turns[2 * j / kPacket][2 * j % kPacket], sine = turns[2 * j / kPacket][2 * j % kPacket + 1];
+    const float turned = a[j] * cosine - b[j] * sine;
+    b[j] = b[j] * cosine + a[j] * sine;
+    a[j] = turned;
+  }
+  x[i] = packet_of(a);
+  x[i + half] = packet_of(b);
 }
 
 // keys = [k_cache; k; zeros], values = [v_cache; v; zeros]: `padded` rows of head_dim, packets of 8 elements
@@ -131,48 +205,87 @@ denoise_per_op_concat(const uint4* __restrict__ k_cache, const uint4* __restrict
   values[i] = i < cached ? v_cache[i] : i < seen ? v[i - cached] : zero;
 }
 
-// p = softmax(scores * scale) of the first `context` of `padded` columns, zero beyond; a block a row
+// p = softmax(scores * scale) of the first `context` of `padded` columns, zero beyond; a block a row, a thread four neighbours, which it
+// keeps where a row has no more for it
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_softmax(const float* __restrict__ scores, u16* __restrict__ p, int context, int padded, float scale) {
-  __shared__ float scratch[kThreads / 32];
-  const i64 row = static_cast<i64>(blockIdx.x) * padded;
+denoise_per_op_softmax(const float4* __restrict__ scores, uint2* __restrict__ p, int context, int padded, float scale) {
+  __shared__ float scratch[2][kThreads / 32];
+  const int fours = padded / 4;
+  const i64 row = static_cast<i64>(blockIdx.x) * fours;
+  const float in_base_2 = scale * kLog2E;
+  const auto load = [&](int i) {
+    const float4 x = scores[row + i];
+    const int beyond = context - 4 * i;
+    return make_float4(beyond > 0 ? x.x * in_base_2 : negative_infinity(), beyond > 1 ? x.y * in_base_2 : negative_infinity(),
+                       beyond > 2 ? x.z * in_base_2 : negative_infinity(), beyond > 3 ? x.w * in_base_2 : negative_infinity());
+  };
   float top = negative_infinity();
-  for (int i = threadIdx.x; i < context; i += kThreads) top = max_f32(top, scores[row + i]);
-  top = block_max<kThreads>(top, scratch);
+  const auto power = [&](const float4 x) {
+    return make_float4(exp2_approx(x.x - top), exp2_approx(x.y - top), exp2_approx(x.z - top), exp2_approx(x.w - top));
+  };
+  float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+  for (int i = threadIdx.x; i < fours; i += kThreads) {
+    x = load(i);
+    top = max_f32(top, max_f32(max_f32(x.x, x.y), max_f32(x.z, x.w)));
+  }
+  top = block_max<kThreads>(top, scratch[0]);
   float sum = 0.f;
-  for (int i = threadIdx.x; i < context; i += kThreads) sum += exp2_approx((scores[row + i] - top) * scale * kLog2E);
-  const float inverse = 1.f / block_sum<kThreads>(sum, scratch);
-  for (int i = threadIdx.x; i < padded; i += kThreads)
-    p[row + i] = Bf16::from_f32(i < context ? exp2_approx((scores[row + i] - top) * scale * kLog2E) * inverse : 0.f);
+  for (int i = threadIdx.x; i < fours; i += kThreads) {
+    x = power(fours > kThreads ? load(i) : x);
+    sum += (x.x + x.y) + (x.z + x.w);
+  }
+  const float inverse = 1.f / block_sum<kThreads>(sum, scratch[1]);
+  for (int i = threadIdx.x; i < fours; i += kThreads) {
+    if (fours > kThreads) x = power(load(i));
+    p[row + i] = make_uint2(Bf16::pack(x.x * inverse, x.y * inverse), Bf16::pack(x.z * inverse, x.w * inverse));
+  }
 }
 
-// gate = gelu_tanh(gate) up, in place
+// gate = gelu_tanh(gate) up, in place; a thread a packet
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_gelu(u16* __restrict__ gate, const u16* __restrict__ up, i64 elements) {
-  const i64 i = thread_index();
-  if (i >= elements) return;
-  const float x = Bf16::to_f32(gate[i]);
-  // x/2 (1 + tanh(u)) = x sigmoid(2 u)
-  const float gelu = x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
-  gate[i] = Bf16::from_f32(gelu * Bf16::to_f32(up[i]));
+denoise_per_op_gelu(uint4* __restrict__ gate, const uint4* __restrict__ up, int packets) {
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= packets) return;
+  float x[kPacket], y[kPacket];
+  unpack(gate[i], x);
+  unpack(up[i], y);
+#pragma unroll
+  for (int j = 0; j < kPacket; ++j) {
+    // x/2 (1 + tanh(u)) = x sigmoid(2 u)
+    x[j] = x[j] * sigmoid(1.5957691216057308f * (x[j] + 0.044715f * x[j] * x[j] * x[j])) * y[j];
+  }
+  gate[i] = packet_of(x);
 }
 
-// velocity [rows, 32] = y [rows, width] out [width, 32] + bias; a block a row, a warp an eighth of the width, a lane a column
+// velocity [rows, 32] = y [rows, width] out [width, 32] + bias; a block a row. Of eight neighbouring rows of `out` a lane takes a packet of
+// one; what the lanes and warps have is summed up at the end.
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_action_out(const float* __restrict__ y, const u16* __restrict__ out, const float* __restrict__ bias, float* __restrict__ velocity,
+denoise_per_op_action_out(const float* __restrict__ y, const uint4* __restrict__ out, const float* __restrict__ bias, float* __restrict__ velocity,
                           int width) {
-  __shared__ float parts[kThreads / 32][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float sum = 0.f;
-  for (int i = warp; i < width; i += kThreads / 32)
-    sum += y[static_cast<i64>(blockIdx.x) * width + i] * Bf16::to_f32(out[static_cast<i64>(i) * 32 + lane]);
-  parts[warp][lane] = sum;
+  constexpr int kColumns = 32, kPackets = kColumns / kPacket, kRows = kThreads / kPackets;
+  __shared__ __align__(16) float parts[kThreads / 32][kColumns];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, packet = threadIdx.x % kPackets;
+  float sum[kPacket] = {};
+#pragma unroll 8
+  for (int i = threadIdx.x / kPackets; i < width; i += kRows) {
+    const float x = y[static_cast<i64>(blockIdx.x) * width + i];
+    float w[kPacket];
+    unpack(out[i * kPackets + packet], w);
+#pragma unroll
+    for (int j = 0; j < kPacket; ++j) sum[j] += x * w[j];
+  }
+#pragma unroll
+  for (int j = 0; j < kPacket; ++j) {
+#pragma unroll
+    for (int mask = kPackets; mask < 32; mask *= 2) sum[j] += __shfl_xor_sync(kFullWarp, sum[j], mask);
+  }
+  if (lane < kPackets) store_packet(&parts[warp][packet * kPacket], sum);
   __syncthreads();
   if (warp > 0) return;
   float total = bias[lane];
 #pragma unroll
   for (int i = 0; i < kThreads / 32; ++i) total += parts[i][lane];
-  velocity[static_cast<i64>(blockIdx.x) * 32 + lane] = total;
+  velocity[static_cast<i64>(blockIdx.x) * kColumns + lane] = total;
 }
 
 // x += dt velocity

@@ -16,6 +16,9 @@ use crate::workload::{Dtype, Tensors};
 
 const NULL: Argument = Argument::Address(0);
 
+/// Neighbours that a thread of most kernels takes: every extent of a model is a multiple of as many.
+const PACKET: usize = 8;
+
 /// Lanes of products: the layer's first, the styles, and two more for what stands beside a product of the first.
 const LANES: usize = 4;
 const STYLES: usize = 1;
@@ -189,11 +192,11 @@ impl Pass<'_> {
 
         self.plan.begin(phase("RoPE"));
         let arguments = [vec![memory.at("q"), memory.at("k"), memory.at("angles")], i32s(&[s, heads, head_dim])].concat();
-        self.launch("rope", s * (heads + 1) * head_dim / 2, &arguments);
+        self.launch("rope", s * (heads + 1) * head_dim / 2 / PACKET, &arguments);
         self.plan.end();
 
         self.plan.begin(phase("KV_Concat"));
-        let packets = head_dim / 8;
+        let packets = head_dim / PACKET;
         let caches = ["k_cache", "v_cache"].map(|name| Argument::Address(weights(name)));
         let rows = ["k", "v", "keys", "values"].map(|name| memory.at(name));
         let arguments = [&caches[..], &rows, &i32s(&[shape.p, s, keys, packets])].concat();
@@ -223,7 +226,8 @@ impl Pass<'_> {
         self.product_beside(s, [mlp, width], "y", [(weights("up_proj"), "ups")]);
         self.product(s, mlp, width, "y", weights("gate_proj"), "gates");
         self.wait_for_beside(1);
-        self.launch("gelu", s * mlp, &[memory.at("gates"), memory.at("ups"), Argument::I64((s * mlp) as i64)]);
+        let packets = s * mlp / PACKET;
+        self.launch("gelu", packets, &[memory.at("gates"), memory.at("ups"), Argument::I32(packets as i32)]);
         self.product(s, width, mlp, "gates", weights("down_proj"), "branch");
         self.plan.end();
         self.plan.begin(phase("Res2"));
@@ -266,25 +270,26 @@ impl Pass<'_> {
             self.style(STYLES, index + 1);
         }
         let (y, exact) = if exact { (NULL, memory.at("exact")) } else { (memory.at("y"), NULL) };
-        let elements = Argument::I64((s * width) as i64);
+        let packets = s * width / PACKET;
         let style = [memory.at("normed"), Argument::Address(self.style_address(index)), Argument::Address(bias)];
-        self.launch("modulate", s * width, &[style[0], style[1], style[2], y, exact, width_i32, elements])
+        self.launch("modulate", packets, &[style[0], style[1], style[2], y, exact, width_i32, Argument::I32(packets as i32)])
     }
 
     /// h += gate·branch, with the gate of that norm's style.
     fn residual(&mut self, index: usize, bias: u64) {
         let (memory, width, s) = (self.memory, self.run.shape.model.width, self.run.shape.s);
-        let sizes = [Argument::I32(width as i32), Argument::I64((s * width) as i64)];
+        let packets = s * width / PACKET;
+        let sizes = [width, packets].map(|size| Argument::I32(size as i32));
         let style = [Argument::Address(self.style_address(index)), Argument::Address(bias)];
-        self.launch("residual", s * width, &[memory.at("h"), memory.at("branch"), style[0], style[1], sizes[0], sizes[1]])
+        self.launch("residual", packets, &[memory.at("h"), memory.at("branch"), style[0], style[1], sizes[0], sizes[1]])
     }
 
     /// x += bias on rows of the width, and SiLU if wanted.
     fn bias(&mut self, x: &str, bias: &str, rows: usize, silu: bool) {
         let (memory, width) = (self.memory, self.run.shape.model.width);
-        let elements = rows * width;
-        let sizes = [Argument::I32(width as i32), Argument::I64(elements as i64), Argument::I32(i32::from(silu))];
-        self.launch("bias", elements, &[memory.at(x), memory.at(bias), sizes[0], sizes[1], sizes[2]])
+        let packets = rows * width / PACKET;
+        let sizes = [width, packets, usize::from(silu)].map(|size| Argument::I32(size as i32));
+        self.launch("bias", packets, &[memory.at(x), memory.at(bias), sizes[0], sizes[1], sizes[2]])
     }
 
     /// A product in bf16: y `[rows, columns]` = x `[rows, depth]` · w `[depth, columns]`.
