@@ -5,6 +5,7 @@
 // a model but the actions is a multiple of, or one element.
 // Shared memory: block reductions only.
 // Bound: launching. A tensor of 50 rows moves in less time than a kernel takes to start.
+#include "common/cluster.cuh"
 #include "common/element16.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"
@@ -15,6 +16,13 @@ constexpr int kThreads = 256;
 
 __device__ __forceinline__ i64 thread_index() { return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x; }
 constexpr int kPacket = 8;
+
+// Every kernel begins with it: where the launch allows, the blocks come while the kernel before still runs, and wait here. What kernels before
+// wrote is not __restrict__: as constants, its loads could move above the wait.
+__device__ __forceinline__ void follow() {
+  allow_next_kernel();
+  wait_for_previous_kernels();
+}
 
 __device__ __forceinline__ void unpack(const uint4 packet, float (&x)[kPacket]) {
   const u32 pairs[] = {packet.x, packet.y, packet.z, packet.w};
@@ -29,19 +37,19 @@ __device__ __forceinline__ uint4 packet_of(const float (&x)[kPacket]) {
   return make_uint4(Bf16::pack(x[0], x[1]), Bf16::pack(x[2], x[3]), Bf16::pack(x[4], x[5]), Bf16::pack(x[6], x[7]));
 }
 
-__device__ __forceinline__ void load_packet(const float* __restrict__ from, float (&x)[kPacket]) {
+__device__ __forceinline__ void load_packet(const float* from, float (&x)[kPacket]) {
   const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
   x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
   x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
 }
 
-__device__ __forceinline__ void store_packet(float* __restrict__ to, const float (&x)[kPacket]) {
+__device__ __forceinline__ void store_packet(float* to, const float (&x)[kPacket]) {
   reinterpret_cast<float4*>(to)[0] = make_float4(x[0], x[1], x[2], x[3]);
   reinterpret_cast<float4*>(to)[1] = make_float4(x[4], x[5], x[6], x[7]);
 }
 
 // style + bias, which lie alike
-__device__ __forceinline__ void load_style(const float* __restrict__ style, const float* __restrict__ bias, int column, float (&x)[kPacket]) {
+__device__ __forceinline__ void load_style(const float* style, const float* bias, int column, float (&x)[kPacket]) {
   float more[kPacket];
   load_packet(style + column, x);
   load_packet(bias + column, more);
@@ -55,8 +63,9 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2_app
 // row is times[row], or where that is null *time. With `panels`, out lies as a product of the fused kernels takes it, else row by row.
 // grid ceil(width / 2 / 256) * rows
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ times, u16* __restrict__ out, int width, int row_blocks,
+denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ times, u16* out, int width, int row_blocks,
                      int panels) {
+  follow();
   const int half = width / 2, row = blockIdx.x / row_blocks, i = (blockIdx.x % row_blocks) * kThreads + threadIdx.x;
   if (i >= half) return;
   const double t = times != nullptr ? times[row] : static_cast<double>(*time);
@@ -71,7 +80,8 @@ denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ 
 
 // x += bias, in place; with `silu`, then x sigmoid(x); a thread a packet
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_bias(uint4* __restrict__ x, const float* __restrict__ bias, int columns, int packets, int silu) {
+denoise_per_op_bias(uint4* x, const float* __restrict__ bias, int columns, int packets, int silu) {
+  follow();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
   float y[kPacket], more[kPacket];
@@ -87,21 +97,24 @@ denoise_per_op_bias(uint4* __restrict__ x, const float* __restrict__ bias, int c
 
 // out = bf16(x)
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_cast(const float* __restrict__ x, u16* __restrict__ out, i64 elements) {
+denoise_per_op_cast(const float* x, u16* out, i64 elements) {
+  follow();
   const i64 i = thread_index();
   if (i < elements) out[i] = Bf16::from_f32(x[i]);
 }
 
 // out = x
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_copy(const float* __restrict__ x, float* __restrict__ out, i64 elements) {
+denoise_per_op_copy(const float* x, float* out, i64 elements) {
+  follow();
   const i64 i = thread_index();
   if (i < elements) out[i] = x[i];
 }
 
 // angles[row][i] = (cos, sin)(position / 1e4^(2 i / head_dim)) of positions first..; angles are reduced in fp64
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_angles(float2* __restrict__ angles, int first, int rows, int head_dim) {
+denoise_per_op_angles(float2* angles, int first, int rows, int head_dim) {
+  follow();
   const i64 index = thread_index();
   const int half = head_dim / 2, row = static_cast<int>(index / half), i = static_cast<int>(index % half);
   if (row >= rows) return;
@@ -112,7 +125,8 @@ denoise_per_op_angles(float2* __restrict__ angles, int first, int rows, int head
 
 // out = h / sqrt(mean h^2 + 1e-6); a block a row, a thread four neighbours, which it keeps where a row has no more for it
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_norm(const uint2* __restrict__ h, float4* __restrict__ out, int width) {
+denoise_per_op_norm(const uint2* h, float4* out, int width) {
+  follow();
   __shared__ float scratch[kThreads / 32];
   const int fours = width / 4;
   const i64 row = static_cast<i64>(blockIdx.x) * fours;
@@ -136,8 +150,9 @@ denoise_per_op_norm(const uint2* __restrict__ h, float4* __restrict__ out, int w
 // y = x (1 + scale) + shift, with (scale, shift) the first two thirds of style + bias; `y` is bf16, or `exact` fp32: the other is null;
 // a thread a packet
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_modulate(const float* __restrict__ x, const float* __restrict__ style, const float* __restrict__ bias, uint4* __restrict__ y,
-                        float* __restrict__ exact, int width, int packets) {
+denoise_per_op_modulate(const float* x, const float* style, const float* __restrict__ bias, uint4* y,
+                        float* exact, int width, int packets) {
+  follow();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
   const int column = i % (width / kPacket) * kPacket;
@@ -153,8 +168,9 @@ denoise_per_op_modulate(const float* __restrict__ x, const float* __restrict__ s
 
 // h += gate branch, with the gate the last third of style + bias; a thread a packet
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_residual(uint4* __restrict__ h, const uint4* __restrict__ branch, const float* __restrict__ style, const float* __restrict__ bias,
+denoise_per_op_residual(uint4* h, const uint4* branch, const float* style, const float* __restrict__ bias,
                         int width, int packets) {
+  follow();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
   float x[kPacket], more[kPacket], gate[kPacket];
@@ -169,7 +185,8 @@ denoise_per_op_residual(uint4* __restrict__ h, const uint4* __restrict__ branch,
 // Rotates the pairs (i, i + head_dim / 2) of every head of q [rows, heads, head_dim] and of k [rows, head_dim], in place; a thread a packet
 // of pairs
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_rope(uint4* __restrict__ q, uint4* __restrict__ k, const float* __restrict__ angles, int rows, int heads, int head_dim) {
+denoise_per_op_rope(uint4* q, uint4* k, const float* angles, int rows, int heads, int head_dim) {
+  follow();
   const int index = blockIdx.x * kThreads + threadIdx.x;
   const int half = head_dim / (2 * kPacket), in_row = (heads + 1) * half;
   const int row = index / in_row, rest = index % in_row, head = rest / half, i = rest % half;
@@ -195,8 +212,9 @@ denoise_per_op_rope(uint4* __restrict__ q, uint4* __restrict__ k, const float* _
 
 // keys = [k_cache; k; zeros], values = [v_cache; v; zeros]: `padded` rows of head_dim, packets of 8 elements
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_concat(const uint4* __restrict__ k_cache, const uint4* __restrict__ v_cache, const uint4* __restrict__ k, const uint4* __restrict__ v,
-                      uint4* __restrict__ keys, uint4* __restrict__ values, int prefix, int rows, int padded, int packets) {
+denoise_per_op_concat(const uint4* __restrict__ k_cache, const uint4* __restrict__ v_cache, const uint4* k, const uint4* v,
+                      uint4* keys, uint4* values, int prefix, int rows, int padded, int packets) {
+  follow();
   const i64 i = thread_index();
   const i64 cached = static_cast<i64>(prefix) * packets, seen = cached + static_cast<i64>(rows) * packets;
   if (i >= static_cast<i64>(padded) * packets) return;
@@ -208,7 +226,8 @@ denoise_per_op_concat(const uint4* __restrict__ k_cache, const uint4* __restrict
 // p = softmax(scores * scale) of the first `context` of `padded` columns, zero beyond; a block a row, a thread four neighbours, which it
 // keeps where a row has no more for it
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_softmax(const float4* __restrict__ scores, uint2* __restrict__ p, int context, int padded, float scale) {
+denoise_per_op_softmax(const float4* scores, uint2* p, int context, int padded, float scale) {
+  follow();
   __shared__ float scratch[2][kThreads / 32];
   const int fours = padded / 4;
   const i64 row = static_cast<i64>(blockIdx.x) * fours;
@@ -243,7 +262,8 @@ denoise_per_op_softmax(const float4* __restrict__ scores, uint2* __restrict__ p,
 
 // gate = gelu_tanh(gate) up, in place; a thread a packet
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_gelu(uint4* __restrict__ gate, const uint4* __restrict__ up, int packets) {
+denoise_per_op_gelu(uint4* gate, const uint4* up, int packets) {
+  follow();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
   float x[kPacket], y[kPacket];
@@ -260,8 +280,9 @@ denoise_per_op_gelu(uint4* __restrict__ gate, const uint4* __restrict__ up, int 
 // velocity [rows, 32] = y [rows, width] out [width, 32] + bias; a block a row. Of eight neighbouring rows of `out` a lane takes a packet of
 // one; what the lanes and warps have is summed up at the end.
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_action_out(const float* __restrict__ y, const uint4* __restrict__ out, const float* __restrict__ bias, float* __restrict__ velocity,
+denoise_per_op_action_out(const float* y, const uint4* out, const float* __restrict__ bias, float* velocity,
                           int width) {
+  follow();
   constexpr int kColumns = 32, kPackets = kColumns / kPacket, kRows = kThreads / kPackets;
   __shared__ __align__(16) float parts[kThreads / 32][kColumns];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, packet = threadIdx.x % kPackets;
@@ -290,7 +311,8 @@ denoise_per_op_action_out(const float* __restrict__ y, const uint4* __restrict__
 
 // x += dt velocity
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_euler(float* __restrict__ x, const float* __restrict__ velocity, float dt, i64 elements) {
+denoise_per_op_euler(float* x, const float* velocity, float dt, i64 elements) {
+  follow();
   const i64 i = thread_index();
   if (i < elements) x[i] += dt * velocity[i];
 }

@@ -93,7 +93,7 @@ where
         },
         Implementation {
             name: "cuda/graph",
-            about: "the launches of per_op captured once and replayed as one, products that do not need each other side by side",
+            about: "per_op captured once and replayed: independent products side by side, other kernels coming while the one before ends",
             supports: |problem| Run::from(problem).captured().and_then(|run| run.supported_per_op()),
             prepare: Prepare::CudaWithin {
                 device_bytes: |problem| per_op::device_bytes(&Run::from(problem), true),

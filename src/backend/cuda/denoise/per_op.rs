@@ -73,7 +73,7 @@ pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Outpu
     write(run, inputs, device, output, false)
 }
 
-/// Writes the launches, products that do not need each other side by side.
+/// Writes the launches, products that do not need each other side by side, every other kernel to begin while the one before it ends.
 ///
 /// # Errors
 /// As [`program`].
@@ -85,7 +85,7 @@ fn write(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output, sid
     let blas = Blas::open(device, if side_by_side { LANES } else { 1 })?;
     let memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &[]), &[], &scratch(run), &[])?;
     let plan = plan(run, &memory, output.argument(), side_by_side);
-    plan.finish(device, &run.shape.model, Some(&blas), false, memory, None)
+    plan.finish(device, &run.shape.model, Some(&blas), side_by_side, memory, None)
 }
 
 /// The launches, for memory that has every region.

@@ -137,7 +137,7 @@ impl Plan {
     }
 
     /// Compiles, loads and describes everything in it. The program keeps the memory and what it has set aside of L2; products need the
-    /// library. If wanted, the fused kernels begin while the kernel before them ends.
+    /// library. If wanted, kernels begin while the kernel before them ends.
     ///
     /// # Errors
     /// When a kernel does not compile or load, a grid cannot hold its blocks, or the library knows no algorithm.
@@ -190,8 +190,7 @@ impl Plan {
                     let [x, y, _] = (launch.blocks)(model, items);
                     let grid = grid([x, y, layers])
                         .ok_or_else(|| BackendError::Launch(format!("{symbol} needs more blocks than a grid holds")))?;
-                    // The others do not wait for what is before them.
-                    let manner = Manner { overlapping: overlapping && symbol.starts_with("denoise_fused_"), window };
+                    let manner = Manner { overlapping, window };
                     Op::Launch { kernel, shape: Shape { grid, block, shared_bytes }, arguments, manner }
                 }
                 Written::Product { lane, spec, x, w, y } => {
