@@ -126,6 +126,41 @@ fn deciding_again_gives_what_was_decided() {
     }
 }
 
+/// What the committed calibrations showed of the gate of their day holds for the gate of this build: the same times, decided again.
+#[test]
+fn committed_calibrations_hold_for_this_gate() {
+    let baselines = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("baselines");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(&baselines).unwrap() {
+        let path = entry.unwrap().path().join("calibration.json");
+        if !path.exists() {
+            continue;
+        }
+        seen += 1;
+        let calibration = crate::record::read::<Calibration>(&path).unwrap();
+        let (mut inconclusive, mut unchanged) = (0, 0);
+        for known in &calibration.comparisons {
+            let verdicts = recommend::replay(known, &calibration.plan);
+            let about = format!("{}: {} {}", path.display(), known.kind.name(), known.number);
+            match known.kind {
+                Kind::Injected(_) => {
+                    for (case, _) in known.judged().filter(|(_, verdict)| *verdict == Verdict::Regressed) {
+                        assert_eq!(verdicts[case], Verdict::Regressed, "{about}: {case}");
+                    }
+                }
+                Kind::Null | Kind::Sham => assert!(verdicts.values().all(|verdict| *verdict != Verdict::Regressed), "{about}"),
+            }
+            if known.kind == Kind::Null {
+                inconclusive += verdicts.values().filter(|verdict| **verdict == Verdict::Inconclusive).count();
+                unchanged += verdicts.values().filter(|verdict| **verdict == Verdict::Unchanged).count();
+            }
+        }
+        assert!(inconclusive * 20 <= inconclusive + unchanged, "{}: {inconclusive} beside {unchanged}", path.display());
+        assert_eq!(calibration.recommended, Some(recommend(&calibration)), "{}: recommended otherwise", path.display());
+    }
+    assert!(seen > 0, "no calibration in {}", baselines.display());
+}
+
 #[test]
 fn too_little_and_alarms_recommend_nothing() {
     let few = recommend(&calibration(19, &[(2.0, 20)]));
