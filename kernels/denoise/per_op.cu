@@ -15,6 +15,7 @@
 constexpr int kThreads = 256;
 
 __device__ __forceinline__ i64 thread_index() { return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x; }
+
 constexpr int kPacket = 8;
 
 // Every kernel begins with it: where the launch allows, the blocks come while the kernel before still runs, and wait here. What kernels before
@@ -63,8 +64,7 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2_app
 // row is times[row], or where that is null *time. With `panels`, out lies as a product of the fused kernels takes it, else row by row.
 // grid ceil(width / 2 / 256) * rows
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ times, u16* out, int width, int row_blocks,
-                     int panels) {
+denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ times, u16* out, int width, int row_blocks, int panels) {
   follow();
   const int half = width / 2, row = blockIdx.x / row_blocks, i = (blockIdx.x % row_blocks) * kThreads + threadIdx.x;
   if (i >= half) return;
@@ -150,8 +150,7 @@ denoise_per_op_norm(const uint2* h, float4* out, int width) {
 // y = x (1 + scale) + shift, with (scale, shift) the first two thirds of style + bias; `y` is bf16, or `exact` fp32: the other is null;
 // a thread a packet
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_modulate(const float* x, const float* style, const float* __restrict__ bias, uint4* y,
-                        float* exact, int width, int packets) {
+denoise_per_op_modulate(const float* x, const float* style, const float* __restrict__ bias, uint4* y, float* exact, int width, int packets) {
   follow();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
@@ -168,8 +167,7 @@ denoise_per_op_modulate(const float* x, const float* style, const float* __restr
 
 // h += gate branch, with the gate the last third of style + bias; a thread a packet
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_residual(uint4* h, const uint4* branch, const float* style, const float* __restrict__ bias,
-                        int width, int packets) {
+denoise_per_op_residual(uint4* h, const uint4* branch, const float* style, const float* __restrict__ bias, int width, int packets) {
   follow();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
@@ -212,8 +210,8 @@ denoise_per_op_rope(uint4* q, uint4* k, const float* angles, int rows, int heads
 
 // keys = [k_cache; k; zeros], values = [v_cache; v; zeros]: `padded` rows of head_dim, packets of 8 elements
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_concat(const uint4* __restrict__ k_cache, const uint4* __restrict__ v_cache, const uint4* k, const uint4* v,
-                      uint4* keys, uint4* values, int prefix, int rows, int padded, int packets) {
+denoise_per_op_concat(const uint4* __restrict__ k_cache, const uint4* __restrict__ v_cache, const uint4* k, const uint4* v, uint4* keys,
+                      uint4* values, int prefix, int rows, int padded, int packets) {
   follow();
   const i64 i = thread_index();
   const i64 cached = static_cast<i64>(prefix) * packets, seen = cached + static_cast<i64>(rows) * packets;
@@ -280,8 +278,7 @@ denoise_per_op_gelu(uint4* gate, const uint4* up, int packets) {
 // velocity [rows, 32] = y [rows, width] out [width, 32] + bias; a block a row. Of eight neighbouring rows of `out` a lane takes a packet of
 // one; what the lanes and warps have is summed up at the end.
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_action_out(const float* y, const uint4* out, const float* __restrict__ bias, float* velocity,
-                          int width) {
+denoise_per_op_action_out(const float* y, const uint4* out, const float* __restrict__ bias, float* velocity, int width) {
   follow();
   constexpr int kColumns = 32, kPackets = kColumns / kPacket, kRows = kThreads / kPackets;
   __shared__ __align__(16) float parts[kThreads / 32][kColumns];
