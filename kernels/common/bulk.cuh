@@ -14,6 +14,9 @@ __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+// Arrives.
+__device__ __forceinline__ void barrier_arrive_one(u32 barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
+
 // Waits until a barrier has turned over for the first time (parity 0) or the second (1).
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
   asm volatile(
@@ -37,5 +40,27 @@ __device__ __forceinline__ void send_f32x2(u32 cluster_to, float x, float y, u32
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(cluster_to), "f"(x), "f"(y), "r"(cluster_barrier) : "memory");
 }
 
+// The same of 4, 8 and 16 bytes.
+__device__ __forceinline__ void send_b32(u32 cluster_to, u32 x, u32 cluster_barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(cluster_to), "r"(x), "r"(cluster_barrier) : "memory");
+}
+__device__ __forceinline__ void send_b64(u32 cluster_to, u32 x, u32 y, u32 cluster_barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(cluster_to), "r"(x), "r"(y), "r"(cluster_barrier)
+               : "memory");
+}
+__device__ __forceinline__ void send_b128(u32 cluster_to, u32 x, u32 y, u32 z, u32 w, u32 cluster_barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(cluster_to), "r"(x), "r"(y), "r"(z), "r"(w),
+               "r"(cluster_barrier)
+               : "memory");
+}
+
+// Lets the L2 read `bytes` (a multiple of 16); nobody is told when they are there.
+__device__ __forceinline__ void prefetch_bulk(const void* from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 // What this thread stored in shared memory, copies and tensor cores see from here on.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// The copies that this thread starts from here on see what it has seen of device memory.
+__device__ __forceinline__ void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }

@@ -58,8 +58,20 @@ __device__ __forceinline__ void stmatrix_x4(u32 shared, const u32 (&r)[4]) {
                : "memory");
 }
 
+// The same, each matrix transposed on the way.
+__device__ __forceinline__ void stmatrix_x4_trans(u32 shared, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 __device__ __forceinline__ void store_shared_b128(u32 shared, u32 x, u32 y, u32 z, u32 w) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+
+__device__ __forceinline__ u32 load_shared_b32(u32 shared) {
+  u32 x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
+  return x;
 }
 
 __device__ __forceinline__ float2 load_shared_f32x2(u32 shared) {
@@ -89,4 +101,24 @@ __device__ __forceinline__ void barrier_sync(u32 id, u32 threads) {
 
 __device__ __forceinline__ void store_shared_f32x2(u32 shared, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
+}
+
+// Loads past L1, which may hold what lay there before another block wrote it.
+__device__ __forceinline__ u32 load_l2(const u32* p) {
+  u32 x;
+  asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  return x;
+}
+__device__ __forceinline__ float load_l2(const float* p) {
+  float x;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
+  return x;
+}
+__device__ __forceinline__ float4 load_l2(const float4* p) {
+  float4 x;
+  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(p) : "memory");
+  return x;
+}
+__device__ __forceinline__ void load_l2(u32 (&x)[4], const uint4* p) {
+  asm volatile("ld.global.cg.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(p) : "memory");
 }

@@ -98,11 +98,6 @@ denoise_fused_project_down(const u16* hidden, const u16* __restrict__ weights, c
   add_gated(work, hidden, style, h, squares);
 }
 
-// x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), as x sigmoid(2 u)
-__device__ __forceinline__ float gelu_tanh(float x) {
-  return x * reciprocal_approx(1.f + exp2_approx(-1.5957691216057308f * kLog2E * (x + 0.044715f * x * x * x)));
-}
-
 // grid mlp / 32 * 2 x ceil(rows / 64), clusters of 2
 extern "C" __global__ void __cluster_dims__(GateUp::kSplit, 1, 1) __launch_bounds__(kThreads)
 denoise_fused_project_gate_up(const u16* h, const float* squares, const float* style, const u16* __restrict__ weights, u16* hidden, int rows) {

@@ -42,3 +42,8 @@ __device__ __forceinline__ float inverse_rms(const float* squares) {
   }
   return rsqrtf(sum / kWidth + kNormEpsilon);
 }
+
+// x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), as x sigmoid(2 u)
+__device__ __forceinline__ float gelu_tanh(float x) {
+  return x * reciprocal_approx(1.f + exp2_approx(-1.5957691216057308f * kLog2E * (x + 0.044715f * x * x * x)));
+}

@@ -80,6 +80,43 @@ impl Kernel {
             .map_err(|error| failed(&format!("give {} the most shared memory", self.name), &error))
     }
 
+    /// How many of its clusters of so many blocks run at once where nothing else does.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn clusters_at_once(&self, shape: Shape, cluster: u32) -> Result<usize, BackendError> {
+        let mut dimension = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 },
+            },
+        };
+        let config = self.config(shape, std::slice::from_mut(&mut dimension));
+        let mut clusters = 0;
+        // SAFETY: the configuration points to an attribute that outlives the call; the function belongs to a module that `self` keeps loaded.
+        unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, self.function.cu_function(), &raw const config) }
+            .result()
+            .map_err(|error| failed(&format!("count the clusters of {}", self.name), &error))?;
+        Ok(clusters as usize)
+    }
+
+    /// A launch of that shape on the device's stream.
+    fn config(&self, shape: Shape, attributes: &mut [sys::CUlaunchAttribute]) -> sys::CUlaunchConfig {
+        sys::CUlaunchConfig {
+            gridDimX: shape.grid.0,
+            gridDimY: shape.grid.1,
+            gridDimZ: shape.grid.2,
+            blockDimX: shape.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shape.shared_bytes,
+            hStream: self.stream.cu_stream(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        }
+    }
+
     /// Launches it on the device's stream; returns before it has run.
     ///
     /// # Safety
@@ -148,18 +185,7 @@ impl Kernel {
             };
             return launched.map_err(|error| failed(&format!("launch {}", self.name), &error));
         }
-        let config = sys::CUlaunchConfig {
-            gridDimX: shape.grid.0,
-            gridDimY: shape.grid.1,
-            gridDimZ: shape.grid.2,
-            blockDimX: shape.block,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: shape.shared_bytes,
-            hStream: self.stream.cu_stream(),
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: attributes.len() as u32,
-        };
+        let config = self.config(shape, attributes);
         // SAFETY: pointers and attributes are to values that outlive the call, which copies them; the rest is the caller's promise.
         unsafe {
             sys::cuLaunchKernelEx(
@@ -175,4 +201,4 @@ impl Kernel {
 }
 
 /// Most arguments of a kernel here.
-const MOST_ARGUMENTS: usize = 24;
+const MOST_ARGUMENTS: usize = 32;

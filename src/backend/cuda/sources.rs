@@ -21,6 +21,8 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("attention/warp_gemm.cuh", include_str!("../../../kernels/attention/warp_gemm.cuh")),
     ("denoise/model.cuh", include_str!("../../../kernels/denoise/model.cuh")),
     ("denoise/panel.cuh", include_str!("../../../kernels/denoise/panel.cuh")),
+    ("denoise/persistent.cuh", include_str!("../../../kernels/denoise/persistent.cuh")),
+    ("denoise/persistent_attention.cuh", include_str!("../../../kernels/denoise/persistent_attention.cuh")),
     ("denoise/skinny_gemm.cuh", include_str!("../../../kernels/denoise/skinny_gemm.cuh")),
 ];
 
@@ -43,6 +45,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("denoise/fused_attention", include_str!("../../../kernels/denoise/fused_attention.cu")),
     ("denoise/fused_project", include_str!("../../../kernels/denoise/fused_project.cu")),
     ("denoise/fused_rows", include_str!("../../../kernels/denoise/fused_rows.cu")),
+    ("denoise/persistent", include_str!("../../../kernels/denoise/persistent.cu")),
     ("measure/blocker", include_str!("../../../kernels/measure/blocker.cu")),
     ("measure/clock_probe", include_str!("../../../kernels/measure/clock_probe.cu")),
     ("measure/copy_bandwidth", include_str!("../../../kernels/measure/copy_bandwidth.cu")),
@@ -104,6 +107,7 @@ const MACROS: &[(&str, &[&[&str]])] = &[
     ("denoise/fused_attention", &[MODELS]),
     ("denoise/fused_project", &[MODELS]),
     ("denoise/fused_rows", &[MODELS]),
+    ("denoise/persistent", &[&["MODEL=Pi05"]]),
 ];
 
 const ELEMENTS: &[&str] = &["ELEMENT_F32", "ELEMENT_F16", "ELEMENT_BF16"];
@@ -172,6 +176,8 @@ const LAUNCHES: &[Launch] = &[
     launch("denoise_fused_project_style", 256, [26_624, 81_920]),
     launch("denoise_fused_rows_begin", 256, [0, 0]),
     launch("denoise_fused_rows_end", 256, [0, 0]),
+    launch("denoise_persistent", 384, [0, 231_424]),
+    launch("denoise_persistent_shift", 256, [0, 67_584]),
     launch("measure_blocker", 1, [0, 0]),
     launch("measure_clock_probe", 1, [0, 0]),
     launch("measure_copy_bandwidth", 128, [0, 0]),

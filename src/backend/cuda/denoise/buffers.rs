@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Run;
-use super::pack::Packing;
 use crate::backend::BackendError;
 use crate::backend::cuda::device::{Argument, Buffer, Device};
 use crate::workload::denoise::model::ACTION;
@@ -50,8 +49,8 @@ struct Place {
 }
 
 impl Buffers {
-    /// Uploads those inputs, the packed ones and the times, allocates the scratch, and places the tailed regions, one behind the other:
-    /// (region, input, bytes behind each layer).
+    /// Uploads those inputs, what is packed of others (name and bytes, made one at a time) and the times, allocates the scratch, and places the
+    /// tailed regions, one behind the other: (region, input, bytes behind each layer).
     ///
     /// # Errors
     /// When device memory is short or a copy fails.
@@ -60,7 +59,7 @@ impl Buffers {
         tensors: &Tensors,
         device: &Arc<Device>,
         inputs: &[Region],
-        packed: &[Packing],
+        packed: impl Iterator<Item = (&'static str, Vec<u8>)>,
         scratch: &[Region],
         tailed: &[(&'static str, &str, usize)],
     ) -> Result<Self, BackendError> {
@@ -70,8 +69,8 @@ impl Buffers {
             debug_assert_eq!(tensor.bytes(), bytes, "{name}");
             owned.push((name, device.upload(tensor.as_bytes())?));
         }
-        for packing in packed {
-            owned.push((packing.name, device.upload(&packing.pack(tensors))?));
+        for (name, bytes) in packed {
+            owned.push((name, device.upload(&bytes)?));
         }
         for &(name, bytes) in scratch {
             owned.push((name, device.allocate(bytes)?));

@@ -14,9 +14,9 @@ use crate::backend::cuda::task::Output;
 use crate::workload::denoise::model::Model;
 use crate::workload::{Dtype, Tensors};
 
-const NULL: Argument = Argument::Address(0);
+pub const NULL: Argument = Argument::Address(0);
 /// Held with room for the suffix behind each layer's prefix, not as the inputs lie.
-const CACHES: [&str; 2] = ["k_cache", "v_cache"];
+pub const CACHES: [&str; 2] = ["k_cache", "v_cache"];
 
 /// Inputs that are held as they lie.
 pub fn inputs(run: &Run) -> Vec<Region> {
@@ -100,7 +100,9 @@ fn write(
 ) -> Result<Program, BackendError> {
     let tail_bytes = run.shape.s * run.shape.model.head_dim * Dtype::Bf16.bytes();
     let tailed = [("keys", CACHES[0], tail_bytes), ("values", CACHES[1], tail_bytes)];
-    let memory = Buffers::new(run, inputs, device, &self::inputs(run), &packings(&run.shape.model), &scratch(run), &tailed)?;
+    let packings = packings(&run.shape.model);
+    let packed = packings.iter().map(|packing| (packing.name, packing.pack(inputs)));
+    let memory = Buffers::new(run, inputs, device, &self::inputs(run), packed, &scratch(run), &tailed)?;
     let (address, bytes) = memory.span("keys", "values");
     let kept = set_aside.as_ref().map(|set_aside| set_aside.window(address, bytes));
     plan(run, &memory, output.argument(), kept).finish(device, &run.shape.model, None, overlapping, memory, set_aside)
@@ -109,8 +111,8 @@ fn write(
 /// The launches, for memory that has every region; `kept` is what attention keeps of keys and values for the next step.
 pub fn plan(run: &Run, memory: &Buffers, output: Argument, kept: Option<Window>) -> Plan {
     let mut plan = Plan::default();
+    prepare(&mut plan, run, memory, output);
     let pass = Pass { run, memory, output, kept };
-    pass.prepare(&mut plan);
     for step in 0..run.steps {
         pass.step(&mut plan, step);
     }
@@ -124,43 +126,43 @@ struct Pass<'a> {
     kept: Option<Window>,
 }
 
-fn i32_of(extent: usize) -> Argument {
+/// An extent as an argument.
+pub fn i32_of(extent: usize) -> Argument {
     Argument::I32(extent as i32)
 }
 
-impl Pass<'_> {
-    /// What does not depend on the actions: styles of all steps, angles; and the first residual stream.
-    fn prepare(&self, plan: &mut Plan) {
-        let (memory, run) = (self.memory, self.run);
-        let Model { width, depth, head_dim, .. } = run.shape.model;
-        let (s, steps, rows) = (run.shape.s, run.steps, i32_of(run.steps));
-        let at = |name: &str| memory.at(name);
-        let (time, times) = if run.looped { (NULL, at("times")) } else { (at("t"), NULL) };
-        let sizes = [i32_of(width), i32_of(embed_blocks(&run.shape.model)), i32_of(1)];
-        // SAFETY: the arguments are the kernels', in order; regions live as long as the program, the output as long as the task.
-        unsafe {
-            plan.launch("denoise_per_op_embed", steps, &[&[time, times, at("embedding")][..], &sizes].concat());
-            let angles = [at("angles"), i32_of(run.shape.p), i32_of(s), i32_of(head_dim)];
-            plan.launch("denoise_per_op_angles", s * head_dim / 2, &angles);
-            for [x, weights, bias, out] in
-                [["embedding", "time_in", "time_in_bias", "time_hidden"], ["time_hidden", "time_out", "time_out_bias", "cond"]]
-            {
-                plan.launch("denoise_fused_project_time", steps, &[at(x), at(weights), at(bias), at(out), rows]);
-            }
-            for (weights, bias, out, layers) in [
-                ("style1", "style1_bias", "styles1", depth),
-                ("style2", "style2_bias", "styles2", depth),
-                ("final_style", "final_style_bias", "final_styles", 1),
-            ] {
-                let arguments = [at("cond"), at(weights), at(bias), at(out), rows];
-                plan.launch_stack("denoise_fused_project_style", steps, layers, &arguments);
-            }
-            let state = if run.looped { self.output } else { NULL };
-            let actions = [at("x"), at("action_in"), at("action_in_bias"), state, at("h"), at("squares")];
-            plan.launch("denoise_fused_rows_begin", s, &actions);
+/// What does not depend on the actions: styles of all steps, angles; and the first residual stream.
+pub fn prepare(plan: &mut Plan, run: &Run, memory: &Buffers, output: Argument) {
+    let Model { width, depth, head_dim, .. } = run.shape.model;
+    let (s, steps, rows) = (run.shape.s, run.steps, i32_of(run.steps));
+    let at = |name: &str| memory.at(name);
+    let (time, times) = if run.looped { (NULL, at("times")) } else { (at("t"), NULL) };
+    let sizes = [i32_of(width), i32_of(embed_blocks(&run.shape.model)), i32_of(1)];
+    // SAFETY: the arguments are the kernels', in order; regions live as long as the program, the output as long as the task.
+    unsafe {
+        plan.launch("denoise_per_op_embed", steps, &[&[time, times, at("embedding")][..], &sizes].concat());
+        let angles = [at("angles"), i32_of(run.shape.p), i32_of(s), i32_of(head_dim)];
+        plan.launch("denoise_per_op_angles", s * head_dim / 2, &angles);
+        for [x, weights, bias, out] in
+            [["embedding", "time_in", "time_in_bias", "time_hidden"], ["time_hidden", "time_out", "time_out_bias", "cond"]]
+        {
+            plan.launch("denoise_fused_project_time", steps, &[at(x), at(weights), at(bias), at(out), rows]);
         }
+        for (weights, bias, out, layers) in [
+            ("style1", "style1_bias", "styles1", depth),
+            ("style2", "style2_bias", "styles2", depth),
+            ("final_style", "final_style_bias", "final_styles", 1),
+        ] {
+            let arguments = [at("cond"), at(weights), at(bias), at(out), rows];
+            plan.launch_stack("denoise_fused_project_style", steps, layers, &arguments);
+        }
+        let state = if run.looped { output } else { NULL };
+        let actions = [at("x"), at("action_in"), at("action_in_bias"), state, at("h"), at("squares")];
+        plan.launch("denoise_fused_rows_begin", s, &actions);
     }
+}
 
+impl Pass<'_> {
     fn step(&self, plan: &mut Plan, step: usize) {
         let (memory, run) = (self.memory, self.run);
         let Model { width, depth, heads, .. } = run.shape.model;

@@ -8,10 +8,12 @@ pub struct Launch {
     pub symbol: &'static str,
     file: &'static str,
     pub blocks: fn(&Model, usize) -> [usize; 3],
+    /// Where blocks wait for each other, all have to run at once: the blocks of a cluster of them.
+    pub together: Option<usize>,
 }
 
 const fn launch(symbol: &'static str, file: &'static str, blocks: fn(&Model, usize) -> [usize; 3]) -> Launch {
-    Launch { symbol, file, blocks }
+    Launch { symbol, file, blocks, together: None }
 }
 
 /// A thread an item.
@@ -56,6 +58,8 @@ pub const LAUNCHES: &[Launch] = &[
     launch("denoise_fused_attention", "denoise/fused_attention", |_, rows| [rows.div_ceil(32) * 8, 1, 1]),
     launch("denoise_fused_rows_begin", "denoise/fused_rows", row),
     launch("denoise_fused_rows_end", "denoise/fused_rows", row),
+    launch("denoise_persistent_shift", "denoise/persistent", |_, columns| [columns / 256, 1, 1]),
+    Launch { together: Some(8), ..launch("denoise_persistent", "denoise/persistent", |_, _| [120, 1, 1]) },
 ];
 
 /// The macro of the fused kernels for a model, whatever its depth; `None` where there is none.
@@ -77,7 +81,7 @@ impl Launch {
 
     /// The build that holds it for a model; only the fused files depend on it.
     pub fn build(&self, model: &Model) -> Build {
-        let define = compiled_for(model).filter(|_| self.file.starts_with("denoise/fused"));
+        let define = compiled_for(model).filter(|_| self.file != "denoise/per_op");
         Build::embedded(self.file, define.as_slice())
     }
 }
@@ -98,10 +102,12 @@ mod tests {
     fn every_kernel_is_of_a_build_and_has_a_block_size() {
         let builds = builds();
         for launch in LAUNCHES {
-            for model in [PI05, TINY] {
+            let persistent = launch.file == "denoise/persistent";
+            let threads = if launch.symbol == "denoise_persistent" { 384 } else { 256 };
+            for model in if persistent { vec![PI05] } else { vec![PI05, TINY] } {
                 let build = launch.build(&model);
                 assert!(builds.contains(&build), "{}", build.name());
-                assert_eq!(build.launch_of(launch.symbol).map(|(block, _)| block), Some(256), "{}", launch.symbol);
+                assert_eq!(build.launch_of(launch.symbol).map(|(block, _)| block), Some(threads), "{}", launch.symbol);
                 assert!(build.source.contains(&format!("{}(", launch.symbol)), "{}", launch.symbol);
             }
         }

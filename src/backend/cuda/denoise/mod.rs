@@ -1,4 +1,4 @@
-//! The denoise expert on the GPU: from a launch an operation to a few fused kernels a layer in one graph.
+//! The denoise expert on the GPU: from a launch an operation over a few fused kernels a layer to one kernel for the loop.
 //!
 //! What each kernel does, its thread mapping and its bound are in its file under `kernels/denoise`. A rung is a `Program`, the
 //! list of its launches, made once while a case is prepared: what is timed is walking that list, or replaying its capture. Weights are
@@ -9,6 +9,7 @@ mod fused;
 mod launch;
 mod pack;
 mod per_op;
+mod persistent;
 mod program;
 
 use std::sync::Arc;
@@ -54,12 +55,12 @@ pub const STEP: &[Implementation<Step>] = &ladder();
 
 /// Loop ladder: besides the rows of a step, what only a loop can gain from.
 ///
-/// `fused_overlap_l2` extends the fastest of the others, so that what it gains is gained by whoever would use it. Of 641 MB that a step
+/// `fused_overlap_l2` extends the fastest of those with several kernels a layer, so that what it gains is gained by whoever would use it. Of 641 MB that a step
 /// reads, 18 are keys and values: at the bandwidth of the memory 4 µs a step is the most that keeping them can save, and `fused_overlap` asks
 /// for most of them while the kernel before attention still runs.
 pub const LOOP: &[Implementation<Loop>] = &{
-    let [per_op, graph, fused_graph, fused_overlap] = ladder();
-    [per_op, graph, fused_graph, fused_overlap, KEEPING]
+    let [per_op, graph, fused_graph, fused_overlap, persistent] = ladder();
+    [per_op, graph, fused_graph, fused_overlap, KEEPING, persistent]
 };
 
 const KEEPING: Implementation<Loop> = Implementation {
@@ -77,7 +78,7 @@ const KEEPING: Implementation<Loop> = Implementation {
 };
 
 /// The rows, the same for both problem types.
-const fn ladder<P>() -> [Implementation<P>; 4]
+const fn ladder<P>() -> [Implementation<P>; 5]
 where
     Run: for<'a> From<&'a P>,
 {
@@ -116,6 +117,17 @@ where
             prepare: Prepare::CudaWithin {
                 device_bytes: |problem| fused::device_bytes(&Run::from(problem)),
                 prepare: |problem, inputs, device| captured(&Run::from(problem), inputs, device, fused::overlapping),
+            },
+        },
+        Implementation {
+            name: "cuda/persistent",
+            about: "all steps in one kernel of blocks that stay: weights stream in all the time, activations cross five barriers a layer",
+            supports: |problem| {
+                Run::from(problem).captured().and_then(|run| run.supported_fused().and_then(|()| persistent::supported(&run)))
+            },
+            prepare: Prepare::CudaWithin {
+                device_bytes: |problem| persistent::device_bytes(&Run::from(problem)),
+                prepare: |problem, inputs, device| captured(&Run::from(problem), inputs, device, persistent::program),
             },
         },
     ]

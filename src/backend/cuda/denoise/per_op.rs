@@ -83,7 +83,7 @@ pub fn side_by_side(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &
 
 fn write(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output, side_by_side: bool) -> Result<Program, BackendError> {
     let blas = Blas::open(device, if side_by_side { LANES } else { 1 })?;
-    let memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &[]), &[], &scratch(run), &[])?;
+    let memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &[]), std::iter::empty(), &scratch(run), &[])?;
     let plan = plan(run, &memory, output.argument(), side_by_side);
     plan.finish(device, &run.shape.model, Some(&blas), side_by_side, memory, None)
 }

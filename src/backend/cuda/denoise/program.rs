@@ -180,7 +180,7 @@ impl Plan {
                             if shared_bytes > 0 {
                                 kernel.allow_shared(shared_bytes)?;
                             }
-                            if symbol.starts_with("denoise_fused_") {
+                            if !symbol.starts_with("denoise_per_op_") {
                                 kernel.prefer_shared()?;
                             }
                             program.kernels.push(kernel);
@@ -190,8 +190,17 @@ impl Plan {
                     let [x, y, _] = (launch.blocks)(model, items);
                     let grid = grid([x, y, layers])
                         .ok_or_else(|| BackendError::Launch(format!("{symbol} needs more blocks than a grid holds")))?;
-                    let manner = Manner { overlapping, window };
-                    Op::Launch { kernel, shape: Shape { grid, block, shared_bytes }, arguments, manner }
+                    let shape = Shape { grid, block, shared_bytes };
+                    if let Some(cluster) = launch.together {
+                        let clusters = program.kernels[kernel].clusters_at_once(shape, cluster as u32)?;
+                        let needed = x / cluster;
+                        if clusters < needed {
+                            return Err(BackendError::Unsupported(format!(
+                                "its {needed} clusters of {cluster} blocks have to run at once, this GPU runs {clusters}"
+                            )));
+                        }
+                    }
+                    Op::Launch { kernel, shape, arguments, manner: Manner { overlapping, window } }
                 }
                 Written::Product { lane, spec, x, w, y } => {
                     let product = match described.iter().position(|known| *known == spec) {

@@ -1,0 +1,409 @@
+// The loop in one kernel: blocks that stay, in clusters of eight, and a barrier of the whole grid between two products.
+//
+//   a layer   qkv       q, k, v = r (h (1 + scale)) W + shift W, r = 1 / rms; q and k rotated; k and v written behind the cached prefix
+//             attend    softmax(q k^T) v; the blocks of a cluster split the keys
+//             out       h += gate (attended W), the sums of squares, h (1 + scale) for the next product
+//             gate_up   hidden = gelu_tanh(r x W_gate + shift W_gate) (r x W_up + shift W_up)
+//             down      h += gate (hidden W), as out
+//   a step    rows      velocity = final norm(h) action_out + b;  x += dt velocity;  h = x action_in + b
+//
+// The norm needs no pass of its own: its scale is multiplied in by whoever wrote h, 1 / rms and the shift (times W, computed before the loop) come
+// after the product. How it is split, and how the data moves: persistent.cuh.
+//
+// Threads: 384; 256 work, of the others one asks for weights and one warp for activations.
+// Shared memory: the weights of a product, its x, what the cluster sends; see persistent.cuh.
+// Bound: latency. Five barriers a layer of 1.3 us each from the first store to the last copy, five products that are 3 us of tensor cores, four
+// exchanges in the clusters; the weights alone are 8 us of reading, beside all that.
+#include "denoise/persistent.cuh"
+#include "denoise/persistent_attention.cuh"
+
+// Between two steps, a block a row: the velocity, the new actions and their way in.
+__device__ __forceinline__ void rows_phase(const Arguments& a, const Block& b, int step, float* scratch) {
+  float *x = scratch, *parts = x + kAction, *y = parts + 8 * kAction;  // [32], [8 warps][32], [width]
+  const int row = blockIdx.x, warp = b.group * 4 + b.warp;
+  const float* style = a.final_styles + step * i64{3} * kWidth;
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < kClusters; ++i) sum += load_l2(a.squares + row * 16 + i);
+  const float inverse = rsqrtf(sum / kWidth + kNormEpsilon);
+  for (int i = threadIdx.x * 2; i < kWidth; i += kWorkers * 2) {
+    const u32 pair = load_l2(reinterpret_cast<const u32*>(a.h + row * kWidth + i));
+    y[i] = Bf16::low(pair) * inverse * (1.f + style[i]) + style[kWidth + i];
+    y[i + 1] = Bf16::high(pair) * inverse * (1.f + style[i + 1]) + style[kWidth + i + 1];
+  }
+  barrier_sync(kWorking, kWorkers);
+  // Four threads a row of action_out, eight columns each.
+  float sums[8] = {};
+#pragma unroll
+  for (int pass = 0; pass < kWidth / (kWorkers / 4); ++pass) {
+    const int i = pass * (kWorkers / 4) + threadIdx.x / 4;
+    const uint4 w = *reinterpret_cast<const uint4*>(a.action_out + i * kAction + threadIdx.x % 4 * 8);
+    const u32 pairs[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      sums[2 * j] += y[i] * Bf16::low(pairs[j]);
+      sums[2 * j + 1] += y[i] * Bf16::high(pairs[j]);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int mask = 4; mask < 32; mask *= 2) sums[j] += __shfl_xor_sync(kFullWarp, sums[j], mask);
+    if (b.lane < 4) parts[warp * kAction + b.lane * 8 + j] = sums[j];
+  }
+  barrier_sync(kWorking, kWorkers);
+  if (warp == 0) {
+    float v = a.out_bias[b.lane];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v += parts[i * kAction + b.lane];
+    if (a.velocity != nullptr) {
+      a.velocity[row * kAction + b.lane] = v;
+    } else {
+      x[b.lane] = a.state[row * kAction + b.lane] + a.dt * v;
+      a.state[row * kAction + b.lane] = x[b.lane];
+    }
+  }
+  if (step + 1 == a.steps) return;
+  barrier_sync(kWorking, kWorkers);
+  const int column = threadIdx.x * 4;
+  const float4 bias = *reinterpret_cast<const float4*>(a.in_bias + column);
+  float z[4] = {bias.x, bias.y, bias.z, bias.w};
+#pragma unroll
+  for (int k = 0; k < kAction; ++k) {
+    const uint2 w = *reinterpret_cast<const uint2*>(a.action_in + k * kWidth + column);
+    z[0] += x[k] * Bf16::low(w.x), z[1] += x[k] * Bf16::high(w.x), z[2] += x[k] * Bf16::low(w.y), z[3] += x[k] * Bf16::high(w.y);
+  }
+  const uint2 rounded = make_uint2(Bf16::pack(z[0], z[1]), Bf16::pack(z[2], z[3]));
+  *reinterpret_cast<uint2*>(a.h + row * kWidth + column) = rounded;
+  const float h[4] = {Bf16::low(rounded.x), Bf16::high(rounded.x), Bf16::low(rounded.y), Bf16::high(rounded.y)};
+  const float4 s = *reinterpret_cast<const float4*>(a.styles1 + (step + 1) * i64{3} * kWidth + column);
+  *reinterpret_cast<uint2*>(a.x + activation_at(row, column)) =
+      make_uint2(Bf16::pack(h[0] * (1.f + s.x), h[1] * (1.f + s.y)), Bf16::pack(h[2] * (1.f + s.z), h[3] * (1.f + s.w)));
+  sum = lanes_sum<32>(h[0] * h[0] + h[1] * h[1] + h[2] * h[2] + h[3] * h[3]);
+  if (b.lane == 0) a.squares[row * 16 + warp] = sum, a.squares[row * 16 + 8 + warp] = 0.f;
+}
+
+// The workers' way through a layer.
+struct Layer {
+  const Arguments& a;
+  int layer, step;
+  u32 parity;  // of what comes once a layer
+  const float *style1, *style2;
+  u16 *keys, *values;
+
+  __device__ __forceinline__ Layer(const Arguments& a, int layer, int step, u32 parity) : a(a), layer(layer), step(step), parity(parity) {
+    const i64 style = (layer * static_cast<i64>(a.steps) + step) * 3 * kWidth;
+    style1 = a.styles1 + style, style2 = a.styles2 + style;
+    keys = a.keys + layer * i64{kMostKeys} * kHeadDim, values = a.values + layer * i64{kMostKeys} * kHeadDim;
+  }
+  __device__ __forceinline__ bool last() const { return layer + 1 == a.layers; }
+
+  __device__ __forceinline__ void qkv(Block& b, Four& h, float* inverse) const {
+    const Units units = b.qkv();
+    const int slice = b.slice(), row = b.row(slice);
+    float4 turns[kMostQkvUnits] = {};
+    float2 shifts[kMostQkvUnits][2] = {};
+    if (b.group == 0) {
+      const float* shift = a.shift_qkv + (static_cast<i64>(layer) * a.steps + step) * (kQkvUnits * 16) + units.first * 16 + b.lane % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < kMostQkvUnits; ++i) {
+        const int unit = units.first + i;
+        turns[i] = make_float4(1.f, 0.f, 1.f, 0.f);
+        if (i >= units.count) continue;
+        if (row < a.rows && unit / 16 <= kHeads) turns[i] = *reinterpret_cast<const float4*>(a.angles + row * kHalfHead + unit % 16 * 8 + b.lane % 4 * 2);
+        shifts[i][0] = *reinterpret_cast<const float2*>(shift + i * 16), shifts[i][1] = *reinterpret_cast<const float2*>(shift + i * 16 + 8);
+      }
+    }
+    if (threadIdx.x == 0) barrier_expect(b.parts_full, kQkvPartsBytes);
+    barrier_wait(b.x_full, b.x_parity);
+    if (layer == 0 && step > 0) h = load_h(a, Place(a, b));
+    if (b.group == 1) {
+      Norm norm;
+      norm.ask(a.squares, b.thread);
+      norm.finish(inverse, b.thread);
+      barrier_arrive(kNormed, kWorkers);
+      skip_x(b);
+    } else {
+      float acc[24];
+      multiply<48, 8, kQkvPanel>(b, acc, b.base + kQkvAt, b.qkv_full, parity);
+      if (b.lane == 0) barrier_arrive_one(b.qkv_free);
+      hold_weights(b);
+      // To the block with the other slice of k its half of the rows.
+      const u32 to = cluster_address(b.base + kPartsAt + b.thread * 16, b.rank ^ 4), barrier = cluster_address(b.parts_full, b.rank ^ 4);
+      float4 mine[kMostQkvUnits];
+#pragma unroll
+      for (int i = 0; i < kMostQkvUnits; ++i) {
+        const float4 upper = make_float4(acc[8 * i], acc[8 * i + 1], acc[8 * i + 4], acc[8 * i + 5]);
+        const float4 lower = make_float4(acc[8 * i + 2], acc[8 * i + 3], acc[8 * i + 6], acc[8 * i + 7]);
+        const float4 theirs = slice == 0 ? lower : upper;
+        mine[i] = slice == 0 ? upper : lower;
+        send_b128(to + i * 2048, __float_as_uint(theirs.x), __float_as_uint(theirs.y), __float_as_uint(theirs.z), __float_as_uint(theirs.w), barrier);
+      }
+      barrier_sync(kNormed, kWorkers);
+      barrier_wait(b.parts_full, b.parts_parity);
+      if (row < a.rows) {
+        const float r = inverse[row];
+#pragma unroll
+        for (int i = 0; i < kMostQkvUnits; ++i) {
+          if (i >= units.count) continue;
+          const float4 other = load_shared_f32x4(b.base + kPartsAt + i * 2048 + b.thread * 16), turn = turns[i];
+          // Two columns, and those half a head further, with which they rotate.
+          const float l0 = r * (mine[i].x + other.x) + shifts[i][0].x, l1 = r * (mine[i].y + other.y) + shifts[i][0].y;
+          const float r0 = r * (mine[i].z + other.z) + shifts[i][1].x, r1 = r * (mine[i].w + other.w) + shifts[i][1].y;
+          write(units.first + i, row, b.lane % 4 * 2, Bf16::pack(l0 * turn.x - r0 * turn.y, l1 * turn.z - r1 * turn.w),
+                Bf16::pack(r0 * turn.x + l0 * turn.y, r1 * turn.z + l1 * turn.w));
+        }
+      }
+    }
+    b.parts_parity ^= 1, b.x_parity ^= 1;
+  }
+
+  __device__ __forceinline__ void attention(Block& b) const {
+    const Share share(a, b);
+    Fragments fragments;
+    if (share.active) fragments.load(a, b, share, keys, values, false);
+    barrier_wait(b.queries_full, parity);  // all blocks: nobody arrives twice in a row
+    if (!share.active) return;
+    fragments.load(a, b, share, keys, values, true);
+    attend(a, b, share, fragments);
+  }
+
+  __device__ __forceinline__ void out(Block& b, Four& h) const {
+    const Place at(a, b);
+    const Four gate = load_four(at, style1 + 2 * kWidth), scale = load_four(at, style2);
+    rows_product<4, kOutPanel>(b, kOutAt, b.out_full, 0);
+    if (!b.owns_rows(a)) return;
+    add_gated(b, at, gate, h);
+    publish(a, b, at, h, scale, a.squares + kMostRows * 16);
+  }
+
+  __device__ __forceinline__ void down(Block& b, Four& h) const {
+    const Place at(a, b);
+    const Four gate = load_four(at, style2 + 2 * kWidth), scale = last() ? Four{} : load_four(at, style1 + a.steps * i64{3} * kWidth);
+    rows_product<8, kDownPanel>(b, kDownAt, b.down_full, b.down_free);
+    if (!b.owns_rows(a)) return;
+    add_gated(b, at, gate, h);
+    if (last()) publish_h(a, b, at, h);
+    else publish(a, b, at, h, scale, a.squares);
+  }
+
+  __device__ __forceinline__ void gate_up(Block& b, float* inverse) const {
+    // A warpgroup its own columns: the instructions differ in width.
+    if (b.group == 0) gate_up_group<kFirstGroupUnits>(b, inverse);
+    else gate_up_group<kMostGateUpUnits - kFirstGroupUnits>(b, inverse);
+    b.parts_parity ^= 1, b.x_parity ^= 1;
+  }
+
+ private:
+  // A pair of columns and its partners half a head further, of q, k or v.
+  __device__ __forceinline__ void write(int unit, int row, int pair, u32 left, u32 right) const {
+    const int head = unit / 16, column = unit % 16 * 8 + pair, key = a.prefix + row;
+    if (head < kHeads) {
+      *reinterpret_cast<u32*>(a.q + query_at(row * kHeads + head, column)) = left;
+      *reinterpret_cast<u32*>(a.q + query_at(row * kHeads + head, kHalfHead + column)) = right;
+    } else if (head == kHeads) {
+      *reinterpret_cast<u32*>(keys + fragment_at(key, column)) = left;
+      *reinterpret_cast<u32*>(keys + fragment_at(key, kHalfHead + column)) = right;
+    } else {
+      values[transposed_fragment_at(column, key)] = static_cast<u16>(left), values[transposed_fragment_at(column + 1, key)] = static_cast<u16>(left >> 16);
+      values[transposed_fragment_at(kHalfHead + column, key)] = static_cast<u16>(right);
+      values[transposed_fragment_at(kHalfHead + column + 1, key)] = static_cast<u16>(right >> 16);
+    }
+  }
+
+  // A slice of k of all the cluster's columns, by the first warpgroup; tells barrier `read`, if it is not 0, that it has read the weights.
+  template <int kPanels, u32 kPanel>
+  __device__ __forceinline__ void rows_product(Block& b, u32 weights, u32 full, u32 read) const {
+    if (threadIdx.x == 0 && b.owns_rows(a)) barrier_expect(b.parts_full, kRowPartsBytes);
+    if (b.group == 0) {
+      float acc[36];
+      multiply<72, kPanels, kPanel>(b, acc, b.base + weights, full, parity);
+      if (b.lane == 0 && read != 0) barrier_arrive_one(read);
+      hold_weights(b);
+      send_rows(a, b, acc);
+    } else {
+      skip_x(b);
+    }
+    b.x_parity ^= 1;
+  }
+
+  template <int kUnits>
+  __device__ __forceinline__ void gate_up_group(Block& b, float* inverse) const {
+    constexpr u32 kBefore = kUnits == kFirstGroupUnits ? 0 : kFirstGroupUnits;  // units of the other warpgroup
+    const Units units = b.gate_up();
+    const int count = min_of(kUnits, units.count - static_cast<int>(kBefore)), slice = b.slice(), row = b.row(slice);
+    const float* shift = a.shift_gate_up + (static_cast<i64>(layer) * a.steps + step) * (kGateUpUnits * 16) + (units.first + kBefore) * 16 + b.lane % 4 * 2;
+    float2 shifts[kUnits][2] = {};
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i)
+      if (i < count) shifts[i][0] = *reinterpret_cast<const float2*>(shift + i * 16), shifts[i][1] = *reinterpret_cast<const float2*>(shift + i * 16 + 8);
+    if (threadIdx.x == 0) barrier_expect(b.parts_full, kGateUpPartsBytes);
+    barrier_wait(b.x_full + 2 * 8, b.x_parity);
+    Norm norm;
+    if (b.group == 1) norm.ask(a.squares + kMostRows * 16, b.thread);
+    float acc[kUnits * 8];
+    multiply<kUnits * 16, 8, kGateUpPanel, 2, 2>(b, acc, b.base + kGateUpAt + kBefore * 2048, b.gate_up_full + b.group * 8, parity);
+    if (b.lane == 0) barrier_arrive_one(b.gate_up_free);
+    if (b.group == 1) norm.finish(inverse, b.thread);
+    barrier_sync(kWorking, kWorkers);
+    hold_weights(b);
+
+    // To the block with the other slice of k its half of the rows, two units at a time.
+    const u32 parts = b.base + kPartsAt + kBefore * 1024;
+    const u32 to = cluster_address(parts, b.rank ^ 4), barrier = cluster_address(b.parts_full, b.rank ^ 4);
+    float4 mine[kUnits];  // two columns of gate, two of up
+    uint2 theirs[kUnits];
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const float4 upper = make_float4(acc[8 * i], acc[8 * i + 1], acc[8 * i + 4], acc[8 * i + 5]);
+      const float4 lower = make_float4(acc[8 * i + 2], acc[8 * i + 3], acc[8 * i + 6], acc[8 * i + 7]);
+      const float4 other = slice == 0 ? lower : upper;
+      mine[i] = slice == 0 ? upper : lower, theirs[i] = make_uint2(Bf16::pack(other.x, other.y), Bf16::pack(other.z, other.w));
+    }
+#pragma unroll
+    for (int i = 0; i + 1 < kUnits; i += 2)
+      send_b128(to + i * 1024 + b.thread * 16, theirs[i].x, theirs[i].y, theirs[i + 1].x, theirs[i + 1].y, barrier);
+    if (kUnits % 2 == 1) send_b64(to + (kUnits - 1) * 1024 + b.thread * 8, theirs[kUnits - 1].x, theirs[kUnits - 1].y, barrier);
+    barrier_wait(b.parts_full, b.parts_parity);
+    if (row >= a.rows) return;
+    const float r = inverse[row];
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      if (i >= count) continue;
+      const u32 from = parts + i / 2 * 2048 + (i % 2 == 0 && i + 1 == kUnits ? b.thread * 8 : b.thread * 16 + i % 2 * 8);
+      const u32 gates = load_shared_b32(from), ups = load_shared_b32(from + 4);
+      const float g0 = r * (mine[i].x + Bf16::low(gates)) + shifts[i][0].x, g1 = r * (mine[i].y + Bf16::high(gates)) + shifts[i][0].y;
+      const float u0 = r * (mine[i].z + Bf16::low(ups)) + shifts[i][1].x, u1 = r * (mine[i].w + Bf16::high(ups)) + shifts[i][1].y;
+      const int column = (units.first + static_cast<int>(kBefore) + i) * 8 + b.lane % 4 * 2;
+      *reinterpret_cast<u32*>(a.hidden + activation_at(row, column)) = Bf16::pack(gelu_tanh(g0) * u0, gelu_tanh(g1) * u1);
+    }
+  }
+};
+
+// grid 120, all at once; `velocity` or `state` is null
+extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThreads, 1)
+denoise_persistent(u16* h, const u16* qkv, const u16* out, const u16* gate_up, const u16* down, const float* styles1, const float* styles2,
+                   const float* final_styles, const float* shift_qkv, const float* shift_gate_up, const float2* angles, u16* keys, u16* values, u16* x,
+                   u16* q, u16* attended, u16* hidden, float* squares, u32* counter, const u16* action_out, const float* out_bias,
+                   const u16* action_in, const float* in_bias, float* velocity, float* state, float dt, int rows, int prefix, int layers, int steps) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  __shared__ float inverse[64];
+  __shared__ __align__(8) u64 barriers[Block::kBarriers + 1];
+  const Arguments a{h, qkv, out, gate_up, down, styles1, styles2, final_styles, shift_qkv, shift_gate_up, angles, keys, values, x, q, attended,
+                    hidden, squares, counter, action_out, out_bias, action_in, in_bias, velocity, state, dt, rows, prefix, layers, steps};
+  Block b(shared_address(shared), shared_address(barriers));
+  if (threadIdx.x == 0) b.begin();
+  __syncthreads();
+  cluster_arrive();
+  cluster_wait();
+  allow_next_kernel();
+
+  if (b.group == 2) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (b.warp == 0 && b.lane == 0) Stream(a, b).run();
+    if (b.warp == 1) Follower(a, b).run();
+    __syncwarp();
+    cluster_arrive_relaxed();  // nobody leaves while another may still send
+    cluster_wait();
+    return;
+  }
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+  wait_for_previous_kernels();
+  Four residual;
+  {
+    const Place at(a, b);
+    residual = load_h(a, at);
+    publish(a, b, at, residual, load_four(at, a.styles1), a.squares);
+  }
+  arrive();
+  u32 parity = 0;
+#pragma unroll 1
+  for (int step = 0; step < a.steps; ++step) {
+#pragma unroll 1
+    for (int i = 0; i < a.layers; ++i, parity ^= 1) {
+      const Layer layer(a, i, step, parity);
+      b.forget();
+      layer.qkv(b, residual, inverse);
+      arrive();
+      b.forget();
+      layer.attention(b);
+      arrive();
+      b.forget();
+      layer.out(b, residual);
+      arrive();
+      b.forget();
+      layer.gate_up(b, inverse);
+      arrive();
+      b.forget();
+      layer.down(b, residual);
+      arrive();
+    }
+    barrier_wait(b.rows_full, step & 1);
+    if (static_cast<int>(blockIdx.x) < a.rows) rows_phase(a, b, step, reinterpret_cast<float*>(shared + kXAt));
+    if (step + 1 < a.steps) arrive();
+  }
+  cluster_arrive_relaxed();
+  cluster_wait();
+}
+
+// shifts [layers][steps][columns] = shift W: what a norm's shift adds to each column of the product after it. W as the persistent kernel takes it.
+// grid (columns / 256, 1, layers); a warp 32 columns. The shift is split into two bf16, which keeps 16 bits of it.
+// Bound: reading W once; 16 steps at a time.
+extern "C" __global__ void __launch_bounds__(256)
+denoise_persistent_shift(const float* styles, const u16* __restrict__ weights, float* shifts, u32* counter, int columns, int steps) {
+  constexpr int kSteps = 16, kRow = kWidth * 2 + 64;  // bytes of a row, so that two rows are in different banks
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const u32 base = shared_address(shared);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, turn = lane % 4, units = columns / 8;
+  const int unit0 = blockIdx.x * 32 + warp * 4;
+  styles += blockIdx.z * static_cast<i64>(steps) * 3 * kWidth + kWidth;
+  weights += blockIdx.z * static_cast<i64>(kWidth) * columns;
+  shifts += blockIdx.z * static_cast<i64>(steps) * columns;
+  allow_next_kernel();
+  wait_for_previous_kernels();
+  if (blockIdx.x == 0 && blockIdx.z == 0 && threadIdx.x == 0) *counter = 0;
+  for (int step0 = 0; step0 < steps; step0 += kSteps) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < kSteps * kWidth / 2; i += 256) {
+      const int step = i / (kWidth / 2), pair = i % (kWidth / 2);
+      float2 x = make_float2(0.f, 0.f);
+      if (step0 + step < steps) x = *reinterpret_cast<const float2*>(styles + (step0 + step) * i64{3} * kWidth + pair * 2);
+      const u32 high = Bf16::pack(x.x, x.y);
+      store_shared_b32(base + step * kRow + pair * 4, high);
+      store_shared_b32(base + (kSteps + step) * kRow + pair * 4, Bf16::pack(x.x - Bf16::low(high), x.y - Bf16::high(high)));
+    }
+    __syncthreads();
+    float acc[4][4] = {};
+#pragma unroll 2
+    for (int panel = 0; panel < kWidth / 64; ++panel) {
+      // Of each column two chunks of eight k. Which k meet in a product is all the same, as long as both operands agree.
+      uint4 w[4][2];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          w[i][half] = *reinterpret_cast<const uint4*>(weights + (static_cast<i64>(panel) * units + unit0 + i) * 512 + group * 64 + ((turn + half * 4) ^ group) * 8);
+#pragma unroll
+      for (int part = 0; part < 2; ++part) {
+        const u32 from = base + (part * kSteps + group) * kRow + panel * 128 + turn * 16;
+        const uint4 x[4] = {load_shared_b128(from), load_shared_b128(from + 8 * kRow), load_shared_b128(from + 64), load_shared_b128(from + 8 * kRow + 64)};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint4 left = w[i][0], right = w[i][1];
+          Bf16::mma(acc[i], {x[0].x, x[1].x, x[2].x, x[3].x}, left.x, right.x);
+          Bf16::mma(acc[i], {x[0].y, x[1].y, x[2].y, x[3].y}, left.y, right.y);
+          Bf16::mma(acc[i], {x[0].z, x[1].z, x[2].z, x[3].z}, left.z, right.z);
+          Bf16::mma(acc[i], {x[0].w, x[1].w, x[2].w, x[3].w}, left.w, right.w);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int step = step0 + group + half * 8;
+        if (step < steps)
+          *reinterpret_cast<float2*>(shifts + static_cast<i64>(step) * columns + (unit0 + i) * 8 + turn * 2) = make_float2(acc[i][2 * half], acc[i][2 * half + 1]);
+      }
+  }
+}
