@@ -74,6 +74,16 @@ __device__ __forceinline__ u32 load_shared_b32(u32 shared) {
   return x;
 }
 
+// A word that other threads of the block change meanwhile.
+__device__ __forceinline__ u32 load_shared_volatile(u32 shared) {
+  u32 x;
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_shared_volatile(u32 shared, u32 x) {
+  asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(shared), "r"(x) : "memory");
+}
+
 __device__ __forceinline__ float2 load_shared_f32x2(u32 shared) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(shared) : "memory");

@@ -12,8 +12,8 @@
 //
 // Threads: 384; 256 work, of the others one asks for weights and one warp for activations.
 // Shared memory: the weights of a product, its x, what the cluster sends; see persistent.cuh.
-// Bound: latency. Five barriers a layer of 1.3 us each from the first store to the last copy, five products that are 3 us of tensor cores, four
-// exchanges in the clusters; the weights alone are 8 us of reading, beside all that.
+// Bound: latency. A layer has five barriers of 1.3 us each, from a block's last store to the first copy of it, 3 us of tensor cores in its products, and
+// an exchange in the cluster after each; reading its weights is 8 us, beside all that.
 #include "denoise/persistent.cuh"
 #include "denoise/persistent_attention.cuh"
 
@@ -103,11 +103,13 @@ struct Layer {
     const int slice = b.slice(), row = b.row(slice);
     float4 turns[kMostQkvUnits] = {};
     float2 shifts[kMostQkvUnits][2] = {};
+    u16* to[kMostQkvUnits] = {};  // where a thread's columns go
     if (b.group == 0) {
       const float* shift = a.shift_qkv + (static_cast<i64>(layer) * a.steps + step) * (kQkvUnits * 16) + units.first * 16 + b.lane % 4 * 2;
 #pragma unroll
       for (int i = 0; i < kMostQkvUnits; ++i) {
         const int unit = units.first + i;
+        to[i] = place(unit, row, b.lane % 4 * 2);
         turns[i] = make_float4(1.f, 0.f, 1.f, 0.f);
         if (i >= units.count) continue;
         if (row < a.rows && unit / 16 <= kHeads) turns[i] = *reinterpret_cast<const float4*>(a.angles + row * kHalfHead + unit % 16 * 8 + b.lane % 4 * 2);
@@ -129,7 +131,7 @@ struct Layer {
       if (b.lane == 0) barrier_arrive_one(b.qkv_free);
       hold_weights(b);
       // To the block with the other slice of k its half of the rows.
-      const u32 to = cluster_address(b.base + kPartsAt + b.thread * 16, b.rank ^ 4), barrier = cluster_address(b.parts_full, b.rank ^ 4);
+      const u32 parts = cluster_address(b.base + kPartsAt + b.thread * 16, b.rank ^ 4), barrier = cluster_address(b.parts_full, b.rank ^ 4);
       float4 mine[kMostQkvUnits];
 #pragma unroll
       for (int i = 0; i < kMostQkvUnits; ++i) {
@@ -137,7 +139,7 @@ struct Layer {
         const float4 lower = make_float4(acc[8 * i + 2], acc[8 * i + 3], acc[8 * i + 6], acc[8 * i + 7]);
         const float4 theirs = slice == 0 ? lower : upper;
         mine[i] = slice == 0 ? upper : lower;
-        send_b128(to + i * 2048, __float_as_uint(theirs.x), __float_as_uint(theirs.y), __float_as_uint(theirs.z), __float_as_uint(theirs.w), barrier);
+        send_b128(parts + i * 2048, __float_as_uint(theirs.x), __float_as_uint(theirs.y), __float_as_uint(theirs.z), __float_as_uint(theirs.w), barrier);
       }
       barrier_sync(kNormed, kWorkers);
       barrier_wait(b.parts_full, b.parts_parity);
@@ -150,7 +152,7 @@ struct Layer {
           // Two columns, and those half a head further, with which they rotate.
           const float l0 = r * (mine[i].x + other.x) + shifts[i][0].x, l1 = r * (mine[i].y + other.y) + shifts[i][0].y;
           const float r0 = r * (mine[i].z + other.z) + shifts[i][1].x, r1 = r * (mine[i].w + other.w) + shifts[i][1].y;
-          write(units.first + i, row, b.lane % 4 * 2, Bf16::pack(l0 * turn.x - r0 * turn.y, l1 * turn.z - r1 * turn.w),
+          write(to[i], units.first + i, Bf16::pack(l0 * turn.x - r0 * turn.y, l1 * turn.z - r1 * turn.w),
                 Bf16::pack(r0 * turn.x + l0 * turn.y, r1 * turn.z + l1 * turn.w));
         }
       }
@@ -195,19 +197,21 @@ struct Layer {
   }
 
  private:
-  // A pair of columns and its partners half a head further, of q, k or v.
-  __device__ __forceinline__ void write(int unit, int row, int pair, u32 left, u32 right) const {
-    const int head = unit / 16, column = unit % 16 * 8 + pair, key = a.prefix + row;
-    if (head < kHeads) {
-      *reinterpret_cast<u32*>(a.q + query_at(row * kHeads + head, column)) = left;
-      *reinterpret_cast<u32*>(a.q + query_at(row * kHeads + head, kHalfHead + column)) = right;
-    } else if (head == kHeads) {
-      *reinterpret_cast<u32*>(keys + fragment_at(key, column)) = left;
-      *reinterpret_cast<u32*>(keys + fragment_at(key, kHalfHead + column)) = right;
+  // Where a unit's columns of q, k or v go: a pair of them, and what `write` finds from there, its partners half a head further.
+  __device__ __forceinline__ u16* place(u32 unit, u32 row, u32 pair) const {
+    const u32 head = unit / 16, column = unit % 16 * 8 + pair, key = a.prefix + row;
+    if (head < kHeads) return a.q + query_at(row * kHeads + head, column);
+    return head == kHeads ? keys + key_at(key, column) : values + value_at(key, column);
+  }
+  __device__ __forceinline__ void write(u16* to, u32 unit, u32 left, u32 right) const {
+    constexpr u32 kQueriesFurther = kHalfHead / 64 * kQueryRows * 64, kFurther = kHalfHead / 16 * 256, kNextValue = 32;
+    const u32 head = unit / 16;
+    if (head <= kHeads) {
+      *reinterpret_cast<u32*>(to) = left;
+      *reinterpret_cast<u32*>(to + (head < kHeads ? kQueriesFurther : kFurther)) = right;
     } else {
-      values[transposed_fragment_at(column, key)] = static_cast<u16>(left), values[transposed_fragment_at(column + 1, key)] = static_cast<u16>(left >> 16);
-      values[transposed_fragment_at(kHalfHead + column, key)] = static_cast<u16>(right);
-      values[transposed_fragment_at(kHalfHead + column + 1, key)] = static_cast<u16>(right >> 16);
+      to[0] = static_cast<u16>(left), to[kNextValue] = static_cast<u16>(left >> 16);
+      to[kFurther] = static_cast<u16>(right), to[kFurther + kNextValue] = static_cast<u16>(right >> 16);
     }
   }
 
@@ -234,6 +238,9 @@ struct Layer {
     const int count = min_of(kUnits, units.count - static_cast<int>(kBefore)), slice = b.slice(), row = b.row(slice);
     const float* shift = a.shift_gate_up + (static_cast<i64>(layer) * a.steps + step) * (kGateUpUnits * 16) + (units.first + kBefore) * 16 + b.lane % 4 * 2;
     float2 shifts[kUnits][2] = {};
+    u32 to[kUnits] = {};  // where a thread's columns go
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) to[i] = activation_at(row, (units.first + kBefore + i) * 8 + b.lane % 4 * 2);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i)
       if (i < count) shifts[i][0] = *reinterpret_cast<const float2*>(shift + i * 16), shifts[i][1] = *reinterpret_cast<const float2*>(shift + i * 16 + 8);
@@ -250,7 +257,7 @@ struct Layer {
 
     // To the block with the other slice of k its half of the rows, two units at a time.
     const u32 parts = b.base + kPartsAt + kBefore * 1024;
-    const u32 to = cluster_address(parts, b.rank ^ 4), barrier = cluster_address(b.parts_full, b.rank ^ 4);
+    const u32 peer = cluster_address(parts, b.rank ^ 4), barrier = cluster_address(b.parts_full, b.rank ^ 4);
     float4 mine[kUnits];  // two columns of gate, two of up
     uint2 theirs[kUnits];
 #pragma unroll
@@ -262,8 +269,8 @@ struct Layer {
     }
 #pragma unroll
     for (int i = 0; i + 1 < kUnits; i += 2)
-      send_b128(to + i * 1024 + b.thread * 16, theirs[i].x, theirs[i].y, theirs[i + 1].x, theirs[i + 1].y, barrier);
-    if (kUnits % 2 == 1) send_b64(to + (kUnits - 1) * 1024 + b.thread * 8, theirs[kUnits - 1].x, theirs[kUnits - 1].y, barrier);
+      send_b128(peer + i * 1024 + b.thread * 16, theirs[i].x, theirs[i].y, theirs[i + 1].x, theirs[i + 1].y, barrier);
+    if (kUnits % 2 == 1) send_b64(peer + (kUnits - 1) * 1024 + b.thread * 8, theirs[kUnits - 1].x, theirs[kUnits - 1].y, barrier);
     barrier_wait(b.parts_full, b.parts_parity);
     if (row >= a.rows) return;
     const float r = inverse[row];
@@ -274,8 +281,7 @@ struct Layer {
       const u32 gates = load_shared_b32(from), ups = load_shared_b32(from + 4);
       const float g0 = r * (mine[i].x + Bf16::low(gates)) + shifts[i][0].x, g1 = r * (mine[i].y + Bf16::high(gates)) + shifts[i][0].y;
       const float u0 = r * (mine[i].z + Bf16::low(ups)) + shifts[i][1].x, u1 = r * (mine[i].w + Bf16::high(ups)) + shifts[i][1].y;
-      const int column = (units.first + static_cast<int>(kBefore) + i) * 8 + b.lane % 4 * 2;
-      *reinterpret_cast<u32*>(a.hidden + activation_at(row, column)) = Bf16::pack(gelu_tanh(g0) * u0, gelu_tanh(g1) * u1);
+      *reinterpret_cast<u32*>(a.hidden + to[i]) = Bf16::pack(gelu_tanh(g0) * u0, gelu_tanh(g1) * u1);
     }
   }
 };
@@ -349,7 +355,7 @@ denoise_persistent(u16* h, const u16* qkv, const u16* out, const u16* gate_up, c
 // shifts [layers][steps][columns] = shift W: what a norm's shift adds to each column of the product after it. W as the persistent kernel takes it.
 // grid (columns / 256, 1, layers); a warp 32 columns. The shift is split into two bf16, which keeps 16 bits of it.
 // Bound: reading W once; 16 steps at a time.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
 denoise_persistent_shift(const float* styles, const u16* __restrict__ weights, float* shifts, u32* counter, int columns, int steps) {
   constexpr int kSteps = 16, kRow = kWidth * 2 + 64;  // bytes of a row, so that two rows are in different banks
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -374,7 +380,7 @@ denoise_persistent_shift(const float* styles, const u16* __restrict__ weights, f
     }
     __syncthreads();
     float acc[4][4] = {};
-#pragma unroll 2
+#pragma unroll 1
     for (int panel = 0; panel < kWidth / 64; ++panel) {
       // Of each column two chunks of eight k. Which k meet in a product is all the same, as long as both operands agree.
       uint4 w[4][2];

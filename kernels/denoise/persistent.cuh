@@ -10,9 +10,9 @@
 //
 // Threads: two warpgroups of workers; in a third, one thread asks for weights and one warp for what other blocks write.
 //
-// Weights do not wait for the barriers: each product's are asked for as soon as its place in shared memory is free, a few pieces at a time. While
-// they are under way a fence takes until they have come (up to 2000 cycles in place of 600); therefore none are asked for from the end of a
-// block's products until it has told the others that it is done.
+// Weights do not wait for the barriers: each product's are asked for as soon as its place in shared memory is free, a few pieces at a time. A fence
+// waits for all that is under way to its multiprocessor (with 32 KB from memory 1700 cycles in place of 600); therefore no weights are asked for from
+// the end of a block's products until it has told the others that it is done.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
@@ -70,15 +70,16 @@ struct Arguments {
 };
 
 // Where element k of a row of an activation lies: [k / 64][56 rows][64], swizzled.
-__device__ __forceinline__ int activation_at(int row, int k) { return k / 64 * kPanelElements + row * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8; }
+__device__ __forceinline__ u32 activation_at(u32 row, u32 k) { return k / 64 * kPanelElements + row * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8; }
 // The same of queries: [4][56 8 rows (token, head)][64].
-__device__ __forceinline__ int query_at(int row, int k) { return (k / 64 * kQueryRows + row) * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8; }
-// Where an element lies in a matrix of fragments, 16 x 16 each: as a lane holds it for wgmma_columns.
-__device__ __forceinline__ int fragment_at(int row, int k) {
-  return (row / 16 * (kHeadDim / 16) + k / 16) * 256 + (row % 8 * 4 + k % 8 / 2) * 8 + (row % 16 / 8 + k % 16 / 8 * 2) * 2 + k % 2;
+__device__ __forceinline__ u32 query_at(u32 row, u32 k) { return (k / 64 * kQueryRows + row) * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8; }
+// Where a key's or value's column lies in the fragments of a layer, 16 keys x 16 columns each: as a lane holds them for wgmma_columns, which of keys has
+// neighbours along the columns, of values along the keys.
+__device__ __forceinline__ u32 key_at(u32 key, u32 column) {
+  return (key / 16 * (kHeadDim / 16) + column / 16) * 256 + (key % 8 * 4 + column % 8 / 2) * 8 + (key % 16 / 8 + column % 16 / 8 * 2) * 2 + column % 2;
 }
-__device__ __forceinline__ int transposed_fragment_at(int row, int k) {
-  return (k / 16 * (kHeadDim / 16) + row / 16) * 256 + (row % 8 * 4 + k % 8 / 2) * 8 + (row % 16 / 8 + k % 16 / 8 * 2) * 2 + k % 2;
+__device__ __forceinline__ u32 value_at(u32 key, u32 column) {
+  return (key / 16 * (kHeadDim / 16) + column / 16) * 256 + (column % 8 * 4 + key % 8 / 2) * 8 + (column % 16 / 8 + key % 16 / 8 * 2) * 2 + key % 2;
 }
 
 // A share of a product's units.
@@ -117,7 +118,7 @@ struct Block {
     barrier_init(qkv_free, 4), barrier_init(down_free, 4);  // warps that multiply
     barrier_init(gate_up_free, 8), barrier_init(gate_up_upper_free, 8);
     for (u32 at = parts_full; at < hold; at += 8) barrier_init(at, 1);
-    store_shared_b32(hold, 0);
+    store_shared_volatile(hold, 0);
     barrier_init_fence();
   }
   // Kept over the phases, what follows from these would fill the registers: it is computed anew.
@@ -153,7 +154,7 @@ __device__ __forceinline__ void arrive() {
 }
 // No weights from here until the block has arrived; by one thread.
 __device__ __forceinline__ void hold_weights(const Block& b) {
-  if (threadIdx.x == 0) store_shared_b32(b.hold, 1);
+  if (threadIdx.x == 0) store_shared_volatile(b.hold, 1);
 }
 
 // Weights in the order in which they are needed, by one thread.
@@ -180,22 +181,22 @@ class Stream {
   __device__ __forceinline__ void ask(u32 to, const u16* from, u32 bytes, u32 barrier) {
     if (asked[4 - kPieces] != 0) barrier_wait(asked[4 - kPieces] & ~1u, asked[4 - kPieces] & 1);
     asked[0] = asked[1], asked[1] = asked[2], asked[2] = asked[3], asked[3] = barrier | parity;
-    while (load_shared_b32(b.hold) != 0) {}
+    while (load_shared_volatile(b.hold) != 0) {}
     barrier_expect(barrier, bytes);
     copy_bulk(to, from, bytes, barrier);
   }
   __device__ __forceinline__ void ask_gate_up(const u16* from, int panel) {
     const u32 to = b.base + kGateUpAt + panel * kGateUpPanel, barrier = b.gate_up_full + panel * 16;
     from += panel * (kGateUpUnits * 1024);
-    ask<2>(to, from, kFirstGroupBytes, barrier);
-    ask<2>(to + kFirstGroupBytes, from + kFirstGroupBytes / 2, gate_up.count * 2048 - kFirstGroupBytes, barrier + 8);
+    ask<3>(to, from, kFirstGroupBytes, barrier);
+    ask<3>(to + kFirstGroupBytes, from + kFirstGroupBytes / 2, gate_up.count * 2048 - kFirstGroupBytes, barrier + 8);
   }
 
   __device__ __forceinline__ void pass(int layer, bool first) {
     constexpr i64 kCache = kMostKeys * kHeadDim;
     const u16* from = a.qkv + ((layer * i64{16} + b.slice() * 8) * kQkvUnits + qkv.first) * 1024;
 #pragma unroll 1
-    for (int i = 0; i < 8; ++i) ask<3>(b.base + kQkvAt + i * kQkvPanel, from + i * (kQkvUnits * 1024), qkv.count * 2048, b.qkv_full + i * 8);
+    for (int i = 0; i < 8; ++i) ask<4>(b.base + kQkvAt + i * kQkvPanel, from + i * (kQkvUnits * 1024), qkv.count * 2048, b.qkv_full + i * 8);
     // Keys and values go from the L2 to registers: here they are read into it. A layer's are 128 pieces of 4096 bytes.
     for (int piece = blockIdx.x; piece < 128; piece += kBlocks) {
       prefetch_bulk(a.keys + layer * kCache + piece * 2048, 4096);
@@ -210,7 +211,7 @@ class Stream {
     barrier_wait(b.qkv_free, parity);
     from = a.out + ((layer * i64{32} + b.rank * 4) * kWidthUnits + width.first) * 512;
 #pragma unroll 1
-    for (int i = 0; i < 4; ++i) ask<2>(b.base + kOutAt + i * kOutPanel, from + i * (kWidthUnits * 512), width.count * 1024, b.out_full + i * 8);
+    for (int i = 0; i < 4; ++i) ask<3>(b.base + kOutAt + i * kOutPanel, from + i * (kWidthUnits * 512), width.count * 1024, b.out_full + i * 8);
 #pragma unroll 1
     for (int i = 0; i < 3; ++i) ask_gate_up(from_gate_up, i);
 
@@ -219,7 +220,7 @@ class Stream {
 #pragma unroll 1
     for (int i = 0; i < 8; ++i) {
       const long long begun = clock64();
-      while (clock64() - begun < 400) {}  // not all at once
+      while (clock64() - begun < 200) {}  // not all at once
       prefetch_bulk(from + i * (kWidthUnits * 512), width.count * 1024);
     }
     barrier_wait(b.gate_up_upper_free, parity);
@@ -267,7 +268,7 @@ class Follower {
     barrier_sync(kArrived, kWorkers + 32);
     if (b.lane == 0) {
       asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(a.counter), "r"(1) : "memory");
-      store_shared_b32(b.hold, 0);
+      store_shared_volatile(b.hold, 0);
       u32 seen;
       do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(a.counter) : "memory");
       while (seen < arrived);

@@ -149,7 +149,7 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
       all += weight * states[i].y;
       if (i == warp) mine = weight;
     }
-    store_shared_f32(b.base + kFactorsAt + warp * 128 + b.lane * 4, mine / all);
+    store_shared_f32(b.base + kFactorsAt + warp * 128 + b.lane * 4, mine * reciprocal_approx(all));
   }
   barrier_sync(kWorking, kWorkers);
   if (b.group == 1) return;

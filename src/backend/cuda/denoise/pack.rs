@@ -178,7 +178,7 @@ impl Packing {
                 for k in 0..TILE {
                     let from = self.chunk(inputs, layer, panel * TILE + k, unit);
                     for (column, from) in from.chunks_exact(element).enumerate() {
-                        let at = (column * TILE + (k / CHUNK ^ column) * CHUNK + k % CHUNK) * element;
+                        let at = (column * TILE + ((k / CHUNK) ^ column) * CHUNK + k % CHUNK) * element;
                         to[at..at + element].copy_from_slice(from);
                     }
                 }
@@ -268,7 +268,7 @@ mod tests {
         let packed: Vec<u16> = packing.pack_panels(&[&input]).chunks_exact(2).map(|x| u16::from_le_bytes([x[0], x[1]])).collect();
         for (layer, k, column) in [(0, 0, 0), (0, 9, 3), (1, 127, 15), (1, 70, 8)] {
             let unit = (layer * 2 + k / 64) * 2 + column / 8;
-            let chunk = k % 64 / 8 ^ column % 8;
+            let chunk = (k % 64 / 8) ^ (column % 8);
             assert_eq!(packed[unit * 512 + column % 8 * 64 + chunk * 8 + k % 8], number(layer, k, column));
         }
     }
