@@ -355,7 +355,7 @@ denoise_persistent(u16* h, const u16* qkv, const u16* out, const u16* gate_up, c
 // shifts [layers][steps][columns] = shift W: what a norm's shift adds to each column of the product after it. W as the persistent kernel takes it.
 // grid (columns / 256, 1, layers); a warp 32 columns. The shift is split into two bf16, which keeps 16 bits of it.
 // Bound: reading W once; 16 steps at a time.
-extern "C" __global__ void __launch_bounds__(256, 3)
+extern "C" __global__ void __launch_bounds__(256)
 denoise_persistent_shift(const float* styles, const u16* __restrict__ weights, float* shifts, u32* counter, int columns, int steps) {
   constexpr int kSteps = 16, kRow = kWidth * 2 + 64;  // bytes of a row, so that two rows are in different banks
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -380,7 +380,7 @@ denoise_persistent_shift(const float* styles, const u16* __restrict__ weights, f
     }
     __syncthreads();
     float acc[4][4] = {};
-#pragma unroll 1
+#pragma unroll 4
     for (int panel = 0; panel < kWidth / 64; ++panel) {
       // Of each column two chunks of eight k. Which k meet in a product is all the same, as long as both operands agree.
       uint4 w[4][2];
