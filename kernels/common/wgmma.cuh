@@ -78,8 +78,8 @@ __device__ __forceinline__ void wgmma_columns(float (&d)[40], u64 x, u64 w) {
       : "l"(x), "l"(w));
 }
 
-// The same, x in registers: of a warp's 16 rows a lane has rows lane / 4 and, in the odd registers, 8 further; two neighbours of k, lane % 4 * 2, and in
-// the last two registers 8 further.
+// The same, x in registers: of a warp's 16 rows a lane has rows lane / 4 and, in the odd registers, 8 further; two neighbours of k, lane % 4 * 2, and
+// in the last two registers 8 further.
 __device__ __forceinline__ void wgmma_columns(float (&d)[16], const u32 (&x)[4], u64 w) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19},"

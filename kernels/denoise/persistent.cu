@@ -12,8 +12,8 @@
 //
 // Threads: 384; 256 work, of the others one asks for weights and one warp for activations.
 // Shared memory: the weights of a product, its x, what the cluster sends; see persistent.cuh.
-// Bound: latency. A layer has five barriers of 1.3 us each, from a block's last store to the first copy of it, 3 us of tensor cores in its products, and
-// an exchange in the cluster after each; reading its weights is 8 us, beside all that.
+// Bound: latency. A layer has five barriers of 1.3 us each, from a block's last store to the first copy of it, 3 us of tensor cores in its products,
+// and an exchange in the cluster after each; reading its weights is 8 us, beside all that.
 #include "denoise/persistent.cuh"
 #include "denoise/persistent_attention.cuh"
 
@@ -112,7 +112,8 @@ struct Layer {
         to[i] = place(unit, row, b.lane % 4 * 2);
         turns[i] = make_float4(1.f, 0.f, 1.f, 0.f);
         if (i >= units.count) continue;
-        if (row < a.rows && unit / 16 <= kHeads) turns[i] = *reinterpret_cast<const float4*>(a.angles + row * kHalfHead + unit % 16 * 8 + b.lane % 4 * 2);
+        if (row < a.rows && unit / 16 <= kHeads)
+          turns[i] = *reinterpret_cast<const float4*>(a.angles + row * kHalfHead + unit % 16 * 8 + b.lane % 4 * 2);
         shifts[i][0] = *reinterpret_cast<const float2*>(shift + i * 16), shifts[i][1] = *reinterpret_cast<const float2*>(shift + i * 16 + 8);
       }
     }
@@ -139,7 +140,8 @@ struct Layer {
         const float4 lower = make_float4(acc[8 * i + 2], acc[8 * i + 3], acc[8 * i + 6], acc[8 * i + 7]);
         const float4 theirs = slice == 0 ? lower : upper;
         mine[i] = slice == 0 ? upper : lower;
-        send_b128(parts + i * 2048, __float_as_uint(theirs.x), __float_as_uint(theirs.y), __float_as_uint(theirs.z), __float_as_uint(theirs.w), barrier);
+        send_b128(parts + i * 2048, __float_as_uint(theirs.x), __float_as_uint(theirs.y), __float_as_uint(theirs.z), __float_as_uint(theirs.w),
+                  barrier);
       }
       barrier_sync(kNormed, kWorkers);
       barrier_wait(b.parts_full, b.parts_parity);
@@ -236,14 +238,16 @@ struct Layer {
     constexpr u32 kBefore = kUnits == kFirstGroupUnits ? 0 : kFirstGroupUnits;  // units of the other warpgroup
     const Units units = b.gate_up();
     const int count = min_of(kUnits, units.count - static_cast<int>(kBefore)), slice = b.slice(), row = b.row(slice);
-    const float* shift = a.shift_gate_up + (static_cast<i64>(layer) * a.steps + step) * (kGateUpUnits * 16) + (units.first + kBefore) * 16 + b.lane % 4 * 2;
+    const float* shift = a.shift_gate_up + (static_cast<i64>(layer) * a.steps + step) * (kGateUpUnits * 16) + (units.first + kBefore) * 16 +
+                         b.lane % 4 * 2;
     float2 shifts[kUnits][2] = {};
     u32 to[kUnits] = {};  // where a thread's columns go
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) to[i] = activation_at(row, (units.first + kBefore + i) * 8 + b.lane % 4 * 2);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i)
-      if (i < count) shifts[i][0] = *reinterpret_cast<const float2*>(shift + i * 16), shifts[i][1] = *reinterpret_cast<const float2*>(shift + i * 16 + 8);
+      if (i < count)
+        shifts[i][0] = *reinterpret_cast<const float2*>(shift + i * 16), shifts[i][1] = *reinterpret_cast<const float2*>(shift + i * 16 + 8);
     if (threadIdx.x == 0) barrier_expect(b.parts_full, kGateUpPartsBytes);
     barrier_wait(b.x_full + 2 * 8, b.x_parity);
     Norm norm;
@@ -286,12 +290,14 @@ struct Layer {
   }
 };
 
-// grid 120, all at once; `velocity` or `state` is null
+// grid 120, all at once and with no other such kernel on the GPU; `velocity` or `state` is null. Each launch needs the shifts' kernel before it, which
+// also sets the counter to 0.
 extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThreads, 1)
 denoise_persistent(u16* h, const u16* qkv, const u16* out, const u16* gate_up, const u16* down, const float* styles1, const float* styles2,
-                   const float* final_styles, const float* shift_qkv, const float* shift_gate_up, const float2* angles, u16* keys, u16* values, u16* x,
-                   u16* q, u16* attended, u16* hidden, float* squares, u32* counter, const u16* action_out, const float* out_bias,
-                   const u16* action_in, const float* in_bias, float* velocity, float* state, float dt, int rows, int prefix, int layers, int steps) {
+                   const float* final_styles, const float* shift_qkv, const float* shift_gate_up, const float2* angles, u16* keys, u16* values,
+                   u16* x, u16* q, u16* attended, u16* hidden, float* squares, u32* counter, const u16* action_out, const float* out_bias,
+                   const u16* action_in, const float* in_bias, float* velocity, float* state, float dt, int rows, int prefix, int layers,
+                   int steps) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ float inverse[64];
   __shared__ __align__(8) u64 barriers[Block::kBarriers + 1];
@@ -388,11 +394,13 @@ denoise_persistent_shift(const float* styles, const u16* __restrict__ weights, f
       for (int i = 0; i < 4; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          w[i][half] = *reinterpret_cast<const uint4*>(weights + (static_cast<i64>(panel) * units + unit0 + i) * 512 + group * 64 + ((turn + half * 4) ^ group) * 8);
+          w[i][half] = *reinterpret_cast<const uint4*>(weights + (static_cast<i64>(panel) * units + unit0 + i) * 512 + group * 64 +
+                                                       ((turn + half * 4) ^ group) * 8);
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
         const u32 from = base + (part * kSteps + group) * kRow + panel * 128 + turn * 16;
-        const uint4 x[4] = {load_shared_b128(from), load_shared_b128(from + 8 * kRow), load_shared_b128(from + 64), load_shared_b128(from + 8 * kRow + 64)};
+        const uint4 x[4] = {load_shared_b128(from), load_shared_b128(from + 8 * kRow), load_shared_b128(from + 64),
+                            load_shared_b128(from + 8 * kRow + 64)};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const uint4 left = w[i][0], right = w[i][1];
@@ -409,7 +417,8 @@ denoise_persistent_shift(const float* styles, const u16* __restrict__ weights, f
       for (int half = 0; half < 2; ++half) {
         const int step = step0 + group + half * 8;
         if (step < steps)
-          *reinterpret_cast<float2*>(shifts + static_cast<i64>(step) * columns + (unit0 + i) * 8 + turn * 2) = make_float2(acc[i][2 * half], acc[i][2 * half + 1]);
+          *reinterpret_cast<float2*>(shifts + static_cast<i64>(step) * columns + (unit0 + i) * 8 + turn * 2) =
+              make_float2(acc[i][2 * half], acc[i][2 * half + 1]);
       }
   }
 }

@@ -47,7 +47,8 @@ constexpr u32 kPartsAt = kOutAt + 4 * kOutPanel, kPartsBytes = 18432;           
 constexpr u32 kSharedBytes = kPartsAt + kPartsBytes;
 constexpr u32 kRowPartBytes = 1152, kRowPartsBytes = kRanks * kRowPartBytes, kQkvPartsBytes = 128 * 48, kGateUpPartsBytes = 128 * 72;
 static_assert(8 * kQkvPanel <= 3 * kGateUpPanel && 8 * kDownPanel <= 4 * kGateUpPanel && kXAt + 8 * kPanelBytes <= kPartsAt, "regions overlap");
-static_assert(kRowPartsBytes <= kPartsBytes && kGateUpPartsBytes <= kPartsBytes && kSharedBytes + 1024 <= 227 * 1024, "more than a multiprocessor has");
+static_assert(kRowPartsBytes <= kPartsBytes && kGateUpPartsBytes <= kPartsBytes, "parts overlap");
+static_assert(kSharedBytes + 1024 <= 227 * 1024, "more than a multiprocessor has");
 
 struct Arguments {
   u16* h;                                   // [rows][width]
@@ -73,10 +74,11 @@ struct Arguments {
 __device__ __forceinline__ u32 activation_at(u32 row, u32 k) { return k / 64 * kPanelElements + row * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8; }
 // The same of queries: [4][56 8 rows (token, head)][64].
 __device__ __forceinline__ u32 query_at(u32 row, u32 k) { return (k / 64 * kQueryRows + row) * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8; }
-// Where a key's or value's column lies in the fragments of a layer, 16 keys x 16 columns each: as a lane holds them for wgmma_columns, which of keys has
-// neighbours along the columns, of values along the keys.
+// Where a key's or value's column lies in the fragments of a layer, 16 keys x 16 columns each: as a lane holds them for wgmma_columns, which of keys
+// has neighbours along the columns, of values along the keys.
 __device__ __forceinline__ u32 key_at(u32 key, u32 column) {
-  return (key / 16 * (kHeadDim / 16) + column / 16) * 256 + (key % 8 * 4 + column % 8 / 2) * 8 + (key % 16 / 8 + column % 16 / 8 * 2) * 2 + column % 2;
+  return (key / 16 * (kHeadDim / 16) + column / 16) * 256 + (key % 8 * 4 + column % 8 / 2) * 8 + (key % 16 / 8 + column % 16 / 8 * 2) * 2 +
+         column % 2;
 }
 __device__ __forceinline__ u32 value_at(u32 key, u32 column) {
   return (key / 16 * (kHeadDim / 16) + column / 16) * 256 + (column % 8 * 4 + key % 8 / 2) * 8 + (column % 16 / 8 + key % 16 / 8 * 2) * 2 + key % 2;
@@ -311,7 +313,8 @@ __device__ __forceinline__ void multiply(const Block& b, float (&acc)[kN / 2], u
     for (int i = 0; i < kChunk; ++i)
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        wgmma_columns(acc, operand(b.base + kXAt + (chunk * kChunk + i) * kPanelBytes + step * 32), operand(weights + (chunk * kChunk + i) * kPanel + step * 32));
+        wgmma_columns(acc, operand(b.base + kXAt + (chunk * kChunk + i) * kPanelBytes + step * 32),
+                      operand(weights + (chunk * kChunk + i) * kPanel + step * 32));
     wgmma_commit();
     if (kFirst == 2 && turn == 2) {
       wgmma_wait<1>();
@@ -411,7 +414,8 @@ __device__ __forceinline__ void send_rows(const Arguments& a, const Block& b, co
   for (int half = 0; half < 2; ++half) {
     const u32 owner = b.warp * 2 + half;
     if (static_cast<int>(owner) * 8 >= a.rows) continue;
-    const u32 to = cluster_address(b.base + kPartsAt + b.rank * kRowPartBytes + b.lane / 4 * 144, owner), barrier = cluster_address(b.parts_full, owner);
+    const u32 to = cluster_address(b.base + kPartsAt + b.rank * kRowPartBytes + b.lane / 4 * 144, owner);
+    const u32 barrier = cluster_address(b.parts_full, owner);
     u32 pairs[9];
 #pragma unroll
     for (int j = 0; j < 9; ++j) pairs[j] = Bf16::pack(acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1]);

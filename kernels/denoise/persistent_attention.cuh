@@ -126,11 +126,13 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const u32 owner = b.group * 4 + half * 2 + b.warp / 2;
-    const u32 to = cluster_address(b.base + kPartsAt + b.rank * 2048 + b.warp % 2 * 1024 + b.lane * 16, owner), barrier = cluster_address(b.parts_full, owner);
+    const u32 to = cluster_address(b.base + kPartsAt + b.rank * 2048 + b.warp % 2 * 1024 + b.lane * 16, owner);
+    const u32 barrier = cluster_address(b.parts_full, owner);
     const float(&x)[16] = o[half];
 #pragma unroll
     for (int i = 0; i < 16; i += 8)
-      send_b128(to + i * 64, Bf16::pack(x[i], x[i + 1]), Bf16::pack(x[i + 2], x[i + 3]), Bf16::pack(x[i + 4], x[i + 5]), Bf16::pack(x[i + 6], x[i + 7]), barrier);
+      send_b128(to + i * 64, Bf16::pack(x[i], x[i + 1]), Bf16::pack(x[i + 2], x[i + 3]), Bf16::pack(x[i + 4], x[i + 5]),
+                Bf16::pack(x[i + 6], x[i + 7]), barrier);
   }
   barrier_wait(b.parts_full, b.parts_parity);
   b.parts_parity ^= 1;
@@ -170,5 +172,6 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
   barrier_sync(kAttended, 128);
   const int row = b.thread / 4, chunk = b.thread % 4, at = share.row0 + row;
   if (at < a.rows * kHeads)
-    *reinterpret_cast<uint4*>(a.attended + activation_at(at / kHeads, at % kHeads * kHeadDim + b.rank * 32 + chunk * 8)) = load_shared_b128(staged_at(row, chunk));
+    *reinterpret_cast<uint4*>(a.attended + activation_at(at / kHeads, at % kHeads * kHeadDim + b.rank * 32 + chunk * 8)) =
+        load_shared_b128(staged_at(row, chunk));
 }

@@ -8,7 +8,7 @@ pub struct Launch {
     pub symbol: &'static str,
     file: &'static str,
     pub blocks: fn(&Model, usize) -> [usize; 3],
-    /// Where blocks wait for each other, all have to run at once: the blocks of a cluster of them.
+    /// Where blocks wait for each other, all have to run at once: the blocks of a cluster of them. The GPU has to be this process' own meanwhile.
     pub together: Option<usize>,
 }
 

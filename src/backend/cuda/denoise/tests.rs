@@ -247,6 +247,10 @@ fn the_persistent_kernel_agrees_with_the_reference_to_its_bounds() {
         let model = Model { depth, ..SHALLOW };
         check(&LOOP[5..], &looped(model, 50, 968, steps), &device, &format!("depth={depth} steps={steps}"));
     }
+    // Ranks without rows and clusters without queries, step after step.
+    for (s, p, steps) in [(1, 1, 3), (9, 40, 2), (56, 968, 3)] {
+        check(&LOOP[5..], &looped(SHALLOW, s, p, steps), &device, &format!("shallow s={s} p={p} steps={steps}"));
+    }
 }
 
 #[test]
