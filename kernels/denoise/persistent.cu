@@ -290,8 +290,8 @@ struct Layer {
   }
 };
 
-// grid 120, all at once and with no other such kernel on the GPU; `velocity` or `state` is null. Each launch needs the shifts' kernel before it, which
-// also sets the counter to 0.
+// grid 120, all at once and with no other such kernel on the GPU; `velocity` or `state` is null. Each launch needs the shifts' kernel before it,
+// which also sets the counter to 0.
 extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThreads, 1)
 denoise_persistent(u16* h, const u16* qkv, const u16* out, const u16* gate_up, const u16* down, const float* styles1, const float* styles2,
                    const float* final_styles, const float* shift_qkv, const float* shift_gate_up, const float2* angles, u16* keys, u16* values,
