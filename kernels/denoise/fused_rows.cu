@@ -8,6 +8,7 @@
 // Bound: latency; 64 KB of weights for each product, in the L2.
 #include "common/cluster.cuh"
 #include "common/reduce.cuh"
+#include "denoise/actions.cuh"
 #include "denoise/model.cuh"
 
 constexpr int kThreads = 256;
@@ -18,16 +19,8 @@ static_assert(kWidth % (kThreads / 4) == 0, "four threads a row of action_out, i
 __device__ __forceinline__ void enter(const float* x, const u16* action_in, const float* bias, u16* h, float* squares, float* scratch) {
   float sum = 0.f;
   for (int column = threadIdx.x * 4; column < kWidth; column += kThreads * 4) {
-    const float4 b = *reinterpret_cast<const float4*>(bias + column);
-    float y[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-    for (int k = 0; k < kAction; ++k) {
-      const uint2 w = *reinterpret_cast<const uint2*>(action_in + k * kWidth + column);
-      y[0] += x[k] * Bf16::low(w.x);
-      y[1] += x[k] * Bf16::high(w.x);
-      y[2] += x[k] * Bf16::low(w.y);
-      y[3] += x[k] * Bf16::high(w.y);
-    }
+    float y[4];
+    project_in(x, action_in, bias, column, y);
     const uint2 rounded = make_uint2(Bf16::pack(y[0], y[1]), Bf16::pack(y[2], y[3]));
     *reinterpret_cast<uint2*>(h + column) = rounded;
     const float z[4] = {Bf16::low(rounded.x), Bf16::high(rounded.x), Bf16::low(rounded.y), Bf16::high(rounded.y)};
@@ -69,19 +62,8 @@ denoise_fused_rows_end(u16* h, float* squares, const float* style, const u16* __
   const float inverse = inverse_rms(squares);
   for (int i = threadIdx.x; i < kWidth; i += kThreads) y[i] = Bf16::to_f32(h[i]) * inverse * (1.f + style[i]) + style[kWidth + i];
   __syncthreads();
-  // Four threads a row of action_out, eight columns each.
   float sums[8] = {};
-#pragma unroll
-  for (int pass = 0; pass < kWidth / (kThreads / 4); ++pass) {
-    const int i = pass * (kThreads / 4) + threadIdx.x / 4;
-    const uint4 w = *reinterpret_cast<const uint4*>(action_out + i * kAction + threadIdx.x % 4 * 8);
-    const u32 pairs[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      sums[2 * j] += y[i] * Bf16::low(pairs[j]);
-      sums[2 * j + 1] += y[i] * Bf16::high(pairs[j]);
-    }
-  }
+  project_out<kThreads>(y, action_out, sums);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
 #pragma unroll

@@ -14,6 +14,7 @@
 // Shared memory: the weights of a product, its x, what the cluster sends; see persistent.cuh.
 // Bound: latency. A layer has five barriers of 1.3 us each, from a block's last store to the first copy of it, 3 us of tensor cores in its products,
 // and an exchange in the cluster after each; reading its weights is 8 us, beside all that.
+#include "denoise/actions.cuh"
 #include "denoise/persistent.cuh"
 #include "denoise/persistent_attention.cuh"
 
@@ -32,19 +33,8 @@ __device__ __forceinline__ void rows_phase(const Arguments& a, const Block& b, i
     y[i + 1] = Bf16::high(pair) * inverse * (1.f + style[i + 1]) + style[kWidth + i + 1];
   }
   barrier_sync(kWorking, kWorkers);
-  // Four threads a row of action_out, eight columns each.
   float sums[8] = {};
-#pragma unroll
-  for (int pass = 0; pass < kWidth / (kWorkers / 4); ++pass) {
-    const int i = pass * (kWorkers / 4) + threadIdx.x / 4;
-    const uint4 w = *reinterpret_cast<const uint4*>(a.action_out + i * kAction + threadIdx.x % 4 * 8);
-    const u32 pairs[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      sums[2 * j] += y[i] * Bf16::low(pairs[j]);
-      sums[2 * j + 1] += y[i] * Bf16::high(pairs[j]);
-    }
-  }
+  project_out<kWorkers>(y, a.action_out, sums);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
 #pragma unroll
@@ -66,13 +56,8 @@ __device__ __forceinline__ void rows_phase(const Arguments& a, const Block& b, i
   if (step + 1 == a.steps) return;
   barrier_sync(kWorking, kWorkers);
   const int column = threadIdx.x * 4;
-  const float4 bias = *reinterpret_cast<const float4*>(a.in_bias + column);
-  float z[4] = {bias.x, bias.y, bias.z, bias.w};
-#pragma unroll
-  for (int k = 0; k < kAction; ++k) {
-    const uint2 w = *reinterpret_cast<const uint2*>(a.action_in + k * kWidth + column);
-    z[0] += x[k] * Bf16::low(w.x), z[1] += x[k] * Bf16::high(w.x), z[2] += x[k] * Bf16::low(w.y), z[3] += x[k] * Bf16::high(w.y);
-  }
+  float z[4];
+  project_in(x, a.action_in, a.in_bias, column, z);
   const uint2 rounded = make_uint2(Bf16::pack(z[0], z[1]), Bf16::pack(z[2], z[3]));
   *reinterpret_cast<uint2*>(a.h + row * kWidth + column) = rounded;
   const float h[4] = {Bf16::low(rounded.x), Bf16::high(rounded.x), Bf16::low(rounded.y), Bf16::high(rounded.y)};

@@ -19,6 +19,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("common/wgmma.cuh", include_str!("../../../kernels/common/wgmma.cuh")),
     ("attention/shape.cuh", include_str!("../../../kernels/attention/shape.cuh")),
     ("attention/warp_gemm.cuh", include_str!("../../../kernels/attention/warp_gemm.cuh")),
+    ("denoise/actions.cuh", include_str!("../../../kernels/denoise/actions.cuh")),
     ("denoise/model.cuh", include_str!("../../../kernels/denoise/model.cuh")),
     ("denoise/panel.cuh", include_str!("../../../kernels/denoise/panel.cuh")),
     ("denoise/persistent.cuh", include_str!("../../../kernels/denoise/persistent.cuh")),

@@ -123,7 +123,7 @@ where
             name: "cuda/persistent",
             about: "all steps in one kernel of blocks that stay: weights stream in all the time, activations cross five barriers a layer",
             supports: |problem| {
-                Run::from(problem).captured().and_then(|run| run.supported_fused().and_then(|()| persistent::supported(&run)))
+                Run::from(problem).captured().and_then(|run| run.supported().and_then(|()| persistent::supported(&run)))
             },
             prepare: Prepare::CudaWithin {
                 device_bytes: |problem| persistent::device_bytes(&Run::from(problem)),

@@ -35,11 +35,6 @@ pub fn supported(run: &Run) -> Result<(), String> {
     Ok(())
 }
 
-/// Inputs that are held as they lie.
-pub fn inputs(run: &Run) -> Vec<Region> {
-    fused::inputs(run)
-}
-
 /// Packed inputs: weights, keys and values.
 pub fn packed(run: &Run) -> Vec<Region> {
     let Model { depth, head_dim, .. } = run.shape.model;
@@ -72,7 +67,7 @@ pub fn scratch(run: &Run) -> Vec<Region> {
 
 /// Inputs, styles and what they add, activations and the output.
 pub fn device_bytes(run: &Run) -> u64 {
-    buffers::device_bytes(run, &[&inputs(run), &packed(run), &scratch(run)])
+    buffers::device_bytes(run, &[&fused::inputs(run), &packed(run), &scratch(run)])
 }
 
 /// Writes the launches, each to begin while the one before it ends.
@@ -87,7 +82,7 @@ pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Outpu
         let cache = inputs.tensor(input).as_bytes();
         (name, pack_cache(cache, depth, head_dim, name == "values"))
     });
-    let memory = Buffers::new(run, inputs, device, &self::inputs(run), weights.chain(caches), &scratch(run), &[])?;
+    let memory = Buffers::new(run, inputs, device, &fused::inputs(run), weights.chain(caches), &scratch(run), &[])?;
     plan(run, &memory, output.argument()).finish(device, &run.shape.model, None, true, memory, None)
 }
 

@@ -118,7 +118,7 @@ fn plans(run: &Run) -> [(Plan, Buffers); 3] {
     let whole = Buffers::imagined(run, &[buffers::inputs(run, &[]), per_op::scratch(run)].concat());
     let caches = fused::caches(run).to_vec();
     let tailed = Buffers::imagined(run, &[fused::inputs(run), fused::packed(run), caches, fused::scratch(run)].concat());
-    let padded = Buffers::imagined(run, &[persistent::inputs(run), persistent::packed(run), persistent::scratch(run)].concat());
+    let padded = Buffers::imagined(run, &[fused::inputs(run), persistent::packed(run), persistent::scratch(run)].concat());
     [
         (per_op::plan(run, &whole, output, true), whole),
         (fused::plan(run, &tailed, output, None), tailed),
