@@ -209,6 +209,69 @@ fn what_cannot_be_compared_is_named() {
     assert!(scratch.compare("--base main --bench spin --budget 0.1s").all().contains("of 1"));
 }
 
+/// Two cases; what happens to the larger one is up to the environment: `SCRATCH_FAULT`, in the
+/// trials whose session contains `SCRATCH_WHEN`.
+const FAULT: &str = r#"
+fn fault(kind: &str) -> bool {
+    let variable = |name: &str| std::env::var(name).unwrap_or_default();
+    let order = std::fs::read_to_string(variable("KERNELGATE_TRIAL")).unwrap_or_default();
+    variable("SCRATCH_FAULT") == kind && order.contains(&variable("SCRATCH_WHEN"))
+}
+"#;
+
+#[test]
+fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
+    let scratch = Scratch::new();
+    let bench = [
+        ("default: &[\"n=1024\"]", "default: &[\"n=1024,2048\"]"),
+        ("self.n as u64 * 16", "if self.n == 2048 && fault(\"skip\") { 1 << 60 } else { self.n as u64 * 16 }"),
+        (
+            "    Harness::new(\"spin\", vec![suite(&SUM, ROWS)])",
+            "    if fault(\"exit\") { std::process::exit(7) }
+    const FEWER: Workload<Sum> = Workload { default: &[\"n=1024\"], ..SUM };
+    Harness::new(\"spin\", vec![suite(if fault(\"absent\") { &FEWER } else { &SUM }, ROWS)])",
+        ),
+    ];
+    let text = bench.iter().fold(format!("{BENCH}{FAULT}"), |text, (from, to)| {
+        assert!(text.contains(from));
+        text.replace(from, to)
+    });
+    scratch.write("benches/spin.rs", &text);
+    scratch.commit("two");
+    let compare = |fault: &str, when: &str, flags: &str| -> (Outcome, Vec<String>) {
+        let mut command = scratch.compare_with(&format!("--base main --head main --case-time 0.05s {flags}"));
+        let outcome: Outcome = command.env("SCRATCH_FAULT", fault).env("SCRATCH_WHEN", when).output().unwrap().into();
+        let row = outcome.stdout.lines().find(|line| line.starts_with(&CASE.replace("1024", "2048")));
+        let words = row.unwrap_or_default().split_whitespace().map(str::to_owned).collect();
+        (outcome, words)
+    };
+    let unmeasured = [&*CASE.replace("1024", "2048"), "inconclusive", "-", "-", "-", "-", "-", "0"];
+    // In every process but the one that verified it.
+    let (outcome, row) = compare("skip", "\"r1-", "");
+    outcome.expect(3, &["inconclusive: skipped in the base: needs 1152921505 GB of memory", "1 unchanged, 1 inconclusive of 2"]);
+    assert_eq!(row, unmeasured);
+    // After the first block: what that block measured is told, and decides nothing.
+    let (outcome, row) = compare("skip", "\"r1-b1-p0\"", "");
+    outcome.expect(3, &["inconclusive: too few pairs; skipped in the head: needs 1152921505 GB of memory"]);
+    assert_eq!((&*row[1], &**row.last().unwrap()), ("inconclusive", "2"));
+    let (outcome, row) = compare("absent", "\"r1-b0-p1\"", "");
+    outcome.expect(3, &["inconclusive: skipped in the head: the bench did not list it"]);
+    assert_eq!(row, unmeasured);
+    // What was interrupted knows it still, and asks for nothing again.
+    compare("", "", "--resume").0.expect(3, &["resuming with", "skipped in the head: the bench did not list it"]);
+    let (outcome, row) = compare("exit", "\"r1-", "");
+    outcome.expect(1, &["2 inconclusive of 2", "inconclusive: its bench broke in the head: exit status: 7"]);
+    assert_eq!(row, unmeasured);
+    let (outcome, row) = compare("exit", "\"r1-b0-p3\"", "--budget 0.1s");
+    outcome.expect(3, &["inconclusive: no block of it ended within 0 s and 24 blocks"]);
+    assert_eq!(row, unmeasured);
+    // While the base was verified: the head verified it, and there is nothing to compare with.
+    scratch.write("benches/spin.rs", &text.replace("ROUNDS: usize = 400", "ROUNDS: usize = 399"));
+    let mut command = scratch.compare_with("--base main --case-time 0.05s");
+    command.env("SCRATCH_FAULT", "skip").env("SCRATCH_WHEN", "base/verified");
+    Outcome::from(command.output().unwrap()).expect(3, &["inconclusive: skipped in the base: needs 1152921505 GB of memory"]);
+}
+
 #[test]
 fn an_interrupted_comparison_goes_on_where_it_was() {
     let scratch = Scratch::new();

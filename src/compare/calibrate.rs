@@ -288,7 +288,12 @@ fn known(
     comparison: &Comparison,
     trials: &Trials,
 ) -> Known {
-    let judged = || comparison.judged.iter();
+    // What could not be measured says nothing about the gate.
+    let judged = || comparison.judged.iter().filter(|compared| compared.setback.is_none());
+    let unmeasured = comparison.judged.iter().filter_map(|compared| {
+        let why = compared.setback.clone()?;
+        Some((compared.decision.case.clone(), why))
+    });
     let series = |round| {
         let observed = rounds::observed(&trials.trials, round);
         observed.into_iter().map(|(case, blocks)| (case, Series::of(&blocks))).collect()
@@ -301,8 +306,8 @@ fn known(
         processes: comparison.rounds.iter().map(|round| round.processes).sum(),
         delays_ns,
         verdicts: judged().map(|compared| (compared.decision.case.clone(), compared.verdict)).collect(),
-        reasons: judged().filter_map(|compared| Some((compared.decision.case.clone(), compared.reason()?.to_owned()))).collect(),
-        failed: comparison.failed.clone().into_iter().chain(comparison.failed_in_base.clone()).collect(),
+        reasons: judged().filter_map(|compared| Some((compared.decision.case.clone(), compared.reason()?))).collect(),
+        failed: comparison.failed.clone().into_iter().chain(comparison.failed_in_base.clone()).chain(unmeasured).collect(),
         broken: comparison
             .broken
             .iter()

@@ -103,9 +103,10 @@ impl<'a> Engine<'a> {
                 prepared.glance_ns.extend(rounds::timings(&verified.run).into_iter().map(|(id, timing)| (id, timing.time_ns)));
             }
             let before = prepared.matched.judged.clone();
-            let given_up = self.broken.iter().any(|broken| broken.bench == *name);
-            if !given_up {
-                prepared.matched.add(base.as_ref().map(|verified| &verified.run), head.as_ref().map(|verified| &verified.run));
+            let runs = [&base, &head].map(|verified| verified.as_ref().map(|verified| &verified.run));
+            match self.broken.iter().find(|broken| broken.bench == *name) {
+                Some(broken) => prepared.matched.abandon(runs[0], runs[1], &broken.setback()),
+                None => prepared.matched.add(runs[0], runs[1]),
             }
             if let (Some(base), Some(head)) = (base, head) {
                 let patience = PATIENCE + 10 * base.took.max(head.took);
@@ -149,10 +150,10 @@ impl<'a> Engine<'a> {
     /// # Errors
     /// When what is measured cannot be written.
     pub fn compare(&mut self, prepared: Prepared) -> Result<Comparison, CompareError> {
-        let Prepared { mut matched, benches, optimised, environment, .. } = prepared;
+        let Prepared { matched, benches, optimised, environment, .. } = prepared;
         let device = environment.map(|environment| environment.describe()).unwrap_or_default();
         let wanted = matched.judged.clone();
-        let first = self.round(1, &benches, &wanted, &mut matched)?;
+        let first = self.round(1, &benches, &wanted)?;
         let slower: BTreeSet<String> = first
             .decisions
             .iter()
@@ -163,22 +164,41 @@ impl<'a> Engine<'a> {
             None
         } else {
             self.progress.detail(&format!("round 2: are {} slower cases slower again?", slower.len()));
-            Some(self.round(2, &benches, &slower, &mut matched)?)
+            Some(self.round(2, &benches, &slower)?)
         };
-        Ok(self.conclude(matched, first, second.as_ref(), (device, optimised)))
+        Ok(self.conclude((matched, &benches), first, second.as_ref(), (device, optimised)))
     }
 
-    fn conclude(&self, matched: Matched, first: Outcome, second: Option<&Outcome>, facts: (String, bool)) -> Comparison {
+    fn conclude(
+        &self,
+        (mut matched, benches): (Matched, &[Bench]),
+        first: Outcome,
+        second: Option<&Outcome>,
+        facts: (String, bool),
+    ) -> Comparison {
+        matched.failed.extend(rounds::failures(&self.trials.trials));
+        let mut unmeasured = self.without_block(&matched, benches, &first);
+        unmeasured.append(&mut matched.unmeasured);
+        unmeasured.retain(|id, _| !matched.failed.contains_key(id));
+        let stopped = rounds::stopped(&self.trials.trials);
+        // A bench that was given up explains what is open; what was decided before stays decided.
+        let open = |decision: &Decision| matches!(decision.verdict, Verdict::Inconclusive | Verdict::Regressed);
+        let setback = |decision: &Decision| {
+            let given_up = || self.given_up(benches, &decision.case).filter(|_| open(decision));
+            stopped.get(&decision.case).cloned().or_else(given_up)
+        };
         let again = |decision: &Decision| second.and_then(|second| second.of(&decision.case)).cloned();
         let mut judged: Vec<Compared> = first
             .decisions
             .into_iter()
-            .filter(|decision| !matched.failed.contains_key(&decision.case) && !matched.failed_in_base.contains_key(&decision.case))
+            .filter(|decision| !matched.failed.contains_key(&decision.case))
             .map(|decision| {
                 let confirmation = again(&decision).filter(|_| decision.verdict == Verdict::Regressed);
-                Compared::new(decision, confirmation)
+                let setback = setback(&decision);
+                Compared::new(decision, confirmation, setback)
             })
             .collect();
+        judged.extend(unmeasured.into_iter().map(|(id, why)| Compared::unmeasured(id, why, &self.plan)));
         judged.sort_by(|a, b| a.verdict.cmp(&b.verdict).then_with(|| a.decision.case.cmp(&b.decision.case)));
         let [base, head] = &self.session.sides;
         let same = |name: &String| {
@@ -207,6 +227,25 @@ impl<'a> Engine<'a> {
             delays: self.request.head_delays.clone(),
             rounds: [1, 2].into_iter().filter_map(|round| self.facts_of(round)).collect(),
         }
+    }
+
+    /// Cases that were to be compared and got no block, with the reason.
+    fn without_block(&self, matched: &Matched, benches: &[Bench], first: &Outcome) -> BTreeMap<String, String> {
+        let stopped = rounds::stopped(&self.trials.trials);
+        let limits = (self.request.budget.as_secs_f64(), self.plan.max_blocks);
+        let why = |id: &String| {
+            let reason = stopped.get(id).cloned().or_else(|| self.given_up(benches, id));
+            reason.unwrap_or_else(|| format!("no block of it ended within {:.0} s and {} blocks", limits.0, limits.1))
+        };
+        let without = matched.judged.iter().filter(|id| first.of(id).is_none());
+        without.map(|id| (id.clone(), why(id))).collect()
+    }
+
+    /// Why the bench of a case was given up.
+    fn given_up(&self, benches: &[Bench], id: &str) -> Option<String> {
+        let bench = benches.iter().find(|bench| bench.cases.contains(id))?;
+        let broken = self.broken.iter().find(|broken| broken.given_up && broken.bench == bench.name)?;
+        Some(broken.setback())
     }
 
     fn facts_of(&self, round: u32) -> Option<Round> {
@@ -321,13 +360,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Blocks until every wanted case is decided or the budget or the plan's blocks are used up.
-    fn round(
-        &mut self,
-        round: u32,
-        benches: &[Bench],
-        wanted: &BTreeSet<String>,
-        matched: &mut Matched,
-    ) -> Result<Outcome, CompareError> {
+    fn round(&mut self, round: u32, benches: &[Bench], wanted: &BTreeSet<String>) -> Result<Outcome, CompareError> {
         let plan = self.plan;
         loop {
             let spent = self.facts_of(round).map_or(0.0, |facts| facts.wall_s);
@@ -335,7 +368,8 @@ impl<'a> Engine<'a> {
             let observed = rounds::observed(&self.trials.trials, round);
             let outcome = decide(&observed, &plan, false);
             let mut todo = rounds::undecided(wanted, &observed, &outcome);
-            todo.retain(|id| !matched.failed.contains_key(id) && !matched.failed_in_base.contains_key(id));
+            let (failed, stopped) = (rounds::failures(&self.trials.trials), rounds::stopped(&self.trials.trials));
+            todo.retain(|id| !failed.contains_key(id) && !stopped.contains_key(id));
             let done = |bench: &Bench| rounds::next_block(&self.trials.trials, round, &bench.name);
             let alive: Vec<&Bench> = benches
                 .iter()
@@ -349,7 +383,7 @@ impl<'a> Engine<'a> {
             }
             self.tell(round, wanted.len(), &todo, &outcome, left);
             for bench in alive {
-                self.block(round, bench, &todo, matched)?;
+                self.block(round, bench, &todo)?;
             }
         }
     }
@@ -383,7 +417,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Four processes of a bench, all with the same cases.
-    fn block(&mut self, round: u32, bench: &Bench, todo: &BTreeSet<String>, matched: &mut Matched) -> Result<(), CompareError> {
+    fn block(&mut self, round: u32, bench: &Bench, todo: &BTreeSet<String>) -> Result<(), CompareError> {
         let block = rounds::next_block(&self.trials.trials, round, &bench.name);
         let cases: BTreeSet<String> = bench.cases.intersection(todo).cloned().collect();
         for place in 0..rounds::PLACES {
@@ -400,18 +434,17 @@ impl<'a> Engine<'a> {
                 wall_s: started.elapsed().as_secs_f64(),
                 cases: BTreeMap::new(),
                 failed: BTreeMap::new(),
+                skipped: BTreeMap::new(),
                 broke: None,
             };
             match outcome {
-                Ok(Some(run)) => {
-                    trial.cases = rounds::timings(&run);
-                    trial.failed = run.failed;
+                Ok(run) => {
+                    trial.skipped = rounds::skips(&cases, run.as_ref());
+                    trial.cases = run.as_ref().map(rounds::timings).unwrap_or_default();
+                    trial.failed = run.map(|run| run.failed).unwrap_or_default();
                 }
-                Ok(None) => trial.broke = Some("it has none of the cases".to_owned()),
                 Err(reason) => trial.broke = Some(reason),
             }
-            let failed = if arm == Arm::Head { &mut matched.failed } else { &mut matched.failed_in_base };
-            failed.extend(trial.failed.clone());
             let broke = trial.broke.clone();
             self.trials.trials.push(trial);
             file::write(&self.session.folder.file("trials.json"), &self.trials).map_err(|error| failed_to(&error))?;

@@ -166,8 +166,11 @@ pub struct Matched {
     pub skipped: BTreeMap<String, String>,
     /// Failed in the head.
     pub failed: BTreeMap<String, String>,
-    /// Failed in the base only.
+    /// Failed in the base only, and verified or absent in the head.
     pub failed_in_base: BTreeMap<String, String>,
+    /// Asked for, and lacking on one side what a comparison takes, with the reason: skipped in the
+    /// base, or of a bench that broke.
+    pub unmeasured: BTreeMap<String, String>,
 }
 
 impl Matched {
@@ -178,8 +181,21 @@ impl Matched {
         let failed = |run: Option<&Run>| run.map(|run| run.failed.clone()).unwrap_or_default();
         let (base_failed, head_failed) = (failed(base), failed(head));
         let skipped = |id: &String| head.and_then(|run| run.skipped.get(id)).cloned();
-        self.failed_in_base.extend(base_failed.clone().into_iter().filter(|(id, _)| !head_failed.contains_key(id)));
-        self.new.extend(head_ids.iter().filter(|id| !base_ids.contains(*id) && !base_failed.contains_key(*id)).cloned());
+        for (id, error) in base_failed.iter().filter(|(id, _)| !head_failed.contains_key(*id)) {
+            match skipped(id) {
+                Some(reason) => {
+                    let why = format!("failed in the base: {error}; skipped in the head: {reason}");
+                    self.unmeasured.insert(id.clone(), why);
+                }
+                None => drop(self.failed_in_base.insert(id.clone(), error.clone())),
+            }
+        }
+        for id in head_ids.iter().filter(|id| !base_ids.contains(*id) && !base_failed.contains_key(*id)) {
+            match base.and_then(|run| run.skipped.get(id)) {
+                Some(reason) => drop(self.unmeasured.insert(id.clone(), format!("skipped in the base: {reason}"))),
+                None => self.new.push(id.clone()),
+            }
+        }
         for id in base_ids.iter().filter(|id| !head_ids.contains(*id) && !head_failed.contains_key(*id)) {
             match skipped(id) {
                 Some(reason) => drop(self.skipped.insert(id.clone(), reason)),
@@ -198,6 +214,15 @@ impl Matched {
                 }
             }
         }
+    }
+
+    /// Adds a bench that broke while it was verified, as far as the other side tells its cases.
+    pub fn abandon(&mut self, base: Option<&Run>, head: Option<&Run>, why: &str) {
+        for run in base.iter().chain(&head) {
+            self.unmeasured.extend(run.cases.keys().map(|id| (id.clone(), why.to_owned())));
+        }
+        self.failed_in_base.extend(base.into_iter().flat_map(|run| run.failed.clone()));
+        self.failed.extend(head.into_iter().flat_map(|run| run.failed.clone()));
     }
 
     /// The refusals, by field.
@@ -253,9 +278,24 @@ mod tests {
         assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["breaks", "wrong"]);
         assert_eq!(matched.failed_in_base.keys().collect::<Vec<_>>(), ["mended"]);
         assert_eq!(matched.skipped.keys().collect::<Vec<_>>(), ["skips"]);
+        assert!(matched.unmeasured.is_empty());
         matched.add(None, Some(&run(&["of a new bench"], &[], &[])));
         assert_eq!(matched.new, ["new", "of a new bench"]);
         assert_eq!(matched.refusals(), []);
+    }
+
+    #[test]
+    fn a_case_that_one_side_cannot_judge_keeps_its_reason() {
+        let mut matched = Matched::default();
+        let base = run(&[], &["worse"], &["large", "nowhere"]);
+        matched.add(Some(&base), Some(&run(&["large"], &[], &["worse", "nowhere"])));
+        assert_eq!(matched.unmeasured["large"], "skipped in the base: why");
+        assert_eq!(matched.unmeasured["worse"], "failed in the base: why; skipped in the head: why");
+        matched.abandon(None, Some(&run(&["left"], &["wrong"], &[])), "the base broke");
+        assert_eq!(matched.unmeasured["left"], "the base broke");
+        assert_eq!(matched.unmeasured.len(), 3);
+        assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["wrong"]);
+        assert!(matched.new.is_empty() && matched.failed_in_base.is_empty() && matched.judged.is_empty());
     }
 
     #[test]

@@ -7,6 +7,8 @@ use crate::gate::paired::{Arm, Block, Observed, Outcome, Plan};
 use crate::record::{Run, Timing, TrialRecord};
 use crate::stats::median;
 
+/// Why a case has no time that the process neither timed, failed nor skipped.
+const ABSENT: &str = "the bench did not list it";
 /// Processes of a block.
 pub const PLACES: usize = 4;
 
@@ -79,6 +81,36 @@ pub fn undecided(wanted: &BTreeSet<String>, observed: &Observed, outcome: &Outco
     wanted.iter().filter(|id| !observed.contains_key(*id) || outcome.undecided.contains(id)).cloned().collect()
 }
 
+/// Cases that were asked for and have no time in a run, with the reason: skipped in it, or absent
+/// from it without a word.
+pub fn skips(asked: &BTreeSet<String>, run: Option<&Run>) -> BTreeMap<String, String> {
+    let timed = |id: &&String| run.is_some_and(|run| run.cases.contains_key(*id));
+    let failed = |id: &&String| run.is_some_and(|run| run.failed.contains_key(*id));
+    let reason = |id: &String| run.and_then(|run| run.skipped.get(id)).map_or(ABSENT, String::as_str);
+    let without = asked.iter().filter(|id| !timed(id) && !failed(id));
+    without.map(|id| (id.clone(), reason(id).to_owned())).collect()
+}
+
+/// Cases that failed in a process of the head, with the error.
+pub fn failures(trials: &[TrialRecord]) -> BTreeMap<String, String> {
+    trials.iter().filter(|trial| trial.head).flat_map(|trial| trial.failed.clone()).collect()
+}
+
+/// Cases that are not asked for again although nothing is wrong with the head, with the first
+/// reason: a process of either build skipped them, or one of the base failed.
+pub fn stopped(trials: &[TrialRecord]) -> BTreeMap<String, String> {
+    let mut stopped = BTreeMap::new();
+    for trial in trials {
+        let side = if trial.head { "head" } else { "base" };
+        let failed = trial.failed.iter().filter(|_| !trial.head);
+        let reasons = trial.skipped.iter().map(|(id, why)| (id, format!("skipped in the {side}: {why}")));
+        for (id, why) in reasons.chain(failed.map(|(id, why)| (id, format!("failed in the base: {why}")))) {
+            stopped.entry(id.clone()).or_insert(why);
+        }
+    }
+    stopped
+}
+
 /// The next block of a bench binary in a round.
 pub fn next_block(trials: &[TrialRecord], round: u32, bench: &str) -> usize {
     trials.iter().filter(|trial| trial.round == round && trial.bench == bench).map(|trial| trial.block + 1).max().unwrap_or(0)
@@ -97,6 +129,7 @@ pub fn time_left(outcome: &Outcome, done: usize, plan: &Plan, block: Duration, b
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::{CaseRecord, Environment, Provenance};
 
     fn trial(block: usize, place: usize, time_ns: f64) -> TrialRecord {
         TrialRecord {
@@ -108,8 +141,32 @@ mod tests {
             wall_s: 1.0,
             cases: [("x".to_owned(), Timing { time_ns, cycles: None, contention: None })].into(),
             failed: BTreeMap::new(),
+            skipped: BTreeMap::new(),
             broke: None,
         }
+    }
+
+    #[test]
+    fn a_case_without_a_time_is_asked_for_once_and_its_reason_kept() {
+        let asked: BTreeSet<String> = ["gone", "short", "timed", "wrong"].map(str::to_owned).into();
+        let reasons = |ids: &[&str]| ids.iter().map(|id| ((*id).to_owned(), "why".to_owned())).collect();
+        let run = Run {
+            cases: [("timed".to_owned(), CaseRecord::of_samples(vec![1.0]))].into(),
+            skipped: reasons(&["short", "not asked for"]),
+            failed: reasons(&["wrong"]),
+            ..Run::start("b", "r1-b0-p0", Environment::cpu(), Provenance::default())
+        };
+        let skipped = skips(&asked, Some(&run));
+        assert_eq!(skipped, [("gone", ABSENT), ("short", "why")].map(|(id, why)| (id.to_owned(), why.to_owned())).into());
+        assert_eq!(skips(&asked, None).len(), 4, "a bench that has none of the cases");
+        let base = TrialRecord { skipped, failed: reasons(&["wrong"]), ..trial(0, 0, 1.0) };
+        let head = TrialRecord { skipped: reasons(&["short", "late"]), failed: reasons(&["broken"]), ..trial(0, 1, 1.0) };
+        let trials = [base, head];
+        let (stopped, failed) = (stopped(&trials), failures(&trials));
+        assert_eq!(stopped["short"], "skipped in the base: why", "the first reason");
+        assert_eq!((&*stopped["late"], &*stopped["wrong"]), ("skipped in the head: why", "failed in the base: why"));
+        assert_eq!(stopped.keys().collect::<Vec<_>>(), ["gone", "late", "short", "wrong"]);
+        assert_eq!(failed.keys().collect::<Vec<_>>(), ["broken"]);
     }
 
     #[test]

@@ -53,7 +53,8 @@ impl Prepared {
 
     /// Cases that failed, or were skipped, with the reason.
     pub fn setbacks(&self) -> impl Iterator<Item = (&String, &String)> {
-        self.matched.failed.iter().chain(&self.matched.skipped)
+        let Matched { failed, skipped, unmeasured, .. } = &self.matched;
+        failed.iter().chain(skipped).chain(unmeasured)
     }
 
     /// Leaves only these cases.

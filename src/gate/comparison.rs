@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::paired::{Decision, Plan};
+use super::paired::{Decision, Observed, Plan, Reason, decide};
 use super::{Refusal, Verdict};
 use crate::exit::Exit;
 
@@ -23,7 +23,8 @@ pub struct Comparison {
     pub budget_s: f64,
     /// Which calibration of the device the plan comes from; none where there is none.
     pub calibration: Option<String>,
-    /// Cases of both, worst verdict first, then by id.
+    /// Cases that were asked for and that a comparison could be expected of, worst verdict first,
+    /// then by id. One that could not be measured is inconclusive and says why.
     pub judged: Vec<Compared>,
     /// Differences that forbid a comparison, with the cases concerned.
     pub refused: Vec<Refusal>,
@@ -35,7 +36,8 @@ pub struct Comparison {
     pub skipped: BTreeMap<String, String>,
     /// Cases that failed in the head, with the error.
     pub failed: BTreeMap<String, String>,
-    /// Cases that failed in the base only: the head mended them, and there is nothing to compare with.
+    /// Cases that failed in the base only, when it was verified: the head mended them, and there is
+    /// nothing to compare with.
     pub failed_in_base: BTreeMap<String, String>,
     /// Processes that broke.
     pub broken: Vec<Broken>,
@@ -60,25 +62,47 @@ pub struct Compared {
     pub decision: Decision,
     /// Of the second round, from blocks of its own; only where the first says regressed.
     pub confirmation: Option<Decision>,
+    /// What kept it from being measured, or measured to the end; only where it is inconclusive.
+    pub setback: Option<String>,
 }
 
 impl Compared {
-    /// From both rounds.
-    pub fn new(decision: Decision, confirmation: Option<Decision>) -> Self {
+    /// From both rounds. A case with a setback was undecided when it came: the blocks before are
+    /// too few for a verdict, unless both rounds call it slower.
+    pub fn new(mut decision: Decision, confirmation: Option<Decision>, setback: Option<String>) -> Self {
         let again = confirmation.as_ref().is_some_and(|decision| decision.verdict == Verdict::Regressed);
         let verdict = match decision.verdict {
-            Verdict::Regressed if !again => Verdict::Inconclusive,
+            Verdict::Regressed if again => Verdict::Regressed,
+            Verdict::Regressed => Verdict::Inconclusive,
+            _ if setback.is_some() => Verdict::Inconclusive,
             verdict => verdict,
         };
-        Self { verdict, decision, confirmation }
+        let setback = setback.filter(|_| verdict == Verdict::Inconclusive);
+        if setback.is_some() {
+            // More pairs are not what it lacks.
+            decision.pairs_needed = None;
+        }
+        Self { verdict, decision, confirmation, setback }
+    }
+
+    /// A case without a block.
+    pub fn unmeasured(case: String, setback: String, plan: &Plan) -> Self {
+        // Decided apart from the others, whose error rates hold for the cases that were measured.
+        let alone = decide(&Observed::from([(case, Vec::new())]), plan, true);
+        let decision = alone.decisions.into_iter().next().expect("a case that goes in comes out");
+        Self::new(decision, None, Some(setback))
     }
 
     /// Why it is inconclusive.
-    pub fn reason(&self) -> Option<&'static str> {
-        match self.decision.verdict {
+    pub fn reason(&self) -> Option<String> {
+        let of_pairs = match self.decision.verdict {
             Verdict::Regressed if self.verdict == Verdict::Inconclusive => Some("not confirmed by a second round"),
-            _ => self.decision.reason.map(super::paired::Reason::words),
-        }
+            _ => self.decision.reason.map(Reason::words),
+        };
+        // Without a pair the setback is all there is to say.
+        let of_pairs = of_pairs.filter(|_| self.decision.pairs > 0 || self.setback.is_none());
+        let reasons: Vec<&str> = of_pairs.into_iter().chain(self.setback.as_deref()).collect();
+        (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 }
 
@@ -93,6 +117,13 @@ pub struct Broken {
     pub reason: String,
     /// Whether its cases are undecided because of it.
     pub given_up: bool,
+}
+
+impl Broken {
+    /// What it means for a case of the bench.
+    pub fn setback(&self) -> String {
+        format!("its bench broke in the {}: {}", self.side, self.reason)
+    }
 }
 
 /// What a round took.
@@ -183,7 +214,7 @@ mod tests {
     fn a_regression_counts_when_a_second_round_finds_it_again() {
         use Verdict::{Inconclusive, Regressed, Unchanged};
         let exit = |first, second: Option<Verdict>| {
-            let compared = Compared::new(decision("x", first), second.map(|verdict| decision("x", verdict)));
+            let compared = Compared::new(decision("x", first), second.map(|verdict| decision("x", verdict)), None);
             (compared.verdict, compared.reason(), comparison(vec![compared]).exit())
         };
         assert_eq!(exit(Unchanged, None), (Unchanged, None, Exit::Fine));
@@ -191,13 +222,33 @@ mod tests {
         for second in [None, Some(Unchanged), Some(Inconclusive)] {
             let (verdict, reason, code) = exit(Regressed, second);
             assert_eq!((verdict, code), (Inconclusive, Exit::Inconclusive));
-            assert_eq!(reason, Some("not confirmed by a second round"));
+            assert_eq!(reason.as_deref(), Some("not confirmed by a second round"));
         }
     }
 
     #[test]
+    fn a_case_that_could_not_be_measured_to_the_end_is_inconclusive_and_says_why() {
+        use Verdict::{Improved, Inconclusive, Regressed, Unchanged};
+        let why = || Some("skipped in the head: no memory".to_owned());
+        for first in [Unchanged, Improved, Inconclusive] {
+            let compared = Compared::new(decision("x", first), None, why());
+            assert_eq!((compared.verdict, compared.reason()), (Inconclusive, why()));
+            assert_eq!(comparison(vec![compared]).exit(), Exit::Inconclusive);
+        }
+        let confirmed = Compared::new(decision("x", Regressed), Some(decision("x", Regressed)), why());
+        assert_eq!((confirmed.verdict, confirmed.reason(), confirmed.setback), (Regressed, None, None));
+        let unconfirmed = Compared::new(decision("x", Regressed), None, why()).reason().unwrap();
+        assert_eq!(unconfirmed, "not confirmed by a second round; skipped in the head: no memory");
+        let unmeasured = Compared::unmeasured("x".to_owned(), "why".to_owned(), &Plan::default());
+        assert_eq!((unmeasured.decision.case.as_str(), unmeasured.decision.pairs), ("x", 0));
+        assert_eq!((unmeasured.verdict, unmeasured.reason().as_deref()), (Inconclusive, Some("why")));
+        let fine = Compared::new(decision("y", Unchanged), None, None);
+        assert_eq!(comparison(vec![unmeasured, fine]).exit(), Exit::Inconclusive);
+    }
+
+    #[test]
     fn what_could_not_be_judged_is_never_fine() {
-        let fine = || comparison(vec![Compared::new(decision("x", Verdict::Unchanged), None)]);
+        let fine = || comparison(vec![Compared::new(decision("x", Verdict::Unchanged), None, None)]);
         let broken =
             |side: &str, given_up| Broken { bench: "b".to_owned(), side: side.to_owned(), reason: "r".to_owned(), given_up };
         let one = || BTreeMap::from([("y".to_owned(), "why".to_owned())]);

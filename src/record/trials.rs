@@ -34,6 +34,9 @@ pub struct TrialRecord {
     pub cases: BTreeMap<String, Timing>,
     /// Cases that failed in it, with the error.
     pub failed: BTreeMap<String, String>,
+    /// Cases that it was asked for and neither timed nor failed, with the reason.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub skipped: BTreeMap<String, String>,
     /// Why it did not get to its end.
     pub broke: Option<String>,
 }

@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use super::summary::{Row, Summary};
 use super::table::{self, Table};
-use super::time;
 use crate::gate::Verdict;
 
 /// Most bytes of a comment. GitHub takes 65,536 characters; what is left is for what a script adds.
@@ -72,9 +71,9 @@ fn rows(rows: &[&Row], shown: usize, evidence: &str, verdicts: bool) -> String {
     for row in rows.iter().take(shown) {
         let mut cells = vec![row.case.clone(), row.change(), row.interval(), row.detectable()];
         cells.extend(tested.then(|| row.p()));
-        cells.extend([time(row.base_ns), time(row.head_ns), row.evidence.clone()]);
+        cells.extend([row.base(), row.head(), row.evidence.clone()]);
         if verdicts {
-            let reason = row.reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+            let reason = row.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
             cells.push(format!("{}{reason}", row.verdict.name()));
         }
         table.row(cells);

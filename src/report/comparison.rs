@@ -76,7 +76,7 @@ fn row(compared: &Compared) -> Row {
         head_ns: decision.head_ns,
         ratio: decision.ratio,
         detectable: decision.detectable,
-        p_slower: Some(decision.p_slower),
+        p_slower: (decision.pairs > 0).then_some(decision.p_slower),
         evidence: format!("{}{again}", decision.pairs),
     }
 }
@@ -166,11 +166,11 @@ fn details(comparison: &Comparison) -> Vec<String> {
 
 /// One line a reason: how many cases, which first, and how many pairs would probably settle them all.
 fn inconclusive(comparison: &Comparison) -> Vec<String> {
-    let mut by_reason: BTreeMap<&str, Vec<&Compared>> = BTreeMap::new();
+    let mut by_reason: BTreeMap<String, Vec<&Compared>> = BTreeMap::new();
     for compared in comparison.judged.iter().filter(|compared| compared.verdict == Verdict::Inconclusive) {
-        by_reason.entry(compared.reason().unwrap_or("no reason")).or_default().push(compared);
+        by_reason.entry(compared.reason().unwrap_or_else(|| "no reason".to_owned())).or_default().push(compared);
     }
-    let line = |(reason, cases): (&str, Vec<&Compared>)| {
+    let line = |(reason, cases): (String, Vec<&Compared>)| {
         let more = if cases.len() == 1 { String::new() } else { format!(" and {} more", cases.len() - 1) };
         let needed = cases.iter().filter_map(|compared| compared.decision.pairs_needed).max();
         let needed = needed.map(|pairs| format!("; about {pairs} pairs would settle it")).unwrap_or_default();

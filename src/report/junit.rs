@@ -6,7 +6,6 @@
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
 use super::summary::{Kind, Row, Summary};
-use super::time;
 use crate::gate::Verdict;
 
 /// As XML.
@@ -48,7 +47,7 @@ fn case(name: &str, status: TestCaseStatus) -> TestCase {
 
 fn of_row(row: &Row, evidence: &str) -> TestCaseStatus {
     let p = row.p_slower.map(|_| format!(", p {}", row.p())).unwrap_or_default();
-    let (base, head) = (time(row.base_ns), time(row.head_ns));
+    let (base, head) = (row.base(), row.head());
     let (change, interval, detectable) = (row.change(), row.interval(), row.detectable());
     let numbers = format!("{change} ({interval}), {base} to {head}, detectable {detectable}{p}, {} {evidence}", row.evidence);
     match row.verdict {
@@ -59,7 +58,8 @@ fn of_row(row: &Row, evidence: &str) -> TestCaseStatus {
         }
         Verdict::Inconclusive => {
             let mut status = TestCaseStatus::skipped();
-            status.set_message(format!("inconclusive: {}: {numbers}", row.reason.unwrap_or("no reason")));
+            let numbers = if row.is_timed() { format!(": {numbers}") } else { String::new() };
+            status.set_message(format!("inconclusive: {}{numbers}", row.reason.as_deref().unwrap_or("no reason")));
             status
         }
         Verdict::Improved | Verdict::Unchanged => TestCaseStatus::success(),

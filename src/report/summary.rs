@@ -38,7 +38,7 @@ pub struct Row {
     /// What is concluded.
     pub verdict: Verdict,
     /// Why it is inconclusive.
-    pub reason: Option<&'static str>,
+    pub reason: Option<String>,
     /// Time of what is compared with, nanoseconds a launch.
     pub base_ns: f64,
     /// Time of what is judged.
@@ -54,14 +54,32 @@ pub struct Row {
 }
 
 impl Row {
-    /// "+25.3%".
-    pub fn change(&self) -> String {
-        percent(self.ratio.center)
+    /// Whether there are times; a case that could not be measured has none.
+    pub const fn is_timed(&self) -> bool {
+        self.base_ns > 0.0
     }
 
-    /// "+24.9% … +25.8%".
+    /// "1.254 ms", or "-" without a time.
+    pub fn base(&self) -> String {
+        if self.is_timed() { time(self.base_ns) } else { "-".to_owned() }
+    }
+
+    /// The same of the head.
+    pub fn head(&self) -> String {
+        if self.is_timed() { time(self.head_ns) } else { "-".to_owned() }
+    }
+
+    /// "+25.3%", or "-" without times.
+    pub fn change(&self) -> String {
+        if self.is_timed() { percent(self.ratio.center) } else { "-".to_owned() }
+    }
+
+    /// "+24.9% … +25.8%", or "-" without times.
     pub fn interval(&self) -> String {
-        format!("{} … {}", percent(self.ratio.low), percent(self.ratio.high))
+        match self.is_timed() {
+            true => format!("{} … {}", percent(self.ratio.low), percent(self.ratio.high)),
+            false => "-".to_owned(),
+        }
     }
 
     /// "1.3%", or "-" where nothing is detectable.
@@ -127,7 +145,7 @@ pub fn table(rows: impl Iterator<Item = Row>, sides: [&str; 2], evidence: &str) 
     let mut table = Table::new(&["case", "verdict", sides[0], sides[1], "change", "interval", "detectable", evidence]);
     for row in rows {
         let (change, interval, detectable) = (row.change(), row.interval(), row.detectable());
-        let (base, head) = (time(row.base_ns), time(row.head_ns));
+        let (base, head) = (row.base(), row.head());
         table.row(vec![row.case, row.verdict.name().to_owned(), base, head, change, interval, detectable, row.evidence]);
     }
     table

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::summary::{self, Kind, Other, Row, Summary};
-use crate::gate::{Doubt, Judged, Report};
+use crate::gate::{Judged, Report};
 
 /// How to read the interval and the runs of a row.
 const READING: &str = "interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged";
@@ -54,7 +54,7 @@ fn row(judged: &Judged) -> Row {
     Row {
         case: judged.case.clone(),
         verdict: judged.verdict,
-        reason: judged.reason.map(Doubt::words),
+        reason: judged.reason.map(|doubt| doubt.words().to_owned()),
         base_ns: judged.base_ns,
         head_ns: judged.head_ns,
         ratio: judged.ratio,

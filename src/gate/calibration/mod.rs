@@ -88,7 +88,8 @@ pub struct Known {
     pub verdicts: BTreeMap<String, Verdict>,
     /// Why a case is inconclusive.
     pub reasons: BTreeMap<String, String>,
-    /// Cases that the head could not run: a delay that the device cannot make, say.
+    /// Cases that could not be run, or not measured to the end: a delay that the device cannot
+    /// make, say.
     pub failed: BTreeMap<String, String>,
     /// Processes that broke, and how.
     pub broken: Vec<String>,
