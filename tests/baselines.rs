@@ -54,7 +54,7 @@ fn the_gate_speaks_to_reviewers_and_programs() {
 
 #[test]
 fn another_machine_of_the_same_model_is_tolerated_more() {
-    let package = package(260_000.0);
+    let package = package(240_000.0);
     package.kernelgate("gate --baseline a").expect(1, &["2 regressed"]);
     let record = package.record("head");
     let text = std::fs::read_to_string(&record).unwrap();

@@ -110,13 +110,14 @@ fn verdict(ratio: &Ratio, threshold: f64, base_runs: usize, policy: Policy) -> (
     } else {
         None
     };
-    // The width of a single run is assumed, not seen: a difference is the code's only if both sides' allowances together cannot explain it.
-    let allowed = (1.0 + threshold) * (1.0 + policy.single_run);
-    let doubtful = base_runs == 1 && ratio.center.max(1.0 / ratio.center) > allowed;
+    // An estimate that matters and is not shown to be real is not shown to be noise either: smaller
+    // than what could have been detected, it says nothing about the code.
+    let matters = !(1.0 - threshold..=1.0 + threshold).contains(&ratio.center);
     match beyond {
         Some(verdict) => (verdict, None),
-        None if doubtful => (Verdict::Inconclusive, Some(Doubt::SingleRun)),
+        None if matters && base_runs == 1 => (Verdict::Inconclusive, Some(Doubt::SingleRun)),
         None if ratio.high - ratio.low > policy.widest => (Verdict::Inconclusive, Some(Doubt::Wide)),
+        None if matters => (Verdict::Inconclusive, Some(Doubt::Undetectable)),
         None => (Verdict::Unchanged, None),
     }
 }

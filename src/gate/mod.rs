@@ -55,11 +55,11 @@ impl Policy {
 pub enum Verdict {
     /// Slower by more than the threshold, whole interval.
     Regressed,
-    /// The interval is too wide to say anything.
+    /// A change that matters is neither shown nor excluded.
     Inconclusive,
     /// Faster by more than the threshold, whole interval.
     Improved,
-    /// No change that matters was seen.
+    /// The estimate is within the threshold, from an interval that is not too wide to say so.
     Unchanged,
 }
 
@@ -83,6 +83,8 @@ pub enum Doubt {
     SingleRun,
     /// The runs of a side differ too much.
     Wide,
+    /// The estimate is beyond the threshold, and smaller than what the runs can detect.
+    Undetectable,
 }
 
 impl Doubt {
@@ -91,6 +93,7 @@ impl Doubt {
         match self {
             Self::SingleRun => "the baseline has one run only",
             Self::Wide => "interval too wide",
+            Self::Undetectable => "beyond the threshold, less than these runs can detect",
         }
     }
 }

@@ -51,7 +51,35 @@ fn the_detectable_effect_is_where_the_verdict_turns() {
     let detectable = compare_default(&base, &base).judged[0].detectable;
     let at = |slowdown: f64| compare_default(&base, &run("2", &[("a", 1e6 * (1.0 + slowdown))])).judged[0].verdict;
     assert_eq!(at(detectable * 1.01), Verdict::Regressed);
-    assert_eq!(at(detectable * 0.99), Verdict::Unchanged);
+    // Below that nothing is shown, and only what does not matter is unchanged.
+    assert_eq!([at(detectable * 0.99), at(0.051)], [Verdict::Inconclusive; 2]);
+    assert_eq!([at(0.049), at(-0.049)], [Verdict::Unchanged; 2]);
+}
+
+#[test]
+fn a_change_that_matters_and_cannot_be_detected_is_not_called_unchanged() {
+    let mut base = baseline(&run("1", &[("a", 1e6)]));
+    for (session, time) in [("2", 0.95e6), ("3", 1.05e6), ("4", 0.98e6), ("5", 1.02e6)] {
+        base.add(&run(session, &[("a", time)])).unwrap();
+    }
+    let at = |times: &[f64]| {
+        let heads: Vec<Run> = times.iter().enumerate().map(|(i, time)| run(&format!("h{i}"), &[("a", *time)])).collect();
+        let report = compare(&base, &heads, Policy::default());
+        (report.judged[0].clone(), report.exit())
+    };
+    let (judged, exit) = at(&[1.2e6]);
+    let percent = |ratio: f64| (1e3 * (ratio - 1.0)).round() / 10.0;
+    let Ratio { center, low, high } = judged.ratio;
+    assert_eq!([center, low, high].map(percent), [20.0, 2.9, 38.9]);
+    assert_eq!((judged.verdict, exit), (Verdict::Inconclusive, Exit::Inconclusive));
+    let why = judged.reason.unwrap().words();
+    assert!(why.contains("less than these runs can detect"), "{why}");
+    // More runs decide; faster is no different; within the threshold nothing matters.
+    assert_eq!(at(&[1.2e6, 1.19e6, 1.21e6]).1, Exit::Regression);
+    assert_eq!(at(&[0.9e6]).0.verdict, Verdict::Inconclusive);
+    for time in [0.951e6, 1e6, 1.049e6] {
+        assert_eq!((at(&[time]).0.verdict, at(&[time]).1), (Verdict::Unchanged, Exit::Fine));
+    }
 }
 
 #[test]
@@ -178,10 +206,10 @@ fn a_baseline_of_one_run_blames_nobody_for_what_runs_may_differ_by() {
     };
     let doubt = (Verdict::Inconclusive, Some(Doubt::SingleRun), Exit::Inconclusive);
     let fine = (Verdict::Unchanged, None, Exit::Fine);
-    // 5 % threshold and 10 % for what a single run does not show.
-    assert_eq!([at(1.15e6), at(1e6 / 1.15)], [fine, fine]);
-    assert_eq!([at(1.16e6), at(1e6 / 1.16), at(1.28e6), at(1e6 / 1.28)], [doubt; 4]);
-    // The threshold and 10 % on either side: 1.05 x 1.1 / 0.9.
+    // Within the threshold of 5 %.
+    assert_eq!([at(1.049e6), at(0.951e6)], [fine, fine]);
+    assert_eq!([at(1.06e6), at(1e6 / 1.06), at(1.28e6), at(1e6 / 1.28)], [doubt; 4]);
+    // The threshold, and 10 % on either side for what a single run does not show: 1.05 x 1.1 / 0.9.
     assert_eq!(at(1.29e6), (Verdict::Regressed, None, Exit::Regression));
     assert_eq!(at(1e6 / 1.29), (Verdict::Improved, None, Exit::Fine));
 }

@@ -125,6 +125,7 @@ fn gated() -> Report {
         judged: vec![
             judged("a/b/n1/cuda/x/hot", Verdict::Regressed, 1.4, (5, 1)),
             judged("a/b/n2/cuda/x/hot", Verdict::Inconclusive, 1.5, (1, 1)),
+            Judged { reason: Some(Doubt::Undetectable), ..judged("a/b/n5/cuda/x/hot", Verdict::Inconclusive, 1.29, (5, 1)) },
             judged("a/b/n3/cuda/x/hot", Verdict::Unchanged, 1.01, (5, 1)),
         ],
         refused: vec![],

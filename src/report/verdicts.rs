@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::summary::{self, Kind, Other, Row, Summary};
-use crate::gate::{Judged, Report};
+use crate::gate::{Doubt, Judged, Report};
 
 /// How to read the interval and the runs of a row.
 const READING: &str = "interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged";
@@ -124,6 +124,18 @@ fn notes(report: &Report) -> Vec<String> {
     if report.judged.is_empty() && report.refused.is_empty() {
         lines.push("nothing to judge: no case is both in the baseline and in the run".to_owned());
     }
+    // A baseline of one run has a line of its own.
+    for doubt in [Doubt::Wide, Doubt::Undetectable] {
+        let cases: Vec<String> =
+            report.judged.iter().filter(|judged| judged.reason == Some(doubt)).map(|judged| judged.case.clone()).collect();
+        if !cases.is_empty() {
+            lines.push(format!(
+                "inconclusive: {}: {}; more runs judged, or `kernelgate compare`, would decide",
+                doubt.words(),
+                in_short(&cases)
+            ));
+        }
+    }
     let contention = |side: fn(&Judged) -> f64| report.judged.iter().map(side).fold(0.0, f64::max);
     let (base, head) = (contention(|judged| judged.base_contention), contention(|judged| judged.head_contention));
     if base.max(head) > report.policy.contention {
@@ -140,7 +152,7 @@ fn notes(report: &Report) -> Vec<String> {
             "the baseline has one process run of a case: nobody saw how its runs differ, and a difference of more than {:.1}% that the \
              allowance for that could explain is inconclusive: `kernelgate baseline save {} --runs 5` on the old code records \
              enough, `kernelgate baseline add` adds the last run",
-            100.0 * ((1.0 + relative(report)) * (1.0 + report.policy.single_run) - 1.0),
+            100.0 * relative(report),
             report.baseline
         ));
     }
