@@ -6,6 +6,7 @@ use clap::Parser;
 use kernelgate::cli::Cli;
 use kernelgate::exit::Exit;
 use kernelgate::harness::guard;
+use kernelgate::record::text::printable;
 
 fn main() -> ExitCode {
     guard::keep_panics();
@@ -14,7 +15,7 @@ fn main() -> ExitCode {
     {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", printable(&format!("{error:#}")));
             Exit::Usage.into()
         }
     }

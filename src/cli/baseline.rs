@@ -12,6 +12,7 @@ use crate::harness::args::{BackendName, DEFAULT_TIMEOUT_S};
 use crate::harness::place::Wanted;
 use crate::record::environment::Mismatch;
 use crate::record::store::check_name;
+use crate::record::text::printable;
 use crate::record::{Baseline, Environment, Run, Store, file};
 use crate::report::table::Table;
 use crate::report::time;
@@ -189,7 +190,7 @@ fn list(store: &Store, format: Format) -> anyhow::Result<Exit> {
         } else {
             println!("{}", if format == Format::Markdown { table.markdown() } else { table.text() });
         }
-        listed.iter().filter_map(|row| row.error.as_ref()).for_each(|error| println!("broken: failed to {error}"));
+        listed.iter().filter_map(|row| row.error.as_ref()).for_each(|error| println!("broken: failed to {}", printable(error)));
     }
     Ok(if broken { Exit::Usage } else { Exit::Fine })
 }
@@ -257,15 +258,31 @@ fn export(baseline: &Baseline, to: &Path) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-/// One line a sample. Ids and run keys hold no comma or quote.
+/// A cell of a CSV file as RFC 4180 has it. Ids and run keys hold no end of a line.
+fn cell(text: &str) -> String {
+    if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+}
+
+/// One line a sample.
 fn csv(baseline: &Baseline) -> String {
     let mut text = "case,run,sample,launches,elapsed_ns\n".to_owned();
     for (id, case) in &baseline.cases {
         for (run, samples) in &case.samples {
+            let (id, run) = (cell(id), cell(run));
             for (i, (launches, elapsed_ns)) in samples.launches.iter().zip(&samples.elapsed_ns).enumerate() {
                 text.push_str(&format!("{id},{run},{i},{launches},{elapsed_ns}\n"));
             }
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_is_quoted_where_it_must_be() {
+        assert_eq!(["a/b", "a,b", "a \"b\""].map(cell), ["a/b", "\"a,b\"", "\"a \"\"b\"\"\""]);
+    }
 }

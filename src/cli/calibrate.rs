@@ -14,6 +14,7 @@ use crate::exit::Exit;
 use crate::gate::calibration::{Calibration, Summary, recommend, summarise};
 use crate::gate::paired::Plan;
 use crate::harness::args::Filter;
+use crate::record::text::printable;
 use crate::record::{Store, file};
 use crate::report::calibration;
 
@@ -128,7 +129,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let (calibration, left) = match calibrate::run(&request, &wanted) {
         Ok(measured) => measured,
         Err(refused @ CompareError::Refused { .. }) => {
-            eprintln!("{refused}");
+            eprintln!("{}", printable(&refused.to_string()));
             return Ok(Exit::Refused);
         }
         Err(error) => return Err(error.into()),
@@ -179,7 +180,8 @@ fn merge(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             None => merged = Some(read),
             Some(merged) => {
                 if let Err(differs) = merged.merge(read) {
-                    eprintln!("refused: {} is of something else than {}: {differs}", path.display(), arguments.merge[0].display());
+                    let (other, first) = (path.display(), arguments.merge[0].display());
+                    eprintln!("refused: {other} is of something else than {first}: {}", printable(&differs));
                     return Ok(Exit::Refused);
                 }
             }

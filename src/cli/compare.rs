@@ -11,6 +11,7 @@ use crate::compare::{self, CompareError, Request, Source, Thresholds};
 use crate::exit::Exit;
 use crate::harness::args::Filter;
 use crate::record::Store;
+use crate::record::text::printable;
 use crate::report::{comparison, metrics};
 
 #[derive(Debug, clap::Args)]
@@ -80,7 +81,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let outcome = match compare::run(&request) {
         Ok(outcome) => outcome,
         Err(refused @ CompareError::Refused { .. }) => {
-            eprintln!("{refused}");
+            eprintln!("{}", printable(&refused.to_string()));
             return Ok(Exit::Refused);
         }
         Err(error) => return Err(error.into()),

@@ -30,8 +30,10 @@ use crate::harness::args::{BackendName, DEFAULT_TIMEOUT_S, Filter};
 use crate::harness::cases::{self, Case, Group, Place, Selection};
 use crate::harness::place::Wanted;
 use crate::harness::problem::{Ready, Setback};
+use crate::record::text::printable;
 use crate::record::{Run, Store};
 use crate::report;
+use crate::report::table::escape;
 use crate::suite::Suite;
 use crate::workload::{Effort, Override};
 
@@ -243,6 +245,13 @@ impl Sessions {
             }
         }
         Ok(runs.into_values().collect())
+    }
+}
+
+impl Format {
+    /// What others wrote, such as a message, harmless in this format.
+    fn words(self, text: &str) -> String {
+        if self == Self::Markdown { escape(text) } else { printable(text).into_owned() }
     }
 }
 

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Format, Sessions, print_json};
 use crate::exit::Exit;
+use crate::record::text::printable;
 use crate::record::{CaseRecord, Run, Store};
 use crate::report::table::Table;
 use crate::report::time;
@@ -122,7 +123,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     let device = runs.first().map(|run| run.environment.device_name.clone()).unwrap_or_default();
     if environment.get("device").is_some_and(|found| *found != device) {
-        eprintln!("refused: the run was on {device}, the peers on {}", environment["device"]);
+        eprintln!("refused: the run was on {device}, the peers on {}", printable(&environment["device"]));
         return Ok(Exit::Refused);
     }
     let commit = runs.first().map(|run| run.provenance.short()).unwrap_or_default();
@@ -194,7 +195,7 @@ fn ask(arguments: &Arguments, card: &str, family: &str, program: &str, asked: &[
 
 fn print(report: &Report, format: Format) {
     let with: Vec<String> = report.peers.iter().map(|(name, version)| format!("{name} {version}")).collect();
-    println!("{}, {}; peers: {}\n", report.device, report.commit, with.join(", "));
+    println!("{}\n", format.words(&format!("{}, {}; peers: {}", report.device, report.commit, with.join(", "))));
     let mut table = Table::new(&["problem", "peer", "its time", "ours", "our time", "ratio", "of limit"]);
     for row in &report.rows {
         table.row(vec![
@@ -211,7 +212,7 @@ fn print(report: &Report, format: Format) {
     println!("\nratio: the peer's time over ours; above 1 ours is faster");
     for row in &report.rows {
         if let Some(error) = &row.error {
-            println!("no time for {} on {}: {error}", row.peer, row.problem);
+            println!("{}", format.words(&format!("no time for {} on {}: {error}", row.peer, row.problem)));
         }
     }
 }

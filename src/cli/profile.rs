@@ -101,7 +101,7 @@ fn profile(group: &Group<'_>, case: &Case, ready: &Ready, target: &Target, trace
 fn print(case: &Profiled, format: Format) {
     println!("{}", case.case);
     let Some(summary) = &case.summary else {
-        println!("    {}: {}\n", case.status, case.reason.as_deref().unwrap_or_default());
+        println!("    {}: {}\n", case.status, format.words(case.reason.as_deref().unwrap_or_default()));
         return;
     };
     let mut table = Table::new(&["kernel", "launches", "total", "of the span", "each", "shortest", "longest"]);

@@ -129,10 +129,10 @@ fn print_outcome(outcome: &Outcome, format: Format) -> anyhow::Result<()> {
         outcome.changes.len() - worse
     );
     for change in outcome.changes.iter().filter(|change| change.worse) {
-        println!("{bullet}WORSE {}: {}", change.kernel, change.what);
+        println!("{bullet}{}", format.words(&format!("WORSE {}: {}", change.kernel, change.what)));
     }
     for change in outcome.changes.iter().filter(|change| !change.worse) {
-        println!("{bullet}{}: {}", change.kernel, change.what);
+        println!("{bullet}{}", format.words(&format!("{}: {}", change.kernel, change.what)));
     }
     Ok(())
 }

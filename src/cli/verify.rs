@@ -68,14 +68,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     let failed = rows.iter().filter(|row| row.status == "failed").count();
     match arguments.format {
         Format::Json => print_json(&rows)?,
-        Format::Text | Format::Markdown => {
+        format @ (Format::Text | Format::Markdown) => {
             let mut table = Table::new(&["case", "status", "checked", "max error", "relative L2", "same bits again"]);
             for row in &rows {
                 table.row(cells(row));
             }
             println!("{}", if arguments.format == Format::Text { table.text() } else { table.markdown() });
             for row in rows.iter().filter(|row| row.status == "failed") {
-                println!("FAILED {}: {}", row.case, row.reason.as_deref().unwrap_or_default());
+                println!("FAILED {}: {}", row.case, format.words(row.reason.as_deref().unwrap_or_default()));
             }
             let count = |status| rows.iter().filter(|row| row.status == status).count();
             println!("{} ok, {failed} failed, {} skipped", count("ok"), count("skipped"));

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::CompareError;
 use super::process::{self, Ended, Running};
 use crate::record::file::{Record as _, content_hash};
-use crate::record::{Order, order};
+use crate::record::{Order, order, text};
 
 /// Lines of cargo that an error shows.
 const SHOWN_LINES: usize = 30;
@@ -148,7 +148,7 @@ pub fn prebuilt(folder: &Path) -> Result<BTreeMap<String, PathBuf>, CompareError
 }
 
 fn executable_name(path: &Path, facts: &std::fs::Metadata) -> Option<String> {
-    let name = path.file_name()?.to_str()?;
+    let name = path.file_name()?.to_str().filter(|name| text::check_name(name).is_ok())?;
     #[cfg(unix)]
     let runs = std::os::unix::fs::PermissionsExt::mode(&facts.permissions()) & 0o111 != 0 && !name.contains('.');
     #[cfg(not(unix))]

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Prints to standard error.
+use crate::record::text::printable;
+
+/// Prints to standard error. What it is given may be what others wrote, such as a bench process.
 #[derive(Clone)]
 pub struct Progress {
     line: Option<ProgressBar>,
@@ -33,8 +35,9 @@ impl Progress {
 
     /// What is going on: replaces the line before on a terminal.
     pub fn now(&self, text: &str) {
+        let text = printable(text);
         match (&self.line, &self.within) {
-            (Some(line), None) => line.set_message(text.to_owned()),
+            (Some(line), None) => line.set_message(text.into_owned()),
             (None, None) => eprintln!("{text}"),
             (Some(line), Some(label)) => line.set_message(format!("{label}; {text}")),
             (None, Some(_)) => {}
@@ -52,12 +55,13 @@ impl Progress {
     /// A detail that is only worth a line that changes.
     pub fn passing(&self, text: &str) {
         if let Some(line) = &self.line {
-            line.set_message(text.to_owned());
+            line.set_message(printable(text).into_owned());
         }
     }
 
     /// Something that stays to be read.
     pub fn say(&self, text: &str) {
+        let text = printable(text);
         match &self.line {
             Some(line) => line.suspend(|| eprintln!("{text}")),
             None => eprintln!("{text}"),

@@ -23,6 +23,7 @@ use crate::measure::range::Range;
 use crate::measure::wall::Wall;
 use crate::measure::{Cache, Stopwatch};
 use crate::record::run::VerificationRecord;
+use crate::record::text::printable;
 use crate::record::{CaseRecord, Pace, Samples};
 use crate::workload::{Effort, Work};
 
@@ -270,7 +271,7 @@ impl Execution<'_> {
             self.lost = Some(format!("not run: {} lost the GPU", case.id));
         }
         let word = if exit == Exit::Fine { "skipped" } else { "error" };
-        eprintln!("{word}: {}: {reason}", case.id);
+        eprintln!("{word}: {}: {}", case.id, printable(reason));
         match (&self.recorder, setback) {
             (None, _) => {}
             (Some(recorder), Setback::Skip(reason)) => recorder.add_skip(&case.id, reason)?,

@@ -8,6 +8,7 @@ pub mod cases;
 mod execution;
 pub mod guard;
 pub mod inputs;
+pub mod names;
 pub mod place;
 pub mod problem;
 mod progress;
@@ -31,6 +32,7 @@ use crate::measure::limits::Limits;
 use crate::measure::range::Range;
 use crate::record::order;
 use crate::record::store::StoreError;
+use crate::record::text::printable;
 use crate::record::{Baseline, Environment, FileError, Provenance, Run, Store, file};
 use crate::report;
 use crate::suite::Suite;
@@ -98,7 +100,7 @@ impl Harness {
         match outcome {
             Ok(exit) => exit.into(),
             Err(error) => {
-                eprintln!("error: {error}");
+                eprintln!("error: {}", printable(&error.to_string()));
                 Exit::Usage.into()
             }
         }
@@ -115,6 +117,7 @@ impl Harness {
     }
 
     fn run(&self, flags: &Flags) -> Result<Exit, HarnessError> {
+        names::check(self.name, self.everything())?;
         let _session = Range::new(self.name);
         flags.check()?;
         cases::check_overrides(self.everything(), &flags.axis)?;
@@ -349,6 +352,19 @@ mod tests {
         assert_eq!(harness.everything().count(), builtin::all().len());
         let message = cases::nothing_matches("atention/foward", harness.everything()).to_string();
         assert!(message.contains("did you mean attention/forward"), "{message}");
+    }
+
+    #[test]
+    fn a_name_that_is_none_is_refused_before_anything_else() {
+        let refused = |name, line: &str| {
+            let flags = Flags::try_parse_from(line.split_whitespace()).unwrap();
+            Harness::new(name, builtin::st_bif()).run(&flags).unwrap_err().to_string()
+        };
+        for line in ["--list", "--bench", "--test no_such_case"] {
+            let message = refused("st\nbif", line);
+            assert!(message.starts_with("the bench's name `st\\nbif` holds a control character"), "{message}");
+        }
+        assert!(refused("../st_bif", "--list").contains("holds `/`"));
     }
 
     #[test]

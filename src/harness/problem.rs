@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::cases::{Case, Group};
-use super::{guard, inputs};
+use super::{guard, inputs, names};
 use crate::backend::{BackendError, Executable, Target};
 use crate::record::environment::available_memory;
 use crate::record::run::VerificationRecord;
@@ -68,7 +68,9 @@ impl Ready {
             });
             Self { inputs: Arc::new(inputs), expected: Vec::new(), referred: false, tolerance: problem.tolerance() }
         });
-        made.map_err(|panic| Setback::Fail(format!("inputs or reference: {panic}")))
+        let ready = made.map_err(|panic| Setback::Fail(format!("inputs or reference: {panic}")))?;
+        names::check_tensors("input", ready.inputs.iter().map(|(name, _)| name)).map_err(Setback::Fail)?;
+        Ok(ready)
     }
 
     /// Computes the reference, unless that was done.
@@ -79,6 +81,8 @@ impl Ready {
         if !self.referred {
             let expected = guard::catch(|| group.bound.problem().reference(&self.inputs));
             self.expected = expected.map_err(|panic| Setback::Fail(format!("inputs or reference: {panic}")))?;
+            let outputs = self.expected.iter().map(|expected| expected.name.as_str());
+            names::check_tensors("output", outputs).map_err(Setback::Fail)?;
             self.referred = true;
         }
         Ok(())

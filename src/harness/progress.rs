@@ -9,6 +9,7 @@ use crate::backend::cuda::telemetry::Reading;
 use crate::measure::limits::Limits;
 use crate::record::Environment;
 use crate::record::run::VerificationRecord;
+use crate::record::text::printable;
 use crate::report;
 use crate::workload::{Effort, Tensors};
 
@@ -108,7 +109,7 @@ impl Progress {
 
     fn say(&self, line: &str) {
         if !self.quiet {
-            eprintln!("{line}");
+            eprintln!("{}", printable(line));
         }
     }
 }

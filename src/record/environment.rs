@@ -6,6 +6,7 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 use sysinfo::System;
 
+use super::text::one_line;
 use crate::backend::cuda::compile;
 use crate::backend::cuda::telemetry::Telemetry;
 use crate::backend::{BackendKind, Target};
@@ -85,7 +86,7 @@ impl Environment {
                 let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
                 Self {
                     device_kind: BackendKind::Cuda.name().to_owned(),
-                    device_name: facts.name.clone(),
+                    device_name: one_line(&facts.name),
                     gpu: Some(Gpu {
                         uuid: facts.uuid.clone(),
                         arch: facts.arch.clone(),
@@ -113,7 +114,7 @@ impl Environment {
             system
         });
         let first_core = system.as_ref().and_then(|system| system.cpus().first());
-        let brand = first_core.map(|cpu| cpu.brand().trim().to_owned()).filter(|brand| !brand.is_empty());
+        let brand = first_core.map(|cpu| one_line(cpu.brand())).filter(|brand| !brand.is_empty());
         Self {
             device_kind: BackendKind::Cpu.name().to_owned(),
             device_name: brand.unwrap_or_else(|| format!("unknown {} processor", std::env::consts::ARCH)),
@@ -122,7 +123,7 @@ impl Environment {
             threads: crate::backend::cpu::threads(),
             simd: simd_features(),
             memory_bytes: system.as_ref().map_or(0, System::total_memory),
-            os: format!("{} {}", std::env::consts::OS, System::kernel_version().unwrap_or_default()).trim().to_owned(),
+            os: one_line(&format!("{} {}", std::env::consts::OS, System::kernel_version().unwrap_or_default())),
             optimised: !cfg!(debug_assertions),
             kernelgate: env!("CARGO_PKG_VERSION").to_owned(),
             machine: machine(),
@@ -265,15 +266,19 @@ impl Provenance {
         }
     }
 
-    /// Commits from this one to what a repository has checked out; none where git does not know one of them.
+    /// Commits from this one to what a repository has checked out; none where git does not know one
+    /// of them, or this one is no commit id. It may come from a file: data, never an option of git.
     pub fn commits_behind(&self, root: &Path) -> Option<u64> {
-        let range = format!("{}..HEAD", self.commit.as_ref()?);
-        git(root, &["rev-list", "--count", &range, "--"])?.parse().ok()
+        let commit = self.commit.as_deref().filter(|commit| is_hash(commit))?;
+        let range = format!("{commit}..HEAD");
+        git(root, &["rev-list", "--count", "--end-of-options", &range, "--"])?.parse().ok()
     }
 
     fn parse(given: &str) -> Self {
+        // As a record may hold it: a file that nobody can read again would be a loss.
+        let given = one_line(given);
         let commit = given.strip_suffix("+changes");
-        Self { commit: Some(commit.unwrap_or(given).to_owned()), dirty: commit.is_some() }
+        Self { commit: Some(commit.unwrap_or(&given).to_owned()), dirty: commit.is_some() }
     }
 
     /// "1a2b3c4d" or "1a2b3c4d+changes", for tables.
@@ -283,6 +288,12 @@ impl Provenance {
             None => "no commit".to_owned(),
         }
     }
+}
+
+/// Whether it can only be the id of a commit, whole or shortened. A record's commit may also be a
+/// word, as `KERNELGATE_COMMIT` gave it; git would take some words for options.
+fn is_hash(commit: &str) -> bool {
+    (4..=64).contains(&commit.len()) && commit.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// What git prints about a folder; none where it fails.
@@ -318,6 +329,28 @@ mod tests {
         let given = |text| (Provenance::parse(text).short(), Provenance::parse(text).dirty);
         assert_eq!(given("1a2b3c4d5e"), ("1a2b3c4d".to_owned(), false));
         assert_eq!(given("1a2b3c4d5e+changes"), ("1a2b3c4d+changes".to_owned(), true));
+        assert_eq!(given("1a2b\u{1b}[2J+changes\n"), ("1a2b+changes".to_owned(), true));
+    }
+
+    #[test]
+    fn the_commit_of_a_file_is_no_option_of_git() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |arguments: &[&str]| git(folder.path(), arguments).unwrap();
+        at(&["init", "--quiet"]);
+        for message in ["first", "second"] {
+            let who = ["-c", "user.name=a", "-c", "user.email=a@b"];
+            at(&[&who[..], &["commit", "--quiet", "--allow-empty", "-m", message]].concat());
+        }
+        let behind = |commit: &str| Provenance::parse(commit).commits_behind(folder.path());
+        let first = at(&["rev-parse", "HEAD~1"]);
+        assert_eq!((behind(&first), behind(&first[..10])), (Some(1), Some(1)));
+        let victim = folder.path().join("victim..HEAD");
+        std::fs::write(&victim, "precious").unwrap();
+        let option = format!("--output={}", folder.path().join("victim").display());
+        for word in [option.as_str(), "--all", "HEAD~1", "prebuilt-base", "", "HEAD", "123"] {
+            assert_eq!(behind(word), None, "{word}");
+        }
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
     }
 
     #[test]

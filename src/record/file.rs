@@ -8,6 +8,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::text;
+
 /// A type with a file format of its own.
 pub trait Record: Serialize + DeserializeOwned {
     /// Names the format inside the file.
@@ -18,6 +20,9 @@ pub trait Record: Serialize + DeserializeOwned {
     const KIND: &'static str;
     /// Whether the file carries a checksum of its content, so that an edit by hand is noticed. Files without one are read too.
     const SEALED: bool = false;
+    /// Fields whose values are messages, commands or paths, which may hold any character. Every
+    /// other string, and every name of a field, is refused where it holds a control character.
+    const FREE_TEXT: &'static [&'static str] = &[];
 
     /// What the types alone do not enforce: a fragment that says what is wrong.
     ///
@@ -130,9 +135,28 @@ fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
         return Err(FileError::Edited { path: path.to_owned() });
     }
     let invalid = |problem: String| FileError::Invalid { path: path.to_owned(), kind: T::KIND, problem };
+    check_text(&value, Some(T::KIND), T::FREE_TEXT).map_err(invalid)?;
     let record: T = serde_json::from_value(value).map_err(|error| invalid(error.to_string()))?;
     record.validate().map_err(invalid)?;
     Ok(record)
+}
+
+/// Refuses control characters in names and in every string that is not free text. `field` is the
+/// field whose value this is; free text is none.
+fn check_text(value: &Value, field: Option<&str>, free: &[&str]) -> Result<(), String> {
+    match value {
+        Value::String(string) => {
+            let Some(field) = field else { return Ok(()) };
+            text::check_plain(string).map_err(|problem| format!("{field}: {problem}"))
+        }
+        Value::Array(items) => items.iter().try_for_each(|item| check_text(item, field, free)),
+        Value::Object(fields) => fields.iter().try_for_each(|(name, value)| {
+            text::check_plain(name).map_err(|problem| format!("the name {problem}"))?;
+            let is_free = field.is_none() || free.contains(&name.as_str());
+            check_text(value, (!is_free).then_some(name), free)
+        }),
+        Value::Null | Value::Bool(_) | Value::Number(_) => Ok(()),
+    }
 }
 
 /// Writes a record: the old file or the new one is there at any time, never half of one.
@@ -266,6 +290,54 @@ mod tests {
         fn validate(&self) -> Result<(), String> {
             if self.values.is_empty() { Err("no values".to_owned()) } else { Ok(()) }
         }
+    }
+
+    /// Strings wherever a record may have them.
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Told {
+        id: String,
+        list: Vec<String>,
+        nested: std::collections::BTreeMap<String, Vec<String>>,
+        messages: std::collections::BTreeMap<String, Vec<String>>,
+    }
+
+    impl Record for Told {
+        const SCHEMA: &'static str = "kernelgate.told";
+        const VERSION: u64 = 1;
+        const KIND: &'static str = "told";
+        const FREE_TEXT: &'static [&'static str] = &["messages"];
+
+        fn validate(&self) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn control_characters_are_refused_but_in_messages() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        let map = |name: &str, value: &str| [(name.to_owned(), vec![value.to_owned()])].into();
+        let told = |[id, item, name, value, case, message]: [&str; 6]| Told {
+            id: id.to_owned(),
+            list: vec!["x".to_owned(), item.to_owned()],
+            nested: map(name, value),
+            messages: map(case, message),
+        };
+        let read_back = |record: &Told| {
+            write(&path, record).unwrap();
+            read::<Told>(&path).map_err(|error| error.to_string())
+        };
+        let bad = "a\u{1b}[2J";
+        for (place, field) in [(0, "id"), (1, "list"), (2, "the name"), (3, "n"), (4, "the name")] {
+            let mut strings = ["i", "l", "n", "v", "c", "m"];
+            strings[place] = bad;
+            let message = read_back(&told(strings)).unwrap_err();
+            let wanted = format!("invalid told: {field}");
+            assert!(message.contains(&wanted) && message.contains("`a\\u{1b}[2J` holds a control"), "{message}");
+            assert!(!message.contains('\u{1b}'));
+        }
+        let fine = told(["i", "l", "n", "v", "c", bad]);
+        assert_eq!(read_back(&fine), Ok(fine));
     }
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]

@@ -11,6 +11,7 @@ pub mod order;
 pub mod resources;
 pub mod run;
 pub mod store;
+pub mod text;
 pub mod trials;
 
 pub use baseline::{Baseline, BaselineCase, BaselineRun};

@@ -65,6 +65,7 @@ impl Record for Order {
     const SCHEMA: &'static str = "kernelgate.order";
     const VERSION: u64 = 1;
     const KIND: &'static str = "order";
+    const FREE_TEXT: &'static [&'static str] = &["inputs", "record", "verified"];
 
     fn validate(&self) -> Result<(), String> {
         let Pace { warm_up_s, measurement_s, fewest, most } = self.pace;

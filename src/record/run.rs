@@ -259,6 +259,7 @@ impl Record for Run {
     const SCHEMA: &'static str = "kernelgate.run";
     const VERSION: u64 = 1;
     const KIND: &'static str = "run";
+    const FREE_TEXT: &'static [&'static str] = &["failed", "skipped"];
 
     fn validate(&self) -> Result<(), String> {
         self.cases.iter().try_for_each(|(id, case)| case.samples.validate().map_err(|problem| format!("case {id}: {problem}")))

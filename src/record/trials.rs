@@ -56,6 +56,7 @@ impl Record for Trials {
     const SCHEMA: &'static str = "kernelgate.trials";
     const VERSION: u64 = 1;
     const KIND: &'static str = "comparison";
+    const FREE_TEXT: &'static [&'static str] = &["broke", "failed", "identity"];
 
     fn validate(&self) -> Result<(), String> {
         for trial in &self.trials {

@@ -3,25 +3,30 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::table::Table;
+use super::table::{Table, escape};
 use super::time;
 use crate::gate::calibration::summary::{Noise, Power, Rate, Tally};
 use crate::gate::calibration::{Calibration, Recommended, summarise};
+use crate::record::text::{one_line, printable};
 
 /// For a terminal.
 pub fn text(calibration: &Calibration) -> String {
-    written(calibration, "", &Table::text)
+    written(calibration, "", &Table::text, &|text| printable(text).into_owned())
 }
 
 /// For a page.
 pub fn markdown(calibration: &Calibration) -> String {
-    written(calibration, "## ", &Table::markdown)
+    written(calibration, "## ", &Table::markdown, &escape)
 }
 
-fn written(calibration: &Calibration, heading: &str, table: &dyn Fn(&Table) -> String) -> String {
+/// `words` makes what is in the file harmless on a terminal or in Markdown.
+fn written(calibration: &Calibration, heading: &str, table: &dyn Fn(&Table) -> String, words: &dyn Fn(&str) -> String) -> String {
     let summary = summarise(calibration);
-    let mut out =
-        format!("{heading}Calibration of the gate on {}\n\n{}\n", calibration.environment.device_name, about(calibration));
+    let mut out = format!(
+        "{heading}Calibration of the gate on {}\n\n{}\n",
+        words(&calibration.environment.device_name),
+        about(calibration, words)
+    );
     let mut section = |title: &str, rows: &Table, below: &str| {
         if !rows.is_empty() {
             let below = if below.is_empty() { String::new() } else { format!("\n{below}\n") };
@@ -31,23 +36,29 @@ fn written(calibration: &Calibration, heading: &str, table: &dyn Fn(&Table) -> S
     let reasons: Vec<String> = summary
         .kinds
         .iter()
-        .flat_map(|tally| tally.reasons.iter().map(|(reason, count)| format!("{}: inconclusive: {reason}: {count}", tally.kind)))
+        .flat_map(|tally| {
+            tally.reasons.iter().map(|(reason, count)| format!("{}: inconclusive: {}: {count}", tally.kind, words(reason)))
+        })
         .collect();
     section("Verdicts", &verdicts(&summary.kinds), &reasons.join("\n"));
-    let not: Vec<String> =
-        summary.power.iter().filter(|power| power.case.is_some() || summary.power.len() == 1).filter_map(not_injected).collect();
+    let not: Vec<String> = summary
+        .power
+        .iter()
+        .filter(|power| power.case.is_some() || summary.power.len() == 1)
+        .filter_map(|power| Some(words(&not_injected(power)?)))
+        .collect();
     section("Slow-downs found", &power(&summary.power), &not.join("\n"));
     section("Processes of one executable", &noise(&summary.noise), "");
     if let Some(recommended) = &calibration.recommended {
-        section("Thresholds", &thresholds(recommended), &recommendation(recommended));
+        section("Thresholds", &thresholds(recommended), &words(&recommendation(recommended)));
     }
     for line in &calibration.left_out {
-        let _ = write!(out, "\n{line}\n");
+        let _ = write!(out, "\n{}\n", words(line));
     }
     out
 }
 
-fn about(calibration: &Calibration) -> String {
+fn about(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
     let environment = &calibration.environment;
     let place = match &environment.gpu {
         Some(gpu) => format!("driver {}, NVRTC {}", gpu.driver, gpu.nvrtc),
@@ -55,14 +66,17 @@ fn about(calibration: &Calibration) -> String {
     };
     let plan = &calibration.plan;
     let pace = calibration.pace;
-    let commands: BTreeSet<String> = calibration.commands.iter().map(|command| format!("`{}`", whole(command))).collect();
+    // In code nothing is escaped: only a backtick ends it.
+    let code = |command: &String| format!("`{}`", one_line(&whole(command)).replace('`', "'"));
+    let commands: BTreeSet<String> = calibration.commands.iter().map(code).collect();
     let commands: Vec<String> = commands.into_iter().collect();
     format!(
-        "From {} to {}, {place}, commit {}, {} comparisons, {} processes.\nThreshold {:.2} %, {:.0} ns, tolerated {:.1} % from {} \
+        "From {} to {}, {}, commit {}, {} comparisons, {} processes.\nThreshold {:.2} %, {:.0} ns, tolerated {:.1} % from {} \
          blocks, at most {} blocks, {:.0} s a round; a process warms a case up for {:.2} s and times it for {:.2} s.\nMeasured by {}.",
-        calibration.started,
-        calibration.comparisons.last().map_or("", |known| &known.started),
-        calibration.provenance.short(),
+        words(&calibration.started),
+        words(calibration.comparisons.last().map_or("", |known| &known.started)),
+        words(&place),
+        words(&calibration.provenance.short()),
         calibration.comparisons.len(),
         calibration.comparisons.iter().map(|known| known.processes).sum::<usize>(),
         100.0 * plan.relative,

@@ -147,5 +147,7 @@ mod tests {
     fn what_others_wrote_is_no_markup() {
         let text = markdown(&summary(vec![], vec!["a <b>\nc | d".to_owned()]));
         assert!(text.contains("- a &lt;b> c \\| d\n"), "{text}");
+        let text = markdown(&summary(vec![], vec!["\u{1b}[31mred\u{7} ![x](http://y) \\[z]".to_owned()]));
+        assert!(text.contains("- red\\\\u{7} !\\[x](http://y) \\\\\\[z]\n"), "{text}");
     }
 }

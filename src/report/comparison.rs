@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use super::summary::{self, Kind, Other, Row, Summary};
 use crate::gate::Verdict;
 use crate::gate::comparison::{Compared, Comparison};
+use crate::record::text::printable;
 
 /// How to read the interval and the pairs of a row.
 const READING: &str = "interval: 95 %; p: of \"not slower than the threshold\", over all cases and looks; pairs: of the first round + of the \
@@ -23,7 +24,7 @@ pub fn text(comparison: &Comparison) -> String {
     let lines = [notes(comparison), details(comparison)].concat();
     lines.iter().for_each(|line| out.extend(["\n", line]));
     let _ = write!(out, "{}\n{}", if lines.is_empty() { "" } else { "\n" }, headline(comparison));
-    out
+    printable(&out).into_owned()
 }
 
 /// For reviewers and programs. `reproduce` is the command that compares the same at home.

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use super::table::Table;
 use super::{rate, time};
+use crate::record::text::printable;
 use crate::record::{CaseRecord, Run};
 use crate::stats::Spread;
 
@@ -31,7 +32,7 @@ pub fn text(runs: &[Run]) -> String {
             let _ = write!(out, "\nFAILED {id}: {error}");
         }
     }
-    out
+    printable(&out).into_owned()
 }
 
 fn table(runs: &[Run]) -> Table {

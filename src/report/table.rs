@@ -1,5 +1,7 @@
 //! Tables, aligned for a terminal or as Markdown.
 
+use crate::record::text::one_line;
+
 /// Columns are padded to this many characters at most.
 const WIDEST: usize = 200;
 
@@ -29,17 +31,20 @@ impl Table {
 
     /// Columns padded with spaces.
     pub fn text(&self) -> String {
-        self.lines(|cells| cells.join("  ").trim_end().to_owned()).join("\n")
+        self.cleaned(one_line).lines(|cells| cells.join("  ").trim_end().to_owned()).join("\n")
     }
 
     /// A Markdown table.
     pub fn markdown(&self) -> String {
-        let escaped = |cells: &Vec<String>| cells.iter().map(|cell| escape(cell)).collect();
-        let table = Self { header: escaped(&self.header), rows: self.rows.iter().map(escaped).collect() };
-        let mut lines = table.lines(|cells| format!("| {} |", cells.join(" | ")));
+        let mut lines = self.cleaned(escape).lines(|cells| format!("| {} |", cells.join(" | ")));
         let rule: Vec<&str> = (0..self.header.len()).map(|column| if column == 0 { "---" } else { "---:" }).collect();
         lines.insert(1, format!("| {} |", rule.join(" | ")));
         lines.join("\n")
+    }
+
+    fn cleaned(&self, clean: fn(&str) -> String) -> Self {
+        let row = |cells: &Vec<String>| cells.iter().map(|cell| clean(cell)).collect();
+        Self { header: row(&self.header), rows: self.rows.iter().map(row).collect() }
     }
 
     fn lines(&self, join: impl Fn(&[String]) -> String) -> Vec<String> {
@@ -58,9 +63,17 @@ impl Table {
     }
 }
 
-/// A text on one line in which Markdown sees neither the end of a cell nor HTML.
+/// A text on one line in which Markdown sees neither the end of a cell nor HTML, links or images.
 pub fn escape(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|").replace('<', "&lt;")
+    let mut out = String::with_capacity(text.len());
+    for c in one_line(text).chars() {
+        match c {
+            '\\' | '|' | '[' => out.extend(['\\', c]),
+            '<' => out.push_str("&lt;"),
+            c => out.push(c),
+        }
+    }
+    out
 }
 
 #[cfg(test)]
@@ -74,5 +87,14 @@ mod tests {
         table.row(vec!["longer".to_owned(), "10 ns".to_owned()]);
         assert_eq!(table.text(), "case     time\na        1 µs\nlonger  10 ns");
         assert_eq!(table.markdown(), "| case   |  time |\n| --- | ---: |\n| a      |  1 µs |\n| longer | 10 ns |");
+    }
+
+    #[test]
+    fn a_cell_is_one_line_and_no_markup() {
+        let mut table = Table::new(&["case"]);
+        table.row(vec!["a\u{1b}[2J\n| b \\[x](y) <img>".to_owned()]);
+        assert_eq!(table.text(), "case\na | b \\[x](y) <img>");
+        let row = table.markdown().lines().last().map(str::to_owned);
+        assert_eq!(row.as_deref(), Some("| a \\| b \\\\\\[x](y) &lt;img> |"));
     }
 }

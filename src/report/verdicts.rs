@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::summary::{self, Kind, Other, Row, Summary};
 use crate::gate::{Doubt, Judged, Report};
+use crate::record::text::printable;
 
 /// How to read the interval and the runs of a row.
 const READING: &str = "interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged";
@@ -17,7 +18,7 @@ pub fn text(report: &Report) -> String {
     let lines = [notes(report), details(report)].concat();
     lines.iter().for_each(|line| out.extend(["\n", line]));
     let _ = write!(out, "{}\n{}", if lines.is_empty() { "" } else { "\n" }, headline(report));
-    out
+    printable(&out).into_owned()
 }
 
 /// For reviewers and programs. `reproduce` is the command that holds the same at home.

@@ -246,6 +246,7 @@ impl Record for Calibration {
     const SCHEMA: &'static str = "kernelgate.calibration";
     const VERSION: u64 = 1;
     const KIND: &'static str = "calibration";
+    const FREE_TEXT: &'static [&'static str] = &["broken", "commands", "failed", "identity", "left_out"];
 
     fn validate(&self) -> Result<(), String> {
         let plan = &self.plan;

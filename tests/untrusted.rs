@@ -1,0 +1,149 @@
+//! What others wrote, from outside: values of files, names and messages of benches. None of it
+//! reaches a command line, a path or a terminal as it is.
+
+#![allow(clippy::unwrap_used)]
+
+mod package;
+
+use std::path::Path;
+use std::process::Command;
+
+use package::{CASE, Outcome, Package, fixture_path};
+
+/// Begins every sequence that a terminal obeys.
+const ESCAPE: char = '\u{1b}';
+
+#[track_caller]
+fn harmless(outcome: &Outcome) {
+    let all = outcome.all();
+    let acts = all.chars().find(|c| c.is_control() && !['\n', '\t'].contains(c));
+    assert_eq!(acts, None, "{all:?}");
+}
+
+/// A package whose baseline `a` and last run have the same cases; the baseline is not sealed.
+fn package() -> (Package, String) {
+    let package = Package::new();
+    package.bench("s1", "n64 --save-baseline a").expect(0, &[]);
+    package.bench("s2", "n64").expect(0, &[]);
+    package.set_times(&package.baseline("a"), 200_000.0);
+    package.set_times(&package.record("s2"), 200_000.0);
+    let text = std::fs::read_to_string(package.baseline("a")).unwrap();
+    (package, text)
+}
+
+#[test]
+fn the_commit_of_a_baseline_is_no_option_of_git() {
+    let (package, text) = package();
+    let git = |line: &str| {
+        let mut git = Command::new("git");
+        git.arg("-C").arg(package.folder.path()).args(["-c", "user.name=a", "-c", "user.email=a@b"]);
+        assert!(git.args(line.split(' ')).output().unwrap().status.success());
+    };
+    git("init --quiet");
+    git("commit --quiet --allow-empty -m first");
+    let victim = package.path("victim..HEAD");
+    std::fs::write(&victim, "precious").unwrap();
+    let mut baseline: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let runs = baseline["runs"].as_object_mut().unwrap();
+    let option = format!("--output={}", package.path("victim").display());
+    runs.values_mut().for_each(|run| run["provenance"]["commit"] = option.clone().into());
+    std::fs::write(package.baseline("a"), baseline.to_string()).unwrap();
+    let outcome = package.kernelgate("gate --baseline a");
+    outcome.expect(outcome.code.unwrap(), &[CASE, "recorded 20"]);
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+}
+
+#[test]
+fn names_in_files_are_refused_when_they_are_read() {
+    let (package, text) = package();
+    let path = package.baseline("a");
+    for (from, to) in [
+        (CASE, "fixture/spin/n64\\n=cmd/cpu/hot"),
+        ("\"device_name\": \"", "\"device_name\": \"\\u001b[2J"),
+        ("s1/fixture", "s1\\u009b31m/fixture"),
+        ("\"workload\":\"", "\"workload\":\"\\r"),
+        ("\"commit\":null", "\"commit\":\"\\u202e\""),
+    ] {
+        let (from, text) = (from.replace(": ", ":"), text.replace(": ", ":"));
+        let edited = text.replace(&from, &to.replace(": ", ":"));
+        assert_ne!(edited, text, "{from}");
+        std::fs::write(&path, edited).unwrap();
+        for (line, code) in [
+            ("gate --baseline a", 2),
+            ("baseline list", 2),
+            ("baseline show a", 2),
+            ("baseline export a a.csv", 2),
+            ("baseline add a", 2),
+        ] {
+            let outcome = package.kernelgate(line);
+            outcome.expect(code, &["a.json: invalid baseline: ", "holds a control character"]);
+            harmless(&outcome);
+        }
+        package.kernelgate(&format!("baseline seal {}", path.display())).expect(2, &["holds a control character"]);
+        assert!(!package.path("a.csv").exists());
+    }
+}
+
+#[test]
+fn messages_of_benches_are_cleaned_where_they_are_printed() {
+    let package = Package::new();
+    package.bench("s1", "--save-baseline a").expect(0, &[]);
+    let loud = package.bench("s2", "--axis n=64 --axis fault=none,loud");
+    let words = ["loud\\u{1b}]0;title\\u{7} [link](http://x)", "second line"];
+    loud.expect(1, &words);
+    assert!(!loud.stderr.contains(ESCAPE) && !loud.stdout.contains('\u{7}'), "{:?}", loud.all());
+    let record = std::fs::read_to_string(package.record("s2")).unwrap();
+    assert!(record.contains("\\u001b[31mloud"), "the record has the message as it was: {record}");
+    for line in ["runs", "gate --baseline a"] {
+        let outcome = package.kernelgate(line);
+        outcome.expect(outcome.code.unwrap(), &words);
+        harmless(&outcome);
+    }
+    let comment = package.kernelgate("gate --baseline a --format markdown");
+    comment.expect(1, &["loud\\\\u{1b}]0;title\\\\u{7} \\[link](http://x) second line"]);
+    harmless(&comment);
+    let junit = package.kernelgate("gate --baseline a --format junit");
+    harmless(junit.expect(1, &["second line"]));
+}
+
+#[test]
+fn a_tensor_without_a_plain_name_fails_its_case() {
+    let package = Package::new();
+    let outcome = package.bench("s1", "--axis n=64 --axis fault=none,input,output");
+    let input = "error: fixture/spin/n64_input/cpu/hot: the input `\\u{1b}` holds a control character";
+    outcome.expect(1, &[CASE, input, "n64_output/cpu/hot: the output `out\\u{1b}` holds a control"]);
+    assert_eq!(package.run("s1")["failed"].as_object().unwrap().len(), 2);
+}
+
+#[test]
+fn what_a_broken_bench_process_said_is_cleaned() {
+    let package = Package::new();
+    std::fs::create_dir(package.path("bin")).unwrap();
+    std::fs::copy(fixture_path(), package.path("bin/fixture")).unwrap();
+    let line = "compare --base-dir bin --head-dir bin --backend cpu --axis n=64 --axis fault=crash --max-blocks 1";
+    let outcome = package.kernelgate(line);
+    harmless(outcome.expect(outcome.code.unwrap(), &["exit status: 7: \\u{1b}]0;title\\u{7}crashed"]));
+}
+
+#[test]
+fn a_commit_that_is_given_is_recorded_so_that_it_can_be_read() {
+    let package = Package::new();
+    let mut bench = package.bench_command("s1", "n64 --save-baseline a");
+    Outcome::from(bench.env("KERNELGATE_COMMIT", "v1\u{1b}[31m\n").output().unwrap()).expect(0, &[]);
+    let shown = package.kernelgate("baseline show a");
+    harmless(shown.expect(0, &[", v1\n"]));
+}
+
+#[test]
+fn a_revision_that_looks_like_an_option_is_none() {
+    let package = Package::new();
+    let git = Command::new("git").arg("-C").arg(package.folder.path()).args(["init", "--quiet"]).status();
+    assert!(git.unwrap().success());
+    let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
+    for revision in ["--output=victim", "--all", "-n1"] {
+        let mut compare = package.command(program, "compare");
+        let outcome = Outcome::from(compare.arg(format!("--base={revision}")).output().unwrap());
+        outcome.expect(2, &[&format!("no revision `{revision}`")]);
+    }
+    assert!(!package.path("victim").exists());
+}
