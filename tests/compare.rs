@@ -205,7 +205,10 @@ fn what_cannot_be_compared_is_named() {
     scratch.write("benches/spin.rs", BENCH);
     scratch.write("benches/other.rs", "fn main() { println!(\"done\"); }");
     scratch.write("Cargo.toml", &format!("{MANIFEST}\n[[bench]]\nname = \"other\"\nharness = false\n"));
-    scratch.compare("--base main").expect(0, &["bench without this harness, left alone: other", "1 unchanged"]);
+    scratch.compare("--base main").expect(
+        0,
+        &["bench without this harness, left alone: other", "left alone: other of the head: its file has no mark", "1 unchanged"],
+    );
     assert!(scratch.compare("--base main --bench spin --budget 0.1s").all().contains("of 1"));
 }
 

@@ -2,9 +2,11 @@
 //! reaches a command line, a path or a terminal as it is.
 
 #![allow(clippy::unwrap_used)]
+#![cfg(unix)]
 
 mod package;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -123,6 +125,32 @@ fn what_a_broken_bench_process_said_is_cleaned() {
     let line = "compare --base-dir bin --head-dir bin --backend cpu --axis n=64 --axis fault=crash --max-blocks 1";
     let outcome = package.kernelgate(line);
     harmless(outcome.expect(outcome.code.unwrap(), &["exit status: 7: \\u{1b}]0;title\\u{7}crashed"]));
+}
+
+#[test]
+fn what_lies_beside_the_benches_is_not_run() {
+    let package = Package::new();
+    std::fs::create_dir(package.path("bin")).unwrap();
+    std::fs::copy(fixture_path(), package.path("bin/fixture")).unwrap();
+    let script = package.path("bin/script");
+    std::fs::write(&script, format!("#!/bin/sh\necho > {}\n", package.path("ran").display())).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let fifo = Command::new("mkfifo").arg("-m").arg("755").arg(package.path("bin/fifo")).status();
+    assert!(fifo.unwrap().success());
+    let compare = |flags: &str| {
+        let line = format!("compare --base-dir bin --head-dir bin --backend cpu --max-blocks 1 --case-time 0.1s {flags}");
+        package.kernelgate(&line)
+    };
+    let outcome = compare("n64");
+    let why = "left alone: script of the base: its file has no mark of this harness, so it was not run";
+    outcome.expect(outcome.code.unwrap(), &[CASE, why, "`--bench script`", "of 1 (threshold"]);
+    assert!(outcome.stdout.contains("bench without this harness, left alone: script"), "{}", outcome.stdout);
+    assert!(!package.path("ran").exists());
+    compare("--bench script").expect(2, &["left alone: script of the base: asked by --bench"]);
+    assert!(package.path("ran").exists());
+    let mark = kernelgate::record::order::MARK.as_bytes();
+    let fixture = std::fs::read(fixture_path()).unwrap();
+    assert!(fixture.windows(mark.len()).any(|bytes| bytes == mark));
 }
 
 #[test]

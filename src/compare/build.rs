@@ -9,18 +9,17 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::CompareError;
+use super::mark;
 use super::process::{self, Ended, Running};
 use crate::record::file::{Record as _, content_hash};
 use crate::record::{Order, order, text};
 
 /// Lines of cargo that an error shows.
 const SHOWN_LINES: usize = 30;
-/// A bench binary that does not answer by then is none of ours.
+/// An executable that does not answer by then takes no orders.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A build that takes longer is stuck.
 const BUILD_PATIENCE: Duration = Duration::from_secs(4 * 3600);
-/// In every executable with the harness, also of versions that know no trials.
-const MARK: &[u8] = b"KERNELGATE_SESSION";
 
 /// What cargo says of an executable that it built; other messages lack the fields.
 #[derive(Deserialize)]
@@ -50,8 +49,8 @@ pub struct Executable {
 pub struct Executables {
     /// Those that take orders, by name.
     pub ours: BTreeMap<String, Executable>,
-    /// Benches without this harness.
-    pub foreign: Vec<String>,
+    /// Executables without this harness, by name, with the reason for leaving them alone.
+    pub foreign: BTreeMap<String, String>,
     /// Every name that was found, wanted or not.
     pub names: Vec<String>,
 }
@@ -161,7 +160,8 @@ fn executable_name(path: &Path, facts: &std::fs::Metadata) -> Option<String> {
     Some(hashed.map_or(name, |(stem, _)| stem).to_owned())
 }
 
-/// Puts executables into `side/bin` and asks each whether it takes orders.
+/// Puts executables into `side/bin` and asks each whether it takes orders. To ask is to run it, so
+/// only those are asked whose file holds the mark of this harness, and those wanted by name.
 ///
 /// # Errors
 /// When one of this harness knows no trials ([`CompareError::Refused`]) or cannot be copied.
@@ -176,10 +176,16 @@ pub fn install(
     std::fs::create_dir_all(&bin).map_err(|cause| io(&bin, cause))?;
     let mut executables = Executables { names: found.keys().cloned().collect(), ..Executables::default() };
     for (bench, path) in found.iter().filter(|(bench, _)| wanted.is_empty() || wanted.contains(bench)) {
+        let marked = mark::is_in(path);
+        if let Some(reason) = unmarked(&marked, bench).filter(|_| wanted.is_empty()) {
+            executables.foreign.insert(bench.clone(), reason);
+            continue;
+        }
         match protocol(path) {
             Some(version) if version >= Order::VERSION => {}
-            None if !has_mark(path) => {
-                executables.foreign.push(bench.clone());
+            None if !matches!(marked, Ok(true)) => {
+                let reason = "asked by --bench, it did not answer as a bench of this harness does";
+                executables.foreign.insert(bench.clone(), reason.to_owned());
                 continue;
             }
             version => {
@@ -203,6 +209,16 @@ pub fn install(
     Ok(executables)
 }
 
+/// Why an executable is not run to ask it; none where its file holds the mark.
+fn unmarked(marked: &std::io::Result<bool>, bench: &str) -> Option<String> {
+    let why = match marked {
+        Ok(true) => return None,
+        Ok(false) => "its file has no mark of this harness".to_owned(),
+        Err(cause) => format!("its file cannot be read ({cause})"),
+    };
+    Some(format!("{why}, so it was not run; `--bench {bench}` runs it all the same"))
+}
+
 /// What an executable answers when asked for its protocol.
 fn protocol(path: &Path) -> Option<u64> {
     let output = tempfile::NamedTempFile::new().ok()?;
@@ -214,10 +230,6 @@ fn protocol(path: &Path) -> Option<u64> {
         Ended::Exited(status) if status.success() => order::parse_answer(&std::fs::read_to_string(output.path()).ok()?),
         _ => None,
     }
-}
-
-fn has_mark(path: &Path) -> bool {
-    std::fs::read(path).is_ok_and(|bytes| bytes.windows(MARK.len()).any(|window| window == MARK))
 }
 
 #[cfg(test)]
@@ -239,6 +251,28 @@ mod tests {
         ] {
             assert_eq!(bench_of(&other), None);
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_has_no_mark_is_run_only_where_it_is_named() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (side, ran) = (folder.path().join("side"), folder.path().join("ran"));
+        let script = folder.path().join("innocent");
+        // It mentions the variable that executables of an earlier version are known by.
+        let text = format!("#!/bin/sh\n: KERNELGATE_SESSION\necho > {}\n", ran.display());
+        std::fs::write(&script, text).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let found = prebuilt(folder.path()).unwrap();
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["innocent"]);
+        let installed = install(&side, &found, "base", &[]).unwrap();
+        assert!(!ran.exists() && installed.ours.is_empty());
+        let why = &installed.foreign["innocent"];
+        assert!(why.contains("no mark") && why.contains("`--bench innocent`"), "{why}");
+        let installed = install(&side, &found, "base", &["innocent".to_owned()]).unwrap();
+        assert!(ran.exists() && installed.ours.is_empty());
+        assert!(installed.foreign["innocent"].contains("did not answer"));
     }
 
     #[cfg(unix)]

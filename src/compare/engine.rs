@@ -205,7 +205,7 @@ impl<'a> Engine<'a> {
             let hash = |side: &Side| side.executables.ours.get(name).map(|executable| executable.hash.clone());
             hash(base).is_some() && hash(base) == hash(head)
         };
-        let foreign: BTreeSet<&String> = self.session.sides.iter().flat_map(|side| &side.executables.foreign).collect();
+        let foreign: BTreeSet<&String> = self.session.sides.iter().flat_map(|side| side.executables.foreign.keys()).collect();
         Comparison {
             base: base.label.clone(),
             head: head.label.clone(),

@@ -10,6 +10,7 @@ mod engine;
 mod folder;
 mod git;
 mod load;
+mod mark;
 mod process;
 pub mod progress;
 mod ready;

@@ -55,6 +55,11 @@ pub fn sides(request: &Request, folder: &Folder, (progress, running): (&Progress
             _ => return Err(CompareError::Usage("no repository".to_owned())),
         });
     }
+    for ((arm, _), side) in both.into_iter().zip(&sides) {
+        for (bench, reason) in &side.executables.foreign {
+            progress.say(&format!("left alone: {bench} of the {}: {reason}", folder::name(arm)));
+        }
+    }
     let [base, head]: [Side; 2] = sides.try_into().map_err(|_| CompareError::Usage("two sides are needed".to_owned()))?;
     for bench in &request.benches {
         let known: BTreeSet<&String> = base.executables.names.iter().chain(&head.executables.names).collect();

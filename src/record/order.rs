@@ -10,6 +10,16 @@ use super::file::Record;
 /// Value of KERNELGATE_TRIAL that asks only for [`answer`].
 pub const QUESTION: &str = "protocol";
 
+/// In the file of every bench executable, so that one is told from other programs without running
+/// it. The NUL bytes keep it out of scripts and other text.
+pub const MARK: &str = "\0kernelgate bench executable\0";
+
+/// Makes sure that the compiler and the linker leave [`MARK`] in the executable.
+pub fn leave_mark() {
+    // Whoever may read it through this pointer must find it: it cannot be optimised away.
+    std::hint::black_box(MARK.as_ptr());
+}
+
 /// What a bench binary that knows trials says when asked: the newest version of [`Order`] that it takes.
 pub fn answer() -> String {
     format!("kernelgate trial protocol {}", Order::VERSION)
