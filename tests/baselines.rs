@@ -5,6 +5,8 @@
 mod package;
 
 use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use package::{CASE, Outcome, Package, fixture_path};
 
@@ -65,6 +67,83 @@ fn another_machine_of_the_same_model_is_tolerated_more() {
     package.kernelgate("gate --baseline a").expect(0, &words);
     package.kernelgate("gate --baseline a --other-device 0.01").expect(1, &["2 regressed", "6.0% in place of 5.0%"]);
     package.kernelgate("gate --baseline a --other-device x").expect(2, &["--other-device"]);
+}
+
+/// Ends processes that were started together, and expects that all did what they should.
+#[track_caller]
+fn all_fine(processes: Vec<std::process::Child>) {
+    for process in processes {
+        Outcome::from(process.wait_with_output().unwrap()).expect(0, &[]);
+    }
+}
+
+#[test]
+fn runs_that_are_added_at_once_are_all_kept() {
+    let package = Package::new();
+    package.bench("s0", "n64").expect(0, &[]);
+    let record = std::fs::read_to_string(package.record("s0")).unwrap();
+    let sessions: Vec<String> = (0..12).map(|number| format!("s{number}")).collect();
+    for session in &sessions {
+        std::fs::create_dir_all(package.record(session).parent().unwrap()).unwrap();
+        std::fs::write(package.record(session), record.replace("\"s0\"", &format!("\"{session}\""))).unwrap();
+    }
+    // Of checkouts with target folders of their own, which share the folder of baselines.
+    let add = |session: &String| {
+        let folder = package.record(session).parent().unwrap().display().to_string();
+        let line = format!("--baselines shared baseline add a --session {folder}");
+        let mut command = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), &line);
+        command.env("CARGO_TARGET_DIR", package.path(&format!("target-{session}")));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    all_fine(sessions.iter().map(add).collect());
+    let device = std::fs::read_dir(package.path("shared")).unwrap().next().unwrap().unwrap().path();
+    let files: Vec<_> = std::fs::read_dir(&device).unwrap().flatten().map(|file| file.file_name()).collect();
+    assert_eq!(files, ["a.json"], "no lock is left for git to see");
+    let baseline: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(device.join("a.json")).unwrap()).unwrap();
+    let kept: Vec<&String> = baseline["runs"].as_object().unwrap().keys().collect();
+    let mut wanted: Vec<String> = sessions.iter().map(|session| format!("{session}/fixture")).collect();
+    wanted.sort();
+    assert_eq!(kept, wanted.iter().collect::<Vec<_>>());
+}
+
+#[test]
+fn a_baseline_that_another_process_changes_is_waited_for() {
+    let package = package(200_000.0);
+    let path = package.baseline("a");
+    let before = std::fs::read_to_string(&path).unwrap();
+    let session = |number: usize| format!("at-once-{number}");
+    let lock = kernelgate::record::Lock::of(&path).unwrap();
+    let bench = |number: usize| {
+        let line = format!("--axis n={} --save-baseline a", 2 + number);
+        let mut command = package.bench_command(&session(number), &line);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut processes: Vec<_> = (0..4).map(bench).collect();
+    for flags in [
+        format!("baseline add a --session {}", package.record("b2").parent().unwrap().display()),
+        format!("baseline seal {}", path.display()),
+    ] {
+        let mut command = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), &flags);
+        processes.push(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    }
+    let complete =
+        |number| std::fs::read_to_string(package.record(&session(number))).is_ok_and(|text| text.contains("\"complete\": true"));
+    let started = Instant::now();
+    while !(0..4).all(complete) {
+        assert!(started.elapsed() < Duration::from_secs(50), "the runs do not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(std::fs::read_to_string(&path).unwrap() == before, "written while another held the lock");
+    for process in &mut processes {
+        assert_eq!(process.try_wait().unwrap(), None, "it did not wait");
+    }
+    drop(lock);
+    all_fine(processes);
+    let after = std::fs::read_to_string(&path).unwrap();
+    for number in 0..4 {
+        assert!(after.contains(&format!("\"fixture/spin/n{}_none/cpu/hot\"", 2 + number)), "{number}");
+    }
 }
 
 #[cfg(unix)]

@@ -13,7 +13,7 @@ use crate::harness::place::Wanted;
 use crate::record::environment::Mismatch;
 use crate::record::store::check_name;
 use crate::record::text::printable;
-use crate::record::{Baseline, Environment, Run, Store, file};
+use crate::record::{Baseline, Environment, Lock, Run, Store, file};
 use crate::report::table::Table;
 use crate::report::time;
 use crate::stats::{Spread, median};
@@ -121,9 +121,15 @@ fn find(store: &Store, name: &str, backend: BackendName, device: Option<usize>) 
     Ok(Exit::Fine)
 }
 
+/// The right to read a baseline file, change it and write it.
+pub fn locked(path: &Path) -> anyhow::Result<Lock> {
+    Lock::of(path).map_err(|error| anyhow::anyhow!("failed to {error}"))
+}
+
 fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
     let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
     let path = store.baseline_path(&device, name)?;
+    let _lock = locked(&path)?;
     let mut baseline = Baseline::open(&path, name).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     for run in runs {
         if let Err(differing) = baseline.add(run) {
@@ -234,6 +240,7 @@ fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow
     }
     let device = devices.into_iter().next().unwrap_or_default();
     let path = store.baseline_path(&device, &baseline.name)?;
+    let _lock = locked(&path)?;
     anyhow::ensure!(force || !path.exists(), "{} exists: --force replaces it", path.display());
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     println!("{} cases to {}", baseline.cases.len(), path.display());
@@ -241,6 +248,8 @@ fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow
 }
 
 fn seal(path: &Path) -> anyhow::Result<Exit> {
+    // Where there is no such file, to read it says so best.
+    let _lock = path.is_file().then(|| locked(path)).transpose()?;
     let baseline: Baseline = file::read_unsealed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     file::write(path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     println!("{} cases in {} are taken as they are", baseline.cases.len(), path.display());

@@ -33,7 +33,7 @@ use crate::measure::range::Range;
 use crate::record::order;
 use crate::record::store::StoreError;
 use crate::record::text::printable;
-use crate::record::{Baseline, Environment, FileError, Provenance, Run, Store, file};
+use crate::record::{Baseline, Environment, FileError, Lock, Provenance, Run, Store, file};
 use crate::report;
 use crate::suite::Suite;
 use crate::workload::{Effort, Work};
@@ -249,6 +249,8 @@ impl Harness {
         recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
         let saved = flags.save_baseline.as_deref().filter(|_| !recorder.run().cases.is_empty());
         if let Some((path, name)) = baseline.zip(saved) {
+            // Waited for outside of the recorder: an interrupt need not wait.
+            let _lock = Lock::of(&path)?;
             recorder.save_baseline(|run| save_baseline(&path, name, run))?;
         }
         if flags.output_format == "criterion" {
@@ -336,6 +338,7 @@ fn open_baseline(store: &Store, environment: &Environment, name: &str) -> Result
     Ok(path)
 }
 
+/// The caller holds the file's lock.
 fn save_baseline(path: &Path, name: &str, run: &Run) -> Result<(), FileError> {
     let mut baseline = Baseline::open(path, name)?;
     baseline.merge(run);

@@ -37,7 +37,7 @@ pub enum FileError {
     /// The operating system said no.
     #[error("{action} {path}: {cause}")]
     Io {
-        /// "read" or "write".
+        /// "read", "write" or "lock".
         action: &'static str,
         /// Which file.
         path: PathBuf,
@@ -69,6 +69,16 @@ pub enum FileError {
         found: u64,
         /// Latest version known here.
         known: u64,
+    },
+    /// Others changed it all the time.
+    #[error("lock {path}: another process has held {lock} for {waited_s} s: wait for it, or end it")]
+    Locked {
+        /// Which file.
+        path: PathBuf,
+        /// What is locked in its place.
+        lock: PathBuf,
+        /// For how long.
+        waited_s: u64,
     },
     /// The content is not what was written.
     #[error(

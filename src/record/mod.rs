@@ -7,6 +7,7 @@
 pub mod baseline;
 pub mod environment;
 pub mod file;
+pub mod lock;
 pub mod order;
 pub mod resources;
 pub mod run;
@@ -17,6 +18,7 @@ pub mod trials;
 pub use baseline::{Baseline, BaselineCase, BaselineRun};
 pub use environment::{Environment, Provenance};
 pub use file::{FileError, read, write};
+pub use lock::Lock;
 pub use order::{Order, Pace};
 pub use run::{CaseRecord, Run, Samples};
 pub use store::Store;

@@ -1,0 +1,129 @@
+//! One writer of a file at a time, for those that read it, change it and write it.
+//!
+//! A write by itself is atomic (`file::write`), but of two processes that read before either writes,
+//! one would lose what the other added. Readers need no lock.
+
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::file::FileError;
+
+/// How long a writer waits for others, whose turns are milliseconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The right to change a file, until it is dropped. Not for a thread that already has it.
+#[derive(Debug)]
+pub struct Lock {
+    path: PathBuf,
+    /// None where the file system has no locks.
+    held: Option<File>,
+}
+
+impl Lock {
+    /// Waits until no other process or thread changes the file, which need not be there yet.
+    ///
+    /// The lock is a file beside it: whatever checkout a writer comes from, and whatever target
+    /// folder it has, there it looks. It is removed afterwards, so that git sees no new file. The
+    /// system gives back the lock of a process that is killed; its file stays until the next writer
+    /// has used it.
+    ///
+    /// # Errors
+    /// When others keep it for a minute, or the lock's file cannot be made.
+    pub fn of(path: &Path) -> Result<Self, FileError> {
+        Self::within(path, PATIENCE)
+    }
+
+    fn within(path: &Path, patience: Duration) -> Result<Self, FileError> {
+        let io = |cause| FileError::Io { action: "lock", path: path.to_owned(), cause };
+        let mut name = std::ffi::OsString::from(".");
+        name.push(path.file_name().unwrap_or_default());
+        name.push(".lock");
+        let at = path.with_file_name(name);
+        if let Some(folder) = at.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder).map_err(io)?;
+        }
+        let started = Instant::now();
+        loop {
+            let file = File::options().create(true).append(true).open(&at).map_err(io)?;
+            match file.try_lock() {
+                Ok(()) if is_at(&file, &at) => return Ok(Self { path: at, held: Some(file) }),
+                // Its last owner has removed it meanwhile; others would lock a new one.
+                Ok(()) | Err(TryLockError::WouldBlock) => {}
+                // As cargo does on such file systems: not to write at all would be worse.
+                Err(TryLockError::Error(cause)) if cause.kind() == std::io::ErrorKind::Unsupported => {
+                    return Ok(Self { path: at, held: None });
+                }
+                Err(TryLockError::Error(cause)) => return Err(io(cause)),
+            }
+            if started.elapsed() > patience {
+                let (path, lock) = (path.to_owned(), at);
+                return Err(FileError::Locked { path, lock, waited_s: patience.as_secs() });
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // While it is still locked, so that nobody else's is removed. Elsewhere than on Unix nobody
+        // could tell a removed file from a new one: there it stays.
+        if cfg!(unix) || self.held.is_none() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Whether the open file is the one at that path.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let id = |facts: std::fs::Metadata| (facts.dev(), facts.ino());
+    file.metadata().map(id).ok().is_some_and(|own| std::fs::symlink_metadata(path).is_ok_and(|there| id(there) == own))
+}
+
+#[cfg(not(unix))]
+fn is_at(_: &File, _: &Path) -> bool {
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_by_many_threads_are_all_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/count.json");
+        let add = || {
+            for _ in 0..20 {
+                let _lock = Lock::of(&path).unwrap();
+                let count: u32 = std::fs::read_to_string(&path).map_or(0, |text| text.parse().unwrap());
+                std::thread::yield_now();
+                super::super::file::write_text(&path, &(count + 1).to_string()).unwrap();
+            }
+        };
+        std::thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(add))));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "160");
+        let left: Vec<_> = std::fs::read_dir(path.parent().unwrap()).unwrap().flatten().map(|file| file.file_name()).collect();
+        assert_eq!(left, ["count.json"]);
+    }
+
+    #[test]
+    fn one_that_is_held_is_waited_for_and_then_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        let first = Lock::of(&path).unwrap();
+        let message = Lock::within(&path, Duration::from_millis(30)).unwrap_err().to_string();
+        assert!(message.starts_with("lock ") && message.contains("a.json: another process"), "{message}");
+        assert!(message.contains(".a.json.lock"), "{message}");
+        drop(first);
+        // What a killed process left is no hindrance.
+        std::fs::write(folder.path().join(".a.json.lock"), "").unwrap();
+        drop(Lock::within(&path, Duration::ZERO).unwrap());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}
