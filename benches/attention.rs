@@ -2,8 +2,6 @@
 
 use std::process::ExitCode;
 
-use kernelgate::builtin;
-
 fn main() -> ExitCode {
-    builtin::bench("attention", builtin::attention())
+    kernelgate_suite::bench("attention", kernelgate_suite::attention::suites())
 }

@@ -2,8 +2,6 @@
 
 use std::process::ExitCode;
 
-use kernelgate::builtin;
-
 fn main() -> ExitCode {
-    builtin::bench("denoise", builtin::denoise())
+    kernelgate_suite::bench("denoise", kernelgate_suite::denoise::suites())
 }

@@ -2,8 +2,6 @@
 
 use std::process::ExitCode;
 
-use kernelgate::builtin;
-
 fn main() -> ExitCode {
-    builtin::bench("st_bif", builtin::st_bif())
+    kernelgate_suite::bench("st_bif", kernelgate_suite::st_bif::suites())
 }

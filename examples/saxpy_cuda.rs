@@ -3,8 +3,6 @@
 //! `cargo run --release --example saxpy_cuda -- --bench` verifies, times and records it on a GPU. In a package of your own this
 //! file is `benches/saxpy.rs`, with `[[bench]] name = "saxpy"`, `harness = false` in Cargo.toml, and `cargo bench` runs it.
 
-#![allow(unsafe_code)] // A launch is unsafe: nobody checks a kernel's parameters.
-
 use std::process::ExitCode;
 
 use kernelgate::prelude::*;
@@ -59,16 +57,15 @@ const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
     about: "a thread an element",
     supports: |_| Ok(()),
     prepare: Prepare::Cuda(|problem, inputs, device| {
-        let build = cuda::Build::outside("saxpy", include_str!("saxpy.cu"), &[]);
+        let build = cuda::Source::new("saxpy", include_str!("saxpy.cu")).build(&[]);
         let kernel = device.kernel(&build, "saxpy")?;
         let upload = |name| device.upload(inputs.tensor(name).as_bytes());
         let (x, y, n) = (upload("x")?, upload("y")?, problem.n);
         let out = cuda::Output::new(device, "out", [n], Dtype::F32)?;
-        let shape = cuda::Shape::covering(n, 256, 1)?;
+        let shape = cuda::LaunchShape::covering(n, 256, 1)?;
         Ok(cuda::Task::new(device, vec![out], move |outputs| {
             let arguments = [A.into(), (&x).into(), (&y).into(), outputs[0].argument(), (n as i64).into()];
-            // SAFETY: the arguments are saxpy's, in order; the closure owns x and y, its task the output.
-            unsafe { kernel.launch(shape, &arguments) }
+            kernel.launch(shape, &arguments)
         }))
     }),
 }];

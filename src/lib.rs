@@ -1,44 +1,29 @@
-//! kernelgate: a benchmark harness for GPU kernels, built on Criterion, with a performance gate.
-//!
-//! A [`workload`] says what is computed: seeded inputs, an fp64 reference, declared work. A [`backend`] says how, one
-//! [`backend::Implementation`] a row. The [`harness`] verifies each case, times it, holds it against the device's measured limits and
-//! records the run; the [`gate`] holds runs against a committed baseline. Your own kernel goes through the same `main`: see
-//! `examples/saxpy.rs` and [`prelude`].
-//!
-//! Modules in reading order; each imports only from those before it (a test checks that).
+//! The benchmark suite of kernelgate: three families of real work, each in a folder of its own with its definition, fp64
+//! reference, CPU rows and CUDA rows. It uses nothing of `kernelgate` that an outside package could not.
 
-pub mod exit;
-pub mod simd;
-pub mod stats;
-pub mod workload;
+pub mod attention;
+pub mod denoise;
+#[cfg(test)]
+mod gpu_tests;
+mod kernels;
+mod math;
+#[cfg(test)]
+mod selection_tests;
+pub mod st_bif;
 
-pub mod backend;
+use std::process::ExitCode;
 
-pub mod suite;
-pub mod verify;
+use kernelgate::harness::Harness;
+use kernelgate::suite::Suite;
 
-pub mod trace;
+pub use kernels::{builds, launch_of};
 
-pub mod measure;
+/// Every workload of every family, in the order they are shown.
+pub fn all() -> Vec<Box<dyn Suite>> {
+    [st_bif::suites(), attention::suites(), denoise::suites()].into_iter().flatten().collect()
+}
 
-pub mod record;
-
-pub mod gate;
-pub mod report;
-
-pub mod harness;
-
-pub mod builtin;
-pub mod cli;
-pub mod compare;
-
-/// What a bench binary of your own needs.
-pub mod prelude {
-    pub use crate::backend::cpu::Task;
-    pub use crate::backend::{BackendError, Implementation, Prepare, cuda};
-    pub use crate::harness::Harness;
-    pub use crate::suite::suite;
-    pub use crate::workload::{
-        Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit, Work, Workload, random,
-    };
+/// `main` of a bench binary of this package; a filter may name a case of another one.
+pub fn bench(name: &'static str, suites: Vec<Box<dyn Suite>>) -> ExitCode {
+    Harness::new(name, suites).siblings(all()).main()
 }

@@ -2,9 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use kernelgate::backend::cuda::compile::{CompileError, compile, compile_text, version};
-use kernelgate::backend::cuda::cubin;
-use kernelgate::backend::cuda::sources::{Build, builds};
+use kernelgate_cuda::Source;
+use kernelgate_cuda::compiler::cubin;
+use kernelgate_cuda::compiler::nvrtc::{CompileError, compile, compile_text, version};
+use kernelgate_suite::builds;
 
 /// Whether NVRTC is there; says so when it is not.
 fn compiler() -> bool {
@@ -24,7 +25,8 @@ fn facts_of_a_known_kernel() {
     if !compiler() {
         return;
     }
-    let build = Build::embedded("st_bif/forward_vectorized", &["ELEMENT_F32"]);
+    let name = "st_bif/forward_vectorized ELEMENT_F32";
+    let build = builds().into_iter().find(|build| build.name() == name).unwrap();
     let compiled = compile(&build, "sm_90a").unwrap();
     let facts = cubin::facts(&compiled.cubin, &compiled.log).unwrap();
     let kernel = &facts["st_bif_forward_vectorized"];
@@ -43,7 +45,7 @@ fn tensor_cores_show_in_the_mix_of_the_kernels_that_use_them() {
         let compiled = compile(&build, "sm_90a").unwrap();
         let facts = cubin::facts(&compiled.cubin, &compiled.log).unwrap();
         let tensor: u32 = facts.values().filter_map(|kernel| kernel.mix.get("tensor")).sum();
-        assert_eq!(tensor > 0, build.file.ends_with("_mma"), "{}: {tensor}", build.name());
+        assert_eq!(tensor > 0, build.source.file.ends_with("_mma"), "{}: {tensor}", build.name());
     }
 }
 
@@ -53,11 +55,12 @@ fn a_kernel_that_does_not_compile_is_named_with_the_log() {
         return;
     }
     let options = ["--gpu-architecture=sm_90a".to_owned()];
-    let error = compile_text("mine/broken", "extern \"C\" __global__ void broken() { undefined_thing(); }", &options, "sm_90a")
-        .unwrap_err();
+    let error =
+        compile_text("mine/broken", "extern \"C\" __global__ void broken() { undefined_thing(); }", &[], &options, "sm_90a")
+            .unwrap_err();
     let text = error.to_string();
     assert!(text.contains("kernel mine/broken does not compile for sm_90a") && text.contains("undefined_thing"), "{text}");
-    let build = Build::embedded("measure/spin", &[]);
+    let build = Source::new("mine/fine", "extern \"C\" __global__ void fine() {}").build(&[]);
     let text = compile(&build, "sm_1").unwrap_err().to_string();
-    assert!(text.contains("measure/spin") && text.contains("sm_1"), "{text}");
+    assert!(text.contains("mine/fine") && text.contains("sm_1"), "{text}");
 }

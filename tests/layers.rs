@@ -1,148 +1,180 @@
-//! The import rules of ARCHITECTURE.md, checked on the source text: which module may use which, and where external crates may appear.
+//! The import rules of ARCHITECTURE.md, checked on the source text of every crate of the workspace: which module may use which, no
+//! circles of files, and where external crates may appear. Which crate may use which is Cargo's to check.
 
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeSet;
+mod imports;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Module of `src/` and the modules it may import from.
-const MAY_IMPORT: &[(&str, &[&str])] = &[
-    ("exit", &[]),
-    ("simd", &[]),
-    ("stats", &[]),
-    ("workload", &["simd"]),
-    ("backend", &["simd", "workload"]),
-    ("suite", &["workload", "backend"]),
-    ("verify", &["workload", "backend"]),
-    ("trace", &["backend"]),
-    ("measure", &["simd", "stats", "workload", "backend", "trace"]),
-    ("record", &["workload", "backend", "verify", "measure"]),
-    ("gate", &["exit", "stats", "record"]),
-    ("report", &["stats", "record", "gate"]),
-    ("harness", &["exit", "workload", "backend", "suite", "verify", "measure", "record", "report"]),
-    ("builtin", &["workload", "backend", "suite", "harness"]),
-    ("compare", &["exit", "stats", "record", "gate"]),
-    (
-        "cli",
-        &[
-            "exit", "stats", "workload", "backend", "suite", "verify", "trace", "measure", "record", "gate", "report", "harness",
-            "builtin", "compare",
+use imports::{code, mentions, module_of, references, sources};
+
+/// The rules of one crate.
+struct Rules {
+    /// Its sources.
+    folder: &'static str,
+    /// Each top-level module, and the modules of the same crate that it may use.
+    modules: &'static [(&'static str, &'static [&'static str])],
+    /// External crates that stay in their place: (crate, path prefixes).
+    confined: &'static [(&'static str, &'static [&'static str])],
+}
+
+const CRATES: &[Rules] = &[
+    Rules {
+        folder: "crates/kernelgate-cuda/src",
+        modules: &[
+            ("error", &[]),
+            ("library", &[]),
+            ("compiler", &["library"]),
+            ("driver", &["error", "library", "compiler"]),
+            ("libraries", &["error", "library", "driver"]),
+            ("instruments", &["error", "compiler", "driver"]),
+            ("observe", &["error", "library", "driver"]),
+            ("testing", &["driver"]),
         ],
-    ),
+        confined: &[
+            ("nvml_wrapper", &["observe/telemetry.rs"]),
+            ("nvtx", &["observe/range.rs"]),
+            ("libloading", &["library.rs"]),
+            ("object", &["compiler/cubin.rs"]),
+        ],
+    },
+    Rules {
+        folder: "crates/kernelgate/src",
+        modules: &[
+            ("exit", &[]),
+            ("simd", &[]),
+            ("stats", &[]),
+            ("trace", &[]),
+            ("workload", &[]),
+            ("backend", &["workload"]),
+            ("suite", &["workload", "backend"]),
+            ("verify", &["workload", "backend"]),
+            ("measure", &["simd", "stats", "workload", "backend"]),
+            ("record", &["workload", "backend", "verify", "measure"]),
+            ("display", &["stats", "record"]),
+            ("harness", &["exit", "workload", "backend", "suite", "verify", "measure", "record", "display"]),
+        ],
+        confined: &[
+            ("criterion", &["harness/", "measure/criterion.rs"]),
+            ("clap", &["harness/args.rs", "harness/place.rs", "harness/binary.rs"]),
+            ("faer", &["measure/limits/cpu_matmul.rs"]),
+            ("pulp", &["simd.rs", "measure/limits/cpu.rs"]),
+            ("sysinfo", &["record/environment.rs", "harness/session.rs"]),
+            ("serde_json", &["record/file.rs"]),
+            ("ctrlc", &["harness/session.rs"]),
+            ("xxhash_rust", &["record/file.rs", "verify/"]),
+        ],
+    },
+    Rules {
+        folder: "crates/kernelgate-cli/src",
+        modules: &[("gate", &[]), ("report", &["gate"]), ("compare", &["gate"]), ("verbs", &["gate", "report", "compare"])],
+        confined: &[
+            ("clap", &["lib.rs", "verbs/"]),
+            ("safetensors", &["verbs/verify.rs"]),
+            ("quick_junit", &["report/junit.rs"]),
+            ("sysinfo", &["verbs/doctor.rs"]),
+            ("serde_json", &["compare/build.rs", "verbs/"]),
+            ("ctrlc", &["compare/session.rs"]),
+            ("indicatif", &["compare/progress.rs"]),
+            ("anyhow", &["lib.rs", "verbs/"]),
+        ],
+    },
+    Rules {
+        folder: "src",
+        modules: &[
+            ("math", &[]),
+            ("kernels", &[]),
+            ("st_bif", &["math", "kernels"]),
+            ("attention", &["math", "kernels"]),
+            ("denoise", &["math", "kernels"]),
+        ],
+        confined: &[],
+    },
 ];
 
-/// External crates that stay in their place: (crate, path prefixes).
-const CONFINED: &[(&str, &[&str])] = &[
-    ("criterion", &["harness/", "measure/criterion.rs"]),
-    ("clap", &["harness/args.rs", "harness/mod.rs", "cli/", "main.rs"]),
-    ("cudarc", &["backend/cuda/", "trace/cupti.rs"]),
-    ("nvml_wrapper", &["backend/cuda/telemetry.rs"]),
-    ("nvtx", &["backend/cuda/range.rs"]),
-    ("libloading", &["backend/cuda/library.rs"]),
-    ("object", &["backend/cuda/cubin.rs"]),
-    ("faer", &["backend/cpu/", "measure/limits/cpu.rs", "workload/"]),
-    ("pulp", &["simd.rs", "backend/cpu/", "measure/limits/cpu.rs"]),
-    ("safetensors", &["cli/verify.rs"]),
-    ("quick_junit", &["report/junit.rs"]),
-    ("sysinfo", &["record/environment.rs", "harness/session.rs", "cli/doctor.rs"]),
-    ("serde_json", &["record/file.rs", "compare/build.rs", "cli/"]),
-    ("ctrlc", &["harness/session.rs", "compare/session.rs"]),
-    ("indicatif", &["compare/progress.rs"]),
-    ("xxhash_rust", &["record/file.rs", "verify/"]),
-    ("anyhow", &["main.rs", "cli/"]),
-];
-
-fn sources(folder: &Path) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            files.extend(sources(&path));
-        } else if path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("tests.rs") {
-            files.push(path);
-        }
-    }
-    files.sort();
-    files
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Code of a file up to its tests, without comments.
-fn code(path: &Path) -> String {
-    let text = std::fs::read_to_string(path).unwrap();
-    let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default().to_owned();
-    text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
-}
-
-fn words_after<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
-    text.match_indices(prefix).filter_map(move |(at, _)| {
-        let boundary = text[..at].chars().next_back().is_none_or(|c| !c.is_alphanumeric() && c != '_' && c != ':');
-        let rest = &text[at + prefix.len()..];
-        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
-        boundary.then_some(&rest[..end])
-    })
-}
-
-fn each_source(mut check: impl FnMut(&str, &str)) {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    for path in sources(&root) {
-        let name = path.strip_prefix(&root).unwrap().to_string_lossy().replace('\\', "/");
-        check(&name, &code(&path));
-    }
+/// Name of each source file of a crate, and its code without tests and comments.
+fn each_source(rules: &Rules) -> Vec<(String, String)> {
+    let folder = root().join(rules.folder);
+    let name = |path: &PathBuf| path.strip_prefix(&folder).unwrap().to_string_lossy().replace('\\', "/");
+    sources(&folder).iter().map(|path| (name(path), code(path))).collect()
 }
 
 #[test]
 fn modules_import_only_from_below() {
-    let known: BTreeSet<&str> = MAY_IMPORT.iter().map(|(module, _)| *module).collect();
     let mut wrong = Vec::new();
-    each_source(|name, code| {
-        let module = name.split('/').next().unwrap().trim_end_matches(".rs");
-        if ["lib", "main"].contains(&module) {
-            return;
-        }
-        let allowed = MAY_IMPORT.iter().find(|(known, _)| *known == module).map(|(_, allowed)| *allowed);
-        let allowed = allowed.unwrap_or_else(|| panic!("src/{name}: module `{module}` has no rule here"));
-        for used in words_after(code, "crate::").filter(|used| known.contains(used) && *used != module) {
-            if !allowed.contains(&used) {
-                wrong.push(format!("src/{name} imports crate::{used}"));
+    for rules in CRATES {
+        for (name, code) in each_source(rules) {
+            let module = name.split('/').next().unwrap().trim_end_matches(".rs");
+            if ["lib", "main", "bin"].contains(&module) {
+                continue;
+            }
+            let allowed = rules.modules.iter().find(|(known, _)| *known == module).map(|(_, allowed)| *allowed);
+            let allowed = allowed.unwrap_or_else(|| panic!("{}/{name}: module `{module}` has no rule here", rules.folder));
+            for used in mentions(&code, "crate::").filter(|used| rules.modules.iter().any(|(known, _)| known == used)) {
+                if used != module && !allowed.contains(&used) {
+                    wrong.push(format!("{}/{name} imports crate::{used}", rules.folder));
+                }
             }
         }
-    });
+    }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn no_two_files_need_each_other() {
+    for rules in CRATES {
+        let sources = each_source(rules);
+        let modules: BTreeSet<String> = sources.iter().map(|(name, _)| module_of(name)).collect();
+        let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for (name, code) in &sources {
+            graph.insert(module_of(name), references(&module_of(name), code, &modules));
+        }
+        // What uses nothing that is left, or is used by nothing that is left, is in no circle.
+        loop {
+            let left: BTreeSet<String> = graph.keys().cloned().collect();
+            graph.values_mut().for_each(|used| used.retain(|module| left.contains(module)));
+            let used: BTreeSet<String> = graph.values().flatten().cloned().collect();
+            graph.retain(|module, uses| !uses.is_empty() && used.contains(module));
+            if graph.len() == left.len() {
+                break;
+            }
+        }
+        assert!(graph.is_empty(), "{}: a circle is among {graph:?}", rules.folder);
+    }
 }
 
 #[test]
 fn external_crates_stay_in_their_place() {
     let mut wrong = Vec::new();
-    let mut seen = BTreeSet::new();
-    each_source(|name, code| {
-        for (external, places) in CONFINED {
-            let used = words_after(code, &format!("{external}::")).next().is_some();
-            if used && !places.iter().any(|place| name.starts_with(place)) {
-                wrong.push(format!("src/{name} uses {external}"));
-            }
-            if used {
+    for rules in CRATES {
+        let mut seen = BTreeSet::new();
+        for (name, code) in each_source(rules) {
+            for (external, places) in rules.confined {
+                if mentions(&code, &format!("{external}::")).next().is_none() {
+                    continue;
+                }
                 seen.insert(*external);
+                if !places.iter().any(|place| name.starts_with(place)) {
+                    wrong.push(format!("{}/{name} uses {external}", rules.folder));
+                }
             }
         }
-    });
+        assert_eq!(seen.len(), rules.confined.len(), "{}: a rule for a crate that nobody uses", rules.folder);
+    }
     assert!(wrong.is_empty(), "{wrong:#?}");
-    assert_eq!(seen.len(), CONFINED.len(), "a rule for a crate that nobody uses");
-}
-
-#[test]
-fn unsafe_code_stays_with_the_devices() {
-    each_source(|name, code| {
-        let allowed = name.starts_with("backend/cuda/") || name.starts_with("trace/cupti");
-        let used = code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe");
-        assert!(allowed || !used, "src/{name} has unsafe code");
-    });
 }
 
 #[test]
 fn no_file_is_a_god_file() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for folder in ["src", "benches", "examples", "tests"] {
-        for path in sources(&root.join(folder)) {
+    let folders = CRATES.iter().map(|rules| rules.folder);
+    for folder in folders.chain(["benches", "examples", "tests", "crates/kernelgate-cli/tests"]) {
+        for path in sources(&root().join(folder)) {
             let lines = std::fs::read_to_string(&path).unwrap().lines().count();
             assert!(lines <= 500, "{} has {lines} lines", path.display());
         }

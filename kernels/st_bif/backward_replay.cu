@@ -14,8 +14,8 @@
 // Changed from backward_saved: H and C are functions of x, so neither pass moves them; wide accesses; coefficients are computed while
 // gY is still on its way.
 // Rows are unaligned when N is not a multiple of PER_THREAD: such N take a path of scalar accesses, coalesced over the warp.
-#include "common/st_bif_neuron.cuh"
-#include "common/st_bif_columns.cuh"
+#include "st_bif/neuron.cuh"
+#include "st_bif/columns.cuh"
 
 #ifndef STEPS
 #error "define STEPS, the number of time steps (1 to 16); backward_replay_any takes any number at run time"

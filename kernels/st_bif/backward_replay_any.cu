@@ -10,8 +10,8 @@
 // Bound: the last chunk reads x once, the others twice: up to 16 bytes a neuron and step for f32 (8 for 16-bit) plus 16/CHUNK for the
 // checkpoints, against 12 (6).
 // Changed from backward_replay: T is a run-time number; needs no workspace.
-#include "common/st_bif_neuron.cuh"
-#include "common/st_bif_columns.cuh"
+#include "st_bif/neuron.cuh"
+#include "st_bif/columns.cuh"
 
 #ifndef BLOCK
 #define BLOCK 64

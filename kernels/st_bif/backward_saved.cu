@@ -10,8 +10,8 @@
 // Bound: reads H (4 bytes), C (1) and gY, writes gx: 13 bytes a neuron and step for f32, 9 for 16-bit; about 27 instructions, 3 of them
 // exponentials.
 // The backward that pairs with forward_fused; first rung of the backward ladder.
-#include "common/st_bif_neuron.cuh"
-#include "common/st_bif_columns.cuh"
+#include "st_bif/neuron.cuh"
+#include "st_bif/columns.cuh"
 
 #ifndef BLOCK
 #define BLOCK 128

@@ -10,7 +10,7 @@
 // Bound: 4.25 bytes a neuron and step for f32, 2.25 for 16-bit; about 10 instructions a neuron and step.
 // Changed from forward_vectorized: a quarter of the spike bytes.
 // When N is not a multiple of PER_THREAD rows are unaligned: x is then loaded element by element.
-#include "common/st_bif_neuron.cuh"
+#include "st_bif/neuron.cuh"
 #include "common/element.cuh"
 
 #ifndef BLOCK

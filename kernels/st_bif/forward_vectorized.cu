@@ -8,8 +8,8 @@
 // Bound: 5 bytes a neuron and step for f32, 3 for 16-bit; about 11 instructions a neuron and step.
 // Changed from forward_fused: 16-byte loads, CHUNK of them in flight a thread, branch-free step, spikes packed four to a word.
 // Rows are unaligned when N is not a multiple of PER_THREAD: such N take a path of scalar accesses, coalesced over the warp.
-#include "common/st_bif_neuron.cuh"
-#include "common/st_bif_columns.cuh"
+#include "st_bif/neuron.cuh"
+#include "st_bif/columns.cuh"
 
 #ifndef BLOCK
 #define BLOCK 128

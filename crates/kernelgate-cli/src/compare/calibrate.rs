@@ -1,0 +1,388 @@
+//! Many comparisons whose answer is known, of one executable with itself: how often the gate cries wolf, and what it finds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::engine::Engine;
+use super::load::Beside;
+use super::progress::{self, Progress};
+use super::session::{Prepared, Session};
+use super::{CompareError, Request, Source, rounds};
+use crate::gate::calibration::{Calibration, Kind, Known, Series, differing, recommend};
+use crate::gate::comparison::Comparison;
+use crate::gate::paired::Plan;
+use kernelgate::record::{Environment, Provenance, Trials, file, timestamp};
+use kernelgate::stats::median;
+
+/// Times of cases that are chosen where nobody names any, nanoseconds: on the host long against its clock, short against a process.
+const ON_HOST_NS: (f64, f64) = (0.5e6, 20e6);
+/// On a GPU: long enough that one per cent can be added.
+const ON_GPU_NS: (f64, f64) = (50e3, 20e6);
+/// A single launch, the first, may take so many times as long as a later one.
+const FIRST_LAUNCH: f64 = 4.0;
+/// Processes before a comparison that say what a share of a case's time is.
+const PROBES: usize = 3;
+
+/// What is to be measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wanted {
+    /// Comparisons of nothing with nothing.
+    pub null: usize,
+    /// Slow-downs to inject, per cent.
+    pub injected: Vec<f64>,
+    /// Comparisons of each of them.
+    pub each: usize,
+    /// Comparisons with the host busy beside the head.
+    pub sham: usize,
+    /// Which of how many parts of all these, from 0.
+    pub shard: (usize, usize),
+    /// What counts as slower.
+    pub plan: Plan,
+    /// Most cases where none are named.
+    pub cases: usize,
+    /// Whether the user named cases: then all of them are taken.
+    pub named: bool,
+    /// Time within which the last comparison is to end.
+    pub total: Option<Duration>,
+    /// The command line, for the report.
+    pub command: String,
+    /// What was measured so far, written after each comparison.
+    pub state: PathBuf,
+    /// Go on with what is there.
+    pub resume: bool,
+}
+
+/// Measures; the second value is how many comparisons are left to a later sitting.
+///
+/// # Errors
+/// When the executables cannot be made ready, no case can be measured, or what is measured cannot be written.
+pub fn run(request: &Request, wanted: &Wanted) -> Result<(Calibration, usize), CompareError> {
+    let session = Session::open(request, true)?;
+    let outcome = measure(request, wanted, &session);
+    session.progress.end();
+    outcome
+}
+
+fn measure(request: &Request, wanted: &Wanted, session: &Session) -> Result<(Calibration, usize), CompareError> {
+    let mut prepared = Engine::new(request, session, Trials::default()).prepare()?;
+    let left_out: BTreeSet<String> = prepared.setbacks().map(|(case, reason)| format!("left out: {case}: {reason}")).collect();
+    left_out.iter().for_each(|line| session.progress.say(line));
+    let environment = prepared.environment.clone().ok_or_else(|| usage("no bench got to its end"))?;
+    let times_ns = choose_cases(request, wanted, session, &mut prepared, &environment)?;
+    let listed = times_ns.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+    session.progress.say(&format!("{} cases: {listed}", times_ns.len()));
+    let mut calibration = open(request, wanted, session, (&prepared, environment, times_ns))?;
+    calibration.left_out.extend(left_out);
+    let tasks = schedule(wanted);
+    let open: Vec<(Kind, usize)> = tasks.iter().copied().filter(|task| !is_done(&calibration, *task)).collect();
+    let (started, mut done) = (Instant::now(), 0);
+    for (kind, number) in open.iter().copied() {
+        // As long as the longest so far the next one may take.
+        let longest_s = calibration.comparisons.iter().map(|known| known.wall_s).fold(0.0, f64::max);
+        let after = started.elapsed() + Duration::from_secs_f64(longest_s);
+        if wanted.total.is_some_and(|total| after >= total) {
+            break;
+        }
+        let ahead = progress::duration(left(&calibration, open.len() - done, started.elapsed(), done));
+        let label =
+            format!("{} of {} comparisons done, {ahead} left; {}", tasks.len() - open.len() + done, tasks.len(), kind.name());
+        session.progress.now(&label);
+        let known = one(request, wanted, session, &prepared, (kind, number), &label)?;
+        tell(&session.progress, &known);
+        calibration.comparisons.push(known);
+        done += 1;
+        file::write(&wanted.state, &calibration).map_err(|error| usage(&format!("failed to {error}")))?;
+    }
+    calibration.recommended = Some(recommend(&calibration));
+    file::write(&wanted.state, &calibration).map_err(|error| usage(&format!("failed to {error}")))?;
+    Ok((calibration, open.len() - done))
+}
+
+fn usage(text: &str) -> CompareError {
+    CompareError::Usage(text.to_owned())
+}
+
+/// Narrows to the cases that are calibrated; their times. On resuming they are the earlier ones: which are short enough is a matter of the
+/// moment.
+fn choose_cases(
+    request: &Request,
+    wanted: &Wanted,
+    session: &Session,
+    prepared: &mut Prepared,
+    environment: &Environment,
+) -> Result<BTreeMap<String, f64>, CompareError> {
+    let window = if environment.on_host() { ON_HOST_NS } else { ON_GPU_NS };
+    let earlier = file::read::<Calibration>(&wanted.state).ok().filter(|_| wanted.resume);
+    let named = wanted.named || earlier.is_some();
+    if let Some(earlier) = earlier {
+        prepared.keep(&earlier.cases.into_keys().collect());
+    } else if !named {
+        let near = (window.0 / FIRST_LAUNCH, window.1 * FIRST_LAUNCH);
+        let cases = prepared.cases();
+        let glance = prepared.glance_ns.iter().filter(|(id, _)| cases.contains(*id));
+        let glance = glance.map(|(id, time_ns)| (id.clone(), *time_ns)).collect();
+        prepared.keep(&choose(&glance, near, wanted.cases.saturating_mul(3)));
+    }
+    let none = || usage("no case here takes long enough, or short enough, to calibrate with: name some");
+    if prepared.cases().is_empty() {
+        return Err(none());
+    }
+    session.progress.now("timing the cases");
+    let mut times_ns = Engine::new(request, session, Trials::default()).probe(prepared)?;
+    if !named {
+        let chosen = choose(&times_ns, window, wanted.cases);
+        prepared.keep(&chosen);
+        times_ns.retain(|id, _| chosen.contains(id));
+    }
+    if times_ns.is_empty() { Err(none()) } else { Ok(times_ns) }
+}
+
+/// The shortest cases within a window of times, taken from each workload in turn.
+fn choose(times_ns: &BTreeMap<String, f64>, (low, high): (f64, f64), most: usize) -> BTreeSet<String> {
+    let mut workloads: BTreeMap<String, Vec<(&String, f64)>> = BTreeMap::new();
+    for (id, time_ns) in times_ns.iter().filter(|(_, time_ns)| (low..=high).contains(*time_ns)) {
+        let workload = id.split('/').take(2).collect::<Vec<_>>().join("/");
+        workloads.entry(workload).or_default().push((id, *time_ns));
+    }
+    let mut ranked: Vec<(usize, f64, &String)> = Vec::new();
+    for cases in workloads.values_mut() {
+        cases.sort_by(|a, b| a.1.total_cmp(&b.1));
+        ranked.extend(cases.iter().enumerate().map(|(rank, (id, time_ns))| (rank, *time_ns, *id)));
+    }
+    ranked.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    ranked.into_iter().take(most).map(|(.., id)| id.clone()).collect()
+}
+
+/// Everything to measure in this part, kinds evenly mixed, so that whatever the machine does meets all of them.
+fn schedule(wanted: &Wanted) -> Vec<(Kind, usize)> {
+    let injected = wanted.injected.iter().map(|percent| (Kind::Injected(*percent), wanted.each));
+    let counts: Vec<(Kind, usize)> = [(Kind::Null, wanted.null), (Kind::Sham, wanted.sham)].into_iter().chain(injected).collect();
+    let mut tasks: Vec<(f64, Kind, usize)> = Vec::new();
+    for (kind, count) in counts {
+        tasks.extend((0..count).map(|number| ((number as f64 + 0.5) / count as f64, kind, number)));
+    }
+    tasks.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (part, parts) = wanted.shard;
+    tasks
+        .into_iter()
+        .enumerate()
+        .filter(|(index, _)| index % parts.max(1) == part)
+        .map(|(_, (_, kind, number))| (kind, number))
+        .collect()
+}
+
+fn is_done(calibration: &Calibration, (kind, number): (Kind, usize)) -> bool {
+    calibration.of(kind).any(|known| known.number == number)
+}
+
+fn left(calibration: &Calibration, tasks: usize, elapsed: Duration, done: usize) -> Duration {
+    let earlier: Vec<f64> = calibration.comparisons.iter().map(|known| known.wall_s).collect();
+    let each_s = match (done, earlier.len()) {
+        (0, 0) => return Duration::from_secs_f64(calibration.budget_s * tasks as f64),
+        (0, count) => earlier.iter().sum::<f64>() / count as f64,
+        (done, _) => elapsed.as_secs_f64() / done as f64,
+    };
+    Duration::from_secs_f64(each_s * tasks as f64)
+}
+
+/// What is there to go on with, or an empty calibration.
+fn open(
+    request: &Request,
+    wanted: &Wanted,
+    session: &Session,
+    (prepared, environment, cases): (&Prepared, Environment, BTreeMap<String, f64>),
+) -> Result<Calibration, CompareError> {
+    let identity = session.identity(request)?;
+    // An executable that was built elsewhere does not know of what: the package around it is the best guess.
+    let provenance = match request.base {
+        Source::Folder(_) => Provenance::of(&request.package),
+        _ => prepared.provenance.clone(),
+    };
+    let mut fresh = Calibration {
+        started: timestamp(),
+        environment,
+        provenance,
+        identity,
+        commands: BTreeSet::new(),
+        plan: wanted.plan,
+        budget_s: request.budget.as_secs_f64(),
+        pace: Engine::pace(prepared),
+        cases,
+        left_out: BTreeSet::new(),
+        recommended: None,
+        comparisons: Vec::new(),
+    };
+    fresh.commands.insert(wanted.command.clone());
+    if !wanted.resume {
+        return Ok(fresh);
+    }
+    match file::read::<Calibration>(&wanted.state) {
+        Ok(earlier) => {
+            let of_another = differing(&earlier.identity, &fresh.identity)
+                .or_else(|| (earlier.cases.keys().ne(fresh.cases.keys())).then(|| "which cases".to_owned()))
+                .or_else(|| fresh.environment.mismatches(&earlier.environment).first().map(|mismatch| mismatch.field.to_owned()));
+            if let Some(name) = of_another {
+                return Err(usage(&format!(
+                    "--resume: {} was measured with another {name}; without --resume it is replaced",
+                    wanted.state.display()
+                )));
+            }
+            session.progress.say(&format!("going on after {} comparisons", earlier.comparisons.len()));
+            fresh.merge(earlier).map_err(|differs| usage(&format!("--resume: {differs}")))?;
+            Ok(fresh)
+        }
+        Err(error) if error.is_not_found() => {
+            session.progress.say("--resume: nothing was interrupted here: starting anew");
+            Ok(fresh)
+        }
+        Err(error) => Err(usage(&format!("failed to {error}"))),
+    }
+}
+
+/// A comparison, its processes fresh and used once.
+fn one(
+    request: &Request,
+    wanted: &Wanted,
+    session: &Session,
+    prepared: &Prepared,
+    (kind, number): (Kind, usize),
+    label: &str,
+) -> Result<Known, CompareError> {
+    let (started, clock) = (timestamp(), Instant::now());
+    let delays_ns = match kind {
+        Kind::Injected(percent) => {
+            let mut times_ns: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+            for _ in 0..PROBES {
+                for (id, time_ns) in Engine::new(request, session, Trials::default()).probe(prepared)? {
+                    times_ns.entry(id).or_default().push(time_ns);
+                }
+            }
+            let share = |times_ns: &[f64]| (median(times_ns) * percent / 100.0).round().max(1.0) as u64;
+            times_ns.into_iter().map(|(id, times_ns)| (id, share(&times_ns))).collect()
+        }
+        _ => BTreeMap::new(),
+    };
+    let text: Vec<String> = delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns}")).collect();
+    let delayed = Request { head_delays: (!text.is_empty()).then(|| text.join(",")), ..request.clone() };
+    let on_host = prepared.environment.as_ref().is_none_or(Environment::on_host);
+    let beside = match kind {
+        Kind::Sham if on_host => Beside::Threads(std::thread::available_parallelism().map_or(1, Into::into)),
+        Kind::Sham => {
+            // After the time of a whole process it is sure to compute.
+            let whole = Instant::now();
+            Engine::new(request, session, Trials::default()).probe(prepared)?;
+            Beside::Process(whole.elapsed())
+        }
+        _ => Beside::Nothing,
+    };
+    let mut engine = Engine::of_many(&delayed, session, wanted.plan, beside, label);
+    let comparison = engine.compare(prepared.clone())?;
+    Ok(known((kind, number), (started, clock.elapsed()), delays_ns, &comparison, &engine.trials))
+}
+
+fn known(
+    (kind, number): (Kind, usize),
+    (started, took): (String, Duration),
+    delays_ns: BTreeMap<String, u64>,
+    comparison: &Comparison,
+    trials: &Trials,
+) -> Known {
+    // What could not be measured says nothing about the gate.
+    let judged = || comparison.judged.iter().filter(|compared| compared.setback.is_none());
+    let unmeasured = comparison.judged.iter().filter_map(|compared| {
+        let why = compared.setback.clone()?;
+        Some((compared.decision.case.clone(), why))
+    });
+    let series = |round| {
+        let observed = rounds::observed(&trials.trials, round);
+        observed.into_iter().map(|(case, blocks)| (case, Series::of(&blocks))).collect()
+    };
+    Known {
+        kind,
+        number,
+        started,
+        wall_s: (took.as_secs_f64() * 10.0).round() / 10.0,
+        processes: comparison.rounds.iter().map(|round| round.processes).sum(),
+        delays_ns,
+        verdicts: judged().map(|compared| (compared.decision.case.clone(), compared.verdict)).collect(),
+        reasons: judged().filter_map(|compared| Some((compared.decision.case.clone(), compared.reason()?))).collect(),
+        failed: comparison.failed.clone().into_iter().chain(comparison.failed_in_base.clone()).chain(unmeasured).collect(),
+        broken: comparison
+            .broken
+            .iter()
+            .map(|broken| format!("{} of the {}: {}", broken.bench, broken.side, broken.reason))
+            .collect(),
+        first: series(1),
+        second: series(2),
+    }
+}
+
+/// A line that stays: what came of a comparison.
+fn tell(progress: &Progress, known: &Known) {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for (_, verdict) in known.judged() {
+        *counts.entry(verdict.name()).or_default() += 1;
+    }
+    let counts: Vec<String> = counts.into_iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
+    let failed = if known.failed.is_empty() { String::new() } else { format!(", {} not run", known.failed.len()) };
+    let blocks = known.processes / rounds::PLACES;
+    progress.say(&format!(
+        "{} {}: {}{failed} ({blocks} blocks, {:.0} s)",
+        known.kind.name(),
+        known.number + 1,
+        counts.join(", "),
+        known.wall_s
+    ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(shard: (usize, usize)) -> Wanted {
+        Wanted {
+            null: 7,
+            injected: vec![2.0, 5.0],
+            each: 3,
+            sham: 2,
+            shard,
+            plan: Plan::default(),
+            cases: 4,
+            named: false,
+            total: None,
+            command: String::new(),
+            state: PathBuf::new(),
+            resume: false,
+        }
+    }
+
+    #[test]
+    fn shards_share_everything_and_nothing_twice() {
+        let whole = schedule(&wanted((0, 1)));
+        assert_eq!(whole.len(), 15);
+        // The first half has its part of every kind.
+        for kind in [Kind::Null, Kind::Sham, Kind::Injected(2.0), Kind::Injected(5.0)] {
+            assert!(whole[..8].iter().any(|task| task.0 == kind), "{kind:?}");
+        }
+        let parts: Vec<(Kind, usize)> = (0..4).flat_map(|part| schedule(&wanted((part, 4)))).collect();
+        assert_eq!(parts.len(), whole.len());
+        assert!(whole.iter().all(|task| parts.contains(task)));
+    }
+
+    #[test]
+    fn cases_are_taken_from_every_workload_the_shortest_first() {
+        let times: BTreeMap<String, f64> = [
+            ("a/f/1/cpu/hot", 5.0),
+            ("a/f/2/cpu/hot", 3.0),
+            ("a/b/1/cpu/hot", 9.0),
+            ("c/f/1/cpu/hot", 1.0),
+            ("c/f/2/cpu/hot", 50.0),
+        ]
+        .map(|(id, time_ns)| (id.to_owned(), time_ns))
+        .into();
+        let chosen = |most| choose(&times, (2.0, 10.0), most).into_iter().collect::<Vec<_>>();
+        assert_eq!(chosen(2), ["a/b/1/cpu/hot", "a/f/2/cpu/hot"]);
+        assert_eq!(chosen(9).len(), 3);
+    }
+}

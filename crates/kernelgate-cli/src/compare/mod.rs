@@ -1,0 +1,98 @@
+//! Did it get slower? Two builds, their processes interleaved, decided case by case.
+//!
+//! Sides are made ready (`git`, `build`) in one folder (`folder`), each executable verifies its cases, then blocks of four fresh
+//! processes (`process`, `rounds`) run until the gate has decided every case or the budget ends (`engine`); `calibrate` does that many times
+//! where the answer is known. Deliberately absent: how to decide (`gate::paired`), how to time (`harness`), printing results (`report`).
+
+mod build;
+pub mod calibrate;
+mod engine;
+mod folder;
+mod git;
+mod load;
+mod mark;
+mod process;
+pub mod progress;
+mod ready;
+mod rounds;
+mod seed;
+mod session;
+pub mod thresholds;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use engine::run;
+use kernelgate::record::Pace;
+pub use thresholds::{Asked, Thresholds};
+
+/// Where a side comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A revision of the repository, built here.
+    Revision(String),
+    /// The work tree with its uncommitted changes, built here.
+    WorkTree,
+    /// A folder of bench executables.
+    Folder(PathBuf),
+}
+
+/// A comparison that was asked for.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// What to compare with.
+    pub base: Source,
+    /// What to judge.
+    pub head: Source,
+    /// Only these bench targets; all where there are none.
+    pub benches: Vec<String>,
+    /// Criterion's filter.
+    pub filter: Option<String>,
+    /// Our flags of a bench binary, as environment variables.
+    pub settings: BTreeMap<String, String>,
+    /// Delays that are added to launches of the head on purpose, as `--delay` of a bench binary takes them.
+    pub head_delays: Option<String>,
+    /// What counts as slower.
+    pub thresholds: Thresholds,
+    /// How long a process times a case; none for what is usual on the device.
+    pub pace: Option<Pace>,
+    /// Wall time of a round.
+    pub budget: Duration,
+    /// Cargo's profile.
+    pub profile: String,
+    /// Go on where the last comparison was interrupted.
+    pub resume: bool,
+    /// Root of the package.
+    pub package: PathBuf,
+    /// The target folder, which is no part of the sources.
+    pub target: PathBuf,
+    /// Where comparisons are made.
+    pub folder: PathBuf,
+}
+
+/// Why there is no comparison.
+#[derive(Debug, thiserror::Error)]
+pub enum CompareError {
+    /// What was asked for cannot be done.
+    #[error("{0}")]
+    Usage(String),
+    /// A side cannot be compared.
+    #[error("refused: {field} of {side} is `{found}`, this kernelgate needs `{wanted}`")]
+    Refused {
+        /// What differs.
+        field: String,
+        /// Where.
+        side: String,
+        /// What is there.
+        found: String,
+        /// What is needed.
+        wanted: String,
+    },
+}
+
+impl CompareError {
+    fn io(action: &str, path: &Path, cause: &std::io::Error) -> Self {
+        Self::Usage(format!("failed to {action} {}: {cause}", path.display()))
+    }
+}

@@ -1,0 +1,184 @@
+//! One process: started, waited for no longer than is sensible, its run read.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kernelgate::record::{Order, Run, file};
+
+/// Between two looks at a process: short against a process, long against what a look costs.
+const LOOK: Duration = Duration::from_millis(5);
+/// Lines of a broken process that are shown.
+const SHOWN_LINES: usize = 4;
+
+/// The process that runs now, for who wants to end it.
+#[derive(Clone, Default)]
+pub struct Running {
+    child: Arc<Mutex<Option<Child>>>,
+}
+
+impl Running {
+    /// Ends the process, if one runs, and lets no other start: for a program that is about to end.
+    pub fn kill(&self) {
+        let mut child = self.lock();
+        if let Some(child) = child.as_mut() {
+            let _ = child.kill().and_then(|()| child.wait());
+        }
+        std::mem::forget(child);
+    }
+
+    /// Starts a process; its streams, where the command pipes them.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(&self, command: &mut Command) -> std::io::Result<(Option<ChildStdout>, Option<ChildStderr>)> {
+        let mut held = self.lock();
+        let mut child = command.spawn()?;
+        let streams = (child.stdout.take(), child.stderr.take());
+        *held = Some(child);
+        Ok(streams)
+    }
+
+    /// Waits for the process that was started.
+    ///
+    /// # Errors
+    /// When the system does not tell how it ended.
+    pub fn finish(&self, patience: Duration) -> std::io::Result<Ended> {
+        let started = Instant::now();
+        loop {
+            let mut held = self.lock();
+            let Some(child) = held.as_mut() else { return Ok(Ended::TimedOut) };
+            let ended = match child.try_wait()? {
+                Some(status) => Some(Ended::Exited(status)),
+                None if started.elapsed() > patience => {
+                    let _ = child.kill().and_then(|()| child.wait());
+                    Some(Ended::TimedOut)
+                }
+                None => None,
+            };
+            if let Some(ended) = ended {
+                *held = None;
+                return Ok(ended);
+            }
+            drop(held);
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Ends the process and waits for it; whether it still ran.
+    pub fn end(&self) -> bool {
+        let Some(mut child) = self.lock().take() else { return false };
+        let ran = matches!(child.try_wait(), Ok(None));
+        let _ = child.kill().and_then(|()| child.wait());
+        ran
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Child>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How a process ended.
+pub enum Ended {
+    /// By itself.
+    Exited(ExitStatus),
+    /// It was killed after its time was over.
+    TimedOut,
+}
+
+/// Starts a process and waits for it.
+///
+/// # Errors
+/// When it cannot be started.
+pub fn wait(command: &mut Command, patience: Duration, running: &Running) -> std::io::Result<Ended> {
+    running.start(command)?;
+    running.finish(patience)
+}
+
+/// What every trial of a comparison has in common.
+pub struct Launch<'a> {
+    /// Our flags, as environment variables.
+    pub settings: &'a BTreeMap<String, String>,
+    /// Criterion's filter.
+    pub filter: Option<&'a str>,
+    /// Where order, run and messages go.
+    pub work: &'a Path,
+    /// Who may end it.
+    pub running: &'a Running,
+}
+
+/// A process to run.
+pub struct Trial<'a> {
+    /// The executable.
+    pub program: PathBuf,
+    /// Folder of its package's sources.
+    pub package: PathBuf,
+    /// Commit of its sources.
+    pub commit: String,
+    /// Delays added to its launches on purpose.
+    pub delays: Option<&'a str>,
+    /// What it is to do.
+    pub order: &'a Order,
+    /// When to give it up.
+    pub patience: Duration,
+}
+
+/// Starts a trial that nobody waits for, to be ended by `beside`.
+///
+/// # Errors
+/// A fragment that says why it does not start.
+pub fn start_beside(launch: &Launch<'_>, trial: &Trial<'_>, beside: &Running) -> Result<(), String> {
+    let mut command = command(launch, trial, "beside.json")?;
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    beside.start(&mut command).map(drop).map_err(|cause| format!("failed to start: {cause}"))
+}
+
+/// The command of a trial, whose order goes into a file of that name.
+fn command(launch: &Launch<'_>, trial: &Trial<'_>, order: &str) -> Result<Command, String> {
+    let order = launch.work.join(order);
+    file::write(&order, trial.order).map_err(|error| format!("failed to {error}"))?;
+    let _ = std::fs::remove_file(&trial.order.record);
+    let mut command = Command::new(&trial.program);
+    command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
+    if let Some(filter) = launch.filter {
+        command.arg("--").arg(filter);
+    }
+    command.envs(launch.settings).env("KERNELGATE_TRIAL", &order).env("KERNELGATE_COMMIT", &trial.commit);
+    command.env("CARGO_MANIFEST_DIR", &trial.package).env("CARGO_TARGET_DIR", launch.work.join("target"));
+    command.env("CRITERION_HOME", launch.work.join("criterion")).env_remove("KERNELGATE_SESSION");
+    command.env_remove("KERNELGATE_DELAY").envs(trial.delays.map(|delays| ("KERNELGATE_DELAY", delays)));
+    if trial.package.is_dir() {
+        command.current_dir(&trial.package);
+    }
+    Ok(command)
+}
+
+/// Runs a trial; its run, or none where it has no case that was asked for.
+///
+/// # Errors
+/// A fragment that says how it broke.
+pub fn run(launch: &Launch<'_>, trial: &Trial<'_>) -> Result<Option<Run>, String> {
+    let messages = launch.work.join("messages.txt");
+    let sink = std::fs::File::create(&messages).map_err(|cause| format!("failed to write {}: {cause}", messages.display()))?;
+    let mut command = command(launch, trial, "order.json")?;
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(sink);
+    let ended = wait(&mut command, trial.patience, launch.running).map_err(|cause| format!("failed to start: {cause}"))?;
+    let status = match ended {
+        Ended::Exited(status) => status,
+        Ended::TimedOut => return Err(format!("killed after {} s", trial.patience.as_secs())),
+    };
+    match file::read::<Run>(&trial.order.record) {
+        // A case that fails makes the exit code 1, and is in the run.
+        Ok(run) if run.complete && matches!(status.code(), Some(0 | 1)) => Ok(Some(run)),
+        Err(error) if error.is_not_found() && status.success() => Ok(None),
+        Err(error) if !error.is_not_found() => Err(format!("failed to {error}")),
+        _ => {
+            let text = std::fs::read_to_string(&messages).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+            let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("; ");
+            Err(format!("{status}{}{last}", if last.is_empty() { "" } else { ": " }))
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What a comparison starts from: sides made ready, verified and matched, and the trials of one that was interrupted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::folder::Folder;
+use super::process::Running;
+use super::progress::Progress;
+use super::ready::{self, Matched, Side};
+use super::{CompareError, Request, rounds};
+use crate::gate::paired::Arm;
+use kernelgate::exit::Exit;
+use kernelgate::record::{Environment, Pace, Provenance, Trials, file};
+
+/// A bench binary that both sides have.
+#[derive(Clone)]
+pub struct Bench {
+    /// Its name.
+    pub name: String,
+    /// Runs that verified base and head.
+    pub verified: [PathBuf; 2],
+    /// Cases to compare.
+    pub cases: BTreeSet<String>,
+    /// When to give a process up.
+    pub patience: Duration,
+    /// How long a process times a case.
+    pub pace: Pace,
+}
+
+/// Both sides verified: what there is to compare, and where.
+#[derive(Clone)]
+pub struct Prepared {
+    /// Which cases are on which side.
+    pub matched: Matched,
+    /// Bench binaries with something to compare.
+    pub benches: Vec<Bench>,
+    /// Whether the code was optimised.
+    pub optimised: bool,
+    /// The device and the build; none where nothing ran to its end.
+    pub environment: Option<Environment>,
+    /// Of which code the head is.
+    pub provenance: Provenance,
+    /// Nanoseconds a launch, by case, as far as one launch tells.
+    pub glance_ns: BTreeMap<String, f64>,
+}
+
+impl Prepared {
+    /// Cases that both sides have.
+    pub const fn cases(&self) -> &BTreeSet<String> {
+        &self.matched.judged
+    }
+
+    /// Cases that failed, or were skipped, with the reason.
+    pub fn setbacks(&self) -> impl Iterator<Item = (&String, &String)> {
+        let Matched { failed, skipped, unmeasured, .. } = &self.matched;
+        failed.iter().chain(skipped).chain(unmeasured)
+    }
+
+    /// Leaves only these cases.
+    pub fn keep(&mut self, cases: &BTreeSet<String>) {
+        self.matched.judged.retain(|id| cases.contains(id));
+        for bench in &mut self.benches {
+            bench.cases.retain(|id| cases.contains(id));
+        }
+        self.benches.retain(|bench| !bench.cases.is_empty());
+    }
+}
+
+/// Sides that are ready to run, in a folder that is locked.
+pub struct Session {
+    /// Where everything is.
+    pub folder: Folder,
+    /// Where order, run and messages of a process go.
+    pub work: PathBuf,
+    /// Base and head.
+    pub sides: [Side; 2],
+    /// The process that is measured.
+    pub running: Running,
+    /// The process beside those of the head, if there is to be one.
+    pub beside: Running,
+    /// What a person sees.
+    pub progress: Progress,
+}
+
+impl Session {
+    /// Makes both sides ready; `twins` are copies of the base's executables on both, whatever the head.
+    ///
+    /// # Errors
+    /// When a side cannot be made ready.
+    pub fn open(request: &Request, twins: bool) -> Result<Self, CompareError> {
+        let folder = Folder::open(&request.folder)?;
+        let (progress, running, beside) = (Progress::default(), Running::default(), Running::default());
+        stop_on_interrupt([&running, &beside], &progress)?;
+        let tools = (&progress, &running);
+        let sides = if twins { ready::twins(request, &folder, tools)? } else { ready::sides(request, &folder, tools)? };
+        let work = folder.file("work");
+        std::fs::create_dir_all(&work).map_err(|cause| CompareError::io("make", &work, &cause))?;
+        Ok(Self { folder, work, sides, running, beside, progress })
+    }
+
+    /// What must be the same for measurements to belong together.
+    pub fn identity(&self, request: &Request) -> Result<BTreeMap<String, String>, CompareError> {
+        let mut identity: BTreeMap<String, String> = request.settings.clone();
+        identity.insert("delays".to_owned(), request.head_delays.clone().unwrap_or_default());
+        identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
+        identity.insert("thresholds".to_owned(), request.thresholds.identity()?);
+        if let Some(pace) = request.pace {
+            identity.insert("time a case".to_owned(), format!("{pace:?}"));
+        }
+        for (side, name) in self.sides.iter().zip(["base", "head"]) {
+            let executables = side.executables.ours.values();
+            identity.extend(executables.map(|executable| (format!("{name} {}", executable.bench), executable.hash.clone())));
+        }
+        Ok(identity)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Large, and of no use to a later comparison.
+        for arm in [Arm::Base, Arm::Head] {
+            let _ = std::fs::remove_dir_all(self.folder.side(arm).join("inputs"));
+        }
+    }
+}
+
+/// The trials of an interrupted comparison of the same things, or none yet.
+pub fn open_trials(request: &Request, session: &Session, identity: BTreeMap<String, String>) -> Result<Trials, CompareError> {
+    let (path, progress) = (session.folder.file("trials.json"), &session.progress);
+    let fresh = Trials { identity, trials: Vec::new() };
+    let earlier = if request.resume { file::read::<Trials>(&path) } else { Ok(fresh.clone()) };
+    let mut trials = match earlier {
+        Ok(earlier) if earlier.identity == fresh.identity => earlier,
+        Ok(earlier) => {
+            let differs = fresh.identity.iter().find(|(name, value)| earlier.identity.get(*name) != Some(value));
+            let differs = differs.map_or_else(|| "what is compared".to_owned(), |(name, _)| name.clone());
+            progress.say(&format!("--resume: the interrupted comparison was another ({differs} differs): starting anew"));
+            fresh
+        }
+        Err(error) if error.is_not_found() => {
+            progress.say("--resume: no comparison was interrupted here: starting anew");
+            fresh
+        }
+        Err(error) => return Err(CompareError::Usage(format!("failed to {error}"))),
+    };
+    rounds::drop_unfinished(&mut trials.trials);
+    trials.trials.retain(|trial| trial.broke.is_none());
+    if !trials.trials.is_empty() {
+        progress.say(&format!("resuming with {} processes", trials.trials.len()));
+    }
+    file::write(&path, &trials).map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
+    Ok(trials)
+}
+
+/// Ctrl-C ends the process that runs and this one; trials are written as they end, so that nothing else is lost.
+fn stop_on_interrupt(running: [&Running; 2], progress: &Progress) -> Result<(), CompareError> {
+    let (running, progress) = (running.map(Running::clone), progress.clone());
+    let handler = move || {
+        running.iter().for_each(Running::kill);
+        progress.end();
+        eprintln!("\ninterrupted: the same command with --resume goes on from here");
+        std::process::exit(Exit::INTERRUPTED);
+    };
+    ctrlc::set_handler(handler).map_err(|error| CompareError::Usage(format!("failed to watch for Ctrl-C: {error}")))
+}

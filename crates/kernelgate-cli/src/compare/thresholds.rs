@@ -1,0 +1,149 @@
+//! What counts as slower: what was asked for, else what the device was calibrated to, else the default.
+
+use std::fmt::Write as _;
+
+use super::CompareError;
+use crate::gate::calibration::{Calibration, Kind};
+use crate::gate::paired::Plan;
+use kernelgate::record::{Environment, Pace, Provenance, Store, file};
+
+/// Parts of a plan that were asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Asked {
+    /// [`Plan::relative`].
+    pub relative: Option<f64>,
+    /// [`Plan::absolute_ns`].
+    pub absolute_ns: Option<f64>,
+    /// [`Plan::tolerated`].
+    pub tolerated: Option<f64>,
+    /// [`Plan::max_blocks`].
+    pub max_blocks: Option<usize>,
+}
+
+impl Asked {
+    /// The plan; what was not asked for is as in `otherwise`.
+    pub fn or(self, otherwise: Plan) -> Plan {
+        let relative = self.relative.unwrap_or(otherwise.relative);
+        Plan {
+            relative,
+            absolute_ns: self.absolute_ns.unwrap_or(otherwise.absolute_ns),
+            tolerated: self.tolerated.unwrap_or(otherwise.tolerated).max(relative),
+            max_blocks: self.max_blocks.unwrap_or(otherwise.max_blocks),
+            ..otherwise
+        }
+    }
+}
+
+/// Where the plan comes from.
+#[derive(Debug, Clone)]
+pub enum Thresholds {
+    /// From here.
+    Fixed(Plan),
+    /// From the flags and the device's calibration in this store.
+    Calibrated(Asked, Store),
+}
+
+impl Thresholds {
+    /// The plan on a device, and a sentence on the calibration that it comes from.
+    ///
+    /// # Errors
+    /// When the device's calibration cannot be read.
+    pub fn on(&self, environment: &Environment, head: &Provenance, pace: Pace) -> Result<(Plan, Option<String>), CompareError> {
+        let (asked, store) = match self {
+            Self::Fixed(plan) => return Ok((*plan, None)),
+            Self::Calibrated(asked, store) => (asked, store),
+        };
+        let path = store.calibration_path(&environment.slug());
+        match file::read::<Calibration>(&path) {
+            Ok(calibration) => {
+                let (plan, note) = calibrated(&calibration, *asked);
+                Ok((plan, Some(format!("{note}{}", elsewhere(&calibration, environment, head, pace)))))
+            }
+            Err(error) if error.is_not_found() => Ok((asked.or(Plan::default()), None)),
+            Err(error) => Err(CompareError::Usage(format!("failed to {error}"))),
+        }
+    }
+
+    /// What identifies it before the device is known.
+    ///
+    /// # Errors
+    /// When a calibration cannot be read.
+    pub fn identity(&self) -> Result<String, CompareError> {
+        match self {
+            Self::Fixed(plan) => Ok(format!("{plan:?}")),
+            Self::Calibrated(asked, store) => {
+                let mut text = format!("{asked:?}");
+                for path in store.calibrations() {
+                    let hash = file::content_hash(&path).map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
+                    let _ = write!(text, " {hash}");
+                }
+                Ok(text)
+            }
+        }
+    }
+}
+
+fn calibrated(calibration: &Calibration, asked: Asked) -> (Plan, String) {
+    let null = || calibration.of(Kind::Null);
+    let fired = null().filter(|known| known.fired()).count();
+    let of = format!(
+        "calibration of {} ({} A/A comparisons, {fired} failed; commit {}",
+        calibration.started.get(..10).unwrap_or(&calibration.started),
+        null().count(),
+        calibration.provenance.short()
+    );
+    let recommended = calibration.recommended.as_ref();
+    let Some(relative) = recommended.and_then(|recommended| recommended.relative) else {
+        let why = recommended.and_then(|recommended| recommended.note.clone()).unwrap_or_else(|| "not derived".to_owned());
+        return (asked.or(Plan::default()), format!("{of}) recommends no threshold: {why}; the default ones are used"));
+    };
+    let plan = asked.or(Plan {
+        relative,
+        tolerated: calibration.plan.tolerated.max(relative),
+        absolute_ns: calibration.plan.absolute_ns,
+        settle_blocks: recommended.and_then(|recommended| recommended.settle_blocks).unwrap_or(calibration.plan.settle_blocks),
+        max_blocks: calibration.plan.max_blocks,
+        contention_weight: recommended.map_or(calibration.plan.contention_weight, |recommended| recommended.contention_weight),
+        ..Plan::default()
+    });
+    let note = format!(
+        "{of}): threshold {:.2} %, settled from {} blocks, at most {}",
+        100.0 * plan.relative,
+        plan.settle_blocks.min(plan.max_blocks),
+        plan.max_blocks
+    );
+    (plan, note)
+}
+
+/// In which respects a calibration is of something else.
+fn elsewhere(calibration: &Calibration, environment: &Environment, head: &Provenance, pace: Pace) -> String {
+    let mut differing: Vec<String> = Vec::new();
+    if let Some(mismatch) = environment.mismatches(&calibration.environment).first() {
+        differing.push(format!("{} was `{}` and is `{}`", mismatch.field, mismatch.base, mismatch.head));
+    } else if let (Some(then), Some(now)) = (&calibration.environment.gpu, &environment.gpu)
+        && then.driver != now.driver
+    {
+        differing.push(format!("the driver was {} and is {}", then.driver, now.driver));
+    }
+    let built_here = head.commit.as_ref().is_none_or(|commit| !commit.starts_with("prebuilt"));
+    if built_here && calibration.provenance.commit != head.commit {
+        differing.push("it is of another commit".to_owned());
+    }
+    if calibration.pace.measurement_s != pace.measurement_s {
+        let (then, now) = (calibration.pace.measurement_s, pace.measurement_s);
+        differing.push(format!("a process timed a case for {then:.2} s then and for {now:.2} s now"));
+    }
+    if differing.is_empty() { String::new() } else { format!("; {}", differing.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_wins_and_the_rest_stays() {
+        let plan = Asked { relative: Some(0.1), max_blocks: Some(6), ..Asked::default() }.or(Plan::default());
+        assert_eq!((plan.relative, plan.tolerated, plan.max_blocks, plan.absolute_ns), (0.1, 0.1, 6, 100.0));
+        assert_eq!(Asked::default().or(Plan::default()), Plan::default());
+    }
+}

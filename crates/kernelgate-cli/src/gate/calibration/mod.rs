@@ -1,0 +1,282 @@
+//! How good the paired decision is on a device: comparisons whose answer is known, with every time that they measured.
+//!
+//! *Null*: the same executable on both sides. *Injected*: the same, the head's launches delayed by a share of their time. *Sham*: the same,
+//! something else computing beside the head's processes only. Deliberately absent: running them (`compare::calibrate`), printing.
+
+pub mod recommend;
+pub mod summary;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::Verdict;
+use super::paired::{Arm, Block, Observed, Plan, Timing};
+use kernelgate::record::file::Record;
+use kernelgate::record::{Environment, Pace, Provenance};
+pub use recommend::{Recommended, recommend};
+pub use summary::{Summary, summarise};
+
+/// What is known of the answer.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Nothing changed.
+    Null,
+    /// Nothing changed, and the host or the GPU was busy beside the head's processes.
+    Sham,
+    /// The head takes longer by so many per cent of the case's time.
+    Injected(f64),
+}
+
+impl Kind {
+    /// "A/A", "sham load", "5 % slower".
+    pub fn name(self) -> String {
+        match self {
+            Self::Null => "A/A".to_owned(),
+            Self::Sham => "sham load".to_owned(),
+            Self::Injected(percent) => format!("{percent} % slower"),
+        }
+    }
+}
+
+/// Known comparisons on one device, of one executable, with one plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Calibration {
+    /// When the first comparison started, RFC 3339, UTC.
+    pub started: String,
+    /// Where.
+    pub environment: Environment,
+    /// Of which code.
+    pub provenance: Provenance,
+    /// What must be the same for comparisons to belong together: executables, settings, by name.
+    pub identity: BTreeMap<String, String>,
+    /// The command lines that measured it.
+    pub commands: BTreeSet<String>,
+    /// What counted as slower.
+    pub plan: Plan,
+    /// Wall time that a round could take, seconds.
+    pub budget_s: f64,
+    /// How long a process timed a case.
+    pub pace: Pace,
+    /// Nanoseconds a launch of each case, from the process that verified it or one after it.
+    pub cases: BTreeMap<String, f64>,
+    /// What was not measured, and why.
+    pub left_out: BTreeSet<String>,
+    /// What [`recommend()`] made of the comparisons when the file was written.
+    pub recommended: Option<Recommended>,
+    /// The comparisons, in time order.
+    pub comparisons: Vec<Known>,
+}
+
+/// A comparison whose answer is known.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Known {
+    /// What is known.
+    pub kind: Kind,
+    /// Counted within its kind, from 0, over all shards.
+    pub number: usize,
+    /// When it started, RFC 3339, UTC.
+    pub started: String,
+    /// Wall time, seconds.
+    pub wall_s: f64,
+    /// Processes.
+    pub processes: usize,
+    /// What was added to each launch of the head, nanoseconds by case.
+    pub delays_ns: BTreeMap<String, u64>,
+    /// What was concluded then.
+    pub verdicts: BTreeMap<String, Verdict>,
+    /// Why a case is inconclusive.
+    pub reasons: BTreeMap<String, String>,
+    /// Cases that could not be run, or not measured to the end: a delay that the device cannot
+    /// make, say.
+    pub failed: BTreeMap<String, String>,
+    /// Processes that broke, and how.
+    pub broken: Vec<String>,
+    /// Every time of the first round, by case.
+    pub first: BTreeMap<String, Series>,
+    /// The same of the round that confirms.
+    pub second: BTreeMap<String, Series>,
+}
+
+/// Blocks of a case as columns: two entries a block, in time order.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Series {
+    /// A letter a block: `b` where the base led, `h` where the head did.
+    pub leaders: String,
+    /// Of the base's processes.
+    pub base: Column,
+    /// Of the head's.
+    pub head: Column,
+}
+
+/// What the processes of one side found of a case.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Column {
+    /// [`Timing::time_ns`].
+    pub time_ns: Vec<f64>,
+    /// [`Timing::cycles`]; empty where no process has them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cycles: Vec<Option<f64>>,
+    /// [`Timing::contention`]; empty where no process knows it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub contention: Vec<Option<f64>>,
+}
+
+impl Column {
+    fn of<'a>(observations: impl Iterator<Item = &'a Timing>) -> Self {
+        let observations: Vec<&Timing> = observations.collect();
+        let known = |of: &dyn Fn(&Timing) -> Option<f64>| -> Vec<Option<f64>> {
+            let values: Vec<Option<f64>> = observations.iter().map(|found| of(found)).collect();
+            if values.iter().any(Option::is_some) { values } else { Vec::new() }
+        };
+        // More digits than a clock has would only make the file larger.
+        let rounded = |value: f64, digits: f64| (value * digits).round() / digits;
+        Self {
+            time_ns: observations.iter().map(|found| rounded(found.time_ns, 10.0)).collect(),
+            cycles: known(&|found| found.cycles.map(|cycles| rounded(cycles, 10.0))),
+            contention: known(&|found| found.contention.map(|share| rounded(share, 1e4))),
+        }
+    }
+
+    fn at(&self, index: usize) -> Option<Timing> {
+        let time_ns = *self.time_ns.get(index)?;
+        let known = |values: &[Option<f64>]| values.get(index).copied().flatten();
+        Some(Timing { time_ns, cycles: known(&self.cycles), contention: known(&self.contention) })
+    }
+}
+
+impl Series {
+    /// Of a case's blocks.
+    pub fn of(blocks: &[Block]) -> Self {
+        Self {
+            leaders: blocks.iter().map(|block| if block.leader == Arm::Base { 'b' } else { 'h' }).collect(),
+            base: Column::of(blocks.iter().flat_map(|block| &block.base)),
+            head: Column::of(blocks.iter().flat_map(|block| &block.head)),
+        }
+    }
+
+    /// The blocks.
+    pub fn blocks(&self) -> Vec<Block> {
+        let pair = |column: &Column, block: usize| Some([column.at(2 * block)?, column.at(2 * block + 1)?]);
+        let block = |(index, leader): (usize, char)| {
+            let leader = if leader == 'b' { Arm::Base } else { Arm::Head };
+            Some(Block { leader, base: pair(&self.base, index)?, head: pair(&self.head, index)? })
+        };
+        self.leaders.chars().enumerate().map_while(block).collect()
+    }
+}
+
+impl Known {
+    /// The cases that were compared as the kind says: not those that could not be delayed.
+    pub fn judged(&self) -> impl Iterator<Item = (&str, Verdict)> {
+        self.verdicts.iter().map(|(case, verdict)| (case.as_str(), *verdict))
+    }
+
+    /// Whether a case was called slower.
+    pub fn fired(&self) -> bool {
+        self.judged().any(|(_, verdict)| verdict == Verdict::Regressed)
+    }
+
+    /// Blocks of a round, by case, no more than `most` a case.
+    pub fn observed(&self, second: bool, most: usize) -> Observed {
+        let series = if second { &self.second } else { &self.first };
+        let blocks = |series: &Series| series.blocks().into_iter().take(most).collect();
+        series.iter().map(|(case, series)| (case.clone(), blocks(series))).collect()
+    }
+}
+
+impl Calibration {
+    /// Comparisons of a kind.
+    pub fn of(&self, kind: Kind) -> impl Iterator<Item = &Known> {
+        self.comparisons.iter().filter(move |known| known.kind == kind)
+    }
+
+    /// The percentages that were injected, in order.
+    pub fn injected(&self) -> Vec<f64> {
+        let mut percents: Vec<f64> = self
+            .comparisons
+            .iter()
+            .filter_map(|known| match known.kind {
+                Kind::Injected(percent) => Some(percent),
+                _ => None,
+            })
+            .collect();
+        percents.sort_by(f64::total_cmp);
+        percents.dedup();
+        percents
+    }
+
+    /// Adds the comparisons of another sitting; one that is already here is not counted twice.
+    ///
+    /// # Errors
+    /// Names the first thing in which the two are not comparable; nothing is then added.
+    pub fn merge(&mut self, other: Self) -> Result<(), String> {
+        if let Some(mismatch) = other.environment.mismatches(&self.environment).first() {
+            return Err(format!("{} is `{}` and `{}`", mismatch.field, mismatch.base, mismatch.head));
+        }
+        if let Some(name) = differing(&self.identity, &other.identity) {
+            let value = |identity: &BTreeMap<String, String>| identity.get(&name).cloned().unwrap_or_default();
+            return Err(format!("{name} is `{}` and `{}`", value(&self.identity), value(&other.identity)));
+        }
+        if self.plan != other.plan || self.pace != other.pace || self.cases.keys().ne(other.cases.keys()) {
+            return Err("thresholds, time a case, or cases differ".to_owned());
+        }
+        for known in other.comparisons {
+            if !self.comparisons.contains(&known) {
+                self.comparisons.push(known);
+            }
+        }
+        self.comparisons.sort_by(|a, b| a.started.cmp(&b.started));
+        self.commands.extend(other.commands);
+        self.left_out.extend(other.left_out);
+        self.started = self.started.clone().min(other.started);
+        // Of both together nothing has been derived yet.
+        self.recommended = None;
+        Ok(())
+    }
+}
+
+/// The first name whose values differ.
+pub fn differing(a: &BTreeMap<String, String>, b: &BTreeMap<String, String>) -> Option<String> {
+    a.keys().chain(b.keys()).find(|name| a.get(*name) != b.get(*name)).cloned()
+}
+
+impl Record for Calibration {
+    const SCHEMA: &'static str = "kernelgate.calibration";
+    const VERSION: u64 = 1;
+    const KIND: &'static str = "calibration";
+    const FREE_TEXT: &'static [&'static str] = &["broken", "commands", "failed", "identity", "left_out"];
+
+    fn validate(&self) -> Result<(), String> {
+        let plan = &self.plan;
+        let sensible = [plan.relative, plan.absolute_ns, plan.tolerated, plan.contention, plan.contention_weight];
+        if !sensible.iter().all(|value| (0.0..1e12).contains(value)) || !(1..=10_000).contains(&plan.max_blocks) {
+            return Err("thresholds out of range".to_owned());
+        }
+        for known in &self.comparisons {
+            if let Kind::Injected(percent) = known.kind
+                && !(percent > 0.0 && percent < 1e4)
+            {
+                return Err(format!("an injected slow-down of {percent} %"));
+            }
+            for (case, series) in known.first.iter().chain(&known.second) {
+                let entries = 2 * series.leaders.len();
+                let right = |column: &Column| {
+                    let optional = [&column.cycles, &column.contention];
+                    column.time_ns.len() == entries && optional.iter().all(|values| values.is_empty() || values.len() == entries)
+                };
+                if !right(&series.base) || !right(&series.head) {
+                    return Err(format!("case {case}: columns of different length"));
+                }
+                if series.base.time_ns.iter().chain(&series.head.time_ns).any(|time_ns| !(*time_ns > 0.0 && *time_ns < 1e18)) {
+                    return Err(format!("case {case}: a time that is none"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

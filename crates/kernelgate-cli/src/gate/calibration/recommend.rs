@@ -1,0 +1,165 @@
+//! Thresholds from known comparisons: what was measured is decided again at other thresholds, which costs nothing because deciding is pure.
+//!
+//! Only thresholds from the measured one upwards are tried. Comparisons ended when that one was satisfied: a lower one would have asked for
+//! more blocks, which nobody measured, while a higher one has at least as many as it would have asked for to fail a case.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Calibration, Kind, Known};
+use crate::gate::Verdict;
+use crate::gate::paired::{Plan, decide};
+use kernelgate::stats::median;
+
+/// Thresholds that are tried, as multiples of the measured one.
+const STEPS: [f64; 7] = [1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0];
+/// A slow-down that is to be found is this many times the threshold: at the threshold itself half of all are.
+const FOUND_AT: f64 = 2.0;
+/// Share of them that is to be found.
+const POWER: f64 = 0.9;
+/// Share of unchanged cases that may stay inconclusive.
+const INCONCLUSIVE: f64 = 0.05;
+/// Fewest comparisons, and injected cases, from which anything is recommended.
+pub const FEWEST: usize = 20;
+/// Difference in contention from which a pair tells what it costs.
+const TELLING: f64 = 0.1;
+/// What a budget has beyond the time that the blocks took.
+const RESERVE: f64 = 1.25;
+
+/// What the gate is to use on this device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Recommended {
+    /// Smallest threshold without a false alarm that finds slow-downs of twice as much with 90 %; none where none does, or too little was
+    /// measured.
+    pub relative: Option<f64>,
+    /// Fewest [`Plan::settle_blocks`] with which that holds and at most 5 % of unchanged cases are inconclusive; none where none do.
+    pub settle_blocks: Option<usize>,
+    /// Wall time of all blocks of these cases and a quarter more, seconds.
+    pub budget_s: f64,
+    /// What a unit of contention cost under the sham load, rounded up to halves; not less than the plan's.
+    pub contention_weight: f64,
+    /// Why there is no threshold, or what one should know of it.
+    pub note: Option<String>,
+    /// The thresholds that were tried.
+    pub tried: Vec<Tried>,
+}
+
+/// A threshold, and what would have come of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Tried {
+    /// The threshold.
+    pub relative: f64,
+    /// Comparisons of A/A and under sham load that would have called a case slower.
+    pub false_alarms: usize,
+    /// Of so many.
+    pub comparisons: usize,
+    /// Share of the cases of A/A comparisons that would have been inconclusive.
+    pub inconclusive: f64,
+    /// The smallest injected percentage that is twice the threshold or more; none where none is.
+    pub percent: Option<f64>,
+    /// Cases with that percentage that would have been found.
+    pub found: usize,
+    /// Of so many.
+    pub of: usize,
+}
+
+impl Tried {
+    fn holds(&self) -> bool {
+        self.false_alarms == 0 && self.of >= FEWEST && self.found as f64 >= POWER * self.of as f64
+    }
+}
+
+/// Recommends.
+pub fn recommend(calibration: &Calibration) -> Recommended {
+    let plan = calibration.plan;
+    let tried: Vec<Tried> =
+        STEPS.iter().map(|step| attempt(calibration, &Plan { relative: step * plan.relative, ..plan })).collect();
+    let null = calibration.of(Kind::Null).count();
+    let chosen = tried.iter().find(|tried| tried.holds()).filter(|_| null >= FEWEST);
+    let relative = chosen.map(|tried| tried.relative);
+    let settle_blocks = relative.and_then(|relative| fewest_blocks(calibration, &Plan { relative, ..plan }));
+    let note = match (null < FEWEST, relative, settle_blocks) {
+        (true, ..) => Some(format!("{null} A/A comparisons: too few to recommend anything, {FEWEST} are needed")),
+        (false, None, _) => Some("no threshold that was tried has no false alarm and finds twice as much with 90 %".to_owned()),
+        (false, Some(_), None) => Some(format!("more than {} % of unchanged cases stay inconclusive", 100.0 * INCONCLUSIVE)),
+        _ => None,
+    };
+    Recommended {
+        relative,
+        settle_blocks,
+        budget_s: (RESERVE * block_s(calibration) * plan.max_blocks as f64).ceil(),
+        contention_weight: contention_weight(calibration),
+        note,
+        tried,
+    }
+}
+
+/// The verdicts that a plan gives to a comparison. A case that only this plan calls slower was never confirmed: its first round counts.
+pub fn replay(known: &Known, plan: &Plan) -> BTreeMap<String, Verdict> {
+    let first = decide(&known.observed(false, plan.max_blocks), plan, true);
+    let second = Some(known.observed(true, plan.max_blocks)).filter(|observed| !observed.is_empty());
+    let second = second.map(|observed| decide(&observed, plan, true));
+    let again = |case: &str| second.as_ref().and_then(|second| second.of(case)).map(|decision| decision.verdict);
+    let verdict = |case: &str, verdict: Verdict| match (verdict, again(case)) {
+        (Verdict::Regressed, Some(Verdict::Regressed) | None) => Verdict::Regressed,
+        (Verdict::Regressed, Some(_)) => Verdict::Inconclusive,
+        (other, _) => other,
+    };
+    // A case that failed in the end was not judged.
+    let judged = first.decisions.iter().filter(|decision| known.verdicts.contains_key(&decision.case));
+    judged.map(|decision| (decision.case.clone(), verdict(&decision.case, decision.verdict))).collect()
+}
+
+fn attempt(calibration: &Calibration, plan: &Plan) -> Tried {
+    let (mut false_alarms, mut comparisons, mut inconclusive, mut cases) = (0, 0, 0, 0);
+    for known in calibration.of(Kind::Null).chain(calibration.of(Kind::Sham)) {
+        let verdicts = replay(known, plan);
+        comparisons += 1;
+        false_alarms += usize::from(verdicts.values().any(|verdict| *verdict == Verdict::Regressed));
+        if known.kind == Kind::Null {
+            cases += verdicts.len();
+            inconclusive += verdicts.values().filter(|verdict| **verdict == Verdict::Inconclusive).count();
+        }
+    }
+    let wanted = 100.0 * FOUND_AT * plan.relative;
+    let percent = calibration.injected().into_iter().find(|percent| *percent >= wanted - 1e-9);
+    let (mut found, mut of) = (0, 0);
+    for known in percent.into_iter().flat_map(|percent| calibration.of(Kind::Injected(percent))) {
+        for (_, verdict) in replay(known, plan).into_iter().filter(|(case, _)| known.delays_ns.contains_key(case)) {
+            of += 1;
+            found += usize::from(verdict == Verdict::Regressed);
+        }
+    }
+    let inconclusive = if cases == 0 { 0.0 } else { inconclusive as f64 / cases as f64 };
+    Tried { relative: plan.relative, false_alarms, comparisons, inconclusive, percent, found, of }
+}
+
+/// The fewest blocks that settle, from four upwards in steps of two.
+fn fewest_blocks(calibration: &Calibration, plan: &Plan) -> Option<usize> {
+    (4..=plan.settle_blocks.min(plan.max_blocks)).step_by(2).find(|settle_blocks| {
+        let tried = attempt(calibration, &Plan { settle_blocks: *settle_blocks, ..*plan });
+        tried.holds() && tried.inconclusive <= INCONCLUSIVE
+    })
+}
+
+/// Seconds of a block of these cases.
+fn block_s(calibration: &Calibration) -> f64 {
+    let sum = |of: &dyn Fn(&Known) -> f64| calibration.comparisons.iter().map(of).sum::<f64>();
+    let blocks = sum(&|known| known.processes as f64 / 4.0);
+    if blocks > 0.0 { sum(&|known| known.wall_s) / blocks } else { 0.0 }
+}
+
+fn contention_weight(calibration: &Calibration) -> f64 {
+    let mut costs = Vec::new();
+    for series in calibration.of(Kind::Sham).flat_map(|known| known.first.values()) {
+        let sides = series.base.time_ns.iter().zip(&series.head.time_ns);
+        let shares = series.base.contention.iter().zip(&series.head.contention);
+        costs.extend(sides.zip(shares).filter_map(|((base_ns, head_ns), (base, head))| {
+            let more = (*head)? - (*base)?;
+            (more >= TELLING).then(|| (head_ns / base_ns).ln() / more)
+        }));
+    }
+    let assumed = calibration.plan.contention_weight;
+    if costs.is_empty() { assumed } else { assumed.max((2.0 * median(&costs)).ceil() / 2.0) }
+}

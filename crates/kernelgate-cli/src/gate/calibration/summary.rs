@@ -1,0 +1,219 @@
+//! Counts with their exact intervals, from known comparisons.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::{Calibration, Kind, Known};
+use crate::gate::Verdict;
+use kernelgate::stats::{Walsh, binomial, median, quantile};
+
+/// How often, of how many, with the exact interval for how probable it is.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Rate {
+    /// How often.
+    pub hits: usize,
+    /// Of how many.
+    pub of: usize,
+    /// Lower end of the 95 % interval.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+}
+
+impl Rate {
+    /// With its interval.
+    pub fn new(hits: usize, of: usize) -> Self {
+        let (low, high) = binomial::interval(hits, of);
+        Self { hits, of, low, high }
+    }
+
+    /// Observed share; 0 of nothing.
+    pub fn share(self) -> f64 {
+        if self.of == 0 { 0.0 } else { self.hits as f64 / self.of as f64 }
+    }
+}
+
+/// Everything that is said of a calibration.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// A row a kind of comparison: A/A, sham load, injected.
+    pub kinds: Vec<Tally>,
+    /// Slow-downs found, by percentage and case; overall where the case is none.
+    pub power: Vec<Power>,
+    /// How much processes of one executable differ, by case.
+    pub noise: Vec<Noise>,
+}
+
+/// The comparisons of a kind.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Tally {
+    /// "A/A".
+    pub kind: String,
+    /// Comparisons that called a case slower.
+    pub fired: Rate,
+    /// Upper end of the one-sided 95 % interval for the probability of that, where it is a mistake.
+    pub fired_bound: Option<f64>,
+    /// Cases called inconclusive.
+    pub inconclusive: Rate,
+    /// Cases called slower.
+    pub regressed: usize,
+    /// Cases called faster.
+    pub improved: usize,
+    /// Cases called unchanged.
+    pub unchanged: usize,
+    /// Inconclusive cases by reason.
+    pub reasons: BTreeMap<String, usize>,
+    /// Comparisons in which a process broke or a case failed that was not to be delayed.
+    pub broken: usize,
+    /// Blocks of a comparison, mean, both rounds.
+    pub blocks: f64,
+    /// Wall time of a comparison, mean, seconds.
+    pub wall_s: f64,
+    /// The longest, seconds.
+    pub longest_s: f64,
+}
+
+/// How often an injected slow-down was found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Power {
+    /// Asked for, per cent.
+    pub percent: f64,
+    /// The case; none for all together.
+    pub case: Option<String>,
+    /// Called slower.
+    pub found: Rate,
+    /// Called unchanged or faster.
+    pub missed: usize,
+    /// Mean of what was added, per cent of the base's time in the comparison itself.
+    pub added: f64,
+    /// Mean of the estimates, per cent.
+    pub measured: f64,
+    /// Comparisons in which the delay could not be made, and why.
+    pub not_injected: Option<(usize, String)>,
+}
+
+/// How much processes of one executable differ, from the pairs of the A/A comparisons.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Noise {
+    /// The case.
+    pub case: String,
+    /// Median over the processes, nanoseconds a launch.
+    pub time_ns: f64,
+    /// Pairs.
+    pub pairs: usize,
+    /// Per cent by which a process differs from the next: half of what the middle 68 % of the pairs span, over √2; a standard deviation if
+    /// they were normal.
+    pub process: f64,
+    /// Per cent that the middle 95 % of the pairs span, halved.
+    pub widest: f64,
+    /// Median share of the CPU time that others took, where known.
+    pub contention: Option<f64>,
+}
+
+/// Counts everything.
+pub fn summarise(calibration: &Calibration) -> Summary {
+    let injected = calibration.injected();
+    let kinds = [Kind::Null, Kind::Sham].into_iter().chain(injected.iter().map(|percent| Kind::Injected(*percent)));
+    let kinds = kinds.filter_map(|kind| tally(calibration, kind)).collect();
+    let power = injected.iter().flat_map(|percent| power(calibration, *percent)).collect();
+    let noise = calibration.cases.keys().filter_map(|case| noise(calibration, case)).collect();
+    Summary { kinds, power, noise }
+}
+
+fn tally(calibration: &Calibration, kind: Kind) -> Option<Tally> {
+    let known: Vec<&Known> = calibration.of(kind).collect();
+    let count = known.len();
+    let mean = |of: &dyn Fn(&Known) -> f64| known.iter().map(|known| of(known)).sum::<f64>() / count as f64;
+    let cases: Vec<Verdict> = known.iter().flat_map(|known| known.judged().map(|(_, verdict)| verdict)).collect();
+    let with = |wanted: Verdict| cases.iter().filter(|verdict| **verdict == wanted).count();
+    let fired = known.iter().filter(|known| known.fired()).count();
+    let mut reasons = BTreeMap::new();
+    for reason in known.iter().flat_map(|known| known.reasons.values()) {
+        *reasons.entry(reason.clone()).or_default() += 1;
+    }
+    let broken = |known: &&&Known| !known.broken.is_empty() || known.failed.keys().any(|case| !known.delays_ns.contains_key(case));
+    (count > 0).then(|| Tally {
+        kind: kind.name(),
+        fired: Rate::new(fired, count),
+        fired_bound: (!matches!(kind, Kind::Injected(_))).then(|| binomial::upper(fired, count, 0.05)),
+        inconclusive: Rate::new(with(Verdict::Inconclusive), cases.len()),
+        regressed: with(Verdict::Regressed),
+        improved: with(Verdict::Improved),
+        unchanged: with(Verdict::Unchanged),
+        reasons,
+        broken: known.iter().filter(broken).count(),
+        blocks: mean(&|known| known.processes as f64 / 4.0),
+        wall_s: mean(&|known| known.wall_s),
+        longest_s: known.iter().map(|known| known.wall_s).fold(0.0, f64::max),
+    })
+}
+
+fn power(calibration: &Calibration, percent: f64) -> Vec<Power> {
+    let known: Vec<&Known> = calibration.of(Kind::Injected(percent)).collect();
+    let cases: BTreeSet<&String> = known.iter().flat_map(|known| known.delays_ns.keys()).collect();
+    let mut rows: Vec<Power> = cases.iter().map(|case| power_of(&known, percent, &[case])).collect();
+    if rows.len() > 1 {
+        let all: Vec<&String> = cases.into_iter().collect();
+        rows.insert(0, Power { case: None, ..power_of(&known, percent, &all) });
+    }
+    rows
+}
+
+fn power_of(known: &[&Known], percent: f64, cases: &[&String]) -> Power {
+    let (mut verdicts, mut added, mut measured) = (Vec::new(), Vec::new(), Vec::new());
+    let mut not_injected: Option<(usize, String)> = None;
+    for known in known {
+        for case in cases.iter().copied() {
+            if let Some(reason) = known.failed.get(case) {
+                not_injected.get_or_insert_with(|| (0, reason.clone())).0 += 1;
+            }
+            let Some(delay_ns) = known.delays_ns.get(case) else { continue };
+            let Some(verdict) = known.verdicts.get(case) else { continue };
+            verdicts.push(*verdict);
+            if let Some(series) = known.first.get(case).filter(|series| !series.base.time_ns.is_empty()) {
+                added.push(100.0 * *delay_ns as f64 / median(&series.base.time_ns));
+                measured.push(100.0 * Walsh::of(&pairs(series)).estimate().unwrap_or(0.0).exp_m1());
+            }
+        }
+    }
+    let with = |wanted: &[Verdict]| verdicts.iter().filter(|verdict| wanted.contains(verdict)).count();
+    Power {
+        percent,
+        case: cases.first().map(|case| (*case).clone()),
+        found: Rate::new(with(&[Verdict::Regressed]), verdicts.len()),
+        missed: with(&[Verdict::Unchanged, Verdict::Improved]),
+        added: mean(&added),
+        measured: mean(&measured),
+        not_injected,
+    }
+}
+
+fn noise(calibration: &Calibration, case: &str) -> Option<Noise> {
+    let series: Vec<_> = calibration.of(Kind::Null).filter_map(|known| known.first.get(case)).collect();
+    let differences: Vec<f64> = series.iter().flat_map(|series| pairs(series)).collect();
+    if differences.is_empty() {
+        return None;
+    }
+    let columns = || series.iter().flat_map(|series| [&series.base, &series.head]);
+    let times: Vec<f64> = columns().flat_map(|column| column.time_ns.iter().copied()).collect();
+    let shares: Vec<f64> = columns().flat_map(|column| column.contention.iter().flatten().copied()).collect();
+    let span = |tail: f64| 100.0 * 0.5 * (quantile(&differences, 1.0 - tail) - quantile(&differences, tail));
+    Some(Noise {
+        case: case.to_owned(),
+        time_ns: median(&times),
+        pairs: differences.len(),
+        process: span(0.158_655) / std::f64::consts::SQRT_2,
+        widest: span(0.025),
+        contention: (!shares.is_empty()).then(|| median(&shares)),
+    })
+}
+
+/// ln(head / base) of neighbours.
+fn pairs(series: &super::Series) -> Vec<f64> {
+    series.base.time_ns.iter().zip(&series.head.time_ns).map(|(base, head)| (head / base).ln()).collect()
+}
+
+fn mean(values: &[f64]) -> f64 {
+    if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
+}

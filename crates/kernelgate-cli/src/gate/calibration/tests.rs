@@ -1,0 +1,190 @@
+use super::*;
+use crate::gate::paired::decide;
+
+/// Blocks whose head takes `ratio` times as long, with noise of `noise` that depends on `seed` alone.
+fn blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<Block> {
+    let mut at = seed;
+    let mut observe = |time_ns: f64| {
+        at = (at * 1_103_515_245 + 12_345) % (1 << 31);
+        let unit = at as f64 / (1u64 << 31) as f64 - 0.5;
+        Timing { time_ns: time_ns * (1.0 + noise * unit), cycles: None, contention: Some(0.01) }
+    };
+    let block = |index: usize| Block {
+        leader: if index.is_multiple_of(2) { Arm::Base } else { Arm::Head },
+        base: [observe(1e6), observe(1e6)],
+        head: [observe(ratio * 1e6), observe(ratio * 1e6)],
+    };
+    (0..count).map(block).collect()
+}
+
+fn known(kind: Kind, number: usize, ratio: f64, plan: &Plan) -> Known {
+    let first = Observed::from([("w/f/a/cpu/hot".to_owned(), blocks(ratio, 0.01, plan.max_blocks, number + 1))]);
+    let second = Observed::from([("w/f/a/cpu/hot".to_owned(), blocks(ratio, 0.01, plan.max_blocks, number + 1000))]);
+    let outcome = decide(&first, plan, true);
+    let slower = outcome.count(Verdict::Regressed) > 0;
+    let series = |observed: &Observed| observed.iter().map(|(case, blocks)| (case.clone(), Series::of(blocks))).collect();
+    let delay = matches!(kind, Kind::Injected(_)).then(|| ("w/f/a/cpu/hot".to_owned(), ((ratio - 1.0) * 1e6) as u64));
+    Known {
+        kind,
+        number,
+        started: format!("2026-11-21T10:{number:02}:00Z"),
+        wall_s: 10.0,
+        processes: 4 * plan.max_blocks,
+        delays_ns: delay.into_iter().collect(),
+        verdicts: outcome.decisions.iter().map(|decision| (decision.case.clone(), decision.verdict)).collect(),
+        reasons: BTreeMap::new(),
+        failed: BTreeMap::new(),
+        broken: vec![],
+        first: series(&first),
+        second: if slower { series(&second) } else { BTreeMap::new() },
+    }
+}
+
+fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
+    let plan = Plan { max_blocks: 10, ..Plan::default() };
+    let mut comparisons: Vec<Known> = (0..null).map(|number| known(Kind::Null, number, 1.0, &plan)).collect();
+    for (percent, count) in injected {
+        comparisons.extend((0..*count).map(|number| known(Kind::Injected(*percent), number, 1.0 + percent / 100.0, &plan)));
+    }
+    Calibration {
+        started: "2026-11-21T10:00:00Z".to_owned(),
+        environment: Environment::cpu(),
+        provenance: Provenance::default(),
+        identity: BTreeMap::from([("base b".to_owned(), "hash".to_owned())]),
+        commands: BTreeSet::from(["kernelgate calibrate".to_owned()]),
+        plan,
+        budget_s: 180.0,
+        pace: Pace::MEASURED,
+        cases: BTreeMap::from([("w/f/a/cpu/hot".to_owned(), 1e6)]),
+        left_out: BTreeSet::new(),
+        recommended: None,
+        comparisons,
+    }
+}
+
+#[test]
+fn blocks_survive_as_columns_and_on_disk() {
+    let mut original = blocks(1.02, 0.01, 5, 3);
+    original[2].head[0].contention = None;
+    let back = Series::of(&original).blocks();
+    assert_eq!(back.len(), 5);
+    for (a, b) in original.iter().zip(&back) {
+        assert_eq!((a.leader, a.head.map(|at| at.contention)), (b.leader, b.head.map(|at| at.contention)));
+        assert!((a.base[0].time_ns - b.base[0].time_ns).abs() <= 0.05 && b.base[0].cycles.is_none());
+    }
+    let calibration = calibration(2, &[(5.0, 1)]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("calibration.json");
+    kernelgate::record::write(&path, &calibration).unwrap();
+    assert_eq!(kernelgate::record::read::<Calibration>(&path).unwrap(), calibration);
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("\"leaders\": \"bhbhbhbhbh\"", "\"leaders\": \"bhbh\"")).unwrap();
+    let error = kernelgate::record::read::<Calibration>(&path).unwrap_err().to_string();
+    assert!(error.contains("columns of different length"), "{error}");
+}
+
+#[test]
+fn counts_and_intervals_are_those_of_the_comparisons() {
+    let summary = summarise(&calibration(20, &[(5.0, 20)]));
+    let null = &summary.kinds[0];
+    assert_eq!((null.kind.as_str(), null.fired.hits, null.fired.of, null.inconclusive.hits), ("A/A", 0, 20, 0));
+    assert!((null.fired_bound.unwrap() - (1.0 - 0.05f64.powf(0.05))).abs() < 1e-9);
+    assert_eq!(summary.kinds[1].fired_bound, None);
+    let power = &summary.power[0];
+    assert_eq!((power.found.hits, power.found.of, power.missed), (20, 20, 0));
+    assert!((power.added - 5.0).abs() < 0.1 && (power.measured - 5.0).abs() < 0.2, "{power:?}");
+    assert!((power.found.low - 0.831_566).abs() < 1e-5);
+    let noise = &summary.noise[0];
+    // Even noise of ±0.5 %: its standard deviation is 0.29 %.
+    assert!((0.2..0.4).contains(&noise.process) && noise.pairs == 400, "{noise:?}");
+}
+
+#[test]
+fn the_threshold_is_the_smallest_that_keeps_both_promises() {
+    let recommended = recommend(&calibration(20, &[(2.0, 20), (5.0, 20)]));
+    assert_eq!((recommended.relative, recommended.note.as_deref()), (Some(0.01), None), "{recommended:#?}");
+    let blocks = recommended.settle_blocks.unwrap();
+    assert!((4..=10).contains(&blocks) && recommended.budget_s > 0.0);
+    // Nothing was injected that is twice 3 % or more.
+    assert_eq!(recommended.tried.iter().find(|tried| tried.relative == 0.03).unwrap().percent, None);
+    assert_eq!(recommended.tried[1].percent, Some(5.0));
+    // Where 2 % are too little to be found, a higher threshold is.
+    let mut few = calibration(20, &[(2.0, 20), (5.0, 20)]);
+    for weak in few.comparisons.iter_mut().filter(|known| known.kind == Kind::Injected(2.0)) {
+        weak.first = known(Kind::Null, 1, 1.002, &few.plan).first;
+        weak.second.clear();
+    }
+    assert_eq!(recommend(&few).relative, Some(0.015));
+}
+
+#[test]
+fn deciding_again_gives_what_was_decided() {
+    let calibration = calibration(3, &[(1.0, 3), (5.0, 3)]);
+    for known in &calibration.comparisons {
+        let again = recommend::replay(known, &calibration.plan);
+        assert_eq!(again, known.verdicts, "{:?} {}", known.kind, known.number);
+    }
+}
+
+/// What the committed calibrations showed of the gate of their day holds for the gate of this build: the same times, decided again.
+#[test]
+fn committed_calibrations_hold_for_this_gate() {
+    let baselines = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../baselines");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(&baselines).unwrap() {
+        let path = entry.unwrap().path().join("calibration.json");
+        if !path.exists() {
+            continue;
+        }
+        seen += 1;
+        let calibration = kernelgate::record::read::<Calibration>(&path).unwrap();
+        let (mut inconclusive, mut unchanged) = (0, 0);
+        for known in &calibration.comparisons {
+            let verdicts = recommend::replay(known, &calibration.plan);
+            let about = format!("{}: {} {}", path.display(), known.kind.name(), known.number);
+            match known.kind {
+                Kind::Injected(_) => {
+                    for (case, _) in known.judged().filter(|(_, verdict)| *verdict == Verdict::Regressed) {
+                        assert_eq!(verdicts[case], Verdict::Regressed, "{about}: {case}");
+                    }
+                }
+                Kind::Null | Kind::Sham => assert!(verdicts.values().all(|verdict| *verdict != Verdict::Regressed), "{about}"),
+            }
+            if known.kind == Kind::Null {
+                inconclusive += verdicts.values().filter(|verdict| **verdict == Verdict::Inconclusive).count();
+                unchanged += verdicts.values().filter(|verdict| **verdict == Verdict::Unchanged).count();
+            }
+        }
+        assert!(inconclusive * 20 <= inconclusive + unchanged, "{}: {inconclusive} beside {unchanged}", path.display());
+        assert_eq!(calibration.recommended, Some(recommend(&calibration)), "{}: recommended otherwise", path.display());
+    }
+    assert!(seen > 0, "no calibration in {}", baselines.display());
+}
+
+#[test]
+fn too_little_and_alarms_recommend_nothing() {
+    let few = recommend(&calibration(19, &[(2.0, 20)]));
+    assert!(few.relative.is_none() && few.note.unwrap().contains("19 A/A comparisons: too few"));
+    let no_power = recommend(&calibration(20, &[(2.0, 19)]));
+    assert_eq!(no_power.relative, None);
+    let mut alarms = calibration(20, &[(20.0, 20)]);
+    alarms.comparisons[0] = Known { kind: Kind::Null, ..known(Kind::Injected(30.0), 0, 1.3, &alarms.plan) };
+    let recommended = recommend(&alarms);
+    assert!(recommended.relative.is_none() && recommended.tried[0].false_alarms == 1, "{recommended:#?}");
+}
+
+#[test]
+fn sittings_add_up_and_strangers_are_refused() {
+    let (mut a, b) = (calibration(4, &[]), calibration(6, &[(5.0, 1)]));
+    a.merge(b.clone()).unwrap();
+    // Four are the same comparisons.
+    assert_eq!((a.of(Kind::Null).count(), a.injected()), (6, vec![5.0]));
+    for (stranger, word) in [
+        (Calibration { identity: BTreeMap::from([("base b".to_owned(), "other".to_owned())]), ..b.clone() }, "base b"),
+        (Calibration { plan: Plan { relative: 0.5, ..b.plan }, ..b.clone() }, "thresholds"),
+        (Calibration { environment: Environment { threads: 99, ..Environment::cpu() }, ..b.clone() }, "threads"),
+    ] {
+        let error = a.clone().merge(stranger).unwrap_err();
+        assert!(error.contains(word), "{error}");
+    }
+}

@@ -1,0 +1,123 @@
+//! Runs against a baseline: which cases can be compared, and what the comparison of each says.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::interval::{Ratio, Side};
+use super::{Doubt, Judged, Policy, Refusal, Report, Verdict};
+use kernelgate::record::{Baseline, BaselineRun, CaseRecord, Provenance, Run};
+
+/// A case as several process runs measured it.
+type Measured<'a> = [(&'a Run, &'a CaseRecord)];
+
+/// Holds runs against a baseline. `runs` is not empty; several runs of one bench binary are several process runs of its cases.
+pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> Report {
+    let mut head: BTreeMap<&str, Vec<(&Run, &CaseRecord)>> = BTreeMap::new();
+    for run in runs {
+        for (id, case) in &run.cases {
+            head.entry(id).or_default().push((run, case));
+        }
+    }
+    let mut judged = Vec::new();
+    let mut refused: BTreeMap<(String, String, String), BTreeSet<String>> = BTreeMap::new();
+    for (id, head) in &head {
+        let Some(base) = baseline.cases.get(*id) else { continue };
+        let differences: Vec<_> = head.iter().flat_map(|(run, case)| baseline.mismatches(base, run, case)).collect();
+        if differences.is_empty() {
+            judged.push(judge(baseline, id, head, policy));
+        }
+        for difference in differences {
+            let key = (difference.field.to_owned(), difference.base, difference.head);
+            refused.entry(key).or_default().insert((*id).to_owned());
+        }
+    }
+    judged.sort_by(|a: &Judged, b| a.verdict.cmp(&b.verdict).then_with(|| a.case.cmp(&b.case)));
+    let failed: BTreeMap<String, String> = runs.iter().flat_map(|run| run.failed.clone()).collect();
+    let missing = || baseline.cases.keys().filter(|id| !head.contains_key(id.as_str()) && !failed.contains_key(*id));
+    let skips: BTreeMap<&String, &String> = runs.iter().flat_map(|run| &run.skipped).collect();
+    Report {
+        baseline: baseline.name.clone(),
+        device: runs.first().map(|run| run.environment.describe()).unwrap_or_default(),
+        base_commits: commits(used(baseline, &judged).map(|run| &run.provenance)),
+        head_commits: commits(runs.iter().map(|run| &run.provenance)),
+        other_device: other_device(baseline, runs, &judged),
+        staleness: None,
+        policy,
+        judged,
+        refused: refused
+            .into_iter()
+            .map(|((field, base, head), cases)| Refusal { field, base, head, cases: cases.into_iter().collect() })
+            .collect(),
+        new: head.keys().filter(|id| !baseline.cases.contains_key(**id)).map(ToString::to_string).collect(),
+        not_run: missing().filter(|id| !skips.contains_key(id)).cloned().collect(),
+        skipped: missing().filter_map(|id| Some((id.clone(), (*skips.get(id)?).clone()))).collect(),
+        failed,
+        interrupted: runs.iter().filter(|run| !run.complete).map(|run| run.bench.clone()).collect(),
+        own: runs.iter().map(Run::key).filter(|key| baseline.runs.contains_key(key)).collect(),
+    }
+}
+
+/// The baseline's runs that judged cases rest on.
+fn used<'a>(baseline: &'a Baseline, judged: &[Judged]) -> impl Iterator<Item = &'a BaselineRun> {
+    let keys: BTreeSet<&String> = judged.iter().flat_map(|judged| baseline.cases[&judged.case].samples.keys()).collect();
+    keys.into_iter().map(|key| &baseline.runs[key])
+}
+
+fn commits<'a>(provenances: impl Iterator<Item = &'a Provenance>) -> Vec<String> {
+    provenances.map(Provenance::short).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+fn other_device(baseline: &Baseline, runs: &[Run], judged: &[Judged]) -> Option<(String, String)> {
+    let used: Vec<&BaselineRun> = used(baseline, judged).collect();
+    let mut pairs = runs.iter().flat_map(|run| used.iter().map(move |base| (&base.environment, &run.environment)));
+    pairs.find(|(base, head)| !head.same_device(base)).map(|(base, head)| (base.device_id(), head.device_id()))
+}
+
+fn judge(baseline: &Baseline, id: &str, head: &Measured<'_>, policy: Policy) -> Judged {
+    let base = &baseline.cases[id];
+    // What others do on the host changes the times of its own cores only.
+    let contended = head.iter().all(|(run, _)| run.environment.on_host());
+    let same = |run: &Run| base.samples.keys().all(|key| run.environment.same_device(&baseline.runs[key].environment));
+    let same_device = head.iter().all(|(run, _)| same(run));
+    let base_side = Side::of(base.samples.values(), policy.single_run, contended);
+    let head_side = Side::of(head.iter().map(|(_, case)| &case.samples), policy.single_run, contended);
+    let ratio = Ratio::of(&head_side, &base_side);
+    let threshold = policy.relative_on(same_device).max(policy.absolute_ns / base_side.center_ns);
+    let (verdict, reason) = verdict(&ratio, threshold, base_side.runs, policy);
+    Judged {
+        case: id.to_owned(),
+        verdict,
+        reason,
+        same_device,
+        threshold,
+        base_ns: base_side.center_ns,
+        head_ns: head_side.center_ns,
+        ratio,
+        detectable: (1.0 + threshold) * ratio.center / ratio.low - 1.0,
+        base_spread: base_side.spread,
+        head_spread: head_side.spread,
+        base_runs: base_side.runs,
+        head_runs: head_side.runs,
+        base_contention: base_side.contention,
+        head_contention: head_side.contention,
+    }
+}
+
+fn verdict(ratio: &Ratio, threshold: f64, base_runs: usize, policy: Policy) -> (Verdict, Option<Doubt>) {
+    let beyond = if ratio.low > 1.0 + threshold {
+        Some(Verdict::Regressed)
+    } else if ratio.high < 1.0 - threshold {
+        Some(Verdict::Improved)
+    } else {
+        None
+    };
+    // An estimate that matters and is not shown to be real is not shown to be noise either: smaller
+    // than what could have been detected, it says nothing about the code.
+    let matters = !(1.0 - threshold..=1.0 + threshold).contains(&ratio.center);
+    match beyond {
+        Some(verdict) => (verdict, None),
+        None if matters && base_runs == 1 => (Verdict::Inconclusive, Some(Doubt::SingleRun)),
+        None if ratio.high - ratio.low > policy.widest => (Verdict::Inconclusive, Some(Doubt::Wide)),
+        None if matters => (Verdict::Inconclusive, Some(Doubt::Undetectable)),
+        None => (Verdict::Unchanged, None),
+    }
+}

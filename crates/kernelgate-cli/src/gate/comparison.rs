@@ -1,0 +1,265 @@
+//! The outcome of `compare`: what was decided of each case, what could not be judged and why, and the exit code.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::paired::{Decision, Observed, Plan, Reason, decide};
+use super::{Refusal, Verdict};
+use kernelgate::exit::Exit;
+
+/// Two builds, compared.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Comparison {
+    /// What was compared with: "main (1a2b3c4d)".
+    pub base: String,
+    /// What was judged.
+    pub head: String,
+    /// Where.
+    pub device: String,
+    /// What counted as slower.
+    pub plan: Plan,
+    /// Wall time that a round could take, seconds.
+    pub budget_s: f64,
+    /// Which calibration of the device the plan comes from; none where there is none.
+    pub calibration: Option<String>,
+    /// Cases that were asked for and that a comparison could be expected of, worst verdict first,
+    /// then by id. One that could not be measured is inconclusive and says why.
+    pub judged: Vec<Compared>,
+    /// Differences that forbid a comparison, with the cases concerned.
+    pub refused: Vec<Refusal>,
+    /// Cases that only the head has.
+    pub new: Vec<String>,
+    /// Cases that only the base has.
+    pub removed: Vec<String>,
+    /// Cases that the base timed and the head skipped, with the reason.
+    pub skipped: BTreeMap<String, String>,
+    /// Cases that failed in the head, with the error.
+    pub failed: BTreeMap<String, String>,
+    /// Cases that failed in the base only, when it was verified: the head mended them, and there is
+    /// nothing to compare with.
+    pub failed_in_base: BTreeMap<String, String>,
+    /// Processes that broke.
+    pub broken: Vec<Broken>,
+    /// Bench binaries without this harness: left alone.
+    pub foreign: Vec<String>,
+    /// Bench binaries that are the same in both, byte by byte: what differs between them is noise.
+    pub identical: Vec<String>,
+    /// Whether the code was optimised.
+    pub optimised: bool,
+    /// Delays added to launches of the head on purpose: its times are not the code's.
+    pub delays: Option<String>,
+    /// What the comparison took, by round.
+    pub rounds: Vec<Round>,
+}
+
+/// A case of both builds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Compared {
+    /// What is concluded in the end; a regression that the second round does not confirm is inconclusive.
+    pub verdict: Verdict,
+    /// Of the first round.
+    pub decision: Decision,
+    /// Of the second round, from blocks of its own; only where the first says regressed.
+    pub confirmation: Option<Decision>,
+    /// What kept it from being measured, or measured to the end; only where it is inconclusive.
+    pub setback: Option<String>,
+}
+
+impl Compared {
+    /// From both rounds. A case with a setback was undecided when it came: the blocks before are
+    /// too few for a verdict, unless both rounds call it slower.
+    pub fn new(mut decision: Decision, confirmation: Option<Decision>, setback: Option<String>) -> Self {
+        let again = confirmation.as_ref().is_some_and(|decision| decision.verdict == Verdict::Regressed);
+        let verdict = match decision.verdict {
+            Verdict::Regressed if again => Verdict::Regressed,
+            Verdict::Regressed => Verdict::Inconclusive,
+            _ if setback.is_some() => Verdict::Inconclusive,
+            verdict => verdict,
+        };
+        let setback = setback.filter(|_| verdict == Verdict::Inconclusive);
+        if setback.is_some() {
+            // More pairs are not what it lacks.
+            decision.pairs_needed = None;
+        }
+        Self { verdict, decision, confirmation, setback }
+    }
+
+    /// A case without a block.
+    pub fn unmeasured(case: String, setback: String, plan: &Plan) -> Self {
+        // Decided apart from the others, whose error rates hold for the cases that were measured.
+        let alone = decide(&Observed::from([(case, Vec::new())]), plan, true);
+        let decision = alone.decisions.into_iter().next().expect("a case that goes in comes out");
+        Self::new(decision, None, Some(setback))
+    }
+
+    /// Why it is inconclusive.
+    pub fn reason(&self) -> Option<String> {
+        let of_pairs = match self.decision.verdict {
+            Verdict::Regressed if self.verdict == Verdict::Inconclusive => Some("not confirmed by a second round"),
+            _ => self.decision.reason.map(Reason::words),
+        };
+        // Without a pair the setback is all there is to say.
+        let of_pairs = of_pairs.filter(|_| self.decision.pairs > 0 || self.setback.is_none());
+        let reasons: Vec<&str> = of_pairs.into_iter().chain(self.setback.as_deref()).collect();
+        (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+}
+
+/// A process that did not get to its end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Broken {
+    /// The bench binary.
+    pub bench: String,
+    /// "base" or "head".
+    pub side: String,
+    /// How.
+    pub reason: String,
+    /// Whether its cases are undecided because of it.
+    pub given_up: bool,
+}
+
+impl Broken {
+    /// What it means for a case of the bench.
+    pub fn setback(&self) -> String {
+        format!("its bench broke in the {}: {}", self.side, self.reason)
+    }
+}
+
+/// What a round took.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Round {
+    /// Most blocks that a bench binary went through.
+    pub blocks: usize,
+    /// Processes.
+    pub processes: usize,
+    /// Their wall time, seconds.
+    pub wall_s: f64,
+}
+
+impl Comparison {
+    /// The exit code: refusal before regression before doubt. Where nothing was judged: inconclusive.
+    pub fn exit(&self) -> Exit {
+        let given_up = |side: &str| self.broken.iter().any(|broken| broken.given_up && broken.side == side);
+        if !self.refused.is_empty() {
+            Exit::Refused
+        } else if self.count(Verdict::Regressed) > 0 || !self.failed.is_empty() || given_up("head") {
+            Exit::Regression
+        } else if self.count(Verdict::Inconclusive) > 0 || !self.skipped.is_empty() || given_up("base") || self.judged.is_empty() {
+            Exit::Inconclusive
+        } else {
+            Exit::Fine
+        }
+    }
+
+    /// Cases with that verdict.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.judged.iter().filter(|compared| compared.verdict == verdict).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::interval::Ratio;
+
+    fn decision(case: &str, verdict: Verdict) -> Decision {
+        let ratio = Ratio { center: 1.0, low: 0.9, high: 1.1 };
+        Decision {
+            case: case.to_owned(),
+            verdict,
+            reason: None,
+            base_ns: 1.0,
+            head_ns: 1.0,
+            ratio,
+            cycles: None,
+            null: ratio,
+            threshold: 0.01,
+            p_slower: 1.0,
+            p_faster: 1.0,
+            detectable: None,
+            pairs: 8,
+            pairs_needed: None,
+            decided_at: None,
+            base_contention: None,
+            head_contention: None,
+        }
+    }
+
+    fn comparison(judged: Vec<Compared>) -> Comparison {
+        Comparison {
+            base: "a".to_owned(),
+            head: "b".to_owned(),
+            device: "c".to_owned(),
+            plan: Plan::default(),
+            budget_s: 600.0,
+            calibration: None,
+            judged,
+            refused: vec![],
+            new: vec![],
+            removed: vec![],
+            skipped: BTreeMap::new(),
+            failed: BTreeMap::new(),
+            failed_in_base: BTreeMap::new(),
+            broken: vec![],
+            foreign: vec![],
+            identical: vec![],
+            optimised: true,
+            delays: None,
+            rounds: vec![],
+        }
+    }
+
+    #[test]
+    fn a_regression_counts_when_a_second_round_finds_it_again() {
+        use Verdict::{Inconclusive, Regressed, Unchanged};
+        let exit = |first, second: Option<Verdict>| {
+            let compared = Compared::new(decision("x", first), second.map(|verdict| decision("x", verdict)), None);
+            (compared.verdict, compared.reason(), comparison(vec![compared]).exit())
+        };
+        assert_eq!(exit(Unchanged, None), (Unchanged, None, Exit::Fine));
+        assert_eq!(exit(Regressed, Some(Regressed)), (Regressed, None, Exit::Regression));
+        for second in [None, Some(Unchanged), Some(Inconclusive)] {
+            let (verdict, reason, code) = exit(Regressed, second);
+            assert_eq!((verdict, code), (Inconclusive, Exit::Inconclusive));
+            assert_eq!(reason.as_deref(), Some("not confirmed by a second round"));
+        }
+    }
+
+    #[test]
+    fn a_case_that_could_not_be_measured_to_the_end_is_inconclusive_and_says_why() {
+        use Verdict::{Improved, Inconclusive, Regressed, Unchanged};
+        let why = || Some("skipped in the head: no memory".to_owned());
+        for first in [Unchanged, Improved, Inconclusive] {
+            let compared = Compared::new(decision("x", first), None, why());
+            assert_eq!((compared.verdict, compared.reason()), (Inconclusive, why()));
+            assert_eq!(comparison(vec![compared]).exit(), Exit::Inconclusive);
+        }
+        let confirmed = Compared::new(decision("x", Regressed), Some(decision("x", Regressed)), why());
+        assert_eq!((confirmed.verdict, confirmed.reason(), confirmed.setback), (Regressed, None, None));
+        let unconfirmed = Compared::new(decision("x", Regressed), None, why()).reason().unwrap();
+        assert_eq!(unconfirmed, "not confirmed by a second round; skipped in the head: no memory");
+        let unmeasured = Compared::unmeasured("x".to_owned(), "why".to_owned(), &Plan::default());
+        assert_eq!((unmeasured.decision.case.as_str(), unmeasured.decision.pairs), ("x", 0));
+        assert_eq!((unmeasured.verdict, unmeasured.reason().as_deref()), (Inconclusive, Some("why")));
+        let fine = Compared::new(decision("y", Unchanged), None, None);
+        assert_eq!(comparison(vec![unmeasured, fine]).exit(), Exit::Inconclusive);
+    }
+
+    #[test]
+    fn what_could_not_be_judged_is_never_fine() {
+        let fine = || comparison(vec![Compared::new(decision("x", Verdict::Unchanged), None, None)]);
+        let broken =
+            |side: &str, given_up| Broken { bench: "b".to_owned(), side: side.to_owned(), reason: "r".to_owned(), given_up };
+        let one = || BTreeMap::from([("y".to_owned(), "why".to_owned())]);
+        assert_eq!(comparison(vec![]).exit(), Exit::Inconclusive);
+        assert_eq!(Comparison { failed: one(), ..fine() }.exit(), Exit::Regression);
+        assert_eq!(Comparison { skipped: one(), ..fine() }.exit(), Exit::Inconclusive);
+        assert_eq!(Comparison { failed_in_base: one(), ..fine() }.exit(), Exit::Fine);
+        assert_eq!(Comparison { broken: vec![broken("head", true)], ..fine() }.exit(), Exit::Regression);
+        assert_eq!(Comparison { broken: vec![broken("base", true)], ..fine() }.exit(), Exit::Inconclusive);
+        assert_eq!(Comparison { broken: vec![broken("head", false)], ..fine() }.exit(), Exit::Fine);
+        let refusal = Refusal { field: "seed".to_owned(), base: "1".to_owned(), head: "2".to_owned(), cases: vec![] };
+        assert_eq!(Comparison { refused: vec![refusal], failed: one(), ..fine() }.exit(), Exit::Refused);
+    }
+}

@@ -1,0 +1,107 @@
+//! A conservative interval for the ratio of two times, from the medians of their process runs.
+//!
+//! This is the seam for better statistics: everything the verdict needs is [`Ratio`].
+
+use serde::Serialize;
+
+use kernelgate::record::Samples;
+use kernelgate::stats::{Spread, median};
+
+/// One side of a comparison.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Side {
+    /// Median of the runs' medians, nanoseconds.
+    pub center_ns: f64,
+    /// Lower end, nanoseconds.
+    pub low_ns: f64,
+    /// Upper end, nanoseconds.
+    pub high_ns: f64,
+    /// Process runs.
+    pub runs: usize,
+    /// Half the range of the runs' medians, relative to their median; none with one run.
+    pub spread: Option<f64>,
+    /// Median over the runs of the share of the host's CPU time that others took, at most 0.95; 0 where unknown.
+    pub contention: f64,
+}
+
+impl Side {
+    /// The range of the runs' medians. A single run shows nothing of the spread between runs: it gets `single_run`, or half its
+    /// own relative interquartile range if that is wider, to either side.
+    ///
+    /// Where others on the host matter (`contended`) and took the share c of its CPU time, the lower end is that of a run which
+    /// would have been shorter by (1 - c) without them. Equal shares on both sides do not cancel: the same load slows one run
+    /// more than the next.
+    ///
+    /// `runs` has at least one entry, and each at least one sample.
+    pub fn of<'a>(runs: impl IntoIterator<Item = &'a Samples>, single_run: f64, contended: bool) -> Self {
+        let runs: Vec<&Samples> = runs.into_iter().collect();
+        let spreads: Vec<Spread> = runs.iter().map(|samples| Spread::of(&samples.per_launch_ns())).collect();
+        let shares: Vec<f64> =
+            runs.iter().map(|samples| samples.contention.filter(|_| contended).unwrap_or(0.0).clamp(0.0, 0.95)).collect();
+        let medians: Vec<f64> = spreads.iter().map(|spread| spread.median).collect();
+        let center_ns = median(&medians);
+        let half_width = if let [only] = spreads[..] { single_run.max(only.relative()) } else { 0.0 };
+        let highest = medians.iter().copied().fold(0.0, f64::max);
+        let lowest = medians.iter().copied().fold(f64::INFINITY, f64::min);
+        let lows = medians.iter().zip(&shares).map(|(median, share)| median * (1.0 - half_width).max(0.01) * (1.0 - share));
+        Self {
+            center_ns,
+            low_ns: lows.fold(f64::INFINITY, f64::min),
+            high_ns: highest * (1.0 + half_width),
+            runs: runs.len(),
+            spread: (runs.len() > 1).then(|| (highest - lowest) / (2.0 * center_ns)),
+            contention: median(&shares),
+        }
+    }
+}
+
+/// Head over base: above 1 is slower.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Ratio {
+    /// Of the medians.
+    pub center: f64,
+    /// Least that the intervals allow.
+    pub low: f64,
+    /// Most that the intervals allow.
+    pub high: f64,
+}
+
+impl Ratio {
+    /// The ratio of two sides, with the worst that their intervals allow.
+    pub fn of(head: &Side, base: &Side) -> Self {
+        Self { center: head.center_ns / base.center_ns, low: head.low_ns / base.high_ns, high: head.high_ns / base.low_ns }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(times: &[f64]) -> Samples {
+        Samples { launches: vec![2; times.len()], elapsed_ns: times.iter().map(|time| 2.0 * time).collect(), ..Samples::default() }
+    }
+
+    #[test]
+    fn a_single_run_gets_the_allowance_or_its_own_spread() {
+        let steady = Side::of([&run(&[100.0, 100.0, 101.0])], 0.1, true);
+        assert_eq!((steady.center_ns, steady.runs), (100.0, 1));
+        assert!((steady.low_ns - 90.0).abs() < 1e-9 && (steady.high_ns - 110.0).abs() < 1e-9);
+        let noisy = Side::of([&run(&[50.0, 100.0, 150.0])], 0.1, true);
+        assert!((noisy.low_ns - 75.0).abs() < 1e-9 && (noisy.high_ns - 125.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn several_runs_span_their_medians() {
+        let side = Side::of([&run(&[100.0]), &run(&[104.0]), &run(&[98.0])], 0.1, true);
+        assert_eq!((side.low_ns, side.center_ns, side.high_ns, side.runs), (98.0, 100.0, 104.0, 3));
+        let ratio = Ratio::of(&side, &side);
+        assert!(ratio.low < 1.0 && ratio.center == 1.0 && ratio.high > 1.0);
+    }
+
+    #[test]
+    fn load_from_others_stretches_the_interval_downwards() {
+        let side = |contended| Side::of([&Samples { contention: Some(0.2), ..run(&[100.0]) }, &run(&[110.0])], 0.1, contended);
+        assert_eq!((side(true).low_ns, side(true).center_ns, side(true).high_ns, side(true).contention), (80.0, 105.0, 110.0, 0.1));
+        assert_eq!((side(false).low_ns, side(false).contention), (100.0, 0.0));
+    }
+}

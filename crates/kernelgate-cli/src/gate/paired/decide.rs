@@ -1,0 +1,298 @@
+//! From blocks to verdicts.
+//!
+//! **Regressed** needs three rejections of "not slower than the threshold" by the signed-rank test on the pairs: in time, in time without
+//! what others may have cost, and in cycles where the clock was read. The p value of a case is the largest of the three (an
+//! intersection-union test: each hypothesis has to fall by itself), each valid at any look, and Benjamini-Hochberg over the cases
+//! holds at [`Plan::false_alarms`]. **Improved** is the same mirrored. **Unchanged** needs both "slower by the threshold" and
+//! "faster by the threshold" rejected, or, when the blocks end, no evidence of any change and an interval that excludes changes above
+//! [`Plan::tolerated`].
+//! Everything else goes on, and is **inconclusive** at the end.
+
+use super::looks::{FINAL, Looks, always_valid, settling};
+use super::pairs::{Direction, Pairs, mean_contention};
+use super::{Arm, Decision, Observed, Outcome, Plan, Reason};
+use crate::gate::Verdict;
+use crate::gate::interval::Ratio;
+use kernelgate::stats::signed_rank::greater;
+use kernelgate::stats::{Walsh, benjamini_hochberg, median, power};
+
+/// Share of the cases, and at least two, whose null pairs must fire to call the environment unsound.
+const UNSOUND: f64 = 0.1;
+/// Part of [`Plan::missed`] at which a difference from 1 is evidence of a change, which keeps a case from being unchanged by what is
+/// tolerated. Strict: of identical builds that share would be inconclusive.
+const EVIDENCE: f64 = 0.1;
+
+/// Decides what the blocks so far allow to decide. Pure, and may be called after every block: `last` says that no more blocks come, and must
+/// not depend on their results (the budget is used up, the user interrupted). A comparison whose cases are all decided needs no last call.
+///
+/// A case keeps its verdict when more blocks of other cases come. The set of cases is to be the same in all calls of a comparison: their
+/// number sets the looks.
+pub fn decide(cases: &Observed, plan: &Plan, last: bool) -> Outcome {
+    let level = plan.false_alarms / cases.len().max(1) as f64;
+    let most = plan.max_blocks.saturating_mul(2);
+    let (settling, tail) = settling(plan);
+    let tests = Tests { plan, level, change: Looks::of(level, most), same: Looks::of(plan.missed, most), settling, tail };
+    let pairs: Vec<Pairs> = cases.values().map(|blocks| Pairs::of(blocks)).collect();
+    // The looks before the end decide first: what they decided is not looked at again.
+    let mut standings: Vec<Standing> = pairs.iter().map(|pairs| tests.stand(pairs, false)).collect();
+    let before: Vec<Concluded> = conclude(&standings, plan, true);
+    for ((standing, pairs), concluded) in standings.iter_mut().zip(&pairs).zip(&before) {
+        if concluded.at.is_none() && (last || pairs.len() >= most) {
+            *standing = tests.stand(pairs, true);
+        }
+    }
+    let sound = !lingers(&pairs, plan, last);
+    let concluded = conclude(&standings, plan, sound);
+    let undecided = |index: usize| concluded[index].at.is_none() && !standings[index].ended;
+    let names = |keep: &dyn Fn(usize) -> bool| -> Vec<String> {
+        cases.keys().enumerate().filter(|(index, _)| keep(*index)).map(|(_, case)| case.clone()).collect()
+    };
+    let mut decisions: Vec<Decision> = cases
+        .iter()
+        .zip(pairs.iter().zip(&concluded))
+        .map(|((case, blocks), (pairs, concluded))| Decision {
+            case: case.clone(),
+            base_contention: mean_contention(blocks, Arm::Base),
+            head_contention: mean_contention(blocks, Arm::Head),
+            ..tests.describe(pairs, concluded)
+        })
+        .collect();
+    decisions.sort_by(|a, b| a.verdict.cmp(&b.verdict).then_with(|| a.case.cmp(&b.case)));
+    Outcome {
+        decisions,
+        undecided: names(&undecided),
+        null_fired: names(&|index| concluded[index].null_fired),
+        environment_sound: concluded.iter().all(|concluded| concluded.reason != Some(Reason::Environment)),
+    }
+}
+
+/// What is tested, and when.
+struct Tests<'a> {
+    plan: &'a Plan,
+    /// Level of a single case that alone is to be significant among all.
+    level: f64,
+    /// Looks for a change.
+    change: Looks,
+    /// Looks for the absence of one.
+    same: Looks,
+    /// Pairs after which nothing above what is tolerated may be left; the end is another such look.
+    settling: Vec<usize>,
+    /// Probability with which each of these may miss what is above, on either side.
+    tail: f64,
+}
+
+/// p values of a case that hold at any look, for both directions, with the pairs at the look that gave them.
+struct Change {
+    /// By time alone.
+    time: f64,
+    /// The largest of time, time without contention, and cycles.
+    all: f64,
+    /// Which is it, where it is not the time.
+    objection: Reason,
+    /// Pairs at the look that excluded a change that matters in cycles: more blocks would not help the time.
+    clock_at: Option<usize>,
+    /// Pairs.
+    at: usize,
+}
+
+impl Change {
+    /// The verdict on a change in time that not all evidence confirms.
+    fn objected(&self) -> (Verdict, Option<Reason>, Option<usize>) {
+        match self.clock_at {
+            Some(at) => (Verdict::Inconclusive, Some(Reason::Clock), Some(at)),
+            None => (Verdict::Inconclusive, Some(self.objection), None),
+        }
+    }
+}
+
+/// A case by itself, before the others are known.
+struct Standing {
+    slower: Change,
+    faster: Change,
+    /// p values of the null pairs, both directions.
+    null: [f64; 2],
+    /// Pairs at the look that excluded any change that matters.
+    same_at: Option<usize>,
+    /// Whether no more blocks come.
+    ended: bool,
+    /// Verdict if nothing else is found; when the blocks end this is the end.
+    otherwise: (Verdict, Option<Reason>),
+    /// Pairs now.
+    pairs: usize,
+}
+
+impl Tests<'_> {
+    fn stand(&self, pairs: &Pairs, ended: bool) -> Standing {
+        let plan = self.plan;
+        let n = pairs.len();
+        let change = |direction| {
+            let p = |test: &dyn Fn(usize) -> f64| always_valid(self.change.upto(n, ended), test);
+            let (time, at) = p(&|n| pairs.beyond(n, direction, plan));
+            let (contention, contention_at) = p(&|n| pairs.beyond_contention(n, direction, plan));
+            let (cycles, cycles_at) = p(&|n| pairs.beyond_in_cycles(n, direction, plan));
+            let (same, same_at) = always_valid(self.same.upto(n, ended), |n| pairs.within_in_cycles(n, direction, plan));
+            Change {
+                time,
+                all: time.max(contention).max(cycles),
+                objection: if cycles > contention { Reason::Clock } else { Reason::Contention },
+                clock_at: (same <= plan.missed).then_some(same_at.max(at)),
+                at: at.max(contention_at).max(if pairs.cycles.is_some() { cycles_at } else { 0 }),
+            }
+        };
+        let null = [Direction::Slower, Direction::Faster]
+            .map(|direction| always_valid(self.change.upto(n, ended), |n| pairs.null_beyond(n, direction, plan)).0);
+        let same = |direction| always_valid(self.same.upto(n, ended), |n| pairs.within(n, direction, plan));
+        let (slower, faster) = (same(Direction::Slower), same(Direction::Faster));
+        let same_at = slower.1.max(faster.1);
+        let excluded = slower.0.max(faster.0) <= plan.missed && !self.hidden(pairs, same_at);
+        let settled_at = || self.settling.iter().copied().find(|look| *look <= n && self.settled(pairs, *look) == Some(true));
+        Standing {
+            slower: change(Direction::Slower),
+            faster: change(Direction::Faster),
+            null,
+            same_at: if excluded { Some(same_at) } else { settled_at() },
+            ended,
+            otherwise: if ended { self.at_end(pairs) } else { (Verdict::Inconclusive, Some(Reason::Wide)) },
+            pairs: n,
+        }
+    }
+
+    /// The first look at which so many pairs may settle a case: the end, where there are no more, unless they are beyond it.
+    fn settling_from(&self, pairs: usize) -> usize {
+        let end = self.plan.max_blocks.saturating_mul(2).max(pairs);
+        self.settling.iter().copied().find(|look| *look >= pairs).unwrap_or(end)
+    }
+
+    /// Whether load beside the base may hide a slow-down.
+    fn hidden(&self, pairs: &Pairs, n: usize) -> bool {
+        pairs.base_contended(n, self.plan) <= FINAL * self.plan.missed
+    }
+
+    /// Whether the first `n` pairs have no evidence of a change and exclude what is not tolerated; none where load may hide it.
+    fn settled(&self, pairs: &Pairs, n: usize) -> Option<bool> {
+        let margin = self.plan.tolerated.ln_1p().max(pairs.threshold(n, self.plan));
+        let walsh = Walsh::of(&pairs.time[..n]);
+        // Where the pairs are too few for so wide an interval, nothing is evidence.
+        let evidence = walsh.interval(EVIDENCE * self.tail).is_some_and(|(low, high)| low > 0.0 || high < 0.0);
+        let small = !evidence && walsh.interval(self.tail).is_some_and(|(low, high)| low > -margin && high < margin);
+        if small && self.hidden(pairs, n) { None } else { Some(small) }
+    }
+
+    fn at_end(&self, pairs: &Pairs) -> (Verdict, Option<Reason>) {
+        let n = pairs.len();
+        match self.settled(pairs, n) {
+            None => (Verdict::Inconclusive, Some(Reason::Contention)),
+            Some(true) => (Verdict::Unchanged, None),
+            Some(false) if n < self.change.fewest(self.level) => (Verdict::Inconclusive, Some(Reason::TooFewPairs)),
+            Some(false) => (Verdict::Inconclusive, Some(Reason::Wide)),
+        }
+    }
+
+    /// The numbers of a case; contention is left out.
+    fn describe(&self, pairs: &Pairs, concluded: &Concluded) -> Decision {
+        let plan = self.plan;
+        let n = pairs.len();
+        let threshold = pairs.threshold(n, plan);
+        let walsh = Walsh::of(&pairs.time);
+        let tail = FINAL * plan.missed;
+        let level = FINAL * self.level;
+        let center = walsh.estimate().unwrap_or(0.0).abs();
+        let open = matches!(concluded.reason, None | Some(Reason::TooFewPairs | Reason::Wide))
+            && concluded.verdict == Verdict::Inconclusive;
+        // What is above the threshold is to be shown to be, the rest to be below it, or within what is tolerated at a look for that.
+        let shown = |distance: f64, settles: f64| match walsh.standard_error() {
+            Some(error) => power::pairs_needed(n, error, distance, settles, plan.power).map(|needed| needed.max(n + 1)),
+            None => Some(power::fewest(settles).max(n + 1)),
+        };
+        let needed = || {
+            if center > threshold {
+                return shown(center - threshold, level);
+            }
+            let settled = shown(plan.tolerated.ln_1p().max(threshold) - center, self.tail).map(|pairs| self.settling_from(pairs));
+            [shown(threshold - center, tail), settled].into_iter().flatten().min()
+        };
+        let middle = |times: &[f64]| if times.is_empty() { 0.0 } else { median(times) };
+        Decision {
+            case: String::new(),
+            verdict: concluded.verdict,
+            reason: concluded.reason,
+            base_ns: middle(&pairs.base_ns),
+            head_ns: middle(&pairs.head_ns),
+            ratio: ratio(&walsh, tail),
+            cycles: pairs.cycles.as_ref().filter(|cycles| !cycles.is_empty()).map(|cycles| ratio(&Walsh::of(cycles), tail)),
+            null: ratio(&Walsh::of(&pairs.null), tail),
+            threshold: threshold.exp_m1(),
+            p_slower: concluded.p_slower,
+            p_faster: concluded.p_faster,
+            detectable: power::detectable(&walsh, level, plan.power).map(|shift| (threshold + shift).exp_m1()),
+            pairs: n,
+            pairs_needed: if open { needed() } else { None },
+            decided_at: concluded.at,
+            base_contention: None,
+            head_contention: None,
+        }
+    }
+}
+
+/// The estimate with its interval, or with the range of the differences where they are too few for one.
+fn ratio(walsh: &Walsh, tail: f64) -> Ratio {
+    let (low, high) = walsh.interval(tail).or(walsh.range()).unwrap_or((f64::NEG_INFINITY, f64::INFINITY));
+    Ratio { center: walsh.estimate().unwrap_or(0.0).exp(), low: low.exp(), high: high.exp() }
+}
+
+/// The null control of all cases together, a value a block: whether what one build's processes leave behind (heat, load that outlives them)
+/// slows the process that follows. Cases share such things, and their median shows them when each alone is too noisy.
+fn lingers(pairs: &[Pairs], plan: &Plan, last: bool) -> bool {
+    let blocks = pairs.iter().map(|pairs| pairs.len() / 2).max().unwrap_or(0);
+    let null: Vec<f64> =
+        (0..blocks).map(|block| median(&pairs.iter().filter_map(|pairs| pairs.null_of(block)).collect::<Vec<_>>())).collect();
+    let threshold = plan.relative.ln_1p();
+    let looks = Looks::of(plan.false_alarms, plan.max_blocks);
+    [1.0, -1.0].into_iter().any(|sign| {
+        let test = |n: usize| greater(&null[..n].iter().map(|value| sign * value - threshold).collect::<Vec<_>>());
+        always_valid(looks.upto(blocks, last || blocks >= plan.max_blocks), test).0 <= plan.false_alarms
+    })
+}
+
+/// A case among the others.
+struct Concluded {
+    verdict: Verdict,
+    reason: Option<Reason>,
+    /// Pairs at the look that decided.
+    at: Option<usize>,
+    p_slower: f64,
+    p_faster: f64,
+    null_fired: bool,
+}
+
+fn conclude(standings: &[Standing], plan: &Plan, sound: bool) -> Vec<Concluded> {
+    let adjusted = |p: &dyn Fn(&Standing) -> f64| benjamini_hochberg(&standings.iter().map(p).collect::<Vec<_>>());
+    let significant = |p: f64| p <= plan.false_alarms;
+    let (slower, faster) = (adjusted(&|s| s.slower.all), adjusted(&|s| s.faster.all));
+    let (slower_in_time, faster_in_time) = (adjusted(&|s| s.slower.time), adjusted(&|s| s.faster.time));
+    let (up, down) = (adjusted(&|s| s.null[0]), adjusted(&|s| s.null[1]));
+    let fired: Vec<bool> = up.iter().zip(&down).map(|(&up, &down)| significant(up.min(down))).collect();
+    let count = fired.iter().filter(|fired| **fired).count();
+    let sound = sound && (count < 2 || count as f64 <= UNSOUND * standings.len() as f64);
+    let one = |(i, standing): (usize, &Standing)| {
+        let (verdict, reason, at) = if !sound {
+            (Verdict::Inconclusive, Some(Reason::Environment), Some(standing.pairs))
+        } else if fired[i] {
+            (Verdict::Inconclusive, Some(Reason::Null), Some(standing.pairs))
+        } else if significant(slower[i]) {
+            (Verdict::Regressed, None, Some(standing.slower.at))
+        } else if significant(faster[i]) {
+            (Verdict::Improved, None, Some(standing.faster.at))
+        } else if significant(slower_in_time[i]) {
+            standing.slower.objected()
+        } else if significant(faster_in_time[i]) {
+            standing.faster.objected()
+        } else if let Some(at) = standing.same_at {
+            (Verdict::Unchanged, None, Some(at))
+        } else {
+            (standing.otherwise.0, standing.otherwise.1, None)
+        };
+        Concluded { verdict, reason, at, p_slower: slower[i], p_faster: faster[i], null_fired: fired[i] }
+    };
+    standings.iter().enumerate().map(one).collect()
+}

@@ -1,0 +1,130 @@
+//! When a comparison is looked at, and what each look may spend of the error it promised.
+//!
+//! A test that is repeated as data come in finds something sooner or later. Here every look has a weight, the weights sum to one, and the
+//! p value of a look is divided by its weight: by the union bound the smallest of these is a valid p value at whatever look one stops,
+//! for any dependence between the looks. The looks are fixed by the plan and the number of cases before the first block.
+
+use super::Plan;
+use kernelgate::stats::power::fewest;
+
+/// Weight of the look when the blocks end, where most comparisons with nothing to find arrive.
+pub const FINAL: f64 = 0.5;
+/// Weight of the first look, where large changes are found.
+const FIRST: f64 = 0.25;
+/// Growth of the number of pairs from look to look.
+const GROWTH: f64 = 1.4;
+
+/// A look: after how many pairs, with which weight.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Look {
+    /// Pairs.
+    pub pairs: usize,
+    /// Share of the level.
+    pub weight: f64,
+}
+
+/// The looks of a test.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Looks {
+    /// Those before the end, by pairs.
+    early: Vec<Look>,
+    /// Weight of the look at the end.
+    last: f64,
+}
+
+impl Looks {
+    /// Looks for a test at `level`, of at most `most` pairs. The first is after the fewest pairs (an even number) that can reach the
+    /// level times its weight; where those are not fewer than `most`, the end is the only look.
+    ///
+    /// The end has its own weight, wherever it comes: it may be chosen by the time that is left, not by the results.
+    pub fn of(level: f64, most: usize) -> Self {
+        let mut early = Vec::new();
+        let mut pairs = fewest(level * FIRST).div_ceil(2).saturating_mul(2);
+        while pairs < most {
+            early.push(Look { pairs, weight: FIRST });
+            pairs = (pairs as f64 * GROWTH / 2.0).ceil() as usize * 2;
+        }
+        let later = early.len().saturating_sub(1);
+        for look in early.iter_mut().skip(1) {
+            look.weight = (1.0 - FINAL - FIRST) / later as f64;
+        }
+        if early.is_empty() {
+            return Self { early, last: 1.0 };
+        }
+        Self { early, last: FINAL }
+    }
+
+    /// The looks that `pairs` pairs allow; the one at the end if this is the end.
+    pub fn upto(&self, pairs: usize, ended: bool) -> impl Iterator<Item = Look> {
+        let last = (ended && pairs > 0).then_some(Look { pairs, weight: self.last });
+        self.early.iter().copied().filter(move |look| look.pairs <= pairs).chain(last)
+    }
+
+    /// Fewest pairs with which a test at `level` can be significant at its end.
+    pub fn fewest(&self, level: f64) -> usize {
+        fewest(level * self.last)
+    }
+}
+
+/// When a case may be unchanged because nothing above what is tolerated is possible: after the pairs of `plan.settle_blocks`, after twice as
+/// many and so on, and at the end. The second value is what each of these may spend on either end of the interval.
+pub fn settling(plan: &Plan) -> (Vec<usize>, f64) {
+    let (first, most) = (plan.settle_blocks.saturating_mul(2), plan.max_blocks.saturating_mul(2));
+    let doubled = std::iter::successors(Some(first).filter(|first| *first > 0), |pairs| pairs.checked_mul(2));
+    let early: Vec<usize> = doubled.take_while(|pairs| *pairs < most).collect();
+    let tail = FINAL * plan.missed / (early.len() + 1) as f64;
+    (early, tail)
+}
+
+/// A p value that holds at any look: the smallest over the looks of p over weight, with the pairs at that look.
+pub fn always_valid(looks: impl Iterator<Item = Look>, p: impl Fn(usize) -> f64) -> (f64, usize) {
+    looks
+        .map(|look| ((p(look.pairs) / look.weight).min(1.0), look.pairs))
+        .fold((1.0, 0), |best, at| if at.0 < best.0 { at } else { best })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_look_can_fail_and_no_more_than_everything_is_spent() {
+        for cases in [1, 2, 5, 20, 200] {
+            for most in [4, 16, 24, 48, 100] {
+                let level = 0.01 / f64::from(cases);
+                let looks = Looks::of(level, most);
+                let all: Vec<Look> = looks.upto(most, true).collect();
+                let spent: f64 = all.iter().map(|look| look.weight).sum();
+                assert!((0.75 - 1e-12..=1.0 + 1e-12).contains(&spent), "{cases} {most}: {all:?}");
+                assert!(all.windows(2).all(|pair| pair[0].pairs < pair[1].pairs), "{all:?}");
+                if all.len() > 1 {
+                    assert!(0.5f64.powi(all[0].pairs as i32) <= level * all[0].weight);
+                }
+            }
+        }
+    }
+
+    /// The numbers of METHODOLOGY.
+    #[test]
+    fn the_smallest_numbers_of_pairs_that_can_fail() {
+        let first = |cases: f64| Looks::of(0.01 / cases, 48).upto(48, false).next().map(|look| look.pairs);
+        assert_eq!([1.0, 5.0, 20.0, 40.0].map(first), [Some(10), Some(12), Some(14), Some(14)]);
+        let at_the_end = |cases: f64| Looks::of(0.01 / cases, 48).fewest(0.01 / cases);
+        assert_eq!([1.0, 5.0, 20.0, 40.0].map(at_the_end), [8, 10, 12, 13]);
+    }
+
+    #[test]
+    fn what_settles_is_looked_for_at_doubling_blocks_and_at_the_end() {
+        let of = |settle_blocks, max_blocks| settling(&Plan { settle_blocks, max_blocks, missed: 0.06, ..Plan::default() });
+        assert_eq!(of(24, 96), (vec![48, 96], 0.01));
+        assert_eq!(of(24, 97), (vec![48, 96, 192], 0.0075));
+        assert_eq!([of(24, 24), of(0, 96), of(100, 8)], [(vec![], 0.03), (vec![], 0.03), (vec![], 0.03)]);
+    }
+
+    #[test]
+    fn p_is_the_smallest_over_weight() {
+        let looks = [Look { pairs: 4, weight: 0.25 }, Look { pairs: 8, weight: 0.5 }];
+        assert_eq!(always_valid(looks.into_iter(), |pairs| if pairs == 4 { 0.01 } else { 0.1 }), (0.04, 4));
+        assert_eq!(always_valid([].into_iter(), |_| 0.0), (1.0, 0));
+    }
+}

@@ -1,0 +1,205 @@
+//! The decision from interleaved process runs of two builds: what goes in, what comes out.
+//!
+//! The unit is a process. Four fresh processes make a block, base-head-head-base or head-base-base-head, so that whatever drifts
+//! evenly through a block is on both sides; each block gives two pairs of neighbours. [`decide()`] is pure and may be called after every
+//! block: its error rates hold however often it is asked.
+//!
+//! Deliberately absent: running processes, choosing the order, printing.
+
+pub mod decide;
+pub mod looks;
+mod pairs;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::Verdict;
+use super::interval::Ratio;
+pub use decide::decide;
+use kernelgate::exit::Exit;
+pub use kernelgate::record::Timing;
+
+/// One of the two builds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arm {
+    /// What is compared with.
+    Base,
+    /// What is judged.
+    Head,
+}
+
+/// Four processes one after the other: base, head, head, base, or the reverse.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Block {
+    /// Which build the first and the last process ran.
+    pub leader: Arm,
+    /// The two processes of the base, in time order.
+    pub base: [Timing; 2],
+    /// The two processes of the head, in time order.
+    pub head: [Timing; 2],
+}
+
+/// What counts as slower, and the error rates promised. Fixed before the first block.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Smallest change of the time that matters, relative to the faster build.
+    pub relative: f64,
+    /// Smallest change of the time that matters, nanoseconds a launch. The larger of the two thresholds rules.
+    pub absolute_ns: f64,
+    /// A case without evidence of a change, whose interval excludes changes above this, is unchanged after [`Plan::settle_blocks`], after
+    /// twice as many and so on, or once no more blocks come. Acts from the threshold up.
+    pub tolerated: f64,
+    /// Blocks after which a case may be unchanged by what is tolerated. Only what is still open then takes more.
+    pub settle_blocks: usize,
+    /// Highest probability that any case of a comparison whose head is no slower than the threshold is called regressed; where some cases are
+    /// slower, the highest expected share of wrong ones among those called so.
+    pub false_alarms: f64,
+    /// Highest probability that a case whose change is above what it excludes is called unchanged; for each case.
+    pub missed: f64,
+    /// Difference in [`Timing::contention`] between the processes of a pair from which on the pair is no evidence.
+    pub contention: f64,
+    /// Relative time that one unit of contention is taken to cost below that: 1 for perfectly divisible work, the number of cores
+    /// for work that is divided among them once.
+    pub contention_weight: f64,
+    /// Probability at which an effect counts as detectable.
+    pub power: f64,
+    /// Most blocks that the comparison will take; fixes when it is looked at.
+    pub max_blocks: usize,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            relative: 0.01,
+            absolute_ns: 100.0,
+            tolerated: 0.05,
+            settle_blocks: 24,
+            false_alarms: 0.01,
+            missed: 0.05,
+            contention: 0.02,
+            contention_weight: 2.0,
+            power: 0.8,
+            max_blocks: 96,
+        }
+    }
+}
+
+/// Why a case is inconclusive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// Too few pairs for any verdict at the promised error rate.
+    TooFewPairs,
+    /// The interval still allows what matters and what does not.
+    Wide,
+    /// The time changed and the cycles did not: the clock did it.
+    Clock,
+    /// Others were busier beside one build than beside the other.
+    Contention,
+    /// Processes of the same build differ in this case as the two builds would have to.
+    Null,
+    /// Processes of the same build differ in too many cases, or by what the other build's processes leave behind: nothing measured here
+    /// and now can be trusted.
+    Environment,
+}
+
+impl Reason {
+    /// The words for tables and messages.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::TooFewPairs => "too few pairs",
+            Self::Wide => "interval too wide",
+            Self::Clock => "time changed, cycles did not: the clock",
+            Self::Contention => "others were busier beside one build",
+            Self::Null => "the same build differs from itself",
+            Self::Environment => "the same build differs from itself, whatever the case",
+        }
+    }
+}
+
+/// What is concluded of one case.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Decision {
+    /// The case.
+    pub case: String,
+    /// What is concluded; inconclusive as long as it is not decided.
+    pub verdict: Verdict,
+    /// Why it is inconclusive; none for other verdicts.
+    pub reason: Option<Reason>,
+    /// Median over the base's processes, nanoseconds a launch; 0 without a usable pair.
+    pub base_ns: f64,
+    /// The same of the head.
+    pub head_ns: f64,
+    /// Head over base: Hodges-Lehmann estimate and exact interval, each end wrong with a probability of at most half
+    /// [`Plan::missed`] (2.5 % by default). With fewer pairs than that takes, from the smallest to the largest pair; without a usable
+    /// pair 1 within 0 to infinity.
+    pub ratio: Ratio,
+    /// The same in cycles, where the clock was read in every process.
+    pub cycles: Option<Ratio>,
+    /// The same of the null pairs: processes of one build against each other, signs so that drift cancels.
+    pub null: Ratio,
+    /// Smallest change of the time that matters in this case, relative: the larger of the plan's thresholds.
+    pub threshold: f64,
+    /// p value of "the head is not slower than the threshold", valid at any look, adjusted over the cases. At most
+    /// [`Plan::false_alarms`] where the verdict is regressed.
+    pub p_slower: f64,
+    /// The same of "the head is not faster than the threshold".
+    pub p_faster: f64,
+    /// Smallest slow-down that so many pairs with this spread find with probability [`Plan::power`], relative; none with too few pairs to
+    /// find any.
+    pub detectable: Option<f64>,
+    /// Usable pairs.
+    pub pairs: usize,
+    /// Pairs with which an undecided or inconclusive case of this spread would probably be settled; none where pairs are not what lacks.
+    pub pairs_needed: Option<usize>,
+    /// Pairs at the look that decided; none where nothing did before the blocks ended.
+    pub decided_at: Option<usize>,
+    /// Mean contention beside the base; none where unknown.
+    pub base_contention: Option<f64>,
+    /// Mean contention beside the head; none where unknown.
+    pub head_contention: Option<f64>,
+}
+
+/// What is concluded of a comparison, so far or at its end.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Every case, worst verdict first, then by id.
+    pub decisions: Vec<Decision>,
+    /// Cases that more blocks may decide, in id order; empty at the end.
+    pub undecided: Vec<String>,
+    /// Cases whose null pairs fired.
+    pub null_fired: Vec<String>,
+    /// Whether the null control lets anything be concluded: false makes every case inconclusive.
+    pub environment_sound: bool,
+}
+
+impl Outcome {
+    /// The exit code: regression before doubt. Without a case: inconclusive.
+    pub fn exit(&self) -> Exit {
+        if self.count(Verdict::Regressed) > 0 {
+            Exit::Regression
+        } else if self.count(Verdict::Inconclusive) > 0 || self.decisions.is_empty() {
+            Exit::Inconclusive
+        } else {
+            Exit::Fine
+        }
+    }
+
+    /// Cases with that verdict.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.decisions.iter().filter(|decision| decision.verdict == verdict).count()
+    }
+
+    /// The decision of a case.
+    pub fn of(&self, case: &str) -> Option<&Decision> {
+        self.decisions.iter().find(|decision| decision.case == case)
+    }
+}
+
+/// What was observed: blocks in time order, by case.
+pub type Observed = BTreeMap<String, Vec<Block>>;
+
+#[cfg(test)]
+mod tests;

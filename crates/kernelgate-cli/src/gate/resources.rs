@@ -1,0 +1,147 @@
+//! Compiled kernels against their recorded resources: the performance check of a machine without a GPU.
+
+use serde::Serialize;
+
+use kernelgate::exit::Exit;
+use kernelgate::record::resources::{KernelResources, Resources};
+
+/// Growth of the instruction count that is let pass, relative.
+pub const INSTRUCTION_GROWTH: f64 = 0.10;
+
+/// Something that changed in a kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// Build and symbol.
+    pub kernel: String,
+    /// What changed: "registers 64 -> 72".
+    pub what: String,
+    /// Whether it fails the check.
+    pub worse: bool,
+}
+
+/// The outcome for one architecture.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Outcome {
+    /// Architecture.
+    pub arch: String,
+    /// Why the records cannot be compared, if so.
+    pub refused: Option<String>,
+    /// Kernels compared.
+    pub compared: usize,
+    /// Everything that changed, in kernel order.
+    pub changes: Vec<Change>,
+}
+
+impl Outcome {
+    /// The exit code.
+    pub fn exit(&self) -> Exit {
+        match (&self.refused, self.changes.iter().any(|change| change.worse)) {
+            (Some(_), _) => Exit::Refused,
+            (None, true) => Exit::Regression,
+            (None, false) => Exit::Fine,
+        }
+    }
+}
+
+/// Compares what was compiled now with the record.
+pub fn compare(base: &Resources, head: &Resources) -> Outcome {
+    let mut outcome = Outcome { arch: head.arch.clone(), refused: None, compared: 0, changes: Vec::new() };
+    for (field, base, head) in [("arch", &base.arch, &head.arch), ("compiler", &base.compiler, &head.compiler)] {
+        if base != head {
+            outcome.refused = Some(format!("{field} is `{base}` in the record and `{head}` here"));
+            return outcome;
+        }
+    }
+    for (name, kernel) in &head.kernels {
+        match base.kernels.get(name) {
+            Some(base) => {
+                outcome.compared += 1;
+                outcome.changes.extend(changes(name, base, kernel));
+            }
+            // A new kernel has nothing to lose against, but it may not spill unseen.
+            None => outcome.changes.push(Change {
+                kernel: name.clone(),
+                what: format!("new: {} registers, {} spill bytes", kernel.facts.registers, kernel.facts.spill_store_bytes),
+                worse: false,
+            }),
+        }
+    }
+    let gone = base.kernels.keys().filter(|name| !head.kernels.contains_key(*name));
+    outcome.changes.extend(gone.map(|name| Change { kernel: name.clone(), what: "gone".to_owned(), worse: false }));
+    outcome
+}
+
+fn changes(name: &str, base: &KernelResources, head: &KernelResources) -> Vec<Change> {
+    let mut found = Vec::new();
+    let mut note = |what: String, worse: bool| found.push(Change { kernel: name.to_owned(), what, worse });
+    let mut count = |label: &str, base: u32, head: u32, worse: bool| {
+        if base != head {
+            note(format!("{label} {base} -> {head}"), worse);
+        }
+    };
+    let (b, h) = (&base.facts, &head.facts);
+    count("spill stores", b.spill_store_bytes, h.spill_store_bytes, h.spill_store_bytes > b.spill_store_bytes);
+    count("spill loads", b.spill_load_bytes, h.spill_load_bytes, h.spill_load_bytes > b.spill_load_bytes);
+    count("stack bytes", b.stack_bytes, h.stack_bytes, h.stack_bytes > b.stack_bytes);
+    // Registers and shared memory cost through occupancy, which is judged itself.
+    count("registers", b.registers, h.registers, false);
+    count("shared bytes", b.shared_bytes + base.dynamic_shared_bytes, h.shared_bytes + head.dynamic_shared_bytes, false);
+    count("block", base.block, head.block, false);
+    if let (Some(base), Some(head)) = (base.occupancy_percent, head.occupancy_percent) {
+        count("occupancy %", base, head, head < base);
+    }
+    let grown = f64::from(h.instructions) > f64::from(b.instructions) * (1.0 + INSTRUCTION_GROWTH);
+    count("instructions", b.instructions, h.instructions, grown);
+    for class in b.mix.keys().chain(h.mix.keys().filter(|class| !b.mix.contains_key(*class))) {
+        let of = |mix: &std::collections::BTreeMap<String, u32>| mix.get(class).copied().unwrap_or(0);
+        count(&format!("{class} instructions"), of(&b.mix), of(&h.mix), false);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate_cuda::compiler::cubin::Facts;
+
+    fn resources(change: impl Fn(&mut KernelResources)) -> Resources {
+        let facts = Facts { registers: 64, instructions: 100, mix: [("fp32".to_owned(), 100)].into(), ..Facts::default() };
+        let mut kernel = KernelResources { facts, block: 128, dynamic_shared_bytes: 0, occupancy_percent: Some(50) };
+        change(&mut kernel);
+        Resources { arch: "sm_90a".to_owned(), compiler: "13.0".to_owned(), kernels: [("k".to_owned(), kernel)].into() }
+    }
+
+    fn exit(change: impl Fn(&mut KernelResources)) -> Exit {
+        compare(&resources(|_| {}), &resources(change)).exit()
+    }
+
+    #[test]
+    fn spills_lost_occupancy_and_growth_fail_and_the_rest_is_told() {
+        assert_eq!(exit(|_| {}), Exit::Fine);
+        assert_eq!(exit(|kernel| kernel.facts.spill_store_bytes = 8), Exit::Regression);
+        assert_eq!(exit(|kernel| kernel.occupancy_percent = Some(49)), Exit::Regression);
+        assert_eq!(exit(|kernel| kernel.facts.instructions = 111), Exit::Regression);
+        assert_eq!(exit(|kernel| kernel.facts.instructions = 110), Exit::Fine);
+        assert_eq!(exit(|kernel| kernel.occupancy_percent = Some(75)), Exit::Fine);
+        let told = compare(&resources(|_| {}), &resources(|kernel| kernel.facts.registers = 72));
+        assert_eq!((told.changes[0].what.as_str(), told.exit()), ("registers 64 -> 72", Exit::Fine));
+    }
+
+    #[test]
+    fn another_compiler_is_refused_and_new_and_gone_kernels_are_told() {
+        let (base, mut head) = (resources(|_| {}), resources(|_| {}));
+        head.compiler = "13.1".to_owned();
+        let outcome = compare(&base, &head);
+        assert_eq!(
+            (outcome.exit(), outcome.refused.unwrap().as_str()),
+            (Exit::Refused, "compiler is `13.0` in the record and `13.1` here")
+        );
+        let mut head = resources(|_| {});
+        let kernel = head.kernels.remove("k").unwrap();
+        head.kernels.insert("other".to_owned(), kernel);
+        let outcome = compare(&base, &head);
+        let told: Vec<_> = outcome.changes.iter().map(|change| change.what.as_str()).collect();
+        assert_eq!(told, ["new: 64 registers, 0 spill bytes", "gone"]);
+        assert_eq!(outcome.exit(), Exit::Fine);
+    }
+}

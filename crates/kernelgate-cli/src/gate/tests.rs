@@ -1,0 +1,231 @@
+use super::*;
+use kernelgate::record::{Baseline, CaseRecord, Environment, Provenance, Run};
+
+fn run(session: &str, times: &[(&str, f64)]) -> Run {
+    let environment = Environment { machine: Some("here".to_owned()), ..Environment::cpu() };
+    let samples = |time: f64| (0..11).map(|i| time * (1.0 + 0.001 * f64::from(i - 5))).collect();
+    Run {
+        complete: true,
+        cases: times.iter().map(|&(id, time)| (id.to_owned(), CaseRecord::of_samples(samples(time)))).collect(),
+        ..Run::start("b", session, environment, Provenance::default())
+    }
+}
+
+fn baseline(run: &Run) -> Baseline {
+    let mut baseline = Baseline::new("main");
+    baseline.merge(run);
+    baseline
+}
+
+/// The same run as two process runs.
+fn twice(run: &Run) -> Baseline {
+    let mut baseline = baseline(run);
+    baseline.add(&Run { session: format!("{}-again", run.session), ..run.clone() }).unwrap();
+    baseline
+}
+
+/// Against a baseline of two runs.
+fn compare_default(base: &Run, head: &Run) -> Report {
+    compare(&twice(base), std::slice::from_ref(head), Policy::default())
+}
+
+#[test]
+fn identical_times_are_unchanged_and_fine() {
+    let report = compare_default(&run("1", &[("a", 1e6)]), &run("2", &[("a", 1e6)]));
+    assert_eq!(report.judged[0].verdict, Verdict::Unchanged);
+    assert_eq!(report.exit(), Exit::Fine);
+    // 5 % beyond an interval of 10 % of the single run.
+    assert!((report.judged[0].detectable - (1.05 / 0.9 - 1.0)).abs() < 1e-9);
+}
+
+#[test]
+fn half_as_slow_again_is_a_regression_named_first() {
+    let report = compare_default(&run("1", &[("a", 1e6), ("b", 1e6)]), &run("2", &[("a", 1e6), ("b", 1.5e6)]));
+    assert_eq!((report.judged[0].case.as_str(), report.judged[0].verdict), ("b", Verdict::Regressed));
+    assert_eq!(report.exit(), Exit::Regression);
+}
+
+#[test]
+fn the_detectable_effect_is_where_the_verdict_turns() {
+    let base = run("1", &[("a", 1e6)]);
+    let detectable = compare_default(&base, &base).judged[0].detectable;
+    let at = |slowdown: f64| compare_default(&base, &run("2", &[("a", 1e6 * (1.0 + slowdown))])).judged[0].verdict;
+    assert_eq!(at(detectable * 1.01), Verdict::Regressed);
+    // Below that nothing is shown, and only what does not matter is unchanged.
+    assert_eq!([at(detectable * 0.99), at(0.051)], [Verdict::Inconclusive; 2]);
+    assert_eq!([at(0.049), at(-0.049)], [Verdict::Unchanged; 2]);
+}
+
+#[test]
+fn a_change_that_matters_and_cannot_be_detected_is_not_called_unchanged() {
+    let mut base = baseline(&run("1", &[("a", 1e6)]));
+    for (session, time) in [("2", 0.95e6), ("3", 1.05e6), ("4", 0.98e6), ("5", 1.02e6)] {
+        base.add(&run(session, &[("a", time)])).unwrap();
+    }
+    let at = |times: &[f64]| {
+        let heads: Vec<Run> = times.iter().enumerate().map(|(i, time)| run(&format!("h{i}"), &[("a", *time)])).collect();
+        let report = compare(&base, &heads, Policy::default());
+        (report.judged[0].clone(), report.exit())
+    };
+    let (judged, exit) = at(&[1.2e6]);
+    let percent = |ratio: f64| (1e3 * (ratio - 1.0)).round() / 10.0;
+    let Ratio { center, low, high } = judged.ratio;
+    assert_eq!([center, low, high].map(percent), [20.0, 2.9, 38.9]);
+    assert_eq!((judged.verdict, exit), (Verdict::Inconclusive, Exit::Inconclusive));
+    let why = judged.reason.unwrap().words();
+    assert!(why.contains("less than these runs can detect"), "{why}");
+    // More runs decide; faster is no different; within the threshold nothing matters.
+    assert_eq!(at(&[1.2e6, 1.19e6, 1.21e6]).1, Exit::Regression);
+    assert_eq!(at(&[0.9e6]).0.verdict, Verdict::Inconclusive);
+    for time in [0.951e6, 1e6, 1.049e6] {
+        assert_eq!((at(&[time]).0.verdict, at(&[time]).1), (Verdict::Unchanged, Exit::Fine));
+    }
+}
+
+#[test]
+fn faster_is_improved_and_a_tiny_absolute_change_is_nothing() {
+    let improved = compare_default(&run("1", &[("a", 1e6)]), &run("2", &[("a", 5e5)]));
+    assert_eq!((improved.judged[0].verdict, improved.exit()), (Verdict::Improved, Exit::Fine));
+    let tiny = compare_default(&run("1", &[("a", 50.0)]), &run("2", &[("a", 100.0)]));
+    assert_eq!(tiny.judged[0].verdict, Verdict::Unchanged, "{:?}", tiny.judged[0]);
+}
+
+#[test]
+fn noise_wider_than_the_policy_is_inconclusive() {
+    let mut noisy = run("2", &[("a", 1e6)]);
+    let samples = &mut noisy.cases.get_mut("a").unwrap().samples;
+    samples.elapsed_ns = (1..=11).map(|i| 2e5 * f64::from(i)).collect();
+    let report = compare_default(&run("1", &[("a", 1e6)]), &noisy);
+    assert_eq!((report.judged[0].verdict, report.exit()), (Verdict::Inconclusive, Exit::Inconclusive));
+}
+
+#[test]
+fn another_device_or_definition_is_refused_with_the_field() {
+    let base = run("1", &[("a", 1e6), ("b", 1e6)]);
+    let mut elsewhere = base.clone();
+    elsewhere.environment.device_name = "other".to_owned();
+    let report = compare(&baseline(&elsewhere), std::slice::from_ref(&base), Policy::default());
+    assert_eq!((report.refused[0].field.as_str(), report.refused[0].base.as_str()), ("device_name", "other"));
+    assert_eq!((report.refused[0].cases.len(), report.exit()), (2, Exit::Refused));
+    let mut redefined = base.clone();
+    redefined.cases.get_mut("b").unwrap().revision = 2;
+    let report = compare_default(&base, &redefined);
+    assert_eq!((report.refused[0].field.as_str(), report.refused[0].cases.as_slice()), ("revision", &["b".to_owned()][..]));
+    assert_eq!((report.judged.len(), report.exit()), (1, Exit::Refused));
+    let mut more = base.clone();
+    more.cases.get_mut("b").unwrap().work.read_bytes = 16;
+    let report = compare_default(&base, &more);
+    let refusal = &report.refused[0];
+    assert_eq!((refusal.field.as_str(), refusal.base.as_str()), ("work", "read 8 B, write 8 B"));
+    let reseeded = Run { seed: 2, ..base.clone() };
+    assert_eq!(compare_default(&base, &reseeded).refused[0].field, "seed");
+}
+
+#[test]
+fn a_baseline_case_that_is_skipped_now_is_no_pass() {
+    let mut head = run("2", &[("a", 1e6)]);
+    head.skipped.insert("gone".to_owned(), "no GPU".to_owned());
+    head.skipped.insert("never measured".to_owned(), "no GPU".to_owned());
+    let report = compare_default(&run("1", &[("a", 1e6), ("gone", 1e6)]), &head);
+    assert_eq!(report.skipped, BTreeMap::from([("gone".to_owned(), "no GPU".to_owned())]));
+    assert!(report.not_run.is_empty());
+    assert_eq!(report.exit(), Exit::Inconclusive);
+}
+
+#[test]
+fn load_from_others_excuses_a_slow_side_and_not_on_a_gpu() {
+    let mut busy = run("2", &[("a", 1e6)]);
+    busy.cases.get_mut("a").unwrap().samples.contention = Some(0.07);
+    assert_eq!(compare_default(&busy, &busy).judged[0].verdict, Verdict::Unchanged);
+    let base = run("1", &[("a", 1e6)]);
+    let mut head = run("2", &[("a", 1.5e6)]);
+    head.cases.get_mut("a").unwrap().samples.contention = Some(0.5);
+    let report = compare_default(&base, &head);
+    assert_eq!((report.judged[0].verdict, report.judged[0].head_contention), (Verdict::Inconclusive, 0.5));
+    let on_gpu = |mut run: Run| {
+        run.environment.device_kind = "cuda".to_owned();
+        run
+    };
+    assert_eq!(compare_default(&on_gpu(base), &on_gpu(head)).judged[0].verdict, Verdict::Regressed);
+}
+
+#[test]
+fn several_runs_narrow_the_interval_and_others_are_not_added() {
+    let mut baseline = baseline(&run("1", &[("a", 1e6)]));
+    for (session, time) in [("2", 1.01e6), ("3", 0.99e6)] {
+        baseline.add(&run(session, &[("a", time)])).unwrap();
+    }
+    let heads: Vec<Run> = ["4", "5"].map(|session| run(session, &[("a", 1.1e6)])).to_vec();
+    let report = compare(&baseline, &heads, Policy::default());
+    let judged = &report.judged[0];
+    assert_eq!((judged.verdict, judged.base_runs, judged.head_runs), (Verdict::Regressed, 3, 2));
+    let mut other = run("6", &[("a", 1e6)]);
+    other.environment.threads += 1;
+    assert_eq!(baseline.add(&other).unwrap_err()[0].field, "threads");
+    assert_eq!(baseline.runs.len(), 3);
+}
+
+#[test]
+fn a_run_held_against_itself_is_told() {
+    let one = run("1", &[("a", 1e6)]);
+    assert_eq!(compare_default(&one, &one).own, ["1/b"]);
+    assert!(compare_default(&one, &run("2", &[("a", 1e6)])).own.is_empty());
+}
+
+#[test]
+fn new_missing_failed_and_interrupted_cases_are_told() {
+    let mut head = run("2", &[("a", 1e6), ("new", 1e6)]);
+    let report = compare_default(&run("1", &[("a", 1e6), ("gone", 1e6)]), &head);
+    assert_eq!((report.new.as_slice(), report.not_run.as_slice()), (&["new".to_owned()][..], &["gone".to_owned()][..]));
+    assert_eq!(report.exit(), Exit::Fine);
+    head.complete = false;
+    assert_eq!(compare_default(&run("1", &[("a", 1e6)]), &head).exit(), Exit::Inconclusive);
+    head.failed.insert("x".to_owned(), "wrong".to_owned());
+    assert_eq!(compare_default(&run("1", &[("a", 1e6)]), &head).exit(), Exit::Regression);
+    assert_eq!(compare_default(&run("1", &[("z", 1e6)]), &run("2", &[("a", 1e6)])).exit(), Exit::Inconclusive);
+}
+
+#[test]
+fn a_baseline_keeps_what_a_later_run_did_not_measure() {
+    let mut baseline = baseline(&run("1", &[("a", 1e6), ("b", 1e6)]));
+    baseline.merge(&run("2", &[("b", 2e6)]));
+    assert_eq!(baseline.cases.len(), 2);
+    assert_eq!(baseline.cases["a"].samples.keys().collect::<Vec<_>>(), ["1/b"]);
+    assert_eq!(baseline.cases["b"].samples.keys().collect::<Vec<_>>(), ["2/b"]);
+    assert_eq!(baseline.runs.len(), 2);
+    baseline.merge(&run("3", &[("a", 1e6), ("b", 1e6)]));
+    assert_eq!(baseline.runs.keys().collect::<Vec<_>>(), ["3/b"]);
+}
+
+#[test]
+fn a_baseline_of_one_run_blames_nobody_for_what_runs_may_differ_by() {
+    let base = baseline(&run("1", &[("a", 1e6)]));
+    let at = |time: f64| {
+        let report = compare(&base, &[run("2", &[("a", time)])], Policy::default());
+        (report.judged[0].verdict, report.judged[0].reason, report.exit())
+    };
+    let doubt = (Verdict::Inconclusive, Some(Doubt::SingleRun), Exit::Inconclusive);
+    let fine = (Verdict::Unchanged, None, Exit::Fine);
+    // Within the threshold of 5 %.
+    assert_eq!([at(1.049e6), at(0.951e6)], [fine, fine]);
+    assert_eq!([at(1.06e6), at(1e6 / 1.06), at(1.28e6), at(1e6 / 1.28)], [doubt; 4]);
+    // The threshold, and 10 % on either side for what a single run does not show: 1.05 x 1.1 / 0.9.
+    assert_eq!(at(1.29e6), (Verdict::Regressed, None, Exit::Regression));
+    assert_eq!(at(1e6 / 1.29), (Verdict::Improved, None, Exit::Fine));
+}
+
+#[test]
+fn another_device_of_the_same_model_gets_more_tolerance() {
+    let base = twice(&run("1", &[("a", 1e6)]));
+    let on = |machine: Option<&str>, time: f64| {
+        let mut head = run("2", &[("a", time)]);
+        head.environment.machine = machine.map(str::to_owned);
+        let report = compare(&base, &[head], Policy { single_run: 0.0, ..Policy::default() });
+        (report.judged[0].verdict, report.other_device.is_some(), (1e3 * report.judged[0].threshold).round() / 1e3)
+    };
+    assert_eq!(on(Some("here"), 1.25e6), (Verdict::Regressed, false, 0.05));
+    for elsewhere in [Some("there"), None] {
+        assert_eq!(on(elsewhere, 1.25e6), (Verdict::Unchanged, true, 0.281));
+        assert_eq!(on(elsewhere, 1.29e6), (Verdict::Regressed, true, 0.281));
+    }
+}

@@ -1,0 +1,36 @@
+//! The `kernelgate` program: decides whether kernels got slower, and drives the bench executables that measure them.
+//!
+//! - [`gate`]: judgement. Runs against a baseline, two builds by interleaved processes, calibrations, compiled kernels.
+//! - [`report`]: verdicts as text, Markdown, JUnit XML and metrics.
+//! - [`compare`]: two builds made ready, their processes interleaved.
+//! - [`verbs`]: the command line, one file a verb.
+//!
+//! What is measured, and how, is in `kernelgate`, which the bench executables link; this crate links it for the formats that both
+//! know. A library beside the program so that both of its names share one `main` and its tests reach the parts.
+
+pub mod compare;
+pub mod gate;
+pub mod report;
+pub mod verbs;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser;
+use kernelgate::exit::Exit;
+use kernelgate::harness::guard;
+use kernelgate::record::text::printable;
+
+/// The program on these arguments, the first of which is its name.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    guard::keep_panics();
+    match guard::catch(|| verbs::Cli::parse_from(arguments).run())
+        .unwrap_or_else(|panic| Err(anyhow::anyhow!("internal error, please report it: {panic}")))
+    {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            eprintln!("error: {}", printable(&format!("{error:#}")));
+            Exit::Usage.into()
+        }
+    }
+}

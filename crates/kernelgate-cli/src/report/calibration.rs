@@ -1,0 +1,222 @@
+//! A calibration as text and Markdown: false alarms, power, noise, and what follows for the thresholds.
+
+use kernelgate::display::table::escape;
+use kernelgate::record::text::{one_line, printable};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use crate::gate::calibration::summary::{Noise, Power, Rate, Tally};
+use crate::gate::calibration::{Calibration, Recommended, summarise};
+use kernelgate::display::table::Table;
+use kernelgate::display::time;
+
+/// For a terminal.
+pub fn text(calibration: &Calibration) -> String {
+    written(calibration, "", &Table::text, &|text| printable(text).into_owned())
+}
+
+/// For a page.
+pub fn markdown(calibration: &Calibration) -> String {
+    written(calibration, "## ", &Table::markdown, &escape)
+}
+
+/// `words` makes what is in the file harmless on a terminal or in Markdown.
+fn written(calibration: &Calibration, heading: &str, table: &dyn Fn(&Table) -> String, words: &dyn Fn(&str) -> String) -> String {
+    let summary = summarise(calibration);
+    let mut out = format!(
+        "{heading}Calibration of the gate on {}\n\n{}\n",
+        words(&calibration.environment.device_name),
+        about(calibration, words)
+    );
+    let mut section = |title: &str, rows: &Table, below: &str| {
+        if !rows.is_empty() {
+            let below = if below.is_empty() { String::new() } else { format!("\n{below}\n") };
+            let _ = write!(out, "\n{heading}{title}\n\n{}\n{below}", table(rows));
+        }
+    };
+    let reasons: Vec<String> = summary
+        .kinds
+        .iter()
+        .flat_map(|tally| {
+            tally.reasons.iter().map(|(reason, count)| format!("{}: inconclusive: {}: {count}", tally.kind, words(reason)))
+        })
+        .collect();
+    section("Verdicts", &verdicts(&summary.kinds), &reasons.join("\n"));
+    let not: Vec<String> = summary
+        .power
+        .iter()
+        .filter(|power| power.case.is_some() || summary.power.len() == 1)
+        .filter_map(|power| Some(words(&not_injected(power)?)))
+        .collect();
+    section("Slow-downs found", &power(&summary.power), &not.join("\n"));
+    section("Processes of one executable", &noise(&summary.noise), "");
+    if let Some(recommended) = &calibration.recommended {
+        section("Thresholds", &thresholds(recommended), &words(&recommendation(recommended)));
+    }
+    for line in &calibration.left_out {
+        let _ = write!(out, "\n{}\n", words(line));
+    }
+    out
+}
+
+fn about(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
+    let environment = &calibration.environment;
+    let place = match &environment.gpu {
+        Some(gpu) => format!("driver {}, NVRTC {}", gpu.driver, gpu.nvrtc),
+        None => format!("{} cores, {} threads, {}", environment.cores, environment.threads, environment.os),
+    };
+    let plan = &calibration.plan;
+    let pace = calibration.pace;
+    // In code nothing is escaped: only a backtick ends it.
+    let code = |command: &String| format!("`{}`", one_line(&whole(command)).replace('`', "'"));
+    let commands: BTreeSet<String> = calibration.commands.iter().map(code).collect();
+    let commands: Vec<String> = commands.into_iter().collect();
+    format!(
+        "From {} to {}, {}, commit {}, {} comparisons, {} processes.\nThreshold {:.2} %, {:.0} ns, tolerated {:.1} % from {} \
+         blocks, at most {} blocks, {:.0} s a round; a process warms a case up for {:.2} s and times it for {:.2} s.\nMeasured by {}.",
+        words(&calibration.started),
+        words(calibration.comparisons.last().map_or("", |known| &known.started)),
+        words(&place),
+        words(&calibration.provenance.short()),
+        calibration.comparisons.len(),
+        calibration.comparisons.iter().map(|known| known.processes).sum::<usize>(),
+        100.0 * plan.relative,
+        plan.absolute_ns,
+        100.0 * plan.tolerated,
+        plan.settle_blocks.min(plan.max_blocks),
+        plan.max_blocks,
+        calibration.budget_s,
+        pace.warm_up_s,
+        pace.measurement_s,
+        commands.join(", ")
+    )
+}
+
+/// A command without what cuts a calibration into sittings and parts.
+fn whole(command: &str) -> String {
+    kernelgate::display::without_flags(command.split(' ').map(str::to_owned), &["--shard", "--total-time"], &[]).join(" ")
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+fn interval(rate: Rate) -> String {
+    format!("{} … {}", percent(rate.low), percent(rate.high))
+}
+
+fn verdicts(kinds: &[Tally]) -> Table {
+    let mut table = Table::new(&[
+        "comparisons",
+        "failed",
+        "95 % bound",
+        "cases",
+        "unchanged",
+        "improved",
+        "regressed",
+        "inconclusive",
+        "share",
+        "broken",
+        "blocks",
+        "mean time",
+        "longest",
+    ]);
+    for tally in kinds {
+        let cases = tally.inconclusive.of;
+        table.row(vec![
+            tally.kind.clone(),
+            format!("{} of {}", tally.fired.hits, tally.fired.of),
+            tally.fired_bound.map_or_else(|| "-".to_owned(), percent),
+            cases.to_string(),
+            tally.unchanged.to_string(),
+            tally.improved.to_string(),
+            tally.regressed.to_string(),
+            tally.inconclusive.hits.to_string(),
+            percent(tally.inconclusive.share()),
+            tally.broken.to_string(),
+            format!("{:.1}", tally.blocks),
+            format!("{:.0} s", tally.wall_s),
+            format!("{:.0} s", tally.longest_s),
+        ]);
+    }
+    table
+}
+
+fn power(rows: &[Power]) -> Table {
+    let mut table = Table::new(&["case", "injected", "added", "measured", "found", "share", "95 % interval", "called unchanged"]);
+    for row in rows.iter().filter(|row| row.found.of > 0) {
+        table.row(vec![
+            row.case.clone().unwrap_or_else(|| "all".to_owned()),
+            format!("{} %", row.percent),
+            format!("{:.2} %", row.added),
+            format!("{:.2} %", row.measured),
+            format!("{} of {}", row.found.hits, row.found.of),
+            percent(row.found.share()),
+            interval(row.found),
+            row.missed.to_string(),
+        ]);
+    }
+    table
+}
+
+fn not_injected(power: &Power) -> Option<String> {
+    let (count, reason) = power.not_injected.as_ref()?;
+    let case = power.case.as_deref().unwrap_or("all");
+    Some(format!("not injected: {} % of {case}, in {count} comparisons: {reason}", power.percent))
+}
+
+fn noise(rows: &[Noise]) -> Table {
+    let mut table =
+        Table::new(&["case", "time", "pairs", "process to process", "95 % of pairs within", "others' share of the CPU"]);
+    for row in rows {
+        table.row(vec![
+            row.case.clone(),
+            time(row.time_ns),
+            row.pairs.to_string(),
+            format!("{:.2} %", row.process),
+            format!("±{:.2} %", row.widest),
+            row.contention.map_or_else(|| "-".to_owned(), percent),
+        ]);
+    }
+    table
+}
+
+fn thresholds(recommended: &Recommended) -> Table {
+    let mut table = Table::new(&["threshold", "failed, A/A and sham", "A/A inconclusive", "slow-down", "found", "share"]);
+    for tried in &recommended.tried {
+        let (slower, found, share) = match tried.percent {
+            Some(slower) if tried.of > 0 => {
+                let share = tried.found as f64 / tried.of as f64;
+                (format!("{slower} %"), format!("{} of {}", tried.found, tried.of), percent(share))
+            }
+            _ => ("-".to_owned(), "-".to_owned(), "-".to_owned()),
+        };
+        table.row(vec![
+            format!("{:.2} %", 100.0 * tried.relative),
+            format!("{} of {}", tried.false_alarms, tried.comparisons),
+            percent(tried.inconclusive),
+            slower,
+            found,
+            share,
+        ]);
+    }
+    table
+}
+
+fn recommendation(recommended: &Recommended) -> String {
+    let weight = format!("contention weight {:.1}", recommended.contention_weight);
+    let note = recommended.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
+    match recommended.relative {
+        Some(relative) => {
+            let blocks = recommended
+                .settle_blocks
+                .map_or_else(|| "as many blocks as here".to_owned(), |blocks| format!("settled from {blocks} blocks"));
+            format!(
+                "Recommended: threshold {:.2} %, {blocks}, {weight}; these cases then take at most {:.0} s a round{note}.",
+                100.0 * relative,
+                recommended.budget_s
+            )
+        }
+        None => format!("Nothing is recommended{note}."),
+    }
+}

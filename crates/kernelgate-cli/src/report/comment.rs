@@ -1,0 +1,153 @@
+//! The comment for a pull request: headline and what got slower in sight, the rest folded. Never longer than a comment may be.
+
+use std::fmt::Write as _;
+
+use super::summary::{Row, Summary};
+use crate::gate::Verdict;
+use kernelgate::display::table::{self, Table};
+
+/// Most bytes of a comment. GitHub takes 65,536 characters; what is left is for what a script adds.
+pub const LONGEST: usize = 60_000;
+/// Entries of each list that are tried, one after the other, until the comment is short enough.
+const SHOWN: [usize; 8] = [usize::MAX, 1000, 500, 200, 100, 50, 20, 5];
+/// Most characters of a line of notes.
+const LINE: usize = 400;
+
+/// As Markdown.
+pub fn markdown(summary: &Summary) -> String {
+    for shown in SHOWN {
+        let text = with_at_most(summary, shown);
+        if text.len() <= LONGEST {
+            return text;
+        }
+    }
+    let mut text = with_at_most(summary, 1);
+    text.truncate(text.floor_char_boundary(LONGEST));
+    text.push_str("\n\n… cut: the whole result is what `--format json` prints\n");
+    text
+}
+
+fn with_at_most(summary: &Summary, shown: usize) -> String {
+    let mut out = format!("**{}**\n\n", summary.headline);
+    for (name, words) in &summary.facts {
+        let _ = writeln!(out, "- {name}: {}", line(words));
+    }
+    let of = |verdict: fn(Verdict) -> bool| summary.rows.iter().filter(move |row| verdict(row.verdict)).collect::<Vec<_>>();
+    let (mut worst, rest) = (of(|verdict| verdict == Verdict::Regressed), of(|verdict| verdict != Verdict::Regressed));
+    worst.sort_by(|a, b| b.ratio.center.total_cmp(&a.ratio.center));
+    if !worst.is_empty() {
+        let _ = writeln!(out, "\n{}", rows(&worst, shown, summary.evidence, false));
+    }
+    out.push_str(&list(&summary.notes, shown));
+    if !rest.is_empty() {
+        let (count, rest) = (rest.len(), rows(&rest, shown, summary.evidence, true));
+        let _ = writeln!(out, "\n<details><summary>{count} other cases</summary>\n\n{rest}\n\n</details>");
+    }
+    let words = "change: of the time, above 0 is slower; detectable: the smallest slow-down that would have been found";
+    let (details, reproduce) = (list(&summary.details, shown), &summary.reproduce);
+    let _ = writeln!(out, "\n<details><summary>Details, and how to repeat this</summary>\n\n- {words}");
+    let _ = writeln!(out, "{}\n```\n{reproduce}\n```\n\n</details>", details.trim_start());
+    out
+}
+
+/// Lines after an empty one; nothing where there are none.
+fn list(lines: &[String], shown: usize) -> String {
+    let mut out = if lines.is_empty() { String::new() } else { "\n".to_owned() };
+    for each in lines.iter().take(shown) {
+        let _ = writeln!(out, "- {}", line(each));
+    }
+    out + &left_out(lines.len(), shown, "notes")
+}
+
+fn rows(rows: &[&Row], shown: usize, evidence: &str, verdicts: bool) -> String {
+    let tested = rows.iter().any(|row| row.p_slower.is_some());
+    let mut header = vec!["case", "change", "interval", "detectable"];
+    header.extend(tested.then_some("p"));
+    header.extend(["base", "head", evidence]);
+    if verdicts {
+        header.push("verdict");
+    }
+    let mut table = Table::new(&header);
+    for row in rows.iter().take(shown) {
+        let mut cells = vec![row.case.clone(), row.change(), row.interval(), row.detectable()];
+        cells.extend(tested.then(|| row.p()));
+        cells.extend([row.base(), row.head(), row.evidence.clone()]);
+        if verdicts {
+            let reason = row.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+            cells.push(format!("{}{reason}", row.verdict.name()));
+        }
+        table.row(cells);
+    }
+    table.markdown() + &left_out(rows.len(), shown, "cases")
+}
+
+fn left_out(count: usize, shown: usize, what: &str) -> String {
+    if count <= shown { String::new() } else { format!("\n\n… and {} more {what}, left out for length\n", count - shown) }
+}
+
+/// On one line, not too long, and none of it taken for markup.
+fn line(text: &str) -> String {
+    let mut text = table::escape(text);
+    if text.chars().count() > LINE {
+        text = text.chars().take(LINE).chain(['…']).collect();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::summary::Other;
+    use super::*;
+    use crate::gate::interval::Ratio;
+
+    fn row(i: usize, verdict: Verdict) -> Row {
+        Row {
+            case: format!("family/operation/n{i}_with_a_rather_long_name_f32/cuda/implementation/hot"),
+            verdict,
+            reason: None,
+            base_ns: 1e6,
+            head_ns: 1.25e6,
+            ratio: Ratio { center: 1.25, low: 1.24, high: 1.26 },
+            detectable: Some(0.02),
+            p_slower: Some(0.0),
+            evidence: "12".to_owned(),
+        }
+    }
+
+    fn summary(rows: Vec<Row>, notes: Vec<String>) -> Summary {
+        Summary {
+            verb: "kernelgate compare",
+            headline: "headline".to_owned(),
+            facts: vec![],
+            rows,
+            others: Vec::<Other>::new(),
+            notes,
+            details: vec![],
+            evidence: "pairs",
+            reproduce: "kernelgate compare --base main".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_comment_is_never_too_long() {
+        let few = markdown(&summary(vec![row(0, Verdict::Regressed)], vec![]));
+        assert!(few.contains("n0_") && !few.contains("left out"));
+        for verdict in [Verdict::Regressed, Verdict::Unchanged] {
+            let many = markdown(&summary((0..5000).map(|i| row(i, verdict)).collect(), vec!["x".repeat(100_000); 3000]));
+            assert!(many.len() <= LONGEST && many.contains("more cases, left out"), "{}", many.len());
+            assert_eq!(many.matches("<details>").count(), many.matches("</details>").count());
+            assert!(many.contains("--base main"));
+        }
+        let mut endless = row(0, Verdict::Regressed);
+        endless.case = "ä".repeat(100_000);
+        assert!(markdown(&summary(vec![endless], vec![])).len() <= LONGEST + 100);
+    }
+
+    #[test]
+    fn what_others_wrote_is_no_markup() {
+        let text = markdown(&summary(vec![], vec!["a <b>\nc | d".to_owned()]));
+        assert!(text.contains("- a &lt;b> c \\| d\n"), "{text}");
+        let text = markdown(&summary(vec![], vec!["\u{1b}[31mred\u{7} ![x](http://y) \\[z]".to_owned()]));
+        assert!(text.contains("- red\\\\u{7} !\\[x](http://y) \\\\\\[z]\n"), "{text}");
+    }
+}

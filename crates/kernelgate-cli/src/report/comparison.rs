@@ -1,0 +1,181 @@
+//! The outcome of `compare` as text and as a summary: headline, regressions first, each with its interval and what could have been seen.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::summary::{self, Kind, Other, Row, Summary};
+use crate::gate::Verdict;
+use crate::gate::comparison::{Compared, Comparison};
+use kernelgate::record::text::printable;
+
+/// How to read the interval and the pairs of a row.
+const READING: &str = "interval: 95 %; p: of \"not slower than the threshold\", over all cases and looks; pairs: of the first round + of the \
+                       second, which must agree before anything is called slower";
+
+/// Cases of a kind that are named one by one.
+const SHOWN: usize = 20;
+
+/// For a terminal.
+pub fn text(comparison: &Comparison) -> String {
+    let mut out = format!("base {}, head {}, on {}\n", comparison.base, comparison.head, comparison.device);
+    if !comparison.judged.is_empty() {
+        let _ = writeln!(out, "\n{}", summary::table(comparison.judged.iter().map(row), ["base", "head"], "pairs").text());
+    }
+    let lines = [notes(comparison), details(comparison)].concat();
+    lines.iter().for_each(|line| out.extend(["\n", line]));
+    let _ = write!(out, "{}\n{}", if lines.is_empty() { "" } else { "\n" }, headline(comparison));
+    printable(&out).into_owned()
+}
+
+/// For reviewers and programs. `reproduce` is the command that compares the same at home.
+pub fn summary(comparison: &Comparison, reproduce: &str) -> Summary {
+    let mut facts = vec![("base", comparison.base.clone()), ("head", comparison.head.clone()), ("on", comparison.device.clone())];
+    facts.extend(noise_floor(comparison).map(|words| ("noise floor", words)));
+    facts.extend(clock(comparison).map(|words| ("SM clock", words)));
+    let (blocks, wall_s) = comparison.rounds.iter().fold((0, 0.0), |sum, round| (sum.0 + round.blocks, sum.1 + round.wall_s));
+    let budget_s = comparison.budget_s;
+    facts.push(("took", format!("{blocks} blocks of four processes, {wall_s:.0} s of {budget_s:.0} s a round")));
+    let mut others = Vec::new();
+    for (cases, kind, label) in [
+        (&comparison.failed, Kind::Failed, "failed in the head"),
+        (&comparison.failed_in_base, Kind::Skipped, "failed in the base, not judged"),
+        (&comparison.skipped, Kind::Skipped, "skipped in the head, timed in the base"),
+    ] {
+        others.extend(cases.iter().map(|(case, reason)| Other::new(case, kind, format!("{label}: {reason}"))));
+    }
+    others.extend(Other::refused(&comparison.refused, ["base", "head"]));
+    let given_up = comparison.broken.iter().filter(|broken| broken.given_up);
+    others.extend(given_up.map(|broken| {
+        let kind = if broken.side == "head" { Kind::Failed } else { Kind::Skipped };
+        Other::new(&format!("bench {}", broken.bench), kind, format!("broke in the {}: {}", broken.side, broken.reason))
+    }));
+    others.extend(comparison.new.iter().map(|case| Other::new(case, Kind::Skipped, "new, not judged")));
+    if comparison.judged.is_empty() && others.is_empty() {
+        others.push(Other::new("comparison", Kind::Skipped, "nothing to judge: no case is in both"));
+    }
+    Summary {
+        verb: "kernelgate compare",
+        headline: headline(comparison),
+        facts,
+        rows: comparison.judged.iter().map(row).collect(),
+        others,
+        notes: notes(comparison),
+        details: [vec![READING.to_owned()], details(comparison)].concat(),
+        evidence: "pairs",
+        reproduce: reproduce.to_owned(),
+    }
+}
+
+fn row(compared: &Compared) -> Row {
+    let decision = &compared.decision;
+    let again = compared.confirmation.as_ref().map(|again| format!(" + {}", again.pairs)).unwrap_or_default();
+    Row {
+        case: decision.case.clone(),
+        verdict: compared.verdict,
+        reason: compared.reason(),
+        base_ns: decision.base_ns,
+        head_ns: decision.head_ns,
+        ratio: decision.ratio,
+        detectable: decision.detectable,
+        p_slower: (decision.pairs > 0).then_some(decision.p_slower),
+        evidence: format!("{}{again}", decision.pairs),
+    }
+}
+
+/// What processes of one build differ by: the interval of the null pairs.
+fn noise_floor(comparison: &Comparison) -> Option<String> {
+    let widths = comparison.judged.iter().map(|compared| &compared.decision).map(|decision| {
+        let width = (decision.null.high - decision.null.low) / 2.0;
+        (decision.case.as_str(), width)
+    });
+    summary::noise_floor("a build against itself is", widths)
+}
+
+/// How far the SM clock of the head was from the base's, where it was read: the change in cycles over the change in time.
+fn clock(comparison: &Comparison) -> Option<String> {
+    let decisions = comparison.judged.iter().map(|compared| &compared.decision);
+    let shifts = decisions.filter_map(|decision| Some(decision.cycles?.center / decision.ratio.center));
+    let furthest = shifts.filter(|shift| shift.is_finite()).max_by(|a, b| (a - 1.0).abs().total_cmp(&(b - 1.0).abs()))?;
+    Some(format!("the head's was within {:.2}% of the base's in every case", 100.0 * (furthest - 1.0).abs()))
+}
+
+/// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6 (threshold 1%)".
+pub fn headline(comparison: &Comparison) -> String {
+    let counts = summary::counts(|verdict| comparison.count(verdict));
+    let more = |count: usize, word: &str| if count == 0 { String::new() } else { format!(", {count} {word}") };
+    let refused = comparison.refused.iter().map(|refusal| refusal.cases.len()).sum();
+    format!(
+        "{counts}{}{} of {} (threshold {}%)",
+        more(comparison.failed.len(), "failed"),
+        more(refused, "refused"),
+        comparison.judged.len(),
+        100.0 * comparison.plan.relative
+    )
+}
+
+fn notes(comparison: &Comparison) -> Vec<String> {
+    let mut lines = Vec::new();
+    for refusal in &comparison.refused {
+        let (first, more) = (refusal.cases.first().cloned().unwrap_or_default(), refusal.cases.len().saturating_sub(1));
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        lines.push(format!(
+            "refused: {} is `{}` in the base and `{}` in the head: {first}{more}",
+            refusal.field, refusal.base, refusal.head
+        ));
+    }
+    let with_reason = |lines: &mut Vec<String>, cases: &BTreeMap<String, String>, label: &str| {
+        lines.extend(cases.iter().map(|(case, reason)| format!("{label}: {case}: {reason}")));
+    };
+    with_reason(&mut lines, &comparison.failed, "failed in the head");
+    with_reason(&mut lines, &comparison.failed_in_base, "failed in the base, not judged");
+    with_reason(&mut lines, &comparison.skipped, "skipped in the head, timed in the base");
+    for broken in &comparison.broken {
+        let so = if broken.given_up { "; its undecided cases were given up" } else { "" };
+        lines.push(format!("broke: {} of the {}: {}{so}", broken.bench, broken.side, broken.reason));
+    }
+    lines.extend(inconclusive(comparison));
+    if comparison.judged.is_empty() {
+        lines.push("nothing to judge: no case is in both".to_owned());
+    }
+    lines.extend(comparison.delays.iter().map(|delays| format!("DELAYED on purpose, the head's launches, nanoseconds: {delays}")));
+    if !comparison.optimised {
+        lines.push("warning: built without optimisation; times mean nothing".to_owned());
+    }
+    lines
+}
+
+/// What nobody needs to act on.
+fn details(comparison: &Comparison) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (cases, label) in [
+        (&comparison.new, "new, not judged"),
+        (&comparison.removed, "removed"),
+        (&comparison.foreign, "bench without this harness, left alone"),
+        (&comparison.identical, "the same executable on both sides, byte by byte"),
+    ] {
+        lines.extend(cases.iter().take(SHOWN).map(|case| format!("{label}: {case}")));
+        if cases.len() > SHOWN {
+            lines.push(format!("{label}: {} more", cases.len() - SHOWN));
+        }
+    }
+    lines.extend(comparison.calibration.clone());
+    for (round, facts) in comparison.rounds.iter().enumerate() {
+        lines.push(format!("round {}: {} blocks, {} processes, {:.0} s", round + 1, facts.blocks, facts.processes, facts.wall_s));
+    }
+    lines
+}
+
+/// One line a reason: how many cases, which first, and how many pairs would probably settle them all.
+fn inconclusive(comparison: &Comparison) -> Vec<String> {
+    let mut by_reason: BTreeMap<String, Vec<&Compared>> = BTreeMap::new();
+    for compared in comparison.judged.iter().filter(|compared| compared.verdict == Verdict::Inconclusive) {
+        by_reason.entry(compared.reason().unwrap_or_else(|| "no reason".to_owned())).or_default().push(compared);
+    }
+    let line = |(reason, cases): (String, Vec<&Compared>)| {
+        let more = if cases.len() == 1 { String::new() } else { format!(" and {} more", cases.len() - 1) };
+        let needed = cases.iter().filter_map(|compared| compared.decision.pairs_needed).max();
+        let needed = needed.map(|pairs| format!("; about {pairs} pairs would settle it")).unwrap_or_default();
+        format!("inconclusive: {reason}: {}{more}{needed}", cases[0].decision.case)
+    };
+    by_reason.into_iter().map(line).collect()
+}

@@ -1,0 +1,12 @@
+//! Verdicts as text, Markdown, JUnit XML and metrics, for people and programs. No decisions here.
+
+pub mod calibration;
+pub mod comment;
+pub mod comparison;
+pub mod junit;
+pub mod metrics;
+pub mod summary;
+pub mod verdicts;
+
+#[cfg(test)]
+mod tests;

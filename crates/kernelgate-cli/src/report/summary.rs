@@ -1,0 +1,167 @@
+//! What a verdict verb concluded, in the one shape that its formats for reviewers and programs are made from ([`super::comment`],
+//! [`super::junit`]).
+
+use crate::gate::interval::Ratio;
+use crate::gate::{Refusal, Verdict};
+use kernelgate::display::table::Table;
+use kernelgate::display::time;
+use kernelgate::stats::median;
+
+/// A comparison or a gate, as told to others.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Summary {
+    /// The verb: "kernelgate compare".
+    pub verb: &'static str,
+    /// "1 regressed, 0 improved, 13 unchanged, 0 inconclusive of 14 (threshold 1%)".
+    pub headline: String,
+    /// What was compared with what, and where: name and words.
+    pub facts: Vec<(&'static str, String)>,
+    /// Cases, worst first.
+    pub rows: Vec<Row>,
+    /// What has no row: wrong, refused, not run.
+    pub others: Vec<Other>,
+    /// What a reader must know beside the table, a line each.
+    pub notes: Vec<String>,
+    /// What may be folded.
+    pub details: Vec<String>,
+    /// What `evidence` of the rows counts: "pairs" or "runs".
+    pub evidence: &'static str,
+    /// The command that does the same at home.
+    pub reproduce: String,
+}
+
+/// A judged case.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// The case.
+    pub case: String,
+    /// What is concluded.
+    pub verdict: Verdict,
+    /// Why it is inconclusive.
+    pub reason: Option<String>,
+    /// Time of what is compared with, nanoseconds a launch.
+    pub base_ns: f64,
+    /// Time of what is judged.
+    pub head_ns: f64,
+    /// Head over base with its interval.
+    pub ratio: Ratio,
+    /// Smallest slow-down that would have been found, relative; none where none can be.
+    pub detectable: Option<f64>,
+    /// p value of "not slower than the threshold"; none where no test was made.
+    pub p_slower: Option<f64>,
+    /// "12 + 16" pairs, "5:3" runs.
+    pub evidence: String,
+}
+
+impl Row {
+    /// Whether there are times; a case that could not be measured has none.
+    pub const fn is_timed(&self) -> bool {
+        self.base_ns > 0.0
+    }
+
+    /// "1.254 ms", or "-" without a time.
+    pub fn base(&self) -> String {
+        if self.is_timed() { time(self.base_ns) } else { "-".to_owned() }
+    }
+
+    /// The same of the head.
+    pub fn head(&self) -> String {
+        if self.is_timed() { time(self.head_ns) } else { "-".to_owned() }
+    }
+
+    /// "+25.3%", or "-" without times.
+    pub fn change(&self) -> String {
+        if self.is_timed() { percent(self.ratio.center) } else { "-".to_owned() }
+    }
+
+    /// "+24.9% … +25.8%", or "-" without times.
+    pub fn interval(&self) -> String {
+        match self.is_timed() {
+            true => format!("{} … {}", percent(self.ratio.low), percent(self.ratio.high)),
+            false => "-".to_owned(),
+        }
+    }
+
+    /// "1.3%", or "-" where nothing is detectable.
+    pub fn detectable(&self) -> String {
+        self.detectable.map_or_else(|| "-".to_owned(), |detectable| format!("{:.1}%", 100.0 * detectable))
+    }
+
+    /// "0.0012", "< 0.0001", or "-" without a test.
+    pub fn p(&self) -> String {
+        match self.p_slower {
+            None => "-".to_owned(),
+            Some(p) if p < 1e-4 => "< 0.0001".to_owned(),
+            Some(p) => format!("{p:.4}"),
+        }
+    }
+}
+
+/// A relative change: "+25.3%"; "∞" where there is no bound.
+pub fn percent(ratio: f64) -> String {
+    if ratio.is_finite() { format!("{:+.1}%", 100.0 * (ratio - 1.0)) } else { "∞".to_owned() }
+}
+
+/// Something that has no time to judge.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Other {
+    /// A case, or what stands for all of them.
+    pub name: String,
+    /// How bad.
+    pub kind: Kind,
+    /// In words.
+    pub why: String,
+}
+
+/// How bad it is that something was not judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Wrong output, a process that broke.
+    Failed,
+    /// Not comparable.
+    Refused,
+    /// Not run, or nothing to compare with.
+    Skipped,
+}
+
+impl Other {
+    /// One of a kind.
+    pub fn new(name: &str, kind: Kind, why: impl Into<String>) -> Self {
+        Self { name: name.to_owned(), kind, why: why.into() }
+    }
+
+    /// The cases that were refused, with the field; `sides` is what base and head are called.
+    pub fn refused(refused: &[Refusal], sides: [&str; 2]) -> Vec<Self> {
+        let of = |Refusal { field, base, head, cases }: &Refusal| {
+            let why = format!("refused: {field} is `{base}` in the {} and `{head}` in the {}", sides[0], sides[1]);
+            cases.iter().map(|case| Self::new(case, Kind::Refused, why.clone())).collect::<Vec<_>>()
+        };
+        refused.iter().flat_map(of).collect()
+    }
+}
+
+/// Rows for a terminal; `sides` is what base and head are called, `evidence` what the last column counts.
+pub fn table(rows: impl Iterator<Item = Row>, sides: [&str; 2], evidence: &str) -> Table {
+    let mut table = Table::new(&["case", "verdict", sides[0], sides[1], "change", "interval", "detectable", evidence]);
+    for row in rows {
+        let (change, interval, detectable) = (row.change(), row.interval(), row.detectable());
+        let (base, head) = (row.base(), row.head());
+        table.row(vec![row.case, row.verdict.name().to_owned(), base, head, change, interval, detectable, row.evidence]);
+    }
+    table
+}
+
+/// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive".
+pub fn counts(count: impl Fn(Verdict) -> usize) -> String {
+    let verdicts = [Verdict::Regressed, Verdict::Improved, Verdict::Unchanged, Verdict::Inconclusive];
+    verdicts.map(|verdict| format!("{} {}", count(verdict), verdict.name())).join(", ")
+}
+
+/// What differs by itself (`what`): the relative half-widths of cases.
+pub fn noise_floor<'a>(what: &str, widths: impl Iterator<Item = (&'a str, f64)>) -> Option<String> {
+    let mut widths: Vec<(&str, f64)> = widths.filter(|(_, width)| width.is_finite()).collect();
+    widths.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let (worst, most) = widths.last()?;
+    let middle = median(&widths.iter().map(|(_, width)| *width).collect::<Vec<_>>());
+    Some(format!("{what} within ±{:.2}% in the median case, ±{:.2}% in the worst ({worst})", 100.0 * middle, 100.0 * most))
+}

@@ -1,0 +1,174 @@
+//! The formats for reviewers and programs, as snapshots of one comparison and one gate with something of everything.
+
+use std::collections::BTreeMap;
+
+use kernelgate::display::{bytes, rate, time};
+
+use super::{comment, comparison, junit, metrics, verdicts};
+use crate::gate::comparison::{Broken, Compared, Comparison, Round};
+use crate::gate::interval::Ratio;
+use crate::gate::paired::{Decision, Plan, Reason};
+use crate::gate::{Doubt, Judged, Policy, Refusal, Report, Staleness, Verdict};
+
+fn decision(case: &str, verdict: Verdict, change: f64, width: f64) -> Decision {
+    let ratio = |center: f64| Ratio { center, low: center - width, high: center + width };
+    Decision {
+        case: case.to_owned(),
+        verdict,
+        reason: None,
+        base_ns: 1_254_000.0,
+        head_ns: 1_254_000.0 * change,
+        ratio: ratio(change),
+        cycles: Some(ratio(change * 1.0004)),
+        null: ratio(1.0),
+        threshold: 0.01,
+        p_slower: if verdict == Verdict::Regressed { 0.000_03 } else { 0.7312 },
+        p_faster: 1.0,
+        detectable: Some(0.01 + 2.0 * width),
+        pairs: 12,
+        pairs_needed: None,
+        decided_at: Some(12),
+        base_contention: None,
+        head_contention: None,
+    }
+}
+
+fn compared() -> Comparison {
+    use Verdict::{Improved, Inconclusive, Regressed, Unchanged};
+    let regressed = decision("attention/forward/s1024_d64_full_bf16/cuda/flash_mma/hot", Regressed, 1.053, 0.004);
+    let mut wide = decision("denoise/step/pi05_s50_p968_bf16/cuda/graph/hot", Inconclusive, 1.02, 0.061);
+    wide.reason = Some(Reason::Wide);
+    wide.pairs_needed = Some(44);
+    let mut few = decision("denoise/loop/pi05_s50_p968_steps10_bf16/cuda/graph/hot", Inconclusive, 1.0, 0.1);
+    few.ratio = Ratio { center: 1.0, low: 0.0, high: f64::INFINITY };
+    (few.reason, few.detectable, few.pairs) = (Some(Reason::TooFewPairs), None, 2);
+    let judged = vec![
+        Compared::new(regressed.clone(), Some(Decision { pairs: 14, ..regressed }), None),
+        Compared::new(few, None, None),
+        Compared::new(wide, None, None),
+        Compared::unmeasured(
+            "denoise/step/pi05_s50_p968_bf16/cuda/per_op/hot".to_owned(),
+            "skipped in the head: needs 201 MB | of 102 MB <free>".to_owned(),
+            &Plan::default(),
+        ),
+        Compared::new(decision("attention/backward/s512_d64_causal_bf16/cuda/flash_mma/hot", Improved, 0.91, 0.003), None, None),
+        Compared::new(decision("st_bif/forward/n1_f32/cuda/fused/hot", Unchanged, 1.001, 0.002), None, None),
+    ];
+    Comparison {
+        base: "main (1a2b3c4d)".to_owned(),
+        head: "HEAD (9f8e7d6c)".to_owned(),
+        device: "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz".to_owned(),
+        plan: Plan::default(),
+        calibration: None,
+        budget_s: 600.0,
+        judged,
+        refused: vec![Refusal {
+            field: "revision".to_owned(),
+            base: "1".to_owned(),
+            head: "2".to_owned(),
+            cases: vec!["st_bif/backward/n1_f32/cuda/replay/hot".to_owned()],
+        }],
+        new: vec!["st_bif/forward/n1_f32/cuda/newer/hot".to_owned()],
+        removed: vec![],
+        skipped: BTreeMap::from([("attention/forward/x/cuda/cudnn/hot".to_owned(), "libcudnn is missing".to_owned())]),
+        failed: BTreeMap::from([(
+            "st_bif/forward/n1_f16/cuda/fused/hot".to_owned(),
+            "output `spikes`: 3 of 64 elements differ, <first> & \"second\"\u{7}".to_owned(),
+        )]),
+        failed_in_base: BTreeMap::new(),
+        broken: vec![Broken {
+            bench: "denoise".to_owned(),
+            side: "base".to_owned(),
+            reason: "signal: 9 (SIGKILL)".to_owned(),
+            given_up: true,
+        }],
+        foreign: vec![],
+        identical: vec!["st_bif".to_owned()],
+        optimised: true,
+        delays: None,
+        rounds: vec![Round { blocks: 6, processes: 24, wall_s: 181.3 }, Round { blocks: 7, processes: 28, wall_s: 60.2 }],
+    }
+}
+
+fn judged(case: &str, verdict: Verdict, change: f64, runs: (usize, usize)) -> Judged {
+    Judged {
+        case: case.to_owned(),
+        verdict,
+        reason: (verdict == Verdict::Inconclusive).then_some(Doubt::SingleRun),
+        same_device: false,
+        threshold: 0.281,
+        base_ns: 200_000.0,
+        head_ns: 200_000.0 * change,
+        ratio: Ratio { center: change, low: change * 0.98, high: change * 1.02 },
+        detectable: 0.307,
+        base_spread: (runs.0 > 1).then_some(0.011),
+        head_spread: None,
+        base_runs: runs.0,
+        head_runs: runs.1,
+        base_contention: 0.0,
+        head_contention: 0.0,
+    }
+}
+
+fn gated() -> Report {
+    Report {
+        baseline: "main".to_owned(),
+        device: "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz".to_owned(),
+        base_commits: vec!["1a2b3c4d".to_owned()],
+        head_commits: vec!["9f8e7d6c+changes".to_owned()],
+        other_device: Some(("GPU-1".to_owned(), "GPU-2".to_owned())),
+        staleness: Some(Staleness {
+            recorded: "2026-11-21T12:00:00Z".to_owned(),
+            commit: "1a2b3c4d".to_owned(),
+            days: Some(1),
+            commits: Some(34),
+        }),
+        policy: Policy::default(),
+        judged: vec![
+            judged("a/b/n1/cuda/x/hot", Verdict::Regressed, 1.4, (5, 1)),
+            judged("a/b/n2/cuda/x/hot", Verdict::Inconclusive, 1.5, (1, 1)),
+            Judged { reason: Some(Doubt::Undetectable), ..judged("a/b/n5/cuda/x/hot", Verdict::Inconclusive, 1.29, (5, 1)) },
+            judged("a/b/n3/cuda/x/hot", Verdict::Unchanged, 1.01, (5, 1)),
+        ],
+        refused: vec![],
+        new: vec![],
+        not_run: vec!["a/b/n4/cuda/x/hot".to_owned()],
+        skipped: BTreeMap::new(),
+        failed: BTreeMap::new(),
+        interrupted: vec!["other".to_owned()],
+        own: vec![],
+    }
+}
+
+#[test]
+fn a_comparison() {
+    let compared = compared();
+    let summary = comparison::summary(&compared, "kernelgate compare --base main --budget 600s");
+    insta::assert_snapshot!("comparison.txt", comparison::text(&compared));
+    insta::assert_snapshot!("comparison.md", comment::markdown(&summary));
+    insta::assert_snapshot!("comparison.xml", junit::xml(&summary));
+    let metrics = metrics::of_comparison(&compared);
+    insta::assert_snapshot!("comparison.bmf", serde_json::to_string_pretty(&metrics::bencher(&metrics)).unwrap());
+    insta::assert_snapshot!("comparison.smaller", serde_json::to_string_pretty(&metrics::smaller_is_better(&metrics)).unwrap());
+}
+
+#[test]
+fn a_gate() {
+    let gated = gated();
+    let summary = verdicts::summary(&gated, "kernelgate gate --baseline main --last 3");
+    insta::assert_snapshot!("gate.txt", verdicts::text(&gated));
+    insta::assert_snapshot!("gate.md", comment::markdown(&summary));
+    insta::assert_snapshot!("gate.xml", junit::xml(&summary));
+}
+
+#[test]
+fn quantities_read_well() {
+    assert_eq!(bytes(12), "12 B");
+    assert_eq!(bytes(134_217_728), "134 MB");
+    assert_eq!(bytes(1_720_000_000), "1.72 GB");
+    assert_eq!(time(1_234_567.0), "1.235 ms");
+    assert_eq!(time(12.0), "12.00 ns");
+    assert_eq!(time(2.5e9), "2.500 s");
+    assert_eq!(rate(137_438_953_472, "FLOP", 0.9e9), "152.7 GFLOP/s");
+    assert_eq!(rate(1000, "B", 1000.0), "1.000 GB/s");
+}

@@ -1,0 +1,203 @@
+//! The gate's outcome as text and as a summary: headline, regressions first, each with its interval and what could have been seen.
+
+use std::fmt::Write as _;
+
+use super::summary::{self, Kind, Other, Row, Summary};
+use crate::gate::{Doubt, Judged, Report};
+use kernelgate::record::text::printable;
+
+/// How to read the interval and the runs of a row.
+const READING: &str = "interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged";
+
+/// For a terminal.
+pub fn text(report: &Report) -> String {
+    let mut out = format!("{}, on {}\n", base(report), report.device);
+    if !report.judged.is_empty() {
+        let _ = writeln!(out, "\n{}", summary::table(report.judged.iter().map(row), ["baseline", "now"], "runs").text());
+    }
+    let lines = [notes(report), details(report)].concat();
+    lines.iter().for_each(|line| out.extend(["\n", line]));
+    let _ = write!(out, "{}\n{}", if lines.is_empty() { "" } else { "\n" }, headline(report));
+    printable(&out).into_owned()
+}
+
+/// For reviewers and programs. `reproduce` is the command that holds the same at home.
+pub fn summary(report: &Report, reproduce: &str) -> Summary {
+    let mut facts = vec![("base", base(report)), ("head", report.head_commits.join(", ")), ("on", report.device.clone())];
+    facts.extend(noise_floor(report).map(|words| ("noise floor", words)));
+    let mut others: Vec<Other> =
+        report.failed.iter().map(|(case, error)| Other::new(case, Kind::Failed, format!("failed: {error}"))).collect();
+    others.extend(Other::refused(&report.refused, ["baseline", "run"]));
+    let interrupted = |bench: &String| Other::new(&format!("bench {bench}"), Kind::Failed, "interrupted: did not get to its end");
+    others.extend(report.interrupted.iter().map(interrupted));
+    let skipped =
+        |(case, reason): (&String, &String)| Other::new(case, Kind::Skipped, format!("skipped, in the baseline: {reason}"));
+    others.extend(report.skipped.iter().map(skipped));
+    others.extend(report.new.iter().map(|case| Other::new(case, Kind::Skipped, "new, not judged")));
+    others.extend(report.not_run.iter().map(|case| Other::new(case, Kind::Skipped, "in the baseline, not run")));
+    if report.judged.is_empty() && others.is_empty() {
+        others.push(Other::new("gate", Kind::Skipped, "nothing to judge"));
+    }
+    Summary {
+        verb: "kernelgate gate",
+        headline: headline(report),
+        facts,
+        rows: report.judged.iter().map(row).collect(),
+        others,
+        notes: notes(report),
+        details: [vec![READING.to_owned()], details(report)].concat(),
+        evidence: "runs",
+        reproduce: reproduce.to_owned(),
+    }
+}
+
+fn row(judged: &Judged) -> Row {
+    Row {
+        case: judged.case.clone(),
+        verdict: judged.verdict,
+        reason: judged.reason.map(|doubt| doubt.words().to_owned()),
+        base_ns: judged.base_ns,
+        head_ns: judged.head_ns,
+        ratio: judged.ratio,
+        detectable: Some(judged.detectable),
+        p_slower: None,
+        evidence: format!("{}:{}", judged.base_runs, judged.head_runs),
+    }
+}
+
+/// "baseline `main` of 1a2b3c4d, recorded 2026-11-21, 12 days and 34 commits ago".
+fn base(report: &Report) -> String {
+    let of = if report.base_commits.is_empty() { String::new() } else { format!(" of {}", report.base_commits.join(", ")) };
+    let age = report.staleness.as_ref().map(|age| {
+        let counted = |count: Option<i64>, unit: &str| {
+            count.map(|count| if count == 1 { format!("1 {unit}") } else { format!("{count} {unit}s") })
+        };
+        let commits = age.commits.and_then(|commits| i64::try_from(commits).ok());
+        let ago: Vec<String> = [counted(age.days, "day"), counted(commits, "commit")].into_iter().flatten().collect();
+        let ago = if ago.is_empty() { String::new() } else { format!(", {} ago", ago.join(" and ")) };
+        format!(", recorded {}{ago}", age.recorded.get(..10).unwrap_or(&age.recorded))
+    });
+    format!("baseline `{}`{of}{}", report.baseline, age.unwrap_or_default())
+}
+
+/// What runs of one side differ by.
+fn noise_floor(report: &Report) -> Option<String> {
+    let spreads = report.judged.iter().flat_map(|judged| {
+        [judged.base_spread, judged.head_spread].into_iter().flatten().map(|spread| (judged.case.as_str(), spread))
+    });
+    summary::noise_floor("runs of one side are", spreads)
+}
+
+/// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6 (threshold 5 %)".
+pub fn headline(report: &Report) -> String {
+    if !report.refused.is_empty() {
+        let mut fields: Vec<_> = report.refused.iter().map(|refusal| refusal.field.as_str()).collect();
+        fields.dedup();
+        return format!("Refused: not comparable with the baseline (differing: {})", fields.join(", "));
+    }
+    let counts = summary::counts(|verdict| report.count(verdict));
+    let failed = if report.failed.is_empty() { String::new() } else { format!(", {} failed", report.failed.len()) };
+    let interrupted = if report.interrupted.is_empty() { "" } else { "; the run was interrupted" };
+    let (of, threshold) = (report.judged.len(), 100.0 * relative(report));
+    format!("{counts}{failed} of {of} (threshold {threshold:.0}%){interrupted}")
+}
+
+/// The relative threshold; the wider one as soon as any device differs.
+fn relative(report: &Report) -> f64 {
+    report.policy.relative_on(report.other_device.is_none())
+}
+
+fn notes(report: &Report) -> Vec<String> {
+    let mut lines = Vec::new();
+    for refusal in &report.refused {
+        lines.push(format!(
+            "refused: {} is `{}` in the baseline and `{}` in the run: {}",
+            refusal.field,
+            refusal.base,
+            refusal.head,
+            in_short(&refusal.cases),
+        ));
+    }
+    lines.extend(report.failed.iter().map(|(case, error)| format!("failed: {case}: {error}")));
+    lines.extend(report.interrupted.iter().map(|bench| format!("interrupted: bench `{bench}` did not get to its end")));
+    lines.extend(report.skipped.iter().map(|(case, reason)| format!("skipped, in the baseline: {case}: {reason}")));
+    lines.extend(first_of(&report.own, "compared with itself, the baseline was saved from it"));
+    if report.judged.is_empty() && report.refused.is_empty() {
+        lines.push("nothing to judge: no case is both in the baseline and in the run".to_owned());
+    }
+    // A baseline of one run has a line of its own.
+    for doubt in [Doubt::Wide, Doubt::Undetectable] {
+        let cases: Vec<String> =
+            report.judged.iter().filter(|judged| judged.reason == Some(doubt)).map(|judged| judged.case.clone()).collect();
+        if !cases.is_empty() {
+            lines.push(format!(
+                "inconclusive: {}: {}; more runs judged, or `kernelgate compare`, would decide",
+                doubt.words(),
+                in_short(&cases)
+            ));
+        }
+    }
+    let contention = |side: fn(&Judged) -> f64| report.judged.iter().map(side).fold(0.0, f64::max);
+    let (base, head) = (contention(|judged| judged.base_contention), contention(|judged| judged.head_contention));
+    if base.max(head) > report.policy.contention {
+        lines.push(format!(
+            "warning: others took up to {:.0}% of the CPU time during the run and {:.0}% during the baseline's: measure on an idle \
+             machine",
+            100.0 * head,
+            100.0 * base
+        ));
+    }
+    let single = |side: fn(&Judged) -> usize| report.judged.iter().any(|judged| side(judged) == 1);
+    if single(|judged| judged.base_runs) {
+        lines.push(format!(
+            "the baseline has one process run of a case: nobody saw how its runs differ, and a difference of more than {:.1}% that the \
+             allowance for that could explain is inconclusive: `kernelgate baseline save {} --runs 5` on the old code records \
+             enough, `kernelgate baseline add` adds the last run",
+            100.0 * relative(report),
+            report.baseline
+        ));
+    }
+    if single(|judged| judged.head_runs) {
+        lines.push(format!(
+            "one process run is judged: ±{:.0}% is assumed for what differs between runs; after more of `cargo bench`, `kernelgate gate \
+             --last COUNT` tells it",
+            100.0 * report.policy.single_run
+        ));
+    }
+    if let Some((base, head)) = &report.other_device {
+        lines.push(format!(
+            "not known to be the same device ({base} in the baseline, {head} in the run): two of one model may differ by {:.0}%, so that \
+             the threshold is {:.1}% in place of {:.1}%",
+            100.0 * report.policy.other_device,
+            100.0 * report.policy.relative_on(false),
+            100.0 * report.policy.relative
+        ));
+    }
+    lines
+}
+
+/// What nobody needs to act on.
+fn details(report: &Report) -> Vec<String> {
+    let mut lines = first_of(&report.new, "new, not judged");
+    lines.extend(first_of(&report.not_run, "in the baseline, not run"));
+    lines
+}
+
+/// "CASE", or "CASE and 3 more".
+fn in_short(cases: &[String]) -> String {
+    match cases {
+        [only] => only.clone(),
+        [first, more @ ..] => format!("{first} and {} more", more.len()),
+        [] => String::new(),
+    }
+}
+
+/// "LABEL: CASE", for the first of many.
+fn first_of(cases: &[String], label: &str) -> Vec<String> {
+    const SHOWN: usize = 20;
+    let mut lines: Vec<String> = cases.iter().take(SHOWN).map(|case| format!("{label}: {case}")).collect();
+    if cases.len() > SHOWN {
+        lines.push(format!("{label}: {} more", cases.len() - SHOWN));
+    }
+    lines
+}

@@ -1,0 +1,297 @@
+//! `kernelgate baseline`: the committed files.
+
+use kernelgate::record::text::printable;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::output::{Format, print_json};
+use super::sessions::Sessions;
+use kernelgate::display::table::Table;
+use kernelgate::display::time;
+use kernelgate::exit::Exit;
+use kernelgate::harness::place::Wanted;
+use kernelgate::harness::place::{BackendName, DEFAULT_TIMEOUT_S};
+use kernelgate::record::environment::Mismatch;
+use kernelgate::record::store::check_name;
+use kernelgate::record::{Baseline, Environment, Lock, Run, Store, file};
+use kernelgate::stats::{Spread, median};
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Verb {
+    /// Run the benches several times and make a baseline of it
+    Save(super::save::Arguments),
+    /// Every baseline with its device, age and cases; broken files are named
+    List {
+        /// How to print
+        #[arg(long, value_enum, default_value = "text")]
+        format: Format,
+    },
+    /// Where the gate would find a baseline for the device of this machine; exit 2 where it would find none
+    Find {
+        /// Its name
+        name: String,
+        /// Where to run: auto is the GPU if there is one, else the CPU
+        #[arg(long, env = "KERNELGATE_BACKEND", value_enum, default_value = "auto")]
+        backend: BackendName,
+        /// Which GPU, counted from 0
+        #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
+        device: Option<usize>,
+    },
+    /// The cases of one baseline
+    Show {
+        /// Its name
+        name: String,
+        /// The device's folder [default: this machine's]
+        #[arg(long)]
+        device: Option<String>,
+        /// How to print
+        #[arg(long, value_enum, default_value = "text")]
+        format: Format,
+    },
+    /// Add the last run to a baseline: several process runs narrow what the gate can tell
+    Add {
+        /// Its name; made where there is none
+        name: String,
+        #[command(flatten)]
+        sessions: Sessions,
+    },
+    /// Check a baseline file and put it where the gate looks
+    Import {
+        /// The file
+        file: PathBuf,
+        /// Name to give it [default: the one in the file]
+        #[arg(long)]
+        name: Option<String>,
+        /// Replace a baseline of that name
+        #[arg(long)]
+        force: bool,
+    },
+    /// Accept a baseline file that was edited or merged by hand
+    Seal {
+        /// The file
+        file: PathBuf,
+    },
+    /// Copy a baseline to a file, as JSON or as a CSV of every sample
+    Export {
+        /// Its name
+        name: String,
+        /// The file; its ending says the format: .json or .csv
+        file: PathBuf,
+        /// The device's folder [default: this machine's]
+        #[arg(long)]
+        device: Option<String>,
+    },
+}
+
+pub fn run(verb: &Verb, store: &Store) -> anyhow::Result<Exit> {
+    match verb {
+        Verb::Save(arguments) => super::save::run(arguments, store),
+        Verb::Find { name, backend, device } => find(store, name, *backend, *device),
+        Verb::Seal { file } => seal(file),
+        Verb::List { format } => list(store, *format),
+        Verb::Show { name, device, format } => show(&read(store, device.as_deref(), name)?, *format),
+        Verb::Add { name, sessions } => add(store, name, &sessions.read(store)?),
+        Verb::Import { file, name, force } => import(store, file, name.as_deref(), *force),
+        Verb::Export { name, file, device } => export(&read(store, device.as_deref(), name)?, file),
+    }
+}
+
+/// Of the named device, else of the only device that has a baseline of that name, else of this machine's cores.
+fn read(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<Baseline> {
+    if let Some(device) = device {
+        check_name(device).map_err(|_| anyhow::anyhow!("--device {device}: no folder of baselines has such a name"))?;
+        return Ok(store.baseline(device, name)?);
+    }
+    let devices: Vec<String> = store.baseline_files().into_iter().filter(|file| file.1 == name).map(|file| file.0).collect();
+    match &devices[..] {
+        [only] => Ok(store.baseline(only, name)?),
+        _ => Ok(store.baseline(&Environment::cpu().slug(), name)?),
+    }
+}
+
+fn find(store: &Store, name: &str, backend: BackendName, device: Option<usize>) -> anyhow::Result<Exit> {
+    let wanted = Wanted { backend, device, patience: Duration::from_secs(DEFAULT_TIMEOUT_S) };
+    let suites = kernelgate_suite::all();
+    let target = wanted.open(&wanted.place(suites.iter().map(AsRef::as_ref))?)?;
+    let device = Environment::of(&target).slug();
+    store.baseline(&device, name)?;
+    println!("{}", store.baseline_path(&device, name)?.display());
+    Ok(Exit::Fine)
+}
+
+/// The right to read a baseline file, change it and write it.
+pub fn locked(path: &Path) -> anyhow::Result<Lock> {
+    Lock::of(path).map_err(|error| anyhow::anyhow!("failed to {error}"))
+}
+
+fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
+    let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
+    let path = store.baseline_path(&device, name)?;
+    let _lock = locked(&path)?;
+    let mut baseline = Baseline::open(&path, name).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    for run in runs {
+        if let Err(differing) = baseline.add(run) {
+            for Mismatch { field, base, head } in differing {
+                println!("refused: {field} is `{base}` in the baseline and `{head}` in the run {}", run.key());
+            }
+            return Ok(Exit::Refused);
+        }
+    }
+    anyhow::ensure!(!baseline.cases.is_empty(), "no case was measured: there is nothing to add");
+    file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let most = baseline.cases.values().map(|case| case.samples.len()).max().unwrap_or_default();
+    println!("{} cases, up to {most} runs each, in {}", baseline.cases.len(), path.display());
+    Ok(Exit::Fine)
+}
+
+#[derive(Debug, Serialize)]
+struct Listed {
+    device: String,
+    name: String,
+    cases: usize,
+    runs: usize,
+    /// Start of the newest run.
+    newest: Option<String>,
+    commit: Option<String>,
+    /// Why the file cannot be used.
+    error: Option<String>,
+}
+
+fn list(store: &Store, format: Format) -> anyhow::Result<Exit> {
+    let files = store.baseline_files();
+    let mut listed = Vec::new();
+    for (device, name, path) in files {
+        let (mut row, read) =
+            (Listed { device, name, cases: 0, runs: 0, newest: None, commit: None, error: None }, file::read::<Baseline>(&path));
+        match read {
+            Ok(baseline) => {
+                let newest = baseline.runs.values().max_by(|a, b| a.started.cmp(&b.started));
+                row.cases = baseline.cases.len();
+                row.runs = baseline.runs.len();
+                row.newest = newest.map(|run| run.started.clone());
+                row.commit = newest.map(|run| run.provenance.short());
+            }
+            Err(error) => row.error = Some(error.to_string()),
+        }
+        listed.push(row);
+    }
+    let broken = listed.iter().any(|row| row.error.is_some());
+    if format == Format::Json {
+        print_json(&listed)?;
+    } else {
+        let mut table = Table::new(&["baseline", "cases", "runs", "newest", "commit"]);
+        for row in listed.iter().filter(|row| row.error.is_none()) {
+            table.row(vec![
+                format!("{}/{}", row.device, row.name),
+                row.cases.to_string(),
+                row.runs.to_string(),
+                row.newest.clone().unwrap_or_else(|| "-".to_owned()),
+                row.commit.clone().unwrap_or_else(|| "-".to_owned()),
+            ]);
+        }
+        if listed.is_empty() {
+            println!("no baselines in {}: `cargo bench -- --save-baseline NAME` makes one", store.baselines.display());
+        } else {
+            println!("{}", if format == Format::Markdown { table.markdown() } else { table.text() });
+        }
+        listed.iter().filter_map(|row| row.error.as_ref()).for_each(|error| println!("broken: failed to {}", printable(error)));
+    }
+    Ok(if broken { Exit::Usage } else { Exit::Fine })
+}
+
+fn show(baseline: &Baseline, format: Format) -> anyhow::Result<Exit> {
+    if format == Format::Json {
+        print!("{}", file::to_text(baseline));
+        return Ok(Exit::Fine);
+    }
+    for (key, run) in &baseline.runs {
+        println!(
+            "run {key}: {}, {}, {} threads, {}",
+            run.started,
+            run.environment.device_name,
+            run.environment.threads,
+            run.provenance.short()
+        );
+    }
+    let mut table = Table::new(&["case", "time", "spread", "runs"]);
+    for (id, case) in &baseline.cases {
+        let spreads: Vec<Spread> = case.samples.values().map(|samples| Spread::of(&samples.per_launch_ns())).collect();
+        let medians: Vec<f64> = spreads.iter().map(|spread| spread.median).collect();
+        let relative: Vec<f64> = spreads.iter().map(Spread::relative).collect();
+        table.row(vec![
+            id.clone(),
+            time(median(&medians)),
+            format!("±{:.1}%", 100.0 * median(&relative)),
+            spreads.len().to_string(),
+        ]);
+    }
+    println!("\n{}", if format == Format::Markdown { table.markdown() } else { table.text() });
+    Ok(Exit::Fine)
+}
+
+fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow::Result<Exit> {
+    let mut baseline: Baseline = file::read(from).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let devices: std::collections::BTreeSet<String> = baseline.runs.values().map(|run| run.environment.slug()).collect();
+    anyhow::ensure!(devices.len() == 1, "{} holds runs of {} devices, a baseline has one", from.display(), devices.len());
+    if let Some(name) = name {
+        baseline.name = name.to_owned();
+    }
+    let device = devices.into_iter().next().unwrap_or_default();
+    let path = store.baseline_path(&device, &baseline.name)?;
+    let _lock = locked(&path)?;
+    anyhow::ensure!(force || !path.exists(), "{} exists: --force replaces it", path.display());
+    file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    println!("{} cases to {}", baseline.cases.len(), path.display());
+    Ok(Exit::Fine)
+}
+
+fn seal(path: &Path) -> anyhow::Result<Exit> {
+    // Where there is no such file, to read it says so best.
+    let _lock = path.is_file().then(|| locked(path)).transpose()?;
+    let baseline: Baseline = file::read_unsealed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    file::write(path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    println!("{} cases in {} are taken as they are", baseline.cases.len(), path.display());
+    Ok(Exit::Fine)
+}
+
+fn export(baseline: &Baseline, to: &Path) -> anyhow::Result<Exit> {
+    let text = match to.extension().and_then(|ending| ending.to_str()) {
+        Some("json") => file::to_text(baseline),
+        Some("csv") => csv(baseline),
+        _ => anyhow::bail!("{}: the ending says the format: .json or .csv", to.display()),
+    };
+    file::write_text(to, &text).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    println!("{} cases to {}", baseline.cases.len(), to.display());
+    Ok(Exit::Fine)
+}
+
+/// A cell of a CSV file as RFC 4180 has it. Ids and run keys hold no end of a line.
+fn cell(text: &str) -> String {
+    if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+}
+
+/// One line a sample.
+fn csv(baseline: &Baseline) -> String {
+    let mut text = "case,run,sample,launches,elapsed_ns\n".to_owned();
+    for (id, case) in &baseline.cases {
+        for (run, samples) in &case.samples {
+            let (id, run) = (cell(id), cell(run));
+            for (i, (launches, elapsed_ns)) in samples.launches.iter().zip(&samples.elapsed_ns).enumerate() {
+                text.push_str(&format!("{id},{run},{i},{launches},{elapsed_ns}\n"));
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_is_quoted_where_it_must_be() {
+        assert_eq!(["a/b", "a,b", "a \"b\""].map(cell), ["a/b", "\"a,b\"", "\"a \"\"b\"\"\""]);
+    }
+}

@@ -1,0 +1,227 @@
+//! `kernelgate calibrate`: comparisons whose answer is known, and the thresholds that follow from them.
+
+use kernelgate::record::text::printable;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+
+use super::output::{Format, command_line, print_json};
+use super::settings::{Limits, Settings};
+use crate::compare::calibrate::{self, Wanted};
+use crate::compare::progress::parse_duration;
+use crate::compare::{CompareError, Request, Source, Thresholds};
+use crate::gate::calibration::{Calibration, Summary, recommend, summarise};
+use crate::gate::paired::Plan;
+use crate::report::calibration;
+use kernelgate::exit::Exit;
+use kernelgate::harness::filter::Filter;
+use kernelgate::record::{Store, file};
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Only cases whose id matches this regular expression, all of them; without it and --axis a few are chosen by their time
+    filter: Option<String>,
+    /// Only this bench binary (repeatable)
+    #[arg(long, value_name = "NAME")]
+    bench: Vec<String>,
+    /// Folder with bench executables, in place of a build of the working tree
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Comparisons of an executable with itself
+    #[arg(long, value_name = "COUNT", default_value_t = 200)]
+    comparisons: usize,
+    /// Slow-downs to inject into the head, per cent of each case's time
+    #[arg(long, value_name = "PERCENT[,PERCENT]", value_delimiter = ',', default_value = "1,2,5")]
+    inject: Vec<f64>,
+    /// Comparisons of each of these slow-downs
+    #[arg(long, value_name = "COUNT", default_value_t = 20)]
+    power_comparisons: usize,
+    /// Comparisons with every core of the host, or the GPU, busy beside the head's processes
+    #[arg(long, value_name = "COUNT", default_value_t = 10)]
+    sham: usize,
+    /// Time of a comparison's round, after which undecided cases are inconclusive
+    #[arg(long, value_name = "TIME", default_value = "3m", value_parser = parse_duration)]
+    budget: Duration,
+    /// Start no comparison that may not end within this time; --resume goes on
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    total_time: Option<Duration>,
+    /// Most cases that are chosen where none are named
+    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    cases: usize,
+    #[command(flatten)]
+    limits: Limits,
+    /// Go on where the last calibration was interrupted, or ran out of time
+    #[arg(long)]
+    resume: bool,
+    /// Measure only one of several parts, to be merged later
+    #[arg(long, value_name = "I/N", value_parser = parse_shard)]
+    shard: Option<(usize, usize)>,
+    /// Measure nothing: put together what parts, or several runs, measured
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["filter", "bench", "dir", "resume", "shard"])]
+    merge: Vec<PathBuf>,
+    /// Cargo profile of the build
+    #[arg(long, value_name = "NAME", default_value = "bench")]
+    profile: String,
+    #[command(flatten)]
+    settings: Settings,
+    /// Where the calibration goes, also one that is not complete [default: baselines/DEVICE/calibration.json, of a part kernelgate/calibrate/part-I-of-N.json of the target folder]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+}
+
+/// Flags that say where this machine keeps its files and how it prints, not what is measured.
+const HERE: &[&str] = &["--dir", "--output", "--baselines", "--records", "--format"];
+
+/// For programs: what is counted and what follows, without the times.
+#[derive(serde::Serialize)]
+struct Report<'a> {
+    calibration: &'a Path,
+    summary: Summary,
+    recommended: Option<&'a crate::gate::calibration::Recommended>,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    if !arguments.merge.is_empty() {
+        return merge(arguments, store);
+    }
+    check(arguments)?;
+    let kept = store.runs.parent().map(PathBuf::from).unwrap_or_default();
+    let folder = kept.join("calibrate");
+    let state = match arguments.shard {
+        Some((part, parts)) => folder.join(format!("part-{}-of-{parts}.json", part + 1)),
+        None => folder.join("state.json"),
+    };
+    let plan = arguments.limits.asked()?.or(Plan::default());
+    let request = Request {
+        base: arguments.dir.clone().map_or(Source::WorkTree, Source::Folder),
+        head: Source::WorkTree,
+        benches: arguments.bench.clone(),
+        filter: arguments.filter.clone(),
+        settings: arguments.settings.variables(),
+        head_delays: None,
+        thresholds: Thresholds::Fixed(plan),
+        pace: arguments.limits.pace(),
+        budget: arguments.budget,
+        profile: arguments.profile.clone(),
+        resume: false,
+        package: store.root.clone(),
+        target: kept.parent().map(PathBuf::from).unwrap_or_default(),
+        folder,
+    };
+    let wanted = Wanted {
+        null: arguments.comparisons,
+        injected: arguments.inject.clone(),
+        each: arguments.power_comparisons,
+        sham: arguments.sham,
+        shard: arguments.shard.unwrap_or((0, 1)),
+        plan,
+        cases: arguments.cases,
+        named: names_cases(arguments),
+        total: arguments.total_time,
+        command: command_line(std::env::args().skip(1), HERE, &["--resume"]),
+        state: state.clone(),
+        resume: arguments.resume,
+    };
+    let (calibration, left) = match calibrate::run(&request, &wanted) {
+        Ok(measured) => measured,
+        Err(refused @ CompareError::Refused { .. }) => {
+            eprintln!("{}", printable(&refused.to_string()));
+            return Ok(Exit::Refused);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let save = |path: &Path| file::write(path, &calibration).map_err(|error| anyhow::anyhow!("failed to {error}"));
+    if left > 0 {
+        arguments.output.as_deref().map(save).transpose()?;
+        print(arguments, &calibration, &state)?;
+        eprintln!("{left} comparisons are left: the same command with --resume goes on; so far in {}", state.display());
+        return Ok(Exit::Inconclusive);
+    }
+    let otherwise = if arguments.shard.is_some() { state } else { store.calibration_path(&calibration.environment.slug()) };
+    let output = arguments.output.clone().unwrap_or(otherwise);
+    save(&output)?;
+    print(arguments, &calibration, &output)?;
+    Ok(Exit::Fine)
+}
+
+const fn names_cases(arguments: &Arguments) -> bool {
+    arguments.filter.is_some() || arguments.settings.names_axes()
+}
+
+fn check(arguments: &Arguments) -> anyhow::Result<()> {
+    for percent in &arguments.inject {
+        anyhow::ensure!(*percent > 0.0 && *percent <= 1000.0, "--inject takes percentages above 0, up to 1000, not {percent}");
+    }
+    anyhow::ensure!(arguments.comparisons <= 100_000, "--comparisons takes a number up to 100000");
+    anyhow::ensure!(arguments.power_comparisons <= 100_000, "--power-comparisons takes a number up to 100000");
+    anyhow::ensure!(arguments.sham <= 100_000, "--sham takes a number up to 100000");
+    anyhow::ensure!(arguments.cases > 0, "--cases takes a number from 1");
+    anyhow::ensure!(
+        std::env::var_os("KERNELGATE_DELAY").is_none(),
+        "KERNELGATE_DELAY is set: it would slow both sides down; unset it"
+    );
+    Filter::parse(arguments.filter.as_deref(), false)?;
+    anyhow::ensure!(
+        arguments.shard.is_none() || names_cases(arguments),
+        "--shard needs a filter or --axis: which cases are short enough may differ from part to part"
+    );
+    Ok(())
+}
+
+fn merge(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let mut merged: Option<Calibration> = None;
+    for path in &arguments.merge {
+        let read: Calibration = file::read(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+        match &mut merged {
+            None => merged = Some(read),
+            Some(merged) => {
+                if let Err(differs) = merged.merge(read) {
+                    let (other, first) = (path.display(), arguments.merge[0].display());
+                    eprintln!("refused: {other} is of something else than {first}: {}", printable(&differs));
+                    return Ok(Exit::Refused);
+                }
+            }
+        }
+    }
+    let mut merged = merged.context("--merge takes files")?;
+    merged.recommended = Some(recommend(&merged));
+    let output = arguments.output.clone().unwrap_or_else(|| store.calibration_path(&merged.environment.slug()));
+    file::write(&output, &merged).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    print(arguments, &merged, &output)?;
+    Ok(Exit::Fine)
+}
+
+fn print(arguments: &Arguments, calibration: &Calibration, at: &Path) -> anyhow::Result<()> {
+    match arguments.format {
+        Format::Text => println!("{}", calibration::text(calibration)),
+        Format::Markdown => println!("{}", calibration::markdown(calibration)),
+        Format::Json => {
+            print_json(&Report { calibration: at, summary: summarise(calibration), recommended: calibration.recommended.as_ref() })?
+        }
+    }
+    eprintln!("written to {}", at.display());
+    Ok(())
+}
+
+fn parse_shard(text: &str) -> Result<(usize, usize), String> {
+    let parts = text.split_once('/').and_then(|(part, parts)| Some((part.parse::<usize>().ok()?, parts.parse::<usize>().ok()?)));
+    let valid = parts.filter(|(part, parts)| (1..=*parts).contains(part) && *parts <= 1000);
+    valid.map(|(part, parts)| (part - 1, parts)).ok_or_else(|| format!("`{text}`: a part is 1/4, 2/4, …"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_counted_from_one() {
+        assert_eq!((parse_shard("1/4"), parse_shard("4/4")), (Ok((0, 4)), Ok((3, 4))));
+        for bad in ["", "0/4", "5/4", "1", "a/b", "1/0", "-1/2"] {
+            assert!(parse_shard(bad).is_err(), "{bad}");
+        }
+    }
+}

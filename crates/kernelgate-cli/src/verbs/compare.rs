@@ -1,0 +1,93 @@
+//! `kernelgate compare`: two builds, their processes interleaved until every case is decided.
+
+use kernelgate::record::text::printable;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::output::command_line;
+use super::settings::{Limits, Settings};
+use super::verdict::Output;
+use crate::compare::progress::parse_duration;
+use crate::compare::{self, CompareError, Request, Source, Thresholds};
+use crate::report::{comparison, metrics};
+use kernelgate::exit::Exit;
+use kernelgate::harness::filter::Filter;
+use kernelgate::record::Store;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Only cases whose id matches this regular expression
+    filter: Option<String>,
+    /// What to compare with: any revision that git knows
+    #[arg(long, value_name = "REV", required_unless_present = "base_dir")]
+    base: Option<String>,
+    /// What to judge [default: the working tree with uncommitted changes]
+    #[arg(long, value_name = "REV")]
+    head: Option<String>,
+    /// Folder with the bench executables of the base, in place of a build
+    #[arg(long, value_name = "DIR", conflicts_with = "base")]
+    base_dir: Option<PathBuf>,
+    /// Folder with the bench executables of the head, in place of a build
+    #[arg(long, value_name = "DIR", conflicts_with = "head")]
+    head_dir: Option<PathBuf>,
+    /// Only this bench binary (repeatable)
+    #[arg(long, value_name = "NAME")]
+    bench: Vec<String>,
+    /// Time for measuring, after which undecided cases are inconclusive; as much again where slower cases must be confirmed
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
+    budget: Duration,
+    #[command(flatten)]
+    limits: Limits,
+    /// Go on where the last comparison was interrupted
+    #[arg(long)]
+    resume: bool,
+    /// Cargo profile of the builds
+    #[arg(long, value_name = "NAME", default_value = "bench")]
+    profile: String,
+    #[command(flatten)]
+    settings: Settings,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    anyhow::ensure!(
+        std::env::var_os("KERNELGATE_DELAY").is_none(),
+        "KERNELGATE_DELAY is set: it would slow both sides down; unset it"
+    );
+    Filter::parse(arguments.filter.as_deref(), false)?;
+    let kept = store.runs.parent().map(PathBuf::from).unwrap_or_default();
+    let source = |folder: &Option<PathBuf>, revision: &Option<String>| match (folder, revision) {
+        (Some(folder), _) => Source::Folder(folder.clone()),
+        (_, Some(revision)) => Source::Revision(revision.clone()),
+        _ => Source::WorkTree,
+    };
+    let request = Request {
+        base: source(&arguments.base_dir, &arguments.base),
+        head: source(&arguments.head_dir, &arguments.head),
+        benches: arguments.bench.clone(),
+        filter: arguments.filter.clone(),
+        settings: arguments.settings.variables(),
+        head_delays: None,
+        thresholds: Thresholds::Calibrated(arguments.limits.asked()?, store.clone()),
+        pace: arguments.limits.pace(),
+        budget: arguments.budget,
+        profile: arguments.profile.clone(),
+        resume: arguments.resume,
+        package: store.root.clone(),
+        target: kept.parent().map(PathBuf::from).unwrap_or_default(),
+        folder: kept.join("compare"),
+    };
+    let outcome = match compare::run(&request) {
+        Ok(outcome) => outcome,
+        Err(refused @ CompareError::Refused { .. }) => {
+            eprintln!("{}", printable(&refused.to_string()));
+            return Ok(Exit::Refused);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let again = command_line(std::env::args().skip(1), &["--format", "--out"], &["--resume"]);
+    let summary = comparison::summary(&outcome, &again);
+    arguments.output.tell(&comparison::text(&outcome), &summary, &outcome, &metrics::of_comparison(&outcome))?;
+    Ok(outcome.exit())
+}

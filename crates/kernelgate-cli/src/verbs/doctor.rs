@@ -1,0 +1,168 @@
+//! `kernelgate doctor`: what this machine offers, and what is missing.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::output::{Format, print_json};
+use kernelgate::display;
+use kernelgate::exit::Exit;
+use kernelgate::record::environment::available_memory;
+use kernelgate::record::{Environment, Store};
+use kernelgate_cuda::driver::device::{self, Device};
+use kernelgate_cuda::library::{self, Found, Library};
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+}
+
+#[derive(Debug, Serialize)]
+struct Check {
+    what: &'static str,
+    finding: String,
+    /// What to do about it, where something is wrong.
+    advice: Option<String>,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let checks = checks(&Environment::cpu(), store);
+    match arguments.format {
+        Format::Json => print_json(&checks)?,
+        Format::Text => {
+            for check in &checks {
+                println!("{:<10} {}", check.what, check.finding);
+                if let Some(advice) = &check.advice {
+                    println!("{:<10} -> {advice}", "");
+                }
+            }
+        }
+        Format::Markdown => {
+            let mut table = display::table::Table::new(&["what", "finding", "advice"]);
+            for check in checks {
+                table.row(vec![check.what.to_owned(), check.finding, check.advice.unwrap_or_default()]);
+            }
+            println!("{}", table.markdown());
+        }
+    }
+    Ok(Exit::Fine)
+}
+
+fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
+    let check = |what, finding, advice: Option<&str>| Check { what, finding, advice: advice.map(ToOwned::to_owned) };
+    let simd = environment.simd.join(" ");
+    let mut checks = vec![
+        check(
+            "cpu",
+            format!("{}, {} cores, {} threads in use", environment.device_name, environment.cores, environment.threads),
+            None,
+        ),
+        check(
+            "simd",
+            if simd.is_empty() { "baseline only".to_owned() } else { simd.clone() },
+            (environment.arch == "x86_64" && !simd.contains("avx2"))
+                .then_some("without AVX2 the CPU backend is slow; times stay comparable on this machine"),
+        ),
+        check(
+            "memory",
+            format!("{} free of {}", display::bytes(available_memory()), display::bytes(environment.memory_bytes)),
+            None,
+        ),
+        load(environment.cores),
+        governor(),
+        check(
+            "build",
+            if environment.optimised { "optimised".to_owned() } else { "not optimised".to_owned() },
+            (!environment.optimised).then_some("times of this build mean nothing: use cargo bench, or cargo run --release"),
+        ),
+        folder("baselines", &store.baselines),
+        folder("runs", &store.runs),
+    ];
+    checks.extend(Library::ALL.map(library));
+    checks.extend(gpus());
+    checks
+}
+
+/// Where a library was found, or how to get it.
+fn library(library: Library) -> Check {
+    let (finding, advice) = match library::load(library) {
+        Some(Found::Loader(name)) => (format!("{}: {name}, on the loader's path", library.name()), None),
+        Some(Found::File(path)) => (format!("{}: {}", library.name(), path.display()), None),
+        None => (format!("{} is missing", library.name()), Some(library.advice().to_owned())),
+    };
+    Check { what: "library", finding, advice }
+}
+
+/// What the GPUs are, or why there is none.
+fn gpus() -> Vec<Check> {
+    let check = |finding, advice| Check { what: "gpu", finding, advice };
+    let count = match device::count() {
+        Ok(count) => count,
+        Err(error) => return vec![check(format!("none: {error}"), Some("cases run on the CPU".to_owned()))],
+    };
+    (0..count)
+        .map(|ordinal| match Device::open(ordinal, Duration::from_secs(1)) {
+            Ok(device) => {
+                let facts = device.facts();
+                let memory = device.memory().map_or_else(
+                    |error| error.to_string(),
+                    |(free, total)| format!("{} free of {}", display::bytes(free), display::bytes(total)),
+                );
+                check(
+                    format!(
+                        "{ordinal}: {}, {}, CUDA {}.{}, {} multiprocessors up to {} MHz, L2 {}, {memory}, {}",
+                        facts.name,
+                        facts.arch,
+                        facts.driver_cuda / 1000,
+                        facts.driver_cuda % 1000 / 10,
+                        facts.multiprocessors,
+                        facts.max_clock_mhz,
+                        display::bytes(facts.l2_bytes),
+                        facts.uuid
+                    ),
+                    None,
+                )
+            }
+            Err(error) => check(format!("{ordinal}: {error}"), Some("cases run on the CPU".to_owned())),
+        })
+        .collect()
+}
+
+/// Other work on the machine: the first cause of false alarms.
+fn load(cores: usize) -> Check {
+    let Ok(load) = sysinfo::System::load_average().map(|load| load.one) else {
+        return Check { what: "load", finding: "not visible".to_owned(), advice: None };
+    };
+    let busy = load > 0.3 * cores as f64;
+    Check {
+        what: "load",
+        finding: format!("{load:.2} over the last minute, on {cores} cores"),
+        advice: busy.then(|| "other processes are busy: times will be noisy".to_owned()),
+    }
+}
+
+fn governor() -> Check {
+    let governor = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").ok();
+    let governor = governor.as_deref().map(str::trim);
+    Check {
+        what: "governor",
+        finding: governor.unwrap_or("not visible (a virtual machine, or not Linux)").to_owned(),
+        advice: governor
+            .filter(|governor| *governor != "performance")
+            .map(|_| "the clock follows the load: `cpupower frequency-set -g performance` steadies times".to_owned()),
+    }
+}
+
+fn folder(what: &'static str, path: &Path) -> Check {
+    // The nearest folder that exists decides whether the rest can be made.
+    let existing = path.ancestors().find(|folder| folder.is_dir());
+    let writable = existing.is_some_and(|folder| tempfile::tempfile_in(folder).is_ok());
+    Check {
+        what,
+        finding: format!("{}{}", path.display(), if path.is_dir() { "" } else { " (made when needed)" }),
+        advice: (!writable).then(|| "cannot be written: results will not be kept".to_owned()),
+    }
+}

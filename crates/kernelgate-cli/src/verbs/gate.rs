@@ -1,0 +1,81 @@
+//! `kernelgate gate`: the last run against a committed baseline.
+
+use super::sessions::Sessions;
+use super::verdict::Output;
+use crate::gate::{Policy, Report, Staleness, compare};
+use crate::report::{metrics, verdicts};
+use kernelgate::exit::Exit;
+use kernelgate::record::store::StoreError;
+use kernelgate::record::{Baseline, Run, Store};
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The baseline: baselines/DEVICE/NAME.json
+    #[arg(long, value_name = "NAME")]
+    baseline: String,
+    #[command(flatten)]
+    sessions: Sessions,
+    /// Smallest change that matters, as a fraction of the baseline's time
+    #[arg(long, value_name = "FRACTION", default_value_t = Policy::default().relative)]
+    relative: f64,
+    /// Smallest change that matters, in nanoseconds
+    #[arg(long, value_name = "NS", default_value_t = Policy::default().absolute_ns)]
+    absolute: f64,
+    /// Difference that two devices of one model may have, as a fraction: on top of --relative where the baseline's device is not known to
+    /// be this one
+    #[arg(long, value_name = "FRACTION", default_value_t = Policy::default().other_device)]
+    other_device: f64,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let fractions =
+        [("--relative", arguments.relative), ("--absolute", arguments.absolute), ("--other-device", arguments.other_device)];
+    for (flag, value) in fractions {
+        anyhow::ensure!(value >= 0.0 && value.is_finite(), "{flag} takes a number from 0");
+    }
+    kernelgate::record::store::check_name(&arguments.baseline)?;
+    let runs = arguments.sessions.read(store)?;
+    let policy = Policy {
+        relative: arguments.relative,
+        absolute_ns: arguments.absolute,
+        other_device: arguments.other_device,
+        ..Policy::default()
+    };
+    let report = hold(store, &arguments.baseline, &runs, policy)?;
+    let again = format!("cargo bench   # as often as wanted\nkernelgate gate --baseline {} --last COUNT", arguments.baseline);
+    let summary = verdicts::summary(&report, &again);
+    arguments.output.tell(&verdicts::text(&report), &summary, &report, &metrics::of_runs(&runs))?;
+    Ok(report.exit())
+}
+
+/// Holds the runs against their device's baseline. Where only another device has one of that name, the refusal says so.
+fn hold(store: &Store, name: &str, runs: &[Run], policy: Policy) -> Result<Report, StoreError> {
+    let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
+    match store.baseline(&device, name) {
+        Ok(baseline) => {
+            let report = compare(&baseline, runs, policy);
+            Ok(Report { staleness: staleness(store, &baseline, &report), ..report })
+        }
+        Err(missing @ StoreError::NoBaseline { .. }) => {
+            let elsewhere = store.baseline_files().into_iter().filter(|(_, other, _)| other == name);
+            let reports = elsewhere.filter_map(|(device, ..)| Some(compare(&store.baseline(&device, name).ok()?, runs, policy)));
+            reports.into_iter().find(|report| !report.refused.is_empty()).ok_or(missing)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Of the oldest run that a judged case rests on.
+fn staleness(store: &Store, baseline: &Baseline, report: &Report) -> Option<Staleness> {
+    let used = report.judged.iter().flat_map(|judged| baseline.cases[&judged.case].samples.keys());
+    let oldest = used.map(|key| &baseline.runs[key]).min_by(|a, b| a.started.cmp(&b.started))?;
+    let started: Option<jiff::Timestamp> = oldest.started.parse().ok();
+    Some(Staleness {
+        recorded: oldest.started.clone(),
+        commit: oldest.provenance.short(),
+        days: started.map(|started| jiff::Timestamp::now().duration_since(started).as_hours() / 24),
+        commits: oldest.provenance.commits_behind(&store.root),
+    })
+}

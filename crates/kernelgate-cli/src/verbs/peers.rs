@@ -1,0 +1,219 @@
+//! `kernelgate peers`: the cases of the last run beside other people's kernels for the same problems, timed now on the same GPU.
+
+use kernelgate::record::text::printable;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail, ensure};
+use regex::Regex;
+use serde::{Deserialize, Serialize};
+
+use super::output::{Format, print_json};
+use super::sessions::Sessions;
+use kernelgate::display::table::Table;
+use kernelgate::display::time;
+use kernelgate::exit::Exit;
+use kernelgate::record::{CaseRecord, Run, Store};
+use kernelgate::stats::median;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Only problems whose id matches this regular expression
+    filter: Option<String>,
+    /// The Python that has PyTorch
+    #[arg(long, env = "KERNELGATE_PYTHON", value_name = "PROGRAM", default_value = "python3")]
+    python: PathBuf,
+    #[command(flatten)]
+    sessions: Sessions,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+}
+
+/// Peer programs by workload family, and what they share.
+const PROGRAMS: &[(&str, &str)] = &[
+    ("attention", include_str!("../../../../peers/attention.py")),
+    ("denoise", include_str!("../../../../peers/denoise.py")),
+    ("st_bif", include_str!("../../../../peers/st_bif.py")),
+];
+const COMMON: &str = include_str!("../../../../peers/common.py");
+
+/// A problem as a peer program reads it.
+#[derive(Debug, Serialize)]
+struct Asked<'a> {
+    id: &'a str,
+    workload: &'a str,
+    axes: &'a BTreeMap<String, String>,
+}
+
+/// A line that a peer program prints: its environment first, then its results.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Result { id: String, peer: String, about: String, median_ns: f64 },
+    Failed { id: String, peer: String, about: String, error: String },
+    Environment(BTreeMap<String, String>),
+}
+
+/// A peer beside an implementation of ours.
+#[derive(Debug, Serialize)]
+struct Row {
+    problem: String,
+    peer: String,
+    about: String,
+    peer_ns: Option<f64>,
+    /// Why the peer has no time.
+    error: Option<String>,
+    implementation: String,
+    ours_ns: f64,
+    /// Share of the limit that ours reaches.
+    of_limit: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    device: String,
+    commit: String,
+    peers: BTreeMap<String, String>,
+    rows: Vec<Row>,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let runs = arguments.sessions.read(store)?;
+    let filter = arguments.filter.as_deref().map(Regex::new).transpose().context("the filter is not a regular expression")?;
+    let problems = problems(&runs, filter.as_ref());
+    let families: BTreeSet<&str> = problems.keys().filter_map(|id| id.split('/').next()).collect();
+    let programs: Vec<_> = PROGRAMS.iter().filter(|(family, _)| families.contains(family)).collect();
+    ensure!(
+        !programs.is_empty(),
+        "no hot GPU case of the last run has a peer: run `cargo bench` on a GPU first, or widen the filter"
+    );
+    let card = runs.iter().rev().find_map(|run| run.environment.gpu.as_ref()).map(|gpu| gpu.uuid.clone()).unwrap_or_default();
+    let mut rows = Vec::new();
+    let mut environment = BTreeMap::new();
+    for (family, program) in programs {
+        let asked: Vec<Asked<'_>> = problems
+            .iter()
+            .filter(|(id, _)| id.starts_with(&format!("{family}/")))
+            .map(|(id, ours)| Asked { id, workload: &ours[0].case.workload, axes: &ours[0].case.problem })
+            .collect();
+        eprintln!("timing the peers of {} {family} problems", asked.len());
+        for line in ask(arguments, &card, family, program, &asked)? {
+            let (id, peer, about, peer_ns, error) = match line {
+                Line::Environment(found) => {
+                    environment = found;
+                    continue;
+                }
+                Line::Result { id, peer, about, median_ns } => (id, peer, about, Some(median_ns), None),
+                Line::Failed { id, peer, about, error } => (id, peer, about, None, Some(error)),
+            };
+            let ours = problems.get(&id).with_context(|| format!("peers/{family}.py answers for {id}, which it was not asked"))?;
+            rows.extend(ours.iter().map(|ours| Row {
+                problem: id.clone(),
+                peer: peer.clone(),
+                about: about.clone(),
+                peer_ns,
+                error: error.clone(),
+                implementation: ours.case.implementation.clone(),
+                ours_ns: ours.median_ns,
+                of_limit: ours.case.limit.as_ref().map(|limit| limit.fraction(ours.median_ns)),
+            }));
+        }
+    }
+    let device = runs.first().map(|run| run.environment.device_name.clone()).unwrap_or_default();
+    if environment.get("device").is_some_and(|found| *found != device) {
+        eprintln!("refused: the run was on {device}, the peers on {}", printable(&environment["device"]));
+        return Ok(Exit::Refused);
+    }
+    let commit = runs.first().map(|run| run.provenance.short()).unwrap_or_default();
+    let report = Report { device, commit, peers: environment, rows };
+    match arguments.format {
+        Format::Json => print_json(&report)?,
+        format => print(&report, format),
+    }
+    Ok(Exit::Fine)
+}
+
+/// A case of ours that peers are held against.
+struct Ours<'a> {
+    case: &'a CaseRecord,
+    median_ns: f64,
+}
+
+/// What a library computes for us, and for the peers too.
+const LIBRARIES: &[&str] = &["cuda/cudnn"];
+
+/// By problem, among the hot GPU cases: the fastest kernel of our own, and every library's. The id of a problem is a case's without
+/// implementation and cache.
+fn problems<'a>(runs: &'a [Run], filter: Option<&Regex>) -> BTreeMap<String, Vec<Ours<'a>>> {
+    let mut problems: BTreeMap<String, Vec<Ours<'a>>> = BTreeMap::new();
+    let gpu = runs.iter().filter(|run| run.environment.gpu.is_some());
+    for (id, case) in gpu.flat_map(|run| &run.cases).filter(|(_, case)| case.cache == "hot") {
+        let problem = id.strip_suffix(&format!("/{}/{}", case.implementation, case.cache)).unwrap_or(id);
+        if filter.is_none_or(|filter| filter.is_match(problem)) {
+            let ours = Ours { case, median_ns: median(&case.samples.per_launch_ns()) };
+            problems.entry(problem.to_owned()).or_default().push(ours);
+        }
+    }
+    let is_library = |ours: &Ours<'_>| LIBRARIES.contains(&ours.case.implementation.as_str());
+    for ours in problems.values_mut() {
+        ours.sort_by(|a, b| is_library(a).cmp(&is_library(b)).then(a.median_ns.total_cmp(&b.median_ns)));
+        let mut first = true;
+        ours.retain(|ours| std::mem::take(&mut first) || is_library(ours));
+    }
+    problems
+}
+
+/// Runs a peer program on that card and reads what it prints.
+fn ask(arguments: &Arguments, card: &str, family: &str, program: &str, asked: &[Asked<'_>]) -> anyhow::Result<Vec<Line>> {
+    let folder = tempfile::tempdir().context("failed to make a folder for the peer program")?;
+    std::fs::write(folder.path().join("common.py"), COMMON).context("failed to write the peer program")?;
+    let script = folder.path().join(format!("{family}.py"));
+    std::fs::write(&script, program).context("failed to write the peer program")?;
+    let python = arguments.python.display();
+    let mut child = Command::new(&arguments.python)
+        .arg(&script)
+        .env("CUDA_VISIBLE_DEVICES", card)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("failed to start {python}: --python names the one that has PyTorch"))?;
+    // A program that ends before it reads says why on its standard error.
+    let _ = child.stdin.take().map(|mut stdin| stdin.write_all(serde_json::to_string(asked).unwrap_or_default().as_bytes()));
+    let output = child.wait_with_output().with_context(|| format!("failed to wait for peers/{family}.py"))?;
+    if !output.status.success() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        bail!("peers/{family}.py under {python}: {}", errors.trim().lines().last().unwrap_or("it failed and said nothing"));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines()
+        .map(|line| serde_json::from_str(line).with_context(|| format!("peers/{family}.py printed what is no result: {line}")))
+        .collect()
+}
+
+fn print(report: &Report, format: Format) {
+    let with: Vec<String> = report.peers.iter().map(|(name, version)| format!("{name} {version}")).collect();
+    println!("{}\n", format.words(&format!("{}, {}; peers: {}", report.device, report.commit, with.join(", "))));
+    let mut table = Table::new(&["problem", "peer", "its time", "ours", "our time", "ratio", "of limit"]);
+    for row in &report.rows {
+        table.row(vec![
+            row.problem.clone(),
+            row.peer.clone(),
+            row.peer_ns.map_or_else(|| "-".to_owned(), time),
+            row.implementation.clone(),
+            time(row.ours_ns),
+            row.peer_ns.map_or_else(|| "-".to_owned(), |peer_ns| format!("{:.2}x", peer_ns / row.ours_ns)),
+            row.of_limit.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share)),
+        ]);
+    }
+    println!("{}", if format == Format::Markdown { table.markdown() } else { table.text() });
+    println!("\nratio: the peer's time over ours; above 1 ours is faster");
+    for row in &report.rows {
+        if let Some(error) = &row.error {
+            println!("{}", format.words(&format!("no time for {} on {}: {error}", row.peer, row.problem)));
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! `kernelgate runs`: what the last run measured, again, or for another program.
+
+use clap::ValueEnum;
+
+use super::output::print_json;
+use super::sessions::Sessions;
+use crate::report::metrics;
+use kernelgate::display::runs;
+use kernelgate::exit::Exit;
+use kernelgate::record::Store;
+
+/// How runs are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum Format {
+    /// As after `cargo bench`
+    #[default]
+    Text,
+    /// The records
+    Json,
+    /// Bencher Metric Format, for `bencher run --adapter json`
+    Bmf,
+    /// For github-action-benchmark's tool customSmallerIsBetter
+    SmallerIsBetter,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    sessions: Sessions,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let found = arguments.sessions.read(store)?;
+    match arguments.format {
+        Format::Text => println!("{}", runs::text(&found)),
+        Format::Json => print_json(&found)?,
+        Format::Bmf => print_json(&metrics::bencher(&metrics::of_runs(&found)))?,
+        Format::SmallerIsBetter => print_json(&metrics::smaller_is_better(&metrics::of_runs(&found)))?,
+    }
+    Ok(Exit::Fine)
+}

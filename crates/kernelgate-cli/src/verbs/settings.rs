@@ -1,0 +1,103 @@
+//! The flags of a bench binary that verbs with bench processes take too.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clap::ValueEnum as _;
+
+use crate::compare::Asked;
+use crate::compare::progress::parse_duration;
+use crate::gate::paired::Plan;
+use kernelgate::harness::args::EffortName;
+use kernelgate::harness::place::BackendName;
+use kernelgate::record::Pace;
+use kernelgate::workload::Override;
+
+/// Part of the time of a case that warms it up.
+const WARM_UP: f64 = 0.25;
+
+/// Which cases, where and from what.
+#[derive(Debug, clap::Args)]
+pub struct Settings {
+    /// Which cases, as of `cargo bench`
+    #[arg(long, env = "KERNELGATE_EFFORT", value_enum)]
+    effort: Option<EffortName>,
+    /// Replace an axis' values, for example --axis s=512,777 (repeatable)
+    #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
+    axis: Vec<Override>,
+    /// Where to run: auto is the GPU if there is one, else the CPU
+    #[arg(long, env = "KERNELGATE_BACKEND", value_enum)]
+    backend: Option<BackendName>,
+    /// Which GPU, counted from 0
+    #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
+    device: Option<usize>,
+    /// Seed of the random inputs
+    #[arg(long, env = "KERNELGATE_SEED", value_name = "NUMBER")]
+    seed: Option<u64>,
+    /// Seconds after which a kernel on the GPU is taken for hung
+    #[arg(long, env = "KERNELGATE_TIMEOUT", value_name = "SECONDS")]
+    timeout: Option<u64>,
+}
+
+impl Settings {
+    /// As the variables that stand for them.
+    pub fn variables(&self) -> BTreeMap<String, String> {
+        let word = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| value().map(|value| value.get_name().to_owned());
+        let axes: Vec<String> = self.axis.iter().map(|wanted| format!("{}={}", wanted.axis, wanted.values.join(","))).collect();
+        let settings = [
+            ("KERNELGATE_EFFORT", self.effort.and_then(|effort| word(&|| effort.to_possible_value()))),
+            ("KERNELGATE_BACKEND", self.backend.and_then(|backend| word(&|| backend.to_possible_value()))),
+            ("KERNELGATE_AXIS", (!axes.is_empty()).then(|| axes.join(" "))),
+            ("KERNELGATE_DEVICE", self.device.map(|device| device.to_string())),
+            ("KERNELGATE_SEED", self.seed.map(|seed| seed.to_string())),
+            ("KERNELGATE_TIMEOUT", self.timeout.map(|seconds| seconds.to_string())),
+        ];
+        settings.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+    }
+
+    /// Whether cases are named by their axes.
+    pub const fn names_axes(&self) -> bool {
+        !self.axis.is_empty()
+    }
+}
+
+/// What counts as slower, and how long is measured. Defaults are not given here: the device's calibration comes before them.
+#[derive(Debug, clap::Args)]
+pub struct Limits {
+    /// Most blocks of four processes [default: as calibrated, else 96]
+    #[arg(long, value_name = "COUNT")]
+    max_blocks: Option<usize>,
+    /// Smallest change that matters, as a fraction of the time [default: as calibrated, else 0.01]
+    #[arg(long, value_name = "FRACTION")]
+    relative: Option<f64>,
+    /// Smallest change that matters, in nanoseconds [default: as calibrated, else 100]
+    #[arg(long, value_name = "NS")]
+    absolute: Option<f64>,
+    /// After 24 blocks, 48 and so on, a case without a visible change is unchanged if none above this fraction is possible [default: as calibrated, else 0.05 and 24 blocks]
+    #[arg(long, value_name = "FRACTION")]
+    tolerated: Option<f64>,
+    /// How long a process times a case, a quarter of it to warm up [default: 0.4s, on a GPU 0.15s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    case_time: Option<Duration>,
+}
+
+impl Limits {
+    /// What was asked for.
+    ///
+    /// # Errors
+    /// Names the flag whose value makes no sense.
+    pub fn asked(&self) -> anyhow::Result<Asked> {
+        for (flag, value) in [("--relative", self.relative), ("--absolute", self.absolute), ("--tolerated", self.tolerated)] {
+            anyhow::ensure!(value.is_none_or(|value| value >= 0.0 && value.is_finite()), "{flag} takes a number from 0");
+        }
+        let most = self.max_blocks.unwrap_or(Plan::default().max_blocks);
+        anyhow::ensure!((1..=10_000).contains(&most), "--max-blocks takes a number from 1 to 10000");
+        Ok(Asked { relative: self.relative, absolute_ns: self.absolute, tolerated: self.tolerated, max_blocks: self.max_blocks })
+    }
+
+    /// How long a process times a case.
+    pub fn pace(&self) -> Option<Pace> {
+        let whole_s = self.case_time?.as_secs_f64();
+        Some(Pace { warm_up_s: WARM_UP * whole_s, measurement_s: (1.0 - WARM_UP) * whole_s, ..Pace::MEASURED })
+    }
+}

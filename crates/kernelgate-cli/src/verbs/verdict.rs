@@ -1,0 +1,68 @@
+//! How the verbs that end in a verdict print it.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::output::print_json;
+use crate::report::metrics::{self, Metrics};
+use crate::report::summary::Summary;
+use crate::report::{comment, junit};
+use kernelgate::record::file;
+
+/// How a verdict is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Format {
+    /// For a terminal
+    #[default]
+    Text,
+    /// Everything, for programs
+    Json,
+    /// The comment for a pull request, at most 60,000 bytes
+    Markdown,
+    /// JUnit XML, for the test view of a CI system
+    Junit,
+    /// Bencher Metric Format: the times only, for `bencher run --adapter json`
+    Bmf,
+    /// The times only, for github-action-benchmark's tool customSmallerIsBetter
+    SmallerIsBetter,
+}
+
+/// Flags of a verb that ends in a verdict.
+#[derive(Debug, clap::Args)]
+pub struct Output {
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+    /// Also write comment.md, junit.xml, result.json, bmf.json and smaller-is-better.json into this folder
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+impl Output {
+    /// Prints a result, and writes all its formats where asked for. `text` is for a terminal, `result` the whole.
+    pub fn tell(&self, text: &str, summary: &Summary, result: &impl Serialize, metrics: &Metrics) -> anyhow::Result<()> {
+        if let Some(folder) = &self.out {
+            let json = |value: serde_json::Result<String>| value.map(|text| text + "\n");
+            for (name, text) in [
+                ("comment.md", comment::markdown(summary)),
+                ("junit.xml", junit::xml(summary)),
+                ("result.json", json(serde_json::to_string_pretty(result))?),
+                ("bmf.json", json(serde_json::to_string_pretty(&metrics::bencher(metrics)))?),
+                ("smaller-is-better.json", json(serde_json::to_string_pretty(&metrics::smaller_is_better(metrics)))?),
+            ] {
+                file::write_text(&folder.join(name), &text).map_err(|error| anyhow::anyhow!("--out: failed to {error}"))?;
+            }
+        }
+        match self.format {
+            Format::Text => println!("{text}"),
+            Format::Json => print_json(result)?,
+            Format::Markdown => print!("{}", comment::markdown(summary)),
+            Format::Junit => print!("{}", junit::xml(summary)),
+            Format::Bmf => print_json(&metrics::bencher(metrics))?,
+            Format::SmallerIsBetter => print_json(&metrics::smaller_is_better(metrics))?,
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,358 @@
+//! `kernelgate compare` from outside: a scratch repository with one bench, its builds compared.
+//!
+//! The bench is linked with the library that `cargo test` built, so that a build takes seconds. Thresholds are wide and slow-downs
+//! threefold: what is checked is what is said, not how fine it measures.
+
+#![allow(clippy::unwrap_used)]
+#![cfg(unix)]
+
+mod package;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use package::Outcome;
+use tempfile::TempDir;
+
+const MANIFEST: &str = r#"
+[package]
+name = "scratch"
+version = "0.1.0"
+edition = "2024"
+[lib]
+bench = false
+[[bench]]
+name = "spin"
+harness = false
+[profile.bench]
+debug = false
+"#;
+
+/// One case a value of `n`, whose time is that of ROUNDS passes.
+const BENCH: &str = r#"
+use std::process::ExitCode;
+use kernelgate::prelude::*;
+
+const ROUNDS: usize = 400;
+
+struct Sum { n: usize }
+
+impl Problem for Sum {
+    fn inputs(&self, seed: u64) -> Tensors {
+        Tensors::new().with("x", [1, self.n], random::normal(seed, "x", self.n))
+    }
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        vec![Expected::all("y", [1, self.n], inputs.f32("x").iter().map(|&x| f64::from(x) * f64::from(x)).collect::<Vec<f64>>())]
+    }
+    fn work(&self) -> Work { Work::default() }
+    fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }
+    fn host_bytes(&self) -> u64 { self.n as u64 * 16 }
+}
+
+const SUM: Workload<Sum> = Workload {
+    name: "scratch/sum",
+    about: "squares, as often as it takes",
+    revision: 1,
+    axes: &[Axis::number("n", "elements")],
+    default: &["n=1024"],
+    accelerator: &[],
+    thorough: &[],
+    bind: |point| Ok(Sum { n: point.number("n")? }),
+};
+
+const ROWS: &[Implementation<Sum>] = &[Implementation {
+    name: "cpu",
+    about: "squares",
+    supports: |_| Ok(()),
+    prepare: Prepare::Cpu(|problem, inputs| {
+        Task::new(Tensors::new().with_output("y", [1, problem.n], Dtype::F32), move |outputs| {
+            for _ in 0..ROUNDS {
+                let x = std::hint::black_box(inputs.f32("x"));
+                outputs.f32_mut("y").iter_mut().zip(x).for_each(|(y, x)| *y = x * x);
+                std::hint::black_box(outputs.f32_mut("y"));
+            }
+        })
+    }),
+}];
+
+fn main() -> ExitCode {
+    Harness::new("spin", vec![suite(&SUM, ROWS)]).main()
+}
+"#;
+
+struct Scratch {
+    folder: TempDir,
+}
+
+/// The library that `cargo test` built for this test.
+fn library() -> PathBuf {
+    let deps = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("deps");
+    let built = std::fs::read_dir(deps).unwrap().flatten().map(|entry| entry.path()).filter(|path| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        name.starts_with("libkernelgate-") && name.ends_with(".rlib")
+    });
+    built.max_by_key(|path| path.metadata().unwrap().modified().unwrap()).unwrap()
+}
+
+impl Scratch {
+    fn new() -> Self {
+        let scratch = Self { folder: tempfile::tempdir().unwrap() };
+        scratch.write("Cargo.toml", MANIFEST);
+        scratch.write("src/lib.rs", "");
+        scratch.write("benches/spin.rs", BENCH);
+        scratch.git("init --quiet --initial-branch=main");
+        scratch.commit("first");
+        scratch
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let path = self.folder.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn bench(&self, from: &str, to: &str) {
+        assert!(BENCH.contains(from));
+        self.write("benches/spin.rs", &BENCH.replace(from, to));
+    }
+
+    fn git(&self, line: &str) -> String {
+        let mut git = Command::new("git");
+        git.arg("-C").arg(self.folder.path()).args(["-c", "user.name=a", "-c", "user.email=a@b"]).args(line.split(' '));
+        let output = git.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn commit(&self, message: &str) {
+        self.git("add benches src Cargo.toml");
+        self.git(&format!("commit --quiet -m {message}"));
+    }
+
+    fn compare_with(&self, flags: &str) -> Command {
+        let library = library();
+        let rustflags = [
+            "--extern".to_owned(),
+            format!("kernelgate={}", library.display()),
+            "-L".to_owned(),
+            format!("dependency={}", library.parent().unwrap().display()),
+        ];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
+        command
+            .args(["compare", "--relative", "0.5", "--tolerated", "0.8", "--max-blocks", "24", "--backend", "cpu"])
+            .args(flags.split_whitespace())
+            .current_dir(self.folder.path())
+            .env("CARGO_MANIFEST_DIR", self.folder.path())
+            .env("CARGO_TARGET_DIR", self.folder.path().join("target"))
+            .env("CARGO_ENCODED_RUSTFLAGS", rustflags.join("\u{1f}"))
+            .env("RAYON_NUM_THREADS", "1")
+            .env_remove("RUST_BACKTRACE");
+        command
+    }
+
+    fn compare(&self, flags: &str) -> Outcome {
+        self.compare_with(flags).output().unwrap().into()
+    }
+}
+
+const CASE: &str = "scratch/sum/n1024/cpu/hot";
+
+#[test]
+fn unchanged_code_is_fine_and_slower_code_is_not() {
+    let scratch = Scratch::new();
+    let status = scratch.git("status --porcelain");
+    let same = "the same executable on both sides, byte by byte: spin";
+    scratch.compare("--base main --head HEAD").expect(0, &[CASE, "unchanged", "1 unchanged, 0 inconclusive of 1", same]);
+    scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 1600");
+    // Uncommitted, and a new file beside it.
+    scratch.write("notes.txt", "new");
+    let before = (scratch.git("status --porcelain"), scratch.git("stash list"), scratch.git("branch --list"));
+    let outcome = scratch.compare("--base main --format json");
+    outcome.expect(1, &["round 2"]);
+    let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!((&json["judged"][0]["verdict"], &json["judged"][0]["decision"]["case"]), (&"regressed".into(), &CASE.into()));
+    assert_eq!(json["judged"][0]["confirmation"]["verdict"], "regressed");
+    assert!(json["head"].as_str().unwrap().starts_with("working tree ("));
+    assert_eq!((scratch.git("status --porcelain"), scratch.git("stash list"), scratch.git("branch --list")), before);
+    assert!(status.is_empty() || status.contains("target"), "{status}");
+    // The last comparison was finished: resuming it measures nothing anew.
+    scratch.compare("--base main --resume --format markdown").expect(1, &["resuming with", "**1 regressed", "| scratch/sum"]);
+    scratch.commit("slower");
+    scratch.compare("--base HEAD --head main~1 --resume").expect(0, &["starting anew", "1 improved"]);
+}
+
+#[test]
+fn what_cannot_be_compared_is_named() {
+    let scratch = Scratch::new();
+    scratch.compare("--base mian").expect(2, &["no revision `mian`", "did you mean main"]);
+    scratch.compare("--base main --head --budget").expect(2, &[]);
+    scratch.compare("").expect(2, &["--base"]);
+    scratch.compare("--base main --bench none").expect(2, &["--bench none: neither side has it; there are spin"]);
+    scratch.compare("--base main nothing").expect(2, &["no case matches `nothing`"]);
+    scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
+    scratch.compare("--base main").expect(2, &["head working tree", "does not build", "mistake"]);
+    // New and removed cases are listed; a changed definition is refused.
+    scratch.bench("default: &[\"n=1024\"]", "default: &[\"n=2048\"]");
+    scratch.compare("--base main").expect(3, &["new, not judged: scratch/sum/n2048/cpu/hot", &format!("removed: {CASE}")]);
+    scratch.bench("revision: 1", "revision: 2");
+    scratch.compare("--base main").expect(4, &["refused: revision is `1` in the base and `2` in the head", CASE]);
+    scratch.bench("*y = x * x", "*y = x + x");
+    scratch.compare("--base main").expect(1, &[&format!("failed in the head: {CASE}"), "1 failed"]);
+    scratch.bench("for _ in 0..ROUNDS {", "std::process::exit(7);\n#[allow(unreachable_code)]\nfor _ in 0..ROUNDS {");
+    scratch.compare("--base main").expect(1, &["broke: spin of the head", "exit status: 7"]);
+    // A bench of another kind, and one that only the head has.
+    scratch.write("benches/spin.rs", BENCH);
+    scratch.write("benches/other.rs", "fn main() { println!(\"done\"); }");
+    scratch.write("Cargo.toml", &format!("{MANIFEST}\n[[bench]]\nname = \"other\"\nharness = false\n"));
+    scratch.compare("--base main").expect(
+        0,
+        &["bench without this harness, left alone: other", "left alone: other of the head: its file has no mark", "1 unchanged"],
+    );
+    assert!(scratch.compare("--base main --bench spin --budget 0.1s").all().contains("of 1"));
+}
+
+/// Two cases; what happens to the larger one is up to the environment: `SCRATCH_FAULT`, in the
+/// trials whose session contains `SCRATCH_WHEN`.
+const FAULT: &str = r#"
+fn fault(kind: &str) -> bool {
+    let variable = |name: &str| std::env::var(name).unwrap_or_default();
+    let order = std::fs::read_to_string(variable("KERNELGATE_TRIAL")).unwrap_or_default();
+    variable("SCRATCH_FAULT") == kind && order.contains(&variable("SCRATCH_WHEN"))
+}
+"#;
+
+#[test]
+fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
+    let scratch = Scratch::new();
+    let bench = [
+        ("default: &[\"n=1024\"]", "default: &[\"n=1024,2048\"]"),
+        ("self.n as u64 * 16", "if self.n == 2048 && fault(\"skip\") { 1 << 60 } else { self.n as u64 * 16 }"),
+        (
+            "    Harness::new(\"spin\", vec![suite(&SUM, ROWS)])",
+            "    if fault(\"exit\") { std::process::exit(7) }
+    const FEWER: Workload<Sum> = Workload { default: &[\"n=1024\"], ..SUM };
+    Harness::new(\"spin\", vec![suite(if fault(\"absent\") { &FEWER } else { &SUM }, ROWS)])",
+        ),
+    ];
+    let text = bench.iter().fold(format!("{BENCH}{FAULT}"), |text, (from, to)| {
+        assert!(text.contains(from));
+        text.replace(from, to)
+    });
+    scratch.write("benches/spin.rs", &text);
+    scratch.commit("two");
+    let compare = |fault: &str, when: &str, flags: &str| -> (Outcome, Vec<String>) {
+        let mut command = scratch.compare_with(&format!("--base main --head main --case-time 0.05s {flags}"));
+        let outcome: Outcome = command.env("SCRATCH_FAULT", fault).env("SCRATCH_WHEN", when).output().unwrap().into();
+        let row = outcome.stdout.lines().find(|line| line.starts_with(&CASE.replace("1024", "2048")));
+        let words = row.unwrap_or_default().split_whitespace().map(str::to_owned).collect();
+        (outcome, words)
+    };
+    let unmeasured = [&*CASE.replace("1024", "2048"), "inconclusive", "-", "-", "-", "-", "-", "0"];
+    // In every process but the one that verified it.
+    let (outcome, row) = compare("skip", "\"r1-", "");
+    outcome.expect(3, &["inconclusive: skipped in the base: needs 1152921505 GB of memory", "1 unchanged, 1 inconclusive of 2"]);
+    assert_eq!(row, unmeasured);
+    // After the first block: what that block measured is told, and decides nothing.
+    let (outcome, row) = compare("skip", "\"r1-b1-p0\"", "");
+    outcome.expect(3, &["inconclusive: too few pairs; skipped in the head: needs 1152921505 GB of memory"]);
+    assert_eq!((&*row[1], &**row.last().unwrap()), ("inconclusive", "2"));
+    let (outcome, row) = compare("absent", "\"r1-b0-p1\"", "");
+    outcome.expect(3, &["inconclusive: skipped in the head: the bench did not list it"]);
+    assert_eq!(row, unmeasured);
+    // What was interrupted knows it still, and asks for nothing again.
+    compare("", "", "--resume").0.expect(3, &["resuming with", "skipped in the head: the bench did not list it"]);
+    let (outcome, row) = compare("exit", "\"r1-", "");
+    outcome.expect(1, &["2 inconclusive of 2", "inconclusive: its bench broke in the head: exit status: 7"]);
+    assert_eq!(row, unmeasured);
+    let (outcome, row) = compare("exit", "\"r1-b0-p3\"", "--budget 0.1s");
+    outcome.expect(3, &["inconclusive: no block of it ended within 0 s and 24 blocks"]);
+    assert_eq!(row, unmeasured);
+    // While the base was verified: the head verified it, and there is nothing to compare with.
+    scratch.write("benches/spin.rs", &text.replace("ROUNDS: usize = 400", "ROUNDS: usize = 399"));
+    let mut command = scratch.compare_with("--base main --case-time 0.05s");
+    command.env("SCRATCH_FAULT", "skip").env("SCRATCH_WHEN", "base/verified");
+    Outcome::from(command.output().unwrap()).expect(3, &["inconclusive: skipped in the base: needs 1152921505 GB of memory"]);
+}
+
+#[test]
+fn an_interrupted_comparison_goes_on_where_it_was() {
+    let scratch = Scratch::new();
+    let mut first = scratch.compare_with("--base main --head main").stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let trials = scratch.folder.path().join("target/kernelgate/compare/trials.json");
+    let count = || std::fs::read_to_string(&trials).map_or(0, |text| text.matches("\"place\"").count());
+    while count() < 5 {
+        assert!(first.try_wait().unwrap().is_none(), "it ended by itself");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(Command::new("kill").args(["-INT", &first.id().to_string()]).status().unwrap().success());
+    assert_eq!(first.wait().unwrap().code(), Some(130));
+    scratch.compare("--base main --head main --resume").expect(0, &["resuming with 4 processes", "1 unchanged"]);
+}
+
+#[test]
+fn two_comparisons_do_not_meet() {
+    let scratch = Scratch::new();
+    let first = scratch.compare_with("--base main --head main --format json").stderr(Stdio::null()).spawn();
+    let mut first = first.unwrap();
+    let lock = scratch.folder.path().join("target/kernelgate/compare/base/side");
+    while !lock.exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    scratch.compare("--base main").expect(2, &["another comparison runs"]);
+    first.kill().unwrap();
+    first.wait().unwrap();
+}
+
+/// `ci/perf-check` in the scratch repository.
+fn perf_check(scratch: &Scratch, flags: &str) -> Outcome {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ci/perf-check");
+    scratch.write("ci/perf-check", &std::fs::read_to_string(script).unwrap());
+    let compare = scratch.compare_with("");
+    let mut command = Command::new("bash");
+    command.arg("ci/perf-check").args(flags.split_whitespace()).current_dir(scratch.folder.path());
+    // The environment of a comparison, with this program in place of `cargo run`.
+    command.envs(compare.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.env("KERNELGATE", env!("CARGO_BIN_EXE_kernelgate")).env("KERNELGATE_BACKEND", "cpu").env_remove("KERNELGATE_CUDA_LIBS");
+    command.output().unwrap().into()
+}
+
+#[test]
+fn the_check_of_a_pull_request_compares_or_gates_or_says_what_is_missing() {
+    let scratch = Scratch::new();
+    perf_check(&scratch, "--help").expect(0, &["--allow-inconclusive", "Exit code"]);
+    perf_check(&scratch, "--mode never").expect(2, &["--mode takes auto, compare or gate, not `never`"]);
+    perf_check(&scratch, "--base").expect(2, &["--base takes a value"]);
+    perf_check(&scratch, "--base nowhere --mode compare").expect(2, &["no revision `nowhere` here"]);
+    perf_check(&scratch, "--base nowhere")
+        .expect(2, &["No comparison: ", "No gate: ", "no baseline `main` for", "baseline save main"]);
+    perf_check(&scratch, "--base main --dry-run").expect(0, &["kernelgate compare --base", "resources --arch sm_90a --check"]);
+    // Four times as slow, which no noise hides.
+    scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 1600");
+    let outcome = perf_check(&scratch, "--base main --out told --budget 5m");
+    outcome.expect(1, &["**1 regressed", "- base: ", "noise floor", "Kernel resources", "kernelgate compare --base"]);
+    let told = scratch.folder.path().join("told");
+    let read = |name: &str| std::fs::read_to_string(told.join(name)).unwrap();
+    assert_eq!(read("comment.md"), outcome.stdout);
+    assert!(
+        read("junit.xml").contains("type=\"regressed\"") && read("bmf.json").contains(CASE) && read("result.json").contains(CASE)
+    );
+    // A base that does not build: only the committed baseline is left.
+    scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
+    scratch.commit("broken");
+    scratch.bench("fn main()", "fn main()");
+    perf_check(&scratch, "--base main --out told").expect(2, &["does not build", "nothing was judged"]);
+    let mut save = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
+    save.args(["baseline", "save", "main", "--runs", "2", "--", "--", "--quick", "--noplot"]).current_dir(scratch.folder.path());
+    let compare = scratch.compare_with("");
+    save.envs(compare.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("KERNELGATE_BACKEND", "cpu");
+    assert!(save.output().unwrap().status.success());
+    let outcome = perf_check(&scratch, "--base main --out told --runs 2");
+    let words = ["the committed baseline is the second best", "- base: baseline `main` of", "run 2 of 2", "of 1 (threshold 5%)"];
+    outcome.expect(outcome.code.unwrap(), &words);
+    // What the gate says of two runs under load is its own affair.
+    assert!([0, 1, 3].contains(&outcome.code.unwrap()), "{}", outcome.all());
+    let outcome = perf_check(&scratch, "--mode gate --out told --runs 1 --allow-inconclusive");
+    outcome.expect(outcome.code.unwrap(), &["of 1 (threshold 5%)"]);
+    assert!([0, 1].contains(&outcome.code.unwrap()), "{}", outcome.all());
+}

@@ -1,0 +1,160 @@
+//! The harness on a real GPU: right and broken kernels. Without a GPU every test says so and passes; `KERNELGATE_REQUIRE_GPU=1` makes
+//! that a failure.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kernelgate_cuda::driver::device;
+use serde_json::Value;
+
+/// One test at a time on the device, or none.
+fn gpu() -> Option<MutexGuard<'static, ()>> {
+    static DEVICE: Mutex<()> = Mutex::new(());
+    match device::check(0) {
+        Ok(()) => Some(DEVICE.lock().unwrap_or_else(PoisonError::into_inner)),
+        Err(error) => {
+            assert!(std::env::var_os("KERNELGATE_REQUIRE_GPU").is_none(), "no GPU: {error}");
+            eprintln!("skipped: {error}");
+            None
+        }
+    }
+}
+
+struct Outcome {
+    code: Option<i32>,
+    text: String,
+    /// The run record, where one was written.
+    run: Option<Value>,
+}
+
+impl Outcome {
+    #[track_caller]
+    fn expect(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, Some(code), "{}", self.text);
+        words.iter().for_each(|word| assert!(self.text.contains(word), "`{word}` is not in:\n{}", self.text));
+        assert!(!self.text.contains("panicked at"), "{}", self.text);
+    }
+
+    fn part(&self, name: &str) -> Vec<&str> {
+        self.run.as_ref().unwrap()[name].as_object().unwrap().keys().map(String::as_str).collect()
+    }
+}
+
+/// Runs an example's bench binary in a folder of its own.
+fn bench(example: &str, line: &str) -> Outcome {
+    let program = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("examples").join(example);
+    assert!(program.is_file(), "{} is missing: run the whole `cargo test`, or `cargo build --examples` first", program.display());
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(program)
+        .args("--bench --noplot --warm-up-time 0.01 --measurement-time 0.05 --sample-size 10".split(' '))
+        .args(line.split_whitespace())
+        .current_dir(folder.path())
+        .env("CARGO_MANIFEST_DIR", folder.path())
+        .env("CARGO_TARGET_DIR", folder.path().join("target"))
+        .env("KERNELGATE_SESSION", "s")
+        .env_remove("CRITERION_HOME")
+        .output()
+        .unwrap();
+    let record: PathBuf = folder.path().join(format!("target/kernelgate/runs/s/{example}.json"));
+    Outcome {
+        code: output.status.code(),
+        text: format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)),
+        run: std::fs::read(record).ok().map(|bytes| serde_json::from_slice(&bytes).unwrap()),
+    }
+}
+
+#[test]
+fn a_right_kernel_is_verified_timed_hot_and_cold_and_recorded() {
+    let Some(_gpu) = gpu() else { return };
+    let outcome = bench("faults", "--exact fixture/faults/n1000003/cuda/right/hot");
+    outcome.expect(0, &["every element", "gpu: "]);
+    let outcome = bench("faults", "n1000003/cuda/right/");
+    outcome.expect(0, &["n1000003/cuda/right/hot", "n1000003/cuda/right/cold"]);
+    let run = outcome.run.as_ref().unwrap();
+    assert_eq!(run["complete"], true);
+    assert!(run["environment"]["gpu"]["uuid"].as_str().unwrap().starts_with("GPU-"));
+    assert_eq!(run["telemetry"].as_array().unwrap().len(), 2);
+    assert!(run["limits"]["overhead"]["around_launch_ns"].as_f64().unwrap() > 0.0);
+    for case in run["cases"].as_object().unwrap().values() {
+        assert!(!case["samples"]["clock_mhz"].as_array().unwrap().is_empty(), "no clock beside the samples");
+        assert_eq!(case["verification"]["checked"], 1_000_003);
+    }
+    let time = |cache: &str| {
+        let samples = &run["cases"][format!("fixture/faults/n1000003/cuda/right/{cache}")]["samples"];
+        samples["elapsed_ns"][0].as_f64().unwrap() / samples["launches"][0].as_f64().unwrap()
+    };
+    assert!(time("cold") > time("hot"), "8 MB fit L2: cold must cost more than hot");
+}
+
+#[test]
+fn a_bad_kernel_has_no_time_and_the_others_go_on() {
+    let Some(_gpu) = gpu() else { return };
+    let outcome = bench("faults", "n100000/cuda/(right|wrong|unwritten|syntax|shape|memory)/");
+    // The compiler's log names the file and the line.
+    outcome.expect(1, &["faults FAULT=3", "faults.cu(3)", "launch faults", "GB on the GPU"]);
+    assert_eq!(outcome.part("cases").len(), 2, "right, hot and cold");
+    assert_eq!(outcome.part("failed").len(), 8, "wrong, unwritten, syntax, shape");
+    assert_eq!(outcome.part("skipped").len(), 2, "memory");
+}
+
+#[test]
+fn an_illegal_address_loses_the_device_and_nothing_else() {
+    let Some(_gpu) = gpu() else { return };
+    let outcome = bench("faults", "n100000/cuda/(right|address|right_again)/");
+    outcome.expect(1, &["the GPU was lost", "ILLEGAL_ADDRESS", "not run"]);
+    assert_eq!(outcome.part("cases").len(), 2, "what ran before is kept");
+    assert_eq!(outcome.part("failed").len(), 4, "what ran after has no time");
+    // The device itself is well: the next process runs.
+    bench("faults", "n100000/cuda/right_again/hot").expect(0, &[]);
+}
+
+#[test]
+fn a_hung_kernel_is_given_up() {
+    let Some(_gpu) = gpu() else { return };
+    let outcome = bench("faults", "--timeout 2 n100000/cuda/(right/|hang)");
+    outcome.expect(1, &["did not finish within 2 s"]);
+    assert_eq!(outcome.part("cases").len(), 2);
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_refused() {
+    let Some(_gpu) = gpu() else { return };
+    bench("faults", "--device 99").expect(2, &["there is no GPU 99"]);
+}
+
+#[test]
+fn an_outside_kernel_gets_the_same() {
+    let Some(_gpu) = gpu() else { return };
+    let outcome = bench("saxpy_cuda", "--axis n=1000,1000003");
+    outcome.expect(0, &["every element"]);
+    assert_eq!(outcome.part("cases").len(), 4);
+}
+
+#[test]
+fn timing_measures_every_part() {
+    let Some(_gpu) = gpu() else { return };
+    let output = Command::new(env!("CARGO_BIN_EXE_kernelgate")).args(["timing", "--format", "json"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = |part: &str| report[part].as_array().cloned().unwrap_or_default();
+    let number = |row: &Value, field: &str| row[field].as_f64().unwrap();
+    assert!(!rows("spins").is_empty() && !rows("telemetry").is_empty());
+    for row in rows("spins") {
+        // Far wider than the accuracy that METHODOLOGY reports: this finds what is broken, not what is noisy.
+        assert!((number(&row, "events_ns") / number(&row, "spent_ns") - 1.0).abs() < 0.1, "{row}");
+    }
+    for row in rows("cold") {
+        assert!(number(&row, "cold_ns") > 0.9 * number(&row, "memory_ns"), "faster than memory, so not cold: {row}");
+    }
+    if report["notes"].as_array().unwrap().is_empty() {
+        assert!(!rows("cupti").is_empty());
+        for row in rows("cupti").iter().filter(|row| number(row, "cupti_ns") > 1e5) {
+            assert!((number(row, "events_recorded_ns") / number(row, "cupti_ns") - 1.0).abs() < 0.1, "{row}");
+        }
+    }
+    let flops = report["limits"]["flops_per_s"].as_object().unwrap();
+    assert!(flops.is_empty() || (flops.len() == 5 && flops["matmul bf16"].as_f64() > flops["matmul f32"].as_f64()), "{flops:?}");
+}

@@ -1,0 +1,96 @@
+//! Compiled kernels on disk, so that the second process does not compile again.
+//!
+//! A file is named by a hash of everything that decides its content: source, headers, macros, architecture, compiler version. A
+//! file that cannot be read or written only costs a compilation.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::PathBuf;
+
+use super::nvrtc::{self, CompileError};
+use super::source::{Build, HEADERS};
+
+/// The machine code of a build, from the cache or the compiler.
+///
+/// # Errors
+/// As [`nvrtc::compile`].
+pub fn compile(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> {
+    let name = format!("{:016x}.cubin", key(build, arch, nvrtc::version()?));
+    let path = folder().map(|folder| folder.join(name));
+    // An ELF file that was cut short by a full disk would not load: the magic and a length at the end guard against it.
+    if let Some(cubin) = path.as_ref().and_then(|path| std::fs::read(path).ok()).and_then(unseal) {
+        return Ok(cubin);
+    }
+    let compiled = nvrtc::compile(build, arch)?;
+    if let Some(path) = path {
+        store(&path, &compiled.cubin);
+    }
+    Ok(compiled.cubin)
+}
+
+fn key(build: &Build, arch: &str, compiler: (i32, i32)) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (build, arch, compiler, HEADERS).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// `KERNELGATE_CACHE`, or the user's cache folder; none where the user has no home.
+fn folder() -> Option<PathBuf> {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable("KERNELGATE_CACHE")
+        .or_else(|| variable("XDG_CACHE_HOME").map(|cache| cache.join("kernelgate")))
+        .or_else(|| variable("HOME").map(|home| home.join(".cache").join("kernelgate")))
+}
+
+const SEAL: &[u8; 8] = b"kgcubin1";
+
+fn unseal(mut file: Vec<u8>) -> Option<Vec<u8>> {
+    let content = file.strip_suffix(SEAL)?.len();
+    file.truncate(content);
+    Some(file)
+}
+
+/// Written beside its place and renamed: another process never reads half of it.
+fn store(path: &std::path::Path, cubin: &[u8]) {
+    let Some(folder) = path.parent() else { return };
+    let write = || -> std::io::Result<()> {
+        use std::io::Write;
+        std::fs::create_dir_all(folder)?;
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        file.write_all(cubin)?;
+        file.write_all(SEAL)?;
+        file.persist(path)?;
+        Ok(())
+    };
+    // Without a cache everything works, only slower.
+    let _ = write();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::source::Source;
+    use super::*;
+
+    #[test]
+    fn a_key_depends_on_everything_that_decides_the_code() {
+        let build = |define: &str| Source::new("a", "text").build(&[define]);
+        let base = key(&build("A"), "sm_90a", (13, 0));
+        assert_eq!(base, key(&build("A"), "sm_90a", (13, 0)));
+        assert_ne!(base, key(&build("B"), "sm_90a", (13, 0)));
+        assert_ne!(base, key(&build("A"), "sm_80", (13, 0)));
+        assert_ne!(base, key(&build("A"), "sm_90a", (13, 1)));
+        assert_ne!(base, key(&Source::new("b", "text").build(&["A"]), "sm_90a", (13, 0)));
+        assert_ne!(base, key(&Source::new("a", "other").build(&["A"]), "sm_90a", (13, 0)));
+        let with_header = Source::new("a", "text").with_headers(&[("a.cuh", "x")]);
+        assert_ne!(base, key(&with_header.build(&["A"]), "sm_90a", (13, 0)));
+    }
+
+    #[test]
+    fn a_cut_file_is_not_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep").join("x.cubin");
+        store(&path, b"machine code");
+        let whole = std::fs::read(&path).unwrap();
+        assert_eq!(unseal(whole.clone()).unwrap(), b"machine code");
+        assert_eq!(unseal(whole[..whole.len() - 1].to_vec()), None);
+    }
+}

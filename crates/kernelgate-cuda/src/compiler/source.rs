@@ -1,0 +1,85 @@
+//! What is compiled: a source file with the headers of its package, and the macros of one build of it.
+
+/// Headers that every kernel may include, by the name it includes them under. They lie in this crate, so that kernels of other
+/// packages reach them too.
+pub const HEADERS: &[(&str, &str)] = &[
+    ("common/bulk.cuh", include_str!("../../kernels/common/bulk.cuh")),
+    ("common/cluster.cuh", include_str!("../../kernels/common/cluster.cuh")),
+    ("common/device_clock.cuh", include_str!("../../kernels/common/device_clock.cuh")),
+    ("common/element.cuh", include_str!("../../kernels/common/element.cuh")),
+    ("common/element16.cuh", include_str!("../../kernels/common/element16.cuh")),
+    ("common/float_ops.cuh", include_str!("../../kernels/common/float_ops.cuh")),
+    ("common/fragments.cuh", include_str!("../../kernels/common/fragments.cuh")),
+    ("common/math.cuh", include_str!("../../kernels/common/math.cuh")),
+    ("common/memory.cuh", include_str!("../../kernels/common/memory.cuh")),
+    ("common/reduce.cuh", include_str!("../../kernels/common/reduce.cuh")),
+    ("common/streaming.cuh", include_str!("../../kernels/common/streaming.cuh")),
+    ("common/types.cuh", include_str!("../../kernels/common/types.cuh")),
+    ("common/wgmma.cuh", include_str!("../../kernels/common/wgmma.cuh")),
+];
+
+/// A kernel file, embedded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Source {
+    /// What it goes by in messages and records: `family/implementation`, without `.cu`.
+    pub file: &'static str,
+    /// Its text.
+    pub text: &'static str,
+    /// Headers of its package, by the name it includes them under, beside [`HEADERS`].
+    pub headers: &'static [(&'static str, &'static str)],
+}
+
+impl Source {
+    /// A file without headers of its own: `Source::new("saxpy", include_str!("saxpy.cu"))`.
+    pub const fn new(file: &'static str, text: &'static str) -> Self {
+        Self { file, text, headers: &[] }
+    }
+
+    /// The same with headers of its package.
+    pub const fn with_headers(self, headers: &'static [(&'static str, &'static str)]) -> Self {
+        Self { headers, ..self }
+    }
+
+    /// The file with macros, each `NAME` or `NAME=VALUE`.
+    pub fn build(self, defines: &[&str]) -> Build {
+        Build { source: self, defines: defines.iter().map(ToString::to_string).collect() }
+    }
+}
+
+/// A kernel file with its macros.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Build {
+    /// The file.
+    pub source: Source,
+    /// `NAME` or `NAME=VALUE`.
+    pub defines: Vec<String>,
+}
+
+impl Build {
+    /// File and macros, for messages and records: `st_bif/backward_replay ELEMENT_F32 STEPS=8`.
+    pub fn name(&self) -> String {
+        std::iter::once(self.source.file).chain(self.defines.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn every_common_header_is_embedded() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels").join("common");
+        let entries = std::fs::read_dir(folder).unwrap();
+        let mut files: Vec<_> = entries.map(|entry| format!("common/{}", entry.unwrap().file_name().to_string_lossy())).collect();
+        let mut embedded: Vec<_> = HEADERS.iter().map(|(name, _)| (*name).to_owned()).collect();
+        files.sort();
+        embedded.sort();
+        assert_eq!(files, embedded);
+    }
+
+    #[test]
+    fn a_build_is_named_by_its_file_and_macros() {
+        assert_eq!(Source::new("a/b", "").build(&["X", "Y=2"]).name(), "a/b X Y=2");
+    }
+}

@@ -1,0 +1,279 @@
+//! An open GPU: its facts, memory, kernels and the one stream that everything runs on.
+//!
+//! Every driver result is checked and named. Nothing here is called inside a timed region but [`Kernel::launch`].
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
+use cudarc::driver::{CudaContext, CudaEvent, CudaModule, CudaStream, DriverError, result};
+use cudarc::nvrtc::Ptx;
+
+use super::buffer::{Buffer, short as out_of_memory};
+use super::kernel::Kernel;
+use super::status::{describe, failed};
+use super::wait;
+use crate::BackendError;
+use crate::compiler::cache;
+use crate::compiler::nvrtc::CompileError;
+use crate::compiler::source::Build;
+use crate::library::{self, Library};
+
+/// Oldest CUDA that the kernels' machine code needs of the driver: 13.0.
+const OLDEST_CUDA: i32 = 13_000;
+
+/// Why there is no GPU to run on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// A library is nowhere.
+    #[error("{} is missing: {}", .0.name(), .0.advice())]
+    Missing(Library),
+    /// The driver is there and answers with an error.
+    #[error("the NVIDIA driver failed to {action}: {error}")]
+    Driver {
+        /// What was asked.
+        action: &'static str,
+        /// What it answered.
+        error: String,
+    },
+    /// The driver is older than the kernels need.
+    #[error("the NVIDIA driver supports CUDA {}.{}, 13.0 is needed: update the driver", .0 / 1000, .0 % 1000 / 10)]
+    OldDriver(i32),
+    /// No GPU at all.
+    #[error("the NVIDIA driver finds no GPU")]
+    NoDevice,
+    /// Not that GPU.
+    #[error("there is no GPU {wanted}: this machine has {count}, counted from 0")]
+    NoSuchDevice {
+        /// What was asked for.
+        wanted: usize,
+        /// How many there are.
+        count: usize,
+    },
+}
+
+/// What a GPU is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// As the device names itself.
+    pub name: String,
+    /// "GPU-…", unique to the card.
+    pub uuid: String,
+    /// Architecture to compile for: "sm_90a".
+    pub arch: String,
+    /// Latest CUDA that the driver supports: 13000 is 13.0.
+    pub driver_cuda: i32,
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// L2 cache, bytes.
+    pub l2_bytes: u64,
+    /// Device memory, bytes.
+    pub memory_bytes: u64,
+    /// Highest SM clock, MHz.
+    pub max_clock_mhz: u32,
+    /// Ordinal among the machine's GPUs.
+    pub ordinal: usize,
+}
+
+/// An open GPU with a stream.
+pub struct Device {
+    facts: Facts,
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    marker: CudaEvent,
+    patience: Duration,
+    modules: Mutex<BTreeMap<String, Arc<CudaModule>>>,
+}
+
+/// Number of GPUs that the driver finds.
+///
+/// # Errors
+/// When there is no driver, it is too old, or it fails.
+pub fn count() -> Result<usize, DeviceError> {
+    library::load(Library::Driver).ok_or(DeviceError::Missing(Library::Driver))?;
+    let failed = |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
+    match result::init() {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(DeviceError::NoDevice),
+        other => other.map_err(failed("initialise"))?,
+    }
+    let mut version = 0;
+    // SAFETY: the driver is loaded and initialised, and the pointer is valid.
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().map_err(failed("tell its version"))?;
+    if version < OLDEST_CUDA {
+        return Err(DeviceError::OldDriver(version));
+    }
+    Ok(CudaContext::device_count().map_err(failed("count GPUs"))?.max(0) as usize)
+}
+
+/// Whether there is such a GPU and what running on it needs; opens nothing.
+///
+/// # Errors
+/// The first thing that is missing.
+pub fn check(ordinal: usize) -> Result<(), DeviceError> {
+    let count = count()?;
+    if count == 0 {
+        return Err(DeviceError::NoDevice);
+    }
+    if ordinal >= count {
+        return Err(DeviceError::NoSuchDevice { wanted: ordinal, count });
+    }
+    library::load(Library::Nvrtc).ok_or(DeviceError::Missing(Library::Nvrtc))?;
+    Ok(())
+}
+
+impl Device {
+    /// Opens a GPU. A kernel that runs longer than `patience` is taken for hung.
+    ///
+    /// # Errors
+    /// When a library is missing or old, there is no such GPU, or the driver fails.
+    pub fn open(ordinal: usize, patience: Duration) -> Result<Arc<Self>, DeviceError> {
+        check(ordinal)?;
+        let failed = |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
+        let context = CudaContext::new(ordinal).map_err(failed("open the GPU"))?;
+        // SAFETY: everything runs on one stream, whose order is all the synchronisation there is; tracking would add waits and
+        // events to every launch.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(failed("make a stream"))?;
+        let facts = facts(&context, ordinal).map_err(failed("describe the GPU"))?;
+        let marker = context.new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)).map_err(failed("make an event"))?;
+        Ok(Arc::new(Self { facts, context, stream, marker, patience, modules: Mutex::default() }))
+    }
+
+    /// What the GPU is.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// The context, for events and graphs.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// The stream that everything runs on.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// A stream for what may run beside that.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn another_stream(&self) -> Result<Arc<CudaStream>, BackendError> {
+        self.context.new_stream().map_err(|error| failed("make a stream", &error))
+    }
+
+    /// Free and total device memory, bytes.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn memory(&self) -> Result<(u64, u64), BackendError> {
+        let (free, total) = self.context.mem_get_info().map_err(|error| failed("tell free memory", &error))?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Waits for everything that was launched.
+    ///
+    /// # Errors
+    /// When something that was launched failed or hangs.
+    pub fn synchronize(&self) -> Result<(), BackendError> {
+        wait::finish(&self.stream, &self.marker, self.patience)
+    }
+
+    /// Uninitialised device memory, freed with the buffer.
+    ///
+    /// # Errors
+    /// When there is not enough.
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer, BackendError> {
+        let short = || out_of_memory(bytes as u64, self.memory().ok().map(|(free, _)| free));
+        // The driver takes minutes to refuse what no card has.
+        if bytes as u64 > self.facts.memory_bytes {
+            return Err(short());
+        }
+        // SAFETY: every buffer is written before it is read: outputs are poisoned, workspaces are the kernels' own.
+        let slice = unsafe { self.stream.alloc::<u8>(bytes.max(1)) };
+        let slice = slice.map_err(|error| match error {
+            DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => short(),
+            error => failed("allocate memory", &error),
+        })?;
+        Ok(Buffer { slice })
+    }
+
+    /// Device memory with these bytes.
+    ///
+    /// # Errors
+    /// When there is not enough, or the copy fails.
+    pub fn upload(&self, bytes: &[u8]) -> Result<Buffer, BackendError> {
+        let mut buffer = self.allocate(bytes.len())?;
+        if !bytes.is_empty() {
+            self.stream.memcpy_htod(bytes, &mut buffer.slice).map_err(|error| failed("copy to the GPU", &error))?;
+        }
+        Ok(buffer)
+    }
+
+    /// Device memory of so many bytes with these over and over; what lies there is copied on the device.
+    ///
+    /// # Errors
+    /// As [`Self::upload`].
+    pub fn repeat(&self, pattern: &[u8], bytes: usize) -> Result<Buffer, BackendError> {
+        let mut buffer = self.allocate(bytes)?;
+        let mut filled = pattern.len().min(bytes);
+        let mut start = buffer.slice.slice_mut(..filled);
+        self.stream.memcpy_htod(&pattern[..filled], &mut start).map_err(|error| failed("copy to the GPU", &error))?;
+        while filled > 0 && filled < bytes {
+            let more = filled.min(bytes - filled);
+            let (source, target) = (buffer.address(), buffer.address() + filled as u64);
+            // SAFETY: both ranges lie in the buffer and do not overlap.
+            unsafe { result::memcpy_dtod_async(target, source, more, self.stream.cu_stream()) }
+                .map_err(|error| failed("copy on the GPU", &error))?;
+            filled += more;
+        }
+        Ok(buffer)
+    }
+
+    /// A kernel, compiled (or taken from the cache) and loaded.
+    ///
+    /// # Errors
+    /// When it does not compile or load; the error names it.
+    pub fn kernel(&self, build: &Build, symbol: &str) -> Result<Kernel, BackendError> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = build.name();
+        let module = match modules.get(&name) {
+            Some(module) => Arc::clone(module),
+            None => {
+                let cubin = cache::compile(build, &self.facts.arch)
+                    .map_err(|error: CompileError| BackendError::Compile(error.to_string()))?;
+                let module = self
+                    .context
+                    .load_module(Ptx::from_binary(cubin))
+                    .map_err(|error| failed(&format!("load kernel {name}"), &error))?;
+                modules.insert(name.clone(), Arc::clone(&module));
+                module
+            }
+        };
+        let function = module.load_function(symbol).map_err(|error| failed(&format!("find {symbol} in kernel {name}"), &error))?;
+        Kernel::new(function, &self.stream, symbol)
+    }
+}
+
+fn facts(context: &CudaContext, ordinal: usize) -> Result<Facts, DriverError> {
+    let attribute = |attribute| context.attribute(attribute).map(|value| value.max(0) as u64);
+    let (major, minor) = context.compute_capability()?;
+    let mut driver_cuda = 0;
+    // SAFETY: the driver is loaded and initialised, and the pointer is valid.
+    unsafe { sys::cuDriverGetVersion(&raw mut driver_cuda) }.result()?;
+    let bytes = context.uuid()?.bytes.map(|byte| byte as u8);
+    let hex = |range: std::ops::Range<usize>| bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    Ok(Facts {
+        name: context.name()?,
+        uuid: format!("GPU-{}-{}-{}-{}-{}", hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16)),
+        // Architecture-specific instructions exist from Hopper on, under a name of their own.
+        arch: format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" }),
+        driver_cuda,
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
+        l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+        memory_bytes: context.total_mem()? as u64,
+        max_clock_mhz: (attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? / 1000) as u32,
+        ordinal,
+    })
+}

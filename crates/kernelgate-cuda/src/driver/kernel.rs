@@ -1,0 +1,237 @@
+//! A loaded kernel and how it is launched.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaFunction, CudaStream, DriverError, result, sys};
+
+use super::argument::Argument;
+use super::status::failed;
+use super::window::Window;
+use crate::BackendError;
+
+/// Blocks, threads a block, and dynamic shared bytes a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaunchShape {
+    /// Blocks in x, y, z.
+    pub grid: (u32, u32, u32),
+    /// Threads a block.
+    pub block: u32,
+    /// Dynamic shared memory a block, bytes.
+    pub shared_bytes: u32,
+}
+
+impl LaunchShape {
+    /// As many blocks of `block` threads as `items` need with `per_thread` items a thread.
+    ///
+    /// # Errors
+    /// When that is more blocks than a grid holds.
+    pub fn covering(items: usize, block: u32, per_thread: usize) -> Result<Self, BackendError> {
+        let blocks = items.div_ceil(block as usize * per_thread);
+        let blocks = u32::try_from(blocks).ok().filter(|&blocks| blocks <= i32::MAX as u32);
+        let blocks = blocks.ok_or_else(|| BackendError::Launch("more blocks than a grid holds".to_owned()))?;
+        Ok(Self { grid: (blocks, 1, 1), block, shared_bytes: 0 })
+    }
+}
+
+/// How a launch runs, whatever it computes; by default it waits for the one before it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Manner {
+    /// Its blocks may start while the kernel before it on the stream still runs (programmatic dependent launch).
+    pub overlapping: bool,
+    /// Memory whose lines L2 keeps or releases.
+    pub window: Option<Window>,
+}
+
+/// A loaded kernel.
+pub struct Kernel {
+    function: CudaFunction,
+    stream: Arc<CudaStream>,
+    name: String,
+    /// Size of each parameter.
+    parameter_bytes: Vec<usize>,
+}
+
+impl Kernel {
+    /// A function of a module that it keeps loaded, for launches on that stream.
+    ///
+    /// # Errors
+    /// When the driver does not tell its parameters, or they are too many.
+    pub(super) fn new(function: CudaFunction, stream: &Arc<CudaStream>, name: &str) -> Result<Self, BackendError> {
+        let parameter_bytes = parameter_bytes(&function, name)?;
+        Ok(Self { function, stream: Arc::clone(stream), name: name.to_owned(), parameter_bytes })
+    }
+
+    /// Allows launches with that much dynamic shared memory.
+    ///
+    /// # Errors
+    /// When the device has less.
+    pub fn allow_shared(&self, bytes: u32) -> Result<(), BackendError> {
+        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED;
+        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        unsafe { result::function::set_function_attribute(self.function.cu_function(), SHARED, bytes as i32) }
+            .map_err(|error| failed(&format!("give {} {bytes} bytes of shared memory", self.name), &error))
+    }
+
+    /// Makes its multiprocessors keep their whole shared memory, so that it can run beside kernels that do: one that wants another share
+    /// waits until a multiprocessor is empty.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn prefer_shared(&self) -> Result<(), BackendError> {
+        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as CARVEOUT;
+        const PERCENT: i32 = 100;
+        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        unsafe { result::function::set_function_attribute(self.function.cu_function(), CARVEOUT, PERCENT) }
+            .map_err(|error| failed(&format!("give {} the most shared memory", self.name), &error))
+    }
+
+    /// How many of its clusters of so many blocks run at once where nothing else does.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn clusters_at_once(&self, shape: LaunchShape, cluster: u32) -> Result<usize, BackendError> {
+        let mut dimension = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 },
+            },
+        };
+        let config = self.config(shape, std::slice::from_mut(&mut dimension));
+        let mut clusters = 0;
+        // SAFETY: the configuration points to an attribute that outlives the call; the function belongs to a module that `self` keeps loaded.
+        unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, self.function.cu_function(), &raw const config) }
+            .result()
+            .map_err(|error| failed(&format!("count the clusters of {}", self.name), &error))?;
+        Ok(clusters as usize)
+    }
+
+    /// A launch of that shape on the device's stream.
+    fn config(&self, shape: LaunchShape, attributes: &mut [sys::CUlaunchAttribute]) -> sys::CUlaunchConfig {
+        sys::CUlaunchConfig {
+            gridDimX: shape.grid.0,
+            gridDimY: shape.grid.1,
+            gridDimZ: shape.grid.2,
+            blockDimX: shape.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shape.shared_bytes,
+            hStream: self.stream.cu_stream(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        }
+    }
+
+    /// Launches it on the device's stream; returns before it has run.
+    ///
+    /// Number and sizes of the arguments are checked against the compiled kernel. Their order and meaning, and that the
+    /// addresses are alive until the launch has finished, are for the caller to get right: what goes wrong then is wrong
+    /// on the device, where verification or the driver finds it.
+    ///
+    /// # Errors
+    /// When the arguments are not the kernel's, or the launch is refused; the error names the kernel.
+    pub fn launch(&self, shape: LaunchShape, arguments: &[Argument]) -> Result<(), BackendError> {
+        self.launch_with(shape, arguments, &mut [])
+    }
+
+    /// The same, in another manner. A kernel that is launched to overlap touches nothing that is written before it on the stream
+    /// until it has waited for that.
+    ///
+    /// # Errors
+    /// As [`Self::launch`].
+    pub fn launch_as(&self, manner: Manner, shape: LaunchShape, arguments: &[Argument]) -> Result<(), BackendError> {
+        let overlapping = manner.overlapping.then_some(sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        });
+        let mut attributes: Vec<_> = overlapping.into_iter().chain(manner.window.map(Window::attribute)).collect();
+        self.launch_with(shape, arguments, &mut attributes)
+    }
+
+    /// Whether there is an argument of the right size for each parameter.
+    fn check(&self, arguments: &[Argument]) -> Result<(), BackendError> {
+        let expected = &self.parameter_bytes;
+        if arguments.len() != expected.len() {
+            let (given, name) = (arguments.len(), &self.name);
+            return Err(BackendError::Launch(format!("{name} takes {} arguments, {given} were given", expected.len())));
+        }
+        let wrong = arguments.iter().zip(expected).position(|(argument, &bytes)| argument.bytes() != bytes);
+        wrong.map_or(Ok(()), |index| {
+            let (given, bytes, name) = (arguments[index], expected[index], &self.name);
+            Err(BackendError::Launch(format!("argument {index} of {name} is {given:?}, the parameter has {bytes} bytes")))
+        })
+    }
+
+    /// Launches, with attributes where there are any.
+    fn launch_with(
+        &self,
+        shape: LaunchShape,
+        arguments: &[Argument],
+        attributes: &mut [sys::CUlaunchAttribute],
+    ) -> Result<(), BackendError> {
+        self.check(arguments)?;
+        let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_PARAMETERS];
+        for (pointer, argument) in pointers.iter_mut().zip(arguments) {
+            *pointer = match argument {
+                Argument::Address(value) | Argument::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::I32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::I64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::U32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::F32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            };
+        }
+        let count = arguments.len();
+        if attributes.is_empty() {
+            // SAFETY: the pointers are to values that outlive the call, which copies them; `check` found one of the right size for each
+            // parameter; what the kernel does with them happens on the device.
+            let launched = unsafe {
+                result::launch_kernel(
+                    self.function.cu_function(),
+                    shape.grid,
+                    (shape.block, 1, 1),
+                    shape.shared_bytes,
+                    self.stream.cu_stream(),
+                    &mut pointers[..count],
+                )
+            };
+            return launched.map_err(|error| failed(&format!("launch {}", self.name), &error));
+        }
+        let config = self.config(shape, attributes);
+        // SAFETY: as above, for the attributes too.
+        unsafe {
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                self.function.cu_function(),
+                pointers[..count].as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+        .result()
+        .map_err(|error| failed(&format!("launch {}", self.name), &error))
+    }
+}
+
+/// Parameters that a kernel may have here.
+const MAX_PARAMETERS: usize = 64;
+
+/// The size of each parameter of a kernel, as the driver tells.
+fn parameter_bytes(function: &CudaFunction, name: &str) -> Result<Vec<usize>, BackendError> {
+    let mut sizes = Vec::new();
+    loop {
+        let (mut offset, mut bytes) = (0, 0);
+        // SAFETY: the function belongs to a loaded module; both pointers are valid.
+        let told =
+            unsafe { sys::cuFuncGetParamInfo(function.cu_function(), sizes.len(), &raw mut offset, &raw mut bytes) }.result();
+        match told {
+            // The documented answer to an index beyond the last parameter.
+            Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE)) => return Ok(sizes),
+            other => other.map_err(|error| failed(&format!("tell the parameters of {name}"), &error))?,
+        }
+        if sizes.len() == MAX_PARAMETERS {
+            return Err(BackendError::Launch(format!("{name} has more than {MAX_PARAMETERS} parameters: pass a struct in memory")));
+        }
+        sizes.push(bytes);
+    }
+}

@@ -1,0 +1,14 @@
+//! The driver API: devices, memory, streams, events, graphs, kernels and their launches.
+
+pub mod argument;
+pub mod buffer;
+pub mod device;
+pub mod event;
+pub mod graph;
+pub mod kernel;
+pub mod mailbox;
+pub mod memory;
+pub mod persistence;
+mod status;
+mod wait;
+pub mod window;

@@ -1,0 +1,33 @@
+//! Waiting for the device without trusting it to answer.
+
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaEvent, CudaStream, DriverError, result, sys};
+
+use super::status::failed;
+use crate::BackendError;
+
+/// Waits for everything on the stream, at most so long.
+///
+/// # Errors
+/// When something on the stream failed, or has not finished by then: [`BackendError::Lost`].
+pub fn finish(stream: &CudaStream, marker: &CudaEvent, timeout: Duration) -> Result<(), BackendError> {
+    marker.record(stream).map_err(|error| failed("record an event", &error))?;
+    let start = Instant::now();
+    loop {
+        // SAFETY: the event is alive.
+        match unsafe { result::event::query(marker.cu_event()) } {
+            Ok(()) => return Ok(()),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => {}
+            Err(error) => return Err(failed("finish the launches", &error)),
+        }
+        let waited = start.elapsed();
+        if waited > timeout {
+            return Err(BackendError::Lost(format!("a kernel did not finish within {} s", timeout.as_secs())));
+        }
+        // A launch of microseconds is met at once; a long one does not burn a core.
+        if waited > Duration::from_millis(2) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Why a device could not do its part.
+
+/// Why a backend could not do its part.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BackendError {
+    /// The computation itself failed.
+    #[error("launch failed: {0}")]
+    Launch(String),
+    /// A kernel does not compile; the text names it and holds the compiler's log.
+    #[error("{0}")]
+    Compile(String),
+    /// The device no longer answers, or its context is broken: nothing more can run on it in this process.
+    #[error("the GPU was lost: {0}")]
+    Lost(String),
+    /// A library that this implementation stands on is missing or does not compute the problem: a skip, not a fault.
+    #[error("{0}")]
+    Unsupported(String),
+    /// More memory than there is.
+    #[error("needs {needed} of memory, {available} are free")]
+    OutOfMemory {
+        /// What the case needs, with its unit.
+        needed: String,
+        /// What is there, with its unit.
+        available: String,
+    },
+}

@@ -1,0 +1,106 @@
+//! The kernels that measuring needs on the stream: a blocker, clock probes, an L2 flush. How they are used is `measure`'s business.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::source;
+use crate::BackendError;
+use crate::driver::mailbox::Mailbox;
+use crate::{Argument, Buffer, Device, Kernel, LaunchShape};
+
+/// The kernels and what they write to, made once for a device.
+pub struct Instruments {
+    blocker: Kernel,
+    mailbox: Mailbox,
+    ticket: u32,
+    probe: Kernel,
+    probes: [Buffer; 2],
+    flush: Kernel,
+    flush_shape: LaunchShape,
+    flushed: Buffer,
+}
+
+const ONE_THREAD: LaunchShape = LaunchShape { grid: (1, 1, 1), block: 1, shared_bytes: 0 };
+/// Three 64-bit words: nanoseconds, cycles, multiprocessor.
+const PROBE_BYTES: usize = 24;
+/// What the blocker writes when the host let it go.
+const RELEASED: u32 = 1;
+
+impl Instruments {
+    /// Compiles and allocates. A flush rewrites `flush_bytes`, rounded down to whole packets of 16.
+    ///
+    /// # Errors
+    /// When a kernel does not compile or memory is short.
+    pub fn new(device: &Device, flush_bytes: u64) -> Result<Self, BackendError> {
+        let kernel = |file| device.kernel(&source(file).build(&[]), &format!("measure_{file}"));
+        let mut instruments = Self {
+            blocker: kernel("blocker")?,
+            mailbox: Mailbox::new()?,
+            ticket: 0,
+            probe: kernel("clock_probe")?,
+            probes: [device.allocate(PROBE_BYTES)?, device.allocate(PROBE_BYTES)?],
+            flush: kernel("flush_l2")?,
+            flush_shape: LaunchShape { grid: (8 * device.facts().multiprocessors, 1, 1), block: 512, shared_bytes: 0 },
+            flushed: device.allocate(flush_bytes as usize & !15)?,
+        };
+        instruments.flushed.fill(0x5a)?;
+        Ok(instruments)
+    }
+
+    /// Enqueues a kernel that holds the stream until [`Self::release`], or for so long.
+    ///
+    /// # Errors
+    /// When the launch is refused.
+    pub fn block(&mut self, timeout: Duration) -> Result<(), BackendError> {
+        self.ticket = self.ticket.wrapping_add(1).max(1);
+        self.mailbox.from_device().store(0, Ordering::Release);
+        let (flag, outcome) = self.mailbox.addresses();
+        let timeout_ns = Argument::U64(timeout.as_nanos() as u64);
+        let arguments = [Argument::Address(flag), Argument::U32(self.ticket), timeout_ns, Argument::Address(outcome)];
+        self.blocker.launch(ONE_THREAD, &arguments)
+    }
+
+    /// Lets the blocker go, whether there is one or not.
+    pub fn release(&self) {
+        self.mailbox.to_device().store(self.ticket, Ordering::Release);
+    }
+
+    /// Whether the last blocker, which has finished, was let go; otherwise it timed out.
+    pub fn released(&self) -> bool {
+        self.mailbox.from_device().load(Ordering::Acquire) == RELEASED
+    }
+
+    /// Enqueues reading of both clocks into probe 0 or 1.
+    ///
+    /// # Errors
+    /// When the launch is refused.
+    pub fn probe(&self, which: usize) -> Result<(), BackendError> {
+        self.probe.launch(ONE_THREAD, &[Argument::from(&self.probes[which])])
+    }
+
+    /// Enqueues replacing the contents of L2.
+    ///
+    /// # Errors
+    /// When the launch is refused.
+    pub fn flush(&self) -> Result<(), BackendError> {
+        let packets = Argument::I64(self.flushed.bytes() as i64 / 16);
+        self.flush.launch(self.flush_shape, &[Argument::from(&self.flushed), packets])
+    }
+
+    /// SM clock between probe 0 and probe 1, both of which have run, MHz. Cycles of different multiprocessors do not compare: none
+    /// then.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn clock_mhz(&self) -> Result<Option<f64>, BackendError> {
+        let [before, after] = [read(&self.probes[0])?, read(&self.probes[1])?];
+        let (elapsed_ns, cycles) = (after[0].saturating_sub(before[0]), after[1].saturating_sub(before[1]));
+        Ok((before[2] == after[2] && elapsed_ns > 0).then(|| cycles as f64 / elapsed_ns as f64 * 1e3))
+    }
+}
+
+fn read(probe: &Buffer) -> Result<[u64; 3], BackendError> {
+    let mut words = [0u64; 3];
+    probe.download(bytemuck::cast_slice_mut(&mut words))?;
+    Ok(words)
+}

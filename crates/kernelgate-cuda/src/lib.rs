@@ -1,0 +1,33 @@
+//! The CUDA layer of kernelgate: the driver, NVRTC, cuBLASLt, cuDNN, CUPTI, NVML and NVTX, all loaded at run
+//! time, so that a machine without them builds and runs every program that links this crate.
+//!
+//! - [`library`]: where NVIDIA's libraries are found, and how to get what is missing.
+//! - [`driver`]: devices, memory, streams, events, graphs, kernels and their launches.
+//! - [`compiler`]: kernel source to machine code, its cache on disk, and what the machine code says of itself.
+//! - [`libraries`]: GEMMs by cuBLASLt, operation graphs by cuDNN.
+//! - [`instruments`]: the kernels that measuring needs: bandwidth passes, spins, blocker, clock probes, L2 flush.
+//! - [`observe`]: what a profiler sees: CUPTI's records, NVML's readings, NVTX ranges.
+//!
+//! This is the only crate of the workspace with `unsafe` code. Its own functions are safe, also
+//! [`Kernel::launch`]: the number and size of a launch's arguments are checked against the compiled kernel, and
+//! a kernel that writes where it should not can only reach memory of the device, which no Rust value lies in.
+//! Whether a kernel is right is for verification to find out, not for the type system.
+//!
+//! Deliberately absent: the CUDA runtime, `nvcc`, toolkit headers (kernels include nothing but `kernels/common`
+//! and what their own package adds), workloads, and timing.
+
+pub mod compiler;
+pub mod driver;
+mod error;
+pub mod instruments;
+pub mod libraries;
+pub mod library;
+pub mod observe;
+pub mod testing;
+
+pub use compiler::source::Source;
+pub use driver::argument::Argument;
+pub use driver::buffer::Buffer;
+pub use driver::device::Device;
+pub use driver::kernel::{Kernel, LaunchShape, Manner};
+pub use error::BackendError;

@@ -1,0 +1,424 @@
+//! cuDNN's back-end interface: opaque descriptors with numbered attributes. The numbers are those of `cudnn_graph.h`, version 9.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::size_of;
+use std::sync::{Arc, OnceLock};
+
+use crate::BackendError;
+use crate::Device;
+use crate::library::{self, Library};
+
+/// Oldest version that is used: earlier ones need workarounds for masks and accumulators.
+const OLDEST: usize = 91_100;
+
+/// The CUDA that it must be built for.
+const CUDA: usize = 13;
+
+/// A pointer as cuDNN hands it out: to a descriptor, a handle, or device memory.
+pub type Raw = *mut c_void;
+
+/// Why cuDNN does not compute something: it is missing, old, or says so itself.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refusal(pub String);
+
+impl From<Refusal> for BackendError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Unsupported(refusal.0)
+    }
+}
+
+/// What kind of thing a descriptor describes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// Mode and precision of a pointwise operation.
+    Pointwise = 0,
+    /// An engine with its choices.
+    EngineConfig = 3,
+    /// A question for engines that suit a graph.
+    Heuristics = 4,
+    /// Something that can be executed.
+    ExecutionPlan = 5,
+    /// A pointwise operation on tensors.
+    PointwiseOperation = 13,
+    /// A graph of operations.
+    OperationGraph = 15,
+    /// Addresses of a plan's tensors.
+    VariantPack = 16,
+    /// A tensor.
+    Tensor = 17,
+    /// Precision of a matrix product.
+    Matmul = 18,
+    /// A matrix product of tensors.
+    MatmulOperation = 19,
+    /// Operator and precision of a reduction.
+    Reduction = 21,
+    /// A reduction of a tensor.
+    ReductionOperation = 22,
+    /// A tensor seen in another shape or order.
+    ReshapeOperation = 31,
+}
+
+/// An attribute of a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+#[expect(missing_docs, reason = "cuDNN's own names")]
+pub enum Attribute {
+    PointwiseMode = 0,
+    PointwiseMathPrecision = 1,
+    PointwiseAxis = 9,
+    HeuristicsMode = 200,
+    HeuristicsOperationGraph = 201,
+    HeuristicsResults = 202,
+    PlanHandle = 400,
+    PlanEngineConfig = 401,
+    PlanWorkspaceSize = 402,
+    PointwiseOperationDescriptor = 750,
+    PointwiseOperationX = 751,
+    PointwiseOperationB = 752,
+    PointwiseOperationY = 753,
+    PointwiseOperationAlpha1 = 754,
+    PointwiseOperationAlpha2 = 755,
+    PointwiseOperationT = 758,
+    GraphHandle = 800,
+    GraphOperations = 801,
+    TensorByteAlignment = 900,
+    TensorDataType = 901,
+    TensorDimensions = 902,
+    TensorStrides = 903,
+    TensorUniqueId = 906,
+    TensorIsVirtual = 907,
+    TensorIsByValue = 908,
+    PackUniqueIds = 1000,
+    PackDataPointers = 1001,
+    PackWorkspace = 1003,
+    MatmulComputeType = 1500,
+    MatmulOperationA = 1520,
+    MatmulOperationB = 1521,
+    MatmulOperationC = 1522,
+    MatmulOperationDescriptor = 1523,
+    ReductionOperator = 1600,
+    ReductionComputeType = 1601,
+    ReductionOperationX = 1610,
+    ReductionOperationY = 1611,
+    ReductionOperationDescriptor = 1612,
+    ReshapeOperationX = 2200,
+    ReshapeOperationY = 2201,
+}
+
+/// Type of a tensor's elements, or of a computation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+#[expect(missing_docs, reason = "the types' own names")]
+pub enum DataType {
+    F32 = 0,
+    F16 = 2,
+    I32 = 4,
+    Bf16 = 9,
+    Boolean = 11,
+}
+
+/// What a pointwise operation computes of x, b and t.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Mode {
+    /// x + b.
+    Add = 0,
+    /// x · b.
+    Multiply = 1,
+    /// x / b.
+    Divide = 6,
+    /// x - b.
+    Subtract = 9,
+    /// Natural exponential of x.
+    Exponential = 13,
+    /// Natural logarithm of x.
+    Logarithm = 15,
+    /// x.
+    Identity = 21,
+    /// x >= b.
+    GreaterOrEqual = 303,
+    /// The element's index along an axis of x.
+    Index = 501,
+    /// x where t holds, else b.
+    Select = 601,
+}
+
+/// What a reduction computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+#[expect(missing_docs, reason = "named by what they do")]
+pub enum Operator {
+    Add = 0,
+    Maximum = 3,
+}
+
+/// The heuristic that cuDNN recommends.
+const HEURISTIC_MODE_A: u32 = 3;
+
+/// A value of an attribute, with its type.
+#[derive(Clone, Copy)]
+pub enum Value<'a> {
+    /// CUDNN_TYPE_HANDLE.
+    Handle(&'a Handle),
+    /// CUDNN_TYPE_DATA_TYPE.
+    DataType(DataType),
+    /// CUDNN_TYPE_BOOLEAN.
+    Flag(bool),
+    /// CUDNN_TYPE_INT64.
+    Integers(&'a [i64]),
+    /// CUDNN_TYPE_FLOAT.
+    Float(f32),
+    /// CUDNN_TYPE_VOID_PTR.
+    Pointers(&'a [Raw]),
+    /// CUDNN_TYPE_HEUR_MODE, the recommended one.
+    Heuristic,
+    /// CUDNN_TYPE_POINTWISE_MODE.
+    Mode(Mode),
+    /// CUDNN_TYPE_BACKEND_DESCRIPTOR.
+    Descriptors(&'a [&'a Descriptor]),
+    /// CUDNN_TYPE_REDUCTION_OPERATOR_TYPE.
+    Operator(Operator),
+}
+
+const INT64: u32 = 3;
+const BACKEND_DESCRIPTOR: u32 = 15;
+
+/// cuDNN's functions. A status of 0 is success.
+struct Api {
+    create: unsafe extern "C" fn(*mut Raw) -> c_int,
+    destroy: unsafe extern "C" fn(Raw) -> c_int,
+    set_stream: unsafe extern "C" fn(Raw, Raw) -> c_int,
+    error_string: unsafe extern "C" fn(c_int) -> *const c_char,
+    last_error: unsafe extern "C" fn(*mut c_char, usize),
+    create_descriptor: unsafe extern "C" fn(u32, *mut Raw) -> c_int,
+    destroy_descriptor: unsafe extern "C" fn(Raw) -> c_int,
+    set_attribute: unsafe extern "C" fn(Raw, u32, u32, i64, *const c_void) -> c_int,
+    get_attribute: unsafe extern "C" fn(Raw, u32, u32, i64, *mut i64, *mut c_void) -> c_int,
+    finalize: unsafe extern "C" fn(Raw) -> c_int,
+    execute: unsafe extern "C" fn(Raw, Raw, Raw) -> c_int,
+    version: usize,
+}
+
+/// Version of the library: 91400 is 9.14.0.
+///
+/// # Errors
+/// When it is missing or too old.
+pub fn version() -> Result<usize, Refusal> {
+    Ok(api()?.version)
+}
+
+fn api() -> Result<&'static Api, Refusal> {
+    static API: OnceLock<Result<Api, Refusal>> = OnceLock::new();
+    API.get_or_init(load).as_ref().map_err(Clone::clone)
+}
+
+fn load() -> Result<Api, Refusal> {
+    for library in [Library::CublasLt, Library::Cudnn] {
+        library::load(library).ok_or_else(|| Refusal(format!("needs {}: {}", library.name(), library.advice())))?;
+    }
+    // SAFETY: the types are those of cuDNN 9's headers, where enumerations are unsigned and a status is an int.
+    unsafe {
+        let version: unsafe extern "C" fn() -> usize = function(c"cudnnGetVersion")?;
+        let runtime: unsafe extern "C" fn() -> usize = function(c"cudnnGetCudartVersion")?;
+        let (version, runtime) = (version(), runtime());
+        if version < OLDEST {
+            let show = |version: usize| format!("{}.{}", version / 10_000, version / 100 % 100);
+            return Err(Refusal(format!("needs cuDNN {} or later, here is {}", show(OLDEST), show(version))));
+        }
+        // One for another CUDA would look for that CUDA's cuBLASLt.
+        if runtime / 1000 != CUDA {
+            return Err(Refusal(format!("needs a cuDNN for CUDA {CUDA}, here is one for {}", runtime / 1000)));
+        }
+        Ok(Api {
+            create: function(c"cudnnCreate")?,
+            destroy: function(c"cudnnDestroy")?,
+            set_stream: function(c"cudnnSetStream")?,
+            error_string: function(c"cudnnGetErrorString")?,
+            last_error: function(c"cudnnGetLastErrorString")?,
+            create_descriptor: function(c"cudnnBackendCreateDescriptor")?,
+            destroy_descriptor: function(c"cudnnBackendDestroyDescriptor")?,
+            set_attribute: function(c"cudnnBackendSetAttribute")?,
+            get_attribute: function(c"cudnnBackendGetAttribute")?,
+            finalize: function(c"cudnnBackendFinalize")?,
+            execute: function(c"cudnnBackendExecute")?,
+            version,
+        })
+    }
+}
+
+/// A function of the library.
+///
+/// # Safety
+/// `F` is the function's type.
+unsafe fn function<F: Copy>(name: &CStr) -> Result<F, Refusal> {
+    const { assert!(size_of::<F>() == size_of::<*const c_void>(), "F is a function pointer") };
+    let address =
+        library::function(Library::Cudnn, name).ok_or_else(|| Refusal(format!("this cuDNN has no {}", name.to_string_lossy())))?;
+    // SAFETY: the address is a function's, of the type that the caller promises.
+    Ok(unsafe { std::mem::transmute_copy(&address) })
+}
+
+impl Api {
+    /// Success, or what was being done with cuDNN's own words about it.
+    fn check(&self, status: c_int, action: impl FnOnce() -> String) -> Result<(), Refusal> {
+        if status == 0 {
+            return Ok(());
+        }
+        let mut message = [0 as c_char; 512];
+        // SAFETY: a status of cuDNN's own, and a buffer with its size, which cuDNN ends with a zero.
+        let (name, detail) = unsafe {
+            (self.last_error)(message.as_mut_ptr(), message.len());
+            message[message.len() - 1] = 0;
+            (CStr::from_ptr((self.error_string)(status)), CStr::from_ptr(message.as_ptr()))
+        };
+        let (name, detail) = (name.to_string_lossy(), detail.to_string_lossy());
+        let detail = if detail.trim().is_empty() { String::new() } else { format!(": {}", detail.trim()) };
+        Err(Refusal(format!("cuDNN refused to {} ({name}{detail})", action())))
+    }
+}
+
+/// A cuDNN context that works on a device's stream.
+pub struct Handle {
+    raw: Raw,
+    api: &'static Api,
+    /// The stream must outlive the handle.
+    _device: Arc<Device>,
+}
+
+impl Handle {
+    /// Opens one.
+    ///
+    /// # Errors
+    /// When the library is missing or old, or cannot use the device.
+    pub fn new(device: &Arc<Device>) -> Result<Self, Refusal> {
+        let api = api()?;
+        device.context().bind_to_thread().map_err(|_| Refusal("cuDNN cannot use the device's context".to_owned()))?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the pointer is valid, and the device's context is current.
+        api.check(unsafe { (api.create)(&raw mut raw) }, || "open the device".to_owned())?;
+        let handle = Self { raw, api, _device: Arc::clone(device) };
+        // SAFETY: handle and stream are alive; a runtime stream is a driver stream.
+        api.check(unsafe { (api.set_stream)(raw, device.stream().cu_stream().cast()) }, || "use the stream".to_owned())?;
+        Ok(handle)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: made by cudnnCreate, destroyed once.
+        unsafe { (self.api.destroy)(self.raw) };
+    }
+}
+
+/// A descriptor of cuDNN's, destroyed when dropped.
+pub struct Descriptor {
+    raw: Raw,
+    kind: Kind,
+    api: &'static Api,
+}
+
+impl Descriptor {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// When the library is missing or does not know the kind.
+    pub fn new(kind: Kind) -> Result<Self, Refusal> {
+        let api = api()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the pointer is valid.
+        api.check(unsafe { (api.create_descriptor)(kind as u32, &raw mut raw) }, || format!("make a descriptor of {kind:?}"))?;
+        Ok(Self { raw, kind, api })
+    }
+
+    /// One with these attributes, ready to use.
+    ///
+    /// # Errors
+    /// When cuDNN refuses an attribute or the whole.
+    pub fn finished(kind: Kind, attributes: &[(Attribute, Value<'_>)]) -> Result<Self, Refusal> {
+        let descriptor = Self::new(kind)?;
+        for (attribute, value) in attributes {
+            descriptor.set(*attribute, *value)?;
+        }
+        // SAFETY: the descriptor is alive.
+        descriptor.api.check(unsafe { (descriptor.api.finalize)(descriptor.raw) }, || format!("take the {kind:?}"))?;
+        Ok(descriptor)
+    }
+
+    fn set(&self, attribute: Attribute, value: Value<'_>) -> Result<(), Refusal> {
+        let action = || format!("set {attribute:?} of {:?}", self.kind);
+        let set = |kind: u32, count: usize, values: *const c_void| {
+            // SAFETY: the descriptor is alive; `values` points at `count` values of that type, which cuDNN copies.
+            let status = unsafe { (self.api.set_attribute)(self.raw, attribute as u32, kind, count as i64, values) };
+            self.api.check(status, action)
+        };
+        let one = |kind: u32, number: u32| set(kind, 1, (&raw const number).cast());
+        match value {
+            Value::Handle(handle) => set(0, 1, (&raw const handle.raw).cast()),
+            Value::DataType(data_type) => one(1, data_type as u32),
+            Value::Flag(flag) => set(2, 1, (&raw const flag).cast()),
+            Value::Integers(integers) => set(INT64, integers.len(), integers.as_ptr().cast()),
+            Value::Float(float) => set(4, 1, (&raw const float).cast()),
+            Value::Pointers(pointers) => set(6, pointers.len(), pointers.as_ptr().cast()),
+            Value::Heuristic => one(8, HEURISTIC_MODE_A),
+            Value::Mode(mode) => one(14, mode as u32),
+            Value::Operator(operator) => one(18, operator as u32),
+            Value::Descriptors(descriptors) => {
+                let raw: Vec<Raw> = descriptors.iter().map(|descriptor| descriptor.raw).collect();
+                set(BACKEND_DESCRIPTOR, raw.len(), raw.as_ptr().cast())
+            }
+        }
+    }
+
+    /// An integer that cuDNN worked out.
+    ///
+    /// # Errors
+    /// When it has none.
+    pub fn integer(&self, attribute: Attribute) -> Result<i64, Refusal> {
+        let (mut count, mut value) = (0i64, 0i64);
+        // SAFETY: the descriptor is alive, and there is room for the one value that is asked for.
+        let status =
+            unsafe { (self.api.get_attribute)(self.raw, attribute as u32, INT64, 1, &raw mut count, (&raw mut value).cast()) };
+        self.api.check(status, || format!("tell {attribute:?}"))?;
+        Ok(value)
+    }
+
+    /// Descriptors that cuDNN worked out, best first.
+    ///
+    /// # Errors
+    /// When it has none.
+    pub fn descriptors(&self, attribute: Attribute, kind: Kind) -> Result<Vec<Self>, Refusal> {
+        let mut count = 0i64;
+        let get = |room: i64, count: &mut i64, values: *mut c_void| {
+            // SAFETY: the descriptor is alive, and `values` has room for as many descriptors as are asked for.
+            let status = unsafe { (self.api.get_attribute)(self.raw, attribute as u32, BACKEND_DESCRIPTOR, room, count, values) };
+            self.api.check(status, || format!("tell {attribute:?}"))
+        };
+        get(0, &mut count, std::ptr::null_mut())?;
+        let descriptors = (0..count).map(|_| Self::new(kind)).collect::<Result<Vec<_>, _>>()?;
+        let mut raw: Vec<Raw> = descriptors.iter().map(|descriptor| descriptor.raw).collect();
+        get(raw.len() as i64, &mut count, raw.as_mut_ptr().cast())?;
+        Ok(descriptors.into_iter().take(count.max(0) as usize).collect())
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: made by cudnnBackendCreateDescriptor, destroyed once.
+        unsafe { (self.api.destroy_descriptor)(self.raw) };
+    }
+}
+
+/// Enqueues a plan on the handle's stream.
+///
+/// # Safety
+/// The pack was made for the plan, and every address in it is alive until the work has finished.
+///
+/// # Errors
+/// When cuDNN refuses.
+pub unsafe fn execute(handle: &Handle, plan: &Descriptor, pack: &Descriptor) -> Result<(), BackendError> {
+    // SAFETY: the three are alive; the rest is the caller's promise.
+    let status = unsafe { (handle.api.execute)(handle.raw, plan.raw, pack.raw) };
+    handle.api.check(status, || "run the plan".to_owned()).map_err(|refusal| BackendError::Launch(refusal.0))
+}

@@ -1,0 +1,313 @@
+//! A graph of operations, the plan that cuDNN makes of it, and its execution.
+
+use std::sync::Arc;
+
+use super::api::{self, Attribute as A, DataType, Descriptor, Handle, Kind, Mode, Operator, Raw, Refusal, Value};
+use crate::BackendError;
+use crate::{Buffer, Device};
+
+/// Alignment that every tensor here has at least, bytes.
+const ALIGNMENT: i64 = 16;
+
+/// Extents and strides of a tensor, in elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// Extents.
+    pub extents: [i64; 4],
+    /// Elements from one index to the next.
+    pub strides: [i64; 4],
+}
+
+impl Layout {
+    /// Contiguous, last extent fastest.
+    pub const fn contiguous(extents: [i64; 4]) -> Self {
+        let [_, h, s, d] = extents;
+        Self { extents, strides: [h * s * d, s * d, d, 1] }
+    }
+
+    /// The same memory with the last two axes exchanged.
+    pub const fn transposed(self) -> Self {
+        let ([b, h, s, d], [by_b, by_h, by_s, by_d]) = (self.extents, self.strides);
+        Self { extents: [b, h, d, s], strides: [by_b, by_h, by_d, by_s] }
+    }
+}
+
+/// A tensor of a graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tensor(usize);
+
+impl Tensor {
+    /// Number that is unique in its graph.
+    const fn id(self) -> i64 {
+        self.0 as i64 + 1
+    }
+}
+
+/// A graph under construction. Operations are added in the order in which they depend on each other.
+#[derive(Default)]
+pub struct Graph {
+    // Dropped in this order: operations refer to tensors.
+    operations: Vec<Descriptor>,
+    parts: Vec<Descriptor>,
+    tensors: Vec<Descriptor>,
+    scalars: Vec<(Tensor, f32)>,
+}
+
+impl Graph {
+    /// A tensor in device memory.
+    ///
+    /// # Errors
+    /// When cuDNN refuses; so for all of these.
+    pub fn memory(&mut self, layout: Layout, data_type: DataType) -> Result<Tensor, Refusal> {
+        self.tensor(layout, data_type, None)
+    }
+
+    /// A tensor that need not exist: what one operation hands to another.
+    ///
+    /// # Errors
+    /// When cuDNN refuses.
+    pub fn between(&mut self, layout: Layout, data_type: DataType) -> Result<Tensor, Refusal> {
+        self.tensor(layout, data_type, Some(A::TensorIsVirtual))
+    }
+
+    /// A number.
+    ///
+    /// # Errors
+    /// When cuDNN refuses.
+    pub fn scalar(&mut self, value: f32) -> Result<Tensor, Refusal> {
+        let tensor = self.tensor(Layout::contiguous([1; 4]), DataType::F32, Some(A::TensorIsByValue))?;
+        self.scalars.push((tensor, value));
+        Ok(tensor)
+    }
+
+    fn tensor(&mut self, layout: Layout, data_type: DataType, flag: Option<A>) -> Result<Tensor, Refusal> {
+        let tensor = Tensor(self.tensors.len());
+        let id = [tensor.id()];
+        let mut attributes = vec![
+            (A::TensorDataType, Value::DataType(data_type)),
+            (A::TensorDimensions, Value::Integers(&layout.extents)),
+            (A::TensorStrides, Value::Integers(&layout.strides)),
+            (A::TensorUniqueId, Value::Integers(&id)),
+            (A::TensorByteAlignment, Value::Integers(&[ALIGNMENT])),
+        ];
+        attributes.extend(flag.map(|flag| (flag, Value::Flag(true))));
+        self.tensors.push(Descriptor::finished(Kind::Tensor, &attributes)?);
+        Ok(tensor)
+    }
+
+    /// c = a b over the last two axes, summed in fp32.
+    ///
+    /// # Errors
+    /// When cuDNN refuses.
+    pub fn matmul(&mut self, a: Tensor, b: Tensor, c: Tensor) -> Result<(), Refusal> {
+        let part = Descriptor::finished(Kind::Matmul, &[(A::MatmulComputeType, Value::DataType(DataType::F32))])?;
+        let [a, b, c] = [a, b, c].map(|tensor| [&self.tensors[tensor.0]]);
+        let attributes = [
+            (A::MatmulOperationA, Value::Descriptors(&a)),
+            (A::MatmulOperationB, Value::Descriptors(&b)),
+            (A::MatmulOperationC, Value::Descriptors(&c)),
+            (A::MatmulOperationDescriptor, Value::Descriptors(&[&part])),
+        ];
+        self.operations.push(Descriptor::finished(Kind::MatmulOperation, &attributes)?);
+        self.parts.push(part);
+        Ok(())
+    }
+
+    /// y = mode(inputs), one to three of them, in fp32.
+    ///
+    /// # Errors
+    /// When cuDNN refuses.
+    pub fn pointwise(&mut self, mode: Mode, inputs: &[Tensor], y: Tensor) -> Result<(), Refusal> {
+        self.pointwise_in(DataType::F32, mode, &[], inputs, y)
+    }
+
+    /// y = the index of each element of x along `axis`, an integer of 32 bits.
+    ///
+    /// # Errors
+    /// When cuDNN refuses.
+    pub fn index(&mut self, axis: i64, x: Tensor, y: Tensor) -> Result<(), Refusal> {
+        let axis = [axis];
+        self.pointwise_in(DataType::F32, Mode::Index, &[(A::PointwiseAxis, Value::Integers(&axis))], &[x], y)
+    }
+
+    /// y = x >= b, a truth value.
+    ///
+    /// # Errors
+    /// When cuDNN refuses.
+    pub fn at_least(&mut self, x: Tensor, b: Tensor, y: Tensor) -> Result<(), Refusal> {
+        self.pointwise_in(DataType::Boolean, Mode::GreaterOrEqual, &[], &[x, b], y)
+    }
+
+    fn pointwise_in(
+        &mut self,
+        precision: DataType,
+        mode: Mode,
+        more: &[(A, Value<'_>)],
+        inputs: &[Tensor],
+        y: Tensor,
+    ) -> Result<(), Refusal> {
+        let own = [(A::PointwiseMode, Value::Mode(mode)), (A::PointwiseMathPrecision, Value::DataType(precision))];
+        let part = Descriptor::finished(Kind::Pointwise, &[&own, more].concat())?;
+        let inputs: Vec<[&Descriptor; 1]> = inputs.iter().map(|input| [&self.tensors[input.0]]).collect();
+        let (part_of, y) = ([&part], [&self.tensors[y.0]]);
+        let mut attributes =
+            vec![(A::PointwiseOperationDescriptor, Value::Descriptors(&part_of)), (A::PointwiseOperationY, Value::Descriptors(&y))];
+        let ports = [A::PointwiseOperationX, A::PointwiseOperationB, A::PointwiseOperationT];
+        attributes.extend(ports.into_iter().zip(&inputs).map(|(port, input)| (port, Value::Descriptors(input))));
+        attributes.push((A::PointwiseOperationAlpha1, Value::Float(1.0)));
+        attributes.push((A::PointwiseOperationAlpha2, Value::Float(1.0)));
+        self.operations.push(Descriptor::finished(Kind::PointwiseOperation, &attributes)?);
+        self.parts.push(part);
+        Ok(())
+    }
+
+    /// y = x reduced, in fp32, over the axes along which y has one element.
+    ///
+    /// # Errors
+    /// When cuDNN refuses.
+    pub fn reduce(&mut self, operator: Operator, x: Tensor, y: Tensor) -> Result<(), Refusal> {
+        let own = [(A::ReductionOperator, Value::Operator(operator)), (A::ReductionComputeType, Value::DataType(DataType::F32))];
+        let part = Descriptor::finished(Kind::Reduction, &own)?;
+        let [x, y] = [x, y].map(|tensor| [&self.tensors[tensor.0]]);
+        let attributes = [
+            (A::ReductionOperationX, Value::Descriptors(&x)),
+            (A::ReductionOperationY, Value::Descriptors(&y)),
+            (A::ReductionOperationDescriptor, Value::Descriptors(&[&part])),
+        ];
+        self.operations.push(Descriptor::finished(Kind::ReductionOperation, &attributes)?);
+        self.parts.push(part);
+        Ok(())
+    }
+
+    /// y = x in the layout, and perhaps the type, of y.
+    ///
+    /// # Errors
+    /// When cuDNN refuses.
+    pub fn reshape(&mut self, x: Tensor, y: Tensor) -> Result<(), Refusal> {
+        let [x, y] = [x, y].map(|tensor| [&self.tensors[tensor.0]]);
+        let attributes = [(A::ReshapeOperationX, Value::Descriptors(&x)), (A::ReshapeOperationY, Value::Descriptors(&y))];
+        self.operations.push(Descriptor::finished(Kind::ReshapeOperation, &attributes)?);
+        Ok(())
+    }
+
+    /// All operations together. Without a handle cuDNN checks them, but can plan nothing.
+    ///
+    /// # Errors
+    /// When cuDNN refuses.
+    pub fn whole(&self, handle: Option<&Handle>) -> Result<Descriptor, Refusal> {
+        let operations: Vec<&Descriptor> = self.operations.iter().collect();
+        let mut attributes = vec![(A::GraphOperations, Value::Descriptors(&operations))];
+        attributes.extend(handle.map(|handle| (A::GraphHandle, Value::Handle(handle))));
+        Descriptor::finished(Kind::OperationGraph, &attributes)
+    }
+
+    /// The plan that cuDNN's heuristic puts first among those that it can build, on these addresses of the tensors in memory.
+    ///
+    /// # Errors
+    /// When cuDNN has none, or memory is short.
+    pub fn plan(self, device: &Arc<Device>, memory: &[(Tensor, u64)]) -> Result<Plan, BackendError> {
+        let handle = Handle::new(device)?;
+        let graph = self.whole(Some(&handle))?;
+        let heuristics = Descriptor::finished(
+            Kind::Heuristics,
+            &[(A::HeuristicsOperationGraph, Value::Descriptors(&[&graph])), (A::HeuristicsMode, Value::Heuristic)],
+        )?;
+        let configs = heuristics.descriptors(A::HeuristicsResults, Kind::EngineConfig)?;
+        let (plan, config) = first_plan(&handle, configs)?;
+        let workspace = device.allocate(plan.integer(A::PlanWorkspaceSize)?.max(0) as usize)?;
+
+        let values: Box<[f32]> = self.scalars.iter().map(|(_, value)| *value).collect();
+        let pack = self.pack(memory, &values, workspace.address())?;
+        let made_of = vec![config, heuristics, graph];
+        Ok(Plan { pack, plan, _made_of: made_of, _graph: self, handle, workspace, _scalars: values })
+    }
+}
+
+impl Graph {
+    /// Addresses of the tensors in memory, of the scalars on the host, and of the workspace.
+    fn pack(&self, memory: &[(Tensor, u64)], values: &[f32], workspace: u64) -> Result<Descriptor, Refusal> {
+        // cuDNN reads a number at its address on the host when the plan runs.
+        let scalars = self.scalars.iter().zip(values).map(|((tensor, _), value)| (*tensor, std::ptr::from_ref(value) as u64));
+        let (ids, addresses): (Vec<i64>, Vec<Raw>) =
+            memory.iter().copied().chain(scalars).map(|(tensor, address)| (tensor.id(), address as Raw)).unzip();
+        let attributes = [
+            (A::PackDataPointers, Value::Pointers(&addresses)),
+            (A::PackUniqueIds, Value::Integers(&ids)),
+            (A::PackWorkspace, Value::Pointers(&[workspace as Raw])),
+        ];
+        Descriptor::finished(Kind::VariantPack, &attributes)
+    }
+}
+
+/// The first plan that cuDNN can build, and the engine it is of; or why not the first.
+fn first_plan(handle: &Handle, configs: Vec<Descriptor>) -> Result<(Descriptor, Descriptor), Refusal> {
+    let mut first_refusal = None;
+    for config in configs {
+        let attributes = [(A::PlanHandle, Value::Handle(handle)), (A::PlanEngineConfig, Value::Descriptors(&[&config]))];
+        match Descriptor::finished(Kind::ExecutionPlan, &attributes) {
+            Ok(plan) => return Ok((plan, config)),
+            Err(refusal) => first_refusal = first_refusal.or(Some(refusal)),
+        }
+    }
+    Err(first_refusal.unwrap_or_else(|| Refusal("cuDNN has no engine for this".to_owned())))
+}
+
+/// A graph made executable, with the addresses that it works on.
+pub struct Plan {
+    // Dropped in this order: each refers to those after it.
+    pack: Descriptor,
+    plan: Descriptor,
+    _made_of: Vec<Descriptor>,
+    _graph: Graph,
+    handle: Handle,
+    workspace: Buffer,
+    _scalars: Box<[f32]>,
+}
+
+impl Plan {
+    /// Enqueues it on the device's stream.
+    ///
+    /// The addresses that the plan was made with must be alive until the work has finished.
+    ///
+    /// # Errors
+    /// When cuDNN refuses.
+    pub fn launch(&self) -> Result<(), BackendError> {
+        // SAFETY: the pack was made for this plan; workspace and numbers live in `self`; the tensors' addresses are used on the device only.
+        unsafe { api::execute(&self.handle, &self.plan, &self.pack) }
+    }
+
+    /// Device memory that the engine asked for beside the tensors, bytes.
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspace.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_transpose_without_moving() {
+        let layout = Layout::contiguous([2, 3, 5, 7]);
+        assert_eq!(layout.strides, [105, 35, 7, 1]);
+        let transposed = Layout { extents: [2, 3, 7, 5], strides: [105, 35, 1, 7] };
+        assert_eq!((layout.transposed(), transposed.transposed()), (transposed, layout));
+    }
+
+    #[test]
+    fn addresses_and_numbers_are_packed() {
+        if let Err(refusal) = api::version() {
+            eprintln!("skipped: {refusal}");
+            return;
+        }
+        let mut graph = Graph::default();
+        let layout = Layout::contiguous([1, 2, 64, 64]);
+        let x = graph.memory(layout, DataType::Bf16).unwrap();
+        let y = graph.memory(layout, DataType::Bf16).unwrap();
+        let factor = graph.scalar(2.0).unwrap();
+        graph.pointwise(Mode::Multiply, &[x, factor], y).unwrap();
+        assert!(graph.whole(None).is_ok());
+        // Addresses are kept, not followed.
+        assert!(graph.pack(&[(x, 0x1000), (y, 0x2000)], &[2.0], 0x3000).is_ok());
+    }
+}

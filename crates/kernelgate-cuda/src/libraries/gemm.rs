@@ -1,0 +1,254 @@
+//! Products of row-major matrices by cuBLASLt, for implementations that stand on the library.
+//!
+//! Everything is described and chosen while a case is prepared; launching allocates nothing and can be captured.
+
+use std::ffi::c_void;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cudarc::cublaslt::{result, sys};
+use cudarc::driver::CudaStream;
+
+use super::cublaslt::{failed, propose};
+use crate::BackendError;
+use crate::driver::event::EventPool;
+use crate::driver::graph::Graph;
+use crate::library::{self, Library};
+use crate::{Buffer, Device};
+
+/// Device memory that the library may use during a product, for each lane.
+pub const WORKSPACE_BYTES: usize = 16 << 20;
+
+/// The library on one device, with lanes: products in different ones may run side by side.
+pub struct Blas {
+    device: Arc<Device>,
+    handle: sys::cublasLtHandle_t,
+    lanes: Vec<Lane>,
+}
+
+/// A stream with a workspace; the first is the device's stream.
+struct Lane {
+    stream: Arc<CudaStream>,
+    workspace: Buffer,
+}
+
+impl Blas {
+    /// Opens the library with so many lanes, at least one.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] where it is missing; when it fails or memory is short.
+    pub fn open(device: &Arc<Device>, lanes: usize) -> Result<Rc<Self>, BackendError> {
+        available().map_err(BackendError::Unsupported)?;
+        let lane = |number: usize| {
+            let stream = if number == 0 { Arc::clone(device.stream()) } else { device.another_stream()? };
+            Ok(Lane { stream, workspace: device.allocate(WORKSPACE_BYTES)? })
+        };
+        let lanes = (0..lanes.max(1)).map(lane).collect::<Result<_, BackendError>>()?;
+        let handle = result::create_handle().map_err(failed("open"))?;
+        Ok(Rc::new(Self { device: Arc::clone(device), handle, lanes }))
+    }
+
+    /// The stream of a lane.
+    pub fn stream(&self, lane: usize) -> &Arc<CudaStream> {
+        &self.lanes[lane].stream
+    }
+}
+
+/// Whether the library is there.
+///
+/// # Errors
+/// How to get it.
+pub fn available() -> Result<(), String> {
+    let missing = || format!("{} is missing: {}", Library::CublasLt.name(), Library::CublasLt.advice());
+    library::load(Library::CublasLt).map(drop).ok_or_else(missing)
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once; every product of it holds a count and is gone.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+/// What a product computes: y `[rows, columns]` = x `[rows, depth]` · w, bf16 with f32 sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spec {
+    /// Rows of x and y.
+    pub rows: usize,
+    /// Columns of y.
+    pub columns: usize,
+    /// Columns of x.
+    pub depth: usize,
+    /// Whether w lies as `[columns, depth]`, else as `[depth, columns]`.
+    pub transposed: bool,
+    /// Whether y is f32, else bf16.
+    pub wide: bool,
+}
+
+/// One product and the algorithms that the library proposes for it, of which one is used.
+pub struct Gemm {
+    blas: Rc<Blas>,
+    description: sys::cublasLtMatmulDesc_t,
+    /// Of w, x and y as the library sees them: column-major, so transposed.
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    algorithms: Vec<sys::cublasLtMatmulAlgo_t>,
+    chosen: usize,
+}
+
+/// How much faster another algorithm than the library's first must be to be chosen: less could be noise, and the choice another one in the
+/// next process.
+const CLEARLY_FASTER: f64 = 0.97;
+/// Rounds of which the fastest counts.
+const ROUNDS: usize = 3;
+
+impl Gemm {
+    /// Describes a product and asks for its algorithms; the library's first is used until another one is chosen.
+    ///
+    /// # Errors
+    /// When the library fails or knows no algorithm.
+    pub fn new(blas: &Rc<Blas>, spec: Spec) -> Result<Self, BackendError> {
+        use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+        use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F};
+        let Spec { rows, columns, depth, transposed, wide } = spec;
+        // From here on the destructor gives back what was made.
+        let mut gemm = Self {
+            blas: Rc::clone(blas),
+            description: std::ptr::null_mut(),
+            layouts: [std::ptr::null_mut(); 3],
+            algorithms: Vec::new(),
+            chosen: 0,
+        };
+        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        gemm.description = result::create_matmul_desc(compute, CUDA_R_32F).map_err(failed("describe a product"))?;
+        if transposed {
+            // CUBLAS_OP_T.
+            let operation = 1i32;
+            // SAFETY: the description is alive; the attribute is of that type and copied.
+            unsafe {
+                result::set_matmul_desc_attribute(
+                    gemm.description,
+                    CUBLASLT_MATMUL_DESC_TRANSA,
+                    (&raw const operation).cast(),
+                    size_of_val(&operation),
+                )
+            }
+            .map_err(failed("transpose"))?;
+        }
+        // A row-major matrix is a column-major one of swapped extents: yᵀ = wᵀ·xᵀ.
+        let (w_rows, w_columns) = if transposed { (depth, columns) } else { (columns, depth) };
+        let output = if wide { CUDA_R_32F } else { CUDA_R_16BF };
+        for (layout, (dtype, rows, columns)) in
+            gemm.layouts.iter_mut().zip([(CUDA_R_16BF, w_rows, w_columns), (CUDA_R_16BF, depth, rows), (output, columns, rows)])
+        {
+            *layout = result::create_matrix_layout(dtype, rows as u64, columns as u64, rows as i64)
+                .map_err(failed("describe a matrix"))?;
+        }
+        // SAFETY: handle, description and layouts were made above and are alive.
+        let proposed = unsafe { propose(blas.handle, gemm.description, gemm.layouts, WORKSPACE_BYTES) };
+        gemm.algorithms = proposed.map_err(failed("propose an algorithm"))?;
+        Ok(gemm)
+    }
+
+    /// Times every algorithm on all of these (x, w, y), one after the other as a graph, and keeps the fastest from here on. Many different
+    /// operands are as cold as they will be when the product is one of many.
+    ///
+    /// What is in y is lost.
+    ///
+    /// # Errors
+    /// When the device fails. An algorithm that does not run is passed over.
+    pub fn choose(&mut self, operands: &[[u64; 3]]) -> Result<(), BackendError> {
+        let device = Arc::clone(&self.blas.device);
+        let events = EventPool::new(&device, 2)?;
+        let mut times = Vec::new();
+        for algorithm in 0..self.algorithms.len() {
+            self.chosen = algorithm;
+            let enqueue = || operands.iter().try_for_each(|&[x, w, y]| self.launch(0, x, w, y));
+            // Once before: what a first launch loads cannot be loaded during a capture.
+            if enqueue().is_err() {
+                times.push(f64::INFINITY);
+                continue;
+            }
+            device.synchronize()?;
+            let graph = Graph::capture(&device, enqueue)?;
+            let mut fastest = f64::INFINITY;
+            for _ in 0..ROUNDS {
+                events.record(0)?;
+                graph.launch()?;
+                events.record(1)?;
+                device.synchronize()?;
+                fastest = f64::min(fastest, events.elapsed_ns(0, 1)?);
+            }
+            times.push(fastest);
+        }
+        self.chosen = fastest(&times);
+        Ok(())
+    }
+
+    /// Enqueues it in a lane: device addresses of x, w and y, matrices as described, alive until the product has been computed;
+    /// y overlaps neither x nor w.
+    ///
+    /// # Errors
+    /// When the library refuses.
+    pub fn launch(&self, lane: usize, x: u64, w: u64, y: u64) -> Result<(), BackendError> {
+        let (one, zero) = (1f32, 0f32);
+        let [w_layout, x_layout, y_layout] = self.layouts;
+        let lane = &self.blas.lanes[lane];
+        let algorithm = self.algorithms.get(self.chosen).map_or(std::ptr::null(), std::ptr::from_ref);
+        let address = |address: u64| address as *mut c_void;
+        // SAFETY: handle, description, layouts and algorithm belong together; the scalars are f32 as described and read during the call;
+        // the workspace lives as long as `self`; x, w and y are addresses on the device and used there only.
+        unsafe {
+            result::matmul(
+                self.blas.handle,
+                self.description,
+                (&raw const one).cast(),
+                (&raw const zero).cast(),
+                address(w),
+                w_layout,
+                address(x),
+                x_layout,
+                address(y),
+                y_layout,
+                address(y),
+                y_layout,
+                algorithm,
+                address(lane.workspace.address()),
+                WORKSPACE_BYTES,
+                lane.stream.cu_stream().cast(),
+            )
+        }
+        .map_err(failed("launch a product"))
+    }
+}
+
+/// The first, unless another one is clearly faster.
+fn fastest(times: &[f64]) -> usize {
+    let Some(&first) = times.first() else { return 0 };
+    let (best, &time) = times.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).expect("there is a first");
+    if time < CLEARLY_FASTER * first { best } else { 0 }
+}
+
+impl Drop for Gemm {
+    fn drop(&mut self) {
+        // SAFETY: each is destroyed once, if it was made.
+        unsafe {
+            for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+            let _ = (!self.description.is_null()).then(|| result::destroy_matmul_desc(self.description));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fastest;
+
+    #[test]
+    fn the_first_algorithm_stays_unless_another_is_clearly_faster() {
+        assert_eq!(fastest(&[]), 0);
+        assert_eq!(fastest(&[100.0, 98.0, 101.0]), 0);
+        assert_eq!(fastest(&[100.0, 98.0, 90.0]), 2);
+        assert_eq!(fastest(&[f64::INFINITY, 98.0]), 1);
+    }
+}

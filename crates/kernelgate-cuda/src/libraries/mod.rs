@@ -1,0 +1,5 @@
+//! NVIDIA's libraries that compute: GEMMs by cuBLASLt, operation graphs by cuDNN.
+
+pub mod cublaslt;
+pub mod cudnn;
+pub mod gemm;

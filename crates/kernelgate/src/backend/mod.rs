@@ -1,0 +1,14 @@
+//! How problems are computed: one implementation a row, on one backend.
+//!
+//! Deliberately absent: clocks. A backend launches and synchronises; `measure` times.
+
+pub mod cpu;
+pub mod cuda;
+mod executable;
+mod implementation;
+mod target;
+
+pub use executable::Executable;
+pub use implementation::{CudaPrepare, Implementation, Prepare};
+pub use kernelgate_cuda::BackendError;
+pub use target::{BackendKind, Target};

@@ -1,0 +1,62 @@
+//! What a process computes on.
+
+use std::sync::Arc;
+
+use kernelgate_cuda::Device;
+use kernelgate_cuda::observe::telemetry::Telemetry;
+
+use crate::workload::Scale;
+
+/// Which kind of device computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BackendKind {
+    /// The host's cores.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+impl BackendKind {
+    /// The name used in ids and files; implementation names start with it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
+
+    /// How large the problems are that a person would look at there.
+    pub const fn scale(self) -> Scale {
+        match self {
+            Self::Cpu => Scale::Host,
+            Self::Cuda => Scale::Accelerator,
+        }
+    }
+}
+
+/// What a process computes on.
+#[derive(Clone)]
+pub enum Target {
+    /// The host's cores.
+    Cpu,
+    /// This GPU.
+    Cuda(Arc<Device>),
+}
+
+impl Target {
+    /// Its kind.
+    pub const fn kind(&self) -> BackendKind {
+        match self {
+            Self::Cpu => BackendKind::Cpu,
+            Self::Cuda(_) => BackendKind::Cuda,
+        }
+    }
+
+    /// What asks the device about itself; none on the CPU, or where NVML is missing.
+    pub fn telemetry(&self) -> Option<Telemetry> {
+        match self {
+            Self::Cpu => None,
+            Self::Cuda(device) => Telemetry::open(&device.facts().uuid),
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Numbers and tables as a person reads them. No decisions here.
+
+pub mod runs;
+pub mod table;
+
+/// "134 MB": decimal units.
+pub fn bytes(bytes: u64) -> String {
+    let (scale, unit) = match bytes {
+        0..1_000 => return format!("{bytes} B"),
+        1_000..1_000_000 => (1e3, "kB"),
+        1_000_000..1_000_000_000 => (1e6, "MB"),
+        _ => (1e9, "GB"),
+    };
+    format!("{:.3} {unit}", Significant(bytes as f64 / scale))
+}
+
+/// "1.234 ms", four significant digits.
+pub fn time(elapsed_ns: f64) -> String {
+    let (scale, unit) = match elapsed_ns.abs() {
+        ns if ns < 1e3 => (1.0, "ns"),
+        ns if ns < 1e6 => (1e3, "µs"),
+        ns if ns < 1e9 => (1e6, "ms"),
+        _ => (1e9, "s"),
+    };
+    format!("{:.4} {unit}", Significant(elapsed_ns / scale))
+}
+
+/// "151.2 GFLOP/s" or "22.1 GB/s", for an amount done in that time.
+pub fn rate(amount: u64, unit: &str, elapsed_ns: f64) -> String {
+    let per_second = amount as f64 / elapsed_ns * 1e9;
+    let (scale, prefix) = match per_second {
+        rate if rate < 1e9 => (1e6, "M"),
+        rate if rate < 1e12 => (1e9, "G"),
+        _ => (1e12, "T"),
+    };
+    format!("{:.4} {prefix}{unit}/s", Significant(per_second / scale))
+}
+
+/// The words of a command line without some flags; those of the first list have a value, after "=" or as the next word.
+pub fn without_flags(mut words: impl Iterator<Item = String>, valued: &[&str], bare: &[&str]) -> Vec<String> {
+    let mut kept = Vec::new();
+    while let Some(word) = words.next() {
+        let (flag, value) = word.split_once('=').map_or((word.as_str(), None), |(flag, value)| (flag, Some(value)));
+        if valued.contains(&flag) {
+            if value.is_none() {
+                words.next();
+            }
+        } else if !bare.contains(&word.as_str()) {
+            kept.push(word);
+        }
+    }
+    kept
+}
+
+/// Formats with as many significant digits as the precision says, without an exponent.
+struct Significant(f64);
+
+impl std::fmt::Display for Significant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let digits = f.precision().unwrap_or(3);
+        let before = if self.0 == 0.0 { 1 } else { self.0.abs().log10().floor() as i32 + 1 };
+        write!(f, "{:.*}", (digits as i32 - before.max(1)).max(0) as usize, self.0)
+    }
+}

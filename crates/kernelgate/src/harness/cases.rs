@@ -1,0 +1,218 @@
+//! Which cases to run: the selection of an effort, narrowed by the filter; ids are unique by construction.
+
+use std::collections::BTreeSet;
+
+use super::error::HarnessError;
+use super::filter::Filter;
+use super::guard;
+use super::place::Place;
+use crate::backend::BackendKind;
+use crate::measure::Cache;
+use crate::suite::{Bound, Row, Suite};
+use crate::workload::{AxisError, Effort, Override, Point, Scale};
+
+/// Fewest bytes from which on no cold case exists: no cache holds a tenth of it, so hot is cold.
+const BEYOND_CACHES: u64 = 256 << 20;
+
+/// A problem and the implementations of it that were selected.
+pub struct Group<'a> {
+    /// The workload and its implementations.
+    pub suite: &'a dyn Suite,
+    /// The problem's axes.
+    pub point: Point,
+    /// The problem.
+    pub bound: Box<dyn Bound + 'a>,
+    /// Selected implementations that can compute it.
+    pub cases: Vec<Case>,
+}
+
+impl Group<'_> {
+    /// `workload/problem`: Criterion's group.
+    pub fn id(&self) -> String {
+        format!("{}/{}", self.suite.name(), self.point)
+    }
+}
+
+/// One implementation of a group's problem.
+pub struct Case {
+    /// Index among the suite's implementations.
+    pub index: usize,
+    /// The implementation.
+    pub row: Row,
+    /// State of the caches in which it is timed.
+    pub cache: Cache,
+    /// Whole id: `workload/problem/implementation/cache`.
+    pub id: String,
+}
+
+impl Case {
+    /// `implementation/cache`: Criterion's function in the group.
+    pub fn function(&self) -> String {
+        format!("{}/{}", self.row.name, self.cache.name())
+    }
+}
+
+/// What was selected.
+#[derive(Default)]
+pub struct Selection<'a> {
+    /// Problems with at least one case to run.
+    pub groups: Vec<Group<'a>>,
+    /// Ids that cannot run here, with the reason.
+    pub skipped: Vec<(String, String)>,
+}
+
+impl Selection<'_> {
+    /// Cases to run.
+    pub fn count(&self) -> usize {
+        self.groups.iter().map(|group| group.cases.len()).sum()
+    }
+
+    /// Whether nothing matched, not even something that must be skipped.
+    pub fn matched_nothing(&self) -> bool {
+        self.groups.is_empty() && self.skipped.is_empty()
+    }
+}
+
+/// Selects cases.
+///
+/// A suite without an overridden axis, or which does not take its value, contributes nothing.
+///
+/// # Errors
+/// When two cases share an id, or a problem cannot say its work.
+pub fn select<'a>(
+    suites: impl IntoIterator<Item = &'a dyn Suite>,
+    effort: Effort,
+    place: &Place,
+    overrides: &[Override],
+    filter: &Filter,
+) -> Result<Selection<'a>, HarnessError> {
+    let mut ids = BTreeSet::new();
+    let mut selection = Selection::default();
+    for suite in suites {
+        let Ok(points) = suite.points(effort, place.kind.scale(), overrides) else { continue };
+        for point in points {
+            let bound = suite.bind(&point).map_err(|error| HarnessError::Usage(format!("{}/{point}: {error}", suite.name())))?;
+            let bytes = guard::catch(|| bound.problem().work().total_bytes())
+                .map_err(|panic| HarnessError::Usage(format!("{}/{point}: declared work: {panic}", suite.name())))?;
+            let mut group = Group { suite, point, bound, cases: Vec::new() };
+            for (index, row) in suite.implementations().into_iter().enumerate() {
+                for &cache in caches(row.backend, bytes) {
+                    let id = format!("{}/{}/{}", group.id(), row.name, cache.name());
+                    if !ids.insert(id.clone()) {
+                        return Err(HarnessError::Usage(format!("two cases have the id {id}")));
+                    }
+                    if !filter.matches(&id) {
+                        continue;
+                    }
+                    if let Err(reason) = group.bound.supports(index) {
+                        selection.skipped.push((id, format!("{} {reason}", row.name)));
+                    } else if row.backend != place.kind {
+                        selection.skipped.push((id, place.otherwise.clone()));
+                    } else {
+                        group.cases.push(Case { index, row, cache, id });
+                    }
+                }
+            }
+            if !group.cases.is_empty() {
+                selection.groups.push(group);
+            }
+        }
+    }
+    Ok(selection)
+}
+
+/// The states in which cases exist. The CPU backend has no means to empty the caches.
+const fn caches(backend: BackendKind, bytes: u64) -> &'static [Cache] {
+    match backend {
+        BackendKind::Cuda if bytes < BEYOND_CACHES => &[Cache::Hot, Cache::Cold],
+        _ => &[Cache::Hot],
+    }
+}
+
+/// Checks overrides against every workload there is: an axis or value that none takes is a mistake.
+///
+/// # Errors
+/// The first workload's complaint, or an unknown axis with the axes there are.
+pub fn check_overrides<'a>(suites: impl Iterator<Item = &'a dyn Suite>, overrides: &[Override]) -> Result<(), HarnessError> {
+    let suites: Vec<_> = suites.collect();
+    for wanted in overrides {
+        let with_axis: Vec<_> = suites.iter().filter(|suite| suite.axes().iter().any(|axis| axis.name == wanted.axis)).collect();
+        let one = std::slice::from_ref(wanted);
+        let complaints: Vec<AxisError> =
+            with_axis.iter().filter_map(|suite| suite.points(Effort::Thorough, Scale::Host, one).err()).collect();
+        if with_axis.is_empty() {
+            let known: BTreeSet<&str> = suites.iter().flat_map(|suite| suite.axes()).map(|axis| axis.name).collect();
+            let known = known.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(HarnessError::Usage(format!("no workload has an axis `{}`; axes are {known}", wanted.axis)));
+        }
+        if complaints.len() == with_axis.len() {
+            return Err(HarnessError::Usage(complaints[0].to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// The error for axes, valid one by one, that no case has together.
+pub fn nothing_has(overrides: &[Override]) -> HarnessError {
+    let axes = overrides.iter().map(|wanted| format!("{}={}", wanted.axis, wanted.values.join(","))).collect::<Vec<_>>().join(" ");
+    HarnessError::Usage(format!("no case has the axes {axes} together; `kernelgate list` shows the axes of each workload"))
+}
+
+/// Every id of every effort.
+pub fn all_ids<'a>(suites: impl Iterator<Item = &'a dyn Suite>) -> Vec<String> {
+    let anywhere = Place { kind: BackendKind::Cpu, otherwise: String::new() };
+    let everything = select(suites, Effort::Thorough, &anywhere, &[], &Filter::All);
+    let Ok(selection) = everything else { return Vec::new() };
+    let running = selection.groups.iter().flat_map(|group| group.cases.iter().map(|case| case.id.clone()));
+    running.chain(selection.skipped.iter().map(|(id, _)| id.clone())).collect()
+}
+
+/// The error for a filter that no case matches.
+pub fn nothing_matches<'a>(text: &str, suites: impl Iterator<Item = &'a dyn Suite>) -> HarnessError {
+    let close = suggestions(text, &all_ids(suites));
+    let hint =
+        if close.is_empty() { "`--list` shows the cases".to_owned() } else { format!("did you mean {}?", close.join(" or ")) };
+    HarnessError::Usage(format!("no case matches `{text}`; {hint}"))
+}
+
+/// What a mistyped filter may have meant: the closest ids or leading parts of them, best first.
+pub fn suggestions(text: &str, ids: &[String]) -> Vec<String> {
+    let mut candidates = BTreeSet::new();
+    for id in ids {
+        let ends = id.match_indices('/').map(|(end, _)| end).chain([id.len()]);
+        candidates.extend(ends.map(|end| &id[..end]));
+        candidates.extend(id.split('/').filter(|part| part.len() > 3));
+    }
+    let mut scored: Vec<(f64, &str)> = candidates
+        .into_iter()
+        .map(|candidate| (strsim::normalized_damerau_levenshtein(text, candidate), candidate))
+        .filter(|(score, _)| *score >= 0.5)
+        .collect();
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    scored.into_iter().take(3).map(|(_, candidate)| candidate.to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample::all;
+    use super::*;
+
+    #[test]
+    fn a_mistyped_filter_gets_close_ids() {
+        let ids = ["attention/forward/s1024_d64_full_f32/cpu/hot".to_owned(), "st_bif/backward/n4_f32/cpu/hot".to_owned()];
+        assert_eq!(suggestions("atention/foward", &ids)[0], "attention/forward");
+        assert_eq!(suggestions("s1024_d64_ful_f32", &ids)[0], "s1024_d64_full_f32");
+        assert_eq!(suggestions("stbif", &ids)[0], "st_bif");
+        assert!(suggestions("zzzzzz", &ids).is_empty());
+    }
+
+    #[test]
+    fn overrides_must_suit_some_workload() {
+        let suites = all();
+        let check =
+            |item: &str| check_overrides(suites.iter().map(AsRef::as_ref), &[item.parse().unwrap()]).map_err(|e| e.to_string());
+        assert_eq!(check("t=3"), Ok(()));
+        assert_eq!(check("level=5").unwrap_err(), "axis `level` takes one of 4, 8, 16, not `5`");
+        assert!(check("zz=1").unwrap_err().starts_with("no workload has an axis `zz`; axes are "));
+    }
+}

@@ -1,0 +1,318 @@
+//! Going through the selected cases: inputs, reference, verification, timing, record.
+
+use crate::record::text::printable;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use criterion::{BenchmarkGroup, Criterion, Throughput};
+
+use super::args::Flags;
+use super::cases::{Case, Group, Selection};
+use super::error::HarnessError;
+use super::guard;
+use super::problem::{Ready, Setback};
+use super::progress::Progress;
+use super::session::Recorder;
+use super::timing::{self, Plan};
+use super::trial::Trial;
+use crate::backend::{BackendError, Executable, Target};
+use crate::exit::Exit;
+use crate::measure::criterion::Elapsed;
+use crate::measure::delay::{Delay, Delayed};
+use crate::measure::events::EventTimer;
+use crate::measure::limits::{Bound, Limits};
+use crate::measure::wall::Wall;
+use crate::measure::{Cache, Stopwatch};
+use crate::record::run::VerificationRecord;
+use crate::record::{CaseRecord, Pace, Samples, Store};
+use crate::workload::{Effort, Work};
+use kernelgate_cuda::observe::range::Range;
+
+/// What samples are taken with.
+pub enum Timer {
+    /// Host wall time.
+    Wall(Wall),
+    /// CUDA events.
+    Events(Box<EventTimer>),
+}
+
+impl Timer {
+    /// The clock of a target.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn new(target: &Target) -> Result<Self, BackendError> {
+        match target {
+            Target::Cpu => Ok(Self::Wall(Wall)),
+            Target::Cuda(device) => Ok(Self::Events(Box::new(EventTimer::new(device)?))),
+        }
+    }
+
+    /// The same launches, delayed on purpose.
+    fn delay<'a>(&self, executable: &'a mut dyn Executable, delay_ns: u64) -> Result<Delayed<'a>, BackendError> {
+        match self {
+            Self::Wall(_) => Ok(Delayed::on_host(executable, delay_ns)),
+            Self::Events(events) => Delayed::on_device(executable, delay_ns, events.overhead().launch_ns, events.device()),
+        }
+    }
+
+    /// The stopwatch for a case, with how it takes its samples.
+    fn case(&mut self, executable: &mut dyn Executable, cache: Cache) -> Result<Box<dyn Stopwatch + '_>, BackendError> {
+        match self {
+            Self::Wall(_) => Ok(Box::new(Wall)),
+            Self::Events(events) => Ok(Box::new(events.case(executable, cache)?)),
+        }
+    }
+}
+
+/// What stays the same while a process goes through its cases.
+pub struct Execution<'a> {
+    /// The process' flags.
+    pub flags: &'a Flags,
+    /// How long to time.
+    pub effort: Effort,
+    /// Where to compute.
+    pub target: Target,
+    /// The clock.
+    pub timer: Timer,
+    /// Measured only when timing.
+    pub limits: Option<Limits>,
+    /// Present only when timing.
+    pub recorder: Option<Recorder>,
+    /// What a person sees.
+    pub progress: Progress,
+    /// Why nothing more can run, once the device was lost.
+    pub lost: Option<String>,
+    /// Present in a process of a comparison.
+    pub trial: Option<Trial>,
+}
+
+impl Execution<'_> {
+    /// Verifies and times every case.
+    ///
+    /// # Errors
+    /// When the record cannot be written; what goes wrong with a case is that case's result.
+    pub fn run(
+        &mut self,
+        selection: &Selection<'_>,
+        mut criterion: Option<&mut Criterion<Elapsed>>,
+        elapsed: &Elapsed,
+    ) -> Result<Exit, HarnessError> {
+        let mut exit = Exit::Fine;
+        for group in &selection.groups {
+            exit = exit.max(self.run_group(group, criterion.as_deref_mut(), elapsed)?);
+        }
+        Ok(exit)
+    }
+
+    fn run_group(
+        &mut self,
+        group: &Group<'_>,
+        criterion: Option<&mut Criterion<Elapsed>>,
+        elapsed: &Elapsed,
+    ) -> Result<Exit, HarnessError> {
+        let work = group.bound.problem().work();
+        let mut exit = Exit::Fine;
+        let mut criterion_group = criterion.map(|criterion| open_group(criterion, group));
+        let started = Instant::now();
+        let ready = match &self.lost {
+            Some(lost) => Err(Setback::Fail(lost.clone())),
+            None => match &self.trial {
+                Some(trial) => Ready::inputs(group, self.flags.seed, trial.inputs.as_deref()),
+                None => Ready::new(group, self.flags.seed),
+            },
+        };
+        let mut ready = match ready {
+            Ok(ready) => ready,
+            Err(setback) => {
+                for case in &group.cases {
+                    exit = exit.max(self.set_back(case, &setback)?);
+                }
+                return Ok(exit);
+            }
+        };
+        self.progress.prepared(&ready.inputs, started.elapsed());
+        self.spend("inputs", started);
+        let mut implementations = group.cases.chunk_by(|a, b| a.index == b.index).peekable();
+        while let Some(cases) = implementations.next() {
+            self.progress.case(&cases[0].id);
+            let started = Instant::now();
+            let verified = match &self.lost {
+                Some(lost) => Err(Setback::Fail(lost.clone())),
+                None => self.verify(&mut ready, group, &cases[0]),
+            };
+            self.spend("verify", started);
+            let (mut executable, verification, launch) = match verified {
+                Ok(verified) => verified,
+                Err(setback) => {
+                    for case in cases {
+                        exit = exit.max(self.set_back(case, &setback)?);
+                    }
+                    continue;
+                }
+            };
+            self.progress.verified(&verification, started.elapsed());
+            if implementations.peek().is_none() {
+                // The reference is often larger than the inputs: free it before timing.
+                ready.expected = Vec::new();
+            }
+            for (i, case) in cases.iter().enumerate() {
+                if i > 0 {
+                    self.progress.case(&case.id);
+                }
+                let limit = self.limits.as_ref().and_then(|limits| limits.bound(&work, case.cache));
+                elapsed.shown().borrow_mut().limit.clone_from(&limit);
+                let clock = Instant::now();
+                let timed = self.time(criterion_group.as_mut(), case, executable.as_mut(), launch);
+                self.spend("time", clock);
+                match timed {
+                    Ok(samples) => {
+                        let clock = Instant::now();
+                        self.record(group, case, &work, limit, verification.clone(), samples)?;
+                        self.spend("record", clock);
+                    }
+                    Err(setback) => exit = exit.max(self.set_back(case, &setback)?),
+                }
+            }
+            if self.lost.is_some() {
+                // To free what a hung kernel uses is to wait for it.
+                std::mem::forget(executable);
+            }
+        }
+        Ok(exit)
+    }
+
+    fn spend(&mut self, activity: &'static str, started: Instant) {
+        if let Some(trial) = &mut self.trial {
+            trial.spend(activity, started);
+        }
+    }
+
+    fn verify(
+        &self,
+        ready: &mut Ready,
+        group: &Group<'_>,
+        case: &Case,
+    ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), Setback> {
+        match &self.trial {
+            Some(trial) => ready.verify_bits(group, case, &self.target, trial.known(&case.id)),
+            None => ready
+                .verify(group, case, &self.target)
+                .map(|(executable, comparison)| (executable, comparison.into(), Duration::ZERO)),
+        }
+    }
+
+    fn time(
+        &mut self,
+        criterion_group: Option<&mut BenchmarkGroup<'_, Elapsed>>,
+        case: &Case,
+        executable: &mut dyn Executable,
+        launch: Duration,
+    ) -> Result<Samples, Setback> {
+        if let Some(lost) = &self.lost {
+            return Err(Setback::Fail(lost.clone()));
+        }
+        let _case = Range::new(&case.id);
+        let (timer, effort, flags) = (&mut self.timer, self.effort, self.flags);
+        let pace = self.trial.as_ref().map_or(Pace::MEASURED, |trial| trial.pace);
+        let timed = guard::catch(|| {
+            let mut delayed = match Delay::of(&flags.delay, &case.id) {
+                Some(delay_ns) => Some(timer.delay(executable, delay_ns)?),
+                None => None,
+            };
+            let executable = match &mut delayed {
+                Some(delayed) => delayed as &mut dyn Executable,
+                None => executable,
+            };
+            let mut stopwatch = timer.case(executable, case.cache)?;
+            let Some(criterion_group) = criterion_group else {
+                return timing::trial(executable, stopwatch.as_mut(), pace, launch);
+            };
+            let sample = stopwatch.time(executable, 1)?;
+            let plan = Plan::new(effort, sample.elapsed_ns / sample.launches as f64, flags);
+            timing::run(criterion_group, &case.function(), executable, stopwatch.as_mut(), plan, flags)
+        });
+        timed.map_err(Setback::Fail)?.map_err(|error| match error {
+            BackendError::Lost(_) => Setback::Lost(error.to_string()),
+            other => Setback::Fail(other.to_string()),
+        })
+    }
+
+    fn record(
+        &self,
+        group: &Group<'_>,
+        case: &Case,
+        work: &Work,
+        limit: Option<Bound>,
+        verification: VerificationRecord,
+        samples: Samples,
+    ) -> Result<(), HarnessError> {
+        let Some(recorder) = &self.recorder else { return Ok(()) };
+        let record = CaseRecord {
+            workload: group.suite.name().to_owned(),
+            revision: group.suite.revision(),
+            problem: group.point.iter().map(|(axis, value)| (axis.to_owned(), value.to_owned())).collect(),
+            implementation: case.row.name.to_owned(),
+            cache: case.cache.name().to_owned(),
+            work: work.into(),
+            limit,
+            verification,
+            samples,
+        };
+        Ok(recorder.add_case(&case.id, record)?)
+    }
+
+    /// Says and records why a case has no result.
+    fn set_back(&mut self, case: &Case, setback: &Setback) -> Result<Exit, HarnessError> {
+        let (exit, reason) = match setback {
+            Setback::Skip(reason) => (Exit::Fine, reason),
+            Setback::Fail(reason) | Setback::Lost(reason) => (Exit::Regression, reason),
+        };
+        if matches!(setback, Setback::Lost(_)) {
+            self.lost = Some(format!("not run: {} lost the GPU", case.id));
+        }
+        let word = if exit == Exit::Fine { "skipped" } else { "error" };
+        eprintln!("{word}: {}: {}", case.id, printable(reason));
+        match (&self.recorder, setback) {
+            (None, _) => {}
+            (Some(recorder), Setback::Skip(reason)) => recorder.add_skip(&case.id, reason)?,
+            (Some(recorder), _) => recorder.add_failure(&case.id, reason)?,
+        }
+        Ok(exit)
+    }
+}
+
+/// Goes through the cases; returns with the exit code where a trial spent its time.
+pub fn run_cases(
+    mut execution: Execution<'_>,
+    selection: &Selection<'_>,
+    store: &Store,
+) -> Result<(Exit, BTreeMap<&'static str, f64>), HarnessError> {
+    let elapsed = Elapsed::default();
+    // A trial has no need of Criterion, which looks for gnuplot when it is made.
+    let mut criterion = execution.trial.is_none().then(|| new_criterion(store, elapsed.clone()));
+    let outcome = execution.run(selection, criterion.as_mut(), &elapsed);
+    let spent_s = execution.trial.as_mut().map(|trial| std::mem::take(&mut trial.spent_s)).unwrap_or_default();
+    if execution.lost.is_some() {
+        // A lost device gives nothing back, and may never answer: it is left to the end of the process.
+        std::mem::forget(execution);
+    }
+    Ok((outcome?, spent_s))
+}
+
+/// Criterion with our measurement, its store where it always is.
+pub fn new_criterion(store: &Store, elapsed: Elapsed) -> Criterion<Elapsed> {
+    Criterion::default().with_measurement(elapsed).output_directory(&store.criterion).configure_from_args()
+}
+
+/// Opens Criterion's group of a problem.
+pub fn open_group<'c>(criterion: &'c mut Criterion<Elapsed>, group: &Group<'_>) -> BenchmarkGroup<'c, Elapsed> {
+    let mut criterion_group = criterion.benchmark_group(group.id());
+    let work = group.bound.problem().work();
+    // One throughput a problem: operations where matrix products dominate, bytes elsewhere.
+    criterion_group.throughput(match work.matmul_flops() {
+        0 => Throughput::BytesDecimal(work.total_bytes()),
+        flops => Throughput::Elements(flops),
+    });
+    criterion_group
+}

@@ -1,0 +1,26 @@
+//! A bench binary: selects cases, verifies them, has Criterion time them, and records the run.
+//!
+//! The only module that knows Criterion, with `measure::criterion`. Order of a case: inputs, reference, verification, timing; a case
+//! that is wrong has no time. Deliberately absent: judging what was measured (the program does).
+
+pub mod args;
+mod binary;
+pub mod cases;
+mod error;
+mod execution;
+pub mod filter;
+pub mod guard;
+pub mod inputs;
+pub mod names;
+pub mod place;
+pub mod problem;
+mod progress;
+#[cfg(test)]
+mod sample;
+mod session;
+mod timing;
+pub mod trial;
+mod trial_run;
+
+pub use binary::Harness;
+pub use error::HarnessError;

@@ -1,0 +1,82 @@
+//! Which backend a process runs on: the GPU if there is one and somebody wrote kernels for it, else the CPU; and why.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+use super::error::HarnessError;
+use crate::backend::{BackendKind, Target};
+use crate::suite::Suite;
+use kernelgate_cuda::driver::device::{self, Device, DeviceError};
+
+/// Longer than any sensible launch.
+pub const DEFAULT_TIMEOUT_S: u64 = 60;
+
+/// Where to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[allow(missing_docs)]
+pub enum BackendName {
+    #[default]
+    Auto,
+    Cpu,
+    Cuda,
+}
+
+/// Which backend the process runs on, and why not on the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The backend.
+    pub kind: BackendKind,
+    /// Why cases of the other cannot run, a fragment.
+    pub otherwise: String,
+}
+
+/// What the user asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    /// The backend, or auto.
+    pub backend: BackendName,
+    /// The GPU, counted from 0.
+    pub device: Option<usize>,
+    /// A kernel that runs longer is taken for hung.
+    pub patience: Duration,
+}
+
+impl Wanted {
+    /// Chooses; opens nothing.
+    ///
+    /// # Errors
+    /// When a GPU was asked for and cannot be had.
+    pub fn place<'a>(&self, mut suites: impl Iterator<Item = &'a dyn Suite>) -> Result<Place, HarnessError> {
+        let gpu = || device::check(self.device.unwrap_or(0));
+        let refused = |error: DeviceError| HarnessError::Usage(format!("no GPU to run on: {error}"));
+        let cpu = |otherwise: String| Place { kind: BackendKind::Cpu, otherwise };
+        let cuda = || Place { kind: BackendKind::Cuda, otherwise: "this run is on the GPU: --backend cpu runs them".to_owned() };
+        match self.backend {
+            BackendName::Cpu => Ok(cpu("this run is on the CPU, as asked".to_owned())),
+            BackendName::Cuda => gpu().map_err(refused).map(|()| cuda()),
+            // A GPU was named: not to use it is no answer.
+            BackendName::Auto if self.device.is_some() => gpu().map_err(refused).map(|()| cuda()),
+            BackendName::Auto => {
+                if !suites.any(|suite| suite.implementations().iter().any(|row| row.backend == BackendKind::Cuda)) {
+                    return Ok(cpu("no CUDA implementation".to_owned()));
+                }
+                Ok(gpu().map_or_else(|error| cpu(format!("no GPU: {error}")), |()| cuda()))
+            }
+        }
+    }
+
+    /// Opens what was chosen.
+    ///
+    /// # Errors
+    /// When the GPU cannot be opened.
+    pub fn open(&self, place: &Place) -> Result<Target, HarnessError> {
+        match place.kind {
+            BackendKind::Cpu => Ok(Target::Cpu),
+            BackendKind::Cuda => match Device::open(self.device.unwrap_or(0), self.patience) {
+                Ok(device) => Ok(Target::Cuda(device)),
+                Err(error) => Err(HarnessError::Usage(format!("no GPU to run on: {error}"))),
+            },
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! A problem made ready: memory checked, inputs drawn, reference computed, implementations verified. Panics become errors.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::cases::{Case, Group};
+use super::{guard, inputs, names};
+use crate::backend::{BackendError, Executable, Target};
+use crate::display;
+use crate::record::environment::available_memory;
+use crate::record::run::VerificationRecord;
+use crate::verify::{self, Comparison, VerifyError, verify};
+use crate::workload::{Expected, Tensors, Tolerance};
+
+/// Inputs and reference of a problem.
+pub struct Ready {
+    /// What implementations compute from.
+    pub inputs: Arc<Tensors>,
+    /// What they must produce; empty until the reference is computed.
+    pub expected: Vec<Expected>,
+    referred: bool,
+    /// How closely.
+    pub tolerance: Tolerance,
+}
+
+/// Why a problem or case has no result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Setback {
+    /// It cannot run here.
+    Skip(String),
+    /// It is wrong or broke.
+    Fail(String),
+    /// It broke the device: nothing after it can run.
+    Lost(String),
+}
+
+impl Ready {
+    /// Draws the inputs and computes the reference, if they fit in memory.
+    ///
+    /// # Errors
+    /// A skip where memory is short, a failure where the workload panics.
+    pub fn new(group: &Group<'_>, seed: u64) -> Result<Self, Setback> {
+        let mut ready = Self::inputs(group, seed, None)?;
+        ready.refer(group)?;
+        Ok(ready)
+    }
+
+    /// Draws the inputs, or reads those that `kept` holds, if all that the problem takes fits in memory; the reference is left until
+    /// it is needed.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn inputs(group: &Group<'_>, seed: u64, kept: Option<&Path>) -> Result<Self, Setback> {
+        let problem = group.bound.problem();
+        let needed = guard::catch(|| problem.host_bytes()).map_err(Setback::Fail)?;
+        let available = available_memory();
+        if needed > available {
+            return Err(Setback::Skip(format!(
+                "needs {} of memory, {} are free",
+                display::bytes(needed),
+                display::bytes(available)
+            )));
+        }
+        let made = guard::catch(|| {
+            let path = kept.map(|folder| inputs::path(folder, group));
+            let inputs = path.as_deref().and_then(inputs::read).unwrap_or_else(|| {
+                let started = Instant::now();
+                let drawn = problem.inputs(seed);
+                path.iter().for_each(|path| inputs::keep(path, &drawn, started.elapsed()));
+                drawn
+            });
+            Self { inputs: Arc::new(inputs), expected: Vec::new(), referred: false, tolerance: problem.tolerance() }
+        });
+        let ready = made.map_err(|panic| Setback::Fail(format!("inputs or reference: {panic}")))?;
+        names::check_tensors("input", ready.inputs.iter().map(|(name, _)| name)).map_err(Setback::Fail)?;
+        Ok(ready)
+    }
+
+    /// Computes the reference, unless that was done.
+    ///
+    /// # Errors
+    /// When the workload panics.
+    pub fn refer(&mut self, group: &Group<'_>) -> Result<(), Setback> {
+        if !self.referred {
+            let expected = guard::catch(|| group.bound.problem().reference(&self.inputs));
+            self.expected = expected.map_err(|panic| Setback::Fail(format!("inputs or reference: {panic}")))?;
+            let outputs = self.expected.iter().map(|expected| expected.name.as_str());
+            names::check_tensors("output", outputs).map_err(Setback::Fail)?;
+            self.referred = true;
+        }
+        Ok(())
+    }
+
+    /// Verifies a case of a trial: by the bits of its outputs where a run of the same executable has compared them with the
+    /// reference, else by the reference. Besides the time of one launch.
+    ///
+    /// # Errors
+    /// As [`Self::verify`].
+    pub fn verify_bits(
+        &mut self,
+        group: &Group<'_>,
+        case: &Case,
+        target: &Target,
+        known: Option<VerificationRecord>,
+    ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), Setback> {
+        let known_digest = known.as_ref().and_then(|known| known.digest.as_deref());
+        let launched = guard::catch(|| {
+            let mut executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
+            let outcome = timed_digest(executable.as_mut(), known_digest);
+            keep_if_lost(executable, outcome.map_err(VerifyError::from))
+        });
+        let (mut executable, (digest, launch)) = launched.map_err(Setback::Fail)?.map_err(setback)?;
+        if let Some(known) = known.filter(|known| known.digest.as_ref() == Some(&digest)) {
+            return Ok((executable, known, launch));
+        }
+        self.refer(group)?;
+        let compared = guard::catch(|| verify::compare(executable.outputs()?, &self.expected, self.tolerance));
+        let comparison = compared.map_err(Setback::Fail)?.map_err(setback)?;
+        Ok((executable, VerificationRecord { digest: Some(digest), ..comparison.into() }, launch))
+    }
+
+    /// Prepares an implementation and verifies it.
+    ///
+    /// # Errors
+    /// When it panics, cannot launch, or is wrong.
+    pub fn verify(&self, group: &Group<'_>, case: &Case, target: &Target) -> Result<(Box<dyn Executable>, Comparison), Setback> {
+        let verified = guard::catch(|| {
+            let mut executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
+            let compared = verify(executable.as_mut(), &self.expected, self.tolerance);
+            keep_if_lost(executable, compared)
+        });
+        verified.map_err(Setback::Fail)?.map_err(setback)
+    }
+}
+
+/// Digest of the outputs, and what a launch took. One launch on poisoned outputs where that gives the known bits; else one more, as in
+/// [`verify()`], where the second launch is the one that counts.
+fn timed_digest(executable: &mut dyn Executable, known: Option<&str>) -> Result<(String, Duration), BackendError> {
+    let mut launch_on_poison = || {
+        executable.poison_outputs()?;
+        let started = Instant::now();
+        executable.launch()?;
+        executable.synchronize()?;
+        let launch = started.elapsed();
+        Ok((verify::digest(executable.outputs()?), launch))
+    };
+    let (digest, launch) = launch_on_poison()?;
+    if Some(digest.as_str()) == known { Ok((digest, launch)) } else { launch_on_poison() }
+}
+
+/// What was made, beside the outcome; left alone when the device is lost: to free what a hung kernel uses is to wait for it.
+fn keep_if_lost<T>(
+    executable: Box<dyn Executable>,
+    outcome: Result<T, VerifyError>,
+) -> Result<(Box<dyn Executable>, T), VerifyError> {
+    match outcome {
+        Ok(value) => Ok((executable, value)),
+        Err(error) => {
+            if matches!(error, VerifyError::Backend(BackendError::Lost(_))) {
+                std::mem::forget(executable);
+            }
+            Err(error)
+        }
+    }
+}
+
+fn setback(error: VerifyError) -> Setback {
+    match error {
+        VerifyError::Backend(reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_))) => {
+            Setback::Skip(reason.to_string())
+        }
+        VerifyError::Backend(lost @ BackendError::Lost(_)) => Setback::Lost(lost.to_string()),
+        wrong => Setback::Fail(wrong.to_string()),
+    }
+}

@@ -1,0 +1,115 @@
+//! What a person sees while a bench binary works: lines on standard error, nothing on standard output.
+
+use crate::record::text::printable;
+use std::cell::Cell;
+use std::path::Path;
+use std::time::Duration;
+
+use super::args::Flags;
+use crate::display;
+use crate::measure::limits::Limits;
+use crate::record::Environment;
+use crate::record::run::VerificationRecord;
+use crate::workload::{Effort, Tensors};
+use kernelgate_cuda::observe::telemetry::Reading;
+
+/// Prints progress, unless told to be quiet.
+pub struct Progress {
+    quiet: bool,
+    cases: usize,
+    started: Cell<usize>,
+}
+
+impl Progress {
+    /// For that many cases.
+    pub fn new(flags: &Flags, cases: usize) -> Self {
+        Self { quiet: flags.quiet, cases, started: Cell::new(0) }
+    }
+
+    /// The process, what it will do and where; on the CPU also why not on the GPU.
+    pub fn start(&self, bench: &str, environment: &Environment, effort: Effort, cases: usize, not_elsewhere: Option<&str>) {
+        let device = match &environment.gpu {
+            Some(gpu) => format!("{}, {}, CUDA {}", environment.device_name, gpu.arch, gpu.driver_cuda),
+            None => format!("{}, {} threads", environment.device_name, environment.threads),
+        };
+        self.say(&format!("{bench}: {cases} cases, {} effort, on {} ({device})", effort.name(), environment.device_kind));
+        if let Some(reason) = not_elsewhere {
+            self.say(reason);
+        }
+        if !environment.optimised {
+            self.say("warning: built without optimisation; times mean nothing");
+        }
+    }
+
+    /// The measured ceilings.
+    pub fn limits(&self, limits: &Limits) {
+        let summary = limits.summary();
+        if !summary.is_empty() {
+            self.say(&format!("limits: {summary}"));
+        }
+    }
+
+    /// The GPU's state, and a warning where something disturbs it.
+    pub fn telemetry(&self, readings: &[Reading]) {
+        let Some(reading) = readings.last() else { return };
+        let clock = reading.sm_clock_mhz.map(|mhz| format!("SM clock {mhz} MHz"));
+        let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
+        let power = reading.power_mw.zip(reading.power_limit_mw);
+        let power = power.map(|(drawn, limit)| format!("{:.0} of {:.0} W", watts(drawn), watts(limit)));
+        let temperature = reading.temperature_c.map(|celsius| format!("{celsius} °C"));
+        let parts: Vec<String> = [clock, power, temperature].into_iter().flatten().collect();
+        if !parts.is_empty() {
+            self.say(&format!("gpu: {}", parts.join(", ")));
+        }
+        if let Some(others) = reading.other_processes.filter(|&others| others > 0) {
+            self.say(&format!("warning: {others} other processes compute on this GPU; times will be noisy"));
+        }
+        if !reading.throttle.is_empty() {
+            self.say(&format!("warning: the GPU holds its clock back: {}", reading.throttle.join(", ")));
+        }
+    }
+
+    /// A problem's inputs and reference are there.
+    pub fn prepared(&self, inputs: &Tensors, elapsed: Duration) {
+        self.say(&format!(
+            "      inputs of {} and reference in {:.1} s",
+            display::bytes(inputs.bytes() as u64),
+            elapsed.as_secs_f64()
+        ));
+    }
+
+    /// A case begins.
+    pub fn case(&self, id: &str) {
+        self.started.set(self.started.get() + 1);
+        self.say(&format!("[{}/{}] {id}", self.started.get(), self.cases));
+    }
+
+    /// A case is right.
+    pub fn verified(&self, comparison: &VerificationRecord, elapsed: Duration) {
+        let share = if comparison.checked == comparison.total {
+            "every element".to_owned()
+        } else {
+            format!("{} of {} elements, all finite", comparison.checked, comparison.total)
+        };
+        let error = if comparison.max_error == 0.0 {
+            "exact".to_owned()
+        } else {
+            format!("max error {:.1e}, relative L2 {:.1e}", comparison.max_error, comparison.relative_l2)
+        };
+        self.say(&format!("      verified in {:.1} s: {share}; {error}", elapsed.as_secs_f64()));
+    }
+
+    /// Where the results are.
+    pub fn end(&self, path: &Path, baseline: Option<&str>) {
+        self.say(&format!("recorded in {}", path.display()));
+        if let Some(name) = baseline {
+            self.say(&format!("saved as baseline `{name}`"));
+        }
+    }
+
+    fn say(&self, line: &str) {
+        if !self.quiet {
+            eprintln!("{}", printable(line));
+        }
+    }
+}

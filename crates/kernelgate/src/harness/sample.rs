@@ -1,0 +1,63 @@
+//! Workloads for the tests of this folder: two that a binary has, one of a sibling.
+
+use std::sync::Arc;
+
+use crate::backend::cpu::Task;
+use crate::backend::{Implementation, Prepare};
+use crate::suite::{Suite, suite};
+use crate::workload::{Axis, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload};
+
+struct Nothing;
+
+impl Problem for Nothing {
+    fn inputs(&self, _: u64) -> Tensors {
+        Tensors::new()
+    }
+
+    fn reference(&self, _: &Tensors) -> Vec<Expected> {
+        Vec::new()
+    }
+
+    fn work(&self) -> Work {
+        Work::default()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        Tolerance { max_error: 0.0, relative_l2: 0.0 }
+    }
+
+    fn host_bytes(&self) -> u64 {
+        0
+    }
+}
+
+const N: Axis = Axis::number("n", "elements");
+const T: Axis = Axis::number("t", "time steps");
+const D: Axis = Axis::one_of("d", &["64", "128"], "elements of a row");
+const LEVEL: Axis = Axis::one_of("level", &["4", "8", "16"], "levels");
+
+const fn workload(name: &'static str, axes: &'static [Axis], default: &'static [&'static str]) -> Workload<Nothing> {
+    let (about, accelerator, thorough) = ("nothing", &[] as &[&str], &[] as &[&str]);
+    Workload { name, about, revision: 1, axes, default, accelerator, thorough, bind: |_| Ok(Nothing) }
+}
+
+static FORWARD: Workload<Nothing> = workload("spike/forward", &[N, T, LEVEL], &["n=8,16 t=4 level=8"]);
+static BACKWARD: Workload<Nothing> = workload("spike/backward", &[N, T, LEVEL], &["n=8 t=4 level=8"]);
+static SOFTMAX: Workload<Nothing> = workload("attention/softmax", &[D], &["d=64"]);
+
+static ROWS: [Implementation<Nothing>; 1] = [Implementation {
+    name: "cpu",
+    about: "nothing",
+    supports: |_| Ok(()),
+    prepare: Prepare::Cpu(|_, _: Arc<Tensors>| Task::new(Tensors::new().with_output("y", [1], Dtype::F32), |_| {})),
+}];
+
+/// The binary's own.
+pub fn own() -> Vec<Box<dyn Suite>> {
+    vec![suite(&FORWARD, &ROWS), suite(&BACKWARD, &ROWS)]
+}
+
+/// Those of every binary of the package.
+pub fn all() -> Vec<Box<dyn Suite>> {
+    vec![suite(&FORWARD, &ROWS), suite(&BACKWARD, &ROWS), suite(&SOFTMAX, &ROWS)]
+}

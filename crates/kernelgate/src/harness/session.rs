@@ -1,0 +1,156 @@
+//! The record of a bench process while it grows: saved after every case, so that a crash or Ctrl-C loses none that had finished.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
+
+use super::error::HarnessError;
+use crate::exit::Exit;
+use crate::record::store::check_name;
+use crate::record::{CaseRecord, FileError, Run, file};
+use kernelgate_cuda::observe::telemetry::Reading;
+
+/// A run and its file.
+#[derive(Clone)]
+pub struct Recorder {
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    run: Run,
+    path: PathBuf,
+    /// Baseline that is to be written at the end.
+    pending_baseline: Option<String>,
+}
+
+impl Recorder {
+    /// Writes the still empty record, so that a folder that cannot be written or a full disk is found before anything is measured.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn start(run: Run, path: PathBuf, pending_baseline: Option<String>) -> Result<Self, FileError> {
+        file::write(&path, &run)?;
+        Ok(Self { state: Arc::new(Mutex::new(State { run, path, pending_baseline })) })
+    }
+
+    /// Adds a verified and timed case.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add_case(&self, id: &str, case: CaseRecord) -> Result<(), FileError> {
+        self.update(|run| drop(run.cases.insert(id.to_owned(), case)))
+    }
+
+    /// Adds a case that cannot run here.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add_skip(&self, id: &str, reason: &str) -> Result<(), FileError> {
+        self.update(|run| drop(run.skipped.insert(id.to_owned(), reason.to_owned())))
+    }
+
+    /// Adds a case that is wrong or broke.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add_failure(&self, id: &str, error: &str) -> Result<(), FileError> {
+        self.update(|run| drop(run.failed.insert(id.to_owned(), error.to_owned())))
+    }
+
+    /// Adds where the time went; written with what follows.
+    pub fn add_spent(&self, spent_s: impl IntoIterator<Item = (&'static str, f64)>) {
+        self.lock().run.spent_s.extend(spent_s.into_iter().map(|(activity, seconds)| (activity.to_owned(), seconds)));
+    }
+
+    /// Marks the run complete, with a last look at the GPU.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn finish(&self, telemetry: Option<Reading>) -> Result<(), FileError> {
+        self.update(|run| {
+            run.telemetry.extend(telemetry);
+            run.complete = true;
+        })
+    }
+
+    /// The run so far.
+    pub fn run(&self) -> Run {
+        self.lock().run.clone()
+    }
+
+    /// Where it is recorded.
+    pub fn path(&self) -> PathBuf {
+        self.lock().path.clone()
+    }
+
+    /// Ends the process on Ctrl-C or a termination signal, between writes: no half-written file, and no baseline is touched.
+    ///
+    /// # Errors
+    /// When the handler cannot be installed.
+    pub fn exit_on_interrupt(&self) -> Result<(), HarnessError> {
+        let recorder = self.clone();
+        let handler = move || {
+            // Held until the process is gone, so that no write can begin.
+            let state = recorder.lock();
+            let baseline =
+                state.pending_baseline.as_ref().map(|name| format!("; baseline `{name}` is as it was")).unwrap_or_default();
+            eprintln!("\ninterrupted: {} finished cases are in {}{baseline}", state.run.cases.len(), state.path.display());
+            std::process::exit(Exit::INTERRUPTED);
+        };
+        ctrlc::set_handler(handler).map_err(|error| HarnessError::Usage(format!("failed to watch for Ctrl-C: {error}")))
+    }
+
+    /// Writes the baseline from the run; an interrupt waits for it.
+    ///
+    /// # Errors
+    /// What `write` returns.
+    pub fn save_baseline<E>(&self, write: impl FnOnce(&Run) -> Result<(), E>) -> Result<(), E> {
+        let mut state = self.lock();
+        write(&state.run)?;
+        state.pending_baseline = None;
+        Ok(())
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Run)) -> Result<(), FileError> {
+        let mut state = self.lock();
+        change(&mut state.run);
+        file::write(&state.path, &state.run)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the bench processes of one invocation have in common: the start time and id of the cargo that runs them, or their own
+/// where no cargo does; or what KERNELGATE_SESSION says.
+///
+/// # Errors
+/// When that is no plain name.
+pub fn session_id() -> Result<String, HarnessError> {
+    if let Some(session) = std::env::var_os("KERNELGATE_SESSION") {
+        let session = session.to_string_lossy().into_owned();
+        return match check_name(&session) {
+            Ok(()) => Ok(session),
+            Err(_) => Err(HarnessError::Usage(format!("KERNELGATE_SESSION=`{session}` is no plain file name"))),
+        };
+    }
+    let mut system = System::new().ok();
+    let own = sysinfo::get_current_pid().ok();
+    let mut process = |pid: Pid| -> Option<(String, u64, Option<Pid>)> {
+        let system = system.as_mut()?;
+        system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), false, ProcessRefreshKind::nothing());
+        let process = system.process(pid)?;
+        Some((process.name().to_string_lossy().into_owned(), process.start_time(), process.parent()))
+    };
+    let this = own.and_then(&mut process);
+    let cargo = this.as_ref().and_then(|(_, _, parent)| *parent).and_then(|pid| process(pid).map(|found| (pid, found)));
+    let (started, id) = match (cargo, this) {
+        (Some((pid, (name, started, _))), _) if name.starts_with("cargo") => (started, pid.as_u32()),
+        (_, Some((_, started, _))) => (started, std::process::id()),
+        _ => (0, std::process::id()),
+    };
+    let time = jiff::Timestamp::from_second(started as i64).unwrap_or_default();
+    Ok(format!("{}-{id}", time.strftime("%Y%m%dT%H%M%SZ")))
+}

@@ -1,0 +1,160 @@
+//! Timing a verified case, keeping every raw sample: under Criterion's planner, or in a trial by a shorter plan of our own, because
+//! Criterion takes no fewer than ten samples and analyses each case alone.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
+
+use criterion::measurement::Measurement;
+use criterion::{BenchmarkGroup, SamplingMode};
+
+use super::args::{Flags, Mode};
+use crate::backend::{BackendError, Executable};
+use crate::measure::contention::CpuTime;
+use crate::measure::{Sample, Stopwatch};
+use crate::record::{Pace, Samples};
+use crate::workload::Effort;
+use kernelgate_cuda::observe::range::Range;
+
+/// Smallest number of samples that Criterion accepts.
+const FEWEST_SAMPLES: f64 = 10.0;
+/// Most samples a case: more add time, not knowledge; the unit of a decision is the process.
+const MOST_SAMPLES: f64 = 50.0;
+
+/// How long to time a case.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Plan {
+    /// Samples, each of the same number of launches.
+    pub samples: usize,
+    /// Warm-up.
+    pub warm_up: Duration,
+    /// Measurement; Criterion takes longer where ten launches do.
+    pub measurement: Duration,
+}
+
+impl Plan {
+    /// From the time of one launch: within the effort's budget 10 to 50 samples, never fewer than 10.
+    pub fn new(effort: Effort, launch_ns: f64, flags: &Flags) -> Self {
+        let (budget_s, warm_up_s) = match effort {
+            Effort::Quick => (0.5, 0.05),
+            Effort::Default => (1.5, 0.15),
+            Effort::Thorough => (4.0, 0.5),
+        };
+        let samples = (budget_s / (launch_ns * 1e-9)).clamp(FEWEST_SAMPLES, MOST_SAMPLES) as usize;
+        Self {
+            samples: flags.sample_size.unwrap_or(samples),
+            warm_up: Duration::from_secs_f64(flags.warm_up_time.unwrap_or(warm_up_s)),
+            measurement: Duration::from_secs_f64(flags.measurement_time.unwrap_or(budget_s)),
+        }
+    }
+}
+
+/// Runs the case through Criterion in the mode of the process; returns the samples of a measurement, none in the other modes.
+///
+/// # Errors
+/// When a launch fails; Criterion then leaves the case without a result.
+pub fn run<M: Measurement<Value = f64>>(
+    group: &mut BenchmarkGroup<'_, M>,
+    function: &str,
+    executable: &mut dyn Executable,
+    stopwatch: &mut dyn Stopwatch,
+    plan: Plan,
+    flags: &Flags,
+) -> Result<Samples, BackendError> {
+    group.sampling_mode(SamplingMode::Flat).sample_size(plan.samples).warm_up_time(plan.warm_up).measurement_time(plan.measurement);
+    if flags.nresamples.is_none() {
+        group.nresamples(10_000);
+    }
+    let taken = RefCell::new(Vec::<Sample>::new());
+    let started = Instant::now();
+    let failure = RefCell::new(None);
+    let (start, end) = (CpuTime::now(), Cell::new(None));
+    // Criterion cannot be told of a failed launch: unwind out of it, without a panic message.
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        group.bench_function(function, |bencher| {
+            bencher.iter_custom(|launches| {
+                // Criterion does not say which calls are its warm-up; it warms up until the time is over.
+                let _range = Range::new(if started.elapsed() < plan.warm_up { "warm-up" } else { "sample" });
+                match stopwatch.time(executable, launches) {
+                    Ok(sample) => {
+                        taken.borrow_mut().push(sample);
+                        end.set(CpuTime::now());
+                        // What Criterion asked for, where short launches are batched into more.
+                        sample.elapsed_ns / sample.launches as f64 * launches as f64
+                    }
+                    Err(error) => {
+                        *failure.borrow_mut() = Some(error);
+                        resume_unwind(Box::new(()));
+                    }
+                }
+            });
+        });
+    }));
+    if let Some(error) = failure.into_inner() {
+        return Err(error);
+    }
+    if let Err(panic) = outcome {
+        resume_unwind(panic);
+    }
+    if flags.mode() != Mode::Bench {
+        return Ok(Samples::default());
+    }
+    let taken = taken.into_inner();
+    // Criterion warms up through the same closure: the samples are the last calls. Its quick mode has no warm-up and keeps none
+    // apart, so there every call counts.
+    let first = if flags.quick { 0 } else { taken.len().saturating_sub(plan.samples) };
+    Ok(collect(&taken[first..], stopwatch, start, end.get()))
+}
+
+/// Times a case of a trial: warm-up, then samples of the same number of launches. `launch` is what one took a moment ago; where that
+/// is longer than the whole plan, it was the warm-up. Shorter ones are not believed: the first launch of a process may be many times
+/// slower than the next, and a plan made from it would end after two of those.
+///
+/// # Errors
+/// When a launch fails.
+pub fn trial(
+    executable: &mut dyn Executable,
+    stopwatch: &mut dyn Stopwatch,
+    pace: Pace,
+    launch: Duration,
+) -> Result<Samples, BackendError> {
+    let (start, started) = (CpuTime::now(), Instant::now());
+    let warm_up = Range::new("warm-up");
+    let mut launches = 1;
+    // By the wall: what a launch costs beside its own time (emptying caches) must fit the plan too.
+    let launch_s = loop {
+        if launch.as_secs_f64() > (pace.warm_up_s + pace.measurement_s).max(1e-3) {
+            break launch.as_secs_f64();
+        }
+        let call = Instant::now();
+        let sample = stopwatch.time(executable, launches)?;
+        let launch_s = call.elapsed().as_secs_f64() / sample.launches as f64;
+        let left_s = pace.warm_up_s - started.elapsed().as_secs_f64();
+        if left_s <= 0.0 {
+            break launch_s.max(1e-9);
+        }
+        launches = (2 * launches).min((left_s / launch_s.max(1e-9)).ceil() as u64).max(1);
+    };
+    drop(warm_up);
+    let samples = ((pace.measurement_s / launch_s) as usize).clamp(pace.fewest, pace.most);
+    let launches = ((pace.measurement_s / samples as f64 / launch_s) as u64).max(1);
+    let mut taken = Vec::with_capacity(samples);
+    for _ in 0..samples {
+        let _range = Range::new("sample");
+        taken.push(stopwatch.time(executable, launches)?);
+    }
+    Ok(collect(&taken, stopwatch, start, CpuTime::now()))
+}
+
+fn collect(kept: &[Sample], stopwatch: &dyn Stopwatch, start: Option<CpuTime>, end: Option<CpuTime>) -> Samples {
+    let technique = stopwatch.technique();
+    Samples {
+        batch: technique.batch,
+        host_bound: technique.host_bound,
+        launches: kept.iter().map(|sample| sample.launches).collect(),
+        elapsed_ns: kept.iter().map(|sample| sample.elapsed_ns).collect(),
+        clock_mhz: kept.iter().map(|sample| sample.clock_mhz).collect::<Option<_>>().unwrap_or_default(),
+        discarded: kept.iter().map(|sample| sample.discarded).sum(),
+        contention: start.zip(end).and_then(|(start, end)| end.taken_by_others_since(&start)),
+    }
+}

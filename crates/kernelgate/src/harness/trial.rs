@@ -1,0 +1,76 @@
+//! A trial: one of the many short processes of a comparison. It verifies and times as a bench process does, but measures no ceilings,
+//! prints no table and leaves Criterion's store alone; what it is to do stands in its [`Order`], where it went wrong in its run.
+//!
+//! Verified, then timed: the first process of an executable compares every case with the reference and records the bits of its
+//! outputs. A later process of the same executable launches once on poisoned outputs; where the bits are the same they are verified, and
+//! where they are not (sums in no fixed order) it compares with the reference itself.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::args::Flags;
+use super::cases::Selection;
+use super::error::HarnessError;
+use super::filter::Filter;
+use crate::measure::delay::Delay;
+use crate::record::run::VerificationRecord;
+use crate::record::{Order, Pace, Run, file};
+
+/// What a process that carries out an order knows besides its flags.
+pub struct Trial {
+    /// How long to time.
+    pub pace: Pace,
+    /// The run that verified this executable.
+    pub verified: Option<Run>,
+    /// Folder of inputs drawn earlier.
+    pub inputs: Option<PathBuf>,
+    /// Where the wall time went, seconds.
+    pub spent_s: BTreeMap<&'static str, f64>,
+}
+
+impl Trial {
+    /// What an earlier process found of a case, if it was compared with the reference there.
+    pub fn known(&self, id: &str) -> Option<VerificationRecord> {
+        let run = self.verified.as_ref()?;
+        let found = &run.cases.get(id)?.verification;
+        Some(VerificationRecord { by: Some(found.by.clone().unwrap_or_else(|| run.key())), ..found.clone() })
+    }
+
+    /// Adds to an activity what has passed since `started`.
+    pub fn spend(&mut self, activity: &'static str, started: Instant) {
+        *self.spent_s.entry(activity).or_default() += started.elapsed().as_secs_f64();
+    }
+}
+
+/// The order in that file.
+///
+/// # Errors
+/// When it is missing, broken, or of a newer protocol.
+pub fn read_order(path: &Path) -> Result<Order, HarnessError> {
+    Ok(file::read(path)?)
+}
+
+/// The filter of an order; the flags' where the order names no cases.
+///
+/// # Errors
+/// When the flags' filter is no regular expression.
+pub fn filter(order: Option<&Order>, flags: &Flags) -> Result<Filter, HarnessError> {
+    match order.and_then(|order| order.cases.clone()) {
+        Some(cases) => Ok(Filter::OneOf(cases)),
+        None => flags.filter(),
+    }
+}
+
+/// The delays of the selected cases.
+pub fn delays(flags: &Flags, selection: &Selection<'_>) -> BTreeMap<String, u64> {
+    let ids = selection.groups.iter().flat_map(|group| &group.cases).map(|case| &case.id);
+    ids.filter_map(|id| Some((id.clone(), Delay::of(&flags.delay, id)?))).collect()
+}
+
+/// Says that launches are delayed.
+pub fn warn_of_delays(run: &Run) {
+    if !run.delays.is_empty() {
+        eprintln!("warning: launches are delayed on purpose (KERNELGATE_DELAY), nanoseconds: {}", run.delays_text());
+    }
+}

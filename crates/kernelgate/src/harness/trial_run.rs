@@ -1,0 +1,79 @@
+//! Carrying out the order of a comparison.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::args::Flags;
+use super::cases::Selection;
+use super::error::HarnessError;
+use super::execution::{Execution, Timer, run_cases};
+use super::place::Place;
+use super::progress::Progress;
+use super::session::Recorder;
+use super::trial::{Trial, delays, warn_of_delays};
+use crate::exit::Exit;
+use crate::record::{Environment, Order, Provenance, Run, Store, file};
+use crate::workload::Effort;
+use kernelgate_cuda::observe::telemetry::Telemetry;
+
+/// Verifies and times the cases of an order, and records the run where it says.
+///
+/// # Errors
+/// When a record cannot be read or written, or the device fails before any case.
+pub fn carry_out(
+    bench: &str,
+    flags: &Flags,
+    order: Order,
+    place: &Place,
+    (selection, effort): (&Selection<'_>, Effort),
+    store: &Store,
+) -> Result<Exit, HarnessError> {
+    let started = Instant::now();
+    let executable = std::env::current_exe().ok().map(|path| file::content_hash(&path)).transpose()?;
+    let target = flags.wanted().open(place)?;
+    let environment = Environment::of(&target);
+    let mut trial = Trial { pace: order.pace, verified: None, inputs: order.inputs, spent_s: BTreeMap::new() };
+    trial.spend("open", started);
+    let mut run = Run {
+        effort: effort.name().to_owned(),
+        seed: flags.seed,
+        delays: delays(flags, selection),
+        executable,
+        skipped: selection.skipped.iter().cloned().collect(),
+        ..Run::start(bench, &order.session, environment, Provenance::of(&store.root))
+    };
+    if let Some(path) = &order.verified {
+        let earlier: Run = file::read(path)?;
+        // Another executable's bits, or another device's, say nothing about this one.
+        let same = earlier.executable.is_some()
+            && earlier.executable == run.executable
+            && earlier.seed == run.seed
+            && earlier.environment == run.environment;
+        trial.verified = same.then_some(earlier);
+    }
+    let clock = Instant::now();
+    let timer = Timer::new(&target)?;
+    trial.spend("timer", clock);
+    let clock = Instant::now();
+    let telemetry = target.telemetry();
+    run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
+    trial.spend("telemetry", clock);
+    warn_of_delays(&run);
+    let recorder = Recorder::start(run, order.record, None)?;
+    recorder.exit_on_interrupt()?;
+    let execution = Execution {
+        flags,
+        effort,
+        target,
+        timer,
+        limits: None,
+        recorder: Some(recorder.clone()),
+        progress: Progress::new(flags, selection.count()),
+        lost: None,
+        trial: Some(trial),
+    };
+    let (exit, spent_s) = run_cases(execution, selection, store)?;
+    recorder.add_spent(spent_s.into_iter().chain([("whole", started.elapsed().as_secs_f64())]));
+    recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
+    Ok(exit)
+}

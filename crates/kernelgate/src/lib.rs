@@ -1,0 +1,39 @@
+//! kernelgate: a benchmark harness for GPU kernels, built on Criterion, with a performance gate.
+//!
+//! A [`workload`] says what is computed: seeded inputs, an fp64 reference, declared work. A [`backend`] says how, one
+//! [`backend::Implementation`] a row. The [`harness`] verifies each case, times it, holds it against the device's measured limits and
+//! records the run; the [`gate`] holds runs against a committed baseline. Your own kernel goes through the same `main`: see
+//! `examples/saxpy.rs` and [`prelude`].
+//!
+//! Modules in reading order; each imports only from those before it (a test checks that).
+
+pub mod exit;
+pub mod simd;
+pub mod stats;
+pub mod workload;
+
+pub mod backend;
+
+pub mod suite;
+pub mod verify;
+
+pub mod trace;
+
+pub mod measure;
+
+pub mod record;
+
+pub mod display;
+
+pub mod harness;
+
+/// What a bench binary of your own needs.
+pub mod prelude {
+    pub use crate::backend::cpu::Task;
+    pub use crate::backend::{BackendError, Implementation, Prepare, cuda};
+    pub use crate::harness::Harness;
+    pub use crate::suite::suite;
+    pub use crate::workload::{
+        Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit, Work, Workload, random,
+    };
+}

@@ -1,0 +1,328 @@
+//! CUDA events: the clock of the GPU backend.
+//!
+//! Launches of a burst are queued behind a blocking kernel, so that the host's launch time is not in the samples; a probe before and
+//! after tells the SM clock; in the cold state the L2 cache is filled with other data before each launch. Everything is allocated
+//! here, nothing while timing.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::limits::Overhead;
+use super::{Cache, Sample, Stopwatch, Technique};
+use crate::backend::{BackendError, Executable};
+use crate::stats;
+use kernelgate_cuda::Device;
+use kernelgate_cuda::driver::event::EventPool;
+use kernelgate_cuda::driver::graph::Graph;
+use kernelgate_cuda::instruments::spin::{Empty, Spin};
+use kernelgate_cuda::instruments::timing::Instruments;
+
+/// Most launches between one release of the blocker and the next.
+const LONGEST_BURST: usize = 64;
+/// Most commands queued behind the blocker: the queue holds about a thousand, and a host that waits for room in it cannot release it.
+const MOST_QUEUED: usize = 400;
+/// After this the blocker lets go by itself, and the burst is thrown away.
+const BLOCKER_TIMEOUT: Duration = Duration::from_millis(500);
+/// Hot launches shorter than this are captured several to a graph: an event pair would be most of what it measures.
+const SHORT_NS: f64 = 20_000.0;
+/// How long a graph of short launches should last. Launches of several commands that take less are captured, too, hot and cold: the gap
+/// between two commands in a stream is another one in the next process, in a graph it is shorter and always the same.
+const GRAPH_NS: f64 = 100_000.0;
+/// Most short launches in a graph.
+const LONGEST_GRAPH: f64 = 64.0;
+/// A sample at less than this share of the device's highest clock is thrown away: the device was throttled.
+const THROTTLED: f64 = 0.75;
+/// Attempts a sample before a throttled one is kept.
+const ATTEMPTS: u64 = 4;
+/// The cold state writes so many times the size of L2.
+const FLUSH: u64 = 2;
+/// Intervals whose median is a figure of the calibration.
+const CALIBRATIONS: usize = 31;
+/// Empty kernels in a row, twice: the difference is what one more costs.
+const FEW: usize = 20;
+const MANY: usize = 60;
+/// Length of the spin that the calibration stands on: longer than what hides an event's own work.
+const CALIBRATION_NS: u64 = 20_000;
+/// Resolution of events: no launch takes less.
+const RESOLUTION_NS: f64 = 32.0;
+
+/// Times launches on one device.
+pub struct EventTimer {
+    device: Arc<Device>,
+    events: EventPool,
+    instruments: Instruments,
+    overhead: Overhead,
+}
+
+/// What a burst of launches took.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Burst {
+    /// Nanoseconds between the events around each launch, overhead included.
+    pub intervals_ns: Vec<f64>,
+    /// SM clock over the burst, MHz; none where the probes do not compare.
+    pub clock_mhz: Option<f64>,
+}
+
+impl EventTimer {
+    /// Compiles what it needs, allocates, and measures what timing costs.
+    ///
+    /// # Errors
+    /// When the device fails or memory is short.
+    pub fn new(device: &Arc<Device>) -> Result<Self, BackendError> {
+        let nothing = Overhead {
+            event_pair_ns: 0.0,
+            launch_ns: 0.0,
+            graph_node_ns: 0.0,
+            host_launch_ns: 0.0,
+            around_launch_ns: 0.0,
+            around_graph_ns: 0.0,
+        };
+        let mut timer = Self {
+            device: Arc::clone(device),
+            events: EventPool::new(device, 2 * LONGEST_BURST)?,
+            instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
+            overhead: nothing,
+        };
+        timer.overhead = timer.calibrate()?;
+        Ok(timer)
+    }
+
+    /// Measures what launching and timing cost.
+    ///
+    /// What the events around a launch add is what they read beyond the time that a spinning kernel spent by the device's own timer,
+    /// less what a kernel takes to begin and end: as much as one more empty kernel adds to a graph of them.
+    fn calibrate(&mut self) -> Result<Overhead, BackendError> {
+        let empty = Empty::new(&self.device)?;
+        let spin = Spin::new(&self.device)?;
+        let nothing = self.median_ns(0, &mut || Ok(()))?;
+        let mut row = |count: usize| self.median_ns(count, &mut || (0..count).try_for_each(|_| empty.launch()));
+        let launch_ns = (row(MANY)? - row(FEW)?) / (MANY - FEW) as f64;
+        let mut graph = |count: usize| {
+            let graph = Graph::capture(&self.device, || (0..count).try_for_each(|_| empty.launch()))?;
+            self.median_ns(1, &mut || graph.launch())
+        };
+        let graph_node_ns = (graph(MANY)? - graph(FEW)?) / (MANY - FEW) as f64;
+        let spinning = Graph::capture(&self.device, || spin.launch(CALIBRATION_NS))?;
+        let around_launch_ns = self.median_ns(1, &mut || spin.launch(CALIBRATION_NS))? - spin.spent_ns()? as f64 - graph_node_ns;
+        let around_graph_ns = self.median_ns(1, &mut || spinning.launch())? - spin.spent_ns()? as f64 - graph_node_ns;
+        let start = Instant::now();
+        (0..MANY).try_for_each(|_| empty.launch())?;
+        let host_launch_ns = start.elapsed().as_nanos() as f64 / MANY as f64;
+        self.device.synchronize()?;
+        Ok(Overhead {
+            event_pair_ns: nothing,
+            launch_ns,
+            graph_node_ns,
+            host_launch_ns,
+            around_launch_ns: around_launch_ns.max(0.0),
+            around_graph_ns: around_graph_ns.max(0.0),
+        })
+    }
+
+    /// The interval around so many commands: median over enough repetitions, nanoseconds.
+    fn median_ns(&mut self, commands: usize, launch: &mut dyn FnMut() -> Result<(), BackendError>) -> Result<f64, BackendError> {
+        let mut intervals_ns = Vec::new();
+        // The queue behind the blocker is short: long rows a few at a time.
+        let at_once = (MOST_QUEUED / commands.max(1)).min(CALIBRATIONS);
+        while intervals_ns.len() < CALIBRATIONS {
+            intervals_ns.extend(self.burst(at_once, Cache::Hot, commands, launch)?.intervals_ns);
+        }
+        Ok(stats::median(&intervals_ns))
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// What launching and timing cost here, as measured when this was made.
+    pub fn overhead(&self) -> Overhead {
+        self.overhead
+    }
+
+    /// What each of some launches of one command takes (at most 63), nanoseconds, overhead subtracted.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    pub fn launches_ns(
+        &mut self,
+        count: usize,
+        cache: Cache,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<Vec<f64>, BackendError> {
+        let around_ns = self.overhead.around_launch_ns;
+        let intervals_ns = self.burst(count, cache, 1, launch)?.intervals_ns;
+        Ok(intervals_ns.into_iter().map(|interval| interval - around_ns).collect())
+    }
+
+    /// What a hot launch of few commands takes, nanoseconds: the median, short ones captured together as in a case.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    pub fn typical_ns(&mut self, launch: &mut dyn FnMut() -> Result<(), BackendError>) -> Result<f64, BackendError> {
+        const REPEATS: usize = 15;
+        self.burst(3, Cache::Hot, 1, launch)?;
+        let batch = self.batch(Cache::Hot, 1, launch)?;
+        let (burst, around_ns, launches) = match &batch {
+            Some(batch) => {
+                let burst = self.burst(REPEATS, Cache::Hot, 1, &mut || batch.graph.launch())?;
+                (burst, self.overhead.around_graph_ns, batch.launches)
+            }
+            None => (self.burst(REPEATS, Cache::Hot, 1, launch)?, self.overhead.around_launch_ns, 1),
+        };
+        Ok((stats::median(&burst.intervals_ns) - around_ns).max(RESOLUTION_NS) / launches as f64)
+    }
+
+    /// Captures short launches together, or if they are to be cold, one; none where one is long enough.
+    fn batch(
+        &mut self,
+        cache: Cache,
+        commands: usize,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<Option<Batch>, BackendError> {
+        let burst = self.burst(5, Cache::Hot, commands, launch)?;
+        let launch_ns = stats::median(&burst.intervals_ns) - self.overhead.around_launch_ns;
+        let short = if commands > 1 { GRAPH_NS } else { SHORT_NS };
+        if launch_ns >= short || (cache == Cache::Cold && commands <= 1) {
+            return Ok(None);
+        }
+        let launches = match cache {
+            Cache::Hot => (GRAPH_NS / launch_ns.max(RESOLUTION_NS)).ceil().min(LONGEST_GRAPH) as u64,
+            Cache::Cold => 1,
+        };
+        let device = Arc::clone(&self.device);
+        let graph = Graph::capture(&device, || (0..launches).try_for_each(|_| launch()))?;
+        Ok(Some(Batch { graph, launches }))
+    }
+
+    /// A stopwatch for a case: looks at how many commands a launch is and how long it takes, and captures short ones in a graph.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    pub fn case(&mut self, executable: &mut dyn Executable, cache: Cache) -> Result<CaseTimer<'_>, BackendError> {
+        executable.synchronize()?;
+        let device = Arc::clone(&self.device);
+        // A launch that cannot be captured is one whose commands cannot be counted.
+        let commands = Graph::capture(&device, || executable.launch()).map(|graph| graph.nodes());
+        let commands = match commands {
+            Err(lost @ BackendError::Lost(_)) => return Err(lost),
+            other => other.unwrap_or(usize::MAX),
+        };
+        let batch = if commands <= MOST_QUEUED { self.batch(cache, commands, &mut || executable.launch())? } else { None };
+        Ok(CaseTimer { timer: self, cache, commands, batch })
+    }
+
+    /// Enqueues `count` launches (at most 63 hot, 64 cold), each between two events, and waits for them. `commands` is how many
+    /// entries of the device's queue a launch takes; with too many of them the host's launch time cannot be hidden.
+    ///
+    /// # Errors
+    /// When a launch fails or hangs.
+    pub fn burst(
+        &mut self,
+        count: usize,
+        cache: Cache,
+        commands: usize,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<Burst, BackendError> {
+        let hidden = commands.saturating_add(3).saturating_mul(count) <= MOST_QUEUED + 3 * LONGEST_BURST;
+        for _ in 0..ATTEMPTS {
+            if hidden {
+                self.instruments.block(BLOCKER_TIMEOUT)?;
+            }
+            let enqueued = self.enqueue(count, cache, launch);
+            self.instruments.release();
+            enqueued?;
+            self.device.synchronize()?;
+            // A host that was held up for half a second: the launches did not wait for it.
+            if !hidden || self.instruments.released() {
+                break;
+            }
+        }
+        let at = |i: usize| if cache == Cache::Cold { (2 * i, 2 * i + 1) } else { (i, i + 1) };
+        let intervals_ns = (0..count).map(at).map(|(from, to)| self.events.elapsed_ns(from, to)).collect::<Result<_, _>>()?;
+        Ok(Burst { intervals_ns, clock_mhz: self.instruments.clock_mhz()? })
+    }
+
+    fn enqueue(
+        &self,
+        count: usize,
+        cache: Cache,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        self.instruments.probe(0)?;
+        if cache == Cache::Hot {
+            self.events.record(0)?;
+        }
+        for i in 0..count {
+            if cache == Cache::Cold {
+                self.instruments.flush()?;
+                self.events.record(2 * i)?;
+            }
+            launch()?;
+            self.events.record(if cache == Cache::Cold { 2 * i + 1 } else { i + 1 })?;
+        }
+        self.instruments.probe(1)
+    }
+}
+
+/// Times the launches of one case.
+pub struct CaseTimer<'a> {
+    timer: &'a mut EventTimer,
+    cache: Cache,
+    commands: usize,
+    batch: Option<Batch>,
+}
+
+/// Short launches, captured together.
+struct Batch {
+    graph: Graph,
+    launches: u64,
+}
+
+impl CaseTimer<'_> {
+    fn attempt(&mut self, executable: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError> {
+        let batch = self.batch.as_ref().map_or(1, |batch| batch.launches);
+        let commands = if self.batch.is_some() { 1 } else { self.commands };
+        let overhead = self.timer.overhead;
+        let around_ns = if self.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
+        let longest = (MOST_QUEUED / commands.max(1)).clamp(1, LONGEST_BURST - 1) as u64;
+        let mut left = launches.div_ceil(batch);
+        let mut sample = Sample { launches: left * batch, elapsed_ns: 0.0, clock_mhz: None, discarded: 0 };
+        let (mut clocked_ns, mut cycles) = (0.0, 0.0);
+        while left > 0 {
+            let count = left.min(longest);
+            left -= count;
+            let burst = match &self.batch {
+                Some(batch) => self.timer.burst(count as usize, self.cache, commands, &mut || batch.graph.launch())?,
+                None => self.timer.burst(count as usize, self.cache, commands, &mut || executable.launch())?,
+            };
+            let elapsed_ns: f64 = burst.intervals_ns.iter().map(|interval| (interval - around_ns).max(RESOLUTION_NS)).sum();
+            sample.elapsed_ns += elapsed_ns;
+            if let Some(clock_mhz) = burst.clock_mhz {
+                clocked_ns += elapsed_ns;
+                cycles += clock_mhz * elapsed_ns;
+            }
+        }
+        if clocked_ns > 0.0 {
+            sample.clock_mhz = Some(cycles / clocked_ns);
+        }
+        Ok(sample)
+    }
+}
+
+impl Stopwatch for CaseTimer<'_> {
+    fn time(&mut self, executable: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError> {
+        let slowest_mhz = THROTTLED * f64::from(self.timer.device.facts().max_clock_mhz);
+        for discarded in 0.. {
+            let sample = self.attempt(executable, launches)?;
+            if discarded + 1 == ATTEMPTS || sample.clock_mhz.is_none_or(|clock_mhz| clock_mhz >= slowest_mhz) {
+                return Ok(Sample { discarded, ..sample });
+            }
+        }
+        unreachable!("the last attempt is returned")
+    }
+
+    fn technique(&self) -> Technique {
+        Technique { batch: self.batch.as_ref().map(|batch| batch.launches), host_bound: self.commands > MOST_QUEUED }
+    }
+}

@@ -1,0 +1,53 @@
+//! The host's ceiling of matrix products: f32, by `faer`.
+
+use std::hint::black_box;
+
+use faer::linalg::matmul::matmul;
+use faer::{Accum, MatMut, MatRef, Par};
+use rayon::prelude::*;
+
+use super::fastest::fastest_s;
+use crate::simd::leave_avx;
+use crate::workload::random;
+
+/// Operations a second of the faster of one product on all threads and of a product a thread, which no thread waits in: kernels do either.
+pub fn flops_per_s() -> f64 {
+    const TOGETHER: usize = 2048;
+    const APART: usize = 768;
+    let mut together = Product::new(TOGETHER);
+    let together_s = fastest_s(|| together.run(Par::rayon(0)));
+    let mut apart: Vec<Product> = (0..rayon::current_num_threads()).map(|_| Product::new(APART)).collect();
+    let apart_s = fastest_s(|| apart.par_iter_mut().for_each(|product| product.run(Par::Seq)));
+    leave_avx();
+    rayon::broadcast(|_| leave_avx());
+    let rate = |size: usize, count: usize, seconds: f64| 2.0 * (size as f64).powi(3) * count as f64 / seconds;
+    rate(TOGETHER, 1, together_s).max(rate(APART, apart.len(), apart_s))
+}
+
+/// Square matrices of random numbers and their product.
+struct Product {
+    size: usize,
+    a: Vec<f32>,
+    b: Vec<f32>,
+    c: Vec<f32>,
+}
+
+impl Product {
+    fn new(size: usize) -> Self {
+        let operand = |name| random::normal(0, name, size * size);
+        Self { size, a: operand("a"), b: operand("b"), c: vec![0.0; size * size] }
+    }
+
+    fn run(&mut self, par: Par) {
+        let size = self.size;
+        matmul(
+            MatMut::from_row_major_slice_mut(&mut self.c, size, size),
+            Accum::Replace,
+            MatRef::from_row_major_slice(&self.a, size, size),
+            MatRef::from_row_major_slice(&self.b, size, size),
+            1.0,
+            par,
+        );
+        black_box(&self.c);
+    }
+}

@@ -1,0 +1,67 @@
+//! Samples: how long launches took, and the ceilings they are held against.
+//!
+//! Deliberately absent: decisions about how many samples to take (Criterion plans them) and what they mean (`stats`, `gate`).
+
+pub mod accuracy;
+pub mod contention;
+pub mod criterion;
+pub mod delay;
+pub mod events;
+pub mod limits;
+pub mod wall;
+
+use crate::backend::{BackendError, Executable};
+pub use kernelgate_cuda::observe::range;
+
+/// State of the caches when a launch begins: part of a case's identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cache {
+    /// As the launch before left them.
+    Hot,
+    /// Filled with other data: nothing of the inputs is in L2.
+    Cold,
+}
+
+impl Cache {
+    /// The name used in ids and files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hot => "hot",
+            Self::Cold => "cold",
+        }
+    }
+}
+
+/// One timing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sample {
+    /// Launches in it, at least 1.
+    pub launches: u64,
+    /// Time of all of them together, nanoseconds.
+    pub elapsed_ns: f64,
+    /// SM clock while they ran, where the device tells: MHz.
+    pub clock_mhz: Option<f64>,
+    /// Attempts thrown away before this one, because the device was throttled.
+    pub discarded: u64,
+}
+
+/// How the samples of a case are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Technique {
+    /// Launches that are timed together, as a graph; none where each is timed by itself.
+    pub batch: Option<u64>,
+    /// Whether the host's launch time is in the samples, because a launch is too many commands to queue ahead.
+    pub host_bound: bool,
+}
+
+/// Takes the samples of one case.
+pub trait Stopwatch {
+    /// Times that many launches, or somewhat more where they are batched.
+    ///
+    /// # Errors
+    /// When a launch fails or does not come to an end.
+    fn time(&mut self, executable: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError>;
+
+    /// How it does that.
+    fn technique(&self) -> Technique;
+}

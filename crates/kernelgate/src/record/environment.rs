@@ -1,0 +1,395 @@
+//! Where a run was measured: the facts that make two results comparable, and where the code came from.
+
+use super::text::one_line;
+use std::path::Path;
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+use sysinfo::System;
+
+use crate::backend::{BackendKind, Target};
+use kernelgate_cuda::compiler::nvrtc;
+use kernelgate_cuda::observe::telemetry::Telemetry;
+
+/// The machine and the build, as far as they decide what a time means.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Environment {
+    /// "cpu" or "cuda".
+    pub device_kind: String,
+    /// As the device names itself.
+    pub device_name: String,
+    /// Instruction set of the host: "x86_64".
+    pub arch: String,
+    /// Logical cores of the host.
+    pub cores: usize,
+    /// Threads that the CPU backend used.
+    pub threads: usize,
+    /// SIMD features found at run time, widest last.
+    pub simd: Vec<String>,
+    /// Memory of the host, bytes.
+    pub memory_bytes: u64,
+    /// Operating system and kernel version.
+    pub os: String,
+    /// Whether the library was built with optimisation.
+    pub optimised: bool,
+    /// Version of kernelgate.
+    pub kernelgate: String,
+    /// Tells this host from others: a hash of its name and machine id; absent where it has no name of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
+    /// The GPU, where the run was on one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<Gpu>,
+}
+
+/// A GPU, as far as it decides what a time means.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// "GPU-…", unique to the card.
+    pub uuid: String,
+    /// Architecture that kernels are compiled for: "sm_90a".
+    pub arch: String,
+    /// Version of the driver: "580.82.07"; "unknown" where NVML does not tell.
+    pub driver: String,
+    /// Latest CUDA that the driver supports: "13.0".
+    pub driver_cuda: String,
+    /// Version of NVRTC: "13.0".
+    pub nvrtc: String,
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// L2 cache, bytes.
+    pub l2_bytes: u64,
+    /// Device memory, bytes.
+    pub memory_bytes: u64,
+    /// Highest SM clock, MHz.
+    pub max_clock_mhz: u32,
+}
+
+/// A field in which two environments are not comparable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mismatch {
+    /// Name of the field, as in the file.
+    pub field: &'static str,
+    /// Value of the baseline.
+    pub base: String,
+    /// Value of the run.
+    pub head: String,
+}
+
+impl Environment {
+    /// The environment of this process on a target.
+    pub fn of(target: &Target) -> Self {
+        match target {
+            Target::Cpu => Self::cpu(),
+            Target::Cuda(device) => {
+                let facts = device.facts();
+                let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
+                Self {
+                    device_kind: BackendKind::Cuda.name().to_owned(),
+                    device_name: one_line(&facts.name),
+                    gpu: Some(Gpu {
+                        uuid: facts.uuid.clone(),
+                        arch: facts.arch.clone(),
+                        driver: Telemetry::open(&facts.uuid)
+                            .and_then(|telemetry| telemetry.driver())
+                            .unwrap_or_else(|| "unknown".to_owned()),
+                        driver_cuda: version((facts.driver_cuda / 1000, facts.driver_cuda % 1000 / 10)),
+                        nvrtc: nvrtc::version().map_or_else(|_| "unknown".to_owned(), version),
+                        multiprocessors: facts.multiprocessors,
+                        l2_bytes: facts.l2_bytes,
+                        memory_bytes: facts.memory_bytes,
+                        max_clock_mhz: facts.max_clock_mhz,
+                    }),
+                    ..Self::cpu()
+                }
+            }
+        }
+    }
+
+    /// The environment of this process on the CPU backend.
+    pub fn cpu() -> Self {
+        let system = System::new().ok().map(|mut system| {
+            system.refresh_memory();
+            system.refresh_cpu_list(sysinfo::CpuRefreshKind::nothing());
+            system
+        });
+        let first_core = system.as_ref().and_then(|system| system.cpus().first());
+        let brand = first_core.map(|cpu| one_line(cpu.brand())).filter(|brand| !brand.is_empty());
+        Self {
+            device_kind: BackendKind::Cpu.name().to_owned(),
+            device_name: brand.unwrap_or_else(|| format!("unknown {} processor", std::env::consts::ARCH)),
+            arch: std::env::consts::ARCH.to_owned(),
+            cores: std::thread::available_parallelism().map_or(1, Into::into),
+            threads: crate::backend::cpu::threads(),
+            simd: simd_features(),
+            memory_bytes: system.as_ref().map_or(0, System::total_memory),
+            os: one_line(&format!("{} {}", std::env::consts::OS, System::kernel_version().unwrap_or_default())),
+            optimised: !cfg!(debug_assertions),
+            kernelgate: env!("CARGO_PKG_VERSION").to_owned(),
+            machine: machine(),
+            gpu: None,
+        }
+    }
+
+    /// Whether the host's own cores were measured.
+    pub fn on_host(&self) -> bool {
+        self.device_kind == BackendKind::Cpu.name()
+    }
+
+    /// Whether this and a baseline's environment, which are comparable, are known to be the same card, on the CPU the same host. Two of
+    /// the same model need not run alike.
+    pub fn same_device(&self, base: &Self) -> bool {
+        match (&self.gpu, &base.gpu) {
+            (Some(head), Some(base)) => head.uuid == base.uuid,
+            _ => self.machine.is_some() && self.machine == base.machine,
+        }
+    }
+
+    /// What tells the device from others of its model: "GPU-1a2b…" or the host's hash.
+    pub fn device_id(&self) -> String {
+        let id = self.gpu.as_ref().map(|gpu| gpu.uuid.clone()).or_else(|| self.machine.as_ref().map(|hash| format!("host {hash}")));
+        id.unwrap_or_else(|| "a host without a name".to_owned())
+    }
+
+    /// "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz", or the processor with its threads.
+    pub fn describe(&self) -> String {
+        match &self.gpu {
+            Some(Gpu { driver, driver_cuda, max_clock_mhz, .. }) => {
+                format!("{}, driver {driver}, CUDA {driver_cuda}, SM clock up to {max_clock_mhz} MHz", self.device_name)
+            }
+            None => format!("{}, {} cores, {} threads", self.device_name, self.cores, self.threads),
+        }
+    }
+
+    /// The device's name as a folder: lower case, words joined by `-`.
+    pub fn slug(&self) -> String {
+        slug(&self.device_name)
+    }
+
+    /// The fields in which a baseline's environment makes it incomparable with this one.
+    pub fn mismatches(&self, base: &Self) -> Vec<Mismatch> {
+        let mut fields = vec![
+            ("device_kind", base.device_kind.clone(), self.device_kind.clone()),
+            ("device_name", base.device_name.clone(), self.device_name.clone()),
+            ("optimised", base.optimised.to_string(), self.optimised.to_string()),
+        ];
+        match (&base.gpu, &self.gpu) {
+            // The host only launches: what it is does not change a kernel's time.
+            (Some(base), Some(head)) => fields.extend([
+                ("gpu.arch", base.arch.clone(), head.arch.clone()),
+                of_major("gpu.driver", &base.driver, &head.driver),
+                of_major("gpu.driver_cuda", &base.driver_cuda, &head.driver_cuda),
+                ("gpu.nvrtc", base.nvrtc.clone(), head.nvrtc.clone()),
+                ("gpu.multiprocessors", base.multiprocessors.to_string(), head.multiprocessors.to_string()),
+            ]),
+            _ => fields.extend([
+                ("arch", base.arch.clone(), self.arch.clone()),
+                ("cores", base.cores.to_string(), self.cores.to_string()),
+                ("threads", base.threads.to_string(), self.threads.to_string()),
+                ("simd", base.simd.join(" "), self.simd.join(" ")),
+            ]),
+        }
+        fields
+            .into_iter()
+            .filter(|(_, base, head)| base != head)
+            .map(|(field, base, head)| Mismatch { field, base, head })
+            .collect()
+    }
+}
+
+/// A version that may differ after its first number: as it is where that number differs, else as the baseline's.
+fn of_major(field: &'static str, base: &str, head: &str) -> (&'static str, String, String) {
+    let major = |version: &str| version.split('.').next().unwrap_or_default().to_owned();
+    let head = if major(base) == major(head) { base } else { head };
+    (field, base.to_owned(), head.to_owned())
+}
+
+/// Names alone repeat ("localhost") and machine ids are copied with images: both together.
+fn machine() -> Option<String> {
+    let name = System::host_name().ok().filter(|name| !name.is_empty());
+    let id = std::fs::read_to_string("/etc/machine-id").map(|id| id.trim().to_owned()).ok().filter(|id| !id.is_empty());
+    if id.is_none() && name.as_ref().is_none_or(|name| name.starts_with("localhost")) {
+        return None;
+    }
+    let text = format!("kernelgate {} {}", name.unwrap_or_default(), id.unwrap_or_default());
+    Some(super::file::text_hash(&text)[..16].to_owned())
+}
+
+/// "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz" to "intel-xeon-platinum-8481c".
+fn slug(name: &str) -> String {
+    let mut text = name.to_lowercase();
+    for mark in ["(r)", "(tm)", "(c)"] {
+        text = text.replace(mark, " ");
+    }
+    let text = text.split('@').next().unwrap_or_default();
+    let words =
+        text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty() && !["cpu", "processor"].contains(word));
+    let slug = words.collect::<Vec<_>>().join("-");
+    if slug.is_empty() { "unknown".to_owned() } else { slug }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn simd_features() -> Vec<String> {
+    let features = [
+        ("avx2", std::arch::is_x86_feature_detected!("avx2")),
+        ("fma", std::arch::is_x86_feature_detected!("fma")),
+        ("f16c", std::arch::is_x86_feature_detected!("f16c")),
+        ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
+    ];
+    features.into_iter().filter(|(_, found)| *found).map(|(name, _)| name.to_owned()).collect()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn simd_features() -> Vec<String> {
+    Vec::new()
+}
+
+/// Which code was measured.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Provenance {
+    /// Commit of the measured package; absent outside a git checkout.
+    pub commit: Option<String>,
+    /// Whether tracked files differed from that commit.
+    pub dirty: bool,
+}
+
+impl Provenance {
+    /// Asks git about a folder; `KERNELGATE_COMMIT` answers where a binary runs away from the repository that it was built in
+    /// (`COMMIT`, or `COMMIT+changes` when tracked files differed).
+    pub fn of(root: &Path) -> Self {
+        if let Some(given) = std::env::var("KERNELGATE_COMMIT").ok().filter(|given| !given.is_empty()) {
+            return Self::parse(&given);
+        }
+        Self {
+            commit: git(root, &["rev-parse", "HEAD"]),
+            dirty: git(root, &["status", "--porcelain", "--untracked-files=no"]).is_some_and(|changes| !changes.is_empty()),
+        }
+    }
+
+    /// Commits from this one to what a repository has checked out; none where git does not know one
+    /// of them, or this one is no commit id. It may come from a file: data, never an option of git.
+    pub fn commits_behind(&self, root: &Path) -> Option<u64> {
+        let commit = self.commit.as_deref().filter(|commit| is_hash(commit))?;
+        let range = format!("{commit}..HEAD");
+        git(root, &["rev-list", "--count", "--end-of-options", &range, "--"])?.parse().ok()
+    }
+
+    fn parse(given: &str) -> Self {
+        // As a record may hold it: a file that nobody can read again would be a loss.
+        let given = one_line(given);
+        let commit = given.strip_suffix("+changes");
+        Self { commit: Some(commit.unwrap_or(&given).to_owned()), dirty: commit.is_some() }
+    }
+
+    /// "1a2b3c4d" or "1a2b3c4d+changes", for tables.
+    pub fn short(&self) -> String {
+        match &self.commit {
+            Some(commit) => format!("{}{}", commit.get(..8).unwrap_or(commit), if self.dirty { "+changes" } else { "" }),
+            None => "no commit".to_owned(),
+        }
+    }
+}
+
+/// Whether it can only be the id of a commit, whole or shortened. A record's commit may also be a
+/// word, as `KERNELGATE_COMMIT` gave it; git would take some words for options.
+fn is_hash(commit: &str) -> bool {
+    (4..=64).contains(&commit.len()) && commit.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// What git prints about a folder; none where it fails.
+fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").arg("-C").arg(folder).args(arguments).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Free memory for a case: what the system says is available, within the container's limit where there is one. Bytes; no bound
+/// where the system does not say.
+pub fn available_memory() -> u64 {
+    let Ok(mut system) = System::new() else { return u64::MAX };
+    system.refresh_memory();
+    let limit = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
+    system.available_memory().min(limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slugs_are_folder_names() {
+        assert_eq!(slug("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"), "intel-xeon-platinum-8481c");
+        assert_eq!(slug("AMD EPYC 9554 64-Core Processor"), "amd-epyc-9554-64-core");
+        assert_eq!(slug("NVIDIA H200"), "nvidia-h200");
+        assert_eq!(slug("../../etc"), "etc");
+        assert_eq!(slug("(R)"), "unknown");
+    }
+
+    #[test]
+    fn a_commit_may_be_given() {
+        let given = |text| (Provenance::parse(text).short(), Provenance::parse(text).dirty);
+        assert_eq!(given("1a2b3c4d5e"), ("1a2b3c4d".to_owned(), false));
+        assert_eq!(given("1a2b3c4d5e+changes"), ("1a2b3c4d+changes".to_owned(), true));
+        assert_eq!(given("1a2b\u{1b}[2J+changes\n"), ("1a2b+changes".to_owned(), true));
+    }
+
+    #[test]
+    fn the_commit_of_a_file_is_no_option_of_git() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |arguments: &[&str]| git(folder.path(), arguments).unwrap();
+        at(&["init", "--quiet"]);
+        for message in ["first", "second"] {
+            let who = ["-c", "user.name=a", "-c", "user.email=a@b"];
+            at(&[&who[..], &["commit", "--quiet", "--allow-empty", "-m", message]].concat());
+        }
+        let behind = |commit: &str| Provenance::parse(commit).commits_behind(folder.path());
+        let first = at(&["rev-parse", "HEAD~1"]);
+        assert_eq!((behind(&first), behind(&first[..10])), (Some(1), Some(1)));
+        let victim = folder.path().join("victim..HEAD");
+        std::fs::write(&victim, "precious").unwrap();
+        let option = format!("--output={}", folder.path().join("victim").display());
+        for word in [option.as_str(), "--all", "HEAD~1", "prebuilt-base", "", "HEAD", "123"] {
+            assert_eq!(behind(word), None, "{word}");
+        }
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+    }
+
+    #[test]
+    fn a_different_device_or_thread_count_is_a_mismatch_and_a_new_kernel_version_is_not() {
+        let base = Environment::cpu();
+        let same = Environment { os: "linux 99".to_owned(), memory_bytes: 1, kernelgate: "9".to_owned(), ..base.clone() };
+        assert_eq!(same.mismatches(&base), []);
+        let other = Environment { device_name: "other".to_owned(), threads: base.threads + 1, ..base.clone() };
+        let fields: Vec<_> = other.mismatches(&base).iter().map(|mismatch| mismatch.field).collect();
+        assert_eq!(fields, ["device_name", "threads"]);
+    }
+
+    #[test]
+    fn a_card_a_model_and_a_driver_are_told_apart() {
+        let on = |uuid: &str, driver: &str| Environment {
+            device_kind: "cuda".to_owned(),
+            device_name: "NVIDIA H200".to_owned(),
+            gpu: Some(Gpu {
+                uuid: uuid.to_owned(),
+                arch: "sm_90a".to_owned(),
+                driver: driver.to_owned(),
+                driver_cuda: "13.0".to_owned(),
+                nvrtc: "13.0".to_owned(),
+                multiprocessors: 132,
+                l2_bytes: 1,
+                memory_bytes: 1,
+                max_clock_mhz: 1980,
+            }),
+            ..Environment::cpu()
+        };
+        let base = on("GPU-1", "580.82.07");
+        let other = on("GPU-2", "580.159.04");
+        assert!(base.same_device(&base) && !other.same_device(&base));
+        assert_eq!(other.mismatches(&base), []);
+        let newer = on("GPU-1", "590.1");
+        let mismatch = Mismatch { field: "gpu.driver", base: "580.82.07".to_owned(), head: "590.1".to_owned() };
+        assert_eq!(newer.mismatches(&base), [mismatch]);
+        assert_eq!(other.describe(), "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz");
+        let nameless = Environment { machine: None, ..Environment::cpu() };
+        assert!(!nameless.same_device(&nameless));
+    }
+}

@@ -1,0 +1,294 @@
+//! A run: everything one bench process measured, with its environment.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::environment::{Environment, Provenance};
+use super::file::Record;
+use crate::measure::limits::{Bound, Limits};
+use crate::verify::Comparison;
+use crate::workload::Work;
+use kernelgate_cuda::observe::telemetry::Reading;
+
+/// All that one bench process measured, and what it did not measure and why.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// The bench binary.
+    pub bench: String,
+    /// The invocation it belongs to: runs of one `cargo bench` share it.
+    pub session: String,
+    /// When the process started, RFC 3339, UTC.
+    pub started: String,
+    /// Whether the process got to its end; an interrupted run holds the cases it had finished.
+    pub complete: bool,
+    /// "quick", "default" or "thorough".
+    pub effort: String,
+    /// Seed of the inputs.
+    pub seed: u64,
+    /// Where.
+    pub environment: Environment,
+    /// Of which code.
+    pub provenance: Provenance,
+    /// The device's ceilings, as measured by this process.
+    pub limits: Limits,
+    /// Delays added on purpose to launches, to see what the gate makes of them: nanoseconds by case id. Such times are not the code's.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub delays: BTreeMap<String, u64>,
+    /// Content hash of the executable; only in trials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub executable: Option<String>,
+    /// Where the process' wall time went, seconds by activity; only in trials.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub spent_s: BTreeMap<String, f64>,
+    /// What the GPU said of itself before the first case and after the last; empty on the CPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub telemetry: Vec<Reading>,
+    /// What was measured, by case id.
+    pub cases: BTreeMap<String, CaseRecord>,
+    /// Cases that cannot run here, with the reason.
+    pub skipped: BTreeMap<String, String>,
+    /// Cases that are wrong or broke, with the error; they have no time.
+    pub failed: BTreeMap<String, String>,
+}
+
+/// A verified and timed case.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CaseRecord {
+    /// `family/operation`.
+    pub workload: String,
+    /// Revision of the workload's definition.
+    pub revision: u32,
+    /// The problem's axes.
+    pub problem: BTreeMap<String, String>,
+    /// The implementation.
+    pub implementation: String,
+    /// State of the caches: "hot" or "cold".
+    pub cache: String,
+    /// Declared work of one launch.
+    pub work: WorkRecord,
+    /// The time that the measured ceilings allow for that work, where they are known.
+    pub limit: Option<Bound>,
+    /// The output against the reference.
+    pub verification: VerificationRecord,
+    /// Raw timings.
+    pub samples: Samples,
+}
+
+/// Declared work, as stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkRecord {
+    /// Operations, by unit and dtype ("matmul f32").
+    pub flops: BTreeMap<String, u64>,
+    /// Fewest bytes read.
+    pub read_bytes: u64,
+    /// Fewest bytes written.
+    pub write_bytes: u64,
+}
+
+impl From<&Work> for WorkRecord {
+    fn from(work: &Work) -> Self {
+        let mut flops = BTreeMap::new();
+        for part in &work.flops {
+            *flops.entry(format!("{} {}", part.unit.name(), part.dtype.name())).or_insert(0) += part.count;
+        }
+        Self { flops, read_bytes: work.read_bytes, write_bytes: work.write_bytes }
+    }
+}
+
+/// "matmul f32 100, read 8 B, write 8 B".
+impl std::fmt::Display for WorkRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.flops.iter().try_for_each(|(unit, count)| write!(f, "{unit} {count}, "))?;
+        write!(f, "read {} B, write {} B", self.read_bytes, self.write_bytes)
+    }
+}
+
+impl WorkRecord {
+    /// Operations of matrix products, all dtypes.
+    pub fn matmul_flops(&self) -> u64 {
+        self.flops.iter().filter(|(unit, _)| unit.starts_with("matmul ")).map(|(_, count)| count).sum()
+    }
+}
+
+/// How an output compared, as stored.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VerificationRecord {
+    /// Largest |out - ref| over the largest |ref|.
+    pub max_error: f64,
+    /// ‖out - ref‖₂ / ‖ref‖₂.
+    pub relative_l2: f64,
+    /// Elements compared with the reference.
+    pub checked: u64,
+    /// Elements of the outputs.
+    pub total: u64,
+    /// Hash of the outputs' bits; only in trials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// The run whose comparison with the reference holds here, because the outputs have the same bits; absent where this run compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+}
+
+impl From<Comparison> for VerificationRecord {
+    fn from(comparison: Comparison) -> Self {
+        let Comparison { max_error, relative_l2, checked, total } = comparison;
+        Self { max_error, relative_l2, checked, total, digest: None, by: None }
+    }
+}
+
+/// Raw timings, one entry a sample in both lists.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Samples {
+    /// Launches in the sample.
+    pub launches: Vec<u64>,
+    /// Time of all launches of the sample together, nanoseconds.
+    pub elapsed_ns: Vec<f64>,
+    /// Launches that were timed together, as a graph; 1 for one launch of several commands; absent where each was timed as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<u64>,
+    /// Whether the host's launch time is in the samples.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub host_bound: bool,
+    /// SM clock during each sample, MHz; empty where the device does not tell.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clock_mhz: Vec<f64>,
+    /// Attempts thrown away because the device was throttled.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub discarded: u64,
+    /// Share of the host's CPU time that other processes and guests took meanwhile, 0 to 1; absent where the system does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contention: Option<f64>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+const fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+/// Times of a launch that can be true: from a femtosecond to thirty years, in nanoseconds.
+const POSSIBLE_NS: std::ops::RangeInclusive<f64> = 1e-6..=1e18;
+
+impl Samples {
+    /// Nanoseconds a launch, one entry a sample.
+    pub fn per_launch_ns(&self) -> Vec<f64> {
+        self.elapsed_ns.iter().zip(&self.launches).map(|(elapsed, &launches)| elapsed / launches as f64).collect()
+    }
+
+    /// What deserialising does not enforce.
+    ///
+    /// # Errors
+    /// A fragment that says what is wrong.
+    pub fn validate(&self) -> Result<(), String> {
+        if self.launches.len() != self.elapsed_ns.len() {
+            return Err(format!("{} launch counts against {} times", self.launches.len(), self.elapsed_ns.len()));
+        }
+        if !self.clock_mhz.is_empty() && self.clock_mhz.len() != self.launches.len() {
+            return Err(format!("{} clocks against {} times", self.clock_mhz.len(), self.elapsed_ns.len()));
+        }
+        if self.launches.is_empty() {
+            return Err("no samples".to_owned());
+        }
+        if self.launches.contains(&0) {
+            return Err("a sample of no launches".to_owned());
+        }
+        if let Some(share) = self.contention.filter(|share| !(0.0..=1.0).contains(share)) {
+            return Err(format!("contention of {share}"));
+        }
+        match self.per_launch_ns().iter().find(|each| !POSSIBLE_NS.contains(each)) {
+            Some(each) => Err(format!("a sample of {each} ns a launch")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Run {
+    /// A run that starts now and has measured nothing yet, of effort default and seed 1.
+    pub fn start(bench: &str, session: &str, environment: Environment, provenance: Provenance) -> Self {
+        Self {
+            bench: bench.to_owned(),
+            session: session.to_owned(),
+            started: super::timestamp(),
+            complete: false,
+            effort: "default".to_owned(),
+            seed: 1,
+            environment,
+            provenance,
+            limits: Limits::default(),
+            delays: BTreeMap::new(),
+            executable: None,
+            spent_s: BTreeMap::new(),
+            telemetry: Vec::new(),
+            cases: BTreeMap::new(),
+            skipped: BTreeMap::new(),
+            failed: BTreeMap::new(),
+        }
+    }
+
+    /// `<session>/<bench>`: names the process run in a baseline.
+    pub fn key(&self) -> String {
+        format!("{}/{}", self.session, self.bench)
+    }
+
+    /// "CASE=NS CASE=NS", or "none".
+    pub fn delays_text(&self) -> String {
+        let each: Vec<String> = self.delays.iter().map(|(case, delay_ns)| format!("{case}={delay_ns}")).collect();
+        if each.is_empty() { "none".to_owned() } else { each.join(" ") }
+    }
+}
+
+impl CaseRecord {
+    /// A case of nothing in particular with these samples, of one launch each: for tests of what reads records.
+    pub fn of_samples(elapsed_ns: Vec<f64>) -> Self {
+        Self {
+            workload: "w/f".to_owned(),
+            revision: 1,
+            problem: BTreeMap::new(),
+            implementation: "cpu".to_owned(),
+            cache: "hot".to_owned(),
+            work: WorkRecord { flops: BTreeMap::new(), read_bytes: 8, write_bytes: 8 },
+            limit: None,
+            verification: VerificationRecord { max_error: 0.0, relative_l2: 0.0, checked: 1, total: 1, digest: None, by: None },
+            samples: Samples { launches: vec![1; elapsed_ns.len()], elapsed_ns, ..Samples::default() },
+        }
+    }
+}
+
+impl Record for Run {
+    const SCHEMA: &'static str = "kernelgate.run";
+    const VERSION: u64 = 1;
+    const KIND: &'static str = "run";
+    const FREE_TEXT: &'static [&'static str] = &["failed", "skipped"];
+
+    fn validate(&self) -> Result<(), String> {
+        self.cases.iter().try_for_each(|(id, case)| case.samples.validate().map_err(|problem| format!("case {id}: {problem}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_samples_are_invalid() {
+        let samples = |launches: &[u64], elapsed_ns: &[f64]| Samples {
+            launches: launches.to_vec(),
+            elapsed_ns: elapsed_ns.to_vec(),
+            ..Samples::default()
+        };
+        assert_eq!(samples(&[1, 2], &[5.0, 9.0]).validate(), Ok(()));
+        for (launches, elapsed_ns, wanted) in [
+            (&[][..], &[][..], "no samples"),
+            (&[1], &[], "1 launch counts against 0 times"),
+            (&[0], &[1.0], "a sample of no launches"),
+            (&[1], &[-1.0], "a sample of -1 ns a launch"),
+            (&[1], &[f64::NAN], "a sample of NaN ns a launch"),
+            (&[1], &[1e-300], "ns a launch"),
+            (&[u64::MAX], &[1.0], "ns a launch"),
+        ] {
+            let problem = samples(launches, elapsed_ns).validate().unwrap_err();
+            assert!(problem.ends_with(wanted), "{problem}");
+        }
+        assert!(Samples { contention: Some(1.5), ..samples(&[1], &[1.0]) }.validate().is_err());
+    }
+}

@@ -1,0 +1,243 @@
+//! Where files lie: baselines in the package, runs and Criterion's data in the target folder.
+
+use std::path::{Path, PathBuf};
+
+use super::baseline::Baseline;
+use super::file::{self, FileError};
+use super::run::Run;
+
+/// Name of a device's calibration beside its baselines.
+const CALIBRATION: &str = "calibration";
+
+/// The folders of one package.
+#[derive(Debug, Clone)]
+pub struct Store {
+    /// Root of the package.
+    pub root: PathBuf,
+    /// Committed baselines: `<device>/<name>.json`.
+    pub baselines: PathBuf,
+    /// Runs: `<session>/<bench>.json`.
+    pub runs: PathBuf,
+    /// Criterion's folder.
+    pub criterion: PathBuf,
+}
+
+/// Why a stored thing could not be found.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A file is unreadable or broken.
+    #[error("failed to {0}")]
+    File(FileError),
+    /// Not a name for a file.
+    #[error("baseline name `{0}`: use letters, digits, `.`, `_` and `-`, starting with a letter or digit")]
+    Name(String),
+    /// The name of something else.
+    #[error("baseline name `{CALIBRATION}`: that file is the calibration of the device")]
+    Reserved,
+    /// No such baseline for the device.
+    #[error("no baseline `{name}` for {device} in {folder}{}", found(.others))]
+    NoBaseline {
+        /// The name asked for.
+        name: String,
+        /// The device's folder.
+        device: String,
+        /// Where baselines lie.
+        folder: PathBuf,
+        /// What is there instead, as `<device>/<name>`.
+        others: Vec<String>,
+    },
+    /// Nothing has been measured yet.
+    #[error("no run in {0}: run `cargo bench` first")]
+    NoRun(PathBuf),
+    /// Fewer invocations than asked for.
+    #[error("{found} sessions in {folder}, not {wanted}: run `cargo bench` again")]
+    FewRuns {
+        /// How many there are.
+        found: usize,
+        /// How many were asked for.
+        wanted: usize,
+        /// Where runs lie.
+        folder: PathBuf,
+    },
+}
+
+fn found(others: &[String]) -> String {
+    if others.is_empty() { " (there are none)".to_owned() } else { format!(" (found: {})", others.join(", ")) }
+}
+
+impl From<FileError> for StoreError {
+    fn from(error: FileError) -> Self {
+        Self::File(error)
+    }
+}
+
+impl Store {
+    /// The store of the package whose bench binary runs: `CARGO_MANIFEST_DIR`, as cargo sets it, else as [`Self::around`] the working
+    /// folder.
+    pub fn discover() -> Self {
+        let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).filter(|folder| folder.is_dir());
+        package.map_or_else(|| Self::around(&std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))), Self::of)
+    }
+
+    /// The store of the package that a folder belongs to: the nearest folder upwards with a `Cargo.toml`, else the folder itself.
+    pub fn around(folder: &Path) -> Self {
+        Self::of(folder.ancestors().find(|folder| folder.join("Cargo.toml").is_file()).unwrap_or(folder).to_owned())
+    }
+
+    fn of(root: PathBuf) -> Self {
+        let target = target_folder(&root);
+        Self {
+            baselines: root.join("baselines"),
+            runs: target.join("kernelgate").join("runs"),
+            criterion: std::env::var_os("CRITERION_HOME").map_or_else(|| target.join("criterion"), PathBuf::from),
+            root,
+        }
+    }
+
+    /// The file of a baseline.
+    ///
+    /// # Errors
+    /// When the name is not a plain file name.
+    pub fn baseline_path(&self, device: &str, name: &str) -> Result<PathBuf, StoreError> {
+        check_name(name)?;
+        Ok(self.baselines.join(device).join(format!("{name}.json")))
+    }
+
+    /// Reads a baseline of a device.
+    ///
+    /// # Errors
+    /// When the name is bad, or the file is missing (the error lists what there is) or broken.
+    pub fn baseline(&self, device: &str, name: &str) -> Result<Baseline, StoreError> {
+        let path = self.baseline_path(device, name)?;
+        file::read(&path).map_err(|error| {
+            if !error.is_not_found() {
+                return error.into();
+            }
+            let others = self.baseline_files().iter().map(|(device, name, _)| format!("{device}/{name}")).collect();
+            StoreError::NoBaseline { name: name.to_owned(), device: device.to_owned(), folder: self.baselines.clone(), others }
+        })
+    }
+
+    /// Every baseline file as (device, name, path), sorted.
+    pub fn baseline_files(&self) -> Vec<(String, String, PathBuf)> {
+        let mut found = Vec::new();
+        for device in entries(&self.baselines).into_iter().filter(|path| path.is_dir() && file_name(path) != "resources") {
+            for path in json_files(&device) {
+                let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+                if check_name(&name).is_ok() {
+                    found.push((file_name(&device), name, path));
+                }
+            }
+        }
+        found
+    }
+
+    /// The file of a device's calibration.
+    pub fn calibration_path(&self, device: &str) -> PathBuf {
+        self.baselines.join(device).join(format!("{CALIBRATION}.json"))
+    }
+
+    /// The calibrations of all devices, sorted.
+    pub fn calibrations(&self) -> Vec<PathBuf> {
+        let of = |device: PathBuf| device.join(format!("{CALIBRATION}.json"));
+        entries(&self.baselines).into_iter().map(of).filter(|path| path.is_file()).collect()
+    }
+
+    /// The file of a bench process' run.
+    pub fn run_path(&self, session: &str, bench: &str) -> PathBuf {
+        self.runs.join(session).join(format!("{bench}.json"))
+    }
+
+    /// The runs of the last `count` invocations, one a bench process.
+    ///
+    /// # Errors
+    /// When there are fewer, or a run is broken.
+    pub fn last_sessions(&self, count: usize) -> Result<Vec<Run>, StoreError> {
+        // By when they were written: a session may have been given any name.
+        let written = |path: &PathBuf| std::fs::metadata(path).and_then(|file| file.modified()).ok();
+        let mut sessions: Vec<_> = entries(&self.runs)
+            .into_iter()
+            .filter_map(|folder| Some((json_files(&folder).iter().filter_map(written).max()?, folder)))
+            .collect();
+        sessions.sort();
+        if sessions.is_empty() {
+            return Err(StoreError::NoRun(self.runs.clone()));
+        }
+        let Some(first) = sessions.len().checked_sub(count) else {
+            return Err(StoreError::FewRuns { found: sessions.len(), wanted: count, folder: self.runs.clone() });
+        };
+        let runs = sessions[first..].iter().map(|(_, folder)| self.session(folder)).collect::<Result<Vec<_>, _>>()?;
+        Ok(runs.concat())
+    }
+
+    /// The runs in a session's folder.
+    ///
+    /// # Errors
+    /// When there is none, or one of them is broken.
+    pub fn session(&self, folder: &Path) -> Result<Vec<Run>, StoreError> {
+        let files = json_files(folder);
+        if files.is_empty() {
+            return Err(StoreError::NoRun(folder.to_owned()));
+        }
+        Ok(files.iter().map(|path| file::read(path)).collect::<Result<_, _>>()?)
+    }
+}
+
+/// Accepts names that are one plain path component.
+///
+/// # Errors
+/// When the name could leave its folder, hide, or trip a shell, or is that of the calibration.
+pub fn check_name(name: &str) -> Result<(), StoreError> {
+    if name == CALIBRATION {
+        return Err(StoreError::Reserved);
+    }
+    let plain = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
+    if name.len() <= 64 && name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain) {
+        return Ok(());
+    }
+    Err(StoreError::Name(name.to_owned()))
+}
+
+/// The target folder: `CARGO_TARGET_DIR`, else the one this program was built into, else `<root>/target`.
+fn target_folder(root: &Path) -> PathBuf {
+    if let Some(folder) = std::env::var_os("CARGO_TARGET_DIR") {
+        return root.join(folder);
+    }
+    // target/<profile>/program or target/<profile>/deps/program: cargo marks the target folder.
+    let program = std::env::current_exe().ok();
+    let marked = program.as_deref().and_then(|program| {
+        program.ancestors().skip(1).take(4).find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_owned)
+    });
+    marked.unwrap_or_else(|| root.join("target"))
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+fn json_files(folder: &Path) -> Vec<PathBuf> {
+    entries(folder).into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "json")).collect()
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_leave_their_folder() {
+        for good in ["main", "a", "v1.2-rc_3", "2026-11-21"] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+        assert!(matches!(check_name(CALIBRATION), Err(StoreError::Reserved)));
+        let long = "x".repeat(65);
+        for bad in ["", "..", ".hidden", "../x", "a/b", "a\\b", "-flag", "a b", "ä", "a\0", &long] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What a recorded stretch of the device's time went to, kernel by kernel.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use kernelgate_cuda::observe::cupti::KernelRecord;
+
+/// The launches of one kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct KernelTime {
+    /// Its symbol.
+    pub name: String,
+    /// How often it ran.
+    pub count: usize,
+    /// Of all its launches, nanoseconds; launches that overlapped count each in full.
+    pub total_ns: u64,
+    /// Of its shortest launch, nanoseconds.
+    pub shortest_ns: u64,
+    /// Of its longest launch, nanoseconds.
+    pub longest_ns: u64,
+}
+
+/// A recorded stretch of time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Summary {
+    /// From the first kernel's start to the last one's end, nanoseconds.
+    pub span_ns: u64,
+    /// Of that, with at least one kernel running, nanoseconds.
+    pub busy_ns: u64,
+    /// Longest first.
+    pub kernels: Vec<KernelTime>,
+}
+
+impl Summary {
+    /// Of records in the order of their start.
+    pub fn of(records: &[KernelRecord]) -> Self {
+        let mut kernels: BTreeMap<&str, KernelTime> = BTreeMap::new();
+        let (mut busy_ns, mut busy_until) = (0, 0);
+        for record in records {
+            let ns = record.elapsed_ns();
+            let kernel = kernels.entry(&record.name).or_insert_with(|| KernelTime {
+                name: record.name.clone(),
+                count: 0,
+                total_ns: 0,
+                shortest_ns: u64::MAX,
+                longest_ns: 0,
+            });
+            kernel.count += 1;
+            kernel.total_ns += ns;
+            kernel.shortest_ns = kernel.shortest_ns.min(ns);
+            kernel.longest_ns = kernel.longest_ns.max(ns);
+            busy_ns += record.end_ns.saturating_sub(record.start_ns.max(busy_until));
+            busy_until = busy_until.max(record.end_ns);
+        }
+        let mut kernels: Vec<KernelTime> = kernels.into_values().collect();
+        kernels.sort_by_key(|kernel| std::cmp::Reverse(kernel.total_ns));
+        let first = records.first().map_or(0, |record| record.start_ns);
+        Self { span_ns: busy_until.saturating_sub(first), busy_ns, kernels }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlap_counts_once_in_busy_and_in_full_in_totals() {
+        let record = |name: &str, start_ns, end_ns| KernelRecord { name: name.to_owned(), start_ns, end_ns };
+        let summary = Summary::of(&[record("a", 100, 200), record("b", 150, 250), record("a", 300, 320), record("b", 305, 310)]);
+        assert_eq!((summary.span_ns, summary.busy_ns), (220, 170));
+        let times: Vec<_> =
+            summary.kernels.iter().map(|k| (k.name.as_str(), k.count, k.total_ns, k.shortest_ns, k.longest_ns)).collect();
+        assert_eq!(times, [("a", 2, 120, 20, 100), ("b", 2, 105, 5, 100)]);
+        assert_eq!(Summary::of(&[]), Summary { span_ns: 0, busy_ns: 0, kernels: vec![] });
+    }
+}

@@ -1,0 +1,142 @@
+//! What is computed: problems with seeded inputs, an fp64 reference, declared work and a tolerance.
+//!
+//! Deliberately absent: devices, timing, threads of an implementation. A workload knows nothing of how it is computed;
+//! its reference is the only definition of what is right.
+
+pub mod axis;
+pub mod random;
+pub mod tensor;
+pub mod work;
+
+pub use axis::{Axis, AxisError, Override, Point, Values};
+pub use tensor::{Data, Dtype, Tensor, Tensors};
+pub use work::{Unit, Work};
+
+/// A workload with its shape, dtype and parameters bound.
+pub trait Problem: Send + Sync + 'static {
+    /// Inputs drawn from the seed: the same seed gives the same bits everywhere.
+    fn inputs(&self, seed: u64) -> Tensors;
+
+    /// The outputs in fp64, or the sampled rows of them.
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected>;
+
+    /// Operations and fewest bytes of one execution.
+    fn work(&self) -> Work;
+
+    /// How far an output may be from the reference.
+    fn tolerance(&self) -> Tolerance;
+
+    /// Host memory that inputs and reference need at their peak, in bytes; checked before anything is allocated.
+    fn host_bytes(&self) -> u64;
+}
+
+/// The reference of one output, or of some of its rows: an output may have several, of disjoint rows, each held to the
+/// magnitude of its own values.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Expected {
+    /// Name of the output.
+    pub name: String,
+    /// Shape of the whole output; its last extent is the length of a row.
+    pub shape: Vec<usize>,
+    /// Indices of the rows that `values` holds, ascending; `None` when it holds them all.
+    pub rows: Option<Vec<usize>>,
+    /// The expected values, row after row: f64, or i8 where the comparison is exact.
+    pub values: Data,
+}
+
+impl Expected {
+    /// Every row of the output.
+    pub fn all(name: &str, shape: impl Into<Vec<usize>>, values: impl Into<Data>) -> Self {
+        Self { name: name.to_owned(), shape: shape.into(), rows: None, values: values.into() }
+    }
+
+    /// Some rows of the output.
+    pub fn sampled(name: &str, shape: impl Into<Vec<usize>>, rows: Vec<usize>, values: impl Into<Data>) -> Self {
+        Self { name: name.to_owned(), shape: shape.into(), rows: Some(rows), values: values.into() }
+    }
+
+    /// Elements in a row.
+    pub fn row_len(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+}
+
+/// How far an output may be from its reference. Integer outputs are compared exactly.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tolerance {
+    /// Largest |out - ref| over the largest |ref|.
+    pub max_error: f64,
+    /// ‖out - ref‖₂ / ‖ref‖₂.
+    pub relative_l2: f64,
+}
+
+/// A family of computations with one mathematical definition.
+#[derive(Debug, Clone, Copy)]
+pub struct Workload<P> {
+    /// `family/operation`, for example `attention/forward`; the start of every id.
+    pub name: &'static str,
+    /// One line for `kernelgate list`.
+    pub about: &'static str,
+    /// Grows when the mathematics, the inputs or the declared work change: results of two revisions are not comparable.
+    pub revision: u32,
+    /// What can vary.
+    pub axes: &'static [Axis],
+    /// The handful of problems a person would look at: lines of [`axis::expand`].
+    pub default: &'static [&'static str],
+    /// The same for a device a thousand times faster, whose memory and caches ask for larger problems;
+    /// empty where the same problems do.
+    pub accelerator: &'static [&'static str],
+    /// The whole sweep.
+    pub thorough: &'static [&'static str],
+    /// Makes the problem of a point.
+    pub bind: fn(&Point) -> Result<P, AxisError>,
+}
+
+/// How much to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Effort {
+    /// The default problems, timed briefly.
+    Quick,
+    /// The default problems.
+    #[default]
+    Default,
+    /// The whole sweep, timed longer.
+    Thorough,
+}
+
+/// How large the default problems are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Scale {
+    /// For the cores of a host.
+    #[default]
+    Host,
+    /// For an accelerator.
+    Accelerator,
+}
+
+impl Effort {
+    /// The name used on the command line and in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Quick => "quick",
+            Self::Default => "default",
+            Self::Thorough => "thorough",
+        }
+    }
+}
+
+impl<P> Workload<P> {
+    /// The points that an effort selects, with the overrides applied.
+    ///
+    /// # Errors
+    /// On an override that names no axis of the workload or a value that the axis does not take.
+    pub fn points(&self, effort: Effort, scale: Scale, overrides: &[Override]) -> Result<Vec<Point>, AxisError> {
+        let lines = match (effort, scale) {
+            (Effort::Quick | Effort::Default, Scale::Accelerator) if !self.accelerator.is_empty() => self.accelerator.to_vec(),
+            (Effort::Quick | Effort::Default, _) => self.default.to_vec(),
+            // The default problems are part of the sweep, so that a filter finds them at any effort.
+            (Effort::Thorough, _) => [self.default, self.accelerator, self.thorough].concat(),
+        };
+        axis::expand(self.axes, &lines, overrides)
+    }
+}

@@ -1,0 +1,240 @@
+//! Attention's three steps apart, with the scores in memory: q kᵀ, softmax, p v. Shows what a fused kernel saves, and how
+//! softmax compares with the products around it. Full mask; one shape, b = 4, h = 12, s = 512, d = 64, unless asked.
+//!
+//! Deliberately absent: a chain. Each step has inputs of its own, drawn with the distribution that the chain would give.
+
+use rayon::prelude::*;
+
+use super::definition::{DTYPE, check_size, draw, tolerance};
+use super::reference::{Head, ROWS, softmax};
+use kernelgate::workload::{Axis, AxisError, Dtype, Expected, Point, Problem, Tensors, Tolerance, Unit, Work, Workload};
+
+const B: Axis = Axis::number("b", "batch");
+const H: Axis = Axis::number("h", "heads");
+const S: Axis = Axis::number("s", "queries and keys of a head");
+const D: Axis = Axis::one_of("d", &["64", "128"], "elements of a head");
+
+/// `q kᵀ / sqrt(d)` in f32.
+pub const SCORES: Workload<Scores> = Workload {
+    name: "attention/scores",
+    about: "q k^T / sqrt(d), f32 scores in memory",
+    revision: 1,
+    axes: &[B, H, S, D, DTYPE],
+    default: &["b=4 h=12 s=512 d=64 dtype=f32"],
+    accelerator: &["b=4 h=12 s=512 d=64 dtype=bf16"],
+    thorough: &["b=4 h=12 s=65,200,1024 d=64,128 dtype=f32,bf16,f16"],
+    bind: |point| Ok(Scores { shape: Shape::bind(point, point.number("d")?)? }),
+};
+
+/// Softmax of f32 scores.
+pub const SOFTMAX: Workload<Softmax> = Workload {
+    name: "attention/softmax",
+    about: "softmax over keys of f32 scores in memory",
+    revision: 1,
+    axes: &[B, H, S, DTYPE],
+    default: &["b=4 h=12 s=512 dtype=f32"],
+    accelerator: &["b=4 h=12 s=512 dtype=bf16"],
+    thorough: &["b=4 h=12 s=65,200,1024 dtype=f32,bf16,f16"],
+    bind: |point| Ok(Softmax { shape: Shape::bind(point, 1)? }),
+};
+
+/// `p v`.
+pub const VALUES: Workload<ValuesProduct> = Workload {
+    name: "attention/values",
+    about: "p v, probabilities from memory",
+    revision: 1,
+    axes: &[B, H, S, D, DTYPE],
+    default: &["b=4 h=12 s=512 d=64 dtype=f32"],
+    accelerator: &["b=4 h=12 s=512 d=64 dtype=bf16"],
+    thorough: &["b=4 h=12 s=65,200,1024 d=64,128 dtype=f32,bf16,f16"],
+    bind: |point| Ok(ValuesProduct { shape: Shape::bind(point, point.number("d")?)? }),
+};
+
+/// Extents and dtype of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shape {
+    /// Batch.
+    pub b: usize,
+    /// Heads.
+    pub h: usize,
+    /// Queries and keys of a head.
+    pub s: usize,
+    /// Elements of a head; 1 for the softmax, which has none.
+    pub d: usize,
+    /// Dtype of q, k, v, probabilities and output; scores are f32.
+    pub dtype: Dtype,
+}
+
+impl Shape {
+    fn bind(point: &Point, d: usize) -> Result<Self, AxisError> {
+        let [b, h, s] = [point.number("b")?, point.number("h")?, point.number("s")?];
+        check_size([b, h, s, d])?;
+        Ok(Self { b, h, s, d, dtype: Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes") })
+    }
+
+    /// `[b, h, s, d]`.
+    pub fn vectors(&self) -> [usize; 4] {
+        [self.b, self.h, self.s, self.d]
+    }
+
+    /// `[b, h, s, s]`.
+    pub fn pairs(&self) -> [usize; 4] {
+        [self.b, self.h, self.s, self.s]
+    }
+
+    fn pair_count(&self) -> u64 {
+        self.pairs().iter().map(|&extent| extent as u64).product()
+    }
+
+    fn vector_count(&self) -> u64 {
+        self.vectors().iter().map(|&extent| extent as u64).product()
+    }
+
+    fn head(&self) -> Head {
+        Head { d: self.d, causal: false }
+    }
+
+    /// Joins what `f(head, from, rows)` gives for pieces of every head, in order.
+    fn pieces(&self, f: impl Fn(usize, usize, usize) -> Vec<f64> + Sync) -> Vec<f64> {
+        let a_head = self.s.div_ceil(ROWS);
+        let pieces: Vec<Vec<f64>> = (0..self.b * self.h * a_head)
+            .into_par_iter()
+            .map(|piece| {
+                let from = piece % a_head * ROWS;
+                f(piece / a_head, from, ROWS.min(self.s - from))
+            })
+            .collect();
+        pieces.concat()
+    }
+}
+
+/// `attention/scores`: `q`, `k` `[b, h, s, d]` to `scores` `[b, h, s, s]` in f32.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scores {
+    /// Extents and dtype.
+    pub shape: Shape,
+}
+
+impl Problem for Scores {
+    fn inputs(&self, seed: u64) -> Tensors {
+        let mut inputs = Tensors::new();
+        for name in ["q", "k"] {
+            inputs.insert(name, draw(seed, name, &self.shape.vectors(), self.shape.dtype, |x| x));
+        }
+        inputs
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let Shape { s, d, .. } = self.shape;
+        let (q, k) = (inputs.tensor("q"), inputs.tensor("k"));
+        let scores = self.shape.pieces(|head, from, rows| {
+            self.shape.head().scores(&q.to_f64((head * s + from) * d, rows * d), &k.to_f64(head * s * d, s * d))
+        });
+        vec![Expected::all("scores", self.shape.pairs(), scores)]
+    }
+
+    fn work(&self) -> Work {
+        let Shape { d, dtype, .. } = self.shape;
+        Work::bytes(2 * self.shape.vector_count() * dtype.bytes() as u64, 4 * self.shape.pair_count()).with_flops(
+            Unit::Matmul,
+            dtype,
+            2 * self.shape.pair_count() * d as u64,
+        )
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        // Whatever the inputs' dtype, their products are exact and their sums f32: ten times what the CPU backend measures.
+        Tolerance { max_error: 4e-6, relative_l2: 1.5e-6 }
+    }
+
+    fn host_bytes(&self) -> u64 {
+        // The reference is held twice while its pieces are joined.
+        2 * self.shape.vector_count() * self.shape.dtype.bytes() as u64 + (4 + 2 * 8) * self.shape.pair_count()
+    }
+}
+
+/// `attention/softmax`: `scores` `[b, h, s, s]` in f32, N(0, 1), to `probabilities` of the same shape in the dtype.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Softmax {
+    /// Extents and dtype.
+    pub shape: Shape,
+}
+
+impl Problem for Softmax {
+    fn inputs(&self, seed: u64) -> Tensors {
+        let mut inputs = Tensors::new();
+        inputs.insert("scores", draw(seed, "scores", &self.shape.pairs(), Dtype::F32, |x| x));
+        inputs
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let s = self.shape.s;
+        let probabilities = self.shape.pieces(|head, from, rows| {
+            let mut piece = inputs.tensor("scores").to_f64((head * s + from) * s, rows * s);
+            piece.chunks_mut(s).for_each(softmax);
+            piece
+        });
+        vec![Expected::all("probabilities", self.shape.pairs(), probabilities)]
+    }
+
+    fn work(&self) -> Work {
+        // Maximum, subtract, exponential, sum and divide.
+        let pairs = self.shape.pair_count();
+        Work::bytes(4 * pairs, pairs * self.shape.dtype.bytes() as u64).with_flops(Unit::Vector, Dtype::F32, 5 * pairs)
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        match self.shape.dtype {
+            // One exponential, one sum, one division: ten times what the CPU backend measures.
+            Dtype::F32 => Tolerance { max_error: 1.5e-6, relative_l2: 8e-7 },
+            dtype => tolerance(dtype),
+        }
+    }
+
+    fn host_bytes(&self) -> u64 {
+        (4 + self.shape.dtype.bytes() as u64 + 2 * 8) * self.shape.pair_count()
+    }
+}
+
+/// `attention/values`: `probabilities` `[b, h, s, s]` and `v` `[b, h, s, d]` to `out` `[b, h, s, d]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ValuesProduct {
+    /// Extents and dtype.
+    pub shape: Shape,
+}
+
+impl Problem for ValuesProduct {
+    fn inputs(&self, seed: u64) -> Tensors {
+        let Shape { s, dtype, .. } = self.shape;
+        // x² / s of N(0, 1): positive, unequal, each row with a sum of about 1, and no exponential that differs by platform.
+        let probability = |x: f32| x * x / s as f32;
+        let mut inputs = Tensors::new();
+        inputs.insert("probabilities", draw(seed, "probabilities", &self.shape.pairs(), dtype, probability));
+        inputs.insert("v", draw(seed, "v", &self.shape.vectors(), dtype, |x| x));
+        inputs
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let Shape { s, d, .. } = self.shape;
+        let (p, v) = (inputs.tensor("probabilities"), inputs.tensor("v"));
+        let out = self.shape.pieces(|head, from, rows| {
+            self.shape.head().values(&p.to_f64((head * s + from) * s, rows * s), &v.to_f64(head * s * d, s * d))
+        });
+        vec![Expected::all("out", self.shape.vectors(), out)]
+    }
+
+    fn work(&self) -> Work {
+        let Shape { d, dtype, .. } = self.shape;
+        let (pairs, vectors, bytes) = (self.shape.pair_count(), self.shape.vector_count(), dtype.bytes() as u64);
+        Work::bytes((pairs + vectors) * bytes, vectors * bytes).with_flops(Unit::Matmul, dtype, 2 * pairs * d as u64)
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        tolerance(self.shape.dtype)
+    }
+
+    fn host_bytes(&self) -> u64 {
+        let (pairs, vectors, bytes) = (self.shape.pair_count(), self.shape.vector_count(), self.shape.dtype.bytes() as u64);
+        (pairs + 2 * vectors) * bytes + 2 * 8 * vectors
+    }
+}

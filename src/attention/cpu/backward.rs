@@ -1,0 +1,89 @@
+//! Backward: a head a task; scores are recomputed tile by tile from the normalisers that the forward left.
+
+use faer::Accum;
+use pulp::Arch;
+use rayon::prelude::*;
+
+use super::blocks::{KEYS, QUERIES, TILE, matrix, product};
+use super::forward;
+use super::rows::{Gradients, InnerProducts, Tile};
+use crate::attention::definition::Attention;
+use kernelgate::workload::{Data, Tensors};
+
+/// What the forward leaves for the backward.
+pub(super) struct Saved {
+    out: Vec<f32>,
+    normalisers: Vec<f32>,
+}
+
+impl Saved {
+    /// Runs the forward.
+    pub(super) fn new(attention: &Attention, inputs: &Tensors) -> Self {
+        let rows = attention.b * attention.h * attention.s;
+        let mut saved = Self { out: vec![0.0; rows * attention.d], normalisers: vec![0.0; rows] };
+        forward::launch(attention, inputs, &mut saved.out, &mut saved.normalisers);
+        saved
+    }
+}
+
+/// Fills `grad_q`, `grad_k` and `grad_v` `[b, h, s, d]`.
+pub(super) fn launch(attention: &Attention, inputs: &Tensors, saved: &Saved, outputs: &mut Tensors) {
+    let Attention { s, d, .. } = *attention;
+    let [q, k, v, grad_out] = ["q", "k", "v", "grad_out"].map(|name| inputs.f32(name));
+    let mut slices = outputs.iter_mut().map(|(_, tensor)| match tensor.data_mut() {
+        Data::F32(values) => values.par_chunks_mut(s * d),
+        _ => unreachable!("gradients are f32"),
+    });
+    // In name order.
+    let [grad_k, grad_q, grad_v] = std::array::from_fn(|_| slices.next().expect("three outputs"));
+    (grad_q, grad_k, grad_v).into_par_iter().enumerate().for_each(|(head, (grad_q, grad_k, grad_v))| {
+        let of_head = head * s * d..(head + 1) * s * d;
+        let [q, k, v, grad_out, out] = [q, k, v, grad_out, &saved.out].map(|x| &x[of_head.clone()]);
+        let head = Head { attention, q, k, v, grad_out, out, normalisers: &saved.normalisers[head * s..][..s] };
+        grad_k.fill(0.0);
+        grad_v.fill(0.0);
+        for (block, grad_q) in grad_q.chunks_mut(QUERIES * d).enumerate() {
+            head.queries(block * QUERIES, grad_q, grad_k, grad_v);
+        }
+    });
+}
+
+/// Inputs of one head, `[s, d]` each.
+struct Head<'a> {
+    attention: &'a Attention,
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    grad_out: &'a [f32],
+    out: &'a [f32],
+    normalisers: &'a [f32],
+}
+
+impl Head<'_> {
+    /// What the queries from `first` contribute; `grad_q` is theirs alone.
+    fn queries(&self, first: usize, grad_q: &mut [f32], grad_k: &mut [f32], grad_v: &mut [f32]) {
+        let (arch, d) = (Arch::new(), self.attention.d);
+        let rows = grad_q.len() / d;
+        let (mut p, mut grad_scores) = ([0.0; TILE], [0.0; TILE]);
+        // Σ P ∘ dP of a row, which is dO · O.
+        let mut means = [0.0; QUERIES];
+        let block = first * d..(first + rows) * d;
+        arch.dispatch(InnerProducts { a: &self.grad_out[block.clone()], b: &self.out[block], d, out: &mut means });
+        for key in (0..self.attention.s).step_by(KEYS) {
+            let Some(tile) = Tile::new(self.attention, first, rows, key) else { break };
+            let [q, grad_out] = [self.q, self.grad_out].map(|x| matrix(&x[tile.query * d..], tile.queries, d));
+            let [k, v] = [self.k, self.v].map(|x| matrix(&x[key * d..], tile.keys, d));
+            let [p, grad_scores] = [&mut p, &mut grad_scores].map(|x| &mut x[..tile.queries * tile.keys]);
+            product(p, Accum::Replace, q, k.transpose(), 1.0);
+            product(grad_scores, Accum::Replace, grad_out, v.transpose(), 1.0);
+            let (normalisers, means) = (&self.normalisers[tile.query..], &means[tile.hidden..]);
+            arch.dispatch(Gradients { tile: &tile, scores: p, grad: grad_scores, normalisers, means });
+            let [p, grad_scores] = [p, grad_scores].map(|x| matrix(x, tile.queries, tile.keys));
+            let keys = key * d..(key + tile.keys) * d;
+            product(&mut grad_v[keys.clone()], Accum::Add, p.transpose(), grad_out, 1.0);
+            product(&mut grad_k[keys], Accum::Add, grad_scores.transpose(), q, tile.scale);
+            let accumulate = if key == 0 { Accum::Replace } else { Accum::Add };
+            product(&mut grad_q[tile.hidden * d..], accumulate, grad_scores, k, tile.scale);
+        }
+    }
+}

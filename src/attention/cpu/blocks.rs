@@ -1,0 +1,33 @@
+//! How the work is cut: blocks of queries a task, tiles of scores in cache, products on one thread.
+
+use faer::linalg::matmul::matmul;
+use faer::{Accum, MatMut, MatRef, Par};
+use kernelgate::simd::leave_avx;
+use rayon::prelude::*;
+
+/// Queries of a task.
+pub const QUERIES: usize = 256;
+/// Keys of a tile.
+pub const KEYS: usize = 64;
+/// Scores of a tile: 64 KiB.
+pub const TILE: usize = QUERIES * KEYS;
+
+/// The first `rows` rows of a row-major slice.
+pub fn matrix(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {
+    MatRef::from_row_major_slice(&values[..rows * columns], rows, columns)
+}
+
+/// `out = factor · a b`, or added to it, on this thread.
+pub fn product(out: &mut [f32], accumulate: Accum, a: MatRef<'_, f32>, b: MatRef<'_, f32>, factor: f32) {
+    let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
+    matmul(out, accumulate, a, b, factor, Par::Seq);
+    leave_avx();
+}
+
+/// Calls `f(head, row, block)` for blocks of at most [`QUERIES`] rows of `[heads, s, width]`, in parallel. `row` counts
+/// from the start of the tensor.
+pub fn for_blocks(out: &mut [f32], s: usize, width: usize, f: impl Fn(usize, usize, &mut [f32]) + Sync) {
+    out.par_chunks_mut(s * width).enumerate().for_each(|(head, out)| {
+        out.par_chunks_mut(QUERIES * width).enumerate().for_each(|(block, out)| f(head, head * s + block * QUERIES, out));
+    });
+}

@@ -1,0 +1,42 @@
+//! Forward: for a block of queries, one pass over the keys with a running maximum and sum a row.
+
+use faer::Accum;
+use pulp::Arch;
+use rayon::prelude::*;
+
+use super::blocks::{KEYS, QUERIES, TILE, matrix, product};
+use super::rows::{Finish, Online, Tile, Update};
+use crate::attention::definition::Attention;
+use kernelgate::workload::Tensors;
+
+/// Fills `out` `[b, h, s, d]` and `normalisers` `[b, h, s]`: log2 of each row's `Σ exp(score)`, for the backward.
+pub(super) fn launch(attention: &Attention, inputs: &Tensors, out: &mut [f32], normalisers: &mut [f32]) {
+    let Attention { s, d, .. } = *attention;
+    let [q, k, v] = ["q", "k", "v"].map(|name| inputs.f32(name));
+    out.par_chunks_mut(s * d).zip(normalisers.par_chunks_mut(s)).enumerate().for_each(|(head, (out, normalisers))| {
+        let of_head = head * s * d..(head + 1) * s * d;
+        let [q, k, v] = [q, k, v].map(|x| &x[of_head.clone()]);
+        let blocks = out.par_chunks_mut(QUERIES * d).zip(normalisers.par_chunks_mut(QUERIES));
+        blocks.enumerate().for_each(|(block, (out, normalisers))| {
+            queries(attention, block * QUERIES, [q, k, v], out, normalisers);
+        });
+    });
+}
+
+/// Attention of the queries from `first` of a head; `normalisers` has one entry a query.
+fn queries(attention: &Attention, first: usize, [q, k, v]: [&[f32]; 3], out: &mut [f32], normalisers: &mut [f32]) {
+    let (arch, d) = (Arch::new(), attention.d);
+    let mut scores = [0.0; TILE];
+    let mut online = Online::<QUERIES>::new();
+    for key in (0..attention.s).step_by(KEYS) {
+        let Some(tile) = Tile::new(attention, first, normalisers.len(), key) else { break };
+        let q = matrix(&q[tile.query * d..], tile.queries, d);
+        let (k, v) = (matrix(&k[key * d..], tile.keys, d), matrix(&v[key * d..], tile.keys, d));
+        let (scores, out) = (&mut scores[..tile.queries * tile.keys], &mut out[tile.hidden * d..]);
+        product(scores, Accum::Replace, q, k.transpose(), 1.0);
+        arch.dispatch(Update { online: &mut online, tile: &tile, scores, out });
+        let accumulate = if key == 0 { Accum::Replace } else { Accum::Add };
+        product(out, accumulate, matrix(scores, tile.queries, tile.keys), v, 1.0);
+    }
+    arch.dispatch(Finish { online: &online, out, normalisers });
+}

@@ -1,0 +1,281 @@
+//! Attention by cuDNN: the graphs that its fused attention engines recognise, forward and backward.
+//!
+//! The engines match a pattern: operations, types and even scalars that do nothing must be those that they expect, and the
+//! heuristic then answers with the fused kernels. The backward starts, like the others here, from `forward_flash_mma`.
+
+use std::sync::Arc;
+
+use super::backward::{common_bytes, gradients, save};
+use super::forward::output;
+use super::launch::{Extents, upload};
+use crate::attention::definition::{Attention, Backward, Forward};
+use kernelgate::backend::BackendError;
+use kernelgate::backend::cuda::{Output, Task};
+use kernelgate::workload::{Dtype, Tensors};
+use kernelgate_cuda::libraries::cudnn::api::{self, DataType, Mode, Operator};
+use kernelgate_cuda::libraries::cudnn::graph::Layout;
+use kernelgate_cuda::libraries::cudnn::{Graph, Refusal, Tensor};
+use kernelgate_cuda::{Argument, Buffer, Device};
+
+/// The last version whose backward needs a padding mask where 128 does not divide s: not built here.
+const LAST_WITHOUT_TAILS: usize = 91_500;
+
+/// fp32 row sums and the fp32 accumulator of dq, beside what every backward needs. What the engine asks for comes on top.
+pub fn backward_bytes(problem: &Backward) -> u64 {
+    let extents = Extents::from(&problem.attention);
+    common_bytes(&extents) + sums_bytes(&extents) + accumulator_bytes(&extents)
+}
+
+fn sums_bytes(extents: &Extents) -> u64 {
+    4 * extents.rows()
+}
+
+fn accumulator_bytes(extents: &Extents) -> u64 {
+    4 * extents.rows() * extents.d as u64
+}
+
+/// Whether cuDNN may be asked; what it thinks of a problem, it says when the plan is made.
+///
+/// # Errors
+/// The reason why not.
+pub fn supported(attention: &Attention) -> Result<(), String> {
+    Extents::from(attention).supported(super::forward::FLASH_MMA)?;
+    if attention.s == 1 { Err("needs more than one key".to_owned()) } else { Ok(()) }
+}
+
+pub fn forward(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+    let graph = ForwardGraph::new(&problem.attention)?;
+    let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
+    let out = output(device, "out", &problem.attention)?;
+    let memory = [(graph.q, q.address()), (graph.k, k.address()), (graph.v, v.address()), (graph.out, address(&out))];
+    let plan = graph.graph.plan(device, &memory)?;
+    Ok(Task::new(device, vec![out], move |_| {
+        let _alive = (&q, &k, &v);
+        plan.launch()
+    }))
+}
+
+pub fn backward(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+    let extents = Extents::from(&problem.attention);
+    if api::version()? <= LAST_WITHOUT_TAILS && extents.s % 128 != 0 {
+        return Err(Refusal("cuDNN after 9.15 is needed where 128 does not divide s".to_owned()).into());
+    }
+    let graph = BackwardGraph::new(&problem.attention)?;
+    let saved = save(&extents, inputs, device)?;
+    let sums = super::launch::scratch(device, sums_bytes(&extents))?;
+    let accumulator = super::launch::scratch(device, accumulator_bytes(&extents))?;
+    let outputs = gradients(device, &problem.attention)?;
+    let memory = [
+        (graph.q, saved.q.address()),
+        (graph.k, saved.k.address()),
+        (graph.v, saved.v.address()),
+        (graph.grad_out, saved.grad_out.address()),
+        (graph.out, saved.out.address()),
+        (graph.lse, saved.lse.address()),
+        (graph.sums, sums.address()),
+        (graph.accumulator, accumulator.address()),
+        (graph.grad_q, address(&outputs[0])),
+        (graph.grad_k, address(&outputs[1])),
+        (graph.grad_v, address(&outputs[2])),
+    ];
+    let plan = graph.graph.plan(device, &memory)?;
+    let alive: (_, [Buffer; 2]) = (saved, [sums, accumulator]);
+    Ok(Task::new(device, outputs, move |_| {
+        let _alive = &alive;
+        plan.launch()
+    }))
+}
+
+fn address(output: &Output) -> u64 {
+    match output.argument() {
+        Argument::Address(address) => address,
+        _ => unreachable!("an output is in memory"),
+    }
+}
+
+/// Layouts of a problem's tensors, and what both directions build of them.
+struct Shapes {
+    /// Queries, keys, values: `[b, h, s, d]`.
+    vectors: Layout,
+    /// Scores: `[b, h, s, s]`.
+    pairs: Layout,
+    /// One number a query: `[b, h, s, 1]`.
+    rows: Layout,
+    /// Type of queries, keys, values and gradients in memory.
+    stored: DataType,
+    causal: bool,
+    scale: f32,
+}
+
+impl Shapes {
+    fn of(attention: &Attention) -> Self {
+        let [b, h, s, d] = attention.shape().map(|extent| extent as i64);
+        Self {
+            vectors: Layout::contiguous([b, h, s, d]),
+            pairs: Layout::contiguous([b, h, s, s]),
+            rows: Layout::contiguous([b, h, s, 1]),
+            stored: if attention.dtype == Dtype::F16 { DataType::F16 } else { DataType::Bf16 },
+            causal: attention.causal,
+            scale: attention.head().scale() as f32,
+        }
+    }
+
+    /// a · bᵀ over the head dimension, for every pair. `b` is described transposed already.
+    fn inner_products(&self, graph: &mut Graph, a: Tensor, b: Tensor) -> Result<Tensor, Refusal> {
+        let scores = graph.between(self.pairs, DataType::F32)?;
+        graph.matmul(a, b, scores)?;
+        Ok(scores)
+    }
+
+    /// x, or -∞ where the mask hides the key.
+    fn masked(&self, graph: &mut Graph, x: Tensor) -> Result<Tensor, Refusal> {
+        if !self.causal {
+            return Ok(x);
+        }
+        let query = graph.between(self.pairs, DataType::I32)?;
+        graph.index(2, x, query)?;
+        let key = graph.between(self.pairs, DataType::I32)?;
+        graph.index(3, x, key)?;
+        let seen = graph.between(self.pairs, DataType::Boolean)?;
+        graph.at_least(query, key, seen)?;
+        let hidden = graph.scalar(f32::NEG_INFINITY)?;
+        between(graph, Mode::Select, &[x, hidden, seen], self.pairs)
+    }
+}
+
+/// mode(inputs) in fp32, not in memory.
+fn between(graph: &mut Graph, mode: Mode, inputs: &[Tensor], layout: Layout) -> Result<Tensor, Refusal> {
+    let y = graph.between(layout, DataType::F32)?;
+    graph.pointwise(mode, inputs, y)?;
+    Ok(y)
+}
+
+/// `softmax(q kᵀ · scale) v`.
+struct ForwardGraph {
+    graph: Graph,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+}
+
+impl ForwardGraph {
+    fn new(attention: &Attention) -> Result<Self, Refusal> {
+        let shapes = Shapes::of(attention);
+        let mut graph = Graph::default();
+        let g = &mut graph;
+        let q = g.memory(shapes.vectors, shapes.stored)?;
+        let k = g.memory(shapes.vectors.transposed(), shapes.stored)?;
+        let v = g.memory(shapes.vectors, shapes.stored)?;
+        let out = g.memory(shapes.vectors, shapes.stored)?;
+
+        let scores = shapes.inner_products(g, q, k)?;
+        let scale = g.scalar(shapes.scale)?;
+        let scores = between(g, Mode::Multiply, &[scores, scale], shapes.pairs)?;
+        let scores = shapes.masked(g, scores)?;
+
+        let top = g.between(shapes.rows, DataType::F32)?;
+        g.reduce(Operator::Maximum, scores, top)?;
+        let below = between(g, Mode::Subtract, &[scores, top], shapes.pairs)?;
+        let weights = between(g, Mode::Exponential, &[below], shapes.pairs)?;
+        let sum = g.between(shapes.rows, DataType::F32)?;
+        g.reduce(Operator::Add, weights, sum)?;
+        // The log-sum-exp is part of the pattern even where nobody wants it.
+        let logarithm = between(g, Mode::Logarithm, &[sum], shapes.rows)?;
+        between(g, Mode::Add, &[top, logarithm], shapes.rows)?;
+        let probabilities = g.between(shapes.pairs, shapes.stored)?;
+        g.pointwise(Mode::Divide, &[weights, sum], probabilities)?;
+        g.matmul(probabilities, v, out)?;
+        Ok(Self { graph, q, k, v, out })
+    }
+}
+
+/// The gradients, from the saved output and log-sum-exp.
+struct BackwardGraph {
+    graph: Graph,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    sums: Tensor,
+    accumulator: Tensor,
+    grad_q: Tensor,
+    grad_k: Tensor,
+    grad_v: Tensor,
+}
+
+impl BackwardGraph {
+    fn new(attention: &Attention) -> Result<Self, Refusal> {
+        let shapes = Shapes::of(attention);
+        let Shapes { vectors, pairs, rows, stored, .. } = shapes;
+        let mut graph = Graph::default();
+        let g = &mut graph;
+        let q = g.memory(vectors, stored)?;
+        let k = g.memory(vectors.transposed(), stored)?;
+        let v = g.memory(vectors.transposed(), stored)?;
+        let [grad_out, out] = [g.memory(vectors, stored)?, g.memory(vectors, stored)?];
+        let lse = g.memory(rows, DataType::F32)?;
+        let sums = g.memory(rows, DataType::F32)?;
+        let accumulator = g.memory(vectors, DataType::F32)?;
+        let [grad_q, grad_k, grad_v] = [g.memory(vectors, stored)?, g.memory(vectors, stored)?, g.memory(vectors, stored)?];
+
+        // The row sums of dout · out. The factor of one stands where dropout would scale them.
+        let product = between(g, Mode::Multiply, &[grad_out, out], vectors)?;
+        let sum = g.between(rows, DataType::F32)?;
+        g.reduce(Operator::Add, product, sum)?;
+        let one = g.scalar(1.0)?;
+        g.pointwise(Mode::Multiply, &[sum, one], sums)?;
+
+        // P = exp(q kᵀ · scale - lse); dv = Pᵀ dout.
+        let scale = g.scalar(shapes.scale)?;
+        let scores = shapes.inner_products(g, q, k)?;
+        let scores = between(g, Mode::Multiply, &[scores, scale], pairs)?;
+        let below = between(g, Mode::Subtract, &[scores, lse], pairs)?;
+        let below = shapes.masked(g, below)?;
+        let probabilities = between(g, Mode::Exponential, &[below], pairs)?;
+        let transposed = g.between(pairs.transposed(), stored)?;
+        g.reshape(probabilities, transposed)?;
+        g.matmul(transposed, grad_out, grad_v)?;
+
+        // dS = P ∘ (dout vᵀ - row sums) · scale; dk = dSᵀ q.
+        let grad = shapes.inner_products(g, grad_out, v)?;
+        let grad = between(g, Mode::Subtract, &[grad, sums], pairs)?;
+        let grad = between(g, Mode::Multiply, &[grad, probabilities], pairs)?;
+        let grad = between(g, Mode::Multiply, &[grad, scale], pairs)?;
+        let transposed = g.between(pairs.transposed(), stored)?;
+        g.reshape(grad, transposed)?;
+        g.matmul(transposed, q, grad_k)?;
+
+        // dq = dS k, summed in fp32 in memory.
+        let keys = g.between(vectors, DataType::F32)?;
+        g.reshape(k, keys)?;
+        g.matmul(grad, keys, accumulator)?;
+        g.pointwise(Mode::Identity, &[accumulator], grad_q)?;
+        Ok(Self { graph, q, k, v, grad_out, out, lse, sums, accumulator, grad_q, grad_k, grad_v })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn graphs_are_taken_by_the_library() {
+        if let Err(refusal) = api::version() {
+            eprintln!("skipped: {refusal}");
+            return;
+        }
+        for (d, causal) in [(64, false), (128, true)] {
+            for dtype in [Dtype::Bf16, Dtype::F16] {
+                let attention = Attention { b: 2, h: 3, s: 256, d, causal, dtype, outliers: false };
+                // Without a device: whether every operation, and all together, are well-formed.
+                let forward = ForwardGraph::new(&attention).and_then(|made| made.graph.whole(None).map(drop));
+                assert_eq!(forward, Ok(()), "{attention:?}");
+                let backward = BackwardGraph::new(&attention).and_then(|made| made.graph.whole(None).map(drop));
+                assert_eq!(backward, Ok(()), "{attention:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Attention: definition, fp64 reference, CPU and CUDA rows; its three operations alone.
+
+pub mod components;
+mod cpu;
+mod cuda;
+mod definition;
+pub mod reference;
+pub mod sample;
+
+pub use definition::*;
+use kernelgate::suite::{Suite, suite};
+
+/// The workloads of the family, each with its rows.
+pub fn suites() -> Vec<Box<dyn Suite>> {
+    vec![
+        suite(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD)),
+        suite(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD)),
+        suite(&components::SCORES, cpu::SCORES.iter().chain(cuda::SCORES)),
+        suite(&components::SOFTMAX, cpu::SOFTMAX.iter().chain(cuda::SOFTMAX)),
+        suite(&components::VALUES, cpu::VALUES.iter().chain(cuda::VALUES)),
+    ]
+}

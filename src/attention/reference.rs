@@ -1,0 +1,153 @@
+//! Attention of one head in fp64: the definition that every implementation is held against.
+//!
+//! Matrices are row-major slices: queries `[rows, d]`, keys and values `[keys, d]`, scores `[rows, keys]`. A query's
+//! position says which keys it sees under the causal mask. Deliberately absent: which heads and rows are computed
+//! (`sample`), and any online or tiled form of the softmax.
+
+use faer::linalg::matmul::matmul;
+use faer::{Accum, MatMut, MatRef, Par};
+use rayon::prelude::*;
+
+use kernelgate::simd::leave_avx;
+
+/// What the heads of a problem share.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Head {
+    /// Elements of a query, key or value.
+    pub d: usize,
+    /// Whether query i sees keys 0..=i only.
+    pub causal: bool,
+}
+
+/// Queries whose probabilities are held at a time, and keys whose gradients one task takes: bound the fp64 scratch.
+pub const ROWS: usize = 64;
+const GROUP: usize = 8 * ROWS;
+const KEYS: usize = 256;
+
+impl Head {
+    /// 1 / sqrt(d).
+    pub fn scale(&self) -> f64 {
+        1.0 / (self.d as f64).sqrt()
+    }
+
+    /// Keys that any of the queries sees: those after it take no part. Positions ascend.
+    fn visible(&self, positions: &[usize], s: usize) -> usize {
+        if self.causal { positions.last().map_or(0, |last| last + 1) } else { s }
+    }
+
+    /// `q kᵀ / sqrt(d)`, `[rows, keys]`.
+    pub fn scores(&self, q: &[f64], k: &[f64]) -> Vec<f64> {
+        self.inner_products(q, k, self.scale())
+    }
+
+    /// `factor · a bᵀ` over the head dimension.
+    fn inner_products(&self, a: &[f64], b: &[f64], factor: f64) -> Vec<f64> {
+        let (rows, keys) = (a.len() / self.d, b.len() / self.d);
+        let mut out = vec![0.0; rows * keys];
+        let (a, b) = (MatRef::from_row_major_slice(a, rows, self.d), MatRef::from_row_major_slice(b, keys, self.d));
+        add_product(&mut out, a, b.transpose(), factor);
+        out
+    }
+
+    /// `p v`, `[rows, d]`.
+    pub fn values(&self, p: &[f64], v: &[f64]) -> Vec<f64> {
+        let keys = v.len() / self.d;
+        let rows = p.len() / keys;
+        let mut out = vec![0.0; rows * self.d];
+        let (p, v) = (MatRef::from_row_major_slice(p, rows, keys), MatRef::from_row_major_slice(v, keys, self.d));
+        add_product(&mut out, p, v, 1.0);
+        out
+    }
+
+    /// Softmax of the scores over the keys that each query sees; zero for the others.
+    fn probabilities(&self, q: &[f64], positions: &[usize], k: &[f64]) -> Vec<f64> {
+        let keys = k.len() / self.d;
+        let mut p = self.scores(q, k);
+        for (row, &position) in p.chunks_mut(keys).zip(positions) {
+            let (seen, hidden) = row.split_at_mut(if self.causal { position + 1 } else { keys });
+            softmax(seen);
+            hidden.fill(0.0);
+        }
+        p
+    }
+
+    /// Attention of some queries: `softmax(q kᵀ / sqrt(d)) v`.
+    pub fn forward(&self, q: &[f64], positions: &[usize], k: &[f64], v: &[f64]) -> Vec<f64> {
+        let seen = self.visible(positions, k.len() / self.d) * self.d;
+        self.values(&self.probabilities(q, positions, &k[..seen]), &v[..seen])
+    }
+
+    /// Probabilities and gradient of the scores for some queries: `dS = P ∘ (dP - rowsum(P ∘ dP)) / sqrt(d)` with
+    /// `dP = dO vᵀ`, the gradient of `q kᵀ` before its scaling. `k` and `v` hold the keys that take part.
+    fn score_gradients(&self, q: &[f64], grad_out: &[f64], positions: &[usize], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let keys = k.len() / self.d;
+        let p = self.probabilities(q, positions, k);
+        let mut grad = self.inner_products(grad_out, v, 1.0);
+        for (grad, p) in grad.chunks_mut(keys).zip(p.chunks(keys)) {
+            let mean: f64 = grad.iter().zip(p).map(|(grad, p)| grad * p).sum();
+            grad.iter_mut().zip(p).for_each(|(grad, p)| *grad = p * (*grad - mean) * self.scale());
+        }
+        (p, grad)
+    }
+
+    /// Gradient of some queries.
+    pub fn query_gradients(&self, q: &[f64], grad_out: &[f64], positions: &[usize], k: &[f64], v: &[f64]) -> Vec<f64> {
+        let seen = self.visible(positions, k.len() / self.d) * self.d;
+        let (_, grad_scores) = self.score_gradients(q, grad_out, positions, &k[..seen], &v[..seen]);
+        self.values(&grad_scores, &k[..seen])
+    }
+
+    /// Gradients of all keys and values of the head: `dK = dSᵀ q`, `dV = Pᵀ dO` over all its queries.
+    pub fn key_value_gradients(&self, q: &[f64], grad_out: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let (d, s) = (self.d, q.len() / self.d);
+        let (mut grad_k, mut grad_v) = (vec![0.0; s * d], vec![0.0; s * d]);
+        for group in (0..s).step_by(GROUP) {
+            let group = group..s.min(group + GROUP);
+            let seen = if self.causal { group.end } else { s };
+            let pieces: Vec<_> = group
+                .clone()
+                .into_par_iter()
+                .step_by(ROWS)
+                .map(|from| {
+                    let positions: Vec<usize> = (from..group.end.min(from + ROWS)).collect();
+                    let piece = from * d..(from + positions.len()) * d;
+                    let (p, grad_scores) = self.score_gradients(
+                        &q[piece.clone()],
+                        &grad_out[piece.clone()],
+                        &positions,
+                        &k[..seen * d],
+                        &v[..seen * d],
+                    );
+                    (piece, p, grad_scores)
+                })
+                .collect();
+            let blocks = grad_k[..seen * d].par_chunks_mut(KEYS * d).zip(grad_v[..seen * d].par_chunks_mut(KEYS * d));
+            blocks.enumerate().for_each(|(block, (grad_k, grad_v))| {
+                let keys = grad_k.len() / d;
+                for (piece, p, grad_scores) in &pieces {
+                    let rows = piece.len() / d;
+                    for (out, weights, x) in [(&mut *grad_k, grad_scores, q), (&mut *grad_v, p, grad_out)] {
+                        let weights = MatRef::from_row_major_slice(weights, rows, seen).subcols(block * KEYS, keys);
+                        let x = MatRef::from_row_major_slice(&x[piece.clone()], rows, d);
+                        add_product(out, weights.transpose(), x, 1.0);
+                    }
+                }
+            });
+        }
+        (grad_k, grad_v)
+    }
+}
+
+/// Softmax in place: `exp(x - max) / Σ exp(x - max)`, finite for any finite scores.
+pub fn softmax(row: &mut [f64]) {
+    let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    row.iter_mut().for_each(|x| *x = (*x - max).exp());
+    let sum: f64 = row.iter().sum();
+    row.iter_mut().for_each(|x| *x /= sum);
+}
+
+/// `out += factor · a b` on this thread.
+fn add_product(out: &mut [f64], a: MatRef<'_, f64>, b: MatRef<'_, f64>, factor: f64) {
+    matmul(MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols()), Accum::Add, a, b, factor, Par::Seq);
+    leave_avx();
+}

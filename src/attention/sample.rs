@@ -1,0 +1,101 @@
+//! Which rows the reference computes: all of a small problem, a seeded random sample of a large one.
+//!
+//! Under the causal mask early rows are averages of few values and large, late rows averages of many and small. They are
+//! drawn and compared in bands of positions, so that a late row is held to the magnitude of its own band.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use kernelgate::workload::{Expected, random};
+
+/// Query-key pairs that a reference computes: about half a second on two cores, exponentials and products together.
+pub const PAIRS: u64 = 1 << 25;
+
+/// Seed of the sample. Fixed: which rows are checked belongs to the reference, not to the inputs.
+const SEED: u64 = 0x6174_746e;
+
+/// Rows of `[b, h, s, ..]`: `heads` times `s`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rows {
+    /// b·h.
+    pub heads: usize,
+    /// Positions in a head.
+    pub s: usize,
+    /// Whether row i sees i + 1 keys only.
+    pub causal: bool,
+}
+
+impl Rows {
+    /// Positions that are drawn and compared together.
+    pub fn bands(&self) -> Vec<Range<usize>> {
+        if !self.causal {
+            return std::iter::once(0..self.s).collect();
+        }
+        let ends = std::iter::successors(Some(16), |end: &usize| end.checked_mul(8));
+        let mut bands = Vec::new();
+        let mut from = 0;
+        for end in ends {
+            bands.push(from..end.min(self.s));
+            if end >= self.s {
+                break;
+            }
+            from = end;
+        }
+        bands
+    }
+
+    /// Whether every row is checked.
+    pub fn whole(&self) -> bool {
+        self.pairs() <= u128::from(PAIRS)
+    }
+
+    fn pairs(&self) -> u128 {
+        self.heads as u128 * (self.s as u128).pow(2)
+    }
+
+    /// The rows of a band that are checked, ascending: all of them, or a random sample of the band's share of [`PAIRS`].
+    pub fn drawn(&self, name: &str, band: &Range<usize>) -> Vec<usize> {
+        let rows = self.heads * band.len();
+        let share = if self.whole() { rows } else { (PAIRS as usize / self.bands().len() / band.end).max(1) };
+        let drawn = random::indices(SEED, &format!("{name} {}", band.start), rows, share);
+        drawn.into_iter().map(|row| row / band.len() * self.s + band.start + row % band.len()).collect()
+    }
+
+    /// The heads that are checked where a row's value needs its whole head, ascending: one at least.
+    pub fn drawn_heads(&self, name: &str) -> Vec<usize> {
+        let share = (2 * u128::from(PAIRS) / (self.s as u128).pow(2)).clamp(1, self.heads as u128) as usize;
+        random::indices(SEED, name, self.heads, if self.whole() { self.heads } else { share })
+    }
+
+    /// The most elements of a row that the drawn rows can have, for memory estimates.
+    pub fn drawn_at_most(&self) -> u64 {
+        let rows: usize = self.bands().iter().map(|band| self.heads * band.len()).sum();
+        if self.whole() {
+            return rows as u64;
+        }
+        self.bands().iter().map(|band| ((self.heads * band.len()) as u64).min(PAIRS / band.end as u64 + 1)).sum()
+    }
+
+    /// The reference of some rows of output `name`: `f(head, positions)` gives the values of ascending positions of a head.
+    pub fn expect(
+        &self,
+        name: &str,
+        shape: &[usize],
+        rows: Vec<usize>,
+        f: impl Fn(usize, &[usize]) -> Vec<f64> + Sync,
+    ) -> Expected {
+        let of_a_head: Vec<&[usize]> = rows.chunk_by(|a, b| a / self.s == b / self.s).collect();
+        let values: Vec<Vec<f64>> = of_a_head
+            .into_par_iter()
+            .map(|rows| {
+                let positions: Vec<usize> = rows.iter().map(|row| row % self.s).collect();
+                f(rows[0] / self.s, &positions)
+            })
+            .collect();
+        if rows.len() == self.heads * self.s {
+            return Expected::all(name, shape, values.concat());
+        }
+        Expected::sampled(name, shape, rows, values.concat())
+    }
+}

@@ -1,0 +1,330 @@
+//! The definition against plain loops and finite differences, its invariants, and the tolerances against emulated rounding.
+
+use std::collections::BTreeSet;
+
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+use super::*;
+use kernelgate::verify::{Comparison, compare};
+use kernelgate::workload::Effort;
+use kernelgate::workload::Scale;
+
+/// N(0, 1) in fp64.
+fn normal(name: &str, len: usize) -> Vec<f64> {
+    random::normal(5, name, len).into_iter().map(f64::from).collect()
+}
+
+fn all(s: usize) -> Vec<usize> {
+    (0..s).collect()
+}
+
+fn forward(head: &Head, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
+    head.forward(q, &all(q.len() / head.d), k, v)
+}
+
+fn near(a: &[f64], b: &[f64], tolerance: f64) -> Result<(), TestCaseError> {
+    prop_assert_eq!(a.len(), b.len());
+    for (index, (a, b)) in a.iter().zip(b).enumerate() {
+        prop_assert!((a - b).abs() <= tolerance * (1.0 + b.abs()), "at {index}: {a} against {b}");
+    }
+    Ok(())
+}
+
+/// Attention by its definition, one element at a time.
+fn plain(head: &Head, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
+    let (d, s) = (head.d, q.len() / head.d);
+    let mut out = vec![0.0; s * d];
+    for i in 0..s {
+        let keys = if head.causal { i + 1 } else { s };
+        let weight = |j: usize| ((0..d).map(|c| q[i * d + c] * k[j * d + c]).sum::<f64>() / (d as f64).sqrt()).exp();
+        let sum: f64 = (0..keys).map(weight).sum();
+        for j in 0..keys {
+            for c in 0..d {
+                out[i * d + c] += weight(j) / sum * v[j * d + c];
+            }
+        }
+    }
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn the_reference_is_the_definition(s in 1usize..90, d in 1usize..9, causal: bool) {
+        let head = Head { d, causal };
+        let [q, k, v] = ["q", "k", "v"].map(|name| normal(name, s * d));
+        near(&forward(&head, &q, &k, &v), &plain(&head, &q, &k, &v), 1e-12)?;
+    }
+
+    #[test]
+    fn the_gradients_are_those_of_finite_differences(s in 1usize..7, d in 1usize..5, causal: bool) {
+        let head = Head { d, causal };
+        let [q, k, v, grad_out] = ["q", "k", "v", "g"].map(|name| normal(name, s * d));
+        let loss = |inputs: &[Vec<f64>; 3]| -> f64 {
+            plain(&head, &inputs[0], &inputs[1], &inputs[2]).iter().zip(&grad_out).map(|(out, grad)| out * grad).sum()
+        };
+        let grad_q = head.query_gradients(&q, &grad_out, &all(s), &k, &v);
+        let (grad_k, grad_v) = head.key_value_gradients(&q, &grad_out, &k, &v);
+        let inputs = [q, k, v];
+        for (which, gradient) in [grad_q, grad_k, grad_v].iter().enumerate() {
+            for (index, gradient) in gradient.iter().enumerate() {
+                let moved = |by: f64| {
+                    let mut inputs = inputs.clone();
+                    inputs[which][index] += by;
+                    loss(&inputs)
+                };
+                let slope = (moved(1e-5) - moved(-1e-5)) / 2e-5;
+                prop_assert!((gradient - slope).abs() < 1e-8, "input {which} at {index}: {gradient} against {slope}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_the_softmax_sum_to_one_whatever_the_scores(s in 1usize..200, scale in 0.01f64..1e4, shift in -1e4f64..1e4) {
+        let scores: Vec<f64> = normal("scores", s).iter().map(|x| x * scale).collect();
+        let mut p = scores.clone();
+        crate::attention::reference::softmax(&mut p);
+        prop_assert!((p.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+        prop_assert!(p.iter().all(|p| (0.0..=1.0).contains(p)));
+        let mut shifted: Vec<f64> = scores.iter().map(|x| x + shift).collect();
+        crate::attention::reference::softmax(&mut shifted);
+        // The shift rounds the scores themselves at 1e-12.
+        near(&shifted, &p, 1e-10)?;
+    }
+
+    #[test]
+    fn outputs_lie_within_the_values(s in 1usize..80, d in 1usize..9, causal: bool, scale in 0.1f64..100.0) {
+        let head = Head { d, causal };
+        let [q, k, v] = ["q", "k", "v"].map(|name| normal(name, s * d));
+        let q: Vec<f64> = q.iter().map(|x| x * scale).collect();
+        let out = forward(&head, &q, &k, &v);
+        for c in 0..d {
+            let column = |x: &[f64]| x.iter().skip(c).step_by(d).copied().collect::<Vec<_>>();
+            let (low, high) = column(&v).iter().fold((f64::MAX, f64::MIN), |(low, high), &x| (low.min(x), high.max(x)));
+            prop_assert!(column(&out).iter().all(|x| (low - 1e-12..=high + 1e-12).contains(x)));
+        }
+        if causal {
+            prop_assert_eq!(&out[..d], &v[..d]);
+        }
+    }
+
+    #[test]
+    fn the_order_of_keys_does_not_matter_unless_masked(s in 2usize..60, d in 1usize..9, turn in 1usize..59) {
+        let head = Head { d, causal: false };
+        let [q, k, v] = ["q", "k", "v"].map(|name| normal(name, s * d));
+        let turned = |x: &[f64]| [&x[turn % s * d..], &x[..turn % s * d]].concat();
+        near(&forward(&head, &q, &turned(&k), &turned(&v)), &forward(&head, &q, &k, &v), 1e-12)?;
+    }
+
+    #[test]
+    fn gradients_add_up(s in 1usize..700, d in 1usize..9, causal: bool) {
+        // Rows of P sum to one, so grad_v hands out grad_out; rows of dS sum to zero, so grad_k cancels out.
+        let head = Head { d, causal };
+        let [q, k, v, grad_out] = ["q", "k", "v", "g"].map(|name| normal(name, s * d));
+        let (grad_k, grad_v) = head.key_value_gradients(&q, &grad_out, &k, &v);
+        let sums = |x: &[f64]| (0..d).map(|c| x.iter().skip(c).step_by(d).sum()).collect::<Vec<f64>>();
+        near(&sums(&grad_v), &sums(&grad_out), 1e-10)?;
+        near(&sums(&grad_k), &vec![0.0; d], 1e-10)?;
+    }
+}
+
+fn attention(b: usize, s: usize, d: usize, causal: bool, dtype: Dtype) -> Attention {
+    Attention { b, h: HIDDEN / d, s, d, causal, dtype, outliers: false }
+}
+
+#[test]
+fn declared_work_is_flash_attentions() {
+    let s1024 = attention(16, 1024, 64, false, Dtype::Bf16);
+    assert_eq!(Forward { attention: s1024 }.work().matmul_flops(), 4 * 16_384 * 1024 * 2048);
+    assert_eq!(Forward { attention: s1024 }.work().total_bytes(), 4 * 16_384 * 2048 * 2);
+    let causal = attention(16, 1024, 64, true, Dtype::Bf16);
+    assert_eq!(Forward { attention: causal }.work().matmul_flops(), 2 * 16_384 * 1024 * 2048);
+    assert_eq!(Backward { attention: causal }.work().matmul_flops(), 5 * 16_384 * 1024 * 2048);
+    assert_eq!(Backward { attention: s1024 }.work().total_bytes(), 7 * 16_384 * 2048 * 2);
+}
+
+#[test]
+fn every_listed_point_binds_and_has_a_short_id() {
+    fn check<P: Problem>(workload: &Workload<P>) {
+        let points = workload.points(Effort::Thorough, Scale::Host, &[]).unwrap();
+        let ids: BTreeSet<String> = points.iter().map(|point| format!("{}/{point}", workload.name)).collect();
+        assert_eq!(ids.len(), points.len());
+        for (point, id) in points.iter().zip(&ids) {
+            assert!(
+                (workload.bind)(point).is_ok_and(|problem| problem.work().total_bytes() > 0 && problem.host_bytes() > 0),
+                "{id}"
+            );
+            assert!(id.len() <= 64, "{id}");
+        }
+    }
+    check(&FORWARD);
+    check(&BACKWARD);
+    check(&crate::attention::components::SCORES);
+    check(&crate::attention::components::SOFTMAX);
+    check(&crate::attention::components::VALUES);
+}
+
+#[test]
+fn tokens_set_the_batch_and_sizes_beyond_64_bits_are_refused() {
+    let bind = |overrides: &[&str]| {
+        let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
+        let points = FORWARD.points(Effort::Default, Scale::Host, &overrides).unwrap();
+        (FORWARD.bind)(points.first().expect("a line has these axes"))
+    };
+    assert_eq!(bind(&[]).unwrap().attention.shape(), [16, 32, 1024, 64]);
+    assert_eq!(bind(&["tokens=4096", "s=1000"]).unwrap().attention.shape(), [4, 32, 1000, 64]);
+    assert_eq!(bind(&["tokens=1", "s=1000"]).unwrap().attention.shape(), [1, 32, 1000, 64]);
+    assert!(bind(&["s=18446744073709551615"]).is_err());
+    assert!(bind(&["s=1", "tokens=18446744073709551615"]).is_err());
+}
+
+#[test]
+fn a_sample_of_a_large_problem_holds_rows_of_the_whole() {
+    for causal in [false, true] {
+        let attention = attention(2, 1024, 64, causal, Dtype::F32);
+        let problem = Forward { attention };
+        let inputs = problem.inputs(3);
+        let expected = problem.reference(&inputs);
+        assert_eq!(expected.len(), if causal { 3 } else { 1 });
+        let head = 37;
+        let [q, k, v] = ["q", "k", "v"].map(|name| inputs.tensor(name).to_f64(head * 1024 * 64, 1024 * 64));
+        let whole = forward(&attention.head(), &q, &k, &v);
+        let mut seen = 0;
+        for band in &expected {
+            let (rows, Data::F64(values)) = (band.rows.as_ref().expect("a sample"), &band.values) else { panic!("fp64") };
+            assert!(rows.is_sorted_by(|a, b| a < b) && *rows.last().unwrap() < 64 * 1024);
+            for (row, values) in rows.iter().zip(values.chunks(64)).filter(|(row, _)| *row / 1024 == head) {
+                near(values, &whole[row % 1024 * 64..][..64], 1e-12).unwrap();
+                seen += 1;
+            }
+        }
+        assert!(seen > 50, "{seen} rows of one head");
+    }
+}
+
+#[test]
+fn a_small_problem_is_checked_whole() {
+    for causal in [false, true] {
+        let problem = Backward { attention: attention(1, 33, 64, causal, Dtype::F32) };
+        let inputs = problem.inputs(3);
+        let expected = problem.reference(&inputs);
+        for name in ["grad_q", "grad_k", "grad_v"] {
+            let rows: usize =
+                expected.iter().filter(|part| part.name == name).map(|part| part.rows.as_ref().map_or(32 * 33, Vec::len)).sum();
+            assert_eq!(rows, 32 * 33);
+        }
+    }
+}
+
+/// What an implementation on tensor cores computes: fp32 or better inside, but operands of products and results in the dtype.
+struct Rounded {
+    head: Head,
+    round: fn(f64) -> f64,
+}
+
+impl Rounded {
+    fn round(&self, values: Vec<f64>) -> Vec<f64> {
+        values.into_iter().map(self.round).collect()
+    }
+
+    /// Probabilities, and the output.
+    fn forward(&self, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let s = q.len() / self.head.d;
+        let mut p = self.head.scores(q, k);
+        for (row, p) in p.chunks_mut(s).enumerate() {
+            let (seen, hidden) = p.split_at_mut(if self.head.causal { row + 1 } else { s });
+            crate::attention::reference::softmax(seen);
+            hidden.fill(0.0);
+        }
+        let out = self.round(self.head.values(&self.round(p.clone()), v));
+        (p, out)
+    }
+
+    /// Gradients of q, k and v.
+    fn backward(&self, q: &[f64], k: &[f64], v: &[f64], grad_out: &[f64]) -> [Vec<f64>; 3] {
+        let (d, s) = (self.head.d, q.len() / self.head.d);
+        let (p, out) = self.forward(q, k, v);
+        let transposed = |x: &[f64]| (0..s * s).map(|index| x[index % s * s + index / s]).collect::<Vec<_>>();
+        let mut grad = self.head.scores(grad_out, v);
+        for row in 0..s {
+            let mean: f64 = (0..d).map(|c| grad_out[row * d + c] * out[row * d + c]).sum();
+            for column in 0..s {
+                let grad = &mut grad[row * s + column];
+                *grad = (self.round)(p[row * s + column] * (*grad / self.head.scale() - mean));
+            }
+        }
+        let scaled = |x: Vec<f64>| self.round(x.into_iter().map(|x| x * self.head.scale()).collect());
+        let grad_v = self.round(self.head.values(&transposed(&self.round(p)), grad_out));
+        [scaled(self.head.values(&grad, k)), scaled(self.head.values(&transposed(&grad), q)), grad_v]
+    }
+}
+
+/// The errors, by the harness' own comparison, of an implementation that rounds where it must.
+fn errors_of_rounding(attention: Attention) -> [Comparison; 2] {
+    let Attention { s, d, dtype, .. } = attention;
+    let (forward, backward) = (Forward { attention }, Backward { attention });
+    let inputs = backward.inputs(9);
+    let round: fn(f64) -> f64 = match dtype {
+        Dtype::Bf16 => |x| bf16::from_f64(x).to_f64(),
+        _ => |x| f16::from_f64(x).to_f64(),
+    };
+    let rounded = Rounded { head: attention.head(), round };
+    let heads: Vec<[Vec<f64>; 4]> = (0..attention.h)
+        .into_par_iter()
+        .map(|head| {
+            let [q, k, v, grad_out] = ["q", "k", "v", "grad_out"].map(|name| inputs.tensor(name).to_f64(head * s * d, s * d));
+            let [grad_q, grad_k, grad_v] = rounded.backward(&q, &k, &v, &grad_out);
+            [rounded.forward(&q, &k, &v).1, grad_q, grad_k, grad_v]
+        })
+        .collect();
+    let outputs = |names: &[&'static str], first: usize| {
+        names.iter().zip(first..).fold(Tensors::new(), |outputs, (name, index)| {
+            let values: Vec<f64> = heads.iter().flat_map(|head| head[index].clone()).collect();
+            outputs.with(name, attention.shape(), values)
+        })
+    };
+    let loose = Tolerance { max_error: 1.0, relative_l2: 1.0 };
+    [
+        compare(&outputs(&["out"], 0), &forward.reference(&inputs), loose).unwrap(),
+        compare(&outputs(&["grad_q", "grad_k", "grad_v"], 1), &backward.reference(&inputs), loose).unwrap(),
+    ]
+}
+
+#[test]
+fn rounding_to_16_bits_stays_well_within_the_tolerance() {
+    let normal = [(64, 64, false), (200, 64, true), (512, 64, false), (512, 128, true)];
+    let hard = [(200, 64, true), (512, 128, false)];
+    for (dtype, outliers) in [(Dtype::Bf16, false), (Dtype::F16, false), (Dtype::Bf16, true), (Dtype::F16, true)] {
+        let mut worst = [Tolerance { max_error: 0.0, relative_l2: 0.0 }; 2];
+        for &(s, d, causal) in if outliers { &hard[..] } else { &normal } {
+            let problem = Attention { outliers, ..attention(1, s, d, causal, dtype) };
+            for (worst, error) in worst.iter_mut().zip(errors_of_rounding(problem)) {
+                eprintln!("{problem:?}: {error:?}");
+                worst.max_error = worst.max_error.max(error.max_error);
+                worst.relative_l2 = worst.relative_l2.max(error.relative_l2);
+            }
+        }
+        for (worst, allowed) in worst.into_iter().zip([tolerance(dtype), gradient_tolerance(dtype, outliers)]) {
+            for (error, allowed) in [(worst.max_error, allowed.max_error), (worst.relative_l2, allowed.relative_l2)] {
+                assert!(
+                    error < allowed / 2.0 && error > allowed / 5.0,
+                    "{dtype:?} outliers {outliers}: {error:.1e} of {allowed:.1e}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn outliers_are_one_in_a_thousand_and_repeat() {
+    let problem = Forward { attention: Attention { outliers: true, ..attention(2, 500, 64, false, Dtype::F32) } };
+    let inputs = problem.inputs(4);
+    assert_eq!(inputs.tensor("q").as_bytes(), problem.inputs(4).tensor("q").as_bytes());
+    let q = inputs.tensor("q").to_f64(0, inputs.tensor("q").len());
+    let plain = random::normal(4, "q", q.len());
+    let moved: Vec<f64> = q.iter().zip(plain).map(|(q, plain)| q - f64::from(plain)).filter(|moved| *moved != 0.0).collect();
+    let (share, variance) = (moved.len() as f64 / q.len() as f64, moved.iter().map(|x| x * x).sum::<f64>() / moved.len() as f64);
+    assert!((8e-4..1.2e-3).contains(&share) && (85.0..115.0).contains(&variance), "{share} {variance}");
+}

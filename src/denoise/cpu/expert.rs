@@ -1,0 +1,302 @@
+//! The forward pass: seven parallel regions a layer, each over blocks of weight columns or of rows.
+
+use std::sync::Arc;
+
+use faer::linalg::matmul::matmul;
+use faer::{Accum, MatMut, MatRef, Par};
+use pulp::Arch;
+use rayon::prelude::*;
+
+use super::element::{Style, ada_rms, add, add_gated, gelu_times, rope, silu_biased, softmax_unscaled};
+use crate::denoise::definition::Shape;
+use crate::denoise::model::Model;
+use kernelgate::backend::cpu::threads;
+use kernelgate::simd::leave_avx;
+use kernelgate::workload::Tensors;
+
+/// Rows of a norm that are worth a task.
+const ROWS: usize = 8;
+
+/// The two halves of a layer; the value is the half's style in the order of use.
+#[derive(Clone, Copy)]
+enum Branch {
+    Attention = 0,
+    FeedForward = 1,
+}
+
+/// Inputs, and all the memory that a velocity needs.
+pub struct Expert {
+    shape: Shape,
+    inputs: Arc<Tensors>,
+    /// Times whose styles are held.
+    times: usize,
+    /// Rotations `[S, E/2]` of the suffix.
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    /// Time embedding, its hidden layer and the condition, `[times, W]` each.
+    embedding: Vec<f32>,
+    hidden: Vec<f32>,
+    cond: Vec<f32>,
+    /// `[2·depth + 1][times, 3W]`: both styles of each layer, then the final one.
+    styles: Vec<f32>,
+    /// The residual stream, and the input or output of a branch, `[S, W]`.
+    h: Vec<f32>,
+    y: Vec<f32>,
+    /// `[S, H·E]`, `[S, E]`, `[S, E]`.
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    /// `[S·H, P + S]`.
+    scores: Vec<f32>,
+    /// `[S·H]`: of the exponentials of a row of scores.
+    inverse_sums: Vec<f32>,
+    /// `[S, H·E]`.
+    attended: Vec<f32>,
+    /// `[S, M]`.
+    gate: Vec<f32>,
+    up: Vec<f32>,
+}
+
+impl Expert {
+    /// Allocates for velocities at `times` times.
+    pub fn new(shape: &Shape, inputs: Arc<Tensors>, times: usize) -> Self {
+        let Shape { model: Model { width, depth, mlp, heads, head_dim, .. }, s, p, .. } = *shape;
+        let half = head_dim / 2;
+        // Angles in fp64: positions near 1000 would cost f32 three digits.
+        let angle = |i: usize| (p + i / half) as f64 / 1e4f64.powf((i % half) as f64 / half as f64);
+        let zeros = |len: usize| vec![0.0; len];
+        Self {
+            shape: *shape,
+            inputs,
+            times,
+            cos: (0..s * half).map(|i| angle(i).cos() as f32).collect(),
+            sin: (0..s * half).map(|i| angle(i).sin() as f32).collect(),
+            embedding: zeros(times * width),
+            hidden: zeros(times * width),
+            cond: zeros(times * width),
+            styles: zeros((2 * depth + 1) * times * 3 * width),
+            h: zeros(s * width),
+            y: zeros(s * width),
+            q: zeros(s * heads * head_dim),
+            k: zeros(s * head_dim),
+            v: zeros(s * head_dim),
+            scores: zeros(s * heads * shape.context()),
+            inverse_sums: zeros(s * heads),
+            attended: zeros(s * heads * head_dim),
+            gate: zeros(s * mlp),
+            up: zeros(s * mlp),
+        }
+    }
+
+    /// Computes the styles of as many times as were allocated.
+    pub fn set_times(&mut self, times: &[f64]) {
+        let (inputs, width, n) = (&*self.inputs, self.shape.model.width, self.times);
+        assert_eq!(times.len(), n, "as many times as allocated");
+        for (row, &t) in self.embedding.chunks_mut(width).zip(times) {
+            embed(row, t);
+        }
+        linear(&mut self.hidden, &self.embedding, n, inputs, ["time_in", "time_in_bias"], silu_biased);
+        linear(&mut self.cond, &self.hidden, n, inputs, ["time_out", "time_out_bias"], silu_biased);
+        let cond = view(&self.cond, n);
+        let depth = self.shape.model.depth;
+        self.styles.par_chunks_mut(n * 3 * width).enumerate().for_each(|(site, styles)| {
+            let (name, bias, layer) = match (site / 2 < depth, site % 2) {
+                (false, _) => ("final_style", "final_style_bias", 0),
+                (true, 0) => ("style1", "style1_bias", site / 2),
+                (true, _) => ("style2", "style2_bias", site / 2),
+            };
+            let bias = &inputs.f32(bias)[layer * 3 * width..][..3 * width];
+            multiply(view_mut(styles, n), Accum::Replace, cond, weights(inputs, name, layer), 1.0);
+            Arch::new().dispatch(|| styles.chunks_mut(3 * width).for_each(|row| add(row, bias)));
+        });
+    }
+
+    /// The velocity `v [S, 32]` of actions `x [S, 32]` at time number `time`.
+    pub fn velocity(&mut self, time: usize, x: &[f32], v: &mut [f32]) {
+        let (depth, s) = (self.shape.model.depth, self.shape.s);
+        linear(&mut self.h, x, s, &self.inputs, ["action_in", "action_in_bias"], add);
+        for layer in 0..depth {
+            self.norm(2 * layer, time);
+            self.project_qkv(layer);
+            self.attend(layer);
+            self.close(Branch::Attention, layer, time);
+            self.norm(2 * layer + 1, time);
+            self.gate_and_up(layer);
+            self.close(Branch::FeedForward, layer, time);
+        }
+        self.norm(2 * depth, time);
+        linear(v, &self.y, s, &self.inputs, ["action_out", "action_out_bias"], add);
+    }
+
+    /// `y = adaRMS(h)` with style number `site`.
+    fn norm(&mut self, site: usize, time: usize) {
+        let width = self.shape.model.width;
+        let style = Style::of(style_row(&self.styles, site, time, self.times, width));
+        let rows = self.y.par_chunks_mut(width).zip(self.h.par_chunks(width)).with_min_len(ROWS);
+        rows.for_each(|(y, h)| Arch::new().dispatch(|| ada_rms(y, h, &style)));
+    }
+
+    /// `q, k, v = y·W`, in one region; k gets its rotation.
+    fn project_qkv(&mut self, layer: usize) {
+        let (inputs, s, y) = (&*self.inputs, self.shape.s, view(&self.y, self.shape.s));
+        let outputs = [("q_proj", &mut self.q), ("k_proj", &mut self.k), ("v_proj", &mut self.v)];
+        let [q, k, v] = outputs.map(|(name, output)| blocks(view_mut(output, s), weights(inputs, name, layer)));
+        q.chain(k).chain(v).for_each(|(output, w)| multiply(output, Accum::Replace, y, w, 1.0));
+        let Model { head_dim, .. } = self.shape.model;
+        let half = head_dim / 2;
+        let rows = self.k.chunks_mut(head_dim).zip(self.cos.chunks(half)).zip(self.sin.chunks(half));
+        Arch::new().dispatch(|| rows.for_each(|((k, cos), sin)| rope(k, cos, sin)));
+    }
+
+    /// `attended = softmax(q·kᵀ/√E)·v`, rows of all heads together: they share their keys and values.
+    fn attend(&mut self, layer: usize) {
+        let Shape { model: Model { heads, head_dim, .. }, s, p, .. } = self.shape;
+        let (context, half) = (self.shape.context(), head_dim / 2);
+        let cached = |name| {
+            let rows = &self.inputs.f32(name)[layer * p * head_dim..][..p * head_dim];
+            MatRef::from_row_major_slice(rows, p, head_dim)
+        };
+        let (k_prefix, v_prefix) = (cached("k_cache").transpose(), cached("v_cache"));
+        let (k_suffix, v_suffix) = (view(&self.k, s).transpose(), view(&self.v, s));
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let (cos, sin) = (&self.cos, &self.sin);
+
+        let block = (s * heads).div_ceil(4 * threads()).clamp(16, 128);
+        let q = self.q.par_chunks_mut(block * head_dim);
+        let scores = self.scores.par_chunks_mut(block * context);
+        let attended = self.attended.par_chunks_mut(block * head_dim);
+        let inverse_sums = self.inverse_sums.par_chunks_mut(block);
+        q.zip(scores).zip(inverse_sums).zip(attended).enumerate().for_each(|(number, (((q, scores), inverse_sums), attended))| {
+            let rows = q.len() / head_dim;
+            let angles = |row: usize| (number * block + row) / heads * half;
+            Arch::new().dispatch(|| {
+                for (row, q) in q.chunks_mut(head_dim).enumerate() {
+                    let from = angles(row);
+                    rope(q, &cos[from..from + half], &sin[from..from + half]);
+                }
+            });
+            let (prefix, suffix) = view_mut(scores, rows).split_at_col_mut(p);
+            multiply(prefix, Accum::Replace, view(q, rows), k_prefix, scale);
+            multiply(suffix, Accum::Replace, view(q, rows), k_suffix, scale);
+            // The sum divides the 256 outputs of a row, not its thousand scores.
+            Arch::new().dispatch(|| {
+                for (row, inverse_sum) in scores.chunks_mut(context).zip(&mut *inverse_sums) {
+                    *inverse_sum = softmax_unscaled(row);
+                }
+            });
+            let (prefix, suffix) = view(scores, rows).split_at_col(p);
+            multiply(view_mut(attended, rows), Accum::Replace, prefix, v_prefix, 1.0);
+            multiply(view_mut(attended, rows), Accum::Add, suffix, v_suffix, 1.0);
+            let rows = attended.chunks_mut(head_dim).zip(inverse_sums);
+            Arch::new().dispatch(|| rows.for_each(|(row, inverse_sum)| row.iter_mut().for_each(|x| *x *= *inverse_sum)));
+        });
+    }
+
+    /// `gate = gelu_tanh(y·gate_proj)·(y·up_proj)`.
+    fn gate_and_up(&mut self, layer: usize) {
+        let (inputs, s, y) = (&*self.inputs, self.shape.s, view(&self.y, self.shape.s));
+        let gate = blocks(view_mut(&mut self.gate, s), weights(inputs, "gate_proj", layer));
+        let up = blocks(view_mut(&mut self.up, s), weights(inputs, "up_proj", layer));
+        gate.zip(up).for_each(|((mut gate, gate_w), (mut up, up_w))| {
+            multiply(gate.as_mut(), Accum::Replace, y, gate_w, 1.0);
+            multiply(up.as_mut(), Accum::Replace, y, up_w, 1.0);
+            Arch::new().dispatch(|| (0..s).for_each(|row| gelu_times(row_mut(&mut gate, row), row_mut(&mut up, row))));
+        });
+    }
+
+    /// `h += gate·(branch·W)`, with the gate of that half of the layer.
+    fn close(&mut self, branch: Branch, layer: usize, time: usize) {
+        let (s, width) = (self.shape.s, self.shape.model.width);
+        let style = Style::of(style_row(&self.styles, 2 * layer + branch as usize, time, self.times, width));
+        let (name, input) = match branch {
+            Branch::Attention => ("o_proj", &self.attended),
+            Branch::FeedForward => ("down_proj", &self.gate),
+        };
+        let input = view(input, s);
+        let w = weights(&self.inputs, name, layer);
+        let block = block_width(width);
+        let h = view_mut(&mut self.h, s).par_col_chunks_mut(block);
+        blocks(view_mut(&mut self.y, s), w).zip(h).enumerate().for_each(|(number, ((mut y, w), mut h))| {
+            multiply(y.as_mut(), Accum::Replace, input, w, 1.0);
+            let gate = &style.gate[number * block..][..y.ncols()];
+            Arch::new().dispatch(|| (0..s).for_each(|row| add_gated(row_mut(&mut h, row), gate, row_mut(&mut y, row))));
+        });
+    }
+}
+
+/// `[sin(2πt/period), cos(2πt/period)]`, periods from 4e-3 to 4; angles reach 1600, so they are fp64 until rounded once.
+fn embed(row: &mut [f32], t: f64) {
+    let (sines, cosines) = row.split_at_mut(row.len() / 2);
+    let last = (sines.len() - 1).max(1) as f64;
+    for (i, (sine, cosine)) in sines.iter_mut().zip(cosines).enumerate() {
+        let period = 4e-3 * 1e3f64.powf(i as f64 / last);
+        let (sin, cos) = (std::f64::consts::TAU * t / period).sin_cos();
+        (*sine, *cosine) = (sin as f32, cos as f32);
+    }
+}
+
+/// Row `time` of styles number `site` in `[sites][times, 3W]`.
+fn style_row(styles: &[f32], site: usize, time: usize, times: usize, width: usize) -> &[f32] {
+    &styles[(site * times + time) * 3 * width..][..3 * width]
+}
+
+/// `y = finish(x·W, bias)` over `rows` rows, `finish` being given pieces of rows.
+fn linear(
+    y: &mut [f32],
+    x: &[f32],
+    rows: usize,
+    inputs: &Tensors,
+    [w, bias]: [&str; 2],
+    finish: impl Fn(&mut [f32], &[f32]) + Sync,
+) {
+    let (w, bias) = (weights(inputs, w, 0), inputs.f32(bias));
+    let bias = bias.par_chunks(block_width(bias.len()));
+    blocks(view_mut(y, rows), w).zip(bias).for_each(|((mut y, w), bias)| {
+        multiply(y.as_mut(), Accum::Replace, view(x, rows), w, 1.0);
+        Arch::new().dispatch(|| (0..rows).for_each(|row| finish(row_mut(&mut y, row), bias)));
+    });
+}
+
+/// Matrix number `layer` of a stack `[layers, in, out]`, or the only one of `[in, out]`.
+fn weights<'a>(inputs: &'a Tensors, name: &str, layer: usize) -> MatRef<'a, f32> {
+    let &[.., rows, columns] = inputs.tensor(name).shape() else { unreachable!("`{name}` is a matrix") };
+    MatRef::from_row_major_slice(&inputs.f32(name)[layer * rows * columns..][..rows * columns], rows, columns)
+}
+
+/// Columns of a task: several tasks a thread, whole tiles of `faer`'s AVX-512 kernel, few enough that a block's rows stay
+/// close together in memory.
+fn block_width(columns: usize) -> usize {
+    const TILE: usize = 96;
+    columns.div_ceil(4 * threads()).next_multiple_of(TILE).min(3 * TILE)
+}
+
+/// Column blocks of an output beside those of the weights that make them.
+fn blocks<'a>(
+    output: MatMut<'a, f32>,
+    weights: MatRef<'a, f32>,
+) -> impl IndexedParallelIterator<Item = (MatMut<'a, f32>, MatRef<'a, f32>)> {
+    let width = block_width(weights.ncols());
+    output.par_col_chunks_mut(width).zip(weights.par_col_chunks(width))
+}
+
+/// `y = alpha·a·b`, or adds it, on this thread.
+fn multiply(y: MatMut<f32>, accumulate: Accum, a: MatRef<f32>, b: MatRef<f32>, alpha: f32) {
+    matmul(y, accumulate, a, b, alpha, Par::Seq);
+    leave_avx();
+}
+
+/// A row-major matrix of that many rows.
+fn view(values: &[f32], rows: usize) -> MatRef<'_, f32> {
+    MatRef::from_row_major_slice(values, rows, values.len() / rows)
+}
+
+/// A row-major matrix of that many rows, to write.
+fn view_mut(values: &mut [f32], rows: usize) -> MatMut<'_, f32> {
+    let columns = values.len() / rows;
+    MatMut::from_row_major_slice_mut(values, rows, columns)
+}
+
+/// A row of a block of a row-major matrix.
+fn row_mut<'a>(block: &'a mut MatMut<'_, f32>, row: usize) -> &'a mut [f32] {
+    block.as_mut().row_mut(row).try_as_row_major_mut().expect("blocks are row-major").as_slice_mut()
+}

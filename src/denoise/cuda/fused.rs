@@ -1,0 +1,195 @@
+//! Five kernels a layer: `kernels/denoise/fused_*`. Styles of all steps are computed before the first.
+
+use std::sync::Arc;
+
+use super::buffers::{self, Buffers, Region};
+use super::launch::embed_blocks;
+use super::pack::{Packing, packings};
+use super::program::{Plan, Program};
+use super::run::Run;
+use crate::denoise::model::Model;
+use kernelgate::backend::BackendError;
+use kernelgate::backend::cuda::Output;
+use kernelgate::workload::{Dtype, Tensors};
+use kernelgate_cuda::driver::persistence::SetAside;
+use kernelgate_cuda::driver::window::Window;
+use kernelgate_cuda::{Argument, Device};
+
+pub const NULL: Argument = Argument::Address(0);
+/// Held with room for the suffix behind each layer's prefix, not as the inputs lie.
+pub const CACHES: [&str; 2] = ["k_cache", "v_cache"];
+
+/// Inputs that are held as they lie.
+pub fn inputs(run: &Run) -> Vec<Region> {
+    let packed: Vec<&str> = packings(&run.shape.model).iter().flat_map(|packing| packing.inputs).copied().collect();
+    buffers::inputs(run, &[&CACHES[..], &packed].concat())
+}
+
+/// Packed inputs.
+pub fn packed(run: &Run) -> Vec<Region> {
+    packings(&run.shape.model).iter().map(Packing::region).collect()
+}
+
+/// Everything but inputs, keys, values and output.
+pub fn scratch(run: &Run) -> Vec<Region> {
+    let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
+    let (s, steps) = (run.shape.s, run.steps);
+    let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
+    // Between two products: rows and columns in whole panels of 64.
+    let panels = |rows: usize, columns: usize| rows.next_multiple_of(64) * columns.next_multiple_of(64) * bf16;
+    vec![
+        ("embedding", panels(steps, width)),
+        ("time_hidden", panels(steps, width)),
+        ("cond", panels(steps, width)),
+        ("styles1", depth * steps * 3 * width * f32),
+        ("styles2", depth * steps * 3 * width * f32),
+        ("final_styles", steps * 3 * width * f32),
+        ("angles", s * head_dim * f32),
+        ("h", s * width * bf16),
+        ("squares", s * (width / 64) * f32),
+        ("q", s * heads * head_dim * bf16),
+        ("attended", panels(s, heads * head_dim)),
+        ("hidden", panels(s, mlp)),
+    ]
+}
+
+/// Keys and values of all layers, prefix and suffix.
+pub fn caches(run: &Run) -> [Region; 2] {
+    let Model { depth, head_dim, .. } = run.shape.model;
+    let bytes = depth * run.shape.context() * head_dim * Dtype::Bf16.bytes();
+    [("keys", bytes), ("values", bytes)]
+}
+
+/// Inputs, the suffix' room in the caches, styles, activations and the output.
+pub fn device_bytes(run: &Run) -> u64 {
+    buffers::device_bytes(run, &[&inputs(run), &packed(run), &caches(run), &scratch(run)])
+}
+
+/// Writes the launches, each to begin when the one before it has ended.
+///
+/// # Errors
+/// When a kernel does not compile or device memory is short.
+pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
+    write(run, inputs, device, output, false, None)
+}
+
+/// Writes the launches, each to begin while the one before it ends.
+///
+/// # Errors
+/// As [`program`].
+pub fn overlapping(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
+    write(run, inputs, device, output, true, None)
+}
+
+/// The same as [`overlapping`], keys and values kept in L2 from the first step to the last. The last step releases them: what a launch of
+/// the program leaves behind is the same as without, and so is what the next one finds, whether L2 is flushed between the two or not.
+///
+/// # Errors
+/// As [`program`]; [`BackendError::Unsupported`] where the device keeps nothing.
+pub fn keeping(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
+    let bytes = caches(run).iter().map(|(_, bytes)| bytes).sum();
+    write(run, inputs, device, output, true, Some(SetAside::new(device, bytes)?))
+}
+
+fn write(
+    run: &Run,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    output: &Output,
+    overlapping: bool,
+    set_aside: Option<SetAside>,
+) -> Result<Program, BackendError> {
+    let tail_bytes = run.shape.s * run.shape.model.head_dim * Dtype::Bf16.bytes();
+    let tailed = [("keys", CACHES[0], tail_bytes), ("values", CACHES[1], tail_bytes)];
+    let packings = packings(&run.shape.model);
+    let packed = packings.iter().map(|packing| (packing.name, packing.pack(inputs)));
+    let memory = Buffers::new(run, inputs, device, &self::inputs(run), packed, &scratch(run), &tailed)?;
+    let (address, bytes) = memory.span("keys", "values");
+    let kept = set_aside.as_ref().map(|set_aside| set_aside.window(address, bytes));
+    plan(run, &memory, output.argument(), kept).finish(device, &run.shape.model, None, overlapping, memory, set_aside)
+}
+
+/// The launches, for memory that has every region; `kept` is what attention keeps of keys and values for the next step.
+pub fn plan(run: &Run, memory: &Buffers, output: Argument, kept: Option<Window>) -> Plan {
+    let mut plan = Plan::default();
+    prepare(&mut plan, run, memory, output);
+    let pass = Pass { run, memory, output, kept };
+    for step in 0..run.steps {
+        pass.step(&mut plan, step);
+    }
+    plan
+}
+
+struct Pass<'a> {
+    run: &'a Run,
+    memory: &'a Buffers,
+    output: Argument,
+    kept: Option<Window>,
+}
+
+/// An extent as an argument.
+pub fn i32_of(extent: usize) -> Argument {
+    Argument::I32(extent as i32)
+}
+
+/// What does not depend on the actions: styles of all steps, angles; and the first residual stream.
+pub fn prepare(plan: &mut Plan, run: &Run, memory: &Buffers, output: Argument) {
+    let Model { width, depth, head_dim, .. } = run.shape.model;
+    let (s, steps, rows) = (run.shape.s, run.steps, i32_of(run.steps));
+    let at = |name: &str| memory.at(name);
+    let (time, times) = if run.looped { (NULL, at("times")) } else { (at("t"), NULL) };
+    let sizes = [i32_of(width), i32_of(embed_blocks(&run.shape.model)), i32_of(1)];
+    plan.launch("denoise_per_op_embed", steps, &[&[time, times, at("embedding")][..], &sizes].concat());
+    let angles = [at("angles"), i32_of(run.shape.p), i32_of(s), i32_of(head_dim)];
+    plan.launch("denoise_per_op_angles", s * head_dim / 2, &angles);
+    for [x, weights, bias, out] in
+        [["embedding", "time_in", "time_in_bias", "time_hidden"], ["time_hidden", "time_out", "time_out_bias", "cond"]]
+    {
+        plan.launch("denoise_fused_project_time", steps, &[at(x), at(weights), at(bias), at(out), rows]);
+    }
+    for (weights, bias, out, layers) in [
+        ("style1", "style1_bias", "styles1", depth),
+        ("style2", "style2_bias", "styles2", depth),
+        ("final_style", "final_style_bias", "final_styles", 1),
+    ] {
+        let arguments = [at("cond"), at(weights), at(bias), at(out), rows];
+        plan.launch_stack("denoise_fused_project_style", steps, layers, &arguments);
+    }
+    let state = if run.looped { output } else { NULL };
+    let actions = [at("x"), at("action_in"), at("action_in_bias"), state, at("h"), at("squares")];
+    plan.launch("denoise_fused_rows_begin", s, &actions);
+}
+
+impl Pass<'_> {
+    fn step(&self, plan: &mut Plan, step: usize) {
+        let (memory, run) = (self.memory, self.run);
+        let Model { width, depth, heads, .. } = run.shape.model;
+        let (s, rows) = (run.shape.s, i32_of(run.shape.s));
+        let style_bytes = (3 * width * Dtype::F32.bytes()) as u64;
+        let at = |name: &str| memory.at(name);
+        let more = step + 1 < run.steps;
+        let window = self.kept.map(|kept| if more { kept } else { kept.released() });
+        let [h, squares, q, attended, hidden] = ["h", "squares", "q", "attended", "hidden"].map(at);
+        for layer in 0..depth {
+            let of = |name: &str| Argument::Address(memory.layer(name, layer));
+            let style = |name: &str| Argument::Address(memory.layer(name, layer) + step as u64 * style_bytes);
+            let (first, second) = (style("styles1"), style("styles2"));
+            let [keys, values] = ["keys", "values"].map(of);
+            let prefix = i32_of(run.shape.p);
+            let qkv = [h, squares, first, of("qkv_proj"), at("angles"), q, keys, values, rows, prefix];
+            let attention = [q, keys, values, attended, i32_of(s * heads), i32_of(run.shape.context()), prefix];
+            plan.launch("denoise_fused_project_qkv", s, &qkv);
+            plan.launch_within("denoise_fused_attention", s * heads, &attention, window);
+            plan.launch("denoise_fused_project_out", s, &[attended, of("o_proj"), first, h, squares, rows]);
+            let gate_up = [h, squares, second, of("gate_up_proj"), hidden, rows];
+            plan.launch("denoise_fused_project_gate_up", s, &gate_up);
+            plan.launch("denoise_fused_project_down", s, &[hidden, of("down_proj"), second, h, squares, rows]);
+        }
+        let style = Argument::Address(memory.address("final_styles") + step as u64 * style_bytes);
+        let (velocity, state) = if run.looped { (NULL, self.output) } else { (self.output, NULL) };
+        let dt = Argument::F32((-1.0 / run.steps as f64) as f32);
+        let matrices = ["action_out", "action_out_bias", "action_in", "action_in_bias"].map(at);
+        let arguments = [&[h, squares, style][..], &matrices, &[velocity, state, dt, Argument::I32(i32::from(more))]].concat();
+        plan.launch("denoise_fused_rows_end", s, &arguments);
+    }
+}

@@ -1,0 +1,295 @@
+//! Weights, keys and values as the kernels take them: packed once, on the host, while a case is prepared.
+//!
+//! Weights of the fused products (`kernels/denoise/skinny_gemm.cuh`): `[layer][tile of 64 columns][k / group][group rows of k][64]`, 16-byte
+//! chunks of eight columns XOR-swizzled by row; a group is up to 64 rows, of one block's slice of k. Of the persistent kernel
+//! (`kernels/denoise/persistent.cuh`): `[layer][k / 64][columns / 8][8 columns][64 of k]`, 16-byte chunks of eight k XOR-swizzled by column.
+//! Its keys and values are fragments of the tensor cores.
+
+use rayon::prelude::*;
+
+use super::buffers::Region;
+use crate::denoise::model::Model;
+use kernelgate::workload::{Dtype, Tensors};
+
+/// Columns of a tile, and of a chunk.
+const TILE: usize = 64;
+const CHUNK: usize = 8;
+const CHUNK_BYTES: usize = 16;
+
+/// The order of the columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// As they are.
+    Plain,
+    /// Heads of so many columns of q, k and v; eight columns beside the eight half a head further, with which they rotate.
+    Rotating(usize),
+    /// Eight of one matrix beside eight of the other.
+    Alternating,
+}
+
+/// A packed region.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Packing {
+    /// Its name.
+    pub name: &'static str,
+    /// The inputs in it, `[layers][k][columns]` each.
+    pub inputs: &'static [&'static str],
+    /// Their columns.
+    columns: Vec<usize>,
+    /// k.
+    depth: usize,
+    layers: usize,
+    order: Order,
+    layout: Layout,
+}
+
+/// What lies together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// Tiles of columns, k split among so many blocks.
+    Tiles(usize),
+    /// Panels of k, eight columns at a time.
+    Panels,
+}
+
+/// A model's for the persistent kernel: the products of a layer in panels, the others as the fused products take them.
+pub fn persistent_packings(model: &Model) -> Vec<Packing> {
+    let mut packings = packings(model);
+    for packing in &mut packings {
+        if LAYER_PRODUCTS.contains(&packing.name) {
+            packing.layout = Layout::Panels;
+        }
+    }
+    packings
+}
+
+const LAYER_PRODUCTS: [&str; 4] = ["qkv_proj", "gate_up_proj", "o_proj", "down_proj"];
+
+/// All of a model; the splits are those of `kernels/denoise/fused_project.cu`.
+pub fn packings(model: &Model) -> Vec<Packing> {
+    let Model { width, depth: layers, mlp, heads, head_dim, .. } = *model;
+    let queries = heads * head_dim;
+    let plain = |name, inputs, depth, columns, split, layers| Packing {
+        name,
+        inputs,
+        columns: vec![columns],
+        depth,
+        layers,
+        order: Order::Plain,
+        layout: Layout::Tiles(split),
+    };
+    vec![
+        Packing {
+            name: "qkv_proj",
+            inputs: &["q_proj", "k_proj", "v_proj"],
+            columns: vec![queries, head_dim, head_dim],
+            depth: width,
+            layers,
+            order: Order::Rotating(head_dim),
+            layout: Layout::Tiles(4),
+        },
+        Packing {
+            name: "gate_up_proj",
+            inputs: &["gate_proj", "up_proj"],
+            columns: vec![mlp, mlp],
+            depth: width,
+            layers,
+            order: Order::Alternating,
+            layout: Layout::Tiles(2),
+        },
+        plain("o_proj", &["o_proj"], queries, width, 8, layers),
+        plain("down_proj", &["down_proj"], mlp, width, 8, layers),
+        plain("time_in", &["time_in"], width, width, 4, 1),
+        plain("time_out", &["time_out"], width, width, 4, 1),
+        plain("style1", &["style1"], width, 3 * width, 4, layers),
+        plain("style2", &["style2"], width, 3 * width, 4, layers),
+        plain("final_style", &["final_style"], width, 3 * width, 4, 1),
+    ]
+}
+
+impl Packing {
+    /// Its name and bytes.
+    pub fn region(&self) -> Region {
+        (self.name, self.layers * self.layer_bytes())
+    }
+
+    fn layer_bytes(&self) -> usize {
+        self.depth * self.columns.iter().sum::<usize>() * Dtype::Bf16.bytes()
+    }
+
+    /// Input and first column of a chunk.
+    fn source(&self, chunk: usize) -> (usize, usize) {
+        match self.order {
+            Order::Plain => (0, chunk * CHUNK),
+            Order::Alternating => (chunk % 2, chunk / 2 * CHUNK),
+            Order::Rotating(head) => {
+                let (of_head, in_head) = (chunk / (head / CHUNK), chunk % (head / CHUNK));
+                let first = of_head * head + in_head % 2 * (head / 2) + in_head / 2 * CHUNK;
+                match first.checked_sub(self.columns[0]) {
+                    None => (0, first),
+                    Some(first) if first < head => (1, first),
+                    Some(first) => (2, first - head),
+                }
+            }
+        }
+    }
+
+    /// The packed bytes.
+    pub fn pack(&self, tensors: &Tensors) -> Vec<u8> {
+        let inputs: Vec<&[u8]> = self.inputs.iter().map(|name| tensors.tensor(name).as_bytes()).collect();
+        match self.layout {
+            // Up to 64 rows of one block's slice of k.
+            Layout::Tiles(split) => self.pack_tiles(&inputs, ((self.depth / 16).div_ceil(split) * 16).min(TILE)),
+            Layout::Panels => self.pack_panels(&inputs),
+        }
+    }
+
+    /// A chunk of a row of k.
+    fn chunk<'a>(&self, inputs: &[&'a [u8]], layer: usize, k: usize, chunk: usize) -> &'a [u8] {
+        let (input, column) = self.source(chunk);
+        let from = ((layer * self.depth + k) * self.columns[input] + column) * Dtype::Bf16.bytes();
+        &inputs[input][from..from + CHUNK_BYTES]
+    }
+
+    fn pack_tiles(&self, inputs: &[&[u8]], group: usize) -> Vec<u8> {
+        let row_bytes = TILE * Dtype::Bf16.bytes();
+        let mut packed = vec![0; self.layers * self.layer_bytes()];
+        let tiles = self.layer_bytes() / (self.depth * row_bytes);
+        // A tile is all of k for its columns.
+        packed.par_chunks_exact_mut(self.depth * row_bytes).enumerate().for_each(|(index, to)| {
+            let (layer, tile) = (index / tiles, index % tiles);
+            for (k, to) in to.chunks_exact_mut(row_bytes).enumerate() {
+                for chunk in 0..TILE / CHUNK {
+                    let at = (chunk ^ (k % group % 8)) * CHUNK_BYTES;
+                    to[at..at + CHUNK_BYTES].copy_from_slice(self.chunk(inputs, layer, k, tile * (TILE / CHUNK) + chunk));
+                }
+            }
+        });
+        packed
+    }
+
+    fn pack_panels(&self, inputs: &[&[u8]]) -> Vec<u8> {
+        let element = Dtype::Bf16.bytes();
+        let panels = self.depth / TILE;
+        let mut packed = vec![0; self.layers * self.layer_bytes()];
+        packed.par_chunks_exact_mut(self.layer_bytes() / panels).enumerate().for_each(|(index, to)| {
+            let (layer, panel) = (index / panels, index % panels);
+            for (unit, to) in to.chunks_exact_mut(CHUNK * TILE * element).enumerate() {
+                for k in 0..TILE {
+                    let from = self.chunk(inputs, layer, panel * TILE + k, unit);
+                    for (column, from) in from.chunks_exact(element).enumerate() {
+                        let at = (column * TILE + ((k / CHUNK) ^ column) * CHUNK + k % CHUNK) * element;
+                        to[at..at + element].copy_from_slice(from);
+                    }
+                }
+            }
+        });
+        packed
+    }
+}
+
+/// Rows of a matrix of fragments of each layer: as many keys as the persistent kernel takes.
+pub const MOST_KEYS: usize = 1024;
+
+/// Cached keys or values `[layers][prefix][head_dim]` as `[layers][1024 / 16][head_dim / 16][16 x 16 as a fragment]`, zeros behind the prefix. A
+/// fragment's rows are keys; of values, `transposed`, the columns of head_dim.
+pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool) -> Vec<u8> {
+    const SIDE: usize = 16;
+    let element = Dtype::Bf16.bytes();
+    let layer_bytes = MOST_KEYS * head_dim * element;
+    let prefix = cache.len() / (layers * head_dim * element);
+    let mut packed = vec![0; layers * layer_bytes];
+    packed.par_chunks_exact_mut(layer_bytes).enumerate().for_each(|(layer, to)| {
+        for key in 0..prefix {
+            for column in 0..head_dim {
+                let (row, k) = if transposed { (column, key) } else { (key, column) };
+                let block = key / SIDE * (head_dim / SIDE) + column / SIDE;
+                let at = (block * SIDE * SIDE + in_fragment(row % SIDE, k % SIDE)) * element;
+                let from = ((layer * prefix + key) * head_dim + column) * element;
+                to[at..at + element].copy_from_slice(&cache[from..from + element]);
+            }
+        }
+    });
+    packed
+}
+
+/// Where row and k are in a fragment: a lane has two neighbours of k of a row, the same eight rows further, and both again eight k further.
+const fn in_fragment(row: usize, k: usize) -> usize {
+    (row % 8 * 4 + k % 8 / 2) * 8 + (row / 8 + k / 8 * 2) * 2 + k % 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::denoise::model::{PI05, TINY};
+
+    #[test]
+    fn every_column_is_packed_once() {
+        for model in [PI05, TINY] {
+            for packing in packings(&model) {
+                let columns: usize = packing.columns.iter().sum();
+                let mut chunks: Vec<_> = (0..columns / CHUNK).map(|chunk| packing.source(chunk)).collect();
+                chunks.sort_unstable();
+                let all: Vec<_> = packing
+                    .columns
+                    .iter()
+                    .enumerate()
+                    .flat_map(|(input, &columns)| (0..columns).step_by(CHUNK).map(move |column| (input, column)))
+                    .collect();
+                assert_eq!(chunks, all, "{} of {}", packing.name, model.name);
+                assert_eq!(columns % TILE, 0, "{}", packing.name);
+            }
+        }
+    }
+
+    #[test]
+    fn columns_that_belong_together_are_neighbours() {
+        let packings = packings(&PI05);
+        let source = |name: &str, chunk| packings.iter().find(|packing| packing.name == name).unwrap().source(chunk);
+        // The second head of q, then k and v behind the eight heads of q.
+        assert_eq!([32, 33, 34].map(|chunk| source("qkv_proj", chunk)), [(0, 256), (0, 256 + 128), (0, 256 + 8)]);
+        assert_eq!([256, 257, 288, 319].map(|chunk| source("qkv_proj", chunk)), [(1, 0), (1, 128), (2, 0), (2, 248)]);
+        assert_eq!([0, 1, 2].map(|chunk| source("gate_up_proj", chunk)), [(0, 0), (1, 0), (0, 8)]);
+    }
+
+    #[test]
+    fn panels_hold_every_column_of_eight_with_its_k_together() {
+        let packing = Packing {
+            name: "o_proj",
+            inputs: &["o_proj"],
+            columns: vec![16],
+            depth: 128,
+            layers: 2,
+            order: Order::Plain,
+            layout: Layout::Panels,
+        };
+        let number = |layer: usize, k: usize, column: usize| ((layer * 128 + k) * 16 + column) as u16;
+        let input: Vec<u8> = (0..2 * 128 * 16u16).flat_map(u16::to_le_bytes).collect();
+        let packed: Vec<u16> = packing.pack_panels(&[&input]).chunks_exact(2).map(|x| u16::from_le_bytes([x[0], x[1]])).collect();
+        for (layer, k, column) in [(0, 0, 0), (0, 9, 3), (1, 127, 15), (1, 70, 8)] {
+            let unit = (layer * 2 + k / 64) * 2 + column / 8;
+            let chunk = (k % 64 / 8) ^ (column % 8);
+            assert_eq!(packed[unit * 512 + column % 8 * 64 + chunk * 8 + k % 8], number(layer, k, column));
+        }
+    }
+
+    #[test]
+    fn fragments_are_what_the_lanes_of_a_warp_hold() {
+        let mut places: Vec<_> = (0..256).map(|i| in_fragment(i / 16, i % 16)).collect();
+        // Lane 5 has row 1, k 2 and 3; row 9; k 10 and 11 of both.
+        assert_eq!([(1, 2), (1, 3), (9, 2), (1, 10), (9, 11)].map(|(row, k)| in_fragment(row, k)), [40, 41, 42, 44, 47]);
+        places.sort_unstable();
+        assert_eq!(places, (0..256).collect::<Vec<_>>());
+        // Two layers of 17 keys, 16 columns.
+        let cache: Vec<u8> = (1..=2 * 17 * 16u16).flat_map(u16::to_le_bytes).collect();
+        let read = |transposed| -> Vec<u16> {
+            pack_cache(&cache, 2, 16, transposed).chunks_exact(2).map(|x| u16::from_le_bytes([x[0], x[1]])).collect()
+        };
+        let (keys, values) = (read(false), read(true));
+        assert_eq!(keys.len(), 2 * MOST_KEYS * 16);
+        let last = 2 * 17 * 16;
+        assert_eq!(keys[MOST_KEYS * 16 + 256 + in_fragment(0, 15)], last);
+        assert_eq!(values[MOST_KEYS * 16 + 256 + in_fragment(15, 0)], last);
+        assert_eq!(keys[256 + in_fragment(1, 0)], 0);
+    }
+}

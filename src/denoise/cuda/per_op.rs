@@ -1,0 +1,345 @@
+//! A launch an operation: `kernels/denoise/per_op.cu` and the library's products, in the order in which a framework runs the model; or,
+//! to be captured, products that do not need each other in lanes of their own.
+
+use std::sync::Arc;
+
+use super::buffers::{self, Buffers, Region};
+use super::launch::embed_blocks;
+use super::program::{Plan, Program};
+use super::run::Run;
+use crate::denoise::model::{ACTION, Model};
+use kernelgate::backend::BackendError;
+use kernelgate::backend::cuda::Output;
+use kernelgate::workload::{Dtype, Tensors};
+use kernelgate_cuda::libraries::gemm::{Blas, Spec, WORKSPACE_BYTES};
+use kernelgate_cuda::{Argument, Device};
+
+const NULL: Argument = Argument::Address(0);
+
+/// Neighbours that a thread of most kernels takes: every extent of a model is a multiple of as many.
+const PACKET: usize = 8;
+
+/// Lanes of products: the layer's first, the styles, and two more for what stands beside a product of the first.
+const LANES: usize = 4;
+const STYLES: usize = 1;
+
+/// Keys that the products run over: a multiple of eight, so that rows of probabilities are whole packets.
+const fn padded(context: usize) -> usize {
+    context.next_multiple_of(8)
+}
+
+/// Everything but inputs and output.
+pub fn scratch(run: &Run) -> Vec<Region> {
+    let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
+    let (s, keys) = (run.shape.s, padded(run.shape.context()));
+    let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
+    vec![
+        ("embedding", width * bf16),
+        ("time_hidden", width * bf16),
+        ("cond", width * bf16),
+        ("styles", (2 * depth + 1) * 3 * width * f32),
+        ("x16", s * ACTION * bf16),
+        ("angles", s * head_dim * f32),
+        ("h", s * width * bf16),
+        ("normed", s * width * f32),
+        ("y", s * width * bf16),
+        ("exact", s * width * f32),
+        ("q", s * heads * head_dim * bf16),
+        ("k", s * head_dim * bf16),
+        ("v", s * head_dim * bf16),
+        ("keys", keys * head_dim * bf16),
+        ("values", keys * head_dim * bf16),
+        ("scores", s * heads * keys * f32),
+        ("probabilities", s * heads * keys * bf16),
+        ("attended", s * heads * head_dim * bf16),
+        ("branch", s * width * bf16),
+        ("gates", s * mlp * bf16),
+        ("ups", s * mlp * bf16),
+        ("velocities", s * ACTION * f32),
+    ]
+}
+
+/// Inputs, activations, the library's workspaces and the output.
+pub fn device_bytes(run: &Run, side_by_side: bool) -> u64 {
+    let workspaces = WORKSPACE_BYTES * if side_by_side { LANES } else { 1 };
+    buffers::device_bytes(run, &[&buffers::inputs(run, &[]), &scratch(run)]) + workspaces as u64
+}
+
+/// Writes the launches, one after the other.
+///
+/// # Errors
+/// When a kernel does not compile, the library declines, or device memory is short.
+pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
+    write(run, inputs, device, output, false)
+}
+
+/// Writes the launches, products that do not need each other side by side, every other kernel to begin while the one before it ends.
+///
+/// # Errors
+/// As [`program`].
+pub fn side_by_side(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
+    write(run, inputs, device, output, true)
+}
+
+fn write(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output, side_by_side: bool) -> Result<Program, BackendError> {
+    let blas = Blas::open(device, if side_by_side { LANES } else { 1 })?;
+    let memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &[]), std::iter::empty(), &scratch(run), &[])?;
+    let plan = plan(run, &memory, output.argument(), side_by_side);
+    plan.finish(device, &run.shape.model, Some(&blas), side_by_side, memory, None)
+}
+
+/// The launches, for memory that has every region.
+pub fn plan(run: &Run, memory: &Buffers, output: Argument, side_by_side: bool) -> Plan {
+    let mut pass = Pass { run, memory, side_by_side, plan: Plan::default() };
+    pass.whole(output);
+    pass.plan
+}
+
+struct Pass<'a> {
+    run: &'a Run,
+    memory: &'a Buffers,
+    side_by_side: bool,
+    plan: Plan,
+}
+
+impl Pass<'_> {
+    fn whole(&mut self, output: Argument) {
+        let actions = self.run.shape.s * ACTION;
+        if !self.run.looped {
+            return self.step(0, self.memory.at("x"), output);
+        }
+        self.plan.begin("Denoise_Full_Loop");
+        self.launch("copy", actions, &[self.memory.at("x"), output, Argument::I64(actions as i64)]);
+        let dt = (-1.0 / self.run.steps as f64) as f32;
+        for step in 0..self.run.steps {
+            self.step(step, output, self.memory.at("velocities"));
+            let arguments = [output, self.memory.at("velocities"), Argument::F32(dt), Argument::I64(actions as i64)];
+            self.launch("euler", actions, &arguments);
+        }
+        self.plan.end();
+    }
+
+    /// The velocity of the actions `x`.
+    fn step(&mut self, step: usize, x: Argument, velocity: Argument) {
+        let (memory, shape) = (self.memory, self.run.shape);
+        let Model { width, depth, head_dim, .. } = shape.model;
+        let s = shape.s;
+        self.plan.begin(format!("Denoise_Step_{step}"));
+
+        self.plan.begin(format!("Step_{step}/Time_Embed"));
+        let time = if self.run.looped {
+            [NULL, Argument::Address(memory.address("times") + 8 * step as u64)]
+        } else {
+            [memory.at("t"), NULL]
+        };
+        let sizes = [width, embed_blocks(&shape.model), 0].map(|size| Argument::I32(size as i32));
+        self.launch("embed", 1, &[&[time[0], time[1], memory.at("embedding")][..], &sizes].concat());
+        self.product(1, width, width, "embedding", memory.address("time_in"), "time_hidden");
+        self.bias("time_hidden", "time_in_bias", 1, true);
+        self.product(1, width, width, "time_hidden", memory.address("time_out"), "cond");
+        self.bias("cond", "time_out_bias", 1, true);
+        if self.side_by_side {
+            self.plan.cross(0, STYLES);
+            self.style(STYLES, 0);
+        }
+        self.plan.end();
+
+        self.plan.begin(format!("Step_{step}/Action_Proj_In"));
+        self.launch("cast", s * ACTION, &[x, memory.at("x16"), Argument::I64((s * ACTION) as i64)]);
+        self.product(s, width, ACTION, "x16", memory.address("action_in"), "h");
+        self.bias("h", "action_in_bias", s, false);
+        self.plan.end();
+
+        // The suffix sees everything: what is prepared are the positions, as angles.
+        self.plan.begin(format!("Step_{step}/Mask_Prep"));
+        let extents = [shape.p, s, head_dim].map(|extent| Argument::I32(extent as i32));
+        self.launch("angles", s * head_dim / 2, &[memory.at("angles"), extents[0], extents[1], extents[2]]);
+        self.plan.end();
+
+        for layer in 0..depth {
+            self.layer(step, layer);
+        }
+
+        self.plan.begin(format!("Step_{step}/Final_Norm"));
+        self.norm(2 * depth, memory.address("final_style_bias"), true);
+        self.plan.end();
+        self.plan.begin(format!("Step_{step}/Action_Proj_Out"));
+        let matrices = [memory.at("exact"), memory.at("action_out"), memory.at("action_out_bias")];
+        self.launch("action_out", s, &[matrices[0], matrices[1], matrices[2], velocity, Argument::I32(width as i32)]);
+        self.plan.end();
+        self.plan.end();
+    }
+
+    fn layer(&mut self, step: usize, layer: usize) {
+        let (memory, shape) = (self.memory, self.run.shape);
+        let Model { width, mlp, heads, head_dim, .. } = shape.model;
+        let (s, context, keys) = (shape.s, shape.context(), padded(shape.context()));
+        let weights = |name: &str| memory.layer(name, layer);
+        let phase = |name: &str| format!("Step_{step}/Layer_{layer}/{name}");
+        let i32s = |sizes: &[usize]| sizes.iter().map(|&size| Argument::I32(size as i32)).collect::<Vec<_>>();
+        self.plan.begin(format!("Step_{step}/Layer_{layer}"));
+
+        self.plan.begin(phase("LN"));
+        self.norm(2 * layer, weights("style1_bias"), false);
+        self.plan.end();
+
+        self.plan.begin(phase("QKV_Proj"));
+        let beside = [("k_proj", "k"), ("v_proj", "v")];
+        self.product_beside(s, [head_dim, width], "y", beside.map(|(matrix, to)| (weights(matrix), to)));
+        self.product(s, heads * head_dim, width, "y", weights("q_proj"), "q");
+        self.wait_for_beside(beside.len());
+        self.plan.end();
+
+        self.plan.begin(phase("RoPE"));
+        let arguments = [vec![memory.at("q"), memory.at("k"), memory.at("angles")], i32s(&[s, heads, head_dim])].concat();
+        self.launch("rope", s * (heads + 1) * head_dim / 2 / PACKET, &arguments);
+        self.plan.end();
+
+        self.plan.begin(phase("KV_Concat"));
+        let packets = head_dim / PACKET;
+        let caches = ["k_cache", "v_cache"].map(|name| Argument::Address(weights(name)));
+        let rows = ["k", "v", "keys", "values"].map(|name| memory.at(name));
+        let arguments = [&caches[..], &rows, &i32s(&[shape.p, s, keys, packets])].concat();
+        self.launch("concat", keys * packets, &arguments);
+        self.plan.end();
+
+        self.plan.begin(phase("Attn"));
+        let spec = Spec { rows: s * heads, columns: keys, depth: head_dim, transposed: true, wide: true };
+        self.product_of(spec, "q", memory.address("keys"), "scores");
+        let scale = Argument::F32((1.0 / (head_dim as f64).sqrt()) as f32);
+        let sizes = i32s(&[context, keys]);
+        self.launch("softmax", s * heads, &[memory.at("scores"), memory.at("probabilities"), sizes[0], sizes[1], scale]);
+        self.product(s * heads, head_dim, keys, "probabilities", memory.address("values"), "attended");
+        self.plan.end();
+
+        self.plan.begin(phase("O_Proj"));
+        self.product(s, width, heads * head_dim, "attended", weights("o_proj"), "branch");
+        self.plan.end();
+        self.plan.begin(phase("Res1"));
+        self.residual(2 * layer, weights("style1_bias"));
+        self.plan.end();
+
+        self.plan.begin(phase("PostLN"));
+        self.norm(2 * layer + 1, weights("style2_bias"), false);
+        self.plan.end();
+        self.plan.begin(phase("MLP"));
+        self.product_beside(s, [mlp, width], "y", [(weights("up_proj"), "ups")]);
+        self.product(s, mlp, width, "y", weights("gate_proj"), "gates");
+        self.wait_for_beside(1);
+        let packets = s * mlp / PACKET;
+        self.launch("gelu", packets, &[memory.at("gates"), memory.at("ups"), Argument::I32(packets as i32)]);
+        self.product(s, width, mlp, "gates", weights("down_proj"), "branch");
+        self.plan.end();
+        self.plan.begin(phase("Res2"));
+        self.residual(2 * layer + 1, weights("style2_bias"));
+        self.plan.end();
+
+        self.plan.end();
+    }
+
+    /// The style of the `index`-th norm of a step.
+    fn style_address(&self, index: usize) -> u64 {
+        let style_bytes = 3 * self.run.shape.model.width * Dtype::F32.bytes();
+        self.memory.address("styles") + (index * style_bytes) as u64
+    }
+
+    /// Computes that style in a lane, if there is such a norm.
+    fn style(&mut self, lane: usize, index: usize) {
+        let (memory, Model { width, depth, .. }) = (self.memory, self.run.shape.model);
+        let weights = match index {
+            index if index > 2 * depth => return,
+            index if index == 2 * depth => memory.address("final_style"),
+            index => memory.layer(if index % 2 == 0 { "style1" } else { "style2" }, index / 2),
+        };
+        let spec = Spec { rows: 1, columns: 3 * width, depth: width, transposed: false, wide: true };
+        self.plan.product(lane, spec, memory.address("cond"), weights, self.style_address(index))
+    }
+
+    /// adaRMS of h: its style, the norm, the modulation; to `y`, or in fp32 to `exact`.
+    fn norm(&mut self, index: usize, bias: u64, exact: bool) {
+        let (memory, width, s) = (self.memory, self.run.shape.model.width, self.run.shape.s);
+        if !self.side_by_side {
+            self.style(0, index);
+        }
+        let width_i32 = Argument::I32(width as i32);
+        self.launch("norm", s, &[memory.at("h"), memory.at("normed"), width_i32]);
+        if self.side_by_side {
+            // This one is waited for, and the next one begins beside what follows.
+            self.plan.cross(STYLES, 0);
+            self.style(STYLES, index + 1);
+        }
+        let (y, exact) = if exact { (NULL, memory.at("exact")) } else { (memory.at("y"), NULL) };
+        let packets = s * width / PACKET;
+        let style = [memory.at("normed"), Argument::Address(self.style_address(index)), Argument::Address(bias)];
+        self.launch("modulate", packets, &[style[0], style[1], style[2], y, exact, width_i32, Argument::I32(packets as i32)])
+    }
+
+    /// h += gate·branch, with the gate of that norm's style.
+    fn residual(&mut self, index: usize, bias: u64) {
+        let (memory, width, s) = (self.memory, self.run.shape.model.width, self.run.shape.s);
+        let packets = s * width / PACKET;
+        let sizes = [width, packets].map(|size| Argument::I32(size as i32));
+        let style = [Argument::Address(self.style_address(index)), Argument::Address(bias)];
+        self.launch("residual", packets, &[memory.at("h"), memory.at("branch"), style[0], style[1], sizes[0], sizes[1]])
+    }
+
+    /// x += bias on rows of the width, and SiLU if wanted.
+    fn bias(&mut self, x: &str, bias: &str, rows: usize, silu: bool) {
+        let (memory, width) = (self.memory, self.run.shape.model.width);
+        let packets = rows * width / PACKET;
+        let sizes = [width, packets, usize::from(silu)].map(|size| Argument::I32(size as i32));
+        self.launch("bias", packets, &[memory.at(x), memory.at(bias), sizes[0], sizes[1], sizes[2]])
+    }
+
+    /// A product in bf16: y `[rows, columns]` = x `[rows, depth]` · w `[depth, columns]`.
+    fn product(&mut self, rows: usize, columns: usize, depth: usize, x: &str, w: u64, y: &str) {
+        self.product_of(Spec { rows, columns, depth, transposed: false, wide: false }, x, w, y)
+    }
+
+    /// The same of several (w, y), beside what comes next in the first lane, or before it.
+    fn product_beside<const N: usize>(&mut self, rows: usize, [columns, depth]: [usize; 2], x: &str, products: [(u64, &str); N]) {
+        let spec = Spec { rows, columns, depth, transposed: false, wide: false };
+        for (number, (w, y)) in products.into_iter().enumerate() {
+            let lane = if self.side_by_side { STYLES + 1 + number } else { 0 };
+            if lane > 0 {
+                self.plan.cross(0, lane);
+            }
+            let (x, y) = (self.memory.address(x), self.memory.address(y));
+            self.plan.product(lane, spec, x, w, y)
+        }
+    }
+
+    /// Waits for so many products beside.
+    fn wait_for_beside(&mut self, products: usize) {
+        if self.side_by_side {
+            (0..products).for_each(|number| self.plan.cross(STYLES + 1 + number, 0));
+        }
+    }
+
+    fn product_of(&mut self, spec: Spec, x: &str, w: u64, y: &str) {
+        let (x, y) = (self.memory.address(x), self.memory.address(y));
+        self.plan.product(0, spec, x, w, y)
+    }
+
+    /// A kernel of `denoise/per_op`.
+    fn launch(&mut self, name: &str, items: usize, arguments: &[Argument]) {
+        let symbol = match name {
+            "embed" => "denoise_per_op_embed",
+            "bias" => "denoise_per_op_bias",
+            "cast" => "denoise_per_op_cast",
+            "copy" => "denoise_per_op_copy",
+            "angles" => "denoise_per_op_angles",
+            "norm" => "denoise_per_op_norm",
+            "modulate" => "denoise_per_op_modulate",
+            "residual" => "denoise_per_op_residual",
+            "rope" => "denoise_per_op_rope",
+            "concat" => "denoise_per_op_concat",
+            "softmax" => "denoise_per_op_softmax",
+            "gelu" => "denoise_per_op_gelu",
+            "action_out" => "denoise_per_op_action_out",
+            "euler" => "denoise_per_op_euler",
+            _ => unreachable!("no kernel {name}"),
+        };
+        self.plan.launch(symbol, items, arguments)
+    }
+}

@@ -1,0 +1,122 @@
+//! The whole loop in one kernel, `kernels/denoise/persistent.cu`; before it what does not depend on the actions, as `fused` computes it.
+
+use std::sync::Arc;
+
+use super::buffers::{self, Buffers, Region};
+use super::fused::{self, CACHES, NULL, i32_of};
+use super::launch::compiled_for;
+use super::pack::{MOST_KEYS, Packing, pack_cache, persistent_packings};
+use super::program::{Plan, Program};
+use super::run::Run;
+use crate::denoise::model::{Model, PI05};
+use kernelgate::backend::BackendError;
+use kernelgate::backend::cuda::Output;
+use kernelgate::workload::{Dtype, Tensors};
+use kernelgate_cuda::{Argument, Device};
+
+/// Rows that a tile of the kernel has room for.
+const MOST_ROWS: usize = 56;
+
+/// Whether the kernel is made for the model and has room for the rows and the keys. Whether a device holds its blocks at once shows later.
+///
+/// # Errors
+/// The reason.
+pub fn supported(run: &Run) -> Result<(), String> {
+    let shape = &run.shape;
+    if compiled_for(&shape.model) != compiled_for(&PI05) {
+        return Err("not compiled for this model".to_owned());
+    }
+    if shape.s > MOST_ROWS {
+        return Err(format!("has room for {MOST_ROWS} actions"));
+    }
+    if shape.context() > MOST_KEYS {
+        return Err(format!("has room for {MOST_KEYS} keys, prefix and actions together"));
+    }
+    Ok(())
+}
+
+/// Packed inputs: weights, keys and values.
+pub fn packed(run: &Run) -> Vec<Region> {
+    let Model { depth, head_dim, .. } = run.shape.model;
+    let cache = depth * MOST_KEYS * head_dim * Dtype::Bf16.bytes();
+    let weights = persistent_packings(&run.shape.model).iter().map(Packing::region).collect::<Vec<_>>();
+    [weights, vec![("keys", cache), ("values", cache)]].concat()
+}
+
+/// Everything but inputs and output.
+pub fn scratch(run: &Run) -> Vec<Region> {
+    let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
+    let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
+    let rows = |columns: usize| MOST_ROWS * columns * bf16;
+    let queries = heads * head_dim;
+    let mut regions = fused::scratch(run);
+    regions.retain(|(name, _)| !["squares", "q", "attended", "hidden"].contains(name));
+    regions.extend([
+        ("shift_qkv", depth * run.steps * (queries + 2 * head_dim) * f32),
+        ("shift_gate_up", depth * run.steps * 2 * mlp * f32),
+        ("scaled", rows(width)),
+        ("q", rows(queries)),
+        ("attended", rows(queries)),
+        ("hidden", rows(mlp)),
+        // Two norms, sixteen parts a row.
+        ("squares", 2 * MOST_ROWS * 16 * f32),
+        ("arrived", size_of::<u32>()),
+    ]);
+    regions
+}
+
+/// Inputs, styles and what they add, activations and the output.
+pub fn device_bytes(run: &Run) -> u64 {
+    buffers::device_bytes(run, &[&fused::inputs(run), &packed(run), &scratch(run)])
+}
+
+/// Writes the launches, each to begin while the one before it ends.
+///
+/// # Errors
+/// When a kernel does not compile or device memory is short; [`BackendError::Unsupported`] where the device does not hold all blocks at once.
+pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
+    let Model { depth, head_dim, .. } = run.shape.model;
+    let packings = persistent_packings(&run.shape.model);
+    let weights = packings.iter().map(|packing| (packing.name, packing.pack(inputs)));
+    let caches = ["keys", "values"].into_iter().zip(CACHES).map(|(name, input)| {
+        let cache = inputs.tensor(input).as_bytes();
+        (name, pack_cache(cache, depth, head_dim, name == "values"))
+    });
+    let memory = Buffers::new(run, inputs, device, &fused::inputs(run), weights.chain(caches), &scratch(run), &[])?;
+    plan(run, &memory, output.argument()).finish(device, &run.shape.model, None, true, memory, None)
+}
+
+/// The launches, for memory that has every region.
+pub fn plan(run: &Run, memory: &Buffers, output: Argument) -> Plan {
+    let Model { depth, heads, head_dim, mlp, .. } = run.shape.model;
+    let mut plan = Plan::default();
+    fused::prepare(&mut plan, run, memory, output);
+    let at = |name: &str| memory.at(name);
+    let steps = i32_of(run.steps);
+    let (velocity, state) = if run.looped { (NULL, output) } else { (output, NULL) };
+    let layers = [
+        "h",
+        "qkv_proj",
+        "o_proj",
+        "gate_up_proj",
+        "down_proj",
+        "styles1",
+        "styles2",
+        "final_styles",
+        "shift_qkv",
+        "shift_gate_up",
+    ];
+    let activations = ["angles", "keys", "values", "scaled", "q", "attended", "hidden", "squares", "arrived"];
+    let actions = ["action_out", "action_out_bias", "action_in", "action_in_bias"];
+    let dt = Argument::F32((-1.0 / run.steps as f64) as f32);
+    let sizes = [velocity, state, dt, i32_of(run.shape.s), i32_of(run.shape.p), i32_of(depth), steps];
+    for (styles, weights, shifts, columns) in
+        [("styles1", "qkv_proj", "shift_qkv", (heads + 2) * head_dim), ("styles2", "gate_up_proj", "shift_gate_up", 2 * mlp)]
+    {
+        let arguments = [at(styles), at(weights), at(shifts), at("arrived"), i32_of(columns), steps];
+        plan.launch_stack("denoise_persistent_shift", columns, depth, &arguments);
+    }
+    let regions = layers.iter().chain(&activations).chain(&actions).map(|name| at(name));
+    plan.launch("denoise_persistent", run.shape.s, &regions.chain(sizes).collect::<Vec<_>>());
+    plan
+}

@@ -1,0 +1,222 @@
+//! A list of launches, written once and walked each time: kernels, library products, named ranges.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::buffers::Buffers;
+use super::launch::{Launch, grid};
+use crate::denoise::model::Model;
+use crate::kernels::launch_of;
+use kernelgate::backend::BackendError;
+use kernelgate_cuda::driver::event::Crossing;
+use kernelgate_cuda::driver::persistence::SetAside;
+use kernelgate_cuda::driver::window::Window;
+use kernelgate_cuda::libraries::gemm::{Blas, Gemm, Spec};
+use kernelgate_cuda::observe::range::Range;
+use kernelgate_cuda::{Argument, Device, Kernel, LaunchShape, Manner};
+
+/// Most launches of a product by which its algorithm is chosen: a step's, where there are more.
+const MOST_TIMED: usize = 40;
+
+/// One entry; kernels and products by their number.
+enum Op {
+    Launch { kernel: usize, shape: LaunchShape, arguments: Vec<Argument>, manner: Manner },
+    Product { lane: usize, product: usize, x: u64, w: u64, y: u64 },
+    Cross { crossing: usize, from: usize, to: usize },
+    Begin(String),
+    End,
+}
+
+/// The list, with everything that it launches and the memory it works on.
+pub struct Program {
+    ops: Vec<Op>,
+    kernels: Vec<Kernel>,
+    products: Vec<Gemm>,
+    blas: Option<Rc<Blas>>,
+    crossings: Vec<Crossing>,
+    _memory: Buffers,
+    _set_aside: Option<SetAside>,
+}
+
+impl Program {
+    /// Enqueues all of it.
+    ///
+    /// # Errors
+    /// When a launch is refused.
+    pub fn enqueue(&self) -> Result<(), BackendError> {
+        let mut ranges = Vec::new();
+        for op in &self.ops {
+            match op {
+                Op::Launch { kernel, shape, arguments, manner } => {
+                    self.kernels[*kernel].launch_as(*manner, *shape, arguments)?;
+                }
+                Op::Product { lane, product, x, w, y } => self.products[*product].launch(*lane, *x, *w, *y)?,
+                Op::Cross { crossing, from, to } => {
+                    let blas = self.blas.as_ref().expect("lanes are the library's");
+                    self.crossings[*crossing].mark(blas.stream(*from))?;
+                    self.crossings[*crossing].hold(blas.stream(*to))?;
+                }
+                Op::Begin(name) => ranges.push(Range::new(name)),
+                Op::End => drop(ranges.pop()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A launch as it is written down.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Written {
+    /// A kernel for so many items, of so many layers, and what L2 is to do with a range of what it reads.
+    Launch { symbol: &'static str, items: usize, layers: usize, arguments: Vec<Argument>, window: Option<Window> },
+    /// A product of the matrices at these addresses, in a lane; kernels are in the first.
+    Product { lane: usize, spec: Spec, x: u64, w: u64, y: u64 },
+    /// What comes in one lane waits for what is in another so far.
+    Cross { from: usize, to: usize },
+    /// A named range begins.
+    Begin(String),
+    /// The range begun last ends.
+    End,
+}
+
+/// What a program will do, before anything is compiled: writing it needs addresses only.
+#[derive(Default)]
+pub struct Plan {
+    pub written: Vec<Written>,
+}
+
+impl Plan {
+    /// Adds a kernel for so many items: its arguments in order, of memory that the finished program or its task keeps.
+    pub fn launch(&mut self, symbol: &'static str, items: usize, arguments: &[Argument]) {
+        self.launch_stack(symbol, items, 1, arguments)
+    }
+
+    /// The same with a window.
+    pub fn launch_within(&mut self, symbol: &'static str, items: usize, arguments: &[Argument], window: Option<Window>) {
+        self.written.push(Written::Launch { symbol, items, layers: 1, arguments: arguments.to_vec(), window });
+    }
+
+    /// The same for so many layers at once.
+    pub fn launch_stack(&mut self, symbol: &'static str, items: usize, layers: usize, arguments: &[Argument]) {
+        self.written.push(Written::Launch { symbol, items, layers, arguments: arguments.to_vec(), window: None });
+    }
+
+    /// Adds a product of the matrices at these addresses, in a lane. They are as the spec says and live as a launch's; y overlaps
+    /// neither x nor w, and nothing that may run concurrently uses y.
+    pub fn product(&mut self, lane: usize, spec: Spec, x: u64, w: u64, y: u64) {
+        self.written.push(Written::Product { lane, spec, x, w, y });
+    }
+
+    /// Lets what comes in lane `to` wait for what is in lane `from` so far. At the end the first lane has to have waited for all others.
+    pub fn cross(&mut self, from: usize, to: usize) {
+        self.written.push(Written::Cross { from, to });
+    }
+
+    /// Begins a named range.
+    pub fn begin(&mut self, name: impl Into<String>) {
+        self.written.push(Written::Begin(name.into()));
+    }
+
+    /// Ends the range begun last.
+    pub fn end(&mut self) {
+        self.written.push(Written::End);
+    }
+
+    /// Compiles, loads and describes everything in it. The program keeps the memory and what it has set aside of L2; products need the
+    /// library. If wanted, kernels begin while the kernel before them ends.
+    ///
+    /// # Errors
+    /// When a kernel does not compile or load, a grid cannot hold its blocks, or the library knows no algorithm.
+    pub fn finish(
+        self,
+        device: &Arc<Device>,
+        model: &Model,
+        blas: Option<&Rc<Blas>>,
+        overlapping: bool,
+        memory: Buffers,
+        set_aside: Option<SetAside>,
+    ) -> Result<Program, BackendError> {
+        let mut program = Program {
+            ops: Vec::new(),
+            kernels: Vec::new(),
+            products: Vec::new(),
+            blas: blas.cloned(),
+            crossings: Vec::new(),
+            _memory: memory,
+            _set_aside: set_aside,
+        };
+        let mut loaded: BTreeMap<&'static str, (usize, u32, u32)> = BTreeMap::new();
+        let mut described: Vec<Spec> = Vec::new();
+        for written in self.written {
+            program.ops.push(match written {
+                Written::Begin(name) => Op::Begin(name),
+                Written::End => Op::End,
+                Written::Cross { from, to } => {
+                    program.crossings.push(Crossing::new(device)?);
+                    Op::Cross { crossing: program.crossings.len() - 1, from, to }
+                }
+                Written::Launch { symbol, items, layers, arguments, window } => {
+                    let launch = Launch::of(symbol);
+                    let (kernel, block, shared_bytes) = match loaded.get(symbol) {
+                        Some(&known) => known,
+                        None => {
+                            let build = launch.build(model);
+                            let (block, shared_bytes) =
+                                launch_of(&build, symbol).expect("every denoise kernel is among the sources");
+                            let kernel = device.kernel(&build, symbol)?;
+                            if shared_bytes > 0 {
+                                kernel.allow_shared(shared_bytes)?;
+                            }
+                            if !symbol.starts_with("denoise_per_op_") {
+                                kernel.prefer_shared()?;
+                            }
+                            program.kernels.push(kernel);
+                            *loaded.entry(symbol).or_insert((program.kernels.len() - 1, block, shared_bytes))
+                        }
+                    };
+                    let [x, y, _] = (launch.blocks)(model, items);
+                    let grid = grid([x, y, layers])
+                        .ok_or_else(|| BackendError::Launch(format!("{symbol} needs more blocks than a grid holds")))?;
+                    let shape = LaunchShape { grid, block, shared_bytes };
+                    if let Some(cluster) = launch.together {
+                        let clusters = program.kernels[kernel].clusters_at_once(shape, cluster as u32)?;
+                        let needed = x / cluster;
+                        if clusters < needed {
+                            return Err(BackendError::Unsupported(format!(
+                                "its {needed} clusters of {cluster} blocks have to run at once, this GPU runs {clusters}"
+                            )));
+                        }
+                    }
+                    Op::Launch { kernel, shape, arguments, manner: Manner { overlapping, window } }
+                }
+                Written::Product { lane, spec, x, w, y } => {
+                    let product = match described.iter().position(|known| *known == spec) {
+                        Some(product) => product,
+                        None => {
+                            let blas = blas.expect("a program with products was given the library");
+                            program.products.push(Gemm::new(blas, spec)?);
+                            described.push(spec);
+                            described.len() - 1
+                        }
+                    };
+                    Op::Product { lane, product, x, w, y }
+                }
+            });
+        }
+        // Every product is timed on all that it multiplies here: layer after layer of weights, as they will come.
+        for (number, product) in program.products.iter_mut().enumerate() {
+            let operands: Vec<[u64; 3]> = program
+                .ops
+                .iter()
+                .filter_map(|op| match *op {
+                    Op::Product { product, x, w, y, .. } if product == number => Some([x, w, y]),
+                    _ => None,
+                })
+                .take(MOST_TIMED)
+                .collect();
+            product.choose(&operands)?;
+        }
+        Ok(program)
+    }
+}

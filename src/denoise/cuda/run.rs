@@ -1,0 +1,63 @@
+//! What a rung runs, and what its kernels can hold.
+
+use kernelgate::backend::BackendError;
+use kernelgate::backend::cuda::Output;
+use kernelgate::workload::Dtype;
+use kernelgate_cuda::Device;
+
+use super::launch;
+use crate::denoise::definition::{Loop, Shape, Step};
+use crate::denoise::model::ACTION;
+
+/// Most steps that are captured: a graph of the operations one by one has 400 nodes a step.
+const MOST_CAPTURED: usize = 100;
+
+/// A step, or a loop of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Run {
+    /// Model and sizes.
+    pub shape: Shape,
+    /// How many velocities.
+    pub steps: usize,
+    /// Whether the velocities move the actions; else the one velocity is the output.
+    pub looped: bool,
+}
+
+impl From<&Step> for Run {
+    fn from(problem: &Step) -> Self {
+        Self { shape: problem.expert, steps: 1, looped: false }
+    }
+}
+
+impl From<&Loop> for Run {
+    fn from(problem: &Loop) -> Self {
+        Self { shape: problem.expert, steps: problem.steps, looped: true }
+    }
+}
+
+impl Run {
+    /// Whether the kernels compute it, one operation each.
+    pub fn supported_per_op(&self) -> Result<(), String> {
+        self.supported()
+    }
+
+    /// Whether the fused kernels are compiled for its model.
+    pub fn supported_fused(&self) -> Result<(), String> {
+        self.supported()?;
+        launch::compiled_for(&self.shape.model).map(drop).ok_or_else(|| "not compiled for this model".to_owned())
+    }
+
+    pub fn supported(&self) -> Result<(), String> {
+        if self.shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
+    }
+
+    /// Itself, if it is short enough to be captured.
+    pub fn captured(&self) -> Result<Self, String> {
+        if self.steps <= MOST_CAPTURED { Ok(*self) } else { Err(format!("captures up to {MOST_CAPTURED} steps")) }
+    }
+
+    /// The one output.
+    pub fn output(&self, device: &Device) -> Result<Output, BackendError> {
+        Output::new(device, if self.looped { "actions" } else { "velocity" }, [self.shape.s, ACTION], Dtype::F32)
+    }
+}

@@ -1,0 +1,324 @@
+//! Declared memory and refusals anywhere; on a GPU every rung against the reference, at the small model and at the full width with few
+//! layers, for repeatability, and its memory against what it declares.
+
+use super::buffers::Buffers;
+use super::program::{Plan, Written};
+use super::*;
+use crate::denoise::definition::Shape;
+use crate::denoise::model::{Model, PI05, TINY};
+use crate::gpu_tests::{gpu, prepare};
+use kernelgate::backend::Executable;
+use kernelgate::verify::{Comparison, verify};
+use kernelgate::workload::{Dtype, Problem};
+use kernelgate_cuda::Argument;
+use kernelgate_cuda::driver::memory;
+use kernelgate_cuda::driver::window::{Lines, Window};
+
+/// Every kernel of the full model in a fraction of its time.
+const SHALLOW: Model = Model { name: "shallow", depth: 2, ..PI05 };
+
+fn shape(model: Model, s: usize, p: usize) -> Shape {
+    Shape { model, s, p, dtype: Dtype::Bf16 }
+}
+
+fn looped(model: Model, s: usize, p: usize, steps: usize) -> Loop {
+    Loop { expert: shape(model, s, p), steps }
+}
+
+/// The rows that compute a problem.
+fn supporting<P>(rows: &'static [Implementation<P>], problem: &P) -> Vec<&'static Implementation<P>> {
+    rows.iter().filter(|row| (row.supports)(problem).is_ok()).collect()
+}
+
+/// Verifies every row, two launches each: a launch must not depend on what the last one left.
+fn check<P: Problem>(
+    rows: impl IntoIterator<Item = &'static Implementation<P>>,
+    problem: &P,
+    device: &Arc<Device>,
+    name: &str,
+) -> Vec<(&'static str, Comparison)> {
+    let inputs = problem.inputs(21);
+    let expected = problem.reference(&inputs);
+    let mut found = Vec::new();
+    for row in rows {
+        assert_eq!((row.supports)(problem), Ok(()), "{}", row.name);
+        let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
+        for launch in 1..=2 {
+            match verify(&mut task, &expected, problem.tolerance()) {
+                Ok(comparison) => found.push((row.name, comparison)),
+                Err(error) => panic!("{} launch {launch}, {name}: {error}", row.name),
+            }
+        }
+    }
+    found.iter().step_by(2).for_each(|(row, found)| {
+        eprintln!("{name} {row}: max {:.1e}, relative L2 {:.1e}", found.max_error, found.relative_l2);
+    });
+    found
+}
+
+#[test]
+fn f32_and_long_captures_are_refused_with_a_reason() {
+    let expert = Shape { dtype: Dtype::F32, ..shape(TINY, 7, 13) };
+    for row in STEP {
+        assert!(row.name.starts_with("cuda/") && !row.about.is_empty());
+        assert_eq!((row.supports)(&Step { expert }), Err("computes bf16 only".to_owned()), "{}", row.name);
+    }
+    let long = looped(TINY, 7, 13, 101);
+    let reasons: Vec<_> = LOOP.iter().map(|row| (row.supports)(&long)).collect();
+    assert_eq!(reasons[0], Ok(()));
+    assert!(reasons[1..].iter().all(|reason| *reason == Err("captures up to 100 steps".to_owned())));
+    let other = Step { expert: shape(Model { mlp: 192, ..TINY }, 7, 13) };
+    assert_eq!((STEP[0].supports)(&other), Ok(()));
+    assert_eq!((STEP[2].supports)(&other), Err("not compiled for this model".to_owned()));
+    assert_eq!((STEP[2].supports)(&Step { expert: shape(SHALLOW, 7, 13) }), Ok(()));
+    // The persistent kernel has one size.
+    assert_eq!(STEP[4].name, "cuda/persistent");
+    let persistent = |model, s, p| (STEP[4].supports)(&Step { expert: shape(model, s, p) });
+    assert_eq!(persistent(TINY, 7, 13), Err("not compiled for this model".to_owned()));
+    assert_eq!(persistent(SHALLOW, 57, 13), Err("has room for 56 actions".to_owned()));
+    assert_eq!(persistent(SHALLOW, 50, 975), Err("has room for 1024 keys, prefix and actions together".to_owned()));
+    assert_eq!(persistent(PI05, 56, 968), Ok(()));
+    assert_eq!(LOOP[4].name, "cuda/fused_overlap_l2");
+    assert!((LOOP[4].supports)(&looped(TINY, 7, 13, 1)).unwrap_err().contains("nothing to keep"));
+    assert_eq!((LOOP[4].supports)(&looped(TINY, 7, 13, 2)), Ok(()));
+}
+
+#[test]
+fn declared_memory_is_what_the_shapes_say() {
+    let declared = |row: &Implementation<Loop>, problem: &Loop| {
+        let Prepare::CudaWithin { device_bytes, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
+        device_bytes(problem)
+    };
+    let problem = looped(TINY, 7, 13, 3);
+    let inputs = problem.inputs(1).bytes() as u64;
+    let fixed = 3 * 8 + 7 * 32 * 4;
+    // The time's three panels; styles of 2·2 + 1 norms; angles, h, squares, q; a panel of attended and two of hidden; the suffix' keys and
+    // values.
+    let panel = 64 * 64 * 2;
+    let fused = 3 * panel + 5 * 3 * 192 * 4 + 7 * 16 * 4 + 7 * 64 * 2 + 7 * 4 + 7 * 32 * 2 + 3 * panel + 2 * 2 * 7 * 16 * 2;
+    assert_eq!(declared(&LOOP[2], &problem), inputs + fixed + fused);
+    assert_eq!(declared(&LOOP[3], &problem), declared(&LOOP[2], &problem));
+    assert_eq!(declared(&LOOP[4], &problem), declared(&LOOP[2], &problem));
+    assert_eq!(declared(&LOOP[1], &problem), declared(&LOOP[0], &problem) + 3 * (16 << 20));
+    // 20 tokens are padded to 24.
+    let scores = 7 * 2 * 24 * (4 + 2) + 2 * 24 * 16 * 2;
+    let rows = 7 * (32 * 2 + 16 * 4 + 64 * (2 + 4 + 2 + 4 + 2) + 2 * 32 * 2 + 2 * 16 * 2 + 2 * 128 * 2 + 32 * 4);
+    let per_op = 3 * 64 * 2 + 5 * 192 * 4 + rows + scores;
+    assert_eq!(declared(&LOOP[0], &problem), inputs + fixed + per_op + (16 << 20));
+    // The full loop: its 879 MB of weights and caches are nearly all of it.
+    let full = looped(PI05, 50, 968, 10);
+    for row in LOOP {
+        let gigabytes = declared(row, &full) as f64 / 1e9;
+        assert!((0.87..0.96).contains(&gigabytes), "{}: {gigabytes}", row.name);
+    }
+}
+
+/// The plans of the kinds of launches, with made-up memory.
+fn plans(run: &Run) -> [(Plan, Buffers); 3] {
+    let output = Argument::Address(1 << 40);
+    let whole = Buffers::imagined(run, &[buffers::inputs(run, &[]), per_op::scratch(run)].concat());
+    let caches = fused::caches(run).to_vec();
+    let tailed = Buffers::imagined(run, &[fused::inputs(run), fused::packed(run), caches, fused::scratch(run)].concat());
+    let padded = Buffers::imagined(run, &[fused::inputs(run), persistent::packed(run), persistent::scratch(run)].concat());
+    [
+        (per_op::plan(run, &whole, output, true), whole),
+        (fused::plan(run, &tailed, output, None), tailed),
+        (persistent::plan(run, &padded, output), padded),
+    ]
+}
+
+/// Parameter types of a kernel, from its source.
+fn parameters(symbol: &str) -> Vec<String> {
+    let source = launch::Launch::of(symbol).build(&TINY).source.text;
+    let from = source.find(&format!("{symbol}(")).unwrap() + symbol.len() + 1;
+    let list = &source[from..from + source[from..].find(')').unwrap()];
+    list.split(',').map(|parameter| parameter.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+}
+
+#[test]
+fn every_launch_has_the_arguments_of_its_kernel() {
+    for run in [Run::from(&Step { expert: shape(SHALLOW, 50, 968) }), Run::from(&looped(TINY, 7, 13, 3))] {
+        for (plan, memory) in plans(&run) {
+            let known = |address: u64| address == 0 || address == 1 << 40 || memory.holds(address);
+            for written in &plan.written {
+                let Written::Launch { symbol, arguments, items, .. } = written else { continue };
+                let parameters = parameters(symbol);
+                assert_eq!(parameters.len(), arguments.len(), "{symbol}");
+                assert!(*items > 0, "{symbol}");
+                for (parameter, argument) in parameters.iter().zip(arguments) {
+                    let fits = match argument {
+                        Argument::Address(address) => parameter.contains('*') && known(*address),
+                        Argument::I32(_) => parameter.starts_with("int "),
+                        Argument::I64(_) => parameter.starts_with("i64 "),
+                        Argument::F32(_) => parameter.starts_with("float ") && !parameter.contains('*'),
+                        _ => false,
+                    };
+                    assert!(fits, "{symbol}: {argument:?} for {parameter}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn plans_have_the_launches_and_ranges_of_the_model() {
+    let run = Run::from(&Loop { expert: shape(PI05, 50, 968), steps: 10 });
+    let [(per_op, _), (fused, _), (persistent, _)] = plans(&run);
+    let count = |plan: &Plan, wanted: fn(&Written) -> bool| plan.written.iter().filter(|written| wanted(written)).count();
+    let commands = |plan: &Plan| count(plan, |written| matches!(written, Written::Launch { .. } | Written::Product { .. }));
+    // Per step: 5 for the time, 3 actions in, angles, 18 layers of 21, 3 for the last norm, the projection and Euler; one copy.
+    assert_eq!(commands(&per_op), 10 * (5 + 3 + 1 + 18 * 21 + 3 + 1 + 1) + 1);
+    // Embedding, angles, two layers of the time, three styles, begin; five a layer, one a step.
+    assert_eq!(commands(&fused), 8 + 10 * (18 * 5 + 1));
+    // The same before the loop, two shifts, and the loop.
+    assert_eq!(commands(&persistent), 8 + 2 + 1);
+    let begun = count(&per_op, |written| matches!(written, Written::Begin(_)));
+    assert_eq!(begun, count(&per_op, |written| matches!(written, Written::End)));
+    assert_eq!(begun, 1 + 10 * (1 + 3 + 18 * 11 + 2));
+    assert!(per_op.written.contains(&Written::Begin("Step_9/Layer_17/KV_Concat".to_owned())));
+}
+
+#[test]
+fn attention_keeps_the_caches_until_the_last_step() {
+    let run = Run::from(&looped(TINY, 7, 13, 3));
+    let regions = [fused::inputs(&run), fused::packed(&run), fused::caches(&run).to_vec(), fused::scratch(&run)].concat();
+    let memory = Buffers::imagined(&run, &regions);
+    let (address, bytes) = memory.span("keys", "values");
+    // Keys and values of two layers, 20 rows of 16 columns each, without a gap.
+    assert_eq!((address, bytes), (memory.address("keys"), 2 * 2 * 20 * 16 * 2));
+    let kept = Window { address, bytes, lines: Lines::Keep(1.0) };
+    let output = Argument::Address(1 << 40);
+    let plan = fused::plan(&run, &memory, output, Some(kept));
+    let windows: Vec<_> = plan
+        .written
+        .iter()
+        .filter_map(|written| match written {
+            Written::Launch { symbol, window, arguments, .. } => Some((*symbol, *window, arguments)),
+            _ => None,
+        })
+        .filter(|(symbol, window, _)| *symbol == "denoise_fused_attention" || window.is_some())
+        .collect();
+    assert_eq!(windows.len(), 3 * 2);
+    for (launch, (symbol, window, arguments)) in windows.into_iter().enumerate() {
+        assert_eq!(symbol, "denoise_fused_attention");
+        assert_eq!(window, Some(if launch < 2 * 2 { kept } else { kept.released() }), "{launch}");
+        for argument in &arguments[1..3] {
+            let Argument::Address(read) = argument else { panic!("keys and values are addresses") };
+            assert!((address..address + bytes as u64).contains(read), "{launch}");
+        }
+    }
+    let without = fused::plan(&run, &memory, output, None);
+    assert!(without.written.iter().all(|written| !matches!(written, Written::Launch { window: Some(_), .. })));
+}
+
+#[test]
+fn every_rung_agrees_with_the_reference_on_the_small_model() {
+    let Some((device, _alone)) = gpu() else { return };
+    for (s, p) in [(1, 1), (7, 13), (16, 100), (50, 968), (33, 1200), (64, 64), (65, 31), (130, 2100)] {
+        let name = format!("tiny s={s} p={p}");
+        check(&STEP[..4], &Step { expert: shape(TINY, s, p) }, &device, &name);
+    }
+    for (s, p, steps) in [(7, 13, 1), (7, 13, 3), (50, 968, 10), (70, 20, 70)] {
+        let rows = if steps > 1 { &LOOP[..5] } else { &LOOP[..4] };
+        check(rows, &looped(TINY, s, p, steps), &device, &format!("tiny s={s} p={p} steps={steps}"));
+    }
+}
+
+#[test]
+fn every_rung_agrees_with_the_reference_at_the_full_width() {
+    let Some((device, _alone)) = gpu() else { return };
+    for (s, p) in [(50, 968), (10, 712), (1, 1), (67, 1500)] {
+        let problem = Step { expert: shape(SHALLOW, s, p) };
+        let rows = supporting(STEP, &problem);
+        assert_eq!(rows.len(), if s <= 56 { 5 } else { 4 });
+        check(rows, &problem, &device, &format!("shallow s={s} p={p}"));
+    }
+    check(LOOP, &looped(SHALLOW, 50, 968, 10), &device, "shallow s=50 p=968 steps=10");
+}
+
+#[test]
+fn the_persistent_kernel_agrees_with_the_reference_to_its_bounds() {
+    let Some((device, _alone)) = gpu() else { return };
+    // All rows and all keys; rows of one block of eight and one more; a prefix that ends within sixteen keys, or before all of some blocks'.
+    for (s, p) in [(56, 968), (8, 1016), (9, 1015), (1, 1023), (33, 500), (50, 974), (24, 3), (17, 111)] {
+        check(&STEP[4..], &Step { expert: shape(SHALLOW, s, p) }, &device, &format!("shallow s={s} p={p}"));
+    }
+    // One layer, an odd number of them; more steps than a tile of shifts has.
+    for (depth, steps) in [(1, 1), (1, 2), (3, 5), (1, 37)] {
+        let model = Model { depth, ..SHALLOW };
+        check(&LOOP[5..], &looped(model, 50, 968, steps), &device, &format!("depth={depth} steps={steps}"));
+    }
+    // Ranks without rows and clusters without queries, step after step.
+    for (s, p, steps) in [(1, 1, 3), (9, 40, 2), (56, 968, 3)] {
+        check(&LOOP[5..], &looped(SHALLOW, s, p, steps), &device, &format!("shallow s={s} p={p} steps={steps}"));
+    }
+}
+
+#[test]
+fn the_full_step_agrees_with_the_reference() {
+    let Some((device, _alone)) = gpu() else { return };
+    check(STEP, &Step { expert: shape(PI05, 50, 968) }, &device, "pi05 s=50 p=968");
+}
+
+#[test]
+fn a_loop_without_velocity_returns_the_noise() {
+    let Some((device, _alone)) = gpu() else { return };
+    let problem = looped(TINY, 7, 13, 10);
+    let mut inputs = problem.inputs(1);
+    inputs.tensor_mut("action_out").as_bytes_mut().fill(0);
+    inputs.f32_mut("action_out_bias").fill(0.0);
+    for row in supporting(LOOP, &problem) {
+        let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
+        task.launch().unwrap();
+        assert_eq!(task.outputs().unwrap().f32("actions"), inputs.f32("x"), "{}", row.name);
+    }
+}
+
+#[test]
+fn fused_launches_repeat_bit_by_bit() {
+    let Some((device, _alone)) = gpu() else { return };
+    let problem = looped(SHALLOW, 50, 968, 10);
+    let inputs = problem.inputs(23);
+    let mut kinds = Vec::new();
+    for row in LOOP {
+        let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
+        let mut launch = || {
+            task.poison_outputs().unwrap();
+            task.launch().unwrap();
+            task.synchronize().unwrap();
+            task.outputs().unwrap().tensor("actions").as_bytes().to_vec()
+        };
+        let first = launch();
+        let same = (0..8).all(|_| launch() == first);
+        eprintln!("{}: the same bits each time: {same}", row.name);
+        if row.name.starts_with("cuda/fused") {
+            kinds.push(first);
+        }
+        assert!(same || ["cuda/per_op", "cuda/graph"].contains(&row.name), "{}", row.name);
+    }
+    // Starting early changes when, never what.
+    assert!(kinds.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+#[test]
+fn declared_memory_is_within_a_twentieth_of_what_is_used() {
+    let Some((device, _alone)) = gpu() else { return };
+    let problem = looped(PI05, 50, 968, 10);
+    let inputs = problem.inputs(24);
+    for row in LOOP {
+        let Prepare::CudaWithin { device_bytes, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
+        let free = || memory::settled(&device).unwrap().0 as f64;
+        // Once before, so that modules and the pool's own overhead are not counted.
+        if prepare(row, &problem, &inputs, &device).is_none() {
+            continue;
+        }
+        let before = free();
+        let task = prepare(row, &problem, &inputs, &device);
+        let used = before - free();
+        drop(task);
+        let declared = device_bytes(&problem) as f64;
+        eprintln!("{}: declared {:.1} MB, used {:.1} MB", row.name, declared / 1e6, used / 1e6);
+        // Allocations come from the driver in pieces of 32 MiB.
+        assert!((used - declared).abs() <= 0.05 * declared + 64e6, "{}: declared {declared}, used {used}", row.name);
+    }
+}

@@ -1,0 +1,179 @@
+//! The denoise loop of a robot policy: the action expert of pi0.5, one Euler step and the whole loop.
+//!
+//! Source: openpi `gemma.py`, `pi0.py` and `pi0_pytorch.py`. A transformer of multi-query attention layers over a horizon
+//! of noisy actions; every norm is modulated by the time (adaRMS), and attention sees a cached prefix besides the actions.
+//!
+//! One step at time t, for actions `x [S, 32]`, with `positions = P..P+S`:
+//!
+//! ```text
+//! cond = silu(silu(embedding(t)·time_in + b)·time_out + b)              (scale, shift, gate) = cond·style + b
+//! h = x·action_in + b                                                   norm(h) = h·rsqrt(mean h² + 1e-6)·(1 + scale) + shift
+//! each layer:  y = norm1(h);  q, k, v = y·{q,k,v}_proj;  q, k = rope(q, k; positions)
+//!              h += gate1·(softmax(q·[k_cache; k]ᵀ/√E)·[v_cache; v])·o_proj
+//!              y = norm2(h);  h += gate2·(gelu_tanh(y·gate_proj)·(y·up_proj))·down_proj
+//! velocity = final_norm(h)·action_out + b
+//! ```
+//!
+//! The loop starts from `x` at t = 1 and takes `steps` times `x += dt·velocity(x, t); t += dt`, with `dt = -1/steps`.
+//! The caches are not updated. Time and its embedding are fp64, the state `x` is fp32 in every implementation.
+//!
+//! Tensors, row-major, matrices `[in, out]` so that `y = x·W`; layers are stacked. W width, D depth, M mlp width, H query
+//! heads, E head dimension, S horizon, P prefix; head h of a row of q is its elements `h·E..(h+1)·E`.
+//! Matrices and caches have the dtype of the problem, biases, `x` and `t` are always f32.
+//!
+//! | input | shape | |
+//! |---|---|---|
+//! | `x` | [S, 32] | actions; the noise, in the loop |
+//! | `t` | \[1\] | time, step only |
+//! | `time_in`, `time_out` | [W, W] | with `time_in_bias`, `time_out_bias` \[W\] |
+//! | `action_in` | [32, W] | with `action_in_bias` \[W\] |
+//! | `style1`, `style2` | [D, W, 3W] | columns: scale, shift, gate; with `style1_bias`, `style2_bias` [D, 3W] |
+//! | `q_proj` | [D, W, H·E] | |
+//! | `k_proj`, `v_proj` | [D, W, E] | |
+//! | `o_proj` | [D, H·E, W] | |
+//! | `gate_proj`, `up_proj` | [D, W, M] | |
+//! | `down_proj` | [D, M, W] | |
+//! | `k_cache`, `v_cache` | [D, P, E] | keys carry their rotation already |
+//! | `final_style` | [W, 3W] | as the styles, the gate is not used; with `final_style_bias` \[3W\] |
+//! | `action_out` | [W, 32] | with `action_out_bias` \[32\] |
+//!
+//! | output | shape | |
+//! |---|---|---|
+//! | `velocity` | [S, 32], f32 | of the step |
+//! | `actions` | [S, 32], f32 | of the loop |
+//!
+//! Deliberately absent: images, language and the making of the prefix; the state token of pi0; a mask, as the suffix sees
+//! all of the prefix and all of itself.
+
+use super::model::ACTION;
+use super::reference::{self, Expert};
+pub use super::shape::Shape;
+use kernelgate::workload::{Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload};
+
+const MODEL: Axis = Axis::one_of("model", &["pi05", "tiny"], "the expert of pi0.5 (430 M weights), or a small one for exact tests");
+const S: Axis = Axis::number("s", "horizon: actions denoised together");
+const P: Axis = Axis::number("p", "prefix: cached tokens, 968 with three images, 712 with two");
+const STEPS: Axis = Axis::number("steps", "Euler steps");
+const DTYPE: Axis = Axis::one_of("dtype", &["f32", "bf16"], "dtype of weights and caches; the state is always f32");
+
+/// The time of [`STEP`]: three of ten steps into the loop.
+const STEP_TIME: f32 = 0.7;
+const MOST_STEPS: usize = 1 << 10;
+
+/// One velocity.
+pub const STEP: Workload<Step> = Workload {
+    name: "denoise/step",
+    about: "one step of the pi0.5 action expert: actions and time to velocity",
+    revision: 1,
+    axes: &[MODEL, S, P, DTYPE],
+    default: &["model=pi05 s=50 p=968 dtype=f32"],
+    accelerator: &["model=pi05 s=50 p=968 dtype=bf16", "model=pi05 s=10 p=712 dtype=bf16"],
+    thorough: &["model=pi05 s=10,15,50 p=712,968 dtype=f32,bf16", "model=tiny s=7,50 p=13,968 dtype=f32,bf16"],
+    bind: |point| Ok(Step { expert: Shape::bind(point)? }),
+};
+
+/// The whole loop.
+pub const LOOP: Workload<Loop> = Workload {
+    name: "denoise/loop",
+    about: "the denoise loop of the pi0.5 action expert: noise to actions in Euler steps",
+    revision: 1,
+    axes: &[MODEL, S, P, STEPS, DTYPE],
+    // On two cores the full loop takes about 3 s and its reference 9: for the CPU it belongs to the thorough sweep.
+    default: &["model=tiny s=50 p=968 steps=10 dtype=f32"],
+    accelerator: &["model=pi05 s=50 p=968 steps=10 dtype=bf16", "model=pi05 s=10 p=712 steps=10 dtype=bf16"],
+    thorough: &[
+        "model=pi05 s=10,50 p=712,968 steps=10 dtype=f32,bf16",
+        "model=pi05 s=50 p=968 steps=5 dtype=bf16",
+        "model=tiny s=7,50 p=13,968 steps=1,10 dtype=f32,bf16",
+    ],
+    bind: |point| {
+        let steps = point.number("steps")?;
+        if steps > MOST_STEPS {
+            return Err(AxisError::Combination(format!("steps={steps}: up to {MOST_STEPS}")));
+        }
+        Ok(Loop { expert: Shape::bind(point)?, steps })
+    },
+};
+
+/// `denoise/step`: `x [S, 32]` at time `t` to `velocity [S, 32]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Step {
+    /// Model and shape.
+    pub expert: Shape,
+}
+
+impl Problem for Step {
+    fn inputs(&self, seed: u64) -> Tensors {
+        self.expert.inputs(seed).with("t", [1], vec![STEP_TIME])
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let x = inputs.tensor("x").to_f64(0, self.expert.s * ACTION);
+        let expert = Expert::new(&self.expert, inputs, &inputs.tensor("t").to_f64(0, 1));
+        vec![Expected::all("velocity", [self.expert.s, ACTION], expert.velocity(&x, 0))]
+    }
+
+    fn work(&self) -> Work {
+        let mut work = self.expert.work(1);
+        work.read_bytes += Dtype::F32.bytes() as u64;
+        work
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        match self.expert.dtype {
+            // Measured: 3.0e-6 on the full model, 9e-7 on the small one.
+            Dtype::F32 => Tolerance { max_error: 2e-5, relative_l2: 2e-5 },
+            // Rounding every activation to bf16, the residual stream too, costs 1.9e-2 on the full model and up to 1.4e-2
+            // on the small one (both measures). The least of the faults tested costs 6e-2.
+            _ => Tolerance { max_error: 6e-2, relative_l2: 5e-2 },
+        }
+    }
+
+    fn host_bytes(&self) -> u64 {
+        self.expert.host_bytes(1)
+    }
+}
+
+/// `denoise/loop`: noise `x [S, 32]` to `actions [S, 32]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Loop {
+    /// Model and shape.
+    pub expert: Shape,
+    /// Euler steps.
+    pub steps: usize,
+}
+
+impl Problem for Loop {
+    fn inputs(&self, seed: u64) -> Tensors {
+        self.expert.inputs(seed)
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let x = inputs.tensor("x").to_f64(0, self.expert.s * ACTION);
+        let expert = Expert::new(&self.expert, inputs, &reference::times(self.steps));
+        let actions = reference::euler(self.steps, x, |x, step| expert.velocity(x, step));
+        vec![Expected::all("actions", [self.expert.s, ACTION], actions)]
+    }
+
+    fn work(&self) -> Work {
+        self.expert.work(self.steps)
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        match self.expert.dtype {
+            // 7.6e-7 on the full model, 7e-7 on the small one.
+            Dtype::F32 => Tolerance { max_error: 5e-6, relative_l2: 5e-6 },
+            // Errors of the steps average: 6.8e-3 on the full model with every activation rounded to bf16, up to 4.8e-3 on
+            // the small one.
+            _ => Tolerance { max_error: 2.5e-2, relative_l2: 2e-2 },
+        }
+    }
+
+    fn host_bytes(&self) -> u64 {
+        self.expert.host_bytes(self.steps)
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,18 @@
+//! The denoise loop of a robot policy: definition, fp64 reference, CPU and CUDA rows.
+
+mod cpu;
+mod cuda;
+mod definition;
+pub mod model;
+#[cfg(test)]
+mod plain;
+pub mod reference;
+mod shape;
+
+pub use definition::*;
+use kernelgate::suite::{Suite, suite};
+
+/// The workloads of the family, each with its rows.
+pub fn suites() -> Vec<Box<dyn Suite>> {
+    vec![suite(&STEP, cpu::STEP.iter().chain(cuda::STEP)), suite(&LOOP, cpu::LOOP.iter().chain(cuda::LOOP))]
+}

@@ -1,0 +1,148 @@
+//! The expert's dimensions, and from them every input tensor: its name, shape, dtype and distribution.
+
+use half::bf16;
+
+use kernelgate::workload::{Data, Dtype, Tensor, random};
+
+/// Columns of an action.
+pub const ACTION: usize = 32;
+
+/// The expert of pi0.5: gemma_300m with adaRMS.
+pub const PI05: Model = Model { name: "pi05", width: 1024, depth: 18, mlp: 4096, heads: 8, head_dim: 256 };
+
+/// Small enough for a reference written element by element.
+pub const TINY: Model = Model { name: "tiny", width: 64, depth: 2, mlp: 128, heads: 2, head_dim: 16 };
+
+/// Dimensions of an expert with one key-value head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Model {
+    /// The value of the axis.
+    pub name: &'static str,
+    /// Columns of the residual stream, and of the time embedding.
+    pub width: usize,
+    /// Layers.
+    pub depth: usize,
+    /// Columns inside the feed-forward.
+    pub mlp: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Columns of a head; even.
+    pub head_dim: usize,
+}
+
+/// When a tensor has to be read in a loop of steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Read {
+    /// In every step.
+    EachStep,
+    /// Once.
+    Once,
+}
+
+/// One input tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorSpec {
+    /// Name, part of the workload's definition.
+    pub name: &'static str,
+    /// Extent of each axis, outermost first.
+    pub shape: Vec<usize>,
+    /// Dtype.
+    pub dtype: Dtype,
+    /// How often it has to be read.
+    pub read: Read,
+    /// Standard deviation of its elements; their mean is 0.
+    pub deviation: f32,
+}
+
+impl TensorSpec {
+    /// Size of the elements.
+    pub fn bytes(&self) -> u64 {
+        self.elements() * self.dtype.bytes() as u64
+    }
+
+    fn elements(&self) -> u64 {
+        self.shape.iter().map(|&extent| extent as u64).product()
+    }
+
+    /// The tensor of that seed.
+    pub(super) fn draw(&self, seed: u64) -> Tensor {
+        let (len, deviation) = (self.shape.iter().product(), self.deviation);
+        let data = match self.dtype {
+            Dtype::Bf16 => Data::Bf16(random::map_normal(seed, self.name, len, |x| bf16::from_f32(deviation * x))),
+            _ => Data::F32(random::map_normal(seed, self.name, len, |x| deviation * x)),
+        };
+        Tensor::new(self.shape.clone(), data)
+    }
+}
+
+impl Model {
+    /// The model of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        [PI05, TINY].into_iter().find(|model| model.name == name)
+    }
+
+    /// Weights of all layers without their styles: what every step must read.
+    pub fn layer_weights(&self) -> u64 {
+        let attention = 2 * self.heads * self.head_dim + 2 * self.head_dim;
+        (self.depth * self.width * (attention + 3 * self.mlp)) as u64
+    }
+
+    /// Elements of the style matrices, without biases.
+    pub fn style_weights(&self) -> u64 {
+        ((2 * self.depth + 1) * 3 * self.width * self.width) as u64
+    }
+
+    /// Elements of the time's two matrices, without biases.
+    pub fn time_weights(&self) -> u64 {
+        (2 * self.width * self.width) as u64
+    }
+
+    /// Every input of a horizon `s` and a prefix `p` but the time, in the order of use.
+    ///
+    /// Deviations keep activations of order one through all layers and let every part matter: a factor 2 on `q_proj`
+    /// makes attention pick some tokens (uniform attention averages to almost nothing), a factor 2 on the styles gives
+    /// gates of about 0.4.
+    pub fn tensors(&self, s: usize, p: usize, dtype: Dtype) -> Vec<TensorSpec> {
+        let Self { width, depth, mlp, heads, head_dim, .. } = *self;
+        let matrix = |name, shape: &[usize], read, gain: f32| {
+            let rows = shape[shape.len() - 2];
+            TensorSpec { name, shape: shape.to_vec(), dtype, read, deviation: gain / (rows as f32).sqrt() }
+        };
+        let f32_tensor = |name, shape: &[usize], deviation| TensorSpec {
+            name,
+            shape: shape.to_vec(),
+            dtype: Dtype::F32,
+            read: Read::Once,
+            deviation,
+        };
+        let bias = |name, shape: &[usize]| f32_tensor(name, shape, 0.1);
+        let cache = |name| TensorSpec { name, shape: vec![depth, p, head_dim], dtype, read: Read::EachStep, deviation: 1.0 };
+        let layer = |name, rows, columns, gain| matrix(name, &[depth, rows, columns], Read::EachStep, gain);
+        vec![
+            f32_tensor("x", &[s, ACTION], 1.0),
+            matrix("time_in", &[width, width], Read::Once, 1.0),
+            bias("time_in_bias", &[width]),
+            matrix("time_out", &[width, width], Read::Once, 1.0),
+            bias("time_out_bias", &[width]),
+            matrix("action_in", &[ACTION, width], Read::Once, 1.0),
+            bias("action_in_bias", &[width]),
+            matrix("style1", &[depth, width, 3 * width], Read::Once, 2.0),
+            bias("style1_bias", &[depth, 3 * width]),
+            layer("q_proj", width, heads * head_dim, 2.0),
+            layer("k_proj", width, head_dim, 1.0),
+            layer("v_proj", width, head_dim, 1.0),
+            cache("k_cache"),
+            cache("v_cache"),
+            layer("o_proj", heads * head_dim, width, 1.0),
+            matrix("style2", &[depth, width, 3 * width], Read::Once, 2.0),
+            bias("style2_bias", &[depth, 3 * width]),
+            layer("gate_proj", width, mlp, 1.0),
+            layer("up_proj", width, mlp, 1.0),
+            layer("down_proj", mlp, width, 1.0),
+            matrix("final_style", &[width, 3 * width], Read::Once, 2.0),
+            bias("final_style_bias", &[3 * width]),
+            matrix("action_out", &[width, ACTION], Read::Once, 1.0),
+            bias("action_out_bias", &[ACTION]),
+        ]
+    }
+}

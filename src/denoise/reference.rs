@@ -1,0 +1,242 @@
+//! The expert in fp64: the definition that every implementation is held against.
+//!
+//! Matrix products are `faer`'s, everything else is written out. Matrices are converted a block of columns at a time, so
+//! that the fp64 copy of a model never exists.
+
+use std::f64::consts::{PI, TAU};
+
+use faer::linalg::matmul::matmul;
+use faer::{Accum, MatMut, MatRef, Par};
+use rayon::prelude::*;
+
+use super::model::Model;
+use super::shape::Shape;
+use kernelgate::simd::leave_avx;
+use kernelgate::workload::Tensors;
+use kernelgate::workload::tensor::split_columns;
+
+/// Columns of a matrix that one task converts: 4096 rows of them are 2 MB, which stay in L2.
+const COLUMNS: usize = 64;
+/// Rows of queries that one task attends with.
+const QUERIES: usize = 64;
+
+/// The expert with its styles of the given times.
+pub struct Expert<'a> {
+    shape: &'a Shape,
+    inputs: &'a Tensors,
+    times: usize,
+    /// Styles before each layer's attention, `[depth][times, 3W]`.
+    style1: Vec<Vec<f64>>,
+    /// Styles before each layer's feed-forward, `[depth][times, 3W]`.
+    style2: Vec<Vec<f64>>,
+    /// The last style, `[times, 3W]`.
+    final_style: Vec<f64>,
+}
+
+impl<'a> Expert<'a> {
+    /// Computes the styles of every time.
+    pub fn new(shape: &'a Shape, inputs: &'a Tensors, times: &[f64]) -> Self {
+        let Model { width, depth, .. } = shape.model;
+        let n = times.len();
+        let silu_all = |values: Vec<f64>| values.into_iter().map(silu).collect::<Vec<_>>();
+        let embedding: Vec<f64> = times.iter().flat_map(|&t| time_embedding(t, width)).collect();
+        let hidden = silu_all(linear(inputs, "time_in", "time_in_bias", 0, &embedding, n));
+        let cond = silu_all(linear(inputs, "time_out", "time_out_bias", 0, &hidden, n));
+        let layers = |matrix, bias| (0..depth).map(|layer| linear(inputs, matrix, bias, layer, &cond, n)).collect();
+        Self {
+            shape,
+            inputs,
+            times: n,
+            style1: layers("style1", "style1_bias"),
+            style2: layers("style2", "style2_bias"),
+            final_style: linear(inputs, "final_style", "final_style_bias", 0, &cond, n),
+        }
+    }
+
+    /// The velocity `[S, 32]` of actions `x [S, 32]` at time number `time`.
+    pub fn velocity(&self, x: &[f64], time: usize) -> Vec<f64> {
+        assert!(time < self.times, "time {time} of {}", self.times);
+        let Shape { model, s, .. } = *self.shape;
+        let mut h = linear(self.inputs, "action_in", "action_in_bias", 0, x, s);
+        for layer in 0..model.depth {
+            let style = Style::of(&self.style1[layer], time, model.width);
+            let attended = self.attention(layer, &ada_rms(&h, &style));
+            add_gated(&mut h, &self.project("o_proj", layer, &attended), style.gate);
+
+            let style = Style::of(&self.style2[layer], time, model.width);
+            let y = ada_rms(&h, &style);
+            let mut hidden = self.project("gate_proj", layer, &y);
+            let up = self.project("up_proj", layer, &y);
+            hidden.par_iter_mut().zip(&up).for_each(|(gate, up)| *gate = gelu_tanh(*gate) * up);
+            add_gated(&mut h, &self.project("down_proj", layer, &hidden), style.gate);
+        }
+        let y = ada_rms(&h, &Style::of(&self.final_style, time, model.width));
+        linear(self.inputs, "action_out", "action_out_bias", 0, &y, s)
+    }
+
+    /// `softmax(q·kᵀ/√E)·v` over the prefix and the suffix, all heads on one key-value head: `y [S, W]` to `[S, H·E]`.
+    fn attention(&self, layer: usize, y: &[f64]) -> Vec<f64> {
+        let Shape { model: Model { heads, head_dim, .. }, p, .. } = *self.shape;
+        let cached = |name| self.inputs.tensor(name).to_f64(layer * p * head_dim, p * head_dim);
+        // Rows of q are (position, head) pairs: the heads of a row lie side by side, so this is its shape as it is.
+        let mut q = self.project("q_proj", layer, y);
+        rope(&mut q, head_dim, |row| p + row / heads);
+        let mut suffix = self.project("k_proj", layer, y);
+        rope(&mut suffix, head_dim, |row| p + row);
+        let k = [cached("k_cache"), suffix].concat();
+        let v = [cached("v_cache"), self.project("v_proj", layer, y)].concat();
+
+        let context = p + self.shape.s;
+        let keys = MatRef::from_row_major_slice(&k, context, head_dim).transpose();
+        let values = MatRef::from_row_major_slice(&v, context, head_dim);
+        let scale = 1.0 / (head_dim as f64).sqrt();
+        let block = |q: &[f64]| {
+            let rows = q.len() / head_dim;
+            let mut scores = product(MatRef::from_row_major_slice(q, rows, head_dim), keys);
+            scores.chunks_mut(context).for_each(|row| softmax(row, scale));
+            product(MatRef::from_row_major_slice(&scores, rows, context), values)
+        };
+        q.par_chunks(QUERIES * head_dim).flat_map_iter(block).collect()
+    }
+
+    fn project(&self, name: &str, layer: usize, x: &[f64]) -> Vec<f64> {
+        project(self.inputs, name, layer, x, self.shape.s)
+    }
+}
+
+/// Times of a loop: 1, and then `dt = -1/steps` further each.
+pub fn times(steps: usize) -> Vec<f64> {
+    let dt = -1.0 / steps as f64;
+    std::iter::successors(Some(1.0), |t| Some(t + dt)).take(steps).collect()
+}
+
+/// `steps` times `x += dt·velocity(x, step)`, with `dt = -1/steps`.
+pub fn euler(steps: usize, mut x: Vec<f64>, mut velocity: impl FnMut(&[f64], usize) -> Vec<f64>) -> Vec<f64> {
+    let dt = -1.0 / steps as f64;
+    for step in 0..steps {
+        let v = velocity(&x, step);
+        x.iter_mut().zip(v).for_each(|(x, v)| *x += dt * v);
+    }
+    x
+}
+
+/// `[sin(2πt/period), cos(2πt/period)]` with `width / 2` periods from 4e-3 to 4, in geometric steps.
+pub fn time_embedding(t: f64, width: usize) -> Vec<f64> {
+    let (shortest, longest) = (4e-3f64, 4.0f64);
+    let count = width / 2;
+    let angle = |i: usize| {
+        let fraction = if count > 1 { i as f64 / (count - 1) as f64 } else { 0.0 };
+        TAU * t / (shortest * (longest / shortest).powf(fraction))
+    };
+    (0..count).map(|i| angle(i).sin()).chain((0..count).map(|i| angle(i).cos())).collect()
+}
+
+/// One adaRMS: rows of `[W]` each.
+#[derive(Debug, Clone, Copy)]
+pub struct Style<'a> {
+    /// Added to 1, a factor of the normalised row.
+    pub scale: &'a [f64],
+    /// Added after it.
+    pub shift: &'a [f64],
+    /// Factor of the branch that the norm opens.
+    pub gate: &'a [f64],
+}
+
+impl<'a> Style<'a> {
+    /// Row `time` of styles `[times, 3W]`.
+    fn of(styles: &'a [f64], time: usize, width: usize) -> Self {
+        let mut parts = styles[time * 3 * width..].chunks(width);
+        let mut part = || parts.next().expect("a style has three parts");
+        Self { scale: part(), shift: part(), gate: part() }
+    }
+}
+
+/// `x·rsqrt(mean x² + 1e-6)·(1 + scale) + shift`, row by row.
+pub fn ada_rms(x: &[f64], style: &Style) -> Vec<f64> {
+    let width = style.scale.len();
+    let mut y = x.to_vec();
+    for row in y.chunks_mut(width) {
+        let mean = row.iter().map(|x| x * x).sum::<f64>() / width as f64;
+        let factor = 1.0 / (mean + 1e-6).sqrt();
+        for (i, x) in row.iter_mut().enumerate() {
+            *x = *x * factor * (1.0 + style.scale[i]) + style.shift[i];
+        }
+    }
+    y
+}
+
+/// Rotates the pairs `(i, i + E/2)` of every row of `[rows, E]` by `position / 1e4^(2i/E)`.
+pub fn rope(x: &mut [f64], head_dim: usize, position: impl Fn(usize) -> usize) {
+    let half = head_dim / 2;
+    for (row, x) in x.chunks_mut(head_dim).enumerate() {
+        let (first, second) = x.split_at_mut(half);
+        for (i, (a, b)) in first.iter_mut().zip(second).enumerate() {
+            let angle = position(row) as f64 / 1e4f64.powf(i as f64 / half as f64);
+            let (sin, cos) = angle.sin_cos();
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        }
+    }
+}
+
+/// `x / (1 + e^-x)`.
+pub fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+/// `x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`.
+pub fn gelu_tanh(x: f64) -> f64 {
+    0.5 * x * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+}
+
+/// `softmax(scale·row)` in place.
+pub fn softmax(row: &mut [f64], scale: f64) {
+    let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    row.iter_mut().for_each(|x| *x = (scale * (*x - largest)).exp());
+    let sum: f64 = row.iter().sum();
+    row.iter_mut().for_each(|x| *x /= sum);
+}
+
+/// `h += gate·branch`, row by row.
+fn add_gated(h: &mut [f64], branch: &[f64], gate: &[f64]) {
+    for (h, branch) in h.chunks_mut(gate.len()).zip(branch.chunks(gate.len())) {
+        for ((h, branch), gate) in h.iter_mut().zip(branch).zip(gate) {
+            *h += gate * branch;
+        }
+    }
+}
+
+/// `x·W + b` with matrix and bias number `layer` of their stacks.
+fn linear(inputs: &Tensors, matrix: &str, bias: &str, layer: usize, x: &[f64], rows: usize) -> Vec<f64> {
+    let mut y = project(inputs, matrix, layer, x, rows);
+    let columns = y.len() / rows;
+    let bias = inputs.tensor(bias).to_f64(layer * columns, columns);
+    y.chunks_mut(columns).for_each(|row| row.iter_mut().zip(&bias).for_each(|(y, b)| *y += b));
+    y
+}
+
+/// `x·W` with matrix number `layer` of a stack, `x` of `rows` rows: a task converts and multiplies a block of columns.
+pub(super) fn project(inputs: &Tensors, name: &str, layer: usize, x: &[f64], rows: usize) -> Vec<f64> {
+    let tensor = inputs.tensor(name);
+    let [.., inner, columns] = *tensor.shape() else { panic!("`{name}` is a matrix") };
+    let x = MatRef::from_row_major_slice(x, rows, inner);
+    let mut y = vec![0.0; rows * columns];
+    split_columns(&mut y, columns, COLUMNS).into_par_iter().enumerate().for_each(|(block, mut y)| {
+        let width = y[0].len();
+        let mut w = Vec::with_capacity(inner * width);
+        for row in 0..inner {
+            w.extend(tensor.to_f64((layer * inner + row) * columns + block * COLUMNS, width));
+        }
+        let product = product(x, MatRef::from_row_major_slice(&w, inner, width));
+        y.iter_mut().zip(product.chunks(width)).for_each(|(y, row)| y.copy_from_slice(row));
+    });
+    y
+}
+
+/// `a·b`, row-major.
+pub fn product(a: MatRef<f64>, b: MatRef<f64>) -> Vec<f64> {
+    let mut out = vec![0.0; a.nrows() * b.ncols()];
+    matmul(MatMut::from_row_major_slice_mut(&mut out, a.nrows(), b.ncols()), Accum::Replace, a, b, 1.0, Par::Seq);
+    // The exponentials that follow would take thirty times as long.
+    leave_avx();
+    out
+}

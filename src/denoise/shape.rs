@@ -1,0 +1,96 @@
+//! The sizes of a problem of the family, and what follows from them.
+
+use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Unit, Work};
+
+use super::model::{ACTION, Model, Read, TensorSpec};
+
+/// The most tokens of horizon or prefix, and the most steps: far beyond any policy, and no count overflows 64 bits.
+pub(super) const MOST_TOKENS: usize = 1 << 16;
+
+/// What the step and the loop share: a model on a horizon and a prefix.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shape {
+    /// The expert.
+    pub model: Model,
+    /// Horizon: rows of `x`.
+    pub s: usize,
+    /// Prefix: rows of the caches of a layer.
+    pub p: usize,
+    /// Dtype of matrices and caches.
+    pub dtype: Dtype,
+}
+
+impl Shape {
+    pub(super) fn bind(point: &Point) -> Result<Self, AxisError> {
+        let model = Model::named(point.word("model")?).expect("the axis lists the models");
+        let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
+        let (s, p) = (point.number("s")?, point.number("p")?);
+        if s.max(p) > MOST_TOKENS {
+            return Err(AxisError::Combination(format!("s={s}, p={p}: up to {MOST_TOKENS} tokens each")));
+        }
+        Ok(Self { model, s, p, dtype })
+    }
+
+    /// Tokens that a query sees.
+    pub fn context(&self) -> usize {
+        self.p + self.s
+    }
+
+    /// Seeded inputs without `t`.
+    pub(super) fn inputs(&self, seed: u64) -> Tensors {
+        let mut inputs = Tensors::new();
+        for spec in self.model.tensors(self.s, self.p, self.dtype) {
+            inputs.insert(spec.name, spec.draw(seed));
+        }
+        inputs
+    }
+
+    /// Operations of the layers' projections in one step.
+    pub fn projection_flops(&self) -> u64 {
+        2 * self.s as u64 * self.model.layer_weights()
+    }
+
+    /// Operations of both attention products in one step.
+    pub fn attention_flops(&self) -> u64 {
+        let Model { depth, heads, head_dim, .. } = self.model;
+        4 * (self.s * heads) as u64 * self.context() as u64 * (head_dim * depth) as u64
+    }
+
+    /// Work of `steps` velocities at as many times.
+    pub(super) fn work(&self, steps: usize) -> Work {
+        let Model { width, depth, mlp, heads, head_dim, .. } = self.model;
+        let (steps, s) = (steps as u64, self.s as u64);
+        // The styles depend on the time only, one row a step; the actions pass 32 columns twice.
+        let styles = 2 * (self.model.style_weights() + self.model.time_weights());
+        let actions = 4 * s * (ACTION * width) as u64;
+        let matmul = steps * (self.projection_flops() + self.attention_flops() + styles + actions);
+        // An element of a norm: square, sum, 1/rms, 1 + scale, product, shift. Of rope: two products, one sum.
+        let norms = 6 * s * width as u64 * (2 * depth + 1) as u64;
+        let rope = 3 * s * ((heads + 1) * head_dim * depth) as u64;
+        // Softmax: scale, maximum, difference, exponential, sum, quotient. GELU by its formula, times `up`. Gated residuals.
+        let softmax = 6 * s * heads as u64 * self.context() as u64 * depth as u64;
+        let gelu = 10 * s * (mlp * depth) as u64;
+        let residuals = 4 * s * (width * depth) as u64;
+        let euler = 2 * s * ACTION as u64;
+        let vector = steps * (norms + rope + softmax + gelu + residuals + euler);
+        let specs = self.model.tensors(self.s, self.p, self.dtype);
+        // 623 MB of layer weights in bf16 fit on no chip: they pass once a step, and the caches with them. Everything else
+        // is used at once for all steps (styles) or small enough to stay.
+        let read = specs.iter().map(|spec| spec.bytes() * if spec.read == Read::EachStep { steps } else { 1 }).sum();
+        let write = s * (ACTION * Dtype::F32.bytes()) as u64;
+        Work::bytes(read, write).with_flops(Unit::Matmul, self.dtype, matmul).with_flops(Unit::Vector, Dtype::F32, vector)
+    }
+
+    /// Inputs, outputs, the reference at its peak, and the scores of a layer, which an implementation may hold.
+    pub(super) fn host_bytes(&self, steps: usize) -> u64 {
+        let Model { width, depth, mlp, heads, head_dim, .. } = self.model;
+        let inputs: u64 = self.model.tensors(self.s, self.p, self.dtype).iter().map(TensorSpec::bytes).sum();
+        // The reference, in f64: the styles of all steps and the activations of a layer; its blocks of weights and scores
+        // are a few MB.
+        let styles = steps * (2 * depth + 1) * 3 * width;
+        let rows = self.s * (4 * width + 2 * heads * head_dim + 3 * mlp) + 4 * self.context() * head_dim;
+        let scores = self.s * heads * self.context() * Dtype::F32.bytes();
+        let outputs = 2 * self.s * ACTION * Dtype::F64.bytes();
+        inputs + (Dtype::F64.bytes() * (styles + rows) + scores + outputs) as u64
+    }
+}

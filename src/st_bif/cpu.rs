@@ -1,0 +1,278 @@
+//! ST-BIF on the host: blocks of neurons with their state in L1, time loop inside, one pass over memory.
+//!
+//! Backward replays the forward pass of a block (H and c of every step stay in L1) and then runs in reverse time, so it
+//! reads x and gy once and writes gx once.
+
+use std::sync::Arc;
+
+use half::slice::HalfFloatSliceExt;
+use pulp::{Arch, NullaryFnOnce};
+use rayon::prelude::*;
+
+use crate::math::{exp2, larger};
+use crate::st_bif::definition::{Backward, Forward};
+use crate::st_bif::neuron::Parameters;
+use kernelgate::backend::cpu::{Task, threads};
+use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::workload::tensor::split_columns;
+use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
+
+/// Neurons whose state is kept in L1 at a time.
+const LANES: usize = 256;
+
+/// Forward implementations.
+pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
+    name: "cpu",
+    about: "one pass, membrane and tracer of 256 neurons in L1, SIMD over neurons",
+    supports: |problem| if problem.packed { Err("writes one byte a spike".to_owned()) } else { Ok(()) },
+    prepare: Prepare::Cpu(|problem, inputs| {
+        let neurons = problem.neurons;
+        let outputs = Tensors::new().with_output("spikes", [neurons.t, neurons.n], Dtype::I8);
+        let parameters = State32::from(neurons.parameters);
+        Task::new(outputs, move |outputs| {
+            let Data::I8(spikes) = outputs.tensor_mut("spikes").data_mut() else { unreachable!("spikes are i8") };
+            let x = inputs.tensor("x");
+            let width = task_width(neurons.n);
+            split_columns(spikes, neurons.n, width).into_par_iter().enumerate().for_each(|(task, mut rows)| {
+                Arch::new().dispatch(ForwardTask { parameters: &parameters, x, n: neurons.n, from: task * width, rows: &mut rows });
+            });
+        })
+    }),
+}];
+
+/// Backward implementations.
+pub const BACKWARD: &[Implementation<Backward>] = &[Implementation {
+    name: "cpu",
+    about: "replays the forward of 256 neurons in L1, then reverses; one pass over memory",
+    supports: |_| Ok(()),
+    prepare: Prepare::Cpu(|problem, inputs| {
+        let neurons = problem.neurons;
+        let outputs = Tensors::new().with_output("gx", [neurons.t, neurons.n], neurons.dtype);
+        let parameters = State32::from(neurons.parameters);
+        Task::new(outputs, move |outputs| {
+            let (n, inputs) = (neurons.n, &inputs);
+            match outputs.tensor_mut("gx").data_mut() {
+                Data::F32(gx) => backward_columns(&parameters, inputs, n, gx, |to: &mut [f32], from| to.copy_from_slice(from)),
+                Data::F16(gx) => backward_columns(&parameters, inputs, n, gx, |to, from| to.convert_from_f32_slice(from)),
+                Data::Bf16(gx) => backward_columns(&parameters, inputs, n, gx, |to, from| to.convert_from_f32_slice(from)),
+                _ => unreachable!("gx has the dtype of x"),
+            }
+        })
+    }),
+}];
+
+/// Columns of a task: several tasks a thread, whole blocks of lanes.
+fn task_width(n: usize) -> usize {
+    n.div_ceil(8 * threads()).next_multiple_of(LANES)
+}
+
+/// The neuron's scalars in fp32.
+#[derive(Clone, Copy)]
+struct State32 {
+    threshold: f32,
+    tracer_min: i32,
+    tracer_max: i32,
+    prefire: f32,
+}
+
+impl From<Parameters> for State32 {
+    fn from(parameters: Parameters) -> Self {
+        Self {
+            threshold: parameters.threshold as f32,
+            tracer_min: parameters.tracer_min,
+            tracer_max: parameters.tracer_max,
+            prefire: parameters.prefire as f32,
+        }
+    }
+}
+
+impl State32 {
+    fn start(&self) -> f32 {
+        (0.5 + self.prefire) * self.threshold
+    }
+
+    /// What the membrane pays back after step `t`.
+    fn repayment(&self, t: usize) -> f32 {
+        if self.prefire != 0.0 && (t as i64) < i64::from(self.tracer_max) {
+            self.prefire * self.threshold / self.tracer_max as f32
+        } else {
+            0.0
+        }
+    }
+
+    /// One step: the spike, with membrane and tracer moved on.
+    #[inline(always)]
+    fn step(&self, membrane: &mut f32, tracer: &mut i32, repayment: f32) -> i32 {
+        let h = *membrane;
+        let up = (h >= self.threshold) & (*tracer < self.tracer_max);
+        let down = (h < 0.0) & (*tracer > self.tracer_min);
+        let spike = i32::from(up) - i32::from(down);
+        *membrane = h - self.threshold * spike as f32 - repayment;
+        *tracer += spike;
+        spike
+    }
+}
+
+/// A block of neurons. Always whole, the rest of a last one idle: a loop of another length than the compiler knows ends in scalar code.
+type Block<T> = [T; LANES];
+
+/// Elements `from..from + lanes` as f32: where they lie, or converted into the buffer.
+#[inline(always)]
+fn values<'a>(tensor: &'a Tensor, from: usize, lanes: usize, buffer: &'a mut Block<f32>) -> &'a Block<f32> {
+    let range = from..from + lanes;
+    match tensor.data() {
+        Data::F32(values) => match values[range].first_chunk() {
+            Some(block) => return block,
+            None => buffer[..lanes].copy_from_slice(&values[from..from + lanes]),
+        },
+        Data::F16(values) => values[range].convert_to_f32_slice(&mut buffer[..lanes]),
+        Data::Bf16(values) => values[range].convert_to_f32_slice(&mut buffer[..lanes]),
+        Data::F64(_) | Data::I8(_) => unreachable!("inputs are f32, f16 or bf16"),
+    }
+    buffer
+}
+
+/// Columns `from..` of the forward pass. A type of its own, because `dispatch` compiles for the widest SIMD only what it can
+/// inline, and a closure of this size is not inlined.
+struct ForwardTask<'a, 'b> {
+    parameters: &'a State32,
+    x: &'a Tensor,
+    n: usize,
+    from: usize,
+    rows: &'a mut [&'b mut [i8]],
+}
+
+impl NullaryFnOnce for ForwardTask<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { parameters, x, n, from, rows } = self;
+        let width = rows[0].len();
+        for block in (0..width).step_by(LANES) {
+            let lanes = LANES.min(width - block);
+            let mut membrane = [parameters.start(); LANES];
+            let mut tracer = [0i32; LANES];
+            let (mut buffer, mut spikes) = ([0f32; LANES], [0i8; LANES]);
+            for (t, row) in rows.iter_mut().enumerate() {
+                let current = values(x, t * n + from + block, lanes, &mut buffer);
+                let repayment = parameters.repayment(t);
+                for lane in 0..LANES {
+                    membrane[lane] += current[lane];
+                    spikes[lane] = parameters.step(&mut membrane[lane], &mut tracer[lane], repayment) as i8;
+                }
+                row[block..block + lanes].copy_from_slice(&spikes[..lanes]);
+            }
+        }
+    }
+}
+
+fn backward_columns<T: Send>(
+    parameters: &State32,
+    inputs: &Arc<Tensors>,
+    n: usize,
+    gx: &mut [T],
+    store: impl Fn(&mut [T], &[f32]) + Sync,
+) {
+    let (x, gy) = (inputs.tensor("x"), inputs.tensor("gy"));
+    let width = task_width(n);
+    split_columns(gx, n, width).into_par_iter().enumerate().for_each(|(task, mut rows)| {
+        Arch::new().dispatch(BackwardTask { parameters, x, gy, n, from: task * width, rows: &mut rows, store: &store });
+    });
+}
+
+/// Columns `from..` of the backward pass; as [`ForwardTask`].
+struct BackwardTask<'a, 'b, T, S> {
+    parameters: &'a State32,
+    x: &'a Tensor,
+    gy: &'a Tensor,
+    n: usize,
+    from: usize,
+    rows: &'a mut [&'b mut [T]],
+    store: &'a S,
+}
+
+impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { parameters, x, gy, n, from, rows, store } = self;
+        let (steps, width) = (rows.len(), rows[0].len());
+        let surrogate = Surrogate::new(parameters);
+        // H and c before each step, for every lane of a block.
+        let mut history = vec![([0f32; LANES], [0i32; LANES]); steps];
+        let mut buffer = [0f32; LANES];
+        for block in (0..width).step_by(LANES) {
+            let lanes = LANES.min(width - block);
+            let mut membrane = [parameters.start(); LANES];
+            let mut tracer = [0i32; LANES];
+            for (t, (h, c)) in history.iter_mut().enumerate() {
+                let current = values(x, t * n + from + block, lanes, &mut buffer);
+                let repayment = parameters.repayment(t);
+                for lane in 0..LANES {
+                    membrane[lane] += current[lane];
+                    h[lane] = membrane[lane];
+                    c[lane] = tracer[lane];
+                    parameters.step(&mut membrane[lane], &mut tracer[lane], repayment);
+                }
+            }
+            let mut grad_v = [0f32; LANES];
+            let mut grad_tracer = [0f32; LANES];
+            for (t, (h, c)) in history.iter().enumerate().rev() {
+                let gy = values(gy, t * n + from + block, lanes, &mut buffer);
+                for lane in 0..LANES {
+                    let (a, b) = surrogate.at(h[lane], c[lane]);
+                    let m = gy[lane] - parameters.threshold * grad_v[lane] + grad_tracer[lane];
+                    grad_v[lane] += m * a;
+                    grad_tracer[lane] += m * b;
+                }
+                store(&mut rows[t][block..block + lanes], &grad_v[..lanes]);
+            }
+        }
+    }
+}
+
+/// Exponent from which on the surrogate stays at 2^-64, which f32 gradients cannot see: smaller ones would make their products
+/// denormal, and each denormal costs a hundred cycles.
+const FARTHEST: f32 = -64.0;
+
+/// The Gaussian surrogate's constants.
+struct Surrogate {
+    parameters: State32,
+    /// `-log2(e) / (2·(0.405·θ)²)`: the Gaussian as a power of two.
+    exponent: f32,
+    /// `1 / θ`.
+    scale: f32,
+    /// `g(d, 1)` for d = 1 and 2; it is 1 at 0 and, next to it, nothing beyond 2 (g(3, 1) = 1e-12).
+    bounds: [f32; 2],
+}
+
+impl Surrogate {
+    fn new(parameters: &State32) -> Self {
+        let sigma = 0.405 * f64::from(parameters.threshold);
+        let bound = |d: f64| (-d * d / (2.0 * 0.405 * 0.405)).exp() as f32;
+        Self {
+            parameters: *parameters,
+            exponent: (-0.5 * std::f64::consts::LOG2_E / (sigma * sigma)) as f32,
+            scale: 1.0 / parameters.threshold,
+            bounds: [bound(1.0), bound(2.0)],
+        }
+    }
+
+    /// The surrogate gradients (a, b) of a step from its membrane and its tracer before the spike.
+    #[inline(always)]
+    fn at(&self, h: f32, c: i32) -> (f32, f32) {
+        let State32 { threshold, tracer_min, tracer_max, .. } = self.parameters;
+        let above = h - threshold;
+        let up = exp2(larger(above * above * self.exponent, FARTHEST));
+        let down = exp2(larger(h * h * self.exponent, FARTHEST));
+        let a = (if c < tracer_max { up } else { 0.0 } + if c > tracer_min { down } else { 0.0 }) * self.scale;
+        // θ > 0, so at most one of the bounds is in play.
+        let distance = if h >= threshold { tracer_max - c } else { c - tracer_min };
+        let near = if distance == 1 { self.bounds[0] } else { 0.0 } + if distance == 2 { self.bounds[1] } else { 0.0 };
+        let bound = if distance == 0 { 1.0 } else { near };
+        let b = if (h >= threshold) | (h < 0.0) { -bound } else { 0.0 };
+        (a, b)
+    }
+}
