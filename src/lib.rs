@@ -13,7 +13,7 @@ pub mod st_bif;
 
 use std::process::ExitCode;
 
-use kernelgate::harness::Harness;
+use kernelgate::harness::{Harness, Peers};
 use kernelgate::suite::Suite;
 
 pub use kernels::{builds, launch_of};
@@ -25,5 +25,6 @@ pub fn all() -> Vec<Box<dyn Suite>> {
 
 /// `main` of a bench binary of this package; a filter may name a case of another one.
 pub fn bench(name: &'static str, suites: Vec<Box<dyn Suite>>) -> ExitCode {
-    Harness::new(name, suites).siblings(all()).main()
+    const PEERS: &[Peers] = &[st_bif::PEERS, attention::PEERS, denoise::PEERS];
+    Harness::new(name, suites).siblings(all()).peers(PEERS).main()
 }

@@ -54,7 +54,8 @@ const CRATES: &[Rules] = &[
             ("measure", &["simd", "stats", "workload", "backend"]),
             ("record", &["workload", "backend", "verify", "measure"]),
             ("display", &["stats", "record"]),
-            ("harness", &["exit", "workload", "backend", "suite", "verify", "measure", "record", "display"]),
+            ("protocol", &["trace", "measure", "record"]),
+            ("harness", &["exit", "trace", "workload", "backend", "suite", "verify", "measure", "record", "display", "protocol"]),
         ],
         confined: &[
             ("criterion", &["harness/", "measure/criterion.rs"]),
@@ -69,16 +70,22 @@ const CRATES: &[Rules] = &[
     },
     Rules {
         folder: "crates/kernelgate-cli/src",
-        modules: &[("gate", &[]), ("report", &["gate"]), ("compare", &["gate"]), ("verbs", &["gate", "report", "compare"])],
+        modules: &[
+            ("gate", &[]),
+            ("benches", &[]),
+            ("report", &["gate"]),
+            ("compare", &["gate", "benches"]),
+            ("verbs", &["gate", "benches", "report", "compare"]),
+        ],
         confined: &[
-            ("clap", &["lib.rs", "verbs/"]),
+            ("clap", &["lib.rs", "benches/find.rs", "verbs/"]),
             ("safetensors", &["verbs/verify.rs"]),
             ("quick_junit", &["report/junit.rs"]),
             ("sysinfo", &["verbs/doctor.rs"]),
-            ("serde_json", &["compare/build.rs", "verbs/"]),
+            ("serde_json", &["benches/", "verbs/"]),
             ("ctrlc", &["compare/session.rs"]),
             ("indicatif", &["compare/progress.rs"]),
-            ("anyhow", &["lib.rs", "verbs/"]),
+            ("anyhow", &["lib.rs", "benches/", "verbs/"]),
         ],
     },
     Rules {

@@ -1,4 +1,4 @@
-//! Attention in FlashAttention's configuration, forward and backward; its three products apart are in [`components`].
+//! Attention in FlashAttention's configuration, forward and backward; its three products apart are in [`crate::attention::components`].
 //!
 //! 16,384 tokens and a hidden size of 2048 whatever the sequence length, so that cases compare: b = tokens / s,
 //! h = 2048 / d. Source: the benchmark of FlashAttention (arXiv 2205.14135, 2307.08691).

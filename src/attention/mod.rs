@@ -8,6 +8,7 @@ pub mod reference;
 pub mod sample;
 
 pub use definition::*;
+use kernelgate::harness::Peers;
 use kernelgate::suite::{Suite, suite};
 
 /// The workloads of the family, each with its rows.
@@ -20,3 +21,10 @@ pub fn suites() -> Vec<Box<dyn Suite>> {
         suite(&components::VALUES, cpu::VALUES.iter().chain(cuda::VALUES)),
     ]
 }
+
+/// Other people's kernels for the same problems.
+pub const PEERS: Peers = Peers {
+    family: "attention",
+    main: "attention.py",
+    files: &[("common.py", include_str!("../../peers/common.py")), ("attention.py", include_str!("../../peers/attention.py"))],
+};

@@ -10,9 +10,17 @@ pub mod reference;
 mod shape;
 
 pub use definition::*;
+use kernelgate::harness::Peers;
 use kernelgate::suite::{Suite, suite};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Box<dyn Suite>> {
     vec![suite(&STEP, cpu::STEP.iter().chain(cuda::STEP)), suite(&LOOP, cpu::LOOP.iter().chain(cuda::LOOP))]
 }
+
+/// Other people's kernels for the same problems.
+pub const PEERS: Peers = Peers {
+    family: "denoise",
+    main: "denoise.py",
+    files: &[("common.py", include_str!("../../peers/common.py")), ("denoise.py", include_str!("../../peers/denoise.py"))],
+};

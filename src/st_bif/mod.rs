@@ -6,9 +6,17 @@ mod definition;
 pub mod neuron;
 
 pub use definition::*;
+use kernelgate::harness::Peers;
 use kernelgate::suite::{Suite, suite};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Box<dyn Suite>> {
     vec![suite(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD)), suite(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD))]
 }
+
+/// Other people's kernels for the same problems.
+pub const PEERS: Peers = Peers {
+    family: "st_bif",
+    main: "st_bif.py",
+    files: &[("common.py", include_str!("../../peers/common.py")), ("st_bif.py", include_str!("../../peers/st_bif.py"))],
+};

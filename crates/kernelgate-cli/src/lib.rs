@@ -2,12 +2,14 @@
 //!
 //! - [`gate`]: judgement. Runs against a baseline, two builds by interleaved processes, calibrations, compiled kernels.
 //! - [`report`]: verdicts as text, Markdown, JUnit XML and metrics.
+//! - [`benches`]: bench executables found, built and asked.
 //! - [`compare`]: two builds made ready, their processes interleaved.
 //! - [`verbs`]: the command line, one file a verb.
 //!
 //! What is measured, and how, is in `kernelgate`, which the bench executables link; this crate links it for the formats that both
 //! know. A library beside the program so that both of its names share one `main` and its tests reach the parts.
 
+pub mod benches;
 pub mod compare;
 pub mod gate;
 pub mod report;
@@ -19,10 +21,16 @@ use std::process::ExitCode;
 use clap::Parser;
 use kernelgate::exit::Exit;
 use kernelgate::harness::guard;
+use kernelgate::protocol;
 use kernelgate::record::text::printable;
 
 /// The program on these arguments, the first of which is its name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    if std::env::var_os(protocol::VARIABLE).is_some_and(|value| value == protocol::QUESTION) {
+        // It lies beside bench executables, and holds the same marks.
+        println!("{}", benches::PROGRAM);
+        return Exit::Fine.into();
+    }
     guard::keep_panics();
     match guard::catch(|| verbs::Cli::parse_from(arguments).run())
         .unwrap_or_else(|panic| Err(anyhow::anyhow!("internal error, please report it: {panic}")))

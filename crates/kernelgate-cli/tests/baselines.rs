@@ -166,8 +166,8 @@ fn several_runs_are_saved_in_one_go() {
     script(&run);
     save("a --runs 3 -- n64").expect(0, &["run 3 of 3", "1 cases, 3 runs each"]);
     package.kernelgate("baseline list").expect(0, &["/a", "  1     3  "]);
-    package.kernelgate("baseline find a --backend cpu").expect(0, &["a.json"]);
-    package.kernelgate("baseline find b --backend cpu").expect(2, &["no baseline `b` for", "/a"]);
+    package.kernelgate(&format!("baseline find a --backend cpu {}", package.dir())).expect(0, &["a.json"]);
+    package.kernelgate(&format!("baseline find b --backend cpu {}", package.dir())).expect(2, &["no baseline `b` for", "/a"]);
     let before = std::fs::read_to_string(package.baseline("a")).unwrap();
     script(&format!("[ -e second ] && exit 3; touch second\n{run}"));
     save("a --runs 2").expect(2, &["cargo bench ended with exit status: 3: the baseline is as it was"]);

@@ -8,11 +8,11 @@
 
 mod package;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use package::Outcome;
+use package::{Outcome, rustflags};
 use tempfile::TempDir;
 
 const MANIFEST: &str = r#"
@@ -85,16 +85,6 @@ struct Scratch {
     folder: TempDir,
 }
 
-/// The library that `cargo test` built for this test.
-fn library() -> PathBuf {
-    let deps = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("deps");
-    let built = std::fs::read_dir(deps).unwrap().flatten().map(|entry| entry.path()).filter(|path| {
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        name.starts_with("libkernelgate-") && name.ends_with(".rlib")
-    });
-    built.max_by_key(|path| path.metadata().unwrap().modified().unwrap()).unwrap()
-}
-
 impl Scratch {
     fn new() -> Self {
         let scratch = Self { folder: tempfile::tempdir().unwrap() };
@@ -131,13 +121,6 @@ impl Scratch {
     }
 
     fn compare_with(&self, flags: &str) -> Command {
-        let library = library();
-        let rustflags = [
-            "--extern".to_owned(),
-            format!("kernelgate={}", library.display()),
-            "-L".to_owned(),
-            format!("dependency={}", library.parent().unwrap().display()),
-        ];
         let mut command = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
         command
             .args(["compare", "--relative", "0.5", "--tolerated", "0.8", "--max-blocks", "24", "--backend", "cpu"])
@@ -145,7 +128,7 @@ impl Scratch {
             .current_dir(self.folder.path())
             .env("CARGO_MANIFEST_DIR", self.folder.path())
             .env("CARGO_TARGET_DIR", self.folder.path().join("target"))
-            .env("CARGO_ENCODED_RUSTFLAGS", rustflags.join("\u{1f}"))
+            .env("CARGO_ENCODED_RUSTFLAGS", rustflags())
             .env("RAYON_NUM_THREADS", "1")
             .env_remove("RUST_BACKTRACE");
         command
@@ -217,7 +200,7 @@ fn what_cannot_be_compared_is_named() {
 const FAULT: &str = r#"
 fn fault(kind: &str) -> bool {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
-    let order = std::fs::read_to_string(variable("KERNELGATE_TRIAL")).unwrap_or_default();
+    let order = std::fs::read_to_string(variable("KERNELGATE_REQUEST")).unwrap_or_default();
     variable("SCRATCH_FAULT") == kind && order.contains(&variable("SCRATCH_WHEN"))
 }
 "#;

@@ -273,7 +273,9 @@ fn a_blocked_folder_is_found_before_measuring() {
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
     let package = Package::new();
-    let mut commands = [package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "list"), package.bench_command("s1", "")];
+    let list = format!("list {}", package.dir());
+    let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
+    let mut commands = [package.command(program, &list), package.bench_command("s1", "")];
     for command in &mut commands {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);

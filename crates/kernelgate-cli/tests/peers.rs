@@ -3,6 +3,8 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
+mod package;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
@@ -22,10 +24,12 @@ fn peers(run: &str, answer: &str, line: &str) -> (i32, String) {
     )
     .unwrap();
     std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let benches = package::Package::new();
     let output = Command::new(env!("CARGO_BIN_EXE_kernelgate"))
         .arg("peers")
         .args(line.split_whitespace())
         .args(["--records", folder.path().join("runs").to_str().unwrap()])
+        .args(benches.dir().split(' '))
         .env("KERNELGATE_PYTHON", &python)
         .current_dir(folder.path())
         .output()

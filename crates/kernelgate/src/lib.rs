@@ -1,11 +1,16 @@
-//! kernelgate: a benchmark harness for GPU kernels, built on Criterion, with a performance gate.
+//! kernelgate: a benchmark harness for GPU kernels, built on Criterion.
 //!
 //! A [`workload`] says what is computed: seeded inputs, an fp64 reference, declared work. A [`backend`] says how, one
 //! [`backend::Implementation`] a row. The [`harness`] verifies each case, times it, holds it against the device's measured limits and
-//! records the run; the [`gate`] holds runs against a committed baseline. Your own kernel goes through the same `main`: see
-//! `examples/saxpy.rs` and [`prelude`].
+//! records the run. The program, `kernelgate`, drives bench executables that link this crate through one [`protocol`], and decides
+//! whether they got slower. Your own kernel goes through the same `main` as ours: see [`prelude`] and the repository's `examples/`.
 //!
-//! Modules in reading order; each imports only from those before it (a test checks that).
+//! Modules in reading order; each imports only from those before it (a test of the repository checks that).
+//!
+//! # Features
+//!
+//! - `matmul-ceiling`: measures the host's ceiling of matrix products, at the price of a matrix library. Without it, CPU cases of
+//!   workloads with such products are held against the host's bandwidth alone.
 
 pub mod exit;
 pub mod simd;
@@ -24,6 +29,8 @@ pub mod measure;
 pub mod record;
 
 pub mod display;
+
+pub mod protocol;
 
 pub mod harness;
 

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use kernelgate_cuda::observe::cupti::KernelRecord;
 
 /// The launches of one kernel.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelTime {
     /// Its symbol.
     pub name: String,
@@ -22,7 +22,7 @@ pub struct KernelTime {
 }
 
 /// A recorded stretch of time.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// From the first kernel's start to the last one's end, nanoseconds.
     pub span_ns: u64,

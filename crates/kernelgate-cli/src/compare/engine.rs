@@ -303,7 +303,9 @@ impl<'a> Engine<'a> {
     fn process(&self, arm: Arm, bench: &str, order: &Order, patience: Duration) -> Result<Option<Run>, String> {
         let side = &self.session.sides[index(arm)];
         let slot = self.session.folder.point_slot(arm).map_err(|error| error.to_string())?;
+        let Some(executable) = side.executables.ours.get(bench) else { return Err("it has no such bench".to_owned()) };
         let trial = process::Trial {
+            version: executable.version,
             program: slot.join("bin").join(bench),
             package: side.package.clone(),
             commit: side.commit.clone(),

@@ -4,13 +4,12 @@
 //! processes (`process`, `rounds`) run until the gate has decided every case or the budget ends (`engine`); `calibrate` does that many times
 //! where the answer is known. Deliberately absent: how to decide (`gate::paired`), how to time (`harness`), printing results (`report`).
 
-mod build;
 pub mod calibrate;
 mod engine;
 mod folder;
 mod git;
+mod install;
 mod load;
-mod mark;
 mod process;
 pub mod progress;
 mod ready;

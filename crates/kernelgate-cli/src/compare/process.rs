@@ -2,100 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use crate::benches::child::{Ended, Running, wait};
+use kernelgate::protocol::{self, Action, Request};
 use kernelgate::record::{Order, Run, file};
 
-/// Between two looks at a process: short against a process, long against what a look costs.
-const LOOK: Duration = Duration::from_millis(5);
 /// Lines of a broken process that are shown.
 const SHOWN_LINES: usize = 4;
-
-/// The process that runs now, for who wants to end it.
-#[derive(Clone, Default)]
-pub struct Running {
-    child: Arc<Mutex<Option<Child>>>,
-}
-
-impl Running {
-    /// Ends the process, if one runs, and lets no other start: for a program that is about to end.
-    pub fn kill(&self) {
-        let mut child = self.lock();
-        if let Some(child) = child.as_mut() {
-            let _ = child.kill().and_then(|()| child.wait());
-        }
-        std::mem::forget(child);
-    }
-
-    /// Starts a process; its streams, where the command pipes them.
-    ///
-    /// # Errors
-    /// When it cannot be started.
-    pub fn start(&self, command: &mut Command) -> std::io::Result<(Option<ChildStdout>, Option<ChildStderr>)> {
-        let mut held = self.lock();
-        let mut child = command.spawn()?;
-        let streams = (child.stdout.take(), child.stderr.take());
-        *held = Some(child);
-        Ok(streams)
-    }
-
-    /// Waits for the process that was started.
-    ///
-    /// # Errors
-    /// When the system does not tell how it ended.
-    pub fn finish(&self, patience: Duration) -> std::io::Result<Ended> {
-        let started = Instant::now();
-        loop {
-            let mut held = self.lock();
-            let Some(child) = held.as_mut() else { return Ok(Ended::TimedOut) };
-            let ended = match child.try_wait()? {
-                Some(status) => Some(Ended::Exited(status)),
-                None if started.elapsed() > patience => {
-                    let _ = child.kill().and_then(|()| child.wait());
-                    Some(Ended::TimedOut)
-                }
-                None => None,
-            };
-            if let Some(ended) = ended {
-                *held = None;
-                return Ok(ended);
-            }
-            drop(held);
-            std::thread::sleep(LOOK);
-        }
-    }
-
-    /// Ends the process and waits for it; whether it still ran.
-    pub fn end(&self) -> bool {
-        let Some(mut child) = self.lock().take() else { return false };
-        let ran = matches!(child.try_wait(), Ok(None));
-        let _ = child.kill().and_then(|()| child.wait());
-        ran
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Child>> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// How a process ended.
-pub enum Ended {
-    /// By itself.
-    Exited(ExitStatus),
-    /// It was killed after its time was over.
-    TimedOut,
-}
-
-/// Starts a process and waits for it.
-///
-/// # Errors
-/// When it cannot be started.
-pub fn wait(command: &mut Command, patience: Duration, running: &Running) -> std::io::Result<Ended> {
-    running.start(command)?;
-    running.finish(patience)
-}
 
 /// What every trial of a comparison has in common.
 pub struct Launch<'a> {
@@ -119,6 +34,8 @@ pub struct Trial<'a> {
     pub commit: String,
     /// Delays added to its launches on purpose.
     pub delays: Option<&'a str>,
+    /// Newest version of the protocol that it speaks.
+    pub version: u64,
     /// What it is to do.
     pub order: &'a Order,
     /// When to give it up.
@@ -137,15 +54,24 @@ pub fn start_beside(launch: &Launch<'_>, trial: &Trial<'_>, beside: &Running) ->
 
 /// The command of a trial, whose order goes into a file of that name.
 fn command(launch: &Launch<'_>, trial: &Trial<'_>, order: &str) -> Result<Command, String> {
-    let order = launch.work.join(order);
-    file::write(&order, trial.order).map_err(|error| format!("failed to {error}"))?;
+    let path = launch.work.join(order);
+    let response = launch.work.join(format!("response-to-{order}"));
+    // Version 1 knew orders only, and takes them under a name of their own.
+    let (variable, written) = match trial.version {
+        1 => ("KERNELGATE_TRIAL", file::write(&path, trial.order)),
+        _ => {
+            let _ = std::fs::remove_file(&response);
+            (protocol::VARIABLE, file::write(&path, &Request { response, action: Action::Trial(trial.order.clone()) }))
+        }
+    };
+    written.map_err(|error| format!("failed to {error}"))?;
     let _ = std::fs::remove_file(&trial.order.record);
     let mut command = Command::new(&trial.program);
     command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
     if let Some(filter) = launch.filter {
         command.arg("--").arg(filter);
     }
-    command.envs(launch.settings).env("KERNELGATE_TRIAL", &order).env("KERNELGATE_COMMIT", &trial.commit);
+    command.envs(launch.settings).env(variable, &path).env("KERNELGATE_COMMIT", &trial.commit);
     command.env("CARGO_MANIFEST_DIR", &trial.package).env("CARGO_TARGET_DIR", launch.work.join("target"));
     command.env("CRITERION_HOME", launch.work.join("criterion")).env_remove("KERNELGATE_SESSION");
     command.env_remove("KERNELGATE_DELAY").envs(trial.delays.map(|delays| ("KERNELGATE_DELAY", delays)));

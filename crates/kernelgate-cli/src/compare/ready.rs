@@ -2,17 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use super::build::{self, Build, Executables};
 use super::folder::{self, Folder};
 use super::git::{Repository, Revision};
-use super::process::Running;
+use super::install::{Executables, install};
 use super::progress::Progress;
 use super::seed::seed;
 use super::{CompareError, Request, Source};
+use crate::benches::cargo::{self, Wanted};
+use crate::benches::child::Running;
+use crate::benches::prebuilt::prebuilt;
 use crate::gate::Refusal;
 use crate::gate::paired::Arm;
 use kernelgate::record::Run;
+
+/// A build that takes longer is stuck.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
 
 /// A side with its executables.
 pub struct Side {
@@ -102,7 +108,8 @@ pub fn twins(request: &Request, folder: &Folder, tools: (&Progress, &Running)) -
 
 fn from_folder(request: &Request, folder: &Folder, arm: Arm, path: &Path) -> Result<Side, CompareError> {
     let label = path.display().to_string();
-    let executables = build::install(&folder.side(arm), &build::prebuilt(path)?, &label, &request.benches)?;
+    let found = prebuilt(path).map_err(|cause| CompareError::io("read", path, &cause))?;
+    let executables = install(&folder.side(arm), &found, &label, &request.benches)?;
     if executables.ours.is_empty() && executables.foreign.is_empty() {
         return Err(CompareError::Usage(format!("no bench executable in {label}")));
     }
@@ -122,23 +129,31 @@ fn from_revision(
     repository.checkout_folder(&source)?;
     repository.check_out(revision, &source)?;
     progress.now(&format!("building {side_name}: {label}"));
-    let what = Build {
-        package: &repository.package,
-        benches: &request.benches,
-        profile: &request.profile,
-        label: &format!("{side_name} {label}"),
-    };
     if arm == Arm::Head && seed(&folder.side(Arm::Base), &folder.side(arm)).is_err() {
         // A full disk, say: cargo then builds the dependencies once more, or says what is wrong.
         let _ = std::fs::remove_dir_all(folder.side(arm).join("target.partial"));
     }
-    let built = folder
-        .in_slot(arm, |slot| build::build(slot, &what, running, |line| progress.passing(&format!("building {side_name}: {line}"))));
+    let package = &repository.package;
+    let wanted = Wanted { benches: &request.benches, package: None, profile: &request.profile };
+    let build = |wanted: Wanted<'_>| {
+        folder.in_slot(arm, |slot| {
+            let manifest = slot.join("src").join(package).join("Cargo.toml");
+            if !manifest.is_file() {
+                let name = package.join("Cargo.toml");
+                return Err(CompareError::Usage(format!("{side_name} {label} has no {}", name.display())));
+            }
+            let mut command = cargo::command(wanted);
+            command.arg("--manifest-path").arg(&manifest).current_dir(manifest.parent().unwrap_or(slot));
+            command.env("CARGO_TARGET_DIR", slot.join("target"));
+            let said = |line: &str| progress.passing(&format!("building {side_name}: {line}"));
+            cargo::build(&mut command, running, BUILD_TIMEOUT, said)
+                .map_err(|why| CompareError::Usage(format!("{side_name} {label} {why}")))
+        })
+    };
     // A bench that one side lacks is no failure of the build: cargo is asked for what there is.
-    let built = match built {
+    let built = match build(wanted) {
         Err(CompareError::Usage(text)) if !request.benches.is_empty() && text.contains("no bench target named") => {
-            let all = Build { benches: &[], ..what };
-            folder.in_slot(arm, |slot| build::build(slot, &all, running, |line| progress.passing(line)))?
+            build(Wanted { benches: &[], ..wanted })?
         }
         other => other?,
     };
@@ -146,14 +161,10 @@ fn from_revision(
         Ok(below) => folder.side(arm).join(below),
         Err(_) => path,
     };
-    let built: BTreeMap<String, PathBuf> = built.into_iter().map(|(name, path)| (name, relocated(path))).collect();
-    let executables = build::install(&folder.side(arm), &built, &what_label(side_name, &label), &request.benches)?;
+    let built: BTreeMap<String, PathBuf> = built.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
+    let executables = install(&folder.side(arm), &built, &format!("{side_name} {label}"), &request.benches)?;
     let package = folder.slot().join("src").join(&repository.package);
     Ok(Side { label, commit: revision.commit.clone(), package, executables })
-}
-
-fn what_label(side: &str, label: &str) -> String {
-    format!("{side} {label}")
 }
 
 /// What the runs that verified both sides of a bench say together.

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::folder::Folder;
-use super::process::Running;
 use super::progress::Progress;
 use super::ready::{self, Matched, Side};
 use super::{CompareError, Request, rounds};
+use crate::benches::child::Running;
 use crate::gate::paired::Arm;
 use kernelgate::exit::Exit;
 use kernelgate::record::{Environment, Pace, Provenance, Trials, file};

@@ -6,17 +6,24 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::choice::unexpected;
+use super::lock::locked;
 use super::output::{Format, print_json};
 use super::sessions::Sessions;
+use super::settings::Settings;
+use crate::benches::ask::{self, Asking};
+use crate::benches::find;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
-use kernelgate::harness::place::Wanted;
-use kernelgate::harness::place::{BackendName, DEFAULT_TIMEOUT_S};
+use kernelgate::protocol::{Action, Answer};
 use kernelgate::record::environment::Mismatch;
 use kernelgate::record::store::check_name;
-use kernelgate::record::{Baseline, Environment, Lock, Run, Store, file};
+use kernelgate::record::{Baseline, Environment, Run, Store, file};
 use kernelgate::stats::{Spread, median};
+
+/// A bench that does not say what it runs on by then is taken for hung.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Verb {
@@ -32,12 +39,10 @@ pub enum Verb {
     Find {
         /// Its name
         name: String,
-        /// Where to run: auto is the GPU if there is one, else the CPU
-        #[arg(long, env = "KERNELGATE_BACKEND", value_enum, default_value = "auto")]
-        backend: BackendName,
-        /// Which GPU, counted from 0
-        #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
-        device: Option<usize>,
+        #[command(flatten)]
+        settings: Settings,
+        #[command(flatten)]
+        benches: find::BenchChoice,
     },
     /// The cases of one baseline
     Show {
@@ -88,7 +93,7 @@ pub enum Verb {
 pub fn run(verb: &Verb, store: &Store) -> anyhow::Result<Exit> {
     match verb {
         Verb::Save(arguments) => super::save::run(arguments, store),
-        Verb::Find { name, backend, device } => find(store, name, *backend, *device),
+        Verb::Find { name, settings, benches } => find(store, name, settings, benches),
         Verb::Seal { file } => seal(file),
         Verb::List { format } => list(store, *format),
         Verb::Show { name, device, format } => show(&read(store, device.as_deref(), name)?, *format),
@@ -111,19 +116,23 @@ fn read(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<Basel
     }
 }
 
-fn find(store: &Store, name: &str, backend: BackendName, device: Option<usize>) -> anyhow::Result<Exit> {
-    let wanted = Wanted { backend, device, patience: Duration::from_secs(DEFAULT_TIMEOUT_S) };
-    let suites = kernelgate_suite::all();
-    let target = wanted.open(&wanted.place(suites.iter().map(AsRef::as_ref))?)?;
-    let device = Environment::of(&target).slug();
-    store.baseline(&device, name)?;
-    println!("{}", store.baseline_path(&device, name)?.display());
+fn find(store: &Store, name: &str, settings: &Settings, benches: &find::BenchChoice) -> anyhow::Result<Exit> {
+    let found = benches.find(&store.root)?;
+    let asking = Asking { settings: settings.variables(), filter: None, timeout: ANSWER_TIMEOUT };
+    // Every bench that has something for the device runs on it.
+    let mut devices: Vec<String> = Vec::new();
+    for (bench, answer) in ask::all(&found, &asking, &Action::Environment)? {
+        let Answer::Environment(environment) = answer else { return Err(unexpected(&bench)) };
+        devices.push(environment.slug());
+    }
+    devices.dedup();
+    let baselines = devices.iter().map(|device| store.baseline(device, name).map(|_| device)).collect::<Vec<_>>();
+    let device = match baselines.into_iter().reduce(|first, next| first.or(next)) {
+        Some(found) => found?,
+        None => anyhow::bail!("no bench says what it runs on"),
+    };
+    println!("{}", store.baseline_path(device, name)?.display());
     Ok(Exit::Fine)
-}
-
-/// The right to read a baseline file, change it and write it.
-pub fn locked(path: &Path) -> anyhow::Result<Lock> {
-    Lock::of(path).map_err(|error| anyhow::anyhow!("failed to {error}"))
 }
 
 fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 use kernelgate::exit::Exit;
-use kernelgate::record::Store;
+
+use crate::benches::package;
 
 use super::{baseline, calibrate, compare, doctor, gate, list, peers, profile, resources, runs, timing, verify};
 
@@ -61,8 +62,7 @@ impl Cli {
     /// # Errors
     /// Bad usage or broken input: [`Exit::Usage`].
     pub fn run(self) -> anyhow::Result<Exit> {
-        // Not by CARGO_MANIFEST_DIR: under `cargo run` that is this program's own package.
-        let mut store = Store::around(&std::env::current_dir()?);
+        let mut store = package::store(&std::env::current_dir()?);
         if let Some(folder) = self.baselines {
             store.baselines = folder;
         }
@@ -71,17 +71,29 @@ impl Cli {
         }
         match self.verb {
             Verb::Doctor(arguments) => doctor::run(&arguments, &store),
-            Verb::List(arguments) => list::run(&arguments),
-            Verb::Verify(arguments) => verify::run(&arguments),
+            Verb::List(arguments) => list::run(&arguments, &store),
+            Verb::Verify(arguments) => verify::run(&arguments, &store),
             Verb::Gate(arguments) => gate::run(&arguments, &store),
             Verb::Compare(arguments) => compare::run(&arguments, &store),
             Verb::Runs(arguments) => runs::run(&arguments, &store),
             Verb::Calibrate(arguments) => calibrate::run(&arguments, &store),
             Verb::Resources(arguments) => resources::run(&arguments, &store),
-            Verb::Timing(arguments) => timing::run(&arguments),
-            Verb::Profile(arguments) => profile::run(&arguments),
+            Verb::Timing(arguments) => timing::run(&arguments, &store),
+            Verb::Profile(arguments) => profile::run(&arguments, &store),
             Verb::Peers(arguments) => peers::run(&arguments, &store),
             Verb::Baseline(verb) => baseline::run(&verb, &store),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
     }
 }

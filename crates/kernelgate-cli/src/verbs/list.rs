@@ -1,12 +1,14 @@
 //! `kernelgate list`: workloads with their axes, implementations, and the selected cases.
 
-use serde::Serialize;
-
-use super::choice::Choice;
-use super::output::{Format, print_json};
+use kernelgate::display;
 use kernelgate::display::table::Table;
 use kernelgate::exit::Exit;
-use kernelgate::workload::axis::Values;
+use kernelgate::protocol::{Action, Answer, ListedCase, ListedProblem, Listing};
+use kernelgate::record::Store;
+use serde::Serialize;
+
+use super::choice::{Choice, unexpected};
+use super::output::{Format, print_json};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -17,9 +19,11 @@ pub struct Arguments {
     format: Format,
 }
 
+/// A case as JSON has it.
 #[derive(Debug, Serialize)]
-struct Listed {
-    case: String,
+struct Listed<'a> {
+    bench: &'a str,
+    case: &'a str,
     /// Whether it can run here, or why not.
     status: String,
     matmul_flops: u64,
@@ -29,61 +33,50 @@ struct Listed {
     device_bytes: Option<u64>,
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
-    let suites = kernelgate_suite::all();
-    let place = arguments.choice.wanted().place(suites.iter().map(AsRef::as_ref))?;
-    let selection = arguments.choice.select(&suites, &place)?;
-    let mut listed = Vec::new();
-    for group in &selection.groups {
-        let problem = group.bound.problem();
-        let work = problem.work();
-        listed.extend(group.cases.iter().map(|case| Listed {
-            case: case.id.clone(),
-            status: "runs here".to_owned(),
-            matmul_flops: work.matmul_flops(),
-            bytes: work.total_bytes(),
-            host_bytes: problem.host_bytes(),
-            device_bytes: group.bound.device_bytes(case.index),
-        }));
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let mut listings: Vec<(String, Listing)> = Vec::new();
+    for (bench, answer) in arguments.choice.ask(store, &Action::List)? {
+        let Answer::List(listing) = answer else { return Err(unexpected(&bench)) };
+        listings.push((bench, listing));
     }
-    listed.extend(selection.skipped.iter().map(|(id, reason)| Listed {
-        case: id.clone(),
-        status: format!("skipped: {reason}"),
-        matmul_flops: 0,
-        bytes: 0,
-        host_bytes: 0,
-        device_bytes: None,
-    }));
+    let cases = || listings.iter().flat_map(|(bench, listing)| listing.cases.iter().map(move |case| (bench, case)));
     if arguments.format == Format::Json {
-        print_json(&listed)?;
+        print_json(&cases().map(|(bench, case)| listed(bench, case)).collect::<Vec<_>>())?;
         return Ok(Exit::Fine);
     }
     if arguments.choice.filter.is_none() && arguments.format == Format::Text {
-        for suite in &suites {
-            println!("{}: {}", suite.name(), suite.about());
-            for axis in suite.axes() {
-                let values = match axis.values {
-                    Values::Number => "a number".to_owned(),
-                    Values::OneOf(words) => words.join(" "),
-                };
-                println!("    axis {:<9} {values}: {}", axis.name, axis.about);
-            }
-            for row in suite.implementations() {
-                println!("    {:<14} {}", row.name, row.about);
-            }
-        }
+        listings.iter().flat_map(|(_, listing)| &listing.workloads).for_each(print_workload);
         println!();
     }
     let mut table = Table::new(&["case", "work", "memory", "GPU memory", "status"]);
-    for case in &listed {
+    for (_, case) in cases() {
         let (work, memory) = match (case.matmul_flops, case.bytes) {
             (0, 0) => ("-".to_owned(), "-".to_owned()),
-            (0, bytes) => (kernelgate::display::bytes(bytes), kernelgate::display::bytes(case.host_bytes)),
-            (flops, _) => (format!("{:.2} GFLOP", flops as f64 / 1e9), kernelgate::display::bytes(case.host_bytes)),
+            (0, bytes) => (display::bytes(bytes), display::bytes(case.host_bytes)),
+            (flops, _) => (format!("{:.2} GFLOP", flops as f64 / 1e9), display::bytes(case.host_bytes)),
         };
-        let device_memory = case.device_bytes.map_or_else(|| "-".to_owned(), kernelgate::display::bytes);
-        table.row(vec![case.case.clone(), work, memory, device_memory, case.status.clone()]);
+        let device_memory = case.device_bytes.map_or_else(|| "-".to_owned(), display::bytes);
+        table.row(vec![case.case.clone(), work, memory, device_memory, status(case)]);
     }
     println!("{}", if arguments.format == Format::Markdown { table.markdown() } else { table.text() });
     Ok(Exit::Fine)
+}
+
+fn print_workload(workload: &ListedProblem) {
+    println!("{}: {}", workload.name, workload.about);
+    for [name, values, about] in &workload.axes {
+        println!("    axis {name:<9} {values}: {about}");
+    }
+    for row in &workload.implementations {
+        println!("    {:<14} {}", row.name, row.about);
+    }
+}
+
+fn listed<'a>(bench: &'a str, case: &'a ListedCase) -> Listed<'a> {
+    let ListedCase { matmul_flops, bytes, host_bytes, device_bytes, .. } = *case;
+    Listed { bench, case: &case.case, status: status(case), matmul_flops, bytes, host_bytes, device_bytes }
+}
+
+fn status(case: &ListedCase) -> String {
+    case.reason.as_ref().map_or_else(|| "runs here".to_owned(), |reason| format!("skipped: {reason}"))
 }

@@ -10,6 +10,7 @@ mod compare;
 mod doctor;
 mod gate;
 mod list;
+mod lock;
 mod output;
 mod peers;
 mod profile;

@@ -5,16 +5,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
+use super::choice::unexpected;
 use super::output::{Format, print_json};
 use super::sessions::Sessions;
+use crate::benches::ask::{self, Asking};
+use crate::benches::find;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
+use kernelgate::protocol::{Action, Answer, PeerProgram};
+use kernelgate::record::store::check_name;
 use kernelgate::record::{CaseRecord, Run, Store};
 use kernelgate::stats::median;
 
@@ -27,18 +33,15 @@ pub struct Arguments {
     python: PathBuf,
     #[command(flatten)]
     sessions: Sessions,
+    #[command(flatten)]
+    benches: find::BenchChoice,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
 }
 
-/// Peer programs by workload family, and what they share.
-const PROGRAMS: &[(&str, &str)] = &[
-    ("attention", include_str!("../../../../peers/attention.py")),
-    ("denoise", include_str!("../../../../peers/denoise.py")),
-    ("st_bif", include_str!("../../../../peers/st_bif.py")),
-];
-const COMMON: &str = include_str!("../../../../peers/common.py");
+/// A bench that does not say its peers by then is taken for hung.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A problem as a peer program reads it.
 #[derive(Debug, Serialize)]
@@ -84,23 +87,24 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let runs = arguments.sessions.read(store)?;
     let filter = arguments.filter.as_deref().map(Regex::new).transpose().context("the filter is not a regular expression")?;
     let problems = problems(&runs, filter.as_ref());
-    let families: BTreeSet<&str> = problems.keys().filter_map(|id| id.split('/').next()).collect();
-    let programs: Vec<_> = PROGRAMS.iter().filter(|(family, _)| families.contains(family)).collect();
     ensure!(
-        !programs.is_empty(),
+        !problems.is_empty(),
         "no hot GPU case of the last run has a peer: run `cargo bench` on a GPU first, or widen the filter"
     );
+    let families: BTreeSet<&str> = problems.keys().filter_map(|id| id.split('/').next()).collect();
+    let programs = programs(arguments, store, &families)?;
     let card = runs.iter().rev().find_map(|run| run.environment.gpu.as_ref()).map(|gpu| gpu.uuid.clone()).unwrap_or_default();
     let mut rows = Vec::new();
     let mut environment = BTreeMap::new();
-    for (family, program) in programs {
+    for program in &programs {
+        let family = &program.family;
         let asked: Vec<Asked<'_>> = problems
             .iter()
             .filter(|(id, _)| id.starts_with(&format!("{family}/")))
             .map(|(id, ours)| Asked { id, workload: &ours[0].case.workload, axes: &ours[0].case.problem })
             .collect();
         eprintln!("timing the peers of {} {family} problems", asked.len());
-        for line in ask(arguments, &card, family, program, &asked)? {
+        for line in ask_program(arguments, &card, program, &asked)? {
             let (id, peer, about, peer_ns, error) = match line {
                 Line::Environment(found) => {
                     environment = found;
@@ -109,7 +113,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
                 Line::Result { id, peer, about, median_ns } => (id, peer, about, Some(median_ns), None),
                 Line::Failed { id, peer, about, error } => (id, peer, about, None, Some(error)),
             };
-            let ours = problems.get(&id).with_context(|| format!("peers/{family}.py answers for {id}, which it was not asked"))?;
+            let ours =
+                problems.get(&id).with_context(|| format!("peers/{} answers for {id}, which it was not asked", program.main))?;
             rows.extend(ours.iter().map(|ours| Row {
                 problem: id.clone(),
                 peer: peer.clone(),
@@ -166,15 +171,32 @@ fn problems<'a>(runs: &'a [Run], filter: Option<&Regex>) -> BTreeMap<String, Vec
     problems
 }
 
+/// The programs of these families that the package's benches have.
+fn programs(arguments: &Arguments, store: &Store, families: &BTreeSet<&str>) -> anyhow::Result<Vec<PeerProgram>> {
+    let asking = Asking { settings: BTreeMap::new(), filter: None, timeout: ANSWER_TIMEOUT };
+    let mut programs: Vec<PeerProgram> = Vec::new();
+    for (bench, answer) in ask::all(&arguments.benches.find(&store.root)?, &asking, &Action::Peers)? {
+        let Answer::Peers(found) = answer else { return Err(unexpected(&bench)) };
+        programs.extend(found.into_iter().filter(|program| families.contains(program.family.as_str())));
+    }
+    programs.sort_by(|a, b| a.family.cmp(&b.family));
+    programs.dedup_by(|a, b| a == b);
+    ensure!(!programs.is_empty(), "no bench of the package has peers for {}", Vec::from_iter(families.iter().copied()).join(", "));
+    Ok(programs)
+}
+
 /// Runs a peer program on that card and reads what it prints.
-fn ask(arguments: &Arguments, card: &str, family: &str, program: &str, asked: &[Asked<'_>]) -> anyhow::Result<Vec<Line>> {
+fn ask_program(arguments: &Arguments, card: &str, program: &PeerProgram, asked: &[Asked<'_>]) -> anyhow::Result<Vec<Line>> {
     let folder = tempfile::tempdir().context("failed to make a folder for the peer program")?;
-    std::fs::write(folder.path().join("common.py"), COMMON).context("failed to write the peer program")?;
-    let script = folder.path().join(format!("{family}.py"));
-    std::fs::write(&script, program).context("failed to write the peer program")?;
+    for (name, text) in &program.files {
+        check_name(name).map_err(|_| anyhow::anyhow!("the peers of {}: `{name}` is no plain file name", program.family))?;
+        std::fs::write(folder.path().join(name), text).context("failed to write the peer program")?;
+    }
+    let main = &program.main;
+    check_name(main).map_err(|_| anyhow::anyhow!("the peers of {}: `{main}` is no plain file name", program.family))?;
     let python = arguments.python.display();
     let mut child = Command::new(&arguments.python)
-        .arg(&script)
+        .arg(folder.path().join(main))
         .env("CUDA_VISIBLE_DEVICES", card)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -183,14 +205,14 @@ fn ask(arguments: &Arguments, card: &str, family: &str, program: &str, asked: &[
         .with_context(|| format!("failed to start {python}: --python names the one that has PyTorch"))?;
     // A program that ends before it reads says why on its standard error.
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(serde_json::to_string(asked).unwrap_or_default().as_bytes()));
-    let output = child.wait_with_output().with_context(|| format!("failed to wait for peers/{family}.py"))?;
+    let output = child.wait_with_output().with_context(|| format!("failed to wait for peers/{main}"))?;
     if !output.status.success() {
         let errors = String::from_utf8_lossy(&output.stderr);
-        bail!("peers/{family}.py under {python}: {}", errors.trim().lines().last().unwrap_or("it failed and said nothing"));
+        bail!("peers/{main} under {python}: {}", errors.trim().lines().last().unwrap_or("it failed and said nothing"));
     }
     let text = String::from_utf8_lossy(&output.stdout);
     text.lines()
-        .map(|line| serde_json::from_str(line).with_context(|| format!("peers/{family}.py printed what is no result: {line}")))
+        .map(|line| serde_json::from_str(line).with_context(|| format!("peers/{main} printed what is no result: {line}")))
         .collect()
 }
 

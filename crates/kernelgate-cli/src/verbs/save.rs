@@ -1,5 +1,6 @@
 //! `kernelgate baseline save`: several runs of `cargo bench`, each of fresh processes, become a baseline.
 
+use super::lock::locked;
 use std::process::{Command, Stdio};
 
 use kernelgate::exit::Exit;
@@ -36,7 +37,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     let device = sessions[0][0].environment.slug();
     let path = store.baseline_path(&device, &arguments.name)?;
-    let _lock = super::baseline::locked(&path)?;
+    let _lock = locked(&path)?;
     let mut baseline = Baseline::open(&path, &arguments.name).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     for (number, runs) in sessions.iter().enumerate() {
         for run in runs {

@@ -1,23 +1,18 @@
-//! `kernelgate timing`: how far event timing can be trusted on this GPU, measured now.
+//! `kernelgate timing`: how far event timing can be trusted on this GPU, measured now by a bench executable of the package.
 
 use std::time::Duration;
 
-use anyhow::Context;
-use serde::Serialize;
-
-use super::output::{Format, print_json};
-use kernelgate::backend::Target;
 use kernelgate::display::table::Table;
 use kernelgate::display::{bytes, time};
 use kernelgate::exit::Exit;
-use kernelgate::harness::place::DEFAULT_TIMEOUT_S;
-use kernelgate::measure::accuracy::{self, ColdRow, SpinRow, TraceRow};
-use kernelgate::measure::events::EventTimer;
-use kernelgate::measure::limits::{Limits, Overhead};
-use kernelgate::record::Environment;
-use kernelgate_cuda::Device;
-use kernelgate_cuda::library::Library;
-use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
+use kernelgate::protocol::{self, Action, Answer, TimingReport};
+use kernelgate::record::Store;
+
+use super::choice::unexpected;
+use super::output::{Format, print_json};
+use crate::benches::ask::{self, Asking};
+use crate::benches::find;
+use crate::compare::progress::parse_duration;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -27,6 +22,11 @@ pub struct Arguments {
     /// Only one part
     #[arg(long, value_enum)]
     part: Option<Part>,
+    #[command(flatten)]
+    benches: find::BenchChoice,
+    /// Time after which a bench that has given no response is ended
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
+    wait: Duration,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
@@ -44,22 +44,29 @@ enum Part {
     Limits,
 }
 
-/// Everything that was measured; parts that were not asked for, or cannot be measured, are absent.
-#[derive(Debug, Serialize)]
-struct Report {
-    environment: Environment,
-    telemetry: Vec<Reading>,
-    overhead: Overhead,
-    limits: Option<Limits>,
-    spins: Option<Vec<SpinRow>>,
-    cold: Option<Vec<ColdRow>>,
-    cupti: Option<Vec<TraceRow>>,
-    notes: Vec<String>,
+impl From<Part> for protocol::Part {
+    fn from(part: Part) -> Self {
+        match part {
+            Part::Spins => Self::Spins,
+            Part::Cupti => Self::Cupti,
+            Part::Cold => Self::Cold,
+            Part::Limits => Self::Limits,
+        }
+    }
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
-    let device = Device::open(arguments.device, Duration::from_secs(DEFAULT_TIMEOUT_S)).context("no GPU to time")?;
-    let report = measure(arguments, &Target::Cuda(device))?;
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let found = arguments.benches.find(&store.root)?;
+    let settings = [("KERNELGATE_BACKEND", "cuda".to_owned()), ("KERNELGATE_DEVICE", arguments.device.to_string())];
+    let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    let asking = Asking { settings, filter: None, timeout: arguments.wait };
+    // Every bench would measure the same.
+    let bench = &found.executables[0];
+    let report = match ask::one(bench, &asking, &Action::Timing { part: arguments.part.map(Into::into) })? {
+        Answer::Timing(report) => report,
+        Answer::Refused(reason) => anyhow::bail!("{reason}"),
+        _ => return Err(unexpected(&bench.bench)),
+    };
     match arguments.format {
         Format::Json => print_json(&report)?,
         format => print(&report, |table| if format == Format::Markdown { table.markdown() } else { table.text() }),
@@ -67,42 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-fn measure(arguments: &Arguments, target: &Target) -> anyhow::Result<Report> {
-    let Target::Cuda(device) = target else { anyhow::bail!("timing is about GPUs") };
-    let wanted = |part| arguments.part.is_none_or(|only| only == part);
-    let telemetry = target.telemetry();
-    let read = || telemetry.iter().map(Telemetry::read);
-    let mut readings: Vec<Reading> = read().collect();
-    let mut notes = Vec::new();
-    let mut events = EventTimer::new(device)?;
-    let spins = wanted(Part::Spins).then(|| accuracy::spins(&mut events)).transpose()?;
-    let limits = if wanted(Part::Limits) {
-        Some(Limits::measure_cuda_all(&mut events)?)
-    } else if wanted(Part::Cold) {
-        Some(Limits::measure_cuda(&mut events, &[kernelgate::workload::Work::bytes(1, 0)])?)
-    } else {
-        None
-    };
-    let memory = limits.as_ref().and_then(|limits| limits.bandwidth.last());
-    let cold = match memory {
-        Some(memory) if wanted(Part::Cold) => Some(accuracy::cold(&mut events, memory.read)?),
-        _ => None,
-    };
-    readings.extend(read());
-    // Last: CUPTI stays attached to the process and slows every later launch.
-    let cupti = if wanted(Part::Cupti) { accuracy::against_cupti(&mut events)? } else { None };
-    if cupti.is_none() && wanted(Part::Cupti) {
-        notes.push(format!(
-            "not compared with the hardware's record: {} is missing: {}",
-            Library::Cupti.name(),
-            Library::Cupti.advice()
-        ));
-    }
-    let overhead = events.overhead();
-    Ok(Report { environment: Environment::of(target), telemetry: readings, overhead, limits, spins, cold, cupti, notes })
-}
-
-fn print(report: &Report, show: impl Fn(&Table) -> String) {
+fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
     let environment = &report.environment;
     println!("{}, driver {}", environment.device_name, environment.gpu.as_ref().map_or("unknown", |gpu| &gpu.driver));
     let overhead = report.overhead;
@@ -157,7 +129,7 @@ fn print(report: &Report, show: impl Fn(&Table) -> String) {
             let difference = row.events_recorded_ns - row.cupti_ns;
             table.row(vec![
                 row.what.clone(),
-                row.cache.to_owned(),
+                row.cache.clone(),
                 time(row.events_ns),
                 time(row.events_recorded_ns),
                 time(row.cupti_ns),

@@ -53,6 +53,18 @@ pub fn fixture_path() -> PathBuf {
     path
 }
 
+/// Flags of rustc, as `CARGO_ENCODED_RUSTFLAGS` takes them, that link a package with the library that `cargo test` built.
+pub fn rustflags() -> String {
+    let deps = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("deps");
+    let built = std::fs::read_dir(&deps).unwrap().flatten().map(|entry| entry.path()).filter(|path| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        name.starts_with("libkernelgate-") && name.ends_with(".rlib")
+    });
+    let library = built.max_by_key(|path| path.metadata().unwrap().modified().unwrap()).unwrap();
+    let (library, deps) = (format!("kernelgate={}", library.display()), format!("dependency={}", deps.display()));
+    ["--extern", &library, "-L", &deps].join("\u{1f}")
+}
+
 impl Package {
     pub fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
@@ -87,6 +99,17 @@ impl Package {
 
     pub fn kernelgate(&self, line: &str) -> Outcome {
         self.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line).output().unwrap().into()
+    }
+
+    /// Flags that name a folder with the fixture's bench binary alone.
+    pub fn dir(&self) -> String {
+        let folder = self.path("executables");
+        std::fs::create_dir_all(&folder).unwrap();
+        let at = folder.join(format!("fixture{}", std::env::consts::EXE_SUFFIX));
+        if !at.exists() {
+            std::fs::copy(fixture_path(), &at).unwrap();
+        }
+        format!("--dir {}", folder.display())
     }
 
     /// The only baseline file of that name.

@@ -53,6 +53,10 @@ pub struct Flags {
     #[arg(long, env = "KERNELGATE_TRIAL", value_name = "FILE", hide = true)]
     pub trial: Option<PathBuf>,
 
+    /// A request of the program, which runs this process
+    #[arg(long, env = "KERNELGATE_REQUEST", value_name = "FILE", hide = true, conflicts_with = "trial")]
+    pub request: Option<PathBuf>,
+
     /// Run only the case with exactly this id
     #[arg(long)]
     pub exact: bool,
@@ -229,6 +233,9 @@ impl Flags {
                 "KERNELGATE_TRIAL is for processes that measure: `kernelgate compare` sets it".to_owned(),
             ));
         }
+        if self.request.is_some() && self.mode() != Mode::Bench {
+            return Err(HarnessError::Usage("KERNELGATE_REQUEST is for processes that `kernelgate` runs: unset it".to_owned()));
+        }
         let refuse = |flag: &str, wanted: &str| Err(HarnessError::Usage(format!("{flag} takes {wanted}")));
         let positive = |value: Option<f64>| value.is_none_or(|value| value > 0.0 && value.is_finite() && value < 1e9);
         let fraction = |value: Option<f64>| value.is_none_or(|value| value > 0.0 && value < 1.0);
@@ -264,7 +271,7 @@ impl Flags {
 }
 
 /// Our flags with a value, and the variables that stand for them.
-const OWN: [(&str, &str); 8] = [
+const OWN: [(&str, &str); 9] = [
     ("--effort", "KERNELGATE_EFFORT"),
     ("--axis", "KERNELGATE_AXIS"),
     ("--backend", "KERNELGATE_BACKEND"),
@@ -273,6 +280,7 @@ const OWN: [(&str, &str); 8] = [
     ("--seed", "KERNELGATE_SEED"),
     ("--delay", "KERNELGATE_DELAY"),
     ("--trial", "KERNELGATE_TRIAL"),
+    ("--request", "KERNELGATE_REQUEST"),
 ];
 
 /// Our flags as environment variables, by name.

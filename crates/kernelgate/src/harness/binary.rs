@@ -16,14 +16,15 @@ use super::filter::Filter;
 use super::place::Place;
 use super::progress::Progress;
 use super::session::Recorder;
-use super::{args, cases, guard, session, trial, trial_run};
-use crate::backend::BackendKind;
+use super::{answer, args, cases, guard, session, trial, trial_run};
+use crate::backend::{BackendKind, Target};
 use crate::display;
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
 use crate::measure::limits::Limits;
-use crate::record::order;
+use crate::protocol::{self, Action, Answer, PeerProgram, Request, Response};
 use crate::record::{Baseline, Environment, FileError, Lock, Provenance, Run, Store, file};
+use crate::record::{Order, order};
 use crate::suite::Suite;
 use crate::workload::{Effort, Work};
 use kernelgate_cuda::observe::range::Range;
@@ -34,12 +35,32 @@ pub struct Harness {
     name: &'static str,
     suites: Vec<Box<dyn Suite>>,
     siblings: Vec<Box<dyn Suite>>,
+    peers: &'static [Peers],
+}
+
+/// A Python program that times other people's kernels for the problems of a family. It reads a JSON list of problems and prints a
+/// line of JSON a result.
+#[derive(Debug, Clone, Copy)]
+pub struct Peers {
+    /// First part of the workloads' names.
+    pub family: &'static str,
+    /// The file that is run.
+    pub main: &'static str,
+    /// Its files: name and text.
+    pub files: &'static [(&'static str, &'static str)],
+}
+
+impl Peers {
+    fn program(&self) -> PeerProgram {
+        let files = self.files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+        PeerProgram { family: self.family.to_owned(), main: self.main.to_owned(), files }
+    }
 }
 
 impl Harness {
     /// A bench binary called `name` (as in `[[bench]]`), with the workloads it times.
     pub fn new(name: &'static str, suites: Vec<Box<dyn Suite>>) -> Self {
-        Self { name, suites, siblings: Vec::new() }
+        Self { name, suites, siblings: Vec::new(), peers: &[] }
     }
 
     /// Workloads of the package's other bench binaries: `cargo bench -- FILTER` runs every binary, and a filter for another one's
@@ -49,9 +70,19 @@ impl Harness {
         self
     }
 
+    /// Programs that time other people's kernels for the same problems, for `kernelgate peers`.
+    pub fn peers(mut self, peers: &'static [Peers]) -> Self {
+        self.peers = peers;
+        self
+    }
+
     /// Runs the binary on the process' arguments.
     pub fn main(self) -> ExitCode {
         order::leave_mark();
+        if std::env::var_os(protocol::VARIABLE).is_some_and(|value| value == protocol::QUESTION) {
+            println!("{}\n{}", protocol::answer(), order::answer());
+            return Exit::Fine.into();
+        }
         if std::env::var_os("KERNELGATE_TRIAL").is_some_and(|value| value == order::QUESTION) {
             println!("{}", order::answer());
             return Exit::Fine.into();
@@ -90,6 +121,9 @@ impl Harness {
         names::check(self.name, self.everything())?;
         let _session = Range::new(self.name);
         flags.check()?;
+        if let Some(path) = &flags.request {
+            return self.respond(flags, file::read(path)?);
+        }
         cases::check_overrides(self.everything(), &flags.axis)?;
         let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
         let order = flags.trial.as_deref().map(trial::read_order).transpose()?;
@@ -129,6 +163,71 @@ impl Harness {
                 Ok(run_cases(execution, &selection, &store)?.0)
             }
         }
+    }
+
+    /// Does what the program asks, and writes the response.
+    fn respond(&self, flags: &Flags, request: Request) -> Result<Exit, HarnessError> {
+        let mut exit = Exit::Fine;
+        let answer = match request.action {
+            Action::Trial(order) => {
+                exit = self.trial(flags, order)?;
+                Answer::Trial
+            }
+            action => self.answer(flags, &action).unwrap_or_else(|error| Answer::Refused(error.to_string())),
+        };
+        file::write(&request.response, &Response { bench: self.name.to_owned(), answer })?;
+        Ok(exit)
+    }
+
+    /// Carries out an order; nothing where no case that was asked for is here.
+    fn trial(&self, flags: &Flags, order: Order) -> Result<Exit, HarnessError> {
+        cases::check_overrides(self.everything(), &flags.axis)?;
+        let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
+        let filter = trial::filter(Some(&order), flags)?;
+        let Some((selection, effort)) = self.select(flags, &place, &filter)? else { return Ok(Exit::Fine) };
+        trial_run::carry_out(self.name, flags, order, &place, (&selection, effort), &Store::discover())
+    }
+
+    fn answer(&self, flags: &Flags, action: &Action) -> Result<Answer, HarnessError> {
+        let own = || self.suites.iter().map(AsRef::as_ref);
+        let place = flags.wanted().place(own())?;
+        match action {
+            Action::Peers => return Ok(Answer::Peers(self.peers.iter().map(Peers::program).collect())),
+            Action::Environment => {
+                let target = flags.wanted().open(&place)?;
+                return Ok(Answer::Environment(Box::new(Environment::of(&target))));
+            }
+            Action::Timing { part } => {
+                return match flags.wanted().open(&place)? {
+                    Target::Cuda(device) => Ok(Answer::Timing(Box::new(answer::timing::timing(&device, *part)?))),
+                    Target::Cpu => Ok(Answer::Refused(format!("no GPU to time: {}", place.otherwise))),
+                };
+            }
+            _ => {}
+        }
+        let nothing = |reason: String, close| Ok(Answer::NoMatch { reason, close });
+        let filter = cases::check_overrides(self.everything(), &flags.axis).and_then(|()| flags.filter());
+        let filter = match filter {
+            Ok(filter) => filter,
+            Err(error) => return nothing(error.to_string(), Vec::new()),
+        };
+        let selection = match (self.select(flags, &place, &filter), filter.text()) {
+            (Ok(Some((selection, _))), _) => selection,
+            (Ok(None), _) => return nothing("another bench has what was asked for".to_owned(), Vec::new()),
+            // What is close to it is put together from all benches.
+            (Err(_), Some(text)) => {
+                return nothing(format!("no case matches `{text}`"), cases::suggestions(text, &cases::all_ids(own())));
+            }
+            (Err(error), None) => return nothing(error.to_string(), Vec::new()),
+        };
+        Ok(match action {
+            Action::Verify { dump } => {
+                let target = flags.wanted().open(&place)?;
+                Answer::Verify(answer::verify::verify(&selection, flags.seed, target, dump.as_deref()))
+            }
+            Action::Profile => answer::profile::profile(&selection, flags.seed, &flags.wanted().open(&place)?)?,
+            _ => Answer::List(answer::list::list(own(), &selection, &place)),
+        })
     }
 
     /// The selected cases; `None` when there are none here and that is no mistake (it has then been said).

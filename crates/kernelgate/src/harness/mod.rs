@@ -3,6 +3,7 @@
 //! The only module that knows Criterion, with `measure::criterion`. Order of a case: inputs, reference, verification, timing; a case
 //! that is wrong has no time. Deliberately absent: judging what was measured (the program does).
 
+mod answer;
 pub mod args;
 mod binary;
 pub mod cases;
@@ -22,5 +23,5 @@ mod timing;
 pub mod trial;
 mod trial_run;
 
-pub use binary::Harness;
+pub use binary::{Harness, Peers};
 pub use error::HarnessError;

@@ -10,6 +10,7 @@ use crate::backend::{BackendError, Executable, Target};
 use crate::display;
 use crate::record::environment::available_memory;
 use crate::record::run::VerificationRecord;
+use crate::record::tensors;
 use crate::verify::{self, Comparison, VerifyError, verify};
 use crate::workload::{Expected, Tensors, Tolerance};
 
@@ -64,7 +65,7 @@ impl Ready {
         }
         let made = guard::catch(|| {
             let path = kept.map(|folder| inputs::path(folder, group));
-            let inputs = path.as_deref().and_then(inputs::read).unwrap_or_else(|| {
+            let inputs = path.as_deref().and_then(tensors::read).unwrap_or_else(|| {
                 let started = Instant::now();
                 let drawn = problem.inputs(seed);
                 path.iter().for_each(|path| inputs::keep(path, &drawn, started.elapsed()));

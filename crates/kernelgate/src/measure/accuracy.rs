@@ -1,7 +1,7 @@
 //! How good event timing is here: against spins of known length, against the hardware's own record of the same launches, and cold
 //! against hot.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Cache;
 use super::events::EventTimer;
@@ -13,7 +13,7 @@ use kernelgate_cuda::instruments::spin::Spin;
 use kernelgate_cuda::observe::cupti::KernelTrace;
 
 /// A spin, timed.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SpinRow {
     /// What the kernel was asked to spin, nanoseconds.
     pub wanted_ns: u64,
@@ -26,12 +26,12 @@ pub struct SpinRow {
 }
 
 /// A kernel, timed by events and by the hardware.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TraceRow {
     /// What ran.
     pub what: String,
     /// "hot" or "cold".
-    pub cache: &'static str,
+    pub cache: String,
     /// Medians, nanoseconds a launch: events while nobody records, as results are timed.
     pub events_ns: f64,
     /// Events around the launches that CUPTI recorded.
@@ -41,7 +41,7 @@ pub struct TraceRow {
 }
 
 /// A pass over memory that was read before, and one that was not.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ColdRow {
     /// Bytes read.
     pub bytes: u64,
@@ -97,7 +97,7 @@ pub fn against_cupti(events: &mut EventTimer) -> Result<Option<Vec<TraceRow>>, B
             events.launches_ns(3, cache, copy)?;
             rows.push(TraceRow {
                 what: format!("copy {} MiB", bytes >> 20),
-                cache: cache.name(),
+                cache: cache.name().to_owned(),
                 events_ns: median(&events.launches_ns(REPEATS, cache, copy)?),
                 events_recorded_ns: 0.0,
                 cupti_ns: 0.0,

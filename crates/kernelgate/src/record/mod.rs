@@ -12,6 +12,7 @@ pub mod order;
 pub mod resources;
 pub mod run;
 pub mod store;
+pub mod tensors;
 pub mod text;
 pub mod trials;
 

@@ -85,12 +85,16 @@ impl Store {
     }
 
     fn of(root: PathBuf) -> Self {
-        let target = target_folder(&root);
+        Self::at(&root, &target_folder(&root))
+    }
+
+    /// The store of a package in that folder, with that target folder.
+    pub fn at(root: &Path, target: &Path) -> Self {
         Self {
             baselines: root.join("baselines"),
             runs: target.join("kernelgate").join("runs"),
             criterion: std::env::var_os("CRITERION_HOME").map_or_else(|| target.join("criterion"), PathBuf::from),
-            root,
+            root: root.to_owned(),
         }
     }
 

@@ -1,0 +1,150 @@
+//! One request to one bench executable.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::Context;
+use kernelgate::protocol::{self, Action, Answer, Request, Response};
+use kernelgate::record::file;
+use kernelgate::record::text::printable;
+
+use super::child::{Ended, Running};
+use super::find::{Executable, Found};
+
+/// What a bench may say while it works; the rest is dropped, and that is said.
+const MAX_SAID_BYTES: u64 = 1 << 20;
+/// Ids that an error names as close to what was asked for.
+const MAX_CLOSE: usize = 3;
+/// Lines that are kept for the error where it breaks.
+const SHOWN_LINES: usize = 4;
+
+/// What every request of a verb has in common.
+#[derive(Debug, Clone)]
+pub struct Asking<'a> {
+    /// Our flags of a bench binary, as variables.
+    pub settings: BTreeMap<String, String>,
+    /// Criterion's filter.
+    pub filter: Option<&'a str>,
+    /// When a bench is taken for hung.
+    pub timeout: Duration,
+}
+
+/// Asks every executable; their answers by bench, without those that have no case that was asked for.
+///
+/// # Errors
+/// When one breaks, hangs or cannot do it here, or none has a case that was asked for.
+pub fn all(found: &Found, asking: &Asking<'_>, action: &Action) -> anyhow::Result<Vec<(String, Answer)>> {
+    let (mut answers, mut reasons, mut close) = (Vec::new(), Vec::new(), Vec::new());
+    for executable in &found.executables {
+        match one(executable, asking, action)? {
+            Answer::NoMatch { reason, close: ids } => {
+                reasons.push(reason);
+                close.extend(ids);
+            }
+            Answer::Refused(reason) => anyhow::bail!("bench `{}`: {reason}", executable.bench),
+            answer => answers.push((executable.bench.clone(), answer)),
+        }
+    }
+    if answers.is_empty() {
+        let reason = reasons.into_iter().next().unwrap_or_else(|| "no bench has a case".to_owned());
+        close.truncate(MAX_CLOSE);
+        let hint = match close.is_empty() {
+            true => "`kernelgate list` shows the cases".to_owned(),
+            false => format!("did you mean {}?", close.join(" or ")),
+        };
+        anyhow::bail!("{reason}; {hint}");
+    }
+    Ok(answers)
+}
+
+/// Asks one executable.
+///
+/// # Errors
+/// When it does not start, breaks, hangs, or writes no response.
+pub fn one(executable: &Executable, asking: &Asking<'_>, action: &Action) -> anyhow::Result<Answer> {
+    let bench = &executable.bench;
+    let folder = tempfile::tempdir().context("failed to make a folder for a request")?;
+    let (request, response) = (folder.path().join("request.json"), folder.path().join("response.json"));
+    let failed_to = |error| anyhow::anyhow!("failed to {error}");
+    file::write(&request, &Request { response: response.clone(), action: action.clone() }).map_err(failed_to)?;
+    let mut command = command(executable, asking, &request);
+    let running = Running::default();
+    let (_, said) = running.start(&mut command).with_context(|| format!("bench `{bench}` does not start"))?;
+    let (ended, last) = std::thread::scope(|scope| {
+        let heard = scope.spawn(move || said.map(pass_on).unwrap_or_default());
+        let ended = running.finish(asking.timeout);
+        (ended, heard.join().unwrap_or_default())
+    });
+    let ended = ended.with_context(|| format!("bench `{bench}` was lost"))?;
+    match file::read::<Response>(&response) {
+        Ok(response) => Ok(response.answer),
+        Err(error) if !error.is_not_found() => Err(anyhow::anyhow!("bench `{bench}`: failed to {error}")),
+        Err(_) => {
+            let how = match ended {
+                Ended::Exited(status) => format!("ended with {status} and no response"),
+                Ended::TimedOut => format!("gave no response within {} s (--wait sets this)", asking.timeout.as_secs()),
+            };
+            let last = if last.is_empty() { String::new() } else { format!("; it said last: {}", last.join("; ")) };
+            Err(anyhow::anyhow!("bench `{bench}` {how}{last}"))
+        }
+    }
+}
+
+fn command(executable: &Executable, asking: &Asking<'_>, request: &Path) -> Command {
+    let mut command = Command::new(&executable.path);
+    command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
+    if let Some(filter) = asking.filter {
+        command.arg("--").arg(filter);
+    }
+    command.envs(&asking.settings).env(protocol::VARIABLE, request).env_remove("KERNELGATE_TRIAL");
+    command.env_remove("KERNELGATE_DELAY").env("CARGO_MANIFEST_DIR", &executable.root);
+    if executable.root.is_dir() {
+        command.current_dir(&executable.root);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// Repeats what a bench says, up to a limit, and reads on so that it does not block; its last lines.
+fn pass_on(said: impl Read) -> Vec<String> {
+    let mut said = BufReader::new(said);
+    let mut last: Vec<String> = Vec::new();
+    let mut line = Vec::new();
+    let mut heard = 0;
+    loop {
+        line.clear();
+        let read = said.by_ref().take(MAX_SAID_BYTES).read_until(b'\n', &mut line);
+        if !matches!(read, Ok(1..)) {
+            return last;
+        }
+        let before = heard;
+        heard += line.len() as u64;
+        if heard <= MAX_SAID_BYTES {
+            let text = String::from_utf8_lossy(&line);
+            let text = printable(text.trim_end());
+            eprintln!("{text}");
+            if last.len() == SHOWN_LINES {
+                last.remove(0);
+            }
+            last.push(text.into_owned());
+        } else if before <= MAX_SAID_BYTES {
+            eprintln!("(it says more than {MAX_SAID_BYTES} bytes: the rest is left out)");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_bench_says_is_limited_and_read_to_its_end() {
+        let lines: String = (0..10).map(|i| format!("line {i}\n")).collect();
+        assert_eq!(pass_on(lines.as_bytes()), ["line 6", "line 7", "line 8", "line 9"]);
+        let flood = [b"first\n".as_slice(), &vec![b'x'; 3 * MAX_SAID_BYTES as usize], b"\nlast\n"].concat();
+        assert_eq!(pass_on(&flood[..]), ["first"]);
+    }
+}

@@ -1,0 +1,143 @@
+//! Cargo as the builder of bench executables.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::child::{Ended, Running};
+
+/// Lines of cargo that an error shows.
+const SHOWN_LINES: usize = 30;
+
+/// What cargo says of an executable that it built; other messages lack the fields.
+#[derive(Deserialize)]
+struct Message {
+    reason: String,
+    manifest_path: Option<PathBuf>,
+    target: Option<Target>,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}
+
+/// A bench executable that cargo built.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Built {
+    /// Name of the bench target.
+    pub bench: String,
+    /// The executable.
+    pub path: PathBuf,
+    /// Manifest of its package.
+    pub manifest: PathBuf,
+}
+
+/// Which benches are built, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// Only these bench targets; all where there are none.
+    pub benches: &'a [String],
+    /// Only this package.
+    pub package: Option<&'a str>,
+    /// Cargo's profile.
+    pub profile: &'a str,
+}
+
+/// The program.
+pub fn program() -> std::ffi::OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// `cargo bench --no-run`, to which a caller adds where.
+pub fn command(wanted: Wanted<'_>) -> Command {
+    let mut command = Command::new(program());
+    command.args(["bench", "--no-run", "--message-format=json-render-diagnostics", "--profile", wanted.profile]);
+    if let Some(package) = wanted.package {
+        command.args(["--package", package]);
+    }
+    if wanted.benches.is_empty() {
+        command.arg("--benches");
+    }
+    wanted.benches.iter().for_each(|bench| {
+        command.args(["--bench", bench]);
+    });
+    command.env_remove("CARGO_MANIFEST_DIR");
+    command
+}
+
+/// Runs such a command; the executables, or what cargo said last.
+///
+/// # Errors
+/// In sentences that begin with a verb: "does not build; cargo's last lines: …".
+pub fn build(
+    command: &mut Command,
+    running: &Running,
+    timeout: Duration,
+    said: impl Fn(&str) + Send,
+) -> Result<Vec<Built>, String> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let start = |cause| format!("cannot be built: failed to run cargo: {cause}");
+    let (stdout, stderr) = running.start(command).map_err(start)?;
+    let lines_of = |stream: Option<Box<dyn Read + Send>>| stream.into_iter().flat_map(|stream| BufReader::new(stream).lines());
+    let (stdout, stderr) = (stdout.map(|it| Box::new(it) as _), stderr.map(|it| Box::new(it) as _));
+    let (messages, ended, lines) = std::thread::scope(|scope| {
+        let lines = scope.spawn(move || {
+            let heard = lines_of(stderr).map_while(Result::ok).inspect(|line| said(line.trim()));
+            heard.collect::<Vec<String>>()
+        });
+        let built = scope.spawn(move || lines_of(stdout).map_while(Result::ok).filter_map(|line| bench_of(&line)).collect());
+        // Beside the readers: a build that hangs holds its streams open.
+        let ended = running.finish(timeout);
+        let built: Vec<Built> = built.join().unwrap_or_default();
+        (built, ended, lines.join().unwrap_or_default())
+    });
+    match ended.map_err(start)? {
+        Ended::Exited(status) if status.success() => Ok(messages),
+        Ended::TimedOut => Err(format!("was not built within {} s", timeout.as_secs())),
+        Ended::Exited(_) => {
+            // Warnings come first and often; what matters is at the end.
+            let last = &lines[lines.len().saturating_sub(SHOWN_LINES)..];
+            Err(format!("does not build; cargo's last lines:\n{}", last.join("\n")))
+        }
+    }
+}
+
+/// The bench executable that a line of cargo is about.
+fn bench_of(line: &str) -> Option<Built> {
+    let message: Message = serde_json::from_str(line).ok()?;
+    let target = message.target?;
+    let bench = message.reason == "compiler-artifact" && target.kind.iter().any(|kind| kind == "bench");
+    let path = message.executable.filter(|_| bench)?;
+    Some(Built { bench: target.name, path, manifest: message.manifest_path.unwrap_or_default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bench_executables_are_found_among_cargos_messages() {
+        let line = |reason: &str, kind: &str, executable: &str| {
+            format!(
+                r#"{{"reason":"{reason}","target":{{"name":"a","kind":["{kind}"]}},"executable":{executable},"manifest_path":"/p/Cargo.toml"}}"#
+            )
+        };
+        let found = bench_of(&line("compiler-artifact", "bench", r#""/t/a-1""#)).unwrap();
+        let wanted = Built { bench: "a".to_owned(), path: PathBuf::from("/t/a-1"), manifest: PathBuf::from("/p/Cargo.toml") };
+        assert_eq!(found, wanted);
+        for other in [
+            line("compiler-artifact", "lib", r#""/t/a-1""#),
+            line("compiler-artifact", "bench", "null"),
+            r#"{"reason":"build-finished","success":true}"#.to_owned(),
+            "not json".to_owned(),
+        ] {
+            assert_eq!(bench_of(&other), None);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Which bench executables a verb drives: those that cargo builds where the program was called, or those of a folder.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use kernelgate::protocol;
+
+use super::cargo::{self, Wanted};
+use super::child::Running;
+use super::prebuilt::prebuilt;
+use super::{mark, versions};
+
+/// A build that takes longer is stuck.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
+
+/// Flags that say which.
+#[derive(Debug, Clone, clap::Args)]
+pub struct BenchChoice {
+    /// Only this bench binary (repeatable)
+    #[arg(long, value_name = "NAME")]
+    bench: Vec<String>,
+    /// Only benches of this package of the workspace
+    #[arg(short, long, value_name = "NAME", conflicts_with = "dir")]
+    package: Option<String>,
+    /// Cargo profile of the build
+    #[arg(long, value_name = "NAME", default_value = "bench", conflicts_with = "dir")]
+    profile: String,
+    /// Folder with bench executables, in place of a build
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+/// A bench executable that speaks the protocol.
+#[derive(Debug, Clone)]
+pub struct Executable {
+    /// Name of the bench target.
+    pub bench: String,
+    /// The file.
+    pub path: PathBuf,
+    /// Folder of its package, in which it runs.
+    pub root: PathBuf,
+}
+
+/// The executables.
+#[derive(Debug, Clone, Default)]
+pub struct Found {
+    /// Those that can be asked, by name of the bench.
+    pub executables: Vec<Executable>,
+    /// Others, with the reason why they are left alone.
+    pub left_alone: BTreeMap<String, String>,
+}
+
+impl BenchChoice {
+    /// Builds or looks, and asks each for its versions. `root` is where executables of a folder run.
+    ///
+    /// # Errors
+    /// When cargo fails, the folder cannot be read, or nothing is there that can be asked.
+    pub fn find(&self, root: &Path) -> anyhow::Result<Found> {
+        let candidates = match &self.dir {
+            Some(folder) => self.in_folder(folder, root)?,
+            None => self.built()?,
+        };
+        anyhow::ensure!(!candidates.is_empty(), "there is no bench: `[[bench]]` with `harness = false` in Cargo.toml makes one");
+        let mut found = Found::default();
+        for executable in candidates {
+            match self.check(&executable) {
+                Ok(()) => found.executables.push(executable),
+                Err(why) => drop(found.left_alone.insert(executable.bench, why)),
+            }
+        }
+        found.left_alone.iter().for_each(|(bench, why)| eprintln!("left alone: bench `{bench}`: {why}"));
+        let named = self.bench.iter().find(|name| found.left_alone.contains_key(*name));
+        anyhow::ensure!(named.is_none() && !found.executables.is_empty(), "no bench here can be asked: the lines above say why");
+        Ok(found)
+    }
+
+    fn built(&self) -> anyhow::Result<Vec<Executable>> {
+        let wanted = Wanted { benches: &self.bench, package: self.package.as_deref(), profile: &self.profile };
+        let mut command = cargo::command(wanted);
+        let said = |line: &str| eprintln!("{}", kernelgate::record::text::printable(line));
+        let built = cargo::build(&mut command, &Running::default(), BUILD_TIMEOUT, said);
+        let built = built.map_err(|why| anyhow::anyhow!("the package {why}"))?;
+        let executable = |built: cargo::Built| Executable {
+            bench: built.bench,
+            path: built.path,
+            root: built.manifest.parent().map(Path::to_owned).unwrap_or_default(),
+        };
+        Ok(built.into_iter().map(executable).collect())
+    }
+
+    fn in_folder(&self, folder: &Path, root: &Path) -> anyhow::Result<Vec<Executable>> {
+        let folder = folder.canonicalize().with_context(|| format!("failed to read {}", folder.display()))?;
+        let found = prebuilt(&folder).with_context(|| format!("failed to read {}", folder.display()))?;
+        for name in &self.bench {
+            anyhow::ensure!(found.contains_key(name), "--bench {name}: {} has no such executable", folder.display());
+        }
+        let wanted = |name: &String| self.bench.is_empty() || self.bench.contains(name);
+        let executable = |(bench, path): (String, PathBuf)| Executable { bench, path, root: root.to_owned() };
+        Ok(found.into_iter().filter(|(name, _)| wanted(name)).map(executable).collect())
+    }
+
+    /// Whether it can be asked; to find out is to run it, which only a marked file is.
+    fn check(&self, executable: &Executable) -> Result<(), String> {
+        match mark::is_in(&executable.path) {
+            Ok(true) => {}
+            Ok(false) => return Err("it does not use kernelgate".to_owned()),
+            Err(cause) => return Err(format!("its file cannot be read ({cause})")),
+        }
+        let (oldest, newest) = versions::ask(&executable.path)?;
+        match versions::common((oldest, newest)) {
+            Some(1) => {
+                Err("it speaks version 1 of the protocol, which knows `compare` only: update kernelgate in Cargo.toml".to_owned())
+            }
+            Some(_) => Ok(()),
+            None => Err(format!(
+                "it speaks versions {oldest} to {newest} of the protocol, this program {} to {}: update the program",
+                protocol::VERSIONS.0,
+                protocol::VERSIONS.1
+            )),
+        }
+    }
+}

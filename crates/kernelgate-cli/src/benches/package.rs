@@ -1,0 +1,69 @@
+//! The package where the program was called, as cargo knows it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use kernelgate::record::Store;
+use serde::Deserialize;
+
+use super::cargo;
+
+/// What `cargo metadata` says, as far as it is needed.
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+    workspace_root: PathBuf,
+    target_directory: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    manifest_path: PathBuf,
+}
+
+/// Where the files of the package around a folder lie. In a workspace that is the member whose folder is nearest upwards, else the root;
+/// the target folder is cargo's. Where there is no package, or no cargo, the folder itself.
+pub fn store(folder: &Path) -> Store {
+    match metadata(folder) {
+        Some(metadata) => {
+            let roots = metadata.packages.iter().filter_map(|package| package.manifest_path.parent());
+            let nearest = roots.filter(|root| folder.starts_with(root)).max_by_key(|root| root.components().count());
+            Store::at(nearest.unwrap_or(&metadata.workspace_root), &metadata.target_directory)
+        }
+        None => Store::around(folder),
+    }
+}
+
+/// None where there is no manifest upwards, or cargo cannot read it: whoever needs to build will hear why.
+fn metadata(folder: &Path) -> Option<Metadata> {
+    folder.ancestors().find(|folder| folder.join("Cargo.toml").is_file())?;
+    let mut command = Command::new(cargo::program());
+    command.args(["metadata", "--no-deps", "--format-version", "1"]).current_dir(folder).env_remove("CARGO_MANIFEST_DIR");
+    let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    serde_json::from_slice(&output.stdout).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(folder: &Path, file: &str, text: &str) {
+        let path = folder.join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn a_member_has_its_own_baselines_and_the_workspaces_target_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        write(&root, "Cargo.toml", "[workspace]\nmembers = [\"member\"]\nresolver = \"3\"\n");
+        write(&root, "member/Cargo.toml", "[package]\nname = \"member\"\nversion = \"0.1.0\"\nedition = \"2024\"\n");
+        write(&root, "member/src/lib.rs", "");
+        let of = |folder: &Path| (store(folder).baselines, store(folder).root);
+        let member = root.join("member");
+        assert_eq!(of(&member.join("src")), (member.join("baselines"), member.clone()));
+        assert_eq!(of(&root), (root.join("baselines"), root.clone()));
+        assert_eq!(store(&member).runs, store(&root).runs);
+    }
+}

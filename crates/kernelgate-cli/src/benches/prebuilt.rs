@@ -1,0 +1,58 @@
+//! Bench executables in a folder.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use kernelgate::record::text;
+
+/// The executables in a folder, and in its `deps/`, by name without cargo's hash; of several the newest.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn prebuilt(folder: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
+    let mut newest: BTreeMap<String, (std::time::SystemTime, PathBuf)> = BTreeMap::new();
+    let entries = std::fs::read_dir(folder)?;
+    let below = std::fs::read_dir(folder.join("deps")).into_iter().flatten();
+    for entry in entries.chain(below).flatten() {
+        let (path, Ok(facts)) = (entry.path(), entry.metadata()) else { continue };
+        if let (Some(name), Ok(modified)) = (executable_name(&path, &facts), facts.modified())
+            && newest.get(&name).is_none_or(|(earlier, _)| *earlier < modified)
+        {
+            newest.insert(name, (modified, path));
+        }
+    }
+    Ok(newest.into_iter().map(|(name, (_, path))| (name, path)).collect())
+}
+
+fn executable_name(path: &Path, facts: &std::fs::Metadata) -> Option<String> {
+    let name = path.file_name()?.to_str().filter(|name| text::check_name(name).is_ok())?;
+    #[cfg(unix)]
+    let runs = std::os::unix::fs::PermissionsExt::mode(&facts.permissions()) & 0o111 != 0 && !name.contains('.');
+    #[cfg(not(unix))]
+    let runs = name.ends_with(".exe");
+    if !runs || !facts.is_file() {
+        return None;
+    }
+    let name = name.trim_end_matches(".exe");
+    let hashed = name.rsplit_once('-').filter(|(_, hash)| hash.len() == 16 && hash.chars().all(|c| c.is_ascii_hexdigit()));
+    Some(hashed.map_or(name, |(stem, _)| stem).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn prebuilt_executables_lose_their_hash() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("deps")).unwrap();
+        for (name, mode) in [("attention-0123456789abcdef", 0o755), ("deps/two", 0o755), ("three.d", 0o755), ("four", 0o644)] {
+            let path = folder.path().join(name);
+            std::fs::write(&path, "x").unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        assert_eq!(prebuilt(folder.path()).unwrap().into_keys().collect::<Vec<_>>(), ["attention", "two"]);
+    }
+}

@@ -1,0 +1,53 @@
+//! Which cases there are.
+
+use crate::harness::cases::Selection;
+use crate::harness::place::Place;
+use crate::protocol::{CaseStatus, ListedCase, ListedProblem, ListedRow, Listing};
+use crate::suite::Suite;
+use crate::workload::Values;
+
+/// Workloads, implementations and selected cases.
+pub fn list<'a>(suites: impl Iterator<Item = &'a dyn Suite>, selection: &Selection<'_>, place: &Place) -> Listing {
+    let mut cases = Vec::new();
+    for group in &selection.groups {
+        let problem = group.bound.problem();
+        let work = problem.work();
+        cases.extend(group.cases.iter().map(|case| ListedCase {
+            case: case.id.clone(),
+            status: CaseStatus::Ok,
+            reason: None,
+            matmul_flops: work.matmul_flops(),
+            bytes: work.total_bytes(),
+            host_bytes: problem.host_bytes(),
+            device_bytes: group.bound.device_bytes(case.index),
+        }));
+    }
+    cases.extend(selection.skipped.iter().map(|(id, reason)| ListedCase {
+        case: id.clone(),
+        status: CaseStatus::Skipped,
+        reason: Some(reason.clone()),
+        matmul_flops: 0,
+        bytes: 0,
+        host_bytes: 0,
+        device_bytes: None,
+    }));
+    let (backend, otherwise) = (place.kind.name().to_owned(), place.otherwise.clone());
+    Listing { backend, otherwise, workloads: suites.map(workload).collect(), cases }
+}
+
+fn workload(suite: &dyn Suite) -> ListedProblem {
+    let axis = |axis: &crate::workload::Axis| {
+        let values = match axis.values {
+            Values::Number => "a number".to_owned(),
+            Values::OneOf(words) => words.join(" "),
+        };
+        [axis.name.to_owned(), values, axis.about.to_owned()]
+    };
+    let row = |row: crate::suite::Row| ListedRow { name: row.name.to_owned(), about: row.about.to_owned() };
+    ListedProblem {
+        name: suite.name().to_owned(),
+        about: suite.about().to_owned(),
+        axes: suite.axes().iter().map(axis).collect(),
+        implementations: suite.implementations().into_iter().map(row).collect(),
+    }
+}

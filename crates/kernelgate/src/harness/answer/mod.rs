@@ -1,0 +1,8 @@
+//! Answers to the program's requests, one file an action. What is asked is in `protocol`; what is not here, the bench binary does
+//! itself: trials, and what it knows without a case.
+
+mod each;
+pub mod list;
+pub mod profile;
+pub mod timing;
+pub mod verify;

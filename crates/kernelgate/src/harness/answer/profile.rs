@@ -1,0 +1,68 @@
+//! What the GPU's time of each case goes to, kernel by kernel, as the hardware recorded it.
+
+use std::sync::Arc;
+
+use kernelgate_cuda::Device;
+use kernelgate_cuda::observe::cupti::KernelTrace;
+
+use super::each::{each_implementation, parts};
+use crate::backend::{BackendError, Executable, Target};
+use crate::harness::cases::{Case, Group, Selection};
+use crate::harness::problem::{Ready, Setback};
+use crate::protocol::{Answer, ProfiledCase};
+use crate::trace::Summary;
+
+/// Launches before the one that is recorded.
+const WARM_UP: usize = 3;
+
+/// Verifies and records one case an implementation.
+///
+/// # Errors
+/// When CUPTI refuses.
+pub fn profile(selection: &Selection<'_>, seed: u64, target: &Target) -> Result<Answer, BackendError> {
+    let Target::Cuda(device) = target else {
+        return Ok(Answer::Refused("there is no GPU to profile".to_owned()));
+    };
+    // Before anything is captured: graphs made earlier are recorded whole.
+    let Some(trace) = KernelTrace::start()? else {
+        return Ok(Answer::Refused("CUPTI is missing: `kernelgate doctor` says how to get it".to_owned()));
+    };
+    let one = |group: &Group<'_>, case: &Case, ready: &Ready| profile_case(group, case, ready, target, (device, &trace));
+    let (outcomes, lost) = each_implementation(selection, seed, "profiling", one);
+    if lost {
+        // A lost device gives nothing back: it is left to the end of the process.
+        std::mem::forget((Arc::clone(device), trace));
+    }
+    let profiled = outcomes.into_iter().map(|(case, outcome)| {
+        let (status, summary, reason) = parts(outcome);
+        ProfiledCase { case, status, summary, reason }
+    });
+    Ok(Answer::Profile(profiled.collect()))
+}
+
+fn profile_case(
+    group: &Group<'_>,
+    case: &Case,
+    ready: &Ready,
+    target: &Target,
+    (device, trace): (&Device, &KernelTrace),
+) -> Result<Summary, Setback> {
+    let (mut executable, _) = ready.verify(group, case, target)?;
+    let record = |executable: &mut dyn Executable| {
+        for _ in 0..WARM_UP {
+            executable.launch()?;
+        }
+        executable.synchronize()?;
+        trace.take(device)?;
+        executable.launch()?;
+        executable.synchronize()?;
+        trace.take(device)
+    };
+    match record(executable.as_mut()) {
+        Ok(records) => Ok(Summary::of(&records)),
+        Err(error) => {
+            std::mem::forget(executable);
+            Err(Setback::Lost(error.to_string()))
+        }
+    }
+}

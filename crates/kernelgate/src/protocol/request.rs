@@ -1,0 +1,76 @@
+//! A request.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::record::Order;
+use crate::record::file::Record;
+
+/// One thing to do for the program.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// Where the response goes.
+    pub response: PathBuf,
+    /// What to do.
+    pub action: Action,
+}
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// Say which cases there are, and which can run here.
+    List,
+    /// Hold every case against its reference.
+    Verify {
+        /// Folder for inputs, outputs and reference of each case.
+        dump: Option<PathBuf>,
+    },
+    /// Record the GPU's activity during one launch of each case.
+    Profile,
+    /// Compile every kernel for an architecture and read what came of it.
+    Resources {
+        /// "sm_90a".
+        arch: String,
+    },
+    /// Measure how good event timing is on the GPU.
+    Timing {
+        /// Only this part.
+        part: Option<Part>,
+    },
+    /// Say what cases would run on.
+    Environment,
+    /// Hand out the programs that time other people's kernels for the same problems.
+    Peers,
+    /// Verify and time for a comparison.
+    Trial(Order),
+}
+
+/// A part of [`Action::Timing`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// Spins of known length.
+    Spins,
+    /// Copies, against CUPTI's record of the same launches.
+    Cupti,
+    /// Reads with the caches hot and cold.
+    Cold,
+    /// Bandwidths and matrix products.
+    Limits,
+}
+
+impl Record for Request {
+    const SCHEMA: &'static str = "kernelgate.request";
+    const VERSION: u64 = super::VERSIONS.1;
+    const KIND: &'static str = "request";
+    const FREE_TEXT: &'static [&'static str] = &["response", "dump", "record", "verified", "inputs"];
+
+    fn validate(&self) -> Result<(), String> {
+        match &self.action {
+            Action::Trial(order) => order.validate(),
+            _ => Ok(()),
+        }
+    }
+}

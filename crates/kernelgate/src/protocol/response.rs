@@ -1,0 +1,207 @@
+//! A response.
+
+use std::collections::BTreeMap;
+
+use kernelgate_cuda::observe::telemetry::Reading;
+use serde::{Deserialize, Serialize};
+
+use crate::measure::accuracy::{ColdRow, SpinRow, TraceRow};
+use crate::measure::limits::{Limits, Overhead};
+use crate::record::Environment;
+use crate::record::file::Record;
+use crate::record::resources::Resources;
+use crate::trace::Summary;
+
+/// What came of a request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Response {
+    /// The bench binary, as it calls itself.
+    pub bench: String,
+    /// What it found.
+    pub answer: Answer,
+}
+
+/// What a bench binary found, by action.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// It has no case that was asked for.
+    NoMatch {
+        /// In a sentence.
+        reason: String,
+        /// Ids, or parts of them, close to what was asked for; best first.
+        close: Vec<String>,
+    },
+    /// It cannot do this here: a fragment that says what is missing.
+    Refused(String),
+    /// The cases.
+    List(Listing),
+    /// Each case against its reference, one an implementation.
+    Verify(Vec<VerifiedCase>),
+    /// Each case's kernels as the hardware recorded them, one an implementation.
+    Profile(Vec<ProfiledCase>),
+    /// What the compiler made of the kernels.
+    Resources(Resources),
+    /// How good timing is.
+    Timing(Box<TimingReport>),
+    /// What cases run on.
+    Environment(Box<Environment>),
+    /// Programs for peers.
+    Peers(Vec<PeerProgram>),
+    /// Done; the run is where the order said.
+    Trial,
+}
+
+/// Workloads, implementations and selected cases of a bench binary.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Listing {
+    /// The backend that cases run on here.
+    pub backend: String,
+    /// Why not on the other one, a fragment.
+    pub otherwise: String,
+    /// The workloads.
+    pub workloads: Vec<ListedProblem>,
+    /// The selected cases, also those that are skipped.
+    pub cases: Vec<ListedCase>,
+}
+
+/// A workload.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ListedProblem {
+    /// `family/operation`.
+    pub name: String,
+    /// One line.
+    pub about: String,
+    /// Axes: name, what it takes, what it is.
+    pub axes: Vec<[String; 3]>,
+    /// Its implementations.
+    pub implementations: Vec<ListedRow>,
+}
+
+/// An implementation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ListedRow {
+    /// `cpu`, `cuda/tiled`.
+    pub name: String,
+    /// One line.
+    pub about: String,
+}
+
+/// A case.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ListedCase {
+    /// Its id.
+    pub case: String,
+    /// Whether it can run here.
+    pub status: CaseStatus,
+    /// Why not, a fragment.
+    pub reason: Option<String>,
+    /// Declared operations of matrix products; 0 where it is skipped.
+    pub matmul_flops: u64,
+    /// Declared fewest bytes; 0 where it is skipped.
+    pub bytes: u64,
+    /// Host memory at the peak, bytes; 0 where it is skipped.
+    pub host_bytes: u64,
+    /// Device memory, bytes, where the implementation declares it.
+    pub device_bytes: Option<u64>,
+}
+
+/// What became of a case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CaseStatus {
+    /// It ran and is right, or can run.
+    Ok,
+    /// It is wrong or broke.
+    Failed,
+    /// It cannot run here.
+    Skipped,
+}
+
+impl CaseStatus {
+    /// As it is printed.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Failed => "failed",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
+/// A case against its reference.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VerifiedCase {
+    /// Its id.
+    pub case: String,
+    /// What became of it.
+    pub status: CaseStatus,
+    /// Elements compared; 0 where it is not ok.
+    pub checked: u64,
+    /// Elements of the outputs; 0 where it is not ok.
+    pub total: u64,
+    /// Largest |out - ref| over the largest |ref|.
+    pub max_error: f64,
+    /// ‖out - ref‖₂ / ‖ref‖₂.
+    pub relative_l2: f64,
+    /// Whether a second launch gave the same bits: a fact, not a verdict. Absent where the case did not pass.
+    pub repeatable: Option<bool>,
+    /// Why it failed or was skipped.
+    pub reason: Option<String>,
+}
+
+/// A case's kernels.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProfiledCase {
+    /// Its id.
+    pub case: String,
+    /// What became of it.
+    pub status: CaseStatus,
+    /// Of one launch after others; absent where it failed or was skipped.
+    pub summary: Option<Summary>,
+    /// Why it failed or was skipped.
+    pub reason: Option<String>,
+}
+
+/// Everything that was measured of timing; parts that were not asked for, or cannot be measured, are absent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TimingReport {
+    /// Where.
+    pub environment: Environment,
+    /// What the card said of itself, before and after.
+    pub telemetry: Vec<Reading>,
+    /// What launching and timing cost.
+    pub overhead: Overhead,
+    /// Ceilings.
+    pub limits: Option<Limits>,
+    /// Against spins of known length.
+    pub spins: Option<Vec<SpinRow>>,
+    /// Cold against hot.
+    pub cold: Option<Vec<ColdRow>>,
+    /// Against CUPTI.
+    pub cupti: Option<Vec<TraceRow>>,
+    /// What could not be measured, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// A Python program that times other people's kernels for the problems of a family.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerProgram {
+    /// First part of the workloads' names.
+    pub family: String,
+    /// The file that is run.
+    pub main: String,
+    /// Its files by name.
+    pub files: BTreeMap<String, String>,
+}
+
+impl Record for Response {
+    const SCHEMA: &'static str = "kernelgate.response";
+    const VERSION: u64 = super::VERSIONS.1;
+    const KIND: &'static str = "response";
+    const FREE_TEXT: &'static [&'static str] = &["reason", "close", "refused", "otherwise", "notes", "files"];
+
+    fn validate(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
