@@ -207,7 +207,9 @@ impl Matched {
             }
         }
         for id in head_ids.iter().filter(|id| !base_ids.contains(*id) && !base_failed.contains_key(*id)) {
-            match base.and_then(|run| run.skipped.get(id)) {
+            // What the base could not compute on any machine is new, as what it did not have.
+            let skip = base.filter(|run| !run.unsupported.contains(id)).and_then(|run| run.skipped.get(id));
+            match skip {
                 Some(reason) => drop(self.unmeasured.insert(id.clone(), format!("skipped in the base: {reason}"))),
                 None => self.new.push(id.clone()),
             }
@@ -298,6 +300,16 @@ mod tests {
         matched.add(None, Some(&run(&["of a new bench"], &[], &[])));
         assert_eq!(matched.new, ["new", "of a new bench"]);
         assert_eq!(matched.refusals(), []);
+    }
+
+    #[test]
+    fn support_that_the_head_adds_is_new_and_memory_that_the_base_lacked_is_not() {
+        let mut matched = Matched::default();
+        let base = run(&[], &[], &["supported now", "too large before"]);
+        let base = Run { unsupported: ["supported now".to_owned()].into(), ..base };
+        matched.add(Some(&base), Some(&run(&["supported now", "too large before"], &[], &[])));
+        assert_eq!(matched.new, ["supported now"]);
+        assert_eq!(matched.unmeasured.keys().collect::<Vec<_>>(), ["too large before"]);
     }
 
     #[test]

@@ -283,6 +283,7 @@ impl Harness {
             seed: flags.seed,
             delays: trial::delays(flags, &selection),
             skipped: selection.skipped.iter().cloned().collect(),
+            unsupported: selection.unsupported.clone(),
             ..Run::start(self.name, &session_id, environment, Provenance::of(&store.root))
         };
         // Before the limits: a folder that cannot be written should not cost two seconds.

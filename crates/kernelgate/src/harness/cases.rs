@@ -59,6 +59,8 @@ pub struct Selection<'a> {
     pub groups: Vec<Group<'a>>,
     /// Ids that cannot run here, with the reason.
     pub skipped: Vec<(String, String)>,
+    /// Those of the skipped that no machine can run: their implementation does not compute the problem.
+    pub unsupported: BTreeSet<String>,
 }
 
 impl Selection<'_> {
@@ -105,6 +107,7 @@ pub fn select<'a>(
                         continue;
                     }
                     if let Err(reason) = group.bound.supports(index) {
+                        selection.unsupported.insert(id.clone());
                         selection.skipped.push((id, format!("{} {reason}", row.name)));
                     } else if row.backend != place.kind {
                         selection.skipped.push((id, place.otherwise.clone()));

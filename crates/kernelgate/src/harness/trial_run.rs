@@ -40,6 +40,7 @@ pub fn carry_out(
         delays: delays(flags, selection),
         executable,
         skipped: selection.skipped.iter().cloned().collect(),
+        unsupported: selection.unsupported.clone(),
         ..Run::start(bench, &order.session, environment, Provenance::of(&store.root))
     };
     if let Some(path) = &order.verified {

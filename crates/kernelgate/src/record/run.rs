@@ -1,6 +1,6 @@
 //! A run: everything one bench process measured, with its environment.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +48,9 @@ pub struct Run {
     pub cases: BTreeMap<String, CaseRecord>,
     /// Cases that cannot run here, with the reason.
     pub skipped: BTreeMap<String, String>,
+    /// Those of the skipped that no machine can run: their implementation does not compute the problem.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub unsupported: BTreeSet<String>,
     /// Cases that are wrong or broke, with the error; they have no time.
     pub failed: BTreeMap<String, String>,
 }
@@ -221,6 +224,7 @@ impl Run {
             telemetry: Vec::new(),
             cases: BTreeMap::new(),
             skipped: BTreeMap::new(),
+            unsupported: BTreeSet::new(),
             failed: BTreeMap::new(),
         }
     }
