@@ -51,21 +51,25 @@ const SAXPY: Workload<Saxpy> = Workload {
     bind: |point| Ok(Saxpy { n: point.number("n")? }),
 };
 
+/// The kernel: its file, symbol, threads a block and blocks.
+const THREADS: usize = 256;
+const KERNEL: cuda::KernelSpec<Saxpy> =
+    cuda::KernelSpec::new(cuda::Source::new("saxpy", include_str!("saxpy.cu")), "saxpy", THREADS, |saxpy| {
+        [saxpy.n.div_ceil(THREADS), 1, 1]
+    });
+
 /// How it is computed: one row an implementation.
 const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
     name: "cuda/thread_per_element",
     about: "a thread an element",
     supports: |_| Ok(()),
     prepare: Prepare::Cuda(|problem, inputs, device| {
-        let build = cuda::Source::new("saxpy", include_str!("saxpy.cu")).build(&[]);
-        let kernel = device.kernel(&build, "saxpy")?;
+        let kernel = KERNEL.load(device, problem)?;
         let upload = |name| device.upload(inputs.tensor(name).as_bytes());
         let (x, y, n) = (upload("x")?, upload("y")?, problem.n);
         let out = cuda::Output::new(device, "out", [n], Dtype::F32)?;
-        let shape = cuda::LaunchShape::covering(n, 256, 1)?;
         Ok(cuda::Task::new(device, vec![out], move |outputs| {
-            let arguments = [A.into(), (&x).into(), (&y).into(), outputs[0].argument(), (n as i64).into()];
-            kernel.launch(shape, &arguments)
+            kernel.launch(&[A.into(), (&x).into(), (&y).into(), outputs[0].argument(), (n as i64).into()])
         }))
     }),
 }];

@@ -5,7 +5,8 @@ pub mod attention;
 pub mod denoise;
 #[cfg(test)]
 mod gpu_tests;
-mod kernels;
+#[cfg(test)]
+mod kernel_tests;
 mod math;
 #[cfg(test)]
 mod selection_tests;
@@ -15,12 +16,17 @@ use std::process::ExitCode;
 
 use kernelgate::harness::{Harness, Peers};
 use kernelgate::suite::Suite;
-
-pub use kernels::{builds, launch_of};
+use kernelgate_cuda::instruments;
+use kernelgate_cuda::spec::ListedKernel;
 
 /// Every workload of every family, in the order they are shown.
 pub fn all() -> Vec<Box<dyn Suite>> {
     [st_bif::suites(), attention::suites(), denoise::suites()].into_iter().flatten().collect()
+}
+
+/// Every kernel of every family, and those that measuring needs.
+pub fn kernels() -> Vec<ListedKernel> {
+    [st_bif::kernels(), attention::kernels(), denoise::kernels(), instruments::kernels()].concat()
 }
 
 /// `main` of a bench binary of this package; a filter may name a case of another one.

@@ -2,10 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
-use kernelgate_cuda::Source;
+use std::collections::BTreeMap;
+
+use kernelgate::record::resources;
 use kernelgate_cuda::compiler::cubin;
 use kernelgate_cuda::compiler::nvrtc::{CompileError, compile, compile_text, version};
-use kernelgate_suite::builds;
+use kernelgate_cuda::compiler::source::Build;
+use kernelgate_cuda::{Requires, Source};
+use kernelgate_suite::kernels;
+use rayon::prelude::*;
 
 /// Whether NVRTC is there; says so when it is not.
 fn compiler() -> bool {
@@ -20,14 +25,24 @@ fn compiler() -> bool {
     }
 }
 
+/// Every build with the most that one of its kernels requires; they lie in one file, which compiles as a whole or not at all.
+fn builds() -> BTreeMap<Build, Requires> {
+    let mut builds = BTreeMap::new();
+    for kernel in kernels() {
+        let requires = *builds.entry(kernel.build.clone()).or_insert(kernel.requires);
+        assert_eq!(requires, kernel.requires, "{}: kernels of one file require the same", kernel.name());
+    }
+    builds
+}
+
 #[test]
 fn facts_of_a_known_kernel() {
     if !compiler() {
         return;
     }
     let name = "st_bif/forward_vectorized ELEMENT_F32";
-    let build = builds().into_iter().find(|build| build.name() == name).unwrap();
-    let compiled = compile(&build, "sm_90a").unwrap();
+    let listed = kernels().into_iter().find(|kernel| kernel.name() == name).unwrap();
+    let compiled = compile(&listed.build, "sm_90a").unwrap();
     let facts = cubin::facts(&compiled.cubin, &compiled.log).unwrap();
     let kernel = &facts["st_bif_forward_vectorized"];
     assert!((32..=64).contains(&kernel.registers), "{kernel:?}");
@@ -41,12 +56,66 @@ fn tensor_cores_show_in_the_mix_of_the_kernels_that_use_them() {
     if !compiler() {
         return;
     }
-    for build in builds().into_iter().filter(|build| build.name().ends_with("DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0")) {
+    for build in builds().into_keys().filter(|build| build.name().ends_with("DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0")) {
         let compiled = compile(&build, "sm_90a").unwrap();
         let facts = cubin::facts(&compiled.cubin, &compiled.log).unwrap();
         let tensor: u32 = facts.values().filter_map(|kernel| kernel.mix.get("tensor")).sum();
         assert_eq!(tensor > 0, build.source.file.ends_with("_mma"), "{}: {tensor}", build.name());
     }
+}
+
+#[test]
+fn what_a_row_requires_is_what_its_file_needs_and_no_more() {
+    if !compiler() {
+        return;
+    }
+    let mut files = Vec::new();
+    let mut wrong: Vec<String> = Vec::new();
+    let builds = builds();
+    let mut cases = Vec::new();
+    for (build, requires) in &builds {
+        let first = !files.contains(&build.source.file);
+        files.push(build.source.file);
+        match requires {
+            // Nothing here is for less.
+            Requires::AtLeast(80) => cases.push((build, "sm_80", true)),
+            // What a file needs shows in one of its builds.
+            Requires::AtLeast(90) if first => cases.extend([(build, "sm_90", true), (build, "sm_80", false)]),
+            Requires::Exactly("sm_90a") if first => cases.push((build, "sm_90", false)),
+            Requires::AtLeast(90) | Requires::Exactly("sm_90a") => {}
+            other => panic!("{}: no case for {other}", build.name()),
+        }
+    }
+    wrong.par_extend(cases.into_par_iter().filter_map(|(build, arch, compiles)| {
+        let told = compile(build, arch).map(drop);
+        (told.is_ok() != compiles).then(|| format!("{} for {arch}: {told:?}", build.name()))
+    }));
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn an_architecture_leaves_out_what_it_does_not_run() {
+    if !compiler() {
+        return;
+    }
+    let some = |kernel: &kernelgate_cuda::spec::ListedKernel| {
+        ["measure/spin", "denoise/fused_rows MODEL=Tiny", "denoise/persistent MODEL=Pi05"].contains(&kernel.build.name().as_str())
+    };
+    let kernels: Vec<_> = kernels().into_iter().filter(some).collect();
+    assert_eq!(kernels.len(), 5);
+    let compiled = resources::compile(&kernels, "sm_90").unwrap();
+    assert_eq!(compiled.left_out, ["denoise/persistent MODEL=Pi05 needs sm_90a"]);
+    let recorded: Vec<_> = compiled.resources.kernels.keys().cloned().collect();
+    let rows = ["begin", "end"].map(|part| format!("denoise/fused_rows MODEL=Tiny: denoise_fused_rows_{part}"));
+    assert_eq!(recorded, [&rows[..], &["measure/spin".to_owned()]].concat());
+    // A row without a kernel, and a kernel without a row.
+    let mut misspelt = kernels[4].clone();
+    misspelt.symbol = "measure_spinn";
+    let error = resources::compile(&[misspelt], "sm_90").unwrap_err();
+    assert_eq!(error.to_string(), "measure/spin holds no kernel measure_spinn, which a row is about");
+    let begin = kernels.iter().find(|kernel| kernel.symbol == "denoise_fused_rows_begin").unwrap();
+    let error = resources::compile(std::slice::from_ref(begin), "sm_90").unwrap_err();
+    assert_eq!(error.to_string(), "kernel denoise_fused_rows_end of denoise/fused_rows MODEL=Tiny has no row");
 }
 
 #[test]

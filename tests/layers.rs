@@ -29,7 +29,8 @@ const CRATES: &[Rules] = &[
             ("compiler", &["library"]),
             ("driver", &["error", "library", "compiler"]),
             ("libraries", &["error", "library", "driver"]),
-            ("instruments", &["error", "compiler", "driver"]),
+            ("spec", &["error", "compiler", "driver"]),
+            ("instruments", &["error", "driver", "spec"]),
             ("observe", &["error", "library", "driver"]),
             ("testing", &["driver"]),
         ],
@@ -90,13 +91,7 @@ const CRATES: &[Rules] = &[
     },
     Rules {
         folder: "src",
-        modules: &[
-            ("math", &[]),
-            ("kernels", &[]),
-            ("st_bif", &["math", "kernels"]),
-            ("attention", &["math", "kernels"]),
-            ("denoise", &["math", "kernels"]),
-        ],
+        modules: &[("math", &[]), ("st_bif", &["math"]), ("attention", &["math"]), ("denoise", &["math"])],
         confined: &[],
     },
 ];

@@ -24,11 +24,10 @@
 #include "common/memory.cuh"
 #include "common/reduce.cuh"
 
-constexpr int kTileM = kHeadDim == 64 ? 128 : 64;  // queries a step
-constexpr int kTileN = 128;                        // keys a block
-constexpr int kThreads = 256;
-constexpr int kPrepareThreads = 256;
-constexpr int kFinishThreads = 256;
+constexpr int kTileM = TILE_QUERIES;  // queries a step
+constexpr int kTileN = TILE_KEYS;     // keys a block
+constexpr int kThreads = THREADS;
+static_assert(kThreads == 256 && kTileN == 128, "four warps a role, 32 keys a warp");
 constexpr int kRowBytes = kHeadDim * 2;
 constexpr int kRowChunks = kRowBytes / 16;
 constexpr int kDsRowBytes = kTileM * 2;
@@ -48,6 +47,7 @@ constexpr int kPOffset = kDoOffset + kStages * kQBytes;
 constexpr int kDsOffset = kPOffset + kDsBytes;
 constexpr int kStatsOffset = kDsOffset + 2 * kDsBytes;
 constexpr int kSharedBytes = kStatsOffset + kStages * kStatsBytes;
+static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
 static_assert(kSharedBytes <= 227 * 1024, "one block's tiles must fit the 227 KiB of shared memory a block can have");
 
 // dQ of a step, [kTileM x d], is split among the eight warps as 32 x kDqColumns.
@@ -57,8 +57,8 @@ static_assert(kDqColumns == 32, "the layout of the dQ accumulator assumes 32x32 
 
 // dQ accumulator, floats: [head][step][warp 0-7][fragment (i, j) 0-7][lane][4]; one step is kTileM * d floats.
 
-// grid b*h*padded*(d/8)/256 with padded = ceil(s/M)*M, block 256: d/8 lanes a row, 16 bytes each
-extern "C" __global__ void __launch_bounds__(kPrepareThreads)
+// d/8 lanes a row of b*h*padded with padded = ceil(s/M)*M, 16 bytes each
+extern "C" __global__ void __launch_bounds__(kThreads)
 attention_backward_flash_mma_prepare(const u16* __restrict__ out, const u16* __restrict__ dout, const float* __restrict__ lse,
                                      float* __restrict__ stats, float* __restrict__ dq_sum, int seqlen, int batch_heads) {
   constexpr int kLanes = kRowChunks;  // lanes a row, 16 bytes each
@@ -127,7 +127,7 @@ __device__ __forceinline__ void store_gradient(const float (&acc)[2][kHeadDim / 
   }
 }
 
-// grid ceil(s/128) * b*h, block 256, dynamic shared memory kSharedBytes
+// a tile of keys of a head a block
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 attention_backward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ k, const u16* __restrict__ v, const u16* __restrict__ dout,
                              const float* __restrict__ stats, float* __restrict__ dq_sum, u16* __restrict__ dk, u16* __restrict__ dv, int seqlen,
@@ -283,8 +283,8 @@ attention_backward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ 
     store_gradient(acc, kScale, base + kKOffset, dk, warp_row, seqlen - key0, lane);
 }
 
-// dq = scale * the accumulator, out of its fragment order. One warp a 16x32 fragment row: grid ceil(b*h*steps*16 / 8), block 256.
-extern "C" __global__ void __launch_bounds__(kFinishThreads)
+// dq = scale * the accumulator, out of its fragment order. One warp a 16x32 fragment row.
+extern "C" __global__ void __launch_bounds__(kThreads)
 attention_backward_flash_mma_finish(const float* __restrict__ dq_sum, u16* __restrict__ dq, int seqlen, int batch_heads) {
   const int steps = (seqlen + kTileM - 1) / kTileM;
   const i64 warp = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarpSize;  // one warp a 16 x 32 fragment row

@@ -12,14 +12,17 @@
 #include "common/math.cuh"
 #include "common/reduce.cuh"
 
-constexpr int kScoreTile = 16;
-constexpr int kRows = 256 / kHeadDim;
+constexpr int kScoreTile = TILE;
+constexpr int kThreads = THREADS;
+constexpr int kRows = kThreads / kHeadDim;
+static_assert(kScoreTile * kScoreTile == kThreads, "a thread computes one score of a tile");
+static_assert(kThreads % kHeadDim == 0, "a block has whole rows of a gradient");
 
-// grid ceil(b*h*s / 8), block 256
-extern "C" __global__ void __launch_bounds__(256)
+// a row a warp
+extern "C" __global__ void __launch_bounds__(kThreads)
 attention_backward_naive_delta(const u16* __restrict__ out, const u16* __restrict__ dout, float* __restrict__ delta, int seqlen,
                                int batch_heads) {
-  const i64 row = static_cast<i64>(blockIdx.x) * 8 + threadIdx.x / kWarpSize;
+  const i64 row = static_cast<i64>(blockIdx.x) * (kThreads / kWarpSize) + threadIdx.x / kWarpSize;
   if (row >= static_cast<i64>(seqlen) * batch_heads) return;
   float sum = 0.f;
   for (int c = threadIdx.x % kWarpSize; c < kHeadDim; c += kWarpSize)
@@ -28,8 +31,8 @@ attention_backward_naive_delta(const u16* __restrict__ out, const u16* __restric
   if (threadIdx.x % kWarpSize == 0) delta[row] = sum;
 }
 
-// grid (ceil(s/16), ceil(s/16), b*h), block 256
-extern "C" __global__ void __launch_bounds__(256)
+// a tile of scores a block, z is the head
+extern "C" __global__ void __launch_bounds__(kThreads)
 attention_backward_naive_scores(const u16* __restrict__ q, const u16* __restrict__ k, const u16* __restrict__ v, const u16* __restrict__ dout,
                                 const float* __restrict__ lse, const float* __restrict__ delta, float* __restrict__ p, float* __restrict__ ds,
                                 int seqlen) {
@@ -54,8 +57,8 @@ attention_backward_naive_scores(const u16* __restrict__ q, const u16* __restrict
   ds[query_row * seqlen + key] = probability * (dp - delta[query_row]);
 }
 
-// grid (ceil(s / (256/d)), b*h), block 256
-extern "C" __global__ void __launch_bounds__(256)
+// kRows rows a block, y is the head
+extern "C" __global__ void __launch_bounds__(kThreads)
 attention_backward_naive_dq(const float* __restrict__ ds, const u16* __restrict__ k, u16* __restrict__ dq, int seqlen) {
   const int column = threadIdx.x % kHeadDim;
   const int query = blockIdx.x * kRows + threadIdx.x / kHeadDim;
@@ -68,8 +71,8 @@ attention_backward_naive_dq(const float* __restrict__ ds, const u16* __restrict_
   dq[row * kHeadDim + column] = Element::from_f32(sum * kScale);
 }
 
-// grid (ceil(s / (256/d)), b*h), block 256
-extern "C" __global__ void __launch_bounds__(256)
+// kRows rows a block, y is the head
+extern "C" __global__ void __launch_bounds__(kThreads)
 attention_backward_naive_dkv(const float* __restrict__ p, const float* __restrict__ ds, const u16* __restrict__ q, const u16* __restrict__ dout,
                              u16* __restrict__ dk, u16* __restrict__ dv, int seqlen) {
   const int column = threadIdx.x % kHeadDim;

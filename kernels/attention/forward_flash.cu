@@ -14,14 +14,16 @@
 #include "common/math.cuh"
 #include "common/reduce.cuh"
 
-constexpr int kTile = 64;
+constexpr int kTile = TILE;
 constexpr int kPitch = kTile + 4;
-constexpr int kThreads = 256;
+constexpr int kThreads = THREADS;
 constexpr int kColumnBlocks = kHeadDim / 64;
 constexpr int kVPitch = kHeadDim;
 constexpr int kQFloats = kHeadDim * kPitch;
 constexpr int kPFloats = kTile * kPitch;
 constexpr int kSharedBytes = (2 * kQFloats + kPFloats) * 4;
+static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
+static_assert(kTile * kTile == 16 * kThreads, "a thread computes 4x4 scores of a tile");
 static_assert(kTile * kVPitch <= kQFloats, "v must fit where k was");
 static_assert(kSharedBytes <= 227 * 1024, "the tiles must fit the 227 KiB of shared memory a block can have");
 
@@ -51,7 +53,7 @@ __device__ __forceinline__ void load_rows(float* to, const u16* from, int row0, 
   }
 }
 
-// grid ceil(s/64) * b*h (the query block fastest), block 256, dynamic shared memory kSharedBytes; lse may be null
+// a tile of queries of a head a block, the tile fastest; lse may be null
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
 attention_forward_flash(const u16* __restrict__ q, const u16* __restrict__ k, const u16* __restrict__ v, u16* __restrict__ out,
                         float* __restrict__ lse, int seqlen) {

@@ -21,11 +21,11 @@
 #include "common/memory.cuh"
 #include "common/reduce.cuh"
 
-constexpr int kWarps = 4;
-constexpr int kThreads = kWarps * static_cast<int>(kWarpSize);
+constexpr int kThreads = THREADS;
+constexpr int kWarps = kThreads / static_cast<int>(kWarpSize);
 constexpr int kBlocksPerSm = 2;
-constexpr int kTileM = 128;  // queries a block
-constexpr int kTileN = 64;   // keys a step
+constexpr int kTileM = TILE_QUERIES;  // queries a block
+constexpr int kTileN = 64;            // keys a step
 constexpr int kStages = 2;
 constexpr bool kQInRegisters = kHeadDim == 64;  // d = 128 has no registers left for the query fragments
 
@@ -47,6 +47,7 @@ constexpr i64 kL2Budget = 24 << 20;  // bytes of k and v that one group of heads
 
 static_assert(kTileM % (16 * kWarps) == 0, "each warp owns whole 16-row matrix tiles of the query block");
 static_assert(kTileN % 16 == 0 && kTileN % kWarpRows == 0, "every row of a block that a warp computes must see a key in it");
+static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
 static_assert(kSharedBytes * kBlocksPerSm <= 227 * 1024, "the blocks of an SM share 227 KiB of shared memory");
 
 struct Rows {
@@ -148,7 +149,7 @@ __device__ __forceinline__ void process(Rows& rows, const u32 (&q_fragments)[kQI
   }
 }
 
-// grid ceil(s/128) * b*h, block 128, dynamic shared memory kSharedBytes; lse may be null
+// a tile of queries of a head a block; lse may be null
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 attention_forward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ k, const u16* __restrict__ v, u16* __restrict__ out,
                             float* __restrict__ lse, int seqlen, int batch_heads) {

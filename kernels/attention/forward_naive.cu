@@ -4,7 +4,7 @@
 //   softmax:  P = exp(S - max_j S) / sum_j exp(S - max_j S), 16-bit, [b,h,s,s]; lse = max + ln(sum)
 //   values:   out[i] = sum_j P[i,j] v[j]
 //
-// Threads: scores, a 16x16 block an S tile of that size; softmax, a block of 256 a row, three passes over it; values, a block of
+// Threads: scores, a 16x16 block an S tile of that size; softmax, a block a row, three passes over it; values, a block of
 // d x (256/d) threads, one an output element. No shared memory but the softmax's eight floats.
 // Bound: fp32 FMA (2 b h s^2 d FLOPs each for scores and values) in theory; in practice the loads, as nothing is reused but
 // by the caches. Device memory moved at least: scores write 4 b h s^2 bytes, softmax reads them and writes half as many, values read those.
@@ -13,12 +13,14 @@
 #include "common/math.cuh"
 #include "common/reduce.cuh"
 
-constexpr int kScoreTile = 16;
-constexpr int kSoftmaxThreads = 256;
-constexpr int kValueRows = 256 / kHeadDim;
+constexpr int kScoreTile = TILE;
+constexpr int kThreads = THREADS;
+constexpr int kValueRows = kThreads / kHeadDim;
+static_assert(kScoreTile * kScoreTile == kThreads, "a thread computes one score of a tile");
+static_assert(kThreads % kHeadDim == 0, "a block has whole rows of values");
 
-// grid (ceil(s/16), ceil(s/16), b*h), block 256
-extern "C" __global__ void __launch_bounds__(256)
+// a tile of scores a block, z is the head
+extern "C" __global__ void __launch_bounds__(kThreads)
 attention_forward_naive_scores(const u16* __restrict__ q, const u16* __restrict__ k, float* __restrict__ scores, int seqlen) {
   const int key = blockIdx.x * kScoreTile + threadIdx.x % kScoreTile;
   const int query = blockIdx.y * kScoreTile + threadIdx.x / kScoreTile;
@@ -35,25 +37,25 @@ attention_forward_naive_scores(const u16* __restrict__ q, const u16* __restrict_
   scores[(head * seqlen + query) * seqlen + key] = kCausal && key > query ? negative_infinity() : sum * kScale;
 }
 
-// grid b*h*s, block 256; lse may be null
-extern "C" __global__ void __launch_bounds__(kSoftmaxThreads)
+// a row a block; lse may be null
+extern "C" __global__ void __launch_bounds__(kThreads)
 attention_forward_naive_softmax(const float* __restrict__ scores, u16* __restrict__ probabilities, float* __restrict__ lse, int seqlen) {
-  __shared__ float scratch[kSoftmaxThreads / 32];
+  __shared__ float scratch[kThreads / 32];
   const float* row = scores + static_cast<i64>(blockIdx.x) * seqlen;
   u16* to = probabilities + static_cast<i64>(blockIdx.x) * seqlen;
   float best = negative_infinity();
-  for (int j = threadIdx.x; j < seqlen; j += kSoftmaxThreads) best = max_f32(best, row[j]);
-  best = block_max<kSoftmaxThreads>(best, scratch);
+  for (int j = threadIdx.x; j < seqlen; j += kThreads) best = max_f32(best, row[j]);
+  best = block_max<kThreads>(best, scratch);
   float sum = 0.f;
-  for (int j = threadIdx.x; j < seqlen; j += kSoftmaxThreads) sum += exp2_approx((row[j] - best) * kLog2E);
-  sum = block_sum<kSoftmaxThreads>(sum, scratch);
+  for (int j = threadIdx.x; j < seqlen; j += kThreads) sum += exp2_approx((row[j] - best) * kLog2E);
+  sum = block_sum<kThreads>(sum, scratch);
   const float inverse = 1.f / sum;
-  for (int j = threadIdx.x; j < seqlen; j += kSoftmaxThreads) to[j] = Element::from_f32(exp2_approx((row[j] - best) * kLog2E) * inverse);
+  for (int j = threadIdx.x; j < seqlen; j += kThreads) to[j] = Element::from_f32(exp2_approx((row[j] - best) * kLog2E) * inverse);
   if (lse != nullptr && threadIdx.x == 0) lse[blockIdx.x] = best + log2_approx(sum) * kLn2;
 }
 
-// grid (ceil(s / (256/d)), b*h), block 256
-extern "C" __global__ void __launch_bounds__(256)
+// kValueRows queries a block, y is the head
+extern "C" __global__ void __launch_bounds__(kThreads)
 attention_forward_naive_values(const u16* __restrict__ probabilities, const u16* __restrict__ v, u16* __restrict__ out, int seqlen) {
   const int column = threadIdx.x % kHeadDim;
   const int query = blockIdx.x * kValueRows + threadIdx.x / kHeadDim;

@@ -13,10 +13,11 @@
 #include "common/math.cuh"
 #include "common/reduce.cuh"
 
-constexpr int kTile = 64;
+constexpr int kTile = TILE;
 constexpr int kSlice = 32;
 constexpr int kPitch = kTile + 4;
-constexpr int kThreads = 256;
+constexpr int kThreads = THREADS;
+static_assert(kTile * kTile == 16 * kThreads, "a thread computes 4x4 results of a tile");
 static_assert(kHeadDim % kSlice == 0 && kHeadDim % kTile == 0, "the head dimension is a whole number of slices and tiles");
 
 struct Slice {
@@ -52,7 +53,7 @@ __device__ __forceinline__ void load_transposed(float (&to)[kSlice][kPitch], con
   }
 }
 
-// grid (ceil(s/64), ceil(s/64), b*h), block 256
+// a tile of scores a block, z is the head
 extern "C" __global__ void __launch_bounds__(kThreads)
 attention_forward_tiled_scores(const u16* __restrict__ q, const u16* __restrict__ k, float* __restrict__ scores, int seqlen) {
   __shared__ __align__(16) Slice slice;
@@ -84,7 +85,7 @@ attention_forward_tiled_scores(const u16* __restrict__ q, const u16* __restrict_
   }
 }
 
-// grid b*h*s, block 256; lse may be null
+// a row a block; lse may be null
 extern "C" __global__ void __launch_bounds__(kThreads)
 attention_forward_tiled_softmax(float* __restrict__ scores, float* __restrict__ lse, int seqlen) {
   __shared__ float scratch[kThreads / 32];
@@ -107,7 +108,7 @@ attention_forward_tiled_softmax(float* __restrict__ scores, float* __restrict__ 
   if (lse != nullptr && threadIdx.x == 0) lse[blockIdx.x] = top + log2_approx(sum) * kLn2;
 }
 
-// grid (ceil(s/64), d/64, b*h), block 256
+// a tile of the output a block: x its queries, y its columns, z the head
 extern "C" __global__ void __launch_bounds__(kThreads)
 attention_forward_tiled_values(const float* __restrict__ probabilities, const u16* __restrict__ v, u16* __restrict__ out, int seqlen) {
   __shared__ __align__(16) Slice slice;

@@ -17,10 +17,10 @@
 #include "denoise/model.cuh"
 #include "denoise/panel.cuh"
 
-constexpr int kThreads = 256;
-constexpr int kWarps = 8;
-constexpr int kSplit = 8;
-constexpr int kRows = 32;
+constexpr int kThreads = THREADS;
+constexpr int kWarps = kThreads / static_cast<int>(kWarpSize);
+constexpr int kSplit = SPLIT;
+constexpr int kRows = TILE_ROWS;
 constexpr int kKeys = 128;
 constexpr int kRankRows = kRows / kSplit;
 
@@ -38,6 +38,8 @@ constexpr int kQuads = kHeadDim / 4;
 
 static_assert(kRows * kOutStride * 4 <= kKeys * kRowBytes, "the output fits over k");
 static_assert((kRowBytes & (kRowBytes - 1)) == 0, "steps along a row are XORs of its address");
+static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
+static_assert(kRows == 32, "a warp has all rows as two matrix tiles");
 static_assert(kKeys == kWarps * 16 && kSharedBytes <= 227 * 1024, "a warp has 16 keys, a block 227 KiB of shared memory");
 
 // 1/sqrt(e) and log2(e), so that a probability is one FMA and one ex2.
@@ -53,7 +55,7 @@ __device__ __forceinline__ void copy_rows(u32 to, const u16* from, int left) {
   }
 }
 
-// grid ceil(rows / 32) * 8, clusters of 8
+// a cluster a tile of rows
 extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThreads)
 denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* out, int rows, int context, int prefix) {
   extern __shared__ __align__(1024) unsigned char shared[];

@@ -15,17 +15,21 @@
 // every multiprocessor whatever the number of columns.
 #include "denoise/skinny_gemm.cuh"
 
-using Qkv = Product<kWidth, 64, 4>;
-using Out = Product<kQueryWidth, 64, 8>;
-using GateUp = Product<kWidth, 64, 2>;  // two blocks a multiprocessor
-using Down = Product<kMlp, 64, 8>;
-using Linear = Product<kWidth, 64, 4>;
+using Qkv = Product<kWidth, TILE_COLUMNS, QKV_SPLIT>;
+using Out = Product<kQueryWidth, TILE_COLUMNS, OUT_SPLIT>;
+using GateUp = Product<kWidth, TILE_COLUMNS, GATE_UP_SPLIT>;  // two blocks a multiprocessor
+using Down = Product<kMlp, TILE_COLUMNS, DOWN_SPLIT>;
+using Linear = Product<kWidth, TILE_COLUMNS, LINEAR_SPLIT>;
+
+static_assert(Qkv::kSharedBytes == QKV_SHARED_BYTES && Out::kSharedBytes == OUT_SHARED_BYTES && GateUp::kSharedBytes == GATE_UP_SHARED_BYTES &&
+                  Down::kSharedBytes == DOWN_SHARED_BYTES && Linear::kSharedBytes == LINEAR_SHARED_BYTES,
+              "the rows declare what the tiles take");
 
 static_assert((kHeads + 2) * kHeadDim % Qkv::kTileN == 0 && 2 * kMlp % GateUp::kTileN == 0, "tiles of columns are whole");
 static_assert(Out::kRankRows * 32 == kThreads && Down::kRankRows * 32 == kThreads, "a warp finishes a row of 64 columns");
 static_assert(Qkv::kRankRows * 16 == kThreads && Linear::kRankRows * 16 == kThreads, "a thread finishes four elements");
 
-// grid tiles * 4 x ceil(rows / 64), clusters of 4; keys and values are [prefix + rows][head_dim]
+// a cluster a tile of columns, y is a tile of rows; keys and values are [prefix + rows][head_dim]
 extern "C" __global__ void __cluster_dims__(Qkv::kSplit, 1, 1) __launch_bounds__(kThreads)
 denoise_fused_project_qkv(const u16* h, const float* squares, const float* style, const u16* __restrict__ weights, const float2* angles, u16* q,
                           u16* keys, u16* values, int rows, int prefix) {
@@ -80,7 +84,7 @@ __device__ __forceinline__ void add_gated(const Work<P>& work, const u16* x, con
   if (lane == 0) squares[token * kSquares + work.tile] = sum;
 }
 
-// grid width / 64 * 8 x ceil(rows / 64), clusters of 8
+// a cluster a tile of columns, y is a tile of rows
 extern "C" __global__ void __cluster_dims__(Out::kSplit, 1, 1) __launch_bounds__(kThreads)
 denoise_fused_project_out(const u16* attended, const u16* __restrict__ weights, const float* style, u16* h, float* squares, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -89,7 +93,7 @@ denoise_fused_project_out(const u16* attended, const u16* __restrict__ weights, 
   add_gated(work, attended, style, h, squares);
 }
 
-// grid width / 64 * 8 x ceil(rows / 64), clusters of 8
+// a cluster a tile of columns, y is a tile of rows
 extern "C" __global__ void __cluster_dims__(Down::kSplit, 1, 1) __launch_bounds__(kThreads)
 denoise_fused_project_down(const u16* hidden, const u16* __restrict__ weights, const float* style, u16* h, float* squares, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -98,7 +102,7 @@ denoise_fused_project_down(const u16* hidden, const u16* __restrict__ weights, c
   add_gated(work, hidden, style, h, squares);
 }
 
-// grid mlp / 32 * 2 x ceil(rows / 64), clusters of 2
+// a cluster a tile of columns, y is a tile of rows
 extern "C" __global__ void __cluster_dims__(GateUp::kSplit, 1, 1) __launch_bounds__(kThreads)
 denoise_fused_project_gate_up(const u16* h, const float* squares, const float* style, const u16* __restrict__ weights, u16* hidden, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -137,7 +141,7 @@ __device__ __forceinline__ Quad linear(const Work<Linear>& work, const u16* x, c
 
 __device__ __forceinline__ float silu(float x) { return x * reciprocal_approx(1.f + exp2_approx(-x * kLog2E)); }
 
-// grid width / 64 * 4 x ceil(rows / 64), clusters of 4
+// a cluster a tile of columns, y is a tile of rows
 extern "C" __global__ void __cluster_dims__(Linear::kSplit, 1, 1) __launch_bounds__(kThreads)
 denoise_fused_project_time(const u16* x, const u16* __restrict__ weights, const float* __restrict__ bias, u16* out, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -149,7 +153,7 @@ denoise_fused_project_time(const u16* x, const u16* __restrict__ weights, const 
       make_uint2(Bf16::pack(silu(y.value.x), silu(y.value.y)), Bf16::pack(silu(y.value.z), silu(y.value.w)));
 }
 
-// grid 3 width / 64 * 4 x ceil(rows / 64) x layers, clusters of 4; out is [layers][rows][3 width]
+// a cluster a tile of columns, y is a tile of rows, z the layer; out is [layers][rows][3 width]
 extern "C" __global__ void __cluster_dims__(Linear::kSplit, 1, 1) __launch_bounds__(kThreads)
 denoise_fused_project_style(const u16* cond, const u16* __restrict__ weights, const float* __restrict__ bias, float* out, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];

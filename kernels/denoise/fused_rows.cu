@@ -11,7 +11,7 @@
 #include "denoise/actions.cuh"
 #include "denoise/model.cuh"
 
-constexpr int kThreads = 256;
+constexpr int kThreads = THREADS;
 constexpr int kWarps = kThreads / 32;
 static_assert(kWidth % (kThreads / 4) == 0, "four threads a row of action_out, in whole passes");
 
@@ -31,7 +31,7 @@ __device__ __forceinline__ void enter(const float* x, const u16* action_in, cons
   if (threadIdx.x < kSquares) squares[threadIdx.x] = threadIdx.x == 0 ? sum : 0.f;
 }
 
-// grid rows; `state` may be null: then the noise is not copied
+// a row a block; `state` may be null: then the noise is not copied
 extern "C" __global__ void __launch_bounds__(kThreads)
 denoise_fused_rows_begin(const float* noise, const u16* __restrict__ action_in, const float* __restrict__ bias, float* state, u16* h,
                          float* squares) {
@@ -48,7 +48,7 @@ denoise_fused_rows_begin(const float* noise, const u16* __restrict__ action_in, 
   enter(x, action_in, bias, h + row * kWidth, squares + row * kSquares, scratch);
 }
 
-// grid rows; writes the velocity to `velocity`, or where that is null moves `state`; with `more`, enters the next step
+// a row a block; writes the velocity to `velocity`, or where that is null moves `state`; with `more`, enters the next step
 extern "C" __global__ void __launch_bounds__(kThreads)
 denoise_fused_rows_end(u16* h, float* squares, const float* style, const u16* __restrict__ action_out, const float* __restrict__ out_bias,
                        const u16* __restrict__ action_in, const float* __restrict__ in_bias, float* velocity, float* state, float dt, int more) {

@@ -1,24 +1,17 @@
-// The expert that a denoise kernel is compiled for: -DMODEL=Pi05|Tiny. The names and numbers are the workload's.
+// The expert that a denoise kernel is compiled for: its numbers, as macros from the kernel's row.
 #pragma once
 #include "common/element16.cuh"
 #include "common/math.cuh"
 #include "common/types.cuh"
 
-#ifndef MODEL
-#error "compile with -DMODEL=Pi05 or -DMODEL=Tiny"
+#ifndef WIDTH
+#error "compile with the macros of the kernel's row: WIDTH, MLP, HEADS, HEAD_DIM, ACTION"
 #endif
 
-struct Pi05 {
-  static constexpr int kWidth = 1024, kMlp = 4096, kHeads = 8, kHeadDim = 256;
-};
-struct Tiny {
-  static constexpr int kWidth = 64, kMlp = 128, kHeads = 2, kHeadDim = 16;
-};
-
-constexpr int kWidth = MODEL::kWidth, kMlp = MODEL::kMlp, kHeads = MODEL::kHeads, kHeadDim = MODEL::kHeadDim;
+constexpr int kWidth = WIDTH, kMlp = MLP, kHeads = HEADS, kHeadDim = HEAD_DIM;
 constexpr int kQueryWidth = kHeads * kHeadDim;
 constexpr int kHalfHead = kHeadDim / 2;
-constexpr int kAction = 32;
+constexpr int kAction = ACTION;
 constexpr float kNormEpsilon = 1e-6f;
 
 // Sums of squares that are kept for each row of the residual stream: one for 64 columns.

@@ -12,11 +12,12 @@
 #include "common/types.cuh"
 #include "denoise/panel.cuh"
 
-constexpr int kThreads = 256;
+constexpr int kThreads = THREADS;
 
 __device__ __forceinline__ i64 thread_index() { return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x; }
 
-constexpr int kPacket = 8;
+constexpr int kPacket = PACKET;
+static_assert(kPacket == 8, "a packet is one 16-byte access");
 
 // Every kernel begins with it: where the launch allows, the blocks come while the kernel before still runs, and wait here. What kernels before
 // wrote is not __restrict__: as constants, its loads could move above the wait.
@@ -62,7 +63,7 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2_app
 
 // out[row] = [sin(2 pi t / period), cos(2 pi t / period)] in fp64, with width / 2 periods from 4e-3 to 4 in geometric steps. The time of a
 // row is times[row], or where that is null *time. With `panels`, out lies as a product of the fused kernels takes it, else row by row.
-// grid ceil(width / 2 / 256) * rows
+// row_blocks blocks a row
 extern "C" __global__ void __launch_bounds__(kThreads)
 denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ times, u16* out, int width, int row_blocks, int panels) {
   follow();
@@ -280,7 +281,8 @@ denoise_per_op_gelu(uint4* gate, const uint4* up, int packets) {
 extern "C" __global__ void __launch_bounds__(kThreads)
 denoise_per_op_action_out(const float* y, const uint4* out, const float* __restrict__ bias, float* velocity, int width) {
   follow();
-  constexpr int kColumns = 32, kPackets = kColumns / kPacket, kRows = kThreads / kPackets;
+  constexpr int kColumns = ACTION, kPackets = kColumns / kPacket, kRows = kThreads / kPackets;
+  static_assert(kColumns == 32, "a lane finishes a column");
   __shared__ __align__(16) float parts[kThreads / 32][kColumns];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, packet = threadIdx.x % kPackets;
   float sum[kPacket] = {};

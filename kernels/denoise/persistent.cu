@@ -275,7 +275,7 @@ struct Layer {
   }
 };
 
-// grid 120, all at once and with no other such kernel on the GPU; `velocity` or `state` is null. Each launch needs the shifts' kernel before it,
+// all blocks at once and with no other such kernel on the GPU; `velocity` or `state` is null. Each launch needs the shifts' kernel before it,
 // which also sets the counter to 0.
 extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThreads, 1)
 denoise_persistent(u16* h, const u16* qkv, const u16* out, const u16* gate_up, const u16* down, const float* styles1, const float* styles2,
@@ -344,11 +344,13 @@ denoise_persistent(u16* h, const u16* qkv, const u16* out, const u16* gate_up, c
 }
 
 // shifts [layers][steps][columns] = shift W: what a norm's shift adds to each column of the product after it. W as the persistent kernel takes it.
-// grid (columns / 256, 1, layers); a warp 32 columns. The shift is split into two bf16, which keeps 16 bits of it.
+// a warp 32 columns, z is the layer. The shift is split into two bf16, which keeps 16 bits of it.
 // Bound: reading W once; 16 steps at a time.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(SHIFT_THREADS)
 denoise_persistent_shift(const float* styles, const u16* __restrict__ weights, float* shifts, u32* counter, int columns, int steps) {
   constexpr int kSteps = 16, kRow = kWidth * 2 + 64;  // bytes of a row, so that two rows are in different banks
+  static_assert(2 * kSteps * kRow == SHIFT_SHARED_BYTES, "the row declares what the shifts take");
+  static_assert(SHIFT_THREADS == 256, "eight warps, 32 columns each");
   extern __shared__ __align__(1024) unsigned char shared[];
   const u32 base = shared_address(shared);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, turn = lane % 4, units = columns / 8;
@@ -361,7 +363,7 @@ denoise_persistent_shift(const float* styles, const u16* __restrict__ weights, f
   if (blockIdx.x == 0 && blockIdx.z == 0 && threadIdx.x == 0) *counter = 0;
   for (int step0 = 0; step0 < steps; step0 += kSteps) {
     __syncthreads();
-    for (int i = threadIdx.x; i < kSteps * kWidth / 2; i += 256) {
+    for (int i = threadIdx.x; i < kSteps * kWidth / 2; i += SHIFT_THREADS) {
       const int step = i / (kWidth / 2), pair = i % (kWidth / 2);
       float2 x = make_float2(0.f, 0.f);
       if (step0 + step < steps) x = *reinterpret_cast<const float2*>(styles + (step0 + step) * i64{3} * kWidth + pair * 2);

@@ -22,9 +22,9 @@
 #include "denoise/model.cuh"
 
 static_assert(kWidth == 1024 && kMlp == 4096 && kHeads == 8 && kHeadDim == 256, "the split is this model's");
-constexpr int kWorkers = 256, kThreads = kWorkers + 128;
-constexpr int kClusters = 15, kRanks = 8, kBlocks = kClusters * kRanks;
-constexpr int kMostRows = 56, kMostKeys = 1024, kQueryRows = kMostRows * kHeads;
+constexpr int kThreads = THREADS, kWorkers = kThreads - 128;
+constexpr int kClusters = CLUSTERS, kRanks = RANKS, kBlocks = kClusters * kRanks;
+constexpr int kMostRows = MAX_ROWS, kMostKeys = MAX_KEYS, kQueryRows = kMostRows * kHeads;
 
 // A panel: 64 of k of an activation. The tile's rows 56 to 63 are whatever lies behind, and so are their sums.
 constexpr int kPanelElements = kMostRows * 64;
@@ -48,6 +48,8 @@ constexpr u32 kSharedBytes = kPartsAt + kPartsBytes;
 constexpr u32 kRowPartBytes = 1152, kRowPartsBytes = kRanks * kRowPartBytes, kQkvPartsBytes = 128 * 48, kGateUpPartsBytes = 128 * 72;
 static_assert(8 * kQkvPanel <= 3 * kGateUpPanel && 8 * kDownPanel <= 4 * kGateUpPanel && kXAt + 8 * kPanelBytes <= kPartsAt, "regions overlap");
 static_assert(kRowPartsBytes <= kPartsBytes && kGateUpPartsBytes <= kPartsBytes, "parts overlap");
+static_assert(kWorkers == 256 && kClusters == 15 && kRanks == 8 && kMostRows == 56, "the split is among two warpgroups of 120 blocks");
+static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the regions take");
 static_assert(kSharedBytes + 1024 <= 227 * 1024, "more than a multiprocessor has");
 
 struct Arguments {

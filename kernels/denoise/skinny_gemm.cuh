@@ -19,8 +19,8 @@
 #include "denoise/model.cuh"
 #include "denoise/panel.cuh"
 
-constexpr int kThreads = 256;
-constexpr int kTileM = 64;
+constexpr int kThreads = THREADS;
+constexpr int kTileM = TILE_ROWS;
 constexpr int kPanelBytes = kTileM * 128;  // 64 columns of x
 
 template <int kDepth_, int kTileN_, int kSplit_>

@@ -6,7 +6,7 @@
 //     b[t] = -( [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1) )        g(z, w) = exp(-z² / (2·(0.405·w)²)) / w
 //   then gV = gv_final ; gT = 0 ; for t = T-1 .. 0: m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ; gT = m·b + gT
 //
-// Threads: PER_THREAD neurons each (default 2; 4 in 16-bit where T <= 8), all T of x and of gY loaded before the first use;
+// Threads: PER_THREAD neurons each (2; 4 in 16-bit where T <= 8), all T of x and of gY loaded before the first use;
 // a[t] and b[t] stay in registers.
 // Shared memory: none.
 // Bound: reads x and gY, writes gx: 12 bytes a neuron and step for f32, 6 for 16-bit; about 33 instructions, 3 of them
@@ -20,19 +20,13 @@
 #ifndef STEPS
 #error "define STEPS, the number of time steps (1 to 16); backward_replay_any takes any number at run time"
 #endif
-#ifndef BLOCK
-#define BLOCK 128
-#endif
-#ifndef PER_THREAD
-#define PER_THREAD (kElementBytes == 2 && STEPS <= 8 ? 4 : 2)
-#endif
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS (kElementBytes == 2 ? 5 : STEPS <= 8 ? 6 : 4)
 #endif
 
 constexpr int kSteps = STEPS;
 constexpr int kPerThread = PER_THREAD;
-static_assert(kSteps >= 1 && kSteps <= 16, "STEPS must be 1 to 16: two coefficients a step are held in registers");
+static_assert(kSteps >= 1 && kSteps <= MAX_STEPS, "STEPS is 1 to MAX_STEPS: two coefficients a step are held in registers");
 static_assert(kPerThread == 1 || kPerThread == 2 || kPerThread == 4 || kPerThread == 8, "PER_THREAD must be 1, 2, 4 or 8");
 static_assert(kPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");

@@ -13,14 +13,8 @@
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
 
-#ifndef BLOCK
-#define BLOCK 64
-#endif
 #ifndef CHUNK
 #define CHUNK (kElementBytes == 4 ? 16 : 8)
-#endif
-#ifndef PER_THREAD
-#define PER_THREAD (8 / kElementBytes)
 #endif
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS 8

@@ -5,7 +5,7 @@
 //     b = -( [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1) )
 //     m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ; gT = m·b + gT
 //
-// Threads: PER_THREAD neurons each (default 4: 16 bytes of H), looping over t downwards in chunks of CHUNK steps whose loads are all
+// Threads: PER_THREAD neurons each (4: 16 bytes of H), looping over t downwards in chunks of CHUNK steps whose loads are all
 // issued before the first is used. Shared memory: none.
 // Bound: reads H (4 bytes), C (1) and gY, writes gx: 13 bytes a neuron and step for f32, 9 for 16-bit; about 27 instructions, 3 of them
 // exponentials.
@@ -13,14 +13,8 @@
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
 
-#ifndef BLOCK
-#define BLOCK 128
-#endif
 #ifndef CHUNK
 #define CHUNK 4
-#endif
-#ifndef PER_THREAD
-#define PER_THREAD 4
 #endif
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS (kElementBytes == 4 ? 5 : 8)

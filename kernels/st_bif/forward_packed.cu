@@ -5,7 +5,7 @@
 //
 // Spike layout: [T, ceil(N / 4)] bytes. Byte k of row t holds neurons 4k .. 4k+3, neuron 4k+i in bits 2i and 2i+1 (i = 0 lowest):
 // 00 is 0, 01 is +1, 11 is -1 (two's complement), 10 never occurs. Each row is padded to a whole byte with 00.
-// Threads: PER_THREAD neurons each (default 16 bytes of x: 4 in f32, 8 in 16-bit), looping over t in chunks of CHUNK steps whose loads
+// Threads: PER_THREAD neurons each (16 bytes of x: 4 in f32, 8 in 16-bit), looping over t in chunks of CHUNK steps whose loads
 // are all issued before the first is used. Shared memory: none.
 // Bound: 4.25 bytes a neuron and step for f32, 2.25 for 16-bit; about 10 instructions a neuron and step.
 // Changed from forward_vectorized: a quarter of the spike bytes.
@@ -13,14 +13,8 @@
 #include "st_bif/neuron.cuh"
 #include "common/element.cuh"
 
-#ifndef BLOCK
-#define BLOCK 128
-#endif
 #ifndef CHUNK
 #define CHUNK 4
-#endif
-#ifndef PER_THREAD
-#define PER_THREAD (16 / kElementBytes)
 #endif
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS (CHUNK <= 2 ? 12 : 8)

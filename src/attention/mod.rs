@@ -7,6 +7,7 @@ mod definition;
 pub mod reference;
 pub mod sample;
 
+pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::harness::Peers;
 use kernelgate::suite::{Suite, suite};
@@ -14,8 +15,8 @@ use kernelgate::suite::{Suite, suite};
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Box<dyn Suite>> {
     vec![
-        suite(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD)),
-        suite(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD)),
+        suite(&FORWARD, cpu::FORWARD.iter().chain(cuda::forward())),
+        suite(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::backward())),
         suite(&components::SCORES, cpu::SCORES.iter().chain(cuda::SCORES)),
         suite(&components::SOFTMAX, cpu::SOFTMAX.iter().chain(cuda::SOFTMAX)),
         suite(&components::VALUES, cpu::VALUES.iter().chain(cuda::VALUES)),

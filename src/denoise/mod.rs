@@ -9,6 +9,7 @@ mod plain;
 pub mod reference;
 mod shape;
 
+pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::harness::Peers;
 use kernelgate::suite::{Suite, suite};

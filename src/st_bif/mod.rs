@@ -5,6 +5,7 @@ mod cuda;
 mod definition;
 pub mod neuron;
 
+pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::harness::Peers;
 use kernelgate::suite::{Suite, suite};

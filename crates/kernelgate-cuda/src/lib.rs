@@ -5,6 +5,7 @@
 //! - [`driver`]: devices, memory, streams, events, graphs, kernels and their launches.
 //! - [`compiler`]: kernel source to machine code, its cache on disk, and what the machine code says of itself.
 //! - [`libraries`]: GEMMs by cuBLASLt, operation graphs by cuDNN.
+//! - [`spec`]: a kernel as one row of data, from which it is loaded, launched, recorded and tested.
 //! - [`instruments`]: the kernels that measuring needs: bandwidth passes, spins, blocker, clock probes, L2 flush.
 //! - [`observe`]: what a profiler sees: CUPTI's records, NVML's readings, NVTX ranges.
 //!
@@ -23,6 +24,7 @@ pub mod instruments;
 pub mod libraries;
 pub mod library;
 pub mod observe;
+pub mod spec;
 pub mod testing;
 
 pub use compiler::source::Source;
@@ -31,3 +33,4 @@ pub use driver::buffer::Buffer;
 pub use driver::device::Device;
 pub use driver::kernel::{Kernel, LaunchShape, Manner};
 pub use error::BackendError;
+pub use spec::{KernelSpec, LoadedKernel, Requires};

@@ -1,31 +1,121 @@
-//! Attention backward: launchers of `kernels/attention/backward_*`.
+//! Attention backward: rows and launchers of `kernels/attention/backward_*`.
 //!
 //! The forward's output and the rows' log-sum-exp come from `forward_flash_mma`, run once while the case is prepared. What is
 //! timed is what a training step would run: the row sums of dout · out first, then the gradients.
 
 use std::sync::Arc;
 
-use super::forward::{FLASH_MMA as FORWARD, output};
-use super::launch::{Extents, scratch, upload};
+use super::forward::FLASH_MMA as FORWARD;
+use super::launch::{ELEMENT_BYTES, Extents, kernel, output, scratch, upload};
 use crate::attention::definition::{Attention, Backward};
-use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{Output, Task};
+use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
-use kernelgate_cuda::{Argument, Buffer, Device};
+use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Requires};
 
-/// With the forward that they need first.
-pub const NAIVE: &[&str] = &[
-    "attention_backward_naive_delta",
-    "attention_backward_naive_scores",
-    "attention_backward_naive_dq",
-    "attention_backward_naive_dkv",
-    "attention_forward_flash_mma",
-];
-pub const FLASH_MMA: &[&str] = &[
-    "attention_backward_flash_mma_prepare",
-    "attention_backward_flash_mma",
-    "attention_backward_flash_mma_finish",
-    "attention_forward_flash_mma",
+/// The kernels.
+pub const KERNELS: &[KernelSpec<Extents>] =
+    &[NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV, FLASH_MMA_PREPARE, FLASH_MMA, FLASH_MMA_FINISH];
+
+const THREADS: usize = 256;
+
+/// Threads that sum a row.
+const WARP: usize = 32;
+
+/// Side of the tile of scores that a block of `backward_naive` computes, one a thread.
+const NAIVE_TILE: usize = 16;
+
+const NAIVE_DELTA: KernelSpec<Extents> = KernelSpec {
+    constants: |_| vec![("THREADS", THREADS), ("TILE", NAIVE_TILE)],
+    ..kernel(
+        "attention/backward_naive",
+        include_str!("../../../kernels/attention/backward_naive.cu"),
+        "attention_backward_naive_delta",
+        THREADS,
+        |extents| [(extents.heads * extents.s).div_ceil(THREADS / WARP), 1, 1],
+    )
+};
+const NAIVE_SCORES: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_backward_naive_scores",
+    blocks: |extents| [extents.s.div_ceil(NAIVE_TILE), extents.s.div_ceil(NAIVE_TILE), extents.heads],
+    ..NAIVE_DELTA
+};
+const NAIVE_DQ: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_backward_naive_dq",
+    blocks: |extents| [extents.s.div_ceil(THREADS / extents.d), extents.heads, 1],
+    ..NAIVE_DELTA
+};
+const NAIVE_DKV: KernelSpec<Extents> = KernelSpec { symbol: "attention_backward_naive_dkv", ..NAIVE_DQ };
+
+/// Keys of a block of `backward_flash_mma`.
+const KEYS: usize = 128;
+
+/// Queries that a step of it takes.
+const fn step(extents: &Extents) -> usize {
+    if extents.d == 64 { 128 } else { 64 }
+}
+
+/// Queries of all heads, each head padded to whole steps.
+const fn padded_rows(extents: &Extents) -> usize {
+    extents.heads * extents.s.div_ceil(step(extents)) * step(extents)
+}
+
+/// Vector reductions in memory are of sm_90.
+const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
+    constants: |extents| {
+        let tiles = [("TILE_QUERIES", step(extents)), ("TILE_KEYS", KEYS)];
+        vec![("THREADS", THREADS), tiles[0], tiles[1], ("SHARED_BYTES", flash_mma_shared(extents))]
+    },
+    shared_bytes: flash_mma_shared,
+    requires: Requires::AtLeast(90),
+    ..kernel(
+        "attention/backward_flash_mma",
+        include_str!("../../../kernels/attention/backward_flash_mma.cu"),
+        "attention_backward_flash_mma",
+        THREADS,
+        |extents| [extents.s.div_ceil(KEYS) * extents.heads, 1, 1],
+    )
+};
+const FLASH_MMA_PREPARE: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_backward_flash_mma_prepare",
+    // A thread sixteen bytes of a row.
+    blocks: |extents| [(padded_rows(extents) * (extents.d * ELEMENT_BYTES as usize / 16)).div_ceil(THREADS), 1, 1],
+    shared_bytes: |_| 0,
+    ..FLASH_MMA
+};
+const FLASH_MMA_FINISH: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_backward_flash_mma_finish",
+    // Sixteen warps a step.
+    blocks: |extents| [(padded_rows(extents) / step(extents) * 16).div_ceil(THREADS / WARP), 1, 1],
+    shared_bytes: |_| 0,
+    ..FLASH_MMA
+};
+
+/// Keys and values; two stages of queries, gradients of the output, and two floats for each of their rows; the probabilities and two
+/// stages of the gradients of the scores.
+fn flash_mma_shared(extents: &Extents) -> usize {
+    let (element, queries) = (ELEMENT_BYTES as usize, step(extents));
+    let (keys_and_values, stages) = (2 * KEYS * extents.d * element, 2 * (2 * queries * extents.d * element + 2 * 4 * queries));
+    keys_and_values + stages + 3 * KEYS * queries * element
+}
+
+/// Backward ladder, without the library. All need the forward first.
+pub const LADDER: &[Implementation<Backward>] = &[
+    Implementation {
+        name: "cuda/naive",
+        about: "four launches, probabilities and gradients of the scores in device memory: the starting point",
+        supports: |problem| {
+            let kernels = [NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV, FORWARD];
+            Extents::from(&problem.attention).supported_with_scores(&kernels)
+        },
+        prepare: Prepare::CudaWithin { device_bytes: naive_bytes, prepare: naive },
+    },
+    Implementation {
+        name: "cuda/flash_mma",
+        about: "probabilities recomputed on the chip, tensor cores through mma.sync; the order of dq's sums is not fixed",
+        supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_MMA_PREPARE, FLASH_MMA, FLASH_MMA_FINISH, FORWARD]),
+        prepare: Prepare::CudaWithin { device_bytes: flash_mma_bytes, prepare: flash_mma },
+    },
 ];
 
 /// Four inputs, the saved output and log-sum-exp, three gradients.
@@ -34,23 +124,23 @@ pub fn common_bytes(extents: &Extents) -> u64 {
 }
 
 /// fp32 probabilities and gradients of the scores, and the row sums.
-pub fn naive_bytes(problem: &Backward) -> u64 {
+fn naive_bytes(problem: &Backward) -> u64 {
     let extents = Extents::from(&problem.attention);
     common_bytes(&extents) + 2 * 4 * extents.pairs() + 4 * extents.rows()
 }
 
 /// The fp32 accumulator of dq and two floats a row, padded to whole steps.
-pub fn flash_mma_bytes(problem: &Backward) -> u64 {
+fn flash_mma_bytes(problem: &Backward) -> u64 {
     let extents = Extents::from(&problem.attention);
     common_bytes(&extents) + stats_bytes(&extents) + dq_sum_bytes(&extents)
 }
 
 fn stats_bytes(extents: &Extents) -> u64 {
-    2 * 4 * extents.padded_rows() as u64
+    2 * 4 * padded_rows(extents) as u64
 }
 
 fn dq_sum_bytes(extents: &Extents) -> u64 {
-    4 * (extents.padded_rows() * extents.d) as u64
+    4 * (padded_rows(extents) * extents.d) as u64
 }
 
 /// What a backward starts from.
@@ -68,16 +158,17 @@ pub struct Saved {
 pub fn save(extents: &Extents, inputs: &Tensors, device: &Arc<Device>) -> Result<Saved, BackendError> {
     let [q, k, v, grad_out] = upload(device, inputs, ["q", "k", "v", "grad_out"])?;
     let (out, lse) = (scratch(device, extents.vector_bytes())?, scratch(device, 4 * extents.rows())?);
-    let forward = extents.step_of(device, FORWARD[0])?;
+    let forward = FORWARD.load(device, extents)?;
     let [from_q, from_k, from_v, to_out, to_lse] = [&q, &k, &v, &out, &lse].map(Argument::from);
     forward.launch(&[from_q, from_k, from_v, to_out, to_lse, extents.seqlen(), extents.batch_heads()])?;
     device.synchronize()?;
     Ok(Saved { q, k, v, grad_out, out, lse })
 }
 
-pub fn naive(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn naive(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
     let extents = Extents::from(&problem.attention);
-    let [sum, score, query, key] = [NAIVE[0], NAIVE[1], NAIVE[2], NAIVE[3]].map(|symbol| extents.step_of(device, symbol));
+    let kernels = [NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV];
+    let [sum, score, query, key] = kernels.map(|kernel| kernel.load(device, &extents));
     let (sum, score, query, key) = (sum?, score?, query?, key?);
     let saved = save(&extents, inputs, device)?;
     let delta = scratch(device, 4 * extents.rows())?;
@@ -95,9 +186,10 @@ pub fn naive(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Resu
     }))
 }
 
-pub fn flash_mma(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn flash_mma(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
     let extents = Extents::from(&problem.attention);
-    let [first, main, last] = [FLASH_MMA[0], FLASH_MMA[1], FLASH_MMA[2]].map(|symbol| extents.step_of(device, symbol));
+    let kernels = [FLASH_MMA_PREPARE, FLASH_MMA, FLASH_MMA_FINISH];
+    let [first, main, last] = kernels.map(|kernel| kernel.load(device, &extents));
     let (first, main, last) = (first?, main?, last?);
     let saved = save(&extents, inputs, device)?;
     let (stats, dq_sum) = (scratch(device, stats_bytes(&extents))?, scratch(device, dq_sum_bytes(&extents))?);
@@ -116,4 +208,21 @@ pub fn flash_mma(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> 
 /// `grad_q`, `grad_k` and `grad_v`.
 pub fn gradients(device: &Device, attention: &Attention) -> Result<Vec<Output>, BackendError> {
     ["grad_q", "grad_k", "grad_v"].into_iter().map(|name| output(device, name, attention)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::workload::Dtype;
+
+    #[test]
+    fn blocks_cover_padding() {
+        let narrow = Extents { heads: 6, s: 200, d: 64, causal: true, dtype: Dtype::Bf16 };
+        let wide = Extents { d: 128, ..narrow };
+        // 200 rows are two steps of 128, or four of 64.
+        assert_eq!((padded_rows(&narrow), padded_rows(&wide)), (6 * 256, 6 * 256));
+        assert_eq!((FLASH_MMA_PREPARE.blocks)(&narrow), [6 * 256 * 8 / 256, 1, 1]);
+        assert_eq!((FLASH_MMA_FINISH.blocks)(&narrow), [6 * 2 * 2, 1, 1]);
+        assert_eq!((FLASH_MMA_FINISH.blocks)(&wide), [6 * 4 * 2, 1, 1]);
+    }
 }

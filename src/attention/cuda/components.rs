@@ -1,59 +1,109 @@
-//! The three steps of `forward_naive` apart, each on inputs of its own.
+//! The three steps of attention apart, each on inputs of its own: rows and launchers of what computes one of them.
 
 use std::sync::Arc;
 
-use super::forward::NAIVE;
-use super::launch::{Extents, upload};
+use super::launch::{Extents, kernel, upload};
 use crate::attention::components::{Scores, Softmax, ValuesProduct};
-use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{Output, Task};
+use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::{Argument, Device};
+use kernelgate_cuda::{Argument, Device, KernelSpec};
+
+/// The kernels.
+pub const KERNELS: &[KernelSpec<Extents>] = &[NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES];
+
+const THREADS: usize = 256;
+
+/// Side of the tile of scores that a block of `forward_naive` computes, one a thread.
+const NAIVE_TILE: usize = 16;
+
+/// The three launches of `forward_naive`.
+pub const NAIVE_SCORES: KernelSpec<Extents> = KernelSpec {
+    constants: |_| vec![("THREADS", THREADS), ("TILE", NAIVE_TILE)],
+    ..kernel(
+        "attention/forward_naive",
+        include_str!("../../../kernels/attention/forward_naive.cu"),
+        "attention_forward_naive_scores",
+        THREADS,
+        |extents| [extents.s.div_ceil(NAIVE_TILE), extents.s.div_ceil(NAIVE_TILE), extents.heads],
+    )
+};
+pub const NAIVE_SOFTMAX: KernelSpec<Extents> =
+    KernelSpec { symbol: "attention_forward_naive_softmax", blocks: |extents| [extents.heads * extents.s, 1, 1], ..NAIVE_SCORES };
+pub const NAIVE_VALUES: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_forward_naive_values",
+    blocks: |extents| [extents.s.div_ceil(THREADS / extents.d), extents.heads, 1],
+    ..NAIVE_SCORES
+};
+
+/// q kᵀ apart.
+pub const SCORES: &[Implementation<Scores>] = &[Implementation {
+    name: "cuda/naive",
+    about: "the first launch of forward's cuda/naive",
+    supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_SCORES]),
+    prepare: Prepare::CudaWithin { device_bytes: scores_bytes, prepare: scores },
+}];
+
+/// Softmax apart.
+pub const SOFTMAX: &[Implementation<Softmax>] = &[Implementation {
+    name: "cuda/naive",
+    about: "the second launch of forward's cuda/naive: a block a row, three passes over it",
+    supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_SOFTMAX]),
+    prepare: Prepare::CudaWithin { device_bytes: softmax_bytes, prepare: softmax },
+}];
+
+/// p v apart.
+pub const VALUES: &[Implementation<ValuesProduct>] = &[Implementation {
+    name: "cuda/naive",
+    about: "the third launch of forward's cuda/naive",
+    supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_VALUES]),
+    prepare: Prepare::CudaWithin { device_bytes: values_bytes, prepare: values },
+}];
 
 /// q, k and fp32 scores.
-pub fn scores_bytes(problem: &Scores) -> u64 {
+fn scores_bytes(problem: &Scores) -> u64 {
     let extents = Extents::from(&problem.shape);
     2 * extents.vector_bytes() + 4 * extents.pairs()
 }
 
 /// fp32 scores and 16-bit probabilities.
-pub fn softmax_bytes(problem: &Softmax) -> u64 {
+fn softmax_bytes(problem: &Softmax) -> u64 {
     (4 + 2) * Extents::from(&problem.shape).pairs()
 }
 
 /// 16-bit probabilities, v and the output.
-pub fn values_bytes(problem: &ValuesProduct) -> u64 {
+fn values_bytes(problem: &ValuesProduct) -> u64 {
     let extents = Extents::from(&problem.shape);
     2 * extents.pairs() + 2 * extents.vector_bytes()
 }
 
-pub fn scores(problem: &Scores, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn scores(problem: &Scores, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
     let extents = Extents::from(&problem.shape);
-    let step = extents.step_of(device, NAIVE[0])?;
+    let kernel = NAIVE_SCORES.load(device, &extents)?;
     let [q, k] = upload(device, inputs, ["q", "k"])?;
     Ok(Task::new(device, vec![Output::new(device, "scores", problem.shape.pairs(), Dtype::F32)?], move |outputs| {
         let [q, k] = [&q, &k].map(Argument::from);
-        step.launch(&[q, k, outputs[0].argument(), extents.seqlen()])
+        kernel.launch(&[q, k, outputs[0].argument(), extents.seqlen()])
     }))
 }
 
-pub fn softmax(problem: &Softmax, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn softmax(problem: &Softmax, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
     let extents = Extents::from(&problem.shape);
-    let step = extents.step_of(device, NAIVE[1])?;
+    let kernel = NAIVE_SOFTMAX.load(device, &extents)?;
     let [scores] = upload(device, inputs, ["scores"])?;
     let probabilities = Output::new(device, "probabilities", problem.shape.pairs(), problem.shape.dtype)?;
     Ok(Task::new(device, vec![probabilities], move |outputs| {
         let arguments = [Argument::from(&scores), outputs[0].argument(), Argument::Address(0), extents.seqlen()];
-        step.launch(&arguments)
+        kernel.launch(&arguments)
     }))
 }
 
-pub fn values(problem: &ValuesProduct, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn values(problem: &ValuesProduct, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
     let extents = Extents::from(&problem.shape);
-    let step = extents.step_of(device, NAIVE[2])?;
+    let kernel = NAIVE_VALUES.load(device, &extents)?;
     let [probabilities, v] = upload(device, inputs, ["probabilities", "v"])?;
     Ok(Task::new(device, vec![Output::new(device, "out", problem.shape.vectors(), problem.shape.dtype)?], move |outputs| {
         let [probabilities, v] = [&probabilities, &v].map(Argument::from);
-        step.launch(&[probabilities, v, outputs[0].argument(), extents.seqlen()])
+        kernel.launch(&[probabilities, v, outputs[0].argument(), extents.seqlen()])
     }))
 }

@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use super::backward::{common_bytes, gradients, save};
-use super::forward::output;
-use super::launch::{Extents, upload};
+use super::forward::{FLASH_MMA, flash_bytes};
+use super::launch::{Extents, output, upload};
 use crate::attention::definition::{Attention, Backward, Forward};
-use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{Output, Task};
+use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::libraries::cudnn::api::{self, DataType, Mode, Operator};
 use kernelgate_cuda::libraries::cudnn::graph::Layout;
@@ -20,8 +20,24 @@ use kernelgate_cuda::{Argument, Buffer, Device};
 /// The last version whose backward needs a padding mask where 128 does not divide s: not built here.
 const LAST_WITHOUT_TAILS: usize = 91_500;
 
+/// The library's row of the forward.
+pub const FORWARD: Implementation<Forward> = Implementation {
+    name: "cuda/cudnn",
+    about: "the library's fused attention, by its own heuristic: the peer",
+    supports: |problem| supported(&problem.attention),
+    prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: forward },
+};
+
+/// The library's row of the backward.
+pub const BACKWARD: Implementation<Backward> = Implementation {
+    name: "cuda/cudnn",
+    about: "the library's fused gradients, by its own heuristic: the peer",
+    supports: |problem| supported(&problem.attention),
+    prepare: Prepare::CudaWithin { device_bytes: backward_bytes, prepare: backward },
+};
+
 /// fp32 row sums and the fp32 accumulator of dq, beside what every backward needs. What the engine asks for comes on top.
-pub fn backward_bytes(problem: &Backward) -> u64 {
+fn backward_bytes(problem: &Backward) -> u64 {
     let extents = Extents::from(&problem.attention);
     common_bytes(&extents) + sums_bytes(&extents) + accumulator_bytes(&extents)
 }
@@ -38,12 +54,12 @@ fn accumulator_bytes(extents: &Extents) -> u64 {
 ///
 /// # Errors
 /// The reason why not.
-pub fn supported(attention: &Attention) -> Result<(), String> {
-    Extents::from(attention).supported(super::forward::FLASH_MMA)?;
+fn supported(attention: &Attention) -> Result<(), String> {
+    Extents::from(attention).supported(&[FLASH_MMA])?;
     if attention.s == 1 { Err("needs more than one key".to_owned()) } else { Ok(()) }
 }
 
-pub fn forward(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn forward(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
     let graph = ForwardGraph::new(&problem.attention)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     let out = output(device, "out", &problem.attention)?;
@@ -55,7 +71,7 @@ pub fn forward(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Res
     }))
 }
 
-pub fn backward(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn backward(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
     let extents = Extents::from(&problem.attention);
     if api::version()? <= LAST_WITHOUT_TAILS && extents.s % 128 != 0 {
         return Err(Refusal("cuDNN after 9.15 is needed where 128 does not divide s".to_owned()).into());

@@ -1,18 +1,106 @@
-//! Attention forward: launchers of `kernels/attention/forward_*`.
+//! Attention forward: rows and launchers of `kernels/attention/forward_*`.
 
 use std::sync::Arc;
 
-use super::launch::{Extents, scratch, upload};
-use crate::attention::definition::{Attention, Forward};
-use kernelgate::backend::BackendError;
-use kernelgate::backend::cuda::{Output, Task};
+use super::components::{NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES};
+use super::launch::{ELEMENT_BYTES, Extents, kernel, output, scratch, upload};
+use crate::attention::definition::Forward;
+use kernelgate::backend::cuda::Task;
+use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
-use kernelgate_cuda::{Argument, Device};
+use kernelgate_cuda::{Argument, Device, KernelSpec};
 
-pub const NAIVE: &[&str] = &["attention_forward_naive_scores", "attention_forward_naive_softmax", "attention_forward_naive_values"];
-pub const TILED: &[&str] = &["attention_forward_tiled_scores", "attention_forward_tiled_softmax", "attention_forward_tiled_values"];
-pub const FLASH: &[&str] = &["attention_forward_flash"];
-pub const FLASH_MMA: &[&str] = &["attention_forward_flash_mma"];
+/// The kernels, beside those of `components`.
+pub const KERNELS: &[KernelSpec<Extents>] = &[TILED_SCORES, TILED_SOFTMAX, TILED_VALUES, FLASH, FLASH_MMA];
+
+const THREADS: usize = 256;
+
+/// Side of a tile of `forward_tiled` and `forward_flash`.
+const TILE: usize = 64;
+
+const TILED_SCORES: KernelSpec<Extents> = KernelSpec {
+    constants: |_| vec![("THREADS", THREADS), ("TILE", TILE)],
+    ..kernel(
+        "attention/forward_tiled",
+        include_str!("../../../kernels/attention/forward_tiled.cu"),
+        "attention_forward_tiled_scores",
+        THREADS,
+        |extents| [extents.s.div_ceil(TILE), extents.s.div_ceil(TILE), extents.heads],
+    )
+};
+const TILED_SOFTMAX: KernelSpec<Extents> =
+    KernelSpec { symbol: "attention_forward_tiled_softmax", blocks: |extents| [extents.heads * extents.s, 1, 1], ..TILED_SCORES };
+const TILED_VALUES: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_forward_tiled_values",
+    blocks: |extents| [extents.s.div_ceil(TILE), extents.d / TILE, extents.heads],
+    ..TILED_SCORES
+};
+
+const FLASH: KernelSpec<Extents> = KernelSpec {
+    constants: |extents| vec![("THREADS", THREADS), ("TILE", TILE), ("SHARED_BYTES", flash_shared(extents))],
+    shared_bytes: flash_shared,
+    ..kernel(
+        "attention/forward_flash",
+        include_str!("../../../kernels/attention/forward_flash.cu"),
+        "attention_forward_flash",
+        THREADS,
+        |extents| [extents.s.div_ceil(TILE) * extents.heads, 1, 1],
+    )
+};
+
+/// Tiles of q, of k or v, and of p, in fp32, with four more columns a row.
+fn flash_shared(extents: &Extents) -> usize {
+    (2 * extents.d + TILE) * (TILE + 4) * 4
+}
+
+const MMA_THREADS: usize = 128;
+const MMA_QUERIES: usize = 128;
+
+/// The forward that the backward kernels start from, too.
+pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
+    constants: |extents| vec![("THREADS", MMA_THREADS), ("TILE_QUERIES", MMA_QUERIES), ("SHARED_BYTES", flash_mma_shared(extents))],
+    shared_bytes: flash_mma_shared,
+    ..kernel(
+        "attention/forward_flash_mma",
+        include_str!("../../../kernels/attention/forward_flash_mma.cu"),
+        "attention_forward_flash_mma",
+        MMA_THREADS,
+        |extents| [extents.s.div_ceil(MMA_QUERIES) * extents.heads, 1, 1],
+    )
+};
+
+/// The queries, and two stages of 64 keys and values.
+fn flash_mma_shared(extents: &Extents) -> usize {
+    (MMA_QUERIES + 2 * 2 * 64) * extents.d * ELEMENT_BYTES as usize
+}
+
+/// Forward ladder, without the library.
+pub const LADDER: &[Implementation<Forward>] = &[
+    Implementation {
+        name: "cuda/naive",
+        about: "three launches, scores and probabilities in device memory, one thread an element: the starting point",
+        supports: |problem| Extents::from(&problem.attention).supported_with_scores(&[NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES]),
+        prepare: Prepare::CudaWithin { device_bytes: naive_bytes, prepare: naive },
+    },
+    Implementation {
+        name: "cuda/tiled",
+        about: "the same three launches with tiles in shared memory and 4x4 results a thread",
+        supports: |problem| Extents::from(&problem.attention).supported_with_scores(&[TILED_SCORES, TILED_SOFTMAX, TILED_VALUES]),
+        prepare: Prepare::CudaWithin { device_bytes: tiled_bytes, prepare: tiled },
+    },
+    Implementation {
+        name: "cuda/flash",
+        about: "one launch, online softmax: scores never leave the chip; CUDA cores",
+        supports: |problem| Extents::from(&problem.attention).supported(&[FLASH]),
+        prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: flash },
+    },
+    Implementation {
+        name: "cuda/flash_mma",
+        about: "as flash, products on the tensor cores through mma.sync, asynchronous copies",
+        supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_MMA]),
+        prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: flash_mma },
+    },
+];
 
 const NULL: Argument = Argument::Address(0);
 
@@ -22,18 +110,18 @@ pub fn flash_bytes(problem: &Forward) -> u64 {
 }
 
 /// fp32 scores and 16-bit probabilities beside inputs and output.
-pub fn naive_bytes(problem: &Forward) -> u64 {
+fn naive_bytes(problem: &Forward) -> u64 {
     flash_bytes(problem) + (4 + 2) * Extents::from(&problem.attention).pairs()
 }
 
 /// fp32 scores, which become the probabilities.
-pub fn tiled_bytes(problem: &Forward) -> u64 {
+fn tiled_bytes(problem: &Forward) -> u64 {
     flash_bytes(problem) + 4 * Extents::from(&problem.attention).pairs()
 }
 
-pub fn naive(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn naive(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
     let extents = Extents::from(&problem.attention);
-    let [score, normalize, weigh] = [NAIVE[0], NAIVE[1], NAIVE[2]].map(|symbol| extents.step_of(device, symbol));
+    let [score, normalize, weigh] = [NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES].map(|kernel| kernel.load(device, &extents));
     let (score, normalize, weigh) = (score?, normalize?, weigh?);
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     let (scores, probabilities) = (scratch(device, 4 * extents.pairs())?, scratch(device, 2 * extents.pairs())?);
@@ -46,9 +134,9 @@ pub fn naive(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Resul
     }))
 }
 
-pub fn tiled(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn tiled(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
     let extents = Extents::from(&problem.attention);
-    let [score, normalize, weigh] = [TILED[0], TILED[1], TILED[2]].map(|symbol| extents.step_of(device, symbol));
+    let [score, normalize, weigh] = [TILED_SCORES, TILED_SOFTMAX, TILED_VALUES].map(|kernel| kernel.load(device, &extents));
     let (score, normalize, weigh) = (score?, normalize?, weigh?);
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     let scores = scratch(device, 4 * extents.pairs())?;
@@ -61,9 +149,9 @@ pub fn tiled(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Resul
     }))
 }
 
-pub fn flash(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn flash(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
     let extents = Extents::from(&problem.attention);
-    let step = extents.step_of(device, FLASH[0])?;
+    let step = FLASH.load(device, &extents)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     Ok(Task::new(device, vec![output(device, "out", &problem.attention)?], move |outputs| {
         let [q, k, v] = [&q, &k, &v].map(Argument::from);
@@ -71,9 +159,9 @@ pub fn flash(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Resul
     }))
 }
 
-pub fn flash_mma(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn flash_mma(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
     let extents = Extents::from(&problem.attention);
-    let step = extents.step_of(device, FLASH_MMA[0])?;
+    let step = FLASH_MMA.load(device, &extents)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     Ok(Task::new(device, vec![output(device, "out", &problem.attention)?], move |outputs| {
         let [q, k, v] = [&q, &k, &v].map(Argument::from);
@@ -82,7 +170,36 @@ pub fn flash_mma(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> R
     }))
 }
 
-/// An output of the problem's shape and dtype.
-pub fn output(device: &Device, name: &'static str, attention: &Attention) -> Result<Output, BackendError> {
-    Output::new(device, name, attention.shape(), attention.dtype)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::workload::Dtype;
+
+    const SMALL: Extents = Extents { heads: 6, s: 200, d: 64, causal: true, dtype: Dtype::Bf16 };
+
+    #[test]
+    fn blocks_cover_rows_and_tiles() {
+        let wide = Extents { d: 128, ..SMALL };
+        assert_eq!((NAIVE_SCORES.blocks)(&SMALL), [13, 13, 6]);
+        assert_eq!((NAIVE_SOFTMAX.blocks)(&SMALL), [1200, 1, 1]);
+        assert_eq!((NAIVE_VALUES.blocks)(&SMALL), [50, 6, 1]);
+        assert_eq!((NAIVE_VALUES.blocks)(&wide), [100, 6, 1]);
+        assert_eq!((TILED_VALUES.blocks)(&wide), [4, 2, 6]);
+        assert_eq!((FLASH.blocks)(&SMALL), [24, 1, 1]);
+        assert_eq!((FLASH_MMA.blocks)(&SMALL), [12, 1, 1]);
+    }
+
+    #[test]
+    fn what_the_kernels_cannot_do_has_a_reason() {
+        assert_eq!(SMALL.supported(&[FLASH_MMA]), Ok(()));
+        let f32 = Extents { dtype: Dtype::F32, ..SMALL };
+        assert_eq!(f32.supported(&[FLASH_MMA]), Err("computes bf16 and f16 only".to_owned()));
+        let many = Extents { heads: 70_000, ..SMALL };
+        assert_eq!(many.supported(&[FLASH_MMA]), Ok(()));
+        assert_eq!(many.supported(&[NAIVE_VALUES]), Err("needs more blocks than a grid holds".to_owned()));
+        let long = Extents { heads: 16, s: 16_384, d: 128, ..SMALL };
+        let reason = long.supported_with_scores(&[NAIVE_VALUES]).unwrap_err();
+        assert_eq!(reason, "keeps 17.2 GB of scores in memory, 2.1 GB at most");
+        assert_eq!(Extents { heads: 512, s: 1024, ..SMALL }.supported_with_scores(&[FLASH_MMA]), Ok(()));
+    }
 }

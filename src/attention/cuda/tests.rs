@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::*;
-use crate::attention::components;
+use crate::attention::components::{self, Scores, Softmax, ValuesProduct};
 use crate::attention::definition::Attention;
 use crate::gpu_tests::{gpu, prepare};
-use kernelgate::backend::Executable;
 use kernelgate::backend::cuda::Task;
+use kernelgate::backend::{Executable, Prepare};
 use kernelgate::verify::{compare, verify};
 use kernelgate::workload::{Data, Dtype, Expected, Problem, Tensors, Tolerance};
 use kernelgate_cuda::Device;
@@ -17,7 +17,7 @@ use kernelgate_cuda::driver::memory;
 
 /// Verifies every wanted row that supports the problem; returns how many.
 fn check<P: Problem>(
-    rows: &[Implementation<P>],
+    rows: impl IntoIterator<Item = &'static Implementation<P>>,
     wanted: impl Fn(&str) -> bool,
     problem: &P,
     device: &Arc<Device>,
@@ -26,7 +26,7 @@ fn check<P: Problem>(
     let inputs = problem.inputs(21);
     let expected = problem.reference(&inputs);
     let mut verified = 0;
-    for row in rows.iter().filter(|row| wanted(row.name) && (row.supports)(problem).is_ok()) {
+    for row in rows.into_iter().filter(|row| wanted(row.name) && (row.supports)(problem).is_ok()) {
         let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
         // Twice: a launch must not depend on what the last one left.
         for launch in 1..=2 {
@@ -44,7 +44,8 @@ fn bf16(b: usize, h: usize, s: usize, d: usize, causal: bool) -> Attention {
 
 #[test]
 fn rows_have_distinct_names_and_decline_f32() {
-    fn names<P>(rows: &[Implementation<P>], problem: &P) {
+    fn names<P: 'static>(rows: impl IntoIterator<Item = &'static Implementation<P>>, problem: &P) {
+        let rows: Vec<_> = rows.into_iter().collect();
         let names: BTreeSet<&str> = rows.iter().map(|row| row.name).collect();
         assert_eq!(names.len(), rows.len());
         for row in rows {
@@ -53,8 +54,8 @@ fn rows_have_distinct_names_and_decline_f32() {
         }
     }
     let attention = Attention { dtype: Dtype::F32, ..bf16(1, 2, 100, 64, false) };
-    names(FORWARD, &Forward { attention });
-    names(BACKWARD, &Backward { attention });
+    names(forward(), &Forward { attention });
+    names(backward(), &Backward { attention });
     let shape = components::Shape { b: 1, h: 2, s: 100, d: 64, dtype: Dtype::F32 };
     names(SCORES, &Scores { shape });
     names(SOFTMAX, &Softmax { shape: components::Shape { d: 1, ..shape } });
@@ -65,7 +66,7 @@ fn rows_have_distinct_names_and_decline_f32() {
 fn long_sequences_leave_the_rungs_that_hold_scores() {
     let running = |s| {
         let problem = Forward { attention: bf16(16_384 / s, 16, s, 128, false) };
-        FORWARD.iter().filter(|row| (row.supports)(&problem).is_ok()).map(|row| row.name).collect::<Vec<_>>()
+        forward().filter(|row| (row.supports)(&problem).is_ok()).map(|row| row.name).collect::<Vec<_>>()
     };
     assert!(running(1024).starts_with(&["cuda/naive", "cuda/tiled", "cuda/flash", "cuda/flash_mma"]));
     assert!(running(4096).starts_with(&["cuda/flash", "cuda/flash_mma"]));
@@ -73,20 +74,20 @@ fn long_sequences_leave_the_rungs_that_hold_scores() {
 
 #[test]
 fn declared_memory_is_what_the_shapes_say() {
-    fn declared<P>(rows: &[Implementation<P>], name: &str, problem: &P) -> u64 {
-        let row = rows.iter().find(|row| row.name == name).unwrap();
+    fn declared<P: 'static>(rows: impl IntoIterator<Item = &'static Implementation<P>>, name: &str, problem: &P) -> u64 {
+        let row = rows.into_iter().find(|row| row.name == name).unwrap();
         let Prepare::CudaWithin { device_bytes, .. } = row.prepare else { panic!("{name} declares no memory") };
         device_bytes(problem)
     }
     // 100 rows of 128 in each of six heads; steps of 64 queries pad them to 128.
     let attention = bf16(2, 3, 100, 128, true);
     let (vectors, pairs, rows, padded) = (6 * 100 * 128 * 2, 6 * 100 * 100, 6 * 100, 6 * 128);
-    assert_eq!(declared(FORWARD, "cuda/naive", &Forward { attention }), 4 * vectors + 6 * pairs);
-    assert_eq!(declared(FORWARD, "cuda/tiled", &Forward { attention }), 4 * vectors + 4 * pairs);
-    assert_eq!(declared(FORWARD, "cuda/flash_mma", &Forward { attention }), 4 * vectors);
-    assert_eq!(declared(BACKWARD, "cuda/naive", &Backward { attention }), 8 * vectors + 8 * rows + 8 * pairs);
+    assert_eq!(declared(forward(), "cuda/naive", &Forward { attention }), 4 * vectors + 6 * pairs);
+    assert_eq!(declared(forward(), "cuda/tiled", &Forward { attention }), 4 * vectors + 4 * pairs);
+    assert_eq!(declared(forward(), "cuda/flash_mma", &Forward { attention }), 4 * vectors);
+    assert_eq!(declared(backward(), "cuda/naive", &Backward { attention }), 8 * vectors + 8 * rows + 8 * pairs);
     assert_eq!(
-        declared(BACKWARD, "cuda/flash_mma", &Backward { attention }),
+        declared(backward(), "cuda/flash_mma", &Backward { attention }),
         8 * vectors + 4 * rows + 8 * padded + 4 * padded * 128
     );
     let shape = components::Shape { b: 2, h: 3, s: 100, d: 128, dtype: Dtype::Bf16 };
@@ -106,8 +107,8 @@ fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
             for (dtype, outliers) in [(Dtype::Bf16, false), (Dtype::F16, false), (Dtype::Bf16, true)] {
                 let attention = Attention { dtype, outliers, ..bf16(2, 3, s, d, causal) };
                 let name = format!("{attention:?}");
-                assert_eq!(check(FORWARD, |row| row != LIBRARY, &Forward { attention }, &device, &name), 4);
-                assert_eq!(check(BACKWARD, |row| row != LIBRARY, &Backward { attention }, &device, &name), 2);
+                assert_eq!(check(forward(), |row| row != LIBRARY, &Forward { attention }, &device, &name), 4);
+                assert_eq!(check(backward(), |row| row != LIBRARY, &Backward { attention }, &device, &name), 2);
             }
         }
     }
@@ -123,8 +124,8 @@ fn the_library_agrees_with_the_reference_where_it_computes_at_all() {
         {
             let attention = Attention { dtype, ..bf16(2, 3, s, d, causal) };
             let name = format!("{attention:?}");
-            verified += check(FORWARD, |row| row == LIBRARY, &Forward { attention }, &device, &name);
-            verified += check(BACKWARD, |row| row == LIBRARY, &Backward { attention }, &device, &name);
+            verified += check(forward(), |row| row == LIBRARY, &Forward { attention }, &device, &name);
+            verified += check(backward(), |row| row == LIBRARY, &Backward { attention }, &device, &name);
         }
     }
     eprintln!("{LIBRARY}: {verified} of 24 problems verified");
@@ -137,9 +138,10 @@ fn the_three_steps_agree_with_the_reference() {
         for (d, dtype) in [(64, Dtype::Bf16), (128, Dtype::F16)] {
             let shape = components::Shape { b: 2, h: 3, s, d, dtype };
             let name = format!("{shape:?}");
-            assert_eq!(check(SCORES, |_| true, &Scores { shape }, &device, &name), 1);
-            assert_eq!(check(SOFTMAX, |_| true, &Softmax { shape: components::Shape { d: 1, ..shape } }, &device, &name), 1);
-            assert_eq!(check(VALUES, |_| true, &ValuesProduct { shape }, &device, &name), 1);
+            // Each first rung computes every problem.
+            assert!(check(SCORES, |_| true, &Scores { shape }, &device, &name) >= 1);
+            assert!(check(SOFTMAX, |_| true, &Softmax { shape: components::Shape { d: 1, ..shape } }, &device, &name) >= 1);
+            assert!(check(VALUES, |_| true, &ValuesProduct { shape }, &device, &name) >= 1);
         }
     }
 }
@@ -167,11 +169,13 @@ fn rounding(expected: &Expected) -> f64 {
 }
 
 /// FlashAttention's gate: each rung within `factor` times the naive one's error, and two roundings.
-fn gate<P: Problem>(rows: &[Implementation<P>], problem: &P, factor: f64, device: &Arc<Device>) {
+fn gate<P: Problem>(rows: impl IntoIterator<Item = &'static Implementation<P>>, problem: &P, factor: f64, device: &Arc<Device>) {
+    let mut rows = rows.into_iter();
+    let naive = rows.next().expect("a first rung");
     let inputs = problem.inputs(22);
     let expected = problem.reference(&inputs);
-    let naive = errors(&mut prepare(&rows[0], problem, &inputs, device).expect("an own kernel"), &expected);
-    for row in rows[1..].iter().filter(|row| row.name != LIBRARY && (row.supports)(problem).is_ok()) {
+    let naive = errors(&mut prepare(naive, problem, &inputs, device).expect("an own kernel"), &expected);
+    for row in rows.filter(|row| row.name != LIBRARY && (row.supports)(problem).is_ok()) {
         let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
         let found = errors(&mut task, &expected);
         for ((found, naive), expected) in found.iter().zip(&naive).zip(&expected) {
@@ -188,8 +192,8 @@ fn every_rung_passes_flash_attentions_gate() {
         [(512, 64, false, false), (500, 128, true, false), (512, 128, false, true), (300, 64, true, true)]
     {
         let attention = Attention { outliers, ..bf16(1, 4, s, d, causal) };
-        gate(FORWARD, &Forward { attention }, 2.0, &device);
-        gate(BACKWARD, &Backward { attention }, 3.0, &device);
+        gate(forward(), &Forward { attention }, 2.0, &device);
+        gate(backward(), &Backward { attention }, 3.0, &device);
     }
 }
 
@@ -215,8 +219,8 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
     }
     let Some((device, _alone)) = gpu() else { return };
     let attention = bf16(1, 16, 1000, 128, false);
-    let forward = FORWARD.iter().map(|row| (row.name, differing(row, &Forward { attention }, &device)));
-    let backward = BACKWARD.iter().map(|row| (row.name, differing(row, &Backward { attention }, &device)));
+    let forward = forward().map(|row| (row.name, differing(row, &Forward { attention }, &device)));
+    let backward = backward().map(|row| (row.name, differing(row, &Backward { attention }, &device)));
     for (name, differing) in forward.chain(backward) {
         eprintln!("{name}: outputs that differ between launches: {differing:?}");
         match name {
@@ -230,9 +234,9 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
 
 #[test]
 fn declared_memory_is_within_a_twentieth_of_what_is_used() {
-    fn used<P: Problem>(rows: &[Implementation<P>], problem: &P, device: &Arc<Device>) {
+    fn used<P: Problem>(rows: impl IntoIterator<Item = &'static Implementation<P>>, problem: &P, device: &Arc<Device>) {
         let inputs = problem.inputs(24);
-        for row in rows.iter().filter(|row| (row.supports)(problem).is_ok()) {
+        for row in rows.into_iter().filter(|row| (row.supports)(problem).is_ok()) {
             let Prepare::CudaWithin { device_bytes, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
             let free = || memory::settled(device).unwrap().0 as f64;
             // Once before, so that modules and the pool's own overhead are not counted.
@@ -252,6 +256,6 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
     }
     let Some((device, _alone)) = gpu() else { return };
     let attention = bf16(16, 16, 1024, 128, false);
-    used(FORWARD, &Forward { attention }, &device);
-    used(BACKWARD, &Backward { attention }, &device);
+    used(forward(), &Forward { attention }, &device);
+    used(backward(), &Backward { attention }, &device);
 }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::buffers::{self, Buffers, Region};
-use super::launch::embed_blocks;
-use super::pack::{Packing, packings};
+use super::pack::{DOWN_SPLIT, GATE_UP_SPLIT, LINEAR_SPLIT, OUT_SPLIT, Packing, QKV_SPLIT, TILE, packings};
+use super::per_op::{ANGLES, EMBED, embed_blocks};
 use super::program::{Plan, Program};
+use super::row::{Items, THREADS, a_row_a_block, model_kernel, with_model};
 use super::run::Run;
 use crate::denoise::model::Model;
 use kernelgate::backend::BackendError;
@@ -13,7 +14,123 @@ use kernelgate::backend::cuda::Output;
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::driver::persistence::SetAside;
 use kernelgate_cuda::driver::window::Window;
-use kernelgate_cuda::{Argument, Device};
+use kernelgate_cuda::{Argument, Device, KernelSpec, Requires};
+
+/// The kernels.
+pub const KERNELS: &[KernelSpec<Items>] = &[QKV, OUT, GATE_UP, DOWN, TIME, STYLE, ATTENTION, BEGIN, END];
+
+/// Rows of a tile of a product.
+const TILE_ROWS: usize = 64;
+
+/// The products: a cluster a tile of 64 columns, k split among its blocks, and 64 rows.
+const QKV: KernelSpec<Items> = KernelSpec {
+    constants: project_constants,
+    shared_bytes: |items| product_shared(items.model.width, QKV_SPLIT),
+    cluster: Some(QKV_SPLIT),
+    requires: Requires::Exactly("sm_90a"),
+    ..model_kernel(
+        "denoise/fused_project",
+        include_str!("../../../kernels/denoise/fused_project.cu"),
+        "denoise_fused_project_qkv",
+        |items| tiles(items, (items.model.heads + 2) * items.model.head_dim, QKV_SPLIT),
+    )
+};
+const OUT: KernelSpec<Items> = KernelSpec {
+    symbol: "denoise_fused_project_out",
+    blocks: |items| tiles(items, items.model.width, OUT_SPLIT),
+    shared_bytes: |items| product_shared(items.model.heads * items.model.head_dim, OUT_SPLIT),
+    cluster: Some(OUT_SPLIT),
+    ..QKV
+};
+const GATE_UP: KernelSpec<Items> = KernelSpec {
+    symbol: "denoise_fused_project_gate_up",
+    blocks: |items| tiles(items, 2 * items.model.mlp, GATE_UP_SPLIT),
+    shared_bytes: |items| product_shared(items.model.width, GATE_UP_SPLIT),
+    cluster: Some(GATE_UP_SPLIT),
+    ..QKV
+};
+const DOWN: KernelSpec<Items> = KernelSpec {
+    symbol: "denoise_fused_project_down",
+    blocks: |items| tiles(items, items.model.width, DOWN_SPLIT),
+    shared_bytes: |items| product_shared(items.model.mlp, DOWN_SPLIT),
+    cluster: Some(DOWN_SPLIT),
+    ..QKV
+};
+
+/// What does not depend on the actions, computed before the loop.
+const TIME: KernelSpec<Items> = KernelSpec {
+    symbol: "denoise_fused_project_time",
+    blocks: |items| tiles(items, items.model.width, LINEAR_SPLIT),
+    shared_bytes: |items| product_shared(items.model.width, LINEAR_SPLIT),
+    cluster: Some(LINEAR_SPLIT),
+    ..QKV
+};
+const STYLE: KernelSpec<Items> =
+    KernelSpec { symbol: "denoise_fused_project_style", blocks: |items| tiles(items, 3 * items.model.width, LINEAR_SPLIT), ..TIME };
+
+fn project_constants(items: &Items) -> Vec<(&'static str, usize)> {
+    let Model { width, mlp, heads, head_dim, .. } = items.model;
+    let own = [
+        ("THREADS", THREADS),
+        ("TILE_ROWS", TILE_ROWS),
+        ("TILE_COLUMNS", TILE),
+        ("QKV_SPLIT", QKV_SPLIT),
+        ("OUT_SPLIT", OUT_SPLIT),
+        ("GATE_UP_SPLIT", GATE_UP_SPLIT),
+        ("DOWN_SPLIT", DOWN_SPLIT),
+        ("LINEAR_SPLIT", LINEAR_SPLIT),
+        ("QKV_SHARED_BYTES", product_shared(width, QKV_SPLIT)),
+        ("OUT_SHARED_BYTES", product_shared(heads * head_dim, OUT_SPLIT)),
+        ("GATE_UP_SHARED_BYTES", product_shared(width, GATE_UP_SPLIT)),
+        ("DOWN_SHARED_BYTES", product_shared(mlp, DOWN_SPLIT)),
+        ("LINEAR_SHARED_BYTES", product_shared(width, LINEAR_SPLIT)),
+    ];
+    with_model(items, &own)
+}
+
+fn tiles(items: &Items, columns: usize, split: usize) -> [usize; 3] {
+    [columns / TILE * split, items.items.div_ceil(TILE_ROWS), items.layers]
+}
+
+/// Up to four panels of x, the block's slice of the weights, and the parts that the cluster sends.
+const fn product_shared(depth: usize, split: usize) -> usize {
+    let slice = (depth / 16).div_ceil(split) * 16;
+    let group = if slice < TILE { slice } else { TILE };
+    let panels = if slice / group < 4 { slice / group } else { 4 };
+    panels * TILE_ROWS * TILE * 2 + slice * TILE * 2 + TILE_ROWS * TILE * 4
+}
+
+/// Blocks of a cluster of attention, and the rows of queries that it shares.
+const ATTENTION_SPLIT: usize = 8;
+const ATTENTION_ROWS: usize = 32;
+const ATTENTION: KernelSpec<Items> = KernelSpec {
+    constants: |items| {
+        let shared = ("SHARED_BYTES", attention_shared(items));
+        with_model(items, &[("THREADS", THREADS), ("SPLIT", ATTENTION_SPLIT), ("TILE_ROWS", ATTENTION_ROWS), shared])
+    },
+    shared_bytes: attention_shared,
+    cluster: Some(ATTENTION_SPLIT),
+    ..model_kernel(
+        "denoise/fused_attention",
+        include_str!("../../../kernels/denoise/fused_attention.cu"),
+        "denoise_fused_attention",
+        |items| [items.items.div_ceil(ATTENTION_ROWS) * ATTENTION_SPLIT, 1, items.layers],
+    )
+};
+
+/// Rows of q and of 128 keys and values, 128 bytes at least; the probabilities.
+fn attention_shared(items: &Items) -> usize {
+    let row_bytes = (2 * items.model.head_dim).max(128);
+    (ATTENTION_ROWS + 2 * 128) * row_bytes + ATTENTION_ROWS * 128 * 2
+}
+
+const BEGIN: KernelSpec<Items> = model_kernel(
+    "denoise/fused_rows",
+    include_str!("../../../kernels/denoise/fused_rows.cu"),
+    "denoise_fused_rows_begin",
+    a_row_a_block,
+);
+const END: KernelSpec<Items> = KernelSpec { symbol: "denoise_fused_rows_end", ..BEGIN };
 
 pub const NULL: Argument = Argument::Address(0);
 /// Held with room for the suffix behind each layer's prefix, not as the inputs lie.
@@ -139,13 +256,13 @@ pub fn prepare(plan: &mut Plan, run: &Run, memory: &Buffers, output: Argument) {
     let at = |name: &str| memory.at(name);
     let (time, times) = if run.looped { (NULL, at("times")) } else { (at("t"), NULL) };
     let sizes = [i32_of(width), i32_of(embed_blocks(&run.shape.model)), i32_of(1)];
-    plan.launch("denoise_per_op_embed", steps, &[&[time, times, at("embedding")][..], &sizes].concat());
+    plan.launch(&EMBED, steps, &[&[time, times, at("embedding")][..], &sizes].concat());
     let angles = [at("angles"), i32_of(run.shape.p), i32_of(s), i32_of(head_dim)];
-    plan.launch("denoise_per_op_angles", s * head_dim / 2, &angles);
+    plan.launch(&ANGLES, s * head_dim / 2, &angles);
     for [x, weights, bias, out] in
         [["embedding", "time_in", "time_in_bias", "time_hidden"], ["time_hidden", "time_out", "time_out_bias", "cond"]]
     {
-        plan.launch("denoise_fused_project_time", steps, &[at(x), at(weights), at(bias), at(out), rows]);
+        plan.launch(&TIME, steps, &[at(x), at(weights), at(bias), at(out), rows]);
     }
     for (weights, bias, out, layers) in [
         ("style1", "style1_bias", "styles1", depth),
@@ -153,11 +270,11 @@ pub fn prepare(plan: &mut Plan, run: &Run, memory: &Buffers, output: Argument) {
         ("final_style", "final_style_bias", "final_styles", 1),
     ] {
         let arguments = [at("cond"), at(weights), at(bias), at(out), rows];
-        plan.launch_stack("denoise_fused_project_style", steps, layers, &arguments);
+        plan.launch_stack(&STYLE, steps, layers, &arguments);
     }
     let state = if run.looped { output } else { NULL };
     let actions = [at("x"), at("action_in"), at("action_in_bias"), state, at("h"), at("squares")];
-    plan.launch("denoise_fused_rows_begin", s, &actions);
+    plan.launch(&BEGIN, s, &actions);
 }
 
 impl Pass<'_> {
@@ -178,18 +295,36 @@ impl Pass<'_> {
             let prefix = i32_of(run.shape.p);
             let qkv = [h, squares, first, of("qkv_proj"), at("angles"), q, keys, values, rows, prefix];
             let attention = [q, keys, values, attended, i32_of(s * heads), i32_of(run.shape.context()), prefix];
-            plan.launch("denoise_fused_project_qkv", s, &qkv);
-            plan.launch_within("denoise_fused_attention", s * heads, &attention, window);
-            plan.launch("denoise_fused_project_out", s, &[attended, of("o_proj"), first, h, squares, rows]);
+            plan.launch(&QKV, s, &qkv);
+            plan.launch_within(&ATTENTION, s * heads, &attention, window);
+            plan.launch(&OUT, s, &[attended, of("o_proj"), first, h, squares, rows]);
             let gate_up = [h, squares, second, of("gate_up_proj"), hidden, rows];
-            plan.launch("denoise_fused_project_gate_up", s, &gate_up);
-            plan.launch("denoise_fused_project_down", s, &[hidden, of("down_proj"), second, h, squares, rows]);
+            plan.launch(&GATE_UP, s, &gate_up);
+            plan.launch(&DOWN, s, &[hidden, of("down_proj"), second, h, squares, rows]);
         }
         let style = Argument::Address(memory.address("final_styles") + step as u64 * style_bytes);
         let (velocity, state) = if run.looped { (NULL, self.output) } else { (self.output, NULL) };
         let dt = Argument::F32((-1.0 / run.steps as f64) as f32);
         let matrices = ["action_out", "action_out_bias", "action_in", "action_in_bias"].map(at);
         let arguments = [&[h, squares, style][..], &matrices, &[velocity, state, dt, Argument::I32(i32::from(more))]].concat();
-        plan.launch("denoise_fused_rows_end", s, &arguments);
+        plan.launch(&END, s, &arguments);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::denoise::model::{PI05, TINY};
+
+    #[test]
+    fn products_fill_the_multiprocessors() {
+        let blocks = |kernel: KernelSpec<Items>, model, items| (kernel.blocks)(&Items { model, items, layers: 1 });
+        assert_eq!(blocks(QKV, PI05, 50), [160, 1, 1]);
+        assert_eq!(blocks(OUT, PI05, 50), [128, 1, 1]);
+        assert_eq!(blocks(GATE_UP, PI05, 50), [256, 1, 1]);
+        assert_eq!(blocks(DOWN, PI05, 65), [128, 2, 1]);
+        assert_eq!(blocks(ATTENTION, PI05, 400), [104, 1, 1]);
+        assert_eq!(blocks(EMBED, PI05, 10), [20, 1, 1]);
+        assert_eq!(blocks(QKV, TINY, 7), [4, 1, 1]);
     }
 }

@@ -6,11 +6,11 @@
 
 mod buffers;
 mod fused;
-mod launch;
 mod pack;
 mod per_op;
 mod persistent;
 mod program;
+mod row;
 mod run;
 
 use std::sync::Arc;
@@ -24,6 +24,12 @@ use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::graph::Graph;
+use kernelgate_cuda::spec::{ListedKernel, list};
+
+/// Every kernel of the family.
+pub fn kernels() -> Vec<ListedKernel> {
+    [list(per_op::KERNELS), list(fused::KERNELS), list(persistent::KERNELS)].concat()
+}
 
 /// Step ladder.
 pub const STEP: &[Implementation<Step>] = &ladder();

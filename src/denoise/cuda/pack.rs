@@ -11,8 +11,16 @@ use super::buffers::Region;
 use crate::denoise::model::Model;
 use kernelgate::workload::{Dtype, Tensors};
 
+/// Blocks among which the fused products split k: of q, k and v together, of the attended values, of the feed-forward's way in and
+/// way out, and of what does not depend on the actions.
+pub const QKV_SPLIT: usize = 4;
+pub const OUT_SPLIT: usize = 8;
+pub const GATE_UP_SPLIT: usize = 2;
+pub const DOWN_SPLIT: usize = 8;
+pub const LINEAR_SPLIT: usize = 4;
+
 /// Columns of a tile, and of a chunk.
-const TILE: usize = 64;
+pub const TILE: usize = 64;
 const CHUNK: usize = 8;
 const CHUNK_BYTES: usize = 16;
 
@@ -65,7 +73,7 @@ pub fn persistent_packings(model: &Model) -> Vec<Packing> {
 
 const LAYER_PRODUCTS: [&str; 4] = ["qkv_proj", "gate_up_proj", "o_proj", "down_proj"];
 
-/// All of a model; the splits are those of `kernels/denoise/fused_project.cu`.
+/// All of a model.
 pub fn packings(model: &Model) -> Vec<Packing> {
     let Model { width, depth: layers, mlp, heads, head_dim, .. } = *model;
     let queries = heads * head_dim;
@@ -86,7 +94,7 @@ pub fn packings(model: &Model) -> Vec<Packing> {
             depth: width,
             layers,
             order: Order::Rotating(head_dim),
-            layout: Layout::Tiles(4),
+            layout: Layout::Tiles(QKV_SPLIT),
         },
         Packing {
             name: "gate_up_proj",
@@ -95,15 +103,15 @@ pub fn packings(model: &Model) -> Vec<Packing> {
             depth: width,
             layers,
             order: Order::Alternating,
-            layout: Layout::Tiles(2),
+            layout: Layout::Tiles(GATE_UP_SPLIT),
         },
-        plain("o_proj", &["o_proj"], queries, width, 8, layers),
-        plain("down_proj", &["down_proj"], mlp, width, 8, layers),
-        plain("time_in", &["time_in"], width, width, 4, 1),
-        plain("time_out", &["time_out"], width, width, 4, 1),
-        plain("style1", &["style1"], width, 3 * width, 4, layers),
-        plain("style2", &["style2"], width, 3 * width, 4, layers),
-        plain("final_style", &["final_style"], width, 3 * width, 4, 1),
+        plain("o_proj", &["o_proj"], queries, width, OUT_SPLIT, layers),
+        plain("down_proj", &["down_proj"], mlp, width, DOWN_SPLIT, layers),
+        plain("time_in", &["time_in"], width, width, LINEAR_SPLIT, 1),
+        plain("time_out", &["time_out"], width, width, LINEAR_SPLIT, 1),
+        plain("style1", &["style1"], width, 3 * width, LINEAR_SPLIT, layers),
+        plain("style2", &["style2"], width, 3 * width, LINEAR_SPLIT, layers),
+        plain("final_style", &["final_style"], width, 3 * width, LINEAR_SPLIT, 1),
     ]
 }
 

@@ -4,20 +4,55 @@
 use std::sync::Arc;
 
 use super::buffers::{self, Buffers, Region};
-use super::launch::embed_blocks;
 use super::program::{Plan, Program};
+use super::row::{Items, THREADS, a_row_a_block, kernel};
 use super::run::Run;
 use crate::denoise::model::{ACTION, Model};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::libraries::gemm::{Blas, Spec, WORKSPACE_BYTES};
-use kernelgate_cuda::{Argument, Device};
+use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 const NULL: Argument = Argument::Address(0);
 
 /// Neighbours that a thread of most kernels takes: every extent of a model is a multiple of as many.
 const PACKET: usize = 8;
+
+/// The kernels.
+pub const KERNELS: &[KernelSpec<Items>] =
+    &[EMBED, BIAS, CAST, COPY, ANGLES, NORM, MODULATE, RESIDUAL, ROPE, CONCAT, SOFTMAX, GELU, ACTION_OUT, EULER];
+
+/// Also what `fused` begins with.
+pub const EMBED: KernelSpec<Items> = KernelSpec {
+    constants: |_| vec![("THREADS", THREADS), ("PACKET", PACKET), ("ACTION", ACTION)],
+    ..kernel("denoise/per_op", include_str!("../../../kernels/denoise/per_op.cu"), "denoise_per_op_embed", |items| {
+        [embed_blocks(&items.model) * items.items, 1, items.layers]
+    })
+};
+
+/// An item a thread.
+const BIAS: KernelSpec<Items> =
+    KernelSpec { symbol: "denoise_per_op_bias", blocks: |items| [items.items.div_ceil(THREADS), 1, items.layers], ..EMBED };
+const CAST: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_cast", ..BIAS };
+const COPY: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_copy", ..BIAS };
+/// Also of `fused`.
+pub const ANGLES: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_angles", ..BIAS };
+const MODULATE: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_modulate", ..BIAS };
+const RESIDUAL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_residual", ..BIAS };
+const ROPE: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_rope", ..BIAS };
+const CONCAT: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_concat", ..BIAS };
+const GELU: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_gelu", ..BIAS };
+const EULER: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_euler", ..BIAS };
+
+const NORM: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_norm", blocks: a_row_a_block, ..EMBED };
+const SOFTMAX: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_softmax", ..NORM };
+const ACTION_OUT: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_action_out", ..NORM };
+
+/// Blocks of `denoise_per_op_embed` a row.
+pub const fn embed_blocks(model: &Model) -> usize {
+    (model.width / 2).div_ceil(THREADS)
+}
 
 /// Lanes of products: the layer's first, the styles, and two more for what stands beside a product of the first.
 const LANES: usize = 4;
@@ -109,12 +144,12 @@ impl Pass<'_> {
             return self.step(0, self.memory.at("x"), output);
         }
         self.plan.begin("Denoise_Full_Loop");
-        self.launch("copy", actions, &[self.memory.at("x"), output, Argument::I64(actions as i64)]);
+        self.plan.launch(&COPY, actions, &[self.memory.at("x"), output, Argument::I64(actions as i64)]);
         let dt = (-1.0 / self.run.steps as f64) as f32;
         for step in 0..self.run.steps {
             self.step(step, output, self.memory.at("velocities"));
             let arguments = [output, self.memory.at("velocities"), Argument::F32(dt), Argument::I64(actions as i64)];
-            self.launch("euler", actions, &arguments);
+            self.plan.launch(&EULER, actions, &arguments);
         }
         self.plan.end();
     }
@@ -133,7 +168,7 @@ impl Pass<'_> {
             [memory.at("t"), NULL]
         };
         let sizes = [width, embed_blocks(&shape.model), 0].map(|size| Argument::I32(size as i32));
-        self.launch("embed", 1, &[&[time[0], time[1], memory.at("embedding")][..], &sizes].concat());
+        self.plan.launch(&EMBED, 1, &[&[time[0], time[1], memory.at("embedding")][..], &sizes].concat());
         self.product(1, width, width, "embedding", memory.address("time_in"), "time_hidden");
         self.bias("time_hidden", "time_in_bias", 1, true);
         self.product(1, width, width, "time_hidden", memory.address("time_out"), "cond");
@@ -145,7 +180,7 @@ impl Pass<'_> {
         self.plan.end();
 
         self.plan.begin(format!("Step_{step}/Action_Proj_In"));
-        self.launch("cast", s * ACTION, &[x, memory.at("x16"), Argument::I64((s * ACTION) as i64)]);
+        self.plan.launch(&CAST, s * ACTION, &[x, memory.at("x16"), Argument::I64((s * ACTION) as i64)]);
         self.product(s, width, ACTION, "x16", memory.address("action_in"), "h");
         self.bias("h", "action_in_bias", s, false);
         self.plan.end();
@@ -153,7 +188,7 @@ impl Pass<'_> {
         // The suffix sees everything: what is prepared are the positions, as angles.
         self.plan.begin(format!("Step_{step}/Mask_Prep"));
         let extents = [shape.p, s, head_dim].map(|extent| Argument::I32(extent as i32));
-        self.launch("angles", s * head_dim / 2, &[memory.at("angles"), extents[0], extents[1], extents[2]]);
+        self.plan.launch(&ANGLES, s * head_dim / 2, &[memory.at("angles"), extents[0], extents[1], extents[2]]);
         self.plan.end();
 
         for layer in 0..depth {
@@ -165,7 +200,7 @@ impl Pass<'_> {
         self.plan.end();
         self.plan.begin(format!("Step_{step}/Action_Proj_Out"));
         let matrices = [memory.at("exact"), memory.at("action_out"), memory.at("action_out_bias")];
-        self.launch("action_out", s, &[matrices[0], matrices[1], matrices[2], velocity, Argument::I32(width as i32)]);
+        self.plan.launch(&ACTION_OUT, s, &[matrices[0], matrices[1], matrices[2], velocity, Argument::I32(width as i32)]);
         self.plan.end();
         self.plan.end();
     }
@@ -192,7 +227,7 @@ impl Pass<'_> {
 
         self.plan.begin(phase("RoPE"));
         let arguments = [vec![memory.at("q"), memory.at("k"), memory.at("angles")], i32s(&[s, heads, head_dim])].concat();
-        self.launch("rope", s * (heads + 1) * head_dim / 2 / PACKET, &arguments);
+        self.plan.launch(&ROPE, s * (heads + 1) * head_dim / 2 / PACKET, &arguments);
         self.plan.end();
 
         self.plan.begin(phase("KV_Concat"));
@@ -200,7 +235,7 @@ impl Pass<'_> {
         let caches = ["k_cache", "v_cache"].map(|name| Argument::Address(weights(name)));
         let rows = ["k", "v", "keys", "values"].map(|name| memory.at(name));
         let arguments = [&caches[..], &rows, &i32s(&[shape.p, s, keys, packets])].concat();
-        self.launch("concat", keys * packets, &arguments);
+        self.plan.launch(&CONCAT, keys * packets, &arguments);
         self.plan.end();
 
         self.plan.begin(phase("Attn"));
@@ -208,7 +243,7 @@ impl Pass<'_> {
         self.product_of(spec, "q", memory.address("keys"), "scores");
         let scale = Argument::F32((1.0 / (head_dim as f64).sqrt()) as f32);
         let sizes = i32s(&[context, keys]);
-        self.launch("softmax", s * heads, &[memory.at("scores"), memory.at("probabilities"), sizes[0], sizes[1], scale]);
+        self.plan.launch(&SOFTMAX, s * heads, &[memory.at("scores"), memory.at("probabilities"), sizes[0], sizes[1], scale]);
         self.product(s * heads, head_dim, keys, "probabilities", memory.address("values"), "attended");
         self.plan.end();
 
@@ -227,7 +262,7 @@ impl Pass<'_> {
         self.product(s, mlp, width, "y", weights("gate_proj"), "gates");
         self.wait_for_beside(1);
         let packets = s * mlp / PACKET;
-        self.launch("gelu", packets, &[memory.at("gates"), memory.at("ups"), Argument::I32(packets as i32)]);
+        self.plan.launch(&GELU, packets, &[memory.at("gates"), memory.at("ups"), Argument::I32(packets as i32)]);
         self.product(s, width, mlp, "gates", weights("down_proj"), "branch");
         self.plan.end();
         self.plan.begin(phase("Res2"));
@@ -262,7 +297,7 @@ impl Pass<'_> {
             self.style(0, index);
         }
         let width_i32 = Argument::I32(width as i32);
-        self.launch("norm", s, &[memory.at("h"), memory.at("normed"), width_i32]);
+        self.plan.launch(&NORM, s, &[memory.at("h"), memory.at("normed"), width_i32]);
         if self.side_by_side {
             // This one is waited for, and the next one begins beside what follows.
             self.plan.cross(STYLES, 0);
@@ -271,7 +306,7 @@ impl Pass<'_> {
         let (y, exact) = if exact { (NULL, memory.at("exact")) } else { (memory.at("y"), NULL) };
         let packets = s * width / PACKET;
         let style = [memory.at("normed"), Argument::Address(self.style_address(index)), Argument::Address(bias)];
-        self.launch("modulate", packets, &[style[0], style[1], style[2], y, exact, width_i32, Argument::I32(packets as i32)])
+        self.plan.launch(&MODULATE, packets, &[style[0], style[1], style[2], y, exact, width_i32, Argument::I32(packets as i32)])
     }
 
     /// h += gate·branch, with the gate of that norm's style.
@@ -280,7 +315,7 @@ impl Pass<'_> {
         let packets = s * width / PACKET;
         let sizes = [width, packets].map(|size| Argument::I32(size as i32));
         let style = [Argument::Address(self.style_address(index)), Argument::Address(bias)];
-        self.launch("residual", packets, &[memory.at("h"), memory.at("branch"), style[0], style[1], sizes[0], sizes[1]])
+        self.plan.launch(&RESIDUAL, packets, &[memory.at("h"), memory.at("branch"), style[0], style[1], sizes[0], sizes[1]])
     }
 
     /// x += bias on rows of the width, and SiLU if wanted.
@@ -288,7 +323,7 @@ impl Pass<'_> {
         let (memory, width) = (self.memory, self.run.shape.model.width);
         let packets = rows * width / PACKET;
         let sizes = [width, packets, usize::from(silu)].map(|size| Argument::I32(size as i32));
-        self.launch("bias", packets, &[memory.at(x), memory.at(bias), sizes[0], sizes[1], sizes[2]])
+        self.plan.launch(&BIAS, packets, &[memory.at(x), memory.at(bias), sizes[0], sizes[1], sizes[2]])
     }
 
     /// A product in bf16: y `[rows, columns]` = x `[rows, depth]` · w `[depth, columns]`.
@@ -319,27 +354,5 @@ impl Pass<'_> {
     fn product_of(&mut self, spec: Spec, x: &str, w: u64, y: &str) {
         let (x, y) = (self.memory.address(x), self.memory.address(y));
         self.plan.product(0, spec, x, w, y)
-    }
-
-    /// A kernel of `denoise/per_op`.
-    fn launch(&mut self, name: &str, items: usize, arguments: &[Argument]) {
-        let symbol = match name {
-            "embed" => "denoise_per_op_embed",
-            "bias" => "denoise_per_op_bias",
-            "cast" => "denoise_per_op_cast",
-            "copy" => "denoise_per_op_copy",
-            "angles" => "denoise_per_op_angles",
-            "norm" => "denoise_per_op_norm",
-            "modulate" => "denoise_per_op_modulate",
-            "residual" => "denoise_per_op_residual",
-            "rope" => "denoise_per_op_rope",
-            "concat" => "denoise_per_op_concat",
-            "softmax" => "denoise_per_op_softmax",
-            "gelu" => "denoise_per_op_gelu",
-            "action_out" => "denoise_per_op_action_out",
-            "euler" => "denoise_per_op_euler",
-            _ => unreachable!("no kernel {name}"),
-        };
-        self.plan.launch(symbol, items, arguments)
     }
 }

@@ -4,18 +4,71 @@ use std::sync::Arc;
 
 use super::buffers::{self, Buffers, Region};
 use super::fused::{self, CACHES, NULL, i32_of};
-use super::launch::compiled_for;
 use super::pack::{MOST_KEYS, Packing, pack_cache, persistent_packings};
 use super::program::{Plan, Program};
+use super::row::{Items, compiled_for, model_kernel, with_model};
 use super::run::Run;
 use crate::denoise::model::{Model, PI05};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::{Argument, Device};
+use kernelgate_cuda::{Argument, Device, KernelSpec, Requires};
 
 /// Rows that a tile of the kernel has room for.
 const MOST_ROWS: usize = 56;
+
+/// The kernels.
+pub const KERNELS: &[KernelSpec<Items>] = &[PERSISTENT, SHIFT];
+
+/// Blocks: so many clusters of so many.
+const CLUSTERS: usize = 15;
+const RANKS: usize = 8;
+const THREADS: usize = 384;
+const SHARED_BYTES: usize = 231_424;
+
+const PERSISTENT: KernelSpec<Items> = KernelSpec {
+    constants,
+    threads: THREADS,
+    shared_bytes: |_| SHARED_BYTES,
+    cluster: Some(RANKS),
+    co_resident: true,
+    requires: Requires::Exactly("sm_90a"),
+    variants: || vec![Items { model: PI05, items: 1, layers: 1 }],
+    ..model_kernel("denoise/persistent", include_str!("../../../kernels/denoise/persistent.cu"), "denoise_persistent", |_| {
+        [CLUSTERS * RANKS, 1, 1]
+    })
+};
+
+const SHIFT_THREADS: usize = 256;
+const SHIFT: KernelSpec<Items> = KernelSpec {
+    symbol: "denoise_persistent_shift",
+    threads: SHIFT_THREADS,
+    // 32 columns a warp.
+    blocks: |items| [items.items / SHIFT_THREADS, 1, items.layers],
+    shared_bytes: shift_shared,
+    cluster: None,
+    co_resident: false,
+    ..PERSISTENT
+};
+
+/// Shifts of sixteen steps in two parts of bf16, rows 64 bytes apart.
+fn shift_shared(items: &Items) -> usize {
+    2 * 16 * (2 * items.model.width + 64)
+}
+
+fn constants(items: &Items) -> Vec<(&'static str, usize)> {
+    let own = [
+        ("THREADS", THREADS),
+        ("SHIFT_THREADS", SHIFT_THREADS),
+        ("CLUSTERS", CLUSTERS),
+        ("RANKS", RANKS),
+        ("MAX_ROWS", MOST_ROWS),
+        ("MAX_KEYS", MOST_KEYS),
+        ("SHARED_BYTES", SHARED_BYTES),
+        ("SHIFT_SHARED_BYTES", shift_shared(items)),
+    ];
+    with_model(items, &own)
+}
 
 /// Whether the kernel is made for the model and has room for the rows and the keys. Whether a device holds its blocks at once shows later.
 ///
@@ -114,9 +167,9 @@ pub fn plan(run: &Run, memory: &Buffers, output: Argument) -> Plan {
         [("styles1", "qkv_proj", "shift_qkv", (heads + 2) * head_dim), ("styles2", "gate_up_proj", "shift_gate_up", 2 * mlp)]
     {
         let arguments = [at(styles), at(weights), at(shifts), at("arrived"), i32_of(columns), steps];
-        plan.launch_stack("denoise_persistent_shift", columns, depth, &arguments);
+        plan.launch_stack(&SHIFT, columns, depth, &arguments);
     }
     let regions = layers.iter().chain(&activations).chain(&actions).map(|name| at(name));
-    plan.launch("denoise_persistent", run.shape.s, &regions.chain(sizes).collect::<Vec<_>>());
+    plan.launch(&PERSISTENT, run.shape.s, &regions.chain(sizes).collect::<Vec<_>>());
     plan
 }

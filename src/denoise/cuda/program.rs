@@ -5,23 +5,24 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::buffers::Buffers;
-use super::launch::{Launch, grid};
+use super::row::Items;
 use crate::denoise::model::Model;
-use crate::kernels::launch_of;
 use kernelgate::backend::BackendError;
 use kernelgate_cuda::driver::event::Crossing;
 use kernelgate_cuda::driver::persistence::SetAside;
 use kernelgate_cuda::driver::window::Window;
 use kernelgate_cuda::libraries::gemm::{Blas, Gemm, Spec};
 use kernelgate_cuda::observe::range::Range;
-use kernelgate_cuda::{Argument, Device, Kernel, LaunchShape, Manner};
+use kernelgate_cuda::{Argument, Device, KernelSpec, LoadedKernel, Manner};
 
 /// Most launches of a product by which its algorithm is chosen: a step's, where there are more.
 const MOST_TIMED: usize = 40;
 
+type Row = KernelSpec<Items>;
+
 /// One entry; kernels and products by their number.
 enum Op {
-    Launch { kernel: usize, shape: LaunchShape, arguments: Vec<Argument>, manner: Manner },
+    Launch { kernel: usize, arguments: Vec<Argument>, manner: Manner },
     Product { lane: usize, product: usize, x: u64, w: u64, y: u64 },
     Cross { crossing: usize, from: usize, to: usize },
     Begin(String),
@@ -31,7 +32,7 @@ enum Op {
 /// The list, with everything that it launches and the memory it works on.
 pub struct Program {
     ops: Vec<Op>,
-    kernels: Vec<Kernel>,
+    kernels: Vec<LoadedKernel>,
     products: Vec<Gemm>,
     blas: Option<Rc<Blas>>,
     crossings: Vec<Crossing>,
@@ -48,9 +49,7 @@ impl Program {
         let mut ranges = Vec::new();
         for op in &self.ops {
             match op {
-                Op::Launch { kernel, shape, arguments, manner } => {
-                    self.kernels[*kernel].launch_as(*manner, *shape, arguments)?;
-                }
+                Op::Launch { kernel, arguments, manner } => self.kernels[*kernel].launch_as(*manner, arguments)?,
                 Op::Product { lane, product, x, w, y } => self.products[*product].launch(*lane, *x, *w, *y)?,
                 Op::Cross { crossing, from, to } => {
                     let blas = self.blas.as_ref().expect("lanes are the library's");
@@ -66,10 +65,10 @@ impl Program {
 }
 
 /// A launch as it is written down.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub enum Written {
     /// A kernel for so many items, of so many layers, and what L2 is to do with a range of what it reads.
-    Launch { symbol: &'static str, items: usize, layers: usize, arguments: Vec<Argument>, window: Option<Window> },
+    Launch { kernel: &'static Row, items: usize, layers: usize, arguments: Vec<Argument>, window: Option<Window> },
     /// A product of the matrices at these addresses, in a lane; kernels are in the first.
     Product { lane: usize, spec: Spec, x: u64, w: u64, y: u64 },
     /// What comes in one lane waits for what is in another so far.
@@ -88,18 +87,18 @@ pub struct Plan {
 
 impl Plan {
     /// Adds a kernel for so many items: its arguments in order, of memory that the finished program or its task keeps.
-    pub fn launch(&mut self, symbol: &'static str, items: usize, arguments: &[Argument]) {
-        self.launch_stack(symbol, items, 1, arguments)
+    pub fn launch(&mut self, kernel: &'static Row, items: usize, arguments: &[Argument]) {
+        self.launch_stack(kernel, items, 1, arguments)
     }
 
     /// The same with a window.
-    pub fn launch_within(&mut self, symbol: &'static str, items: usize, arguments: &[Argument], window: Option<Window>) {
-        self.written.push(Written::Launch { symbol, items, layers: 1, arguments: arguments.to_vec(), window });
+    pub fn launch_within(&mut self, kernel: &'static Row, items: usize, arguments: &[Argument], window: Option<Window>) {
+        self.written.push(Written::Launch { kernel, items, layers: 1, arguments: arguments.to_vec(), window });
     }
 
     /// The same for so many layers at once.
-    pub fn launch_stack(&mut self, symbol: &'static str, items: usize, layers: usize, arguments: &[Argument]) {
-        self.written.push(Written::Launch { symbol, items, layers, arguments: arguments.to_vec(), window: None });
+    pub fn launch_stack(&mut self, kernel: &'static Row, items: usize, layers: usize, arguments: &[Argument]) {
+        self.written.push(Written::Launch { kernel, items, layers, arguments: arguments.to_vec(), window: None });
     }
 
     /// Adds a product of the matrices at these addresses, in a lane. They are as the spec says and live as a launch's; y overlaps
@@ -146,7 +145,7 @@ impl Plan {
             _memory: memory,
             _set_aside: set_aside,
         };
-        let mut loaded: BTreeMap<&'static str, (usize, u32, u32)> = BTreeMap::new();
+        let mut loaded: BTreeMap<(&'static str, usize, usize), usize> = BTreeMap::new();
         let mut described: Vec<Spec> = Vec::new();
         for written in self.written {
             program.ops.push(match written {
@@ -156,39 +155,17 @@ impl Plan {
                     program.crossings.push(Crossing::new(device)?);
                     Op::Cross { crossing: program.crossings.len() - 1, from, to }
                 }
-                Written::Launch { symbol, items, layers, arguments, window } => {
-                    let launch = Launch::of(symbol);
-                    let (kernel, block, shared_bytes) = match loaded.get(symbol) {
+                Written::Launch { kernel, items, layers, arguments, window } => {
+                    let number = match loaded.get(&(kernel.symbol, items, layers)) {
                         Some(&known) => known,
                         None => {
-                            let build = launch.build(model);
-                            let (block, shared_bytes) =
-                                launch_of(&build, symbol).expect("every denoise kernel is among the sources");
-                            let kernel = device.kernel(&build, symbol)?;
-                            if shared_bytes > 0 {
-                                kernel.allow_shared(shared_bytes)?;
-                            }
-                            if !symbol.starts_with("denoise_per_op_") {
-                                kernel.prefer_shared()?;
-                            }
-                            program.kernels.push(kernel);
-                            *loaded.entry(symbol).or_insert((program.kernels.len() - 1, block, shared_bytes))
+                            program.kernels.push(kernel.load(device, &Items { model: *model, items, layers })?);
+                            let number = program.kernels.len() - 1;
+                            loaded.insert((kernel.symbol, items, layers), number);
+                            number
                         }
                     };
-                    let [x, y, _] = (launch.blocks)(model, items);
-                    let grid = grid([x, y, layers])
-                        .ok_or_else(|| BackendError::Launch(format!("{symbol} needs more blocks than a grid holds")))?;
-                    let shape = LaunchShape { grid, block, shared_bytes };
-                    if let Some(cluster) = launch.together {
-                        let clusters = program.kernels[kernel].clusters_at_once(shape, cluster as u32)?;
-                        let needed = x / cluster;
-                        if clusters < needed {
-                            return Err(BackendError::Unsupported(format!(
-                                "its {needed} clusters of {cluster} blocks have to run at once, this GPU runs {clusters}"
-                            )));
-                        }
-                    }
-                    Op::Launch { kernel, shape, arguments, manner: Manner { overlapping, window } }
+                    Op::Launch { kernel: number, arguments, manner: Manner { overlapping, window } }
                 }
                 Written::Product { lane, spec, x, w, y } => {
                     let product = match described.iter().position(|known| *known == spec) {

@@ -5,7 +5,7 @@ use kernelgate::backend::cuda::Output;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::Device;
 
-use super::launch;
+use super::row::compiled_for;
 use crate::denoise::definition::{Loop, Shape, Step};
 use crate::denoise::model::ACTION;
 
@@ -44,7 +44,7 @@ impl Run {
     /// Whether the fused kernels are compiled for its model.
     pub fn supported_fused(&self) -> Result<(), String> {
         self.supported()?;
-        launch::compiled_for(&self.shape.model).map(drop).ok_or_else(|| "not compiled for this model".to_owned())
+        compiled_for(&self.shape.model).map(drop).ok_or_else(|| "not compiled for this model".to_owned())
     }
 
     pub fn supported(&self) -> Result<(), String> {

@@ -1,16 +1,11 @@
 //! `kernelgate resources`: what the compiler makes of every kernel, and a gate on it that needs no GPU.
 
-use rayon::prelude::*;
-
 use super::output::{Format, print_json};
 use crate::gate::resources::{Outcome, compare};
 use kernelgate::display::table::Table;
 use kernelgate::exit::Exit;
-use kernelgate::record::resources::{KernelResources, Resources};
+use kernelgate::record::resources::{self, Resources};
 use kernelgate::record::{Store, file};
-use kernelgate_cuda::compiler::nvrtc::{self, CompileError};
-use kernelgate_cuda::compiler::source::Build;
-use kernelgate_cuda::compiler::{cubin, occupancy};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -59,31 +54,18 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// Compiles every build for an architecture and reads what came of it.
+/// Compiles every kernel whose build's name contains that, and says which of them the architecture does not run.
 ///
 /// # Errors
-/// The first kernel that does not compile, by name, with the compiler's log.
+/// When there is none, or [`resources::compile`] fails.
 fn compile_all(arch: &str, filter: &str) -> anyhow::Result<Resources> {
-    let (major, minor) = nvrtc::version()?;
-    let builds: Vec<Build> = kernelgate_suite::builds().into_iter().filter(|build| build.name().contains(filter)).collect();
-    anyhow::ensure!(!builds.is_empty(), "no kernel's build name contains `{filter}`");
-    let compiled =
-        builds.par_iter().map(|build| Ok((build, nvrtc::compile(build, arch)?))).collect::<Result<Vec<_>, CompileError>>()?;
-    let mut resources = Resources { arch: arch.to_owned(), compiler: format!("{major}.{minor}"), kernels: Default::default() };
-    for (build, compiled) in compiled {
-        for (symbol, facts) in
-            cubin::facts(&compiled.cubin, &compiled.log).map_err(|error| anyhow::anyhow!("kernel {}: {error}", build.name()))?
-        {
-            let (block, dynamic_shared_bytes) = kernelgate_suite::launch_of(build, &symbol)
-                .ok_or_else(|| anyhow::anyhow!("kernel {symbol} has no row in the launch table"))?;
-            let occupancy = occupancy::theoretical(arch, facts.registers, facts.shared_bytes + dynamic_shared_bytes, block);
-            let name =
-                if build.source.file.replace('/', "_") == symbol { build.name() } else { format!("{}: {symbol}", build.name()) };
-            let occupancy_percent = occupancy.map(|share| (100.0 * share).round() as u32);
-            resources.kernels.insert(name, KernelResources { facts, block, dynamic_shared_bytes, occupancy_percent });
-        }
+    let kernels: Vec<_> = kernelgate_suite::kernels().into_iter().filter(|kernel| kernel.build.name().contains(filter)).collect();
+    anyhow::ensure!(!kernels.is_empty(), "no kernel's build name contains `{filter}`");
+    let compiled = resources::compile(&kernels, arch)?;
+    for left_out in &compiled.left_out {
+        eprintln!("{arch}: left out: {left_out}");
     }
-    Ok(resources)
+    Ok(compiled.resources)
 }
 
 fn print_resources(resources: &Resources, format: Format) -> anyhow::Result<()> {

@@ -5,9 +5,6 @@
 // Bound: 2 bytes moved a byte of buffer.
 #include "common/streaming.cuh"
 
-#ifndef PACKETS
-#define PACKETS 1
-#endif
 static_assert(PACKETS >= 1 && PACKETS <= 32, "PACKETS are held in registers: 1 to 32");
 
 extern "C" __global__ void measure_copy_bandwidth(void* __restrict__ target, const void* __restrict__ source, long long packets) {

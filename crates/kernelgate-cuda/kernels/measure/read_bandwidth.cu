@@ -6,9 +6,6 @@
 // Bound: 1 byte moved a byte of buffer.
 #include "common/streaming.cuh"
 
-#ifndef PACKETS
-#define PACKETS 8
-#endif
 static_assert(PACKETS >= 1 && PACKETS <= 32, "PACKETS are held in registers: 1 to 32");
 
 extern "C" __global__ void measure_read_bandwidth(const void* __restrict__ source, long long packets, unsigned int improbable,

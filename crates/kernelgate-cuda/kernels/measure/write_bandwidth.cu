@@ -6,9 +6,6 @@
 // Bound: 1 byte moved a byte of buffer.
 #include "common/streaming.cuh"
 
-#ifndef PACKETS
-#define PACKETS 1
-#endif
 static_assert(PACKETS >= 1 && PACKETS <= 32, "PACKETS must be 1 to 32");
 
 extern "C" __global__ void measure_write_bandwidth(void* __restrict__ target, long long packets, unsigned int seed) {

@@ -61,11 +61,7 @@ pub fn version() -> Result<(i32, i32), CompileError> {
 /// # Errors
 /// When NVRTC is missing or the source does not compile; the error holds the compiler's log.
 pub fn compile(build: &Build, arch: &str) -> Result<Compiled, CompileError> {
-    let options: Vec<String> = [format!("--gpu-architecture={arch}"), "--std=c++17".to_owned(), "--ptxas-options=-v".to_owned()]
-        .into_iter()
-        .chain(build.defines.iter().map(|define| format!("-D{define}")))
-        .collect();
-    compile_text(&build.name(), build.source.text, build.source.headers, &options, arch)
+    compile_text(&build.name(), build.source.text, build.source.headers, &build.options(arch), arch)
 }
 
 /// Compiles source text with the common headers and others, each a name and its text.

@@ -42,7 +42,7 @@ impl Source {
 
     /// The file with macros, each `NAME` or `NAME=VALUE`.
     pub fn build(self, defines: &[&str]) -> Build {
-        Build { source: self, defines: defines.iter().map(ToString::to_string).collect() }
+        Build { source: self, defines: defines.iter().map(ToString::to_string).collect(), constants: Vec::new() }
     }
 }
 
@@ -51,14 +51,24 @@ impl Source {
 pub struct Build {
     /// The file.
     pub source: Source,
-    /// `NAME` or `NAME=VALUE`.
+    /// Macros that are part of its name: `NAME` or `NAME=VALUE`.
     pub defines: Vec<String>,
+    /// Macros that are not, because they follow from those: name and value.
+    pub constants: Vec<(&'static str, usize)>,
 }
 
 impl Build {
     /// File and macros, for messages and records: `st_bif/backward_replay ELEMENT_F32 STEPS=8`.
     pub fn name(&self) -> String {
         std::iter::once(self.source.file).chain(self.defines.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The compiler's options for a real architecture such as `sm_90a`.
+    pub fn options(&self, arch: &str) -> Vec<String> {
+        let fixed = [format!("--gpu-architecture={arch}"), "--std=c++17".to_owned(), "--ptxas-options=-v".to_owned()];
+        let defines = self.defines.iter().map(|define| format!("-D{define}"));
+        let constants = self.constants.iter().map(|(name, value)| format!("-D{name}={value}"));
+        fixed.into_iter().chain(defines).chain(constants).collect()
     }
 }
 

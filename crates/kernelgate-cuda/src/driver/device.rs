@@ -83,7 +83,7 @@ pub struct Device {
     stream: Arc<CudaStream>,
     marker: CudaEvent,
     patience: Duration,
-    modules: Mutex<BTreeMap<String, Arc<CudaModule>>>,
+    modules: Mutex<BTreeMap<Build, Arc<CudaModule>>>,
 }
 
 /// Number of GPUs that the driver finds.
@@ -172,6 +172,15 @@ impl Device {
         Ok((free as u64, total as u64))
     }
 
+    /// Most shared memory that a block may ask for, bytes.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn shared_bytes_a_block(&self) -> Result<u32, BackendError> {
+        let most = self.context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+        Ok(most.map_err(|error| failed("tell the shared memory of a block", &error))?.max(0) as u32)
+    }
+
     /// Waits for everything that was launched.
     ///
     /// # Errors
@@ -238,7 +247,7 @@ impl Device {
     pub fn kernel(&self, build: &Build, symbol: &str) -> Result<Kernel, BackendError> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let name = build.name();
-        let module = match modules.get(&name) {
+        let module = match modules.get(build) {
             Some(module) => Arc::clone(module),
             None => {
                 let cubin = cache::compile(build, &self.facts.arch)
@@ -247,7 +256,7 @@ impl Device {
                     .context
                     .load_module(Ptx::from_binary(cubin))
                     .map_err(|error| failed(&format!("load kernel {name}"), &error))?;
-                modules.insert(name.clone(), Arc::clone(&module));
+                modules.insert(build.clone(), Arc::clone(&module));
                 module
             }
         };

@@ -21,16 +21,36 @@ pub struct LaunchShape {
     pub shared_bytes: u32,
 }
 
+/// Most blocks of a grid in x, y, z, the same for every architecture.
+const MOST_BLOCKS: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
+
 impl LaunchShape {
+    /// So many blocks in x, y and z.
+    ///
+    /// # Errors
+    /// When a grid does not hold them, or there is none.
+    pub fn new(blocks: [usize; 3], block: u32, shared_bytes: u32) -> Result<Self, BackendError> {
+        if blocks.contains(&0) {
+            return Err(BackendError::Launch("needs no block at all".to_owned()));
+        }
+        if blocks.iter().zip(MOST_BLOCKS).any(|(&blocks, most)| blocks > most) {
+            return Err(BackendError::Launch("needs more blocks than a grid holds".to_owned()));
+        }
+        let [x, y, z] = blocks.map(|blocks| blocks as u32);
+        Ok(Self { grid: (x, y, z), block, shared_bytes })
+    }
+
     /// As many blocks of `block` threads as `items` need with `per_thread` items a thread.
     ///
     /// # Errors
-    /// When that is more blocks than a grid holds.
+    /// When that is more blocks than a grid holds, or none.
     pub fn covering(items: usize, block: u32, per_thread: usize) -> Result<Self, BackendError> {
-        let blocks = items.div_ceil(block as usize * per_thread);
-        let blocks = u32::try_from(blocks).ok().filter(|&blocks| blocks <= i32::MAX as u32);
-        let blocks = blocks.ok_or_else(|| BackendError::Launch("more blocks than a grid holds".to_owned()))?;
-        Ok(Self { grid: (blocks, 1, 1), block, shared_bytes: 0 })
+        Self::new([items.div_ceil(block as usize * per_thread), 1, 1], block, 0)
+    }
+
+    /// All of its blocks.
+    pub const fn blocks(self) -> u64 {
+        self.grid.0 as u64 * self.grid.1 as u64 * self.grid.2 as u64
     }
 }
 
@@ -105,6 +125,26 @@ impl Kernel {
             .result()
             .map_err(|error| failed(&format!("count the clusters of {}", self.name), &error))?;
         Ok(clusters as usize)
+    }
+
+    /// How many of its blocks, without clusters, a multiprocessor runs at once where nothing else does.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn blocks_a_multiprocessor(&self, shape: LaunchShape) -> Result<usize, BackendError> {
+        let mut blocks = 0;
+        // SAFETY: the pointer is valid; the function belongs to a module that `self` keeps loaded.
+        unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &raw mut blocks,
+                self.function.cu_function(),
+                shape.block as i32,
+                shape.shared_bytes as usize,
+            )
+        }
+        .result()
+        .map_err(|error| failed(&format!("count the blocks of {}", self.name), &error))?;
+        Ok(blocks.max(0) as usize)
     }
 
     /// A launch of that shape on the device's stream.
@@ -233,5 +273,22 @@ fn parameter_bytes(function: &CudaFunction, name: &str) -> Result<Vec<usize>, Ba
             return Err(BackendError::Launch(format!("{name} has more than {MAX_PARAMETERS} parameters: pass a struct in memory")));
         }
         sizes.push(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grid_has_bounds() {
+        let shape = |blocks| LaunchShape::new(blocks, 64, 0).map(LaunchShape::blocks);
+        assert_eq!(shape([3, 2, 1]), Ok(6));
+        assert_eq!(shape([i32::MAX as usize, 1, 1]), Ok(i32::MAX as u64));
+        for many in [[1 << 31, 1, 1], [1, 70_000, 1], [1, 1, 70_000], [1 << 40, 1, 1]] {
+            assert_eq!(shape(many), Err(BackendError::Launch("needs more blocks than a grid holds".to_owned())));
+        }
+        assert_eq!(shape([0, 1, 1]), Err(BackendError::Launch("needs no block at all".to_owned())));
+        assert_eq!(LaunchShape::covering(1000, 64, 4).map(|shape| shape.grid), Ok((4, 1, 1)));
     }
 }

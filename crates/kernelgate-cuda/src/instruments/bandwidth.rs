@@ -1,14 +1,54 @@
 //! The kernels whose speed is the memory's: read, write and copy a buffer.
 
-use super::source;
-use crate::BackendError;
-use crate::{Argument, Buffer, Device, Kernel, LaunchShape};
+use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Source};
+
+/// The rows; what their grids depend on are packets.
+pub(super) const KERNELS: &[KernelSpec<usize>] = &[READ, WRITE, COPY];
+
+const READ_THREADS: usize = 1024;
+const READ_PACKETS: usize = 8;
+const READ: KernelSpec<usize> = KernelSpec {
+    constants: |_| vec![("PACKETS", READ_PACKETS)],
+    variants: || vec![1],
+    ..KernelSpec::new(
+        Source::new("measure/read_bandwidth", include_str!("../../kernels/measure/read_bandwidth.cu")),
+        "measure_read_bandwidth",
+        READ_THREADS,
+        |packets| [packets.div_ceil(READ_THREADS * READ_PACKETS), 1, 1],
+    )
+};
+
+const WRITE_THREADS: usize = 256;
+const WRITE_PACKETS: usize = 1;
+const WRITE: KernelSpec<usize> = KernelSpec {
+    constants: |_| vec![("PACKETS", WRITE_PACKETS)],
+    variants: || vec![1],
+    ..KernelSpec::new(
+        Source::new("measure/write_bandwidth", include_str!("../../kernels/measure/write_bandwidth.cu")),
+        "measure_write_bandwidth",
+        WRITE_THREADS,
+        |packets| [packets.div_ceil(WRITE_THREADS * WRITE_PACKETS), 1, 1],
+    )
+};
+
+const COPY_THREADS: usize = 128;
+const COPY_PACKETS: usize = 1;
+const COPY: KernelSpec<usize> = KernelSpec {
+    constants: |_| vec![("PACKETS", COPY_PACKETS)],
+    variants: || vec![1],
+    ..KernelSpec::new(
+        Source::new("measure/copy_bandwidth", include_str!("../../kernels/measure/copy_bandwidth.cu")),
+        "measure_copy_bandwidth",
+        COPY_THREADS,
+        |packets| [packets.div_ceil(COPY_THREADS * COPY_PACKETS), 1, 1],
+    )
+};
 
 /// A buffer and the kernels that pass over its first bytes.
 pub struct Passes {
-    read: Kernel,
-    write: Kernel,
-    copy: Kernel,
+    read: LoadedKernel,
+    write: LoadedKernel,
+    copy: LoadedKernel,
     buffer: Buffer,
     guard: Buffer,
 }
@@ -22,11 +62,10 @@ impl Passes {
     /// # Errors
     /// When a kernel does not compile or memory is short.
     pub fn new(device: &Device, bytes: usize, pattern: &[u8]) -> Result<Self, BackendError> {
-        let kernel = |file| device.kernel(&source(file).build(&[]), &format!("measure_{file}"));
         Ok(Self {
-            read: kernel("read_bandwidth")?,
-            write: kernel("write_bandwidth")?,
-            copy: kernel("copy_bandwidth")?,
+            read: READ.load(device, &1)?,
+            write: WRITE.load(device, &1)?,
+            copy: COPY.load(device, &1)?,
             buffer: device.repeat(pattern, bytes)?,
             guard: device.upload(&[0; 4])?,
         })
@@ -40,12 +79,12 @@ impl Passes {
         let packets = self.packets(bytes)?;
         let arguments = [
             Argument::from(&self.buffer),
-            Argument::I64(packets),
+            Argument::I64(packets as i64),
             // The kernel writes its sum where it equals this, so that the loads cannot be left out.
             Argument::U32(0xdead_beef),
             Argument::from(&self.guard),
         ];
-        self.read.launch(LaunchShape::covering(packets as usize, 1024, 8)?, &arguments)
+        self.read.kernel().launch(READ.shape(&packets)?, &arguments)
     }
 
     /// Writes that many bytes.
@@ -54,8 +93,8 @@ impl Passes {
     /// As [`Self::read`].
     pub fn write(&self, bytes: u64) -> Result<(), BackendError> {
         let packets = self.packets(bytes)?;
-        let arguments = [Argument::from(&self.buffer), Argument::I64(packets), Argument::U32(0x9e37_79b9)];
-        self.write.launch(LaunchShape::covering(packets as usize, 256, 1)?, &arguments)
+        let arguments = [Argument::from(&self.buffer), Argument::I64(packets as i64), Argument::U32(0x9e37_79b9)];
+        self.write.kernel().launch(WRITE.shape(&packets)?, &arguments)
     }
 
     /// Reads the first half of that many bytes and writes them to the second.
@@ -65,14 +104,14 @@ impl Passes {
     pub fn copy(&self, bytes: u64) -> Result<(), BackendError> {
         let packets = self.packets(bytes)? / 2;
         let target = Argument::Address(self.buffer.address() + packets as u64 * PACKET);
-        let arguments = [target, Argument::from(&self.buffer), Argument::I64(packets)];
-        self.copy.launch(LaunchShape::covering(packets as usize, 128, 1)?, &arguments)
+        let arguments = [target, Argument::from(&self.buffer), Argument::I64(packets as i64)];
+        self.copy.kernel().launch(COPY.shape(&packets)?, &arguments)
     }
 
-    fn packets(&self, bytes: u64) -> Result<i64, BackendError> {
+    fn packets(&self, bytes: u64) -> Result<usize, BackendError> {
         if bytes > self.buffer.bytes() as u64 {
             return Err(BackendError::Launch(format!("a pass over {bytes} bytes of a buffer of {}", self.buffer.bytes())));
         }
-        Ok((bytes / PACKET) as i64)
+        Ok((bytes / PACKET) as usize)
     }
 }

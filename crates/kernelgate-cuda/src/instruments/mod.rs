@@ -4,22 +4,28 @@ pub mod bandwidth;
 pub mod spin;
 pub mod timing;
 
-use crate::Source;
+use crate::spec::{ListedKernel, list};
 
-/// The files of `kernels/measure`.
-pub const SOURCES: &[Source] = &[
-    Source::new("measure/blocker", include_str!("../../kernels/measure/blocker.cu")),
-    Source::new("measure/clock_probe", include_str!("../../kernels/measure/clock_probe.cu")),
-    Source::new("measure/copy_bandwidth", include_str!("../../kernels/measure/copy_bandwidth.cu")),
-    Source::new("measure/empty", include_str!("../../kernels/measure/empty.cu")),
-    Source::new("measure/flush_l2", include_str!("../../kernels/measure/flush_l2.cu")),
-    Source::new("measure/read_bandwidth", include_str!("../../kernels/measure/read_bandwidth.cu")),
-    Source::new("measure/spin", include_str!("../../kernels/measure/spin.cu")),
-    Source::new("measure/write_bandwidth", include_str!("../../kernels/measure/write_bandwidth.cu")),
-];
+/// Every kernel of `kernels/measure`.
+pub fn kernels() -> Vec<ListedKernel> {
+    [list(bandwidth::KERNELS), list(spin::KERNELS), list(timing::KERNELS)].concat()
+}
 
-/// The file of that stem.
-fn source(stem: &str) -> Source {
-    let found = SOURCES.iter().find(|source| source.file.strip_prefix("measure/") == Some(stem));
-    *found.expect("the file is listed in SOURCES")
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn every_kernel_file_has_its_row() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels").join("measure");
+        let entries = std::fs::read_dir(folder).unwrap();
+        let mut files: Vec<_> = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
+        let mut listed: Vec<_> =
+            kernels().iter().map(|kernel| format!("{}.cu", &kernel.build.source.file["measure/".len()..])).collect();
+        files.sort();
+        listed.sort();
+        assert_eq!(files, listed);
+        assert!(kernels().iter().all(|kernel| kernel.name() == kernel.build.source.file));
+    }
 }

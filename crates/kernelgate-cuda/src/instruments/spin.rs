@@ -1,12 +1,25 @@
 //! Kernels of known length, against which timing is checked: one that spins, one that does nothing.
 
-use super::source;
-use crate::BackendError;
-use crate::{Argument, Buffer, Device, Kernel, LaunchShape};
+use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Source};
+
+/// The rows; their grids depend on nothing.
+pub(super) const KERNELS: &[KernelSpec<()>] = &[EMPTY, SPIN];
+
+const EMPTY: KernelSpec<()> = KernelSpec {
+    variants: || vec![()],
+    ..KernelSpec::new(Source::new("measure/empty", include_str!("../../kernels/measure/empty.cu")), "measure_empty", 32, |()| {
+        [1, 1, 1]
+    })
+};
+
+const SPIN: KernelSpec<()> = KernelSpec {
+    variants: || vec![()],
+    ..KernelSpec::new(Source::new("measure/spin", include_str!("../../kernels/measure/spin.cu")), "measure_spin", 1, |()| [1, 1, 1])
+};
 
 /// A kernel that does nothing.
 pub struct Empty {
-    kernel: Kernel,
+    kernel: LoadedKernel,
 }
 
 impl Empty {
@@ -15,7 +28,7 @@ impl Empty {
     /// # Errors
     /// When it does not compile.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
-        Ok(Self { kernel: device.kernel(&source("empty").build(&[]), "measure_empty")? })
+        Ok(Self { kernel: EMPTY.load(device, &())? })
     }
 
     /// Enqueues it.
@@ -23,13 +36,13 @@ impl Empty {
     /// # Errors
     /// When the launch is refused.
     pub fn launch(&self) -> Result<(), BackendError> {
-        self.kernel.launch(LaunchShape { grid: (1, 1, 1), block: 32, shared_bytes: 0 }, &[])
+        self.kernel.launch(&[])
     }
 }
 
 /// A kernel that spins for a given time, and what it reports.
 pub struct Spin {
-    kernel: Kernel,
+    kernel: LoadedKernel,
     report: Buffer,
 }
 
@@ -42,7 +55,7 @@ impl Spin {
     /// # Errors
     /// When the kernel does not compile or memory is short.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
-        Ok(Self { kernel: device.kernel(&source("spin").build(&[]), "measure_spin")?, report: device.upload(&[0; REPORT_BYTES])? })
+        Ok(Self { kernel: SPIN.load(device, &())?, report: device.upload(&[0; REPORT_BYTES])? })
     }
 
     /// Enqueues a spin of so many nanoseconds.
@@ -50,8 +63,7 @@ impl Spin {
     /// # Errors
     /// When the launch is refused.
     pub fn launch(&self, duration_ns: u64) -> Result<(), BackendError> {
-        let shape = LaunchShape { grid: (1, 1, 1), block: 1, shared_bytes: 0 };
-        self.kernel.launch(shape, &[Argument::U64(duration_ns), Argument::from(&self.report)])
+        self.kernel.launch(&[Argument::U64(duration_ns), Argument::from(&self.report)])
     }
 
     /// Nanoseconds that the last spin, which has finished, spent by the device's own timer.

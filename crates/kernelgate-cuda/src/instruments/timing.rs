@@ -3,24 +3,53 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::source;
-use crate::BackendError;
 use crate::driver::mailbox::Mailbox;
-use crate::{Argument, Buffer, Device, Kernel, LaunchShape};
+use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Source};
+
+/// The rows; what the flush's grid depends on are the device's multiprocessors.
+pub(super) const KERNELS: &[KernelSpec<usize>] = &[BLOCKER, PROBE, FLUSH];
+
+const BLOCKER: KernelSpec<usize> = KernelSpec {
+    variants: || vec![1],
+    ..KernelSpec::new(
+        Source::new("measure/blocker", include_str!("../../kernels/measure/blocker.cu")),
+        "measure_blocker",
+        1,
+        |_| [1, 1, 1],
+    )
+};
+
+const PROBE: KernelSpec<usize> = KernelSpec {
+    variants: || vec![1],
+    ..KernelSpec::new(
+        Source::new("measure/clock_probe", include_str!("../../kernels/measure/clock_probe.cu")),
+        "measure_clock_probe",
+        1,
+        |_| [1, 1, 1],
+    )
+};
+
+const FLUSH: KernelSpec<usize> = KernelSpec {
+    variants: || vec![1],
+    ..KernelSpec::new(
+        Source::new("measure/flush_l2", include_str!("../../kernels/measure/flush_l2.cu")),
+        "measure_flush_l2",
+        512,
+        |multiprocessors| [8 * multiprocessors, 1, 1],
+    )
+};
 
 /// The kernels and what they write to, made once for a device.
 pub struct Instruments {
-    blocker: Kernel,
+    blocker: LoadedKernel,
     mailbox: Mailbox,
     ticket: u32,
-    probe: Kernel,
+    probe: LoadedKernel,
     probes: [Buffer; 2],
-    flush: Kernel,
-    flush_shape: LaunchShape,
+    flush: LoadedKernel,
     flushed: Buffer,
 }
 
-const ONE_THREAD: LaunchShape = LaunchShape { grid: (1, 1, 1), block: 1, shared_bytes: 0 };
 /// Three 64-bit words: nanoseconds, cycles, multiprocessor.
 const PROBE_BYTES: usize = 24;
 /// What the blocker writes when the host let it go.
@@ -32,15 +61,14 @@ impl Instruments {
     /// # Errors
     /// When a kernel does not compile or memory is short.
     pub fn new(device: &Device, flush_bytes: u64) -> Result<Self, BackendError> {
-        let kernel = |file| device.kernel(&source(file).build(&[]), &format!("measure_{file}"));
+        let multiprocessors = device.facts().multiprocessors as usize;
         let mut instruments = Self {
-            blocker: kernel("blocker")?,
+            blocker: BLOCKER.load(device, &multiprocessors)?,
             mailbox: Mailbox::new()?,
             ticket: 0,
-            probe: kernel("clock_probe")?,
+            probe: PROBE.load(device, &multiprocessors)?,
             probes: [device.allocate(PROBE_BYTES)?, device.allocate(PROBE_BYTES)?],
-            flush: kernel("flush_l2")?,
-            flush_shape: LaunchShape { grid: (8 * device.facts().multiprocessors, 1, 1), block: 512, shared_bytes: 0 },
+            flush: FLUSH.load(device, &multiprocessors)?,
             flushed: device.allocate(flush_bytes as usize & !15)?,
         };
         instruments.flushed.fill(0x5a)?;
@@ -57,7 +85,7 @@ impl Instruments {
         let (flag, outcome) = self.mailbox.addresses();
         let timeout_ns = Argument::U64(timeout.as_nanos() as u64);
         let arguments = [Argument::Address(flag), Argument::U32(self.ticket), timeout_ns, Argument::Address(outcome)];
-        self.blocker.launch(ONE_THREAD, &arguments)
+        self.blocker.launch(&arguments)
     }
 
     /// Lets the blocker go, whether there is one or not.
@@ -75,7 +103,7 @@ impl Instruments {
     /// # Errors
     /// When the launch is refused.
     pub fn probe(&self, which: usize) -> Result<(), BackendError> {
-        self.probe.launch(ONE_THREAD, &[Argument::from(&self.probes[which])])
+        self.probe.launch(&[Argument::from(&self.probes[which])])
     }
 
     /// Enqueues replacing the contents of L2.
@@ -84,7 +112,7 @@ impl Instruments {
     /// When the launch is refused.
     pub fn flush(&self) -> Result<(), BackendError> {
         let packets = Argument::I64(self.flushed.bytes() as i64 / 16);
-        self.flush.launch(self.flush_shape, &[Argument::from(&self.flushed), packets])
+        self.flush.launch(&[Argument::from(&self.flushed), packets])
     }
 
     /// SM clock between probe 0 and probe 1, both of which have run, MHz. Cycles of different multiprocessors do not compare: none

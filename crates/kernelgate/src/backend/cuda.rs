@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use crate::backend::{BackendError, Executable};
 use crate::workload::{Dtype, Tensor, Tensors};
-pub use kernelgate_cuda::{Argument, Buffer, Device, Kernel, LaunchShape, Source};
+pub use kernelgate_cuda::{Argument, Buffer, Device, Kernel, KernelSpec, LaunchShape, LoadedKernel, Requires, Source};
 
 /// An output on the device.
 pub struct Output {

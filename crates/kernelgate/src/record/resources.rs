@@ -2,10 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::file::Record;
-use kernelgate_cuda::compiler::cubin::Facts;
+use kernelgate_cuda::compiler::cubin::{self, CubinError, Facts};
+use kernelgate_cuda::compiler::nvrtc::{self, CompileError};
+use kernelgate_cuda::compiler::occupancy;
+use kernelgate_cuda::compiler::source::Build;
+use kernelgate_cuda::spec::ListedKernel;
 
 /// Static facts of every kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -40,4 +45,89 @@ impl Record for Resources {
         let empty = self.kernels.iter().find(|(_, kernel)| kernel.facts.instructions == 0);
         empty.map_or(Ok(()), |(name, _)| Err(format!("kernel {name} has no instructions")))
     }
+}
+
+/// Why kernels have no record of their resources.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ResourcesError {
+    /// NVRTC is missing, or a kernel does not compile.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// What was compiled cannot be read.
+    #[error("kernel {kernel}: {error}")]
+    Cubin {
+        /// Build.
+        kernel: String,
+        /// What is wrong.
+        error: CubinError,
+    },
+    /// The file holds a kernel that no row is about.
+    #[error("kernel {symbol} of {build} has no row")]
+    NoRow {
+        /// Its name.
+        symbol: String,
+        /// Build.
+        build: String,
+    },
+    /// A row is about a kernel that its file does not hold.
+    #[error("{build} holds no kernel {symbol}, which a row is about")]
+    NoCode {
+        /// Its name.
+        symbol: &'static str,
+        /// Build.
+        build: String,
+    },
+}
+
+/// What came of compiling kernels for one architecture.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Compiled {
+    /// Static facts of every kernel that the architecture runs.
+    pub resources: Resources,
+    /// Builds that it does not run, each with what that needs.
+    pub left_out: Vec<String>,
+}
+
+/// Compiles kernels for an architecture, each file once for each of its builds, and reads what came of it. Needs no GPU.
+///
+/// # Errors
+/// The first kernel that does not compile, by name, with the compiler's log; a kernel without a row, or a row without a kernel.
+pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<Compiled, ResourcesError> {
+    let (major, minor) = nvrtc::version()?;
+    let mut builds: BTreeMap<&Build, Vec<&ListedKernel>> = BTreeMap::new();
+    for kernel in kernels {
+        builds.entry(&kernel.build).or_default().push(kernel);
+    }
+    let mut left_out = Vec::new();
+    builds.retain(|build, kernels| {
+        let unmet = kernels.iter().find(|kernel| !kernel.requires.met_by(arch));
+        left_out.extend(unmet.map(|kernel| format!("{} needs {}", build.name(), kernel.requires)));
+        unmet.is_none()
+    });
+    let compiled: Vec<_> = builds
+        .par_iter()
+        .map(|(build, kernels)| Ok((*build, kernels, nvrtc::compile(build, arch)?)))
+        .collect::<Result<_, CompileError>>()?;
+    let mut resources = Resources { arch: arch.to_owned(), compiler: format!("{major}.{minor}"), kernels: BTreeMap::new() };
+    for (build, kernels, compiled) in compiled {
+        let name = build.name();
+        let mut facts =
+            cubin::facts(&compiled.cubin, &compiled.log).map_err(|error| ResourcesError::Cubin { kernel: name.clone(), error })?;
+        for kernel in kernels {
+            let symbol = kernel.symbol;
+            let facts = facts.remove(symbol).ok_or_else(|| ResourcesError::NoCode { symbol, build: name.clone() })?;
+            resources.kernels.insert(kernel.name(), kernel_resources(kernel, facts, arch));
+        }
+        if let Some(symbol) = facts.into_keys().next() {
+            return Err(ResourcesError::NoRow { symbol, build: name });
+        }
+    }
+    Ok(Compiled { resources, left_out })
+}
+
+fn kernel_resources(kernel: &ListedKernel, facts: Facts, arch: &str) -> KernelResources {
+    let (block, dynamic_shared_bytes) = (kernel.threads, kernel.shared_bytes);
+    let occupancy = occupancy::theoretical(arch, facts.registers, facts.shared_bytes + dynamic_shared_bytes, block);
+    let occupancy_percent = occupancy.map(|share| (100.0 * share).round() as u32);
+    KernelResources { facts, block, dynamic_shared_bytes, occupancy_percent }
 }

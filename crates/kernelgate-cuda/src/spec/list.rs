@@ -1,0 +1,73 @@
+//! Rows of any parameter, for whoever compiles all of them: `kernelgate resources` and the tests.
+
+use super::requires::Requires;
+use super::row::KernelSpec;
+use crate::compiler::source::Build;
+
+/// A kernel of a build: the row without its parameter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedKernel {
+    /// What is compiled; the kernels of a file share it.
+    pub build: Build,
+    /// Its `extern "C"` name.
+    pub symbol: &'static str,
+    /// Threads a block.
+    pub threads: u32,
+    /// Dynamic shared memory a block, bytes.
+    pub shared_bytes: u32,
+    /// Blocks of a cluster.
+    pub cluster: Option<u32>,
+    /// The least architecture.
+    pub requires: Requires,
+}
+
+impl ListedKernel {
+    /// What it goes by in records: the build, and the symbol where that is not the file's name.
+    pub fn name(&self) -> String {
+        let (build, symbol) = (self.build.name(), self.symbol);
+        if self.build.source.file.replace('/', "_") == symbol { build } else { format!("{build}: {symbol}") }
+    }
+}
+
+/// Every kernel of every build of these rows, in their order.
+pub fn list<P>(rows: &[KernelSpec<P>]) -> Vec<ListedKernel> {
+    let listed = |row: &KernelSpec<P>, p: &P| ListedKernel {
+        build: row.build(p),
+        symbol: row.symbol,
+        threads: row.threads as u32,
+        shared_bytes: (row.shared_bytes)(p) as u32,
+        cluster: row.cluster.map(|blocks| blocks as u32),
+        requires: row.requires,
+    };
+    rows.iter().flat_map(|row| (row.variants)().iter().map(|p| listed(row, p)).collect::<Vec<_>>()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Source;
+
+    const FILE: KernelSpec<usize> = KernelSpec {
+        defines: |width| vec![format!("WIDTH={width}")],
+        shared_bytes: |width| 16 * width,
+        variants: || vec![1, 2],
+        ..KernelSpec::new(Source::new("mine/sums", ""), "mine_sums", 64, |_| [1, 1, 1])
+    };
+
+    #[test]
+    fn each_build_of_each_row_is_listed_by_name() {
+        let listed = list(&[FILE, KernelSpec { symbol: "mine_sums_finish", ..FILE }]);
+        let names: Vec<_> = listed.iter().map(ListedKernel::name).collect();
+        assert_eq!(
+            names,
+            [
+                "mine/sums WIDTH=1",
+                "mine/sums WIDTH=2",
+                "mine/sums WIDTH=1: mine_sums_finish",
+                "mine/sums WIDTH=2: mine_sums_finish"
+            ]
+        );
+        assert_eq!((listed[1].threads, listed[1].shared_bytes), (64, 32));
+        assert_eq!(listed[1].build, listed[3].build);
+    }
+}

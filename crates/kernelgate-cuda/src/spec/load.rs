@@ -1,0 +1,90 @@
+//! A row on a device.
+
+use super::row::KernelSpec;
+use crate::BackendError;
+use crate::driver::argument::Argument;
+use crate::driver::device::Device;
+use crate::driver::kernel::{Kernel, LaunchShape, Manner};
+
+/// A loaded kernel with its launch shape.
+pub struct LoadedKernel {
+    kernel: Kernel,
+    shape: LaunchShape,
+}
+
+impl<P> KernelSpec<P> {
+    /// Compiles it for `p` (or takes it from the cache), loads it, gives it its shared memory.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] where the GPU is not of an architecture that it runs on, has less
+    /// shared memory than it needs, or does not hold all of its blocks at once where they have to be;
+    /// others when a grid does not hold its blocks, or it does not compile or load.
+    pub fn load(&self, device: &Device, p: &P) -> Result<LoadedKernel, BackendError> {
+        let arch = &device.facts().arch;
+        if !self.requires.met_by(arch) {
+            return Err(BackendError::Unsupported(format!("needs {}, this GPU is {arch}", self.requires)));
+        }
+        let shape = self.shape(p)?;
+        if shape.shared_bytes > 0 {
+            let most = device.shared_bytes_a_block()?;
+            if shape.shared_bytes > most {
+                let needed = shape.shared_bytes;
+                return Err(BackendError::Unsupported(format!(
+                    "needs {needed} bytes of shared memory a block, this GPU has {most}"
+                )));
+            }
+        }
+        let kernel = device.kernel(&self.build(p), self.symbol)?;
+        if shape.shared_bytes > 0 {
+            kernel.allow_shared(shape.shared_bytes)?;
+        }
+        if self.whole_shared {
+            kernel.prefer_shared()?;
+        }
+        if self.co_resident {
+            self.check_residency(device, &kernel, shape)?;
+        }
+        Ok(LoadedKernel { kernel, shape })
+    }
+
+    /// Whether the device holds all blocks at once where nothing else runs.
+    fn check_residency(&self, device: &Device, kernel: &Kernel, shape: LaunchShape) -> Result<(), BackendError> {
+        let (needed, held, what) = match self.cluster {
+            Some(cluster) => {
+                let needed = shape.blocks().div_ceil(cluster as u64);
+                (needed, kernel.clusters_at_once(shape, cluster as u32)?, format!("clusters of {cluster} blocks"))
+            }
+            None => {
+                let multiprocessors = device.facts().multiprocessors as usize;
+                (shape.blocks(), multiprocessors * kernel.blocks_a_multiprocessor(shape)?, "blocks".to_owned())
+            }
+        };
+        if held as u64 >= needed {
+            return Ok(());
+        }
+        Err(BackendError::Unsupported(format!("its {needed} {what} have to run at once, this GPU runs {held}")))
+    }
+}
+
+impl LoadedKernel {
+    /// Launches it on the device's stream, as [`Kernel::launch`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn launch(&self, arguments: &[Argument]) -> Result<(), BackendError> {
+        self.kernel.launch(self.shape, arguments)
+    }
+
+    /// The same, in another manner.
+    ///
+    /// # Errors
+    /// As [`Kernel::launch_as`].
+    pub fn launch_as(&self, manner: Manner, arguments: &[Argument]) -> Result<(), BackendError> {
+        self.kernel.launch_as(manner, self.shape, arguments)
+    }
+
+    /// The kernel, for launches of other shapes ([`KernelSpec::shape`]).
+    pub const fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+}

@@ -1,0 +1,122 @@
+//! The row of a kernel.
+
+use std::fmt;
+
+use super::requires::Requires;
+use crate::BackendError;
+use crate::compiler::source::{Build, Source};
+use crate::driver::kernel::LaunchShape;
+
+/// A kernel: all that its launches, its record of resources and its tests need to know of it.
+///
+/// `P` is what variants and grids depend on: the problem, or the part of it that a family's kernels
+/// share. Rows of one file, or of one family, differ in few fields: write one constant with what they
+/// have in common and `..COMMON` in the others. [`KernelSpec::new`] is a row with nothing special.
+pub struct KernelSpec<P: 'static> {
+    /// The file that holds it; a file may hold several kernels.
+    pub source: Source,
+    /// Its `extern "C"` name.
+    pub symbol: &'static str,
+    /// Macros that select the variant, `NAME` or `NAME=VALUE`: part of the build's name. The same
+    /// for all kernels of a file.
+    pub defines: fn(&P) -> Vec<String>,
+    /// Numbers that the source takes as macros, so that they are written on this side only: block
+    /// sizes, tiles, capacities, shared bytes to assert. The same for all kernels of a file; no part of
+    /// the build's name, from which they have to follow.
+    pub constants: fn(&P) -> Vec<(&'static str, usize)>,
+    /// Threads a block.
+    pub threads: usize,
+    /// Blocks in x, y and z.
+    pub blocks: fn(&P) -> [usize; 3],
+    /// Dynamic shared memory a block, bytes.
+    pub shared_bytes: fn(&P) -> usize,
+    /// Whether the multiprocessors keep the whole shared memory while it runs (a carve-out of 100 %).
+    /// Kernels that are to run concurrently need the same carve-out: one that wants another waits until
+    /// the multiprocessor is empty.
+    pub whole_shared: bool,
+    /// Blocks of a cluster, in x, as `__cluster_dims__` says; `None` where there are no clusters.
+    pub cluster: Option<usize>,
+    /// Whether blocks wait for each other across the grid, so that all of them must be resident at
+    /// once. The GPU has to be this process' own meanwhile.
+    pub co_resident: bool,
+    /// The least architecture.
+    pub requires: Requires,
+    /// One `P` for each build that is recorded and tested; its grid does not matter.
+    pub variants: fn() -> Vec<P>,
+}
+
+impl<P> Clone for KernelSpec<P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P> Copy for KernelSpec<P> {}
+
+impl<P> fmt::Debug for KernelSpec<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KernelSpec").field("file", &self.source.file).field("symbol", &self.symbol).finish_non_exhaustive()
+    }
+}
+
+impl<P> KernelSpec<P> {
+    /// A kernel without macros, dynamic shared memory or clusters, for sm_80 and later, of which no
+    /// build is recorded.
+    pub const fn new(source: Source, symbol: &'static str, threads: usize, blocks: fn(&P) -> [usize; 3]) -> Self {
+        Self {
+            source,
+            symbol,
+            defines: |_| Vec::new(),
+            constants: |_| Vec::new(),
+            threads,
+            blocks,
+            shared_bytes: |_| 0,
+            whole_shared: false,
+            cluster: None,
+            co_resident: false,
+            requires: Requires::AtLeast(80),
+            variants: Vec::new,
+        }
+    }
+
+    /// What is compiled for `p`.
+    pub fn build(&self, p: &P) -> Build {
+        Build { source: self.source, defines: (self.defines)(p), constants: (self.constants)(p) }
+    }
+
+    /// How it is launched for `p`.
+    ///
+    /// # Errors
+    /// When a grid does not hold its blocks.
+    pub fn shape(&self, p: &P) -> Result<LaunchShape, BackendError> {
+        LaunchShape::new((self.blocks)(p), self.threads as u32, (self.shared_bytes)(p) as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THREADS: usize = 128;
+    const HALVE: KernelSpec<usize> = KernelSpec {
+        defines: |n| vec![format!("EVEN={}", u8::from(n % 2 == 0))],
+        constants: |_| vec![("THREADS", THREADS)],
+        shared_bytes: |_| 4 * THREADS,
+        ..KernelSpec::new(Source::new("mine/halve", "text"), "halve", THREADS, |n| [n.div_ceil(THREADS), 1, 1])
+    };
+
+    #[test]
+    fn a_build_is_named_by_what_selects_it_and_compiled_with_its_constants() {
+        let build = HALVE.build(&1000);
+        assert_eq!(build.name(), "mine/halve EVEN=1");
+        assert_eq!(build.options("sm_80").last().unwrap(), "-DTHREADS=128");
+        assert_ne!(build, Source::new("mine/halve", "text").build(&["EVEN=1"]));
+    }
+
+    #[test]
+    fn a_shape_has_the_rows_threads_and_shared_memory() {
+        let shape = HALVE.shape(&1000).unwrap();
+        assert_eq!(shape, LaunchShape { grid: (8, 1, 1), block: 128, shared_bytes: 512 });
+        assert!(HALVE.shape(&0).is_err());
+    }
+}

@@ -1,0 +1,77 @@
+//! What the rows of the family's kernels share: what builds and grids depend on, and the models that there are builds for.
+
+use crate::denoise::model::{ACTION, Model, PI05, TINY};
+use kernelgate_cuda::{KernelSpec, Requires, Source};
+
+const HEADERS: &[(&str, &str)] = &[
+    ("denoise/actions.cuh", include_str!("../../../kernels/denoise/actions.cuh")),
+    ("denoise/model.cuh", include_str!("../../../kernels/denoise/model.cuh")),
+    ("denoise/panel.cuh", include_str!("../../../kernels/denoise/panel.cuh")),
+    ("denoise/persistent.cuh", include_str!("../../../kernels/denoise/persistent.cuh")),
+    ("denoise/persistent_attention.cuh", include_str!("../../../kernels/denoise/persistent_attention.cuh")),
+    ("denoise/skinny_gemm.cuh", include_str!("../../../kernels/denoise/skinny_gemm.cuh")),
+];
+
+/// What builds and grids depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Items {
+    /// The expert.
+    pub model: Model,
+    /// Rows or elements, as the kernel counts, of a layer.
+    pub items: usize,
+    /// Layers that one launch computes.
+    pub layers: usize,
+}
+
+/// Threads a block of all kernels but the persistent one.
+pub const THREADS: usize = 256;
+
+/// A kernel of the family that is the same for every model.
+pub const fn kernel(
+    file: &'static str,
+    text: &'static str,
+    symbol: &'static str,
+    blocks: fn(&Items) -> [usize; 3],
+) -> KernelSpec<Items> {
+    KernelSpec {
+        constants: |_| vec![("THREADS", THREADS)],
+        // They wait for the kernel before them when they are launched to overlap it, which is of sm_90.
+        requires: Requires::AtLeast(90),
+        variants: || vec![Items { model: PI05, items: 1, layers: 1 }],
+        ..KernelSpec::new(Source::new(file, text).with_headers(HEADERS), symbol, THREADS, blocks)
+    }
+}
+
+/// A kernel of the family that is compiled for a model. Blocks of one run beside blocks of the next: both keep the whole shared memory.
+pub const fn model_kernel(
+    file: &'static str,
+    text: &'static str,
+    symbol: &'static str,
+    blocks: fn(&Items) -> [usize; 3],
+) -> KernelSpec<Items> {
+    KernelSpec {
+        defines: |items| compiled_for(&items.model).map(|define| define.to_owned()).into_iter().collect(),
+        constants: |items| with_model(items, &[("THREADS", THREADS)]),
+        whole_shared: true,
+        variants: || [PI05, TINY].map(|model| Items { model, items: 1, layers: 1 }).to_vec(),
+        ..kernel(file, text, symbol, blocks)
+    }
+}
+
+/// The numbers of `kernels/denoise/model.cuh`, and others.
+pub fn with_model(items: &Items, others: &[(&'static str, usize)]) -> Vec<(&'static str, usize)> {
+    let Model { width, mlp, heads, head_dim, .. } = items.model;
+    let model = [("WIDTH", width), ("MLP", mlp), ("HEADS", heads), ("HEAD_DIM", head_dim), ("ACTION", ACTION)];
+    [&model, others].concat()
+}
+
+/// A row a block.
+pub fn a_row_a_block(items: &Items) -> [usize; 3] {
+    [items.items, 1, items.layers]
+}
+
+/// What the fused kernels are called for a model, whatever its depth; `None` where they are not compiled for it.
+pub fn compiled_for(model: &Model) -> Option<&'static str> {
+    let same = |known: &Model| Model { name: model.name, depth: model.depth, ..*known } == *model;
+    [(PI05, "MODEL=Pi05"), (TINY, "MODEL=Tiny")].into_iter().find(|(known, _)| same(known)).map(|(_, define)| define)
+}

@@ -1,0 +1,47 @@
+//! The rows of all kernels together: every file has one, and what they say of one file agrees.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use super::kernels;
+use kernelgate_cuda::Requires;
+
+#[test]
+fn every_kernel_file_has_a_row_and_every_header_a_user() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+    let mut files = BTreeSet::new();
+    for folder in std::fs::read_dir(&root).unwrap() {
+        for file in std::fs::read_dir(folder.unwrap().path()).unwrap() {
+            let path = file.unwrap().path();
+            files.insert(path.strip_prefix(&root).unwrap().to_string_lossy().into_owned());
+        }
+    }
+    let mut embedded = BTreeSet::new();
+    for kernel in kernels().iter().filter(|kernel| !kernel.build.source.file.starts_with("measure/")) {
+        let source = kernel.build.source;
+        embedded.insert(format!("{}.cu", source.file));
+        embedded.extend(source.headers.iter().map(|(name, _)| (*name).to_owned()));
+    }
+    assert_eq!(files, embedded);
+}
+
+#[test]
+fn rows_of_a_file_agree_and_names_are_unique() {
+    let (mut names, mut builds) = (BTreeSet::new(), BTreeMap::new());
+    for kernel in kernels() {
+        let (name, build) = (kernel.name(), kernel.build);
+        assert!(names.insert(name.clone()), "{name}");
+        assert!(build.source.text.contains(&format!("{}(", kernel.symbol)), "{name}: no such kernel in the file");
+        assert_eq!(*builds.entry(build.name()).or_insert(build.clone()), build, "{name}: another build of that name");
+        assert!(kernel.threads % 32 == 0 || kernel.threads == 1, "{name}");
+        let clusters = kernel.cluster.is_none() || kernel.requires != Requires::AtLeast(80);
+        assert!(clusters, "{name}: clusters are of sm_90");
+        for (constant, _) in &build.constants {
+            let used = |text: &str| text.contains(constant);
+            let headers = build.source.headers.iter().any(|(_, text)| used(text));
+            assert!(headers || used(build.source.text), "{name}: nothing takes {constant}");
+        }
+    }
+    assert!(names.contains("st_bif/backward_replay ELEMENT_F16 STEPS=8"));
+    assert_eq!(names.iter().filter(|name| name.starts_with("attention/forward_flash_mma ")).count(), 8);
+}

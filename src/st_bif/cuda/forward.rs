@@ -1,0 +1,211 @@
+//! ST-BIF forward: rows and launchers of `kernels/st_bif/forward_*`.
+
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::row::{element, kernel, parameters, sizes};
+use crate::st_bif::definition::{Forward, Neurons};
+use kernelgate::backend::cuda::{Output, Task};
+use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
+use kernelgate_cuda::{Argument, Device, KernelSpec};
+
+/// The kernels.
+pub const KERNELS: &[KernelSpec<Neurons>] = &[PER_STEP, FUSED, VECTORIZED, PACKED];
+
+/// Threads a block of those with a neuron a thread.
+const THREADS: usize = 256;
+
+const PER_STEP: KernelSpec<Neurons> = kernel(
+    "st_bif/forward_per_step",
+    include_str!("../../../kernels/st_bif/forward_per_step.cu"),
+    "st_bif_forward_per_step",
+    THREADS,
+    |neurons| [neurons.n.div_ceil(THREADS), 1, 1],
+);
+
+/// Saves membranes and tracers, where it is given memory for them: the backward ladder's first rung starts from these.
+pub const FUSED: KernelSpec<Neurons> = kernel(
+    "st_bif/forward_fused",
+    include_str!("../../../kernels/st_bif/forward_fused.cu"),
+    "st_bif_forward_fused",
+    THREADS,
+    |neurons| [neurons.n.div_ceil(THREADS), 1, 1],
+);
+
+/// Threads a block of those with 16 bytes of neurons a thread.
+const STREAMING_THREADS: usize = 128;
+
+const VECTORIZED: KernelSpec<Neurons> = KernelSpec {
+    defines: streaming_defines,
+    constants: streaming_constants,
+    ..kernel(
+        "st_bif/forward_vectorized",
+        include_str!("../../../kernels/st_bif/forward_vectorized.cu"),
+        "st_bif_forward_vectorized",
+        STREAMING_THREADS,
+        streaming_blocks,
+    )
+};
+
+const PACKED: KernelSpec<Neurons> = KernelSpec {
+    defines: streaming_defines,
+    constants: streaming_constants,
+    ..kernel(
+        "st_bif/forward_packed",
+        include_str!("../../../kernels/st_bif/forward_packed.cu"),
+        "st_bif_forward_packed",
+        STREAMING_THREADS,
+        streaming_blocks,
+    )
+};
+
+fn streaming_defines(neurons: &Neurons) -> Vec<String> {
+    // Fewer steps than a chunk: a smaller chunk keeps the unused loads out of the registers.
+    let chunk = match neurons.t {
+        1 => Some("CHUNK=1"),
+        2 | 3 => Some("CHUNK=2"),
+        _ => None,
+    };
+    std::iter::once(element(neurons)).chain(chunk.map(str::to_owned)).collect()
+}
+
+/// Neurons of a thread: 16 bytes of input.
+fn streaming_neurons(neurons: &Neurons) -> usize {
+    16 / neurons.dtype.bytes()
+}
+
+fn streaming_constants(neurons: &Neurons) -> Vec<(&'static str, usize)> {
+    vec![("BLOCK", STREAMING_THREADS), ("PER_THREAD", streaming_neurons(neurons))]
+}
+
+fn streaming_blocks(neurons: &Neurons) -> [usize; 3] {
+    [neurons.n.div_ceil(STREAMING_THREADS * streaming_neurons(neurons)), 1, 1]
+}
+
+/// Forward ladder.
+pub const FORWARD: &[Implementation<Forward>] = &[
+    Implementation {
+        name: "cuda/per_step",
+        about: "one launch a time step, membrane and tracer in device memory: the starting point",
+        supports: int8,
+        prepare: Prepare::Cuda(per_step),
+    },
+    Implementation {
+        name: "cuda/fused",
+        about: "one launch, a thread a neuron looping over time",
+        supports: int8,
+        prepare: Prepare::Cuda(fused),
+    },
+    Implementation {
+        name: "cuda/vectorized",
+        about: "16-byte loads, several neurons a thread and several loads in flight, int8 spikes",
+        supports: int8,
+        prepare: Prepare::Cuda(|problem, inputs, device| streaming(problem, inputs, device, VECTORIZED)),
+    },
+    Implementation {
+        name: "cuda/packed",
+        about: "as vectorized, two bits a spike",
+        supports: |problem| if problem.packed { Ok(()) } else { Err("writes packed spikes only".to_owned()) },
+        prepare: Prepare::Cuda(|problem, inputs, device| streaming(problem, inputs, device, PACKED)),
+    },
+];
+
+fn int8(problem: &Forward) -> Result<(), String> {
+    if problem.packed { Err("writes one byte a spike".to_owned()) } else { Ok(()) }
+}
+
+fn per_step(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+    let neurons = problem.neurons;
+    let kernel = PER_STEP.load(device, &neurons)?;
+    let x = device.upload(inputs.tensor("x").as_bytes())?;
+    let membrane = device.allocate(4 * neurons.n)?;
+    let tracer = device.allocate(4 * neurons.n)?;
+    let ([n, _], parameters) = (sizes(&neurons), parameters(&neurons));
+    Ok(Task::new(device, vec![spikes(device, &neurons, false)?], move |outputs| {
+        for t in 0..neurons.t {
+            let [x, membrane, tracer] = [&x, &membrane, &tracer].map(Argument::from);
+            let own = [x, outputs[0].argument(), membrane, tracer, n, Argument::I64(t as i64)];
+            kernel.launch(&[&own[..], &parameters].concat())?;
+        }
+        Ok(())
+    }))
+}
+
+fn fused(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+    let neurons = &problem.neurons;
+    let kernel = FUSED.load(device, neurons)?;
+    let x = device.upload(inputs.tensor("x").as_bytes())?;
+    let (sizes, parameters, null) = (sizes(neurons), parameters(neurons), Argument::Address(0));
+    Ok(Task::new(device, vec![spikes(device, neurons, false)?], move |outputs| {
+        let pointers = [Argument::from(&x), outputs[0].argument(), null, null, null];
+        kernel.launch(&[&pointers[..], &sizes, &parameters].concat())
+    }))
+}
+
+/// `forward_vectorized` and `forward_packed`: the same arguments.
+fn streaming(problem: &Forward, inputs: &Tensors, device: &Arc<Device>, kernel: KernelSpec<Neurons>) -> Result<Task, BackendError> {
+    let neurons = &problem.neurons;
+    let kernel = kernel.load(device, neurons)?;
+    let x = device.upload(inputs.tensor("x").as_bytes())?;
+    let (sizes, parameters, null) = (sizes(neurons), parameters(neurons), Argument::Address(0));
+    Ok(Task::new(device, vec![spikes(device, neurons, problem.packed)?], move |outputs| {
+        let pointers = [Argument::from(&x), outputs[0].argument(), null];
+        kernel.launch(&[&pointers[..], &sizes, &parameters].concat())
+    }))
+}
+
+fn spikes(device: &Device, neurons: &Neurons, packed: bool) -> Result<Output, BackendError> {
+    let shape = [neurons.t, neurons.n];
+    if packed {
+        Output::encoded(device, "spikes", shape, neurons.t * neurons.n.div_ceil(4), unpack)
+    } else {
+        Output::new(device, "spikes", shape, Dtype::I8)
+    }
+}
+
+/// Two bits a spike, four to a byte, lowest bits first, rows padded to whole bytes: 00 is 0, 01 is 1, 11 is -1.
+fn unpack(bytes: &[u8], shape: &[usize]) -> Tensor {
+    let row_bytes = shape[1].div_ceil(4).max(1);
+    let spike = |row: &[u8], neuron: usize| match row[neuron / 4] >> (2 * (neuron % 4)) & 3 {
+        0b00 => 0,
+        0b01 => 1,
+        0b11 => -1,
+        // Not a spike: poison, or a fault of the kernel. Never equal to a reference.
+        _ => 0x7f,
+    };
+    let mut spikes = vec![0i8; shape.iter().product()];
+    spikes.par_chunks_mut(shape[1].max(1)).zip(bytes.par_chunks(row_bytes)).for_each(|(spikes, row)| {
+        let parts = spikes.par_chunks_mut(1 << 16).enumerate();
+        parts.for_each(|(part, spikes)| {
+            spikes.iter_mut().enumerate().for_each(|(i, out)| *out = spike(row, (part << 16) + i));
+        });
+    });
+    Tensor::new(shape.to_vec(), Data::I8(spikes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_spikes_unpack_row_by_row() {
+        // 0, 1, -1, poison | 1, 0 and padding.
+        let row = [0b10_11_01_00, 0b00_00_00_01];
+        let tensor = unpack(&[row, row].concat(), &[2, 6]);
+        assert_eq!(tensor.data(), &Data::I8([[0, 1, -1, 0x7f, 1, 0], [0, 1, -1, 0x7f, 1, 0]].concat()));
+    }
+
+    #[test]
+    fn a_thread_has_sixteen_bytes_of_neurons() {
+        let neurons = |n, t, dtype| Neurons { n, t, dtype, ..super::super::row::variants(&[8])[0] };
+        let blocks = |kernel: KernelSpec<Neurons>, neurons: &Neurons| kernel.shape(neurons).unwrap().grid.0;
+        assert_eq!(blocks(VECTORIZED, &neurons(5121, 8, Dtype::F32)), 11);
+        assert_eq!(blocks(PACKED, &neurons(5121, 8, Dtype::F16)), 6);
+        assert_eq!(blocks(PER_STEP, &neurons(5121, 8, Dtype::F32)), 21);
+        let name = |t| VECTORIZED.build(&neurons(1, t, Dtype::Bf16)).name();
+        assert_eq!(name(3), "st_bif/forward_vectorized ELEMENT_BF16 CHUNK=2");
+        assert_eq!(name(4), "st_bif/forward_vectorized ELEMENT_BF16");
+    }
+}

@@ -1,0 +1,17 @@
+//! ST-BIF on the GPU: the ladder from one launch a time step to vectorised kernels at the memory limit.
+//!
+//! What each kernel does, its thread mapping and its bound are in its file under `kernels/st_bif`.
+//! A ladder's file has its kernels' rows and its implementations.
+
+mod backward;
+mod forward;
+mod row;
+
+pub use backward::BACKWARD;
+pub use forward::FORWARD;
+use kernelgate_cuda::spec::{ListedKernel, list};
+
+/// Every kernel of the family.
+pub fn kernels() -> Vec<ListedKernel> {
+    [list(forward::KERNELS), list(backward::KERNELS)].concat()
+}
