@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::launch::{Extents, kernel, upload};
+use super::launch::{Extents, element, kernel, upload};
 use crate::attention::components::{Scores, Softmax, ValuesProduct};
 use kernelgate::backend::cuda::{Output, Task};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
@@ -10,7 +10,7 @@ use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Extents>] = &[NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES];
+pub const KERNELS: &[KernelSpec<Extents>] = &[NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES, SOFTMAX_VECTORIZED];
 
 const THREADS: usize = 256;
 
@@ -36,6 +36,27 @@ pub const NAIVE_VALUES: KernelSpec<Extents> = KernelSpec {
     ..NAIVE_SCORES
 };
 
+/// Keys that a lane loads at once: 16 bytes of scores.
+const PACKET: usize = 4;
+
+/// Keys of a row that a warp holds in registers, 32 scores a lane.
+const MAX_KEYS: usize = 1024;
+
+const SOFTMAX_VECTORIZED: KernelSpec<Extents> = KernelSpec {
+    // It knows nothing of heads and masks.
+    defines: |extents| vec![element(extents)],
+    constants: |_| vec![("THREADS", THREADS), ("PACKET", PACKET), ("MAX_KEYS", MAX_KEYS)],
+    variants: || [Dtype::Bf16, Dtype::F16].map(|dtype| Extents { heads: 1, s: 4, d: 64, causal: false, dtype }).to_vec(),
+    ..kernel(
+        "attention/softmax_vectorized",
+        include_str!("../../../kernels/attention/softmax_vectorized.cu"),
+        "attention_softmax_vectorized",
+        THREADS,
+        // A row a warp.
+        |extents| [(extents.heads * extents.s).div_ceil(THREADS / 32), 1, 1],
+    )
+};
+
 /// q kᵀ apart.
 pub const SCORES: &[Implementation<Scores>] = &[Implementation {
     name: "cuda/naive",
@@ -45,12 +66,28 @@ pub const SCORES: &[Implementation<Scores>] = &[Implementation {
 }];
 
 /// Softmax apart.
-pub const SOFTMAX: &[Implementation<Softmax>] = &[Implementation {
-    name: "cuda/naive",
-    about: "the second launch of forward's cuda/naive: a block a row, three passes over it",
-    supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_SOFTMAX]),
-    prepare: Prepare::CudaWithin { device_bytes: softmax_bytes, prepare: softmax },
-}];
+pub const SOFTMAX: &[Implementation<Softmax>] = &[
+    Implementation {
+        name: "cuda/naive",
+        about: "the second launch of forward's cuda/naive: a block a row, three passes over it",
+        supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_SOFTMAX]),
+        prepare: Prepare::CudaWithin { device_bytes: softmax_bytes, prepare: softmax },
+    },
+    Implementation {
+        name: "cuda/vectorized",
+        about: "a warp a row, loaded once by 16-byte accesses and kept in registers",
+        supports: |problem| {
+            let extents = Extents::from(&problem.shape);
+            extents.supported_with_scores(&[SOFTMAX_VECTORIZED])?;
+            match extents.s {
+                s if s > MAX_KEYS => Err(format!("holds rows of up to {MAX_KEYS} keys")),
+                s if s % PACKET != 0 => Err(format!("loads {PACKET} keys at once, which {s} is no multiple of")),
+                _ => Ok(()),
+            }
+        },
+        prepare: Prepare::CudaWithin { device_bytes: softmax_bytes, prepare: softmax_vectorized },
+    },
+];
 
 /// p v apart.
 pub const VALUES: &[Implementation<ValuesProduct>] = &[Implementation {
@@ -98,6 +135,17 @@ fn softmax(problem: &Softmax, inputs: &Tensors, device: &Arc<Device>) -> Result<
     }))
 }
 
+fn softmax_vectorized(problem: &Softmax, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+    let extents = Extents::from(&problem.shape);
+    let kernel = SOFTMAX_VECTORIZED.load(device, &extents)?;
+    let [scores] = upload(device, inputs, ["scores"])?;
+    let probabilities = Output::new(device, "probabilities", problem.shape.pairs(), problem.shape.dtype)?;
+    let rows = Argument::I64(extents.rows() as i64);
+    Ok(Task::new(device, vec![probabilities], move |outputs| {
+        kernel.launch(&[Argument::from(&scores), outputs[0].argument(), rows, extents.seqlen()])
+    }))
+}
+
 fn values(problem: &ValuesProduct, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
     let extents = Extents::from(&problem.shape);
     let kernel = NAIVE_VALUES.load(device, &extents)?;
@@ -106,4 +154,21 @@ fn values(problem: &ValuesProduct, inputs: &Tensors, device: &Arc<Device>) -> Re
         let [probabilities, v] = [&probabilities, &v].map(Argument::from);
         kernel.launch(&[probabilities, v, outputs[0].argument(), extents.seqlen()])
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::components::Shape;
+
+    #[test]
+    fn the_vectorised_softmax_takes_whole_packets_of_rows_that_fit_a_warp() {
+        let supported = |s| (SOFTMAX[1].supports)(&Softmax { shape: Shape { b: 2, h: 3, s, d: 1, dtype: Dtype::F16 } });
+        assert_eq!([4, 200, 1024].map(supported), [Ok(()), Ok(()), Ok(())]);
+        assert_eq!(supported(65), Err("loads 4 keys at once, which 65 is no multiple of".to_owned()));
+        assert_eq!(supported(2048), Err("holds rows of up to 1024 keys".to_owned()));
+        let extents = Extents { heads: 6, s: 201, d: 64, causal: false, dtype: Dtype::F16 };
+        assert_eq!((SOFTMAX_VECTORIZED.blocks)(&extents), [151, 1, 1]);
+        assert_eq!(SOFTMAX_VECTORIZED.build(&extents).name(), "attention/softmax_vectorized DTYPE=F16");
+    }
 }

@@ -1,0 +1,66 @@
+// Softmax of rows of fp32 scores: a row is loaded once, by 16-byte accesses, and stays in registers.
+//
+//   p[j] = exp(x[j] - max_j x) / sum_j exp(x[j] - max_j x), 16-bit
+//
+// Threads: a warp a row; of every 128 neighbouring keys a lane has four, 16 bytes loaded and 8 stored. Up to MAX_KEYS / 32 scores a lane
+// are in flight before the first is used. Shared memory: none, no barrier.
+// Bound: memory, 4 bytes read and 2 written a score; its 15 instructions are a third of what the memory leaves time for.
+// Changed from forward_naive's softmax: one pass over the row in place of three, a warp a row in place of a block, 16-byte loads.
+// Needs rows of whole accesses: a multiple of four keys, at most MAX_KEYS.
+#include "common/element16.cuh"
+#include "common/math.cuh"
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+
+#ifndef DTYPE
+#error "compile with -DDTYPE=Bf16 or -DDTYPE=F16"
+#endif
+
+using Element = DTYPE;
+constexpr int kThreads = THREADS;
+constexpr int kWarps = kThreads / static_cast<int>(kWarpSize);
+constexpr int kPacket = PACKET;                                               // keys of an access
+constexpr int kPackets = MAX_KEYS / (static_cast<int>(kWarpSize) * kPacket);  // accesses of a lane
+static_assert(kPacket == 4, "a packet is one 16-byte load and one 8-byte store");
+static_assert(MAX_KEYS % (static_cast<int>(kWarpSize) * kPacket) == 0, "a row of MAX_KEYS is whole accesses of a warp");
+static_assert(kThreads % static_cast<int>(kWarpSize) == 0, "a block is whole warps");
+
+// kWarps rows a block; scores and probabilities [rows][keys], 16-byte aligned
+extern "C" __global__ void __launch_bounds__(kThreads)
+attention_softmax_vectorized(const float* __restrict__ scores, u16* __restrict__ probabilities, i64 rows, int keys) {
+  const i64 row = static_cast<i64>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
+  if (row >= rows) return;  // the whole warp
+  const int lane = threadIdx.x % kWarpSize, packets = keys / kPacket;
+  const float4* from = reinterpret_cast<const float4*>(scores + row * keys);
+  uint2* to = reinterpret_cast<uint2*>(probabilities + row * keys);
+
+  float4 x[kPackets];
+#pragma unroll
+  for (int i = 0; i < kPackets; ++i) {
+    const int at = i * kWarpSize + lane;
+    const float none = negative_infinity();  // the exponential of which is 0
+    x[i] = at < packets ? from[at] : make_float4(none, none, none, none);
+  }
+  float best = negative_infinity();
+#pragma unroll
+  for (int i = 0; i < kPackets; ++i) best = max_f32(best, max_f32(max_f32(x[i].x, x[i].y), max_f32(x[i].z, x[i].w)));
+  best = lanes_max<32>(best);
+
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < kPackets; ++i) {
+    x[i].x = exp2_approx((x[i].x - best) * kLog2E);
+    x[i].y = exp2_approx((x[i].y - best) * kLog2E);
+    x[i].z = exp2_approx((x[i].z - best) * kLog2E);
+    x[i].w = exp2_approx((x[i].w - best) * kLog2E);
+    sum += (x[i].x + x[i].y) + (x[i].z + x[i].w);
+  }
+  const float inverse = 1.f / lanes_sum<32>(sum);
+
+#pragma unroll
+  for (int i = 0; i < kPackets; ++i) {
+    const int at = i * kWarpSize + lane;
+    if (at < packets)
+      to[at] = make_uint2(Element::pack(x[i].x * inverse, x[i].y * inverse), Element::pack(x[i].z * inverse, x[i].w * inverse));
+  }
+}
