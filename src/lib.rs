@@ -24,13 +24,18 @@ pub fn all() -> Vec<Box<dyn Suite>> {
     [st_bif::suites(), attention::suites(), denoise::suites()].into_iter().flatten().collect()
 }
 
-/// Every kernel of every family, and those that measuring needs.
+/// Every kernel of every family, and those that measuring needs, which are recorded with the first family's.
 pub fn kernels() -> Vec<ListedKernel> {
-    [st_bif::kernels(), attention::kernels(), denoise::kernels(), instruments::kernels()].concat()
+    [st_bif_kernels(), attention::kernels(), denoise::kernels()].concat()
+}
+
+/// The kernels that the bench of ST-BIF lists.
+pub fn st_bif_kernels() -> Vec<ListedKernel> {
+    [st_bif::kernels(), instruments::kernels()].concat()
 }
 
 /// `main` of a bench binary of this package; a filter may name a case of another one.
-pub fn bench(name: &'static str, suites: Vec<Box<dyn Suite>>) -> ExitCode {
+pub fn bench(name: &'static str, suites: Vec<Box<dyn Suite>>, kernels: Vec<ListedKernel>) -> ExitCode {
     const PEERS: &[Peers] = &[st_bif::PEERS, attention::PEERS, denoise::PEERS];
-    Harness::new(name, suites).siblings(all()).peers(PEERS).main()
+    Harness::new(name, suites).siblings(all()).peers(PEERS).kernels(kernels).main()
 }

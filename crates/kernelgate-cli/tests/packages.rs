@@ -166,6 +166,7 @@ fn every_verb_works_on_somebody_elses_workload() {
     assert_eq!(std::fs::read_dir(&dump).unwrap().count(), 1, "nothing else is left there");
     run("profile").expect(2, &["bench `one`", "there is no GPU to profile"]);
     run("timing").expect(2, &["GPU"]);
+    run("resources").expect(2, &["no bench lists a kernel"]);
 
     let quick = "-- --bench one -- --quick --noplot";
     run(&format!("baseline save main --runs 2 {quick}")).expect(0, &["1 cases, 2 runs each"]);

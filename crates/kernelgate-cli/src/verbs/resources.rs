@@ -1,15 +1,26 @@
-//! `kernelgate resources`: what the compiler makes of every kernel, and a gate on it that needs no GPU.
+//! `kernelgate resources`: what the compiler makes of every kernel of the package's benches, and a gate on it that needs no GPU.
 
-use super::output::{Format, print_json};
-use crate::gate::resources::{Outcome, compare};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context;
 use kernelgate::display::table::Table;
 use kernelgate::exit::Exit;
-use kernelgate::record::resources::{self, Resources};
+use kernelgate::harness::filter::Filter;
+use kernelgate::protocol::{Action, Answer};
+use kernelgate::record::resources::{KernelResources, Resources};
 use kernelgate::record::{Store, file};
+
+use super::choice::unexpected;
+use super::output::{Format, print_json};
+use crate::benches::ask::{self, Asking};
+use crate::benches::find::{BenchChoice, Found};
+use crate::compare::progress::parse_duration;
+use crate::gate::resources::{Outcome, compare};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Only kernels whose build name contains this
+    /// Only kernels whose name matches this regular expression
     filter: Option<String>,
     /// Architecture to compile for (repeatable)
     #[arg(long, value_name = "ARCH", default_value = "sm_90a")]
@@ -20,52 +31,80 @@ pub struct Arguments {
     /// Compare with the record: exit 1 when a kernel spills, loses occupancy or grows
     #[arg(long, conflicts_with = "filter")]
     check: bool,
+    #[command(flatten)]
+    benches: BenchChoice,
+    /// Time after which a bench that has given no response is ended
+    #[arg(long, value_name = "TIME", default_value = "30m", value_parser = parse_duration)]
+    wait: Duration,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    let mut exit = Exit::Fine;
+    let filter = Filter::parse(arguments.filter.as_deref(), false)?;
+    let failed_to = |error| anyhow::anyhow!("failed to {error}");
+    let mut bases: BTreeMap<&str, Resources> = BTreeMap::new();
     for arch in &arguments.arch {
         // Architecture names become file names.
-        anyhow::ensure!(
-            arch.strip_prefix("sm_").is_some_and(|number| !number.is_empty() && number.chars().all(|c| c.is_ascii_alphanumeric())),
-            "--arch takes a real architecture such as sm_90a, not `{arch}`"
-        );
-        let path = store.baselines.join("resources").join(format!("{arch}.json"));
-        let failed_to = |error| anyhow::anyhow!("failed to {error}");
-        let base: Option<Resources> = if arguments.check { Some(file::read(&path).map_err(failed_to)?) } else { None };
-        let resources = compile_all(arch, arguments.filter.as_deref().unwrap_or_default())?;
+        let number = arch.strip_prefix("sm_").unwrap_or_default();
+        let plain = !number.is_empty() && number.chars().all(|c| c.is_ascii_alphanumeric());
+        anyhow::ensure!(plain, "--arch takes a real architecture such as sm_90a, not `{arch}`");
+        if arguments.check {
+            // Before anything is built.
+            bases.insert(arch, file::read(&path(store, arch)).map_err(failed_to)?);
+        }
+    }
+    let found = arguments.benches.find(&store.root)?;
+    let mut exit = Exit::Fine;
+    for arch in &arguments.arch {
+        let mut resources = compile_all(&found, arch, arguments.wait)?;
         if arguments.save {
+            let path = path(store, arch);
             file::write(&path, &resources).map_err(failed_to)?;
             println!("{} kernels to {}", resources.kernels.len(), path.display());
-            continue;
-        }
-        match base {
-            Some(base) => {
-                let outcome = compare(&base, &resources);
-                exit = exit.max(outcome.exit());
-                print_outcome(&outcome, arguments.format)?;
-            }
-            None => print_resources(&resources, arguments.format)?,
+        } else if let Some(base) = bases.get(arch.as_str()) {
+            let outcome = compare(base, &resources);
+            exit = exit.max(outcome.exit());
+            print_outcome(&outcome, arguments.format)?;
+        } else {
+            resources.kernels.retain(|name, _| filter.matches(name));
+            let text = arguments.filter.as_deref().unwrap_or_default();
+            anyhow::ensure!(!resources.kernels.is_empty(), "no kernel's name matches `{text}`");
+            print_resources(&resources, arguments.format)?;
         }
     }
     Ok(exit)
 }
 
-/// Compiles every kernel whose build's name contains that, and says which of them the architecture does not run.
-///
-/// # Errors
-/// When there is none, or [`resources::compile`] fails.
-fn compile_all(arch: &str, filter: &str) -> anyhow::Result<Resources> {
-    let kernels: Vec<_> = kernelgate_suite::kernels().into_iter().filter(|kernel| kernel.build.name().contains(filter)).collect();
-    anyhow::ensure!(!kernels.is_empty(), "no kernel's build name contains `{filter}`");
-    let compiled = resources::compile(&kernels, arch)?;
-    for left_out in &compiled.left_out {
-        eprintln!("{arch}: left out: {left_out}");
+fn path(store: &Store, arch: &str) -> std::path::PathBuf {
+    store.baselines.join("resources").join(format!("{arch}.json"))
+}
+
+/// Has every bench compile its kernels for an architecture; says which of them it does not run. Benches may list the same kernels.
+fn compile_all(found: &Found, arch: &str, timeout: Duration) -> anyhow::Result<Resources> {
+    let asking = Asking { settings: BTreeMap::new(), filter: None, timeout };
+    let mut all: Option<Resources> = None;
+    let mut left_out: Vec<String> = Vec::new();
+    for (bench, answer) in ask::all(found, &asking, &Action::Resources { arch: arch.to_owned() })? {
+        let Answer::Resources(report) = answer else { return Err(unexpected(&bench)) };
+        left_out.extend(report.left_out);
+        let Some(all) = &mut all else {
+            all = Some(report.resources);
+            continue;
+        };
+        let (one, other) = (&all.compiler, &report.resources.compiler);
+        anyhow::ensure!(one == other, "bench `{bench}` compiles by NVRTC {other}, the others by {one}");
+        for (name, kernel) in report.resources.kernels {
+            let twice: Option<KernelResources> = all.kernels.insert(name.clone(), kernel.clone());
+            let same = twice.is_none_or(|twice| twice == kernel);
+            anyhow::ensure!(same, "bench `{bench}` has another kernel of the name `{name}` than an earlier bench");
+        }
     }
-    Ok(compiled.resources)
+    left_out.sort();
+    left_out.dedup();
+    left_out.iter().for_each(|line| eprintln!("{arch}: left out: {line}"));
+    all.context("no bench lists a kernel")
 }
 
 fn print_resources(resources: &Resources, format: Format) -> anyhow::Result<()> {

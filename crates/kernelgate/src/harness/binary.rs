@@ -29,6 +29,7 @@ use crate::suite::Suite;
 use crate::workload::{Effort, Work};
 use kernelgate_cuda::observe::range::Range;
 use kernelgate_cuda::observe::telemetry::Telemetry;
+use kernelgate_cuda::spec::ListedKernel;
 
 /// A bench binary's workloads.
 pub struct Harness {
@@ -36,6 +37,7 @@ pub struct Harness {
     suites: Vec<Box<dyn Suite>>,
     siblings: Vec<Box<dyn Suite>>,
     peers: &'static [Peers],
+    kernels: Vec<ListedKernel>,
 }
 
 /// A Python program that times other people's kernels for the problems of a family. It reads a JSON list of problems and prints a
@@ -60,7 +62,7 @@ impl Peers {
 impl Harness {
     /// A bench binary called `name` (as in `[[bench]]`), with the workloads it times.
     pub fn new(name: &'static str, suites: Vec<Box<dyn Suite>>) -> Self {
-        Self { name, suites, siblings: Vec::new(), peers: &[] }
+        Self { name, suites, siblings: Vec::new(), peers: &[], kernels: Vec::new() }
     }
 
     /// Workloads of the package's other bench binaries: `cargo bench -- FILTER` runs every binary, and a filter for another one's
@@ -73,6 +75,12 @@ impl Harness {
     /// Programs that time other people's kernels for the same problems, for `kernelgate peers`.
     pub fn peers(mut self, peers: &'static [Peers]) -> Self {
         self.peers = peers;
+        self
+    }
+
+    /// Its CUDA kernels, as [`kernelgate_cuda::spec::list`] lists rows: what `kernelgate resources` compiles.
+    pub fn kernels(mut self, kernels: Vec<ListedKernel>) -> Self {
+        self.kernels = kernels;
         self
     }
 
@@ -190,6 +198,9 @@ impl Harness {
 
     fn answer(&self, flags: &Flags, action: &Action) -> Result<Answer, HarnessError> {
         let own = || self.suites.iter().map(AsRef::as_ref);
+        if let Action::Resources { arch } = action {
+            return Ok(answer::resources::resources(&self.kernels, arch));
+        }
         let place = flags.wanted().place(own())?;
         match action {
             Action::Peers => return Ok(Answer::Peers(self.peers.iter().map(Peers::program).collect())),

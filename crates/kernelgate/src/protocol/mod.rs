@@ -10,8 +10,8 @@ mod response;
 
 pub use request::{Action, Part, Request};
 pub use response::{
-    Answer, CaseStatus, ListedCase, ListedProblem, ListedRow, Listing, PeerProgram, ProfiledCase, Response, TimingReport,
-    VerifiedCase,
+    Answer, CaseStatus, ListedCase, ListedProblem, ListedRow, Listing, PeerProgram, ProfiledCase, ResourcesReport, Response,
+    TimingReport, VerifiedCase,
 };
 
 /// Names the request's file, or asks [`QUESTION`].

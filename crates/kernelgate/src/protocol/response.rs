@@ -41,7 +41,7 @@ pub enum Answer {
     /// Each case's kernels as the hardware recorded them, one an implementation.
     Profile(Vec<ProfiledCase>),
     /// What the compiler made of the kernels.
-    Resources(Resources),
+    Resources(ResourcesReport),
     /// How good timing is.
     Timing(Box<TimingReport>),
     /// What cases run on.
@@ -50,6 +50,15 @@ pub enum Answer {
     Peers(Vec<PeerProgram>),
     /// Done; the run is where the order said.
     Trial,
+}
+
+/// What the compiler made of a bench binary's kernels.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ResourcesReport {
+    /// Of the kernels that the architecture runs.
+    pub resources: Resources,
+    /// Builds that it does not run, each with what it needs.
+    pub left_out: Vec<String>,
 }
 
 /// Workloads, implementations and selected cases of a bench binary.

@@ -4,5 +4,6 @@
 mod each;
 pub mod list;
 pub mod profile;
+pub mod resources;
 pub mod timing;
 pub mod verify;
