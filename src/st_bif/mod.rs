@@ -4,6 +4,7 @@ mod cpu;
 mod cuda;
 mod definition;
 pub mod neuron;
+pub mod rate;
 
 pub use cuda::kernels;
 pub use definition::*;
@@ -12,7 +13,11 @@ use kernelgate::suite::{Suite, suite};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Box<dyn Suite>> {
-    vec![suite(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD)), suite(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD))]
+    vec![
+        suite(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD)),
+        suite(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD)),
+        suite(&rate::RATE, rate::CPU),
+    ]
 }
 
 /// Other people's kernels for the same problems.

@@ -1,0 +1,68 @@
+//! The rate on the host: blocks of neurons with their sums in L1, time loop inside, one pass over the spikes.
+
+use rayon::prelude::*;
+
+use super::definition::Rate;
+use kernelgate::backend::cpu::Task;
+use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::workload::{Data, Dtype, Tensors};
+
+/// Neurons of a task: their sums, two bytes each, stay in L1.
+const LANES: usize = 4096;
+
+/// Spikes whose sum a 16-bit integer holds.
+const STEPS: usize = i16::MAX as usize;
+
+/// Implementations.
+pub const CPU: &[Implementation<Rate>] = &[Implementation {
+    name: "cpu",
+    about: "16-bit sums of 4096 neurons in L1, one pass over the spikes",
+    supports: |_| Ok(()),
+    prepare: Prepare::Cpu(|problem, inputs| {
+        let Rate { n, t } = *problem;
+        Task::new(Tensors::new().with_output("rate", [n], Dtype::F32), move |outputs| {
+            let Data::I8(spikes) = inputs.tensor("spikes").data() else { unreachable!("spikes are i8") };
+            let scale = 1.0 / t as f32;
+            outputs.f32_mut("rate").par_chunks_mut(LANES).enumerate().for_each(|(task, rate)| {
+                block(spikes, n, task * LANES, rate);
+                rate.iter_mut().for_each(|sum| *sum *= scale);
+            });
+        })
+    }),
+}];
+
+/// Sums of the neurons from `first` on, over all rows of `n` spikes.
+fn block(spikes: &[i8], n: usize, first: usize, sums: &mut [f32]) {
+    sums.fill(0.0);
+    for steps in spikes.chunks(n * STEPS) {
+        let mut partial = [0i16; LANES];
+        for row in steps.chunks_exact(n) {
+            let row = &row[first..first + sums.len()];
+            partial.iter_mut().zip(row).for_each(|(sum, &spike)| *sum += i16::from(spike));
+        }
+        sums.iter_mut().zip(&partial).for_each(|(sum, &partial)| *sum += f32::from(partial));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use kernelgate::backend::Executable;
+    use kernelgate::verify::verify;
+    use kernelgate::workload::Problem;
+
+    #[test]
+    fn it_agrees_with_the_reference_at_odd_sizes() {
+        let Prepare::Cpu(prepare) = CPU[0].prepare else { panic!("a CPU row") };
+        for (n, t) in [(1, 1), (7, 3), (4095, 8), (4097, 5), (10_000, 16), (3, 40_000)] {
+            let problem = Rate { n, t };
+            let inputs = problem.inputs(11);
+            let expected = problem.reference(&inputs);
+            let mut task = prepare(&problem, Arc::new(inputs));
+            task.poison_outputs().unwrap();
+            verify(&mut task, &expected, problem.tolerance()).unwrap_or_else(|error| panic!("n={n} t={t}: {error}"));
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What a spiking network hands to its last layer: the mean spike of each neuron over the time steps.
+//!
+//! Source: rate coding, as the readout of SpikeZIP-TF (arXiv 2406.03470) averages the outputs of all steps. Spikes are
+//! ternary bytes, as `st_bif/forward` writes them.
+//!
+//! Deliberately absent: the threshold, which the next layer's weights take in, and packed spikes.
+
+use rayon::prelude::*;
+
+use kernelgate::workload::tensor::split_columns;
+use kernelgate::workload::{
+    Axis, AxisError, Data, Dtype, Expected, Problem, Tensor, Tensors, Tolerance, Unit, Work, Workload, random,
+};
+
+/// Mean spike of each neuron.
+pub const RATE: Workload<Rate> = Workload {
+    name: "st_bif/rate",
+    about: "mean of ternary spikes over T steps: the readout of a spiking network",
+    revision: 1,
+    axes: &[Axis::number("n", "neurons, flat"), Axis::number("t", "time steps")],
+    default: &["n=4194304 t=8"],
+    accelerator: &["n=33554432 t=8"],
+    thorough: &["n=524288,4194304 t=4,8,16,32"],
+    bind: |point| {
+        let (n, t) = (point.number("n")?, point.number("t")?);
+        // Sums of spikes are exact in fp32 up to here.
+        if t > 1 << 24 {
+            return Err(AxisError::Combination(format!("t={t}: up to {} time steps", 1 << 24)));
+        }
+        let elements = n.checked_mul(t).filter(|&elements| elements < 1 << 60);
+        elements.ok_or_else(|| AxisError::Combination("more neuron-steps than a 64-bit index holds".to_owned()))?;
+        Ok(Rate { n, t })
+    },
+};
+
+/// `st_bif/rate`: `spikes [T, N]` in {-1, 0, 1} to `rate [N]` in f32.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rate {
+    /// Neurons.
+    pub n: usize,
+    /// Time steps.
+    pub t: usize,
+}
+
+/// Neurons that one task of the reference takes.
+const COLUMNS: usize = 1 << 16;
+
+impl Problem for Rate {
+    fn inputs(&self, seed: u64) -> Tensors {
+        // Of N(0, 1) the outer halves: about 31 % of the neurons spike in a step, as many up as down.
+        let spike = |x: f32| i8::from(x >= 1.0) - i8::from(x <= -1.0);
+        let spikes = random::map_normal(seed, "spikes", self.t * self.n, spike);
+        let mut inputs = Tensors::new();
+        inputs.insert("spikes", Tensor::new([self.t, self.n], Data::I8(spikes)));
+        inputs
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let spikes = inputs.tensor("spikes");
+        let mut rate = vec![0.0; self.n];
+        split_columns(&mut rate, self.n, COLUMNS).into_par_iter().enumerate().for_each(|(task, mut rows)| {
+            let rate = &mut *rows[0];
+            for step in 0..self.t {
+                let row = spikes.to_f64(step * self.n + task * COLUMNS, rate.len());
+                rate.iter_mut().zip(row).for_each(|(sum, spike)| *sum += spike);
+            }
+            rate.iter_mut().for_each(|sum| *sum /= self.t as f64);
+        });
+        vec![Expected::all("rate", [self.n], rate)]
+    }
+
+    fn work(&self) -> Work {
+        let (n, elements) = (self.n as u64, (self.t * self.n) as u64);
+        // An addition a spike, a division a neuron.
+        Work::bytes(elements, 4 * n).with_flops(Unit::Vector, Dtype::F32, elements + n)
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        // Sums are exact; 1/T and the product with it round once each, by up to 2^-24 of the value.
+        Tolerance { max_error: 1.5e-7, relative_l2: 1.5e-7 }
+    }
+
+    fn host_bytes(&self) -> u64 {
+        // Spikes; the reference and the output.
+        (self.t * self.n + (8 + 4) * self.n) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::workload::{Effort, Scale};
+
+    #[test]
+    fn the_reference_is_the_mean_of_the_steps() {
+        let spikes = Data::I8([[1, 0, -1], [1, 1, -1], [0, 1, -1], [1, -1, -1]].concat());
+        let mut inputs = Tensors::new();
+        inputs.insert("spikes", Tensor::new([4, 3], spikes));
+        let expected = Rate { n: 3, t: 4 }.reference(&inputs);
+        assert_eq!(expected, [Expected::all("rate", [3], vec![0.75, 0.25, -1.0])]);
+    }
+
+    #[test]
+    fn inputs_are_ternary_and_both_signs_come_as_often() {
+        let inputs = Rate { n: 10_000, t: 4 }.inputs(1);
+        let Data::I8(spikes) = inputs.tensor("spikes").data() else { panic!("bytes") };
+        let share = |wanted: i8| spikes.iter().filter(|&&spike| spike == wanted).count() as f64 / spikes.len() as f64;
+        assert!((share(1) - 0.1587).abs() < 0.01 && (share(-1) - 0.1587).abs() < 0.01);
+        assert!((share(-1) + share(0) + share(1) - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn points_bind_and_overflow_has_a_reason() {
+        for point in RATE.points(Effort::Thorough, Scale::Accelerator, &[]).unwrap() {
+            assert!((RATE.bind)(&point).is_ok());
+        }
+        let work = Rate { n: 10, t: 8 }.work();
+        assert_eq!((work.read_bytes, work.write_bytes, work.flops[0].count), (80, 40, 90));
+    }
+}

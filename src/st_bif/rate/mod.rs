@@ -1,0 +1,7 @@
+//! The rate of each neuron: definition, fp64 reference, CPU row.
+
+mod cpu;
+mod definition;
+
+pub use cpu::CPU;
+pub use definition::{RATE, Rate};
