@@ -1,11 +1,12 @@
 //! The `kernelgate` program: one file a verb, in the order of the four questions (right? how fast? slower? why?).
 //!
 //! Results go to standard output in the format that was asked for, everything else to standard error; the exit code says the rest.
+//!
+//! A new verb is one file and one arm here.
 
 mod baseline;
 mod calibrate;
 mod choice;
-mod cli;
 mod compare;
 mod doctor;
 mod gate;
@@ -23,4 +24,98 @@ mod timing;
 mod verdict;
 mod verify;
 
-pub use cli::Cli;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use kernelgate::exit::Exit;
+
+use crate::benches::package;
+
+/// Verified GPU-kernel benchmarks with a gate: is it right, how fast, did it get slower
+#[derive(Debug, Parser)]
+#[command(
+    name = "kernelgate",
+    version,
+    after_help = "Exit codes: 0 fine, 1 regression or failed verification, 2 usage or broken input, 3 inconclusive, 4 refused (not comparable), 130 interrupted, 141 nobody reads the output."
+)]
+pub struct Cli {
+    /// Where committed baselines lie [default: baselines/ of the package]
+    #[arg(long, global = true, value_name = "DIR")]
+    baselines: Option<PathBuf>,
+    /// Where bench processes record their runs [default: kernelgate/runs/ of the target folder]
+    #[arg(long, global = true, value_name = "DIR")]
+    records: Option<PathBuf>,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// The device, the build, the folders: what is there, what is missing and how to get it
+    Doctor(doctor::Arguments),
+    /// Workloads, problems and implementations, which can run here and why not
+    List(list::Arguments),
+    /// Every case against the fp64 reference
+    Verify(verify::Arguments),
+    /// The last run against a committed baseline
+    Gate(gate::Arguments),
+    /// Two builds, their processes interleaved: did it get slower?
+    Compare(Box<compare::Arguments>),
+    /// What the last run measured, as a table or for another program
+    Runs(runs::Arguments),
+    /// How good `compare` is on this machine: false alarms, slow-downs found, recommended thresholds
+    Calibrate(Box<calibrate::Arguments>),
+    /// Registers, spills, shared memory and instructions of every kernel; a gate that needs no GPU
+    Resources(resources::Arguments),
+    /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold caches, ceilings
+    Timing(timing::Arguments),
+    /// What the GPU's time goes to: the kernels of each case as the hardware recorded them
+    Profile(profile::Arguments),
+    /// The last run beside PyTorch's and other kernels for the same problems, timed now
+    Peers(peers::Arguments),
+    /// Save, list, show, extend, import and export baselines
+    #[command(subcommand)]
+    Baseline(baseline::Verb),
+}
+
+impl Cli {
+    /// Runs the verb.
+    ///
+    /// # Errors
+    /// Bad usage or broken input: [`Exit::Usage`].
+    pub fn run(self) -> anyhow::Result<Exit> {
+        let mut store = package::store(&std::env::current_dir()?);
+        if let Some(folder) = self.baselines {
+            store.baselines = folder;
+        }
+        if let Some(folder) = self.records {
+            store.runs = folder;
+        }
+        match self.verb {
+            Verb::Doctor(arguments) => doctor::run(&arguments, &store),
+            Verb::List(arguments) => list::run(&arguments, &store),
+            Verb::Verify(arguments) => verify::run(&arguments, &store),
+            Verb::Gate(arguments) => gate::run(&arguments, &store),
+            Verb::Compare(arguments) => compare::run(&arguments, &store),
+            Verb::Runs(arguments) => runs::run(&arguments, &store),
+            Verb::Calibrate(arguments) => calibrate::run(&arguments, &store),
+            Verb::Resources(arguments) => resources::run(&arguments, &store),
+            Verb::Timing(arguments) => timing::run(&arguments, &store),
+            Verb::Profile(arguments) => profile::run(&arguments, &store),
+            Verb::Peers(arguments) => peers::run(&arguments, &store),
+            Verb::Baseline(verb) => baseline::run(&verb, &store),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}
