@@ -58,7 +58,7 @@ const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
     about: "rayon over chunks",
     supports: |_| Ok(()),
     prepare: Prepare::Cpu(|problem, inputs| {
-        Task::new(Tensors::new().with_output("out", [problem.n], Dtype::F32), move |outputs| {
+        CpuTask::new(Tensors::new().with_output("out", [problem.n], Dtype::F32), move |outputs| {
             let (x, y, out) = (inputs.f32("x"), inputs.f32("y"), outputs.f32_mut("out"));
             out.par_chunks_mut(1 << 14).zip(x.par_chunks(1 << 14)).zip(y.par_chunks(1 << 14)).for_each(|((out, x), y)| {
                 out.iter_mut().zip(x).zip(y).for_each(|((out, x), y)| *out = A * x + y);

@@ -68,7 +68,7 @@ const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
         let upload = |name| device.upload(inputs.tensor(name).as_bytes());
         let (x, y, n) = (upload("x")?, upload("y")?, problem.n);
         let out = cuda::Output::new(device, "out", [n], Dtype::F32)?;
-        Ok(cuda::Task::new(device, vec![out], move |outputs| {
+        Ok(cuda::CudaTask::new(device, vec![out], move |outputs| {
             kernel.launch(&[A.into(), (&x).into(), (&y).into(), outputs[0].argument(), (n as i64).into()])
         }))
     }),

@@ -6,7 +6,7 @@
 use rayon::prelude::*;
 
 use super::definition::{DTYPE, check_size, draw, tolerance};
-use super::reference::{Head, ROWS, softmax};
+use super::reference::{HeadConfig, ROWS, softmax};
 use kernelgate::workload::{Axis, AxisError, Dtype, Expected, Point, Problem, Tensors, Tolerance, Unit, Work, Workload};
 
 const B: Axis = Axis::number("b", "batch");
@@ -23,7 +23,7 @@ pub const SCORES: Workload<Scores> = Workload {
     default: &["b=4 h=12 s=512 d=64 dtype=f32"],
     accelerator: &["b=4 h=12 s=512 d=64 dtype=bf16"],
     thorough: &["b=4 h=12 s=65,200,1024 d=64,128 dtype=f32,bf16,f16"],
-    bind: |point| Ok(Scores { shape: Shape::bind(point, point.number("d")?)? }),
+    bind: |point| Ok(Scores { shape: ComponentShape::bind(point, point.number("d")?)? }),
 };
 
 /// Softmax of f32 scores.
@@ -35,11 +35,11 @@ pub const SOFTMAX: Workload<Softmax> = Workload {
     default: &["b=4 h=12 s=512 dtype=f32"],
     accelerator: &["b=4 h=12 s=512 dtype=bf16"],
     thorough: &["b=4 h=12 s=65,200,1024 dtype=f32,bf16,f16"],
-    bind: |point| Ok(Softmax { shape: Shape::bind(point, 1)? }),
+    bind: |point| Ok(Softmax { shape: ComponentShape::bind(point, 1)? }),
 };
 
 /// `p v`.
-pub const VALUES: Workload<ValuesProduct> = Workload {
+pub const VALUES: Workload<ValuesMatmul> = Workload {
     name: "attention/values",
     about: "p v, probabilities from memory",
     revision: 1,
@@ -47,12 +47,12 @@ pub const VALUES: Workload<ValuesProduct> = Workload {
     default: &["b=4 h=12 s=512 d=64 dtype=f32"],
     accelerator: &["b=4 h=12 s=512 d=64 dtype=bf16"],
     thorough: &["b=4 h=12 s=65,200,1024 d=64,128 dtype=f32,bf16,f16"],
-    bind: |point| Ok(ValuesProduct { shape: Shape::bind(point, point.number("d")?)? }),
+    bind: |point| Ok(ValuesMatmul { shape: ComponentShape::bind(point, point.number("d")?)? }),
 };
 
 /// Extents and dtype of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Shape {
+pub struct ComponentShape {
     /// Batch.
     pub b: usize,
     /// Heads.
@@ -65,7 +65,7 @@ pub struct Shape {
     pub dtype: Dtype,
 }
 
-impl Shape {
+impl ComponentShape {
     fn bind(point: &Point, d: usize) -> Result<Self, AxisError> {
         let [b, h, s] = [point.number("b")?, point.number("h")?, point.number("s")?];
         check_size([b, h, s, d])?;
@@ -90,8 +90,8 @@ impl Shape {
         self.vectors().iter().map(|&extent| extent as u64).product()
     }
 
-    fn head(&self) -> Head {
-        Head { d: self.d, causal: false }
+    fn head(&self) -> HeadConfig {
+        HeadConfig { d: self.d, causal: false }
     }
 
     /// Joins what `f(head, from, rows)` gives for pieces of every head, in order.
@@ -112,7 +112,7 @@ impl Shape {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scores {
     /// Extents and dtype.
-    pub shape: Shape,
+    pub shape: ComponentShape,
 }
 
 impl Problem for Scores {
@@ -125,7 +125,7 @@ impl Problem for Scores {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let Shape { s, d, .. } = self.shape;
+        let ComponentShape { s, d, .. } = self.shape;
         let (q, k) = (inputs.tensor("q"), inputs.tensor("k"));
         let scores = self.shape.pieces(|head, from, rows| {
             self.shape.head().scores(&q.to_f64((head * s + from) * d, rows * d), &k.to_f64(head * s * d, s * d))
@@ -134,7 +134,7 @@ impl Problem for Scores {
     }
 
     fn work(&self) -> Work {
-        let Shape { d, dtype, .. } = self.shape;
+        let ComponentShape { d, dtype, .. } = self.shape;
         Work::bytes(2 * self.shape.vector_count() * dtype.bytes() as u64, 4 * self.shape.pair_count()).with_flops(
             Unit::Matmul,
             dtype,
@@ -157,7 +157,7 @@ impl Problem for Scores {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Softmax {
     /// Extents and dtype.
-    pub shape: Shape,
+    pub shape: ComponentShape,
 }
 
 impl Problem for Softmax {
@@ -198,14 +198,14 @@ impl Problem for Softmax {
 
 /// `attention/values`: `probabilities` `[b, h, s, s]` and `v` `[b, h, s, d]` to `out` `[b, h, s, d]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ValuesProduct {
+pub struct ValuesMatmul {
     /// Extents and dtype.
-    pub shape: Shape,
+    pub shape: ComponentShape,
 }
 
-impl Problem for ValuesProduct {
+impl Problem for ValuesMatmul {
     fn inputs(&self, seed: u64) -> Tensors {
-        let Shape { s, dtype, .. } = self.shape;
+        let ComponentShape { s, dtype, .. } = self.shape;
         // x² / s of N(0, 1): positive, unequal, each row with a sum of about 1, and no exponential that differs by platform.
         let probability = |x: f32| x * x / s as f32;
         let mut inputs = Tensors::new();
@@ -215,7 +215,7 @@ impl Problem for ValuesProduct {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let Shape { s, d, .. } = self.shape;
+        let ComponentShape { s, d, .. } = self.shape;
         let (p, v) = (inputs.tensor("probabilities"), inputs.tensor("v"));
         let out = self.shape.pieces(|head, from, rows| {
             self.shape.head().values(&p.to_f64((head * s + from) * s, rows * s), &v.to_f64(head * s * d, s * d))
@@ -224,7 +224,7 @@ impl Problem for ValuesProduct {
     }
 
     fn work(&self) -> Work {
-        let Shape { d, dtype, .. } = self.shape;
+        let ComponentShape { d, dtype, .. } = self.shape;
         let (pairs, vectors, bytes) = (self.shape.pair_count(), self.shape.vector_count(), dtype.bytes() as u64);
         Work::bytes((pairs + vectors) * bytes, vectors * bytes).with_flops(Unit::Matmul, dtype, 2 * pairs * d as u64)
     }

@@ -10,7 +10,7 @@
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::reference::{Head, ROWS};
+use super::reference::{HeadConfig, ROWS};
 use super::sample::Rows;
 use kernelgate::workload::{
     Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit, Work, Workload, random,
@@ -35,7 +35,7 @@ const AXES: &[Axis] = &[
 ];
 
 /// `softmax(q kᵀ / sqrt(d)) v`.
-pub const FORWARD: Workload<Forward> = Workload {
+pub const FORWARD: Workload<AttentionForward> = Workload {
     name: "attention/forward",
     about: "softmax(q k^T / sqrt(d)) v; 16384 tokens, hidden 2048",
     revision: 1,
@@ -59,11 +59,11 @@ pub const FORWARD: Workload<Forward> = Workload {
         "s=128,256,512,1024,2048,4096 d=64,128 mask=full,causal dtype=f32",
         "s=512,4096 d=64,128 mask=full,causal dtype=f16",
     ],
-    bind: |point| Ok(Forward { attention: Attention::bind(point)? }),
+    bind: |point| Ok(AttentionForward { attention: Attention::bind(point)? }),
 };
 
 /// Gradients of q, k and v.
-pub const BACKWARD: Workload<Backward> = Workload {
+pub const BACKWARD: Workload<AttentionBackward> = Workload {
     name: "attention/backward",
     about: "gradients of q, k and v from the gradient of the output; the forward is not timed",
     revision: 1,
@@ -81,7 +81,7 @@ pub const BACKWARD: Workload<Backward> = Workload {
         "s=128,256,512,1024,2048 d=64,128 mask=full,causal dtype=f32",
         "s=512,4096 d=64,128 mask=full,causal dtype=f16",
     ],
-    bind: |point| Ok(Backward { attention: Attention::bind(point)? }),
+    bind: |point| Ok(AttentionBackward { attention: Attention::bind(point)? }),
 };
 
 /// What both directions share. Tensors are `[b, h, s, d]`, contiguous.
@@ -126,8 +126,8 @@ impl Attention {
     }
 
     /// The mathematics of one head.
-    pub fn head(&self) -> Head {
-        Head { d: self.d, causal: self.causal }
+    pub fn head(&self) -> HeadConfig {
+        HeadConfig { d: self.d, causal: self.causal }
     }
 
     fn rows(&self) -> Rows {
@@ -263,12 +263,12 @@ impl Heads<'_> {
 
 /// `attention/forward`: `q`, `k`, `v` to `out`, all `[b, h, s, d]`; inputs N(0, 1).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Forward {
+pub struct AttentionForward {
     /// Shape, mask and dtype.
     pub attention: Attention,
 }
 
-impl Problem for Forward {
+impl Problem for AttentionForward {
     fn inputs(&self, seed: u64) -> Tensors {
         self.attention.inputs(seed, &["q", "k", "v"])
     }
@@ -303,12 +303,12 @@ impl Problem for Forward {
 ///
 /// The work is the backward alone: five products for the forward's two (2.5 times), the scores recomputed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Backward {
+pub struct AttentionBackward {
     /// Shape, mask and dtype.
     pub attention: Attention,
 }
 
-impl Problem for Backward {
+impl Problem for AttentionBackward {
     fn inputs(&self, seed: u64) -> Tensors {
         self.attention.inputs(seed, &["q", "k", "v", "grad_out"])
     }

@@ -12,7 +12,7 @@ use kernelgate::simd::leave_avx;
 
 /// What the heads of a problem share.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Head {
+pub struct HeadConfig {
     /// Elements of a query, key or value.
     pub d: usize,
     /// Whether query i sees keys 0..=i only.
@@ -24,7 +24,7 @@ pub const ROWS: usize = 64;
 const GROUP: usize = 8 * ROWS;
 const KEYS: usize = 256;
 
-impl Head {
+impl HeadConfig {
     /// 1 / sqrt(d).
     pub fn scale(&self) -> f64 {
         1.0 / (self.d as f64).sqrt()

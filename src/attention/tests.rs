@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::*;
-use kernelgate::verify::{Comparison, compare};
+use kernelgate::verify::{OutputComparison, compare};
 use kernelgate::workload::Effort;
 use kernelgate::workload::Scale;
 
@@ -19,7 +19,7 @@ fn all(s: usize) -> Vec<usize> {
     (0..s).collect()
 }
 
-fn forward(head: &Head, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
+fn forward(head: &HeadConfig, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
     head.forward(q, &all(q.len() / head.d), k, v)
 }
 
@@ -32,7 +32,7 @@ fn near(a: &[f64], b: &[f64], tolerance: f64) -> Result<(), TestCaseError> {
 }
 
 /// Attention by its definition, one element at a time.
-fn plain(head: &Head, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
+fn plain(head: &HeadConfig, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
     let (d, s) = (head.d, q.len() / head.d);
     let mut out = vec![0.0; s * d];
     for i in 0..s {
@@ -53,14 +53,14 @@ proptest! {
 
     #[test]
     fn the_reference_is_the_definition(s in 1usize..90, d in 1usize..9, causal: bool) {
-        let head = Head { d, causal };
+        let head = HeadConfig { d, causal };
         let [q, k, v] = ["q", "k", "v"].map(|name| normal(name, s * d));
         near(&forward(&head, &q, &k, &v), &plain(&head, &q, &k, &v), 1e-12)?;
     }
 
     #[test]
     fn the_gradients_are_those_of_finite_differences(s in 1usize..7, d in 1usize..5, causal: bool) {
-        let head = Head { d, causal };
+        let head = HeadConfig { d, causal };
         let [q, k, v, grad_out] = ["q", "k", "v", "g"].map(|name| normal(name, s * d));
         let loss = |inputs: &[Vec<f64>; 3]| -> f64 {
             plain(&head, &inputs[0], &inputs[1], &inputs[2]).iter().zip(&grad_out).map(|(out, grad)| out * grad).sum()
@@ -96,7 +96,7 @@ proptest! {
 
     #[test]
     fn outputs_lie_within_the_values(s in 1usize..80, d in 1usize..9, causal: bool, scale in 0.1f64..100.0) {
-        let head = Head { d, causal };
+        let head = HeadConfig { d, causal };
         let [q, k, v] = ["q", "k", "v"].map(|name| normal(name, s * d));
         let q: Vec<f64> = q.iter().map(|x| x * scale).collect();
         let out = forward(&head, &q, &k, &v);
@@ -112,7 +112,7 @@ proptest! {
 
     #[test]
     fn the_order_of_keys_does_not_matter_unless_masked(s in 2usize..60, d in 1usize..9, turn in 1usize..59) {
-        let head = Head { d, causal: false };
+        let head = HeadConfig { d, causal: false };
         let [q, k, v] = ["q", "k", "v"].map(|name| normal(name, s * d));
         let turned = |x: &[f64]| [&x[turn % s * d..], &x[..turn % s * d]].concat();
         near(&forward(&head, &q, &turned(&k), &turned(&v)), &forward(&head, &q, &k, &v), 1e-12)?;
@@ -121,7 +121,7 @@ proptest! {
     #[test]
     fn gradients_add_up(s in 1usize..700, d in 1usize..9, causal: bool) {
         // Rows of P sum to one, so grad_v hands out grad_out; rows of dS sum to zero, so grad_k cancels out.
-        let head = Head { d, causal };
+        let head = HeadConfig { d, causal };
         let [q, k, v, grad_out] = ["q", "k", "v", "g"].map(|name| normal(name, s * d));
         let (grad_k, grad_v) = head.key_value_gradients(&q, &grad_out, &k, &v);
         let sums = |x: &[f64]| (0..d).map(|c| x.iter().skip(c).step_by(d).sum()).collect::<Vec<f64>>();
@@ -137,12 +137,12 @@ fn attention(b: usize, s: usize, d: usize, causal: bool, dtype: Dtype) -> Attent
 #[test]
 fn declared_work_is_flash_attentions() {
     let s1024 = attention(16, 1024, 64, false, Dtype::Bf16);
-    assert_eq!(Forward { attention: s1024 }.work().matmul_flops(), 4 * 16_384 * 1024 * 2048);
-    assert_eq!(Forward { attention: s1024 }.work().total_bytes(), 4 * 16_384 * 2048 * 2);
+    assert_eq!(AttentionForward { attention: s1024 }.work().matmul_flops(), 4 * 16_384 * 1024 * 2048);
+    assert_eq!(AttentionForward { attention: s1024 }.work().total_bytes(), 4 * 16_384 * 2048 * 2);
     let causal = attention(16, 1024, 64, true, Dtype::Bf16);
-    assert_eq!(Forward { attention: causal }.work().matmul_flops(), 2 * 16_384 * 1024 * 2048);
-    assert_eq!(Backward { attention: causal }.work().matmul_flops(), 5 * 16_384 * 1024 * 2048);
-    assert_eq!(Backward { attention: s1024 }.work().total_bytes(), 7 * 16_384 * 2048 * 2);
+    assert_eq!(AttentionForward { attention: causal }.work().matmul_flops(), 2 * 16_384 * 1024 * 2048);
+    assert_eq!(AttentionBackward { attention: causal }.work().matmul_flops(), 5 * 16_384 * 1024 * 2048);
+    assert_eq!(AttentionBackward { attention: s1024 }.work().total_bytes(), 7 * 16_384 * 2048 * 2);
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn tokens_set_the_batch_and_sizes_beyond_64_bits_are_refused() {
 fn a_sample_of_a_large_problem_holds_rows_of_the_whole() {
     for causal in [false, true] {
         let attention = attention(2, 1024, 64, causal, Dtype::F32);
-        let problem = Forward { attention };
+        let problem = AttentionForward { attention };
         let inputs = problem.inputs(3);
         let expected = problem.reference(&inputs);
         assert_eq!(expected.len(), if causal { 3 } else { 1 });
@@ -207,7 +207,7 @@ fn a_sample_of_a_large_problem_holds_rows_of_the_whole() {
 #[test]
 fn a_small_problem_is_checked_whole() {
     for causal in [false, true] {
-        let problem = Backward { attention: attention(1, 33, 64, causal, Dtype::F32) };
+        let problem = AttentionBackward { attention: attention(1, 33, 64, causal, Dtype::F32) };
         let inputs = problem.inputs(3);
         let expected = problem.reference(&inputs);
         for name in ["grad_q", "grad_k", "grad_v"] {
@@ -220,7 +220,7 @@ fn a_small_problem_is_checked_whole() {
 
 /// What an implementation on tensor cores computes: fp32 or better inside, but operands of products and results in the dtype.
 struct Rounded {
-    head: Head,
+    head: HeadConfig,
     round: fn(f64) -> f64,
 }
 
@@ -262,9 +262,9 @@ impl Rounded {
 }
 
 /// The errors, by the harness' own comparison, of an implementation that rounds where it must.
-fn errors_of_rounding(attention: Attention) -> [Comparison; 2] {
+fn errors_of_rounding(attention: Attention) -> [OutputComparison; 2] {
     let Attention { s, d, dtype, .. } = attention;
-    let (forward, backward) = (Forward { attention }, Backward { attention });
+    let (forward, backward) = (AttentionForward { attention }, AttentionBackward { attention });
     let inputs = backward.inputs(9);
     let round: fn(f64) -> f64 = match dtype {
         Dtype::Bf16 => |x| bf16::from_f64(x).to_f64(),
@@ -319,7 +319,7 @@ fn rounding_to_16_bits_stays_well_within_the_tolerance() {
 
 #[test]
 fn outliers_are_one_in_a_thousand_and_repeat() {
-    let problem = Forward { attention: Attention { outliers: true, ..attention(2, 500, 64, false, Dtype::F32) } };
+    let problem = AttentionForward { attention: Attention { outliers: true, ..attention(2, 500, 64, false, Dtype::F32) } };
     let inputs = problem.inputs(4);
     assert_eq!(inputs.tensor("q").as_bytes(), problem.inputs(4).tensor("q").as_bytes());
     let q = inputs.tensor("q").to_f64(0, inputs.tensor("q").len());

@@ -46,8 +46,8 @@
 //! all of the prefix and all of itself.
 
 use super::model::ACTION;
-use super::reference::{self, Expert};
-pub use super::shape::Shape;
+use super::reference::{self, ReferenceExpert};
+pub use super::shape::ExpertShape;
 use kernelgate::workload::{Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload};
 
 const MODEL: Axis = Axis::one_of("model", &["pi05", "tiny"], "the expert of pi0.5 (430 M weights), or a small one for exact tests");
@@ -61,7 +61,7 @@ const STEP_TIME: f32 = 0.7;
 const MOST_STEPS: usize = 1 << 10;
 
 /// One velocity.
-pub const STEP: Workload<Step> = Workload {
+pub const STEP: Workload<DenoiseStep> = Workload {
     name: "denoise/step",
     about: "one step of the pi0.5 action expert: actions and time to velocity",
     revision: 1,
@@ -69,11 +69,11 @@ pub const STEP: Workload<Step> = Workload {
     default: &["model=pi05 s=50 p=968 dtype=f32"],
     accelerator: &["model=pi05 s=50 p=968 dtype=bf16", "model=pi05 s=10 p=712 dtype=bf16"],
     thorough: &["model=pi05 s=10,15,50 p=712,968 dtype=f32,bf16", "model=tiny s=7,50 p=13,968 dtype=f32,bf16"],
-    bind: |point| Ok(Step { expert: Shape::bind(point)? }),
+    bind: |point| Ok(DenoiseStep { expert: ExpertShape::bind(point)? }),
 };
 
 /// The whole loop.
-pub const LOOP: Workload<Loop> = Workload {
+pub const LOOP: Workload<DenoiseLoop> = Workload {
     name: "denoise/loop",
     about: "the denoise loop of the pi0.5 action expert: noise to actions in Euler steps",
     revision: 1,
@@ -91,25 +91,25 @@ pub const LOOP: Workload<Loop> = Workload {
         if steps > MOST_STEPS {
             return Err(AxisError::Combination(format!("steps={steps}: up to {MOST_STEPS}")));
         }
-        Ok(Loop { expert: Shape::bind(point)?, steps })
+        Ok(DenoiseLoop { expert: ExpertShape::bind(point)?, steps })
     },
 };
 
 /// `denoise/step`: `x [S, 32]` at time `t` to `velocity [S, 32]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Step {
+pub struct DenoiseStep {
     /// Model and shape.
-    pub expert: Shape,
+    pub expert: ExpertShape,
 }
 
-impl Problem for Step {
+impl Problem for DenoiseStep {
     fn inputs(&self, seed: u64) -> Tensors {
         self.expert.inputs(seed).with("t", [1], vec![STEP_TIME])
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let x = inputs.tensor("x").to_f64(0, self.expert.s * ACTION);
-        let expert = Expert::new(&self.expert, inputs, &inputs.tensor("t").to_f64(0, 1));
+        let expert = ReferenceExpert::new(&self.expert, inputs, &inputs.tensor("t").to_f64(0, 1));
         vec![Expected::all("velocity", [self.expert.s, ACTION], expert.velocity(&x, 0))]
     }
 
@@ -136,21 +136,21 @@ impl Problem for Step {
 
 /// `denoise/loop`: noise `x [S, 32]` to `actions [S, 32]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Loop {
+pub struct DenoiseLoop {
     /// Model and shape.
-    pub expert: Shape,
+    pub expert: ExpertShape,
     /// Euler steps.
     pub steps: usize,
 }
 
-impl Problem for Loop {
+impl Problem for DenoiseLoop {
     fn inputs(&self, seed: u64) -> Tensors {
         self.expert.inputs(seed)
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let x = inputs.tensor("x").to_f64(0, self.expert.s * ACTION);
-        let expert = Expert::new(&self.expert, inputs, &reference::times(self.steps));
+        let expert = ReferenceExpert::new(&self.expert, inputs, &reference::times(self.steps));
         let actions = reference::euler(self.steps, x, |x, step| expert.velocity(x, step));
         vec![Expected::all("actions", [self.expert.s, ACTION], actions)]
     }

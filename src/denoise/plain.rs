@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use half::bf16;
 use rayon::prelude::*;
 
-use super::shape::Shape;
+use super::shape::ExpertShape;
 use kernelgate::workload::Tensors;
 
 /// A way to be wrong.
@@ -40,7 +40,7 @@ pub enum Fault {
 
 /// The expert, its tensors in f64.
 pub struct Plain {
-    shape: Shape,
+    shape: ExpertShape,
     tensors: BTreeMap<String, Vec<f64>>,
     /// Whether activations are rounded to bf16 wherever openpi's bf16 model does.
     pub rounded: bool,
@@ -49,7 +49,7 @@ pub struct Plain {
 }
 
 impl Plain {
-    pub fn new(shape: &Shape, inputs: &Tensors) -> Self {
+    pub fn new(shape: &ExpertShape, inputs: &Tensors) -> Self {
         let tensors = inputs.iter().map(|(name, tensor)| (name.to_owned(), tensor.to_f64(0, tensor.len()))).collect();
         Self { shape: *shape, tensors, rounded: false, fault: Fault::None }
     }
@@ -98,7 +98,7 @@ impl Plain {
 
     /// `velocity [S, 32]` of `x [S, 32]` at time `t`.
     pub fn velocity(&self, x: &[f64], t: f64) -> Vec<f64> {
-        let Shape { model, s, p, .. } = self.shape;
+        let ExpertShape { model, s, p, .. } = self.shape;
         let (w, e, m) = (model.width, model.head_dim, model.mlp);
         let t = if self.fault == Fault::WrongTime { t + 0.1 } else { t };
         let mut embedding = vec![0.0; w];
@@ -155,7 +155,7 @@ impl Plain {
 
     /// All heads of query `i`: its attention over prefix and suffix.
     fn attend(&self, layer: usize, i: usize, y: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>]) -> Vec<f64> {
-        let Shape { model, s, p, .. } = self.shape;
+        let ExpertShape { model, s, p, .. } = self.shape;
         let e = model.head_dim;
         let q = self.times(y, "q_proj", layer, model.heads * e);
         let late = usize::from(self.fault == Fault::QueryPosition);

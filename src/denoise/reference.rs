@@ -10,7 +10,7 @@ use faer::{Accum, MatMut, MatRef, Par};
 use rayon::prelude::*;
 
 use super::model::Model;
-use super::shape::Shape;
+use super::shape::ExpertShape;
 use kernelgate::simd::leave_avx;
 use kernelgate::workload::Tensors;
 use kernelgate::workload::tensor::split_columns;
@@ -21,8 +21,8 @@ const COLUMNS: usize = 64;
 const QUERIES: usize = 64;
 
 /// The expert with its styles of the given times.
-pub struct Expert<'a> {
-    shape: &'a Shape,
+pub struct ReferenceExpert<'a> {
+    shape: &'a ExpertShape,
     inputs: &'a Tensors,
     times: usize,
     /// Styles before each layer's attention, `[depth][times, 3W]`.
@@ -33,9 +33,9 @@ pub struct Expert<'a> {
     final_style: Vec<f64>,
 }
 
-impl<'a> Expert<'a> {
+impl<'a> ReferenceExpert<'a> {
     /// Computes the styles of every time.
-    pub fn new(shape: &'a Shape, inputs: &'a Tensors, times: &[f64]) -> Self {
+    pub fn new(shape: &'a ExpertShape, inputs: &'a Tensors, times: &[f64]) -> Self {
         let Model { width, depth, .. } = shape.model;
         let n = times.len();
         let silu_all = |values: Vec<f64>| values.into_iter().map(silu).collect::<Vec<_>>();
@@ -56,27 +56,27 @@ impl<'a> Expert<'a> {
     /// The velocity `[S, 32]` of actions `x [S, 32]` at time number `time`.
     pub fn velocity(&self, x: &[f64], time: usize) -> Vec<f64> {
         assert!(time < self.times, "time {time} of {}", self.times);
-        let Shape { model, s, .. } = *self.shape;
+        let ExpertShape { model, s, .. } = *self.shape;
         let mut h = linear(self.inputs, "action_in", "action_in_bias", 0, x, s);
         for layer in 0..model.depth {
-            let style = Style::of(&self.style1[layer], time, model.width);
+            let style = ReferenceStyle::of(&self.style1[layer], time, model.width);
             let attended = self.attention(layer, &ada_rms(&h, &style));
             add_gated(&mut h, &self.project("o_proj", layer, &attended), style.gate);
 
-            let style = Style::of(&self.style2[layer], time, model.width);
+            let style = ReferenceStyle::of(&self.style2[layer], time, model.width);
             let y = ada_rms(&h, &style);
             let mut hidden = self.project("gate_proj", layer, &y);
             let up = self.project("up_proj", layer, &y);
             hidden.par_iter_mut().zip(&up).for_each(|(gate, up)| *gate = gelu_tanh(*gate) * up);
             add_gated(&mut h, &self.project("down_proj", layer, &hidden), style.gate);
         }
-        let y = ada_rms(&h, &Style::of(&self.final_style, time, model.width));
+        let y = ada_rms(&h, &ReferenceStyle::of(&self.final_style, time, model.width));
         linear(self.inputs, "action_out", "action_out_bias", 0, &y, s)
     }
 
     /// `softmax(q·kᵀ/√E)·v` over the prefix and the suffix, all heads on one key-value head: `y [S, W]` to `[S, H·E]`.
     fn attention(&self, layer: usize, y: &[f64]) -> Vec<f64> {
-        let Shape { model: Model { heads, head_dim, .. }, p, .. } = *self.shape;
+        let ExpertShape { model: Model { heads, head_dim, .. }, p, .. } = *self.shape;
         let cached = |name| self.inputs.tensor(name).to_f64(layer * p * head_dim, p * head_dim);
         // Rows of q are (position, head) pairs: the heads of a row lie side by side, so this is its shape as it is.
         let mut q = self.project("q_proj", layer, y);
@@ -133,7 +133,7 @@ pub fn time_embedding(t: f64, width: usize) -> Vec<f64> {
 
 /// One adaRMS: rows of `[W]` each.
 #[derive(Debug, Clone, Copy)]
-pub struct Style<'a> {
+pub struct ReferenceStyle<'a> {
     /// Added to 1, a factor of the normalised row.
     pub scale: &'a [f64],
     /// Added after it.
@@ -142,7 +142,7 @@ pub struct Style<'a> {
     pub gate: &'a [f64],
 }
 
-impl<'a> Style<'a> {
+impl<'a> ReferenceStyle<'a> {
     /// Row `time` of styles `[times, 3W]`.
     fn of(styles: &'a [f64], time: usize, width: usize) -> Self {
         let mut parts = styles[time * 3 * width..].chunks(width);
@@ -152,7 +152,7 @@ impl<'a> Style<'a> {
 }
 
 /// `x·rsqrt(mean x² + 1e-6)·(1 + scale) + shift`, row by row.
-pub fn ada_rms(x: &[f64], style: &Style) -> Vec<f64> {
+pub fn ada_rms(x: &[f64], style: &ReferenceStyle) -> Vec<f64> {
     let width = style.scale.len();
     let mut y = x.to_vec();
     for row in y.chunks_mut(width) {

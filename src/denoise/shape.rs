@@ -9,7 +9,7 @@ pub(super) const MOST_TOKENS: usize = 1 << 16;
 
 /// What the step and the loop share: a model on a horizon and a prefix.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Shape {
+pub struct ExpertShape {
     /// The expert.
     pub model: Model,
     /// Horizon: rows of `x`.
@@ -20,7 +20,7 @@ pub struct Shape {
     pub dtype: Dtype,
 }
 
-impl Shape {
+impl ExpertShape {
     pub(super) fn bind(point: &Point) -> Result<Self, AxisError> {
         let model = Model::named(point.word("model")?).expect("the axis lists the models");
         let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");

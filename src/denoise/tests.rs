@@ -5,7 +5,7 @@ use crate::denoise::model::{PI05, Read, TINY, TensorSpec};
 use crate::denoise::plain::{Fault, Plain};
 use crate::denoise::reference::*;
 use crate::denoise::shape::MOST_TOKENS;
-use kernelgate::verify::{Comparison, compare};
+use kernelgate::verify::{OutputComparison, compare};
 use kernelgate::workload::Scale;
 use kernelgate::workload::{Data, Effort};
 
@@ -22,8 +22,8 @@ const FAULTS: [Fault; 10] = [
     Fault::WrongTime,
 ];
 
-fn tiny(s: usize, p: usize, dtype: Dtype) -> Shape {
-    Shape { model: TINY, s, p, dtype }
+fn tiny(s: usize, p: usize, dtype: Dtype) -> ExpertShape {
+    ExpertShape { model: TINY, s, p, dtype }
 }
 
 fn values(mut expected: Vec<Expected>) -> Vec<f64> {
@@ -32,7 +32,7 @@ fn values(mut expected: Vec<Expected>) -> Vec<f64> {
 }
 
 /// How far `actual` is from the reference of a problem, whatever its tolerance.
-fn distance(actual: Vec<f64>, expected: &[Expected]) -> Comparison {
+fn distance(actual: Vec<f64>, expected: &[Expected]) -> OutputComparison {
     let outputs = Tensors::new().with(&expected[0].name, expected[0].shape.clone(), actual);
     compare(&outputs, expected, Tolerance { max_error: f64::MAX, relative_l2: f64::MAX }).unwrap()
 }
@@ -49,7 +49,7 @@ fn close(a: f64, b: f64) -> bool {
 fn cost_of_a_full_step_is_the_published_one() {
     let million = |count: u64| (count as f64 / 1e5).round() / 10.0;
     let giga = |count: u64| (count as f64 / 1e7).round() / 100.0;
-    let shape = Shape { model: PI05, s: 50, p: 968, dtype: Dtype::Bf16 };
+    let shape = ExpertShape { model: PI05, s: 50, p: 968, dtype: Dtype::Bf16 };
     let specs = PI05.tensors(50, 968, Dtype::Bf16);
     let elements = |named: &dyn Fn(&str) -> bool| -> u64 {
         specs.iter().filter(|spec| named(spec.name)).map(|spec| spec.bytes() / spec.dtype.bytes() as u64).sum()
@@ -66,23 +66,23 @@ fn cost_of_a_full_step_is_the_published_one() {
     assert_eq!(giga(shape.attention_flops()), 7.51);
     assert_eq!(giga(shape.projection_flops() + shape.attention_flops()), 38.65);
     // Styles, time and actions come on top.
-    assert_eq!(giga(Step { expert: shape }.work().matmul_flops()), 38.89);
+    assert_eq!(giga(DenoiseStep { expert: shape }.work().matmul_flops()), 38.89);
 
     assert_eq!(million(specs.iter().filter(|spec| cache(spec.name)).map(TensorSpec::bytes).sum()), 17.8);
     let each_step: u64 = specs.iter().filter(|spec| spec.read == Read::EachStep).map(TensorSpec::bytes).sum();
     assert_eq!(million(each_step), 640.7);
     // 878 with biases in bf16; they are f32 here, 0.2 MB more.
-    assert_eq!(million(Step { expert: shape }.work().total_bytes()), 878.3);
-    let whole = Loop { expert: shape, steps: 10 }.work();
-    let once = Step { expert: shape }.work().read_bytes - each_step - 4;
+    assert_eq!(million(DenoiseStep { expert: shape }.work().total_bytes()), 878.3);
+    let whole = DenoiseLoop { expert: shape, steps: 10 }.work();
+    let once = DenoiseStep { expert: shape }.work().read_bytes - each_step - 4;
     assert_eq!(whole.read_bytes, 10 * each_step + once);
-    assert_eq!(whole.matmul_flops(), 10 * Step { expert: shape }.work().matmul_flops());
+    assert_eq!(whole.matmul_flops(), 10 * DenoiseStep { expert: shape }.work().matmul_flops());
 }
 
 #[test]
 fn declared_bytes_are_those_of_the_tensors() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
-        let step = Step { expert: tiny(7, 13, dtype) };
+        let step = DenoiseStep { expert: tiny(7, 13, dtype) };
         let inputs = step.inputs(1);
         assert_eq!(step.work().read_bytes, inputs.bytes() as u64);
         assert!(step.host_bytes() > inputs.bytes() as u64);
@@ -94,7 +94,7 @@ fn declared_bytes_are_those_of_the_tensors() {
 #[test]
 fn every_tensor_is_in_the_table_of_the_module() {
     let table = include_str!("definition.rs");
-    let inputs = Step { expert: tiny(1, 1, Dtype::F32) }.inputs(1);
+    let inputs = DenoiseStep { expert: tiny(1, 1, Dtype::F32) }.inputs(1);
     for (name, _) in inputs.iter() {
         assert!(table.lines().any(|line| line.starts_with("//! |") && line.contains(&format!("`{name}`"))), "{name}");
     }
@@ -132,7 +132,8 @@ fn sizes_that_no_policy_has_are_refused() {
         assert!(matches!(bind(axis, "18446744073709551615"), Err(AxisError::Combination(_))), "{axis}");
     }
     assert!(bind("s", "65536").is_ok() && bind("p", "65536").is_ok() && bind("steps", "1024").is_ok());
-    let largest = Loop { expert: Shape { model: PI05, s: MOST_TOKENS, p: MOST_TOKENS, dtype: Dtype::F32 }, steps: MOST_STEPS };
+    let largest =
+        DenoiseLoop { expert: ExpertShape { model: PI05, s: MOST_TOKENS, p: MOST_TOKENS, dtype: Dtype::F32 }, steps: MOST_STEPS };
     assert!(largest.work().matmul_flops() > 1 << 60 && largest.host_bytes() > 1 << 38);
 }
 
@@ -167,7 +168,7 @@ fn activations_by_hand() {
 
 #[test]
 fn ada_rms_by_hand() {
-    let style = Style { scale: &[0.0, 1.0], shift: &[0.0, 5.0], gate: &[0.0, 0.0] };
+    let style = ReferenceStyle { scale: &[0.0, 1.0], shift: &[0.0, 5.0], gate: &[0.0, 0.0] };
     // mean of 9 and 16, and 1e-6
     let factor = 1.0 / 12.500001f64.sqrt();
     let y = ada_rms(&[3.0, 4.0, -3.0, 0.0], &style);
@@ -226,7 +227,7 @@ fn the_reference_is_the_plain_implementation() {
         (1, 968, Dtype::Bf16),
         (3, 0, Dtype::F32),
     ] {
-        let step = Step { expert: tiny(s, p, dtype) };
+        let step = DenoiseStep { expert: tiny(s, p, dtype) };
         let inputs = step.inputs(s as u64);
         let plain = Plain::new(&step.expert, &inputs).velocity(&actions(&inputs), f64::from(STEP_TIME));
         let comparison = distance(plain, &step.reference(&inputs));
@@ -237,7 +238,7 @@ fn the_reference_is_the_plain_implementation() {
 #[test]
 fn the_loop_is_the_plain_step_repeated() {
     let steps = 3;
-    let problem = Loop { expert: tiny(7, 13, Dtype::F32), steps };
+    let problem = DenoiseLoop { expert: tiny(7, 13, Dtype::F32), steps };
     let inputs = problem.inputs(1);
     let plain = Plain::new(&problem.expert, &inputs);
     let mut x = actions(&inputs);
@@ -251,7 +252,7 @@ fn the_loop_is_the_plain_step_repeated() {
 #[test]
 fn tolerance_lets_no_fault_pass() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
-        let step = Step { expert: tiny(50, 100, dtype) };
+        let step = DenoiseStep { expert: tiny(50, 100, dtype) };
         let tolerance = step.tolerance();
         for seed in 1..4 {
             let inputs = step.inputs(seed);
@@ -276,7 +277,7 @@ fn tolerance_lets_bf16_rounding_pass() {
     let steps = 10;
     for (s, p) in [(1, 1), (7, 13), (50, 100)] {
         let expert = tiny(s, p, Dtype::Bf16);
-        let (step, whole) = (Step { expert }, Loop { expert, steps });
+        let (step, whole) = (DenoiseStep { expert }, DenoiseLoop { expert, steps });
         for seed in 1..4 {
             let inputs = step.inputs(seed);
             let mut plain = Plain::new(&expert, &inputs);
@@ -298,7 +299,7 @@ fn tolerance_lets_bf16_rounding_pass() {
 #[test]
 fn activations_stay_of_order_one() {
     for seed in 1..4 {
-        let step = Step { expert: tiny(50, 100, Dtype::F32) };
+        let step = DenoiseStep { expert: tiny(50, 100, Dtype::F32) };
         let velocity = values(step.reference(&step.inputs(seed)));
         let rms = (velocity.iter().map(|x| x * x).sum::<f64>() / velocity.len() as f64).sqrt();
         assert!((0.5..3.0).contains(&rms), "{rms}");
@@ -307,7 +308,7 @@ fn activations_stay_of_order_one() {
 
 #[test]
 fn zero_gates_leave_the_residual_untouched() {
-    let step = Step { expert: tiny(7, 13, Dtype::F32) };
+    let step = DenoiseStep { expert: tiny(7, 13, Dtype::F32) };
     let mut inputs = step.inputs(1);
     let before = values(step.reference(&inputs));
     let width = TINY.width;
@@ -327,7 +328,7 @@ fn zero_gates_leave_the_residual_untouched() {
 #[test]
 fn a_loop_without_velocity_returns_the_noise_and_with_a_constant_one_subtracts_it() {
     for steps in [1, 7, 10] {
-        let problem = Loop { expert: tiny(7, 13, Dtype::F32), steps };
+        let problem = DenoiseLoop { expert: tiny(7, 13, Dtype::F32), steps };
         let mut inputs = problem.inputs(1);
         inputs.f32_mut("action_out").fill(0.0);
         inputs.f32_mut("action_out_bias").fill(0.0);
@@ -357,7 +358,7 @@ fn euler_takes_exactly_the_steps_at_the_times_from_one() {
 
 #[test]
 fn inputs_are_those_of_the_seed() {
-    let problem = Loop { expert: tiny(7, 13, Dtype::Bf16), steps: 2 };
+    let problem = DenoiseLoop { expert: tiny(7, 13, Dtype::Bf16), steps: 2 };
     assert_eq!(problem.inputs(1), problem.inputs(1));
     assert_ne!(problem.inputs(1), problem.inputs(2));
     assert!(problem.inputs(1).iter().all(|(_, tensor)| tensor.to_f64(0, tensor.len()).iter().any(|&x| x != 0.0)));

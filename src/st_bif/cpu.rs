@@ -10,9 +10,9 @@ use pulp::{Arch, NullaryFnOnce};
 use rayon::prelude::*;
 
 use crate::math::{exp2, larger};
-use crate::st_bif::definition::{Backward, Forward};
+use crate::st_bif::definition::{StBifBackward, StBifForward};
 use crate::st_bif::neuron::Parameters;
-use kernelgate::backend::cpu::{Task, threads};
+use kernelgate::backend::cpu::{CpuTask, threads};
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
@@ -21,7 +21,7 @@ use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
 const LANES: usize = 256;
 
 /// Forward implementations.
-pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
+pub const FORWARD: &[Implementation<StBifForward>] = &[Implementation {
     name: "cpu",
     about: "one pass, membrane and tracer of 256 neurons in L1, SIMD over neurons",
     supports: |problem| if problem.packed { Err("writes one byte a spike".to_owned()) } else { Ok(()) },
@@ -29,7 +29,7 @@ pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
         let neurons = problem.neurons;
         let outputs = Tensors::new().with_output("spikes", [neurons.t, neurons.n], Dtype::I8);
         let parameters = State32::from(neurons.parameters);
-        Task::new(outputs, move |outputs| {
+        CpuTask::new(outputs, move |outputs| {
             let Data::I8(spikes) = outputs.tensor_mut("spikes").data_mut() else { unreachable!("spikes are i8") };
             let x = inputs.tensor("x");
             let width = task_width(neurons.n);
@@ -41,7 +41,7 @@ pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
 }];
 
 /// Backward implementations.
-pub const BACKWARD: &[Implementation<Backward>] = &[Implementation {
+pub const BACKWARD: &[Implementation<StBifBackward>] = &[Implementation {
     name: "cpu",
     about: "replays the forward of 256 neurons in L1, then reverses; one pass over memory",
     supports: |_| Ok(()),
@@ -49,7 +49,7 @@ pub const BACKWARD: &[Implementation<Backward>] = &[Implementation {
         let neurons = problem.neurons;
         let outputs = Tensors::new().with_output("gx", [neurons.t, neurons.n], neurons.dtype);
         let parameters = State32::from(neurons.parameters);
-        Task::new(outputs, move |outputs| {
+        CpuTask::new(outputs, move |outputs| {
             let (n, inputs) = (neurons.n, &inputs);
             match outputs.tensor_mut("gx").data_mut() {
                 Data::F32(gx) => backward_columns(&parameters, inputs, n, gx, |to: &mut [f32], from| to.copy_from_slice(from)),
@@ -114,11 +114,11 @@ impl State32 {
 }
 
 /// A block of neurons. Always whole, the rest of a last one idle: a loop of another length than the compiler knows ends in scalar code.
-type Block<T> = [T; LANES];
+type LaneBlock<T> = [T; LANES];
 
 /// Elements `from..from + lanes` as f32: where they lie, or converted into the buffer.
 #[inline(always)]
-fn values<'a>(tensor: &'a Tensor, from: usize, lanes: usize, buffer: &'a mut Block<f32>) -> &'a Block<f32> {
+fn values<'a>(tensor: &'a Tensor, from: usize, lanes: usize, buffer: &'a mut LaneBlock<f32>) -> &'a LaneBlock<f32> {
     let range = from..from + lanes;
     match tensor.data() {
         Data::F32(values) => match values[range].first_chunk() {

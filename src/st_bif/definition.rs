@@ -42,7 +42,7 @@ const LEVEL: Axis = Axis::one_of("level", &["4", "8", "16"], "quantisation level
 const DTYPE: Axis = Axis::one_of("dtype", &["f32", "f16", "bf16"], "dtype of inputs and gradients; the state is always f32");
 
 /// Spikes of a layer over time.
-pub const FORWARD: Workload<Forward> = Workload {
+pub const FORWARD: Workload<StBifForward> = Workload {
     name: "st_bif/forward",
     about: "ST-BIF neurons over T steps: input current to ternary spikes",
     revision: 1,
@@ -65,12 +65,12 @@ pub const FORWARD: Workload<Forward> = Workload {
     ],
     bind: |point| {
         let packed = point.word("spikes")? == "packed";
-        Ok(Forward { neurons: Neurons::bind(point)?, packed })
+        Ok(StBifForward { neurons: Neurons::bind(point)?, packed })
     },
 };
 
 /// Gradient of the input from the gradient of the spikes.
-pub const BACKWARD: Workload<Backward> = Workload {
+pub const BACKWARD: Workload<StBifBackward> = Workload {
     name: "st_bif/backward",
     about: "ST-BIF neurons backward over T steps: spike gradient to input gradient, Gaussian surrogate",
     revision: 1,
@@ -82,7 +82,7 @@ pub const BACKWARD: Workload<Backward> = Workload {
         "layer=conv1,cifar_conv1 b=8,128 t=8 level=8 dtype=f32,f16,bf16",
         "n=4194304,33554432 t=4,8,16 level=4,8,16 dtype=f32,f16,bf16",
     ],
-    bind: |point| Ok(Backward { neurons: Neurons::bind(point)? }),
+    bind: |point| Ok(StBifBackward { neurons: Neurons::bind(point)? }),
 };
 
 /// What both directions share: how many neurons, for how long, in which dtype.
@@ -175,14 +175,14 @@ fn per_neuron<T: Send + Copy + Default>(
 
 /// `st_bif/forward`: `x [T, N]` to `spikes [T, N]` in {-1, 0, 1}.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Forward {
+pub struct StBifForward {
     /// Shape and parameters.
     pub neurons: Neurons,
     /// Whether an implementation writes two bits a spike. The tensor that is verified holds a byte each, either way.
     pub packed: bool,
 }
 
-impl Problem for Forward {
+impl Problem for StBifForward {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         inputs.insert("x", self.neurons.currents(seed));
@@ -216,12 +216,12 @@ impl Problem for Forward {
 
 /// `st_bif/backward`: `x [T, N]` and `gy [T, N]` to `gx [T, N]`; the gradient of the final membrane is zero.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Backward {
+pub struct StBifBackward {
     /// Shape and parameters.
     pub neurons: Neurons,
 }
 
-impl Problem for Backward {
+impl Problem for StBifBackward {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         inputs.insert("x", self.neurons.currents(seed));

@@ -15,7 +15,7 @@ pub struct Parameters {
 
 /// What one time step leaves behind.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Step {
+pub struct NeuronStep {
     /// s in {-1, 0, 1}.
     pub spike: i8,
     /// H: the membrane before the spike.
@@ -28,7 +28,7 @@ pub struct Step {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Trace {
     /// One entry a time step.
-    pub steps: Vec<Step>,
+    pub steps: Vec<NeuronStep>,
     /// v after the last step.
     pub membrane: f64,
     /// c after the last step.
@@ -53,7 +53,7 @@ pub fn forward_into(parameters: &Parameters, x: &[f64], trace: &mut Trace) {
     for (t, current) in x.iter().enumerate() {
         membrane += current;
         let spike = i8::from(membrane >= threshold && tracer < tracer_max) - i8::from(membrane < 0.0 && tracer > tracer_min);
-        trace.steps.push(Step { spike, membrane, tracer_before: tracer });
+        trace.steps.push(NeuronStep { spike, membrane, tracer_before: tracer });
         membrane -= threshold * f64::from(spike);
         if (t as i64) < i64::from(tracer_max) {
             membrane -= prefire * threshold / f64::from(tracer_max);

@@ -76,7 +76,7 @@ impl Library {
 
 /// Where a library was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Found {
+pub enum LibraryLocation {
     /// By the loader, on its own path.
     Loader(&'static str),
     /// In this file: a toolkit's or a wheel's.
@@ -86,16 +86,16 @@ pub enum Found {
 /// Loads a library, once, for the life of the process; `None` where it is nowhere.
 ///
 /// A library found outside the loader's path is loaded by its full path, after which every later request by its name gets it.
-pub fn load(library: Library) -> Option<Found> {
-    static FOUND: [OnceLock<Option<Found>>; Library::ALL.len()] = [const { OnceLock::new() }; Library::ALL.len()];
+pub fn load(library: Library) -> Option<LibraryLocation> {
+    static FOUND: [OnceLock<Option<LibraryLocation>>; Library::ALL.len()] = [const { OnceLock::new() }; Library::ALL.len()];
     FOUND[library as usize].get_or_init(|| find(library)).clone()
 }
 
 /// The address of a function of a library; `None` where either is missing.
 pub fn function(library: Library, name: &CStr) -> Option<*const c_void> {
     let path = match load(library)? {
-        Found::Loader(name) => PathBuf::from(name),
-        Found::File(path) => path,
+        LibraryLocation::Loader(name) => PathBuf::from(name),
+        LibraryLocation::File(path) => path,
     };
     // SAFETY: the library is loaded already: nothing runs, only its count of users grows, which `forget` keeps.
     let opened = unsafe { libloading::Library::new(path) }.ok()?;
@@ -105,9 +105,9 @@ pub fn function(library: Library, name: &CStr) -> Option<*const c_void> {
     address
 }
 
-fn find(library: Library) -> Option<Found> {
+fn find(library: Library) -> Option<LibraryLocation> {
     if let Some(name) = library.files().iter().find(|name| open(Path::new(name))) {
-        return Some(Found::Loader(name));
+        return Some(LibraryLocation::Loader(name));
     }
     // The driver's libraries must match the kernel's module: no wheel carries them.
     if matches!(library, Library::Driver | Library::Nvml) {
@@ -118,7 +118,7 @@ fn find(library: Library) -> Option<Found> {
         library.companions().iter().map(|name| folder.join(name)).filter(|path| path.is_file()).for_each(|path| {
             open(&path);
         });
-        open(&path).then_some(Found::File(path))
+        open(&path).then_some(LibraryLocation::File(path))
     })
 }
 

@@ -36,7 +36,7 @@ pub mod harness;
 
 /// What a bench binary of your own needs.
 pub mod prelude {
-    pub use crate::backend::cpu::Task;
+    pub use crate::backend::cpu::CpuTask;
     pub use crate::backend::{BackendError, Implementation, Prepare, cuda};
     pub use crate::harness::Harness;
     pub use crate::suite::suite;

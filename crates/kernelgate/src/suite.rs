@@ -17,7 +17,7 @@ pub trait Suite: Sync {
     /// What can vary.
     fn axes(&self) -> &'static [Axis];
     /// Name, description and backend of each implementation, in ladder order.
-    fn implementations(&self) -> Vec<Row>;
+    fn implementations(&self) -> Vec<ImplementationInfo>;
     /// The points that an effort selects.
     ///
     /// # Errors
@@ -27,12 +27,12 @@ pub trait Suite: Sync {
     ///
     /// # Errors
     /// When the point's values do not go together.
-    fn bind(&self, point: &Point) -> Result<Box<dyn Bound + '_>, AxisError>;
+    fn bind(&self, point: &Point) -> Result<Box<dyn BoundProblem + '_>, AxisError>;
 }
 
 /// What `list` shows of an implementation.
 #[derive(Debug, Clone, Copy)]
-pub struct Row {
+pub struct ImplementationInfo {
     /// Name, part of the case id.
     pub name: &'static str,
     /// One line.
@@ -42,7 +42,7 @@ pub struct Row {
 }
 
 /// A problem and the implementations that may compute it.
-pub trait Bound {
+pub trait BoundProblem {
     /// The problem.
     fn problem(&self) -> &dyn Problem;
     /// Whether implementation `index` computes this problem, or the reason why not.
@@ -94,20 +94,23 @@ impl<P: Problem> Suite for Typed<P> {
         self.workload.axes
     }
 
-    fn implementations(&self) -> Vec<Row> {
-        self.implementations.iter().map(|row| Row { name: row.name, about: row.about, backend: row.backend() }).collect()
+    fn implementations(&self) -> Vec<ImplementationInfo> {
+        self.implementations
+            .iter()
+            .map(|row| ImplementationInfo { name: row.name, about: row.about, backend: row.backend() })
+            .collect()
     }
 
     fn points(&self, effort: Effort, scale: Scale, overrides: &[Override]) -> Result<Vec<Point>, AxisError> {
         self.workload.points(effort, scale, overrides)
     }
 
-    fn bind(&self, point: &Point) -> Result<Box<dyn Bound + '_>, AxisError> {
+    fn bind(&self, point: &Point) -> Result<Box<dyn BoundProblem + '_>, AxisError> {
         Ok(Box::new(TypedBound { problem: (self.workload.bind)(point)?, implementations: &self.implementations }))
     }
 }
 
-impl<P: Problem> Bound for TypedBound<'_, P> {
+impl<P: Problem> BoundProblem for TypedBound<'_, P> {
     fn problem(&self) -> &dyn Problem {
         &self.problem
     }

@@ -11,12 +11,12 @@ use crate::attention::definition::Attention;
 use kernelgate::workload::{Data, Tensors};
 
 /// What the forward leaves for the backward.
-pub(super) struct Saved {
+pub(super) struct SavedForward {
     out: Vec<f32>,
     normalisers: Vec<f32>,
 }
 
-impl Saved {
+impl SavedForward {
     /// Runs the forward.
     pub(super) fn new(attention: &Attention, inputs: &Tensors) -> Self {
         let rows = attention.b * attention.h * attention.s;
@@ -27,7 +27,7 @@ impl Saved {
 }
 
 /// Fills `grad_q`, `grad_k` and `grad_v` `[b, h, s, d]`.
-pub(super) fn launch(attention: &Attention, inputs: &Tensors, saved: &Saved, outputs: &mut Tensors) {
+pub(super) fn launch(attention: &Attention, inputs: &Tensors, saved: &SavedForward, outputs: &mut Tensors) {
     let Attention { s, d, .. } = *attention;
     let [q, k, v, grad_out] = ["q", "k", "v", "grad_out"].map(|name| inputs.f32(name));
     let mut slices = outputs.iter_mut().map(|(_, tensor)| match tensor.data_mut() {
@@ -39,7 +39,7 @@ pub(super) fn launch(attention: &Attention, inputs: &Tensors, saved: &Saved, out
     (grad_q, grad_k, grad_v).into_par_iter().enumerate().for_each(|(head, (grad_q, grad_k, grad_v))| {
         let of_head = head * s * d..(head + 1) * s * d;
         let [q, k, v, grad_out, out] = [q, k, v, grad_out, &saved.out].map(|x| &x[of_head.clone()]);
-        let head = Head { attention, q, k, v, grad_out, out, normalisers: &saved.normalisers[head * s..][..s] };
+        let head = HeadInputs { attention, q, k, v, grad_out, out, normalisers: &saved.normalisers[head * s..][..s] };
         grad_k.fill(0.0);
         grad_v.fill(0.0);
         for (block, grad_q) in grad_q.chunks_mut(QUERIES * d).enumerate() {
@@ -49,7 +49,7 @@ pub(super) fn launch(attention: &Attention, inputs: &Tensors, saved: &Saved, out
 }
 
 /// Inputs of one head, `[s, d]` each.
-struct Head<'a> {
+struct HeadInputs<'a> {
     attention: &'a Attention,
     q: &'a [f32],
     k: &'a [f32],
@@ -59,7 +59,7 @@ struct Head<'a> {
     normalisers: &'a [f32],
 }
 
-impl Head<'_> {
+impl HeadInputs<'_> {
     /// What the queries from `first` contribute; `grad_q` is theirs alone.
     fn queries(&self, first: usize, grad_q: &mut [f32], grad_k: &mut [f32], grad_v: &mut [f32]) {
         let (arch, d) = (Arch::new(), self.attention.d);

@@ -11,16 +11,16 @@ mod rows;
 use faer::Accum;
 use pulp::Arch;
 
-use crate::attention::components::{self, Scores, ValuesProduct};
-use crate::attention::definition::{Backward, Forward};
+use crate::attention::components::{self, Scores, ValuesMatmul};
+use crate::attention::definition::{AttentionBackward, AttentionForward};
 use blocks::{for_blocks, matrix, product};
-use kernelgate::backend::cpu::Task;
+use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
-use rows::Softmax;
+use rows::SoftmaxRows;
 
 /// Forward implementations.
-pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
+pub const FORWARD: &[Implementation<AttentionForward>] = &[Implementation {
     name: "cpu",
     about: "online softmax over tiles of 256 queries by 64 keys; tiles that the mask hides are skipped",
     supports: |problem| f32_only(problem.attention.dtype),
@@ -28,12 +28,12 @@ pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
         let attention = problem.attention;
         let outputs = Tensors::new().with_output("out", attention.shape(), Dtype::F32);
         let mut normalisers = vec![0.0; attention.b * attention.h * attention.s];
-        Task::new(outputs, move |outputs| forward::launch(&attention, &inputs, outputs.f32_mut("out"), &mut normalisers))
+        CpuTask::new(outputs, move |outputs| forward::launch(&attention, &inputs, outputs.f32_mut("out"), &mut normalisers))
     }),
 }];
 
 /// Backward implementations.
-pub const BACKWARD: &[Implementation<Backward>] = &[Implementation {
+pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
     name: "cpu",
     about: "scores recomputed in tiles of 256 queries by 64 keys from the rows' normalisers; a head a task",
     supports: |problem| f32_only(problem.attention.dtype),
@@ -43,8 +43,8 @@ pub const BACKWARD: &[Implementation<Backward>] = &[Implementation {
         for name in ["grad_q", "grad_k", "grad_v"] {
             outputs = outputs.with_output(name, attention.shape(), Dtype::F32);
         }
-        let saved = backward::Saved::new(&attention, &inputs);
-        Task::new(outputs, move |outputs| backward::launch(&attention, &inputs, &saved, outputs))
+        let saved = backward::SavedForward::new(&attention, &inputs);
+        CpuTask::new(outputs, move |outputs| backward::launch(&attention, &inputs, &saved, outputs))
     }),
 }];
 
@@ -56,7 +56,7 @@ pub const SCORES: &[Implementation<Scores>] = &[Implementation {
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
         let scale = 1.0 / (shape.d as f32).sqrt();
-        Task::new(Tensors::new().with_output("scores", shape.pairs(), Dtype::F32), move |outputs| {
+        CpuTask::new(Tensors::new().with_output("scores", shape.pairs(), Dtype::F32), move |outputs| {
             let (q, k, d, s) = (inputs.f32("q"), inputs.f32("k"), shape.d, shape.s);
             for_blocks(outputs.f32_mut("scores"), s, s, |head, row, scores| {
                 let (rows, k) = (scores.len() / s, matrix(&k[head * s * d..], s, d));
@@ -73,23 +73,23 @@ pub const SOFTMAX: &[Implementation<components::Softmax>] = &[Implementation {
     supports: |problem| f32_only(problem.shape.dtype),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
-        Task::new(Tensors::new().with_output("probabilities", shape.pairs(), Dtype::F32), move |outputs| {
+        CpuTask::new(Tensors::new().with_output("probabilities", shape.pairs(), Dtype::F32), move |outputs| {
             let (scores, s) = (inputs.f32("scores"), shape.s);
             for_blocks(outputs.f32_mut("probabilities"), s, s, |_, row, probabilities| {
-                Arch::new().dispatch(Softmax { scores: &scores[row * s..][..probabilities.len()], probabilities, s });
+                Arch::new().dispatch(SoftmaxRows { scores: &scores[row * s..][..probabilities.len()], probabilities, s });
             });
         })
     }),
 }];
 
 /// Implementations of `p v`.
-pub const VALUES: &[Implementation<ValuesProduct>] = &[Implementation {
+pub const VALUES: &[Implementation<ValuesMatmul>] = &[Implementation {
     name: "cpu",
     about: "one product a block of queries",
     supports: |problem| f32_only(problem.shape.dtype),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
-        Task::new(Tensors::new().with_output("out", shape.vectors(), Dtype::F32), move |outputs| {
+        CpuTask::new(Tensors::new().with_output("out", shape.vectors(), Dtype::F32), move |outputs| {
             let (p, v, d, s) = (inputs.f32("probabilities"), inputs.f32("v"), shape.d, shape.s);
             for_blocks(outputs.f32_mut("out"), s, d, |head, row, out| {
                 let (rows, v) = (out.len() / d, matrix(&v[head * s * d..], s, d));

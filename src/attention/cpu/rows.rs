@@ -203,13 +203,13 @@ impl NullaryFnOnce for Gradients<'_> {
 }
 
 /// Softmax of each row of `s` elements.
-pub(super) struct Softmax<'a> {
+pub(super) struct SoftmaxRows<'a> {
     pub scores: &'a [f32],
     pub probabilities: &'a mut [f32],
     pub s: usize,
 }
 
-impl NullaryFnOnce for Softmax<'_> {
+impl NullaryFnOnce for SoftmaxRows<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::attention::definition::Attention;
 use kernelgate::suite::suite;
-use kernelgate::verify::{Comparison, VerifyError, verify};
+use kernelgate::verify::{OutputComparison, VerifyError, verify};
 use kernelgate::workload::Scale;
 use kernelgate::workload::{Effort, Override, Problem, Tolerance, Workload};
 
@@ -14,7 +14,7 @@ fn check<P: Problem>(
     implementations: &[Implementation<P>],
     inputs: Tensors,
     tolerance: Tolerance,
-) -> Result<Comparison, VerifyError> {
+) -> Result<OutputComparison, VerifyError> {
     let expected = problem.reference(&inputs);
     let Prepare::Cpu(prepare) = implementations[0].prepare else { panic!("not a CPU row") };
     let mut task = prepare(problem, Arc::new(inputs));
@@ -25,7 +25,7 @@ fn check<P: Problem>(
 }
 
 fn both(attention: Attention, change: impl Fn(&mut Tensors), tolerance: Option<Tolerance>) {
-    let (forward, backward) = (Forward { attention }, Backward { attention });
+    let (forward, backward) = (AttentionForward { attention }, AttentionBackward { attention });
     let mut inputs = backward.inputs(11);
     change(&mut inputs);
     for result in [

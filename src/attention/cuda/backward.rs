@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::forward::FLASH_MMA as FORWARD;
 use super::launch::{ELEMENT_BYTES, Extents, kernel, output, scratch, upload};
-use crate::attention::definition::{Attention, Backward};
-use kernelgate::backend::cuda::{Output, Task};
+use crate::attention::definition::{Attention, AttentionBackward};
+use kernelgate::backend::cuda::{CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Requires};
@@ -100,7 +100,7 @@ fn flash_mma_shared(extents: &Extents) -> usize {
 }
 
 /// Backward ladder, without the library. All need the forward first.
-pub const LADDER: &[Implementation<Backward>] = &[
+pub const LADDER: &[Implementation<AttentionBackward>] = &[
     Implementation {
         name: "cuda/naive",
         about: "four launches, probabilities and gradients of the scores in device memory: the starting point",
@@ -124,13 +124,13 @@ pub fn common_bytes(extents: &Extents) -> u64 {
 }
 
 /// fp32 probabilities and gradients of the scores, and the row sums.
-fn naive_bytes(problem: &Backward) -> u64 {
+fn naive_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
     common_bytes(&extents) + 2 * 4 * extents.pairs() + 4 * extents.rows()
 }
 
 /// The fp32 accumulator of dq and two floats a row, padded to whole steps.
-fn flash_mma_bytes(problem: &Backward) -> u64 {
+fn flash_mma_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
     common_bytes(&extents) + stats_bytes(&extents) + dq_sum_bytes(&extents)
 }
@@ -144,7 +144,7 @@ fn dq_sum_bytes(extents: &Extents) -> u64 {
 }
 
 /// What a backward starts from.
-pub struct Saved {
+pub struct BackwardInputs {
     pub q: Buffer,
     pub k: Buffer,
     pub v: Buffer,
@@ -155,17 +155,17 @@ pub struct Saved {
 }
 
 /// Uploads the inputs and runs the forward, which is not part of the problem.
-pub fn save(extents: &Extents, inputs: &Tensors, device: &Arc<Device>) -> Result<Saved, BackendError> {
+pub fn save(extents: &Extents, inputs: &Tensors, device: &Arc<Device>) -> Result<BackwardInputs, BackendError> {
     let [q, k, v, grad_out] = upload(device, inputs, ["q", "k", "v", "grad_out"])?;
     let (out, lse) = (scratch(device, extents.vector_bytes())?, scratch(device, 4 * extents.rows())?);
     let forward = FORWARD.load(device, extents)?;
     let [from_q, from_k, from_v, to_out, to_lse] = [&q, &k, &v, &out, &lse].map(Argument::from);
     forward.launch(&[from_q, from_k, from_v, to_out, to_lse, extents.seqlen(), extents.batch_heads()])?;
     device.synchronize()?;
-    Ok(Saved { q, k, v, grad_out, out, lse })
+    Ok(BackwardInputs { q, k, v, grad_out, out, lse })
 }
 
-fn naive(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn naive(problem: &AttentionBackward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     let kernels = [NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV];
     let [sum, score, query, key] = kernels.map(|kernel| kernel.load(device, &extents));
@@ -173,8 +173,8 @@ fn naive(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<T
     let saved = save(&extents, inputs, device)?;
     let delta = scratch(device, 4 * extents.rows())?;
     let (p, ds) = (scratch(device, 4 * extents.pairs())?, scratch(device, 4 * extents.pairs())?);
-    Ok(Task::new(device, gradients(device, &problem.attention)?, move |outputs| {
-        let Saved { q, k, v, grad_out, out, lse } = &saved;
+    Ok(CudaTask::new(device, gradients(device, &problem.attention)?, move |outputs| {
+        let BackwardInputs { q, k, v, grad_out, out, lse } = &saved;
         let [q, k, v, grad_out, out, lse] = [q, k, v, grad_out, out, lse].map(Argument::from);
         let [delta, p, ds] = [&delta, &p, &ds].map(Argument::from);
         let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
@@ -186,15 +186,15 @@ fn naive(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<T
     }))
 }
 
-fn flash_mma(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn flash_mma(problem: &AttentionBackward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     let kernels = [FLASH_MMA_PREPARE, FLASH_MMA, FLASH_MMA_FINISH];
     let [first, main, last] = kernels.map(|kernel| kernel.load(device, &extents));
     let (first, main, last) = (first?, main?, last?);
     let saved = save(&extents, inputs, device)?;
     let (stats, dq_sum) = (scratch(device, stats_bytes(&extents))?, scratch(device, dq_sum_bytes(&extents))?);
-    Ok(Task::new(device, gradients(device, &problem.attention)?, move |outputs| {
-        let Saved { q, k, v, grad_out, out, lse } = &saved;
+    Ok(CudaTask::new(device, gradients(device, &problem.attention)?, move |outputs| {
+        let BackwardInputs { q, k, v, grad_out, out, lse } = &saved;
         let [q, k, v, grad_out, out, lse] = [q, k, v, grad_out, out, lse].map(Argument::from);
         let [stats, dq_sum] = [&stats, &dq_sum].map(Argument::from);
         let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::launch::{Extents, element, kernel, upload};
-use crate::attention::components::{Scores, Softmax, ValuesProduct};
-use kernelgate::backend::cuda::{Output, Task};
+use crate::attention::components::{Scores, Softmax, ValuesMatmul};
+use kernelgate::backend::cuda::{CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{Argument, Device, KernelSpec};
@@ -90,7 +90,7 @@ pub const SOFTMAX: &[Implementation<Softmax>] = &[
 ];
 
 /// p v apart.
-pub const VALUES: &[Implementation<ValuesProduct>] = &[Implementation {
+pub const VALUES: &[Implementation<ValuesMatmul>] = &[Implementation {
     name: "cuda/naive",
     about: "the third launch of forward's cuda/naive",
     supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_VALUES]),
@@ -109,48 +109,48 @@ fn softmax_bytes(problem: &Softmax) -> u64 {
 }
 
 /// 16-bit probabilities, v and the output.
-fn values_bytes(problem: &ValuesProduct) -> u64 {
+fn values_bytes(problem: &ValuesMatmul) -> u64 {
     let extents = Extents::from(&problem.shape);
     2 * extents.pairs() + 2 * extents.vector_bytes()
 }
 
-fn scores(problem: &Scores, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn scores(problem: &Scores, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
     let kernel = NAIVE_SCORES.load(device, &extents)?;
     let [q, k] = upload(device, inputs, ["q", "k"])?;
-    Ok(Task::new(device, vec![Output::new(device, "scores", problem.shape.pairs(), Dtype::F32)?], move |outputs| {
+    Ok(CudaTask::new(device, vec![Output::new(device, "scores", problem.shape.pairs(), Dtype::F32)?], move |outputs| {
         let [q, k] = [&q, &k].map(Argument::from);
         kernel.launch(&[q, k, outputs[0].argument(), extents.seqlen()])
     }))
 }
 
-fn softmax(problem: &Softmax, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn softmax(problem: &Softmax, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
     let kernel = NAIVE_SOFTMAX.load(device, &extents)?;
     let [scores] = upload(device, inputs, ["scores"])?;
     let probabilities = Output::new(device, "probabilities", problem.shape.pairs(), problem.shape.dtype)?;
-    Ok(Task::new(device, vec![probabilities], move |outputs| {
+    Ok(CudaTask::new(device, vec![probabilities], move |outputs| {
         let arguments = [Argument::from(&scores), outputs[0].argument(), Argument::Address(0), extents.seqlen()];
         kernel.launch(&arguments)
     }))
 }
 
-fn softmax_vectorized(problem: &Softmax, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn softmax_vectorized(problem: &Softmax, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
     let kernel = SOFTMAX_VECTORIZED.load(device, &extents)?;
     let [scores] = upload(device, inputs, ["scores"])?;
     let probabilities = Output::new(device, "probabilities", problem.shape.pairs(), problem.shape.dtype)?;
     let rows = Argument::I64(extents.rows() as i64);
-    Ok(Task::new(device, vec![probabilities], move |outputs| {
+    Ok(CudaTask::new(device, vec![probabilities], move |outputs| {
         kernel.launch(&[Argument::from(&scores), outputs[0].argument(), rows, extents.seqlen()])
     }))
 }
 
-fn values(problem: &ValuesProduct, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn values(problem: &ValuesMatmul, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
     let kernel = NAIVE_VALUES.load(device, &extents)?;
     let [probabilities, v] = upload(device, inputs, ["probabilities", "v"])?;
-    Ok(Task::new(device, vec![Output::new(device, "out", problem.shape.vectors(), problem.shape.dtype)?], move |outputs| {
+    Ok(CudaTask::new(device, vec![Output::new(device, "out", problem.shape.vectors(), problem.shape.dtype)?], move |outputs| {
         let [probabilities, v] = [&probabilities, &v].map(Argument::from);
         kernel.launch(&[probabilities, v, outputs[0].argument(), extents.seqlen()])
     }))
@@ -159,11 +159,11 @@ fn values(problem: &ValuesProduct, inputs: &Tensors, device: &Arc<Device>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::components::Shape;
+    use crate::attention::components::ComponentShape;
 
     #[test]
     fn the_vectorised_softmax_takes_whole_packets_of_rows_that_fit_a_warp() {
-        let supported = |s| (SOFTMAX[1].supports)(&Softmax { shape: Shape { b: 2, h: 3, s, d: 1, dtype: Dtype::F16 } });
+        let supported = |s| (SOFTMAX[1].supports)(&Softmax { shape: ComponentShape { b: 2, h: 3, s, d: 1, dtype: Dtype::F16 } });
         assert_eq!([4, 200, 1024].map(supported), [Ok(()), Ok(()), Ok(())]);
         assert_eq!(supported(65), Err("loads 4 keys at once, which 65 is no multiple of".to_owned()));
         assert_eq!(supported(2048), Err("holds rows of up to 1024 keys".to_owned()));

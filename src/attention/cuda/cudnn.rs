@@ -8,20 +8,20 @@ use std::sync::Arc;
 use super::backward::{common_bytes, gradients, save};
 use super::forward::{FLASH_MMA, flash_bytes};
 use super::launch::{Extents, output, upload};
-use crate::attention::definition::{Attention, Backward, Forward};
-use kernelgate::backend::cuda::{Output, Task};
+use crate::attention::definition::{Attention, AttentionBackward, AttentionForward};
+use kernelgate::backend::cuda::{CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::libraries::cudnn::api::{self, DataType, Mode, Operator};
-use kernelgate_cuda::libraries::cudnn::graph::Layout;
-use kernelgate_cuda::libraries::cudnn::{Graph, Refusal, Tensor};
+use kernelgate_cuda::libraries::cudnn::api::{self, DataType, Operator, PointwiseMode};
+use kernelgate_cuda::libraries::cudnn::graph::TensorLayout;
+use kernelgate_cuda::libraries::cudnn::{CudnnRefusal, GraphTensor, OperationGraph};
 use kernelgate_cuda::{Argument, Buffer, Device};
 
 /// The last version whose backward needs a padding mask where 128 does not divide s: not built here.
 const LAST_WITHOUT_TAILS: usize = 91_500;
 
 /// The library's row of the forward.
-pub const FORWARD: Implementation<Forward> = Implementation {
+pub const FORWARD: Implementation<AttentionForward> = Implementation {
     name: "cuda/cudnn",
     about: "the library's fused attention, by its own heuristic: the peer",
     supports: |problem| supported(&problem.attention),
@@ -29,7 +29,7 @@ pub const FORWARD: Implementation<Forward> = Implementation {
 };
 
 /// The library's row of the backward.
-pub const BACKWARD: Implementation<Backward> = Implementation {
+pub const BACKWARD: Implementation<AttentionBackward> = Implementation {
     name: "cuda/cudnn",
     about: "the library's fused gradients, by its own heuristic: the peer",
     supports: |problem| supported(&problem.attention),
@@ -37,7 +37,7 @@ pub const BACKWARD: Implementation<Backward> = Implementation {
 };
 
 /// fp32 row sums and the fp32 accumulator of dq, beside what every backward needs. What the engine asks for comes on top.
-fn backward_bytes(problem: &Backward) -> u64 {
+fn backward_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
     common_bytes(&extents) + sums_bytes(&extents) + accumulator_bytes(&extents)
 }
@@ -59,22 +59,22 @@ fn supported(attention: &Attention) -> Result<(), String> {
     if attention.s == 1 { Err("needs more than one key".to_owned()) } else { Ok(()) }
 }
 
-fn forward(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn forward(problem: &AttentionForward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let graph = ForwardGraph::new(&problem.attention)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     let out = output(device, "out", &problem.attention)?;
     let memory = [(graph.q, q.address()), (graph.k, k.address()), (graph.v, v.address()), (graph.out, address(&out))];
     let plan = graph.graph.plan(device, &memory)?;
-    Ok(Task::new(device, vec![out], move |_| {
+    Ok(CudaTask::new(device, vec![out], move |_| {
         let _alive = (&q, &k, &v);
         plan.launch()
     }))
 }
 
-fn backward(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn backward(problem: &AttentionBackward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     if api::version()? <= LAST_WITHOUT_TAILS && extents.s % 128 != 0 {
-        return Err(Refusal("cuDNN after 9.15 is needed where 128 does not divide s".to_owned()).into());
+        return Err(CudnnRefusal("cuDNN after 9.15 is needed where 128 does not divide s".to_owned()).into());
     }
     let graph = BackwardGraph::new(&problem.attention)?;
     let saved = save(&extents, inputs, device)?;
@@ -96,7 +96,7 @@ fn backward(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Resul
     ];
     let plan = graph.graph.plan(device, &memory)?;
     let alive: (_, [Buffer; 2]) = (saved, [sums, accumulator]);
-    Ok(Task::new(device, outputs, move |_| {
+    Ok(CudaTask::new(device, outputs, move |_| {
         let _alive = &alive;
         plan.launch()
     }))
@@ -112,11 +112,11 @@ fn address(output: &Output) -> u64 {
 /// Layouts of a problem's tensors, and what both directions build of them.
 struct Shapes {
     /// Queries, keys, values: `[b, h, s, d]`.
-    vectors: Layout,
+    vectors: TensorLayout,
     /// Scores: `[b, h, s, s]`.
-    pairs: Layout,
+    pairs: TensorLayout,
     /// One number a query: `[b, h, s, 1]`.
-    rows: Layout,
+    rows: TensorLayout,
     /// Type of queries, keys, values and gradients in memory.
     stored: DataType,
     causal: bool,
@@ -127,9 +127,9 @@ impl Shapes {
     fn of(attention: &Attention) -> Self {
         let [b, h, s, d] = attention.shape().map(|extent| extent as i64);
         Self {
-            vectors: Layout::contiguous([b, h, s, d]),
-            pairs: Layout::contiguous([b, h, s, s]),
-            rows: Layout::contiguous([b, h, s, 1]),
+            vectors: TensorLayout::contiguous([b, h, s, d]),
+            pairs: TensorLayout::contiguous([b, h, s, s]),
+            rows: TensorLayout::contiguous([b, h, s, 1]),
             stored: if attention.dtype == Dtype::F16 { DataType::F16 } else { DataType::Bf16 },
             causal: attention.causal,
             scale: attention.head().scale() as f32,
@@ -137,14 +137,14 @@ impl Shapes {
     }
 
     /// a · bᵀ over the head dimension, for every pair. `b` is described transposed already.
-    fn inner_products(&self, graph: &mut Graph, a: Tensor, b: Tensor) -> Result<Tensor, Refusal> {
+    fn inner_products(&self, graph: &mut OperationGraph, a: GraphTensor, b: GraphTensor) -> Result<GraphTensor, CudnnRefusal> {
         let scores = graph.between(self.pairs, DataType::F32)?;
         graph.matmul(a, b, scores)?;
         Ok(scores)
     }
 
     /// x, or -∞ where the mask hides the key.
-    fn masked(&self, graph: &mut Graph, x: Tensor) -> Result<Tensor, Refusal> {
+    fn masked(&self, graph: &mut OperationGraph, x: GraphTensor) -> Result<GraphTensor, CudnnRefusal> {
         if !self.causal {
             return Ok(x);
         }
@@ -155,12 +155,17 @@ impl Shapes {
         let seen = graph.between(self.pairs, DataType::Boolean)?;
         graph.at_least(query, key, seen)?;
         let hidden = graph.scalar(f32::NEG_INFINITY)?;
-        between(graph, Mode::Select, &[x, hidden, seen], self.pairs)
+        between(graph, PointwiseMode::Select, &[x, hidden, seen], self.pairs)
     }
 }
 
 /// mode(inputs) in fp32, not in memory.
-fn between(graph: &mut Graph, mode: Mode, inputs: &[Tensor], layout: Layout) -> Result<Tensor, Refusal> {
+fn between(
+    graph: &mut OperationGraph,
+    mode: PointwiseMode,
+    inputs: &[GraphTensor],
+    layout: TensorLayout,
+) -> Result<GraphTensor, CudnnRefusal> {
     let y = graph.between(layout, DataType::F32)?;
     graph.pointwise(mode, inputs, y)?;
     Ok(y)
@@ -168,17 +173,17 @@ fn between(graph: &mut Graph, mode: Mode, inputs: &[Tensor], layout: Layout) -> 
 
 /// `softmax(q kᵀ · scale) v`.
 struct ForwardGraph {
-    graph: Graph,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
+    graph: OperationGraph,
+    q: GraphTensor,
+    k: GraphTensor,
+    v: GraphTensor,
+    out: GraphTensor,
 }
 
 impl ForwardGraph {
-    fn new(attention: &Attention) -> Result<Self, Refusal> {
+    fn new(attention: &Attention) -> Result<Self, CudnnRefusal> {
         let shapes = Shapes::of(attention);
-        let mut graph = Graph::default();
+        let mut graph = OperationGraph::default();
         let g = &mut graph;
         let q = g.memory(shapes.vectors, shapes.stored)?;
         let k = g.memory(shapes.vectors.transposed(), shapes.stored)?;
@@ -187,20 +192,20 @@ impl ForwardGraph {
 
         let scores = shapes.inner_products(g, q, k)?;
         let scale = g.scalar(shapes.scale)?;
-        let scores = between(g, Mode::Multiply, &[scores, scale], shapes.pairs)?;
+        let scores = between(g, PointwiseMode::Multiply, &[scores, scale], shapes.pairs)?;
         let scores = shapes.masked(g, scores)?;
 
         let top = g.between(shapes.rows, DataType::F32)?;
         g.reduce(Operator::Maximum, scores, top)?;
-        let below = between(g, Mode::Subtract, &[scores, top], shapes.pairs)?;
-        let weights = between(g, Mode::Exponential, &[below], shapes.pairs)?;
+        let below = between(g, PointwiseMode::Subtract, &[scores, top], shapes.pairs)?;
+        let weights = between(g, PointwiseMode::Exponential, &[below], shapes.pairs)?;
         let sum = g.between(shapes.rows, DataType::F32)?;
         g.reduce(Operator::Add, weights, sum)?;
         // The log-sum-exp is part of the pattern even where nobody wants it.
-        let logarithm = between(g, Mode::Logarithm, &[sum], shapes.rows)?;
-        between(g, Mode::Add, &[top, logarithm], shapes.rows)?;
+        let logarithm = between(g, PointwiseMode::Logarithm, &[sum], shapes.rows)?;
+        between(g, PointwiseMode::Add, &[top, logarithm], shapes.rows)?;
         let probabilities = g.between(shapes.pairs, shapes.stored)?;
-        g.pointwise(Mode::Divide, &[weights, sum], probabilities)?;
+        g.pointwise(PointwiseMode::Divide, &[weights, sum], probabilities)?;
         g.matmul(probabilities, v, out)?;
         Ok(Self { graph, q, k, v, out })
     }
@@ -208,25 +213,25 @@ impl ForwardGraph {
 
 /// The gradients, from the saved output and log-sum-exp.
 struct BackwardGraph {
-    graph: Graph,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    grad_out: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    sums: Tensor,
-    accumulator: Tensor,
-    grad_q: Tensor,
-    grad_k: Tensor,
-    grad_v: Tensor,
+    graph: OperationGraph,
+    q: GraphTensor,
+    k: GraphTensor,
+    v: GraphTensor,
+    grad_out: GraphTensor,
+    out: GraphTensor,
+    lse: GraphTensor,
+    sums: GraphTensor,
+    accumulator: GraphTensor,
+    grad_q: GraphTensor,
+    grad_k: GraphTensor,
+    grad_v: GraphTensor,
 }
 
 impl BackwardGraph {
-    fn new(attention: &Attention) -> Result<Self, Refusal> {
+    fn new(attention: &Attention) -> Result<Self, CudnnRefusal> {
         let shapes = Shapes::of(attention);
         let Shapes { vectors, pairs, rows, stored, .. } = shapes;
-        let mut graph = Graph::default();
+        let mut graph = OperationGraph::default();
         let g = &mut graph;
         let q = g.memory(vectors, stored)?;
         let k = g.memory(vectors.transposed(), stored)?;
@@ -238,28 +243,28 @@ impl BackwardGraph {
         let [grad_q, grad_k, grad_v] = [g.memory(vectors, stored)?, g.memory(vectors, stored)?, g.memory(vectors, stored)?];
 
         // The row sums of dout · out. The factor of one stands where dropout would scale them.
-        let product = between(g, Mode::Multiply, &[grad_out, out], vectors)?;
+        let product = between(g, PointwiseMode::Multiply, &[grad_out, out], vectors)?;
         let sum = g.between(rows, DataType::F32)?;
         g.reduce(Operator::Add, product, sum)?;
         let one = g.scalar(1.0)?;
-        g.pointwise(Mode::Multiply, &[sum, one], sums)?;
+        g.pointwise(PointwiseMode::Multiply, &[sum, one], sums)?;
 
         // P = exp(q kᵀ · scale - lse); dv = Pᵀ dout.
         let scale = g.scalar(shapes.scale)?;
         let scores = shapes.inner_products(g, q, k)?;
-        let scores = between(g, Mode::Multiply, &[scores, scale], pairs)?;
-        let below = between(g, Mode::Subtract, &[scores, lse], pairs)?;
+        let scores = between(g, PointwiseMode::Multiply, &[scores, scale], pairs)?;
+        let below = between(g, PointwiseMode::Subtract, &[scores, lse], pairs)?;
         let below = shapes.masked(g, below)?;
-        let probabilities = between(g, Mode::Exponential, &[below], pairs)?;
+        let probabilities = between(g, PointwiseMode::Exponential, &[below], pairs)?;
         let transposed = g.between(pairs.transposed(), stored)?;
         g.reshape(probabilities, transposed)?;
         g.matmul(transposed, grad_out, grad_v)?;
 
         // dS = P ∘ (dout vᵀ - row sums) · scale; dk = dSᵀ q.
         let grad = shapes.inner_products(g, grad_out, v)?;
-        let grad = between(g, Mode::Subtract, &[grad, sums], pairs)?;
-        let grad = between(g, Mode::Multiply, &[grad, probabilities], pairs)?;
-        let grad = between(g, Mode::Multiply, &[grad, scale], pairs)?;
+        let grad = between(g, PointwiseMode::Subtract, &[grad, sums], pairs)?;
+        let grad = between(g, PointwiseMode::Multiply, &[grad, probabilities], pairs)?;
+        let grad = between(g, PointwiseMode::Multiply, &[grad, scale], pairs)?;
         let transposed = g.between(pairs.transposed(), stored)?;
         g.reshape(grad, transposed)?;
         g.matmul(transposed, q, grad_k)?;
@@ -268,7 +273,7 @@ impl BackwardGraph {
         let keys = g.between(vectors, DataType::F32)?;
         g.reshape(k, keys)?;
         g.matmul(grad, keys, accumulator)?;
-        g.pointwise(Mode::Identity, &[accumulator], grad_q)?;
+        g.pointwise(PointwiseMode::Identity, &[accumulator], grad_q)?;
         Ok(Self { graph, q, k, v, grad_out, out, lse, sums, accumulator, grad_q, grad_k, grad_v })
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::components::{NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES};
 use super::launch::{ELEMENT_BYTES, Extents, kernel, output, scratch, upload};
-use crate::attention::definition::Forward;
-use kernelgate::backend::cuda::Task;
+use crate::attention::definition::AttentionForward;
+use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::{Argument, Device, KernelSpec};
@@ -75,7 +75,7 @@ fn flash_mma_shared(extents: &Extents) -> usize {
 }
 
 /// Forward ladder, without the library.
-pub const LADDER: &[Implementation<Forward>] = &[
+pub const LADDER: &[Implementation<AttentionForward>] = &[
     Implementation {
         name: "cuda/naive",
         about: "three launches, scores and probabilities in device memory, one thread an element: the starting point",
@@ -105,27 +105,27 @@ pub const LADDER: &[Implementation<Forward>] = &[
 const NULL: Argument = Argument::Address(0);
 
 /// Inputs and output: all that the fused kernels need.
-pub fn flash_bytes(problem: &Forward) -> u64 {
+pub fn flash_bytes(problem: &AttentionForward) -> u64 {
     4 * Extents::from(&problem.attention).vector_bytes()
 }
 
 /// fp32 scores and 16-bit probabilities beside inputs and output.
-fn naive_bytes(problem: &Forward) -> u64 {
+fn naive_bytes(problem: &AttentionForward) -> u64 {
     flash_bytes(problem) + (4 + 2) * Extents::from(&problem.attention).pairs()
 }
 
 /// fp32 scores, which become the probabilities.
-fn tiled_bytes(problem: &Forward) -> u64 {
+fn tiled_bytes(problem: &AttentionForward) -> u64 {
     flash_bytes(problem) + 4 * Extents::from(&problem.attention).pairs()
 }
 
-fn naive(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn naive(problem: &AttentionForward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     let [score, normalize, weigh] = [NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES].map(|kernel| kernel.load(device, &extents));
     let (score, normalize, weigh) = (score?, normalize?, weigh?);
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     let (scores, probabilities) = (scratch(device, 4 * extents.pairs())?, scratch(device, 2 * extents.pairs())?);
-    Ok(Task::new(device, vec![output(device, "out", &problem.attention)?], move |outputs| {
+    Ok(CudaTask::new(device, vec![output(device, "out", &problem.attention)?], move |outputs| {
         let [q, k, v, scores, probabilities] = [&q, &k, &v, &scores, &probabilities].map(Argument::from);
         let (out, s) = (outputs[0].argument(), extents.seqlen());
         score.launch(&[q, k, scores, s])?;
@@ -134,13 +134,13 @@ fn naive(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Ta
     }))
 }
 
-fn tiled(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn tiled(problem: &AttentionForward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     let [score, normalize, weigh] = [TILED_SCORES, TILED_SOFTMAX, TILED_VALUES].map(|kernel| kernel.load(device, &extents));
     let (score, normalize, weigh) = (score?, normalize?, weigh?);
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     let scores = scratch(device, 4 * extents.pairs())?;
-    Ok(Task::new(device, vec![output(device, "out", &problem.attention)?], move |outputs| {
+    Ok(CudaTask::new(device, vec![output(device, "out", &problem.attention)?], move |outputs| {
         let [q, k, v, scores] = [&q, &k, &v, &scores].map(Argument::from);
         let (out, s) = (outputs[0].argument(), extents.seqlen());
         score.launch(&[q, k, scores, s])?;
@@ -149,21 +149,21 @@ fn tiled(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Ta
     }))
 }
 
-fn flash(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn flash(problem: &AttentionForward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     let step = FLASH.load(device, &extents)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
-    Ok(Task::new(device, vec![output(device, "out", &problem.attention)?], move |outputs| {
+    Ok(CudaTask::new(device, vec![output(device, "out", &problem.attention)?], move |outputs| {
         let [q, k, v] = [&q, &k, &v].map(Argument::from);
         step.launch(&[q, k, v, outputs[0].argument(), NULL, extents.seqlen()])
     }))
 }
 
-fn flash_mma(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn flash_mma(problem: &AttentionForward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     let step = FLASH_MMA.load(device, &extents)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
-    Ok(Task::new(device, vec![output(device, "out", &problem.attention)?], move |outputs| {
+    Ok(CudaTask::new(device, vec![output(device, "out", &problem.attention)?], move |outputs| {
         let [q, k, v] = [&q, &k, &v].map(Argument::from);
         let sizes = [extents.seqlen(), extents.batch_heads()];
         step.launch(&[q, k, v, outputs[0].argument(), NULL, sizes[0], sizes[1]])

@@ -37,9 +37,9 @@ impl From<&Attention> for Extents {
     }
 }
 
-impl From<&components::Shape> for Extents {
-    fn from(shape: &components::Shape) -> Self {
-        let components::Shape { b, h, s, d, dtype } = *shape;
+impl From<&components::ComponentShape> for Extents {
+    fn from(shape: &components::ComponentShape) -> Self {
+        let components::ComponentShape { b, h, s, d, dtype } = *shape;
         // The softmax has no d; its kernel comes with those that have.
         Self { heads: b * h, s, d: d.max(64), causal: false, dtype }
     }

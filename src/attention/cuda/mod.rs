@@ -9,19 +9,19 @@ mod cudnn;
 mod forward;
 mod launch;
 
-use crate::attention::definition::{Backward, Forward};
+use crate::attention::definition::{AttentionBackward, AttentionForward};
 use kernelgate::backend::Implementation;
 use kernelgate_cuda::spec::{ListedKernel, list};
 
 pub use components::{SCORES, SOFTMAX, VALUES};
 
 /// Forward ladder, and the library.
-pub fn forward() -> impl Iterator<Item = &'static Implementation<Forward>> {
+pub fn forward() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {
     forward::LADDER.iter().chain([&cudnn::FORWARD])
 }
 
 /// Backward ladder, and the library.
-pub fn backward() -> impl Iterator<Item = &'static Implementation<Backward>> {
+pub fn backward() -> impl Iterator<Item = &'static Implementation<AttentionBackward>> {
     backward::LADDER.iter().chain([&cudnn::BACKWARD])
 }
 

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::*;
-use crate::attention::components::{self, Scores, Softmax, ValuesProduct};
+use crate::attention::components::{self, Scores, Softmax, ValuesMatmul};
 use crate::attention::definition::Attention;
 use crate::gpu_tests::{gpu, prepare};
-use kernelgate::backend::cuda::Task;
+use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{Executable, Prepare};
 use kernelgate::verify::{compare, verify};
 use kernelgate::workload::{Data, Dtype, Expected, Problem, Tensors, Tolerance};
@@ -54,18 +54,18 @@ fn rows_have_distinct_names_and_decline_f32() {
         }
     }
     let attention = Attention { dtype: Dtype::F32, ..bf16(1, 2, 100, 64, false) };
-    names(forward(), &Forward { attention });
-    names(backward(), &Backward { attention });
-    let shape = components::Shape { b: 1, h: 2, s: 100, d: 64, dtype: Dtype::F32 };
+    names(forward(), &AttentionForward { attention });
+    names(backward(), &AttentionBackward { attention });
+    let shape = components::ComponentShape { b: 1, h: 2, s: 100, d: 64, dtype: Dtype::F32 };
     names(SCORES, &Scores { shape });
-    names(SOFTMAX, &Softmax { shape: components::Shape { d: 1, ..shape } });
-    names(VALUES, &ValuesProduct { shape });
+    names(SOFTMAX, &Softmax { shape: components::ComponentShape { d: 1, ..shape } });
+    names(VALUES, &ValuesMatmul { shape });
 }
 
 #[test]
 fn long_sequences_leave_the_rungs_that_hold_scores() {
     let running = |s| {
-        let problem = Forward { attention: bf16(16_384 / s, 16, s, 128, false) };
+        let problem = AttentionForward { attention: bf16(16_384 / s, 16, s, 128, false) };
         forward().filter(|row| (row.supports)(&problem).is_ok()).map(|row| row.name).collect::<Vec<_>>()
     };
     assert!(running(1024).starts_with(&["cuda/naive", "cuda/tiled", "cuda/flash", "cuda/flash_mma"]));
@@ -82,18 +82,18 @@ fn declared_memory_is_what_the_shapes_say() {
     // 100 rows of 128 in each of six heads; steps of 64 queries pad them to 128.
     let attention = bf16(2, 3, 100, 128, true);
     let (vectors, pairs, rows, padded) = (6 * 100 * 128 * 2, 6 * 100 * 100, 6 * 100, 6 * 128);
-    assert_eq!(declared(forward(), "cuda/naive", &Forward { attention }), 4 * vectors + 6 * pairs);
-    assert_eq!(declared(forward(), "cuda/tiled", &Forward { attention }), 4 * vectors + 4 * pairs);
-    assert_eq!(declared(forward(), "cuda/flash_mma", &Forward { attention }), 4 * vectors);
-    assert_eq!(declared(backward(), "cuda/naive", &Backward { attention }), 8 * vectors + 8 * rows + 8 * pairs);
+    assert_eq!(declared(forward(), "cuda/naive", &AttentionForward { attention }), 4 * vectors + 6 * pairs);
+    assert_eq!(declared(forward(), "cuda/tiled", &AttentionForward { attention }), 4 * vectors + 4 * pairs);
+    assert_eq!(declared(forward(), "cuda/flash_mma", &AttentionForward { attention }), 4 * vectors);
+    assert_eq!(declared(backward(), "cuda/naive", &AttentionBackward { attention }), 8 * vectors + 8 * rows + 8 * pairs);
     assert_eq!(
-        declared(backward(), "cuda/flash_mma", &Backward { attention }),
+        declared(backward(), "cuda/flash_mma", &AttentionBackward { attention }),
         8 * vectors + 4 * rows + 8 * padded + 4 * padded * 128
     );
-    let shape = components::Shape { b: 2, h: 3, s: 100, d: 128, dtype: Dtype::Bf16 };
+    let shape = components::ComponentShape { b: 2, h: 3, s: 100, d: 128, dtype: Dtype::Bf16 };
     assert_eq!(declared(SCORES, "cuda/naive", &Scores { shape }), 2 * vectors + 4 * pairs);
-    assert_eq!(declared(SOFTMAX, "cuda/naive", &Softmax { shape: components::Shape { d: 1, ..shape } }), 6 * pairs);
-    assert_eq!(declared(VALUES, "cuda/naive", &ValuesProduct { shape }), 2 * vectors + 2 * pairs);
+    assert_eq!(declared(SOFTMAX, "cuda/naive", &Softmax { shape: components::ComponentShape { d: 1, ..shape } }), 6 * pairs);
+    assert_eq!(declared(VALUES, "cuda/naive", &ValuesMatmul { shape }), 2 * vectors + 2 * pairs);
 }
 
 /// The library's row, which tests of its own look at: what it gets wrong must not hide what is right here.
@@ -107,8 +107,8 @@ fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
             for (dtype, outliers) in [(Dtype::Bf16, false), (Dtype::F16, false), (Dtype::Bf16, true)] {
                 let attention = Attention { dtype, outliers, ..bf16(2, 3, s, d, causal) };
                 let name = format!("{attention:?}");
-                assert_eq!(check(forward(), |row| row != LIBRARY, &Forward { attention }, &device, &name), 4);
-                assert_eq!(check(backward(), |row| row != LIBRARY, &Backward { attention }, &device, &name), 2);
+                assert_eq!(check(forward(), |row| row != LIBRARY, &AttentionForward { attention }, &device, &name), 4);
+                assert_eq!(check(backward(), |row| row != LIBRARY, &AttentionBackward { attention }, &device, &name), 2);
             }
         }
     }
@@ -124,8 +124,8 @@ fn the_library_agrees_with_the_reference_where_it_computes_at_all() {
         {
             let attention = Attention { dtype, ..bf16(2, 3, s, d, causal) };
             let name = format!("{attention:?}");
-            verified += check(forward(), |row| row == LIBRARY, &Forward { attention }, &device, &name);
-            verified += check(backward(), |row| row == LIBRARY, &Backward { attention }, &device, &name);
+            verified += check(forward(), |row| row == LIBRARY, &AttentionForward { attention }, &device, &name);
+            verified += check(backward(), |row| row == LIBRARY, &AttentionBackward { attention }, &device, &name);
         }
     }
     eprintln!("{LIBRARY}: {verified} of 24 problems verified");
@@ -136,18 +136,20 @@ fn the_three_steps_agree_with_the_reference() {
     let Some((device, _alone)) = gpu() else { return };
     for s in [1, 7, 65, 200] {
         for (d, dtype) in [(64, Dtype::Bf16), (128, Dtype::F16)] {
-            let shape = components::Shape { b: 2, h: 3, s, d, dtype };
+            let shape = components::ComponentShape { b: 2, h: 3, s, d, dtype };
             let name = format!("{shape:?}");
             // Each first rung computes every problem.
             assert!(check(SCORES, |_| true, &Scores { shape }, &device, &name) >= 1);
-            assert!(check(SOFTMAX, |_| true, &Softmax { shape: components::Shape { d: 1, ..shape } }, &device, &name) >= 1);
-            assert!(check(VALUES, |_| true, &ValuesProduct { shape }, &device, &name) >= 1);
+            assert!(
+                check(SOFTMAX, |_| true, &Softmax { shape: components::ComponentShape { d: 1, ..shape } }, &device, &name) >= 1
+            );
+            assert!(check(VALUES, |_| true, &ValuesMatmul { shape }, &device, &name) >= 1);
         }
     }
 }
 
 /// Largest |out - ref| over the largest |ref|, for each reference.
-fn errors(task: &mut Task, expected: &[Expected]) -> Vec<f64> {
+fn errors(task: &mut CudaTask, expected: &[Expected]) -> Vec<f64> {
     let any = Tolerance { max_error: f64::MAX, relative_l2: f64::MAX };
     task.launch().unwrap();
     task.synchronize().unwrap();
@@ -192,8 +194,8 @@ fn every_rung_passes_flash_attentions_gate() {
         [(512, 64, false, false), (500, 128, true, false), (512, 128, false, true), (300, 64, true, true)]
     {
         let attention = Attention { outliers, ..bf16(1, 4, s, d, causal) };
-        gate(forward(), &Forward { attention }, 2.0, &device);
-        gate(backward(), &Backward { attention }, 3.0, &device);
+        gate(forward(), &AttentionForward { attention }, 2.0, &device);
+        gate(backward(), &AttentionBackward { attention }, 3.0, &device);
     }
 }
 
@@ -219,8 +221,8 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
     }
     let Some((device, _alone)) = gpu() else { return };
     let attention = bf16(1, 16, 1000, 128, false);
-    let forward = forward().map(|row| (row.name, differing(row, &Forward { attention }, &device)));
-    let backward = backward().map(|row| (row.name, differing(row, &Backward { attention }, &device)));
+    let forward = forward().map(|row| (row.name, differing(row, &AttentionForward { attention }, &device)));
+    let backward = backward().map(|row| (row.name, differing(row, &AttentionBackward { attention }, &device)));
     for (name, differing) in forward.chain(backward) {
         eprintln!("{name}: outputs that differ between launches: {differing:?}");
         match name {
@@ -256,6 +258,6 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
     }
     let Some((device, _alone)) = gpu() else { return };
     let attention = bf16(16, 16, 1024, 128, false);
-    used(forward(), &Forward { attention }, &device);
-    used(backward(), &Backward { attention }, &device);
+    used(forward(), &AttentionForward { attention }, &device);
+    used(backward(), &AttentionBackward { attention }, &device);
 }

@@ -7,13 +7,13 @@ const LANES: usize = 64;
 
 /// Scale, shift and gate of one adaRMS, `[W]` each.
 #[derive(Clone, Copy)]
-pub struct Style<'a> {
+pub struct CpuStyle<'a> {
     pub scale: &'a [f32],
     pub shift: &'a [f32],
     pub gate: &'a [f32],
 }
 
-impl<'a> Style<'a> {
+impl<'a> CpuStyle<'a> {
     /// Parts of a style row `[3W]`.
     pub fn of(row: &'a [f32]) -> Self {
         let width = row.len() / 3;
@@ -23,7 +23,7 @@ impl<'a> Style<'a> {
 
 /// `y = x·rsqrt(mean x² + 1e-6)·(1 + scale) + shift` of one row.
 #[inline(always)]
-pub fn ada_rms(y: &mut [f32], x: &[f32], style: &Style) {
+pub fn ada_rms(y: &mut [f32], x: &[f32], style: &CpuStyle) {
     let squares = reduce(x, 0.0, |sum, x| sum + x * x, |a, b| a + b);
     let factor = 1.0 / (squares / x.len() as f32 + 1e-6).sqrt();
     for (((y, x), scale), shift) in y.iter_mut().zip(x).zip(style.scale).zip(style.shift) {

@@ -7,8 +7,8 @@ use faer::{Accum, MatMut, MatRef, Par};
 use pulp::Arch;
 use rayon::prelude::*;
 
-use super::element::{Style, ada_rms, add, add_gated, gelu_times, rope, silu_biased, softmax_unscaled};
-use crate::denoise::definition::Shape;
+use super::element::{CpuStyle, ada_rms, add, add_gated, gelu_times, rope, silu_biased, softmax_unscaled};
+use crate::denoise::definition::ExpertShape;
 use crate::denoise::model::Model;
 use kernelgate::backend::cpu::threads;
 use kernelgate::simd::leave_avx;
@@ -25,8 +25,8 @@ enum Branch {
 }
 
 /// Inputs, and all the memory that a velocity needs.
-pub struct Expert {
-    shape: Shape,
+pub struct CpuExpert {
+    shape: ExpertShape,
     inputs: Arc<Tensors>,
     /// Times whose styles are held.
     times: usize,
@@ -57,10 +57,10 @@ pub struct Expert {
     up: Vec<f32>,
 }
 
-impl Expert {
+impl CpuExpert {
     /// Allocates for velocities at `times` times.
-    pub fn new(shape: &Shape, inputs: Arc<Tensors>, times: usize) -> Self {
-        let Shape { model: Model { width, depth, mlp, heads, head_dim, .. }, s, p, .. } = *shape;
+    pub fn new(shape: &ExpertShape, inputs: Arc<Tensors>, times: usize) -> Self {
+        let ExpertShape { model: Model { width, depth, mlp, heads, head_dim, .. }, s, p, .. } = *shape;
         let half = head_dim / 2;
         // Angles in fp64: positions near 1000 would cost f32 three digits.
         let angle = |i: usize| (p + i / half) as f64 / 1e4f64.powf((i % half) as f64 / half as f64);
@@ -131,7 +131,7 @@ impl Expert {
     /// `y = adaRMS(h)` with style number `site`.
     fn norm(&mut self, site: usize, time: usize) {
         let width = self.shape.model.width;
-        let style = Style::of(style_row(&self.styles, site, time, self.times, width));
+        let style = CpuStyle::of(style_row(&self.styles, site, time, self.times, width));
         let rows = self.y.par_chunks_mut(width).zip(self.h.par_chunks(width)).with_min_len(ROWS);
         rows.for_each(|(y, h)| Arch::new().dispatch(|| ada_rms(y, h, &style)));
     }
@@ -150,7 +150,7 @@ impl Expert {
 
     /// `attended = softmax(q·kᵀ/√E)·v`, rows of all heads together: they share their keys and values.
     fn attend(&mut self, layer: usize) {
-        let Shape { model: Model { heads, head_dim, .. }, s, p, .. } = self.shape;
+        let ExpertShape { model: Model { heads, head_dim, .. }, s, p, .. } = self.shape;
         let (context, half) = (self.shape.context(), head_dim / 2);
         let cached = |name| {
             let rows = &self.inputs.f32(name)[layer * p * head_dim..][..p * head_dim];
@@ -207,7 +207,7 @@ impl Expert {
     /// `h += gate·(branch·W)`, with the gate of that half of the layer.
     fn close(&mut self, branch: Branch, layer: usize, time: usize) {
         let (s, width) = (self.shape.s, self.shape.model.width);
-        let style = Style::of(style_row(&self.styles, 2 * layer + branch as usize, time, self.times, width));
+        let style = CpuStyle::of(style_row(&self.styles, 2 * layer + branch as usize, time, self.times, width));
         let (name, input) = match branch {
             Branch::Attention => ("o_proj", &self.attended),
             Branch::FeedForward => ("down_proj", &self.gate),

@@ -7,22 +7,22 @@ mod expert;
 #[cfg(test)]
 mod tests;
 
-use crate::denoise::definition::{Loop, Shape, Step};
+use crate::denoise::definition::{DenoiseLoop, DenoiseStep, ExpertShape};
 use crate::denoise::model::ACTION;
-use expert::Expert;
-use kernelgate::backend::cpu::Task;
+use expert::CpuExpert;
+use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 
 /// Step implementations.
-pub const STEP: &[Implementation<Step>] = &[Implementation {
+pub const STEP: &[Implementation<DenoiseStep>] = &[Implementation {
     name: "cpu",
     about: "column blocks of weights over threads, heads packed into one attention product, norm and activation fused",
     supports: |problem| supports(&problem.expert),
     prepare: Prepare::Cpu(|problem, inputs| {
         let outputs = Tensors::new().with_output("velocity", [problem.expert.s, ACTION], Dtype::F32);
-        let mut expert = Expert::new(&problem.expert, inputs.clone(), 1);
-        Task::new(outputs, move |outputs| {
+        let mut expert = CpuExpert::new(&problem.expert, inputs.clone(), 1);
+        CpuTask::new(outputs, move |outputs| {
             expert.set_times(&[f64::from(inputs.f32("t")[0])]);
             expert.velocity(0, inputs.f32("x"), outputs.f32_mut("velocity"));
         })
@@ -30,20 +30,20 @@ pub const STEP: &[Implementation<Step>] = &[Implementation {
 }];
 
 /// Loop implementations.
-pub const LOOP: &[Implementation<Loop>] = &[Implementation {
+pub const LOOP: &[Implementation<DenoiseLoop>] = &[Implementation {
     name: "cpu",
     about: "the step of `cpu`, with the styles of all steps computed first",
     supports: |problem| supports(&problem.expert),
     prepare: Prepare::Cpu(|problem, inputs| {
         let outputs = Tensors::new().with_output("actions", [problem.expert.s, ACTION], Dtype::F32);
-        let mut expert = Expert::new(&problem.expert, inputs.clone(), problem.steps);
+        let mut expert = CpuExpert::new(&problem.expert, inputs.clone(), problem.steps);
         let mut velocity = vec![0.0; problem.expert.s * ACTION];
         let dt = -1.0 / problem.steps as f64;
         let mut times = vec![1.0; problem.steps];
         for step in 1..problem.steps {
             times[step] = times[step - 1] + dt;
         }
-        Task::new(outputs, move |outputs| {
+        CpuTask::new(outputs, move |outputs| {
             let actions = outputs.f32_mut("actions");
             actions.copy_from_slice(inputs.f32("x"));
             expert.set_times(&times);
@@ -55,6 +55,6 @@ pub const LOOP: &[Implementation<Loop>] = &[Implementation {
     }),
 }];
 
-fn supports(shape: &Shape) -> Result<(), String> {
+fn supports(shape: &ExpertShape) -> Result<(), String> {
     if shape.dtype == Dtype::F32 { Ok(()) } else { Err("computes f32 only".to_owned()) }
 }

@@ -1,27 +1,27 @@
 use std::sync::Arc;
 
-use super::element::{Style, ada_rms, rope, softmax_unscaled};
+use super::element::{CpuStyle, ada_rms, rope, softmax_unscaled};
 use super::*;
 use crate::denoise::model::{Model, TINY};
 use crate::denoise::reference;
 use kernelgate::backend::Executable;
-use kernelgate::verify::{Comparison, verify};
+use kernelgate::verify::{OutputComparison, verify};
 use kernelgate::workload::{Problem, random};
 
 /// Extents that divide neither vectors nor blocks of columns: several blocks, the last one short.
 const ODD: Model = Model { name: "odd", width: 234, depth: 2, mlp: 1001, heads: 3, head_dim: 10 };
 
-fn shape(model: Model, s: usize, p: usize) -> Shape {
-    Shape { model, s, p, dtype: Dtype::F32 }
+fn shape(model: Model, s: usize, p: usize) -> ExpertShape {
+    ExpertShape { model, s, p, dtype: Dtype::F32 }
 }
 
-fn task<P: Problem>(implementation: &Implementation<P>, problem: &P, inputs: &Arc<Tensors>) -> Task {
+fn task<P: Problem>(implementation: &Implementation<P>, problem: &P, inputs: &Arc<Tensors>) -> CpuTask {
     (implementation.supports)(problem).unwrap();
     let Prepare::Cpu(prepare) = implementation.prepare else { panic!("not a CPU row") };
     prepare(problem, inputs.clone())
 }
 
-fn check<P: Problem>(implementation: &Implementation<P>, problem: &P, inputs: Tensors) -> Comparison {
+fn check<P: Problem>(implementation: &Implementation<P>, problem: &P, inputs: Tensors) -> OutputComparison {
     let inputs = Arc::new(inputs);
     let expected = problem.reference(&inputs);
     verify(&mut task(implementation, problem, &inputs), &expected, problem.tolerance()).unwrap()
@@ -32,7 +32,7 @@ fn steps_are_those_of_the_reference() {
     for (model, s, p) in
         [(TINY, 1, 1), (TINY, 7, 13), (TINY, 50, 968), (TINY, 1, 968), (TINY, 50, 1), (TINY, 3, 0), (ODD, 7, 13), (ODD, 33, 130)]
     {
-        let problem = Step { expert: shape(model, s, p) };
+        let problem = DenoiseStep { expert: shape(model, s, p) };
         for t in [0.7f32, 1.0, 0.1] {
             let comparison = check(&STEP[0], &problem, problem.inputs(1).with("t", [1], vec![t]));
             assert!(comparison.relative_l2 < 2e-6, "{} s={s} p={p} t={t}: {comparison:?}", model.name);
@@ -43,7 +43,7 @@ fn steps_are_those_of_the_reference() {
 #[test]
 fn loops_are_those_of_the_reference() {
     for (model, s, p, steps) in [(TINY, 1, 1, 1), (TINY, 7, 13, 3), (TINY, 50, 968, 10), (TINY, 3, 0, 2), (ODD, 7, 13, 10)] {
-        let problem = Loop { expert: shape(model, s, p), steps };
+        let problem = DenoiseLoop { expert: shape(model, s, p), steps };
         let comparison = check(&LOOP[0], &problem, problem.inputs(1));
         assert!(comparison.relative_l2 < 2e-6, "{} s={s} p={p} steps={steps}: {comparison:?}", model.name);
     }
@@ -51,7 +51,7 @@ fn loops_are_those_of_the_reference() {
 
 #[test]
 fn a_second_launch_gives_the_same_bits() {
-    let problem = Loop { expert: shape(TINY, 7, 13), steps: 3 };
+    let problem = DenoiseLoop { expert: shape(TINY, 7, 13), steps: 3 };
     let mut task = task(&LOOP[0], &problem, &Arc::new(problem.inputs(1)));
     let mut launch = || {
         task.poison_outputs().unwrap();
@@ -63,7 +63,7 @@ fn a_second_launch_gives_the_same_bits() {
 
 #[test]
 fn a_loop_without_velocity_returns_the_noise() {
-    let problem = Loop { expert: shape(TINY, 7, 13), steps: 10 };
+    let problem = DenoiseLoop { expert: shape(TINY, 7, 13), steps: 10 };
     let mut inputs = problem.inputs(1);
     inputs.f32_mut("action_out").fill(0.0);
     inputs.f32_mut("action_out_bias").fill(0.0);
@@ -75,7 +75,7 @@ fn a_loop_without_velocity_returns_the_noise() {
 
 #[test]
 fn not_a_number_in_a_weight_reaches_the_output() {
-    let problem = Step { expert: shape(TINY, 2, 3) };
+    let problem = DenoiseStep { expert: shape(TINY, 2, 3) };
     for name in ["k_cache", "gate_proj", "style1_bias", "time_in"] {
         let mut inputs = problem.inputs(1);
         inputs.f32_mut(name)[0] = f32::NAN;
@@ -87,9 +87,9 @@ fn not_a_number_in_a_weight_reaches_the_output() {
 
 #[test]
 fn bf16_is_refused() {
-    let expert = Shape { dtype: Dtype::Bf16, ..shape(TINY, 1, 1) };
-    assert_eq!((STEP[0].supports)(&Step { expert }), Err("computes f32 only".to_owned()));
-    assert_eq!((LOOP[0].supports)(&Loop { expert, steps: 1 }), Err("computes f32 only".to_owned()));
+    let expert = ExpertShape { dtype: Dtype::Bf16, ..shape(TINY, 1, 1) };
+    assert_eq!((STEP[0].supports)(&DenoiseStep { expert }), Err("computes f32 only".to_owned()));
+    assert_eq!((LOOP[0].supports)(&DenoiseLoop { expert, steps: 1 }), Err("computes f32 only".to_owned()));
 }
 
 #[test]
@@ -101,11 +101,11 @@ fn row_functions_are_those_of_the_reference_at_any_length() {
     let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     for len in [2, 10, 64, 130, 1018] {
         let (x, row) = (random::normal(1, "x", len), random::normal(1, "style", 3 * len));
-        let style = Style::of(&row);
+        let style = CpuStyle::of(&row);
         let mut y = vec![0.0; len];
         ada_rms(&mut y, &x, &style);
         let (scale, shift, gate) = (wide(style.scale), wide(style.shift), wide(style.gate));
-        near(&y, &reference::ada_rms(&wide(&x), &reference::Style { scale: &scale, shift: &shift, gate: &gate }));
+        near(&y, &reference::ada_rms(&wide(&x), &reference::ReferenceStyle { scale: &scale, shift: &shift, gate: &gate }));
 
         let mut scores: Vec<f32> = x.iter().map(|x| 10.0 * x).collect();
         let mut expected = wide(&scores);

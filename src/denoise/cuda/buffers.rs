@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::run::Run;
+use super::run::ExpertRun;
 use crate::denoise::model::ACTION;
 use kernelgate::backend::BackendError;
 use kernelgate::workload::{Dtype, Tensors};
@@ -13,7 +13,7 @@ use kernelgate_cuda::{Argument, Buffer, Device};
 pub type Region = (&'static str, usize);
 
 /// Inputs, without those of the names `but`.
-pub fn inputs(run: &Run, but: &[&str]) -> Vec<Region> {
+pub fn inputs(run: &ExpertRun, but: &[&str]) -> Vec<Region> {
     let shape = &run.shape;
     let specs = shape.model.tensors(shape.s, shape.p, shape.dtype);
     let mut regions: Vec<Region> = specs.iter().map(|spec| (spec.name, spec.bytes() as usize)).collect();
@@ -25,25 +25,25 @@ pub fn inputs(run: &Run, but: &[&str]) -> Vec<Region> {
 }
 
 /// Bytes of those regions, of the times, and of the output.
-pub fn device_bytes(run: &Run, regions: &[&[Region]]) -> u64 {
+pub fn device_bytes(run: &ExpertRun, regions: &[&[Region]]) -> u64 {
     let regions: usize = regions.iter().copied().flatten().map(|(_, bytes)| bytes).sum();
     (regions + times_bytes(run) + run.shape.s * ACTION * Dtype::F32.bytes()) as u64
 }
 
-fn times_bytes(run: &Run) -> usize {
+fn times_bytes(run: &ExpertRun) -> usize {
     if run.looped { run.steps * Dtype::F64.bytes() } else { 0 }
 }
 
 /// The memory.
 pub struct Buffers {
-    places: BTreeMap<&'static str, Place>,
+    places: BTreeMap<&'static str, DeviceRange>,
     depth: usize,
     _owned: Vec<Buffer>,
 }
 
 /// Where a region lies.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct DeviceRange {
     address: u64,
     bytes: usize,
 }
@@ -55,7 +55,7 @@ impl Buffers {
     /// # Errors
     /// When device memory is short or a copy fails.
     pub fn new(
-        run: &Run,
+        run: &ExpertRun,
         tensors: &Tensors,
         device: &Arc<Device>,
         inputs: &[Region],
@@ -79,7 +79,7 @@ impl Buffers {
         if run.looped {
             owned.push(("times", device.upload(bytemuck::cast_slice(&times(run.steps)))?));
         }
-        let place = |buffer: &Buffer| Place { address: buffer.address(), bytes: buffer.bytes() };
+        let place = |buffer: &Buffer| DeviceRange { address: buffer.address(), bytes: buffer.bytes() };
         let mut places: BTreeMap<_, _> = owned.iter().map(|(name, buffer)| (*name, place(buffer))).collect();
         let mut owned: Vec<_> = owned.into_iter().map(|(_, buffer)| buffer).collect();
         if !tailed.is_empty() {
@@ -89,7 +89,7 @@ impl Buffers {
             let buffer = device.upload(&parts.concat())?;
             let mut address = buffer.address();
             for (name, part) in names.into_iter().zip(&parts) {
-                places.insert(name, Place { address, bytes: part.len() });
+                places.insert(name, DeviceRange { address, bytes: part.len() });
                 address += part.len() as u64;
             }
             owned.push(buffer);
@@ -99,12 +99,12 @@ impl Buffers {
 
     /// Made-up addresses for those regions and the times: for looking at a plan where there is no device.
     #[cfg(test)]
-    pub fn imagined(run: &Run, regions: &[Region]) -> Self {
+    pub fn imagined(run: &ExpertRun, regions: &[Region]) -> Self {
         let times = run.looped.then_some(("times", times_bytes(run)));
         let mut next = 1 << 20;
         let mut places = BTreeMap::new();
         for (name, bytes) in regions.iter().copied().chain(times) {
-            places.insert(name, Place { address: next, bytes });
+            places.insert(name, DeviceRange { address: next, bytes });
             next += (bytes as u64).next_multiple_of(256);
         }
         Self { places, depth: run.shape.model.depth, _owned: Vec::new() }
@@ -134,11 +134,11 @@ impl Buffers {
 
     /// Where a layer's part of a stacked region begins.
     pub fn layer(&self, name: &str, layer: usize) -> u64 {
-        let Place { address, bytes } = self.place(name);
+        let DeviceRange { address, bytes } = self.place(name);
         address + (layer * (bytes / self.depth)) as u64
     }
 
-    fn place(&self, name: &str) -> Place {
+    fn place(&self, name: &str) -> DeviceRange {
         *self.places.get(name).unwrap_or_else(|| panic!("region `{name}` is part of the run"))
     }
 }

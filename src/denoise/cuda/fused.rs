@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::buffers::{self, Buffers, Region};
 use super::pack::{DOWN_SPLIT, GATE_UP_SPLIT, LINEAR_SPLIT, OUT_SPLIT, Packing, QKV_SPLIT, TILE, packings};
 use super::per_op::{ANGLES, EMBED, embed_blocks};
-use super::program::{Plan, Program};
+use super::program::{LaunchPlan, LaunchSequence};
 use super::row::{Items, THREADS, a_row_a_block, model_kernel, with_model};
-use super::run::Run;
+use super::run::ExpertRun;
 use crate::denoise::model::Model;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
@@ -137,18 +137,18 @@ pub const NULL: Argument = Argument::Address(0);
 pub const CACHES: [&str; 2] = ["k_cache", "v_cache"];
 
 /// Inputs that are held as they lie.
-pub fn inputs(run: &Run) -> Vec<Region> {
+pub fn inputs(run: &ExpertRun) -> Vec<Region> {
     let packed: Vec<&str> = packings(&run.shape.model).iter().flat_map(|packing| packing.inputs).copied().collect();
     buffers::inputs(run, &[&CACHES[..], &packed].concat())
 }
 
 /// Packed inputs.
-pub fn packed(run: &Run) -> Vec<Region> {
+pub fn packed(run: &ExpertRun) -> Vec<Region> {
     packings(&run.shape.model).iter().map(Packing::region).collect()
 }
 
 /// Everything but inputs, keys, values and output.
-pub fn scratch(run: &Run) -> Vec<Region> {
+pub fn scratch(run: &ExpertRun) -> Vec<Region> {
     let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (s, steps) = (run.shape.s, run.steps);
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
@@ -171,14 +171,14 @@ pub fn scratch(run: &Run) -> Vec<Region> {
 }
 
 /// Keys and values of all layers, prefix and suffix.
-pub fn caches(run: &Run) -> [Region; 2] {
+pub fn caches(run: &ExpertRun) -> [Region; 2] {
     let Model { depth, head_dim, .. } = run.shape.model;
     let bytes = depth * run.shape.context() * head_dim * Dtype::Bf16.bytes();
     [("keys", bytes), ("values", bytes)]
 }
 
 /// Inputs, the suffix' room in the caches, styles, activations and the output.
-pub fn device_bytes(run: &Run) -> u64 {
+pub fn device_bytes(run: &ExpertRun) -> u64 {
     buffers::device_bytes(run, &[&inputs(run), &packed(run), &caches(run), &scratch(run)])
 }
 
@@ -186,7 +186,7 @@ pub fn device_bytes(run: &Run) -> u64 {
 ///
 /// # Errors
 /// When a kernel does not compile or device memory is short.
-pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
+pub fn program(run: &ExpertRun, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<LaunchSequence, BackendError> {
     write(run, inputs, device, output, false, None)
 }
 
@@ -194,7 +194,12 @@ pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Outpu
 ///
 /// # Errors
 /// As [`program`].
-pub fn overlapping(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
+pub fn overlapping(
+    run: &ExpertRun,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    output: &Output,
+) -> Result<LaunchSequence, BackendError> {
     write(run, inputs, device, output, true, None)
 }
 
@@ -203,19 +208,19 @@ pub fn overlapping(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &O
 ///
 /// # Errors
 /// As [`program`]; [`BackendError::Unsupported`] where the device keeps nothing.
-pub fn keeping(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
+pub fn keeping(run: &ExpertRun, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<LaunchSequence, BackendError> {
     let bytes = caches(run).iter().map(|(_, bytes)| bytes).sum();
     write(run, inputs, device, output, true, Some(SetAside::new(device, bytes)?))
 }
 
 fn write(
-    run: &Run,
+    run: &ExpertRun,
     inputs: &Tensors,
     device: &Arc<Device>,
     output: &Output,
     overlapping: bool,
     set_aside: Option<SetAside>,
-) -> Result<Program, BackendError> {
+) -> Result<LaunchSequence, BackendError> {
     let tail_bytes = run.shape.s * run.shape.model.head_dim * Dtype::Bf16.bytes();
     let tailed = [("keys", CACHES[0], tail_bytes), ("values", CACHES[1], tail_bytes)];
     let packings = packings(&run.shape.model);
@@ -227,18 +232,18 @@ fn write(
 }
 
 /// The launches, for memory that has every region; `kept` is what attention keeps of keys and values for the next step.
-pub fn plan(run: &Run, memory: &Buffers, output: Argument, kept: Option<Window>) -> Plan {
-    let mut plan = Plan::default();
+pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument, kept: Option<Window>) -> LaunchPlan {
+    let mut plan = LaunchPlan::default();
     prepare(&mut plan, run, memory, output);
-    let pass = Pass { run, memory, output, kept };
+    let pass = FusedWriter { run, memory, output, kept };
     for step in 0..run.steps {
         pass.step(&mut plan, step);
     }
     plan
 }
 
-struct Pass<'a> {
-    run: &'a Run,
+struct FusedWriter<'a> {
+    run: &'a ExpertRun,
     memory: &'a Buffers,
     output: Argument,
     kept: Option<Window>,
@@ -250,7 +255,7 @@ pub fn i32_of(extent: usize) -> Argument {
 }
 
 /// What does not depend on the actions: styles of all steps, angles; and the first residual stream.
-pub fn prepare(plan: &mut Plan, run: &Run, memory: &Buffers, output: Argument) {
+pub fn prepare(plan: &mut LaunchPlan, run: &ExpertRun, memory: &Buffers, output: Argument) {
     let Model { width, depth, head_dim, .. } = run.shape.model;
     let (s, steps, rows) = (run.shape.s, run.steps, i32_of(run.steps));
     let at = |name: &str| memory.at(name);
@@ -277,8 +282,8 @@ pub fn prepare(plan: &mut Plan, run: &Run, memory: &Buffers, output: Argument) {
     plan.launch(&BEGIN, s, &actions);
 }
 
-impl Pass<'_> {
-    fn step(&self, plan: &mut Plan, step: usize) {
+impl FusedWriter<'_> {
+    fn step(&self, plan: &mut LaunchPlan, step: usize) {
         let (memory, run) = (self.memory, self.run);
         let Model { width, depth, heads, .. } = run.shape.model;
         let (s, rows) = (run.shape.s, i32_of(run.shape.s));

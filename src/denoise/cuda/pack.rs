@@ -26,7 +26,7 @@ const CHUNK_BYTES: usize = 16;
 
 /// The order of the columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
+enum ColumnOrder {
     /// As they are.
     Plain,
     /// Heads of so many columns of q, k and v; eight columns beside the eight half a head further, with which they rotate.
@@ -47,13 +47,13 @@ pub struct Packing {
     /// k.
     depth: usize,
     layers: usize,
-    order: Order,
-    layout: Layout,
+    order: ColumnOrder,
+    layout: PackedLayout,
 }
 
 /// What lies together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
+enum PackedLayout {
     /// Tiles of columns, k split among so many blocks.
     Tiles(usize),
     /// Panels of k, eight columns at a time.
@@ -65,7 +65,7 @@ pub fn persistent_packings(model: &Model) -> Vec<Packing> {
     let mut packings = packings(model);
     for packing in &mut packings {
         if LAYER_PRODUCTS.contains(&packing.name) {
-            packing.layout = Layout::Panels;
+            packing.layout = PackedLayout::Panels;
         }
     }
     packings
@@ -83,8 +83,8 @@ pub fn packings(model: &Model) -> Vec<Packing> {
         columns: vec![columns],
         depth,
         layers,
-        order: Order::Plain,
-        layout: Layout::Tiles(split),
+        order: ColumnOrder::Plain,
+        layout: PackedLayout::Tiles(split),
     };
     vec![
         Packing {
@@ -93,8 +93,8 @@ pub fn packings(model: &Model) -> Vec<Packing> {
             columns: vec![queries, head_dim, head_dim],
             depth: width,
             layers,
-            order: Order::Rotating(head_dim),
-            layout: Layout::Tiles(QKV_SPLIT),
+            order: ColumnOrder::Rotating(head_dim),
+            layout: PackedLayout::Tiles(QKV_SPLIT),
         },
         Packing {
             name: "gate_up_proj",
@@ -102,8 +102,8 @@ pub fn packings(model: &Model) -> Vec<Packing> {
             columns: vec![mlp, mlp],
             depth: width,
             layers,
-            order: Order::Alternating,
-            layout: Layout::Tiles(GATE_UP_SPLIT),
+            order: ColumnOrder::Alternating,
+            layout: PackedLayout::Tiles(GATE_UP_SPLIT),
         },
         plain("o_proj", &["o_proj"], queries, width, OUT_SPLIT, layers),
         plain("down_proj", &["down_proj"], mlp, width, DOWN_SPLIT, layers),
@@ -128,9 +128,9 @@ impl Packing {
     /// Input and first column of a chunk.
     fn source(&self, chunk: usize) -> (usize, usize) {
         match self.order {
-            Order::Plain => (0, chunk * CHUNK),
-            Order::Alternating => (chunk % 2, chunk / 2 * CHUNK),
-            Order::Rotating(head) => {
+            ColumnOrder::Plain => (0, chunk * CHUNK),
+            ColumnOrder::Alternating => (chunk % 2, chunk / 2 * CHUNK),
+            ColumnOrder::Rotating(head) => {
                 let (of_head, in_head) = (chunk / (head / CHUNK), chunk % (head / CHUNK));
                 let first = of_head * head + in_head % 2 * (head / 2) + in_head / 2 * CHUNK;
                 match first.checked_sub(self.columns[0]) {
@@ -147,8 +147,8 @@ impl Packing {
         let inputs: Vec<&[u8]> = self.inputs.iter().map(|name| tensors.tensor(name).as_bytes()).collect();
         match self.layout {
             // Up to 64 rows of one block's slice of k.
-            Layout::Tiles(split) => self.pack_tiles(&inputs, ((self.depth / 16).div_ceil(split) * 16).min(TILE)),
-            Layout::Panels => self.pack_panels(&inputs),
+            PackedLayout::Tiles(split) => self.pack_tiles(&inputs, ((self.depth / 16).div_ceil(split) * 16).min(TILE)),
+            PackedLayout::Panels => self.pack_panels(&inputs),
         }
     }
 
@@ -268,8 +268,8 @@ mod tests {
             columns: vec![16],
             depth: 128,
             layers: 2,
-            order: Order::Plain,
-            layout: Layout::Panels,
+            order: ColumnOrder::Plain,
+            layout: PackedLayout::Panels,
         };
         let number = |layer: usize, k: usize, column: usize| ((layer * 128 + k) * 16 + column) as u16;
         let input: Vec<u8> = (0..2 * 128 * 16u16).flat_map(u16::to_le_bytes).collect();

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use super::buffers::{self, Buffers, Region};
-use super::program::{Plan, Program};
+use super::program::{LaunchPlan, LaunchSequence};
 use super::row::{Items, THREADS, a_row_a_block, kernel};
-use super::run::Run;
+use super::run::ExpertRun;
 use crate::denoise::model::{ACTION, Model};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
@@ -64,7 +64,7 @@ const fn padded(context: usize) -> usize {
 }
 
 /// Everything but inputs and output.
-pub fn scratch(run: &Run) -> Vec<Region> {
+pub fn scratch(run: &ExpertRun) -> Vec<Region> {
     let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (s, keys) = (run.shape.s, padded(run.shape.context()));
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
@@ -95,7 +95,7 @@ pub fn scratch(run: &Run) -> Vec<Region> {
 }
 
 /// Inputs, activations, the library's workspaces and the output.
-pub fn device_bytes(run: &Run, side_by_side: bool) -> u64 {
+pub fn device_bytes(run: &ExpertRun, side_by_side: bool) -> u64 {
     let workspaces = WORKSPACE_BYTES * if side_by_side { LANES } else { 1 };
     buffers::device_bytes(run, &[&buffers::inputs(run, &[]), &scratch(run)]) + workspaces as u64
 }
@@ -104,7 +104,7 @@ pub fn device_bytes(run: &Run, side_by_side: bool) -> u64 {
 ///
 /// # Errors
 /// When a kernel does not compile, the library declines, or device memory is short.
-pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
+pub fn program(run: &ExpertRun, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<LaunchSequence, BackendError> {
     write(run, inputs, device, output, false)
 }
 
@@ -112,11 +112,22 @@ pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Outpu
 ///
 /// # Errors
 /// As [`program`].
-pub fn side_by_side(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
+pub fn side_by_side(
+    run: &ExpertRun,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    output: &Output,
+) -> Result<LaunchSequence, BackendError> {
     write(run, inputs, device, output, true)
 }
 
-fn write(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output, side_by_side: bool) -> Result<Program, BackendError> {
+fn write(
+    run: &ExpertRun,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    output: &Output,
+    side_by_side: bool,
+) -> Result<LaunchSequence, BackendError> {
     let blas = Blas::open(device, if side_by_side { LANES } else { 1 })?;
     let memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &[]), std::iter::empty(), &scratch(run), &[])?;
     let plan = plan(run, &memory, output.argument(), side_by_side);
@@ -124,20 +135,20 @@ fn write(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output, sid
 }
 
 /// The launches, for memory that has every region.
-pub fn plan(run: &Run, memory: &Buffers, output: Argument, side_by_side: bool) -> Plan {
-    let mut pass = Pass { run, memory, side_by_side, plan: Plan::default() };
+pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument, side_by_side: bool) -> LaunchPlan {
+    let mut pass = PerOpWriter { run, memory, side_by_side, plan: LaunchPlan::default() };
     pass.whole(output);
     pass.plan
 }
 
-struct Pass<'a> {
-    run: &'a Run,
+struct PerOpWriter<'a> {
+    run: &'a ExpertRun,
     memory: &'a Buffers,
     side_by_side: bool,
-    plan: Plan,
+    plan: LaunchPlan,
 }
 
-impl Pass<'_> {
+impl PerOpWriter<'_> {
     fn whole(&mut self, output: Argument) {
         let actions = self.run.shape.s * ACTION;
         if !self.run.looped {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::buffers::{self, Buffers, Region};
 use super::fused::{self, CACHES, NULL, i32_of};
 use super::pack::{MOST_KEYS, Packing, pack_cache, persistent_packings};
-use super::program::{Plan, Program};
+use super::program::{LaunchPlan, LaunchSequence};
 use super::row::{Items, compiled_for, model_kernel, with_model};
-use super::run::Run;
+use super::run::ExpertRun;
 use crate::denoise::model::{Model, PI05};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
@@ -74,7 +74,7 @@ fn constants(items: &Items) -> Vec<(&'static str, usize)> {
 ///
 /// # Errors
 /// The reason.
-pub fn supported(run: &Run) -> Result<(), String> {
+pub fn supported(run: &ExpertRun) -> Result<(), String> {
     let shape = &run.shape;
     if compiled_for(&shape.model) != compiled_for(&PI05) {
         return Err("not compiled for this model".to_owned());
@@ -89,7 +89,7 @@ pub fn supported(run: &Run) -> Result<(), String> {
 }
 
 /// Packed inputs: weights, keys and values.
-pub fn packed(run: &Run) -> Vec<Region> {
+pub fn packed(run: &ExpertRun) -> Vec<Region> {
     let Model { depth, head_dim, .. } = run.shape.model;
     let cache = depth * MOST_KEYS * head_dim * Dtype::Bf16.bytes();
     let weights = persistent_packings(&run.shape.model).iter().map(Packing::region).collect::<Vec<_>>();
@@ -97,7 +97,7 @@ pub fn packed(run: &Run) -> Vec<Region> {
 }
 
 /// Everything but inputs and output.
-pub fn scratch(run: &Run) -> Vec<Region> {
+pub fn scratch(run: &ExpertRun) -> Vec<Region> {
     let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
     let rows = |columns: usize| MOST_ROWS * columns * bf16;
@@ -119,7 +119,7 @@ pub fn scratch(run: &Run) -> Vec<Region> {
 }
 
 /// Inputs, styles and what they add, activations and the output.
-pub fn device_bytes(run: &Run) -> u64 {
+pub fn device_bytes(run: &ExpertRun) -> u64 {
     buffers::device_bytes(run, &[&fused::inputs(run), &packed(run), &scratch(run)])
 }
 
@@ -127,7 +127,7 @@ pub fn device_bytes(run: &Run) -> u64 {
 ///
 /// # Errors
 /// When a kernel does not compile or device memory is short; [`BackendError::Unsupported`] where the device does not hold all blocks at once.
-pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<Program, BackendError> {
+pub fn program(run: &ExpertRun, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<LaunchSequence, BackendError> {
     let Model { depth, head_dim, .. } = run.shape.model;
     let packings = persistent_packings(&run.shape.model);
     let weights = packings.iter().map(|packing| (packing.name, packing.pack(inputs)));
@@ -140,9 +140,9 @@ pub fn program(run: &Run, inputs: &Tensors, device: &Arc<Device>, output: &Outpu
 }
 
 /// The launches, for memory that has every region.
-pub fn plan(run: &Run, memory: &Buffers, output: Argument) -> Plan {
+pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument) -> LaunchPlan {
     let Model { depth, heads, head_dim, mlp, .. } = run.shape.model;
-    let mut plan = Plan::default();
+    let mut plan = LaunchPlan::default();
     fused::prepare(&mut plan, run, memory, output);
     let at = |name: &str| memory.at(name);
     let steps = i32_of(run.steps);

@@ -18,7 +18,7 @@ use kernelgate_cuda::{Argument, Device, KernelSpec, LoadedKernel, Manner};
 /// Most launches of a product by which its algorithm is chosen: a step's, where there are more.
 const MOST_TIMED: usize = 40;
 
-type Row = KernelSpec<Items>;
+type DenoiseKernel = KernelSpec<Items>;
 
 /// One entry; kernels and products by their number.
 enum Op {
@@ -30,7 +30,7 @@ enum Op {
 }
 
 /// The list, with everything that it launches and the memory it works on.
-pub struct Program {
+pub struct LaunchSequence {
     ops: Vec<Op>,
     kernels: Vec<LoadedKernel>,
     products: Vec<Gemm>,
@@ -40,7 +40,7 @@ pub struct Program {
     _set_aside: Option<SetAside>,
 }
 
-impl Program {
+impl LaunchSequence {
     /// Enqueues all of it.
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl Program {
 #[derive(Debug, Clone)]
 pub enum Written {
     /// A kernel for so many items, of so many layers, and what L2 is to do with a range of what it reads.
-    Launch { kernel: &'static Row, items: usize, layers: usize, arguments: Vec<Argument>, window: Option<Window> },
+    Launch { kernel: &'static DenoiseKernel, items: usize, layers: usize, arguments: Vec<Argument>, window: Option<Window> },
     /// A product of the matrices at these addresses, in a lane; kernels are in the first.
     Product { lane: usize, spec: Spec, x: u64, w: u64, y: u64 },
     /// What comes in one lane waits for what is in another so far.
@@ -81,23 +81,23 @@ pub enum Written {
 
 /// What a program will do, before anything is compiled: writing it needs addresses only.
 #[derive(Default)]
-pub struct Plan {
+pub struct LaunchPlan {
     pub written: Vec<Written>,
 }
 
-impl Plan {
+impl LaunchPlan {
     /// Adds a kernel for so many items: its arguments in order, of memory that the finished program or its task keeps.
-    pub fn launch(&mut self, kernel: &'static Row, items: usize, arguments: &[Argument]) {
+    pub fn launch(&mut self, kernel: &'static DenoiseKernel, items: usize, arguments: &[Argument]) {
         self.launch_stack(kernel, items, 1, arguments)
     }
 
     /// The same with a window.
-    pub fn launch_within(&mut self, kernel: &'static Row, items: usize, arguments: &[Argument], window: Option<Window>) {
+    pub fn launch_within(&mut self, kernel: &'static DenoiseKernel, items: usize, arguments: &[Argument], window: Option<Window>) {
         self.written.push(Written::Launch { kernel, items, layers: 1, arguments: arguments.to_vec(), window });
     }
 
     /// The same for so many layers at once.
-    pub fn launch_stack(&mut self, kernel: &'static Row, items: usize, layers: usize, arguments: &[Argument]) {
+    pub fn launch_stack(&mut self, kernel: &'static DenoiseKernel, items: usize, layers: usize, arguments: &[Argument]) {
         self.written.push(Written::Launch { kernel, items, layers, arguments: arguments.to_vec(), window: None });
     }
 
@@ -135,8 +135,8 @@ impl Plan {
         overlapping: bool,
         memory: Buffers,
         set_aside: Option<SetAside>,
-    ) -> Result<Program, BackendError> {
-        let mut program = Program {
+    ) -> Result<LaunchSequence, BackendError> {
+        let mut program = LaunchSequence {
             ops: Vec::new(),
             kernels: Vec::new(),
             products: Vec::new(),

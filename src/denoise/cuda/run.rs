@@ -6,7 +6,7 @@ use kernelgate::workload::Dtype;
 use kernelgate_cuda::Device;
 
 use super::row::compiled_for;
-use crate::denoise::definition::{Loop, Shape, Step};
+use crate::denoise::definition::{DenoiseLoop, DenoiseStep, ExpertShape};
 use crate::denoise::model::ACTION;
 
 /// Most steps that are captured: a graph of the operations one by one has 400 nodes a step.
@@ -14,28 +14,28 @@ const MOST_CAPTURED: usize = 100;
 
 /// A step, or a loop of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Run {
+pub struct ExpertRun {
     /// Model and sizes.
-    pub shape: Shape,
+    pub shape: ExpertShape,
     /// How many velocities.
     pub steps: usize,
     /// Whether the velocities move the actions; else the one velocity is the output.
     pub looped: bool,
 }
 
-impl From<&Step> for Run {
-    fn from(problem: &Step) -> Self {
+impl From<&DenoiseStep> for ExpertRun {
+    fn from(problem: &DenoiseStep) -> Self {
         Self { shape: problem.expert, steps: 1, looped: false }
     }
 }
 
-impl From<&Loop> for Run {
-    fn from(problem: &Loop) -> Self {
+impl From<&DenoiseLoop> for ExpertRun {
+    fn from(problem: &DenoiseLoop) -> Self {
         Self { shape: problem.expert, steps: problem.steps, looped: true }
     }
 }
 
-impl Run {
+impl ExpertRun {
     /// Whether the kernels compute it, one operation each.
     pub fn supported_per_op(&self) -> Result<(), String> {
         self.supported()

@@ -2,14 +2,14 @@
 //! layers, for repeatability, and its memory against what it declares.
 
 use super::buffers::Buffers;
-use super::program::{Plan, Written};
+use super::program::{LaunchPlan, Written};
 use super::row::Items;
 use super::*;
-use crate::denoise::definition::Shape;
+use crate::denoise::definition::ExpertShape;
 use crate::denoise::model::{Model, PI05, TINY};
 use crate::gpu_tests::{gpu, prepare};
 use kernelgate::backend::Executable;
-use kernelgate::verify::{Comparison, verify};
+use kernelgate::verify::{OutputComparison, verify};
 use kernelgate::workload::{Dtype, Problem};
 use kernelgate_cuda::driver::memory;
 use kernelgate_cuda::driver::window::{Lines, Window};
@@ -18,12 +18,12 @@ use kernelgate_cuda::{Argument, KernelSpec};
 /// Every kernel of the full model in a fraction of its time.
 const SHALLOW: Model = Model { name: "shallow", depth: 2, ..PI05 };
 
-fn shape(model: Model, s: usize, p: usize) -> Shape {
-    Shape { model, s, p, dtype: Dtype::Bf16 }
+fn shape(model: Model, s: usize, p: usize) -> ExpertShape {
+    ExpertShape { model, s, p, dtype: Dtype::Bf16 }
 }
 
-fn looped(model: Model, s: usize, p: usize, steps: usize) -> Loop {
-    Loop { expert: shape(model, s, p), steps }
+fn looped(model: Model, s: usize, p: usize, steps: usize) -> DenoiseLoop {
+    DenoiseLoop { expert: shape(model, s, p), steps }
 }
 
 /// The rows that compute a problem.
@@ -37,7 +37,7 @@ fn check<P: Problem>(
     problem: &P,
     device: &Arc<Device>,
     name: &str,
-) -> Vec<(&'static str, Comparison)> {
+) -> Vec<(&'static str, OutputComparison)> {
     let inputs = problem.inputs(21);
     let expected = problem.reference(&inputs);
     let mut found = Vec::new();
@@ -59,22 +59,22 @@ fn check<P: Problem>(
 
 #[test]
 fn f32_and_long_captures_are_refused_with_a_reason() {
-    let expert = Shape { dtype: Dtype::F32, ..shape(TINY, 7, 13) };
+    let expert = ExpertShape { dtype: Dtype::F32, ..shape(TINY, 7, 13) };
     for row in STEP {
         assert!(row.name.starts_with("cuda/") && !row.about.is_empty());
-        assert_eq!((row.supports)(&Step { expert }), Err("computes bf16 only".to_owned()), "{}", row.name);
+        assert_eq!((row.supports)(&DenoiseStep { expert }), Err("computes bf16 only".to_owned()), "{}", row.name);
     }
     let long = looped(TINY, 7, 13, 101);
     let reasons: Vec<_> = LOOP.iter().map(|row| (row.supports)(&long)).collect();
     assert_eq!(reasons[0], Ok(()));
     assert!(reasons[1..].iter().all(|reason| *reason == Err("captures up to 100 steps".to_owned())));
-    let other = Step { expert: shape(Model { mlp: 192, ..TINY }, 7, 13) };
+    let other = DenoiseStep { expert: shape(Model { mlp: 192, ..TINY }, 7, 13) };
     assert_eq!((STEP[0].supports)(&other), Ok(()));
     assert_eq!((STEP[2].supports)(&other), Err("not compiled for this model".to_owned()));
-    assert_eq!((STEP[2].supports)(&Step { expert: shape(SHALLOW, 7, 13) }), Ok(()));
+    assert_eq!((STEP[2].supports)(&DenoiseStep { expert: shape(SHALLOW, 7, 13) }), Ok(()));
     // The persistent kernel has one size.
     assert_eq!(STEP[4].name, "cuda/persistent");
-    let persistent = |model, s, p| (STEP[4].supports)(&Step { expert: shape(model, s, p) });
+    let persistent = |model, s, p| (STEP[4].supports)(&DenoiseStep { expert: shape(model, s, p) });
     assert_eq!(persistent(TINY, 7, 13), Err("not compiled for this model".to_owned()));
     assert_eq!(persistent(SHALLOW, 57, 13), Err("has room for 56 actions".to_owned()));
     assert_eq!(persistent(SHALLOW, 50, 975), Err("has room for 1024 keys, prefix and actions together".to_owned()));
@@ -86,7 +86,7 @@ fn f32_and_long_captures_are_refused_with_a_reason() {
 
 #[test]
 fn declared_memory_is_what_the_shapes_say() {
-    let declared = |row: &Implementation<Loop>, problem: &Loop| {
+    let declared = |row: &Implementation<DenoiseLoop>, problem: &DenoiseLoop| {
         let Prepare::CudaWithin { device_bytes, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
         device_bytes(problem)
     };
@@ -115,7 +115,7 @@ fn declared_memory_is_what_the_shapes_say() {
 }
 
 /// The plans of the kinds of launches, with made-up memory.
-fn plans(run: &Run) -> [(Plan, Buffers); 3] {
+fn plans(run: &ExpertRun) -> [(LaunchPlan, Buffers); 3] {
     let output = Argument::Address(1 << 40);
     let whole = Buffers::imagined(run, &[buffers::inputs(run, &[]), per_op::scratch(run)].concat());
     let caches = fused::caches(run).to_vec();
@@ -138,7 +138,7 @@ fn parameters(kernel: &KernelSpec<Items>) -> Vec<String> {
 
 #[test]
 fn every_launch_has_the_arguments_of_its_kernel() {
-    for run in [Run::from(&Step { expert: shape(SHALLOW, 50, 968) }), Run::from(&looped(TINY, 7, 13, 3))] {
+    for run in [ExpertRun::from(&DenoiseStep { expert: shape(SHALLOW, 50, 968) }), ExpertRun::from(&looped(TINY, 7, 13, 3))] {
         for (plan, memory) in plans(&run) {
             let known = |address: u64| address == 0 || address == 1 << 40 || memory.holds(address);
             for written in &plan.written {
@@ -163,10 +163,10 @@ fn every_launch_has_the_arguments_of_its_kernel() {
 
 #[test]
 fn plans_have_the_launches_and_ranges_of_the_model() {
-    let run = Run::from(&Loop { expert: shape(PI05, 50, 968), steps: 10 });
+    let run = ExpertRun::from(&DenoiseLoop { expert: shape(PI05, 50, 968), steps: 10 });
     let [(per_op, _), (fused, _), (persistent, _)] = plans(&run);
-    let count = |plan: &Plan, wanted: fn(&Written) -> bool| plan.written.iter().filter(|written| wanted(written)).count();
-    let commands = |plan: &Plan| count(plan, |written| matches!(written, Written::Launch { .. } | Written::Product { .. }));
+    let count = |plan: &LaunchPlan, wanted: fn(&Written) -> bool| plan.written.iter().filter(|written| wanted(written)).count();
+    let commands = |plan: &LaunchPlan| count(plan, |written| matches!(written, Written::Launch { .. } | Written::Product { .. }));
     // Per step: 5 for the time, 3 actions in, angles, 18 layers of 21, 3 for the last norm, the projection and Euler; one copy.
     assert_eq!(commands(&per_op), 10 * (5 + 3 + 1 + 18 * 21 + 3 + 1 + 1) + 1);
     // Embedding, angles, two layers of the time, three styles, begin; five a layer, one a step.
@@ -181,7 +181,7 @@ fn plans_have_the_launches_and_ranges_of_the_model() {
 
 #[test]
 fn attention_keeps_the_caches_until_the_last_step() {
-    let run = Run::from(&looped(TINY, 7, 13, 3));
+    let run = ExpertRun::from(&looped(TINY, 7, 13, 3));
     let regions = [fused::inputs(&run), fused::packed(&run), fused::caches(&run).to_vec(), fused::scratch(&run)].concat();
     let memory = Buffers::imagined(&run, &regions);
     let (address, bytes) = memory.span("keys", "values");
@@ -217,7 +217,7 @@ fn every_rung_agrees_with_the_reference_on_the_small_model() {
     let Some((device, _alone)) = gpu() else { return };
     for (s, p) in [(1, 1), (7, 13), (16, 100), (50, 968), (33, 1200), (64, 64), (65, 31), (130, 2100)] {
         let name = format!("tiny s={s} p={p}");
-        check(&STEP[..4], &Step { expert: shape(TINY, s, p) }, &device, &name);
+        check(&STEP[..4], &DenoiseStep { expert: shape(TINY, s, p) }, &device, &name);
     }
     for (s, p, steps) in [(7, 13, 1), (7, 13, 3), (50, 968, 10), (70, 20, 70)] {
         let rows = if steps > 1 { &LOOP[..5] } else { &LOOP[..4] };
@@ -229,7 +229,7 @@ fn every_rung_agrees_with_the_reference_on_the_small_model() {
 fn every_rung_agrees_with_the_reference_at_the_full_width() {
     let Some((device, _alone)) = gpu() else { return };
     for (s, p) in [(50, 968), (10, 712), (1, 1), (67, 1500)] {
-        let problem = Step { expert: shape(SHALLOW, s, p) };
+        let problem = DenoiseStep { expert: shape(SHALLOW, s, p) };
         let rows = supporting(STEP, &problem);
         assert_eq!(rows.len(), if s <= 56 { 5 } else { 4 });
         check(rows, &problem, &device, &format!("shallow s={s} p={p}"));
@@ -242,7 +242,7 @@ fn the_persistent_kernel_agrees_with_the_reference_to_its_bounds() {
     let Some((device, _alone)) = gpu() else { return };
     // All rows and all keys; rows of one block of eight and one more; a prefix that ends within sixteen keys, or before all of some blocks'.
     for (s, p) in [(56, 968), (8, 1016), (9, 1015), (1, 1023), (33, 500), (50, 974), (24, 3), (17, 111)] {
-        check(&STEP[4..], &Step { expert: shape(SHALLOW, s, p) }, &device, &format!("shallow s={s} p={p}"));
+        check(&STEP[4..], &DenoiseStep { expert: shape(SHALLOW, s, p) }, &device, &format!("shallow s={s} p={p}"));
     }
     // One layer, an odd number of them; more steps than a tile of shifts has.
     for (depth, steps) in [(1, 1), (1, 2), (3, 5), (1, 37)] {
@@ -258,7 +258,7 @@ fn the_persistent_kernel_agrees_with_the_reference_to_its_bounds() {
 #[test]
 fn the_full_step_agrees_with_the_reference() {
     let Some((device, _alone)) = gpu() else { return };
-    check(STEP, &Step { expert: shape(PI05, 50, 968) }, &device, "pi05 s=50 p=968");
+    check(STEP, &DenoiseStep { expert: shape(PI05, 50, 968) }, &device, "pi05 s=50 p=968");
 }
 
 #[test]

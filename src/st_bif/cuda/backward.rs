@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::forward::FUSED;
 use super::row::{element, kernel, parameters, sizes, variants};
-use crate::st_bif::definition::{Backward, Neurons};
-use kernelgate::backend::cuda::{Output, Task};
+use crate::st_bif::definition::{Neurons, StBifBackward};
+use kernelgate::backend::cuda::{CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{Argument, Device, KernelSpec};
@@ -66,7 +66,7 @@ fn any_neurons(neurons: &Neurons) -> usize {
 }
 
 /// Backward ladder.
-pub const BACKWARD: &[Implementation<Backward>] = &[
+pub const BACKWARD: &[Implementation<StBifBackward>] = &[
     Implementation {
         name: "cuda/saved",
         about: "reads the membranes and tracers that the forward pass saved",
@@ -87,7 +87,7 @@ pub const BACKWARD: &[Implementation<Backward>] = &[
     },
 ];
 
-fn saved(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn saved(problem: &StBifBackward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
     let (sizes, parameters, null) = (sizes(neurons), parameters(neurons), Argument::Address(0));
     let membranes = device.allocate(4 * neurons.n * neurons.t)?;
@@ -103,13 +103,13 @@ fn saved(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<T
     }
     let kernel = SAVED.load(device, neurons)?;
     let gy = device.upload(inputs.tensor("gy").as_bytes())?;
-    Ok(Task::new(device, vec![gradient(device, neurons)?], move |outputs| {
+    Ok(CudaTask::new(device, vec![gradient(device, neurons)?], move |outputs| {
         let pointers = [&gy, &membranes, &tracers].map(Argument::from);
         kernel.launch(&[&pointers[..], &[null, outputs[0].argument()], &sizes, &parameters].concat())
     }))
 }
 
-fn replay(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn replay(problem: &StBifBackward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
     let unrolled = neurons.t <= MOST_UNROLLED;
     let kernel = if unrolled { REPLAY } else { REPLAY_ANY }.load(device, neurons)?;
@@ -117,7 +117,7 @@ fn replay(problem: &Backward, inputs: &Tensors, device: &Arc<Device>) -> Result<
     let sizes = sizes(neurons);
     let sizes = sizes[..if unrolled { 1 } else { 2 }].to_vec();
     let parameters = parameters(neurons);
-    Ok(Task::new(device, vec![gradient(device, neurons)?], move |outputs| {
+    Ok(CudaTask::new(device, vec![gradient(device, neurons)?], move |outputs| {
         let pointers = [Argument::from(&x), Argument::from(&gy), Argument::Address(0), outputs[0].argument()];
         kernel.launch(&[&pointers[..], &sizes, &parameters].concat())
     }))

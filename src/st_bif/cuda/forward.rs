@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::row::{element, kernel, parameters, sizes};
-use crate::st_bif::definition::{Forward, Neurons};
-use kernelgate::backend::cuda::{Output, Task};
+use crate::st_bif::definition::{Neurons, StBifForward};
+use kernelgate::backend::cuda::{CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
 use kernelgate_cuda::{Argument, Device, KernelSpec};
@@ -85,7 +85,7 @@ fn streaming_blocks(neurons: &Neurons) -> [usize; 3] {
 }
 
 /// Forward ladder.
-pub const FORWARD: &[Implementation<Forward>] = &[
+pub const FORWARD: &[Implementation<StBifForward>] = &[
     Implementation {
         name: "cuda/per_step",
         about: "one launch a time step, membrane and tracer in device memory: the starting point",
@@ -112,18 +112,18 @@ pub const FORWARD: &[Implementation<Forward>] = &[
     },
 ];
 
-fn int8(problem: &Forward) -> Result<(), String> {
+fn int8(problem: &StBifForward) -> Result<(), String> {
     if problem.packed { Err("writes one byte a spike".to_owned()) } else { Ok(()) }
 }
 
-fn per_step(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn per_step(problem: &StBifForward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let neurons = problem.neurons;
     let kernel = PER_STEP.load(device, &neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
     let membrane = device.allocate(4 * neurons.n)?;
     let tracer = device.allocate(4 * neurons.n)?;
     let ([n, _], parameters) = (sizes(&neurons), parameters(&neurons));
-    Ok(Task::new(device, vec![spikes(device, &neurons, false)?], move |outputs| {
+    Ok(CudaTask::new(device, vec![spikes(device, &neurons, false)?], move |outputs| {
         for t in 0..neurons.t {
             let [x, membrane, tracer] = [&x, &membrane, &tracer].map(Argument::from);
             let own = [x, outputs[0].argument(), membrane, tracer, n, Argument::I64(t as i64)];
@@ -133,24 +133,29 @@ fn per_step(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result
     }))
 }
 
-fn fused(problem: &Forward, inputs: &Tensors, device: &Arc<Device>) -> Result<Task, BackendError> {
+fn fused(problem: &StBifForward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
     let kernel = FUSED.load(device, neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
     let (sizes, parameters, null) = (sizes(neurons), parameters(neurons), Argument::Address(0));
-    Ok(Task::new(device, vec![spikes(device, neurons, false)?], move |outputs| {
+    Ok(CudaTask::new(device, vec![spikes(device, neurons, false)?], move |outputs| {
         let pointers = [Argument::from(&x), outputs[0].argument(), null, null, null];
         kernel.launch(&[&pointers[..], &sizes, &parameters].concat())
     }))
 }
 
 /// `forward_vectorized` and `forward_packed`: the same arguments.
-fn streaming(problem: &Forward, inputs: &Tensors, device: &Arc<Device>, kernel: KernelSpec<Neurons>) -> Result<Task, BackendError> {
+fn streaming(
+    problem: &StBifForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    kernel: KernelSpec<Neurons>,
+) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
     let kernel = kernel.load(device, neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
     let (sizes, parameters, null) = (sizes(neurons), parameters(neurons), Argument::Address(0));
-    Ok(Task::new(device, vec![spikes(device, neurons, problem.packed)?], move |outputs| {
+    Ok(CudaTask::new(device, vec![spikes(device, neurons, problem.packed)?], move |outputs| {
         let pointers = [Argument::from(&x), outputs[0].argument(), null];
         kernel.launch(&[&pointers[..], &sizes, &parameters].concat())
     }))

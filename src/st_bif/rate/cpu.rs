@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::definition::Rate;
-use kernelgate::backend::cpu::Task;
+use super::definition::FiringRate;
+use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Data, Dtype, Tensors};
 
@@ -14,13 +14,13 @@ const LANES: usize = 4096;
 const STEPS: usize = i16::MAX as usize;
 
 /// Implementations.
-pub const CPU: &[Implementation<Rate>] = &[Implementation {
+pub const CPU: &[Implementation<FiringRate>] = &[Implementation {
     name: "cpu",
     about: "16-bit sums of 4096 neurons in L1, one pass over the spikes",
     supports: |_| Ok(()),
     prepare: Prepare::Cpu(|problem, inputs| {
-        let Rate { n, t } = *problem;
-        Task::new(Tensors::new().with_output("rate", [n], Dtype::F32), move |outputs| {
+        let FiringRate { n, t } = *problem;
+        CpuTask::new(Tensors::new().with_output("rate", [n], Dtype::F32), move |outputs| {
             let Data::I8(spikes) = inputs.tensor("spikes").data() else { unreachable!("spikes are i8") };
             let scale = 1.0 / t as f32;
             outputs.f32_mut("rate").par_chunks_mut(LANES).enumerate().for_each(|(task, rate)| {
@@ -57,7 +57,7 @@ mod tests {
     fn it_agrees_with_the_reference_at_odd_sizes() {
         let Prepare::Cpu(prepare) = CPU[0].prepare else { panic!("a CPU row") };
         for (n, t) in [(1, 1), (7, 3), (4095, 8), (4097, 5), (10_000, 16), (3, 40_000)] {
-            let problem = Rate { n, t };
+            let problem = FiringRate { n, t };
             let inputs = problem.inputs(11);
             let expected = problem.reference(&inputs);
             let mut task = prepare(&problem, Arc::new(inputs));

@@ -13,7 +13,7 @@ use kernelgate::workload::{
 };
 
 /// Mean spike of each neuron.
-pub const RATE: Workload<Rate> = Workload {
+pub const RATE: Workload<FiringRate> = Workload {
     name: "st_bif/rate",
     about: "mean of ternary spikes over T steps: the readout of a spiking network",
     revision: 1,
@@ -29,13 +29,13 @@ pub const RATE: Workload<Rate> = Workload {
         }
         let elements = n.checked_mul(t).filter(|&elements| elements < 1 << 60);
         elements.ok_or_else(|| AxisError::Combination("more neuron-steps than a 64-bit index holds".to_owned()))?;
-        Ok(Rate { n, t })
+        Ok(FiringRate { n, t })
     },
 };
 
 /// `st_bif/rate`: `spikes [T, N]` in {-1, 0, 1} to `rate [N]` in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rate {
+pub struct FiringRate {
     /// Neurons.
     pub n: usize,
     /// Time steps.
@@ -45,7 +45,7 @@ pub struct Rate {
 /// Neurons that one task of the reference takes.
 const COLUMNS: usize = 1 << 16;
 
-impl Problem for Rate {
+impl Problem for FiringRate {
     fn inputs(&self, seed: u64) -> Tensors {
         // Of N(0, 1) the outer halves: about 31 % of the neurons spike in a step, as many up as down.
         let spike = |x: f32| i8::from(x >= 1.0) - i8::from(x <= -1.0);
@@ -96,13 +96,13 @@ mod tests {
         let spikes = Data::I8([[1, 0, -1], [1, 1, -1], [0, 1, -1], [1, -1, -1]].concat());
         let mut inputs = Tensors::new();
         inputs.insert("spikes", Tensor::new([4, 3], spikes));
-        let expected = Rate { n: 3, t: 4 }.reference(&inputs);
+        let expected = FiringRate { n: 3, t: 4 }.reference(&inputs);
         assert_eq!(expected, [Expected::all("rate", [3], vec![0.75, 0.25, -1.0])]);
     }
 
     #[test]
     fn inputs_are_ternary_and_both_signs_come_as_often() {
-        let inputs = Rate { n: 10_000, t: 4 }.inputs(1);
+        let inputs = FiringRate { n: 10_000, t: 4 }.inputs(1);
         let Data::I8(spikes) = inputs.tensor("spikes").data() else { panic!("bytes") };
         let share = |wanted: i8| spikes.iter().filter(|&&spike| spike == wanted).count() as f64 / spikes.len() as f64;
         assert!((share(1) - 0.1587).abs() < 0.01 && (share(-1) - 0.1587).abs() < 0.01);
@@ -114,7 +114,7 @@ mod tests {
         for point in RATE.points(Effort::Thorough, Scale::Accelerator, &[]).unwrap() {
             assert!((RATE.bind)(&point).is_ok());
         }
-        let work = Rate { n: 10, t: 8 }.work();
+        let work = FiringRate { n: 10, t: 8 }.work();
         assert_eq!((work.read_bytes, work.write_bytes, work.flops[0].count), (80, 40, 90));
     }
 }

@@ -12,7 +12,7 @@ use kernelgate::record::file;
 use kernelgate::record::text::printable;
 
 use super::child::{Ended, Running};
-use super::find::{Executable, Found};
+use super::find::{BenchExecutable, FoundBenches};
 
 /// What a bench may say while it works; the rest is dropped, and that is said.
 const MAX_SAID_BYTES: u64 = 1 << 20;
@@ -36,7 +36,7 @@ pub struct Asking<'a> {
 ///
 /// # Errors
 /// When one breaks, hangs or cannot do it here, or none has a case that was asked for.
-pub fn all(found: &Found, asking: &Asking<'_>, action: &Action) -> anyhow::Result<Vec<(String, Answer)>> {
+pub fn all(found: &FoundBenches, asking: &Asking<'_>, action: &Action) -> anyhow::Result<Vec<(String, Answer)>> {
     let (mut answers, mut reasons, mut close) = (Vec::new(), Vec::new(), Vec::new());
     for executable in &found.executables {
         match one(executable, asking, action)? {
@@ -64,7 +64,7 @@ pub fn all(found: &Found, asking: &Asking<'_>, action: &Action) -> anyhow::Resul
 ///
 /// # Errors
 /// When it does not start, breaks, hangs, or writes no response.
-pub fn one(executable: &Executable, asking: &Asking<'_>, action: &Action) -> anyhow::Result<Answer> {
+pub fn one(executable: &BenchExecutable, asking: &Asking<'_>, action: &Action) -> anyhow::Result<Answer> {
     let bench = &executable.bench;
     let folder = tempfile::tempdir().context("failed to make a folder for a request")?;
     let (request, response) = (folder.path().join("request.json"), folder.path().join("response.json"));
@@ -93,7 +93,7 @@ pub fn one(executable: &Executable, asking: &Asking<'_>, action: &Action) -> any
     }
 }
 
-fn command(executable: &Executable, asking: &Asking<'_>, request: &Path) -> Command {
+fn command(executable: &BenchExecutable, asking: &Asking<'_>, request: &Path) -> Command {
     let mut command = Command::new(&executable.path);
     command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
     if let Some(filter) = asking.filter {

@@ -17,12 +17,12 @@ const SHOWN_LINES: usize = 30;
 struct Message {
     reason: String,
     manifest_path: Option<PathBuf>,
-    target: Option<Target>,
+    target: Option<CargoTarget>,
     executable: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
-struct Target {
+struct CargoTarget {
     name: String,
     kind: Vec<String>,
 }
@@ -40,7 +40,7 @@ pub struct Built {
 
 /// Which benches are built, and how.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
+pub struct BuildTargets<'a> {
     /// Only these bench targets; all where there are none.
     pub benches: &'a [String],
     /// Only this package.
@@ -55,7 +55,7 @@ pub fn program() -> std::ffi::OsString {
 }
 
 /// `cargo bench --no-run`, to which a caller adds where.
-pub fn command(wanted: Wanted<'_>) -> Command {
+pub fn command(wanted: BuildTargets<'_>) -> Command {
     let mut command = Command::new(program());
     command.args(["bench", "--no-run", "--message-format=json-render-diagnostics", "--profile", wanted.profile]);
     if let Some(package) = wanted.package {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use kernelgate::protocol;
 
-use super::cargo::{self, Wanted};
+use super::cargo::{self, BuildTargets};
 use super::child::Running;
 use super::prebuilt::prebuilt;
 use super::{mark, versions};
@@ -34,7 +34,7 @@ pub struct BenchChoice {
 
 /// A bench executable that speaks the protocol.
 #[derive(Debug, Clone)]
-pub struct Executable {
+pub struct BenchExecutable {
     /// Name of the bench target.
     pub bench: String,
     /// The file.
@@ -45,9 +45,9 @@ pub struct Executable {
 
 /// The executables.
 #[derive(Debug, Clone, Default)]
-pub struct Found {
+pub struct FoundBenches {
     /// Those that can be asked, by name of the bench.
-    pub executables: Vec<Executable>,
+    pub executables: Vec<BenchExecutable>,
     /// Others, with the reason why they are left alone.
     pub left_alone: BTreeMap<String, String>,
 }
@@ -57,13 +57,13 @@ impl BenchChoice {
     ///
     /// # Errors
     /// When cargo fails, the folder cannot be read, or nothing is there that can be asked.
-    pub fn find(&self, root: &Path) -> anyhow::Result<Found> {
+    pub fn find(&self, root: &Path) -> anyhow::Result<FoundBenches> {
         let candidates = match &self.dir {
             Some(folder) => self.in_folder(folder, root)?,
             None => self.built()?,
         };
         anyhow::ensure!(!candidates.is_empty(), "there is no bench: `[[bench]]` with `harness = false` in Cargo.toml makes one");
-        let mut found = Found::default();
+        let mut found = FoundBenches::default();
         for executable in candidates {
             match self.check(&executable) {
                 Ok(()) => found.executables.push(executable),
@@ -76,13 +76,13 @@ impl BenchChoice {
         Ok(found)
     }
 
-    fn built(&self) -> anyhow::Result<Vec<Executable>> {
-        let wanted = Wanted { benches: &self.bench, package: self.package.as_deref(), profile: &self.profile };
+    fn built(&self) -> anyhow::Result<Vec<BenchExecutable>> {
+        let wanted = BuildTargets { benches: &self.bench, package: self.package.as_deref(), profile: &self.profile };
         let mut command = cargo::command(wanted);
         let said = |line: &str| eprintln!("{}", kernelgate::record::text::printable(line));
         let built = cargo::build(&mut command, &Running::default(), BUILD_TIMEOUT, said);
         let built = built.map_err(|why| anyhow::anyhow!("the package {why}"))?;
-        let executable = |built: cargo::Built| Executable {
+        let executable = |built: cargo::Built| BenchExecutable {
             bench: built.bench,
             path: built.path,
             root: built.manifest.parent().map(Path::to_owned).unwrap_or_default(),
@@ -90,19 +90,19 @@ impl BenchChoice {
         Ok(built.into_iter().map(executable).collect())
     }
 
-    fn in_folder(&self, folder: &Path, root: &Path) -> anyhow::Result<Vec<Executable>> {
+    fn in_folder(&self, folder: &Path, root: &Path) -> anyhow::Result<Vec<BenchExecutable>> {
         let folder = folder.canonicalize().with_context(|| format!("failed to read {}", folder.display()))?;
         let found = prebuilt(&folder).with_context(|| format!("failed to read {}", folder.display()))?;
         for name in &self.bench {
             anyhow::ensure!(found.contains_key(name), "--bench {name}: {} has no such executable", folder.display());
         }
         let wanted = |name: &String| self.bench.is_empty() || self.bench.contains(name);
-        let executable = |(bench, path): (String, PathBuf)| Executable { bench, path, root: root.to_owned() };
+        let executable = |(bench, path): (String, PathBuf)| BenchExecutable { bench, path, root: root.to_owned() };
         Ok(found.into_iter().filter(|(name, _)| wanted(name)).map(executable).collect())
     }
 
     /// Whether it can be asked; to find out is to run it, which only a marked file is.
-    fn check(&self, executable: &Executable) -> Result<(), String> {
+    fn check(&self, executable: &BenchExecutable) -> Result<(), String> {
         match mark::is_in(&executable.path) {
             Ok(true) => {}
             Ok(false) => return Err("it does not use kernelgate".to_owned()),

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::engine::Engine;
-use super::load::Beside;
-use super::progress::{self, Progress};
+use super::load::CoRunning;
+use super::progress::{self, ComparisonProgress};
 use super::session::{Prepared, Session};
-use super::{CompareError, Request, Source, rounds};
-use crate::gate::calibration::{Calibration, Kind, Known, Series, differing, recommend};
+use super::{CompareError, ComparisonRequest, SideSource, rounds};
+use crate::gate::calibration::{Calibration, ComparisonKind, Known, Series, differing, recommend};
 use crate::gate::comparison::Comparison;
-use crate::gate::paired::Plan;
+use crate::gate::paired::TestPlan;
 use kernelgate::record::{Environment, Provenance, Trials, file, timestamp};
 use kernelgate::stats::median;
 
@@ -26,7 +26,7 @@ const PROBES: usize = 3;
 
 /// What is to be measured.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Wanted {
+pub struct CalibrationRequest {
     /// Comparisons of nothing with nothing.
     pub null: usize,
     /// Slow-downs to inject, per cent.
@@ -38,7 +38,7 @@ pub struct Wanted {
     /// Which of how many parts of all these, from 0.
     pub shard: (usize, usize),
     /// What counts as slower.
-    pub plan: Plan,
+    pub plan: TestPlan,
     /// Most cases where none are named.
     pub cases: usize,
     /// Whether the user named cases: then all of them are taken.
@@ -57,14 +57,18 @@ pub struct Wanted {
 ///
 /// # Errors
 /// When the executables cannot be made ready, no case can be measured, or what is measured cannot be written.
-pub fn run(request: &Request, wanted: &Wanted) -> Result<(Calibration, usize), CompareError> {
+pub fn run(request: &ComparisonRequest, wanted: &CalibrationRequest) -> Result<(Calibration, usize), CompareError> {
     let session = Session::open(request, true)?;
     let outcome = measure(request, wanted, &session);
     session.progress.end();
     outcome
 }
 
-fn measure(request: &Request, wanted: &Wanted, session: &Session) -> Result<(Calibration, usize), CompareError> {
+fn measure(
+    request: &ComparisonRequest,
+    wanted: &CalibrationRequest,
+    session: &Session,
+) -> Result<(Calibration, usize), CompareError> {
     let mut prepared = Engine::new(request, session, Trials::default()).prepare()?;
     let left_out: BTreeSet<String> = prepared.setbacks().map(|(case, reason)| format!("left out: {case}: {reason}")).collect();
     left_out.iter().for_each(|line| session.progress.say(line));
@@ -75,7 +79,7 @@ fn measure(request: &Request, wanted: &Wanted, session: &Session) -> Result<(Cal
     let mut calibration = open(request, wanted, session, (&prepared, environment, times_ns))?;
     calibration.left_out.extend(left_out);
     let tasks = schedule(wanted);
-    let open: Vec<(Kind, usize)> = tasks.iter().copied().filter(|task| !is_done(&calibration, *task)).collect();
+    let open: Vec<(ComparisonKind, usize)> = tasks.iter().copied().filter(|task| !is_done(&calibration, *task)).collect();
     let (started, mut done) = (Instant::now(), 0);
     for (kind, number) in open.iter().copied() {
         // As long as the longest so far the next one may take.
@@ -106,8 +110,8 @@ fn usage(text: &str) -> CompareError {
 /// Narrows to the cases that are calibrated; their times. On resuming they are the earlier ones: which are short enough is a matter of the
 /// moment.
 fn choose_cases(
-    request: &Request,
-    wanted: &Wanted,
+    request: &ComparisonRequest,
+    wanted: &CalibrationRequest,
     session: &Session,
     prepared: &mut Prepared,
     environment: &Environment,
@@ -155,10 +159,11 @@ fn choose(times_ns: &BTreeMap<String, f64>, (low, high): (f64, f64), most: usize
 }
 
 /// Everything to measure in this part, kinds evenly mixed, so that whatever the machine does meets all of them.
-fn schedule(wanted: &Wanted) -> Vec<(Kind, usize)> {
-    let injected = wanted.injected.iter().map(|percent| (Kind::Injected(*percent), wanted.each));
-    let counts: Vec<(Kind, usize)> = [(Kind::Null, wanted.null), (Kind::Sham, wanted.sham)].into_iter().chain(injected).collect();
-    let mut tasks: Vec<(f64, Kind, usize)> = Vec::new();
+fn schedule(wanted: &CalibrationRequest) -> Vec<(ComparisonKind, usize)> {
+    let injected = wanted.injected.iter().map(|percent| (ComparisonKind::Injected(*percent), wanted.each));
+    let counts: Vec<(ComparisonKind, usize)> =
+        [(ComparisonKind::Null, wanted.null), (ComparisonKind::Sham, wanted.sham)].into_iter().chain(injected).collect();
+    let mut tasks: Vec<(f64, ComparisonKind, usize)> = Vec::new();
     for (kind, count) in counts {
         tasks.extend((0..count).map(|number| ((number as f64 + 0.5) / count as f64, kind, number)));
     }
@@ -172,7 +177,7 @@ fn schedule(wanted: &Wanted) -> Vec<(Kind, usize)> {
         .collect()
 }
 
-fn is_done(calibration: &Calibration, (kind, number): (Kind, usize)) -> bool {
+fn is_done(calibration: &Calibration, (kind, number): (ComparisonKind, usize)) -> bool {
     calibration.of(kind).any(|known| known.number == number)
 }
 
@@ -188,15 +193,15 @@ fn left(calibration: &Calibration, tasks: usize, elapsed: Duration, done: usize)
 
 /// What is there to go on with, or an empty calibration.
 fn open(
-    request: &Request,
-    wanted: &Wanted,
+    request: &ComparisonRequest,
+    wanted: &CalibrationRequest,
     session: &Session,
     (prepared, environment, cases): (&Prepared, Environment, BTreeMap<String, f64>),
 ) -> Result<Calibration, CompareError> {
     let identity = session.identity(request)?;
     // An executable that was built elsewhere does not know of what: the package around it is the best guess.
     let provenance = match request.base {
-        Source::Folder(_) => Provenance::of(&request.package),
+        SideSource::Folder(_) => Provenance::of(&request.package),
         _ => prepared.provenance.clone(),
     };
     let mut fresh = Calibration {
@@ -242,16 +247,16 @@ fn open(
 
 /// A comparison, its processes fresh and used once.
 fn one(
-    request: &Request,
-    wanted: &Wanted,
+    request: &ComparisonRequest,
+    wanted: &CalibrationRequest,
     session: &Session,
     prepared: &Prepared,
-    (kind, number): (Kind, usize),
+    (kind, number): (ComparisonKind, usize),
     label: &str,
 ) -> Result<Known, CompareError> {
     let (started, clock) = (timestamp(), Instant::now());
     let delays_ns = match kind {
-        Kind::Injected(percent) => {
+        ComparisonKind::Injected(percent) => {
             let mut times_ns: BTreeMap<String, Vec<f64>> = BTreeMap::new();
             for _ in 0..PROBES {
                 for (id, time_ns) in Engine::new(request, session, Trials::default()).probe(prepared)? {
@@ -264,17 +269,17 @@ fn one(
         _ => BTreeMap::new(),
     };
     let text: Vec<String> = delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns}")).collect();
-    let delayed = Request { head_delays: (!text.is_empty()).then(|| text.join(",")), ..request.clone() };
+    let delayed = ComparisonRequest { head_delays: (!text.is_empty()).then(|| text.join(",")), ..request.clone() };
     let on_host = prepared.environment.as_ref().is_none_or(Environment::on_host);
     let beside = match kind {
-        Kind::Sham if on_host => Beside::Threads(std::thread::available_parallelism().map_or(1, Into::into)),
-        Kind::Sham => {
+        ComparisonKind::Sham if on_host => CoRunning::Threads(std::thread::available_parallelism().map_or(1, Into::into)),
+        ComparisonKind::Sham => {
             // After the time of a whole process it is sure to compute.
             let whole = Instant::now();
             Engine::new(request, session, Trials::default()).probe(prepared)?;
-            Beside::Process(whole.elapsed())
+            CoRunning::Process(whole.elapsed())
         }
-        _ => Beside::Nothing,
+        _ => CoRunning::Nothing,
     };
     let mut engine = Engine::of_many(&delayed, session, wanted.plan, beside, label);
     let comparison = engine.compare(prepared.clone())?;
@@ -282,7 +287,7 @@ fn one(
 }
 
 fn known(
-    (kind, number): (Kind, usize),
+    (kind, number): (ComparisonKind, usize),
     (started, took): (String, Duration),
     delays_ns: BTreeMap<String, u64>,
     comparison: &Comparison,
@@ -319,7 +324,7 @@ fn known(
 }
 
 /// A line that stays: what came of a comparison.
-fn tell(progress: &Progress, known: &Known) {
+fn tell(progress: &ComparisonProgress, known: &Known) {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for (_, verdict) in known.judged() {
         *counts.entry(verdict.name()).or_default() += 1;
@@ -340,14 +345,14 @@ fn tell(progress: &Progress, known: &Known) {
 mod tests {
     use super::*;
 
-    fn wanted(shard: (usize, usize)) -> Wanted {
-        Wanted {
+    fn wanted(shard: (usize, usize)) -> CalibrationRequest {
+        CalibrationRequest {
             null: 7,
             injected: vec![2.0, 5.0],
             each: 3,
             sham: 2,
             shard,
-            plan: Plan::default(),
+            plan: TestPlan::default(),
             cases: 4,
             named: false,
             total: None,
@@ -362,10 +367,10 @@ mod tests {
         let whole = schedule(&wanted((0, 1)));
         assert_eq!(whole.len(), 15);
         // The first half has its part of every kind.
-        for kind in [Kind::Null, Kind::Sham, Kind::Injected(2.0), Kind::Injected(5.0)] {
+        for kind in [ComparisonKind::Null, ComparisonKind::Sham, ComparisonKind::Injected(2.0), ComparisonKind::Injected(5.0)] {
             assert!(whole[..8].iter().any(|task| task.0 == kind), "{kind:?}");
         }
-        let parts: Vec<(Kind, usize)> = (0..4).flat_map(|part| schedule(&wanted((part, 4)))).collect();
+        let parts: Vec<(ComparisonKind, usize)> = (0..4).flat_map(|part| schedule(&wanted((part, 4)))).collect();
         assert_eq!(parts.len(), whole.len());
         assert!(whole.iter().all(|task| parts.contains(task)));
     }

@@ -5,16 +5,16 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::folder;
-use super::load::{Beside, Load};
-use super::process::{self, Launch};
-use super::progress::{self, Progress};
+use super::load::{BusyThreads, CoRunning};
+use super::process::{self, TrialSetup};
+use super::progress::{self, ComparisonProgress};
 use super::ready::{Matched, Side};
 use super::session::{Bench, Prepared, Session, open_trials};
-use super::{CompareError, Request, rounds};
+use super::{CompareError, ComparisonRequest, rounds};
 use crate::gate::Verdict;
 use crate::gate::comparison::{Broken, Compared, Comparison, Round};
-use crate::gate::paired::{Arm, Decision, Outcome, Plan, decide};
-use kernelgate::record::{FileError, Order, Pace, Provenance, Run, TrialRecord, Trials, file};
+use crate::gate::paired::{Arm, Decision, Outcome, TestPlan, decide};
+use kernelgate::record::{FileError, Order, Provenance, Run, TrialRecord, TrialSampling, Trials, file};
 
 /// A process that only verifies: references may take long.
 const VERIFY_PATIENCE: Duration = Duration::from_secs(1800);
@@ -25,12 +25,12 @@ const MOST_BROKEN: usize = 2;
 
 /// A comparison while it runs.
 pub struct Engine<'a> {
-    request: &'a Request,
+    request: &'a ComparisonRequest,
     session: &'a Session,
-    progress: Progress,
-    plan: Plan,
+    progress: ComparisonProgress,
+    plan: TestPlan,
     /// What else computes while the head's processes run.
-    beside_head: Beside,
+    beside_head: CoRunning,
     /// Every process so far.
     pub trials: Trials,
     broken: Vec<Broken>,
@@ -40,7 +40,7 @@ pub struct Engine<'a> {
 ///
 /// # Errors
 /// When a side cannot be made ready, or what is measured cannot be written.
-pub fn run(request: &Request) -> Result<Comparison, CompareError> {
+pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
     let session = Session::open(request, false)?;
     let identity = session.identity(request)?;
     let trials = open_trials(request, &session, identity)?;
@@ -48,7 +48,7 @@ pub fn run(request: &Request) -> Result<Comparison, CompareError> {
     let outcome = engine.prepare().and_then(|prepared| {
         let (plan, note) = match &prepared.environment {
             Some(environment) => request.thresholds.on(environment, &prepared.provenance, Engine::pace(&prepared))?,
-            None => (Plan::default(), None),
+            None => (TestPlan::default(), None),
         };
         note.iter().for_each(|note| session.progress.say(note));
         engine.plan = plan;
@@ -60,13 +60,19 @@ pub fn run(request: &Request) -> Result<Comparison, CompareError> {
 
 impl<'a> Engine<'a> {
     /// With the trials of an interrupted comparison of the same things, or none.
-    pub fn new(request: &'a Request, session: &'a Session, trials: Trials) -> Self {
+    pub fn new(request: &'a ComparisonRequest, session: &'a Session, trials: Trials) -> Self {
         let progress = session.progress.clone();
-        Self { request, session, progress, plan: Plan::default(), beside_head: Beside::Nothing, trials, broken: Vec::new() }
+        Self { request, session, progress, plan: TestPlan::default(), beside_head: CoRunning::Nothing, trials, broken: Vec::new() }
     }
 
     /// As one of many comparisons: with this plan and something beside the head, its progress a detail of `label`.
-    pub fn of_many(request: &'a Request, session: &'a Session, plan: Plan, beside_head: Beside, label: &str) -> Self {
+    pub fn of_many(
+        request: &'a ComparisonRequest,
+        session: &'a Session,
+        plan: TestPlan,
+        beside_head: CoRunning,
+        label: &str,
+    ) -> Self {
         let progress = session.progress.within(label);
         Self { plan, beside_head, progress, ..Self::new(request, session, Trials::default()) }
     }
@@ -110,7 +116,7 @@ impl<'a> Engine<'a> {
             }
             if let (Some(base), Some(head)) = (base, head) {
                 let patience = PATIENCE + 10 * base.took.max(head.took);
-                let usual = if base.run.environment.on_host() { Pace::MEASURED } else { Pace::MEASURED_ON_GPU };
+                let usual = if base.run.environment.on_host() { TrialSampling::MEASURED } else { TrialSampling::MEASURED_ON_GPU };
                 let pace = self.request.pace.unwrap_or(usual);
                 let cases = prepared.matched.judged.difference(&before).cloned().collect();
                 prepared.benches.push(Bench { name: name.clone(), verified: [base.path, head.path], cases, patience, pace });
@@ -141,8 +147,8 @@ impl<'a> Engine<'a> {
     }
 
     /// How long a process times a case.
-    pub fn pace(prepared: &Prepared) -> Pace {
-        prepared.benches.first().map_or(Pace::MEASURED, |bench| bench.pace)
+    pub fn pace(prepared: &Prepared) -> TrialSampling {
+        prepared.benches.first().map_or(TrialSampling::MEASURED, |bench| bench.pace)
     }
 
     /// Both rounds.
@@ -279,7 +285,7 @@ impl<'a> Engine<'a> {
             cases: None,
             verified: None,
             inputs: Some(self.inputs(arm)),
-            pace: Pace::GLANCE,
+            pace: TrialSampling::GLANCE,
         };
         let started = Instant::now();
         match self.process(arm, bench, &order, VERIFY_PATIENCE) {
@@ -304,7 +310,7 @@ impl<'a> Engine<'a> {
         let side = &self.session.sides[index(arm)];
         let slot = self.session.folder.point_slot(arm).map_err(|error| error.to_string())?;
         let Some(executable) = side.executables.ours.get(bench) else { return Err("it has no such bench".to_owned()) };
-        let trial = process::Trial {
+        let trial = process::TrialProcess {
             version: executable.version,
             program: slot.join("bin").join(bench),
             package: side.package.clone(),
@@ -313,7 +319,7 @@ impl<'a> Engine<'a> {
             order,
             patience,
         };
-        let launch = Launch {
+        let launch = TrialSetup {
             settings: &self.request.settings,
             filter: self.request.filter.as_deref(),
             work: &self.session.work,
@@ -322,27 +328,27 @@ impl<'a> Engine<'a> {
         let busy = (arm == Arm::Head).then(|| self.beside(&launch, &trial)).transpose()?;
         let outcome = process::run(&launch, &trial);
         drop(busy);
-        if arm == Arm::Head && matches!(self.beside_head, Beside::Process(_)) && !self.session.beside.end() {
+        if arm == Arm::Head && matches!(self.beside_head, CoRunning::Process(_)) && !self.session.beside.end() {
             return Err("the load beside it ended by itself".to_owned());
         }
         outcome
     }
 
     /// Starts what is to compute beside a trial.
-    fn beside(&self, launch: &Launch<'_>, trial: &process::Trial<'_>) -> Result<Option<Load>, String> {
+    fn beside(&self, launch: &TrialSetup<'_>, trial: &process::TrialProcess<'_>) -> Result<Option<BusyThreads>, String> {
         match self.beside_head {
-            Beside::Nothing => Ok(None),
-            Beside::Threads(count) => Ok(Some(Load::start(count))),
-            Beside::Process(after) => {
+            CoRunning::Nothing => Ok(None),
+            CoRunning::Threads(count) => Ok(Some(BusyThreads::start(count))),
+            CoRunning::Process(after) => {
                 let one = trial.order.cases.iter().flatten().next().cloned();
                 let order = Order {
                     session: "beside".to_owned(),
                     record: self.session.work.join("beside-run.json"),
                     cases: Some(one.into_iter().collect()),
-                    pace: Pace::ENDLESS,
+                    pace: TrialSampling::ENDLESS,
                     ..trial.order.clone()
                 };
-                let other = process::Trial {
+                let other = process::TrialProcess {
                     program: trial.program.clone(),
                     package: trial.package.clone(),
                     commit: trial.commit.clone(),

@@ -10,7 +10,7 @@ use kernelgate::record::file::content_hash;
 
 /// A bench executable in its side's folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Executable {
+pub struct InstalledBench {
     /// File name below `bin/`: the bench's name.
     pub bench: String,
     /// Content hash.
@@ -21,9 +21,9 @@ pub struct Executable {
 
 /// The executables of a side.
 #[derive(Debug, Clone, Default)]
-pub struct Executables {
+pub struct InstalledBenches {
     /// Those that take orders, by name.
-    pub ours: BTreeMap<String, Executable>,
+    pub ours: BTreeMap<String, InstalledBench>,
     /// Executables without this harness, by name, with the reason for leaving them alone.
     pub foreign: BTreeMap<String, String>,
     /// Every name that was found, wanted or not.
@@ -40,11 +40,11 @@ pub fn install(
     found: &BTreeMap<String, PathBuf>,
     label: &str,
     wanted: &[String],
-) -> Result<Executables, CompareError> {
+) -> Result<InstalledBenches, CompareError> {
     let bin = side.join("bin");
     let io = |path: &Path, cause: std::io::Error| CompareError::io("write", path, &cause);
     std::fs::create_dir_all(&bin).map_err(|cause| io(&bin, cause))?;
-    let mut executables = Executables { names: found.keys().cloned().collect(), ..Executables::default() };
+    let mut executables = InstalledBenches { names: found.keys().cloned().collect(), ..InstalledBenches::default() };
     for (bench, path) in found.iter().filter(|(bench, _)| wanted.is_empty() || wanted.contains(bench)) {
         let marked = mark::is_in(path);
         if let Some(reason) = unmarked(&marked, bench).filter(|_| wanted.is_empty()) {
@@ -76,7 +76,7 @@ pub fn install(
             std::fs::copy(path, &at).map_err(|cause| io(&at, cause))?;
         }
         let hash = content_hash(&at).map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
-        executables.ours.insert(bench.clone(), Executable { bench: bench.clone(), hash, version });
+        executables.ours.insert(bench.clone(), InstalledBench { bench: bench.clone(), hash, version });
     }
     Ok(executables)
 }

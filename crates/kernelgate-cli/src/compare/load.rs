@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// What else computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Beside {
+pub enum CoRunning {
     /// Nothing that we know of.
     Nothing,
     /// So many spinning threads of this process, which to the bench processes is another one.
@@ -18,12 +18,12 @@ pub enum Beside {
 }
 
 /// Busy threads, until it is dropped.
-pub struct Load {
+pub struct BusyThreads {
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Load {
+impl BusyThreads {
     /// Starts that many.
     pub fn start(threads: usize) -> Self {
         let over = Arc::new(AtomicBool::new(false));
@@ -39,7 +39,7 @@ impl Load {
     }
 }
 
-impl Drop for Load {
+impl Drop for BusyThreads {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {

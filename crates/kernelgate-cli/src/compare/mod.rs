@@ -23,12 +23,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use engine::run;
-use kernelgate::record::Pace;
-pub use thresholds::{Asked, Thresholds};
+use kernelgate::record::TrialSampling;
+pub use thresholds::{AskedThresholds, Thresholds};
 
 /// Where a side comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum SideSource {
     /// A revision of the repository, built here.
     Revision(String),
     /// The work tree with its uncommitted changes, built here.
@@ -39,11 +39,11 @@ pub enum Source {
 
 /// A comparison that was asked for.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct ComparisonRequest {
     /// What to compare with.
-    pub base: Source,
+    pub base: SideSource,
     /// What to judge.
-    pub head: Source,
+    pub head: SideSource,
     /// Only these bench targets; all where there are none.
     pub benches: Vec<String>,
     /// Criterion's filter.
@@ -55,7 +55,7 @@ pub struct Request {
     /// What counts as slower.
     pub thresholds: Thresholds,
     /// How long a process times a case; none for what is usual on the device.
-    pub pace: Option<Pace>,
+    pub pace: Option<TrialSampling>,
     /// Wall time of a round.
     pub budget: Duration,
     /// Cargo's profile.

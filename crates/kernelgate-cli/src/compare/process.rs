@@ -13,7 +13,7 @@ use kernelgate::record::{Order, Run, file};
 const SHOWN_LINES: usize = 4;
 
 /// What every trial of a comparison has in common.
-pub struct Launch<'a> {
+pub struct TrialSetup<'a> {
     /// Our flags, as environment variables.
     pub settings: &'a BTreeMap<String, String>,
     /// Criterion's filter.
@@ -25,7 +25,7 @@ pub struct Launch<'a> {
 }
 
 /// A process to run.
-pub struct Trial<'a> {
+pub struct TrialProcess<'a> {
     /// The executable.
     pub program: PathBuf,
     /// Folder of its package's sources.
@@ -46,14 +46,14 @@ pub struct Trial<'a> {
 ///
 /// # Errors
 /// A fragment that says why it does not start.
-pub fn start_beside(launch: &Launch<'_>, trial: &Trial<'_>, beside: &Running) -> Result<(), String> {
+pub fn start_beside(launch: &TrialSetup<'_>, trial: &TrialProcess<'_>, beside: &Running) -> Result<(), String> {
     let mut command = command(launch, trial, "beside.json")?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     beside.start(&mut command).map(drop).map_err(|cause| format!("failed to start: {cause}"))
 }
 
 /// The command of a trial, whose order goes into a file of that name.
-fn command(launch: &Launch<'_>, trial: &Trial<'_>, order: &str) -> Result<Command, String> {
+fn command(launch: &TrialSetup<'_>, trial: &TrialProcess<'_>, order: &str) -> Result<Command, String> {
     let path = launch.work.join(order);
     let response = launch.work.join(format!("response-to-{order}"));
     // Version 1 knew orders only, and takes them under a name of their own.
@@ -85,7 +85,7 @@ fn command(launch: &Launch<'_>, trial: &Trial<'_>, order: &str) -> Result<Comman
 ///
 /// # Errors
 /// A fragment that says how it broke.
-pub fn run(launch: &Launch<'_>, trial: &Trial<'_>) -> Result<Option<Run>, String> {
+pub fn run(launch: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<Run>, String> {
     let messages = launch.work.join("messages.txt");
     let sink = std::fs::File::create(&messages).map_err(|cause| format!("failed to write {}: {cause}", messages.display()))?;
     let mut command = command(launch, trial, "order.json")?;

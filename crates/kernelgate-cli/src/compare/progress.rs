@@ -9,13 +9,13 @@ use kernelgate::record::text::printable;
 
 /// Prints to standard error. What it is given may be what others wrote, such as a bench process.
 #[derive(Clone)]
-pub struct Progress {
+pub struct ComparisonProgress {
     line: Option<ProgressBar>,
     /// What all of it is a part of; then only a line that changes tells details.
     within: Option<String>,
 }
 
-impl Default for Progress {
+impl Default for ComparisonProgress {
     fn default() -> Self {
         let line = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{spinner} {wide_msg}").unwrap_or_else(|_| ProgressStyle::default_spinner());
@@ -27,7 +27,7 @@ impl Default for Progress {
     }
 }
 
-impl Progress {
+impl ComparisonProgress {
     /// For what is a part of something: its progress is a detail, after the label.
     pub fn within(&self, label: &str) -> Self {
         Self { line: self.line.clone(), within: Some(label.to_owned()) }

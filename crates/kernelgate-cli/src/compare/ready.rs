@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use super::folder::{self, Folder};
 use super::git::{Repository, Revision};
-use super::install::{Executables, install};
-use super::progress::Progress;
+use super::install::{InstalledBenches, install};
+use super::progress::ComparisonProgress;
 use super::seed::seed;
-use super::{CompareError, Request, Source};
-use crate::benches::cargo::{self, Wanted};
+use super::{CompareError, ComparisonRequest, SideSource};
+use crate::benches::cargo::{self, BuildTargets};
 use crate::benches::child::Running;
 use crate::benches::prebuilt::prebuilt;
 use crate::gate::Refusal;
@@ -29,22 +29,26 @@ pub struct Side {
     /// Folder of the package: below the slot, or that of the user.
     pub package: PathBuf,
     /// What can run.
-    pub executables: Executables,
+    pub executables: InstalledBenches,
 }
 
 /// Both sides. Revisions are looked up before anything is built.
 ///
 /// # Errors
 /// When a revision does not exist or does not build, or an executable knows no trials.
-pub fn sides(request: &Request, folder: &Folder, (progress, running): (&Progress, &Running)) -> Result<[Side; 2], CompareError> {
+pub fn sides(
+    request: &ComparisonRequest,
+    folder: &Folder,
+    (progress, running): (&ComparisonProgress, &Running),
+) -> Result<[Side; 2], CompareError> {
     let both = [(Arm::Base, &request.base), (Arm::Head, &request.head)];
-    let needs_git = both.iter().any(|(_, source)| !matches!(source, Source::Folder(_)));
+    let needs_git = both.iter().any(|(_, source)| !matches!(source, SideSource::Folder(_)));
     let repository = needs_git.then(|| Repository::around(&request.package)).transpose()?;
     let mut revisions = Vec::new();
     for (arm, source) in both {
         revisions.push(match (source, &repository) {
-            (Source::Revision(name), Some(repository)) => Some(repository.resolve(name)?),
-            (Source::WorkTree, Some(repository)) => {
+            (SideSource::Revision(name), Some(repository)) => Some(repository.resolve(name)?),
+            (SideSource::WorkTree, Some(repository)) => {
                 let objects = repository.checkout_folder(&folder.side(arm).join("src"))?;
                 Some(repository.snapshot(&objects, &request.target)?)
             }
@@ -54,7 +58,7 @@ pub fn sides(request: &Request, folder: &Folder, (progress, running): (&Progress
     let mut sides = Vec::new();
     for ((arm, source), revision) in both.into_iter().zip(revisions) {
         sides.push(match (source, revision, &repository) {
-            (Source::Folder(path), _, _) => from_folder(request, folder, arm, path)?,
+            (SideSource::Folder(path), _, _) => from_folder(request, folder, arm, path)?,
             (_, Some(revision), Some(repository)) => {
                 from_revision(request, folder, arm, (&revision, repository), (progress, running))?
             }
@@ -81,12 +85,16 @@ pub fn sides(request: &Request, folder: &Folder, (progress, running): (&Progress
 ///
 /// # Errors
 /// As [`sides()`].
-pub fn twins(request: &Request, folder: &Folder, tools: (&Progress, &Running)) -> Result<[Side; 2], CompareError> {
+pub fn twins(
+    request: &ComparisonRequest,
+    folder: &Folder,
+    tools: (&ComparisonProgress, &Running),
+) -> Result<[Side; 2], CompareError> {
     // Executables of an earlier build that this one does not have.
     for arm in [Arm::Base, Arm::Head] {
         let _ = std::fs::remove_dir_all(folder.side(arm).join("bin"));
     }
-    let same = Request { head: Source::Folder(folder.side(Arm::Base).join("bin")), ..request.clone() };
+    let same = ComparisonRequest { head: SideSource::Folder(folder.side(Arm::Base).join("bin")), ..request.clone() };
     let [base, head] = sides(&same, folder, tools)?;
     for bench in head.executables.ours.keys() {
         // A file of its own, as after a build.
@@ -106,7 +114,7 @@ pub fn twins(request: &Request, folder: &Folder, tools: (&Progress, &Running)) -
     Ok([base, head])
 }
 
-fn from_folder(request: &Request, folder: &Folder, arm: Arm, path: &Path) -> Result<Side, CompareError> {
+fn from_folder(request: &ComparisonRequest, folder: &Folder, arm: Arm, path: &Path) -> Result<Side, CompareError> {
     let label = path.display().to_string();
     let found = prebuilt(path).map_err(|cause| CompareError::io("read", path, &cause))?;
     let executables = install(&folder.side(arm), &found, &label, &request.benches)?;
@@ -117,11 +125,11 @@ fn from_folder(request: &Request, folder: &Folder, arm: Arm, path: &Path) -> Res
 }
 
 fn from_revision(
-    request: &Request,
+    request: &ComparisonRequest,
     folder: &Folder,
     arm: Arm,
     (revision, repository): (&Revision, &Repository),
-    (progress, running): (&Progress, &Running),
+    (progress, running): (&ComparisonProgress, &Running),
 ) -> Result<Side, CompareError> {
     let side_name = folder::name(arm);
     let label = revision.label();
@@ -134,8 +142,8 @@ fn from_revision(
         let _ = std::fs::remove_dir_all(folder.side(arm).join("target.partial"));
     }
     let package = &repository.package;
-    let wanted = Wanted { benches: &request.benches, package: None, profile: &request.profile };
-    let build = |wanted: Wanted<'_>| {
+    let wanted = BuildTargets { benches: &request.benches, package: None, profile: &request.profile };
+    let build = |wanted: BuildTargets<'_>| {
         folder.in_slot(arm, |slot| {
             let manifest = slot.join("src").join(package).join("Cargo.toml");
             if !manifest.is_file() {
@@ -153,7 +161,7 @@ fn from_revision(
     // A bench that one side lacks is no failure of the build: cargo is asked for what there is.
     let built = match build(wanted) {
         Err(CompareError::Usage(text)) if !request.benches.is_empty() && text.contains("no bench target named") => {
-            build(Wanted { benches: &[], ..wanted })?
+            build(BuildTargets { benches: &[], ..wanted })?
         }
         other => other?,
     };

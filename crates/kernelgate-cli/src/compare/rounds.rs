@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::gate::paired::{Arm, Block, Observed, Outcome, Plan};
+use crate::gate::paired::{Arm, Block, Observed, Outcome, TestPlan};
 use kernelgate::record::{Run, Timing, TrialRecord};
 use kernelgate::stats::median;
 
@@ -118,7 +118,7 @@ pub fn next_block(trials: &[TrialRecord], round: u32, bench: &str) -> usize {
 
 /// About how long a round will still take: the blocks that the undecided cases probably need, at the pace of the last block, within
 /// what is left of the budget.
-pub fn time_left(outcome: &Outcome, done: usize, plan: &Plan, block: Duration, budget_left: Duration) -> Duration {
+pub fn time_left(outcome: &Outcome, done: usize, plan: &TestPlan, block: Duration, budget_left: Duration) -> Duration {
     let of =
         |id: &String| outcome.of(id).and_then(|decision| Some((decision.pairs_needed?.saturating_sub(decision.pairs)).div_ceil(2)));
     let most = plan.max_blocks.saturating_sub(done);
@@ -200,7 +200,7 @@ mod tests {
         let outcome = Outcome { decisions: vec![], undecided: vec![], null_fired: vec![], environment_sound: true };
         assert_eq!(undecided(&wanted, &observed(&trials, 1), &outcome), ["y".to_owned()].into());
         let second = Duration::from_secs(1);
-        assert_eq!(time_left(&outcome, 20, &Plan { max_blocks: 24, ..Plan::default() }, second, 9 * second), 4 * second);
-        assert_eq!(time_left(&outcome, 0, &Plan { max_blocks: 24, ..Plan::default() }, second, 9 * second), 9 * second);
+        assert_eq!(time_left(&outcome, 20, &TestPlan { max_blocks: 24, ..TestPlan::default() }, second, 9 * second), 4 * second);
+        assert_eq!(time_left(&outcome, 0, &TestPlan { max_blocks: 24, ..TestPlan::default() }, second, 9 * second), 9 * second);
     }
 }

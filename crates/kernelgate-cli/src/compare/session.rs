@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::folder::Folder;
-use super::progress::Progress;
+use super::progress::ComparisonProgress;
 use super::ready::{self, Matched, Side};
-use super::{CompareError, Request, rounds};
+use super::thresholds::identity_text;
+use super::{CompareError, ComparisonRequest, rounds};
 use crate::benches::child::Running;
 use crate::gate::paired::Arm;
 use kernelgate::exit::Exit;
-use kernelgate::record::{Environment, Pace, Provenance, Trials, file};
+use kernelgate::record::{Environment, Provenance, TrialSampling, Trials, file};
 
 /// A bench binary that both sides have.
 #[derive(Clone)]
@@ -25,7 +26,7 @@ pub struct Bench {
     /// When to give a process up.
     pub patience: Duration,
     /// How long a process times a case.
-    pub pace: Pace,
+    pub pace: TrialSampling,
 }
 
 /// Both sides verified: what there is to compare, and where.
@@ -80,7 +81,7 @@ pub struct Session {
     /// The process beside those of the head, if there is to be one.
     pub beside: Running,
     /// What a person sees.
-    pub progress: Progress,
+    pub progress: ComparisonProgress,
 }
 
 impl Session {
@@ -88,9 +89,9 @@ impl Session {
     ///
     /// # Errors
     /// When a side cannot be made ready.
-    pub fn open(request: &Request, twins: bool) -> Result<Self, CompareError> {
+    pub fn open(request: &ComparisonRequest, twins: bool) -> Result<Self, CompareError> {
         let folder = Folder::open(&request.folder)?;
-        let (progress, running, beside) = (Progress::default(), Running::default(), Running::default());
+        let (progress, running, beside) = (ComparisonProgress::default(), Running::default(), Running::default());
         stop_on_interrupt([&running, &beside], &progress)?;
         let tools = (&progress, &running);
         let sides = if twins { ready::twins(request, &folder, tools)? } else { ready::sides(request, &folder, tools)? };
@@ -100,13 +101,13 @@ impl Session {
     }
 
     /// What must be the same for measurements to belong together.
-    pub fn identity(&self, request: &Request) -> Result<BTreeMap<String, String>, CompareError> {
+    pub fn identity(&self, request: &ComparisonRequest) -> Result<BTreeMap<String, String>, CompareError> {
         let mut identity: BTreeMap<String, String> = request.settings.clone();
         identity.insert("delays".to_owned(), request.head_delays.clone().unwrap_or_default());
         identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
         identity.insert("thresholds".to_owned(), request.thresholds.identity()?);
         if let Some(pace) = request.pace {
-            identity.insert("time a case".to_owned(), format!("{pace:?}"));
+            identity.insert("time a case".to_owned(), identity_text("Pace", &pace));
         }
         for (side, name) in self.sides.iter().zip(["base", "head"]) {
             let executables = side.executables.ours.values();
@@ -126,7 +127,11 @@ impl Drop for Session {
 }
 
 /// The trials of an interrupted comparison of the same things, or none yet.
-pub fn open_trials(request: &Request, session: &Session, identity: BTreeMap<String, String>) -> Result<Trials, CompareError> {
+pub fn open_trials(
+    request: &ComparisonRequest,
+    session: &Session,
+    identity: BTreeMap<String, String>,
+) -> Result<Trials, CompareError> {
     let (path, progress) = (session.folder.file("trials.json"), &session.progress);
     let fresh = Trials { identity, trials: Vec::new() };
     let earlier = if request.resume { file::read::<Trials>(&path) } else { Ok(fresh.clone()) };
@@ -154,7 +159,7 @@ pub fn open_trials(request: &Request, session: &Session, identity: BTreeMap<Stri
 }
 
 /// Ctrl-C ends the process that runs and this one; trials are written as they end, so that nothing else is lost.
-fn stop_on_interrupt(running: [&Running; 2], progress: &Progress) -> Result<(), CompareError> {
+fn stop_on_interrupt(running: [&Running; 2], progress: &ComparisonProgress) -> Result<(), CompareError> {
     let (running, progress) = (running.map(Running::clone), progress.clone());
     let handler = move || {
         running.iter().for_each(Running::kill);

@@ -1,30 +1,30 @@
 //! What counts as slower: what was asked for, else what the device was calibrated to, else the default.
 
-use std::fmt::Write as _;
+use std::fmt::{Debug, Write as _};
 
 use super::CompareError;
-use crate::gate::calibration::{Calibration, Kind};
-use crate::gate::paired::Plan;
-use kernelgate::record::{Environment, Pace, Provenance, Store, file};
+use crate::gate::calibration::{Calibration, ComparisonKind};
+use crate::gate::paired::TestPlan;
+use kernelgate::record::{Environment, Provenance, Store, TrialSampling, file};
 
 /// Parts of a plan that were asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Asked {
-    /// [`Plan::relative`].
+pub struct AskedThresholds {
+    /// [`TestPlan::relative`].
     pub relative: Option<f64>,
-    /// [`Plan::absolute_ns`].
+    /// [`TestPlan::absolute_ns`].
     pub absolute_ns: Option<f64>,
-    /// [`Plan::tolerated`].
+    /// [`TestPlan::tolerated`].
     pub tolerated: Option<f64>,
-    /// [`Plan::max_blocks`].
+    /// [`TestPlan::max_blocks`].
     pub max_blocks: Option<usize>,
 }
 
-impl Asked {
+impl AskedThresholds {
     /// The plan; what was not asked for is as in `otherwise`.
-    pub fn or(self, otherwise: Plan) -> Plan {
+    pub fn or(self, otherwise: TestPlan) -> TestPlan {
         let relative = self.relative.unwrap_or(otherwise.relative);
-        Plan {
+        TestPlan {
             relative,
             absolute_ns: self.absolute_ns.unwrap_or(otherwise.absolute_ns),
             tolerated: self.tolerated.unwrap_or(otherwise.tolerated).max(relative),
@@ -38,9 +38,9 @@ impl Asked {
 #[derive(Debug, Clone)]
 pub enum Thresholds {
     /// From here.
-    Fixed(Plan),
+    Fixed(TestPlan),
     /// From the flags and the device's calibration in this store.
-    Calibrated(Asked, Store),
+    Calibrated(AskedThresholds, Store),
 }
 
 impl Thresholds {
@@ -48,7 +48,12 @@ impl Thresholds {
     ///
     /// # Errors
     /// When the device's calibration cannot be read.
-    pub fn on(&self, environment: &Environment, head: &Provenance, pace: Pace) -> Result<(Plan, Option<String>), CompareError> {
+    pub fn on(
+        &self,
+        environment: &Environment,
+        head: &Provenance,
+        pace: TrialSampling,
+    ) -> Result<(TestPlan, Option<String>), CompareError> {
         let (asked, store) = match self {
             Self::Fixed(plan) => return Ok((*plan, None)),
             Self::Calibrated(asked, store) => (asked, store),
@@ -59,7 +64,7 @@ impl Thresholds {
                 let (plan, note) = calibrated(&calibration, *asked);
                 Ok((plan, Some(format!("{note}{}", elsewhere(&calibration, environment, head, pace)))))
             }
-            Err(error) if error.is_not_found() => Ok((asked.or(Plan::default()), None)),
+            Err(error) if error.is_not_found() => Ok((asked.or(TestPlan::default()), None)),
             Err(error) => Err(CompareError::Usage(format!("failed to {error}"))),
         }
     }
@@ -70,9 +75,9 @@ impl Thresholds {
     /// When a calibration cannot be read.
     pub fn identity(&self) -> Result<String, CompareError> {
         match self {
-            Self::Fixed(plan) => Ok(format!("{plan:?}")),
+            Self::Fixed(plan) => Ok(identity_text("Plan", plan)),
             Self::Calibrated(asked, store) => {
-                let mut text = format!("{asked:?}");
+                let mut text = identity_text("Asked", asked);
                 for path in store.calibrations() {
                     let hash = file::content_hash(&path).map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
                     let _ = write!(text, " {hash}");
@@ -83,8 +88,16 @@ impl Thresholds {
     }
 }
 
-fn calibrated(calibration: &Calibration, asked: Asked) -> (Plan, String) {
-    let null = || calibration.of(Kind::Null);
+/// The fields of a value as text that is recorded in files, under a name that is part of their format: the type may be renamed, and
+/// `--resume` and merged calibrations compare these texts.
+pub(super) fn identity_text(name: &str, value: &impl Debug) -> String {
+    let text = format!("{value:?}");
+    let fields = text.find(" {").map_or("", |at| &text[at..]);
+    format!("{name}{fields}")
+}
+
+fn calibrated(calibration: &Calibration, asked: AskedThresholds) -> (TestPlan, String) {
+    let null = || calibration.of(ComparisonKind::Null);
     let fired = null().filter(|known| known.fired()).count();
     let of = format!(
         "calibration of {} ({} A/A comparisons, {fired} failed; commit {}",
@@ -95,16 +108,16 @@ fn calibrated(calibration: &Calibration, asked: Asked) -> (Plan, String) {
     let recommended = calibration.recommended.as_ref();
     let Some(relative) = recommended.and_then(|recommended| recommended.relative) else {
         let why = recommended.and_then(|recommended| recommended.note.clone()).unwrap_or_else(|| "not derived".to_owned());
-        return (asked.or(Plan::default()), format!("{of}) recommends no threshold: {why}; the default ones are used"));
+        return (asked.or(TestPlan::default()), format!("{of}) recommends no threshold: {why}; the default ones are used"));
     };
-    let plan = asked.or(Plan {
+    let plan = asked.or(TestPlan {
         relative,
         tolerated: calibration.plan.tolerated.max(relative),
         absolute_ns: calibration.plan.absolute_ns,
         settle_blocks: recommended.and_then(|recommended| recommended.settle_blocks).unwrap_or(calibration.plan.settle_blocks),
         max_blocks: calibration.plan.max_blocks,
         contention_weight: recommended.map_or(calibration.plan.contention_weight, |recommended| recommended.contention_weight),
-        ..Plan::default()
+        ..TestPlan::default()
     });
     let note = format!(
         "{of}): threshold {:.2} %, settled from {} blocks, at most {}",
@@ -116,7 +129,7 @@ fn calibrated(calibration: &Calibration, asked: Asked) -> (Plan, String) {
 }
 
 /// In which respects a calibration is of something else.
-fn elsewhere(calibration: &Calibration, environment: &Environment, head: &Provenance, pace: Pace) -> String {
+fn elsewhere(calibration: &Calibration, environment: &Environment, head: &Provenance, pace: TrialSampling) -> String {
     let mut differing: Vec<String> = Vec::new();
     if let Some(mismatch) = environment.mismatches(&calibration.environment).first() {
         differing.push(format!("{} was `{}` and is `{}`", mismatch.field, mismatch.base, mismatch.head));
@@ -141,9 +154,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn recorded_identities_keep_their_text() {
+        let plan = "Plan { relative: 0.01, absolute_ns: 100.0, tolerated: 0.05, settle_blocks: 24, false_alarms: 0.01, missed: 0.05, \
+                    contention: 0.02, contention_weight: 2.0, power: 0.8, max_blocks: 96 }";
+        assert_eq!(Thresholds::Fixed(TestPlan::default()).identity().unwrap(), plan);
+        let asked = "Asked { relative: None, absolute_ns: None, tolerated: None, max_blocks: None }";
+        assert_eq!(identity_text("Asked", &AskedThresholds::default()), asked);
+        let sampling = "Pace { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 }";
+        assert_eq!(identity_text("Pace", &TrialSampling::MEASURED), sampling);
+    }
+
+    #[test]
     fn what_is_asked_for_wins_and_the_rest_stays() {
-        let plan = Asked { relative: Some(0.1), max_blocks: Some(6), ..Asked::default() }.or(Plan::default());
+        let plan =
+            AskedThresholds { relative: Some(0.1), max_blocks: Some(6), ..AskedThresholds::default() }.or(TestPlan::default());
         assert_eq!((plan.relative, plan.tolerated, plan.max_blocks, plan.absolute_ns), (0.1, 0.1, 6, 100.0));
-        assert_eq!(Asked::default().or(Plan::default()), Plan::default());
+        assert_eq!(AskedThresholds::default().or(TestPlan::default()), TestPlan::default());
     }
 }

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::interval::{Ratio, Side};
-use super::{Doubt, Judged, Policy, Refusal, Report, Verdict};
+use super::interval::{Ratio, SideTimes};
+use super::{Doubt, GateReport, Judged, Policy, Refusal, Verdict};
 use kernelgate::record::{Baseline, BaselineRun, CaseRecord, Provenance, Run};
 
 /// A case as several process runs measured it.
 type Measured<'a> = [(&'a Run, &'a CaseRecord)];
 
 /// Holds runs against a baseline. `runs` is not empty; several runs of one bench binary are several process runs of its cases.
-pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> Report {
+pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> GateReport {
     let mut head: BTreeMap<&str, Vec<(&Run, &CaseRecord)>> = BTreeMap::new();
     for run in runs {
         for (id, case) in &run.cases {
@@ -34,7 +34,7 @@ pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> Report {
     let failed: BTreeMap<String, String> = runs.iter().flat_map(|run| run.failed.clone()).collect();
     let missing = || baseline.cases.keys().filter(|id| !head.contains_key(id.as_str()) && !failed.contains_key(*id));
     let skips: BTreeMap<&String, &String> = runs.iter().flat_map(|run| &run.skipped).collect();
-    Report {
+    GateReport {
         baseline: baseline.name.clone(),
         device: runs.first().map(|run| run.environment.describe()).unwrap_or_default(),
         base_commits: commits(used(baseline, &judged).map(|run| &run.provenance)),
@@ -78,8 +78,8 @@ fn judge(baseline: &Baseline, id: &str, head: &Measured<'_>, policy: Policy) -> 
     let contended = head.iter().all(|(run, _)| run.environment.on_host());
     let same = |run: &Run| base.samples.keys().all(|key| run.environment.same_device(&baseline.runs[key].environment));
     let same_device = head.iter().all(|(run, _)| same(run));
-    let base_side = Side::of(base.samples.values(), policy.single_run, contended);
-    let head_side = Side::of(head.iter().map(|(_, case)| &case.samples), policy.single_run, contended);
+    let base_side = SideTimes::of(base.samples.values(), policy.single_run, contended);
+    let head_side = SideTimes::of(head.iter().map(|(_, case)| &case.samples), policy.single_run, contended);
     let ratio = Ratio::of(&head_side, &base_side);
     let threshold = policy.relative_on(same_device).max(policy.absolute_ns / base_side.center_ns);
     let (verdict, reason) = verdict(&ratio, threshold, base_side.runs, policy);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::paired::{Decision, Observed, Plan, Reason, decide};
+use super::paired::{Decision, Observed, Reason, TestPlan, decide};
 use super::{Refusal, Verdict};
 use kernelgate::exit::Exit;
 
@@ -18,7 +18,7 @@ pub struct Comparison {
     /// Where.
     pub device: String,
     /// What counted as slower.
-    pub plan: Plan,
+    pub plan: TestPlan,
     /// Wall time that a round could take, seconds.
     pub budget_s: f64,
     /// Which calibration of the device the plan comes from; none where there is none.
@@ -86,7 +86,7 @@ impl Compared {
     }
 
     /// A case without a block.
-    pub fn unmeasured(case: String, setback: String, plan: &Plan) -> Self {
+    pub fn unmeasured(case: String, setback: String, plan: &TestPlan) -> Self {
         // Decided apart from the others, whose error rates hold for the cases that were measured.
         let alone = decide(&Observed::from([(case, Vec::new())]), plan, true);
         let decision = alone.decisions.into_iter().next().expect("a case that goes in comes out");
@@ -191,7 +191,7 @@ mod tests {
             base: "a".to_owned(),
             head: "b".to_owned(),
             device: "c".to_owned(),
-            plan: Plan::default(),
+            plan: TestPlan::default(),
             budget_s: 600.0,
             calibration: None,
             judged,
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!((confirmed.verdict, confirmed.reason(), confirmed.setback), (Regressed, None, None));
         let unconfirmed = Compared::new(decision("x", Regressed), None, why()).reason().unwrap();
         assert_eq!(unconfirmed, "not confirmed by a second round; skipped in the head: no memory");
-        let unmeasured = Compared::unmeasured("x".to_owned(), "why".to_owned(), &Plan::default());
+        let unmeasured = Compared::unmeasured("x".to_owned(), "why".to_owned(), &TestPlan::default());
         assert_eq!((unmeasured.decision.case.as_str(), unmeasured.decision.pairs), ("x", 0));
         assert_eq!((unmeasured.verdict, unmeasured.reason().as_deref()), (Inconclusive, Some("why")));
         let fine = Compared::new(decision("y", Unchanged), None, None);

@@ -9,7 +9,7 @@ use kernelgate::stats::{Spread, median};
 
 /// One side of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Side {
+pub struct SideTimes {
     /// Median of the runs' medians, nanoseconds.
     pub center_ns: f64,
     /// Lower end, nanoseconds.
@@ -24,7 +24,7 @@ pub struct Side {
     pub contention: f64,
 }
 
-impl Side {
+impl SideTimes {
     /// The range of the runs' medians. A single run shows nothing of the spread between runs: it gets `single_run`, or half its
     /// own relative interquartile range if that is wider, to either side.
     ///
@@ -68,7 +68,7 @@ pub struct Ratio {
 
 impl Ratio {
     /// The ratio of two sides, with the worst that their intervals allow.
-    pub fn of(head: &Side, base: &Side) -> Self {
+    pub fn of(head: &SideTimes, base: &SideTimes) -> Self {
         Self { center: head.center_ns / base.center_ns, low: head.low_ns / base.high_ns, high: head.high_ns / base.low_ns }
     }
 }
@@ -83,16 +83,16 @@ mod tests {
 
     #[test]
     fn a_single_run_gets_the_allowance_or_its_own_spread() {
-        let steady = Side::of([&run(&[100.0, 100.0, 101.0])], 0.1, true);
+        let steady = SideTimes::of([&run(&[100.0, 100.0, 101.0])], 0.1, true);
         assert_eq!((steady.center_ns, steady.runs), (100.0, 1));
         assert!((steady.low_ns - 90.0).abs() < 1e-9 && (steady.high_ns - 110.0).abs() < 1e-9);
-        let noisy = Side::of([&run(&[50.0, 100.0, 150.0])], 0.1, true);
+        let noisy = SideTimes::of([&run(&[50.0, 100.0, 150.0])], 0.1, true);
         assert!((noisy.low_ns - 75.0).abs() < 1e-9 && (noisy.high_ns - 125.0).abs() < 1e-9);
     }
 
     #[test]
     fn several_runs_span_their_medians() {
-        let side = Side::of([&run(&[100.0]), &run(&[104.0]), &run(&[98.0])], 0.1, true);
+        let side = SideTimes::of([&run(&[100.0]), &run(&[104.0]), &run(&[98.0])], 0.1, true);
         assert_eq!((side.low_ns, side.center_ns, side.high_ns, side.runs), (98.0, 100.0, 104.0, 3));
         let ratio = Ratio::of(&side, &side);
         assert!(ratio.low < 1.0 && ratio.center == 1.0 && ratio.high > 1.0);
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn load_from_others_stretches_the_interval_downwards() {
-        let side = |contended| Side::of([&Samples { contention: Some(0.2), ..run(&[100.0]) }, &run(&[110.0])], 0.1, contended);
+        let side = |contended| SideTimes::of([&Samples { contention: Some(0.2), ..run(&[100.0]) }, &run(&[110.0])], 0.1, contended);
         assert_eq!((side(true).low_ns, side(true).center_ns, side(true).high_ns, side(true).contention), (80.0, 105.0, 110.0, 0.1));
         assert_eq!((side(false).low_ns, side(false).contention), (100.0, 0.0));
     }

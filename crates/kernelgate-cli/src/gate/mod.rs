@@ -161,7 +161,7 @@ pub struct Staleness {
 
 /// The outcome of a comparison.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Report {
+pub struct GateReport {
     /// Name of the baseline.
     pub baseline: String,
     /// The device.
@@ -194,7 +194,7 @@ pub struct Report {
     pub own: Vec<String>,
 }
 
-impl Report {
+impl GateReport {
     /// The exit code: refusal before regression before doubt.
     pub fn exit(&self) -> Exit {
         let any = |verdict| self.judged.iter().any(|judged| judged.verdict == verdict);

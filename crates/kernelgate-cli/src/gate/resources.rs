@@ -10,7 +10,7 @@ pub const INSTRUCTION_GROWTH: f64 = 0.10;
 
 /// Something that changed in a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Change {
+pub struct ResourceChange {
     /// Build and symbol.
     pub kernel: String,
     /// What changed: "registers 64 -> 72".
@@ -21,7 +21,7 @@ pub struct Change {
 
 /// The outcome for one architecture.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Outcome {
+pub struct ResourcesOutcome {
     /// Architecture.
     pub arch: String,
     /// Why the records cannot be compared, if so.
@@ -29,10 +29,10 @@ pub struct Outcome {
     /// Kernels compared.
     pub compared: usize,
     /// Everything that changed, in kernel order.
-    pub changes: Vec<Change>,
+    pub changes: Vec<ResourceChange>,
 }
 
-impl Outcome {
+impl ResourcesOutcome {
     /// The exit code.
     pub fn exit(&self) -> Exit {
         match (&self.refused, self.changes.iter().any(|change| change.worse)) {
@@ -44,8 +44,8 @@ impl Outcome {
 }
 
 /// Compares what was compiled now with the record.
-pub fn compare(base: &Resources, head: &Resources) -> Outcome {
-    let mut outcome = Outcome { arch: head.arch.clone(), refused: None, compared: 0, changes: Vec::new() };
+pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
+    let mut outcome = ResourcesOutcome { arch: head.arch.clone(), refused: None, compared: 0, changes: Vec::new() };
     for (field, base, head) in [("arch", &base.arch, &head.arch), ("compiler", &base.compiler, &head.compiler)] {
         if base != head {
             outcome.refused = Some(format!("{field} is `{base}` in the record and `{head}` here"));
@@ -59,7 +59,7 @@ pub fn compare(base: &Resources, head: &Resources) -> Outcome {
                 outcome.changes.extend(changes(name, base, kernel));
             }
             // A new kernel has nothing to lose against, but it may not spill unseen.
-            None => outcome.changes.push(Change {
+            None => outcome.changes.push(ResourceChange {
                 kernel: name.clone(),
                 what: format!("new: {} registers, {} spill bytes", kernel.facts.registers, kernel.facts.spill_store_bytes),
                 worse: false,
@@ -67,13 +67,13 @@ pub fn compare(base: &Resources, head: &Resources) -> Outcome {
         }
     }
     let gone = base.kernels.keys().filter(|name| !head.kernels.contains_key(*name));
-    outcome.changes.extend(gone.map(|name| Change { kernel: name.clone(), what: "gone".to_owned(), worse: false }));
+    outcome.changes.extend(gone.map(|name| ResourceChange { kernel: name.clone(), what: "gone".to_owned(), worse: false }));
     outcome
 }
 
-fn changes(name: &str, base: &KernelResources, head: &KernelResources) -> Vec<Change> {
+fn changes(name: &str, base: &KernelResources, head: &KernelResources) -> Vec<ResourceChange> {
     let mut found = Vec::new();
-    let mut note = |what: String, worse: bool| found.push(Change { kernel: name.to_owned(), what, worse });
+    let mut note = |what: String, worse: bool| found.push(ResourceChange { kernel: name.to_owned(), what, worse });
     let mut count = |label: &str, base: u32, head: u32, worse: bool| {
         if base != head {
             note(format!("{label} {base} -> {head}"), worse);
@@ -102,10 +102,11 @@ fn changes(name: &str, base: &KernelResources, head: &KernelResources) -> Vec<Ch
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate_cuda::compiler::cubin::Facts;
+    use kernelgate_cuda::compiler::cubin::KernelFacts;
 
     fn resources(change: impl Fn(&mut KernelResources)) -> Resources {
-        let facts = Facts { registers: 64, instructions: 100, mix: [("fp32".to_owned(), 100)].into(), ..Facts::default() };
+        let facts =
+            KernelFacts { registers: 64, instructions: 100, mix: [("fp32".to_owned(), 100)].into(), ..KernelFacts::default() };
         let mut kernel = KernelResources { facts, block: 128, dynamic_shared_bytes: 0, occupancy_percent: Some(50) };
         change(&mut kernel);
         Resources { arch: "sm_90a".to_owned(), compiler: "13.0".to_owned(), kernels: [("k".to_owned(), kernel)].into() }

@@ -25,7 +25,7 @@ fn twice(run: &Run) -> Baseline {
 }
 
 /// Against a baseline of two runs.
-fn compare_default(base: &Run, head: &Run) -> Report {
+fn compare_default(base: &Run, head: &Run) -> GateReport {
     compare(&twice(base), std::slice::from_ref(head), Policy::default())
 }
 

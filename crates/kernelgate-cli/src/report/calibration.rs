@@ -5,7 +5,7 @@ use kernelgate::record::text::{one_line, printable};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use crate::gate::calibration::summary::{Noise, Power, Rate, Tally};
+use crate::gate::calibration::summary::{Power, ProcessNoise, Proportion, Tally};
 use crate::gate::calibration::{Calibration, Recommended, summarise};
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
@@ -101,7 +101,7 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-fn interval(rate: Rate) -> String {
+fn interval(rate: Proportion) -> String {
     format!("{} … {}", percent(rate.low), percent(rate.high))
 }
 
@@ -165,7 +165,7 @@ fn not_injected(power: &Power) -> Option<String> {
     Some(format!("not injected: {} % of {case}, in {count} comparisons: {reason}", power.percent))
 }
 
-fn noise(rows: &[Noise]) -> Table {
+fn noise(rows: &[ProcessNoise]) -> Table {
     let mut table =
         Table::new(&["case", "time", "pairs", "process to process", "95 % of pairs within", "others' share of the CPU"]);
     for row in rows {

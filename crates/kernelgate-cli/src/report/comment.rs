@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::summary::{Row, Summary};
+use super::summary::{SummaryRow, VerdictSummary};
 use crate::gate::Verdict;
 use kernelgate::display::table::{self, Table};
 
@@ -14,7 +14,7 @@ const SHOWN: [usize; 8] = [usize::MAX, 1000, 500, 200, 100, 50, 20, 5];
 const LINE: usize = 400;
 
 /// As Markdown.
-pub fn markdown(summary: &Summary) -> String {
+pub fn markdown(summary: &VerdictSummary) -> String {
     for shown in SHOWN {
         let text = with_at_most(summary, shown);
         if text.len() <= LONGEST {
@@ -27,7 +27,7 @@ pub fn markdown(summary: &Summary) -> String {
     text
 }
 
-fn with_at_most(summary: &Summary, shown: usize) -> String {
+fn with_at_most(summary: &VerdictSummary, shown: usize) -> String {
     let mut out = format!("**{}**\n\n", summary.headline);
     for (name, words) in &summary.facts {
         let _ = writeln!(out, "- {name}: {}", line(words));
@@ -59,7 +59,7 @@ fn list(lines: &[String], shown: usize) -> String {
     out + &left_out(lines.len(), shown, "notes")
 }
 
-fn rows(rows: &[&Row], shown: usize, evidence: &str, verdicts: bool) -> String {
+fn rows(rows: &[&SummaryRow], shown: usize, evidence: &str, verdicts: bool) -> String {
     let tested = rows.iter().any(|row| row.p_slower.is_some());
     let mut header = vec!["case", "change", "interval", "detectable"];
     header.extend(tested.then_some("p"));
@@ -96,12 +96,12 @@ fn line(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::summary::Other;
+    use super::super::summary::Unjudged;
     use super::*;
     use crate::gate::interval::Ratio;
 
-    fn row(i: usize, verdict: Verdict) -> Row {
-        Row {
+    fn row(i: usize, verdict: Verdict) -> SummaryRow {
+        SummaryRow {
             case: format!("family/operation/n{i}_with_a_rather_long_name_f32/cuda/implementation/hot"),
             verdict,
             reason: None,
@@ -114,13 +114,13 @@ mod tests {
         }
     }
 
-    fn summary(rows: Vec<Row>, notes: Vec<String>) -> Summary {
-        Summary {
+    fn summary(rows: Vec<SummaryRow>, notes: Vec<String>) -> VerdictSummary {
+        VerdictSummary {
             verb: "kernelgate compare",
             headline: "headline".to_owned(),
             facts: vec![],
             rows,
-            others: Vec::<Other>::new(),
+            others: Vec::<Unjudged>::new(),
             notes,
             details: vec![],
             evidence: "pairs",

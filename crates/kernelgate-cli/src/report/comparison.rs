@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::summary::{self, Kind, Other, Row, Summary};
+use super::summary::{self, SummaryRow, Unjudged, UnjudgedKind, VerdictSummary};
 use crate::gate::Verdict;
 use crate::gate::comparison::{Compared, Comparison};
 use kernelgate::record::text::printable;
@@ -28,7 +28,7 @@ pub fn text(comparison: &Comparison) -> String {
 }
 
 /// For reviewers and programs. `reproduce` is the command that compares the same at home.
-pub fn summary(comparison: &Comparison, reproduce: &str) -> Summary {
+pub fn summary(comparison: &Comparison, reproduce: &str) -> VerdictSummary {
     let mut facts = vec![("base", comparison.base.clone()), ("head", comparison.head.clone()), ("on", comparison.device.clone())];
     facts.extend(noise_floor(comparison).map(|words| ("noise floor", words)));
     facts.extend(clock(comparison).map(|words| ("SM clock", words)));
@@ -37,23 +37,23 @@ pub fn summary(comparison: &Comparison, reproduce: &str) -> Summary {
     facts.push(("took", format!("{blocks} blocks of four processes, {wall_s:.0} s of {budget_s:.0} s a round")));
     let mut others = Vec::new();
     for (cases, kind, label) in [
-        (&comparison.failed, Kind::Failed, "failed in the head"),
-        (&comparison.failed_in_base, Kind::Skipped, "failed in the base, not judged"),
-        (&comparison.skipped, Kind::Skipped, "skipped in the head, timed in the base"),
+        (&comparison.failed, UnjudgedKind::Failed, "failed in the head"),
+        (&comparison.failed_in_base, UnjudgedKind::Skipped, "failed in the base, not judged"),
+        (&comparison.skipped, UnjudgedKind::Skipped, "skipped in the head, timed in the base"),
     ] {
-        others.extend(cases.iter().map(|(case, reason)| Other::new(case, kind, format!("{label}: {reason}"))));
+        others.extend(cases.iter().map(|(case, reason)| Unjudged::new(case, kind, format!("{label}: {reason}"))));
     }
-    others.extend(Other::refused(&comparison.refused, ["base", "head"]));
+    others.extend(Unjudged::refused(&comparison.refused, ["base", "head"]));
     let given_up = comparison.broken.iter().filter(|broken| broken.given_up);
     others.extend(given_up.map(|broken| {
-        let kind = if broken.side == "head" { Kind::Failed } else { Kind::Skipped };
-        Other::new(&format!("bench {}", broken.bench), kind, format!("broke in the {}: {}", broken.side, broken.reason))
+        let kind = if broken.side == "head" { UnjudgedKind::Failed } else { UnjudgedKind::Skipped };
+        Unjudged::new(&format!("bench {}", broken.bench), kind, format!("broke in the {}: {}", broken.side, broken.reason))
     }));
-    others.extend(comparison.new.iter().map(|case| Other::new(case, Kind::Skipped, "new, not judged")));
+    others.extend(comparison.new.iter().map(|case| Unjudged::new(case, UnjudgedKind::Skipped, "new, not judged")));
     if comparison.judged.is_empty() && others.is_empty() {
-        others.push(Other::new("comparison", Kind::Skipped, "nothing to judge: no case is in both"));
+        others.push(Unjudged::new("comparison", UnjudgedKind::Skipped, "nothing to judge: no case is in both"));
     }
-    Summary {
+    VerdictSummary {
         verb: "kernelgate compare",
         headline: headline(comparison),
         facts,
@@ -66,10 +66,10 @@ pub fn summary(comparison: &Comparison, reproduce: &str) -> Summary {
     }
 }
 
-fn row(compared: &Compared) -> Row {
+fn row(compared: &Compared) -> SummaryRow {
     let decision = &compared.decision;
     let again = compared.confirmation.as_ref().map(|again| format!(" + {}", again.pairs)).unwrap_or_default();
-    Row {
+    SummaryRow {
         case: decision.case.clone(),
         verdict: compared.verdict,
         reason: compared.reason(),

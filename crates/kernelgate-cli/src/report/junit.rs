@@ -5,22 +5,22 @@
 
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
-use super::summary::{Kind, Row, Summary};
+use super::summary::{SummaryRow, UnjudgedKind, VerdictSummary};
 use crate::gate::Verdict;
 
 /// As XML.
-pub fn xml(summary: &Summary) -> String {
+pub fn xml(summary: &VerdictSummary) -> String {
     let mut suite = TestSuite::new(summary.verb);
     for (name, words) in &summary.facts {
         suite.add_property((*name, words.as_str()));
     }
     suite.add_test_cases(summary.rows.iter().map(|row| case(&row.case, of_row(row, summary.evidence))));
     for other in &summary.others {
-        let kind = if other.kind == Kind::Skipped { None } else { Some(NonSuccessKind::Error) };
+        let kind = if other.kind == UnjudgedKind::Skipped { None } else { Some(NonSuccessKind::Error) };
         let mut status = kind.map_or_else(TestCaseStatus::skipped, TestCaseStatus::non_success);
         status.set_message(other.why.as_str());
         if kind.is_some() {
-            status.set_type(if other.kind == Kind::Refused { "refused" } else { "failed" });
+            status.set_type(if other.kind == UnjudgedKind::Refused { "refused" } else { "failed" });
         }
         suite.add_test_case(case(&other.name, status));
     }
@@ -45,7 +45,7 @@ fn case(name: &str, status: TestCaseStatus) -> TestCase {
     case
 }
 
-fn of_row(row: &Row, evidence: &str) -> TestCaseStatus {
+fn of_row(row: &SummaryRow, evidence: &str) -> TestCaseStatus {
     let p = row.p_slower.map(|_| format!(", p {}", row.p())).unwrap_or_default();
     let (base, head) = (row.base(), row.head());
     let (change, interval, detectable) = (row.change(), row.interval(), row.detectable());

@@ -9,7 +9,7 @@ use kernelgate::stats::median;
 
 /// A comparison or a gate, as told to others.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Summary {
+pub struct VerdictSummary {
     /// The verb: "kernelgate compare".
     pub verb: &'static str,
     /// "1 regressed, 0 improved, 13 unchanged, 0 inconclusive of 14 (threshold 1%)".
@@ -17,9 +17,9 @@ pub struct Summary {
     /// What was compared with what, and where: name and words.
     pub facts: Vec<(&'static str, String)>,
     /// Cases, worst first.
-    pub rows: Vec<Row>,
+    pub rows: Vec<SummaryRow>,
     /// What has no row: wrong, refused, not run.
-    pub others: Vec<Other>,
+    pub others: Vec<Unjudged>,
     /// What a reader must know beside the table, a line each.
     pub notes: Vec<String>,
     /// What may be folded.
@@ -32,7 +32,7 @@ pub struct Summary {
 
 /// A judged case.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
+pub struct SummaryRow {
     /// The case.
     pub case: String,
     /// What is concluded.
@@ -53,7 +53,7 @@ pub struct Row {
     pub evidence: String,
 }
 
-impl Row {
+impl SummaryRow {
     /// Whether there are times; a case that could not be measured has none.
     pub const fn is_timed(&self) -> bool {
         self.base_ns > 0.0
@@ -104,18 +104,18 @@ pub fn percent(ratio: f64) -> String {
 
 /// Something that has no time to judge.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Other {
+pub struct Unjudged {
     /// A case, or what stands for all of them.
     pub name: String,
     /// How bad.
-    pub kind: Kind,
+    pub kind: UnjudgedKind,
     /// In words.
     pub why: String,
 }
 
 /// How bad it is that something was not judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum UnjudgedKind {
     /// Wrong output, a process that broke.
     Failed,
     /// Not comparable.
@@ -124,9 +124,9 @@ pub enum Kind {
     Skipped,
 }
 
-impl Other {
+impl Unjudged {
     /// One of a kind.
-    pub fn new(name: &str, kind: Kind, why: impl Into<String>) -> Self {
+    pub fn new(name: &str, kind: UnjudgedKind, why: impl Into<String>) -> Self {
         Self { name: name.to_owned(), kind, why: why.into() }
     }
 
@@ -134,14 +134,14 @@ impl Other {
     pub fn refused(refused: &[Refusal], sides: [&str; 2]) -> Vec<Self> {
         let of = |Refusal { field, base, head, cases }: &Refusal| {
             let why = format!("refused: {field} is `{base}` in the {} and `{head}` in the {}", sides[0], sides[1]);
-            cases.iter().map(|case| Self::new(case, Kind::Refused, why.clone())).collect::<Vec<_>>()
+            cases.iter().map(|case| Self::new(case, UnjudgedKind::Refused, why.clone())).collect::<Vec<_>>()
         };
         refused.iter().flat_map(of).collect()
     }
 }
 
 /// Rows for a terminal; `sides` is what base and head are called, `evidence` what the last column counts.
-pub fn table(rows: impl Iterator<Item = Row>, sides: [&str; 2], evidence: &str) -> Table {
+pub fn table(rows: impl Iterator<Item = SummaryRow>, sides: [&str; 2], evidence: &str) -> Table {
     let mut table = Table::new(&["case", "verdict", sides[0], sides[1], "change", "interval", "detectable", evidence]);
     for row in rows {
         let (change, interval, detectable) = (row.change(), row.interval(), row.detectable());

@@ -7,8 +7,8 @@ use kernelgate::display::{bytes, rate, time};
 use super::{comment, comparison, junit, metrics, verdicts};
 use crate::gate::comparison::{Broken, Compared, Comparison, Round};
 use crate::gate::interval::Ratio;
-use crate::gate::paired::{Decision, Plan, Reason};
-use crate::gate::{Doubt, Judged, Policy, Refusal, Report, Staleness, Verdict};
+use crate::gate::paired::{Decision, Reason, TestPlan};
+use crate::gate::{Doubt, GateReport, Judged, Policy, Refusal, Staleness, Verdict};
 
 fn decision(case: &str, verdict: Verdict, change: f64, width: f64) -> Decision {
     let ratio = |center: f64| Ratio { center, low: center - width, high: center + width };
@@ -49,7 +49,7 @@ fn compared() -> Comparison {
         Compared::unmeasured(
             "denoise/step/pi05_s50_p968_bf16/cuda/per_op/hot".to_owned(),
             "skipped in the head: needs 201 MB | of 102 MB <free>".to_owned(),
-            &Plan::default(),
+            &TestPlan::default(),
         ),
         Compared::new(decision("attention/backward/s512_d64_causal_bf16/cuda/flash_mma/hot", Improved, 0.91, 0.003), None, None),
         Compared::new(decision("st_bif/forward/n1_f32/cuda/fused/hot", Unchanged, 1.001, 0.002), None, None),
@@ -58,7 +58,7 @@ fn compared() -> Comparison {
         base: "main (1a2b3c4d)".to_owned(),
         head: "HEAD (9f8e7d6c)".to_owned(),
         device: "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz".to_owned(),
-        plan: Plan::default(),
+        plan: TestPlan::default(),
         calibration: None,
         budget_s: 600.0,
         judged,
@@ -110,8 +110,8 @@ fn judged(case: &str, verdict: Verdict, change: f64, runs: (usize, usize)) -> Ju
     }
 }
 
-fn gated() -> Report {
-    Report {
+fn gated() -> GateReport {
+    GateReport {
         baseline: "main".to_owned(),
         device: "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz".to_owned(),
         base_commits: vec!["1a2b3c4d".to_owned()],

@@ -2,15 +2,15 @@
 
 use std::fmt::Write as _;
 
-use super::summary::{self, Kind, Other, Row, Summary};
-use crate::gate::{Doubt, Judged, Report};
+use super::summary::{self, SummaryRow, Unjudged, UnjudgedKind, VerdictSummary};
+use crate::gate::{Doubt, GateReport, Judged};
 use kernelgate::record::text::printable;
 
 /// How to read the interval and the runs of a row.
 const READING: &str = "interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged";
 
 /// For a terminal.
-pub fn text(report: &Report) -> String {
+pub fn text(report: &GateReport) -> String {
     let mut out = format!("{}, on {}\n", base(report), report.device);
     if !report.judged.is_empty() {
         let _ = writeln!(out, "\n{}", summary::table(report.judged.iter().map(row), ["baseline", "now"], "runs").text());
@@ -22,23 +22,25 @@ pub fn text(report: &Report) -> String {
 }
 
 /// For reviewers and programs. `reproduce` is the command that holds the same at home.
-pub fn summary(report: &Report, reproduce: &str) -> Summary {
+pub fn summary(report: &GateReport, reproduce: &str) -> VerdictSummary {
     let mut facts = vec![("base", base(report)), ("head", report.head_commits.join(", ")), ("on", report.device.clone())];
     facts.extend(noise_floor(report).map(|words| ("noise floor", words)));
-    let mut others: Vec<Other> =
-        report.failed.iter().map(|(case, error)| Other::new(case, Kind::Failed, format!("failed: {error}"))).collect();
-    others.extend(Other::refused(&report.refused, ["baseline", "run"]));
-    let interrupted = |bench: &String| Other::new(&format!("bench {bench}"), Kind::Failed, "interrupted: did not get to its end");
+    let mut others: Vec<Unjudged> =
+        report.failed.iter().map(|(case, error)| Unjudged::new(case, UnjudgedKind::Failed, format!("failed: {error}"))).collect();
+    others.extend(Unjudged::refused(&report.refused, ["baseline", "run"]));
+    let interrupted =
+        |bench: &String| Unjudged::new(&format!("bench {bench}"), UnjudgedKind::Failed, "interrupted: did not get to its end");
     others.extend(report.interrupted.iter().map(interrupted));
-    let skipped =
-        |(case, reason): (&String, &String)| Other::new(case, Kind::Skipped, format!("skipped, in the baseline: {reason}"));
+    let skipped = |(case, reason): (&String, &String)| {
+        Unjudged::new(case, UnjudgedKind::Skipped, format!("skipped, in the baseline: {reason}"))
+    };
     others.extend(report.skipped.iter().map(skipped));
-    others.extend(report.new.iter().map(|case| Other::new(case, Kind::Skipped, "new, not judged")));
-    others.extend(report.not_run.iter().map(|case| Other::new(case, Kind::Skipped, "in the baseline, not run")));
+    others.extend(report.new.iter().map(|case| Unjudged::new(case, UnjudgedKind::Skipped, "new, not judged")));
+    others.extend(report.not_run.iter().map(|case| Unjudged::new(case, UnjudgedKind::Skipped, "in the baseline, not run")));
     if report.judged.is_empty() && others.is_empty() {
-        others.push(Other::new("gate", Kind::Skipped, "nothing to judge"));
+        others.push(Unjudged::new("gate", UnjudgedKind::Skipped, "nothing to judge"));
     }
-    Summary {
+    VerdictSummary {
         verb: "kernelgate gate",
         headline: headline(report),
         facts,
@@ -51,8 +53,8 @@ pub fn summary(report: &Report, reproduce: &str) -> Summary {
     }
 }
 
-fn row(judged: &Judged) -> Row {
-    Row {
+fn row(judged: &Judged) -> SummaryRow {
+    SummaryRow {
         case: judged.case.clone(),
         verdict: judged.verdict,
         reason: judged.reason.map(|doubt| doubt.words().to_owned()),
@@ -66,7 +68,7 @@ fn row(judged: &Judged) -> Row {
 }
 
 /// "baseline `main` of 1a2b3c4d, recorded 2026-11-21, 12 days and 34 commits ago".
-fn base(report: &Report) -> String {
+fn base(report: &GateReport) -> String {
     let of = if report.base_commits.is_empty() { String::new() } else { format!(" of {}", report.base_commits.join(", ")) };
     let age = report.staleness.as_ref().map(|age| {
         let counted = |count: Option<i64>, unit: &str| {
@@ -81,7 +83,7 @@ fn base(report: &Report) -> String {
 }
 
 /// What runs of one side differ by.
-fn noise_floor(report: &Report) -> Option<String> {
+fn noise_floor(report: &GateReport) -> Option<String> {
     let spreads = report.judged.iter().flat_map(|judged| {
         [judged.base_spread, judged.head_spread].into_iter().flatten().map(|spread| (judged.case.as_str(), spread))
     });
@@ -89,7 +91,7 @@ fn noise_floor(report: &Report) -> Option<String> {
 }
 
 /// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6 (threshold 5 %)".
-pub fn headline(report: &Report) -> String {
+pub fn headline(report: &GateReport) -> String {
     if !report.refused.is_empty() {
         let mut fields: Vec<_> = report.refused.iter().map(|refusal| refusal.field.as_str()).collect();
         fields.dedup();
@@ -103,11 +105,11 @@ pub fn headline(report: &Report) -> String {
 }
 
 /// The relative threshold; the wider one as soon as any device differs.
-fn relative(report: &Report) -> f64 {
+fn relative(report: &GateReport) -> f64 {
     report.policy.relative_on(report.other_device.is_none())
 }
 
-fn notes(report: &Report) -> Vec<String> {
+fn notes(report: &GateReport) -> Vec<String> {
     let mut lines = Vec::new();
     for refusal in &report.refused {
         lines.push(format!(
@@ -177,7 +179,7 @@ fn notes(report: &Report) -> Vec<String> {
 }
 
 /// What nobody needs to act on.
-fn details(report: &Report) -> Vec<String> {
+fn details(report: &GateReport) -> Vec<String> {
     let mut lines = first_of(&report.new, "new, not judged");
     lines.extend(first_of(&report.not_run, "in the baseline, not run"));
     lines

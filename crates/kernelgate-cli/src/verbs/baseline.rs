@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::choice::unexpected;
 use super::lock::locked;
-use super::output::{Format, print_json};
+use super::output::{OutputFormat, print_json};
 use super::sessions::Sessions;
 use super::settings::Settings;
 use crate::benches::ask::{self, Asking};
@@ -26,14 +26,14 @@ use kernelgate::stats::{Spread, median};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Debug, clap::Subcommand)]
-pub enum Verb {
+pub enum BaselineVerb {
     /// Run the benches several times and make a baseline of it
     Save(super::save::Arguments),
     /// Every baseline with its device, age and cases; broken files are named
     List {
         /// How to print
         #[arg(long, value_enum, default_value = "text")]
-        format: Format,
+        format: OutputFormat,
     },
     /// Where the gate would find a baseline for the device of this machine; exit 2 where it would find none
     Find {
@@ -53,7 +53,7 @@ pub enum Verb {
         device: Option<String>,
         /// How to print
         #[arg(long, value_enum, default_value = "text")]
-        format: Format,
+        format: OutputFormat,
     },
     /// Add the last run to a baseline: several process runs narrow what the gate can tell
     Add {
@@ -90,16 +90,16 @@ pub enum Verb {
     },
 }
 
-pub fn run(verb: &Verb, store: &Store) -> anyhow::Result<Exit> {
+pub fn run(verb: &BaselineVerb, store: &Store) -> anyhow::Result<Exit> {
     match verb {
-        Verb::Save(arguments) => super::save::run(arguments, store),
-        Verb::Find { name, settings, benches } => find(store, name, settings, benches),
-        Verb::Seal { file } => seal(file),
-        Verb::List { format } => list(store, *format),
-        Verb::Show { name, device, format } => show(&read(store, device.as_deref(), name)?, *format),
-        Verb::Add { name, sessions } => add(store, name, &sessions.read(store)?),
-        Verb::Import { file, name, force } => import(store, file, name.as_deref(), *force),
-        Verb::Export { name, file, device } => export(&read(store, device.as_deref(), name)?, file),
+        BaselineVerb::Save(arguments) => super::save::run(arguments, store),
+        BaselineVerb::Find { name, settings, benches } => find(store, name, settings, benches),
+        BaselineVerb::Seal { file } => seal(file),
+        BaselineVerb::List { format } => list(store, *format),
+        BaselineVerb::Show { name, device, format } => show(&read(store, device.as_deref(), name)?, *format),
+        BaselineVerb::Add { name, sessions } => add(store, name, &sessions.read(store)?),
+        BaselineVerb::Import { file, name, force } => import(store, file, name.as_deref(), *force),
+        BaselineVerb::Export { name, file, device } => export(&read(store, device.as_deref(), name)?, file),
     }
 }
 
@@ -156,7 +156,7 @@ fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
 }
 
 #[derive(Debug, Serialize)]
-struct Listed {
+struct ListedBaseline {
     device: String,
     name: String,
     cases: usize,
@@ -168,12 +168,14 @@ struct Listed {
     error: Option<String>,
 }
 
-fn list(store: &Store, format: Format) -> anyhow::Result<Exit> {
+fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
     let files = store.baseline_files();
     let mut listed = Vec::new();
     for (device, name, path) in files {
-        let (mut row, read) =
-            (Listed { device, name, cases: 0, runs: 0, newest: None, commit: None, error: None }, file::read::<Baseline>(&path));
+        let (mut row, read) = (
+            ListedBaseline { device, name, cases: 0, runs: 0, newest: None, commit: None, error: None },
+            file::read::<Baseline>(&path),
+        );
         match read {
             Ok(baseline) => {
                 let newest = baseline.runs.values().max_by(|a, b| a.started.cmp(&b.started));
@@ -187,7 +189,7 @@ fn list(store: &Store, format: Format) -> anyhow::Result<Exit> {
         listed.push(row);
     }
     let broken = listed.iter().any(|row| row.error.is_some());
-    if format == Format::Json {
+    if format == OutputFormat::Json {
         print_json(&listed)?;
     } else {
         let mut table = Table::new(&["baseline", "cases", "runs", "newest", "commit"]);
@@ -203,15 +205,15 @@ fn list(store: &Store, format: Format) -> anyhow::Result<Exit> {
         if listed.is_empty() {
             println!("no baselines in {}: `cargo bench -- --save-baseline NAME` makes one", store.baselines.display());
         } else {
-            println!("{}", if format == Format::Markdown { table.markdown() } else { table.text() });
+            println!("{}", if format == OutputFormat::Markdown { table.markdown() } else { table.text() });
         }
         listed.iter().filter_map(|row| row.error.as_ref()).for_each(|error| println!("broken: failed to {}", printable(error)));
     }
     Ok(if broken { Exit::Usage } else { Exit::Fine })
 }
 
-fn show(baseline: &Baseline, format: Format) -> anyhow::Result<Exit> {
-    if format == Format::Json {
+fn show(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
+    if format == OutputFormat::Json {
         print!("{}", file::to_text(baseline));
         return Ok(Exit::Fine);
     }
@@ -236,7 +238,7 @@ fn show(baseline: &Baseline, format: Format) -> anyhow::Result<Exit> {
             spreads.len().to_string(),
         ]);
     }
-    println!("\n{}", if format == Format::Markdown { table.markdown() } else { table.text() });
+    println!("\n{}", if format == OutputFormat::Markdown { table.markdown() } else { table.text() });
     Ok(Exit::Fine)
 }
 

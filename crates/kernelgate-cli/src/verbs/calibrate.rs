@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use super::output::{Format, command_line, print_json};
-use super::settings::{Limits, Settings};
-use crate::compare::calibrate::{self, Wanted};
+use super::output::{OutputFormat, command_line, print_json};
+use super::settings::{Settings, ThresholdFlags};
+use crate::compare::calibrate::{self, CalibrationRequest};
 use crate::compare::progress::parse_duration;
-use crate::compare::{CompareError, Request, Source, Thresholds};
-use crate::gate::calibration::{Calibration, Summary, recommend, summarise};
-use crate::gate::paired::Plan;
+use crate::compare::{CompareError, ComparisonRequest, SideSource, Thresholds};
+use crate::gate::calibration::{Calibration, CalibrationSummary, recommend, summarise};
+use crate::gate::paired::TestPlan;
 use crate::report::calibration;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
@@ -50,7 +50,7 @@ pub struct Arguments {
     #[arg(long, value_name = "COUNT", default_value_t = 4)]
     cases: usize,
     #[command(flatten)]
-    limits: Limits,
+    limits: ThresholdFlags,
     /// Go on where the last calibration was interrupted, or ran out of time
     #[arg(long)]
     resume: bool,
@@ -70,7 +70,7 @@ pub struct Arguments {
     output: Option<PathBuf>,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
-    format: Format,
+    format: OutputFormat,
 }
 
 /// Flags that say where this machine keeps its files and how it prints, not what is measured.
@@ -78,9 +78,9 @@ const HERE: &[&str] = &["--dir", "--output", "--baselines", "--records", "--form
 
 /// For programs: what is counted and what follows, without the times.
 #[derive(serde::Serialize)]
-struct Report<'a> {
+struct CalibrationReport<'a> {
     calibration: &'a Path,
-    summary: Summary,
+    summary: CalibrationSummary,
     recommended: Option<&'a crate::gate::calibration::Recommended>,
 }
 
@@ -95,10 +95,10 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         Some((part, parts)) => folder.join(format!("part-{}-of-{parts}.json", part + 1)),
         None => folder.join("state.json"),
     };
-    let plan = arguments.limits.asked()?.or(Plan::default());
-    let request = Request {
-        base: arguments.dir.clone().map_or(Source::WorkTree, Source::Folder),
-        head: Source::WorkTree,
+    let plan = arguments.limits.asked()?.or(TestPlan::default());
+    let request = ComparisonRequest {
+        base: arguments.dir.clone().map_or(SideSource::WorkTree, SideSource::Folder),
+        head: SideSource::WorkTree,
         benches: arguments.bench.clone(),
         filter: arguments.filter.clone(),
         settings: arguments.settings.variables(),
@@ -112,7 +112,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         target: kept.parent().map(PathBuf::from).unwrap_or_default(),
         folder,
     };
-    let wanted = Wanted {
+    let wanted = CalibrationRequest {
         null: arguments.comparisons,
         injected: arguments.inject.clone(),
         each: arguments.power_comparisons,
@@ -197,11 +197,13 @@ fn merge(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 
 fn print(arguments: &Arguments, calibration: &Calibration, at: &Path) -> anyhow::Result<()> {
     match arguments.format {
-        Format::Text => println!("{}", calibration::text(calibration)),
-        Format::Markdown => println!("{}", calibration::markdown(calibration)),
-        Format::Json => {
-            print_json(&Report { calibration: at, summary: summarise(calibration), recommended: calibration.recommended.as_ref() })?
-        }
+        OutputFormat::Text => println!("{}", calibration::text(calibration)),
+        OutputFormat::Markdown => println!("{}", calibration::markdown(calibration)),
+        OutputFormat::Json => print_json(&CalibrationReport {
+            calibration: at,
+            summary: summarise(calibration),
+            recommended: calibration.recommended.as_ref(),
+        })?,
     }
     eprintln!("written to {}", at.display());
     Ok(())

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::output::command_line;
-use super::settings::{Limits, Settings};
-use super::verdict::Output;
+use super::settings::{Settings, ThresholdFlags};
+use super::verdict::VerdictOutput;
 use crate::compare::progress::parse_duration;
-use crate::compare::{self, CompareError, Request, Source, Thresholds};
+use crate::compare::{self, CompareError, ComparisonRequest, SideSource, Thresholds};
 use crate::report::{comparison, metrics};
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
@@ -37,7 +37,7 @@ pub struct Arguments {
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     budget: Duration,
     #[command(flatten)]
-    limits: Limits,
+    limits: ThresholdFlags,
     /// Go on where the last comparison was interrupted
     #[arg(long)]
     resume: bool,
@@ -47,7 +47,7 @@ pub struct Arguments {
     #[command(flatten)]
     settings: Settings,
     #[command(flatten)]
-    output: Output,
+    output: VerdictOutput,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
@@ -58,11 +58,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Filter::parse(arguments.filter.as_deref(), false)?;
     let kept = store.runs.parent().map(PathBuf::from).unwrap_or_default();
     let source = |folder: &Option<PathBuf>, revision: &Option<String>| match (folder, revision) {
-        (Some(folder), _) => Source::Folder(folder.clone()),
-        (_, Some(revision)) => Source::Revision(revision.clone()),
-        _ => Source::WorkTree,
+        (Some(folder), _) => SideSource::Folder(folder.clone()),
+        (_, Some(revision)) => SideSource::Revision(revision.clone()),
+        _ => SideSource::WorkTree,
     };
-    let request = Request {
+    let request = ComparisonRequest {
         base: source(&arguments.base_dir, &arguments.base),
         head: source(&arguments.head_dir, &arguments.head),
         benches: arguments.bench.clone(),

@@ -5,19 +5,19 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::output::{Format, print_json};
+use super::output::{OutputFormat, print_json};
 use kernelgate::display;
 use kernelgate::exit::Exit;
 use kernelgate::record::environment::available_memory;
 use kernelgate::record::{Environment, Store};
 use kernelgate_cuda::driver::device::{self, Device};
-use kernelgate_cuda::library::{self, Found, Library};
+use kernelgate_cuda::library::{self, Library, LibraryLocation};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
-    format: Format,
+    format: OutputFormat,
 }
 
 #[derive(Debug, Serialize)]
@@ -31,8 +31,8 @@ struct Check {
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let checks = checks(&Environment::cpu(), store);
     match arguments.format {
-        Format::Json => print_json(&checks)?,
-        Format::Text => {
+        OutputFormat::Json => print_json(&checks)?,
+        OutputFormat::Text => {
             for check in &checks {
                 println!("{:<10} {}", check.what, check.finding);
                 if let Some(advice) = &check.advice {
@@ -40,7 +40,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
                 }
             }
         }
-        Format::Markdown => {
+        OutputFormat::Markdown => {
             let mut table = display::table::Table::new(&["what", "finding", "advice"]);
             for check in checks {
                 table.row(vec![check.what.to_owned(), check.finding, check.advice.unwrap_or_default()]);
@@ -89,8 +89,8 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
 /// Where a library was found, or how to get it.
 fn library(library: Library) -> Check {
     let (finding, advice) = match library::load(library) {
-        Some(Found::Loader(name)) => (format!("{}: {name}, on the loader's path", library.name()), None),
-        Some(Found::File(path)) => (format!("{}: {}", library.name(), path.display()), None),
+        Some(LibraryLocation::Loader(name)) => (format!("{}: {name}, on the loader's path", library.name()), None),
+        Some(LibraryLocation::File(path)) => (format!("{}: {}", library.name(), path.display()), None),
         None => (format!("{} is missing", library.name()), Some(library.advice().to_owned())),
     };
     Check { what: "library", finding, advice }

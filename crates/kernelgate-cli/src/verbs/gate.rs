@@ -1,8 +1,8 @@
 //! `kernelgate gate`: the last run against a committed baseline.
 
 use super::sessions::Sessions;
-use super::verdict::Output;
-use crate::gate::{Policy, Report, Staleness, compare};
+use super::verdict::VerdictOutput;
+use crate::gate::{GateReport, Policy, Staleness, compare};
 use crate::report::{metrics, verdicts};
 use kernelgate::exit::Exit;
 use kernelgate::record::store::StoreError;
@@ -26,7 +26,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FRACTION", default_value_t = Policy::default().other_device)]
     other_device: f64,
     #[command(flatten)]
-    output: Output,
+    output: VerdictOutput,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
@@ -51,12 +51,12 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 }
 
 /// Holds the runs against their device's baseline. Where only another device has one of that name, the refusal says so.
-fn hold(store: &Store, name: &str, runs: &[Run], policy: Policy) -> Result<Report, StoreError> {
+fn hold(store: &Store, name: &str, runs: &[Run], policy: Policy) -> Result<GateReport, StoreError> {
     let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
     match store.baseline(&device, name) {
         Ok(baseline) => {
             let report = compare(&baseline, runs, policy);
-            Ok(Report { staleness: staleness(store, &baseline, &report), ..report })
+            Ok(GateReport { staleness: staleness(store, &baseline, &report), ..report })
         }
         Err(missing @ StoreError::NoBaseline { .. }) => {
             let elsewhere = store.baseline_files().into_iter().filter(|(_, other, _)| other == name);
@@ -68,7 +68,7 @@ fn hold(store: &Store, name: &str, runs: &[Run], policy: Policy) -> Result<Repor
 }
 
 /// Of the oldest run that a judged case rests on.
-fn staleness(store: &Store, baseline: &Baseline, report: &Report) -> Option<Staleness> {
+fn staleness(store: &Store, baseline: &Baseline, report: &GateReport) -> Option<Staleness> {
     let used = report.judged.iter().flat_map(|judged| baseline.cases[&judged.case].samples.keys());
     let oldest = used.map(|key| &baseline.runs[key]).min_by(|a, b| a.started.cmp(&b.started))?;
     let started: Option<jiff::Timestamp> = oldest.started.parse().ok();

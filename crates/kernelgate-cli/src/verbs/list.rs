@@ -8,7 +8,7 @@ use kernelgate::record::Store;
 use serde::Serialize;
 
 use super::choice::{Choice, unexpected};
-use super::output::{Format, print_json};
+use super::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -16,12 +16,12 @@ pub struct Arguments {
     choice: Choice,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
-    format: Format,
+    format: OutputFormat,
 }
 
 /// A case as JSON has it.
 #[derive(Debug, Serialize)]
-struct Listed<'a> {
+struct JsonCase<'a> {
     bench: &'a str,
     case: &'a str,
     /// Whether it can run here, or why not.
@@ -40,11 +40,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         listings.push((bench, listing));
     }
     let cases = || listings.iter().flat_map(|(bench, listing)| listing.cases.iter().map(move |case| (bench, case)));
-    if arguments.format == Format::Json {
+    if arguments.format == OutputFormat::Json {
         print_json(&cases().map(|(bench, case)| listed(bench, case)).collect::<Vec<_>>())?;
         return Ok(Exit::Fine);
     }
-    if arguments.choice.filter.is_none() && arguments.format == Format::Text {
+    if arguments.choice.filter.is_none() && arguments.format == OutputFormat::Text {
         listings.iter().flat_map(|(_, listing)| &listing.workloads).for_each(print_workload);
         println!();
     }
@@ -58,7 +58,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         let device_memory = case.device_bytes.map_or_else(|| "-".to_owned(), display::bytes);
         table.row(vec![case.case.clone(), work, memory, device_memory, status(case)]);
     }
-    println!("{}", if arguments.format == Format::Markdown { table.markdown() } else { table.text() });
+    println!("{}", if arguments.format == OutputFormat::Markdown { table.markdown() } else { table.text() });
     Ok(Exit::Fine)
 }
 
@@ -72,9 +72,9 @@ fn print_workload(workload: &ListedProblem) {
     }
 }
 
-fn listed<'a>(bench: &'a str, case: &'a ListedCase) -> Listed<'a> {
+fn listed<'a>(bench: &'a str, case: &'a ListedCase) -> JsonCase<'a> {
     let ListedCase { matmul_flops, bytes, host_bytes, device_bytes, .. } = *case;
-    Listed { bench, case: &case.case, status: status(case), matmul_flops, bytes, host_bytes, device_bytes }
+    JsonCase { bench, case: &case.case, status: status(case), matmul_flops, bytes, host_bytes, device_bytes }
 }
 
 fn status(case: &ListedCase) -> String {

@@ -75,7 +75,7 @@ enum Verb {
     Peers(peers::Arguments),
     /// Save, list, show, extend, import and export baselines
     #[command(subcommand)]
-    Baseline(baseline::Verb),
+    Baseline(baseline::BaselineVerb),
 }
 
 impl Cli {

@@ -7,7 +7,7 @@ use kernelgate::record::text::printable;
 
 /// How a result is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Format {
+pub enum OutputFormat {
     /// For a terminal.
     #[default]
     Text,
@@ -17,7 +17,7 @@ pub enum Format {
     Markdown,
 }
 
-impl Format {
+impl OutputFormat {
     /// What others wrote, such as a message, harmless in this format.
     pub fn words(self, text: &str) -> String {
         if self == Self::Markdown { escape(text) } else { printable(text).into_owned() }

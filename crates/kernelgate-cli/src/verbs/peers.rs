@@ -12,7 +12,7 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 use super::choice::unexpected;
-use super::output::{Format, print_json};
+use super::output::{OutputFormat, print_json};
 use super::sessions::Sessions;
 use crate::benches::ask::{self, Asking};
 use crate::benches::find;
@@ -37,7 +37,7 @@ pub struct Arguments {
     benches: find::BenchChoice,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
-    format: Format,
+    format: OutputFormat,
 }
 
 /// A bench that does not say its peers by then is taken for hung.
@@ -45,7 +45,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A problem as a peer program reads it.
 #[derive(Debug, Serialize)]
-struct Asked<'a> {
+struct AskedProblem<'a> {
     id: &'a str,
     workload: &'a str,
     axes: &'a BTreeMap<String, String>,
@@ -62,7 +62,7 @@ enum Line {
 
 /// A peer beside an implementation of ours.
 #[derive(Debug, Serialize)]
-struct Row {
+struct PeerRow {
     problem: String,
     peer: String,
     about: String,
@@ -76,11 +76,11 @@ struct Row {
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
+struct PeersReport {
     device: String,
     commit: String,
     peers: BTreeMap<String, String>,
-    rows: Vec<Row>,
+    rows: Vec<PeerRow>,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
@@ -98,10 +98,10 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let mut environment = BTreeMap::new();
     for program in &programs {
         let family = &program.family;
-        let asked: Vec<Asked<'_>> = problems
+        let asked: Vec<AskedProblem<'_>> = problems
             .iter()
             .filter(|(id, _)| id.starts_with(&format!("{family}/")))
-            .map(|(id, ours)| Asked { id, workload: &ours[0].case.workload, axes: &ours[0].case.problem })
+            .map(|(id, ours)| AskedProblem { id, workload: &ours[0].case.workload, axes: &ours[0].case.problem })
             .collect();
         eprintln!("timing the peers of {} {family} problems", asked.len());
         for line in ask_program(arguments, &card, program, &asked)? {
@@ -115,7 +115,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             };
             let ours =
                 problems.get(&id).with_context(|| format!("peers/{} answers for {id}, which it was not asked", program.main))?;
-            rows.extend(ours.iter().map(|ours| Row {
+            rows.extend(ours.iter().map(|ours| PeerRow {
                 problem: id.clone(),
                 peer: peer.clone(),
                 about: about.clone(),
@@ -133,9 +133,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         return Ok(Exit::Refused);
     }
     let commit = runs.first().map(|run| run.provenance.short()).unwrap_or_default();
-    let report = Report { device, commit, peers: environment, rows };
+    let report = PeersReport { device, commit, peers: environment, rows };
     match arguments.format {
-        Format::Json => print_json(&report)?,
+        OutputFormat::Json => print_json(&report)?,
         format => print(&report, format),
     }
     Ok(Exit::Fine)
@@ -186,7 +186,7 @@ fn programs(arguments: &Arguments, store: &Store, families: &BTreeSet<&str>) -> 
 }
 
 /// Runs a peer program on that card and reads what it prints.
-fn ask_program(arguments: &Arguments, card: &str, program: &PeerProgram, asked: &[Asked<'_>]) -> anyhow::Result<Vec<Line>> {
+fn ask_program(arguments: &Arguments, card: &str, program: &PeerProgram, asked: &[AskedProblem<'_>]) -> anyhow::Result<Vec<Line>> {
     let folder = tempfile::tempdir().context("failed to make a folder for the peer program")?;
     for (name, text) in &program.files {
         check_name(name).map_err(|_| anyhow::anyhow!("the peers of {}: `{name}` is no plain file name", program.family))?;
@@ -216,7 +216,7 @@ fn ask_program(arguments: &Arguments, card: &str, program: &PeerProgram, asked: 
         .collect()
 }
 
-fn print(report: &Report, format: Format) {
+fn print(report: &PeersReport, format: OutputFormat) {
     let with: Vec<String> = report.peers.iter().map(|(name, version)| format!("{name} {version}")).collect();
     println!("{}\n", format.words(&format!("{}, {}; peers: {}", report.device, report.commit, with.join(", "))));
     let mut table = Table::new(&["problem", "peer", "its time", "ours", "our time", "ratio", "of limit"]);
@@ -231,7 +231,7 @@ fn print(report: &Report, format: Format) {
             row.of_limit.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share)),
         ]);
     }
-    println!("{}", if format == Format::Markdown { table.markdown() } else { table.text() });
+    println!("{}", if format == OutputFormat::Markdown { table.markdown() } else { table.text() });
     println!("\nratio: the peer's time over ours; above 1 ours is faster");
     for row in &report.rows {
         if let Some(error) = &row.error {

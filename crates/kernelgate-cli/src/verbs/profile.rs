@@ -7,7 +7,7 @@ use kernelgate::protocol::{Action, Answer, CaseStatus, ProfiledCase};
 use kernelgate::record::Store;
 
 use super::choice::{Choice, unexpected};
-use super::output::{Format, print_json};
+use super::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -15,7 +15,7 @@ pub struct Arguments {
     choice: Choice,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
-    format: Format,
+    format: OutputFormat,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
@@ -25,7 +25,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         profiled.extend(cases);
     }
     match arguments.format {
-        Format::Json => print_json(&profiled)?,
+        OutputFormat::Json => print_json(&profiled)?,
         format => profiled.iter().for_each(|case| print(case, format)),
     }
     let with = |status| profiled.iter().any(|case| case.status == status);
@@ -33,7 +33,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(if with(CaseStatus::Failed) { Exit::Inconclusive } else { Exit::Fine })
 }
 
-fn print(case: &ProfiledCase, format: Format) {
+fn print(case: &ProfiledCase, format: OutputFormat) {
     println!("{}", case.case);
     let Some(summary) = &case.summary else {
         println!("    {}: {}\n", case.status.name(), format.words(case.reason.as_deref().unwrap_or_default()));
@@ -51,7 +51,7 @@ fn print(case: &ProfiledCase, format: Format) {
             time(kernel.longest_ns as f64),
         ]);
     }
-    println!("{}", if format == Format::Markdown { table.markdown() } else { table.text() });
+    println!("{}", if format == OutputFormat::Markdown { table.markdown() } else { table.text() });
     let idle = summary.span_ns.saturating_sub(summary.busy_ns);
     println!(
         "{} from the first kernel's start to the last one's end, {} ({:.1}%) with none running\n",

@@ -12,11 +12,11 @@ use kernelgate::record::resources::{KernelResources, Resources};
 use kernelgate::record::{Store, file};
 
 use super::choice::unexpected;
-use super::output::{Format, print_json};
+use super::output::{OutputFormat, print_json};
 use crate::benches::ask::{self, Asking};
-use crate::benches::find::{BenchChoice, Found};
+use crate::benches::find::{BenchChoice, FoundBenches};
 use crate::compare::progress::parse_duration;
-use crate::gate::resources::{Outcome, compare};
+use crate::gate::resources::{ResourcesOutcome, compare};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -38,7 +38,7 @@ pub struct Arguments {
     wait: Duration,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
-    format: Format,
+    format: OutputFormat,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
@@ -82,7 +82,7 @@ fn path(store: &Store, arch: &str) -> std::path::PathBuf {
 }
 
 /// Has every bench compile its kernels for an architecture; says which of them it does not run. Benches may list the same kernels.
-fn compile_all(found: &Found, arch: &str, timeout: Duration) -> anyhow::Result<Resources> {
+fn compile_all(found: &FoundBenches, arch: &str, timeout: Duration) -> anyhow::Result<Resources> {
     let asking = Asking { settings: BTreeMap::new(), filter: None, timeout };
     let mut all: Option<Resources> = None;
     let mut left_out: Vec<String> = Vec::new();
@@ -107,8 +107,8 @@ fn compile_all(found: &Found, arch: &str, timeout: Duration) -> anyhow::Result<R
     all.context("no bench lists a kernel")
 }
 
-fn print_resources(resources: &Resources, format: Format) -> anyhow::Result<()> {
-    if format == Format::Json {
+fn print_resources(resources: &Resources, format: OutputFormat) -> anyhow::Result<()> {
+    if format == OutputFormat::Json {
         return print_json(resources);
     }
     let mut table =
@@ -130,15 +130,15 @@ fn print_resources(resources: &Resources, format: Format) -> anyhow::Result<()> 
         ]);
     }
     println!("{}, NVRTC {}", resources.arch, resources.compiler);
-    println!("{}", if format == Format::Markdown { table.markdown() } else { table.text() });
+    println!("{}", if format == OutputFormat::Markdown { table.markdown() } else { table.text() });
     Ok(())
 }
 
-fn print_outcome(outcome: &Outcome, format: Format) -> anyhow::Result<()> {
-    if format == Format::Json {
+fn print_outcome(outcome: &ResourcesOutcome, format: OutputFormat) -> anyhow::Result<()> {
+    if format == OutputFormat::Json {
         return print_json(outcome);
     }
-    let bullet = if format == Format::Markdown { "- " } else { "" };
+    let bullet = if format == OutputFormat::Markdown { "- " } else { "" };
     if let Some(refused) = &outcome.refused {
         println!("{}: refused: {refused}", outcome.arch);
         return Ok(());

@@ -11,7 +11,7 @@ use kernelgate::record::Store;
 
 /// How runs are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum Format {
+enum RunsFormat {
     /// As after `cargo bench`
     #[default]
     Text,
@@ -29,16 +29,16 @@ pub struct Arguments {
     sessions: Sessions,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
-    format: Format,
+    format: RunsFormat,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let found = arguments.sessions.read(store)?;
     match arguments.format {
-        Format::Text => println!("{}", runs::text(&found)),
-        Format::Json => print_json(&found)?,
-        Format::Bmf => print_json(&metrics::bencher(&metrics::of_runs(&found)))?,
-        Format::SmallerIsBetter => print_json(&metrics::smaller_is_better(&metrics::of_runs(&found)))?,
+        RunsFormat::Text => println!("{}", runs::text(&found)),
+        RunsFormat::Json => print_json(&found)?,
+        RunsFormat::Bmf => print_json(&metrics::bencher(&metrics::of_runs(&found)))?,
+        RunsFormat::SmallerIsBetter => print_json(&metrics::smaller_is_better(&metrics::of_runs(&found)))?,
     }
     Ok(Exit::Fine)
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use clap::ValueEnum as _;
 
-use crate::compare::Asked;
+use crate::compare::AskedThresholds;
 use crate::compare::progress::parse_duration;
-use crate::gate::paired::Plan;
+use crate::gate::paired::TestPlan;
 use kernelgate::harness::args::EffortName;
 use kernelgate::harness::place::BackendName;
-use kernelgate::record::Pace;
+use kernelgate::record::TrialSampling;
 use kernelgate::workload::Override;
 
 /// Part of the time of a case that warms it up.
@@ -63,7 +63,7 @@ impl Settings {
 
 /// What counts as slower, and how long is measured. Defaults are not given here: the device's calibration comes before them.
 #[derive(Debug, clap::Args)]
-pub struct Limits {
+pub struct ThresholdFlags {
     /// Most blocks of four processes [default: as calibrated, else 96]
     #[arg(long, value_name = "COUNT")]
     max_blocks: Option<usize>,
@@ -81,23 +81,28 @@ pub struct Limits {
     case_time: Option<Duration>,
 }
 
-impl Limits {
+impl ThresholdFlags {
     /// What was asked for.
     ///
     /// # Errors
     /// Names the flag whose value makes no sense.
-    pub fn asked(&self) -> anyhow::Result<Asked> {
+    pub fn asked(&self) -> anyhow::Result<AskedThresholds> {
         for (flag, value) in [("--relative", self.relative), ("--absolute", self.absolute), ("--tolerated", self.tolerated)] {
             anyhow::ensure!(value.is_none_or(|value| value >= 0.0 && value.is_finite()), "{flag} takes a number from 0");
         }
-        let most = self.max_blocks.unwrap_or(Plan::default().max_blocks);
+        let most = self.max_blocks.unwrap_or(TestPlan::default().max_blocks);
         anyhow::ensure!((1..=10_000).contains(&most), "--max-blocks takes a number from 1 to 10000");
-        Ok(Asked { relative: self.relative, absolute_ns: self.absolute, tolerated: self.tolerated, max_blocks: self.max_blocks })
+        Ok(AskedThresholds {
+            relative: self.relative,
+            absolute_ns: self.absolute,
+            tolerated: self.tolerated,
+            max_blocks: self.max_blocks,
+        })
     }
 
     /// How long a process times a case.
-    pub fn pace(&self) -> Option<Pace> {
+    pub fn pace(&self) -> Option<TrialSampling> {
         let whole_s = self.case_time?.as_secs_f64();
-        Some(Pace { warm_up_s: WARM_UP * whole_s, measurement_s: (1.0 - WARM_UP) * whole_s, ..Pace::MEASURED })
+        Some(TrialSampling { warm_up_s: WARM_UP * whole_s, measurement_s: (1.0 - WARM_UP) * whole_s, ..TrialSampling::MEASURED })
     }
 }

@@ -9,7 +9,7 @@ use kernelgate::protocol::{self, Action, Answer, TimingReport};
 use kernelgate::record::Store;
 
 use super::choice::unexpected;
-use super::output::{Format, print_json};
+use super::output::{OutputFormat, print_json};
 use crate::benches::ask::{self, Asking};
 use crate::benches::find;
 use crate::compare::progress::parse_duration;
@@ -21,7 +21,7 @@ pub struct Arguments {
     device: usize,
     /// Only one part
     #[arg(long, value_enum)]
-    part: Option<Part>,
+    part: Option<PartName>,
     #[command(flatten)]
     benches: find::BenchChoice,
     /// Time after which a bench that has given no response is ended
@@ -29,11 +29,11 @@ pub struct Arguments {
     wait: Duration,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
-    format: Format,
+    format: OutputFormat,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
+enum PartName {
     /// Spins of known length.
     Spins,
     /// Copies, against CUPTI's record of the same launches.
@@ -44,13 +44,13 @@ enum Part {
     Limits,
 }
 
-impl From<Part> for protocol::Part {
-    fn from(part: Part) -> Self {
+impl From<PartName> for protocol::Part {
+    fn from(part: PartName) -> Self {
         match part {
-            Part::Spins => Self::Spins,
-            Part::Cupti => Self::Cupti,
-            Part::Cold => Self::Cold,
-            Part::Limits => Self::Limits,
+            PartName::Spins => Self::Spins,
+            PartName::Cupti => Self::Cupti,
+            PartName::Cold => Self::Cold,
+            PartName::Limits => Self::Limits,
         }
     }
 }
@@ -68,8 +68,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         _ => return Err(unexpected(&bench.bench)),
     };
     match arguments.format {
-        Format::Json => print_json(&report)?,
-        format => print(&report, |table| if format == Format::Markdown { table.markdown() } else { table.text() }),
+        OutputFormat::Json => print_json(&report)?,
+        format => print(&report, |table| if format == OutputFormat::Markdown { table.markdown() } else { table.text() }),
     }
     Ok(Exit::Fine)
 }

@@ -7,13 +7,13 @@ use serde::Serialize;
 
 use super::output::print_json;
 use crate::report::metrics::{self, Metrics};
-use crate::report::summary::Summary;
+use crate::report::summary::VerdictSummary;
 use crate::report::{comment, junit};
 use kernelgate::record::file;
 
 /// How a verdict is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Format {
+pub enum VerdictFormat {
     /// For a terminal
     #[default]
     Text,
@@ -31,18 +31,18 @@ pub enum Format {
 
 /// Flags of a verb that ends in a verdict.
 #[derive(Debug, clap::Args)]
-pub struct Output {
+pub struct VerdictOutput {
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
-    format: Format,
+    format: VerdictFormat,
     /// Also write comment.md, junit.xml, result.json, bmf.json and smaller-is-better.json into this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
-impl Output {
+impl VerdictOutput {
     /// Prints a result, and writes all its formats where asked for. `text` is for a terminal, `result` the whole.
-    pub fn tell(&self, text: &str, summary: &Summary, result: &impl Serialize, metrics: &Metrics) -> anyhow::Result<()> {
+    pub fn tell(&self, text: &str, summary: &VerdictSummary, result: &impl Serialize, metrics: &Metrics) -> anyhow::Result<()> {
         if let Some(folder) = &self.out {
             let json = |value: serde_json::Result<String>| value.map(|text| text + "\n");
             for (name, text) in [
@@ -56,12 +56,12 @@ impl Output {
             }
         }
         match self.format {
-            Format::Text => println!("{text}"),
-            Format::Json => print_json(result)?,
-            Format::Markdown => print!("{}", comment::markdown(summary)),
-            Format::Junit => print!("{}", junit::xml(summary)),
-            Format::Bmf => print_json(&metrics::bencher(metrics))?,
-            Format::SmallerIsBetter => print_json(&metrics::smaller_is_better(metrics))?,
+            VerdictFormat::Text => println!("{text}"),
+            VerdictFormat::Json => print_json(result)?,
+            VerdictFormat::Markdown => print!("{}", comment::markdown(summary)),
+            VerdictFormat::Junit => print!("{}", junit::xml(summary)),
+            VerdictFormat::Bmf => print_json(&metrics::bencher(metrics))?,
+            VerdictFormat::SmallerIsBetter => print_json(&metrics::smaller_is_better(metrics))?,
         }
         Ok(())
     }

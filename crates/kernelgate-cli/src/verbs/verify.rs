@@ -11,7 +11,7 @@ use kernelgate::workload::{Dtype, Tensors};
 use safetensors::tensor::TensorView;
 
 use super::choice::{Choice, unexpected};
-use super::output::{Format, print_json};
+use super::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -22,7 +22,7 @@ pub struct Arguments {
     dump: Option<PathBuf>,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
-    format: Format,
+    format: OutputFormat,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
@@ -53,13 +53,13 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     let failed = rows.iter().filter(|row| row.status == CaseStatus::Failed).count();
     match arguments.format {
-        Format::Json => print_json(&rows)?,
-        Format::Text | Format::Markdown => {
+        OutputFormat::Json => print_json(&rows)?,
+        OutputFormat::Text | OutputFormat::Markdown => {
             let mut table = Table::new(&["case", "status", "checked", "max error", "relative L2", "same bits again"]);
             for row in &rows {
                 table.row(cells(row));
             }
-            println!("{}", if arguments.format == Format::Text { table.text() } else { table.markdown() });
+            println!("{}", if arguments.format == OutputFormat::Text { table.text() } else { table.markdown() });
             for row in rows.iter().filter(|row| row.status == CaseStatus::Failed) {
                 let reason = row.reason.as_deref().unwrap_or_default();
                 println!("FAILED {}: {}", row.case, arguments.format.words(reason));

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// Static facts of one kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Facts {
+pub struct KernelFacts {
     /// Registers a thread.
     pub registers: u32,
     /// Bytes of local stack a thread.
@@ -53,7 +53,7 @@ const INSTRUCTION: usize = 16;
 ///
 /// # Errors
 /// When the cubin is not one, or lacks what a kernel must have.
-pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, Facts>, CubinError> {
+pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, KernelFacts>, CubinError> {
     let elf = object::File::parse(cubin).map_err(|error| CubinError::Elf(error.to_string()))?;
     let names: BTreeMap<u32, String> =
         elf.symbols().filter_map(|symbol| Some((symbol.index().0 as u32, symbol.name().ok()?.to_owned()))).collect();
@@ -79,7 +79,7 @@ pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, Facts>, CubinEr
         let mix = mix(code);
         facts.insert(
             kernel.clone(),
-            Facts {
+            KernelFacts {
                 registers: *registers.get(&kernel).ok_or_else(|| missing("register count"))?,
                 stack_bytes: frames.get(&kernel).copied().unwrap_or(0),
                 spill_store_bytes: reported(log, &kernel, " bytes spill stores"),

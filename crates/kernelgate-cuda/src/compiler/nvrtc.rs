@@ -36,7 +36,7 @@ pub enum CompileError {
 
 /// Machine code and the compiler's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Compiled {
+pub struct CompiledCubin {
     /// ELF image for the architecture.
     pub cubin: Vec<u8>,
     /// Warnings and the assembler's report.
@@ -60,7 +60,7 @@ pub fn version() -> Result<(i32, i32), CompileError> {
 ///
 /// # Errors
 /// When NVRTC is missing or the source does not compile; the error holds the compiler's log.
-pub fn compile(build: &Build, arch: &str) -> Result<Compiled, CompileError> {
+pub fn compile(build: &Build, arch: &str) -> Result<CompiledCubin, CompileError> {
     compile_text(&build.name(), build.source.text, build.source.headers, &build.options(arch), arch)
 }
 
@@ -74,7 +74,7 @@ pub fn compile_text(
     headers: &[(&str, &str)],
     options: &[String],
     arch: &str,
-) -> Result<Compiled, CompileError> {
+) -> Result<CompiledCubin, CompileError> {
     library::load(Library::Nvrtc).ok_or(CompileError::Missing)?;
     let text = |text: &str| CString::new(text.replace('\0', " ")).expect("no NUL is left");
     let (source, name) = (text(source), text(&format!("{}.cu", kernel.split(' ').next().unwrap_or(kernel))));
@@ -107,7 +107,7 @@ pub fn compile_text(
     let mut cubin = vec![0u8; size];
     // SAFETY: the buffer has the size that NVRTC asked for.
     check(unsafe { sys::nvrtcGetCUBIN(program.handle, cubin.as_mut_ptr().cast()) }, kernel)?;
-    Ok(Compiled { cubin, log })
+    Ok(CompiledCubin { cubin, log })
 }
 
 /// Destroys the program at the end of its scope.

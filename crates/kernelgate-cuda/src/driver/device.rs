@@ -55,7 +55,7 @@ pub enum DeviceError {
 
 /// What a GPU is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
+pub struct DeviceFacts {
     /// As the device names itself.
     pub name: String,
     /// "GPU-…", unique to the card.
@@ -78,7 +78,7 @@ pub struct Facts {
 
 /// An open GPU with a stream.
 pub struct Device {
-    facts: Facts,
+    facts: DeviceFacts,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     marker: CudaEvent,
@@ -141,7 +141,7 @@ impl Device {
     }
 
     /// What the GPU is.
-    pub fn facts(&self) -> &Facts {
+    pub fn facts(&self) -> &DeviceFacts {
         &self.facts
     }
 
@@ -265,7 +265,7 @@ impl Device {
     }
 }
 
-fn facts(context: &CudaContext, ordinal: usize) -> Result<Facts, DriverError> {
+fn facts(context: &CudaContext, ordinal: usize) -> Result<DeviceFacts, DriverError> {
     let attribute = |attribute| context.attribute(attribute).map(|value| value.max(0) as u64);
     let (major, minor) = context.compute_capability()?;
     let mut driver_cuda = 0;
@@ -273,7 +273,7 @@ fn facts(context: &CudaContext, ordinal: usize) -> Result<Facts, DriverError> {
     unsafe { sys::cuDriverGetVersion(&raw mut driver_cuda) }.result()?;
     let bytes = context.uuid()?.bytes.map(|byte| byte as u8);
     let hex = |range: std::ops::Range<usize>| bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    Ok(Facts {
+    Ok(DeviceFacts {
         name: context.name()?,
         uuid: format!("GPU-{}-{}-{}-{}-{}", hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16)),
         // Architecture-specific instructions exist from Hopper on, under a name of their own.

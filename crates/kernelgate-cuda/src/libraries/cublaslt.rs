@@ -63,7 +63,7 @@ impl Operands {
 }
 
 /// D = Aᵀ·B of square matrices on a device, and the algorithms that the library proposes for it.
-pub struct Product {
+pub struct SquareGemm {
     device: Arc<Device>,
     handle: sys::cublasLtHandle_t,
     description: sys::cublasLtMatmulDesc_t,
@@ -78,7 +78,7 @@ pub struct Product {
 
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-impl Product {
+impl SquareGemm {
     /// Prepares the product of two `size`×`size` matrices, whose elements lie in `a` and `b`; `None` where the library is missing.
     ///
     /// # Errors
@@ -168,7 +168,7 @@ impl Product {
     }
 }
 
-impl Drop for Product {
+impl Drop for SquareGemm {
     fn drop(&mut self) {
         // SAFETY: each is destroyed once, if it was made; nothing of the product runs any more once the buffers are freed in order.
         unsafe {

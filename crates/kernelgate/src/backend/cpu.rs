@@ -5,19 +5,19 @@ use crate::workload::Tensors;
 use super::{BackendError, Executable};
 
 /// A computation on the host: its outputs and the closure that fills them.
-pub struct Task {
+pub struct CpuTask {
     outputs: Tensors,
     run: Box<dyn FnMut(&mut Tensors)>,
 }
 
-impl Task {
+impl CpuTask {
     /// `run` overwrites every element of `outputs`, from inputs it holds, and returns when done.
     pub fn new(outputs: Tensors, run: impl FnMut(&mut Tensors) + 'static) -> Self {
         Self { outputs, run: Box::new(run) }
     }
 }
 
-impl Executable for Task {
+impl Executable for CpuTask {
     fn poison_outputs(&mut self) -> Result<(), BackendError> {
         self.outputs.iter_mut().for_each(|(_, tensor)| tensor.poison());
         Ok(())

@@ -61,17 +61,17 @@ impl Output {
 }
 
 /// Enqueues a computation that overwrites the outputs.
-type Launch = Box<dyn FnMut(&[Output]) -> Result<(), BackendError>>;
+type LaunchFn = Box<dyn FnMut(&[Output]) -> Result<(), BackendError>>;
 
 /// A computation on the GPU.
-pub struct Task {
+pub struct CudaTask {
     device: Arc<Device>,
     outputs: Vec<Output>,
-    launch: Launch,
+    launch: LaunchFn,
     host: Tensors,
 }
 
-impl Task {
+impl CudaTask {
     /// `launch` enqueues everything that overwrites the outputs, and never synchronises.
     pub fn new(
         device: &Arc<Device>,
@@ -82,7 +82,7 @@ impl Task {
     }
 }
 
-impl Executable for Task {
+impl Executable for CudaTask {
     fn poison_outputs(&mut self) -> Result<(), BackendError> {
         self.outputs.iter_mut().try_for_each(|output| output.buffer.fill(output.poison()))
     }

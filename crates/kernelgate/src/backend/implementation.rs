@@ -23,7 +23,7 @@ pub struct Implementation<P> {
 /// Places inputs, allocates outputs and scratch, and returns what launches the computation.
 pub enum Prepare<P> {
     /// On the host.
-    Cpu(fn(&P, Arc<Tensors>) -> cpu::Task),
+    Cpu(fn(&P, Arc<Tensors>) -> cpu::CpuTask),
     /// On an NVIDIA GPU.
     Cuda(CudaPrepare<P>),
     /// On an NVIDIA GPU, its memory declared: a case that is too large is skipped before anything is allocated.
@@ -36,7 +36,7 @@ pub enum Prepare<P> {
 }
 
 /// Makes a problem ready on an NVIDIA GPU.
-pub type CudaPrepare<P> = fn(&P, &Tensors, &Arc<Device>) -> Result<cuda::Task, BackendError>;
+pub type CudaPrepare<P> = fn(&P, &Tensors, &Arc<Device>) -> Result<cuda::CudaTask, BackendError>;
 
 impl<P> Implementation<P> {
     /// The backend it runs on.

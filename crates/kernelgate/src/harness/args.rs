@@ -11,7 +11,7 @@ use clap::{Parser, ValueEnum};
 
 use super::error::HarnessError;
 use super::filter::Filter;
-use super::place::{BackendName, DEFAULT_TIMEOUT_S, Wanted};
+use super::place::{BackendName, DEFAULT_TIMEOUT_S, DeviceRequest};
 use crate::measure::delay::Delay;
 use crate::record::store::check_name;
 use crate::workload::{Effort, Override};
@@ -193,8 +193,8 @@ impl Flags {
     }
 
     /// Where to run.
-    pub const fn wanted(&self) -> Wanted {
-        Wanted { backend: self.backend, device: self.device, patience: Duration::from_secs(self.timeout) }
+    pub const fn wanted(&self) -> DeviceRequest {
+        DeviceRequest { backend: self.backend, device: self.device, patience: Duration::from_secs(self.timeout) }
     }
 
     /// How much to run.

@@ -14,7 +14,7 @@ use super::error::HarnessError;
 use super::execution::{Execution, Timer, new_criterion, open_group, run_cases};
 use super::filter::Filter;
 use super::place::Place;
-use super::progress::Progress;
+use super::progress::BenchProgress;
 use super::session::Recorder;
 use super::{answer, args, cases, guard, session, trial, trial_run};
 use crate::backend::{BackendKind, Target};
@@ -164,7 +164,7 @@ impl Harness {
                     target,
                     limits: None,
                     recorder: None,
-                    progress: Progress::new(flags, selection.count()),
+                    progress: BenchProgress::new(flags, selection.count()),
                     lost: None,
                     trial: None,
                 };
@@ -284,7 +284,7 @@ impl Harness {
         let target = flags.wanted().open(place)?;
         let environment = Environment::of(&target);
         let baseline = flags.save_baseline.as_deref().map(|name| open_baseline(store, &environment, name)).transpose()?;
-        let progress = Progress::new(flags, selection.count());
+        let progress = BenchProgress::new(flags, selection.count());
         let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
         progress.start(self.name, &environment, effort, selection.count(), not_elsewhere);
         let session_id = session::session_id()?;
@@ -336,7 +336,7 @@ impl Harness {
         if flags.output_format == "criterion" {
             println!("{}", display::runs::text(&[recorder.run()]));
         }
-        Progress::new(flags, 0).end(&recorder.path(), saved);
+        BenchProgress::new(flags, 0).end(&recorder.path(), saved);
         let run = recorder.run();
         let asked = flags.filter.is_some() || !flags.axis.is_empty();
         if run.cases.is_empty() && run.failed.is_empty() && asked && self.elsewhere(flags, place, &flags.filter()?)?.count() == 0 {

@@ -8,7 +8,7 @@ use super::guard;
 use super::place::Place;
 use crate::backend::BackendKind;
 use crate::measure::Cache;
-use crate::suite::{Bound, Row, Suite};
+use crate::suite::{BoundProblem, ImplementationInfo, Suite};
 use crate::workload::{AxisError, Effort, Override, Point, Scale};
 
 /// Fewest bytes from which on no cold case exists: no cache holds a tenth of it, so hot is cold.
@@ -21,7 +21,7 @@ pub struct Group<'a> {
     /// The problem's axes.
     pub point: Point,
     /// The problem.
-    pub bound: Box<dyn Bound + 'a>,
+    pub bound: Box<dyn BoundProblem + 'a>,
     /// Selected implementations that can compute it.
     pub cases: Vec<Case>,
 }
@@ -38,7 +38,7 @@ pub struct Case {
     /// Index among the suite's implementations.
     pub index: usize,
     /// The implementation.
-    pub row: Row,
+    pub row: ImplementationInfo,
     /// State of the caches in which it is timed.
     pub cache: Cache,
     /// Whole id: `workload/problem/implementation/cache`.

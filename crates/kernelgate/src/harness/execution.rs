@@ -10,21 +10,21 @@ use super::args::Flags;
 use super::cases::{Case, Group, Selection};
 use super::error::HarnessError;
 use super::guard;
-use super::problem::{Ready, Setback};
-use super::progress::Progress;
+use super::problem::{CaseError, Ready};
+use super::progress::BenchProgress;
 use super::session::Recorder;
-use super::timing::{self, Plan};
-use super::trial::Trial;
+use super::timing::{self, SamplingPlan};
+use super::trial::TrialState;
 use crate::backend::{BackendError, Executable, Target};
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
 use crate::measure::delay::{Delay, Delayed};
 use crate::measure::events::EventTimer;
-use crate::measure::limits::{Bound, Limits};
+use crate::measure::limits::{Limits, TimeLimit};
 use crate::measure::wall::Wall;
 use crate::measure::{Cache, Stopwatch};
 use crate::record::run::VerificationRecord;
-use crate::record::{CaseRecord, Pace, Samples, Store};
+use crate::record::{CaseRecord, Samples, Store, TrialSampling};
 use crate::workload::{Effort, Work};
 use kernelgate_cuda::observe::range::Range;
 
@@ -80,11 +80,11 @@ pub struct Execution<'a> {
     /// Present only when timing.
     pub recorder: Option<Recorder>,
     /// What a person sees.
-    pub progress: Progress,
+    pub progress: BenchProgress,
     /// Why nothing more can run, once the device was lost.
     pub lost: Option<String>,
     /// Present in a process of a comparison.
-    pub trial: Option<Trial>,
+    pub trial: Option<TrialState>,
 }
 
 impl Execution<'_> {
@@ -116,7 +116,7 @@ impl Execution<'_> {
         let mut criterion_group = criterion.map(|criterion| open_group(criterion, group));
         let started = Instant::now();
         let ready = match &self.lost {
-            Some(lost) => Err(Setback::Fail(lost.clone())),
+            Some(lost) => Err(CaseError::Fail(lost.clone())),
             None => match &self.trial {
                 Some(trial) => Ready::inputs(group, self.flags.seed, trial.inputs.as_deref()),
                 None => Ready::new(group, self.flags.seed),
@@ -138,7 +138,7 @@ impl Execution<'_> {
             self.progress.case(&cases[0].id);
             let started = Instant::now();
             let verified = match &self.lost {
-                Some(lost) => Err(Setback::Fail(lost.clone())),
+                Some(lost) => Err(CaseError::Fail(lost.clone())),
                 None => self.verify(&mut ready, group, &cases[0]),
             };
             self.spend("verify", started);
@@ -193,7 +193,7 @@ impl Execution<'_> {
         ready: &mut Ready,
         group: &Group<'_>,
         case: &Case,
-    ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), Setback> {
+    ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), CaseError> {
         match &self.trial {
             Some(trial) => ready.verify_bits(group, case, &self.target, trial.known(&case.id)),
             None => ready
@@ -208,13 +208,13 @@ impl Execution<'_> {
         case: &Case,
         executable: &mut dyn Executable,
         launch: Duration,
-    ) -> Result<Samples, Setback> {
+    ) -> Result<Samples, CaseError> {
         if let Some(lost) = &self.lost {
-            return Err(Setback::Fail(lost.clone()));
+            return Err(CaseError::Fail(lost.clone()));
         }
         let _case = Range::new(&case.id);
         let (timer, effort, flags) = (&mut self.timer, self.effort, self.flags);
-        let pace = self.trial.as_ref().map_or(Pace::MEASURED, |trial| trial.pace);
+        let pace = self.trial.as_ref().map_or(TrialSampling::MEASURED, |trial| trial.pace);
         let timed = guard::catch(|| {
             let mut delayed = match Delay::of(&flags.delay, &case.id) {
                 Some(delay_ns) => Some(timer.delay(executable, delay_ns)?),
@@ -229,12 +229,12 @@ impl Execution<'_> {
                 return timing::trial(executable, stopwatch.as_mut(), pace, launch);
             };
             let sample = stopwatch.time(executable, 1)?;
-            let plan = Plan::new(effort, sample.elapsed_ns / sample.launches as f64, flags);
+            let plan = SamplingPlan::new(effort, sample.elapsed_ns / sample.launches as f64, flags);
             timing::run(criterion_group, &case.function(), executable, stopwatch.as_mut(), plan, flags)
         });
-        timed.map_err(Setback::Fail)?.map_err(|error| match error {
-            BackendError::Lost(_) => Setback::Lost(error.to_string()),
-            other => Setback::Fail(other.to_string()),
+        timed.map_err(CaseError::Fail)?.map_err(|error| match error {
+            BackendError::Lost(_) => CaseError::Lost(error.to_string()),
+            other => CaseError::Fail(other.to_string()),
         })
     }
 
@@ -243,7 +243,7 @@ impl Execution<'_> {
         group: &Group<'_>,
         case: &Case,
         work: &Work,
-        limit: Option<Bound>,
+        limit: Option<TimeLimit>,
         verification: VerificationRecord,
         samples: Samples,
     ) -> Result<(), HarnessError> {
@@ -263,19 +263,19 @@ impl Execution<'_> {
     }
 
     /// Says and records why a case has no result.
-    fn set_back(&mut self, case: &Case, setback: &Setback) -> Result<Exit, HarnessError> {
+    fn set_back(&mut self, case: &Case, setback: &CaseError) -> Result<Exit, HarnessError> {
         let (exit, reason) = match setback {
-            Setback::Skip(reason) => (Exit::Fine, reason),
-            Setback::Fail(reason) | Setback::Lost(reason) => (Exit::Regression, reason),
+            CaseError::Skip(reason) => (Exit::Fine, reason),
+            CaseError::Fail(reason) | CaseError::Lost(reason) => (Exit::Regression, reason),
         };
-        if matches!(setback, Setback::Lost(_)) {
+        if matches!(setback, CaseError::Lost(_)) {
             self.lost = Some(format!("not run: {} lost the GPU", case.id));
         }
         let word = if exit == Exit::Fine { "skipped" } else { "error" };
         eprintln!("{word}: {}: {}", case.id, printable(reason));
         match (&self.recorder, setback) {
             (None, _) => {}
-            (Some(recorder), Setback::Skip(reason)) => recorder.add_skip(&case.id, reason)?,
+            (Some(recorder), CaseError::Skip(reason)) => recorder.add_skip(&case.id, reason)?,
             (Some(recorder), _) => recorder.add_failure(&case.id, reason)?,
         }
         Ok(exit)

@@ -41,7 +41,7 @@ pub fn check_tensors<'a>(what: &str, mut names: impl Iterator<Item = &'a str>) -
 mod tests {
     use super::super::sample::all;
     use super::*;
-    use crate::suite::{Bound, Row};
+    use crate::suite::{BoundProblem, ImplementationInfo};
     use crate::workload::{Axis, AxisError, Effort, Override, Point, Scale};
 
     struct Named {
@@ -69,15 +69,15 @@ mod tests {
             self.axes
         }
 
-        fn implementations(&self) -> Vec<Row> {
-            vec![Row { name: self.implementation, about: "", backend: crate::backend::BackendKind::Cpu }]
+        fn implementations(&self) -> Vec<ImplementationInfo> {
+            vec![ImplementationInfo { name: self.implementation, about: "", backend: crate::backend::BackendKind::Cpu }]
         }
 
         fn points(&self, _: Effort, _: Scale, _: &[Override]) -> Result<Vec<Point>, AxisError> {
             Ok(Vec::new())
         }
 
-        fn bind(&self, _: &Point) -> Result<Box<dyn Bound + '_>, AxisError> {
+        fn bind(&self, _: &Point) -> Result<Box<dyn BoundProblem + '_>, AxisError> {
             Err(AxisError::Missing { axis: "none" })
         }
     }

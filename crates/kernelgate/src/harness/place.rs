@@ -33,7 +33,7 @@ pub struct Place {
 
 /// What the user asked for.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted {
+pub struct DeviceRequest {
     /// The backend, or auto.
     pub backend: BackendName,
     /// The GPU, counted from 0.
@@ -42,7 +42,7 @@ pub struct Wanted {
     pub patience: Duration,
 }
 
-impl Wanted {
+impl DeviceRequest {
     /// Chooses; opens nothing.
     ///
     /// # Errors

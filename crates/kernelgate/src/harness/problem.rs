@@ -11,7 +11,7 @@ use crate::display;
 use crate::record::environment::available_memory;
 use crate::record::run::VerificationRecord;
 use crate::record::tensors;
-use crate::verify::{self, Comparison, VerifyError, verify};
+use crate::verify::{self, OutputComparison, VerifyError, verify};
 use crate::workload::{Expected, Tensors, Tolerance};
 
 /// Inputs and reference of a problem.
@@ -27,7 +27,7 @@ pub struct Ready {
 
 /// Why a problem or case has no result.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Setback {
+pub enum CaseError {
     /// It cannot run here.
     Skip(String),
     /// It is wrong or broke.
@@ -41,7 +41,7 @@ impl Ready {
     ///
     /// # Errors
     /// A skip where memory is short, a failure where the workload panics.
-    pub fn new(group: &Group<'_>, seed: u64) -> Result<Self, Setback> {
+    pub fn new(group: &Group<'_>, seed: u64) -> Result<Self, CaseError> {
         let mut ready = Self::inputs(group, seed, None)?;
         ready.refer(group)?;
         Ok(ready)
@@ -52,12 +52,12 @@ impl Ready {
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn inputs(group: &Group<'_>, seed: u64, kept: Option<&Path>) -> Result<Self, Setback> {
+    pub fn inputs(group: &Group<'_>, seed: u64, kept: Option<&Path>) -> Result<Self, CaseError> {
         let problem = group.bound.problem();
-        let needed = guard::catch(|| problem.host_bytes()).map_err(Setback::Fail)?;
+        let needed = guard::catch(|| problem.host_bytes()).map_err(CaseError::Fail)?;
         let available = available_memory();
         if needed > available {
-            return Err(Setback::Skip(format!(
+            return Err(CaseError::Skip(format!(
                 "needs {} of memory, {} are free",
                 display::bytes(needed),
                 display::bytes(available)
@@ -73,8 +73,8 @@ impl Ready {
             });
             Self { inputs: Arc::new(inputs), expected: Vec::new(), referred: false, tolerance: problem.tolerance() }
         });
-        let ready = made.map_err(|panic| Setback::Fail(format!("inputs or reference: {panic}")))?;
-        names::check_tensors("input", ready.inputs.iter().map(|(name, _)| name)).map_err(Setback::Fail)?;
+        let ready = made.map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
+        names::check_tensors("input", ready.inputs.iter().map(|(name, _)| name)).map_err(CaseError::Fail)?;
         Ok(ready)
     }
 
@@ -82,12 +82,12 @@ impl Ready {
     ///
     /// # Errors
     /// When the workload panics.
-    pub fn refer(&mut self, group: &Group<'_>) -> Result<(), Setback> {
+    pub fn refer(&mut self, group: &Group<'_>) -> Result<(), CaseError> {
         if !self.referred {
             let expected = guard::catch(|| group.bound.problem().reference(&self.inputs));
-            self.expected = expected.map_err(|panic| Setback::Fail(format!("inputs or reference: {panic}")))?;
+            self.expected = expected.map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());
-            names::check_tensors("output", outputs).map_err(Setback::Fail)?;
+            names::check_tensors("output", outputs).map_err(CaseError::Fail)?;
             self.referred = true;
         }
         Ok(())
@@ -104,20 +104,20 @@ impl Ready {
         case: &Case,
         target: &Target,
         known: Option<VerificationRecord>,
-    ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), Setback> {
+    ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), CaseError> {
         let known_digest = known.as_ref().and_then(|known| known.digest.as_deref());
         let launched = guard::catch(|| {
             let mut executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
             let outcome = timed_digest(executable.as_mut(), known_digest);
             keep_if_lost(executable, outcome.map_err(VerifyError::from))
         });
-        let (mut executable, (digest, launch)) = launched.map_err(Setback::Fail)?.map_err(setback)?;
+        let (mut executable, (digest, launch)) = launched.map_err(CaseError::Fail)?.map_err(setback)?;
         if let Some(known) = known.filter(|known| known.digest.as_ref() == Some(&digest)) {
             return Ok((executable, known, launch));
         }
         self.refer(group)?;
         let compared = guard::catch(|| verify::compare(executable.outputs()?, &self.expected, self.tolerance));
-        let comparison = compared.map_err(Setback::Fail)?.map_err(setback)?;
+        let comparison = compared.map_err(CaseError::Fail)?.map_err(setback)?;
         Ok((executable, VerificationRecord { digest: Some(digest), ..comparison.into() }, launch))
     }
 
@@ -125,13 +125,18 @@ impl Ready {
     ///
     /// # Errors
     /// When it panics, cannot launch, or is wrong.
-    pub fn verify(&self, group: &Group<'_>, case: &Case, target: &Target) -> Result<(Box<dyn Executable>, Comparison), Setback> {
+    pub fn verify(
+        &self,
+        group: &Group<'_>,
+        case: &Case,
+        target: &Target,
+    ) -> Result<(Box<dyn Executable>, OutputComparison), CaseError> {
         let verified = guard::catch(|| {
             let mut executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
             let compared = verify(executable.as_mut(), &self.expected, self.tolerance);
             keep_if_lost(executable, compared)
         });
-        verified.map_err(Setback::Fail)?.map_err(setback)
+        verified.map_err(CaseError::Fail)?.map_err(setback)
     }
 }
 
@@ -166,12 +171,12 @@ fn keep_if_lost<T>(
     }
 }
 
-fn setback(error: VerifyError) -> Setback {
+fn setback(error: VerifyError) -> CaseError {
     match error {
         VerifyError::Backend(reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_))) => {
-            Setback::Skip(reason.to_string())
+            CaseError::Skip(reason.to_string())
         }
-        VerifyError::Backend(lost @ BackendError::Lost(_)) => Setback::Lost(lost.to_string()),
-        wrong => Setback::Fail(wrong.to_string()),
+        VerifyError::Backend(lost @ BackendError::Lost(_)) => CaseError::Lost(lost.to_string()),
+        wrong => CaseError::Fail(wrong.to_string()),
     }
 }

@@ -14,13 +14,13 @@ use crate::workload::{Effort, Tensors};
 use kernelgate_cuda::observe::telemetry::Reading;
 
 /// Prints progress, unless told to be quiet.
-pub struct Progress {
+pub struct BenchProgress {
     quiet: bool,
     cases: usize,
     started: Cell<usize>,
 }
 
-impl Progress {
+impl BenchProgress {
     /// For that many cases.
     pub fn new(flags: &Flags, cases: usize) -> Self {
         Self { quiet: flags.quiet, cases, started: Cell::new(0) }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::backend::cpu::Task;
+use crate::backend::cpu::CpuTask;
 use crate::backend::{Implementation, Prepare};
 use crate::suite::{Suite, suite};
 use crate::workload::{Axis, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload};
@@ -49,7 +49,7 @@ static ROWS: [Implementation<Nothing>; 1] = [Implementation {
     name: "cpu",
     about: "nothing",
     supports: |_| Ok(()),
-    prepare: Prepare::Cpu(|_, _: Arc<Tensors>| Task::new(Tensors::new().with_output("y", [1], Dtype::F32), |_| {})),
+    prepare: Prepare::Cpu(|_, _: Arc<Tensors>| CpuTask::new(Tensors::new().with_output("y", [1], Dtype::F32), |_| {})),
 }];
 
 /// The binary's own.

@@ -12,7 +12,7 @@ use super::args::{Flags, Mode};
 use crate::backend::{BackendError, Executable};
 use crate::measure::contention::CpuTime;
 use crate::measure::{Sample, Stopwatch};
-use crate::record::{Pace, Samples};
+use crate::record::{Samples, TrialSampling};
 use crate::workload::Effort;
 use kernelgate_cuda::observe::range::Range;
 
@@ -23,7 +23,7 @@ const MOST_SAMPLES: f64 = 50.0;
 
 /// How long to time a case.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Plan {
+pub struct SamplingPlan {
     /// Samples, each of the same number of launches.
     pub samples: usize,
     /// Warm-up.
@@ -32,7 +32,7 @@ pub struct Plan {
     pub measurement: Duration,
 }
 
-impl Plan {
+impl SamplingPlan {
     /// From the time of one launch: within the effort's budget 10 to 50 samples, never fewer than 10.
     pub fn new(effort: Effort, launch_ns: f64, flags: &Flags) -> Self {
         let (budget_s, warm_up_s) = match effort {
@@ -58,7 +58,7 @@ pub fn run<M: Measurement<Value = f64>>(
     function: &str,
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
-    plan: Plan,
+    plan: SamplingPlan,
     flags: &Flags,
 ) -> Result<Samples, BackendError> {
     group.sampling_mode(SamplingMode::Flat).sample_size(plan.samples).warm_up_time(plan.warm_up).measurement_time(plan.measurement);
@@ -115,7 +115,7 @@ pub fn run<M: Measurement<Value = f64>>(
 pub fn trial(
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
-    pace: Pace,
+    pace: TrialSampling,
     launch: Duration,
 ) -> Result<Samples, BackendError> {
     let (start, started) = (CpuTime::now(), Instant::now());

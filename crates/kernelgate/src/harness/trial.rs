@@ -15,12 +15,12 @@ use super::error::HarnessError;
 use super::filter::Filter;
 use crate::measure::delay::Delay;
 use crate::record::run::VerificationRecord;
-use crate::record::{Order, Pace, Run, file};
+use crate::record::{Order, Run, TrialSampling, file};
 
 /// What a process that carries out an order knows besides its flags.
-pub struct Trial {
+pub struct TrialState {
     /// How long to time.
-    pub pace: Pace,
+    pub pace: TrialSampling,
     /// The run that verified this executable.
     pub verified: Option<Run>,
     /// Folder of inputs drawn earlier.
@@ -29,7 +29,7 @@ pub struct Trial {
     pub spent_s: BTreeMap<&'static str, f64>,
 }
 
-impl Trial {
+impl TrialState {
     /// What an earlier process found of a case, if it was compared with the reference there.
     pub fn known(&self, id: &str) -> Option<VerificationRecord> {
         let run = self.verified.as_ref()?;

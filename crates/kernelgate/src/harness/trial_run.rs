@@ -8,9 +8,9 @@ use super::cases::Selection;
 use super::error::HarnessError;
 use super::execution::{Execution, Timer, run_cases};
 use super::place::Place;
-use super::progress::Progress;
+use super::progress::BenchProgress;
 use super::session::Recorder;
-use super::trial::{Trial, delays, warn_of_delays};
+use super::trial::{TrialState, delays, warn_of_delays};
 use crate::exit::Exit;
 use crate::record::{Environment, Order, Provenance, Run, Store, file};
 use crate::workload::Effort;
@@ -32,7 +32,7 @@ pub fn carry_out(
     let executable = std::env::current_exe().ok().map(|path| file::content_hash(&path)).transpose()?;
     let target = flags.wanted().open(place)?;
     let environment = Environment::of(&target);
-    let mut trial = Trial { pace: order.pace, verified: None, inputs: order.inputs, spent_s: BTreeMap::new() };
+    let mut trial = TrialState { pace: order.pace, verified: None, inputs: order.inputs, spent_s: BTreeMap::new() };
     trial.spend("open", started);
     let mut run = Run {
         effort: effort.name().to_owned(),
@@ -69,7 +69,7 @@ pub fn carry_out(
         timer,
         limits: None,
         recorder: Some(recorder.clone()),
-        progress: Progress::new(flags, selection.count()),
+        progress: BenchProgress::new(flags, selection.count()),
         lost: None,
         trial: Some(trial),
     };

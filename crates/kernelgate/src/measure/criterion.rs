@@ -7,13 +7,13 @@ use std::time::Instant;
 use criterion::Throughput;
 use criterion::measurement::{Measurement, ValueFormatter};
 
-use super::limits::Bound;
+use super::limits::TimeLimit;
 
 /// What the formatter needs to know of the case that is being timed.
 #[derive(Debug, Clone, Default)]
 pub struct Shown {
     /// The time that the ceilings allow.
-    pub limit: Option<Bound>,
+    pub limit: Option<TimeLimit>,
 }
 
 /// Elapsed nanoseconds. Values come from `iter_custom`; `start` and `end` serve Criterion's own loops.
@@ -116,7 +116,7 @@ mod tests {
         let elapsed = Elapsed::default();
         let format = |throughput| elapsed.formatter().format_throughput(&throughput, 2e6);
         assert_eq!(format(Throughput::Elements(3_000_000_000)), "1.50 TFLOP/s");
-        elapsed.shown().borrow_mut().limit = Some(Bound { time_ns: 1e6, by: "memory".to_owned() });
+        elapsed.shown().borrow_mut().limit = Some(TimeLimit { time_ns: 1e6, by: "memory".to_owned() });
         assert_eq!(format(Throughput::Bytes(4_000_000)), "2.00 GB/s (50.0%)");
         assert_eq!(format(Throughput::Bytes(4)), "2.00 kB/s (50.0%)");
     }

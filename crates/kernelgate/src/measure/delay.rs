@@ -106,7 +106,7 @@ impl Executable for Delayed<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cpu::Task;
+    use crate::backend::cpu::CpuTask;
 
     #[test]
     fn delays_are_parsed_and_the_whole_id_wins() {
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_delayed_launch_takes_at_least_that_long() {
-        let mut task = Task::new(Tensors::new(), |_| {});
+        let mut task = CpuTask::new(Tensors::new(), |_| {});
         let mut delayed = Delayed::on_host(&mut task, 2_000_000);
         let start = Instant::now();
         delayed.launch().unwrap();

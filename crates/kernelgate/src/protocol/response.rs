@@ -10,7 +10,7 @@ use crate::measure::limits::{Limits, Overhead};
 use crate::record::Environment;
 use crate::record::file::Record;
 use crate::record::resources::Resources;
-use crate::trace::Summary;
+use crate::trace::KernelSummary;
 
 /// What came of a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -167,7 +167,7 @@ pub struct ProfiledCase {
     /// What became of it.
     pub status: CaseStatus,
     /// Of one launch after others; absent where it failed or was skipped.
-    pub summary: Option<Summary>,
+    pub summary: Option<KernelSummary>,
     /// Why it failed or was skipped.
     pub reason: Option<String>,
 }

@@ -287,12 +287,12 @@ mod tests {
     use serde::Deserialize;
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
-    struct Sample {
+    struct TestRecord {
         name: String,
         values: Vec<f64>,
     }
 
-    impl Record for Sample {
+    impl Record for TestRecord {
         const SCHEMA: &'static str = "kernelgate.sample";
         const VERSION: u64 = 2;
         const KIND: &'static str = "sample";
@@ -386,8 +386,8 @@ mod tests {
         assert_eq!(read::<Sealed>(&path).unwrap(), record);
     }
 
-    fn sample() -> Sample {
-        Sample { name: "a \"quoted\" name".to_owned(), values: vec![1.5, 2.0] }
+    fn sample() -> TestRecord {
+        TestRecord { name: "a \"quoted\" name".to_owned(), values: vec![1.5, 2.0] }
     }
 
     #[test]
@@ -396,7 +396,7 @@ mod tests {
         let path = folder.path().join("deep/er/file.json");
         write(&path, &sample()).unwrap();
         let first = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(read::<Sample>(&path).unwrap(), sample());
+        assert_eq!(read::<TestRecord>(&path).unwrap(), sample());
         write(&path, &sample()).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), first);
         assert!(first.contains("\"values\": [1.5, 2.0]"), "{first}");
@@ -408,8 +408,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.json");
         let values: Vec<f64> = (1..2000).map(|i| f64::from(i) * 1e5 / 19.0).collect();
-        write(&path, &Sample { values: values.clone(), ..sample() }).unwrap();
-        assert_eq!(read::<Sample>(&path).unwrap().values, values);
+        write(&path, &TestRecord { values: values.clone(), ..sample() }).unwrap();
+        assert_eq!(read::<TestRecord>(&path).unwrap().values, values);
     }
 
     #[test]
@@ -431,10 +431,10 @@ mod tests {
         ];
         for (text, wanted) in cases {
             std::fs::write(&path, &text).unwrap();
-            let message = read::<Sample>(&path).unwrap_err().to_string();
+            let message = read::<TestRecord>(&path).unwrap_err().to_string();
             assert!(message.contains(wanted) && message.contains("x.json"), "{message}");
         }
-        assert!(read::<Sample>(&folder.path().join("none.json")).unwrap_err().is_not_found());
+        assert!(read::<TestRecord>(&folder.path().join("none.json")).unwrap_err().is_not_found());
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub use baseline::{Baseline, BaselineCase, BaselineRun};
 pub use environment::{Environment, Provenance};
 pub use file::{FileError, read, write};
 pub use lock::Lock;
-pub use order::{Order, Pace};
+pub use order::{Order, TrialSampling};
 pub use run::{CaseRecord, Run, Samples};
 pub use store::Store;
 pub use trials::{Timing, TrialRecord, Trials};

@@ -44,12 +44,12 @@ pub struct Order {
     /// Folder of this executable's inputs, drawn once and then read; absent where each process draws its own.
     pub inputs: Option<PathBuf>,
     /// How long to time a case.
-    pub pace: Pace,
+    pub pace: TrialSampling,
 }
 
 /// How long a trial times a case.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Pace {
+pub struct TrialSampling {
     /// Warm-up, seconds; none where the launch that verifies already took longer than all of this.
     pub warm_up_s: f64,
     /// Measurement, seconds; longer where the fewest samples take longer.
@@ -60,7 +60,7 @@ pub struct Pace {
     pub most: usize,
 }
 
-impl Pace {
+impl TrialSampling {
     /// Of a process that is there to verify: one sample, so that every case is seen to run.
     pub const GLANCE: Self = Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
     /// Of a process whose median counts, on a GPU: there the samples of a process differ less than processes do.
@@ -78,7 +78,7 @@ impl Record for Order {
     const FREE_TEXT: &'static [&'static str] = &["inputs", "record", "verified"];
 
     fn validate(&self) -> Result<(), String> {
-        let Pace { warm_up_s, measurement_s, fewest, most } = self.pace;
+        let TrialSampling { warm_up_s, measurement_s, fewest, most } = self.pace;
         if ![warm_up_s, measurement_s].iter().all(|seconds| (0.0..1e6).contains(seconds)) {
             return Err(format!("warm-up of {warm_up_s} s, measurement of {measurement_s} s"));
         }

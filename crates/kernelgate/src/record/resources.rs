@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::file::Record;
-use kernelgate_cuda::compiler::cubin::{self, CubinError, Facts};
+use kernelgate_cuda::compiler::cubin::{self, CubinError, KernelFacts};
 use kernelgate_cuda::compiler::nvrtc::{self, CompileError};
 use kernelgate_cuda::compiler::occupancy;
 use kernelgate_cuda::compiler::source::Build;
@@ -27,7 +27,7 @@ pub struct Resources {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KernelResources {
     /// What the compiler made.
-    pub facts: Facts,
+    pub facts: KernelFacts,
     /// Threads a block, as launched.
     pub block: u32,
     /// Dynamic shared memory a block, bytes, as launched.
@@ -81,7 +81,7 @@ pub enum ResourcesError {
 
 /// What came of compiling kernels for one architecture.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Compiled {
+pub struct CompiledResources {
     /// Static facts of every kernel that the architecture runs.
     pub resources: Resources,
     /// Builds that it does not run, each with what that needs.
@@ -92,7 +92,7 @@ pub struct Compiled {
 ///
 /// # Errors
 /// The first kernel that does not compile, by name, with the compiler's log; a kernel without a row, or a row without a kernel.
-pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<Compiled, ResourcesError> {
+pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledResources, ResourcesError> {
     let (major, minor) = nvrtc::version()?;
     let mut builds: BTreeMap<&Build, Vec<&ListedKernel>> = BTreeMap::new();
     for kernel in kernels {
@@ -122,10 +122,10 @@ pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<Compiled, Resourc
             return Err(ResourcesError::NoRow { symbol, build: name });
         }
     }
-    Ok(Compiled { resources, left_out })
+    Ok(CompiledResources { resources, left_out })
 }
 
-fn kernel_resources(kernel: &ListedKernel, facts: Facts, arch: &str) -> KernelResources {
+fn kernel_resources(kernel: &ListedKernel, facts: KernelFacts, arch: &str) -> KernelResources {
     let (block, dynamic_shared_bytes) = (kernel.threads, kernel.shared_bytes);
     let occupancy = occupancy::theoretical(arch, facts.registers, facts.shared_bytes + dynamic_shared_bytes, block);
     let occupancy_percent = occupancy.map(|share| (100.0 * share).round() as u32);

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::environment::{Environment, Provenance};
 use super::file::Record;
-use crate::measure::limits::{Bound, Limits};
-use crate::verify::Comparison;
+use crate::measure::limits::{Limits, TimeLimit};
+use crate::verify::OutputComparison;
 use crate::workload::Work;
 use kernelgate_cuda::observe::telemetry::Reading;
 
@@ -71,7 +71,7 @@ pub struct CaseRecord {
     /// Declared work of one launch.
     pub work: WorkRecord,
     /// The time that the measured ceilings allow for that work, where they are known.
-    pub limit: Option<Bound>,
+    pub limit: Option<TimeLimit>,
     /// The output against the reference.
     pub verification: VerificationRecord,
     /// Raw timings.
@@ -133,9 +133,9 @@ pub struct VerificationRecord {
     pub by: Option<String>,
 }
 
-impl From<Comparison> for VerificationRecord {
-    fn from(comparison: Comparison) -> Self {
-        let Comparison { max_error, relative_l2, checked, total } = comparison;
+impl From<OutputComparison> for VerificationRecord {
+    fn from(comparison: OutputComparison) -> Self {
+        let OutputComparison { max_error, relative_l2, checked, total } = comparison;
         Self { max_error, relative_l2, checked, total, digest: None, by: None }
     }
 }

@@ -10,7 +10,7 @@ use crate::workload::{Data, Dtype, Expected, Tensor, Tensors, Tolerance};
 
 /// How an output compared. Everything is over all outputs of the case.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Comparison {
+pub struct OutputComparison {
     /// Largest |out - ref| over the largest |ref| of the same output; the worst output.
     pub max_error: f64,
     /// ‖out - ref‖₂ / ‖ref‖₂; the worst output.
@@ -103,7 +103,11 @@ pub enum VerifyError {
 ///
 /// # Errors
 /// When a launch fails or an output is wrong.
-pub fn verify(executable: &mut dyn Executable, expected: &[Expected], tolerance: Tolerance) -> Result<Comparison, VerifyError> {
+pub fn verify(
+    executable: &mut dyn Executable,
+    expected: &[Expected],
+    tolerance: Tolerance,
+) -> Result<OutputComparison, VerifyError> {
     launch_on_poison(executable)?;
     compare(executable.outputs()?, expected, tolerance)
 }
@@ -148,7 +152,7 @@ pub fn repeats(executable: &mut dyn Executable) -> Result<bool, BackendError> {
 /// # Errors
 /// When an output is missing, misshapen, unknown to the reference, not finite, or further away than the tolerance; when the
 /// reference itself is empty or malformed.
-pub fn compare(outputs: &Tensors, expected: &[Expected], tolerance: Tolerance) -> Result<Comparison, VerifyError> {
+pub fn compare(outputs: &Tensors, expected: &[Expected], tolerance: Tolerance) -> Result<OutputComparison, VerifyError> {
     check_reference(expected)?;
     if expected.is_empty() {
         return Err(VerifyError::Nothing);
@@ -158,7 +162,7 @@ pub fn compare(outputs: &Tensors, expected: &[Expected], tolerance: Tolerance) -
             return Err(VerifyError::Shape { output: name.to_owned(), problem: "the reference does not hold it".to_owned() });
         }
     }
-    let mut comparison = Comparison::default();
+    let mut comparison = OutputComparison::default();
     for (i, one) in expected.iter().enumerate() {
         let output = shaped(outputs, one)?;
         // An output may be held against several references, each for some of its rows.
@@ -244,7 +248,7 @@ fn pieces<'a, T>(expected: &Expected, values: &'a [T]) -> Vec<Piece<'a, T>> {
     }
 }
 
-fn compare_rows(output: &Tensor, expected: &Expected, tolerance: Tolerance) -> Result<Comparison, VerifyError> {
+fn compare_rows(output: &Tensor, expected: &Expected, tolerance: Tolerance) -> Result<OutputComparison, VerifyError> {
     let name = || expected.name.clone();
     match &expected.values {
         Data::I8(values) => {
@@ -254,7 +258,7 @@ fn compare_rows(output: &Tensor, expected: &Expected, tolerance: Tolerance) -> R
                 .collect();
             let checked = values.len() as u64;
             match found.iter().find_map(|differences| differences.first) {
-                None => Ok(Comparison { checked, ..Comparison::default() }),
+                None => Ok(OutputComparison { checked, ..OutputComparison::default() }),
                 Some((first, actual, wanted)) => Err(VerifyError::Differs {
                     output: name(),
                     count: found.iter().map(|differences| differences.count).sum(),
@@ -275,7 +279,7 @@ fn compare_rows(output: &Tensor, expected: &Expected, tolerance: Tolerance) -> R
             let (max_error, relative_l2) = sums.errors();
             // Written so that a NaN in either figure fails.
             if max_error <= tolerance.max_error && relative_l2 <= tolerance.relative_l2 {
-                return Ok(Comparison { max_error, relative_l2, checked: values.len() as u64, total: 0 });
+                return Ok(OutputComparison { max_error, relative_l2, checked: values.len() as u64, total: 0 });
             }
             Err(VerifyError::TooFar {
                 output: name(),

@@ -1,9 +1,9 @@
 use super::*;
-use crate::backend::cpu::Task;
+use crate::backend::cpu::CpuTask;
 
 const LOOSE: Tolerance = Tolerance { max_error: 1e-3, relative_l2: 1e-3 };
 
-fn check(actual: Vec<f32>, expected: Vec<f64>) -> Result<Comparison, VerifyError> {
+fn check(actual: Vec<f32>, expected: Vec<f64>) -> Result<OutputComparison, VerifyError> {
     let shape = [actual.len() / 2, 2];
     compare(&Tensors::new().with("y", shape, actual), &[Expected::all("y", shape, expected)], LOOSE)
 }
@@ -119,16 +119,16 @@ fn a_reference_that_checks_less_than_it_seems_to_is_an_error() {
 fn an_implementation_that_writes_nothing_or_only_once_fails() {
     let expected = [Expected::all("y", [1, 2], vec![1.0, 2.0])];
     let outputs = || Tensors::new().with_output("y", [1, 2], Dtype::F32);
-    let mut idle = Task::new(outputs(), |_| {});
+    let mut idle = CpuTask::new(outputs(), |_| {});
     assert!(matches!(verify(&mut idle, &expected, LOOSE), Err(VerifyError::NotFinite { count: 2, .. })));
     let mut launches = 0;
-    let mut once = Task::new(outputs(), move |outputs| {
+    let mut once = CpuTask::new(outputs(), move |outputs| {
         launches += 1;
         if launches == 1 {
             outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0]);
         }
     });
     assert!(matches!(verify(&mut once, &expected, LOOSE), Err(VerifyError::NotFinite { count: 2, .. })));
-    let mut sound = Task::new(outputs(), |outputs| outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0]));
+    let mut sound = CpuTask::new(outputs(), |outputs| outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0]));
     assert_eq!(verify(&mut sound, &expected, LOOSE).unwrap().checked, 2);
 }

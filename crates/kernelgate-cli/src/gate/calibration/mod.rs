@@ -11,16 +11,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::Verdict;
-use super::paired::{Arm, Block, Observed, Plan, Timing};
+use super::paired::{Arm, Block, Observed, TestPlan, Timing};
 use kernelgate::record::file::Record;
-use kernelgate::record::{Environment, Pace, Provenance};
+use kernelgate::record::{Environment, Provenance, TrialSampling};
 pub use recommend::{Recommended, recommend};
-pub use summary::{Summary, summarise};
+pub use summary::{CalibrationSummary, summarise};
 
 /// What is known of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum ComparisonKind {
     /// Nothing changed.
     Null,
     /// Nothing changed, and the host or the GPU was busy beside the head's processes.
@@ -29,7 +29,7 @@ pub enum Kind {
     Injected(f64),
 }
 
-impl Kind {
+impl ComparisonKind {
     /// "A/A", "sham load", "5 % slower".
     pub fn name(self) -> String {
         match self {
@@ -54,11 +54,11 @@ pub struct Calibration {
     /// The command lines that measured it.
     pub commands: BTreeSet<String>,
     /// What counted as slower.
-    pub plan: Plan,
+    pub plan: TestPlan,
     /// Wall time that a round could take, seconds.
     pub budget_s: f64,
     /// How long a process timed a case.
-    pub pace: Pace,
+    pub pace: TrialSampling,
     /// Nanoseconds a launch of each case, from the process that verified it or one after it.
     pub cases: BTreeMap<String, f64>,
     /// What was not measured, and why.
@@ -73,7 +73,7 @@ pub struct Calibration {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Known {
     /// What is known.
-    pub kind: Kind,
+    pub kind: ComparisonKind,
     /// Counted within its kind, from 0, over all shards.
     pub number: usize,
     /// When it started, RFC 3339, UTC.
@@ -188,7 +188,7 @@ impl Known {
 
 impl Calibration {
     /// Comparisons of a kind.
-    pub fn of(&self, kind: Kind) -> impl Iterator<Item = &Known> {
+    pub fn of(&self, kind: ComparisonKind) -> impl Iterator<Item = &Known> {
         self.comparisons.iter().filter(move |known| known.kind == kind)
     }
 
@@ -198,7 +198,7 @@ impl Calibration {
             .comparisons
             .iter()
             .filter_map(|known| match known.kind {
-                Kind::Injected(percent) => Some(percent),
+                ComparisonKind::Injected(percent) => Some(percent),
                 _ => None,
             })
             .collect();
@@ -255,7 +255,7 @@ impl Record for Calibration {
             return Err("thresholds out of range".to_owned());
         }
         for known in &self.comparisons {
-            if let Kind::Injected(percent) = known.kind
+            if let ComparisonKind::Injected(percent) = known.kind
                 && !(percent > 0.0 && percent < 1e4)
             {
                 return Err(format!("an injected slow-down of {percent} %"));

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Calibration, Kind, Known};
+use super::{Calibration, ComparisonKind, Known};
 use crate::gate::Verdict;
-use crate::gate::paired::{Plan, decide};
+use crate::gate::paired::{TestPlan, decide};
 use kernelgate::stats::median;
 
 /// Thresholds that are tried, as multiples of the measured one.
@@ -33,7 +33,7 @@ pub struct Recommended {
     /// Smallest threshold without a false alarm that finds slow-downs of twice as much with 90 %; none where none does, or too little was
     /// measured.
     pub relative: Option<f64>,
-    /// Fewest [`Plan::settle_blocks`] with which that holds and at most 5 % of unchanged cases are inconclusive; none where none do.
+    /// Fewest [`TestPlan::settle_blocks`] with which that holds and at most 5 % of unchanged cases are inconclusive; none where none do.
     pub settle_blocks: Option<usize>,
     /// Wall time of all blocks of these cases and a quarter more, seconds.
     pub budget_s: f64,
@@ -74,11 +74,11 @@ impl Tried {
 pub fn recommend(calibration: &Calibration) -> Recommended {
     let plan = calibration.plan;
     let tried: Vec<Tried> =
-        STEPS.iter().map(|step| attempt(calibration, &Plan { relative: step * plan.relative, ..plan })).collect();
-    let null = calibration.of(Kind::Null).count();
+        STEPS.iter().map(|step| attempt(calibration, &TestPlan { relative: step * plan.relative, ..plan })).collect();
+    let null = calibration.of(ComparisonKind::Null).count();
     let chosen = tried.iter().find(|tried| tried.holds()).filter(|_| null >= FEWEST);
     let relative = chosen.map(|tried| tried.relative);
-    let settle_blocks = relative.and_then(|relative| fewest_blocks(calibration, &Plan { relative, ..plan }));
+    let settle_blocks = relative.and_then(|relative| fewest_blocks(calibration, &TestPlan { relative, ..plan }));
     let note = match (null < FEWEST, relative, settle_blocks) {
         (true, ..) => Some(format!("{null} A/A comparisons: too few to recommend anything, {FEWEST} are needed")),
         (false, None, _) => Some("no threshold that was tried has no false alarm and finds twice as much with 90 %".to_owned()),
@@ -96,7 +96,7 @@ pub fn recommend(calibration: &Calibration) -> Recommended {
 }
 
 /// The verdicts that a plan gives to a comparison. A case that only this plan calls slower was never confirmed: its first round counts.
-pub fn replay(known: &Known, plan: &Plan) -> BTreeMap<String, Verdict> {
+pub fn replay(known: &Known, plan: &TestPlan) -> BTreeMap<String, Verdict> {
     let first = decide(&known.observed(false, plan.max_blocks), plan, true);
     let second = Some(known.observed(true, plan.max_blocks)).filter(|observed| !observed.is_empty());
     let second = second.map(|observed| decide(&observed, plan, true));
@@ -111,13 +111,13 @@ pub fn replay(known: &Known, plan: &Plan) -> BTreeMap<String, Verdict> {
     judged.map(|decision| (decision.case.clone(), verdict(&decision.case, decision.verdict))).collect()
 }
 
-fn attempt(calibration: &Calibration, plan: &Plan) -> Tried {
+fn attempt(calibration: &Calibration, plan: &TestPlan) -> Tried {
     let (mut false_alarms, mut comparisons, mut inconclusive, mut cases) = (0, 0, 0, 0);
-    for known in calibration.of(Kind::Null).chain(calibration.of(Kind::Sham)) {
+    for known in calibration.of(ComparisonKind::Null).chain(calibration.of(ComparisonKind::Sham)) {
         let verdicts = replay(known, plan);
         comparisons += 1;
         false_alarms += usize::from(verdicts.values().any(|verdict| *verdict == Verdict::Regressed));
-        if known.kind == Kind::Null {
+        if known.kind == ComparisonKind::Null {
             cases += verdicts.len();
             inconclusive += verdicts.values().filter(|verdict| **verdict == Verdict::Inconclusive).count();
         }
@@ -125,7 +125,7 @@ fn attempt(calibration: &Calibration, plan: &Plan) -> Tried {
     let wanted = 100.0 * FOUND_AT * plan.relative;
     let percent = calibration.injected().into_iter().find(|percent| *percent >= wanted - 1e-9);
     let (mut found, mut of) = (0, 0);
-    for known in percent.into_iter().flat_map(|percent| calibration.of(Kind::Injected(percent))) {
+    for known in percent.into_iter().flat_map(|percent| calibration.of(ComparisonKind::Injected(percent))) {
         for (_, verdict) in replay(known, plan).into_iter().filter(|(case, _)| known.delays_ns.contains_key(case)) {
             of += 1;
             found += usize::from(verdict == Verdict::Regressed);
@@ -136,9 +136,9 @@ fn attempt(calibration: &Calibration, plan: &Plan) -> Tried {
 }
 
 /// The fewest blocks that settle, from four upwards in steps of two.
-fn fewest_blocks(calibration: &Calibration, plan: &Plan) -> Option<usize> {
+fn fewest_blocks(calibration: &Calibration, plan: &TestPlan) -> Option<usize> {
     (4..=plan.settle_blocks.min(plan.max_blocks)).step_by(2).find(|settle_blocks| {
-        let tried = attempt(calibration, &Plan { settle_blocks: *settle_blocks, ..*plan });
+        let tried = attempt(calibration, &TestPlan { settle_blocks: *settle_blocks, ..*plan });
         tried.holds() && tried.inconclusive <= INCONCLUSIVE
     })
 }
@@ -152,7 +152,7 @@ fn block_s(calibration: &Calibration) -> f64 {
 
 fn contention_weight(calibration: &Calibration) -> f64 {
     let mut costs = Vec::new();
-    for series in calibration.of(Kind::Sham).flat_map(|known| known.first.values()) {
+    for series in calibration.of(ComparisonKind::Sham).flat_map(|known| known.first.values()) {
         let sides = series.base.time_ns.iter().zip(&series.head.time_ns);
         let shares = series.base.contention.iter().zip(&series.head.contention);
         costs.extend(sides.zip(shares).filter_map(|((base_ns, head_ns), (base, head))| {

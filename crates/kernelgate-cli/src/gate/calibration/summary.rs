@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{Calibration, Kind, Known};
+use super::{Calibration, ComparisonKind, Known};
 use crate::gate::Verdict;
 use kernelgate::stats::{Walsh, binomial, median, quantile};
 
 /// How often, of how many, with the exact interval for how probable it is.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Rate {
+pub struct Proportion {
     /// How often.
     pub hits: usize,
     /// Of how many.
@@ -21,7 +21,7 @@ pub struct Rate {
     pub high: f64,
 }
 
-impl Rate {
+impl Proportion {
     /// With its interval.
     pub fn new(hits: usize, of: usize) -> Self {
         let (low, high) = binomial::interval(hits, of);
@@ -36,13 +36,13 @@ impl Rate {
 
 /// Everything that is said of a calibration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Summary {
+pub struct CalibrationSummary {
     /// A row a kind of comparison: A/A, sham load, injected.
     pub kinds: Vec<Tally>,
     /// Slow-downs found, by percentage and case; overall where the case is none.
     pub power: Vec<Power>,
     /// How much processes of one executable differ, by case.
-    pub noise: Vec<Noise>,
+    pub noise: Vec<ProcessNoise>,
 }
 
 /// The comparisons of a kind.
@@ -51,11 +51,11 @@ pub struct Tally {
     /// "A/A".
     pub kind: String,
     /// Comparisons that called a case slower.
-    pub fired: Rate,
+    pub fired: Proportion,
     /// Upper end of the one-sided 95 % interval for the probability of that, where it is a mistake.
     pub fired_bound: Option<f64>,
     /// Cases called inconclusive.
-    pub inconclusive: Rate,
+    pub inconclusive: Proportion,
     /// Cases called slower.
     pub regressed: usize,
     /// Cases called faster.
@@ -82,7 +82,7 @@ pub struct Power {
     /// The case; none for all together.
     pub case: Option<String>,
     /// Called slower.
-    pub found: Rate,
+    pub found: Proportion,
     /// Called unchanged or faster.
     pub missed: usize,
     /// Mean of what was added, per cent of the base's time in the comparison itself.
@@ -95,7 +95,7 @@ pub struct Power {
 
 /// How much processes of one executable differ, from the pairs of the A/A comparisons.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Noise {
+pub struct ProcessNoise {
     /// The case.
     pub case: String,
     /// Median over the processes, nanoseconds a launch.
@@ -112,16 +112,18 @@ pub struct Noise {
 }
 
 /// Counts everything.
-pub fn summarise(calibration: &Calibration) -> Summary {
+pub fn summarise(calibration: &Calibration) -> CalibrationSummary {
     let injected = calibration.injected();
-    let kinds = [Kind::Null, Kind::Sham].into_iter().chain(injected.iter().map(|percent| Kind::Injected(*percent)));
+    let kinds = [ComparisonKind::Null, ComparisonKind::Sham]
+        .into_iter()
+        .chain(injected.iter().map(|percent| ComparisonKind::Injected(*percent)));
     let kinds = kinds.filter_map(|kind| tally(calibration, kind)).collect();
     let power = injected.iter().flat_map(|percent| power(calibration, *percent)).collect();
     let noise = calibration.cases.keys().filter_map(|case| noise(calibration, case)).collect();
-    Summary { kinds, power, noise }
+    CalibrationSummary { kinds, power, noise }
 }
 
-fn tally(calibration: &Calibration, kind: Kind) -> Option<Tally> {
+fn tally(calibration: &Calibration, kind: ComparisonKind) -> Option<Tally> {
     let known: Vec<&Known> = calibration.of(kind).collect();
     let count = known.len();
     let mean = |of: &dyn Fn(&Known) -> f64| known.iter().map(|known| of(known)).sum::<f64>() / count as f64;
@@ -135,9 +137,9 @@ fn tally(calibration: &Calibration, kind: Kind) -> Option<Tally> {
     let broken = |known: &&&Known| !known.broken.is_empty() || known.failed.keys().any(|case| !known.delays_ns.contains_key(case));
     (count > 0).then(|| Tally {
         kind: kind.name(),
-        fired: Rate::new(fired, count),
-        fired_bound: (!matches!(kind, Kind::Injected(_))).then(|| binomial::upper(fired, count, 0.05)),
-        inconclusive: Rate::new(with(Verdict::Inconclusive), cases.len()),
+        fired: Proportion::new(fired, count),
+        fired_bound: (!matches!(kind, ComparisonKind::Injected(_))).then(|| binomial::upper(fired, count, 0.05)),
+        inconclusive: Proportion::new(with(Verdict::Inconclusive), cases.len()),
         regressed: with(Verdict::Regressed),
         improved: with(Verdict::Improved),
         unchanged: with(Verdict::Unchanged),
@@ -150,7 +152,7 @@ fn tally(calibration: &Calibration, kind: Kind) -> Option<Tally> {
 }
 
 fn power(calibration: &Calibration, percent: f64) -> Vec<Power> {
-    let known: Vec<&Known> = calibration.of(Kind::Injected(percent)).collect();
+    let known: Vec<&Known> = calibration.of(ComparisonKind::Injected(percent)).collect();
     let cases: BTreeSet<&String> = known.iter().flat_map(|known| known.delays_ns.keys()).collect();
     let mut rows: Vec<Power> = cases.iter().map(|case| power_of(&known, percent, &[case])).collect();
     if rows.len() > 1 {
@@ -181,7 +183,7 @@ fn power_of(known: &[&Known], percent: f64, cases: &[&String]) -> Power {
     Power {
         percent,
         case: cases.first().map(|case| (*case).clone()),
-        found: Rate::new(with(&[Verdict::Regressed]), verdicts.len()),
+        found: Proportion::new(with(&[Verdict::Regressed]), verdicts.len()),
         missed: with(&[Verdict::Unchanged, Verdict::Improved]),
         added: mean(&added),
         measured: mean(&measured),
@@ -189,8 +191,8 @@ fn power_of(known: &[&Known], percent: f64, cases: &[&String]) -> Power {
     }
 }
 
-fn noise(calibration: &Calibration, case: &str) -> Option<Noise> {
-    let series: Vec<_> = calibration.of(Kind::Null).filter_map(|known| known.first.get(case)).collect();
+fn noise(calibration: &Calibration, case: &str) -> Option<ProcessNoise> {
+    let series: Vec<_> = calibration.of(ComparisonKind::Null).filter_map(|known| known.first.get(case)).collect();
     let differences: Vec<f64> = series.iter().flat_map(|series| pairs(series)).collect();
     if differences.is_empty() {
         return None;
@@ -199,7 +201,7 @@ fn noise(calibration: &Calibration, case: &str) -> Option<Noise> {
     let times: Vec<f64> = columns().flat_map(|column| column.time_ns.iter().copied()).collect();
     let shares: Vec<f64> = columns().flat_map(|column| column.contention.iter().flatten().copied()).collect();
     let span = |tail: f64| 100.0 * 0.5 * (quantile(&differences, 1.0 - tail) - quantile(&differences, tail));
-    Some(Noise {
+    Some(ProcessNoise {
         case: case.to_owned(),
         time_ns: median(&times),
         pairs: differences.len(),

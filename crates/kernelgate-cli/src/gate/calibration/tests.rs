@@ -17,13 +17,13 @@ fn blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<Block> {
     (0..count).map(block).collect()
 }
 
-fn known(kind: Kind, number: usize, ratio: f64, plan: &Plan) -> Known {
+fn known(kind: ComparisonKind, number: usize, ratio: f64, plan: &TestPlan) -> Known {
     let first = Observed::from([("w/f/a/cpu/hot".to_owned(), blocks(ratio, 0.01, plan.max_blocks, number + 1))]);
     let second = Observed::from([("w/f/a/cpu/hot".to_owned(), blocks(ratio, 0.01, plan.max_blocks, number + 1000))]);
     let outcome = decide(&first, plan, true);
     let slower = outcome.count(Verdict::Regressed) > 0;
     let series = |observed: &Observed| observed.iter().map(|(case, blocks)| (case.clone(), Series::of(blocks))).collect();
-    let delay = matches!(kind, Kind::Injected(_)).then(|| ("w/f/a/cpu/hot".to_owned(), ((ratio - 1.0) * 1e6) as u64));
+    let delay = matches!(kind, ComparisonKind::Injected(_)).then(|| ("w/f/a/cpu/hot".to_owned(), ((ratio - 1.0) * 1e6) as u64));
     Known {
         kind,
         number,
@@ -41,10 +41,11 @@ fn known(kind: Kind, number: usize, ratio: f64, plan: &Plan) -> Known {
 }
 
 fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
-    let plan = Plan { max_blocks: 10, ..Plan::default() };
-    let mut comparisons: Vec<Known> = (0..null).map(|number| known(Kind::Null, number, 1.0, &plan)).collect();
+    let plan = TestPlan { max_blocks: 10, ..TestPlan::default() };
+    let mut comparisons: Vec<Known> = (0..null).map(|number| known(ComparisonKind::Null, number, 1.0, &plan)).collect();
     for (percent, count) in injected {
-        comparisons.extend((0..*count).map(|number| known(Kind::Injected(*percent), number, 1.0 + percent / 100.0, &plan)));
+        comparisons
+            .extend((0..*count).map(|number| known(ComparisonKind::Injected(*percent), number, 1.0 + percent / 100.0, &plan)));
     }
     Calibration {
         started: "2026-11-21T10:00:00Z".to_owned(),
@@ -54,7 +55,7 @@ fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
         commands: BTreeSet::from(["kernelgate calibrate".to_owned()]),
         plan,
         budget_s: 180.0,
-        pace: Pace::MEASURED,
+        pace: TrialSampling::MEASURED,
         cases: BTreeMap::from([("w/f/a/cpu/hot".to_owned(), 1e6)]),
         left_out: BTreeSet::new(),
         recommended: None,
@@ -110,8 +111,8 @@ fn the_threshold_is_the_smallest_that_keeps_both_promises() {
     assert_eq!(recommended.tried[1].percent, Some(5.0));
     // Where 2 % are too little to be found, a higher threshold is.
     let mut few = calibration(20, &[(2.0, 20), (5.0, 20)]);
-    for weak in few.comparisons.iter_mut().filter(|known| known.kind == Kind::Injected(2.0)) {
-        weak.first = known(Kind::Null, 1, 1.002, &few.plan).first;
+    for weak in few.comparisons.iter_mut().filter(|known| known.kind == ComparisonKind::Injected(2.0)) {
+        weak.first = known(ComparisonKind::Null, 1, 1.002, &few.plan).first;
         weak.second.clear();
     }
     assert_eq!(recommend(&few).relative, Some(0.015));
@@ -143,14 +144,16 @@ fn committed_calibrations_hold_for_this_gate() {
             let verdicts = recommend::replay(known, &calibration.plan);
             let about = format!("{}: {} {}", path.display(), known.kind.name(), known.number);
             match known.kind {
-                Kind::Injected(_) => {
+                ComparisonKind::Injected(_) => {
                     for (case, _) in known.judged().filter(|(_, verdict)| *verdict == Verdict::Regressed) {
                         assert_eq!(verdicts[case], Verdict::Regressed, "{about}: {case}");
                     }
                 }
-                Kind::Null | Kind::Sham => assert!(verdicts.values().all(|verdict| *verdict != Verdict::Regressed), "{about}"),
+                ComparisonKind::Null | ComparisonKind::Sham => {
+                    assert!(verdicts.values().all(|verdict| *verdict != Verdict::Regressed), "{about}")
+                }
             }
-            if known.kind == Kind::Null {
+            if known.kind == ComparisonKind::Null {
                 inconclusive += verdicts.values().filter(|verdict| **verdict == Verdict::Inconclusive).count();
                 unchanged += verdicts.values().filter(|verdict| **verdict == Verdict::Unchanged).count();
             }
@@ -168,7 +171,7 @@ fn too_little_and_alarms_recommend_nothing() {
     let no_power = recommend(&calibration(20, &[(2.0, 19)]));
     assert_eq!(no_power.relative, None);
     let mut alarms = calibration(20, &[(20.0, 20)]);
-    alarms.comparisons[0] = Known { kind: Kind::Null, ..known(Kind::Injected(30.0), 0, 1.3, &alarms.plan) };
+    alarms.comparisons[0] = Known { kind: ComparisonKind::Null, ..known(ComparisonKind::Injected(30.0), 0, 1.3, &alarms.plan) };
     let recommended = recommend(&alarms);
     assert!(recommended.relative.is_none() && recommended.tried[0].false_alarms == 1, "{recommended:#?}");
 }
@@ -178,10 +181,10 @@ fn sittings_add_up_and_strangers_are_refused() {
     let (mut a, b) = (calibration(4, &[]), calibration(6, &[(5.0, 1)]));
     a.merge(b.clone()).unwrap();
     // Four are the same comparisons.
-    assert_eq!((a.of(Kind::Null).count(), a.injected()), (6, vec![5.0]));
+    assert_eq!((a.of(ComparisonKind::Null).count(), a.injected()), (6, vec![5.0]));
     for (stranger, word) in [
         (Calibration { identity: BTreeMap::from([("base b".to_owned(), "other".to_owned())]), ..b.clone() }, "base b"),
-        (Calibration { plan: Plan { relative: 0.5, ..b.plan }, ..b.clone() }, "thresholds"),
+        (Calibration { plan: TestPlan { relative: 0.5, ..b.plan }, ..b.clone() }, "thresholds"),
         (Calibration { environment: Environment { threads: 99, ..Environment::cpu() }, ..b.clone() }, "threads"),
     ] {
         let error = a.clone().merge(stranger).unwrap_err();

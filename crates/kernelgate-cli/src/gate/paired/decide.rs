@@ -3,14 +3,14 @@
 //! **Regressed** needs three rejections of "not slower than the threshold" by the signed-rank test on the pairs: in time, in time without
 //! what others may have cost, and in cycles where the clock was read. The p value of a case is the largest of the three (an
 //! intersection-union test: each hypothesis has to fall by itself), each valid at any look, and Benjamini-Hochberg over the cases
-//! holds at [`Plan::false_alarms`]. **Improved** is the same mirrored. **Unchanged** needs both "slower by the threshold" and
+//! holds at [`TestPlan::false_alarms`]. **Improved** is the same mirrored. **Unchanged** needs both "slower by the threshold" and
 //! "faster by the threshold" rejected, or, when the blocks end, no evidence of any change and an interval that excludes changes above
-//! [`Plan::tolerated`].
+//! [`TestPlan::tolerated`].
 //! Everything else goes on, and is **inconclusive** at the end.
 
 use super::looks::{FINAL, Looks, always_valid, settling};
 use super::pairs::{Direction, Pairs, mean_contention};
-use super::{Arm, Decision, Observed, Outcome, Plan, Reason};
+use super::{Arm, Decision, Observed, Outcome, Reason, TestPlan};
 use crate::gate::Verdict;
 use crate::gate::interval::Ratio;
 use kernelgate::stats::signed_rank::greater;
@@ -18,7 +18,7 @@ use kernelgate::stats::{Walsh, benjamini_hochberg, median, power};
 
 /// Share of the cases, and at least two, whose null pairs must fire to call the environment unsound.
 const UNSOUND: f64 = 0.1;
-/// Part of [`Plan::missed`] at which a difference from 1 is evidence of a change, which keeps a case from being unchanged by what is
+/// Part of [`TestPlan::missed`] at which a difference from 1 is evidence of a change, which keeps a case from being unchanged by what is
 /// tolerated. Strict: of identical builds that share would be inconclusive.
 const EVIDENCE: f64 = 0.1;
 
@@ -27,7 +27,7 @@ const EVIDENCE: f64 = 0.1;
 ///
 /// A case keeps its verdict when more blocks of other cases come. The set of cases is to be the same in all calls of a comparison: their
 /// number sets the looks.
-pub fn decide(cases: &Observed, plan: &Plan, last: bool) -> Outcome {
+pub fn decide(cases: &Observed, plan: &TestPlan, last: bool) -> Outcome {
     let level = plan.false_alarms / cases.len().max(1) as f64;
     let most = plan.max_blocks.saturating_mul(2);
     let (settling, tail) = settling(plan);
@@ -68,7 +68,7 @@ pub fn decide(cases: &Observed, plan: &Plan, last: bool) -> Outcome {
 
 /// What is tested, and when.
 struct Tests<'a> {
-    plan: &'a Plan,
+    plan: &'a TestPlan,
     /// Level of a single case that alone is to be significant among all.
     level: f64,
     /// Looks for a change.
@@ -82,7 +82,7 @@ struct Tests<'a> {
 }
 
 /// p values of a case that hold at any look, for both directions, with the pairs at the look that gave them.
-struct Change {
+struct ChangeEvidence {
     /// By time alone.
     time: f64,
     /// The largest of time, time without contention, and cycles.
@@ -95,7 +95,7 @@ struct Change {
     at: usize,
 }
 
-impl Change {
+impl ChangeEvidence {
     /// The verdict on a change in time that not all evidence confirms.
     fn objected(&self) -> (Verdict, Option<Reason>, Option<usize>) {
         match self.clock_at {
@@ -107,8 +107,8 @@ impl Change {
 
 /// A case by itself, before the others are known.
 struct Standing {
-    slower: Change,
-    faster: Change,
+    slower: ChangeEvidence,
+    faster: ChangeEvidence,
     /// p values of the null pairs, both directions.
     null: [f64; 2],
     /// Pairs at the look that excluded any change that matters.
@@ -131,7 +131,7 @@ impl Tests<'_> {
             let (contention, contention_at) = p(&|n| pairs.beyond_contention(n, direction, plan));
             let (cycles, cycles_at) = p(&|n| pairs.beyond_in_cycles(n, direction, plan));
             let (same, same_at) = always_valid(self.same.upto(n, ended), |n| pairs.within_in_cycles(n, direction, plan));
-            Change {
+            ChangeEvidence {
                 time,
                 all: time.max(contention).max(cycles),
                 objection: if cycles > contention { Reason::Clock } else { Reason::Contention },
@@ -242,7 +242,7 @@ fn ratio(walsh: &Walsh, tail: f64) -> Ratio {
 
 /// The null control of all cases together, a value a block: whether what one build's processes leave behind (heat, load that outlives them)
 /// slows the process that follows. Cases share such things, and their median shows them when each alone is too noisy.
-fn lingers(pairs: &[Pairs], plan: &Plan, last: bool) -> bool {
+fn lingers(pairs: &[Pairs], plan: &TestPlan, last: bool) -> bool {
     let blocks = pairs.iter().map(|pairs| pairs.len() / 2).max().unwrap_or(0);
     let null: Vec<f64> =
         (0..blocks).map(|block| median(&pairs.iter().filter_map(|pairs| pairs.null_of(block)).collect::<Vec<_>>())).collect();
@@ -265,7 +265,7 @@ struct Concluded {
     null_fired: bool,
 }
 
-fn conclude(standings: &[Standing], plan: &Plan, sound: bool) -> Vec<Concluded> {
+fn conclude(standings: &[Standing], plan: &TestPlan, sound: bool) -> Vec<Concluded> {
     let adjusted = |p: &dyn Fn(&Standing) -> f64| benjamini_hochberg(&standings.iter().map(p).collect::<Vec<_>>());
     let significant = |p: f64| p <= plan.false_alarms;
     let (slower, faster) = (adjusted(&|s| s.slower.all), adjusted(&|s| s.faster.all));

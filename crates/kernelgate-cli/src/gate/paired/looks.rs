@@ -4,7 +4,7 @@
 //! p value of a look is divided by its weight: by the union bound the smallest of these is a valid p value at whatever look one stops,
 //! for any dependence between the looks. The looks are fixed by the plan and the number of cases before the first block.
 
-use super::Plan;
+use super::TestPlan;
 use kernelgate::stats::power::fewest;
 
 /// Weight of the look when the blocks end, where most comparisons with nothing to find arrive.
@@ -68,7 +68,7 @@ impl Looks {
 
 /// When a case may be unchanged because nothing above what is tolerated is possible: after the pairs of `plan.settle_blocks`, after twice as
 /// many and so on, and at the end. The second value is what each of these may spend on either end of the interval.
-pub fn settling(plan: &Plan) -> (Vec<usize>, f64) {
+pub fn settling(plan: &TestPlan) -> (Vec<usize>, f64) {
     let (first, most) = (plan.settle_blocks.saturating_mul(2), plan.max_blocks.saturating_mul(2));
     let doubled = std::iter::successors(Some(first).filter(|first| *first > 0), |pairs| pairs.checked_mul(2));
     let early: Vec<usize> = doubled.take_while(|pairs| *pairs < most).collect();
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn what_settles_is_looked_for_at_doubling_blocks_and_at_the_end() {
-        let of = |settle_blocks, max_blocks| settling(&Plan { settle_blocks, max_blocks, missed: 0.06, ..Plan::default() });
+        let of = |settle_blocks, max_blocks| settling(&TestPlan { settle_blocks, max_blocks, missed: 0.06, ..TestPlan::default() });
         assert_eq!(of(24, 96), (vec![48, 96], 0.01));
         assert_eq!(of(24, 97), (vec![48, 96, 192], 0.0075));
         assert_eq!([of(24, 24), of(0, 96), of(100, 8)], [(vec![], 0.03), (vec![], 0.03), (vec![], 0.03)]);

@@ -43,12 +43,12 @@ pub struct Block {
 
 /// What counts as slower, and the error rates promised. Fixed before the first block.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct TestPlan {
     /// Smallest change of the time that matters, relative to the faster build.
     pub relative: f64,
     /// Smallest change of the time that matters, nanoseconds a launch. The larger of the two thresholds rules.
     pub absolute_ns: f64,
-    /// A case without evidence of a change, whose interval excludes changes above this, is unchanged after [`Plan::settle_blocks`], after
+    /// A case without evidence of a change, whose interval excludes changes above this, is unchanged after [`TestPlan::settle_blocks`], after
     /// twice as many and so on, or once no more blocks come. Acts from the threshold up.
     pub tolerated: f64,
     /// Blocks after which a case may be unchanged by what is tolerated. Only what is still open then takes more.
@@ -69,7 +69,7 @@ pub struct Plan {
     pub max_blocks: usize,
 }
 
-impl Default for Plan {
+impl Default for TestPlan {
     fn default() -> Self {
         Self {
             relative: 0.01,
@@ -133,7 +133,7 @@ pub struct Decision {
     /// The same of the head.
     pub head_ns: f64,
     /// Head over base: Hodges-Lehmann estimate and exact interval, each end wrong with a probability of at most half
-    /// [`Plan::missed`] (2.5 % by default). With fewer pairs than that takes, from the smallest to the largest pair; without a usable
+    /// [`TestPlan::missed`] (2.5 % by default). With fewer pairs than that takes, from the smallest to the largest pair; without a usable
     /// pair 1 within 0 to infinity.
     pub ratio: Ratio,
     /// The same in cycles, where the clock was read in every process.
@@ -143,11 +143,11 @@ pub struct Decision {
     /// Smallest change of the time that matters in this case, relative: the larger of the plan's thresholds.
     pub threshold: f64,
     /// p value of "the head is not slower than the threshold", valid at any look, adjusted over the cases. At most
-    /// [`Plan::false_alarms`] where the verdict is regressed.
+    /// [`TestPlan::false_alarms`] where the verdict is regressed.
     pub p_slower: f64,
     /// The same of "the head is not faster than the threshold".
     pub p_faster: f64,
-    /// Smallest slow-down that so many pairs with this spread find with probability [`Plan::power`], relative; none with too few pairs to
+    /// Smallest slow-down that so many pairs with this spread find with probability [`TestPlan::power`], relative; none with too few pairs to
     /// find any.
     pub detectable: Option<f64>,
     /// Usable pairs.

@@ -1,6 +1,6 @@
 //! Blocks as pairs of logarithms, and the tests on them.
 
-use super::{Arm, Block, Plan, Timing};
+use super::{Arm, Block, TestPlan, Timing};
 use kernelgate::stats::median;
 use kernelgate::stats::signed_rank::greater;
 
@@ -78,7 +78,7 @@ impl Pairs {
     }
 
     /// Logarithm of the smallest ratio that matters, slower over faster build, as the first `n` pairs have the times.
-    pub fn threshold(&self, n: usize, plan: &Plan) -> f64 {
+    pub fn threshold(&self, n: usize, plan: &TestPlan) -> f64 {
         if n == 0 {
             return plan.relative.ln_1p();
         }
@@ -87,19 +87,19 @@ impl Pairs {
     }
 
     /// p value of "not by more than the threshold in that direction", by the times of the first `n` pairs.
-    pub fn beyond(&self, n: usize, direction: Direction, plan: &Plan) -> f64 {
+    pub fn beyond(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
         shifted(&self.time[..n], direction.sign(), -self.threshold(n, plan))
     }
 
     /// The same by the cycles; 0 where there are none, which then do not object.
-    pub fn beyond_in_cycles(&self, n: usize, direction: Direction, plan: &Plan) -> f64 {
+    pub fn beyond_in_cycles(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
         self.cycles.as_ref().map_or(0.0, |cycles| shifted(&cycles[..n], direction.sign(), -self.threshold(n, plan)))
     }
 
     /// The same by the times without what others may have cost: pairs with too different contention, or of unknown, left out, and each other
     /// pair moved against the direction by what its difference in contention can explain. Contention on the other side is never credited.
     /// Where few pairs are left, it is no chance which: 1.
-    pub fn beyond_contention(&self, n: usize, direction: Direction, plan: &Plan) -> f64 {
+    pub fn beyond_contention(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
         let threshold = self.threshold(n, plan);
         let pairs = self.time[..n].iter().zip(&self.contention);
         let kept: Vec<f64> = pairs
@@ -111,17 +111,17 @@ impl Pairs {
     }
 
     /// p value of "by at least the threshold in that direction".
-    pub fn within(&self, n: usize, direction: Direction, plan: &Plan) -> f64 {
+    pub fn within(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
         shifted(&self.time[..n], -direction.sign(), self.threshold(n, plan))
     }
 
     /// The same by the cycles; 1 where there are none.
-    pub fn within_in_cycles(&self, n: usize, direction: Direction, plan: &Plan) -> f64 {
+    pub fn within_in_cycles(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
         self.cycles.as_ref().map_or(1.0, |cycles| shifted(&cycles[..n], -direction.sign(), self.threshold(n, plan)))
     }
 
     /// p value of "the null pairs are not off by more than the threshold in that direction".
-    pub fn null_beyond(&self, n: usize, direction: Direction, plan: &Plan) -> f64 {
+    pub fn null_beyond(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
         shifted(&self.null[..n], direction.sign(), -self.threshold(n, plan))
     }
 
@@ -133,7 +133,7 @@ impl Pairs {
     }
 
     /// p value of "the base was not beside more contention than the head": such load hides what became slower.
-    pub fn base_contended(&self, n: usize, plan: &Plan) -> f64 {
+    pub fn base_contended(&self, n: usize, plan: &TestPlan) -> f64 {
         let known: Vec<f64> = self.contention[..n].iter().copied().flatten().collect();
         shifted(&known, -1.0, -plan.contention)
     }

@@ -25,7 +25,7 @@ fn steady(ratio: f64, count: usize) -> Vec<Block> {
     blocks(&ratios, 1e6)
 }
 
-fn one(blocks: Vec<Block>, plan: &Plan, last: bool) -> Outcome {
+fn one(blocks: Vec<Block>, plan: &TestPlan, last: bool) -> Outcome {
     decide(&Observed::from([("case".to_owned(), blocks)]), plan, last)
 }
 
@@ -38,13 +38,13 @@ fn edited(mut blocks: Vec<Block>, edit: impl Fn(Arm, &mut Timing)) -> Vec<Block>
 }
 
 fn verdict(blocks: Vec<Block>) -> (Verdict, Option<Reason>) {
-    let outcome = one(blocks, &Plan::default(), true);
+    let outcome = one(blocks, &TestPlan::default(), true);
     (outcome.decisions[0].verdict, outcome.decisions[0].reason)
 }
 
 #[test]
 fn slower_faster_and_the_same_are_told_apart_and_early() {
-    let plan = Plan::default();
+    let plan = TestPlan::default();
     for (ratio, expected, pairs) in [
         (1.05, Verdict::Regressed, 10),
         (0.95, Verdict::Improved, 10),
@@ -66,7 +66,7 @@ fn slower_faster_and_the_same_are_told_apart_and_early() {
 
 #[test]
 fn too_few_pairs_never_fail_however_slow() {
-    let outcome = one(steady(3.0, 3), &Plan::default(), true);
+    let outcome = one(steady(3.0, 3), &TestPlan::default(), true);
     let decision = &outcome.decisions[0];
     assert_eq!((decision.verdict, decision.reason), (Verdict::Inconclusive, Some(Reason::TooFewPairs)));
     assert_eq!((decision.detectable, decision.pairs_needed), (None, Some(8)));
@@ -79,7 +79,7 @@ fn a_change_below_either_threshold_is_none() {
     let short = |ratio: f64| edited(steady(ratio, 8), |_, observation| observation.time_ns /= 1e3);
     assert_eq!(verdict(short(1.05)), (Verdict::Unchanged, None), "50 ns of 1 µs");
     assert_eq!(verdict(short(1.15)), (Verdict::Regressed, None), "150 ns of 1 µs");
-    let plan = Plan { relative: 0.1, ..Plan::default() };
+    let plan = TestPlan { relative: 0.1, ..TestPlan::default() };
     assert_eq!(one(steady(1.05, 8), &plan, true).decisions[0].verdict, Verdict::Unchanged);
 }
 
@@ -92,7 +92,7 @@ fn spread(percent: f64, count: usize) -> Vec<Block> {
 
 #[test]
 fn what_24_blocks_settle_takes_no_more_and_the_rest_goes_on() {
-    let plan = Plan::default();
+    let plan = TestPlan::default();
     let after = |percent: f64, count: usize| {
         let outcome = one(spread(percent, count), &plan, false);
         (outcome.decisions[0].verdict, outcome.decisions[0].decided_at)
@@ -115,9 +115,9 @@ fn what_the_clock_did_is_not_the_head() {
     };
     assert_eq!(verdict(with(1.0)), (Verdict::Inconclusive, Some(Reason::Clock)));
     assert_eq!(verdict(with(1.05)), (Verdict::Regressed, None));
-    let outcome = one(with(1.0), &Plan::default(), false);
+    let outcome = one(with(1.0), &TestPlan::default(), false);
     assert!(outcome.undecided.is_empty(), "the cycles are shown to be the same");
-    let near = one(with(1.009), &Plan::default(), false);
+    let near = one(with(1.009), &TestPlan::default(), false);
     assert_eq!(near.undecided, ["case"], "more blocks may still show it in cycles");
     let cycles = outcome.decisions[0].cycles.unwrap();
     assert!((cycles.center - 1.0).abs() < 2e-3, "{cycles:?}");
@@ -176,7 +176,7 @@ fn a_build_that_differs_from_itself_makes_the_case_and_then_all_inconclusive() {
     let fine = || steady(1.0, 8);
     let cases =
         |odd_ones: usize| -> Observed { (0..12).map(|i| (format!("{i:02}"), if i < odd_ones { odd() } else { fine() })).collect() };
-    let plan = Plan { max_blocks: 8, ..Plan::default() };
+    let plan = TestPlan { max_blocks: 8, ..TestPlan::default() };
     let outcome = decide(&cases(1), &plan, true);
     assert_eq!((outcome.of("00").unwrap().verdict, outcome.of("00").unwrap().reason), (Verdict::Inconclusive, Some(Reason::Null)));
     assert_eq!((outcome.null_fired.as_slice(), outcome.environment_sound), (&["00".to_owned()][..], true));
@@ -207,7 +207,7 @@ fn what_the_head_leaves_behind_makes_the_environment_unsound() {
             .collect()
     };
     let cases: Observed = (0..20).map(lingering).enumerate().map(|(case, blocks)| (case.to_string(), blocks)).collect();
-    let outcome = decide(&cases, &Plan::default(), true);
+    let outcome = decide(&cases, &TestPlan::default(), true);
     assert!(!outcome.environment_sound && outcome.exit() == Exit::Inconclusive, "{:?}", outcome.decisions[0]);
 }
 
@@ -223,31 +223,31 @@ fn an_even_drift_is_nobodys_fault() {
             Block { leader: if base_leads { Arm::Base } else { Arm::Head }, base, head }
         })
         .collect();
-    let outcome = one(drifting, &Plan::default(), true);
+    let outcome = one(drifting, &TestPlan::default(), true);
     assert!(outcome.null_fired.is_empty() && [Verdict::Unchanged, Verdict::Inconclusive].contains(&outcome.decisions[0].verdict));
 }
 
 #[test]
 fn nothing_and_nonsense_are_inconclusive() {
-    let outcome = decide(&Observed::new(), &Plan::default(), true);
+    let outcome = decide(&Observed::new(), &TestPlan::default(), true);
     assert_eq!((outcome.exit(), outcome.environment_sound), (Exit::Inconclusive, true));
     assert_eq!(verdict(Vec::new()), (Verdict::Inconclusive, Some(Reason::TooFewPairs)));
     for time_ns in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        let outcome = one(edited(steady(1.05, 8), |_, observation| observation.time_ns = time_ns), &Plan::default(), true);
+        let outcome = one(edited(steady(1.05, 8), |_, observation| observation.time_ns = time_ns), &TestPlan::default(), true);
         assert_eq!((outcome.decisions[0].pairs, outcome.decisions[0].reason), (0, Some(Reason::TooFewPairs)));
     }
-    let none = Plan { max_blocks: 0, false_alarms: 0.0, missed: 0.0, ..Plan::default() };
+    let none = TestPlan { max_blocks: 0, false_alarms: 0.0, missed: 0.0, ..TestPlan::default() };
     assert_eq!(one(steady(1.05, 8), &none, true).decisions[0].verdict, Verdict::Inconclusive);
     let mut one_bad = steady(1.05, 8);
     one_bad[0].head[0].time_ns = f64::NAN;
-    assert_eq!(one(one_bad, &Plan::default(), true).decisions[0].pairs, 14);
+    assert_eq!(one(one_bad, &TestPlan::default(), true).decisions[0].pairs, 14);
 }
 
 #[test]
 fn words_and_fields_are_kept() {
-    let plan = serde_json::to_string(&Plan::default()).unwrap();
-    assert_eq!(serde_json::from_str::<Plan>(&plan).unwrap(), Plan::default());
-    let decision = serde_json::to_value(&one(steady(1.05, 8), &Plan::default(), true).decisions[0]).unwrap();
+    let plan = serde_json::to_string(&TestPlan::default()).unwrap();
+    assert_eq!(serde_json::from_str::<TestPlan>(&plan).unwrap(), TestPlan::default());
+    let decision = serde_json::to_value(&one(steady(1.05, 8), &TestPlan::default(), true).decisions[0]).unwrap();
     assert_eq!((decision["verdict"].as_str(), decision["case"].as_str()), (Some("regressed"), Some("case")));
     assert_eq!(serde_json::to_value(Reason::TooFewPairs).unwrap(), "too_few_pairs");
 }
@@ -264,7 +264,7 @@ proptest! {
     #[test]
     fn swapping_the_builds_mirrors_the_verdict(blocks in any_blocks(), last: bool) {
         let swapped = blocks.iter().map(|block| Block { leader: block.leader, base: block.head, head: block.base }).collect();
-        let (there, back) = (one(blocks, &Plan::default(), last), one(swapped, &Plan::default(), last));
+        let (there, back) = (one(blocks, &TestPlan::default(), last), one(swapped, &TestPlan::default(), last));
         let (there, back) = (&there.decisions[0], &back.decisions[0]);
         let mirrored = match there.verdict {
             Verdict::Regressed => Verdict::Improved,
@@ -278,7 +278,7 @@ proptest! {
 
     #[test]
     fn a_common_factor_changes_nothing(blocks in any_blocks(), factor in 1.0f64..1e4) {
-        let plan = Plan { absolute_ns: 0.0, ..Plan::default() };
+        let plan = TestPlan { absolute_ns: 0.0, ..TestPlan::default() };
         let scaled = edited(blocks.clone(), |_, observation| observation.time_ns *= factor);
         let (a, b) = (one(blocks, &plan, true), one(scaled, &plan, true));
         prop_assert_eq!(a.decisions[0].verdict, b.decisions[0].verdict);
@@ -287,7 +287,7 @@ proptest! {
 
     #[test]
     fn a_decision_stays_while_blocks_come(blocks in any_blocks(), settle_blocks in 0usize..12) {
-        let plan = Plan { settle_blocks, ..Plan::default() };
+        let plan = TestPlan { settle_blocks, ..TestPlan::default() };
         let mut decided: Option<Verdict> = None;
         for count in 1..=blocks.len() {
             let outcome = one(blocks[..count].to_vec(), &plan, false);
@@ -307,7 +307,7 @@ proptest! {
             block.head[0].contention = Some(share);
         }
         // Not the p values: what was decided early is not looked at again.
-        let regressed = |blocks| one(blocks, &Plan::default(), true).decisions[0].verdict == Verdict::Regressed;
+        let regressed = |blocks| one(blocks, &TestPlan::default(), true).decisions[0].verdict == Verdict::Regressed;
         prop_assert!(!regressed(loaded) || regressed(blocks));
     }
 }

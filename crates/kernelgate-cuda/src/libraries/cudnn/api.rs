@@ -20,10 +20,10 @@ pub type Raw = *mut c_void;
 /// Why cuDNN does not compute something: it is missing, old, or says so itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Refusal(pub String);
+pub struct CudnnRefusal(pub String);
 
-impl From<Refusal> for BackendError {
-    fn from(refusal: Refusal) -> Self {
+impl From<CudnnRefusal> for BackendError {
+    fn from(refusal: CudnnRefusal) -> Self {
         Self::Unsupported(refusal.0)
     }
 }
@@ -31,7 +31,7 @@ impl From<Refusal> for BackendError {
 /// What kind of thing a descriptor describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Kind {
+pub enum DescriptorKind {
     /// Mode and precision of a pointwise operation.
     Pointwise = 0,
     /// An engine with its choices.
@@ -122,7 +122,7 @@ pub enum DataType {
 /// What a pointwise operation computes of x, b and t.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Mode {
+pub enum PointwiseMode {
     /// x + b.
     Add = 0,
     /// x · b.
@@ -159,7 +159,7 @@ const HEURISTIC_MODE_A: u32 = 3;
 
 /// A value of an attribute, with its type.
 #[derive(Clone, Copy)]
-pub enum Value<'a> {
+pub enum AttributeValue<'a> {
     /// CUDNN_TYPE_HANDLE.
     Handle(&'a Handle),
     /// CUDNN_TYPE_DATA_TYPE.
@@ -175,7 +175,7 @@ pub enum Value<'a> {
     /// CUDNN_TYPE_HEUR_MODE, the recommended one.
     Heuristic,
     /// CUDNN_TYPE_POINTWISE_MODE.
-    Mode(Mode),
+    Mode(PointwiseMode),
     /// CUDNN_TYPE_BACKEND_DESCRIPTOR.
     Descriptors(&'a [&'a Descriptor]),
     /// CUDNN_TYPE_REDUCTION_OPERATOR_TYPE.
@@ -205,18 +205,18 @@ struct Api {
 ///
 /// # Errors
 /// When it is missing or too old.
-pub fn version() -> Result<usize, Refusal> {
+pub fn version() -> Result<usize, CudnnRefusal> {
     Ok(api()?.version)
 }
 
-fn api() -> Result<&'static Api, Refusal> {
-    static API: OnceLock<Result<Api, Refusal>> = OnceLock::new();
+fn api() -> Result<&'static Api, CudnnRefusal> {
+    static API: OnceLock<Result<Api, CudnnRefusal>> = OnceLock::new();
     API.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
-fn load() -> Result<Api, Refusal> {
+fn load() -> Result<Api, CudnnRefusal> {
     for library in [Library::CublasLt, Library::Cudnn] {
-        library::load(library).ok_or_else(|| Refusal(format!("needs {}: {}", library.name(), library.advice())))?;
+        library::load(library).ok_or_else(|| CudnnRefusal(format!("needs {}: {}", library.name(), library.advice())))?;
     }
     // SAFETY: the types are those of cuDNN 9's headers, where enumerations are unsigned and a status is an int.
     unsafe {
@@ -225,11 +225,11 @@ fn load() -> Result<Api, Refusal> {
         let (version, runtime) = (version(), runtime());
         if version < OLDEST {
             let show = |version: usize| format!("{}.{}", version / 10_000, version / 100 % 100);
-            return Err(Refusal(format!("needs cuDNN {} or later, here is {}", show(OLDEST), show(version))));
+            return Err(CudnnRefusal(format!("needs cuDNN {} or later, here is {}", show(OLDEST), show(version))));
         }
         // One for another CUDA would look for that CUDA's cuBLASLt.
         if runtime / 1000 != CUDA {
-            return Err(Refusal(format!("needs a cuDNN for CUDA {CUDA}, here is one for {}", runtime / 1000)));
+            return Err(CudnnRefusal(format!("needs a cuDNN for CUDA {CUDA}, here is one for {}", runtime / 1000)));
         }
         Ok(Api {
             create: function(c"cudnnCreate")?,
@@ -252,17 +252,17 @@ fn load() -> Result<Api, Refusal> {
 ///
 /// # Safety
 /// `F` is the function's type.
-unsafe fn function<F: Copy>(name: &CStr) -> Result<F, Refusal> {
+unsafe fn function<F: Copy>(name: &CStr) -> Result<F, CudnnRefusal> {
     const { assert!(size_of::<F>() == size_of::<*const c_void>(), "F is a function pointer") };
-    let address =
-        library::function(Library::Cudnn, name).ok_or_else(|| Refusal(format!("this cuDNN has no {}", name.to_string_lossy())))?;
+    let address = library::function(Library::Cudnn, name)
+        .ok_or_else(|| CudnnRefusal(format!("this cuDNN has no {}", name.to_string_lossy())))?;
     // SAFETY: the address is a function's, of the type that the caller promises.
     Ok(unsafe { std::mem::transmute_copy(&address) })
 }
 
 impl Api {
     /// Success, or what was being done with cuDNN's own words about it.
-    fn check(&self, status: c_int, action: impl FnOnce() -> String) -> Result<(), Refusal> {
+    fn check(&self, status: c_int, action: impl FnOnce() -> String) -> Result<(), CudnnRefusal> {
         if status == 0 {
             return Ok(());
         }
@@ -275,7 +275,7 @@ impl Api {
         };
         let (name, detail) = (name.to_string_lossy(), detail.to_string_lossy());
         let detail = if detail.trim().is_empty() { String::new() } else { format!(": {}", detail.trim()) };
-        Err(Refusal(format!("cuDNN refused to {} ({name}{detail})", action())))
+        Err(CudnnRefusal(format!("cuDNN refused to {} ({name}{detail})", action())))
     }
 }
 
@@ -292,9 +292,9 @@ impl Handle {
     ///
     /// # Errors
     /// When the library is missing or old, or cannot use the device.
-    pub fn new(device: &Arc<Device>) -> Result<Self, Refusal> {
+    pub fn new(device: &Arc<Device>) -> Result<Self, CudnnRefusal> {
         let api = api()?;
-        device.context().bind_to_thread().map_err(|_| Refusal("cuDNN cannot use the device's context".to_owned()))?;
+        device.context().bind_to_thread().map_err(|_| CudnnRefusal("cuDNN cannot use the device's context".to_owned()))?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is valid, and the device's context is current.
         api.check(unsafe { (api.create)(&raw mut raw) }, || "open the device".to_owned())?;
@@ -315,7 +315,7 @@ impl Drop for Handle {
 /// A descriptor of cuDNN's, destroyed when dropped.
 pub struct Descriptor {
     raw: Raw,
-    kind: Kind,
+    kind: DescriptorKind,
     api: &'static Api,
 }
 
@@ -324,7 +324,7 @@ impl Descriptor {
     ///
     /// # Errors
     /// When the library is missing or does not know the kind.
-    pub fn new(kind: Kind) -> Result<Self, Refusal> {
+    pub fn new(kind: DescriptorKind) -> Result<Self, CudnnRefusal> {
         let api = api()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is valid.
@@ -336,7 +336,7 @@ impl Descriptor {
     ///
     /// # Errors
     /// When cuDNN refuses an attribute or the whole.
-    pub fn finished(kind: Kind, attributes: &[(Attribute, Value<'_>)]) -> Result<Self, Refusal> {
+    pub fn finished(kind: DescriptorKind, attributes: &[(Attribute, AttributeValue<'_>)]) -> Result<Self, CudnnRefusal> {
         let descriptor = Self::new(kind)?;
         for (attribute, value) in attributes {
             descriptor.set(*attribute, *value)?;
@@ -346,7 +346,7 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    fn set(&self, attribute: Attribute, value: Value<'_>) -> Result<(), Refusal> {
+    fn set(&self, attribute: Attribute, value: AttributeValue<'_>) -> Result<(), CudnnRefusal> {
         let action = || format!("set {attribute:?} of {:?}", self.kind);
         let set = |kind: u32, count: usize, values: *const c_void| {
             // SAFETY: the descriptor is alive; `values` points at `count` values of that type, which cuDNN copies.
@@ -355,16 +355,16 @@ impl Descriptor {
         };
         let one = |kind: u32, number: u32| set(kind, 1, (&raw const number).cast());
         match value {
-            Value::Handle(handle) => set(0, 1, (&raw const handle.raw).cast()),
-            Value::DataType(data_type) => one(1, data_type as u32),
-            Value::Flag(flag) => set(2, 1, (&raw const flag).cast()),
-            Value::Integers(integers) => set(INT64, integers.len(), integers.as_ptr().cast()),
-            Value::Float(float) => set(4, 1, (&raw const float).cast()),
-            Value::Pointers(pointers) => set(6, pointers.len(), pointers.as_ptr().cast()),
-            Value::Heuristic => one(8, HEURISTIC_MODE_A),
-            Value::Mode(mode) => one(14, mode as u32),
-            Value::Operator(operator) => one(18, operator as u32),
-            Value::Descriptors(descriptors) => {
+            AttributeValue::Handle(handle) => set(0, 1, (&raw const handle.raw).cast()),
+            AttributeValue::DataType(data_type) => one(1, data_type as u32),
+            AttributeValue::Flag(flag) => set(2, 1, (&raw const flag).cast()),
+            AttributeValue::Integers(integers) => set(INT64, integers.len(), integers.as_ptr().cast()),
+            AttributeValue::Float(float) => set(4, 1, (&raw const float).cast()),
+            AttributeValue::Pointers(pointers) => set(6, pointers.len(), pointers.as_ptr().cast()),
+            AttributeValue::Heuristic => one(8, HEURISTIC_MODE_A),
+            AttributeValue::Mode(mode) => one(14, mode as u32),
+            AttributeValue::Operator(operator) => one(18, operator as u32),
+            AttributeValue::Descriptors(descriptors) => {
                 let raw: Vec<Raw> = descriptors.iter().map(|descriptor| descriptor.raw).collect();
                 set(BACKEND_DESCRIPTOR, raw.len(), raw.as_ptr().cast())
             }
@@ -375,7 +375,7 @@ impl Descriptor {
     ///
     /// # Errors
     /// When it has none.
-    pub fn integer(&self, attribute: Attribute) -> Result<i64, Refusal> {
+    pub fn integer(&self, attribute: Attribute) -> Result<i64, CudnnRefusal> {
         let (mut count, mut value) = (0i64, 0i64);
         // SAFETY: the descriptor is alive, and there is room for the one value that is asked for.
         let status =
@@ -388,7 +388,7 @@ impl Descriptor {
     ///
     /// # Errors
     /// When it has none.
-    pub fn descriptors(&self, attribute: Attribute, kind: Kind) -> Result<Vec<Self>, Refusal> {
+    pub fn descriptors(&self, attribute: Attribute, kind: DescriptorKind) -> Result<Vec<Self>, CudnnRefusal> {
         let mut count = 0i64;
         let get = |room: i64, count: &mut i64, values: *mut c_void| {
             // SAFETY: the descriptor is alive, and `values` has room for as many descriptors as are asked for.

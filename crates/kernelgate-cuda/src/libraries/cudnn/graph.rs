@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::api::{self, Attribute as A, DataType, Descriptor, Handle, Kind, Mode, Operator, Raw, Refusal, Value};
+use super::api::{
+    self, Attribute as A, AttributeValue, CudnnRefusal, DataType, Descriptor, DescriptorKind, Handle, Operator, PointwiseMode, Raw,
+};
 use crate::BackendError;
 use crate::{Buffer, Device};
 
@@ -11,14 +13,14 @@ const ALIGNMENT: i64 = 16;
 
 /// Extents and strides of a tensor, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub struct TensorLayout {
     /// Extents.
     pub extents: [i64; 4],
     /// Elements from one index to the next.
     pub strides: [i64; 4],
 }
 
-impl Layout {
+impl TensorLayout {
     /// Contiguous, last extent fastest.
     pub const fn contiguous(extents: [i64; 4]) -> Self {
         let [_, h, s, d] = extents;
@@ -34,9 +36,9 @@ impl Layout {
 
 /// A tensor of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tensor(usize);
+pub struct GraphTensor(usize);
 
-impl Tensor {
+impl GraphTensor {
     /// Number that is unique in its graph.
     const fn id(self) -> i64 {
         self.0 as i64 + 1
@@ -45,20 +47,20 @@ impl Tensor {
 
 /// A graph under construction. Operations are added in the order in which they depend on each other.
 #[derive(Default)]
-pub struct Graph {
+pub struct OperationGraph {
     // Dropped in this order: operations refer to tensors.
     operations: Vec<Descriptor>,
     parts: Vec<Descriptor>,
     tensors: Vec<Descriptor>,
-    scalars: Vec<(Tensor, f32)>,
+    scalars: Vec<(GraphTensor, f32)>,
 }
 
-impl Graph {
+impl OperationGraph {
     /// A tensor in device memory.
     ///
     /// # Errors
     /// When cuDNN refuses; so for all of these.
-    pub fn memory(&mut self, layout: Layout, data_type: DataType) -> Result<Tensor, Refusal> {
+    pub fn memory(&mut self, layout: TensorLayout, data_type: DataType) -> Result<GraphTensor, CudnnRefusal> {
         self.tensor(layout, data_type, None)
     }
 
@@ -66,7 +68,7 @@ impl Graph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn between(&mut self, layout: Layout, data_type: DataType) -> Result<Tensor, Refusal> {
+    pub fn between(&mut self, layout: TensorLayout, data_type: DataType) -> Result<GraphTensor, CudnnRefusal> {
         self.tensor(layout, data_type, Some(A::TensorIsVirtual))
     }
 
@@ -74,24 +76,24 @@ impl Graph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn scalar(&mut self, value: f32) -> Result<Tensor, Refusal> {
-        let tensor = self.tensor(Layout::contiguous([1; 4]), DataType::F32, Some(A::TensorIsByValue))?;
+    pub fn scalar(&mut self, value: f32) -> Result<GraphTensor, CudnnRefusal> {
+        let tensor = self.tensor(TensorLayout::contiguous([1; 4]), DataType::F32, Some(A::TensorIsByValue))?;
         self.scalars.push((tensor, value));
         Ok(tensor)
     }
 
-    fn tensor(&mut self, layout: Layout, data_type: DataType, flag: Option<A>) -> Result<Tensor, Refusal> {
-        let tensor = Tensor(self.tensors.len());
+    fn tensor(&mut self, layout: TensorLayout, data_type: DataType, flag: Option<A>) -> Result<GraphTensor, CudnnRefusal> {
+        let tensor = GraphTensor(self.tensors.len());
         let id = [tensor.id()];
         let mut attributes = vec![
-            (A::TensorDataType, Value::DataType(data_type)),
-            (A::TensorDimensions, Value::Integers(&layout.extents)),
-            (A::TensorStrides, Value::Integers(&layout.strides)),
-            (A::TensorUniqueId, Value::Integers(&id)),
-            (A::TensorByteAlignment, Value::Integers(&[ALIGNMENT])),
+            (A::TensorDataType, AttributeValue::DataType(data_type)),
+            (A::TensorDimensions, AttributeValue::Integers(&layout.extents)),
+            (A::TensorStrides, AttributeValue::Integers(&layout.strides)),
+            (A::TensorUniqueId, AttributeValue::Integers(&id)),
+            (A::TensorByteAlignment, AttributeValue::Integers(&[ALIGNMENT])),
         ];
-        attributes.extend(flag.map(|flag| (flag, Value::Flag(true))));
-        self.tensors.push(Descriptor::finished(Kind::Tensor, &attributes)?);
+        attributes.extend(flag.map(|flag| (flag, AttributeValue::Flag(true))));
+        self.tensors.push(Descriptor::finished(DescriptorKind::Tensor, &attributes)?);
         Ok(tensor)
     }
 
@@ -99,16 +101,17 @@ impl Graph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn matmul(&mut self, a: Tensor, b: Tensor, c: Tensor) -> Result<(), Refusal> {
-        let part = Descriptor::finished(Kind::Matmul, &[(A::MatmulComputeType, Value::DataType(DataType::F32))])?;
+    pub fn matmul(&mut self, a: GraphTensor, b: GraphTensor, c: GraphTensor) -> Result<(), CudnnRefusal> {
+        let part =
+            Descriptor::finished(DescriptorKind::Matmul, &[(A::MatmulComputeType, AttributeValue::DataType(DataType::F32))])?;
         let [a, b, c] = [a, b, c].map(|tensor| [&self.tensors[tensor.0]]);
         let attributes = [
-            (A::MatmulOperationA, Value::Descriptors(&a)),
-            (A::MatmulOperationB, Value::Descriptors(&b)),
-            (A::MatmulOperationC, Value::Descriptors(&c)),
-            (A::MatmulOperationDescriptor, Value::Descriptors(&[&part])),
+            (A::MatmulOperationA, AttributeValue::Descriptors(&a)),
+            (A::MatmulOperationB, AttributeValue::Descriptors(&b)),
+            (A::MatmulOperationC, AttributeValue::Descriptors(&c)),
+            (A::MatmulOperationDescriptor, AttributeValue::Descriptors(&[&part])),
         ];
-        self.operations.push(Descriptor::finished(Kind::MatmulOperation, &attributes)?);
+        self.operations.push(Descriptor::finished(DescriptorKind::MatmulOperation, &attributes)?);
         self.parts.push(part);
         Ok(())
     }
@@ -117,7 +120,7 @@ impl Graph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn pointwise(&mut self, mode: Mode, inputs: &[Tensor], y: Tensor) -> Result<(), Refusal> {
+    pub fn pointwise(&mut self, mode: PointwiseMode, inputs: &[GraphTensor], y: GraphTensor) -> Result<(), CudnnRefusal> {
         self.pointwise_in(DataType::F32, mode, &[], inputs, y)
     }
 
@@ -125,38 +128,41 @@ impl Graph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn index(&mut self, axis: i64, x: Tensor, y: Tensor) -> Result<(), Refusal> {
+    pub fn index(&mut self, axis: i64, x: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
         let axis = [axis];
-        self.pointwise_in(DataType::F32, Mode::Index, &[(A::PointwiseAxis, Value::Integers(&axis))], &[x], y)
+        self.pointwise_in(DataType::F32, PointwiseMode::Index, &[(A::PointwiseAxis, AttributeValue::Integers(&axis))], &[x], y)
     }
 
     /// y = x >= b, a truth value.
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn at_least(&mut self, x: Tensor, b: Tensor, y: Tensor) -> Result<(), Refusal> {
-        self.pointwise_in(DataType::Boolean, Mode::GreaterOrEqual, &[], &[x, b], y)
+    pub fn at_least(&mut self, x: GraphTensor, b: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
+        self.pointwise_in(DataType::Boolean, PointwiseMode::GreaterOrEqual, &[], &[x, b], y)
     }
 
     fn pointwise_in(
         &mut self,
         precision: DataType,
-        mode: Mode,
-        more: &[(A, Value<'_>)],
-        inputs: &[Tensor],
-        y: Tensor,
-    ) -> Result<(), Refusal> {
-        let own = [(A::PointwiseMode, Value::Mode(mode)), (A::PointwiseMathPrecision, Value::DataType(precision))];
-        let part = Descriptor::finished(Kind::Pointwise, &[&own, more].concat())?;
+        mode: PointwiseMode,
+        more: &[(A, AttributeValue<'_>)],
+        inputs: &[GraphTensor],
+        y: GraphTensor,
+    ) -> Result<(), CudnnRefusal> {
+        let own =
+            [(A::PointwiseMode, AttributeValue::Mode(mode)), (A::PointwiseMathPrecision, AttributeValue::DataType(precision))];
+        let part = Descriptor::finished(DescriptorKind::Pointwise, &[&own, more].concat())?;
         let inputs: Vec<[&Descriptor; 1]> = inputs.iter().map(|input| [&self.tensors[input.0]]).collect();
         let (part_of, y) = ([&part], [&self.tensors[y.0]]);
-        let mut attributes =
-            vec![(A::PointwiseOperationDescriptor, Value::Descriptors(&part_of)), (A::PointwiseOperationY, Value::Descriptors(&y))];
+        let mut attributes = vec![
+            (A::PointwiseOperationDescriptor, AttributeValue::Descriptors(&part_of)),
+            (A::PointwiseOperationY, AttributeValue::Descriptors(&y)),
+        ];
         let ports = [A::PointwiseOperationX, A::PointwiseOperationB, A::PointwiseOperationT];
-        attributes.extend(ports.into_iter().zip(&inputs).map(|(port, input)| (port, Value::Descriptors(input))));
-        attributes.push((A::PointwiseOperationAlpha1, Value::Float(1.0)));
-        attributes.push((A::PointwiseOperationAlpha2, Value::Float(1.0)));
-        self.operations.push(Descriptor::finished(Kind::PointwiseOperation, &attributes)?);
+        attributes.extend(ports.into_iter().zip(&inputs).map(|(port, input)| (port, AttributeValue::Descriptors(input))));
+        attributes.push((A::PointwiseOperationAlpha1, AttributeValue::Float(1.0)));
+        attributes.push((A::PointwiseOperationAlpha2, AttributeValue::Float(1.0)));
+        self.operations.push(Descriptor::finished(DescriptorKind::PointwiseOperation, &attributes)?);
         self.parts.push(part);
         Ok(())
     }
@@ -165,16 +171,19 @@ impl Graph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn reduce(&mut self, operator: Operator, x: Tensor, y: Tensor) -> Result<(), Refusal> {
-        let own = [(A::ReductionOperator, Value::Operator(operator)), (A::ReductionComputeType, Value::DataType(DataType::F32))];
-        let part = Descriptor::finished(Kind::Reduction, &own)?;
+    pub fn reduce(&mut self, operator: Operator, x: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
+        let own = [
+            (A::ReductionOperator, AttributeValue::Operator(operator)),
+            (A::ReductionComputeType, AttributeValue::DataType(DataType::F32)),
+        ];
+        let part = Descriptor::finished(DescriptorKind::Reduction, &own)?;
         let [x, y] = [x, y].map(|tensor| [&self.tensors[tensor.0]]);
         let attributes = [
-            (A::ReductionOperationX, Value::Descriptors(&x)),
-            (A::ReductionOperationY, Value::Descriptors(&y)),
-            (A::ReductionOperationDescriptor, Value::Descriptors(&[&part])),
+            (A::ReductionOperationX, AttributeValue::Descriptors(&x)),
+            (A::ReductionOperationY, AttributeValue::Descriptors(&y)),
+            (A::ReductionOperationDescriptor, AttributeValue::Descriptors(&[&part])),
         ];
-        self.operations.push(Descriptor::finished(Kind::ReductionOperation, &attributes)?);
+        self.operations.push(Descriptor::finished(DescriptorKind::ReductionOperation, &attributes)?);
         self.parts.push(part);
         Ok(())
     }
@@ -183,10 +192,11 @@ impl Graph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn reshape(&mut self, x: Tensor, y: Tensor) -> Result<(), Refusal> {
+    pub fn reshape(&mut self, x: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
         let [x, y] = [x, y].map(|tensor| [&self.tensors[tensor.0]]);
-        let attributes = [(A::ReshapeOperationX, Value::Descriptors(&x)), (A::ReshapeOperationY, Value::Descriptors(&y))];
-        self.operations.push(Descriptor::finished(Kind::ReshapeOperation, &attributes)?);
+        let attributes =
+            [(A::ReshapeOperationX, AttributeValue::Descriptors(&x)), (A::ReshapeOperationY, AttributeValue::Descriptors(&y))];
+        self.operations.push(Descriptor::finished(DescriptorKind::ReshapeOperation, &attributes)?);
         Ok(())
     }
 
@@ -194,77 +204,81 @@ impl Graph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn whole(&self, handle: Option<&Handle>) -> Result<Descriptor, Refusal> {
+    pub fn whole(&self, handle: Option<&Handle>) -> Result<Descriptor, CudnnRefusal> {
         let operations: Vec<&Descriptor> = self.operations.iter().collect();
-        let mut attributes = vec![(A::GraphOperations, Value::Descriptors(&operations))];
-        attributes.extend(handle.map(|handle| (A::GraphHandle, Value::Handle(handle))));
-        Descriptor::finished(Kind::OperationGraph, &attributes)
+        let mut attributes = vec![(A::GraphOperations, AttributeValue::Descriptors(&operations))];
+        attributes.extend(handle.map(|handle| (A::GraphHandle, AttributeValue::Handle(handle))));
+        Descriptor::finished(DescriptorKind::OperationGraph, &attributes)
     }
 
     /// The plan that cuDNN's heuristic puts first among those that it can build, on these addresses of the tensors in memory.
     ///
     /// # Errors
     /// When cuDNN has none, or memory is short.
-    pub fn plan(self, device: &Arc<Device>, memory: &[(Tensor, u64)]) -> Result<Plan, BackendError> {
+    pub fn plan(self, device: &Arc<Device>, memory: &[(GraphTensor, u64)]) -> Result<ExecutionPlan, BackendError> {
         let handle = Handle::new(device)?;
         let graph = self.whole(Some(&handle))?;
         let heuristics = Descriptor::finished(
-            Kind::Heuristics,
-            &[(A::HeuristicsOperationGraph, Value::Descriptors(&[&graph])), (A::HeuristicsMode, Value::Heuristic)],
+            DescriptorKind::Heuristics,
+            &[
+                (A::HeuristicsOperationGraph, AttributeValue::Descriptors(&[&graph])),
+                (A::HeuristicsMode, AttributeValue::Heuristic),
+            ],
         )?;
-        let configs = heuristics.descriptors(A::HeuristicsResults, Kind::EngineConfig)?;
+        let configs = heuristics.descriptors(A::HeuristicsResults, DescriptorKind::EngineConfig)?;
         let (plan, config) = first_plan(&handle, configs)?;
         let workspace = device.allocate(plan.integer(A::PlanWorkspaceSize)?.max(0) as usize)?;
 
         let values: Box<[f32]> = self.scalars.iter().map(|(_, value)| *value).collect();
         let pack = self.pack(memory, &values, workspace.address())?;
         let made_of = vec![config, heuristics, graph];
-        Ok(Plan { pack, plan, _made_of: made_of, _graph: self, handle, workspace, _scalars: values })
+        Ok(ExecutionPlan { pack, plan, _made_of: made_of, _graph: self, handle, workspace, _scalars: values })
     }
 }
 
-impl Graph {
+impl OperationGraph {
     /// Addresses of the tensors in memory, of the scalars on the host, and of the workspace.
-    fn pack(&self, memory: &[(Tensor, u64)], values: &[f32], workspace: u64) -> Result<Descriptor, Refusal> {
+    fn pack(&self, memory: &[(GraphTensor, u64)], values: &[f32], workspace: u64) -> Result<Descriptor, CudnnRefusal> {
         // cuDNN reads a number at its address on the host when the plan runs.
         let scalars = self.scalars.iter().zip(values).map(|((tensor, _), value)| (*tensor, std::ptr::from_ref(value) as u64));
         let (ids, addresses): (Vec<i64>, Vec<Raw>) =
             memory.iter().copied().chain(scalars).map(|(tensor, address)| (tensor.id(), address as Raw)).unzip();
         let attributes = [
-            (A::PackDataPointers, Value::Pointers(&addresses)),
-            (A::PackUniqueIds, Value::Integers(&ids)),
-            (A::PackWorkspace, Value::Pointers(&[workspace as Raw])),
+            (A::PackDataPointers, AttributeValue::Pointers(&addresses)),
+            (A::PackUniqueIds, AttributeValue::Integers(&ids)),
+            (A::PackWorkspace, AttributeValue::Pointers(&[workspace as Raw])),
         ];
-        Descriptor::finished(Kind::VariantPack, &attributes)
+        Descriptor::finished(DescriptorKind::VariantPack, &attributes)
     }
 }
 
 /// The first plan that cuDNN can build, and the engine it is of; or why not the first.
-fn first_plan(handle: &Handle, configs: Vec<Descriptor>) -> Result<(Descriptor, Descriptor), Refusal> {
+fn first_plan(handle: &Handle, configs: Vec<Descriptor>) -> Result<(Descriptor, Descriptor), CudnnRefusal> {
     let mut first_refusal = None;
     for config in configs {
-        let attributes = [(A::PlanHandle, Value::Handle(handle)), (A::PlanEngineConfig, Value::Descriptors(&[&config]))];
-        match Descriptor::finished(Kind::ExecutionPlan, &attributes) {
+        let attributes =
+            [(A::PlanHandle, AttributeValue::Handle(handle)), (A::PlanEngineConfig, AttributeValue::Descriptors(&[&config]))];
+        match Descriptor::finished(DescriptorKind::ExecutionPlan, &attributes) {
             Ok(plan) => return Ok((plan, config)),
             Err(refusal) => first_refusal = first_refusal.or(Some(refusal)),
         }
     }
-    Err(first_refusal.unwrap_or_else(|| Refusal("cuDNN has no engine for this".to_owned())))
+    Err(first_refusal.unwrap_or_else(|| CudnnRefusal("cuDNN has no engine for this".to_owned())))
 }
 
 /// A graph made executable, with the addresses that it works on.
-pub struct Plan {
+pub struct ExecutionPlan {
     // Dropped in this order: each refers to those after it.
     pack: Descriptor,
     plan: Descriptor,
     _made_of: Vec<Descriptor>,
-    _graph: Graph,
+    _graph: OperationGraph,
     handle: Handle,
     workspace: Buffer,
     _scalars: Box<[f32]>,
 }
 
-impl Plan {
+impl ExecutionPlan {
     /// Enqueues it on the device's stream.
     ///
     /// The addresses that the plan was made with must be alive until the work has finished.
@@ -288,9 +302,9 @@ mod tests {
 
     #[test]
     fn layouts_transpose_without_moving() {
-        let layout = Layout::contiguous([2, 3, 5, 7]);
+        let layout = TensorLayout::contiguous([2, 3, 5, 7]);
         assert_eq!(layout.strides, [105, 35, 7, 1]);
-        let transposed = Layout { extents: [2, 3, 7, 5], strides: [105, 35, 1, 7] };
+        let transposed = TensorLayout { extents: [2, 3, 7, 5], strides: [105, 35, 1, 7] };
         assert_eq!((layout.transposed(), transposed.transposed()), (transposed, layout));
     }
 
@@ -300,12 +314,12 @@ mod tests {
             eprintln!("skipped: {refusal}");
             return;
         }
-        let mut graph = Graph::default();
-        let layout = Layout::contiguous([1, 2, 64, 64]);
+        let mut graph = OperationGraph::default();
+        let layout = TensorLayout::contiguous([1, 2, 64, 64]);
         let x = graph.memory(layout, DataType::Bf16).unwrap();
         let y = graph.memory(layout, DataType::Bf16).unwrap();
         let factor = graph.scalar(2.0).unwrap();
-        graph.pointwise(Mode::Multiply, &[x, factor], y).unwrap();
+        graph.pointwise(PointwiseMode::Multiply, &[x, factor], y).unwrap();
         assert!(graph.whole(None).is_ok());
         // Addresses are kept, not followed.
         assert!(graph.pack(&[(x, 0x1000), (y, 0x2000)], &[2.0], 0x3000).is_ok());

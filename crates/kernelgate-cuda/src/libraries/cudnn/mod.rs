@@ -5,5 +5,5 @@
 pub mod api;
 pub mod graph;
 
-pub use api::Refusal;
-pub use graph::{Graph, Plan, Tensor};
+pub use api::CudnnRefusal;
+pub use graph::{ExecutionPlan, GraphTensor, OperationGraph};

@@ -1,11 +1,11 @@
 //! Going through the selected cases, one an implementation.
 
 use crate::harness::cases::{Case, Group, Selection};
-use crate::harness::problem::{Ready, Setback};
+use crate::harness::problem::{CaseError, Ready};
 use crate::protocol::CaseStatus;
 
 /// What came of each case, by its id.
-pub type Outcomes<T> = Vec<(String, Result<T, Setback>)>;
+pub type Outcomes<T> = Vec<(String, Result<T, CaseError>)>;
 
 /// Goes through a selection, one case an implementation (what is right hot is right cold, and has the same kernels), then through what
 /// was skipped: what came of each case, and whether the GPU was lost, after which nothing runs any more.
@@ -13,40 +13,40 @@ pub fn each_implementation<T>(
     selection: &Selection<'_>,
     seed: u64,
     doing: &str,
-    mut one: impl FnMut(&Group<'_>, &Case, &Ready) -> Result<T, Setback>,
+    mut one: impl FnMut(&Group<'_>, &Case, &Ready) -> Result<T, CaseError>,
 ) -> (Outcomes<T>, bool) {
     let mut outcomes = Vec::new();
     let mut lost: Option<String> = None;
     for group in &selection.groups {
         let ready = match &lost {
-            Some(lost) => Err(Setback::Fail(lost.clone())),
+            Some(lost) => Err(CaseError::Fail(lost.clone())),
             None => Ready::new(group, seed),
         };
         for case in group.cases.chunk_by(|a, b| a.index == b.index).map(|cases| &cases[0]) {
             let outcome = match (&ready, &lost) {
-                (_, Some(lost)) => Err(Setback::Fail(lost.clone())),
+                (_, Some(lost)) => Err(CaseError::Fail(lost.clone())),
                 (Err(setback), None) => Err(setback.clone()),
                 (Ok(ready), None) => {
                     eprintln!("{doing} {}", case.id);
                     one(group, case, ready)
                 }
             };
-            if matches!(outcome, Err(Setback::Lost(_))) {
+            if matches!(outcome, Err(CaseError::Lost(_))) {
                 lost = Some(format!("not run: {} lost the GPU", case.id));
             }
             outcomes.push((case.id.clone(), outcome));
         }
     }
-    let skipped = selection.skipped.iter().map(|(id, reason)| (id.clone(), Err(Setback::Skip(reason.clone()))));
+    let skipped = selection.skipped.iter().map(|(id, reason)| (id.clone(), Err(CaseError::Skip(reason.clone()))));
     outcomes.extend(skipped);
     (outcomes, lost.is_some())
 }
 
 /// Status, result and reason of an outcome.
-pub fn parts<T>(outcome: Result<T, Setback>) -> (CaseStatus, Option<T>, Option<String>) {
+pub fn parts<T>(outcome: Result<T, CaseError>) -> (CaseStatus, Option<T>, Option<String>) {
     match outcome {
         Ok(found) => (CaseStatus::Ok, Some(found), None),
-        Err(Setback::Skip(reason)) => (CaseStatus::Skipped, None, Some(reason)),
-        Err(Setback::Fail(reason) | Setback::Lost(reason)) => (CaseStatus::Failed, None, Some(reason)),
+        Err(CaseError::Skip(reason)) => (CaseStatus::Skipped, None, Some(reason)),
+        Err(CaseError::Fail(reason) | CaseError::Lost(reason)) => (CaseStatus::Failed, None, Some(reason)),
     }
 }

@@ -43,7 +43,7 @@ fn workload(suite: &dyn Suite) -> ListedProblem {
         };
         [axis.name.to_owned(), values, axis.about.to_owned()]
     };
-    let row = |row: crate::suite::Row| ListedRow { name: row.name.to_owned(), about: row.about.to_owned() };
+    let row = |row: crate::suite::ImplementationInfo| ListedRow { name: row.name.to_owned(), about: row.about.to_owned() };
     ListedProblem {
         name: suite.name().to_owned(),
         about: suite.about().to_owned(),

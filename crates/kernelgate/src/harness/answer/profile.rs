@@ -8,9 +8,9 @@ use kernelgate_cuda::observe::cupti::KernelTrace;
 use super::each::{each_implementation, parts};
 use crate::backend::{BackendError, Executable, Target};
 use crate::harness::cases::{Case, Group, Selection};
-use crate::harness::problem::{Ready, Setback};
+use crate::harness::problem::{CaseError, Ready};
 use crate::protocol::{Answer, ProfiledCase};
-use crate::trace::Summary;
+use crate::trace::KernelSummary;
 
 /// Launches before the one that is recorded.
 const WARM_UP: usize = 3;
@@ -46,7 +46,7 @@ fn profile_case(
     ready: &Ready,
     target: &Target,
     (device, trace): (&Device, &KernelTrace),
-) -> Result<Summary, Setback> {
+) -> Result<KernelSummary, CaseError> {
     let (mut executable, _) = ready.verify(group, case, target)?;
     let record = |executable: &mut dyn Executable| {
         for _ in 0..WARM_UP {
@@ -59,10 +59,10 @@ fn profile_case(
         trace.take(device)
     };
     match record(executable.as_mut()) {
-        Ok(records) => Ok(Summary::of(&records)),
+        Ok(records) => Ok(KernelSummary::of(&records)),
         Err(error) => {
             std::mem::forget(executable);
-            Err(Setback::Lost(error.to_string()))
+            Err(CaseError::Lost(error.to_string()))
         }
     }
 }

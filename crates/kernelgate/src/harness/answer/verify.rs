@@ -5,10 +5,10 @@ use std::path::Path;
 use super::each::{each_implementation, parts};
 use crate::backend::{BackendError, Target};
 use crate::harness::cases::{Case, Group, Selection};
-use crate::harness::problem::{Ready, Setback};
+use crate::harness::problem::{CaseError, Ready};
 use crate::protocol::VerifiedCase;
 use crate::record::tensors;
-use crate::verify::{Comparison, repeats};
+use crate::verify::{OutputComparison, repeats};
 use crate::workload::{Tensor, Tensors};
 
 /// Verifies one case an implementation; `dump` is a folder for `CASE.tensors`.
@@ -22,7 +22,7 @@ pub fn verify(selection: &Selection<'_>, seed: u64, target: Target, dump: Option
     let verified = |(case, outcome)| {
         let (status, found, reason) = parts(outcome);
         let repeatable = found.map(|(_, repeatable)| repeatable);
-        let Comparison { checked, total, max_error, relative_l2 } = found.unwrap_or_default().0;
+        let OutputComparison { checked, total, max_error, relative_l2 } = found.unwrap_or_default().0;
         VerifiedCase { case, status, checked, total, max_error, relative_l2, repeatable, reason }
     };
     outcomes.into_iter().map(verified).collect()
@@ -34,21 +34,21 @@ fn verify_case(
     ready: &Ready,
     target: &Target,
     dump: Option<&Path>,
-) -> Result<(Comparison, bool), Setback> {
+) -> Result<(OutputComparison, bool), CaseError> {
     let (mut executable, comparison) = ready.verify(group, case, target)?;
     let repeatable = match repeats(executable.as_mut()) {
         Ok(repeatable) => repeatable,
         Err(lost @ BackendError::Lost(_)) => {
             std::mem::forget(executable);
-            return Err(Setback::Lost(lost.to_string()));
+            return Err(CaseError::Lost(lost.to_string()));
         }
-        Err(error) => return Err(Setback::Fail(format!("second launch: {error}"))),
+        Err(error) => return Err(CaseError::Fail(format!("second launch: {error}"))),
     };
     if let Some(folder) = dump {
-        let outputs = executable.outputs().map_err(|error| Setback::Fail(error.to_string()))?;
+        let outputs = executable.outputs().map_err(|error| CaseError::Fail(error.to_string()))?;
         let path = folder.join(format!("{}.tensors", case.id.replace('/', "_")));
         let written = tensors::write(&path, &all_tensors(ready, outputs));
-        written.map_err(|cause| Setback::Fail(format!("failed to write {}: {cause}", path.display())))?;
+        written.map_err(|cause| CaseError::Fail(format!("failed to write {}: {cause}", path.display())))?;
     }
     Ok((comparison, repeatable))
 }

@@ -14,9 +14,9 @@ use crate::workload::random;
 pub fn flops_per_s() -> f64 {
     const TOGETHER: usize = 2048;
     const APART: usize = 768;
-    let mut together = Product::new(TOGETHER);
+    let mut together = HostGemm::new(TOGETHER);
     let together_s = fastest_s(|| together.run(Par::rayon(0)));
-    let mut apart: Vec<Product> = (0..rayon::current_num_threads()).map(|_| Product::new(APART)).collect();
+    let mut apart: Vec<HostGemm> = (0..rayon::current_num_threads()).map(|_| HostGemm::new(APART)).collect();
     let apart_s = fastest_s(|| apart.par_iter_mut().for_each(|product| product.run(Par::Seq)));
     leave_avx();
     rayon::broadcast(|_| leave_avx());
@@ -25,14 +25,14 @@ pub fn flops_per_s() -> f64 {
 }
 
 /// Square matrices of random numbers and their product.
-struct Product {
+struct HostGemm {
     size: usize,
     a: Vec<f32>,
     b: Vec<f32>,
     c: Vec<f32>,
 }
 
-impl Product {
+impl HostGemm {
     fn new(size: usize) -> Self {
         let operand = |name| random::normal(0, name, size * size);
         Self { size, a: operand("a"), b: operand("b"), c: vec![0.0; size * size] }

@@ -5,7 +5,7 @@ use crate::backend::BackendError;
 use crate::measure::events::EventTimer;
 use crate::workload::{Unit, Work, random};
 use kernelgate_cuda::instruments::bandwidth::Passes;
-use kernelgate_cuda::libraries::cublaslt::{Operands, Product};
+use kernelgate_cuda::libraries::cublaslt::{Operands, SquareGemm};
 
 /// Working sets measured: far inside L2, about L2, and far beyond it.
 const WORKING_SETS: [u64; 6] = [2 << 20, 8 << 20, 32 << 20, 128 << 20, 512 << 20, 2 << 30];
@@ -74,7 +74,7 @@ fn bandwidth(events: &mut EventTimer, passes: &Passes, bytes: u64) -> Result<Ban
 fn matmul(events: &mut EventTimer, operands: Operands) -> Result<Option<f64>, BackendError> {
     let elements = (MATMUL_SIZE * MATMUL_SIZE) as usize;
     let (a, b) = (random_operand(operands, "a", elements), random_operand(operands, "b", elements));
-    let Some(product) = Product::new(events.device(), operands, MATMUL_SIZE, [&a, &b])? else { return Ok(None) };
+    let Some(product) = SquareGemm::new(events.device(), operands, MATMUL_SIZE, [&a, &b])? else { return Ok(None) };
     let mut fastest_ns = f64::INFINITY;
     for algorithm in 0..product.algorithms() {
         // One that the library proposes and then refuses is no ceiling.

@@ -60,14 +60,14 @@ pub struct Bandwidth {
 
 /// The time that the ceilings allow, and which ceiling sets it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Bound {
+pub struct TimeLimit {
     /// Nanoseconds a launch.
     pub time_ns: f64,
     /// "memory", or the unit: "matmul f32".
     pub by: String,
 }
 
-impl Bound {
+impl TimeLimit {
     /// How much of the limit a time reaches: 1 is the limit.
     pub fn fraction(&self, elapsed_ns: f64) -> f64 {
         self.time_ns / elapsed_ns
@@ -77,15 +77,15 @@ impl Bound {
 impl Limits {
     /// The least time for the work: the largest of memory and each unit. Units whose ceiling was not measured do not bound.
     /// With cold caches the data comes from memory, however small it is.
-    pub fn bound(&self, work: &Work, cache: Cache) -> Option<Bound> {
+    pub fn bound(&self, work: &Work, cache: Cache) -> Option<TimeLimit> {
         let mut bounds = Vec::new();
         if let Some(time_ns) = self.memory_ns(work.read_bytes, work.write_bytes, cache) {
-            bounds.push(Bound { time_ns, by: "memory".to_owned() });
+            bounds.push(TimeLimit { time_ns, by: "memory".to_owned() });
         }
         for flops in &work.flops {
             let key = format!("{} {}", flops.unit.name(), flops.dtype.name());
             if let Some(rate) = self.flops_per_s.get(&key) {
-                bounds.push(Bound { time_ns: flops.count as f64 / rate * 1e9, by: key });
+                bounds.push(TimeLimit { time_ns: flops.count as f64 / rate * 1e9, by: key });
             }
         }
         bounds.into_iter().filter(|bound| bound.time_ns > 0.0).max_by(|a, b| a.time_ns.total_cmp(&b.time_ns))
@@ -165,7 +165,7 @@ mod tests {
     fn memory_bounds_by_reads_and_writes() {
         let bound = |read, write| limits().bound(&Work::bytes(read, write), Cache::Hot).unwrap();
         // 4 GB/s read; a copy at 4 GB/s leaves 4 GB/s for its writes.
-        assert_eq!(bound(4_000_000, 0), Bound { time_ns: 1e6, by: "memory".to_owned() });
+        assert_eq!(bound(4_000_000, 0), TimeLimit { time_ns: 1e6, by: "memory".to_owned() });
         assert!((bound(4_000_000, 4_000_000).time_ns - 2e6).abs() < 1e-3);
         // Writes alone are held against the write pass.
         assert!((bound(0, 4_000_000).time_ns - 2e6).abs() < 1e-3);
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn the_slowest_unit_bounds_and_unmeasured_units_do_not() {
         let work = Work::bytes(4, 0).with_flops(Unit::Matmul, Dtype::F32, 5_000).with_flops(Unit::Vector, Dtype::F32, u64::MAX);
-        assert_eq!(limits().bound(&work, Cache::Hot), Some(Bound { time_ns: 5000.0, by: "matmul f32".to_owned() }));
+        assert_eq!(limits().bound(&work, Cache::Hot), Some(TimeLimit { time_ns: 5000.0, by: "matmul f32".to_owned() }));
         assert_eq!(Limits::default().bound(&work, Cache::Hot), None);
         assert_eq!(limits().bound(&Work::default(), Cache::Hot), None);
     }

@@ -63,7 +63,7 @@ struct World {
     load: Option<Load>,
     /// Relative clock of the head's processes, which the time follows and the cycles do not; 1 leaves the cycles unknown.
     clock: f64,
-    plan: Plan,
+    plan: TestPlan,
 }
 
 fn world(name: &'static str, cases: usize, noise: Noise, sd: f64) -> World {
@@ -78,7 +78,7 @@ fn world(name: &'static str, cases: usize, noise: Noise, sd: f64) -> World {
         host: true,
         load: None,
         clock: 1.0,
-        plan: Plan::default(),
+        plan: TestPlan::default(),
     }
 }
 
@@ -244,7 +244,7 @@ fn the_bound_is_that_of_the_tables() {
 /// Threshold 0, so that identical builds are at the edge of what may not fail: here the level is used up, if anywhere.
 #[test]
 fn at_the_edge_false_alarms_keep_the_promised_level() {
-    let plan = Plan { relative: 0.0, absolute_ns: 0.0, false_alarms: 0.05, max_blocks: 12, ..Plan::default() };
+    let plan = TestPlan { relative: 0.0, absolute_ns: 0.0, false_alarms: 0.05, max_blocks: 12, ..TestPlan::default() };
     for (name, cases, noise, sd) in [
         ("edge, level 5 %, normal", 1, Noise::Normal, 0.01),
         ("edge, level 5 %, normal", 4, Noise::Normal, 0.02),
@@ -287,7 +287,7 @@ fn few_blocks_fail_nothing() {
         ("A/A, 3 %, 12 blocks", 10, 0.03, 12, 0.7),
         ("A/A, 5 %, 8 blocks", 10, 0.05, 8, 0.0),
     ] {
-        let plan = Plan { max_blocks: blocks, ..Plan::default() };
+        let plan = TestPlan { max_blocks: blocks, ..TestPlan::default() };
         let row = run(&World { plan, ..world(name, cases, Noise::Normal, sd) }, 10);
         assert!(kept(&row, 0.01), "{name}: {row:?}");
         assert!(1.0 - row.inconclusive_of_unchanged as f64 / row.unchanged_cases as f64 >= least, "{name}: {row:?}");
@@ -319,7 +319,7 @@ fn injected_changes_are_found() {
         ("CPU, 6 % slower, 4 %", true, 0.04, 0.06, 24, 0.6),
         ("CPU, 5 % faster, 2 %", true, 0.02, -0.05, 24, 0.9),
     ] {
-        let plan = Plan { max_blocks: blocks, ..Plan::default() };
+        let plan = TestPlan { max_blocks: blocks, ..TestPlan::default() };
         let row = run(&World { effect, plan, host, ..world(name, 8, Noise::Normal, sd) }, 10);
         assert!(row.found as f64 >= least * row.changed_cases as f64, "{name}: {row:?}");
         assert!(row.missed * 10 <= row.changed_cases && kept(&row, 0.01), "{name}: {row:?}");
@@ -332,7 +332,7 @@ fn injected_changes_are_found() {
 #[test]
 fn what_is_called_detectable_is_found() {
     for (name, blocks) in [("as called detectable, 2 %, 6 blocks", 6), ("as called detectable, 2 %, 20 blocks", 20)] {
-        let plan = Plan { max_blocks: blocks, ..Plan::default() };
+        let plan = TestPlan { max_blocks: blocks, ..TestPlan::default() };
         let same = World { plan, ..world("", 1, Noise::Normal, 0.02) };
         let called: Vec<f64> = (1000..1060).filter_map(|seed| same.compare(seed).0.decisions[0].detectable).collect();
         let row = run(&World { effect: kernelgate::stats::median(&called), host: false, name, ..same }, 100);
