@@ -12,10 +12,10 @@ mod install;
 mod load;
 mod process;
 pub mod progress;
-mod ready;
 mod rounds;
 mod seed;
 mod session;
+mod sides;
 pub mod thresholds;
 
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::folder::Folder;
 use super::progress::ComparisonProgress;
-use super::ready::{self, Matched, Side};
+use super::sides::{self, Matched, Side};
 use super::thresholds::identity_text;
 use super::{CompareError, ComparisonRequest, rounds};
 use crate::benches::child::Running;
@@ -94,7 +94,7 @@ impl Session {
         let (progress, running, beside) = (ComparisonProgress::default(), Running::default(), Running::default());
         stop_on_interrupt([&running, &beside], &progress)?;
         let tools = (&progress, &running);
-        let sides = if twins { ready::twins(request, &folder, tools)? } else { ready::sides(request, &folder, tools)? };
+        let sides = if twins { sides::prepare_twins(request, &folder, tools)? } else { sides::prepare(request, &folder, tools)? };
         let work = folder.file("work");
         std::fs::create_dir_all(&work).map_err(|cause| CompareError::io("make", &work, &cause))?;
         Ok(Self { folder, work, sides, running, beside, progress })

@@ -3,8 +3,8 @@
 //!
 //! The unit of a decision is a process run: one median a run and case. Deliberately absent: measuring, printing.
 
+pub mod baseline;
 pub mod calibration;
-pub mod compare;
 pub mod comparison;
 pub mod interval;
 pub mod paired;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use compare::compare;
+pub use baseline::compare;
 use interval::Ratio;
 use kernelgate::exit::Exit;
 

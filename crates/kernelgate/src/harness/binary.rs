@@ -15,8 +15,8 @@ use super::execution::{Execution, Timer, new_criterion, open_group, run_cases};
 use super::filter::Filter;
 use super::place::Place;
 use super::progress::BenchProgress;
-use super::session::Recorder;
-use super::{answer, args, cases, guard, session, trial, trial_run};
+use super::recorder::Recorder;
+use super::{answer, args, cases, guard, recorder, trial, trial_run};
 use crate::backend::{BackendKind, Target};
 use crate::display;
 use crate::exit::Exit;
@@ -287,7 +287,7 @@ impl Harness {
         let progress = BenchProgress::new(flags, selection.count());
         let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
         progress.start(self.name, &environment, effort, selection.count(), not_elsewhere);
-        let session_id = session::session_id()?;
+        let session_id = recorder::session_id()?;
         let path = store.run_path(&session_id, self.name);
         let mut run = Run {
             effort: effort.name().to_owned(),
@@ -359,7 +359,7 @@ fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
     };
     #[cfg(not(unix))]
     // Without exec the program's parent would be this process, not cargo: the session is settled here.
-    let error = match command.env("KERNELGATE_SESSION", session::session_id().unwrap_or_default()).status() {
+    let error = match command.env("KERNELGATE_SESSION", recorder::session_id().unwrap_or_default()).status() {
         Ok(status) => return ExitCode::from(u8::try_from(status.code().unwrap_or(2)).unwrap_or(2)),
         Err(error) => error,
     };

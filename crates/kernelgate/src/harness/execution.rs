@@ -12,7 +12,7 @@ use super::error::HarnessError;
 use super::guard;
 use super::problem::{CaseError, Ready};
 use super::progress::BenchProgress;
-use super::session::Recorder;
+use super::recorder::Recorder;
 use super::timing::{self, SamplingPlan};
 use super::trial::TrialState;
 use crate::backend::{BackendError, Executable, Target};

@@ -16,9 +16,9 @@ pub mod names;
 pub mod place;
 pub mod problem;
 mod progress;
+mod recorder;
 #[cfg(test)]
 mod sample;
-mod session;
 mod timing;
 pub mod trial;
 mod trial_run;

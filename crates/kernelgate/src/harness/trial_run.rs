@@ -9,7 +9,7 @@ use super::error::HarnessError;
 use super::execution::{Execution, Timer, run_cases};
 use super::place::Place;
 use super::progress::BenchProgress;
-use super::session::Recorder;
+use super::recorder::Recorder;
 use super::trial::{TrialState, delays, warn_of_delays};
 use crate::exit::Exit;
 use crate::record::{Environment, Order, Provenance, Run, Store, file};

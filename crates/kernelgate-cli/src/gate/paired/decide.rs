@@ -8,7 +8,7 @@
 //! [`TestPlan::tolerated`].
 //! Everything else goes on, and is **inconclusive** at the end.
 
-use super::looks::{FINAL, Looks, always_valid, settling};
+use super::alpha_spending::{FINAL, Looks, always_valid, settling};
 use super::pairs::{Direction, Pairs, mean_contention};
 use super::{Arm, Decision, Observed, Outcome, Reason, TestPlan};
 use crate::gate::Verdict;

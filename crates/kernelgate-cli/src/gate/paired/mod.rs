@@ -6,8 +6,8 @@
 //!
 //! Deliberately absent: running processes, choosing the order, printing.
 
+pub mod alpha_spending;
 pub mod decide;
-pub mod looks;
 mod pairs;
 
 use std::collections::BTreeMap;

@@ -36,7 +36,7 @@ pub struct Side {
 ///
 /// # Errors
 /// When a revision does not exist or does not build, or an executable knows no trials.
-pub fn sides(
+pub fn prepare(
     request: &ComparisonRequest,
     folder: &Folder,
     (progress, running): (&ComparisonProgress, &Running),
@@ -84,8 +84,8 @@ pub fn sides(
 /// One side twice: the base, and a copy of its executables as head. Where the base has sources, the head's are a link to them.
 ///
 /// # Errors
-/// As [`sides()`].
-pub fn twins(
+/// As [`prepare()`].
+pub fn prepare_twins(
     request: &ComparisonRequest,
     folder: &Folder,
     tools: (&ComparisonProgress, &Running),
@@ -95,7 +95,7 @@ pub fn twins(
         let _ = std::fs::remove_dir_all(folder.side(arm).join("bin"));
     }
     let same = ComparisonRequest { head: SideSource::Folder(folder.side(Arm::Base).join("bin")), ..request.clone() };
-    let [base, head] = sides(&same, folder, tools)?;
+    let [base, head] = prepare(&same, folder, tools)?;
     for bench in head.executables.ours.keys() {
         // A file of its own, as after a build.
         let (from, to) = (folder.side(Arm::Base).join("bin").join(bench), folder.side(Arm::Head).join("bin").join(bench));
