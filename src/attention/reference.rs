@@ -45,7 +45,7 @@ impl HeadConfig {
         let (rows, keys) = (a.len() / self.d, b.len() / self.d);
         let mut out = vec![0.0; rows * keys];
         let (a, b) = (MatRef::from_row_major_slice(a, rows, self.d), MatRef::from_row_major_slice(b, keys, self.d));
-        add_product(&mut out, a, b.transpose(), factor);
+        add_gemm(&mut out, a, b.transpose(), factor);
         out
     }
 
@@ -55,7 +55,7 @@ impl HeadConfig {
         let rows = p.len() / keys;
         let mut out = vec![0.0; rows * self.d];
         let (p, v) = (MatRef::from_row_major_slice(p, rows, keys), MatRef::from_row_major_slice(v, keys, self.d));
-        add_product(&mut out, p, v, 1.0);
+        add_gemm(&mut out, p, v, 1.0);
         out
     }
 
@@ -129,7 +129,7 @@ impl HeadConfig {
                     for (out, weights, x) in [(&mut *grad_k, grad_scores, q), (&mut *grad_v, p, grad_out)] {
                         let weights = MatRef::from_row_major_slice(weights, rows, seen).subcols(block * KEYS, keys);
                         let x = MatRef::from_row_major_slice(&x[piece.clone()], rows, d);
-                        add_product(out, weights.transpose(), x, 1.0);
+                        add_gemm(out, weights.transpose(), x, 1.0);
                     }
                 }
             });
@@ -147,7 +147,7 @@ pub fn softmax(row: &mut [f64]) {
 }
 
 /// `out += factor · a b` on this thread.
-fn add_product(out: &mut [f64], a: MatRef<'_, f64>, b: MatRef<'_, f64>, factor: f64) {
+fn add_gemm(out: &mut [f64], a: MatRef<'_, f64>, b: MatRef<'_, f64>, factor: f64) {
     matmul(MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols()), Accum::Add, a, b, factor, Par::Seq);
     leave_avx();
 }

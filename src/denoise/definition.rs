@@ -58,7 +58,7 @@ const DTYPE: Axis = Axis::one_of("dtype", &["f32", "bf16"], "dtype of weights an
 
 /// The time of [`STEP`]: three of ten steps into the loop.
 const STEP_TIME: f32 = 0.7;
-const MOST_STEPS: usize = 1 << 10;
+const MAX_STEPS: usize = 1 << 10;
 
 /// One velocity.
 pub const STEP: Workload<DenoiseStep> = Workload {
@@ -88,8 +88,8 @@ pub const LOOP: Workload<DenoiseLoop> = Workload {
     ],
     bind: |point| {
         let steps = point.number("steps")?;
-        if steps > MOST_STEPS {
-            return Err(AxisError::Combination(format!("steps={steps}: up to {MOST_STEPS}")));
+        if steps > MAX_STEPS {
+            return Err(AxisError::Combination(format!("steps={steps}: up to {MAX_STEPS}")));
         }
         Ok(DenoiseLoop { expert: ExpertShape::bind(point)?, steps })
     },

@@ -92,9 +92,9 @@ impl<'a> ReferenceExpert<'a> {
         let scale = 1.0 / (head_dim as f64).sqrt();
         let block = |q: &[f64]| {
             let rows = q.len() / head_dim;
-            let mut scores = product(MatRef::from_row_major_slice(q, rows, head_dim), keys);
+            let mut scores = gemm(MatRef::from_row_major_slice(q, rows, head_dim), keys);
             scores.chunks_mut(context).for_each(|row| softmax(row, scale));
-            product(MatRef::from_row_major_slice(&scores, rows, context), values)
+            gemm(MatRef::from_row_major_slice(&scores, rows, context), values)
         };
         q.par_chunks(QUERIES * head_dim).flat_map_iter(block).collect()
     }
@@ -226,14 +226,14 @@ pub(super) fn project(inputs: &Tensors, name: &str, layer: usize, x: &[f64], row
         for row in 0..inner {
             w.extend(tensor.to_f64((layer * inner + row) * columns + block * COLUMNS, width));
         }
-        let product = product(x, MatRef::from_row_major_slice(&w, inner, width));
+        let product = gemm(x, MatRef::from_row_major_slice(&w, inner, width));
         y.iter_mut().zip(product.chunks(width)).for_each(|(y, row)| y.copy_from_slice(row));
     });
     y
 }
 
 /// `a·b`, row-major.
-pub fn product(a: MatRef<f64>, b: MatRef<f64>) -> Vec<f64> {
+pub fn gemm(a: MatRef<f64>, b: MatRef<f64>) -> Vec<f64> {
     let mut out = vec![0.0; a.nrows() * b.ncols()];
     matmul(MatMut::from_row_major_slice_mut(&mut out, a.nrows(), b.ncols()), Accum::Replace, a, b, 1.0, Par::Seq);
     // The exponentials that follow would take thirty times as long.

@@ -5,7 +5,7 @@ use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Unit, Work};
 use super::model::{ACTION, Model, Read, TensorSpec};
 
 /// The most tokens of horizon or prefix, and the most steps: far beyond any policy, and no count overflows 64 bits.
-pub(super) const MOST_TOKENS: usize = 1 << 16;
+pub(super) const MAX_TOKENS: usize = 1 << 16;
 
 /// What the step and the loop share: a model on a horizon and a prefix.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,8 +25,8 @@ impl ExpertShape {
         let model = Model::named(point.word("model")?).expect("the axis lists the models");
         let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
         let (s, p) = (point.number("s")?, point.number("p")?);
-        if s.max(p) > MOST_TOKENS {
-            return Err(AxisError::Combination(format!("s={s}, p={p}: up to {MOST_TOKENS} tokens each")));
+        if s.max(p) > MAX_TOKENS {
+            return Err(AxisError::Combination(format!("s={s}, p={p}: up to {MAX_TOKENS} tokens each")));
         }
         Ok(Self { model, s, p, dtype })
     }

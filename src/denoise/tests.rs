@@ -4,7 +4,7 @@ use super::*;
 use crate::denoise::model::{PI05, Read, TINY, TensorSpec};
 use crate::denoise::plain::{Fault, Plain};
 use crate::denoise::reference::*;
-use crate::denoise::shape::MOST_TOKENS;
+use crate::denoise::shape::MAX_TOKENS;
 use kernelgate::verify::{OutputComparison, compare};
 use kernelgate::workload::Scale;
 use kernelgate::workload::{Data, Effort};
@@ -133,7 +133,7 @@ fn sizes_that_no_policy_has_are_refused() {
     }
     assert!(bind("s", "65536").is_ok() && bind("p", "65536").is_ok() && bind("steps", "1024").is_ok());
     let largest =
-        DenoiseLoop { expert: ExpertShape { model: PI05, s: MOST_TOKENS, p: MOST_TOKENS, dtype: Dtype::F32 }, steps: MOST_STEPS };
+        DenoiseLoop { expert: ExpertShape { model: PI05, s: MAX_TOKENS, p: MAX_TOKENS, dtype: Dtype::F32 }, steps: MAX_STEPS };
     assert!(largest.work().matmul_flops() > 1 << 60 && largest.host_bytes() > 1 << 38);
 }
 
@@ -191,7 +191,7 @@ proptest! {
         let draw = |name: &str, len| kernelgate::workload::random::map_normal(seed, name, len, f64::from);
         let (a, b) = (draw("a", m * k), draw("b", k * n));
         let view = |x, rows, columns| faer::MatRef::from_row_major_slice(x, rows, columns);
-        let c = product(view(&a, m, k), view(&b, k, n));
+        let c = gemm(view(&a, m, k), view(&b, k, n));
         // A stack of two, the second of which is wanted, in column blocks.
         let stack = Tensors::new().with("w", [2, k, n], [draw("other", k * n), b.clone()].concat());
         let blocked = project(&stack, "w", 1, &a, m);

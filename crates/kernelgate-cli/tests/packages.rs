@@ -54,7 +54,7 @@ fn main() -> ExitCode { Harness::new("BENCH", vec![suite(&DOUBLE, ROWS)]).main()
 /// It looks like a bench of this harness, and behaves as HOSTILE says.
 const HOSTILE: &str = r#"
 fn main() {
-    kernelgate::record::order::leave_mark();
+    kernelgate::record::trial_request::leave_mark();
     let ask = std::env::var("KERNELGATE_REQUEST").unwrap_or_default();
     let how = std::env::var("HOSTILE").unwrap_or_default();
     if ask == "protocol" {

@@ -148,7 +148,7 @@ fn what_lies_beside_the_benches_is_not_run() {
     assert!(!package.path("ran").exists());
     compare("--bench script").expect(2, &["left alone: script of the base: asked by --bench"]);
     assert!(package.path("ran").exists());
-    let mark = kernelgate::record::order::MARK.as_bytes();
+    let mark = kernelgate::record::trial_request::MARK.as_bytes();
     let fixture = std::fs::read(fixture_path()).unwrap();
     assert!(fixture.windows(mark.len()).any(|bytes| bytes == mark));
 }

@@ -31,6 +31,6 @@ pub use compiler::source::Source;
 pub use driver::argument::Argument;
 pub use driver::buffer::Buffer;
 pub use driver::device::Device;
-pub use driver::kernel::{Kernel, LaunchShape, Manner};
+pub use driver::kernel::{Kernel, LaunchAttributes, LaunchShape};
 pub use error::BackendError;
 pub use spec::{KernelSpec, LoadedKernel, Requires};

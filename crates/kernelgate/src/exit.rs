@@ -20,7 +20,7 @@ impl Exit {
     /// Ended by Ctrl-C or a termination signal: what shells report for SIGINT.
     pub const INTERRUPTED: i32 = 130;
     /// Nobody reads the output any more: what shells report for SIGPIPE.
-    pub const READER_GONE: i32 = 141;
+    pub const BROKEN_PIPE: i32 = 141;
 }
 
 impl From<Exit> for std::process::ExitCode {

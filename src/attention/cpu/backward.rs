@@ -4,7 +4,7 @@ use faer::Accum;
 use pulp::Arch;
 use rayon::prelude::*;
 
-use super::blocks::{KEYS, QUERIES, TILE, matrix, product};
+use super::blocks::{KEYS, QUERIES, TILE, gemm, matrix};
 use super::forward;
 use super::rows::{Gradients, InnerProducts, Tile};
 use crate::attention::definition::Attention;
@@ -74,16 +74,16 @@ impl HeadInputs<'_> {
             let [q, grad_out] = [self.q, self.grad_out].map(|x| matrix(&x[tile.query * d..], tile.queries, d));
             let [k, v] = [self.k, self.v].map(|x| matrix(&x[key * d..], tile.keys, d));
             let [p, grad_scores] = [&mut p, &mut grad_scores].map(|x| &mut x[..tile.queries * tile.keys]);
-            product(p, Accum::Replace, q, k.transpose(), 1.0);
-            product(grad_scores, Accum::Replace, grad_out, v.transpose(), 1.0);
+            gemm(p, Accum::Replace, q, k.transpose(), 1.0);
+            gemm(grad_scores, Accum::Replace, grad_out, v.transpose(), 1.0);
             let (normalisers, means) = (&self.normalisers[tile.query..], &means[tile.hidden..]);
             arch.dispatch(Gradients { tile: &tile, scores: p, grad: grad_scores, normalisers, means });
             let [p, grad_scores] = [p, grad_scores].map(|x| matrix(x, tile.queries, tile.keys));
             let keys = key * d..(key + tile.keys) * d;
-            product(&mut grad_v[keys.clone()], Accum::Add, p.transpose(), grad_out, 1.0);
-            product(&mut grad_k[keys], Accum::Add, grad_scores.transpose(), q, tile.scale);
+            gemm(&mut grad_v[keys.clone()], Accum::Add, p.transpose(), grad_out, 1.0);
+            gemm(&mut grad_k[keys], Accum::Add, grad_scores.transpose(), q, tile.scale);
             let accumulate = if key == 0 { Accum::Replace } else { Accum::Add };
-            product(&mut grad_q[tile.hidden * d..], accumulate, grad_scores, k, tile.scale);
+            gemm(&mut grad_q[tile.hidden * d..], accumulate, grad_scores, k, tile.scale);
         }
     }
 }

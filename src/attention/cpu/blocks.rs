@@ -18,7 +18,7 @@ pub fn matrix(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {
 }
 
 /// `out = factor · a b`, or added to it, on this thread.
-pub fn product(out: &mut [f32], accumulate: Accum, a: MatRef<'_, f32>, b: MatRef<'_, f32>, factor: f32) {
+pub fn gemm(out: &mut [f32], accumulate: Accum, a: MatRef<'_, f32>, b: MatRef<'_, f32>, factor: f32) {
     let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
     matmul(out, accumulate, a, b, factor, Par::Seq);
     leave_avx();

@@ -4,7 +4,7 @@ use faer::Accum;
 use pulp::Arch;
 use rayon::prelude::*;
 
-use super::blocks::{KEYS, QUERIES, TILE, matrix, product};
+use super::blocks::{KEYS, QUERIES, TILE, gemm, matrix};
 use super::rows::{Finish, Online, Tile, Update};
 use crate::attention::definition::Attention;
 use kernelgate::workload::Tensors;
@@ -33,10 +33,10 @@ fn queries(attention: &Attention, first: usize, [q, k, v]: [&[f32]; 3], out: &mu
         let q = matrix(&q[tile.query * d..], tile.queries, d);
         let (k, v) = (matrix(&k[key * d..], tile.keys, d), matrix(&v[key * d..], tile.keys, d));
         let (scores, out) = (&mut scores[..tile.queries * tile.keys], &mut out[tile.hidden * d..]);
-        product(scores, Accum::Replace, q, k.transpose(), 1.0);
+        gemm(scores, Accum::Replace, q, k.transpose(), 1.0);
         arch.dispatch(Update { online: &mut online, tile: &tile, scores, out });
         let accumulate = if key == 0 { Accum::Replace } else { Accum::Add };
-        product(out, accumulate, matrix(scores, tile.queries, tile.keys), v, 1.0);
+        gemm(out, accumulate, matrix(scores, tile.queries, tile.keys), v, 1.0);
     }
     arch.dispatch(Finish { online: &online, out, normalisers });
 }

@@ -13,7 +13,7 @@ use pulp::Arch;
 
 use crate::attention::components::{self, Scores, ValuesMatmul};
 use crate::attention::definition::{AttentionBackward, AttentionForward};
-use blocks::{for_blocks, matrix, product};
+use blocks::{for_blocks, gemm, matrix};
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
@@ -60,7 +60,7 @@ pub const SCORES: &[Implementation<Scores>] = &[Implementation {
             let (q, k, d, s) = (inputs.f32("q"), inputs.f32("k"), shape.d, shape.s);
             for_blocks(outputs.f32_mut("scores"), s, s, |head, row, scores| {
                 let (rows, k) = (scores.len() / s, matrix(&k[head * s * d..], s, d));
-                product(scores, Accum::Replace, matrix(&q[row * d..], rows, d), k.transpose(), scale);
+                gemm(scores, Accum::Replace, matrix(&q[row * d..], rows, d), k.transpose(), scale);
             });
         })
     }),
@@ -93,7 +93,7 @@ pub const VALUES: &[Implementation<ValuesMatmul>] = &[Implementation {
             let (p, v, d, s) = (inputs.f32("probabilities"), inputs.f32("v"), shape.d, shape.s);
             for_blocks(outputs.f32_mut("out"), s, d, |head, row, out| {
                 let (rows, v) = (out.len() / d, matrix(&v[head * s * d..], s, d));
-                product(out, Accum::Replace, matrix(&p[row * s..], rows, s), v, 1.0);
+                gemm(out, Accum::Replace, matrix(&p[row * s..], rows, s), v, 1.0);
             });
         })
     }),

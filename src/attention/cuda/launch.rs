@@ -13,7 +13,7 @@ use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Source};
 pub const ELEMENT_BYTES: u64 = 2;
 
 /// Most bytes of fp32 scores for a rung that keeps them in memory: beyond, a launch takes seconds and shows nothing new.
-const MOST_SCORE_BYTES: u64 = 2 << 30;
+const MAX_SCORE_BYTES: u64 = 2 << 30;
 
 /// What builds, grids and memory depend on.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -122,11 +122,11 @@ impl Extents {
     pub fn supported_with_scores(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         self.supported(kernels)?;
         let bytes = 4 * self.pairs();
-        if bytes <= MOST_SCORE_BYTES {
+        if bytes <= MAX_SCORE_BYTES {
             return Ok(());
         }
         let gigabytes = |bytes: u64| bytes as f64 / 1e9;
-        Err(format!("keeps {:.1} GB of scores in memory, {:.1} GB at most", gigabytes(bytes), gigabytes(MOST_SCORE_BYTES)))
+        Err(format!("keeps {:.1} GB of scores in memory, {:.1} GB at most", gigabytes(bytes), gigabytes(MAX_SCORE_BYTES)))
     }
 
     /// `seqlen`, as every kernel takes it.

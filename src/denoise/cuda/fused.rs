@@ -25,7 +25,7 @@ const TILE_ROWS: usize = 64;
 /// The products: a cluster a tile of 64 columns, k split among its blocks, and 64 rows.
 const QKV: KernelSpec<Items> = KernelSpec {
     constants: project_constants,
-    shared_bytes: |items| product_shared(items.model.width, QKV_SPLIT),
+    shared_bytes: |items| gemm_shared(items.model.width, QKV_SPLIT),
     cluster: Some(QKV_SPLIT),
     requires: Requires::Exactly("sm_90a"),
     ..model_kernel(
@@ -38,21 +38,21 @@ const QKV: KernelSpec<Items> = KernelSpec {
 const OUT: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_fused_project_out",
     blocks: |items| tiles(items, items.model.width, OUT_SPLIT),
-    shared_bytes: |items| product_shared(items.model.heads * items.model.head_dim, OUT_SPLIT),
+    shared_bytes: |items| gemm_shared(items.model.heads * items.model.head_dim, OUT_SPLIT),
     cluster: Some(OUT_SPLIT),
     ..QKV
 };
 const GATE_UP: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_fused_project_gate_up",
     blocks: |items| tiles(items, 2 * items.model.mlp, GATE_UP_SPLIT),
-    shared_bytes: |items| product_shared(items.model.width, GATE_UP_SPLIT),
+    shared_bytes: |items| gemm_shared(items.model.width, GATE_UP_SPLIT),
     cluster: Some(GATE_UP_SPLIT),
     ..QKV
 };
 const DOWN: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_fused_project_down",
     blocks: |items| tiles(items, items.model.width, DOWN_SPLIT),
-    shared_bytes: |items| product_shared(items.model.mlp, DOWN_SPLIT),
+    shared_bytes: |items| gemm_shared(items.model.mlp, DOWN_SPLIT),
     cluster: Some(DOWN_SPLIT),
     ..QKV
 };
@@ -61,7 +61,7 @@ const DOWN: KernelSpec<Items> = KernelSpec {
 const TIME: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_fused_project_time",
     blocks: |items| tiles(items, items.model.width, LINEAR_SPLIT),
-    shared_bytes: |items| product_shared(items.model.width, LINEAR_SPLIT),
+    shared_bytes: |items| gemm_shared(items.model.width, LINEAR_SPLIT),
     cluster: Some(LINEAR_SPLIT),
     ..QKV
 };
@@ -79,11 +79,11 @@ fn project_constants(items: &Items) -> Vec<(&'static str, usize)> {
         ("GATE_UP_SPLIT", GATE_UP_SPLIT),
         ("DOWN_SPLIT", DOWN_SPLIT),
         ("LINEAR_SPLIT", LINEAR_SPLIT),
-        ("QKV_SHARED_BYTES", product_shared(width, QKV_SPLIT)),
-        ("OUT_SHARED_BYTES", product_shared(heads * head_dim, OUT_SPLIT)),
-        ("GATE_UP_SHARED_BYTES", product_shared(width, GATE_UP_SPLIT)),
-        ("DOWN_SHARED_BYTES", product_shared(mlp, DOWN_SPLIT)),
-        ("LINEAR_SHARED_BYTES", product_shared(width, LINEAR_SPLIT)),
+        ("QKV_SHARED_BYTES", gemm_shared(width, QKV_SPLIT)),
+        ("OUT_SHARED_BYTES", gemm_shared(heads * head_dim, OUT_SPLIT)),
+        ("GATE_UP_SHARED_BYTES", gemm_shared(width, GATE_UP_SPLIT)),
+        ("DOWN_SHARED_BYTES", gemm_shared(mlp, DOWN_SPLIT)),
+        ("LINEAR_SHARED_BYTES", gemm_shared(width, LINEAR_SPLIT)),
     ];
     with_model(items, &own)
 }
@@ -93,7 +93,7 @@ fn tiles(items: &Items, columns: usize, split: usize) -> [usize; 3] {
 }
 
 /// Up to four panels of x, the block's slice of the weights, and the parts that the cluster sends.
-const fn product_shared(depth: usize, split: usize) -> usize {
+const fn gemm_shared(depth: usize, split: usize) -> usize {
     let slice = (depth / 16).div_ceil(split) * 16;
     let group = if slice < TILE { slice } else { TILE };
     let panels = if slice / group < 4 { slice / group } else { 4 };
@@ -194,7 +194,7 @@ pub fn program(run: &ExpertRun, inputs: &Tensors, device: &Arc<Device>, output: 
 ///
 /// # Errors
 /// As [`program`].
-pub fn overlapping(
+pub fn programmatic(
     run: &ExpertRun,
     inputs: &Tensors,
     device: &Arc<Device>,
@@ -203,7 +203,7 @@ pub fn overlapping(
     write(run, inputs, device, output, true, None)
 }
 
-/// The same as [`overlapping`], keys and values kept in L2 from the first step to the last. The last step releases them: what a launch of
+/// The same as [`programmatic`], keys and values kept in L2 from the first step to the last. The last step releases them: what a launch of
 /// the program leaves behind is the same as without, and so is what the next one finds, whether L2 is flushed between the two or not.
 ///
 /// # Errors
@@ -218,7 +218,7 @@ fn write(
     inputs: &Tensors,
     device: &Arc<Device>,
     output: &Output,
-    overlapping: bool,
+    programmatic: bool,
     set_aside: Option<SetAside>,
 ) -> Result<LaunchSequence, BackendError> {
     let tail_bytes = run.shape.s * run.shape.model.head_dim * Dtype::Bf16.bytes();
@@ -228,7 +228,7 @@ fn write(
     let memory = Buffers::new(run, inputs, device, &self::inputs(run), packed, &scratch(run), &tailed)?;
     let (address, bytes) = memory.span("keys", "values");
     let kept = set_aside.as_ref().map(|set_aside| set_aside.window(address, bytes));
-    plan(run, &memory, output.argument(), kept).finish(device, &run.shape.model, None, overlapping, memory, set_aside)
+    plan(run, &memory, output.argument(), kept).finish(device, &run.shape.model, None, programmatic, memory, set_aside)
 }
 
 /// The launches, for memory that has every region; `kept` is what attention keeps of keys and values for the next step.

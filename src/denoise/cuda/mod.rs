@@ -79,7 +79,7 @@ where
             supports: |problem| ExpertRun::from(problem).captured().and_then(|run| run.supported_per_op()),
             prepare: Prepare::CudaWithin {
                 device_bytes: |problem| per_op::device_bytes(&ExpertRun::from(problem), true),
-                prepare: |problem, inputs, device| captured(&ExpertRun::from(problem), inputs, device, per_op::side_by_side),
+                prepare: |problem, inputs, device| captured(&ExpertRun::from(problem), inputs, device, per_op::concurrent),
             },
         },
         Implementation {
@@ -97,7 +97,7 @@ where
             supports: |problem| ExpertRun::from(problem).captured().and_then(|run| run.supported_fused()),
             prepare: Prepare::CudaWithin {
                 device_bytes: |problem| fused::device_bytes(&ExpertRun::from(problem)),
-                prepare: |problem, inputs, device| captured(&ExpertRun::from(problem), inputs, device, fused::overlapping),
+                prepare: |problem, inputs, device| captured(&ExpertRun::from(problem), inputs, device, fused::programmatic),
             },
         },
         Implementation {

@@ -64,14 +64,14 @@ enum PackedLayout {
 pub fn persistent_packings(model: &Model) -> Vec<Packing> {
     let mut packings = packings(model);
     for packing in &mut packings {
-        if LAYER_PRODUCTS.contains(&packing.name) {
+        if LAYER_GEMMS.contains(&packing.name) {
             packing.layout = PackedLayout::Panels;
         }
     }
     packings
 }
 
-const LAYER_PRODUCTS: [&str; 4] = ["qkv_proj", "gate_up_proj", "o_proj", "down_proj"];
+const LAYER_GEMMS: [&str; 4] = ["qkv_proj", "gate_up_proj", "o_proj", "down_proj"];
 
 /// All of a model.
 pub fn packings(model: &Model) -> Vec<Packing> {
@@ -197,14 +197,14 @@ impl Packing {
 }
 
 /// Rows of a matrix of fragments of each layer: as many keys as the persistent kernel takes.
-pub const MOST_KEYS: usize = 1024;
+pub const MAX_KEYS: usize = 1024;
 
 /// Cached keys or values `[layers][prefix][head_dim]` as `[layers][1024 / 16][head_dim / 16][16 x 16 as a fragment]`, zeros behind the prefix. A
 /// fragment's rows are keys; of values, `transposed`, the columns of head_dim.
 pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool) -> Vec<u8> {
     const SIDE: usize = 16;
     let element = Dtype::Bf16.bytes();
-    let layer_bytes = MOST_KEYS * head_dim * element;
+    let layer_bytes = MAX_KEYS * head_dim * element;
     let prefix = cache.len() / (layers * head_dim * element);
     let mut packed = vec![0; layers * layer_bytes];
     packed.par_chunks_exact_mut(layer_bytes).enumerate().for_each(|(layer, to)| {
@@ -294,10 +294,10 @@ mod tests {
             pack_cache(&cache, 2, 16, transposed).chunks_exact(2).map(|x| u16::from_le_bytes([x[0], x[1]])).collect()
         };
         let (keys, values) = (read(false), read(true));
-        assert_eq!(keys.len(), 2 * MOST_KEYS * 16);
+        assert_eq!(keys.len(), 2 * MAX_KEYS * 16);
         let last = 2 * 17 * 16;
-        assert_eq!(keys[MOST_KEYS * 16 + 256 + in_fragment(0, 15)], last);
-        assert_eq!(values[MOST_KEYS * 16 + 256 + in_fragment(15, 0)], last);
+        assert_eq!(keys[MAX_KEYS * 16 + 256 + in_fragment(0, 15)], last);
+        assert_eq!(values[MAX_KEYS * 16 + 256 + in_fragment(15, 0)], last);
         assert_eq!(keys[256 + in_fragment(1, 0)], 0);
     }
 }

@@ -95,8 +95,8 @@ pub fn scratch(run: &ExpertRun) -> Vec<Region> {
 }
 
 /// Inputs, activations, the library's workspaces and the output.
-pub fn device_bytes(run: &ExpertRun, side_by_side: bool) -> u64 {
-    let workspaces = WORKSPACE_BYTES * if side_by_side { LANES } else { 1 };
+pub fn device_bytes(run: &ExpertRun, concurrent: bool) -> u64 {
+    let workspaces = WORKSPACE_BYTES * if concurrent { LANES } else { 1 };
     buffers::device_bytes(run, &[&buffers::inputs(run, &[]), &scratch(run)]) + workspaces as u64
 }
 
@@ -112,7 +112,7 @@ pub fn program(run: &ExpertRun, inputs: &Tensors, device: &Arc<Device>, output: 
 ///
 /// # Errors
 /// As [`program`].
-pub fn side_by_side(
+pub fn concurrent(
     run: &ExpertRun,
     inputs: &Tensors,
     device: &Arc<Device>,
@@ -126,17 +126,17 @@ fn write(
     inputs: &Tensors,
     device: &Arc<Device>,
     output: &Output,
-    side_by_side: bool,
+    concurrent: bool,
 ) -> Result<LaunchSequence, BackendError> {
-    let blas = Blas::open(device, if side_by_side { LANES } else { 1 })?;
+    let blas = Blas::open(device, if concurrent { LANES } else { 1 })?;
     let memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &[]), std::iter::empty(), &scratch(run), &[])?;
-    let plan = plan(run, &memory, output.argument(), side_by_side);
-    plan.finish(device, &run.shape.model, Some(&blas), side_by_side, memory, None)
+    let plan = plan(run, &memory, output.argument(), concurrent);
+    plan.finish(device, &run.shape.model, Some(&blas), concurrent, memory, None)
 }
 
 /// The launches, for memory that has every region.
-pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument, side_by_side: bool) -> LaunchPlan {
-    let mut pass = PerOpWriter { run, memory, side_by_side, plan: LaunchPlan::default() };
+pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument, concurrent: bool) -> LaunchPlan {
+    let mut pass = PerOpWriter { run, memory, concurrent, plan: LaunchPlan::default() };
     pass.whole(output);
     pass.plan
 }
@@ -144,7 +144,7 @@ pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument, side_by_side: b
 struct PerOpWriter<'a> {
     run: &'a ExpertRun,
     memory: &'a Buffers,
-    side_by_side: bool,
+    concurrent: bool,
     plan: LaunchPlan,
 }
 
@@ -180,11 +180,11 @@ impl PerOpWriter<'_> {
         };
         let sizes = [width, embed_blocks(&shape.model), 0].map(|size| Argument::I32(size as i32));
         self.plan.launch(&EMBED, 1, &[&[time[0], time[1], memory.at("embedding")][..], &sizes].concat());
-        self.product(1, width, width, "embedding", memory.address("time_in"), "time_hidden");
+        self.gemm(1, width, width, "embedding", memory.address("time_in"), "time_hidden");
         self.bias("time_hidden", "time_in_bias", 1, true);
-        self.product(1, width, width, "time_hidden", memory.address("time_out"), "cond");
+        self.gemm(1, width, width, "time_hidden", memory.address("time_out"), "cond");
         self.bias("cond", "time_out_bias", 1, true);
-        if self.side_by_side {
+        if self.concurrent {
             self.plan.cross(0, STYLES);
             self.style(STYLES, 0);
         }
@@ -192,7 +192,7 @@ impl PerOpWriter<'_> {
 
         self.plan.begin(format!("Step_{step}/Action_Proj_In"));
         self.plan.launch(&CAST, s * ACTION, &[x, memory.at("x16"), Argument::I64((s * ACTION) as i64)]);
-        self.product(s, width, ACTION, "x16", memory.address("action_in"), "h");
+        self.gemm(s, width, ACTION, "x16", memory.address("action_in"), "h");
         self.bias("h", "action_in_bias", s, false);
         self.plan.end();
 
@@ -230,10 +230,10 @@ impl PerOpWriter<'_> {
         self.plan.end();
 
         self.plan.begin(phase("QKV_Proj"));
-        let beside = [("k_proj", "k"), ("v_proj", "v")];
-        self.product_beside(s, [head_dim, width], "y", beside.map(|(matrix, to)| (weights(matrix), to)));
-        self.product(s, heads * head_dim, width, "y", weights("q_proj"), "q");
-        self.wait_for_beside(beside.len());
+        let others = [("k_proj", "k"), ("v_proj", "v")];
+        self.concurrent_gemms(s, [head_dim, width], "y", others.map(|(matrix, to)| (weights(matrix), to)));
+        self.gemm(s, heads * head_dim, width, "y", weights("q_proj"), "q");
+        self.wait_for_concurrent(others.len());
         self.plan.end();
 
         self.plan.begin(phase("RoPE"));
@@ -251,15 +251,15 @@ impl PerOpWriter<'_> {
 
         self.plan.begin(phase("Attn"));
         let spec = Spec { rows: s * heads, columns: keys, depth: head_dim, transposed: true, wide: true };
-        self.product_of(spec, "q", memory.address("keys"), "scores");
+        self.gemm_of(spec, "q", memory.address("keys"), "scores");
         let scale = Argument::F32((1.0 / (head_dim as f64).sqrt()) as f32);
         let sizes = i32s(&[context, keys]);
         self.plan.launch(&SOFTMAX, s * heads, &[memory.at("scores"), memory.at("probabilities"), sizes[0], sizes[1], scale]);
-        self.product(s * heads, head_dim, keys, "probabilities", memory.address("values"), "attended");
+        self.gemm(s * heads, head_dim, keys, "probabilities", memory.address("values"), "attended");
         self.plan.end();
 
         self.plan.begin(phase("O_Proj"));
-        self.product(s, width, heads * head_dim, "attended", weights("o_proj"), "branch");
+        self.gemm(s, width, heads * head_dim, "attended", weights("o_proj"), "branch");
         self.plan.end();
         self.plan.begin(phase("Res1"));
         self.residual(2 * layer, weights("style1_bias"));
@@ -269,12 +269,12 @@ impl PerOpWriter<'_> {
         self.norm(2 * layer + 1, weights("style2_bias"), false);
         self.plan.end();
         self.plan.begin(phase("MLP"));
-        self.product_beside(s, [mlp, width], "y", [(weights("up_proj"), "ups")]);
-        self.product(s, mlp, width, "y", weights("gate_proj"), "gates");
-        self.wait_for_beside(1);
+        self.concurrent_gemms(s, [mlp, width], "y", [(weights("up_proj"), "ups")]);
+        self.gemm(s, mlp, width, "y", weights("gate_proj"), "gates");
+        self.wait_for_concurrent(1);
         let packets = s * mlp / PACKET;
         self.plan.launch(&GELU, packets, &[memory.at("gates"), memory.at("ups"), Argument::I32(packets as i32)]);
-        self.product(s, width, mlp, "gates", weights("down_proj"), "branch");
+        self.gemm(s, width, mlp, "gates", weights("down_proj"), "branch");
         self.plan.end();
         self.plan.begin(phase("Res2"));
         self.residual(2 * layer + 1, weights("style2_bias"));
@@ -298,18 +298,18 @@ impl PerOpWriter<'_> {
             index => memory.layer(if index % 2 == 0 { "style1" } else { "style2" }, index / 2),
         };
         let spec = Spec { rows: 1, columns: 3 * width, depth: width, transposed: false, wide: true };
-        self.plan.product(lane, spec, memory.address("cond"), weights, self.style_address(index))
+        self.plan.gemm(lane, spec, memory.address("cond"), weights, self.style_address(index))
     }
 
     /// adaRMS of h: its style, the norm, the modulation; to `y`, or in fp32 to `exact`.
     fn norm(&mut self, index: usize, bias: u64, exact: bool) {
         let (memory, width, s) = (self.memory, self.run.shape.model.width, self.run.shape.s);
-        if !self.side_by_side {
+        if !self.concurrent {
             self.style(0, index);
         }
         let width_i32 = Argument::I32(width as i32);
         self.plan.launch(&NORM, s, &[memory.at("h"), memory.at("normed"), width_i32]);
-        if self.side_by_side {
+        if self.concurrent {
             // This one is waited for, and the next one begins beside what follows.
             self.plan.cross(STYLES, 0);
             self.style(STYLES, index + 1);
@@ -338,32 +338,32 @@ impl PerOpWriter<'_> {
     }
 
     /// A product in bf16: y `[rows, columns]` = x `[rows, depth]` · w `[depth, columns]`.
-    fn product(&mut self, rows: usize, columns: usize, depth: usize, x: &str, w: u64, y: &str) {
-        self.product_of(Spec { rows, columns, depth, transposed: false, wide: false }, x, w, y)
+    fn gemm(&mut self, rows: usize, columns: usize, depth: usize, x: &str, w: u64, y: &str) {
+        self.gemm_of(Spec { rows, columns, depth, transposed: false, wide: false }, x, w, y)
     }
 
     /// The same of several (w, y), beside what comes next in the first lane, or before it.
-    fn product_beside<const N: usize>(&mut self, rows: usize, [columns, depth]: [usize; 2], x: &str, products: [(u64, &str); N]) {
+    fn concurrent_gemms<const N: usize>(&mut self, rows: usize, [columns, depth]: [usize; 2], x: &str, gemms: [(u64, &str); N]) {
         let spec = Spec { rows, columns, depth, transposed: false, wide: false };
-        for (number, (w, y)) in products.into_iter().enumerate() {
-            let lane = if self.side_by_side { STYLES + 1 + number } else { 0 };
+        for (number, (w, y)) in gemms.into_iter().enumerate() {
+            let lane = if self.concurrent { STYLES + 1 + number } else { 0 };
             if lane > 0 {
                 self.plan.cross(0, lane);
             }
             let (x, y) = (self.memory.address(x), self.memory.address(y));
-            self.plan.product(lane, spec, x, w, y)
+            self.plan.gemm(lane, spec, x, w, y)
         }
     }
 
     /// Waits for so many products beside.
-    fn wait_for_beside(&mut self, products: usize) {
-        if self.side_by_side {
-            (0..products).for_each(|number| self.plan.cross(STYLES + 1 + number, 0));
+    fn wait_for_concurrent(&mut self, gemms: usize) {
+        if self.concurrent {
+            (0..gemms).for_each(|number| self.plan.cross(STYLES + 1 + number, 0));
         }
     }
 
-    fn product_of(&mut self, spec: Spec, x: &str, w: u64, y: &str) {
+    fn gemm_of(&mut self, spec: Spec, x: &str, w: u64, y: &str) {
         let (x, y) = (self.memory.address(x), self.memory.address(y));
-        self.plan.product(0, spec, x, w, y)
+        self.plan.gemm(0, spec, x, w, y)
     }
 }

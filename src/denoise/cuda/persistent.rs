@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::buffers::{self, Buffers, Region};
 use super::fused::{self, CACHES, NULL, i32_of};
-use super::pack::{MOST_KEYS, Packing, pack_cache, persistent_packings};
+use super::pack::{MAX_KEYS, Packing, pack_cache, persistent_packings};
 use super::program::{LaunchPlan, LaunchSequence};
 use super::row::{Items, compiled_for, model_kernel, with_model};
 use super::run::ExpertRun;
@@ -15,7 +15,7 @@ use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{Argument, Device, KernelSpec, Requires};
 
 /// Rows that a tile of the kernel has room for.
-const MOST_ROWS: usize = 56;
+const MAX_ROWS: usize = 56;
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Items>] = &[PERSISTENT, SHIFT];
@@ -62,8 +62,8 @@ fn constants(items: &Items) -> Vec<(&'static str, usize)> {
         ("SHIFT_THREADS", SHIFT_THREADS),
         ("CLUSTERS", CLUSTERS),
         ("RANKS", RANKS),
-        ("MAX_ROWS", MOST_ROWS),
-        ("MAX_KEYS", MOST_KEYS),
+        ("MAX_ROWS", MAX_ROWS),
+        ("MAX_KEYS", MAX_KEYS),
         ("SHARED_BYTES", SHARED_BYTES),
         ("SHIFT_SHARED_BYTES", shift_shared(items)),
     ];
@@ -79,11 +79,11 @@ pub fn supported(run: &ExpertRun) -> Result<(), String> {
     if compiled_for(&shape.model) != compiled_for(&PI05) {
         return Err("not compiled for this model".to_owned());
     }
-    if shape.s > MOST_ROWS {
-        return Err(format!("has room for {MOST_ROWS} actions"));
+    if shape.s > MAX_ROWS {
+        return Err(format!("has room for {MAX_ROWS} actions"));
     }
-    if shape.context() > MOST_KEYS {
-        return Err(format!("has room for {MOST_KEYS} keys, prefix and actions together"));
+    if shape.context() > MAX_KEYS {
+        return Err(format!("has room for {MAX_KEYS} keys, prefix and actions together"));
     }
     Ok(())
 }
@@ -91,7 +91,7 @@ pub fn supported(run: &ExpertRun) -> Result<(), String> {
 /// Packed inputs: weights, keys and values.
 pub fn packed(run: &ExpertRun) -> Vec<Region> {
     let Model { depth, head_dim, .. } = run.shape.model;
-    let cache = depth * MOST_KEYS * head_dim * Dtype::Bf16.bytes();
+    let cache = depth * MAX_KEYS * head_dim * Dtype::Bf16.bytes();
     let weights = persistent_packings(&run.shape.model).iter().map(Packing::region).collect::<Vec<_>>();
     [weights, vec![("keys", cache), ("values", cache)]].concat()
 }
@@ -100,7 +100,7 @@ pub fn packed(run: &ExpertRun) -> Vec<Region> {
 pub fn scratch(run: &ExpertRun) -> Vec<Region> {
     let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
-    let rows = |columns: usize| MOST_ROWS * columns * bf16;
+    let rows = |columns: usize| MAX_ROWS * columns * bf16;
     let queries = heads * head_dim;
     let mut regions = fused::scratch(run);
     regions.retain(|(name, _)| !["squares", "q", "attended", "hidden"].contains(name));
@@ -112,7 +112,7 @@ pub fn scratch(run: &ExpertRun) -> Vec<Region> {
         ("attended", rows(queries)),
         ("hidden", rows(mlp)),
         // Two norms, sixteen parts a row.
-        ("squares", 2 * MOST_ROWS * 16 * f32),
+        ("squares", 2 * MAX_ROWS * 16 * f32),
         ("arrived", size_of::<u32>()),
     ]);
     regions

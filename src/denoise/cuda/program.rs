@@ -13,17 +13,17 @@ use kernelgate_cuda::driver::persistence::SetAside;
 use kernelgate_cuda::driver::window::Window;
 use kernelgate_cuda::libraries::gemm::{Blas, Gemm, Spec};
 use kernelgate_cuda::observe::range::Range;
-use kernelgate_cuda::{Argument, Device, KernelSpec, LoadedKernel, Manner};
+use kernelgate_cuda::{Argument, Device, KernelSpec, LaunchAttributes, LoadedKernel};
 
 /// Most launches of a product by which its algorithm is chosen: a step's, where there are more.
-const MOST_TIMED: usize = 40;
+const MAX_TIMED: usize = 40;
 
 type DenoiseKernel = KernelSpec<Items>;
 
 /// One entry; kernels and products by their number.
 enum Op {
-    Launch { kernel: usize, arguments: Vec<Argument>, manner: Manner },
-    Product { lane: usize, product: usize, x: u64, w: u64, y: u64 },
+    Launch { kernel: usize, arguments: Vec<Argument>, attributes: LaunchAttributes },
+    Gemm { lane: usize, gemm: usize, x: u64, w: u64, y: u64 },
     Cross { crossing: usize, from: usize, to: usize },
     Begin(String),
     End,
@@ -33,7 +33,7 @@ enum Op {
 pub struct LaunchSequence {
     ops: Vec<Op>,
     kernels: Vec<LoadedKernel>,
-    products: Vec<Gemm>,
+    gemms: Vec<Gemm>,
     blas: Option<Rc<Blas>>,
     crossings: Vec<Crossing>,
     _memory: Buffers,
@@ -49,8 +49,8 @@ impl LaunchSequence {
         let mut ranges = Vec::new();
         for op in &self.ops {
             match op {
-                Op::Launch { kernel, arguments, manner } => self.kernels[*kernel].launch_as(*manner, arguments)?,
-                Op::Product { lane, product, x, w, y } => self.products[*product].launch(*lane, *x, *w, *y)?,
+                Op::Launch { kernel, arguments, attributes } => self.kernels[*kernel].launch_with(*attributes, arguments)?,
+                Op::Gemm { lane, gemm, x, w, y } => self.gemms[*gemm].launch(*lane, *x, *w, *y)?,
                 Op::Cross { crossing, from, to } => {
                     let blas = self.blas.as_ref().expect("lanes are the library's");
                     self.crossings[*crossing].mark(blas.stream(*from))?;
@@ -70,7 +70,7 @@ pub enum Written {
     /// A kernel for so many items, of so many layers, and what L2 is to do with a range of what it reads.
     Launch { kernel: &'static DenoiseKernel, items: usize, layers: usize, arguments: Vec<Argument>, window: Option<Window> },
     /// A product of the matrices at these addresses, in a lane; kernels are in the first.
-    Product { lane: usize, spec: Spec, x: u64, w: u64, y: u64 },
+    Gemm { lane: usize, spec: Spec, x: u64, w: u64, y: u64 },
     /// What comes in one lane waits for what is in another so far.
     Cross { from: usize, to: usize },
     /// A named range begins.
@@ -103,8 +103,8 @@ impl LaunchPlan {
 
     /// Adds a product of the matrices at these addresses, in a lane. They are as the spec says and live as a launch's; y overlaps
     /// neither x nor w, and nothing that may run concurrently uses y.
-    pub fn product(&mut self, lane: usize, spec: Spec, x: u64, w: u64, y: u64) {
-        self.written.push(Written::Product { lane, spec, x, w, y });
+    pub fn gemm(&mut self, lane: usize, spec: Spec, x: u64, w: u64, y: u64) {
+        self.written.push(Written::Gemm { lane, spec, x, w, y });
     }
 
     /// Lets what comes in lane `to` wait for what is in lane `from` so far. At the end the first lane has to have waited for all others.
@@ -132,14 +132,14 @@ impl LaunchPlan {
         device: &Arc<Device>,
         model: &Model,
         blas: Option<&Rc<Blas>>,
-        overlapping: bool,
+        programmatic: bool,
         memory: Buffers,
         set_aside: Option<SetAside>,
     ) -> Result<LaunchSequence, BackendError> {
         let mut program = LaunchSequence {
             ops: Vec::new(),
             kernels: Vec::new(),
-            products: Vec::new(),
+            gemms: Vec::new(),
             blas: blas.cloned(),
             crossings: Vec::new(),
             _memory: memory,
@@ -165,34 +165,34 @@ impl LaunchPlan {
                             number
                         }
                     };
-                    Op::Launch { kernel: number, arguments, manner: Manner { overlapping, window } }
+                    Op::Launch { kernel: number, arguments, attributes: LaunchAttributes { programmatic, window } }
                 }
-                Written::Product { lane, spec, x, w, y } => {
-                    let product = match described.iter().position(|known| *known == spec) {
-                        Some(product) => product,
+                Written::Gemm { lane, spec, x, w, y } => {
+                    let gemm = match described.iter().position(|known| *known == spec) {
+                        Some(gemm) => gemm,
                         None => {
                             let blas = blas.expect("a program with products was given the library");
-                            program.products.push(Gemm::new(blas, spec)?);
+                            program.gemms.push(Gemm::new(blas, spec)?);
                             described.push(spec);
                             described.len() - 1
                         }
                     };
-                    Op::Product { lane, product, x, w, y }
+                    Op::Gemm { lane, gemm, x, w, y }
                 }
             });
         }
         // Every product is timed on all that it multiplies here: layer after layer of weights, as they will come.
-        for (number, product) in program.products.iter_mut().enumerate() {
+        for (number, gemm) in program.gemms.iter_mut().enumerate() {
             let operands: Vec<[u64; 3]> = program
                 .ops
                 .iter()
                 .filter_map(|op| match *op {
-                    Op::Product { product, x, w, y, .. } if product == number => Some([x, w, y]),
+                    Op::Gemm { gemm, x, w, y, .. } if gemm == number => Some([x, w, y]),
                     _ => None,
                 })
-                .take(MOST_TIMED)
+                .take(MAX_TIMED)
                 .collect();
-            product.choose(&operands)?;
+            gemm.choose(&operands)?;
         }
         Ok(program)
     }

@@ -10,7 +10,7 @@ use crate::denoise::definition::{DenoiseLoop, DenoiseStep, ExpertShape};
 use crate::denoise::model::ACTION;
 
 /// Most steps that are captured: a graph of the operations one by one has 400 nodes a step.
-const MOST_CAPTURED: usize = 100;
+const MAX_CAPTURED_STEPS: usize = 100;
 
 /// A step, or a loop of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -53,7 +53,7 @@ impl ExpertRun {
 
     /// Itself, if it is short enough to be captured.
     pub fn captured(&self) -> Result<Self, String> {
-        if self.steps <= MOST_CAPTURED { Ok(*self) } else { Err(format!("captures up to {MOST_CAPTURED} steps")) }
+        if self.steps <= MAX_CAPTURED_STEPS { Ok(*self) } else { Err(format!("captures up to {MAX_CAPTURED_STEPS} steps")) }
     }
 
     /// The one output.

@@ -166,7 +166,7 @@ fn plans_have_the_launches_and_ranges_of_the_model() {
     let run = ExpertRun::from(&DenoiseLoop { expert: shape(PI05, 50, 968), steps: 10 });
     let [(per_op, _), (fused, _), (persistent, _)] = plans(&run);
     let count = |plan: &LaunchPlan, wanted: fn(&Written) -> bool| plan.written.iter().filter(|written| wanted(written)).count();
-    let commands = |plan: &LaunchPlan| count(plan, |written| matches!(written, Written::Launch { .. } | Written::Product { .. }));
+    let commands = |plan: &LaunchPlan| count(plan, |written| matches!(written, Written::Launch { .. } | Written::Gemm { .. }));
     // Per step: 5 for the time, 3 actions in, angles, 18 layers of 21, 3 for the last norm, the projection and Euler; one copy.
     assert_eq!(commands(&per_op), 10 * (5 + 3 + 1 + 18 * 21 + 3 + 1 + 1) + 1);
     // Embedding, angles, two layers of the time, three styles, begin; five a layer, one a step.

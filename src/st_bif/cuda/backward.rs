@@ -27,12 +27,12 @@ const SAVED: KernelSpec<Neurons> = KernelSpec {
 };
 
 /// Most steps that `backward_replay` unrolls into registers; more go through its tiled sibling.
-const MOST_UNROLLED: usize = 16;
+const MAX_UNROLLED: usize = 16;
 
 const REPLAY_THREADS: usize = 128;
 const REPLAY: KernelSpec<Neurons> = KernelSpec {
     defines: |neurons| vec![element(neurons), format!("STEPS={}", neurons.t)],
-    constants: |neurons| vec![("BLOCK", REPLAY_THREADS), ("PER_THREAD", replay_neurons(neurons)), ("MAX_STEPS", MOST_UNROLLED)],
+    constants: |neurons| vec![("BLOCK", REPLAY_THREADS), ("PER_THREAD", replay_neurons(neurons)), ("MAX_STEPS", MAX_UNROLLED)],
     variants: || variants(&[4, 8, 16]),
     ..kernel(
         "st_bif/backward_replay",
@@ -111,7 +111,7 @@ fn saved(problem: &StBifBackward, inputs: &Tensors, device: &Arc<Device>) -> Res
 
 fn replay(problem: &StBifBackward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
-    let unrolled = neurons.t <= MOST_UNROLLED;
+    let unrolled = neurons.t <= MAX_UNROLLED;
     let kernel = if unrolled { REPLAY } else { REPLAY_ANY }.load(device, neurons)?;
     let (x, gy) = (device.upload(inputs.tensor("x").as_bytes())?, device.upload(inputs.tensor("gy").as_bytes())?);
     let sizes = sizes(neurons);

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
-use kernelgate::protocol::{self, Action, Answer, Request, Response};
+use kernelgate::protocol::{self, Action, Request, Response, ResponseBody};
 use kernelgate::record::file;
 use kernelgate::record::text::printable;
 
@@ -36,15 +36,15 @@ pub struct Asking<'a> {
 ///
 /// # Errors
 /// When one breaks, hangs or cannot do it here, or none has a case that was asked for.
-pub fn all(found: &FoundBenches, asking: &Asking<'_>, action: &Action) -> anyhow::Result<Vec<(String, Answer)>> {
+pub fn all(found: &FoundBenches, asking: &Asking<'_>, action: &Action) -> anyhow::Result<Vec<(String, ResponseBody)>> {
     let (mut answers, mut reasons, mut close) = (Vec::new(), Vec::new(), Vec::new());
     for executable in &found.executables {
         match one(executable, asking, action)? {
-            Answer::NoMatch { reason, close: ids } => {
+            ResponseBody::NoMatch { reason, close: ids } => {
                 reasons.push(reason);
                 close.extend(ids);
             }
-            Answer::Refused(reason) => anyhow::bail!("bench `{}`: {reason}", executable.bench),
+            ResponseBody::Refused(reason) => anyhow::bail!("bench `{}`: {reason}", executable.bench),
             answer => answers.push((executable.bench.clone(), answer)),
         }
     }
@@ -64,7 +64,7 @@ pub fn all(found: &FoundBenches, asking: &Asking<'_>, action: &Action) -> anyhow
 ///
 /// # Errors
 /// When it does not start, breaks, hangs, or writes no response.
-pub fn one(executable: &BenchExecutable, asking: &Asking<'_>, action: &Action) -> anyhow::Result<Answer> {
+pub fn one(executable: &BenchExecutable, asking: &Asking<'_>, action: &Action) -> anyhow::Result<ResponseBody> {
     let bench = &executable.bench;
     let folder = tempfile::tempdir().context("failed to make a folder for a request")?;
     let (request, response) = (folder.path().join("request.json"), folder.path().join("response.json"));

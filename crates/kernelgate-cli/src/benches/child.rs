@@ -38,14 +38,14 @@ impl Running {
     ///
     /// # Errors
     /// When the system does not tell how it ended.
-    pub fn finish(&self, patience: Duration) -> std::io::Result<Ended> {
+    pub fn finish(&self, timeout: Duration) -> std::io::Result<Ended> {
         let started = Instant::now();
         loop {
             let mut held = self.lock();
             let Some(child) = held.as_mut() else { return Ok(Ended::TimedOut) };
             let ended = match child.try_wait()? {
                 Some(status) => Some(Ended::Exited(status)),
-                None if started.elapsed() > patience => {
+                None if started.elapsed() > timeout => {
                     let _ = child.kill().and_then(|()| child.wait());
                     Some(Ended::TimedOut)
                 }
@@ -85,7 +85,7 @@ pub enum Ended {
 ///
 /// # Errors
 /// When it cannot be started.
-pub fn wait(command: &mut Command, patience: Duration, running: &Running) -> std::io::Result<Ended> {
+pub fn wait(command: &mut Command, timeout: Duration, running: &Running) -> std::io::Result<Ended> {
     running.start(command)?;
-    running.finish(patience)
+    running.finish(timeout)
 }

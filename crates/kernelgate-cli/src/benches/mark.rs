@@ -6,9 +6,9 @@ use std::path::Path;
 
 use regex::bytes::Regex;
 
-use kernelgate::record::order;
+use kernelgate::record::trial_request;
 
-/// What executables built before there was [`order::MARK`] have in common: the name of a variable.
+/// What executables built before there was [`trial_request::MARK`] have in common: the name of a variable.
 const EARLIER: &str = "KERNELGATE_SESSION";
 /// Begins a script, which is no bench executable, whatever it mentions.
 const SCRIPT: &[u8] = b"#!";
@@ -29,10 +29,10 @@ pub fn is_in(path: &Path) -> io::Result<bool> {
 
 /// Searches piece by piece: executables may be hundreds of megabytes.
 fn holds(mut from: impl Read, piece: usize) -> io::Result<bool> {
-    let either = format!("{}|{}", regex::escape(order::MARK), regex::escape(EARLIER));
+    let either = format!("{}|{}", regex::escape(trial_request::MARK), regex::escape(EARLIER));
     let mark = Regex::new(&either).expect("an escaped text is a regular expression");
     // A mark may lie across the end of a piece.
-    let overlap = order::MARK.len().max(EARLIER.len()) - 1;
+    let overlap = trial_request::MARK.len().max(EARLIER.len()) - 1;
     let mut held = Vec::with_capacity(overlap + piece);
     let mut first = true;
     loop {
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_mark_is_found_wherever_it_lies_and_not_in_scripts() {
-        for mark in [order::MARK, EARLIER] {
+        for mark in [trial_request::MARK, EARLIER] {
             for before in 0..100 {
                 let text = [&vec![b'x'; before][..], mark.as_bytes(), &[0; 7]].concat();
                 assert!(holds(&text[..], 32).unwrap(), "{mark} after {before} bytes");

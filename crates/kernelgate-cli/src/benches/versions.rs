@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use kernelgate::protocol;
-use kernelgate::record::order;
+use kernelgate::record::trial_request;
 
 use super::child::{Ended, Running, wait};
 
@@ -23,7 +23,7 @@ pub fn ask(path: &Path) -> Result<(u64, u64), String> {
     let into = output.reopen().map_err(|cause| format!("no temporary file for its answer: {cause}"))?;
     let mut command = Command::new(path);
     // A bench of another kind lists its cases, or ends at a flag that it does not know; it measures nothing.
-    command.arg("--list").env(protocol::VARIABLE, protocol::QUESTION).env("KERNELGATE_TRIAL", order::QUESTION);
+    command.arg("--list").env(protocol::VARIABLE, protocol::QUESTION).env("KERNELGATE_TRIAL", trial_request::QUESTION);
     command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(into);
     let ended = wait(&mut command, TIMEOUT, &Running::default()).map_err(|cause| format!("it does not start: {cause}"))?;
     match ended {
@@ -37,7 +37,7 @@ pub fn ask(path: &Path) -> Result<(u64, u64), String> {
             if text.trim_end() == super::PROGRAM {
                 return Err("it is the kernelgate program".to_owned());
             }
-            let before = order::parse_answer(&text).map(|version| (1, version));
+            let before = trial_request::parse_answer(&text).map(|version| (1, version));
             protocol::parse_answer(&text).or(before).ok_or_else(|| "it answers none".to_owned())
         }
     }

@@ -70,7 +70,7 @@ fn measure(
     session: &Session,
 ) -> Result<(Calibration, usize), CompareError> {
     let mut prepared = Engine::new(request, session, Trials::default()).prepare()?;
-    let left_out: BTreeSet<String> = prepared.setbacks().map(|(case, reason)| format!("left out: {case}: {reason}")).collect();
+    let left_out: BTreeSet<String> = prepared.case_errors().map(|(case, reason)| format!("left out: {case}: {reason}")).collect();
     left_out.iter().for_each(|line| session.progress.say(line));
     let environment = prepared.environment.clone().ok_or_else(|| usage("no bench got to its end"))?;
     let times_ns = choose_cases(request, wanted, session, &mut prepared, &environment)?;
@@ -212,7 +212,7 @@ fn open(
         commands: BTreeSet::new(),
         plan: wanted.plan,
         budget_s: request.budget.as_secs_f64(),
-        pace: Engine::pace(prepared),
+        pace: Engine::sampling(prepared),
         cases,
         left_out: BTreeSet::new(),
         recommended: None,
@@ -271,7 +271,7 @@ fn one(
     let text: Vec<String> = delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns}")).collect();
     let delayed = ComparisonRequest { head_delays: (!text.is_empty()).then(|| text.join(",")), ..request.clone() };
     let on_host = prepared.environment.as_ref().is_none_or(Environment::on_host);
-    let beside = match kind {
+    let co_running = match kind {
         ComparisonKind::Sham if on_host => CoRunning::Threads(std::thread::available_parallelism().map_or(1, Into::into)),
         ComparisonKind::Sham => {
             // After the time of a whole process it is sure to compute.
@@ -281,7 +281,7 @@ fn one(
         }
         _ => CoRunning::Nothing,
     };
-    let mut engine = Engine::of_many(&delayed, session, wanted.plan, beside, label);
+    let mut engine = Engine::of_many(&delayed, session, wanted.plan, co_running, label);
     let comparison = engine.compare(prepared.clone())?;
     Ok(known((kind, number), (started, clock.elapsed()), delays_ns, &comparison, &engine.trials))
 }

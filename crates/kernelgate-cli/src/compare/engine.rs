@@ -14,14 +14,14 @@ use super::{CompareError, ComparisonRequest, rounds};
 use crate::gate::Verdict;
 use crate::gate::comparison::{Broken, Compared, Comparison, Round};
 use crate::gate::paired::{Arm, Decision, Outcome, TestPlan, decide};
-use kernelgate::record::{FileError, Order, Provenance, Run, TrialRecord, TrialSampling, Trials, file};
+use kernelgate::record::{FileError, Provenance, Run, TrialRecord, TrialRequest, TrialSampling, Trials, file};
 
 /// A process that only verifies: references may take long.
-const VERIFY_PATIENCE: Duration = Duration::from_secs(1800);
+const VERIFY_TIMEOUT: Duration = Duration::from_secs(1800);
 /// What a measuring process may take beyond ten times what verifying took.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Broken processes of a side after which its bench is given up.
-const MOST_BROKEN: usize = 2;
+const MAX_BROKEN: usize = 2;
 
 /// A comparison while it runs.
 pub struct Engine<'a> {
@@ -30,7 +30,7 @@ pub struct Engine<'a> {
     progress: ComparisonProgress,
     plan: TestPlan,
     /// What else computes while the head's processes run.
-    beside_head: CoRunning,
+    co_running: CoRunning,
     /// Every process so far.
     pub trials: Trials,
     broken: Vec<Broken>,
@@ -47,7 +47,7 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
     let mut engine = Engine::new(request, &session, trials);
     let outcome = engine.prepare().and_then(|prepared| {
         let (plan, note) = match &prepared.environment {
-            Some(environment) => request.thresholds.on(environment, &prepared.provenance, Engine::pace(&prepared))?,
+            Some(environment) => request.thresholds.on(environment, &prepared.provenance, Engine::sampling(&prepared))?,
             None => (TestPlan::default(), None),
         };
         note.iter().for_each(|note| session.progress.say(note));
@@ -62,7 +62,7 @@ impl<'a> Engine<'a> {
     /// With the trials of an interrupted comparison of the same things, or none.
     pub fn new(request: &'a ComparisonRequest, session: &'a Session, trials: Trials) -> Self {
         let progress = session.progress.clone();
-        Self { request, session, progress, plan: TestPlan::default(), beside_head: CoRunning::Nothing, trials, broken: Vec::new() }
+        Self { request, session, progress, plan: TestPlan::default(), co_running: CoRunning::Nothing, trials, broken: Vec::new() }
     }
 
     /// As one of many comparisons: with this plan and something beside the head, its progress a detail of `label`.
@@ -70,11 +70,11 @@ impl<'a> Engine<'a> {
         request: &'a ComparisonRequest,
         session: &'a Session,
         plan: TestPlan,
-        beside_head: CoRunning,
+        co_running: CoRunning,
         label: &str,
     ) -> Self {
         let progress = session.progress.within(label);
-        Self { plan, beside_head, progress, ..Self::new(request, session, Trials::default()) }
+        Self { plan, co_running, progress, ..Self::new(request, session, Trials::default()) }
     }
 
     /// The first process of each executable, and what there is to compare.
@@ -91,13 +91,13 @@ impl<'a> Engine<'a> {
             glance_ns: BTreeMap::new(),
         };
         let names: BTreeSet<String> = self.session.sides.iter().flat_map(|side| side.executables.ours.keys().cloned()).collect();
-        let mut complaints = Vec::new();
+        let mut errors = Vec::new();
         for name in &names {
             let (base, head) = (self.verify(Arm::Base, name), self.verify(Arm::Head, name));
             let mut of = |verified: Result<Option<Verified>, String>| match verified {
                 Ok(found) => found,
-                Err(complaint) => {
-                    complaints.push(complaint);
+                Err(error) => {
+                    errors.push(error);
                     None
                 }
             };
@@ -111,20 +111,20 @@ impl<'a> Engine<'a> {
             let before = prepared.matched.judged.clone();
             let runs = [&base, &head].map(|verified| verified.as_ref().map(|verified| &verified.run));
             match self.broken.iter().find(|broken| broken.bench == *name) {
-                Some(broken) => prepared.matched.abandon(runs[0], runs[1], &broken.setback()),
+                Some(broken) => prepared.matched.abandon(runs[0], runs[1], &broken.case_error()),
                 None => prepared.matched.add(runs[0], runs[1]),
             }
             if let (Some(base), Some(head)) = (base, head) {
-                let patience = PATIENCE + 10 * base.took.max(head.took);
+                let timeout = PROCESS_TIMEOUT + 10 * base.took.max(head.took);
                 let usual = if base.run.environment.on_host() { TrialSampling::MEASURED } else { TrialSampling::MEASURED_ON_GPU };
-                let pace = self.request.pace.unwrap_or(usual);
+                let sampling = self.request.sampling.unwrap_or(usual);
                 let cases = prepared.matched.judged.difference(&before).cloned().collect();
-                prepared.benches.push(Bench { name: name.clone(), verified: [base.path, head.path], cases, patience, pace });
+                prepared.benches.push(Bench { name: name.clone(), verified: [base.path, head.path], cases, timeout, sampling });
             }
         }
         if prepared.environment.is_none() && self.broken.is_empty() {
-            return Err(CompareError::Usage(match complaints.first() {
-                Some(complaint) => complaint.clone(),
+            return Err(CompareError::Usage(match errors.first() {
+                Some(error) => error.clone(),
                 None => "no bench of this harness has a case that was asked for".to_owned(),
             }));
         }
@@ -138,8 +138,8 @@ impl<'a> Engine<'a> {
     pub fn probe(&self, prepared: &Prepared) -> Result<BTreeMap<String, f64>, CompareError> {
         let mut times_ns = BTreeMap::new();
         for bench in &prepared.benches {
-            let order = self.order(bench, Arm::Base, "probe".to_owned(), bench.cases.clone());
-            let run = self.process(Arm::Base, &bench.name, &order, bench.patience);
+            let request = self.trial_request(bench, Arm::Base, "probe".to_owned(), bench.cases.clone());
+            let run = self.process(Arm::Base, &bench.name, &request, bench.timeout);
             let run = run.map_err(|reason| CompareError::Usage(format!("bench `{}` broke: {reason}", bench.name)))?;
             times_ns.extend(run.iter().flat_map(rounds::timings).map(|(id, timing)| (id, timing.time_ns)));
         }
@@ -147,8 +147,8 @@ impl<'a> Engine<'a> {
     }
 
     /// How long a process times a case.
-    pub fn pace(prepared: &Prepared) -> TrialSampling {
-        prepared.benches.first().map_or(TrialSampling::MEASURED, |bench| bench.pace)
+    pub fn sampling(prepared: &Prepared) -> TrialSampling {
+        prepared.benches.first().map_or(TrialSampling::MEASURED, |bench| bench.sampling)
     }
 
     /// Both rounds.
@@ -189,9 +189,9 @@ impl<'a> Engine<'a> {
         let stopped = rounds::stopped(&self.trials.trials);
         // A bench that was given up explains what is open; what was decided before stays decided.
         let open = |decision: &Decision| matches!(decision.verdict, Verdict::Inconclusive | Verdict::Regressed);
-        let setback = |decision: &Decision| {
-            let given_up = || self.given_up(benches, &decision.case).filter(|_| open(decision));
-            stopped.get(&decision.case).cloned().or_else(given_up)
+        let case_error = |decision: &Decision| {
+            let abandoned = || self.abandoned(benches, &decision.case).filter(|_| open(decision));
+            stopped.get(&decision.case).cloned().or_else(abandoned)
         };
         let again = |decision: &Decision| second.and_then(|second| second.of(&decision.case)).cloned();
         let mut judged: Vec<Compared> = first
@@ -200,8 +200,8 @@ impl<'a> Engine<'a> {
             .filter(|decision| !matched.failed.contains_key(&decision.case))
             .map(|decision| {
                 let confirmation = again(&decision).filter(|_| decision.verdict == Verdict::Regressed);
-                let setback = setback(&decision);
-                Compared::new(decision, confirmation, setback)
+                let case_error = case_error(&decision);
+                Compared::new(decision, confirmation, case_error)
             })
             .collect();
         judged.extend(unmeasured.into_iter().map(|(id, why)| Compared::unmeasured(id, why, &self.plan)));
@@ -240,7 +240,7 @@ impl<'a> Engine<'a> {
         let stopped = rounds::stopped(&self.trials.trials);
         let limits = (self.request.budget.as_secs_f64(), self.plan.max_blocks);
         let why = |id: &String| {
-            let reason = stopped.get(id).cloned().or_else(|| self.given_up(benches, id));
+            let reason = stopped.get(id).cloned().or_else(|| self.abandoned(benches, id));
             reason.unwrap_or_else(|| format!("no block of it ended within {:.0} s and {} blocks", limits.0, limits.1))
         };
         let without = matched.judged.iter().filter(|id| first.of(id).is_none());
@@ -248,10 +248,10 @@ impl<'a> Engine<'a> {
     }
 
     /// Why the bench of a case was given up.
-    fn given_up(&self, benches: &[Bench], id: &str) -> Option<String> {
+    fn abandoned(&self, benches: &[Bench], id: &str) -> Option<String> {
         let bench = benches.iter().find(|bench| bench.cases.contains(id))?;
         let broken = self.broken.iter().find(|broken| broken.given_up && broken.bench == bench.name)?;
-        Some(broken.setback())
+        Some(broken.case_error())
     }
 
     fn facts_of(&self, round: u32) -> Option<Round> {
@@ -279,16 +279,16 @@ impl<'a> Engine<'a> {
             return Ok(Some(found));
         }
         self.progress.now(&format!("verifying {} {bench}", folder::name(arm)));
-        let order = Order {
+        let request = TrialRequest {
             session: "verify".to_owned(),
             record: path.clone(),
             cases: None,
             verified: None,
             inputs: Some(self.inputs(arm)),
-            pace: TrialSampling::GLANCE,
+            pace: TrialSampling::VERIFICATION_PASS,
         };
         let started = Instant::now();
-        match self.process(arm, bench, &order, VERIFY_PATIENCE) {
+        match self.process(arm, bench, &request, VERIFY_TIMEOUT) {
             Ok(run) => Ok(run.map(|run| Verified { run, path, took: started.elapsed() })),
             Err(reason) if reason.contains("no case matches") => Err(reason),
             Err(reason) => {
@@ -306,7 +306,7 @@ impl<'a> Engine<'a> {
         self.session.folder.side(arm).join("inputs")
     }
 
-    fn process(&self, arm: Arm, bench: &str, order: &Order, patience: Duration) -> Result<Option<Run>, String> {
+    fn process(&self, arm: Arm, bench: &str, request: &TrialRequest, timeout: Duration) -> Result<Option<Run>, String> {
         let side = &self.session.sides[index(arm)];
         let slot = self.session.folder.point_slot(arm).map_err(|error| error.to_string())?;
         let Some(executable) = side.executables.ours.get(bench) else { return Err("it has no such bench".to_owned()) };
@@ -316,46 +316,46 @@ impl<'a> Engine<'a> {
             package: side.package.clone(),
             commit: side.commit.clone(),
             delays: self.request.head_delays.as_deref().filter(|_| arm == Arm::Head),
-            order,
-            patience,
+            request,
+            timeout,
         };
-        let launch = TrialSetup {
+        let setup = TrialSetup {
             settings: &self.request.settings,
             filter: self.request.filter.as_deref(),
             work: &self.session.work,
             running: &self.session.running,
         };
-        let busy = (arm == Arm::Head).then(|| self.beside(&launch, &trial)).transpose()?;
-        let outcome = process::run(&launch, &trial);
+        let busy = (arm == Arm::Head).then(|| self.start_co_running(&setup, &trial)).transpose()?;
+        let outcome = process::run(&setup, &trial);
         drop(busy);
-        if arm == Arm::Head && matches!(self.beside_head, CoRunning::Process(_)) && !self.session.beside.end() {
+        if arm == Arm::Head && matches!(self.co_running, CoRunning::Process(_)) && !self.session.co_running.end() {
             return Err("the load beside it ended by itself".to_owned());
         }
         outcome
     }
 
     /// Starts what is to compute beside a trial.
-    fn beside(&self, launch: &TrialSetup<'_>, trial: &process::TrialProcess<'_>) -> Result<Option<BusyThreads>, String> {
-        match self.beside_head {
+    fn start_co_running(&self, setup: &TrialSetup<'_>, trial: &process::TrialProcess<'_>) -> Result<Option<BusyThreads>, String> {
+        match self.co_running {
             CoRunning::Nothing => Ok(None),
             CoRunning::Threads(count) => Ok(Some(BusyThreads::start(count))),
             CoRunning::Process(after) => {
-                let one = trial.order.cases.iter().flatten().next().cloned();
-                let order = Order {
+                let one = trial.request.cases.iter().flatten().next().cloned();
+                let request = TrialRequest {
                     session: "beside".to_owned(),
                     record: self.session.work.join("beside-run.json"),
                     cases: Some(one.into_iter().collect()),
                     pace: TrialSampling::ENDLESS,
-                    ..trial.order.clone()
+                    ..trial.request.clone()
                 };
                 let other = process::TrialProcess {
                     program: trial.program.clone(),
                     package: trial.package.clone(),
                     commit: trial.commit.clone(),
-                    order: &order,
+                    request: &request,
                     ..*trial
                 };
-                process::start_beside(launch, &other, &self.session.beside)?;
+                process::start_co_running(setup, &other, &self.session.co_running)?;
                 std::thread::sleep(after);
                 Ok(None)
             }
@@ -413,14 +413,14 @@ impl<'a> Engine<'a> {
         self.progress.now(&format!("round {round}: {blocks} blocks done, {decided} of {wanted} cases decided, {ahead}"));
     }
 
-    fn order(&self, bench: &Bench, arm: Arm, session: String, cases: BTreeSet<String>) -> Order {
-        Order {
+    fn trial_request(&self, bench: &Bench, arm: Arm, session: String, cases: BTreeSet<String>) -> TrialRequest {
+        TrialRequest {
             session,
             record: self.session.work.join("run.json"),
             cases: Some(cases),
             verified: Some(bench.verified[index(arm)].clone()),
             inputs: Some(self.inputs(arm)),
-            pace: bench.pace,
+            pace: bench.sampling,
         }
     }
 
@@ -430,9 +430,9 @@ impl<'a> Engine<'a> {
         let cases: BTreeSet<String> = bench.cases.intersection(todo).cloned().collect();
         for place in 0..rounds::PLACES {
             let arm = rounds::arm(block, place);
-            let order = self.order(bench, arm, format!("r{round}-b{block}-p{place}"), cases.clone());
+            let request = self.trial_request(bench, arm, format!("r{round}-b{block}-p{place}"), cases.clone());
             let started = Instant::now();
-            let outcome = self.process(arm, &bench.name, &order, bench.patience);
+            let outcome = self.process(arm, &bench.name, &request, bench.timeout);
             let mut trial = TrialRecord {
                 round,
                 bench: bench.name.clone(),
@@ -458,7 +458,7 @@ impl<'a> Engine<'a> {
             file::write(&self.session.folder.file("trials.json"), &self.trials).map_err(|error| failed_to(&error))?;
             if let Some(reason) = broke {
                 let before = self.broken.iter().filter(|broken| broken.bench == bench.name).count();
-                self.broke(arm, &bench.name, reason, before + 1 >= MOST_BROKEN);
+                self.broke(arm, &bench.name, reason, before + 1 >= MAX_BROKEN);
                 return Ok(());
             }
         }

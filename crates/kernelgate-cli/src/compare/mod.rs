@@ -55,7 +55,7 @@ pub struct ComparisonRequest {
     /// What counts as slower.
     pub thresholds: Thresholds,
     /// How long a process times a case; none for what is usual on the device.
-    pub pace: Option<TrialSampling>,
+    pub sampling: Option<TrialSampling>,
     /// Wall time of a round.
     pub budget: Duration,
     /// Cargo's profile.

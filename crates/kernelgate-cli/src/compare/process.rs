@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::benches::child::{Ended, Running, wait};
 use kernelgate::protocol::{self, Action, Request};
-use kernelgate::record::{Order, Run, file};
+use kernelgate::record::{Run, TrialRequest, file};
 
 /// Lines of a broken process that are shown.
 const SHOWN_LINES: usize = 4;
@@ -37,43 +37,43 @@ pub struct TrialProcess<'a> {
     /// Newest version of the protocol that it speaks.
     pub version: u64,
     /// What it is to do.
-    pub order: &'a Order,
+    pub request: &'a TrialRequest,
     /// When to give it up.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 /// Starts a trial that nobody waits for, to be ended by `beside`.
 ///
 /// # Errors
 /// A fragment that says why it does not start.
-pub fn start_beside(launch: &TrialSetup<'_>, trial: &TrialProcess<'_>, beside: &Running) -> Result<(), String> {
-    let mut command = command(launch, trial, "beside.json")?;
+pub fn start_co_running(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>, co_running: &Running) -> Result<(), String> {
+    let mut command = command(setup, trial, "beside.json")?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    beside.start(&mut command).map(drop).map_err(|cause| format!("failed to start: {cause}"))
+    co_running.start(&mut command).map(drop).map_err(|cause| format!("failed to start: {cause}"))
 }
 
 /// The command of a trial, whose order goes into a file of that name.
-fn command(launch: &TrialSetup<'_>, trial: &TrialProcess<'_>, order: &str) -> Result<Command, String> {
-    let path = launch.work.join(order);
-    let response = launch.work.join(format!("response-to-{order}"));
+fn command(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>, name: &str) -> Result<Command, String> {
+    let path = setup.work.join(name);
+    let response = setup.work.join(format!("response-to-{name}"));
     // Version 1 knew orders only, and takes them under a name of their own.
     let (variable, written) = match trial.version {
-        1 => ("KERNELGATE_TRIAL", file::write(&path, trial.order)),
+        1 => ("KERNELGATE_TRIAL", file::write(&path, trial.request)),
         _ => {
             let _ = std::fs::remove_file(&response);
-            (protocol::VARIABLE, file::write(&path, &Request { response, action: Action::Trial(trial.order.clone()) }))
+            (protocol::VARIABLE, file::write(&path, &Request { response, action: Action::Trial(trial.request.clone()) }))
         }
     };
     written.map_err(|error| format!("failed to {error}"))?;
-    let _ = std::fs::remove_file(&trial.order.record);
+    let _ = std::fs::remove_file(&trial.request.record);
     let mut command = Command::new(&trial.program);
     command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
-    if let Some(filter) = launch.filter {
+    if let Some(filter) = setup.filter {
         command.arg("--").arg(filter);
     }
-    command.envs(launch.settings).env(variable, &path).env("KERNELGATE_COMMIT", &trial.commit);
-    command.env("CARGO_MANIFEST_DIR", &trial.package).env("CARGO_TARGET_DIR", launch.work.join("target"));
-    command.env("CRITERION_HOME", launch.work.join("criterion")).env_remove("KERNELGATE_SESSION");
+    command.envs(setup.settings).env(variable, &path).env("KERNELGATE_COMMIT", &trial.commit);
+    command.env("CARGO_MANIFEST_DIR", &trial.package).env("CARGO_TARGET_DIR", setup.work.join("target"));
+    command.env("CRITERION_HOME", setup.work.join("criterion")).env_remove("KERNELGATE_SESSION");
     command.env_remove("KERNELGATE_DELAY").envs(trial.delays.map(|delays| ("KERNELGATE_DELAY", delays)));
     if trial.package.is_dir() {
         command.current_dir(&trial.package);
@@ -85,17 +85,17 @@ fn command(launch: &TrialSetup<'_>, trial: &TrialProcess<'_>, order: &str) -> Re
 ///
 /// # Errors
 /// A fragment that says how it broke.
-pub fn run(launch: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<Run>, String> {
-    let messages = launch.work.join("messages.txt");
+pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<Run>, String> {
+    let messages = setup.work.join("messages.txt");
     let sink = std::fs::File::create(&messages).map_err(|cause| format!("failed to write {}: {cause}", messages.display()))?;
-    let mut command = command(launch, trial, "order.json")?;
+    let mut command = command(setup, trial, "order.json")?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(sink);
-    let ended = wait(&mut command, trial.patience, launch.running).map_err(|cause| format!("failed to start: {cause}"))?;
+    let ended = wait(&mut command, trial.timeout, setup.running).map_err(|cause| format!("failed to start: {cause}"))?;
     let status = match ended {
         Ended::Exited(status) => status,
-        Ended::TimedOut => return Err(format!("killed after {} s", trial.patience.as_secs())),
+        Ended::TimedOut => return Err(format!("killed after {} s", trial.timeout.as_secs())),
     };
-    match file::read::<Run>(&trial.order.record) {
+    match file::read::<Run>(&trial.request.record) {
         // A case that fails makes the exit code 1, and is in the run.
         Ok(run) if run.complete && matches!(status.code(), Some(0 | 1)) => Ok(Some(run)),
         Err(error) if error.is_not_found() && status.success() => Ok(None),

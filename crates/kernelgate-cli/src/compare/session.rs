@@ -24,9 +24,9 @@ pub struct Bench {
     /// Cases to compare.
     pub cases: BTreeSet<String>,
     /// When to give a process up.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// How long a process times a case.
-    pub pace: TrialSampling,
+    pub sampling: TrialSampling,
 }
 
 /// Both sides verified: what there is to compare, and where.
@@ -53,7 +53,7 @@ impl Prepared {
     }
 
     /// Cases that failed, or were skipped, with the reason.
-    pub fn setbacks(&self) -> impl Iterator<Item = (&String, &String)> {
+    pub fn case_errors(&self) -> impl Iterator<Item = (&String, &String)> {
         let Matched { failed, skipped, unmeasured, .. } = &self.matched;
         failed.iter().chain(skipped).chain(unmeasured)
     }
@@ -79,7 +79,7 @@ pub struct Session {
     /// The process that is measured.
     pub running: Running,
     /// The process beside those of the head, if there is to be one.
-    pub beside: Running,
+    pub co_running: Running,
     /// What a person sees.
     pub progress: ComparisonProgress,
 }
@@ -91,13 +91,13 @@ impl Session {
     /// When a side cannot be made ready.
     pub fn open(request: &ComparisonRequest, twins: bool) -> Result<Self, CompareError> {
         let folder = Folder::open(&request.folder)?;
-        let (progress, running, beside) = (ComparisonProgress::default(), Running::default(), Running::default());
-        stop_on_interrupt([&running, &beside], &progress)?;
+        let (progress, running, co_running) = (ComparisonProgress::default(), Running::default(), Running::default());
+        stop_on_interrupt([&running, &co_running], &progress)?;
         let tools = (&progress, &running);
         let sides = if twins { sides::prepare_twins(request, &folder, tools)? } else { sides::prepare(request, &folder, tools)? };
         let work = folder.file("work");
         std::fs::create_dir_all(&work).map_err(|cause| CompareError::io("make", &work, &cause))?;
-        Ok(Self { folder, work, sides, running, beside, progress })
+        Ok(Self { folder, work, sides, running, co_running, progress })
     }
 
     /// What must be the same for measurements to belong together.
@@ -106,8 +106,8 @@ impl Session {
         identity.insert("delays".to_owned(), request.head_delays.clone().unwrap_or_default());
         identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
         identity.insert("thresholds".to_owned(), request.thresholds.identity()?);
-        if let Some(pace) = request.pace {
-            identity.insert("time a case".to_owned(), identity_text("Pace", &pace));
+        if let Some(sampling) = request.sampling {
+            identity.insert("time a case".to_owned(), identity_text("Pace", &sampling));
         }
         for (side, name) in self.sides.iter().zip(["base", "head"]) {
             let executables = side.executables.ours.values();

@@ -52,7 +52,7 @@ impl Thresholds {
         &self,
         environment: &Environment,
         head: &Provenance,
-        pace: TrialSampling,
+        sampling: TrialSampling,
     ) -> Result<(TestPlan, Option<String>), CompareError> {
         let (asked, store) = match self {
             Self::Fixed(plan) => return Ok((*plan, None)),
@@ -62,7 +62,7 @@ impl Thresholds {
         match file::read::<Calibration>(&path) {
             Ok(calibration) => {
                 let (plan, note) = calibrated(&calibration, *asked);
-                Ok((plan, Some(format!("{note}{}", elsewhere(&calibration, environment, head, pace)))))
+                Ok((plan, Some(format!("{note}{}", elsewhere(&calibration, environment, head, sampling)))))
             }
             Err(error) if error.is_not_found() => Ok((asked.or(TestPlan::default()), None)),
             Err(error) => Err(CompareError::Usage(format!("failed to {error}"))),
@@ -129,7 +129,7 @@ fn calibrated(calibration: &Calibration, asked: AskedThresholds) -> (TestPlan, S
 }
 
 /// In which respects a calibration is of something else.
-fn elsewhere(calibration: &Calibration, environment: &Environment, head: &Provenance, pace: TrialSampling) -> String {
+fn elsewhere(calibration: &Calibration, environment: &Environment, head: &Provenance, sampling: TrialSampling) -> String {
     let mut differing: Vec<String> = Vec::new();
     if let Some(mismatch) = environment.mismatches(&calibration.environment).first() {
         differing.push(format!("{} was `{}` and is `{}`", mismatch.field, mismatch.base, mismatch.head));
@@ -142,8 +142,8 @@ fn elsewhere(calibration: &Calibration, environment: &Environment, head: &Proven
     if built_here && calibration.provenance.commit != head.commit {
         differing.push("it is of another commit".to_owned());
     }
-    if calibration.pace.measurement_s != pace.measurement_s {
-        let (then, now) = (calibration.pace.measurement_s, pace.measurement_s);
+    if calibration.pace.measurement_s != sampling.measurement_s {
+        let (then, now) = (calibration.pace.measurement_s, sampling.measurement_s);
         differing.push(format!("a process timed a case for {then:.2} s then and for {now:.2} s now"));
     }
     if differing.is_empty() { String::new() } else { format!("; {}", differing.join(", ")) }

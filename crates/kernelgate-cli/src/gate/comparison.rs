@@ -121,7 +121,7 @@ pub struct Broken {
 
 impl Broken {
     /// What it means for a case of the bench.
-    pub fn setback(&self) -> String {
+    pub fn case_error(&self) -> String {
         format!("its bench broke in the {}: {}", self.side, self.reason)
     }
 }
@@ -140,12 +140,12 @@ pub struct Round {
 impl Comparison {
     /// The exit code: refusal before regression before doubt. Where nothing was judged: inconclusive.
     pub fn exit(&self) -> Exit {
-        let given_up = |side: &str| self.broken.iter().any(|broken| broken.given_up && broken.side == side);
+        let abandoned = |side: &str| self.broken.iter().any(|broken| broken.given_up && broken.side == side);
         if !self.refused.is_empty() {
             Exit::Refused
-        } else if self.count(Verdict::Regressed) > 0 || !self.failed.is_empty() || given_up("head") {
+        } else if self.count(Verdict::Regressed) > 0 || !self.failed.is_empty() || abandoned("head") {
             Exit::Regression
-        } else if self.count(Verdict::Inconclusive) > 0 || !self.skipped.is_empty() || given_up("base") || self.judged.is_empty() {
+        } else if self.count(Verdict::Inconclusive) > 0 || !self.skipped.is_empty() || abandoned("base") || self.judged.is_empty() {
             Exit::Inconclusive
         } else {
             Exit::Fine

@@ -66,7 +66,7 @@ fn about(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
         None => format!("{} cores, {} threads, {}", environment.cores, environment.threads, environment.os),
     };
     let plan = &calibration.plan;
-    let pace = calibration.pace;
+    let sampling = calibration.pace;
     // In code nothing is escaped: only a backtick ends it.
     let code = |command: &String| format!("`{}`", one_line(&whole(command)).replace('`', "'"));
     let commands: BTreeSet<String> = calibration.commands.iter().map(code).collect();
@@ -86,8 +86,8 @@ fn about(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
         plan.settle_blocks.min(plan.max_blocks),
         plan.max_blocks,
         calibration.budget_s,
-        pace.warm_up_s,
-        pace.measurement_s,
+        sampling.warm_up_s,
+        sampling.measurement_s,
         commands.join(", ")
     )
 }

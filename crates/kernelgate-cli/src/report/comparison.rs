@@ -44,8 +44,8 @@ pub fn summary(comparison: &Comparison, reproduce: &str) -> VerdictSummary {
         others.extend(cases.iter().map(|(case, reason)| Unjudged::new(case, kind, format!("{label}: {reason}"))));
     }
     others.extend(Unjudged::refused(&comparison.refused, ["base", "head"]));
-    let given_up = comparison.broken.iter().filter(|broken| broken.given_up);
-    others.extend(given_up.map(|broken| {
+    let abandoned = comparison.broken.iter().filter(|broken| broken.given_up);
+    others.extend(abandoned.map(|broken| {
         let kind = if broken.side == "head" { UnjudgedKind::Failed } else { UnjudgedKind::Skipped };
         Unjudged::new(&format!("bench {}", broken.bench), kind, format!("broke in the {}: {}", broken.side, broken.reason))
     }));

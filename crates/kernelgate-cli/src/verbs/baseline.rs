@@ -16,7 +16,7 @@ use crate::benches::find;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
-use kernelgate::protocol::{Action, Answer};
+use kernelgate::protocol::{Action, ResponseBody};
 use kernelgate::record::environment::Mismatch;
 use kernelgate::record::store::check_name;
 use kernelgate::record::{Baseline, Environment, Run, Store, file};
@@ -122,7 +122,7 @@ fn find(store: &Store, name: &str, settings: &Settings, benches: &find::BenchCho
     // Every bench that has something for the device runs on it.
     let mut devices: Vec<String> = Vec::new();
     for (bench, answer) in ask::all(&found, &asking, &Action::Environment)? {
-        let Answer::Environment(environment) = answer else { return Err(unexpected(&bench)) };
+        let ResponseBody::Environment(environment) = answer else { return Err(unexpected(&bench)) };
         devices.push(environment.slug());
     }
     devices.dedup();

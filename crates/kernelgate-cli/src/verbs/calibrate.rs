@@ -104,7 +104,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         settings: arguments.settings.variables(),
         head_delays: None,
         thresholds: Thresholds::Fixed(plan),
-        pace: arguments.limits.pace(),
+        sampling: arguments.limits.sampling(),
         budget: arguments.budget,
         profile: arguments.profile.clone(),
         resume: false,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kernelgate::harness::filter::Filter;
-use kernelgate::protocol::{Action, Answer};
+use kernelgate::protocol::{Action, ResponseBody};
 use kernelgate::record::Store;
 
 use super::settings::Settings;
@@ -29,7 +29,7 @@ impl Choice {
     ///
     /// # Errors
     /// When none can be built or asked, or none has a case that was asked for.
-    pub fn ask(&self, store: &Store, action: &Action) -> anyhow::Result<Vec<(String, Answer)>> {
+    pub fn ask(&self, store: &Store, action: &Action) -> anyhow::Result<Vec<(String, ResponseBody)>> {
         Filter::parse(self.filter.as_deref(), false)?;
         let asking = Asking { settings: self.settings.variables(), filter: self.filter.as_deref(), timeout: self.wait };
         ask::all(&self.benches.find(&store.root)?, &asking, action)

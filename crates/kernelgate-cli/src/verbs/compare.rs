@@ -70,7 +70,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         settings: arguments.settings.variables(),
         head_delays: None,
         thresholds: Thresholds::Calibrated(arguments.limits.asked()?, store.clone()),
-        pace: arguments.limits.pace(),
+        sampling: arguments.limits.sampling(),
         budget: arguments.budget,
         profile: arguments.profile.clone(),
         resume: arguments.resume,

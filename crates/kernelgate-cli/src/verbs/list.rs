@@ -3,7 +3,7 @@
 use kernelgate::display;
 use kernelgate::display::table::Table;
 use kernelgate::exit::Exit;
-use kernelgate::protocol::{Action, Answer, ListedCase, ListedProblem, Listing};
+use kernelgate::protocol::{Action, ListedCase, ListedProblem, Listing, ResponseBody};
 use kernelgate::record::Store;
 use serde::Serialize;
 
@@ -36,7 +36,7 @@ struct JsonCase<'a> {
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let mut listings: Vec<(String, Listing)> = Vec::new();
     for (bench, answer) in arguments.choice.ask(store, &Action::List)? {
-        let Answer::List(listing) = answer else { return Err(unexpected(&bench)) };
+        let ResponseBody::List(listing) = answer else { return Err(unexpected(&bench)) };
         listings.push((bench, listing));
     }
     let cases = || listings.iter().flat_map(|(bench, listing)| listing.cases.iter().map(move |case| (bench, case)));

@@ -19,7 +19,7 @@ use crate::benches::find;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
-use kernelgate::protocol::{Action, Answer, PeerProgram};
+use kernelgate::protocol::{Action, PeerProgram, ResponseBody};
 use kernelgate::record::store::check_name;
 use kernelgate::record::{CaseRecord, Run, Store};
 use kernelgate::stats::median;
@@ -176,7 +176,7 @@ fn programs(arguments: &Arguments, store: &Store, families: &BTreeSet<&str>) -> 
     let asking = Asking { settings: BTreeMap::new(), filter: None, timeout: ANSWER_TIMEOUT };
     let mut programs: Vec<PeerProgram> = Vec::new();
     for (bench, answer) in ask::all(&arguments.benches.find(&store.root)?, &asking, &Action::Peers)? {
-        let Answer::Peers(found) = answer else { return Err(unexpected(&bench)) };
+        let ResponseBody::Peers(found) = answer else { return Err(unexpected(&bench)) };
         programs.extend(found.into_iter().filter(|program| families.contains(program.family.as_str())));
     }
     programs.sort_by(|a, b| a.family.cmp(&b.family));

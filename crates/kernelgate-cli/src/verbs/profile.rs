@@ -3,7 +3,7 @@
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
-use kernelgate::protocol::{Action, Answer, CaseStatus, ProfiledCase};
+use kernelgate::protocol::{Action, CaseStatus, ProfiledCase, ResponseBody};
 use kernelgate::record::Store;
 
 use super::choice::{Choice, unexpected};
@@ -21,7 +21,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let mut profiled: Vec<ProfiledCase> = Vec::new();
     for (bench, answer) in arguments.choice.ask(store, &Action::Profile)? {
-        let Answer::Profile(cases) = answer else { return Err(unexpected(&bench)) };
+        let ResponseBody::Profile(cases) = answer else { return Err(unexpected(&bench)) };
         profiled.extend(cases);
     }
     match arguments.format {

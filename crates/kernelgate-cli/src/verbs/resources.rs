@@ -7,7 +7,7 @@ use anyhow::Context;
 use kernelgate::display::table::Table;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
-use kernelgate::protocol::{Action, Answer};
+use kernelgate::protocol::{Action, ResponseBody};
 use kernelgate::record::resources::{KernelResources, Resources};
 use kernelgate::record::{Store, file};
 
@@ -87,7 +87,7 @@ fn compile_all(found: &FoundBenches, arch: &str, timeout: Duration) -> anyhow::R
     let mut all: Option<Resources> = None;
     let mut left_out: Vec<String> = Vec::new();
     for (bench, answer) in ask::all(found, &asking, &Action::Resources { arch: arch.to_owned() })? {
-        let Answer::Resources(report) = answer else { return Err(unexpected(&bench)) };
+        let ResponseBody::Resources(report) = answer else { return Err(unexpected(&bench)) };
         left_out.extend(report.left_out);
         let Some(all) = &mut all else {
             all = Some(report.resources);

@@ -101,7 +101,7 @@ impl ThresholdFlags {
     }
 
     /// How long a process times a case.
-    pub fn pace(&self) -> Option<TrialSampling> {
+    pub fn sampling(&self) -> Option<TrialSampling> {
         let whole_s = self.case_time?.as_secs_f64();
         Some(TrialSampling { warm_up_s: WARM_UP * whole_s, measurement_s: (1.0 - WARM_UP) * whole_s, ..TrialSampling::MEASURED })
     }

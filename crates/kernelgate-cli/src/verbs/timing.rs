@@ -5,7 +5,7 @@ use std::time::Duration;
 use kernelgate::display::table::Table;
 use kernelgate::display::{bytes, time};
 use kernelgate::exit::Exit;
-use kernelgate::protocol::{self, Action, Answer, TimingReport};
+use kernelgate::protocol::{self, Action, ResponseBody, TimingReport};
 use kernelgate::record::Store;
 
 use super::choice::unexpected;
@@ -63,8 +63,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     // Every bench would measure the same.
     let bench = &found.executables[0];
     let report = match ask::one(bench, &asking, &Action::Timing { part: arguments.part.map(Into::into) })? {
-        Answer::Timing(report) => report,
-        Answer::Refused(reason) => anyhow::bail!("{reason}"),
+        ResponseBody::Timing(report) => report,
+        ResponseBody::Refused(reason) => anyhow::bail!("{reason}"),
         _ => return Err(unexpected(&bench.bench)),
     };
     match arguments.format {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use kernelgate::display::table::Table;
 use kernelgate::exit::Exit;
-use kernelgate::protocol::{Action, Answer, CaseStatus, VerifiedCase};
+use kernelgate::protocol::{Action, CaseStatus, ResponseBody, VerifiedCase};
 use kernelgate::record::{Store, file, tensors};
 use kernelgate::workload::{Dtype, Tensors};
 use safetensors::tensor::TensorView;
@@ -39,7 +39,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let dump = raw.as_ref().map(|raw| raw.path().canonicalize()).transpose()?;
     let mut rows: Vec<VerifiedCase> = Vec::new();
     for (bench, answer) in arguments.choice.ask(store, &Action::Verify { dump })? {
-        let Answer::Verify(verified) = answer else { return Err(unexpected(&bench)) };
+        let ResponseBody::Verify(verified) = answer else { return Err(unexpected(&bench)) };
         rows.extend(verified);
     }
     if let (Some(folder), Some(raw)) = (&arguments.dump, &raw) {

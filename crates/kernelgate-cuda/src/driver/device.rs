@@ -82,7 +82,7 @@ pub struct Device {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     marker: CudaEvent,
-    patience: Duration,
+    timeout: Duration,
     modules: Mutex<BTreeMap<Build, Arc<CudaModule>>>,
 }
 
@@ -127,7 +127,7 @@ impl Device {
     ///
     /// # Errors
     /// When a library is missing or old, there is no such GPU, or the driver fails.
-    pub fn open(ordinal: usize, patience: Duration) -> Result<Arc<Self>, DeviceError> {
+    pub fn open(ordinal: usize, timeout: Duration) -> Result<Arc<Self>, DeviceError> {
         check(ordinal)?;
         let failed = |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
         let context = CudaContext::new(ordinal).map_err(failed("open the GPU"))?;
@@ -137,7 +137,7 @@ impl Device {
         let stream = context.new_stream().map_err(failed("make a stream"))?;
         let facts = facts(&context, ordinal).map_err(failed("describe the GPU"))?;
         let marker = context.new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)).map_err(failed("make an event"))?;
-        Ok(Arc::new(Self { facts, context, stream, marker, patience, modules: Mutex::default() }))
+        Ok(Arc::new(Self { facts, context, stream, marker, timeout, modules: Mutex::default() }))
     }
 
     /// What the GPU is.
@@ -186,7 +186,7 @@ impl Device {
     /// # Errors
     /// When something that was launched failed or hangs.
     pub fn synchronize(&self) -> Result<(), BackendError> {
-        wait::finish(&self.stream, &self.marker, self.patience)
+        wait::finish(&self.stream, &self.marker, self.timeout)
     }
 
     /// Uninitialised device memory, freed with the buffer.

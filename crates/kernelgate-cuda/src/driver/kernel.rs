@@ -22,7 +22,7 @@ pub struct LaunchShape {
 }
 
 /// Most blocks of a grid in x, y, z, the same for every architecture.
-const MOST_BLOCKS: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
+const MAX_GRID: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
 
 impl LaunchShape {
     /// So many blocks in x, y and z.
@@ -33,7 +33,7 @@ impl LaunchShape {
         if blocks.contains(&0) {
             return Err(BackendError::Launch("needs no block at all".to_owned()));
         }
-        if blocks.iter().zip(MOST_BLOCKS).any(|(&blocks, most)| blocks > most) {
+        if blocks.iter().zip(MAX_GRID).any(|(&blocks, most)| blocks > most) {
             return Err(BackendError::Launch("needs more blocks than a grid holds".to_owned()));
         }
         let [x, y, z] = blocks.map(|blocks| blocks as u32);
@@ -56,9 +56,9 @@ impl LaunchShape {
 
 /// How a launch runs, whatever it computes; by default it waits for the one before it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Manner {
+pub struct LaunchAttributes {
     /// Its blocks may start while the kernel before it on the stream still runs (programmatic dependent launch).
-    pub overlapping: bool,
+    pub programmatic: bool,
     /// Memory whose lines L2 keeps or releases.
     pub window: Option<Window>,
 }
@@ -172,7 +172,7 @@ impl Kernel {
     /// # Errors
     /// When the arguments are not the kernel's, or the launch is refused; the error names the kernel.
     pub fn launch(&self, shape: LaunchShape, arguments: &[Argument]) -> Result<(), BackendError> {
-        self.launch_with(shape, arguments, &mut [])
+        self.launch_attributed(shape, arguments, &mut [])
     }
 
     /// The same, in another manner. A kernel that is launched to overlap touches nothing that is written before it on the stream
@@ -180,14 +180,19 @@ impl Kernel {
     ///
     /// # Errors
     /// As [`Self::launch`].
-    pub fn launch_as(&self, manner: Manner, shape: LaunchShape, arguments: &[Argument]) -> Result<(), BackendError> {
-        let overlapping = manner.overlapping.then_some(sys::CUlaunchAttribute {
+    pub fn launch_with(
+        &self,
+        attributes: LaunchAttributes,
+        shape: LaunchShape,
+        arguments: &[Argument],
+    ) -> Result<(), BackendError> {
+        let programmatic = attributes.programmatic.then_some(sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         });
-        let mut attributes: Vec<_> = overlapping.into_iter().chain(manner.window.map(Window::attribute)).collect();
-        self.launch_with(shape, arguments, &mut attributes)
+        let mut attributes: Vec<_> = programmatic.into_iter().chain(attributes.window.map(Window::attribute)).collect();
+        self.launch_attributed(shape, arguments, &mut attributes)
     }
 
     /// Whether there is an argument of the right size for each parameter.
@@ -205,7 +210,7 @@ impl Kernel {
     }
 
     /// Launches, with attributes where there are any.
-    fn launch_with(
+    fn launch_attributed(
         &self,
         shape: LaunchShape,
         arguments: &[Argument],

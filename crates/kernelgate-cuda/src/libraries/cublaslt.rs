@@ -94,7 +94,7 @@ impl SquareGemm {
         }
         let output_bytes = if operands == Operands::Fp8 { 2 } else { operands.bytes() };
         // In this order: from here on the destructor gives back what was made.
-        let mut product = Self {
+        let mut gemm = Self {
             device: Arc::clone(device),
             handle: std::ptr::null_mut(),
             description: std::ptr::null_mut(),
@@ -106,17 +106,17 @@ impl SquareGemm {
             d: device.allocate(elements * output_bytes)?,
             workspace: device.allocate(WORKSPACE_BYTES)?,
         };
-        product.handle = result::create_handle().map_err(failed("open"))?;
-        product.description =
+        gemm.handle = result::create_handle().map_err(failed("open"))?;
+        gemm.description =
             result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F).map_err(failed("describe a product"))?;
-        product.operand = result::create_matrix_layout(input, size, size, size as i64).map_err(failed("describe a matrix"))?;
-        product.result = result::create_matrix_layout(output, size, size, size as i64).map_err(failed("describe a matrix"))?;
-        product.transpose_a().map_err(failed("transpose"))?;
-        let (operand, result) = (product.operand, product.result);
+        gemm.operand = result::create_matrix_layout(input, size, size, size as i64).map_err(failed("describe a matrix"))?;
+        gemm.result = result::create_matrix_layout(output, size, size, size as i64).map_err(failed("describe a matrix"))?;
+        gemm.transpose_a().map_err(failed("transpose"))?;
+        let (operand, result) = (gemm.operand, gemm.result);
         // SAFETY: handle, description and layouts were made above and are alive.
-        let proposed = unsafe { propose(product.handle, product.description, [operand, operand, result], WORKSPACE_BYTES) };
-        product.algorithms = proposed.map_err(failed("propose an algorithm"))?;
-        Ok(Some(product))
+        let proposed = unsafe { propose(gemm.handle, gemm.description, [operand, operand, result], WORKSPACE_BYTES) };
+        gemm.algorithms = proposed.map_err(failed("propose an algorithm"))?;
+        Ok(Some(gemm))
     }
 
     /// How many algorithms there are.
@@ -181,7 +181,7 @@ impl Drop for SquareGemm {
 }
 
 /// Algorithms asked for.
-const MOST_ALGORITHMS: usize = 8;
+const MAX_ALGORITHMS: usize = 8;
 
 /// The algorithms that the library proposes for d = a·b with matrices of these layouts (a, b, d), the most promising first; at least one.
 ///
@@ -198,7 +198,7 @@ pub(super) unsafe fn propose(
 ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CublasError> {
     let preference = result::create_matmul_pref()?;
     let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-    let mut proposals = [std::mem::MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit(); MOST_ALGORITHMS];
+    let mut proposals = [std::mem::MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit(); MAX_ALGORITHMS];
     let mut count = 0;
     // SAFETY: what the caller passed is alive; the attribute is a size_t and copied; there is room for the proposals asked for.
     let outcome = unsafe {
@@ -211,7 +211,7 @@ pub(super) unsafe fn propose(
             d,
             d,
             preference,
-            MOST_ALGORITHMS as i32,
+            MAX_ALGORITHMS as i32,
             proposals.as_mut_ptr().cast(),
             &raw mut count,
         );

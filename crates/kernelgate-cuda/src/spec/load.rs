@@ -4,7 +4,7 @@ use super::row::KernelSpec;
 use crate::BackendError;
 use crate::driver::argument::Argument;
 use crate::driver::device::Device;
-use crate::driver::kernel::{Kernel, LaunchShape, Manner};
+use crate::driver::kernel::{Kernel, LaunchAttributes, LaunchShape};
 
 /// A loaded kernel with its launch shape.
 pub struct LoadedKernel {
@@ -78,9 +78,9 @@ impl LoadedKernel {
     /// The same, in another manner.
     ///
     /// # Errors
-    /// As [`Kernel::launch_as`].
-    pub fn launch_as(&self, manner: Manner, arguments: &[Argument]) -> Result<(), BackendError> {
-        self.kernel.launch_as(manner, self.shape, arguments)
+    /// As [`Kernel::launch_with`].
+    pub fn launch_with(&self, attributes: LaunchAttributes, arguments: &[Argument]) -> Result<(), BackendError> {
+        self.kernel.launch_with(attributes, self.shape, arguments)
     }
 
     /// The kernel, for launches of other shapes ([`KernelSpec::shape`]).

@@ -194,7 +194,7 @@ impl Flags {
 
     /// Where to run.
     pub const fn wanted(&self) -> DeviceRequest {
-        DeviceRequest { backend: self.backend, device: self.device, patience: Duration::from_secs(self.timeout) }
+        DeviceRequest { backend: self.backend, device: self.device, timeout: Duration::from_secs(self.timeout) }
     }
 
     /// How much to run.

@@ -22,9 +22,9 @@ use crate::display;
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
 use crate::measure::limits::Limits;
-use crate::protocol::{self, Action, Answer, PeerProgram, Request, Response};
+use crate::protocol::{self, Action, PeerProgram, Request, Response, ResponseBody};
 use crate::record::{Baseline, Environment, FileError, Lock, Provenance, Run, Store, file};
-use crate::record::{Order, order};
+use crate::record::{TrialRequest, trial_request};
 use crate::suite::Suite;
 use crate::workload::{Effort, Work};
 use kernelgate_cuda::observe::range::Range;
@@ -86,13 +86,13 @@ impl Harness {
 
     /// Runs the binary on the process' arguments.
     pub fn main(self) -> ExitCode {
-        order::leave_mark();
+        trial_request::leave_mark();
         if std::env::var_os(protocol::VARIABLE).is_some_and(|value| value == protocol::QUESTION) {
-            println!("{}\n{}", protocol::answer(), order::answer());
+            println!("{}\n{}", protocol::answer(), trial_request::answer());
             return Exit::Fine.into();
         }
-        if std::env::var_os("KERNELGATE_TRIAL").is_some_and(|value| value == order::QUESTION) {
-            println!("{}", order::answer());
+        if std::env::var_os("KERNELGATE_TRIAL").is_some_and(|value| value == trial_request::QUESTION) {
+            println!("{}", trial_request::answer());
             return Exit::Fine.into();
         }
         let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -134,12 +134,12 @@ impl Harness {
         }
         cases::check_overrides(self.everything(), &flags.axis)?;
         let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
-        let order = flags.trial.as_deref().map(trial::read_order).transpose()?;
-        let filter = trial::filter(order.as_ref(), flags)?;
+        let request = flags.trial.as_deref().map(trial::read_request).transpose()?;
+        let filter = trial::filter(request.as_ref(), flags)?;
         let Some((selection, effort)) = self.select(flags, &place, &filter)? else { return Ok(Exit::Fine) };
         let store = Store::discover();
-        if let Some(order) = order {
-            return trial_run::carry_out(self.name, flags, order, &place, (&selection, effort), &store);
+        if let Some(request) = request {
+            return trial_run::carry_out(self.name, flags, request, &place, (&selection, effort), &store);
         }
         match flags.mode() {
             Mode::Bench => self.bench(flags, &place, selection, effort, &store),
@@ -177,46 +177,46 @@ impl Harness {
     fn respond(&self, flags: &Flags, request: Request) -> Result<Exit, HarnessError> {
         let mut exit = Exit::Fine;
         let answer = match request.action {
-            Action::Trial(order) => {
-                exit = self.trial(flags, order)?;
-                Answer::Trial
+            Action::Trial(request) => {
+                exit = self.trial(flags, request)?;
+                ResponseBody::Trial
             }
-            action => self.answer(flags, &action).unwrap_or_else(|error| Answer::Refused(error.to_string())),
+            action => self.answer(flags, &action).unwrap_or_else(|error| ResponseBody::Refused(error.to_string())),
         };
         file::write(&request.response, &Response { bench: self.name.to_owned(), answer })?;
         Ok(exit)
     }
 
     /// Carries out an order; nothing where no case that was asked for is here.
-    fn trial(&self, flags: &Flags, order: Order) -> Result<Exit, HarnessError> {
+    fn trial(&self, flags: &Flags, request: TrialRequest) -> Result<Exit, HarnessError> {
         cases::check_overrides(self.everything(), &flags.axis)?;
         let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
-        let filter = trial::filter(Some(&order), flags)?;
+        let filter = trial::filter(Some(&request), flags)?;
         let Some((selection, effort)) = self.select(flags, &place, &filter)? else { return Ok(Exit::Fine) };
-        trial_run::carry_out(self.name, flags, order, &place, (&selection, effort), &Store::discover())
+        trial_run::carry_out(self.name, flags, request, &place, (&selection, effort), &Store::discover())
     }
 
-    fn answer(&self, flags: &Flags, action: &Action) -> Result<Answer, HarnessError> {
+    fn answer(&self, flags: &Flags, action: &Action) -> Result<ResponseBody, HarnessError> {
         let own = || self.suites.iter().map(AsRef::as_ref);
         if let Action::Resources { arch } = action {
             return Ok(answer::resources::resources(&self.kernels, arch));
         }
         let place = flags.wanted().place(own())?;
         match action {
-            Action::Peers => return Ok(Answer::Peers(self.peers.iter().map(Peers::program).collect())),
+            Action::Peers => return Ok(ResponseBody::Peers(self.peers.iter().map(Peers::program).collect())),
             Action::Environment => {
                 let target = flags.wanted().open(&place)?;
-                return Ok(Answer::Environment(Box::new(Environment::of(&target))));
+                return Ok(ResponseBody::Environment(Box::new(Environment::of(&target))));
             }
             Action::Timing { part } => {
                 return match flags.wanted().open(&place)? {
-                    Target::Cuda(device) => Ok(Answer::Timing(Box::new(answer::timing::timing(&device, *part)?))),
-                    Target::Cpu => Ok(Answer::Refused(format!("no GPU to time: {}", place.otherwise))),
+                    Target::Cuda(device) => Ok(ResponseBody::Timing(Box::new(answer::timing::timing(&device, *part)?))),
+                    Target::Cpu => Ok(ResponseBody::Refused(format!("no GPU to time: {}", place.otherwise))),
                 };
             }
             _ => {}
         }
-        let nothing = |reason: String, close| Ok(Answer::NoMatch { reason, close });
+        let nothing = |reason: String, close| Ok(ResponseBody::NoMatch { reason, close });
         let filter = cases::check_overrides(self.everything(), &flags.axis).and_then(|()| flags.filter());
         let filter = match filter {
             Ok(filter) => filter,
@@ -234,10 +234,10 @@ impl Harness {
         Ok(match action {
             Action::Verify { dump } => {
                 let target = flags.wanted().open(&place)?;
-                Answer::Verify(answer::verify::verify(&selection, flags.seed, target, dump.as_deref()))
+                ResponseBody::Verify(answer::verify::verify(&selection, flags.seed, target, dump.as_deref()))
             }
             Action::Profile => answer::profile::profile(&selection, flags.seed, &flags.wanted().open(&place)?)?,
-            _ => Answer::List(answer::list::list(own(), &selection, &place)),
+            _ => ResponseBody::List(answer::list::list(own(), &selection, &place)),
         })
     }
 

@@ -141,15 +141,15 @@ pub fn check_overrides<'a>(suites: impl Iterator<Item = &'a dyn Suite>, override
     for wanted in overrides {
         let with_axis: Vec<_> = suites.iter().filter(|suite| suite.axes().iter().any(|axis| axis.name == wanted.axis)).collect();
         let one = std::slice::from_ref(wanted);
-        let complaints: Vec<AxisError> =
+        let errors: Vec<AxisError> =
             with_axis.iter().filter_map(|suite| suite.points(Effort::Thorough, Scale::Host, one).err()).collect();
         if with_axis.is_empty() {
             let known: BTreeSet<&str> = suites.iter().flat_map(|suite| suite.axes()).map(|axis| axis.name).collect();
             let known = known.into_iter().collect::<Vec<_>>().join(", ");
             return Err(HarnessError::Usage(format!("no workload has an axis `{}`; axes are {known}", wanted.axis)));
         }
-        if complaints.len() == with_axis.len() {
-            return Err(HarnessError::Usage(complaints[0].to_string()));
+        if errors.len() == with_axis.len() {
+            return Err(HarnessError::Usage(errors[0].to_string()));
         }
     }
     Ok(())

@@ -124,9 +124,9 @@ impl Execution<'_> {
         };
         let mut ready = match ready {
             Ok(ready) => ready,
-            Err(setback) => {
+            Err(error) => {
                 for case in &group.cases {
-                    exit = exit.max(self.set_back(case, &setback)?);
+                    exit = exit.max(self.record_case_error(case, &error)?);
                 }
                 return Ok(exit);
             }
@@ -144,9 +144,9 @@ impl Execution<'_> {
             self.spend("verify", started);
             let (mut executable, verification, launch) = match verified {
                 Ok(verified) => verified,
-                Err(setback) => {
+                Err(error) => {
                     for case in cases {
-                        exit = exit.max(self.set_back(case, &setback)?);
+                        exit = exit.max(self.record_case_error(case, &error)?);
                     }
                     continue;
                 }
@@ -171,7 +171,7 @@ impl Execution<'_> {
                         self.record(group, case, &work, limit, verification.clone(), samples)?;
                         self.spend("record", clock);
                     }
-                    Err(setback) => exit = exit.max(self.set_back(case, &setback)?),
+                    Err(error) => exit = exit.max(self.record_case_error(case, &error)?),
                 }
             }
             if self.lost.is_some() {
@@ -214,7 +214,7 @@ impl Execution<'_> {
         }
         let _case = Range::new(&case.id);
         let (timer, effort, flags) = (&mut self.timer, self.effort, self.flags);
-        let pace = self.trial.as_ref().map_or(TrialSampling::MEASURED, |trial| trial.pace);
+        let sampling = self.trial.as_ref().map_or(TrialSampling::MEASURED, |trial| trial.sampling);
         let timed = guard::catch(|| {
             let mut delayed = match Delay::of(&flags.delay, &case.id) {
                 Some(delay_ns) => Some(timer.delay(executable, delay_ns)?),
@@ -226,7 +226,7 @@ impl Execution<'_> {
             };
             let mut stopwatch = timer.case(executable, case.cache)?;
             let Some(criterion_group) = criterion_group else {
-                return timing::trial(executable, stopwatch.as_mut(), pace, launch);
+                return timing::trial(executable, stopwatch.as_mut(), sampling, launch);
             };
             let sample = stopwatch.time(executable, 1)?;
             let plan = SamplingPlan::new(effort, sample.elapsed_ns / sample.launches as f64, flags);
@@ -263,17 +263,17 @@ impl Execution<'_> {
     }
 
     /// Says and records why a case has no result.
-    fn set_back(&mut self, case: &Case, setback: &CaseError) -> Result<Exit, HarnessError> {
-        let (exit, reason) = match setback {
+    fn record_case_error(&mut self, case: &Case, error: &CaseError) -> Result<Exit, HarnessError> {
+        let (exit, reason) = match error {
             CaseError::Skip(reason) => (Exit::Fine, reason),
             CaseError::Fail(reason) | CaseError::Lost(reason) => (Exit::Regression, reason),
         };
-        if matches!(setback, CaseError::Lost(_)) {
+        if matches!(error, CaseError::Lost(_)) {
             self.lost = Some(format!("not run: {} lost the GPU", case.id));
         }
         let word = if exit == Exit::Fine { "skipped" } else { "error" };
         eprintln!("{word}: {}: {}", case.id, printable(reason));
-        match (&self.recorder, setback) {
+        match (&self.recorder, error) {
             (None, _) => {}
             (Some(recorder), CaseError::Skip(reason)) => recorder.add_skip(&case.id, reason)?,
             (Some(recorder), _) => recorder.add_failure(&case.id, reason)?,

@@ -17,7 +17,7 @@ pub fn keep_panics() {
     std::panic::set_hook(Box::new(move |info| {
         let text = info.payload_as_str().unwrap_or("no message");
         if text.starts_with("failed printing to std") {
-            std::process::exit(Exit::READER_GONE);
+            std::process::exit(Exit::BROKEN_PIPE);
         }
         if backtrace {
             return print(info);

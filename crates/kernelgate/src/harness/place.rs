@@ -39,7 +39,7 @@ pub struct DeviceRequest {
     /// The GPU, counted from 0.
     pub device: Option<usize>,
     /// A kernel that runs longer is taken for hung.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl DeviceRequest {
@@ -73,7 +73,7 @@ impl DeviceRequest {
     pub fn open(&self, place: &Place) -> Result<Target, HarnessError> {
         match place.kind {
             BackendKind::Cpu => Ok(Target::Cpu),
-            BackendKind::Cuda => match Device::open(self.device.unwrap_or(0), self.patience) {
+            BackendKind::Cuda => match Device::open(self.device.unwrap_or(0), self.timeout) {
                 Ok(device) => Ok(Target::Cuda(device)),
                 Err(error) => Err(HarnessError::Usage(format!("no GPU to run on: {error}"))),
             },

@@ -20,7 +20,7 @@ pub struct Ready {
     pub inputs: Arc<Tensors>,
     /// What they must produce; empty until the reference is computed.
     pub expected: Vec<Expected>,
-    referred: bool,
+    has_reference: bool,
     /// How closely.
     pub tolerance: Tolerance,
 }
@@ -43,7 +43,7 @@ impl Ready {
     /// A skip where memory is short, a failure where the workload panics.
     pub fn new(group: &Group<'_>, seed: u64) -> Result<Self, CaseError> {
         let mut ready = Self::inputs(group, seed, None)?;
-        ready.refer(group)?;
+        ready.compute_reference(group)?;
         Ok(ready)
     }
 
@@ -71,7 +71,7 @@ impl Ready {
                 path.iter().for_each(|path| inputs::keep(path, &drawn, started.elapsed()));
                 drawn
             });
-            Self { inputs: Arc::new(inputs), expected: Vec::new(), referred: false, tolerance: problem.tolerance() }
+            Self { inputs: Arc::new(inputs), expected: Vec::new(), has_reference: false, tolerance: problem.tolerance() }
         });
         let ready = made.map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
         names::check_tensors("input", ready.inputs.iter().map(|(name, _)| name)).map_err(CaseError::Fail)?;
@@ -82,13 +82,13 @@ impl Ready {
     ///
     /// # Errors
     /// When the workload panics.
-    pub fn refer(&mut self, group: &Group<'_>) -> Result<(), CaseError> {
-        if !self.referred {
+    pub fn compute_reference(&mut self, group: &Group<'_>) -> Result<(), CaseError> {
+        if !self.has_reference {
             let expected = guard::catch(|| group.bound.problem().reference(&self.inputs));
             self.expected = expected.map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());
             names::check_tensors("output", outputs).map_err(CaseError::Fail)?;
-            self.referred = true;
+            self.has_reference = true;
         }
         Ok(())
     }
@@ -111,13 +111,13 @@ impl Ready {
             let outcome = timed_digest(executable.as_mut(), known_digest);
             keep_if_lost(executable, outcome.map_err(VerifyError::from))
         });
-        let (mut executable, (digest, launch)) = launched.map_err(CaseError::Fail)?.map_err(setback)?;
+        let (mut executable, (digest, launch)) = launched.map_err(CaseError::Fail)?.map_err(case_error)?;
         if let Some(known) = known.filter(|known| known.digest.as_ref() == Some(&digest)) {
             return Ok((executable, known, launch));
         }
-        self.refer(group)?;
+        self.compute_reference(group)?;
         let compared = guard::catch(|| verify::compare(executable.outputs()?, &self.expected, self.tolerance));
-        let comparison = compared.map_err(CaseError::Fail)?.map_err(setback)?;
+        let comparison = compared.map_err(CaseError::Fail)?.map_err(case_error)?;
         Ok((executable, VerificationRecord { digest: Some(digest), ..comparison.into() }, launch))
     }
 
@@ -136,7 +136,7 @@ impl Ready {
             let compared = verify(executable.as_mut(), &self.expected, self.tolerance);
             keep_if_lost(executable, compared)
         });
-        verified.map_err(CaseError::Fail)?.map_err(setback)
+        verified.map_err(CaseError::Fail)?.map_err(case_error)
     }
 }
 
@@ -171,7 +171,7 @@ fn keep_if_lost<T>(
     }
 }
 
-fn setback(error: VerifyError) -> CaseError {
+fn case_error(error: VerifyError) -> CaseError {
     match error {
         VerifyError::Backend(reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_))) => {
             CaseError::Skip(reason.to_string())

@@ -17,9 +17,9 @@ use crate::workload::Effort;
 use kernelgate_cuda::observe::range::Range;
 
 /// Smallest number of samples that Criterion accepts.
-const FEWEST_SAMPLES: f64 = 10.0;
+const MIN_SAMPLES: f64 = 10.0;
 /// Most samples a case: more add time, not knowledge; the unit of a decision is the process.
-const MOST_SAMPLES: f64 = 50.0;
+const MAX_SAMPLES: f64 = 50.0;
 
 /// How long to time a case.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -40,7 +40,7 @@ impl SamplingPlan {
             Effort::Default => (1.5, 0.15),
             Effort::Thorough => (4.0, 0.5),
         };
-        let samples = (budget_s / (launch_ns * 1e-9)).clamp(FEWEST_SAMPLES, MOST_SAMPLES) as usize;
+        let samples = (budget_s / (launch_ns * 1e-9)).clamp(MIN_SAMPLES, MAX_SAMPLES) as usize;
         Self {
             samples: flags.sample_size.unwrap_or(samples),
             warm_up: Duration::from_secs_f64(flags.warm_up_time.unwrap_or(warm_up_s)),
@@ -115,7 +115,7 @@ pub fn run<M: Measurement<Value = f64>>(
 pub fn trial(
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
-    pace: TrialSampling,
+    sampling: TrialSampling,
     launch: Duration,
 ) -> Result<Samples, BackendError> {
     let (start, started) = (CpuTime::now(), Instant::now());
@@ -123,21 +123,21 @@ pub fn trial(
     let mut launches = 1;
     // By the wall: what a launch costs beside its own time (emptying caches) must fit the plan too.
     let launch_s = loop {
-        if launch.as_secs_f64() > (pace.warm_up_s + pace.measurement_s).max(1e-3) {
+        if launch.as_secs_f64() > (sampling.warm_up_s + sampling.measurement_s).max(1e-3) {
             break launch.as_secs_f64();
         }
         let call = Instant::now();
         let sample = stopwatch.time(executable, launches)?;
         let launch_s = call.elapsed().as_secs_f64() / sample.launches as f64;
-        let left_s = pace.warm_up_s - started.elapsed().as_secs_f64();
+        let left_s = sampling.warm_up_s - started.elapsed().as_secs_f64();
         if left_s <= 0.0 {
             break launch_s.max(1e-9);
         }
         launches = (2 * launches).min((left_s / launch_s.max(1e-9)).ceil() as u64).max(1);
     };
     drop(warm_up);
-    let samples = ((pace.measurement_s / launch_s) as usize).clamp(pace.fewest, pace.most);
-    let launches = ((pace.measurement_s / samples as f64 / launch_s) as u64).max(1);
+    let samples = ((sampling.measurement_s / launch_s) as usize).clamp(sampling.fewest, sampling.most);
+    let launches = ((sampling.measurement_s / samples as f64 / launch_s) as u64).max(1);
     let mut taken = Vec::with_capacity(samples);
     for _ in 0..samples {
         let _range = Range::new("sample");

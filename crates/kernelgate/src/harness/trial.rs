@@ -1,5 +1,5 @@
 //! A trial: one of the many short processes of a comparison. It verifies and times as a bench process does, but measures no ceilings,
-//! prints no table and leaves Criterion's store alone; what it is to do stands in its [`Order`], where it went wrong in its run.
+//! prints no table and leaves Criterion's store alone; what it is to do stands in its [`TrialRequest`], where it went wrong in its run.
 //!
 //! Verified, then timed: the first process of an executable compares every case with the reference and records the bits of its
 //! outputs. A later process of the same executable launches once on poisoned outputs; where the bits are the same they are verified, and
@@ -15,12 +15,12 @@ use super::error::HarnessError;
 use super::filter::Filter;
 use crate::measure::delay::Delay;
 use crate::record::run::VerificationRecord;
-use crate::record::{Order, Run, TrialSampling, file};
+use crate::record::{Run, TrialRequest, TrialSampling, file};
 
 /// What a process that carries out an order knows besides its flags.
 pub struct TrialState {
     /// How long to time.
-    pub pace: TrialSampling,
+    pub sampling: TrialSampling,
     /// The run that verified this executable.
     pub verified: Option<Run>,
     /// Folder of inputs drawn earlier.
@@ -47,7 +47,7 @@ impl TrialState {
 ///
 /// # Errors
 /// When it is missing, broken, or of a newer protocol.
-pub fn read_order(path: &Path) -> Result<Order, HarnessError> {
+pub fn read_request(path: &Path) -> Result<TrialRequest, HarnessError> {
     Ok(file::read(path)?)
 }
 
@@ -55,8 +55,8 @@ pub fn read_order(path: &Path) -> Result<Order, HarnessError> {
 ///
 /// # Errors
 /// When the flags' filter is no regular expression.
-pub fn filter(order: Option<&Order>, flags: &Flags) -> Result<Filter, HarnessError> {
-    match order.and_then(|order| order.cases.clone()) {
+pub fn filter(request: Option<&TrialRequest>, flags: &Flags) -> Result<Filter, HarnessError> {
+    match request.and_then(|request| request.cases.clone()) {
         Some(cases) => Ok(Filter::OneOf(cases)),
         None => flags.filter(),
     }

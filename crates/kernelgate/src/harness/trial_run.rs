@@ -12,7 +12,7 @@ use super::progress::BenchProgress;
 use super::recorder::Recorder;
 use super::trial::{TrialState, delays, warn_of_delays};
 use crate::exit::Exit;
-use crate::record::{Environment, Order, Provenance, Run, Store, file};
+use crate::record::{Environment, Provenance, Run, Store, TrialRequest, file};
 use crate::workload::Effort;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
@@ -23,7 +23,7 @@ use kernelgate_cuda::observe::telemetry::Telemetry;
 pub fn carry_out(
     bench: &str,
     flags: &Flags,
-    order: Order,
+    request: TrialRequest,
     place: &Place,
     (selection, effort): (&Selection<'_>, Effort),
     store: &Store,
@@ -32,7 +32,7 @@ pub fn carry_out(
     let executable = std::env::current_exe().ok().map(|path| file::content_hash(&path)).transpose()?;
     let target = flags.wanted().open(place)?;
     let environment = Environment::of(&target);
-    let mut trial = TrialState { pace: order.pace, verified: None, inputs: order.inputs, spent_s: BTreeMap::new() };
+    let mut trial = TrialState { sampling: request.pace, verified: None, inputs: request.inputs, spent_s: BTreeMap::new() };
     trial.spend("open", started);
     let mut run = Run {
         effort: effort.name().to_owned(),
@@ -41,9 +41,9 @@ pub fn carry_out(
         executable,
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
-        ..Run::start(bench, &order.session, environment, Provenance::of(&store.root))
+        ..Run::start(bench, &request.session, environment, Provenance::of(&store.root))
     };
-    if let Some(path) = &order.verified {
+    if let Some(path) = &request.verified {
         let earlier: Run = file::read(path)?;
         // Another executable's bits, or another device's, say nothing about this one.
         let same = earlier.executable.is_some()
@@ -60,7 +60,7 @@ pub fn carry_out(
     run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
     trial.spend("telemetry", clock);
     warn_of_delays(&run);
-    let recorder = Recorder::start(run, order.record, None)?;
+    let recorder = Recorder::start(run, request.record, None)?;
     recorder.exit_on_interrupt()?;
     let execution = Execution {
         flags,

@@ -9,7 +9,7 @@ use kernelgate_cuda::Device;
 use kernelgate_cuda::instruments::spin::Spin;
 
 /// Longest delay that may be asked for: a second.
-const LONGEST_NS: u64 = 1_000_000_000;
+const MAX_DELAY_NS: u64 = 1_000_000_000;
 
 /// A delay for the cases whose id contains a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,9 +25,9 @@ impl FromStr for Delay {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wanted = || format!("`{text}`: a delay is CASE=NANOSECONDS, with 1 to {LONGEST_NS} of them");
+        let wanted = || format!("`{text}`: a delay is CASE=NANOSECONDS, with 1 to {MAX_DELAY_NS} of them");
         let (case, delay_ns) = text.rsplit_once('=').ok_or_else(wanted)?;
-        let delay_ns = delay_ns.parse().ok().filter(|delay_ns| (1..=LONGEST_NS).contains(delay_ns)).ok_or_else(wanted)?;
+        let delay_ns = delay_ns.parse().ok().filter(|delay_ns| (1..=MAX_DELAY_NS).contains(delay_ns)).ok_or_else(wanted)?;
         if case.is_empty() {
             return Err(wanted());
         }

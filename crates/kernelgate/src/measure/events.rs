@@ -18,9 +18,9 @@ use kernelgate_cuda::instruments::spin::{Empty, Spin};
 use kernelgate_cuda::instruments::timing::Instruments;
 
 /// Most launches between one release of the blocker and the next.
-const LONGEST_BURST: usize = 64;
+const MAX_BURST: usize = 64;
 /// Most commands queued behind the blocker: the queue holds about a thousand, and a host that waits for room in it cannot release it.
-const MOST_QUEUED: usize = 400;
+const MAX_QUEUED: usize = 400;
 /// After this the blocker lets go by itself, and the burst is thrown away.
 const BLOCKER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Hot launches shorter than this are captured several to a graph: an event pair would be most of what it measures.
@@ -29,7 +29,7 @@ const SHORT_NS: f64 = 20_000.0;
 /// between two commands in a stream is another one in the next process, in a graph it is shorter and always the same.
 const GRAPH_NS: f64 = 100_000.0;
 /// Most short launches in a graph.
-const LONGEST_GRAPH: f64 = 64.0;
+const MAX_GRAPH: f64 = 64.0;
 /// A sample at less than this share of the device's highest clock is thrown away: the device was throttled.
 const THROTTLED: f64 = 0.75;
 /// Attempts a sample before a throttled one is kept.
@@ -79,7 +79,7 @@ impl EventTimer {
         };
         let mut timer = Self {
             device: Arc::clone(device),
-            events: EventPool::new(device, 2 * LONGEST_BURST)?,
+            events: EventPool::new(device, 2 * MAX_BURST)?,
             instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
             overhead: nothing,
         };
@@ -123,7 +123,7 @@ impl EventTimer {
     fn median_ns(&mut self, commands: usize, launch: &mut dyn FnMut() -> Result<(), BackendError>) -> Result<f64, BackendError> {
         let mut intervals_ns = Vec::new();
         // The queue behind the blocker is short: long rows a few at a time.
-        let at_once = (MOST_QUEUED / commands.max(1)).min(CALIBRATIONS);
+        let at_once = (MAX_QUEUED / commands.max(1)).min(CALIBRATIONS);
         while intervals_ns.len() < CALIBRATIONS {
             intervals_ns.extend(self.burst(at_once, Cache::Hot, commands, launch)?.intervals_ns);
         }
@@ -187,7 +187,7 @@ impl EventTimer {
             return Ok(None);
         }
         let launches = match cache {
-            Cache::Hot => (GRAPH_NS / launch_ns.max(RESOLUTION_NS)).ceil().min(LONGEST_GRAPH) as u64,
+            Cache::Hot => (GRAPH_NS / launch_ns.max(RESOLUTION_NS)).ceil().min(MAX_GRAPH) as u64,
             Cache::Cold => 1,
         };
         let device = Arc::clone(&self.device);
@@ -208,7 +208,7 @@ impl EventTimer {
             Err(lost @ BackendError::Lost(_)) => return Err(lost),
             other => other.unwrap_or(usize::MAX),
         };
-        let batch = if commands <= MOST_QUEUED { self.batch(cache, commands, &mut || executable.launch())? } else { None };
+        let batch = if commands <= MAX_QUEUED { self.batch(cache, commands, &mut || executable.launch())? } else { None };
         Ok(CaseTimer { timer: self, cache, commands, batch })
     }
 
@@ -224,7 +224,7 @@ impl EventTimer {
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Burst, BackendError> {
-        let hidden = commands.saturating_add(3).saturating_mul(count) <= MOST_QUEUED + 3 * LONGEST_BURST;
+        let hidden = commands.saturating_add(3).saturating_mul(count) <= MAX_QUEUED + 3 * MAX_BURST;
         for _ in 0..ATTEMPTS {
             if hidden {
                 self.instruments.block(BLOCKER_TIMEOUT)?;
@@ -285,7 +285,7 @@ impl CaseTimer<'_> {
         let commands = if self.batch.is_some() { 1 } else { self.commands };
         let overhead = self.timer.overhead;
         let around_ns = if self.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
-        let longest = (MOST_QUEUED / commands.max(1)).clamp(1, LONGEST_BURST - 1) as u64;
+        let longest = (MAX_QUEUED / commands.max(1)).clamp(1, MAX_BURST - 1) as u64;
         let mut left = launches.div_ceil(batch);
         let mut sample = Sample { launches: left * batch, elapsed_ns: 0.0, clock_mhz: None, discarded: 0 };
         let (mut clocked_ns, mut cycles) = (0.0, 0.0);
@@ -323,6 +323,6 @@ impl Stopwatch for CaseTimer<'_> {
     }
 
     fn technique(&self) -> Technique {
-        Technique { batch: self.batch.as_ref().map(|batch| batch.launches), host_bound: self.commands > MOST_QUEUED }
+        Technique { batch: self.batch.as_ref().map(|batch| batch.launches), host_bound: self.commands > MAX_QUEUED }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The program starts the executable with [`VARIABLE`] naming the request; which cases it is about is said by the same flags and
 //! variables as in `cargo bench`. An executable answers the question [`QUESTION`] with the versions that it speaks. Version 1 knew
-//! one request, the order of a comparison, under a variable of its own ([`crate::record::order`]); it is still understood, so that a
+//! one request, the order of a comparison, under a variable of its own ([`crate::record::trial_request`]); it is still understood, so that a
 //! pull request may upgrade kernelgate.
 
 mod request;
@@ -10,7 +10,7 @@ mod response;
 
 pub use request::{Action, Part, Request};
 pub use response::{
-    Answer, CaseStatus, ListedCase, ListedProblem, ListedRow, Listing, PeerProgram, ProfiledCase, ResourcesReport, Response,
+    CaseStatus, ListedCase, ListedProblem, ListedRow, Listing, PeerProgram, ProfiledCase, ResourcesReport, Response, ResponseBody,
     TimingReport, VerifiedCase,
 };
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::Order;
+use crate::record::TrialRequest;
 use crate::record::file::Record;
 
 /// One thing to do for the program.
@@ -44,7 +44,7 @@ pub enum Action {
     /// Hand out the programs that time other people's kernels for the same problems.
     Peers,
     /// Verify and time for a comparison.
-    Trial(Order),
+    Trial(TrialRequest),
 }
 
 /// A part of [`Action::Timing`].
@@ -69,7 +69,7 @@ impl Record for Request {
 
     fn validate(&self) -> Result<(), String> {
         match &self.action {
-            Action::Trial(order) => order.validate(),
+            Action::Trial(request) => request.validate(),
             _ => Ok(()),
         }
     }

@@ -18,13 +18,13 @@ pub struct Response {
     /// The bench binary, as it calls itself.
     pub bench: String,
     /// What it found.
-    pub answer: Answer,
+    pub answer: ResponseBody,
 }
 
 /// What a bench binary found, by action.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
+pub enum ResponseBody {
     /// It has no case that was asked for.
     NoMatch {
         /// In a sentence.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::file::FileError;
 
 /// How long a writer waits for others, whose turns are milliseconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -33,10 +33,10 @@ impl Lock {
     /// # Errors
     /// When others keep it for a minute, or the lock's file cannot be made.
     pub fn of(path: &Path) -> Result<Self, FileError> {
-        Self::within(path, PATIENCE)
+        Self::within(path, TIMEOUT)
     }
 
-    fn within(path: &Path, patience: Duration) -> Result<Self, FileError> {
+    fn within(path: &Path, timeout: Duration) -> Result<Self, FileError> {
         let io = |cause| FileError::Io { action: "lock", path: path.to_owned(), cause };
         let mut name = std::ffi::OsString::from(".");
         name.push(path.file_name().unwrap_or_default());
@@ -58,9 +58,9 @@ impl Lock {
                 }
                 Err(TryLockError::Error(cause)) => return Err(io(cause)),
             }
-            if started.elapsed() > patience {
+            if started.elapsed() > timeout {
                 let (path, lock) = (path.to_owned(), at);
-                return Err(FileError::Locked { path, lock, waited_s: patience.as_secs() });
+                return Err(FileError::Locked { path, lock, waited_s: timeout.as_secs() });
             }
             std::thread::sleep(PAUSE);
         }

@@ -8,21 +8,21 @@ pub mod baseline;
 pub mod environment;
 pub mod file;
 pub mod lock;
-pub mod order;
 pub mod resources;
 pub mod run;
 pub mod store;
 pub mod tensors;
 pub mod text;
+pub mod trial_request;
 pub mod trials;
 
 pub use baseline::{Baseline, BaselineCase, BaselineRun};
 pub use environment::{Environment, Provenance};
 pub use file::{FileError, read, write};
 pub use lock::Lock;
-pub use order::{Order, TrialSampling};
 pub use run::{CaseRecord, Run, Samples};
 pub use store::Store;
+pub use trial_request::{TrialRequest, TrialSampling};
 pub use trials::{Timing, TrialRecord, Trials};
 
 /// Now, as records say when: RFC 3339, UTC, whole seconds.

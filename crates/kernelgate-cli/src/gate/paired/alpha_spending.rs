@@ -16,7 +16,7 @@ const GROWTH: f64 = 1.4;
 
 /// A look: after how many pairs, with which weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Look {
+pub struct InterimAnalysis {
     /// Pairs.
     pub pairs: usize,
     /// Share of the level.
@@ -25,14 +25,14 @@ pub struct Look {
 
 /// The looks of a test.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Looks {
+pub struct AlphaSpending {
     /// Those before the end, by pairs.
-    early: Vec<Look>,
+    early: Vec<InterimAnalysis>,
     /// Weight of the look at the end.
     last: f64,
 }
 
-impl Looks {
+impl AlphaSpending {
     /// Looks for a test at `level`, of at most `most` pairs. The first is after the fewest pairs (an even number) that can reach the
     /// level times its weight; where those are not fewer than `most`, the end is the only look.
     ///
@@ -41,7 +41,7 @@ impl Looks {
         let mut early = Vec::new();
         let mut pairs = fewest(level * FIRST).div_ceil(2).saturating_mul(2);
         while pairs < most {
-            early.push(Look { pairs, weight: FIRST });
+            early.push(InterimAnalysis { pairs, weight: FIRST });
             pairs = (pairs as f64 * GROWTH / 2.0).ceil() as usize * 2;
         }
         let later = early.len().saturating_sub(1);
@@ -55,8 +55,8 @@ impl Looks {
     }
 
     /// The looks that `pairs` pairs allow; the one at the end if this is the end.
-    pub fn upto(&self, pairs: usize, ended: bool) -> impl Iterator<Item = Look> {
-        let last = (ended && pairs > 0).then_some(Look { pairs, weight: self.last });
+    pub fn upto(&self, pairs: usize, ended: bool) -> impl Iterator<Item = InterimAnalysis> {
+        let last = (ended && pairs > 0).then_some(InterimAnalysis { pairs, weight: self.last });
         self.early.iter().copied().filter(move |look| look.pairs <= pairs).chain(last)
     }
 
@@ -77,7 +77,7 @@ pub fn settling(plan: &TestPlan) -> (Vec<usize>, f64) {
 }
 
 /// A p value that holds at any look: the smallest over the looks of p over weight, with the pairs at that look.
-pub fn always_valid(looks: impl Iterator<Item = Look>, p: impl Fn(usize) -> f64) -> (f64, usize) {
+pub fn always_valid(looks: impl Iterator<Item = InterimAnalysis>, p: impl Fn(usize) -> f64) -> (f64, usize) {
     looks
         .map(|look| ((p(look.pairs) / look.weight).min(1.0), look.pairs))
         .fold((1.0, 0), |best, at| if at.0 < best.0 { at } else { best })
@@ -92,8 +92,8 @@ mod tests {
         for cases in [1, 2, 5, 20, 200] {
             for most in [4, 16, 24, 48, 100] {
                 let level = 0.01 / f64::from(cases);
-                let looks = Looks::of(level, most);
-                let all: Vec<Look> = looks.upto(most, true).collect();
+                let looks = AlphaSpending::of(level, most);
+                let all: Vec<InterimAnalysis> = looks.upto(most, true).collect();
                 let spent: f64 = all.iter().map(|look| look.weight).sum();
                 assert!((0.75 - 1e-12..=1.0 + 1e-12).contains(&spent), "{cases} {most}: {all:?}");
                 assert!(all.windows(2).all(|pair| pair[0].pairs < pair[1].pairs), "{all:?}");
@@ -107,9 +107,9 @@ mod tests {
     /// The numbers of METHODOLOGY.
     #[test]
     fn the_smallest_numbers_of_pairs_that_can_fail() {
-        let first = |cases: f64| Looks::of(0.01 / cases, 48).upto(48, false).next().map(|look| look.pairs);
+        let first = |cases: f64| AlphaSpending::of(0.01 / cases, 48).upto(48, false).next().map(|look| look.pairs);
         assert_eq!([1.0, 5.0, 20.0, 40.0].map(first), [Some(10), Some(12), Some(14), Some(14)]);
-        let at_the_end = |cases: f64| Looks::of(0.01 / cases, 48).fewest(0.01 / cases);
+        let at_the_end = |cases: f64| AlphaSpending::of(0.01 / cases, 48).fewest(0.01 / cases);
         assert_eq!([1.0, 5.0, 20.0, 40.0].map(at_the_end), [8, 10, 12, 13]);
     }
 
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn p_is_the_smallest_over_weight() {
-        let looks = [Look { pairs: 4, weight: 0.25 }, Look { pairs: 8, weight: 0.5 }];
+        let looks = [InterimAnalysis { pairs: 4, weight: 0.25 }, InterimAnalysis { pairs: 8, weight: 0.5 }];
         assert_eq!(always_valid(looks.into_iter(), |pairs| if pairs == 4 { 0.01 } else { 0.1 }), (0.04, 4));
         assert_eq!(always_valid([].into_iter(), |_| 0.0), (1.0, 0));
     }

@@ -8,7 +8,7 @@
 //! [`TestPlan::tolerated`].
 //! Everything else goes on, and is **inconclusive** at the end.
 
-use super::alpha_spending::{FINAL, Looks, always_valid, settling};
+use super::alpha_spending::{AlphaSpending, FINAL, always_valid, settling};
 use super::pairs::{Direction, Pairs, mean_contention};
 use super::{Arm, Decision, Observed, Outcome, Reason, TestPlan};
 use crate::gate::Verdict;
@@ -31,7 +31,8 @@ pub fn decide(cases: &Observed, plan: &TestPlan, last: bool) -> Outcome {
     let level = plan.false_alarms / cases.len().max(1) as f64;
     let most = plan.max_blocks.saturating_mul(2);
     let (settling, tail) = settling(plan);
-    let tests = Tests { plan, level, change: Looks::of(level, most), same: Looks::of(plan.missed, most), settling, tail };
+    let tests =
+        Tests { plan, level, change: AlphaSpending::of(level, most), same: AlphaSpending::of(plan.missed, most), settling, tail };
     let pairs: Vec<Pairs> = cases.values().map(|blocks| Pairs::of(blocks)).collect();
     // The looks before the end decide first: what they decided is not looked at again.
     let mut standings: Vec<Standing> = pairs.iter().map(|pairs| tests.stand(pairs, false)).collect();
@@ -72,9 +73,9 @@ struct Tests<'a> {
     /// Level of a single case that alone is to be significant among all.
     level: f64,
     /// Looks for a change.
-    change: Looks,
+    change: AlphaSpending,
     /// Looks for the absence of one.
-    same: Looks,
+    same: AlphaSpending,
     /// Pairs after which nothing above what is tolerated may be left; the end is another such look.
     settling: Vec<usize>,
     /// Probability with which each of these may miss what is above, on either side.
@@ -247,7 +248,7 @@ fn lingers(pairs: &[Pairs], plan: &TestPlan, last: bool) -> bool {
     let null: Vec<f64> =
         (0..blocks).map(|block| median(&pairs.iter().filter_map(|pairs| pairs.null_of(block)).collect::<Vec<_>>())).collect();
     let threshold = plan.relative.ln_1p();
-    let looks = Looks::of(plan.false_alarms, plan.max_blocks);
+    let looks = AlphaSpending::of(plan.false_alarms, plan.max_blocks);
     [1.0, -1.0].into_iter().any(|sign| {
         let test = |n: usize| greater(&null[..n].iter().map(|value| sign * value - threshold).collect::<Vec<_>>());
         always_valid(looks.upto(blocks, last || blocks >= plan.max_blocks), test).0 <= plan.false_alarms

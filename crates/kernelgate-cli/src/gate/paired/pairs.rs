@@ -41,7 +41,7 @@ pub struct Pairs {
 }
 
 /// Share of the pairs that must be left when those are left out beside which others were busier.
-const FEWEST_KEPT: f64 = 0.25;
+const MIN_KEPT: f64 = 0.25;
 
 fn usable(observation: &Timing) -> bool {
     observation.time_ns.is_finite() && observation.time_ns > 0.0
@@ -107,7 +107,7 @@ impl Pairs {
             .filter(|(_, excess)| *excess <= plan.contention)
             .map(|(time, excess)| time - plan.contention_weight * excess.max(0.0) - threshold)
             .collect();
-        if (kept.len() as f64) < FEWEST_KEPT * n as f64 { 1.0 } else { greater(&kept) }
+        if (kept.len() as f64) < MIN_KEPT * n as f64 { 1.0 } else { greater(&kept) }
     }
 
     /// p value of "by at least the threshold in that direction".

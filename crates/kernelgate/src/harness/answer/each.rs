@@ -25,7 +25,7 @@ pub fn each_implementation<T>(
         for case in group.cases.chunk_by(|a, b| a.index == b.index).map(|cases| &cases[0]) {
             let outcome = match (&ready, &lost) {
                 (_, Some(lost)) => Err(CaseError::Fail(lost.clone())),
-                (Err(setback), None) => Err(setback.clone()),
+                (Err(error), None) => Err(error.clone()),
                 (Ok(ready), None) => {
                     eprintln!("{doing} {}", case.id);
                     one(group, case, ready)

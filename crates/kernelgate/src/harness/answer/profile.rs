@@ -9,7 +9,7 @@ use super::each::{each_implementation, parts};
 use crate::backend::{BackendError, Executable, Target};
 use crate::harness::cases::{Case, Group, Selection};
 use crate::harness::problem::{CaseError, Ready};
-use crate::protocol::{Answer, ProfiledCase};
+use crate::protocol::{ProfiledCase, ResponseBody};
 use crate::trace::KernelSummary;
 
 /// Launches before the one that is recorded.
@@ -19,13 +19,13 @@ const WARM_UP: usize = 3;
 ///
 /// # Errors
 /// When CUPTI refuses.
-pub fn profile(selection: &Selection<'_>, seed: u64, target: &Target) -> Result<Answer, BackendError> {
+pub fn profile(selection: &Selection<'_>, seed: u64, target: &Target) -> Result<ResponseBody, BackendError> {
     let Target::Cuda(device) = target else {
-        return Ok(Answer::Refused("there is no GPU to profile".to_owned()));
+        return Ok(ResponseBody::Refused("there is no GPU to profile".to_owned()));
     };
     // Before anything is captured: graphs made earlier are recorded whole.
     let Some(trace) = KernelTrace::start()? else {
-        return Ok(Answer::Refused("CUPTI is missing: `kernelgate doctor` says how to get it".to_owned()));
+        return Ok(ResponseBody::Refused("CUPTI is missing: `kernelgate doctor` says how to get it".to_owned()));
     };
     let one = |group: &Group<'_>, case: &Case, ready: &Ready| profile_case(group, case, ready, target, (device, &trace));
     let (outcomes, lost) = each_implementation(selection, seed, "profiling", one);
@@ -37,7 +37,7 @@ pub fn profile(selection: &Selection<'_>, seed: u64, target: &Target) -> Result<
         let (status, summary, reason) = parts(outcome);
         ProfiledCase { case, status, summary, reason }
     });
-    Ok(Answer::Profile(profiled.collect()))
+    Ok(ResponseBody::Profile(profiled.collect()))
 }
 
 fn profile_case(

@@ -17,7 +17,7 @@ pub fn flops_per_s() -> f64 {
     let mut together = HostGemm::new(TOGETHER);
     let together_s = fastest_s(|| together.run(Par::rayon(0)));
     let mut apart: Vec<HostGemm> = (0..rayon::current_num_threads()).map(|_| HostGemm::new(APART)).collect();
-    let apart_s = fastest_s(|| apart.par_iter_mut().for_each(|product| product.run(Par::Seq)));
+    let apart_s = fastest_s(|| apart.par_iter_mut().for_each(|gemm| gemm.run(Par::Seq)));
     leave_avx();
     rayon::broadcast(|_| leave_avx());
     let rate = |size: usize, count: usize, seconds: f64| 2.0 * (size as f64).powi(3) * count as f64 / seconds;

@@ -74,12 +74,12 @@ fn bandwidth(events: &mut EventTimer, passes: &Passes, bytes: u64) -> Result<Ban
 fn matmul(events: &mut EventTimer, operands: Operands) -> Result<Option<f64>, BackendError> {
     let elements = (MATMUL_SIZE * MATMUL_SIZE) as usize;
     let (a, b) = (random_operand(operands, "a", elements), random_operand(operands, "b", elements));
-    let Some(product) = SquareGemm::new(events.device(), operands, MATMUL_SIZE, [&a, &b])? else { return Ok(None) };
+    let Some(gemm) = SquareGemm::new(events.device(), operands, MATMUL_SIZE, [&a, &b])? else { return Ok(None) };
     let mut fastest_ns = f64::INFINITY;
-    for algorithm in 0..product.algorithms() {
+    for algorithm in 0..gemm.algorithms() {
         // One that the library proposes and then refuses is no ceiling.
-        if product.launch(algorithm).is_ok() {
-            fastest_ns = fastest_ns.min(events.typical_ns(&mut || product.launch(algorithm))?);
+        if gemm.launch(algorithm).is_ok() {
+            fastest_ns = fastest_ns.min(events.typical_ns(&mut || gemm.launch(algorithm))?);
         }
     }
     events.device().synchronize()?;

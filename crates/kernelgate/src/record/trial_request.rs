@@ -20,9 +20,9 @@ pub fn leave_mark() {
     std::hint::black_box(MARK.as_ptr());
 }
 
-/// What a bench binary that knows trials says when asked: the newest version of [`Order`] that it takes.
+/// What a bench binary that knows trials says when asked: the newest version of [`TrialRequest`] that it takes.
 pub fn answer() -> String {
-    format!("kernelgate trial protocol {}", Order::VERSION)
+    format!("kernelgate trial protocol {}", TrialRequest::VERSION)
 }
 
 /// The version in an answer; none where it is not one.
@@ -32,7 +32,7 @@ pub fn parse_answer(text: &str) -> Option<u64> {
 
 /// One trial: which cases, how long, and where the run goes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Order {
+pub struct TrialRequest {
     /// The comparison: session of the run.
     pub session: String,
     /// Where the run is recorded.
@@ -62,7 +62,7 @@ pub struct TrialSampling {
 
 impl TrialSampling {
     /// Of a process that is there to verify: one sample, so that every case is seen to run.
-    pub const GLANCE: Self = Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
+    pub const VERIFICATION_PASS: Self = Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
     /// Of a process whose median counts, on a GPU: there the samples of a process differ less than processes do.
     pub const MEASURED_ON_GPU: Self = Self { warm_up_s: 0.05, measurement_s: 0.1, fewest: 2, most: 20 };
     /// Of a process that is there to keep the device busy until it is ended.
@@ -71,7 +71,7 @@ impl TrialSampling {
     pub const MEASURED: Self = Self { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 };
 }
 
-impl Record for Order {
+impl Record for TrialRequest {
     const SCHEMA: &'static str = "kernelgate.order";
     const VERSION: u64 = 1;
     const KIND: &'static str = "order";
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_understood_and_a_list_of_cases_is_none() {
-        assert_eq!(parse_answer(&answer()), Some(Order::VERSION));
+        assert_eq!(parse_answer(&answer()), Some(TrialRequest::VERSION));
         assert_eq!(parse_answer("st_bif/forward/n4/cpu/hot: benchmark\n"), None);
     }
 }
