@@ -8,7 +8,7 @@
 //
 // Threads: four warps for 128 queries, 32 a warp as two 16-row matrix tiles, so that each B fragment of k or v read from shared
 // memory serves two mma. P never leaves the registers: the accumulator layout of S is the A layout of P v. Two blocks an SM, so
-// that each scheduler has a warp in its softmax beside one in its products.
+// that each scheduler has one warp in its softmax while another is in its GEMMs.
 // Shared memory, 16-bit, rows of d, 16-byte chunks XOR-swizzled by row: q [128][d], k and v [2 stages][64][d] each: 96 KiB at d = 128.
 // The next block's cp.async are issued between the steps of q k^T, a whole block's time ahead. One barrier a block of keys.
 // Blocks: full, the query tiles of a head are neighbours; causal, heads in groups whose k and v fit the L2, and within a group
@@ -143,7 +143,7 @@ __device__ __forceinline__ void process(Rows& rows, const u32 (&q_fragments)[kQI
   exponentials(0, p[0]);
 #pragma unroll
   for (int step = 0; step < kTileN / 16; ++step) {
-    // the next step's exponentials run beside this step's products
+    // the next step's exponentials run concurrently with this step's GEMMs
     if (step + 1 < kTileN / 16) exponentials(step + 1, p[(step + 1) & 1]);
     multiply_step_ab(rows.o, p[step & 1], v_lane + step * 16 * kRowBytes);
   }

@@ -1,4 +1,4 @@
-// Matrix products of one warp over swizzled shared-memory tiles. Deliberately absent: copies, barriers, softmax.
+// GEMMs of one warp over swizzled shared-memory tiles. Deliberately absent: copies, barriers, softmax.
 #pragma once
 #include "attention/shape.cuh"
 #include "common/fragments.cuh"

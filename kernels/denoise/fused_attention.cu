@@ -8,8 +8,8 @@
 // the eight parts.
 // Threads: 8 warps; for q k^T a warp has 16 keys, for p v 32 columns (16 where there are fewer), each all 32 rows.
 // Shared memory, rows of e (128 bytes at least), 16-byte chunks XOR-swizzled by row: q [32], k [128], v [128]; p [32][128]; the output in
-// fp32 over k when the last product is done.
-// Bound: latency of two products on 32 x 128 x e and of reading 128 keys: about 4 us a layer, whatever is done elsewhere.
+// fp32 over k when the last GEMM is done.
+// Bound: latency of two GEMMs on 32 x 128 x e and of reading 128 keys: about 4 us a layer, whatever is done elsewhere.
 #include "common/cluster.cuh"
 #include "common/fragments.cuh"
 #include "common/memory.cuh"

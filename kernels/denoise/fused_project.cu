@@ -11,7 +11,7 @@
 // and the eight that they rotate with, and eight of gate and of up, are neighbours in a tile: one thread finishes both.
 // Bound: latency. 35 MB of weights a layer take 8 us, and each byte of them is read once; what a launch, x, and the exchange between the
 // blocks of a cluster take, one after the other, is more.
-// Against the library's products: no launches for norm, rotation, activation and residual, no round trips of y, and enough blocks for
+// Against the library's GEMMs: no launches for norm, rotation, activation and residual, no round trips of y, and enough blocks for
 // every multiprocessor whatever the number of columns.
 #include "denoise/skinny_gemm.cuh"
 
@@ -57,7 +57,7 @@ denoise_fused_project_qkv(const u16* h, const float* squares, const float* style
   }
 }
 
-// h += gate x W for 64 columns of this block's rows; the sum of squares of the 64 beside it. A warp has a row: the lower half of its lanes
+// h += gate x W for 64 columns of this block's rows; the sum of squares of the 64 next to it. A warp has a row: the lower half of its lanes
 // adds the parts of one half of the cluster, the upper half those of the other.
 template <typename P>
 __device__ __forceinline__ void add_gated(const Work<P>& work, const u16* x, const float* style, u16* h, float* squares) {

@@ -5,7 +5,7 @@
 //
 // Threads: a block a row; for action_in four columns a thread, for action_out eight of a 64th of the rows.
 // Shared memory: the row of 32 actions, the normalised row in fp32, partial sums.
-// Bound: latency; 64 KB of weights for each product, in the L2.
+// Bound: latency; 64 KB of weights for each GEMM, in the L2.
 #include "common/cluster.cuh"
 #include "common/reduce.cuh"
 #include "denoise/actions.cuh"

@@ -1,4 +1,4 @@
-// How an activation lies between two products: as panels, so that a product takes its part of it in whole copies.
+// How an activation lies between two GEMMs: as panels, so that a GEMM takes its part of it in whole copies.
 #pragma once
 #include "common/types.cuh"
 

@@ -1,4 +1,4 @@
-// The expert's operations that are no matrix products, one kernel each: what a framework launches in eager mode.
+// The expert's operations that are no GEMMs, one kernel each: what a framework launches in eager mode.
 //
 // Activations are bf16 in memory, arithmetic is fp32; styles, norms, scores and the Euler state are fp32.
 // Threads: rows are a block each (norm, softmax, action_out); elsewhere a thread takes a packet of eight neighbours, which every extent of
@@ -19,7 +19,7 @@ __device__ __forceinline__ i64 thread_index() { return static_cast<i64>(blockIdx
 constexpr int kPacket = PACKET;
 static_assert(kPacket == 8, "a packet is one 16-byte access");
 
-// Every kernel begins with it: where the launch allows, the blocks come while the kernel before still runs, and wait here. What kernels before
+// Every kernel begins with it: under programmatic dependent launch (PDL) its blocks start early, and wait here. What kernels before
 // wrote is not __restrict__: as constants, its loads could move above the wait.
 __device__ __forceinline__ void follow() {
   allow_next_kernel();
@@ -62,7 +62,7 @@ __device__ __forceinline__ void load_style(const float* style, const float* bias
 __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2_approx(-x * kLog2E)); }
 
 // out[row] = [sin(2 pi t / period), cos(2 pi t / period)] in fp64, with width / 2 periods from 4e-3 to 4 in geometric steps. The time of a
-// row is times[row], or where that is null *time. With `panels`, out lies as a product of the fused kernels takes it, else row by row.
+// row is times[row], or where that is null *time. With `panels`, out lies as a GEMM of the fused kernels takes it, else row by row.
 // row_blocks blocks a row
 extern "C" __global__ void __launch_bounds__(kThreads)
 denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ times, u16* out, int width, int row_blocks, int panels) {

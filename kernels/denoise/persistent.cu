@@ -1,19 +1,19 @@
-// The loop in one kernel: blocks that stay, in clusters of eight, and a barrier of the whole grid between two products.
+// The loop in one kernel: blocks that stay, in clusters of eight, and a barrier of the whole grid between two GEMMs.
 //
 //   a layer   qkv       q, k, v = r (h (1 + scale)) W + shift W, r = 1 / rms; q and k rotated; k and v written behind the cached prefix
 //             attend    softmax(q k^T) v; the blocks of a cluster split the keys
-//             out       h += gate (attended W), the sums of squares, h (1 + scale) for the next product
+//             out       h += gate (attended W), the sums of squares, h (1 + scale) for the next GEMM
 //             gate_up   hidden = gelu_tanh(r x W_gate + shift W_gate) (r x W_up + shift W_up)
 //             down      h += gate (hidden W), as out
 //   a step    rows      velocity = final norm(h) action_out + b;  x += dt velocity;  h = x action_in + b
 //
 // The norm needs no pass of its own: its scale is multiplied in by whoever wrote h, 1 / rms and the shift (times W, computed before the loop) come
-// after the product. How it is split, and how the data moves: persistent.cuh.
+// after the GEMM. How it is split, and how the data moves: persistent.cuh.
 //
 // Threads: 384; 256 work, of the others one asks for weights and one warp for activations.
-// Shared memory: the weights of a product, its x, what the cluster sends; see persistent.cuh.
-// Bound: latency. A layer has five barriers of 1.3 us each, from a block's last store to the first copy of it, 3 us of tensor cores in its products,
-// and an exchange in the cluster after each; reading its weights is 8 us, beside all that.
+// Shared memory: the weights of a GEMM, its x, what the cluster sends; see persistent.cuh.
+// Bound: latency. A layer has five barriers of 1.3 us each, from a block's last store to the first copy of it, 3 us of tensor cores in its GEMMs,
+// and an exchange in the cluster after each; reading its weights is 8 us, concurrent with all that.
 #include "denoise/actions.cuh"
 #include "denoise/persistent.cuh"
 #include "denoise/persistent_attention.cuh"
@@ -151,7 +151,7 @@ struct Layer {
     const Share share(a, b);
     Fragments fragments;
     if (share.active) fragments.load(a, b, share, keys, values, false);
-    barrier_wait(b.queries_full, parity);  // all blocks: nobody arrives twice in a row
+    barrier_wait(b.queries_full, parity);  // all blocks: none arrives twice in a row
     if (!share.active) return;
     fragments.load(a, b, share, keys, values, true);
     attend(a, b, share, fragments);
@@ -300,7 +300,7 @@ denoise_persistent(u16* h, const u16* qkv, const u16* out, const u16* gate_up, c
     if (b.warp == 0 && b.lane == 0) Stream(a, b).run();
     if (b.warp == 1) Follower(a, b).run();
     __syncwarp();
-    cluster_arrive_relaxed();  // nobody leaves while another may still send
+    cluster_arrive_relaxed();  // none leaves while another may still send
     cluster_wait();
     return;
   }
@@ -343,7 +343,7 @@ denoise_persistent(u16* h, const u16* qkv, const u16* out, const u16* gate_up, c
   cluster_wait();
 }
 
-// shifts [layers][steps][columns] = shift W: what a norm's shift adds to each column of the product after it. W as the persistent kernel takes it.
+// shifts [layers][steps][columns] = shift W: what a norm's shift adds to each column of the GEMM after it. W as the persistent kernel takes it.
 // a warp 32 columns, z is the layer. The shift is split into two bf16, which keeps 16 bits of it.
 // Bound: reading W once; 16 steps at a time.
 extern "C" __global__ void __launch_bounds__(SHIFT_THREADS)

@@ -10,9 +10,9 @@
 //
 // Threads: two warpgroups of workers; in a third, one thread asks for weights and one warp for what other blocks write.
 //
-// Weights do not wait for the barriers: each product's are asked for as soon as its place in shared memory is free, a few pieces at a time. A fence
+// Weights do not wait for the barriers: each GEMM's are asked for as soon as its place in shared memory is free, a few pieces at a time. A fence
 // waits for all that is under way to its multiprocessor (with 32 KB from memory 1700 cycles in place of 600); therefore no weights are asked for from
-// the end of a block's products until it has told the others that it is done.
+// the end of a block's GEMMs until it has told the others that it is done.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
@@ -30,7 +30,7 @@ constexpr int kMostRows = MAX_ROWS, kMostKeys = MAX_KEYS, kQueryRows = kMostRows
 constexpr int kPanelElements = kMostRows * 64;
 constexpr u32 kPanelBytes = kPanelElements * 2;
 
-// Units of each product, and the most that a cluster (qkv, gate_up: a quarter of one) has of them. A unit of 8 columns and 64 of k is 1024 bytes.
+// Units of each GEMM, and the most that a cluster (qkv, gate_up: a quarter of one) has of them. A unit of 8 columns and 64 of k is 1024 bytes.
 constexpr int kWidthUnits = kWidth / 8, kMostWidthUnits = 9;
 constexpr int kQkvUnits = (kHeads + 2) * kHeadDim / 16, kMostQkvUnits = 3;
 constexpr int kGateUpUnits = 2 * kMlp / 16, kMostGateUpUnits = 9;
@@ -86,7 +86,7 @@ __device__ __forceinline__ u32 value_at(u32 key, u32 column) {
   return (key / 16 * (kHeadDim / 16) + column / 16) * 256 + (column % 8 * 4 + key % 8 / 2) * 8 + (column % 16 / 8 + key % 16 / 8 * 2) * 2 + key % 2;
 }
 
-// A share of a product's units.
+// A share of a GEMM's units.
 struct Units {
   int first, count;
   __device__ __forceinline__ Units(int units, int part, int parts) {
@@ -219,7 +219,7 @@ class Stream {
 #pragma unroll 1
     for (int i = 0; i < 3; ++i) ask_gate_up(from_gate_up, i);
 
-    // down's have to come between gate_up's products and its own: the L2 has them by then.
+    // down's have to come between gate_up's GEMMs and its own: the L2 has them by then.
     from = a.down + ((layer * i64{64} + b.rank * 8) * kWidthUnits + width.first) * 512;
 #pragma unroll 1
     for (int i = 0; i < 8; ++i) {
@@ -383,7 +383,7 @@ __device__ __forceinline__ Four load_h(const Arguments& a, const Place& at) {
   return f;
 }
 
-// What the next norm and its product need of h: h (1 + scale) and the sums of squares. Whole warps.
+// What the next norm and its GEMM need of h: h (1 + scale) and the sums of squares. Whole warps.
 __device__ __forceinline__ void publish(const Arguments& a, const Block& b, const Place& at, const Four& h, const Four& scale, float* squares) {
   float sum = 0.f;
 #pragma unroll

@@ -7,7 +7,7 @@
 // them: a fixed order of sums, no atomics, no second kernel.
 //
 // Weights: packed once, when they are loaded: [tile][k / group][panel of 64 columns][group of up to 64 rows][64], rows of 128 bytes, their
-// 16-byte chunks XOR-swizzled by row. Activations between two products lie as x needs them: [64 rows][k / 64 panels][64 rows][64], swizzled
+// 16-byte chunks XOR-swizzled by row. Activations between two GEMMs lie as x needs them: [64 rows][k / 64 panels][64 rows][64], swizzled
 // likewise.
 // Threads: two warpgroups, half of the tile's columns each; thread 0 asks for copies.
 // Shared memory: up to four panels of x, the slice of W, then the parts that the cluster sent: [rank][64 / kSplit rows][kTileN] fp32.
@@ -42,7 +42,7 @@ struct Product {
   static_assert(kSharedBytes <= 226 * 1024, "a block has 227 KiB of shared memory, some of it static");
 };
 
-// What a block of a product works on, and its barriers.
+// What a block of a GEMM works on, and its barriers.
 template <typename P>
 struct Work {
   int tile, rank, k0, row0, rows_left;
@@ -84,7 +84,7 @@ struct Work {
 template <typename P>
 constexpr int kBarriers = P::kGroups + P::kAtOnce + 1;
 
-// x as the product before left it: copied panel by panel.
+// x as the GEMM before left it: copied panel by panel.
 template <typename P>
 struct Panels {
   const u16* x;
@@ -169,7 +169,7 @@ struct Modulated {
 };
 
 // Multiplies, and sends every block of the cluster the rows that it finishes. Afterwards all parts of this block's rows are in its shared
-// memory, and nobody reads what is elsewhere.
+// memory, and nothing reads what is elsewhere.
 template <typename P, typename X>
 __device__ __forceinline__ void multiply(const Work<P>& work, X& x) {
   const int warp = threadIdx.x / kWarpSize, group = warp / 4;

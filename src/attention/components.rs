@@ -1,5 +1,5 @@
 //! Attention's three steps apart, with the scores in memory: q kᵀ, softmax, p v. Shows what a fused kernel saves, and how
-//! softmax compares with the products around it. Full mask; one shape, b = 4, h = 12, s = 512, d = 64, unless asked.
+//! softmax compares with the GEMMs around it. Full mask; one shape, b = 4, h = 12, s = 512, d = 64, unless asked.
 //!
 //! Deliberately absent: a chain. Each step has inputs of its own, drawn with the distribution that the chain would give.
 

@@ -1,4 +1,5 @@
-//! Attention in FlashAttention's configuration, forward and backward; its three products apart are in [`crate::attention::components`].
+//! Attention in FlashAttention's configuration, forward and backward; its three components apart
+//! are in [`crate::attention::components`].
 //!
 //! 16,384 tokens and a hidden size of 2048 whatever the sequence length, so that cases compare: b = tokens / s,
 //! h = 2048 / d. Source: the benchmark of FlashAttention (arXiv 2205.14135, 2307.08691).
@@ -173,7 +174,7 @@ impl Attention {
         Tensor::new(self.shape(), data)
     }
 
-    /// Matrix products of `products` times 2·d operations a pair, softmax of five a pair, `tensors` read and written.
+    /// `products` GEMMs of 2·d operations a pair each, softmax of five a pair, `tensors` read and written.
     fn work(&self, products: u64, read: u64, written: u64) -> Work {
         let bytes = self.elements() * self.dtype.bytes() as u64;
         Work::bytes(read * bytes, written * bytes)
@@ -213,7 +214,7 @@ pub(super) fn draw(seed: u64, name: &str, shape: &[usize], dtype: Dtype, f: impl
 
 /// Of outputs. 16 bits: some three times what rounding alone brings, the probabilities as operands and the output (a test
 /// emulates it: 4e-3 and 2e-3 in bf16, an eighth in f16). f32: some seven times what the CPU backend measures (1e-6 and 4e-7).
-/// All far below what a wrong scale, a missed key or TF32 products bring.
+/// All far below what a wrong scale, a missed key or TF32 GEMMs bring.
 pub(super) fn tolerance(dtype: Dtype) -> Tolerance {
     match dtype {
         Dtype::Bf16 => Tolerance { max_error: 1.2e-2, relative_l2: 7e-3 },
@@ -301,7 +302,7 @@ impl Problem for AttentionForward {
 
 /// `attention/backward`: `q`, `k`, `v` and `grad_out` to `grad_q`, `grad_k` and `grad_v`, all `[b, h, s, d]`.
 ///
-/// The work is the backward alone: five products for the forward's two (2.5 times), the scores recomputed.
+/// The work is the backward alone: five GEMMs for the forward's two (2.5 times), the scores recomputed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionBackward {
     /// Shape, mask and dtype.

@@ -1,4 +1,4 @@
-//! Attention of one head in fp64: the definition that every implementation is held against.
+//! Attention of one head in fp64: the definition that every implementation is verified against.
 //!
 //! Matrices are row-major slices: queries `[rows, d]`, keys and values `[keys, d]`, scores `[rows, keys]`. A query's
 //! position says which keys it sees under the causal mask. Deliberately absent: which heads and rows are computed

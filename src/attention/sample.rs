@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use kernelgate::workload::{Expected, random};
 
-/// Query-key pairs that a reference computes: about half a second on two cores, exponentials and products together.
+/// Query-key pairs that a reference computes: about half a second on two cores, exponentials and GEMMs together.
 pub const PAIRS: u64 = 1 << 25;
 
 /// Seed of the sample. Fixed: which rows are checked belongs to the reference, not to the inputs.

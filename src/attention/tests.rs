@@ -218,7 +218,7 @@ fn a_small_problem_is_checked_whole() {
     }
 }
 
-/// What an implementation on tensor cores computes: fp32 or better inside, but operands of products and results in the dtype.
+/// What an implementation on tensor cores computes: fp32 or better inside, but operands of GEMMs and results in the dtype.
 struct Rounded {
     head: HeadConfig,
     round: fn(f64) -> f64,

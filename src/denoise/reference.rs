@@ -1,6 +1,6 @@
-//! The expert in fp64: the definition that every implementation is held against.
+//! The expert in fp64: the definition that every implementation is verified against.
 //!
-//! Matrix products are `faer`'s, everything else is written out. Matrices are converted a block of columns at a time, so
+//! GEMMs are `faer`'s, everything else is written out. Matrices are converted a block of columns at a time, so
 //! that the fp64 copy of a model never exists.
 
 use std::f64::consts::{PI, TAU};
@@ -78,7 +78,7 @@ impl<'a> ReferenceExpert<'a> {
     fn attention(&self, layer: usize, y: &[f64]) -> Vec<f64> {
         let ExpertShape { model: Model { heads, head_dim, .. }, p, .. } = *self.shape;
         let cached = |name| self.inputs.tensor(name).to_f64(layer * p * head_dim, p * head_dim);
-        // Rows of q are (position, head) pairs: the heads of a row lie side by side, so this is its shape as it is.
+        // Rows of q are (position, head) pairs: the heads of a row are contiguous, so this is its shape as it is.
         let mut q = self.project("q_proj", layer, y);
         rope(&mut q, head_dim, |row| p + row / heads);
         let mut suffix = self.project("k_proj", layer, y);

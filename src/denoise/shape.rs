@@ -50,7 +50,7 @@ impl ExpertShape {
         2 * self.s as u64 * self.model.layer_weights()
     }
 
-    /// Operations of both attention products in one step.
+    /// Operations of both attention GEMMs in one step.
     pub fn attention_flops(&self) -> u64 {
         let Model { depth, heads, head_dim, .. } = self.model;
         4 * (self.s * heads) as u64 * self.context() as u64 * (head_dim * depth) as u64

@@ -1,4 +1,4 @@
-//! The equations of one ST-BIF neuron in fp64: the definition that every implementation is held against.
+//! The equations of one ST-BIF neuron in fp64: the definition that every implementation is verified against.
 
 /// Scalars of a neuron.
 #[derive(Debug, Clone, Copy, PartialEq)]

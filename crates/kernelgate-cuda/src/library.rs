@@ -12,7 +12,7 @@ pub enum Library {
     Driver,
     /// `libnvrtc`: compiles kernels; needs no GPU.
     Nvrtc,
-    /// `libcublasLt`: measures the ceilings of matrix products.
+    /// `libcublasLt`: measures the ceilings of GEMMs.
     CublasLt,
     /// `libcupti`: the hardware's own record of kernels.
     Cupti,

@@ -19,7 +19,7 @@ pub enum Exit {
 impl Exit {
     /// Ended by Ctrl-C or a termination signal: what shells report for SIGINT.
     pub const INTERRUPTED: i32 = 130;
-    /// Nobody reads the output any more: what shells report for SIGPIPE.
+    /// Broken pipe: what shells report for SIGPIPE.
     pub const BROKEN_PIPE: i32 = 141;
 }
 

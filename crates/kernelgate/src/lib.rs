@@ -9,8 +9,8 @@
 //!
 //! # Features
 //!
-//! - `matmul-ceiling`: measures the host's ceiling of matrix products, at the price of a matrix library. Without it, CPU cases of
-//!   workloads with such products are held against the host's bandwidth alone.
+//! - `matmul-ceiling`: measures the host's ceiling of GEMMs, at the price of a matrix library. Without it, CPU cases of
+//!   workloads with such GEMMs are bounded by the host's bandwidth alone.
 
 pub mod exit;
 pub mod simd;

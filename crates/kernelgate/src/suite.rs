@@ -1,4 +1,4 @@
-//! A workload beside its implementations, with the problem's type erased: what the harness and the command line walk over.
+//! A workload with its implementations, with the problem's type erased: what the harness and the command line walk over.
 
 use std::sync::Arc;
 

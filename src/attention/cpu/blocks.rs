@@ -1,4 +1,4 @@
-//! How the work is cut: blocks of queries a task, tiles of scores in cache, products on one thread.
+//! How the work is cut: blocks of queries a task, tiles of scores in cache, GEMMs on one thread.
 
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};

@@ -1,4 +1,4 @@
-//! Attention on the host: tiles of scores that stay in cache, products by `faer`, softmax by vectorised loops.
+//! Attention on the host: tiles of scores that stay in cache, GEMMs by `faer`, softmax by vectorised loops.
 //!
 //! Tasks are blocks of queries (forward) or heads (backward), each on one thread with its tiles on the stack: a launch
 //! allocates nothing. Deliberately absent: bf16 and f16.

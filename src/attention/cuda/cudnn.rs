@@ -36,7 +36,7 @@ pub const BACKWARD: Implementation<AttentionBackward> = Implementation {
     prepare: Prepare::CudaWithin { device_bytes: backward_bytes, prepare: backward },
 };
 
-/// fp32 row sums and the fp32 accumulator of dq, beside what every backward needs. What the engine asks for comes on top.
+/// fp32 row sums and the fp32 accumulator of dq, besides what every backward needs. What the engine asks for comes on top.
 fn backward_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
     common_bytes(&extents) + sums_bytes(&extents) + accumulator_bytes(&extents)
@@ -201,7 +201,7 @@ impl ForwardGraph {
         let weights = between(g, PointwiseMode::Exponential, &[below], shapes.pairs)?;
         let sum = g.between(shapes.rows, DataType::F32)?;
         g.reduce(Operator::Add, weights, sum)?;
-        // The log-sum-exp is part of the pattern even where nobody wants it.
+        // The log-sum-exp is part of the pattern even where it is not needed.
         let logarithm = between(g, PointwiseMode::Logarithm, &[sum], shapes.rows)?;
         between(g, PointwiseMode::Add, &[top, logarithm], shapes.rows)?;
         let probabilities = g.between(shapes.pairs, shapes.stored)?;

@@ -10,7 +10,7 @@ use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::{Argument, Device, KernelSpec};
 
-/// The kernels, beside those of `components`.
+/// The kernels, besides those of `components`.
 pub const KERNELS: &[KernelSpec<Extents>] = &[TILED_SCORES, TILED_SOFTMAX, TILED_VALUES, FLASH, FLASH_MMA];
 
 const THREADS: usize = 256;
@@ -109,7 +109,7 @@ pub fn flash_bytes(problem: &AttentionForward) -> u64 {
     4 * Extents::from(&problem.attention).vector_bytes()
 }
 
-/// fp32 scores and 16-bit probabilities beside inputs and output.
+/// fp32 scores and 16-bit probabilities besides inputs and output.
 fn naive_bytes(problem: &AttentionForward) -> u64 {
     flash_bytes(problem) + (4 + 2) * Extents::from(&problem.attention).pairs()
 }

@@ -1,4 +1,4 @@
-//! What happens between the expert's matrix products, row by row, written to vectorise inside a `pulp` dispatch.
+//! What happens between the expert's GEMMs, row by row, written to vectorise inside a `pulp` dispatch.
 
 use crate::math::{exp, gelu_tanh};
 

@@ -1,4 +1,4 @@
-//! The denoise expert on the host in f32: matrix products over blocks of weight columns, everything else fused into them.
+//! The denoise expert on the host in f32: GEMMs over blocks of weight columns, everything else fused into them.
 //!
 //! Weights are read where the inputs hold them; the only copies are activations.
 

@@ -19,10 +19,10 @@ use kernelgate_cuda::{Argument, Device, KernelSpec, Requires};
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Items>] = &[QKV, OUT, GATE_UP, DOWN, TIME, STYLE, ATTENTION, BEGIN, END];
 
-/// Rows of a tile of a product.
+/// Rows of a tile of a GEMM.
 const TILE_ROWS: usize = 64;
 
-/// The products: a cluster a tile of 64 columns, k split among its blocks, and 64 rows.
+/// The GEMMs: a cluster a tile of 64 columns, k split among its blocks, and 64 rows.
 const QKV: KernelSpec<Items> = KernelSpec {
     constants: project_constants,
     shared_bytes: |items| gemm_shared(items.model.width, QKV_SPLIT),
@@ -152,7 +152,7 @@ pub fn scratch(run: &ExpertRun) -> Vec<Region> {
     let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (s, steps) = (run.shape.s, run.steps);
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
-    // Between two products: rows and columns in whole panels of 64.
+    // Between two GEMMs: rows and columns in whole panels of 64.
     let panels = |rows: usize, columns: usize| rows.next_multiple_of(64) * columns.next_multiple_of(64) * bf16;
     vec![
         ("embedding", panels(steps, width)),
@@ -190,7 +190,7 @@ pub fn program(run: &ExpertRun, inputs: &Tensors, device: &Arc<Device>, output: 
     write(run, inputs, device, output, false, None)
 }
 
-/// Writes the launches, each to begin while the one before it ends.
+/// Writes the launches, each with programmatic dependent launch (PDL).
 ///
 /// # Errors
 /// As [`program`].

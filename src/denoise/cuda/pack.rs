@@ -1,9 +1,10 @@
 //! Weights, keys and values as the kernels take them: packed once, on the host, while a case is prepared.
 //!
-//! Weights of the fused products (`kernels/denoise/skinny_gemm.cuh`): `[layer][tile of 64 columns][k / group][group rows of k][64]`, 16-byte
-//! chunks of eight columns XOR-swizzled by row; a group is up to 64 rows, of one block's slice of k. Of the persistent kernel
-//! (`kernels/denoise/persistent.cuh`): `[layer][k / 64][columns / 8][8 columns][64 of k]`, 16-byte chunks of eight k XOR-swizzled by column.
-//! Its keys and values are fragments of the tensor cores.
+//! Weights of the fused GEMMs (`kernels/denoise/skinny_gemm.cuh`):
+//! `[layer][tile of 64 columns][k / group][group rows of k][64]`, 16-byte chunks of eight columns
+//! XOR-swizzled by row; a group is up to 64 rows, of one block's slice of k. Of the persistent kernel
+//! (`kernels/denoise/persistent.cuh`): `[layer][k / 64][columns / 8][8 columns][64 of k]`, 16-byte
+//! chunks of eight k XOR-swizzled by column. Its keys and values are fragments of the tensor cores.
 
 use rayon::prelude::*;
 
@@ -11,7 +12,7 @@ use super::buffers::Region;
 use crate::denoise::model::Model;
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Blocks among which the fused products split k: of q, k and v together, of the attended values, of the feed-forward's way in and
+/// Blocks among which the fused GEMMs split k: of q, k and v together, of the attended values, of the feed-forward's way in and
 /// way out, and of what does not depend on the actions.
 pub const QKV_SPLIT: usize = 4;
 pub const OUT_SPLIT: usize = 8;
@@ -60,7 +61,7 @@ enum PackedLayout {
     Panels,
 }
 
-/// A model's for the persistent kernel: the products of a layer in panels, the others as the fused products take them.
+/// A model's for the persistent kernel: the GEMMs of a layer in panels, the others as the fused GEMMs take them.
 pub fn persistent_packings(model: &Model) -> Vec<Packing> {
     let mut packings = packings(model);
     for packing in &mut packings {

@@ -1,5 +1,6 @@
-//! A launch an operation: `kernels/denoise/per_op.cu` and the library's products, in the order in which a framework runs the model; or,
-//! to be captured, products that do not need each other in lanes of their own.
+//! A launch an operation: `kernels/denoise/per_op.cu` and the library's GEMMs, in the order in
+//! which a framework runs the model; or, to be captured, GEMMs that do not need each other in lanes
+//! of their own.
 
 use std::sync::Arc;
 
@@ -54,11 +55,11 @@ pub const fn embed_blocks(model: &Model) -> usize {
     (model.width / 2).div_ceil(THREADS)
 }
 
-/// Lanes of products: the layer's first, the styles, and two more for what stands beside a product of the first.
+/// Lanes of GEMMs: the layer's first, the styles, and two more for what is concurrent with a GEMM of the first.
 const LANES: usize = 4;
 const STYLES: usize = 1;
 
-/// Keys that the products run over: a multiple of eight, so that rows of probabilities are whole packets.
+/// Keys that the GEMMs run over: a multiple of eight, so that rows of probabilities are whole packets.
 const fn padded(context: usize) -> usize {
     context.next_multiple_of(8)
 }
@@ -108,7 +109,7 @@ pub fn program(run: &ExpertRun, inputs: &Tensors, device: &Arc<Device>, output: 
     write(run, inputs, device, output, false)
 }
 
-/// Writes the launches, products that do not need each other side by side, every other kernel to begin while the one before it ends.
+/// Writes the launches: independent GEMMs concurrently, on parallel graph branches; every other kernel with PDL.
 ///
 /// # Errors
 /// As [`program`].
@@ -310,7 +311,7 @@ impl PerOpWriter<'_> {
         let width_i32 = Argument::I32(width as i32);
         self.plan.launch(&NORM, s, &[memory.at("h"), memory.at("normed"), width_i32]);
         if self.concurrent {
-            // This one is waited for, and the next one begins beside what follows.
+            // This one is waited for, and the next one runs concurrently with what follows.
             self.plan.cross(STYLES, 0);
             self.style(STYLES, index + 1);
         }
@@ -337,12 +338,12 @@ impl PerOpWriter<'_> {
         self.plan.launch(&BIAS, packets, &[memory.at(x), memory.at(bias), sizes[0], sizes[1], sizes[2]])
     }
 
-    /// A product in bf16: y `[rows, columns]` = x `[rows, depth]` · w `[depth, columns]`.
+    /// A GEMM in bf16: y `[rows, columns]` = x `[rows, depth]` · w `[depth, columns]`.
     fn gemm(&mut self, rows: usize, columns: usize, depth: usize, x: &str, w: u64, y: &str) {
         self.gemm_of(Spec { rows, columns, depth, transposed: false, wide: false }, x, w, y)
     }
 
-    /// The same of several (w, y), beside what comes next in the first lane, or before it.
+    /// The same of several (w, y), concurrently with what comes next in the first lane, or before it.
     fn concurrent_gemms<const N: usize>(&mut self, rows: usize, [columns, depth]: [usize; 2], x: &str, gemms: [(u64, &str); N]) {
         let spec = Spec { rows, columns, depth, transposed: false, wide: false };
         for (number, (w, y)) in gemms.into_iter().enumerate() {
@@ -355,7 +356,7 @@ impl PerOpWriter<'_> {
         }
     }
 
-    /// Waits for so many products beside.
+    /// Waits for so many concurrent GEMMs.
     fn wait_for_concurrent(&mut self, gemms: usize) {
         if self.concurrent {
             (0..gemms).for_each(|number| self.plan.cross(STYLES + 1 + number, 0));

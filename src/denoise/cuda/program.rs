@@ -1,4 +1,4 @@
-//! A list of launches, written once and walked each time: kernels, library products, named ranges.
+//! A list of launches, written once and walked each time: kernels, library GEMMs, named ranges.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -15,12 +15,12 @@ use kernelgate_cuda::libraries::gemm::{Blas, Gemm, Spec};
 use kernelgate_cuda::observe::range::Range;
 use kernelgate_cuda::{Argument, Device, KernelSpec, LaunchAttributes, LoadedKernel};
 
-/// Most launches of a product by which its algorithm is chosen: a step's, where there are more.
+/// Most launches of a GEMM by which its algorithm is chosen: a step's, where there are more.
 const MAX_TIMED: usize = 40;
 
 type DenoiseKernel = KernelSpec<Items>;
 
-/// One entry; kernels and products by their number.
+/// One entry; kernels and GEMMs by their number.
 enum Op {
     Launch { kernel: usize, arguments: Vec<Argument>, attributes: LaunchAttributes },
     Gemm { lane: usize, gemm: usize, x: u64, w: u64, y: u64 },
@@ -69,7 +69,7 @@ impl LaunchSequence {
 pub enum Written {
     /// A kernel for so many items, of so many layers, and what L2 is to do with a range of what it reads.
     Launch { kernel: &'static DenoiseKernel, items: usize, layers: usize, arguments: Vec<Argument>, window: Option<Window> },
-    /// A product of the matrices at these addresses, in a lane; kernels are in the first.
+    /// A GEMM of the matrices at these addresses, in a lane; kernels are in the first.
     Gemm { lane: usize, spec: Spec, x: u64, w: u64, y: u64 },
     /// What comes in one lane waits for what is in another so far.
     Cross { from: usize, to: usize },
@@ -101,7 +101,7 @@ impl LaunchPlan {
         self.written.push(Written::Launch { kernel, items, layers, arguments: arguments.to_vec(), window: None });
     }
 
-    /// Adds a product of the matrices at these addresses, in a lane. They are as the spec says and live as a launch's; y overlaps
+    /// Adds a GEMM of the matrices at these addresses, in a lane. They are as the spec says and live as a launch's; y overlaps
     /// neither x nor w, and nothing that may run concurrently uses y.
     pub fn gemm(&mut self, lane: usize, spec: Spec, x: u64, w: u64, y: u64) {
         self.written.push(Written::Gemm { lane, spec, x, w, y });
@@ -122,8 +122,8 @@ impl LaunchPlan {
         self.written.push(Written::End);
     }
 
-    /// Compiles, loads and describes everything in it. The program keeps the memory and what it has set aside of L2; products need the
-    /// library. If wanted, kernels begin while the kernel before them ends.
+    /// Compiles, loads and describes everything in it. The program keeps the memory and what it has set aside of L2; GEMMs need the
+    /// library. If `programmatic`, kernels are launched with PDL.
     ///
     /// # Errors
     /// When a kernel does not compile or load, a grid cannot hold its blocks, or the library knows no algorithm.
@@ -181,7 +181,7 @@ impl LaunchPlan {
                 }
             });
         }
-        // Every product is timed on all that it multiplies here: layer after layer of weights, as they will come.
+        // Every GEMM is timed on all that it multiplies here: layer after layer of weights, as they will come.
         for (number, gemm) in program.gemms.iter_mut().enumerate() {
             let operands: Vec<[u64; 3]> = program
                 .ops

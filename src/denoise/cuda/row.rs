@@ -35,14 +35,15 @@ pub const fn kernel(
 ) -> KernelSpec<Items> {
     KernelSpec {
         constants: |_| vec![("THREADS", THREADS)],
-        // They wait for the kernel before them when they are launched to overlap it, which is of sm_90.
+        // Launched with PDL, they wait for the kernel before them, which needs sm_90.
         requires: Requires::AtLeast(90),
         variants: || vec![Items { model: PI05, items: 1, layers: 1 }],
         ..KernelSpec::new(Source::new(file, text).with_headers(HEADERS), symbol, THREADS, blocks)
     }
 }
 
-/// A kernel of the family that is compiled for a model. Blocks of one run beside blocks of the next: both keep the whole shared memory.
+/// A kernel of the family that is compiled for a model. Blocks of one kernel and of the next are
+/// co-resident: both set the shared-memory carve-out to 100 %.
 pub const fn model_kernel(
     file: &'static str,
     text: &'static str,

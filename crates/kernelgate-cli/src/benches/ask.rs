@@ -28,7 +28,7 @@ pub struct Asking<'a> {
     pub settings: BTreeMap<String, String>,
     /// Criterion's filter.
     pub filter: Option<&'a str>,
-    /// When a bench is taken for hung.
+    /// When a bench is treated as hung.
     pub timeout: Duration,
 }
 

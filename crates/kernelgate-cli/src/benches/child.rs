@@ -4,7 +4,7 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Between two looks at a process: short against a process, long against what a look costs.
+/// Between two polls of a process: short against a process, long against what a poll costs.
 const LOOK: Duration = Duration::from_millis(5);
 /// The process that runs now, for who wants to end it.
 #[derive(Clone, Default)]

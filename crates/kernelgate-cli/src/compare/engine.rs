@@ -20,7 +20,7 @@ use kernelgate::record::{FileError, Provenance, Run, TrialRecord, TrialRequest, 
 const VERIFY_TIMEOUT: Duration = Duration::from_secs(1800);
 /// What a measuring process may take beyond ten times what verifying took.
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
-/// Broken processes of a side after which its bench is given up.
+/// Failed processes of a side after which its bench is abandoned.
 const MAX_BROKEN: usize = 2;
 
 /// A comparison while it runs.
@@ -29,7 +29,7 @@ pub struct Engine<'a> {
     session: &'a Session,
     progress: ComparisonProgress,
     plan: TestPlan,
-    /// What else computes while the head's processes run.
+    /// What is co-running while the head's processes run.
     co_running: CoRunning,
     /// Every process so far.
     pub trials: Trials,
@@ -187,7 +187,7 @@ impl<'a> Engine<'a> {
         unmeasured.append(&mut matched.unmeasured);
         unmeasured.retain(|id, _| !matched.failed.contains_key(id));
         let stopped = rounds::stopped(&self.trials.trials);
-        // A bench that was given up explains what is open; what was decided before stays decided.
+        // A bench that was abandoned explains what is open; what was decided before stays decided.
         let open = |decision: &Decision| matches!(decision.verdict, Verdict::Inconclusive | Verdict::Regressed);
         let case_error = |decision: &Decision| {
             let abandoned = || self.abandoned(benches, &decision.case).filter(|_| open(decision));
@@ -247,7 +247,7 @@ impl<'a> Engine<'a> {
         without.map(|id| (id.clone(), why(id))).collect()
     }
 
-    /// Why the bench of a case was given up.
+    /// Why the bench of a case was abandoned.
     fn abandoned(&self, benches: &[Bench], id: &str) -> Option<String> {
         let bench = benches.iter().find(|bench| bench.cases.contains(id))?;
         let broken = self.broken.iter().find(|broken| broken.given_up && broken.bench == bench.name)?;
@@ -334,7 +334,7 @@ impl<'a> Engine<'a> {
         outcome
     }
 
-    /// Starts what is to compute beside a trial.
+    /// Starts what is to be co-running with a trial.
     fn start_co_running(&self, setup: &TrialSetup<'_>, trial: &process::TrialProcess<'_>) -> Result<Option<BusyThreads>, String> {
         match self.co_running {
             CoRunning::Nothing => Ok(None),

@@ -22,7 +22,7 @@ pub struct InstalledBench {
 /// The executables of a side.
 #[derive(Debug, Clone, Default)]
 pub struct InstalledBenches {
-    /// Those that take orders, by name.
+    /// Those that take trial requests, by name.
     pub ours: BTreeMap<String, InstalledBench>,
     /// Executables without this harness, by name, with the reason for leaving them alone.
     pub foreign: BTreeMap<String, String>,
@@ -30,7 +30,7 @@ pub struct InstalledBenches {
     pub names: Vec<String>,
 }
 
-/// Puts executables into `side/bin` and asks each whether it takes orders. To ask is to run it, so
+/// Puts executables into `side/bin` and asks each whether it takes trial requests. To ask is to run it, so
 /// only those are asked whose file holds the mark of this harness, and those wanted by name.
 ///
 /// # Errors

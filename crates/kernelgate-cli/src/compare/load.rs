@@ -1,4 +1,4 @@
-//! Something else that computes beside a process, to see what the gate makes of it.
+//! Co-running load: contention on purpose, to see what the gate makes of it.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What else computes.
+/// What is co-running with a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoRunning {
     /// Nothing that we know of.

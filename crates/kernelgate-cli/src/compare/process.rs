@@ -9,7 +9,7 @@ use crate::benches::child::{Ended, Running, wait};
 use kernelgate::protocol::{self, Action, Request};
 use kernelgate::record::{Run, TrialRequest, file};
 
-/// Lines of a broken process that are shown.
+/// Lines of a failed process that are shown.
 const SHOWN_LINES: usize = 4;
 
 /// What every trial of a comparison has in common.
@@ -18,7 +18,7 @@ pub struct TrialSetup<'a> {
     pub settings: &'a BTreeMap<String, String>,
     /// Criterion's filter.
     pub filter: Option<&'a str>,
-    /// Where order, run and messages go.
+    /// Where request, run and messages go.
     pub work: &'a Path,
     /// Who may end it.
     pub running: &'a Running,
@@ -38,11 +38,11 @@ pub struct TrialProcess<'a> {
     pub version: u64,
     /// What it is to do.
     pub request: &'a TrialRequest,
-    /// When to give it up.
+    /// Timeout of the process.
     pub timeout: Duration,
 }
 
-/// Starts a trial that nobody waits for, to be ended by `beside`.
+/// Starts a trial that is not waited for, to be ended through `co_running`.
 ///
 /// # Errors
 /// A fragment that says why it does not start.
@@ -52,11 +52,11 @@ pub fn start_co_running(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>, co_run
     co_running.start(&mut command).map(drop).map_err(|cause| format!("failed to start: {cause}"))
 }
 
-/// The command of a trial, whose order goes into a file of that name.
+/// The command of a trial, whose request goes into a file of that name.
 fn command(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>, name: &str) -> Result<Command, String> {
     let path = setup.work.join(name);
     let response = setup.work.join(format!("response-to-{name}"));
-    // Version 1 knew orders only, and takes them under a name of their own.
+    // Version 1 knew trial requests only, and takes them under a name of their own.
     let (variable, written) = match trial.version {
         1 => ("KERNELGATE_TRIAL", file::write(&path, trial.request)),
         _ => {
@@ -84,7 +84,7 @@ fn command(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>, name: &str) -> Resu
 /// Runs a trial; its run, or none where it has no case that was asked for.
 ///
 /// # Errors
-/// A fragment that says how it broke.
+/// A fragment that says how it failed.
 pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<Run>, String> {
     let messages = setup.work.join("messages.txt");
     let sink = std::fs::File::create(&messages).map_err(|cause| format!("failed to write {}: {cause}", messages.display()))?;

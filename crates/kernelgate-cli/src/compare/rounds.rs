@@ -116,8 +116,8 @@ pub fn next_block(trials: &[TrialRecord], round: u32, bench: &str) -> usize {
     trials.iter().filter(|trial| trial.round == round && trial.bench == bench).map(|trial| trial.block + 1).max().unwrap_or(0)
 }
 
-/// About how long a round will still take: the blocks that the undecided cases probably need, at the pace of the last block, within
-/// what is left of the budget.
+/// About how long a round will still take: the blocks that the undecided cases probably need, at
+/// the speed of the last block, within what is left of the budget.
 pub fn time_left(outcome: &Outcome, done: usize, plan: &TestPlan, block: Duration, budget_left: Duration) -> Duration {
     let of =
         |id: &String| outcome.of(id).and_then(|decision| Some((decision.pairs_needed?.saturating_sub(decision.pairs)).div_ceil(2)));

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 /// Copies `from/target` to `to/target`, times of change kept, where there is none yet; the sources of `to` then count as changed just
-/// now, because what was copied was built from others.
+/// now, because what was copied was built from other sources.
 ///
 /// # Errors
 /// When a file cannot be copied: the caller then builds from nothing.

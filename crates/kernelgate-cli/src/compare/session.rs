@@ -23,7 +23,7 @@ pub struct Bench {
     pub verified: [PathBuf; 2],
     /// Cases to compare.
     pub cases: BTreeSet<String>,
-    /// When to give a process up.
+    /// Timeout of a process.
     pub timeout: Duration,
     /// How long a process times a case.
     pub sampling: TrialSampling,
@@ -72,13 +72,13 @@ impl Prepared {
 pub struct Session {
     /// Where everything is.
     pub folder: Folder,
-    /// Where order, run and messages of a process go.
+    /// Where request, run and messages of a process go.
     pub work: PathBuf,
     /// Base and head.
     pub sides: [Side; 2],
     /// The process that is measured.
     pub running: Running,
-    /// The process beside those of the head, if there is to be one.
+    /// The process co-running with those of the head, if there is to be one.
     pub co_running: Running,
     /// What a person sees.
     pub progress: ComparisonProgress,

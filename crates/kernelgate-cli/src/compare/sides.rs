@@ -193,7 +193,7 @@ pub struct Matched {
     /// Failed in the base only, and verified or absent in the head.
     pub failed_in_base: BTreeMap<String, String>,
     /// Asked for, and lacking on one side what a comparison takes, with the reason: skipped in the
-    /// base, or of a bench that broke.
+    /// base, or of a bench that failed.
     pub unmeasured: BTreeMap<String, String>,
 }
 
@@ -242,7 +242,7 @@ impl Matched {
         }
     }
 
-    /// Adds a bench that broke while it was verified, as far as the other side tells its cases.
+    /// Adds a bench that failed while it was verified, as far as the other side tells its cases.
     pub fn abandon(&mut self, base: Option<&Run>, head: Option<&Run>, why: &str) {
         for run in base.iter().chain(&head) {
             self.unmeasured.extend(run.cases.keys().map(|id| (id.clone(), why.to_owned())));

@@ -9,7 +9,7 @@ use kernelgate::record::{Baseline, BaselineRun, CaseRecord, Provenance, Run};
 /// A case as several process runs measured it.
 type Measured<'a> = [(&'a Run, &'a CaseRecord)];
 
-/// Holds runs against a baseline. `runs` is not empty; several runs of one bench binary are several process runs of its cases.
+/// Compares runs with a baseline. `runs` is not empty; several runs of one bench binary are several process runs of its cases.
 pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> GateReport {
     let mut head: BTreeMap<&str, Vec<(&Run, &CaseRecord)>> = BTreeMap::new();
     for run in runs {
@@ -74,7 +74,7 @@ fn other_device(baseline: &Baseline, runs: &[Run], judged: &[Judged]) -> Option<
 
 fn judge(baseline: &Baseline, id: &str, head: &Measured<'_>, policy: Policy) -> Judged {
     let base = &baseline.cases[id];
-    // What others do on the host changes the times of its own cores only.
+    // Contention on the host changes the times of its own cores only.
     let contended = head.iter().all(|(run, _)| run.environment.on_host());
     let same = |run: &Run| base.samples.keys().all(|key| run.environment.same_device(&baseline.runs[key].environment));
     let same_device = head.iter().all(|(run, _)| same(run));

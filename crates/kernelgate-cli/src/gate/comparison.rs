@@ -39,7 +39,7 @@ pub struct Comparison {
     /// Cases that failed in the base only, when it was verified: the head mended them, and there is
     /// nothing to compare with.
     pub failed_in_base: BTreeMap<String, String>,
-    /// Processes that broke.
+    /// Processes that failed.
     pub broken: Vec<Broken>,
     /// Bench binaries without this harness: left alone.
     pub foreign: Vec<String>,
@@ -67,7 +67,7 @@ pub struct Compared {
 }
 
 impl Compared {
-    /// From both rounds. A case with a setback was undecided when it came: the blocks before are
+    /// From both rounds. A case with an error was undecided when it came: the blocks before are
     /// too few for a verdict, unless both rounds call it slower.
     pub fn new(mut decision: Decision, confirmation: Option<Decision>, setback: Option<String>) -> Self {
         let again = confirmation.as_ref().is_some_and(|decision| decision.verdict == Verdict::Regressed);
@@ -99,7 +99,7 @@ impl Compared {
             Verdict::Regressed if self.verdict == Verdict::Inconclusive => Some("not confirmed by a second round"),
             _ => self.decision.reason.map(Reason::words),
         };
-        // Without a pair the setback is all there is to say.
+        // Without a pair the error is all there is to say.
         let of_pairs = of_pairs.filter(|_| self.decision.pairs > 0 || self.setback.is_none());
         let reasons: Vec<&str> = of_pairs.into_iter().chain(self.setback.as_deref()).collect();
         (!reasons.is_empty()).then(|| reasons.join("; "))
@@ -115,7 +115,7 @@ pub struct Broken {
     pub side: String,
     /// How.
     pub reason: String,
-    /// Whether its cases are undecided because of it.
+    /// Whether its cases were abandoned because of it, and are undecided.
     pub given_up: bool,
 }
 

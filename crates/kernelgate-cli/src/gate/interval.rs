@@ -20,7 +20,7 @@ pub struct SideTimes {
     pub runs: usize,
     /// Half the range of the runs' medians, relative to their median; none with one run.
     pub spread: Option<f64>,
-    /// Median over the runs of the share of the host's CPU time that others took, at most 0.95; 0 where unknown.
+    /// Median over the runs of the share of the host's CPU time that co-running processes took, at most 0.95; 0 where unknown.
     pub contention: f64,
 }
 
@@ -28,9 +28,9 @@ impl SideTimes {
     /// The range of the runs' medians. A single run shows nothing of the spread between runs: it gets `single_run`, or half its
     /// own relative interquartile range if that is wider, to either side.
     ///
-    /// Where others on the host matter (`contended`) and took the share c of its CPU time, the lower end is that of a run which
-    /// would have been shorter by (1 - c) without them. Equal shares on both sides do not cancel: the same load slows one run
-    /// more than the next.
+    /// Where contention on the host matters (`contended`) and took the share c of its CPU time, the
+    /// lower end is that of a run which would have been shorter by (1 - c) without it. Equal
+    /// shares on both sides do not cancel: the same load slows one run more than the next.
     ///
     /// `runs` has at least one entry, and each at least one sample.
     pub fn of<'a>(runs: impl IntoIterator<Item = &'a Samples>, single_run: f64, contended: bool) -> Self {

@@ -28,11 +28,11 @@ pub struct Policy {
     /// Relative difference that two devices of one model may have: comes on top where a case's baseline is not known to be of the same
     /// device.
     pub other_device: f64,
-    /// Relative half-width assumed for a side with a single process run, whose spread between runs nobody saw.
+    /// Relative half-width assumed for a side with a single process run, whose process-to-process variance is unknown.
     pub single_run: f64,
     /// Widest relative interval from which "unchanged" may still be said.
     pub widest: f64,
-    /// Share of the host's CPU time taken by others above which the report warns.
+    /// Share of the host's CPU time taken by co-running processes above which the report warns.
     pub contention: f64,
 }
 
@@ -79,7 +79,7 @@ impl Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Doubt {
-    /// The baseline has one process run: nobody saw how its runs differ.
+    /// The baseline has one process run: its process-to-process variance is unknown.
     SingleRun,
     /// The runs of a side differ too much.
     Wide,
@@ -127,7 +127,7 @@ pub struct Judged {
     pub base_runs: usize,
     /// Process runs judged.
     pub head_runs: usize,
-    /// Share of the host's CPU time that others took in the baseline's runs; 0 where unknown or without effect.
+    /// Share of the host's CPU time that co-running processes took in the baseline's runs; 0 where unknown or without effect.
     pub base_contention: f64,
     /// The same in the runs.
     pub head_contention: f64,

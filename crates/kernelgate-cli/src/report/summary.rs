@@ -7,7 +7,7 @@ use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::stats::median;
 
-/// A comparison or a gate, as told to others.
+/// A comparison or a gate, in the form that reports are made from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VerdictSummary {
     /// The verb: "kernelgate compare".
@@ -20,7 +20,7 @@ pub struct VerdictSummary {
     pub rows: Vec<SummaryRow>,
     /// What has no row: wrong, refused, not run.
     pub others: Vec<Unjudged>,
-    /// What a reader must know beside the table, a line each.
+    /// What a reader must know besides the table, a line each.
     pub notes: Vec<String>,
     /// What may be folded.
     pub details: Vec<String>,

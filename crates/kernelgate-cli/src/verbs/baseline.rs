@@ -22,7 +22,7 @@ use kernelgate::record::store::check_name;
 use kernelgate::record::{Baseline, Environment, Run, Store, file};
 use kernelgate::stats::{Spread, median};
 
-/// A bench that does not say what it runs on by then is taken for hung.
+/// A bench that does not say what it runs on by then is treated as hung.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Debug, clap::Subcommand)]

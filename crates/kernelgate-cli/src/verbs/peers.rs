@@ -40,7 +40,7 @@ pub struct Arguments {
     format: OutputFormat,
 }
 
-/// A bench that does not say its peers by then is taken for hung.
+/// A bench that does not say its peers by then is treated as hung.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A problem as a peer program reads it.
@@ -60,7 +60,7 @@ enum Line {
     Environment(BTreeMap<String, String>),
 }
 
-/// A peer beside an implementation of ours.
+/// A peer and an implementation of ours.
 #[derive(Debug, Serialize)]
 struct PeerRow {
     problem: String,
@@ -141,7 +141,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-/// A case of ours that peers are held against.
+/// A case of ours that peers are compared with.
 struct Ours<'a> {
     case: &'a CaseRecord,
     median_ns: f64,

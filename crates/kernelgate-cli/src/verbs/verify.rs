@@ -73,7 +73,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(if failed > 0 { Exit::Regression } else { Exit::Fine })
 }
 
-/// Writes the file beside its place and renames it: a full disk leaves no half of one.
+/// Writes a temporary file in the same folder and renames it: a full disk leaves no half of one.
 fn dump_tensors(path: &Path, case: &str, tensors: &Tensors) -> anyhow::Result<()> {
     let context = || format!("failed to write {}", path.display());
     let temporary = file::temporary_beside(path).with_context(context)?.into_temp_path();

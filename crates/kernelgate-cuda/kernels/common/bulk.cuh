@@ -54,7 +54,7 @@ __device__ __forceinline__ void send_b128(u32 cluster_to, u32 x, u32 y, u32 z, u
                : "memory");
 }
 
-// Lets the L2 read `bytes` (a multiple of 16); nobody is told when they are there.
+// Lets the L2 read `bytes` (a multiple of 16); nothing signals when they are there.
 __device__ __forceinline__ void prefetch_bulk(const void* from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }

@@ -1,4 +1,4 @@
-// Where the lanes of a warp read mma fragments in swizzled shared-memory tiles. Deliberately absent: products, copies, barriers.
+// Where the lanes of a warp read mma fragments in swizzled shared-memory tiles. Deliberately absent: GEMMs, copies, barriers.
 #pragma once
 #include "common/memory.cuh"
 

@@ -49,7 +49,7 @@ fn unseal(mut file: Vec<u8>) -> Option<Vec<u8>> {
     Some(file)
 }
 
-/// Written beside its place and renamed: another process never reads half of it.
+/// Written to a temporary file next to its place and renamed: another process never reads half of it.
 fn store(path: &std::path::Path, cubin: &[u8]) {
     let Some(folder) = path.parent() else { return };
     let write = || -> std::io::Result<()> {

@@ -25,7 +25,7 @@ pub struct Source {
     pub file: &'static str,
     /// Its text.
     pub text: &'static str,
-    /// Headers of its package, by the name it includes them under, beside [`HEADERS`].
+    /// Headers of its package, by the name it includes them under, besides [`HEADERS`].
     pub headers: &'static [(&'static str, &'static str)],
 }
 

@@ -123,7 +123,7 @@ pub fn check(ordinal: usize) -> Result<(), DeviceError> {
 }
 
 impl Device {
-    /// Opens a GPU. A kernel that runs longer than `patience` is taken for hung.
+    /// Opens a GPU. A kernel that runs longer than `timeout` is treated as hung.
     ///
     /// # Errors
     /// When a library is missing or old, there is no such GPU, or the driver fails.
@@ -155,7 +155,7 @@ impl Device {
         &self.stream
     }
 
-    /// A stream for what may run beside that.
+    /// Another stream, for work that may run concurrently.
     ///
     /// # Errors
     /// When the driver fails.

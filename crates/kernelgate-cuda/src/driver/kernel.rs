@@ -54,7 +54,7 @@ impl LaunchShape {
     }
 }
 
-/// How a launch runs, whatever it computes; by default it waits for the one before it.
+/// Attributes of a launch; by default it waits for the one before it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LaunchAttributes {
     /// Its blocks may start while the kernel before it on the stream still runs (programmatic dependent launch).
@@ -93,8 +93,8 @@ impl Kernel {
             .map_err(|error| failed(&format!("give {} {bytes} bytes of shared memory", self.name), &error))
     }
 
-    /// Makes its multiprocessors keep their whole shared memory, so that it can run beside kernels that do: one that wants another share
-    /// waits until a multiprocessor is empty.
+    /// Sets the shared-memory carve-out to 100 %, so that it can be co-resident with kernels that
+    /// do the same: one that wants another share waits until a multiprocessor is empty.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -175,7 +175,7 @@ impl Kernel {
         self.launch_attributed(shape, arguments, &mut [])
     }
 
-    /// The same, in another manner. A kernel that is launched to overlap touches nothing that is written before it on the stream
+    /// The same, with launch attributes. A kernel launched with PDL touches nothing that is written before it on the stream
     /// until it has waited for that.
     ///
     /// # Errors

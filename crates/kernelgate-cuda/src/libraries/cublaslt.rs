@@ -1,4 +1,4 @@
-//! Matrix products by cuBLASLt: the ceiling that kernels with products are held against.
+//! GEMMs by cuBLASLt: the measured matmul ceiling of the roofline.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::BackendError;
 use crate::library::{self, Library};
 use crate::{Buffer, Device};
 
-/// What a product multiplies; it always accumulates in f32.
+/// What a GEMM multiplies; it always accumulates in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operands {
     /// 8-bit floats of 4 exponent and 3 mantissa bits.
@@ -79,7 +79,7 @@ pub struct SquareGemm {
 const WORKSPACE_BYTES: usize = 32 << 20;
 
 impl SquareGemm {
-    /// Prepares the product of two `size`×`size` matrices, whose elements lie in `a` and `b`; `None` where the library is missing.
+    /// Prepares the GEMM of two `size`×`size` matrices, whose elements lie in `a` and `b`; `None` where the library is missing.
     ///
     /// # Errors
     /// When the elements are not as many as that, the library fails or knows no algorithm, or memory is short.
@@ -124,14 +124,14 @@ impl SquareGemm {
         self.algorithms.len()
     }
 
-    /// Enqueues the product by one of them.
+    /// Enqueues the GEMM by one of them.
     ///
     /// # Errors
     /// When the library refuses.
     pub fn launch(&self, algorithm: usize) -> Result<(), BackendError> {
         let (one, zero) = (1f32, 0f32);
         let pointer = |buffer: &Buffer| buffer.address() as *mut c_void;
-        // SAFETY: handle, descriptions and algorithm belong together and to this product; the buffers are as large as described and
+        // SAFETY: handle, descriptions and algorithm belong together and to this GEMM; the buffers are as large as described and
         // live as long as `self`; the scalars are f32 as the description says and are read during the call.
         unsafe {
             result::matmul(
@@ -170,7 +170,7 @@ impl SquareGemm {
 
 impl Drop for SquareGemm {
     fn drop(&mut self) {
-        // SAFETY: each is destroyed once, if it was made; nothing of the product runs any more once the buffers are freed in order.
+        // SAFETY: each is destroyed once, if it was made; nothing of the GEMM runs any more once the buffers are freed in order.
         unsafe {
             let _ = (!self.result.is_null()).then(|| result::destroy_matrix_layout(self.result));
             let _ = (!self.operand.is_null()).then(|| result::destroy_matrix_layout(self.operand));

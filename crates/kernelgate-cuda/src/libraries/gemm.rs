@@ -1,4 +1,4 @@
-//! Products of row-major matrices by cuBLASLt, for implementations that stand on the library.
+//! GEMMs of row-major matrices by cuBLASLt, for implementations that stand on the library.
 //!
 //! Everything is described and chosen while a case is prepared; launching allocates nothing and can be captured.
 
@@ -16,10 +16,10 @@ use crate::driver::graph::Graph;
 use crate::library::{self, Library};
 use crate::{Buffer, Device};
 
-/// Device memory that the library may use during a product, for each lane.
+/// Device memory that the library may use during a GEMM, for each lane.
 pub const WORKSPACE_BYTES: usize = 16 << 20;
 
-/// The library on one device, with lanes: products in different ones may run side by side.
+/// The library on one device, with lanes: GEMMs in different lanes may run concurrently.
 pub struct Blas {
     device: Arc<Device>,
     handle: sys::cublasLtHandle_t,
@@ -65,12 +65,12 @@ pub fn available() -> Result<(), String> {
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        // SAFETY: destroyed once; every product of it holds a count and is gone.
+        // SAFETY: destroyed once; every GEMM of it holds a count and is gone.
         let _ = unsafe { result::destroy_handle(self.handle) };
     }
 }
 
-/// What a product computes: y `[rows, columns]` = x `[rows, depth]` · w, bf16 with f32 sums.
+/// What a GEMM computes: y `[rows, columns]` = x `[rows, depth]` · w, bf16 with f32 sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spec {
     /// Rows of x and y.
@@ -85,7 +85,7 @@ pub struct Spec {
     pub wide: bool,
 }
 
-/// One product and the algorithms that the library proposes for it, of which one is used.
+/// One GEMM and the algorithms that the library proposes for it, of which one is used.
 pub struct Gemm {
     blas: Rc<Blas>,
     description: sys::cublasLtMatmulDesc_t,
@@ -102,7 +102,7 @@ const CLEARLY_FASTER: f64 = 0.97;
 const ROUNDS: usize = 3;
 
 impl Gemm {
-    /// Describes a product and asks for its algorithms; the library's first is used until another one is chosen.
+    /// Describes a GEMM and asks for its algorithms; the library's first is used until another one is chosen.
     ///
     /// # Errors
     /// When the library fails or knows no algorithm.
@@ -150,7 +150,7 @@ impl Gemm {
     }
 
     /// Times every algorithm on all of these (x, w, y), one after the other as a graph, and keeps the fastest from here on. Many different
-    /// operands are as cold as they will be when the product is one of many.
+    /// operands are as cold as they will be when the GEMM is one of many.
     ///
     /// What is in y is lost.
     ///
@@ -184,7 +184,7 @@ impl Gemm {
         Ok(())
     }
 
-    /// Enqueues it in a lane: device addresses of x, w and y, matrices as described, alive until the product has been computed;
+    /// Enqueues it in a lane: device addresses of x, w and y, matrices as described, alive until the GEMM has been computed;
     /// y overlaps neither x nor w.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use serde::{Deserialize, Serialize};
 
-/// One look at a card. A quantity that the card does not tell is absent.
+/// One reading of a card. A quantity that the card does not tell is absent.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Reading {
     /// SM clock, MHz.
@@ -45,7 +45,7 @@ impl Telemetry {
         self.nvml.sys_driver_version().ok()
     }
 
-    /// Asks the card. Takes a few milliseconds: never beside a sample.
+    /// Asks the card. Takes a few milliseconds: never while a sample is taken.
     pub fn read(&self) -> Reading {
         let Ok(device) = self.device() else { return Reading::default() };
         let own = std::process::id();

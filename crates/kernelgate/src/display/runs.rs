@@ -9,7 +9,7 @@ use crate::record::text::printable;
 use crate::record::{CaseRecord, Run};
 use crate::stats::Spread;
 
-/// Share of the host's CPU time from which on others are mentioned.
+/// Share of the host's CPU time from which on contention is mentioned.
 const NOTEWORTHY_CONTENTION: f64 = 0.10;
 
 /// The runs' cases for a terminal.

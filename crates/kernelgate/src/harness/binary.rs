@@ -187,7 +187,7 @@ impl Harness {
         Ok(exit)
     }
 
-    /// Carries out an order; nothing where no case that was asked for is here.
+    /// Carries out a trial request; nothing where no case that was asked for is here.
     fn trial(&self, flags: &Flags, request: TrialRequest) -> Result<Exit, HarnessError> {
         cases::check_overrides(self.everything(), &flags.axis)?;
         let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;

@@ -135,7 +135,7 @@ const fn caches(backend: BackendKind, bytes: u64) -> &'static [Cache] {
 /// Checks overrides against every workload there is: an axis or value that none takes is a mistake.
 ///
 /// # Errors
-/// The first workload's complaint, or an unknown axis with the axes there are.
+/// The first workload's error, or an unknown axis with the axes there are.
 pub fn check_overrides<'a>(suites: impl Iterator<Item = &'a dyn Suite>, overrides: &[Override]) -> Result<(), HarnessError> {
     let suites: Vec<_> = suites.collect();
     for wanted in overrides {

@@ -309,7 +309,7 @@ pub fn new_criterion(store: &Store, elapsed: Elapsed) -> Criterion<Elapsed> {
 pub fn open_group<'c>(criterion: &'c mut Criterion<Elapsed>, group: &Group<'_>) -> BenchmarkGroup<'c, Elapsed> {
     let mut criterion_group = criterion.benchmark_group(group.id());
     let work = group.bound.problem().work();
-    // One throughput a problem: operations where matrix products dominate, bytes elsewhere.
+    // One throughput a problem: operations where GEMMs dominate, bytes elsewhere.
     criterion_group.throughput(match work.matmul_flops() {
         0 => Throughput::BytesDecimal(work.total_bytes()),
         flops => Throughput::Elements(flops),

@@ -38,7 +38,7 @@ pub struct DeviceRequest {
     pub backend: BackendName,
     /// The GPU, counted from 0.
     pub device: Option<usize>,
-    /// A kernel that runs longer is taken for hung.
+    /// A kernel that runs longer is treated as hung.
     pub timeout: Duration,
 }
 

@@ -155,7 +155,7 @@ fn timed_digest(executable: &mut dyn Executable, known: Option<&str>) -> Result<
     if Some(digest.as_str()) == known { Ok((digest, launch)) } else { launch_on_poison() }
 }
 
-/// What was made, beside the outcome; left alone when the device is lost: to free what a hung kernel uses is to wait for it.
+/// What was made, besides the outcome; left alone when the device is lost: to free what a hung kernel uses is to wait for it.
 fn keep_if_lost<T>(
     executable: Box<dyn Executable>,
     outcome: Result<T, VerifyError>,

@@ -63,7 +63,7 @@ impl Recorder {
         self.lock().run.spent_s.extend(spent_s.into_iter().map(|(activity, seconds)| (activity.to_owned(), seconds)));
     }
 
-    /// Marks the run complete, with a last look at the GPU.
+    /// Marks the run complete, with a last reading of the GPU.
     ///
     /// # Errors
     /// When the file cannot be written.

@@ -121,7 +121,7 @@ pub fn trial(
     let (start, started) = (CpuTime::now(), Instant::now());
     let warm_up = Range::new("warm-up");
     let mut launches = 1;
-    // By the wall: what a launch costs beside its own time (emptying caches) must fit the plan too.
+    // By the wall: what a launch costs besides its own time (emptying caches) must fit the plan too.
     let launch_s = loop {
         if launch.as_secs_f64() > (sampling.warm_up_s + sampling.measurement_s).max(1e-3) {
             break launch.as_secs_f64();

@@ -17,7 +17,7 @@ use crate::measure::delay::Delay;
 use crate::record::run::VerificationRecord;
 use crate::record::{Run, TrialRequest, TrialSampling, file};
 
-/// What a process that carries out an order knows besides its flags.
+/// What a process that carries out a trial request knows besides its flags.
 pub struct TrialState {
     /// How long to time.
     pub sampling: TrialSampling,
@@ -43,7 +43,7 @@ impl TrialState {
     }
 }
 
-/// The order in that file.
+/// The trial request in that file.
 ///
 /// # Errors
 /// When it is missing, broken, or of a newer protocol.
@@ -51,7 +51,7 @@ pub fn read_request(path: &Path) -> Result<TrialRequest, HarnessError> {
     Ok(file::read(path)?)
 }
 
-/// The filter of an order; the flags' where the order names no cases.
+/// The filter of a trial request; the flags' where it names no cases.
 ///
 /// # Errors
 /// When the flags' filter is no regular expression.

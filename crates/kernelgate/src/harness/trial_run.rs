@@ -1,4 +1,4 @@
-//! Carrying out the order of a comparison.
+//! Carrying out the trial request of a comparison.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::record::{Environment, Provenance, Run, Store, TrialRequest, file};
 use crate::workload::Effort;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
-/// Verifies and times the cases of an order, and records the run where it says.
+/// Verifies and times the cases of a trial request, and records the run where it says.
 ///
 /// # Errors
 /// When a record cannot be read or written, or the device fails before any case.

@@ -1,4 +1,5 @@
-//! How much of the host's CPU time others took while something was measured: other processes, and other guests of a virtual machine.
+//! How much of the host's CPU time co-running work took while something was measured: other
+//! processes, and other guests of a virtual machine.
 
 /// CPU time since the system (or, for `own`, this process) started, in clock ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +31,7 @@ impl CpuTime {
         Some(Self { total: busy + idle + wait, busy, own: field()? + field()? })
     }
 
-    /// Share of the CPU time since `earlier` that others took, 0 to 1; none while fewer than ten ticks have passed.
+    /// Share of the CPU time since `earlier` that co-running processes took, 0 to 1; none while fewer than ten ticks have passed.
     pub fn taken_by_others_since(&self, earlier: &Self) -> Option<f64> {
         let total = self.total.checked_sub(earlier.total).filter(|&ticks| ticks >= 10)?;
         let others = self.busy.saturating_sub(earlier.busy).saturating_sub(self.own.saturating_sub(earlier.own));

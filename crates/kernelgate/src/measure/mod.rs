@@ -1,4 +1,4 @@
-//! Samples: how long launches took, and the ceilings they are held against.
+//! Samples: how long launches took, and the ceilings of the measured roofline.
 //!
 //! Deliberately absent: decisions about how many samples to take (Criterion plans them) and what they mean (`stats`, `gate`).
 

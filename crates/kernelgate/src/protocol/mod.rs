@@ -1,9 +1,10 @@
 //! What the program asks of a bench executable and what it gets: one request in a file, one response in a file.
 //!
-//! The program starts the executable with [`VARIABLE`] naming the request; which cases it is about is said by the same flags and
-//! variables as in `cargo bench`. An executable answers the question [`QUESTION`] with the versions that it speaks. Version 1 knew
-//! one request, the order of a comparison, under a variable of its own ([`crate::record::trial_request`]); it is still understood, so that a
-//! pull request may upgrade kernelgate.
+//! The program starts the executable with [`VARIABLE`] naming the request; which cases it is about
+//! is said by the same flags and variables as in `cargo bench`. An executable answers the question
+//! [`QUESTION`] with the versions that it speaks. Version 1 knew one request, the trial request of
+//! a comparison, under a variable of its own ([`crate::record::trial_request`]); it is still
+//! understood, so that a pull request may upgrade kernelgate.
 
 mod request;
 mod response;

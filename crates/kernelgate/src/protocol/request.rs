@@ -57,7 +57,7 @@ pub enum Part {
     Cupti,
     /// Reads with the caches hot and cold.
     Cold,
-    /// Bandwidths and matrix products.
+    /// Bandwidths and GEMMs.
     Limits,
 }
 

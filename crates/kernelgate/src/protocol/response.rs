@@ -48,7 +48,7 @@ pub enum ResponseBody {
     Environment(Box<Environment>),
     /// Programs for peers.
     Peers(Vec<PeerProgram>),
-    /// Done; the run is where the order said.
+    /// Done; the run is where the trial request said.
     Trial,
 }
 
@@ -105,7 +105,7 @@ pub struct ListedCase {
     pub status: CaseStatus,
     /// Why not, a fragment.
     pub reason: Option<String>,
-    /// Declared operations of matrix products; 0 where it is skipped.
+    /// Declared operations of GEMMs; 0 where it is skipped.
     pub matmul_flops: u64,
     /// Declared fewest bytes; 0 where it is skipped.
     pub bytes: u64,

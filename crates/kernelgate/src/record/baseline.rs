@@ -1,4 +1,4 @@
-//! A baseline: the runs that later ones are held against, one file a device and name, meant to be committed.
+//! A baseline: the runs that later ones are compared with, one file a device and name, meant to be committed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -76,10 +76,10 @@ impl Baseline {
         self.insert(run, |session| session == run.session);
     }
 
-    /// Takes over what a run measured beside what is there, so that a case has several process runs.
+    /// Adds what a run measured to what is there, so that a case has several process runs.
     ///
     /// # Errors
-    /// When the run's cases are others than the baseline's, with every field that differs; nothing is then taken over.
+    /// When the run's cases differ from the baseline's, with every field that differs; nothing is then taken over.
     pub fn add(&mut self, run: &Run) -> Result<(), Vec<Mismatch>> {
         let both = run.cases.iter().filter_map(|(id, case)| Some((self.cases.get(id)?, case)));
         let mut differing: Vec<Mismatch> = delayed(run).into_iter().collect();

@@ -108,7 +108,7 @@ impl std::fmt::Display for WorkRecord {
 }
 
 impl WorkRecord {
-    /// Operations of matrix products, all dtypes.
+    /// Operations of GEMMs, all dtypes.
     pub fn matmul_flops(&self) -> u64 {
         self.flops.iter().filter(|(unit, _)| unit.starts_with("matmul ")).map(|(_, count)| count).sum()
     }

@@ -6,7 +6,7 @@ use super::baseline::Baseline;
 use super::file::{self, FileError};
 use super::run::Run;
 
-/// Name of a device's calibration beside its baselines.
+/// Name of a device's calibration, next to its baselines.
 const CALIBRATION: &str = "calibration";
 
 /// The folders of one package.

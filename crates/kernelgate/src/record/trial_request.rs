@@ -1,4 +1,5 @@
-//! An order: what a comparison asks of a bench process, the trial. The version of this format is the version of the protocol.
+//! A trial request: what a comparison asks of a bench process, the trial. Files call it an order.
+//! The version of this format is the version of the protocol.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -61,7 +62,7 @@ pub struct TrialSampling {
 }
 
 impl TrialSampling {
-    /// Of a process that is there to verify: one sample, so that every case is seen to run.
+    /// The verification pass of a process: one sample, so that every case is seen to run.
     pub const VERIFICATION_PASS: Self = Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
     /// Of a process whose median counts, on a GPU: there the samples of a process differ less than processes do.
     pub const MEASURED_ON_GPU: Self = Self { warm_up_s: 0.05, measurement_s: 0.1, fewest: 2, most: 20 };

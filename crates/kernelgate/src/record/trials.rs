@@ -48,7 +48,8 @@ pub struct Timing {
     pub time_ns: f64,
     /// Median over the samples of time times SM clock, cycles a launch; none on the host.
     pub cycles: Option<f64>,
-    /// Share of the host's CPU time that others took, 0 to 1; on a GPU 1 if another process computed on it, else 0. None where unknown.
+    /// Share of the host's CPU time that co-running processes took, 0 to 1; on a GPU 1 if another
+    /// process computed on it, else 0. None where unknown.
     pub contention: Option<f64>,
 }
 

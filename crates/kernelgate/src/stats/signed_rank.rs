@@ -1,6 +1,6 @@
 //! Wilcoxon's signed-rank test (1945) with its exact distribution.
 //!
-//! Under the hypothesis each difference is as likely to have either sign, given its size: nothing else is assumed of the
+//! Under H0 each difference is as likely to have either sign, given its size: nothing else is assumed of the
 //! distribution, so outliers and heavy tails cost power and never validity.
 
 use std::sync::OnceLock;

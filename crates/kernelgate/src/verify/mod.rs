@@ -165,7 +165,7 @@ pub fn compare(outputs: &Tensors, expected: &[Expected], tolerance: Tolerance) -
     let mut comparison = OutputComparison::default();
     for (i, one) in expected.iter().enumerate() {
         let output = shaped(outputs, one)?;
-        // An output may be held against several references, each for some of its rows.
+        // An output may be compared with several references, each for some of its rows.
         if expected[..i].iter().all(|earlier| earlier.name != one.name) {
             check_finite(&one.name, output)?;
             comparison.total += output.len() as u64;

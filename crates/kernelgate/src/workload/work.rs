@@ -5,7 +5,7 @@ use super::tensor::Dtype;
 /// What executes floating-point operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unit {
-    /// Matrix products.
+    /// GEMMs.
     Matmul,
     /// Everything else: element-wise work, reductions, exponentials.
     Vector,
@@ -55,7 +55,7 @@ impl Work {
         self
     }
 
-    /// Operations of matrix products, all dtypes.
+    /// Operations of GEMMs, all dtypes.
     pub fn matmul_flops(&self) -> u64 {
         self.flops.iter().filter(|flops| flops.unit == Unit::Matmul).map(|flops| flops.count).sum()
     }

@@ -1,7 +1,7 @@
 //! How good the paired decision is on a device: comparisons whose answer is known, with every time that they measured.
 //!
 //! *Null*: the same executable on both sides. *Injected*: the same, the head's launches delayed by a share of their time. *Sham*: the same,
-//! something else computing beside the head's processes only. Deliberately absent: running them (`compare::calibrate`), printing.
+//! co-running load on the head's processes only. Deliberately absent: running them (`compare::calibrate`), printing.
 
 pub mod recommend;
 pub mod summary;
@@ -91,7 +91,7 @@ pub struct Known {
     /// Cases that could not be run, or not measured to the end: a delay that the device cannot
     /// make, say.
     pub failed: BTreeMap<String, String>,
-    /// Processes that broke, and how.
+    /// Processes that failed, and how.
     pub broken: Vec<String>,
     /// Every time of the first round, by case.
     pub first: BTreeMap<String, Series>,

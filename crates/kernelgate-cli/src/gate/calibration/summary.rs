@@ -64,7 +64,7 @@ pub struct Tally {
     pub unchanged: usize,
     /// Inconclusive cases by reason.
     pub reasons: BTreeMap<String, usize>,
-    /// Comparisons in which a process broke or a case failed that was not to be delayed.
+    /// Comparisons in which a process failed or a case failed that was not to be delayed.
     pub broken: usize,
     /// Blocks of a comparison, mean, both rounds.
     pub blocks: f64,
@@ -107,7 +107,7 @@ pub struct ProcessNoise {
     pub process: f64,
     /// Per cent that the middle 95 % of the pairs span, halved.
     pub widest: f64,
-    /// Median share of the CPU time that others took, where known.
+    /// Median share of the CPU time that co-running processes took, where known.
     pub contention: Option<f64>,
 }
 

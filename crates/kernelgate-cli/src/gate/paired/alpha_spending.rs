@@ -1,20 +1,22 @@
-//! When a comparison is looked at, and what each look may spend of the error it promised.
+//! Interim analyses of a comparison, and the alpha that each may spend.
 //!
-//! A test that is repeated as data come in finds something sooner or later. Here every look has a weight, the weights sum to one, and the
-//! p value of a look is divided by its weight: by the union bound the smallest of these is a valid p value at whatever look one stops,
-//! for any dependence between the looks. The looks are fixed by the plan and the number of cases before the first block.
+//! A test that is repeated as data come in finds something sooner or later. Here every interim
+//! analysis has a weight, the weights sum to one, and the p value of an analysis is divided by its
+//! weight: by the union bound the smallest of these is a valid p value at whatever analysis one
+//! stops, for any dependence between them. The analyses are fixed by the plan and the number of
+//! cases before the first block.
 
 use super::TestPlan;
 use kernelgate::stats::power::fewest;
 
-/// Weight of the look when the blocks end, where most comparisons with nothing to find arrive.
+/// Weight of the analysis when the blocks end, where most comparisons with nothing to find arrive.
 pub const FINAL: f64 = 0.5;
-/// Weight of the first look, where large changes are found.
+/// Weight of the first interim analysis, where large changes are found.
 const FIRST: f64 = 0.25;
-/// Growth of the number of pairs from look to look.
+/// Growth of the number of pairs from one interim analysis to the next.
 const GROWTH: f64 = 1.4;
 
-/// A look: after how many pairs, with which weight.
+/// An interim analysis: after how many pairs, with which weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct InterimAnalysis {
     /// Pairs.
@@ -23,18 +25,19 @@ pub struct InterimAnalysis {
     pub weight: f64,
 }
 
-/// The looks of a test.
+/// The interim analyses of a test, and the share of alpha that each spends.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AlphaSpending {
     /// Those before the end, by pairs.
     early: Vec<InterimAnalysis>,
-    /// Weight of the look at the end.
+    /// Weight of the analysis at the end.
     last: f64,
 }
 
 impl AlphaSpending {
-    /// Looks for a test at `level`, of at most `most` pairs. The first is after the fewest pairs (an even number) that can reach the
-    /// level times its weight; where those are not fewer than `most`, the end is the only look.
+    /// Alpha spending of a test at `level`, of at most `most` pairs. The first is after the fewest
+    /// pairs (an even number) that can reach the level times its weight; where those are not fewer
+    /// than `most`, the end is the only analysis.
     ///
     /// The end has its own weight, wherever it comes: it may be chosen by the time that is left, not by the results.
     pub fn of(level: f64, most: usize) -> Self {
@@ -54,7 +57,7 @@ impl AlphaSpending {
         Self { early, last: FINAL }
     }
 
-    /// The looks that `pairs` pairs allow; the one at the end if this is the end.
+    /// The analyses that `pairs` pairs allow; the one at the end if this is the end.
     pub fn upto(&self, pairs: usize, ended: bool) -> impl Iterator<Item = InterimAnalysis> {
         let last = (ended && pairs > 0).then_some(InterimAnalysis { pairs, weight: self.last });
         self.early.iter().copied().filter(move |look| look.pairs <= pairs).chain(last)
@@ -76,7 +79,7 @@ pub fn settling(plan: &TestPlan) -> (Vec<usize>, f64) {
     (early, tail)
 }
 
-/// A p value that holds at any look: the smallest over the looks of p over weight, with the pairs at that look.
+/// A p value that holds at any interim analysis: the smallest over the analyses of p over weight, with the pairs at that one.
 pub fn always_valid(looks: impl Iterator<Item = InterimAnalysis>, p: impl Fn(usize) -> f64) -> (f64, usize) {
     looks
         .map(|look| ((p(look.pairs) / look.weight).min(1.0), look.pairs))

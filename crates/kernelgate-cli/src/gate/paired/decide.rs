@@ -1,12 +1,13 @@
 //! From blocks to verdicts.
 //!
 //! **Regressed** needs three rejections of "not slower than the threshold" by the signed-rank test on the pairs: in time, in time without
-//! what others may have cost, and in cycles where the clock was read. The p value of a case is the largest of the three (an
-//! intersection-union test: each hypothesis has to fall by itself), each valid at any look, and Benjamini-Hochberg over the cases
-//! holds at [`TestPlan::false_alarms`]. **Improved** is the same mirrored. **Unchanged** needs both "slower by the threshold" and
-//! "faster by the threshold" rejected, or, when the blocks end, no evidence of any change and an interval that excludes changes above
-//! [`TestPlan::tolerated`].
-//! Everything else goes on, and is **inconclusive** at the end.
+//! what contention may have cost, and in cycles where the clock was read. The p value of a case is
+//! the largest of the three (an intersection-union test: each H0 has to be rejected by itself),
+//! each valid at any interim analysis, and Benjamini-Hochberg over the cases holds at
+//! [`TestPlan::false_alarms`]. **Improved** is the same mirrored. **Unchanged** needs both "slower
+//! by the threshold" and "faster by the threshold" rejected, or, when the blocks end, no evidence
+//! of any change and an interval that excludes changes above [`TestPlan::tolerated`]. Everything
+//! else goes on, and is **inconclusive** at the end.
 
 use super::alpha_spending::{AlphaSpending, FINAL, always_valid, settling};
 use super::pairs::{Direction, Pairs, mean_contention};
@@ -26,7 +27,7 @@ const EVIDENCE: f64 = 0.1;
 /// not depend on their results (the budget is used up, the user interrupted). A comparison whose cases are all decided needs no last call.
 ///
 /// A case keeps its verdict when more blocks of other cases come. The set of cases is to be the same in all calls of a comparison: their
-/// number sets the looks.
+/// number sets the interim analyses.
 pub fn decide(cases: &Observed, plan: &TestPlan, last: bool) -> Outcome {
     let level = plan.false_alarms / cases.len().max(1) as f64;
     let most = plan.max_blocks.saturating_mul(2);
@@ -34,7 +35,7 @@ pub fn decide(cases: &Observed, plan: &TestPlan, last: bool) -> Outcome {
     let tests =
         Tests { plan, level, change: AlphaSpending::of(level, most), same: AlphaSpending::of(plan.missed, most), settling, tail };
     let pairs: Vec<Pairs> = cases.values().map(|blocks| Pairs::of(blocks)).collect();
-    // The looks before the end decide first: what they decided is not looked at again.
+    // The interim analyses before the end decide first: what they decided is not analysed again.
     let mut standings: Vec<Standing> = pairs.iter().map(|pairs| tests.stand(pairs, false)).collect();
     let before: Vec<Concluded> = conclude(&standings, plan, true);
     for ((standing, pairs), concluded) in standings.iter_mut().zip(&pairs).zip(&before) {
@@ -72,17 +73,17 @@ struct Tests<'a> {
     plan: &'a TestPlan,
     /// Level of a single case that alone is to be significant among all.
     level: f64,
-    /// Looks for a change.
+    /// Alpha spending of the tests for a change.
     change: AlphaSpending,
-    /// Looks for the absence of one.
+    /// Alpha spending of the tests for the absence of one.
     same: AlphaSpending,
-    /// Pairs after which nothing above what is tolerated may be left; the end is another such look.
+    /// Pairs after which nothing above what is tolerated may be left; the end is another such analysis.
     settling: Vec<usize>,
     /// Probability with which each of these may miss what is above, on either side.
     tail: f64,
 }
 
-/// p values of a case that hold at any look, for both directions, with the pairs at the look that gave them.
+/// p values of a case that hold at any interim analysis, for both directions, with the pairs at the analysis that gave them.
 struct ChangeEvidence {
     /// By time alone.
     time: f64,
@@ -90,7 +91,7 @@ struct ChangeEvidence {
     all: f64,
     /// Which is it, where it is not the time.
     objection: Reason,
-    /// Pairs at the look that excluded a change that matters in cycles: more blocks would not help the time.
+    /// Pairs at the interim analysis that excluded a change that matters in cycles: more blocks would not help the time.
     clock_at: Option<usize>,
     /// Pairs.
     at: usize,
@@ -112,7 +113,7 @@ struct Standing {
     faster: ChangeEvidence,
     /// p values of the null pairs, both directions.
     null: [f64; 2],
-    /// Pairs at the look that excluded any change that matters.
+    /// Pairs at the interim analysis that excluded any change that matters.
     same_at: Option<usize>,
     /// Whether no more blocks come.
     ended: bool,
@@ -158,7 +159,8 @@ impl Tests<'_> {
         }
     }
 
-    /// The first look at which so many pairs may settle a case: the end, where there are no more, unless they are beyond it.
+    /// The first interim analysis at which so many pairs may settle a case: the end, where there
+    /// are no more, unless they are beyond it.
     fn settling_from(&self, pairs: usize) -> usize {
         let end = self.plan.max_blocks.saturating_mul(2).max(pairs);
         self.settling.iter().copied().find(|look| *look >= pairs).unwrap_or(end)
@@ -200,7 +202,8 @@ impl Tests<'_> {
         let center = walsh.estimate().unwrap_or(0.0).abs();
         let open = matches!(concluded.reason, None | Some(Reason::TooFewPairs | Reason::Wide))
             && concluded.verdict == Verdict::Inconclusive;
-        // What is above the threshold is to be shown to be, the rest to be below it, or within what is tolerated at a look for that.
+        // What is above the threshold is to be shown to be, the rest to be below it, or within what
+        // is tolerated at an interim analysis for that.
         let shown = |distance: f64, settles: f64| match walsh.standard_error() {
             Some(error) => power::pairs_needed(n, error, distance, settles, plan.power).map(|needed| needed.max(n + 1)),
             None => Some(power::fewest(settles).max(n + 1)),
@@ -259,7 +262,7 @@ fn lingers(pairs: &[Pairs], plan: &TestPlan, last: bool) -> bool {
 struct Concluded {
     verdict: Verdict,
     reason: Option<Reason>,
-    /// Pairs at the look that decided.
+    /// Pairs at the interim analysis that decided.
     at: Option<usize>,
     p_slower: f64,
     p_faster: f64,

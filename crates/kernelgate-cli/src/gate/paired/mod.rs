@@ -65,7 +65,7 @@ pub struct TestPlan {
     pub contention_weight: f64,
     /// Probability at which an effect counts as detectable.
     pub power: f64,
-    /// Most blocks that the comparison will take; fixes when it is looked at.
+    /// Most blocks that the comparison will take; fixes the interim analyses.
     pub max_blocks: usize,
 }
 
@@ -96,7 +96,7 @@ pub enum Reason {
     Wide,
     /// The time changed and the cycles did not: the clock did it.
     Clock,
-    /// Others were busier beside one build than beside the other.
+    /// Contention differed between the builds.
     Contention,
     /// Processes of the same build differ in this case as the two builds would have to.
     Null,
@@ -142,7 +142,7 @@ pub struct Decision {
     pub null: Ratio,
     /// Smallest change of the time that matters in this case, relative: the larger of the plan's thresholds.
     pub threshold: f64,
-    /// p value of "the head is not slower than the threshold", valid at any look, adjusted over the cases. At most
+    /// p value of "the head is not slower than the threshold", valid at any interim analysis, adjusted over the cases. At most
     /// [`TestPlan::false_alarms`] where the verdict is regressed.
     pub p_slower: f64,
     /// The same of "the head is not faster than the threshold".
@@ -154,11 +154,11 @@ pub struct Decision {
     pub pairs: usize,
     /// Pairs with which an undecided or inconclusive case of this spread would probably be settled; none where pairs are not what lacks.
     pub pairs_needed: Option<usize>,
-    /// Pairs at the look that decided; none where nothing did before the blocks ended.
+    /// Pairs at the interim analysis that decided; none where nothing did before the blocks ended.
     pub decided_at: Option<usize>,
-    /// Mean contention beside the base; none where unknown.
+    /// Mean contention with the base; none where unknown.
     pub base_contention: Option<f64>,
-    /// Mean contention beside the head; none where unknown.
+    /// Mean contention with the head; none where unknown.
     pub head_contention: Option<f64>,
 }
 

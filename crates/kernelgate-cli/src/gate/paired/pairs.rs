@@ -40,7 +40,7 @@ pub struct Pairs {
     pub head_ns: Vec<f64>,
 }
 
-/// Share of the pairs that must be left when those are left out beside which others were busier.
+/// Share of the pairs that must be left when those of unequal contention are left out.
 const MIN_KEPT: f64 = 0.25;
 
 fn usable(observation: &Timing) -> bool {
@@ -96,8 +96,9 @@ impl Pairs {
         self.cycles.as_ref().map_or(0.0, |cycles| shifted(&cycles[..n], direction.sign(), -self.threshold(n, plan)))
     }
 
-    /// The same by the times without what others may have cost: pairs with too different contention, or of unknown, left out, and each other
-    /// pair moved against the direction by what its difference in contention can explain. Contention on the other side is never credited.
+    /// The same by the times without what contention may have cost: pairs with too different
+    /// contention, or of unknown, left out, and each other pair moved against the direction by what
+    /// its difference in contention can explain. Contention on the other side is never credited.
     /// Where few pairs are left, it is no chance which: 1.
     pub fn beyond_contention(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
         let threshold = self.threshold(n, plan);
@@ -132,7 +133,7 @@ impl Pairs {
         Some(0.5 * pairs.iter().sum::<f64>())
     }
 
-    /// p value of "the base was not beside more contention than the head": such load hides what became slower.
+    /// p value of "the base had no more contention than the head": such load hides what became slower.
     pub fn base_contended(&self, n: usize, plan: &TestPlan) -> f64 {
         let known: Vec<f64> = self.contention[..n].iter().copied().flatten().collect();
         shifted(&known, -1.0, -plan.contention)
@@ -143,7 +144,7 @@ fn shifted(values: &[f64], sign: f64, by: f64) -> f64 {
     greater(&values.iter().map(|value| sign * value + by).collect::<Vec<_>>())
 }
 
-/// Mean contention beside one build, of the processes that know theirs.
+/// Mean contention with one build, of the processes that know theirs.
 pub fn mean_contention(blocks: &[Block], arm: Arm) -> Option<f64> {
     let observations = blocks.iter().flat_map(|block| match arm {
         Arm::Base => block.base,

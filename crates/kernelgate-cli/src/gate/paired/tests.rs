@@ -100,7 +100,7 @@ fn what_24_blocks_settle_takes_no_more_and_the_rest_goes_on() {
     let (unchanged, open) = (Verdict::Unchanged, (Verdict::Inconclusive, None));
     assert_eq!([after(10.0, 23), after(10.0, 24)], [open, (unchanged, Some(48))]);
     assert_eq!([after(42.0, 24), after(42.0, 47), after(42.0, 48)], [open, open, (unchanged, Some(96))]);
-    // What is said to be needed is a look, not what the estimate alone would take.
+    // What is said to be needed is an interim analysis, not what the estimate alone would take.
     let needed = |percent: f64, count: usize| one(spread(percent, count), &plan, false).decisions[0].pairs_needed;
     assert_eq!([needed(10.0, 8), needed(42.0, 36)], [Some(48), Some(192)]);
 }
@@ -306,7 +306,7 @@ proptest! {
         for (block, share) in loaded.iter_mut().zip(shares) {
             block.head[0].contention = Some(share);
         }
-        // Not the p values: what was decided early is not looked at again.
+        // Not the p values: what was decided early is not analysed again.
         let regressed = |blocks| one(blocks, &TestPlan::default(), true).decisions[0].verdict == Verdict::Regressed;
         prop_assert!(!regressed(loaded) || regressed(blocks));
     }

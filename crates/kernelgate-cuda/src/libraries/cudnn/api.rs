@@ -48,9 +48,9 @@ pub enum DescriptorKind {
     VariantPack = 16,
     /// A tensor.
     Tensor = 17,
-    /// Precision of a matrix product.
+    /// Precision of a GEMM.
     Matmul = 18,
-    /// A matrix product of tensors.
+    /// A GEMM of tensors.
     MatmulOperation = 19,
     /// Operator and precision of a reduction.
     Reduction = 21,

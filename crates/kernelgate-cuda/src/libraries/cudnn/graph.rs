@@ -290,7 +290,7 @@ impl ExecutionPlan {
         unsafe { api::execute(&self.handle, &self.plan, &self.pack) }
     }
 
-    /// Device memory that the engine asked for beside the tensors, bytes.
+    /// Device memory that the engine asked for besides the tensors, bytes.
     pub fn workspace_bytes(&self) -> usize {
         self.workspace.bytes()
     }

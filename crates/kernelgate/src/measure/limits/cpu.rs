@@ -1,4 +1,4 @@
-//! The host's ceilings: bandwidths with every core and, with the feature `matmul-ceiling`, matrix products.
+//! The host's ceilings: bandwidths with every core and, with the feature `matmul-ceiling`, GEMMs.
 
 use std::hint::black_box;
 
@@ -10,7 +10,7 @@ use super::{Bandwidth, Limits};
 use crate::workload::{Work, random};
 
 impl Limits {
-    /// Measures those ceilings of the host that bound any of the works: bandwidths at four working sets, matrix products. Takes
+    /// Measures those ceilings of the host that bound any of the works: bandwidths at four working sets, GEMMs. Takes
     /// about two seconds.
     pub fn measure_cpu(works: &[Work]) -> Self {
         let mut limits = Self::default();

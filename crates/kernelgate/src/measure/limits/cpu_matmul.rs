@@ -1,4 +1,4 @@
-//! The host's ceiling of matrix products: f32, by `faer`.
+//! The host's ceiling of GEMMs: f32, by `faer`.
 
 use std::hint::black_box;
 
@@ -10,7 +10,7 @@ use super::fastest::fastest_s;
 use crate::simd::leave_avx;
 use crate::workload::random;
 
-/// Operations a second of the faster of one product on all threads and of a product a thread, which no thread waits in: kernels do either.
+/// Operations a second: the faster of one GEMM on all threads and of one GEMM a thread, where no thread waits. Kernels do either.
 pub fn flops_per_s() -> f64 {
     const TOGETHER: usize = 2048;
     const APART: usize = 768;

@@ -1,4 +1,4 @@
-//! The GPU's ceilings: bandwidths by our own passes, matrix products by cuBLASLt, and what launching costs.
+//! The GPU's ceilings: bandwidths by our own passes, GEMMs by cuBLASLt, and what launching costs.
 
 use super::{Bandwidth, Limits};
 use crate::backend::BackendError;
@@ -9,7 +9,7 @@ use kernelgate_cuda::libraries::cublaslt::{Operands, SquareGemm};
 
 /// Working sets measured: far inside L2, about L2, and far beyond it.
 const WORKING_SETS: [u64; 6] = [2 << 20, 8 << 20, 32 << 20, 128 << 20, 512 << 20, 2 << 30];
-/// Side of the square products: large enough that every multiprocessor is busy to the end.
+/// Side of the square GEMMs: large enough that every multiprocessor is busy to the end.
 const MATMUL_SIZE: u64 = 8192;
 
 impl Limits {
@@ -38,7 +38,7 @@ impl Limits {
         Ok(limits)
     }
 
-    /// Measures all of them: bandwidths, and products of every dtype. Takes some seconds.
+    /// Measures all of them: bandwidths, and GEMMs of every dtype. Takes some seconds.
     ///
     /// # Errors
     /// As [`Self::measure_cuda`].
@@ -53,7 +53,7 @@ impl Limits {
     }
 }
 
-/// Whether a work has products of that kind.
+/// Whether a work has GEMMs of that kind.
 fn bounds(operands: Operands, work: &Work) -> bool {
     work.flops.iter().any(|flops| flops.unit == Unit::Matmul && flops.dtype.name() == operands.name())
 }
@@ -86,7 +86,7 @@ fn matmul(events: &mut EventTimer, operands: Operands) -> Result<Option<f64>, Ba
     Ok(fastest_ns.is_finite().then(|| 2.0 * (MATMUL_SIZE as f64).powi(3) / fastest_ns * 1e9))
 }
 
-/// Elements of a random operand, never zeros: a bf16 product of zeros runs faster.
+/// Elements of a random operand, never zeros: a bf16 GEMM of zeros runs faster.
 fn random_operand(operands: Operands, name: &str, len: usize) -> Vec<u8> {
     match operands {
         // Sign and magnitudes from 2^-3 to 2^1: every bit pattern of these is a number.

@@ -1,7 +1,7 @@
 //! The device's measured ceilings, and the time they allow for declared work.
 //!
 //! Bandwidth depends on where the working set lives, so it is measured at several sizes and interpolated between them: a case whose
-//! data fits a cache is held against that cache. Fractions are not clamped: above 100 % is a finding.
+//! data fits a cache is bounded by the bandwidth of that cache. Fractions are not clamped: above 100 % is a finding.
 
 mod cpu;
 #[cfg(feature = "matmul-ceiling")]
@@ -91,7 +91,7 @@ impl Limits {
         bounds.into_iter().filter(|bound| bound.time_ns > 0.0).max_by(|a, b| a.time_ns.total_cmp(&b.time_ns))
     }
 
-    /// Reads cost what the read pass measured; writes beside reads cost what a copy takes beyond its reads.
+    /// Reads cost what the read pass measured; writes concurrent with reads cost what a copy takes beyond its reads.
     fn memory_ns(&self, read_bytes: u64, write_bytes: u64, cache: Cache) -> Option<f64> {
         let at = match cache {
             Cache::Hot => self.bandwidth_at(read_bytes + write_bytes)?,
@@ -167,7 +167,7 @@ mod tests {
         // 4 GB/s read; a copy at 4 GB/s leaves 4 GB/s for its writes.
         assert_eq!(bound(4_000_000, 0), TimeLimit { time_ns: 1e6, by: "memory".to_owned() });
         assert!((bound(4_000_000, 4_000_000).time_ns - 2e6).abs() < 1e-3);
-        // Writes alone are held against the write pass.
+        // Writes alone are bounded by the write pass.
         assert!((bound(0, 4_000_000).time_ns - 2e6).abs() < 1e-3);
     }
 

@@ -34,10 +34,10 @@ impl Noise {
     }
 }
 
-/// Load from others.
+/// Co-running load.
 #[derive(Debug, Clone, Copy)]
 struct Load {
-    /// Probability that a process of the base runs beside it, and of the head.
+    /// Probability that a process of the base is co-running with it, and of the head.
     beside: [f64; 2],
     /// Share of the CPU time that it takes.
     share: f64,
