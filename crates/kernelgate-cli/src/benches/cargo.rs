@@ -92,7 +92,7 @@ pub fn build(
             heard.collect::<Vec<String>>()
         });
         let built = scope.spawn(move || lines_of(stdout).map_while(Result::ok).filter_map(|line| bench_of(&line)).collect());
-        // Beside the readers: a build that hangs holds its streams open.
+        // Concurrent with the readers: a build that hangs holds its streams open.
         let ended = running.finish(timeout);
         let built: Vec<Built> = built.join().unwrap_or_default();
         (built, ended, lines.join().unwrap_or_default())

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Between two polls of a process: short against a process, long against what a poll costs.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The process that runs now, for who wants to end it.
 #[derive(Clone, Default)]
 pub struct Running {
@@ -56,7 +56,7 @@ impl Running {
                 return Ok(ended);
             }
             drop(held);
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 

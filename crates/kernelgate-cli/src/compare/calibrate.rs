@@ -33,7 +33,7 @@ pub struct CalibrationRequest {
     pub injected: Vec<f64>,
     /// Comparisons of each of them.
     pub each: usize,
-    /// Comparisons with the host busy beside the head.
+    /// Comparisons with the host busy with co-running load while the head runs.
     pub sham: usize,
     /// Which of how many parts of all these, from 0.
     pub shard: (usize, usize),
@@ -124,9 +124,9 @@ fn choose_cases(
     } else if !named {
         let near = (window.0 / FIRST_LAUNCH, window.1 * FIRST_LAUNCH);
         let cases = prepared.cases();
-        let glance = prepared.glance_ns.iter().filter(|(id, _)| cases.contains(*id));
-        let glance = glance.map(|(id, time_ns)| (id.clone(), *time_ns)).collect();
-        prepared.keep(&choose(&glance, near, wanted.cases.saturating_mul(3)));
+        let verification_ns = prepared.verification_ns.iter().filter(|(id, _)| cases.contains(*id));
+        let verification_ns = verification_ns.map(|(id, time_ns)| (id.clone(), *time_ns)).collect();
+        prepared.keep(&choose(&verification_ns, near, wanted.cases.saturating_mul(3)));
     }
     let none = || usage("no case here takes long enough, or short enough, to calibrate with: name some");
     if prepared.cases().is_empty() {

@@ -65,7 +65,7 @@ impl<'a> Engine<'a> {
         Self { request, session, progress, plan: TestPlan::default(), co_running: CoRunning::Nothing, trials, broken: Vec::new() }
     }
 
-    /// As one of many comparisons: with this plan and something beside the head, its progress a detail of `label`.
+    /// As one of many comparisons: with this plan and co-running load on the head, its progress a detail of `label`.
     pub fn of_many(
         request: &'a ComparisonRequest,
         session: &'a Session,
@@ -88,7 +88,7 @@ impl<'a> Engine<'a> {
             optimised: true,
             environment: None,
             provenance: Provenance::default(),
-            glance_ns: BTreeMap::new(),
+            verification_ns: BTreeMap::new(),
         };
         let names: BTreeSet<String> = self.session.sides.iter().flat_map(|side| side.executables.ours.keys().cloned()).collect();
         let mut errors = Vec::new();
@@ -106,7 +106,9 @@ impl<'a> Engine<'a> {
                 prepared.environment = Some(verified.run.environment.clone());
                 prepared.provenance = verified.run.provenance.clone();
                 prepared.optimised &= verified.run.environment.optimised;
-                prepared.glance_ns.extend(rounds::timings(&verified.run).into_iter().map(|(id, timing)| (id, timing.time_ns)));
+                prepared
+                    .verification_ns
+                    .extend(rounds::timings(&verified.run).into_iter().map(|(id, timing)| (id, timing.time_ns)));
             }
             let before = prepared.matched.judged.clone();
             let runs = [&base, &head].map(|verified| verified.as_ref().map(|verified| &verified.run));

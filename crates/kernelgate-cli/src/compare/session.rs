@@ -43,7 +43,7 @@ pub struct Prepared {
     /// Of which code the head is.
     pub provenance: Provenance,
     /// Nanoseconds a launch, by case, as far as one launch tells.
-    pub glance_ns: BTreeMap<String, f64>,
+    pub verification_ns: BTreeMap<String, f64>,
 }
 
 impl Prepared {

@@ -23,7 +23,7 @@ pub use summary::{CalibrationSummary, summarise};
 pub enum ComparisonKind {
     /// Nothing changed.
     Null,
-    /// Nothing changed, and the host or the GPU was busy beside the head's processes.
+    /// Nothing changed, and the host or the GPU had co-running load during the head's processes.
     Sham,
     /// The head takes longer by so many per cent of the case's time.
     Injected(f64),

@@ -48,8 +48,8 @@ impl AlphaSpending {
             pairs = (pairs as f64 * GROWTH / 2.0).ceil() as usize * 2;
         }
         let later = early.len().saturating_sub(1);
-        for look in early.iter_mut().skip(1) {
-            look.weight = (1.0 - FINAL - FIRST) / later as f64;
+        for analysis in early.iter_mut().skip(1) {
+            analysis.weight = (1.0 - FINAL - FIRST) / later as f64;
         }
         if early.is_empty() {
             return Self { early, last: 1.0 };
@@ -60,7 +60,7 @@ impl AlphaSpending {
     /// The analyses that `pairs` pairs allow; the one at the end if this is the end.
     pub fn upto(&self, pairs: usize, ended: bool) -> impl Iterator<Item = InterimAnalysis> {
         let last = (ended && pairs > 0).then_some(InterimAnalysis { pairs, weight: self.last });
-        self.early.iter().copied().filter(move |look| look.pairs <= pairs).chain(last)
+        self.early.iter().copied().filter(move |analysis| analysis.pairs <= pairs).chain(last)
     }
 
     /// Fewest pairs with which a test at `level` can be significant at its end.
@@ -80,9 +80,9 @@ pub fn settling(plan: &TestPlan) -> (Vec<usize>, f64) {
 }
 
 /// A p value that holds at any interim analysis: the smallest over the analyses of p over weight, with the pairs at that one.
-pub fn always_valid(looks: impl Iterator<Item = InterimAnalysis>, p: impl Fn(usize) -> f64) -> (f64, usize) {
-    looks
-        .map(|look| ((p(look.pairs) / look.weight).min(1.0), look.pairs))
+pub fn always_valid(analyses: impl Iterator<Item = InterimAnalysis>, p: impl Fn(usize) -> f64) -> (f64, usize) {
+    analyses
+        .map(|analysis| ((p(analysis.pairs) / analysis.weight).min(1.0), analysis.pairs))
         .fold((1.0, 0), |best, at| if at.0 < best.0 { at } else { best })
 }
 
@@ -95,9 +95,9 @@ mod tests {
         for cases in [1, 2, 5, 20, 200] {
             for most in [4, 16, 24, 48, 100] {
                 let level = 0.01 / f64::from(cases);
-                let looks = AlphaSpending::of(level, most);
-                let all: Vec<InterimAnalysis> = looks.upto(most, true).collect();
-                let spent: f64 = all.iter().map(|look| look.weight).sum();
+                let spending = AlphaSpending::of(level, most);
+                let all: Vec<InterimAnalysis> = spending.upto(most, true).collect();
+                let spent: f64 = all.iter().map(|analysis| analysis.weight).sum();
                 assert!((0.75 - 1e-12..=1.0 + 1e-12).contains(&spent), "{cases} {most}: {all:?}");
                 assert!(all.windows(2).all(|pair| pair[0].pairs < pair[1].pairs), "{all:?}");
                 if all.len() > 1 {
@@ -110,7 +110,7 @@ mod tests {
     /// The numbers of METHODOLOGY.
     #[test]
     fn the_smallest_numbers_of_pairs_that_can_fail() {
-        let first = |cases: f64| AlphaSpending::of(0.01 / cases, 48).upto(48, false).next().map(|look| look.pairs);
+        let first = |cases: f64| AlphaSpending::of(0.01 / cases, 48).upto(48, false).next().map(|analysis| analysis.pairs);
         assert_eq!([1.0, 5.0, 20.0, 40.0].map(first), [Some(10), Some(12), Some(14), Some(14)]);
         let at_the_end = |cases: f64| AlphaSpending::of(0.01 / cases, 48).fewest(0.01 / cases);
         assert_eq!([1.0, 5.0, 20.0, 40.0].map(at_the_end), [8, 10, 12, 13]);
@@ -126,8 +126,8 @@ mod tests {
 
     #[test]
     fn p_is_the_smallest_over_weight() {
-        let looks = [InterimAnalysis { pairs: 4, weight: 0.25 }, InterimAnalysis { pairs: 8, weight: 0.5 }];
-        assert_eq!(always_valid(looks.into_iter(), |pairs| if pairs == 4 { 0.01 } else { 0.1 }), (0.04, 4));
+        let analyses = [InterimAnalysis { pairs: 4, weight: 0.25 }, InterimAnalysis { pairs: 8, weight: 0.5 }];
+        assert_eq!(always_valid(analyses.into_iter(), |pairs| if pairs == 4 { 0.01 } else { 0.1 }), (0.04, 4));
         assert_eq!(always_valid([].into_iter(), |_| 0.0), (1.0, 0));
     }
 }

@@ -147,7 +147,8 @@ impl Tests<'_> {
         let (slower, faster) = (same(Direction::Slower), same(Direction::Faster));
         let same_at = slower.1.max(faster.1);
         let excluded = slower.0.max(faster.0) <= plan.missed && !self.hidden(pairs, same_at);
-        let settled_at = || self.settling.iter().copied().find(|look| *look <= n && self.settled(pairs, *look) == Some(true));
+        let settled_at =
+            || self.settling.iter().copied().find(|analysis| *analysis <= n && self.settled(pairs, *analysis) == Some(true));
         Standing {
             slower: change(Direction::Slower),
             faster: change(Direction::Faster),
@@ -163,10 +164,10 @@ impl Tests<'_> {
     /// are no more, unless they are beyond it.
     fn settling_from(&self, pairs: usize) -> usize {
         let end = self.plan.max_blocks.saturating_mul(2).max(pairs);
-        self.settling.iter().copied().find(|look| *look >= pairs).unwrap_or(end)
+        self.settling.iter().copied().find(|analysis| *analysis >= pairs).unwrap_or(end)
     }
 
-    /// Whether load beside the base may hide a slow-down.
+    /// Whether contention with the base may hide a slow-down.
     fn hidden(&self, pairs: &Pairs, n: usize) -> bool {
         pairs.base_contended(n, self.plan) <= FINAL * self.plan.missed
     }
@@ -251,10 +252,10 @@ fn lingers(pairs: &[Pairs], plan: &TestPlan, last: bool) -> bool {
     let null: Vec<f64> =
         (0..blocks).map(|block| median(&pairs.iter().filter_map(|pairs| pairs.null_of(block)).collect::<Vec<_>>())).collect();
     let threshold = plan.relative.ln_1p();
-    let looks = AlphaSpending::of(plan.false_alarms, plan.max_blocks);
+    let spending = AlphaSpending::of(plan.false_alarms, plan.max_blocks);
     [1.0, -1.0].into_iter().any(|sign| {
         let test = |n: usize| greater(&null[..n].iter().map(|value| sign * value - threshold).collect::<Vec<_>>());
-        always_valid(looks.upto(blocks, last || blocks >= plan.max_blocks), test).0 <= plan.false_alarms
+        always_valid(spending.upto(blocks, last || blocks >= plan.max_blocks), test).0 <= plan.false_alarms
     })
 }
 

@@ -32,7 +32,7 @@ pub struct Pairs {
     /// gives (3, -1) in a block that the base leads and (1, -3) in one that the head leads, which is symmetric when the leader alternates.
     /// What the head's processes leave to whoever follows gives (0, -1) and (-1, 0), as much as it shifts the pairs that are judged.
     pub null: Vec<f64>,
-    /// Contention beside the head less that beside the base; none where one of the two is unknown though others are known, 0 where none is.
+    /// Contention with the head less that with the base; none where one of the two is unknown though others are known, 0 where none is.
     contention: Vec<Option<f64>>,
     /// Times of the base, nanoseconds.
     pub base_ns: Vec<f64>,
