@@ -72,6 +72,8 @@ fn main() {
         "hang" => std::thread::sleep(std::time::Duration::from_secs(600)),
         "exit" => { eprintln!("I give \u{1b}[2J up"); std::process::exit(7) }
         "panic" => panic!("on purpose"),
+        // A process that outlives it and holds its streams.
+        "orphan" => drop(std::process::Command::new("sleep").arg("30").spawn()),
         "broken" => {
             let text = std::fs::read_to_string(&ask).unwrap();
             let from = text.find("\"response\": \"").unwrap() + 13;
@@ -231,6 +233,9 @@ fn a_bench_that_misbehaves_is_named_and_ended() {
     let panic: Outcome = outside.command(".", "verify").env("HOSTILE", "panic").output().unwrap().into();
     assert_eq!(panic.code, Some(2));
     assert!(panic.stderr.contains("on purpose") && panic.stderr.contains("bench `evil` ended with"), "{}", panic.stderr);
+    let started = std::time::Instant::now();
+    run("orphan", "list").expect(2, &["ended with exit status: 0 and no response"]);
+    assert!(started.elapsed().as_secs() < 25, "what the bench left behind is not waited for");
     run("broken", "list").expect(2, &["bench `evil`: failed to read", "broken or cut short"]);
     run("", "list").expect(2, &["no response"]);
 }

@@ -18,6 +18,8 @@ use super::find::{BenchExecutable, FoundBenches};
 const MAX_SAID_BYTES: u64 = 1 << 20;
 /// Ids that an error names as close to what was asked for.
 const MAX_CLOSE: usize = 3;
+/// Time for the rest of what it said to arrive once it has ended.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Lines that are kept for the error where it breaks.
 const SHOWN_LINES: usize = 4;
 
@@ -73,12 +75,11 @@ pub fn one(executable: &BenchExecutable, asking: &Asking<'_>, action: &Action) -
     let mut command = command(executable, asking, &request);
     let running = Running::default();
     let (_, said) = running.start(&mut command).with_context(|| format!("bench `{bench}` does not start"))?;
-    let (ended, last) = std::thread::scope(|scope| {
-        let heard = scope.spawn(move || said.map(pass_on).unwrap_or_default());
-        let ended = running.finish(asking.timeout);
-        (ended, heard.join().unwrap_or_default())
-    });
-    let ended = ended.with_context(|| format!("bench `{bench}` was lost"))?;
+    let (tell, heard) = std::sync::mpsc::channel();
+    // Not joined: a process that the bench left behind may hold the stream open for ever.
+    std::thread::spawn(move || tell.send(said.map(pass_on).unwrap_or_default()));
+    let ended = running.finish(asking.timeout).with_context(|| format!("bench `{bench}` was lost"))?;
+    let last = heard.recv_timeout(LAST_WORDS).unwrap_or_default();
     match file::read::<Response>(&response) {
         Ok(response) => Ok(response.answer),
         Err(error) if !error.is_not_found() => Err(anyhow::anyhow!("bench `{bench}`: failed to {error}")),

@@ -1,6 +1,5 @@
 //! Which bench executables a verb drives: those that cargo builds where the program was called, or those of a folder.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -48,8 +47,8 @@ pub struct BenchExecutable {
 pub struct FoundBenches {
     /// Those that can be asked, by name of the bench.
     pub executables: Vec<BenchExecutable>,
-    /// Others, with the reason why they are left alone.
-    pub left_alone: BTreeMap<String, String>,
+    /// Names of others, with the reason why they are left alone.
+    pub left_alone: Vec<(String, String)>,
 }
 
 impl BenchChoice {
@@ -67,11 +66,11 @@ impl BenchChoice {
         for executable in candidates {
             match self.check(&executable) {
                 Ok(()) => found.executables.push(executable),
-                Err(why) => drop(found.left_alone.insert(executable.bench, why)),
+                Err(why) => found.left_alone.push((executable.bench, why)),
             }
         }
         found.left_alone.iter().for_each(|(bench, why)| eprintln!("left alone: bench `{bench}`: {why}"));
-        let named = self.bench.iter().find(|name| found.left_alone.contains_key(*name));
+        let named = self.bench.iter().find(|name| found.left_alone.iter().any(|(bench, _)| bench == *name));
         anyhow::ensure!(named.is_none() && !found.executables.is_empty(), "no bench here can be asked: the lines above say why");
         Ok(found)
     }
