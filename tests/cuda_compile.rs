@@ -109,7 +109,7 @@ fn an_architecture_leaves_out_what_it_does_not_run() {
     let rows = ["begin", "end"].map(|part| format!("denoise/fused_rows MODEL=Tiny: denoise_fused_rows_{part}"));
     assert_eq!(recorded, [&rows[..], &["measure/spin".to_owned()]].concat());
     // A row without a kernel, and a kernel without a row.
-    let mut misspelt = kernels[4].clone();
+    let mut misspelt = kernels.iter().find(|kernel| kernel.symbol == "measure_spin").unwrap().clone();
     misspelt.symbol = "measure_spinn";
     let error = resources::compile(&[misspelt], "sm_90").unwrap_err();
     assert_eq!(error.to_string(), "measure/spin holds no kernel measure_spinn, which a row is about");
