@@ -189,7 +189,7 @@ fn every_verb_works_on_somebody_elses_workload() {
     outside.write("benches/two.rs", &two.replace("2.0 * x", "2.5 * x"));
     run("verify --format markdown").expect(1, &["1 ok, 1 failed", "FAILED mine/other/n1024/cpu/hot"]);
     outside.write("benches/two.rs", "fn main() { mistake");
-    run("list").expect(2, &["does not build", "cargo's last lines"]);
+    run("list").expect(2, &["error: the package does not build", "mistake"]);
 }
 
 #[test]
@@ -253,5 +253,6 @@ fn a_folder_of_executables_is_asked_without_a_build() {
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
     std::fs::copy(program, folder.path("executables/kernelgate")).unwrap();
     run("list").expect(0, &["left alone: bench `kernelgate`: it is the kernelgate program"]);
+    outside.run(".", "list").expect(2, &["no package here", "--dir names"]);
     outside.run(".", "list --dir nowhere").expect(2, &["failed to read nowhere"]);
 }

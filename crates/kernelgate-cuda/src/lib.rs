@@ -9,10 +9,10 @@
 //! - [`instruments`]: the kernels that measuring needs: bandwidth passes, spins, blocker, clock probes, L2 flush.
 //! - [`observe`]: what a profiler sees: CUPTI's records, NVML's readings, NVTX ranges.
 //!
-//! This is the only crate of the workspace with `unsafe` code. Its own functions are safe, also
-//! [`Kernel::launch`]: the number and size of a launch's arguments are checked against the compiled kernel, and
-//! a kernel that writes where it should not can only reach memory of the device, which no Rust value lies in.
-//! Whether a kernel is right is for verification to find out, not for the type system.
+//! This is the only crate of the workspace with `unsafe` code. Its own functions are safe, also [`Kernel::launch`]: the number and
+//! sizes of a launch's arguments are checked against the compiled kernel. What a kernel does with its pointers nobody checks. It writes
+//! to device memory and, where the device reaches the host's (HMM, Grace Hopper), could write there too, as any C function behind a
+//! safe wrapper could: who loads a kernel trusts it. Whether it is right is for verification to find out.
 //!
 //! Deliberately absent: the CUDA runtime, `nvcc`, toolkit headers (kernels include nothing but `kernels/common`
 //! and what their own package adds), workloads, and timing.

@@ -57,11 +57,13 @@ impl BenchChoice {
     /// # Errors
     /// When cargo fails, the folder cannot be read, or nothing is there that can be asked.
     pub fn find(&self, root: &Path) -> anyhow::Result<FoundBenches> {
-        let candidates = match &self.dir {
+        let mut candidates = match &self.dir {
             Some(folder) => self.in_folder(folder, root)?,
             None => self.built()?,
         };
         anyhow::ensure!(!candidates.is_empty(), "there is no bench: `[[bench]]` with `harness = false` in Cargo.toml makes one");
+        // Cargo tells them in the order in which they were ready.
+        candidates.sort_by(|a, b| (&a.root, &a.bench).cmp(&(&b.root, &b.bench)));
         let mut found = FoundBenches::default();
         for executable in candidates {
             match self.check(&executable) {
@@ -77,10 +79,17 @@ impl BenchChoice {
 
     fn built(&self) -> anyhow::Result<Vec<BenchExecutable>> {
         let wanted = BuildTargets { benches: &self.bench, package: self.package.as_deref(), profile: &self.profile };
+        let here = std::env::current_dir().context("failed to tell the working folder")?;
+        anyhow::ensure!(
+            here.ancestors().any(|folder| folder.join("Cargo.toml").is_file()),
+            "no package here: neither {} nor a folder above it has a Cargo.toml; --dir names a folder of bench executables",
+            here.display()
+        );
         let mut command = cargo::command(wanted);
         let said = |line: &str| eprintln!("{}", kernelgate::record::text::printable(line));
         let built = cargo::build(&mut command, &Running::default(), BUILD_TIMEOUT, said);
-        let built = built.map_err(|why| anyhow::anyhow!("the package {why}"))?;
+        // What cargo said was repeated as it came.
+        let built = built.map_err(|why| anyhow::anyhow!("the package {}", why.split(';').next().unwrap_or_default()))?;
         let executable = |built: cargo::Built| BenchExecutable {
             bench: built.bench,
             path: built.path,
