@@ -11,6 +11,22 @@ use super::child::{Ended, Running};
 
 /// Lines of cargo that an error shows.
 const SHOWN_LINES: usize = 30;
+/// A build that takes longer is stuck.
+const TIMEOUT: Duration = Duration::from_secs(4 * 3600);
+
+/// Why there are no executables.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// Cargo does not start, or was lost.
+    #[error("cannot be built: failed to run cargo: {0}")]
+    Cargo(std::io::Error),
+    /// It takes too long.
+    #[error("was not built within {} s", TIMEOUT.as_secs())]
+    TimedOut,
+    /// Cargo failed; what it said last.
+    #[error("does not build; cargo's last lines:\n{0}")]
+    Failed(String),
+}
 
 /// What cargo says of an executable that it built; other messages lack the fields.
 #[derive(Deserialize)]
@@ -74,16 +90,10 @@ pub fn command(wanted: BuildTargets<'_>) -> Command {
 /// Runs such a command; the executables, or what cargo said last.
 ///
 /// # Errors
-/// In sentences that begin with a verb: "does not build; cargo's last lines: …".
-pub fn build(
-    command: &mut Command,
-    running: &Running,
-    timeout: Duration,
-    said: impl Fn(&str) + Send,
-) -> Result<Vec<Built>, String> {
+/// When cargo does not start, fails or does not end.
+pub fn build(command: &mut Command, running: &Running, said: impl Fn(&str) + Send) -> Result<Vec<Built>, BuildError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let start = |cause| format!("cannot be built: failed to run cargo: {cause}");
-    let (stdout, stderr) = running.start(command).map_err(start)?;
+    let (stdout, stderr) = running.start(command).map_err(BuildError::Cargo)?;
     let lines_of = |stream: Option<Box<dyn Read + Send>>| stream.into_iter().flat_map(|stream| BufReader::new(stream).lines());
     let (stdout, stderr) = (stdout.map(|it| Box::new(it) as _), stderr.map(|it| Box::new(it) as _));
     let (messages, ended, lines) = std::thread::scope(|scope| {
@@ -93,17 +103,17 @@ pub fn build(
         });
         let built = scope.spawn(move || lines_of(stdout).map_while(Result::ok).filter_map(|line| bench_of(&line)).collect());
         // Concurrent with the readers: a build that hangs holds its streams open.
-        let ended = running.finish(timeout);
+        let ended = running.finish(TIMEOUT);
         let built: Vec<Built> = built.join().unwrap_or_default();
         (built, ended, lines.join().unwrap_or_default())
     });
-    match ended.map_err(start)? {
+    match ended.map_err(BuildError::Cargo)? {
         Ended::Exited(status) if status.success() => Ok(messages),
-        Ended::TimedOut => Err(format!("was not built within {} s", timeout.as_secs())),
+        Ended::TimedOut => Err(BuildError::TimedOut),
         Ended::Exited(_) => {
             // Warnings come first and often; what matters is at the end.
             let last = &lines[lines.len().saturating_sub(SHOWN_LINES)..];
-            Err(format!("does not build; cargo's last lines:\n{}", last.join("\n")))
+            Err(BuildError::Failed(last.join("\n")))
         }
     }
 }

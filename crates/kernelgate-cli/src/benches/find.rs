@@ -1,18 +1,14 @@
 //! Which bench executables a verb drives: those that cargo builds where the program was called, or those of a folder.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Context;
 use kernelgate::protocol;
 
-use super::cargo::{self, BuildTargets};
+use super::cargo::{self, BuildError, BuildTargets};
 use super::child::Running;
 use super::prebuilt::prebuilt;
-use super::{mark, versions};
-
-/// A build that takes longer is stuck.
-const BUILD_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
+use super::{mark, package, versions};
 
 /// Flags that say which.
 #[derive(Debug, Clone, clap::Args)]
@@ -81,15 +77,17 @@ impl BenchChoice {
         let wanted = BuildTargets { benches: &self.bench, package: self.package.as_deref(), profile: &self.profile };
         let here = std::env::current_dir().context("failed to tell the working folder")?;
         anyhow::ensure!(
-            here.ancestors().any(|folder| folder.join("Cargo.toml").is_file()),
+            package::has_manifest(&here),
             "no package here: neither {} nor a folder above it has a Cargo.toml; --dir names a folder of bench executables",
             here.display()
         );
         let mut command = cargo::command(wanted);
         let said = |line: &str| eprintln!("{}", kernelgate::record::text::printable(line));
-        let built = cargo::build(&mut command, &Running::default(), BUILD_TIMEOUT, said);
-        // What cargo said was repeated as it came.
-        let built = built.map_err(|why| anyhow::anyhow!("the package {}", why.split(';').next().unwrap_or_default()))?;
+        let built = cargo::build(&mut command, &Running::default(), said).map_err(|error| match error {
+            // What cargo said was repeated as it came.
+            BuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
+            other => anyhow::anyhow!("the package {other}"),
+        })?;
         let executable = |built: cargo::Built| BenchExecutable {
             bench: built.bench,
             path: built.path,

@@ -34,9 +34,14 @@ pub fn store(folder: &Path) -> Store {
     }
 }
 
+/// Whether a folder, or one above it, has a manifest.
+pub fn has_manifest(folder: &Path) -> bool {
+    folder.ancestors().any(|folder| folder.join("Cargo.toml").is_file())
+}
+
 /// None where there is no manifest upwards, or cargo cannot read it: whoever needs to build will hear why.
 fn metadata(folder: &Path) -> Option<Metadata> {
-    folder.ancestors().find(|folder| folder.join("Cargo.toml").is_file())?;
+    has_manifest(folder).then_some(())?;
     let mut command = Command::new(cargo::program());
     command.args(["metadata", "--no-deps", "--format-version", "1"]).current_dir(folder).env_remove("CARGO_MANIFEST_DIR");
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;

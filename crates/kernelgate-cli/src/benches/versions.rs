@@ -11,6 +11,8 @@ use super::child::{Ended, Running, wait};
 
 /// An executable that does not answer by then speaks none.
 const TIMEOUT: Duration = Duration::from_secs(20);
+/// Why the program itself is no bench.
+pub const IS_PROGRAM: &str = "it is the kernelgate program";
 /// An answer is a few lines.
 const MAX_BYTES: u64 = 1 << 16;
 
@@ -35,7 +37,7 @@ pub fn ask(path: &Path) -> Result<(u64, u64), String> {
             std::io::Read::read_to_end(&mut { read }, &mut bytes).map_err(|cause| format!("its answer cannot be read: {cause}"))?;
             let text = String::from_utf8_lossy(&bytes);
             if text.trim_end() == super::PROGRAM {
-                return Err("it is the kernelgate program".to_owned());
+                return Err(IS_PROGRAM.to_owned());
             }
             let before = trial_request::parse_answer(&text).map(|version| (1, version));
             protocol::parse_answer(&text).or(before).ok_or_else(|| "it answers none".to_owned())

@@ -54,7 +54,7 @@ pub fn install(
         let spoken = versions::ask(path);
         let version = match spoken.clone().map(versions::common) {
             Ok(Some(version)) => version,
-            Err(why) if why.contains("kernelgate program") => continue,
+            Err(why) if why == versions::IS_PROGRAM => continue,
             Err(_) if !matches!(marked, Ok(true)) => {
                 let reason = "asked by --bench, it did not answer as a bench of this harness does";
                 executables.foreign.insert(bench.clone(), reason.to_owned());

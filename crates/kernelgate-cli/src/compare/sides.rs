@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use super::folder::{self, Folder};
 use super::git::{Repository, Revision};
@@ -16,9 +15,6 @@ use crate::benches::prebuilt::prebuilt;
 use crate::gate::Refusal;
 use crate::gate::paired::Arm;
 use kernelgate::record::Run;
-
-/// A build that takes longer is stuck.
-const BUILD_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
 
 /// A side with its executables.
 pub struct Side {
@@ -154,8 +150,7 @@ fn from_revision(
             command.arg("--manifest-path").arg(&manifest).current_dir(manifest.parent().unwrap_or(slot));
             command.env("CARGO_TARGET_DIR", slot.join("target"));
             let said = |line: &str| progress.passing(&format!("building {side_name}: {line}"));
-            cargo::build(&mut command, running, BUILD_TIMEOUT, said)
-                .map_err(|why| CompareError::Usage(format!("{side_name} {label} {why}")))
+            cargo::build(&mut command, running, said).map_err(|why| CompareError::Usage(format!("{side_name} {label} {why}")))
         })
     };
     // A bench that one side lacks is no failure of the build: cargo is asked for what there is.

@@ -132,15 +132,13 @@ impl Harness {
         if let Some(path) = &flags.request {
             return self.respond(flags, file::read(path)?);
         }
+        if let Some(path) = &flags.trial {
+            return self.trial(flags, trial::read_request(path)?);
+        }
         cases::check_overrides(self.everything(), &flags.axis)?;
         let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
-        let request = flags.trial.as_deref().map(trial::read_request).transpose()?;
-        let filter = trial::filter(request.as_ref(), flags)?;
-        let Some((selection, effort)) = self.select(flags, &place, &filter)? else { return Ok(Exit::Fine) };
+        let Some((selection, effort)) = self.select(flags, &place, &flags.filter()?)? else { return Ok(Exit::Fine) };
         let store = Store::discover();
-        if let Some(request) = request {
-            return trial_run::carry_out(self.name, flags, request, &place, (&selection, effort), &store);
-        }
         match flags.mode() {
             Mode::Bench => self.bench(flags, &place, selection, effort, &store),
             Mode::List | Mode::Load => {
@@ -191,7 +189,7 @@ impl Harness {
     fn trial(&self, flags: &Flags, request: TrialRequest) -> Result<Exit, HarnessError> {
         cases::check_overrides(self.everything(), &flags.axis)?;
         let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
-        let filter = trial::filter(Some(&request), flags)?;
+        let filter = trial::filter(&request, flags)?;
         let Some((selection, effort)) = self.select(flags, &place, &filter)? else { return Ok(Exit::Fine) };
         trial_run::carry_out(self.name, flags, request, &place, (&selection, effort), &Store::discover())
     }

@@ -55,8 +55,8 @@ pub fn read_request(path: &Path) -> Result<TrialRequest, HarnessError> {
 ///
 /// # Errors
 /// When the flags' filter is no regular expression.
-pub fn filter(request: Option<&TrialRequest>, flags: &Flags) -> Result<Filter, HarnessError> {
-    match request.and_then(|request| request.cases.clone()) {
+pub fn filter(request: &TrialRequest, flags: &Flags) -> Result<Filter, HarnessError> {
+    match request.cases.clone() {
         Some(cases) => Ok(Filter::OneOf(cases)),
         None => flags.filter(),
     }
