@@ -3,5 +3,9 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    kernelgate_suite::bench("attention", kernelgate_suite::attention::suites(), kernelgate_suite::attention::kernels())
+    kernelgate_suite::bench(
+        "attention",
+        kernelgate_suite::attention::suites(),
+        kernelgate_suite::attention::kernels(),
+    )
 }

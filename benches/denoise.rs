@@ -3,5 +3,9 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    kernelgate_suite::bench("denoise", kernelgate_suite::denoise::suites(), kernelgate_suite::denoise::kernels())
+    kernelgate_suite::bench(
+        "denoise",
+        kernelgate_suite::denoise::suites(),
+        kernelgate_suite::denoise::kernels(),
+    )
 }

@@ -3,5 +3,9 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    kernelgate_suite::bench("st_bif", kernelgate_suite::st_bif::suites(), kernelgate_suite::st_bif_kernels())
+    kernelgate_suite::bench(
+        "st_bif",
+        kernelgate_suite::st_bif::suites(),
+        kernelgate_suite::st_bif_kernels(),
+    )
 }

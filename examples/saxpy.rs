@@ -1,7 +1,9 @@
-//! Your own kernel under kernelgate: `y ← a·x + y` with its reference, its work and one implementation.
+//! Your own kernel under kernelgate: `y ← a·x + y` with its reference, its work and one
+//! implementation.
 //!
-//! `cargo run --release --example saxpy -- --bench` verifies, times and records it. In a package of your own this file is
-//! `benches/saxpy.rs`, with `[[bench]] name = "saxpy"`, `harness = false` in Cargo.toml, and `cargo bench` runs it.
+//! `cargo run --release --example saxpy -- --bench` verifies, times and records it. In a package of
+//! your own this file is `benches/saxpy.rs`, with `[[bench]] name = "saxpy"`, `harness = false` in
+//! Cargo.toml, and `cargo bench` runs it.
 
 use std::process::ExitCode;
 
@@ -23,7 +25,8 @@ impl Problem for Saxpy {
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
-        let out: Vec<f64> = pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y)).collect();
+        let out: Vec<f64> =
+            pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y)).collect();
         vec![Expected::all("out", [self.n], out)]
     }
 
@@ -60,9 +63,12 @@ const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
     prepare: Prepare::Cpu(|problem, inputs| {
         CpuTask::new(Tensors::new().with_output("out", [problem.n], Dtype::F32), move |outputs| {
             let (x, y, out) = (inputs.f32("x"), inputs.f32("y"), outputs.f32_mut("out"));
-            out.par_chunks_mut(1 << 14).zip(x.par_chunks(1 << 14)).zip(y.par_chunks(1 << 14)).for_each(|((out, x), y)| {
-                out.iter_mut().zip(x).zip(y).for_each(|((out, x), y)| *out = A * x + y);
-            });
+            out.par_chunks_mut(1 << 14)
+                .zip(x.par_chunks(1 << 14))
+                .zip(y.par_chunks(1 << 14))
+                .for_each(|((out, x), y)| {
+                    out.iter_mut().zip(x).zip(y).for_each(|((out, x), y)| *out = A * x + y);
+                });
         })
     }),
 }];

@@ -1,7 +1,9 @@
-//! Your own CUDA kernel under kernelgate: `saxpy.cu` beside this file, with its reference, its work and its launch.
+//! Your own CUDA kernel under kernelgate: `saxpy.cu` beside this file, with its reference, its work
+//! and its launch.
 //!
-//! `cargo run --release --example saxpy_cuda -- --bench` verifies, times and records it on a GPU. In a package of your own this
-//! file is `benches/saxpy.rs`, with `[[bench]] name = "saxpy"`, `harness = false` in Cargo.toml, and `cargo bench` runs it.
+//! `cargo run --release --example saxpy_cuda -- --bench` verifies, times and records it on a GPU.
+//! In a package of your own this file is `benches/saxpy.rs`, with `[[bench]] name = "saxpy"`,
+//! `harness = false` in Cargo.toml, and `cargo bench` runs it.
 
 use std::process::ExitCode;
 
@@ -22,7 +24,8 @@ impl Problem for Saxpy {
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
-        let out: Vec<f64> = pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y)).collect();
+        let out: Vec<f64> =
+            pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y)).collect();
         vec![Expected::all("out", [self.n], out)]
     }
 
@@ -53,10 +56,12 @@ const SAXPY: Workload<Saxpy> = Workload {
 
 /// The kernel: its file, symbol, threads a block and blocks.
 const THREADS: usize = 256;
-const KERNEL: cuda::KernelSpec<Saxpy> =
-    cuda::KernelSpec::new(cuda::Source::new("saxpy", include_str!("saxpy.cu")), "saxpy", THREADS, |saxpy| {
-        [saxpy.n.div_ceil(THREADS), 1, 1]
-    });
+const KERNEL: cuda::KernelSpec<Saxpy> = cuda::KernelSpec::new(
+    cuda::Source::new("saxpy", include_str!("saxpy.cu")),
+    "saxpy",
+    THREADS,
+    |saxpy| [saxpy.n.div_ceil(THREADS), 1, 1],
+);
 
 /// How it is computed: one row an implementation.
 const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
@@ -69,7 +74,13 @@ const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
         let (x, y, n) = (upload("x")?, upload("y")?, problem.n);
         let out = cuda::Output::new(device, "out", [n], Dtype::F32)?;
         Ok(cuda::CudaTask::new(device, vec![out], move |outputs| {
-            kernel.launch(&[A.into(), (&x).into(), (&y).into(), outputs[0].argument(), (n as i64).into()])
+            kernel.launch(&[
+                A.into(),
+                (&x).into(),
+                (&y).into(),
+                outputs[0].argument(),
+                (n as i64).into(),
+            ])
         }))
     }),
 }];

@@ -8,9 +8,17 @@ use kernelgate::workload::{Problem, Tensors};
 use kernelgate_cuda::Device;
 pub use kernelgate_cuda::testing::gpu;
 
-/// A row made ready; `None`, with the reason printed, where it stands on a library that is not there or declines.
-pub fn prepare<P: Problem>(row: &Implementation<P>, problem: &P, inputs: &Tensors, device: &Arc<Device>) -> Option<CudaTask> {
-    let Prepare::CudaWithin { prepare, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
+/// A row made ready; `None`, with the reason printed, where it stands on a library that is not
+/// there or declines.
+pub fn prepare<P: Problem>(
+    row: &Implementation<P>,
+    problem: &P,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Option<CudaTask> {
+    let Prepare::CudaWithin { prepare, .. } = row.prepare else {
+        panic!("{} declares no memory", row.name)
+    };
     match prepare(problem, inputs, device) {
         Ok(task) => Some(task),
         Err(BackendError::Unsupported(reason)) => {

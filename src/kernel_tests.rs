@@ -17,7 +17,9 @@ fn every_kernel_file_has_a_row_and_every_header_a_user() {
         }
     }
     let mut embedded = BTreeSet::new();
-    for kernel in kernels().iter().filter(|kernel| !kernel.build.source.file.starts_with("measure/")) {
+    for kernel in
+        kernels().iter().filter(|kernel| !kernel.build.source.file.starts_with("measure/"))
+    {
         let source = kernel.build.source;
         embedded.insert(format!("{}.cu", source.file));
         embedded.extend(source.headers.iter().map(|(name, _)| (*name).to_owned()));
@@ -31,8 +33,15 @@ fn rows_of_a_file_agree_and_names_are_unique() {
     for kernel in kernels() {
         let (name, build) = (kernel.name(), kernel.build);
         assert!(names.insert(name.clone()), "{name}");
-        assert!(build.source.text.contains(&format!("{}(", kernel.symbol)), "{name}: no such kernel in the file");
-        assert_eq!(*builds.entry(build.name()).or_insert(build.clone()), build, "{name}: another build of that name");
+        assert!(
+            build.source.text.contains(&format!("{}(", kernel.symbol)),
+            "{name}: no such kernel in the file"
+        );
+        assert_eq!(
+            *builds.entry(build.name()).or_insert(build.clone()),
+            build,
+            "{name}: another build of that name"
+        );
         assert!(kernel.threads % 32 == 0 || kernel.threads == 1, "{name}");
         let clusters = kernel.cluster.is_none() || kernel.requires != Requires::AtLeast(80);
         assert!(clusters, "{name}: clusters are of sm_90");
@@ -43,5 +52,8 @@ fn rows_of_a_file_agree_and_names_are_unique() {
         }
     }
     assert!(names.contains("st_bif/backward_replay ELEMENT_F16 STEPS=8"));
-    assert_eq!(names.iter().filter(|name| name.starts_with("attention/forward_flash_mma ")).count(), 8);
+    assert_eq!(
+        names.iter().filter(|name| name.starts_with("attention/forward_flash_mma ")).count(),
+        8
+    );
 }

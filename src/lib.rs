@@ -1,5 +1,6 @@
-//! The benchmark suite of kernelgate: three families of real work, each in a folder of its own with its definition, fp64
-//! reference, CPU rows and CUDA rows. It uses nothing of `kernelgate` that an outside package could not.
+//! The benchmark suite of kernelgate: three families of real work, each in a folder of its own with
+//! its definition, fp64 reference, CPU rows and CUDA rows. It uses nothing of `kernelgate` that an
+//! outside package could not.
 
 pub mod attention;
 pub mod denoise;
@@ -24,7 +25,8 @@ pub fn all() -> Vec<Box<dyn Suite>> {
     [st_bif::suites(), attention::suites(), denoise::suites()].into_iter().flatten().collect()
 }
 
-/// Every kernel of every family, and those that measuring needs, which are recorded with the first family's.
+/// Every kernel of every family, and those that measuring needs, which are recorded with the first
+/// family's.
 pub fn kernels() -> Vec<ListedKernel> {
     [st_bif_kernels(), attention::kernels(), denoise::kernels()].concat()
 }
@@ -35,7 +37,11 @@ pub fn st_bif_kernels() -> Vec<ListedKernel> {
 }
 
 /// `main` of a bench binary of this package; a filter may name a case of another one.
-pub fn bench(name: &'static str, suites: Vec<Box<dyn Suite>>, kernels: Vec<ListedKernel>) -> ExitCode {
+pub fn bench(
+    name: &'static str,
+    suites: Vec<Box<dyn Suite>>,
+    kernels: Vec<ListedKernel>,
+) -> ExitCode {
     const PEERS: &[Peers] = &[st_bif::PEERS, attention::PEERS, denoise::PEERS];
     Harness::new(name, suites).siblings(all()).peers(PEERS).kernels(kernels).main()
 }

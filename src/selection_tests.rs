@@ -1,4 +1,5 @@
-//! The selections of all families together: ids that Criterion can store, defaults that a person would look at.
+//! The selections of all families together: ids that Criterion can store, defaults that a person
+//! would look at.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +21,14 @@ fn place(kind: BackendKind) -> Place {
 fn every_id_is_unique_and_fits_criterions_folders() {
     let suites = all();
     for kind in PLACES {
-        let selection = select(suites.iter().map(AsRef::as_ref), Effort::Thorough, &place(kind), &[], &Filter::All).unwrap();
+        let selection = select(
+            suites.iter().map(AsRef::as_ref),
+            Effort::Thorough,
+            &place(kind),
+            &[],
+            &Filter::All,
+        )
+        .unwrap();
         assert!(selection.count() > 100);
         let mut folders = BTreeSet::new();
         for group in &selection.groups {
@@ -34,8 +42,14 @@ fn every_id_is_unique_and_fits_criterions_folders() {
 fn default_cases_are_a_handful_and_part_of_the_sweep() {
     let suites = all();
     let ids = |effort, kind| -> BTreeSet<String> {
-        let selection = select(suites.iter().map(AsRef::as_ref), effort, &place(kind), &[], &Filter::All).unwrap();
-        selection.groups.iter().flat_map(|group| group.cases.iter().map(|case| case.id.clone())).collect()
+        let selection =
+            select(suites.iter().map(AsRef::as_ref), effort, &place(kind), &[], &Filter::All)
+                .unwrap();
+        selection
+            .groups
+            .iter()
+            .flat_map(|group| group.cases.iter().map(|case| case.id.clone()))
+            .collect()
     };
     for kind in PLACES {
         let default = ids(Effort::Default, kind);

@@ -1,4 +1,5 @@
-//! Compiling kernels without a GPU. Needs NVRTC (`ci/cuda-compiler` fetches it); skips with a reason where it is missing.
+//! Compiling kernels without a GPU. Needs NVRTC (`ci/cuda-compiler` fetches it); skips with a
+//! reason where it is missing.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,19 +19,28 @@ fn compiler() -> bool {
         Ok(_) => true,
         Err(error) => {
             assert!(matches!(error, CompileError::Missing), "{error}");
-            assert!(std::env::var_os("REQUIRE_NVRTC").is_none(), "REQUIRE_NVRTC is set, but {error}");
+            assert!(
+                std::env::var_os("REQUIRE_NVRTC").is_none(),
+                "REQUIRE_NVRTC is set, but {error}"
+            );
             eprintln!("skipped: {error}");
             false
         }
     }
 }
 
-/// Every build with the most that one of its kernels requires; they lie in one file, which compiles as a whole or not at all.
+/// Every build with the most that one of its kernels requires; they lie in one file, which compiles
+/// as a whole or not at all.
 fn builds() -> BTreeMap<Build, Requires> {
     let mut builds = BTreeMap::new();
     for kernel in kernels() {
         let requires = *builds.entry(kernel.build.clone()).or_insert(kernel.requires);
-        assert_eq!(requires, kernel.requires, "{}: kernels of one file require the same", kernel.name());
+        assert_eq!(
+            requires,
+            kernel.requires,
+            "{}: kernels of one file require the same",
+            kernel.name()
+        );
     }
     builds
 }
@@ -47,7 +57,9 @@ fn facts_of_a_known_kernel() {
     let kernel = &facts["st_bif_forward_vectorized"];
     assert!((32..=64).contains(&kernel.registers), "{kernel:?}");
     assert_eq!((kernel.spill_store_bytes, kernel.stack_bytes, kernel.shared_bytes), (0, 0, 0));
-    assert!(kernel.mix["fp32"] > 100 && kernel.mix["load_global"] > 0 && kernel.mix["store_global"] > 0);
+    assert!(
+        kernel.mix["fp32"] > 100 && kernel.mix["load_global"] > 0 && kernel.mix["store_global"] > 0
+    );
     assert_eq!(kernel.instructions, kernel.mix.values().sum::<u32>());
 }
 
@@ -56,7 +68,10 @@ fn tensor_cores_show_in_the_mix_of_the_kernels_that_use_them() {
     if !compiler() {
         return;
     }
-    for build in builds().into_keys().filter(|build| build.name().ends_with("DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0")) {
+    for build in builds()
+        .into_keys()
+        .filter(|build| build.name().ends_with("DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0"))
+    {
         let compiled = compile(&build, "sm_90a").unwrap();
         let facts = cubin::facts(&compiled.cubin, &compiled.log).unwrap();
         let tensor: u32 = facts.values().filter_map(|kernel| kernel.mix.get("tensor")).sum();
@@ -80,7 +95,9 @@ fn what_a_row_requires_is_what_its_file_needs_and_no_more() {
             // Nothing here is for less.
             Requires::AtLeast(80) => cases.push((build, "sm_80", true)),
             // What a file needs shows in one of its builds.
-            Requires::AtLeast(90) if first => cases.extend([(build, "sm_90", true), (build, "sm_80", false)]),
+            Requires::AtLeast(90) if first => {
+                cases.extend([(build, "sm_90", true), (build, "sm_80", false)])
+            }
             Requires::Exactly("sm_90a") if first => cases.push((build, "sm_90", false)),
             Requires::AtLeast(90) | Requires::Exactly("sm_90a") => {}
             other => panic!("{}: no case for {other}", build.name()),
@@ -99,23 +116,32 @@ fn an_architecture_leaves_out_what_it_does_not_run() {
         return;
     }
     let some = |kernel: &kernelgate_cuda::spec::ListedKernel| {
-        ["measure/spin", "denoise/fused_rows MODEL=Tiny", "denoise/persistent MODEL=Pi05"].contains(&kernel.build.name().as_str())
+        ["measure/spin", "denoise/fused_rows MODEL=Tiny", "denoise/persistent MODEL=Pi05"]
+            .contains(&kernel.build.name().as_str())
     };
     let kernels: Vec<_> = kernels().into_iter().filter(some).collect();
     assert_eq!(kernels.len(), 5);
     let compiled = resources::compile(&kernels, "sm_90").unwrap();
     assert_eq!(compiled.left_out, ["denoise/persistent MODEL=Pi05 needs sm_90a"]);
     let recorded: Vec<_> = compiled.resources.kernels.keys().cloned().collect();
-    let rows = ["begin", "end"].map(|part| format!("denoise/fused_rows MODEL=Tiny: denoise_fused_rows_{part}"));
+    let rows = ["begin", "end"]
+        .map(|part| format!("denoise/fused_rows MODEL=Tiny: denoise_fused_rows_{part}"));
     assert_eq!(recorded, [&rows[..], &["measure/spin".to_owned()]].concat());
     // A row without a kernel, and a kernel without a row.
-    let mut misspelt = kernels.iter().find(|kernel| kernel.symbol == "measure_spin").unwrap().clone();
+    let mut misspelt =
+        kernels.iter().find(|kernel| kernel.symbol == "measure_spin").unwrap().clone();
     misspelt.symbol = "measure_spinn";
     let error = resources::compile(&[misspelt], "sm_90").unwrap_err();
-    assert_eq!(error.to_string(), "measure/spin holds no kernel measure_spinn, which a row is about");
+    assert_eq!(
+        error.to_string(),
+        "measure/spin holds no kernel measure_spinn, which a row is about"
+    );
     let begin = kernels.iter().find(|kernel| kernel.symbol == "denoise_fused_rows_begin").unwrap();
     let error = resources::compile(std::slice::from_ref(begin), "sm_90").unwrap_err();
-    assert_eq!(error.to_string(), "kernel denoise_fused_rows_end of denoise/fused_rows MODEL=Tiny has no row");
+    assert_eq!(
+        error.to_string(),
+        "kernel denoise_fused_rows_end of denoise/fused_rows MODEL=Tiny has no row"
+    );
 }
 
 #[test]
@@ -124,11 +150,20 @@ fn a_kernel_that_does_not_compile_is_named_with_the_log() {
         return;
     }
     let options = ["--gpu-architecture=sm_90a".to_owned()];
-    let error =
-        compile_text("mine/broken", "extern \"C\" __global__ void broken() { undefined_thing(); }", &[], &options, "sm_90a")
-            .unwrap_err();
+    let error = compile_text(
+        "mine/broken",
+        "extern \"C\" __global__ void broken() { undefined_thing(); }",
+        &[],
+        &options,
+        "sm_90a",
+    )
+    .unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("kernel mine/broken does not compile for sm_90a") && text.contains("undefined_thing"), "{text}");
+    assert!(
+        text.contains("kernel mine/broken does not compile for sm_90a")
+            && text.contains("undefined_thing"),
+        "{text}"
+    );
     let build = Source::new("mine/fine", "extern \"C\" __global__ void fine() {}").build(&[]);
     let text = compile(&build, "sm_1").unwrap_err().to_string();
     assert!(text.contains("mine/fine") && text.contains("sm_1"), "{text}");

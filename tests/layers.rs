@@ -1,5 +1,6 @@
-//! The import rules of ARCHITECTURE.md, checked on the source text of every crate of the workspace: which module may use which, no
-//! circles of files, and where external crates may appear. Which crate may use which is Cargo's to check.
+//! The import rules of ARCHITECTURE.md, checked on the source text of every crate of the workspace:
+//! which module may use which, no circles of files, and where external crates may appear. Which
+//! crate may use which is Cargo's to check.
 
 #![allow(clippy::unwrap_used)]
 
@@ -56,7 +57,13 @@ const CRATES: &[Rules] = &[
             ("record", &["workload", "backend", "verify", "measure"]),
             ("display", &["stats", "record"]),
             ("protocol", &["trace", "measure", "record"]),
-            ("harness", &["exit", "trace", "workload", "backend", "suite", "verify", "measure", "record", "display", "protocol"]),
+            (
+                "harness",
+                &[
+                    "exit", "trace", "workload", "backend", "suite", "verify", "measure", "record",
+                    "display", "protocol",
+                ],
+            ),
         ],
         confined: &[
             ("criterion", &["harness/", "measure/criterion.rs"]),
@@ -91,7 +98,12 @@ const CRATES: &[Rules] = &[
     },
     Rules {
         folder: "src",
-        modules: &[("math", &[]), ("st_bif", &["math"]), ("attention", &["math"]), ("denoise", &["math"])],
+        modules: &[
+            ("math", &[]),
+            ("st_bif", &["math"]),
+            ("attention", &["math"]),
+            ("denoise", &["math"]),
+        ],
         confined: &[],
     },
 ];
@@ -103,7 +115,8 @@ fn root() -> &'static Path {
 /// Name of each source file of a crate, and its code without tests and comments.
 fn each_source(rules: &Rules) -> Vec<(String, String)> {
     let folder = root().join(rules.folder);
-    let name = |path: &PathBuf| path.strip_prefix(&folder).unwrap().to_string_lossy().replace('\\', "/");
+    let name =
+        |path: &PathBuf| path.strip_prefix(&folder).unwrap().to_string_lossy().replace('\\', "/");
     sources(&folder).iter().map(|path| (name(path), code(path))).collect()
 }
 
@@ -116,9 +129,17 @@ fn modules_import_only_from_below() {
             if ["lib", "main", "bin"].contains(&module) {
                 continue;
             }
-            let allowed = rules.modules.iter().find(|(known, _)| *known == module).map(|(_, allowed)| *allowed);
-            let allowed = allowed.unwrap_or_else(|| panic!("{}/{name}: module `{module}` has no rule here", rules.folder));
-            for used in mentions(&code, "crate::").filter(|used| rules.modules.iter().any(|(known, _)| known == used)) {
+            let allowed = rules
+                .modules
+                .iter()
+                .find(|(known, _)| *known == module)
+                .map(|(_, allowed)| *allowed);
+            let allowed = allowed.unwrap_or_else(|| {
+                panic!("{}/{name}: module `{module}` has no rule here", rules.folder)
+            });
+            for used in mentions(&code, "crate::")
+                .filter(|used| rules.modules.iter().any(|(known, _)| known == used))
+            {
                 if used != module && !allowed.contains(&used) {
                     wrong.push(format!("{}/{name} imports crate::{used}", rules.folder));
                 }
@@ -167,7 +188,12 @@ fn external_crates_stay_in_their_place() {
                 }
             }
         }
-        assert_eq!(seen.len(), rules.confined.len(), "{}: a rule for a crate that nobody uses", rules.folder);
+        assert_eq!(
+            seen.len(),
+            rules.confined.len(),
+            "{}: a rule for a crate that nobody uses",
+            rules.folder
+        );
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

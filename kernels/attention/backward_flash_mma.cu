@@ -1,4 +1,5 @@
-// Attention backward on the tensor cores through mma.sync.m16n8k16: dk and dv of a key block stay on the chip, dq is summed in memory.
+// Attention backward on the tensor cores through mma.sync.m16n8k16: dk and dv of a key block stay
+// on the chip, dq is summed in memory.
 //
 //   prepare:  delta[i] = sum_c dout[i,c] out[i,c];  the dq accumulator = 0
 //   main, per block of 128 keys, for each step of queries:
@@ -6,18 +7,22 @@
 //             dv += P^T dout;  dk += dS^T q;  dq_sum += dS k
 //   finish:   dq = dq_sum / sqrt(d), dk is scaled where it is stored
 //
-// Threads of main: eight warps, one block an SM. Four score warps compute P^T and own dv; four gradient warps compute dP^T and dS^T and
-// own dk; each warp 32 keys x d of its gradient, in registers. Everything is transposed (keys are rows), so that P^T and dS^T are A
-// operands straight from the accumulators. P^T goes to the partner warp through shared memory in fragment order (16-bit),
-// dS^T to all warps, swizzled, because dq sums over all keys of the block: each of the eight warps computes a 32x32 piece of it, one
-// step late: the gradient warps first, while the score warps make P^T; the score warps after, while the gradient warps make dS^T.
-// Shared memory, 16-bit, XOR-swizzled: k, v [128][d]; q, dout [2 stages][M][d]; P^T; dS^T [2][128][M]; lse and delta;
-// M, the queries a step, is 64 at d = 128 and 128 at d = 64. One block barrier a step, one pair barrier for P^T.
-// Order of addition: dk and dv are the same bits each run. dq is summed by fp32 reductions in the L2, whose order is not fixed:
-// its low bits may differ between runs. (dq by a kernel of its own would be repeatable at seven GEMMs instead of five.)
-// Full attention: blocks start at different steps, so that they do not all add to the same rows at once.
-// Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal). Shared-memory bandwidth is close behind: one mma reads 128 to 256 bytes of it.
-// Against naive: no s^2 traffic, tensor cores, one pass; P is recomputed from lse, as there.
+// Threads of main: eight warps, one block an SM. Four score warps compute P^T and own dv; four
+// gradient warps compute dP^T and dS^T and own dk; each warp 32 keys x d of its gradient, in
+// registers. Everything is transposed (keys are rows), so that P^T and dS^T are A operands straight
+// from the accumulators. P^T goes to the partner warp through shared memory in fragment order
+// (16-bit), dS^T to all warps, swizzled, because dq sums over all keys of the block: each of the
+// eight warps computes a 32x32 piece of it, one step late: the gradient warps first, while the
+// score warps make P^T; the score warps after, while the gradient warps make dS^T. Shared memory,
+// 16-bit, XOR-swizzled: k, v [128][d]; q, dout [2 stages][M][d]; P^T; dS^T [2][128][M]; lse and
+// delta; M, the queries a step, is 64 at d = 128 and 128 at d = 64. One block barrier a step, one
+// pair barrier for P^T. Order of addition: dk and dv are the same bits each run. dq is summed by
+// fp32 reductions in the L2, whose order is not fixed: its low bits may differ between runs. (dq by
+// a kernel of its own would be repeatable at seven GEMMs instead of five.) Full attention: blocks
+// start at different steps, so that they do not all add to the same rows at once. Bound: tensor
+// cores, 10 b h s^2 d FLOPs (half if causal). Shared-memory bandwidth is close behind: one mma
+// reads 128 to 256 bytes of it. Against naive: no s^2 traffic, tensor cores, one pass; P is
+// recomputed from lse, as there.
 #include "attention/shape.cuh"
 #include "attention/warp_gemm.cuh"
 #include "common/math.cuh"
@@ -48,19 +53,22 @@ constexpr int kDsOffset = kPOffset + kDsBytes;
 constexpr int kStatsOffset = kDsOffset + 2 * kDsBytes;
 constexpr int kSharedBytes = kStatsOffset + kStages * kStatsBytes;
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
-static_assert(kSharedBytes <= 227 * 1024, "one block's tiles must fit the 227 KiB of shared memory a block can have");
+static_assert(kSharedBytes <= 227 * 1024,
+              "one block's tiles must fit the 227 KiB of shared memory a block can have");
 
 // dQ of a step, [kTileM x d], is split among the eight warps as 32 x kDqColumns.
 constexpr int kDqWarpsM = kTileM / 32;
 constexpr int kDqColumns = kHeadDim / (8 / kDqWarpsM);
 static_assert(kDqColumns == 32, "the layout of the dQ accumulator assumes 32x32 warp tiles");
 
-// dQ accumulator, floats: [head][step][warp 0-7][fragment (i, j) 0-7][lane][4]; one step is kTileM * d floats.
+// dQ accumulator, floats: [head][step][warp 0-7][fragment (i, j) 0-7][lane][4]; one step is kTileM
+// * d floats.
 
 // d/8 lanes a row of b*h*padded with padded = ceil(s/M)*M, 16 bytes each
 extern "C" __global__ void __launch_bounds__(kThreads)
-attention_backward_flash_mma_prepare(const u16* __restrict__ out, const u16* __restrict__ dout, const float* __restrict__ lse,
-                                     float* __restrict__ stats, float* __restrict__ dq_sum, int seqlen, int batch_heads) {
+    attention_backward_flash_mma_prepare(const u16* __restrict__ out, const u16* __restrict__ dout,
+                                         const float* __restrict__ lse, float* __restrict__ stats,
+                                         float* __restrict__ dq_sum, int seqlen, int batch_heads) {
   constexpr int kLanes = kRowChunks;  // lanes a row, 16 bytes each
   const int steps = (seqlen + kTileM - 1) / kTileM;
   const int padded = steps * kTileM;
@@ -94,7 +102,8 @@ attention_backward_flash_mma_prepare(const u16* __restrict__ out, const u16* __r
   zero[kLanes] = make_float4(0.f, 0.f, 0.f, 0.f);
 }
 
-// This warp's 32x32 piece of dq of one step: dS[32 queries][128 keys] k[128][32 columns], added to the accumulator.
+// This warp's 32x32 piece of dq of one step: dS[32 queries][128 keys] k[128][32 columns], added to
+// the accumulator.
 __device__ __forceinline__ void add_dq(u32 ds_lane, u32 k_lane, float* dq_at) {
   float acc[2][4][4];
   clear(acc);
@@ -102,17 +111,22 @@ __device__ __forceinline__ void add_dq(u32 ds_lane, u32 k_lane, float* dq_at) {
 #pragma unroll
   for (int i = 0; i < 2; ++i)
 #pragma unroll
-    for (int j = 0; j < 4; ++j) reduce_add_f32x4(dq_at + (i * 4 + j) * 128, acc[i][j][0], acc[i][j][1], acc[i][j][2], acc[i][j][3]);
+    for (int j = 0; j < 4; ++j)
+      reduce_add_f32x4(dq_at + (i * 4 + j) * 128, acc[i][j][0], acc[i][j][1], acc[i][j][2],
+                       acc[i][j][3]);
 }
 
-// Rounds the warp's 32 x d gradients into its 32 rows of a shared tile and stores the rows below `rows_left`.
-__device__ __forceinline__ void store_gradient(const float (&acc)[2][kHeadDim / 8][4], float scale, u32 tile, u16* to, int warp_row, int rows_left,
+// Rounds the warp's 32 x d gradients into its 32 rows of a shared tile and stores the rows below
+// `rows_left`.
+__device__ __forceinline__ void store_gradient(const float (&acc)[2][kHeadDim / 8][4], float scale,
+                                               u32 tile, u16* to, int warp_row, int rows_left,
                                                u32 lane) {
 #pragma unroll
   for (int i = 0; i < 2; ++i)
 #pragma unroll
     for (int j = 0; j < kHeadDim / 16; ++j) {
-      const u32 r[4] = {Element::pack(acc[i][2 * j][0] * scale, acc[i][2 * j][1] * scale), Element::pack(acc[i][2 * j][2] * scale, acc[i][2 * j][3] * scale),
+      const u32 r[4] = {Element::pack(acc[i][2 * j][0] * scale, acc[i][2 * j][1] * scale),
+                        Element::pack(acc[i][2 * j][2] * scale, acc[i][2 * j][3] * scale),
                         Element::pack(acc[i][2 * j + 1][0] * scale, acc[i][2 * j + 1][1] * scale),
                         Element::pack(acc[i][2 * j + 1][2] * scale, acc[i][2 * j + 1][3] * scale)};
       stmatrix_x4((tile + lane_by_row<kRowBytes>(warp_row + i * 16, lane)) ^ (j * 32), r);
@@ -123,15 +137,18 @@ __device__ __forceinline__ void store_gradient(const float (&acc)[2][kHeadDim / 
   for (int pass = 0; pass < 32 / kStoreRows; ++pass) {
     const int row = warp_row + pass * kStoreRows + lane / kRowChunks, chunk = lane % kRowChunks;
     const uint4 x = load_shared_b128(tile + swizzled<kRowBytes>(row, chunk));
-    if (row < rows_left) *reinterpret_cast<uint4*>(to + static_cast<i64>(row) * kHeadDim + chunk * 8) = x;
+    if (row < rows_left)
+      *reinterpret_cast<uint4*>(to + static_cast<i64>(row) * kHeadDim + chunk * 8) = x;
   }
 }
 
 // a tile of keys of a head a block
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-attention_backward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ k, const u16* __restrict__ v, const u16* __restrict__ dout,
-                             const float* __restrict__ stats, float* __restrict__ dq_sum, u16* __restrict__ dk, u16* __restrict__ dv, int seqlen,
-                             int batch_heads) {
+    attention_backward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ k,
+                                 const u16* __restrict__ v, const u16* __restrict__ dout,
+                                 const float* __restrict__ stats, float* __restrict__ dq_sum,
+                                 u16* __restrict__ dk, u16* __restrict__ dv, int seqlen,
+                                 int batch_heads) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const u32 base = shared_address(shared);
   const int tid = threadIdx.x;
@@ -156,7 +173,8 @@ attention_backward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ 
 
   const int first_step = kCausal ? key0 / kTileM : 0;
   const int step_count = steps - first_step;
-  // full attention: blocks start at different steps, so that they do not all add to the same dQ at once
+  // full attention: blocks start at different steps, so that they do not all add to the same dQ at
+  // once
   const int rotation = kCausal ? 0 : key_block * (kTileN / kTileM) % steps;
   auto step_at = [&](int t) {
     if (kCausal) return first_step + t;
@@ -174,36 +192,46 @@ attention_backward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ 
     const i64 at = static_cast<i64>(step) * (kTileM * kHeadDim);
     const int rows_left = seqlen - step * kTileM - copy_row;
     copy_rows<kTileM, kRowsPerPass, true>(copy_to + kQOffset + stage * kQBytes, q + at, rows_left);
-    copy_rows<kTileM, kRowsPerPass, true>(copy_to + kDoOffset + stage * kQBytes, dout + at, rows_left);
-    if (tid < kStatsBytes / 16) cp_async_16(base + kStatsOffset + stage * kStatsBytes + tid * 16, stats + static_cast<i64>(step) * (2 * kTileM) + tid * 4);
+    copy_rows<kTileM, kRowsPerPass, true>(copy_to + kDoOffset + stage * kQBytes, dout + at,
+                                          rows_left);
+    if (tid < kStatsBytes / 16)
+      cp_async_16(base + kStatsOffset + stage * kStatsBytes + tid * 16,
+                  stats + static_cast<i64>(step) * (2 * kTileM) + tid * 4);
     cp_async_commit();
   };
-  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kKOffset, k + copy_offset, seqlen - key0 - copy_row);
-  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kVOffset, v + copy_offset, seqlen - key0 - copy_row);
+  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kKOffset, k + copy_offset,
+                                        seqlen - key0 - copy_row);
+  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kVOffset, v + copy_offset,
+                                        seqlen - key0 - copy_row);
   load_step(step_at(0), 0);
 
   const int warp_row = role_warp * 32;
   // score warps: A = K, B = Q, then B = dO; gradient warps: A = V, B = dO, then B = Q
-  const u32 a_lane = base + (is_score ? kKOffset : kVOffset) + lane_by_row<kRowBytes>(warp_row, lane);
+  const u32 a_lane =
+      base + (is_score ? kKOffset : kVOffset) + lane_by_row<kRowBytes>(warp_row, lane);
   const u32 first_b = base + (is_score ? kQOffset : kDoOffset) + lane_by_column<kRowBytes>(0, lane);
   const u32 second_b = base + (is_score ? kDoOffset : kQOffset) + lane_by_row<kRowBytes>(0, lane);
   const u32 p_lane = base + kPOffset + role_warp * (kDsBytes / 4) + lane * 16;
   const u32 ds_store = base + kDsOffset + lane_by_row<kDsRowBytes>(warp_row, lane);
-  const u32 ds_load = (base + kDsOffset + lane_by_column<kDsRowBytes>(0, lane)) ^ ((warp % kDqWarpsM) * 64);
-  const u32 k_load = (base + kKOffset + lane_by_row<kRowBytes>(0, lane)) ^ ((warp / kDqWarpsM) * (kDqColumns * 2));
+  const u32 ds_load =
+      (base + kDsOffset + lane_by_column<kDsRowBytes>(0, lane)) ^ ((warp % kDqWarpsM) * 64);
+  const u32 k_load =
+      (base + kKOffset + lane_by_row<kRowBytes>(0, lane)) ^ ((warp / kDqWarpsM) * (kDqColumns * 2));
   const u32 stats_lane = base + kStatsOffset + (lane & 3) * 8 + (is_score ? 0 : kTileM * 4);
 
   float acc[2][kHeadDim / 8][4];
   clear(acc);
 
   auto add_dq_of = [&](int t) {
-    add_dq(ds_load + (t & 1) * kDsBytes, k_load, dq_sum + static_cast<i64>(step_at(t)) * (kTileM * kHeadDim));
+    add_dq(ds_load + (t & 1) * kDsBytes, k_load,
+           dq_sum + static_cast<i64>(step_at(t)) * (kTileM * kHeadDim));
   };
 #pragma unroll 1
   for (int t = 0; t < step_count; ++t) {
     const int stage = t & 1;
     cp_async_wait<0>();
-    __syncthreads();  // this step's tiles have arrived, the last step's dS is whole, and what it read may be overwritten
+    __syncthreads();  // this step's tiles have arrived, the last step's dS is whole, and what it
+                      // read may be overwritten
     if (t + 1 < step_count) load_step(step_at(t + 1), stage ^ 1);
     const u32 q_stage = stage * kQBytes, stats_at = stats_lane + stage * kStatsBytes;
     if (is_score) {
@@ -217,13 +245,15 @@ attention_backward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ 
       u32 p[kTileM / 16][2][4];
 #pragma unroll
       for (int ks = 0; ks < kTileM / 16; ++ks) {
-        const float2 lse[2] = {load_shared_f32x2(stats_at + ks * 64), load_shared_f32x2(stats_at + ks * 64 + 32)};
+        const float2 lse[2] = {load_shared_f32x2(stats_at + ks * 64),
+                               load_shared_f32x2(stats_at + ks * 64 + 32)};
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const float* x = &s[i][2 * ks + e / 2][(e & 1) * 2];
-            p[ks][i][e] = Element::pack(exp2_approx(fma_f32(x[0], kScaleLog2, -lse[e / 2].x)), exp2_approx(fma_f32(x[1], kScaleLog2, -lse[e / 2].y)));
+            p[ks][i][e] = Element::pack(exp2_approx(fma_f32(x[0], kScaleLog2, -lse[e / 2].x)),
+                                        exp2_approx(fma_f32(x[1], kScaleLog2, -lse[e / 2].y)));
           }
           if (masked) {  // on P, whose bits an AND clears whatever they are
 #pragma unroll
@@ -233,13 +263,15 @@ attention_backward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ 
               if (kCausal ? key_e > query_e + 1 : key_e >= seqlen) p[ks][i][e] = 0u;
             }
           }
-          store_shared_b128(p_lane + (ks * 2 + i) * 512, p[ks][i][0], p[ks][i][1], p[ks][i][2], p[ks][i][3]);
+          store_shared_b128(p_lane + (ks * 2 + i) * 512, p[ks][i][0], p[ks][i][1], p[ks][i][2],
+                            p[ks][i][3]);
         }
       }
       barrier_arrive(1 + role_warp, 64);
       if (t > 0) add_dq_of(t - 1);
 #pragma unroll
-      for (int ks = 0; ks < kTileM / 16; ++ks) multiply_step_ab(acc, p[ks], second_b + q_stage + ks * 16 * kRowBytes);
+      for (int ks = 0; ks < kTileM / 16; ++ks)
+        multiply_step_ab(acc, p[ks], second_b + q_stage + ks * 16 * kRowBytes);
     } else {
       if (t > 0) add_dq_of(t - 1);
       // dP - delta: the accumulators start at -delta of their column
@@ -262,16 +294,19 @@ attention_backward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ 
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const u32 p[4] = {ahead.x, ahead.y, ahead.z, ahead.w};
-          if (ks * 2 + i + 1 < kTileM / 8) ahead = load_shared_b128(p_lane + (ks * 2 + i + 1) * 512);
+          if (ks * 2 + i + 1 < kTileM / 8)
+            ahead = load_shared_b128(p_lane + (ks * 2 + i + 1) * 512);
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const float* x = &dp[i][2 * ks + e / 2][(e & 1) * 2];
             ds[ks][i][e] = Element::pack(Element::low(p[e]) * x[0], Element::high(p[e]) * x[1]);
           }
-          stmatrix_x4(((ds_store + stage * kDsBytes) ^ (ks * 32)) + i * 16 * kDsRowBytes, ds[ks][i]);
+          stmatrix_x4(((ds_store + stage * kDsBytes) ^ (ks * 32)) + i * 16 * kDsRowBytes,
+                      ds[ks][i]);
         }
 #pragma unroll
-      for (int ks = 0; ks < kTileM / 16; ++ks) multiply_step_ab(acc, ds[ks], second_b + q_stage + ks * 16 * kRowBytes);
+      for (int ks = 0; ks < kTileM / 16; ++ks)
+        multiply_step_ab(acc, ds[ks], second_b + q_stage + ks * 16 * kRowBytes);
     }
   }
   __syncthreads();
@@ -285,9 +320,11 @@ attention_backward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ 
 
 // dq = scale * the accumulator, out of its fragment order. One warp a 16x32 fragment row.
 extern "C" __global__ void __launch_bounds__(kThreads)
-attention_backward_flash_mma_finish(const float* __restrict__ dq_sum, u16* __restrict__ dq, int seqlen, int batch_heads) {
+    attention_backward_flash_mma_finish(const float* __restrict__ dq_sum, u16* __restrict__ dq,
+                                        int seqlen, int batch_heads) {
   const int steps = (seqlen + kTileM - 1) / kTileM;
-  const i64 warp = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarpSize;  // one warp a 16 x 32 fragment row
+  const i64 warp = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) /
+                   kWarpSize;  // one warp a 16 x 32 fragment row
   const int lane = threadIdx.x % kWarpSize;
   if (warp >= static_cast<i64>(batch_heads) * steps * 16) return;
   const float4* from = reinterpret_cast<const float4*>(dq_sum) + warp * 128 + lane;
@@ -306,8 +343,10 @@ attention_backward_flash_mma_finish(const float* __restrict__ dq_sum, u16* __res
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if (j & mask) continue;
-      const u32 give_upper = high ? upper[j] : upper[j | mask], give_lower = high ? lower[j] : lower[j | mask];
-      const u32 got_upper = __shfl_xor_sync(kFullWarp, give_upper, mask), got_lower = __shfl_xor_sync(kFullWarp, give_lower, mask);
+      const u32 give_upper = high ? upper[j] : upper[j | mask],
+                give_lower = high ? lower[j] : lower[j | mask];
+      const u32 got_upper = __shfl_xor_sync(kFullWarp, give_upper, mask),
+                got_lower = __shfl_xor_sync(kFullWarp, give_lower, mask);
       if (high) {
         upper[j] = got_upper;
         lower[j] = got_lower;
@@ -320,8 +359,12 @@ attention_backward_flash_mma_finish(const float* __restrict__ dq_sum, u16* __res
   const i64 tile = warp / 16;
   const int in_tile = static_cast<int>(warp % 16), owner = in_tile / 2, i = in_tile % 2;
   const i64 head = tile / steps;
-  const int row = static_cast<int>(tile % steps) * kTileM + (owner % kDqWarpsM) * 32 + i * 16 + (lane >> 2);
+  const int row =
+      static_cast<int>(tile % steps) * kTileM + (owner % kDqWarpsM) * 32 + i * 16 + (lane >> 2);
   u16* to = dq + (head * seqlen + row) * kHeadDim + (owner / kDqWarpsM) * kDqColumns + t * 8;
-  if (row < seqlen) *reinterpret_cast<uint4*>(to) = make_uint4(upper[0], upper[1], upper[2], upper[3]);
-  if (row + 8 < seqlen) *reinterpret_cast<uint4*>(to + 8 * kHeadDim) = make_uint4(lower[0], lower[1], lower[2], lower[3]);
+  if (row < seqlen)
+    *reinterpret_cast<uint4*>(to) = make_uint4(upper[0], upper[1], upper[2], upper[3]);
+  if (row + 8 < seqlen)
+    *reinterpret_cast<uint4*>(to + 8 * kHeadDim) =
+        make_uint4(lower[0], lower[1], lower[2], lower[3]);
 }

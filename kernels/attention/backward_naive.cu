@@ -1,13 +1,15 @@
-// Attention backward in four kernels, one thread a result, with P and dS in device memory as fp32 [b,h,s,s].
+// Attention backward in four kernels, one thread a result, with P and dS in device memory as fp32
+// [b,h,s,s].
 //
 //   delta:    delta[i] = sum_c dout[i,c] out[i,c]
-//   scores:   P[i,j] = exp(q[i] . k[j] / sqrt(d) - lse[i]) (0 where j > i if causal);  dS[i,j] = P[i,j] (dout[i] . v[j] - delta[i])
-//   dq:       dq[i] = sum_j dS[i,j] k[j] / sqrt(d)
-//   dkv:      dk[j] = sum_i dS[i,j] q[i] / sqrt(d);   dv[j] = sum_i P[i,j] dout[i]
+//   scores:   P[i,j] = exp(q[i] . k[j] / sqrt(d) - lse[i]) (0 where j > i if causal);  dS[i,j] =
+//   P[i,j] (dout[i] . v[j] - delta[i]) dq:       dq[i] = sum_j dS[i,j] k[j] / sqrt(d) dkv: dk[j] =
+//   sum_i dS[i,j] q[i] / sqrt(d);   dv[j] = sum_i P[i,j] dout[i]
 //
-// P is recomputed from the forward's lse, not stored by it. Threads: delta, a warp a row; scores, a 16x16 block a tile of that
-// size; dq and dkv, a block of d x (256/d) threads, one an element of dq, or of dk and of dv. No shared memory.
-// Bound: fp32 FMA, 10 b h s^2 d FLOPs, in theory; in practice the loads. Device memory moved at least: 8 b h s^2 bytes written, 12 read.
+// P is recomputed from the forward's lse, not stored by it. Threads: delta, a warp a row; scores, a
+// 16x16 block a tile of that size; dq and dkv, a block of d x (256/d) threads, one an element of
+// dq, or of dk and of dv. No shared memory. Bound: fp32 FMA, 10 b h s^2 d FLOPs, in theory; in
+// practice the loads. Device memory moved at least: 8 b h s^2 bytes written, 12 read.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"
@@ -20,22 +22,24 @@ static_assert(kThreads % kHeadDim == 0, "a block has whole rows of a gradient");
 
 // a row a warp
 extern "C" __global__ void __launch_bounds__(kThreads)
-attention_backward_naive_delta(const u16* __restrict__ out, const u16* __restrict__ dout, float* __restrict__ delta, int seqlen,
-                               int batch_heads) {
+    attention_backward_naive_delta(const u16* __restrict__ out, const u16* __restrict__ dout,
+                                   float* __restrict__ delta, int seqlen, int batch_heads) {
   const i64 row = static_cast<i64>(blockIdx.x) * (kThreads / kWarpSize) + threadIdx.x / kWarpSize;
   if (row >= static_cast<i64>(seqlen) * batch_heads) return;
   float sum = 0.f;
   for (int c = threadIdx.x % kWarpSize; c < kHeadDim; c += kWarpSize)
-    sum = fma_f32(Element::to_f32(out[row * kHeadDim + c]), Element::to_f32(dout[row * kHeadDim + c]), sum);
+    sum = fma_f32(Element::to_f32(out[row * kHeadDim + c]),
+                  Element::to_f32(dout[row * kHeadDim + c]), sum);
   sum = lanes_sum<32>(sum);
   if (threadIdx.x % kWarpSize == 0) delta[row] = sum;
 }
 
 // a tile of scores a block, z is the head
 extern "C" __global__ void __launch_bounds__(kThreads)
-attention_backward_naive_scores(const u16* __restrict__ q, const u16* __restrict__ k, const u16* __restrict__ v, const u16* __restrict__ dout,
-                                const float* __restrict__ lse, const float* __restrict__ delta, float* __restrict__ p, float* __restrict__ ds,
-                                int seqlen) {
+    attention_backward_naive_scores(const u16* __restrict__ q, const u16* __restrict__ k,
+                                    const u16* __restrict__ v, const u16* __restrict__ dout,
+                                    const float* __restrict__ lse, const float* __restrict__ delta,
+                                    float* __restrict__ p, float* __restrict__ ds, int seqlen) {
   const int key = blockIdx.x * kScoreTile + threadIdx.x % kScoreTile;
   const int query = blockIdx.y * kScoreTile + threadIdx.x / kScoreTile;
   if (key >= seqlen || query >= seqlen) return;
@@ -52,14 +56,16 @@ attention_backward_naive_scores(const u16* __restrict__ q, const u16* __restrict
     dp = fma_f32(Element::low(g), Element::low(w), dp);
     dp = fma_f32(Element::high(g), Element::high(w), dp);
   }
-  const float probability = kCausal && key > query ? 0.f : exp2_approx(score * kScaleLog2 - lse[query_row] * kLog2E);
+  const float probability =
+      kCausal && key > query ? 0.f : exp2_approx(score * kScaleLog2 - lse[query_row] * kLog2E);
   p[query_row * seqlen + key] = probability;
   ds[query_row * seqlen + key] = probability * (dp - delta[query_row]);
 }
 
 // kRows rows a block, y is the head
 extern "C" __global__ void __launch_bounds__(kThreads)
-attention_backward_naive_dq(const float* __restrict__ ds, const u16* __restrict__ k, u16* __restrict__ dq, int seqlen) {
+    attention_backward_naive_dq(const float* __restrict__ ds, const u16* __restrict__ k,
+                                u16* __restrict__ dq, int seqlen) {
   const int column = threadIdx.x % kHeadDim;
   const int query = blockIdx.x * kRows + threadIdx.x / kHeadDim;
   if (query >= seqlen) return;
@@ -67,14 +73,17 @@ attention_backward_naive_dq(const float* __restrict__ ds, const u16* __restrict_
   const u16* k_column = k + head * seqlen * kHeadDim + column;
   const int keys = kCausal ? query + 1 : seqlen;
   float sum = 0.f;
-  for (int j = 0; j < keys; ++j) sum = fma_f32(ds[row * seqlen + j], Element::to_f32(k_column[static_cast<i64>(j) * kHeadDim]), sum);
+  for (int j = 0; j < keys; ++j)
+    sum = fma_f32(ds[row * seqlen + j], Element::to_f32(k_column[static_cast<i64>(j) * kHeadDim]),
+                  sum);
   dq[row * kHeadDim + column] = Element::from_f32(sum * kScale);
 }
 
 // kRows rows a block, y is the head
 extern "C" __global__ void __launch_bounds__(kThreads)
-attention_backward_naive_dkv(const float* __restrict__ p, const float* __restrict__ ds, const u16* __restrict__ q, const u16* __restrict__ dout,
-                             u16* __restrict__ dk, u16* __restrict__ dv, int seqlen) {
+    attention_backward_naive_dkv(const float* __restrict__ p, const float* __restrict__ ds,
+                                 const u16* __restrict__ q, const u16* __restrict__ dout,
+                                 u16* __restrict__ dk, u16* __restrict__ dv, int seqlen) {
   const int column = threadIdx.x % kHeadDim;
   const int key = blockIdx.x * kRows + threadIdx.x / kHeadDim;
   if (key >= seqlen) return;

@@ -1,15 +1,18 @@
-// Attention forward in one kernel with an online softmax, on the CUDA cores: scores never leave the chip.
+// Attention forward in one kernel with an online softmax, on the CUDA cores: scores never leave the
+// chip.
 //
 //   for each block of 64 keys:  S = q k^T;  m' = max(m, max_j S);  P = exp((S - m') / sqrt(d))
-//                               l = l exp((m - m') / sqrt(d)) + sum_j P;  o = o exp((m - m') / sqrt(d)) + P v;  m = m'
+//                               l = l exp((m - m') / sqrt(d)) + sum_j P;  o = o exp((m - m') /
+//                               sqrt(d)) + P v;  m = m'
 //   out = o / l,  lse = m / sqrt(d) + ln(l)
 //
-// Threads: 256 as 16x16 for 64 queries; thread (x, y) owns queries 4y..4y+3, the scores of keys 4x..4x+3, and output columns
-// 4x + 64c..+3. The sixteen threads of a query row are half a warp, so row maxima and sums are shuffles.
-// Shared memory, fp32: q transposed [d][68], k transposed [d][68] and then v [64][d] in the same place, P transposed [64][68]:
-// 85 KiB at d = 128, two blocks an SM.
-// Bound: fp32 FMA, 4 b h s^2 d FLOPs (half if causal); the inner loop needs two 16-byte shared loads for 16 FMAs.
-// Against tiled: no s^2 traffic, 8 b h s d bytes and the re-reads of k and v instead; one launch.
+// Threads: 256 as 16x16 for 64 queries; thread (x, y) owns queries 4y..4y+3, the scores of keys
+// 4x..4x+3, and output columns 4x + 64c..+3. The sixteen threads of a query row are half a warp, so
+// row maxima and sums are shuffles. Shared memory, fp32: q transposed [d][68], k transposed [d][68]
+// and then v [64][d] in the same place, P transposed [64][68]: 85 KiB at d = 128, two blocks an SM.
+// Bound: fp32 FMA, 4 b h s^2 d FLOPs (half if causal); the inner loop needs two 16-byte shared
+// loads for 16 FMAs. Against tiled: no s^2 traffic, 8 b h s d bytes and the re-reads of k and v
+// instead; one launch.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"
@@ -25,14 +28,17 @@ constexpr int kSharedBytes = (2 * kQFloats + kPFloats) * 4;
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
 static_assert(kTile * kTile == 16 * kThreads, "a thread computes 4x4 scores of a tile");
 static_assert(kTile * kVPitch <= kQFloats, "v must fit where k was");
-static_assert(kSharedBytes <= 227 * 1024, "the tiles must fit the 227 KiB of shared memory a block can have");
+static_assert(kSharedBytes <= 227 * 1024,
+              "the tiles must fit the 227 KiB of shared memory a block can have");
 
 // 64 rows of a [rows, d] matrix, transposed to [d][kPitch]; rows past the end become zero.
 __device__ __forceinline__ void load_transposed(float* to, const u16* from, int row0, int rows) {
   const int row = threadIdx.x % kTile;
   for (int chunk = threadIdx.x / kTile; chunk < kHeadDim / 8; chunk += kThreads / kTile) {
     uint4 x = make_uint4(0u, 0u, 0u, 0u);
-    if (row0 + row < rows) x = *reinterpret_cast<const uint4*>(from + static_cast<i64>(row0 + row) * kHeadDim + chunk * 8);
+    if (row0 + row < rows)
+      x = *reinterpret_cast<const uint4*>(from + static_cast<i64>(row0 + row) * kHeadDim +
+                                          chunk * 8);
     const u32 w[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -46,24 +52,30 @@ __device__ __forceinline__ void load_rows(float* to, const u16* from, int row0, 
   for (int at = threadIdx.x; at < kTile * kHeadDim / 8; at += kThreads) {
     const int row = at / (kHeadDim / 8), chunk = at % (kHeadDim / 8);
     uint4 x = make_uint4(0u, 0u, 0u, 0u);
-    if (row0 + row < rows) x = *reinterpret_cast<const uint4*>(from + static_cast<i64>(row0 + row) * kHeadDim + chunk * 8);
+    if (row0 + row < rows)
+      x = *reinterpret_cast<const uint4*>(from + static_cast<i64>(row0 + row) * kHeadDim +
+                                          chunk * 8);
     float4* p = reinterpret_cast<float4*>(to + row * kVPitch + chunk * 8);
-    p[0] = make_float4(Element::low(x.x), Element::high(x.x), Element::low(x.y), Element::high(x.y));
-    p[1] = make_float4(Element::low(x.z), Element::high(x.z), Element::low(x.w), Element::high(x.w));
+    p[0] =
+        make_float4(Element::low(x.x), Element::high(x.x), Element::low(x.y), Element::high(x.y));
+    p[1] =
+        make_float4(Element::low(x.z), Element::high(x.z), Element::low(x.w), Element::high(x.w));
   }
 }
 
 // a tile of queries of a head a block, the tile fastest; lse may be null
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-attention_forward_flash(const u16* __restrict__ q, const u16* __restrict__ k, const u16* __restrict__ v, u16* __restrict__ out,
-                        float* __restrict__ lse, int seqlen) {
+    attention_forward_flash(const u16* __restrict__ q, const u16* __restrict__ k,
+                            const u16* __restrict__ v, u16* __restrict__ out,
+                            float* __restrict__ lse, int seqlen) {
   extern __shared__ __align__(16) float shared[];
   float* q_tile = shared;
   float* kv_tile = q_tile + kQFloats;
   float* p_tile = kv_tile + kQFloats;
   const int x = threadIdx.x % 16, y = threadIdx.x / 16;
   const int tiles = (seqlen + kTile - 1) / kTile;
-  const int tile = kCausal ? tiles - 1 - static_cast<int>(blockIdx.x % tiles) : static_cast<int>(blockIdx.x % tiles);
+  const int tile = kCausal ? tiles - 1 - static_cast<int>(blockIdx.x % tiles)
+                           : static_cast<int>(blockIdx.x % tiles);
   const i64 head = blockIdx.x / tiles;
   const int query0 = tile * kTile;
   q += head * seqlen * kHeadDim;
@@ -121,7 +133,9 @@ attention_forward_flash(const u16* __restrict__ q, const u16* __restrict__ k, co
         for (int j = 0; j < 4; ++j) o[i][c][j] *= scale;
     }
 #pragma unroll
-    for (int j = 0; j < 4; ++j) *reinterpret_cast<float4*>(p_tile + (x * 4 + j) * kPitch + y * 4) = make_float4(s[0][j], s[1][j], s[2][j], s[3][j]);
+    for (int j = 0; j < 4; ++j)
+      *reinterpret_cast<float4*>(p_tile + (x * 4 + j) * kPitch + y * 4) =
+          make_float4(s[0][j], s[1][j], s[2][j], s[3][j]);
     __syncthreads();
     load_rows(kv_tile, v, key0, seqlen);
     __syncthreads();
@@ -152,6 +166,7 @@ attention_forward_flash(const u16* __restrict__ q, const u16* __restrict__ k, co
       to[0] = Element::pack(o[i][c][0] * inverse, o[i][c][1] * inverse);
       to[1] = Element::pack(o[i][c][2] * inverse, o[i][c][3] * inverse);
     }
-    if (lse != nullptr && x == 0) lse[head * seqlen + query] = top[i] * kScale + log2_approx(total) * kLn2;
+    if (lse != nullptr && x == 0)
+      lse[head * seqlen + query] = top[i] * kScale + log2_approx(total) * kLn2;
   }
 }

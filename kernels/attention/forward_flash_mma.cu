@@ -1,20 +1,26 @@
-// Attention forward in one kernel with an online softmax, on the tensor cores through mma.sync.m16n8k16.
+// Attention forward in one kernel with an online softmax, on the tensor cores through
+// mma.sync.m16n8k16.
 //
-//   for each block of keys, the last first:  S = q k^T;  m' = max(m, max_j S);  P = exp2((S - m') c), c = log2(e) / sqrt(d)
-//                                            l = l exp2((m - m') c) + sum_j P;  o = o exp2((m - m') c) + P v;  m = m'
+//   for each block of keys, the last first:  S = q k^T;  m' = max(m, max_j S);  P = exp2((S - m')
+//   c), c = log2(e) / sqrt(d)
+//                                            l = l exp2((m - m') c) + sum_j P;  o = o exp2((m - m')
+//                                            c) + P v;  m = m'
 //   out = o / l,  lse = m / sqrt(d) + ln(l)
-// The three rescalings are skipped while no row's maximum has grown by more than 2^8 in P: m is then only a reference point that is
-// a little too small, the result is the same, and P stays below 2^8.
+// The three rescalings are skipped while no row's maximum has grown by more than 2^8 in P: m is
+// then only a reference point that is a little too small, the result is the same, and P stays below
+// 2^8.
 //
-// Threads: four warps for 128 queries, 32 a warp as two 16-row matrix tiles, so that each B fragment of k or v read from shared
-// memory serves two mma. P never leaves the registers: the accumulator layout of S is the A layout of P v. Two blocks an SM, so
-// that each scheduler has one warp in its softmax while another is in its GEMMs.
-// Shared memory, 16-bit, rows of d, 16-byte chunks XOR-swizzled by row: q [128][d], k and v [2 stages][64][d] each: 96 KiB at d = 128.
-// The next block's cp.async are issued between the steps of q k^T, a whole block's time ahead. One barrier a block of keys.
-// Blocks: full, the query tiles of a head are neighbours; causal, heads in groups whose k and v fit the L2, and within a group
-// the longest tiles first.
-// Bound: tensor cores, 4 b h s^2 d FLOPs (half if causal); mma.sync reaches about 62 % of what wgmma can on this architecture.
-// Against flash: mma instead of FMA, 16-bit tiles, asynchronous copies, no P in shared memory, lazy rescaling.
+// Threads: four warps for 128 queries, 32 a warp as two 16-row matrix tiles, so that each B
+// fragment of k or v read from shared memory serves two mma. P never leaves the registers: the
+// accumulator layout of S is the A layout of P v. Two blocks an SM, so that each scheduler has one
+// warp in its softmax while another is in its GEMMs. Shared memory, 16-bit, rows of d, 16-byte
+// chunks XOR-swizzled by row: q [128][d], k and v [2 stages][64][d] each: 96 KiB at d = 128. The
+// next block's cp.async are issued between the steps of q k^T, a whole block's time ahead. One
+// barrier a block of keys. Blocks: full, the query tiles of a head are neighbours; causal, heads in
+// groups whose k and v fit the L2, and within a group the longest tiles first. Bound: tensor cores,
+// 4 b h s^2 d FLOPs (half if causal); mma.sync reaches about 62 % of what wgmma can on this
+// architecture. Against flash: mma instead of FMA, 16-bit tiles, asynchronous copies, no P in
+// shared memory, lazy rescaling.
 #include "attention/shape.cuh"
 #include "attention/warp_gemm.cuh"
 #include "common/math.cuh"
@@ -27,7 +33,8 @@ constexpr int kBlocksPerSm = 2;
 constexpr int kTileM = TILE_QUERIES;  // queries a block
 constexpr int kTileN = 64;            // keys a step
 constexpr int kStages = 2;
-constexpr bool kQInRegisters = kHeadDim == 64;  // d = 128 has no registers left for the query fragments
+constexpr bool kQInRegisters =
+    kHeadDim == 64;  // d = 128 has no registers left for the query fragments
 
 constexpr int kRowBytes = kHeadDim * 2;
 constexpr int kRowChunks = kRowBytes / 16;
@@ -45,21 +52,27 @@ constexpr int kPasses = kTileN / kRowsPerPass;
 constexpr float kRescaleThreshold = 8.f / kScaleLog2;
 constexpr i64 kL2Budget = 24 << 20;  // bytes of k and v that one group of heads may hold in the L2
 
-static_assert(kTileM % (16 * kWarps) == 0, "each warp owns whole 16-row matrix tiles of the query block");
-static_assert(kTileN % 16 == 0 && kTileN % kWarpRows == 0, "every row of a block that a warp computes must see a key in it");
+static_assert(kTileM % (16 * kWarps) == 0,
+              "each warp owns whole 16-row matrix tiles of the query block");
+static_assert(kTileN % 16 == 0 && kTileN % kWarpRows == 0,
+              "every row of a block that a warp computes must see a key in it");
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
-static_assert(kSharedBytes * kBlocksPerSm <= 227 * 1024, "the blocks of an SM share 227 KiB of shared memory");
+static_assert(kSharedBytes * kBlocksPerSm <= 227 * 1024,
+              "the blocks of an SM share 227 KiB of shared memory");
 
 struct Rows {
   float o[kM][kD][4];
-  float top[kM * 2];  // running maximum of the raw scores; row 2i + h is matrix tile i, row lane/4 + 8h
+  float top[kM *
+            2];  // running maximum of the raw scores; row 2i + h is matrix tile i, row lane/4 + 8h
   float sum[kM * 2];  // this lane's share of the row sum
 };
 
 // One block of keys. `copy(step)` is called between the steps of q k^T.
 template <bool kMask, typename Copy>
-__device__ __forceinline__ void process(Rows& rows, const u32 (&q_fragments)[kQInRegisters ? kSteps : 1][kM][4], u32 q_lane, u32 k_lane, u32 v_lane,
-                                        int row0, int key0, int seqlen, u32 lane, Copy copy) {
+__device__ __forceinline__ void process(Rows& rows,
+                                        const u32 (&q_fragments)[kQInRegisters ? kSteps : 1][kM][4],
+                                        u32 q_lane, u32 k_lane, u32 v_lane, int row0, int key0,
+                                        int seqlen, u32 lane, Copy copy) {
   float s[kM][kN][4];
   clear(s);
 #pragma unroll
@@ -79,7 +92,8 @@ __device__ __forceinline__ void process(Rows& rows, const u32 (&q_fragments)[kQI
   }
 
   if (kMask) {
-    const int first_key = key0 + static_cast<int>(lane & 3) * 2, first_row = row0 + static_cast<int>(lane >> 2);
+    const int first_key = key0 + static_cast<int>(lane & 3) * 2,
+              first_row = row0 + static_cast<int>(lane >> 2);
 #pragma unroll
     for (int i = 0; i < kM; ++i)
 #pragma unroll
@@ -104,7 +118,8 @@ __device__ __forceinline__ void process(Rows& rows, const u32 (&q_fragments)[kQI
 #pragma unroll
   for (int mask = 1; mask < 4; mask *= 2)
 #pragma unroll
-    for (int r = 0; r < kM * 2; ++r) best[r] = max_f32(best[r], __shfl_xor_sync(kFullWarp, best[r], mask));
+    for (int r = 0; r < kM * 2; ++r)
+      best[r] = max_f32(best[r], __shfl_xor_sync(kFullWarp, best[r], mask));
 #pragma unroll
   for (int r = 0; r < kM * 2; ++r) grow |= best[r] > rows.top[r] + kRescaleThreshold;
   if (__any_sync(kFullWarp, grow)) {
@@ -127,14 +142,15 @@ __device__ __forceinline__ void process(Rows& rows, const u32 (&q_fragments)[kQI
   for (int r = 0; r < kM * 2; ++r) shift[r] = -rows.top[r] * kScaleLog2;
 
   // P of 16 keys, as an A fragment
-  auto exponentials = [&](int step, u32 (&p)[kM][4]) {
+  auto exponentials = [&](int step, u32(&p)[kM][4]) {
 #pragma unroll
     for (int i = 0; i < kM; ++i)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int r = i * 2 + (e & 1);
         const float* x = &s[i][2 * step + e / 2][(e & 1) * 2];
-        const float p0 = exp2_approx(fma_f32(x[0], kScaleLog2, shift[r])), p1 = exp2_approx(fma_f32(x[1], kScaleLog2, shift[r]));
+        const float p0 = exp2_approx(fma_f32(x[0], kScaleLog2, shift[r])),
+                    p1 = exp2_approx(fma_f32(x[1], kScaleLog2, shift[r]));
         rows.sum[r] += p0 + p1;
         p[i][e] = Element::pack(p0, p1);
       }
@@ -151,8 +167,9 @@ __device__ __forceinline__ void process(Rows& rows, const u32 (&q_fragments)[kQI
 
 // a tile of queries of a head a block; lse may be null
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-attention_forward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ k, const u16* __restrict__ v, u16* __restrict__ out,
-                            float* __restrict__ lse, int seqlen, int batch_heads) {
+    attention_forward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ k,
+                                const u16* __restrict__ v, u16* __restrict__ out,
+                                float* __restrict__ lse, int seqlen, int batch_heads) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const u32 base = shared_address(shared);
   const int tid = threadIdx.x, warp = tid / kWarpSize;
@@ -179,13 +196,18 @@ attention_forward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ k
 
   const int copy_row = tid / kRowChunks, copy_chunk = tid % kRowChunks;
   const u32 copy_to = base + swizzled<kRowBytes>(copy_row, copy_chunk);
-  const i64 copy_from = head_offset + static_cast<i64>(block * kTileN + copy_row) * kHeadDim + copy_chunk * 8;
+  const i64 copy_from =
+      head_offset + static_cast<i64>(block * kTileN + copy_row) * kHeadDim + copy_chunk * 8;
   const u16* k_from = k + copy_from;
   const u16* v_from = v + copy_from;
 
-  copy_rows<kTileM, kRowsPerPass, true>(copy_to, q + head_offset + static_cast<i64>(q0 + copy_row) * kHeadDim + copy_chunk * 8, seqlen - q0 - copy_row);
-  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kKOffset, k_from, seqlen - block * kTileN - copy_row);
-  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kVOffset, v_from, seqlen - block * kTileN - copy_row);
+  copy_rows<kTileM, kRowsPerPass, true>(
+      copy_to, q + head_offset + static_cast<i64>(q0 + copy_row) * kHeadDim + copy_chunk * 8,
+      seqlen - q0 - copy_row);
+  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kKOffset, k_from,
+                                        seqlen - block * kTileN - copy_row);
+  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kVOffset, v_from,
+                                        seqlen - block * kTileN - copy_row);
   cp_async_commit();
 
   Rows rows;
@@ -209,7 +231,9 @@ attention_forward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ k
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-      for (int i = 0; i < kM; ++i) ldmatrix_x4(q_fragments[kQInRegisters ? step : 0][i], (q_lane ^ (step * 32)) + i * 16 * kRowBytes);
+      for (int i = 0; i < kM; ++i)
+        ldmatrix_x4(q_fragments[kQInRegisters ? step : 0][i],
+                    (q_lane ^ (step * 32)) + i * 16 * kRowBytes);
   }
 
   // The share of the next block's copy that goes with a step of q k^T.
@@ -218,8 +242,10 @@ attention_forward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ k
     const u32 to = copy_to + (stage ^ kStageBytes);
 #pragma unroll
     for (int pass = step * kPasses / kSteps; pass < (step + 1) * kPasses / kSteps; ++pass) {
-      cp_async_16(to + kKOffset + pass * kRowsPerPass * kRowBytes, k_from + pass * kRowsPerPass * kHeadDim);
-      cp_async_16(to + kVOffset + pass * kRowsPerPass * kRowBytes, v_from + pass * kRowsPerPass * kHeadDim);
+      cp_async_16(to + kKOffset + pass * kRowsPerPass * kRowBytes,
+                  k_from + pass * kRowsPerPass * kHeadDim);
+      cp_async_16(to + kVOffset + pass * kRowsPerPass * kRowBytes,
+                  v_from + pass * kRowsPerPass * kHeadDim);
     }
   };
   auto copy_all = [&]() {
@@ -239,23 +265,27 @@ attention_forward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ k
     --block;
   };
 
-  const int unmasked = (kCausal ? min_of(q0, seqlen) : seqlen) / kTileN;  // blocks below this one are seen whole
+  const int unmasked =
+      (kCausal ? min_of(q0, seqlen) : seqlen) / kTileN;  // blocks below this one are seen whole
 #pragma unroll 1
   while (block >= unmasked) {
     begin();
     copy_all();
     if (!kCausal || block * kTileN < row0 + kWarpRows)  // else the warp sees nothing of it
-      process<true>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage, row0, block * kTileN, seqlen, lane, [](int) {});
+      process<true>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage, row0, block * kTileN,
+                    seqlen, lane, [](int) {});
     end();
   }
 #pragma unroll 1
   while (block >= 0) {
     begin();
-    process<false>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage, row0, block * kTileN, seqlen, lane, copy_step);
+    process<false>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage, row0, block * kTileN,
+                   seqlen, lane, copy_step);
     end();
   }
 
-  // each warp rounds its rows into the place of its queries, which only it has read, and stores whole rows
+  // each warp rounds its rows into the place of its queries, which only it has read, and stores
+  // whole rows
   const u32 out_tile = base + warp * kWarpRows * kRowBytes;
   __syncwarp();
 #pragma unroll
@@ -266,9 +296,11 @@ attention_forward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ k
     const int row = i * 16 + static_cast<int>(lane >> 2) + (r % 2) * 8;
 #pragma unroll
     for (int j = 0; j < kD; ++j)
-      store_shared_b32(out_tile + swizzled<kRowBytes>(row, j) + (lane & 3) * 4, Element::pack(rows.o[i][j][h] * inverse, rows.o[i][j][h + 1] * inverse));
+      store_shared_b32(out_tile + swizzled<kRowBytes>(row, j) + (lane & 3) * 4,
+                       Element::pack(rows.o[i][j][h] * inverse, rows.o[i][j][h + 1] * inverse));
     if (lse != nullptr && (lane & 3) == 0 && row0 + row < seqlen)
-      lse[static_cast<i64>(head) * seqlen + row0 + row] = rows.top[r] * kScale + log2_approx(total) * kLn2;
+      lse[static_cast<i64>(head) * seqlen + row0 + row] =
+          rows.top[r] * kScale + log2_approx(total) * kLn2;
   }
   __syncwarp();
   constexpr int kStoreRows = kWarpSize / kRowChunks;

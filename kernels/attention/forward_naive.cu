@@ -1,13 +1,15 @@
-// Attention forward in three kernels, the component form: scores in device memory, one thread an output element.
+// Attention forward in three kernels, the component form: scores in device memory, one thread an
+// output element.
 //
-//   scores:   S[b,h,i,j] = q[i] . k[j] / sqrt(d), -inf where j > i if causal          fp32, [b,h,s,s]
-//   softmax:  P = exp(S - max_j S) / sum_j exp(S - max_j S), 16-bit, [b,h,s,s]; lse = max + ln(sum)
-//   values:   out[i] = sum_j P[i,j] v[j]
+//   scores:   S[b,h,i,j] = q[i] . k[j] / sqrt(d), -inf where j > i if causal          fp32,
+//   [b,h,s,s] softmax:  P = exp(S - max_j S) / sum_j exp(S - max_j S), 16-bit, [b,h,s,s]; lse = max
+//   + ln(sum) values:   out[i] = sum_j P[i,j] v[j]
 //
-// Threads: scores, a 16x16 block an S tile of that size; softmax, a block a row, three passes over it; values, a block of
-// d x (256/d) threads, one an output element. No shared memory but the softmax's eight floats.
-// Bound: fp32 FMA (2 b h s^2 d FLOPs each for scores and values) in theory; in practice the loads, as nothing is reused but
-// by the caches. Device memory moved at least: scores write 4 b h s^2 bytes, softmax reads them and writes half as many, values read those.
+// Threads: scores, a 16x16 block an S tile of that size; softmax, a block a row, three passes over
+// it; values, a block of d x (256/d) threads, one an output element. No shared memory but the
+// softmax's eight floats. Bound: fp32 FMA (2 b h s^2 d FLOPs each for scores and values) in theory;
+// in practice the loads, as nothing is reused but by the caches. Device memory moved at least:
+// scores write 4 b h s^2 bytes, softmax reads them and writes half as many, values read those.
 // First rung: nothing before it.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
@@ -21,7 +23,8 @@ static_assert(kThreads % kHeadDim == 0, "a block has whole rows of values");
 
 // a tile of scores a block, z is the head
 extern "C" __global__ void __launch_bounds__(kThreads)
-attention_forward_naive_scores(const u16* __restrict__ q, const u16* __restrict__ k, float* __restrict__ scores, int seqlen) {
+    attention_forward_naive_scores(const u16* __restrict__ q, const u16* __restrict__ k,
+                                   float* __restrict__ scores, int seqlen) {
   const int key = blockIdx.x * kScoreTile + threadIdx.x % kScoreTile;
   const int query = blockIdx.y * kScoreTile + threadIdx.x / kScoreTile;
   if (key >= seqlen || query >= seqlen) return;
@@ -34,12 +37,15 @@ attention_forward_naive_scores(const u16* __restrict__ q, const u16* __restrict_
     sum = fma_f32(Element::low(x), Element::low(y), sum);
     sum = fma_f32(Element::high(x), Element::high(y), sum);
   }
-  scores[(head * seqlen + query) * seqlen + key] = kCausal && key > query ? negative_infinity() : sum * kScale;
+  scores[(head * seqlen + query) * seqlen + key] =
+      kCausal && key > query ? negative_infinity() : sum * kScale;
 }
 
 // a row a block; lse may be null
 extern "C" __global__ void __launch_bounds__(kThreads)
-attention_forward_naive_softmax(const float* __restrict__ scores, u16* __restrict__ probabilities, float* __restrict__ lse, int seqlen) {
+    attention_forward_naive_softmax(const float* __restrict__ scores,
+                                    u16* __restrict__ probabilities, float* __restrict__ lse,
+                                    int seqlen) {
   __shared__ float scratch[kThreads / 32];
   const float* row = scores + static_cast<i64>(blockIdx.x) * seqlen;
   u16* to = probabilities + static_cast<i64>(blockIdx.x) * seqlen;
@@ -50,13 +56,15 @@ attention_forward_naive_softmax(const float* __restrict__ scores, u16* __restric
   for (int j = threadIdx.x; j < seqlen; j += kThreads) sum += exp2_approx((row[j] - best) * kLog2E);
   sum = block_sum<kThreads>(sum, scratch);
   const float inverse = 1.f / sum;
-  for (int j = threadIdx.x; j < seqlen; j += kThreads) to[j] = Element::from_f32(exp2_approx((row[j] - best) * kLog2E) * inverse);
+  for (int j = threadIdx.x; j < seqlen; j += kThreads)
+    to[j] = Element::from_f32(exp2_approx((row[j] - best) * kLog2E) * inverse);
   if (lse != nullptr && threadIdx.x == 0) lse[blockIdx.x] = best + log2_approx(sum) * kLn2;
 }
 
 // kValueRows queries a block, y is the head
 extern "C" __global__ void __launch_bounds__(kThreads)
-attention_forward_naive_values(const u16* __restrict__ probabilities, const u16* __restrict__ v, u16* __restrict__ out, int seqlen) {
+    attention_forward_naive_values(const u16* __restrict__ probabilities, const u16* __restrict__ v,
+                                   u16* __restrict__ out, int seqlen) {
   const int column = threadIdx.x % kHeadDim;
   const int query = blockIdx.x * kValueRows + threadIdx.x / kHeadDim;
   if (query >= seqlen) return;
@@ -65,6 +73,8 @@ attention_forward_naive_values(const u16* __restrict__ probabilities, const u16*
   const u16* v_column = v + head * seqlen * kHeadDim + column;
   const int keys = kCausal ? query + 1 : seqlen;
   float sum = 0.f;
-  for (int j = 0; j < keys; ++j) sum = fma_f32(Element::to_f32(p[j]), Element::to_f32(v_column[static_cast<i64>(j) * kHeadDim]), sum);
+  for (int j = 0; j < keys; ++j)
+    sum = fma_f32(Element::to_f32(p[j]), Element::to_f32(v_column[static_cast<i64>(j) * kHeadDim]),
+                  sum);
   out[(head * seqlen + query) * kHeadDim + column] = Element::from_f32(sum);
 }

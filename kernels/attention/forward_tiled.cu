@@ -1,14 +1,17 @@
-// The three kernels of forward_naive, with tiles in shared memory and a 4x4 block of results in each thread's registers.
+// The three kernels of forward_naive, with tiles in shared memory and a 4x4 block of results in
+// each thread's registers.
 //
-//   scores:   S = q k^T / sqrt(d), -inf where j > i if causal;   softmax: in place, lse;   values: out = P v
+//   scores:   S = q k^T / sqrt(d), -inf where j > i if causal;   softmax: in place, lse;   values:
+//   out = P v
 //
-// Threads: 256 as 16x16; thread (x, y) owns rows 4y..4y+3 and columns 4x..4x+3 of a 64x64 tile. Shared memory: both operands of
-// a 32-deep slice as fp32, k-major, [32][68] each (17 KiB): a thread's four rows or columns are one 16-byte load, and the padding
-// keeps rows 16-byte aligned. Softmax: a block of 256 a row; one pass finds maximum and sum together, a second rescales.
-// Bound: fp32 FMA; a slice step costs two 16-byte shared loads for 16 FMAs. Device memory: 4 b h s^2 bytes written by
-// scores, read twice and written once by softmax, read by values.
-// Against naive: each loaded element serves 64 results instead of one; softmax reads the row twice, not three times; tiles above the
-// causal diagonal are not computed; P takes the place of S, in fp32.
+// Threads: 256 as 16x16; thread (x, y) owns rows 4y..4y+3 and columns 4x..4x+3 of a 64x64 tile.
+// Shared memory: both operands of a 32-deep slice as fp32, k-major, [32][68] each (17 KiB): a
+// thread's four rows or columns are one 16-byte load, and the padding keeps rows 16-byte aligned.
+// Softmax: a block of 256 a row; one pass finds maximum and sum together, a second rescales. Bound:
+// fp32 FMA; a slice step costs two 16-byte shared loads for 16 FMAs. Device memory: 4 b h s^2 bytes
+// written by scores, read twice and written once by softmax, read by values. Against naive: each
+// loaded element serves 64 results instead of one; softmax reads the row twice, not three times;
+// tiles above the causal diagonal are not computed; P takes the place of S, in fp32.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"
@@ -18,7 +21,8 @@ constexpr int kSlice = 32;
 constexpr int kPitch = kTile + 4;
 constexpr int kThreads = THREADS;
 static_assert(kTile * kTile == 16 * kThreads, "a thread computes 4x4 results of a tile");
-static_assert(kHeadDim % kSlice == 0 && kHeadDim % kTile == 0, "the head dimension is a whole number of slices and tiles");
+static_assert(kHeadDim % kSlice == 0 && kHeadDim % kTile == 0,
+              "the head dimension is a whole number of slices and tiles");
 
 struct Slice {
   float a[kSlice][kPitch];
@@ -26,7 +30,8 @@ struct Slice {
 };
 
 // acc += a^T b over one slice
-__device__ __forceinline__ void multiply_slice(float (&acc)[4][4], const Slice& slice, int x, int y) {
+__device__ __forceinline__ void multiply_slice(float (&acc)[4][4], const Slice& slice, int x,
+                                               int y) {
 #pragma unroll 8
   for (int c = 0; c < kSlice; ++c) {
     const float4 a = *reinterpret_cast<const float4*>(&slice.a[c][y * 4]);
@@ -39,12 +44,17 @@ __device__ __forceinline__ void multiply_slice(float (&acc)[4][4], const Slice& 
   }
 }
 
-// Rows row0.. of a [rows, d] matrix, columns c0..c0+31, transposed into shared memory; rows past the end become zero.
-__device__ __forceinline__ void load_transposed(float (&to)[kSlice][kPitch], const u16* from, int row0, int rows, int c0) {
-  // 64 rows x 4 chunks of eight columns: one chunk a thread, neighbouring threads in neighbouring rows
+// Rows row0.. of a [rows, d] matrix, columns c0..c0+31, transposed into shared memory; rows past
+// the end become zero.
+__device__ __forceinline__ void load_transposed(float (&to)[kSlice][kPitch], const u16* from,
+                                                int row0, int rows, int c0) {
+  // 64 rows x 4 chunks of eight columns: one chunk a thread, neighbouring threads in neighbouring
+  // rows
   const int row = threadIdx.x % kTile, chunk = threadIdx.x / kTile;
   uint4 x = make_uint4(0u, 0u, 0u, 0u);
-  if (row0 + row < rows) x = *reinterpret_cast<const uint4*>(from + static_cast<i64>(row0 + row) * kHeadDim + c0 + chunk * 8);
+  if (row0 + row < rows)
+    x = *reinterpret_cast<const uint4*>(from + static_cast<i64>(row0 + row) * kHeadDim + c0 +
+                                        chunk * 8);
   const u32 w[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -55,7 +65,8 @@ __device__ __forceinline__ void load_transposed(float (&to)[kSlice][kPitch], con
 
 // a tile of scores a block, z is the head
 extern "C" __global__ void __launch_bounds__(kThreads)
-attention_forward_tiled_scores(const u16* __restrict__ q, const u16* __restrict__ k, float* __restrict__ scores, int seqlen) {
+    attention_forward_tiled_scores(const u16* __restrict__ q, const u16* __restrict__ k,
+                                   float* __restrict__ scores, int seqlen) {
   __shared__ __align__(16) Slice slice;
   const int x = threadIdx.x % 16, y = threadIdx.x / 16;
   const int key0 = blockIdx.x * kTile, query0 = blockIdx.y * kTile;
@@ -80,14 +91,16 @@ attention_forward_tiled_scores(const u16* __restrict__ q, const u16* __restrict_
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int key = key0 + x * 4 + j;
-      if (key < seqlen) row[key] = kCausal && key > query ? negative_infinity() : acc[i][j] * kScale;
+      if (key < seqlen)
+        row[key] = kCausal && key > query ? negative_infinity() : acc[i][j] * kScale;
     }
   }
 }
 
 // a row a block; lse may be null
 extern "C" __global__ void __launch_bounds__(kThreads)
-attention_forward_tiled_softmax(float* __restrict__ scores, float* __restrict__ lse, int seqlen) {
+    attention_forward_tiled_softmax(float* __restrict__ scores, float* __restrict__ lse,
+                                    int seqlen) {
   __shared__ float scratch[kThreads / 32];
   float* row = scores + static_cast<i64>(blockIdx.x) * seqlen;
   const int keys = kCausal ? static_cast<int>(blockIdx.x % static_cast<u32>(seqlen)) + 1 : seqlen;
@@ -104,13 +117,15 @@ attention_forward_tiled_softmax(float* __restrict__ scores, float* __restrict__ 
   sum = best == negative_infinity() ? 0.f : sum * exp2_approx((best - top) * kLog2E);
   sum = block_sum<kThreads>(sum, scratch);
   const float inverse = 1.f / sum;
-  for (int j = threadIdx.x; j < seqlen; j += kThreads) row[j] = j < keys ? exp2_approx((row[j] - top) * kLog2E) * inverse : 0.f;
+  for (int j = threadIdx.x; j < seqlen; j += kThreads)
+    row[j] = j < keys ? exp2_approx((row[j] - top) * kLog2E) * inverse : 0.f;
   if (lse != nullptr && threadIdx.x == 0) lse[blockIdx.x] = top + log2_approx(sum) * kLn2;
 }
 
 // a tile of the output a block: x its queries, y its columns, z the head
 extern "C" __global__ void __launch_bounds__(kThreads)
-attention_forward_tiled_values(const float* __restrict__ probabilities, const u16* __restrict__ v, u16* __restrict__ out, int seqlen) {
+    attention_forward_tiled_values(const float* __restrict__ probabilities,
+                                   const u16* __restrict__ v, u16* __restrict__ out, int seqlen) {
   __shared__ __align__(16) Slice slice;
   const int x = threadIdx.x % 16, y = threadIdx.x / 16;
   const int query0 = blockIdx.x * kTile, column0 = blockIdx.y * kTile;
@@ -125,15 +140,20 @@ attention_forward_tiled_values(const float* __restrict__ probabilities, const u1
     for (int pass = 0; pass < kTile / 8; ++pass) {
       const int row = pass * 8 + threadIdx.x / 32, column = threadIdx.x % 32;
       const bool valid = query0 + row < seqlen && key0 + column < keys;
-      slice.a[column][row] = valid ? p[static_cast<i64>(query0 + row) * seqlen + key0 + column] : 0.f;
+      slice.a[column][row] =
+          valid ? p[static_cast<i64>(query0 + row) * seqlen + key0 + column] : 0.f;
     }
     // V, 32 x 64: eight columns a thread
     const int row = threadIdx.x / 8, chunk = threadIdx.x % 8;
     uint4 w = make_uint4(0u, 0u, 0u, 0u);
-    if (key0 + row < keys) w = *reinterpret_cast<const uint4*>(v + static_cast<i64>(key0 + row) * kHeadDim + column0 + chunk * 8);
+    if (key0 + row < keys)
+      w = *reinterpret_cast<const uint4*>(v + static_cast<i64>(key0 + row) * kHeadDim + column0 +
+                                          chunk * 8);
     float4* to = reinterpret_cast<float4*>(&slice.b[row][chunk * 8]);
-    to[0] = make_float4(Element::low(w.x), Element::high(w.x), Element::low(w.y), Element::high(w.y));
-    to[1] = make_float4(Element::low(w.z), Element::high(w.z), Element::low(w.w), Element::high(w.w));
+    to[0] =
+        make_float4(Element::low(w.x), Element::high(w.x), Element::low(w.y), Element::high(w.y));
+    to[1] =
+        make_float4(Element::low(w.z), Element::high(w.z), Element::low(w.w), Element::high(w.w));
     __syncthreads();
     multiply_slice(acc, slice, x, y);
     __syncthreads();

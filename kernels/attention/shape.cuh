@@ -16,7 +16,8 @@
 using Element = DTYPE;
 constexpr int kHeadDim = HEAD_DIM;
 constexpr bool kCausal = CAUSAL != 0;
-static_assert(kHeadDim == 64 || kHeadDim == 128, "attention kernels support a head dimension of 64 or 128");
+static_assert(kHeadDim == 64 || kHeadDim == 128,
+              "attention kernels support a head dimension of 64 or 128");
 
 // 1/sqrt(d), and the same folded with log2(e) so that exp(scale * (s - m)) is one FMA and one ex2.
 constexpr float kScale = kHeadDim == 64 ? 0.125f : 0.08838834764831845f;

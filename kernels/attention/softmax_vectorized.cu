@@ -1,12 +1,14 @@
-// Softmax of rows of fp32 scores: a row is loaded once, by 16-byte accesses, and stays in registers.
+// Softmax of rows of fp32 scores: a row is loaded once, by 16-byte accesses, and stays in
+// registers.
 //
 //   p[j] = exp(x[j] - max_j x) / sum_j exp(x[j] - max_j x), 16-bit
 //
-// Threads: a warp a row; of every 128 neighbouring keys a lane has four, 16 bytes loaded and 8 stored. Up to MAX_KEYS / 32 scores a lane
-// are in flight before the first is used. Shared memory: none, no barrier.
-// Bound: memory, 4 bytes read and 2 written a score; its 15 instructions are a third of what the memory leaves time for.
-// Changed from forward_naive's softmax: one pass over the row in place of three, a warp a row in place of a block, 16-byte loads.
-// Needs rows of whole accesses: a multiple of four keys, at most MAX_KEYS.
+// Threads: a warp a row; of every 128 neighbouring keys a lane has four, 16 bytes loaded and 8
+// stored. Up to MAX_KEYS / 32 scores a lane are in flight before the first is used. Shared memory:
+// none, no barrier. Bound: memory, 4 bytes read and 2 written a score; its 15 instructions are a
+// third of what the memory leaves time for. Changed from forward_naive's softmax: one pass over the
+// row in place of three, a warp a row in place of a block, 16-byte loads. Needs rows of whole
+// accesses: a multiple of four keys, at most MAX_KEYS.
 #include "common/element16.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"
@@ -22,12 +24,14 @@ constexpr int kWarps = kThreads / static_cast<int>(kWarpSize);
 constexpr int kPacket = PACKET;                                               // keys of an access
 constexpr int kPackets = MAX_KEYS / (static_cast<int>(kWarpSize) * kPacket);  // accesses of a lane
 static_assert(kPacket == 4, "a packet is one 16-byte load and one 8-byte store");
-static_assert(MAX_KEYS % (static_cast<int>(kWarpSize) * kPacket) == 0, "a row of MAX_KEYS is whole accesses of a warp");
+static_assert(MAX_KEYS % (static_cast<int>(kWarpSize) * kPacket) == 0,
+              "a row of MAX_KEYS is whole accesses of a warp");
 static_assert(kThreads % static_cast<int>(kWarpSize) == 0, "a block is whole warps");
 
 // kWarps rows a block; scores and probabilities [rows][keys], 16-byte aligned
 extern "C" __global__ void __launch_bounds__(kThreads)
-attention_softmax_vectorized(const float* __restrict__ scores, u16* __restrict__ probabilities, i64 rows, int keys) {
+    attention_softmax_vectorized(const float* __restrict__ scores, u16* __restrict__ probabilities,
+                                 i64 rows, int keys) {
   const i64 row = static_cast<i64>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
   if (row >= rows) return;  // the whole warp
   const int lane = threadIdx.x % kWarpSize, packets = keys / kPacket;
@@ -43,7 +47,8 @@ attention_softmax_vectorized(const float* __restrict__ scores, u16* __restrict__
   }
   float best = negative_infinity();
 #pragma unroll
-  for (int i = 0; i < kPackets; ++i) best = max_f32(best, max_f32(max_f32(x[i].x, x[i].y), max_f32(x[i].z, x[i].w)));
+  for (int i = 0; i < kPackets; ++i)
+    best = max_f32(best, max_f32(max_f32(x[i].x, x[i].y), max_f32(x[i].z, x[i].w)));
   best = lanes_max<32>(best);
 
   float sum = 0.f;
@@ -61,6 +66,7 @@ attention_softmax_vectorized(const float* __restrict__ scores, u16* __restrict__
   for (int i = 0; i < kPackets; ++i) {
     const int at = i * kWarpSize + lane;
     if (at < packets)
-      to[at] = make_uint2(Element::pack(x[i].x * inverse, x[i].y * inverse), Element::pack(x[i].z * inverse, x[i].w * inverse));
+      to[at] = make_uint2(Element::pack(x[i].x * inverse, x[i].y * inverse),
+                          Element::pack(x[i].z * inverse, x[i].w * inverse));
   }
 }

@@ -1,12 +1,15 @@
-// GEMMs of one warp over swizzled shared-memory tiles. Deliberately absent: copies, barriers, softmax.
+// GEMMs of one warp over swizzled shared-memory tiles. Deliberately absent: copies, barriers,
+// softmax.
 #pragma once
 #include "attention/shape.cuh"
 #include "common/fragments.cuh"
 #include "common/memory.cuh"
 
-// acc[rows x columns] += A B[columns][k]^T: A one k-step of fragments in registers, B that k-step's chunks in shared memory.
+// acc[rows x columns] += A B[columns][k]^T: A one k-step of fragments in registers, B that k-step's
+// chunks in shared memory.
 template <int kRowBytes, int kM, int kN>
-__device__ __forceinline__ void multiply_step_abt(float (&acc)[kM][kN][4], const u32 (&a)[kM][4], u32 b_lane) {
+__device__ __forceinline__ void multiply_step_abt(float (&acc)[kM][kN][4], const u32 (&a)[kM][4],
+                                                  u32 b_lane) {
   static_assert(kN % 2 == 0, "B fragments are loaded in pairs of eight columns");
 #pragma unroll
   for (int np = 0; np < kN / 2; ++np) {
@@ -32,9 +35,11 @@ __device__ __forceinline__ void multiply_abt(float (&acc)[kM][kN][4], u32 a_lane
   }
 }
 
-// acc[rows x columns] += A B[k][columns]: A one k-step of fragments in registers, B the k-step's 16 rows in shared memory.
+// acc[rows x columns] += A B[k][columns]: A one k-step of fragments in registers, B the k-step's 16
+// rows in shared memory.
 template <int kM, int kN>
-__device__ __forceinline__ void multiply_step_ab(float (&acc)[kM][kN][4], const u32 (&a)[kM][4], u32 b_lane) {
+__device__ __forceinline__ void multiply_step_ab(float (&acc)[kM][kN][4], const u32 (&a)[kM][4],
+                                                 u32 b_lane) {
 #pragma unroll
   for (int np = 0; np < kN / 2; ++np) {
     u32 b[4];
@@ -54,16 +59,19 @@ __device__ __forceinline__ void multiply_atb(float (&acc)[kM][kN][4], u32 a_lane
   for (int ks = 0; ks < kSteps; ++ks) {
     u32 a[kM][4];
 #pragma unroll
-    for (int i = 0; i < kM; ++i) ldmatrix_x4_trans(a[i], (a_lane ^ (i * 32)) + ks * 16 * kARowBytes);
+    for (int i = 0; i < kM; ++i)
+      ldmatrix_x4_trans(a[i], (a_lane ^ (i * 32)) + ks * 16 * kARowBytes);
     multiply_step_ab<kM, kN>(acc, a, b_lane + ks * 16 * kBRowBytes);
   }
 }
 
-// Copies kRows rows of a [rows, d] tile: pass p of this thread moves row + p * kRowsPerPass. `global` and `shared` already point
-// at the thread's (row, chunk). With kGuard, rows at or past `rows_left` become zero.
+// Copies kRows rows of a [rows, d] tile: pass p of this thread moves row + p * kRowsPerPass.
+// `global` and `shared` already point at the thread's (row, chunk). With kGuard, rows at or past
+// `rows_left` become zero.
 template <int kRows, int kRowsPerPass, bool kGuard>
 __device__ __forceinline__ void copy_rows(u32 shared, const u16* global, int rows_left) {
-  static_assert(kRows % kRowsPerPass == 0 && kRowsPerPass % 8 == 0, "a copy is a whole number of passes, each a multiple of the swizzle period");
+  static_assert(kRows % kRowsPerPass == 0 && kRowsPerPass % 8 == 0,
+                "a copy is a whole number of passes, each a multiple of the swizzle period");
 #pragma unroll
   for (int pass = 0; pass < kRows / kRowsPerPass; ++pass) {
     const u32 to = shared + pass * kRowsPerPass * kHeadDim * 2;

@@ -1,9 +1,11 @@
-// Products of a row with the matrices between actions and the residual stream. Deliberately absent: norms, biases of the way out, barriers.
+// Products of a row with the matrices between actions and the residual stream. Deliberately absent:
+// norms, biases of the way out, barriers.
 #pragma once
 #include "denoise/model.cuh"
 
 // y: four columns of x [32] action_in + b, from `column` on
-__device__ __forceinline__ void project_in(const float* x, const u16* action_in, const float* bias, int column, float (&y)[4]) {
+__device__ __forceinline__ void project_in(const float* x, const u16* action_in, const float* bias,
+                                           int column, float (&y)[4]) {
   const float4 b = *reinterpret_cast<const float4*>(bias + column);
   y[0] = b.x, y[1] = b.y, y[2] = b.z, y[3] = b.w;
 #pragma unroll
@@ -16,9 +18,11 @@ __device__ __forceinline__ void project_in(const float* x, const u16* action_in,
   }
 }
 
-// A thread's part of eight columns of y [width] action_out, from threadIdx.x % 4 * 8 on: four threads a row of action_out
+// A thread's part of eight columns of y [width] action_out, from threadIdx.x % 4 * 8 on: four
+// threads a row of action_out
 template <int kThreads>
-__device__ __forceinline__ void project_out(const float* y, const u16* action_out, float (&sums)[8]) {
+__device__ __forceinline__ void project_out(const float* y, const u16* action_out,
+                                            float (&sums)[8]) {
   static_assert(kWidth % (kThreads / 4) == 0, "whole passes");
 #pragma unroll
   for (int pass = 0; pass < kWidth / (kThreads / 4); ++pass) {

@@ -1,15 +1,18 @@
-// Attention of all heads on the one key-value head, prefix and suffix in one sequence of keys, split over a cluster.
+// Attention of all heads on the one key-value head, prefix and suffix in one sequence of keys,
+// split over a cluster.
 //
-//   o = softmax(q k^T / sqrt(e)) v;  q [rows = S heads][e], k and v [context][e], o in panels of 64 columns of [S][heads e]
+//   o = softmax(q k^T / sqrt(e)) v;  q [rows = S heads][e], k and v [context][e], o in panels of 64
+//   columns of [S][heads e]
 //
-// A cluster of 8 blocks shares 32 query rows: the heads of a token are rows like any other, so that k and v are read once for all of
-// them. Each block takes every eighth block of up to 128 keys with an online softmax (up to 1024 keys that is one block, and everything
-// it needs is under way at once), leaves its unnormalised output, maxima and sums in shared memory, and finishes 4 of the 32 rows from
-// the eight parts.
-// Threads: 8 warps; for q k^T a warp has 16 keys, for p v 32 columns (16 where there are fewer), each all 32 rows.
-// Shared memory, rows of e (128 bytes at least), 16-byte chunks XOR-swizzled by row: q [32], k [128], v [128]; p [32][128]; the output in
-// fp32 over k when the last GEMM is done.
-// Bound: latency of two GEMMs on 32 x 128 x e and of reading 128 keys: about 4 us a layer, whatever is done elsewhere.
+// A cluster of 8 blocks shares 32 query rows: the heads of a token are rows like any other, so that
+// k and v are read once for all of them. Each block takes every eighth block of up to 128 keys with
+// an online softmax (up to 1024 keys that is one block, and everything it needs is under way at
+// once), leaves its unnormalised output, maxima and sums in shared memory, and finishes 4 of the 32
+// rows from the eight parts. Threads: 8 warps; for q k^T a warp has 16 keys, for p v 32 columns (16
+// where there are fewer), each all 32 rows. Shared memory, rows of e (128 bytes at least), 16-byte
+// chunks XOR-swizzled by row: q [32], k [128], v [128]; p [32][128]; the output in fp32 over k when
+// the last GEMM is done. Bound: latency of two GEMMs on 32 x 128 x e and of reading 128 keys: about
+// 4 us a layer, whatever is done elsewhere.
 #include "common/cluster.cuh"
 #include "common/fragments.cuh"
 #include "common/memory.cuh"
@@ -40,10 +43,13 @@ static_assert(kRows * kOutStride * 4 <= kKeys * kRowBytes, "the output fits over
 static_assert((kRowBytes & (kRowBytes - 1)) == 0, "steps along a row are XORs of its address");
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
 static_assert(kRows == 32, "a warp has all rows as two matrix tiles");
-static_assert(kKeys == kWarps * 16 && kSharedBytes <= 227 * 1024, "a warp has 16 keys, a block 227 KiB of shared memory");
+static_assert(kKeys == kWarps * 16 && kSharedBytes <= 227 * 1024,
+              "a warp has 16 keys, a block 227 KiB of shared memory");
 
 // 1/sqrt(e) and log2(e), so that a probability is one FMA and one ex2.
-__device__ __forceinline__ float scale_log2() { return kLog2E * rsqrtf(static_cast<float>(kHeadDim)); }
+__device__ __forceinline__ float scale_log2() {
+  return kLog2E * rsqrtf(static_cast<float>(kHeadDim));
+}
 
 // Starts the copies of `count` rows, of which those at or past `left` become zero.
 template <int kCount>
@@ -51,13 +57,15 @@ __device__ __forceinline__ void copy_rows(u32 to, const u16* from, int left) {
   for (int i = threadIdx.x; i < kCount * kRowChunks; i += kThreads) {
     const int row = i / kRowChunks, chunk = i % kRowChunks;
     const bool there = row < left;
-    cp_async_16_or_zero(to + swizzled<kRowBytes>(row, chunk), from + (there ? static_cast<i64>(row) * kHeadDim + chunk * 8 : 0), there);
+    cp_async_16_or_zero(to + swizzled<kRowBytes>(row, chunk),
+                        from + (there ? static_cast<i64>(row) * kHeadDim + chunk * 8 : 0), there);
   }
 }
 
 // a cluster a tile of rows
 extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThreads)
-denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* out, int rows, int context, int prefix) {
+    denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* out, int rows,
+                            int context, int prefix) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ float warp_top[kWarps][kRows], warp_sum[kWarps][kRows];
   __shared__ __align__(8) float2 state[kRows];  // maximum and sum of a row, for the cluster
@@ -130,13 +138,15 @@ denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* o
       for (int n = 0; n < 2; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          s[m][n][e] = first_key + n * 8 + (e & 1) < seen ? s[m][n][e] * scale : negative_infinity();
+          s[m][n][e] =
+              first_key + n * 8 + (e & 1) < seen ? s[m][n][e] * scale : negative_infinity();
 
     const int own_row = lane >> 2;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int m = r / 2, h = r % 2 * 2;
-      const float best = lanes_max<4>(max_f32(max_f32(s[m][0][h], s[m][0][h + 1]), max_f32(s[m][1][h], s[m][1][h + 1])));
+      const float best = lanes_max<4>(
+          max_f32(max_f32(s[m][0][h], s[m][0][h + 1]), max_f32(s[m][1][h], s[m][1][h + 1])));
       if ((lane & 3) == 0) warp_top[warp][m * 16 + r % 2 * 8 + own_row] = best;
     }
     __syncthreads();
@@ -147,14 +157,16 @@ denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* o
       float best = top[r];
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) best = max_f32(best, warp_top[w][row]);
-      alpha[r] = exp2_approx(top[r] - best);  // 0 in the first block; `best` is finite: every block has a key
+      alpha[r] = exp2_approx(
+          top[r] - best);  // 0 in the first block; `best` is finite: every block has a key
       top[r] = best;
       float part = 0.f;
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         const float p0 = exp2_approx(s[m][n][h] - best), p1 = exp2_approx(s[m][n][h + 1] - best);
         part += p0 + p1;
-        store_shared_b32(base + kPOffset + swizzled<kPRowBytes>(row, warp * 2 + n) + (lane & 3) * 4, Bf16::pack(p0, p1));
+        store_shared_b32(base + kPOffset + swizzled<kPRowBytes>(row, warp * 2 + n) + (lane & 3) * 4,
+                         Bf16::pack(p0, p1));
       }
       part = lanes_sum<4>(part);
       if ((lane & 3) == 0) warp_sum[warp][row] = part;
@@ -203,7 +215,9 @@ denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* o
     if (warp < kValueWarps) {
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n)
-        store_shared_f32x2(parts + (row * kOutStride + warp * kColumns + n * 8 + (lane & 3) * 2) * 4, o[m][n][h], o[m][n][h + 1]);
+        store_shared_f32x2(
+            parts + (row * kOutStride + warp * kColumns + n * 8 + (lane & 3) * 2) * 4, o[m][n][h],
+            o[m][n][h + 1]);
     }
   }
   cluster_arrive();
@@ -225,14 +239,17 @@ denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* o
 #pragma unroll
     for (int peer = 0; peer < kSplit; ++peer) {
       const float weight = exp2_approx(part_state[peer].x - best);
-      const float4 part = load_cluster_f32x4(cluster_address(parts + (row * kOutStride + column) * 4, peer));
+      const float4 part =
+          load_cluster_f32x4(cluster_address(parts + (row * kOutStride + column) * 4, peer));
       weights += weight * part_state[peer].y;
-      y.x += weight * part.x, y.y += weight * part.y, y.z += weight * part.z, y.w += weight * part.w;
+      y.x += weight * part.x, y.y += weight * part.y, y.z += weight * part.z,
+          y.w += weight * part.w;
     }
     const float inverse = 1.f / weights;
     const int token = (row0 + row) / kHeads, head = (row0 + row) % kHeads;
     *reinterpret_cast<uint2*>(out + panel_at(token, head * kHeadDim + column, kQueryWidth)) =
-        make_uint2(Bf16::pack(y.x * inverse, y.y * inverse), Bf16::pack(y.z * inverse, y.w * inverse));
+        make_uint2(Bf16::pack(y.x * inverse, y.y * inverse),
+                   Bf16::pack(y.z * inverse, y.w * inverse));
   }
   cluster_arrive_relaxed();  // all that was read has been used
   cluster_wait();

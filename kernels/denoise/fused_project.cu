@@ -1,17 +1,19 @@
-// The expert's projections, each with what stands before and after it: the norm before, rotation, GELU or the gated residual after.
+// The expert's projections, each with what stands before and after it: the norm before, rotation,
+// GELU or the gated residual after.
 //
-//   qkv      q, k, v = adaRMS(h) [q_proj k_proj v_proj]; q and k rotated; k and v written behind the cached prefix
-//   out      h += gate (attended o_proj), and the sums of squares that the next norm needs
-//   gate_up  hidden = gelu_tanh(adaRMS(h) gate_proj) (adaRMS(h) up_proj)
-//   down     h += gate (hidden down_proj), and the sums of squares
-//   time     silu(x W + b): the two layers of the time's embedding, a row a step
-//   style    cond W + b in fp32: scale, shift and gate of all steps and layers, before the loop
+//   qkv      q, k, v = adaRMS(h) [q_proj k_proj v_proj]; q and k rotated; k and v written behind
+//   the cached prefix out      h += gate (attended o_proj), and the sums of squares that the next
+//   norm needs gate_up  hidden = gelu_tanh(adaRMS(h) gate_proj) (adaRMS(h) up_proj) down     h +=
+//   gate (hidden down_proj), and the sums of squares time     silu(x W + b): the two layers of the
+//   time's embedding, a row a step style    cond W + b in fp32: scale, shift and gate of all steps
+//   and layers, before the loop
 //
-// Threads, shared memory, layouts and the split over clusters: denoise/skinny_gemm.cuh. In the packed weights, eight columns of q, k or v
-// and the eight that they rotate with, and eight of gate and of up, are neighbours in a tile: one thread finishes both.
-// Bound: latency. 35 MB of weights a layer take 8 us, and each byte of them is read once; what a launch, x, and the exchange between the
-// blocks of a cluster take, one after the other, is more.
-// Against the library's GEMMs: no launches for norm, rotation, activation and residual, no round trips of y, and enough blocks for
+// Threads, shared memory, layouts and the split over clusters: denoise/skinny_gemm.cuh. In the
+// packed weights, eight columns of q, k or v and the eight that they rotate with, and eight of gate
+// and of up, are neighbours in a tile: one thread finishes both. Bound: latency. 35 MB of weights a
+// layer take 8 us, and each byte of them is read once; what a launch, x, and the exchange between
+// the blocks of a cluster take, one after the other, is more. Against the library's GEMMs: no
+// launches for norm, rotation, activation and residual, no round trips of y, and enough blocks for
 // every multiprocessor whatever the number of columns.
 #include "denoise/skinny_gemm.cuh"
 
@@ -21,30 +23,39 @@ using GateUp = Product<kWidth, TILE_COLUMNS, GATE_UP_SPLIT>;  // two blocks a mu
 using Down = Product<kMlp, TILE_COLUMNS, DOWN_SPLIT>;
 using Linear = Product<kWidth, TILE_COLUMNS, LINEAR_SPLIT>;
 
-static_assert(Qkv::kSharedBytes == QKV_SHARED_BYTES && Out::kSharedBytes == OUT_SHARED_BYTES && GateUp::kSharedBytes == GATE_UP_SHARED_BYTES &&
-                  Down::kSharedBytes == DOWN_SHARED_BYTES && Linear::kSharedBytes == LINEAR_SHARED_BYTES,
+static_assert(Qkv::kSharedBytes == QKV_SHARED_BYTES && Out::kSharedBytes == OUT_SHARED_BYTES &&
+                  GateUp::kSharedBytes == GATE_UP_SHARED_BYTES &&
+                  Down::kSharedBytes == DOWN_SHARED_BYTES &&
+                  Linear::kSharedBytes == LINEAR_SHARED_BYTES,
               "the rows declare what the tiles take");
 
-static_assert((kHeads + 2) * kHeadDim % Qkv::kTileN == 0 && 2 * kMlp % GateUp::kTileN == 0, "tiles of columns are whole");
-static_assert(Out::kRankRows * 32 == kThreads && Down::kRankRows * 32 == kThreads, "a warp finishes a row of 64 columns");
-static_assert(Qkv::kRankRows * 16 == kThreads && Linear::kRankRows * 16 == kThreads, "a thread finishes four elements");
+static_assert((kHeads + 2) * kHeadDim % Qkv::kTileN == 0 && 2 * kMlp % GateUp::kTileN == 0,
+              "tiles of columns are whole");
+static_assert(Out::kRankRows * 32 == kThreads && Down::kRankRows * 32 == kThreads,
+              "a warp finishes a row of 64 columns");
+static_assert(Qkv::kRankRows * 16 == kThreads && Linear::kRankRows * 16 == kThreads,
+              "a thread finishes four elements");
 
 // a cluster a tile of columns, y is a tile of rows; keys and values are [prefix + rows][head_dim]
 extern "C" __global__ void __cluster_dims__(Qkv::kSplit, 1, 1) __launch_bounds__(kThreads)
-denoise_fused_project_qkv(const u16* h, const float* squares, const float* style, const u16* __restrict__ weights, const float2* angles, u16* q,
-                          u16* keys, u16* values, int rows, int prefix) {
+    denoise_fused_project_qkv(const u16* h, const float* squares, const float* style,
+                              const u16* __restrict__ weights, const float2* angles, u16* q,
+                              u16* keys, u16* values, int rows, int prefix) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ u64 barriers[kBarriers<Qkv>];
   __shared__ float inverse[kTileM];
   const Work<Qkv> work(rows, shared, barriers, weights);
   Modulated<Qkv> x{h, squares, style, inverse};
   constexpr int kHeadChunks = kHeadDim / 8;
-  const int in_part = static_cast<int>(threadIdx.x) / 16, row = work.rank * Qkv::kRankRows + in_part, item = threadIdx.x % 16;
-  const int chunk = work.tile * 8 + item / 4 * 2, head = chunk / kHeadChunks, column = chunk % kHeadChunks / 2 * 8 + item % 4 * 2;
+  const int in_part = static_cast<int>(threadIdx.x) / 16,
+            row = work.rank * Qkv::kRankRows + in_part, item = threadIdx.x % 16;
+  const int chunk = work.tile * 8 + item / 4 * 2, head = chunk / kHeadChunks,
+            column = chunk % kHeadChunks / 2 * 8 + item % 4 * 2;
   const i64 token = work.row0 + row;
   const bool mine = row < work.rows_left;
   float4 turn = make_float4(1.f, 0.f, 1.f, 0.f);  // cos, sin, cos, sin
-  if (mine && head <= kHeads) turn = *reinterpret_cast<const float4*>(angles + token * kHalfHead + column);
+  if (mine && head <= kHeads)
+    turn = *reinterpret_cast<const float4*>(angles + token * kHalfHead + column);
   multiply(work, x);
   if (mine) {
     const int at = item / 4 * 16 + item % 4 * 2;
@@ -52,16 +63,21 @@ denoise_fused_project_qkv(const u16* h, const float* squares, const float* style
     u16* to = head < kHeads    ? q + token * kQueryWidth + head * kHeadDim
               : head == kHeads ? keys + (prefix + token) * kHeadDim
                                : values + (prefix + token) * kHeadDim;
-    *reinterpret_cast<u32*>(to + column) = Bf16::pack(left.x * turn.x - right.x * turn.y, left.y * turn.z - right.y * turn.w);
-    *reinterpret_cast<u32*>(to + kHalfHead + column) = Bf16::pack(right.x * turn.x + left.x * turn.y, right.y * turn.z + left.y * turn.w);
+    *reinterpret_cast<u32*>(to + column) =
+        Bf16::pack(left.x * turn.x - right.x * turn.y, left.y * turn.z - right.y * turn.w);
+    *reinterpret_cast<u32*>(to + kHalfHead + column) =
+        Bf16::pack(right.x * turn.x + left.x * turn.y, right.y * turn.z + left.y * turn.w);
   }
 }
 
-// h += gate x W for 64 columns of this block's rows; the sum of squares of the 64 next to it. A warp has a row: the lower half of its lanes
-// adds the parts of one half of the cluster, the upper half those of the other.
+// h += gate x W for 64 columns of this block's rows; the sum of squares of the 64 next to it. A
+// warp has a row: the lower half of its lanes adds the parts of one half of the cluster, the upper
+// half those of the other.
 template <typename P>
-__device__ __forceinline__ void add_gated(const Work<P>& work, const u16* x, const float* style, u16* h, float* squares) {
-  const int lane = threadIdx.x % kWarpSize, half = lane / 16, in_part = static_cast<int>(threadIdx.x) / 32, row = work.rank * P::kRankRows + in_part;
+__device__ __forceinline__ void add_gated(const Work<P>& work, const u16* x, const float* style,
+                                          u16* h, float* squares) {
+  const int lane = threadIdx.x % kWarpSize, half = lane / 16,
+            in_part = static_cast<int>(threadIdx.x) / 32, row = work.rank * P::kRankRows + in_part;
   const i64 token = work.row0 + row;
   const int column = work.tile * P::kTileN + lane % 16 * 4 + half * 2;
   const bool mine = row < work.rows_left;
@@ -71,11 +87,14 @@ __device__ __forceinline__ void add_gated(const Work<P>& work, const u16* x, con
   Panels<P> panels{x};
   multiply(work, panels);
   if (!mine) return;
-  const float4 part = total_of<P, P::kSplit / 2>(work, half * (P::kSplit / 2), in_part, lane % 16 * 4);
+  const float4 part =
+      total_of<P, P::kSplit / 2>(work, half * (P::kSplit / 2), in_part, lane % 16 * 4);
   // Each lane keeps two of the four elements and gives the others to its partner.
   const float given_x = half == 0 ? part.z : part.x, given_y = half == 0 ? part.w : part.y;
-  const float taken_x = __shfl_xor_sync(kFullWarp, given_x, 16), taken_y = __shfl_xor_sync(kFullWarp, given_y, 16);
-  const float y_x = (half == 0 ? part.x : part.z) + taken_x, y_y = (half == 0 ? part.y : part.w) + taken_y;
+  const float taken_x = __shfl_xor_sync(kFullWarp, given_x, 16),
+              taken_y = __shfl_xor_sync(kFullWarp, given_y, 16);
+  const float y_x = (half == 0 ? part.x : part.z) + taken_x,
+              y_y = (half == 0 ? part.y : part.w) + taken_y;
   const u32 after = Bf16::pack(Bf16::low(before) + gate.x * y_x, Bf16::high(before) + gate.y * y_y);
   *at = after;
   float sum = Bf16::low(after) * Bf16::low(after) + Bf16::high(after) * Bf16::high(after);
@@ -86,7 +105,8 @@ __device__ __forceinline__ void add_gated(const Work<P>& work, const u16* x, con
 
 // a cluster a tile of columns, y is a tile of rows
 extern "C" __global__ void __cluster_dims__(Out::kSplit, 1, 1) __launch_bounds__(kThreads)
-denoise_fused_project_out(const u16* attended, const u16* __restrict__ weights, const float* style, u16* h, float* squares, int rows) {
+    denoise_fused_project_out(const u16* attended, const u16* __restrict__ weights,
+                              const float* style, u16* h, float* squares, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ u64 barriers[kBarriers<Out>];
   const Work<Out> work(rows, shared, barriers, weights);
@@ -95,7 +115,8 @@ denoise_fused_project_out(const u16* attended, const u16* __restrict__ weights, 
 
 // a cluster a tile of columns, y is a tile of rows
 extern "C" __global__ void __cluster_dims__(Down::kSplit, 1, 1) __launch_bounds__(kThreads)
-denoise_fused_project_down(const u16* hidden, const u16* __restrict__ weights, const float* style, u16* h, float* squares, int rows) {
+    denoise_fused_project_down(const u16* hidden, const u16* __restrict__ weights,
+                               const float* style, u16* h, float* squares, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ u64 barriers[kBarriers<Down>];
   const Work<Down> work(rows, shared, barriers, weights);
@@ -104,7 +125,8 @@ denoise_fused_project_down(const u16* hidden, const u16* __restrict__ weights, c
 
 // a cluster a tile of columns, y is a tile of rows
 extern "C" __global__ void __cluster_dims__(GateUp::kSplit, 1, 1) __launch_bounds__(kThreads)
-denoise_fused_project_gate_up(const u16* h, const float* squares, const float* style, const u16* __restrict__ weights, u16* hidden, int rows) {
+    denoise_fused_project_gate_up(const u16* h, const float* squares, const float* style,
+                                  const u16* __restrict__ weights, u16* hidden, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ u64 barriers[kBarriers<GateUp>];
   __shared__ float inverse[kTileM];
@@ -114,12 +136,14 @@ denoise_fused_project_gate_up(const u16* h, const float* squares, const float* s
   constexpr int kRowItems = GateUp::kTileN / 4;  // two columns of gate and the two of up
 #pragma unroll
   for (int i = 0; i < ceil_div(GateUp::kRankRows * kRowItems, kThreads); ++i) {
-    const int index = i * kThreads + static_cast<int>(threadIdx.x), in_part = index / kRowItems, row = work.rank * GateUp::kRankRows + in_part;
+    const int index = i * kThreads + static_cast<int>(threadIdx.x), in_part = index / kRowItems,
+              row = work.rank * GateUp::kRankRows + in_part;
     if (row >= work.rows_left) break;
     const int item = index % kRowItems, at = item / 4 * 16 + item % 4 * 2;
     const float2 gate = total(work, in_part, at), up = total(work, in_part, at + 8);
     const int column = work.tile * (GateUp::kTileN / 2) + item / 4 * 8 + item % 4 * 2;
-    *reinterpret_cast<u32*>(hidden + panel_at(work.row0 + row, column, kMlp)) = Bf16::pack(gelu_tanh(gate.x) * up.x, gelu_tanh(gate.y) * up.y);
+    *reinterpret_cast<u32*>(hidden + panel_at(work.row0 + row, column, kMlp)) =
+        Bf16::pack(gelu_tanh(gate.x) * up.x, gelu_tanh(gate.y) * up.y);
   }
 }
 
@@ -132,35 +156,43 @@ struct Quad {
 __device__ __forceinline__ Quad linear(const Work<Linear>& work, const u16* x, const float* bias) {
   Panels<Linear> panels{x};
   multiply(work, panels);
-  const int in_part = static_cast<int>(threadIdx.x) / 16, at = static_cast<int>(threadIdx.x) % 16 * 4;
-  Quad y = {total_of<Linear, Linear::kSplit>(work, 0, in_part, at), work.rank * Linear::kRankRows + in_part, work.tile * Linear::kTileN + at};
+  const int in_part = static_cast<int>(threadIdx.x) / 16,
+            at = static_cast<int>(threadIdx.x) % 16 * 4;
+  Quad y = {total_of<Linear, Linear::kSplit>(work, 0, in_part, at),
+            work.rank * Linear::kRankRows + in_part, work.tile * Linear::kTileN + at};
   const float4 c = *reinterpret_cast<const float4*>(bias + y.column);
   y.value.x += c.x, y.value.y += c.y, y.value.z += c.z, y.value.w += c.w;
   return y;
 }
 
-__device__ __forceinline__ float silu(float x) { return x * reciprocal_approx(1.f + exp2_approx(-x * kLog2E)); }
+__device__ __forceinline__ float silu(float x) {
+  return x * reciprocal_approx(1.f + exp2_approx(-x * kLog2E));
+}
 
 // a cluster a tile of columns, y is a tile of rows
 extern "C" __global__ void __cluster_dims__(Linear::kSplit, 1, 1) __launch_bounds__(kThreads)
-denoise_fused_project_time(const u16* x, const u16* __restrict__ weights, const float* __restrict__ bias, u16* out, int rows) {
+    denoise_fused_project_time(const u16* x, const u16* __restrict__ weights,
+                               const float* __restrict__ bias, u16* out, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ u64 barriers[kBarriers<Linear>];
   const Work<Linear> work(rows, shared, barriers, weights);
   const Quad y = linear(work, x, bias);
   if (y.row < work.rows_left)
-    *reinterpret_cast<uint2*>(out + panel_at(work.row0 + y.row, y.column, kWidth)) =
-      make_uint2(Bf16::pack(silu(y.value.x), silu(y.value.y)), Bf16::pack(silu(y.value.z), silu(y.value.w)));
+    *reinterpret_cast<uint2*>(out + panel_at(work.row0 + y.row, y.column, kWidth)) = make_uint2(
+        Bf16::pack(silu(y.value.x), silu(y.value.y)), Bf16::pack(silu(y.value.z), silu(y.value.w)));
 }
 
 // a cluster a tile of columns, y is a tile of rows, z the layer; out is [layers][rows][3 width]
 extern "C" __global__ void __cluster_dims__(Linear::kSplit, 1, 1) __launch_bounds__(kThreads)
-denoise_fused_project_style(const u16* cond, const u16* __restrict__ weights, const float* __restrict__ bias, float* out, int rows) {
+    denoise_fused_project_style(const u16* cond, const u16* __restrict__ weights,
+                                const float* __restrict__ bias, float* out, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ u64 barriers[kBarriers<Linear>];
   constexpr int kStyle = 3 * kWidth;
   const i64 layer = blockIdx.z;
   const Work<Linear> work(rows, shared, barriers, weights + layer * kWidth * kStyle);
   const Quad y = linear(work, cond, bias + layer * kStyle);
-  if (y.row < work.rows_left) *reinterpret_cast<float4*>(out + (layer * rows + work.row0 + y.row) * kStyle + y.column) = y.value;
+  if (y.row < work.rows_left)
+    *reinterpret_cast<float4*>(out + (layer * rows + work.row0 + y.row) * kStyle + y.column) =
+        y.value;
 }

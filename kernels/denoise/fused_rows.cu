@@ -1,11 +1,13 @@
-// What happens to a row of actions between two passes through the layers: everything there is row by row.
+// What happens to a row of actions between two passes through the layers: everything there is row
+// by row.
 //
 //   begin  x = noise;  h = x action_in + b
-//   end    velocity = (h / rms (1 + scale) + shift) action_out + b in fp32;  x += dt velocity;  h = x action_in + b for the next step
+//   end    velocity = (h / rms (1 + scale) + shift) action_out + b in fp32;  x += dt velocity;  h =
+//   x action_in + b for the next step
 //
-// Threads: a block a row; for action_in four columns a thread, for action_out eight of a 64th of the rows.
-// Shared memory: the row of 32 actions, the normalised row in fp32, partial sums.
-// Bound: latency; 64 KB of weights for each GEMM, in the L2.
+// Threads: a block a row; for action_in four columns a thread, for action_out eight of a 64th of
+// the rows. Shared memory: the row of 32 actions, the normalised row in fp32, partial sums. Bound:
+// latency; 64 KB of weights for each GEMM, in the L2.
 #include "common/cluster.cuh"
 #include "common/reduce.cuh"
 #include "denoise/actions.cuh"
@@ -15,15 +17,18 @@ constexpr int kThreads = THREADS;
 constexpr int kWarps = kThreads / 32;
 static_assert(kWidth % (kThreads / 4) == 0, "four threads a row of action_out, in whole passes");
 
-// h [width] = x [32] action_in + b, and its sums of squares: the whole in the first place, zeros in the others
-__device__ __forceinline__ void enter(const float* x, const u16* action_in, const float* bias, u16* h, float* squares, float* scratch) {
+// h [width] = x [32] action_in + b, and its sums of squares: the whole in the first place, zeros in
+// the others
+__device__ __forceinline__ void enter(const float* x, const u16* action_in, const float* bias,
+                                      u16* h, float* squares, float* scratch) {
   float sum = 0.f;
   for (int column = threadIdx.x * 4; column < kWidth; column += kThreads * 4) {
     float y[4];
     project_in(x, action_in, bias, column, y);
     const uint2 rounded = make_uint2(Bf16::pack(y[0], y[1]), Bf16::pack(y[2], y[3]));
     *reinterpret_cast<uint2*>(h + column) = rounded;
-    const float z[4] = {Bf16::low(rounded.x), Bf16::high(rounded.x), Bf16::low(rounded.y), Bf16::high(rounded.y)};
+    const float z[4] = {Bf16::low(rounded.x), Bf16::high(rounded.x), Bf16::low(rounded.y),
+                        Bf16::high(rounded.y)};
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum += z[i] * z[i];
   }
@@ -33,8 +38,8 @@ __device__ __forceinline__ void enter(const float* x, const u16* action_in, cons
 
 // a row a block; `state` may be null: then the noise is not copied
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_fused_rows_begin(const float* noise, const u16* __restrict__ action_in, const float* __restrict__ bias, float* state, u16* h,
-                         float* squares) {
+    denoise_fused_rows_begin(const float* noise, const u16* __restrict__ action_in,
+                             const float* __restrict__ bias, float* state, u16* h, float* squares) {
   __shared__ float x[kAction], scratch[kWarps];
   const i64 row = blockIdx.x;
   allow_next_kernel();
@@ -48,10 +53,13 @@ denoise_fused_rows_begin(const float* noise, const u16* __restrict__ action_in, 
   enter(x, action_in, bias, h + row * kWidth, squares + row * kSquares, scratch);
 }
 
-// a row a block; writes the velocity to `velocity`, or where that is null moves `state`; with `more`, enters the next step
+// a row a block; writes the velocity to `velocity`, or where that is null moves `state`; with
+// `more`, enters the next step
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_fused_rows_end(u16* h, float* squares, const float* style, const u16* __restrict__ action_out, const float* __restrict__ out_bias,
-                       const u16* __restrict__ action_in, const float* __restrict__ in_bias, float* velocity, float* state, float dt, int more) {
+    denoise_fused_rows_end(u16* h, float* squares, const float* style,
+                           const u16* __restrict__ action_out, const float* __restrict__ out_bias,
+                           const u16* __restrict__ action_in, const float* __restrict__ in_bias,
+                           float* velocity, float* state, float dt, int more) {
   __shared__ float x[kAction], scratch[kWarps], y[kWidth], parts[kWarps][kAction];
   const i64 row = blockIdx.x;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -60,7 +68,8 @@ denoise_fused_rows_end(u16* h, float* squares, const float* style, const u16* __
   allow_next_kernel();
   wait_for_previous_kernels();
   const float inverse = inverse_rms(squares);
-  for (int i = threadIdx.x; i < kWidth; i += kThreads) y[i] = Bf16::to_f32(h[i]) * inverse * (1.f + style[i]) + style[kWidth + i];
+  for (int i = threadIdx.x; i < kWidth; i += kThreads)
+    y[i] = Bf16::to_f32(h[i]) * inverse * (1.f + style[i]) + style[kWidth + i];
   __syncthreads();
   float sums[8] = {};
   project_out<kThreads>(y, action_out, sums);

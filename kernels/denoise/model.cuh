@@ -17,7 +17,8 @@ constexpr float kNormEpsilon = 1e-6f;
 // Sums of squares that are kept for each row of the residual stream: one for 64 columns.
 constexpr int kSquares = kWidth / 64;
 
-static_assert(kWidth % 64 == 0 && kMlp % 64 == 0 && kHeadDim % 16 == 0, "rows are whole tiles of 64 columns, heads whole pairs of 8");
+static_assert(kWidth % 64 == 0 && kMlp % 64 == 0 && kHeadDim % 16 == 0,
+              "rows are whole tiles of 64 columns, heads whole pairs of 8");
 
 // 1 / rms of a row, from the sums of squares of its parts.
 __device__ __forceinline__ float inverse_rms(const float* squares) {
@@ -38,5 +39,6 @@ __device__ __forceinline__ float inverse_rms(const float* squares) {
 
 // x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), as x sigmoid(2 u)
 __device__ __forceinline__ float gelu_tanh(float x) {
-  return x * reciprocal_approx(1.f + exp2_approx(-1.5957691216057308f * kLog2E * (x + 0.044715f * x * x * x)));
+  return x * reciprocal_approx(
+                 1.f + exp2_approx(-1.5957691216057308f * kLog2E * (x + 0.044715f * x * x * x)));
 }

@@ -1,8 +1,10 @@
-// How an activation lies between two GEMMs: as panels, so that a GEMM takes its part of it in whole copies.
+// How an activation lies between two GEMMs: as panels, so that a GEMM takes its part of it in whole
+// copies.
 #pragma once
 #include "common/types.cuh"
 
-// Where element k of a row lies: [rows / 64][depth / 64 panels][64 rows][64], 16-byte chunks XOR-swizzled by row.
+// Where element k of a row lies: [rows / 64][depth / 64 panels][64 rows][64], 16-byte chunks
+// XOR-swizzled by row.
 __device__ __forceinline__ i64 panel_at(i64 row, int k, int depth) {
   const i64 panel = row / 64 * ((depth + 63) / 64) + k / 64;
   return panel * 4096 + row % 64 * 64 + (((k % 64 / 8) ^ static_cast<int>(row & 7)) * 8) + k % 8;

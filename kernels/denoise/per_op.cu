@@ -1,10 +1,11 @@
-// The expert's operations that are no GEMMs, one kernel each: what a framework launches in eager mode.
+// The expert's operations that are no GEMMs, one kernel each: what a framework launches in eager
+// mode.
 //
-// Activations are bf16 in memory, arithmetic is fp32; styles, norms, scores and the Euler state are fp32.
-// Threads: rows are a block each (norm, softmax, action_out); elsewhere a thread takes a packet of eight neighbours, which every extent of
-// a model but the actions is a multiple of, or one element.
-// Shared memory: block reductions only.
-// Bound: launching. A tensor of 50 rows moves in less time than a kernel takes to start.
+// Activations are bf16 in memory, arithmetic is fp32; styles, norms, scores and the Euler state are
+// fp32. Threads: rows are a block each (norm, softmax, action_out); elsewhere a thread takes a
+// packet of eight neighbours, which every extent of a model but the actions is a multiple of, or
+// one element. Shared memory: block reductions only. Bound: launching. A tensor of 50 rows moves in
+// less time than a kernel takes to start.
 #include "common/cluster.cuh"
 #include "common/element16.cuh"
 #include "common/math.cuh"
@@ -14,13 +15,16 @@
 
 constexpr int kThreads = THREADS;
 
-__device__ __forceinline__ i64 thread_index() { return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x; }
+__device__ __forceinline__ i64 thread_index() {
+  return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+}
 
 constexpr int kPacket = PACKET;
 static_assert(kPacket == 8, "a packet is one 16-byte access");
 
-// Every kernel begins with it: under programmatic dependent launch (PDL) its blocks start early, and wait here. What kernels before
-// wrote is not __restrict__: as constants, its loads could move above the wait.
+// Every kernel begins with it: under programmatic dependent launch (PDL) its blocks start early,
+// and wait here. What kernels before wrote is not __restrict__: as constants, its loads could move
+// above the wait.
 __device__ __forceinline__ void follow() {
   allow_next_kernel();
   wait_for_previous_kernels();
@@ -36,11 +40,13 @@ __device__ __forceinline__ void unpack(const uint4 packet, float (&x)[kPacket]) 
 }
 
 __device__ __forceinline__ uint4 packet_of(const float (&x)[kPacket]) {
-  return make_uint4(Bf16::pack(x[0], x[1]), Bf16::pack(x[2], x[3]), Bf16::pack(x[4], x[5]), Bf16::pack(x[6], x[7]));
+  return make_uint4(Bf16::pack(x[0], x[1]), Bf16::pack(x[2], x[3]), Bf16::pack(x[4], x[5]),
+                    Bf16::pack(x[6], x[7]));
 }
 
 __device__ __forceinline__ void load_packet(const float* from, float (&x)[kPacket]) {
-  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
+  const float4 low = reinterpret_cast<const float4*>(from)[0],
+               high = reinterpret_cast<const float4*>(from)[1];
   x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
   x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
 }
@@ -51,7 +57,8 @@ __device__ __forceinline__ void store_packet(float* to, const float (&x)[kPacket
 }
 
 // style + bias, which lie alike
-__device__ __forceinline__ void load_style(const float* style, const float* bias, int column, float (&x)[kPacket]) {
+__device__ __forceinline__ void load_style(const float* style, const float* bias, int column,
+                                           float (&x)[kPacket]) {
   float more[kPacket];
   load_packet(style + column, x);
   load_packet(bias + column, more);
@@ -61,13 +68,16 @@ __device__ __forceinline__ void load_style(const float* style, const float* bias
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2_approx(-x * kLog2E)); }
 
-// out[row] = [sin(2 pi t / period), cos(2 pi t / period)] in fp64, with width / 2 periods from 4e-3 to 4 in geometric steps. The time of a
-// row is times[row], or where that is null *time. With `panels`, out lies as a GEMM of the fused kernels takes it, else row by row.
-// row_blocks blocks a row
+// out[row] = [sin(2 pi t / period), cos(2 pi t / period)] in fp64, with width / 2 periods from 4e-3
+// to 4 in geometric steps. The time of a row is times[row], or where that is null *time. With
+// `panels`, out lies as a GEMM of the fused kernels takes it, else row by row. row_blocks blocks a
+// row
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ times, u16* out, int width, int row_blocks, int panels) {
+    denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ times, u16* out,
+                         int width, int row_blocks, int panels) {
   follow();
-  const int half = width / 2, row = blockIdx.x / row_blocks, i = (blockIdx.x % row_blocks) * kThreads + threadIdx.x;
+  const int half = width / 2, row = blockIdx.x / row_blocks,
+            i = (blockIdx.x % row_blocks) * kThreads + threadIdx.x;
   if (i >= half) return;
   const double t = times != nullptr ? times[row] : static_cast<double>(*time);
   const double fraction = half > 1 ? static_cast<double>(i) / (half - 1) : 0.0;
@@ -76,12 +86,14 @@ denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ 
   sincospi(2.0 * t / period, &sine, &cosine);
   const i64 first = static_cast<i64>(row) * width;
   out[panels != 0 ? panel_at(row, i, width) : first + i] = Bf16::from_f32(static_cast<float>(sine));
-  out[panels != 0 ? panel_at(row, half + i, width) : first + half + i] = Bf16::from_f32(static_cast<float>(cosine));
+  out[panels != 0 ? panel_at(row, half + i, width) : first + half + i] =
+      Bf16::from_f32(static_cast<float>(cosine));
 }
 
 // x += bias, in place; with `silu`, then x sigmoid(x); a thread a packet
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_bias(uint4* x, const float* __restrict__ bias, int columns, int packets, int silu) {
+    denoise_per_op_bias(uint4* x, const float* __restrict__ bias, int columns, int packets,
+                        int silu) {
   follow();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
@@ -98,7 +110,7 @@ denoise_per_op_bias(uint4* x, const float* __restrict__ bias, int columns, int p
 
 // out = bf16(x)
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_cast(const float* x, u16* out, i64 elements) {
+    denoise_per_op_cast(const float* x, u16* out, i64 elements) {
   follow();
   const i64 i = thread_index();
   if (i < elements) out[i] = Bf16::from_f32(x[i]);
@@ -106,34 +118,38 @@ denoise_per_op_cast(const float* x, u16* out, i64 elements) {
 
 // out = x
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_copy(const float* x, float* out, i64 elements) {
+    denoise_per_op_copy(const float* x, float* out, i64 elements) {
   follow();
   const i64 i = thread_index();
   if (i < elements) out[i] = x[i];
 }
 
-// angles[row][i] = (cos, sin)(position / 1e4^(2 i / head_dim)) of positions first..; angles are reduced in fp64
+// angles[row][i] = (cos, sin)(position / 1e4^(2 i / head_dim)) of positions first..; angles are
+// reduced in fp64
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_angles(float2* angles, int first, int rows, int head_dim) {
+    denoise_per_op_angles(float2* angles, int first, int rows, int head_dim) {
   follow();
   const i64 index = thread_index();
-  const int half = head_dim / 2, row = static_cast<int>(index / half), i = static_cast<int>(index % half);
+  const int half = head_dim / 2, row = static_cast<int>(index / half),
+            i = static_cast<int>(index % half);
   if (row >= rows) return;
   double sine, cosine;
   sincos((first + row) * pow(1e4, -2.0 * i / head_dim), &sine, &cosine);
   angles[index] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
 }
 
-// out = h / sqrt(mean h^2 + 1e-6); a block a row, a thread four neighbours, which it keeps where a row has no more for it
+// out = h / sqrt(mean h^2 + 1e-6); a block a row, a thread four neighbours, which it keeps where a
+// row has no more for it
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_norm(const uint2* h, float4* out, int width) {
+    denoise_per_op_norm(const uint2* h, float4* out, int width) {
   follow();
   __shared__ float scratch[kThreads / 32];
   const int fours = width / 4;
   const i64 row = static_cast<i64>(blockIdx.x) * fours;
   const auto load = [&](int i) {
     const uint2 pairs = h[row + i];
-    return make_float4(Bf16::low(pairs.x), Bf16::high(pairs.x), Bf16::low(pairs.y), Bf16::high(pairs.y));
+    return make_float4(Bf16::low(pairs.x), Bf16::high(pairs.x), Bf16::low(pairs.y),
+                       Bf16::high(pairs.y));
   };
   float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
   float sum = 0.f;
@@ -148,10 +164,11 @@ denoise_per_op_norm(const uint2* h, float4* out, int width) {
   }
 }
 
-// y = x (1 + scale) + shift, with (scale, shift) the first two thirds of style + bias; `y` is bf16, or `exact` fp32: the other is null;
-// a thread a packet
+// y = x (1 + scale) + shift, with (scale, shift) the first two thirds of style + bias; `y` is bf16,
+// or `exact` fp32: the other is null; a thread a packet
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_modulate(const float* x, const float* style, const float* __restrict__ bias, uint4* y, float* exact, int width, int packets) {
+    denoise_per_op_modulate(const float* x, const float* style, const float* __restrict__ bias,
+                            uint4* y, float* exact, int width, int packets) {
   follow();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
@@ -162,13 +179,16 @@ denoise_per_op_modulate(const float* x, const float* style, const float* __restr
   load_style(style, bias, width + column, shift);
 #pragma unroll
   for (int j = 0; j < kPacket; ++j) value[j] = value[j] * (1.f + scale[j]) + shift[j];
-  if (exact != nullptr) store_packet(exact + static_cast<i64>(i) * kPacket, value);
-  else y[i] = packet_of(value);
+  if (exact != nullptr)
+    store_packet(exact + static_cast<i64>(i) * kPacket, value);
+  else
+    y[i] = packet_of(value);
 }
 
 // h += gate branch, with the gate the last third of style + bias; a thread a packet
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_residual(uint4* h, const uint4* branch, const float* style, const float* __restrict__ bias, int width, int packets) {
+    denoise_per_op_residual(uint4* h, const uint4* branch, const float* style,
+                            const float* __restrict__ bias, int width, int packets) {
   follow();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
@@ -181,16 +201,18 @@ denoise_per_op_residual(uint4* h, const uint4* branch, const float* style, const
   h[i] = packet_of(x);
 }
 
-// Rotates the pairs (i, i + head_dim / 2) of every head of q [rows, heads, head_dim] and of k [rows, head_dim], in place; a thread a packet
-// of pairs
+// Rotates the pairs (i, i + head_dim / 2) of every head of q [rows, heads, head_dim] and of k
+// [rows, head_dim], in place; a thread a packet of pairs
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_rope(uint4* q, uint4* k, const float* angles, int rows, int heads, int head_dim) {
+    denoise_per_op_rope(uint4* q, uint4* k, const float* angles, int rows, int heads,
+                        int head_dim) {
   follow();
   const int index = blockIdx.x * kThreads + threadIdx.x;
   const int half = head_dim / (2 * kPacket), in_row = (heads + 1) * half;
   const int row = index / in_row, rest = index % in_row, head = rest / half, i = rest % half;
   if (row >= rows) return;
-  uint4* x = head < heads ? q + (static_cast<i64>(row) * heads + head) * 2 * half : k + static_cast<i64>(row) * 2 * half;
+  uint4* x = head < heads ? q + (static_cast<i64>(row) * heads + head) * 2 * half
+                          : k + static_cast<i64>(row) * 2 * half;
   const float* turn = angles + (static_cast<i64>(row) * half + i) * 2 * kPacket;
   float a[kPacket], b[kPacket], turns[2][kPacket];
   unpack(x[i], a);
@@ -200,7 +222,8 @@ denoise_per_op_rope(uint4* q, uint4* k, const float* angles, int rows, int heads
 #pragma unroll
   for (int j = 0; j < kPacket; ++j) {
     // Cosine and sine of a pair are neighbours.
-    const float cosine = turns[2 * j / kPacket][2 * j % kPacket], sine = turns[2 * j / kPacket][2 * j % kPacket + 1];
+    const float cosine = turns[2 * j / kPacket][2 * j % kPacket],
+                sine = turns[2 * j / kPacket][2 * j % kPacket + 1];
     const float turned = a[j] * cosine - b[j] * sine;
     b[j] = b[j] * cosine + a[j] * sine;
     a[j] = turned;
@@ -209,23 +232,26 @@ denoise_per_op_rope(uint4* q, uint4* k, const float* angles, int rows, int heads
   x[i + half] = packet_of(b);
 }
 
-// keys = [k_cache; k; zeros], values = [v_cache; v; zeros]: `padded` rows of head_dim, packets of 8 elements
+// keys = [k_cache; k; zeros], values = [v_cache; v; zeros]: `padded` rows of head_dim, packets of 8
+// elements
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_concat(const uint4* __restrict__ k_cache, const uint4* __restrict__ v_cache, const uint4* k, const uint4* v, uint4* keys,
-                      uint4* values, int prefix, int rows, int padded, int packets) {
+    denoise_per_op_concat(const uint4* __restrict__ k_cache, const uint4* __restrict__ v_cache,
+                          const uint4* k, const uint4* v, uint4* keys, uint4* values, int prefix,
+                          int rows, int padded, int packets) {
   follow();
   const i64 i = thread_index();
-  const i64 cached = static_cast<i64>(prefix) * packets, seen = cached + static_cast<i64>(rows) * packets;
+  const i64 cached = static_cast<i64>(prefix) * packets,
+            seen = cached + static_cast<i64>(rows) * packets;
   if (i >= static_cast<i64>(padded) * packets) return;
   const uint4 zero = make_uint4(0, 0, 0, 0);
   keys[i] = i < cached ? k_cache[i] : i < seen ? k[i - cached] : zero;
   values[i] = i < cached ? v_cache[i] : i < seen ? v[i - cached] : zero;
 }
 
-// p = softmax(scores * scale) of the first `context` of `padded` columns, zero beyond; a block a row, a thread four neighbours, which it
-// keeps where a row has no more for it
+// p = softmax(scores * scale) of the first `context` of `padded` columns, zero beyond; a block a
+// row, a thread four neighbours, which it keeps where a row has no more for it
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_softmax(const float4* scores, uint2* p, int context, int padded, float scale) {
+    denoise_per_op_softmax(const float4* scores, uint2* p, int context, int padded, float scale) {
   follow();
   __shared__ float scratch[2][kThreads / 32];
   const int fours = padded / 4;
@@ -234,12 +260,15 @@ denoise_per_op_softmax(const float4* scores, uint2* p, int context, int padded, 
   const auto load = [&](int i) {
     const float4 x = scores[row + i];
     const int beyond = context - 4 * i;
-    return make_float4(beyond > 0 ? x.x * in_base_2 : negative_infinity(), beyond > 1 ? x.y * in_base_2 : negative_infinity(),
-                       beyond > 2 ? x.z * in_base_2 : negative_infinity(), beyond > 3 ? x.w * in_base_2 : negative_infinity());
+    return make_float4(beyond > 0 ? x.x * in_base_2 : negative_infinity(),
+                       beyond > 1 ? x.y * in_base_2 : negative_infinity(),
+                       beyond > 2 ? x.z * in_base_2 : negative_infinity(),
+                       beyond > 3 ? x.w * in_base_2 : negative_infinity());
   };
   float top = negative_infinity();
   const auto power = [&](const float4 x) {
-    return make_float4(exp2_approx(x.x - top), exp2_approx(x.y - top), exp2_approx(x.z - top), exp2_approx(x.w - top));
+    return make_float4(exp2_approx(x.x - top), exp2_approx(x.y - top), exp2_approx(x.z - top),
+                       exp2_approx(x.w - top));
   };
   float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
   for (int i = threadIdx.x; i < fours; i += kThreads) {
@@ -255,13 +284,14 @@ denoise_per_op_softmax(const float4* scores, uint2* p, int context, int padded, 
   const float inverse = 1.f / block_sum<kThreads>(sum, scratch[1]);
   for (int i = threadIdx.x; i < fours; i += kThreads) {
     if (fours > kThreads) x = power(load(i));
-    p[row + i] = make_uint2(Bf16::pack(x.x * inverse, x.y * inverse), Bf16::pack(x.z * inverse, x.w * inverse));
+    p[row + i] = make_uint2(Bf16::pack(x.x * inverse, x.y * inverse),
+                            Bf16::pack(x.z * inverse, x.w * inverse));
   }
 }
 
 // gate = gelu_tanh(gate) up, in place; a thread a packet
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_gelu(uint4* gate, const uint4* up, int packets) {
+    denoise_per_op_gelu(uint4* gate, const uint4* up, int packets) {
   follow();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
@@ -276,10 +306,12 @@ denoise_per_op_gelu(uint4* gate, const uint4* up, int packets) {
   gate[i] = packet_of(x);
 }
 
-// velocity [rows, 32] = y [rows, width] out [width, 32] + bias; a block a row. Of eight neighbouring rows of `out` a lane takes a packet of
-// one; what the lanes and warps have is summed up at the end.
+// velocity [rows, 32] = y [rows, width] out [width, 32] + bias; a block a row. Of eight
+// neighbouring rows of `out` a lane takes a packet of one; what the lanes and warps have is summed
+// up at the end.
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_action_out(const float* y, const uint4* out, const float* __restrict__ bias, float* velocity, int width) {
+    denoise_per_op_action_out(const float* y, const uint4* out, const float* __restrict__ bias,
+                              float* velocity, int width) {
   follow();
   constexpr int kColumns = ACTION, kPackets = kColumns / kPacket, kRows = kThreads / kPackets;
   static_assert(kColumns == 32, "a lane finishes a column");
@@ -297,7 +329,8 @@ denoise_per_op_action_out(const float* y, const uint4* out, const float* __restr
 #pragma unroll
   for (int j = 0; j < kPacket; ++j) {
 #pragma unroll
-    for (int mask = kPackets; mask < 32; mask *= 2) sum[j] += __shfl_xor_sync(kFullWarp, sum[j], mask);
+    for (int mask = kPackets; mask < 32; mask *= 2)
+      sum[j] += __shfl_xor_sync(kFullWarp, sum[j], mask);
   }
   if (lane < kPackets) store_packet(&parts[warp][packet * kPacket], sum);
   __syncthreads();
@@ -310,7 +343,7 @@ denoise_per_op_action_out(const float* y, const uint4* out, const float* __restr
 
 // x += dt velocity
 extern "C" __global__ void __launch_bounds__(kThreads)
-denoise_per_op_euler(float* x, const float* velocity, float dt, i64 elements) {
+    denoise_per_op_euler(float* x, const float* velocity, float dt, i64 elements) {
   follow();
   const i64 i = thread_index();
   if (i < elements) x[i] += dt * velocity[i];

@@ -1,26 +1,33 @@
-// The loop in one kernel: blocks that stay, in clusters of eight, and a barrier of the whole grid between two GEMMs.
+// The loop in one kernel: blocks that stay, in clusters of eight, and a barrier of the whole grid
+// between two GEMMs.
 //
-//   a layer   qkv       q, k, v = r (h (1 + scale)) W + shift W, r = 1 / rms; q and k rotated; k and v written behind the cached prefix
+//   a layer   qkv       q, k, v = r (h (1 + scale)) W + shift W, r = 1 / rms; q and k rotated; k
+//   and v written behind the cached prefix
 //             attend    softmax(q k^T) v; the blocks of a cluster split the keys
-//             out       h += gate (attended W), the sums of squares, h (1 + scale) for the next GEMM
-//             gate_up   hidden = gelu_tanh(r x W_gate + shift W_gate) (r x W_up + shift W_up)
+//             out       h += gate (attended W), the sums of squares, h (1 + scale) for the next
+//             GEMM gate_up   hidden = gelu_tanh(r x W_gate + shift W_gate) (r x W_up + shift W_up)
 //             down      h += gate (hidden W), as out
-//   a step    rows      velocity = final norm(h) action_out + b;  x += dt velocity;  h = x action_in + b
+//   a step    rows      velocity = final norm(h) action_out + b;  x += dt velocity;  h = x
+//   action_in + b
 //
-// The norm needs no pass of its own: its scale is multiplied in by whoever wrote h, 1 / rms and the shift (times W, computed before the loop) come
-// after the GEMM. How it is split, and how the data moves: persistent.cuh.
+// The norm needs no pass of its own: its scale is multiplied in by whoever wrote h, 1 / rms and the
+// shift (times W, computed before the loop) come after the GEMM. How it is split, and how the data
+// moves: persistent.cuh.
 //
 // Threads: 384; 256 work, of the others one asks for weights and one warp for activations.
 // Shared memory: the weights of a GEMM, its x, what the cluster sends; see persistent.cuh.
-// Bound: latency. A layer has five barriers of 1.3 us each, from a block's last store to the first copy of it, 3 us of tensor cores in its GEMMs,
-// and an exchange in the cluster after each; reading its weights is 8 us, concurrent with all that.
+// Bound: latency. A layer has five barriers of 1.3 us each, from a block's last store to the first
+// copy of it, 3 us of tensor cores in its GEMMs, and an exchange in the cluster after each; reading
+// its weights is 8 us, concurrent with all that.
 #include "denoise/actions.cuh"
 #include "denoise/persistent.cuh"
 #include "denoise/persistent_attention.cuh"
 
 // Between two steps, a block a row: the velocity, the new actions and their way in.
-__device__ __forceinline__ void rows_phase(const Arguments& a, const Block& b, int step, float* scratch) {
-  float *x = scratch, *parts = x + kAction, *y = parts + 8 * kAction;  // [32], [8 warps][32], [width]
+__device__ __forceinline__ void rows_phase(const Arguments& a, const Block& b, int step,
+                                           float* scratch) {
+  float *x = scratch, *parts = x + kAction,
+        *y = parts + 8 * kAction;  // [32], [8 warps][32], [width]
   const int row = blockIdx.x, warp = b.group * 4 + b.warp;
   const float* style = a.final_styles + step * i64{3} * kWidth;
   float sum = 0.f;
@@ -60,10 +67,13 @@ __device__ __forceinline__ void rows_phase(const Arguments& a, const Block& b, i
   project_in(x, a.action_in, a.in_bias, column, z);
   const uint2 rounded = make_uint2(Bf16::pack(z[0], z[1]), Bf16::pack(z[2], z[3]));
   *reinterpret_cast<uint2*>(a.h + row * kWidth + column) = rounded;
-  const float h[4] = {Bf16::low(rounded.x), Bf16::high(rounded.x), Bf16::low(rounded.y), Bf16::high(rounded.y)};
-  const float4 s = *reinterpret_cast<const float4*>(a.styles1 + (step + 1) * i64{3} * kWidth + column);
+  const float h[4] = {Bf16::low(rounded.x), Bf16::high(rounded.x), Bf16::low(rounded.y),
+                      Bf16::high(rounded.y)};
+  const float4 s =
+      *reinterpret_cast<const float4*>(a.styles1 + (step + 1) * i64{3} * kWidth + column);
   *reinterpret_cast<uint2*>(a.x + activation_at(row, column)) =
-      make_uint2(Bf16::pack(h[0] * (1.f + s.x), h[1] * (1.f + s.y)), Bf16::pack(h[2] * (1.f + s.z), h[3] * (1.f + s.w)));
+      make_uint2(Bf16::pack(h[0] * (1.f + s.x), h[1] * (1.f + s.y)),
+                 Bf16::pack(h[2] * (1.f + s.z), h[3] * (1.f + s.w)));
   sum = lanes_sum<32>(h[0] * h[0] + h[1] * h[1] + h[2] * h[2] + h[3] * h[3]);
   if (b.lane == 0) a.squares[row * 16 + warp] = sum, a.squares[row * 16 + 8 + warp] = 0.f;
 }
@@ -76,10 +86,12 @@ struct Layer {
   const float *style1, *style2;
   u16 *keys, *values;
 
-  __device__ __forceinline__ Layer(const Arguments& a, int layer, int step, u32 parity) : a(a), layer(layer), step(step), parity(parity) {
+  __device__ __forceinline__ Layer(const Arguments& a, int layer, int step, u32 parity)
+      : a(a), layer(layer), step(step), parity(parity) {
     const i64 style = (layer * static_cast<i64>(a.steps) + step) * 3 * kWidth;
     style1 = a.styles1 + style, style2 = a.styles2 + style;
-    keys = a.keys + layer * i64{kMostKeys} * kHeadDim, values = a.values + layer * i64{kMostKeys} * kHeadDim;
+    keys = a.keys + layer * i64{kMostKeys} * kHeadDim,
+    values = a.values + layer * i64{kMostKeys} * kHeadDim;
   }
   __device__ __forceinline__ bool last() const { return layer + 1 == a.layers; }
 
@@ -90,7 +102,9 @@ struct Layer {
     float2 shifts[kMostQkvUnits][2] = {};
     u16* to[kMostQkvUnits] = {};  // where a thread's columns go
     if (b.group == 0) {
-      const float* shift = a.shift_qkv + (static_cast<i64>(layer) * a.steps + step) * (kQkvUnits * 16) + units.first * 16 + b.lane % 4 * 2;
+      const float* shift = a.shift_qkv +
+                           (static_cast<i64>(layer) * a.steps + step) * (kQkvUnits * 16) +
+                           units.first * 16 + b.lane % 4 * 2;
 #pragma unroll
       for (int i = 0; i < kMostQkvUnits; ++i) {
         const int unit = units.first + i;
@@ -98,8 +112,10 @@ struct Layer {
         turns[i] = make_float4(1.f, 0.f, 1.f, 0.f);
         if (i >= units.count) continue;
         if (row < a.rows && unit / 16 <= kHeads)
-          turns[i] = *reinterpret_cast<const float4*>(a.angles + row * kHalfHead + unit % 16 * 8 + b.lane % 4 * 2);
-        shifts[i][0] = *reinterpret_cast<const float2*>(shift + i * 16), shifts[i][1] = *reinterpret_cast<const float2*>(shift + i * 16 + 8);
+          turns[i] = *reinterpret_cast<const float4*>(a.angles + row * kHalfHead + unit % 16 * 8 +
+                                                      b.lane % 4 * 2);
+        shifts[i][0] = *reinterpret_cast<const float2*>(shift + i * 16),
+        shifts[i][1] = *reinterpret_cast<const float2*>(shift + i * 16 + 8);
       }
     }
     if (threadIdx.x == 0) barrier_expect(b.parts_full, kQkvPartsBytes);
@@ -117,16 +133,19 @@ struct Layer {
       if (b.lane == 0) barrier_arrive_one(b.qkv_free);
       hold_weights(b);
       // To the block with the other slice of k its half of the rows.
-      const u32 parts = cluster_address(b.base + kPartsAt + b.thread * 16, b.rank ^ 4), barrier = cluster_address(b.parts_full, b.rank ^ 4);
+      const u32 parts = cluster_address(b.base + kPartsAt + b.thread * 16, b.rank ^ 4),
+                barrier = cluster_address(b.parts_full, b.rank ^ 4);
       float4 mine[kMostQkvUnits];
 #pragma unroll
       for (int i = 0; i < kMostQkvUnits; ++i) {
-        const float4 upper = make_float4(acc[8 * i], acc[8 * i + 1], acc[8 * i + 4], acc[8 * i + 5]);
-        const float4 lower = make_float4(acc[8 * i + 2], acc[8 * i + 3], acc[8 * i + 6], acc[8 * i + 7]);
+        const float4 upper =
+            make_float4(acc[8 * i], acc[8 * i + 1], acc[8 * i + 4], acc[8 * i + 5]);
+        const float4 lower =
+            make_float4(acc[8 * i + 2], acc[8 * i + 3], acc[8 * i + 6], acc[8 * i + 7]);
         const float4 theirs = slice == 0 ? lower : upper;
         mine[i] = slice == 0 ? upper : lower;
-        send_b128(parts + i * 2048, __float_as_uint(theirs.x), __float_as_uint(theirs.y), __float_as_uint(theirs.z), __float_as_uint(theirs.w),
-                  barrier);
+        send_b128(parts + i * 2048, __float_as_uint(theirs.x), __float_as_uint(theirs.y),
+                  __float_as_uint(theirs.z), __float_as_uint(theirs.w), barrier);
       }
       barrier_sync(kNormed, kWorkers);
       barrier_wait(b.parts_full, b.parts_parity);
@@ -135,11 +154,15 @@ struct Layer {
 #pragma unroll
         for (int i = 0; i < kMostQkvUnits; ++i) {
           if (i >= units.count) continue;
-          const float4 other = load_shared_f32x4(b.base + kPartsAt + i * 2048 + b.thread * 16), turn = turns[i];
+          const float4 other = load_shared_f32x4(b.base + kPartsAt + i * 2048 + b.thread * 16),
+                       turn = turns[i];
           // Two columns, and those half a head further, with which they rotate.
-          const float l0 = r * (mine[i].x + other.x) + shifts[i][0].x, l1 = r * (mine[i].y + other.y) + shifts[i][0].y;
-          const float r0 = r * (mine[i].z + other.z) + shifts[i][1].x, r1 = r * (mine[i].w + other.w) + shifts[i][1].y;
-          write(to[i], units.first + i, Bf16::pack(l0 * turn.x - r0 * turn.y, l1 * turn.z - r1 * turn.w),
+          const float l0 = r * (mine[i].x + other.x) + shifts[i][0].x,
+                      l1 = r * (mine[i].y + other.y) + shifts[i][0].y;
+          const float r0 = r * (mine[i].z + other.z) + shifts[i][1].x,
+                      r1 = r * (mine[i].w + other.w) + shifts[i][1].y;
+          write(to[i], units.first + i,
+                Bf16::pack(l0 * turn.x - r0 * turn.y, l1 * turn.z - r1 * turn.w),
                 Bf16::pack(r0 * turn.x + l0 * turn.y, r1 * turn.z + l1 * turn.w));
         }
       }
@@ -168,41 +191,50 @@ struct Layer {
 
   __device__ __forceinline__ void down(Block& b, Four& h) const {
     const Place at(a, b);
-    const Four gate = load_four(at, style2 + 2 * kWidth), scale = last() ? Four{} : load_four(at, style1 + a.steps * i64{3} * kWidth);
+    const Four gate = load_four(at, style2 + 2 * kWidth),
+               scale = last() ? Four{} : load_four(at, style1 + a.steps * i64{3} * kWidth);
     rows_product<8, kDownPanel>(b, kDownAt, b.down_full, b.down_free);
     if (!b.owns_rows(a)) return;
     add_gated(b, at, gate, h);
-    if (last()) publish_h(a, b, at, h);
-    else publish(a, b, at, h, scale, a.squares);
+    if (last())
+      publish_h(a, b, at, h);
+    else
+      publish(a, b, at, h, scale, a.squares);
   }
 
   __device__ __forceinline__ void gate_up(Block& b, float* inverse) const {
     // A warpgroup its own columns: the instructions differ in width.
-    if (b.group == 0) gate_up_group<kFirstGroupUnits>(b, inverse);
-    else gate_up_group<kMostGateUpUnits - kFirstGroupUnits>(b, inverse);
+    if (b.group == 0)
+      gate_up_group<kFirstGroupUnits>(b, inverse);
+    else
+      gate_up_group<kMostGateUpUnits - kFirstGroupUnits>(b, inverse);
     b.parts_parity ^= 1, b.x_parity ^= 1;
   }
 
  private:
-  // Where a unit's columns of q, k or v go: a pair of them, and what `write` finds from there, its partners half a head further.
+  // Where a unit's columns of q, k or v go: a pair of them, and what `write` finds from there, its
+  // partners half a head further.
   __device__ __forceinline__ u16* place(u32 unit, u32 row, u32 pair) const {
     const u32 head = unit / 16, column = unit % 16 * 8 + pair, key = a.prefix + row;
     if (head < kHeads) return a.q + query_at(row * kHeads + head, column);
     return head == kHeads ? keys + key_at(key, column) : values + value_at(key, column);
   }
   __device__ __forceinline__ void write(u16* to, u32 unit, u32 left, u32 right) const {
-    constexpr u32 kQueriesFurther = kHalfHead / 64 * kQueryRows * 64, kFurther = kHalfHead / 16 * 256, kNextValue = 32;
+    constexpr u32 kQueriesFurther = kHalfHead / 64 * kQueryRows * 64,
+                  kFurther = kHalfHead / 16 * 256, kNextValue = 32;
     const u32 head = unit / 16;
     if (head <= kHeads) {
       *reinterpret_cast<u32*>(to) = left;
       *reinterpret_cast<u32*>(to + (head < kHeads ? kQueriesFurther : kFurther)) = right;
     } else {
       to[0] = static_cast<u16>(left), to[kNextValue] = static_cast<u16>(left >> 16);
-      to[kFurther] = static_cast<u16>(right), to[kFurther + kNextValue] = static_cast<u16>(right >> 16);
+      to[kFurther] = static_cast<u16>(right),
+      to[kFurther + kNextValue] = static_cast<u16>(right >> 16);
     }
   }
 
-  // A slice of k of all the cluster's columns, by the first warpgroup; tells barrier `read`, if it is not 0, that it has read the weights.
+  // A slice of k of all the cluster's columns, by the first warpgroup; tells barrier `read`, if it
+  // is not 0, that it has read the weights.
   template <int kPanels, u32 kPanel>
   __device__ __forceinline__ void rows_product(Block& b, u32 weights, u32 full, u32 read) const {
     if (threadIdx.x == 0 && b.owns_rows(a)) barrier_expect(b.parts_full, kRowPartsBytes);
@@ -220,25 +252,31 @@ struct Layer {
 
   template <int kUnits>
   __device__ __forceinline__ void gate_up_group(Block& b, float* inverse) const {
-    constexpr u32 kBefore = kUnits == kFirstGroupUnits ? 0 : kFirstGroupUnits;  // units of the other warpgroup
+    constexpr u32 kBefore =
+        kUnits == kFirstGroupUnits ? 0 : kFirstGroupUnits;  // units of the other warpgroup
     const Units units = b.gate_up();
-    const int count = min_of(kUnits, units.count - static_cast<int>(kBefore)), slice = b.slice(), row = b.row(slice);
-    const float* shift = a.shift_gate_up + (static_cast<i64>(layer) * a.steps + step) * (kGateUpUnits * 16) + (units.first + kBefore) * 16 +
-                         b.lane % 4 * 2;
+    const int count = min_of(kUnits, units.count - static_cast<int>(kBefore)), slice = b.slice(),
+              row = b.row(slice);
+    const float* shift = a.shift_gate_up +
+                         (static_cast<i64>(layer) * a.steps + step) * (kGateUpUnits * 16) +
+                         (units.first + kBefore) * 16 + b.lane % 4 * 2;
     float2 shifts[kUnits][2] = {};
     u32 to[kUnits] = {};  // where a thread's columns go
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) to[i] = activation_at(row, (units.first + kBefore + i) * 8 + b.lane % 4 * 2);
+    for (int i = 0; i < kUnits; ++i)
+      to[i] = activation_at(row, (units.first + kBefore + i) * 8 + b.lane % 4 * 2);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i)
       if (i < count)
-        shifts[i][0] = *reinterpret_cast<const float2*>(shift + i * 16), shifts[i][1] = *reinterpret_cast<const float2*>(shift + i * 16 + 8);
+        shifts[i][0] = *reinterpret_cast<const float2*>(shift + i * 16),
+        shifts[i][1] = *reinterpret_cast<const float2*>(shift + i * 16 + 8);
     if (threadIdx.x == 0) barrier_expect(b.parts_full, kGateUpPartsBytes);
     barrier_wait(b.x_full + 2 * 8, b.x_parity);
     Norm norm;
     if (b.group == 1) norm.ask(a.squares + kMostRows * 16, b.thread);
     float acc[kUnits * 8];
-    multiply<kUnits * 16, 8, kGateUpPanel, 2, 2>(b, acc, b.base + kGateUpAt + kBefore * 2048, b.gate_up_full + b.group * 8, parity);
+    multiply<kUnits * 16, 8, kGateUpPanel, 2, 2>(b, acc, b.base + kGateUpAt + kBefore * 2048,
+                                                 b.gate_up_full + b.group * 8, parity);
     if (b.lane == 0) barrier_arrive_one(b.gate_up_free);
     if (b.group == 1) norm.finish(inverse, b.thread);
     barrier_sync(kWorking, kWorkers);
@@ -246,48 +284,64 @@ struct Layer {
 
     // To the block with the other slice of k its half of the rows, two units at a time.
     const u32 parts = b.base + kPartsAt + kBefore * 1024;
-    const u32 peer = cluster_address(parts, b.rank ^ 4), barrier = cluster_address(b.parts_full, b.rank ^ 4);
+    const u32 peer = cluster_address(parts, b.rank ^ 4),
+              barrier = cluster_address(b.parts_full, b.rank ^ 4);
     float4 mine[kUnits];  // two columns of gate, two of up
     uint2 theirs[kUnits];
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       const float4 upper = make_float4(acc[8 * i], acc[8 * i + 1], acc[8 * i + 4], acc[8 * i + 5]);
-      const float4 lower = make_float4(acc[8 * i + 2], acc[8 * i + 3], acc[8 * i + 6], acc[8 * i + 7]);
+      const float4 lower =
+          make_float4(acc[8 * i + 2], acc[8 * i + 3], acc[8 * i + 6], acc[8 * i + 7]);
       const float4 other = slice == 0 ? lower : upper;
-      mine[i] = slice == 0 ? upper : lower, theirs[i] = make_uint2(Bf16::pack(other.x, other.y), Bf16::pack(other.z, other.w));
+      mine[i] = slice == 0 ? upper : lower,
+      theirs[i] = make_uint2(Bf16::pack(other.x, other.y), Bf16::pack(other.z, other.w));
     }
 #pragma unroll
     for (int i = 0; i + 1 < kUnits; i += 2)
-      send_b128(peer + i * 1024 + b.thread * 16, theirs[i].x, theirs[i].y, theirs[i + 1].x, theirs[i + 1].y, barrier);
-    if (kUnits % 2 == 1) send_b64(peer + (kUnits - 1) * 1024 + b.thread * 8, theirs[kUnits - 1].x, theirs[kUnits - 1].y, barrier);
+      send_b128(peer + i * 1024 + b.thread * 16, theirs[i].x, theirs[i].y, theirs[i + 1].x,
+                theirs[i + 1].y, barrier);
+    if (kUnits % 2 == 1)
+      send_b64(peer + (kUnits - 1) * 1024 + b.thread * 8, theirs[kUnits - 1].x,
+               theirs[kUnits - 1].y, barrier);
     barrier_wait(b.parts_full, b.parts_parity);
     if (row >= a.rows) return;
     const float r = inverse[row];
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       if (i >= count) continue;
-      const u32 from = parts + i / 2 * 2048 + (i % 2 == 0 && i + 1 == kUnits ? b.thread * 8 : b.thread * 16 + i % 2 * 8);
+      const u32 from = parts + i / 2 * 2048 +
+                       (i % 2 == 0 && i + 1 == kUnits ? b.thread * 8 : b.thread * 16 + i % 2 * 8);
       const u32 gates = load_shared_b32(from), ups = load_shared_b32(from + 4);
-      const float g0 = r * (mine[i].x + Bf16::low(gates)) + shifts[i][0].x, g1 = r * (mine[i].y + Bf16::high(gates)) + shifts[i][0].y;
-      const float u0 = r * (mine[i].z + Bf16::low(ups)) + shifts[i][1].x, u1 = r * (mine[i].w + Bf16::high(ups)) + shifts[i][1].y;
-      *reinterpret_cast<u32*>(a.hidden + to[i]) = Bf16::pack(gelu_tanh(g0) * u0, gelu_tanh(g1) * u1);
+      const float g0 = r * (mine[i].x + Bf16::low(gates)) + shifts[i][0].x,
+                  g1 = r * (mine[i].y + Bf16::high(gates)) + shifts[i][0].y;
+      const float u0 = r * (mine[i].z + Bf16::low(ups)) + shifts[i][1].x,
+                  u1 = r * (mine[i].w + Bf16::high(ups)) + shifts[i][1].y;
+      *reinterpret_cast<u32*>(a.hidden + to[i]) =
+          Bf16::pack(gelu_tanh(g0) * u0, gelu_tanh(g1) * u1);
     }
   }
 };
 
-// all blocks at once and with no other such kernel on the GPU; `velocity` or `state` is null. Each launch needs the shifts' kernel before it,
-// which also sets the counter to 0.
+// all blocks at once and with no other such kernel on the GPU; `velocity` or `state` is null. Each
+// launch needs the shifts' kernel before it, which also sets the counter to 0.
 extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThreads, 1)
-denoise_persistent(u16* h, const u16* qkv, const u16* out, const u16* gate_up, const u16* down, const float* styles1, const float* styles2,
-                   const float* final_styles, const float* shift_qkv, const float* shift_gate_up, const float2* angles, u16* keys, u16* values,
-                   u16* x, u16* q, u16* attended, u16* hidden, float* squares, u32* counter, const u16* action_out, const float* out_bias,
-                   const u16* action_in, const float* in_bias, float* velocity, float* state, float dt, int rows, int prefix, int layers,
-                   int steps) {
+    denoise_persistent(u16* h, const u16* qkv, const u16* out, const u16* gate_up, const u16* down,
+                       const float* styles1, const float* styles2, const float* final_styles,
+                       const float* shift_qkv, const float* shift_gate_up, const float2* angles,
+                       u16* keys, u16* values, u16* x, u16* q, u16* attended, u16* hidden,
+                       float* squares, u32* counter, const u16* action_out, const float* out_bias,
+                       const u16* action_in, const float* in_bias, float* velocity, float* state,
+                       float dt, int rows, int prefix, int layers, int steps) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ float inverse[64];
   __shared__ __align__(8) u64 barriers[Block::kBarriers + 1];
-  const Arguments a{h, qkv, out, gate_up, down, styles1, styles2, final_styles, shift_qkv, shift_gate_up, angles, keys, values, x, q, attended,
-                    hidden, squares, counter, action_out, out_bias, action_in, in_bias, velocity, state, dt, rows, prefix, layers, steps};
+  const Arguments a{h,        qkv,       out,          gate_up,   down,
+                    styles1,  styles2,   final_styles, shift_qkv, shift_gate_up,
+                    angles,   keys,      values,       x,         q,
+                    attended, hidden,    squares,      counter,   action_out,
+                    out_bias, action_in, in_bias,      velocity,  state,
+                    dt,       rows,      prefix,       layers,    steps};
   Block b(shared_address(shared), shared_address(barriers));
   if (threadIdx.x == 0) b.begin();
   __syncthreads();
@@ -336,24 +390,28 @@ denoise_persistent(u16* h, const u16* qkv, const u16* out, const u16* gate_up, c
       arrive();
     }
     barrier_wait(b.rows_full, step & 1);
-    if (static_cast<int>(blockIdx.x) < a.rows) rows_phase(a, b, step, reinterpret_cast<float*>(shared + kXAt));
+    if (static_cast<int>(blockIdx.x) < a.rows)
+      rows_phase(a, b, step, reinterpret_cast<float*>(shared + kXAt));
     if (step + 1 < a.steps) arrive();
   }
   cluster_arrive_relaxed();
   cluster_wait();
 }
 
-// shifts [layers][steps][columns] = shift W: what a norm's shift adds to each column of the GEMM after it. W as the persistent kernel takes it.
-// a warp 32 columns, z is the layer. The shift is split into two bf16, which keeps 16 bits of it.
-// Bound: reading W once; 16 steps at a time.
+// shifts [layers][steps][columns] = shift W: what a norm's shift adds to each column of the GEMM
+// after it. W as the persistent kernel takes it. a warp 32 columns, z is the layer. The shift is
+// split into two bf16, which keeps 16 bits of it. Bound: reading W once; 16 steps at a time.
 extern "C" __global__ void __launch_bounds__(SHIFT_THREADS)
-denoise_persistent_shift(const float* styles, const u16* __restrict__ weights, float* shifts, u32* counter, int columns, int steps) {
-  constexpr int kSteps = 16, kRow = kWidth * 2 + 64;  // bytes of a row, so that two rows are in different banks
+    denoise_persistent_shift(const float* styles, const u16* __restrict__ weights, float* shifts,
+                             u32* counter, int columns, int steps) {
+  constexpr int kSteps = 16,
+                kRow = kWidth * 2 + 64;  // bytes of a row, so that two rows are in different banks
   static_assert(2 * kSteps * kRow == SHIFT_SHARED_BYTES, "the row declares what the shifts take");
   static_assert(SHIFT_THREADS == 256, "eight warps, 32 columns each");
   extern __shared__ __align__(1024) unsigned char shared[];
   const u32 base = shared_address(shared);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, turn = lane % 4, units = columns / 8;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, turn = lane % 4,
+            units = columns / 8;
   const int unit0 = blockIdx.x * 32 + warp * 4;
   styles += blockIdx.z * static_cast<i64>(steps) * 3 * kWidth + kWidth;
   weights += blockIdx.z * static_cast<i64>(kWidth) * columns;
@@ -366,28 +424,32 @@ denoise_persistent_shift(const float* styles, const u16* __restrict__ weights, f
     for (int i = threadIdx.x; i < kSteps * kWidth / 2; i += SHIFT_THREADS) {
       const int step = i / (kWidth / 2), pair = i % (kWidth / 2);
       float2 x = make_float2(0.f, 0.f);
-      if (step0 + step < steps) x = *reinterpret_cast<const float2*>(styles + (step0 + step) * i64{3} * kWidth + pair * 2);
+      if (step0 + step < steps)
+        x = *reinterpret_cast<const float2*>(styles + (step0 + step) * i64{3} * kWidth + pair * 2);
       const u32 high = Bf16::pack(x.x, x.y);
       store_shared_b32(base + step * kRow + pair * 4, high);
-      store_shared_b32(base + (kSteps + step) * kRow + pair * 4, Bf16::pack(x.x - Bf16::low(high), x.y - Bf16::high(high)));
+      store_shared_b32(base + (kSteps + step) * kRow + pair * 4,
+                       Bf16::pack(x.x - Bf16::low(high), x.y - Bf16::high(high)));
     }
     __syncthreads();
     float acc[4][4] = {};
 #pragma unroll 4
     for (int panel = 0; panel < kWidth / 64; ++panel) {
-      // Of each column two chunks of eight k. Which k meet in a product is all the same, as long as both operands agree.
+      // Of each column two chunks of eight k. Which k meet in a product is all the same, as long as
+      // both operands agree.
       uint4 w[4][2];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          w[i][half] = *reinterpret_cast<const uint4*>(weights + (static_cast<i64>(panel) * units + unit0 + i) * 512 + group * 64 +
-                                                       ((turn + half * 4) ^ group) * 8);
+          w[i][half] = *reinterpret_cast<const uint4*>(
+              weights + (static_cast<i64>(panel) * units + unit0 + i) * 512 + group * 64 +
+              ((turn + half * 4) ^ group) * 8);
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
         const u32 from = base + (part * kSteps + group) * kRow + panel * 128 + turn * 16;
-        const uint4 x[4] = {load_shared_b128(from), load_shared_b128(from + 8 * kRow), load_shared_b128(from + 64),
-                            load_shared_b128(from + 8 * kRow + 64)};
+        const uint4 x[4] = {load_shared_b128(from), load_shared_b128(from + 8 * kRow),
+                            load_shared_b128(from + 64), load_shared_b128(from + 8 * kRow + 64)};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const uint4 left = w[i][0], right = w[i][1];
@@ -404,7 +466,8 @@ denoise_persistent_shift(const float* styles, const u16* __restrict__ weights, f
       for (int half = 0; half < 2; ++half) {
         const int step = step0 + group + half * 8;
         if (step < steps)
-          *reinterpret_cast<float2*>(shifts + static_cast<i64>(step) * columns + (unit0 + i) * 8 + turn * 2) =
+          *reinterpret_cast<float2*>(shifts + static_cast<i64>(step) * columns + (unit0 + i) * 8 +
+                                     turn * 2) =
               make_float2(acc[i][2 * half], acc[i][2 * half + 1]);
       }
   }

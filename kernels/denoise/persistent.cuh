@@ -1,18 +1,23 @@
-// What the persistent kernel is made of: who computes what, where it lies, and the two warps that move the data.
+// What the persistent kernel is made of: who computes what, where it lies, and the two warps that
+// move the data.
 //
-// Columns are given out in units, of 8 columns (out, down) or 16 (qkv, gate_up), to 15 clusters of eight blocks. In a cluster:
+// Columns are given out in units, of 8 columns (out, down) or 16 (qkv, gate_up), to 15 clusters of
+// eight blocks. In a cluster:
 //
 //   qkv, gate_up   two slices of k, four quarters of the cluster's columns
 //   out, down      eight slices of k; all of the cluster's columns, up to 72
 //
-// and whoever owns a row adds up the slices: a slice's sums go to the owner's shared memory, as bf16 (qkv: as fp32). Of h, block r of a
-// cluster owns rows 8 r to 8 r + 7 of the cluster's columns and keeps them in registers.
+// and whoever owns a row adds up the slices: a slice's sums go to the owner's shared memory, as
+// bf16 (qkv: as fp32). Of h, block r of a cluster owns rows 8 r to 8 r + 7 of the cluster's columns
+// and keeps them in registers.
 //
-// Threads: two warpgroups of workers; in a third, one thread asks for weights and one warp for what other blocks write.
+// Threads: two warpgroups of workers; in a third, one thread asks for weights and one warp for what
+// other blocks write.
 //
-// Weights do not wait for the barriers: each GEMM's are asked for as soon as its place in shared memory is free, a few pieces at a time. A fence
-// waits for all that is under way to its multiprocessor (with 32 KB from memory 1700 cycles in place of 600); therefore no weights are asked for from
-// the end of a block's GEMMs until it has told the others that it is done.
+// Weights do not wait for the barriers: each GEMM's are asked for as soon as its place in shared
+// memory is free, a few pieces at a time. A fence waits for all that is under way to its
+// multiprocessor (with 32 KB from memory 1700 cycles in place of 600); therefore no weights are
+// asked for from the end of a block's GEMMs until it has told the others that it is done.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
@@ -21,69 +26,86 @@
 #include "common/wgmma.cuh"
 #include "denoise/model.cuh"
 
-static_assert(kWidth == 1024 && kMlp == 4096 && kHeads == 8 && kHeadDim == 256, "the split is this model's");
+static_assert(kWidth == 1024 && kMlp == 4096 && kHeads == 8 && kHeadDim == 256,
+              "the split is this model's");
 constexpr int kThreads = THREADS, kWorkers = kThreads - 128;
 constexpr int kClusters = CLUSTERS, kRanks = RANKS, kBlocks = kClusters * kRanks;
 constexpr int kMostRows = MAX_ROWS, kMostKeys = MAX_KEYS, kQueryRows = kMostRows * kHeads;
 
-// A panel: 64 of k of an activation. The tile's rows 56 to 63 are whatever lies behind, and so are their sums.
+// A panel: 64 of k of an activation. The tile's rows 56 to 63 are whatever lies behind, and so are
+// their sums.
 constexpr int kPanelElements = kMostRows * 64;
 constexpr u32 kPanelBytes = kPanelElements * 2;
 
-// Units of each GEMM, and the most that a cluster (qkv, gate_up: a quarter of one) has of them. A unit of 8 columns and 64 of k is 1024 bytes.
+// Units of each GEMM, and the most that a cluster (qkv, gate_up: a quarter of one) has of them. A
+// unit of 8 columns and 64 of k is 1024 bytes.
 constexpr int kWidthUnits = kWidth / 8, kMostWidthUnits = 9;
 constexpr int kQkvUnits = (kHeads + 2) * kHeadDim / 16, kMostQkvUnits = 3;
 constexpr int kGateUpUnits = 2 * kMlp / 16, kMostGateUpUnits = 9;
-constexpr int kFirstGroupUnits = 5;  // of gate_up's, by the first warpgroup; the others by the second
+constexpr int kFirstGroupUnits =
+    5;  // of gate_up's, by the first warpgroup; the others by the second
 constexpr u32 kFirstGroupBytes = kFirstGroupUnits * 2048;
 
-// Shared memory. Weights lie in panels of k; qkv's are where gate_up's panels 0 to 2 will be, down's where 4 to 7 will be.
+// Shared memory. Weights lie in panels of k; qkv's are where gate_up's panels 0 to 2 will be,
+// down's where 4 to 7 will be.
 constexpr u32 kGateUpAt = 0, kGateUpPanel = kMostGateUpUnits * 2048;
 constexpr u32 kQkvAt = 0, kQkvPanel = kMostQkvUnits * 2048;
 constexpr u32 kDownAt = 4 * kGateUpPanel, kDownPanel = kMostWidthUnits * 1024;
-constexpr u32 kXAt = 8 * kGateUpPanel;                                              // eight panels of an activation; out: four, and
+constexpr u32 kXAt = 8 * kGateUpPanel;  // eight panels of an activation; out: four, and
 constexpr u32 kOutAt = kXAt + 4 * kPanelBytes, kOutPanel = kMostWidthUnits * 1024;  // its weights
-constexpr u32 kPartsAt = kOutAt + 4 * kOutPanel, kPartsBytes = 18432;               // what others send
+constexpr u32 kPartsAt = kOutAt + 4 * kOutPanel, kPartsBytes = 18432;  // what others send
 constexpr u32 kSharedBytes = kPartsAt + kPartsBytes;
-constexpr u32 kRowPartBytes = 1152, kRowPartsBytes = kRanks * kRowPartBytes, kQkvPartsBytes = 128 * 48, kGateUpPartsBytes = 128 * 72;
-static_assert(8 * kQkvPanel <= 3 * kGateUpPanel && 8 * kDownPanel <= 4 * kGateUpPanel && kXAt + 8 * kPanelBytes <= kPartsAt, "regions overlap");
+constexpr u32 kRowPartBytes = 1152, kRowPartsBytes = kRanks * kRowPartBytes,
+              kQkvPartsBytes = 128 * 48, kGateUpPartsBytes = 128 * 72;
+static_assert(8 * kQkvPanel <= 3 * kGateUpPanel && 8 * kDownPanel <= 4 * kGateUpPanel &&
+                  kXAt + 8 * kPanelBytes <= kPartsAt,
+              "regions overlap");
 static_assert(kRowPartsBytes <= kPartsBytes && kGateUpPartsBytes <= kPartsBytes, "parts overlap");
-static_assert(kWorkers == 256 && kClusters == 15 && kRanks == 8 && kMostRows == 56, "the split is among two warpgroups of 120 blocks");
+static_assert(kWorkers == 256 && kClusters == 15 && kRanks == 8 && kMostRows == 56,
+              "the split is among two warpgroups of 120 blocks");
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the regions take");
 static_assert(kSharedBytes + 1024 <= 227 * 1024, "more than a multiprocessor has");
 
 struct Arguments {
-  u16* h;                                   // [rows][width]
-  const u16 *qkv, *out, *gate_up, *down;    // [layers][k / 64][columns / 8][8][64], 16-byte chunks XOR-swizzled by column
-  const float *styles1, *styles2;           // [layers][steps][3 width]
-  const float* final_styles;                // [steps][3 width]
-  const float *shift_qkv, *shift_gate_up;   // [layers][steps][columns as packed]
-  const float2* angles;                     // [rows][head_dim / 2]
-  u16 *keys, *values;                       // [layers][1024 / 16][head_dim / 16][32 lanes][8], as fragments; values transposed
-  u16 *x, *q, *attended, *hidden;           // activations
-  float* squares;                           // [2][56][16]: of a row of h, by cluster
-  u32* counter;                             // of blocks that have arrived; 0 before
-  const u16* action_out;                    // [width][32]
+  u16* h;  // [rows][width]
+  const u16 *qkv, *out, *gate_up,
+      *down;  // [layers][k / 64][columns / 8][8][64], 16-byte chunks XOR-swizzled by column
+  const float *styles1, *styles2;          // [layers][steps][3 width]
+  const float* final_styles;               // [steps][3 width]
+  const float *shift_qkv, *shift_gate_up;  // [layers][steps][columns as packed]
+  const float2* angles;                    // [rows][head_dim / 2]
+  u16 *keys,
+      *values;  // [layers][1024 / 16][head_dim / 16][32 lanes][8], as fragments; values transposed
+  u16 *x, *q, *attended, *hidden;  // activations
+  float* squares;                  // [2][56][16]: of a row of h, by cluster
+  u32* counter;                    // of blocks that have arrived; 0 before
+  const u16* action_out;           // [width][32]
   const float* out_bias;
-  const u16* action_in;                     // [32][width]
+  const u16* action_in;  // [32][width]
   const float* in_bias;
-  float *velocity, *state;                  // [rows][32]; one of them
+  float *velocity, *state;  // [rows][32]; one of them
   float dt;
   int rows, prefix, layers, steps;
 };
 
 // Where element k of a row of an activation lies: [k / 64][56 rows][64], swizzled.
-__device__ __forceinline__ u32 activation_at(u32 row, u32 k) { return k / 64 * kPanelElements + row * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8; }
+__device__ __forceinline__ u32 activation_at(u32 row, u32 k) {
+  return k / 64 * kPanelElements + row * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8;
+}
 // The same of queries: [4][56 8 rows (token, head)][64].
-__device__ __forceinline__ u32 query_at(u32 row, u32 k) { return (k / 64 * kQueryRows + row) * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8; }
-// Where a key's or value's column lies in the fragments of a layer, 16 keys x 16 columns each: as a lane holds them for wgmma_columns, which of keys
-// has neighbours along the columns, of values along the keys.
+__device__ __forceinline__ u32 query_at(u32 row, u32 k) {
+  return (k / 64 * kQueryRows + row) * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8;
+}
+// Where a key's or value's column lies in the fragments of a layer, 16 keys x 16 columns each: as a
+// lane holds them for wgmma_columns, which of keys has neighbours along the columns, of values
+// along the keys.
 __device__ __forceinline__ u32 key_at(u32 key, u32 column) {
-  return (key / 16 * (kHeadDim / 16) + column / 16) * 256 + (key % 8 * 4 + column % 8 / 2) * 8 + (key % 16 / 8 + column % 16 / 8 * 2) * 2 +
-         column % 2;
+  return (key / 16 * (kHeadDim / 16) + column / 16) * 256 + (key % 8 * 4 + column % 8 / 2) * 8 +
+         (key % 16 / 8 + column % 16 / 8 * 2) * 2 + column % 2;
 }
 __device__ __forceinline__ u32 value_at(u32 key, u32 column) {
-  return (key / 16 * (kHeadDim / 16) + column / 16) * 256 + (column % 8 * 4 + key % 8 / 2) * 8 + (column % 16 / 8 + key % 16 / 8 * 2) * 2 + key % 2;
+  return (key / 16 * (kHeadDim / 16) + column / 16) * 256 + (column % 8 * 4 + key % 8 / 2) * 8 +
+         (column % 16 / 8 + key % 16 / 8 * 2) * 2 + key % 2;
 }
 
 // A share of a GEMM's units.
@@ -97,25 +119,31 @@ struct Units {
 
 // What a block is and where its barriers lie.
 struct Block {
-  u32 base;                                                  // of shared memory
-  u32 x_full;                                                // four: a quarter of the panels each
-  u32 qkv_full, gate_up_full, out_full, down_full;           // a panel each; gate_up: two, for the warpgroups
-  u32 qkv_free, gate_up_free, gate_up_upper_free, down_free; // the weights have been read; gate_up: all, and panels 4 to 7
+  u32 base;    // of shared memory
+  u32 x_full;  // four: a quarter of the panels each
+  u32 qkv_full, gate_up_full, out_full,
+      down_full;  // a panel each; gate_up: two, for the warpgroups
+  u32 qkv_free, gate_up_free, gate_up_upper_free,
+      down_free;  // the weights have been read; gate_up: all, and panels 4 to 7
   u32 parts_full, queries_full, rows_full;
-  u32 hold;                                                  // a word: no weights are asked for while it is not 0
+  u32 hold;  // a word: no weights are asked for while it is not 0
   u32 x_parity = 0, parts_parity = 0;
   int cluster, rank;
-  int group, warp, lane, thread;                             // warpgroup, warp in it, lane, thread in the warpgroup
+  int group, warp, lane, thread;  // warpgroup, warp in it, lane, thread in the warpgroup
   static constexpr int kBarriers = 4 + 8 + 16 + 4 + 8 + 4 + 3;
 
   __device__ __forceinline__ Block(u32 shared, u32 barriers) : base(shared), x_full(barriers) {
-    qkv_full = x_full + 4 * 8, gate_up_full = qkv_full + 8 * 8, out_full = gate_up_full + 16 * 8, down_full = out_full + 4 * 8;
-    qkv_free = down_full + 8 * 8, gate_up_free = qkv_free + 8, gate_up_upper_free = gate_up_free + 8, down_free = gate_up_upper_free + 8;
-    parts_full = down_free + 8, queries_full = parts_full + 8, rows_full = queries_full + 8, hold = rows_full + 8;
+    qkv_full = x_full + 4 * 8, gate_up_full = qkv_full + 8 * 8, out_full = gate_up_full + 16 * 8,
+    down_full = out_full + 4 * 8;
+    qkv_free = down_full + 8 * 8, gate_up_free = qkv_free + 8,
+    gate_up_upper_free = gate_up_free + 8, down_free = gate_up_upper_free + 8;
+    parts_full = down_free + 8, queries_full = parts_full + 8, rows_full = queries_full + 8,
+    hold = rows_full + 8;
     cluster = blockIdx.x / kRanks, rank = blockIdx.x % kRanks;
     thread = threadIdx.x % 128, lane = threadIdx.x % 32;
     // Of the warp, not of the thread: a branch on them is one for the tensor cores too.
-    group = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 128, 0), warp = __shfl_sync(kFullWarp, thread / 32, 0);
+    group = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 128, 0),
+    warp = __shfl_sync(kFullWarp, thread / 32, 0);
   }
   __device__ __forceinline__ void begin() const {
     for (u32 at = x_full; at < qkv_free; at += 8) barrier_init(at, 1);
@@ -126,22 +154,32 @@ struct Block {
     barrier_init_fence();
   }
   // Kept over the phases, what follows from these would fill the registers: it is computed anew.
-  __device__ __forceinline__ void forget() { asm volatile("" : "+r"(lane), "+r"(warp), "+r"(thread), "+r"(cluster), "+r"(rank)); }
+  __device__ __forceinline__ void forget() {
+    asm volatile("" : "+r"(lane), "+r"(warp), "+r"(thread), "+r"(cluster), "+r"(rank));
+  }
 
-  __device__ __forceinline__ int row(int half) const { return warp * 16 + lane / 4 + 8 * half; }  // of a tile's sums
-  __device__ __forceinline__ int slice() const { return rank / 4; }                               // of k, in qkv and gate_up
+  __device__ __forceinline__ int row(int half) const {
+    return warp * 16 + lane / 4 + 8 * half;
+  }                                                                  // of a tile's sums
+  __device__ __forceinline__ int slice() const { return rank / 4; }  // of k, in qkv and gate_up
   __device__ __forceinline__ Units width() const { return Units(kWidthUnits, cluster, kClusters); }
-  __device__ __forceinline__ Units qkv() const { return Units(kQkvUnits, cluster * 4 + rank % 4, kClusters * 4); }
-  __device__ __forceinline__ Units gate_up() const { return Units(kGateUpUnits, cluster * 4 + rank % 4, kClusters * 4); }
+  __device__ __forceinline__ Units qkv() const {
+    return Units(kQkvUnits, cluster * 4 + rank % 4, kClusters * 4);
+  }
+  __device__ __forceinline__ Units gate_up() const {
+    return Units(kGateUpUnits, cluster * 4 + rank % 4, kClusters * 4);
+  }
   __device__ __forceinline__ bool owns_rows(const Arguments& a) const { return rank * 8 < a.rows; }
 };
 
-// Queries and keys of a block: a cluster has 32 rows (token, head), a block of it an eighth of the keys.
+// Queries and keys of a block: a cluster has 32 rows (token, head), a block of it an eighth of the
+// keys.
 struct Share {
   int row0, first, seen;  // first query; first key, and how many
   bool active;
   __device__ __forceinline__ Share(const Arguments& a, const Block& b) {
-    const int context = a.prefix + a.rows, keys = min_of(kMostKeys / kRanks, ceil_div(ceil_div(context, kRanks), 16) * 16);
+    const int context = a.prefix + a.rows,
+              keys = min_of(kMostKeys / kRanks, ceil_div(ceil_div(context, kRanks), 16) * 16);
     row0 = b.cluster * 32, first = b.rank * keys;
     active = row0 < a.rows * kHeads;
     seen = max_of(0, min_of(keys, context - first));
@@ -164,13 +202,15 @@ __device__ __forceinline__ void hold_weights(const Block& b) {
 // Weights in the order in which they are needed, by one thread.
 class Stream {
  public:
-  __device__ __forceinline__ Stream(const Arguments& a, const Block& b) : a(a), b(b), width(b.width()), qkv(b.qkv()), gate_up(b.gate_up()) {}
+  __device__ __forceinline__ Stream(const Arguments& a, const Block& b)
+      : a(a), b(b), width(b.width()), qkv(b.qkv()), gate_up(b.gate_up()) {}
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
     for (int step = 0; step < a.steps; ++step)
 #pragma unroll 1
-      for (int layer = 0; layer < a.layers; ++layer, parity ^= 1) pass(layer, step == 0 && layer == 0);
+      for (int layer = 0; layer < a.layers; ++layer, parity ^= 1)
+        pass(layer, step == 0 && layer == 0);
   }
 
  private:
@@ -185,7 +225,8 @@ class Stream {
   __device__ __forceinline__ void ask(u32 to, const u16* from, u32 bytes, u32 barrier) {
     if (asked[4 - kPieces] != 0) barrier_wait(asked[4 - kPieces] & ~1u, asked[4 - kPieces] & 1);
     asked[0] = asked[1], asked[1] = asked[2], asked[2] = asked[3], asked[3] = barrier | parity;
-    while (load_shared_volatile(b.hold) != 0) {}
+    while (load_shared_volatile(b.hold) != 0) {
+    }
     barrier_expect(barrier, bytes);
     copy_bulk(to, from, bytes, barrier);
   }
@@ -193,21 +234,26 @@ class Stream {
     const u32 to = b.base + kGateUpAt + panel * kGateUpPanel, barrier = b.gate_up_full + panel * 16;
     from += panel * (kGateUpUnits * 1024);
     ask<3>(to, from, kFirstGroupBytes, barrier);
-    ask<3>(to + kFirstGroupBytes, from + kFirstGroupBytes / 2, gate_up.count * 2048 - kFirstGroupBytes, barrier + 8);
+    ask<3>(to + kFirstGroupBytes, from + kFirstGroupBytes / 2,
+           gate_up.count * 2048 - kFirstGroupBytes, barrier + 8);
   }
 
   __device__ __forceinline__ void pass(int layer, bool first) {
     constexpr i64 kCache = kMostKeys * kHeadDim;
     const u16* from = a.qkv + ((layer * i64{16} + b.slice() * 8) * kQkvUnits + qkv.first) * 1024;
 #pragma unroll 1
-    for (int i = 0; i < 8; ++i) ask<4>(b.base + kQkvAt + i * kQkvPanel, from + i * (kQkvUnits * 1024), qkv.count * 2048, b.qkv_full + i * 8);
-    // Keys and values go from the L2 to registers: here they are read into it. A layer's are 128 pieces of 4096 bytes.
+    for (int i = 0; i < 8; ++i)
+      ask<4>(b.base + kQkvAt + i * kQkvPanel, from + i * (kQkvUnits * 1024), qkv.count * 2048,
+             b.qkv_full + i * 8);
+    // Keys and values go from the L2 to registers: here they are read into it. A layer's are 128
+    // pieces of 4096 bytes.
     for (int piece = blockIdx.x; piece < 128; piece += kBlocks) {
       prefetch_bulk(a.keys + layer * kCache + piece * 2048, 4096);
       prefetch_bulk(a.values + layer * kCache + piece * 2048, 4096);
     }
 
-    const u16* from_gate_up = a.gate_up + ((layer * i64{16} + b.slice() * 8) * kGateUpUnits + gate_up.first) * 1024;
+    const u16* from_gate_up =
+        a.gate_up + ((layer * i64{16} + b.slice() * 8) * kGateUpUnits + gate_up.first) * 1024;
     ask_gate_up(from_gate_up, 3);
     if (!first) barrier_wait(b.down_free, parity ^ 1);
 #pragma unroll 1
@@ -215,7 +261,9 @@ class Stream {
     barrier_wait(b.qkv_free, parity);
     from = a.out + ((layer * i64{32} + b.rank * 4) * kWidthUnits + width.first) * 512;
 #pragma unroll 1
-    for (int i = 0; i < 4; ++i) ask<3>(b.base + kOutAt + i * kOutPanel, from + i * (kWidthUnits * 512), width.count * 1024, b.out_full + i * 8);
+    for (int i = 0; i < 4; ++i)
+      ask<3>(b.base + kOutAt + i * kOutPanel, from + i * (kWidthUnits * 512), width.count * 1024,
+             b.out_full + i * 8);
 #pragma unroll 1
     for (int i = 0; i < 3; ++i) ask_gate_up(from_gate_up, i);
 
@@ -224,12 +272,15 @@ class Stream {
 #pragma unroll 1
     for (int i = 0; i < 8; ++i) {
       const long long begun = clock64();
-      while (clock64() - begun < 200) {}  // not all at once
+      while (clock64() - begun < 200) {
+      }  // not all at once
       prefetch_bulk(from + i * (kWidthUnits * 512), width.count * 1024);
     }
     barrier_wait(b.gate_up_upper_free, parity);
 #pragma unroll 1
-    for (int i = 0; i < 8; ++i) ask<4>(b.base + kDownAt + i * kDownPanel, from + i * (kWidthUnits * 512), width.count * 1024, b.down_full + i * 8);
+    for (int i = 0; i < 8; ++i)
+      ask<4>(b.base + kDownAt + i * kDownPanel, from + i * (kWidthUnits * 512), width.count * 1024,
+             b.down_full + i * 8);
     barrier_wait(b.gate_up_free, parity);
   }
 };
@@ -237,7 +288,8 @@ class Stream {
 // What the blocks write for each other, as soon as all have arrived; by one warp.
 class Follower {
  public:
-  __device__ __forceinline__ Follower(const Arguments& a, const Block& b) : a(a), b(b), share(a, b) {}
+  __device__ __forceinline__ Follower(const Arguments& a, const Block& b)
+      : a(a), b(b), share(a, b) {}
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
@@ -274,33 +326,42 @@ class Follower {
       asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(a.counter), "r"(1) : "memory");
       store_shared_volatile(b.hold, 0);
       u32 seen;
-      do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(a.counter) : "memory");
+      do
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                     : "=r"(seen)
+                     : "l"(a.counter)
+                     : "memory");
       while (seen < arrived);
     }
     __syncwarp();
     fence_async_global();
   }
-  // Panels in four copies, of which number kFirst is asked for first: the order in which the workers take them.
+  // Panels in four copies, of which number kFirst is asked for first: the order in which the
+  // workers take them.
   template <int kPanels, int kFirst>
   __device__ __forceinline__ void copy_x(const u16* from) {
     constexpr u32 kBytes = kPanels / 4 * kPanelBytes;
     if (b.lane >= 4) return;
     const int chunk = b.lane ^ kFirst;
     barrier_expect(b.x_full + chunk * 8, kBytes);
-    copy_bulk(b.base + kXAt + chunk * kBytes, from + chunk * (kBytes / 2), kBytes, b.x_full + chunk * 8);
+    copy_bulk(b.base + kXAt + chunk * kBytes, from + chunk * (kBytes / 2), kBytes,
+              b.x_full + chunk * 8);
   }
   __device__ __forceinline__ void copy_queries() {
     constexpr u32 kBytes = 32 * 128;
     if (b.lane == 0) barrier_expect(b.queries_full, share.active ? 4 * kBytes : 0);
     __syncwarp();
-    if (share.active && b.lane < 4) copy_bulk(b.base + kXAt + b.lane * kBytes, a.q + (b.lane * kQueryRows + share.row0) * 64, kBytes, b.queries_full);
+    if (share.active && b.lane < 4)
+      copy_bulk(b.base + kXAt + b.lane * kBytes, a.q + (b.lane * kQueryRows + share.row0) * 64,
+                kBytes, b.queries_full);
   }
 };
 
-// acc[64][kN] = x w over the block's k; by a warpgroup. kStride: barriers a panel of weights. From chunk kFirst on; if that is the third, says when
-// the upper half of the weights has been read.
+// acc[64][kN] = x w over the block's k; by a warpgroup. kStride: barriers a panel of weights. From
+// chunk kFirst on; if that is the third, says when the upper half of the weights has been read.
 template <int kN, int kPanels, u32 kPanel, int kStride = 1, int kFirst = 0>
-__device__ __forceinline__ void multiply(const Block& b, float (&acc)[kN / 2], u32 weights, u32 weights_full, u32 weights_parity) {
+__device__ __forceinline__ void multiply(const Block& b, float (&acc)[kN / 2], u32 weights,
+                                         u32 weights_full, u32 weights_parity) {
   constexpr int kChunk = kPanels / 4;
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) acc[i] = 0.f;
@@ -309,7 +370,8 @@ __device__ __forceinline__ void multiply(const Block& b, float (&acc)[kN / 2], u
     const int chunk = turn ^ kFirst;
     barrier_wait(b.x_full + chunk * 8, b.x_parity);
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) barrier_wait(weights_full + (chunk * kChunk + i) * (8 * kStride), weights_parity);
+    for (int i = 0; i < kChunk; ++i)
+      barrier_wait(weights_full + (chunk * kChunk + i) * (8 * kStride), weights_parity);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kChunk; ++i)
@@ -355,7 +417,8 @@ struct Place {
     row = b.rank * 8 + b.group * 4 + b.warp;
     column = (width.first + b.lane / 4 * 2) * 8 + b.lane % 4 * 2;
 #pragma unroll
-    for (int e = 0; e < 2; ++e) has[e] = b.lane < 20 && row < a.rows && b.lane / 4 * 2 + e < width.count;
+    for (int e = 0; e < 2; ++e)
+      has[e] = b.lane < 20 && row < a.rows && b.lane / 4 * 2 + e < width.count;
   }
 };
 // A value for each of them.
@@ -377,27 +440,31 @@ __device__ __forceinline__ Four load_h(const Arguments& a, const Place& at) {
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     if (!at.has[e]) continue;
-    const u32 pair = load_l2(reinterpret_cast<const u32*>(a.h + at.row * kWidth + at.column + e * 8));
+    const u32 pair =
+        load_l2(reinterpret_cast<const u32*>(a.h + at.row * kWidth + at.column + e * 8));
     f.x[2 * e] = Bf16::low(pair), f.x[2 * e + 1] = Bf16::high(pair);
   }
   return f;
 }
 
 // What the next norm and its GEMM need of h: h (1 + scale) and the sums of squares. Whole warps.
-__device__ __forceinline__ void publish(const Arguments& a, const Block& b, const Place& at, const Four& h, const Four& scale, float* squares) {
+__device__ __forceinline__ void publish(const Arguments& a, const Block& b, const Place& at,
+                                        const Four& h, const Four& scale, float* squares) {
   float sum = 0.f;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     if (!at.has[e]) continue;
     const float x = h.x[2 * e], y = h.x[2 * e + 1];
     sum += x * x + y * y;
-    *reinterpret_cast<u32*>(a.x + activation_at(at.row, at.column + e * 8)) = Bf16::pack(x * (1.f + scale.x[2 * e]), y * (1.f + scale.x[2 * e + 1]));
+    *reinterpret_cast<u32*>(a.x + activation_at(at.row, at.column + e * 8)) =
+        Bf16::pack(x * (1.f + scale.x[2 * e]), y * (1.f + scale.x[2 * e + 1]));
   }
   sum = lanes_sum<32>(sum);
   if (b.lane == 0 && at.row < a.rows) squares[at.row * 16 + b.cluster] = sum;
 }
 // The same of h itself, for the last norm.
-__device__ __forceinline__ void publish_h(const Arguments& a, const Block& b, const Place& at, const Four& h) {
+__device__ __forceinline__ void publish_h(const Arguments& a, const Block& b, const Place& at,
+                                          const Four& h) {
   float sum = 0.f;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -410,19 +477,25 @@ __device__ __forceinline__ void publish_h(const Arguments& a, const Block& b, co
   if (b.lane == 0 && at.row < a.rows) a.squares[at.row * 16 + b.cluster] = sum;
 }
 
-// out and down: sums over this block's k, to the owners of the rows. By the warpgroup that has them.
-__device__ __forceinline__ void send_rows(const Arguments& a, const Block& b, const float (&acc)[36]) {
+// out and down: sums over this block's k, to the owners of the rows. By the warpgroup that has
+// them.
+__device__ __forceinline__ void send_rows(const Arguments& a, const Block& b,
+                                          const float (&acc)[36]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const u32 owner = b.warp * 2 + half;
     if (static_cast<int>(owner) * 8 >= a.rows) continue;
-    const u32 to = cluster_address(b.base + kPartsAt + b.rank * kRowPartBytes + b.lane / 4 * 144, owner);
+    const u32 to =
+        cluster_address(b.base + kPartsAt + b.rank * kRowPartBytes + b.lane / 4 * 144, owner);
     const u32 barrier = cluster_address(b.parts_full, owner);
     u32 pairs[9];
 #pragma unroll
-    for (int j = 0; j < 9; ++j) pairs[j] = Bf16::pack(acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1]);
+    for (int j = 0; j < 9; ++j)
+      pairs[j] = Bf16::pack(acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1]);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) send_b128(to + j * 64 + b.lane % 4 * 16, pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3], barrier);
+    for (int j = 0; j < 2; ++j)
+      send_b128(to + j * 64 + b.lane % 4 * 16, pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2],
+                pairs[4 * j + 3], barrier);
     send_b32(to + 128 + b.lane % 4 * 4, pairs[8], barrier);
   }
 }
@@ -432,17 +505,21 @@ __device__ __forceinline__ void add_gated(Block& b, const Place& at, const Four&
   b.parts_parity ^= 1;
   float y[4] = {};
   const int two = b.lane / 4;  // units
-  const u32 from = b.base + kPartsAt + (b.group * 4 + b.warp) * 144 + (two < 4 ? two / 2 * 64 + b.lane % 4 * 16 + two % 2 * 8 : 128 + b.lane % 4 * 4);
+  const u32 from = b.base + kPartsAt + (b.group * 4 + b.warp) * 144 +
+                   (two < 4 ? two / 2 * 64 + b.lane % 4 * 16 + two % 2 * 8 : 128 + b.lane % 4 * 4);
   if (at.has[0]) {
 #pragma unroll
     for (int i = 0; i < kRanks; ++i) {
-      const u32 left = load_shared_b32(from + i * kRowPartBytes), right = at.has[1] ? load_shared_b32(from + i * kRowPartBytes + 4) : 0;
-      y[0] += Bf16::low(left), y[1] += Bf16::high(left), y[2] += Bf16::low(right), y[3] += Bf16::high(right);
+      const u32 left = load_shared_b32(from + i * kRowPartBytes),
+                right = at.has[1] ? load_shared_b32(from + i * kRowPartBytes + 4) : 0;
+      y[0] += Bf16::low(left), y[1] += Bf16::high(left), y[2] += Bf16::low(right),
+          y[3] += Bf16::high(right);
     }
   }
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    const u32 after = Bf16::pack(h.x[2 * e] + gate.x[2 * e] * y[2 * e], h.x[2 * e + 1] + gate.x[2 * e + 1] * y[2 * e + 1]);
+    const u32 after = Bf16::pack(h.x[2 * e] + gate.x[2 * e] * y[2 * e],
+                                 h.x[2 * e + 1] + gate.x[2 * e + 1] * y[2 * e + 1]);
     h.x[2 * e] = Bf16::low(after), h.x[2 * e + 1] = Bf16::high(after);
   }
 }

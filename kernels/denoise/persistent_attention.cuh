@@ -1,30 +1,36 @@
-// softmax(q k^T) v of 32 rows in a cluster: each block its keys, with the tensor cores' rows along keys and head_dim, so that keys and values are
-// operands in registers, which are loaded before the queries are there.
+// softmax(q k^T) v of 32 rows in a cluster: each block its keys, with the tensor cores' rows along
+// keys and head_dim, so that keys and values are operands in registers, which are loaded before the
+// queries are there.
 //
 //   s [128 keys][32 rows] = k q^T;  p = 2^(s - top of the block);  o [256][32] = v^T p
 //
-// The parts, tops and sums of the eight blocks go to the blocks' shared memory: block r finishes columns 32 r to 32 r + 31 of head_dim.
+// The parts, tops and sums of the eight blocks go to the blocks' shared memory: block r finishes
+// columns 32 r to 32 r + 31 of head_dim.
 #pragma once
 #include "denoise/persistent.cuh"
 
 constexpr int kBlockKeys = kMostKeys / kRanks;
-constexpr u32 kQueriesAt = kXAt, kProbabilitiesAt = kQueriesAt + 4 * 4096, kTopsAt = kProbabilitiesAt + 2 * 4096, kSumsAt = kTopsAt + 1024,
+constexpr u32 kQueriesAt = kXAt, kProbabilitiesAt = kQueriesAt + 4 * 4096,
+              kTopsAt = kProbabilitiesAt + 2 * 4096, kSumsAt = kTopsAt + 1024,
               kFactorsAt = kSumsAt + 1024, kStagedAt = kQueriesAt;
-constexpr u32 kStatesAt = kPartsAt + kRanks * 2048;  // behind the parts: top and sum of each row, from each block
+constexpr u32 kStatesAt =
+    kPartsAt + kRanks * 2048;  // behind the parts: top and sum of each row, from each block
 static_assert(kFactorsAt + 1024 <= kOutAt, "out's weights come meanwhile");
 
 // Keys and values as operands: a warp's 16 keys, and its 2 16 of 256 columns for all 128 keys.
 struct Fragments {
   u32 k[16][4] = {}, v[2][8][4] = {};
   // Sixteen keys at a time: those of the prefix, or those that came in this layer.
-  __device__ __forceinline__ void load(const Arguments& a, const Block& b, const Share& share, const u16* keys, const u16* values, bool fresh) {
+  __device__ __forceinline__ void load(const Arguments& a, const Block& b, const Share& share,
+                                       const u16* keys, const u16* values, bool fresh) {
     const int mine = share.first / 16 + b.group * 4 + b.warp;
     if (((mine + 1) * 16 > a.prefix) == fresh) {
       const uint4* from = reinterpret_cast<const uint4*>(keys) + mine * 512 + b.lane;
 #pragma unroll
       for (int i = 0; i < 16; ++i) load_l2(k[i], from + i * 32);
     }
-    const uint4* from = reinterpret_cast<const uint4*>(values) + (share.first + b.group * 8 + b.warp) * 32 + b.lane;
+    const uint4* from =
+        reinterpret_cast<const uint4*>(values) + (share.first + b.group * 8 + b.warp) * 32 + b.lane;
 #pragma unroll
     for (int i = 0; i < kBlockKeys / 16; ++i) {
       if (((share.first / 16 + i + 1) * 16 > a.prefix) != fresh) continue;
@@ -34,7 +40,8 @@ struct Fragments {
   }
 };
 
-// Of eight values in each of the lanes l, l ^ 4, l ^ 8, l ^ 16: that of value (l / 16) 4 + (l / 8 % 2) 2 + l / 4 % 2, over all eight lanes.
+// Of eight values in each of the lanes l, l ^ 4, l ^ 8, l ^ 16: that of value (l / 16) 4 + (l / 8 %
+// 2) 2 + l / 4 % 2, over all eight lanes.
 template <typename Op>
 __device__ __forceinline__ float transpose_reduce(const float (&v)[8], int lane, Op op) {
   float four[4], two[2];
@@ -53,13 +60,20 @@ __device__ __forceinline__ float transpose_reduce(const float (&v)[8], int lane,
 }
 // Which row value i of a lane is of, and which one that lane has after transposing.
 __device__ __forceinline__ int row_of(int lane, int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; }
-__device__ __forceinline__ int transposed_row(int lane) { return row_of(lane, (lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1)); }
+__device__ __forceinline__ int transposed_row(int lane) {
+  return row_of(lane, (lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1));
+}
 
-__device__ __forceinline__ float load_shared_f32(u32 shared) { return bits_to_f32(load_shared_b32(shared)); }
-__device__ __forceinline__ void store_shared_f32(u32 shared, float x) { store_shared_b32(shared, __float_as_uint(x)); }
+__device__ __forceinline__ float load_shared_f32(u32 shared) {
+  return bits_to_f32(load_shared_b32(shared));
+}
+__device__ __forceinline__ void store_shared_f32(u32 shared, float x) {
+  store_shared_b32(shared, __float_as_uint(x));
+}
 
 // All workers of the cluster; the queries are there.
-__device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share& share, const Fragments& f) {
+__device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share& share,
+                                       const Fragments& f) {
   const float scale = kLog2E * rsqrtf(static_cast<float>(kHeadDim));
   const int warp = b.group * 4 + b.warp, own_row = transposed_row(b.lane);
   if (threadIdx.x == 0) barrier_expect(b.parts_full, kPartsBytes);
@@ -68,7 +82,8 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
   float s[16] = {};
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < 16; ++i) wgmma_columns(s, f.k[i], operand(b.base + kQueriesAt + i / 4 * 4096 + i % 4 * 32));
+  for (int i = 0; i < 16; ++i)
+    wgmma_columns(s, f.k[i], operand(b.base + kQueriesAt + i / 4 * 4096 + i % 4 * 32));
   wgmma_commit();
   wgmma_wait<0>();
   const int key = b.group * 64 + b.warp * 16 + b.lane / 4;
@@ -80,11 +95,13 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
     s[at + 2] = key + 8 < share.seen ? s[at + 2] * scale : negative_infinity();
     tops[i] = max_f32(s[at], s[at + 2]);
   }
-  store_shared_f32(b.base + kTopsAt + warp * 128 + own_row * 4, transpose_reduce(tops, b.lane, [](float x, float y) { return max_f32(x, y); }));
+  store_shared_f32(b.base + kTopsAt + warp * 128 + own_row * 4,
+                   transpose_reduce(tops, b.lane, [](float x, float y) { return max_f32(x, y); }));
   barrier_sync(kWorking, kWorkers);
   float top = load_shared_f32(b.base + kTopsAt + b.lane * 4);  // of row `lane`
 #pragma unroll
-  for (int i = 1; i < 8; ++i) top = max_f32(top, load_shared_f32(b.base + kTopsAt + i * 128 + b.lane * 4));
+  for (int i = 1; i < 8; ++i)
+    top = max_f32(top, load_shared_f32(b.base + kTopsAt + i * 128 + b.lane * 4));
   const float finite = share.seen > 0 ? top : 0.f;  // without keys all p are 0
   float sums[8];
 #pragma unroll
@@ -99,9 +116,13 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
   for (int pair = 0; pair < 2; ++pair) {
     u32 p[4];
 #pragma unroll
-    for (int m = 0; m < 4; ++m) p[m] = Bf16::pack(s[(pair * 2 + m / 2) * 4 + m % 2 * 2], s[(pair * 2 + m / 2) * 4 + m % 2 * 2 + 1]);
+    for (int m = 0; m < 4; ++m)
+      p[m] = Bf16::pack(s[(pair * 2 + m / 2) * 4 + m % 2 * 2],
+                        s[(pair * 2 + m / 2) * 4 + m % 2 * 2 + 1]);
     const int row = (pair * 2 + b.lane / 16) * 8 + b.lane % 8;
-    stmatrix_x4_trans(b.base + kProbabilitiesAt + b.group * 4096 + swizzled<128>(row, b.warp * 2 + b.lane / 8 % 2), p);
+    stmatrix_x4_trans(b.base + kProbabilitiesAt + b.group * 4096 +
+                          swizzled<128>(row, b.warp * 2 + b.lane / 8 % 2),
+                      p);
   }
   fence_async();
   barrier_sync(kWorking, kWorkers);
@@ -112,27 +133,32 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
 #pragma unroll
   for (int i = 0; i < kBlockKeys / 16; ++i)
 #pragma unroll
-    for (int half = 0; half < 2; ++half) wgmma_columns(o[half], f.v[half][i], operand(b.base + kProbabilitiesAt + i / 4 * 4096 + i % 4 * 32));
+    for (int half = 0; half < 2; ++half)
+      wgmma_columns(o[half], f.v[half][i],
+                    operand(b.base + kProbabilitiesAt + i / 4 * 4096 + i % 4 * 32));
   wgmma_commit();
-  store_shared_f32(b.base + kSumsAt + warp * 128 + own_row * 4, transpose_reduce(sums, b.lane, [](float x, float y) { return x + y; }));
+  store_shared_f32(b.base + kSumsAt + warp * 128 + own_row * 4,
+                   transpose_reduce(sums, b.lane, [](float x, float y) { return x + y; }));
   barrier_sync(kWorking, kWorkers);
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum += load_shared_f32(b.base + kSumsAt + i * 128 + b.lane * 4);
   // Each warp tells one block.
-  send_f32x2(cluster_address(b.base + kStatesAt + b.rank * 256 + b.lane * 8, warp), top, sum, cluster_address(b.parts_full, warp));
+  send_f32x2(cluster_address(b.base + kStatesAt + b.rank * 256 + b.lane * 8, warp), top, sum,
+             cluster_address(b.parts_full, warp));
   wgmma_wait<0>();
   // o[half]: columns group 128 + half 64 + warp 16 and the fifteen after it.
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const u32 owner = b.group * 4 + half * 2 + b.warp / 2;
-    const u32 to = cluster_address(b.base + kPartsAt + b.rank * 2048 + b.warp % 2 * 1024 + b.lane * 16, owner);
+    const u32 to =
+        cluster_address(b.base + kPartsAt + b.rank * 2048 + b.warp % 2 * 1024 + b.lane * 16, owner);
     const u32 barrier = cluster_address(b.parts_full, owner);
-    const float(&x)[16] = o[half];
+    const float (&x)[16] = o[half];
 #pragma unroll
     for (int i = 0; i < 16; i += 8)
-      send_b128(to + i * 64, Bf16::pack(x[i], x[i + 1]), Bf16::pack(x[i + 2], x[i + 3]), Bf16::pack(x[i + 4], x[i + 5]),
-                Bf16::pack(x[i + 6], x[i + 7]), barrier);
+      send_b128(to + i * 64, Bf16::pack(x[i], x[i + 1]), Bf16::pack(x[i + 2], x[i + 3]),
+                Bf16::pack(x[i + 4], x[i + 5]), Bf16::pack(x[i + 6], x[i + 7]), barrier);
   }
   barrier_wait(b.parts_full, b.parts_parity);
   b.parts_parity ^= 1;
@@ -141,7 +167,8 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
   {
     float2 states[kRanks];
 #pragma unroll
-    for (int i = 0; i < kRanks; ++i) states[i] = load_shared_f32x2(b.base + kStatesAt + i * 256 + b.lane * 8);
+    for (int i = 0; i < kRanks; ++i)
+      states[i] = load_shared_f32x2(b.base + kStatesAt + i * 256 + b.lane * 8);
     float most = states[0].x, all = 0.f, mine = 0.f;
 #pragma unroll
     for (int i = 1; i < kRanks; ++i) most = max_f32(most, states[i].x);
@@ -159,19 +186,27 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
   float y[8] = {};
 #pragma unroll
   for (int i = 0; i < kRanks; ++i) {
-    const uint4 part = load_shared_b128(b.base + kPartsAt + i * 2048 + high * 1024 + rows16 * 512 + b.lane * 16);
+    const uint4 part =
+        load_shared_b128(b.base + kPartsAt + i * 2048 + high * 1024 + rows16 * 512 + b.lane * 16);
     const u32 factors = b.base + kFactorsAt + i * 128 + (rows16 * 16 + b.lane % 4 * 2) * 4;
     const float2 low = load_shared_f32x2(factors), up = load_shared_f32x2(factors + 32);
-    y[0] += low.x * Bf16::low(part.x), y[1] += low.y * Bf16::high(part.x), y[2] += low.x * Bf16::low(part.y), y[3] += low.y * Bf16::high(part.y);
-    y[4] += up.x * Bf16::low(part.z), y[5] += up.y * Bf16::high(part.z), y[6] += up.x * Bf16::low(part.w), y[7] += up.y * Bf16::high(part.w);
+    y[0] += low.x * Bf16::low(part.x), y[1] += low.y * Bf16::high(part.x),
+        y[2] += low.x * Bf16::low(part.y), y[3] += low.y * Bf16::high(part.y);
+    y[4] += up.x * Bf16::low(part.z), y[5] += up.y * Bf16::high(part.z),
+        y[6] += up.x * Bf16::low(part.w), y[7] += up.y * Bf16::high(part.w);
   }
   // Through shared memory, [32 rows][32 columns], to have a row's columns together.
-  const auto staged_at = [&](int row, int chunk) { return b.base + kStagedAt + row * 64 + (chunk ^ (row / 2 & 3)) * 16; };
-  const u32 pairs[4] = {Bf16::pack(y[0], y[1]), Bf16::pack(y[2], y[3]), Bf16::pack(y[4], y[5]), Bf16::pack(y[6], y[7])};
-  stmatrix_x4_trans(staged_at((rows16 * 2 + b.lane / 16) * 8 + b.lane % 8, high * 2 + b.lane / 8 % 2), pairs);
+  const auto staged_at = [&](int row, int chunk) {
+    return b.base + kStagedAt + row * 64 + (chunk ^ (row / 2 & 3)) * 16;
+  };
+  const u32 pairs[4] = {Bf16::pack(y[0], y[1]), Bf16::pack(y[2], y[3]), Bf16::pack(y[4], y[5]),
+                        Bf16::pack(y[6], y[7])};
+  stmatrix_x4_trans(
+      staged_at((rows16 * 2 + b.lane / 16) * 8 + b.lane % 8, high * 2 + b.lane / 8 % 2), pairs);
   barrier_sync(kAttended, 128);
   const int row = b.thread / 4, chunk = b.thread % 4, at = share.row0 + row;
   if (at < a.rows * kHeads)
-    *reinterpret_cast<uint4*>(a.attended + activation_at(at / kHeads, at % kHeads * kHeadDim + b.rank * 32 + chunk * 8)) =
+    *reinterpret_cast<uint4*>(
+        a.attended + activation_at(at / kHeads, at % kHeads * kHeadDim + b.rank * 32 + chunk * 8)) =
         load_shared_b128(staged_at(row, chunk));
 }

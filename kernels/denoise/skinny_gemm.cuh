@@ -1,16 +1,20 @@
-// Products of a few rows with a large weight matrix: y[64 rows][tile] = x[64 rows][k] W[k][tile], the weights streamed once.
+// Products of a few rows with a large weight matrix: y[64 rows][tile] = x[64 rows][k] W[k][tile],
+// the weights streamed once.
 //
-// A cluster of kSplit blocks shares a tile of kTileN columns; block r takes the r-th slice of k. The whole slice of the weights fits the
-// block's shared memory and lies in one piece in memory, so that one thread asks for all of it before anything of x is known: bytes in
-// flight hide the memory's latency, and there is no ring to refill. Then x comes (or is made: the norm and its modulation), the tensor
-// cores multiply group after group of weight rows, and every block sends each of its peers the rows that the peer finishes, 64 / kSplit of
-// them: a fixed order of sums, no atomics, no second kernel.
+// A cluster of kSplit blocks shares a tile of kTileN columns; block r takes the r-th slice of k.
+// The whole slice of the weights fits the block's shared memory and lies in one piece in memory, so
+// that one thread asks for all of it before anything of x is known: bytes in flight hide the
+// memory's latency, and there is no ring to refill. Then x comes (or is made: the norm and its
+// modulation), the tensor cores multiply group after group of weight rows, and every block sends
+// each of its peers the rows that the peer finishes, 64 / kSplit of them: a fixed order of sums, no
+// atomics, no second kernel.
 //
-// Weights: packed once, when they are loaded: [tile][k / group][panel of 64 columns][group of up to 64 rows][64], rows of 128 bytes, their
-// 16-byte chunks XOR-swizzled by row. Activations between two GEMMs lie as x needs them: [64 rows][k / 64 panels][64 rows][64], swizzled
-// likewise.
-// Threads: two warpgroups, half of the tile's columns each; thread 0 asks for copies.
-// Shared memory: up to four panels of x, the slice of W, then the parts that the cluster sent: [rank][64 / kSplit rows][kTileN] fp32.
+// Weights: packed once, when they are loaded: [tile][k / group][panel of 64 columns][group of up to
+// 64 rows][64], rows of 128 bytes, their 16-byte chunks XOR-swizzled by row. Activations between
+// two GEMMs lie as x needs them: [64 rows][k / 64 panels][64 rows][64], swizzled likewise. Threads:
+// two warpgroups, half of the tile's columns each; thread 0 asks for copies. Shared memory: up to
+// four panels of x, the slice of W, then the parts that the cluster sent: [rank][64 / kSplit
+// rows][kTileN] fp32.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
@@ -27,19 +31,23 @@ template <int kDepth_, int kTileN_, int kSplit_>
 struct Product {
   static constexpr int kDepth = kDepth_, kTileN = kTileN_, kSplit = kSplit_;
   static constexpr int kSlice = ceil_div(kDepth / 16, kSplit) * 16;
-  static constexpr int kGroup = kSlice < 64 ? kSlice : 64, kGroups = kSlice / kGroup;  // weight rows that are waited for together
+  static constexpr int kGroup = kSlice < 64 ? kSlice : 64,
+                       kGroups = kSlice / kGroup;  // weight rows that are waited for together
   static constexpr int kPanels = kTileN / 64;
   static constexpr int kGroupBytes = kPanels * kGroup * 128;
-  static constexpr int kAtOnce = kGroups < 4 ? kGroups : 4, kRounds = kGroups / kAtOnce;  // panels of x in shared memory
+  static constexpr int kAtOnce = kGroups < 4 ? kGroups : 4,
+                       kRounds = kGroups / kAtOnce;  // panels of x in shared memory
   static constexpr int kWOffset = kAtOnce * kPanelBytes;
   static constexpr int kPartsOffset = kWOffset + kGroups * kGroupBytes;
   static constexpr int kRankRows = kTileM / kSplit;
   static constexpr int kPartRowBytes = kTileN * 4, kPartBytes = kRankRows * kPartRowBytes;
   static constexpr int kSharedBytes = kPartsOffset + kSplit * kPartBytes;
   static constexpr int kColumns = kTileN / 2;  // of a warpgroup
-  static_assert(kDepth % kSlice == 0 && kSlice % kGroup == 0 && kGroups % kAtOnce == 0, "slices are whole groups, groups whole rounds");
+  static_assert(kDepth % kSlice == 0 && kSlice % kGroup == 0 && kGroups % kAtOnce == 0,
+                "slices are whole groups, groups whole rounds");
   static_assert(kTileN == 64 || kTileN == 128, "a warpgroup has 32 or 64 columns");
-  static_assert(kSharedBytes <= 226 * 1024, "a block has 227 KiB of shared memory, some of it static");
+  static_assert(kSharedBytes <= 226 * 1024,
+                "a block has 227 KiB of shared memory, some of it static");
 };
 
 // What a block of a GEMM works on, and its barriers.
@@ -49,8 +57,10 @@ struct Work {
   bool active;
   u32 base, weights_come, x_comes, parts_come;
 
-  // Starts the copies of the weights. `barriers` has room for 8 bytes a group, a panel of x, and one more.
-  __device__ __forceinline__ Work(int rows, const void* shared, const void* barriers, const u16* weights) {
+  // Starts the copies of the weights. `barriers` has room for 8 bytes a group, a panel of x, and
+  // one more.
+  __device__ __forceinline__ Work(int rows, const void* shared, const void* barriers,
+                                  const u16* weights) {
     tile = blockIdx.x / P::kSplit;
     rank = static_cast<int>(cluster_rank());
     k0 = rank * P::kSlice;
@@ -66,11 +76,14 @@ struct Work {
       barrier_init_fence();
       barrier_expect(parts_come, P::kSplit * P::kPartBytes);
       if (active) {
-        const u16* from = weights + static_cast<i64>(tile * (P::kDepth / P::kGroup) + k0 / P::kGroup) * (P::kGroupBytes / 2);
+        const u16* from =
+            weights + static_cast<i64>(tile * (P::kDepth / P::kGroup) + k0 / P::kGroup) *
+                          (P::kGroupBytes / 2);
 #pragma unroll
         for (int group = 0; group < P::kGroups; ++group) {
           barrier_expect(weights_come + group * 8, P::kGroupBytes);
-          copy_bulk(base + P::kWOffset + group * P::kGroupBytes, from + group * (P::kGroupBytes / 2), P::kGroupBytes, weights_come + group * 8);
+          copy_bulk(base + P::kWOffset + group * P::kGroupBytes,
+                    from + group * (P::kGroupBytes / 2), P::kGroupBytes, weights_come + group * 8);
         }
       }
     }
@@ -94,24 +107,30 @@ struct Panels {
   __device__ __forceinline__ void place(const Work<P>& work, int round) {
     constexpr int kAll = ceil_div(P::kDepth, 64);
     if (threadIdx.x != 0) return;
-    const u16* from = x + static_cast<i64>(blockIdx.y * kAll + work.k0 / 64 + round * P::kAtOnce) * (kPanelBytes / 2);
+    const u16* from = x + static_cast<i64>(blockIdx.y * kAll + work.k0 / 64 + round * P::kAtOnce) *
+                              (kPanelBytes / 2);
 #pragma unroll
     for (int i = 0; i < P::kAtOnce; ++i) {
       barrier_expect(work.x_comes + i * 8, kPanelBytes);
-      copy_bulk(work.base + i * kPanelBytes, from + i * (kPanelBytes / 2), kPanelBytes, work.x_comes + i * 8);
+      copy_bulk(work.base + i * kPanelBytes, from + i * (kPanelBytes / 2), kPanelBytes,
+                work.x_comes + i * 8);
     }
   }
 
-  __device__ __forceinline__ void wait(const Work<P>& work, int round, int panel) { barrier_wait(work.x_comes + panel * 8, round); }
+  __device__ __forceinline__ void wait(const Work<P>& work, int round, int panel) {
+    barrier_wait(work.x_comes + panel * 8, round);
+  }
 
   // A slice thinner than a panel begins somewhere in it.
   __device__ __forceinline__ u32 offset(const Work<P>& work) const { return work.k0 % 64 * 2; }
 };
 
-// adaRMS of the residual stream, x / rms (1 + scale) + shift: read into registers at once, modulated on the way to shared memory.
+// adaRMS of the residual stream, x / rms (1 + scale) + shift: read into registers at once,
+// modulated on the way to shared memory.
 template <typename P>
 struct Modulated {
-  static constexpr int kChunks = P::kAtOnce * P::kGroup / 8, kRowsPerPass = kThreads / kChunks, kPasses = ceil_div(kTileM, kRowsPerPass);
+  static constexpr int kChunks = P::kAtOnce * P::kGroup / 8, kRowsPerPass = kThreads / kChunks,
+                       kPasses = ceil_div(kTileM, kRowsPerPass);
   const u16* h;
   const float *squares, *style;
   float* inverse;  // 1 / rms of the tile's rows, shared memory
@@ -127,7 +146,9 @@ struct Modulated {
       for (int pass = 0; pass < kPasses; ++pass) {
         const int row = row0 + pass * kRowsPerPass;
         packets[round][pass] = make_uint4(0, 0, 0, 0);
-        if (row < work.rows_left) packets[round][pass] = *reinterpret_cast<const uint4*>(h + static_cast<i64>(work.row0 + row) * P::kDepth + column);
+        if (row < work.rows_left)
+          packets[round][pass] = *reinterpret_cast<const uint4*>(
+              h + static_cast<i64>(work.row0 + row) * P::kDepth + column);
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -136,7 +157,8 @@ struct Modulated {
       }
     }
     const int row = threadIdx.x;
-    if (row < work.rows_left) inverse[row] = inverse_rms(squares + static_cast<i64>(work.row0 + row) * kSquares);
+    if (row < work.rows_left)
+      inverse[row] = inverse_rms(squares + static_cast<i64>(work.row0 + row) * kSquares);
     __syncthreads();
     place(work, 0);
   }
@@ -155,10 +177,13 @@ struct Modulated {
       if (row < work.rows_left) {
         const float r = inverse[row];
         const float4 *a = scale[round], *c = shift[round];
-        x = make_uint4(pair(r, x.x, a[0].x, a[0].y, c[0].x, c[0].y), pair(r, x.y, a[0].z, a[0].w, c[0].z, c[0].w),
-                       pair(r, x.z, a[1].x, a[1].y, c[1].x, c[1].y), pair(r, x.w, a[1].z, a[1].w, c[1].z, c[1].w));
+        x = make_uint4(pair(r, x.x, a[0].x, a[0].y, c[0].x, c[0].y),
+                       pair(r, x.y, a[0].z, a[0].w, c[0].z, c[0].w),
+                       pair(r, x.z, a[1].x, a[1].y, c[1].x, c[1].y),
+                       pair(r, x.w, a[1].z, a[1].w, c[1].z, c[1].w));
       }
-      if (kTileM % kRowsPerPass == 0 || row < kTileM) store_shared_b128(to + swizzled<128>(row, chunk % (P::kGroup / 8)), x.x, x.y, x.z, x.w);
+      if (kTileM % kRowsPerPass == 0 || row < kTileM)
+        store_shared_b128(to + swizzled<128>(row, chunk % (P::kGroup / 8)), x.x, x.y, x.z, x.w);
     }
     fence_async();
     __syncthreads();
@@ -168,8 +193,8 @@ struct Modulated {
   __device__ __forceinline__ u32 offset(const Work<P>&) const { return 0; }
 };
 
-// Multiplies, and sends every block of the cluster the rows that it finishes. Afterwards all parts of this block's rows are in its shared
-// memory, and nothing reads what is elsewhere.
+// Multiplies, and sends every block of the cluster the rows that it finishes. Afterwards all parts
+// of this block's rows are in its shared memory, and nothing reads what is elsewhere.
 template <typename P, typename X>
 __device__ __forceinline__ void multiply(const Work<P>& work, X& x) {
   const int warp = threadIdx.x / kWarpSize, group = warp / 4;
@@ -192,9 +217,11 @@ __device__ __forceinline__ void multiply(const Work<P>& work, X& x) {
         x.wait(work, round, panel);
         barrier_wait(work.weights_come + g * 8, 0);
         wgmma_fence();
-        const u32 x_at = work.base + panel * kPanelBytes + x.offset(work), w_at = work.base + P::kWOffset + g * P::kGroupBytes + columns_at;
+        const u32 x_at = work.base + panel * kPanelBytes + x.offset(work),
+                  w_at = work.base + P::kWOffset + g * P::kGroupBytes + columns_at;
 #pragma unroll
-        for (int step = 0; step < P::kGroup / 16; ++step) wgmma(acc, operand(x_at + step * 32), operand(w_at + step * 2048));
+        for (int step = 0; step < P::kGroup / 16; ++step)
+          wgmma(acc, operand(x_at + step * 32), operand(w_at + step * 2048));
         wgmma_commit();
       }
       wgmma_wait<0>();
@@ -203,13 +230,17 @@ __device__ __forceinline__ void multiply(const Work<P>& work, X& x) {
   cluster_wait();  // every block has its barrier
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = warp % 4 * 16 + half * 8 + static_cast<int>(lane >> 2), owner = row / P::kRankRows, in_part = row % P::kRankRows;
-    const u32 to = cluster_address(work.base + P::kPartsOffset + work.rank * P::kPartBytes + in_part * P::kPartRowBytes, owner);
+    const int row = warp % 4 * 16 + half * 8 + static_cast<int>(lane >> 2),
+              owner = row / P::kRankRows, in_part = row % P::kRankRows;
+    const u32 to = cluster_address(
+        work.base + P::kPartsOffset + work.rank * P::kPartBytes + in_part * P::kPartRowBytes,
+        owner);
     const u32 barrier = cluster_address(work.parts_come, owner);
 #pragma unroll
     for (int j = 0; j < P::kColumns / 8; ++j) {
       const u32 chunk = group * (P::kColumns / 4) + j * 2 + (lane & 3) / 2;
-      send_f32x2(to + ((chunk ^ ((in_part & 7) * 2)) << 4) + (lane & 1) * 8, acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1], barrier);
+      send_f32x2(to + ((chunk ^ ((in_part & 7) * 2)) << 4) + (lane & 1) * 8, acc[4 * j + 2 * half],
+                 acc[4 * j + 2 * half + 1], barrier);
     }
   }
   barrier_wait(work.parts_come, 0);
@@ -218,7 +249,8 @@ __device__ __forceinline__ void multiply(const Work<P>& work, X& x) {
 // Where an element of the parts lies in each: row of this block's rows.
 template <typename P>
 __device__ __forceinline__ u32 part_at(const Work<P>& work, int row, int column) {
-  return work.base + P::kPartsOffset + row * P::kPartRowBytes + (((column / 4) ^ ((row & 7) * 2)) << 4) + column % 4 * 4;
+  return work.base + P::kPartsOffset + row * P::kPartRowBytes +
+         (((column / 4) ^ ((row & 7) * 2)) << 4) + column % 4 * 4;
 }
 
 // Two neighbouring elements, summed over the cluster.
@@ -236,7 +268,8 @@ __device__ __forceinline__ float2 total(const Work<P>& work, int row, int column
 
 // Four neighbouring elements, summed over kRanks blocks of the cluster.
 template <typename P, int kRanks>
-__device__ __forceinline__ float4 total_of(const Work<P>& work, int first_rank, int row, int column) {
+__device__ __forceinline__ float4 total_of(const Work<P>& work, int first_rank, int row,
+                                           int column) {
   float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
   const u32 at = part_at(work, row, column) + first_rank * P::kPartBytes;
 #pragma unroll

@@ -1,24 +1,26 @@
-// ST-BIF backward that saves nothing: reloads x, replays the forward in registers, then reverses. T (the macro STEPS) is known
-// at compile time, 1 to 16.
+// ST-BIF backward that saves nothing: reloads x, replays the forward in registers, then reverses. T
+// (the macro STEPS) is known at compile time, 1 to 16.
 //
 //   forward over t gives H[t] and c[t-1], and with them
 //     a[t] =  g(H-θ, θ)·[c < Tmax] + g(-H, θ)·[c > Tmin]
-//     b[t] = -( [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1) )        g(z, w) = exp(-z² / (2·(0.405·w)²)) / w
-//   then gV = gv_final ; gT = 0 ; for t = T-1 .. 0: m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ; gT = m·b + gT
+//     b[t] = -( [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1) )        g(z, w) = exp(-z² /
+//     (2·(0.405·w)²)) / w
+//   then gV = gv_final ; gT = 0 ; for t = T-1 .. 0: m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ;
+//   gT = m·b + gT
 //
-// Threads: PER_THREAD neurons each (2; 4 in 16-bit where T <= 8), all T of x and of gY loaded before the first use;
-// a[t] and b[t] stay in registers.
-// Shared memory: none.
-// Bound: reads x and gY, writes gx: 12 bytes a neuron and step for f32, 6 for 16-bit; about 33 instructions, 3 of them
+// Threads: PER_THREAD neurons each (2; 4 in 16-bit where T <= 8), all T of x and of gY loaded
+// before the first use; a[t] and b[t] stay in registers. Shared memory: none. Bound: reads x and
+// gY, writes gx: 12 bytes a neuron and step for f32, 6 for 16-bit; about 33 instructions, 3 of them
 // exponentials, which is near the issue limit of the 16-bit form.
-// Changed from backward_saved: H and C are functions of x, so neither pass moves them; wide accesses; coefficients are computed while
-// gY is still on its way.
-// Rows are unaligned when N is not a multiple of PER_THREAD: such N take a path of scalar accesses, coalesced over the warp.
+// Changed from backward_saved: H and C are functions of x, so neither pass moves them; wide
+// accesses; coefficients are computed while gY is still on its way. Rows are unaligned when N is
+// not a multiple of PER_THREAD: such N take a path of scalar accesses, coalesced over the warp.
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
 
 #ifndef STEPS
-#error "define STEPS, the number of time steps (1 to 16); backward_replay_any takes any number at run time"
+#error \
+    "define STEPS, the number of time steps (1 to 16); backward_replay_any takes any number at run time"
 #endif
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS (kElementBytes == 2 ? 5 : STEPS <= 8 ? 6 : 4)
@@ -26,14 +28,17 @@
 
 constexpr int kSteps = STEPS;
 constexpr int kPerThread = PER_THREAD;
-static_assert(kSteps >= 1 && kSteps <= MAX_STEPS, "STEPS is 1 to MAX_STEPS: two coefficients a step are held in registers");
-static_assert(kPerThread == 1 || kPerThread == 2 || kPerThread == 4 || kPerThread == 8, "PER_THREAD must be 1, 2, 4 or 8");
+static_assert(kSteps >= 1 && kSteps <= MAX_STEPS,
+              "STEPS is 1 to MAX_STEPS: two coefficients a step are held in registers");
+static_assert(kPerThread == 1 || kPerThread == 2 || kPerThread == 4 || kPerThread == 8,
+              "PER_THREAD must be 1, 2, 4 or 8");
 static_assert(kPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
 template <bool kPrefire, class Own>
-__device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const Element* x, const Element* gy, const float* gv_final,
-                                    Element* gx, long long neurons) {
+__device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const Element* x,
+                                    const Element* gy, const float* gv_final, Element* gx,
+                                    long long neurons) {
   constexpr int kCount = Own::kCount;
   typename Own::Raw input[kSteps], gradient[kSteps];
 #pragma unroll
@@ -77,10 +82,12 @@ __device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const 
   }
 }
 
-/// x, gy, gx [T, N] in the element type, 16-byte aligned, gx distinct from both; gv_final fp32 [N] may be null.
+/// x, gy, gx [T, N] in the element type, 16-byte aligned, gx distinct from both; gv_final fp32 [N]
+/// may be null.
 extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
-    st_bif_backward_replay(const Element* __restrict__ x, const Element* __restrict__ gy, const float* __restrict__ gv_final,
-                           Element* __restrict__ gx, long long neurons, float theta, int tmin, int tmax, float prefire) {
+    st_bif_backward_replay(const Element* __restrict__ x, const Element* __restrict__ gy,
+                           const float* __restrict__ gv_final, Element* __restrict__ gx,
+                           long long neurons, float theta, int tmin, int tmax, float prefire) {
   const Neuron neuron(theta, tmin, tmax, prefire);
   const long long begin = block_first<kPerThread>();
   if (neurons % kPerThread == 0) {

@@ -1,14 +1,17 @@
-// ST-BIF backward that saves nothing, for any number of time steps: checkpoints of the state, kept in gx until gx itself is written.
+// ST-BIF backward that saves nothing, for any number of time steps: checkpoints of the state, kept
+// in gx until gx itself is written.
 //
-//   pass 1: forward over t; at the start of each whole chunk of CHUNK steps but the first, v and c go into that chunk's rows of gx
-//   pass 2: chunks from the last to the first: restore v and c, replay the forward of the chunk in registers
+//   pass 1: forward over t; at the start of each whole chunk of CHUNK steps but the first, v and c
+//   go into that chunk's rows of gx pass 2: chunks from the last to the first: restore v and c,
+//   replay the forward of the chunk in registers
 //             a[t] =  g(H-θ, θ)·[c < Tmax] + g(-H, θ)·[c > Tmin]
-//             b[t] = -( [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1) )      g(z, w) = exp(-z² / (2·(0.405·w)²)) / w
+//             b[t] = -( [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1) )      g(z, w) = exp(-z² /
+//             (2·(0.405·w)²)) / w
 //           then reverse it: m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ; gT = m·b + gT
 //
-// Threads: PER_THREAD neurons each; a thread touches only its own columns of gx, so nothing is shared. Shared memory: none.
-// Bound: the last chunk reads x once, the others twice: up to 16 bytes a neuron and step for f32 (8 for 16-bit) plus 16/CHUNK for the
-// checkpoints, against 12 (6).
+// Threads: PER_THREAD neurons each; a thread touches only its own columns of gx, so nothing is
+// shared. Shared memory: none. Bound: the last chunk reads x once, the others twice: up to 16 bytes
+// a neuron and step for f32 (8 for 16-bit) plus 16/CHUNK for the checkpoints, against 12 (6).
 // Changed from backward_replay: T is a run-time number; needs no workspace.
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
@@ -23,14 +26,17 @@
 constexpr int kChunk = CHUNK;
 constexpr int kPerThread = PER_THREAD;
 constexpr int kStateRows = 8 / kElementBytes;  // rows of gx that hold the 8 bytes of v and u
-static_assert(kChunk >= kStateRows && kChunk <= 16, "CHUNK must hold the checkpoint (2 rows of f32, 4 of 16-bit) and fit registers (16)");
-static_assert(kPerThread == 1 || kPerThread == 2 || kPerThread == 4 || kPerThread == 8, "PER_THREAD must be 1, 2, 4 or 8");
+static_assert(kChunk >= kStateRows && kChunk <= 16,
+              "CHUNK must hold the checkpoint (2 rows of f32, 4 of 16-bit) and fit registers (16)");
+static_assert(kPerThread == 1 || kPerThread == 2 || kPerThread == 4 || kPerThread == 8,
+              "PER_THREAD must be 1, 2, 4 or 8");
 static_assert(kPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
 /// Writes the bits of `state` into kStateRows / 2 rows of gx starting at `row`.
 template <class Own>
-__device__ __forceinline__ void save(const Own& own, Element* row, long long neurons, const float (&state)[Own::kCount]) {
+__device__ __forceinline__ void save(const Own& own, Element* row, long long neurons,
+                                     const float (&state)[Own::kCount]) {
   unsigned int bits[Own::kCount];
 #pragma unroll
   for (int j = 0; j < Own::kCount; ++j) bits[j] = __float_as_uint(state[j]);
@@ -44,7 +50,8 @@ __device__ __forceinline__ void save(const Own& own, Element* row, long long neu
 
 /// Reads back what `save` wrote.
 template <class Own>
-__device__ __forceinline__ void restore(const Own& own, const Element* row, long long neurons, float (&state)[Own::kCount]) {
+__device__ __forceinline__ void restore(const Own& own, const Element* row, long long neurons,
+                                        float (&state)[Own::kCount]) {
   unsigned int low[Own::kCount];
   own.load_bits(row, low);
   if constexpr (kElementBytes == 2) {
@@ -59,8 +66,9 @@ __device__ __forceinline__ void restore(const Own& own, const Element* row, long
 
 /// Forward only, over the chunk starting at t.
 template <class Own>
-__device__ __forceinline__ void skip_chunk(const Own& own, const Neuron& neuron, const Element* x, long long neurons, long long t,
-                                           float (&v)[Own::kCount], float (&u)[Own::kCount]) {
+__device__ __forceinline__ void skip_chunk(const Own& own, const Neuron& neuron, const Element* x,
+                                           long long neurons, long long t, float (&v)[Own::kCount],
+                                           float (&u)[Own::kCount]) {
   typename Own::Raw input[kChunk];
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) input[i] = own.load(x + (t + i) * neurons);
@@ -75,9 +83,11 @@ __device__ __forceinline__ void skip_chunk(const Own& own, const Neuron& neuron,
 
 /// Replays and reverses `count` steps (kChunk when kWhole) starting at t.
 template <bool kWhole, class Own>
-__device__ __forceinline__ void reverse_chunk(const Own& own, const Neuron& neuron, const Surrogate& surrogate, const Element* x,
-                                              const Element* gy, Element* gx, long long neurons, long long t, int count,
-                                              float (&v)[Own::kCount], float (&u)[Own::kCount], float (&gv)[Own::kCount],
+__device__ __forceinline__ void reverse_chunk(const Own& own, const Neuron& neuron,
+                                              const Surrogate& surrogate, const Element* x,
+                                              const Element* gy, Element* gx, long long neurons,
+                                              long long t, int count, float (&v)[Own::kCount],
+                                              float (&u)[Own::kCount], float (&gv)[Own::kCount],
                                               float (&gt)[Own::kCount]) {
   typename Own::Raw input[kChunk], gradient[kChunk];
 #pragma unroll
@@ -108,15 +118,17 @@ __device__ __forceinline__ void reverse_chunk(const Own& own, const Neuron& neur
       float value[Own::kCount];
       unpack<Own::kCount>(gradient[i], value);
 #pragma unroll
-      for (int j = 0; j < Own::kCount; ++j) value[j] = retreat(neuron, k[i][j], value[j], gv[j], gt[j]);
+      for (int j = 0; j < Own::kCount; ++j)
+        value[j] = retreat(neuron, k[i][j], value[j], gv[j], gt[j]);
       own.store(gx + (t + i) * neurons, value);
     }
   }
 }
 
 template <class Own>
-__device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const Element* x, const Element* gy, const float* gv_final,
-                                    Element* gx, long long neurons, long long steps) {
+__device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const Element* x,
+                                    const Element* gy, const float* gv_final, Element* gx,
+                                    long long neurons, long long steps) {
   const Surrogate surrogate(neuron);
   float v[Own::kCount], u[Own::kCount], gv[Own::kCount], gt[Own::kCount];
 #pragma unroll
@@ -136,7 +148,8 @@ __device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const 
     skip_chunk(own, neuron, x, neurons, t, v, u);
   }
   const int count = static_cast<int>(steps - last);
-  if (count < kChunk) reverse_chunk<false>(own, neuron, surrogate, x, gy, gx, neurons, last, count, v, u, gv, gt);
+  if (count < kChunk)
+    reverse_chunk<false>(own, neuron, surrogate, x, gy, gx, neurons, last, count, v, u, gv, gt);
 #pragma unroll 1
   for (long long t = count < kChunk ? last - kChunk : last; t >= 0; t -= kChunk) {
     if (t == 0) {
@@ -153,10 +166,12 @@ __device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const 
   }
 }
 
-/// x, gy, gx [T, N] in the element type, 16-byte aligned, gx distinct from both; gv_final fp32 [N] may be null. T >= 1.
+/// x, gy, gx [T, N] in the element type, 16-byte aligned, gx distinct from both; gv_final fp32 [N]
+/// may be null. T >= 1.
 extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
-    st_bif_backward_replay_any(const Element* __restrict__ x, const Element* __restrict__ gy, const float* __restrict__ gv_final,
-                               Element* gx, long long neurons, long long steps, float theta, int tmin, int tmax, float prefire) {
+    st_bif_backward_replay_any(const Element* __restrict__ x, const Element* __restrict__ gy,
+                               const float* __restrict__ gv_final, Element* gx, long long neurons,
+                               long long steps, float theta, int tmin, int tmax, float prefire) {
   const Neuron neuron(theta, tmin, tmax, prefire);
   const long long begin = block_first<kPerThread>();
   if (neurons % kPerThread == 0) {

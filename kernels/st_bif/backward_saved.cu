@@ -1,15 +1,16 @@
-// ST-BIF backward from the saved membrane H and tracer C, Gaussian surrogate g(z, w) = exp(-z² / (2·(0.405·w)²)) / w.
+// ST-BIF backward from the saved membrane H and tracer C, Gaussian surrogate g(z, w) = exp(-z² /
+// (2·(0.405·w)²)) / w.
 //
 //   gV = gv_final ; gT = 0 ; for t = T-1 .. 0, with H = H[t], c = C[t-1] (C[-1] = 0):
 //     a =  g(H-θ, θ)·[c < Tmax] + g(-H, θ)·[c > Tmin]
 //     b = -( [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1) )
 //     m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ; gT = m·b + gT
 //
-// Threads: PER_THREAD neurons each (4: 16 bytes of H), looping over t downwards in chunks of CHUNK steps whose loads are all
-// issued before the first is used. Shared memory: none.
-// Bound: reads H (4 bytes), C (1) and gY, writes gx: 13 bytes a neuron and step for f32, 9 for 16-bit; about 27 instructions, 3 of them
-// exponentials.
-// The backward that pairs with forward_fused; first rung of the backward ladder.
+// Threads: PER_THREAD neurons each (4: 16 bytes of H), looping over t downwards in chunks of CHUNK
+// steps whose loads are all issued before the first is used. Shared memory: none. Bound: reads H (4
+// bytes), C (1) and gY, writes gx: 13 bytes a neuron and step for f32, 9 for 16-bit; about 27
+// instructions, 3 of them exponentials. The backward that pairs with forward_fused; first rung of
+// the backward ladder.
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
 
@@ -22,8 +23,10 @@
 
 constexpr int kChunk = CHUNK;
 constexpr int kPerThread = PER_THREAD;
-static_assert(kPerThread == 1 || kPerThread == 2 || kPerThread == 4, "PER_THREAD must be 1, 2 or 4: H is loaded with one instruction");
-static_assert(kChunk >= 1 && kChunk <= 16 && (kChunk & (kChunk - 1)) == 0, "CHUNK steps are held in registers: 1, 2, 4, 8 or 16");
+static_assert(kPerThread == 1 || kPerThread == 2 || kPerThread == 4,
+              "PER_THREAD must be 1, 2 or 4: H is loaded with one instruction");
+static_assert(kChunk >= 1 && kChunk <= 16 && (kChunk & (kChunk - 1)) == 0,
+              "CHUNK steps are held in registers: 1, 2, 4, 8 or 16");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
 struct Arrays {
@@ -36,8 +39,10 @@ struct Arrays {
 
 /// Reverses kSteps steps at a time, t from end - 1 downwards, then the rest in halves.
 template <int kSteps, class Own>
-__device__ __forceinline__ void run_steps(const Own& own, const Neuron& neuron, const Surrogate& surrogate, const Arrays& arrays,
-                                          long long end, float (&gv)[Own::kCount], float (&gt)[Own::kCount]) {
+__device__ __forceinline__ void run_steps(const Own& own, const Neuron& neuron,
+                                          const Surrogate& surrogate, const Arrays& arrays,
+                                          long long end, float (&gv)[Own::kCount],
+                                          float (&gt)[Own::kCount]) {
   constexpr int kCount = Own::kCount;
 #pragma unroll 1
   for (; end >= kSteps; end -= kSteps) {
@@ -50,7 +55,8 @@ __device__ __forceinline__ void run_steps(const Own& own, const Neuron& neuron, 
       membrane[i] = load_stream<4 * kCount>(arrays.membranes + row + own.first);
       gradient[i] = own.load(arrays.gy + row);
       tracer[i].word[0] = 0;
-      if (end - 1 - i > 0) tracer[i] = load_stream<kCount>(arrays.tracers + row - arrays.neurons + own.first);
+      if (end - 1 - i > 0)
+        tracer[i] = load_stream<kCount>(arrays.tracers + row - arrays.neurons + own.first);
     }
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
@@ -63,7 +69,8 @@ __device__ __forceinline__ void run_steps(const Own& own, const Neuron& neuron, 
         step.spike = 0.0f;
         step.up = one_if_ge(step.membrane, neuron.theta);
         step.down = one_if_lt(step.membrane, 0.0f);
-        const Coefficients k = surrogate_coefficients(surrogate, step, fraction_of_int8(neuron, tracer[i].word[0], j));
+        const Coefficients k =
+            surrogate_coefficients(surrogate, step, fraction_of_int8(neuron, tracer[i].word[0], j));
         value[j] = retreat(neuron, k, value[j], gv[j], gt[j]);
       }
       own.store(arrays.gx + (end - 1 - i) * arrays.neurons, value);
@@ -75,7 +82,8 @@ __device__ __forceinline__ void run_steps(const Own& own, const Neuron& neuron, 
 }
 
 template <class Own>
-__device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const Arrays& arrays, const float* gv_final, long long steps) {
+__device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const Arrays& arrays,
+                                    const float* gv_final, long long steps) {
   const Surrogate surrogate(neuron);
   float gv[Own::kCount], gt[Own::kCount];
 #pragma unroll
@@ -86,12 +94,14 @@ __device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const 
   run_steps<Own::kCount == 1 ? 2 * kChunk : kChunk>(own, neuron, surrogate, arrays, steps, gv, gt);
 }
 
-/// gy, gx [T, N] in the element type; membranes fp32 [T, N] and tracers int8 [T, N] as saved by forward_fused; all 16-byte aligned, gx
-/// distinct from the others; gv_final fp32 [N] may be null.
+/// gy, gx [T, N] in the element type; membranes fp32 [T, N] and tracers int8 [T, N] as saved by
+/// forward_fused; all 16-byte aligned, gx distinct from the others; gv_final fp32 [N] may be null.
 extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
-    st_bif_backward_saved(const Element* __restrict__ gy, const float* __restrict__ membranes, const signed char* __restrict__ tracers,
-                          const float* __restrict__ gv_final, Element* __restrict__ gx, long long neurons, long long steps, float theta,
-                          int tmin, int tmax, float prefire) {
+    st_bif_backward_saved(const Element* __restrict__ gy, const float* __restrict__ membranes,
+                          const signed char* __restrict__ tracers,
+                          const float* __restrict__ gv_final, Element* __restrict__ gx,
+                          long long neurons, long long steps, float theta, int tmin, int tmax,
+                          float prefire) {
   const Neuron neuron(theta, tmin, tmax, prefire);
   const Arrays arrays = {gy, membranes, tracers, gx, neurons};
   const long long begin = block_first<kPerThread>();

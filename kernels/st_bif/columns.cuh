@@ -1,8 +1,10 @@
-// The columns of a time-major [T, N] tensor that one thread owns, and moving them between memory and registers.
+// The columns of a time-major [T, N] tensor that one thread owns, and moving them between memory
+// and registers.
 //
-// A thread owns kCount consecutive neurons and moves a row's share of them with one instruction; rows must then start on a packet
-// boundary, which they do when N is a multiple of kCount. For any other N kernels fall back to single columns: the block keeps its
-// blockDim.x · kCount neurons and each thread walks over kCount single ones, blockDim.x apart, so that a warp stays coalesced.
+// A thread owns kCount consecutive neurons and moves a row's share of them with one instruction;
+// rows must then start on a packet boundary, which they do when N is a multiple of kCount. For any
+// other N kernels fall back to single columns: the block keeps its blockDim.x · kCount neurons and
+// each thread walks over kCount single ones, blockDim.x apart, so that a warp stays coalesced.
 #pragma once
 
 #include "common/element.cuh"
@@ -18,13 +20,16 @@ struct Columns {
 
   __device__ __forceinline__ explicit Columns(long long first_) : first(first_) {}
 
-  __device__ __forceinline__ Raw load(const Element* row) const { return load_stream<kBytes>(row + first); }
+  __device__ __forceinline__ Raw load(const Element* row) const {
+    return load_stream<kBytes>(row + first);
+  }
   __device__ __forceinline__ void store(Element* row, const float (&value)[kCount]) const {
     store_stream<kBytes>(row + first, pack<kCount>(value));
   }
 
   /// Stores and reloads, in the same thread, kElementBytes raw bytes a column.
-  __device__ __forceinline__ void store_bits(Element* row, const unsigned int (&bits)[kCount]) const {
+  __device__ __forceinline__ void store_bits(Element* row,
+                                             const unsigned int (&bits)[kCount]) const {
     Raw raw;
     if constexpr (kElementBytes == 4 || kCount == 1) {
 #pragma unroll
@@ -35,16 +40,20 @@ struct Columns {
     }
     store_stream<kBytes>(row + first, raw);
   }
-  __device__ __forceinline__ void load_bits(const Element* row, unsigned int (&bits)[kCount]) const {
+  __device__ __forceinline__ void load_bits(const Element* row,
+                                            unsigned int (&bits)[kCount]) const {
     const Raw raw = load_coherent<kBytes>(row + first);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      bits[i] = kElementBytes == 4 ? raw.word[i] : i % 2 == 0 ? raw.word[i / 2] & 0xffffu : raw.word[i / 2] >> 16;
+      bits[i] = kElementBytes == 4 ? raw.word[i]
+                : i % 2 == 0       ? raw.word[i / 2] & 0xffffu
+                                   : raw.word[i / 2] >> 16;
     }
   }
 };
 
-/// First neuron of this block, blockDim.x · kPerThread of them each. Grid: ceil(N / (blockDim.x · kPerThread)) blocks.
+/// First neuron of this block, blockDim.x · kPerThread of them each. Grid: ceil(N / (blockDim.x ·
+/// kPerThread)) blocks.
 template <int kPerThread>
 __device__ __forceinline__ long long block_first() {
   return static_cast<long long>(blockIdx.x) * (blockDim.x * kPerThread);

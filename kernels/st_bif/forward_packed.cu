@@ -1,15 +1,17 @@
 // ST-BIF forward over all time steps with wide accesses, spikes as two-bit codes.
 //
 //   v = (0.5 + p)·θ ; c = 0 ; for t: v += x[t]
-//   s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0 ; v -= θ·s (and p·θ/Tmax while t < Tmax) ; c += s ; S[t] = s
+//   s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0 ; v -= θ·s (and p·θ/Tmax while
+//   t < Tmax) ; c += s ; S[t] = s
 //
-// Spike layout: [T, ceil(N / 4)] bytes. Byte k of row t holds neurons 4k .. 4k+3, neuron 4k+i in bits 2i and 2i+1 (i = 0 lowest):
-// 00 is 0, 01 is +1, 11 is -1 (two's complement), 10 never occurs. Each row is padded to a whole byte with 00.
-// Threads: PER_THREAD neurons each (16 bytes of x: 4 in f32, 8 in 16-bit), looping over t in chunks of CHUNK steps whose loads
-// are all issued before the first is used. Shared memory: none.
-// Bound: 4.25 bytes a neuron and step for f32, 2.25 for 16-bit; about 10 instructions a neuron and step.
-// Changed from forward_vectorized: a quarter of the spike bytes.
-// When N is not a multiple of PER_THREAD rows are unaligned: x is then loaded element by element.
+// Spike layout: [T, ceil(N / 4)] bytes. Byte k of row t holds neurons 4k .. 4k+3, neuron 4k+i in
+// bits 2i and 2i+1 (i = 0 lowest): 00 is 0, 01 is +1, 11 is -1 (two's complement), 10 never occurs.
+// Each row is padded to a whole byte with 00. Threads: PER_THREAD neurons each (16 bytes of x: 4 in
+// f32, 8 in 16-bit), looping over t in chunks of CHUNK steps whose loads are all issued before the
+// first is used. Shared memory: none. Bound: 4.25 bytes a neuron and step for f32, 2.25 for 16-bit;
+// about 10 instructions a neuron and step. Changed from forward_vectorized: a quarter of the spike
+// bytes. When N is not a multiple of PER_THREAD rows are unaligned: x is then loaded element by
+// element.
 #include "st_bif/neuron.cuh"
 #include "common/element.cuh"
 
@@ -22,12 +24,15 @@
 
 constexpr int kPerThread = PER_THREAD;
 constexpr int kChunk = CHUNK;
-static_assert(kPerThread == 4 || kPerThread == 8, "PER_THREAD must be 4 or 8: a thread packs whole bytes of four spikes");
+static_assert(kPerThread == 4 || kPerThread == 8,
+              "PER_THREAD must be 4 or 8: a thread packs whole bytes of four spikes");
 static_assert(kPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
-static_assert(kChunk >= 1 && kChunk <= 16 && (kChunk & (kChunk - 1)) == 0, "CHUNK steps are held in registers: 1, 2, 4, 8 or 16");
+static_assert(kChunk >= 1 && kChunk <= 16 && (kChunk & (kChunk - 1)) == 0,
+              "CHUNK steps are held in registers: 1, 2, 4, 8 or 16");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
-/// x of kCount consecutive neurons from `first`: with one load, or, when rows are unaligned, one by one and 0 beyond the last.
+/// x of kCount consecutive neurons from `first`: with one load, or, when rows are unaligned, one by
+/// one and 0 beyond the last.
 template <bool kVector, int kCount>
 struct Input {
   ElementPacket<kVector ? kCount : 1> packet[kVector ? 1 : kCount];
@@ -53,10 +58,13 @@ struct Input {
   }
 };
 
-/// Runs kSteps steps at a time from `t`, all loads of them before the first use, then the rest in halves.
+/// Runs kSteps steps at a time from `t`, all loads of them before the first use, then the rest in
+/// halves.
 template <bool kPrefire, bool kVector, int kSteps, int kCount>
-__device__ __forceinline__ void run_steps(const Neuron& neuron, const Element* x, unsigned char* spikes, long long neurons,
-                                          long long first, long long t, long long steps, float (&v)[kCount], float (&u)[kCount]) {
+__device__ __forceinline__ void run_steps(const Neuron& neuron, const Element* x,
+                                          unsigned char* spikes, long long neurons, long long first,
+                                          long long t, long long steps, float (&v)[kCount],
+                                          float (&u)[kCount]) {
   const long long row_bytes = (neurons + 3) / 4;
 #pragma unroll 1
   for (; t + kSteps <= steps; t += kSteps) {
@@ -78,14 +86,16 @@ __device__ __forceinline__ void run_steps(const Neuron& neuron, const Element* x
     }
   }
   if constexpr (kSteps > 1) {
-    if (t < steps) run_steps<kPrefire, kVector, kSteps / 2>(neuron, x, spikes, neurons, first, t, steps, v, u);
+    if (t < steps)
+      run_steps<kPrefire, kVector, kSteps / 2>(neuron, x, spikes, neurons, first, t, steps, v, u);
   }
 }
 
 /// All steps of kCount consecutive neurons from `first`.
 template <bool kPrefire, bool kVector, int kSteps, int kCount>
-__device__ __forceinline__ void run(const Neuron& neuron, const Element* x, unsigned char* spikes, float* v_final, long long neurons,
-                                    long long first, long long steps) {
+__device__ __forceinline__ void run(const Neuron& neuron, const Element* x, unsigned char* spikes,
+                                    float* v_final, long long neurons, long long first,
+                                    long long steps) {
   if (first >= neurons) return;
   float v[kCount], u[kCount];
 #pragma unroll
@@ -102,22 +112,28 @@ __device__ __forceinline__ void run(const Neuron& neuron, const Element* x, unsi
   }
 }
 
-/// x [T, N], spikes [T, ceil(N / 4)] bytes; v_final fp32 [N] may be null. x 16-byte aligned, spikes 2-byte aligned.
+/// x [T, N], spikes [T, ceil(N / 4)] bytes; v_final fp32 [N] may be null. x 16-byte aligned, spikes
+/// 2-byte aligned.
 extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
-    st_bif_forward_packed(const Element* __restrict__ x, unsigned char* __restrict__ spikes, float* __restrict__ v_final,
-                          long long neurons, long long steps, float theta, int tmin, int tmax, float prefire) {
+    st_bif_forward_packed(const Element* __restrict__ x, unsigned char* __restrict__ spikes,
+                          float* __restrict__ v_final, long long neurons, long long steps,
+                          float theta, int tmin, int tmax, float prefire) {
   const Neuron neuron(theta, tmin, tmax, prefire);
   const long long block_first = static_cast<long long>(blockIdx.x) * (blockDim.x * kPerThread);
   if (neurons % kPerThread != 0) {
-    // A byte of four neurons at a time, the thread's bytes blockDim.x apart, so that a warp's accesses stay together.
+    // A byte of four neurons at a time, the thread's bytes blockDim.x apart, so that a warp's
+    // accesses stay together.
 #pragma unroll 1
     for (int part = 0; part < kPerThread / 4; ++part) {
-      const long long first = block_first + (static_cast<long long>(part) * blockDim.x + threadIdx.x) * 4;
+      const long long first =
+          block_first + (static_cast<long long>(part) * blockDim.x + threadIdx.x) * 4;
       run<true, false, kChunk, 4>(neuron, x, spikes, v_final, neurons, first, steps);
     }
   } else if (prefire != 0.0f) {
-    run<true, true, kChunk, kPerThread>(neuron, x, spikes, v_final, neurons, block_first + threadIdx.x * kPerThread, steps);
+    run<true, true, kChunk, kPerThread>(neuron, x, spikes, v_final, neurons,
+                                        block_first + threadIdx.x * kPerThread, steps);
   } else {
-    run<false, true, kChunk, kPerThread>(neuron, x, spikes, v_final, neurons, block_first + threadIdx.x * kPerThread, steps);
+    run<false, true, kChunk, kPerThread>(neuron, x, spikes, v_final, neurons,
+                                         block_first + threadIdx.x * kPerThread, steps);
   }
 }

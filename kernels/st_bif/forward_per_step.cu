@@ -1,24 +1,30 @@
 // ST-BIF forward, one launch per time step, the state in memory.
 //
-//   v += x[t] ; s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0 ; v -= θ·s (and p·θ/Tmax while t < Tmax) ; c += s
+//   v += x[t] ; s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0 ; v -= θ·s (and
+//   p·θ/Tmax while t < Tmax) ; c += s
 //
 // Threads: one a neuron, scalar accesses. Shared memory: none.
-// Bound: per neuron and step reads x (4 or 2 bytes), v (4) and c (4), writes v, c and one byte of spike: 21 bytes for f32, 19 for 16-bit
-// (at t = 0 nothing is read but x), against 5 and 3 needed.
+// Bound: per neuron and step reads x (4 or 2 bytes), v (4) and c (4), writes v, c and one byte of
+// spike: 21 bytes for f32, 19 for 16-bit (at t = 0 nothing is read but x), against 5 and 3 needed.
 // The starting point: what a framework does that calls the neuron once a step.
 #include "common/element.cuh"
 
-/// `v` and `c` are [N] and carry the state from launch to launch; the launch with t = 0 initialises them.
-extern "C" __global__ void st_bif_forward_per_step(const Element* __restrict__ x, signed char* __restrict__ spikes,
-                                                   float* __restrict__ v, int* __restrict__ c, long long neurons, long long t,
-                                                   float theta, int tmin, int tmax, float prefire) {
+/// `v` and `c` are [N] and carry the state from launch to launch; the launch with t = 0 initialises
+/// them.
+extern "C" __global__ void st_bif_forward_per_step(const Element* __restrict__ x,
+                                                   signed char* __restrict__ spikes,
+                                                   float* __restrict__ v, int* __restrict__ c,
+                                                   long long neurons, long long t, float theta,
+                                                   int tmin, int tmax, float prefire) {
   const long long n = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (n >= neurons) return;
   const long long at = t * neurons + n;
   float membrane = t == 0 ? (0.5f + prefire) * theta : v[n];
   int tracer = t == 0 ? 0 : c[n];
   membrane = __fadd_rn(membrane, load_element(x + at));
-  const int spike = membrane >= theta && tracer < tmax ? 1 : membrane < 0.0f && tracer > tmin ? -1 : 0;
+  const int spike = membrane >= theta && tracer < tmax ? 1
+                    : membrane < 0.0f && tracer > tmin ? -1
+                                                       : 0;
   membrane = __fmaf_rn(-theta, static_cast<float>(spike), membrane);
   if (t < tmax) membrane = __fadd_rn(membrane, -(prefire * theta / static_cast<float>(tmax)));
   v[n] = membrane;

@@ -1,13 +1,15 @@
 // ST-BIF forward over all time steps with wide accesses, spikes as int8.
 //
 //   v = (0.5 + p)·θ ; c = 0 ; for t: v += x[t]
-//   s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0 ; v -= θ·s (and p·θ/Tmax while t < Tmax) ; c += s ; S[t] = s
+//   s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0 ; v -= θ·s (and p·θ/Tmax while
+//   t < Tmax) ; c += s ; S[t] = s
 //
-// Threads: PER_THREAD neurons each (16 bytes of x: 4 in f32, 8 in 16-bit), looping over t in chunks of CHUNK steps whose loads
-// are all issued before the first is used. Shared memory: none.
-// Bound: 5 bytes a neuron and step for f32, 3 for 16-bit; about 11 instructions a neuron and step.
-// Changed from forward_fused: 16-byte loads, CHUNK of them in flight a thread, branch-free step, spikes packed four to a word.
-// Rows are unaligned when N is not a multiple of PER_THREAD: such N take a path of scalar accesses, coalesced over the warp.
+// Threads: PER_THREAD neurons each (16 bytes of x: 4 in f32, 8 in 16-bit), looping over t in chunks
+// of CHUNK steps whose loads are all issued before the first is used. Shared memory: none. Bound: 5
+// bytes a neuron and step for f32, 3 for 16-bit; about 11 instructions a neuron and step. Changed
+// from forward_fused: 16-byte loads, CHUNK of them in flight a thread, branch-free step, spikes
+// packed four to a word. Rows are unaligned when N is not a multiple of PER_THREAD: such N take a
+// path of scalar accesses, coalesced over the warp.
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
 
@@ -20,9 +22,11 @@
 
 constexpr int kPerThread = PER_THREAD;
 constexpr int kChunk = CHUNK;
-static_assert(kPerThread == 4 || kPerThread == 8, "PER_THREAD must be 4 or 8: spikes are stored as whole 4- or 8-byte words");
+static_assert(kPerThread == 4 || kPerThread == 8,
+              "PER_THREAD must be 4 or 8: spikes are stored as whole 4- or 8-byte words");
 static_assert(kPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
-static_assert(kChunk >= 1 && kChunk <= 16 && (kChunk & (kChunk - 1)) == 0, "CHUNK steps are held in registers: 1, 2, 4, 8 or 16");
+static_assert(kChunk >= 1 && kChunk <= 16 && (kChunk & (kChunk - 1)) == 0,
+              "CHUNK steps are held in registers: 1, 2, 4, 8 or 16");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
 template <int kCount>
@@ -39,10 +43,13 @@ __device__ __forceinline__ void store_spikes(signed char* address, const float (
   store_stream<kCount>(address, packet);
 }
 
-/// Runs kSteps steps at a time from `t`, all loads of them before the first use, then the rest in halves.
+/// Runs kSteps steps at a time from `t`, all loads of them before the first use, then the rest in
+/// halves.
 template <bool kPrefire, int kSteps, class Own>
-__device__ __forceinline__ void run_steps(const Own& own, const Neuron& neuron, const Element* x, signed char* spikes, long long neurons,
-                                          long long t, long long steps, float (&v)[Own::kCount], float (&u)[Own::kCount]) {
+__device__ __forceinline__ void run_steps(const Own& own, const Neuron& neuron, const Element* x,
+                                          signed char* spikes, long long neurons, long long t,
+                                          long long steps, float (&v)[Own::kCount],
+                                          float (&u)[Own::kCount]) {
 #pragma unroll 1
   for (; t + kSteps <= steps; t += kSteps) {
     typename Own::Raw raw[kSteps];
@@ -53,7 +60,8 @@ __device__ __forceinline__ void run_steps(const Own& own, const Neuron& neuron, 
       float input[Own::kCount], spike[Own::kCount];
       unpack<Own::kCount>(raw[i], input);
 #pragma unroll
-      for (int j = 0; j < Own::kCount; ++j) spike[j] = advance<kPrefire>(neuron, input[j], t + i, v[j], u[j]).spike;
+      for (int j = 0; j < Own::kCount; ++j)
+        spike[j] = advance<kPrefire>(neuron, input[j], t + i, v[j], u[j]).spike;
       store_spikes(spikes + (t + i) * neurons + own.first, spike);
     }
   }
@@ -63,25 +71,29 @@ __device__ __forceinline__ void run_steps(const Own& own, const Neuron& neuron, 
 }
 
 template <bool kPrefire, class Own>
-__device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const Element* x, signed char* spikes, float* v_final,
-                                    long long neurons, long long steps) {
+__device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const Element* x,
+                                    signed char* spikes, float* v_final, long long neurons,
+                                    long long steps) {
   float v[Own::kCount], u[Own::kCount];
 #pragma unroll
   for (int j = 0; j < Own::kCount; ++j) {
     v[j] = neuron.start_v;
     u[j] = neuron.start_u;
   }
-  run_steps<kPrefire, Own::kCount == 1 ? 2 * kChunk : kChunk>(own, neuron, x, spikes, neurons, 0, steps, v, u);
+  run_steps<kPrefire, Own::kCount == 1 ? 2 * kChunk : kChunk>(own, neuron, x, spikes, neurons, 0,
+                                                              steps, v, u);
   if (v_final != nullptr) {
 #pragma unroll
     for (int j = 0; j < Own::kCount; ++j) v_final[own.first + j] = v[j];
   }
 }
 
-/// x [T, N], spikes int8 [T, N]; v_final fp32 [N] may be null. x 16-byte aligned, spikes 8-byte aligned.
+/// x [T, N], spikes int8 [T, N]; v_final fp32 [N] may be null. x 16-byte aligned, spikes 8-byte
+/// aligned.
 extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
-    st_bif_forward_vectorized(const Element* __restrict__ x, signed char* __restrict__ spikes, float* __restrict__ v_final,
-                              long long neurons, long long steps, float theta, int tmin, int tmax, float prefire) {
+    st_bif_forward_vectorized(const Element* __restrict__ x, signed char* __restrict__ spikes,
+                              float* __restrict__ v_final, long long neurons, long long steps,
+                              float theta, int tmin, int tmax, float prefire) {
   const Neuron neuron(theta, tmin, tmax, prefire);
   const long long begin = block_first<kPerThread>();
   if (neurons % kPerThread == 0) {

@@ -1,19 +1,21 @@
-// The ST-BIF neuron in fp32 registers: one time step forward, and the surrogate coefficients of one step backward.
+// The ST-BIF neuron in fp32 registers: one time step forward, and the surrogate coefficients of one
+// step backward.
 //
 //   v += x ; H = v
 //   s  = +1 if v >= θ and c < Tmax ; -1 if v < 0 and c > Tmin ; 0 otherwise
 //   v -= θ·s, and p·θ/Tmax while t < Tmax ; c += s
 //
-// The tracer c is carried as a fraction u = 1 - (Tmax - c)·q with q = 2^-23: c = Tmax is u = 1, so that the upper bound is the
-// saturation of an add, and a step of c is one exact quantum. Because the two spike conditions exclude each other (θ > 0), clamping
-// c + [v >= θ] - [v < 0] to [Tmin, Tmax] gives exactly c + s, and s·q = u' - u: 8 instructions a step, of which 3 on the half-rate
-// pipe, no branch. Every operation rounds as the equation does, so spikes equal the direct form bit for bit.
-// Needs θ > 0 and Tmax - Tmin <= 2^22; s is 0 where v is NaN.
+// The tracer c is carried as a fraction u = 1 - (Tmax - c)·q with q = 2^-23: c = Tmax is u = 1, so
+// that the upper bound is the saturation of an add, and a step of c is one exact quantum. Because
+// the two spike conditions exclude each other (θ > 0), clamping c + [v >= θ] - [v < 0] to [Tmin,
+// Tmax] gives exactly c + s, and s·q = u' - u: 8 instructions a step, of which 3 on the half-rate
+// pipe, no branch. Every operation rounds as the equation does, so spikes equal the direct form bit
+// for bit. Needs θ > 0 and Tmax - Tmin <= 2^22; s is 0 where v is NaN.
 #pragma once
 
 #include "common/float_ops.cuh"
 
-constexpr float kQuantum = 0x1p-23f;   // u per unit of c
+constexpr float kQuantum = 0x1p-23f;  // u per unit of c
 constexpr float kPerQuantum = 0x1p23f;
 
 struct Neuron {
@@ -35,7 +37,8 @@ struct Neuron {
         tmax(tmax_) {}
 };
 
-/// What one step leaves behind besides v and u. `spike` is s·q; `up` and `down` are [H >= θ] and [H < 0] as 0.0 or 1.0.
+/// What one step leaves behind besides v and u. `spike` is s·q; `up` and `down` are [H >= θ] and [H
+/// < 0] as 0.0 or 1.0.
 struct Step {
   float membrane;
   float spike;
@@ -61,14 +64,17 @@ __device__ __forceinline__ Step advance(const Neuron& neuron, float x, int t, fl
   return step;
 }
 
-/// Tracer fraction u of byte `index` (0 to 3) of a word of int8 tracers. The byte becomes the mantissa of 2^23 + 128 + c.
-__device__ __forceinline__ float fraction_of_int8(const Neuron& neuron, unsigned int word, int index) {
+/// Tracer fraction u of byte `index` (0 to 3) of a word of int8 tracers. The byte becomes the
+/// mantissa of 2^23 + 128 + c.
+__device__ __forceinline__ float fraction_of_int8(const Neuron& neuron, unsigned int word,
+                                                  int index) {
   const float biased = __uint_as_float(byte_over(word ^ 0x80808080u, index, 0x4b000000u));
   return __fmaf_rn(biased, kQuantum, -kQuantum * static_cast<float>(neuron.tmax + 128));
 }
 
 /// Four spikes (s·q) as four int8 in one word, spike 0 in the lowest byte.
-/// Two spikes are summed into the mantissa of 2^23 + 0x8080, byte by byte, without borrow; flipping the top bits restores the sign.
+/// Two spikes are summed into the mantissa of 2^23 + 0x8080, byte by byte, without borrow; flipping
+/// the top bits restores the sign.
 __device__ __forceinline__ unsigned int spikes_to_int8x4(float s0, float s1, float s2, float s3) {
   constexpr float kBase = 0x1p23f + 0x8080;
   const float low = __fmaf_rn(s1, kPerQuantum * 0x1p8f, __fmaf_rn(s0, kPerQuantum, kBase));
@@ -81,10 +87,12 @@ __device__ __forceinline__ unsigned int spike_to_int8(float s) {
   return (__float_as_uint(__fmaf_rn(s, kPerQuantum, 0x1p23f + 0x80)) & 0xffu) ^ 0x80u;
 }
 
-/// Up to eight spikes (s·q) as two-bit codes, spike i in bits 2i and 2i+1: 00 is 0, 01 is +1, 11 is -1 (two's complement).
+/// Up to eight spikes (s·q) as two-bit codes, spike i in bits 2i and 2i+1: 00 is 0, 01 is +1, 11 is
+/// -1 (two's complement).
 template <int kCount>
 __device__ __forceinline__ unsigned int spikes_to_two_bit(const float (&spike)[kCount]) {
-  static_assert(kCount == 4 || kCount == 8, "spikes are packed four to a byte, at most two bytes at a time");
+  static_assert(kCount == 4 || kCount == 8,
+                "spikes are packed four to a byte, at most two bytes at a time");
   constexpr unsigned int kSigns = 0xaaaau & ((1u << (2 * kCount)) - 1u);
   float sum = 0x1p23f + kSigns;
   float weight = kPerQuantum;
@@ -98,10 +106,12 @@ __device__ __forceinline__ unsigned int spikes_to_two_bit(const float (&spike)[k
 
 /// Constants of the Gaussian surrogate g(z, w) = exp(-z² / (2·(0.405·w)²)) / w as powers of two.
 struct Surrogate {
-  static constexpr float kUnitSharpness = 2.097090960f;  // sqrt(log2(e) / 2) / 0.405: g(d, 1) = 2^-(d·kUnitSharpness)²
-  static constexpr float kPerU = kUnitSharpness * kPerQuantum;  // an even number above 2^24, so that kPerU + kFar is a float
-  static constexpr float kFar = 32.0f;                   // a distance at which 2^-(distance²) is 0
-  float sharpness;           // g(z, θ) = 2^(-(z·sharpness)² - log2 θ)
+  static constexpr float kUnitSharpness =
+      2.097090960f;  // sqrt(log2(e) / 2) / 0.405: g(d, 1) = 2^-(d·kUnitSharpness)²
+  static constexpr float kPerU =
+      kUnitSharpness * kPerQuantum;  // an even number above 2^24, so that kPerU + kFar is a float
+  static constexpr float kFar = 32.0f;  // a distance at which 2^-(distance²) is 0
+  float sharpness;                      // g(z, θ) = 2^(-(z·sharpness)² - log2 θ)
   float minus_log2_theta;
   float lowest_per_quantum;  // u at Tmin, over q
   float span_and_far;        // (Tmax - Tmin)·kUnitSharpness + kFar
@@ -115,23 +125,27 @@ struct Surrogate {
 
 /// Coefficients of one backward step, from H[t], the conditions on it, and u before the step:
 ///   a =  g(H-θ, θ)·[c < Tmax] + g(-H, θ)·[c > Tmin]
-///   b = [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1)      (the equation's b is the negative of this)
+///   b = [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1)      (the equation's b is the negative of
+///   this)
 struct Coefficients {
   float a;
   float b;
 };
 
-__device__ __forceinline__ Coefficients surrogate_coefficients(const Surrogate& surrogate, const Step& step, float u) {
+__device__ __forceinline__ Coefficients surrogate_coefficients(const Surrogate& surrogate,
+                                                               const Step& step, float u) {
   const float below = __fmul_rn(step.membrane, surrogate.sharpness);
   const float above = __fmaf_rn(step.membrane, surrogate.sharpness, -Surrogate::kUnitSharpness);
   const float may_fall = fma_saturated(u, kPerQuantum, -surrogate.lowest_per_quantum);
   const float may_rise = fma_saturated(u, -kPerQuantum, kPerQuantum);
   const float g_below = exp2_approx(__fmaf_rn(-below, below, surrogate.minus_log2_theta));
   const float g_above = exp2_approx(__fmaf_rn(-above, above, surrogate.minus_log2_theta));
-  // The scaled distance to the bound that the membrane pushes against, up to sign: Tmax - c where H >= θ, c - Tmin where H < 0, and
-  // more than kFar where neither holds, so that one exponential is b in all three cases.
+  // The scaled distance to the bound that the membrane pushes against, up to sign: Tmax - c where H
+  // >= θ, c - Tmin where H < 0, and more than kFar where neither holds, so that one exponential is
+  // b in all three cases.
   const float far = __fmaf_rn(u, -Surrogate::kPerU, Surrogate::kPerU + Surrogate::kFar);
-  const float distance = __fmaf_rn(step.down, -surrogate.span_and_far, __fmaf_rn(step.up, -Surrogate::kFar, far));
+  const float distance =
+      __fmaf_rn(step.down, -surrogate.span_and_far, __fmaf_rn(step.up, -Surrogate::kFar, far));
   Coefficients result;
   result.a = __fmaf_rn(may_rise, g_above, __fmul_rn(may_fall, g_below));
   result.b = exp2_approx(__fmul_rn(-distance, distance));
@@ -139,7 +153,8 @@ __device__ __forceinline__ Coefficients surrogate_coefficients(const Surrogate& 
 }
 
 /// One backward step: m = gY - θ·gV + gT ; gx = m·a + gV ; gT = m·b + gT ; gV = gx. Returns gx.
-__device__ __forceinline__ float retreat(const Neuron& neuron, const Coefficients& k, float gy, float& gv, float& gt) {
+__device__ __forceinline__ float retreat(const Neuron& neuron, const Coefficients& k, float gy,
+                                         float& gv, float& gt) {
   const float m = __fmaf_rn(-neuron.theta, gv, __fadd_rn(gy, gt));
   gv = __fmaf_rn(m, k.a, gv);
   gt = __fmaf_rn(-m, k.b, gt);

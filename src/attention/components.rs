@@ -1,13 +1,17 @@
-//! Attention's three steps apart, with the scores in memory: q kᵀ, softmax, p v. Shows what a fused kernel saves, and how
-//! softmax compares with the GEMMs around it. Full mask; one shape, b = 4, h = 12, s = 512, d = 64, unless asked.
+//! Attention's three steps apart, with the scores in memory: q kᵀ, softmax, p v. Shows what a fused
+//! kernel saves, and how softmax compares with the GEMMs around it. Full mask; one shape, b = 4, h
+//! = 12, s = 512, d = 64, unless asked.
 //!
-//! Deliberately absent: a chain. Each step has inputs of its own, drawn with the distribution that the chain would give.
+//! Deliberately absent: a chain. Each step has inputs of its own, drawn with the distribution that
+//! the chain would give.
 
 use rayon::prelude::*;
 
 use super::definition::{DTYPE, check_size, draw, tolerance};
 use super::reference::{HeadConfig, ROWS, softmax};
-use kernelgate::workload::{Axis, AxisError, Dtype, Expected, Point, Problem, Tensors, Tolerance, Unit, Work, Workload};
+use kernelgate::workload::{
+    Axis, AxisError, Dtype, Expected, Point, Problem, Tensors, Tolerance, Unit, Work, Workload,
+};
 
 const B: Axis = Axis::number("b", "batch");
 const H: Axis = Axis::number("h", "heads");
@@ -69,7 +73,13 @@ impl ComponentShape {
     fn bind(point: &Point, d: usize) -> Result<Self, AxisError> {
         let [b, h, s] = [point.number("b")?, point.number("h")?, point.number("s")?];
         check_size([b, h, s, d])?;
-        Ok(Self { b, h, s, d, dtype: Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes") })
+        Ok(Self {
+            b,
+            h,
+            s,
+            d,
+            dtype: Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes"),
+        })
     }
 
     /// `[b, h, s, d]`.
@@ -128,32 +138,37 @@ impl Problem for Scores {
         let ComponentShape { s, d, .. } = self.shape;
         let (q, k) = (inputs.tensor("q"), inputs.tensor("k"));
         let scores = self.shape.pieces(|head, from, rows| {
-            self.shape.head().scores(&q.to_f64((head * s + from) * d, rows * d), &k.to_f64(head * s * d, s * d))
+            self.shape
+                .head()
+                .scores(&q.to_f64((head * s + from) * d, rows * d), &k.to_f64(head * s * d, s * d))
         });
         vec![Expected::all("scores", self.shape.pairs(), scores)]
     }
 
     fn work(&self) -> Work {
         let ComponentShape { d, dtype, .. } = self.shape;
-        Work::bytes(2 * self.shape.vector_count() * dtype.bytes() as u64, 4 * self.shape.pair_count()).with_flops(
-            Unit::Matmul,
-            dtype,
-            2 * self.shape.pair_count() * d as u64,
+        Work::bytes(
+            2 * self.shape.vector_count() * dtype.bytes() as u64,
+            4 * self.shape.pair_count(),
         )
+        .with_flops(Unit::Matmul, dtype, 2 * self.shape.pair_count() * d as u64)
     }
 
     fn tolerance(&self) -> Tolerance {
-        // Whatever the inputs' dtype, their products are exact and their sums f32: ten times what the CPU backend measures.
+        // Whatever the inputs' dtype, their products are exact and their sums f32: ten times what
+        // the CPU backend measures.
         Tolerance { max_error: 4e-6, relative_l2: 1.5e-6 }
     }
 
     fn host_bytes(&self) -> u64 {
         // The reference is held twice while its pieces are joined.
-        2 * self.shape.vector_count() * self.shape.dtype.bytes() as u64 + (4 + 2 * 8) * self.shape.pair_count()
+        2 * self.shape.vector_count() * self.shape.dtype.bytes() as u64
+            + (4 + 2 * 8) * self.shape.pair_count()
     }
 }
 
-/// `attention/softmax`: `scores` `[b, h, s, s]` in f32, N(0, 1), to `probabilities` of the same shape in the dtype.
+/// `attention/softmax`: `scores` `[b, h, s, s]` in f32, N(0, 1), to `probabilities` of the same
+/// shape in the dtype.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Softmax {
     /// Extents and dtype.
@@ -180,7 +195,11 @@ impl Problem for Softmax {
     fn work(&self) -> Work {
         // Maximum, subtract, exponential, sum and divide.
         let pairs = self.shape.pair_count();
-        Work::bytes(4 * pairs, pairs * self.shape.dtype.bytes() as u64).with_flops(Unit::Vector, Dtype::F32, 5 * pairs)
+        Work::bytes(4 * pairs, pairs * self.shape.dtype.bytes() as u64).with_flops(
+            Unit::Vector,
+            Dtype::F32,
+            5 * pairs,
+        )
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -196,7 +215,8 @@ impl Problem for Softmax {
     }
 }
 
-/// `attention/values`: `probabilities` `[b, h, s, s]` and `v` `[b, h, s, d]` to `out` `[b, h, s, d]`.
+/// `attention/values`: `probabilities` `[b, h, s, s]` and `v` `[b, h, s, d]` to `out` `[b, h, s,
+/// d]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ValuesMatmul {
     /// Extents and dtype.
@@ -206,10 +226,14 @@ pub struct ValuesMatmul {
 impl Problem for ValuesMatmul {
     fn inputs(&self, seed: u64) -> Tensors {
         let ComponentShape { s, dtype, .. } = self.shape;
-        // x² / s of N(0, 1): positive, unequal, each row with a sum of about 1, and no exponential that differs by platform.
+        // x² / s of N(0, 1): positive, unequal, each row with a sum of about 1, and no exponential
+        // that differs by platform.
         let probability = |x: f32| x * x / s as f32;
         let mut inputs = Tensors::new();
-        inputs.insert("probabilities", draw(seed, "probabilities", &self.shape.pairs(), dtype, probability));
+        inputs.insert(
+            "probabilities",
+            draw(seed, "probabilities", &self.shape.pairs(), dtype, probability),
+        );
         inputs.insert("v", draw(seed, "v", &self.shape.vectors(), dtype, |x| x));
         inputs
     }
@@ -218,15 +242,22 @@ impl Problem for ValuesMatmul {
         let ComponentShape { s, d, .. } = self.shape;
         let (p, v) = (inputs.tensor("probabilities"), inputs.tensor("v"));
         let out = self.shape.pieces(|head, from, rows| {
-            self.shape.head().values(&p.to_f64((head * s + from) * s, rows * s), &v.to_f64(head * s * d, s * d))
+            self.shape
+                .head()
+                .values(&p.to_f64((head * s + from) * s, rows * s), &v.to_f64(head * s * d, s * d))
         });
         vec![Expected::all("out", self.shape.vectors(), out)]
     }
 
     fn work(&self) -> Work {
         let ComponentShape { d, dtype, .. } = self.shape;
-        let (pairs, vectors, bytes) = (self.shape.pair_count(), self.shape.vector_count(), dtype.bytes() as u64);
-        Work::bytes((pairs + vectors) * bytes, vectors * bytes).with_flops(Unit::Matmul, dtype, 2 * pairs * d as u64)
+        let (pairs, vectors, bytes) =
+            (self.shape.pair_count(), self.shape.vector_count(), dtype.bytes() as u64);
+        Work::bytes((pairs + vectors) * bytes, vectors * bytes).with_flops(
+            Unit::Matmul,
+            dtype,
+            2 * pairs * d as u64,
+        )
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -234,7 +265,8 @@ impl Problem for ValuesMatmul {
     }
 
     fn host_bytes(&self) -> u64 {
-        let (pairs, vectors, bytes) = (self.shape.pair_count(), self.shape.vector_count(), self.shape.dtype.bytes() as u64);
+        let (pairs, vectors, bytes) =
+            (self.shape.pair_count(), self.shape.vector_count(), self.shape.dtype.bytes() as u64);
         (pairs + 2 * vectors) * bytes + 2 * 8 * vectors
     }
 }

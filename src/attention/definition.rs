@@ -1,12 +1,13 @@
 //! Attention in FlashAttention's configuration, forward and backward; its three components apart
 //! are in [`crate::attention::components`].
 //!
-//! 16,384 tokens and a hidden size of 2048 whatever the sequence length, so that cases compare: b = tokens / s,
-//! h = 2048 / d. Source: the benchmark of FlashAttention (arXiv 2205.14135, 2307.08691).
+//! 16,384 tokens and a hidden size of 2048 whatever the sequence length, so that cases compare: b =
+//! tokens / s, h = 2048 / d. Source: the benchmark of FlashAttention (arXiv 2205.14135,
+//! 2307.08691).
 //!
-//! Deliberately absent: what an implementation saves between forward and backward, and how. The backward's inputs are
-//! q, k, v and the gradient of the output; out and the rows' normalisers are the implementation's own, made ready before
-//! the timed work.
+//! Deliberately absent: what an implementation saves between forward and backward, and how. The
+//! backward's inputs are q, k, v and the gradient of the output; out and the rows' normalisers are
+//! the implementation's own, made ready before the timed work.
 
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -14,7 +15,8 @@ use rayon::prelude::*;
 use super::reference::{HeadConfig, ROWS};
 use super::sample::Rows;
 use kernelgate::workload::{
-    Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit, Work, Workload, random,
+    Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit, Work,
+    Workload, random,
 };
 
 /// b·s where the axis `tokens` is not given.
@@ -24,14 +26,25 @@ const HIDDEN: usize = 2048;
 /// |N(0, 1)| is above this once in a thousand.
 const ONE_IN_A_THOUSAND: f32 = 3.290_526_7;
 
-pub(super) const DTYPE: Axis =
-    Axis::one_of("dtype", &["f32", "bf16", "f16"], "dtype of inputs and outputs; sums are f32 or better");
+pub(super) const DTYPE: Axis = Axis::one_of(
+    "dtype",
+    &["f32", "bf16", "f16"],
+    "dtype of inputs and outputs; sums are f32 or better",
+);
 const AXES: &[Axis] = &[
     Axis::number("s", "sequence length: queries and keys of a head"),
     Axis::one_of("d", &["64", "128"], "elements of a head; h = 2048 / d"),
-    Axis::one_of("mask", &["full", "causal"], "which keys a query sees: all, or those up to its own position"),
+    Axis::one_of(
+        "mask",
+        &["full", "causal"],
+        "which keys a query sees: all, or those up to its own position",
+    ),
     DTYPE,
-    Axis::one_of("inputs", &["outliers"], "N(0, 1); with outliers, N(0, 100) is added to one element in a thousand"),
+    Axis::one_of(
+        "inputs",
+        &["outliers"],
+        "N(0, 1); with outliers, N(0, 100) is added to one element in a thousand",
+    ),
     Axis::number("tokens", "b * s, 16384 where absent; b = tokens / s, at least 1"),
 ];
 
@@ -100,7 +113,8 @@ pub struct Attention {
     pub causal: bool,
     /// Dtype of inputs and outputs.
     pub dtype: Dtype,
-    /// Whether N(0, 100) is added to one input element in a thousand: FlashAttention-3's test of 16-bit numerics.
+    /// Whether N(0, 100) is added to one input element in a thousand: FlashAttention-3's test of
+    /// 16-bit numerics.
     pub outliers: bool,
 }
 
@@ -139,7 +153,8 @@ impl Attention {
         (self.b * self.h * self.s * self.d) as u64
     }
 
-    /// Query-key pairs that count: half of them under the causal mask, by FlashAttention's convention.
+    /// Query-key pairs that count: half of them under the causal mask, by FlashAttention's
+    /// convention.
     fn pairs(&self) -> u64 {
         let pairs = (self.b * self.h) as u64 * (self.s as u64).pow(2);
         if self.causal { pairs / 2 } else { pairs }
@@ -148,8 +163,11 @@ impl Attention {
     fn inputs(&self, seed: u64, names: &[&str]) -> Tensors {
         let mut inputs = Tensors::new();
         for name in names {
-            let tensor =
-                if self.outliers { self.with_outliers(seed, name) } else { draw(seed, name, &self.shape(), self.dtype, |x| x) };
+            let tensor = if self.outliers {
+                self.with_outliers(seed, name)
+            } else {
+                draw(seed, name, &self.shape(), self.dtype, |x| x)
+            };
             inputs.insert(name, tensor);
         }
         inputs
@@ -174,16 +192,19 @@ impl Attention {
         Tensor::new(self.shape(), data)
     }
 
-    /// `products` GEMMs of 2·d operations a pair each, softmax of five a pair, `tensors` read and written.
+    /// `products` GEMMs of 2·d operations a pair each, softmax of five a pair, `tensors` read and
+    /// written.
     fn work(&self, products: u64, read: u64, written: u64) -> Work {
         let bytes = self.elements() * self.dtype.bytes() as u64;
         Work::bytes(read * bytes, written * bytes)
             .with_flops(Unit::Matmul, self.dtype, products * 2 * self.d as u64 * self.pairs())
-            // Scale, subtract, exponential, sum and divide; backward: scale, subtract, exponential, subtract and multiply.
+            // Scale, subtract, exponential, sum and divide; backward: scale, subtract, exponential,
+            // subtract and multiply.
             .with_flops(Unit::Vector, Dtype::F32, 5 * self.pairs())
     }
 
-    /// Memory of `tensors` in the dtype, of the drawn rows in fp64, and of one head a thread while they are computed.
+    /// Memory of `tensors` in the dtype, of the drawn rows in fp64, and of one head a thread while
+    /// they are computed.
     fn host_bytes(&self, tensors: u64, expected_rows: u64, head_matrices: u64) -> u64 {
         let (s, d) = (self.s as u64, self.d as u64);
         let a_thread = 8 * (head_matrices * s * d + 2 * (ROWS as u64).min(s) * s);
@@ -195,14 +216,25 @@ impl Attention {
     }
 }
 
-/// Rejects shapes whose operations no 64-bit count holds: then every product of extents below is exact.
+/// Rejects shapes whose operations no 64-bit count holds: then every product of extents below is
+/// exact.
 pub(super) fn check_size([b, h, s, d]: [usize; 4]) -> Result<(), AxisError> {
-    let operations = [b, h, s, s, d, 64].into_iter().try_fold(1u64, |product, extent| product.checked_mul(extent as u64));
-    operations.map(|_| ()).ok_or_else(|| AxisError::Combination("more operations than a 64-bit count holds".to_owned()))
+    let operations = [b, h, s, s, d, 64]
+        .into_iter()
+        .try_fold(1u64, |product, extent| product.checked_mul(extent as u64));
+    operations.map(|_| ()).ok_or_else(|| {
+        AxisError::Combination("more operations than a 64-bit count holds".to_owned())
+    })
 }
 
 /// `f(N(0, 1))` in the dtype.
-pub(super) fn draw(seed: u64, name: &str, shape: &[usize], dtype: Dtype, f: impl Fn(f32) -> f32 + Sync) -> Tensor {
+pub(super) fn draw(
+    seed: u64,
+    name: &str,
+    shape: &[usize],
+    dtype: Dtype,
+    f: impl Fn(f32) -> f32 + Sync,
+) -> Tensor {
     let len = shape.iter().product();
     let data = match dtype {
         Dtype::F16 => Data::F16(random::map_normal(seed, name, len, |x| f16::from_f32(f(x)))),
@@ -212,9 +244,10 @@ pub(super) fn draw(seed: u64, name: &str, shape: &[usize], dtype: Dtype, f: impl
     Tensor::new(shape, data)
 }
 
-/// Of outputs. 16 bits: some three times what rounding alone brings, the probabilities as operands and the output (a test
-/// emulates it: 4e-3 and 2e-3 in bf16, an eighth in f16). f32: some seven times what the CPU backend measures (1e-6 and 4e-7).
-/// All far below what a wrong scale, a missed key or TF32 GEMMs bring.
+/// Of outputs. 16 bits: some three times what rounding alone brings, the probabilities as operands
+/// and the output (a test emulates it: 4e-3 and 2e-3 in bf16, an eighth in f16). f32: some seven
+/// times what the CPU backend measures (1e-6 and 4e-7). All far below what a wrong scale, a missed
+/// key or TF32 GEMMs bring.
 pub(super) fn tolerance(dtype: Dtype) -> Tolerance {
     match dtype {
         Dtype::Bf16 => Tolerance { max_error: 1.2e-2, relative_l2: 7e-3 },
@@ -223,8 +256,9 @@ pub(super) fn tolerance(dtype: Dtype) -> Tolerance {
     }
 }
 
-/// Of gradients: as [`tolerance`], where the gradient of the scores and the saved output are rounded too (5e-3 and 3e-3 in bf16;
-/// with outliers, whose gradients are differences of larger numbers, 9e-3 and 5e-3).
+/// Of gradients: as [`tolerance`], where the gradient of the scores and the saved output are
+/// rounded too (5e-3 and 3e-3 in bf16; with outliers, whose gradients are differences of larger
+/// numbers, 9e-3 and 5e-3).
 fn gradient_tolerance(dtype: Dtype, outliers: bool) -> Tolerance {
     match (dtype, outliers) {
         (Dtype::Bf16, false) => Tolerance { max_error: 1.5e-2, relative_l2: 9e-3 },
@@ -280,7 +314,9 @@ impl Problem for AttentionForward {
         let expect = |band| {
             rows.expect("out", &attention.shape(), rows.drawn("out", &band), |head, positions| {
                 let [k, v] = heads.seen(head, positions);
-                let some = |positions| attention.head().forward(&heads.some("q", head, positions), positions, &k, &v);
+                let some = |positions| {
+                    attention.head().forward(&heads.some("q", head, positions), positions, &k, &v)
+                };
                 positions.chunks(ROWS).flat_map(some).collect()
             })
         };
@@ -300,9 +336,11 @@ impl Problem for AttentionForward {
     }
 }
 
-/// `attention/backward`: `q`, `k`, `v` and `grad_out` to `grad_q`, `grad_k` and `grad_v`, all `[b, h, s, d]`.
+/// `attention/backward`: `q`, `k`, `v` and `grad_out` to `grad_q`, `grad_k` and `grad_v`, all `[b,
+/// h, s, d]`.
 ///
-/// The work is the backward alone: five GEMMs for the forward's two (2.5 times), the scores recomputed.
+/// The work is the backward alone: five GEMMs for the forward's two (2.5 times), the scores
+/// recomputed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionBackward {
     /// Shape, mask and dtype.
@@ -314,8 +352,8 @@ impl Problem for AttentionBackward {
         self.attention.inputs(seed, &["q", "k", "v", "grad_out"])
     }
 
-    /// Rows of `grad_q` are drawn from all heads. A row of `grad_k` or `grad_v` needs every query of its head: whole heads
-    /// are drawn for those.
+    /// Rows of `grad_q` are drawn from all heads. A row of `grad_k` or `grad_v` needs every query
+    /// of its head: whole heads are drawn for those.
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let (attention, rows) = (&self.attention, self.attention.rows());
         let Attention { s, d, .. } = *attention;
@@ -323,30 +361,45 @@ impl Problem for AttentionBackward {
         let shape = attention.shape();
         let mut expected = Vec::new();
         for band in rows.bands() {
-            expected.push(rows.expect("grad_q", &shape, rows.drawn("grad_q", &band), |head, positions| {
-                let [k, v] = heads.seen(head, positions);
-                let some = |positions| {
-                    let [q, grad_out] = ["q", "grad_out"].map(|name| heads.some(name, head, positions));
-                    attention.head().query_gradients(&q, &grad_out, positions, &k, &v)
-                };
-                positions.chunks(ROWS).flat_map(some).collect()
-            }));
+            expected.push(rows.expect(
+                "grad_q",
+                &shape,
+                rows.drawn("grad_q", &band),
+                |head, positions| {
+                    let [k, v] = heads.seen(head, positions);
+                    let some = |positions| {
+                        let [q, grad_out] =
+                            ["q", "grad_out"].map(|name| heads.some(name, head, positions));
+                        attention.head().query_gradients(&q, &grad_out, positions, &k, &v)
+                    };
+                    positions.chunks(ROWS).flat_map(some).collect()
+                },
+            ));
         }
         let drawn = rows.drawn_heads("grad_k and grad_v");
         let gradients: Vec<(Vec<f64>, Vec<f64>)> = drawn
             .par_iter()
             .map(|&head| {
-                let [q, grad_out, k, v] = ["q", "grad_out", "k", "v"].map(|name| heads.first(name, head, s));
+                let [q, grad_out, k, v] =
+                    ["q", "grad_out", "k", "v"].map(|name| heads.first(name, head, s));
                 attention.head().key_value_gradients(&q, &grad_out, &k, &v)
             })
             .collect();
         let (grad_k, grad_v): (Vec<_>, Vec<_>) = gradients.into_iter().unzip();
         for (name, gradients) in [("grad_k", grad_k), ("grad_v", grad_v)] {
             for band in rows.bands() {
-                let drawn_rows = drawn.iter().flat_map(|head| band.clone().map(move |position| head * s + position)).collect();
+                let drawn_rows = drawn
+                    .iter()
+                    .flat_map(|head| band.clone().map(move |position| head * s + position))
+                    .collect();
                 expected.push(rows.expect(name, &shape, drawn_rows, |head, positions| {
-                    let of_head = &gradients[drawn.binary_search(&head).expect("rows are of drawn heads")];
-                    positions.iter().flat_map(|position| &of_head[position * d..][..d]).copied().collect()
+                    let of_head =
+                        &gradients[drawn.binary_search(&head).expect("rows are of drawn heads")];
+                    positions
+                        .iter()
+                        .flat_map(|position| &of_head[position * d..][..d])
+                        .copied()
+                        .collect()
                 }));
             }
         }

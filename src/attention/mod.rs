@@ -27,5 +27,8 @@ pub fn suites() -> Vec<Box<dyn Suite>> {
 pub const PEERS: Peers = Peers {
     family: "attention",
     main: "attention.py",
-    files: &[("common.py", include_str!("../../peers/common.py")), ("attention.py", include_str!("../../peers/attention.py"))],
+    files: &[
+        ("common.py", include_str!("../../peers/common.py")),
+        ("attention.py", include_str!("../../peers/attention.py")),
+    ],
 };

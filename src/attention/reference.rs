@@ -1,8 +1,8 @@
 //! Attention of one head in fp64: the definition that every implementation is verified against.
 //!
-//! Matrices are row-major slices: queries `[rows, d]`, keys and values `[keys, d]`, scores `[rows, keys]`. A query's
-//! position says which keys it sees under the causal mask. Deliberately absent: which heads and rows are computed
-//! (`sample`), and any online or tiled form of the softmax.
+//! Matrices are row-major slices: queries `[rows, d]`, keys and values `[keys, d]`, scores `[rows,
+//! keys]`. A query's position says which keys it sees under the causal mask. Deliberately absent:
+//! which heads and rows are computed (`sample`), and any online or tiled form of the softmax.
 
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};
@@ -19,7 +19,8 @@ pub struct HeadConfig {
     pub causal: bool,
 }
 
-/// Queries whose probabilities are held at a time, and keys whose gradients one task takes: bound the fp64 scratch.
+/// Queries whose probabilities are held at a time, and keys whose gradients one task takes: bound
+/// the fp64 scratch.
 pub const ROWS: usize = 64;
 const GROUP: usize = 8 * ROWS;
 const KEYS: usize = 256;
@@ -44,7 +45,10 @@ impl HeadConfig {
     fn inner_products(&self, a: &[f64], b: &[f64], factor: f64) -> Vec<f64> {
         let (rows, keys) = (a.len() / self.d, b.len() / self.d);
         let mut out = vec![0.0; rows * keys];
-        let (a, b) = (MatRef::from_row_major_slice(a, rows, self.d), MatRef::from_row_major_slice(b, keys, self.d));
+        let (a, b) = (
+            MatRef::from_row_major_slice(a, rows, self.d),
+            MatRef::from_row_major_slice(b, keys, self.d),
+        );
         add_gemm(&mut out, a, b.transpose(), factor);
         out
     }
@@ -54,7 +58,10 @@ impl HeadConfig {
         let keys = v.len() / self.d;
         let rows = p.len() / keys;
         let mut out = vec![0.0; rows * self.d];
-        let (p, v) = (MatRef::from_row_major_slice(p, rows, keys), MatRef::from_row_major_slice(v, keys, self.d));
+        let (p, v) = (
+            MatRef::from_row_major_slice(p, rows, keys),
+            MatRef::from_row_major_slice(v, keys, self.d),
+        );
         add_gemm(&mut out, p, v, 1.0);
         out
     }
@@ -77,9 +84,17 @@ impl HeadConfig {
         self.values(&self.probabilities(q, positions, &k[..seen]), &v[..seen])
     }
 
-    /// Probabilities and gradient of the scores for some queries: `dS = P ∘ (dP - rowsum(P ∘ dP)) / sqrt(d)` with
-    /// `dP = dO vᵀ`, the gradient of `q kᵀ` before its scaling. `k` and `v` hold the keys that take part.
-    fn score_gradients(&self, q: &[f64], grad_out: &[f64], positions: &[usize], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    /// Probabilities and gradient of the scores for some queries: `dS = P ∘ (dP - rowsum(P ∘ dP)) /
+    /// sqrt(d)` with `dP = dO vᵀ`, the gradient of `q kᵀ` before its scaling. `k` and `v` hold
+    /// the keys that take part.
+    fn score_gradients(
+        &self,
+        q: &[f64],
+        grad_out: &[f64],
+        positions: &[usize],
+        k: &[f64],
+        v: &[f64],
+    ) -> (Vec<f64>, Vec<f64>) {
         let keys = k.len() / self.d;
         let p = self.probabilities(q, positions, k);
         let mut grad = self.inner_products(grad_out, v, 1.0);
@@ -91,14 +106,28 @@ impl HeadConfig {
     }
 
     /// Gradient of some queries.
-    pub fn query_gradients(&self, q: &[f64], grad_out: &[f64], positions: &[usize], k: &[f64], v: &[f64]) -> Vec<f64> {
+    pub fn query_gradients(
+        &self,
+        q: &[f64],
+        grad_out: &[f64],
+        positions: &[usize],
+        k: &[f64],
+        v: &[f64],
+    ) -> Vec<f64> {
         let seen = self.visible(positions, k.len() / self.d) * self.d;
         let (_, grad_scores) = self.score_gradients(q, grad_out, positions, &k[..seen], &v[..seen]);
         self.values(&grad_scores, &k[..seen])
     }
 
-    /// Gradients of all keys and values of the head: `dK = dSᵀ q`, `dV = Pᵀ dO` over all its queries.
-    pub fn key_value_gradients(&self, q: &[f64], grad_out: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    /// Gradients of all keys and values of the head: `dK = dSᵀ q`, `dV = Pᵀ dO` over all its
+    /// queries.
+    pub fn key_value_gradients(
+        &self,
+        q: &[f64],
+        grad_out: &[f64],
+        k: &[f64],
+        v: &[f64],
+    ) -> (Vec<f64>, Vec<f64>) {
         let (d, s) = (self.d, q.len() / self.d);
         let (mut grad_k, mut grad_v) = (vec![0.0; s * d], vec![0.0; s * d]);
         for group in (0..s).step_by(GROUP) {
@@ -121,13 +150,18 @@ impl HeadConfig {
                     (piece, p, grad_scores)
                 })
                 .collect();
-            let blocks = grad_k[..seen * d].par_chunks_mut(KEYS * d).zip(grad_v[..seen * d].par_chunks_mut(KEYS * d));
+            let blocks = grad_k[..seen * d]
+                .par_chunks_mut(KEYS * d)
+                .zip(grad_v[..seen * d].par_chunks_mut(KEYS * d));
             blocks.enumerate().for_each(|(block, (grad_k, grad_v))| {
                 let keys = grad_k.len() / d;
                 for (piece, p, grad_scores) in &pieces {
                     let rows = piece.len() / d;
-                    for (out, weights, x) in [(&mut *grad_k, grad_scores, q), (&mut *grad_v, p, grad_out)] {
-                        let weights = MatRef::from_row_major_slice(weights, rows, seen).subcols(block * KEYS, keys);
+                    for (out, weights, x) in
+                        [(&mut *grad_k, grad_scores, q), (&mut *grad_v, p, grad_out)]
+                    {
+                        let weights = MatRef::from_row_major_slice(weights, rows, seen)
+                            .subcols(block * KEYS, keys);
                         let x = MatRef::from_row_major_slice(&x[piece.clone()], rows, d);
                         add_gemm(out, weights.transpose(), x, 1.0);
                     }
@@ -148,6 +182,13 @@ pub fn softmax(row: &mut [f64]) {
 
 /// `out += factor · a b` on this thread.
 fn add_gemm(out: &mut [f64], a: MatRef<'_, f64>, b: MatRef<'_, f64>, factor: f64) {
-    matmul(MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols()), Accum::Add, a, b, factor, Par::Seq);
+    matmul(
+        MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols()),
+        Accum::Add,
+        a,
+        b,
+        factor,
+        Par::Seq,
+    );
     leave_avx();
 }

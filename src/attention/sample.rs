@@ -1,7 +1,9 @@
-//! Which rows the reference computes: all of a small problem, a seeded random sample of a large one.
+//! Which rows the reference computes: all of a small problem, a seeded random sample of a large
+//! one.
 //!
-//! Under the causal mask early rows are averages of few values and large, late rows averages of many and small. They are
-//! drawn and compared in bands of positions, so that a late row is held to the magnitude of its own band.
+//! Under the causal mask early rows are averages of few values and large, late rows averages of
+//! many and small. They are drawn and compared in bands of positions, so that a late row is held to
+//! the magnitude of its own band.
 
 use std::ops::Range;
 
@@ -9,7 +11,8 @@ use rayon::prelude::*;
 
 use kernelgate::workload::{Expected, random};
 
-/// Query-key pairs that a reference computes: about half a second on two cores, exponentials and GEMMs together.
+/// Query-key pairs that a reference computes: about half a second on two cores, exponentials and
+/// GEMMs together.
 pub const PAIRS: u64 = 1 << 25;
 
 /// Seed of the sample. Fixed: which rows are checked belongs to the reference, not to the inputs.
@@ -54,17 +57,27 @@ impl Rows {
         self.heads as u128 * (self.s as u128).pow(2)
     }
 
-    /// The rows of a band that are checked, ascending: all of them, or a random sample of the band's share of [`PAIRS`].
+    /// The rows of a band that are checked, ascending: all of them, or a random sample of the
+    /// band's share of [`PAIRS`].
     pub fn drawn(&self, name: &str, band: &Range<usize>) -> Vec<usize> {
         let rows = self.heads * band.len();
-        let share = if self.whole() { rows } else { (PAIRS as usize / self.bands().len() / band.end).max(1) };
+        let share = if self.whole() {
+            rows
+        } else {
+            (PAIRS as usize / self.bands().len() / band.end).max(1)
+        };
         let drawn = random::indices(SEED, &format!("{name} {}", band.start), rows, share);
-        drawn.into_iter().map(|row| row / band.len() * self.s + band.start + row % band.len()).collect()
+        drawn
+            .into_iter()
+            .map(|row| row / band.len() * self.s + band.start + row % band.len())
+            .collect()
     }
 
-    /// The heads that are checked where a row's value needs its whole head, ascending: one at least.
+    /// The heads that are checked where a row's value needs its whole head, ascending: one at
+    /// least.
     pub fn drawn_heads(&self, name: &str) -> Vec<usize> {
-        let share = (2 * u128::from(PAIRS) / (self.s as u128).pow(2)).clamp(1, self.heads as u128) as usize;
+        let share =
+            (2 * u128::from(PAIRS) / (self.s as u128).pow(2)).clamp(1, self.heads as u128) as usize;
         random::indices(SEED, name, self.heads, if self.whole() { self.heads } else { share })
     }
 
@@ -74,10 +87,14 @@ impl Rows {
         if self.whole() {
             return rows as u64;
         }
-        self.bands().iter().map(|band| ((self.heads * band.len()) as u64).min(PAIRS / band.end as u64 + 1)).sum()
+        self.bands()
+            .iter()
+            .map(|band| ((self.heads * band.len()) as u64).min(PAIRS / band.end as u64 + 1))
+            .sum()
     }
 
-    /// The reference of some rows of output `name`: `f(head, positions)` gives the values of ascending positions of a head.
+    /// The reference of some rows of output `name`: `f(head, positions)` gives the values of
+    /// ascending positions of a head.
     pub fn expect(
         &self,
         name: &str,

@@ -1,4 +1,5 @@
-//! The definition against plain loops and finite differences, its invariants, and the tolerances against emulated rounding.
+//! The definition against plain loops and finite differences, its invariants, and the tolerances
+//! against emulated rounding.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +38,9 @@ fn plain(head: &HeadConfig, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
     let mut out = vec![0.0; s * d];
     for i in 0..s {
         let keys = if head.causal { i + 1 } else { s };
-        let weight = |j: usize| ((0..d).map(|c| q[i * d + c] * k[j * d + c]).sum::<f64>() / (d as f64).sqrt()).exp();
+        let weight = |j: usize| {
+            ((0..d).map(|c| q[i * d + c] * k[j * d + c]).sum::<f64>() / (d as f64).sqrt()).exp()
+        };
         let sum: f64 = (0..keys).map(weight).sum();
         for j in 0..keys {
             for c in 0..d {
@@ -137,11 +140,20 @@ fn attention(b: usize, s: usize, d: usize, causal: bool, dtype: Dtype) -> Attent
 #[test]
 fn declared_work_is_flash_attentions() {
     let s1024 = attention(16, 1024, 64, false, Dtype::Bf16);
-    assert_eq!(AttentionForward { attention: s1024 }.work().matmul_flops(), 4 * 16_384 * 1024 * 2048);
+    assert_eq!(
+        AttentionForward { attention: s1024 }.work().matmul_flops(),
+        4 * 16_384 * 1024 * 2048
+    );
     assert_eq!(AttentionForward { attention: s1024 }.work().total_bytes(), 4 * 16_384 * 2048 * 2);
     let causal = attention(16, 1024, 64, true, Dtype::Bf16);
-    assert_eq!(AttentionForward { attention: causal }.work().matmul_flops(), 2 * 16_384 * 1024 * 2048);
-    assert_eq!(AttentionBackward { attention: causal }.work().matmul_flops(), 5 * 16_384 * 1024 * 2048);
+    assert_eq!(
+        AttentionForward { attention: causal }.work().matmul_flops(),
+        2 * 16_384 * 1024 * 2048
+    );
+    assert_eq!(
+        AttentionBackward { attention: causal }.work().matmul_flops(),
+        5 * 16_384 * 1024 * 2048
+    );
     assert_eq!(AttentionBackward { attention: s1024 }.work().total_bytes(), 7 * 16_384 * 2048 * 2);
 }
 
@@ -149,11 +161,14 @@ fn declared_work_is_flash_attentions() {
 fn every_listed_point_binds_and_has_a_short_id() {
     fn check<P: Problem>(workload: &Workload<P>) {
         let points = workload.points(Effort::Thorough, Scale::Host, &[]).unwrap();
-        let ids: BTreeSet<String> = points.iter().map(|point| format!("{}/{point}", workload.name)).collect();
+        let ids: BTreeSet<String> =
+            points.iter().map(|point| format!("{}/{point}", workload.name)).collect();
         assert_eq!(ids.len(), points.len());
         for (point, id) in points.iter().zip(&ids) {
             assert!(
-                (workload.bind)(point).is_ok_and(|problem| problem.work().total_bytes() > 0 && problem.host_bytes() > 0),
+                (workload.bind)(point).is_ok_and(
+                    |problem| problem.work().total_bytes() > 0 && problem.host_bytes() > 0
+                ),
                 "{id}"
             );
             assert!(id.len() <= 64, "{id}");
@@ -189,13 +204,19 @@ fn a_sample_of_a_large_problem_holds_rows_of_the_whole() {
         let expected = problem.reference(&inputs);
         assert_eq!(expected.len(), if causal { 3 } else { 1 });
         let head = 37;
-        let [q, k, v] = ["q", "k", "v"].map(|name| inputs.tensor(name).to_f64(head * 1024 * 64, 1024 * 64));
+        let [q, k, v] =
+            ["q", "k", "v"].map(|name| inputs.tensor(name).to_f64(head * 1024 * 64, 1024 * 64));
         let whole = forward(&attention.head(), &q, &k, &v);
         let mut seen = 0;
         for band in &expected {
-            let (rows, Data::F64(values)) = (band.rows.as_ref().expect("a sample"), &band.values) else { panic!("fp64") };
+            let (rows, Data::F64(values)) = (band.rows.as_ref().expect("a sample"), &band.values)
+            else {
+                panic!("fp64")
+            };
             assert!(rows.is_sorted_by(|a, b| a < b) && *rows.last().unwrap() < 64 * 1024);
-            for (row, values) in rows.iter().zip(values.chunks(64)).filter(|(row, _)| *row / 1024 == head) {
+            for (row, values) in
+                rows.iter().zip(values.chunks(64)).filter(|(row, _)| *row / 1024 == head)
+            {
                 near(values, &whole[row % 1024 * 64..][..64], 1e-12).unwrap();
                 seen += 1;
             }
@@ -211,14 +232,18 @@ fn a_small_problem_is_checked_whole() {
         let inputs = problem.inputs(3);
         let expected = problem.reference(&inputs);
         for name in ["grad_q", "grad_k", "grad_v"] {
-            let rows: usize =
-                expected.iter().filter(|part| part.name == name).map(|part| part.rows.as_ref().map_or(32 * 33, Vec::len)).sum();
+            let rows: usize = expected
+                .iter()
+                .filter(|part| part.name == name)
+                .map(|part| part.rows.as_ref().map_or(32 * 33, Vec::len))
+                .sum();
             assert_eq!(rows, 32 * 33);
         }
     }
 }
 
-/// What an implementation on tensor cores computes: fp32 or better inside, but operands of GEMMs and results in the dtype.
+/// What an implementation on tensor cores computes: fp32 or better inside, but operands of GEMMs
+/// and results in the dtype.
 struct Rounded {
     head: HeadConfig,
     round: fn(f64) -> f64,
@@ -246,7 +271,8 @@ impl Rounded {
     fn backward(&self, q: &[f64], k: &[f64], v: &[f64], grad_out: &[f64]) -> [Vec<f64>; 3] {
         let (d, s) = (self.head.d, q.len() / self.head.d);
         let (p, out) = self.forward(q, k, v);
-        let transposed = |x: &[f64]| (0..s * s).map(|index| x[index % s * s + index / s]).collect::<Vec<_>>();
+        let transposed =
+            |x: &[f64]| (0..s * s).map(|index| x[index % s * s + index / s]).collect::<Vec<_>>();
         let mut grad = self.head.scores(grad_out, v);
         for row in 0..s {
             let mean: f64 = (0..d).map(|c| grad_out[row * d + c] * out[row * d + c]).sum();
@@ -255,9 +281,14 @@ impl Rounded {
                 *grad = (self.round)(p[row * s + column] * (*grad / self.head.scale() - mean));
             }
         }
-        let scaled = |x: Vec<f64>| self.round(x.into_iter().map(|x| x * self.head.scale()).collect());
+        let scaled =
+            |x: Vec<f64>| self.round(x.into_iter().map(|x| x * self.head.scale()).collect());
         let grad_v = self.round(self.head.values(&transposed(&self.round(p)), grad_out));
-        [scaled(self.head.values(&grad, k)), scaled(self.head.values(&transposed(&grad), q)), grad_v]
+        [
+            scaled(self.head.values(&grad, k)),
+            scaled(self.head.values(&transposed(&grad), q)),
+            grad_v,
+        ]
     }
 }
 
@@ -274,7 +305,8 @@ fn errors_of_rounding(attention: Attention) -> [OutputComparison; 2] {
     let heads: Vec<[Vec<f64>; 4]> = (0..attention.h)
         .into_par_iter()
         .map(|head| {
-            let [q, k, v, grad_out] = ["q", "k", "v", "grad_out"].map(|name| inputs.tensor(name).to_f64(head * s * d, s * d));
+            let [q, k, v, grad_out] = ["q", "k", "v", "grad_out"]
+                .map(|name| inputs.tensor(name).to_f64(head * s * d, s * d));
             let [grad_q, grad_k, grad_v] = rounded.backward(&q, &k, &v, &grad_out);
             [rounded.forward(&q, &k, &v).1, grad_q, grad_k, grad_v]
         })
@@ -288,7 +320,8 @@ fn errors_of_rounding(attention: Attention) -> [OutputComparison; 2] {
     let loose = Tolerance { max_error: 1.0, relative_l2: 1.0 };
     [
         compare(&outputs(&["out"], 0), &forward.reference(&inputs), loose).unwrap(),
-        compare(&outputs(&["grad_q", "grad_k", "grad_v"], 1), &backward.reference(&inputs), loose).unwrap(),
+        compare(&outputs(&["grad_q", "grad_k", "grad_v"], 1), &backward.reference(&inputs), loose)
+            .unwrap(),
     ]
 }
 
@@ -296,7 +329,9 @@ fn errors_of_rounding(attention: Attention) -> [OutputComparison; 2] {
 fn rounding_to_16_bits_stays_well_within_the_tolerance() {
     let normal = [(64, 64, false), (200, 64, true), (512, 64, false), (512, 128, true)];
     let hard = [(200, 64, true), (512, 128, false)];
-    for (dtype, outliers) in [(Dtype::Bf16, false), (Dtype::F16, false), (Dtype::Bf16, true), (Dtype::F16, true)] {
+    for (dtype, outliers) in
+        [(Dtype::Bf16, false), (Dtype::F16, false), (Dtype::Bf16, true), (Dtype::F16, true)]
+    {
         let mut worst = [Tolerance { max_error: 0.0, relative_l2: 0.0 }; 2];
         for &(s, d, causal) in if outliers { &hard[..] } else { &normal } {
             let problem = Attention { outliers, ..attention(1, s, d, causal, dtype) };
@@ -306,8 +341,12 @@ fn rounding_to_16_bits_stays_well_within_the_tolerance() {
                 worst.relative_l2 = worst.relative_l2.max(error.relative_l2);
             }
         }
-        for (worst, allowed) in worst.into_iter().zip([tolerance(dtype), gradient_tolerance(dtype, outliers)]) {
-            for (error, allowed) in [(worst.max_error, allowed.max_error), (worst.relative_l2, allowed.relative_l2)] {
+        for (worst, allowed) in
+            worst.into_iter().zip([tolerance(dtype), gradient_tolerance(dtype, outliers)])
+        {
+            for (error, allowed) in
+                [(worst.max_error, allowed.max_error), (worst.relative_l2, allowed.relative_l2)]
+            {
                 assert!(
                     error < allowed / 2.0 && error > allowed / 5.0,
                     "{dtype:?} outliers {outliers}: {error:.1e} of {allowed:.1e}"
@@ -319,12 +358,25 @@ fn rounding_to_16_bits_stays_well_within_the_tolerance() {
 
 #[test]
 fn outliers_are_one_in_a_thousand_and_repeat() {
-    let problem = AttentionForward { attention: Attention { outliers: true, ..attention(2, 500, 64, false, Dtype::F32) } };
+    let problem = AttentionForward {
+        attention: Attention { outliers: true, ..attention(2, 500, 64, false, Dtype::F32) },
+    };
     let inputs = problem.inputs(4);
     assert_eq!(inputs.tensor("q").as_bytes(), problem.inputs(4).tensor("q").as_bytes());
     let q = inputs.tensor("q").to_f64(0, inputs.tensor("q").len());
     let plain = random::normal(4, "q", q.len());
-    let moved: Vec<f64> = q.iter().zip(plain).map(|(q, plain)| q - f64::from(plain)).filter(|moved| *moved != 0.0).collect();
-    let (share, variance) = (moved.len() as f64 / q.len() as f64, moved.iter().map(|x| x * x).sum::<f64>() / moved.len() as f64);
-    assert!((8e-4..1.2e-3).contains(&share) && (85.0..115.0).contains(&variance), "{share} {variance}");
+    let moved: Vec<f64> = q
+        .iter()
+        .zip(plain)
+        .map(|(q, plain)| q - f64::from(plain))
+        .filter(|moved| *moved != 0.0)
+        .collect();
+    let (share, variance) = (
+        moved.len() as f64 / q.len() as f64,
+        moved.iter().map(|x| x * x).sum::<f64>() / moved.len() as f64,
+    );
+    assert!(
+        (8e-4..1.2e-3).contains(&share) && (85.0..115.0).contains(&variance),
+        "{share} {variance}"
+    );
 }

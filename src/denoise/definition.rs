@@ -1,7 +1,9 @@
-//! The denoise loop of a robot policy: the action expert of pi0.5, one Euler step and the whole loop.
+//! The denoise loop of a robot policy: the action expert of pi0.5, one Euler step and the whole
+//! loop.
 //!
-//! Source: openpi `gemma.py`, `pi0.py` and `pi0_pytorch.py`. A transformer of multi-query attention layers over a horizon
-//! of noisy actions; every norm is modulated by the time (adaRMS), and attention sees a cached prefix besides the actions.
+//! Source: openpi `gemma.py`, `pi0.py` and `pi0_pytorch.py`. A transformer of multi-query attention
+//! layers over a horizon of noisy actions; every norm is modulated by the time (adaRMS), and
+//! attention sees a cached prefix besides the actions.
 //!
 //! One step at time t, for actions `x [S, 32]`, with `positions = P..P+S`:
 //!
@@ -14,12 +16,14 @@
 //! velocity = final_norm(h)·action_out + b
 //! ```
 //!
-//! The loop starts from `x` at t = 1 and takes `steps` times `x += dt·velocity(x, t); t += dt`, with `dt = -1/steps`.
-//! The caches are not updated. Time and its embedding are fp64, the state `x` is fp32 in every implementation.
+//! The loop starts from `x` at t = 1 and takes `steps` times `x += dt·velocity(x, t); t += dt`,
+//! with `dt = -1/steps`. The caches are not updated. Time and its embedding are fp64, the state `x`
+//! is fp32 in every implementation.
 //!
-//! Tensors, row-major, matrices `[in, out]` so that `y = x·W`; layers are stacked. W width, D depth, M mlp width, H query
-//! heads, E head dimension, S horizon, P prefix; head h of a row of q is its elements `h·E..(h+1)·E`.
-//! Matrices and caches have the dtype of the problem, biases, `x` and `t` are always f32.
+//! Tensors, row-major, matrices `[in, out]` so that `y = x·W`; layers are stacked. W width, D
+//! depth, M mlp width, H query heads, E head dimension, S horizon, P prefix; head h of a row of q
+//! is its elements `h·E..(h+1)·E`. Matrices and caches have the dtype of the problem, biases, `x`
+//! and `t` are always f32.
 //!
 //! | input | shape | |
 //! |---|---|---|
@@ -42,19 +46,26 @@
 //! | `velocity` | [S, 32], f32 | of the step |
 //! | `actions` | [S, 32], f32 | of the loop |
 //!
-//! Deliberately absent: images, language and the making of the prefix; the state token of pi0; a mask, as the suffix sees
-//! all of the prefix and all of itself.
+//! Deliberately absent: images, language and the making of the prefix; the state token of pi0; a
+//! mask, as the suffix sees all of the prefix and all of itself.
 
 use super::model::ACTION;
 use super::reference::{self, ReferenceExpert};
 pub use super::shape::ExpertShape;
-use kernelgate::workload::{Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload};
+use kernelgate::workload::{
+    Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload,
+};
 
-const MODEL: Axis = Axis::one_of("model", &["pi05", "tiny"], "the expert of pi0.5 (430 M weights), or a small one for exact tests");
+const MODEL: Axis = Axis::one_of(
+    "model",
+    &["pi05", "tiny"],
+    "the expert of pi0.5 (430 M weights), or a small one for exact tests",
+);
 const S: Axis = Axis::number("s", "horizon: actions denoised together");
 const P: Axis = Axis::number("p", "prefix: cached tokens, 968 with three images, 712 with two");
 const STEPS: Axis = Axis::number("steps", "Euler steps");
-const DTYPE: Axis = Axis::one_of("dtype", &["f32", "bf16"], "dtype of weights and caches; the state is always f32");
+const DTYPE: Axis =
+    Axis::one_of("dtype", &["f32", "bf16"], "dtype of weights and caches; the state is always f32");
 
 /// The time of [`STEP`]: three of ten steps into the loop.
 const STEP_TIME: f32 = 0.7;
@@ -68,7 +79,10 @@ pub const STEP: Workload<DenoiseStep> = Workload {
     axes: &[MODEL, S, P, DTYPE],
     default: &["model=pi05 s=50 p=968 dtype=f32"],
     accelerator: &["model=pi05 s=50 p=968 dtype=bf16", "model=pi05 s=10 p=712 dtype=bf16"],
-    thorough: &["model=pi05 s=10,15,50 p=712,968 dtype=f32,bf16", "model=tiny s=7,50 p=13,968 dtype=f32,bf16"],
+    thorough: &[
+        "model=pi05 s=10,15,50 p=712,968 dtype=f32,bf16",
+        "model=tiny s=7,50 p=13,968 dtype=f32,bf16",
+    ],
     bind: |point| Ok(DenoiseStep { expert: ExpertShape::bind(point)? }),
 };
 
@@ -78,9 +92,13 @@ pub const LOOP: Workload<DenoiseLoop> = Workload {
     about: "the denoise loop of the pi0.5 action expert: noise to actions in Euler steps",
     revision: 1,
     axes: &[MODEL, S, P, STEPS, DTYPE],
-    // On two cores the full loop takes about 3 s and its reference 9: for the CPU it belongs to the thorough sweep.
+    // On two cores the full loop takes about 3 s and its reference 9: for the CPU it belongs to the
+    // thorough sweep.
     default: &["model=tiny s=50 p=968 steps=10 dtype=f32"],
-    accelerator: &["model=pi05 s=50 p=968 steps=10 dtype=bf16", "model=pi05 s=10 p=712 steps=10 dtype=bf16"],
+    accelerator: &[
+        "model=pi05 s=50 p=968 steps=10 dtype=bf16",
+        "model=pi05 s=10 p=712 steps=10 dtype=bf16",
+    ],
     thorough: &[
         "model=pi05 s=10,50 p=712,968 steps=10 dtype=f32,bf16",
         "model=pi05 s=50 p=968 steps=5 dtype=bf16",
@@ -123,8 +141,9 @@ impl Problem for DenoiseStep {
         match self.expert.dtype {
             // Measured: 3.0e-6 on the full model, 9e-7 on the small one.
             Dtype::F32 => Tolerance { max_error: 2e-5, relative_l2: 2e-5 },
-            // Rounding every activation to bf16, the residual stream too, costs 1.9e-2 on the full model and up to 1.4e-2
-            // on the small one (both measures). The least of the faults tested costs 6e-2.
+            // Rounding every activation to bf16, the residual stream too, costs 1.9e-2 on the full
+            // model and up to 1.4e-2 on the small one (both measures). The least of the
+            // faults tested costs 6e-2.
             _ => Tolerance { max_error: 6e-2, relative_l2: 5e-2 },
         }
     }
@@ -163,8 +182,8 @@ impl Problem for DenoiseLoop {
         match self.expert.dtype {
             // 7.6e-7 on the full model, 7e-7 on the small one.
             Dtype::F32 => Tolerance { max_error: 5e-6, relative_l2: 5e-6 },
-            // Errors of the steps average: 6.8e-3 on the full model with every activation rounded to bf16, up to 4.8e-3 on
-            // the small one.
+            // Errors of the steps average: 6.8e-3 on the full model with every activation rounded
+            // to bf16, up to 4.8e-3 on the small one.
             _ => Tolerance { max_error: 2.5e-2, relative_l2: 2e-2 },
         }
     }

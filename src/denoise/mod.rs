@@ -16,12 +16,18 @@ use kernelgate::suite::{Suite, suite};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Box<dyn Suite>> {
-    vec![suite(&STEP, cpu::STEP.iter().chain(cuda::STEP)), suite(&LOOP, cpu::LOOP.iter().chain(cuda::LOOP))]
+    vec![
+        suite(&STEP, cpu::STEP.iter().chain(cuda::STEP)),
+        suite(&LOOP, cpu::LOOP.iter().chain(cuda::LOOP)),
+    ]
 }
 
 /// Other people's kernels for the same problems.
 pub const PEERS: Peers = Peers {
     family: "denoise",
     main: "denoise.py",
-    files: &[("common.py", include_str!("../../peers/common.py")), ("denoise.py", include_str!("../../peers/denoise.py"))],
+    files: &[
+        ("common.py", include_str!("../../peers/common.py")),
+        ("denoise.py", include_str!("../../peers/denoise.py")),
+    ],
 };

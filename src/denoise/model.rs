@@ -1,4 +1,5 @@
-//! The expert's dimensions, and from them every input tensor: its name, shape, dtype and distribution.
+//! The expert's dimensions, and from them every input tensor: its name, shape, dtype and
+//! distribution.
 
 use half::bf16;
 
@@ -8,10 +9,12 @@ use kernelgate::workload::{Data, Dtype, Tensor, random};
 pub const ACTION: usize = 32;
 
 /// The expert of pi0.5: gemma_300m with adaRMS.
-pub const PI05: Model = Model { name: "pi05", width: 1024, depth: 18, mlp: 4096, heads: 8, head_dim: 256 };
+pub const PI05: Model =
+    Model { name: "pi05", width: 1024, depth: 18, mlp: 4096, heads: 8, head_dim: 256 };
 
 /// Small enough for a reference written element by element.
-pub const TINY: Model = Model { name: "tiny", width: 64, depth: 2, mlp: 128, heads: 2, head_dim: 16 };
+pub const TINY: Model =
+    Model { name: "tiny", width: 64, depth: 2, mlp: 128, heads: 2, head_dim: 16 };
 
 /// Dimensions of an expert with one key-value head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +71,9 @@ impl TensorSpec {
     pub(super) fn draw(&self, seed: u64) -> Tensor {
         let (len, deviation) = (self.shape.iter().product(), self.deviation);
         let data = match self.dtype {
-            Dtype::Bf16 => Data::Bf16(random::map_normal(seed, self.name, len, |x| bf16::from_f32(deviation * x))),
+            Dtype::Bf16 => Data::Bf16(random::map_normal(seed, self.name, len, |x| {
+                bf16::from_f32(deviation * x)
+            })),
             _ => Data::F32(random::map_normal(seed, self.name, len, |x| deviation * x)),
         };
         Tensor::new(self.shape.clone(), data)
@@ -99,14 +104,20 @@ impl Model {
 
     /// Every input of a horizon `s` and a prefix `p` but the time, in the order of use.
     ///
-    /// Deviations keep activations of order one through all layers and let every part matter: a factor 2 on `q_proj`
-    /// makes attention pick some tokens (uniform attention averages to almost nothing), a factor 2 on the styles gives
-    /// gates of about 0.4.
+    /// Deviations keep activations of order one through all layers and let every part matter: a
+    /// factor 2 on `q_proj` makes attention pick some tokens (uniform attention averages to
+    /// almost nothing), a factor 2 on the styles gives gates of about 0.4.
     pub fn tensors(&self, s: usize, p: usize, dtype: Dtype) -> Vec<TensorSpec> {
         let Self { width, depth, mlp, heads, head_dim, .. } = *self;
         let matrix = |name, shape: &[usize], read, gain: f32| {
             let rows = shape[shape.len() - 2];
-            TensorSpec { name, shape: shape.to_vec(), dtype, read, deviation: gain / (rows as f32).sqrt() }
+            TensorSpec {
+                name,
+                shape: shape.to_vec(),
+                dtype,
+                read,
+                deviation: gain / (rows as f32).sqrt(),
+            }
         };
         let f32_tensor = |name, shape: &[usize], deviation| TensorSpec {
             name,
@@ -116,8 +127,15 @@ impl Model {
             deviation,
         };
         let bias = |name, shape: &[usize]| f32_tensor(name, shape, 0.1);
-        let cache = |name| TensorSpec { name, shape: vec![depth, p, head_dim], dtype, read: Read::EachStep, deviation: 1.0 };
-        let layer = |name, rows, columns, gain| matrix(name, &[depth, rows, columns], Read::EachStep, gain);
+        let cache = |name| TensorSpec {
+            name,
+            shape: vec![depth, p, head_dim],
+            dtype,
+            read: Read::EachStep,
+            deviation: 1.0,
+        };
+        let layer =
+            |name, rows, columns, gain| matrix(name, &[depth, rows, columns], Read::EachStep, gain);
         vec![
             f32_tensor("x", &[s, ACTION], 1.0),
             matrix("time_in", &[width, width], Read::Once, 1.0),

@@ -1,7 +1,8 @@
-//! The expert once more, token by token and head by head without any library: what the reference is tested against.
+//! The expert once more, token by token and head by head without any library: what the reference is
+//! tested against.
 //!
-//! It can round as a bf16 implementation does, and it can be wrong in ways that implementations are: evidence for the
-//! tolerance on both sides.
+//! It can round as a bf16 implementation does, and it can be wrong in ways that implementations
+//! are: evidence for the tolerance on both sides.
 
 use std::collections::BTreeMap;
 
@@ -50,7 +51,10 @@ pub struct Plain {
 
 impl Plain {
     pub fn new(shape: &ExpertShape, inputs: &Tensors) -> Self {
-        let tensors = inputs.iter().map(|(name, tensor)| (name.to_owned(), tensor.to_f64(0, tensor.len()))).collect();
+        let tensors = inputs
+            .iter()
+            .map(|(name, tensor)| (name.to_owned(), tensor.to_f64(0, tensor.len())))
+            .collect();
         Self { shape: *shape, tensors, rounded: false, fault: Fault::None }
     }
 
@@ -86,12 +90,19 @@ impl Plain {
             square += x * x;
         }
         let one = if self.fault == Fault::ScaleWithoutOne { 0.0 } else { 1.0 };
-        (0..w).map(|i| self.round(x[i] / (square / w as f64 + 1e-6).sqrt() * (one + style[i]) + style[w + i])).collect()
+        (0..w)
+            .map(|i| {
+                self.round(
+                    x[i] / (square / w as f64 + 1e-6).sqrt() * (one + style[i]) + style[w + i],
+                )
+            })
+            .collect()
     }
 
     fn rotate(&self, x: &[f64], position: usize) -> Vec<f64> {
         let e = x.len();
-        let angle = |i: usize| position as f64 * (1e4f64).powf(-2.0 * (i % (e / 2)) as f64 / e as f64);
+        let angle =
+            |i: usize| position as f64 * (1e4f64).powf(-2.0 * (i % (e / 2)) as f64 / e as f64);
         let other = |i: usize| if i < e / 2 { -x[i + e / 2] } else { x[i - e / 2] };
         (0..e).map(|i| self.round(x[i] * angle(i).cos() + other(i) * angle(i).sin())).collect()
     }
@@ -107,28 +118,46 @@ impl Plain {
             embedding[i] = self.round((2.0 * std::f64::consts::PI * t / period).sin());
             embedding[w / 2 + i] = self.round((2.0 * std::f64::consts::PI * t / period).cos());
         }
-        let hidden = self.silu(self.plus(self.times(&embedding, "time_in", 0, w), "time_in_bias", 0));
+        let hidden =
+            self.silu(self.plus(self.times(&embedding, "time_in", 0, w), "time_in_bias", 0));
         let cond = self.silu(self.plus(self.times(&hidden, "time_out", 0, w), "time_out_bias", 0));
-        let style = |name: &str, layer: usize| self.plus(self.times(&cond, name, layer, 3 * w), &format!("{name}_bias"), layer);
+        let style = |name: &str, layer: usize| {
+            self.plus(self.times(&cond, name, layer, 3 * w), &format!("{name}_bias"), layer)
+        };
 
-        let mut h: Vec<Vec<f64>> = x.chunks(32).map(|x| self.plus(self.times(x, "action_in", 0, w), "action_in_bias", 0)).collect();
+        let mut h: Vec<Vec<f64>> = x
+            .chunks(32)
+            .map(|x| self.plus(self.times(x, "action_in", 0, w), "action_in_bias", 0))
+            .collect();
         for layer in 0..model.depth {
-            let first = style(if self.fault == Fault::WrongStyle { "style2" } else { "style1" }, layer);
+            let first =
+                style(if self.fault == Fault::WrongStyle { "style2" } else { "style1" }, layer);
             let second = style("style2", layer);
             let y: Vec<Vec<f64>> = h.par_iter().map(|h| self.norm(h, &first)).collect();
-            let keys: Vec<Vec<f64>> =
-                y.par_iter().enumerate().map(|(i, y)| self.rotate(&self.times(y, "k_proj", layer, e), p + i)).collect();
-            let values: Vec<Vec<f64>> = y.par_iter().map(|y| self.times(y, "v_proj", layer, e)).collect();
+            let keys: Vec<Vec<f64>> = y
+                .par_iter()
+                .enumerate()
+                .map(|(i, y)| self.rotate(&self.times(y, "k_proj", layer, e), p + i))
+                .collect();
+            let values: Vec<Vec<f64>> =
+                y.par_iter().map(|y| self.times(y, "v_proj", layer, e)).collect();
             h = (0..s)
                 .into_par_iter()
                 .map(|i| {
                     let attended = self.attend(layer, i, &y[i], &keys, &values);
                     let branch = self.times(&attended, "o_proj", layer, w);
-                    let gate = |j: usize| if self.fault == Fault::NoGate { 1.0 } else { first[2 * w + j] };
-                    let h: Vec<f64> = (0..w).map(|j| self.round(h[i][j] + gate(j) * branch[j])).collect();
+                    let gate =
+                        |j: usize| if self.fault == Fault::NoGate { 1.0 } else { first[2 * w + j] };
+                    let h: Vec<f64> =
+                        (0..w).map(|j| self.round(h[i][j] + gate(j) * branch[j])).collect();
                     let y = self.norm(&h, &second);
-                    let (gates, ups) = (self.times(&y, "gate_proj", layer, m), self.times(&y, "up_proj", layer, m));
-                    let inner: Vec<f64> = (0..m).map(|j| self.round(self.round(self.activation(gates[j])) * ups[j])).collect();
+                    let (gates, ups) = (
+                        self.times(&y, "gate_proj", layer, m),
+                        self.times(&y, "up_proj", layer, m),
+                    );
+                    let inner: Vec<f64> = (0..m)
+                        .map(|j| self.round(self.round(self.activation(gates[j])) * ups[j]))
+                        .collect();
                     let branch = self.times(&inner, "down_proj", layer, w);
                     (0..w).map(|j| self.round(h[j] + second[2 * w + j] * branch[j])).collect()
                 })
@@ -154,12 +183,21 @@ impl Plain {
     }
 
     /// All heads of query `i`: its attention over prefix and suffix.
-    fn attend(&self, layer: usize, i: usize, y: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>]) -> Vec<f64> {
+    fn attend(
+        &self,
+        layer: usize,
+        i: usize,
+        y: &[f64],
+        keys: &[Vec<f64>],
+        values: &[Vec<f64>],
+    ) -> Vec<f64> {
         let ExpertShape { model, s, p, .. } = self.shape;
         let e = model.head_dim;
         let q = self.times(y, "q_proj", layer, model.heads * e);
         let late = usize::from(self.fault == Fault::QueryPosition);
-        let cache = |name: &str, j: usize| &self.tensors[name][(layer * p + j) * e..(layer * p + j + 1) * e];
+        let cache = |name: &str, j: usize| {
+            &self.tensors[name][(layer * p + j) * e..(layer * p + j + 1) * e]
+        };
         let mut out = Vec::new();
         for head in 0..model.heads {
             let q = self.rotate(&q[head * e..(head + 1) * e], p + i + late);
@@ -173,14 +211,20 @@ impl Plain {
                 };
                 let key = if j < p { cache("k_cache", j) } else { &keys[j - p] };
                 let dot: f64 = q.iter().zip(key).map(|(q, k)| q * k).sum();
-                let divisor = if self.fault == Fault::ScoreScale { e as f64 } else { (e as f64).sqrt() };
+                let divisor =
+                    if self.fault == Fault::ScoreScale { e as f64 } else { (e as f64).sqrt() };
                 *weight = if hidden { f64::NEG_INFINITY } else { dot / divisor };
             }
             let largest = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = weights.iter().map(|x| (x - largest).exp()).sum();
-            let weights: Vec<f64> = weights.iter().map(|x| self.round((x - largest).exp() / sum)).collect();
+            let weights: Vec<f64> =
+                weights.iter().map(|x| self.round((x - largest).exp() / sum)).collect();
             let value = |j: usize| if j < p { cache("v_cache", j) } else { &values[j - p] };
-            out.extend((0..e).map(|column| self.round((0..p + s).map(|j| weights[j] * value(j)[column]).sum())));
+            out.extend(
+                (0..e).map(|column| {
+                    self.round((0..p + s).map(|j| weights[j] * value(j)[column]).sum())
+                }),
+            );
         }
         out
     }

@@ -1,7 +1,7 @@
 //! The expert in fp64: the definition that every implementation is verified against.
 //!
-//! GEMMs are `faer`'s, everything else is written out. Matrices are converted a block of columns at a time, so
-//! that the fp64 copy of a model never exists.
+//! GEMMs are `faer`'s, everything else is written out. Matrices are converted a block of columns at
+//! a time, so that the fp64 copy of a model never exists.
 
 use std::f64::consts::{PI, TAU};
 
@@ -42,7 +42,9 @@ impl<'a> ReferenceExpert<'a> {
         let embedding: Vec<f64> = times.iter().flat_map(|&t| time_embedding(t, width)).collect();
         let hidden = silu_all(linear(inputs, "time_in", "time_in_bias", 0, &embedding, n));
         let cond = silu_all(linear(inputs, "time_out", "time_out_bias", 0, &hidden, n));
-        let layers = |matrix, bias| (0..depth).map(|layer| linear(inputs, matrix, bias, layer, &cond, n)).collect();
+        let layers = |matrix, bias| {
+            (0..depth).map(|layer| linear(inputs, matrix, bias, layer, &cond, n)).collect()
+        };
         Self {
             shape,
             inputs,
@@ -74,11 +76,13 @@ impl<'a> ReferenceExpert<'a> {
         linear(self.inputs, "action_out", "action_out_bias", 0, &y, s)
     }
 
-    /// `softmax(q·kᵀ/√E)·v` over the prefix and the suffix, all heads on one key-value head: `y [S, W]` to `[S, H·E]`.
+    /// `softmax(q·kᵀ/√E)·v` over the prefix and the suffix, all heads on one key-value head: `y [S,
+    /// W]` to `[S, H·E]`.
     fn attention(&self, layer: usize, y: &[f64]) -> Vec<f64> {
         let ExpertShape { model: Model { heads, head_dim, .. }, p, .. } = *self.shape;
         let cached = |name| self.inputs.tensor(name).to_f64(layer * p * head_dim, p * head_dim);
-        // Rows of q are (position, head) pairs: the heads of a row are contiguous, so this is its shape as it is.
+        // Rows of q are (position, head) pairs: the heads of a row are contiguous, so this is its
+        // shape as it is.
         let mut q = self.project("q_proj", layer, y);
         rope(&mut q, head_dim, |row| p + row / heads);
         let mut suffix = self.project("k_proj", layer, y);
@@ -111,7 +115,11 @@ pub fn times(steps: usize) -> Vec<f64> {
 }
 
 /// `steps` times `x += dt·velocity(x, step)`, with `dt = -1/steps`.
-pub fn euler(steps: usize, mut x: Vec<f64>, mut velocity: impl FnMut(&[f64], usize) -> Vec<f64>) -> Vec<f64> {
+pub fn euler(
+    steps: usize,
+    mut x: Vec<f64>,
+    mut velocity: impl FnMut(&[f64], usize) -> Vec<f64>,
+) -> Vec<f64> {
     let dt = -1.0 / steps as f64;
     for step in 0..steps {
         let v = velocity(&x, step);
@@ -120,7 +128,8 @@ pub fn euler(steps: usize, mut x: Vec<f64>, mut velocity: impl FnMut(&[f64], usi
     x
 }
 
-/// `[sin(2πt/period), cos(2πt/period)]` with `width / 2` periods from 4e-3 to 4, in geometric steps.
+/// `[sin(2πt/period), cos(2πt/period)]` with `width / 2` periods from 4e-3 to 4, in geometric
+/// steps.
 pub fn time_embedding(t: f64, width: usize) -> Vec<f64> {
     let (shortest, longest) = (4e-3f64, 4.0f64);
     let count = width / 2;
@@ -206,7 +215,14 @@ fn add_gated(h: &mut [f64], branch: &[f64], gate: &[f64]) {
 }
 
 /// `x·W + b` with matrix and bias number `layer` of their stacks.
-fn linear(inputs: &Tensors, matrix: &str, bias: &str, layer: usize, x: &[f64], rows: usize) -> Vec<f64> {
+fn linear(
+    inputs: &Tensors,
+    matrix: &str,
+    bias: &str,
+    layer: usize,
+    x: &[f64],
+    rows: usize,
+) -> Vec<f64> {
     let mut y = project(inputs, matrix, layer, x, rows);
     let columns = y.len() / rows;
     let bias = inputs.tensor(bias).to_f64(layer * columns, columns);
@@ -214,28 +230,44 @@ fn linear(inputs: &Tensors, matrix: &str, bias: &str, layer: usize, x: &[f64], r
     y
 }
 
-/// `x·W` with matrix number `layer` of a stack, `x` of `rows` rows: a task converts and multiplies a block of columns.
-pub(super) fn project(inputs: &Tensors, name: &str, layer: usize, x: &[f64], rows: usize) -> Vec<f64> {
+/// `x·W` with matrix number `layer` of a stack, `x` of `rows` rows: a task converts and multiplies
+/// a block of columns.
+pub(super) fn project(
+    inputs: &Tensors,
+    name: &str,
+    layer: usize,
+    x: &[f64],
+    rows: usize,
+) -> Vec<f64> {
     let tensor = inputs.tensor(name);
     let [.., inner, columns] = *tensor.shape() else { panic!("`{name}` is a matrix") };
     let x = MatRef::from_row_major_slice(x, rows, inner);
     let mut y = vec![0.0; rows * columns];
-    split_columns(&mut y, columns, COLUMNS).into_par_iter().enumerate().for_each(|(block, mut y)| {
-        let width = y[0].len();
-        let mut w = Vec::with_capacity(inner * width);
-        for row in 0..inner {
-            w.extend(tensor.to_f64((layer * inner + row) * columns + block * COLUMNS, width));
-        }
-        let product = gemm(x, MatRef::from_row_major_slice(&w, inner, width));
-        y.iter_mut().zip(product.chunks(width)).for_each(|(y, row)| y.copy_from_slice(row));
-    });
+    split_columns(&mut y, columns, COLUMNS).into_par_iter().enumerate().for_each(
+        |(block, mut y)| {
+            let width = y[0].len();
+            let mut w = Vec::with_capacity(inner * width);
+            for row in 0..inner {
+                w.extend(tensor.to_f64((layer * inner + row) * columns + block * COLUMNS, width));
+            }
+            let product = gemm(x, MatRef::from_row_major_slice(&w, inner, width));
+            y.iter_mut().zip(product.chunks(width)).for_each(|(y, row)| y.copy_from_slice(row));
+        },
+    );
     y
 }
 
 /// `a·b`, row-major.
 pub fn gemm(a: MatRef<f64>, b: MatRef<f64>) -> Vec<f64> {
     let mut out = vec![0.0; a.nrows() * b.ncols()];
-    matmul(MatMut::from_row_major_slice_mut(&mut out, a.nrows(), b.ncols()), Accum::Replace, a, b, 1.0, Par::Seq);
+    matmul(
+        MatMut::from_row_major_slice_mut(&mut out, a.nrows(), b.ncols()),
+        Accum::Replace,
+        a,
+        b,
+        1.0,
+        Par::Seq,
+    );
     // The exponentials that follow would take thirty times as long.
     leave_avx();
     out

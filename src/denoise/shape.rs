@@ -4,7 +4,8 @@ use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Unit, Work};
 
 use super::model::{ACTION, Model, Read, TensorSpec};
 
-/// The most tokens of horizon or prefix, and the most steps: far beyond any policy, and no count overflows 64 bits.
+/// The most tokens of horizon or prefix, and the most steps: far beyond any policy, and no count
+/// overflows 64 bits.
 pub(super) const MAX_TOKENS: usize = 1 << 16;
 
 /// What the step and the loop share: a model on a horizon and a prefix.
@@ -26,7 +27,9 @@ impl ExpertShape {
         let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
         let (s, p) = (point.number("s")?, point.number("p")?);
         if s.max(p) > MAX_TOKENS {
-            return Err(AxisError::Combination(format!("s={s}, p={p}: up to {MAX_TOKENS} tokens each")));
+            return Err(AxisError::Combination(format!(
+                "s={s}, p={p}: up to {MAX_TOKENS} tokens each"
+            )));
         }
         Ok(Self { model, s, p, dtype })
     }
@@ -64,31 +67,44 @@ impl ExpertShape {
         let styles = 2 * (self.model.style_weights() + self.model.time_weights());
         let actions = 4 * s * (ACTION * width) as u64;
         let matmul = steps * (self.projection_flops() + self.attention_flops() + styles + actions);
-        // An element of a norm: square, sum, 1/rms, 1 + scale, product, shift. Of rope: two products, one sum.
+        // An element of a norm: square, sum, 1/rms, 1 + scale, product, shift. Of rope: two
+        // products, one sum.
         let norms = 6 * s * width as u64 * (2 * depth + 1) as u64;
         let rope = 3 * s * ((heads + 1) * head_dim * depth) as u64;
-        // Softmax: scale, maximum, difference, exponential, sum, quotient. GELU by its formula, times `up`. Gated residuals.
+        // Softmax: scale, maximum, difference, exponential, sum, quotient. GELU by its formula,
+        // times `up`. Gated residuals.
         let softmax = 6 * s * heads as u64 * self.context() as u64 * depth as u64;
         let gelu = 10 * s * (mlp * depth) as u64;
         let residuals = 4 * s * (width * depth) as u64;
         let euler = 2 * s * ACTION as u64;
         let vector = steps * (norms + rope + softmax + gelu + residuals + euler);
         let specs = self.model.tensors(self.s, self.p, self.dtype);
-        // 623 MB of layer weights in bf16 fit on no chip: they pass once a step, and the caches with them. Everything else
-        // is used at once for all steps (styles) or small enough to stay.
-        let read = specs.iter().map(|spec| spec.bytes() * if spec.read == Read::EachStep { steps } else { 1 }).sum();
+        // 623 MB of layer weights in bf16 fit on no chip: they pass once a step, and the caches
+        // with them. Everything else is used at once for all steps (styles) or small enough
+        // to stay.
+        let read = specs
+            .iter()
+            .map(|spec| spec.bytes() * if spec.read == Read::EachStep { steps } else { 1 })
+            .sum();
         let write = s * (ACTION * Dtype::F32.bytes()) as u64;
-        Work::bytes(read, write).with_flops(Unit::Matmul, self.dtype, matmul).with_flops(Unit::Vector, Dtype::F32, vector)
+        Work::bytes(read, write).with_flops(Unit::Matmul, self.dtype, matmul).with_flops(
+            Unit::Vector,
+            Dtype::F32,
+            vector,
+        )
     }
 
-    /// Inputs, outputs, the reference at its peak, and the scores of a layer, which an implementation may hold.
+    /// Inputs, outputs, the reference at its peak, and the scores of a layer, which an
+    /// implementation may hold.
     pub(super) fn host_bytes(&self, steps: usize) -> u64 {
         let Model { width, depth, mlp, heads, head_dim, .. } = self.model;
-        let inputs: u64 = self.model.tensors(self.s, self.p, self.dtype).iter().map(TensorSpec::bytes).sum();
-        // The reference, in f64: the styles of all steps and the activations of a layer; its blocks of weights and scores
-        // are a few MB.
+        let inputs: u64 =
+            self.model.tensors(self.s, self.p, self.dtype).iter().map(TensorSpec::bytes).sum();
+        // The reference, in f64: the styles of all steps and the activations of a layer; its blocks
+        // of weights and scores are a few MB.
         let styles = steps * (2 * depth + 1) * 3 * width;
-        let rows = self.s * (4 * width + 2 * heads * head_dim + 3 * mlp) + 4 * self.context() * head_dim;
+        let rows =
+            self.s * (4 * width + 2 * heads * head_dim + 3 * mlp) + 4 * self.context() * head_dim;
         let scores = self.s * heads * self.context() * Dtype::F32.bytes();
         let outputs = 2 * self.s * ACTION * Dtype::F64.bytes();
         inputs + (Dtype::F64.bytes() * (styles + rows) + scores + outputs) as u64

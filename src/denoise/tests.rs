@@ -52,14 +52,21 @@ fn cost_of_a_full_step_is_the_published_one() {
     let shape = ExpertShape { model: PI05, s: 50, p: 968, dtype: Dtype::Bf16 };
     let specs = PI05.tensors(50, 968, Dtype::Bf16);
     let elements = |named: &dyn Fn(&str) -> bool| -> u64 {
-        specs.iter().filter(|spec| named(spec.name)).map(|spec| spec.bytes() / spec.dtype.bytes() as u64).sum()
+        specs
+            .iter()
+            .filter(|spec| named(spec.name))
+            .map(|spec| spec.bytes() / spec.dtype.bytes() as u64)
+            .sum()
     };
     let cache = |name: &str| name.ends_with("_cache");
 
     assert_eq!(million(PI05.layer_weights()), 311.4);
     assert_eq!(million(elements(&|name| name.contains("style"))), 116.5);
     assert_eq!(million(elements(&|name| name != "x" && !cache(name))), 430.1);
-    assert_eq!(PI05.style_weights(), elements(&|name| name.contains("style") && !name.ends_with("_bias")));
+    assert_eq!(
+        PI05.style_weights(),
+        elements(&|name| name.contains("style") && !name.ends_with("_bias"))
+    );
     assert_eq!(PI05.time_weights(), elements(&|name| name == "time_in" || name == "time_out"));
 
     assert_eq!(giga(shape.projection_flops()), 31.14);
@@ -68,8 +75,12 @@ fn cost_of_a_full_step_is_the_published_one() {
     // Styles, time and actions come on top.
     assert_eq!(giga(DenoiseStep { expert: shape }.work().matmul_flops()), 38.89);
 
-    assert_eq!(million(specs.iter().filter(|spec| cache(spec.name)).map(TensorSpec::bytes).sum()), 17.8);
-    let each_step: u64 = specs.iter().filter(|spec| spec.read == Read::EachStep).map(TensorSpec::bytes).sum();
+    assert_eq!(
+        million(specs.iter().filter(|spec| cache(spec.name)).map(TensorSpec::bytes).sum()),
+        17.8
+    );
+    let each_step: u64 =
+        specs.iter().filter(|spec| spec.read == Read::EachStep).map(TensorSpec::bytes).sum();
     assert_eq!(million(each_step), 640.7);
     // 878 with biases in bf16; they are f32 here, 0.2 MB more.
     assert_eq!(million(DenoiseStep { expert: shape }.work().total_bytes()), 878.3);
@@ -87,7 +98,11 @@ fn declared_bytes_are_those_of_the_tensors() {
         assert_eq!(step.work().read_bytes, inputs.bytes() as u64);
         assert!(step.host_bytes() > inputs.bytes() as u64);
         assert_eq!(inputs.tensor("q_proj").dtype(), dtype);
-        assert!(["x", "t", "style1_bias", "action_out_bias"].iter().all(|name| inputs.tensor(name).dtype() == Dtype::F32));
+        assert!(
+            ["x", "t", "style1_bias", "action_out_bias"]
+                .iter()
+                .all(|name| inputs.tensor(name).dtype() == Dtype::F32)
+        );
     }
 }
 
@@ -96,7 +111,12 @@ fn every_tensor_is_in_the_table_of_the_module() {
     let table = include_str!("definition.rs");
     let inputs = DenoiseStep { expert: tiny(1, 1, Dtype::F32) }.inputs(1);
     for (name, _) in inputs.iter() {
-        assert!(table.lines().any(|line| line.starts_with("//! |") && line.contains(&format!("`{name}`"))), "{name}");
+        assert!(
+            table
+                .lines()
+                .any(|line| line.starts_with("//! |") && line.contains(&format!("`{name}`"))),
+            "{name}"
+        );
     }
 }
 
@@ -129,11 +149,18 @@ fn sizes_that_no_policy_has_are_refused() {
         (LOOP.bind)(&point).map(|problem| problem.host_bytes())
     };
     for axis in ["s", "p", "steps"] {
-        assert!(matches!(bind(axis, "18446744073709551615"), Err(AxisError::Combination(_))), "{axis}");
+        assert!(
+            matches!(bind(axis, "18446744073709551615"), Err(AxisError::Combination(_))),
+            "{axis}"
+        );
     }
-    assert!(bind("s", "65536").is_ok() && bind("p", "65536").is_ok() && bind("steps", "1024").is_ok());
-    let largest =
-        DenoiseLoop { expert: ExpertShape { model: PI05, s: MAX_TOKENS, p: MAX_TOKENS, dtype: Dtype::F32 }, steps: MAX_STEPS };
+    assert!(
+        bind("s", "65536").is_ok() && bind("p", "65536").is_ok() && bind("steps", "1024").is_ok()
+    );
+    let largest = DenoiseLoop {
+        expert: ExpertShape { model: PI05, s: MAX_TOKENS, p: MAX_TOKENS, dtype: Dtype::F32 },
+        steps: MAX_STEPS,
+    };
     assert!(largest.work().matmul_flops() > 1 << 60 && largest.host_bytes() > 1 << 38);
 }
 
@@ -141,9 +168,14 @@ fn sizes_that_no_policy_has_are_refused() {
 fn time_embedding_by_hand() {
     // Periods 0.004 and 4.
     let half = 0.5f64.sqrt();
-    for (t, expected) in [(0.0, [0.0, 0.0, 1.0, 1.0]), (1.0, [0.0, 1.0, 1.0, 0.0]), (0.5, [0.0, half, 1.0, half])] {
+    for (t, expected) in
+        [(0.0, [0.0, 0.0, 1.0, 1.0]), (1.0, [0.0, 1.0, 1.0, 0.0]), (0.5, [0.0, half, 1.0, half])]
+    {
         let embedding = time_embedding(t, 4);
-        assert!(embedding.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-11), "{t}: {embedding:?}");
+        assert!(
+            embedding.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-11),
+            "{t}: {embedding:?}"
+        );
     }
     // Width 1024: the first period is 0.004 and the last 4; in between a factor 1000^(1/511).
     let embedding = time_embedding(1e-3, 1024);
@@ -163,7 +195,11 @@ fn activations_by_hand() {
     }
     let mut row = vec![3.0, 1.0, 3.0 - 2f64.ln()];
     softmax(&mut row, 1.0);
-    assert!(close(row.iter().sum(), 1.0) && close(row[0], 2.0 * row[2]) && close(row[0], row[1] * 2f64.exp()));
+    assert!(
+        close(row.iter().sum(), 1.0)
+            && close(row[0], 2.0 * row[2])
+            && close(row[0], row[1] * 2f64.exp())
+    );
 }
 
 #[test]
@@ -229,9 +265,13 @@ fn the_reference_is_the_plain_implementation() {
     ] {
         let step = DenoiseStep { expert: tiny(s, p, dtype) };
         let inputs = step.inputs(s as u64);
-        let plain = Plain::new(&step.expert, &inputs).velocity(&actions(&inputs), f64::from(STEP_TIME));
+        let plain =
+            Plain::new(&step.expert, &inputs).velocity(&actions(&inputs), f64::from(STEP_TIME));
         let comparison = distance(plain, &step.reference(&inputs));
-        assert!(comparison.relative_l2 < 1e-13 && comparison.max_error < 1e-13, "s={s} p={p}: {comparison:?}");
+        assert!(
+            comparison.relative_l2 < 1e-13 && comparison.max_error < 1e-13,
+            "s={s} p={p}: {comparison:?}"
+        );
     }
 }
 
@@ -259,12 +299,14 @@ fn tolerance_lets_no_fault_pass() {
             let expected = step.reference(&inputs);
             let mut plain = Plain::new(&step.expert, &inputs);
             for fault in FAULTS {
-                // One token of a hundred can weigh less than the rounding of bf16: the f32 problem is there to see it.
+                // One token of a hundred can weigh less than the rounding of bf16: the f32 problem
+                // is there to see it.
                 if fault == Fault::ShortPrefix && dtype == Dtype::Bf16 {
                     continue;
                 }
                 plain.fault = fault;
-                let wrong = distance(plain.velocity(&actions(&inputs), f64::from(STEP_TIME)), &expected);
+                let wrong =
+                    distance(plain.velocity(&actions(&inputs), f64::from(STEP_TIME)), &expected);
                 let seen = wrong.relative_l2 > tolerance.relative_l2;
                 assert!(seen, "{} seed {seed} {fault:?}: {wrong:?}", dtype.name());
             }
@@ -289,7 +331,8 @@ fn tolerance_lets_bf16_rounding_pass() {
                 (distance(velocity, &step.reference(&inputs)), step.tolerance()),
                 (distance(moved, &whole.reference(&inputs)), whole.tolerance()),
             ] {
-                let room = (tolerance.relative_l2 / rounded.relative_l2).min(tolerance.max_error / rounded.max_error);
+                let room = (tolerance.relative_l2 / rounded.relative_l2)
+                    .min(tolerance.max_error / rounded.max_error);
                 assert!(room > 1.5, "s={s} p={p} seed {seed}: {rounded:?}");
             }
         }
@@ -361,5 +404,10 @@ fn inputs_are_those_of_the_seed() {
     let problem = DenoiseLoop { expert: tiny(7, 13, Dtype::Bf16), steps: 2 };
     assert_eq!(problem.inputs(1), problem.inputs(1));
     assert_ne!(problem.inputs(1), problem.inputs(2));
-    assert!(problem.inputs(1).iter().all(|(_, tensor)| tensor.to_f64(0, tensor.len()).iter().any(|&x| x != 0.0)));
+    assert!(
+        problem
+            .inputs(1)
+            .iter()
+            .all(|(_, tensor)| tensor.to_f64(0, tensor.len()).iter().any(|&x| x != 0.0))
+    );
 }

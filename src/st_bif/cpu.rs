@@ -1,7 +1,8 @@
-//! ST-BIF on the host: blocks of neurons with their state in L1, time loop inside, one pass over memory.
+//! ST-BIF on the host: blocks of neurons with their state in L1, time loop inside, one pass over
+//! memory.
 //!
-//! Backward replays the forward pass of a block (H and c of every step stay in L1) and then runs in reverse time, so it
-//! reads x and gy once and writes gx once.
+//! Backward replays the forward pass of a block (H and c of every step stay in L1) and then runs in
+//! reverse time, so it reads x and gy once and writes gx once.
 
 use std::sync::Arc;
 
@@ -24,18 +25,30 @@ const LANES: usize = 256;
 pub const FORWARD: &[Implementation<StBifForward>] = &[Implementation {
     name: "cpu",
     about: "one pass, membrane and tracer of 256 neurons in L1, SIMD over neurons",
-    supports: |problem| if problem.packed { Err("writes one byte a spike".to_owned()) } else { Ok(()) },
+    supports: |problem| {
+        if problem.packed { Err("writes one byte a spike".to_owned()) } else { Ok(()) }
+    },
     prepare: Prepare::Cpu(|problem, inputs| {
         let neurons = problem.neurons;
         let outputs = Tensors::new().with_output("spikes", [neurons.t, neurons.n], Dtype::I8);
         let parameters = State32::from(neurons.parameters);
         CpuTask::new(outputs, move |outputs| {
-            let Data::I8(spikes) = outputs.tensor_mut("spikes").data_mut() else { unreachable!("spikes are i8") };
+            let Data::I8(spikes) = outputs.tensor_mut("spikes").data_mut() else {
+                unreachable!("spikes are i8")
+            };
             let x = inputs.tensor("x");
             let width = task_width(neurons.n);
-            split_columns(spikes, neurons.n, width).into_par_iter().enumerate().for_each(|(task, mut rows)| {
-                Arch::new().dispatch(ForwardTask { parameters: &parameters, x, n: neurons.n, from: task * width, rows: &mut rows });
-            });
+            split_columns(spikes, neurons.n, width).into_par_iter().enumerate().for_each(
+                |(task, mut rows)| {
+                    Arch::new().dispatch(ForwardTask {
+                        parameters: &parameters,
+                        x,
+                        n: neurons.n,
+                        from: task * width,
+                        rows: &mut rows,
+                    });
+                },
+            );
         })
     }),
 }];
@@ -52,9 +65,17 @@ pub const BACKWARD: &[Implementation<StBifBackward>] = &[Implementation {
         CpuTask::new(outputs, move |outputs| {
             let (n, inputs) = (neurons.n, &inputs);
             match outputs.tensor_mut("gx").data_mut() {
-                Data::F32(gx) => backward_columns(&parameters, inputs, n, gx, |to: &mut [f32], from| to.copy_from_slice(from)),
-                Data::F16(gx) => backward_columns(&parameters, inputs, n, gx, |to, from| to.convert_from_f32_slice(from)),
-                Data::Bf16(gx) => backward_columns(&parameters, inputs, n, gx, |to, from| to.convert_from_f32_slice(from)),
+                Data::F32(gx) => {
+                    backward_columns(&parameters, inputs, n, gx, |to: &mut [f32], from| {
+                        to.copy_from_slice(from)
+                    })
+                }
+                Data::F16(gx) => backward_columns(&parameters, inputs, n, gx, |to, from| {
+                    to.convert_from_f32_slice(from)
+                }),
+                Data::Bf16(gx) => backward_columns(&parameters, inputs, n, gx, |to, from| {
+                    to.convert_from_f32_slice(from)
+                }),
                 _ => unreachable!("gx has the dtype of x"),
             }
         })
@@ -113,12 +134,18 @@ impl State32 {
     }
 }
 
-/// A block of neurons. Always whole, the rest of a last one idle: a loop of another length than the compiler knows ends in scalar code.
+/// A block of neurons. Always whole, the rest of a last one idle: a loop of another length than the
+/// compiler knows ends in scalar code.
 type LaneBlock<T> = [T; LANES];
 
 /// Elements `from..from + lanes` as f32: where they lie, or converted into the buffer.
 #[inline(always)]
-fn values<'a>(tensor: &'a Tensor, from: usize, lanes: usize, buffer: &'a mut LaneBlock<f32>) -> &'a LaneBlock<f32> {
+fn values<'a>(
+    tensor: &'a Tensor,
+    from: usize,
+    lanes: usize,
+    buffer: &'a mut LaneBlock<f32>,
+) -> &'a LaneBlock<f32> {
     let range = from..from + lanes;
     match tensor.data() {
         Data::F32(values) => match values[range].first_chunk() {
@@ -132,8 +159,8 @@ fn values<'a>(tensor: &'a Tensor, from: usize, lanes: usize, buffer: &'a mut Lan
     buffer
 }
 
-/// Columns `from..` of the forward pass. A type of its own, because `dispatch` compiles for the widest SIMD only what it can
-/// inline, and a closure of this size is not inlined.
+/// Columns `from..` of the forward pass. A type of its own, because `dispatch` compiles for the
+/// widest SIMD only what it can inline, and a closure of this size is not inlined.
 struct ForwardTask<'a, 'b> {
     parameters: &'a State32,
     x: &'a Tensor,
@@ -159,7 +186,8 @@ impl NullaryFnOnce for ForwardTask<'_, '_> {
                 let repayment = parameters.repayment(t);
                 for lane in 0..LANES {
                     membrane[lane] += current[lane];
-                    spikes[lane] = parameters.step(&mut membrane[lane], &mut tracer[lane], repayment) as i8;
+                    spikes[lane] =
+                        parameters.step(&mut membrane[lane], &mut tracer[lane], repayment) as i8;
                 }
                 row[block..block + lanes].copy_from_slice(&spikes[..lanes]);
             }
@@ -177,7 +205,15 @@ fn backward_columns<T: Send>(
     let (x, gy) = (inputs.tensor("x"), inputs.tensor("gy"));
     let width = task_width(n);
     split_columns(gx, n, width).into_par_iter().enumerate().for_each(|(task, mut rows)| {
-        Arch::new().dispatch(BackwardTask { parameters, x, gy, n, from: task * width, rows: &mut rows, store: &store });
+        Arch::new().dispatch(BackwardTask {
+            parameters,
+            x,
+            gy,
+            n,
+            from: task * width,
+            rows: &mut rows,
+            store: &store,
+        });
     });
 }
 
@@ -233,8 +269,8 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
     }
 }
 
-/// Exponent from which on the surrogate stays at 2^-64, which f32 gradients cannot see: smaller ones would make their products
-/// denormal, and each denormal costs a hundred cycles.
+/// Exponent from which on the surrogate stays at 2^-64, which f32 gradients cannot see: smaller
+/// ones would make their products denormal, and each denormal costs a hundred cycles.
 const FARTHEST: f32 = -64.0;
 
 /// The Gaussian surrogate's constants.
@@ -244,7 +280,8 @@ struct Surrogate {
     exponent: f32,
     /// `1 / θ`.
     scale: f32,
-    /// `g(d, 1)` for d = 1 and 2; it is 1 at 0 and, next to it, nothing beyond 2 (g(3, 1) = 1e-12).
+    /// `g(d, 1)` for d = 1 and 2; it is 1 at 0 and, next to it, nothing beyond 2 (g(3, 1) =
+    /// 1e-12).
     bounds: [f32; 2],
 }
 
@@ -267,10 +304,12 @@ impl Surrogate {
         let above = h - threshold;
         let up = exp2(larger(above * above * self.exponent, FARTHEST));
         let down = exp2(larger(h * h * self.exponent, FARTHEST));
-        let a = (if c < tracer_max { up } else { 0.0 } + if c > tracer_min { down } else { 0.0 }) * self.scale;
+        let a = (if c < tracer_max { up } else { 0.0 } + if c > tracer_min { down } else { 0.0 })
+            * self.scale;
         // θ > 0, so at most one of the bounds is in play.
         let distance = if h >= threshold { tracer_max - c } else { c - tracer_min };
-        let near = if distance == 1 { self.bounds[0] } else { 0.0 } + if distance == 2 { self.bounds[1] } else { 0.0 };
+        let near = if distance == 1 { self.bounds[0] } else { 0.0 }
+            + if distance == 2 { self.bounds[1] } else { 0.0 };
         let bound = if distance == 0 { 1.0 } else { near };
         let b = if (h >= threshold) | (h < 0.0) { -bound } else { 0.0 };
         (a, b)

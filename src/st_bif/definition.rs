@@ -1,11 +1,13 @@
-//! The ST-BIF neuron over many time steps: ternary spikes, a bounded tracer, and the Gaussian-surrogate gradient.
+//! The ST-BIF neuron over many time steps: ternary spikes, a bounded tracer, and the
+//! Gaussian-surrogate gradient.
 //!
-//! Source: SpikeZIP-TF (arXiv 2406.03470) and its public multi-step operator. Inputs are dyadic (multiples of a power of
-//! two, as is the threshold), so the forward pass is exact in fp32 and spikes are compared bit for bit.
+//! Source: SpikeZIP-TF (arXiv 2406.03470) and its public multi-step operator. Inputs are dyadic
+//! (multiples of a power of two, as is the threshold), so the forward pass is exact in fp32 and
+//! spikes are compared bit for bit.
 //!
-//! Deliberately absent: the final membrane and the saved `H` and `C`. The problem is what the next layer consumes
-//! (spikes) and what the previous layer needs (the input's gradient); what is saved in between is an implementation's
-//! choice.
+//! Deliberately absent: the final membrane and the saved `H` and `C`. The problem is what the next
+//! layer consumes (spikes) and what the previous layer needs (the input's gradient); what is saved
+//! in between is an implementation's choice.
 
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -13,11 +15,12 @@ use rayon::prelude::*;
 use super::neuron::{self, Parameters, Trace};
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{
-    Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit, Work, Workload, random,
+    Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit, Work,
+    Workload, random,
 };
 
-/// Neurons of one sample in each neuron layer of ResNet-18 on 32x32 images, with the ImageNet stem (7x7 and max-pool) and
-/// with the CIFAR stem (3x3).
+/// Neurons of one sample in each neuron layer of ResNet-18 on 32x32 images, with the ImageNet stem
+/// (7x7 and max-pool) and with the CIFAR stem (3x3).
 const LAYERS: &[(&str, usize)] = &[
     ("conv1", 64 * 16 * 16),
     ("layer1", 64 * 8 * 8),
@@ -33,20 +36,43 @@ const LAYERS: &[(&str, usize)] = &[
 const N: Axis = Axis::number("n", "neurons, flat");
 const LAYER: Axis = Axis::one_of(
     "layer",
-    &["conv1", "layer1", "layer2", "layer3", "layer4", "cifar_conv1", "cifar_layer2", "cifar_layer3", "cifar_layer4"],
+    &[
+        "conv1",
+        "layer1",
+        "layer2",
+        "layer3",
+        "layer4",
+        "cifar_conv1",
+        "cifar_layer2",
+        "cifar_layer3",
+        "cifar_layer4",
+    ],
     "neuron layer of ResNet-18 on 32x32 images, in place of n",
 );
 const B: Axis = Axis::number("b", "batch, with layer");
 const T: Axis = Axis::number("t", "time steps");
-const LEVEL: Axis = Axis::one_of("level", &["4", "8", "16"], "quantisation level: the tracer ends at level/2 - 1");
-const DTYPE: Axis = Axis::one_of("dtype", &["f32", "f16", "bf16"], "dtype of inputs and gradients; the state is always f32");
+const LEVEL: Axis =
+    Axis::one_of("level", &["4", "8", "16"], "quantisation level: the tracer ends at level/2 - 1");
+const DTYPE: Axis = Axis::one_of(
+    "dtype",
+    &["f32", "f16", "bf16"],
+    "dtype of inputs and gradients; the state is always f32",
+);
 
 /// Spikes of a layer over time.
 pub const FORWARD: Workload<StBifForward> = Workload {
     name: "st_bif/forward",
     about: "ST-BIF neurons over T steps: input current to ternary spikes",
     revision: 1,
-    axes: &[N, LAYER, B, T, LEVEL, DTYPE, Axis::one_of("spikes", &["int8", "packed"], "one byte a spike, or four spikes a byte")],
+    axes: &[
+        N,
+        LAYER,
+        B,
+        T,
+        LEVEL,
+        DTYPE,
+        Axis::one_of("spikes", &["int8", "packed"], "one byte a spike, or four spikes a byte"),
+    ],
     default: &[
         "n=4194304 t=8 level=8 dtype=f32 spikes=int8",
         "n=4194304 t=4,16 level=8 dtype=f32 spikes=int8",
@@ -72,11 +98,15 @@ pub const FORWARD: Workload<StBifForward> = Workload {
 /// Gradient of the input from the gradient of the spikes.
 pub const BACKWARD: Workload<StBifBackward> = Workload {
     name: "st_bif/backward",
-    about: "ST-BIF neurons backward over T steps: spike gradient to input gradient, Gaussian surrogate",
+    about: "ST-BIF neurons backward over T steps: spike gradient to input gradient, Gaussian \
+            surrogate",
     revision: 1,
     axes: &[N, LAYER, B, T, LEVEL, DTYPE],
     default: &["n=4194304 t=8 level=8 dtype=f32", "layer=conv1 b=32 t=8 level=8 dtype=f32"],
-    accelerator: &["n=33554432 t=8 level=8 dtype=f32,f16", "layer=conv1 b=32 t=8 level=8 dtype=f32"],
+    accelerator: &[
+        "n=33554432 t=8 level=8 dtype=f32,f16",
+        "layer=conv1 b=32 t=8 level=8 dtype=f32",
+    ],
     thorough: &[
         "layer=conv1,layer1,layer2,layer3,layer4 b=32 t=4,8,16 level=4,8,16 dtype=f32",
         "layer=conv1,cifar_conv1 b=8,128 t=8 level=8 dtype=f32,f16,bf16",
@@ -100,14 +130,22 @@ pub struct Neurons {
 
 impl Neurons {
     fn bind(point: &Point) -> Result<Self, AxisError> {
-        let too_large = || AxisError::Combination("more neuron-steps than a 64-bit index holds".to_owned());
+        let too_large =
+            || AxisError::Combination("more neuron-steps than a 64-bit index holds".to_owned());
         let n = match (point.get("n"), point.get("layer")) {
             (Some(_), None) => point.number("n")?,
             (None, Some(layer)) => {
-                let per_sample = LAYERS.iter().find(|(name, _)| *name == layer).map_or(0, |(_, neurons)| *neurons);
+                let per_sample = LAYERS
+                    .iter()
+                    .find(|(name, _)| *name == layer)
+                    .map_or(0, |(_, neurons)| *neurons);
                 per_sample.checked_mul(point.number("b")?).ok_or_else(too_large)?
             }
-            _ => return Err(AxisError::Combination("give either axis `n`, or `layer` and `b`".to_owned())),
+            _ => {
+                return Err(AxisError::Combination(
+                    "give either axis `n`, or `layer` and `b`".to_owned(),
+                ));
+            }
         };
         let t = point.number("t")?;
         n.checked_mul(t).filter(|&elements| elements < 1 << 60).ok_or_else(too_large)?;
@@ -121,14 +159,17 @@ impl Neurons {
         self.t * self.n
     }
 
-    /// Dyadic currents N(0, 0.5²), clamped below 2, on the finest grid that the dtype holds exactly.
+    /// Dyadic currents N(0, 0.5²), clamped below 2, on the finest grid that the dtype holds
+    /// exactly.
     fn currents(&self, seed: u64) -> Tensor {
         let grid: f32 = match self.dtype {
             Dtype::Bf16 => 64.0,
             Dtype::F16 => 512.0,
             _ => 1024.0,
         };
-        let dyadic = move |x: f32| (0.5 * x * grid).round().clamp(-2.0 * grid + 1.0, 2.0 * grid - 1.0) / grid;
+        let dyadic = move |x: f32| {
+            (0.5 * x * grid).round().clamp(-2.0 * grid + 1.0, 2.0 * grid - 1.0) / grid
+        };
         self.tensor(seed, "x", dyadic)
     }
 
@@ -136,7 +177,9 @@ impl Neurons {
         let len = self.elements();
         let data = match self.dtype {
             Dtype::F16 => Data::F16(random::map_normal(seed, name, len, |x| f16::from_f32(f(x)))),
-            Dtype::Bf16 => Data::Bf16(random::map_normal(seed, name, len, |x| bf16::from_f32(f(x)))),
+            Dtype::Bf16 => {
+                Data::Bf16(random::map_normal(seed, name, len, |x| bf16::from_f32(f(x))))
+            }
             _ => Data::F32(random::map_normal(seed, name, len, f)),
         };
         Tensor::new([self.t, self.n], data)
@@ -148,7 +191,8 @@ const COLUMNS: usize = 4096;
 
 /// Fills `[T, N]` from a function of one neuron's inputs over time, in parallel over neurons.
 ///
-/// `f(inputs, trace, out)`: `inputs[i][t]` is input `i` at step `t`, `trace` scratch, `out[t]` the neuron's output.
+/// `f(inputs, trace, out)`: `inputs[i][t]` is input `i` at step `t`, `trace` scratch, `out[t]` the
+/// neuron's output.
 fn per_neuron<T: Send + Copy + Default>(
     neurons: &Neurons,
     inputs: &[&Tensor],
@@ -158,8 +202,10 @@ fn per_neuron<T: Send + Copy + Default>(
     let mut out = vec![T::default(); t * n];
     split_columns(&mut out, n, COLUMNS).into_par_iter().enumerate().for_each(|(task, mut rows)| {
         let (from, width) = (task * COLUMNS, rows[0].len());
-        let blocks: Vec<Vec<Vec<f64>>> =
-            inputs.iter().map(|input| (0..t).map(|step| input.to_f64(step * n + from, width)).collect()).collect();
+        let blocks: Vec<Vec<Vec<f64>>> = inputs
+            .iter()
+            .map(|input| (0..t).map(|step| input.to_f64(step * n + from, width)).collect())
+            .collect();
         let mut series = vec![vec![0.0; t]; inputs.len()];
         let (mut trace, mut result) = (Trace::default(), vec![T::default(); t]);
         for neuron in 0..width {
@@ -178,7 +224,8 @@ fn per_neuron<T: Send + Copy + Default>(
 pub struct StBifForward {
     /// Shape and parameters.
     pub neurons: Neurons,
-    /// Whether an implementation writes two bits a spike. The tensor that is verified holds a byte each, either way.
+    /// Whether an implementation writes two bits a spike. The tensor that is verified holds a byte
+    /// each, either way.
     pub packed: bool,
 }
 
@@ -190,18 +237,27 @@ impl Problem for StBifForward {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let spikes = per_neuron(&self.neurons, &[inputs.tensor("x")], |series, trace, out: &mut [i8]| {
-            neuron::forward_into(&self.neurons.parameters, &series[0], trace);
-            out.iter_mut().zip(&trace.steps).for_each(|(s, step)| *s = step.spike);
-        });
+        let spikes =
+            per_neuron(&self.neurons, &[inputs.tensor("x")], |series, trace, out: &mut [i8]| {
+                neuron::forward_into(&self.neurons.parameters, &series[0], trace);
+                out.iter_mut().zip(&trace.steps).for_each(|(s, step)| *s = step.spike);
+            });
         vec![Expected::all("spikes", [self.neurons.t, self.neurons.n], spikes)]
     }
 
     fn work(&self) -> Work {
         let elements = self.neurons.elements() as u64;
-        let spikes = if self.packed { self.neurons.t as u64 * (self.neurons.n as u64).div_ceil(4) } else { elements };
+        let spikes = if self.packed {
+            self.neurons.t as u64 * (self.neurons.n as u64).div_ceil(4)
+        } else {
+            elements
+        };
         // v += x, θ·s, v -= θ·s, c += s
-        Work::bytes(elements * self.neurons.dtype.bytes() as u64, spikes).with_flops(Unit::Vector, Dtype::F32, 4 * elements)
+        Work::bytes(elements * self.neurons.dtype.bytes() as u64, spikes).with_flops(
+            Unit::Vector,
+            Dtype::F32,
+            4 * elements,
+        )
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -214,7 +270,8 @@ impl Problem for StBifForward {
     }
 }
 
-/// `st_bif/backward`: `x [T, N]` and `gy [T, N]` to `gx [T, N]`; the gradient of the final membrane is zero.
+/// `st_bif/backward`: `x [T, N]` and `gy [T, N]` to `gx [T, N]`; the gradient of the final membrane
+/// is zero.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StBifBackward {
     /// Shape and parameters.
@@ -231,17 +288,22 @@ impl Problem for StBifBackward {
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let parameters = &self.neurons.parameters;
-        let gx = per_neuron(&self.neurons, &[inputs.tensor("x"), inputs.tensor("gy")], |series, trace, out: &mut [f64]| {
-            neuron::forward_into(parameters, &series[0], trace);
-            neuron::backward_into(parameters, trace, &series[1], 0.0, out);
-        });
+        let gx = per_neuron(
+            &self.neurons,
+            &[inputs.tensor("x"), inputs.tensor("gy")],
+            |series, trace, out: &mut [f64]| {
+                neuron::forward_into(parameters, &series[0], trace);
+                neuron::backward_into(parameters, trace, &series[1], 0.0, out);
+            },
+        );
         vec![Expected::all("gx", [self.neurons.t, self.neurons.n], gx)]
     }
 
     fn work(&self) -> Work {
         let elements = self.neurons.elements() as u64;
         let bytes = self.neurons.dtype.bytes() as u64 * elements;
-        // Two Gaussians of 5, their sum, b of 2, m of 3, gx and gT of 2 each; the replay of the forward is not counted.
+        // Two Gaussians of 5, their sum, b of 2, m of 3, gx and gT of 2 each; the replay of the
+        // forward is not counted.
         Work::bytes(2 * bytes, bytes).with_flops(Unit::Vector, Dtype::F32, 20 * elements)
     }
 

@@ -24,5 +24,8 @@ pub fn suites() -> Vec<Box<dyn Suite>> {
 pub const PEERS: Peers = Peers {
     family: "st_bif",
     main: "st_bif.py",
-    files: &[("common.py", include_str!("../../peers/common.py")), ("st_bif.py", include_str!("../../peers/st_bif.py"))],
+    files: &[
+        ("common.py", include_str!("../../peers/common.py")),
+        ("st_bif.py", include_str!("../../peers/st_bif.py")),
+    ],
 };

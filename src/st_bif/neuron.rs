@@ -1,4 +1,5 @@
-//! The equations of one ST-BIF neuron in fp64: the definition that every implementation is verified against.
+//! The equations of one ST-BIF neuron in fp64: the definition that every implementation is verified
+//! against.
 
 /// Scalars of a neuron.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,7 +38,8 @@ pub struct Trace {
 
 /// Runs a neuron on its input current `x[t]`.
 ///
-/// `v += x; H = v; s = [v ≥ θ ∧ c < Tmax] - [v < 0 ∧ c > Tmin]; v -= θ·s; c += s`, from `v = (0.5 + p)·θ`, `c = 0`.
+/// `v += x; H = v; s = [v ≥ θ ∧ c < Tmax] - [v < 0 ∧ c > Tmin]; v -= θ·s; c += s`, from `v = (0.5 +
+/// p)·θ`, `c = 0`.
 pub fn forward(parameters: &Parameters, x: &[f64]) -> Trace {
     let mut trace = Trace::default();
     forward_into(parameters, x, &mut trace);
@@ -52,7 +54,8 @@ pub fn forward_into(parameters: &Parameters, x: &[f64], trace: &mut Trace) {
     trace.steps.clear();
     for (t, current) in x.iter().enumerate() {
         membrane += current;
-        let spike = i8::from(membrane >= threshold && tracer < tracer_max) - i8::from(membrane < 0.0 && tracer > tracer_min);
+        let spike = i8::from(membrane >= threshold && tracer < tracer_max)
+            - i8::from(membrane < 0.0 && tracer > tracer_min);
         trace.steps.push(NeuronStep { spike, membrane, tracer_before: tracer });
         membrane -= threshold * f64::from(spike);
         if (t as i64) < i64::from(tracer_max) {
@@ -71,16 +74,28 @@ pub fn gaussian(z: f64, width: f64) -> f64 {
 
 /// Gradient of the input from `gy[t]`, the gradient of the spikes, in reverse time.
 ///
-/// `m = gy - θ·gV + gT; gx = m·a + gV; gT = m·b + gT; gV = gx`, with `a` the surrogate at both thresholds where the tracer
-/// allows a spike, and `b` the surrogate of the tracer's bounds. The parameters receive no gradient.
-pub fn backward(parameters: &Parameters, trace: &Trace, gy: &[f64], grad_membrane: f64) -> Vec<f64> {
+/// `m = gy - θ·gV + gT; gx = m·a + gV; gT = m·b + gT; gV = gx`, with `a` the surrogate at both
+/// thresholds where the tracer allows a spike, and `b` the surrogate of the tracer's bounds. The
+/// parameters receive no gradient.
+pub fn backward(
+    parameters: &Parameters,
+    trace: &Trace,
+    gy: &[f64],
+    grad_membrane: f64,
+) -> Vec<f64> {
     let mut gx = vec![0.0; gy.len()];
     backward_into(parameters, trace, gy, grad_membrane, &mut gx);
     gx
 }
 
 /// [`backward`] into `gx`, as long as `gy`.
-pub fn backward_into(parameters: &Parameters, trace: &Trace, gy: &[f64], grad_membrane: f64, gx: &mut [f64]) {
+pub fn backward_into(
+    parameters: &Parameters,
+    trace: &Trace,
+    gy: &[f64],
+    grad_membrane: f64,
+    gx: &mut [f64],
+) {
     let Parameters { threshold, tracer_min, tracer_max, .. } = *parameters;
     let (mut grad_v, mut grad_tracer) = (grad_membrane, 0.0);
     for (t, step) in trace.steps.iter().enumerate().rev() {
@@ -111,7 +126,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const GOLDEN: Parameters = Parameters { threshold: 0.5, tracer_min: 0, tracer_max: 3, prefire: 0.0 };
+    const GOLDEN: Parameters =
+        Parameters { threshold: 0.5, tracer_min: 0, tracer_max: 3, prefire: 0.0 };
     const GOLDEN_X: [f64; 8] = [0.375, 0.375, 0.375, 0.0, -0.5, 0.0, 1.0, 0.0];
 
     #[test]
@@ -127,10 +143,13 @@ mod tests {
     #[test]
     fn golden_backward() {
         let trace = forward(&GOLDEN, &GOLDEN_X);
-        let unused = [1.905115, 1.905115, 1.905115, 1.905104, 1.906784, 1.915235, 0.360356, 0.36022];
+        let unused =
+            [1.905115, 1.905115, 1.905115, 1.905104, 1.906784, 1.915235, 0.360356, 0.36022];
         let used = [1.952557, 1.952557, 1.952557, 1.952552, 1.953392, 1.957617, 1.180178, 1.18011];
         for (grad_membrane, golden) in [(0.0, unused), (1.0, used)] {
-            for (gx, golden) in backward(&GOLDEN, &trace, &[1.0; 8], grad_membrane).iter().zip(golden) {
+            for (gx, golden) in
+                backward(&GOLDEN, &trace, &[1.0; 8], grad_membrane).iter().zip(golden)
+            {
                 assert!((gx - golden).abs() < 1e-6, "{gx} is not {golden}");
             }
         }

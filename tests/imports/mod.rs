@@ -1,4 +1,5 @@
-//! What a source file uses, read from its text: enough for this workspace's style, in which paths begin with `crate::` or `super::`.
+//! What a source file uses, read from its text: enough for this workspace's style, in which paths
+//! begin with `crate::` or `super::`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,8 @@ pub fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        let is_test = path.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("tests"));
+        let is_test =
+            path.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("tests"));
         if path.is_dir() {
             files.extend(sources(&path));
         } else if path.extension().is_some_and(|extension| extension == "rs") && !is_test {
@@ -23,31 +25,40 @@ pub fn sources(folder: &Path) -> Vec<PathBuf> {
 pub fn code(path: &Path) -> String {
     let text = std::fs::read_to_string(path).unwrap();
     let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default().to_owned();
-    text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+    text.lines()
+        .map(|line| line.split("//").next().unwrap_or_default())
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// The words that follow a prefix where it begins a path.
 pub fn mentions<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
     text.match_indices(prefix).filter_map(move |(at, _)| {
-        let boundary = text[..at].chars().next_back().is_none_or(|c| !c.is_alphanumeric() && c != '_' && c != ':');
+        let boundary = text[..at]
+            .chars()
+            .next_back()
+            .is_none_or(|c| !c.is_alphanumeric() && c != '_' && c != ':');
         let rest = &text[at + prefix.len()..];
         let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
         boundary.then_some(&rest[..end])
     })
 }
 
-/// The module of a file: `record::run` of `record/run.rs`, `record` of `record/mod.rs`, nothing of `lib.rs`.
+/// The module of a file: `record::run` of `record/run.rs`, `record` of `record/mod.rs`, nothing of
+/// `lib.rs`.
 pub fn module_of(file: &str) -> String {
     let path = file.trim_end_matches(".rs").trim_end_matches("/mod");
     if ["lib", "main", "mod"].contains(&path) { String::new() } else { path.replace('/', "::") }
 }
 
-/// The other modules that a module uses: every path from `crate` or `super`, and what a `mod.rs` uses of its children. That a module
-/// declares its children, or hands on what they have (`pub use`), needs nothing of them.
+/// The other modules that a module uses: every path from `crate` or `super`, and what a `mod.rs`
+/// uses of its children. That a module declares its children, or hands on what they have (`pub
+/// use`), needs nothing of them.
 pub fn references(module: &str, code: &str, modules: &BTreeSet<String>) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let here: Vec<&str> = module.split("::").filter(|part| !part.is_empty()).collect();
-    let statements = code.split(';').filter(|statement| !statement.trim_start().starts_with("pub use "));
+    let statements =
+        code.split(';').filter(|statement| !statement.trim_start().starts_with("pub use "));
     for statement in statements {
         for (at, path) in paths(statement) {
             let mut base = here.clone();
@@ -56,7 +67,9 @@ pub fn references(module: &str, code: &str, modules: &BTreeSet<String>) -> BTree
                 Some(&"crate") => base.clear(),
                 Some(&"super") => drop(base.pop()),
                 // A child of this module, where it is one.
-                _ if modules.contains(&[&here[..], &parts[..1]].concat().join("::")) => parts.insert(0, "self"),
+                _ if modules.contains(&[&here[..], &parts[..1]].concat().join("::")) => {
+                    parts.insert(0, "self")
+                }
                 _ => continue,
             }
             parts.remove(0);
@@ -67,7 +80,10 @@ pub fn references(module: &str, code: &str, modules: &BTreeSet<String>) -> BTree
             let before_list = [base, parts].concat();
             for list in ends_of(&statement[at..], path.len()) {
                 let whole: Vec<&str> = before_list.iter().copied().chain(list).collect();
-                let longest = (1..=whole.len()).rev().map(|len| whole[..len].join("::")).find(|known| modules.contains(known));
+                let longest = (1..=whole.len())
+                    .rev()
+                    .map(|len| whole[..len].join("::"))
+                    .find(|known| modules.contains(known));
                 found.extend(longest.filter(|used| used != module));
             }
         }
@@ -78,14 +94,17 @@ pub fn references(module: &str, code: &str, modules: &BTreeSet<String>) -> BTree
 /// Each path in a text with where it begins: words joined by `::`.
 fn paths(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let word = |c: char| c.is_alphanumeric() || c == '_';
-    let starts = text
-        .char_indices()
-        .filter(move |&(at, c)| word(c) && text[..at].chars().next_back().is_none_or(|before| !word(before) && before != ':'));
+    let starts = text.char_indices().filter(move |&(at, c)| {
+        word(c)
+            && text[..at].chars().next_back().is_none_or(|before| !word(before) && before != ':')
+    });
     starts.filter_map(move |(at, _)| {
         let rest = &text[at..];
         let end = rest.find(|c: char| !word(c) && c != ':').unwrap_or(rest.len());
         let path = rest[..end].trim_end_matches(':');
-        path.contains("::").then_some((at, path)).or_else(|| rest[end..].starts_with('{').then_some((at, path)))
+        path.contains("::")
+            .then_some((at, path))
+            .or_else(|| rest[end..].starts_with('{').then_some((at, path)))
     })
 }
 
@@ -112,6 +131,13 @@ fn ends_of(text: &str, path_len: usize) -> Vec<Vec<&str>> {
 
 /// The words of one entry of a list, up to a list inside it and without its new name.
 fn words_of(entry: &str) -> Vec<&str> {
-    let path = entry.trim().split("::{").next().unwrap_or_default().split(" as ").next().unwrap_or_default();
+    let path = entry
+        .trim()
+        .split("::{")
+        .next()
+        .unwrap_or_default()
+        .split(" as ")
+        .next()
+        .unwrap_or_default();
     path.split("::").filter(|part| !part.is_empty() && *part != "self").collect()
 }

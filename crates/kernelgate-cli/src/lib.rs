@@ -1,13 +1,16 @@
-//! The `kernelgate` program: decides whether kernels got slower, and drives the bench executables that measure them.
+//! The `kernelgate` program: decides whether kernels got slower, and drives the bench executables
+//! that measure them.
 //!
-//! - [`gate`]: judgement. Runs against a baseline, two builds by interleaved processes, calibrations, compiled kernels.
+//! - [`gate`]: judgement. Runs against a baseline, two builds by interleaved processes,
+//!   calibrations, compiled kernels.
 //! - [`report`]: verdicts as text, Markdown, JUnit XML and metrics.
 //! - [`benches`]: bench executables found, built and asked.
 //! - [`compare`]: two builds made ready, their processes interleaved.
 //! - [`verbs`]: the command line, one file a verb.
 //!
-//! What is measured, and how, is in `kernelgate`, which the bench executables link; this crate links it for the formats that both
-//! know. A library beside the program so that both of its names share one `main` and its tests reach the parts.
+//! What is measured, and how, is in `kernelgate`, which the bench executables link; this crate
+//! links it for the formats that both know. A library beside the program so that both of its names
+//! share one `main` and its tests reach the parts.
 
 pub mod benches;
 pub mod compare;

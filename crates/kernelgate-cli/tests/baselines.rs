@@ -1,4 +1,5 @@
-//! Baselines and what the gate tells others, from outside: several runs, levels of sameness, formats.
+//! Baselines and what the gate tells others, from outside: several runs, levels of sameness,
+//! formats.
 
 #![allow(clippy::unwrap_used)]
 
@@ -31,8 +32,14 @@ fn the_gate_speaks_to_reviewers_and_programs() {
         outcome.stdout
     };
     let comment = out("markdown");
-    for words in ["**2 regressed", "- base: baseline `a` of", "0 days ago", "noise floor", &format!("| {CASE}"), "kernelgate gate"]
-    {
+    for words in [
+        "**2 regressed",
+        "- base: baseline `a` of",
+        "0 days ago",
+        "noise floor",
+        &format!("| {CASE}"),
+        "kernelgate gate",
+    ] {
         assert!(comment.contains(words), "`{words}` is not in:\n{comment}");
     }
     let junit = out("junit");
@@ -51,7 +58,9 @@ fn the_gate_speaks_to_reviewers_and_programs() {
     let files = std::fs::read_dir(package.path("told")).unwrap().count();
     assert_eq!(files, 5);
     std::fs::write(package.path("blocked"), "in the way").unwrap();
-    package.kernelgate("gate --baseline a --out blocked").expect(2, &["--out: failed to write", "blocked"]);
+    package
+        .kernelgate("gate --baseline a --out blocked")
+        .expect(2, &["--out: failed to write", "blocked"]);
 }
 
 #[test]
@@ -63,9 +72,12 @@ fn another_machine_of_the_same_model_is_tolerated_more() {
     let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
     value["environment"]["machine"] = "another".into();
     std::fs::write(&record, value.to_string()).unwrap();
-    let words = ["2 unchanged", "host another in the run", "differ by 22%", "28.1% in place of 5.0%"];
+    let words =
+        ["2 unchanged", "host another in the run", "differ by 22%", "28.1% in place of 5.0%"];
     package.kernelgate("gate --baseline a").expect(0, &words);
-    package.kernelgate("gate --baseline a --other-device 0.01").expect(1, &["2 regressed", "6.0% in place of 5.0%"]);
+    package
+        .kernelgate("gate --baseline a --other-device 0.01")
+        .expect(1, &["2 regressed", "6.0% in place of 5.0%"]);
     package.kernelgate("gate --baseline a --other-device x").expect(2, &["--other-device"]);
 }
 
@@ -85,7 +97,11 @@ fn runs_that_are_added_at_once_are_all_kept() {
     let sessions: Vec<String> = (0..12).map(|number| format!("s{number}")).collect();
     for session in &sessions {
         std::fs::create_dir_all(package.record(session).parent().unwrap()).unwrap();
-        std::fs::write(package.record(session), record.replace("\"s0\"", &format!("\"{session}\""))).unwrap();
+        std::fs::write(
+            package.record(session),
+            record.replace("\"s0\"", &format!("\"{session}\"")),
+        )
+        .unwrap();
     }
     // Of checkouts with target folders of their own, which share the folder of baselines.
     let add = |session: &String| {
@@ -97,11 +113,14 @@ fn runs_that_are_added_at_once_are_all_kept() {
     };
     all_fine(sessions.iter().map(add).collect());
     let device = std::fs::read_dir(package.path("shared")).unwrap().next().unwrap().unwrap().path();
-    let files: Vec<_> = std::fs::read_dir(&device).unwrap().flatten().map(|file| file.file_name()).collect();
+    let files: Vec<_> =
+        std::fs::read_dir(&device).unwrap().flatten().map(|file| file.file_name()).collect();
     assert_eq!(files, ["a.json"], "no lock is left for git to see");
-    let baseline: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(device.join("a.json")).unwrap()).unwrap();
+    let baseline: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(device.join("a.json")).unwrap()).unwrap();
     let kept: Vec<&String> = baseline["runs"].as_object().unwrap().keys().collect();
-    let mut wanted: Vec<String> = sessions.iter().map(|session| format!("{session}/fixture")).collect();
+    let mut wanted: Vec<String> =
+        sessions.iter().map(|session| format!("{session}/fixture")).collect();
     wanted.sort();
     assert_eq!(kept, wanted.iter().collect::<Vec<_>>());
 }
@@ -126,15 +145,20 @@ fn a_baseline_that_another_process_changes_is_waited_for() {
         let mut command = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), &flags);
         processes.push(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     }
-    let complete =
-        |number| std::fs::read_to_string(package.record(&session(number))).is_ok_and(|text| text.contains("\"complete\": true"));
+    let complete = |number| {
+        std::fs::read_to_string(package.record(&session(number)))
+            .is_ok_and(|text| text.contains("\"complete\": true"))
+    };
     let started = Instant::now();
     while !(0..4).all(complete) {
         assert!(started.elapsed() < Duration::from_secs(50), "the runs do not end");
         std::thread::sleep(Duration::from_millis(5));
     }
     std::thread::sleep(Duration::from_millis(200));
-    assert!(std::fs::read_to_string(&path).unwrap() == before, "written while another held the lock");
+    assert!(
+        std::fs::read_to_string(&path).unwrap() == before,
+        "written while another held the lock"
+    );
     for process in &mut processes {
         assert_eq!(process.try_wait().unwrap(), None, "it did not wait");
     }
@@ -142,7 +166,10 @@ fn a_baseline_that_another_process_changes_is_waited_for() {
     all_fine(processes);
     let after = std::fs::read_to_string(&path).unwrap();
     for number in 0..4 {
-        assert!(after.contains(&format!("\"fixture/spin/n{}_none/cpu/hot\"", 2 + number)), "{number}");
+        assert!(
+            after.contains(&format!("\"fixture/spin/n{}_none/cpu/hot\"", 2 + number)),
+            "{number}"
+        );
     }
 }
 
@@ -160,17 +187,23 @@ fn several_runs_are_saved_in_one_go() {
     };
     let run = format!("exec {} --bench {brief} \"$@\"", fixture_path().display());
     let save = |line: &str| -> Outcome {
-        let mut command = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), &format!("baseline save {line}"));
+        let mut command = package
+            .command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), &format!("baseline save {line}"));
         command.env("CARGO", &cargo).output().unwrap().into()
     };
     script(&run);
     save("a --runs 3 -- n64").expect(0, &["run 3 of 3", "1 cases, 3 runs each"]);
     package.kernelgate("baseline list").expect(0, &["/a", "  1     3  "]);
-    package.kernelgate(&format!("baseline find a --backend cpu {}", package.dir())).expect(0, &["a.json"]);
-    package.kernelgate(&format!("baseline find b --backend cpu {}", package.dir())).expect(2, &["no baseline `b` for", "/a"]);
+    package
+        .kernelgate(&format!("baseline find a --backend cpu {}", package.dir()))
+        .expect(0, &["a.json"]);
+    package
+        .kernelgate(&format!("baseline find b --backend cpu {}", package.dir()))
+        .expect(2, &["no baseline `b` for", "/a"]);
     let before = std::fs::read_to_string(package.baseline("a")).unwrap();
     script(&format!("[ -e second ] && exit 3; touch second\n{run}"));
-    save("a --runs 2").expect(2, &["cargo bench ended with exit status: 3: the baseline is as it was"]);
+    save("a --runs 2")
+        .expect(2, &["cargo bench ended with exit status: 3: the baseline is as it was"]);
     assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
     // Saving replaces what is measured, and keeps the rest.
     script(&run);

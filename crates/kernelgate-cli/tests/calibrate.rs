@@ -34,20 +34,26 @@ impl Package {
     }
 }
 
-const CALIBRATE: &str = "calibrate --dir bin --backend cpu --relative 0.1 --tolerated 0.3 --case-time 0.1s";
+const CALIBRATE: &str =
+    "calibrate --dir bin --backend cpu --relative 0.1 --tolerated 0.3 --case-time 0.1s";
 
 #[test]
 fn what_is_known_is_counted_and_kept_beside_the_baselines() {
     let package = Package::new();
     let few = "n64 --comparisons 2 --inject 50,100 --power-comparisons 1 --sham 0 --max-blocks 12";
     // The clock stops it after the first comparison, which takes longer; the same command goes on.
-    package.run(&format!("{CALIBRATE} {few} --total-time 1s")).expect(3, &["3 comparisons are left", "--resume goes on"]);
+    package
+        .run(&format!("{CALIBRATE} {few} --total-time 1s"))
+        .expect(3, &["3 comparisons are left", "--resume goes on"]);
     assert!(!package.path("baselines").exists());
     let outcome = package.run(&format!("{CALIBRATE} {few} --resume --format json"));
     outcome.expect(0, &["going on after 1 comparisons", "1 cases: fixture/spin/n64_none/cpu/hot"]);
     let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
     let null = &json["summary"]["kinds"][0];
-    assert_eq!((&null["kind"], &null["fired"]["hits"], &null["fired"]["of"]), (&"A/A".into(), &0.into(), &2.into()));
+    assert_eq!(
+        (&null["kind"], &null["fired"]["hits"], &null["fired"]["of"]),
+        (&"A/A".into(), &0.into(), &2.into())
+    );
     let power = &json["summary"]["power"][1];
     assert_eq!((&power["percent"], &power["found"]["of"]), (&100.0.into(), &1.into()), "{power}");
     assert!(power["measured"].as_f64().unwrap() > 50.0, "{power}");
@@ -55,13 +61,15 @@ fn what_is_known_is_counted_and_kept_beside_the_baselines() {
     let path = package.calibration();
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(
-        text.contains("\"schema\": \"kernelgate.calibration\"") && !text.contains(package.path("").to_str().unwrap()),
+        text.contains("\"schema\": \"kernelgate.calibration\"")
+            && !text.contains(package.path("").to_str().unwrap()),
         "{text}"
     );
     // It is no baseline, and the next comparison knows of it.
     package.run("baseline list").expect(0, &[]);
     package.run("baseline show calibration").expect(2, &["is the calibration of the device"]);
-    let again = "compare --base-dir bin --head-dir bin --backend cpu n64 --max-blocks 1 --case-time 0.1s";
+    let again =
+        "compare --base-dir bin --head-dir bin --backend cpu n64 --max-blocks 1 --case-time 0.1s";
     package.run(again).expect(3, &["recommends no threshold: 2 A/A comparisons: too few", CASE]);
     std::fs::write(&path, "{").unwrap();
     package.run(again).expect(2, &["calibration.json: broken or cut short"]);
@@ -72,8 +80,12 @@ fn parts_are_merged_and_strangers_are_not() {
     let package = Package::new();
     // Three comparisons, the first and the last of nothing with nothing.
     let few = "--comparisons 2 --inject 50 --power-comparisons 0 --sham 1 --max-blocks 4 n64";
-    package.run(&format!("{CALIBRATE} {few} --shard 1/2")).expect(0, &["part-1-of-2.json", "0 of 2"]);
-    package.run(&format!("{CALIBRATE} {few} --shard 2/2 --output two.json")).expect(0, &["written to two.json", "sham load"]);
+    package
+        .run(&format!("{CALIBRATE} {few} --shard 1/2"))
+        .expect(0, &["part-1-of-2.json", "0 of 2"]);
+    package
+        .run(&format!("{CALIBRATE} {few} --shard 2/2 --output two.json"))
+        .expect(0, &["written to two.json", "sham load"]);
     let part = "target/kernelgate/calibrate/part-1-of-2.json";
     package
         .run(&format!("calibrate --merge {part} two.json --output all.json --format markdown"))
@@ -81,10 +93,14 @@ fn parts_are_merged_and_strangers_are_not() {
     package.run(&format!("calibrate --merge {part} none.json")).expect(2, &["none.json"]);
     std::fs::write(
         package.path("edited.json"),
-        std::fs::read_to_string(package.path("two.json")).unwrap().replace("\"filter\": \"n64\"", "\"filter\": \"x\""),
+        std::fs::read_to_string(package.path("two.json"))
+            .unwrap()
+            .replace("\"filter\": \"n64\"", "\"filter\": \"x\""),
     )
     .unwrap();
-    package.run(&format!("calibrate --merge {part} edited.json")).expect(4, &["refused: edited.json", "filter is `n64` and `x`"]);
+    package
+        .run(&format!("calibrate --merge {part} edited.json"))
+        .expect(4, &["refused: edited.json", "filter is `n64` and `x`"]);
     for (bad, words) in [
         ("calibrate --inject 0", "--inject takes percentages"),
         ("calibrate --dir bin --shard 1/2", "--shard needs a filter"),

@@ -1,7 +1,8 @@
 //! `kernelgate compare` from outside: a scratch repository with one bench, its builds compared.
 //!
-//! The bench is linked with the library that `cargo test` built, so that a build takes seconds. Thresholds are wide and slow-downs
-//! threefold: what is checked is what is said, not how fine it measures.
+//! The bench is linked with the library that `cargo test` built, so that a build takes seconds.
+//! Thresholds are wide and slow-downs threefold: what is checked is what is said, not how fine it
+//! measures.
 
 #![allow(clippy::unwrap_used)]
 #![cfg(unix)]
@@ -109,7 +110,10 @@ impl Scratch {
 
     fn git(&self, line: &str) -> String {
         let mut git = Command::new("git");
-        git.arg("-C").arg(self.folder.path()).args(["-c", "user.name=a", "-c", "user.email=a@b"]).args(line.split(' '));
+        git.arg("-C")
+            .arg(self.folder.path())
+            .args(["-c", "user.name=a", "-c", "user.email=a@b"])
+            .args(line.split(' '));
         let output = git.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
@@ -123,7 +127,17 @@ impl Scratch {
     fn compare_with(&self, flags: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
         command
-            .args(["compare", "--relative", "0.5", "--tolerated", "0.8", "--max-blocks", "24", "--backend", "cpu"])
+            .args([
+                "compare",
+                "--relative",
+                "0.5",
+                "--tolerated",
+                "0.8",
+                "--max-blocks",
+                "24",
+                "--backend",
+                "cpu",
+            ])
             .args(flags.split_whitespace())
             .current_dir(self.folder.path())
             .env("CARGO_MANIFEST_DIR", self.folder.path())
@@ -146,23 +160,43 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
     let scratch = Scratch::new();
     let status = scratch.git("status --porcelain");
     let same = "the same executable on both sides, byte by byte: spin";
-    scratch.compare("--base main --head HEAD").expect(0, &[CASE, "unchanged", "1 unchanged, 0 inconclusive of 1", same]);
+    scratch
+        .compare("--base main --head HEAD")
+        .expect(0, &[CASE, "unchanged", "1 unchanged, 0 inconclusive of 1", same]);
     scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 1600");
     // Uncommitted, and a new file beside it.
     scratch.write("notes.txt", "new");
-    let before = (scratch.git("status --porcelain"), scratch.git("stash list"), scratch.git("branch --list"));
+    let before = (
+        scratch.git("status --porcelain"),
+        scratch.git("stash list"),
+        scratch.git("branch --list"),
+    );
     let outcome = scratch.compare("--base main --format json");
     outcome.expect(1, &["round 2"]);
     let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
-    assert_eq!((&json["judged"][0]["verdict"], &json["judged"][0]["decision"]["case"]), (&"regressed".into(), &CASE.into()));
+    assert_eq!(
+        (&json["judged"][0]["verdict"], &json["judged"][0]["decision"]["case"]),
+        (&"regressed".into(), &CASE.into())
+    );
     assert_eq!(json["judged"][0]["confirmation"]["verdict"], "regressed");
     assert!(json["head"].as_str().unwrap().starts_with("working tree ("));
-    assert_eq!((scratch.git("status --porcelain"), scratch.git("stash list"), scratch.git("branch --list")), before);
+    assert_eq!(
+        (
+            scratch.git("status --porcelain"),
+            scratch.git("stash list"),
+            scratch.git("branch --list")
+        ),
+        before
+    );
     assert!(status.is_empty() || status.contains("target"), "{status}");
     // The last comparison was finished: resuming it measures nothing anew.
-    scratch.compare("--base main --resume --format markdown").expect(1, &["resuming with", "**1 regressed", "| scratch/sum"]);
+    scratch
+        .compare("--base main --resume --format markdown")
+        .expect(1, &["resuming with", "**1 regressed", "| scratch/sum"]);
     scratch.commit("slower");
-    scratch.compare("--base HEAD --head main~1 --resume").expect(0, &["starting anew", "1 improved"]);
+    scratch
+        .compare("--base HEAD --head main~1 --resume")
+        .expect(0, &["starting anew", "1 improved"]);
 }
 
 #[test]
@@ -171,26 +205,42 @@ fn what_cannot_be_compared_is_named() {
     scratch.compare("--base mian").expect(2, &["no revision `mian`", "did you mean main"]);
     scratch.compare("--base main --head --budget").expect(2, &[]);
     scratch.compare("").expect(2, &["--base"]);
-    scratch.compare("--base main --bench none").expect(2, &["--bench none: neither side has it; there are spin"]);
+    scratch
+        .compare("--base main --bench none")
+        .expect(2, &["--bench none: neither side has it; there are spin"]);
     scratch.compare("--base main nothing").expect(2, &["no case matches `nothing`"]);
     scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
     scratch.compare("--base main").expect(2, &["head working tree", "does not build", "mistake"]);
     // New and removed cases are listed; a changed definition is refused.
     scratch.bench("default: &[\"n=1024\"]", "default: &[\"n=2048\"]");
-    scratch.compare("--base main").expect(3, &["new, not judged: scratch/sum/n2048/cpu/hot", &format!("removed: {CASE}")]);
+    scratch
+        .compare("--base main")
+        .expect(3, &["new, not judged: scratch/sum/n2048/cpu/hot", &format!("removed: {CASE}")]);
     scratch.bench("revision: 1", "revision: 2");
-    scratch.compare("--base main").expect(4, &["refused: revision is `1` in the base and `2` in the head", CASE]);
+    scratch
+        .compare("--base main")
+        .expect(4, &["refused: revision is `1` in the base and `2` in the head", CASE]);
     scratch.bench("*y = x * x", "*y = x + x");
     scratch.compare("--base main").expect(1, &[&format!("failed in the head: {CASE}"), "1 failed"]);
-    scratch.bench("for _ in 0..ROUNDS {", "std::process::exit(7);\n#[allow(unreachable_code)]\nfor _ in 0..ROUNDS {");
+    scratch.bench(
+        "for _ in 0..ROUNDS {",
+        "std::process::exit(7);\n#[allow(unreachable_code)]\nfor _ in 0..ROUNDS {",
+    );
     scratch.compare("--base main").expect(1, &["broke: spin of the head", "exit status: 7"]);
     // A bench of another kind, and one that only the head has.
     scratch.write("benches/spin.rs", BENCH);
     scratch.write("benches/other.rs", "fn main() { println!(\"done\"); }");
-    scratch.write("Cargo.toml", &format!("{MANIFEST}\n[[bench]]\nname = \"other\"\nharness = false\n"));
+    scratch.write(
+        "Cargo.toml",
+        &format!("{MANIFEST}\n[[bench]]\nname = \"other\"\nharness = false\n"),
+    );
     scratch.compare("--base main").expect(
         0,
-        &["bench without this harness, left alone: other", "left alone: other of the head: its file has no mark", "1 unchanged"],
+        &[
+            "bench without this harness, left alone: other",
+            "left alone: other of the head: its file has no mark",
+            "1 unchanged",
+        ],
     );
     assert!(scratch.compare("--base main --bench spin --budget 0.1s").all().contains("of 1"));
 }
@@ -210,7 +260,10 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
     let scratch = Scratch::new();
     let bench = [
         ("default: &[\"n=1024\"]", "default: &[\"n=1024,2048\"]"),
-        ("self.n as u64 * 16", "if self.n == 2048 && fault(\"skip\") { 1 << 60 } else { self.n as u64 * 16 }"),
+        (
+            "self.n as u64 * 16",
+            "if self.n == 2048 && fault(\"skip\") { 1 << 60 } else { self.n as u64 * 16 }",
+        ),
         (
             "    Harness::new(\"spin\", vec![suite(&SUM, ROWS)])",
             "    if fault(\"exit\") { std::process::exit(7) }
@@ -225,28 +278,45 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
     scratch.write("benches/spin.rs", &text);
     scratch.commit("two");
     let compare = |fault: &str, when: &str, flags: &str| -> (Outcome, Vec<String>) {
-        let mut command = scratch.compare_with(&format!("--base main --head main --case-time 0.05s {flags}"));
-        let outcome: Outcome = command.env("SCRATCH_FAULT", fault).env("SCRATCH_WHEN", when).output().unwrap().into();
-        let row = outcome.stdout.lines().find(|line| line.starts_with(&CASE.replace("1024", "2048")));
+        let mut command =
+            scratch.compare_with(&format!("--base main --head main --case-time 0.05s {flags}"));
+        let outcome: Outcome =
+            command.env("SCRATCH_FAULT", fault).env("SCRATCH_WHEN", when).output().unwrap().into();
+        let row =
+            outcome.stdout.lines().find(|line| line.starts_with(&CASE.replace("1024", "2048")));
         let words = row.unwrap_or_default().split_whitespace().map(str::to_owned).collect();
         (outcome, words)
     };
     let unmeasured = [&*CASE.replace("1024", "2048"), "inconclusive", "-", "-", "-", "-", "-", "0"];
     // In every process but the one that verified it.
     let (outcome, row) = compare("skip", "\"r1-", "");
-    outcome.expect(3, &["inconclusive: skipped in the base: needs 1152921505 GB of memory", "1 unchanged, 1 inconclusive of 2"]);
+    outcome.expect(
+        3,
+        &[
+            "inconclusive: skipped in the base: needs 1152921505 GB of memory",
+            "1 unchanged, 1 inconclusive of 2",
+        ],
+    );
     assert_eq!(row, unmeasured);
     // After the first block: what that block measured is told, and decides nothing.
     let (outcome, row) = compare("skip", "\"r1-b1-p0\"", "");
-    outcome.expect(3, &["inconclusive: too few pairs; skipped in the head: needs 1152921505 GB of memory"]);
+    outcome.expect(
+        3,
+        &["inconclusive: too few pairs; skipped in the head: needs 1152921505 GB of memory"],
+    );
     assert_eq!((&*row[1], &**row.last().unwrap()), ("inconclusive", "2"));
     let (outcome, row) = compare("absent", "\"r1-b0-p1\"", "");
     outcome.expect(3, &["inconclusive: skipped in the head: the bench did not list it"]);
     assert_eq!(row, unmeasured);
     // What was interrupted knows it still, and asks for nothing again.
-    compare("", "", "--resume").0.expect(3, &["resuming with", "skipped in the head: the bench did not list it"]);
+    compare("", "", "--resume")
+        .0
+        .expect(3, &["resuming with", "skipped in the head: the bench did not list it"]);
     let (outcome, row) = compare("exit", "\"r1-", "");
-    outcome.expect(1, &["2 inconclusive of 2", "inconclusive: its bench broke in the head: exit status: 7"]);
+    outcome.expect(
+        1,
+        &["2 inconclusive of 2", "inconclusive: its bench broke in the head: exit status: 7"],
+    );
     assert_eq!(row, unmeasured);
     let (outcome, row) = compare("exit", "\"r1-b0-p3\"", "--budget 0.1s");
     outcome.expect(3, &["inconclusive: no block of it ended within 0 s and 24 blocks"]);
@@ -255,28 +325,40 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
     scratch.write("benches/spin.rs", &text.replace("ROUNDS: usize = 400", "ROUNDS: usize = 399"));
     let mut command = scratch.compare_with("--base main --case-time 0.05s");
     command.env("SCRATCH_FAULT", "skip").env("SCRATCH_WHEN", "base/verified");
-    Outcome::from(command.output().unwrap()).expect(3, &["inconclusive: skipped in the base: needs 1152921505 GB of memory"]);
+    Outcome::from(command.output().unwrap())
+        .expect(3, &["inconclusive: skipped in the base: needs 1152921505 GB of memory"]);
 }
 
 #[test]
 fn an_interrupted_comparison_goes_on_where_it_was() {
     let scratch = Scratch::new();
-    let mut first = scratch.compare_with("--base main --head main").stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let mut first = scratch
+        .compare_with("--base main --head main")
+        .stderr(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
     let trials = scratch.folder.path().join("target/kernelgate/compare/trials.json");
-    let count = || std::fs::read_to_string(&trials).map_or(0, |text| text.matches("\"place\"").count());
+    let count =
+        || std::fs::read_to_string(&trials).map_or(0, |text| text.matches("\"place\"").count());
     while count() < 5 {
         assert!(first.try_wait().unwrap().is_none(), "it ended by itself");
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(Command::new("kill").args(["-INT", &first.id().to_string()]).status().unwrap().success());
+    assert!(
+        Command::new("kill").args(["-INT", &first.id().to_string()]).status().unwrap().success()
+    );
     assert_eq!(first.wait().unwrap().code(), Some(130));
-    scratch.compare("--base main --head main --resume").expect(0, &["resuming with 4 processes", "1 unchanged"]);
+    scratch
+        .compare("--base main --head main --resume")
+        .expect(0, &["resuming with 4 processes", "1 unchanged"]);
 }
 
 #[test]
 fn two_comparisons_do_not_meet() {
     let scratch = Scratch::new();
-    let first = scratch.compare_with("--base main --head main --format json").stderr(Stdio::null()).spawn();
+    let first =
+        scratch.compare_with("--base main --head main --format json").stderr(Stdio::null()).spawn();
     let mut first = first.unwrap();
     let lock = scratch.folder.path().join("target/kernelgate/compare/base/side");
     while !lock.exists() {
@@ -296,7 +378,10 @@ fn perf_check(scratch: &Scratch, flags: &str) -> Outcome {
     command.arg("ci/perf-check").args(flags.split_whitespace()).current_dir(scratch.folder.path());
     // The environment of a comparison, with this program in place of `cargo run`.
     command.envs(compare.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    command.env("KERNELGATE", env!("CARGO_BIN_EXE_kernelgate")).env("KERNELGATE_BACKEND", "cpu").env_remove("KERNELGATE_CUDA_LIBS");
+    command
+        .env("KERNELGATE", env!("CARGO_BIN_EXE_kernelgate"))
+        .env("KERNELGATE_BACKEND", "cpu")
+        .env_remove("KERNELGATE_CUDA_LIBS");
     command.output().unwrap().into()
 }
 
@@ -304,34 +389,58 @@ fn perf_check(scratch: &Scratch, flags: &str) -> Outcome {
 fn the_check_of_a_pull_request_compares_or_gates_or_says_what_is_missing() {
     let scratch = Scratch::new();
     perf_check(&scratch, "--help").expect(0, &["--allow-inconclusive", "Exit code"]);
-    perf_check(&scratch, "--mode never").expect(2, &["--mode takes auto, compare or gate, not `never`"]);
+    perf_check(&scratch, "--mode never")
+        .expect(2, &["--mode takes auto, compare or gate, not `never`"]);
     perf_check(&scratch, "--base").expect(2, &["--base takes a value"]);
-    perf_check(&scratch, "--base nowhere --mode compare").expect(2, &["no revision `nowhere` here"]);
-    perf_check(&scratch, "--base nowhere")
-        .expect(2, &["No comparison: ", "No gate: ", "no baseline `main` for", "baseline save main"]);
-    perf_check(&scratch, "--base main --dry-run").expect(0, &["kernelgate compare --base", "resources --arch sm_90a --check"]);
+    perf_check(&scratch, "--base nowhere --mode compare")
+        .expect(2, &["no revision `nowhere` here"]);
+    perf_check(&scratch, "--base nowhere").expect(
+        2,
+        &["No comparison: ", "No gate: ", "no baseline `main` for", "baseline save main"],
+    );
+    perf_check(&scratch, "--base main --dry-run")
+        .expect(0, &["kernelgate compare --base", "resources --arch sm_90a --check"]);
     // Four times as slow, which no noise hides.
     scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 1600");
     let outcome = perf_check(&scratch, "--base main --out told --budget 5m");
-    outcome.expect(1, &["**1 regressed", "- base: ", "noise floor", "Kernel resources", "kernelgate compare --base"]);
+    outcome.expect(
+        1,
+        &[
+            "**1 regressed",
+            "- base: ",
+            "noise floor",
+            "Kernel resources",
+            "kernelgate compare --base",
+        ],
+    );
     let told = scratch.folder.path().join("told");
     let read = |name: &str| std::fs::read_to_string(told.join(name)).unwrap();
     assert_eq!(read("comment.md"), outcome.stdout);
     assert!(
-        read("junit.xml").contains("type=\"regressed\"") && read("bmf.json").contains(CASE) && read("result.json").contains(CASE)
+        read("junit.xml").contains("type=\"regressed\"")
+            && read("bmf.json").contains(CASE)
+            && read("result.json").contains(CASE)
     );
     // A base that does not build: only the committed baseline is left.
     scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
     scratch.commit("broken");
     scratch.bench("fn main()", "fn main()");
-    perf_check(&scratch, "--base main --out told").expect(2, &["does not build", "nothing was judged"]);
+    perf_check(&scratch, "--base main --out told")
+        .expect(2, &["does not build", "nothing was judged"]);
     let mut save = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
-    save.args(["baseline", "save", "main", "--runs", "2", "--", "--", "--quick", "--noplot"]).current_dir(scratch.folder.path());
+    save.args(["baseline", "save", "main", "--runs", "2", "--", "--", "--quick", "--noplot"])
+        .current_dir(scratch.folder.path());
     let compare = scratch.compare_with("");
-    save.envs(compare.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("KERNELGATE_BACKEND", "cpu");
+    save.envs(compare.get_envs().filter_map(|(name, value)| Some((name, value?))))
+        .env("KERNELGATE_BACKEND", "cpu");
     assert!(save.output().unwrap().status.success());
     let outcome = perf_check(&scratch, "--base main --out told --runs 2");
-    let words = ["the committed baseline is the second best", "- base: baseline `main` of", "run 2 of 2", "of 1 (threshold 5%)"];
+    let words = [
+        "the committed baseline is the second best",
+        "- base: baseline `main` of",
+        "run 2 of 2",
+        "of 1 (threshold 5%)",
+    ];
     outcome.expect(outcome.code.unwrap(), &words);
     // What the gate says of two runs under load is its own affair.
     assert!([0, 1, 3].contains(&outcome.code.unwrap()), "{}", outcome.all());

@@ -1,4 +1,5 @@
-//! The harness and the program from outside: bench processes of the fixture, their records, baselines and the gate.
+//! The harness and the program from outside: bench processes of the fixture, their records,
+//! baselines and the gate.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +15,15 @@ use package::{CASE, Outcome, Package, fixture_path};
 fn bench_baseline_and_gate() {
     let package = Package::new();
     let first = package.bench("s1", "--save-baseline a");
-    first.expect(0, &[CASE, "fixture/spin/n128_none/cpu/hot", "skipped 2: cpu/never supports nothing", "saved as baseline `a`"]);
+    first.expect(
+        0,
+        &[
+            CASE,
+            "fixture/spin/n128_none/cpu/hot",
+            "skipped 2: cpu/never supports nothing",
+            "saved as baseline `a`",
+        ],
+    );
     let run = package.run("s1");
     assert_eq!(run["complete"], true);
     assert_eq!(run["cases"][CASE]["samples"]["launches"].as_array().unwrap().len(), 10);
@@ -25,52 +34,89 @@ fn bench_baseline_and_gate() {
 
     package.set_times(&package.baseline("a"), 200_000.0);
     package.set_times(&package.record("s2"), 204_000.0);
-    package.kernelgate("gate --baseline a").expect(0, &["unchanged", "+2.0%", "2 unchanged, 0 inconclusive of 2"]);
+    package
+        .kernelgate("gate --baseline a")
+        .expect(0, &["unchanged", "+2.0%", "2 unchanged, 0 inconclusive of 2"]);
 
     package.bench("s3", "").expect(0, &[]);
     package.set_times(&package.record("s3"), 200_000.0);
     package.set_case_times(&package.record("s3"), "n64", 240_000.0);
-    let one_run = ["inconclusive", "+20.0%", "the baseline has one process run", "kernelgate baseline save a --runs 5"];
+    let one_run = [
+        "inconclusive",
+        "+20.0%",
+        "the baseline has one process run",
+        "kernelgate baseline save a --runs 5",
+    ];
     package.kernelgate("gate --baseline a").expect(3, &one_run);
     package.set_case_times(&package.record("s3"), "n64", 300_000.0);
-    package.kernelgate("gate --baseline a").expect(1, &["regressed", CASE, "+50.0%", "1 regressed, 0 improved, 1 unchanged"]);
+    package
+        .kernelgate("gate --baseline a")
+        .expect(1, &["regressed", CASE, "+50.0%", "1 regressed, 0 improved, 1 unchanged"]);
     let session = package.path("target/kernelgate/runs/s2");
-    package.kernelgate(&format!("baseline add a --session {}", session.display())).expect(0, &["up to 2 runs"]);
-    package.kernelgate("gate --baseline a").expect(1, &["regressed", CASE, "+48.5%", "1 regressed, 0 improved, 1 unchanged"]);
+    package
+        .kernelgate(&format!("baseline add a --session {}", session.display()))
+        .expect(0, &["up to 2 runs"]);
+    package
+        .kernelgate("gate --baseline a")
+        .expect(1, &["regressed", CASE, "+48.5%", "1 regressed, 0 improved, 1 unchanged"]);
     let json = package.kernelgate("gate --baseline a --format json");
     let report: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
-    assert_eq!((&report["judged"][0]["verdict"], &report["judged"][0]["case"]), (&"regressed".into(), &CASE.into()));
+    assert_eq!(
+        (&report["judged"][0]["verdict"], &report["judged"][0]["case"]),
+        (&"regressed".into(), &CASE.into())
+    );
     assert_eq!(report["judged"][1]["verdict"], "unchanged");
-    package.kernelgate("gate --baseline a --format markdown").expect(1, &["**1 regressed", "| fixture/spin/n64_none/cpu/hot"]);
-    package.kernelgate(&format!("gate --baseline a --session {}", session.display())).expect(0, &["unchanged"]);
+    package
+        .kernelgate("gate --baseline a --format markdown")
+        .expect(1, &["**1 regressed", "| fixture/spin/n64_none/cpu/hot"]);
+    package
+        .kernelgate(&format!("gate --baseline a --session {}", session.display()))
+        .expect(0, &["unchanged"]);
 
     // A later save of fewer cases loses none of the others.
     package.bench("s4", "n64 --save-baseline a").expect(0, &[]);
     let text = std::fs::read_to_string(package.baseline("a")).unwrap();
-    assert!(text.contains(CASE) && text.contains("n128_none") && text.contains("s1/fixture") && text.contains("s4/fixture"));
+    assert!(
+        text.contains(CASE)
+            && text.contains("n128_none")
+            && text.contains("s1/fixture")
+            && text.contains("s4/fixture")
+    );
 }
 
 #[test]
 fn several_runs_on_a_side_find_a_smaller_slow_down() {
     let package = Package::new();
     package.bench("b1", "--save-baseline a").expect(0, &[]);
-    for (session, time_ns) in [("b2", 201_000.0), ("b3", 199_000.0), ("h1", 220_000.0), ("h2", 221_000.0)] {
+    for (session, time_ns) in
+        [("b2", 201_000.0), ("b3", 199_000.0), ("h1", 220_000.0), ("h2", 221_000.0)]
+    {
         package.bench(session, "").expect(0, &[]);
         package.set_times(&package.record(session), time_ns);
     }
     package.set_times(&package.baseline("a"), 200_000.0);
     let folder = |session: &str| package.record(session).parent().unwrap().display().to_string();
     let (two, three) = (folder("b2"), folder("b3"));
-    package.kernelgate("gate --baseline a --last 2").expect(3, &["2 inconclusive", "1:2", "kernelgate baseline save a --runs 5"]);
-    package.kernelgate(&format!("baseline add a --session {two} --session {three}")).expect(0, &["2 cases, up to 3 runs each"]);
+    package
+        .kernelgate("gate --baseline a --last 2")
+        .expect(3, &["2 inconclusive", "1:2", "kernelgate baseline save a --runs 5"]);
+    package
+        .kernelgate(&format!("baseline add a --session {two} --session {three}"))
+        .expect(0, &["2 cases, up to 3 runs each"]);
     package.kernelgate("gate --baseline a --last 2").expect(1, &["2 regressed", "3:2", "+10.3%"]);
     package.kernelgate("gate --baseline a --last 99").expect(2, &["5 sessions in", "not 99"]);
     package.kernelgate("gate --baseline a --last 0").expect(2, &["--last"]);
-    package.kernelgate(&format!("gate --baseline a --session {two} --session {two}")).expect(2, &["given twice"]);
-    package.kernelgate(&format!("gate --baseline a --session {two}")).expect(0, &["compared with itself"]);
+    package
+        .kernelgate(&format!("gate --baseline a --session {two} --session {two}"))
+        .expect(2, &["given twice"]);
+    package
+        .kernelgate(&format!("gate --baseline a --session {two}"))
+        .expect(0, &["compared with itself"]);
     let before = std::fs::read_to_string(package.baseline("a")).unwrap();
     package.bench("seed", "--seed 2").expect(0, &[]);
-    package.kernelgate("baseline add a").expect(4, &["refused: seed is `1` in the baseline and `2` in the run"]);
+    package
+        .kernelgate("baseline add a")
+        .expect(4, &["refused: seed is `1` in the baseline and `2` in the run"]);
     package.kernelgate("gate --baseline a").expect(4, &["refused: seed is `1`"]);
     assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
     // The last session is the one written last, whatever its name.
@@ -84,16 +130,21 @@ fn a_delayed_run_says_so_and_is_neither_judged_nor_kept() {
     let package = Package::new();
     package.bench("s1", "--save-baseline a").expect(0, &[]);
     let delay = format!("--delay {CASE}=3000000");
-    package.bench("s2", &delay).expect(0, &["delayed on purpose", "DELAYED on purpose", &format!("{CASE}=3000000")]);
+    package
+        .bench("s2", &delay)
+        .expect(0, &["delayed on purpose", "DELAYED on purpose", &format!("{CASE}=3000000")]);
     let run = package.run("s2");
     assert_eq!(run["delays"].as_object().unwrap().keys().collect::<Vec<_>>(), [CASE]);
     let samples = &run["cases"][CASE]["samples"];
-    let first = samples["elapsed_ns"][0].as_f64().unwrap() / samples["launches"][0].as_f64().unwrap();
+    let first =
+        samples["elapsed_ns"][0].as_f64().unwrap() / samples["launches"][0].as_f64().unwrap();
     assert!(first >= 3e6, "{first}");
     package.kernelgate("gate --baseline a").expect(4, &["refused: delays is `none`"]);
     package.kernelgate("baseline add a").expect(4, &["refused: delays is `none`"]);
     package.kernelgate("baseline add fresh").expect(4, &["refused: delays is `none`"]);
-    package.bench("s3", &format!("{delay} --save-baseline b")).expect(2, &["--save-baseline takes no run with --delay"]);
+    package
+        .bench("s3", &format!("{delay} --save-baseline b"))
+        .expect(2, &["--save-baseline takes no run with --delay"]);
     package.bench("s4", "--delay nonsense").expect(2, &["CASE=NANOSECONDS"]);
 }
 
@@ -110,7 +161,9 @@ fn bench_binaries_of_one_session_share_a_baseline_and_a_gate() {
     for bench in ["fixture", "saxpy"] {
         package.set_times(&package.record("s1").with_file_name(format!("{bench}.json")), 200_000.0);
     }
-    package.kernelgate("gate --baseline a").expect(0, &["example/saxpy/n4096/cpu/hot", CASE, "2 unchanged"]);
+    package
+        .kernelgate("gate --baseline a")
+        .expect(0, &["example/saxpy/n4096/cpu/hot", CASE, "2 unchanged"]);
 }
 
 #[test]
@@ -125,8 +178,14 @@ fn a_run_records_how_much_of_the_processor_others_took() {
     package.set_times(&package.baseline("a"), 200_000.0);
     package.set_times(&package.record("s1"), 300_000.0);
     let text = std::fs::read_to_string(package.record("s1")).unwrap();
-    std::fs::write(package.record("s1"), text.replace("\"launches\"", "\"contention\": 0.4, \"launches\"")).unwrap();
-    package.kernelgate("gate --baseline a").expect(3, &["2 inconclusive", "others took up to 40% of the CPU time"]);
+    std::fs::write(
+        package.record("s1"),
+        text.replace("\"launches\"", "\"contention\": 0.4, \"launches\""),
+    )
+    .unwrap();
+    package
+        .kernelgate("gate --baseline a")
+        .expect(3, &["2 inconclusive", "others took up to 40% of the CPU time"]);
 }
 
 #[test]
@@ -135,14 +194,26 @@ fn broken_and_foreign_baselines_are_refused_and_kept() {
     package.bench("s1", "--save-baseline a").expect(0, &[]);
     let path = package.baseline("a");
     let sealed = std::fs::read_to_string(&path).unwrap();
-    let whole: String = sealed.lines().filter(|line| !line.contains("\"checksum\"")).map(|line| format!("{line}\n")).collect();
+    let whole: String = sealed
+        .lines()
+        .filter(|line| !line.contains("\"checksum\""))
+        .map(|line| format!("{line}\n"))
+        .collect();
     let device = whole.lines().find(|line| line.contains("\"device_name\"")).unwrap();
     let edits = [
         (sealed.replace("\"revision\": 1", "\"revision\": 2"), 2, "kernelgate baseline seal"),
         (whole[..whole.len() / 2].to_owned(), 2, "broken or cut short"),
         ("{}".to_owned(), 2, "not a kernelgate baseline"),
-        (whole.replace("\"schema_version\": 1", "\"schema_version\": 7"), 2, "newer kernelgate (schema 7"),
-        (whole.replace(device, "\"device_name\": \"Another CPU\","), 4, "device_name is `Another CPU`"),
+        (
+            whole.replace("\"schema_version\": 1", "\"schema_version\": 7"),
+            2,
+            "newer kernelgate (schema 7",
+        ),
+        (
+            whole.replace(device, "\"device_name\": \"Another CPU\","),
+            4,
+            "device_name is `Another CPU`",
+        ),
         (whole.replace("\"revision\": 1", "\"revision\": 2"), 4, "revision is `2`"),
         (whole.replace("\"launches\": [", "\"launches\": [0, "), 2, "launch counts against"),
     ];
@@ -153,17 +224,31 @@ fn broken_and_foreign_baselines_are_refused_and_kept() {
         if code == 2 {
             let outcome = package.bench("s2", "--save-baseline a");
             outcome.expect(2, &[words, "a.json"]);
-            assert!(!outcome.stderr.contains("verified"), "found before anything was measured: {}", outcome.stderr);
+            assert!(
+                !outcome.stderr.contains("verified"),
+                "found before anything was measured: {}",
+                outcome.stderr
+            );
             package.kernelgate("baseline list").expect(2, &["broken: failed to read"]);
         }
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "a broken file is never overwritten");
+        assert_eq!(
+            std::fs::read_to_string(&path).unwrap(),
+            text,
+            "a broken file is never overwritten"
+        );
     }
     std::fs::write(&path, sealed.replace("\"revision\": 1", "\"revision\": 2")).unwrap();
-    package.kernelgate(&format!("baseline seal {}", path.display())).expect(0, &["taken as they are"]);
+    package
+        .kernelgate(&format!("baseline seal {}", path.display()))
+        .expect(0, &["taken as they are"]);
     package.kernelgate("gate --baseline a").expect(4, &["revision is `2`"]);
     let elsewhere = package.path("baselines/another-cpu");
     std::fs::rename(path.parent().unwrap(), &elsewhere).unwrap();
-    std::fs::write(elsewhere.join("a.json"), whole.replace(device, "\"device_name\": \"Another CPU\",")).unwrap();
+    std::fs::write(
+        elsewhere.join("a.json"),
+        whole.replace(device, "\"device_name\": \"Another CPU\","),
+    )
+    .unwrap();
     package.kernelgate("gate --baseline a").expect(4, &["device_name is `Another CPU`"]);
     package.kernelgate("gate --baseline none").expect(2, &["no baseline `none`", "another-cpu/a"]);
     package.kernelgate("gate --baseline ../a").expect(2, &["baseline name `../a`"]);
@@ -192,46 +277,71 @@ fn wrong_cases_have_no_time_and_do_not_stop_the_others() {
     assert_eq!(run["failed"].as_object().unwrap().len(), 7);
     package.bench("s2", "--save-baseline a").expect(0, &[]);
     let session = package.path("target/kernelgate/runs/s1");
-    package
-        .kernelgate(&format!("gate --baseline a --session {}", session.display()))
-        .expect(1, &["failed: fixture/spin/n64_wrong", "in the baseline, not run: fixture/spin/n128_none"]);
+    package.kernelgate(&format!("gate --baseline a --session {}", session.display())).expect(
+        1,
+        &["failed: fixture/spin/n64_wrong", "in the baseline, not run: fixture/spin/n128_none"],
+    );
     package.bench("s3", "--effort thorough --save-baseline none n64_idle").expect(1, &[]);
-    assert!(std::fs::read_dir(package.path("baselines")).unwrap().all(|device| !device.unwrap().path().join("none.json").exists()));
+    assert!(
+        std::fs::read_dir(package.path("baselines")).unwrap().all(|device| !device
+            .unwrap()
+            .path()
+            .join("none.json")
+            .exists())
+    );
 }
 
 #[test]
 fn flags_filters_and_axes() {
     let package = Package::new();
-    let fixture = |line: &str| Outcome::from(package.command(&fixture_path(), line).output().unwrap());
+    let fixture =
+        |line: &str| Outcome::from(package.command(&fixture_path(), line).output().unwrap());
     let listed = |line: &str| {
         let outcome = fixture(line);
         outcome.expect(0, &[]);
-        outcome.stdout.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect::<Vec<_>>()
+        outcome
+            .stdout
+            .lines()
+            .filter(|line| !line.is_empty())
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
     };
-    assert_eq!(listed("--list"), ["fixture/spin/n64_none/cpu/hot: benchmark", "fixture/spin/n128_none/cpu/hot: benchmark"]);
+    assert_eq!(
+        listed("--list"),
+        ["fixture/spin/n64_none/cpu/hot: benchmark", "fixture/spin/n128_none/cpu/hot: benchmark"]
+    );
     assert_eq!(listed("--list --axis n=7"), ["fixture/spin/n7_none/cpu/hot: benchmark"]);
     fixture("--test").expect(0, &["Testing fixture/spin/n64_none/cpu/hot", "Success"]);
     fixture("").expect(0, &["Success"]);
-    fixture("--bench fixtur/spin").expect(2, &["no case matches `fixtur/spin`; did you mean fixture/spin"]);
+    fixture("--bench fixtur/spin")
+        .expect(2, &["no case matches `fixtur/spin`; did you mean fixture/spin"]);
     fixture("--bench zzzzzzzzzzzzz").expect(2, &["no case matches", "--list"]);
     fixture("--bench a(").expect(2, &["filter `a(` is not a regular expression: unclosed group"]);
-    fixture("--bench --axis fault=odd").expect(2, &["axis `fault` takes one of none, wrong", "not `odd`"]);
-    fixture("--bench --axis depth=3").expect(2, &["no workload has an axis `depth`; axes are fault, n"]);
-    fixture("--bench --axis fault=work").expect(2, &["fixture/spin/n64_work: declared work: panicked", "the work is broken"]);
+    fixture("--bench --axis fault=odd")
+        .expect(2, &["axis `fault` takes one of none, wrong", "not `odd`"]);
+    fixture("--bench --axis depth=3")
+        .expect(2, &["no workload has an axis `depth`; axes are fault, n"]);
+    fixture("--bench --axis fault=work")
+        .expect(2, &["fixture/spin/n64_work: declared work: panicked", "the work is broken"]);
     fixture("--bench --axis n").expect(2, &["`n` is not of the form axis=value"]);
     fixture("--bench --sample-size 3").expect(2, &["--sample-size takes a number from 10"]);
-    fixture("--bench --baseline none").expect(2, &["Criterion has no baseline `none`", "--save-baseline none"]);
-    fixture("--bench --load-baseline none --baseline none").expect(2, &["Criterion has no baseline `none`"]);
+    fixture("--bench --baseline none")
+        .expect(2, &["Criterion has no baseline `none`", "--save-baseline none"]);
+    fixture("--bench --load-baseline none --baseline none")
+        .expect(2, &["Criterion has no baseline `none`"]);
     fixture("--bench --load-baseline none").expect(2, &["--baseline"]);
     fixture("--bench --frobnicate").expect(2, &["--frobnicate"]);
     fixture("--effort --bench").expect(2, &["a value is required for '--effort"]);
     fixture("--bench --effort=slow").expect(2, &["invalid value 'slow' for '--effort"]);
-    fixture("--bench cpu/never").expect(2, &["nothing of what was asked for can run here", "supports nothing"]);
-    let in_environment =
-        |name: &str, value: &str| Outcome::from(package.command(&fixture_path(), "--list").env(name, value).output().unwrap());
+    fixture("--bench cpu/never")
+        .expect(2, &["nothing of what was asked for can run here", "supports nothing"]);
+    let in_environment = |name: &str, value: &str| {
+        Outcome::from(package.command(&fixture_path(), "--list").env(name, value).output().unwrap())
+    };
     in_environment("KERNELGATE_EFFORT", "slow").expect(2, &["invalid value 'slow' for '--effort"]);
     in_environment("KERNELGATE_AXIS", "n").expect(2, &["`n` is not of the form axis=value"]);
-    in_environment("KERNELGATE_AXIS", "n=7 fault=wrong").expect(0, &["fixture/spin/n7_wrong/cpu/hot"]);
+    in_environment("KERNELGATE_AXIS", "n=7 fault=wrong")
+        .expect(0, &["fixture/spin/n7_wrong/cpu/hot"]);
     let session = package.bench_command("../x", "").output().unwrap();
     Outcome::from(session).expect(2, &["KERNELGATE_SESSION=`../x` is no plain file name"]);
     in_environment("KERNELGATE_SEED", "one").expect(2, &["invalid value 'one' for '--seed"]);
@@ -246,13 +356,29 @@ fn flags_filters_and_axes() {
     for line in ["-s y", "--save-baseline=y"] {
         package.bench("s5", &format!("n64 {line}")).expect(0, &["saved as baseline `y`"]);
     }
-    for line in ["-b y", "--baseline=y", "--baseline-lenient=y", "--load-baseline=y --baseline=x", "--baseline-lenient=absent"] {
+    for line in [
+        "-b y",
+        "--baseline=y",
+        "--baseline-lenient=y",
+        "--load-baseline=y --baseline=x",
+        "--baseline-lenient=absent",
+    ] {
         package.bench("s5", &format!("n64 {line}")).expect(0, &["time:"]);
     }
-    fixture("--bench --exact fixture/spin/n64_none/cpu/hot --quick --noplot").expect(0, &["time:", "quick effort"]);
+    fixture("--bench --exact fixture/spin/n64_none/cpu/hot --quick --noplot")
+        .expect(0, &["time:", "quick effort"]);
     let bencher = package.bench("s6", "n64 --output-format bencher");
-    assert!(bencher.expect(0, &[]).stdout.starts_with("test fixture/spin/n64_none/cpu/hot ... bench:"), "{}", bencher.stdout);
-    assert_eq!(bencher.stdout.lines().filter(|line| !line.is_empty()).count(), 1, "{}", bencher.stdout);
+    assert!(
+        bencher.expect(0, &[]).stdout.starts_with("test fixture/spin/n64_none/cpu/hot ... bench:"),
+        "{}",
+        bencher.stdout
+    );
+    assert_eq!(
+        bencher.stdout.lines().filter(|line| !line.is_empty()).count(),
+        1,
+        "{}",
+        bencher.stdout
+    );
     package.bench("s7", "n64 --profile-time 1").expect(0, &[]);
     assert!(!package.path("target/kernelgate/runs/s7").exists(), "profiling records nothing");
 }
@@ -279,7 +405,8 @@ fn a_reader_that_goes_away_is_no_error() {
     for command in &mut commands {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let outcome = Outcome::from(command.stdout(writer).stderr(Stdio::piped()).output().unwrap());
+        let outcome =
+            Outcome::from(command.stdout(writer).stderr(Stdio::piped()).output().unwrap());
         outcome.expect(141, &[]);
         assert!(!outcome.stderr.contains("error:"), "{}", outcome.stderr);
     }
@@ -300,16 +427,25 @@ fn an_interrupt_keeps_finished_cases_and_the_baseline() {
         assert!(Instant::now() < deadline, "the first case never finished");
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    Outcome::from(child.wait_with_output().unwrap()).expect(130, &["interrupted: ", "baseline `a` is as it was"]);
+    assert!(
+        Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success()
+    );
+    Outcome::from(child.wait_with_output().unwrap())
+        .expect(130, &["interrupted: ", "baseline `a` is as it was"]);
     let run = package.run("s2");
     assert_eq!(run["complete"], false);
     assert!(run["cases"][CASE].is_object());
     assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
-    assert_eq!(std::fs::read_dir(record.parent().unwrap()).unwrap().count(), 1, "no temporary file is left");
+    assert_eq!(
+        std::fs::read_dir(record.parent().unwrap()).unwrap().count(),
+        1,
+        "no temporary file is left"
+    );
     package.set_times(&package.baseline("a"), 200_000.0);
     package.set_times(&record, 200_000.0);
-    package.kernelgate("gate --baseline a").expect(3, &["interrupted: bench `fixture`", "; the run was interrupted"]);
+    package
+        .kernelgate("gate --baseline a")
+        .expect(3, &["interrupted: bench `fixture`", "; the run was interrupted"]);
 }
 
 #[test]
@@ -320,7 +456,10 @@ fn baselines_travel() {
     package.kernelgate("baseline export a out.json").expect(0, &["2 cases"]);
     assert_eq!(std::fs::read_to_string(package.path("out.json")).unwrap(), original);
     package.kernelgate("baseline export a out.csv").expect(0, &[]);
-    assert_eq!(std::fs::read_to_string(package.path("out.csv")).unwrap().lines().count(), 1 + 2 * 10);
+    assert_eq!(
+        std::fs::read_to_string(package.path("out.csv")).unwrap().lines().count(),
+        1 + 2 * 10
+    );
     package.kernelgate("baseline export a out.txt").expect(2, &[".json or .csv"]);
     package.kernelgate("baseline import out.json").expect(2, &["exists", "--force"]);
     package.kernelgate("baseline import out.json --name c").expect(0, &[]);

@@ -1,5 +1,5 @@
-//! The harness on a real GPU: right and broken kernels. Without a GPU every test says so and passes; `KERNELGATE_REQUIRE_GPU=1` makes
-//! that a failure.
+//! The harness on a real GPU: right and broken kernels. Without a GPU every test says so and
+//! passes; `KERNELGATE_REQUIRE_GPU=1` makes that a failure.
 
 #![allow(clippy::unwrap_used)]
 
@@ -34,7 +34,9 @@ impl Outcome {
     #[track_caller]
     fn expect(&self, code: i32, words: &[&str]) {
         assert_eq!(self.code, Some(code), "{}", self.text);
-        words.iter().for_each(|word| assert!(self.text.contains(word), "`{word}` is not in:\n{}", self.text));
+        words.iter().for_each(|word| {
+            assert!(self.text.contains(word), "`{word}` is not in:\n{}", self.text)
+        });
         assert!(!self.text.contains("panicked at"), "{}", self.text);
     }
 
@@ -45,11 +47,22 @@ impl Outcome {
 
 /// Runs an example's bench binary in a folder of its own.
 fn bench(example: &str, line: &str) -> Outcome {
-    let program = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("examples").join(example);
-    assert!(program.is_file(), "{} is missing: run the whole `cargo test`, or `cargo build --examples` first", program.display());
+    let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"))
+        .parent()
+        .unwrap()
+        .join("examples")
+        .join(example);
+    assert!(
+        program.is_file(),
+        "{} is missing: run the whole `cargo test`, or `cargo build --examples` first",
+        program.display()
+    );
     let folder = tempfile::tempdir().unwrap();
     let output = Command::new(program)
-        .args("--bench --noplot --warm-up-time 0.01 --measurement-time 0.05 --sample-size 10".split(' '))
+        .args(
+            "--bench --noplot --warm-up-time 0.01 --measurement-time 0.05 --sample-size 10"
+                .split(' '),
+        )
         .args(line.split_whitespace())
         .current_dir(folder.path())
         .env("CARGO_MANIFEST_DIR", folder.path())
@@ -61,7 +74,11 @@ fn bench(example: &str, line: &str) -> Outcome {
     let record: PathBuf = folder.path().join(format!("target/kernelgate/runs/s/{example}.json"));
     Outcome {
         code: output.status.code(),
-        text: format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)),
+        text: format!(
+            "{}\n{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        ),
         run: std::fs::read(record).ok().map(|bytes| serde_json::from_slice(&bytes).unwrap()),
     }
 }
@@ -79,11 +96,15 @@ fn a_right_kernel_is_verified_timed_hot_and_cold_and_recorded() {
     assert_eq!(run["telemetry"].as_array().unwrap().len(), 2);
     assert!(run["limits"]["overhead"]["around_launch_ns"].as_f64().unwrap() > 0.0);
     for case in run["cases"].as_object().unwrap().values() {
-        assert!(!case["samples"]["clock_mhz"].as_array().unwrap().is_empty(), "no clock beside the samples");
+        assert!(
+            !case["samples"]["clock_mhz"].as_array().unwrap().is_empty(),
+            "no clock beside the samples"
+        );
         assert_eq!(case["verification"]["checked"], 1_000_003);
     }
     let time = |cache: &str| {
-        let samples = &run["cases"][format!("fixture/faults/n1000003/cuda/right/{cache}")]["samples"];
+        let samples =
+            &run["cases"][format!("fixture/faults/n1000003/cuda/right/{cache}")]["samples"];
         samples["elapsed_ns"][0].as_f64().unwrap() / samples["launches"][0].as_f64().unwrap()
     };
     assert!(time("cold") > time("hot"), "8 MB fit L2: cold must cost more than hot");
@@ -136,25 +157,39 @@ fn an_outside_kernel_gets_the_same() {
 #[test]
 fn timing_measures_every_part() {
     let Some(_gpu) = gpu() else { return };
-    let output = Command::new(env!("CARGO_BIN_EXE_kernelgate")).args(["timing", "--format", "json"]).output().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_kernelgate"))
+        .args(["timing", "--format", "json"])
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let rows = |part: &str| report[part].as_array().cloned().unwrap_or_default();
     let number = |row: &Value, field: &str| row[field].as_f64().unwrap();
     assert!(!rows("spins").is_empty() && !rows("telemetry").is_empty());
     for row in rows("spins") {
-        // Far wider than the accuracy that METHODOLOGY reports: this finds what is broken, not what is noisy.
+        // Far wider than the accuracy that METHODOLOGY reports: this finds what is broken, not what
+        // is noisy.
         assert!((number(&row, "events_ns") / number(&row, "spent_ns") - 1.0).abs() < 0.1, "{row}");
     }
     for row in rows("cold") {
-        assert!(number(&row, "cold_ns") > 0.9 * number(&row, "memory_ns"), "faster than memory, so not cold: {row}");
+        assert!(
+            number(&row, "cold_ns") > 0.9 * number(&row, "memory_ns"),
+            "faster than memory, so not cold: {row}"
+        );
     }
     if report["notes"].as_array().unwrap().is_empty() {
         assert!(!rows("cupti").is_empty());
         for row in rows("cupti").iter().filter(|row| number(row, "cupti_ns") > 1e5) {
-            assert!((number(row, "events_recorded_ns") / number(row, "cupti_ns") - 1.0).abs() < 0.1, "{row}");
+            assert!(
+                (number(row, "events_recorded_ns") / number(row, "cupti_ns") - 1.0).abs() < 0.1,
+                "{row}"
+            );
         }
     }
     let flops = report["limits"]["flops_per_s"].as_object().unwrap();
-    assert!(flops.is_empty() || (flops.len() == 5 && flops["matmul bf16"].as_f64() > flops["matmul f32"].as_f64()), "{flops:?}");
+    assert!(
+        flops.is_empty()
+            || (flops.len() == 5 && flops["matmul bf16"].as_f64() > flops["matmul f32"].as_f64()),
+        "{flops:?}"
+    );
 }

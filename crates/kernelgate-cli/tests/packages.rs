@@ -1,4 +1,5 @@
-//! The verbs in packages that are not ours: one with workloads of its own, workspaces, and benches that do everything wrong.
+//! The verbs in packages that are not ours: one with workloads of its own, workspaces, and benches
+//! that do everything wrong.
 //!
 //! Benches are linked with the library that `cargo test` built, so that a build takes seconds.
 
@@ -13,7 +14,8 @@ use std::process::Command;
 use package::{Outcome, rustflags};
 use tempfile::TempDir;
 
-const MANIFEST: &str = "[package]\nname = \"NAME\"\nversion = \"0.1.0\"\nedition = \"2024\"\n[lib]\nbench = false\n";
+const MANIFEST: &str =
+    "[package]\nname = \"NAME\"\nversion = \"0.1.0\"\nedition = \"2024\"\n[lib]\nbench = false\n";
 
 /// A workload of that name, whose cases take microseconds.
 const BENCH: &str = r#"
@@ -149,7 +151,16 @@ fn every_verb_works_on_somebody_elses_workload() {
     let run = |line: &str| outside.run(".", line);
 
     let alone = "left alone: bench `plain`: it does not use kernelgate";
-    run("list").expect(0, &["mine/double: y = 2 x", "mine/double/n1024/cpu/hot", "mine/other/n1024/cpu/hot", "runs here", alone]);
+    run("list").expect(
+        0,
+        &[
+            "mine/double: y = 2 x",
+            "mine/double/n1024/cpu/hot",
+            "mine/other/n1024/cpu/hot",
+            "runs here",
+            alone,
+        ],
+    );
     let list = run("list double --format json");
     list.expect(0, &["\"bench\": \"one\"", "\"status\": \"runs here\""]);
     assert!(!list.stdout.contains("mine/other"), "{}", list.stdout);
@@ -187,7 +198,8 @@ fn every_verb_works_on_somebody_elses_workload() {
 
     // Wrong, and slower to no effect: the verdict is that of verification.
     outside.write("benches/two.rs", &two.replace("2.0 * x", "2.5 * x"));
-    run("verify --format markdown").expect(1, &["1 ok, 1 failed", "FAILED mine/other/n1024/cpu/hot"]);
+    run("verify --format markdown")
+        .expect(1, &["1 ok, 1 failed", "FAILED mine/other/n1024/cpu/hot"]);
     outside.write("benches/two.rs", "fn main() { mistake");
     run("list").expect(2, &["error: the package does not build", "mistake"]);
 }
@@ -195,7 +207,10 @@ fn every_verb_works_on_somebody_elses_workload() {
 #[test]
 fn a_workspace_has_its_members_verbs_and_one_target_folder() {
     let outside = Outside::new();
-    outside.write("Cargo.toml", "[workspace]\nmembers = [\"a\", \"b\", \"empty\"]\nresolver = \"3\"\n");
+    outside.write(
+        "Cargo.toml",
+        "[workspace]\nmembers = [\"a\", \"b\", \"empty\"]\nresolver = \"3\"\n",
+    );
     outside.package("a", "a", &[("double", &bench("double", "a/double"))]);
     outside.package("b", "b", &[("double", &bench("double", "b/double"))]);
     outside.package("empty", "empty", &[]);
@@ -207,8 +222,13 @@ fn a_workspace_has_its_members_verbs_and_one_target_folder() {
     outside.run("empty", "list").expect(2, &["there is no bench"]);
     outside.run(".", "list --package nosuch").expect(2, &["nosuch"]);
     // From the member, with the workspace's target folder.
-    outside.run("a", "baseline save main --runs 1 -- --bench double -- --quick --noplot").expect(0, &["1 cases"]);
-    assert!(outside.path().join("a/baselines").is_dir() && outside.path().join("target/kernelgate/runs").is_dir());
+    outside
+        .run("a", "baseline save main --runs 1 -- --bench double -- --quick --noplot")
+        .expect(0, &["1 cases"]);
+    assert!(
+        outside.path().join("a/baselines").is_dir()
+            && outside.path().join("target/kernelgate/runs").is_dir()
+    );
     outside.run("a", "runs").expect(0, &["a/double/n1024/cpu/hot"]);
     assert!(!outside.path().join("a/target").exists());
 }
@@ -217,22 +237,38 @@ fn a_workspace_has_its_members_verbs_and_one_target_folder() {
 fn a_bench_that_misbehaves_is_named_and_ended() {
     let outside = Outside::new();
     outside.package(".", "hostile", &[("evil", HOSTILE)]);
-    let run = |how: &str, line: &str| -> Outcome { outside.command(".", line).env("HOSTILE", how).output().unwrap().into() };
+    let run = |how: &str, line: &str| -> Outcome {
+        outside.command(".", line).env("HOSTILE", how).output().unwrap().into()
+    };
     run("garbage", "list").expect(2, &["left alone: bench `evil`: it answers none"]);
-    run("old", "list").expect(2, &["bench `evil`: it speaks version 1 of the protocol", "update kernelgate"]);
-    run("new", "list").expect(2, &["speaks versions 40 to 41", "this program 1 to 2", "update the program"]);
+    run("old", "list")
+        .expect(2, &["bench `evil`: it speaks version 1 of the protocol", "update kernelgate"]);
+    run("new", "list")
+        .expect(2, &["speaks versions 40 to 41", "this program 1 to 2", "update the program"]);
     let started = std::time::Instant::now();
-    run("hang", "list --wait 1s").expect(2, &["bench `evil` gave no response within 1 s", "--wait"]);
+    run("hang", "list --wait 1s")
+        .expect(2, &["bench `evil` gave no response within 1 s", "--wait"]);
     assert!(started.elapsed().as_secs() < 60);
     let flood = run("flood", "list");
-    flood.expect(2, &["bench `evil` ended with exit status: 0 and no response", "the rest is left out"]);
+    flood.expect(
+        2,
+        &["bench `evil` ended with exit status: 0 and no response", "the rest is left out"],
+    );
     assert!(flood.stderr.len() < 2 << 20, "{} bytes", flood.stderr.len());
     let exit = run("exit", "verify");
-    exit.expect(2, &["bench `evil` ended with exit status: 7 and no response; it said last: I give", "up"]);
+    exit.expect(
+        2,
+        &["bench `evil` ended with exit status: 7 and no response; it said last: I give", "up"],
+    );
     assert!(!exit.stderr.contains('\u{1b}'), "an escape code reached the terminal");
-    let panic: Outcome = outside.command(".", "verify").env("HOSTILE", "panic").output().unwrap().into();
+    let panic: Outcome =
+        outside.command(".", "verify").env("HOSTILE", "panic").output().unwrap().into();
     assert_eq!(panic.code, Some(2));
-    assert!(panic.stderr.contains("on purpose") && panic.stderr.contains("bench `evil` ended with"), "{}", panic.stderr);
+    assert!(
+        panic.stderr.contains("on purpose") && panic.stderr.contains("bench `evil` ended with"),
+        "{}",
+        panic.stderr
+    );
     let started = std::time::Instant::now();
     run("orphan", "list").expect(2, &["ended with exit status: 0 and no response"]);
     assert!(started.elapsed().as_secs() < 25, "what the bench left behind is not waited for");
@@ -246,7 +282,8 @@ fn a_folder_of_executables_is_asked_without_a_build() {
     let folder = package::Package::new();
     let dir = folder.dir();
     let run = |line: &str| outside.run(".", &format!("{line} {dir}"));
-    run("list").expect(0, &["fixture/spin/n64_none/cpu/hot", "fixture/spin/n64_none/cpu/never/hot"]);
+    run("list")
+        .expect(0, &["fixture/spin/n64_none/cpu/hot", "fixture/spin/n64_none/cpu/never/hot"]);
     run("verify --axis fault=wrong --axis n=64").expect(1, &["1 failed"]);
     run("list --bench other").expect(2, &["--bench other", "no such executable"]);
     // The program itself, which may lie beside them, is no bench.

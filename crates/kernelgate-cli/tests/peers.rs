@@ -1,4 +1,5 @@
-//! `kernelgate peers` from outside: a recorded GPU run, and a program that answers in the place of Python.
+//! `kernelgate peers` from outside: a recorded GPU run, and a program that answers in the place of
+//! Python.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
@@ -11,7 +12,8 @@ use std::process::Command;
 
 const FORWARD: &str = "st_bif/forward/n33554432_t8_level8_f32_int8";
 
-/// Runs `kernelgate peers` on the recorded run, with a "Python" that prints these lines, and returns its exit code and text.
+/// Runs `kernelgate peers` on the recorded run, with a "Python" that prints these lines, and
+/// returns its exit code and text.
 fn peers(run: &str, answer: &str, line: &str) -> (i32, String) {
     let folder = tempfile::tempdir().unwrap();
     let session = folder.path().join("runs/s");
@@ -20,7 +22,10 @@ fn peers(run: &str, answer: &str, line: &str) -> (i32, String) {
     let python = folder.path().join("python");
     std::fs::write(
         &python,
-        format!("#!/bin/sh\ncat > {0}/asked\necho $CUDA_VISIBLE_DEVICES >> {0}/asked\n{answer}\n", folder.path().display()),
+        format!(
+            "#!/bin/sh\ncat > {0}/asked\necho $CUDA_VISIBLE_DEVICES >> {0}/asked\n{answer}\n",
+            folder.path().display()
+        ),
     )
     .unwrap();
     std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -35,13 +40,20 @@ fn peers(run: &str, answer: &str, line: &str) -> (i32, String) {
         .output()
         .unwrap();
     let asked = std::fs::read_to_string(folder.path().join("asked")).unwrap_or_default();
-    let text = format!("{}\n{}\n{asked}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let text = format!(
+        "{}\n{}\n{asked}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(!text.contains("panicked at"), "{text}");
     (output.status.code().unwrap(), text)
 }
 
 fn recorded() -> String {
-    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixture/gpu_run.json")).unwrap()
+    std::fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixture/gpu_run.json"),
+    )
+    .unwrap()
 }
 
 fn environment(device: &str) -> String {
@@ -56,15 +68,28 @@ fn expect((code, text): &(i32, String), wanted: i32, words: &[&str]) {
 
 #[test]
 fn peers_stand_beside_the_fastest_of_ours() {
-    let result = format!(r#"echo '{{"id": "{FORWARD}", "peer": "torch/compile", "about": "a", "median_ns": 614200.0}}'"#);
-    let failed = format!(r#"echo '{{"id": "{FORWARD}", "peer": "spikingjelly", "about": "b", "error": "not installed"}}'"#);
+    let result = format!(
+        r#"echo '{{"id": "{FORWARD}", "peer": "torch/compile", "about": "a", "median_ns": 614200.0}}'"#
+    );
+    let failed = format!(
+        r#"echo '{{"id": "{FORWARD}", "peer": "spikingjelly", "about": "b", "error": "not installed"}}'"#
+    );
     let answer = [environment("NVIDIA H200"), result, failed].join("\n");
     let outcome = peers(&recorded(), &answer, "forward");
-    // 614.2 µs against 307.1 µs of vectorized; fused is slower and is not shown; the backward was filtered out.
+    // 614.2 µs against 307.1 µs of vectorized; fused is slower and is not shown; the backward was
+    // filtered out.
     expect(
         &outcome,
         0,
-        &["torch/compile", "cuda/vectorized", "2.00x", "97.", "not installed", r#""spikes":"int8""#, "GPU-b0e5e641"],
+        &[
+            "torch/compile",
+            "cuda/vectorized",
+            "2.00x",
+            "97.",
+            "not installed",
+            r#""spikes":"int8""#,
+            "GPU-b0e5e641",
+        ],
     );
     assert!(!outcome.1.contains("cuda/fused") && !outcome.1.contains("backward"), "{}", outcome.1);
 }
@@ -75,28 +100,52 @@ fn every_family_has_its_program() {
     let mut run: serde_json::Value = serde_json::from_str(&recorded()).unwrap();
     let mut case = run["cases"][format!("{FORWARD}/cuda/fused/hot")].clone();
     case["implementation"] = "cuda/fused_overlap".into();
-    case["problem"] = serde_json::json!({"model": "pi05", "s": "50", "p": "968", "steps": "10", "dtype": "bf16"});
+    case["problem"] =
+        serde_json::json!({"model": "pi05", "s": "50", "p": "968", "steps": "10", "dtype": "bf16"});
     case["workload"] = "denoise/loop".into();
     run["cases"][format!("{id}/cuda/fused_overlap/hot")] = case;
-    let result = format!(r#"echo '{{"id": "{id}", "peer": "torch/cuda_graph", "about": "a", "median_ns": 30600000.0}}'"#);
+    let result = format!(
+        r#"echo '{{"id": "{id}", "peer": "torch/cuda_graph", "about": "a", "median_ns": 30600000.0}}'"#
+    );
     let answer = [environment("NVIDIA H200"), result].join("\n");
-    expect(&peers(&run.to_string(), &answer, "denoise"), 0, &["torch/cuda_graph", "cuda/fused_overlap", r#""steps":"10""#]);
-    expect(&peers(&run.to_string(), "echo nonsense", "denoise"), 2, &["peers/denoise.py", "nonsense"]);
+    expect(
+        &peers(&run.to_string(), &answer, "denoise"),
+        0,
+        &["torch/cuda_graph", "cuda/fused_overlap", r#""steps":"10""#],
+    );
+    expect(
+        &peers(&run.to_string(), "echo nonsense", "denoise"),
+        2,
+        &["peers/denoise.py", "nonsense"],
+    );
 }
 
 #[test]
 fn a_peer_on_another_device_is_refused() {
-    expect(&peers(&recorded(), &environment("NVIDIA A100"), ""), 4, &["NVIDIA H200", "NVIDIA A100"]);
+    expect(
+        &peers(&recorded(), &environment("NVIDIA A100"), ""),
+        4,
+        &["NVIDIA H200", "NVIDIA A100"],
+    );
 }
 
 #[test]
 fn what_goes_wrong_is_named() {
     expect(&peers(&recorded(), "echo nonsense", ""), 2, &["peers/st_bif.py", "nonsense"]);
-    expect(&peers(&recorded(), "echo 'No module named torch' >&2; exit 1", ""), 2, &["No module named torch"]);
-    expect(&peers(&recorded(), "", "--python /nowhere/python"), 2, &["/nowhere/python", "--python"]);
+    expect(
+        &peers(&recorded(), "echo 'No module named torch' >&2; exit 1", ""),
+        2,
+        &["No module named torch"],
+    );
+    expect(
+        &peers(&recorded(), "", "--python /nowhere/python"),
+        2,
+        &["/nowhere/python", "--python"],
+    );
     expect(&peers(&recorded(), "", "nothing_like_this"), 2, &["cargo bench"]);
     expect(&peers(&recorded(), "", "("), 2, &["regular expression"]);
-    let stranger = environment("NVIDIA H200") + "\necho '{\"id\": \"x\", \"peer\": \"p\", \"about\": \"a\", \"median_ns\": 1.0}'";
+    let stranger = environment("NVIDIA H200")
+        + "\necho '{\"id\": \"x\", \"peer\": \"p\", \"about\": \"a\", \"median_ns\": 1.0}'";
     expect(&peers(&recorded(), &stranger, ""), 2, &["was not asked"]);
 }
 

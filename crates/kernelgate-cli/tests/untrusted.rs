@@ -38,7 +38,12 @@ fn the_commit_of_a_baseline_is_no_option_of_git() {
     let (package, text) = package();
     let git = |line: &str| {
         let mut git = Command::new("git");
-        git.arg("-C").arg(package.folder.path()).args(["-c", "user.name=a", "-c", "user.email=a@b"]);
+        git.arg("-C").arg(package.folder.path()).args([
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b",
+        ]);
         assert!(git.args(line.split(' ')).output().unwrap().status.success());
     };
     git("init --quiet");
@@ -81,7 +86,9 @@ fn names_in_files_are_refused_when_they_are_read() {
             outcome.expect(code, &["a.json: invalid baseline: ", "holds a control character"]);
             harmless(&outcome);
         }
-        package.kernelgate(&format!("baseline seal {}", path.display())).expect(2, &["holds a control character"]);
+        package
+            .kernelgate(&format!("baseline seal {}", path.display()))
+            .expect(2, &["holds a control character"]);
         assert!(!package.path("a.csv").exists());
     }
 }
@@ -112,8 +119,10 @@ fn messages_of_benches_are_cleaned_where_they_are_printed() {
 fn a_tensor_without_a_plain_name_fails_its_case() {
     let package = Package::new();
     let outcome = package.bench("s1", "--axis n=64 --axis fault=none,input,output");
-    let input = "error: fixture/spin/n64_input/cpu/hot: the input `\\u{1b}` holds a control character";
-    outcome.expect(1, &[CASE, input, "n64_output/cpu/hot: the output `out\\u{1b}` holds a control"]);
+    let input =
+        "error: fixture/spin/n64_input/cpu/hot: the input `\\u{1b}` holds a control character";
+    outcome
+        .expect(1, &[CASE, input, "n64_output/cpu/hot: the output `out\\u{1b}` holds a control"]);
     assert_eq!(package.run("s1")["failed"].as_object().unwrap().len(), 2);
 }
 
@@ -122,9 +131,12 @@ fn what_a_broken_bench_process_said_is_cleaned() {
     let package = Package::new();
     std::fs::create_dir(package.path("bin")).unwrap();
     std::fs::copy(fixture_path(), package.path("bin/fixture")).unwrap();
-    let line = "compare --base-dir bin --head-dir bin --backend cpu --axis n=64 --axis fault=crash --max-blocks 1";
+    let line = "compare --base-dir bin --head-dir bin --backend cpu --axis n=64 --axis \
+                fault=crash --max-blocks 1";
     let outcome = package.kernelgate(line);
-    harmless(outcome.expect(outcome.code.unwrap(), &["exit status: 7: \\u{1b}]0;title\\u{7}crashed"]));
+    harmless(
+        outcome.expect(outcome.code.unwrap(), &["exit status: 7: \\u{1b}]0;title\\u{7}crashed"]),
+    );
 }
 
 #[test]
@@ -133,18 +145,27 @@ fn what_lies_beside_the_benches_is_not_run() {
     std::fs::create_dir(package.path("bin")).unwrap();
     std::fs::copy(fixture_path(), package.path("bin/fixture")).unwrap();
     let script = package.path("bin/script");
-    std::fs::write(&script, format!("#!/bin/sh\necho > {}\n", package.path("ran").display())).unwrap();
+    std::fs::write(&script, format!("#!/bin/sh\necho > {}\n", package.path("ran").display()))
+        .unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     let fifo = Command::new("mkfifo").arg("-m").arg("755").arg(package.path("bin/fifo")).status();
     assert!(fifo.unwrap().success());
     let compare = |flags: &str| {
-        let line = format!("compare --base-dir bin --head-dir bin --backend cpu --max-blocks 1 --case-time 0.1s {flags}");
+        let line = format!(
+            "compare --base-dir bin --head-dir bin --backend cpu --max-blocks 1 --case-time 0.1s \
+             {flags}"
+        );
         package.kernelgate(&line)
     };
     let outcome = compare("n64");
-    let why = "left alone: script of the base: its file has no mark of this harness, so it was not run";
+    let why =
+        "left alone: script of the base: its file has no mark of this harness, so it was not run";
     outcome.expect(outcome.code.unwrap(), &[CASE, why, "`--bench script`", "of 1 (threshold"]);
-    assert!(outcome.stdout.contains("bench without this harness, left alone: script"), "{}", outcome.stdout);
+    assert!(
+        outcome.stdout.contains("bench without this harness, left alone: script"),
+        "{}",
+        outcome.stdout
+    );
     assert!(!package.path("ran").exists());
     compare("--bench script").expect(2, &["left alone: script of the base: asked by --bench"]);
     assert!(package.path("ran").exists());
@@ -157,7 +178,8 @@ fn what_lies_beside_the_benches_is_not_run() {
 fn a_commit_that_is_given_is_recorded_so_that_it_can_be_read() {
     let package = Package::new();
     let mut bench = package.bench_command("s1", "n64 --save-baseline a");
-    Outcome::from(bench.env("KERNELGATE_COMMIT", "v1\u{1b}[31m\n").output().unwrap()).expect(0, &[]);
+    Outcome::from(bench.env("KERNELGATE_COMMIT", "v1\u{1b}[31m\n").output().unwrap())
+        .expect(0, &[]);
     let shown = package.kernelgate("baseline show a");
     harmless(shown.expect(0, &[", v1\n"]));
 }
@@ -165,7 +187,8 @@ fn a_commit_that_is_given_is_recorded_so_that_it_can_be_read() {
 #[test]
 fn a_revision_that_looks_like_an_option_is_none() {
     let package = Package::new();
-    let git = Command::new("git").arg("-C").arg(package.folder.path()).args(["init", "--quiet"]).status();
+    let git =
+        Command::new("git").arg("-C").arg(package.folder.path()).args(["init", "--quiet"]).status();
     assert!(git.unwrap().success());
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
     for revision in ["--output=victim", "--all", "-n1"] {

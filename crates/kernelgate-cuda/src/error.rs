@@ -9,10 +9,12 @@ pub enum BackendError {
     /// A kernel does not compile; the text names it and holds the compiler's log.
     #[error("{0}")]
     Compile(String),
-    /// The device no longer answers, or its context is broken: nothing more can run on it in this process.
+    /// The device no longer answers, or its context is broken: nothing more can run on it in this
+    /// process.
     #[error("the GPU was lost: {0}")]
     Lost(String),
-    /// A library that this implementation stands on is missing or does not compute the problem: a skip, not a fault.
+    /// A library that this implementation stands on is missing or does not compute the problem: a
+    /// skip, not a fault.
     #[error("{0}")]
     Unsupported(String),
     /// More memory than there is.

@@ -1,21 +1,26 @@
-//! The CUDA layer of kernelgate: the driver, NVRTC, cuBLASLt, cuDNN, CUPTI, NVML and NVTX, all loaded at run
-//! time, so that a machine without them builds and runs every program that links this crate.
+//! The CUDA layer of kernelgate: the driver, NVRTC, cuBLASLt, cuDNN, CUPTI, NVML and NVTX, all
+//! loaded at run time, so that a machine without them builds and runs every program that links this
+//! crate.
 //!
 //! - [`library`]: where NVIDIA's libraries are found, and how to get what is missing.
 //! - [`driver`]: devices, memory, streams, events, graphs, kernels and their launches.
-//! - [`compiler`]: kernel source to machine code, its cache on disk, and what the machine code says of itself.
+//! - [`compiler`]: kernel source to machine code, its cache on disk, and what the machine code says
+//!   of itself.
 //! - [`libraries`]: GEMMs by cuBLASLt, operation graphs by cuDNN.
 //! - [`spec`]: a kernel as one row of data, from which it is loaded, launched, recorded and tested.
-//! - [`instruments`]: the kernels that measuring needs: bandwidth passes, spins, blocker, clock probes, L2 flush.
+//! - [`instruments`]: the kernels that measuring needs: bandwidth passes, spins, blocker, clock
+//!   probes, L2 flush.
 //! - [`observe`]: what a profiler sees: CUPTI's records, NVML's readings, NVTX ranges.
 //!
-//! This is the only crate of the workspace with `unsafe` code. Its own functions are safe, also [`Kernel::launch`]: the number and
-//! sizes of a launch's arguments are checked against the compiled kernel. What a kernel does with its pointers nobody checks. It writes
-//! to device memory and, where the device reaches the host's (HMM, Grace Hopper), could write there too, as any C function behind a
-//! safe wrapper could: who loads a kernel trusts it. Whether it is right is for verification to find out.
+//! This is the only crate of the workspace with `unsafe` code. Its own functions are safe, also
+//! [`Kernel::launch`]: the number and sizes of a launch's arguments are checked against the
+//! compiled kernel. What a kernel does with its pointers nobody checks. It writes to device memory
+//! and, where the device reaches the host's (HMM, Grace Hopper), could write there too, as any C
+//! function behind a safe wrapper could: who loads a kernel trusts it. Whether it is right is for
+//! verification to find out.
 //!
-//! Deliberately absent: the CUDA runtime, `nvcc`, toolkit headers (kernels include nothing but `kernels/common`
-//! and what their own package adds), workloads, and timing.
+//! Deliberately absent: the CUDA runtime, `nvcc`, toolkit headers (kernels include nothing but
+//! `kernels/common` and what their own package adds), workloads, and timing.
 
 pub mod compiler;
 pub mod driver;

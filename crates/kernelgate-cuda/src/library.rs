@@ -1,4 +1,5 @@
-//! Finding NVIDIA's libraries: on the loader's path, in a toolkit, or in a PyPI wheel; and how to get what is missing.
+//! Finding NVIDIA's libraries: on the loader's path, in a toolkit, or in a PyPI wheel; and how to
+//! get what is missing.
 
 use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ pub enum Library {
 
 impl Library {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Cupti, Self::Nvml, Self::Cudnn];
+    pub const ALL: [Self; 6] =
+        [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Cupti, Self::Nvml, Self::Cudnn];
 
     /// What a person calls it.
     pub const fn name(self) -> &'static str {
@@ -50,25 +52,39 @@ impl Library {
         }
     }
 
-    /// Files that it opens itself by bare name, and which must be loaded before it when it is not on the loader's path.
+    /// Files that it opens itself by bare name, and which must be loaded before it when it is not
+    /// on the loader's path.
     const fn companions(self) -> &'static [&'static str] {
         match self {
             // cuDNN's run path leads to its own parts.
             Self::Driver | Self::CublasLt | Self::Cupti | Self::Nvml | Self::Cudnn => &[],
-            Self::Nvrtc => &["libnvrtc-builtins.so.13.0", "libnvrtc-builtins.so.13.1", "libnvrtc-builtins.so.13.2"],
+            Self::Nvrtc => &[
+                "libnvrtc-builtins.so.13.0",
+                "libnvrtc-builtins.so.13.1",
+                "libnvrtc-builtins.so.13.2",
+            ],
         }
     }
 
     /// How to get it.
     pub const fn advice(self) -> &'static str {
         match self {
-            Self::Driver => "install the NVIDIA driver (for containers: start them with --gpus all)",
+            Self::Driver => {
+                "install the NVIDIA driver (for containers: start them with --gpus all)"
+            }
             Self::Nvrtc => "pip install 'nvidia-cuda-nvrtc==13.0.*', or a CUDA 13 toolkit",
             Self::CublasLt => {
-                "pip install 'nvidia-cublas==13.*', or a CUDA 13 toolkit; without it the ceilings of matrix products are not measured"
+                "pip install 'nvidia-cublas==13.*', or a CUDA 13 toolkit; without it the ceilings \
+                 of matrix products are not measured"
             }
-            Self::Cupti => "pip install 'nvidia-cuda-cupti==13.*', or a CUDA 13 toolkit; only `kernelgate timing` needs it",
-            Self::Nvml => "it comes with the NVIDIA driver; without it clocks, power and other processes are not recorded",
+            Self::Cupti => {
+                "pip install 'nvidia-cuda-cupti==13.*', or a CUDA 13 toolkit; only `kernelgate \
+                 timing` needs it"
+            }
+            Self::Nvml => {
+                "it comes with the NVIDIA driver; without it clocks, power and other processes are \
+                 not recorded"
+            }
             Self::Cudnn => "pip install nvidia-cudnn-cu13 (only the cuda/cudnn rows need it)",
         }
     }
@@ -85,9 +101,11 @@ pub enum LibraryLocation {
 
 /// Loads a library, once, for the life of the process; `None` where it is nowhere.
 ///
-/// A library found outside the loader's path is loaded by its full path, after which every later request by its name gets it.
+/// A library found outside the loader's path is loaded by its full path, after which every later
+/// request by its name gets it.
 pub fn load(library: Library) -> Option<LibraryLocation> {
-    static FOUND: [OnceLock<Option<LibraryLocation>>; Library::ALL.len()] = [const { OnceLock::new() }; Library::ALL.len()];
+    static FOUND: [OnceLock<Option<LibraryLocation>>; Library::ALL.len()] =
+        [const { OnceLock::new() }; Library::ALL.len()];
     FOUND[library as usize].get_or_init(|| find(library)).clone()
 }
 
@@ -97,10 +115,12 @@ pub fn function(library: Library, name: &CStr) -> Option<*const c_void> {
         LibraryLocation::Loader(name) => PathBuf::from(name),
         LibraryLocation::File(path) => path,
     };
-    // SAFETY: the library is loaded already: nothing runs, only its count of users grows, which `forget` keeps.
+    // SAFETY: the library is loaded already: nothing runs, only its count of users grows, which
+    // `forget` keeps.
     let opened = unsafe { libloading::Library::new(path) }.ok()?;
     // SAFETY: only the address is taken; its type is the caller's business.
-    let address = unsafe { opened.get::<*const c_void>(name.to_bytes_with_nul()) }.map(|symbol| *symbol).ok();
+    let address =
+        unsafe { opened.get::<*const c_void>(name.to_bytes_with_nul()) }.map(|symbol| *symbol).ok();
     std::mem::forget(opened);
     address
 }
@@ -114,10 +134,16 @@ fn find(library: Library) -> Option<LibraryLocation> {
         return None;
     }
     folders().into_iter().find_map(|folder| {
-        let path = library.files().iter().map(|name| folder.join(name)).find(|path| path.is_file())?;
-        library.companions().iter().map(|name| folder.join(name)).filter(|path| path.is_file()).for_each(|path| {
-            open(&path);
-        });
+        let path =
+            library.files().iter().map(|name| folder.join(name)).find(|path| path.is_file())?;
+        library
+            .companions()
+            .iter()
+            .map(|name| folder.join(name))
+            .filter(|path| path.is_file())
+            .for_each(|path| {
+                open(&path);
+            });
         open(&path).then_some(LibraryLocation::File(path))
     })
 }
@@ -127,7 +153,8 @@ fn open(path: &Path) -> bool {
     #[cfg(unix)]
     {
         use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
-        // SAFETY: loading NVIDIA's own libraries runs their initialisers, which have no precondition.
+        // SAFETY: loading NVIDIA's own libraries runs their initialisers, which have no
+        // precondition.
         let opened = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
         opened.map(std::mem::forget).is_ok()
     }
@@ -138,18 +165,22 @@ fn open(path: &Path) -> bool {
     }
 }
 
-/// Folders to look in: `KERNELGATE_CUDA_LIBS`, toolkits, and wheels of the active Python environments.
+/// Folders to look in: `KERNELGATE_CUDA_LIBS`, toolkits, and wheels of the active Python
+/// environments.
 fn folders() -> Vec<PathBuf> {
-    let mut folders: Vec<PathBuf> =
-        std::env::var_os("KERNELGATE_CUDA_LIBS").map(|list| std::env::split_paths(&list).collect()).unwrap_or_default();
-    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let mut folders: Vec<PathBuf> = std::env::var_os("KERNELGATE_CUDA_LIBS")
+        .map(|list| std::env::split_paths(&list).collect())
+        .unwrap_or_default();
+    let toolkits =
+        ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
     for toolkit in toolkits.chain([PathBuf::from("/usr/local/cuda")]) {
         folders.extend([toolkit.join("lib64"), toolkit.join("extras/CUPTI/lib64")]);
     }
     folders.extend(python_packages().into_iter().flat_map(|packages| {
         let nvidia = packages.join("nvidia");
         // CUDA 13 wheels share one folder; older ones have a folder a library.
-        ["cu13", "cuda_nvrtc", "cublas", "cuda_cupti", "cudnn"].map(|package| nvidia.join(package).join("lib"))
+        ["cu13", "cuda_nvrtc", "cublas", "cuda_cupti", "cudnn"]
+            .map(|package| nvidia.join(package).join("lib"))
     }));
     folders.retain(|folder| folder.is_dir());
     folders
@@ -157,9 +188,13 @@ fn folders() -> Vec<PathBuf> {
 
 /// Where Python looks for packages.
 fn python_packages() -> Vec<PathBuf> {
-    let program =
-        std::env::var_os("VIRTUAL_ENV").map_or_else(|| PathBuf::from("python3"), |root| PathBuf::from(root).join("bin/python3"));
-    let output = Command::new(program).args(["-c", "import sys; print('\\n'.join(path for path in sys.path if path))"]).output();
-    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let program = std::env::var_os("VIRTUAL_ENV")
+        .map_or_else(|| PathBuf::from("python3"), |root| PathBuf::from(root).join("bin/python3"));
+    let output = Command::new(program)
+        .args(["-c", "import sys; print('\\n'.join(path for path in sys.path if path))"])
+        .output();
+    let text = output
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        .unwrap_or_default();
     text.lines().map(PathBuf::from).collect()
 }

@@ -1,16 +1,19 @@
 //! kernelgate: a benchmark harness for GPU kernels, built on Criterion.
 //!
-//! A [`workload`] says what is computed: seeded inputs, an fp64 reference, declared work. A [`backend`] says how, one
-//! [`backend::Implementation`] a row. The [`harness`] verifies each case, times it, holds it against the device's measured limits and
-//! records the run. The program, `kernelgate`, drives bench executables that link this crate through one [`protocol`], and decides
-//! whether they got slower. Your own kernel goes through the same `main` as ours: see [`prelude`] and the repository's `examples/`.
+//! A [`workload`] says what is computed: seeded inputs, an fp64 reference, declared work. A
+//! [`backend`] says how, one [`backend::Implementation`] a row. The [`harness`] verifies each case,
+//! times it, holds it against the device's measured limits and records the run. The program,
+//! `kernelgate`, drives bench executables that link this crate through one [`protocol`], and
+//! decides whether they got slower. Your own kernel goes through the same `main` as ours: see
+//! [`prelude`] and the repository's `examples/`.
 //!
-//! Modules in reading order; each imports only from those before it (a test of the repository checks that).
+//! Modules in reading order; each imports only from those before it (a test of the repository
+//! checks that).
 //!
 //! # Features
 //!
-//! - `matmul-ceiling`: measures the host's ceiling of GEMMs, at the price of a matrix library. Without it, CPU cases of
-//!   workloads with such GEMMs are bounded by the host's bandwidth alone.
+//! - `matmul-ceiling`: measures the host's ceiling of GEMMs, at the price of a matrix library.
+//!   Without it, CPU cases of workloads with such GEMMs are bounded by the host's bandwidth alone.
 
 pub mod exit;
 pub mod simd;
@@ -41,6 +44,7 @@ pub mod prelude {
     pub use crate::harness::Harness;
     pub use crate::suite::suite;
     pub use crate::workload::{
-        Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit, Work, Workload, random,
+        Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit,
+        Work, Workload, random,
     };
 }

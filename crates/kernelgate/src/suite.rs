@@ -1,9 +1,12 @@
-//! A workload with its implementations, with the problem's type erased: what the harness and the command line walk over.
+//! A workload with its implementations, with the problem's type erased: what the harness and the
+//! command line walk over.
 
 use std::sync::Arc;
 
 use crate::backend::{BackendError, BackendKind, Executable, Implementation, Prepare, Target};
-use crate::workload::{Axis, AxisError, Effort, Override, Point, Problem, Scale, Tensors, Workload};
+use crate::workload::{
+    Axis, AxisError, Effort, Override, Point, Problem, Scale, Tensors, Workload,
+};
 use kernelgate_cuda::driver::memory;
 
 /// A workload and its implementations.
@@ -22,7 +25,12 @@ pub trait Suite: Sync {
     ///
     /// # Errors
     /// On an override that the axes do not allow.
-    fn points(&self, effort: Effort, scale: Scale, overrides: &[Override]) -> Result<Vec<Point>, AxisError>;
+    fn points(
+        &self,
+        effort: Effort,
+        scale: Scale,
+        overrides: &[Override],
+    ) -> Result<Vec<Point>, AxisError>;
     /// The problem of a point.
     ///
     /// # Errors
@@ -50,13 +58,19 @@ pub trait BoundProblem {
     /// # Errors
     /// The reason, as a fragment.
     fn supports(&self, index: usize) -> Result<(), String>;
-    /// Device memory that implementation `index` declares, bytes; `None` on the host and where nothing is declared.
+    /// Device memory that implementation `index` declares, bytes; `None` on the host and where
+    /// nothing is declared.
     fn device_bytes(&self, index: usize) -> Option<u64>;
     /// Makes implementation `index` ready on the target, which is of the implementation's kind.
     ///
     /// # Errors
     /// When the device or a kernel fails, or memory is short.
-    fn prepare(&self, index: usize, inputs: Arc<Tensors>, target: &Target) -> Result<Box<dyn Executable>, BackendError>;
+    fn prepare(
+        &self,
+        index: usize,
+        inputs: Arc<Tensors>,
+        target: &Target,
+    ) -> Result<Box<dyn Executable>, BackendError>;
 }
 
 /// Joins a workload and its implementations, in ladder order.
@@ -97,16 +111,28 @@ impl<P: Problem> Suite for Typed<P> {
     fn implementations(&self) -> Vec<ImplementationInfo> {
         self.implementations
             .iter()
-            .map(|row| ImplementationInfo { name: row.name, about: row.about, backend: row.backend() })
+            .map(|row| ImplementationInfo {
+                name: row.name,
+                about: row.about,
+                backend: row.backend(),
+            })
             .collect()
     }
 
-    fn points(&self, effort: Effort, scale: Scale, overrides: &[Override]) -> Result<Vec<Point>, AxisError> {
+    fn points(
+        &self,
+        effort: Effort,
+        scale: Scale,
+        overrides: &[Override],
+    ) -> Result<Vec<Point>, AxisError> {
         self.workload.points(effort, scale, overrides)
     }
 
     fn bind(&self, point: &Point) -> Result<Box<dyn BoundProblem + '_>, AxisError> {
-        Ok(Box::new(TypedBound { problem: (self.workload.bind)(point)?, implementations: &self.implementations }))
+        Ok(Box::new(TypedBound {
+            problem: (self.workload.bind)(point)?,
+            implementations: &self.implementations,
+        }))
     }
 }
 
@@ -126,11 +152,18 @@ impl<P: Problem> BoundProblem for TypedBound<'_, P> {
         }
     }
 
-    fn prepare(&self, index: usize, inputs: Arc<Tensors>, target: &Target) -> Result<Box<dyn Executable>, BackendError> {
+    fn prepare(
+        &self,
+        index: usize,
+        inputs: Arc<Tensors>,
+        target: &Target,
+    ) -> Result<Box<dyn Executable>, BackendError> {
         let row = self.implementations[index];
         match (&row.prepare, target) {
             (Prepare::Cpu(prepare), Target::Cpu) => Ok(Box::new(prepare(&self.problem, inputs))),
-            (Prepare::Cuda(prepare), Target::Cuda(device)) => Ok(Box::new(prepare(&self.problem, &inputs, device)?)),
+            (Prepare::Cuda(prepare), Target::Cuda(device)) => {
+                Ok(Box::new(prepare(&self.problem, &inputs, device)?))
+            }
             (Prepare::CudaWithin { device_bytes, prepare }, Target::Cuda(device)) => {
                 memory::require(device, device_bytes(&self.problem))?;
                 Ok(Box::new(prepare(&self.problem, &inputs, device)?))

@@ -66,13 +66,24 @@ mod tests {
 
     #[test]
     fn overlap_counts_once_in_busy_and_in_full_in_totals() {
-        let record = |name: &str, start_ns, end_ns| KernelRecord { name: name.to_owned(), start_ns, end_ns };
-        let summary =
-            KernelSummary::of(&[record("a", 100, 200), record("b", 150, 250), record("a", 300, 320), record("b", 305, 310)]);
+        let record =
+            |name: &str, start_ns, end_ns| KernelRecord { name: name.to_owned(), start_ns, end_ns };
+        let summary = KernelSummary::of(&[
+            record("a", 100, 200),
+            record("b", 150, 250),
+            record("a", 300, 320),
+            record("b", 305, 310),
+        ]);
         assert_eq!((summary.span_ns, summary.busy_ns), (220, 170));
-        let times: Vec<_> =
-            summary.kernels.iter().map(|k| (k.name.as_str(), k.count, k.total_ns, k.shortest_ns, k.longest_ns)).collect();
+        let times: Vec<_> = summary
+            .kernels
+            .iter()
+            .map(|k| (k.name.as_str(), k.count, k.total_ns, k.shortest_ns, k.longest_ns))
+            .collect();
         assert_eq!(times, [("a", 2, 120, 20, 100), ("b", 2, 105, 5, 100)]);
-        assert_eq!(KernelSummary::of(&[]), KernelSummary { span_ns: 0, busy_ns: 0, kernels: vec![] });
+        assert_eq!(
+            KernelSummary::of(&[]),
+            KernelSummary { span_ns: 0, busy_ns: 0, kernels: vec![] }
+        );
     }
 }

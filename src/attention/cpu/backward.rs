@@ -1,4 +1,5 @@
-//! Backward: a head a task; scores are recomputed tile by tile from the normalisers that the forward left.
+//! Backward: a head a task; scores are recomputed tile by tile from the normalisers that the
+//! forward left.
 
 use faer::Accum;
 use pulp::Arch;
@@ -27,7 +28,12 @@ impl SavedForward {
 }
 
 /// Fills `grad_q`, `grad_k` and `grad_v` `[b, h, s, d]`.
-pub(super) fn launch(attention: &Attention, inputs: &Tensors, saved: &SavedForward, outputs: &mut Tensors) {
+pub(super) fn launch(
+    attention: &Attention,
+    inputs: &Tensors,
+    saved: &SavedForward,
+    outputs: &mut Tensors,
+) {
     let Attention { s, d, .. } = *attention;
     let [q, k, v, grad_out] = ["q", "k", "v", "grad_out"].map(|name| inputs.f32(name));
     let mut slices = outputs.iter_mut().map(|(_, tensor)| match tensor.data_mut() {
@@ -36,16 +42,27 @@ pub(super) fn launch(attention: &Attention, inputs: &Tensors, saved: &SavedForwa
     });
     // In name order.
     let [grad_k, grad_q, grad_v] = std::array::from_fn(|_| slices.next().expect("three outputs"));
-    (grad_q, grad_k, grad_v).into_par_iter().enumerate().for_each(|(head, (grad_q, grad_k, grad_v))| {
-        let of_head = head * s * d..(head + 1) * s * d;
-        let [q, k, v, grad_out, out] = [q, k, v, grad_out, &saved.out].map(|x| &x[of_head.clone()]);
-        let head = HeadInputs { attention, q, k, v, grad_out, out, normalisers: &saved.normalisers[head * s..][..s] };
-        grad_k.fill(0.0);
-        grad_v.fill(0.0);
-        for (block, grad_q) in grad_q.chunks_mut(QUERIES * d).enumerate() {
-            head.queries(block * QUERIES, grad_q, grad_k, grad_v);
-        }
-    });
+    (grad_q, grad_k, grad_v).into_par_iter().enumerate().for_each(
+        |(head, (grad_q, grad_k, grad_v))| {
+            let of_head = head * s * d..(head + 1) * s * d;
+            let [q, k, v, grad_out, out] =
+                [q, k, v, grad_out, &saved.out].map(|x| &x[of_head.clone()]);
+            let head = HeadInputs {
+                attention,
+                q,
+                k,
+                v,
+                grad_out,
+                out,
+                normalisers: &saved.normalisers[head * s..][..s],
+            };
+            grad_k.fill(0.0);
+            grad_v.fill(0.0);
+            for (block, grad_q) in grad_q.chunks_mut(QUERIES * d).enumerate() {
+                head.queries(block * QUERIES, grad_q, grad_k, grad_v);
+            }
+        },
+    );
 }
 
 /// Inputs of one head, `[s, d]` each.
@@ -68,16 +85,29 @@ impl HeadInputs<'_> {
         // Σ P ∘ dP of a row, which is dO · O.
         let mut means = [0.0; QUERIES];
         let block = first * d..(first + rows) * d;
-        arch.dispatch(InnerProducts { a: &self.grad_out[block.clone()], b: &self.out[block], d, out: &mut means });
+        arch.dispatch(InnerProducts {
+            a: &self.grad_out[block.clone()],
+            b: &self.out[block],
+            d,
+            out: &mut means,
+        });
         for key in (0..self.attention.s).step_by(KEYS) {
             let Some(tile) = Tile::new(self.attention, first, rows, key) else { break };
-            let [q, grad_out] = [self.q, self.grad_out].map(|x| matrix(&x[tile.query * d..], tile.queries, d));
+            let [q, grad_out] =
+                [self.q, self.grad_out].map(|x| matrix(&x[tile.query * d..], tile.queries, d));
             let [k, v] = [self.k, self.v].map(|x| matrix(&x[key * d..], tile.keys, d));
-            let [p, grad_scores] = [&mut p, &mut grad_scores].map(|x| &mut x[..tile.queries * tile.keys]);
+            let [p, grad_scores] =
+                [&mut p, &mut grad_scores].map(|x| &mut x[..tile.queries * tile.keys]);
             gemm(p, Accum::Replace, q, k.transpose(), 1.0);
             gemm(grad_scores, Accum::Replace, grad_out, v.transpose(), 1.0);
             let (normalisers, means) = (&self.normalisers[tile.query..], &means[tile.hidden..]);
-            arch.dispatch(Gradients { tile: &tile, scores: p, grad: grad_scores, normalisers, means });
+            arch.dispatch(Gradients {
+                tile: &tile,
+                scores: p,
+                grad: grad_scores,
+                normalisers,
+                means,
+            });
             let [p, grad_scores] = [p, grad_scores].map(|x| matrix(x, tile.queries, tile.keys));
             let keys = key * d..(key + tile.keys) * d;
             gemm(&mut grad_v[keys.clone()], Accum::Add, p.transpose(), grad_out, 1.0);

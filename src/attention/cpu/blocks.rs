@@ -18,16 +18,29 @@ pub fn matrix(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {
 }
 
 /// `out = factor · a b`, or added to it, on this thread.
-pub fn gemm(out: &mut [f32], accumulate: Accum, a: MatRef<'_, f32>, b: MatRef<'_, f32>, factor: f32) {
+pub fn gemm(
+    out: &mut [f32],
+    accumulate: Accum,
+    a: MatRef<'_, f32>,
+    b: MatRef<'_, f32>,
+    factor: f32,
+) {
     let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
     matmul(out, accumulate, a, b, factor, Par::Seq);
     leave_avx();
 }
 
-/// Calls `f(head, row, block)` for blocks of at most [`QUERIES`] rows of `[heads, s, width]`, in parallel. `row` counts
-/// from the start of the tensor.
-pub fn for_blocks(out: &mut [f32], s: usize, width: usize, f: impl Fn(usize, usize, &mut [f32]) + Sync) {
+/// Calls `f(head, row, block)` for blocks of at most [`QUERIES`] rows of `[heads, s, width]`, in
+/// parallel. `row` counts from the start of the tensor.
+pub fn for_blocks(
+    out: &mut [f32],
+    s: usize,
+    width: usize,
+    f: impl Fn(usize, usize, &mut [f32]) + Sync,
+) {
     out.par_chunks_mut(s * width).enumerate().for_each(|(head, out)| {
-        out.par_chunks_mut(QUERIES * width).enumerate().for_each(|(block, out)| f(head, head * s + block * QUERIES, out));
+        out.par_chunks_mut(QUERIES * width)
+            .enumerate()
+            .for_each(|(block, out)| f(head, head * s + block * QUERIES, out));
     });
 }

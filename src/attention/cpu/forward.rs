@@ -9,22 +9,36 @@ use super::rows::{Finish, Online, Tile, Update};
 use crate::attention::definition::Attention;
 use kernelgate::workload::Tensors;
 
-/// Fills `out` `[b, h, s, d]` and `normalisers` `[b, h, s]`: log2 of each row's `Σ exp(score)`, for the backward.
-pub(super) fn launch(attention: &Attention, inputs: &Tensors, out: &mut [f32], normalisers: &mut [f32]) {
+/// Fills `out` `[b, h, s, d]` and `normalisers` `[b, h, s]`: log2 of each row's `Σ exp(score)`, for
+/// the backward.
+pub(super) fn launch(
+    attention: &Attention,
+    inputs: &Tensors,
+    out: &mut [f32],
+    normalisers: &mut [f32],
+) {
     let Attention { s, d, .. } = *attention;
     let [q, k, v] = ["q", "k", "v"].map(|name| inputs.f32(name));
-    out.par_chunks_mut(s * d).zip(normalisers.par_chunks_mut(s)).enumerate().for_each(|(head, (out, normalisers))| {
-        let of_head = head * s * d..(head + 1) * s * d;
-        let [q, k, v] = [q, k, v].map(|x| &x[of_head.clone()]);
-        let blocks = out.par_chunks_mut(QUERIES * d).zip(normalisers.par_chunks_mut(QUERIES));
-        blocks.enumerate().for_each(|(block, (out, normalisers))| {
-            queries(attention, block * QUERIES, [q, k, v], out, normalisers);
-        });
-    });
+    out.par_chunks_mut(s * d).zip(normalisers.par_chunks_mut(s)).enumerate().for_each(
+        |(head, (out, normalisers))| {
+            let of_head = head * s * d..(head + 1) * s * d;
+            let [q, k, v] = [q, k, v].map(|x| &x[of_head.clone()]);
+            let blocks = out.par_chunks_mut(QUERIES * d).zip(normalisers.par_chunks_mut(QUERIES));
+            blocks.enumerate().for_each(|(block, (out, normalisers))| {
+                queries(attention, block * QUERIES, [q, k, v], out, normalisers);
+            });
+        },
+    );
 }
 
 /// Attention of the queries from `first` of a head; `normalisers` has one entry a query.
-fn queries(attention: &Attention, first: usize, [q, k, v]: [&[f32]; 3], out: &mut [f32], normalisers: &mut [f32]) {
+fn queries(
+    attention: &Attention,
+    first: usize,
+    [q, k, v]: [&[f32]; 3],
+    out: &mut [f32],
+    normalisers: &mut [f32],
+) {
     let (arch, d) = (Arch::new(), attention.d);
     let mut scores = [0.0; TILE];
     let mut online = Online::<QUERIES>::new();

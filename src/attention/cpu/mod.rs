@@ -1,7 +1,8 @@
-//! Attention on the host: tiles of scores that stay in cache, GEMMs by `faer`, softmax by vectorised loops.
+//! Attention on the host: tiles of scores that stay in cache, GEMMs by `faer`, softmax by
+//! vectorised loops.
 //!
-//! Tasks are blocks of queries (forward) or heads (backward), each on one thread with its tiles on the stack: a launch
-//! allocates nothing. Deliberately absent: bf16 and f16.
+//! Tasks are blocks of queries (forward) or heads (backward), each on one thread with its tiles on
+//! the stack: a launch allocates nothing. Deliberately absent: bf16 and f16.
 
 mod backward;
 mod blocks;
@@ -22,20 +23,24 @@ use rows::SoftmaxRows;
 /// Forward implementations.
 pub const FORWARD: &[Implementation<AttentionForward>] = &[Implementation {
     name: "cpu",
-    about: "online softmax over tiles of 256 queries by 64 keys; tiles that the mask hides are skipped",
+    about: "online softmax over tiles of 256 queries by 64 keys; tiles that the mask hides are \
+            skipped",
     supports: |problem| f32_only(problem.attention.dtype),
     prepare: Prepare::Cpu(|problem, inputs| {
         let attention = problem.attention;
         let outputs = Tensors::new().with_output("out", attention.shape(), Dtype::F32);
         let mut normalisers = vec![0.0; attention.b * attention.h * attention.s];
-        CpuTask::new(outputs, move |outputs| forward::launch(&attention, &inputs, outputs.f32_mut("out"), &mut normalisers))
+        CpuTask::new(outputs, move |outputs| {
+            forward::launch(&attention, &inputs, outputs.f32_mut("out"), &mut normalisers)
+        })
     }),
 }];
 
 /// Backward implementations.
 pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
     name: "cpu",
-    about: "scores recomputed in tiles of 256 queries by 64 keys from the rows' normalisers; a head a task",
+    about: "scores recomputed in tiles of 256 queries by 64 keys from the rows' normalisers; a \
+            head a task",
     supports: |problem| f32_only(problem.attention.dtype),
     prepare: Prepare::Cpu(|problem, inputs| {
         let attention = problem.attention;
@@ -56,13 +61,22 @@ pub const SCORES: &[Implementation<Scores>] = &[Implementation {
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
         let scale = 1.0 / (shape.d as f32).sqrt();
-        CpuTask::new(Tensors::new().with_output("scores", shape.pairs(), Dtype::F32), move |outputs| {
-            let (q, k, d, s) = (inputs.f32("q"), inputs.f32("k"), shape.d, shape.s);
-            for_blocks(outputs.f32_mut("scores"), s, s, |head, row, scores| {
-                let (rows, k) = (scores.len() / s, matrix(&k[head * s * d..], s, d));
-                gemm(scores, Accum::Replace, matrix(&q[row * d..], rows, d), k.transpose(), scale);
-            });
-        })
+        CpuTask::new(
+            Tensors::new().with_output("scores", shape.pairs(), Dtype::F32),
+            move |outputs| {
+                let (q, k, d, s) = (inputs.f32("q"), inputs.f32("k"), shape.d, shape.s);
+                for_blocks(outputs.f32_mut("scores"), s, s, |head, row, scores| {
+                    let (rows, k) = (scores.len() / s, matrix(&k[head * s * d..], s, d));
+                    gemm(
+                        scores,
+                        Accum::Replace,
+                        matrix(&q[row * d..], rows, d),
+                        k.transpose(),
+                        scale,
+                    );
+                });
+            },
+        )
     }),
 }];
 
@@ -73,12 +87,19 @@ pub const SOFTMAX: &[Implementation<components::Softmax>] = &[Implementation {
     supports: |problem| f32_only(problem.shape.dtype),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
-        CpuTask::new(Tensors::new().with_output("probabilities", shape.pairs(), Dtype::F32), move |outputs| {
-            let (scores, s) = (inputs.f32("scores"), shape.s);
-            for_blocks(outputs.f32_mut("probabilities"), s, s, |_, row, probabilities| {
-                Arch::new().dispatch(SoftmaxRows { scores: &scores[row * s..][..probabilities.len()], probabilities, s });
-            });
-        })
+        CpuTask::new(
+            Tensors::new().with_output("probabilities", shape.pairs(), Dtype::F32),
+            move |outputs| {
+                let (scores, s) = (inputs.f32("scores"), shape.s);
+                for_blocks(outputs.f32_mut("probabilities"), s, s, |_, row, probabilities| {
+                    Arch::new().dispatch(SoftmaxRows {
+                        scores: &scores[row * s..][..probabilities.len()],
+                        probabilities,
+                        s,
+                    });
+                });
+            },
+        )
     }),
 }];
 
@@ -89,13 +110,16 @@ pub const VALUES: &[Implementation<ValuesMatmul>] = &[Implementation {
     supports: |problem| f32_only(problem.shape.dtype),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
-        CpuTask::new(Tensors::new().with_output("out", shape.vectors(), Dtype::F32), move |outputs| {
-            let (p, v, d, s) = (inputs.f32("probabilities"), inputs.f32("v"), shape.d, shape.s);
-            for_blocks(outputs.f32_mut("out"), s, d, |head, row, out| {
-                let (rows, v) = (out.len() / d, matrix(&v[head * s * d..], s, d));
-                gemm(out, Accum::Replace, matrix(&p[row * s..], rows, s), v, 1.0);
-            });
-        })
+        CpuTask::new(
+            Tensors::new().with_output("out", shape.vectors(), Dtype::F32),
+            move |outputs| {
+                let (p, v, d, s) = (inputs.f32("probabilities"), inputs.f32("v"), shape.d, shape.s);
+                for_blocks(outputs.f32_mut("out"), s, d, |head, row, out| {
+                    let (rows, v) = (out.len() / d, matrix(&v[head * s * d..], s, d));
+                    gemm(out, Accum::Replace, matrix(&p[row * s..], rows, s), v, 1.0);
+                });
+            },
+        )
     }),
 }];
 

@@ -1,7 +1,9 @@
-//! What is done to rows of scores between the GEMMs. Each step is a type of its own with its work in an inlined `call`,
-//! because `Arch::dispatch` compiles for the widest SIMD only what it can inline, and a closure of any size is not.
+//! What is done to rows of scores between the GEMMs. Each step is a type of its own with its work
+//! in an inlined `call`, because `Arch::dispatch` compiles for the widest SIMD only what it can
+//! inline, and a closure of any size is not.
 //!
-//! Exponentials are powers of two, the factor log2(e) folded into the scaling that every score needs anyway.
+//! Exponentials are powers of two, the factor log2(e) folded into the scaling that every score
+//! needs anyway.
 
 use std::array::from_fn;
 use std::f32::consts::LOG2_E;
@@ -34,8 +36,14 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    /// The tile that starts at a key, for the block of `rows` queries from `first`; none when the block sees no such key.
-    pub(super) fn new(attention: &Attention, first: usize, rows: usize, key: usize) -> Option<Self> {
+    /// The tile that starts at a key, for the block of `rows` queries from `first`; none when the
+    /// block sees no such key.
+    pub(super) fn new(
+        attention: &Attention,
+        first: usize,
+        rows: usize,
+        key: usize,
+    ) -> Option<Self> {
         let Attention { s, d, causal, .. } = *attention;
         let hidden = if causal { key.saturating_sub(first) } else { 0 };
         let end = if causal { first + rows } else { s };
@@ -58,11 +66,12 @@ impl Tile {
     }
 }
 
-/// How far scores may exceed a row's maximum before the row is scaled down: powers up to 2^8 lose nothing in f32, and
-/// scaling, which passes over the row's output, becomes rare.
+/// How far scores may exceed a row's maximum before the row is scaled down: powers up to 2^8 lose
+/// nothing in f32, and scaling, which passes over the row's output, becomes rare.
 const SLACK: f32 = 8.0;
 
-/// Running softmax of `N` rows whose scores come tile by tile. Maxima are in units of the exponent: times log2(e).
+/// Running softmax of `N` rows whose scores come tile by tile. Maxima are in units of the exponent:
+/// times log2(e).
 pub(super) struct Online<const N: usize> {
     /// Largest score so far, or up to [`SLACK`] less.
     max: [f32; N],
@@ -77,8 +86,8 @@ impl<const N: usize> Online<N> {
     }
 }
 
-/// Replaces a tile's scores by `exp(scale · score - max)`, zero where a key is not seen; scales down what earlier tiles left in the
-/// row's sum and in its row of `out` where the maximum grew.
+/// Replaces a tile's scores by `exp(scale · score - max)`, zero where a key is not seen; scales
+/// down what earlier tiles left in the row's sum and in its row of `out` where the maximum grew.
 pub(super) struct Update<'a, const N: usize> {
     pub online: &'a mut Online<N>,
     pub tile: &'a Tile,
@@ -96,7 +105,9 @@ impl<const N: usize> NullaryFnOnce for Update<'_, N> {
         let Self { online, tile, scores, out } = self;
         let (scale, d) = (tile.scale * LOG2_E, out.len() / tile.queries);
         let state = online.max[tile.hidden..].iter_mut().zip(&mut online.sum[tile.hidden..]);
-        for (row, ((scores, out), (max, sum))) in scores.chunks_mut(tile.keys).zip(out.chunks_mut(d)).zip(state).enumerate() {
+        for (row, ((scores, out), (max, sum))) in
+            scores.chunks_mut(tile.keys).zip(out.chunks_mut(d)).zip(state).enumerate()
+        {
             let seen = tile.seen(row);
             scores[seen..].fill(f32::NEG_INFINITY);
             let largest = maximum(scores) * scale;
@@ -133,7 +144,9 @@ impl<const N: usize> NullaryFnOnce for Finish<'_, N> {
     fn call(self) {
         let Self { online, out, normalisers } = self;
         let d = out.len() / normalisers.len();
-        for ((out, normaliser), (max, sum)) in out.chunks_mut(d).zip(normalisers).zip(online.max.iter().zip(&online.sum)) {
+        for ((out, normaliser), (max, sum)) in
+            out.chunks_mut(d).zip(normalisers).zip(online.max.iter().zip(&online.sum))
+        {
             let factor = 1.0 / sum;
             for x in out {
                 *x *= factor;
@@ -168,7 +181,8 @@ impl NullaryFnOnce for InnerProducts<'_> {
     }
 }
 
-/// From scores S and dP to `P = exp(scale · S - normaliser)` and `P ∘ (dP - mean)`, both zero where a key is not seen.
+/// From scores S and dP to `P = exp(scale · S - normaliser)` and `P ∘ (dP - mean)`, both zero where
+/// a key is not seen.
 pub(super) struct Gradients<'a> {
     pub tile: &'a Tile,
     /// S to P, `[queries, keys]` of the tile.
@@ -188,8 +202,12 @@ impl NullaryFnOnce for Gradients<'_> {
     fn call(self) {
         let Self { tile, scores, grad, normalisers, means } = self;
         let scale = tile.scale * LOG2_E;
-        let rows = scores.chunks_mut(tile.keys).zip(grad.chunks_mut(tile.keys)).zip(normalisers.iter().zip(means));
-        // Copies of the row's normaliser and mean: behind references the stores might change them, and nothing vectorises.
+        let rows = scores
+            .chunks_mut(tile.keys)
+            .zip(grad.chunks_mut(tile.keys))
+            .zip(normalisers.iter().zip(means));
+        // Copies of the row's normaliser and mean: behind references the stores might change them,
+        // and nothing vectorises.
         for (row, ((scores, grad), (&normaliser, &mean))) in rows.enumerate() {
             for (score, grad) in scores.iter_mut().zip(&mut *grad) {
                 *score = exp2(score.mul_add(scale, -normaliser));
@@ -290,7 +308,11 @@ mod tests {
             let sum = exponentials(&mut powers, 2.0, 3.0);
             let exact: f32 = row.iter().map(|x| (2.0 * x - 3.0).exp2()).sum();
             assert!((sum / exact - 1.0).abs() < 1e-6, "{len}: {sum} is not {exact}");
-            assert!(row.iter().zip(&powers).all(|(x, power)| (power / (2.0 * x - 3.0).exp2() - 1.0).abs() < 4e-7));
+            assert!(
+                row.iter()
+                    .zip(&powers)
+                    .all(|(x, power)| (power / (2.0 * x - 3.0).exp2() - 1.0).abs() < 4e-7)
+            );
         }
     }
 }

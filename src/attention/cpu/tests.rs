@@ -1,4 +1,5 @@
-//! The CPU backend against the fp64 reference at shapes that no tile divides, and on inputs that overflow a careless softmax.
+//! The CPU backend against the fp64 reference at shapes that no tile divides, and on inputs that
+//! overflow a careless softmax.
 
 use std::sync::Arc;
 
@@ -40,7 +41,11 @@ fn both(attention: Attention, change: impl Fn(&mut Tensors), tolerance: Option<T
 fn agrees_with_the_reference_at_odd_shapes() {
     for s in [1, 7, 65, 129, 200, 300] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-            both(Attention { b: 2, h: 3, s, d, causal, dtype: Dtype::F32, outliers: false }, |_| (), None);
+            both(
+                Attention { b: 2, h: 3, s, d, causal, dtype: Dtype::F32, outliers: false },
+                |_| (),
+                None,
+            );
         }
     }
 }
@@ -48,28 +53,36 @@ fn agrees_with_the_reference_at_odd_shapes() {
 #[test]
 fn agrees_with_the_reference_on_outliers() {
     for causal in [false, true] {
-        both(Attention { b: 1, h: 4, s: 333, d: 64, causal, dtype: Dtype::F32, outliers: true }, |_| (), None);
+        both(
+            Attention { b: 1, h: 4, s: 333, d: 64, causal, dtype: Dtype::F32, outliers: true },
+            |_| (),
+            None,
+        );
     }
 }
 
 #[test]
 fn scores_beyond_the_range_of_exp_stay_finite_and_right() {
-    // Scores of 1600 · N(0, 1), up to 1e4: f32 rounds them at 1e-3, which is the error to expect of their exponentials.
+    // Scores of 1600 · N(0, 1), up to 1e4: f32 rounds them at 1e-3, which is the error to expect of
+    // their exponentials.
     let large = |inputs: &mut Tensors| {
         for name in ["q", "k"] {
             inputs.f32_mut(name).iter_mut().for_each(|x| *x *= 40.0);
         }
     };
-    // Nearly every row is one key's alone; the gradients of the first rows under the mask all but vanish, down to rounding.
+    // Nearly every row is one key's alone; the gradients of the first rows under the mask all but
+    // vanish, down to rounding.
     for (causal, error) in [(false, 1e-2), (true, 1e-1)] {
-        let attention = Attention { b: 1, h: 4, s: 200, d: 64, causal, dtype: Dtype::F32, outliers: false };
+        let attention =
+            Attention { b: 1, h: 4, s: 200, d: 64, causal, dtype: Dtype::F32, outliers: false };
         both(attention, large, Some(Tolerance { max_error: error, relative_l2: error }));
     }
 }
 
 #[test]
 fn a_maximum_that_grows_in_every_tile_is_followed() {
-    // Keys in the direction of every query, each longer than the last: the worst case of a running maximum.
+    // Keys in the direction of every query, each longer than the last: the worst case of a running
+    // maximum.
     let growing = |inputs: &mut Tensors| {
         inputs.f32_mut("q").fill(0.5);
         let rows = inputs.f32_mut("k").chunks_mut(64).enumerate();
@@ -88,11 +101,16 @@ fn a_maximum_that_grows_in_every_tile_is_followed() {
 fn the_three_steps_agree_with_the_reference() {
     fn check_all<P: Problem>(workload: &Workload<P>, implementations: &[Implementation<P>]) {
         for s in [1, 7, 65, 200] {
-            let overrides: Vec<Override> = ["b=2", "h=3", "dtype=f32"].iter().map(|item| item.parse().unwrap()).collect();
+            let overrides: Vec<Override> =
+                ["b=2", "h=3", "dtype=f32"].iter().map(|item| item.parse().unwrap()).collect();
             let s = format!("s={s}").parse().unwrap();
-            for point in workload.points(Effort::Thorough, Scale::Host, &[overrides, vec![s]].concat()).unwrap() {
+            for point in workload
+                .points(Effort::Thorough, Scale::Host, &[overrides, vec![s]].concat())
+                .unwrap()
+            {
                 let problem = (workload.bind)(&point).unwrap();
-                let result = check(&problem, implementations, problem.inputs(13), problem.tolerance());
+                let result =
+                    check(&problem, implementations, problem.inputs(13), problem.tolerance());
                 assert!(result.is_ok(), "{}/{point}: {}", workload.name, result.unwrap_err());
             }
         }
@@ -105,7 +123,9 @@ fn the_three_steps_agree_with_the_reference() {
 #[test]
 fn sixteen_bit_problems_are_declined_with_the_reason() {
     let suite = suite(&crate::attention::FORWARD, FORWARD);
-    let points = suite.points(Effort::Default, Scale::Accelerator, &["dtype=bf16".parse().unwrap()]).unwrap();
+    let points = suite
+        .points(Effort::Default, Scale::Accelerator, &["dtype=bf16".parse().unwrap()])
+        .unwrap();
     let bound = suite.bind(&points[0]).unwrap();
     assert_eq!(bound.supports(0), Err("computes f32 only".to_owned()));
 }

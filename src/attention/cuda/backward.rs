@@ -1,7 +1,8 @@
 //! Attention backward: rows and launchers of `kernels/attention/backward_*`.
 //!
-//! The forward's output and the rows' log-sum-exp come from `forward_flash_mma`, run once while the case is prepared. What is
-//! timed is what a training step would run: the row sums of dout · out first, then the gradients.
+//! The forward's output and the rows' log-sum-exp come from `forward_flash_mma`, run once while the
+//! case is prepared. What is timed is what a training step would run: the row sums of dout · out
+//! first, then the gradients.
 
 use std::sync::Arc;
 
@@ -14,8 +15,15 @@ use kernelgate::workload::Tensors;
 use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Requires};
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Extents>] =
-    &[NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV, FLASH_MMA_PREPARE, FLASH_MMA, FLASH_MMA_FINISH];
+pub const KERNELS: &[KernelSpec<Extents>] = &[
+    NAIVE_DELTA,
+    NAIVE_SCORES,
+    NAIVE_DQ,
+    NAIVE_DKV,
+    FLASH_MMA_PREPARE,
+    FLASH_MMA,
+    FLASH_MMA_FINISH,
+];
 
 const THREADS: usize = 256;
 
@@ -37,7 +45,9 @@ const NAIVE_DELTA: KernelSpec<Extents> = KernelSpec {
 };
 const NAIVE_SCORES: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_naive_scores",
-    blocks: |extents| [extents.s.div_ceil(NAIVE_TILE), extents.s.div_ceil(NAIVE_TILE), extents.heads],
+    blocks: |extents| {
+        [extents.s.div_ceil(NAIVE_TILE), extents.s.div_ceil(NAIVE_TILE), extents.heads]
+    },
     ..NAIVE_DELTA
 };
 const NAIVE_DQ: KernelSpec<Extents> = KernelSpec {
@@ -45,7 +55,8 @@ const NAIVE_DQ: KernelSpec<Extents> = KernelSpec {
     blocks: |extents| [extents.s.div_ceil(THREADS / extents.d), extents.heads, 1],
     ..NAIVE_DELTA
 };
-const NAIVE_DKV: KernelSpec<Extents> = KernelSpec { symbol: "attention_backward_naive_dkv", ..NAIVE_DQ };
+const NAIVE_DKV: KernelSpec<Extents> =
+    KernelSpec { symbol: "attention_backward_naive_dkv", ..NAIVE_DQ };
 
 /// Keys of a block of `backward_flash_mma`.
 const KEYS: usize = 128;
@@ -79,7 +90,9 @@ const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
 const FLASH_MMA_PREPARE: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_flash_mma_prepare",
     // A thread sixteen bytes of a row.
-    blocks: |extents| [(padded_rows(extents) * (extents.d * ELEMENT_BYTES as usize / 16)).div_ceil(THREADS), 1, 1],
+    blocks: |extents| {
+        [(padded_rows(extents) * (extents.d * ELEMENT_BYTES as usize / 16)).div_ceil(THREADS), 1, 1]
+    },
     shared_bytes: |_| 0,
     ..FLASH_MMA
 };
@@ -91,11 +104,12 @@ const FLASH_MMA_FINISH: KernelSpec<Extents> = KernelSpec {
     ..FLASH_MMA
 };
 
-/// Keys and values; two stages of queries, gradients of the output, and two floats for each of their rows; the probabilities and two
-/// stages of the gradients of the scores.
+/// Keys and values; two stages of queries, gradients of the output, and two floats for each of
+/// their rows; the probabilities and two stages of the gradients of the scores.
 fn flash_mma_shared(extents: &Extents) -> usize {
     let (element, queries) = (ELEMENT_BYTES as usize, step(extents));
-    let (keys_and_values, stages) = (2 * KEYS * extents.d * element, 2 * (2 * queries * extents.d * element + 2 * 4 * queries));
+    let (keys_and_values, stages) =
+        (2 * KEYS * extents.d * element, 2 * (2 * queries * extents.d * element + 2 * 4 * queries));
     keys_and_values + stages + 3 * KEYS * queries * element
 }
 
@@ -103,7 +117,8 @@ fn flash_mma_shared(extents: &Extents) -> usize {
 pub const LADDER: &[Implementation<AttentionBackward>] = &[
     Implementation {
         name: "cuda/naive",
-        about: "four launches, probabilities and gradients of the scores in device memory: the starting point",
+        about: "four launches, probabilities and gradients of the scores in device memory: the \
+                starting point",
         supports: |problem| {
             let kernels = [NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV, FORWARD];
             Extents::from(&problem.attention).supported_with_scores(&kernels)
@@ -112,8 +127,16 @@ pub const LADDER: &[Implementation<AttentionBackward>] = &[
     },
     Implementation {
         name: "cuda/flash_mma",
-        about: "probabilities recomputed on the chip, tensor cores through mma.sync; the order of dq's sums is not fixed",
-        supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_MMA_PREPARE, FLASH_MMA, FLASH_MMA_FINISH, FORWARD]),
+        about: "probabilities recomputed on the chip, tensor cores through mma.sync; the order of \
+                dq's sums is not fixed",
+        supports: |problem| {
+            Extents::from(&problem.attention).supported(&[
+                FLASH_MMA_PREPARE,
+                FLASH_MMA,
+                FLASH_MMA_FINISH,
+                FORWARD,
+            ])
+        },
         prepare: Prepare::CudaWithin { device_bytes: flash_mma_bytes, prepare: flash_mma },
     },
 ];
@@ -155,17 +178,34 @@ pub struct BackwardInputs {
 }
 
 /// Uploads the inputs and runs the forward, which is not part of the problem.
-pub fn save(extents: &Extents, inputs: &Tensors, device: &Arc<Device>) -> Result<BackwardInputs, BackendError> {
+pub fn save(
+    extents: &Extents,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<BackwardInputs, BackendError> {
     let [q, k, v, grad_out] = upload(device, inputs, ["q", "k", "v", "grad_out"])?;
-    let (out, lse) = (scratch(device, extents.vector_bytes())?, scratch(device, 4 * extents.rows())?);
+    let (out, lse) =
+        (scratch(device, extents.vector_bytes())?, scratch(device, 4 * extents.rows())?);
     let forward = FORWARD.load(device, extents)?;
     let [from_q, from_k, from_v, to_out, to_lse] = [&q, &k, &v, &out, &lse].map(Argument::from);
-    forward.launch(&[from_q, from_k, from_v, to_out, to_lse, extents.seqlen(), extents.batch_heads()])?;
+    forward.launch(&[
+        from_q,
+        from_k,
+        from_v,
+        to_out,
+        to_lse,
+        extents.seqlen(),
+        extents.batch_heads(),
+    ])?;
     device.synchronize()?;
     Ok(BackwardInputs { q, k, v, grad_out, out, lse })
 }
 
-fn naive(problem: &AttentionBackward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn naive(
+    problem: &AttentionBackward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     let kernels = [NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV];
     let [sum, score, query, key] = kernels.map(|kernel| kernel.load(device, &extents));
@@ -186,13 +226,18 @@ fn naive(problem: &AttentionBackward, inputs: &Tensors, device: &Arc<Device>) ->
     }))
 }
 
-fn flash_mma(problem: &AttentionBackward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn flash_mma(
+    problem: &AttentionBackward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     let kernels = [FLASH_MMA_PREPARE, FLASH_MMA, FLASH_MMA_FINISH];
     let [first, main, last] = kernels.map(|kernel| kernel.load(device, &extents));
     let (first, main, last) = (first?, main?, last?);
     let saved = save(&extents, inputs, device)?;
-    let (stats, dq_sum) = (scratch(device, stats_bytes(&extents))?, scratch(device, dq_sum_bytes(&extents))?);
+    let (stats, dq_sum) =
+        (scratch(device, stats_bytes(&extents))?, scratch(device, dq_sum_bytes(&extents))?);
     Ok(CudaTask::new(device, gradients(device, &problem.attention)?, move |outputs| {
         let BackwardInputs { q, k, v, grad_out, out, lse } = &saved;
         let [q, k, v, grad_out, out, lse] = [q, k, v, grad_out, out, lse].map(Argument::from);

@@ -1,4 +1,5 @@
-//! The three steps of attention apart, each on inputs of its own: rows and launchers of what computes one of them.
+//! The three steps of attention apart, each on inputs of its own: rows and launchers of what
+//! computes one of them.
 
 use std::sync::Arc;
 
@@ -10,7 +11,8 @@ use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Extents>] = &[NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES, SOFTMAX_VECTORIZED];
+pub const KERNELS: &[KernelSpec<Extents>] =
+    &[NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES, SOFTMAX_VECTORIZED];
 
 const THREADS: usize = 256;
 
@@ -28,8 +30,11 @@ pub const NAIVE_SCORES: KernelSpec<Extents> = KernelSpec {
         |extents| [extents.s.div_ceil(NAIVE_TILE), extents.s.div_ceil(NAIVE_TILE), extents.heads],
     )
 };
-pub const NAIVE_SOFTMAX: KernelSpec<Extents> =
-    KernelSpec { symbol: "attention_forward_naive_softmax", blocks: |extents| [extents.heads * extents.s, 1, 1], ..NAIVE_SCORES };
+pub const NAIVE_SOFTMAX: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_forward_naive_softmax",
+    blocks: |extents| [extents.heads * extents.s, 1, 1],
+    ..NAIVE_SCORES
+};
 pub const NAIVE_VALUES: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_forward_naive_values",
     blocks: |extents| [extents.s.div_ceil(THREADS / extents.d), extents.heads, 1],
@@ -46,7 +51,11 @@ const SOFTMAX_VECTORIZED: KernelSpec<Extents> = KernelSpec {
     // It knows nothing of heads and masks.
     defines: |extents| vec![element(extents)],
     constants: |_| vec![("THREADS", THREADS), ("PACKET", PACKET), ("MAX_KEYS", MAX_KEYS)],
-    variants: || [Dtype::Bf16, Dtype::F16].map(|dtype| Extents { heads: 1, s: 4, d: 64, causal: false, dtype }).to_vec(),
+    variants: || {
+        [Dtype::Bf16, Dtype::F16]
+            .map(|dtype| Extents { heads: 1, s: 4, d: 64, causal: false, dtype })
+            .to_vec()
+    },
     ..kernel(
         "attention/softmax_vectorized",
         include_str!("../../../kernels/attention/softmax_vectorized.cu"),
@@ -81,7 +90,9 @@ pub const SOFTMAX: &[Implementation<Softmax>] = &[
             extents.supported_with_scores(&[SOFTMAX_VECTORIZED])?;
             match extents.s {
                 s if s > MAX_KEYS => Err(format!("holds rows of up to {MAX_KEYS} keys")),
-                s if s % PACKET != 0 => Err(format!("loads {PACKET} keys at once, which {s} is no multiple of")),
+                s if s % PACKET != 0 => {
+                    Err(format!("loads {PACKET} keys at once, which {s} is no multiple of"))
+                }
                 _ => Ok(()),
             }
         },
@@ -114,46 +125,77 @@ fn values_bytes(problem: &ValuesMatmul) -> u64 {
     2 * extents.pairs() + 2 * extents.vector_bytes()
 }
 
-fn scores(problem: &Scores, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn scores(
+    problem: &Scores,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
     let kernel = NAIVE_SCORES.load(device, &extents)?;
     let [q, k] = upload(device, inputs, ["q", "k"])?;
-    Ok(CudaTask::new(device, vec![Output::new(device, "scores", problem.shape.pairs(), Dtype::F32)?], move |outputs| {
-        let [q, k] = [&q, &k].map(Argument::from);
-        kernel.launch(&[q, k, outputs[0].argument(), extents.seqlen()])
-    }))
+    Ok(CudaTask::new(
+        device,
+        vec![Output::new(device, "scores", problem.shape.pairs(), Dtype::F32)?],
+        move |outputs| {
+            let [q, k] = [&q, &k].map(Argument::from);
+            kernel.launch(&[q, k, outputs[0].argument(), extents.seqlen()])
+        },
+    ))
 }
 
-fn softmax(problem: &Softmax, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn softmax(
+    problem: &Softmax,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
     let kernel = NAIVE_SOFTMAX.load(device, &extents)?;
     let [scores] = upload(device, inputs, ["scores"])?;
-    let probabilities = Output::new(device, "probabilities", problem.shape.pairs(), problem.shape.dtype)?;
+    let probabilities =
+        Output::new(device, "probabilities", problem.shape.pairs(), problem.shape.dtype)?;
     Ok(CudaTask::new(device, vec![probabilities], move |outputs| {
-        let arguments = [Argument::from(&scores), outputs[0].argument(), Argument::Address(0), extents.seqlen()];
+        let arguments = [
+            Argument::from(&scores),
+            outputs[0].argument(),
+            Argument::Address(0),
+            extents.seqlen(),
+        ];
         kernel.launch(&arguments)
     }))
 }
 
-fn softmax_vectorized(problem: &Softmax, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn softmax_vectorized(
+    problem: &Softmax,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
     let kernel = SOFTMAX_VECTORIZED.load(device, &extents)?;
     let [scores] = upload(device, inputs, ["scores"])?;
-    let probabilities = Output::new(device, "probabilities", problem.shape.pairs(), problem.shape.dtype)?;
+    let probabilities =
+        Output::new(device, "probabilities", problem.shape.pairs(), problem.shape.dtype)?;
     let rows = Argument::I64(extents.rows() as i64);
     Ok(CudaTask::new(device, vec![probabilities], move |outputs| {
         kernel.launch(&[Argument::from(&scores), outputs[0].argument(), rows, extents.seqlen()])
     }))
 }
 
-fn values(problem: &ValuesMatmul, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn values(
+    problem: &ValuesMatmul,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.shape);
     let kernel = NAIVE_VALUES.load(device, &extents)?;
     let [probabilities, v] = upload(device, inputs, ["probabilities", "v"])?;
-    Ok(CudaTask::new(device, vec![Output::new(device, "out", problem.shape.vectors(), problem.shape.dtype)?], move |outputs| {
-        let [probabilities, v] = [&probabilities, &v].map(Argument::from);
-        kernel.launch(&[probabilities, v, outputs[0].argument(), extents.seqlen()])
-    }))
+    Ok(CudaTask::new(
+        device,
+        vec![Output::new(device, "out", problem.shape.vectors(), problem.shape.dtype)?],
+        move |outputs| {
+            let [probabilities, v] = [&probabilities, &v].map(Argument::from);
+            kernel.launch(&[probabilities, v, outputs[0].argument(), extents.seqlen()])
+        },
+    ))
 }
 
 #[cfg(test)]
@@ -163,12 +205,22 @@ mod tests {
 
     #[test]
     fn the_vectorised_softmax_takes_whole_packets_of_rows_that_fit_a_warp() {
-        let supported = |s| (SOFTMAX[1].supports)(&Softmax { shape: ComponentShape { b: 2, h: 3, s, d: 1, dtype: Dtype::F16 } });
+        let supported = |s| {
+            (SOFTMAX[1].supports)(&Softmax {
+                shape: ComponentShape { b: 2, h: 3, s, d: 1, dtype: Dtype::F16 },
+            })
+        };
         assert_eq!([4, 200, 1024].map(supported), [Ok(()), Ok(()), Ok(())]);
-        assert_eq!(supported(65), Err("loads 4 keys at once, which 65 is no multiple of".to_owned()));
+        assert_eq!(
+            supported(65),
+            Err("loads 4 keys at once, which 65 is no multiple of".to_owned())
+        );
         assert_eq!(supported(2048), Err("holds rows of up to 1024 keys".to_owned()));
         let extents = Extents { heads: 6, s: 201, d: 64, causal: false, dtype: Dtype::F16 };
         assert_eq!((SOFTMAX_VECTORIZED.blocks)(&extents), [151, 1, 1]);
-        assert_eq!(SOFTMAX_VECTORIZED.build(&extents).name(), "attention/softmax_vectorized DTYPE=F16");
+        assert_eq!(
+            SOFTMAX_VECTORIZED.build(&extents).name(),
+            "attention/softmax_vectorized DTYPE=F16"
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! Attention by cuDNN: the graphs that its fused attention engines recognise, forward and backward.
 //!
-//! The engines match a pattern: operations, types and even scalars that do nothing must be those that they expect, and the
-//! heuristic then answers with the fused kernels. The backward starts, like the others here, from `forward_flash_mma`.
+//! The engines match a pattern: operations, types and even scalars that do nothing must be those
+//! that they expect, and the heuristic then answers with the fused kernels. The backward starts,
+//! like the others here, from `forward_flash_mma`.
 
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ use kernelgate_cuda::libraries::cudnn::graph::TensorLayout;
 use kernelgate_cuda::libraries::cudnn::{CudnnRefusal, GraphTensor, OperationGraph};
 use kernelgate_cuda::{Argument, Buffer, Device};
 
-/// The last version whose backward needs a padding mask where 128 does not divide s: not built here.
+/// The last version whose backward needs a padding mask where 128 does not divide s: not built
+/// here.
 const LAST_WITHOUT_TAILS: usize = 91_500;
 
 /// The library's row of the forward.
@@ -36,7 +38,8 @@ pub const BACKWARD: Implementation<AttentionBackward> = Implementation {
     prepare: Prepare::CudaWithin { device_bytes: backward_bytes, prepare: backward },
 };
 
-/// fp32 row sums and the fp32 accumulator of dq, besides what every backward needs. What the engine asks for comes on top.
+/// fp32 row sums and the fp32 accumulator of dq, besides what every backward needs. What the engine
+/// asks for comes on top.
 fn backward_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
     common_bytes(&extents) + sums_bytes(&extents) + accumulator_bytes(&extents)
@@ -59,11 +62,20 @@ fn supported(attention: &Attention) -> Result<(), String> {
     if attention.s == 1 { Err("needs more than one key".to_owned()) } else { Ok(()) }
 }
 
-fn forward(problem: &AttentionForward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn forward(
+    problem: &AttentionForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let graph = ForwardGraph::new(&problem.attention)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     let out = output(device, "out", &problem.attention)?;
-    let memory = [(graph.q, q.address()), (graph.k, k.address()), (graph.v, v.address()), (graph.out, address(&out))];
+    let memory = [
+        (graph.q, q.address()),
+        (graph.k, k.address()),
+        (graph.v, v.address()),
+        (graph.out, address(&out)),
+    ];
     let plan = graph.graph.plan(device, &memory)?;
     Ok(CudaTask::new(device, vec![out], move |_| {
         let _alive = (&q, &k, &v);
@@ -71,10 +83,17 @@ fn forward(problem: &AttentionForward, inputs: &Tensors, device: &Arc<Device>) -
     }))
 }
 
-fn backward(problem: &AttentionBackward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn backward(
+    problem: &AttentionBackward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     if api::version()? <= LAST_WITHOUT_TAILS && extents.s % 128 != 0 {
-        return Err(CudnnRefusal("cuDNN after 9.15 is needed where 128 does not divide s".to_owned()).into());
+        return Err(CudnnRefusal(
+            "cuDNN after 9.15 is needed where 128 does not divide s".to_owned(),
+        )
+        .into());
     }
     let graph = BackwardGraph::new(&problem.attention)?;
     let saved = save(&extents, inputs, device)?;
@@ -137,14 +156,23 @@ impl Shapes {
     }
 
     /// a · bᵀ over the head dimension, for every pair. `b` is described transposed already.
-    fn inner_products(&self, graph: &mut OperationGraph, a: GraphTensor, b: GraphTensor) -> Result<GraphTensor, CudnnRefusal> {
+    fn inner_products(
+        &self,
+        graph: &mut OperationGraph,
+        a: GraphTensor,
+        b: GraphTensor,
+    ) -> Result<GraphTensor, CudnnRefusal> {
         let scores = graph.between(self.pairs, DataType::F32)?;
         graph.matmul(a, b, scores)?;
         Ok(scores)
     }
 
     /// x, or -∞ where the mask hides the key.
-    fn masked(&self, graph: &mut OperationGraph, x: GraphTensor) -> Result<GraphTensor, CudnnRefusal> {
+    fn masked(
+        &self,
+        graph: &mut OperationGraph,
+        x: GraphTensor,
+    ) -> Result<GraphTensor, CudnnRefusal> {
         if !self.causal {
             return Ok(x);
         }
@@ -240,7 +268,8 @@ impl BackwardGraph {
         let lse = g.memory(rows, DataType::F32)?;
         let sums = g.memory(rows, DataType::F32)?;
         let accumulator = g.memory(vectors, DataType::F32)?;
-        let [grad_q, grad_k, grad_v] = [g.memory(vectors, stored)?, g.memory(vectors, stored)?, g.memory(vectors, stored)?];
+        let [grad_q, grad_k, grad_v] =
+            [g.memory(vectors, stored)?, g.memory(vectors, stored)?, g.memory(vectors, stored)?];
 
         // The row sums of dout · out. The factor of one stands where dropout would scale them.
         let product = between(g, PointwiseMode::Multiply, &[grad_out, out], vectors)?;
@@ -292,9 +321,11 @@ mod tests {
             for dtype in [Dtype::Bf16, Dtype::F16] {
                 let attention = Attention { b: 2, h: 3, s: 256, d, causal, dtype, outliers: false };
                 // Without a device: whether every operation, and all together, are well-formed.
-                let forward = ForwardGraph::new(&attention).and_then(|made| made.graph.whole(None).map(drop));
+                let forward =
+                    ForwardGraph::new(&attention).and_then(|made| made.graph.whole(None).map(drop));
                 assert_eq!(forward, Ok(()), "{attention:?}");
-                let backward = BackwardGraph::new(&attention).and_then(|made| made.graph.whole(None).map(drop));
+                let backward = BackwardGraph::new(&attention)
+                    .and_then(|made| made.graph.whole(None).map(drop));
                 assert_eq!(backward, Ok(()), "{attention:?}");
             }
         }

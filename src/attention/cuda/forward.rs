@@ -11,7 +11,8 @@ use kernelgate::workload::Tensors;
 use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 /// The kernels, besides those of `components`.
-pub const KERNELS: &[KernelSpec<Extents>] = &[TILED_SCORES, TILED_SOFTMAX, TILED_VALUES, FLASH, FLASH_MMA];
+pub const KERNELS: &[KernelSpec<Extents>] =
+    &[TILED_SCORES, TILED_SOFTMAX, TILED_VALUES, FLASH, FLASH_MMA];
 
 const THREADS: usize = 256;
 
@@ -28,8 +29,11 @@ const TILED_SCORES: KernelSpec<Extents> = KernelSpec {
         |extents| [extents.s.div_ceil(TILE), extents.s.div_ceil(TILE), extents.heads],
     )
 };
-const TILED_SOFTMAX: KernelSpec<Extents> =
-    KernelSpec { symbol: "attention_forward_tiled_softmax", blocks: |extents| [extents.heads * extents.s, 1, 1], ..TILED_SCORES };
+const TILED_SOFTMAX: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_forward_tiled_softmax",
+    blocks: |extents| [extents.heads * extents.s, 1, 1],
+    ..TILED_SCORES
+};
 const TILED_VALUES: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_forward_tiled_values",
     blocks: |extents| [extents.s.div_ceil(TILE), extents.d / TILE, extents.heads],
@@ -37,7 +41,9 @@ const TILED_VALUES: KernelSpec<Extents> = KernelSpec {
 };
 
 const FLASH: KernelSpec<Extents> = KernelSpec {
-    constants: |extents| vec![("THREADS", THREADS), ("TILE", TILE), ("SHARED_BYTES", flash_shared(extents))],
+    constants: |extents| {
+        vec![("THREADS", THREADS), ("TILE", TILE), ("SHARED_BYTES", flash_shared(extents))]
+    },
     shared_bytes: flash_shared,
     ..kernel(
         "attention/forward_flash",
@@ -58,7 +64,13 @@ const MMA_QUERIES: usize = 128;
 
 /// The forward that the backward kernels start from, too.
 pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
-    constants: |extents| vec![("THREADS", MMA_THREADS), ("TILE_QUERIES", MMA_QUERIES), ("SHARED_BYTES", flash_mma_shared(extents))],
+    constants: |extents| {
+        vec![
+            ("THREADS", MMA_THREADS),
+            ("TILE_QUERIES", MMA_QUERIES),
+            ("SHARED_BYTES", flash_mma_shared(extents)),
+        ]
+    },
     shared_bytes: flash_mma_shared,
     ..kernel(
         "attention/forward_flash_mma",
@@ -78,14 +90,27 @@ fn flash_mma_shared(extents: &Extents) -> usize {
 pub const LADDER: &[Implementation<AttentionForward>] = &[
     Implementation {
         name: "cuda/naive",
-        about: "three launches, scores and probabilities in device memory, one thread an element: the starting point",
-        supports: |problem| Extents::from(&problem.attention).supported_with_scores(&[NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES]),
+        about: "three launches, scores and probabilities in device memory, one thread an element: \
+                the starting point",
+        supports: |problem| {
+            Extents::from(&problem.attention).supported_with_scores(&[
+                NAIVE_SCORES,
+                NAIVE_SOFTMAX,
+                NAIVE_VALUES,
+            ])
+        },
         prepare: Prepare::CudaWithin { device_bytes: naive_bytes, prepare: naive },
     },
     Implementation {
         name: "cuda/tiled",
         about: "the same three launches with tiles in shared memory and 4x4 results a thread",
-        supports: |problem| Extents::from(&problem.attention).supported_with_scores(&[TILED_SCORES, TILED_SOFTMAX, TILED_VALUES]),
+        supports: |problem| {
+            Extents::from(&problem.attention).supported_with_scores(&[
+                TILED_SCORES,
+                TILED_SOFTMAX,
+                TILED_VALUES,
+            ])
+        },
         prepare: Prepare::CudaWithin { device_bytes: tiled_bytes, prepare: tiled },
     },
     Implementation {
@@ -119,14 +144,21 @@ fn tiled_bytes(problem: &AttentionForward) -> u64 {
     flash_bytes(problem) + 4 * Extents::from(&problem.attention).pairs()
 }
 
-fn naive(problem: &AttentionForward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn naive(
+    problem: &AttentionForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
-    let [score, normalize, weigh] = [NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES].map(|kernel| kernel.load(device, &extents));
+    let [score, normalize, weigh] =
+        [NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES].map(|kernel| kernel.load(device, &extents));
     let (score, normalize, weigh) = (score?, normalize?, weigh?);
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
-    let (scores, probabilities) = (scratch(device, 4 * extents.pairs())?, scratch(device, 2 * extents.pairs())?);
+    let (scores, probabilities) =
+        (scratch(device, 4 * extents.pairs())?, scratch(device, 2 * extents.pairs())?);
     Ok(CudaTask::new(device, vec![output(device, "out", &problem.attention)?], move |outputs| {
-        let [q, k, v, scores, probabilities] = [&q, &k, &v, &scores, &probabilities].map(Argument::from);
+        let [q, k, v, scores, probabilities] =
+            [&q, &k, &v, &scores, &probabilities].map(Argument::from);
         let (out, s) = (outputs[0].argument(), extents.seqlen());
         score.launch(&[q, k, scores, s])?;
         normalize.launch(&[scores, probabilities, NULL, s])?;
@@ -134,9 +166,14 @@ fn naive(problem: &AttentionForward, inputs: &Tensors, device: &Arc<Device>) -> 
     }))
 }
 
-fn tiled(problem: &AttentionForward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn tiled(
+    problem: &AttentionForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
-    let [score, normalize, weigh] = [TILED_SCORES, TILED_SOFTMAX, TILED_VALUES].map(|kernel| kernel.load(device, &extents));
+    let [score, normalize, weigh] =
+        [TILED_SCORES, TILED_SOFTMAX, TILED_VALUES].map(|kernel| kernel.load(device, &extents));
     let (score, normalize, weigh) = (score?, normalize?, weigh?);
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     let scores = scratch(device, 4 * extents.pairs())?;
@@ -149,7 +186,11 @@ fn tiled(problem: &AttentionForward, inputs: &Tensors, device: &Arc<Device>) -> 
     }))
 }
 
-fn flash(problem: &AttentionForward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn flash(
+    problem: &AttentionForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     let step = FLASH.load(device, &extents)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
@@ -159,7 +200,11 @@ fn flash(problem: &AttentionForward, inputs: &Tensors, device: &Arc<Device>) -> 
     }))
 }
 
-fn flash_mma(problem: &AttentionForward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn flash_mma(
+    problem: &AttentionForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     let step = FLASH_MMA.load(device, &extents)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
@@ -196,10 +241,16 @@ mod tests {
         assert_eq!(f32.supported(&[FLASH_MMA]), Err("computes bf16 and f16 only".to_owned()));
         let many = Extents { heads: 70_000, ..SMALL };
         assert_eq!(many.supported(&[FLASH_MMA]), Ok(()));
-        assert_eq!(many.supported(&[NAIVE_VALUES]), Err("needs more blocks than a grid holds".to_owned()));
+        assert_eq!(
+            many.supported(&[NAIVE_VALUES]),
+            Err("needs more blocks than a grid holds".to_owned())
+        );
         let long = Extents { heads: 16, s: 16_384, d: 128, ..SMALL };
         let reason = long.supported_with_scores(&[NAIVE_VALUES]).unwrap_err();
         assert_eq!(reason, "keeps 17.2 GB of scores in memory, 2.1 GB at most");
-        assert_eq!(Extents { heads: 512, s: 1024, ..SMALL }.supported_with_scores(&[FLASH_MMA]), Ok(()));
+        assert_eq!(
+            Extents { heads: 512, s: 1024, ..SMALL }.supported_with_scores(&[FLASH_MMA]),
+            Ok(())
+        );
     }
 }

@@ -12,7 +12,8 @@ use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Source};
 /// Bytes of a stored query, key or value element: the kernels know 16-bit types only.
 pub const ELEMENT_BYTES: u64 = 2;
 
-/// Most bytes of fp32 scores for a rung that keeps them in memory: beyond, a launch takes seconds and shows nothing new.
+/// Most bytes of fp32 scores for a rung that keeps them in memory: beyond, a launch takes seconds
+/// and shows nothing new.
 const MAX_SCORE_BYTES: u64 = 2 << 30;
 
 /// What builds, grids and memory depend on.
@@ -50,7 +51,8 @@ const HEADERS: &[(&str, &str)] = &[
     ("attention/warp_gemm.cuh", include_str!("../../../kernels/attention/warp_gemm.cuh")),
 ];
 
-/// A kernel of the family: the macros of `kernels/attention/shape.cuh`, and a build for each of their values.
+/// A kernel of the family: the macros of `kernels/attention/shape.cuh`, and a build for each of
+/// their values.
 pub const fn kernel(
     file: &'static str,
     text: &'static str,
@@ -60,7 +62,11 @@ pub const fn kernel(
 ) -> KernelSpec<Extents> {
     KernelSpec {
         defines: |extents| {
-            vec![element(extents), format!("HEAD_DIM={}", extents.d), format!("CAUSAL={}", u8::from(extents.causal))]
+            vec![
+                element(extents),
+                format!("HEAD_DIM={}", extents.d),
+                format!("CAUSAL={}", u8::from(extents.causal)),
+            ]
         },
         variants,
         ..KernelSpec::new(Source::new(file, text).with_headers(HEADERS), symbol, threads, blocks)
@@ -126,7 +132,11 @@ impl Extents {
             return Ok(());
         }
         let gigabytes = |bytes: u64| bytes as f64 / 1e9;
-        Err(format!("keeps {:.1} GB of scores in memory, {:.1} GB at most", gigabytes(bytes), gigabytes(MAX_SCORE_BYTES)))
+        Err(format!(
+            "keeps {:.1} GB of scores in memory, {:.1} GB at most",
+            gigabytes(bytes),
+            gigabytes(MAX_SCORE_BYTES)
+        ))
     }
 
     /// `seqlen`, as every kernel takes it.
@@ -144,8 +154,15 @@ impl Extents {
 ///
 /// # Errors
 /// When device memory is short or a copy fails.
-pub fn upload<const N: usize>(device: &Arc<Device>, inputs: &Tensors, names: [&str; N]) -> Result<[Buffer; N], BackendError> {
-    let buffers = names.iter().map(|name| device.upload(inputs.tensor(name).as_bytes())).collect::<Result<Vec<_>, _>>()?;
+pub fn upload<const N: usize>(
+    device: &Arc<Device>,
+    inputs: &Tensors,
+    names: [&str; N],
+) -> Result<[Buffer; N], BackendError> {
+    let buffers = names
+        .iter()
+        .map(|name| device.upload(inputs.tensor(name).as_bytes()))
+        .collect::<Result<Vec<_>, _>>()?;
     Ok(buffers.try_into().ok().expect("a buffer a name"))
 }
 
@@ -161,6 +178,10 @@ pub fn scratch(device: &Device, bytes: u64) -> Result<Buffer, BackendError> {
 ///
 /// # Errors
 /// When device memory is short.
-pub fn output(device: &Device, name: &'static str, attention: &Attention) -> Result<Output, BackendError> {
+pub fn output(
+    device: &Device,
+    name: &'static str,
+    attention: &Attention,
+) -> Result<Output, BackendError> {
     Output::new(device, name, attention.shape(), attention.dtype)
 }

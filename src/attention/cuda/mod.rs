@@ -1,7 +1,10 @@
-//! Attention on the GPU: the ladder from three kernels with the scores in memory to one on the tensor cores.
+//! Attention on the GPU: the ladder from three kernels with the scores in memory to one on the
+//! tensor cores.
 //!
-//! What each kernel does, its thread mapping and its bound are in its file under `kernels/attention`. A ladder's file has its kernels'
-//! rows and its implementations. Everything but the launches happens while a case is prepared. Deliberately absent: f32, which no kernel here computes.
+//! What each kernel does, its thread mapping and its bound are in its file under
+//! `kernels/attention`. A ladder's file has its kernels' rows and its implementations. Everything
+//! but the launches happens while a case is prepared. Deliberately absent: f32, which no kernel
+//! here computes.
 
 mod backward;
 mod components;

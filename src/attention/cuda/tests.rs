@@ -1,5 +1,6 @@
-//! The tables and declared memory anywhere; on a GPU every rung against the reference, at shapes that no tile divides, on outliers,
-//! against FlashAttention's own gate, for repeatability, and its memory against what it declares.
+//! The tables and declared memory anywhere; on a GPU every rung against the reference, at shapes
+//! that no tile divides, on outliers, against FlashAttention's own gate, for repeatability, and its
+//! memory against what it declares.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,7 +32,12 @@ fn check<P: Problem>(
         // Twice: a launch must not depend on what the last one left.
         for launch in 1..=2 {
             let result = verify(&mut task, &expected, problem.tolerance());
-            assert!(result.is_ok(), "{} launch {launch}, {name}: {}", row.name, result.unwrap_err());
+            assert!(
+                result.is_ok(),
+                "{} launch {launch}, {name}: {}",
+                row.name,
+                result.unwrap_err()
+            );
         }
         verified += 1;
     }
@@ -50,7 +56,12 @@ fn rows_have_distinct_names_and_decline_f32() {
         assert_eq!(names.len(), rows.len());
         for row in rows {
             assert!(row.name.starts_with("cuda/") && !row.about.is_empty());
-            assert_eq!((row.supports)(problem), Err("computes bf16 and f16 only".to_owned()), "{}", row.name);
+            assert_eq!(
+                (row.supports)(problem),
+                Err("computes bf16 and f16 only".to_owned()),
+                "{}",
+                row.name
+            );
         }
     }
     let attention = Attention { dtype: Dtype::F32, ..bf16(1, 2, 100, 64, false) };
@@ -66,37 +77,68 @@ fn rows_have_distinct_names_and_decline_f32() {
 fn long_sequences_leave_the_rungs_that_hold_scores() {
     let running = |s| {
         let problem = AttentionForward { attention: bf16(16_384 / s, 16, s, 128, false) };
-        forward().filter(|row| (row.supports)(&problem).is_ok()).map(|row| row.name).collect::<Vec<_>>()
+        forward()
+            .filter(|row| (row.supports)(&problem).is_ok())
+            .map(|row| row.name)
+            .collect::<Vec<_>>()
     };
-    assert!(running(1024).starts_with(&["cuda/naive", "cuda/tiled", "cuda/flash", "cuda/flash_mma"]));
+    assert!(running(1024).starts_with(&[
+        "cuda/naive",
+        "cuda/tiled",
+        "cuda/flash",
+        "cuda/flash_mma"
+    ]));
     assert!(running(4096).starts_with(&["cuda/flash", "cuda/flash_mma"]));
 }
 
 #[test]
 fn declared_memory_is_what_the_shapes_say() {
-    fn declared<P: 'static>(rows: impl IntoIterator<Item = &'static Implementation<P>>, name: &str, problem: &P) -> u64 {
+    fn declared<P: 'static>(
+        rows: impl IntoIterator<Item = &'static Implementation<P>>,
+        name: &str,
+        problem: &P,
+    ) -> u64 {
         let row = rows.into_iter().find(|row| row.name == name).unwrap();
-        let Prepare::CudaWithin { device_bytes, .. } = row.prepare else { panic!("{name} declares no memory") };
+        let Prepare::CudaWithin { device_bytes, .. } = row.prepare else {
+            panic!("{name} declares no memory")
+        };
         device_bytes(problem)
     }
     // 100 rows of 128 in each of six heads; steps of 64 queries pad them to 128.
     let attention = bf16(2, 3, 100, 128, true);
     let (vectors, pairs, rows, padded) = (6 * 100 * 128 * 2, 6 * 100 * 100, 6 * 100, 6 * 128);
-    assert_eq!(declared(forward(), "cuda/naive", &AttentionForward { attention }), 4 * vectors + 6 * pairs);
-    assert_eq!(declared(forward(), "cuda/tiled", &AttentionForward { attention }), 4 * vectors + 4 * pairs);
+    assert_eq!(
+        declared(forward(), "cuda/naive", &AttentionForward { attention }),
+        4 * vectors + 6 * pairs
+    );
+    assert_eq!(
+        declared(forward(), "cuda/tiled", &AttentionForward { attention }),
+        4 * vectors + 4 * pairs
+    );
     assert_eq!(declared(forward(), "cuda/flash_mma", &AttentionForward { attention }), 4 * vectors);
-    assert_eq!(declared(backward(), "cuda/naive", &AttentionBackward { attention }), 8 * vectors + 8 * rows + 8 * pairs);
+    assert_eq!(
+        declared(backward(), "cuda/naive", &AttentionBackward { attention }),
+        8 * vectors + 8 * rows + 8 * pairs
+    );
     assert_eq!(
         declared(backward(), "cuda/flash_mma", &AttentionBackward { attention }),
         8 * vectors + 4 * rows + 8 * padded + 4 * padded * 128
     );
     let shape = components::ComponentShape { b: 2, h: 3, s: 100, d: 128, dtype: Dtype::Bf16 };
     assert_eq!(declared(SCORES, "cuda/naive", &Scores { shape }), 2 * vectors + 4 * pairs);
-    assert_eq!(declared(SOFTMAX, "cuda/naive", &Softmax { shape: components::ComponentShape { d: 1, ..shape } }), 6 * pairs);
+    assert_eq!(
+        declared(
+            SOFTMAX,
+            "cuda/naive",
+            &Softmax { shape: components::ComponentShape { d: 1, ..shape } }
+        ),
+        6 * pairs
+    );
     assert_eq!(declared(VALUES, "cuda/naive", &ValuesMatmul { shape }), 2 * vectors + 2 * pairs);
 }
 
-/// The library's row, which tests of its own look at: what it gets wrong must not hide what is right here.
+/// The library's row, which tests of its own look at: what it gets wrong must not hide what is
+/// right here.
 const LIBRARY: &str = "cuda/cudnn";
 
 #[test]
@@ -104,11 +146,31 @@ fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
     let Some((device, _alone)) = gpu() else { return };
     for s in [1, 7, 65, 129, 200, 333] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-            for (dtype, outliers) in [(Dtype::Bf16, false), (Dtype::F16, false), (Dtype::Bf16, true)] {
+            for (dtype, outliers) in
+                [(Dtype::Bf16, false), (Dtype::F16, false), (Dtype::Bf16, true)]
+            {
                 let attention = Attention { dtype, outliers, ..bf16(2, 3, s, d, causal) };
                 let name = format!("{attention:?}");
-                assert_eq!(check(forward(), |row| row != LIBRARY, &AttentionForward { attention }, &device, &name), 4);
-                assert_eq!(check(backward(), |row| row != LIBRARY, &AttentionBackward { attention }, &device, &name), 2);
+                assert_eq!(
+                    check(
+                        forward(),
+                        |row| row != LIBRARY,
+                        &AttentionForward { attention },
+                        &device,
+                        &name
+                    ),
+                    4
+                );
+                assert_eq!(
+                    check(
+                        backward(),
+                        |row| row != LIBRARY,
+                        &AttentionBackward { attention },
+                        &device,
+                        &name
+                    ),
+                    2
+                );
             }
         }
     }
@@ -119,13 +181,28 @@ fn the_library_agrees_with_the_reference_where_it_computes_at_all() {
     let Some((device, _alone)) = gpu() else { return };
     let mut verified = 0;
     for s in [128, 200, 384] {
-        for (d, causal, dtype) in
-            [(64, false, Dtype::Bf16), (64, true, Dtype::F16), (128, false, Dtype::F16), (128, true, Dtype::Bf16)]
-        {
+        for (d, causal, dtype) in [
+            (64, false, Dtype::Bf16),
+            (64, true, Dtype::F16),
+            (128, false, Dtype::F16),
+            (128, true, Dtype::Bf16),
+        ] {
             let attention = Attention { dtype, ..bf16(2, 3, s, d, causal) };
             let name = format!("{attention:?}");
-            verified += check(forward(), |row| row == LIBRARY, &AttentionForward { attention }, &device, &name);
-            verified += check(backward(), |row| row == LIBRARY, &AttentionBackward { attention }, &device, &name);
+            verified += check(
+                forward(),
+                |row| row == LIBRARY,
+                &AttentionForward { attention },
+                &device,
+                &name,
+            );
+            verified += check(
+                backward(),
+                |row| row == LIBRARY,
+                &AttentionBackward { attention },
+                &device,
+                &name,
+            );
         }
     }
     eprintln!("{LIBRARY}: {verified} of 24 problems verified");
@@ -141,7 +218,13 @@ fn the_three_steps_agree_with_the_reference() {
             // Each first rung computes every problem.
             assert!(check(SCORES, |_| true, &Scores { shape }, &device, &name) >= 1);
             assert!(
-                check(SOFTMAX, |_| true, &Softmax { shape: components::ComponentShape { d: 1, ..shape } }, &device, &name) >= 1
+                check(
+                    SOFTMAX,
+                    |_| true,
+                    &Softmax { shape: components::ComponentShape { d: 1, ..shape } },
+                    &device,
+                    &name
+                ) >= 1
             );
             assert!(check(VALUES, |_| true, &ValuesMatmul { shape }, &device, &name) >= 1);
         }
@@ -162,27 +245,43 @@ fn errors(task: &mut CudaTask, expected: &[Expected]) -> Vec<f64> {
     expected.iter().map(error).collect()
 }
 
-/// Largest |(ref + 0.3 - 0.3) - ref| in bf16 over the largest |ref|: what two roundings do to values of that size.
+/// Largest |(ref + 0.3 - 0.3) - ref| in bf16 over the largest |ref|: what two roundings do to
+/// values of that size.
 fn rounding(expected: &Expected) -> f64 {
     let Data::F64(values) = &expected.values else { panic!("fp64") };
     let round = |x: f64| half::bf16::from_f64(x).to_f64();
     let largest = values.iter().fold(0.0, |largest: f64, x| largest.max(x.abs()));
-    values.iter().map(|&x| (round(round(round(x) + 0.3) - 0.3) - round(x)).abs()).fold(0.0, f64::max) / largest
+    values
+        .iter()
+        .map(|&x| (round(round(round(x) + 0.3) - 0.3) - round(x)).abs())
+        .fold(0.0, f64::max)
+        / largest
 }
 
 /// FlashAttention's gate: each rung within `factor` times the naive one's error, and two roundings.
-fn gate<P: Problem>(rows: impl IntoIterator<Item = &'static Implementation<P>>, problem: &P, factor: f64, device: &Arc<Device>) {
+fn gate<P: Problem>(
+    rows: impl IntoIterator<Item = &'static Implementation<P>>,
+    problem: &P,
+    factor: f64,
+    device: &Arc<Device>,
+) {
     let mut rows = rows.into_iter();
     let naive = rows.next().expect("a first rung");
     let inputs = problem.inputs(22);
     let expected = problem.reference(&inputs);
-    let naive = errors(&mut prepare(naive, problem, &inputs, device).expect("an own kernel"), &expected);
+    let naive =
+        errors(&mut prepare(naive, problem, &inputs, device).expect("an own kernel"), &expected);
     for row in rows.filter(|row| row.name != LIBRARY && (row.supports)(problem).is_ok()) {
         let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
         let found = errors(&mut task, &expected);
         for ((found, naive), expected) in found.iter().zip(&naive).zip(&expected) {
             let allowed = factor * naive + 2.0 * rounding(expected);
-            assert!(*found <= allowed, "{} {}: {found:.1e}, naive {naive:.1e}, allowed {allowed:.1e}", row.name, expected.name);
+            assert!(
+                *found <= allowed,
+                "{} {}: {found:.1e}, naive {naive:.1e}, allowed {allowed:.1e}",
+                row.name,
+                expected.name
+            );
         }
     }
 }
@@ -190,9 +289,12 @@ fn gate<P: Problem>(rows: impl IntoIterator<Item = &'static Implementation<P>>, 
 #[test]
 fn every_rung_passes_flash_attentions_gate() {
     let Some((device, _alone)) = gpu() else { return };
-    for (s, d, causal, outliers) in
-        [(512, 64, false, false), (500, 128, true, false), (512, 128, false, true), (300, 64, true, true)]
-    {
+    for (s, d, causal, outliers) in [
+        (512, 64, false, false),
+        (500, 128, true, false),
+        (512, 128, false, true),
+        (300, 64, true, true),
+    ] {
         let attention = Attention { outliers, ..bf16(1, 4, s, d, causal) };
         gate(forward(), &AttentionForward { attention }, 2.0, &device);
         gate(backward(), &AttentionBackward { attention }, 3.0, &device);
@@ -202,8 +304,14 @@ fn every_rung_passes_flash_attentions_gate() {
 #[test]
 fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
     /// Outputs whose bits differ between five launches.
-    fn differing<P: Problem>(row: &Implementation<P>, problem: &P, device: &Arc<Device>) -> Vec<String> {
-        let Some(mut task) = prepare(row, problem, &problem.inputs(23), device) else { return Vec::new() };
+    fn differing<P: Problem>(
+        row: &Implementation<P>,
+        problem: &P,
+        device: &Arc<Device>,
+    ) -> Vec<String> {
+        let Some(mut task) = prepare(row, problem, &problem.inputs(23), device) else {
+            return Vec::new();
+        };
         let mut launch = || {
             task.poison_outputs().unwrap();
             task.launch().unwrap();
@@ -214,32 +322,45 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
         let mut differing = BTreeSet::new();
         for _ in 0..4 {
             let again = launch();
-            let changed = first.iter().filter(|(name, tensor)| tensor.as_bytes() != again.tensor(name).as_bytes());
+            let changed = first
+                .iter()
+                .filter(|(name, tensor)| tensor.as_bytes() != again.tensor(name).as_bytes());
             differing.extend(changed.map(|(name, _)| name.to_owned()));
         }
         differing.into_iter().collect()
     }
     let Some((device, _alone)) = gpu() else { return };
     let attention = bf16(1, 16, 1000, 128, false);
-    let forward = forward().map(|row| (row.name, differing(row, &AttentionForward { attention }, &device)));
-    let backward = backward().map(|row| (row.name, differing(row, &AttentionBackward { attention }, &device)));
+    let forward =
+        forward().map(|row| (row.name, differing(row, &AttentionForward { attention }, &device)));
+    let backward =
+        backward().map(|row| (row.name, differing(row, &AttentionBackward { attention }, &device)));
     for (name, differing) in forward.chain(backward) {
         eprintln!("{name}: outputs that differ between launches: {differing:?}");
         match name {
             // A library's own business.
             LIBRARY => {}
             // Sums of grad_q are added to memory in the order in which blocks come to it.
-            _ => assert!(differing.iter().all(|output| output == "grad_q" && name == "cuda/flash_mma"), "{name}: {differing:?}"),
+            _ => assert!(
+                differing.iter().all(|output| output == "grad_q" && name == "cuda/flash_mma"),
+                "{name}: {differing:?}"
+            ),
         }
     }
 }
 
 #[test]
 fn declared_memory_is_within_a_twentieth_of_what_is_used() {
-    fn used<P: Problem>(rows: impl IntoIterator<Item = &'static Implementation<P>>, problem: &P, device: &Arc<Device>) {
+    fn used<P: Problem>(
+        rows: impl IntoIterator<Item = &'static Implementation<P>>,
+        problem: &P,
+        device: &Arc<Device>,
+    ) {
         let inputs = problem.inputs(24);
         for row in rows.into_iter().filter(|row| (row.supports)(problem).is_ok()) {
-            let Prepare::CudaWithin { device_bytes, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
+            let Prepare::CudaWithin { device_bytes, .. } = row.prepare else {
+                panic!("{} declares no memory", row.name)
+            };
             let free = || memory::settled(device).unwrap().0 as f64;
             // Once before, so that modules and the pool's own overhead are not counted.
             if prepare(row, problem, &inputs, device).is_none() {
@@ -251,7 +372,8 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
             drop(task);
             let declared = device_bytes(problem) as f64;
             eprintln!("{}: declared {:.1} MB, used {:.1} MB", row.name, declared / 1e6, used / 1e6);
-            // Allocations come from the driver in pieces of 32 MiB. What a library takes for itself is only shown.
+            // Allocations come from the driver in pieces of 32 MiB. What a library takes for itself
+            // is only shown.
             let close = (used - declared).abs() <= 0.05 * declared + 64e6;
             assert!(close || row.name == LIBRARY, "{}: declared {declared}, used {used}", row.name);
         }

@@ -1,8 +1,10 @@
-//! What happens between the expert's GEMMs, row by row, written to vectorise inside a `pulp` dispatch.
+//! What happens between the expert's GEMMs, row by row, written to vectorise inside a `pulp`
+//! dispatch.
 
 use crate::math::{exp, gelu_tanh};
 
-/// Partial results of a reduction that are kept apart, so that it vectorises and its additions overlap.
+/// Partial results of a reduction that are kept apart, so that it vectorises and its additions
+/// overlap.
 const LANES: usize = 64;
 
 /// Scale, shift and gate of one adaRMS, `[W]` each.
@@ -77,7 +79,12 @@ pub fn add(y: &mut [f32], bias: &[f32]) {
 }
 
 #[inline(always)]
-fn reduce(values: &[f32], start: f32, step: impl Fn(f32, f32) -> f32, join: impl Fn(f32, f32) -> f32) -> f32 {
+fn reduce(
+    values: &[f32],
+    start: f32,
+    step: impl Fn(f32, f32) -> f32,
+    join: impl Fn(f32, f32) -> f32,
+) -> f32 {
     let mut lanes = [start; LANES];
     let (chunks, rest) = values.as_chunks::<LANES>();
     for chunk in chunks {

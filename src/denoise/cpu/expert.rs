@@ -7,7 +7,9 @@ use faer::{Accum, MatMut, MatRef, Par};
 use pulp::Arch;
 use rayon::prelude::*;
 
-use super::element::{CpuStyle, ada_rms, add, add_gated, gelu_times, rope, silu_biased, softmax_unscaled};
+use super::element::{
+    CpuStyle, ada_rms, add, add_gated, gelu_times, rope, silu_biased, softmax_unscaled,
+};
 use crate::denoise::definition::ExpertShape;
 use crate::denoise::model::Model;
 use kernelgate::backend::cpu::threads;
@@ -60,7 +62,8 @@ pub struct CpuExpert {
 impl CpuExpert {
     /// Allocates for velocities at `times` times.
     pub fn new(shape: &ExpertShape, inputs: Arc<Tensors>, times: usize) -> Self {
-        let ExpertShape { model: Model { width, depth, mlp, heads, head_dim, .. }, s, p, .. } = *shape;
+        let ExpertShape { model: Model { width, depth, mlp, heads, head_dim, .. }, s, p, .. } =
+            *shape;
         let half = head_dim / 2;
         // Angles in fp64: positions near 1000 would cost f32 three digits.
         let angle = |i: usize| (p + i / half) as f64 / 1e4f64.powf((i % half) as f64 / half as f64);
@@ -95,7 +98,14 @@ impl CpuExpert {
         for (row, &t) in self.embedding.chunks_mut(width).zip(times) {
             embed(row, t);
         }
-        linear(&mut self.hidden, &self.embedding, n, inputs, ["time_in", "time_in_bias"], silu_biased);
+        linear(
+            &mut self.hidden,
+            &self.embedding,
+            n,
+            inputs,
+            ["time_in", "time_in_bias"],
+            silu_biased,
+        );
         linear(&mut self.cond, &self.hidden, n, inputs, ["time_out", "time_out_bias"], silu_biased);
         let cond = view(&self.cond, n);
         let depth = self.shape.model.depth;
@@ -140,15 +150,18 @@ impl CpuExpert {
     fn project_qkv(&mut self, layer: usize) {
         let (inputs, s, y) = (&*self.inputs, self.shape.s, view(&self.y, self.shape.s));
         let outputs = [("q_proj", &mut self.q), ("k_proj", &mut self.k), ("v_proj", &mut self.v)];
-        let [q, k, v] = outputs.map(|(name, output)| blocks(view_mut(output, s), weights(inputs, name, layer)));
+        let [q, k, v] =
+            outputs.map(|(name, output)| blocks(view_mut(output, s), weights(inputs, name, layer)));
         q.chain(k).chain(v).for_each(|(output, w)| multiply(output, Accum::Replace, y, w, 1.0));
         let Model { head_dim, .. } = self.shape.model;
         let half = head_dim / 2;
-        let rows = self.k.chunks_mut(head_dim).zip(self.cos.chunks(half)).zip(self.sin.chunks(half));
+        let rows =
+            self.k.chunks_mut(head_dim).zip(self.cos.chunks(half)).zip(self.sin.chunks(half));
         Arch::new().dispatch(|| rows.for_each(|((k, cos), sin)| rope(k, cos, sin)));
     }
 
-    /// `attended = softmax(q·kᵀ/√E)·v`, rows of all heads together: they share their keys and values.
+    /// `attended = softmax(q·kᵀ/√E)·v`, rows of all heads together: they share their keys and
+    /// values.
     fn attend(&mut self, layer: usize) {
         let ExpertShape { model: Model { heads, head_dim, .. }, s, p, .. } = self.shape;
         let (context, half) = (self.shape.context(), head_dim / 2);
@@ -166,30 +179,36 @@ impl CpuExpert {
         let scores = self.scores.par_chunks_mut(block * context);
         let attended = self.attended.par_chunks_mut(block * head_dim);
         let inverse_sums = self.inverse_sums.par_chunks_mut(block);
-        q.zip(scores).zip(inverse_sums).zip(attended).enumerate().for_each(|(number, (((q, scores), inverse_sums), attended))| {
-            let rows = q.len() / head_dim;
-            let angles = |row: usize| (number * block + row) / heads * half;
-            Arch::new().dispatch(|| {
-                for (row, q) in q.chunks_mut(head_dim).enumerate() {
-                    let from = angles(row);
-                    rope(q, &cos[from..from + half], &sin[from..from + half]);
-                }
-            });
-            let (prefix, suffix) = view_mut(scores, rows).split_at_col_mut(p);
-            multiply(prefix, Accum::Replace, view(q, rows), k_prefix, scale);
-            multiply(suffix, Accum::Replace, view(q, rows), k_suffix, scale);
-            // The sum divides the 256 outputs of a row, not its thousand scores.
-            Arch::new().dispatch(|| {
-                for (row, inverse_sum) in scores.chunks_mut(context).zip(&mut *inverse_sums) {
-                    *inverse_sum = softmax_unscaled(row);
-                }
-            });
-            let (prefix, suffix) = view(scores, rows).split_at_col(p);
-            multiply(view_mut(attended, rows), Accum::Replace, prefix, v_prefix, 1.0);
-            multiply(view_mut(attended, rows), Accum::Add, suffix, v_suffix, 1.0);
-            let rows = attended.chunks_mut(head_dim).zip(inverse_sums);
-            Arch::new().dispatch(|| rows.for_each(|(row, inverse_sum)| row.iter_mut().for_each(|x| *x *= *inverse_sum)));
-        });
+        q.zip(scores).zip(inverse_sums).zip(attended).enumerate().for_each(
+            |(number, (((q, scores), inverse_sums), attended))| {
+                let rows = q.len() / head_dim;
+                let angles = |row: usize| (number * block + row) / heads * half;
+                Arch::new().dispatch(|| {
+                    for (row, q) in q.chunks_mut(head_dim).enumerate() {
+                        let from = angles(row);
+                        rope(q, &cos[from..from + half], &sin[from..from + half]);
+                    }
+                });
+                let (prefix, suffix) = view_mut(scores, rows).split_at_col_mut(p);
+                multiply(prefix, Accum::Replace, view(q, rows), k_prefix, scale);
+                multiply(suffix, Accum::Replace, view(q, rows), k_suffix, scale);
+                // The sum divides the 256 outputs of a row, not its thousand scores.
+                Arch::new().dispatch(|| {
+                    for (row, inverse_sum) in scores.chunks_mut(context).zip(&mut *inverse_sums) {
+                        *inverse_sum = softmax_unscaled(row);
+                    }
+                });
+                let (prefix, suffix) = view(scores, rows).split_at_col(p);
+                multiply(view_mut(attended, rows), Accum::Replace, prefix, v_prefix, 1.0);
+                multiply(view_mut(attended, rows), Accum::Add, suffix, v_suffix, 1.0);
+                let rows = attended.chunks_mut(head_dim).zip(inverse_sums);
+                Arch::new().dispatch(|| {
+                    rows.for_each(|(row, inverse_sum)| {
+                        row.iter_mut().for_each(|x| *x *= *inverse_sum)
+                    })
+                });
+            },
+        );
     }
 
     /// `gate = gelu_tanh(y·gate_proj)·(y·up_proj)`.
@@ -200,14 +219,22 @@ impl CpuExpert {
         gate.zip(up).for_each(|((mut gate, gate_w), (mut up, up_w))| {
             multiply(gate.as_mut(), Accum::Replace, y, gate_w, 1.0);
             multiply(up.as_mut(), Accum::Replace, y, up_w, 1.0);
-            Arch::new().dispatch(|| (0..s).for_each(|row| gelu_times(row_mut(&mut gate, row), row_mut(&mut up, row))));
+            Arch::new().dispatch(|| {
+                (0..s).for_each(|row| gelu_times(row_mut(&mut gate, row), row_mut(&mut up, row)))
+            });
         });
     }
 
     /// `h += gate·(branch·W)`, with the gate of that half of the layer.
     fn close(&mut self, branch: Branch, layer: usize, time: usize) {
         let (s, width) = (self.shape.s, self.shape.model.width);
-        let style = CpuStyle::of(style_row(&self.styles, 2 * layer + branch as usize, time, self.times, width));
+        let style = CpuStyle::of(style_row(
+            &self.styles,
+            2 * layer + branch as usize,
+            time,
+            self.times,
+            width,
+        ));
         let (name, input) = match branch {
             Branch::Attention => ("o_proj", &self.attended),
             Branch::FeedForward => ("down_proj", &self.gate),
@@ -216,15 +243,21 @@ impl CpuExpert {
         let w = weights(&self.inputs, name, layer);
         let block = block_width(width);
         let h = view_mut(&mut self.h, s).par_col_chunks_mut(block);
-        blocks(view_mut(&mut self.y, s), w).zip(h).enumerate().for_each(|(number, ((mut y, w), mut h))| {
-            multiply(y.as_mut(), Accum::Replace, input, w, 1.0);
-            let gate = &style.gate[number * block..][..y.ncols()];
-            Arch::new().dispatch(|| (0..s).for_each(|row| add_gated(row_mut(&mut h, row), gate, row_mut(&mut y, row))));
-        });
+        blocks(view_mut(&mut self.y, s), w).zip(h).enumerate().for_each(
+            |(number, ((mut y, w), mut h))| {
+                multiply(y.as_mut(), Accum::Replace, input, w, 1.0);
+                let gate = &style.gate[number * block..][..y.ncols()];
+                Arch::new().dispatch(|| {
+                    (0..s)
+                        .for_each(|row| add_gated(row_mut(&mut h, row), gate, row_mut(&mut y, row)))
+                });
+            },
+        );
     }
 }
 
-/// `[sin(2πt/period), cos(2πt/period)]`, periods from 4e-3 to 4; angles reach 1600, so they are fp64 until rounded once.
+/// `[sin(2πt/period), cos(2πt/period)]`, periods from 4e-3 to 4; angles reach 1600, so they are
+/// fp64 until rounded once.
 fn embed(row: &mut [f32], t: f64) {
     let (sines, cosines) = row.split_at_mut(row.len() / 2);
     let last = (sines.len() - 1).max(1) as f64;
@@ -259,12 +292,18 @@ fn linear(
 
 /// Matrix number `layer` of a stack `[layers, in, out]`, or the only one of `[in, out]`.
 fn weights<'a>(inputs: &'a Tensors, name: &str, layer: usize) -> MatRef<'a, f32> {
-    let &[.., rows, columns] = inputs.tensor(name).shape() else { unreachable!("`{name}` is a matrix") };
-    MatRef::from_row_major_slice(&inputs.f32(name)[layer * rows * columns..][..rows * columns], rows, columns)
+    let &[.., rows, columns] = inputs.tensor(name).shape() else {
+        unreachable!("`{name}` is a matrix")
+    };
+    MatRef::from_row_major_slice(
+        &inputs.f32(name)[layer * rows * columns..][..rows * columns],
+        rows,
+        columns,
+    )
 }
 
-/// Columns of a task: several tasks a thread, whole tiles of `faer`'s AVX-512 kernel, few enough that a block's rows stay
-/// close together in memory.
+/// Columns of a task: several tasks a thread, whole tiles of `faer`'s AVX-512 kernel, few enough
+/// that a block's rows stay close together in memory.
 fn block_width(columns: usize) -> usize {
     const TILE: usize = 96;
     columns.div_ceil(4 * threads()).next_multiple_of(TILE).min(3 * TILE)

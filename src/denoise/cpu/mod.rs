@@ -1,4 +1,5 @@
-//! The denoise expert on the host in f32: GEMMs over blocks of weight columns, everything else fused into them.
+//! The denoise expert on the host in f32: GEMMs over blocks of weight columns, everything else
+//! fused into them.
 //!
 //! Weights are read where the inputs hold them; the only copies are activations.
 
@@ -17,10 +18,12 @@ use kernelgate::workload::{Dtype, Tensors};
 /// Step implementations.
 pub const STEP: &[Implementation<DenoiseStep>] = &[Implementation {
     name: "cpu",
-    about: "column blocks of weights over threads, heads packed into one attention product, norm and activation fused",
+    about: "column blocks of weights over threads, heads packed into one attention product, norm \
+            and activation fused",
     supports: |problem| supports(&problem.expert),
     prepare: Prepare::Cpu(|problem, inputs| {
-        let outputs = Tensors::new().with_output("velocity", [problem.expert.s, ACTION], Dtype::F32);
+        let outputs =
+            Tensors::new().with_output("velocity", [problem.expert.s, ACTION], Dtype::F32);
         let mut expert = CpuExpert::new(&problem.expert, inputs.clone(), 1);
         CpuTask::new(outputs, move |outputs| {
             expert.set_times(&[f64::from(inputs.f32("t")[0])]);

@@ -15,13 +15,21 @@ fn shape(model: Model, s: usize, p: usize) -> ExpertShape {
     ExpertShape { model, s, p, dtype: Dtype::F32 }
 }
 
-fn task<P: Problem>(implementation: &Implementation<P>, problem: &P, inputs: &Arc<Tensors>) -> CpuTask {
+fn task<P: Problem>(
+    implementation: &Implementation<P>,
+    problem: &P,
+    inputs: &Arc<Tensors>,
+) -> CpuTask {
     (implementation.supports)(problem).unwrap();
     let Prepare::Cpu(prepare) = implementation.prepare else { panic!("not a CPU row") };
     prepare(problem, inputs.clone())
 }
 
-fn check<P: Problem>(implementation: &Implementation<P>, problem: &P, inputs: Tensors) -> OutputComparison {
+fn check<P: Problem>(
+    implementation: &Implementation<P>,
+    problem: &P,
+    inputs: Tensors,
+) -> OutputComparison {
     let inputs = Arc::new(inputs);
     let expected = problem.reference(&inputs);
     verify(&mut task(implementation, problem, &inputs), &expected, problem.tolerance()).unwrap()
@@ -29,23 +37,40 @@ fn check<P: Problem>(implementation: &Implementation<P>, problem: &P, inputs: Te
 
 #[test]
 fn steps_are_those_of_the_reference() {
-    for (model, s, p) in
-        [(TINY, 1, 1), (TINY, 7, 13), (TINY, 50, 968), (TINY, 1, 968), (TINY, 50, 1), (TINY, 3, 0), (ODD, 7, 13), (ODD, 33, 130)]
-    {
+    for (model, s, p) in [
+        (TINY, 1, 1),
+        (TINY, 7, 13),
+        (TINY, 50, 968),
+        (TINY, 1, 968),
+        (TINY, 50, 1),
+        (TINY, 3, 0),
+        (ODD, 7, 13),
+        (ODD, 33, 130),
+    ] {
         let problem = DenoiseStep { expert: shape(model, s, p) };
         for t in [0.7f32, 1.0, 0.1] {
             let comparison = check(&STEP[0], &problem, problem.inputs(1).with("t", [1], vec![t]));
-            assert!(comparison.relative_l2 < 2e-6, "{} s={s} p={p} t={t}: {comparison:?}", model.name);
+            assert!(
+                comparison.relative_l2 < 2e-6,
+                "{} s={s} p={p} t={t}: {comparison:?}",
+                model.name
+            );
         }
     }
 }
 
 #[test]
 fn loops_are_those_of_the_reference() {
-    for (model, s, p, steps) in [(TINY, 1, 1, 1), (TINY, 7, 13, 3), (TINY, 50, 968, 10), (TINY, 3, 0, 2), (ODD, 7, 13, 10)] {
+    for (model, s, p, steps) in
+        [(TINY, 1, 1, 1), (TINY, 7, 13, 3), (TINY, 50, 968, 10), (TINY, 3, 0, 2), (ODD, 7, 13, 10)]
+    {
         let problem = DenoiseLoop { expert: shape(model, s, p), steps };
         let comparison = check(&LOOP[0], &problem, problem.inputs(1));
-        assert!(comparison.relative_l2 < 2e-6, "{} s={s} p={p} steps={steps}: {comparison:?}", model.name);
+        assert!(
+            comparison.relative_l2 < 2e-6,
+            "{} s={s} p={p} steps={steps}: {comparison:?}",
+            model.name
+        );
     }
 }
 
@@ -89,14 +114,20 @@ fn not_a_number_in_a_weight_reaches_the_output() {
 fn bf16_is_refused() {
     let expert = ExpertShape { dtype: Dtype::Bf16, ..shape(TINY, 1, 1) };
     assert_eq!((STEP[0].supports)(&DenoiseStep { expert }), Err("computes f32 only".to_owned()));
-    assert_eq!((LOOP[0].supports)(&DenoiseLoop { expert, steps: 1 }), Err("computes f32 only".to_owned()));
+    assert_eq!(
+        (LOOP[0].supports)(&DenoiseLoop { expert, steps: 1 }),
+        Err("computes f32 only".to_owned())
+    );
 }
 
 #[test]
 fn row_functions_are_those_of_the_reference_at_any_length() {
     let near = |actual: &[f32], expected: &[f64]| {
         let error = |(a, b): (&f32, &f64)| (f64::from(*a) - b).abs() / (1.0 + b.abs());
-        assert!(actual.iter().zip(expected).map(error).fold(0.0, f64::max) < 2e-6, "{actual:?} {expected:?}");
+        assert!(
+            actual.iter().zip(expected).map(error).fold(0.0, f64::max) < 2e-6,
+            "{actual:?} {expected:?}"
+        );
     };
     let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     for len in [2, 10, 64, 130, 1018] {
@@ -105,7 +136,13 @@ fn row_functions_are_those_of_the_reference_at_any_length() {
         let mut y = vec![0.0; len];
         ada_rms(&mut y, &x, &style);
         let (scale, shift, gate) = (wide(style.scale), wide(style.shift), wide(style.gate));
-        near(&y, &reference::ada_rms(&wide(&x), &reference::ReferenceStyle { scale: &scale, shift: &shift, gate: &gate }));
+        near(
+            &y,
+            &reference::ada_rms(
+                &wide(&x),
+                &reference::ReferenceStyle { scale: &scale, shift: &shift, gate: &gate },
+            ),
+        );
 
         let mut scores: Vec<f32> = x.iter().map(|x| 10.0 * x).collect();
         let mut expected = wide(&scores);
@@ -114,7 +151,8 @@ fn row_functions_are_those_of_the_reference_at_any_length() {
         near(&scores.iter().map(|x| x * inverse_sum).collect::<Vec<_>>(), &expected);
 
         let angle = |i: usize| 3.0 / 1e4f64.powf(i as f64 / (len / 2) as f64);
-        let [cos, sin] = [f64::cos, f64::sin].map(|f| (0..len / 2).map(|i| f(angle(i)) as f32).collect::<Vec<_>>());
+        let [cos, sin] = [f64::cos, f64::sin]
+            .map(|f| (0..len / 2).map(|i| f(angle(i)) as f32).collect::<Vec<_>>());
         let (mut turned, mut expected) = (x.clone(), wide(&x));
         rope(&mut turned, &cos, &sin);
         reference::rope(&mut expected, len, |_| 3);

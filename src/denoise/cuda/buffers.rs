@@ -1,4 +1,5 @@
-//! Device memory of a run: its inputs as they are, and scratch by name. What is declared and what is allocated is one list.
+//! Device memory of a run: its inputs as they are, and scratch by name. What is declared and what
+//! is allocated is one list.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ pub type Region = (&'static str, usize);
 pub fn inputs(run: &ExpertRun, but: &[&str]) -> Vec<Region> {
     let shape = &run.shape;
     let specs = shape.model.tensors(shape.s, shape.p, shape.dtype);
-    let mut regions: Vec<Region> = specs.iter().map(|spec| (spec.name, spec.bytes() as usize)).collect();
+    let mut regions: Vec<Region> =
+        specs.iter().map(|spec| (spec.name, spec.bytes() as usize)).collect();
     if !run.looped {
         regions.push(("t", Dtype::F32.bytes()));
     }
@@ -49,8 +51,9 @@ struct DeviceRange {
 }
 
 impl Buffers {
-    /// Uploads those inputs, what is packed of others (name and bytes, made one at a time) and the times, allocates the scratch, and places the
-    /// tailed regions, one behind the other: (region, input, bytes behind each layer).
+    /// Uploads those inputs, what is packed of others (name and bytes, made one at a time) and the
+    /// times, allocates the scratch, and places the tailed regions, one behind the other:
+    /// (region, input, bytes behind each layer).
     ///
     /// # Errors
     /// When device memory is short or a copy fails.
@@ -79,12 +82,15 @@ impl Buffers {
         if run.looped {
             owned.push(("times", device.upload(bytemuck::cast_slice(&times(run.steps)))?));
         }
-        let place = |buffer: &Buffer| DeviceRange { address: buffer.address(), bytes: buffer.bytes() };
-        let mut places: BTreeMap<_, _> = owned.iter().map(|(name, buffer)| (*name, place(buffer))).collect();
+        let place =
+            |buffer: &Buffer| DeviceRange { address: buffer.address(), bytes: buffer.bytes() };
+        let mut places: BTreeMap<_, _> =
+            owned.iter().map(|(name, buffer)| (*name, place(buffer))).collect();
         let mut owned: Vec<_> = owned.into_iter().map(|(_, buffer)| buffer).collect();
         if !tailed.is_empty() {
-            let spread =
-                |&(name, input, tail_bytes): &(_, &str, _)| (name, with_tails(tensors.tensor(input).as_bytes(), depth, tail_bytes));
+            let spread = |&(name, input, tail_bytes): &(_, &str, _)| {
+                (name, with_tails(tensors.tensor(input).as_bytes(), depth, tail_bytes))
+            };
             let (names, parts): (Vec<_>, Vec<_>) = tailed.iter().map(spread).unzip();
             let buffer = device.upload(&parts.concat())?;
             let mut address = buffer.address();
@@ -97,7 +103,8 @@ impl Buffers {
         Ok(Self { places, depth, _owned: owned })
     }
 
-    /// Made-up addresses for those regions and the times: for looking at a plan where there is no device.
+    /// Made-up addresses for those regions and the times: for looking at a plan where there is no
+    /// device.
     #[cfg(test)]
     pub fn imagined(run: &ExpertRun, regions: &[Region]) -> Self {
         let times = run.looped.then_some(("times", times_bytes(run)));
@@ -113,7 +120,9 @@ impl Buffers {
     /// Whether an address lies in a region.
     #[cfg(test)]
     pub fn holds(&self, address: u64) -> bool {
-        self.places.values().any(|place| (place.address..place.address + place.bytes as u64).contains(&address))
+        self.places
+            .values()
+            .any(|place| (place.address..place.address + place.bytes as u64).contains(&address))
     }
 
     /// Where a region begins.

@@ -1,9 +1,12 @@
-//! Five kernels a layer: `kernels/denoise/fused_*`. Styles of all steps are computed before the first.
+//! Five kernels a layer: `kernels/denoise/fused_*`. Styles of all steps are computed before the
+//! first.
 
 use std::sync::Arc;
 
 use super::buffers::{self, Buffers, Region};
-use super::pack::{DOWN_SPLIT, GATE_UP_SPLIT, LINEAR_SPLIT, OUT_SPLIT, Packing, QKV_SPLIT, TILE, packings};
+use super::pack::{
+    DOWN_SPLIT, GATE_UP_SPLIT, LINEAR_SPLIT, OUT_SPLIT, Packing, QKV_SPLIT, TILE, packings,
+};
 use super::per_op::{ANGLES, EMBED, embed_blocks};
 use super::program::{LaunchPlan, LaunchSequence};
 use super::row::{Items, THREADS, a_row_a_block, model_kernel, with_model};
@@ -17,7 +20,8 @@ use kernelgate_cuda::driver::window::Window;
 use kernelgate_cuda::{Argument, Device, KernelSpec, Requires};
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Items>] = &[QKV, OUT, GATE_UP, DOWN, TIME, STYLE, ATTENTION, BEGIN, END];
+pub const KERNELS: &[KernelSpec<Items>] =
+    &[QKV, OUT, GATE_UP, DOWN, TIME, STYLE, ATTENTION, BEGIN, END];
 
 /// Rows of a tile of a GEMM.
 const TILE_ROWS: usize = 64;
@@ -65,8 +69,11 @@ const TIME: KernelSpec<Items> = KernelSpec {
     cluster: Some(LINEAR_SPLIT),
     ..QKV
 };
-const STYLE: KernelSpec<Items> =
-    KernelSpec { symbol: "denoise_fused_project_style", blocks: |items| tiles(items, 3 * items.model.width, LINEAR_SPLIT), ..TIME };
+const STYLE: KernelSpec<Items> = KernelSpec {
+    symbol: "denoise_fused_project_style",
+    blocks: |items| tiles(items, 3 * items.model.width, LINEAR_SPLIT),
+    ..TIME
+};
 
 fn project_constants(items: &Items) -> Vec<(&'static str, usize)> {
     let Model { width, mlp, heads, head_dim, .. } = items.model;
@@ -106,7 +113,15 @@ const ATTENTION_ROWS: usize = 32;
 const ATTENTION: KernelSpec<Items> = KernelSpec {
     constants: |items| {
         let shared = ("SHARED_BYTES", attention_shared(items));
-        with_model(items, &[("THREADS", THREADS), ("SPLIT", ATTENTION_SPLIT), ("TILE_ROWS", ATTENTION_ROWS), shared])
+        with_model(
+            items,
+            &[
+                ("THREADS", THREADS),
+                ("SPLIT", ATTENTION_SPLIT),
+                ("TILE_ROWS", ATTENTION_ROWS),
+                shared,
+            ],
+        )
     },
     shared_bytes: attention_shared,
     cluster: Some(ATTENTION_SPLIT),
@@ -138,7 +153,8 @@ pub const CACHES: [&str; 2] = ["k_cache", "v_cache"];
 
 /// Inputs that are held as they lie.
 pub fn inputs(run: &ExpertRun) -> Vec<Region> {
-    let packed: Vec<&str> = packings(&run.shape.model).iter().flat_map(|packing| packing.inputs).copied().collect();
+    let packed: Vec<&str> =
+        packings(&run.shape.model).iter().flat_map(|packing| packing.inputs).copied().collect();
     buffers::inputs(run, &[&CACHES[..], &packed].concat())
 }
 
@@ -153,7 +169,9 @@ pub fn scratch(run: &ExpertRun) -> Vec<Region> {
     let (s, steps) = (run.shape.s, run.steps);
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
     // Between two GEMMs: rows and columns in whole panels of 64.
-    let panels = |rows: usize, columns: usize| rows.next_multiple_of(64) * columns.next_multiple_of(64) * bf16;
+    let panels = |rows: usize, columns: usize| {
+        rows.next_multiple_of(64) * columns.next_multiple_of(64) * bf16
+    };
     vec![
         ("embedding", panels(steps, width)),
         ("time_hidden", panels(steps, width)),
@@ -186,7 +204,12 @@ pub fn device_bytes(run: &ExpertRun) -> u64 {
 ///
 /// # Errors
 /// When a kernel does not compile or device memory is short.
-pub fn program(run: &ExpertRun, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<LaunchSequence, BackendError> {
+pub fn program(
+    run: &ExpertRun,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    output: &Output,
+) -> Result<LaunchSequence, BackendError> {
     write(run, inputs, device, output, false, None)
 }
 
@@ -203,12 +226,18 @@ pub fn programmatic(
     write(run, inputs, device, output, true, None)
 }
 
-/// The same as [`programmatic`], keys and values kept in L2 from the first step to the last. The last step releases them: what a launch of
-/// the program leaves behind is the same as without, and so is what the next one finds, whether L2 is flushed between the two or not.
+/// The same as [`programmatic`], keys and values kept in L2 from the first step to the last. The
+/// last step releases them: what a launch of the program leaves behind is the same as without, and
+/// so is what the next one finds, whether L2 is flushed between the two or not.
 ///
 /// # Errors
 /// As [`program`]; [`BackendError::Unsupported`] where the device keeps nothing.
-pub fn keeping(run: &ExpertRun, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<LaunchSequence, BackendError> {
+pub fn keeping(
+    run: &ExpertRun,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    output: &Output,
+) -> Result<LaunchSequence, BackendError> {
     let bytes = caches(run).iter().map(|(_, bytes)| bytes).sum();
     write(run, inputs, device, output, true, Some(SetAside::new(device, bytes)?))
 }
@@ -225,14 +254,28 @@ fn write(
     let tailed = [("keys", CACHES[0], tail_bytes), ("values", CACHES[1], tail_bytes)];
     let packings = packings(&run.shape.model);
     let packed = packings.iter().map(|packing| (packing.name, packing.pack(inputs)));
-    let memory = Buffers::new(run, inputs, device, &self::inputs(run), packed, &scratch(run), &tailed)?;
+    let memory =
+        Buffers::new(run, inputs, device, &self::inputs(run), packed, &scratch(run), &tailed)?;
     let (address, bytes) = memory.span("keys", "values");
     let kept = set_aside.as_ref().map(|set_aside| set_aside.window(address, bytes));
-    plan(run, &memory, output.argument(), kept).finish(device, &run.shape.model, None, programmatic, memory, set_aside)
+    plan(run, &memory, output.argument(), kept).finish(
+        device,
+        &run.shape.model,
+        None,
+        programmatic,
+        memory,
+        set_aside,
+    )
 }
 
-/// The launches, for memory that has every region; `kept` is what attention keeps of keys and values for the next step.
-pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument, kept: Option<Window>) -> LaunchPlan {
+/// The launches, for memory that has every region; `kept` is what attention keeps of keys and
+/// values for the next step.
+pub fn plan(
+    run: &ExpertRun,
+    memory: &Buffers,
+    output: Argument,
+    kept: Option<Window>,
+) -> LaunchPlan {
     let mut plan = LaunchPlan::default();
     prepare(&mut plan, run, memory, output);
     let pass = FusedWriter { run, memory, output, kept };
@@ -264,9 +307,10 @@ pub fn prepare(plan: &mut LaunchPlan, run: &ExpertRun, memory: &Buffers, output:
     plan.launch(&EMBED, steps, &[&[time, times, at("embedding")][..], &sizes].concat());
     let angles = [at("angles"), i32_of(run.shape.p), i32_of(s), i32_of(head_dim)];
     plan.launch(&ANGLES, s * head_dim / 2, &angles);
-    for [x, weights, bias, out] in
-        [["embedding", "time_in", "time_in_bias", "time_hidden"], ["time_hidden", "time_out", "time_out_bias", "cond"]]
-    {
+    for [x, weights, bias, out] in [
+        ["embedding", "time_in", "time_in_bias", "time_hidden"],
+        ["time_hidden", "time_out", "time_out_bias", "cond"],
+    ] {
         plan.launch(&TIME, steps, &[at(x), at(weights), at(bias), at(out), rows]);
     }
     for (weights, bias, out, layers) in [
@@ -294,12 +338,16 @@ impl FusedWriter<'_> {
         let [h, squares, q, attended, hidden] = ["h", "squares", "q", "attended", "hidden"].map(at);
         for layer in 0..depth {
             let of = |name: &str| Argument::Address(memory.layer(name, layer));
-            let style = |name: &str| Argument::Address(memory.layer(name, layer) + step as u64 * style_bytes);
+            let style = |name: &str| {
+                Argument::Address(memory.layer(name, layer) + step as u64 * style_bytes)
+            };
             let (first, second) = (style("styles1"), style("styles2"));
             let [keys, values] = ["keys", "values"].map(of);
             let prefix = i32_of(run.shape.p);
-            let qkv = [h, squares, first, of("qkv_proj"), at("angles"), q, keys, values, rows, prefix];
-            let attention = [q, keys, values, attended, i32_of(s * heads), i32_of(run.shape.context()), prefix];
+            let qkv =
+                [h, squares, first, of("qkv_proj"), at("angles"), q, keys, values, rows, prefix];
+            let attention =
+                [q, keys, values, attended, i32_of(s * heads), i32_of(run.shape.context()), prefix];
             plan.launch(&QKV, s, &qkv);
             plan.launch_within(&ATTENTION, s * heads, &attention, window);
             plan.launch(&OUT, s, &[attended, of("o_proj"), first, h, squares, rows]);
@@ -311,7 +359,12 @@ impl FusedWriter<'_> {
         let (velocity, state) = if run.looped { (NULL, self.output) } else { (self.output, NULL) };
         let dt = Argument::F32((-1.0 / run.steps as f64) as f32);
         let matrices = ["action_out", "action_out_bias", "action_in", "action_in_bias"].map(at);
-        let arguments = [&[h, squares, style][..], &matrices, &[velocity, state, dt, Argument::I32(i32::from(more))]].concat();
+        let arguments = [
+            &[h, squares, style][..],
+            &matrices,
+            &[velocity, state, dt, Argument::I32(i32::from(more))],
+        ]
+        .concat();
         plan.launch(&END, s, &arguments);
     }
 }
@@ -323,7 +376,9 @@ mod tests {
 
     #[test]
     fn products_fill_the_multiprocessors() {
-        let blocks = |kernel: KernelSpec<Items>, model, items| (kernel.blocks)(&Items { model, items, layers: 1 });
+        let blocks = |kernel: KernelSpec<Items>, model, items| {
+            (kernel.blocks)(&Items { model, items, layers: 1 })
+        };
         assert_eq!(blocks(QKV, PI05, 50), [160, 1, 1]);
         assert_eq!(blocks(OUT, PI05, 50), [128, 1, 1]);
         assert_eq!(blocks(GATE_UP, PI05, 50), [256, 1, 1]);

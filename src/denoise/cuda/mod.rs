@@ -1,8 +1,10 @@
-//! The denoise expert on the GPU: from a launch an operation over a few fused kernels a layer to one kernel for the loop.
+//! The denoise expert on the GPU: from a launch an operation over a few fused kernels a layer to
+//! one kernel for the loop.
 //!
-//! What each kernel does, its thread mapping and its bound are in its file under `kernels/denoise`. A rung is a `LaunchSequence`, the
-//! list of its launches, made once while a case is prepared: what is timed is walking that list, or replaying its capture. Weights are
-//! packed then too, where a rung wants them otherwise than the inputs hold them. Deliberately absent: f32.
+//! What each kernel does, its thread mapping and its bound are in its file under `kernels/denoise`.
+//! A rung is a `LaunchSequence`, the list of its launches, made once while a case is prepared: what
+//! is timed is walking that list, or replaying its capture. Weights are packed then too, where a
+//! rung wants them otherwise than the inputs hold them. Deliberately absent: f32.
 
 mod buffers;
 mod fused;
@@ -36,9 +38,10 @@ pub const STEP: &[Implementation<DenoiseStep>] = &ladder();
 
 /// Loop ladder: besides the rows of a step, what only a loop can gain from.
 ///
-/// `fused_overlap_l2` extends the fastest of those with several kernels a layer, so that what it gains is gained by whoever would use it. Of 641 MB that a step
-/// reads, 18 are keys and values: at the bandwidth of the memory 4 µs a step is the most that keeping them can save, and `fused_overlap` asks
-/// for most of them while the kernel before attention still runs.
+/// `fused_overlap_l2` extends the fastest of those with several kernels a layer, so that what it
+/// gains is gained by whoever would use it. Of 641 MB that a step reads, 18 are keys and values: at
+/// the bandwidth of the memory 4 µs a step is the most that keeping them can save, and
+/// `fused_overlap` asks for most of them while the kernel before attention still runs.
 pub const LOOP: &[Implementation<DenoiseLoop>] = &{
     let [per_op, graph, fused_graph, fused_overlap, persistent] = ladder();
     [per_op, graph, fused_graph, fused_overlap, KEEPING, persistent]
@@ -46,15 +49,22 @@ pub const LOOP: &[Implementation<DenoiseLoop>] = &{
 
 const KEEPING: Implementation<DenoiseLoop> = Implementation {
     name: "cuda/fused_overlap_l2",
-    about: "fused_overlap, keys and values kept in L2 (persisting accesses) from the first step to the last",
+    about: "fused_overlap, keys and values kept in L2 (persisting accesses) from the first step \
+            to the last",
     supports: |problem| {
         let run = ExpertRun::from(problem).captured()?;
         run.supported_fused()?;
-        if run.steps > 1 { Ok(()) } else { Err("one step reads keys and values once: nothing to keep".to_owned()) }
+        if run.steps > 1 {
+            Ok(())
+        } else {
+            Err("one step reads keys and values once: nothing to keep".to_owned())
+        }
     },
     prepare: Prepare::CudaWithin {
         device_bytes: |problem| fused::device_bytes(&ExpertRun::from(problem)),
-        prepare: |problem, inputs, device| captured(&ExpertRun::from(problem), inputs, device, fused::keeping),
+        prepare: |problem, inputs, device| {
+            captured(&ExpertRun::from(problem), inputs, device, fused::keeping)
+        },
     },
 };
 
@@ -66,66 +76,100 @@ where
     [
         Implementation {
             name: "cuda/per_op",
-            about: "a launch an operation from the host, products by cuBLASLt: bound by launching, as eager frameworks are",
+            about: "a launch an operation from the host, products by cuBLASLt: bound by \
+                    launching, as eager frameworks are",
             supports: |problem| ExpertRun::from(problem).supported_per_op(),
             prepare: Prepare::CudaWithin {
                 device_bytes: |problem| per_op::device_bytes(&ExpertRun::from(problem), false),
-                prepare: |problem, inputs, device| launched(&ExpertRun::from(problem), inputs, device, per_op::program),
+                prepare: |problem, inputs, device| {
+                    launched(&ExpertRun::from(problem), inputs, device, per_op::program)
+                },
             },
         },
         Implementation {
             name: "cuda/graph",
-            about: "per_op captured once and replayed: independent products side by side, other kernels coming while the one before ends",
-            supports: |problem| ExpertRun::from(problem).captured().and_then(|run| run.supported_per_op()),
+            about: "per_op captured once and replayed: independent products side by side, other \
+                    kernels coming while the one before ends",
+            supports: |problem| {
+                ExpertRun::from(problem).captured().and_then(|run| run.supported_per_op())
+            },
             prepare: Prepare::CudaWithin {
                 device_bytes: |problem| per_op::device_bytes(&ExpertRun::from(problem), true),
-                prepare: |problem, inputs, device| captured(&ExpertRun::from(problem), inputs, device, per_op::concurrent),
+                prepare: |problem, inputs, device| {
+                    captured(&ExpertRun::from(problem), inputs, device, per_op::concurrent)
+                },
             },
         },
         Implementation {
             name: "cuda/fused_graph",
-            about: "five kernels a layer: norms, rotation, activation and residuals inside skinny products, styles of all steps first",
-            supports: |problem| ExpertRun::from(problem).captured().and_then(|run| run.supported_fused()),
+            about: "five kernels a layer: norms, rotation, activation and residuals inside skinny \
+                    products, styles of all steps first",
+            supports: |problem| {
+                ExpertRun::from(problem).captured().and_then(|run| run.supported_fused())
+            },
             prepare: Prepare::CudaWithin {
                 device_bytes: |problem| fused::device_bytes(&ExpertRun::from(problem)),
-                prepare: |problem, inputs, device| captured(&ExpertRun::from(problem), inputs, device, fused::program),
+                prepare: |problem, inputs, device| {
+                    captured(&ExpertRun::from(problem), inputs, device, fused::program)
+                },
             },
         },
         Implementation {
             name: "cuda/fused_overlap",
-            about: "the kernels of fused_graph, each streaming its weights while the one before it still runs",
-            supports: |problem| ExpertRun::from(problem).captured().and_then(|run| run.supported_fused()),
+            about: "the kernels of fused_graph, each streaming its weights while the one before \
+                    it still runs",
+            supports: |problem| {
+                ExpertRun::from(problem).captured().and_then(|run| run.supported_fused())
+            },
             prepare: Prepare::CudaWithin {
                 device_bytes: |problem| fused::device_bytes(&ExpertRun::from(problem)),
-                prepare: |problem, inputs, device| captured(&ExpertRun::from(problem), inputs, device, fused::programmatic),
+                prepare: |problem, inputs, device| {
+                    captured(&ExpertRun::from(problem), inputs, device, fused::programmatic)
+                },
             },
         },
         Implementation {
             name: "cuda/persistent",
-            about: "all steps in one kernel of blocks that stay: weights stream in all the time, activations cross five barriers a layer",
+            about: "all steps in one kernel of blocks that stay: weights stream in all the time, \
+                    activations cross five barriers a layer",
             supports: |problem| {
-                ExpertRun::from(problem).captured().and_then(|run| run.supported().and_then(|()| persistent::supported(&run)))
+                ExpertRun::from(problem)
+                    .captured()
+                    .and_then(|run| run.supported().and_then(|()| persistent::supported(&run)))
             },
             prepare: Prepare::CudaWithin {
                 device_bytes: |problem| persistent::device_bytes(&ExpertRun::from(problem)),
-                prepare: |problem, inputs, device| captured(&ExpertRun::from(problem), inputs, device, persistent::program),
+                prepare: |problem, inputs, device| {
+                    captured(&ExpertRun::from(problem), inputs, device, persistent::program)
+                },
             },
         },
     ]
 }
 
 /// Makes the list of launches for an output.
-type Write = fn(&ExpertRun, &Tensors, &Arc<Device>, &Output) -> Result<LaunchSequence, BackendError>;
+type Write =
+    fn(&ExpertRun, &Tensors, &Arc<Device>, &Output) -> Result<LaunchSequence, BackendError>;
 
 /// A task that launches one by one.
-fn launched(run: &ExpertRun, inputs: &Tensors, device: &Arc<Device>, write: Write) -> Result<CudaTask, BackendError> {
+fn launched(
+    run: &ExpertRun,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    write: Write,
+) -> Result<CudaTask, BackendError> {
     let output = run.output(device)?;
     let program = write(run, inputs, device, &output)?;
     Ok(CudaTask::new(device, vec![output], move |_| program.enqueue()))
 }
 
 /// A task that replays a capture.
-fn captured(run: &ExpertRun, inputs: &Tensors, device: &Arc<Device>, write: Write) -> Result<CudaTask, BackendError> {
+fn captured(
+    run: &ExpertRun,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    write: Write,
+) -> Result<CudaTask, BackendError> {
     let output = run.output(device)?;
     let program = write(run, inputs, device, &output)?;
     // Once before: what a first launch loads cannot be loaded during a capture.

@@ -1,10 +1,12 @@
-//! Weights, keys and values as the kernels take them: packed once, on the host, while a case is prepared.
+//! Weights, keys and values as the kernels take them: packed once, on the host, while a case is
+//! prepared.
 //!
 //! Weights of the fused GEMMs (`kernels/denoise/skinny_gemm.cuh`):
 //! `[layer][tile of 64 columns][k / group][group rows of k][64]`, 16-byte chunks of eight columns
-//! XOR-swizzled by row; a group is up to 64 rows, of one block's slice of k. Of the persistent kernel
-//! (`kernels/denoise/persistent.cuh`): `[layer][k / 64][columns / 8][8 columns][64 of k]`, 16-byte
-//! chunks of eight k XOR-swizzled by column. Its keys and values are fragments of the tensor cores.
+//! XOR-swizzled by row; a group is up to 64 rows, of one block's slice of k. Of the persistent
+//! kernel (`kernels/denoise/persistent.cuh`): `[layer][k / 64][columns / 8][8 columns][64 of k]`,
+//! 16-byte chunks of eight k XOR-swizzled by column. Its keys and values are fragments of the
+//! tensor cores.
 
 use rayon::prelude::*;
 
@@ -12,8 +14,8 @@ use super::buffers::Region;
 use crate::denoise::model::Model;
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Blocks among which the fused GEMMs split k: of q, k and v together, of the attended values, of the feed-forward's way in and
-/// way out, and of what does not depend on the actions.
+/// Blocks among which the fused GEMMs split k: of q, k and v together, of the attended values, of
+/// the feed-forward's way in and way out, and of what does not depend on the actions.
 pub const QKV_SPLIT: usize = 4;
 pub const OUT_SPLIT: usize = 8;
 pub const GATE_UP_SPLIT: usize = 2;
@@ -30,7 +32,8 @@ const CHUNK_BYTES: usize = 16;
 enum ColumnOrder {
     /// As they are.
     Plain,
-    /// Heads of so many columns of q, k and v; eight columns beside the eight half a head further, with which they rotate.
+    /// Heads of so many columns of q, k and v; eight columns beside the eight half a head further,
+    /// with which they rotate.
     Rotating(usize),
     /// Eight of one matrix beside eight of the other.
     Alternating,
@@ -61,7 +64,8 @@ enum PackedLayout {
     Panels,
 }
 
-/// A model's for the persistent kernel: the GEMMs of a layer in panels, the others as the fused GEMMs take them.
+/// A model's for the persistent kernel: the GEMMs of a layer in panels, the others as the fused
+/// GEMMs take them.
 pub fn persistent_packings(model: &Model) -> Vec<Packing> {
     let mut packings = packings(model);
     for packing in &mut packings {
@@ -145,10 +149,13 @@ impl Packing {
 
     /// The packed bytes.
     pub fn pack(&self, tensors: &Tensors) -> Vec<u8> {
-        let inputs: Vec<&[u8]> = self.inputs.iter().map(|name| tensors.tensor(name).as_bytes()).collect();
+        let inputs: Vec<&[u8]> =
+            self.inputs.iter().map(|name| tensors.tensor(name).as_bytes()).collect();
         match self.layout {
             // Up to 64 rows of one block's slice of k.
-            PackedLayout::Tiles(split) => self.pack_tiles(&inputs, ((self.depth / 16).div_ceil(split) * 16).min(TILE)),
+            PackedLayout::Tiles(split) => {
+                self.pack_tiles(&inputs, ((self.depth / 16).div_ceil(split) * 16).min(TILE))
+            }
             PackedLayout::Panels => self.pack_panels(&inputs),
         }
     }
@@ -170,7 +177,12 @@ impl Packing {
             for (k, to) in to.chunks_exact_mut(row_bytes).enumerate() {
                 for chunk in 0..TILE / CHUNK {
                     let at = (chunk ^ (k % group % 8)) * CHUNK_BYTES;
-                    to[at..at + CHUNK_BYTES].copy_from_slice(self.chunk(inputs, layer, k, tile * (TILE / CHUNK) + chunk));
+                    to[at..at + CHUNK_BYTES].copy_from_slice(self.chunk(
+                        inputs,
+                        layer,
+                        k,
+                        tile * (TILE / CHUNK) + chunk,
+                    ));
                 }
             }
         });
@@ -181,18 +193,21 @@ impl Packing {
         let element = Dtype::Bf16.bytes();
         let panels = self.depth / TILE;
         let mut packed = vec![0; self.layers * self.layer_bytes()];
-        packed.par_chunks_exact_mut(self.layer_bytes() / panels).enumerate().for_each(|(index, to)| {
-            let (layer, panel) = (index / panels, index % panels);
-            for (unit, to) in to.chunks_exact_mut(CHUNK * TILE * element).enumerate() {
-                for k in 0..TILE {
-                    let from = self.chunk(inputs, layer, panel * TILE + k, unit);
-                    for (column, from) in from.chunks_exact(element).enumerate() {
-                        let at = (column * TILE + ((k / CHUNK) ^ column) * CHUNK + k % CHUNK) * element;
-                        to[at..at + element].copy_from_slice(from);
+        packed.par_chunks_exact_mut(self.layer_bytes() / panels).enumerate().for_each(
+            |(index, to)| {
+                let (layer, panel) = (index / panels, index % panels);
+                for (unit, to) in to.chunks_exact_mut(CHUNK * TILE * element).enumerate() {
+                    for k in 0..TILE {
+                        let from = self.chunk(inputs, layer, panel * TILE + k, unit);
+                        for (column, from) in from.chunks_exact(element).enumerate() {
+                            let at = (column * TILE + ((k / CHUNK) ^ column) * CHUNK + k % CHUNK)
+                                * element;
+                            to[at..at + element].copy_from_slice(from);
+                        }
                     }
                 }
-            }
-        });
+            },
+        );
         packed
     }
 }
@@ -200,8 +215,9 @@ impl Packing {
 /// Rows of a matrix of fragments of each layer: as many keys as the persistent kernel takes.
 pub const MAX_KEYS: usize = 1024;
 
-/// Cached keys or values `[layers][prefix][head_dim]` as `[layers][1024 / 16][head_dim / 16][16 x 16 as a fragment]`, zeros behind the prefix. A
-/// fragment's rows are keys; of values, `transposed`, the columns of head_dim.
+/// Cached keys or values `[layers][prefix][head_dim]` as `[layers][1024 / 16][head_dim / 16][16 x
+/// 16 as a fragment]`, zeros behind the prefix. A fragment's rows are keys; of values,
+/// `transposed`, the columns of head_dim.
 pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool) -> Vec<u8> {
     const SIDE: usize = 16;
     let element = Dtype::Bf16.bytes();
@@ -222,7 +238,8 @@ pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool
     packed
 }
 
-/// Where row and k are in a fragment: a lane has two neighbours of k of a row, the same eight rows further, and both again eight k further.
+/// Where row and k are in a fragment: a lane has two neighbours of k of a row, the same eight rows
+/// further, and both again eight k further.
 const fn in_fragment(row: usize, k: usize) -> usize {
     (row % 8 * 4 + k % 8 / 2) * 8 + (row / 8 + k / 8 * 2) * 2 + k % 2
 }
@@ -237,13 +254,16 @@ mod tests {
         for model in [PI05, TINY] {
             for packing in packings(&model) {
                 let columns: usize = packing.columns.iter().sum();
-                let mut chunks: Vec<_> = (0..columns / CHUNK).map(|chunk| packing.source(chunk)).collect();
+                let mut chunks: Vec<_> =
+                    (0..columns / CHUNK).map(|chunk| packing.source(chunk)).collect();
                 chunks.sort_unstable();
                 let all: Vec<_> = packing
                     .columns
                     .iter()
                     .enumerate()
-                    .flat_map(|(input, &columns)| (0..columns).step_by(CHUNK).map(move |column| (input, column)))
+                    .flat_map(|(input, &columns)| {
+                        (0..columns).step_by(CHUNK).map(move |column| (input, column))
+                    })
                     .collect();
                 assert_eq!(chunks, all, "{} of {}", packing.name, model.name);
                 assert_eq!(columns % TILE, 0, "{}", packing.name);
@@ -254,10 +274,18 @@ mod tests {
     #[test]
     fn columns_that_belong_together_are_neighbours() {
         let packings = packings(&PI05);
-        let source = |name: &str, chunk| packings.iter().find(|packing| packing.name == name).unwrap().source(chunk);
+        let source = |name: &str, chunk| {
+            packings.iter().find(|packing| packing.name == name).unwrap().source(chunk)
+        };
         // The second head of q, then k and v behind the eight heads of q.
-        assert_eq!([32, 33, 34].map(|chunk| source("qkv_proj", chunk)), [(0, 256), (0, 256 + 128), (0, 256 + 8)]);
-        assert_eq!([256, 257, 288, 319].map(|chunk| source("qkv_proj", chunk)), [(1, 0), (1, 128), (2, 0), (2, 248)]);
+        assert_eq!(
+            [32, 33, 34].map(|chunk| source("qkv_proj", chunk)),
+            [(0, 256), (0, 256 + 128), (0, 256 + 8)]
+        );
+        assert_eq!(
+            [256, 257, 288, 319].map(|chunk| source("qkv_proj", chunk)),
+            [(1, 0), (1, 128), (2, 0), (2, 248)]
+        );
         assert_eq!([0, 1, 2].map(|chunk| source("gate_up_proj", chunk)), [(0, 0), (1, 0), (0, 8)]);
     }
 
@@ -272,13 +300,21 @@ mod tests {
             order: ColumnOrder::Plain,
             layout: PackedLayout::Panels,
         };
-        let number = |layer: usize, k: usize, column: usize| ((layer * 128 + k) * 16 + column) as u16;
+        let number =
+            |layer: usize, k: usize, column: usize| ((layer * 128 + k) * 16 + column) as u16;
         let input: Vec<u8> = (0..2 * 128 * 16u16).flat_map(u16::to_le_bytes).collect();
-        let packed: Vec<u16> = packing.pack_panels(&[&input]).chunks_exact(2).map(|x| u16::from_le_bytes([x[0], x[1]])).collect();
+        let packed: Vec<u16> = packing
+            .pack_panels(&[&input])
+            .chunks_exact(2)
+            .map(|x| u16::from_le_bytes([x[0], x[1]]))
+            .collect();
         for (layer, k, column) in [(0, 0, 0), (0, 9, 3), (1, 127, 15), (1, 70, 8)] {
             let unit = (layer * 2 + k / 64) * 2 + column / 8;
             let chunk = (k % 64 / 8) ^ (column % 8);
-            assert_eq!(packed[unit * 512 + column % 8 * 64 + chunk * 8 + k % 8], number(layer, k, column));
+            assert_eq!(
+                packed[unit * 512 + column % 8 * 64 + chunk * 8 + k % 8],
+                number(layer, k, column)
+            );
         }
     }
 
@@ -286,13 +322,19 @@ mod tests {
     fn fragments_are_what_the_lanes_of_a_warp_hold() {
         let mut places: Vec<_> = (0..256).map(|i| in_fragment(i / 16, i % 16)).collect();
         // Lane 5 has row 1, k 2 and 3; row 9; k 10 and 11 of both.
-        assert_eq!([(1, 2), (1, 3), (9, 2), (1, 10), (9, 11)].map(|(row, k)| in_fragment(row, k)), [40, 41, 42, 44, 47]);
+        assert_eq!(
+            [(1, 2), (1, 3), (9, 2), (1, 10), (9, 11)].map(|(row, k)| in_fragment(row, k)),
+            [40, 41, 42, 44, 47]
+        );
         places.sort_unstable();
         assert_eq!(places, (0..256).collect::<Vec<_>>());
         // Two layers of 17 keys, 16 columns.
         let cache: Vec<u8> = (1..=2 * 17 * 16u16).flat_map(u16::to_le_bytes).collect();
         let read = |transposed| -> Vec<u16> {
-            pack_cache(&cache, 2, 16, transposed).chunks_exact(2).map(|x| u16::from_le_bytes([x[0], x[1]])).collect()
+            pack_cache(&cache, 2, 16, transposed)
+                .chunks_exact(2)
+                .map(|x| u16::from_le_bytes([x[0], x[1]]))
+                .collect()
         };
         let (keys, values) = (read(false), read(true));
         assert_eq!(keys.len(), 2 * MAX_KEYS * 16);

@@ -17,24 +17,33 @@ use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 const NULL: Argument = Argument::Address(0);
 
-/// Neighbours that a thread of most kernels takes: every extent of a model is a multiple of as many.
+/// Neighbours that a thread of most kernels takes: every extent of a model is a multiple of as
+/// many.
 const PACKET: usize = 8;
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Items>] =
-    &[EMBED, BIAS, CAST, COPY, ANGLES, NORM, MODULATE, RESIDUAL, ROPE, CONCAT, SOFTMAX, GELU, ACTION_OUT, EULER];
+pub const KERNELS: &[KernelSpec<Items>] = &[
+    EMBED, BIAS, CAST, COPY, ANGLES, NORM, MODULATE, RESIDUAL, ROPE, CONCAT, SOFTMAX, GELU,
+    ACTION_OUT, EULER,
+];
 
 /// Also what `fused` begins with.
 pub const EMBED: KernelSpec<Items> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS), ("PACKET", PACKET), ("ACTION", ACTION)],
-    ..kernel("denoise/per_op", include_str!("../../../kernels/denoise/per_op.cu"), "denoise_per_op_embed", |items| {
-        [embed_blocks(&items.model) * items.items, 1, items.layers]
-    })
+    ..kernel(
+        "denoise/per_op",
+        include_str!("../../../kernels/denoise/per_op.cu"),
+        "denoise_per_op_embed",
+        |items| [embed_blocks(&items.model) * items.items, 1, items.layers],
+    )
 };
 
 /// An item a thread.
-const BIAS: KernelSpec<Items> =
-    KernelSpec { symbol: "denoise_per_op_bias", blocks: |items| [items.items.div_ceil(THREADS), 1, items.layers], ..EMBED };
+const BIAS: KernelSpec<Items> = KernelSpec {
+    symbol: "denoise_per_op_bias",
+    blocks: |items| [items.items.div_ceil(THREADS), 1, items.layers],
+    ..EMBED
+};
 const CAST: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_cast", ..BIAS };
 const COPY: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_copy", ..BIAS };
 /// Also of `fused`.
@@ -46,7 +55,8 @@ const CONCAT: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_concat", 
 const GELU: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_gelu", ..BIAS };
 const EULER: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_euler", ..BIAS };
 
-const NORM: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_norm", blocks: a_row_a_block, ..EMBED };
+const NORM: KernelSpec<Items> =
+    KernelSpec { symbol: "denoise_per_op_norm", blocks: a_row_a_block, ..EMBED };
 const SOFTMAX: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_softmax", ..NORM };
 const ACTION_OUT: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_action_out", ..NORM };
 
@@ -55,11 +65,13 @@ pub const fn embed_blocks(model: &Model) -> usize {
     (model.width / 2).div_ceil(THREADS)
 }
 
-/// Lanes of GEMMs: the layer's first, the styles, and two more for what is concurrent with a GEMM of the first.
+/// Lanes of GEMMs: the layer's first, the styles, and two more for what is concurrent with a GEMM
+/// of the first.
 const LANES: usize = 4;
 const STYLES: usize = 1;
 
-/// Keys that the GEMMs run over: a multiple of eight, so that rows of probabilities are whole packets.
+/// Keys that the GEMMs run over: a multiple of eight, so that rows of probabilities are whole
+/// packets.
 const fn padded(context: usize) -> usize {
     context.next_multiple_of(8)
 }
@@ -105,11 +117,17 @@ pub fn device_bytes(run: &ExpertRun, concurrent: bool) -> u64 {
 ///
 /// # Errors
 /// When a kernel does not compile, the library declines, or device memory is short.
-pub fn program(run: &ExpertRun, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<LaunchSequence, BackendError> {
+pub fn program(
+    run: &ExpertRun,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    output: &Output,
+) -> Result<LaunchSequence, BackendError> {
     write(run, inputs, device, output, false)
 }
 
-/// Writes the launches: independent GEMMs concurrently, on parallel graph branches; every other kernel with PDL.
+/// Writes the launches: independent GEMMs concurrently, on parallel graph branches; every other
+/// kernel with PDL.
 ///
 /// # Errors
 /// As [`program`].
@@ -130,7 +148,15 @@ fn write(
     concurrent: bool,
 ) -> Result<LaunchSequence, BackendError> {
     let blas = Blas::open(device, if concurrent { LANES } else { 1 })?;
-    let memory = Buffers::new(run, inputs, device, &buffers::inputs(run, &[]), std::iter::empty(), &scratch(run), &[])?;
+    let memory = Buffers::new(
+        run,
+        inputs,
+        device,
+        &buffers::inputs(run, &[]),
+        std::iter::empty(),
+        &scratch(run),
+        &[],
+    )?;
     let plan = plan(run, &memory, output.argument(), concurrent);
     plan.finish(device, &run.shape.model, Some(&blas), concurrent, memory, None)
 }
@@ -156,11 +182,20 @@ impl PerOpWriter<'_> {
             return self.step(0, self.memory.at("x"), output);
         }
         self.plan.begin("Denoise_Full_Loop");
-        self.plan.launch(&COPY, actions, &[self.memory.at("x"), output, Argument::I64(actions as i64)]);
+        self.plan.launch(
+            &COPY,
+            actions,
+            &[self.memory.at("x"), output, Argument::I64(actions as i64)],
+        );
         let dt = (-1.0 / self.run.steps as f64) as f32;
         for step in 0..self.run.steps {
             self.step(step, output, self.memory.at("velocities"));
-            let arguments = [output, self.memory.at("velocities"), Argument::F32(dt), Argument::I64(actions as i64)];
+            let arguments = [
+                output,
+                self.memory.at("velocities"),
+                Argument::F32(dt),
+                Argument::I64(actions as i64),
+            ];
             self.plan.launch(&EULER, actions, &arguments);
         }
         self.plan.end();
@@ -180,7 +215,11 @@ impl PerOpWriter<'_> {
             [memory.at("t"), NULL]
         };
         let sizes = [width, embed_blocks(&shape.model), 0].map(|size| Argument::I32(size as i32));
-        self.plan.launch(&EMBED, 1, &[&[time[0], time[1], memory.at("embedding")][..], &sizes].concat());
+        self.plan.launch(
+            &EMBED,
+            1,
+            &[&[time[0], time[1], memory.at("embedding")][..], &sizes].concat(),
+        );
         self.gemm(1, width, width, "embedding", memory.address("time_in"), "time_hidden");
         self.bias("time_hidden", "time_in_bias", 1, true);
         self.gemm(1, width, width, "time_hidden", memory.address("time_out"), "cond");
@@ -192,7 +231,11 @@ impl PerOpWriter<'_> {
         self.plan.end();
 
         self.plan.begin(format!("Step_{step}/Action_Proj_In"));
-        self.plan.launch(&CAST, s * ACTION, &[x, memory.at("x16"), Argument::I64((s * ACTION) as i64)]);
+        self.plan.launch(
+            &CAST,
+            s * ACTION,
+            &[x, memory.at("x16"), Argument::I64((s * ACTION) as i64)],
+        );
         self.gemm(s, width, ACTION, "x16", memory.address("action_in"), "h");
         self.bias("h", "action_in_bias", s, false);
         self.plan.end();
@@ -200,7 +243,11 @@ impl PerOpWriter<'_> {
         // The suffix sees everything: what is prepared are the positions, as angles.
         self.plan.begin(format!("Step_{step}/Mask_Prep"));
         let extents = [shape.p, s, head_dim].map(|extent| Argument::I32(extent as i32));
-        self.plan.launch(&ANGLES, s * head_dim / 2, &[memory.at("angles"), extents[0], extents[1], extents[2]]);
+        self.plan.launch(
+            &ANGLES,
+            s * head_dim / 2,
+            &[memory.at("angles"), extents[0], extents[1], extents[2]],
+        );
         self.plan.end();
 
         for layer in 0..depth {
@@ -212,7 +259,11 @@ impl PerOpWriter<'_> {
         self.plan.end();
         self.plan.begin(format!("Step_{step}/Action_Proj_Out"));
         let matrices = [memory.at("exact"), memory.at("action_out"), memory.at("action_out_bias")];
-        self.plan.launch(&ACTION_OUT, s, &[matrices[0], matrices[1], matrices[2], velocity, Argument::I32(width as i32)]);
+        self.plan.launch(
+            &ACTION_OUT,
+            s,
+            &[matrices[0], matrices[1], matrices[2], velocity, Argument::I32(width as i32)],
+        );
         self.plan.end();
         self.plan.end();
     }
@@ -223,7 +274,9 @@ impl PerOpWriter<'_> {
         let (s, context, keys) = (shape.s, shape.context(), padded(shape.context()));
         let weights = |name: &str| memory.layer(name, layer);
         let phase = |name: &str| format!("Step_{step}/Layer_{layer}/{name}");
-        let i32s = |sizes: &[usize]| sizes.iter().map(|&size| Argument::I32(size as i32)).collect::<Vec<_>>();
+        let i32s = |sizes: &[usize]| {
+            sizes.iter().map(|&size| Argument::I32(size as i32)).collect::<Vec<_>>()
+        };
         self.plan.begin(format!("Step_{step}/Layer_{layer}"));
 
         self.plan.begin(phase("LN"));
@@ -232,13 +285,22 @@ impl PerOpWriter<'_> {
 
         self.plan.begin(phase("QKV_Proj"));
         let others = [("k_proj", "k"), ("v_proj", "v")];
-        self.concurrent_gemms(s, [head_dim, width], "y", others.map(|(matrix, to)| (weights(matrix), to)));
+        self.concurrent_gemms(
+            s,
+            [head_dim, width],
+            "y",
+            others.map(|(matrix, to)| (weights(matrix), to)),
+        );
         self.gemm(s, heads * head_dim, width, "y", weights("q_proj"), "q");
         self.wait_for_concurrent(others.len());
         self.plan.end();
 
         self.plan.begin(phase("RoPE"));
-        let arguments = [vec![memory.at("q"), memory.at("k"), memory.at("angles")], i32s(&[s, heads, head_dim])].concat();
+        let arguments = [
+            vec![memory.at("q"), memory.at("k"), memory.at("angles")],
+            i32s(&[s, heads, head_dim]),
+        ]
+        .concat();
         self.plan.launch(&ROPE, s * (heads + 1) * head_dim / 2 / PACKET, &arguments);
         self.plan.end();
 
@@ -251,11 +313,16 @@ impl PerOpWriter<'_> {
         self.plan.end();
 
         self.plan.begin(phase("Attn"));
-        let spec = Spec { rows: s * heads, columns: keys, depth: head_dim, transposed: true, wide: true };
+        let spec =
+            Spec { rows: s * heads, columns: keys, depth: head_dim, transposed: true, wide: true };
         self.gemm_of(spec, "q", memory.address("keys"), "scores");
         let scale = Argument::F32((1.0 / (head_dim as f64).sqrt()) as f32);
         let sizes = i32s(&[context, keys]);
-        self.plan.launch(&SOFTMAX, s * heads, &[memory.at("scores"), memory.at("probabilities"), sizes[0], sizes[1], scale]);
+        self.plan.launch(
+            &SOFTMAX,
+            s * heads,
+            &[memory.at("scores"), memory.at("probabilities"), sizes[0], sizes[1], scale],
+        );
         self.gemm(s * heads, head_dim, keys, "probabilities", memory.address("values"), "attended");
         self.plan.end();
 
@@ -274,7 +341,11 @@ impl PerOpWriter<'_> {
         self.gemm(s, mlp, width, "y", weights("gate_proj"), "gates");
         self.wait_for_concurrent(1);
         let packets = s * mlp / PACKET;
-        self.plan.launch(&GELU, packets, &[memory.at("gates"), memory.at("ups"), Argument::I32(packets as i32)]);
+        self.plan.launch(
+            &GELU,
+            packets,
+            &[memory.at("gates"), memory.at("ups"), Argument::I32(packets as i32)],
+        );
         self.gemm(s, width, mlp, "gates", weights("down_proj"), "branch");
         self.plan.end();
         self.plan.begin(phase("Res2"));
@@ -298,7 +369,8 @@ impl PerOpWriter<'_> {
             index if index == 2 * depth => memory.address("final_style"),
             index => memory.layer(if index % 2 == 0 { "style1" } else { "style2" }, index / 2),
         };
-        let spec = Spec { rows: 1, columns: 3 * width, depth: width, transposed: false, wide: true };
+        let spec =
+            Spec { rows: 1, columns: 3 * width, depth: width, transposed: false, wide: true };
         self.plan.gemm(lane, spec, memory.address("cond"), weights, self.style_address(index))
     }
 
@@ -317,8 +389,16 @@ impl PerOpWriter<'_> {
         }
         let (y, exact) = if exact { (NULL, memory.at("exact")) } else { (memory.at("y"), NULL) };
         let packets = s * width / PACKET;
-        let style = [memory.at("normed"), Argument::Address(self.style_address(index)), Argument::Address(bias)];
-        self.plan.launch(&MODULATE, packets, &[style[0], style[1], style[2], y, exact, width_i32, Argument::I32(packets as i32)])
+        let style = [
+            memory.at("normed"),
+            Argument::Address(self.style_address(index)),
+            Argument::Address(bias),
+        ];
+        self.plan.launch(
+            &MODULATE,
+            packets,
+            &[style[0], style[1], style[2], y, exact, width_i32, Argument::I32(packets as i32)],
+        )
     }
 
     /// h += gate·branch, with the gate of that norm's style.
@@ -327,7 +407,11 @@ impl PerOpWriter<'_> {
         let packets = s * width / PACKET;
         let sizes = [width, packets].map(|size| Argument::I32(size as i32));
         let style = [Argument::Address(self.style_address(index)), Argument::Address(bias)];
-        self.plan.launch(&RESIDUAL, packets, &[memory.at("h"), memory.at("branch"), style[0], style[1], sizes[0], sizes[1]])
+        self.plan.launch(
+            &RESIDUAL,
+            packets,
+            &[memory.at("h"), memory.at("branch"), style[0], style[1], sizes[0], sizes[1]],
+        )
     }
 
     /// x += bias on rows of the width, and SiLU if wanted.
@@ -335,7 +419,11 @@ impl PerOpWriter<'_> {
         let (memory, width) = (self.memory, self.run.shape.model.width);
         let packets = rows * width / PACKET;
         let sizes = [width, packets, usize::from(silu)].map(|size| Argument::I32(size as i32));
-        self.plan.launch(&BIAS, packets, &[memory.at(x), memory.at(bias), sizes[0], sizes[1], sizes[2]])
+        self.plan.launch(
+            &BIAS,
+            packets,
+            &[memory.at(x), memory.at(bias), sizes[0], sizes[1], sizes[2]],
+        )
     }
 
     /// A GEMM in bf16: y `[rows, columns]` = x `[rows, depth]` · w `[depth, columns]`.
@@ -343,8 +431,15 @@ impl PerOpWriter<'_> {
         self.gemm_of(Spec { rows, columns, depth, transposed: false, wide: false }, x, w, y)
     }
 
-    /// The same of several (w, y), concurrently with what comes next in the first lane, or before it.
-    fn concurrent_gemms<const N: usize>(&mut self, rows: usize, [columns, depth]: [usize; 2], x: &str, gemms: [(u64, &str); N]) {
+    /// The same of several (w, y), concurrently with what comes next in the first lane, or before
+    /// it.
+    fn concurrent_gemms<const N: usize>(
+        &mut self,
+        rows: usize,
+        [columns, depth]: [usize; 2],
+        x: &str,
+        gemms: [(u64, &str); N],
+    ) {
         let spec = Spec { rows, columns, depth, transposed: false, wide: false };
         for (number, (w, y)) in gemms.into_iter().enumerate() {
             let lane = if self.concurrent { STYLES + 1 + number } else { 0 };

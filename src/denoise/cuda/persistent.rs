@@ -1,4 +1,5 @@
-//! The whole loop in one kernel, `kernels/denoise/persistent.cu`; before it what does not depend on the actions, as `fused` computes it.
+//! The whole loop in one kernel, `kernels/denoise/persistent.cu`; before it what does not depend on
+//! the actions, as `fused` computes it.
 
 use std::sync::Arc;
 
@@ -34,9 +35,12 @@ const PERSISTENT: KernelSpec<Items> = KernelSpec {
     co_resident: true,
     requires: Requires::Exactly("sm_90a"),
     variants: || vec![Items { model: PI05, items: 1, layers: 1 }],
-    ..model_kernel("denoise/persistent", include_str!("../../../kernels/denoise/persistent.cu"), "denoise_persistent", |_| {
-        [CLUSTERS * RANKS, 1, 1]
-    })
+    ..model_kernel(
+        "denoise/persistent",
+        include_str!("../../../kernels/denoise/persistent.cu"),
+        "denoise_persistent",
+        |_| [CLUSTERS * RANKS, 1, 1],
+    )
 };
 
 const SHIFT_THREADS: usize = 256;
@@ -70,7 +74,8 @@ fn constants(items: &Items) -> Vec<(&'static str, usize)> {
     with_model(items, &own)
 }
 
-/// Whether the kernel is made for the model and has room for the rows and the keys. Whether a device holds its blocks at once shows later.
+/// Whether the kernel is made for the model and has room for the rows and the keys. Whether a
+/// device holds its blocks at once shows later.
 ///
 /// # Errors
 /// The reason.
@@ -92,7 +97,8 @@ pub fn supported(run: &ExpertRun) -> Result<(), String> {
 pub fn packed(run: &ExpertRun) -> Vec<Region> {
     let Model { depth, head_dim, .. } = run.shape.model;
     let cache = depth * MAX_KEYS * head_dim * Dtype::Bf16.bytes();
-    let weights = persistent_packings(&run.shape.model).iter().map(Packing::region).collect::<Vec<_>>();
+    let weights =
+        persistent_packings(&run.shape.model).iter().map(Packing::region).collect::<Vec<_>>();
     [weights, vec![("keys", cache), ("values", cache)]].concat()
 }
 
@@ -126,8 +132,14 @@ pub fn device_bytes(run: &ExpertRun) -> u64 {
 /// Writes the launches, each to begin while the one before it ends.
 ///
 /// # Errors
-/// When a kernel does not compile or device memory is short; [`BackendError::Unsupported`] where the device does not hold all blocks at once.
-pub fn program(run: &ExpertRun, inputs: &Tensors, device: &Arc<Device>, output: &Output) -> Result<LaunchSequence, BackendError> {
+/// When a kernel does not compile or device memory is short; [`BackendError::Unsupported`] where
+/// the device does not hold all blocks at once.
+pub fn program(
+    run: &ExpertRun,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    output: &Output,
+) -> Result<LaunchSequence, BackendError> {
     let Model { depth, head_dim, .. } = run.shape.model;
     let packings = persistent_packings(&run.shape.model);
     let weights = packings.iter().map(|packing| (packing.name, packing.pack(inputs)));
@@ -135,7 +147,15 @@ pub fn program(run: &ExpertRun, inputs: &Tensors, device: &Arc<Device>, output: 
         let cache = inputs.tensor(input).as_bytes();
         (name, pack_cache(cache, depth, head_dim, name == "values"))
     });
-    let memory = Buffers::new(run, inputs, device, &fused::inputs(run), weights.chain(caches), &scratch(run), &[])?;
+    let memory = Buffers::new(
+        run,
+        inputs,
+        device,
+        &fused::inputs(run),
+        weights.chain(caches),
+        &scratch(run),
+        &[],
+    )?;
     plan(run, &memory, output.argument()).finish(device, &run.shape.model, None, true, memory, None)
 }
 
@@ -159,14 +179,18 @@ pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument) -> LaunchPlan {
         "shift_qkv",
         "shift_gate_up",
     ];
-    let activations = ["angles", "keys", "values", "scaled", "q", "attended", "hidden", "squares", "arrived"];
+    let activations =
+        ["angles", "keys", "values", "scaled", "q", "attended", "hidden", "squares", "arrived"];
     let actions = ["action_out", "action_out_bias", "action_in", "action_in_bias"];
     let dt = Argument::F32((-1.0 / run.steps as f64) as f32);
-    let sizes = [velocity, state, dt, i32_of(run.shape.s), i32_of(run.shape.p), i32_of(depth), steps];
-    for (styles, weights, shifts, columns) in
-        [("styles1", "qkv_proj", "shift_qkv", (heads + 2) * head_dim), ("styles2", "gate_up_proj", "shift_gate_up", 2 * mlp)]
-    {
-        let arguments = [at(styles), at(weights), at(shifts), at("arrived"), i32_of(columns), steps];
+    let sizes =
+        [velocity, state, dt, i32_of(run.shape.s), i32_of(run.shape.p), i32_of(depth), steps];
+    for (styles, weights, shifts, columns) in [
+        ("styles1", "qkv_proj", "shift_qkv", (heads + 2) * head_dim),
+        ("styles2", "gate_up_proj", "shift_gate_up", 2 * mlp),
+    ] {
+        let arguments =
+            [at(styles), at(weights), at(shifts), at("arrived"), i32_of(columns), steps];
         plan.launch_stack(&SHIFT, columns, depth, &arguments);
     }
     let regions = layers.iter().chain(&activations).chain(&actions).map(|name| at(name));

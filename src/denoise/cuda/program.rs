@@ -49,7 +49,9 @@ impl LaunchSequence {
         let mut ranges = Vec::new();
         for op in &self.ops {
             match op {
-                Op::Launch { kernel, arguments, attributes } => self.kernels[*kernel].launch_with(*attributes, arguments)?,
+                Op::Launch { kernel, arguments, attributes } => {
+                    self.kernels[*kernel].launch_with(*attributes, arguments)?
+                }
                 Op::Gemm { lane, gemm, x, w, y } => self.gemms[*gemm].launch(*lane, *x, *w, *y)?,
                 Op::Cross { crossing, from, to } => {
                     let blas = self.blas.as_ref().expect("lanes are the library's");
@@ -67,8 +69,15 @@ impl LaunchSequence {
 /// A launch as it is written down.
 #[derive(Debug, Clone)]
 pub enum Written {
-    /// A kernel for so many items, of so many layers, and what L2 is to do with a range of what it reads.
-    Launch { kernel: &'static DenoiseKernel, items: usize, layers: usize, arguments: Vec<Argument>, window: Option<Window> },
+    /// A kernel for so many items, of so many layers, and what L2 is to do with a range of what it
+    /// reads.
+    Launch {
+        kernel: &'static DenoiseKernel,
+        items: usize,
+        layers: usize,
+        arguments: Vec<Argument>,
+        window: Option<Window>,
+    },
     /// A GEMM of the matrices at these addresses, in a lane; kernels are in the first.
     Gemm { lane: usize, spec: Spec, x: u64, w: u64, y: u64 },
     /// What comes in one lane waits for what is in another so far.
@@ -86,28 +95,55 @@ pub struct LaunchPlan {
 }
 
 impl LaunchPlan {
-    /// Adds a kernel for so many items: its arguments in order, of memory that the finished program or its task keeps.
+    /// Adds a kernel for so many items: its arguments in order, of memory that the finished program
+    /// or its task keeps.
     pub fn launch(&mut self, kernel: &'static DenoiseKernel, items: usize, arguments: &[Argument]) {
         self.launch_stack(kernel, items, 1, arguments)
     }
 
     /// The same with a window.
-    pub fn launch_within(&mut self, kernel: &'static DenoiseKernel, items: usize, arguments: &[Argument], window: Option<Window>) {
-        self.written.push(Written::Launch { kernel, items, layers: 1, arguments: arguments.to_vec(), window });
+    pub fn launch_within(
+        &mut self,
+        kernel: &'static DenoiseKernel,
+        items: usize,
+        arguments: &[Argument],
+        window: Option<Window>,
+    ) {
+        self.written.push(Written::Launch {
+            kernel,
+            items,
+            layers: 1,
+            arguments: arguments.to_vec(),
+            window,
+        });
     }
 
     /// The same for so many layers at once.
-    pub fn launch_stack(&mut self, kernel: &'static DenoiseKernel, items: usize, layers: usize, arguments: &[Argument]) {
-        self.written.push(Written::Launch { kernel, items, layers, arguments: arguments.to_vec(), window: None });
+    pub fn launch_stack(
+        &mut self,
+        kernel: &'static DenoiseKernel,
+        items: usize,
+        layers: usize,
+        arguments: &[Argument],
+    ) {
+        self.written.push(Written::Launch {
+            kernel,
+            items,
+            layers,
+            arguments: arguments.to_vec(),
+            window: None,
+        });
     }
 
-    /// Adds a GEMM of the matrices at these addresses, in a lane. They are as the spec says and live as a launch's; y overlaps
-    /// neither x nor w, and nothing that may run concurrently uses y.
+    /// Adds a GEMM of the matrices at these addresses, in a lane. They are as the spec says and
+    /// live as a launch's; y overlaps neither x nor w, and nothing that may run concurrently
+    /// uses y.
     pub fn gemm(&mut self, lane: usize, spec: Spec, x: u64, w: u64, y: u64) {
         self.written.push(Written::Gemm { lane, spec, x, w, y });
     }
 
-    /// Lets what comes in lane `to` wait for what is in lane `from` so far. At the end the first lane has to have waited for all others.
+    /// Lets what comes in lane `to` wait for what is in lane `from` so far. At the end the first
+    /// lane has to have waited for all others.
     pub fn cross(&mut self, from: usize, to: usize) {
         self.written.push(Written::Cross { from, to });
     }
@@ -122,11 +158,13 @@ impl LaunchPlan {
         self.written.push(Written::End);
     }
 
-    /// Compiles, loads and describes everything in it. The program keeps the memory and what it has set aside of L2; GEMMs need the
-    /// library. If `programmatic`, kernels are launched with PDL.
+    /// Compiles, loads and describes everything in it. The program keeps the memory and what it has
+    /// set aside of L2; GEMMs need the library. If `programmatic`, kernels are launched with
+    /// PDL.
     ///
     /// # Errors
-    /// When a kernel does not compile or load, a grid cannot hold its blocks, or the library knows no algorithm.
+    /// When a kernel does not compile or load, a grid cannot hold its blocks, or the library knows
+    /// no algorithm.
     pub fn finish(
         self,
         device: &Arc<Device>,
@@ -159,13 +197,19 @@ impl LaunchPlan {
                     let number = match loaded.get(&(kernel.symbol, items, layers)) {
                         Some(&known) => known,
                         None => {
-                            program.kernels.push(kernel.load(device, &Items { model: *model, items, layers })?);
+                            program.kernels.push(
+                                kernel.load(device, &Items { model: *model, items, layers })?,
+                            );
                             let number = program.kernels.len() - 1;
                             loaded.insert((kernel.symbol, items, layers), number);
                             number
                         }
                     };
-                    Op::Launch { kernel: number, arguments, attributes: LaunchAttributes { programmatic, window } }
+                    Op::Launch {
+                        kernel: number,
+                        arguments,
+                        attributes: LaunchAttributes { programmatic, window },
+                    }
                 }
                 Written::Gemm { lane, spec, x, w, y } => {
                     let gemm = match described.iter().position(|known| *known == spec) {
@@ -181,7 +225,8 @@ impl LaunchPlan {
                 }
             });
         }
-        // Every GEMM is timed on all that it multiplies here: layer after layer of weights, as they will come.
+        // Every GEMM is timed on all that it multiplies here: layer after layer of weights, as they
+        // will come.
         for (number, gemm) in program.gemms.iter_mut().enumerate() {
             let operands: Vec<[u64; 3]> = program
                 .ops

@@ -1,4 +1,5 @@
-//! What the rows of the family's kernels share: what builds and grids depend on, and the models that there are builds for.
+//! What the rows of the family's kernels share: what builds and grids depend on, and the models
+//! that there are builds for.
 
 use crate::denoise::model::{ACTION, Model, PI05, TINY};
 use kernelgate_cuda::{KernelSpec, Requires, Source};
@@ -8,7 +9,10 @@ const HEADERS: &[(&str, &str)] = &[
     ("denoise/model.cuh", include_str!("../../../kernels/denoise/model.cuh")),
     ("denoise/panel.cuh", include_str!("../../../kernels/denoise/panel.cuh")),
     ("denoise/persistent.cuh", include_str!("../../../kernels/denoise/persistent.cuh")),
-    ("denoise/persistent_attention.cuh", include_str!("../../../kernels/denoise/persistent_attention.cuh")),
+    (
+        "denoise/persistent_attention.cuh",
+        include_str!("../../../kernels/denoise/persistent_attention.cuh"),
+    ),
     ("denoise/skinny_gemm.cuh", include_str!("../../../kernels/denoise/skinny_gemm.cuh")),
 ];
 
@@ -51,7 +55,9 @@ pub const fn model_kernel(
     blocks: fn(&Items) -> [usize; 3],
 ) -> KernelSpec<Items> {
     KernelSpec {
-        defines: |items| compiled_for(&items.model).map(|define| define.to_owned()).into_iter().collect(),
+        defines: |items| {
+            compiled_for(&items.model).map(|define| define.to_owned()).into_iter().collect()
+        },
         constants: |items| with_model(items, &[("THREADS", THREADS)]),
         whole_shared: true,
         variants: || [PI05, TINY].map(|model| Items { model, items: 1, layers: 1 }).to_vec(),
@@ -62,7 +68,13 @@ pub const fn model_kernel(
 /// The numbers of `kernels/denoise/model.cuh`, and others.
 pub fn with_model(items: &Items, others: &[(&'static str, usize)]) -> Vec<(&'static str, usize)> {
     let Model { width, mlp, heads, head_dim, .. } = items.model;
-    let model = [("WIDTH", width), ("MLP", mlp), ("HEADS", heads), ("HEAD_DIM", head_dim), ("ACTION", ACTION)];
+    let model = [
+        ("WIDTH", width),
+        ("MLP", mlp),
+        ("HEADS", heads),
+        ("HEAD_DIM", head_dim),
+        ("ACTION", ACTION),
+    ];
     [&model, others].concat()
 }
 
@@ -71,8 +83,12 @@ pub fn a_row_a_block(items: &Items) -> [usize; 3] {
     [items.items, 1, items.layers]
 }
 
-/// What the fused kernels are called for a model, whatever its depth; `None` where they are not compiled for it.
+/// What the fused kernels are called for a model, whatever its depth; `None` where they are not
+/// compiled for it.
 pub fn compiled_for(model: &Model) -> Option<&'static str> {
     let same = |known: &Model| Model { name: model.name, depth: model.depth, ..*known } == *model;
-    [(PI05, "MODEL=Pi05"), (TINY, "MODEL=Tiny")].into_iter().find(|(known, _)| same(known)).map(|(_, define)| define)
+    [(PI05, "MODEL=Pi05"), (TINY, "MODEL=Tiny")]
+        .into_iter()
+        .find(|(known, _)| same(known))
+        .map(|(_, define)| define)
 }

@@ -44,7 +44,9 @@ impl ExpertRun {
     /// Whether the fused kernels are compiled for its model.
     pub fn supported_fused(&self) -> Result<(), String> {
         self.supported()?;
-        compiled_for(&self.shape.model).map(drop).ok_or_else(|| "not compiled for this model".to_owned())
+        compiled_for(&self.shape.model)
+            .map(drop)
+            .ok_or_else(|| "not compiled for this model".to_owned())
     }
 
     pub fn supported(&self) -> Result<(), String> {
@@ -53,11 +55,20 @@ impl ExpertRun {
 
     /// Itself, if it is short enough to be captured.
     pub fn captured(&self) -> Result<Self, String> {
-        if self.steps <= MAX_CAPTURED_STEPS { Ok(*self) } else { Err(format!("captures up to {MAX_CAPTURED_STEPS} steps")) }
+        if self.steps <= MAX_CAPTURED_STEPS {
+            Ok(*self)
+        } else {
+            Err(format!("captures up to {MAX_CAPTURED_STEPS} steps"))
+        }
     }
 
     /// The one output.
     pub fn output(&self, device: &Device) -> Result<Output, BackendError> {
-        Output::new(device, if self.looped { "actions" } else { "velocity" }, [self.shape.s, ACTION], Dtype::F32)
+        Output::new(
+            device,
+            if self.looped { "actions" } else { "velocity" },
+            [self.shape.s, ACTION],
+            Dtype::F32,
+        )
     }
 }

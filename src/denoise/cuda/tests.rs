@@ -1,5 +1,6 @@
-//! Declared memory and refusals anywhere; on a GPU every rung against the reference, at the small model and at the full width with few
-//! layers, for repeatability, and its memory against what it declares.
+//! Declared memory and refusals anywhere; on a GPU every rung against the reference, at the small
+//! model and at the full width with few layers, for repeatability, and its memory against what it
+//! declares.
 
 use super::buffers::Buffers;
 use super::program::{LaunchPlan, Written};
@@ -27,7 +28,10 @@ fn looped(model: Model, s: usize, p: usize, steps: usize) -> DenoiseLoop {
 }
 
 /// The rows that compute a problem.
-fn supporting<P>(rows: &'static [Implementation<P>], problem: &P) -> Vec<&'static Implementation<P>> {
+fn supporting<P>(
+    rows: &'static [Implementation<P>],
+    problem: &P,
+) -> Vec<&'static Implementation<P>> {
     rows.iter().filter(|row| (row.supports)(problem).is_ok()).collect()
 }
 
@@ -52,7 +56,10 @@ fn check<P: Problem>(
         }
     }
     found.iter().step_by(2).for_each(|(row, found)| {
-        eprintln!("{name} {row}: max {:.1e}, relative L2 {:.1e}", found.max_error, found.relative_l2);
+        eprintln!(
+            "{name} {row}: max {:.1e}, relative L2 {:.1e}",
+            found.max_error, found.relative_l2
+        );
     });
     found
 }
@@ -62,12 +69,19 @@ fn f32_and_long_captures_are_refused_with_a_reason() {
     let expert = ExpertShape { dtype: Dtype::F32, ..shape(TINY, 7, 13) };
     for row in STEP {
         assert!(row.name.starts_with("cuda/") && !row.about.is_empty());
-        assert_eq!((row.supports)(&DenoiseStep { expert }), Err("computes bf16 only".to_owned()), "{}", row.name);
+        assert_eq!(
+            (row.supports)(&DenoiseStep { expert }),
+            Err("computes bf16 only".to_owned()),
+            "{}",
+            row.name
+        );
     }
     let long = looped(TINY, 7, 13, 101);
     let reasons: Vec<_> = LOOP.iter().map(|row| (row.supports)(&long)).collect();
     assert_eq!(reasons[0], Ok(()));
-    assert!(reasons[1..].iter().all(|reason| *reason == Err("captures up to 100 steps".to_owned())));
+    assert!(
+        reasons[1..].iter().all(|reason| *reason == Err("captures up to 100 steps".to_owned()))
+    );
     let other = DenoiseStep { expert: shape(Model { mlp: 192, ..TINY }, 7, 13) };
     assert_eq!((STEP[0].supports)(&other), Ok(()));
     assert_eq!((STEP[2].supports)(&other), Err("not compiled for this model".to_owned()));
@@ -77,7 +91,10 @@ fn f32_and_long_captures_are_refused_with_a_reason() {
     let persistent = |model, s, p| (STEP[4].supports)(&DenoiseStep { expert: shape(model, s, p) });
     assert_eq!(persistent(TINY, 7, 13), Err("not compiled for this model".to_owned()));
     assert_eq!(persistent(SHALLOW, 57, 13), Err("has room for 56 actions".to_owned()));
-    assert_eq!(persistent(SHALLOW, 50, 975), Err("has room for 1024 keys, prefix and actions together".to_owned()));
+    assert_eq!(
+        persistent(SHALLOW, 50, 975),
+        Err("has room for 1024 keys, prefix and actions together".to_owned())
+    );
     assert_eq!(persistent(PI05, 56, 968), Ok(()));
     assert_eq!(LOOP[4].name, "cuda/fused_overlap_l2");
     assert!((LOOP[4].supports)(&looped(TINY, 7, 13, 1)).unwrap_err().contains("nothing to keep"));
@@ -87,23 +104,39 @@ fn f32_and_long_captures_are_refused_with_a_reason() {
 #[test]
 fn declared_memory_is_what_the_shapes_say() {
     let declared = |row: &Implementation<DenoiseLoop>, problem: &DenoiseLoop| {
-        let Prepare::CudaWithin { device_bytes, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
+        let Prepare::CudaWithin { device_bytes, .. } = row.prepare else {
+            panic!("{} declares no memory", row.name)
+        };
         device_bytes(problem)
     };
     let problem = looped(TINY, 7, 13, 3);
     let inputs = problem.inputs(1).bytes() as u64;
     let fixed = 3 * 8 + 7 * 32 * 4;
-    // The time's three panels; styles of 2·2 + 1 norms; angles, h, squares, q; a panel of attended and two of hidden; the suffix' keys and
-    // values.
+    // The time's three panels; styles of 2·2 + 1 norms; angles, h, squares, q; a panel of attended
+    // and two of hidden; the suffix' keys and values.
     let panel = 64 * 64 * 2;
-    let fused = 3 * panel + 5 * 3 * 192 * 4 + 7 * 16 * 4 + 7 * 64 * 2 + 7 * 4 + 7 * 32 * 2 + 3 * panel + 2 * 2 * 7 * 16 * 2;
+    let fused = 3 * panel
+        + 5 * 3 * 192 * 4
+        + 7 * 16 * 4
+        + 7 * 64 * 2
+        + 7 * 4
+        + 7 * 32 * 2
+        + 3 * panel
+        + 2 * 2 * 7 * 16 * 2;
     assert_eq!(declared(&LOOP[2], &problem), inputs + fixed + fused);
     assert_eq!(declared(&LOOP[3], &problem), declared(&LOOP[2], &problem));
     assert_eq!(declared(&LOOP[4], &problem), declared(&LOOP[2], &problem));
     assert_eq!(declared(&LOOP[1], &problem), declared(&LOOP[0], &problem) + 3 * (16 << 20));
     // 20 tokens are padded to 24.
     let scores = 7 * 2 * 24 * (4 + 2) + 2 * 24 * 16 * 2;
-    let rows = 7 * (32 * 2 + 16 * 4 + 64 * (2 + 4 + 2 + 4 + 2) + 2 * 32 * 2 + 2 * 16 * 2 + 2 * 128 * 2 + 32 * 4);
+    let rows = 7
+        * (32 * 2
+            + 16 * 4
+            + 64 * (2 + 4 + 2 + 4 + 2)
+            + 2 * 32 * 2
+            + 2 * 16 * 2
+            + 2 * 128 * 2
+            + 32 * 4);
     let per_op = 3 * 64 * 2 + 5 * 192 * 4 + rows + scores;
     assert_eq!(declared(&LOOP[0], &problem), inputs + fixed + per_op + (16 << 20));
     // The full loop: its 879 MB of weights and caches are nearly all of it.
@@ -119,8 +152,14 @@ fn plans(run: &ExpertRun) -> [(LaunchPlan, Buffers); 3] {
     let output = Argument::Address(1 << 40);
     let whole = Buffers::imagined(run, &[buffers::inputs(run, &[]), per_op::scratch(run)].concat());
     let caches = fused::caches(run).to_vec();
-    let tailed = Buffers::imagined(run, &[fused::inputs(run), fused::packed(run), caches, fused::scratch(run)].concat());
-    let padded = Buffers::imagined(run, &[fused::inputs(run), persistent::packed(run), persistent::scratch(run)].concat());
+    let tailed = Buffers::imagined(
+        run,
+        &[fused::inputs(run), fused::packed(run), caches, fused::scratch(run)].concat(),
+    );
+    let padded = Buffers::imagined(
+        run,
+        &[fused::inputs(run), persistent::packed(run), persistent::scratch(run)].concat(),
+    );
     [
         (per_op::plan(run, &whole, output, true), whole),
         (fused::plan(run, &tailed, output, None), tailed),
@@ -133,12 +172,17 @@ fn parameters(kernel: &KernelSpec<Items>) -> Vec<String> {
     let (source, symbol) = (kernel.source.text, kernel.symbol);
     let from = source.find(&format!("{symbol}(")).unwrap() + symbol.len() + 1;
     let list = &source[from..from + source[from..].find(')').unwrap()];
-    list.split(',').map(|parameter| parameter.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+    list.split(',')
+        .map(|parameter| parameter.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect()
 }
 
 #[test]
 fn every_launch_has_the_arguments_of_its_kernel() {
-    for run in [ExpertRun::from(&DenoiseStep { expert: shape(SHALLOW, 50, 968) }), ExpertRun::from(&looped(TINY, 7, 13, 3))] {
+    for run in [
+        ExpertRun::from(&DenoiseStep { expert: shape(SHALLOW, 50, 968) }),
+        ExpertRun::from(&looped(TINY, 7, 13, 3)),
+    ] {
         for (plan, memory) in plans(&run) {
             let known = |address: u64| address == 0 || address == 1 << 40 || memory.holds(address);
             for written in &plan.written {
@@ -151,7 +195,9 @@ fn every_launch_has_the_arguments_of_its_kernel() {
                         Argument::Address(address) => parameter.contains('*') && known(*address),
                         Argument::I32(_) => parameter.starts_with("int "),
                         Argument::I64(_) => parameter.starts_with("i64 "),
-                        Argument::F32(_) => parameter.starts_with("float ") && !parameter.contains('*'),
+                        Argument::F32(_) => {
+                            parameter.starts_with("float ") && !parameter.contains('*')
+                        }
                         _ => false,
                     };
                     assert!(fits, "{symbol}: {argument:?} for {parameter}");
@@ -165,9 +211,14 @@ fn every_launch_has_the_arguments_of_its_kernel() {
 fn plans_have_the_launches_and_ranges_of_the_model() {
     let run = ExpertRun::from(&DenoiseLoop { expert: shape(PI05, 50, 968), steps: 10 });
     let [(per_op, _), (fused, _), (persistent, _)] = plans(&run);
-    let count = |plan: &LaunchPlan, wanted: fn(&Written) -> bool| plan.written.iter().filter(|written| wanted(written)).count();
-    let commands = |plan: &LaunchPlan| count(plan, |written| matches!(written, Written::Launch { .. } | Written::Gemm { .. }));
-    // Per step: 5 for the time, 3 actions in, angles, 18 layers of 21, 3 for the last norm, the projection and Euler; one copy.
+    let count = |plan: &LaunchPlan, wanted: fn(&Written) -> bool| {
+        plan.written.iter().filter(|written| wanted(written)).count()
+    };
+    let commands = |plan: &LaunchPlan| {
+        count(plan, |written| matches!(written, Written::Launch { .. } | Written::Gemm { .. }))
+    };
+    // Per step: 5 for the time, 3 actions in, angles, 18 layers of 21, 3 for the last norm, the
+    // projection and Euler; one copy.
     assert_eq!(commands(&per_op), 10 * (5 + 3 + 1 + 18 * 21 + 3 + 1 + 1) + 1);
     // Embedding, angles, two layers of the time, three styles, begin; five a layer, one a step.
     assert_eq!(commands(&fused), 8 + 10 * (18 * 5 + 1));
@@ -176,13 +227,21 @@ fn plans_have_the_launches_and_ranges_of_the_model() {
     let begun = count(&per_op, |written| matches!(written, Written::Begin(_)));
     assert_eq!(begun, count(&per_op, |written| matches!(written, Written::End)));
     assert_eq!(begun, 1 + 10 * (1 + 3 + 18 * 11 + 2));
-    assert!(per_op.written.iter().any(|written| matches!(written, Written::Begin(name) if name == "Step_9/Layer_17/KV_Concat")));
+    assert!(per_op.written.iter().any(
+        |written| matches!(written, Written::Begin(name) if name == "Step_9/Layer_17/KV_Concat")
+    ));
 }
 
 #[test]
 fn attention_keeps_the_caches_until_the_last_step() {
     let run = ExpertRun::from(&looped(TINY, 7, 13, 3));
-    let regions = [fused::inputs(&run), fused::packed(&run), fused::caches(&run).to_vec(), fused::scratch(&run)].concat();
+    let regions = [
+        fused::inputs(&run),
+        fused::packed(&run),
+        fused::caches(&run).to_vec(),
+        fused::scratch(&run),
+    ]
+    .concat();
     let memory = Buffers::imagined(&run, &regions);
     let (address, bytes) = memory.span("keys", "values");
     // Keys and values of two layers, 20 rows of 16 columns each, without a gap.
@@ -194,7 +253,9 @@ fn attention_keeps_the_caches_until_the_last_step() {
         .written
         .iter()
         .filter_map(|written| match written {
-            Written::Launch { kernel, window, arguments, .. } => Some((kernel.symbol, *window, arguments)),
+            Written::Launch { kernel, window, arguments, .. } => {
+                Some((kernel.symbol, *window, arguments))
+            }
             _ => None,
         })
         .filter(|(symbol, window, _)| *symbol == "denoise_fused_attention" || window.is_some())
@@ -209,19 +270,31 @@ fn attention_keeps_the_caches_until_the_last_step() {
         }
     }
     let without = fused::plan(&run, &memory, output, None);
-    assert!(without.written.iter().all(|written| !matches!(written, Written::Launch { window: Some(_), .. })));
+    assert!(
+        without
+            .written
+            .iter()
+            .all(|written| !matches!(written, Written::Launch { window: Some(_), .. }))
+    );
 }
 
 #[test]
 fn every_rung_agrees_with_the_reference_on_the_small_model() {
     let Some((device, _alone)) = gpu() else { return };
-    for (s, p) in [(1, 1), (7, 13), (16, 100), (50, 968), (33, 1200), (64, 64), (65, 31), (130, 2100)] {
+    for (s, p) in
+        [(1, 1), (7, 13), (16, 100), (50, 968), (33, 1200), (64, 64), (65, 31), (130, 2100)]
+    {
         let name = format!("tiny s={s} p={p}");
         check(&STEP[..4], &DenoiseStep { expert: shape(TINY, s, p) }, &device, &name);
     }
     for (s, p, steps) in [(7, 13, 1), (7, 13, 3), (50, 968, 10), (70, 20, 70)] {
         let rows = if steps > 1 { &LOOP[..5] } else { &LOOP[..4] };
-        check(rows, &looped(TINY, s, p, steps), &device, &format!("tiny s={s} p={p} steps={steps}"));
+        check(
+            rows,
+            &looped(TINY, s, p, steps),
+            &device,
+            &format!("tiny s={s} p={p} steps={steps}"),
+        );
     }
 }
 
@@ -240,18 +313,36 @@ fn every_rung_agrees_with_the_reference_at_the_full_width() {
 #[test]
 fn the_persistent_kernel_agrees_with_the_reference_to_its_bounds() {
     let Some((device, _alone)) = gpu() else { return };
-    // All rows and all keys; rows of one block of eight and one more; a prefix that ends within sixteen keys, or before all of some blocks'.
-    for (s, p) in [(56, 968), (8, 1016), (9, 1015), (1, 1023), (33, 500), (50, 974), (24, 3), (17, 111)] {
-        check(&STEP[4..], &DenoiseStep { expert: shape(SHALLOW, s, p) }, &device, &format!("shallow s={s} p={p}"));
+    // All rows and all keys; rows of one block of eight and one more; a prefix that ends within
+    // sixteen keys, or before all of some blocks'.
+    for (s, p) in
+        [(56, 968), (8, 1016), (9, 1015), (1, 1023), (33, 500), (50, 974), (24, 3), (17, 111)]
+    {
+        check(
+            &STEP[4..],
+            &DenoiseStep { expert: shape(SHALLOW, s, p) },
+            &device,
+            &format!("shallow s={s} p={p}"),
+        );
     }
     // One layer, an odd number of them; more steps than a tile of shifts has.
     for (depth, steps) in [(1, 1), (1, 2), (3, 5), (1, 37)] {
         let model = Model { depth, ..SHALLOW };
-        check(&LOOP[5..], &looped(model, 50, 968, steps), &device, &format!("depth={depth} steps={steps}"));
+        check(
+            &LOOP[5..],
+            &looped(model, 50, 968, steps),
+            &device,
+            &format!("depth={depth} steps={steps}"),
+        );
     }
     // Ranks without rows and clusters without queries, step after step.
     for (s, p, steps) in [(1, 1, 3), (9, 40, 2), (56, 968, 3)] {
-        check(&LOOP[5..], &looped(SHALLOW, s, p, steps), &device, &format!("shallow s={s} p={p} steps={steps}"));
+        check(
+            &LOOP[5..],
+            &looped(SHALLOW, s, p, steps),
+            &device,
+            &format!("shallow s={s} p={p} steps={steps}"),
+        );
     }
 }
 
@@ -307,7 +398,9 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
     let problem = looped(PI05, 50, 968, 10);
     let inputs = problem.inputs(24);
     for row in LOOP {
-        let Prepare::CudaWithin { device_bytes, .. } = row.prepare else { panic!("{} declares no memory", row.name) };
+        let Prepare::CudaWithin { device_bytes, .. } = row.prepare else {
+            panic!("{} declares no memory", row.name)
+        };
         let free = || memory::settled(&device).unwrap().0 as f64;
         // Once before, so that modules and the pool's own overhead are not counted.
         if prepare(row, &problem, &inputs, &device).is_none() {
@@ -320,6 +413,10 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
         let declared = device_bytes(&problem) as f64;
         eprintln!("{}: declared {:.1} MB, used {:.1} MB", row.name, declared / 1e6, used / 1e6);
         // Allocations come from the driver in pieces of 32 MiB.
-        assert!((used - declared).abs() <= 0.05 * declared + 64e6, "{}: declared {declared}, used {used}", row.name);
+        assert!(
+            (used - declared).abs() <= 0.05 * declared + 64e6,
+            "{}: declared {declared}, used {used}",
+            row.name
+        );
     }
 }

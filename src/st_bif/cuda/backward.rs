@@ -32,7 +32,13 @@ const MAX_UNROLLED: usize = 16;
 const REPLAY_THREADS: usize = 128;
 const REPLAY: KernelSpec<Neurons> = KernelSpec {
     defines: |neurons| vec![element(neurons), format!("STEPS={}", neurons.t)],
-    constants: |neurons| vec![("BLOCK", REPLAY_THREADS), ("PER_THREAD", replay_neurons(neurons)), ("MAX_STEPS", MAX_UNROLLED)],
+    constants: |neurons| {
+        vec![
+            ("BLOCK", REPLAY_THREADS),
+            ("PER_THREAD", replay_neurons(neurons)),
+            ("MAX_STEPS", MAX_UNROLLED),
+        ]
+    },
     variants: || variants(&[4, 8, 16]),
     ..kernel(
         "st_bif/backward_replay",
@@ -87,7 +93,11 @@ pub const BACKWARD: &[Implementation<StBifBackward>] = &[
     },
 ];
 
-fn saved(problem: &StBifBackward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn saved(
+    problem: &StBifBackward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
     let (sizes, parameters, null) = (sizes(neurons), parameters(neurons), Argument::Address(0));
     let membranes = device.allocate(4 * neurons.n * neurons.t)?;
@@ -105,20 +115,29 @@ fn saved(problem: &StBifBackward, inputs: &Tensors, device: &Arc<Device>) -> Res
     let gy = device.upload(inputs.tensor("gy").as_bytes())?;
     Ok(CudaTask::new(device, vec![gradient(device, neurons)?], move |outputs| {
         let pointers = [&gy, &membranes, &tracers].map(Argument::from);
-        kernel.launch(&[&pointers[..], &[null, outputs[0].argument()], &sizes, &parameters].concat())
+        kernel
+            .launch(&[&pointers[..], &[null, outputs[0].argument()], &sizes, &parameters].concat())
     }))
 }
 
-fn replay(problem: &StBifBackward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn replay(
+    problem: &StBifBackward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
     let unrolled = neurons.t <= MAX_UNROLLED;
     let kernel = if unrolled { REPLAY } else { REPLAY_ANY }.load(device, neurons)?;
-    let (x, gy) = (device.upload(inputs.tensor("x").as_bytes())?, device.upload(inputs.tensor("gy").as_bytes())?);
+    let (x, gy) = (
+        device.upload(inputs.tensor("x").as_bytes())?,
+        device.upload(inputs.tensor("gy").as_bytes())?,
+    );
     let sizes = sizes(neurons);
     let sizes = sizes[..if unrolled { 1 } else { 2 }].to_vec();
     let parameters = parameters(neurons);
     Ok(CudaTask::new(device, vec![gradient(device, neurons)?], move |outputs| {
-        let pointers = [Argument::from(&x), Argument::from(&gy), Argument::Address(0), outputs[0].argument()];
+        let pointers =
+            [Argument::from(&x), Argument::from(&gy), Argument::Address(0), outputs[0].argument()];
         kernel.launch(&[&pointers[..], &sizes, &parameters].concat())
     }))
 }
@@ -134,7 +153,8 @@ mod tests {
     #[test]
     fn neurons_of_a_thread_follow_the_registers() {
         let neurons = |t, dtype| Neurons { n: 5121, t, dtype, ..variants(&[8])[0] };
-        let blocks = |kernel: KernelSpec<Neurons>, neurons: &Neurons| kernel.shape(neurons).unwrap().grid.0;
+        let blocks =
+            |kernel: KernelSpec<Neurons>, neurons: &Neurons| kernel.shape(neurons).unwrap().grid.0;
         assert_eq!(blocks(REPLAY, &neurons(8, Dtype::F32)), 21);
         assert_eq!(blocks(REPLAY, &neurons(8, Dtype::F16)), 11);
         assert_eq!(blocks(REPLAY, &neurons(9, Dtype::F16)), 21);

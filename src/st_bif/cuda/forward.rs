@@ -25,7 +25,8 @@ const PER_STEP: KernelSpec<Neurons> = kernel(
     |neurons| [neurons.n.div_ceil(THREADS), 1, 1],
 );
 
-/// Saves membranes and tracers, where it is given memory for them: the backward ladder's first rung starts from these.
+/// Saves membranes and tracers, where it is given memory for them: the backward ladder's first rung
+/// starts from these.
 pub const FUSED: KernelSpec<Neurons> = kernel(
     "st_bif/forward_fused",
     include_str!("../../../kernels/st_bif/forward_fused.cu"),
@@ -102,13 +103,19 @@ pub const FORWARD: &[Implementation<StBifForward>] = &[
         name: "cuda/vectorized",
         about: "16-byte loads, several neurons a thread and several loads in flight, int8 spikes",
         supports: int8,
-        prepare: Prepare::Cuda(|problem, inputs, device| streaming(problem, inputs, device, VECTORIZED)),
+        prepare: Prepare::Cuda(|problem, inputs, device| {
+            streaming(problem, inputs, device, VECTORIZED)
+        }),
     },
     Implementation {
         name: "cuda/packed",
         about: "as vectorized, two bits a spike",
-        supports: |problem| if problem.packed { Ok(()) } else { Err("writes packed spikes only".to_owned()) },
-        prepare: Prepare::Cuda(|problem, inputs, device| streaming(problem, inputs, device, PACKED)),
+        supports: |problem| {
+            if problem.packed { Ok(()) } else { Err("writes packed spikes only".to_owned()) }
+        },
+        prepare: Prepare::Cuda(|problem, inputs, device| {
+            streaming(problem, inputs, device, PACKED)
+        }),
     },
 ];
 
@@ -116,7 +123,11 @@ fn int8(problem: &StBifForward) -> Result<(), String> {
     if problem.packed { Err("writes one byte a spike".to_owned()) } else { Ok(()) }
 }
 
-fn per_step(problem: &StBifForward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn per_step(
+    problem: &StBifForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let neurons = problem.neurons;
     let kernel = PER_STEP.load(device, &neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
@@ -133,7 +144,11 @@ fn per_step(problem: &StBifForward, inputs: &Tensors, device: &Arc<Device>) -> R
     }))
 }
 
-fn fused(problem: &StBifForward, inputs: &Tensors, device: &Arc<Device>) -> Result<CudaTask, BackendError> {
+fn fused(
+    problem: &StBifForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
     let kernel = FUSED.load(device, neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
@@ -170,7 +185,8 @@ fn spikes(device: &Device, neurons: &Neurons, packed: bool) -> Result<Output, Ba
     }
 }
 
-/// Two bits a spike, four to a byte, lowest bits first, rows padded to whole bytes: 00 is 0, 01 is 1, 11 is -1.
+/// Two bits a spike, four to a byte, lowest bits first, rows padded to whole bytes: 00 is 0, 01 is
+/// 1, 11 is -1.
 fn unpack(bytes: &[u8], shape: &[usize]) -> Tensor {
     let row_bytes = shape[1].div_ceil(4).max(1);
     let spike = |row: &[u8], neuron: usize| match row[neuron / 4] >> (2 * (neuron % 4)) & 3 {
@@ -181,12 +197,17 @@ fn unpack(bytes: &[u8], shape: &[usize]) -> Tensor {
         _ => 0x7f,
     };
     let mut spikes = vec![0i8; shape.iter().product()];
-    spikes.par_chunks_mut(shape[1].max(1)).zip(bytes.par_chunks(row_bytes)).for_each(|(spikes, row)| {
-        let parts = spikes.par_chunks_mut(1 << 16).enumerate();
-        parts.for_each(|(part, spikes)| {
-            spikes.iter_mut().enumerate().for_each(|(i, out)| *out = spike(row, (part << 16) + i));
-        });
-    });
+    spikes.par_chunks_mut(shape[1].max(1)).zip(bytes.par_chunks(row_bytes)).for_each(
+        |(spikes, row)| {
+            let parts = spikes.par_chunks_mut(1 << 16).enumerate();
+            parts.for_each(|(part, spikes)| {
+                spikes
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(i, out)| *out = spike(row, (part << 16) + i));
+            });
+        },
+    );
     Tensor::new(shape.to_vec(), Data::I8(spikes))
 }
 
@@ -199,13 +220,17 @@ mod tests {
         // 0, 1, -1, poison | 1, 0 and padding.
         let row = [0b10_11_01_00, 0b00_00_00_01];
         let tensor = unpack(&[row, row].concat(), &[2, 6]);
-        assert_eq!(tensor.data(), &Data::I8([[0, 1, -1, 0x7f, 1, 0], [0, 1, -1, 0x7f, 1, 0]].concat()));
+        assert_eq!(
+            tensor.data(),
+            &Data::I8([[0, 1, -1, 0x7f, 1, 0], [0, 1, -1, 0x7f, 1, 0]].concat())
+        );
     }
 
     #[test]
     fn a_thread_has_sixteen_bytes_of_neurons() {
         let neurons = |n, t, dtype| Neurons { n, t, dtype, ..super::super::row::variants(&[8])[0] };
-        let blocks = |kernel: KernelSpec<Neurons>, neurons: &Neurons| kernel.shape(neurons).unwrap().grid.0;
+        let blocks =
+            |kernel: KernelSpec<Neurons>, neurons: &Neurons| kernel.shape(neurons).unwrap().grid.0;
         assert_eq!(blocks(VECTORIZED, &neurons(5121, 8, Dtype::F32)), 11);
         assert_eq!(blocks(PACKED, &neurons(5121, 8, Dtype::F16)), 6);
         assert_eq!(blocks(PER_STEP, &neurons(5121, 8, Dtype::F32)), 21);

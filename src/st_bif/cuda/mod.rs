@@ -1,4 +1,5 @@
-//! ST-BIF on the GPU: the ladder from one launch a time step to vectorised kernels at the memory limit.
+//! ST-BIF on the GPU: the ladder from one launch a time step to vectorised kernels at the memory
+//! limit.
 //!
 //! What each kernel does, its thread mapping and its bound are in its file under `kernels/st_bif`.
 //! A ladder's file has its kernels' rows and its implementations.

@@ -1,4 +1,5 @@
-//! The rate on the host: blocks of neurons with their sums in L1, time loop inside, one pass over the spikes.
+//! The rate on the host: blocks of neurons with their sums in L1, time loop inside, one pass over
+//! the spikes.
 
 use rayon::prelude::*;
 
@@ -21,7 +22,9 @@ pub const CPU: &[Implementation<FiringRate>] = &[Implementation {
     prepare: Prepare::Cpu(|problem, inputs| {
         let FiringRate { n, t } = *problem;
         CpuTask::new(Tensors::new().with_output("rate", [n], Dtype::F32), move |outputs| {
-            let Data::I8(spikes) = inputs.tensor("spikes").data() else { unreachable!("spikes are i8") };
+            let Data::I8(spikes) = inputs.tensor("spikes").data() else {
+                unreachable!("spikes are i8")
+            };
             let scale = 1.0 / t as f32;
             outputs.f32_mut("rate").par_chunks_mut(LANES).enumerate().for_each(|(task, rate)| {
                 block(spikes, n, task * LANES, rate);
@@ -62,7 +65,8 @@ mod tests {
             let expected = problem.reference(&inputs);
             let mut task = prepare(&problem, Arc::new(inputs));
             task.poison_outputs().unwrap();
-            verify(&mut task, &expected, problem.tolerance()).unwrap_or_else(|error| panic!("n={n} t={t}: {error}"));
+            verify(&mut task, &expected, problem.tolerance())
+                .unwrap_or_else(|error| panic!("n={n} t={t}: {error}"));
         }
     }
 }

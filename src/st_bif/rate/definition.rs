@@ -1,7 +1,8 @@
-//! What a spiking network hands to its last layer: the mean spike of each neuron over the time steps.
+//! What a spiking network hands to its last layer: the mean spike of each neuron over the time
+//! steps.
 //!
-//! Source: rate coding, as the readout of SpikeZIP-TF (arXiv 2406.03470) averages the outputs of all steps. Spikes are
-//! ternary bytes, as `st_bif/forward` writes them.
+//! Source: rate coding, as the readout of SpikeZIP-TF (arXiv 2406.03470) averages the outputs of
+//! all steps. Spikes are ternary bytes, as `st_bif/forward` writes them.
 //!
 //! Deliberately absent: the threshold, which the next layer's weights take in, and packed spikes.
 
@@ -9,7 +10,8 @@ use rayon::prelude::*;
 
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{
-    Axis, AxisError, Data, Dtype, Expected, Problem, Tensor, Tensors, Tolerance, Unit, Work, Workload, random,
+    Axis, AxisError, Data, Dtype, Expected, Problem, Tensor, Tensors, Tolerance, Unit, Work,
+    Workload, random,
 };
 
 /// Mean spike of each neuron.
@@ -28,7 +30,9 @@ pub const RATE: Workload<FiringRate> = Workload {
             return Err(AxisError::Combination(format!("t={t}: up to {} time steps", 1 << 24)));
         }
         let elements = n.checked_mul(t).filter(|&elements| elements < 1 << 60);
-        elements.ok_or_else(|| AxisError::Combination("more neuron-steps than a 64-bit index holds".to_owned()))?;
+        elements.ok_or_else(|| {
+            AxisError::Combination("more neuron-steps than a 64-bit index holds".to_owned())
+        })?;
         Ok(FiringRate { n, t })
     },
 };
@@ -47,7 +51,8 @@ const COLUMNS: usize = 1 << 16;
 
 impl Problem for FiringRate {
     fn inputs(&self, seed: u64) -> Tensors {
-        // Of N(0, 1) the outer halves: about 31 % of the neurons spike in a step, as many up as down.
+        // Of N(0, 1) the outer halves: about 31 % of the neurons spike in a step, as many up as
+        // down.
         let spike = |x: f32| i8::from(x >= 1.0) - i8::from(x <= -1.0);
         let spikes = random::map_normal(seed, "spikes", self.t * self.n, spike);
         let mut inputs = Tensors::new();
@@ -58,14 +63,16 @@ impl Problem for FiringRate {
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let spikes = inputs.tensor("spikes");
         let mut rate = vec![0.0; self.n];
-        split_columns(&mut rate, self.n, COLUMNS).into_par_iter().enumerate().for_each(|(task, mut rows)| {
-            let rate = &mut *rows[0];
-            for step in 0..self.t {
-                let row = spikes.to_f64(step * self.n + task * COLUMNS, rate.len());
-                rate.iter_mut().zip(row).for_each(|(sum, spike)| *sum += spike);
-            }
-            rate.iter_mut().for_each(|sum| *sum /= self.t as f64);
-        });
+        split_columns(&mut rate, self.n, COLUMNS).into_par_iter().enumerate().for_each(
+            |(task, mut rows)| {
+                let rate = &mut *rows[0];
+                for step in 0..self.t {
+                    let row = spikes.to_f64(step * self.n + task * COLUMNS, rate.len());
+                    rate.iter_mut().zip(row).for_each(|(sum, spike)| *sum += spike);
+                }
+                rate.iter_mut().for_each(|sum| *sum /= self.t as f64);
+            },
+        );
         vec![Expected::all("rate", [self.n], rate)]
     }
 
@@ -104,7 +111,9 @@ mod tests {
     fn inputs_are_ternary_and_both_signs_come_as_often() {
         let inputs = FiringRate { n: 10_000, t: 4 }.inputs(1);
         let Data::I8(spikes) = inputs.tensor("spikes").data() else { panic!("bytes") };
-        let share = |wanted: i8| spikes.iter().filter(|&&spike| spike == wanted).count() as f64 / spikes.len() as f64;
+        let share = |wanted: i8| {
+            spikes.iter().filter(|&&spike| spike == wanted).count() as f64 / spikes.len() as f64
+        };
         assert!((share(1) - 0.1587).abs() < 0.01 && (share(-1) - 0.1587).abs() < 0.01);
         assert!((share(-1) + share(0) + share(1) - 1.0).abs() < 1e-12);
     }

@@ -34,11 +34,16 @@ pub struct Asking<'a> {
     pub timeout: Duration,
 }
 
-/// Asks every executable; their answers by bench, without those that have no case that was asked for.
+/// Asks every executable; their answers by bench, without those that have no case that was asked
+/// for.
 ///
 /// # Errors
 /// When one breaks, hangs or cannot do it here, or none has a case that was asked for.
-pub fn all(found: &FoundBenches, asking: &Asking<'_>, action: &Action) -> anyhow::Result<Vec<(String, ResponseBody)>> {
+pub fn all(
+    found: &FoundBenches,
+    asking: &Asking<'_>,
+    action: &Action,
+) -> anyhow::Result<Vec<(String, ResponseBody)>> {
     let (mut answers, mut reasons, mut close) = (Vec::new(), Vec::new(), Vec::new());
     for executable in &found.executables {
         match one(executable, asking, action)? {
@@ -46,7 +51,9 @@ pub fn all(found: &FoundBenches, asking: &Asking<'_>, action: &Action) -> anyhow
                 reasons.push(reason);
                 close.extend(ids);
             }
-            ResponseBody::Refused(reason) => anyhow::bail!("bench `{}`: {reason}", executable.bench),
+            ResponseBody::Refused(reason) => {
+                anyhow::bail!("bench `{}`: {reason}", executable.bench)
+            }
             answer => answers.push((executable.bench.clone(), answer)),
         }
     }
@@ -66,29 +73,46 @@ pub fn all(found: &FoundBenches, asking: &Asking<'_>, action: &Action) -> anyhow
 ///
 /// # Errors
 /// When it does not start, breaks, hangs, or writes no response.
-pub fn one(executable: &BenchExecutable, asking: &Asking<'_>, action: &Action) -> anyhow::Result<ResponseBody> {
+pub fn one(
+    executable: &BenchExecutable,
+    asking: &Asking<'_>,
+    action: &Action,
+) -> anyhow::Result<ResponseBody> {
     let bench = &executable.bench;
     let folder = tempfile::tempdir().context("failed to make a folder for a request")?;
-    let (request, response) = (folder.path().join("request.json"), folder.path().join("response.json"));
+    let (request, response) =
+        (folder.path().join("request.json"), folder.path().join("response.json"));
     let failed_to = |error| anyhow::anyhow!("failed to {error}");
-    file::write(&request, &Request { response: response.clone(), action: action.clone() }).map_err(failed_to)?;
+    file::write(&request, &Request { response: response.clone(), action: action.clone() })
+        .map_err(failed_to)?;
     let mut command = command(executable, asking, &request);
     let running = Running::default();
-    let (_, said) = running.start(&mut command).with_context(|| format!("bench `{bench}` does not start"))?;
+    let (_, said) =
+        running.start(&mut command).with_context(|| format!("bench `{bench}` does not start"))?;
     let (tell, heard) = std::sync::mpsc::channel();
     // Not joined: a process that the bench left behind may hold the stream open for ever.
     std::thread::spawn(move || tell.send(said.map(pass_on).unwrap_or_default()));
-    let ended = running.finish(asking.timeout).with_context(|| format!("bench `{bench}` was lost"))?;
+    let ended =
+        running.finish(asking.timeout).with_context(|| format!("bench `{bench}` was lost"))?;
     let last = heard.recv_timeout(LAST_WORDS).unwrap_or_default();
     match file::read::<Response>(&response) {
         Ok(response) => Ok(response.answer),
-        Err(error) if !error.is_not_found() => Err(anyhow::anyhow!("bench `{bench}`: failed to {error}")),
+        Err(error) if !error.is_not_found() => {
+            Err(anyhow::anyhow!("bench `{bench}`: failed to {error}"))
+        }
         Err(_) => {
             let how = match ended {
                 Ended::Exited(status) => format!("ended with {status} and no response"),
-                Ended::TimedOut => format!("gave no response within {} s (--wait sets this)", asking.timeout.as_secs()),
+                Ended::TimedOut => format!(
+                    "gave no response within {} s (--wait sets this)",
+                    asking.timeout.as_secs()
+                ),
             };
-            let last = if last.is_empty() { String::new() } else { format!("; it said last: {}", last.join("; ")) };
+            let last = if last.is_empty() {
+                String::new()
+            } else {
+                format!("; it said last: {}", last.join("; "))
+            };
             Err(anyhow::anyhow!("bench `{bench}` {how}{last}"))
         }
     }
@@ -109,7 +133,8 @@ fn command(executable: &BenchExecutable, asking: &Asking<'_>, request: &Path) ->
     command
 }
 
-/// Repeats what a bench says, up to a limit, and reads on so that it does not block; its last lines.
+/// Repeats what a bench says, up to a limit, and reads on so that it does not block; its last
+/// lines.
 fn pass_on(said: impl Read) -> Vec<String> {
     let mut said = BufReader::new(said);
     let mut last: Vec<String> = Vec::new();
@@ -145,7 +170,8 @@ mod tests {
     fn what_a_bench_says_is_limited_and_read_to_its_end() {
         let lines: String = (0..10).map(|i| format!("line {i}\n")).collect();
         assert_eq!(pass_on(lines.as_bytes()), ["line 6", "line 7", "line 8", "line 9"]);
-        let flood = [b"first\n".as_slice(), &vec![b'x'; 3 * MAX_SAID_BYTES as usize], b"\nlast\n"].concat();
+        let flood =
+            [b"first\n".as_slice(), &vec![b'x'; 3 * MAX_SAID_BYTES as usize], b"\nlast\n"].concat();
         assert_eq!(pass_on(&flood[..]), ["first"]);
     }
 }

@@ -73,7 +73,13 @@ pub fn program() -> std::ffi::OsString {
 /// `cargo bench --no-run`, to which a caller adds where.
 pub fn command(wanted: BuildTargets<'_>) -> Command {
     let mut command = Command::new(program());
-    command.args(["bench", "--no-run", "--message-format=json-render-diagnostics", "--profile", wanted.profile]);
+    command.args([
+        "bench",
+        "--no-run",
+        "--message-format=json-render-diagnostics",
+        "--profile",
+        wanted.profile,
+    ]);
     if let Some(package) = wanted.package {
         command.args(["--package", package]);
     }
@@ -91,17 +97,25 @@ pub fn command(wanted: BuildTargets<'_>) -> Command {
 ///
 /// # Errors
 /// When cargo does not start, fails or does not end.
-pub fn build(command: &mut Command, running: &Running, said: impl Fn(&str) + Send) -> Result<Vec<Built>, BuildError> {
+pub fn build(
+    command: &mut Command,
+    running: &Running,
+    said: impl Fn(&str) + Send,
+) -> Result<Vec<Built>, BuildError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let (stdout, stderr) = running.start(command).map_err(BuildError::Cargo)?;
-    let lines_of = |stream: Option<Box<dyn Read + Send>>| stream.into_iter().flat_map(|stream| BufReader::new(stream).lines());
+    let lines_of = |stream: Option<Box<dyn Read + Send>>| {
+        stream.into_iter().flat_map(|stream| BufReader::new(stream).lines())
+    };
     let (stdout, stderr) = (stdout.map(|it| Box::new(it) as _), stderr.map(|it| Box::new(it) as _));
     let (messages, ended, lines) = std::thread::scope(|scope| {
         let lines = scope.spawn(move || {
             let heard = lines_of(stderr).map_while(Result::ok).inspect(|line| said(line.trim()));
             heard.collect::<Vec<String>>()
         });
-        let built = scope.spawn(move || lines_of(stdout).map_while(Result::ok).filter_map(|line| bench_of(&line)).collect());
+        let built = scope.spawn(move || {
+            lines_of(stdout).map_while(Result::ok).filter_map(|line| bench_of(&line)).collect()
+        });
         // Concurrent with the readers: a build that hangs holds its streams open.
         let ended = running.finish(TIMEOUT);
         let built: Vec<Built> = built.join().unwrap_or_default();
@@ -122,7 +136,8 @@ pub fn build(command: &mut Command, running: &Running, said: impl Fn(&str) + Sen
 fn bench_of(line: &str) -> Option<Built> {
     let message: Message = serde_json::from_str(line).ok()?;
     let target = message.target?;
-    let bench = message.reason == "compiler-artifact" && target.kind.iter().any(|kind| kind == "bench");
+    let bench =
+        message.reason == "compiler-artifact" && target.kind.iter().any(|kind| kind == "bench");
     let path = message.executable.filter(|_| bench)?;
     Some(Built { bench: target.name, path, manifest: message.manifest_path.unwrap_or_default() })
 }
@@ -139,7 +154,11 @@ mod tests {
             )
         };
         let found = bench_of(&line("compiler-artifact", "bench", r#""/t/a-1""#)).unwrap();
-        let wanted = Built { bench: "a".to_owned(), path: PathBuf::from("/t/a-1"), manifest: PathBuf::from("/p/Cargo.toml") };
+        let wanted = Built {
+            bench: "a".to_owned(),
+            path: PathBuf::from("/t/a-1"),
+            manifest: PathBuf::from("/p/Cargo.toml"),
+        };
         assert_eq!(found, wanted);
         for other in [
             line("compiler-artifact", "lib", r#""/t/a-1""#),

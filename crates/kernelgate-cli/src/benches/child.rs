@@ -26,7 +26,10 @@ impl Running {
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn start(&self, command: &mut Command) -> std::io::Result<(Option<ChildStdout>, Option<ChildStderr>)> {
+    pub fn start(
+        &self,
+        command: &mut Command,
+    ) -> std::io::Result<(Option<ChildStdout>, Option<ChildStderr>)> {
         let mut held = self.lock();
         let mut child = command.spawn()?;
         let streams = (child.stdout.take(), child.stderr.take());

@@ -1,4 +1,5 @@
-//! Which bench executables a verb drives: those that cargo builds where the program was called, or those of a folder.
+//! Which bench executables a verb drives: those that cargo builds where the program was called, or
+//! those of a folder.
 
 use std::path::{Path, PathBuf};
 
@@ -48,7 +49,8 @@ pub struct FoundBenches {
 }
 
 impl BenchChoice {
-    /// Builds or looks, and asks each for its versions. `root` is where executables of a folder run.
+    /// Builds or looks, and asks each for its versions. `root` is where executables of a folder
+    /// run.
     ///
     /// # Errors
     /// When cargo fails, the folder cannot be read, or nothing is there that can be asked.
@@ -57,7 +59,10 @@ impl BenchChoice {
             Some(folder) => self.in_folder(folder, root)?,
             None => self.built()?,
         };
-        anyhow::ensure!(!candidates.is_empty(), "there is no bench: `[[bench]]` with `harness = false` in Cargo.toml makes one");
+        anyhow::ensure!(
+            !candidates.is_empty(),
+            "there is no bench: `[[bench]]` with `harness = false` in Cargo.toml makes one"
+        );
         // Cargo tells them in the order in which they were ready.
         candidates.sort_by(|a, b| (&a.root, &a.bench).cmp(&(&b.root, &b.bench)));
         let mut found = FoundBenches::default();
@@ -67,27 +72,40 @@ impl BenchChoice {
                 Err(why) => found.left_alone.push((executable.bench, why)),
             }
         }
-        found.left_alone.iter().for_each(|(bench, why)| eprintln!("left alone: bench `{bench}`: {why}"));
-        let named = self.bench.iter().find(|name| found.left_alone.iter().any(|(bench, _)| bench == *name));
-        anyhow::ensure!(named.is_none() && !found.executables.is_empty(), "no bench here can be asked: the lines above say why");
+        found
+            .left_alone
+            .iter()
+            .for_each(|(bench, why)| eprintln!("left alone: bench `{bench}`: {why}"));
+        let named =
+            self.bench.iter().find(|name| found.left_alone.iter().any(|(bench, _)| bench == *name));
+        anyhow::ensure!(
+            named.is_none() && !found.executables.is_empty(),
+            "no bench here can be asked: the lines above say why"
+        );
         Ok(found)
     }
 
     fn built(&self) -> anyhow::Result<Vec<BenchExecutable>> {
-        let wanted = BuildTargets { benches: &self.bench, package: self.package.as_deref(), profile: &self.profile };
+        let wanted = BuildTargets {
+            benches: &self.bench,
+            package: self.package.as_deref(),
+            profile: &self.profile,
+        };
         let here = std::env::current_dir().context("failed to tell the working folder")?;
         anyhow::ensure!(
             package::has_manifest(&here),
-            "no package here: neither {} nor a folder above it has a Cargo.toml; --dir names a folder of bench executables",
+            "no package here: neither {} nor a folder above it has a Cargo.toml; --dir names a \
+             folder of bench executables",
             here.display()
         );
         let mut command = cargo::command(wanted);
         let said = |line: &str| eprintln!("{}", kernelgate::record::text::printable(line));
-        let built = cargo::build(&mut command, &Running::default(), said).map_err(|error| match error {
-            // What cargo said was repeated as it came.
-            BuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
-            other => anyhow::anyhow!("the package {other}"),
-        })?;
+        let built =
+            cargo::build(&mut command, &Running::default(), said).map_err(|error| match error {
+                // What cargo said was repeated as it came.
+                BuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
+                other => anyhow::anyhow!("the package {other}"),
+            })?;
         let executable = |built: cargo::Built| BenchExecutable {
             bench: built.bench,
             path: built.path,
@@ -97,13 +115,24 @@ impl BenchChoice {
     }
 
     fn in_folder(&self, folder: &Path, root: &Path) -> anyhow::Result<Vec<BenchExecutable>> {
-        let folder = folder.canonicalize().with_context(|| format!("failed to read {}", folder.display()))?;
-        let found = prebuilt(&folder).with_context(|| format!("failed to read {}", folder.display()))?;
+        let folder = folder
+            .canonicalize()
+            .with_context(|| format!("failed to read {}", folder.display()))?;
+        let found =
+            prebuilt(&folder).with_context(|| format!("failed to read {}", folder.display()))?;
         for name in &self.bench {
-            anyhow::ensure!(found.contains_key(name), "--bench {name}: {} has no such executable", folder.display());
+            anyhow::ensure!(
+                found.contains_key(name),
+                "--bench {name}: {} has no such executable",
+                folder.display()
+            );
         }
         let wanted = |name: &String| self.bench.is_empty() || self.bench.contains(name);
-        let executable = |(bench, path): (String, PathBuf)| BenchExecutable { bench, path, root: root.to_owned() };
+        let executable = |(bench, path): (String, PathBuf)| BenchExecutable {
+            bench,
+            path,
+            root: root.to_owned(),
+        };
         Ok(found.into_iter().filter(|(name, _)| wanted(name)).map(executable).collect())
     }
 
@@ -116,12 +145,13 @@ impl BenchChoice {
         }
         let (oldest, newest) = versions::ask(&executable.path)?;
         match versions::common((oldest, newest)) {
-            Some(1) => {
-                Err("it speaks version 1 of the protocol, which knows `compare` only: update kernelgate in Cargo.toml".to_owned())
-            }
+            Some(1) => Err("it speaks version 1 of the protocol, which knows `compare` only: \
+                            update kernelgate in Cargo.toml"
+                .to_owned()),
             Some(_) => Ok(()),
             None => Err(format!(
-                "it speaks versions {oldest} to {newest} of the protocol, this program {} to {}: update the program",
+                "it speaks versions {oldest} to {newest} of the protocol, this program {} to {}: \
+                 update the program",
                 protocol::VERSIONS.0,
                 protocol::VERSIONS.1
             )),

@@ -8,7 +8,8 @@ use regex::bytes::Regex;
 
 use kernelgate::record::trial_request;
 
-/// What executables built before there was [`trial_request::MARK`] have in common: the name of a variable.
+/// What executables built before there was [`trial_request::MARK`] have in common: the name of a
+/// variable.
 const EARLIER: &str = "KERNELGATE_SESSION";
 /// Begins a script, which is no bench executable, whatever it mentions.
 const SCRIPT: &[u8] = b"#!";

@@ -1,7 +1,8 @@
 //! The bench executables of the package where the program was called: found, built, asked.
 //!
-//! Everything that needs a kernel is done by them, so that every verb works for every package. Deliberately absent: what the answers
-//! mean (`verbs`), and processes whose times count (`compare`).
+//! Everything that needs a kernel is done by them, so that every verb works for every package.
+//! Deliberately absent: what the answers mean (`verbs`), and processes whose times count
+//! (`compare`).
 
 pub mod ask;
 pub mod cargo;
@@ -12,5 +13,6 @@ pub mod package;
 pub mod prebuilt;
 pub mod versions;
 
-/// What the program itself answers when it is taken for a bench executable and asked for its versions.
+/// What the program itself answers when it is taken for a bench executable and asked for its
+/// versions.
 pub const PROGRAM: &str = "kernelgate program";

@@ -21,13 +21,17 @@ struct Package {
     manifest_path: PathBuf,
 }
 
-/// Where the files of the package around a folder lie. In a workspace that is the member whose folder is nearest upwards, else the root;
-/// the target folder is cargo's. Where there is no package, or no cargo, the folder itself.
+/// Where the files of the package around a folder lie. In a workspace that is the member whose
+/// folder is nearest upwards, else the root; the target folder is cargo's. Where there is no
+/// package, or no cargo, the folder itself.
 pub fn store(folder: &Path) -> Store {
     match metadata(folder) {
         Some(metadata) => {
-            let roots = metadata.packages.iter().filter_map(|package| package.manifest_path.parent());
-            let nearest = roots.filter(|root| folder.starts_with(root)).max_by_key(|root| root.components().count());
+            let roots =
+                metadata.packages.iter().filter_map(|package| package.manifest_path.parent());
+            let nearest = roots
+                .filter(|root| folder.starts_with(root))
+                .max_by_key(|root| root.components().count());
             Store::at(nearest.unwrap_or(&metadata.workspace_root), &metadata.target_directory)
         }
         None => Store::around(folder),
@@ -39,11 +43,15 @@ pub fn has_manifest(folder: &Path) -> bool {
     folder.ancestors().any(|folder| folder.join("Cargo.toml").is_file())
 }
 
-/// None where there is no manifest upwards, or cargo cannot read it: whoever needs to build will hear why.
+/// None where there is no manifest upwards, or cargo cannot read it: whoever needs to build will
+/// hear why.
 fn metadata(folder: &Path) -> Option<Metadata> {
     has_manifest(folder).then_some(())?;
     let mut command = Command::new(cargo::program());
-    command.args(["metadata", "--no-deps", "--format-version", "1"]).current_dir(folder).env_remove("CARGO_MANIFEST_DIR");
+    command
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .current_dir(folder)
+        .env_remove("CARGO_MANIFEST_DIR");
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     serde_json::from_slice(&output.stdout).ok()
 }
@@ -63,7 +71,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();
         write(&root, "Cargo.toml", "[workspace]\nmembers = [\"member\"]\nresolver = \"3\"\n");
-        write(&root, "member/Cargo.toml", "[package]\nname = \"member\"\nversion = \"0.1.0\"\nedition = \"2024\"\n");
+        write(
+            &root,
+            "member/Cargo.toml",
+            "[package]\nname = \"member\"\nversion = \"0.1.0\"\nedition = \"2024\"\n",
+        );
         write(&root, "member/src/lib.rs", "");
         let of = |folder: &Path| (store(folder).baselines, store(folder).root);
         let member = root.join("member");

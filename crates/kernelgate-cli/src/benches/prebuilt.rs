@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use kernelgate::record::text;
 
-/// The executables in a folder, and in its `deps/`, by name without cargo's hash; of several the newest.
+/// The executables in a folder, and in its `deps/`, by name without cargo's hash; of several the
+/// newest.
 ///
 /// # Errors
 /// When it cannot be read.
@@ -27,14 +28,17 @@ pub fn prebuilt(folder: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
 fn executable_name(path: &Path, facts: &std::fs::Metadata) -> Option<String> {
     let name = path.file_name()?.to_str().filter(|name| text::check_name(name).is_ok())?;
     #[cfg(unix)]
-    let runs = std::os::unix::fs::PermissionsExt::mode(&facts.permissions()) & 0o111 != 0 && !name.contains('.');
+    let runs = std::os::unix::fs::PermissionsExt::mode(&facts.permissions()) & 0o111 != 0
+        && !name.contains('.');
     #[cfg(not(unix))]
     let runs = name.ends_with(".exe");
     if !runs || !facts.is_file() {
         return None;
     }
     let name = name.trim_end_matches(".exe");
-    let hashed = name.rsplit_once('-').filter(|(_, hash)| hash.len() == 16 && hash.chars().all(|c| c.is_ascii_hexdigit()));
+    let hashed = name
+        .rsplit_once('-')
+        .filter(|(_, hash)| hash.len() == 16 && hash.chars().all(|c| c.is_ascii_hexdigit()));
     Some(hashed.map_or(name, |(stem, _)| stem).to_owned())
 }
 
@@ -48,11 +52,19 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("deps")).unwrap();
-        for (name, mode) in [("attention-0123456789abcdef", 0o755), ("deps/two", 0o755), ("three.d", 0o755), ("four", 0o644)] {
+        for (name, mode) in [
+            ("attention-0123456789abcdef", 0o755),
+            ("deps/two", 0o755),
+            ("three.d", 0o755),
+            ("four", 0o644),
+        ] {
             let path = folder.path().join(name);
             std::fs::write(&path, "x").unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
         }
-        assert_eq!(prebuilt(folder.path()).unwrap().into_keys().collect::<Vec<_>>(), ["attention", "two"]);
+        assert_eq!(
+            prebuilt(folder.path()).unwrap().into_keys().collect::<Vec<_>>(),
+            ["attention", "two"]
+        );
     }
 }

@@ -21,20 +21,30 @@ const MAX_BYTES: u64 = 1 << 16;
 /// # Errors
 /// Why it gave no answer, a fragment.
 pub fn ask(path: &Path) -> Result<(u64, u64), String> {
-    let output = tempfile::NamedTempFile::new().map_err(|cause| format!("no temporary file for its answer: {cause}"))?;
-    let into = output.reopen().map_err(|cause| format!("no temporary file for its answer: {cause}"))?;
+    let output = tempfile::NamedTempFile::new()
+        .map_err(|cause| format!("no temporary file for its answer: {cause}"))?;
+    let into =
+        output.reopen().map_err(|cause| format!("no temporary file for its answer: {cause}"))?;
     let mut command = Command::new(path);
-    // A bench of another kind lists its cases, or ends at a flag that it does not know; it measures nothing.
-    command.arg("--list").env(protocol::VARIABLE, protocol::QUESTION).env("KERNELGATE_TRIAL", trial_request::QUESTION);
+    // A bench of another kind lists its cases, or ends at a flag that it does not know; it measures
+    // nothing.
+    command
+        .arg("--list")
+        .env(protocol::VARIABLE, protocol::QUESTION)
+        .env("KERNELGATE_TRIAL", trial_request::QUESTION);
     command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(into);
-    let ended = wait(&mut command, TIMEOUT, &Running::default()).map_err(|cause| format!("it does not start: {cause}"))?;
+    let ended = wait(&mut command, TIMEOUT, &Running::default())
+        .map_err(|cause| format!("it does not start: {cause}"))?;
     match ended {
         Ended::TimedOut => Err(format!("no answer within {} s", TIMEOUT.as_secs())),
-        Ended::Exited(status) if !status.success() => Err(format!("asked for its version it ended with {status}")),
+        Ended::Exited(status) if !status.success() => {
+            Err(format!("asked for its version it ended with {status}"))
+        }
         Ended::Exited(_) => {
             let mut bytes = Vec::new();
             let read = std::io::Read::take(output.as_file(), MAX_BYTES);
-            std::io::Read::read_to_end(&mut { read }, &mut bytes).map_err(|cause| format!("its answer cannot be read: {cause}"))?;
+            std::io::Read::read_to_end(&mut { read }, &mut bytes)
+                .map_err(|cause| format!("its answer cannot be read: {cause}"))?;
             let text = String::from_utf8_lossy(&bytes);
             if text.trim_end() == super::PROGRAM {
                 return Err(IS_PROGRAM.to_owned());

@@ -1,4 +1,5 @@
-//! Many comparisons whose answer is known, of one executable with itself: how often the gate cries wolf, and what it finds.
+//! Many comparisons whose answer is known, of one executable with itself: how often the gate cries
+//! wolf, and what it finds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -15,7 +16,8 @@ use crate::gate::paired::TestPlan;
 use kernelgate::record::{Environment, Provenance, Trials, file, timestamp};
 use kernelgate::stats::median;
 
-/// Times of cases that are chosen where nobody names any, nanoseconds: on the host long against its clock, short against a process.
+/// Times of cases that are chosen where nobody names any, nanoseconds: on the host long against its
+/// clock, short against a process.
 const ON_HOST_NS: (f64, f64) = (0.5e6, 20e6);
 /// On a GPU: long enough that one per cent can be added.
 const ON_GPU_NS: (f64, f64) = (50e3, 20e6);
@@ -56,8 +58,12 @@ pub struct CalibrationRequest {
 /// Measures; the second value is how many comparisons are left to a later sitting.
 ///
 /// # Errors
-/// When the executables cannot be made ready, no case can be measured, or what is measured cannot be written.
-pub fn run(request: &ComparisonRequest, wanted: &CalibrationRequest) -> Result<(Calibration, usize), CompareError> {
+/// When the executables cannot be made ready, no case can be measured, or what is measured cannot
+/// be written.
+pub fn run(
+    request: &ComparisonRequest,
+    wanted: &CalibrationRequest,
+) -> Result<(Calibration, usize), CompareError> {
     let session = Session::open(request, true)?;
     let outcome = measure(request, wanted, &session);
     session.progress.end();
@@ -70,36 +76,49 @@ fn measure(
     session: &Session,
 ) -> Result<(Calibration, usize), CompareError> {
     let mut prepared = Engine::new(request, session, Trials::default()).prepare()?;
-    let left_out: BTreeSet<String> = prepared.case_errors().map(|(case, reason)| format!("left out: {case}: {reason}")).collect();
+    let left_out: BTreeSet<String> = prepared
+        .case_errors()
+        .map(|(case, reason)| format!("left out: {case}: {reason}"))
+        .collect();
     left_out.iter().for_each(|line| session.progress.say(line));
-    let environment = prepared.environment.clone().ok_or_else(|| usage("no bench got to its end"))?;
+    let environment =
+        prepared.environment.clone().ok_or_else(|| usage("no bench got to its end"))?;
     let times_ns = choose_cases(request, wanted, session, &mut prepared, &environment)?;
     let listed = times_ns.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
     session.progress.say(&format!("{} cases: {listed}", times_ns.len()));
     let mut calibration = open(request, wanted, session, (&prepared, environment, times_ns))?;
     calibration.left_out.extend(left_out);
     let tasks = schedule(wanted);
-    let open: Vec<(ComparisonKind, usize)> = tasks.iter().copied().filter(|task| !is_done(&calibration, *task)).collect();
+    let open: Vec<(ComparisonKind, usize)> =
+        tasks.iter().copied().filter(|task| !is_done(&calibration, *task)).collect();
     let (started, mut done) = (Instant::now(), 0);
     for (kind, number) in open.iter().copied() {
         // As long as the longest so far the next one may take.
-        let longest_s = calibration.comparisons.iter().map(|known| known.wall_s).fold(0.0, f64::max);
+        let longest_s =
+            calibration.comparisons.iter().map(|known| known.wall_s).fold(0.0, f64::max);
         let after = started.elapsed() + Duration::from_secs_f64(longest_s);
         if wanted.total.is_some_and(|total| after >= total) {
             break;
         }
-        let ahead = progress::duration(left(&calibration, open.len() - done, started.elapsed(), done));
-        let label =
-            format!("{} of {} comparisons done, {ahead} left; {}", tasks.len() - open.len() + done, tasks.len(), kind.name());
+        let ahead =
+            progress::duration(left(&calibration, open.len() - done, started.elapsed(), done));
+        let label = format!(
+            "{} of {} comparisons done, {ahead} left; {}",
+            tasks.len() - open.len() + done,
+            tasks.len(),
+            kind.name()
+        );
         session.progress.now(&label);
         let known = one(request, wanted, session, &prepared, (kind, number), &label)?;
         tell(&session.progress, &known);
         calibration.comparisons.push(known);
         done += 1;
-        file::write(&wanted.state, &calibration).map_err(|error| usage(&format!("failed to {error}")))?;
+        file::write(&wanted.state, &calibration)
+            .map_err(|error| usage(&format!("failed to {error}")))?;
     }
     calibration.recommended = Some(recommend(&calibration));
-    file::write(&wanted.state, &calibration).map_err(|error| usage(&format!("failed to {error}")))?;
+    file::write(&wanted.state, &calibration)
+        .map_err(|error| usage(&format!("failed to {error}")))?;
     Ok((calibration, open.len() - done))
 }
 
@@ -107,8 +126,8 @@ fn usage(text: &str) -> CompareError {
     CompareError::Usage(text.to_owned())
 }
 
-/// Narrows to the cases that are calibrated; their times. On resuming they are the earlier ones: which are short enough is a matter of the
-/// moment.
+/// Narrows to the cases that are calibrated; their times. On resuming they are the earlier ones:
+/// which are short enough is a matter of the moment.
 fn choose_cases(
     request: &ComparisonRequest,
     wanted: &CalibrationRequest,
@@ -128,7 +147,8 @@ fn choose_cases(
         let verification_ns = verification_ns.map(|(id, time_ns)| (id.clone(), *time_ns)).collect();
         prepared.keep(&choose(&verification_ns, near, wanted.cases.saturating_mul(3)));
     }
-    let none = || usage("no case here takes long enough, or short enough, to calibrate with: name some");
+    let none =
+        || usage("no case here takes long enough, or short enough, to calibrate with: name some");
     if prepared.cases().is_empty() {
         return Err(none());
     }
@@ -143,7 +163,11 @@ fn choose_cases(
 }
 
 /// The shortest cases within a window of times, taken from each workload in turn.
-fn choose(times_ns: &BTreeMap<String, f64>, (low, high): (f64, f64), most: usize) -> BTreeSet<String> {
+fn choose(
+    times_ns: &BTreeMap<String, f64>,
+    (low, high): (f64, f64),
+    most: usize,
+) -> BTreeSet<String> {
     let mut workloads: BTreeMap<String, Vec<(&String, f64)>> = BTreeMap::new();
     for (id, time_ns) in times_ns.iter().filter(|(_, time_ns)| (low..=high).contains(*time_ns)) {
         let workload = id.split('/').take(2).collect::<Vec<_>>().join("/");
@@ -158,11 +182,16 @@ fn choose(times_ns: &BTreeMap<String, f64>, (low, high): (f64, f64), most: usize
     ranked.into_iter().take(most).map(|(.., id)| id.clone()).collect()
 }
 
-/// Everything to measure in this part, kinds evenly mixed, so that whatever the machine does meets all of them.
+/// Everything to measure in this part, kinds evenly mixed, so that whatever the machine does meets
+/// all of them.
 fn schedule(wanted: &CalibrationRequest) -> Vec<(ComparisonKind, usize)> {
-    let injected = wanted.injected.iter().map(|percent| (ComparisonKind::Injected(*percent), wanted.each));
+    let injected =
+        wanted.injected.iter().map(|percent| (ComparisonKind::Injected(*percent), wanted.each));
     let counts: Vec<(ComparisonKind, usize)> =
-        [(ComparisonKind::Null, wanted.null), (ComparisonKind::Sham, wanted.sham)].into_iter().chain(injected).collect();
+        [(ComparisonKind::Null, wanted.null), (ComparisonKind::Sham, wanted.sham)]
+            .into_iter()
+            .chain(injected)
+            .collect();
     let mut tasks: Vec<(f64, ComparisonKind, usize)> = Vec::new();
     for (kind, count) in counts {
         tasks.extend((0..count).map(|number| ((number as f64 + 0.5) / count as f64, kind, number)));
@@ -199,7 +228,8 @@ fn open(
     (prepared, environment, cases): (&Prepared, Environment, BTreeMap<String, f64>),
 ) -> Result<Calibration, CompareError> {
     let identity = session.identity(request)?;
-    // An executable that was built elsewhere does not know of what: the package around it is the best guess.
+    // An executable that was built elsewhere does not know of what: the package around it is the
+    // best guess.
     let provenance = match request.base {
         SideSource::Folder(_) => Provenance::of(&request.package),
         _ => prepared.provenance.clone(),
@@ -225,15 +255,26 @@ fn open(
     match file::read::<Calibration>(&wanted.state) {
         Ok(earlier) => {
             let of_another = differing(&earlier.identity, &fresh.identity)
-                .or_else(|| (earlier.cases.keys().ne(fresh.cases.keys())).then(|| "which cases".to_owned()))
-                .or_else(|| fresh.environment.mismatches(&earlier.environment).first().map(|mismatch| mismatch.field.to_owned()));
+                .or_else(|| {
+                    (earlier.cases.keys().ne(fresh.cases.keys())).then(|| "which cases".to_owned())
+                })
+                .or_else(|| {
+                    fresh
+                        .environment
+                        .mismatches(&earlier.environment)
+                        .first()
+                        .map(|mismatch| mismatch.field.to_owned())
+                });
             if let Some(name) = of_another {
                 return Err(usage(&format!(
-                    "--resume: {} was measured with another {name}; without --resume it is replaced",
+                    "--resume: {} was measured with another {name}; without --resume it is \
+                     replaced",
                     wanted.state.display()
                 )));
             }
-            session.progress.say(&format!("going on after {} comparisons", earlier.comparisons.len()));
+            session
+                .progress
+                .say(&format!("going on after {} comparisons", earlier.comparisons.len()));
             fresh.merge(earlier).map_err(|differs| usage(&format!("--resume: {differs}")))?;
             Ok(fresh)
         }
@@ -259,20 +300,29 @@ fn one(
         ComparisonKind::Injected(percent) => {
             let mut times_ns: BTreeMap<String, Vec<f64>> = BTreeMap::new();
             for _ in 0..PROBES {
-                for (id, time_ns) in Engine::new(request, session, Trials::default()).probe(prepared)? {
+                for (id, time_ns) in
+                    Engine::new(request, session, Trials::default()).probe(prepared)?
+                {
                     times_ns.entry(id).or_default().push(time_ns);
                 }
             }
-            let share = |times_ns: &[f64]| (median(times_ns) * percent / 100.0).round().max(1.0) as u64;
+            let share =
+                |times_ns: &[f64]| (median(times_ns) * percent / 100.0).round().max(1.0) as u64;
             times_ns.into_iter().map(|(id, times_ns)| (id, share(&times_ns))).collect()
         }
         _ => BTreeMap::new(),
     };
-    let text: Vec<String> = delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns}")).collect();
-    let delayed = ComparisonRequest { head_delays: (!text.is_empty()).then(|| text.join(",")), ..request.clone() };
+    let text: Vec<String> =
+        delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns}")).collect();
+    let delayed = ComparisonRequest {
+        head_delays: (!text.is_empty()).then(|| text.join(",")),
+        ..request.clone()
+    };
     let on_host = prepared.environment.as_ref().is_none_or(Environment::on_host);
     let co_running = match kind {
-        ComparisonKind::Sham if on_host => CoRunning::Threads(std::thread::available_parallelism().map_or(1, Into::into)),
+        ComparisonKind::Sham if on_host => {
+            CoRunning::Threads(std::thread::available_parallelism().map_or(1, Into::into))
+        }
         ComparisonKind::Sham => {
             // After the time of a whole process it is sure to compute.
             let whole = Instant::now();
@@ -310,9 +360,19 @@ fn known(
         wall_s: (took.as_secs_f64() * 10.0).round() / 10.0,
         processes: comparison.rounds.iter().map(|round| round.processes).sum(),
         delays_ns,
-        verdicts: judged().map(|compared| (compared.decision.case.clone(), compared.verdict)).collect(),
-        reasons: judged().filter_map(|compared| Some((compared.decision.case.clone(), compared.reason()?))).collect(),
-        failed: comparison.failed.clone().into_iter().chain(comparison.failed_in_base.clone()).chain(unmeasured).collect(),
+        verdicts: judged()
+            .map(|compared| (compared.decision.case.clone(), compared.verdict))
+            .collect(),
+        reasons: judged()
+            .filter_map(|compared| Some((compared.decision.case.clone(), compared.reason()?)))
+            .collect(),
+        failed: comparison
+            .failed
+            .clone()
+            .into_iter()
+            .chain(comparison.failed_in_base.clone())
+            .chain(unmeasured)
+            .collect(),
         broken: comparison
             .broken
             .iter()
@@ -329,8 +389,13 @@ fn tell(progress: &ComparisonProgress, known: &Known) {
     for (_, verdict) in known.judged() {
         *counts.entry(verdict.name()).or_default() += 1;
     }
-    let counts: Vec<String> = counts.into_iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
-    let failed = if known.failed.is_empty() { String::new() } else { format!(", {} not run", known.failed.len()) };
+    let counts: Vec<String> =
+        counts.into_iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
+    let failed = if known.failed.is_empty() {
+        String::new()
+    } else {
+        format!(", {} not run", known.failed.len())
+    };
     let blocks = known.processes / rounds::PLACES;
     progress.say(&format!(
         "{} {}: {}{failed} ({blocks} blocks, {:.0} s)",
@@ -367,10 +432,16 @@ mod tests {
         let whole = schedule(&wanted((0, 1)));
         assert_eq!(whole.len(), 15);
         // The first half has its part of every kind.
-        for kind in [ComparisonKind::Null, ComparisonKind::Sham, ComparisonKind::Injected(2.0), ComparisonKind::Injected(5.0)] {
+        for kind in [
+            ComparisonKind::Null,
+            ComparisonKind::Sham,
+            ComparisonKind::Injected(2.0),
+            ComparisonKind::Injected(5.0),
+        ] {
             assert!(whole[..8].iter().any(|task| task.0 == kind), "{kind:?}");
         }
-        let parts: Vec<(ComparisonKind, usize)> = (0..4).flat_map(|part| schedule(&wanted((part, 4)))).collect();
+        let parts: Vec<(ComparisonKind, usize)> =
+            (0..4).flat_map(|part| schedule(&wanted((part, 4)))).collect();
         assert_eq!(parts.len(), whole.len());
         assert!(whole.iter().all(|task| parts.contains(task)));
     }

@@ -1,4 +1,5 @@
-//! The comparison: verify, then rounds of interleaved processes until every case is decided or the budget ends.
+//! The comparison: verify, then rounds of interleaved processes until every case is decided or the
+//! budget ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -14,7 +15,9 @@ use super::{CompareError, ComparisonRequest, rounds};
 use crate::gate::Verdict;
 use crate::gate::comparison::{Broken, Compared, Comparison, Round};
 use crate::gate::paired::{Arm, Decision, Outcome, TestPlan, decide};
-use kernelgate::record::{FileError, Provenance, Run, TrialRecord, TrialRequest, TrialSampling, Trials, file};
+use kernelgate::record::{
+    FileError, Provenance, Run, TrialRecord, TrialRequest, TrialSampling, Trials, file,
+};
 
 /// A process that only verifies: references may take long.
 const VERIFY_TIMEOUT: Duration = Duration::from_secs(1800);
@@ -47,7 +50,11 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
     let mut engine = Engine::new(request, &session, trials);
     let outcome = engine.prepare().and_then(|prepared| {
         let (plan, note) = match &prepared.environment {
-            Some(environment) => request.thresholds.on(environment, &prepared.provenance, Engine::sampling(&prepared))?,
+            Some(environment) => request.thresholds.on(
+                environment,
+                &prepared.provenance,
+                Engine::sampling(&prepared),
+            )?,
             None => (TestPlan::default(), None),
         };
         note.iter().for_each(|note| session.progress.say(note));
@@ -62,10 +69,19 @@ impl<'a> Engine<'a> {
     /// With the trials of an interrupted comparison of the same things, or none.
     pub fn new(request: &'a ComparisonRequest, session: &'a Session, trials: Trials) -> Self {
         let progress = session.progress.clone();
-        Self { request, session, progress, plan: TestPlan::default(), co_running: CoRunning::Nothing, trials, broken: Vec::new() }
+        Self {
+            request,
+            session,
+            progress,
+            plan: TestPlan::default(),
+            co_running: CoRunning::Nothing,
+            trials,
+            broken: Vec::new(),
+        }
     }
 
-    /// As one of many comparisons: with this plan and co-running load on the head, its progress a detail of `label`.
+    /// As one of many comparisons: with this plan and co-running load on the head, its progress a
+    /// detail of `label`.
     pub fn of_many(
         request: &'a ComparisonRequest,
         session: &'a Session,
@@ -90,7 +106,12 @@ impl<'a> Engine<'a> {
             provenance: Provenance::default(),
             verification_ns: BTreeMap::new(),
         };
-        let names: BTreeSet<String> = self.session.sides.iter().flat_map(|side| side.executables.ours.keys().cloned()).collect();
+        let names: BTreeSet<String> = self
+            .session
+            .sides
+            .iter()
+            .flat_map(|side| side.executables.ours.keys().cloned())
+            .collect();
         let mut errors = Vec::new();
         for name in &names {
             let (base, head) = (self.verify(Arm::Base, name), self.verify(Arm::Head, name));
@@ -106,22 +127,35 @@ impl<'a> Engine<'a> {
                 prepared.environment = Some(verified.run.environment.clone());
                 prepared.provenance = verified.run.provenance.clone();
                 prepared.optimised &= verified.run.environment.optimised;
-                prepared
-                    .verification_ns
-                    .extend(rounds::timings(&verified.run).into_iter().map(|(id, timing)| (id, timing.time_ns)));
+                prepared.verification_ns.extend(
+                    rounds::timings(&verified.run)
+                        .into_iter()
+                        .map(|(id, timing)| (id, timing.time_ns)),
+                );
             }
             let before = prepared.matched.judged.clone();
-            let runs = [&base, &head].map(|verified| verified.as_ref().map(|verified| &verified.run));
+            let runs =
+                [&base, &head].map(|verified| verified.as_ref().map(|verified| &verified.run));
             match self.broken.iter().find(|broken| broken.bench == *name) {
                 Some(broken) => prepared.matched.abandon(runs[0], runs[1], &broken.case_error()),
                 None => prepared.matched.add(runs[0], runs[1]),
             }
             if let (Some(base), Some(head)) = (base, head) {
                 let timeout = PROCESS_TIMEOUT + 10 * base.took.max(head.took);
-                let usual = if base.run.environment.on_host() { TrialSampling::MEASURED } else { TrialSampling::MEASURED_ON_GPU };
+                let usual = if base.run.environment.on_host() {
+                    TrialSampling::MEASURED
+                } else {
+                    TrialSampling::MEASURED_ON_GPU
+                };
                 let sampling = self.request.sampling.unwrap_or(usual);
                 let cases = prepared.matched.judged.difference(&before).cloned().collect();
-                prepared.benches.push(Bench { name: name.clone(), verified: [base.path, head.path], cases, timeout, sampling });
+                prepared.benches.push(Bench {
+                    name: name.clone(),
+                    verified: [base.path, head.path],
+                    cases,
+                    timeout,
+                    sampling,
+                });
             }
         }
         if prepared.environment.is_none() && self.broken.is_empty() {
@@ -133,17 +167,23 @@ impl<'a> Engine<'a> {
         Ok(prepared)
     }
 
-    /// One process of the base a bench, timed as any other: nanoseconds a launch by case, and how long the cases were timed.
+    /// One process of the base a bench, timed as any other: nanoseconds a launch by case, and how
+    /// long the cases were timed.
     ///
     /// # Errors
     /// When one breaks.
     pub fn probe(&self, prepared: &Prepared) -> Result<BTreeMap<String, f64>, CompareError> {
         let mut times_ns = BTreeMap::new();
         for bench in &prepared.benches {
-            let request = self.trial_request(bench, Arm::Base, "probe".to_owned(), bench.cases.clone());
+            let request =
+                self.trial_request(bench, Arm::Base, "probe".to_owned(), bench.cases.clone());
             let run = self.process(Arm::Base, &bench.name, &request, bench.timeout);
-            let run = run.map_err(|reason| CompareError::Usage(format!("bench `{}` broke: {reason}", bench.name)))?;
-            times_ns.extend(run.iter().flat_map(rounds::timings).map(|(id, timing)| (id, timing.time_ns)));
+            let run = run.map_err(|reason| {
+                CompareError::Usage(format!("bench `{}` broke: {reason}", bench.name))
+            })?;
+            times_ns.extend(
+                run.iter().flat_map(rounds::timings).map(|(id, timing)| (id, timing.time_ns)),
+            );
         }
         Ok(times_ns)
     }
@@ -171,7 +211,8 @@ impl<'a> Engine<'a> {
         let second = if slower.is_empty() {
             None
         } else {
-            self.progress.detail(&format!("round 2: are {} slower cases slower again?", slower.len()));
+            self.progress
+                .detail(&format!("round 2: are {} slower cases slower again?", slower.len()));
             Some(self.round(2, &benches, &slower)?)
         };
         Ok(self.conclude((matched, &benches), first, second.as_ref(), (device, optimised)))
@@ -190,30 +231,41 @@ impl<'a> Engine<'a> {
         unmeasured.retain(|id, _| !matched.failed.contains_key(id));
         let stopped = rounds::stopped(&self.trials.trials);
         // A bench that was abandoned explains what is open; what was decided before stays decided.
-        let open = |decision: &Decision| matches!(decision.verdict, Verdict::Inconclusive | Verdict::Regressed);
+        let open = |decision: &Decision| {
+            matches!(decision.verdict, Verdict::Inconclusive | Verdict::Regressed)
+        };
         let case_error = |decision: &Decision| {
             let abandoned = || self.abandoned(benches, &decision.case).filter(|_| open(decision));
             stopped.get(&decision.case).cloned().or_else(abandoned)
         };
-        let again = |decision: &Decision| second.and_then(|second| second.of(&decision.case)).cloned();
+        let again =
+            |decision: &Decision| second.and_then(|second| second.of(&decision.case)).cloned();
         let mut judged: Vec<Compared> = first
             .decisions
             .into_iter()
             .filter(|decision| !matched.failed.contains_key(&decision.case))
             .map(|decision| {
-                let confirmation = again(&decision).filter(|_| decision.verdict == Verdict::Regressed);
+                let confirmation =
+                    again(&decision).filter(|_| decision.verdict == Verdict::Regressed);
                 let case_error = case_error(&decision);
                 Compared::new(decision, confirmation, case_error)
             })
             .collect();
-        judged.extend(unmeasured.into_iter().map(|(id, why)| Compared::unmeasured(id, why, &self.plan)));
-        judged.sort_by(|a, b| a.verdict.cmp(&b.verdict).then_with(|| a.decision.case.cmp(&b.decision.case)));
+        judged.extend(
+            unmeasured.into_iter().map(|(id, why)| Compared::unmeasured(id, why, &self.plan)),
+        );
+        judged.sort_by(|a, b| {
+            a.verdict.cmp(&b.verdict).then_with(|| a.decision.case.cmp(&b.decision.case))
+        });
         let [base, head] = &self.session.sides;
         let same = |name: &String| {
-            let hash = |side: &Side| side.executables.ours.get(name).map(|executable| executable.hash.clone());
+            let hash = |side: &Side| {
+                side.executables.ours.get(name).map(|executable| executable.hash.clone())
+            };
             hash(base).is_some() && hash(base) == hash(head)
         };
-        let foreign: BTreeSet<&String> = self.session.sides.iter().flat_map(|side| side.executables.foreign.keys()).collect();
+        let foreign: BTreeSet<&String> =
+            self.session.sides.iter().flat_map(|side| side.executables.foreign.keys()).collect();
         Comparison {
             base: base.label.clone(),
             head: head.label.clone(),
@@ -238,12 +290,19 @@ impl<'a> Engine<'a> {
     }
 
     /// Cases that were to be compared and got no block, with the reason.
-    fn without_block(&self, matched: &Matched, benches: &[Bench], first: &Outcome) -> BTreeMap<String, String> {
+    fn without_block(
+        &self,
+        matched: &Matched,
+        benches: &[Bench],
+        first: &Outcome,
+    ) -> BTreeMap<String, String> {
         let stopped = rounds::stopped(&self.trials.trials);
         let limits = (self.request.budget.as_secs_f64(), self.plan.max_blocks);
         let why = |id: &String| {
             let reason = stopped.get(id).cloned().or_else(|| self.abandoned(benches, id));
-            reason.unwrap_or_else(|| format!("no block of it ended within {:.0} s and {} blocks", limits.0, limits.1))
+            reason.unwrap_or_else(|| {
+                format!("no block of it ended within {:.0} s and {} blocks", limits.0, limits.1)
+            })
         };
         let without = matched.judged.iter().filter(|id| first.of(id).is_none());
         without.map(|id| (id.clone(), why(id))).collect()
@@ -252,28 +311,41 @@ impl<'a> Engine<'a> {
     /// Why the bench of a case was abandoned.
     fn abandoned(&self, benches: &[Bench], id: &str) -> Option<String> {
         let bench = benches.iter().find(|bench| bench.cases.contains(id))?;
-        let broken = self.broken.iter().find(|broken| broken.given_up && broken.bench == bench.name)?;
+        let broken =
+            self.broken.iter().find(|broken| broken.given_up && broken.bench == bench.name)?;
         Some(broken.case_error())
     }
 
     fn facts_of(&self, round: u32) -> Option<Round> {
         let trials = || self.trials.trials.iter().filter(move |trial| trial.round == round);
         let blocks = trials().map(|trial| trial.block + 1).max()?;
-        Some(Round { blocks, processes: trials().count(), wall_s: trials().map(|trial| trial.wall_s).sum() })
+        Some(Round {
+            blocks,
+            processes: trials().count(),
+            wall_s: trials().map(|trial| trial.wall_s).sum(),
+        })
     }
 
-    /// The first process of an executable: every case against the reference. An executable that is the same on both sides is
-    /// verified once.
+    /// The first process of an executable: every case against the reference. An executable that is
+    /// the same on both sides is verified once.
     fn verify(&mut self, arm: Arm, bench: &str) -> Result<Option<Verified>, String> {
-        let Some(executable) = self.session.sides[index(arm)].executables.ours.get(bench).cloned() else { return Ok(None) };
+        let Some(executable) = self.session.sides[index(arm)].executables.ours.get(bench).cloned()
+        else {
+            return Ok(None);
+        };
         let path = self.verified_path(arm, bench);
         let known = |path: PathBuf| {
             let run = file::read::<Run>(&path).ok()?;
             let same = run.complete && run.executable.as_ref() == Some(&executable.hash);
             same.then_some(Verified { run, path, took: Duration::ZERO })
         };
-        let twin = self.session.sides[0].executables.ours.get(bench).is_some_and(|other| arm == Arm::Head && *other == executable);
-        // On resuming, what verified the same executable stands; else only what verified it just now.
+        let twin = self.session.sides[0]
+            .executables
+            .ours
+            .get(bench)
+            .is_some_and(|other| arm == Arm::Head && *other == executable);
+        // On resuming, what verified the same executable stands; else only what verified it just
+        // now.
         let earlier = if twin { self.verified_path(Arm::Base, bench) } else { path.clone() };
         if (twin || !self.trials.trials.is_empty())
             && let Some(found) = known(earlier)
@@ -308,10 +380,18 @@ impl<'a> Engine<'a> {
         self.session.folder.side(arm).join("inputs")
     }
 
-    fn process(&self, arm: Arm, bench: &str, request: &TrialRequest, timeout: Duration) -> Result<Option<Run>, String> {
+    fn process(
+        &self,
+        arm: Arm,
+        bench: &str,
+        request: &TrialRequest,
+        timeout: Duration,
+    ) -> Result<Option<Run>, String> {
         let side = &self.session.sides[index(arm)];
         let slot = self.session.folder.point_slot(arm).map_err(|error| error.to_string())?;
-        let Some(executable) = side.executables.ours.get(bench) else { return Err("it has no such bench".to_owned()) };
+        let Some(executable) = side.executables.ours.get(bench) else {
+            return Err("it has no such bench".to_owned());
+        };
         let trial = process::TrialProcess {
             version: executable.version,
             program: slot.join("bin").join(bench),
@@ -330,14 +410,21 @@ impl<'a> Engine<'a> {
         let busy = (arm == Arm::Head).then(|| self.start_co_running(&setup, &trial)).transpose()?;
         let outcome = process::run(&setup, &trial);
         drop(busy);
-        if arm == Arm::Head && matches!(self.co_running, CoRunning::Process(_)) && !self.session.co_running.end() {
+        if arm == Arm::Head
+            && matches!(self.co_running, CoRunning::Process(_))
+            && !self.session.co_running.end()
+        {
             return Err("the load beside it ended by itself".to_owned());
         }
         outcome
     }
 
     /// Starts what is to be co-running with a trial.
-    fn start_co_running(&self, setup: &TrialSetup<'_>, trial: &process::TrialProcess<'_>) -> Result<Option<BusyThreads>, String> {
+    fn start_co_running(
+        &self,
+        setup: &TrialSetup<'_>,
+        trial: &process::TrialProcess<'_>,
+    ) -> Result<Option<BusyThreads>, String> {
         match self.co_running {
             CoRunning::Nothing => Ok(None),
             CoRunning::Threads(count) => Ok(Some(BusyThreads::start(count))),
@@ -366,11 +453,21 @@ impl<'a> Engine<'a> {
 
     fn broke(&mut self, arm: Arm, bench: &str, reason: String, given_up: bool) {
         self.progress.say(&format!("error: {} {bench}: {reason}", folder::name(arm)));
-        self.broken.push(Broken { bench: bench.to_owned(), side: folder::name(arm).to_owned(), reason, given_up });
+        self.broken.push(Broken {
+            bench: bench.to_owned(),
+            side: folder::name(arm).to_owned(),
+            reason,
+            given_up,
+        });
     }
 
     /// Blocks until every wanted case is decided or the budget or the plan's blocks are used up.
-    fn round(&mut self, round: u32, benches: &[Bench], wanted: &BTreeSet<String>) -> Result<Outcome, CompareError> {
+    fn round(
+        &mut self,
+        round: u32,
+        benches: &[Bench],
+        wanted: &BTreeSet<String>,
+    ) -> Result<Outcome, CompareError> {
         let plan = self.plan;
         loop {
             let spent = self.facts_of(round).map_or(0.0, |facts| facts.wall_s);
@@ -378,13 +475,18 @@ impl<'a> Engine<'a> {
             let observed = rounds::observed(&self.trials.trials, round);
             let outcome = decide(&observed, &plan, false);
             let mut todo = rounds::undecided(wanted, &observed, &outcome);
-            let (failed, stopped) = (rounds::failures(&self.trials.trials), rounds::stopped(&self.trials.trials));
+            let (failed, stopped) =
+                (rounds::failures(&self.trials.trials), rounds::stopped(&self.trials.trials));
             todo.retain(|id| !failed.contains_key(id) && !stopped.contains_key(id));
             let done = |bench: &Bench| rounds::next_block(&self.trials.trials, round, &bench.name);
             let alive: Vec<&Bench> = benches
                 .iter()
-                .filter(|bench| done(bench) < plan.max_blocks && bench.cases.iter().any(|id| todo.contains(id)))
-                .filter(|bench| !self.broken.iter().any(|broken| broken.bench == bench.name && broken.given_up))
+                .filter(|bench| {
+                    done(bench) < plan.max_blocks && bench.cases.iter().any(|id| todo.contains(id))
+                })
+                .filter(|bench| {
+                    !self.broken.iter().any(|broken| broken.bench == bench.name && broken.given_up)
+                })
                 .collect();
             // Half a block over the budget is nearer to it than half a block short of it.
             let block = self.block_time(round);
@@ -400,22 +502,42 @@ impl<'a> Engine<'a> {
 
     /// What a block of every bench takes, on average.
     fn block_time(&self, round: u32) -> Duration {
-        self.facts_of(round).map_or(Duration::ZERO, |facts| Duration::from_secs_f64(facts.wall_s / facts.blocks.max(1) as f64))
+        self.facts_of(round).map_or(Duration::ZERO, |facts| {
+            Duration::from_secs_f64(facts.wall_s / facts.blocks.max(1) as f64)
+        })
     }
 
-    fn tell(&self, round: u32, wanted: usize, todo: &BTreeSet<String>, outcome: &Outcome, left: Duration) {
+    fn tell(
+        &self,
+        round: u32,
+        wanted: usize,
+        todo: &BTreeSet<String>,
+        outcome: &Outcome,
+        left: Duration,
+    ) {
         let facts = self.facts_of(round);
         let blocks = facts.map_or(0, |facts| facts.blocks);
         let block = self.block_time(round);
         let ahead = match blocks {
             0 => format!("at most {} ahead", progress::duration(left)),
-            _ => format!("about {} left", progress::duration(rounds::time_left(outcome, blocks, &self.plan, block, left))),
+            _ => format!(
+                "about {} left",
+                progress::duration(rounds::time_left(outcome, blocks, &self.plan, block, left))
+            ),
         };
         let decided = wanted.saturating_sub(todo.len());
-        self.progress.now(&format!("round {round}: {blocks} blocks done, {decided} of {wanted} cases decided, {ahead}"));
+        self.progress.now(&format!(
+            "round {round}: {blocks} blocks done, {decided} of {wanted} cases decided, {ahead}"
+        ));
     }
 
-    fn trial_request(&self, bench: &Bench, arm: Arm, session: String, cases: BTreeSet<String>) -> TrialRequest {
+    fn trial_request(
+        &self,
+        bench: &Bench,
+        arm: Arm,
+        session: String,
+        cases: BTreeSet<String>,
+    ) -> TrialRequest {
         TrialRequest {
             session,
             record: self.session.work.join("run.json"),
@@ -427,12 +549,22 @@ impl<'a> Engine<'a> {
     }
 
     /// Four processes of a bench, all with the same cases.
-    fn block(&mut self, round: u32, bench: &Bench, todo: &BTreeSet<String>) -> Result<(), CompareError> {
+    fn block(
+        &mut self,
+        round: u32,
+        bench: &Bench,
+        todo: &BTreeSet<String>,
+    ) -> Result<(), CompareError> {
         let block = rounds::next_block(&self.trials.trials, round, &bench.name);
         let cases: BTreeSet<String> = bench.cases.intersection(todo).cloned().collect();
         for place in 0..rounds::PLACES {
             let arm = rounds::arm(block, place);
-            let request = self.trial_request(bench, arm, format!("r{round}-b{block}-p{place}"), cases.clone());
+            let request = self.trial_request(
+                bench,
+                arm,
+                format!("r{round}-b{block}-p{place}"),
+                cases.clone(),
+            );
             let started = Instant::now();
             let outcome = self.process(arm, &bench.name, &request, bench.timeout);
             let mut trial = TrialRecord {
@@ -457,7 +589,8 @@ impl<'a> Engine<'a> {
             }
             let broke = trial.broke.clone();
             self.trials.trials.push(trial);
-            file::write(&self.session.folder.file("trials.json"), &self.trials).map_err(|error| failed_to(&error))?;
+            file::write(&self.session.folder.file("trials.json"), &self.trials)
+                .map_err(|error| failed_to(&error))?;
             if let Some(reason) = broke {
                 let before = self.broken.iter().filter(|broken| broken.bench == bench.name).count();
                 self.broke(arm, &bench.name, reason, before + 1 >= MAX_BROKEN);

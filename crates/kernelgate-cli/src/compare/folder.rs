@@ -1,8 +1,10 @@
 //! The folder of comparisons: one at a time, one place from which both sides are built and run.
 //!
-//! What is built at another path is another executable (paths are in symbols and panic messages), and where things lie changes
-//! times by itself. So each side's folder is moved to `slot` while it is built, and `slot` is a link to it while it runs: identical
-//! revisions give identical executables, and files that an executable reads beside its sources are those of its own revision.
+//! What is built at another path is another executable (paths are in symbols and panic messages),
+//! and where things lie changes times by itself. So each side's folder is moved to `slot` while it
+//! is built, and `slot` is a link to it while it runs: identical revisions give identical
+//! executables, and files that an executable reads beside its sources are those of its own
+//! revision.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -11,8 +13,8 @@ use std::time::Duration;
 use super::CompareError;
 use crate::gate::paired::Arm;
 
-/// How often a lock that is held is tried again: a process that is being started holds its parent's files, and with them a lock that the
-/// parent has given back, until it runs its own program.
+/// How often a lock that is held is tried again: a process that is being started holds its parent's
+/// files, and with them a lock that the parent has given back, until it runs its own program.
 const LOCK_TRIES: u32 = 10;
 /// Between two tries.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
@@ -53,7 +55,10 @@ impl Folder {
         match tried {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(CompareError::Usage(format!("another comparison runs in {}: wait for it", root.display())));
+                return Err(CompareError::Usage(format!(
+                    "another comparison runs in {}: wait for it",
+                    root.display()
+                )));
             }
             Err(TryLockError::Error(cause)) => return Err(CompareError::io("lock", &path, &cause)),
         }
@@ -61,9 +66,11 @@ impl Folder {
         folder.empty_slot()?;
         for arm in [Arm::Base, Arm::Head] {
             let side = folder.side(arm);
-            std::fs::create_dir_all(&side).map_err(|cause| CompareError::io("make", &side, &cause))?;
+            std::fs::create_dir_all(&side)
+                .map_err(|cause| CompareError::io("make", &side, &cause))?;
             let label = side.join("side");
-            std::fs::write(&label, name(arm)).map_err(|cause| CompareError::io("write", &label, &cause))?;
+            std::fs::write(&label, name(arm))
+                .map_err(|cause| CompareError::io("write", &label, &cause))?;
         }
         Ok(folder)
     }
@@ -87,7 +94,11 @@ impl Folder {
     ///
     /// # Errors
     /// Its own, or when a folder cannot be moved.
-    pub fn in_slot<T>(&self, arm: Arm, run: impl FnOnce(&Path) -> Result<T, CompareError>) -> Result<T, CompareError> {
+    pub fn in_slot<T>(
+        &self,
+        arm: Arm,
+        run: impl FnOnce(&Path) -> Result<T, CompareError>,
+    ) -> Result<T, CompareError> {
         self.empty_slot()?;
         let (side, slot) = (self.side(arm), self.slot());
         std::fs::rename(&side, &slot).map_err(|cause| CompareError::io("move", &side, &cause))?;
@@ -105,7 +116,8 @@ impl Folder {
         {
             let fresh = self.root.join("slot.new");
             let _ = std::fs::remove_file(&fresh);
-            let linked = std::os::unix::fs::symlink(name(arm), &fresh).and_then(|()| std::fs::rename(&fresh, self.slot()));
+            let linked = std::os::unix::fs::symlink(name(arm), &fresh)
+                .and_then(|()| std::fs::rename(&fresh, self.slot()));
             linked.map_err(|cause| CompareError::io("link", &self.slot(), &cause))?;
             Ok(self.slot())
         }
@@ -119,7 +131,10 @@ impl Folder {
         let emptied = if found.is_dir() {
             // A build was cut off: its folder says whose it is.
             match std::fs::read_to_string(slot.join("side")) {
-                Ok(side) if ["base", "head"].contains(&side.as_str()) && !self.root.join(&side).join("side").exists() => {
+                Ok(side)
+                    if ["base", "head"].contains(&side.as_str())
+                        && !self.root.join(&side).join("side").exists() =>
+                {
                     let _ = std::fs::remove_dir_all(self.root.join(&side));
                     std::fs::rename(&slot, self.root.join(side))
                 }
@@ -140,8 +155,14 @@ mod tests {
     fn the_slot_is_one_side_at_a_time_and_survives_an_interrupted_build() {
         let root = tempfile::tempdir().unwrap();
         let folder = Folder::open(root.path()).unwrap();
-        assert!(Folder::open(root.path()).is_err_and(|error| error.to_string().contains("another comparison runs")));
-        let mark = |slot: &Path| std::fs::write(slot.join("mark"), "b").map_err(|cause| CompareError::io("write", slot, &cause));
+        assert!(
+            Folder::open(root.path())
+                .is_err_and(|error| error.to_string().contains("another comparison runs"))
+        );
+        let mark = |slot: &Path| {
+            std::fs::write(slot.join("mark"), "b")
+                .map_err(|cause| CompareError::io("write", slot, &cause))
+        };
         folder.in_slot(Arm::Base, mark).unwrap();
         assert!(folder.side(Arm::Base).join("mark").exists());
         let slot = folder.point_slot(Arm::Base).unwrap();

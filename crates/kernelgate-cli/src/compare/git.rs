@@ -1,5 +1,5 @@
-//! Revisions of the user's repository, read and checked out elsewhere. Nothing of the repository is changed: not its index, work tree,
-//! branches, stash or object store.
+//! Revisions of the user's repository, read and checked out elsewhere. Nothing of the repository is
+//! changed: not its index, work tree, branches, stash or object store.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -37,7 +37,14 @@ impl Revision {
 fn git(folder: &Path) -> Command {
     let mut command = Command::new("git");
     command.arg("-C").arg(folder);
-    for name in ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_COMMON_DIR"] {
+    for name in [
+        "GIT_DIR",
+        "GIT_WORK_TREE",
+        "GIT_INDEX_FILE",
+        "GIT_OBJECT_DIRECTORY",
+        "GIT_PREFIX",
+        "GIT_COMMON_DIR",
+    ] {
         command.env_remove(name);
     }
     command
@@ -54,7 +61,8 @@ fn run(command: &mut Command, action: &str) -> Result<String, CompareError> {
         return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    let said = said.trim().lines().last().unwrap_or("no message").trim_start_matches("fatal: ").to_owned();
+    let said =
+        said.trim().lines().last().unwrap_or("no message").trim_start_matches("fatal: ").to_owned();
     Err(CompareError::Usage(format!("failed to {action}: git: {said}")))
 }
 
@@ -64,11 +72,19 @@ impl Repository {
     /// # Errors
     /// When there is none.
     pub fn around(package: &Path) -> Result<Self, CompareError> {
-        let ask = |arguments: &[&str]| run(git(package).arg("rev-parse").args(arguments), "find the repository of this package");
+        let ask = |arguments: &[&str]| {
+            run(
+                git(package).arg("rev-parse").args(arguments),
+                "find the repository of this package",
+            )
+        };
         Ok(Self {
             top: ask(&["--show-toplevel"])?.into(),
             package: ask(&["--show-prefix"])?.into(),
-            objects: package.join(ask(&["--git-path", "objects"])?).canonicalize().unwrap_or_default(),
+            objects: package
+                .join(ask(&["--git-path", "objects"])?)
+                .canonicalize()
+                .unwrap_or_default(),
             object_format: ask(&["--show-object-format"])?,
         })
     }
@@ -79,27 +95,42 @@ impl Repository {
     /// When there is none: the error says which names are similar.
     pub fn resolve(&self, name: &str) -> Result<Revision, CompareError> {
         let wanted = format!("{name}^{{commit}}");
-        let found = output(git(&self.top).args(["rev-parse", "--verify", "--quiet", "--end-of-options", &wanted]))?;
+        let found = output(git(&self.top).args([
+            "rev-parse",
+            "--verify",
+            "--quiet",
+            "--end-of-options",
+            &wanted,
+        ]))?;
         let commit = String::from_utf8_lossy(&found.stdout).trim().to_owned();
         if found.status.success() && !commit.is_empty() {
             return Ok(Revision { name: name.to_owned(), commit });
         }
-        let refs = run(git(&self.top).args(["for-each-ref", "--format=%(refname:short)"]), "list refs").unwrap_or_default();
+        let refs =
+            run(git(&self.top).args(["for-each-ref", "--format=%(refname:short)"]), "list refs")
+                .unwrap_or_default();
         let similar = similar(name, refs.lines());
-        let hint = if similar.is_empty() { String::new() } else { format!("; did you mean {}?", similar.join(" or ")) };
+        let hint = if similar.is_empty() {
+            String::new()
+        } else {
+            format!("; did you mean {}?", similar.join(" or "))
+        };
         Err(CompareError::Usage(format!("no revision `{name}` in {}{hint}", self.top.display())))
     }
 
-    /// The work tree as a commit: tracked changes and new files that are not ignored. Its objects go to `objects`, of a checkout.
+    /// The work tree as a commit: tracked changes and new files that are not ignored. Its objects
+    /// go to `objects`, of a checkout.
     ///
-    /// The same content gives the same commit. `without` (the target folder) is left out even where it is not ignored.
+    /// The same content gives the same commit. `without` (the target folder) is left out even where
+    /// it is not ignored.
     ///
     /// # Errors
     /// When git cannot read the work tree.
     pub fn snapshot(&self, objects: &Path, without: &Path) -> Result<Revision, CompareError> {
         let head = self.resolve("HEAD")?;
         let action = "snapshot the working tree";
-        let io = |cause: std::io::Error| CompareError::Usage(format!("failed to {action}: {cause}"));
+        let io =
+            |cause: std::io::Error| CompareError::Usage(format!("failed to {action}: {cause}"));
         let folder = tempfile::tempdir().map_err(io)?;
         let index = folder.path().join("index");
         let own = run(git(&self.top).args(["rev-parse", "--git-path", "index"]), action)?;
@@ -110,7 +141,9 @@ impl Repository {
             command.env("GIT_INDEX_FILE", &index).env("GIT_OBJECT_DIRECTORY", objects);
             command.env("GIT_ALTERNATE_OBJECT_DIRECTORIES", &self.objects);
             for who in ["AUTHOR", "COMMITTER"] {
-                command.env(format!("GIT_{who}_NAME"), "kernelgate").env(format!("GIT_{who}_EMAIL"), "kernelgate@localhost");
+                command
+                    .env(format!("GIT_{who}_NAME"), "kernelgate")
+                    .env(format!("GIT_{who}_EMAIL"), "kernelgate@localhost");
                 command.env(format!("GIT_{who}_DATE"), "2000-01-01T00:00:00Z");
             }
             command
@@ -118,7 +151,10 @@ impl Repository {
         let mut add = plumbing();
         add.args(["-c", "core.safecrlf=false", "add", "--all", "--", "."]);
         let top = self.top.canonicalize().unwrap_or_else(|_| self.top.clone());
-        let excluded = without.canonicalize().ok().and_then(|path| path.strip_prefix(&top).map(Path::to_owned).ok());
+        let excluded = without
+            .canonicalize()
+            .ok()
+            .and_then(|path| path.strip_prefix(&top).map(Path::to_owned).ok());
         // Where it is ignored already, as most are, git takes an exclusion by name for a mistake.
         let ignored = |path: &PathBuf| {
             let asked = git(&self.top).args(["check-ignore", "--quiet", "--"]).arg(path).status();
@@ -130,13 +166,20 @@ impl Repository {
         run(&mut add, action)?;
         let tree = run(plumbing().arg("write-tree"), action)?;
         if tree == run(git(&self.top).args(["rev-parse", "HEAD^{tree}"]), action)? {
-            return Ok(Revision { name: "working tree, no changes".to_owned(), commit: head.commit });
+            return Ok(Revision {
+                name: "working tree, no changes".to_owned(),
+                commit: head.commit,
+            });
         }
-        let commit = run(plumbing().args(["commit-tree", &tree, "-p", &head.commit, "-m", "working tree"]), action)?;
+        let commit = run(
+            plumbing().args(["commit-tree", &tree, "-p", &head.commit, "-m", "working tree"]),
+            action,
+        )?;
         Ok(Revision { name: "working tree".to_owned(), commit })
     }
 
-    /// A checkout that shares the repository's objects, made where there is none; returns its object folder.
+    /// A checkout that shares the repository's objects, made where there is none; returns its
+    /// object folder.
     ///
     /// # Errors
     /// When the folder cannot be written.
@@ -149,23 +192,29 @@ impl Repository {
             run(git(folder).args(["init", "--quiet", &format]), "make a checkout")?;
         }
         std::fs::create_dir_all(objects.join("info")).map_err(io)?;
-        std::fs::write(objects.join("info/alternates"), format!("{}\n", self.objects.display())).map_err(io)?;
+        std::fs::write(objects.join("info/alternates"), format!("{}\n", self.objects.display()))
+            .map_err(io)?;
         // Left by a git that was killed; this program holds the comparison's lock.
         let _ = std::fs::remove_file(folder.join(".git/index.lock"));
         Ok(objects)
     }
 
-    /// Puts a revision into a checkout: files that are the same stay untouched, so that cargo builds only what differs.
+    /// Puts a revision into a checkout: files that are the same stay untouched, so that cargo
+    /// builds only what differs.
     ///
     /// # Errors
     /// When git fails.
     pub fn check_out(&self, revision: &Revision, folder: &Path) -> Result<(), CompareError> {
         let action = format!("check out {}", revision.label());
-        run(git(folder).args(["checkout", "--quiet", "--detach", "--force", &revision.commit]), &action)?;
+        run(
+            git(folder).args(["checkout", "--quiet", "--detach", "--force", &revision.commit]),
+            &action,
+        )?;
         run(git(folder).args(["clean", "-ffdxq", "-e", "Cargo.lock"]), &action)?;
         // A lock file that is not committed: both sides get the one that the user builds with.
         for lock in [Path::new("Cargo.lock").to_owned(), self.package.join("Cargo.lock")] {
-            let tracked = run(git(folder).args(["ls-files", "--", &lock.to_string_lossy()]), &action)?;
+            let tracked =
+                run(git(folder).args(["ls-files", "--", &lock.to_string_lossy()]), &action)?;
             if tracked.is_empty() && self.top.join(&lock).is_file() {
                 let copied = std::fs::copy(self.top.join(&lock), folder.join(&lock));
                 copied.map_err(|cause| CompareError::io("write", &folder.join(&lock), &cause))?;
@@ -177,7 +226,8 @@ impl Repository {
 
 /// The names most like one that does not exist, best first.
 fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
-    let mut scored: Vec<(f64, &str)> = names.map(|other| (strsim::normalized_damerau_levenshtein(name, other), other)).collect();
+    let mut scored: Vec<(f64, &str)> =
+        names.map(|other| (strsim::normalized_damerau_levenshtein(name, other), other)).collect();
     scored.retain(|(score, other)| *score >= 0.5 || other.ends_with(name));
     scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
     scored.into_iter().take(3).map(|(_, name)| name.to_owned()).collect()
@@ -215,12 +265,24 @@ mod tests {
         let status = || run(git(folder.path()).args(["status", "--porcelain"]), "test").unwrap();
         let (before, count) = (status(), std::fs::read_dir(&repository.objects).unwrap().count());
         let changed = repository.snapshot(&objects, &target).unwrap();
-        assert_eq!(repository.snapshot(&objects, &target).unwrap(), changed, "the same content is the same commit");
-        assert_eq!((status(), std::fs::read_dir(&repository.objects).unwrap().count()), (before, count));
-        assert!(repository.resolve(&changed.commit).is_err(), "its objects are not in the repository");
+        assert_eq!(
+            repository.snapshot(&objects, &target).unwrap(),
+            changed,
+            "the same content is the same commit"
+        );
+        assert_eq!(
+            (status(), std::fs::read_dir(&repository.objects).unwrap().count()),
+            (before, count)
+        );
+        assert!(
+            repository.resolve(&changed.commit).is_err(),
+            "its objects are not in the repository"
+        );
         repository.check_out(&changed, elsewhere.path()).unwrap();
         assert_eq!(std::fs::read_to_string(elsewhere.path().join("a")).unwrap(), "2");
-        assert!(elsewhere.path().join("new").exists() && !elsewhere.path().join("ignored").exists());
+        assert!(
+            elsewhere.path().join("new").exists() && !elsewhere.path().join("ignored").exists()
+        );
         assert!(!elsewhere.path().join("target").exists());
         repository.check_out(&clean, elsewhere.path()).unwrap();
         assert!(!elsewhere.path().join("new").exists());
@@ -236,7 +298,10 @@ mod tests {
     fn a_revision_that_is_not_there_is_named_with_similar_ones() {
         let (_folder, repository) = repository();
         let message = repository.resolve("mian").unwrap_err().to_string();
-        assert!(message.contains("no revision `mian`") && message.contains("did you mean main?"), "{message}");
+        assert!(
+            message.contains("no revision `mian`") && message.contains("did you mean main?"),
+            "{message}"
+        );
         assert!(repository.resolve("--help").is_err());
     }
 }

@@ -30,8 +30,8 @@ pub struct InstalledBenches {
     pub names: Vec<String>,
 }
 
-/// Puts executables into `side/bin` and asks each whether it takes trial requests. To ask is to run it, so
-/// only those are asked whose file holds the mark of this harness, and those wanted by name.
+/// Puts executables into `side/bin` and asks each whether it takes trial requests. To ask is to run
+/// it, so only those are asked whose file holds the mark of this harness, and those wanted by name.
 ///
 /// # Errors
 /// When one of this harness knows no trials ([`CompareError::Refused`]) or cannot be copied.
@@ -44,8 +44,11 @@ pub fn install(
     let bin = side.join("bin");
     let io = |path: &Path, cause: std::io::Error| CompareError::io("write", path, &cause);
     std::fs::create_dir_all(&bin).map_err(|cause| io(&bin, cause))?;
-    let mut executables = InstalledBenches { names: found.keys().cloned().collect(), ..InstalledBenches::default() };
-    for (bench, path) in found.iter().filter(|(bench, _)| wanted.is_empty() || wanted.contains(bench)) {
+    let mut executables =
+        InstalledBenches { names: found.keys().cloned().collect(), ..InstalledBenches::default() };
+    for (bench, path) in
+        found.iter().filter(|(bench, _)| wanted.is_empty() || wanted.contains(bench))
+    {
         let marked = mark::is_in(path);
         if let Some(reason) = unmarked(&marked, bench).filter(|_| wanted.is_empty()) {
             executables.foreign.insert(bench.clone(), reason);
@@ -64,19 +67,26 @@ pub fn install(
                 return Err(CompareError::Refused {
                     field: "protocol".to_owned(),
                     side: format!("{label}, bench `{bench}`"),
-                    found: spoken.map_or_else(|why| format!("unknown ({why})"), |(oldest, newest)| format!("{oldest} to {newest}")),
+                    found: spoken.map_or_else(
+                        |why| format!("unknown ({why})"),
+                        |(oldest, newest)| format!("{oldest} to {newest}"),
+                    ),
                     wanted: format!("{} to {}", protocol::VERSIONS.0, protocol::VERSIONS.1),
                 });
             }
         };
         let at = bin.join(bench);
-        // A link where the file system allows, so that a later build does not change what is compared.
+        // A link where the file system allows, so that a later build does not change what is
+        // compared.
         let _ = std::fs::remove_file(&at);
         if std::fs::hard_link(path, &at).is_err() {
             std::fs::copy(path, &at).map_err(|cause| io(&at, cause))?;
         }
-        let hash = content_hash(&at).map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
-        executables.ours.insert(bench.clone(), InstalledBench { bench: bench.clone(), hash, version });
+        let hash =
+            content_hash(&at).map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
+        executables
+            .ours
+            .insert(bench.clone(), InstalledBench { bench: bench.clone(), hash, version });
     }
     Ok(executables)
 }

@@ -13,7 +13,8 @@ pub enum CoRunning {
     Nothing,
     /// So many spinning threads of this process, which to the bench processes is another one.
     Threads(usize),
-    /// Another process of the same executable that goes on timing its first case, on the same GPU, started so long before.
+    /// Another process of the same executable that goes on timing its first case, on the same GPU,
+    /// started so long before.
     Process(Duration),
 }
 

@@ -1,8 +1,10 @@
 //! Did it get slower? Two builds, their processes interleaved, decided case by case.
 //!
-//! Sides are made ready (`git`, `build`) in one folder (`folder`), each executable verifies its cases, then blocks of four fresh
-//! processes (`process`, `rounds`) run until the gate has decided every case or the budget ends (`engine`); `calibrate` does that many times
-//! where the answer is known. Deliberately absent: how to decide (`gate::paired`), how to time (`harness`), printing results (`report`).
+//! Sides are made ready (`git`, `build`) in one folder (`folder`), each executable verifies its
+//! cases, then blocks of four fresh processes (`process`, `rounds`) run until the gate has decided
+//! every case or the budget ends (`engine`); `calibrate` does that many times where the answer is
+//! known. Deliberately absent: how to decide (`gate::paired`), how to time (`harness`), printing
+//! results (`report`).
 
 pub mod calibrate;
 mod engine;
@@ -50,7 +52,8 @@ pub struct ComparisonRequest {
     pub filter: Option<String>,
     /// Our flags of a bench binary, as environment variables.
     pub settings: BTreeMap<String, String>,
-    /// Delays that are added to launches of the head on purpose, as `--delay` of a bench binary takes them.
+    /// Delays that are added to launches of the head on purpose, as `--delay` of a bench binary
+    /// takes them.
     pub head_delays: Option<String>,
     /// What counts as slower.
     pub thresholds: Thresholds,

@@ -46,14 +46,22 @@ pub struct TrialProcess<'a> {
 ///
 /// # Errors
 /// A fragment that says why it does not start.
-pub fn start_co_running(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>, co_running: &Running) -> Result<(), String> {
+pub fn start_co_running(
+    setup: &TrialSetup<'_>,
+    trial: &TrialProcess<'_>,
+    co_running: &Running,
+) -> Result<(), String> {
     let mut command = command(setup, trial, "beside.json")?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     co_running.start(&mut command).map(drop).map_err(|cause| format!("failed to start: {cause}"))
 }
 
 /// The command of a trial, whose request goes into a file of that name.
-fn command(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>, name: &str) -> Result<Command, String> {
+fn command(
+    setup: &TrialSetup<'_>,
+    trial: &TrialProcess<'_>,
+    name: &str,
+) -> Result<Command, String> {
     let path = setup.work.join(name);
     let response = setup.work.join(format!("response-to-{name}"));
     // Version 1 knew trial requests only, and takes them under a name of their own.
@@ -61,7 +69,13 @@ fn command(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>, name: &str) -> Resu
         1 => ("KERNELGATE_TRIAL", file::write(&path, trial.request)),
         _ => {
             let _ = std::fs::remove_file(&response);
-            (protocol::VARIABLE, file::write(&path, &Request { response, action: Action::Trial(trial.request.clone()) }))
+            (
+                protocol::VARIABLE,
+                file::write(
+                    &path,
+                    &Request { response, action: Action::Trial(trial.request.clone()) },
+                ),
+            )
         }
     };
     written.map_err(|error| format!("failed to {error}"))?;
@@ -72,9 +86,13 @@ fn command(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>, name: &str) -> Resu
         command.arg("--").arg(filter);
     }
     command.envs(setup.settings).env(variable, &path).env("KERNELGATE_COMMIT", &trial.commit);
-    command.env("CARGO_MANIFEST_DIR", &trial.package).env("CARGO_TARGET_DIR", setup.work.join("target"));
+    command
+        .env("CARGO_MANIFEST_DIR", &trial.package)
+        .env("CARGO_TARGET_DIR", setup.work.join("target"));
     command.env("CRITERION_HOME", setup.work.join("criterion")).env_remove("KERNELGATE_SESSION");
-    command.env_remove("KERNELGATE_DELAY").envs(trial.delays.map(|delays| ("KERNELGATE_DELAY", delays)));
+    command
+        .env_remove("KERNELGATE_DELAY")
+        .envs(trial.delays.map(|delays| ("KERNELGATE_DELAY", delays)));
     if trial.package.is_dir() {
         command.current_dir(&trial.package);
     }
@@ -87,10 +105,12 @@ fn command(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>, name: &str) -> Resu
 /// A fragment that says how it failed.
 pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<Run>, String> {
     let messages = setup.work.join("messages.txt");
-    let sink = std::fs::File::create(&messages).map_err(|cause| format!("failed to write {}: {cause}", messages.display()))?;
+    let sink = std::fs::File::create(&messages)
+        .map_err(|cause| format!("failed to write {}: {cause}", messages.display()))?;
     let mut command = command(setup, trial, "order.json")?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(sink);
-    let ended = wait(&mut command, trial.timeout, setup.running).map_err(|cause| format!("failed to start: {cause}"))?;
+    let ended = wait(&mut command, trial.timeout, setup.running)
+        .map_err(|cause| format!("failed to start: {cause}"))?;
     let status = match ended {
         Ended::Exited(status) => status,
         Ended::TimedOut => return Err(format!("killed after {} s", trial.timeout.as_secs())),

@@ -1,4 +1,5 @@
-//! What a person sees while a comparison runs: one line that changes on a terminal, plain lines elsewhere.
+//! What a person sees while a comparison runs: one line that changes on a terminal, plain lines
+//! elsewhere.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -18,7 +19,8 @@ pub struct ComparisonProgress {
 impl Default for ComparisonProgress {
     fn default() -> Self {
         let line = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{spinner} {wide_msg}").unwrap_or_else(|_| ProgressStyle::default_spinner());
+            let style = ProgressStyle::with_template("{spinner} {wide_msg}")
+                .unwrap_or_else(|_| ProgressStyle::default_spinner());
             let line = ProgressBar::new_spinner().with_style(style);
             line.enable_steady_tick(Duration::from_millis(200));
             line
@@ -105,7 +107,11 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         ),
         None => (text, 1.0),
     };
-    let seconds = number.parse::<f64>().ok().map(|number| number * scale).filter(|seconds| (0.01..1e7).contains(seconds));
+    let seconds = number
+        .parse::<f64>()
+        .ok()
+        .map(|number| number * scale)
+        .filter(|seconds| (0.01..1e7).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("`{text}`: a time is 90s, 5m or 1h"))
 }
 
@@ -115,7 +121,9 @@ mod tests {
 
     #[test]
     fn times_are_read_and_shown() {
-        for (text, seconds) in [("90s", 90.0), ("5m", 300.0), ("1.5h", 5400.0), ("20", 20.0), ("0.05s", 0.05)] {
+        for (text, seconds) in
+            [("90s", 90.0), ("5m", 300.0), ("1.5h", 5400.0), ("20", 20.0), ("0.05s", 0.05)]
+        {
             assert_eq!(parse_duration(text), Ok(Duration::from_secs_f64(seconds)));
         }
         for bad in ["", "m", "-5m", "0", "5d", "nan", "1e99"] {

@@ -12,7 +12,8 @@ const ABSENT: &str = "the bench did not list it";
 /// Processes of a block.
 pub const PLACES: usize = 4;
 
-/// Which build runs at a place of a block: base, head, head, base, and the reverse in every second block.
+/// Which build runs at a place of a block: base, head, head, base, and the reverse in every second
+/// block.
 pub const fn arm(block: usize, place: usize) -> Arm {
     let base_leads = block.is_multiple_of(2);
     let outer = place == 0 || place + 1 == PLACES;
@@ -24,7 +25,11 @@ pub fn timings(run: &Run) -> BTreeMap<String, Timing> {
     let others = run.telemetry.iter().filter_map(|reading| reading.other_processes).max();
     let of = |samples: &kernelgate::record::Samples| {
         let times = samples.per_launch_ns();
-        let cycles: Vec<f64> = times.iter().zip(&samples.clock_mhz).map(|(time_ns, mhz)| time_ns * mhz * 1e-3).collect();
+        let cycles: Vec<f64> = times
+            .iter()
+            .zip(&samples.clock_mhz)
+            .map(|(time_ns, mhz)| time_ns * mhz * 1e-3)
+            .collect();
         Timing {
             time_ns: median(&times),
             cycles: (!cycles.is_empty()).then(|| median(&cycles)),
@@ -49,7 +54,8 @@ pub fn drop_unfinished(trials: &mut Vec<TrialRecord>) {
     });
 }
 
-/// Whole blocks of a round, by case and in time order. A case that a process of a block lacks has no such block.
+/// Whole blocks of a round, by case and in time order. A case that a process of a block lacks has
+/// no such block.
 pub fn observed(trials: &[TrialRecord], round: u32) -> Observed {
     let mut blocks: Vec<((&str, usize), Vec<&TrialRecord>)> = Vec::new();
     for trial in trials.iter().filter(|trial| trial.round == round && trial.broke.is_none()) {
@@ -64,7 +70,10 @@ pub fn observed(trials: &[TrialRecord], round: u32) -> Observed {
         places.sort_by_key(|trial| trial.place);
         for id in places[0].cases.keys() {
             let of = |head: bool| -> Option<[Timing; 2]> {
-                let found = places.iter().filter(|trial| trial.head == head).map(|trial| trial.cases.get(id).copied());
+                let found = places
+                    .iter()
+                    .filter(|trial| trial.head == head)
+                    .map(|trial| trial.cases.get(id).copied());
                 found.collect::<Option<Vec<_>>>()?.try_into().ok()
             };
             if let (Some(base), Some(head)) = (of(false), of(true)) {
@@ -77,8 +86,16 @@ pub fn observed(trials: &[TrialRecord], round: u32) -> Observed {
 }
 
 /// Cases that more blocks may decide: those the gate names, and those without a block.
-pub fn undecided(wanted: &BTreeSet<String>, observed: &Observed, outcome: &Outcome) -> BTreeSet<String> {
-    wanted.iter().filter(|id| !observed.contains_key(*id) || outcome.undecided.contains(id)).cloned().collect()
+pub fn undecided(
+    wanted: &BTreeSet<String>,
+    observed: &Observed,
+    outcome: &Outcome,
+) -> BTreeSet<String> {
+    wanted
+        .iter()
+        .filter(|id| !observed.contains_key(*id) || outcome.undecided.contains(id))
+        .cloned()
+        .collect()
 }
 
 /// Cases that were asked for and have no time in a run, with the reason: skipped in it, or absent
@@ -86,7 +103,8 @@ pub fn undecided(wanted: &BTreeSet<String>, observed: &Observed, outcome: &Outco
 pub fn skips(asked: &BTreeSet<String>, run: Option<&Run>) -> BTreeMap<String, String> {
     let timed = |id: &&String| run.is_some_and(|run| run.cases.contains_key(*id));
     let failed = |id: &&String| run.is_some_and(|run| run.failed.contains_key(*id));
-    let reason = |id: &String| run.and_then(|run| run.skipped.get(id)).map_or(ABSENT, String::as_str);
+    let reason =
+        |id: &String| run.and_then(|run| run.skipped.get(id)).map_or(ABSENT, String::as_str);
     let without = asked.iter().filter(|id| !timed(id) && !failed(id));
     without.map(|id| (id.clone(), reason(id).to_owned())).collect()
 }
@@ -103,8 +121,11 @@ pub fn stopped(trials: &[TrialRecord]) -> BTreeMap<String, String> {
     for trial in trials {
         let side = if trial.head { "head" } else { "base" };
         let failed = trial.failed.iter().filter(|_| !trial.head);
-        let reasons = trial.skipped.iter().map(|(id, why)| (id, format!("skipped in the {side}: {why}")));
-        for (id, why) in reasons.chain(failed.map(|(id, why)| (id, format!("failed in the base: {why}")))) {
+        let reasons =
+            trial.skipped.iter().map(|(id, why)| (id, format!("skipped in the {side}: {why}")));
+        for (id, why) in
+            reasons.chain(failed.map(|(id, why)| (id, format!("failed in the base: {why}"))))
+        {
             stopped.entry(id.clone()).or_insert(why);
         }
     }
@@ -113,16 +134,36 @@ pub fn stopped(trials: &[TrialRecord]) -> BTreeMap<String, String> {
 
 /// The next block of a bench binary in a round.
 pub fn next_block(trials: &[TrialRecord], round: u32, bench: &str) -> usize {
-    trials.iter().filter(|trial| trial.round == round && trial.bench == bench).map(|trial| trial.block + 1).max().unwrap_or(0)
+    trials
+        .iter()
+        .filter(|trial| trial.round == round && trial.bench == bench)
+        .map(|trial| trial.block + 1)
+        .max()
+        .unwrap_or(0)
 }
 
 /// About how long a round will still take: the blocks that the undecided cases probably need, at
 /// the speed of the last block, within what is left of the budget.
-pub fn time_left(outcome: &Outcome, done: usize, plan: &TestPlan, block: Duration, budget_left: Duration) -> Duration {
-    let of =
-        |id: &String| outcome.of(id).and_then(|decision| Some((decision.pairs_needed?.saturating_sub(decision.pairs)).div_ceil(2)));
+pub fn time_left(
+    outcome: &Outcome,
+    done: usize,
+    plan: &TestPlan,
+    block: Duration,
+    budget_left: Duration,
+) -> Duration {
+    let of = |id: &String| {
+        outcome.of(id).and_then(|decision| {
+            Some((decision.pairs_needed?.saturating_sub(decision.pairs)).div_ceil(2))
+        })
+    };
     let most = plan.max_blocks.saturating_sub(done);
-    let blocks = outcome.undecided.iter().map(|id| of(id).unwrap_or(most)).max().unwrap_or(most).clamp(1, most.max(1));
+    let blocks = outcome
+        .undecided
+        .iter()
+        .map(|id| of(id).unwrap_or(most))
+        .max()
+        .unwrap_or(most)
+        .clamp(1, most.max(1));
     (block * blocks as u32).min(budget_left)
 }
 
@@ -149,7 +190,8 @@ mod tests {
     #[test]
     fn a_case_without_a_time_is_asked_for_once_and_its_reason_kept() {
         let asked: BTreeSet<String> = ["gone", "short", "timed", "wrong"].map(str::to_owned).into();
-        let reasons = |ids: &[&str]| ids.iter().map(|id| ((*id).to_owned(), "why".to_owned())).collect();
+        let reasons =
+            |ids: &[&str]| ids.iter().map(|id| ((*id).to_owned(), "why".to_owned())).collect();
         let run = Run {
             cases: [("timed".to_owned(), CaseRecord::of_samples(vec![1.0]))].into(),
             skipped: reasons(&["short", "not asked for"]),
@@ -157,14 +199,26 @@ mod tests {
             ..Run::start("b", "r1-b0-p0", Environment::cpu(), Provenance::default())
         };
         let skipped = skips(&asked, Some(&run));
-        assert_eq!(skipped, [("gone", ABSENT), ("short", "why")].map(|(id, why)| (id.to_owned(), why.to_owned())).into());
+        assert_eq!(
+            skipped,
+            [("gone", ABSENT), ("short", "why")]
+                .map(|(id, why)| (id.to_owned(), why.to_owned()))
+                .into()
+        );
         assert_eq!(skips(&asked, None).len(), 4, "a bench that has none of the cases");
         let base = TrialRecord { skipped, failed: reasons(&["wrong"]), ..trial(0, 0, 1.0) };
-        let head = TrialRecord { skipped: reasons(&["short", "late"]), failed: reasons(&["broken"]), ..trial(0, 1, 1.0) };
+        let head = TrialRecord {
+            skipped: reasons(&["short", "late"]),
+            failed: reasons(&["broken"]),
+            ..trial(0, 1, 1.0)
+        };
         let trials = [base, head];
         let (stopped, failed) = (stopped(&trials), failures(&trials));
         assert_eq!(stopped["short"], "skipped in the base: why", "the first reason");
-        assert_eq!((&*stopped["late"], &*stopped["wrong"]), ("skipped in the head: why", "failed in the base: why"));
+        assert_eq!(
+            (&*stopped["late"], &*stopped["wrong"]),
+            ("skipped in the head: why", "failed in the base: why")
+        );
         assert_eq!(stopped.keys().collect::<Vec<_>>(), ["gone", "late", "short", "wrong"]);
         assert_eq!(failed.keys().collect::<Vec<_>>(), ["broken"]);
     }
@@ -188,7 +242,10 @@ mod tests {
         assert!(observed(&trials, 2).is_empty());
         assert_eq!(next_block(&trials, 1, "b"), 2);
         drop_unfinished(&mut trials);
-        assert_eq!((trials.len(), next_block(&trials, 1, "b"), next_block(&trials, 2, "b")), (4, 1, 0));
+        assert_eq!(
+            (trials.len(), next_block(&trials, 1, "b"), next_block(&trials, 2, "b")),
+            (4, 1, 0)
+        );
         trials[3].cases.clear();
         assert!(observed(&trials, 1).is_empty(), "a process lacks the case");
     }
@@ -197,10 +254,33 @@ mod tests {
     fn cases_without_a_block_are_undecided() {
         let wanted: BTreeSet<String> = ["x".to_owned(), "y".to_owned()].into();
         let trials: Vec<_> = (0..4).map(|i| trial(0, i, 1.0)).collect();
-        let outcome = Outcome { decisions: vec![], undecided: vec![], null_fired: vec![], environment_sound: true };
+        let outcome = Outcome {
+            decisions: vec![],
+            undecided: vec![],
+            null_fired: vec![],
+            environment_sound: true,
+        };
         assert_eq!(undecided(&wanted, &observed(&trials, 1), &outcome), ["y".to_owned()].into());
         let second = Duration::from_secs(1);
-        assert_eq!(time_left(&outcome, 20, &TestPlan { max_blocks: 24, ..TestPlan::default() }, second, 9 * second), 4 * second);
-        assert_eq!(time_left(&outcome, 0, &TestPlan { max_blocks: 24, ..TestPlan::default() }, second, 9 * second), 9 * second);
+        assert_eq!(
+            time_left(
+                &outcome,
+                20,
+                &TestPlan { max_blocks: 24, ..TestPlan::default() },
+                second,
+                9 * second
+            ),
+            4 * second
+        );
+        assert_eq!(
+            time_left(
+                &outcome,
+                0,
+                &TestPlan { max_blocks: 24, ..TestPlan::default() },
+                second,
+                9 * second
+            ),
+            9 * second
+        );
     }
 }

@@ -1,10 +1,11 @@
-//! A first build of the head that starts from the base's target folder, so that dependencies are built once.
+//! A first build of the head that starts from the base's target folder, so that dependencies are
+//! built once.
 
 use std::path::Path;
 use std::time::SystemTime;
 
-/// Copies `from/target` to `to/target`, times of change kept, where there is none yet; the sources of `to` then count as changed just
-/// now, because what was copied was built from other sources.
+/// Copies `from/target` to `to/target`, times of change kept, where there is none yet; the sources
+/// of `to` then count as changed just now, because what was copied was built from other sources.
 ///
 /// # Errors
 /// When a file cannot be copied: the caller then builds from nothing.
@@ -75,6 +76,10 @@ mod tests {
         assert!(modified(&source) > old);
         std::fs::write(&built, "2").unwrap();
         seed(&from, &to).unwrap();
-        assert_eq!(std::fs::read_to_string(to.join("target/release/x")).unwrap(), "1", "a target folder that is there stays");
+        assert_eq!(
+            std::fs::read_to_string(to.join("target/release/x")).unwrap(),
+            "1",
+            "a target folder that is there stays"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! What a comparison starts from: sides made ready, verified and matched, and the trials of one that was interrupted.
+//! What a comparison starts from: sides made ready, verified and matched, and the trials of one
+//! that was interrupted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -85,23 +86,32 @@ pub struct Session {
 }
 
 impl Session {
-    /// Makes both sides ready; `twins` are copies of the base's executables on both, whatever the head.
+    /// Makes both sides ready; `twins` are copies of the base's executables on both, whatever the
+    /// head.
     ///
     /// # Errors
     /// When a side cannot be made ready.
     pub fn open(request: &ComparisonRequest, twins: bool) -> Result<Self, CompareError> {
         let folder = Folder::open(&request.folder)?;
-        let (progress, running, co_running) = (ComparisonProgress::default(), Running::default(), Running::default());
+        let (progress, running, co_running) =
+            (ComparisonProgress::default(), Running::default(), Running::default());
         stop_on_interrupt([&running, &co_running], &progress)?;
         let tools = (&progress, &running);
-        let sides = if twins { sides::prepare_twins(request, &folder, tools)? } else { sides::prepare(request, &folder, tools)? };
+        let sides = if twins {
+            sides::prepare_twins(request, &folder, tools)?
+        } else {
+            sides::prepare(request, &folder, tools)?
+        };
         let work = folder.file("work");
         std::fs::create_dir_all(&work).map_err(|cause| CompareError::io("make", &work, &cause))?;
         Ok(Self { folder, work, sides, running, co_running, progress })
     }
 
     /// What must be the same for measurements to belong together.
-    pub fn identity(&self, request: &ComparisonRequest) -> Result<BTreeMap<String, String>, CompareError> {
+    pub fn identity(
+        &self,
+        request: &ComparisonRequest,
+    ) -> Result<BTreeMap<String, String>, CompareError> {
         let mut identity: BTreeMap<String, String> = request.settings.clone();
         identity.insert("delays".to_owned(), request.head_delays.clone().unwrap_or_default());
         identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
@@ -111,7 +121,9 @@ impl Session {
         }
         for (side, name) in self.sides.iter().zip(["base", "head"]) {
             let executables = side.executables.ours.values();
-            identity.extend(executables.map(|executable| (format!("{name} {}", executable.bench), executable.hash.clone())));
+            identity.extend(executables.map(|executable| {
+                (format!("{name} {}", executable.bench), executable.hash.clone())
+            }));
         }
         Ok(identity)
     }
@@ -138,9 +150,16 @@ pub fn open_trials(
     let mut trials = match earlier {
         Ok(earlier) if earlier.identity == fresh.identity => earlier,
         Ok(earlier) => {
-            let differs = fresh.identity.iter().find(|(name, value)| earlier.identity.get(*name) != Some(value));
-            let differs = differs.map_or_else(|| "what is compared".to_owned(), |(name, _)| name.clone());
-            progress.say(&format!("--resume: the interrupted comparison was another ({differs} differs): starting anew"));
+            let differs = fresh
+                .identity
+                .iter()
+                .find(|(name, value)| earlier.identity.get(*name) != Some(value));
+            let differs =
+                differs.map_or_else(|| "what is compared".to_owned(), |(name, _)| name.clone());
+            progress.say(&format!(
+                "--resume: the interrupted comparison was another ({differs} differs): starting \
+                 anew"
+            ));
             fresh
         }
         Err(error) if error.is_not_found() => {
@@ -154,12 +173,17 @@ pub fn open_trials(
     if !trials.trials.is_empty() {
         progress.say(&format!("resuming with {} processes", trials.trials.len()));
     }
-    file::write(&path, &trials).map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
+    file::write(&path, &trials)
+        .map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
     Ok(trials)
 }
 
-/// Ctrl-C ends the process that runs and this one; trials are written as they end, so that nothing else is lost.
-fn stop_on_interrupt(running: [&Running; 2], progress: &ComparisonProgress) -> Result<(), CompareError> {
+/// Ctrl-C ends the process that runs and this one; trials are written as they end, so that nothing
+/// else is lost.
+fn stop_on_interrupt(
+    running: [&Running; 2],
+    progress: &ComparisonProgress,
+) -> Result<(), CompareError> {
     let (running, progress) = (running.map(Running::clone), progress.clone());
     let handler = move || {
         running.iter().for_each(Running::kill);
@@ -167,5 +191,6 @@ fn stop_on_interrupt(running: [&Running; 2], progress: &ComparisonProgress) -> R
         eprintln!("\ninterrupted: the same command with --resume goes on from here");
         std::process::exit(Exit::INTERRUPTED);
     };
-    ctrlc::set_handler(handler).map_err(|error| CompareError::Usage(format!("failed to watch for Ctrl-C: {error}")))
+    ctrlc::set_handler(handler)
+        .map_err(|error| CompareError::Usage(format!("failed to watch for Ctrl-C: {error}")))
 }

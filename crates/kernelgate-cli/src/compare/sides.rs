@@ -1,4 +1,5 @@
-//! Both sides made ready: sources checked out, executables built and asked, the cases that both have.
+//! Both sides made ready: sources checked out, executables built and asked, the cases that both
+//! have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -66,18 +67,23 @@ pub fn prepare(
             progress.say(&format!("left alone: {bench} of the {}: {reason}", folder::name(arm)));
         }
     }
-    let [base, head]: [Side; 2] = sides.try_into().map_err(|_| CompareError::Usage("two sides are needed".to_owned()))?;
+    let [base, head]: [Side; 2] =
+        sides.try_into().map_err(|_| CompareError::Usage("two sides are needed".to_owned()))?;
     for bench in &request.benches {
-        let known: BTreeSet<&String> = base.executables.names.iter().chain(&head.executables.names).collect();
+        let known: BTreeSet<&String> =
+            base.executables.names.iter().chain(&head.executables.names).collect();
         if !known.contains(bench) {
             let known = known.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-            return Err(CompareError::Usage(format!("--bench {bench}: neither side has it; there are {known}")));
+            return Err(CompareError::Usage(format!(
+                "--bench {bench}: neither side has it; there are {known}"
+            )));
         }
     }
     Ok([base, head])
 }
 
-/// One side twice: the base, and a copy of its executables as head. Where the base has sources, the head's are a link to them.
+/// One side twice: the base, and a copy of its executables as head. Where the base has sources, the
+/// head's are a link to them.
 ///
 /// # Errors
 /// As [`prepare()`].
@@ -90,34 +96,60 @@ pub fn prepare_twins(
     for arm in [Arm::Base, Arm::Head] {
         let _ = std::fs::remove_dir_all(folder.side(arm).join("bin"));
     }
-    let same = ComparisonRequest { head: SideSource::Folder(folder.side(Arm::Base).join("bin")), ..request.clone() };
+    let same = ComparisonRequest {
+        head: SideSource::Folder(folder.side(Arm::Base).join("bin")),
+        ..request.clone()
+    };
     let [base, head] = prepare(&same, folder, tools)?;
     for bench in head.executables.ours.keys() {
         // A file of its own, as after a build.
-        let (from, to) = (folder.side(Arm::Base).join("bin").join(bench), folder.side(Arm::Head).join("bin").join(bench));
+        let (from, to) = (
+            folder.side(Arm::Base).join("bin").join(bench),
+            folder.side(Arm::Head).join("bin").join(bench),
+        );
         let copied = std::fs::remove_file(&to).and_then(|()| std::fs::copy(&from, &to));
         copied.map_err(|cause| CompareError::io("write", &to, &cause))?;
     }
     #[cfg(unix)]
     {
         let sources = folder.side(Arm::Head).join("src");
-        if std::fs::symlink_metadata(&sources).is_err() && folder.side(Arm::Base).join("src").is_dir() {
-            let linked = std::os::unix::fs::symlink(Path::new("..").join(folder::name(Arm::Base)).join("src"), &sources);
+        if std::fs::symlink_metadata(&sources).is_err()
+            && folder.side(Arm::Base).join("src").is_dir()
+        {
+            let linked = std::os::unix::fs::symlink(
+                Path::new("..").join(folder::name(Arm::Base)).join("src"),
+                &sources,
+            );
             linked.map_err(|cause| CompareError::io("link", &sources, &cause))?;
         }
     }
-    let head = Side { label: base.label.clone(), commit: base.commit.clone(), package: base.package.clone(), ..head };
+    let head = Side {
+        label: base.label.clone(),
+        commit: base.commit.clone(),
+        package: base.package.clone(),
+        ..head
+    };
     Ok([base, head])
 }
 
-fn from_folder(request: &ComparisonRequest, folder: &Folder, arm: Arm, path: &Path) -> Result<Side, CompareError> {
+fn from_folder(
+    request: &ComparisonRequest,
+    folder: &Folder,
+    arm: Arm,
+    path: &Path,
+) -> Result<Side, CompareError> {
     let label = path.display().to_string();
     let found = prebuilt(path).map_err(|cause| CompareError::io("read", path, &cause))?;
     let executables = install(&folder.side(arm), &found, &label, &request.benches)?;
     if executables.ours.is_empty() && executables.foreign.is_empty() {
         return Err(CompareError::Usage(format!("no bench executable in {label}")));
     }
-    Ok(Side { label, commit: format!("prebuilt-{}", folder::name(arm)), package: request.package.clone(), executables })
+    Ok(Side {
+        label,
+        commit: format!("prebuilt-{}", folder::name(arm)),
+        package: request.package.clone(),
+        executables,
+    })
 }
 
 fn from_revision(
@@ -138,24 +170,34 @@ fn from_revision(
         let _ = std::fs::remove_dir_all(folder.side(arm).join("target.partial"));
     }
     let package = &repository.package;
-    let wanted = BuildTargets { benches: &request.benches, package: None, profile: &request.profile };
+    let wanted =
+        BuildTargets { benches: &request.benches, package: None, profile: &request.profile };
     let build = |wanted: BuildTargets<'_>| {
         folder.in_slot(arm, |slot| {
             let manifest = slot.join("src").join(package).join("Cargo.toml");
             if !manifest.is_file() {
                 let name = package.join("Cargo.toml");
-                return Err(CompareError::Usage(format!("{side_name} {label} has no {}", name.display())));
+                return Err(CompareError::Usage(format!(
+                    "{side_name} {label} has no {}",
+                    name.display()
+                )));
             }
             let mut command = cargo::command(wanted);
-            command.arg("--manifest-path").arg(&manifest).current_dir(manifest.parent().unwrap_or(slot));
+            command
+                .arg("--manifest-path")
+                .arg(&manifest)
+                .current_dir(manifest.parent().unwrap_or(slot));
             command.env("CARGO_TARGET_DIR", slot.join("target"));
             let said = |line: &str| progress.passing(&format!("building {side_name}: {line}"));
-            cargo::build(&mut command, running, said).map_err(|why| CompareError::Usage(format!("{side_name} {label} {why}")))
+            cargo::build(&mut command, running, said)
+                .map_err(|why| CompareError::Usage(format!("{side_name} {label} {why}")))
         })
     };
     // A bench that one side lacks is no failure of the build: cargo is asked for what there is.
     let built = match build(wanted) {
-        Err(CompareError::Usage(text)) if !request.benches.is_empty() && text.contains("no bench target named") => {
+        Err(CompareError::Usage(text))
+            if !request.benches.is_empty() && text.contains("no bench target named") =>
+        {
             build(BuildTargets { benches: &[], ..wanted })?
         }
         other => other?,
@@ -164,8 +206,10 @@ fn from_revision(
         Ok(below) => folder.side(arm).join(below),
         Err(_) => path,
     };
-    let built: BTreeMap<String, PathBuf> = built.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
-    let executables = install(&folder.side(arm), &built, &format!("{side_name} {label}"), &request.benches)?;
+    let built: BTreeMap<String, PathBuf> =
+        built.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
+    let executables =
+        install(&folder.side(arm), &built, &format!("{side_name} {label}"), &request.benches)?;
     let package = folder.slot().join("src").join(&repository.package);
     Ok(Side { label, commit: revision.commit.clone(), package, executables })
 }
@@ -195,7 +239,9 @@ pub struct Matched {
 impl Matched {
     /// Sorts the cases of a bench; a side without the bench has no run.
     pub fn add(&mut self, base: Option<&Run>, head: Option<&Run>) {
-        let ids = |run: Option<&Run>| run.into_iter().flat_map(|run| run.cases.keys().cloned()).collect::<BTreeSet<String>>();
+        let ids = |run: Option<&Run>| {
+            run.into_iter().flat_map(|run| run.cases.keys().cloned()).collect::<BTreeSet<String>>()
+        };
         let (base_ids, head_ids) = (ids(base), ids(head));
         let failed = |run: Option<&Run>| run.map(|run| run.failed.clone()).unwrap_or_default();
         let (base_failed, head_failed) = (failed(base), failed(head));
@@ -209,15 +255,23 @@ impl Matched {
                 None => drop(self.failed_in_base.insert(id.clone(), error.clone())),
             }
         }
-        for id in head_ids.iter().filter(|id| !base_ids.contains(*id) && !base_failed.contains_key(*id)) {
+        for id in
+            head_ids.iter().filter(|id| !base_ids.contains(*id) && !base_failed.contains_key(*id))
+        {
             // What the base could not compute on any machine is new, as what it did not have.
-            let skip = base.filter(|run| !run.unsupported.contains(id)).and_then(|run| run.skipped.get(id));
+            let skip = base
+                .filter(|run| !run.unsupported.contains(id))
+                .and_then(|run| run.skipped.get(id));
             match skip {
-                Some(reason) => drop(self.unmeasured.insert(id.clone(), format!("skipped in the base: {reason}"))),
+                Some(reason) => drop(
+                    self.unmeasured.insert(id.clone(), format!("skipped in the base: {reason}")),
+                ),
                 None => self.new.push(id.clone()),
             }
         }
-        for id in base_ids.iter().filter(|id| !head_ids.contains(*id) && !head_failed.contains_key(*id)) {
+        for id in
+            base_ids.iter().filter(|id| !head_ids.contains(*id) && !head_failed.contains_key(*id))
+        {
             match skipped(id) {
                 Some(reason) => drop(self.skipped.insert(id.clone(), reason)),
                 None => self.removed.push(id.clone()),
@@ -248,12 +302,15 @@ impl Matched {
 
     /// The refusals, by field.
     pub fn refusals(&self) -> Vec<Refusal> {
-        let refusal = |((field, base, head), cases): (&(String, String, String), &BTreeSet<String>)| Refusal {
-            field: field.clone(),
-            base: base.clone(),
-            head: head.clone(),
-            cases: cases.iter().cloned().collect(),
-        };
+        let refusal =
+            |((field, base, head), cases): (&(String, String, String), &BTreeSet<String>)| {
+                Refusal {
+                    field: field.clone(),
+                    base: base.clone(),
+                    head: head.clone(),
+                    cases: cases.iter().cloned().collect(),
+                }
+            };
         self.refused.iter().map(refusal).collect()
     }
 }
@@ -267,9 +324,15 @@ fn differences(base: &Run, head: &Run, id: &str) -> Vec<(String, String, String)
         ("axes", format!("{:?}", a.problem), format!("{:?}", b.problem)),
         ("seed", base.seed.to_string(), head.seed.to_string()),
     ];
-    let own = fields.into_iter().filter(|(_, a, b)| a != b).map(|(field, a, b)| (field.to_owned(), a, b));
+    let own =
+        fields.into_iter().filter(|(_, a, b)| a != b).map(|(field, a, b)| (field.to_owned(), a, b));
     let around = head.environment.mismatches(&base.environment);
-    own.chain(around.into_iter().map(|mismatch| (mismatch.field.to_owned(), mismatch.base, mismatch.head))).collect()
+    own.chain(
+        around
+            .into_iter()
+            .map(|mismatch| (mismatch.field.to_owned(), mismatch.base, mismatch.head)),
+    )
+    .collect()
 }
 
 #[cfg(test)]
@@ -278,10 +341,14 @@ mod tests {
     use kernelgate::record::{CaseRecord, Environment, Provenance};
 
     fn run(cases: &[&str], failed: &[&str], skipped: &[&str]) -> Run {
-        let reasons = |ids: &[&str]| ids.iter().map(|id| ((*id).to_owned(), "why".to_owned())).collect();
+        let reasons =
+            |ids: &[&str]| ids.iter().map(|id| ((*id).to_owned(), "why".to_owned())).collect();
         Run {
             complete: true,
-            cases: cases.iter().map(|id| ((*id).to_owned(), CaseRecord::of_samples(vec![1.0]))).collect(),
+            cases: cases
+                .iter()
+                .map(|id| ((*id).to_owned(), CaseRecord::of_samples(vec![1.0])))
+                .collect(),
             skipped: reasons(skipped),
             failed: reasons(failed),
             ..Run::start("b", "verify", Environment::cpu(), Provenance::default())
@@ -295,7 +362,10 @@ mod tests {
         let head = run(&["both", "new", "mended"], &["breaks", "wrong"], &["skips"]);
         matched.add(Some(&base), Some(&head));
         assert_eq!(matched.judged.iter().collect::<Vec<_>>(), ["both"]);
-        assert_eq!((&matched.new[..], &matched.removed[..]), (&["new".to_owned()][..], &["gone".to_owned()][..]));
+        assert_eq!(
+            (&matched.new[..], &matched.removed[..]),
+            (&["new".to_owned()][..], &["gone".to_owned()][..])
+        );
         assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["breaks", "wrong"]);
         assert_eq!(matched.failed_in_base.keys().collect::<Vec<_>>(), ["mended"]);
         assert_eq!(matched.skipped.keys().collect::<Vec<_>>(), ["skips"]);
@@ -321,12 +391,19 @@ mod tests {
         let base = run(&[], &["worse"], &["large", "nowhere"]);
         matched.add(Some(&base), Some(&run(&["large"], &[], &["worse", "nowhere"])));
         assert_eq!(matched.unmeasured["large"], "skipped in the base: why");
-        assert_eq!(matched.unmeasured["worse"], "failed in the base: why; skipped in the head: why");
+        assert_eq!(
+            matched.unmeasured["worse"],
+            "failed in the base: why; skipped in the head: why"
+        );
         matched.abandon(None, Some(&run(&["left"], &["wrong"], &[])), "the base broke");
         assert_eq!(matched.unmeasured["left"], "the base broke");
         assert_eq!(matched.unmeasured.len(), 3);
         assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["wrong"]);
-        assert!(matched.new.is_empty() && matched.failed_in_base.is_empty() && matched.judged.is_empty());
+        assert!(
+            matched.new.is_empty()
+                && matched.failed_in_base.is_empty()
+                && matched.judged.is_empty()
+        );
     }
 
     #[test]
@@ -342,6 +419,9 @@ mod tests {
         let mut matched = Matched::default();
         matched.add(Some(&base), Some(&head));
         assert!(matched.judged.is_empty());
-        assert_eq!(matched.refusals().iter().map(|refusal| refusal.field.as_str()).collect::<Vec<_>>(), ["seed", "work"]);
+        assert_eq!(
+            matched.refusals().iter().map(|refusal| refusal.field.as_str()).collect::<Vec<_>>(),
+            ["seed", "work"]
+        );
     }
 }

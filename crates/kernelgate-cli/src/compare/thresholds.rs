@@ -1,4 +1,5 @@
-//! What counts as slower: what was asked for, else what the device was calibrated to, else the default.
+//! What counts as slower: what was asked for, else what the device was calibrated to, else the
+//! default.
 
 use std::fmt::{Debug, Write as _};
 
@@ -62,7 +63,10 @@ impl Thresholds {
         match file::read::<Calibration>(&path) {
             Ok(calibration) => {
                 let (plan, note) = calibrated(&calibration, *asked);
-                Ok((plan, Some(format!("{note}{}", elsewhere(&calibration, environment, head, sampling)))))
+                Ok((
+                    plan,
+                    Some(format!("{note}{}", elsewhere(&calibration, environment, head, sampling))),
+                ))
             }
             Err(error) if error.is_not_found() => Ok((asked.or(TestPlan::default()), None)),
             Err(error) => Err(CompareError::Usage(format!("failed to {error}"))),
@@ -79,7 +83,8 @@ impl Thresholds {
             Self::Calibrated(asked, store) => {
                 let mut text = identity_text("Asked", asked);
                 for path in store.calibrations() {
-                    let hash = file::content_hash(&path).map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
+                    let hash = file::content_hash(&path)
+                        .map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
                     let _ = write!(text, " {hash}");
                 }
                 Ok(text)
@@ -88,8 +93,8 @@ impl Thresholds {
     }
 }
 
-/// The fields of a value as text that is recorded in files, under a name that is part of their format: the type may be renamed, and
-/// `--resume` and merged calibrations compare these texts.
+/// The fields of a value as text that is recorded in files, under a name that is part of their
+/// format: the type may be renamed, and `--resume` and merged calibrations compare these texts.
 pub(super) fn identity_text(name: &str, value: &impl Debug) -> String {
     let text = format!("{value:?}");
     let fields = text.find(" {").map_or("", |at| &text[at..]);
@@ -107,16 +112,25 @@ fn calibrated(calibration: &Calibration, asked: AskedThresholds) -> (TestPlan, S
     );
     let recommended = calibration.recommended.as_ref();
     let Some(relative) = recommended.and_then(|recommended| recommended.relative) else {
-        let why = recommended.and_then(|recommended| recommended.note.clone()).unwrap_or_else(|| "not derived".to_owned());
-        return (asked.or(TestPlan::default()), format!("{of}) recommends no threshold: {why}; the default ones are used"));
+        let why = recommended
+            .and_then(|recommended| recommended.note.clone())
+            .unwrap_or_else(|| "not derived".to_owned());
+        return (
+            asked.or(TestPlan::default()),
+            format!("{of}) recommends no threshold: {why}; the default ones are used"),
+        );
     };
     let plan = asked.or(TestPlan {
         relative,
         tolerated: calibration.plan.tolerated.max(relative),
         absolute_ns: calibration.plan.absolute_ns,
-        settle_blocks: recommended.and_then(|recommended| recommended.settle_blocks).unwrap_or(calibration.plan.settle_blocks),
+        settle_blocks: recommended
+            .and_then(|recommended| recommended.settle_blocks)
+            .unwrap_or(calibration.plan.settle_blocks),
         max_blocks: calibration.plan.max_blocks,
-        contention_weight: recommended.map_or(calibration.plan.contention_weight, |recommended| recommended.contention_weight),
+        contention_weight: recommended.map_or(calibration.plan.contention_weight, |recommended| {
+            recommended.contention_weight
+        }),
         ..TestPlan::default()
     });
     let note = format!(
@@ -129,10 +143,16 @@ fn calibrated(calibration: &Calibration, asked: AskedThresholds) -> (TestPlan, S
 }
 
 /// In which respects a calibration is of something else.
-fn elsewhere(calibration: &Calibration, environment: &Environment, head: &Provenance, sampling: TrialSampling) -> String {
+fn elsewhere(
+    calibration: &Calibration,
+    environment: &Environment,
+    head: &Provenance,
+    sampling: TrialSampling,
+) -> String {
     let mut differing: Vec<String> = Vec::new();
     if let Some(mismatch) = environment.mismatches(&calibration.environment).first() {
-        differing.push(format!("{} was `{}` and is `{}`", mismatch.field, mismatch.base, mismatch.head));
+        differing
+            .push(format!("{} was `{}` and is `{}`", mismatch.field, mismatch.base, mismatch.head));
     } else if let (Some(then), Some(now)) = (&calibration.environment.gpu, &environment.gpu)
         && then.driver != now.driver
     {
@@ -144,7 +164,8 @@ fn elsewhere(calibration: &Calibration, environment: &Environment, head: &Proven
     }
     if calibration.pace.measurement_s != sampling.measurement_s {
         let (then, now) = (calibration.pace.measurement_s, sampling.measurement_s);
-        differing.push(format!("a process timed a case for {then:.2} s then and for {now:.2} s now"));
+        differing
+            .push(format!("a process timed a case for {then:.2} s then and for {now:.2} s now"));
     }
     if differing.is_empty() { String::new() } else { format!("; {}", differing.join(", ")) }
 }
@@ -155,10 +176,12 @@ mod tests {
 
     #[test]
     fn recorded_identities_keep_their_text() {
-        let plan = "Plan { relative: 0.01, absolute_ns: 100.0, tolerated: 0.05, settle_blocks: 24, false_alarms: 0.01, missed: 0.05, \
-                    contention: 0.02, contention_weight: 2.0, power: 0.8, max_blocks: 96 }";
+        let plan = "Plan { relative: 0.01, absolute_ns: 100.0, tolerated: 0.05, settle_blocks: \
+                    24, false_alarms: 0.01, missed: 0.05, contention: 0.02, contention_weight: \
+                    2.0, power: 0.8, max_blocks: 96 }";
         assert_eq!(Thresholds::Fixed(TestPlan::default()).identity().unwrap(), plan);
-        let asked = "Asked { relative: None, absolute_ns: None, tolerated: None, max_blocks: None }";
+        let asked =
+            "Asked { relative: None, absolute_ns: None, tolerated: None, max_blocks: None }";
         assert_eq!(identity_text("Asked", &AskedThresholds::default()), asked);
         let sampling = "Pace { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 }";
         assert_eq!(identity_text("Pace", &TrialSampling::MEASURED), sampling);
@@ -166,9 +189,16 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_wins_and_the_rest_stays() {
-        let plan =
-            AskedThresholds { relative: Some(0.1), max_blocks: Some(6), ..AskedThresholds::default() }.or(TestPlan::default());
-        assert_eq!((plan.relative, plan.tolerated, plan.max_blocks, plan.absolute_ns), (0.1, 0.1, 6, 100.0));
+        let plan = AskedThresholds {
+            relative: Some(0.1),
+            max_blocks: Some(6),
+            ..AskedThresholds::default()
+        }
+        .or(TestPlan::default());
+        assert_eq!(
+            (plan.relative, plan.tolerated, plan.max_blocks, plan.absolute_ns),
+            (0.1, 0.1, 6, 100.0)
+        );
         assert_eq!(AskedThresholds::default().or(TestPlan::default()), TestPlan::default());
     }
 }

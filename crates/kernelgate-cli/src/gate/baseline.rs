@@ -9,7 +9,8 @@ use kernelgate::record::{Baseline, BaselineRun, CaseRecord, Provenance, Run};
 /// A case as several process runs measured it.
 type Measured<'a> = [(&'a Run, &'a CaseRecord)];
 
-/// Compares runs with a baseline. `runs` is not empty; several runs of one bench binary are several process runs of its cases.
+/// Compares runs with a baseline. `runs` is not empty; several runs of one bench binary are several
+/// process runs of its cases.
 pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> GateReport {
     let mut head: BTreeMap<&str, Vec<(&Run, &CaseRecord)>> = BTreeMap::new();
     for run in runs {
@@ -21,7 +22,8 @@ pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> GateReport 
     let mut refused: BTreeMap<(String, String, String), BTreeSet<String>> = BTreeMap::new();
     for (id, head) in &head {
         let Some(base) = baseline.cases.get(*id) else { continue };
-        let differences: Vec<_> = head.iter().flat_map(|(run, case)| baseline.mismatches(base, run, case)).collect();
+        let differences: Vec<_> =
+            head.iter().flat_map(|(run, case)| baseline.mismatches(base, run, case)).collect();
         if differences.is_empty() {
             judged.push(judge(baseline, id, head, policy));
         }
@@ -32,7 +34,12 @@ pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> GateReport 
     }
     judged.sort_by(|a: &Judged, b| a.verdict.cmp(&b.verdict).then_with(|| a.case.cmp(&b.case)));
     let failed: BTreeMap<String, String> = runs.iter().flat_map(|run| run.failed.clone()).collect();
-    let missing = || baseline.cases.keys().filter(|id| !head.contains_key(id.as_str()) && !failed.contains_key(*id));
+    let missing = || {
+        baseline
+            .cases
+            .keys()
+            .filter(|id| !head.contains_key(id.as_str()) && !failed.contains_key(*id))
+    };
     let skips: BTreeMap<&String, &String> = runs.iter().flat_map(|run| &run.skipped).collect();
     GateReport {
         baseline: baseline.name.clone(),
@@ -45,9 +52,18 @@ pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> GateReport 
         judged,
         refused: refused
             .into_iter()
-            .map(|((field, base, head), cases)| Refusal { field, base, head, cases: cases.into_iter().collect() })
+            .map(|((field, base, head), cases)| Refusal {
+                field,
+                base,
+                head,
+                cases: cases.into_iter().collect(),
+            })
             .collect(),
-        new: head.keys().filter(|id| !baseline.cases.contains_key(**id)).map(ToString::to_string).collect(),
+        new: head
+            .keys()
+            .filter(|id| !baseline.cases.contains_key(**id))
+            .map(ToString::to_string)
+            .collect(),
         not_run: missing().filter(|id| !skips.contains_key(id)).cloned().collect(),
         skipped: missing().filter_map(|id| Some((id.clone(), (*skips.get(id)?).clone()))).collect(),
         failed,
@@ -58,7 +74,8 @@ pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> GateReport 
 
 /// The baseline's runs that judged cases rest on.
 fn used<'a>(baseline: &'a Baseline, judged: &[Judged]) -> impl Iterator<Item = &'a BaselineRun> {
-    let keys: BTreeSet<&String> = judged.iter().flat_map(|judged| baseline.cases[&judged.case].samples.keys()).collect();
+    let keys: BTreeSet<&String> =
+        judged.iter().flat_map(|judged| baseline.cases[&judged.case].samples.keys()).collect();
     keys.into_iter().map(|key| &baseline.runs[key])
 }
 
@@ -68,18 +85,25 @@ fn commits<'a>(provenances: impl Iterator<Item = &'a Provenance>) -> Vec<String>
 
 fn other_device(baseline: &Baseline, runs: &[Run], judged: &[Judged]) -> Option<(String, String)> {
     let used: Vec<&BaselineRun> = used(baseline, judged).collect();
-    let mut pairs = runs.iter().flat_map(|run| used.iter().map(move |base| (&base.environment, &run.environment)));
-    pairs.find(|(base, head)| !head.same_device(base)).map(|(base, head)| (base.device_id(), head.device_id()))
+    let mut pairs = runs
+        .iter()
+        .flat_map(|run| used.iter().map(move |base| (&base.environment, &run.environment)));
+    pairs
+        .find(|(base, head)| !head.same_device(base))
+        .map(|(base, head)| (base.device_id(), head.device_id()))
 }
 
 fn judge(baseline: &Baseline, id: &str, head: &Measured<'_>, policy: Policy) -> Judged {
     let base = &baseline.cases[id];
     // Contention on the host changes the times of its own cores only.
     let contended = head.iter().all(|(run, _)| run.environment.on_host());
-    let same = |run: &Run| base.samples.keys().all(|key| run.environment.same_device(&baseline.runs[key].environment));
+    let same = |run: &Run| {
+        base.samples.keys().all(|key| run.environment.same_device(&baseline.runs[key].environment))
+    };
     let same_device = head.iter().all(|(run, _)| same(run));
     let base_side = SideTimes::of(base.samples.values(), policy.single_run, contended);
-    let head_side = SideTimes::of(head.iter().map(|(_, case)| &case.samples), policy.single_run, contended);
+    let head_side =
+        SideTimes::of(head.iter().map(|(_, case)| &case.samples), policy.single_run, contended);
     let ratio = Ratio::of(&head_side, &base_side);
     let threshold = policy.relative_on(same_device).max(policy.absolute_ns / base_side.center_ns);
     let (verdict, reason) = verdict(&ratio, threshold, base_side.runs, policy);
@@ -102,7 +126,12 @@ fn judge(baseline: &Baseline, id: &str, head: &Measured<'_>, policy: Policy) -> 
     }
 }
 
-fn verdict(ratio: &Ratio, threshold: f64, base_runs: usize, policy: Policy) -> (Verdict, Option<Doubt>) {
+fn verdict(
+    ratio: &Ratio,
+    threshold: f64,
+    base_runs: usize,
+    policy: Policy,
+) -> (Verdict, Option<Doubt>) {
     let beyond = if ratio.low > 1.0 + threshold {
         Some(Verdict::Regressed)
     } else if ratio.high < 1.0 - threshold {
@@ -116,7 +145,9 @@ fn verdict(ratio: &Ratio, threshold: f64, base_runs: usize, policy: Policy) -> (
     match beyond {
         Some(verdict) => (verdict, None),
         None if matters && base_runs == 1 => (Verdict::Inconclusive, Some(Doubt::SingleRun)),
-        None if ratio.high - ratio.low > policy.widest => (Verdict::Inconclusive, Some(Doubt::Wide)),
+        None if ratio.high - ratio.low > policy.widest => {
+            (Verdict::Inconclusive, Some(Doubt::Wide))
+        }
         None if matters => (Verdict::Inconclusive, Some(Doubt::Undetectable)),
         None => (Verdict::Unchanged, None),
     }

@@ -1,4 +1,5 @@
-//! The outcome of `compare`: what was decided of each case, what could not be judged and why, and the exit code.
+//! The outcome of `compare`: what was decided of each case, what could not be judged and why, and
+//! the exit code.
 
 use std::collections::BTreeMap;
 
@@ -36,8 +37,8 @@ pub struct Comparison {
     pub skipped: BTreeMap<String, String>,
     /// Cases that failed in the head, with the error.
     pub failed: BTreeMap<String, String>,
-    /// Cases that failed in the base only, when it was verified: the head mended them, and there is
-    /// nothing to compare with.
+    /// Cases that failed in the base only, when it was verified: the head mended them, and there
+    /// is nothing to compare with.
     pub failed_in_base: BTreeMap<String, String>,
     /// Processes that failed.
     pub broken: Vec<Broken>,
@@ -56,7 +57,8 @@ pub struct Comparison {
 /// A case of both builds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Compared {
-    /// What is concluded in the end; a regression that the second round does not confirm is inconclusive.
+    /// What is concluded in the end; a regression that the second round does not confirm is
+    /// inconclusive.
     pub verdict: Verdict,
     /// Of the first round.
     pub decision: Decision,
@@ -69,8 +71,13 @@ pub struct Compared {
 impl Compared {
     /// From both rounds. A case with an error was undecided when it came: the blocks before are
     /// too few for a verdict, unless both rounds call it slower.
-    pub fn new(mut decision: Decision, confirmation: Option<Decision>, setback: Option<String>) -> Self {
-        let again = confirmation.as_ref().is_some_and(|decision| decision.verdict == Verdict::Regressed);
+    pub fn new(
+        mut decision: Decision,
+        confirmation: Option<Decision>,
+        setback: Option<String>,
+    ) -> Self {
+        let again =
+            confirmation.as_ref().is_some_and(|decision| decision.verdict == Verdict::Regressed);
         let verdict = match decision.verdict {
             Verdict::Regressed if again => Verdict::Regressed,
             Verdict::Regressed => Verdict::Inconclusive,
@@ -96,7 +103,9 @@ impl Compared {
     /// Why it is inconclusive.
     pub fn reason(&self) -> Option<String> {
         let of_pairs = match self.decision.verdict {
-            Verdict::Regressed if self.verdict == Verdict::Inconclusive => Some("not confirmed by a second round"),
+            Verdict::Regressed if self.verdict == Verdict::Inconclusive => {
+                Some("not confirmed by a second round")
+            }
             _ => self.decision.reason.map(Reason::words),
         };
         // Without a pair the error is all there is to say.
@@ -138,14 +147,21 @@ pub struct Round {
 }
 
 impl Comparison {
-    /// The exit code: refusal before regression before doubt. Where nothing was judged: inconclusive.
+    /// The exit code: refusal before regression before doubt. Where nothing was judged:
+    /// inconclusive.
     pub fn exit(&self) -> Exit {
-        let abandoned = |side: &str| self.broken.iter().any(|broken| broken.given_up && broken.side == side);
+        let abandoned =
+            |side: &str| self.broken.iter().any(|broken| broken.given_up && broken.side == side);
         if !self.refused.is_empty() {
             Exit::Refused
-        } else if self.count(Verdict::Regressed) > 0 || !self.failed.is_empty() || abandoned("head") {
+        } else if self.count(Verdict::Regressed) > 0 || !self.failed.is_empty() || abandoned("head")
+        {
             Exit::Regression
-        } else if self.count(Verdict::Inconclusive) > 0 || !self.skipped.is_empty() || abandoned("base") || self.judged.is_empty() {
+        } else if self.count(Verdict::Inconclusive) > 0
+            || !self.skipped.is_empty()
+            || abandoned("base")
+            || self.judged.is_empty()
+        {
             Exit::Inconclusive
         } else {
             Exit::Fine
@@ -214,7 +230,11 @@ mod tests {
     fn a_regression_counts_when_a_second_round_finds_it_again() {
         use Verdict::{Inconclusive, Regressed, Unchanged};
         let exit = |first, second: Option<Verdict>| {
-            let compared = Compared::new(decision("x", first), second.map(|verdict| decision("x", verdict)), None);
+            let compared = Compared::new(
+                decision("x", first),
+                second.map(|verdict| decision("x", verdict)),
+                None,
+            );
             (compared.verdict, compared.reason(), comparison(vec![compared]).exit())
         };
         assert_eq!(exit(Unchanged, None), (Unchanged, None, Exit::Fine));
@@ -235,31 +255,58 @@ mod tests {
             assert_eq!((compared.verdict, compared.reason()), (Inconclusive, why()));
             assert_eq!(comparison(vec![compared]).exit(), Exit::Inconclusive);
         }
-        let confirmed = Compared::new(decision("x", Regressed), Some(decision("x", Regressed)), why());
-        assert_eq!((confirmed.verdict, confirmed.reason(), confirmed.setback), (Regressed, None, None));
+        let confirmed =
+            Compared::new(decision("x", Regressed), Some(decision("x", Regressed)), why());
+        assert_eq!(
+            (confirmed.verdict, confirmed.reason(), confirmed.setback),
+            (Regressed, None, None)
+        );
         let unconfirmed = Compared::new(decision("x", Regressed), None, why()).reason().unwrap();
         assert_eq!(unconfirmed, "not confirmed by a second round; skipped in the head: no memory");
-        let unmeasured = Compared::unmeasured("x".to_owned(), "why".to_owned(), &TestPlan::default());
+        let unmeasured =
+            Compared::unmeasured("x".to_owned(), "why".to_owned(), &TestPlan::default());
         assert_eq!((unmeasured.decision.case.as_str(), unmeasured.decision.pairs), ("x", 0));
-        assert_eq!((unmeasured.verdict, unmeasured.reason().as_deref()), (Inconclusive, Some("why")));
+        assert_eq!(
+            (unmeasured.verdict, unmeasured.reason().as_deref()),
+            (Inconclusive, Some("why"))
+        );
         let fine = Compared::new(decision("y", Unchanged), None, None);
         assert_eq!(comparison(vec![unmeasured, fine]).exit(), Exit::Inconclusive);
     }
 
     #[test]
     fn what_could_not_be_judged_is_never_fine() {
-        let fine = || comparison(vec![Compared::new(decision("x", Verdict::Unchanged), None, None)]);
-        let broken =
-            |side: &str, given_up| Broken { bench: "b".to_owned(), side: side.to_owned(), reason: "r".to_owned(), given_up };
+        let fine =
+            || comparison(vec![Compared::new(decision("x", Verdict::Unchanged), None, None)]);
+        let broken = |side: &str, given_up| Broken {
+            bench: "b".to_owned(),
+            side: side.to_owned(),
+            reason: "r".to_owned(),
+            given_up,
+        };
         let one = || BTreeMap::from([("y".to_owned(), "why".to_owned())]);
         assert_eq!(comparison(vec![]).exit(), Exit::Inconclusive);
         assert_eq!(Comparison { failed: one(), ..fine() }.exit(), Exit::Regression);
         assert_eq!(Comparison { skipped: one(), ..fine() }.exit(), Exit::Inconclusive);
         assert_eq!(Comparison { failed_in_base: one(), ..fine() }.exit(), Exit::Fine);
-        assert_eq!(Comparison { broken: vec![broken("head", true)], ..fine() }.exit(), Exit::Regression);
-        assert_eq!(Comparison { broken: vec![broken("base", true)], ..fine() }.exit(), Exit::Inconclusive);
+        assert_eq!(
+            Comparison { broken: vec![broken("head", true)], ..fine() }.exit(),
+            Exit::Regression
+        );
+        assert_eq!(
+            Comparison { broken: vec![broken("base", true)], ..fine() }.exit(),
+            Exit::Inconclusive
+        );
         assert_eq!(Comparison { broken: vec![broken("head", false)], ..fine() }.exit(), Exit::Fine);
-        let refusal = Refusal { field: "seed".to_owned(), base: "1".to_owned(), head: "2".to_owned(), cases: vec![] };
-        assert_eq!(Comparison { refused: vec![refusal], failed: one(), ..fine() }.exit(), Exit::Refused);
+        let refusal = Refusal {
+            field: "seed".to_owned(),
+            base: "1".to_owned(),
+            head: "2".to_owned(),
+            cases: vec![],
+        };
+        assert_eq!(
+            Comparison { refused: vec![refusal], failed: one(), ..fine() }.exit(),
+            Exit::Refused
+        );
     }
 }

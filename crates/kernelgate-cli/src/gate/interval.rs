@@ -20,30 +20,43 @@ pub struct SideTimes {
     pub runs: usize,
     /// Half the range of the runs' medians, relative to their median; none with one run.
     pub spread: Option<f64>,
-    /// Median over the runs of the share of the host's CPU time that co-running processes took, at most 0.95; 0 where unknown.
+    /// Median over the runs of the share of the host's CPU time that co-running processes took, at
+    /// most 0.95; 0 where unknown.
     pub contention: f64,
 }
 
 impl SideTimes {
-    /// The range of the runs' medians. A single run shows nothing of the spread between runs: it gets `single_run`, or half its
-    /// own relative interquartile range if that is wider, to either side.
+    /// The range of the runs' medians. A single run shows nothing of the spread between runs: it
+    /// gets `single_run`, or half its own relative interquartile range if that is wider, to
+    /// either side.
     ///
     /// Where contention on the host matters (`contended`) and took the share c of its CPU time, the
     /// lower end is that of a run which would have been shorter by (1 - c) without it. Equal
     /// shares on both sides do not cancel: the same load slows one run more than the next.
     ///
     /// `runs` has at least one entry, and each at least one sample.
-    pub fn of<'a>(runs: impl IntoIterator<Item = &'a Samples>, single_run: f64, contended: bool) -> Self {
+    pub fn of<'a>(
+        runs: impl IntoIterator<Item = &'a Samples>,
+        single_run: f64,
+        contended: bool,
+    ) -> Self {
         let runs: Vec<&Samples> = runs.into_iter().collect();
-        let spreads: Vec<Spread> = runs.iter().map(|samples| Spread::of(&samples.per_launch_ns())).collect();
-        let shares: Vec<f64> =
-            runs.iter().map(|samples| samples.contention.filter(|_| contended).unwrap_or(0.0).clamp(0.0, 0.95)).collect();
+        let spreads: Vec<Spread> =
+            runs.iter().map(|samples| Spread::of(&samples.per_launch_ns())).collect();
+        let shares: Vec<f64> = runs
+            .iter()
+            .map(|samples| samples.contention.filter(|_| contended).unwrap_or(0.0).clamp(0.0, 0.95))
+            .collect();
         let medians: Vec<f64> = spreads.iter().map(|spread| spread.median).collect();
         let center_ns = median(&medians);
-        let half_width = if let [only] = spreads[..] { single_run.max(only.relative()) } else { 0.0 };
+        let half_width =
+            if let [only] = spreads[..] { single_run.max(only.relative()) } else { 0.0 };
         let highest = medians.iter().copied().fold(0.0, f64::max);
         let lowest = medians.iter().copied().fold(f64::INFINITY, f64::min);
-        let lows = medians.iter().zip(&shares).map(|(median, share)| median * (1.0 - half_width).max(0.01) * (1.0 - share));
+        let lows = medians
+            .iter()
+            .zip(&shares)
+            .map(|(median, share)| median * (1.0 - half_width).max(0.01) * (1.0 - share));
         Self {
             center_ns,
             low_ns: lows.fold(f64::INFINITY, f64::min),
@@ -69,7 +82,11 @@ pub struct Ratio {
 impl Ratio {
     /// The ratio of two sides, with the worst that their intervals allow.
     pub fn of(head: &SideTimes, base: &SideTimes) -> Self {
-        Self { center: head.center_ns / base.center_ns, low: head.low_ns / base.high_ns, high: head.high_ns / base.low_ns }
+        Self {
+            center: head.center_ns / base.center_ns,
+            low: head.low_ns / base.high_ns,
+            high: head.high_ns / base.low_ns,
+        }
     }
 }
 
@@ -78,7 +95,11 @@ mod tests {
     use super::*;
 
     fn run(times: &[f64]) -> Samples {
-        Samples { launches: vec![2; times.len()], elapsed_ns: times.iter().map(|time| 2.0 * time).collect(), ..Samples::default() }
+        Samples {
+            launches: vec![2; times.len()],
+            elapsed_ns: times.iter().map(|time| 2.0 * time).collect(),
+            ..Samples::default()
+        }
     }
 
     #[test]
@@ -100,8 +121,17 @@ mod tests {
 
     #[test]
     fn load_from_others_stretches_the_interval_downwards() {
-        let side = |contended| SideTimes::of([&Samples { contention: Some(0.2), ..run(&[100.0]) }, &run(&[110.0])], 0.1, contended);
-        assert_eq!((side(true).low_ns, side(true).center_ns, side(true).high_ns, side(true).contention), (80.0, 105.0, 110.0, 0.1));
+        let side = |contended| {
+            SideTimes::of(
+                [&Samples { contention: Some(0.2), ..run(&[100.0]) }, &run(&[110.0])],
+                0.1,
+                contended,
+            )
+        };
+        assert_eq!(
+            (side(true).low_ns, side(true).center_ns, side(true).high_ns, side(true).contention),
+            (80.0, 105.0, 110.0, 0.1)
+        );
         assert_eq!((side(false).low_ns, side(false).contention), (100.0, 0.0));
     }
 }

@@ -1,7 +1,8 @@
-//! Is a run slower than the baseline? Verdicts with their interval and what could have been detected; refusal where the question
-//! makes no sense.
+//! Is a run slower than the baseline? Verdicts with their interval and what could have been
+//! detected; refusal where the question makes no sense.
 //!
-//! The unit of a decision is a process run: one median a run and case. Deliberately absent: measuring, printing.
+//! The unit of a decision is a process run: one median a run and case. Deliberately absent:
+//! measuring, printing.
 
 pub mod baseline;
 pub mod calibration;
@@ -25,10 +26,11 @@ pub struct Policy {
     pub relative: f64,
     /// Smallest change of the time that matters, nanoseconds.
     pub absolute_ns: f64,
-    /// Relative difference that two devices of one model may have: comes on top where a case's baseline is not known to be of the same
-    /// device.
+    /// Relative difference that two devices of one model may have: comes on top where a case's
+    /// baseline is not known to be of the same device.
     pub other_device: f64,
-    /// Relative half-width assumed for a side with a single process run, whose process-to-process variance is unknown.
+    /// Relative half-width assumed for a side with a single process run, whose process-to-process
+    /// variance is unknown.
     pub single_run: f64,
     /// Widest relative interval from which "unchanged" may still be said.
     pub widest: f64,
@@ -38,14 +40,25 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { relative: 0.05, absolute_ns: 100.0, other_device: 0.22, single_run: 0.10, widest: 0.60, contention: 0.10 }
+        Self {
+            relative: 0.05,
+            absolute_ns: 100.0,
+            other_device: 0.22,
+            single_run: 0.10,
+            widest: 0.60,
+            contention: 0.10,
+        }
     }
 }
 
 impl Policy {
     /// Smallest relative change that matters, on the baseline's device or on another of its model.
     pub fn relative_on(&self, same_device: bool) -> f64 {
-        if same_device { self.relative } else { (1.0 + self.relative) * (1.0 + self.other_device) - 1.0 }
+        if same_device {
+            self.relative
+        } else {
+            (1.0 + self.relative) * (1.0 + self.other_device) - 1.0
+        }
     }
 }
 
@@ -127,7 +140,8 @@ pub struct Judged {
     pub base_runs: usize,
     /// Process runs judged.
     pub head_runs: usize,
-    /// Share of the host's CPU time that co-running processes took in the baseline's runs; 0 where unknown or without effect.
+    /// Share of the host's CPU time that co-running processes took in the baseline's runs; 0 where
+    /// unknown or without effect.
     pub base_contention: f64,
     /// The same in the runs.
     pub head_contention: f64,
@@ -202,7 +216,11 @@ impl GateReport {
             Exit::Refused
         } else if any(Verdict::Regressed) || !self.failed.is_empty() {
             Exit::Regression
-        } else if any(Verdict::Inconclusive) || !self.interrupted.is_empty() || !self.skipped.is_empty() || self.judged.is_empty() {
+        } else if any(Verdict::Inconclusive)
+            || !self.interrupted.is_empty()
+            || !self.skipped.is_empty()
+            || self.judged.is_empty()
+        {
             Exit::Inconclusive
         } else {
             Exit::Fine

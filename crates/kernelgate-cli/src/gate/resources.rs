@@ -1,4 +1,5 @@
-//! Compiled kernels against their recorded resources: the performance check of a machine without a GPU.
+//! Compiled kernels against their recorded resources: the performance check of a machine without a
+//! GPU.
 
 use serde::Serialize;
 
@@ -45,8 +46,15 @@ impl ResourcesOutcome {
 
 /// Compares what was compiled now with the record.
 pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
-    let mut outcome = ResourcesOutcome { arch: head.arch.clone(), refused: None, compared: 0, changes: Vec::new() };
-    for (field, base, head) in [("arch", &base.arch, &head.arch), ("compiler", &base.compiler, &head.compiler)] {
+    let mut outcome = ResourcesOutcome {
+        arch: head.arch.clone(),
+        refused: None,
+        compared: 0,
+        changes: Vec::new(),
+    };
+    for (field, base, head) in
+        [("arch", &base.arch, &head.arch), ("compiler", &base.compiler, &head.compiler)]
+    {
         if base != head {
             outcome.refused = Some(format!("{field} is `{base}` in the record and `{head}` here"));
             return outcome;
@@ -61,31 +69,55 @@ pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
             // A new kernel has nothing to lose against, but it may not spill unseen.
             None => outcome.changes.push(ResourceChange {
                 kernel: name.clone(),
-                what: format!("new: {} registers, {} spill bytes", kernel.facts.registers, kernel.facts.spill_store_bytes),
+                what: format!(
+                    "new: {} registers, {} spill bytes",
+                    kernel.facts.registers, kernel.facts.spill_store_bytes
+                ),
                 worse: false,
             }),
         }
     }
     let gone = base.kernels.keys().filter(|name| !head.kernels.contains_key(*name));
-    outcome.changes.extend(gone.map(|name| ResourceChange { kernel: name.clone(), what: "gone".to_owned(), worse: false }));
+    outcome.changes.extend(gone.map(|name| ResourceChange {
+        kernel: name.clone(),
+        what: "gone".to_owned(),
+        worse: false,
+    }));
     outcome
 }
 
 fn changes(name: &str, base: &KernelResources, head: &KernelResources) -> Vec<ResourceChange> {
     let mut found = Vec::new();
-    let mut note = |what: String, worse: bool| found.push(ResourceChange { kernel: name.to_owned(), what, worse });
+    let mut note = |what: String, worse: bool| {
+        found.push(ResourceChange { kernel: name.to_owned(), what, worse })
+    };
     let mut count = |label: &str, base: u32, head: u32, worse: bool| {
         if base != head {
             note(format!("{label} {base} -> {head}"), worse);
         }
     };
     let (b, h) = (&base.facts, &head.facts);
-    count("spill stores", b.spill_store_bytes, h.spill_store_bytes, h.spill_store_bytes > b.spill_store_bytes);
-    count("spill loads", b.spill_load_bytes, h.spill_load_bytes, h.spill_load_bytes > b.spill_load_bytes);
+    count(
+        "spill stores",
+        b.spill_store_bytes,
+        h.spill_store_bytes,
+        h.spill_store_bytes > b.spill_store_bytes,
+    );
+    count(
+        "spill loads",
+        b.spill_load_bytes,
+        h.spill_load_bytes,
+        h.spill_load_bytes > b.spill_load_bytes,
+    );
     count("stack bytes", b.stack_bytes, h.stack_bytes, h.stack_bytes > b.stack_bytes);
     // Registers and shared memory cost through occupancy, which is judged itself.
     count("registers", b.registers, h.registers, false);
-    count("shared bytes", b.shared_bytes + base.dynamic_shared_bytes, h.shared_bytes + head.dynamic_shared_bytes, false);
+    count(
+        "shared bytes",
+        b.shared_bytes + base.dynamic_shared_bytes,
+        h.shared_bytes + head.dynamic_shared_bytes,
+        false,
+    );
     count("block", base.block, head.block, false);
     if let (Some(base), Some(head)) = (base.occupancy_percent, head.occupancy_percent) {
         count("occupancy %", base, head, head < base);
@@ -93,7 +125,8 @@ fn changes(name: &str, base: &KernelResources, head: &KernelResources) -> Vec<Re
     let grown = f64::from(h.instructions) > f64::from(b.instructions) * (1.0 + INSTRUCTION_GROWTH);
     count("instructions", b.instructions, h.instructions, grown);
     for class in b.mix.keys().chain(h.mix.keys().filter(|class| !b.mix.contains_key(*class))) {
-        let of = |mix: &std::collections::BTreeMap<String, u32>| mix.get(class).copied().unwrap_or(0);
+        let of =
+            |mix: &std::collections::BTreeMap<String, u32>| mix.get(class).copied().unwrap_or(0);
         count(&format!("{class} instructions"), of(&b.mix), of(&h.mix), false);
     }
     found
@@ -105,11 +138,24 @@ mod tests {
     use kernelgate_cuda::compiler::cubin::KernelFacts;
 
     fn resources(change: impl Fn(&mut KernelResources)) -> Resources {
-        let facts =
-            KernelFacts { registers: 64, instructions: 100, mix: [("fp32".to_owned(), 100)].into(), ..KernelFacts::default() };
-        let mut kernel = KernelResources { facts, block: 128, dynamic_shared_bytes: 0, occupancy_percent: Some(50) };
+        let facts = KernelFacts {
+            registers: 64,
+            instructions: 100,
+            mix: [("fp32".to_owned(), 100)].into(),
+            ..KernelFacts::default()
+        };
+        let mut kernel = KernelResources {
+            facts,
+            block: 128,
+            dynamic_shared_bytes: 0,
+            occupancy_percent: Some(50),
+        };
         change(&mut kernel);
-        Resources { arch: "sm_90a".to_owned(), compiler: "13.0".to_owned(), kernels: [("k".to_owned(), kernel)].into() }
+        Resources {
+            arch: "sm_90a".to_owned(),
+            compiler: "13.0".to_owned(),
+            kernels: [("k".to_owned(), kernel)].into(),
+        }
     }
 
     fn exit(change: impl Fn(&mut KernelResources)) -> Exit {
@@ -125,7 +171,10 @@ mod tests {
         assert_eq!(exit(|kernel| kernel.facts.instructions = 110), Exit::Fine);
         assert_eq!(exit(|kernel| kernel.occupancy_percent = Some(75)), Exit::Fine);
         let told = compare(&resources(|_| {}), &resources(|kernel| kernel.facts.registers = 72));
-        assert_eq!((told.changes[0].what.as_str(), told.exit()), ("registers 64 -> 72", Exit::Fine));
+        assert_eq!(
+            (told.changes[0].what.as_str(), told.exit()),
+            ("registers 64 -> 72", Exit::Fine)
+        );
     }
 
     #[test]

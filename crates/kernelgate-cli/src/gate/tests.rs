@@ -6,7 +6,10 @@ fn run(session: &str, times: &[(&str, f64)]) -> Run {
     let samples = |time: f64| (0..11).map(|i| time * (1.0 + 0.001 * f64::from(i - 5))).collect();
     Run {
         complete: true,
-        cases: times.iter().map(|&(id, time)| (id.to_owned(), CaseRecord::of_samples(samples(time)))).collect(),
+        cases: times
+            .iter()
+            .map(|&(id, time)| (id.to_owned(), CaseRecord::of_samples(samples(time))))
+            .collect(),
         ..Run::start("b", session, environment, Provenance::default())
     }
 }
@@ -40,8 +43,14 @@ fn identical_times_are_unchanged_and_fine() {
 
 #[test]
 fn half_as_slow_again_is_a_regression_named_first() {
-    let report = compare_default(&run("1", &[("a", 1e6), ("b", 1e6)]), &run("2", &[("a", 1e6), ("b", 1.5e6)]));
-    assert_eq!((report.judged[0].case.as_str(), report.judged[0].verdict), ("b", Verdict::Regressed));
+    let report = compare_default(
+        &run("1", &[("a", 1e6), ("b", 1e6)]),
+        &run("2", &[("a", 1e6), ("b", 1.5e6)]),
+    );
+    assert_eq!(
+        (report.judged[0].case.as_str(), report.judged[0].verdict),
+        ("b", Verdict::Regressed)
+    );
     assert_eq!(report.exit(), Exit::Regression);
 }
 
@@ -49,7 +58,9 @@ fn half_as_slow_again_is_a_regression_named_first() {
 fn the_detectable_effect_is_where_the_verdict_turns() {
     let base = run("1", &[("a", 1e6)]);
     let detectable = compare_default(&base, &base).judged[0].detectable;
-    let at = |slowdown: f64| compare_default(&base, &run("2", &[("a", 1e6 * (1.0 + slowdown))])).judged[0].verdict;
+    let at = |slowdown: f64| {
+        compare_default(&base, &run("2", &[("a", 1e6 * (1.0 + slowdown))])).judged[0].verdict
+    };
     assert_eq!(at(detectable * 1.01), Verdict::Regressed);
     // Below that nothing is shown, and only what does not matter is unchanged.
     assert_eq!([at(detectable * 0.99), at(0.051)], [Verdict::Inconclusive; 2]);
@@ -63,7 +74,11 @@ fn a_change_that_matters_and_cannot_be_detected_is_not_called_unchanged() {
         base.add(&run(session, &[("a", time)])).unwrap();
     }
     let at = |times: &[f64]| {
-        let heads: Vec<Run> = times.iter().enumerate().map(|(i, time)| run(&format!("h{i}"), &[("a", *time)])).collect();
+        let heads: Vec<Run> = times
+            .iter()
+            .enumerate()
+            .map(|(i, time)| run(&format!("h{i}"), &[("a", *time)]))
+            .collect();
         let report = compare(&base, &heads, Policy::default());
         (report.judged[0].clone(), report.exit())
     };
@@ -96,7 +111,10 @@ fn noise_wider_than_the_policy_is_inconclusive() {
     let samples = &mut noisy.cases.get_mut("a").unwrap().samples;
     samples.elapsed_ns = (1..=11).map(|i| 2e5 * f64::from(i)).collect();
     let report = compare_default(&run("1", &[("a", 1e6)]), &noisy);
-    assert_eq!((report.judged[0].verdict, report.exit()), (Verdict::Inconclusive, Exit::Inconclusive));
+    assert_eq!(
+        (report.judged[0].verdict, report.exit()),
+        (Verdict::Inconclusive, Exit::Inconclusive)
+    );
 }
 
 #[test]
@@ -105,12 +123,18 @@ fn another_device_or_definition_is_refused_with_the_field() {
     let mut elsewhere = base.clone();
     elsewhere.environment.device_name = "other".to_owned();
     let report = compare(&baseline(&elsewhere), std::slice::from_ref(&base), Policy::default());
-    assert_eq!((report.refused[0].field.as_str(), report.refused[0].base.as_str()), ("device_name", "other"));
+    assert_eq!(
+        (report.refused[0].field.as_str(), report.refused[0].base.as_str()),
+        ("device_name", "other")
+    );
     assert_eq!((report.refused[0].cases.len(), report.exit()), (2, Exit::Refused));
     let mut redefined = base.clone();
     redefined.cases.get_mut("b").unwrap().revision = 2;
     let report = compare_default(&base, &redefined);
-    assert_eq!((report.refused[0].field.as_str(), report.refused[0].cases.as_slice()), ("revision", &["b".to_owned()][..]));
+    assert_eq!(
+        (report.refused[0].field.as_str(), report.refused[0].cases.as_slice()),
+        ("revision", &["b".to_owned()][..])
+    );
     assert_eq!((report.judged.len(), report.exit()), (1, Exit::Refused));
     let mut more = base.clone();
     more.cases.get_mut("b").unwrap().work.read_bytes = 16;
@@ -141,7 +165,10 @@ fn load_from_others_excuses_a_slow_side_and_not_on_a_gpu() {
     let mut head = run("2", &[("a", 1.5e6)]);
     head.cases.get_mut("a").unwrap().samples.contention = Some(0.5);
     let report = compare_default(&base, &head);
-    assert_eq!((report.judged[0].verdict, report.judged[0].head_contention), (Verdict::Inconclusive, 0.5));
+    assert_eq!(
+        (report.judged[0].verdict, report.judged[0].head_contention),
+        (Verdict::Inconclusive, 0.5)
+    );
     let on_gpu = |mut run: Run| {
         run.environment.device_kind = "cuda".to_owned();
         run
@@ -176,13 +203,19 @@ fn a_run_held_against_itself_is_told() {
 fn new_missing_failed_and_interrupted_cases_are_told() {
     let mut head = run("2", &[("a", 1e6), ("new", 1e6)]);
     let report = compare_default(&run("1", &[("a", 1e6), ("gone", 1e6)]), &head);
-    assert_eq!((report.new.as_slice(), report.not_run.as_slice()), (&["new".to_owned()][..], &["gone".to_owned()][..]));
+    assert_eq!(
+        (report.new.as_slice(), report.not_run.as_slice()),
+        (&["new".to_owned()][..], &["gone".to_owned()][..])
+    );
     assert_eq!(report.exit(), Exit::Fine);
     head.complete = false;
     assert_eq!(compare_default(&run("1", &[("a", 1e6)]), &head).exit(), Exit::Inconclusive);
     head.failed.insert("x".to_owned(), "wrong".to_owned());
     assert_eq!(compare_default(&run("1", &[("a", 1e6)]), &head).exit(), Exit::Regression);
-    assert_eq!(compare_default(&run("1", &[("z", 1e6)]), &run("2", &[("a", 1e6)])).exit(), Exit::Inconclusive);
+    assert_eq!(
+        compare_default(&run("1", &[("z", 1e6)]), &run("2", &[("a", 1e6)])).exit(),
+        Exit::Inconclusive
+    );
 }
 
 #[test]
@@ -221,7 +254,11 @@ fn another_device_of_the_same_model_gets_more_tolerance() {
         let mut head = run("2", &[("a", time)]);
         head.environment.machine = machine.map(str::to_owned);
         let report = compare(&base, &[head], Policy { single_run: 0.0, ..Policy::default() });
-        (report.judged[0].verdict, report.other_device.is_some(), (1e3 * report.judged[0].threshold).round() / 1e3)
+        (
+            report.judged[0].verdict,
+            report.other_device.is_some(),
+            (1e3 * report.judged[0].threshold).round() / 1e3,
+        )
     };
     assert_eq!(on(Some("here"), 1.25e6), (Verdict::Regressed, false, 0.05));
     for elsewhere in [Some("there"), None] {

@@ -1,4 +1,5 @@
-//! A calibration as text and Markdown: false alarms, power, noise, and what follows for the thresholds.
+//! A calibration as text and Markdown: false alarms, power, noise, and what follows for the
+//! thresholds.
 
 use kernelgate::display::table::escape;
 use kernelgate::record::text::{one_line, printable};
@@ -21,7 +22,12 @@ pub fn markdown(calibration: &Calibration) -> String {
 }
 
 /// `words` makes what is in the file harmless on a terminal or in Markdown.
-fn written(calibration: &Calibration, heading: &str, table: &dyn Fn(&Table) -> String, words: &dyn Fn(&str) -> String) -> String {
+fn written(
+    calibration: &Calibration,
+    heading: &str,
+    table: &dyn Fn(&Table) -> String,
+    words: &dyn Fn(&str) -> String,
+) -> String {
     let summary = summarise(calibration);
     let mut out = format!(
         "{heading}Calibration of the gate on {}\n\n{}\n",
@@ -38,7 +44,9 @@ fn written(calibration: &Calibration, heading: &str, table: &dyn Fn(&Table) -> S
         .kinds
         .iter()
         .flat_map(|tally| {
-            tally.reasons.iter().map(|(reason, count)| format!("{}: inconclusive: {}: {count}", tally.kind, words(reason)))
+            tally.reasons.iter().map(|(reason, count)| {
+                format!("{}: inconclusive: {}: {count}", tally.kind, words(reason))
+            })
         })
         .collect();
     section("Verdicts", &verdicts(&summary.kinds), &reasons.join("\n"));
@@ -63,7 +71,10 @@ fn about(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
     let environment = &calibration.environment;
     let place = match &environment.gpu {
         Some(gpu) => format!("driver {}, NVRTC {}", gpu.driver, gpu.nvrtc),
-        None => format!("{} cores, {} threads, {}", environment.cores, environment.threads, environment.os),
+        None => format!(
+            "{} cores, {} threads, {}",
+            environment.cores, environment.threads, environment.os
+        ),
     };
     let plan = &calibration.plan;
     let sampling = calibration.pace;
@@ -72,8 +83,9 @@ fn about(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
     let commands: BTreeSet<String> = calibration.commands.iter().map(code).collect();
     let commands: Vec<String> = commands.into_iter().collect();
     format!(
-        "From {} to {}, {}, commit {}, {} comparisons, {} processes.\nThreshold {:.2} %, {:.0} ns, tolerated {:.1} % from {} \
-         blocks, at most {} blocks, {:.0} s a round; a process warms a case up for {:.2} s and times it for {:.2} s.\nMeasured by {}.",
+        "From {} to {}, {}, commit {}, {} comparisons, {} processes.\nThreshold {:.2} %, {:.0} \
+         ns, tolerated {:.1} % from {} blocks, at most {} blocks, {:.0} s a round; a process \
+         warms a case up for {:.2} s and times it for {:.2} s.\nMeasured by {}.",
         words(&calibration.started),
         words(calibration.comparisons.last().map_or("", |known| &known.started)),
         words(&place),
@@ -94,7 +106,12 @@ fn about(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
 
 /// A command without what cuts a calibration into sittings and parts.
 fn whole(command: &str) -> String {
-    kernelgate::display::without_flags(command.split(' ').map(str::to_owned), &["--shard", "--total-time"], &[]).join(" ")
+    kernelgate::display::without_flags(
+        command.split(' ').map(str::to_owned),
+        &["--shard", "--total-time"],
+        &[],
+    )
+    .join(" ")
 }
 
 fn percent(share: f64) -> String {
@@ -143,7 +160,16 @@ fn verdicts(kinds: &[Tally]) -> Table {
 }
 
 fn power(rows: &[Power]) -> Table {
-    let mut table = Table::new(&["case", "injected", "added", "measured", "found", "share", "95 % interval", "called unchanged"]);
+    let mut table = Table::new(&[
+        "case",
+        "injected",
+        "added",
+        "measured",
+        "found",
+        "share",
+        "95 % interval",
+        "called unchanged",
+    ]);
     for row in rows.iter().filter(|row| row.found.of > 0) {
         table.row(vec![
             row.case.clone().unwrap_or_else(|| "all".to_owned()),
@@ -166,8 +192,14 @@ fn not_injected(power: &Power) -> Option<String> {
 }
 
 fn noise(rows: &[ProcessNoise]) -> Table {
-    let mut table =
-        Table::new(&["case", "time", "pairs", "process to process", "95 % of pairs within", "others' share of the CPU"]);
+    let mut table = Table::new(&[
+        "case",
+        "time",
+        "pairs",
+        "process to process",
+        "95 % of pairs within",
+        "others' share of the CPU",
+    ]);
     for row in rows {
         table.row(vec![
             row.case.clone(),
@@ -182,7 +214,14 @@ fn noise(rows: &[ProcessNoise]) -> Table {
 }
 
 fn thresholds(recommended: &Recommended) -> Table {
-    let mut table = Table::new(&["threshold", "failed, A/A and sham", "A/A inconclusive", "slow-down", "found", "share"]);
+    let mut table = Table::new(&[
+        "threshold",
+        "failed, A/A and sham",
+        "A/A inconclusive",
+        "slow-down",
+        "found",
+        "share",
+    ]);
     for tried in &recommended.tried {
         let (slower, found, share) = match tried.percent {
             Some(slower) if tried.of > 0 => {
@@ -208,11 +247,13 @@ fn recommendation(recommended: &Recommended) -> String {
     let note = recommended.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
     match recommended.relative {
         Some(relative) => {
-            let blocks = recommended
-                .settle_blocks
-                .map_or_else(|| "as many blocks as here".to_owned(), |blocks| format!("settled from {blocks} blocks"));
+            let blocks = recommended.settle_blocks.map_or_else(
+                || "as many blocks as here".to_owned(),
+                |blocks| format!("settled from {blocks} blocks"),
+            );
             format!(
-                "Recommended: threshold {:.2} %, {blocks}, {weight}; these cases then take at most {:.0} s a round{note}.",
+                "Recommended: threshold {:.2} %, {blocks}, {weight}; these cases then take at \
+                 most {:.0} s a round{note}.",
                 100.0 * relative,
                 recommended.budget_s
             )

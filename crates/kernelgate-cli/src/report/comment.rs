@@ -1,4 +1,5 @@
-//! The comment for a pull request: headline and what got slower in sight, the rest folded. Never longer than a comment may be.
+//! The comment for a pull request: headline and what got slower in sight, the rest folded. Never
+//! longer than a comment may be.
 
 use std::fmt::Write as _;
 
@@ -32,8 +33,11 @@ fn with_at_most(summary: &VerdictSummary, shown: usize) -> String {
     for (name, words) in &summary.facts {
         let _ = writeln!(out, "- {name}: {}", line(words));
     }
-    let of = |verdict: fn(Verdict) -> bool| summary.rows.iter().filter(move |row| verdict(row.verdict)).collect::<Vec<_>>();
-    let (mut worst, rest) = (of(|verdict| verdict == Verdict::Regressed), of(|verdict| verdict != Verdict::Regressed));
+    let of = |verdict: fn(Verdict) -> bool| {
+        summary.rows.iter().filter(move |row| verdict(row.verdict)).collect::<Vec<_>>()
+    };
+    let (mut worst, rest) =
+        (of(|verdict| verdict == Verdict::Regressed), of(|verdict| verdict != Verdict::Regressed));
     worst.sort_by(|a, b| b.ratio.center.total_cmp(&a.ratio.center));
     if !worst.is_empty() {
         let _ = writeln!(out, "\n{}", rows(&worst, shown, summary.evidence, false));
@@ -41,11 +45,16 @@ fn with_at_most(summary: &VerdictSummary, shown: usize) -> String {
     out.push_str(&list(&summary.notes, shown));
     if !rest.is_empty() {
         let (count, rest) = (rest.len(), rows(&rest, shown, summary.evidence, true));
-        let _ = writeln!(out, "\n<details><summary>{count} other cases</summary>\n\n{rest}\n\n</details>");
+        let _ = writeln!(
+            out,
+            "\n<details><summary>{count} other cases</summary>\n\n{rest}\n\n</details>"
+        );
     }
-    let words = "change: of the time, above 0 is slower; detectable: the smallest slow-down that would have been found";
+    let words = "change: of the time, above 0 is slower; detectable: the smallest slow-down that \
+                 would have been found";
     let (details, reproduce) = (list(&summary.details, shown), &summary.reproduce);
-    let _ = writeln!(out, "\n<details><summary>Details, and how to repeat this</summary>\n\n- {words}");
+    let _ =
+        writeln!(out, "\n<details><summary>Details, and how to repeat this</summary>\n\n- {words}");
     let _ = writeln!(out, "{}\n```\n{reproduce}\n```\n\n</details>", details.trim_start());
     out
 }
@@ -73,7 +82,8 @@ fn rows(rows: &[&SummaryRow], shown: usize, evidence: &str, verdicts: bool) -> S
         cells.extend(tested.then(|| row.p()));
         cells.extend([row.base(), row.head(), row.evidence.clone()]);
         if verdicts {
-            let reason = row.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+            let reason =
+                row.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
             cells.push(format!("{}{reason}", row.verdict.name()));
         }
         table.row(cells);
@@ -82,7 +92,11 @@ fn rows(rows: &[&SummaryRow], shown: usize, evidence: &str, verdicts: bool) -> S
 }
 
 fn left_out(count: usize, shown: usize, what: &str) -> String {
-    if count <= shown { String::new() } else { format!("\n\n… and {} more {what}, left out for length\n", count - shown) }
+    if count <= shown {
+        String::new()
+    } else {
+        format!("\n\n… and {} more {what}, left out for length\n", count - shown)
+    }
 }
 
 /// On one line, not too long, and none of it taken for markup.
@@ -102,7 +116,9 @@ mod tests {
 
     fn row(i: usize, verdict: Verdict) -> SummaryRow {
         SummaryRow {
-            case: format!("family/operation/n{i}_with_a_rather_long_name_f32/cuda/implementation/hot"),
+            case: format!(
+                "family/operation/n{i}_with_a_rather_long_name_f32/cuda/implementation/hot"
+            ),
             verdict,
             reason: None,
             base_ns: 1e6,
@@ -133,8 +149,15 @@ mod tests {
         let few = markdown(&summary(vec![row(0, Verdict::Regressed)], vec![]));
         assert!(few.contains("n0_") && !few.contains("left out"));
         for verdict in [Verdict::Regressed, Verdict::Unchanged] {
-            let many = markdown(&summary((0..5000).map(|i| row(i, verdict)).collect(), vec!["x".repeat(100_000); 3000]));
-            assert!(many.len() <= LONGEST && many.contains("more cases, left out"), "{}", many.len());
+            let many = markdown(&summary(
+                (0..5000).map(|i| row(i, verdict)).collect(),
+                vec!["x".repeat(100_000); 3000],
+            ));
+            assert!(
+                many.len() <= LONGEST && many.contains("more cases, left out"),
+                "{}",
+                many.len()
+            );
             assert_eq!(many.matches("<details>").count(), many.matches("</details>").count());
             assert!(many.contains("--base main"));
         }
@@ -147,7 +170,8 @@ mod tests {
     fn what_others_wrote_is_no_markup() {
         let text = markdown(&summary(vec![], vec!["a <b>\nc | d".to_owned()]));
         assert!(text.contains("- a &lt;b> c \\| d\n"), "{text}");
-        let text = markdown(&summary(vec![], vec!["\u{1b}[31mred\u{7} ![x](http://y) \\[z]".to_owned()]));
+        let text =
+            markdown(&summary(vec![], vec!["\u{1b}[31mred\u{7} ![x](http://y) \\[z]".to_owned()]));
         assert!(text.contains("- red\\\\u{7} !\\[x](http://y) \\\\\\[z]\n"), "{text}");
     }
 }

@@ -1,4 +1,5 @@
-//! The outcome of `compare` as text and as a summary: headline, regressions first, each with its interval and what could have been seen.
+//! The outcome of `compare` as text and as a summary: headline, regressions first, each with its
+//! interval and what could have been seen.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,17 +10,23 @@ use crate::gate::comparison::{Compared, Comparison};
 use kernelgate::record::text::printable;
 
 /// How to read the interval and the pairs of a row.
-const READING: &str = "interval: 95 %; p: of \"not slower than the threshold\", over all cases and looks; pairs: of the first round + of the \
-                       second, which must agree before anything is called slower";
+const READING: &str = "interval: 95 %; p: of \"not slower than the threshold\", over all cases \
+                       and looks; pairs: of the first round + of the second, which must agree \
+                       before anything is called slower";
 
 /// Cases of a kind that are named one by one.
 const SHOWN: usize = 20;
 
 /// For a terminal.
 pub fn text(comparison: &Comparison) -> String {
-    let mut out = format!("base {}, head {}, on {}\n", comparison.base, comparison.head, comparison.device);
+    let mut out =
+        format!("base {}, head {}, on {}\n", comparison.base, comparison.head, comparison.device);
     if !comparison.judged.is_empty() {
-        let _ = writeln!(out, "\n{}", summary::table(comparison.judged.iter().map(row), ["base", "head"], "pairs").text());
+        let _ = writeln!(
+            out,
+            "\n{}",
+            summary::table(comparison.judged.iter().map(row), ["base", "head"], "pairs").text()
+        );
     }
     let lines = [notes(comparison), details(comparison)].concat();
     lines.iter().for_each(|line| out.extend(["\n", line]));
@@ -29,29 +36,56 @@ pub fn text(comparison: &Comparison) -> String {
 
 /// For reviewers and programs. `reproduce` is the command that compares the same at home.
 pub fn summary(comparison: &Comparison, reproduce: &str) -> VerdictSummary {
-    let mut facts = vec![("base", comparison.base.clone()), ("head", comparison.head.clone()), ("on", comparison.device.clone())];
+    let mut facts = vec![
+        ("base", comparison.base.clone()),
+        ("head", comparison.head.clone()),
+        ("on", comparison.device.clone()),
+    ];
     facts.extend(noise_floor(comparison).map(|words| ("noise floor", words)));
     facts.extend(clock(comparison).map(|words| ("SM clock", words)));
-    let (blocks, wall_s) = comparison.rounds.iter().fold((0, 0.0), |sum, round| (sum.0 + round.blocks, sum.1 + round.wall_s));
+    let (blocks, wall_s) = comparison
+        .rounds
+        .iter()
+        .fold((0, 0.0), |sum, round| (sum.0 + round.blocks, sum.1 + round.wall_s));
     let budget_s = comparison.budget_s;
-    facts.push(("took", format!("{blocks} blocks of four processes, {wall_s:.0} s of {budget_s:.0} s a round")));
+    facts.push((
+        "took",
+        format!("{blocks} blocks of four processes, {wall_s:.0} s of {budget_s:.0} s a round"),
+    ));
     let mut others = Vec::new();
     for (cases, kind, label) in [
         (&comparison.failed, UnjudgedKind::Failed, "failed in the head"),
         (&comparison.failed_in_base, UnjudgedKind::Skipped, "failed in the base, not judged"),
         (&comparison.skipped, UnjudgedKind::Skipped, "skipped in the head, timed in the base"),
     ] {
-        others.extend(cases.iter().map(|(case, reason)| Unjudged::new(case, kind, format!("{label}: {reason}"))));
+        others.extend(
+            cases
+                .iter()
+                .map(|(case, reason)| Unjudged::new(case, kind, format!("{label}: {reason}"))),
+        );
     }
     others.extend(Unjudged::refused(&comparison.refused, ["base", "head"]));
     let abandoned = comparison.broken.iter().filter(|broken| broken.given_up);
     others.extend(abandoned.map(|broken| {
         let kind = if broken.side == "head" { UnjudgedKind::Failed } else { UnjudgedKind::Skipped };
-        Unjudged::new(&format!("bench {}", broken.bench), kind, format!("broke in the {}: {}", broken.side, broken.reason))
+        Unjudged::new(
+            &format!("bench {}", broken.bench),
+            kind,
+            format!("broke in the {}: {}", broken.side, broken.reason),
+        )
     }));
-    others.extend(comparison.new.iter().map(|case| Unjudged::new(case, UnjudgedKind::Skipped, "new, not judged")));
+    others.extend(
+        comparison
+            .new
+            .iter()
+            .map(|case| Unjudged::new(case, UnjudgedKind::Skipped, "new, not judged")),
+    );
     if comparison.judged.is_empty() && others.is_empty() {
-        others.push(Unjudged::new("comparison", UnjudgedKind::Skipped, "nothing to judge: no case is in both"));
+        others.push(Unjudged::new(
+            "comparison",
+            UnjudgedKind::Skipped,
+            "nothing to judge: no case is in both",
+        ));
     }
     VerdictSummary {
         verb: "kernelgate compare",
@@ -68,7 +102,11 @@ pub fn summary(comparison: &Comparison, reproduce: &str) -> VerdictSummary {
 
 fn row(compared: &Compared) -> SummaryRow {
     let decision = &compared.decision;
-    let again = compared.confirmation.as_ref().map(|again| format!(" + {}", again.pairs)).unwrap_or_default();
+    let again = compared
+        .confirmation
+        .as_ref()
+        .map(|again| format!(" + {}", again.pairs))
+        .unwrap_or_default();
     SummaryRow {
         case: decision.case.clone(),
         verdict: compared.verdict,
@@ -91,18 +129,27 @@ fn noise_floor(comparison: &Comparison) -> Option<String> {
     summary::noise_floor("a build against itself is", widths)
 }
 
-/// How far the SM clock of the head was from the base's, where it was read: the change in cycles over the change in time.
+/// How far the SM clock of the head was from the base's, where it was read: the change in cycles
+/// over the change in time.
 fn clock(comparison: &Comparison) -> Option<String> {
     let decisions = comparison.judged.iter().map(|compared| &compared.decision);
-    let shifts = decisions.filter_map(|decision| Some(decision.cycles?.center / decision.ratio.center));
-    let furthest = shifts.filter(|shift| shift.is_finite()).max_by(|a, b| (a - 1.0).abs().total_cmp(&(b - 1.0).abs()))?;
-    Some(format!("the head's was within {:.2}% of the base's in every case", 100.0 * (furthest - 1.0).abs()))
+    let shifts =
+        decisions.filter_map(|decision| Some(decision.cycles?.center / decision.ratio.center));
+    let furthest = shifts
+        .filter(|shift| shift.is_finite())
+        .max_by(|a, b| (a - 1.0).abs().total_cmp(&(b - 1.0).abs()))?;
+    Some(format!(
+        "the head's was within {:.2}% of the base's in every case",
+        100.0 * (furthest - 1.0).abs()
+    ))
 }
 
 /// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6 (threshold 1%)".
 pub fn headline(comparison: &Comparison) -> String {
     let counts = summary::counts(|verdict| comparison.count(verdict));
-    let more = |count: usize, word: &str| if count == 0 { String::new() } else { format!(", {count} {word}") };
+    let more = |count: usize, word: &str| {
+        if count == 0 { String::new() } else { format!(", {count} {word}") }
+    };
     let refused = comparison.refused.iter().map(|refusal| refusal.cases.len()).sum();
     format!(
         "{counts}{}{} of {} (threshold {}%)",
@@ -116,7 +163,10 @@ pub fn headline(comparison: &Comparison) -> String {
 fn notes(comparison: &Comparison) -> Vec<String> {
     let mut lines = Vec::new();
     for refusal in &comparison.refused {
-        let (first, more) = (refusal.cases.first().cloned().unwrap_or_default(), refusal.cases.len().saturating_sub(1));
+        let (first, more) = (
+            refusal.cases.first().cloned().unwrap_or_default(),
+            refusal.cases.len().saturating_sub(1),
+        );
         let more = if more == 0 { String::new() } else { format!(" and {more} more") };
         lines.push(format!(
             "refused: {} is `{}` in the base and `{}` in the head: {first}{more}",
@@ -131,13 +181,18 @@ fn notes(comparison: &Comparison) -> Vec<String> {
     with_reason(&mut lines, &comparison.skipped, "skipped in the head, timed in the base");
     for broken in &comparison.broken {
         let so = if broken.given_up { "; its undecided cases were given up" } else { "" };
-        lines.push(format!("broke: {} of the {}: {}{so}", broken.bench, broken.side, broken.reason));
+        lines
+            .push(format!("broke: {} of the {}: {}{so}", broken.bench, broken.side, broken.reason));
     }
     lines.extend(inconclusive(comparison));
     if comparison.judged.is_empty() {
         lines.push("nothing to judge: no case is in both".to_owned());
     }
-    lines.extend(comparison.delays.iter().map(|delays| format!("DELAYED on purpose, the head's launches, nanoseconds: {delays}")));
+    lines.extend(
+        comparison.delays.iter().map(|delays| {
+            format!("DELAYED on purpose, the head's launches, nanoseconds: {delays}")
+        }),
+    );
     if !comparison.optimised {
         lines.push("warning: built without optimisation; times mean nothing".to_owned());
     }
@@ -160,21 +215,36 @@ fn details(comparison: &Comparison) -> Vec<String> {
     }
     lines.extend(comparison.calibration.clone());
     for (round, facts) in comparison.rounds.iter().enumerate() {
-        lines.push(format!("round {}: {} blocks, {} processes, {:.0} s", round + 1, facts.blocks, facts.processes, facts.wall_s));
+        lines.push(format!(
+            "round {}: {} blocks, {} processes, {:.0} s",
+            round + 1,
+            facts.blocks,
+            facts.processes,
+            facts.wall_s
+        ));
     }
     lines
 }
 
-/// One line a reason: how many cases, which first, and how many pairs would probably settle them all.
+/// One line a reason: how many cases, which first, and how many pairs would probably settle them
+/// all.
 fn inconclusive(comparison: &Comparison) -> Vec<String> {
     let mut by_reason: BTreeMap<String, Vec<&Compared>> = BTreeMap::new();
-    for compared in comparison.judged.iter().filter(|compared| compared.verdict == Verdict::Inconclusive) {
-        by_reason.entry(compared.reason().unwrap_or_else(|| "no reason".to_owned())).or_default().push(compared);
+    for compared in
+        comparison.judged.iter().filter(|compared| compared.verdict == Verdict::Inconclusive)
+    {
+        by_reason
+            .entry(compared.reason().unwrap_or_else(|| "no reason".to_owned()))
+            .or_default()
+            .push(compared);
     }
     let line = |(reason, cases): (String, Vec<&Compared>)| {
-        let more = if cases.len() == 1 { String::new() } else { format!(" and {} more", cases.len() - 1) };
+        let more =
+            if cases.len() == 1 { String::new() } else { format!(" and {} more", cases.len() - 1) };
         let needed = cases.iter().filter_map(|compared| compared.decision.pairs_needed).max();
-        let needed = needed.map(|pairs| format!("; about {pairs} pairs would settle it")).unwrap_or_default();
+        let needed = needed
+            .map(|pairs| format!("; about {pairs} pairs would settle it"))
+            .unwrap_or_default();
         format!("inconclusive: {reason}: {}{more}{needed}", cases[0].decision.case)
     };
     by_reason.into_iter().map(line).collect()

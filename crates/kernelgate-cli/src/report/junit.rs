@@ -1,7 +1,7 @@
 //! Verdicts as JUnit XML, for the test views of CI systems: a test case a case.
 //!
-//! Regressed is a failure, wrong or refused an error, and what was not judged or cannot be told is skipped with its reason. The same
-//! result gives the same bytes: no times of day, no ids.
+//! Regressed is a failure, wrong or refused an error, and what was not judged or cannot be told is
+//! skipped with its reason. The same result gives the same bytes: no times of day, no ids.
 
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
@@ -14,9 +14,12 @@ pub fn xml(summary: &VerdictSummary) -> String {
     for (name, words) in &summary.facts {
         suite.add_property((*name, words.as_str()));
     }
-    suite.add_test_cases(summary.rows.iter().map(|row| case(&row.case, of_row(row, summary.evidence))));
+    suite.add_test_cases(
+        summary.rows.iter().map(|row| case(&row.case, of_row(row, summary.evidence))),
+    );
     for other in &summary.others {
-        let kind = if other.kind == UnjudgedKind::Skipped { None } else { Some(NonSuccessKind::Error) };
+        let kind =
+            if other.kind == UnjudgedKind::Skipped { None } else { Some(NonSuccessKind::Error) };
         let mut status = kind.map_or_else(TestCaseStatus::skipped, TestCaseStatus::non_success);
         status.set_message(other.why.as_str());
         if kind.is_some() {
@@ -49,7 +52,10 @@ fn of_row(row: &SummaryRow, evidence: &str) -> TestCaseStatus {
     let p = row.p_slower.map(|_| format!(", p {}", row.p())).unwrap_or_default();
     let (base, head) = (row.base(), row.head());
     let (change, interval, detectable) = (row.change(), row.interval(), row.detectable());
-    let numbers = format!("{change} ({interval}), {base} to {head}, detectable {detectable}{p}, {} {evidence}", row.evidence);
+    let numbers = format!(
+        "{change} ({interval}), {base} to {head}, detectable {detectable}{p}, {} {evidence}",
+        row.evidence
+    );
     match row.verdict {
         Verdict::Regressed => {
             let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
@@ -59,7 +65,10 @@ fn of_row(row: &SummaryRow, evidence: &str) -> TestCaseStatus {
         Verdict::Inconclusive => {
             let mut status = TestCaseStatus::skipped();
             let numbers = if row.is_timed() { format!(": {numbers}") } else { String::new() };
-            status.set_message(format!("inconclusive: {}{numbers}", row.reason.as_deref().unwrap_or("no reason")));
+            status.set_message(format!(
+                "inconclusive: {}{numbers}",
+                row.reason.as_deref().unwrap_or("no reason")
+            ));
             status
         }
         Verdict::Improved | Verdict::Unchanged => TestCaseStatus::success(),

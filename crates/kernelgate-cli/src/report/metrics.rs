@@ -1,4 +1,5 @@
-//! Times as the small JSON formats that continuous-benchmarking services take; what they make of them is theirs.
+//! Times as the small JSON formats that continuous-benchmarking services take; what they make of
+//! them is theirs.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,8 @@ pub struct Metric {
 /// Times by case.
 pub type Metrics = BTreeMap<String, Metric>;
 
-/// Of runs: the median over the process runs with their range, with one run the quartiles of its samples.
+/// Of runs: the median over the process runs with their range, with one run the quartiles of its
+/// samples.
 pub fn of_runs(runs: &[Run]) -> Metrics {
     let mut spreads: BTreeMap<&String, Vec<Spread>> = BTreeMap::new();
     for (id, case) in runs.iter().flat_map(|run| &run.cases) {
@@ -34,7 +36,10 @@ pub fn of_runs(runs: &[Run]) -> Metrics {
         let medians: Vec<f64> = spreads.iter().map(|spread| spread.median).collect();
         let (low, high) = match spreads {
             [only] => (only.q1, only.q3),
-            _ => (medians.iter().copied().fold(f64::INFINITY, f64::min), medians.iter().copied().fold(0.0, f64::max)),
+            _ => (
+                medians.iter().copied().fold(f64::INFINITY, f64::min),
+                medians.iter().copied().fold(0.0, f64::max),
+            ),
         };
         Metric { value: median(&medians), lower_value: Some(low), upper_value: Some(high) }
     };
@@ -43,7 +48,11 @@ pub fn of_runs(runs: &[Run]) -> Metrics {
 
 /// Of a comparison: the head's times, with the interval of the change around them.
 pub fn of_comparison(comparison: &Comparison) -> Metrics {
-    let timed = comparison.judged.iter().map(|compared| &compared.decision).filter(|decision| decision.pairs > 0);
+    let timed = comparison
+        .judged
+        .iter()
+        .map(|compared| &compared.decision)
+        .filter(|decision| decision.pairs > 0);
     let metric = |value: f64, low: f64, high: f64| {
         let end = |end: f64| Some(end).filter(|end| end.is_finite() && *end > 0.0);
         Metric { value, lower_value: end(value * low), upper_value: end(value * high) }
@@ -51,14 +60,21 @@ pub fn of_comparison(comparison: &Comparison) -> Metrics {
     timed
         .map(|decision| {
             let ratio = decision.ratio;
-            (decision.case.clone(), metric(decision.head_ns, ratio.low / ratio.center, ratio.high / ratio.center))
+            (
+                decision.case.clone(),
+                metric(decision.head_ns, ratio.low / ratio.center, ratio.high / ratio.center),
+            )
         })
         .collect()
 }
 
-/// Bencher Metric Format: `{"CASE": {"latency": {"value": …}}}`, for `bencher run --adapter json`. Its `latency` is in nanoseconds.
+/// Bencher Metric Format: `{"CASE": {"latency": {"value": …}}}`, for `bencher run --adapter json`.
+/// Its `latency` is in nanoseconds.
 pub fn bencher(metrics: &Metrics) -> impl Serialize {
-    metrics.iter().map(|(id, metric)| (id.clone(), BTreeMap::from([("latency", *metric)]))).collect::<BTreeMap<_, _>>()
+    metrics
+        .iter()
+        .map(|(id, metric)| (id.clone(), BTreeMap::from([("latency", *metric)])))
+        .collect::<BTreeMap<_, _>>()
 }
 
 /// The list that github-action-benchmark takes as its tool `customSmallerIsBetter`.
@@ -71,8 +87,14 @@ pub fn smaller_is_better(metrics: &Metrics) -> impl Serialize {
         #[serde(skip_serializing_if = "Option::is_none")]
         range: Option<String>,
     }
-    let range = |metric: &Metric| Some(format!("± {:.1}", (metric.upper_value? - metric.lower_value?) / 2.0));
-    let entry =
-        |(name, metric): (&String, &Metric)| Entry { name: name.clone(), unit: "ns", value: metric.value, range: range(metric) };
+    let range = |metric: &Metric| {
+        Some(format!("± {:.1}", (metric.upper_value? - metric.lower_value?) / 2.0))
+    };
+    let entry = |(name, metric): (&String, &Metric)| Entry {
+        name: name.clone(),
+        unit: "ns",
+        value: metric.value,
+        range: range(metric),
+    };
     metrics.iter().map(entry).collect::<Vec<_>>()
 }

@@ -1,5 +1,5 @@
-//! What a verdict verb concluded, in the one shape that its formats for reviewers and programs are made from ([`super::comment`],
-//! [`super::junit`]).
+//! What a verdict verb concluded, in the one shape that its formats for reviewers and programs are
+//! made from ([`super::comment`], [`super::junit`]).
 
 use crate::gate::interval::Ratio;
 use crate::gate::{Refusal, Verdict};
@@ -84,7 +84,8 @@ impl SummaryRow {
 
     /// "1.3%", or "-" where nothing is detectable.
     pub fn detectable(&self) -> String {
-        self.detectable.map_or_else(|| "-".to_owned(), |detectable| format!("{:.1}%", 100.0 * detectable))
+        self.detectable
+            .map_or_else(|| "-".to_owned(), |detectable| format!("{:.1}%", 100.0 * detectable))
     }
 
     /// "0.0012", "< 0.0001", or "-" without a test.
@@ -133,27 +134,53 @@ impl Unjudged {
     /// The cases that were refused, with the field; `sides` is what base and head are called.
     pub fn refused(refused: &[Refusal], sides: [&str; 2]) -> Vec<Self> {
         let of = |Refusal { field, base, head, cases }: &Refusal| {
-            let why = format!("refused: {field} is `{base}` in the {} and `{head}` in the {}", sides[0], sides[1]);
-            cases.iter().map(|case| Self::new(case, UnjudgedKind::Refused, why.clone())).collect::<Vec<_>>()
+            let why = format!(
+                "refused: {field} is `{base}` in the {} and `{head}` in the {}",
+                sides[0], sides[1]
+            );
+            cases
+                .iter()
+                .map(|case| Self::new(case, UnjudgedKind::Refused, why.clone()))
+                .collect::<Vec<_>>()
         };
         refused.iter().flat_map(of).collect()
     }
 }
 
-/// Rows for a terminal; `sides` is what base and head are called, `evidence` what the last column counts.
+/// Rows for a terminal; `sides` is what base and head are called, `evidence` what the last column
+/// counts.
 pub fn table(rows: impl Iterator<Item = SummaryRow>, sides: [&str; 2], evidence: &str) -> Table {
-    let mut table = Table::new(&["case", "verdict", sides[0], sides[1], "change", "interval", "detectable", evidence]);
+    let mut table = Table::new(&[
+        "case",
+        "verdict",
+        sides[0],
+        sides[1],
+        "change",
+        "interval",
+        "detectable",
+        evidence,
+    ]);
     for row in rows {
         let (change, interval, detectable) = (row.change(), row.interval(), row.detectable());
         let (base, head) = (row.base(), row.head());
-        table.row(vec![row.case, row.verdict.name().to_owned(), base, head, change, interval, detectable, row.evidence]);
+        table.row(vec![
+            row.case,
+            row.verdict.name().to_owned(),
+            base,
+            head,
+            change,
+            interval,
+            detectable,
+            row.evidence,
+        ]);
     }
     table
 }
 
 /// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive".
 pub fn counts(count: impl Fn(Verdict) -> usize) -> String {
-    let verdicts = [Verdict::Regressed, Verdict::Improved, Verdict::Unchanged, Verdict::Inconclusive];
+    let verdicts =
+        [Verdict::Regressed, Verdict::Improved, Verdict::Unchanged, Verdict::Inconclusive];
     verdicts.map(|verdict| format!("{} {}", count(verdict), verdict.name())).join(", ")
 }
 
@@ -163,5 +190,9 @@ pub fn noise_floor<'a>(what: &str, widths: impl Iterator<Item = (&'a str, f64)>)
     widths.sort_by(|a, b| a.1.total_cmp(&b.1));
     let (worst, most) = widths.last()?;
     let middle = median(&widths.iter().map(|(_, width)| *width).collect::<Vec<_>>());
-    Some(format!("{what} within ±{:.2}% in the median case, ±{:.2}% in the worst ({worst})", 100.0 * middle, 100.0 * most))
+    Some(format!(
+        "{what} within ±{:.2}% in the median case, ±{:.2}% in the worst ({worst})",
+        100.0 * middle,
+        100.0 * most
+    ))
 }

@@ -1,4 +1,5 @@
-//! The formats for reviewers and programs, as snapshots of one comparison and one gate with something of everything.
+//! The formats for reviewers and programs, as snapshots of one comparison and one gate with
+//! something of everything.
 
 use std::collections::BTreeMap;
 
@@ -35,11 +36,18 @@ fn decision(case: &str, verdict: Verdict, change: f64, width: f64) -> Decision {
 
 fn compared() -> Comparison {
     use Verdict::{Improved, Inconclusive, Regressed, Unchanged};
-    let regressed = decision("attention/forward/s1024_d64_full_bf16/cuda/flash_mma/hot", Regressed, 1.053, 0.004);
-    let mut wide = decision("denoise/step/pi05_s50_p968_bf16/cuda/graph/hot", Inconclusive, 1.02, 0.061);
+    let regressed = decision(
+        "attention/forward/s1024_d64_full_bf16/cuda/flash_mma/hot",
+        Regressed,
+        1.053,
+        0.004,
+    );
+    let mut wide =
+        decision("denoise/step/pi05_s50_p968_bf16/cuda/graph/hot", Inconclusive, 1.02, 0.061);
     wide.reason = Some(Reason::Wide);
     wide.pairs_needed = Some(44);
-    let mut few = decision("denoise/loop/pi05_s50_p968_steps10_bf16/cuda/graph/hot", Inconclusive, 1.0, 0.1);
+    let mut few =
+        decision("denoise/loop/pi05_s50_p968_steps10_bf16/cuda/graph/hot", Inconclusive, 1.0, 0.1);
     few.ratio = Ratio { center: 1.0, low: 0.0, high: f64::INFINITY };
     (few.reason, few.detectable, few.pairs) = (Some(Reason::TooFewPairs), None, 2);
     let judged = vec![
@@ -51,8 +59,21 @@ fn compared() -> Comparison {
             "skipped in the head: needs 201 MB | of 102 MB <free>".to_owned(),
             &TestPlan::default(),
         ),
-        Compared::new(decision("attention/backward/s512_d64_causal_bf16/cuda/flash_mma/hot", Improved, 0.91, 0.003), None, None),
-        Compared::new(decision("st_bif/forward/n1_f32/cuda/fused/hot", Unchanged, 1.001, 0.002), None, None),
+        Compared::new(
+            decision(
+                "attention/backward/s512_d64_causal_bf16/cuda/flash_mma/hot",
+                Improved,
+                0.91,
+                0.003,
+            ),
+            None,
+            None,
+        ),
+        Compared::new(
+            decision("st_bif/forward/n1_f32/cuda/fused/hot", Unchanged, 1.001, 0.002),
+            None,
+            None,
+        ),
     ];
     Comparison {
         base: "main (1a2b3c4d)".to_owned(),
@@ -70,7 +91,10 @@ fn compared() -> Comparison {
         }],
         new: vec!["st_bif/forward/n1_f32/cuda/newer/hot".to_owned()],
         removed: vec![],
-        skipped: BTreeMap::from([("attention/forward/x/cuda/cudnn/hot".to_owned(), "libcudnn is missing".to_owned())]),
+        skipped: BTreeMap::from([(
+            "attention/forward/x/cuda/cudnn/hot".to_owned(),
+            "libcudnn is missing".to_owned(),
+        )]),
         failed: BTreeMap::from([(
             "st_bif/forward/n1_f16/cuda/fused/hot".to_owned(),
             "output `spikes`: 3 of 64 elements differ, <first> & \"second\"\u{7}".to_owned(),
@@ -86,7 +110,10 @@ fn compared() -> Comparison {
         identical: vec!["st_bif".to_owned()],
         optimised: true,
         delays: None,
-        rounds: vec![Round { blocks: 6, processes: 24, wall_s: 181.3 }, Round { blocks: 7, processes: 28, wall_s: 60.2 }],
+        rounds: vec![
+            Round { blocks: 6, processes: 24, wall_s: 181.3 },
+            Round { blocks: 7, processes: 28, wall_s: 60.2 },
+        ],
     }
 }
 
@@ -127,7 +154,10 @@ fn gated() -> GateReport {
         judged: vec![
             judged("a/b/n1/cuda/x/hot", Verdict::Regressed, 1.4, (5, 1)),
             judged("a/b/n2/cuda/x/hot", Verdict::Inconclusive, 1.5, (1, 1)),
-            Judged { reason: Some(Doubt::Undetectable), ..judged("a/b/n5/cuda/x/hot", Verdict::Inconclusive, 1.29, (5, 1)) },
+            Judged {
+                reason: Some(Doubt::Undetectable),
+                ..judged("a/b/n5/cuda/x/hot", Verdict::Inconclusive, 1.29, (5, 1))
+            },
             judged("a/b/n3/cuda/x/hot", Verdict::Unchanged, 1.01, (5, 1)),
         ],
         refused: vec![],
@@ -148,8 +178,14 @@ fn a_comparison() {
     insta::assert_snapshot!("comparison.md", comment::markdown(&summary));
     insta::assert_snapshot!("comparison.xml", junit::xml(&summary));
     let metrics = metrics::of_comparison(&compared);
-    insta::assert_snapshot!("comparison.bmf", serde_json::to_string_pretty(&metrics::bencher(&metrics)).unwrap());
-    insta::assert_snapshot!("comparison.smaller", serde_json::to_string_pretty(&metrics::smaller_is_better(&metrics)).unwrap());
+    insta::assert_snapshot!(
+        "comparison.bmf",
+        serde_json::to_string_pretty(&metrics::bencher(&metrics)).unwrap()
+    );
+    insta::assert_snapshot!(
+        "comparison.smaller",
+        serde_json::to_string_pretty(&metrics::smaller_is_better(&metrics)).unwrap()
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The gate's outcome as text and as a summary: headline, regressions first, each with its interval and what could have been seen.
+//! The gate's outcome as text and as a summary: headline, regressions first, each with its interval
+//! and what could have been seen.
 
 use std::fmt::Write as _;
 
@@ -7,13 +8,18 @@ use crate::gate::{Doubt, GateReport, Judged};
 use kernelgate::record::text::printable;
 
 /// How to read the interval and the runs of a row.
-const READING: &str = "interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged";
+const READING: &str =
+    "interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged";
 
 /// For a terminal.
 pub fn text(report: &GateReport) -> String {
     let mut out = format!("{}, on {}\n", base(report), report.device);
     if !report.judged.is_empty() {
-        let _ = writeln!(out, "\n{}", summary::table(report.judged.iter().map(row), ["baseline", "now"], "runs").text());
+        let _ = writeln!(
+            out,
+            "\n{}",
+            summary::table(report.judged.iter().map(row), ["baseline", "now"], "runs").text()
+        );
     }
     let lines = [notes(report), details(report)].concat();
     lines.iter().for_each(|line| out.extend(["\n", line]));
@@ -23,20 +29,39 @@ pub fn text(report: &GateReport) -> String {
 
 /// For reviewers and programs. `reproduce` is the command that holds the same at home.
 pub fn summary(report: &GateReport, reproduce: &str) -> VerdictSummary {
-    let mut facts = vec![("base", base(report)), ("head", report.head_commits.join(", ")), ("on", report.device.clone())];
+    let mut facts = vec![
+        ("base", base(report)),
+        ("head", report.head_commits.join(", ")),
+        ("on", report.device.clone()),
+    ];
     facts.extend(noise_floor(report).map(|words| ("noise floor", words)));
-    let mut others: Vec<Unjudged> =
-        report.failed.iter().map(|(case, error)| Unjudged::new(case, UnjudgedKind::Failed, format!("failed: {error}"))).collect();
+    let mut others: Vec<Unjudged> = report
+        .failed
+        .iter()
+        .map(|(case, error)| Unjudged::new(case, UnjudgedKind::Failed, format!("failed: {error}")))
+        .collect();
     others.extend(Unjudged::refused(&report.refused, ["baseline", "run"]));
-    let interrupted =
-        |bench: &String| Unjudged::new(&format!("bench {bench}"), UnjudgedKind::Failed, "interrupted: did not get to its end");
+    let interrupted = |bench: &String| {
+        Unjudged::new(
+            &format!("bench {bench}"),
+            UnjudgedKind::Failed,
+            "interrupted: did not get to its end",
+        )
+    };
     others.extend(report.interrupted.iter().map(interrupted));
     let skipped = |(case, reason): (&String, &String)| {
         Unjudged::new(case, UnjudgedKind::Skipped, format!("skipped, in the baseline: {reason}"))
     };
     others.extend(report.skipped.iter().map(skipped));
-    others.extend(report.new.iter().map(|case| Unjudged::new(case, UnjudgedKind::Skipped, "new, not judged")));
-    others.extend(report.not_run.iter().map(|case| Unjudged::new(case, UnjudgedKind::Skipped, "in the baseline, not run")));
+    others.extend(
+        report.new.iter().map(|case| Unjudged::new(case, UnjudgedKind::Skipped, "new, not judged")),
+    );
+    others.extend(
+        report
+            .not_run
+            .iter()
+            .map(|case| Unjudged::new(case, UnjudgedKind::Skipped, "in the baseline, not run")),
+    );
     if report.judged.is_empty() && others.is_empty() {
         others.push(Unjudged::new("gate", UnjudgedKind::Skipped, "nothing to judge"));
     }
@@ -69,14 +94,22 @@ fn row(judged: &Judged) -> SummaryRow {
 
 /// "baseline `main` of 1a2b3c4d, recorded 2026-11-21, 12 days and 34 commits ago".
 fn base(report: &GateReport) -> String {
-    let of = if report.base_commits.is_empty() { String::new() } else { format!(" of {}", report.base_commits.join(", ")) };
+    let of = if report.base_commits.is_empty() {
+        String::new()
+    } else {
+        format!(" of {}", report.base_commits.join(", "))
+    };
     let age = report.staleness.as_ref().map(|age| {
         let counted = |count: Option<i64>, unit: &str| {
-            count.map(|count| if count == 1 { format!("1 {unit}") } else { format!("{count} {unit}s") })
+            count.map(
+                |count| if count == 1 { format!("1 {unit}") } else { format!("{count} {unit}s") },
+            )
         };
         let commits = age.commits.and_then(|commits| i64::try_from(commits).ok());
-        let ago: Vec<String> = [counted(age.days, "day"), counted(commits, "commit")].into_iter().flatten().collect();
-        let ago = if ago.is_empty() { String::new() } else { format!(", {} ago", ago.join(" and ")) };
+        let ago: Vec<String> =
+            [counted(age.days, "day"), counted(commits, "commit")].into_iter().flatten().collect();
+        let ago =
+            if ago.is_empty() { String::new() } else { format!(", {} ago", ago.join(" and ")) };
         format!(", recorded {}{ago}", age.recorded.get(..10).unwrap_or(&age.recorded))
     });
     format!("baseline `{}`{of}{}", report.baseline, age.unwrap_or_default())
@@ -85,7 +118,10 @@ fn base(report: &GateReport) -> String {
 /// What runs of one side differ by.
 fn noise_floor(report: &GateReport) -> Option<String> {
     let spreads = report.judged.iter().flat_map(|judged| {
-        [judged.base_spread, judged.head_spread].into_iter().flatten().map(|spread| (judged.case.as_str(), spread))
+        [judged.base_spread, judged.head_spread]
+            .into_iter()
+            .flatten()
+            .map(|spread| (judged.case.as_str(), spread))
     });
     summary::noise_floor("runs of one side are", spreads)
 }
@@ -93,12 +129,20 @@ fn noise_floor(report: &GateReport) -> Option<String> {
 /// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6 (threshold 5 %)".
 pub fn headline(report: &GateReport) -> String {
     if !report.refused.is_empty() {
-        let mut fields: Vec<_> = report.refused.iter().map(|refusal| refusal.field.as_str()).collect();
+        let mut fields: Vec<_> =
+            report.refused.iter().map(|refusal| refusal.field.as_str()).collect();
         fields.dedup();
-        return format!("Refused: not comparable with the baseline (differing: {})", fields.join(", "));
+        return format!(
+            "Refused: not comparable with the baseline (differing: {})",
+            fields.join(", ")
+        );
     }
     let counts = summary::counts(|verdict| report.count(verdict));
-    let failed = if report.failed.is_empty() { String::new() } else { format!(", {} failed", report.failed.len()) };
+    let failed = if report.failed.is_empty() {
+        String::new()
+    } else {
+        format!(", {} failed", report.failed.len())
+    };
     let interrupted = if report.interrupted.is_empty() { "" } else { "; the run was interrupted" };
     let (of, threshold) = (report.judged.len(), 100.0 * relative(report));
     format!("{counts}{failed} of {of} (threshold {threshold:.0}%){interrupted}")
@@ -121,16 +165,30 @@ fn notes(report: &GateReport) -> Vec<String> {
         ));
     }
     lines.extend(report.failed.iter().map(|(case, error)| format!("failed: {case}: {error}")));
-    lines.extend(report.interrupted.iter().map(|bench| format!("interrupted: bench `{bench}` did not get to its end")));
-    lines.extend(report.skipped.iter().map(|(case, reason)| format!("skipped, in the baseline: {case}: {reason}")));
+    lines.extend(
+        report
+            .interrupted
+            .iter()
+            .map(|bench| format!("interrupted: bench `{bench}` did not get to its end")),
+    );
+    lines.extend(
+        report
+            .skipped
+            .iter()
+            .map(|(case, reason)| format!("skipped, in the baseline: {case}: {reason}")),
+    );
     lines.extend(first_of(&report.own, "compared with itself, the baseline was saved from it"));
     if report.judged.is_empty() && report.refused.is_empty() {
         lines.push("nothing to judge: no case is both in the baseline and in the run".to_owned());
     }
     // A baseline of one run has a line of its own.
     for doubt in [Doubt::Wide, Doubt::Undetectable] {
-        let cases: Vec<String> =
-            report.judged.iter().filter(|judged| judged.reason == Some(doubt)).map(|judged| judged.case.clone()).collect();
+        let cases: Vec<String> = report
+            .judged
+            .iter()
+            .filter(|judged| judged.reason == Some(doubt))
+            .map(|judged| judged.case.clone())
+            .collect();
         if !cases.is_empty() {
             lines.push(format!(
                 "inconclusive: {}: {}; more runs judged, or `kernelgate compare`, would decide",
@@ -140,11 +198,12 @@ fn notes(report: &GateReport) -> Vec<String> {
         }
     }
     let contention = |side: fn(&Judged) -> f64| report.judged.iter().map(side).fold(0.0, f64::max);
-    let (base, head) = (contention(|judged| judged.base_contention), contention(|judged| judged.head_contention));
+    let (base, head) =
+        (contention(|judged| judged.base_contention), contention(|judged| judged.head_contention));
     if base.max(head) > report.policy.contention {
         lines.push(format!(
-            "warning: others took up to {:.0}% of the CPU time during the run and {:.0}% during the baseline's: measure on an idle \
-             machine",
+            "warning: others took up to {:.0}% of the CPU time during the run and {:.0}% during \
+             the baseline's: measure on an idle machine",
             100.0 * head,
             100.0 * base
         ));
@@ -152,24 +211,25 @@ fn notes(report: &GateReport) -> Vec<String> {
     let single = |side: fn(&Judged) -> usize| report.judged.iter().any(|judged| side(judged) == 1);
     if single(|judged| judged.base_runs) {
         lines.push(format!(
-            "the baseline has one process run of a case: nobody saw how its runs differ, and a difference of more than {:.1}% that the \
-             allowance for that could explain is inconclusive: `kernelgate baseline save {} --runs 5` on the old code records \
-             enough, `kernelgate baseline add` adds the last run",
+            "the baseline has one process run of a case: nobody saw how its runs differ, and a \
+             difference of more than {:.1}% that the allowance for that could explain is \
+             inconclusive: `kernelgate baseline save {} --runs 5` on the old code records enough, \
+             `kernelgate baseline add` adds the last run",
             100.0 * relative(report),
             report.baseline
         ));
     }
     if single(|judged| judged.head_runs) {
         lines.push(format!(
-            "one process run is judged: ±{:.0}% is assumed for what differs between runs; after more of `cargo bench`, `kernelgate gate \
-             --last COUNT` tells it",
+            "one process run is judged: ±{:.0}% is assumed for what differs between runs; after \
+             more of `cargo bench`, `kernelgate gate --last COUNT` tells it",
             100.0 * report.policy.single_run
         ));
     }
     if let Some((base, head)) = &report.other_device {
         lines.push(format!(
-            "not known to be the same device ({base} in the baseline, {head} in the run): two of one model may differ by {:.0}%, so that \
-             the threshold is {:.1}% in place of {:.1}%",
+            "not known to be the same device ({base} in the baseline, {head} in the run): two of \
+             one model may differ by {:.0}%, so that the threshold is {:.1}% in place of {:.1}%",
             100.0 * report.policy.other_device,
             100.0 * report.policy.relative_on(false),
             100.0 * report.policy.relative
@@ -197,7 +257,8 @@ fn in_short(cases: &[String]) -> String {
 /// "LABEL: CASE", for the first of many.
 fn first_of(cases: &[String], label: &str) -> Vec<String> {
     const SHOWN: usize = 20;
-    let mut lines: Vec<String> = cases.iter().take(SHOWN).map(|case| format!("{label}: {case}")).collect();
+    let mut lines: Vec<String> =
+        cases.iter().take(SHOWN).map(|case| format!("{label}: {case}")).collect();
     if cases.len() > SHOWN {
         lines.push(format!("{label}: {} more", cases.len() - SHOWN));
     }

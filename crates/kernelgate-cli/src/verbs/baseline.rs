@@ -35,7 +35,8 @@ pub enum BaselineVerb {
         #[arg(long, value_enum, default_value = "text")]
         format: OutputFormat,
     },
-    /// Where the gate would find a baseline for the device of this machine; exit 2 where it would find none
+    /// Where the gate would find a baseline for the device of this machine; exit 2 where it would
+    /// find none
     Find {
         /// Its name
         name: String,
@@ -96,27 +97,44 @@ pub fn run(verb: &BaselineVerb, store: &Store) -> anyhow::Result<Exit> {
         BaselineVerb::Find { name, settings, benches } => find(store, name, settings, benches),
         BaselineVerb::Seal { file } => seal(file),
         BaselineVerb::List { format } => list(store, *format),
-        BaselineVerb::Show { name, device, format } => show(&read(store, device.as_deref(), name)?, *format),
+        BaselineVerb::Show { name, device, format } => {
+            show(&read(store, device.as_deref(), name)?, *format)
+        }
         BaselineVerb::Add { name, sessions } => add(store, name, &sessions.read(store)?),
         BaselineVerb::Import { file, name, force } => import(store, file, name.as_deref(), *force),
-        BaselineVerb::Export { name, file, device } => export(&read(store, device.as_deref(), name)?, file),
+        BaselineVerb::Export { name, file, device } => {
+            export(&read(store, device.as_deref(), name)?, file)
+        }
     }
 }
 
-/// Of the named device, else of the only device that has a baseline of that name, else of this machine's cores.
+/// Of the named device, else of the only device that has a baseline of that name, else of this
+/// machine's cores.
 fn read(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<Baseline> {
     if let Some(device) = device {
-        check_name(device).map_err(|_| anyhow::anyhow!("--device {device}: no folder of baselines has such a name"))?;
+        check_name(device).map_err(|_| {
+            anyhow::anyhow!("--device {device}: no folder of baselines has such a name")
+        })?;
         return Ok(store.baseline(device, name)?);
     }
-    let devices: Vec<String> = store.baseline_files().into_iter().filter(|file| file.1 == name).map(|file| file.0).collect();
+    let devices: Vec<String> = store
+        .baseline_files()
+        .into_iter()
+        .filter(|file| file.1 == name)
+        .map(|file| file.0)
+        .collect();
     match &devices[..] {
         [only] => Ok(store.baseline(only, name)?),
         _ => Ok(store.baseline(&Environment::cpu().slug(), name)?),
     }
 }
 
-fn find(store: &Store, name: &str, settings: &Settings, benches: &find::BenchChoice) -> anyhow::Result<Exit> {
+fn find(
+    store: &Store,
+    name: &str,
+    settings: &Settings,
+    benches: &find::BenchChoice,
+) -> anyhow::Result<Exit> {
     let found = benches.find(&store.root)?;
     let asking = Asking { settings: settings.variables(), filter: None, timeout: ANSWER_TIMEOUT };
     // Every bench that has something for the device runs on it.
@@ -126,7 +144,10 @@ fn find(store: &Store, name: &str, settings: &Settings, benches: &find::BenchCho
         devices.push(environment.slug());
     }
     devices.dedup();
-    let baselines = devices.iter().map(|device| store.baseline(device, name).map(|_| device)).collect::<Vec<_>>();
+    let baselines = devices
+        .iter()
+        .map(|device| store.baseline(device, name).map(|_| device))
+        .collect::<Vec<_>>();
     let device = match baselines.into_iter().reduce(|first, next| first.or(next)) {
         Some(found) => found?,
         None => anyhow::bail!("no bench says what it runs on"),
@@ -139,11 +160,15 @@ fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
     let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
     let path = store.baseline_path(&device, name)?;
     let _lock = locked(&path)?;
-    let mut baseline = Baseline::open(&path, name).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let mut baseline =
+        Baseline::open(&path, name).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     for run in runs {
         if let Err(differing) = baseline.add(run) {
             for Mismatch { field, base, head } in differing {
-                println!("refused: {field} is `{base}` in the baseline and `{head}` in the run {}", run.key());
+                println!(
+                    "refused: {field} is `{base}` in the baseline and `{head}` in the run {}",
+                    run.key()
+                );
             }
             return Ok(Exit::Refused);
         }
@@ -173,7 +198,15 @@ fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
     let mut listed = Vec::new();
     for (device, name, path) in files {
         let (mut row, read) = (
-            ListedBaseline { device, name, cases: 0, runs: 0, newest: None, commit: None, error: None },
+            ListedBaseline {
+                device,
+                name,
+                cases: 0,
+                runs: 0,
+                newest: None,
+                commit: None,
+                error: None,
+            },
             file::read::<Baseline>(&path),
         );
         match read {
@@ -203,11 +236,20 @@ fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
             ]);
         }
         if listed.is_empty() {
-            println!("no baselines in {}: `cargo bench -- --save-baseline NAME` makes one", store.baselines.display());
+            println!(
+                "no baselines in {}: `cargo bench -- --save-baseline NAME` makes one",
+                store.baselines.display()
+            );
         } else {
-            println!("{}", if format == OutputFormat::Markdown { table.markdown() } else { table.text() });
+            println!(
+                "{}",
+                if format == OutputFormat::Markdown { table.markdown() } else { table.text() }
+            );
         }
-        listed.iter().filter_map(|row| row.error.as_ref()).for_each(|error| println!("broken: failed to {}", printable(error)));
+        listed
+            .iter()
+            .filter_map(|row| row.error.as_ref())
+            .for_each(|error| println!("broken: failed to {}", printable(error)));
     }
     Ok(if broken { Exit::Usage } else { Exit::Fine })
 }
@@ -228,7 +270,8 @@ fn show(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
     }
     let mut table = Table::new(&["case", "time", "spread", "runs"]);
     for (id, case) in &baseline.cases {
-        let spreads: Vec<Spread> = case.samples.values().map(|samples| Spread::of(&samples.per_launch_ns())).collect();
+        let spreads: Vec<Spread> =
+            case.samples.values().map(|samples| Spread::of(&samples.per_launch_ns())).collect();
         let medians: Vec<f64> = spreads.iter().map(|spread| spread.median).collect();
         let relative: Vec<f64> = spreads.iter().map(Spread::relative).collect();
         table.row(vec![
@@ -238,14 +281,24 @@ fn show(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
             spreads.len().to_string(),
         ]);
     }
-    println!("\n{}", if format == OutputFormat::Markdown { table.markdown() } else { table.text() });
+    println!(
+        "\n{}",
+        if format == OutputFormat::Markdown { table.markdown() } else { table.text() }
+    );
     Ok(Exit::Fine)
 }
 
 fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow::Result<Exit> {
-    let mut baseline: Baseline = file::read(from).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let devices: std::collections::BTreeSet<String> = baseline.runs.values().map(|run| run.environment.slug()).collect();
-    anyhow::ensure!(devices.len() == 1, "{} holds runs of {} devices, a baseline has one", from.display(), devices.len());
+    let mut baseline: Baseline =
+        file::read(from).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let devices: std::collections::BTreeSet<String> =
+        baseline.runs.values().map(|run| run.environment.slug()).collect();
+    anyhow::ensure!(
+        devices.len() == 1,
+        "{} holds runs of {} devices, a baseline has one",
+        from.display(),
+        devices.len()
+    );
     if let Some(name) = name {
         baseline.name = name.to_owned();
     }
@@ -261,7 +314,8 @@ fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow
 fn seal(path: &Path) -> anyhow::Result<Exit> {
     // Where there is no such file, to read it says so best.
     let _lock = path.is_file().then(|| locked(path)).transpose()?;
-    let baseline: Baseline = file::read_unsealed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let baseline: Baseline =
+        file::read_unsealed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     file::write(path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     println!("{} cases in {} are taken as they are", baseline.cases.len(), path.display());
     Ok(Exit::Fine)
@@ -280,7 +334,11 @@ fn export(baseline: &Baseline, to: &Path) -> anyhow::Result<Exit> {
 
 /// A cell of a CSV file as RFC 4180 has it. Ids and run keys hold no end of a line.
 fn cell(text: &str) -> String {
-    if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+    if text.contains([',', '"']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
+    }
 }
 
 /// One line a sample.
@@ -289,7 +347,9 @@ fn csv(baseline: &Baseline) -> String {
     for (id, case) in &baseline.cases {
         for (run, samples) in &case.samples {
             let (id, run) = (cell(id), cell(run));
-            for (i, (launches, elapsed_ns)) in samples.launches.iter().zip(&samples.elapsed_ns).enumerate() {
+            for (i, (launches, elapsed_ns)) in
+                samples.launches.iter().zip(&samples.elapsed_ns).enumerate()
+            {
                 text.push_str(&format!("{id},{run},{i},{launches},{elapsed_ns}\n"));
             }
         }

@@ -1,4 +1,5 @@
-//! `kernelgate calibrate`: comparisons whose answer is known, and the thresholds that follow from them.
+//! `kernelgate calibrate`: comparisons whose answer is known, and the thresholds that follow from
+//! them.
 
 use kernelgate::record::text::printable;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,8 @@ use kernelgate::record::{Store, file};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Only cases whose id matches this regular expression, all of them; without it and --axis a few are chosen by their time
+    /// Only cases whose id matches this regular expression, all of them; without it and --axis a
+    /// few are chosen by their time
     filter: Option<String>,
     /// Only this bench binary (repeatable)
     #[arg(long, value_name = "NAME")]
@@ -65,7 +67,9 @@ pub struct Arguments {
     profile: String,
     #[command(flatten)]
     settings: Settings,
-    /// Where the calibration goes, also one that is not complete [default: baselines/DEVICE/calibration.json, of a part kernelgate/calibrate/part-I-of-N.json of the target folder]
+    /// Where the calibration goes, also one that is not complete [default:
+    /// baselines/DEVICE/calibration.json, of a part kernelgate/calibrate/part-I-of-N.json of the
+    /// target folder]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// How to print
@@ -134,14 +138,23 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         }
         Err(error) => return Err(error.into()),
     };
-    let save = |path: &Path| file::write(path, &calibration).map_err(|error| anyhow::anyhow!("failed to {error}"));
+    let save = |path: &Path| {
+        file::write(path, &calibration).map_err(|error| anyhow::anyhow!("failed to {error}"))
+    };
     if left > 0 {
         arguments.output.as_deref().map(save).transpose()?;
         print(arguments, &calibration, &state)?;
-        eprintln!("{left} comparisons are left: the same command with --resume goes on; so far in {}", state.display());
+        eprintln!(
+            "{left} comparisons are left: the same command with --resume goes on; so far in {}",
+            state.display()
+        );
         return Ok(Exit::Inconclusive);
     }
-    let otherwise = if arguments.shard.is_some() { state } else { store.calibration_path(&calibration.environment.slug()) };
+    let otherwise = if arguments.shard.is_some() {
+        state
+    } else {
+        store.calibration_path(&calibration.environment.slug())
+    };
     let output = arguments.output.clone().unwrap_or(otherwise);
     save(&output)?;
     print(arguments, &calibration, &output)?;
@@ -154,10 +167,16 @@ const fn names_cases(arguments: &Arguments) -> bool {
 
 fn check(arguments: &Arguments) -> anyhow::Result<()> {
     for percent in &arguments.inject {
-        anyhow::ensure!(*percent > 0.0 && *percent <= 1000.0, "--inject takes percentages above 0, up to 1000, not {percent}");
+        anyhow::ensure!(
+            *percent > 0.0 && *percent <= 1000.0,
+            "--inject takes percentages above 0, up to 1000, not {percent}"
+        );
     }
     anyhow::ensure!(arguments.comparisons <= 100_000, "--comparisons takes a number up to 100000");
-    anyhow::ensure!(arguments.power_comparisons <= 100_000, "--power-comparisons takes a number up to 100000");
+    anyhow::ensure!(
+        arguments.power_comparisons <= 100_000,
+        "--power-comparisons takes a number up to 100000"
+    );
     anyhow::ensure!(arguments.sham <= 100_000, "--sham takes a number up to 100000");
     anyhow::ensure!(arguments.cases > 0, "--cases takes a number from 1");
     anyhow::ensure!(
@@ -167,7 +186,8 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
     Filter::parse(arguments.filter.as_deref(), false)?;
     anyhow::ensure!(
         arguments.shard.is_none() || names_cases(arguments),
-        "--shard needs a filter or --axis: which cases are short enough may differ from part to part"
+        "--shard needs a filter or --axis: which cases are short enough may differ from part to \
+         part"
     );
     Ok(())
 }
@@ -175,13 +195,17 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
 fn merge(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let mut merged: Option<Calibration> = None;
     for path in &arguments.merge {
-        let read: Calibration = file::read(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+        let read: Calibration =
+            file::read(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
         match &mut merged {
             None => merged = Some(read),
             Some(merged) => {
                 if let Err(differs) = merged.merge(read) {
                     let (other, first) = (path.display(), arguments.merge[0].display());
-                    eprintln!("refused: {other} is of something else than {first}: {}", printable(&differs));
+                    eprintln!(
+                        "refused: {other} is of something else than {first}: {}",
+                        printable(&differs)
+                    );
                     return Ok(Exit::Refused);
                 }
             }
@@ -189,7 +213,10 @@ fn merge(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     let mut merged = merged.context("--merge takes files")?;
     merged.recommended = Some(recommend(&merged));
-    let output = arguments.output.clone().unwrap_or_else(|| store.calibration_path(&merged.environment.slug()));
+    let output = arguments
+        .output
+        .clone()
+        .unwrap_or_else(|| store.calibration_path(&merged.environment.slug()));
     file::write(&output, &merged).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     print(arguments, &merged, &output)?;
     Ok(Exit::Fine)
@@ -210,9 +237,13 @@ fn print(arguments: &Arguments, calibration: &Calibration, at: &Path) -> anyhow:
 }
 
 fn parse_shard(text: &str) -> Result<(usize, usize), String> {
-    let parts = text.split_once('/').and_then(|(part, parts)| Some((part.parse::<usize>().ok()?, parts.parse::<usize>().ok()?)));
+    let parts = text.split_once('/').and_then(|(part, parts)| {
+        Some((part.parse::<usize>().ok()?, parts.parse::<usize>().ok()?))
+    });
     let valid = parts.filter(|(part, parts)| (1..=*parts).contains(part) && *parts <= 1000);
-    valid.map(|(part, parts)| (part - 1, parts)).ok_or_else(|| format!("`{text}`: a part is 1/4, 2/4, …"))
+    valid
+        .map(|(part, parts)| (part - 1, parts))
+        .ok_or_else(|| format!("`{text}`: a part is 1/4, 2/4, …"))
 }
 
 #[cfg(test)]

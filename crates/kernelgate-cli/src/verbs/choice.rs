@@ -29,9 +29,17 @@ impl Choice {
     ///
     /// # Errors
     /// When none can be built or asked, or none has a case that was asked for.
-    pub fn ask(&self, store: &Store, action: &Action) -> anyhow::Result<Vec<(String, ResponseBody)>> {
+    pub fn ask(
+        &self,
+        store: &Store,
+        action: &Action,
+    ) -> anyhow::Result<Vec<(String, ResponseBody)>> {
         Filter::parse(self.filter.as_deref(), false)?;
-        let asking = Asking { settings: self.settings.variables(), filter: self.filter.as_deref(), timeout: self.wait };
+        let asking = Asking {
+            settings: self.settings.variables(),
+            filter: self.filter.as_deref(),
+            timeout: self.wait,
+        };
         ask::all(&self.benches.find(&store.root)?, &asking, action)
     }
 }

@@ -33,7 +33,8 @@ pub struct Arguments {
     /// Only this bench binary (repeatable)
     #[arg(long, value_name = "NAME")]
     bench: Vec<String>,
-    /// Time for measuring, after which undecided cases are inconclusive; as much again where slower cases must be confirmed
+    /// Time for measuring, after which undecided cases are inconclusive; as much again where
+    /// slower cases must be confirmed
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     budget: Duration,
     #[command(flatten)]
@@ -88,6 +89,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     let again = command_line(std::env::args().skip(1), &["--format", "--out"], &["--resume"]);
     let summary = comparison::summary(&outcome, &again);
-    arguments.output.tell(&comparison::text(&outcome), &summary, &outcome, &metrics::of_comparison(&outcome))?;
+    arguments.output.tell(
+        &comparison::text(&outcome),
+        &summary,
+        &outcome,
+        &metrics::of_comparison(&outcome),
+    )?;
     Ok(outcome.exit())
 }

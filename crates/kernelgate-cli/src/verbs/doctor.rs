@@ -43,7 +43,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         OutputFormat::Markdown => {
             let mut table = display::table::Table::new(&["what", "finding", "advice"]);
             for check in checks {
-                table.row(vec![check.what.to_owned(), check.finding, check.advice.unwrap_or_default()]);
+                table.row(vec![
+                    check.what.to_owned(),
+                    check.finding,
+                    check.advice.unwrap_or_default(),
+                ]);
             }
             println!("{}", table.markdown());
         }
@@ -52,23 +56,35 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 }
 
 fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
-    let check = |what, finding, advice: Option<&str>| Check { what, finding, advice: advice.map(ToOwned::to_owned) };
+    let check = |what, finding, advice: Option<&str>| Check {
+        what,
+        finding,
+        advice: advice.map(ToOwned::to_owned),
+    };
     let simd = environment.simd.join(" ");
     let mut checks = vec![
         check(
             "cpu",
-            format!("{}, {} cores, {} threads in use", environment.device_name, environment.cores, environment.threads),
+            format!(
+                "{}, {} cores, {} threads in use",
+                environment.device_name, environment.cores, environment.threads
+            ),
             None,
         ),
         check(
             "simd",
             if simd.is_empty() { "baseline only".to_owned() } else { simd.clone() },
-            (environment.arch == "x86_64" && !simd.contains("avx2"))
-                .then_some("without AVX2 the CPU backend is slow; times stay comparable on this machine"),
+            (environment.arch == "x86_64" && !simd.contains("avx2")).then_some(
+                "without AVX2 the CPU backend is slow; times stay comparable on this machine",
+            ),
         ),
         check(
             "memory",
-            format!("{} free of {}", display::bytes(available_memory()), display::bytes(environment.memory_bytes)),
+            format!(
+                "{} free of {}",
+                display::bytes(available_memory()),
+                display::bytes(environment.memory_bytes)
+            ),
             None,
         ),
         load(environment.cores),
@@ -76,7 +92,9 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
         check(
             "build",
             if environment.optimised { "optimised".to_owned() } else { "not optimised".to_owned() },
-            (!environment.optimised).then_some("times of this build mean nothing: use cargo bench, or cargo run --release"),
+            (!environment.optimised).then_some(
+                "times of this build mean nothing: use cargo bench, or cargo run --release",
+            ),
         ),
         folder("baselines", &store.baselines),
         folder("runs", &store.runs),
@@ -89,8 +107,12 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
 /// Where a library was found, or how to get it.
 fn library(library: Library) -> Check {
     let (finding, advice) = match library::load(library) {
-        Some(LibraryLocation::Loader(name)) => (format!("{}: {name}, on the loader's path", library.name()), None),
-        Some(LibraryLocation::File(path)) => (format!("{}: {}", library.name(), path.display()), None),
+        Some(LibraryLocation::Loader(name)) => {
+            (format!("{}: {name}, on the loader's path", library.name()), None)
+        }
+        Some(LibraryLocation::File(path)) => {
+            (format!("{}: {}", library.name(), path.display()), None)
+        }
         None => (format!("{} is missing", library.name()), Some(library.advice().to_owned())),
     };
     Check { what: "library", finding, advice }
@@ -101,7 +123,9 @@ fn gpus() -> Vec<Check> {
     let check = |finding, advice| Check { what: "gpu", finding, advice };
     let count = match device::count() {
         Ok(count) => count,
-        Err(error) => return vec![check(format!("none: {error}"), Some("cases run on the CPU".to_owned()))],
+        Err(error) => {
+            return vec![check(format!("none: {error}"), Some("cases run on the CPU".to_owned()))];
+        }
     };
     (0..count)
         .map(|ordinal| match Device::open(ordinal, Duration::from_secs(1)) {
@@ -109,11 +133,14 @@ fn gpus() -> Vec<Check> {
                 let facts = device.facts();
                 let memory = device.memory().map_or_else(
                     |error| error.to_string(),
-                    |(free, total)| format!("{} free of {}", display::bytes(free), display::bytes(total)),
+                    |(free, total)| {
+                        format!("{} free of {}", display::bytes(free), display::bytes(total))
+                    },
                 );
                 check(
                     format!(
-                        "{ordinal}: {}, {}, CUDA {}.{}, {} multiprocessors up to {} MHz, L2 {}, {memory}, {}",
+                        "{ordinal}: {}, {}, CUDA {}.{}, {} multiprocessors up to {} MHz, L2 {}, \
+                         {memory}, {}",
                         facts.name,
                         facts.arch,
                         facts.driver_cuda / 1000,
@@ -126,7 +153,9 @@ fn gpus() -> Vec<Check> {
                     None,
                 )
             }
-            Err(error) => check(format!("{ordinal}: {error}"), Some("cases run on the CPU".to_owned())),
+            Err(error) => {
+                check(format!("{ordinal}: {error}"), Some("cases run on the CPU".to_owned()))
+            }
         })
         .collect()
 }
@@ -145,14 +174,16 @@ fn load(cores: usize) -> Check {
 }
 
 fn governor() -> Check {
-    let governor = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").ok();
+    let governor =
+        std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").ok();
     let governor = governor.as_deref().map(str::trim);
     Check {
         what: "governor",
         finding: governor.unwrap_or("not visible (a virtual machine, or not Linux)").to_owned(),
-        advice: governor
-            .filter(|governor| *governor != "performance")
-            .map(|_| "the clock follows the load: `cpupower frequency-set -g performance` steadies times".to_owned()),
+        advice: governor.filter(|governor| *governor != "performance").map(|_| {
+            "the clock follows the load: `cpupower frequency-set -g performance` steadies times"
+                .to_owned()
+        }),
     }
 }
 
@@ -162,7 +193,11 @@ fn folder(what: &'static str, path: &Path) -> Check {
     let writable = existing.is_some_and(|folder| tempfile::tempfile_in(folder).is_ok());
     Check {
         what,
-        finding: format!("{}{}", path.display(), if path.is_dir() { "" } else { " (made when needed)" }),
+        finding: format!(
+            "{}{}",
+            path.display(),
+            if path.is_dir() { "" } else { " (made when needed)" }
+        ),
         advice: (!writable).then(|| "cannot be written: results will not be kept".to_owned()),
     }
 }

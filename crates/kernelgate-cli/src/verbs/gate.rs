@@ -21,8 +21,8 @@ pub struct Arguments {
     /// Smallest change that matters, in nanoseconds
     #[arg(long, value_name = "NS", default_value_t = Policy::default().absolute_ns)]
     absolute: f64,
-    /// Difference that two devices of one model may have, as a fraction: on top of --relative where the baseline's device is not known to
-    /// be this one
+    /// Difference that two devices of one model may have, as a fraction: on top of --relative
+    /// where the baseline's device is not known to be this one
     #[arg(long, value_name = "FRACTION", default_value_t = Policy::default().other_device)]
     other_device: f64,
     #[command(flatten)]
@@ -30,8 +30,11 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    let fractions =
-        [("--relative", arguments.relative), ("--absolute", arguments.absolute), ("--other-device", arguments.other_device)];
+    let fractions = [
+        ("--relative", arguments.relative),
+        ("--absolute", arguments.absolute),
+        ("--other-device", arguments.other_device),
+    ];
     for (flag, value) in fractions {
         anyhow::ensure!(value >= 0.0 && value.is_finite(), "{flag} takes a number from 0");
     }
@@ -44,13 +47,17 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         ..Policy::default()
     };
     let report = hold(store, &arguments.baseline, &runs, policy)?;
-    let again = format!("cargo bench   # as often as wanted\nkernelgate gate --baseline {} --last COUNT", arguments.baseline);
+    let again = format!(
+        "cargo bench   # as often as wanted\nkernelgate gate --baseline {} --last COUNT",
+        arguments.baseline
+    );
     let summary = verdicts::summary(&report, &again);
     arguments.output.tell(&verdicts::text(&report), &summary, &report, &metrics::of_runs(&runs))?;
     Ok(report.exit())
 }
 
-/// Holds the runs against their device's baseline. Where only another device has one of that name, the refusal says so.
+/// Holds the runs against their device's baseline. Where only another device has one of that name,
+/// the refusal says so.
 fn hold(store: &Store, name: &str, runs: &[Run], policy: Policy) -> Result<GateReport, StoreError> {
     let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
     match store.baseline(&device, name) {
@@ -59,8 +66,11 @@ fn hold(store: &Store, name: &str, runs: &[Run], policy: Policy) -> Result<GateR
             Ok(GateReport { staleness: staleness(store, &baseline, &report), ..report })
         }
         Err(missing @ StoreError::NoBaseline { .. }) => {
-            let elsewhere = store.baseline_files().into_iter().filter(|(_, other, _)| other == name);
-            let reports = elsewhere.filter_map(|(device, ..)| Some(compare(&store.baseline(&device, name).ok()?, runs, policy)));
+            let elsewhere =
+                store.baseline_files().into_iter().filter(|(_, other, _)| other == name);
+            let reports = elsewhere.filter_map(|(device, ..)| {
+                Some(compare(&store.baseline(&device, name).ok()?, runs, policy))
+            });
             reports.into_iter().find(|report| !report.refused.is_empty()).ok_or(missing)
         }
         Err(error) => Err(error),

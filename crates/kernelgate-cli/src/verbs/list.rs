@@ -39,7 +39,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         let ResponseBody::List(listing) = answer else { return Err(unexpected(&bench)) };
         listings.push((bench, listing));
     }
-    let cases = || listings.iter().flat_map(|(bench, listing)| listing.cases.iter().map(move |case| (bench, case)));
+    let cases = || {
+        listings
+            .iter()
+            .flat_map(|(bench, listing)| listing.cases.iter().map(move |case| (bench, case)))
+    };
     if arguments.format == OutputFormat::Json {
         print_json(&cases().map(|(bench, case)| listed(bench, case)).collect::<Vec<_>>())?;
         return Ok(Exit::Fine);
@@ -53,12 +57,17 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         let (work, memory) = match (case.matmul_flops, case.bytes) {
             (0, 0) => ("-".to_owned(), "-".to_owned()),
             (0, bytes) => (display::bytes(bytes), display::bytes(case.host_bytes)),
-            (flops, _) => (format!("{:.2} GFLOP", flops as f64 / 1e9), display::bytes(case.host_bytes)),
+            (flops, _) => {
+                (format!("{:.2} GFLOP", flops as f64 / 1e9), display::bytes(case.host_bytes))
+            }
         };
         let device_memory = case.device_bytes.map_or_else(|| "-".to_owned(), display::bytes);
         table.row(vec![case.case.clone(), work, memory, device_memory, status(case)]);
     }
-    println!("{}", if arguments.format == OutputFormat::Markdown { table.markdown() } else { table.text() });
+    println!(
+        "{}",
+        if arguments.format == OutputFormat::Markdown { table.markdown() } else { table.text() }
+    );
     Ok(Exit::Fine)
 }
 
@@ -74,9 +83,19 @@ fn print_workload(workload: &ListedProblem) {
 
 fn listed<'a>(bench: &'a str, case: &'a ListedCase) -> JsonCase<'a> {
     let ListedCase { matmul_flops, bytes, host_bytes, device_bytes, .. } = *case;
-    JsonCase { bench, case: &case.case, status: status(case), matmul_flops, bytes, host_bytes, device_bytes }
+    JsonCase {
+        bench,
+        case: &case.case,
+        status: status(case),
+        matmul_flops,
+        bytes,
+        host_bytes,
+        device_bytes,
+    }
 }
 
 fn status(case: &ListedCase) -> String {
-    case.reason.as_ref().map_or_else(|| "runs here".to_owned(), |reason| format!("skipped: {reason}"))
+    case.reason
+        .as_ref()
+        .map_or_else(|| "runs here".to_owned(), |reason| format!("skipped: {reason}"))
 }

@@ -1,6 +1,8 @@
-//! The `kernelgate` program: one file a verb, in the order of the four questions (right? how fast? slower? why?).
+//! The `kernelgate` program: one file a verb, in the order of the four questions (right? how fast?
+//! slower? why?).
 //!
-//! Results go to standard output in the format that was asked for, everything else to standard error; the exit code says the rest.
+//! Results go to standard output in the format that was asked for, everything else to standard
+//! error; the exit code says the rest.
 //!
 //! A new verb is one file and one arm here.
 
@@ -36,7 +38,9 @@ use crate::benches::package;
 #[command(
     name = "kernelgate",
     version,
-    after_help = "Exit codes: 0 fine, 1 regression or failed verification, 2 usage or broken input, 3 inconclusive, 4 refused (not comparable), 130 interrupted, 141 nobody reads the output."
+    after_help = "Exit codes: 0 fine, 1 regression or failed verification, 2 usage or broken \
+                  input, 3 inconclusive, 4 refused (not comparable), 130 interrupted, 141 nobody \
+                  reads the output."
 )]
 pub struct Cli {
     /// Where committed baselines lie [default: baselines/ of the package]
@@ -63,11 +67,13 @@ enum Verb {
     Compare(Box<compare::Arguments>),
     /// What the last run measured, as a table or for another program
     Runs(runs::Arguments),
-    /// How good `compare` is on this machine: false alarms, slow-downs found, recommended thresholds
+    /// How good `compare` is on this machine: false alarms, slow-downs found, recommended
+    /// thresholds
     Calibrate(Box<calibrate::Arguments>),
     /// Registers, spills, shared memory and instructions of every kernel; a gate that needs no GPU
     Resources(resources::Arguments),
-    /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold caches, ceilings
+    /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold
+    /// caches, ceilings
     Timing(timing::Arguments),
     /// What the GPU's time goes to: the kernels of each case as the hardware recorded them
     Profile(profile::Arguments),

@@ -29,10 +29,20 @@ pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The command line as one would type it again in a shell, without some flags; those of the first list have a value.
-pub fn command_line(arguments: impl Iterator<Item = String>, valued: &[&str], bare: &[&str]) -> String {
-    let plain = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-~^:@=,+%".contains(c));
-    let quoted = |word: String| if plain(&word) { word } else { format!("'{}'", word.replace('\'', "'\\''")) };
+/// The command line as one would type it again in a shell, without some flags; those of the first
+/// list have a value.
+pub fn command_line(
+    arguments: impl Iterator<Item = String>,
+    valued: &[&str],
+    bare: &[&str],
+) -> String {
+    let plain = |text: &str| {
+        !text.is_empty()
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-~^:@=,+%".contains(c))
+    };
+    let quoted = |word: String| {
+        if plain(&word) { word } else { format!("'{}'", word.replace('\'', "'\\''")) }
+    };
     let words = display::without_flags(arguments, valued, bare).into_iter().map(quoted);
     std::iter::once("kernelgate".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
@@ -43,10 +53,28 @@ mod tests {
 
     #[test]
     fn a_command_line_can_be_typed_again() {
-        let of = |words: &[&str]| command_line(words.iter().map(|word| (*word).to_owned()), &["--dir", "--output"], &["--resume"]);
-        let words = ["calibrate", "st_bif", "--dir", "/x/y", "--resume", "--output=/a.json", "--inject", "2,5"];
+        let of = |words: &[&str]| {
+            command_line(
+                words.iter().map(|word| (*word).to_owned()),
+                &["--dir", "--output"],
+                &["--resume"],
+            )
+        };
+        let words = [
+            "calibrate",
+            "st_bif",
+            "--dir",
+            "/x/y",
+            "--resume",
+            "--output=/a.json",
+            "--inject",
+            "2,5",
+        ];
         assert_eq!(of(&words), "kernelgate calibrate st_bif --inject 2,5");
-        assert_eq!(of(&["compare", "a(b|c)", "it's", ""]), "kernelgate compare 'a(b|c)' 'it'\\''s' ''");
+        assert_eq!(
+            of(&["compare", "a(b|c)", "it's", ""]),
+            "kernelgate compare 'a(b|c)' 'it'\\''s' ''"
+        );
         assert_eq!(of(&["compare", "--dir"]), "kernelgate compare");
     }
 }

@@ -1,4 +1,5 @@
-//! `kernelgate peers`: the cases of the last run beside other people's kernels for the same problems, timed now on the same GPU.
+//! `kernelgate peers`: the cases of the last run beside other people's kernels for the same
+//! problems, timed now on the same GPU.
 
 use kernelgate::record::text::printable;
 use std::collections::{BTreeMap, BTreeSet};
@@ -85,15 +86,26 @@ struct PeersReport {
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let runs = arguments.sessions.read(store)?;
-    let filter = arguments.filter.as_deref().map(Regex::new).transpose().context("the filter is not a regular expression")?;
+    let filter = arguments
+        .filter
+        .as_deref()
+        .map(Regex::new)
+        .transpose()
+        .context("the filter is not a regular expression")?;
     let problems = problems(&runs, filter.as_ref());
     ensure!(
         !problems.is_empty(),
-        "no hot GPU case of the last run has a peer: run `cargo bench` on a GPU first, or widen the filter"
+        "no hot GPU case of the last run has a peer: run `cargo bench` on a GPU first, or widen \
+         the filter"
     );
     let families: BTreeSet<&str> = problems.keys().filter_map(|id| id.split('/').next()).collect();
     let programs = programs(arguments, store, &families)?;
-    let card = runs.iter().rev().find_map(|run| run.environment.gpu.as_ref()).map(|gpu| gpu.uuid.clone()).unwrap_or_default();
+    let card = runs
+        .iter()
+        .rev()
+        .find_map(|run| run.environment.gpu.as_ref())
+        .map(|gpu| gpu.uuid.clone())
+        .unwrap_or_default();
     let mut rows = Vec::new();
     let mut environment = BTreeMap::new();
     for program in &programs {
@@ -101,7 +113,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         let asked: Vec<AskedProblem<'_>> = problems
             .iter()
             .filter(|(id, _)| id.starts_with(&format!("{family}/")))
-            .map(|(id, ours)| AskedProblem { id, workload: &ours[0].case.workload, axes: &ours[0].case.problem })
+            .map(|(id, ours)| AskedProblem {
+                id,
+                workload: &ours[0].case.workload,
+                axes: &ours[0].case.problem,
+            })
             .collect();
         eprintln!("timing the peers of {} {family} problems", asked.len());
         for line in ask_program(arguments, &card, program, &asked)? {
@@ -110,11 +126,14 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
                     environment = found;
                     continue;
                 }
-                Line::Result { id, peer, about, median_ns } => (id, peer, about, Some(median_ns), None),
+                Line::Result { id, peer, about, median_ns } => {
+                    (id, peer, about, Some(median_ns), None)
+                }
                 Line::Failed { id, peer, about, error } => (id, peer, about, None, Some(error)),
             };
-            let ours =
-                problems.get(&id).with_context(|| format!("peers/{} answers for {id}, which it was not asked", program.main))?;
+            let ours = problems.get(&id).with_context(|| {
+                format!("peers/{} answers for {id}, which it was not asked", program.main)
+            })?;
             rows.extend(ours.iter().map(|ours| PeerRow {
                 problem: id.clone(),
                 peer: peer.clone(),
@@ -129,7 +148,10 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     let device = runs.first().map(|run| run.environment.device_name.clone()).unwrap_or_default();
     if environment.get("device").is_some_and(|found| *found != device) {
-        eprintln!("refused: the run was on {device}, the peers on {}", printable(&environment["device"]));
+        eprintln!(
+            "refused: the run was on {device}, the peers on {}",
+            printable(&environment["device"])
+        );
         return Ok(Exit::Refused);
     }
     let commit = runs.first().map(|run| run.provenance.short()).unwrap_or_default();
@@ -150,13 +172,14 @@ struct Ours<'a> {
 /// What a library computes for us, and for the peers too.
 const LIBRARIES: &[&str] = &["cuda/cudnn"];
 
-/// By problem, among the hot GPU cases: the fastest kernel of our own, and every library's. The id of a problem is a case's without
-/// implementation and cache.
+/// By problem, among the hot GPU cases: the fastest kernel of our own, and every library's. The id
+/// of a problem is a case's without implementation and cache.
 fn problems<'a>(runs: &'a [Run], filter: Option<&Regex>) -> BTreeMap<String, Vec<Ours<'a>>> {
     let mut problems: BTreeMap<String, Vec<Ours<'a>>> = BTreeMap::new();
     let gpu = runs.iter().filter(|run| run.environment.gpu.is_some());
     for (id, case) in gpu.flat_map(|run| &run.cases).filter(|(_, case)| case.cache == "hot") {
-        let problem = id.strip_suffix(&format!("/{}/{}", case.implementation, case.cache)).unwrap_or(id);
+        let problem =
+            id.strip_suffix(&format!("/{}/{}", case.implementation, case.cache)).unwrap_or(id);
         if filter.is_none_or(|filter| filter.is_match(problem)) {
             let ours = Ours { case, median_ns: median(&case.samples.per_launch_ns()) };
             problems.entry(problem.to_owned()).or_default().push(ours);
@@ -164,7 +187,9 @@ fn problems<'a>(runs: &'a [Run], filter: Option<&Regex>) -> BTreeMap<String, Vec
     }
     let is_library = |ours: &Ours<'_>| LIBRARIES.contains(&ours.case.implementation.as_str());
     for ours in problems.values_mut() {
-        ours.sort_by(|a, b| is_library(a).cmp(&is_library(b)).then(a.median_ns.total_cmp(&b.median_ns)));
+        ours.sort_by(|a, b| {
+            is_library(a).cmp(&is_library(b)).then(a.median_ns.total_cmp(&b.median_ns))
+        });
         let mut first = true;
         ours.retain(|ours| std::mem::take(&mut first) || is_library(ours));
     }
@@ -172,28 +197,48 @@ fn problems<'a>(runs: &'a [Run], filter: Option<&Regex>) -> BTreeMap<String, Vec
 }
 
 /// The programs of these families that the package's benches have.
-fn programs(arguments: &Arguments, store: &Store, families: &BTreeSet<&str>) -> anyhow::Result<Vec<PeerProgram>> {
+fn programs(
+    arguments: &Arguments,
+    store: &Store,
+    families: &BTreeSet<&str>,
+) -> anyhow::Result<Vec<PeerProgram>> {
     let asking = Asking { settings: BTreeMap::new(), filter: None, timeout: ANSWER_TIMEOUT };
     let mut programs: Vec<PeerProgram> = Vec::new();
-    for (bench, answer) in ask::all(&arguments.benches.find(&store.root)?, &asking, &Action::Peers)? {
+    for (bench, answer) in ask::all(&arguments.benches.find(&store.root)?, &asking, &Action::Peers)?
+    {
         let ResponseBody::Peers(found) = answer else { return Err(unexpected(&bench)) };
-        programs.extend(found.into_iter().filter(|program| families.contains(program.family.as_str())));
+        programs
+            .extend(found.into_iter().filter(|program| families.contains(program.family.as_str())));
     }
     programs.sort_by(|a, b| a.family.cmp(&b.family));
     programs.dedup_by(|a, b| a == b);
-    ensure!(!programs.is_empty(), "no bench of the package has peers for {}", Vec::from_iter(families.iter().copied()).join(", "));
+    ensure!(
+        !programs.is_empty(),
+        "no bench of the package has peers for {}",
+        Vec::from_iter(families.iter().copied()).join(", ")
+    );
     Ok(programs)
 }
 
 /// Runs a peer program on that card and reads what it prints.
-fn ask_program(arguments: &Arguments, card: &str, program: &PeerProgram, asked: &[AskedProblem<'_>]) -> anyhow::Result<Vec<Line>> {
+fn ask_program(
+    arguments: &Arguments,
+    card: &str,
+    program: &PeerProgram,
+    asked: &[AskedProblem<'_>],
+) -> anyhow::Result<Vec<Line>> {
     let folder = tempfile::tempdir().context("failed to make a folder for the peer program")?;
     for (name, text) in &program.files {
-        check_name(name).map_err(|_| anyhow::anyhow!("the peers of {}: `{name}` is no plain file name", program.family))?;
-        std::fs::write(folder.path().join(name), text).context("failed to write the peer program")?;
+        check_name(name).map_err(|_| {
+            anyhow::anyhow!("the peers of {}: `{name}` is no plain file name", program.family)
+        })?;
+        std::fs::write(folder.path().join(name), text)
+            .context("failed to write the peer program")?;
     }
     let main = &program.main;
-    check_name(main).map_err(|_| anyhow::anyhow!("the peers of {}: `{main}` is no plain file name", program.family))?;
+    check_name(main).map_err(|_| {
+        anyhow::anyhow!("the peers of {}: `{main}` is no plain file name", program.family)
+    })?;
     let python = arguments.python.display();
     let mut child = Command::new(&arguments.python)
         .arg(folder.path().join(main))
@@ -202,24 +247,40 @@ fn ask_program(arguments: &Arguments, card: &str, program: &PeerProgram, asked: 
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .with_context(|| format!("failed to start {python}: --python names the one that has PyTorch"))?;
+        .with_context(|| {
+            format!("failed to start {python}: --python names the one that has PyTorch")
+        })?;
     // A program that ends before it reads says why on its standard error.
-    let _ = child.stdin.take().map(|mut stdin| stdin.write_all(serde_json::to_string(asked).unwrap_or_default().as_bytes()));
-    let output = child.wait_with_output().with_context(|| format!("failed to wait for peers/{main}"))?;
+    let _ = child.stdin.take().map(|mut stdin| {
+        stdin.write_all(serde_json::to_string(asked).unwrap_or_default().as_bytes())
+    });
+    let output =
+        child.wait_with_output().with_context(|| format!("failed to wait for peers/{main}"))?;
     if !output.status.success() {
         let errors = String::from_utf8_lossy(&output.stderr);
-        bail!("peers/{main} under {python}: {}", errors.trim().lines().last().unwrap_or("it failed and said nothing"));
+        bail!(
+            "peers/{main} under {python}: {}",
+            errors.trim().lines().last().unwrap_or("it failed and said nothing")
+        );
     }
     let text = String::from_utf8_lossy(&output.stdout);
     text.lines()
-        .map(|line| serde_json::from_str(line).with_context(|| format!("peers/{main} printed what is no result: {line}")))
+        .map(|line| {
+            serde_json::from_str(line)
+                .with_context(|| format!("peers/{main} printed what is no result: {line}"))
+        })
         .collect()
 }
 
 fn print(report: &PeersReport, format: OutputFormat) {
-    let with: Vec<String> = report.peers.iter().map(|(name, version)| format!("{name} {version}")).collect();
-    println!("{}\n", format.words(&format!("{}, {}; peers: {}", report.device, report.commit, with.join(", "))));
-    let mut table = Table::new(&["problem", "peer", "its time", "ours", "our time", "ratio", "of limit"]);
+    let with: Vec<String> =
+        report.peers.iter().map(|(name, version)| format!("{name} {version}")).collect();
+    println!(
+        "{}\n",
+        format.words(&format!("{}, {}; peers: {}", report.device, report.commit, with.join(", ")))
+    );
+    let mut table =
+        Table::new(&["problem", "peer", "its time", "ours", "our time", "ratio", "of limit"]);
     for row in &report.rows {
         table.row(vec![
             row.problem.clone(),
@@ -227,7 +288,8 @@ fn print(report: &PeersReport, format: OutputFormat) {
             row.peer_ns.map_or_else(|| "-".to_owned(), time),
             row.implementation.clone(),
             time(row.ours_ns),
-            row.peer_ns.map_or_else(|| "-".to_owned(), |peer_ns| format!("{:.2}x", peer_ns / row.ours_ns)),
+            row.peer_ns
+                .map_or_else(|| "-".to_owned(), |peer_ns| format!("{:.2}x", peer_ns / row.ours_ns)),
             row.of_limit.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share)),
         ]);
     }
@@ -235,7 +297,10 @@ fn print(report: &PeersReport, format: OutputFormat) {
     println!("\nratio: the peer's time over ours; above 1 ours is faster");
     for row in &report.rows {
         if let Some(error) = &row.error {
-            println!("{}", format.words(&format!("no time for {} on {}: {error}", row.peer, row.problem)));
+            println!(
+                "{}",
+                format.words(&format!("no time for {} on {}: {error}", row.peer, row.problem))
+            );
         }
     }
 }

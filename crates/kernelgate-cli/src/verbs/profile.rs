@@ -1,4 +1,5 @@
-//! `kernelgate profile`: what the GPU's time of a case goes to, kernel by kernel, as the hardware recorded it.
+//! `kernelgate profile`: what the GPU's time of a case goes to, kernel by kernel, as the hardware
+//! recorded it.
 
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
@@ -29,17 +30,25 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         format => profiled.iter().for_each(|case| print(case, format)),
     }
     let with = |status| profiled.iter().any(|case| case.status == status);
-    anyhow::ensure!(with(CaseStatus::Ok) || with(CaseStatus::Failed), "nothing was profiled: every case was skipped");
+    anyhow::ensure!(
+        with(CaseStatus::Ok) || with(CaseStatus::Failed),
+        "nothing was profiled: every case was skipped"
+    );
     Ok(if with(CaseStatus::Failed) { Exit::Inconclusive } else { Exit::Fine })
 }
 
 fn print(case: &ProfiledCase, format: OutputFormat) {
     println!("{}", case.case);
     let Some(summary) = &case.summary else {
-        println!("    {}: {}\n", case.status.name(), format.words(case.reason.as_deref().unwrap_or_default()));
+        println!(
+            "    {}: {}\n",
+            case.status.name(),
+            format.words(case.reason.as_deref().unwrap_or_default())
+        );
         return;
     };
-    let mut table = Table::new(&["kernel", "launches", "total", "of the span", "each", "shortest", "longest"]);
+    let mut table =
+        Table::new(&["kernel", "launches", "total", "of the span", "each", "shortest", "longest"]);
     for kernel in &summary.kernels {
         table.row(vec![
             kernel.name.clone(),

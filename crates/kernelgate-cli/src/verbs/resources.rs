@@ -1,4 +1,5 @@
-//! `kernelgate resources`: what the compiler makes of every kernel of the package's benches, and a gate on it that needs no GPU.
+//! `kernelgate resources`: what the compiler makes of every kernel of the package's benches, and a
+//! gate on it that needs no GPU.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -81,7 +82,8 @@ fn path(store: &Store, arch: &str) -> std::path::PathBuf {
     store.baselines.join("resources").join(format!("{arch}.json"))
 }
 
-/// Has every bench compile its kernels for an architecture; says which of them it does not run. Benches may list the same kernels.
+/// Has every bench compile its kernels for an architecture; says which of them it does not run.
+/// Benches may list the same kernels.
 fn compile_all(found: &FoundBenches, arch: &str, timeout: Duration) -> anyhow::Result<Resources> {
     let asking = Asking { settings: BTreeMap::new(), filter: None, timeout };
     let mut all: Option<Resources> = None;
@@ -94,11 +96,17 @@ fn compile_all(found: &FoundBenches, arch: &str, timeout: Duration) -> anyhow::R
             continue;
         };
         let (one, other) = (&all.compiler, &report.resources.compiler);
-        anyhow::ensure!(one == other, "bench `{bench}` compiles by NVRTC {other}, the others by {one}");
+        anyhow::ensure!(
+            one == other,
+            "bench `{bench}` compiles by NVRTC {other}, the others by {one}"
+        );
         for (name, kernel) in report.resources.kernels {
             let twice: Option<KernelResources> = all.kernels.insert(name.clone(), kernel.clone());
             let same = twice.is_none_or(|twice| twice == kernel);
-            anyhow::ensure!(same, "bench `{bench}` has another kernel of the name `{name}` than an earlier bench");
+            anyhow::ensure!(
+                same,
+                "bench `{bench}` has another kernel of the name `{name}` than an earlier bench"
+            );
         }
     }
     left_out.sort();
@@ -111,12 +119,26 @@ fn print_resources(resources: &Resources, format: OutputFormat) -> anyhow::Resul
     if format == OutputFormat::Json {
         return print_json(resources);
     }
-    let mut table =
-        Table::new(&["kernel", "registers", "spills", "stack", "shared", "block", "occupancy", "instructions", "main classes"]);
+    let mut table = Table::new(&[
+        "kernel",
+        "registers",
+        "spills",
+        "stack",
+        "shared",
+        "block",
+        "occupancy",
+        "instructions",
+        "main classes",
+    ]);
     for (name, kernel) in &resources.kernels {
         let mut mix: Vec<(&String, &u32)> = kernel.facts.mix.iter().collect();
         mix.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
-        let classes = mix.iter().take(3).map(|(class, count)| format!("{class} {count}")).collect::<Vec<_>>().join(", ");
+        let classes = mix
+            .iter()
+            .take(3)
+            .map(|(class, count)| format!("{class} {count}"))
+            .collect::<Vec<_>>()
+            .join(", ");
         table.row(vec![
             name.clone(),
             kernel.facts.registers.to_string(),
@@ -124,7 +146,9 @@ fn print_resources(resources: &Resources, format: OutputFormat) -> anyhow::Resul
             kernel.facts.stack_bytes.to_string(),
             (kernel.facts.shared_bytes + kernel.dynamic_shared_bytes).to_string(),
             kernel.block.to_string(),
-            kernel.occupancy_percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent}%")),
+            kernel
+                .occupancy_percent
+                .map_or_else(|| "-".to_owned(), |percent| format!("{percent}%")),
             kernel.facts.instructions.to_string(),
             classes,
         ]);

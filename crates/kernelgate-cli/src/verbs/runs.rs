@@ -38,7 +38,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         RunsFormat::Text => println!("{}", runs::text(&found)),
         RunsFormat::Json => print_json(&found)?,
         RunsFormat::Bmf => print_json(&metrics::bencher(&metrics::of_runs(&found)))?,
-        RunsFormat::SmallerIsBetter => print_json(&metrics::smaller_is_better(&metrics::of_runs(&found)))?,
+        RunsFormat::SmallerIsBetter => {
+            print_json(&metrics::smaller_is_better(&metrics::of_runs(&found)))?
+        }
     }
     Ok(Exit::Fine)
 }

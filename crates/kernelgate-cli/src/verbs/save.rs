@@ -1,4 +1,5 @@
-//! `kernelgate baseline save`: several runs of `cargo bench`, each of fresh processes, become a baseline.
+//! `kernelgate baseline save`: several runs of `cargo bench`, each of fresh processes, become a
+//! baseline.
 
 use super::lock::locked;
 use std::process::{Command, Stdio};
@@ -20,7 +21,8 @@ pub struct Arguments {
     arguments: Vec<String>,
 }
 
-/// Runs the benches and writes the baseline at the end: until then, and when anything breaks, it is as it was.
+/// Runs the benches and writes the baseline at the end: until then, and when anything breaks, it is
+/// as it was.
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     check_name(&arguments.name)?;
     let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
@@ -31,21 +33,28 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         bench(store, &session, &arguments.arguments)?;
         let runs = store.session(&store.runs.join(&session))?;
         if let Some(interrupted) = runs.iter().find(|run| !run.complete) {
-            anyhow::bail!("bench `{}` did not get to its end in run {number}: the baseline is as it was", interrupted.bench);
+            anyhow::bail!(
+                "bench `{}` did not get to its end in run {number}: the baseline is as it was",
+                interrupted.bench
+            );
         }
         sessions.push(runs);
     }
     let device = sessions[0][0].environment.slug();
     let path = store.baseline_path(&device, &arguments.name)?;
     let _lock = locked(&path)?;
-    let mut baseline = Baseline::open(&path, &arguments.name).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let mut baseline = Baseline::open(&path, &arguments.name)
+        .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     for (number, runs) in sessions.iter().enumerate() {
         for run in runs {
             if number == 0 {
                 baseline.merge(run);
             } else if let Err(differing) = baseline.add(run) {
                 for Mismatch { field, base, head } in differing {
-                    println!("refused: {field} is `{base}` in the first run and `{head}` in run {}", number + 1);
+                    println!(
+                        "refused: {field} is `{base}` in the first run and `{head}` in run {}",
+                        number + 1
+                    );
                 }
                 return Ok(Exit::Refused);
             }
@@ -66,9 +75,16 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 fn bench(store: &Store, session: &str, arguments: &[String]) -> anyhow::Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(&cargo);
-    command.arg("bench").args(arguments).current_dir(&store.root).env("KERNELGATE_SESSION", session).stdin(Stdio::null());
+    command
+        .arg("bench")
+        .args(arguments)
+        .current_dir(&store.root)
+        .env("KERNELGATE_SESSION", session)
+        .stdin(Stdio::null());
     command.stdout(std::io::stderr());
-    let status = command.status().map_err(|error| anyhow::anyhow!("failed to start {}: {error}", cargo.display()))?;
+    let status = command
+        .status()
+        .map_err(|error| anyhow::anyhow!("failed to start {}: {error}", cargo.display()))?;
     anyhow::ensure!(status.success(), "cargo bench ended with {status}: the baseline is as it was");
     Ok(())
 }

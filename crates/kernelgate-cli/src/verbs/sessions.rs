@@ -26,7 +26,11 @@ impl Sessions {
         for folder in &self.session {
             for run in store.session(folder)? {
                 let twice = runs.insert(run.key(), run);
-                anyhow::ensure!(twice.is_none(), "--session {}: its runs are given twice", folder.display());
+                anyhow::ensure!(
+                    twice.is_none(),
+                    "--session {}: its runs are given twice",
+                    folder.display()
+                );
             }
         }
         Ok(runs.into_values().collect())

@@ -42,11 +42,23 @@ pub struct Settings {
 impl Settings {
     /// As the variables that stand for them.
     pub fn variables(&self) -> BTreeMap<String, String> {
-        let word = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| value().map(|value| value.get_name().to_owned());
-        let axes: Vec<String> = self.axis.iter().map(|wanted| format!("{}={}", wanted.axis, wanted.values.join(","))).collect();
+        let word = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
+            value().map(|value| value.get_name().to_owned())
+        };
+        let axes: Vec<String> = self
+            .axis
+            .iter()
+            .map(|wanted| format!("{}={}", wanted.axis, wanted.values.join(",")))
+            .collect();
         let settings = [
-            ("KERNELGATE_EFFORT", self.effort.and_then(|effort| word(&|| effort.to_possible_value()))),
-            ("KERNELGATE_BACKEND", self.backend.and_then(|backend| word(&|| backend.to_possible_value()))),
+            (
+                "KERNELGATE_EFFORT",
+                self.effort.and_then(|effort| word(&|| effort.to_possible_value())),
+            ),
+            (
+                "KERNELGATE_BACKEND",
+                self.backend.and_then(|backend| word(&|| backend.to_possible_value())),
+            ),
             ("KERNELGATE_AXIS", (!axes.is_empty()).then(|| axes.join(" "))),
             ("KERNELGATE_DEVICE", self.device.map(|device| device.to_string())),
             ("KERNELGATE_SEED", self.seed.map(|seed| seed.to_string())),
@@ -61,7 +73,8 @@ impl Settings {
     }
 }
 
-/// What counts as slower, and how long is measured. Defaults are not given here: the device's calibration comes before them.
+/// What counts as slower, and how long is measured. Defaults are not given here: the device's
+/// calibration comes before them.
 #[derive(Debug, clap::Args)]
 pub struct ThresholdFlags {
     /// Most blocks of four processes [default: as calibrated, else 96]
@@ -73,7 +86,8 @@ pub struct ThresholdFlags {
     /// Smallest change that matters, in nanoseconds [default: as calibrated, else 100]
     #[arg(long, value_name = "NS")]
     absolute: Option<f64>,
-    /// After 24 blocks, 48 and so on, a case without a visible change is unchanged if none above this fraction is possible [default: as calibrated, else 0.05 and 24 blocks]
+    /// After 24 blocks, 48 and so on, a case without a visible change is unchanged if none above
+    /// this fraction is possible [default: as calibrated, else 0.05 and 24 blocks]
     #[arg(long, value_name = "FRACTION")]
     tolerated: Option<f64>,
     /// How long a process times a case, a quarter of it to warm up [default: 0.4s, on a GPU 0.15s]
@@ -87,11 +101,21 @@ impl ThresholdFlags {
     /// # Errors
     /// Names the flag whose value makes no sense.
     pub fn asked(&self) -> anyhow::Result<AskedThresholds> {
-        for (flag, value) in [("--relative", self.relative), ("--absolute", self.absolute), ("--tolerated", self.tolerated)] {
-            anyhow::ensure!(value.is_none_or(|value| value >= 0.0 && value.is_finite()), "{flag} takes a number from 0");
+        for (flag, value) in [
+            ("--relative", self.relative),
+            ("--absolute", self.absolute),
+            ("--tolerated", self.tolerated),
+        ] {
+            anyhow::ensure!(
+                value.is_none_or(|value| value >= 0.0 && value.is_finite()),
+                "{flag} takes a number from 0"
+            );
         }
         let most = self.max_blocks.unwrap_or(TestPlan::default().max_blocks);
-        anyhow::ensure!((1..=10_000).contains(&most), "--max-blocks takes a number from 1 to 10000");
+        anyhow::ensure!(
+            (1..=10_000).contains(&most),
+            "--max-blocks takes a number from 1 to 10000"
+        );
         Ok(AskedThresholds {
             relative: self.relative,
             absolute_ns: self.absolute,
@@ -103,6 +127,10 @@ impl ThresholdFlags {
     /// How long a process times a case.
     pub fn sampling(&self) -> Option<TrialSampling> {
         let whole_s = self.case_time?.as_secs_f64();
-        Some(TrialSampling { warm_up_s: WARM_UP * whole_s, measurement_s: (1.0 - WARM_UP) * whole_s, ..TrialSampling::MEASURED })
+        Some(TrialSampling {
+            warm_up_s: WARM_UP * whole_s,
+            measurement_s: (1.0 - WARM_UP) * whole_s,
+            ..TrialSampling::MEASURED
+        })
     }
 }

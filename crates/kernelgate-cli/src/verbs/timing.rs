@@ -1,4 +1,5 @@
-//! `kernelgate timing`: how far event timing can be trusted on this GPU, measured now by a bench executable of the package.
+//! `kernelgate timing`: how far event timing can be trusted on this GPU, measured now by a bench
+//! executable of the package.
 
 use std::time::Duration;
 
@@ -57,26 +58,36 @@ impl From<PartName> for protocol::Part {
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let found = arguments.benches.find(&store.root)?;
-    let settings = [("KERNELGATE_BACKEND", "cuda".to_owned()), ("KERNELGATE_DEVICE", arguments.device.to_string())];
+    let settings = [
+        ("KERNELGATE_BACKEND", "cuda".to_owned()),
+        ("KERNELGATE_DEVICE", arguments.device.to_string()),
+    ];
     let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     let asking = Asking { settings, filter: None, timeout: arguments.wait };
     // Every bench would measure the same.
     let bench = &found.executables[0];
-    let report = match ask::one(bench, &asking, &Action::Timing { part: arguments.part.map(Into::into) })? {
-        ResponseBody::Timing(report) => report,
-        ResponseBody::Refused(reason) => anyhow::bail!("{reason}"),
-        _ => return Err(unexpected(&bench.bench)),
-    };
+    let report =
+        match ask::one(bench, &asking, &Action::Timing { part: arguments.part.map(Into::into) })? {
+            ResponseBody::Timing(report) => report,
+            ResponseBody::Refused(reason) => anyhow::bail!("{reason}"),
+            _ => return Err(unexpected(&bench.bench)),
+        };
     match arguments.format {
         OutputFormat::Json => print_json(&report)?,
-        format => print(&report, |table| if format == OutputFormat::Markdown { table.markdown() } else { table.text() }),
+        format => print(&report, |table| {
+            if format == OutputFormat::Markdown { table.markdown() } else { table.text() }
+        }),
     }
     Ok(Exit::Fine)
 }
 
 fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
     let environment = &report.environment;
-    println!("{}, driver {}", environment.device_name, environment.gpu.as_ref().map_or("unknown", |gpu| &gpu.driver));
+    println!(
+        "{}, driver {}",
+        environment.device_name,
+        environment.gpu.as_ref().map_or("unknown", |gpu| &gpu.driver)
+    );
     let overhead = report.overhead;
     let mut table = Table::new(&["overhead", "time"]);
     for (what, ns) in [
@@ -94,7 +105,12 @@ fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
         let mut table = Table::new(&["working set", "read", "copy", "write"]);
         let rate = |rate: f64| format!("{:.0} GB/s", rate / 1e9);
         for at in &limits.bandwidth {
-            table.row(vec![bytes(at.working_set_bytes), rate(at.read), rate(at.copy), rate(at.write)]);
+            table.row(vec![
+                bytes(at.working_set_bytes),
+                rate(at.read),
+                rate(at.copy),
+                rate(at.write),
+            ]);
         }
         println!("\n{}", show(&table));
         if !limits.flops_per_s.is_empty() {
@@ -106,8 +122,14 @@ fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
         }
     }
     if let Some(rows) = &report.spins {
-        let mut table =
-            Table::new(&["spin of", "by the device's timer", "by events", "difference", "less that of an empty spin", "relative"]);
+        let mut table = Table::new(&[
+            "spin of",
+            "by the device's timer",
+            "by events",
+            "difference",
+            "less that of an empty spin",
+            "relative",
+        ]);
         for row in rows {
             let difference = row.events_ns - row.spent_ns;
             let calibrated = difference - row.offset_ns;
@@ -123,8 +145,15 @@ fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
         println!("\n{}", show(&table));
     }
     if let Some(rows) = &report.cupti {
-        let mut table =
-            Table::new(&["kernel", "cache", "by events", "by events, recorded", "by CUPTI", "difference, recorded", "relative"]);
+        let mut table = Table::new(&[
+            "kernel",
+            "cache",
+            "by events",
+            "by events, recorded",
+            "by CUPTI",
+            "difference, recorded",
+            "relative",
+        ]);
         for row in rows {
             let difference = row.events_recorded_ns - row.cupti_ns;
             table.row(vec![
@@ -142,7 +171,12 @@ fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
     if let Some(rows) = &report.cold {
         let mut table = Table::new(&["read of", "hot", "cold", "memory's best"]);
         for row in rows {
-            table.row(vec![bytes(row.bytes), time(row.hot_ns), time(row.cold_ns), time(row.memory_ns)]);
+            table.row(vec![
+                bytes(row.bytes),
+                time(row.hot_ns),
+                time(row.cold_ns),
+                time(row.memory_ns),
+            ]);
         }
         println!("\n{}", show(&table));
     }

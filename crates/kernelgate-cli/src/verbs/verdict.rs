@@ -35,14 +35,22 @@ pub struct VerdictOutput {
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: VerdictFormat,
-    /// Also write comment.md, junit.xml, result.json, bmf.json and smaller-is-better.json into this folder
+    /// Also write comment.md, junit.xml, result.json, bmf.json and smaller-is-better.json into
+    /// this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
 impl VerdictOutput {
-    /// Prints a result, and writes all its formats where asked for. `text` is for a terminal, `result` the whole.
-    pub fn tell(&self, text: &str, summary: &VerdictSummary, result: &impl Serialize, metrics: &Metrics) -> anyhow::Result<()> {
+    /// Prints a result, and writes all its formats where asked for. `text` is for a terminal,
+    /// `result` the whole.
+    pub fn tell(
+        &self,
+        text: &str,
+        summary: &VerdictSummary,
+        result: &impl Serialize,
+        metrics: &Metrics,
+    ) -> anyhow::Result<()> {
         if let Some(folder) = &self.out {
             let json = |value: serde_json::Result<String>| value.map(|text| text + "\n");
             for (name, text) in [
@@ -50,9 +58,13 @@ impl VerdictOutput {
                 ("junit.xml", junit::xml(summary)),
                 ("result.json", json(serde_json::to_string_pretty(result))?),
                 ("bmf.json", json(serde_json::to_string_pretty(&metrics::bencher(metrics)))?),
-                ("smaller-is-better.json", json(serde_json::to_string_pretty(&metrics::smaller_is_better(metrics)))?),
+                (
+                    "smaller-is-better.json",
+                    json(serde_json::to_string_pretty(&metrics::smaller_is_better(metrics)))?,
+                ),
             ] {
-                file::write_text(&folder.join(name), &text).map_err(|error| anyhow::anyhow!("--out: failed to {error}"))?;
+                file::write_text(&folder.join(name), &text)
+                    .map_err(|error| anyhow::anyhow!("--out: failed to {error}"))?;
             }
         }
         match self.format {

@@ -1,4 +1,5 @@
-//! `kernelgate verify`: every selected case against the fp64 reference, and on request all tensors as safetensors.
+//! `kernelgate verify`: every selected case against the fp64 reference, and on request all tensors
+//! as safetensors.
 
 use std::path::{Path, PathBuf};
 
@@ -46,26 +47,46 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         for row in rows.iter().filter(|row| row.status == CaseStatus::Ok) {
             let name = row.case.replace('/', "_");
             let path = raw.path().join(format!("{name}.tensors"));
-            let tensors = tensors::read(&path).with_context(|| format!("failed to read {}", path.display()))?;
+            let tensors = tensors::read(&path)
+                .with_context(|| format!("failed to read {}", path.display()))?;
             dump_tensors(&folder.join(format!("{name}.safetensors")), &row.case, &tensors)?;
-            std::fs::remove_file(&path).with_context(|| format!("failed to remove {}", path.display()))?;
+            std::fs::remove_file(&path)
+                .with_context(|| format!("failed to remove {}", path.display()))?;
         }
     }
     let failed = rows.iter().filter(|row| row.status == CaseStatus::Failed).count();
     match arguments.format {
         OutputFormat::Json => print_json(&rows)?,
         OutputFormat::Text | OutputFormat::Markdown => {
-            let mut table = Table::new(&["case", "status", "checked", "max error", "relative L2", "same bits again"]);
+            let mut table = Table::new(&[
+                "case",
+                "status",
+                "checked",
+                "max error",
+                "relative L2",
+                "same bits again",
+            ]);
             for row in &rows {
                 table.row(cells(row));
             }
-            println!("{}", if arguments.format == OutputFormat::Text { table.text() } else { table.markdown() });
+            println!(
+                "{}",
+                if arguments.format == OutputFormat::Text {
+                    table.text()
+                } else {
+                    table.markdown()
+                }
+            );
             for row in rows.iter().filter(|row| row.status == CaseStatus::Failed) {
                 let reason = row.reason.as_deref().unwrap_or_default();
                 println!("FAILED {}: {}", row.case, arguments.format.words(reason));
             }
             let count = |status| rows.iter().filter(|row| row.status == status).count();
-            println!("{} ok, {failed} failed, {} skipped", count(CaseStatus::Ok), count(CaseStatus::Skipped));
+            println!(
+                "{} ok, {failed} failed, {} skipped",
+                count(CaseStatus::Ok),
+                count(CaseStatus::Skipped)
+            );
         }
     }
     let any = rows.iter().any(|row| row.status != CaseStatus::Skipped);
@@ -80,7 +101,14 @@ fn dump_tensors(path: &Path, case: &str, tensors: &Tensors) -> anyhow::Result<()
     let views = tensors
         .iter()
         .map(|(name, tensor)| {
-            Ok((name, TensorView::new(safetensors_dtype(tensor.dtype()), tensor.shape().to_vec(), tensor.as_bytes())?))
+            Ok((
+                name,
+                TensorView::new(
+                    safetensors_dtype(tensor.dtype()),
+                    tensor.shape().to_vec(),
+                    tensor.as_bytes(),
+                )?,
+            ))
         })
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
         .with_context(context)?;
@@ -104,7 +132,9 @@ fn cells(row: &VerifiedCase) -> Vec<String> {
     let dash = || "-".to_owned();
     let (checked, max_error, relative_l2) = match row.status {
         CaseStatus::Ok if row.max_error == 0.0 => (dash(), "exact".to_owned(), "exact".to_owned()),
-        CaseStatus::Ok => (dash(), format!("{:.1e}", row.max_error), format!("{:.1e}", row.relative_l2)),
+        CaseStatus::Ok => {
+            (dash(), format!("{:.1e}", row.max_error), format!("{:.1e}", row.relative_l2))
+        }
         _ => (dash(), dash(), dash()),
     };
     let checked = if row.status == CaseStatus::Ok {
@@ -116,6 +146,8 @@ fn cells(row: &VerifiedCase) -> Vec<String> {
         (CaseStatus::Skipped, Some(reason)) => format!("skipped: {reason}"),
         (status, _) => status.name().to_owned(),
     };
-    let repeatable = row.repeatable.map_or_else(dash, |repeatable| if repeatable { "yes" } else { "no" }.to_owned());
+    let repeatable = row
+        .repeatable
+        .map_or_else(dash, |repeatable| if repeatable { "yes" } else { "no" }.to_owned());
     vec![row.case.clone(), status, checked, max_error, relative_l2, repeatable]
 }

@@ -1,4 +1,5 @@
-//! What tests of the program from outside share: a package folder, its bench processes and its records.
+//! What tests of the program from outside share: a package folder, its bench processes and its
+//! records.
 
 #![allow(dead_code)]
 
@@ -48,20 +49,31 @@ impl Outcome {
 /// The fixture's bench binary; `cargo test` builds it as an example.
 pub fn fixture_path() -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
-    let path = program.parent().unwrap().join("examples").join(format!("fixture{}", std::env::consts::EXE_SUFFIX));
-    assert!(path.is_file(), "{} is missing: run the whole `cargo test`, or `cargo build --example fixture` first", path.display());
+    let path = program
+        .parent()
+        .unwrap()
+        .join("examples")
+        .join(format!("fixture{}", std::env::consts::EXE_SUFFIX));
+    assert!(
+        path.is_file(),
+        "{} is missing: run the whole `cargo test`, or `cargo build --example fixture` first",
+        path.display()
+    );
     path
 }
 
-/// Flags of rustc, as `CARGO_ENCODED_RUSTFLAGS` takes them, that link a package with the library that `cargo test` built.
+/// Flags of rustc, as `CARGO_ENCODED_RUSTFLAGS` takes them, that link a package with the library
+/// that `cargo test` built.
 pub fn rustflags() -> String {
     let deps = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("deps");
-    let built = std::fs::read_dir(&deps).unwrap().flatten().map(|entry| entry.path()).filter(|path| {
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        name.starts_with("libkernelgate-") && name.ends_with(".rlib")
-    });
+    let built =
+        std::fs::read_dir(&deps).unwrap().flatten().map(|entry| entry.path()).filter(|path| {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            name.starts_with("libkernelgate-") && name.ends_with(".rlib")
+        });
     let library = built.max_by_key(|path| path.metadata().unwrap().modified().unwrap()).unwrap();
-    let (library, deps) = (format!("kernelgate={}", library.display()), format!("dependency={}", deps.display()));
+    let (library, deps) =
+        (format!("kernelgate={}", library.display()), format!("dependency={}", deps.display()));
     ["--extern", &library, "-L", &deps].join("\u{1f}")
 }
 
@@ -87,7 +99,9 @@ impl Package {
     }
 
     pub fn bench_command(&self, session: &str, line: &str) -> Command {
-        let line = format!("--bench --noplot --warm-up-time 0.01 --measurement-time 0.05 --sample-size 10 {line}");
+        let line = format!(
+            "--bench --noplot --warm-up-time 0.01 --measurement-time 0.05 --sample-size 10 {line}"
+        );
         let mut command = self.command(&fixture_path(), &line);
         command.env("KERNELGATE_SESSION", session);
         command
@@ -120,7 +134,8 @@ impl Package {
         path
     }
 
-    /// Replaces the times in a record by `time_ns`, so that what the gate says does not depend on how busy the machine was.
+    /// Replaces the times in a record by `time_ns`, so that what the gate says does not depend on
+    /// how busy the machine was.
     pub fn set_times(&self, record: &Path, time_ns: f64) {
         self.set_case_times(record, "", time_ns);
     }
@@ -128,7 +143,9 @@ impl Package {
     /// The same for the cases whose id contains a text.
     pub fn set_case_times(&self, record: &Path, case: &str, time_ns: f64) {
         fn set(value: &mut serde_json::Value, time_ns: f64) {
-            if let Some(samples) = value.get("launches").and_then(|launches| launches.as_array()).cloned() {
+            if let Some(samples) =
+                value.get("launches").and_then(|launches| launches.as_array()).cloned()
+            {
                 let times = samples.iter().enumerate().map(|(i, launches)| {
                     let wobble = 1.0 + 0.001 * (i as f64 - 4.5);
                     (launches.as_f64().unwrap() * time_ns * wobble).into()
@@ -139,7 +156,8 @@ impl Package {
                 fields.values_mut().for_each(|field| set(field, time_ns));
             }
         }
-        let mut record_value: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(record).unwrap()).unwrap();
+        let mut record_value: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(record).unwrap()).unwrap();
         let cases = record_value["cases"].as_object_mut().unwrap().iter_mut();
         cases.filter(|(id, _)| id.contains(case)).for_each(|(_, value)| set(value, time_ns));
         record_value.as_object_mut().unwrap().remove("checksum");

@@ -1,4 +1,5 @@
-// Thread-block clusters and dependent launches: one wrapper an instruction. Shared addresses are 32-bit byte offsets.
+// Thread-block clusters and dependent launches: one wrapper an instruction. Shared addresses are
+// 32-bit byte offsets.
 #pragma once
 #include "common/types.cuh"
 
@@ -16,26 +17,44 @@ __device__ __forceinline__ u32 cluster_address(u32 shared, u32 rank) {
   return address;
 }
 
-// A barrier of all threads of the cluster, in halves: what a thread wrote before arriving, all see after waiting.
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// A barrier of all threads of the cluster, in halves: what a thread wrote before arriving, all see
+// after waiting.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
 // The same where nothing was written for the others: only that this thread has come here.
-__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 
 __device__ __forceinline__ float2 load_cluster_f32x2(u32 address) {
   float2 x;
-  asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+  asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];"
+               : "=f"(x.x), "=f"(x.y)
+               : "r"(address)
+               : "memory");
   return x;
 }
 
 __device__ __forceinline__ float4 load_cluster_f32x4(u32 address) {
   float4 x;
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(address) : "memory");
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address)
+               : "memory");
   return x;
 }
 
-// Waits until the kernels launched before have finished and their writes are seen; at once where the launch was an ordinary one.
-__device__ __forceinline__ void wait_for_previous_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Waits until the kernels launched before have finished and their writes are seen; at once where
+// the launch was an ordinary one.
+__device__ __forceinline__ void wait_for_previous_kernels() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 
 // Lets the next kernel's blocks start as soon as every block of this one has come here.
-__device__ __forceinline__ void allow_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void allow_next_kernel() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}

@@ -1,5 +1,6 @@
-// The element type of activations and gradients in memory, chosen by one macro: ELEMENT_F32, ELEMENT_F16 or ELEMENT_BF16.
-// Arithmetic is always fp32; these wrappers are the only place that knows the storage format.
+// The element type of activations and gradients in memory, chosen by one macro: ELEMENT_F32,
+// ELEMENT_F16 or ELEMENT_BF16. Arithmetic is always fp32; these wrappers are the only place that
+// knows the storage format.
 #pragma once
 
 #include "common/streaming.cuh"
@@ -28,9 +29,13 @@ __device__ __forceinline__ float element_to_float(unsigned int word) {
 #elif defined(ELEMENT_F16)
   float value;
   if constexpr (kHigh) {
-    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high;}" : "=f"(value) : "r"(word));
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high;}"
+        : "=f"(value)
+        : "r"(word));
   } else {
-    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low;}" : "=f"(value) : "r"(word));
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low;}"
+        : "=f"(value)
+        : "r"(word));
   }
   return value;
 #else
@@ -38,7 +43,8 @@ __device__ __forceinline__ float element_to_float(unsigned int word) {
 #endif
 }
 
-/// Two fp32 values rounded to nearest even and packed, `low` in the low half. f32 has no packed form.
+/// Two fp32 values rounded to nearest even and packed, `low` in the low half. f32 has no packed
+/// form.
 __device__ __forceinline__ unsigned int floats_to_pair(float low, float high) {
   unsigned int word = 0;
 #if defined(ELEMENT_F16)
@@ -50,13 +56,15 @@ __device__ __forceinline__ unsigned int floats_to_pair(float low, float high) {
 }
 
 template <int kCount>
-__device__ __forceinline__ void unpack(const ElementPacket<kCount>& packet, float (&value)[kCount]) {
+__device__ __forceinline__ void unpack(const ElementPacket<kCount>& packet,
+                                       float (&value)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if constexpr (kElementBytes == 4) {
       value[i] = element_to_float<false>(packet.word[i]);
     } else {
-      value[i] = i % 2 == 0 ? element_to_float<false>(packet.word[i / 2]) : element_to_float<true>(packet.word[i / 2]);
+      value[i] = i % 2 == 0 ? element_to_float<false>(packet.word[i / 2])
+                            : element_to_float<true>(packet.word[i / 2]);
     }
   }
 }

@@ -1,5 +1,5 @@
-// The two 16-bit element types, as policies: storage is raw bits, conversion and the tensor-core instruction differ.
-// A kernel is compiled for one of them by -DDTYPE=Bf16 or -DDTYPE=F16.
+// The two 16-bit element types, as policies: storage is raw bits, conversion and the tensor-core
+// instruction differ. A kernel is compiled for one of them by -DDTYPE=Bf16 or -DDTYPE=F16.
 #pragma once
 #include "common/math.cuh"
 #include "common/types.cuh"
@@ -13,7 +13,9 @@ struct Bf16 {
   }
   static __device__ __forceinline__ float low(u32 pair) { return bits_to_f32(pair << 16); }
   static __device__ __forceinline__ float high(u32 pair) { return bits_to_f32(pair & 0xffff0000u); }
-  static __device__ __forceinline__ float to_f32(u16 x) { return bits_to_f32(static_cast<u32>(x) << 16); }
+  static __device__ __forceinline__ float to_f32(u16 x) {
+    return bits_to_f32(static_cast<u32>(x) << 16);
+  }
   static __device__ __forceinline__ u16 from_f32(float x) {
     u16 d;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(d) : "f"(x));
@@ -21,7 +23,8 @@ struct Bf16 {
   }
   // d[16x8] += a[16x16] b[16x8], row-major a, column-major b.
   static __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
@@ -38,15 +41,20 @@ struct F16 {
     asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"(x));
     return d;
   }
-  static __device__ __forceinline__ float low(u32 pair) { return to_f32(static_cast<u16>(pair & 0xffffu)); }
-  static __device__ __forceinline__ float high(u32 pair) { return to_f32(static_cast<u16>(pair >> 16)); }
+  static __device__ __forceinline__ float low(u32 pair) {
+    return to_f32(static_cast<u16>(pair & 0xffffu));
+  }
+  static __device__ __forceinline__ float high(u32 pair) {
+    return to_f32(static_cast<u16>(pair >> 16));
+  }
   static __device__ __forceinline__ u16 from_f32(float x) {
     u16 d;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(d) : "f"(x));
     return d;
   }
   static __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }

@@ -34,7 +34,9 @@ __device__ __forceinline__ float fma_f32(float a, float b, float c) {
   return y;
 }
 
-__device__ __forceinline__ float bits_to_f32(unsigned int bits) { return __int_as_float(static_cast<int>(bits)); }
+__device__ __forceinline__ float bits_to_f32(unsigned int bits) {
+  return __int_as_float(static_cast<int>(bits));
+}
 
 __device__ __forceinline__ float negative_infinity() { return bits_to_f32(0xff800000u); }
 

@@ -1,36 +1,50 @@
-// Shared-memory and asynchronous-copy instructions: one wrapper an instruction. Shared addresses are 32-bit byte offsets.
+// Shared-memory and asynchronous-copy instructions: one wrapper an instruction. Shared addresses
+// are 32-bit byte offsets.
 #pragma once
 #include "common/types.cuh"
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
+__device__ __forceinline__ u32 shared_address(const void* p) {
+  return static_cast<u32>(__cvta_generic_to_shared(p));
+}
 
 // Global -> shared, 16 bytes, past L1.
 __device__ __forceinline__ void cp_async_16(u32 shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global)
+               : "memory");
 }
 
 // The same; when `valid` is false nothing is read and 16 zero bytes are written.
 __device__ __forceinline__ void cp_async_16_or_zero(u32 shared, const void* global, bool valid) {
   const u32 bytes = valid ? 16u : 0u;
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(bytes)
+               : "memory");
 }
 
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 // Waits until at most `kPending` of this thread's newest groups are still under way.
 template <int kPending>
-__device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 // Four 8x8 16-bit matrices; lane l gives the row address of matrix l/8, row l%8.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared) : "memory");
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
+               : "memory");
 }
 
 // The same, each matrix transposed on the way.
 __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared) : "memory");
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
+               : "memory");
 }
 
 __device__ __forceinline__ void store_shared_b32(u32 shared, u32 x) {
@@ -39,33 +53,40 @@ __device__ __forceinline__ void store_shared_b32(u32 shared, u32 x) {
 
 __device__ __forceinline__ uint4 load_shared_b128(u32 shared) {
   uint4 x;
-  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(shared) : "memory");
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(shared)
+               : "memory");
   return x;
 }
 
-// Byte offset of the 16-byte chunk `chunk` of row `row` in a tile whose rows are kRowBytes long: the chunk number is XORed with
-// the row's low three bits, so that the eight rows an ldmatrix phase reads, or eight consecutive chunks of a row, hit eight
-// different groups of four banks.
+// Byte offset of the 16-byte chunk `chunk` of row `row` in a tile whose rows are kRowBytes long:
+// the chunk number is XORed with the row's low three bits, so that the eight rows an ldmatrix phase
+// reads, or eight consecutive chunks of a row, hit eight different groups of four banks.
 template <int kRowBytes>
 __device__ __forceinline__ u32 swizzled(u32 row, u32 chunk) {
   static_assert(kRowBytes % 128 == 0, "a swizzled row holds a multiple of eight 16-byte chunks");
   return row * kRowBytes + ((chunk ^ (row & 7u)) << 4);
 }
 
-// Four 8x8 16-bit matrices from registers to shared memory; lane l gives the row address of matrix l/8, row l%8.
+// Four 8x8 16-bit matrices from registers to shared memory; lane l gives the row address of matrix
+// l/8, row l%8.
 __device__ __forceinline__ void stmatrix_x4(u32 shared, const u32 (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
 // The same, each matrix transposed on the way.
 __device__ __forceinline__ void stmatrix_x4_trans(u32 shared, const u32 (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
 __device__ __forceinline__ void store_shared_b128(u32 shared, u32 x, u32 y, u32 z, u32 w) {
-  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(x), "r"(y), "r"(z), "r"(w)
+               : "memory");
 }
 
 __device__ __forceinline__ u32 load_shared_b32(u32 shared) {
@@ -92,13 +113,20 @@ __device__ __forceinline__ float2 load_shared_f32x2(u32 shared) {
 
 __device__ __forceinline__ float4 load_shared_f32x4(u32 shared) {
   float4 x;
-  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(shared) : "memory");
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(shared)
+               : "memory");
   return x;
 }
 
-// Adds four floats to device memory in the L2, without waiting for the result. The order among blocks is not defined.
-__device__ __forceinline__ void reduce_add_f32x4(float* global, float a, float b, float c, float d) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(global), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+// Adds four floats to device memory in the L2, without waiting for the result. The order among
+// blocks is not defined.
+__device__ __forceinline__ void reduce_add_f32x4(float* global, float a, float b, float c,
+                                                 float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(global), "f"(a),
+               "f"(b), "f"(c), "f"(d)
+               : "memory");
 }
 
 // Barrier `id` (1-15) among `threads` threads: arrive does not wait, sync does.
@@ -126,9 +154,15 @@ __device__ __forceinline__ float load_l2(const float* p) {
 }
 __device__ __forceinline__ float4 load_l2(const float4* p) {
   float4 x;
-  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(p) : "memory");
+  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "l"(p)
+               : "memory");
   return x;
 }
 __device__ __forceinline__ void load_l2(u32 (&x)[4], const uint4* p) {
-  asm volatile("ld.global.cg.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(p) : "memory");
+  asm volatile("ld.global.cg.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "l"(p)
+               : "memory");
 }

@@ -1,4 +1,5 @@
-// Reductions over a power-of-two group of neighbouring lanes, and over a block. All lanes get the result.
+// Reductions over a power-of-two group of neighbouring lanes, and over a block. All lanes get the
+// result.
 #pragma once
 #include "common/math.cuh"
 #include "common/types.cuh"
@@ -17,7 +18,8 @@ __device__ __forceinline__ float lanes_max(float x) {
   return x;
 }
 
-// Over a block of kThreads threads; `scratch` holds kThreads / 32 floats of shared memory and may be used again at once.
+// Over a block of kThreads threads; `scratch` holds kThreads / 32 floats of shared memory and may
+// be used again at once.
 template <int kThreads>
 __device__ __forceinline__ float block_sum(float x, float* scratch) {
   static_assert(kThreads % 32 == 0 && kThreads <= 1024, "a block reduction needs whole warps");

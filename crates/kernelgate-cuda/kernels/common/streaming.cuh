@@ -1,8 +1,10 @@
-// Global-memory accesses for data that is touched once: one wrapper an instruction, 1 to 16 bytes wide.
+// Global-memory accesses for data that is touched once: one wrapper an instruction, 1 to 16 bytes
+// wide.
 //
-// A Packet<bytes> is what one thread moves with one instruction. Loads take the read-only path; they are volatile so that the compiler
-// keeps them where they are written, many in flight before the first use. They do allocate in L1: with L1::no_allocate the same kernels
-// run up to 6 % slower, or do not, depending on what ran before them.
+// A Packet<bytes> is what one thread moves with one instruction. Loads take the read-only path;
+// they are volatile so that the compiler keeps them where they are written, many in flight before
+// the first use. They do allocate in L1: with L1::no_allocate the same kernels run up to 6 %
+// slower, or do not, depending on what ran before them.
 #pragma once
 
 template <int kBytes>
@@ -27,10 +29,13 @@ __device__ __forceinline__ Packet<kBytes> load_stream(const void* address) {
   Packet<kBytes> packet;
   if constexpr (kBytes == 16) {
     asm volatile(STREAM_LOAD ".v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(packet.word[0]), "=r"(packet.word[1]), "=r"(packet.word[2]), "=r"(packet.word[3])
+                 : "=r"(packet.word[0]), "=r"(packet.word[1]), "=r"(packet.word[2]),
+                   "=r"(packet.word[3])
                  : "l"(address));
   } else if constexpr (kBytes == 8) {
-    asm volatile(STREAM_LOAD ".v2.u32 {%0, %1}, [%2];" : "=r"(packet.word[0]), "=r"(packet.word[1]) : "l"(address));
+    asm volatile(STREAM_LOAD ".v2.u32 {%0, %1}, [%2];"
+                 : "=r"(packet.word[0]), "=r"(packet.word[1])
+                 : "l"(address));
   } else if constexpr (kBytes == 4) {
     asm volatile(STREAM_LOAD ".u32 %0, [%1];" : "=r"(packet.word[0]) : "l"(address));
   } else if constexpr (kBytes == 2) {
@@ -49,11 +54,15 @@ __device__ __forceinline__ Packet<kBytes> load_coherent(const void* address) {
   Packet<kBytes> packet;
   if constexpr (kBytes == 16) {
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(packet.word[0]), "=r"(packet.word[1]), "=r"(packet.word[2]), "=r"(packet.word[3])
+                 : "=r"(packet.word[0]), "=r"(packet.word[1]), "=r"(packet.word[2]),
+                   "=r"(packet.word[3])
                  : "l"(address)
                  : "memory");
   } else if constexpr (kBytes == 8) {
-    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(packet.word[0]), "=r"(packet.word[1]) : "l"(address) : "memory");
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(packet.word[0]), "=r"(packet.word[1])
+                 : "l"(address)
+                 : "memory");
   } else if constexpr (kBytes == 4) {
     asm volatile("ld.global.u32 %0, [%1];" : "=r"(packet.word[0]) : "l"(address) : "memory");
   } else if constexpr (kBytes == 2) {
@@ -70,15 +79,19 @@ __device__ __forceinline__ Packet<kBytes> load_coherent(const void* address) {
 template <int kBytes>
 __device__ __forceinline__ void store_stream(void* address, const Packet<kBytes>& packet) {
   if constexpr (kBytes == 16) {
-    asm volatile(STREAM_STORE ".v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(packet.word[0]), "r"(packet.word[1]),
-                 "r"(packet.word[2]), "r"(packet.word[3])
+    asm volatile(STREAM_STORE ".v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(packet.word[0]),
+                 "r"(packet.word[1]), "r"(packet.word[2]), "r"(packet.word[3])
                  : "memory");
   } else if constexpr (kBytes == 8) {
-    asm volatile(STREAM_STORE ".v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(packet.word[0]), "r"(packet.word[1]) : "memory");
+    asm volatile(STREAM_STORE ".v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(packet.word[0]),
+                 "r"(packet.word[1])
+                 : "memory");
   } else if constexpr (kBytes == 4) {
     asm volatile(STREAM_STORE ".u32 [%0], %1;" ::"l"(address), "r"(packet.word[0]) : "memory");
   } else if constexpr (kBytes == 2) {
-    asm volatile(STREAM_STORE ".u16 [%0], %1;" ::"l"(address), "h"(static_cast<unsigned short>(packet.word[0])) : "memory");
+    asm volatile(STREAM_STORE ".u16 [%0], %1;" ::"l"(address),
+                 "h"(static_cast<unsigned short>(packet.word[0]))
+                 : "memory");
   } else {
     asm volatile(STREAM_STORE ".u8 [%0], %1;" ::"l"(address), "r"(packet.word[0]) : "memory");
   }
@@ -88,7 +101,7 @@ __device__ __forceinline__ void store_stream(void* address, const Packet<kBytes>
 template <int kBytes>
 __device__ __forceinline__ void store_coherent(void* address, const Packet<kBytes>& packet) {
   static_assert(kBytes == 16, "only whole 16-byte packets are stored this way");
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(packet.word[0]), "r"(packet.word[1]), "r"(packet.word[2]),
-               "r"(packet.word[3])
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(packet.word[0]),
+               "r"(packet.word[1]), "r"(packet.word[2]), "r"(packet.word[3])
                : "memory");
 }

@@ -1,4 +1,5 @@
-// Fixed-width integers and raw 16-bit storage. No toolkit header is included anywhere under kernels/.
+// Fixed-width integers and raw 16-bit storage. No toolkit header is included anywhere under
+// kernels/.
 #pragma once
 
 using u16 = unsigned short;
@@ -6,13 +7,18 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
-static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "the integer widths the kernels assume");
+static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8,
+              "the integer widths the kernels assume");
 
 constexpr u32 kWarpSize = 32;
 constexpr u32 kFullWarp = 0xffffffffu;
 
 template <typename T>
-__device__ __forceinline__ T min_of(T a, T b) { return a < b ? a : b; }
+__device__ __forceinline__ T min_of(T a, T b) {
+  return a < b ? a : b;
+}
 template <typename T>
-__device__ __forceinline__ T max_of(T a, T b) { return a > b ? a : b; }
+__device__ __forceinline__ T max_of(T a, T b) {
+  return a > b ? a : b;
+}
 constexpr __host__ __device__ int ceil_div(int a, int b) { return (a + b - 1) / b; }

@@ -7,7 +7,9 @@
 
 static_assert(PACKETS >= 1 && PACKETS <= 32, "PACKETS are held in registers: 1 to 32");
 
-extern "C" __global__ void measure_copy_bandwidth(void* __restrict__ target, const void* __restrict__ source, long long packets) {
+extern "C" __global__ void measure_copy_bandwidth(void* __restrict__ target,
+                                                  const void* __restrict__ source,
+                                                  long long packets) {
   const long long first = static_cast<long long>(blockIdx.x) * blockDim.x * PACKETS + threadIdx.x;
   Packet<16> packet[PACKETS];
 #pragma unroll

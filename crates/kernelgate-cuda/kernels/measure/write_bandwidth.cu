@@ -2,13 +2,14 @@
 //
 //   word[i] = a value that depends on i and `seed`, never all zero
 //
-// Threads: PACKETS 16-byte packets each, a block apart. Grid: ceil(packets / (blockDim.x · PACKETS)).
-// Bound: 1 byte moved a byte of buffer.
+// Threads: PACKETS 16-byte packets each, a block apart. Grid: ceil(packets / (blockDim.x ·
+// PACKETS)). Bound: 1 byte moved a byte of buffer.
 #include "common/streaming.cuh"
 
 static_assert(PACKETS >= 1 && PACKETS <= 32, "PACKETS must be 1 to 32");
 
-extern "C" __global__ void measure_write_bandwidth(void* __restrict__ target, long long packets, unsigned int seed) {
+extern "C" __global__ void measure_write_bandwidth(void* __restrict__ target, long long packets,
+                                                   unsigned int seed) {
   const long long first = static_cast<long long>(blockIdx.x) * blockDim.x * PACKETS + threadIdx.x;
   char* bytes = static_cast<char*>(target);
 #pragma unroll

@@ -1,7 +1,7 @@
 //! Compiled kernels on disk, so that the second process does not compile again.
 //!
-//! A file is named by a hash of everything that decides its content: source, headers, macros, architecture, compiler version. A
-//! file that cannot be read or written only costs a compilation.
+//! A file is named by a hash of everything that decides its content: source, headers, macros,
+//! architecture, compiler version. A file that cannot be read or written only costs a compilation.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
@@ -16,7 +16,8 @@ use super::source::{Build, HEADERS};
 pub fn compile(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> {
     let name = format!("{:016x}.cubin", key(build, arch, nvrtc::version()?));
     let path = folder().map(|folder| folder.join(name));
-    // An ELF file that was cut short by a full disk would not load: the magic and a length at the end guard against it.
+    // An ELF file that was cut short by a full disk would not load: the magic and a length at the
+    // end guard against it.
     if let Some(cubin) = path.as_ref().and_then(|path| std::fs::read(path).ok()).and_then(unseal) {
         return Ok(cubin);
     }
@@ -35,7 +36,8 @@ fn key(build: &Build, arch: &str, compiler: (i32, i32)) -> u64 {
 
 /// `KERNELGATE_CACHE`, or the user's cache folder; none where the user has no home.
 fn folder() -> Option<PathBuf> {
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let variable =
+        |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable("KERNELGATE_CACHE")
         .or_else(|| variable("XDG_CACHE_HOME").map(|cache| cache.join("kernelgate")))
         .or_else(|| variable("HOME").map(|home| home.join(".cache").join("kernelgate")))
@@ -49,7 +51,8 @@ fn unseal(mut file: Vec<u8>) -> Option<Vec<u8>> {
     Some(file)
 }
 
-/// Written to a temporary file next to its place and renamed: another process never reads half of it.
+/// Written to a temporary file next to its place and renamed: another process never reads half of
+/// it.
 fn store(path: &std::path::Path, cubin: &[u8]) {
     let Some(folder) = path.parent() else { return };
     let write = || -> std::io::Result<()> {

@@ -1,5 +1,6 @@
-//! What the compiler made of a kernel, read from the cubin (an ELF file) and the assembler's report: registers, spills, stack,
-//! shared memory, instruction mix. No tool of the CUDA toolkit is needed.
+//! What the compiler made of a kernel, read from the cubin (an ELF file) and the assembler's
+//! report: registers, spills, stack, shared memory, instruction mix. No tool of the CUDA toolkit is
+//! needed.
 
 use std::collections::BTreeMap;
 
@@ -49,14 +50,17 @@ const SIZED: u8 = 0x04;
 /// Bytes of an instruction since Volta.
 const INSTRUCTION: usize = 16;
 
-/// Facts of every kernel in a cubin, by symbol. `log` is the compiler's, with the assembler's report.
+/// Facts of every kernel in a cubin, by symbol. `log` is the compiler's, with the assembler's
+/// report.
 ///
 /// # Errors
 /// When the cubin is not one, or lacks what a kernel must have.
 pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, KernelFacts>, CubinError> {
     let elf = object::File::parse(cubin).map_err(|error| CubinError::Elf(error.to_string()))?;
-    let names: BTreeMap<u32, String> =
-        elf.symbols().filter_map(|symbol| Some((symbol.index().0 as u32, symbol.name().ok()?.to_owned()))).collect();
+    let names: BTreeMap<u32, String> = elf
+        .symbols()
+        .filter_map(|symbol| Some((symbol.index().0 as u32, symbol.name().ok()?.to_owned())))
+        .collect();
     let mut registers = BTreeMap::new();
     let mut frames = BTreeMap::new();
     if let Some(info) = elf.section_by_name(".nv.info").and_then(|section| section.data().ok()) {
@@ -71,7 +75,9 @@ pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, KernelFacts>, C
     }
     let mut facts = BTreeMap::new();
     for section in elf.sections() {
-        let Some(kernel) = section.name().ok().and_then(|name| name.strip_prefix(".text.")).map(ToOwned::to_owned) else {
+        let Some(kernel) =
+            section.name().ok().and_then(|name| name.strip_prefix(".text.")).map(ToOwned::to_owned)
+        else {
             continue;
         };
         let missing = |what| CubinError::Missing { what, kernel: kernel.clone() };
@@ -97,10 +103,13 @@ pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, KernelFacts>, C
 fn attributes(mut info: &[u8]) -> Vec<(u8, u32, u32)> {
     let mut found = Vec::new();
     while let [format, attribute, low, high, rest @ ..] = info {
-        let size = if *format == SIZED { usize::from(u16::from_le_bytes([*low, *high])) } else { 0 };
+        let size =
+            if *format == SIZED { usize::from(u16::from_le_bytes([*low, *high])) } else { 0 };
         let Some((payload, rest)) = rest.split_at_checked(size) else { break };
         if let Some(words) = payload.first_chunk::<8>() {
-            let word = |at: usize| u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
+            let word = |at: usize| {
+                u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]])
+            };
             found.push((*attribute, word(0), word(4)));
         }
         info = rest;
@@ -108,12 +117,16 @@ fn attributes(mut info: &[u8]) -> Vec<(u8, u32, u32)> {
     found
 }
 
-/// What the assembler reports of a kernel: the number before `words` in the kernel's part of the log, 0 where it says nothing.
+/// What the assembler reports of a kernel: the number before `words` in the kernel's part of the
+/// log, 0 where it says nothing.
 fn reported(log: &str, kernel: &str, words: &str) -> u32 {
     let entry = format!("'{kernel}'");
     let is_entry = |line: &&str| line.contains("Compiling entry function");
-    let report =
-        log.lines().skip_while(|line| !(is_entry(line) && line.contains(&entry))).skip(1).take_while(|line| !is_entry(line));
+    let report = log
+        .lines()
+        .skip_while(|line| !(is_entry(line) && line.contains(&entry)))
+        .skip(1)
+        .take_while(|line| !is_entry(line));
     let number = |line: &str| line.split(words).next()?.rsplit([' ', ',']).next()?.parse().ok();
     report.filter(|line| line.contains(words)).find_map(number).unwrap_or(0)
 }
@@ -130,8 +143,8 @@ fn mix(code: &[u8]) -> BTreeMap<String, u32> {
     mix
 }
 
-/// Class of an instruction by the low nine bits of its encoding, which are the operation whatever its operands (Volta to Blackwell);
-/// `None` for padding.
+/// Class of an instruction by the low nine bits of its encoding, which are the operation whatever
+/// its operands (Volta to Blackwell); `None` for padding.
 fn class(opcode: u16) -> Option<&'static str> {
     Some(match opcode {
         0x118 => return None,                      // NOP
@@ -141,8 +154,18 @@ fn class(opcode: u16) -> Option<&'static str> {
         0x028..=0x02c => "fp64",
         0x108 => "special", // MUFU
         0x03e | 0x045 | 0x104 | 0x105 | 0x106 | 0x111 | 0x112 | 0x116 => "convert",
-        0x002 | 0x003 | 0x004 | 0x005 | 0x007 | 0x016 | 0x082 | 0x087 | 0x0ca | 0x119 | 0x1c3 => "move",
-        0x00c..=0x013 | 0x019 | 0x01c | 0x024..=0x027 | 0x036 | 0x046..=0x048 | 0x08c..=0x099 | 0x0a4 | 0x0a5 => "integer",
+        0x002 | 0x003 | 0x004 | 0x005 | 0x007 | 0x016 | 0x082 | 0x087 | 0x0ca | 0x119 | 0x1c3 => {
+            "move"
+        }
+        0x00c..=0x013
+        | 0x019
+        | 0x01c
+        | 0x024..=0x027
+        | 0x036
+        | 0x046..=0x048
+        | 0x08c..=0x099
+        | 0x0a4
+        | 0x0a5 => "integer",
         0x181 => "load_global",
         0x186 => "store_global",
         0x1ae | 0x1af | 0x1b2..=0x1b7 => "copy_async", // LDGSTS and bulk copies
@@ -165,11 +188,15 @@ mod tests {
 
     #[test]
     fn the_report_is_read_for_the_right_kernel() {
-        let log = "ptxas info    : Compiling entry function 'a' for 'sm_90a'\n\
-                   ptxas info    : Function properties for a\n    24 bytes stack frame, 16 bytes spill stores, 20 bytes spill loads\n\
-                   ptxas info    : Used 255 registers, used 1 barriers, 17408 bytes smem\n\
-                   ptxas info    : Compiling entry function 'b' for 'sm_90a'\n    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n";
-        let read = |kernel| [" bytes spill stores", " bytes spill loads", " bytes smem"].map(|words| reported(log, kernel, words));
+        let log = "ptxas info    : Compiling entry function 'a' for 'sm_90a'\nptxas info    : \
+                   Function properties for a\n    24 bytes stack frame, 16 bytes spill stores, 20 \
+                   bytes spill loads\nptxas info    : Used 255 registers, used 1 barriers, 17408 \
+                   bytes smem\nptxas info    : Compiling entry function 'b' for 'sm_90a'\n    0 \
+                   bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n";
+        let read = |kernel| {
+            [" bytes spill stores", " bytes spill loads", " bytes smem"]
+                .map(|words| reported(log, kernel, words))
+        };
         assert_eq!(read("a"), [16, 20, 17408]);
         assert_eq!(read("b"), [0, 0, 0]);
         assert_eq!(read("c"), [0, 0, 0]);

@@ -1,4 +1,5 @@
-//! Kernel source to machine code by NVRTC, its cache on disk, and what the machine code says of itself.
+//! Kernel source to machine code by NVRTC, its cache on disk, and what the machine code says of
+//! itself.
 
 pub mod cache;
 pub mod cubin;

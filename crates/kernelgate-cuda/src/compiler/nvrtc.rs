@@ -77,29 +77,59 @@ pub fn compile_text(
 ) -> Result<CompiledCubin, CompileError> {
     library::load(Library::Nvrtc).ok_or(CompileError::Missing)?;
     let text = |text: &str| CString::new(text.replace('\0', " ")).expect("no NUL is left");
-    let (source, name) = (text(source), text(&format!("{}.cu", kernel.split(' ').next().unwrap_or(kernel))));
-    let header_texts: Vec<CString> = HEADERS.iter().chain(headers).map(|(_, source)| text(source)).collect();
-    let header_names: Vec<CString> = HEADERS.iter().chain(headers).map(|(name, _)| text(name)).collect();
-    let pointers = |strings: &[CString]| strings.iter().map(|string| string.as_ptr()).collect::<Vec<*const c_char>>();
+    let (source, name) =
+        (text(source), text(&format!("{}.cu", kernel.split(' ').next().unwrap_or(kernel))));
+    let header_texts: Vec<CString> =
+        HEADERS.iter().chain(headers).map(|(_, source)| text(source)).collect();
+    let header_names: Vec<CString> =
+        HEADERS.iter().chain(headers).map(|(name, _)| text(name)).collect();
+    let pointers = |strings: &[CString]| {
+        strings.iter().map(|string| string.as_ptr()).collect::<Vec<*const c_char>>()
+    };
     let (texts, names) = (pointers(&header_texts), pointers(&header_names));
     let options: Vec<CString> = options.iter().map(|option| text(option)).collect();
     let option_pointers = pointers(&options);
     let mut handle = ptr::null_mut();
-    // SAFETY: every string is NUL-terminated and outlives the program; the counts are those of the arrays.
+    // SAFETY: every string is NUL-terminated and outlives the program; the counts are those of the
+    // arrays.
     let created = unsafe {
-        sys::nvrtcCreateProgram(&raw mut handle, source.as_ptr(), name.as_ptr(), texts.len() as i32, texts.as_ptr(), names.as_ptr())
+        sys::nvrtcCreateProgram(
+            &raw mut handle,
+            source.as_ptr(),
+            name.as_ptr(),
+            texts.len() as i32,
+            texts.as_ptr(),
+            names.as_ptr(),
+        )
     };
     check(created, kernel)?;
     let program = Program { handle };
-    // SAFETY: the program is alive, and the options are an array of that many NUL-terminated strings.
-    let compiled = unsafe { sys::nvrtcCompileProgram(program.handle, option_pointers.len() as i32, option_pointers.as_ptr()) };
+    // SAFETY: the program is alive, and the options are an array of that many NUL-terminated
+    // strings.
+    let compiled = unsafe {
+        sys::nvrtcCompileProgram(
+            program.handle,
+            option_pointers.len() as i32,
+            option_pointers.as_ptr(),
+        )
+    };
     let log = program.log();
     match compiled {
         sys::nvrtcResult::NVRTC_SUCCESS => {}
-        sys::nvrtcResult::NVRTC_ERROR_COMPILATION | sys::nvrtcResult::NVRTC_ERROR_INVALID_OPTION => {
-            return Err(CompileError::Source { kernel: kernel.to_owned(), arch: arch.to_owned(), log });
+        sys::nvrtcResult::NVRTC_ERROR_COMPILATION
+        | sys::nvrtcResult::NVRTC_ERROR_INVALID_OPTION => {
+            return Err(CompileError::Source {
+                kernel: kernel.to_owned(),
+                arch: arch.to_owned(),
+                log,
+            });
         }
-        other => return Err(CompileError::Compiler { kernel: kernel.to_owned(), code: format!("{other:?}") }),
+        other => {
+            return Err(CompileError::Compiler {
+                kernel: kernel.to_owned(),
+                code: format!("{other:?}"),
+            });
+        }
     }
     let mut size = 0;
     // SAFETY: the program is alive and compiled.
@@ -119,13 +149,17 @@ impl Program {
     fn log(&self) -> String {
         let mut size = 0;
         // SAFETY: the program is alive.
-        if unsafe { sys::nvrtcGetProgramLogSize(self.handle, &raw mut size) } != sys::nvrtcResult::NVRTC_SUCCESS {
+        if unsafe { sys::nvrtcGetProgramLogSize(self.handle, &raw mut size) }
+            != sys::nvrtcResult::NVRTC_SUCCESS
+        {
             return String::new();
         }
         let mut log = vec![0u8; size.max(1)];
         // SAFETY: the buffer has the size that NVRTC asked for.
         unsafe { sys::nvrtcGetProgramLog(self.handle, log.as_mut_ptr().cast()) };
-        CStr::from_bytes_until_nul(&log).map(|log| log.to_string_lossy().trim().to_owned()).unwrap_or_default()
+        CStr::from_bytes_until_nul(&log)
+            .map(|log| log.to_string_lossy().trim().to_owned())
+            .unwrap_or_default()
     }
 }
 
@@ -139,6 +173,8 @@ impl Drop for Program {
 fn check(result: sys::nvrtcResult, kernel: &str) -> Result<(), CompileError> {
     match result {
         sys::nvrtcResult::NVRTC_SUCCESS => Ok(()),
-        other => Err(CompileError::Compiler { kernel: kernel.to_owned(), code: format!("{other:?}") }),
+        other => {
+            Err(CompileError::Compiler { kernel: kernel.to_owned(), code: format!("{other:?}") })
+        }
     }
 }

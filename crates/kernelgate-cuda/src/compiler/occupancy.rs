@@ -1,6 +1,8 @@
-//! Theoretical occupancy: how many warps of a kernel fit on a multiprocessor, from its registers, shared memory and block size.
+//! Theoretical occupancy: how many warps of a kernel fit on a multiprocessor, from its registers,
+//! shared memory and block size.
 //!
-//! Limits are those of the "Technical Specifications per Compute Capability" table of NVIDIA's CUDA C++ Programming Guide.
+//! Limits are those of the "Technical Specifications per Compute Capability" table of NVIDIA's CUDA
+//! C++ Programming Guide.
 
 /// What a multiprocessor of an architecture holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,32 +18,37 @@ const REGISTERS: u32 = 64 * 1024;
 const REGISTER_UNIT: u32 = 256;
 /// Warps are handed registers in groups of four: one a scheduler.
 const WARP_UNIT: u32 = 4;
-/// Shared memory is handed out to blocks in such pieces, after a piece that the system keeps a block.
+/// Shared memory is handed out to blocks in such pieces, after a piece that the system keeps a
+/// block.
 const SHARED_UNIT: u32 = 128;
 const SHARED_RESERVED: u32 = 1024;
 
 fn multiprocessor(arch: &str) -> Option<Multiprocessor> {
-    let (warps, blocks, shared_kib) = match arch.trim_start_matches("sm_").trim_end_matches(['a', 'f']) {
-        "80" => (64, 32, 164),
-        "86" => (48, 16, 100),
-        "89" => (48, 24, 100),
-        "90" | "100" | "103" => (64, 32, 228),
-        "120" | "121" => (48, 24, 100),
-        _ => return None,
-    };
+    let (warps, blocks, shared_kib) =
+        match arch.trim_start_matches("sm_").trim_end_matches(['a', 'f']) {
+            "80" => (64, 32, 164),
+            "86" => (48, 16, 100),
+            "89" => (48, 24, 100),
+            "90" | "100" | "103" => (64, 32, 228),
+            "120" | "121" => (48, 24, 100),
+            _ => return None,
+        };
     Some(Multiprocessor { warps, blocks, shared_bytes: shared_kib * 1024 })
 }
 
-/// Share of the warps that a multiprocessor can hold, 0 to 1; `None` for an architecture that is not known here.
+/// Share of the warps that a multiprocessor can hold, 0 to 1; `None` for an architecture that is
+/// not known here.
 ///
-/// `registers` a thread, `shared_bytes` a block (static and dynamic together), `block` threads from 1 to 1024.
+/// `registers` a thread, `shared_bytes` a block (static and dynamic together), `block` threads from
+/// 1 to 1024.
 pub fn theoretical(arch: &str, registers: u32, shared_bytes: u32, block: u32) -> Option<f64> {
     let limits = multiprocessor(arch)?;
     let warps = block.div_ceil(32);
     let by_warps = limits.warps / warps;
     let registers_a_warp = (registers * 32).next_multiple_of(REGISTER_UNIT).max(REGISTER_UNIT);
     let by_registers = (REGISTERS / registers_a_warp / WARP_UNIT * WARP_UNIT) / warps;
-    let by_shared = limits.shared_bytes / (shared_bytes + SHARED_RESERVED).next_multiple_of(SHARED_UNIT);
+    let by_shared =
+        limits.shared_bytes / (shared_bytes + SHARED_RESERVED).next_multiple_of(SHARED_UNIT);
     let blocks = limits.blocks.min(by_warps).min(by_registers).min(by_shared);
     Some(f64::from(blocks * warps) / f64::from(limits.warps))
 }

@@ -1,7 +1,8 @@
-//! What is compiled: a source file with the headers of its package, and the macros of one build of it.
+//! What is compiled: a source file with the headers of its package, and the macros of one build of
+//! it.
 
-/// Headers that every kernel may include, by the name it includes them under. They lie in this crate, so that kernels of other
-/// packages reach them too.
+/// Headers that every kernel may include, by the name it includes them under. They lie in this
+/// crate, so that kernels of other packages reach them too.
 pub const HEADERS: &[(&str, &str)] = &[
     ("common/bulk.cuh", include_str!("../../kernels/common/bulk.cuh")),
     ("common/cluster.cuh", include_str!("../../kernels/common/cluster.cuh")),
@@ -42,7 +43,11 @@ impl Source {
 
     /// The file with macros, each `NAME` or `NAME=VALUE`.
     pub fn build(self, defines: &[&str]) -> Build {
-        Build { source: self, defines: defines.iter().map(ToString::to_string).collect(), constants: Vec::new() }
+        Build {
+            source: self,
+            defines: defines.iter().map(ToString::to_string).collect(),
+            constants: Vec::new(),
+        }
     }
 }
 
@@ -60,12 +65,19 @@ pub struct Build {
 impl Build {
     /// File and macros, for messages and records: `st_bif/backward_replay ELEMENT_F32 STEPS=8`.
     pub fn name(&self) -> String {
-        std::iter::once(self.source.file).chain(self.defines.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
+        std::iter::once(self.source.file)
+            .chain(self.defines.iter().map(String::as_str))
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 
     /// The compiler's options for a real architecture such as `sm_90a`.
     pub fn options(&self, arch: &str) -> Vec<String> {
-        let fixed = [format!("--gpu-architecture={arch}"), "--std=c++17".to_owned(), "--ptxas-options=-v".to_owned()];
+        let fixed = [
+            format!("--gpu-architecture={arch}"),
+            "--std=c++17".to_owned(),
+            "--ptxas-options=-v".to_owned(),
+        ];
         let defines = self.defines.iter().map(|define| format!("-D{define}"));
         let constants = self.constants.iter().map(|(name, value)| format!("-D{name}={value}"));
         fixed.into_iter().chain(defines).chain(constants).collect()
@@ -81,7 +93,9 @@ mod tests {
     fn every_common_header_is_embedded() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels").join("common");
         let entries = std::fs::read_dir(folder).unwrap();
-        let mut files: Vec<_> = entries.map(|entry| format!("common/{}", entry.unwrap().file_name().to_string_lossy())).collect();
+        let mut files: Vec<_> = entries
+            .map(|entry| format!("common/{}", entry.unwrap().file_name().to_string_lossy()))
+            .collect();
         let mut embedded: Vec<_> = HEADERS.iter().map(|(name, _)| (*name).to_owned()).collect();
         files.sort();
         embedded.sort();

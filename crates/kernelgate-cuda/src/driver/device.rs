@@ -1,6 +1,7 @@
 //! An open GPU: its facts, memory, kernels and the one stream that everything runs on.
 //!
-//! Every driver result is checked and named. Nothing here is called inside a timed region but [`Kernel::launch`].
+//! Every driver result is checked and named. Nothing here is called inside a timed region but
+//! [`Kernel::launch`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -92,14 +93,17 @@ pub struct Device {
 /// When there is no driver, it is too old, or it fails.
 pub fn count() -> Result<usize, DeviceError> {
     library::load(Library::Driver).ok_or(DeviceError::Missing(Library::Driver))?;
-    let failed = |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
+    let failed =
+        |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
     match result::init() {
         Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(DeviceError::NoDevice),
         other => other.map_err(failed("initialise"))?,
     }
     let mut version = 0;
     // SAFETY: the driver is loaded and initialised, and the pointer is valid.
-    unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().map_err(failed("tell its version"))?;
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }
+        .result()
+        .map_err(failed("tell its version"))?;
     if version < OLDEST_CUDA {
         return Err(DeviceError::OldDriver(version));
     }
@@ -129,14 +133,18 @@ impl Device {
     /// When a library is missing or old, there is no such GPU, or the driver fails.
     pub fn open(ordinal: usize, timeout: Duration) -> Result<Arc<Self>, DeviceError> {
         check(ordinal)?;
-        let failed = |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
+        let failed = |action| {
+            move |error: DriverError| DeviceError::Driver { action, error: describe(&error) }
+        };
         let context = CudaContext::new(ordinal).map_err(failed("open the GPU"))?;
-        // SAFETY: everything runs on one stream, whose order is all the synchronisation there is; tracking would add waits and
-        // events to every launch.
+        // SAFETY: everything runs on one stream, whose order is all the synchronisation there is;
+        // tracking would add waits and events to every launch.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("make a stream"))?;
         let facts = facts(&context, ordinal).map_err(failed("describe the GPU"))?;
-        let marker = context.new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)).map_err(failed("make an event"))?;
+        let marker = context
+            .new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING))
+            .map_err(failed("make an event"))?;
         Ok(Arc::new(Self { facts, context, stream, marker, timeout, modules: Mutex::default() }))
     }
 
@@ -168,7 +176,8 @@ impl Device {
     /// # Errors
     /// When the driver fails.
     pub fn memory(&self) -> Result<(u64, u64), BackendError> {
-        let (free, total) = self.context.mem_get_info().map_err(|error| failed("tell free memory", &error))?;
+        let (free, total) =
+            self.context.mem_get_info().map_err(|error| failed("tell free memory", &error))?;
         Ok((free as u64, total as u64))
     }
 
@@ -177,7 +186,9 @@ impl Device {
     /// # Errors
     /// When the driver fails.
     pub fn shared_bytes_a_block(&self) -> Result<u32, BackendError> {
-        let most = self.context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+        let most = self
+            .context
+            .attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
         Ok(most.map_err(|error| failed("tell the shared memory of a block", &error))?.max(0) as u32)
     }
 
@@ -199,7 +210,8 @@ impl Device {
         if bytes as u64 > self.facts.memory_bytes {
             return Err(short());
         }
-        // SAFETY: every buffer is written before it is read: outputs are poisoned, workspaces are the kernels' own.
+        // SAFETY: every buffer is written before it is read: outputs are poisoned, workspaces are
+        // the kernels' own.
         let slice = unsafe { self.stream.alloc::<u8>(bytes.max(1)) };
         let slice = slice.map_err(|error| match error {
             DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => short(),
@@ -215,12 +227,15 @@ impl Device {
     pub fn upload(&self, bytes: &[u8]) -> Result<Buffer, BackendError> {
         let mut buffer = self.allocate(bytes.len())?;
         if !bytes.is_empty() {
-            self.stream.memcpy_htod(bytes, &mut buffer.slice).map_err(|error| failed("copy to the GPU", &error))?;
+            self.stream
+                .memcpy_htod(bytes, &mut buffer.slice)
+                .map_err(|error| failed("copy to the GPU", &error))?;
         }
         Ok(buffer)
     }
 
-    /// Device memory of so many bytes with these over and over; what lies there is copied on the device.
+    /// Device memory of so many bytes with these over and over; what lies there is copied on the
+    /// device.
     ///
     /// # Errors
     /// As [`Self::upload`].
@@ -228,7 +243,9 @@ impl Device {
         let mut buffer = self.allocate(bytes)?;
         let mut filled = pattern.len().min(bytes);
         let mut start = buffer.slice.slice_mut(..filled);
-        self.stream.memcpy_htod(&pattern[..filled], &mut start).map_err(|error| failed("copy to the GPU", &error))?;
+        self.stream
+            .memcpy_htod(&pattern[..filled], &mut start)
+            .map_err(|error| failed("copy to the GPU", &error))?;
         while filled > 0 && filled < bytes {
             let more = filled.min(bytes - filled);
             let (source, target) = (buffer.address(), buffer.address() + filled as u64);
@@ -260,7 +277,9 @@ impl Device {
                 module
             }
         };
-        let function = module.load_function(symbol).map_err(|error| failed(&format!("find {symbol} in kernel {name}"), &error))?;
+        let function = module
+            .load_function(symbol)
+            .map_err(|error| failed(&format!("find {symbol} in kernel {name}"), &error))?;
         Kernel::new(function, &self.stream, symbol)
     }
 }
@@ -272,10 +291,19 @@ fn facts(context: &CudaContext, ordinal: usize) -> Result<DeviceFacts, DriverErr
     // SAFETY: the driver is loaded and initialised, and the pointer is valid.
     unsafe { sys::cuDriverGetVersion(&raw mut driver_cuda) }.result()?;
     let bytes = context.uuid()?.bytes.map(|byte| byte as u8);
-    let hex = |range: std::ops::Range<usize>| bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hex = |range: std::ops::Range<usize>| {
+        bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+    };
     Ok(DeviceFacts {
         name: context.name()?,
-        uuid: format!("GPU-{}-{}-{}-{}-{}", hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16)),
+        uuid: format!(
+            "GPU-{}-{}-{}-{}-{}",
+            hex(0..4),
+            hex(4..6),
+            hex(6..8),
+            hex(8..10),
+            hex(10..16)
+        ),
         // Architecture-specific instructions exist from Hopper on, under a name of their own.
         arch: format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" }),
         driver_cuda,

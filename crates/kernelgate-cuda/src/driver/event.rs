@@ -22,7 +22,10 @@ impl EventPool {
     pub fn new(device: &Device, count: usize) -> Result<Self, BackendError> {
         // Without the flag cudarc makes events that keep no time.
         let make = || device.context().new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
-        let events = (0..count).map(|_| make()).collect::<Result<_, _>>().map_err(|error| failed("make an event", &error))?;
+        let events = (0..count)
+            .map(|_| make())
+            .collect::<Result<_, _>>()
+            .map_err(|error| failed("make an event", &error))?;
         Ok(Self { events, stream: Arc::clone(device.stream()) })
     }
 
@@ -49,7 +52,9 @@ impl EventPool {
     /// # Errors
     /// When the driver fails.
     pub fn elapsed_ns(&self, from: usize, to: usize) -> Result<f64, BackendError> {
-        let elapsed_ms = self.events[from].elapsed_ms(&self.events[to]).map_err(|error| failed("read an event", &error))?;
+        let elapsed_ms = self.events[from]
+            .elapsed_ms(&self.events[to])
+            .map_err(|error| failed("read an event", &error))?;
         Ok(f64::from(elapsed_ms) * 1e6)
     }
 }
@@ -64,7 +69,11 @@ impl Crossing {
     /// When the driver refuses.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
         let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
-        device.context().new_event(Some(untimed)).map(Self).map_err(|error| failed("make an event", &error))
+        device
+            .context()
+            .new_event(Some(untimed))
+            .map(Self)
+            .map_err(|error| failed("make an event", &error))
     }
 
     /// Marks what is in the stream so far.

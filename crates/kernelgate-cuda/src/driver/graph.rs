@@ -17,7 +17,10 @@ impl Graph {
     ///
     /// # Errors
     /// What `enqueue` returns, or when something in it cannot be captured.
-    pub fn capture(device: &Device, enqueue: impl FnOnce() -> Result<(), BackendError>) -> Result<Self, BackendError> {
+    pub fn capture(
+        device: &Device,
+        enqueue: impl FnOnce() -> Result<(), BackendError>,
+    ) -> Result<Self, BackendError> {
         let stream = device.stream();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         stream.begin_capture(mode).map_err(|error| failed("begin a capture", &error))?;
@@ -25,7 +28,9 @@ impl Graph {
         let captured = stream.end_capture(sys::CUgraphInstantiate_flags(0));
         enqueued?;
         let graph = captured.map_err(|error| failed("capture the launches", &error))?;
-        let graph = graph.ok_or_else(|| BackendError::Launch("failed to capture the launches: there were none".to_owned()))?;
+        let graph = graph.ok_or_else(|| {
+            BackendError::Launch("failed to capture the launches: there were none".to_owned())
+        })?;
         let mut nodes = 0;
         // SAFETY: the graph is alive; a null array asks for the number only.
         unsafe { sys::cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &raw mut nodes) }

@@ -57,7 +57,8 @@ impl LaunchShape {
 /// Attributes of a launch; by default it waits for the one before it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LaunchAttributes {
-    /// Its blocks may start while the kernel before it on the stream still runs (programmatic dependent launch).
+    /// Its blocks may start while the kernel before it on the stream still runs (programmatic
+    /// dependent launch).
     pub programmatic: bool,
     /// Memory whose lines L2 keeps or releases.
     pub window: Option<Window>,
@@ -77,7 +78,11 @@ impl Kernel {
     ///
     /// # Errors
     /// When the driver does not tell its parameters, or they are too many.
-    pub(super) fn new(function: CudaFunction, stream: &Arc<CudaStream>, name: &str) -> Result<Self, BackendError> {
+    pub(super) fn new(
+        function: CudaFunction,
+        stream: &Arc<CudaStream>,
+        name: &str,
+    ) -> Result<Self, BackendError> {
         let parameter_bytes = parameter_bytes(&function, name)?;
         Ok(Self { function, stream: Arc::clone(stream), name: name.to_owned(), parameter_bytes })
     }
@@ -89,8 +94,16 @@ impl Kernel {
     pub fn allow_shared(&self, bytes: u32) -> Result<(), BackendError> {
         use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED;
         // SAFETY: the function belongs to a module that `self` keeps loaded.
-        unsafe { result::function::set_function_attribute(self.function.cu_function(), SHARED, bytes as i32) }
-            .map_err(|error| failed(&format!("give {} {bytes} bytes of shared memory", self.name), &error))
+        unsafe {
+            result::function::set_function_attribute(
+                self.function.cu_function(),
+                SHARED,
+                bytes as i32,
+            )
+        }
+        .map_err(|error| {
+            failed(&format!("give {} {bytes} bytes of shared memory", self.name), &error)
+        })
     }
 
     /// Sets the shared-memory carve-out to 100 %, so that it can be co-resident with kernels that
@@ -102,32 +115,50 @@ impl Kernel {
         use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as CARVEOUT;
         const PERCENT: i32 = 100;
         // SAFETY: the function belongs to a module that `self` keeps loaded.
-        unsafe { result::function::set_function_attribute(self.function.cu_function(), CARVEOUT, PERCENT) }
-            .map_err(|error| failed(&format!("give {} the most shared memory", self.name), &error))
+        unsafe {
+            result::function::set_function_attribute(self.function.cu_function(), CARVEOUT, PERCENT)
+        }
+        .map_err(|error| failed(&format!("give {} the most shared memory", self.name), &error))
     }
 
     /// How many of its clusters of so many blocks run at once where nothing else does.
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn clusters_at_once(&self, shape: LaunchShape, cluster: u32) -> Result<usize, BackendError> {
+    pub fn clusters_at_once(
+        &self,
+        shape: LaunchShape,
+        cluster: u32,
+    ) -> Result<usize, BackendError> {
         let mut dimension = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue {
-                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 },
+                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+                    x: cluster,
+                    y: 1,
+                    z: 1,
+                },
             },
         };
         let config = self.config(shape, std::slice::from_mut(&mut dimension));
         let mut clusters = 0;
-        // SAFETY: the configuration points to an attribute that outlives the call; the function belongs to a module that `self` keeps loaded.
-        unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, self.function.cu_function(), &raw const config) }
-            .result()
-            .map_err(|error| failed(&format!("count the clusters of {}", self.name), &error))?;
+        // SAFETY: the configuration points to an attribute that outlives the call; the function
+        // belongs to a module that `self` keeps loaded.
+        unsafe {
+            sys::cuOccupancyMaxActiveClusters(
+                &raw mut clusters,
+                self.function.cu_function(),
+                &raw const config,
+            )
+        }
+        .result()
+        .map_err(|error| failed(&format!("count the clusters of {}", self.name), &error))?;
         Ok(clusters as usize)
     }
 
-    /// How many of its blocks, without clusters, a multiprocessor runs at once where nothing else does.
+    /// How many of its blocks, without clusters, a multiprocessor runs at once where nothing else
+    /// does.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -148,7 +179,11 @@ impl Kernel {
     }
 
     /// A launch of that shape on the device's stream.
-    fn config(&self, shape: LaunchShape, attributes: &mut [sys::CUlaunchAttribute]) -> sys::CUlaunchConfig {
+    fn config(
+        &self,
+        shape: LaunchShape,
+        attributes: &mut [sys::CUlaunchAttribute],
+    ) -> sys::CUlaunchConfig {
         sys::CUlaunchConfig {
             gridDimX: shape.grid.0,
             gridDimY: shape.grid.1,
@@ -165,18 +200,20 @@ impl Kernel {
 
     /// Launches it on the device's stream; returns before it has run.
     ///
-    /// Number and sizes of the arguments are checked against the compiled kernel. Their order and meaning, and that the
-    /// addresses are alive until the launch has finished, are for the caller to get right: what goes wrong then is wrong
-    /// on the device, where verification or the driver finds it.
+    /// Number and sizes of the arguments are checked against the compiled kernel. Their order and
+    /// meaning, and that the addresses are alive until the launch has finished, are for the
+    /// caller to get right: what goes wrong then is wrong on the device, where verification or
+    /// the driver finds it.
     ///
     /// # Errors
-    /// When the arguments are not the kernel's, or the launch is refused; the error names the kernel.
+    /// When the arguments are not the kernel's, or the launch is refused; the error names the
+    /// kernel.
     pub fn launch(&self, shape: LaunchShape, arguments: &[Argument]) -> Result<(), BackendError> {
         self.launch_attributed(shape, arguments, &mut [])
     }
 
-    /// The same, with launch attributes. A kernel launched with PDL touches nothing that is written before it on the stream
-    /// until it has waited for that.
+    /// The same, with launch attributes. A kernel launched with PDL touches nothing that is written
+    /// before it on the stream until it has waited for that.
     ///
     /// # Errors
     /// As [`Self::launch`].
@@ -191,7 +228,8 @@ impl Kernel {
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         });
-        let mut attributes: Vec<_> = programmatic.into_iter().chain(attributes.window.map(Window::attribute)).collect();
+        let mut attributes: Vec<_> =
+            programmatic.into_iter().chain(attributes.window.map(Window::attribute)).collect();
         self.launch_attributed(shape, arguments, &mut attributes)
     }
 
@@ -200,12 +238,18 @@ impl Kernel {
         let expected = &self.parameter_bytes;
         if arguments.len() != expected.len() {
             let (given, name) = (arguments.len(), &self.name);
-            return Err(BackendError::Launch(format!("{name} takes {} arguments, {given} were given", expected.len())));
+            return Err(BackendError::Launch(format!(
+                "{name} takes {} arguments, {given} were given",
+                expected.len()
+            )));
         }
-        let wrong = arguments.iter().zip(expected).position(|(argument, &bytes)| argument.bytes() != bytes);
+        let wrong =
+            arguments.iter().zip(expected).position(|(argument, &bytes)| argument.bytes() != bytes);
         wrong.map_or(Ok(()), |index| {
             let (given, bytes, name) = (arguments[index], expected[index], &self.name);
-            Err(BackendError::Launch(format!("argument {index} of {name} is {given:?}, the parameter has {bytes} bytes")))
+            Err(BackendError::Launch(format!(
+                "argument {index} of {name} is {given:?}, the parameter has {bytes} bytes"
+            )))
         })
     }
 
@@ -220,7 +264,9 @@ impl Kernel {
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_PARAMETERS];
         for (pointer, argument) in pointers.iter_mut().zip(arguments) {
             *pointer = match argument {
-                Argument::Address(value) | Argument::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::Address(value) | Argument::U64(value) => {
+                    std::ptr::from_ref(value).cast_mut().cast()
+                }
                 Argument::I32(value) => std::ptr::from_ref(value).cast_mut().cast(),
                 Argument::I64(value) => std::ptr::from_ref(value).cast_mut().cast(),
                 Argument::U32(value) => std::ptr::from_ref(value).cast_mut().cast(),
@@ -229,8 +275,9 @@ impl Kernel {
         }
         let count = arguments.len();
         if attributes.is_empty() {
-            // SAFETY: the pointers are to values that outlive the call, which copies them; `check` found one of the right size for each
-            // parameter; what the kernel does with them happens on the device.
+            // SAFETY: the pointers are to values that outlive the call, which copies them; `check`
+            // found one of the right size for each parameter; what the kernel does with
+            // them happens on the device.
             let launched = unsafe {
                 result::launch_kernel(
                     self.function.cu_function(),
@@ -267,15 +314,26 @@ fn parameter_bytes(function: &CudaFunction, name: &str) -> Result<Vec<usize>, Ba
     loop {
         let (mut offset, mut bytes) = (0, 0);
         // SAFETY: the function belongs to a loaded module; both pointers are valid.
-        let told =
-            unsafe { sys::cuFuncGetParamInfo(function.cu_function(), sizes.len(), &raw mut offset, &raw mut bytes) }.result();
+        let told = unsafe {
+            sys::cuFuncGetParamInfo(
+                function.cu_function(),
+                sizes.len(),
+                &raw mut offset,
+                &raw mut bytes,
+            )
+        }
+        .result();
         match told {
             // The documented answer to an index beyond the last parameter.
             Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE)) => return Ok(sizes),
-            other => other.map_err(|error| failed(&format!("tell the parameters of {name}"), &error))?,
+            other => {
+                other.map_err(|error| failed(&format!("tell the parameters of {name}"), &error))?
+            }
         }
         if sizes.len() == MAX_PARAMETERS {
-            return Err(BackendError::Launch(format!("{name} has more than {MAX_PARAMETERS} parameters: pass a struct in memory")));
+            return Err(BackendError::Launch(format!(
+                "{name} has more than {MAX_PARAMETERS} parameters: pass a struct in memory"
+            )));
         }
         sizes.push(bytes);
     }
@@ -291,7 +349,10 @@ mod tests {
         assert_eq!(shape([3, 2, 1]), Ok(6));
         assert_eq!(shape([i32::MAX as usize, 1, 1]), Ok(i32::MAX as u64));
         for many in [[1 << 31, 1, 1], [1, 70_000, 1], [1, 1, 70_000], [1 << 40, 1, 1]] {
-            assert_eq!(shape(many), Err(BackendError::Launch("needs more blocks than a grid holds".to_owned())));
+            assert_eq!(
+                shape(many),
+                Err(BackendError::Launch("needs more blocks than a grid holds".to_owned()))
+            );
         }
         assert_eq!(shape([0, 1, 1]), Err(BackendError::Launch("needs no block at all".to_owned())));
         assert_eq!(LaunchShape::covering(1000, 64, 4).map(|shape| shape.grid), Ok((4, 1, 1)));

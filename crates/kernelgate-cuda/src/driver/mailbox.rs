@@ -24,10 +24,13 @@ impl Mailbox {
     pub fn new() -> Result<Self, BackendError> {
         let bytes = 2 * APART * size_of::<AtomicU32>();
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
-        // SAFETY: a context is current on this thread: the device that the mailbox is for was opened here.
-        let memory = unsafe { result::malloc_host(bytes, flags) }.map_err(|error| failed("pin host memory", &error))?;
-        let words = NonNull::new(memory.cast::<AtomicU32>())
-            .ok_or_else(|| BackendError::Launch("failed to pin host memory: no address".to_owned()))?;
+        // SAFETY: a context is current on this thread: the device that the mailbox is for was
+        // opened here.
+        let memory = unsafe { result::malloc_host(bytes, flags) }
+            .map_err(|error| failed("pin host memory", &error))?;
+        let words = NonNull::new(memory.cast::<AtomicU32>()).ok_or_else(|| {
+            BackendError::Launch("failed to pin host memory: no address".to_owned())
+        })?;
         let mailbox = Self { words };
         mailbox.to_device().store(0, Ordering::Release);
         mailbox.from_device().store(0, Ordering::Release);
@@ -36,7 +39,8 @@ impl Mailbox {
 
     /// The word that the device reads.
     pub fn to_device(&self) -> &AtomicU32 {
-        // SAFETY: the allocation holds 2 * APART words, lives as long as `self`, and is only ever accessed atomically.
+        // SAFETY: the allocation holds 2 * APART words, lives as long as `self`, and is only ever
+        // accessed atomically.
         unsafe { self.words.as_ref() }
     }
 
@@ -55,7 +59,8 @@ impl Mailbox {
 
 impl Drop for Mailbox {
     fn drop(&mut self) {
-        // SAFETY: allocated by `malloc_host` and not used again. A broken context cannot free it, and the process then ends anyway.
+        // SAFETY: allocated by `malloc_host` and not used again. A broken context cannot free it,
+        // and the process then ends anyway.
         let _ = unsafe { result::free_host(self.words.as_ptr().cast()) };
     }
 }

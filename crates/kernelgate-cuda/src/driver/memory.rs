@@ -19,18 +19,22 @@ pub fn require(device: &Device, bytes: u64) -> Result<(), BackendError> {
     check(bytes, free, total)
 }
 
-/// Free and total device memory, bytes, once the launches have finished and what was freed has left the driver's pool.
+/// Free and total device memory, bytes, once the launches have finished and what was freed has left
+/// the driver's pool.
 ///
 /// # Errors
 /// When the driver fails.
 pub fn settled(device: &Device) -> Result<(u64, u64), BackendError> {
-    // Patiently first, because what hangs is never finished; then through the driver, which only there takes note of what was freed.
+    // Patiently first, because what hangs is never finished; then through the driver, which only
+    // there takes note of what was freed.
     device.synchronize()?;
     device.stream().synchronize().map_err(|error| failed("wait for the GPU", &error))?;
-    // SAFETY: the device of an open context; what the pool gives up, nobody holds. A device without pools keeps nothing back.
+    // SAFETY: the device of an open context; what the pool gives up, nobody holds. A device without
+    // pools keeps nothing back.
     unsafe {
         if let Ok(pool) = result::device::get_mem_pool(device.context().cu_device()) {
-            result::mem_pool::trim_to(pool, 0).map_err(|error| failed("return freed memory", &error))?;
+            result::mem_pool::trim_to(pool, 0)
+                .map_err(|error| failed("return freed memory", &error))?;
         }
     }
     device.memory()

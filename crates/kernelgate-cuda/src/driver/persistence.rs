@@ -1,11 +1,15 @@
 //! A range of memory kept in L2 between kernels: the context's set-aside.
 //!
-//! The set-aside belongs to the whole context, so it is taken by a value that gives it back when dropped. Deliberately absent: windows on the
-//! stream, which would last beyond the launches they are for.
+//! The set-aside belongs to the whole context, so it is taken by a value that gives it back when
+//! dropped. Deliberately absent: windows on the stream, which would last beyond the launches they
+//! are for.
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUlimit_enum::CU_LIMIT_PERSISTING_L2_CACHE_SIZE as LIMIT};
+use cudarc::driver::sys::{
+    self, CUdevice_attribute_enum as Attribute,
+    CUlimit_enum::CU_LIMIT_PERSISTING_L2_CACHE_SIZE as LIMIT,
+};
 use cudarc::driver::{CudaContext, DriverError};
 
 use super::device::Device;
@@ -24,27 +28,38 @@ impl SetAside {
     /// Sets aside so many bytes, or as many as the device allows.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] where it allows none: before compute capability 8, on a MIG slice, under MPS; when the driver fails.
+    /// [`BackendError::Unsupported`] where it allows none: before compute capability 8, on a MIG
+    /// slice, under MPS; when the driver fails.
     pub fn new(device: &Device, bytes: usize) -> Result<Self, BackendError> {
         let context = Arc::clone(device.context());
         let attribute = |attribute| {
-            let value = context.attribute(attribute).map_err(|error| failed("describe L2", &error))?;
+            let value =
+                context.attribute(attribute).map_err(|error| failed("describe L2", &error))?;
             Ok::<_, BackendError>(value.max(0) as usize)
         };
         let most_kept = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE)?;
         let most_window = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE)?;
-        let none = || BackendError::Unsupported("this GPU sets no L2 aside for persisting accesses".to_owned());
+        let none = || {
+            BackendError::Unsupported(
+                "this GPU sets no L2 aside for persisting accesses".to_owned(),
+            )
+        };
         if most_kept == 0 || most_window == 0 {
             return Err(none());
         }
-        let tell = || context.get_limit(LIMIT).map_err(|error| failed("tell the set-aside of L2", &error));
+        let tell =
+            || context.get_limit(LIMIT).map_err(|error| failed("tell the set-aside of L2", &error));
         let before = tell()?;
         context.set_limit(LIMIT, bytes.min(most_kept)).map_err(|error| match error {
             DriverError(sys::CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT) => none(),
             error => failed("set L2 aside", &error),
         })?;
         // The driver rounds, and under MPS it does nothing.
-        let mut taken = Self { context: Arc::clone(&context), room: Room { kept: 0, window: most_window }, before };
+        let mut taken = Self {
+            context: Arc::clone(&context),
+            room: Room { kept: 0, window: most_window },
+            before,
+        };
         taken.room.kept = tell()?;
         if taken.room.kept == 0 { Err(none()) } else { Ok(taken) }
     }
@@ -58,7 +73,8 @@ impl SetAside {
 impl Drop for SetAside {
     fn drop(&mut self) {
         // A broken context refuses, and the process then ends anyway.
-        // SAFETY: the limit is set first, which makes the context, alive through `self`, this thread's; no memory is involved.
+        // SAFETY: the limit is set first, which makes the context, alive through `self`, this
+        // thread's; no memory is involved.
         unsafe {
             if self.context.set_limit(LIMIT, self.before).is_ok() {
                 let _ = sys::cuCtxResetPersistingL2Cache();
@@ -75,10 +91,15 @@ struct Room {
 }
 
 impl Room {
-    /// More than fits would push itself out, line by line, before it is used again: then a share of it stays.
+    /// More than fits would push itself out, line by line, before it is used again: then a share of
+    /// it stays.
     fn window(self, address: u64, bytes: usize) -> Window {
         let bytes = bytes.min(self.window);
-        Window { address, bytes, lines: Lines::Keep((self.kept as f64 / bytes.max(1) as f64).min(1.0) as f32) }
+        Window {
+            address,
+            bytes,
+            lines: Lines::Keep((self.kept as f64 / bytes.max(1) as f64).min(1.0) as f32),
+        }
     }
 }
 
@@ -91,12 +112,21 @@ mod tests {
     fn a_window_keeps_what_fits() {
         let room = Room { kept: 30 << 20, window: 128 << 20 };
         let window = |bytes| room.window(4096, bytes);
-        assert_eq!(window(18 << 20), Window { address: 4096, bytes: 18 << 20, lines: Lines::Keep(1.0) });
+        assert_eq!(
+            window(18 << 20),
+            Window { address: 4096, bytes: 18 << 20, lines: Lines::Keep(1.0) }
+        );
         assert_eq!(window(60 << 20).lines, Lines::Keep(0.5));
         // What is beyond the largest window is left to chance.
-        assert_eq!(window(1 << 30), Window { address: 4096, bytes: 128 << 20, lines: Lines::Keep(30.0 / 128.0) });
+        assert_eq!(
+            window(1 << 30),
+            Window { address: 4096, bytes: 128 << 20, lines: Lines::Keep(30.0 / 128.0) }
+        );
         assert_eq!(window(0).lines, Lines::Keep(1.0));
-        assert_eq!(window(1 << 20).released(), Window { address: 4096, bytes: 1 << 20, lines: Lines::Release });
+        assert_eq!(
+            window(1 << 20).released(),
+            Window { address: 4096, bytes: 1 << 20, lines: Lines::Release }
+        );
     }
 
     #[test]
@@ -106,7 +136,10 @@ mod tests {
         let before = limit();
         match SetAside::new(&device, 8 << 20) {
             Ok(taken) => {
-                eprintln!("8388608 bytes asked for, {} set aside, windows up to {}", taken.room.kept, taken.room.window);
+                eprintln!(
+                    "8388608 bytes asked for, {} set aside, windows up to {}",
+                    taken.room.kept, taken.room.window
+                );
                 assert_eq!(limit(), taken.room.kept);
                 drop(taken);
             }

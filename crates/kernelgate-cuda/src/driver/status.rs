@@ -6,8 +6,9 @@ use crate::BackendError;
 
 /// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
 pub fn describe(error: &DriverError) -> String {
-    let text =
-        |text: Result<&std::ffi::CStr, DriverError>| text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+    let text = |text: Result<&std::ffi::CStr, DriverError>| {
+        text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+    };
     format!("{} ({})", text(error.error_name()), text(error.error_string()))
 }
 

@@ -11,7 +11,11 @@ use crate::BackendError;
 ///
 /// # Errors
 /// When something on the stream failed, or has not finished by then: [`BackendError::Lost`].
-pub fn finish(stream: &CudaStream, marker: &CudaEvent, timeout: Duration) -> Result<(), BackendError> {
+pub fn finish(
+    stream: &CudaStream,
+    marker: &CudaEvent,
+    timeout: Duration,
+) -> Result<(), BackendError> {
     marker.record(stream).map_err(|error| failed("record an event", &error))?;
     let start = Instant::now();
     loop {
@@ -23,7 +27,10 @@ pub fn finish(stream: &CudaStream, marker: &CudaEvent, timeout: Duration) -> Res
         }
         let waited = start.elapsed();
         if waited > timeout {
-            return Err(BackendError::Lost(format!("a kernel did not finish within {} s", timeout.as_secs())));
+            return Err(BackendError::Lost(format!(
+                "a kernel did not finish within {} s",
+                timeout.as_secs()
+            )));
         }
         // A launch of microseconds is met at once; a long one does not burn a core.
         if waited > Duration::from_millis(2) {

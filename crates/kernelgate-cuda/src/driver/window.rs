@@ -30,7 +30,9 @@ impl Window {
 
     /// As a launch takes it.
     pub(super) fn attribute(self) -> sys::CUlaunchAttribute {
-        use sys::CUaccessProperty_enum::{CU_ACCESS_PROPERTY_NORMAL as NORMAL, CU_ACCESS_PROPERTY_PERSISTING as PERSISTING};
+        use sys::CUaccessProperty_enum::{
+            CU_ACCESS_PROPERTY_NORMAL as NORMAL, CU_ACCESS_PROPERTY_PERSISTING as PERSISTING,
+        };
         let (hit_ratio, hit) = match self.lines {
             Lines::Keep(share) => (share, PERSISTING),
             Lines::Release => (1.0, NORMAL),
@@ -60,13 +62,19 @@ mod tests {
         let window = Window { address: 4096, bytes: 512, lines: Lines::Keep(0.25) };
         let found = |window: Window| {
             let attribute = window.attribute();
-            assert_eq!(attribute.id, sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW);
+            assert_eq!(
+                attribute.id,
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+            );
             // SAFETY: the id says which field was written.
             let value = unsafe { attribute.value.accessPolicyWindow };
             (value.base_ptr as u64, value.num_bytes, value.hitRatio, value.hitProp, value.missProp)
         };
         let normal = Property::CU_ACCESS_PROPERTY_NORMAL;
-        assert_eq!(found(window), (4096, 512, 0.25, Property::CU_ACCESS_PROPERTY_PERSISTING, normal));
+        assert_eq!(
+            found(window),
+            (4096, 512, 0.25, Property::CU_ACCESS_PROPERTY_PERSISTING, normal)
+        );
         assert_eq!(found(window.released()), (4096, 512, 1.0, normal, normal));
     }
 }

@@ -11,7 +11,10 @@ const READ: KernelSpec<usize> = KernelSpec {
     constants: |_| vec![("PACKETS", READ_PACKETS)],
     variants: || vec![1],
     ..KernelSpec::new(
-        Source::new("measure/read_bandwidth", include_str!("../../kernels/measure/read_bandwidth.cu")),
+        Source::new(
+            "measure/read_bandwidth",
+            include_str!("../../kernels/measure/read_bandwidth.cu"),
+        ),
         "measure_read_bandwidth",
         READ_THREADS,
         |packets| [packets.div_ceil(READ_THREADS * READ_PACKETS), 1, 1],
@@ -24,7 +27,10 @@ const WRITE: KernelSpec<usize> = KernelSpec {
     constants: |_| vec![("PACKETS", WRITE_PACKETS)],
     variants: || vec![1],
     ..KernelSpec::new(
-        Source::new("measure/write_bandwidth", include_str!("../../kernels/measure/write_bandwidth.cu")),
+        Source::new(
+            "measure/write_bandwidth",
+            include_str!("../../kernels/measure/write_bandwidth.cu"),
+        ),
         "measure_write_bandwidth",
         WRITE_THREADS,
         |packets| [packets.div_ceil(WRITE_THREADS * WRITE_PACKETS), 1, 1],
@@ -37,7 +43,10 @@ const COPY: KernelSpec<usize> = KernelSpec {
     constants: |_| vec![("PACKETS", COPY_PACKETS)],
     variants: || vec![1],
     ..KernelSpec::new(
-        Source::new("measure/copy_bandwidth", include_str!("../../kernels/measure/copy_bandwidth.cu")),
+        Source::new(
+            "measure/copy_bandwidth",
+            include_str!("../../kernels/measure/copy_bandwidth.cu"),
+        ),
         "measure_copy_bandwidth",
         COPY_THREADS,
         |packets| [packets.div_ceil(COPY_THREADS * COPY_PACKETS), 1, 1],
@@ -57,7 +66,8 @@ pub struct Passes {
 const PACKET: u64 = 16;
 
 impl Passes {
-    /// Compiles the kernels and fills a buffer of that many bytes with `pattern` over and over (random numbers: zeros are faster).
+    /// Compiles the kernels and fills a buffer of that many bytes with `pattern` over and over
+    /// (random numbers: zeros are faster).
     ///
     /// # Errors
     /// When a kernel does not compile or memory is short.
@@ -80,7 +90,8 @@ impl Passes {
         let arguments = [
             Argument::from(&self.buffer),
             Argument::I64(packets as i64),
-            // The kernel writes its sum where it equals this, so that the loads cannot be left out.
+            // The kernel writes its sum where it equals this, so that the loads cannot be left
+            // out.
             Argument::U32(0xdead_beef),
             Argument::from(&self.guard),
         ];
@@ -93,7 +104,11 @@ impl Passes {
     /// As [`Self::read`].
     pub fn write(&self, bytes: u64) -> Result<(), BackendError> {
         let packets = self.packets(bytes)?;
-        let arguments = [Argument::from(&self.buffer), Argument::I64(packets as i64), Argument::U32(0x9e37_79b9)];
+        let arguments = [
+            Argument::from(&self.buffer),
+            Argument::I64(packets as i64),
+            Argument::U32(0x9e37_79b9),
+        ];
         self.write.kernel().launch(WRITE.shape(&packets)?, &arguments)
     }
 
@@ -110,7 +125,10 @@ impl Passes {
 
     fn packets(&self, bytes: u64) -> Result<usize, BackendError> {
         if bytes > self.buffer.bytes() as u64 {
-            return Err(BackendError::Launch(format!("a pass over {bytes} bytes of a buffer of {}", self.buffer.bytes())));
+            return Err(BackendError::Launch(format!(
+                "a pass over {bytes} bytes of a buffer of {}",
+                self.buffer.bytes()
+            )));
         }
         Ok((bytes / PACKET) as usize)
     }

@@ -20,9 +20,13 @@ mod tests {
     fn every_kernel_file_has_its_row() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels").join("measure");
         let entries = std::fs::read_dir(folder).unwrap();
-        let mut files: Vec<_> = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
-        let mut listed: Vec<_> =
-            kernels().iter().map(|kernel| format!("{}.cu", &kernel.build.source.file["measure/".len()..])).collect();
+        let mut files: Vec<_> = entries
+            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+            .collect();
+        let mut listed: Vec<_> = kernels()
+            .iter()
+            .map(|kernel| format!("{}.cu", &kernel.build.source.file["measure/".len()..]))
+            .collect();
         files.sort();
         listed.sort();
         assert_eq!(files, listed);

@@ -7,14 +7,22 @@ pub(super) const KERNELS: &[KernelSpec<()>] = &[EMPTY, SPIN];
 
 const EMPTY: KernelSpec<()> = KernelSpec {
     variants: || vec![()],
-    ..KernelSpec::new(Source::new("measure/empty", include_str!("../../kernels/measure/empty.cu")), "measure_empty", 32, |()| {
-        [1, 1, 1]
-    })
+    ..KernelSpec::new(
+        Source::new("measure/empty", include_str!("../../kernels/measure/empty.cu")),
+        "measure_empty",
+        32,
+        |()| [1, 1, 1],
+    )
 };
 
 const SPIN: KernelSpec<()> = KernelSpec {
     variants: || vec![()],
-    ..KernelSpec::new(Source::new("measure/spin", include_str!("../../kernels/measure/spin.cu")), "measure_spin", 1, |()| [1, 1, 1])
+    ..KernelSpec::new(
+        Source::new("measure/spin", include_str!("../../kernels/measure/spin.cu")),
+        "measure_spin",
+        1,
+        |()| [1, 1, 1],
+    )
 };
 
 /// A kernel that does nothing.

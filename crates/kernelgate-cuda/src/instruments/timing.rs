@@ -1,4 +1,5 @@
-//! The kernels that measuring needs on the stream: a blocker, clock probes, an L2 flush. How they are used is `measure`'s business.
+//! The kernels that measuring needs on the stream: a blocker, clock probes, an L2 flush. How they
+//! are used is `measure`'s business.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -84,7 +85,12 @@ impl Instruments {
         self.mailbox.from_device().store(0, Ordering::Release);
         let (flag, outcome) = self.mailbox.addresses();
         let timeout_ns = Argument::U64(timeout.as_nanos() as u64);
-        let arguments = [Argument::Address(flag), Argument::U32(self.ticket), timeout_ns, Argument::Address(outcome)];
+        let arguments = [
+            Argument::Address(flag),
+            Argument::U32(self.ticket),
+            timeout_ns,
+            Argument::Address(outcome),
+        ];
         self.blocker.launch(&arguments)
     }
 
@@ -115,15 +121,17 @@ impl Instruments {
         self.flush.launch(&[Argument::from(&self.flushed), packets])
     }
 
-    /// SM clock between probe 0 and probe 1, both of which have run, MHz. Cycles of different multiprocessors do not compare: none
-    /// then.
+    /// SM clock between probe 0 and probe 1, both of which have run, MHz. Cycles of different
+    /// multiprocessors do not compare: none then.
     ///
     /// # Errors
     /// When the device fails.
     pub fn clock_mhz(&self) -> Result<Option<f64>, BackendError> {
         let [before, after] = [read(&self.probes[0])?, read(&self.probes[1])?];
-        let (elapsed_ns, cycles) = (after[0].saturating_sub(before[0]), after[1].saturating_sub(before[1]));
-        Ok((before[2] == after[2] && elapsed_ns > 0).then(|| cycles as f64 / elapsed_ns as f64 * 1e3))
+        let (elapsed_ns, cycles) =
+            (after[0].saturating_sub(before[0]), after[1].saturating_sub(before[1]));
+        Ok((before[2] == after[2] && elapsed_ns > 0)
+            .then(|| cycles as f64 / elapsed_ns as f64 * 1e3))
     }
 }
 

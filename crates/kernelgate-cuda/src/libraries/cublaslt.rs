@@ -50,7 +50,9 @@ impl Operands {
     }
 
     const fn types(self) -> (sys::cudaDataType, sys::cudaDataType, sys::cublasComputeType_t) {
-        use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F as COMPUTE, CUBLAS_COMPUTE_32F_FAST_TF32 as TENSOR};
+        use sys::cublasComputeType_t::{
+            CUBLAS_COMPUTE_32F as COMPUTE, CUBLAS_COMPUTE_32F_FAST_TF32 as TENSOR,
+        };
         use sys::cudaDataType_t as D;
         match self {
             Self::Fp8 => (D::CUDA_R_8F_E4M3, D::CUDA_R_16BF, COMPUTE),
@@ -79,18 +81,27 @@ pub struct SquareGemm {
 const WORKSPACE_BYTES: usize = 32 << 20;
 
 impl SquareGemm {
-    /// Prepares the GEMM of two `size`×`size` matrices, whose elements lie in `a` and `b`; `None` where the library is missing.
+    /// Prepares the GEMM of two `size`×`size` matrices, whose elements lie in `a` and `b`; `None`
+    /// where the library is missing.
     ///
     /// # Errors
-    /// When the elements are not as many as that, the library fails or knows no algorithm, or memory is short.
-    pub fn new(device: &Arc<Device>, operands: Operands, size: u64, [a, b]: [&[u8]; 2]) -> Result<Option<Self>, BackendError> {
+    /// When the elements are not as many as that, the library fails or knows no algorithm, or
+    /// memory is short.
+    pub fn new(
+        device: &Arc<Device>,
+        operands: Operands,
+        size: u64,
+        [a, b]: [&[u8]; 2],
+    ) -> Result<Option<Self>, BackendError> {
         if library::load(Library::CublasLt).is_none() {
             return Ok(None);
         }
         let (input, output, compute) = operands.types();
         let elements = (size * size) as usize;
         if [a, b].iter().any(|matrix| matrix.len() != elements * operands.bytes()) {
-            return Err(BackendError::Launch(format!("a GEMM of {size} by {size} with operands of another size")));
+            return Err(BackendError::Launch(format!(
+                "a GEMM of {size} by {size} with operands of another size"
+            )));
         }
         let output_bytes = if operands == Operands::Fp8 { 2 } else { operands.bytes() };
         // In this order: from here on the destructor gives back what was made.
@@ -107,14 +118,18 @@ impl SquareGemm {
             workspace: device.allocate(WORKSPACE_BYTES)?,
         };
         gemm.handle = result::create_handle().map_err(failed("open"))?;
-        gemm.description =
-            result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F).map_err(failed("describe a product"))?;
-        gemm.operand = result::create_matrix_layout(input, size, size, size as i64).map_err(failed("describe a matrix"))?;
-        gemm.result = result::create_matrix_layout(output, size, size, size as i64).map_err(failed("describe a matrix"))?;
+        gemm.description = result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F)
+            .map_err(failed("describe a product"))?;
+        gemm.operand = result::create_matrix_layout(input, size, size, size as i64)
+            .map_err(failed("describe a matrix"))?;
+        gemm.result = result::create_matrix_layout(output, size, size, size as i64)
+            .map_err(failed("describe a matrix"))?;
         gemm.transpose_a().map_err(failed("transpose"))?;
         let (operand, result) = (gemm.operand, gemm.result);
         // SAFETY: handle, description and layouts were made above and are alive.
-        let proposed = unsafe { propose(gemm.handle, gemm.description, [operand, operand, result], WORKSPACE_BYTES) };
+        let proposed = unsafe {
+            propose(gemm.handle, gemm.description, [operand, operand, result], WORKSPACE_BYTES)
+        };
         gemm.algorithms = proposed.map_err(failed("propose an algorithm"))?;
         Ok(Some(gemm))
     }
@@ -131,8 +146,9 @@ impl SquareGemm {
     pub fn launch(&self, algorithm: usize) -> Result<(), BackendError> {
         let (one, zero) = (1f32, 0f32);
         let pointer = |buffer: &Buffer| buffer.address() as *mut c_void;
-        // SAFETY: handle, descriptions and algorithm belong together and to this GEMM; the buffers are as large as described and
-        // live as long as `self`; the scalars are f32 as the description says and are read during the call.
+        // SAFETY: handle, descriptions and algorithm belong together and to this GEMM; the buffers
+        // are as large as described and live as long as `self`; the scalars are f32 as the
+        // description says and are read during the call.
         unsafe {
             result::matmul(
                 self.handle,
@@ -163,18 +179,25 @@ impl SquareGemm {
         let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
         // SAFETY: the description is alive; the attribute is of that type and copied.
         unsafe {
-            result::set_matmul_desc_attribute(self.description, attribute, (&raw const transposed).cast(), size_of_val(&transposed))
+            result::set_matmul_desc_attribute(
+                self.description,
+                attribute,
+                (&raw const transposed).cast(),
+                size_of_val(&transposed),
+            )
         }
     }
 }
 
 impl Drop for SquareGemm {
     fn drop(&mut self) {
-        // SAFETY: each is destroyed once, if it was made; nothing of the GEMM runs any more once the buffers are freed in order.
+        // SAFETY: each is destroyed once, if it was made; nothing of the GEMM runs any more once
+        // the buffers are freed in order.
         unsafe {
             let _ = (!self.result.is_null()).then(|| result::destroy_matrix_layout(self.result));
             let _ = (!self.operand.is_null()).then(|| result::destroy_matrix_layout(self.operand));
-            let _ = (!self.description.is_null()).then(|| result::destroy_matmul_desc(self.description));
+            let _ = (!self.description.is_null())
+                .then(|| result::destroy_matmul_desc(self.description));
             let _ = (!self.handle.is_null()).then(|| result::destroy_handle(self.handle));
         }
     }
@@ -183,7 +206,8 @@ impl Drop for SquareGemm {
 /// Algorithms asked for.
 const MAX_ALGORITHMS: usize = 8;
 
-/// The algorithms that the library proposes for d = a·b with matrices of these layouts (a, b, d), the most promising first; at least one.
+/// The algorithms that the library proposes for d = a·b with matrices of these layouts (a, b, d),
+/// the most promising first; at least one.
 ///
 /// # Safety
 /// The handle, the description and the layouts are alive.
@@ -197,12 +221,20 @@ pub(super) unsafe fn propose(
     workspace_bytes: usize,
 ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CublasError> {
     let preference = result::create_matmul_pref()?;
-    let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-    let mut proposals = [std::mem::MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit(); MAX_ALGORITHMS];
+    let attribute =
+        sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+    let mut proposals =
+        [std::mem::MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit(); MAX_ALGORITHMS];
     let mut count = 0;
-    // SAFETY: what the caller passed is alive; the attribute is a size_t and copied; there is room for the proposals asked for.
+    // SAFETY: what the caller passed is alive; the attribute is a size_t and copied; there is room
+    // for the proposals asked for.
     let outcome = unsafe {
-        let set = result::set_matmul_pref_attribute(preference, attribute, (&raw const workspace_bytes).cast(), size_of::<usize>());
+        let set = result::set_matmul_pref_attribute(
+            preference,
+            attribute,
+            (&raw const workspace_bytes).cast(),
+            size_of::<usize>(),
+        );
         let asked = sys::cublasLtMatmulAlgoGetHeuristic(
             handle,
             description,
@@ -220,9 +252,17 @@ pub(super) unsafe fn propose(
     };
     outcome?;
     // SAFETY: the library filled the first `count`.
-    let proposals = proposals[..count.max(0) as usize].iter().map(|proposal| unsafe { proposal.assume_init() });
-    let algorithms: Vec<_> = proposals.filter(|proposal| proposal.state.result().is_ok()).map(|proposal| proposal.algo).collect();
-    if algorithms.is_empty() { Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) } else { Ok(algorithms) }
+    let proposals =
+        proposals[..count.max(0) as usize].iter().map(|proposal| unsafe { proposal.assume_init() });
+    let algorithms: Vec<_> = proposals
+        .filter(|proposal| proposal.state.result().is_ok())
+        .map(|proposal| proposal.algo)
+        .collect();
+    if algorithms.is_empty() {
+        Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED))
+    } else {
+        Ok(algorithms)
+    }
 }
 
 pub(super) fn failed(action: &'static str) -> impl Fn(CublasError) -> BackendError {

@@ -1,6 +1,7 @@
 //! GEMMs of row-major matrices by cuBLASLt, for implementations that stand on the library.
 //!
-//! Everything is described and chosen while a case is prepared; launching allocates nothing and can be captured.
+//! Everything is described and chosen while a case is prepared; launching allocates nothing and can
+//! be captured.
 
 use std::ffi::c_void;
 use std::rc::Rc;
@@ -40,7 +41,8 @@ impl Blas {
     pub fn open(device: &Arc<Device>, lanes: usize) -> Result<Rc<Self>, BackendError> {
         available().map_err(BackendError::Unsupported)?;
         let lane = |number: usize| {
-            let stream = if number == 0 { Arc::clone(device.stream()) } else { device.another_stream()? };
+            let stream =
+                if number == 0 { Arc::clone(device.stream()) } else { device.another_stream()? };
             Ok(Lane { stream, workspace: device.allocate(WORKSPACE_BYTES)? })
         };
         let lanes = (0..lanes.max(1)).map(lane).collect::<Result<_, BackendError>>()?;
@@ -59,7 +61,8 @@ impl Blas {
 /// # Errors
 /// How to get it.
 pub fn available() -> Result<(), String> {
-    let missing = || format!("{} is missing: {}", Library::CublasLt.name(), Library::CublasLt.advice());
+    let missing =
+        || format!("{} is missing: {}", Library::CublasLt.name(), Library::CublasLt.advice());
     library::load(Library::CublasLt).map(drop).ok_or_else(missing)
 }
 
@@ -95,14 +98,15 @@ pub struct Gemm {
     chosen: usize,
 }
 
-/// How much faster another algorithm than the library's first must be to be chosen: less could be noise, and the choice another one in the
-/// next process.
+/// How much faster another algorithm than the library's first must be to be chosen: less could be
+/// noise, and the choice another one in the next process.
 const CLEARLY_FASTER: f64 = 0.97;
 /// Rounds of which the fastest counts.
 const ROUNDS: usize = 3;
 
 impl Gemm {
-    /// Describes a GEMM and asks for its algorithms; the library's first is used until another one is chosen.
+    /// Describes a GEMM and asks for its algorithms; the library's first is used until another one
+    /// is chosen.
     ///
     /// # Errors
     /// When the library fails or knows no algorithm.
@@ -119,7 +123,8 @@ impl Gemm {
             chosen: 0,
         };
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
-        gemm.description = result::create_matmul_desc(compute, CUDA_R_32F).map_err(failed("describe a product"))?;
+        gemm.description = result::create_matmul_desc(compute, CUDA_R_32F)
+            .map_err(failed("describe a product"))?;
         if transposed {
             // CUBLAS_OP_T.
             let operation = 1i32;
@@ -137,20 +142,24 @@ impl Gemm {
         // A row-major matrix is a column-major one of swapped extents: yᵀ = wᵀ·xᵀ.
         let (w_rows, w_columns) = if transposed { (depth, columns) } else { (columns, depth) };
         let output = if wide { CUDA_R_32F } else { CUDA_R_16BF };
-        for (layout, (dtype, rows, columns)) in
-            gemm.layouts.iter_mut().zip([(CUDA_R_16BF, w_rows, w_columns), (CUDA_R_16BF, depth, rows), (output, columns, rows)])
-        {
+        for (layout, (dtype, rows, columns)) in gemm.layouts.iter_mut().zip([
+            (CUDA_R_16BF, w_rows, w_columns),
+            (CUDA_R_16BF, depth, rows),
+            (output, columns, rows),
+        ]) {
             *layout = result::create_matrix_layout(dtype, rows as u64, columns as u64, rows as i64)
                 .map_err(failed("describe a matrix"))?;
         }
         // SAFETY: handle, description and layouts were made above and are alive.
-        let proposed = unsafe { propose(blas.handle, gemm.description, gemm.layouts, WORKSPACE_BYTES) };
+        let proposed =
+            unsafe { propose(blas.handle, gemm.description, gemm.layouts, WORKSPACE_BYTES) };
         gemm.algorithms = proposed.map_err(failed("propose an algorithm"))?;
         Ok(gemm)
     }
 
-    /// Times every algorithm on all of these (x, w, y), one after the other as a graph, and keeps the fastest from here on. Many different
-    /// operands are as cold as they will be when the GEMM is one of many.
+    /// Times every algorithm on all of these (x, w, y), one after the other as a graph, and keeps
+    /// the fastest from here on. Many different operands are as cold as they will be when the
+    /// GEMM is one of many.
     ///
     /// What is in y is lost.
     ///
@@ -184,8 +193,8 @@ impl Gemm {
         Ok(())
     }
 
-    /// Enqueues it in a lane: device addresses of x, w and y, matrices as described, alive until the GEMM has been computed;
-    /// y overlaps neither x nor w.
+    /// Enqueues it in a lane: device addresses of x, w and y, matrices as described, alive until
+    /// the GEMM has been computed; y overlaps neither x nor w.
     ///
     /// # Errors
     /// When the library refuses.
@@ -193,10 +202,12 @@ impl Gemm {
         let (one, zero) = (1f32, 0f32);
         let [w_layout, x_layout, y_layout] = self.layouts;
         let lane = &self.blas.lanes[lane];
-        let algorithm = self.algorithms.get(self.chosen).map_or(std::ptr::null(), std::ptr::from_ref);
+        let algorithm =
+            self.algorithms.get(self.chosen).map_or(std::ptr::null(), std::ptr::from_ref);
         let address = |address: u64| address as *mut c_void;
-        // SAFETY: handle, description, layouts and algorithm belong together; the scalars are f32 as described and read during the call;
-        // the workspace lives as long as `self`; x, w and y are addresses on the device and used there only.
+        // SAFETY: handle, description, layouts and algorithm belong together; the scalars are f32
+        // as described and read during the call; the workspace lives as long as `self`; x,
+        // w and y are addresses on the device and used there only.
         unsafe {
             result::matmul(
                 self.blas.handle,
@@ -224,7 +235,8 @@ impl Gemm {
 /// The first, unless another one is clearly faster.
 fn fastest(times: &[f64]) -> usize {
     let Some(&first) = times.first() else { return 0 };
-    let (best, &time) = times.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).expect("there is a first");
+    let (best, &time) =
+        times.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).expect("there is a first");
     if time < CLEARLY_FASTER * first { best } else { 0 }
 }
 
@@ -235,7 +247,8 @@ impl Drop for Gemm {
             for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
                 let _ = result::destroy_matrix_layout(layout);
             }
-            let _ = (!self.description.is_null()).then(|| result::destroy_matmul_desc(self.description));
+            let _ = (!self.description.is_null())
+                .then(|| result::destroy_matmul_desc(self.description));
         }
     }
 }

@@ -33,12 +33,14 @@ impl KernelRecord {
 /// What CUPTI fills and hands back.
 const BUFFER_BYTES: usize = 4 << 20;
 const BUFFER_ALIGN: usize = 8;
-const KIND: sys::CUpti_ActivityKind = sys::CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
+const KIND: sys::CUpti_ActivityKind =
+    sys::CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
 
 /// Records that arrived and were not taken yet. One a process, because CUPTI's callbacks are.
 static RECORDS: Mutex<Vec<KernelRecord>> = Mutex::new(Vec::new());
 
-/// Kernels are being recorded until this is stopped or dropped. It slows launches: never while timing for a result.
+/// Kernels are being recorded until this is stopped or dropped. It slows launches: never while
+/// timing for a result.
 pub struct KernelTrace(());
 
 impl KernelTrace {
@@ -50,13 +52,15 @@ impl KernelTrace {
         if library::load(Library::Cupti).is_none() {
             return Ok(None);
         }
-        activity::register_callbacks(Some(give_buffer), Some(take_buffer)).map_err(failed("begin"))?;
+        activity::register_callbacks(Some(give_buffer), Some(take_buffer))
+            .map_err(failed("begin"))?;
         activity::enable(KIND).map_err(failed("record kernels"))?;
         take();
         Ok(Some(Self(())))
     }
 
-    /// Waits for the device and returns what ran since the start or the last call, in order of their start.
+    /// Waits for the device and returns what ran since the start or the last call, in order of
+    /// their start.
     ///
     /// # Errors
     /// When the device or CUPTI fails.
@@ -81,11 +85,13 @@ fn take() -> Vec<KernelRecord> {
 }
 
 fn layout() -> Layout {
-    Layout::from_size_align(BUFFER_BYTES, BUFFER_ALIGN).expect("the size and alignment are constants")
+    Layout::from_size_align(BUFFER_BYTES, BUFFER_ALIGN)
+        .expect("the size and alignment are constants")
 }
 
 extern "C" fn give_buffer(buffer: *mut *mut u8, size: *mut usize, most_records: *mut usize) {
-    // SAFETY: CUPTI passes three valid addresses. A null buffer is its documented answer to no memory. It is freed below.
+    // SAFETY: CUPTI passes three valid addresses. A null buffer is its documented answer to no
+    // memory. It is freed below.
     unsafe {
         *buffer = alloc(layout());
         *size = if (*buffer).is_null() { 0 } else { BUFFER_BYTES };
@@ -100,16 +106,25 @@ extern "C" fn take_buffer(_: CUcontext, _: u32, buffer: *mut u8, _: usize, valid
     }
     let mut records = RECORDS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut record: *mut sys::CUpti_Activity = std::ptr::null_mut();
-    // SAFETY: the buffer is one of ours with `valid_bytes` of records, which this walks until CUPTI says that there are no more; a
-    // record of that kind has that layout in CUDA 13, and its name lives as long as its module.
+    // SAFETY: the buffer is one of ours with `valid_bytes` of records, which this walks until CUPTI
+    // says that there are no more; a record of that kind has that layout in CUDA 13, and its
+    // name lives as long as its module.
     unsafe {
         while activity::get_next_record(buffer, valid_bytes, &raw mut record).is_ok() {
             if (*record).kind != KIND {
                 continue;
             }
             let kernel = record.cast::<sys::CUpti_ActivityKernel10>().read_unaligned();
-            let name = if kernel.name.is_null() { "".into() } else { CStr::from_ptr(kernel.name).to_string_lossy() };
-            records.push(KernelRecord { name: name.into_owned(), start_ns: kernel.start, end_ns: kernel.end });
+            let name = if kernel.name.is_null() {
+                "".into()
+            } else {
+                CStr::from_ptr(kernel.name).to_string_lossy()
+            };
+            records.push(KernelRecord {
+                name: name.into_owned(),
+                start_ns: kernel.start,
+                end_ns: kernel.end,
+            });
         }
         dealloc(buffer, layout());
     }

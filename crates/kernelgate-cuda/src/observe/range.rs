@@ -1,4 +1,5 @@
-//! Named ranges for a profiler that listens (NVTX): session, case, warm-up, sample; the phases of a computation. Without one a range costs some nanoseconds.
+//! Named ranges for a profiler that listens (NVTX): session, case, warm-up, sample; the phases of a
+//! computation. Without one a range costs some nanoseconds.
 
 /// A range from its making to its drop; ranges nest.
 #[must_use = "a range ends where it is dropped"]

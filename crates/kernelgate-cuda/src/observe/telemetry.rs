@@ -1,4 +1,5 @@
-//! What the card says of itself while it works: clocks, power, temperature, why it holds back, and who else is on it.
+//! What the card says of itself while it works: clocks, power, temperature, why it holds back, and
+//! who else is on it.
 
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
@@ -80,7 +81,10 @@ mod tests {
 
     #[test]
     fn reasons_have_nvmls_names_and_idling_is_none() {
-        assert_eq!(names(ThrottleReasons::GPU_IDLE | ThrottleReasons::SW_POWER_CAP), ["sw_power_cap"]);
+        assert_eq!(
+            names(ThrottleReasons::GPU_IDLE | ThrottleReasons::SW_POWER_CAP),
+            ["sw_power_cap"]
+        );
         assert_eq!(names(ThrottleReasons::GPU_IDLE), [""; 0]);
     }
 }

@@ -25,7 +25,11 @@ impl ListedKernel {
     /// What it goes by in records: the build, and the symbol where that is not the file's name.
     pub fn name(&self) -> String {
         let (build, symbol) = (self.build.name(), self.symbol);
-        if self.build.source.file.replace('/', "_") == symbol { build } else { format!("{build}: {symbol}") }
+        if self.build.source.file.replace('/', "_") == symbol {
+            build
+        } else {
+            format!("{build}: {symbol}")
+        }
     }
 }
 
@@ -39,7 +43,9 @@ pub fn list<P>(rows: &[KernelSpec<P>]) -> Vec<ListedKernel> {
         cluster: row.cluster.map(|blocks| blocks as u32),
         requires: row.requires,
     };
-    rows.iter().flat_map(|row| (row.variants)().iter().map(|p| listed(row, p)).collect::<Vec<_>>()).collect()
+    rows.iter()
+        .flat_map(|row| (row.variants)().iter().map(|p| listed(row, p)).collect::<Vec<_>>())
+        .collect()
 }
 
 #[cfg(test)]

@@ -16,13 +16,16 @@ impl<P> KernelSpec<P> {
     /// Compiles it for `p` (or takes it from the cache), loads it, gives it its shared memory.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] where the GPU is not of an architecture that it runs on, has less
-    /// shared memory than it needs, or does not hold all of its blocks at once where they have to be;
-    /// others when a grid does not hold its blocks, or it does not compile or load.
+    /// [`BackendError::Unsupported`] where the GPU is not of an architecture that it runs on, has
+    /// less shared memory than it needs, or does not hold all of its blocks at once where they
+    /// have to be; others when a grid does not hold its blocks, or it does not compile or load.
     pub fn load(&self, device: &Device, p: &P) -> Result<LoadedKernel, BackendError> {
         let arch = &device.facts().arch;
         if !self.requires.met_by(arch) {
-            return Err(BackendError::Unsupported(format!("needs {}, this GPU is {arch}", self.requires)));
+            return Err(BackendError::Unsupported(format!(
+                "needs {}, this GPU is {arch}",
+                self.requires
+            )));
         }
         let shape = self.shape(p)?;
         if shape.shared_bytes > 0 {
@@ -48,21 +51,36 @@ impl<P> KernelSpec<P> {
     }
 
     /// Whether the device holds all blocks at once where nothing else runs.
-    fn check_residency(&self, device: &Device, kernel: &Kernel, shape: LaunchShape) -> Result<(), BackendError> {
+    fn check_residency(
+        &self,
+        device: &Device,
+        kernel: &Kernel,
+        shape: LaunchShape,
+    ) -> Result<(), BackendError> {
         let (needed, held, what) = match self.cluster {
             Some(cluster) => {
                 let needed = shape.blocks().div_ceil(cluster as u64);
-                (needed, kernel.clusters_at_once(shape, cluster as u32)?, format!("clusters of {cluster} blocks"))
+                (
+                    needed,
+                    kernel.clusters_at_once(shape, cluster as u32)?,
+                    format!("clusters of {cluster} blocks"),
+                )
             }
             None => {
                 let multiprocessors = device.facts().multiprocessors as usize;
-                (shape.blocks(), multiprocessors * kernel.blocks_a_multiprocessor(shape)?, "blocks".to_owned())
+                (
+                    shape.blocks(),
+                    multiprocessors * kernel.blocks_a_multiprocessor(shape)?,
+                    "blocks".to_owned(),
+                )
             }
         };
         if held as u64 >= needed {
             return Ok(());
         }
-        Err(BackendError::Unsupported(format!("its {needed} {what} have to run at once, this GPU runs {held}")))
+        Err(BackendError::Unsupported(format!(
+            "its {needed} {what} have to run at once, this GPU runs {held}"
+        )))
     }
 }
 
@@ -79,7 +97,11 @@ impl LoadedKernel {
     ///
     /// # Errors
     /// As [`Kernel::launch_with`].
-    pub fn launch_with(&self, attributes: LaunchAttributes, arguments: &[Argument]) -> Result<(), BackendError> {
+    pub fn launch_with(
+        &self,
+        attributes: LaunchAttributes,
+        arguments: &[Argument],
+    ) -> Result<(), BackendError> {
         self.kernel.launch_with(attributes, self.shape, arguments)
     }
 

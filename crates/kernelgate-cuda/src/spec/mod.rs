@@ -1,8 +1,9 @@
-//! A kernel as one row of data: source, macros, launch shape, shared memory, cluster, least architecture.
+//! A kernel as one row of data: source, macros, launch shape, shared memory, cluster, least
+//! architecture.
 //!
-//! Launchers load and launch a row ([`KernelSpec::load`]), `kernelgate resources` and the tests list
-//! it ([`list()`]); none of them knows anything of a kernel that is not in its row. Deliberately
-//! absent: a registry. Each family has its rows as constants and one slice of them.
+//! Launchers load and launch a row ([`KernelSpec::load`]), `kernelgate resources` and the tests
+//! list it ([`list()`]); none of them knows anything of a kernel that is not in its row.
+//! Deliberately absent: a registry. Each family has its rows as constants and one slice of them.
 
 mod list;
 mod load;

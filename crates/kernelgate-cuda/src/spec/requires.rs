@@ -17,7 +17,9 @@ impl Requires {
         match self {
             Self::Exactly(wanted) => arch == wanted,
             Self::AtLeast(least) => {
-                let number = arch.trim_start_matches("sm_").trim_end_matches(|c: char| c.is_ascii_alphabetic());
+                let number = arch
+                    .trim_start_matches("sm_")
+                    .trim_end_matches(|c: char| c.is_ascii_alphabetic());
                 number.parse().is_ok_and(|number: u32| number >= least)
             }
         }
@@ -45,7 +47,10 @@ mod tests {
             [false, false, true, true, true]
         );
         let exactly = Requires::Exactly("sm_90a");
-        assert_eq!(["sm_80", "sm_90", "sm_90a", "sm_100a"].map(|arch| exactly.met_by(arch)), [false, false, true, false]);
+        assert_eq!(
+            ["sm_80", "sm_90", "sm_90a", "sm_100a"].map(|arch| exactly.met_by(arch)),
+            [false, false, true, false]
+        );
         assert!(!least.met_by("gfx942"));
         assert_eq!([least.to_string(), exactly.to_string()], ["sm_90 or later", "sm_90a"]);
     }

@@ -10,8 +10,9 @@ use crate::driver::kernel::LaunchShape;
 /// A kernel: all that its launches, its record of resources and its tests need to know of it.
 ///
 /// `P` is what variants and grids depend on: the problem, or the part of it that a family's kernels
-/// share. Rows of one file, or of one family, differ in few fields: write one constant with what they
-/// have in common and `..COMMON` in the others. [`KernelSpec::new`] is a row with nothing special.
+/// share. Rows of one file, or of one family, differ in few fields: write one constant with what
+/// they have in common and `..COMMON` in the others. [`KernelSpec::new`] is a row with nothing
+/// special.
 pub struct KernelSpec<P: 'static> {
     /// The file that holds it; a file may hold several kernels.
     pub source: Source,
@@ -21,8 +22,8 @@ pub struct KernelSpec<P: 'static> {
     /// for all kernels of a file.
     pub defines: fn(&P) -> Vec<String>,
     /// Numbers that the source takes as macros, so that they are written on this side only: block
-    /// sizes, tiles, capacities, shared bytes to assert. The same for all kernels of a file; no part of
-    /// the build's name, from which they have to follow.
+    /// sizes, tiles, capacities, shared bytes to assert. The same for all kernels of a file; no
+    /// part of the build's name, from which they have to follow.
     pub constants: fn(&P) -> Vec<(&'static str, usize)>,
     /// Threads a block.
     pub threads: usize,
@@ -30,9 +31,9 @@ pub struct KernelSpec<P: 'static> {
     pub blocks: fn(&P) -> [usize; 3],
     /// Dynamic shared memory a block, bytes.
     pub shared_bytes: fn(&P) -> usize,
-    /// Whether the multiprocessors keep the whole shared memory while it runs (a carve-out of 100 %).
-    /// Kernels that are to run concurrently need the same carve-out: one that wants another waits until
-    /// the multiprocessor is empty.
+    /// Whether the multiprocessors keep the whole shared memory while it runs (a carve-out of 100
+    /// %). Kernels that are to run concurrently need the same carve-out: one that wants
+    /// another waits until the multiprocessor is empty.
     pub whole_shared: bool,
     /// Blocks of a cluster, in x, as `__cluster_dims__` says; `None` where there are no clusters.
     pub cluster: Option<usize>,
@@ -55,14 +56,22 @@ impl<P> Copy for KernelSpec<P> {}
 
 impl<P> fmt::Debug for KernelSpec<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KernelSpec").field("file", &self.source.file).field("symbol", &self.symbol).finish_non_exhaustive()
+        f.debug_struct("KernelSpec")
+            .field("file", &self.source.file)
+            .field("symbol", &self.symbol)
+            .finish_non_exhaustive()
     }
 }
 
 impl<P> KernelSpec<P> {
     /// A kernel without macros, dynamic shared memory or clusters, for sm_80 and later, of which no
     /// build is recorded.
-    pub const fn new(source: Source, symbol: &'static str, threads: usize, blocks: fn(&P) -> [usize; 3]) -> Self {
+    pub const fn new(
+        source: Source,
+        symbol: &'static str,
+        threads: usize,
+        blocks: fn(&P) -> [usize; 3],
+    ) -> Self {
         Self {
             source,
             symbol,
@@ -102,7 +111,9 @@ mod tests {
         defines: |n| vec![format!("EVEN={}", u8::from(n % 2 == 0))],
         constants: |_| vec![("THREADS", THREADS)],
         shared_bytes: |_| 4 * THREADS,
-        ..KernelSpec::new(Source::new("mine/halve", "text"), "halve", THREADS, |n| [n.div_ceil(THREADS), 1, 1])
+        ..KernelSpec::new(Source::new("mine/halve", "text"), "halve", THREADS, |n| {
+            [n.div_ceil(THREADS), 1, 1]
+        })
     };
 
     #[test]

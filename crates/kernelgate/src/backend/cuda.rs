@@ -6,7 +6,9 @@ use rayon::prelude::*;
 
 use crate::backend::{BackendError, Executable};
 use crate::workload::{Dtype, Tensor, Tensors};
-pub use kernelgate_cuda::{Argument, Buffer, Device, Kernel, KernelSpec, LaunchShape, LoadedKernel, Requires, Source};
+pub use kernelgate_cuda::{
+    Argument, Buffer, Device, Kernel, KernelSpec, LaunchShape, LoadedKernel, Requires, Source,
+};
 
 /// An output on the device.
 pub struct Output {
@@ -25,7 +27,12 @@ impl Output {
     ///
     /// # Errors
     /// When device memory is short.
-    pub fn new(device: &Device, name: &'static str, shape: impl Into<Vec<usize>>, dtype: Dtype) -> Result<Self, BackendError> {
+    pub fn new(
+        device: &Device,
+        name: &'static str,
+        shape: impl Into<Vec<usize>>,
+        dtype: Dtype,
+    ) -> Result<Self, BackendError> {
         let shape = shape.into();
         let buffer = device.allocate(shape.iter().product::<usize>() * dtype.bytes())?;
         Ok(Self { name, shape, dtype, buffer, decode: None })
@@ -42,7 +49,13 @@ impl Output {
         bytes: usize,
         decode: Decode,
     ) -> Result<Self, BackendError> {
-        Ok(Self { name, shape: shape.into(), dtype: Dtype::I8, buffer: device.allocate(bytes)?, decode: Some(decode) })
+        Ok(Self {
+            name,
+            shape: shape.into(),
+            dtype: Dtype::I8,
+            buffer: device.allocate(bytes)?,
+            decode: Some(decode),
+        })
     }
 
     /// Where a kernel writes it.
@@ -50,7 +63,8 @@ impl Output {
         Argument::from(&self.buffer)
     }
 
-    /// NaN in every float format; in integers the byte of [`Tensor::poison`]; in encoded spikes the code that no spike has.
+    /// NaN in every float format; in integers the byte of [`Tensor::poison`]; in encoded spikes the
+    /// code that no spike has.
     const fn poison(&self) -> u8 {
         match (self.dtype, self.decode) {
             (_, Some(_)) => 0xaa,
@@ -105,7 +119,8 @@ impl Executable for CudaTask {
                 }
                 None => {
                     let mut tensor = Tensor::zeroed(output.shape.clone(), output.dtype);
-                    // The system hands out pages when they are first touched: by all cores here, by one in the copy.
+                    // The system hands out pages when they are first touched: by all cores here, by
+                    // one in the copy.
                     tensor.as_bytes_mut().par_chunks_mut(1 << 20).for_each(|part| part.fill(0));
                     output.buffer.download(tensor.as_bytes_mut())?;
                     tensor

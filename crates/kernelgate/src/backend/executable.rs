@@ -4,7 +4,8 @@ use kernelgate_cuda::BackendError;
 
 use crate::workload::Tensors;
 
-/// A problem made ready on a backend: inputs placed, outputs allocated, nothing left to compile or allocate.
+/// A problem made ready on a backend: inputs placed, outputs allocated, nothing left to compile or
+/// allocate.
 pub trait Executable {
     /// Overwrites every output with NaN (0x7f for integers).
     ///

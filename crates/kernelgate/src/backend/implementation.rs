@@ -14,7 +14,8 @@ pub struct Implementation<P> {
     pub name: &'static str,
     /// One line for `kernelgate list`.
     pub about: &'static str,
-    /// Whether it computes this problem; otherwise the reason, a fragment such as "computes f32 only".
+    /// Whether it computes this problem; otherwise the reason, a fragment such as "computes f32
+    /// only".
     pub supports: fn(&P) -> Result<(), String>,
     /// Makes it ready to launch.
     pub prepare: Prepare<P>,
@@ -26,7 +27,8 @@ pub enum Prepare<P> {
     Cpu(fn(&P, Arc<Tensors>) -> cpu::CpuTask),
     /// On an NVIDIA GPU.
     Cuda(CudaPrepare<P>),
-    /// On an NVIDIA GPU, its memory declared: a case that is too large is skipped before anything is allocated.
+    /// On an NVIDIA GPU, its memory declared: a case that is too large is skipped before anything
+    /// is allocated.
     CudaWithin {
         /// Device memory of inputs, outputs and scratch, bytes.
         device_bytes: fn(&P) -> u64,

@@ -36,11 +36,17 @@ pub fn rate(amount: u64, unit: &str, elapsed_ns: f64) -> String {
     format!("{:.4} {prefix}{unit}/s", Significant(per_second / scale))
 }
 
-/// The words of a command line without some flags; those of the first list have a value, after "=" or as the next word.
-pub fn without_flags(mut words: impl Iterator<Item = String>, valued: &[&str], bare: &[&str]) -> Vec<String> {
+/// The words of a command line without some flags; those of the first list have a value, after "="
+/// or as the next word.
+pub fn without_flags(
+    mut words: impl Iterator<Item = String>,
+    valued: &[&str],
+    bare: &[&str],
+) -> Vec<String> {
     let mut kept = Vec::new();
     while let Some(word) = words.next() {
-        let (flag, value) = word.split_once('=').map_or((word.as_str(), None), |(flag, value)| (flag, Some(value)));
+        let (flag, value) =
+            word.split_once('=').map_or((word.as_str(), None), |(flag, value)| (flag, Some(value)));
         if valued.contains(&flag) {
             if value.is_none() {
                 words.next();

@@ -1,4 +1,5 @@
-//! What runs measured, as a table: time, spread, rate, share of the limit; then what was not measured and why.
+//! What runs measured, as a table: time, spread, rate, share of the limit; then what was not
+//! measured and why.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,10 +20,15 @@ pub fn text(runs: &[Run]) -> String {
     for (reason, ids) in skips_by_reason(runs) {
         let _ = write!(out, "\nskipped {}: {reason}: {}", ids.len(), shorten(&ids));
     }
-    let shares = runs.iter().flat_map(|run| run.cases.values()).filter_map(|case| case.samples.contention);
+    let shares =
+        runs.iter().flat_map(|run| run.cases.values()).filter_map(|case| case.samples.contention);
     let most = shares.fold(0.0, f64::max);
     if most > NOTEWORTHY_CONTENTION {
-        let _ = write!(out, "\nwarning: others took up to {:.0}% of the CPU time while a case was measured", 100.0 * most);
+        let _ = write!(
+            out,
+            "\nwarning: others took up to {:.0}% of the CPU time while a case was measured",
+            100.0 * most
+        );
     }
     for run in runs.iter().filter(|run| !run.delays.is_empty()) {
         let _ = write!(out, "\nDELAYED on purpose, nanoseconds a launch: {}", run.delays_text());

@@ -37,7 +37,8 @@ impl Table {
     /// A Markdown table.
     pub fn markdown(&self) -> String {
         let mut lines = self.cleaned(escape).lines(|cells| format!("| {} |", cells.join(" | ")));
-        let rule: Vec<&str> = (0..self.header.len()).map(|column| if column == 0 { "---" } else { "---:" }).collect();
+        let rule: Vec<&str> =
+            (0..self.header.len()).map(|column| if column == 0 { "---" } else { "---:" }).collect();
         lines.insert(1, format!("| {} |", rule.join(" | ")));
         lines.join("\n")
     }
@@ -50,13 +51,17 @@ impl Table {
     fn lines(&self, join: impl Fn(&[String]) -> String) -> Vec<String> {
         let all = || std::iter::once(&self.header).chain(&self.rows);
         let widths: Vec<usize> = (0..self.header.len())
-            .map(|column| all().map(|row| row[column].chars().count().min(WIDEST)).max().unwrap_or(0))
+            .map(|column| {
+                all().map(|row| row[column].chars().count().min(WIDEST)).max().unwrap_or(0)
+            })
             .collect();
         let pad = |row: &Vec<String>| -> Vec<String> {
             row.iter()
                 .zip(&widths)
                 .enumerate()
-                .map(|(column, (cell, &width))| if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") })
+                .map(|(column, (cell, &width))| {
+                    if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+                })
                 .collect()
         };
         all().map(|row| join(&pad(row))).collect()
@@ -86,7 +91,10 @@ mod tests {
         table.row(vec!["a".to_owned(), "1 µs".to_owned()]);
         table.row(vec!["longer".to_owned(), "10 ns".to_owned()]);
         assert_eq!(table.text(), "case     time\na        1 µs\nlonger  10 ns");
-        assert_eq!(table.markdown(), "| case   |  time |\n| --- | ---: |\n| a      |  1 µs |\n| longer | 10 ns |");
+        assert_eq!(
+            table.markdown(),
+            "| case   |  time |\n| --- | ---: |\n| a      |  1 µs |\n| longer | 10 ns |"
+        );
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The flags of a bench binary: Criterion's, mirrored so that we can read them, and our own.
 //!
-//! Criterion parses the process' arguments itself and rejects flags it does not know. Ours therefore become environment variables
-//! and the program replaces itself without them ([`take_own_flags`]); what Criterion sees is exactly its own command line.
+//! Criterion parses the process' arguments itself and rejects flags it does not know. Ours
+//! therefore become environment variables and the program replaces itself without them
+//! ([`take_own_flags`]); what Criterion sees is exactly its own command line.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,7 +23,8 @@ use crate::workload::{Effort, Override};
     no_binary_name = true,
     disable_version_flag = true,
     override_usage = "cargo bench -- [FILTER] [OPTIONS]",
-    after_help = "Unmarked options are Criterion's. Ours can also be given as environment variables, for example KERNELGATE_EFFORT=thorough cargo bench."
+    after_help = "Unmarked options are Criterion's. Ours can also be given as environment \
+                  variables, for example KERNELGATE_EFFORT=thorough cargo bench."
 )]
 pub struct Flags {
     /// Run only cases whose id matches this regular expression
@@ -46,7 +48,8 @@ pub struct Flags {
     /// kernelgate: seed of the random inputs
     #[arg(long, env = "KERNELGATE_SEED", default_value_t = 1)]
     pub seed: u64,
-    /// kernelgate: make launches slower on purpose, to try the gate: nanoseconds added to cases whose id contains CASE
+    /// kernelgate: make launches slower on purpose, to try the gate: nanoseconds added to cases
+    /// whose id contains CASE
     #[arg(long, env = "KERNELGATE_DELAY", value_name = "CASE=NS[,CASE=NS]", value_delimiter = ',')]
     pub delay: Vec<Delay>,
     /// The order of a comparison, which runs this process as a trial
@@ -54,7 +57,13 @@ pub struct Flags {
     pub trial: Option<PathBuf>,
 
     /// A request of the program, which runs this process
-    #[arg(long, env = "KERNELGATE_REQUEST", value_name = "FILE", hide = true, conflicts_with = "trial")]
+    #[arg(
+        long,
+        env = "KERNELGATE_REQUEST",
+        value_name = "FILE",
+        hide = true,
+        conflicts_with = "trial"
+    )]
     pub request: Option<PathBuf>,
 
     /// Run only the case with exactly this id
@@ -194,7 +203,11 @@ impl Flags {
 
     /// Where to run.
     pub const fn wanted(&self) -> DeviceRequest {
-        DeviceRequest { backend: self.backend, device: self.device, timeout: Duration::from_secs(self.timeout) }
+        DeviceRequest {
+            backend: self.backend,
+            device: self.device,
+            timeout: Duration::from_secs(self.timeout),
+        }
     }
 
     /// How much to run.
@@ -222,22 +235,34 @@ impl Flags {
     /// # Errors
     /// Names the flag.
     pub fn check(&self) -> Result<(), HarnessError> {
-        for name in [&self.save_baseline, &self.baseline, &self.baseline_lenient, &self.load_baseline].into_iter().flatten() {
+        for name in
+            [&self.save_baseline, &self.baseline, &self.baseline_lenient, &self.load_baseline]
+                .into_iter()
+                .flatten()
+        {
             check_name(name).map_err(|error| HarnessError::Usage(error.to_string()))?;
         }
         if self.save_baseline.is_some() && !self.delay.is_empty() {
-            return Err(HarnessError::Usage("--save-baseline takes no run with --delay (KERNELGATE_DELAY)".to_owned()));
+            return Err(HarnessError::Usage(
+                "--save-baseline takes no run with --delay (KERNELGATE_DELAY)".to_owned(),
+            ));
         }
         if self.trial.is_some() && self.mode() != Mode::Bench {
             return Err(HarnessError::Usage(
-                "KERNELGATE_TRIAL is for processes that measure: `kernelgate compare` sets it".to_owned(),
+                "KERNELGATE_TRIAL is for processes that measure: `kernelgate compare` sets it"
+                    .to_owned(),
             ));
         }
         if self.request.is_some() && self.mode() != Mode::Bench {
-            return Err(HarnessError::Usage("KERNELGATE_REQUEST is for processes that `kernelgate` runs: unset it".to_owned()));
+            return Err(HarnessError::Usage(
+                "KERNELGATE_REQUEST is for processes that `kernelgate` runs: unset it".to_owned(),
+            ));
         }
-        let refuse = |flag: &str, wanted: &str| Err(HarnessError::Usage(format!("{flag} takes {wanted}")));
-        let positive = |value: Option<f64>| value.is_none_or(|value| value > 0.0 && value.is_finite() && value < 1e9);
+        let refuse =
+            |flag: &str, wanted: &str| Err(HarnessError::Usage(format!("{flag} takes {wanted}")));
+        let positive = |value: Option<f64>| {
+            value.is_none_or(|value| value > 0.0 && value.is_finite() && value < 1e9)
+        };
         let fraction = |value: Option<f64>| value.is_none_or(|value| value > 0.0 && value < 1.0);
         if self.sample_size.is_some_and(|count| count < 10) {
             return refuse("--sample-size", "a number from 10");
@@ -248,7 +273,9 @@ impl Flags {
         if self.profile_time.is_some_and(|seconds| !(1.0..1e9).contains(&seconds)) {
             return refuse("--profile-time", "seconds from 1");
         }
-        for (flag, value) in [("--warm-up-time", self.warm_up_time), ("--measurement-time", self.measurement_time)] {
+        for (flag, value) in
+            [("--warm-up-time", self.warm_up_time), ("--measurement-time", self.measurement_time)]
+        {
             if !positive(value) {
                 return refuse(flag, "seconds above 0");
             }
@@ -256,7 +283,10 @@ impl Flags {
         if !positive(self.noise_threshold) {
             return refuse("--noise-threshold", "a number above 0");
         }
-        for (flag, value) in [("--confidence-level", self.confidence_level), ("--significance-level", self.significance_level)] {
+        for (flag, value) in [
+            ("--confidence-level", self.confidence_level),
+            ("--significance-level", self.significance_level),
+        ] {
             if !fraction(value) {
                 return refuse(flag, "a number between 0 and 1");
             }
@@ -264,7 +294,9 @@ impl Flags {
         if self.plotting_backend.as_deref() == Some("gnuplot")
             && std::process::Command::new("gnuplot").arg("--version").output().is_err()
         {
-            return Err(HarnessError::Usage("--plotting-backend gnuplot: gnuplot is not installed".to_owned()));
+            return Err(HarnessError::Usage(
+                "--plotting-backend gnuplot: gnuplot is not installed".to_owned(),
+            ));
         }
         Ok(())
     }
@@ -286,9 +318,11 @@ const OWN: [(&str, &str); 9] = [
 /// Our flags as environment variables, by name.
 pub type OwnFlags = Vec<(&'static str, String)>;
 
-/// Splits a command line into what Criterion may see and the environment that carries our flags; `None` when it has none of ours.
+/// Splits a command line into what Criterion may see and the environment that carries our flags;
+/// `None` when it has none of ours.
 ///
-/// Values of a repeated flag are joined by spaces, delays by commas. A flag without a value stays, for the parser to complain about.
+/// Values of a repeated flag are joined by spaces, delays by commas. A flag without a value stays,
+/// for the parser to complain about.
 pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags)> {
     let (mut rest, mut own) = (Vec::new(), OwnFlags::new());
     let mut arguments = arguments.iter();
@@ -303,8 +337,13 @@ pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags
             continue;
         };
         // cargo appends `--bench`: a flag is nobody's value.
-        let next =
-            || arguments.clone().next().map(|value| value.to_string_lossy().into_owned()).filter(|next| !next.starts_with("--"));
+        let next = || {
+            arguments
+                .clone()
+                .next()
+                .map(|value| value.to_string_lossy().into_owned())
+                .filter(|next| !next.starts_with("--"))
+        };
         let Some(value) = value.clone().or_else(next) else {
             rest.push(argument.clone());
             continue;
@@ -364,16 +403,28 @@ mod tests {
             assert!(message.starts_with(wanted), "{message}");
         }
         let message = flags("a(b").filter().unwrap_err().to_string();
-        assert!(message.starts_with("filter `a(b` is not a regular expression: unclosed group"), "{message}");
+        assert!(
+            message.starts_with("filter `a(b` is not a regular expression: unclosed group"),
+            "{message}"
+        );
     }
 
     #[test]
     fn our_flags_leave_the_command_line_for_the_environment() {
-        let arguments: Vec<OsString> =
-            "x --axis s=1,2 --quick --axis=d=64 --effort thorough --bench".split(' ').map(Into::into).collect();
+        let arguments: Vec<OsString> = "x --axis s=1,2 --quick --axis=d=64 --effort thorough \
+                                        --bench"
+            .split(' ')
+            .map(Into::into)
+            .collect();
         let (rest, own) = take_own_flags(&arguments).unwrap();
         assert_eq!(rest, ["x", "--quick", "--bench"]);
-        assert_eq!(own, [("KERNELGATE_AXIS", "s=1,2 d=64".to_owned()), ("KERNELGATE_EFFORT", "thorough".to_owned())]);
+        assert_eq!(
+            own,
+            [
+                ("KERNELGATE_AXIS", "s=1,2 d=64".to_owned()),
+                ("KERNELGATE_EFFORT", "thorough".to_owned())
+            ]
+        );
         assert_eq!(take_own_flags(&rest), None);
         assert_eq!(take_own_flags(&["--axis".into()]), None);
         assert_eq!(take_own_flags(&["--effort".into(), "--bench".into()]), None);

@@ -40,8 +40,8 @@ pub struct Harness {
     kernels: Vec<ListedKernel>,
 }
 
-/// A Python program that times other people's kernels for the problems of a family. It reads a JSON list of problems and prints a
-/// line of JSON a result.
+/// A Python program that times other people's kernels for the problems of a family. It reads a JSON
+/// list of problems and prints a line of JSON a result.
 #[derive(Debug, Clone, Copy)]
 pub struct Peers {
     /// First part of the workloads' names.
@@ -54,7 +54,11 @@ pub struct Peers {
 
 impl Peers {
     fn program(&self) -> PeerProgram {
-        let files = self.files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+        let files = self
+            .files
+            .iter()
+            .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
+            .collect();
         PeerProgram { family: self.family.to_owned(), main: self.main.to_owned(), files }
     }
 }
@@ -65,8 +69,8 @@ impl Harness {
         Self { name, suites, siblings: Vec::new(), peers: &[], kernels: Vec::new() }
     }
 
-    /// Workloads of the package's other bench binaries: `cargo bench -- FILTER` runs every binary, and a filter for another one's
-    /// cases is then no mistake in this one.
+    /// Workloads of the package's other bench binaries: `cargo bench -- FILTER` runs every binary,
+    /// and a filter for another one's cases is then no mistake in this one.
     pub fn siblings(mut self, siblings: Vec<Box<dyn Suite>>) -> Self {
         self.siblings = siblings;
         self
@@ -78,7 +82,8 @@ impl Harness {
         self
     }
 
-    /// Its CUDA kernels, as [`kernelgate_cuda::spec::list`] lists rows: what `kernelgate resources` compiles.
+    /// Its CUDA kernels, as [`kernelgate_cuda::spec::list`] lists rows: what `kernelgate resources`
+    /// compiles.
     pub fn kernels(mut self, kernels: Vec<ListedKernel>) -> Self {
         self.kernels = kernels;
         self
@@ -91,7 +96,9 @@ impl Harness {
             println!("{}\n{}", protocol::answer(), trial_request::answer());
             return Exit::Fine.into();
         }
-        if std::env::var_os("KERNELGATE_TRIAL").is_some_and(|value| value == trial_request::QUESTION) {
+        if std::env::var_os("KERNELGATE_TRIAL")
+            .is_some_and(|value| value == trial_request::QUESTION)
+        {
             println!("{}", trial_request::answer());
             return Exit::Fine.into();
         }
@@ -104,8 +111,9 @@ impl Harness {
             Err(error) => error.exit(),
         };
         guard::keep_panics();
-        let outcome = guard::catch(|| self.run(&flags))
-            .unwrap_or_else(|panic| Err(HarnessError::Usage(format!("internal error, please report it: {panic}"))));
+        let outcome = guard::catch(|| self.run(&flags)).unwrap_or_else(|panic| {
+            Err(HarnessError::Usage(format!("internal error, please report it: {panic}")))
+        });
         match outcome {
             Ok(exit) => exit.into(),
             Err(error) => {
@@ -137,7 +145,9 @@ impl Harness {
         }
         cases::check_overrides(self.everything(), &flags.axis)?;
         let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
-        let Some((selection, effort)) = self.select(flags, &place, &flags.filter()?)? else { return Ok(Exit::Fine) };
+        let Some((selection, effort)) = self.select(flags, &place, &flags.filter()?)? else {
+            return Ok(Exit::Fine);
+        };
         let store = Store::discover();
         match flags.mode() {
             Mode::Bench => self.bench(flags, &place, selection, effort, &store),
@@ -179,7 +189,9 @@ impl Harness {
                 exit = self.trial(flags, request)?;
                 ResponseBody::Trial
             }
-            action => self.answer(flags, &action).unwrap_or_else(|error| ResponseBody::Refused(error.to_string())),
+            action => self
+                .answer(flags, &action)
+                .unwrap_or_else(|error| ResponseBody::Refused(error.to_string())),
         };
         file::write(&request.response, &Response { bench: self.name.to_owned(), answer })?;
         Ok(exit)
@@ -190,8 +202,17 @@ impl Harness {
         cases::check_overrides(self.everything(), &flags.axis)?;
         let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
         let filter = trial::filter(&request, flags)?;
-        let Some((selection, effort)) = self.select(flags, &place, &filter)? else { return Ok(Exit::Fine) };
-        trial_run::carry_out(self.name, flags, request, &place, (&selection, effort), &Store::discover())
+        let Some((selection, effort)) = self.select(flags, &place, &filter)? else {
+            return Ok(Exit::Fine);
+        };
+        trial_run::carry_out(
+            self.name,
+            flags,
+            request,
+            &place,
+            (&selection, effort),
+            &Store::discover(),
+        )
     }
 
     fn answer(&self, flags: &Flags, action: &Action) -> Result<ResponseBody, HarnessError> {
@@ -201,72 +222,110 @@ impl Harness {
         }
         let place = flags.wanted().place(own())?;
         match action {
-            Action::Peers => return Ok(ResponseBody::Peers(self.peers.iter().map(Peers::program).collect())),
+            Action::Peers => {
+                return Ok(ResponseBody::Peers(self.peers.iter().map(Peers::program).collect()));
+            }
             Action::Environment => {
                 let target = flags.wanted().open(&place)?;
                 return Ok(ResponseBody::Environment(Box::new(Environment::of(&target))));
             }
             Action::Timing { part } => {
                 return match flags.wanted().open(&place)? {
-                    Target::Cuda(device) => Ok(ResponseBody::Timing(Box::new(answer::timing::timing(&device, *part)?))),
-                    Target::Cpu => Ok(ResponseBody::Refused(format!("no GPU to time: {}", place.otherwise))),
+                    Target::Cuda(device) => {
+                        Ok(ResponseBody::Timing(Box::new(answer::timing::timing(&device, *part)?)))
+                    }
+                    Target::Cpu => {
+                        Ok(ResponseBody::Refused(format!("no GPU to time: {}", place.otherwise)))
+                    }
                 };
             }
             _ => {}
         }
         let nothing = |reason: String, close| Ok(ResponseBody::NoMatch { reason, close });
-        let filter = cases::check_overrides(self.everything(), &flags.axis).and_then(|()| flags.filter());
+        let filter =
+            cases::check_overrides(self.everything(), &flags.axis).and_then(|()| flags.filter());
         let filter = match filter {
             Ok(filter) => filter,
             Err(error) => return nothing(error.to_string(), Vec::new()),
         };
         let selection = match (self.select(flags, &place, &filter), filter.text()) {
             (Ok(Some((selection, _))), _) => selection,
-            (Ok(None), _) => return nothing("another bench has what was asked for".to_owned(), Vec::new()),
+            (Ok(None), _) => {
+                return nothing("another bench has what was asked for".to_owned(), Vec::new());
+            }
             // What is close to it is put together from all benches.
             (Err(_), Some(text)) => {
-                return nothing(format!("no case matches `{text}`"), cases::suggestions(text, &cases::all_ids(own())));
+                return nothing(
+                    format!("no case matches `{text}`"),
+                    cases::suggestions(text, &cases::all_ids(own())),
+                );
             }
             (Err(error), None) => return nothing(error.to_string(), Vec::new()),
         };
         Ok(match action {
             Action::Verify { dump } => {
                 let target = flags.wanted().open(&place)?;
-                ResponseBody::Verify(answer::verify::verify(&selection, flags.seed, target, dump.as_deref()))
+                ResponseBody::Verify(answer::verify::verify(
+                    &selection,
+                    flags.seed,
+                    target,
+                    dump.as_deref(),
+                ))
             }
-            Action::Profile => answer::profile::profile(&selection, flags.seed, &flags.wanted().open(&place)?)?,
+            Action::Profile => {
+                answer::profile::profile(&selection, flags.seed, &flags.wanted().open(&place)?)?
+            }
             _ => ResponseBody::List(answer::list::list(own(), &selection, &place)),
         })
     }
 
-    /// The selected cases; `None` when there are none here and that is no mistake (it has then been said).
+    /// The selected cases; `None` when there are none here and that is no mistake (it has then been
+    /// said).
     ///
-    /// A filter that matches no case of the effort is tried on the whole sweep: who names a case wants that case.
-    fn select(&self, flags: &Flags, place: &Place, filter: &Filter) -> Result<Option<(Selection<'_>, Effort)>, HarnessError> {
+    /// A filter that matches no case of the effort is tried on the whole sweep: who names a case
+    /// wants that case.
+    fn select(
+        &self,
+        flags: &Flags,
+        place: &Place,
+        filter: &Filter,
+    ) -> Result<Option<(Selection<'_>, Effort)>, HarnessError> {
         let own = || self.suites.iter().map(AsRef::as_ref);
         let effort = flags.effort();
         let mut selection = cases::select(own(), effort, place, &flags.axis, filter)?;
         if selection.matched_nothing() && effort < Effort::Thorough {
             selection = cases::select(own(), Effort::Thorough, place, &flags.axis, filter)?;
             if !selection.matched_nothing() && flags.mode() != Mode::List {
-                eprintln!("{}: not among the default cases; {} of the whole sweep match", self.name, selection.count());
+                eprintln!(
+                    "{}: not among the default cases; {} of the whole sweep match",
+                    self.name,
+                    selection.count()
+                );
             }
         }
         if !selection.matched_nothing() {
             return Ok(Some((selection, effort)));
         }
-        if self.elsewhere(flags, place, filter).is_ok_and(|elsewhere| !elsewhere.matched_nothing()) {
+        if self.elsewhere(flags, place, filter).is_ok_and(|elsewhere| !elsewhere.matched_nothing())
+        {
             return Ok(None);
         }
         match filter.text() {
             Some(text) => Err(cases::nothing_matches(text, self.everything())),
-            None if !flags.axis.is_empty() && !matches!(filter, Filter::None) => Err(cases::nothing_has(&flags.axis)),
+            None if !flags.axis.is_empty() && !matches!(filter, Filter::None) => {
+                Err(cases::nothing_has(&flags.axis))
+            }
             None => Ok(None),
         }
     }
 
     /// What the package's other bench binaries have of what was asked for.
-    fn elsewhere(&self, flags: &Flags, place: &Place, filter: &Filter) -> Result<Selection<'_>, HarnessError> {
+    fn elsewhere(
+        &self,
+        flags: &Flags,
+        place: &Place,
+        filter: &Filter,
+    ) -> Result<Selection<'_>, HarnessError> {
         cases::select(self.others(), Effort::Thorough, place, &flags.axis, filter)
     }
 
@@ -281,7 +340,11 @@ impl Harness {
         check_stored(store, &selection, flags.baseline.as_deref())?;
         let target = flags.wanted().open(place)?;
         let environment = Environment::of(&target);
-        let baseline = flags.save_baseline.as_deref().map(|name| open_baseline(store, &environment, name)).transpose()?;
+        let baseline = flags
+            .save_baseline
+            .as_deref()
+            .map(|name| open_baseline(store, &environment, name))
+            .transpose()?;
         let progress = BenchProgress::new(flags, selection.count());
         let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
         progress.start(self.name, &environment, effort, selection.count(), not_elsewhere);
@@ -297,7 +360,8 @@ impl Harness {
         };
         // Before the limits: a folder that cannot be written should not cost two seconds.
         file::write(&path, &run)?;
-        let works: Vec<Work> = selection.groups.iter().map(|group| group.bound.problem().work()).collect();
+        let works: Vec<Work> =
+            selection.groups.iter().map(|group| group.bound.problem().work()).collect();
         let mut timer = Timer::new(&target)?;
         run.limits = match &mut timer {
             Timer::Wall(_) => Limits::measure_cpu(&works),
@@ -337,9 +401,19 @@ impl Harness {
         BenchProgress::new(flags, 0).end(&recorder.path(), saved);
         let run = recorder.run();
         let asked = flags.filter.is_some() || !flags.axis.is_empty();
-        if run.cases.is_empty() && run.failed.is_empty() && asked && self.elsewhere(flags, place, &flags.filter()?)?.count() == 0 {
-            let (id, reason) = run.skipped.first_key_value().map(|(id, reason)| (id.as_str(), reason.as_str())).unwrap_or_default();
-            return Err(HarnessError::Usage(format!("nothing of what was asked for can run here: {id}: {reason}")));
+        if run.cases.is_empty()
+            && run.failed.is_empty()
+            && asked
+            && self.elsewhere(flags, place, &flags.filter()?)?.count() == 0
+        {
+            let (id, reason) = run
+                .skipped
+                .first_key_value()
+                .map(|(id, reason)| (id.as_str(), reason.as_str()))
+                .unwrap_or_default();
+            return Err(HarnessError::Usage(format!(
+                "nothing of what was asked for can run here: {id}: {reason}"
+            )));
         }
         Ok(exit)
     }
@@ -347,7 +421,8 @@ impl Harness {
 
 /// Starts this program anew with Criterion's flags alone and ours in the environment.
 fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
-    let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from(std::env::args_os().next().unwrap_or_default()));
+    let program = std::env::current_exe()
+        .unwrap_or_else(|_| PathBuf::from(std::env::args_os().next().unwrap_or_default()));
     let mut command = std::process::Command::new(&program);
     command.args(arguments).envs(own.iter().map(|(name, value)| (*name, value)));
     #[cfg(unix)]
@@ -356,8 +431,12 @@ fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
         command.exec()
     };
     #[cfg(not(unix))]
-    // Without exec the program's parent would be this process, not cargo: the session is settled here.
-    let error = match command.env("KERNELGATE_SESSION", recorder::session_id().unwrap_or_default()).status() {
+    // Without exec the program's parent would be this process, not cargo: the session is settled
+    // here.
+    let error = match command
+        .env("KERNELGATE_SESSION", recorder::session_id().unwrap_or_default())
+        .status()
+    {
         Ok(status) => return ExitCode::from(u8::try_from(status.code().unwrap_or(2)).unwrap_or(2)),
         Err(error) => error,
     };
@@ -366,15 +445,21 @@ fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
 }
 
 /// Criterion panics on a stored result that is not there.
-fn check_stored(store: &Store, selection: &Selection<'_>, name: Option<&str>) -> Result<(), HarnessError> {
+fn check_stored(
+    store: &Store,
+    selection: &Selection<'_>,
+    name: Option<&str>,
+) -> Result<(), HarnessError> {
     let Some(name) = name else { return Ok(()) };
     let safe = |text: &str| text.replace('/', "_").chars().take(64).collect::<String>();
     for group in &selection.groups {
         for case in &group.cases {
-            let folder = store.criterion.join(safe(&group.id())).join(safe(&case.function())).join(name);
+            let folder =
+                store.criterion.join(safe(&group.id())).join(safe(&case.function())).join(name);
             if !folder.join("sample.json").is_file() {
                 return Err(HarnessError::Usage(format!(
-                    "Criterion has no baseline `{name}` of {}: save one with --save-baseline {name}, or narrow the filter",
+                    "Criterion has no baseline `{name}` of {}: save one with --save-baseline \
+                     {name}, or narrow the filter",
                     case.id
                 )));
             }
@@ -383,9 +468,13 @@ fn check_stored(store: &Store, selection: &Selection<'_>, name: Option<&str>) ->
     Ok(())
 }
 
-/// The file a baseline will be merged into, checked now: an unreadable one, or a folder that cannot be written, is found before
-/// anything is measured.
-fn open_baseline(store: &Store, environment: &Environment, name: &str) -> Result<PathBuf, HarnessError> {
+/// The file a baseline will be merged into, checked now: an unreadable one, or a folder that cannot
+/// be written, is found before anything is measured.
+fn open_baseline(
+    store: &Store,
+    environment: &Environment,
+    name: &str,
+) -> Result<PathBuf, HarnessError> {
     let path = store.baseline_path(&environment.slug(), name)?;
     Baseline::open(&path, name)?;
     let folder = path.parent().unwrap_or(Path::new("."));
@@ -422,7 +511,10 @@ mod tests {
         };
         for line in ["--list", "--bench", "--test no_such_case"] {
             let message = refused("st\nbif", line);
-            assert!(message.starts_with("the bench's name `st\\nbif` holds a control character"), "{message}");
+            assert!(
+                message.starts_with("the bench's name `st\\nbif` holds a control character"),
+                "{message}"
+            );
         }
         assert!(refused("../st_bif", "--list").contains("holds `/`"));
     }

@@ -1,4 +1,5 @@
-//! Which cases to run: the selection of an effort, narrowed by the filter; ids are unique by construction.
+//! Which cases to run: the selection of an effort, narrowed by the filter; ids are unique by
+//! construction.
 
 use std::collections::BTreeSet;
 
@@ -59,7 +60,8 @@ pub struct Selection<'a> {
     pub groups: Vec<Group<'a>>,
     /// Ids that cannot run here, with the reason.
     pub skipped: Vec<(String, String)>,
-    /// Those of the skipped that no machine can run: their implementation does not compute the problem.
+    /// Those of the skipped that no machine can run: their implementation does not compute the
+    /// problem.
     pub unsupported: BTreeSet<String>,
 }
 
@@ -93,9 +95,12 @@ pub fn select<'a>(
     for suite in suites {
         let Ok(points) = suite.points(effort, place.kind.scale(), overrides) else { continue };
         for point in points {
-            let bound = suite.bind(&point).map_err(|error| HarnessError::Usage(format!("{}/{point}: {error}", suite.name())))?;
-            let bytes = guard::catch(|| bound.problem().work().total_bytes())
-                .map_err(|panic| HarnessError::Usage(format!("{}/{point}: declared work: {panic}", suite.name())))?;
+            let bound = suite.bind(&point).map_err(|error| {
+                HarnessError::Usage(format!("{}/{point}: {error}", suite.name()))
+            })?;
+            let bytes = guard::catch(|| bound.problem().work().total_bytes()).map_err(|panic| {
+                HarnessError::Usage(format!("{}/{point}: declared work: {panic}", suite.name()))
+            })?;
             let mut group = Group { suite, point, bound, cases: Vec::new() };
             for (index, row) in suite.implementations().into_iter().enumerate() {
                 for &cache in caches(row.backend, bytes) {
@@ -136,17 +141,29 @@ const fn caches(backend: BackendKind, bytes: u64) -> &'static [Cache] {
 ///
 /// # Errors
 /// The first workload's error, or an unknown axis with the axes there are.
-pub fn check_overrides<'a>(suites: impl Iterator<Item = &'a dyn Suite>, overrides: &[Override]) -> Result<(), HarnessError> {
+pub fn check_overrides<'a>(
+    suites: impl Iterator<Item = &'a dyn Suite>,
+    overrides: &[Override],
+) -> Result<(), HarnessError> {
     let suites: Vec<_> = suites.collect();
     for wanted in overrides {
-        let with_axis: Vec<_> = suites.iter().filter(|suite| suite.axes().iter().any(|axis| axis.name == wanted.axis)).collect();
+        let with_axis: Vec<_> = suites
+            .iter()
+            .filter(|suite| suite.axes().iter().any(|axis| axis.name == wanted.axis))
+            .collect();
         let one = std::slice::from_ref(wanted);
-        let errors: Vec<AxisError> =
-            with_axis.iter().filter_map(|suite| suite.points(Effort::Thorough, Scale::Host, one).err()).collect();
+        let errors: Vec<AxisError> = with_axis
+            .iter()
+            .filter_map(|suite| suite.points(Effort::Thorough, Scale::Host, one).err())
+            .collect();
         if with_axis.is_empty() {
-            let known: BTreeSet<&str> = suites.iter().flat_map(|suite| suite.axes()).map(|axis| axis.name).collect();
+            let known: BTreeSet<&str> =
+                suites.iter().flat_map(|suite| suite.axes()).map(|axis| axis.name).collect();
             let known = known.into_iter().collect::<Vec<_>>().join(", ");
-            return Err(HarnessError::Usage(format!("no workload has an axis `{}`; axes are {known}", wanted.axis)));
+            return Err(HarnessError::Usage(format!(
+                "no workload has an axis `{}`; axes are {known}",
+                wanted.axis
+            )));
         }
         if errors.len() == with_axis.len() {
             return Err(HarnessError::Usage(errors[0].to_string()));
@@ -157,8 +174,14 @@ pub fn check_overrides<'a>(suites: impl Iterator<Item = &'a dyn Suite>, override
 
 /// The error for axes, valid one by one, that no case has together.
 pub fn nothing_has(overrides: &[Override]) -> HarnessError {
-    let axes = overrides.iter().map(|wanted| format!("{}={}", wanted.axis, wanted.values.join(","))).collect::<Vec<_>>().join(" ");
-    HarnessError::Usage(format!("no case has the axes {axes} together; `kernelgate list` shows the axes of each workload"))
+    let axes = overrides
+        .iter()
+        .map(|wanted| format!("{}={}", wanted.axis, wanted.values.join(",")))
+        .collect::<Vec<_>>()
+        .join(" ");
+    HarnessError::Usage(format!(
+        "no case has the axes {axes} together; `kernelgate list` shows the axes of each workload"
+    ))
 }
 
 /// Every id of every effort.
@@ -166,15 +189,22 @@ pub fn all_ids<'a>(suites: impl Iterator<Item = &'a dyn Suite>) -> Vec<String> {
     let anywhere = Place { kind: BackendKind::Cpu, otherwise: String::new() };
     let everything = select(suites, Effort::Thorough, &anywhere, &[], &Filter::All);
     let Ok(selection) = everything else { return Vec::new() };
-    let running = selection.groups.iter().flat_map(|group| group.cases.iter().map(|case| case.id.clone()));
+    let running =
+        selection.groups.iter().flat_map(|group| group.cases.iter().map(|case| case.id.clone()));
     running.chain(selection.skipped.iter().map(|(id, _)| id.clone())).collect()
 }
 
 /// The error for a filter that no case matches.
-pub fn nothing_matches<'a>(text: &str, suites: impl Iterator<Item = &'a dyn Suite>) -> HarnessError {
+pub fn nothing_matches<'a>(
+    text: &str,
+    suites: impl Iterator<Item = &'a dyn Suite>,
+) -> HarnessError {
     let close = suggestions(text, &all_ids(suites));
-    let hint =
-        if close.is_empty() { "`--list` shows the cases".to_owned() } else { format!("did you mean {}?", close.join(" or ")) };
+    let hint = if close.is_empty() {
+        "`--list` shows the cases".to_owned()
+    } else {
+        format!("did you mean {}?", close.join(" or "))
+    };
     HarnessError::Usage(format!("no case matches `{text}`; {hint}"))
 }
 
@@ -202,7 +232,10 @@ mod tests {
 
     #[test]
     fn a_mistyped_filter_gets_close_ids() {
-        let ids = ["attention/forward/s1024_d64_full_f32/cpu/hot".to_owned(), "st_bif/backward/n4_f32/cpu/hot".to_owned()];
+        let ids = [
+            "attention/forward/s1024_d64_full_f32/cpu/hot".to_owned(),
+            "st_bif/backward/n4_f32/cpu/hot".to_owned(),
+        ];
         assert_eq!(suggestions("atention/foward", &ids)[0], "attention/forward");
         assert_eq!(suggestions("s1024_d64_ful_f32", &ids)[0], "s1024_d64_full_f32");
         assert_eq!(suggestions("stbif", &ids)[0], "st_bif");
@@ -212,8 +245,10 @@ mod tests {
     #[test]
     fn overrides_must_suit_some_workload() {
         let suites = all();
-        let check =
-            |item: &str| check_overrides(suites.iter().map(AsRef::as_ref), &[item.parse().unwrap()]).map_err(|e| e.to_string());
+        let check = |item: &str| {
+            check_overrides(suites.iter().map(AsRef::as_ref), &[item.parse().unwrap()])
+                .map_err(|e| e.to_string())
+        };
         assert_eq!(check("t=3"), Ok(()));
         assert_eq!(check("level=5").unwrap_err(), "axis `level` takes one of 4, 8, 16, not `5`");
         assert!(check("zz=1").unwrap_err().starts_with("no workload has an axis `zz`; axes are "));

@@ -49,15 +49,28 @@ impl Timer {
     }
 
     /// The same launches, delayed on purpose.
-    fn delay<'a>(&self, executable: &'a mut dyn Executable, delay_ns: u64) -> Result<Delayed<'a>, BackendError> {
+    fn delay<'a>(
+        &self,
+        executable: &'a mut dyn Executable,
+        delay_ns: u64,
+    ) -> Result<Delayed<'a>, BackendError> {
         match self {
             Self::Wall(_) => Ok(Delayed::on_host(executable, delay_ns)),
-            Self::Events(events) => Delayed::on_device(executable, delay_ns, events.overhead().launch_ns, events.device()),
+            Self::Events(events) => Delayed::on_device(
+                executable,
+                delay_ns,
+                events.overhead().launch_ns,
+                events.device(),
+            ),
         }
     }
 
     /// The stopwatch for a case, with how it takes its samples.
-    fn case(&mut self, executable: &mut dyn Executable, cache: Cache) -> Result<Box<dyn Stopwatch + '_>, BackendError> {
+    fn case(
+        &mut self,
+        executable: &mut dyn Executable,
+        cache: Cache,
+    ) -> Result<Box<dyn Stopwatch + '_>, BackendError> {
         match self {
             Self::Wall(_) => Ok(Box::new(Wall)),
             Self::Events(events) => Ok(Box::new(events.case(executable, cache)?)),
@@ -230,7 +243,14 @@ impl Execution<'_> {
             };
             let sample = stopwatch.time(executable, 1)?;
             let plan = SamplingPlan::new(effort, sample.elapsed_ns / sample.launches as f64, flags);
-            timing::run(criterion_group, &case.function(), executable, stopwatch.as_mut(), plan, flags)
+            timing::run(
+                criterion_group,
+                &case.function(),
+                executable,
+                stopwatch.as_mut(),
+                plan,
+                flags,
+            )
         });
         timed.map_err(CaseError::Fail)?.map_err(|error| match error {
             BackendError::Lost(_) => CaseError::Lost(error.to_string()),
@@ -251,7 +271,11 @@ impl Execution<'_> {
         let record = CaseRecord {
             workload: group.suite.name().to_owned(),
             revision: group.suite.revision(),
-            problem: group.point.iter().map(|(axis, value)| (axis.to_owned(), value.to_owned())).collect(),
+            problem: group
+                .point
+                .iter()
+                .map(|(axis, value)| (axis.to_owned(), value.to_owned()))
+                .collect(),
             implementation: case.row.name.to_owned(),
             cache: case.cache.name().to_owned(),
             work: work.into(),
@@ -292,9 +316,14 @@ pub fn run_cases(
     // A trial has no need of Criterion, which looks for gnuplot when it is made.
     let mut criterion = execution.trial.is_none().then(|| new_criterion(store, elapsed.clone()));
     let outcome = execution.run(selection, criterion.as_mut(), &elapsed);
-    let spent_s = execution.trial.as_mut().map(|trial| std::mem::take(&mut trial.spent_s)).unwrap_or_default();
+    let spent_s = execution
+        .trial
+        .as_mut()
+        .map(|trial| std::mem::take(&mut trial.spent_s))
+        .unwrap_or_default();
     if execution.lost.is_some() {
-        // A lost device gives nothing back, and may never answer: it is left to the end of the process.
+        // A lost device gives nothing back, and may never answer: it is left to the end of the
+        // process.
         std::mem::forget(execution);
     }
     Ok((outcome?, spent_s))
@@ -302,11 +331,17 @@ pub fn run_cases(
 
 /// Criterion with our measurement, its store where it always is.
 pub fn new_criterion(store: &Store, elapsed: Elapsed) -> Criterion<Elapsed> {
-    Criterion::default().with_measurement(elapsed).output_directory(&store.criterion).configure_from_args()
+    Criterion::default()
+        .with_measurement(elapsed)
+        .output_directory(&store.criterion)
+        .configure_from_args()
 }
 
 /// Opens Criterion's group of a problem.
-pub fn open_group<'c>(criterion: &'c mut Criterion<Elapsed>, group: &Group<'_>) -> BenchmarkGroup<'c, Elapsed> {
+pub fn open_group<'c>(
+    criterion: &'c mut Criterion<Elapsed>,
+    group: &Group<'_>,
+) -> BenchmarkGroup<'c, Elapsed> {
     let mut criterion_group = criterion.benchmark_group(group.id());
     let work = group.bound.problem().work();
     // One throughput a problem: operations where GEMMs dominate, bytes elsewhere.

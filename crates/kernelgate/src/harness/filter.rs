@@ -31,8 +31,16 @@ impl Filter {
             None => Ok(Self::All),
             Some(id) if exact => Ok(Self::Exact(id.to_owned())),
             Some(text) => Regex::new(text).map(Self::Matching).map_err(|error| {
-                let reason = error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-                HarnessError::Usage(format!("filter `{text}` is not a regular expression: {reason}"))
+                let reason = error
+                    .to_string()
+                    .lines()
+                    .last()
+                    .unwrap_or_default()
+                    .trim_start_matches("error: ")
+                    .to_owned();
+                HarnessError::Usage(format!(
+                    "filter `{text}` is not a regular expression: {reason}"
+                ))
             }),
         }
     }

@@ -10,7 +10,8 @@ static LAST: Mutex<Option<String>> = Mutex::new(None);
 
 /// Keeps panic messages for [`catch`] instead of printing them, unless a backtrace was asked for.
 ///
-/// A reader that went away (`cargo bench | head`) ends the process as the signal for it does: `print!` panics there.
+/// A reader that went away (`cargo bench | head`) ends the process as the signal for it does:
+/// `print!` panics there.
 pub fn keep_panics() {
     let backtrace = std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0");
     let print = std::panic::take_hook();
@@ -22,7 +23,10 @@ pub fn keep_panics() {
         if backtrace {
             return print(info);
         }
-        let place = info.location().map(|place| format!(" ({}:{})", place.file(), place.line())).unwrap_or_default();
+        let place = info
+            .location()
+            .map(|place| format!(" ({}:{})", place.file(), place.line()))
+            .unwrap_or_default();
         *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{text}{place}"));
     }));
 }
@@ -31,7 +35,10 @@ pub fn keep_panics() {
 pub fn catch<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|payload| {
         let kept = LAST.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let text = payload.downcast_ref::<&str>().map(ToString::to_string).or_else(|| payload.downcast_ref::<String>().cloned());
+        let text = payload
+            .downcast_ref::<&str>()
+            .map(ToString::to_string)
+            .or_else(|| payload.downcast_ref::<String>().cloned());
         format!("panicked: {}", kept.or(text).unwrap_or_else(|| "no message".to_owned()))
     })
 }

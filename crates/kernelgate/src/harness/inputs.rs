@@ -1,7 +1,9 @@
-//! Inputs kept on disk between the trials of a comparison: what is drawn from a seed takes longer to draw than to read.
+//! Inputs kept on disk between the trials of a comparison: what is drawn from a seed takes longer
+//! to draw than to read.
 //!
-//! One file a problem, in a folder that the engine makes for one executable and deletes afterwards. What is read is used for the
-//! reference too, so that a damaged file could not make a wrong output right.
+//! One file a problem, in a folder that the engine makes for one executable and deletes afterwards.
+//! What is read is used for the reference too, so that a damaged file could not make a wrong output
+//! right.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

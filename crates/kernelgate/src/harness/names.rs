@@ -10,8 +10,12 @@ use crate::workload::Values;
 ///
 /// # Errors
 /// Names the first that is empty, holds a control character, or has a `/` in the wrong place.
-pub fn check<'a>(bench: &str, suites: impl Iterator<Item = &'a dyn Suite>) -> Result<(), HarnessError> {
-    let refused = |what: String| move |problem: String| HarnessError::Usage(format!("{what} {problem}"));
+pub fn check<'a>(
+    bench: &str,
+    suites: impl Iterator<Item = &'a dyn Suite>,
+) -> Result<(), HarnessError> {
+    let refused =
+        |what: String| move |problem: String| HarnessError::Usage(format!("{what} {problem}"));
     check_name(bench).map_err(refused("the bench's name".to_owned()))?;
     for suite in suites {
         let workload = suite.name();
@@ -33,7 +37,10 @@ pub fn check<'a>(bench: &str, suites: impl Iterator<Item = &'a dyn Suite>) -> Re
 ///
 /// # Errors
 /// Names the first that is empty or holds a control character.
-pub fn check_tensors<'a>(what: &str, mut names: impl Iterator<Item = &'a str>) -> Result<(), String> {
+pub fn check_tensors<'a>(
+    what: &str,
+    mut names: impl Iterator<Item = &'a str>,
+) -> Result<(), String> {
     names.try_for_each(|name| check_names(name).map_err(|problem| format!("the {what} {problem}")))
 }
 
@@ -50,7 +57,11 @@ mod tests {
         implementation: &'static str,
     }
 
-    const FINE: Named = Named { workload: "a/b", axes: &[Axis::one_of("mode", &["on"], "")], implementation: "cpu/c" };
+    const FINE: Named = Named {
+        workload: "a/b",
+        axes: &[Axis::one_of("mode", &["on"], "")],
+        implementation: "cpu/c",
+    };
 
     impl Suite for Named {
         fn name(&self) -> &'static str {
@@ -70,7 +81,11 @@ mod tests {
         }
 
         fn implementations(&self) -> Vec<ImplementationInfo> {
-            vec![ImplementationInfo { name: self.implementation, about: "", backend: crate::backend::BackendKind::Cpu }]
+            vec![ImplementationInfo {
+                name: self.implementation,
+                about: "",
+                backend: crate::backend::BackendKind::Cpu,
+            }]
         }
 
         fn points(&self, _: Effort, _: Scale, _: &[Override]) -> Result<Vec<Point>, AxisError> {
@@ -86,13 +101,21 @@ mod tests {
     fn what_a_bench_declares_is_refused_by_name() {
         let suites = all();
         assert!(check("all", suites.iter().map(AsRef::as_ref)).is_ok());
-        let of = |suite: &Named| check("b", std::iter::once(suite as &dyn Suite)).map_err(|error| error.to_string());
+        let of = |suite: &Named| {
+            check("b", std::iter::once(suite as &dyn Suite)).map_err(|error| error.to_string())
+        };
         assert_eq!(of(&FINE), Ok(()));
         for (wrong, wanted) in [
-            (Named { workload: "a\n/b", ..FINE }, "the workload's name `a\\n/b`: its part `a\\n` holds a control character"),
+            (
+                Named { workload: "a\n/b", ..FINE },
+                "the workload's name `a\\n/b`: its part `a\\n` holds a control character",
+            ),
             (Named { workload: "a/", ..FINE }, "the workload's name `a/`: its part `` is empty"),
             (Named { implementation: "", ..FINE }, "a/b: the implementation `` is empty"),
-            (Named { axes: const { &[Axis::number("n/m", "")] }, ..FINE }, "a/b: the axis `n/m` holds `/`"),
+            (
+                Named { axes: const { &[Axis::number("n/m", "")] }, ..FINE },
+                "a/b: the axis `n/m` holds `/`",
+            ),
             (
                 Named { axes: const { &[Axis::one_of("m", &["on", "\u{1b}"], "")] }, ..FINE },
                 "a/b: a value of axis `m`: `\\u{1b}` holds a control character",

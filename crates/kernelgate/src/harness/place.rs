@@ -1,4 +1,5 @@
-//! Which backend a process runs on: the GPU if there is one and somebody wrote kernels for it, else the CPU; and why.
+//! Which backend a process runs on: the GPU if there is one and somebody wrote kernels for it, else
+//! the CPU; and why.
 
 use std::time::Duration;
 
@@ -47,18 +48,27 @@ impl DeviceRequest {
     ///
     /// # Errors
     /// When a GPU was asked for and cannot be had.
-    pub fn place<'a>(&self, mut suites: impl Iterator<Item = &'a dyn Suite>) -> Result<Place, HarnessError> {
+    pub fn place<'a>(
+        &self,
+        mut suites: impl Iterator<Item = &'a dyn Suite>,
+    ) -> Result<Place, HarnessError> {
         let gpu = || device::check(self.device.unwrap_or(0));
-        let refused = |error: DeviceError| HarnessError::Usage(format!("no GPU to run on: {error}"));
+        let refused =
+            |error: DeviceError| HarnessError::Usage(format!("no GPU to run on: {error}"));
         let cpu = |otherwise: String| Place { kind: BackendKind::Cpu, otherwise };
-        let cuda = || Place { kind: BackendKind::Cuda, otherwise: "this run is on the GPU: --backend cpu runs them".to_owned() };
+        let cuda = || Place {
+            kind: BackendKind::Cuda,
+            otherwise: "this run is on the GPU: --backend cpu runs them".to_owned(),
+        };
         match self.backend {
             BackendName::Cpu => Ok(cpu("this run is on the CPU, as asked".to_owned())),
             BackendName::Cuda => gpu().map_err(refused).map(|()| cuda()),
             // A GPU was named: not to use it is no answer.
             BackendName::Auto if self.device.is_some() => gpu().map_err(refused).map(|()| cuda()),
             BackendName::Auto => {
-                if !suites.any(|suite| suite.implementations().iter().any(|row| row.backend == BackendKind::Cuda)) {
+                if !suites.any(|suite| {
+                    suite.implementations().iter().any(|row| row.backend == BackendKind::Cuda)
+                }) {
                     return Ok(cpu("no CUDA implementation".to_owned()));
                 }
                 Ok(gpu().map_or_else(|error| cpu(format!("no GPU: {error}")), |()| cuda()))

@@ -1,4 +1,5 @@
-//! A problem made ready: memory checked, inputs drawn, reference computed, implementations verified. Panics become errors.
+//! A problem made ready: memory checked, inputs drawn, reference computed, implementations
+//! verified. Panics become errors.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -47,8 +48,8 @@ impl Ready {
         Ok(ready)
     }
 
-    /// Draws the inputs, or reads those that `kept` holds, if all that the problem takes fits in memory; the reference is left until
-    /// it is needed.
+    /// Draws the inputs, or reads those that `kept` holds, if all that the problem takes fits in
+    /// memory; the reference is left until it is needed.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -71,10 +72,17 @@ impl Ready {
                 path.iter().for_each(|path| inputs::keep(path, &drawn, started.elapsed()));
                 drawn
             });
-            Self { inputs: Arc::new(inputs), expected: Vec::new(), has_reference: false, tolerance: problem.tolerance() }
+            Self {
+                inputs: Arc::new(inputs),
+                expected: Vec::new(),
+                has_reference: false,
+                tolerance: problem.tolerance(),
+            }
         });
-        let ready = made.map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
-        names::check_tensors("input", ready.inputs.iter().map(|(name, _)| name)).map_err(CaseError::Fail)?;
+        let ready =
+            made.map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
+        names::check_tensors("input", ready.inputs.iter().map(|(name, _)| name))
+            .map_err(CaseError::Fail)?;
         Ok(ready)
     }
 
@@ -85,7 +93,8 @@ impl Ready {
     pub fn compute_reference(&mut self, group: &Group<'_>) -> Result<(), CaseError> {
         if !self.has_reference {
             let expected = guard::catch(|| group.bound.problem().reference(&self.inputs));
-            self.expected = expected.map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
+            self.expected = expected
+                .map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());
             names::check_tensors("output", outputs).map_err(CaseError::Fail)?;
             self.has_reference = true;
@@ -93,8 +102,9 @@ impl Ready {
         Ok(())
     }
 
-    /// Verifies a case of a trial: by the bits of its outputs where a run of the same executable has compared them with the
-    /// reference, else by the reference. Besides the time of one launch.
+    /// Verifies a case of a trial: by the bits of its outputs where a run of the same executable
+    /// has compared them with the reference, else by the reference. Besides the time of one
+    /// launch.
     ///
     /// # Errors
     /// As [`Self::verify`].
@@ -107,16 +117,19 @@ impl Ready {
     ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), CaseError> {
         let known_digest = known.as_ref().and_then(|known| known.digest.as_deref());
         let launched = guard::catch(|| {
-            let mut executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
+            let mut executable =
+                group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
             let outcome = timed_digest(executable.as_mut(), known_digest);
             keep_if_lost(executable, outcome.map_err(VerifyError::from))
         });
-        let (mut executable, (digest, launch)) = launched.map_err(CaseError::Fail)?.map_err(case_error)?;
+        let (mut executable, (digest, launch)) =
+            launched.map_err(CaseError::Fail)?.map_err(case_error)?;
         if let Some(known) = known.filter(|known| known.digest.as_ref() == Some(&digest)) {
             return Ok((executable, known, launch));
         }
         self.compute_reference(group)?;
-        let compared = guard::catch(|| verify::compare(executable.outputs()?, &self.expected, self.tolerance));
+        let compared =
+            guard::catch(|| verify::compare(executable.outputs()?, &self.expected, self.tolerance));
         let comparison = compared.map_err(CaseError::Fail)?.map_err(case_error)?;
         Ok((executable, VerificationRecord { digest: Some(digest), ..comparison.into() }, launch))
     }
@@ -132,7 +145,8 @@ impl Ready {
         target: &Target,
     ) -> Result<(Box<dyn Executable>, OutputComparison), CaseError> {
         let verified = guard::catch(|| {
-            let mut executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
+            let mut executable =
+                group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
             let compared = verify(executable.as_mut(), &self.expected, self.tolerance);
             keep_if_lost(executable, compared)
         });
@@ -140,9 +154,13 @@ impl Ready {
     }
 }
 
-/// Digest of the outputs, and what a launch took. One launch on poisoned outputs where that gives the known bits; else one more, as in
-/// [`verify()`], where the second launch is the one that counts.
-fn timed_digest(executable: &mut dyn Executable, known: Option<&str>) -> Result<(String, Duration), BackendError> {
+/// Digest of the outputs, and what a launch took. One launch on poisoned outputs where that gives
+/// the known bits; else one more, as in [`verify()`], where the second launch is the one that
+/// counts.
+fn timed_digest(
+    executable: &mut dyn Executable,
+    known: Option<&str>,
+) -> Result<(String, Duration), BackendError> {
     let mut launch_on_poison = || {
         executable.poison_outputs()?;
         let started = Instant::now();
@@ -155,7 +173,8 @@ fn timed_digest(executable: &mut dyn Executable, known: Option<&str>) -> Result<
     if Some(digest.as_str()) == known { Ok((digest, launch)) } else { launch_on_poison() }
 }
 
-/// What was made, besides the outcome; left alone when the device is lost: to free what a hung kernel uses is to wait for it.
+/// What was made, besides the outcome; left alone when the device is lost: to free what a hung
+/// kernel uses is to wait for it.
 fn keep_if_lost<T>(
     executable: Box<dyn Executable>,
     outcome: Result<T, VerifyError>,
@@ -173,9 +192,9 @@ fn keep_if_lost<T>(
 
 fn case_error(error: VerifyError) -> CaseError {
     match error {
-        VerifyError::Backend(reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_))) => {
-            CaseError::Skip(reason.to_string())
-        }
+        VerifyError::Backend(
+            reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_)),
+        ) => CaseError::Skip(reason.to_string()),
         VerifyError::Backend(lost @ BackendError::Lost(_)) => CaseError::Lost(lost.to_string()),
         wrong => CaseError::Fail(wrong.to_string()),
     }

@@ -1,4 +1,5 @@
-//! What a person sees while a bench binary works: lines on standard error, nothing on standard output.
+//! What a person sees while a bench binary works: lines on standard error, nothing on standard
+//! output.
 
 use crate::record::text::printable;
 use std::cell::Cell;
@@ -27,12 +28,25 @@ impl BenchProgress {
     }
 
     /// The process, what it will do and where; on the CPU also why not on the GPU.
-    pub fn start(&self, bench: &str, environment: &Environment, effort: Effort, cases: usize, not_elsewhere: Option<&str>) {
+    pub fn start(
+        &self,
+        bench: &str,
+        environment: &Environment,
+        effort: Effort,
+        cases: usize,
+        not_elsewhere: Option<&str>,
+    ) {
         let device = match &environment.gpu {
-            Some(gpu) => format!("{}, {}, CUDA {}", environment.device_name, gpu.arch, gpu.driver_cuda),
+            Some(gpu) => {
+                format!("{}, {}, CUDA {}", environment.device_name, gpu.arch, gpu.driver_cuda)
+            }
             None => format!("{}, {} threads", environment.device_name, environment.threads),
         };
-        self.say(&format!("{bench}: {cases} cases, {} effort, on {} ({device})", effort.name(), environment.device_kind));
+        self.say(&format!(
+            "{bench}: {cases} cases, {} effort, on {} ({device})",
+            effort.name(),
+            environment.device_kind
+        ));
         if let Some(reason) = not_elsewhere {
             self.say(reason);
         }
@@ -55,17 +69,23 @@ impl BenchProgress {
         let clock = reading.sm_clock_mhz.map(|mhz| format!("SM clock {mhz} MHz"));
         let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
         let power = reading.power_mw.zip(reading.power_limit_mw);
-        let power = power.map(|(drawn, limit)| format!("{:.0} of {:.0} W", watts(drawn), watts(limit)));
+        let power =
+            power.map(|(drawn, limit)| format!("{:.0} of {:.0} W", watts(drawn), watts(limit)));
         let temperature = reading.temperature_c.map(|celsius| format!("{celsius} °C"));
         let parts: Vec<String> = [clock, power, temperature].into_iter().flatten().collect();
         if !parts.is_empty() {
             self.say(&format!("gpu: {}", parts.join(", ")));
         }
         if let Some(others) = reading.other_processes.filter(|&others| others > 0) {
-            self.say(&format!("warning: {others} other processes compute on this GPU; times will be noisy"));
+            self.say(&format!(
+                "warning: {others} other processes compute on this GPU; times will be noisy"
+            ));
         }
         if !reading.throttle.is_empty() {
-            self.say(&format!("warning: the GPU holds its clock back: {}", reading.throttle.join(", ")));
+            self.say(&format!(
+                "warning: the GPU holds its clock back: {}",
+                reading.throttle.join(", ")
+            ));
         }
     }
 
@@ -94,7 +114,10 @@ impl BenchProgress {
         let error = if comparison.max_error == 0.0 {
             "exact".to_owned()
         } else {
-            format!("max error {:.1e}, relative L2 {:.1e}", comparison.max_error, comparison.relative_l2)
+            format!(
+                "max error {:.1e}, relative L2 {:.1e}",
+                comparison.max_error, comparison.relative_l2
+            )
         };
         self.say(&format!("      verified in {:.1} s: {share}; {error}", elapsed.as_secs_f64()));
     }

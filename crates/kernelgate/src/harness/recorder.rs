@@ -1,4 +1,5 @@
-//! The record of a bench process while it grows: saved after every case, so that a crash or Ctrl-C loses none that had finished.
+//! The record of a bench process while it grows: saved after every case, so that a crash or Ctrl-C
+//! loses none that had finished.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,11 +26,16 @@ struct State {
 }
 
 impl Recorder {
-    /// Writes the still empty record, so that a folder that cannot be written or a full disk is found before anything is measured.
+    /// Writes the still empty record, so that a folder that cannot be written or a full disk is
+    /// found before anything is measured.
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn start(run: Run, path: PathBuf, pending_baseline: Option<String>) -> Result<Self, FileError> {
+    pub fn start(
+        run: Run,
+        path: PathBuf,
+        pending_baseline: Option<String>,
+    ) -> Result<Self, FileError> {
         file::write(&path, &run)?;
         Ok(Self { state: Arc::new(Mutex::new(State { run, path, pending_baseline })) })
     }
@@ -60,7 +66,10 @@ impl Recorder {
 
     /// Adds where the time went; written with what follows.
     pub fn add_spent(&self, spent_s: impl IntoIterator<Item = (&'static str, f64)>) {
-        self.lock().run.spent_s.extend(spent_s.into_iter().map(|(activity, seconds)| (activity.to_owned(), seconds)));
+        self.lock()
+            .run
+            .spent_s
+            .extend(spent_s.into_iter().map(|(activity, seconds)| (activity.to_owned(), seconds)));
     }
 
     /// Marks the run complete, with a last reading of the GPU.
@@ -84,7 +93,8 @@ impl Recorder {
         self.lock().path.clone()
     }
 
-    /// Ends the process on Ctrl-C or a termination signal, between writes: no half-written file, and no baseline is touched.
+    /// Ends the process on Ctrl-C or a termination signal, between writes: no half-written file,
+    /// and no baseline is touched.
     ///
     /// # Errors
     /// When the handler cannot be installed.
@@ -93,12 +103,20 @@ impl Recorder {
         let handler = move || {
             // Held until the process is gone, so that no write can begin.
             let state = recorder.lock();
-            let baseline =
-                state.pending_baseline.as_ref().map(|name| format!("; baseline `{name}` is as it was")).unwrap_or_default();
-            eprintln!("\ninterrupted: {} finished cases are in {}{baseline}", state.run.cases.len(), state.path.display());
+            let baseline = state
+                .pending_baseline
+                .as_ref()
+                .map(|name| format!("; baseline `{name}` is as it was"))
+                .unwrap_or_default();
+            eprintln!(
+                "\ninterrupted: {} finished cases are in {}{baseline}",
+                state.run.cases.len(),
+                state.path.display()
+            );
             std::process::exit(Exit::INTERRUPTED);
         };
-        ctrlc::set_handler(handler).map_err(|error| HarnessError::Usage(format!("failed to watch for Ctrl-C: {error}")))
+        ctrlc::set_handler(handler)
+            .map_err(|error| HarnessError::Usage(format!("failed to watch for Ctrl-C: {error}")))
     }
 
     /// Writes the baseline from the run; an interrupt waits for it.
@@ -123,8 +141,8 @@ impl Recorder {
     }
 }
 
-/// What the bench processes of one invocation have in common: the start time and id of the cargo that runs them, or their own
-/// where no cargo does; or what KERNELGATE_SESSION says.
+/// What the bench processes of one invocation have in common: the start time and id of the cargo
+/// that runs them, or their own where no cargo does; or what KERNELGATE_SESSION says.
 ///
 /// # Errors
 /// When that is no plain name.
@@ -133,21 +151,36 @@ pub fn session_id() -> Result<String, HarnessError> {
         let session = session.to_string_lossy().into_owned();
         return match check_name(&session) {
             Ok(()) => Ok(session),
-            Err(_) => Err(HarnessError::Usage(format!("KERNELGATE_SESSION=`{session}` is no plain file name"))),
+            Err(_) => Err(HarnessError::Usage(format!(
+                "KERNELGATE_SESSION=`{session}` is no plain file name"
+            ))),
         };
     }
     let mut system = System::new().ok();
     let own = sysinfo::get_current_pid().ok();
     let mut process = |pid: Pid| -> Option<(String, u64, Option<Pid>)> {
         let system = system.as_mut()?;
-        system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), false, ProcessRefreshKind::nothing());
+        system.refresh_processes_specifics(
+            ProcessesToUpdate::Some(&[pid]),
+            false,
+            ProcessRefreshKind::nothing(),
+        );
         let process = system.process(pid)?;
-        Some((process.name().to_string_lossy().into_owned(), process.start_time(), process.parent()))
+        Some((
+            process.name().to_string_lossy().into_owned(),
+            process.start_time(),
+            process.parent(),
+        ))
     };
     let this = own.and_then(&mut process);
-    let cargo = this.as_ref().and_then(|(_, _, parent)| *parent).and_then(|pid| process(pid).map(|found| (pid, found)));
+    let cargo = this
+        .as_ref()
+        .and_then(|(_, _, parent)| *parent)
+        .and_then(|pid| process(pid).map(|found| (pid, found)));
     let (started, id) = match (cargo, this) {
-        (Some((pid, (name, started, _))), _) if name.starts_with("cargo") => (started, pid.as_u32()),
+        (Some((pid, (name, started, _))), _) if name.starts_with("cargo") => {
+            (started, pid.as_u32())
+        }
         (_, Some((_, started, _))) => (started, std::process::id()),
         _ => (0, std::process::id()),
     };

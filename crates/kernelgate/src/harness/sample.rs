@@ -36,20 +36,37 @@ const T: Axis = Axis::number("t", "time steps");
 const D: Axis = Axis::one_of("d", &["64", "128"], "elements of a row");
 const LEVEL: Axis = Axis::one_of("level", &["4", "8", "16"], "levels");
 
-const fn workload(name: &'static str, axes: &'static [Axis], default: &'static [&'static str]) -> Workload<Nothing> {
+const fn workload(
+    name: &'static str,
+    axes: &'static [Axis],
+    default: &'static [&'static str],
+) -> Workload<Nothing> {
     let (about, accelerator, thorough) = ("nothing", &[] as &[&str], &[] as &[&str]);
-    Workload { name, about, revision: 1, axes, default, accelerator, thorough, bind: |_| Ok(Nothing) }
+    Workload {
+        name,
+        about,
+        revision: 1,
+        axes,
+        default,
+        accelerator,
+        thorough,
+        bind: |_| Ok(Nothing),
+    }
 }
 
-static FORWARD: Workload<Nothing> = workload("spike/forward", &[N, T, LEVEL], &["n=8,16 t=4 level=8"]);
-static BACKWARD: Workload<Nothing> = workload("spike/backward", &[N, T, LEVEL], &["n=8 t=4 level=8"]);
+static FORWARD: Workload<Nothing> =
+    workload("spike/forward", &[N, T, LEVEL], &["n=8,16 t=4 level=8"]);
+static BACKWARD: Workload<Nothing> =
+    workload("spike/backward", &[N, T, LEVEL], &["n=8 t=4 level=8"]);
 static SOFTMAX: Workload<Nothing> = workload("attention/softmax", &[D], &["d=64"]);
 
 static ROWS: [Implementation<Nothing>; 1] = [Implementation {
     name: "cpu",
     about: "nothing",
     supports: |_| Ok(()),
-    prepare: Prepare::Cpu(|_, _: Arc<Tensors>| CpuTask::new(Tensors::new().with_output("y", [1], Dtype::F32), |_| {})),
+    prepare: Prepare::Cpu(|_, _: Arc<Tensors>| {
+        CpuTask::new(Tensors::new().with_output("y", [1], Dtype::F32), |_| {})
+    }),
 }];
 
 /// The binary's own.

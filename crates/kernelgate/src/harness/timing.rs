@@ -1,5 +1,6 @@
-//! Timing a verified case, keeping every raw sample: under Criterion's planner, or in a trial by a shorter plan of our own, because
-//! Criterion takes no fewer than ten samples and analyses each case alone.
+//! Timing a verified case, keeping every raw sample: under Criterion's planner, or in a trial by a
+//! shorter plan of our own, because Criterion takes no fewer than ten samples and analyses each
+//! case alone.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -33,7 +34,8 @@ pub struct SamplingPlan {
 }
 
 impl SamplingPlan {
-    /// From the time of one launch: within the effort's budget 10 to 50 samples, never fewer than 10.
+    /// From the time of one launch: within the effort's budget 10 to 50 samples, never fewer than
+    /// 10.
     pub fn new(effort: Effort, launch_ns: f64, flags: &Flags) -> Self {
         let (budget_s, warm_up_s) = match effort {
             Effort::Quick => (0.5, 0.05),
@@ -49,7 +51,8 @@ impl SamplingPlan {
     }
 }
 
-/// Runs the case through Criterion in the mode of the process; returns the samples of a measurement, none in the other modes.
+/// Runs the case through Criterion in the mode of the process; returns the samples of a
+/// measurement, none in the other modes.
 ///
 /// # Errors
 /// When a launch fails; Criterion then leaves the case without a result.
@@ -61,7 +64,11 @@ pub fn run<M: Measurement<Value = f64>>(
     plan: SamplingPlan,
     flags: &Flags,
 ) -> Result<Samples, BackendError> {
-    group.sampling_mode(SamplingMode::Flat).sample_size(plan.samples).warm_up_time(plan.warm_up).measurement_time(plan.measurement);
+    group
+        .sampling_mode(SamplingMode::Flat)
+        .sample_size(plan.samples)
+        .warm_up_time(plan.warm_up)
+        .measurement_time(plan.measurement);
     if flags.nresamples.is_none() {
         group.nresamples(10_000);
     }
@@ -73,8 +80,10 @@ pub fn run<M: Measurement<Value = f64>>(
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         group.bench_function(function, |bencher| {
             bencher.iter_custom(|launches| {
-                // Criterion does not say which calls are its warm-up; it warms up until the time is over.
-                let _range = Range::new(if started.elapsed() < plan.warm_up { "warm-up" } else { "sample" });
+                // Criterion does not say which calls are its warm-up; it warms up until the time is
+                // over.
+                let _range =
+                    Range::new(if started.elapsed() < plan.warm_up { "warm-up" } else { "sample" });
                 match stopwatch.time(executable, launches) {
                     Ok(sample) => {
                         taken.borrow_mut().push(sample);
@@ -100,15 +109,16 @@ pub fn run<M: Measurement<Value = f64>>(
         return Ok(Samples::default());
     }
     let taken = taken.into_inner();
-    // Criterion warms up through the same closure: the samples are the last calls. Its quick mode has no warm-up and keeps none
-    // apart, so there every call counts.
+    // Criterion warms up through the same closure: the samples are the last calls. Its quick mode
+    // has no warm-up and keeps none apart, so there every call counts.
     let first = if flags.quick { 0 } else { taken.len().saturating_sub(plan.samples) };
     Ok(collect(&taken[first..], stopwatch, start, end.get()))
 }
 
-/// Times a case of a trial: warm-up, then samples of the same number of launches. `launch` is what one took a moment ago; where that
-/// is longer than the whole plan, it was the warm-up. Shorter ones are not believed: the first launch of a process may be many times
-/// slower than the next, and a plan made from it would end after two of those.
+/// Times a case of a trial: warm-up, then samples of the same number of launches. `launch` is what
+/// one took a moment ago; where that is longer than the whole plan, it was the warm-up. Shorter
+/// ones are not believed: the first launch of a process may be many times slower than the next, and
+/// a plan made from it would end after two of those.
 ///
 /// # Errors
 /// When a launch fails.
@@ -121,7 +131,8 @@ pub fn trial(
     let (start, started) = (CpuTime::now(), Instant::now());
     let warm_up = Range::new("warm-up");
     let mut launches = 1;
-    // By the wall: what a launch costs besides its own time (emptying caches) must fit the plan too.
+    // By the wall: what a launch costs besides its own time (emptying caches) must fit the plan
+    // too.
     let launch_s = loop {
         if launch.as_secs_f64() > (sampling.warm_up_s + sampling.measurement_s).max(1e-3) {
             break launch.as_secs_f64();
@@ -136,7 +147,8 @@ pub fn trial(
         launches = (2 * launches).min((left_s / launch_s.max(1e-9)).ceil() as u64).max(1);
     };
     drop(warm_up);
-    let samples = ((sampling.measurement_s / launch_s) as usize).clamp(sampling.fewest, sampling.most);
+    let samples =
+        ((sampling.measurement_s / launch_s) as usize).clamp(sampling.fewest, sampling.most);
     let launches = ((sampling.measurement_s / samples as f64 / launch_s) as u64).max(1);
     let mut taken = Vec::with_capacity(samples);
     for _ in 0..samples {
@@ -146,14 +158,23 @@ pub fn trial(
     Ok(collect(&taken, stopwatch, start, CpuTime::now()))
 }
 
-fn collect(kept: &[Sample], stopwatch: &dyn Stopwatch, start: Option<CpuTime>, end: Option<CpuTime>) -> Samples {
+fn collect(
+    kept: &[Sample],
+    stopwatch: &dyn Stopwatch,
+    start: Option<CpuTime>,
+    end: Option<CpuTime>,
+) -> Samples {
     let technique = stopwatch.technique();
     Samples {
         batch: technique.batch,
         host_bound: technique.host_bound,
         launches: kept.iter().map(|sample| sample.launches).collect(),
         elapsed_ns: kept.iter().map(|sample| sample.elapsed_ns).collect(),
-        clock_mhz: kept.iter().map(|sample| sample.clock_mhz).collect::<Option<_>>().unwrap_or_default(),
+        clock_mhz: kept
+            .iter()
+            .map(|sample| sample.clock_mhz)
+            .collect::<Option<_>>()
+            .unwrap_or_default(),
         discarded: kept.iter().map(|sample| sample.discarded).sum(),
         contention: start.zip(end).and_then(|(start, end)| end.taken_by_others_since(&start)),
     }

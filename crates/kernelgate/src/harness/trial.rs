@@ -1,9 +1,11 @@
-//! A trial: one of the many short processes of a comparison. It verifies and times as a bench process does, but measures no ceilings,
-//! prints no table and leaves Criterion's store alone; what it is to do stands in its [`TrialRequest`], where it went wrong in its run.
+//! A trial: one of the many short processes of a comparison. It verifies and times as a bench
+//! process does, but measures no ceilings, prints no table and leaves Criterion's store alone; what
+//! it is to do stands in its [`TrialRequest`], where it went wrong in its run.
 //!
-//! Verified, then timed: the first process of an executable compares every case with the reference and records the bits of its
-//! outputs. A later process of the same executable launches once on poisoned outputs; where the bits are the same they are verified, and
-//! where they are not (sums in no fixed order) it compares with the reference itself.
+//! Verified, then timed: the first process of an executable compares every case with the reference
+//! and records the bits of its outputs. A later process of the same executable launches once on
+//! poisoned outputs; where the bits are the same they are verified, and where they are not (sums in
+//! no fixed order) it compares with the reference itself.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,7 +36,10 @@ impl TrialState {
     pub fn known(&self, id: &str) -> Option<VerificationRecord> {
         let run = self.verified.as_ref()?;
         let found = &run.cases.get(id)?.verification;
-        Some(VerificationRecord { by: Some(found.by.clone().unwrap_or_else(|| run.key())), ..found.clone() })
+        Some(VerificationRecord {
+            by: Some(found.by.clone().unwrap_or_else(|| run.key())),
+            ..found.clone()
+        })
     }
 
     /// Adds to an activity what has passed since `started`.
@@ -71,6 +76,9 @@ pub fn delays(flags: &Flags, selection: &Selection<'_>) -> BTreeMap<String, u64>
 /// Says that launches are delayed.
 pub fn warn_of_delays(run: &Run) {
     if !run.delays.is_empty() {
-        eprintln!("warning: launches are delayed on purpose (KERNELGATE_DELAY), nanoseconds: {}", run.delays_text());
+        eprintln!(
+            "warning: launches are delayed on purpose (KERNELGATE_DELAY), nanoseconds: {}",
+            run.delays_text()
+        );
     }
 }

@@ -29,10 +29,16 @@ pub fn carry_out(
     store: &Store,
 ) -> Result<Exit, HarnessError> {
     let started = Instant::now();
-    let executable = std::env::current_exe().ok().map(|path| file::content_hash(&path)).transpose()?;
+    let executable =
+        std::env::current_exe().ok().map(|path| file::content_hash(&path)).transpose()?;
     let target = flags.wanted().open(place)?;
     let environment = Environment::of(&target);
-    let mut trial = TrialState { sampling: request.pace, verified: None, inputs: request.inputs, spent_s: BTreeMap::new() };
+    let mut trial = TrialState {
+        sampling: request.pace,
+        verified: None,
+        inputs: request.inputs,
+        spent_s: BTreeMap::new(),
+    };
     trial.spend("open", started);
     let mut run = Run {
         effort: effort.name().to_owned(),

@@ -1,5 +1,5 @@
-//! How good event timing is here: against spins of known length, against the hardware's own record of the same launches, and cold
-//! against hot.
+//! How good event timing is here: against spins of known length, against the hardware's own record
+//! of the same launches, and cold against hot.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,8 @@ pub struct SpinRow {
     pub spent_ns: f64,
     /// What the events say: median.
     pub events_ns: f64,
-    /// What the events say of a spin that ends at once: what a kernel takes to begin and end, and what the overhead is wrong by.
+    /// What the events say of a spin that ends at once: what a kernel takes to begin and end, and
+    /// what the overhead is wrong by.
     pub offset_ns: f64,
 }
 
@@ -54,7 +55,8 @@ pub struct ColdRow {
 }
 
 /// Lengths of the spins, nanoseconds.
-const SPINS_NS: [u64; 8] = [20_000, 50_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 100_000_000];
+const SPINS_NS: [u64; 8] =
+    [20_000, 50_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 100_000_000];
 /// Launches a row.
 const REPEATS: usize = 15;
 /// Bytes of the copies that are timed both ways: from some microseconds to about a millisecond.
@@ -80,7 +82,14 @@ pub fn spins(events: &mut EventTimer) -> Result<Vec<SpinRow>, BackendError> {
     let offset_ns = events_ns - spent_ns;
     SPINS_NS
         .into_iter()
-        .map(|wanted_ns| time(wanted_ns).map(|(spent_ns, events_ns)| SpinRow { wanted_ns, spent_ns, events_ns, offset_ns }))
+        .map(|wanted_ns| {
+            time(wanted_ns).map(|(spent_ns, events_ns)| SpinRow {
+                wanted_ns,
+                spent_ns,
+                events_ns,
+                offset_ns,
+            })
+        })
         .collect()
 }
 
@@ -105,9 +114,9 @@ pub fn against_cupti(events: &mut EventTimer) -> Result<Option<Vec<TraceRow>>, B
         }
     }
     let Some(trace) = KernelTrace::start()? else { return Ok(None) };
-    for (row, (cache, bytes)) in
-        rows.iter_mut().zip([Cache::Hot, Cache::Cold].into_iter().flat_map(|cache| COPIES.map(|bytes| (cache, bytes))))
-    {
+    for (row, (cache, bytes)) in rows.iter_mut().zip(
+        [Cache::Hot, Cache::Cold].into_iter().flat_map(|cache| COPIES.map(|bytes| (cache, bytes))),
+    ) {
         let copy = &mut || passes.copy(bytes);
         events.launches_ns(3, cache, copy)?;
         trace.take(events.device())?;
@@ -116,7 +125,10 @@ pub fn against_cupti(events: &mut EventTimer) -> Result<Option<Vec<TraceRow>>, B
         let copies = records.iter().filter(|record| record.name.contains("copy_bandwidth"));
         let times: Vec<f64> = copies.map(|record| record.elapsed_ns() as f64).collect();
         if times.len() != REPEATS {
-            return Err(BackendError::Launch(format!("CUPTI recorded {} of {REPEATS} launches", times.len())));
+            return Err(BackendError::Launch(format!(
+                "CUPTI recorded {} of {REPEATS} launches",
+                times.len()
+            )));
         }
         row.cupti_ns = median(&times);
     }

@@ -1,4 +1,5 @@
-//! Criterion's `Measurement` over our samples: nanoseconds, shown with the work done and the share of the limit.
+//! Criterion's `Measurement` over our samples: nanoseconds, shown with the work done and the share
+//! of the limit.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,7 +17,8 @@ pub struct Shown {
     pub limit: Option<TimeLimit>,
 }
 
-/// Elapsed nanoseconds. Values come from `iter_custom`; `start` and `end` serve Criterion's own loops.
+/// Elapsed nanoseconds. Values come from `iter_custom`; `start` and `end` serve Criterion's own
+/// loops.
 #[derive(Debug, Clone, Default)]
 pub struct Elapsed {
     formatter: Formatter,
@@ -68,7 +70,8 @@ impl ValueFormatter for Formatter {
     fn format_throughput(&self, throughput: &Throughput, elapsed_ns: f64) -> String {
         let mut rate = [elapsed_ns];
         let unit = self.scale_throughputs(elapsed_ns, throughput, &mut rate);
-        let share = self.shown.borrow().limit.as_ref().map(|limit| 100.0 * limit.fraction(elapsed_ns));
+        let share =
+            self.shown.borrow().limit.as_ref().map(|limit| 100.0 * limit.fraction(elapsed_ns));
         match share {
             Some(share) => format!("{:.2} {unit} ({share:.1}%)", rate[0]),
             None => format!("{:.2} {unit}", rate[0]),
@@ -86,10 +89,19 @@ impl ValueFormatter for Formatter {
         unit
     }
 
-    fn scale_throughputs(&self, typical_ns: f64, throughput: &Throughput, values: &mut [f64]) -> &'static str {
+    fn scale_throughputs(
+        &self,
+        typical_ns: f64,
+        throughput: &Throughput,
+        values: &mut [f64],
+    ) -> &'static str {
         let (amount, units) = match *throughput {
-            Throughput::Elements(flops) => (flops as f64, ["FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s"]),
-            Throughput::Bytes(bytes) | Throughput::BytesDecimal(bytes) => (bytes as f64, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]),
+            Throughput::Elements(flops) => {
+                (flops as f64, ["FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s"])
+            }
+            Throughput::Bytes(bytes) | Throughput::BytesDecimal(bytes) => {
+                (bytes as f64, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"])
+            }
             Throughput::ElementsAndBytes { elements, .. } => {
                 (elements as f64, ["FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s"])
             }
@@ -116,7 +128,8 @@ mod tests {
         let elapsed = Elapsed::default();
         let format = |throughput| elapsed.formatter().format_throughput(&throughput, 2e6);
         assert_eq!(format(Throughput::Elements(3_000_000_000)), "1.50 TFLOP/s");
-        elapsed.shown().borrow_mut().limit = Some(TimeLimit { time_ns: 1e6, by: "memory".to_owned() });
+        elapsed.shown().borrow_mut().limit =
+            Some(TimeLimit { time_ns: 1e6, by: "memory".to_owned() });
         assert_eq!(format(Throughput::Bytes(4_000_000)), "2.00 GB/s (50.0%)");
         assert_eq!(format(Throughput::Bytes(4)), "2.00 kB/s (50.0%)");
     }

@@ -1,4 +1,5 @@
-//! Delays of known length added to launches on purpose: what a gate should find, and from which length on it does.
+//! Delays of known length added to launches on purpose: what a gate should find, and from which
+//! length on it does.
 
 use std::str::FromStr;
 use std::time::{Duration, Instant};
@@ -25,9 +26,14 @@ impl FromStr for Delay {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wanted = || format!("`{text}`: a delay is CASE=NANOSECONDS, with 1 to {MAX_DELAY_NS} of them");
+        let wanted =
+            || format!("`{text}`: a delay is CASE=NANOSECONDS, with 1 to {MAX_DELAY_NS} of them");
         let (case, delay_ns) = text.rsplit_once('=').ok_or_else(wanted)?;
-        let delay_ns = delay_ns.parse().ok().filter(|delay_ns| (1..=MAX_DELAY_NS).contains(delay_ns)).ok_or_else(wanted)?;
+        let delay_ns = delay_ns
+            .parse()
+            .ok()
+            .filter(|delay_ns| (1..=MAX_DELAY_NS).contains(delay_ns))
+            .ok_or_else(wanted)?;
         if case.is_empty() {
             return Err(wanted());
         }
@@ -36,14 +42,18 @@ impl FromStr for Delay {
 }
 
 impl Delay {
-    /// What is added to a case: the delay of its whole id, else the last of those whose text it contains.
+    /// What is added to a case: the delay of its whole id, else the last of those whose text it
+    /// contains.
     pub fn of(delays: &[Self], id: &str) -> Option<u64> {
         let exact = delays.iter().rfind(|delay| delay.case == id);
-        exact.or_else(|| delays.iter().rfind(|delay| id.contains(&delay.case))).map(|delay| delay.delay_ns)
+        exact
+            .or_else(|| delays.iter().rfind(|delay| id.contains(&delay.case)))
+            .map(|delay| delay.delay_ns)
     }
 }
 
-/// Launches, then waits where the launch computes: on the host, or on the device's stream (in graphs too).
+/// Launches, then waits where the launch computes: on the host, or on the device's stream (in
+/// graphs too).
 pub struct Delayed<'a> {
     inner: &'a mut dyn Executable,
     wait: Wait,
@@ -60,15 +70,23 @@ impl<'a> Delayed<'a> {
         Self { inner, wait: Wait::Host(Duration::from_nanos(delay_ns)) }
     }
 
-    /// Delays launches on a GPU by one more kernel, which spins for what is left of the delay when `launch_ns` is taken off: what a
-    /// further kernel on the stream costs by itself.
+    /// Delays launches on a GPU by one more kernel, which spins for what is left of the delay when
+    /// `launch_ns` is taken off: what a further kernel on the stream costs by itself.
     ///
     /// # Errors
     /// When the delay is shorter than that, or the kernel cannot be made.
-    pub fn on_device(inner: &'a mut dyn Executable, delay_ns: u64, launch_ns: f64, device: &Device) -> Result<Self, BackendError> {
+    pub fn on_device(
+        inner: &'a mut dyn Executable,
+        delay_ns: u64,
+        launch_ns: f64,
+        device: &Device,
+    ) -> Result<Self, BackendError> {
         let spin_ns = delay_ns as f64 - launch_ns;
         if spin_ns < 0.0 {
-            let why = format!("a delay of {delay_ns} ns cannot be made: a further kernel alone takes {launch_ns:.0} ns");
+            let why = format!(
+                "a delay of {delay_ns} ns cannot be made: a further kernel alone takes \
+                 {launch_ns:.0} ns"
+            );
             return Err(BackendError::Unsupported(why));
         }
         Ok(Self { inner, wait: Wait::Device { spin: Spin::new(device)?, spin_ns: spin_ns as u64 } })
@@ -110,7 +128,8 @@ mod tests {
 
     #[test]
     fn delays_are_parsed_and_the_whole_id_wins() {
-        let delays: Vec<Delay> = ["a/b=100", "a/b/cpu/hot=7", "b=3"].map(|text| text.parse().unwrap()).into();
+        let delays: Vec<Delay> =
+            ["a/b=100", "a/b/cpu/hot=7", "b=3"].map(|text| text.parse().unwrap()).into();
         assert_eq!(Delay::of(&delays, "a/b/cpu/hot"), Some(7));
         assert_eq!(Delay::of(&delays, "a/b/cpu/cold"), Some(3));
         assert_eq!(Delay::of(&delays, "c"), None);

@@ -1,8 +1,8 @@
 //! CUDA events: the clock of the GPU backend.
 //!
-//! Launches of a burst are queued behind a blocking kernel, so that the host's launch time is not in the samples; a probe before and
-//! after tells the SM clock; in the cold state the L2 cache is filled with other data before each launch. Everything is allocated
-//! here, nothing while timing.
+//! Launches of a burst are queued behind a blocking kernel, so that the host's launch time is not
+//! in the samples; a probe before and after tells the SM clock; in the cold state the L2 cache is
+//! filled with other data before each launch. Everything is allocated here, nothing while timing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,18 +19,22 @@ use kernelgate_cuda::instruments::timing::Instruments;
 
 /// Most launches between one release of the blocker and the next.
 const MAX_BURST: usize = 64;
-/// Most commands queued behind the blocker: the queue holds about a thousand, and a host that waits for room in it cannot release it.
+/// Most commands queued behind the blocker: the queue holds about a thousand, and a host that waits
+/// for room in it cannot release it.
 const MAX_QUEUED: usize = 400;
 /// After this the blocker lets go by itself, and the burst is thrown away.
 const BLOCKER_TIMEOUT: Duration = Duration::from_millis(500);
-/// Hot launches shorter than this are captured several to a graph: an event pair would be most of what it measures.
+/// Hot launches shorter than this are captured several to a graph: an event pair would be most of
+/// what it measures.
 const SHORT_NS: f64 = 20_000.0;
-/// How long a graph of short launches should last. Launches of several commands that take less are captured, too, hot and cold: the gap
-/// between two commands in a stream is another one in the next process, in a graph it is shorter and always the same.
+/// How long a graph of short launches should last. Launches of several commands that take less are
+/// captured, too, hot and cold: the gap between two commands in a stream is another one in the next
+/// process, in a graph it is shorter and always the same.
 const GRAPH_NS: f64 = 100_000.0;
 /// Most short launches in a graph.
 const MAX_GRAPH: f64 = 64.0;
-/// A sample at less than this share of the device's highest clock is thrown away: the device was throttled.
+/// A sample at less than this share of the device's highest clock is thrown away: the device was
+/// throttled.
 const THROTTLED: f64 = 0.75;
 /// Attempts a sample before a throttled one is kept.
 const ATTEMPTS: u64 = 4;
@@ -89,22 +93,29 @@ impl EventTimer {
 
     /// Measures what launching and timing cost.
     ///
-    /// What the events around a launch add is what they read beyond the time that a spinning kernel spent by the device's own timer,
-    /// less what a kernel takes to begin and end: as much as one more empty kernel adds to a graph of them.
+    /// What the events around a launch add is what they read beyond the time that a spinning kernel
+    /// spent by the device's own timer, less what a kernel takes to begin and end: as much as
+    /// one more empty kernel adds to a graph of them.
     fn calibrate(&mut self) -> Result<Overhead, BackendError> {
         let empty = Empty::new(&self.device)?;
         let spin = Spin::new(&self.device)?;
         let nothing = self.median_ns(0, &mut || Ok(()))?;
-        let mut row = |count: usize| self.median_ns(count, &mut || (0..count).try_for_each(|_| empty.launch()));
+        let mut row = |count: usize| {
+            self.median_ns(count, &mut || (0..count).try_for_each(|_| empty.launch()))
+        };
         let launch_ns = (row(MANY)? - row(FEW)?) / (MANY - FEW) as f64;
         let mut graph = |count: usize| {
-            let graph = Graph::capture(&self.device, || (0..count).try_for_each(|_| empty.launch()))?;
+            let graph =
+                Graph::capture(&self.device, || (0..count).try_for_each(|_| empty.launch()))?;
             self.median_ns(1, &mut || graph.launch())
         };
         let graph_node_ns = (graph(MANY)? - graph(FEW)?) / (MANY - FEW) as f64;
         let spinning = Graph::capture(&self.device, || spin.launch(CALIBRATION_NS))?;
-        let around_launch_ns = self.median_ns(1, &mut || spin.launch(CALIBRATION_NS))? - spin.spent_ns()? as f64 - graph_node_ns;
-        let around_graph_ns = self.median_ns(1, &mut || spinning.launch())? - spin.spent_ns()? as f64 - graph_node_ns;
+        let around_launch_ns = self.median_ns(1, &mut || spin.launch(CALIBRATION_NS))?
+            - spin.spent_ns()? as f64
+            - graph_node_ns;
+        let around_graph_ns =
+            self.median_ns(1, &mut || spinning.launch())? - spin.spent_ns()? as f64 - graph_node_ns;
         let start = Instant::now();
         (0..MANY).try_for_each(|_| empty.launch())?;
         let host_launch_ns = start.elapsed().as_nanos() as f64 / MANY as f64;
@@ -120,7 +131,11 @@ impl EventTimer {
     }
 
     /// The interval around so many commands: median over enough repetitions, nanoseconds.
-    fn median_ns(&mut self, commands: usize, launch: &mut dyn FnMut() -> Result<(), BackendError>) -> Result<f64, BackendError> {
+    fn median_ns(
+        &mut self,
+        commands: usize,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<f64, BackendError> {
         let mut intervals_ns = Vec::new();
         // The queue behind the blocker is short: long rows a few at a time.
         let at_once = (MAX_QUEUED / commands.max(1)).min(CALIBRATIONS);
@@ -140,7 +155,8 @@ impl EventTimer {
         self.overhead
     }
 
-    /// What each of some launches of one command takes (at most 63), nanoseconds, overhead subtracted.
+    /// What each of some launches of one command takes (at most 63), nanoseconds, overhead
+    /// subtracted.
     ///
     /// # Errors
     /// When a launch fails.
@@ -155,11 +171,15 @@ impl EventTimer {
         Ok(intervals_ns.into_iter().map(|interval| interval - around_ns).collect())
     }
 
-    /// What a hot launch of few commands takes, nanoseconds: the median, short ones captured together as in a case.
+    /// What a hot launch of few commands takes, nanoseconds: the median, short ones captured
+    /// together as in a case.
     ///
     /// # Errors
     /// When a launch fails.
-    pub fn typical_ns(&mut self, launch: &mut dyn FnMut() -> Result<(), BackendError>) -> Result<f64, BackendError> {
+    pub fn typical_ns(
+        &mut self,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<f64, BackendError> {
         const REPEATS: usize = 15;
         self.burst(3, Cache::Hot, 1, launch)?;
         let batch = self.batch(Cache::Hot, 1, launch)?;
@@ -168,12 +188,15 @@ impl EventTimer {
                 let burst = self.burst(REPEATS, Cache::Hot, 1, &mut || batch.graph.launch())?;
                 (burst, self.overhead.around_graph_ns, batch.launches)
             }
-            None => (self.burst(REPEATS, Cache::Hot, 1, launch)?, self.overhead.around_launch_ns, 1),
+            None => {
+                (self.burst(REPEATS, Cache::Hot, 1, launch)?, self.overhead.around_launch_ns, 1)
+            }
         };
         Ok((stats::median(&burst.intervals_ns) - around_ns).max(RESOLUTION_NS) / launches as f64)
     }
 
-    /// Captures short launches together, or if they are to be cold, one; none where one is long enough.
+    /// Captures short launches together, or if they are to be cold, one; none where one is long
+    /// enough.
     fn batch(
         &mut self,
         cache: Cache,
@@ -195,11 +218,16 @@ impl EventTimer {
         Ok(Some(Batch { graph, launches }))
     }
 
-    /// A stopwatch for a case: looks at how many commands a launch is and how long it takes, and captures short ones in a graph.
+    /// A stopwatch for a case: looks at how many commands a launch is and how long it takes, and
+    /// captures short ones in a graph.
     ///
     /// # Errors
     /// When a launch fails.
-    pub fn case(&mut self, executable: &mut dyn Executable, cache: Cache) -> Result<CaseTimer<'_>, BackendError> {
+    pub fn case(
+        &mut self,
+        executable: &mut dyn Executable,
+        cache: Cache,
+    ) -> Result<CaseTimer<'_>, BackendError> {
         executable.synchronize()?;
         let device = Arc::clone(&self.device);
         // A launch that cannot be captured is one whose commands cannot be counted.
@@ -208,12 +236,17 @@ impl EventTimer {
             Err(lost @ BackendError::Lost(_)) => return Err(lost),
             other => other.unwrap_or(usize::MAX),
         };
-        let batch = if commands <= MAX_QUEUED { self.batch(cache, commands, &mut || executable.launch())? } else { None };
+        let batch = if commands <= MAX_QUEUED {
+            self.batch(cache, commands, &mut || executable.launch())?
+        } else {
+            None
+        };
         Ok(CaseTimer { timer: self, cache, commands, batch })
     }
 
-    /// Enqueues `count` launches (at most 63 hot, 64 cold), each between two events, and waits for them. `commands` is how many
-    /// entries of the device's queue a launch takes; with too many of them the host's launch time cannot be hidden.
+    /// Enqueues `count` launches (at most 63 hot, 64 cold), each between two events, and waits for
+    /// them. `commands` is how many entries of the device's queue a launch takes; with too many
+    /// of them the host's launch time cannot be hidden.
     ///
     /// # Errors
     /// When a launch fails or hangs.
@@ -239,7 +272,10 @@ impl EventTimer {
             }
         }
         let at = |i: usize| if cache == Cache::Cold { (2 * i, 2 * i + 1) } else { (i, i + 1) };
-        let intervals_ns = (0..count).map(at).map(|(from, to)| self.events.elapsed_ns(from, to)).collect::<Result<_, _>>()?;
+        let intervals_ns = (0..count)
+            .map(at)
+            .map(|(from, to)| self.events.elapsed_ns(from, to))
+            .collect::<Result<_, _>>()?;
         Ok(Burst { intervals_ns, clock_mhz: self.instruments.clock_mhz()? })
     }
 
@@ -280,23 +316,38 @@ struct Batch {
 }
 
 impl CaseTimer<'_> {
-    fn attempt(&mut self, executable: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError> {
+    fn attempt(
+        &mut self,
+        executable: &mut dyn Executable,
+        launches: u64,
+    ) -> Result<Sample, BackendError> {
         let batch = self.batch.as_ref().map_or(1, |batch| batch.launches);
         let commands = if self.batch.is_some() { 1 } else { self.commands };
         let overhead = self.timer.overhead;
-        let around_ns = if self.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
+        let around_ns =
+            if self.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
         let longest = (MAX_QUEUED / commands.max(1)).clamp(1, MAX_BURST - 1) as u64;
         let mut left = launches.div_ceil(batch);
-        let mut sample = Sample { launches: left * batch, elapsed_ns: 0.0, clock_mhz: None, discarded: 0 };
+        let mut sample =
+            Sample { launches: left * batch, elapsed_ns: 0.0, clock_mhz: None, discarded: 0 };
         let (mut clocked_ns, mut cycles) = (0.0, 0.0);
         while left > 0 {
             let count = left.min(longest);
             left -= count;
             let burst = match &self.batch {
-                Some(batch) => self.timer.burst(count as usize, self.cache, commands, &mut || batch.graph.launch())?,
-                None => self.timer.burst(count as usize, self.cache, commands, &mut || executable.launch())?,
+                Some(batch) => {
+                    self.timer
+                        .burst(count as usize, self.cache, commands, &mut || batch.graph.launch())?
+                }
+                None => self
+                    .timer
+                    .burst(count as usize, self.cache, commands, &mut || executable.launch())?,
             };
-            let elapsed_ns: f64 = burst.intervals_ns.iter().map(|interval| (interval - around_ns).max(RESOLUTION_NS)).sum();
+            let elapsed_ns: f64 = burst
+                .intervals_ns
+                .iter()
+                .map(|interval| (interval - around_ns).max(RESOLUTION_NS))
+                .sum();
             sample.elapsed_ns += elapsed_ns;
             if let Some(clock_mhz) = burst.clock_mhz {
                 clocked_ns += elapsed_ns;
@@ -311,11 +362,17 @@ impl CaseTimer<'_> {
 }
 
 impl Stopwatch for CaseTimer<'_> {
-    fn time(&mut self, executable: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError> {
+    fn time(
+        &mut self,
+        executable: &mut dyn Executable,
+        launches: u64,
+    ) -> Result<Sample, BackendError> {
         let slowest_mhz = THROTTLED * f64::from(self.timer.device.facts().max_clock_mhz);
         for discarded in 0.. {
             let sample = self.attempt(executable, launches)?;
-            if discarded + 1 == ATTEMPTS || sample.clock_mhz.is_none_or(|clock_mhz| clock_mhz >= slowest_mhz) {
+            if discarded + 1 == ATTEMPTS
+                || sample.clock_mhz.is_none_or(|clock_mhz| clock_mhz >= slowest_mhz)
+            {
                 return Ok(Sample { discarded, ..sample });
             }
         }
@@ -323,6 +380,9 @@ impl Stopwatch for CaseTimer<'_> {
     }
 
     fn technique(&self) -> Technique {
-        Technique { batch: self.batch.as_ref().map(|batch| batch.launches), host_bound: self.commands > MAX_QUEUED }
+        Technique {
+            batch: self.batch.as_ref().map(|batch| batch.launches),
+            host_bound: self.commands > MAX_QUEUED,
+        }
     }
 }

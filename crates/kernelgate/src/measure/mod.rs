@@ -1,6 +1,7 @@
 //! Samples: how long launches took, and the ceilings of the measured roofline.
 //!
-//! Deliberately absent: decisions about how many samples to take (Criterion plans them) and what they mean (`stats`, `gate`).
+//! Deliberately absent: decisions about how many samples to take (Criterion plans them) and what
+//! they mean (`stats`, `gate`).
 
 pub mod accuracy;
 pub mod contention;
@@ -50,7 +51,8 @@ pub struct Sample {
 pub struct Technique {
     /// Launches that are timed together, as a graph; none where each is timed by itself.
     pub batch: Option<u64>,
-    /// Whether the host's launch time is in the samples, because a launch is too many commands to queue ahead.
+    /// Whether the host's launch time is in the samples, because a launch is too many commands to
+    /// queue ahead.
     pub host_bound: bool,
 }
 
@@ -60,7 +62,11 @@ pub trait Stopwatch {
     ///
     /// # Errors
     /// When a launch fails or does not come to an end.
-    fn time(&mut self, executable: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError>;
+    fn time(
+        &mut self,
+        executable: &mut dyn Executable,
+        launches: u64,
+    ) -> Result<Sample, BackendError>;
 
     /// How it does that.
     fn technique(&self) -> Technique;

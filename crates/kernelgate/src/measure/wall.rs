@@ -9,7 +9,11 @@ use crate::backend::{BackendError, Executable};
 pub struct Wall;
 
 impl Stopwatch for Wall {
-    fn time(&mut self, executable: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError> {
+    fn time(
+        &mut self,
+        executable: &mut dyn Executable,
+        launches: u64,
+    ) -> Result<Sample, BackendError> {
         let start = Instant::now();
         for _ in 0..launches {
             executable.launch()?;

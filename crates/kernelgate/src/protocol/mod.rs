@@ -1,4 +1,5 @@
-//! What the program asks of a bench executable and what it gets: one request in a file, one response in a file.
+//! What the program asks of a bench executable and what it gets: one request in a file, one
+//! response in a file.
 //!
 //! The program starts the executable with [`VARIABLE`] naming the request; which cases it is about
 //! is said by the same flags and variables as in `cargo bench`. An executable answers the question
@@ -11,8 +12,8 @@ mod response;
 
 pub use request::{Action, Part, Request};
 pub use response::{
-    CaseStatus, ListedCase, ListedProblem, ListedRow, Listing, PeerProgram, ProfiledCase, ResourcesReport, Response, ResponseBody,
-    TimingReport, VerifiedCase,
+    CaseStatus, ListedCase, ListedProblem, ListedRow, Listing, PeerProgram, ProfiledCase,
+    ResourcesReport, Response, ResponseBody, TimingReport, VerifiedCase,
 };
 
 /// Names the request's file, or asks [`QUESTION`].
@@ -27,14 +28,16 @@ pub const VERSIONS: (u64, u64) = (1, 2);
 /// Begins the line with the versions.
 const PREFIX: &str = "kernelgate protocol ";
 
-/// What an executable says when asked: the oldest and the newest version that it speaks, on a line of its own.
+/// What an executable says when asked: the oldest and the newest version that it speaks, on a line
+/// of its own.
 pub fn answer() -> String {
     format!("{PREFIX}{}-{}", VERSIONS.0, VERSIONS.1)
 }
 
 /// The versions in an answer, oldest and newest; none where it is not one.
 pub fn parse_answer(text: &str) -> Option<(u64, u64)> {
-    let (oldest, newest) = text.lines().find_map(|line| line.strip_prefix(PREFIX))?.trim().split_once('-')?;
+    let (oldest, newest) =
+        text.lines().find_map(|line| line.strip_prefix(PREFIX))?.trim().split_once('-')?;
     let versions = (oldest.parse().ok()?, newest.parse().ok()?);
     (1..=versions.1).contains(&versions.0).then_some(versions)
 }
@@ -45,11 +48,18 @@ mod tests {
 
     #[test]
     fn an_answer_is_understood_and_other_text_is_none() {
-        assert_eq!(parse_answer(&format!("noise\n{}\nkernelgate trial protocol 1\n", answer())), Some(VERSIONS));
+        assert_eq!(
+            parse_answer(&format!("noise\n{}\nkernelgate trial protocol 1\n", answer())),
+            Some(VERSIONS)
+        );
         assert_eq!(parse_answer("kernelgate protocol 2-7"), Some((2, 7)));
-        for other in
-            ["", "kernelgate trial protocol 1", "kernelgate protocol 3", "kernelgate protocol 4-2", "kernelgate protocol a-b"]
-        {
+        for other in [
+            "",
+            "kernelgate trial protocol 1",
+            "kernelgate protocol 3",
+            "kernelgate protocol 4-2",
+            "kernelgate protocol a-b",
+        ] {
             assert_eq!(parse_answer(other), None, "{other}");
         }
     }

@@ -65,7 +65,8 @@ impl Record for Request {
     const SCHEMA: &'static str = "kernelgate.request";
     const VERSION: u64 = super::VERSIONS.1;
     const KIND: &'static str = "request";
-    const FREE_TEXT: &'static [&'static str] = &["response", "dump", "record", "verified", "inputs"];
+    const FREE_TEXT: &'static [&'static str] =
+        &["response", "dump", "record", "verified", "inputs"];
 
     fn validate(&self) -> Result<(), String> {
         match &self.action {

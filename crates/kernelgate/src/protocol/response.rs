@@ -153,7 +153,8 @@ pub struct VerifiedCase {
     pub max_error: f64,
     /// ‖out - ref‖₂ / ‖ref‖₂.
     pub relative_l2: f64,
-    /// Whether a second launch gave the same bits: a fact, not a verdict. Absent where the case did not pass.
+    /// Whether a second launch gave the same bits: a fact, not a verdict. Absent where the case
+    /// did not pass.
     pub repeatable: Option<bool>,
     /// Why it failed or was skipped.
     pub reason: Option<String>,
@@ -172,7 +173,8 @@ pub struct ProfiledCase {
     pub reason: Option<String>,
 }
 
-/// Everything that was measured of timing; parts that were not asked for, or cannot be measured, are absent.
+/// Everything that was measured of timing; parts that were not asked for, or cannot be measured,
+/// are absent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TimingReport {
     /// Where.
@@ -208,7 +210,8 @@ impl Record for Response {
     const SCHEMA: &'static str = "kernelgate.response";
     const VERSION: u64 = super::VERSIONS.1;
     const KIND: &'static str = "response";
-    const FREE_TEXT: &'static [&'static str] = &["reason", "close", "refused", "otherwise", "notes", "files"];
+    const FREE_TEXT: &'static [&'static str] =
+        &["reason", "close", "refused", "otherwise", "notes", "files"];
 
     fn validate(&self) -> Result<(), String> {
         Ok(())

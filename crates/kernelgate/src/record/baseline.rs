@@ -1,4 +1,5 @@
-//! A baseline: the runs that later ones are compared with, one file a device and name, meant to be committed.
+//! A baseline: the runs that later ones are compared with, one file a device and name, meant to be
+//! committed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -70,8 +71,8 @@ impl Baseline {
         }
     }
 
-    /// Takes over what a run measured. A case of an earlier session is replaced, whole; runs of the same session add up; cases
-    /// that the run did not measure stay.
+    /// Takes over what a run measured. A case of an earlier session is replaced, whole; runs of the
+    /// same session add up; cases that the run did not measure stay.
     pub fn merge(&mut self, run: &Run) {
         self.insert(run, |session| session == run.session);
     }
@@ -79,7 +80,8 @@ impl Baseline {
     /// Adds what a run measured to what is there, so that a case has several process runs.
     ///
     /// # Errors
-    /// When the run's cases differ from the baseline's, with every field that differs; nothing is then taken over.
+    /// When the run's cases differ from the baseline's, with every field that differs; nothing is
+    /// then taken over.
     pub fn add(&mut self, run: &Run) -> Result<(), Vec<Mismatch>> {
         let both = run.cases.iter().filter_map(|(id, case)| Some((self.cases.get(id)?, case)));
         let mut differing: Vec<Mismatch> = delayed(run).into_iter().collect();
@@ -106,7 +108,11 @@ impl Baseline {
         for of_case in base.samples.keys().map(|key| &self.runs[key]) {
             check("seed", of_case.seed.to_string(), run.seed.to_string());
         }
-        found.extend(base.samples.keys().flat_map(|key| run.environment.mismatches(&self.runs[key].environment)));
+        found.extend(
+            base.samples
+                .keys()
+                .flat_map(|key| run.environment.mismatches(&self.runs[key].environment)),
+        );
         found
     }
 
@@ -128,19 +134,29 @@ impl Baseline {
             seed: run.seed,
         };
         self.runs.insert(run.key(), source);
-        let used: BTreeSet<&String> = self.cases.values().flat_map(|case| case.samples.keys()).collect();
+        let used: BTreeSet<&String> =
+            self.cases.values().flat_map(|case| case.samples.keys()).collect();
         self.runs.retain(|key, _| used.contains(key));
     }
 }
 
 /// A run whose launches were delayed on purpose belongs in no baseline.
 fn delayed(run: &Run) -> Option<Mismatch> {
-    (!run.delays.is_empty()).then(|| Mismatch { field: "delays", base: "none".to_owned(), head: run.delays_text() })
+    (!run.delays.is_empty()).then(|| Mismatch {
+        field: "delays",
+        base: "none".to_owned(),
+        head: run.delays_text(),
+    })
 }
 
 impl From<&CaseRecord> for BaselineCase {
     fn from(case: &CaseRecord) -> Self {
-        Self { workload: case.workload.clone(), revision: case.revision, work: case.work.clone(), samples: BTreeMap::new() }
+        Self {
+            workload: case.workload.clone(),
+            revision: case.revision,
+            work: case.work.clone(),
+            samples: BTreeMap::new(),
+        }
     }
 }
 

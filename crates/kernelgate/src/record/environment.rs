@@ -1,4 +1,5 @@
-//! Where a run was measured: the facts that make two results comparable, and where the code came from.
+//! Where a run was measured: the facts that make two results comparable, and where the code came
+//! from.
 
 use super::text::one_line;
 use std::path::Path;
@@ -34,7 +35,8 @@ pub struct Environment {
     pub optimised: bool,
     /// Version of kernelgate.
     pub kernelgate: String,
-    /// Tells this host from others: a hash of its name and machine id; absent where it has no name of its own.
+    /// Tells this host from others: a hash of its name and machine id; absent where it has no name
+    /// of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
     /// The GPU, where the run was on one.
@@ -93,7 +95,10 @@ impl Environment {
                         driver: Telemetry::open(&facts.uuid)
                             .and_then(|telemetry| telemetry.driver())
                             .unwrap_or_else(|| "unknown".to_owned()),
-                        driver_cuda: version((facts.driver_cuda / 1000, facts.driver_cuda % 1000 / 10)),
+                        driver_cuda: version((
+                            facts.driver_cuda / 1000,
+                            facts.driver_cuda % 1000 / 10,
+                        )),
                         nvrtc: nvrtc::version().map_or_else(|_| "unknown".to_owned(), version),
                         multiprocessors: facts.multiprocessors,
                         l2_bytes: facts.l2_bytes,
@@ -117,13 +122,18 @@ impl Environment {
         let brand = first_core.map(|cpu| one_line(cpu.brand())).filter(|brand| !brand.is_empty());
         Self {
             device_kind: BackendKind::Cpu.name().to_owned(),
-            device_name: brand.unwrap_or_else(|| format!("unknown {} processor", std::env::consts::ARCH)),
+            device_name: brand
+                .unwrap_or_else(|| format!("unknown {} processor", std::env::consts::ARCH)),
             arch: std::env::consts::ARCH.to_owned(),
             cores: std::thread::available_parallelism().map_or(1, Into::into),
             threads: crate::backend::cpu::threads(),
             simd: simd_features(),
             memory_bytes: system.as_ref().map_or(0, System::total_memory),
-            os: one_line(&format!("{} {}", std::env::consts::OS, System::kernel_version().unwrap_or_default())),
+            os: one_line(&format!(
+                "{} {}",
+                std::env::consts::OS,
+                System::kernel_version().unwrap_or_default()
+            )),
             optimised: !cfg!(debug_assertions),
             kernelgate: env!("CARGO_PKG_VERSION").to_owned(),
             machine: machine(),
@@ -136,8 +146,8 @@ impl Environment {
         self.device_kind == BackendKind::Cpu.name()
     }
 
-    /// Whether this and a baseline's environment, which are comparable, are known to be the same card, on the CPU the same host. Two of
-    /// the same model need not run alike.
+    /// Whether this and a baseline's environment, which are comparable, are known to be the same
+    /// card, on the CPU the same host. Two of the same model need not run alike.
     pub fn same_device(&self, base: &Self) -> bool {
         match (&self.gpu, &base.gpu) {
             (Some(head), Some(base)) => head.uuid == base.uuid,
@@ -147,15 +157,23 @@ impl Environment {
 
     /// What tells the device from others of its model: "GPU-1a2b…" or the host's hash.
     pub fn device_id(&self) -> String {
-        let id = self.gpu.as_ref().map(|gpu| gpu.uuid.clone()).or_else(|| self.machine.as_ref().map(|hash| format!("host {hash}")));
+        let id = self
+            .gpu
+            .as_ref()
+            .map(|gpu| gpu.uuid.clone())
+            .or_else(|| self.machine.as_ref().map(|hash| format!("host {hash}")));
         id.unwrap_or_else(|| "a host without a name".to_owned())
     }
 
-    /// "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz", or the processor with its threads.
+    /// "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz", or the processor with
+    /// its threads.
     pub fn describe(&self) -> String {
         match &self.gpu {
             Some(Gpu { driver, driver_cuda, max_clock_mhz, .. }) => {
-                format!("{}, driver {driver}, CUDA {driver_cuda}, SM clock up to {max_clock_mhz} MHz", self.device_name)
+                format!(
+                    "{}, driver {driver}, CUDA {driver_cuda}, SM clock up to {max_clock_mhz} MHz",
+                    self.device_name
+                )
             }
             None => format!("{}, {} cores, {} threads", self.device_name, self.cores, self.threads),
         }
@@ -180,7 +198,11 @@ impl Environment {
                 of_major("gpu.driver", &base.driver, &head.driver),
                 of_major("gpu.driver_cuda", &base.driver_cuda, &head.driver_cuda),
                 ("gpu.nvrtc", base.nvrtc.clone(), head.nvrtc.clone()),
-                ("gpu.multiprocessors", base.multiprocessors.to_string(), head.multiprocessors.to_string()),
+                (
+                    "gpu.multiprocessors",
+                    base.multiprocessors.to_string(),
+                    head.multiprocessors.to_string(),
+                ),
             ]),
             _ => fields.extend([
                 ("arch", base.arch.clone(), self.arch.clone()),
@@ -197,7 +219,8 @@ impl Environment {
     }
 }
 
-/// A version that may differ after its first number: as it is where that number differs, else as the baseline's.
+/// A version that may differ after its first number: as it is where that number differs, else as
+/// the baseline's.
 fn of_major(field: &'static str, base: &str, head: &str) -> (&'static str, String, String) {
     let major = |version: &str| version.split('.').next().unwrap_or_default().to_owned();
     let head = if major(base) == major(head) { base } else { head };
@@ -207,7 +230,10 @@ fn of_major(field: &'static str, base: &str, head: &str) -> (&'static str, Strin
 /// Names alone repeat ("localhost") and machine ids are copied with images: both together.
 fn machine() -> Option<String> {
     let name = System::host_name().ok().filter(|name| !name.is_empty());
-    let id = std::fs::read_to_string("/etc/machine-id").map(|id| id.trim().to_owned()).ok().filter(|id| !id.is_empty());
+    let id = std::fs::read_to_string("/etc/machine-id")
+        .map(|id| id.trim().to_owned())
+        .ok()
+        .filter(|id| !id.is_empty());
     if id.is_none() && name.as_ref().is_none_or(|name| name.starts_with("localhost")) {
         return None;
     }
@@ -222,8 +248,9 @@ fn slug(name: &str) -> String {
         text = text.replace(mark, " ");
     }
     let text = text.split('@').next().unwrap_or_default();
-    let words =
-        text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty() && !["cpu", "processor"].contains(word));
+    let words = text
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|word| !word.is_empty() && !["cpu", "processor"].contains(word));
     let slug = words.collect::<Vec<_>>().join("-");
     if slug.is_empty() { "unknown".to_owned() } else { slug }
 }
@@ -254,15 +281,19 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// Asks git about a folder; `KERNELGATE_COMMIT` answers where a binary runs away from the repository that it was built in
-    /// (`COMMIT`, or `COMMIT+changes` when tracked files differed).
+    /// Asks git about a folder; `KERNELGATE_COMMIT` answers where a binary runs away from the
+    /// repository that it was built in (`COMMIT`, or `COMMIT+changes` when tracked files
+    /// differed).
     pub fn of(root: &Path) -> Self {
-        if let Some(given) = std::env::var("KERNELGATE_COMMIT").ok().filter(|given| !given.is_empty()) {
+        if let Some(given) =
+            std::env::var("KERNELGATE_COMMIT").ok().filter(|given| !given.is_empty())
+        {
             return Self::parse(&given);
         }
         Self {
             commit: git(root, &["rev-parse", "HEAD"]),
-            dirty: git(root, &["status", "--porcelain", "--untracked-files=no"]).is_some_and(|changes| !changes.is_empty()),
+            dirty: git(root, &["status", "--porcelain", "--untracked-files=no"])
+                .is_some_and(|changes| !changes.is_empty()),
         }
     }
 
@@ -284,7 +315,11 @@ impl Provenance {
     /// "1a2b3c4d" or "1a2b3c4d+changes", for tables.
     pub fn short(&self) -> String {
         match &self.commit {
-            Some(commit) => format!("{}{}", commit.get(..8).unwrap_or(commit), if self.dirty { "+changes" } else { "" }),
+            Some(commit) => format!(
+                "{}{}",
+                commit.get(..8).unwrap_or(commit),
+                if self.dirty { "+changes" } else { "" }
+            ),
             None => "no commit".to_owned(),
         }
     }
@@ -302,8 +337,8 @@ fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Free memory for a case: what the system says is available, within the container's limit where there is one. Bytes; no bound
-/// where the system does not say.
+/// Free memory for a case: what the system says is available, within the container's limit where
+/// there is one. Bytes; no bound where the system does not say.
 pub fn available_memory() -> u64 {
     let Ok(mut system) = System::new() else { return u64::MAX };
     system.refresh_memory();
@@ -317,7 +352,10 @@ mod tests {
 
     #[test]
     fn slugs_are_folder_names() {
-        assert_eq!(slug("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"), "intel-xeon-platinum-8481c");
+        assert_eq!(
+            slug("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"),
+            "intel-xeon-platinum-8481c"
+        );
         assert_eq!(slug("AMD EPYC 9554 64-Core Processor"), "amd-epyc-9554-64-core");
         assert_eq!(slug("NVIDIA H200"), "nvidia-h200");
         assert_eq!(slug("../../etc"), "etc");
@@ -356,10 +394,20 @@ mod tests {
     #[test]
     fn a_different_device_or_thread_count_is_a_mismatch_and_a_new_kernel_version_is_not() {
         let base = Environment::cpu();
-        let same = Environment { os: "linux 99".to_owned(), memory_bytes: 1, kernelgate: "9".to_owned(), ..base.clone() };
+        let same = Environment {
+            os: "linux 99".to_owned(),
+            memory_bytes: 1,
+            kernelgate: "9".to_owned(),
+            ..base.clone()
+        };
         assert_eq!(same.mismatches(&base), []);
-        let other = Environment { device_name: "other".to_owned(), threads: base.threads + 1, ..base.clone() };
-        let fields: Vec<_> = other.mismatches(&base).iter().map(|mismatch| mismatch.field).collect();
+        let other = Environment {
+            device_name: "other".to_owned(),
+            threads: base.threads + 1,
+            ..base.clone()
+        };
+        let fields: Vec<_> =
+            other.mismatches(&base).iter().map(|mismatch| mismatch.field).collect();
         assert_eq!(fields, ["device_name", "threads"]);
     }
 
@@ -386,9 +434,16 @@ mod tests {
         assert!(base.same_device(&base) && !other.same_device(&base));
         assert_eq!(other.mismatches(&base), []);
         let newer = on("GPU-1", "590.1");
-        let mismatch = Mismatch { field: "gpu.driver", base: "580.82.07".to_owned(), head: "590.1".to_owned() };
+        let mismatch = Mismatch {
+            field: "gpu.driver",
+            base: "580.82.07".to_owned(),
+            head: "590.1".to_owned(),
+        };
         assert_eq!(newer.mismatches(&base), [mismatch]);
-        assert_eq!(other.describe(), "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz");
+        assert_eq!(
+            other.describe(),
+            "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz"
+        );
         let nameless = Environment { machine: None, ..Environment::cpu() };
         assert!(!nameless.same_device(&nameless));
     }

@@ -18,7 +18,8 @@ pub trait Record: Serialize + DeserializeOwned {
     const VERSION: u64;
     /// What a person calls such a file: "baseline".
     const KIND: &'static str;
-    /// Whether the file carries a checksum of its content, so that an edit by hand is noticed. Files without one are read too.
+    /// Whether the file carries a checksum of its content, so that an edit by hand is noticed.
+    /// Files without one are read too.
     const SEALED: bool = false;
     /// Fields whose values are messages, commands or paths, which may hold any character. Every
     /// other string, and every name of a field, is refused where it holds a control character.
@@ -61,7 +62,9 @@ pub enum FileError {
         kind: &'static str,
     },
     /// From a later version of this program.
-    #[error("read {path}: written by a newer kernelgate (schema {found}, this one reads up to {known})")]
+    #[error(
+        "read {path}: written by a newer kernelgate (schema {found}, this one reads up to {known})"
+    )]
     Newer {
         /// Which file.
         path: PathBuf,
@@ -71,7 +74,9 @@ pub enum FileError {
         known: u64,
     },
     /// Others changed it all the time.
-    #[error("lock {path}: another process has held {lock} for {waited_s} s: wait for it, or end it")]
+    #[error(
+        "lock {path}: another process has held {lock} for {waited_s} s: wait for it, or end it"
+    )]
     Locked {
         /// Which file.
         path: PathBuf,
@@ -111,7 +116,8 @@ impl FileError {
 /// Reads and validates a record.
 ///
 /// # Errors
-/// When the file is missing, broken, foreign, newer than this program, edited although it is sealed, or contradicts itself.
+/// When the file is missing, broken, foreign, newer than this program, edited although it is
+/// sealed, or contradicts itself.
 pub fn read<T: Record>(path: &Path) -> Result<T, FileError> {
     read_checked(path, true)
 }
@@ -125,26 +131,37 @@ pub fn read_unsealed<T: Record>(path: &Path) -> Result<T, FileError> {
 }
 
 fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
-    let text = std::fs::read(path).map_err(|cause| FileError::Io { action: "read", path: path.to_owned(), cause })?;
-    let mut value: Value = serde_json::from_slice(&text).map_err(|cause| FileError::Json { path: path.to_owned(), cause })?;
+    let text = std::fs::read(path).map_err(|cause| FileError::Io {
+        action: "read",
+        path: path.to_owned(),
+        cause,
+    })?;
+    let mut value: Value = serde_json::from_slice(&text)
+        .map_err(|cause| FileError::Json { path: path.to_owned(), cause })?;
     let foreign = || FileError::Foreign { path: path.to_owned(), kind: T::KIND };
     let envelope = value.as_object_mut().ok_or_else(foreign)?;
     let checksum = envelope.remove("checksum");
-    let edited = || checksum.is_some_and(|checksum| checksum.as_str() != Some(&checksum_of(&value)));
+    let edited =
+        || checksum.is_some_and(|checksum| checksum.as_str() != Some(&checksum_of(&value)));
     let edited = T::SEALED && check && edited();
     let envelope = value.as_object_mut().ok_or_else(foreign)?;
     if envelope.remove("schema").as_ref().and_then(Value::as_str) != Some(T::SCHEMA) {
         return Err(foreign());
     }
-    let found =
-        envelope.remove("schema_version").as_ref().and_then(Value::as_u64).filter(|&found| found > 0).ok_or_else(foreign)?;
+    let found = envelope
+        .remove("schema_version")
+        .as_ref()
+        .and_then(Value::as_u64)
+        .filter(|&found| found > 0)
+        .ok_or_else(foreign)?;
     if found > T::VERSION {
         return Err(FileError::Newer { path: path.to_owned(), found, known: T::VERSION });
     }
     if edited {
         return Err(FileError::Edited { path: path.to_owned() });
     }
-    let invalid = |problem: String| FileError::Invalid { path: path.to_owned(), kind: T::KIND, problem };
+    let invalid =
+        |problem: String| FileError::Invalid { path: path.to_owned(), kind: T::KIND, problem };
     check_text(&value, Some(T::KIND), T::FREE_TEXT).map_err(invalid)?;
     let record: T = serde_json::from_value(value).map_err(|error| invalid(error.to_string()))?;
     record.validate().map_err(invalid)?;
@@ -179,13 +196,17 @@ pub fn write<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
 
 /// The text of a record as [`write()`] writes it.
 pub fn to_text<T: Record>(record: &T) -> String {
-    let mut value = serde_json::to_value(record).expect("records have string keys and finite numbers");
+    let mut value =
+        serde_json::to_value(record).expect("records have string keys and finite numbers");
     let envelope = value.as_object_mut().expect("records are structs");
     envelope.insert("schema".to_owned(), T::SCHEMA.into());
     envelope.insert("schema_version".to_owned(), T::VERSION.into());
     if T::SEALED {
         let checksum = checksum_of(&value);
-        value.as_object_mut().expect("records are structs").insert("checksum".to_owned(), checksum.into());
+        value
+            .as_object_mut()
+            .expect("records are structs")
+            .insert("checksum".to_owned(), checksum.into());
     }
     let mut text = String::new();
     pretty(&value, 0, &mut text);
@@ -233,32 +254,41 @@ pub fn content_hash(path: &Path) -> Result<String, FileError> {
     }
 }
 
-/// A temporary file in the folder of `path`, which is made where it is missing: to be filled and then renamed.
+/// A temporary file in the folder of `path`, which is made where it is missing: to be filled and
+/// then renamed.
 ///
 /// # Errors
 /// When the folder cannot be made or written.
 pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder =
+        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
     {
-        // As any newly created file: readable as the user's umask says, not private like a temporary file.
+        // As any newly created file: readable as the user's umask says, not private like a
+        // temporary file.
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
     builder.prefix(".kernelgate-").tempfile_in(folder)
 }
 
-/// Two-space JSON with sorted keys (`serde_json::Value` sorts them) and lists of plain values on one line, so that a diff
-/// shows one line a list of samples.
+/// Two-space JSON with sorted keys (`serde_json::Value` sorts them) and lists of plain values on
+/// one line, so that a diff shows one line a list of samples.
 fn pretty(value: &Value, depth: usize, out: &mut String) {
     let is_nested = |value: &Value| value.is_array() || value.is_object();
     match value {
         Value::Object(map) if !map.is_empty() => {
             out.push_str("{\n");
             for (i, (key, value)) in map.iter().enumerate() {
-                let _ = write!(out, "{:indent$}{}: ", "", Value::from(key.as_str()), indent = 2 * (depth + 1));
+                let _ = write!(
+                    out,
+                    "{:indent$}{}: ",
+                    "",
+                    Value::from(key.as_str()),
+                    indent = 2 * (depth + 1)
+                );
                 pretty(value, depth + 1, out);
                 out.push_str(if i + 1 < map.len() { ",\n" } else { "\n" });
             }
@@ -343,7 +373,10 @@ mod tests {
             strings[place] = bad;
             let message = read_back(&told(strings)).unwrap_err();
             let wanted = format!("invalid told: {field}");
-            assert!(message.contains(&wanted) && message.contains("`a\\u{1b}[2J` holds a control"), "{message}");
+            assert!(
+                message.contains(&wanted) && message.contains("`a\\u{1b}[2J` holds a control"),
+                "{message}"
+            );
             assert!(!message.contains('\u{1b}'));
         }
         let fine = told(["i", "l", "n", "v", "c", bad]);
@@ -378,7 +411,11 @@ mod tests {
         assert_eq!(read::<Sealed>(&path).unwrap(), record);
         std::fs::write(&path, text.replace("0.1", "0.2")).unwrap();
         let error = read::<Sealed>(&path).unwrap_err().to_string();
-        assert!(error.contains("edited") && error.contains(&format!("baseline seal {}", path.display())), "{error}");
+        assert!(
+            error.contains("edited")
+                && error.contains(&format!("baseline seal {}", path.display())),
+            "{error}"
+        );
         assert_eq!(read_unsealed::<Sealed>(&path).unwrap().values[0], 0.2);
         // As written before there were checksums.
         let old: Vec<&str> = text.lines().filter(|line| !line.contains("checksum")).collect();
@@ -400,7 +437,11 @@ mod tests {
         write(&path, &sample()).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), first);
         assert!(first.contains("\"values\": [1.5, 2.0]"), "{first}");
-        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no temporary file is left");
+        assert_eq!(
+            std::fs::read_dir(path.parent().unwrap()).unwrap().count(),
+            1,
+            "no temporary file is left"
+        );
     }
 
     #[test]
@@ -420,8 +461,14 @@ mod tests {
         let cases = [
             (whole[..whole.len() / 2].to_owned(), "broken or cut short"),
             ("[1, 2]".to_owned(), "not a kernelgate sample"),
-            ("{\"schema\": \"other\", \"schema_version\": 1}".to_owned(), "not a kernelgate sample"),
-            (whole.replace("\"schema_version\": 2", "\"schema_version\": 0"), "not a kernelgate sample"),
+            (
+                "{\"schema\": \"other\", \"schema_version\": 1}".to_owned(),
+                "not a kernelgate sample",
+            ),
+            (
+                whole.replace("\"schema_version\": 2", "\"schema_version\": 0"),
+                "not a kernelgate sample",
+            ),
             (
                 whole.replace("\"schema_version\": 2", "\"schema_version\": 3"),
                 "newer kernelgate (schema 3, this one reads up to 2)",

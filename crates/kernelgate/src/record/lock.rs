@@ -1,7 +1,7 @@
 //! One writer of a file at a time, for those that read it, change it and write it.
 //!
-//! A write by itself is atomic (`file::write`), but of two processes that read before either writes,
-//! one would lose what the other added. Readers need no lock.
+//! A write by itself is atomic (`file::write`), but of two processes that read before either
+//! writes, one would lose what the other added. Readers need no lock.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -53,7 +53,9 @@ impl Lock {
                 // Its last owner has removed it meanwhile; others would lock a new one.
                 Ok(()) | Err(TryLockError::WouldBlock) => {}
                 // As cargo does on such file systems: not to write at all would be worse.
-                Err(TryLockError::Error(cause)) if cause.kind() == std::io::ErrorKind::Unsupported => {
+                Err(TryLockError::Error(cause))
+                    if cause.kind() == std::io::ErrorKind::Unsupported =>
+                {
                     return Ok(Self { path: at, held: None });
                 }
                 Err(TryLockError::Error(cause)) => return Err(io(cause)),
@@ -82,7 +84,10 @@ impl Drop for Lock {
 fn is_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let id = |facts: std::fs::Metadata| (facts.dev(), facts.ino());
-    file.metadata().map(id).ok().is_some_and(|own| std::fs::symlink_metadata(path).is_ok_and(|there| id(there) == own))
+    file.metadata()
+        .map(id)
+        .ok()
+        .is_some_and(|own| std::fs::symlink_metadata(path).is_ok_and(|there| id(there) == own))
 }
 
 #[cfg(not(unix))]
@@ -101,14 +106,19 @@ mod tests {
         let add = || {
             for _ in 0..20 {
                 let _lock = Lock::of(&path).unwrap();
-                let count: u32 = std::fs::read_to_string(&path).map_or(0, |text| text.parse().unwrap());
+                let count: u32 =
+                    std::fs::read_to_string(&path).map_or(0, |text| text.parse().unwrap());
                 std::thread::yield_now();
                 super::super::file::write_text(&path, &(count + 1).to_string()).unwrap();
             }
         };
         std::thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(add))));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "160");
-        let left: Vec<_> = std::fs::read_dir(path.parent().unwrap()).unwrap().flatten().map(|file| file.file_name()).collect();
+        let left: Vec<_> = std::fs::read_dir(path.parent().unwrap())
+            .unwrap()
+            .flatten()
+            .map(|file| file.file_name())
+            .collect();
         assert_eq!(left, ["count.json"]);
     }
 
@@ -118,7 +128,10 @@ mod tests {
         let path = folder.path().join("a.json");
         let first = Lock::of(&path).unwrap();
         let message = Lock::within(&path, Duration::from_millis(30)).unwrap_err().to_string();
-        assert!(message.starts_with("lock ") && message.contains("a.json: another process"), "{message}");
+        assert!(
+            message.starts_with("lock ") && message.contains("a.json: another process"),
+            "{message}"
+        );
         assert!(message.contains(".a.json.lock"), "{message}");
         drop(first);
         // What a killed process left is no hindrance.

@@ -1,8 +1,8 @@
 //! Runs and baselines as versioned files: what was measured, where, of what.
 //!
-//! Raw samples are stored and statistics derived when they are read. Files are deterministic (same content, same bytes), written
-//! atomically, and a broken or foreign file is refused by name, never overwritten. Deliberately absent: any judgement of what was
-//! measured (`gate`).
+//! Raw samples are stored and statistics derived when they are read. Files are deterministic (same
+//! content, same bytes), written atomically, and a broken or foreign file is refused by name, never
+//! overwritten. Deliberately absent: any judgement of what was measured (`gate`).
 
 pub mod baseline;
 pub mod environment;

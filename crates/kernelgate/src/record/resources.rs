@@ -1,4 +1,5 @@
-//! What the compiler made of every kernel, for one architecture: the baseline of a performance check that needs no GPU.
+//! What the compiler made of every kernel, for one architecture: the baseline of a performance
+//! check that needs no GPU.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +33,8 @@ pub struct KernelResources {
     pub block: u32,
     /// Dynamic shared memory a block, bytes, as launched.
     pub dynamic_shared_bytes: u32,
-    /// Share of a multiprocessor's warps that can be resident, in percent; absent for an unknown architecture.
+    /// Share of a multiprocessor's warps that can be resident, in percent; absent for an unknown
+    /// architecture.
     pub occupancy_percent: Option<u32>,
 }
 
@@ -88,10 +90,12 @@ pub struct CompiledResources {
     pub left_out: Vec<String>,
 }
 
-/// Compiles kernels for an architecture, each file once for each of its builds, and reads what came of it. Needs no GPU.
+/// Compiles kernels for an architecture, each file once for each of its builds, and reads what came
+/// of it. Needs no GPU.
 ///
 /// # Errors
-/// The first kernel that does not compile, by name, with the compiler's log; a kernel without a row, or a row without a kernel.
+/// The first kernel that does not compile, by name, with the compiler's log; a kernel without a
+/// row, or a row without a kernel.
 pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledResources, ResourcesError> {
     let (major, minor) = nvrtc::version()?;
     let mut builds: BTreeMap<&Build, Vec<&ListedKernel>> = BTreeMap::new();
@@ -108,14 +112,20 @@ pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledResources
         .par_iter()
         .map(|(build, kernels)| Ok((*build, kernels, nvrtc::compile(build, arch)?)))
         .collect::<Result<_, CompileError>>()?;
-    let mut resources = Resources { arch: arch.to_owned(), compiler: format!("{major}.{minor}"), kernels: BTreeMap::new() };
+    let mut resources = Resources {
+        arch: arch.to_owned(),
+        compiler: format!("{major}.{minor}"),
+        kernels: BTreeMap::new(),
+    };
     for (build, kernels, compiled) in compiled {
         let name = build.name();
-        let mut facts =
-            cubin::facts(&compiled.cubin, &compiled.log).map_err(|error| ResourcesError::Cubin { kernel: name.clone(), error })?;
+        let mut facts = cubin::facts(&compiled.cubin, &compiled.log)
+            .map_err(|error| ResourcesError::Cubin { kernel: name.clone(), error })?;
         for kernel in kernels {
             let symbol = kernel.symbol;
-            let facts = facts.remove(symbol).ok_or_else(|| ResourcesError::NoCode { symbol, build: name.clone() })?;
+            let facts = facts
+                .remove(symbol)
+                .ok_or_else(|| ResourcesError::NoCode { symbol, build: name.clone() })?;
             resources.kernels.insert(kernel.name(), kernel_resources(kernel, facts, arch));
         }
         if let Some(symbol) = facts.into_keys().next() {
@@ -127,7 +137,12 @@ pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledResources
 
 fn kernel_resources(kernel: &ListedKernel, facts: KernelFacts, arch: &str) -> KernelResources {
     let (block, dynamic_shared_bytes) = (kernel.threads, kernel.shared_bytes);
-    let occupancy = occupancy::theoretical(arch, facts.registers, facts.shared_bytes + dynamic_shared_bytes, block);
+    let occupancy = occupancy::theoretical(
+        arch,
+        facts.registers,
+        facts.shared_bytes + dynamic_shared_bytes,
+        block,
+    );
     let occupancy_percent = occupancy.map(|share| (100.0 * share).round() as u32);
     KernelResources { facts, block, dynamic_shared_bytes, occupancy_percent }
 }

@@ -32,7 +32,8 @@ pub struct Run {
     pub provenance: Provenance,
     /// The device's ceilings, as measured by this process.
     pub limits: Limits,
-    /// Delays added on purpose to launches, to see what the gate makes of them: nanoseconds by case id. Such times are not the code's.
+    /// Delays added on purpose to launches, to see what the gate makes of them: nanoseconds by
+    /// case id. Such times are not the code's.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub delays: BTreeMap<String, u64>,
     /// Content hash of the executable; only in trials.
@@ -48,7 +49,8 @@ pub struct Run {
     pub cases: BTreeMap<String, CaseRecord>,
     /// Cases that cannot run here, with the reason.
     pub skipped: BTreeMap<String, String>,
-    /// Those of the skipped that no machine can run: their implementation does not compute the problem.
+    /// Those of the skipped that no machine can run: their implementation does not compute the
+    /// problem.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub unsupported: BTreeSet<String>,
     /// Cases that are wrong or broke, with the error; they have no time.
@@ -93,7 +95,8 @@ impl From<&Work> for WorkRecord {
     fn from(work: &Work) -> Self {
         let mut flops = BTreeMap::new();
         for part in &work.flops {
-            *flops.entry(format!("{} {}", part.unit.name(), part.dtype.name())).or_insert(0) += part.count;
+            *flops.entry(format!("{} {}", part.unit.name(), part.dtype.name())).or_insert(0) +=
+                part.count;
         }
         Self { flops, read_bytes: work.read_bytes, write_bytes: work.write_bytes }
     }
@@ -110,7 +113,11 @@ impl std::fmt::Display for WorkRecord {
 impl WorkRecord {
     /// Operations of GEMMs, all dtypes.
     pub fn matmul_flops(&self) -> u64 {
-        self.flops.iter().filter(|(unit, _)| unit.starts_with("matmul ")).map(|(_, count)| count).sum()
+        self.flops
+            .iter()
+            .filter(|(unit, _)| unit.starts_with("matmul "))
+            .map(|(_, count)| count)
+            .sum()
     }
 }
 
@@ -128,7 +135,8 @@ pub struct VerificationRecord {
     /// Hash of the outputs' bits; only in trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// The run whose comparison with the reference holds here, because the outputs have the same bits; absent where this run compared.
+    /// The run whose comparison with the reference holds here, because the outputs have the same
+    /// bits; absent where this run compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }
@@ -147,7 +155,8 @@ pub struct Samples {
     pub launches: Vec<u64>,
     /// Time of all launches of the sample together, nanoseconds.
     pub elapsed_ns: Vec<f64>,
-    /// Launches that were timed together, as a graph; 1 for one launch of several commands; absent where each was timed as it is.
+    /// Launches that were timed together, as a graph; 1 for one launch of several commands; absent
+    /// where each was timed as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<u64>,
     /// Whether the host's launch time is in the samples.
@@ -159,7 +168,8 @@ pub struct Samples {
     /// Attempts thrown away because the device was throttled.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub discarded: u64,
-    /// Share of the host's CPU time that other processes and guests took meanwhile, 0 to 1; absent where the system does not tell.
+    /// Share of the host's CPU time that other processes and guests took meanwhile, 0 to 1; absent
+    /// where the system does not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<f64>,
 }
@@ -175,7 +185,11 @@ const POSSIBLE_NS: std::ops::RangeInclusive<f64> = 1e-6..=1e18;
 impl Samples {
     /// Nanoseconds a launch, one entry a sample.
     pub fn per_launch_ns(&self) -> Vec<f64> {
-        self.elapsed_ns.iter().zip(&self.launches).map(|(elapsed, &launches)| elapsed / launches as f64).collect()
+        self.elapsed_ns
+            .iter()
+            .zip(&self.launches)
+            .map(|(elapsed, &launches)| elapsed / launches as f64)
+            .collect()
     }
 
     /// What deserialising does not enforce.
@@ -184,10 +198,18 @@ impl Samples {
     /// A fragment that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
         if self.launches.len() != self.elapsed_ns.len() {
-            return Err(format!("{} launch counts against {} times", self.launches.len(), self.elapsed_ns.len()));
+            return Err(format!(
+                "{} launch counts against {} times",
+                self.launches.len(),
+                self.elapsed_ns.len()
+            ));
         }
         if !self.clock_mhz.is_empty() && self.clock_mhz.len() != self.launches.len() {
-            return Err(format!("{} clocks against {} times", self.clock_mhz.len(), self.elapsed_ns.len()));
+            return Err(format!(
+                "{} clocks against {} times",
+                self.clock_mhz.len(),
+                self.elapsed_ns.len()
+            ));
         }
         if self.launches.is_empty() {
             return Err("no samples".to_owned());
@@ -207,7 +229,12 @@ impl Samples {
 
 impl Run {
     /// A run that starts now and has measured nothing yet, of effort default and seed 1.
-    pub fn start(bench: &str, session: &str, environment: Environment, provenance: Provenance) -> Self {
+    pub fn start(
+        bench: &str,
+        session: &str,
+        environment: Environment,
+        provenance: Provenance,
+    ) -> Self {
         Self {
             bench: bench.to_owned(),
             session: session.to_owned(),
@@ -236,13 +263,15 @@ impl Run {
 
     /// "CASE=NS CASE=NS", or "none".
     pub fn delays_text(&self) -> String {
-        let each: Vec<String> = self.delays.iter().map(|(case, delay_ns)| format!("{case}={delay_ns}")).collect();
+        let each: Vec<String> =
+            self.delays.iter().map(|(case, delay_ns)| format!("{case}={delay_ns}")).collect();
         if each.is_empty() { "none".to_owned() } else { each.join(" ") }
     }
 }
 
 impl CaseRecord {
-    /// A case of nothing in particular with these samples, of one launch each: for tests of what reads records.
+    /// A case of nothing in particular with these samples, of one launch each: for tests of what
+    /// reads records.
     pub fn of_samples(elapsed_ns: Vec<f64>) -> Self {
         Self {
             workload: "w/f".to_owned(),
@@ -252,8 +281,19 @@ impl CaseRecord {
             cache: "hot".to_owned(),
             work: WorkRecord { flops: BTreeMap::new(), read_bytes: 8, write_bytes: 8 },
             limit: None,
-            verification: VerificationRecord { max_error: 0.0, relative_l2: 0.0, checked: 1, total: 1, digest: None, by: None },
-            samples: Samples { launches: vec![1; elapsed_ns.len()], elapsed_ns, ..Samples::default() },
+            verification: VerificationRecord {
+                max_error: 0.0,
+                relative_l2: 0.0,
+                checked: 1,
+                total: 1,
+                digest: None,
+                by: None,
+            },
+            samples: Samples {
+                launches: vec![1; elapsed_ns.len()],
+                elapsed_ns,
+                ..Samples::default()
+            },
         }
     }
 }
@@ -265,7 +305,9 @@ impl Record for Run {
     const FREE_TEXT: &'static [&'static str] = &["failed", "skipped"];
 
     fn validate(&self) -> Result<(), String> {
-        self.cases.iter().try_for_each(|(id, case)| case.samples.validate().map_err(|problem| format!("case {id}: {problem}")))
+        self.cases.iter().try_for_each(|(id, case)| {
+            case.samples.validate().map_err(|problem| format!("case {id}: {problem}"))
+        })
     }
 }
 

@@ -29,7 +29,10 @@ pub enum StoreError {
     #[error("failed to {0}")]
     File(FileError),
     /// Not a name for a file.
-    #[error("baseline name `{0}`: use letters, digits, `.`, `_` and `-`, starting with a letter or digit")]
+    #[error(
+        "baseline name `{0}`: use letters, digits, `.`, `_` and `-`, starting with a letter or \
+         digit"
+    )]
     Name(String),
     /// The name of something else.
     #[error("baseline name `{CALIBRATION}`: that file is the calibration of the device")]
@@ -62,7 +65,11 @@ pub enum StoreError {
 }
 
 fn found(others: &[String]) -> String {
-    if others.is_empty() { " (there are none)".to_owned() } else { format!(" (found: {})", others.join(", ")) }
+    if others.is_empty() {
+        " (there are none)".to_owned()
+    } else {
+        format!(" (found: {})", others.join(", "))
+    }
 }
 
 impl From<FileError> for StoreError {
@@ -72,16 +79,28 @@ impl From<FileError> for StoreError {
 }
 
 impl Store {
-    /// The store of the package whose bench binary runs: `CARGO_MANIFEST_DIR`, as cargo sets it, else as [`Self::around`] the working
-    /// folder.
+    /// The store of the package whose bench binary runs: `CARGO_MANIFEST_DIR`, as cargo sets it,
+    /// else as [`Self::around`] the working folder.
     pub fn discover() -> Self {
-        let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).filter(|folder| folder.is_dir());
-        package.map_or_else(|| Self::around(&std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))), Self::of)
+        let package = std::env::var_os("CARGO_MANIFEST_DIR")
+            .map(PathBuf::from)
+            .filter(|folder| folder.is_dir());
+        package.map_or_else(
+            || Self::around(&std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))),
+            Self::of,
+        )
     }
 
-    /// The store of the package that a folder belongs to: the nearest folder upwards with a `Cargo.toml`, else the folder itself.
+    /// The store of the package that a folder belongs to: the nearest folder upwards with a
+    /// `Cargo.toml`, else the folder itself.
     pub fn around(folder: &Path) -> Self {
-        Self::of(folder.ancestors().find(|folder| folder.join("Cargo.toml").is_file()).unwrap_or(folder).to_owned())
+        Self::of(
+            folder
+                .ancestors()
+                .find(|folder| folder.join("Cargo.toml").is_file())
+                .unwrap_or(folder)
+                .to_owned(),
+        )
     }
 
     fn of(root: PathBuf) -> Self {
@@ -93,7 +112,8 @@ impl Store {
         Self {
             baselines: root.join("baselines"),
             runs: target.join("kernelgate").join("runs"),
-            criterion: std::env::var_os("CRITERION_HOME").map_or_else(|| target.join("criterion"), PathBuf::from),
+            criterion: std::env::var_os("CRITERION_HOME")
+                .map_or_else(|| target.join("criterion"), PathBuf::from),
             root: root.to_owned(),
         }
     }
@@ -117,17 +137,32 @@ impl Store {
             if !error.is_not_found() {
                 return error.into();
             }
-            let others = self.baseline_files().iter().map(|(device, name, _)| format!("{device}/{name}")).collect();
-            StoreError::NoBaseline { name: name.to_owned(), device: device.to_owned(), folder: self.baselines.clone(), others }
+            let others = self
+                .baseline_files()
+                .iter()
+                .map(|(device, name, _)| format!("{device}/{name}"))
+                .collect();
+            StoreError::NoBaseline {
+                name: name.to_owned(),
+                device: device.to_owned(),
+                folder: self.baselines.clone(),
+                others,
+            }
         })
     }
 
     /// Every baseline file as (device, name, path), sorted.
     pub fn baseline_files(&self) -> Vec<(String, String, PathBuf)> {
         let mut found = Vec::new();
-        for device in entries(&self.baselines).into_iter().filter(|path| path.is_dir() && file_name(path) != "resources") {
+        for device in entries(&self.baselines)
+            .into_iter()
+            .filter(|path| path.is_dir() && file_name(path) != "resources")
+        {
             for path in json_files(&device) {
-                let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+                let name = path
+                    .file_stem()
+                    .map(|stem| stem.to_string_lossy().into_owned())
+                    .unwrap_or_default();
                 if check_name(&name).is_ok() {
                     found.push((file_name(&device), name, path));
                 }
@@ -158,19 +193,29 @@ impl Store {
     /// When there are fewer, or a run is broken.
     pub fn last_sessions(&self, count: usize) -> Result<Vec<Run>, StoreError> {
         // By when they were written: a session may have been given any name.
-        let written = |path: &PathBuf| std::fs::metadata(path).and_then(|file| file.modified()).ok();
+        let written =
+            |path: &PathBuf| std::fs::metadata(path).and_then(|file| file.modified()).ok();
         let mut sessions: Vec<_> = entries(&self.runs)
             .into_iter()
-            .filter_map(|folder| Some((json_files(&folder).iter().filter_map(written).max()?, folder)))
+            .filter_map(|folder| {
+                Some((json_files(&folder).iter().filter_map(written).max()?, folder))
+            })
             .collect();
         sessions.sort();
         if sessions.is_empty() {
             return Err(StoreError::NoRun(self.runs.clone()));
         }
         let Some(first) = sessions.len().checked_sub(count) else {
-            return Err(StoreError::FewRuns { found: sessions.len(), wanted: count, folder: self.runs.clone() });
+            return Err(StoreError::FewRuns {
+                found: sessions.len(),
+                wanted: count,
+                folder: self.runs.clone(),
+            });
         };
-        let runs = sessions[first..].iter().map(|(_, folder)| self.session(folder)).collect::<Result<Vec<_>, _>>()?;
+        let runs = sessions[first..]
+            .iter()
+            .map(|(_, folder)| self.session(folder))
+            .collect::<Result<Vec<_>, _>>()?;
         Ok(runs.concat())
     }
 
@@ -196,13 +241,17 @@ pub fn check_name(name: &str) -> Result<(), StoreError> {
         return Err(StoreError::Reserved);
     }
     let plain = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
-    if name.len() <= 64 && name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain) {
+    if name.len() <= 64
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(plain)
+    {
         return Ok(());
     }
     Err(StoreError::Name(name.to_owned()))
 }
 
-/// The target folder: `CARGO_TARGET_DIR`, else the one this program was built into, else `<root>/target`.
+/// The target folder: `CARGO_TARGET_DIR`, else the one this program was built into, else
+/// `<root>/target`.
 fn target_folder(root: &Path) -> PathBuf {
     if let Some(folder) = std::env::var_os("CARGO_TARGET_DIR") {
         return root.join(folder);
@@ -210,19 +259,32 @@ fn target_folder(root: &Path) -> PathBuf {
     // target/<profile>/program or target/<profile>/deps/program: cargo marks the target folder.
     let program = std::env::current_exe().ok();
     let marked = program.as_deref().and_then(|program| {
-        program.ancestors().skip(1).take(4).find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_owned)
+        program
+            .ancestors()
+            .skip(1)
+            .take(4)
+            .find(|folder| folder.join("CACHEDIR.TAG").is_file())
+            .map(Path::to_owned)
     });
     marked.unwrap_or_else(|| root.join("target"))
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
     paths.sort();
     paths
 }
 
 fn json_files(folder: &Path) -> Vec<PathBuf> {
-    entries(folder).into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "json")).collect()
+    entries(folder)
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        .collect()
 }
 
 fn file_name(path: &Path) -> String {
@@ -240,7 +302,8 @@ mod tests {
         }
         assert!(matches!(check_name(CALIBRATION), Err(StoreError::Reserved)));
         let long = "x".repeat(65);
-        for bad in ["", "..", ".hidden", "../x", "a/b", "a\\b", "-flag", "a b", "ä", "a\0", &long] {
+        for bad in ["", "..", ".hidden", "../x", "a/b", "a\\b", "-flag", "a b", "ä", "a\0", &long]
+        {
             assert!(check_name(bad).is_err(), "{bad}");
         }
     }

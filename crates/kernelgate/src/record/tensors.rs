@@ -1,5 +1,6 @@
-//! Tensors in a file: a line that says what is there, then the elements as they lie in memory. For one machine and a short time, between
-//! processes of this project; `kernelgate verify --dump` makes safetensors of it.
+//! Tensors in a file: a line that says what is there, then the elements as they lie in memory. For
+//! one machine and a short time, between processes of this project; `kernelgate verify --dump`
+//! makes safetensors of it.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,7 +20,8 @@ pub fn read(path: &Path) -> Option<Tensors> {
     let mut tensors = Tensors::new();
     for entry in line.trim_end().strip_prefix(MARK)?.split('|').skip(1) {
         let [name, dtype, shape] = entry.split(' ').collect::<Vec<_>>().try_into().ok()?;
-        let shape = shape.split(',').map(|extent| extent.parse().ok()).collect::<Option<Vec<usize>>>()?;
+        let shape =
+            shape.split(',').map(|extent| extent.parse().ok()).collect::<Option<Vec<usize>>>()?;
         let mut tensor = Tensor::zeroed(shape, Dtype::parse(dtype)?);
         file.read_exact(tensor.as_bytes_mut()).ok()?;
         tensors.insert(name, tensor);
@@ -52,8 +54,9 @@ mod tests {
     fn tensors_come_back_bit_by_bit_and_broken_files_do_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.tensors");
-        let tensors =
-            Tensors::new().with("a/b", [2, 2], vec![1.0f32, -0.0, f32::MIN_POSITIVE, 3.0]).with("s", [1, 3], vec![0i8, 1, -1]);
+        let tensors = Tensors::new()
+            .with("a/b", [2, 2], vec![1.0f32, -0.0, f32::MIN_POSITIVE, 3.0])
+            .with("s", [1, 3], vec![0i8, 1, -1]);
         write(&path, &tensors).unwrap();
         assert_eq!(read(&path), Some(tensors));
         let whole = std::fs::read(&path).unwrap();

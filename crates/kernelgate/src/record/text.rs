@@ -25,7 +25,11 @@ fn visible(text: &str) -> String {
 /// # Errors
 /// A fragment with the text, made visible.
 pub fn check_plain(text: &str) -> Result<(), String> {
-    if text.chars().any(acts) { Err(format!("`{}` holds a control character", visible(text))) } else { Ok(()) }
+    if text.chars().any(acts) {
+        Err(format!("`{}` holds a control character", visible(text)))
+    } else {
+        Ok(())
+    }
 }
 
 /// Accepts one part of an id: plain, not empty, without `/`.
@@ -124,7 +128,10 @@ mod tests {
             assert!(check_names(bad).is_err(), "{bad}");
         }
         assert_eq!(check_names("a//b").unwrap_err(), "`a//b`: its part `` is empty");
-        assert_eq!(check_names("a/\u{1b}").unwrap_err(), "`a/\\u{1b}`: its part `\\u{1b}` holds a control character");
+        assert_eq!(
+            check_names("a/\u{1b}").unwrap_err(),
+            "`a/\\u{1b}`: its part `\\u{1b}` holds a control character"
+        );
     }
 
     #[test]

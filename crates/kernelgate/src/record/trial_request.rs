@@ -21,14 +21,19 @@ pub fn leave_mark() {
     std::hint::black_box(MARK.as_ptr());
 }
 
-/// What a bench binary that knows trials says when asked: the newest version of [`TrialRequest`] that it takes.
+/// What a bench binary that knows trials says when asked: the newest version of [`TrialRequest`]
+/// that it takes.
 pub fn answer() -> String {
     format!("kernelgate trial protocol {}", TrialRequest::VERSION)
 }
 
 /// The version in an answer; none where it is not one.
 pub fn parse_answer(text: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix("kernelgate trial protocol "))?.trim().parse().ok()
+    text.lines()
+        .find_map(|line| line.strip_prefix("kernelgate trial protocol "))?
+        .trim()
+        .parse()
+        .ok()
 }
 
 /// One trial: which cases, how long, and where the run goes.
@@ -38,11 +43,14 @@ pub struct TrialRequest {
     pub session: String,
     /// Where the run is recorded.
     pub record: PathBuf,
-    /// The cases to run, none of which the flags would leave out; absent where the flags alone choose.
+    /// The cases to run, none of which the flags would leave out; absent where the flags alone
+    /// choose.
     pub cases: Option<BTreeSet<String>>,
-    /// Run of an earlier process of the same executable: a case whose outputs have the bits that were verified there is verified.
+    /// Run of an earlier process of the same executable: a case whose outputs have the bits that
+    /// were verified there is verified.
     pub verified: Option<PathBuf>,
-    /// Folder of this executable's inputs, drawn once and then read; absent where each process draws its own.
+    /// Folder of this executable's inputs, drawn once and then read; absent where each process
+    /// draws its own.
     pub inputs: Option<PathBuf>,
     /// How long to time a case.
     pub pace: TrialSampling,
@@ -63,11 +71,15 @@ pub struct TrialSampling {
 
 impl TrialSampling {
     /// The verification pass of a process: one sample, so that every case is seen to run.
-    pub const VERIFICATION_PASS: Self = Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
-    /// Of a process whose median counts, on a GPU: there the samples of a process differ less than processes do.
-    pub const MEASURED_ON_GPU: Self = Self { warm_up_s: 0.05, measurement_s: 0.1, fewest: 2, most: 20 };
+    pub const VERIFICATION_PASS: Self =
+        Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
+    /// Of a process whose median counts, on a GPU: there the samples of a process differ less than
+    /// processes do.
+    pub const MEASURED_ON_GPU: Self =
+        Self { warm_up_s: 0.05, measurement_s: 0.1, fewest: 2, most: 20 };
     /// Of a process that is there to keep the device busy until it is ended.
-    pub const ENDLESS: Self = Self { warm_up_s: 0.0, measurement_s: 600.0, fewest: 1, most: 1_000_000 };
+    pub const ENDLESS: Self =
+        Self { warm_up_s: 0.0, measurement_s: 600.0, fewest: 1, most: 1_000_000 };
     /// As [`Self::MEASURED_ON_GPU`], on the host.
     pub const MEASURED: Self = Self { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 };
 }

@@ -1,4 +1,5 @@
-//! The trials of a comparison so far, saved after each, so that an interrupted comparison loses none.
+//! The trials of a comparison so far, saved after each, so that an interrupted comparison loses
+//! none.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +45,8 @@ pub struct TrialRecord {
 /// One case in one process.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Timing {
-    /// Median over the samples, nanoseconds a launch. Positive and finite, or the gate leaves its block out.
+    /// Median over the samples, nanoseconds a launch. Positive and finite, or the gate leaves its
+    /// block out.
     pub time_ns: f64,
     /// Median over the samples of time times SM clock, cycles a launch; none on the host.
     pub cycles: Option<f64>,
@@ -64,7 +66,11 @@ impl Record for Trials {
             if trial.place > 3 || !(1..=2).contains(&trial.round) {
                 return Err(format!("a trial at place {} of round {}", trial.place, trial.round));
             }
-            if let Some((id, timing)) = trial.cases.iter().find(|(_, timing)| !(timing.time_ns > 0.0 && timing.time_ns < 1e18)) {
+            if let Some((id, timing)) = trial
+                .cases
+                .iter()
+                .find(|(_, timing)| !(timing.time_ns > 0.0 && timing.time_ns < 1e18))
+            {
                 return Err(format!("case {id}: a time of {} ns", timing.time_ns));
             }
         }

@@ -1,10 +1,11 @@
-//! How often something happens, from how often it happened: exact intervals after Clopper and Pearson.
+//! How often something happens, from how often it happened: exact intervals after Clopper and
+//! Pearson.
 
 /// Bisections of the unit interval: its halves get smaller than the last digit.
 const HALVINGS: usize = 60;
 
-/// Upper end of the one-sided interval for a probability: the largest under which `hits` or fewer of `trials` still happen with a
-/// probability of `error`. 1 without trials.
+/// Upper end of the one-sided interval for a probability: the largest under which `hits` or fewer
+/// of `trials` still happen with a probability of `error`. 1 without trials.
 pub fn upper(hits: usize, trials: usize, error: f64) -> f64 {
     if hits >= trials {
         return 1.0;
@@ -13,7 +14,8 @@ pub fn upper(hits: usize, trials: usize, error: f64) -> f64 {
     bisect(|p| at_most(hits, trials, p) > error)
 }
 
-/// Lower end: the smallest under which `hits` or more still happen with a probability of `error`. 0 without hits.
+/// Lower end: the smallest under which `hits` or more still happen with a probability of `error`. 0
+/// without hits.
 pub fn lower(hits: usize, trials: usize, error: f64) -> f64 {
     1.0 - upper(trials.saturating_sub(hits), trials, error)
 }
@@ -65,7 +67,10 @@ mod tests {
         close(interval(19, 20), 0.751_267_24, 0.998_734_91);
         close(interval(5, 10), 0.187_086_03, 0.812_913_97);
         close(interval(20, 20), 0.831_566_52, 1.0);
-        assert_eq!((upper(0, 0, 0.05), upper(3, 3, 0.05), lower(0, 9, 0.05), interval(0, 0)), (1.0, 1.0, 0.0, (0.0, 1.0)));
+        assert_eq!(
+            (upper(0, 0, 0.05), upper(3, 3, 0.05), lower(0, 9, 0.05), interval(0, 0)),
+            (1.0, 1.0, 0.0, (0.0, 1.0))
+        );
     }
 
     proptest! {

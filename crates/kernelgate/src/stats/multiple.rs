@@ -1,8 +1,9 @@
 //! Many tests at once.
 
-/// Adjusted p values of Benjamini and Hochberg (1995), in the order given: those at most q are rejected when the step-up procedure is
-/// run at q. The expected share of false ones among the rejected is then at most q (independent or positively dependent tests); where
-/// no effect is real, so is the probability to reject any.
+/// Adjusted p values of Benjamini and Hochberg (1995), in the order given: those at most q are
+/// rejected when the step-up procedure is run at q. The expected share of false ones among the
+/// rejected is then at most q (independent or positively dependent tests); where no effect is real,
+/// so is the probability to reject any.
 ///
 /// A NaN counts as 1.
 pub fn benjamini_hochberg(p: &[f64]) -> Vec<f64> {
@@ -24,14 +25,20 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The 15 p values of the article (page 295): four are rejected at 0.05, where Bonferroni rejects three.
+    /// The 15 p values of the article (page 295): four are rejected at 0.05, where Bonferroni
+    /// rejects three.
     #[test]
     fn the_example_of_the_article() {
-        let p =
-            [0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.3240, 0.4262, 0.5719, 0.6528, 0.7590, 1.0];
+        let p = [
+            0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.3240, 0.4262,
+            0.5719, 0.6528, 0.7590, 1.0,
+        ];
         let adjusted = benjamini_hochberg(&p);
         assert_eq!(adjusted.iter().filter(|&&p| p <= 0.05).count(), 4);
-        assert!((adjusted[0] - 0.0015).abs() < 1e-12 && (adjusted[3] - 0.0095 * 15.0 / 4.0).abs() < 1e-12);
+        assert!(
+            (adjusted[0] - 0.0015).abs() < 1e-12
+                && (adjusted[3] - 0.0095 * 15.0 / 4.0).abs() < 1e-12
+        );
         assert_eq!(benjamini_hochberg(&[]), [0.0; 0]);
         assert_eq!(benjamini_hochberg(&[f64::NAN, 0.01]), [1.0, 0.02]);
     }

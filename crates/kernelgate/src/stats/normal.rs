@@ -2,7 +2,8 @@
 
 use std::f64::consts::PI;
 
-/// Below this the alternating part of the series loses too many digits and the continued fraction takes over.
+/// Below this the alternating part of the series loses too many digits and the continued fraction
+/// takes over.
 const SERIES_END: f64 = 4.0;
 /// Terms that bring both expansions below 1e-13 relative where they are used.
 const TERMS: u32 = 80;
@@ -11,8 +12,9 @@ fn density(x: f64) -> f64 {
     (-0.5 * x * x).exp() / (2.0 * PI).sqrt()
 }
 
-/// P(Z <= x), to about 1e-12 relative: near zero by the series ½ + φ(x)·(x + x³/3 + x⁵/15 + …), far out by Laplace's continued
-/// fraction of the tail (Abramowitz and Stegun, 26.2.11 and 26.2.14). NaN for NaN.
+/// P(Z <= x), to about 1e-12 relative: near zero by the series ½ + φ(x)·(x + x³/3 + x⁵/15 + …), far
+/// out by Laplace's continued fraction of the tail (Abramowitz and Stegun, 26.2.11 and 26.2.14).
+/// NaN for NaN.
 pub fn cdf(x: f64) -> f64 {
     if x.abs() < SERIES_END {
         let (mut term, mut sum) = (x, x);

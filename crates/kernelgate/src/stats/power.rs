@@ -2,12 +2,13 @@
 
 use super::{Walsh, normal};
 
-/// Smallest upward shift that the one-sided signed-rank test at `level` finds with probability `power` (at least ½), in the unit of the
-/// differences and as far as their own spread tells.
+/// Smallest upward shift that the one-sided signed-rank test at `level` finds with probability
+/// `power` (at least ½), in the unit of the differences and as far as their own spread tells.
 ///
-/// A sample of this shape is rejected at the shift that lifts the lower end of its exact one-sided interval to zero: half of all samples
-/// at the distance between estimate and end. The rest of the power is bought with standard errors. This holds for few pairs and strict
-/// levels too, where the end is the smallest difference and the usual (z + z)·σ/√n promises far too much.
+/// A sample of this shape is rejected at the shift that lifts the lower end of its exact one-sided
+/// interval to zero: half of all samples at the distance between estimate and end. The rest of the
+/// power is bought with standard errors. This holds for few pairs and strict levels too, where the
+/// end is the smallest difference and the usual (z + z)·σ/√n promises far too much.
 ///
 /// None where no outcome of so few differences reaches the level.
 pub fn detectable(walsh: &Walsh, level: f64, power: f64) -> Option<f64> {
@@ -16,12 +17,20 @@ pub fn detectable(walsh: &Walsh, level: f64, power: f64) -> Option<f64> {
     Some(0.5 * (high - low) + normal::quantile(power).max(0.0) * walsh.standard_error()?)
 }
 
-/// Differences with which a shift of `effect` is found at `level` with probability `power`, if `pairs` have the standard error
-/// `error`: ((z + z)·error/effect)² times `pairs`, and not fewer than reach the level at all. None without an effect.
-pub fn pairs_needed(pairs: usize, error: f64, effect: f64, level: f64, power: f64) -> Option<usize> {
+/// Differences with which a shift of `effect` is found at `level` with probability `power`, if
+/// `pairs` have the standard error `error`: ((z + z)·error/effect)² times `pairs`, and not fewer
+/// than reach the level at all. None without an effect.
+pub fn pairs_needed(
+    pairs: usize,
+    error: f64,
+    effect: f64,
+    level: f64,
+    power: f64,
+) -> Option<usize> {
     let quantiles = normal::quantile(power) - normal::quantile(level);
     let needed = pairs as f64 * (quantiles * error / effect).powi(2);
-    (effect > 0.0 && needed.is_finite() && needed < 1e9).then(|| (needed.ceil() as usize).max(fewest(level)))
+    (effect > 0.0 && needed.is_finite() && needed < 1e9)
+        .then(|| (needed.ceil() as usize).max(fewest(level)))
 }
 
 /// Fewest differences of which any outcome reaches `level`: n of one sign have p = 2⁻ⁿ.
@@ -43,23 +52,37 @@ mod tests {
         // z(0.975) + z(0.8) = 2.8016: one standard error of 10 pairs is found with 79.
         assert_eq!(pairs_needed(10, 1.0, 1.0, 0.025, 0.8), Some(79));
         assert_eq!(pairs_needed(10, 1.0, 100.0, 0.01, 0.8), Some(7));
-        assert_eq!((pairs_needed(10, 1.0, 0.0, 0.05, 0.8), pairs_needed(10, f64::NAN, 1.0, 0.05, 0.8)), (None, None));
+        assert_eq!(
+            (pairs_needed(10, 1.0, 0.0, 0.05, 0.8), pairs_needed(10, f64::NAN, 1.0, 0.05, 0.8)),
+            (None, None)
+        );
         assert_eq!(detectable(&Walsh::of(&[1.0; 6]), 0.01, 0.8), None);
         assert_eq!(detectable(&Walsh::of(&[1.0; 7]), 0.01, 0.8), Some(0.0));
     }
 
-    /// Among 400 samples each: the median of what they call detectable is found in 80 %, give or take ten points.
+    /// Among 400 samples each: the median of what they call detectable is found in 80 %, give or
+    /// take ten points.
     #[test]
     fn what_is_called_detectable_is_detected() {
         let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(1);
         for (pairs, level) in [(8, 0.01), (14, 1.25e-4), (24, 1e-3), (40, 0.01)] {
             let mut samples: Vec<Vec<f64>> = Vec::new();
-            samples.resize_with(400, || (0..pairs).map(|_| StandardNormal.sample(&mut random)).collect());
-            let called: Vec<f64> = samples.iter().filter_map(|sample| detectable(&Walsh::of(sample), level, 0.8)).collect();
+            samples.resize_with(400, || {
+                (0..pairs).map(|_| StandardNormal.sample(&mut random)).collect()
+            });
+            let called: Vec<f64> = samples
+                .iter()
+                .filter_map(|sample| detectable(&Walsh::of(sample), level, 0.8))
+                .collect();
             let shift = crate::stats::median(&called);
-            let found = |sample: &Vec<f64>| greater(&sample.iter().map(|v| v + shift).collect::<Vec<_>>()) <= level;
+            let found = |sample: &Vec<f64>| {
+                greater(&sample.iter().map(|v| v + shift).collect::<Vec<_>>()) <= level
+            };
             let power = samples.iter().filter(|sample| found(sample)).count() as f64 / 400.0;
-            assert!((0.7..=0.9).contains(&power), "{pairs} pairs at {level}: {shift} is found in {power}");
+            assert!(
+                (0.7..=0.9).contains(&power),
+                "{pairs} pairs at {level}: {shift} is found in {power}"
+            );
         }
     }
 

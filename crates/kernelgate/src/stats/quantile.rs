@@ -1,6 +1,7 @@
 //! Quantiles of a sample.
 
-/// The `q` quantile, linear between order statistics (Hyndman-Fan type 7, the default of R and NumPy).
+/// The `q` quantile, linear between order statistics (Hyndman-Fan type 7, the default of R and
+/// NumPy).
 ///
 /// `values` is not empty, holds no NaN and need not be sorted; `q` in [0, 1].
 pub fn quantile(values: &[f64], q: f64) -> f64 {

@@ -1,7 +1,7 @@
 //! Wilcoxon's signed-rank test (1945) with its exact distribution.
 //!
-//! Under H0 each difference is as likely to have either sign, given its size: nothing else is assumed of the
-//! distribution, so outliers and heavy tails cost power and never validity.
+//! Under H0 each difference is as likely to have either sign, given its size: nothing else is
+//! assumed of the distribution, so outliers and heavy tails cost power and never validity.
 
 use std::sync::OnceLock;
 
@@ -10,11 +10,12 @@ use super::normal;
 /// Differences up to which the distribution is counted out; beyond, the normal approximation.
 pub const EXACT: usize = 128;
 
-/// One-sided p value of "symmetric about at most zero" against "shifted upwards": the probability, over all signs, of rank sums of the
-/// positive differences at least as large as seen.
+/// One-sided p value of "symmetric about at most zero" against "shifted upwards": the probability,
+/// over all signs, of rank sums of the positive differences at least as large as seen.
 ///
-/// Zeros are left out, as Wilcoxon did; equal sizes share the mean of their ranks, and the distribution is that of these ranks. More than
-/// [`EXACT`] differences: normal, with continuity and tie correction. A difference that is NaN, or none at all, gives 1.
+/// Zeros are left out, as Wilcoxon did; equal sizes share the mean of their ranks, and the
+/// distribution is that of these ranks. More than [`EXACT`] differences: normal, with continuity
+/// and tie correction. A difference that is NaN, or none at all, gives 1.
 pub fn greater(differences: &[f64]) -> f64 {
     if differences.iter().any(|difference| difference.is_nan()) {
         return 1.0;
@@ -22,7 +23,8 @@ pub fn greater(differences: &[f64]) -> f64 {
     let ranks = doubled_ranks(differences);
     let total: usize = ranks.iter().map(|(rank, _)| rank).sum();
     // Both sums have the same distribution, and large positive sums are small negative ones.
-    let negative: usize = ranks.iter().filter(|(_, positive)| !positive).map(|(rank, _)| rank).sum();
+    let negative: usize =
+        ranks.iter().filter(|(_, positive)| !positive).map(|(rank, _)| rank).sum();
     if ranks.is_empty() {
         1.0
     } else if ranks.len() <= EXACT {
@@ -34,8 +36,9 @@ pub fn greater(differences: &[f64]) -> f64 {
     }
 }
 
-/// Largest rank sum s of `pairs` differences without ties with P(sum <= s) at most `tail`; none where even 0 is likelier: with n pairs
-/// no p value is below 2⁻ⁿ. Normal with continuity beyond [`EXACT`].
+/// Largest rank sum s of `pairs` differences without ties with P(sum <= s) at most `tail`; none
+/// where even 0 is likelier: with n pairs no p value is below 2⁻ⁿ. Normal with continuity beyond
+/// [`EXACT`].
 pub fn critical(pairs: usize, tail: f64) -> Option<usize> {
     let total = pairs * (pairs + 1) / 2;
     if pairs == 0 || tail.is_nan() || tail < 0.5f64.powi(pairs.try_into().unwrap_or(i32::MAX)) {
@@ -50,7 +53,8 @@ pub fn critical(pairs: usize, tail: f64) -> Option<usize> {
     without_ties(pairs).partition_point(|below| *below <= tail).checked_sub(1)
 }
 
-/// Probability that the doubled ranks of a random half (each in with probability ½) sum up to at most `sum`, counted from the nearer end.
+/// Probability that the doubled ranks of a random half (each in with probability ½) sum up to at
+/// most `sum`, counted from the nearer end.
 fn lower_tail(doubled: &[usize], sum: usize) -> f64 {
     let untied = doubled.iter().enumerate().all(|(index, rank)| *rank == 2 * (index + 1));
     // Without ties only even sums occur.
@@ -67,8 +71,8 @@ fn lower_tail(doubled: &[usize], sum: usize) -> f64 {
     if above < sum { 1.0 - of(above) } else { of(sum).min(1.0) }
 }
 
-/// Probabilities of rank sums of at most 0, 1, 2, … with so many ranks and no ties, at most [`EXACT`]. Counted out once in a process: a
-/// gate asks for the same ones after every block.
+/// Probabilities of rank sums of at most 0, 1, 2, … with so many ranks and no ties, at most
+/// [`EXACT`]. Counted out once in a process: a gate asks for the same ones after every block.
 fn without_ties(pairs: usize) -> &'static [f64] {
     static COUNTED: [OnceLock<Vec<f64>>; EXACT + 1] = [const { OnceLock::new() }; EXACT + 1];
     COUNTED[pairs].get_or_init(|| {
@@ -94,9 +98,11 @@ fn sums(ranks: impl IntoIterator<Item = usize>, most: usize) -> Vec<f64> {
     probability
 }
 
-/// Twice the rank of each size, halves being whole then, with whether the difference is positive; zeros left out.
+/// Twice the rank of each size, halves being whole then, with whether the difference is positive;
+/// zeros left out.
 fn doubled_ranks(differences: &[f64]) -> Vec<(usize, bool)> {
-    let mut sorted: Vec<f64> = differences.iter().copied().filter(|difference| *difference != 0.0).collect();
+    let mut sorted: Vec<f64> =
+        differences.iter().copied().filter(|difference| *difference != 0.0).collect();
     sorted.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
     let mut ranks = Vec::with_capacity(sorted.len());
     for group in sorted.chunk_by(|a, b| a.abs() == b.abs()) {
@@ -115,17 +121,28 @@ mod tests {
     /// By going through all signs.
     fn counted(differences: &[f64]) -> f64 {
         let ranks = doubled_ranks(differences);
-        let sum =
-            |signs: u32| ranks.iter().enumerate().filter(|(i, _)| signs >> i & 1 == 1).map(|(_, (rank, _))| rank).sum::<usize>();
-        let seen: usize = ranks.iter().filter(|(_, positive)| *positive).map(|(rank, _)| rank).sum();
+        let sum = |signs: u32| {
+            ranks
+                .iter()
+                .enumerate()
+                .filter(|(i, _)| signs >> i & 1 == 1)
+                .map(|(_, (rank, _))| rank)
+                .sum::<usize>()
+        };
+        let seen: usize =
+            ranks.iter().filter(|(_, positive)| *positive).map(|(rank, _)| rank).sum();
         let all = 1u32 << ranks.len();
-        f64::from(u32::try_from((0..all).filter(|&signs| sum(signs) >= seen).count()).unwrap()) / f64::from(all)
+        f64::from(u32::try_from((0..all).filter(|&signs| sum(signs) >= seen).count()).unwrap())
+            / f64::from(all)
     }
 
     /// Darwin's maize (Fisher 1935): W- = 24 of 15 pairs, two-sided p = 0.04126 (R's wilcox.test).
     #[test]
     fn known_answers() {
-        let maize = [49.0, -67.0, 8.0, 16.0, 6.0, 23.0, 28.0, 41.0, 14.0, 29.0, 56.0, 24.0, 75.0, 60.0, -48.0];
+        let maize = [
+            49.0, -67.0, 8.0, 16.0, 6.0, 23.0, 28.0, 41.0, 14.0, 29.0, 56.0, 24.0, 75.0, 60.0,
+            -48.0,
+        ];
         assert!((2.0 * greater(&maize) - 0.041_26).abs() < 1e-5, "{}", 2.0 * greater(&maize));
         assert_eq!(greater(&[1.0, 2.0, 3.0]), 0.125);
         assert_eq!(greater(&[-1.0, -2.0, -3.0]), 1.0);
@@ -138,8 +155,18 @@ mod tests {
     /// Tables of the signed-rank statistic, one-sided (Hollander and Wolfe, table A.4).
     #[test]
     fn critical_values_are_those_of_the_tables() {
-        let table = [(5, 0.05, Some(0)), (5, 0.025, None), (6, 0.025, Some(0)), (8, 0.025, Some(3)), (10, 0.05, Some(10))];
-        for (pairs, tail, sum) in table.into_iter().chain([(10, 0.005, Some(3)), (20, 0.025, Some(52)), (30, 0.025, Some(137))]) {
+        let table = [
+            (5, 0.05, Some(0)),
+            (5, 0.025, None),
+            (6, 0.025, Some(0)),
+            (8, 0.025, Some(3)),
+            (10, 0.05, Some(10)),
+        ];
+        for (pairs, tail, sum) in table.into_iter().chain([
+            (10, 0.005, Some(3)),
+            (20, 0.025, Some(52)),
+            (30, 0.025, Some(137)),
+        ]) {
             assert_eq!(critical(pairs, tail), sum, "{pairs} pairs at {tail}");
         }
         assert_eq!((critical(0, 0.5), critical(12, f64::NAN)), (None, None));
@@ -148,7 +175,9 @@ mod tests {
     #[test]
     fn the_approximation_takes_over_smoothly() {
         // One more large positive difference lowers p by a factor of about 0.6.
-        let shifted = |n: i32| -> Vec<f64> { (1..=n).map(|i| f64::from(if i % 3 == 1 { -i } else { i })).collect() };
+        let shifted = |n: i32| -> Vec<f64> {
+            (1..=n).map(|i| f64::from(if i % 3 == 1 { -i } else { i })).collect()
+        };
         let (exact, beyond) = (greater(&shifted(128)), greater(&shifted(129)));
         assert!((0.5..0.8).contains(&(beyond / exact)), "{exact} {beyond}");
         let (exact, beyond) = (critical(128, 0.01).unwrap(), critical(129, 0.01).unwrap());

@@ -3,9 +3,10 @@
 use super::normal;
 use super::signed_rank::critical;
 
-/// The Walsh averages of differences, that is the means of all pairs of them, each with itself too: a value is above the k-th smallest
-/// exactly if the signed-rank test of that value gives a small enough sum, which is what makes the interval exact (Hodges and Lehmann
-/// 1963; Lehmann, Nonparametrics, section 4.3).
+/// The Walsh averages of differences, that is the means of all pairs of them, each with itself too:
+/// a value is above the k-th smallest exactly if the signed-rank test of that value gives a small
+/// enough sum, which is what makes the interval exact (Hodges and Lehmann 1963; Lehmann,
+/// Nonparametrics, section 4.3).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Walsh {
     /// Sorted.
@@ -17,7 +18,8 @@ pub struct Walsh {
 impl Walsh {
     /// Of differences; NaNs are left out. Memory grows with the square of their number.
     pub fn of(differences: &[f64]) -> Self {
-        let values: Vec<f64> = differences.iter().copied().filter(|value| !value.is_nan()).collect();
+        let values: Vec<f64> =
+            differences.iter().copied().filter(|value| !value.is_nan()).collect();
         let mut averages = Vec::with_capacity(values.len() * (values.len() + 1) / 2);
         for (i, a) in values.iter().enumerate() {
             averages.extend(values[i..].iter().map(|b| 0.5 * (a + b)));
@@ -32,8 +34,9 @@ impl Walsh {
         Some(0.5 * (self.averages[last / 2] + self.averages[last.div_ceil(2)]))
     }
 
-    /// Ends below and above which the center lies with a probability of at most `tail` each, for symmetric differences of any
-    /// distribution; none where so few differences cannot promise that.
+    /// Ends below and above which the center lies with a probability of at most `tail` each, for
+    /// symmetric differences of any distribution; none where so few differences cannot promise
+    /// that.
     pub fn interval(&self, tail: f64) -> Option<(f64, f64)> {
         let beyond = critical(self.pairs, tail)?;
         let last = self.averages.len().checked_sub(beyond + 1)?;
@@ -45,7 +48,8 @@ impl Walsh {
         Some((*self.averages.first()?, *self.averages.last()?))
     }
 
-    /// Standard error of the estimate, from the width of the exact interval nearest to 90 % (five differences at least).
+    /// Standard error of the estimate, from the width of the exact interval nearest to 90 % (five
+    /// differences at least).
     pub fn standard_error(&self) -> Option<f64> {
         // Five differences: 2⁻⁵ each side.
         let (low, high) = self.interval(0.05)?;
@@ -54,7 +58,8 @@ impl Walsh {
         Some((high - low) / (-2.0 * normal::quantile(tail)))
     }
 
-    /// P(rank sum <= `sum`) of so many pairs, normal with continuity but at the very end, where it is known.
+    /// P(rank sum <= `sum`) of so many pairs, normal with continuity but at the very end, where it
+    /// is known.
     fn tail_of(&self, sum: usize) -> f64 {
         let n = self.pairs as f64;
         if sum == 0 {
@@ -71,13 +76,15 @@ mod tests {
     use crate::stats::signed_rank::greater;
     use proptest::prelude::*;
 
-    /// Hollander and Wolfe, example 3.1 (Hamilton depression scale): estimate -0.46, 96 % interval -0.786 to -0.010.
+    /// Hollander and Wolfe, example 3.1 (Hamilton depression scale): estimate -0.46, 96 % interval
+    /// -0.786 to -0.010.
     #[test]
     #[allow(clippy::approx_constant)] // A depression score of 3.14.
     fn known_answers() {
         let before = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30];
         let after = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29];
-        let differences: Vec<f64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
+        let differences: Vec<f64> =
+            after.iter().zip(before).map(|(after, before)| after - before).collect();
         let walsh = Walsh::of(&differences);
         assert!((walsh.estimate().unwrap() + 0.46).abs() < 1e-9);
         let (low, high) = walsh.interval(0.02).unwrap();
@@ -88,7 +95,10 @@ mod tests {
     #[test]
     fn nothing_comes_of_nothing() {
         let none = Walsh::of(&[f64::NAN]);
-        assert_eq!((none.estimate(), none.interval(0.5), none.range(), none.standard_error()), (None, None, None, None));
+        assert_eq!(
+            (none.estimate(), none.interval(0.5), none.range(), none.standard_error()),
+            (None, None, None, None)
+        );
         assert_eq!(Walsh::of(&[1.0, 2.0, 3.0, 4.0]).standard_error(), None);
         assert_eq!(Walsh::of(&[2.0]).range(), Some((2.0, 2.0)));
     }
@@ -97,7 +107,8 @@ mod tests {
     #[test]
     fn the_standard_error_of_normal_differences() {
         for n in [6, 9, 12, 16, 40] {
-            let scores: Vec<f64> = (0..n).map(|i| normal::quantile((f64::from(i) + 0.5) / f64::from(n))).collect();
+            let scores: Vec<f64> =
+                (0..n).map(|i| normal::quantile((f64::from(i) + 0.5) / f64::from(n))).collect();
             let expected = (std::f64::consts::PI / (3.0 * f64::from(n))).sqrt();
             let error = Walsh::of(&scores).standard_error().unwrap();
             assert!((error / expected).ln().abs() < 0.25, "{n}: {error} for {expected}");

@@ -1,4 +1,5 @@
-//! An implementation's output against the fp64 reference: every element that the reference holds, none excused.
+//! An implementation's output against the fp64 reference: every element that the reference holds,
+//! none excused.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +26,10 @@ pub struct OutputComparison {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum VerifyError {
     /// Elements that are NaN or infinite (or still poisoned).
-    #[error("output `{output}`: {count} of {total} elements are not finite, first at {first}: not written, or overflowed")]
+    #[error(
+        "output `{output}`: {count} of {total} elements are not finite, first at {first}: not \
+         written, or overflowed"
+    )]
     NotFinite {
         /// The output.
         output: String,
@@ -58,7 +62,10 @@ pub enum VerifyError {
         expected: f64,
     },
     /// Integers that differ.
-    #[error("output `{output}`: {count} of {checked} elements differ, first at {first}: {actual} against {expected}")]
+    #[error(
+        "output `{output}`: {count} of {checked} elements differ, first at {first}: {actual} \
+         against {expected}"
+    )]
     Differs {
         /// The output.
         output: String,
@@ -99,7 +106,8 @@ pub enum VerifyError {
 
 /// Launches, poisons the outputs, launches again and compares.
 ///
-/// The second launch is the one that counts: every timed launch finds the scratch memory of an earlier one.
+/// The second launch is the one that counts: every timed launch finds the scratch memory of an
+/// earlier one.
 ///
 /// # Errors
 /// When a launch fails or an output is wrong.
@@ -134,7 +142,8 @@ pub fn digest(outputs: &Tensors) -> String {
     format!("{:032x}", hasher.digest128())
 }
 
-/// Launches once more and compares bits with the outputs of the last launch: whether the order of additions is fixed.
+/// Launches once more and compares bits with the outputs of the last launch: whether the order of
+/// additions is fixed.
 ///
 /// # Errors
 /// When the launch fails.
@@ -144,22 +153,31 @@ pub fn repeats(executable: &mut dyn Executable) -> Result<bool, BackendError> {
     executable.launch()?;
     executable.synchronize()?;
     let after = executable.outputs()?;
-    Ok(before.iter().all(|(name, tensor)| after.get(name).is_some_and(|again| again.as_bytes() == tensor.as_bytes())))
+    Ok(before.iter().all(|(name, tensor)| {
+        after.get(name).is_some_and(|again| again.as_bytes() == tensor.as_bytes())
+    }))
 }
 
 /// Compares outputs with the reference.
 ///
 /// # Errors
-/// When an output is missing, misshapen, unknown to the reference, not finite, or further away than the tolerance; when the
-/// reference itself is empty or malformed.
-pub fn compare(outputs: &Tensors, expected: &[Expected], tolerance: Tolerance) -> Result<OutputComparison, VerifyError> {
+/// When an output is missing, misshapen, unknown to the reference, not finite, or further away than
+/// the tolerance; when the reference itself is empty or malformed.
+pub fn compare(
+    outputs: &Tensors,
+    expected: &[Expected],
+    tolerance: Tolerance,
+) -> Result<OutputComparison, VerifyError> {
     check_reference(expected)?;
     if expected.is_empty() {
         return Err(VerifyError::Nothing);
     }
     for (name, _) in outputs.iter() {
         if expected.iter().all(|one| one.name != name) {
-            return Err(VerifyError::Shape { output: name.to_owned(), problem: "the reference does not hold it".to_owned() });
+            return Err(VerifyError::Shape {
+                output: name.to_owned(),
+                problem: "the reference does not hold it".to_owned(),
+            });
         }
     }
     let mut comparison = OutputComparison::default();
@@ -181,7 +199,8 @@ pub fn compare(outputs: &Tensors, expected: &[Expected], tolerance: Tolerance) -
     Ok(comparison)
 }
 
-/// Whether every reference holds the values that its shape and rows promise, finite, and no row twice.
+/// Whether every reference holds the values that its shape and rows promise, finite, and no row
+/// twice.
 fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
     let mut seen = BTreeSet::new();
     for one in expected {
@@ -206,7 +225,8 @@ fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
         if let Some(row) = sampled.iter().find(|row| **row >= in_shape) {
             return Err(error(format!("row {row} of {in_shape}")));
         }
-        let whole_again = one.rows.is_none() && expected.iter().filter(|other| other.name == one.name).count() > 1;
+        let whole_again = one.rows.is_none()
+            && expected.iter().filter(|other| other.name == one.name).count() > 1;
         if whole_again || !sampled.iter().all(|row| seen.insert((&one.name, row))) {
             return Err(error("a row is there twice".to_owned()));
         }
@@ -223,7 +243,11 @@ fn shaped<'a>(outputs: &'a Tensors, expected: &Expected) -> Result<&'a Tensor, V
     }
     let integer = matches!(expected.values, Data::I8(_));
     if (output.dtype() == Dtype::I8) != integer {
-        return Err(error(format!("{}, expected {}", output.dtype().name(), if integer { "i8" } else { "floats" })));
+        return Err(error(format!(
+            "{}, expected {}",
+            output.dtype().name(),
+            if integer { "i8" } else { "floats" }
+        )));
     }
     Ok(output)
 }
@@ -240,21 +264,38 @@ struct Piece<'a, T> {
 /// The reference in pieces: whole rows where some are sampled, any cut where all are there.
 fn pieces<'a, T>(expected: &Expected, values: &'a [T]) -> Vec<Piece<'a, T>> {
     match &expected.rows {
-        None => values.chunks(PIECE).enumerate().map(|(i, expected)| Piece { from: i * PIECE, expected }).collect(),
+        None => values
+            .chunks(PIECE)
+            .enumerate()
+            .map(|(i, expected)| Piece { from: i * PIECE, expected })
+            .collect(),
         Some(rows) => {
             let row_len = expected.row_len();
-            rows.iter().zip(values.chunks(row_len.max(1))).map(|(row, expected)| Piece { from: row * row_len, expected }).collect()
+            rows.iter()
+                .zip(values.chunks(row_len.max(1)))
+                .map(|(row, expected)| Piece { from: row * row_len, expected })
+                .collect()
         }
     }
 }
 
-fn compare_rows(output: &Tensor, expected: &Expected, tolerance: Tolerance) -> Result<OutputComparison, VerifyError> {
+fn compare_rows(
+    output: &Tensor,
+    expected: &Expected,
+    tolerance: Tolerance,
+) -> Result<OutputComparison, VerifyError> {
     let name = || expected.name.clone();
     match &expected.values {
         Data::I8(values) => {
             let found: Vec<Differences> = pieces(expected, values)
                 .par_iter()
-                .map(|piece| Differences::of(piece.from, &output.to_f64(piece.from, piece.expected.len()), piece.expected))
+                .map(|piece| {
+                    Differences::of(
+                        piece.from,
+                        &output.to_f64(piece.from, piece.expected.len()),
+                        piece.expected,
+                    )
+                })
                 .collect();
             let checked = values.len() as u64;
             match found.iter().find_map(|differences| differences.first) {
@@ -272,14 +313,25 @@ fn compare_rows(output: &Tensor, expected: &Expected, tolerance: Tolerance) -> R
         Data::F64(values) => {
             let parts: Vec<Sums> = pieces(expected, values)
                 .par_iter()
-                .map(|piece| Sums::of(piece.from, &output.to_f64(piece.from, piece.expected.len()), piece.expected))
+                .map(|piece| {
+                    Sums::of(
+                        piece.from,
+                        &output.to_f64(piece.from, piece.expected.len()),
+                        piece.expected,
+                    )
+                })
                 .collect();
             // In order, so that the thread count changes no bit of the result.
             let sums = parts.into_iter().fold(Sums::default(), Sums::plus);
             let (max_error, relative_l2) = sums.errors();
             // Written so that a NaN in either figure fails.
             if max_error <= tolerance.max_error && relative_l2 <= tolerance.relative_l2 {
-                return Ok(OutputComparison { max_error, relative_l2, checked: values.len() as u64, total: 0 });
+                return Ok(OutputComparison {
+                    max_error,
+                    relative_l2,
+                    checked: values.len() as u64,
+                    total: 0,
+                });
             }
             Err(VerifyError::TooFar {
                 output: name(),
@@ -367,8 +419,10 @@ impl Sums {
     }
 
     fn plus(self, next: Self) -> Self {
-        let (error_squared, reference_squared) =
-            (self.error_squared + next.error_squared, self.reference_squared + next.reference_squared);
+        let (error_squared, reference_squared) = (
+            self.error_squared + next.error_squared,
+            self.reference_squared + next.reference_squared,
+        );
         let largest_reference = self.largest_reference.max(next.largest_reference);
         let worst = if next.largest_error > self.largest_error { next } else { self };
         Self { error_squared, reference_squared, largest_reference, ..worst }
@@ -376,8 +430,12 @@ impl Sums {
 
     /// Relative to the reference; absolute where the reference is all zero.
     fn errors(&self) -> (f64, f64) {
-        let over = |error: f64, reference: f64| if reference > 0.0 { error / reference } else { error };
-        (over(self.largest_error, self.largest_reference), over(self.error_squared.sqrt(), self.reference_squared.sqrt()))
+        let over =
+            |error: f64, reference: f64| if reference > 0.0 { error / reference } else { error };
+        (
+            over(self.largest_error, self.largest_reference),
+            over(self.error_squared.sqrt(), self.reference_squared.sqrt()),
+        )
     }
 }
 

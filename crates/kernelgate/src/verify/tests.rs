@@ -17,7 +17,9 @@ fn close_outputs_pass_with_their_errors() {
 
 #[test]
 fn a_digest_is_of_names_shapes_and_bits() {
-    let outputs = |name: &str, shape: [usize; 2], values: [f32; 4]| digest(&Tensors::new().with(name, shape, values.to_vec()));
+    let outputs = |name: &str, shape: [usize; 2], values: [f32; 4]| {
+        digest(&Tensors::new().with(name, shape, values.to_vec()))
+    };
     let first = outputs("y", [2, 2], [1.0, 2.0, 3.0, 0.0]);
     assert_eq!(first, outputs("y", [2, 2], [1.0, 2.0, 3.0, 0.0]));
     assert_eq!(first.len(), 32);
@@ -57,15 +59,22 @@ fn sampled_rows_are_compared_and_the_rest_is_checked_finite() {
     };
     let comparison = sampled(vec![9.0, 9.0, 3.0, 4.0, 9.0, 9.0]).unwrap();
     assert_eq!((comparison.checked, comparison.total), (2, 6));
-    assert!(matches!(sampled(vec![9.0, 9.0, 3.0, 5.0, 9.0, 9.0]), Err(VerifyError::TooFar { worst: 3, .. })));
-    assert!(matches!(sampled(vec![9.0, f32::NAN, 3.0, 4.0, 9.0, 9.0]), Err(VerifyError::NotFinite { .. })));
+    assert!(matches!(
+        sampled(vec![9.0, 9.0, 3.0, 5.0, 9.0, 9.0]),
+        Err(VerifyError::TooFar { worst: 3, .. })
+    ));
+    assert!(matches!(
+        sampled(vec![9.0, f32::NAN, 3.0, 4.0, 9.0, 9.0]),
+        Err(VerifyError::NotFinite { .. })
+    ));
 }
 
 #[test]
 fn several_references_of_one_output_count_its_elements_once() {
     let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
     let part = |row: usize, values: Vec<f64>| Expected::sampled("y", [2, 2], vec![row], values);
-    let comparison = compare(&outputs, &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 4.0])], LOOSE).unwrap();
+    let comparison =
+        compare(&outputs, &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 4.0])], LOOSE).unwrap();
     assert_eq!((comparison.checked, comparison.total), (4, 4));
     assert!(compare(&outputs, &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 5.0])], LOOSE).is_err());
 }
@@ -90,29 +99,49 @@ fn missing_and_misshapen_outputs_are_errors() {
 }
 #[test]
 fn outputs_of_another_kind_or_unknown_to_the_reference_are_errors() {
-    let message = |outputs: Tensors, expected: Expected| compare(&outputs, &[expected], LOOSE).unwrap_err().to_string();
+    let message = |outputs: Tensors, expected: Expected| {
+        compare(&outputs, &[expected], LOOSE).unwrap_err().to_string()
+    };
     let floats = || Tensors::new().with("y", [1, 2], vec![1.0f32, 0.0]);
     let integers = || Tensors::new().with("y", [1, 2], vec![1i8, 0]);
-    assert_eq!(message(floats(), Expected::all("y", [1, 2], vec![1i8, 0])), "output `y`: f32, expected i8");
-    assert_eq!(message(integers(), Expected::all("y", [1, 2], vec![1.0, 0.0])), "output `y`: i8, expected floats");
+    assert_eq!(
+        message(floats(), Expected::all("y", [1, 2], vec![1i8, 0])),
+        "output `y`: f32, expected i8"
+    );
+    assert_eq!(
+        message(integers(), Expected::all("y", [1, 2], vec![1.0, 0.0])),
+        "output `y`: i8, expected floats"
+    );
     let more = floats().with("z", [1, 1], vec![1.0f32]);
-    assert_eq!(message(more, Expected::all("y", [1, 2], vec![1.0, 0.0])), "output `z`: the reference does not hold it");
+    assert_eq!(
+        message(more, Expected::all("y", [1, 2], vec![1.0, 0.0])),
+        "output `z`: the reference does not hold it"
+    );
 }
 
 #[test]
 fn a_reference_that_checks_less_than_it_seems_to_is_an_error() {
     let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
-    let message = |expected: &[Expected]| compare(&outputs, expected, LOOSE).unwrap_err().to_string();
+    let message =
+        |expected: &[Expected]| compare(&outputs, expected, LOOSE).unwrap_err().to_string();
     let sampled = |rows: Vec<usize>, values: Vec<f64>| Expected::sampled("y", [2, 2], rows, values);
     assert_eq!(compare(&Tensors::new(), &[], LOOSE), Err(VerifyError::Nothing));
     assert_eq!(message(&[sampled(vec![], vec![])]), VerifyError::Nothing.to_string());
-    assert!(message(&[Expected::all("y", [2, 2], vec![1.0])]).ends_with("1 values for 2 rows of 2"));
+    assert!(
+        message(&[Expected::all("y", [2, 2], vec![1.0])]).ends_with("1 values for 2 rows of 2")
+    );
     assert!(message(&[sampled(vec![0, 1], vec![1.0, 2.0])]).ends_with("2 values for 2 rows of 2"));
     assert!(message(&[sampled(vec![2], vec![1.0, 2.0])]).ends_with("row 2 of 2"));
-    assert!(message(&[sampled(vec![0, 0], vec![1.0, 2.0, 1.0, 2.0])]).ends_with("a row is there twice"));
+    assert!(
+        message(&[sampled(vec![0, 0], vec![1.0, 2.0, 1.0, 2.0])]).ends_with("a row is there twice")
+    );
     let whole = || Expected::all("y", [2, 2], vec![1.0, 2.0, 3.0, 4.0]);
-    assert!(message(&[whole(), sampled(vec![0], vec![1.0, 2.0])]).ends_with("a row is there twice"));
-    assert!(message(&[Expected::all("y", [2, 2], vec![1.0f32; 4])]).ends_with("neither f64 nor i8"));
+    assert!(
+        message(&[whole(), sampled(vec![0], vec![1.0, 2.0])]).ends_with("a row is there twice")
+    );
+    assert!(
+        message(&[Expected::all("y", [2, 2], vec![1.0f32; 4])]).ends_with("neither f64 nor i8")
+    );
 }
 
 #[test]
@@ -120,7 +149,10 @@ fn an_implementation_that_writes_nothing_or_only_once_fails() {
     let expected = [Expected::all("y", [1, 2], vec![1.0, 2.0])];
     let outputs = || Tensors::new().with_output("y", [1, 2], Dtype::F32);
     let mut idle = CpuTask::new(outputs(), |_| {});
-    assert!(matches!(verify(&mut idle, &expected, LOOSE), Err(VerifyError::NotFinite { count: 2, .. })));
+    assert!(matches!(
+        verify(&mut idle, &expected, LOOSE),
+        Err(VerifyError::NotFinite { count: 2, .. })
+    ));
     let mut launches = 0;
     let mut once = CpuTask::new(outputs(), move |outputs| {
         launches += 1;
@@ -128,7 +160,11 @@ fn an_implementation_that_writes_nothing_or_only_once_fails() {
             outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0]);
         }
     });
-    assert!(matches!(verify(&mut once, &expected, LOOSE), Err(VerifyError::NotFinite { count: 2, .. })));
-    let mut sound = CpuTask::new(outputs(), |outputs| outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0]));
+    assert!(matches!(
+        verify(&mut once, &expected, LOOSE),
+        Err(VerifyError::NotFinite { count: 2, .. })
+    ));
+    let mut sound =
+        CpuTask::new(outputs(), |outputs| outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0]));
     assert_eq!(verify(&mut sound, &expected, LOOSE).unwrap().checked, 2);
 }

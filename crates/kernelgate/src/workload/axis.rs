@@ -1,8 +1,9 @@
 //! Axes as plain data: what can vary in a workload, and the points of a sweep.
 //!
-//! A workload lists its [`Axis`]es and writes its selections as lines such as `"s=512,1024 d=64 mask=full dtype=f32"`.
-//! A line is the product of its values; each [`Point`] of it has one value an axis and names a problem
-//! (`s512_d64_full_f32`). What a value means is the workload's business (its `bind`), not this file's.
+//! A workload lists its [`Axis`]es and writes its selections as lines such as `"s=512,1024 d=64
+//! mask=full dtype=f32"`. A line is the product of its values; each [`Point`] of it has one value
+//! an axis and names a problem (`s512_d64_full_f32`). What a value means is the workload's business
+//! (its `bind`), not this file's.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -34,7 +35,11 @@ impl Axis {
     }
 
     /// An axis of named values.
-    pub const fn one_of(name: &'static str, values: &'static [&'static str], about: &'static str) -> Self {
+    pub const fn one_of(
+        name: &'static str,
+        values: &'static [&'static str],
+        about: &'static str,
+    ) -> Self {
         Self { name, values: Values::OneOf(values), about }
     }
 
@@ -42,7 +47,9 @@ impl Axis {
         let valid = match self.values {
             // `u64` and no sign or leading zero: one spelling a value, so that ids are unique.
             Values::Number => {
-                value.parse::<u64>().is_ok_and(|n| n >= 1) && value.bytes().all(|b| b.is_ascii_digit()) && !value.starts_with('0')
+                value.parse::<u64>().is_ok_and(|n| n >= 1)
+                    && value.bytes().all(|b| b.is_ascii_digit())
+                    && !value.starts_with('0')
             }
             Values::OneOf(words) => words.contains(&value),
         };
@@ -180,7 +187,11 @@ impl std::str::FromStr for Override {
 ///
 /// # Errors
 /// On an unknown axis, an invalid value or a malformed line.
-pub fn expand(axes: &'static [Axis], lines: &[&str], overrides: &[Override]) -> Result<Vec<Point>, AxisError> {
+pub fn expand(
+    axes: &'static [Axis],
+    lines: &[&str],
+    overrides: &[Override],
+) -> Result<Vec<Point>, AxisError> {
     for wanted in overrides {
         let axis = find(axes, &wanted.axis)?;
         wanted.values.iter().try_for_each(|value| axis.check(value))?;
@@ -197,7 +208,11 @@ pub fn expand(axes: &'static [Axis], lines: &[&str], overrides: &[Override]) -> 
     Ok(points)
 }
 
-fn expand_line(axes: &'static [Axis], line: &str, overrides: &[Override]) -> Result<Vec<Point>, AxisError> {
+fn expand_line(
+    axes: &'static [Axis],
+    line: &str,
+    overrides: &[Override],
+) -> Result<Vec<Point>, AxisError> {
     let items = line.split_whitespace().map(str::parse).collect::<Result<Vec<Override>, _>>()?;
     for item in &items {
         let axis = find(axes, &item.axis)?;
@@ -208,7 +223,9 @@ fn expand_line(axes: &'static [Axis], line: &str, overrides: &[Override]) -> Res
     }
     let mut points = vec![Vec::new()];
     for axis in axes {
-        let Some(item) = overrides.iter().chain(&items).find(|item| item.axis == axis.name) else { continue };
+        let Some(item) = overrides.iter().chain(&items).find(|item| item.axis == axis.name) else {
+            continue;
+        };
         points = points
             .iter()
             .flat_map(|point: &Vec<(&'static str, String)>| {
@@ -270,7 +287,10 @@ mod tests {
         assert_eq!(message(&["d=65"]), "axis `d` takes one of 64, 128, not `65`");
         assert_eq!(message(&["s=0"]), "axis `s` takes a whole number from 1, not `0`");
         assert_eq!(message(&["s=+4"]), "axis `s` takes a whole number from 1, not `+4`");
-        assert_eq!(message(&["s=99999999999999999999"]), "axis `s` takes a whole number from 1, not `99999999999999999999`");
+        assert_eq!(
+            message(&["s=99999999999999999999"]),
+            "axis `s` takes a whole number from 1, not `99999999999999999999`"
+        );
         assert_eq!(message(&["q=1"]), "no axis `q` here; axes are s, d, mask");
         assert_eq!(message(&["s"]), "`s` is not of the form axis=value[,value]");
         assert_eq!(message(&["s=1,"]), "`s=1,` is not of the form axis=value[,value]");

@@ -1,7 +1,7 @@
 //! What is computed: problems with seeded inputs, an fp64 reference, declared work and a tolerance.
 //!
-//! Deliberately absent: devices, timing, threads of an implementation. A workload knows nothing of how it is computed;
-//! its reference is the only definition of what is right.
+//! Deliberately absent: devices, timing, threads of an implementation. A workload knows nothing of
+//! how it is computed; its reference is the only definition of what is right.
 
 pub mod axis;
 pub mod random;
@@ -26,12 +26,13 @@ pub trait Problem: Send + Sync + 'static {
     /// How far an output may be from the reference.
     fn tolerance(&self) -> Tolerance;
 
-    /// Host memory that inputs and reference need at their peak, in bytes; checked before anything is allocated.
+    /// Host memory that inputs and reference need at their peak, in bytes; checked before anything
+    /// is allocated.
     fn host_bytes(&self) -> u64;
 }
 
-/// The reference of one output, or of some of its rows: an output may have several, of disjoint rows, each held to the
-/// magnitude of its own values.
+/// The reference of one output, or of some of its rows: an output may have several, of disjoint
+/// rows, each held to the magnitude of its own values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expected {
     /// Name of the output.
@@ -51,7 +52,12 @@ impl Expected {
     }
 
     /// Some rows of the output.
-    pub fn sampled(name: &str, shape: impl Into<Vec<usize>>, rows: Vec<usize>, values: impl Into<Data>) -> Self {
+    pub fn sampled(
+        name: &str,
+        shape: impl Into<Vec<usize>>,
+        rows: Vec<usize>,
+        values: impl Into<Data>,
+    ) -> Self {
         Self { name: name.to_owned(), shape: shape.into(), rows: Some(rows), values: values.into() }
     }
 
@@ -77,14 +83,15 @@ pub struct Workload<P> {
     pub name: &'static str,
     /// One line for `kernelgate list`.
     pub about: &'static str,
-    /// Grows when the mathematics, the inputs or the declared work change: results of two revisions are not comparable.
+    /// Grows when the mathematics, the inputs or the declared work change: results of two
+    /// revisions are not comparable.
     pub revision: u32,
     /// What can vary.
     pub axes: &'static [Axis],
     /// The handful of problems a person would look at: lines of [`axis::expand`].
     pub default: &'static [&'static str],
-    /// The same for a device a thousand times faster, whose memory and caches ask for larger problems;
-    /// empty where the same problems do.
+    /// The same for a device a thousand times faster, whose memory and caches ask for larger
+    /// problems; empty where the same problems do.
     pub accelerator: &'static [&'static str],
     /// The whole sweep.
     pub thorough: &'static [&'static str],
@@ -130,11 +137,21 @@ impl<P> Workload<P> {
     ///
     /// # Errors
     /// On an override that names no axis of the workload or a value that the axis does not take.
-    pub fn points(&self, effort: Effort, scale: Scale, overrides: &[Override]) -> Result<Vec<Point>, AxisError> {
+    pub fn points(
+        &self,
+        effort: Effort,
+        scale: Scale,
+        overrides: &[Override],
+    ) -> Result<Vec<Point>, AxisError> {
         let lines = match (effort, scale) {
-            (Effort::Quick | Effort::Default, Scale::Accelerator) if !self.accelerator.is_empty() => self.accelerator.to_vec(),
+            (Effort::Quick | Effort::Default, Scale::Accelerator)
+                if !self.accelerator.is_empty() =>
+            {
+                self.accelerator.to_vec()
+            }
             (Effort::Quick | Effort::Default, _) => self.default.to_vec(),
-            // The default problems are part of the sweep, so that a filter finds them at any effort.
+            // The default problems are part of the sweep, so that a filter finds them at any
+            // effort.
             (Effort::Thorough, _) => [self.default, self.accelerator, self.thorough].concat(),
         };
         axis::expand(self.axes, &lines, overrides)

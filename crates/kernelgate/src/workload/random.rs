@@ -1,12 +1,13 @@
-//! Seeded random inputs: the same seed and name give the same values on every machine, whatever the thread count.
-//! Never zeros: zero inputs hide unwritten outputs and can run faster than real data.
+//! Seeded random inputs: the same seed and name give the same values on every machine, whatever the
+//! thread count. Never zeros: zero inputs hide unwritten outputs and can run faster than real data.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 use rayon::prelude::*;
 
-/// Elements that share one random stream. Part of the definition of the inputs: changing it changes every input.
+/// Elements that share one random stream. Part of the definition of the inputs: changing it changes
+/// every input.
 const CHUNK: usize = 1 << 16;
 
 /// `len` values of N(0, 1) in f32, from the seed and the tensor's name.
@@ -15,7 +16,12 @@ pub fn normal(seed: u64, name: &str, len: usize) -> Vec<f32> {
 }
 
 /// `len` values of `f(N(0, 1))`, from the seed and the tensor's name.
-pub fn map_normal<T: Copy + Default + Send>(seed: u64, name: &str, len: usize, f: impl Fn(f32) -> T + Sync) -> Vec<T> {
+pub fn map_normal<T: Copy + Default + Send>(
+    seed: u64,
+    name: &str,
+    len: usize,
+    f: impl Fn(f32) -> T + Sync,
+) -> Vec<T> {
     let mut values = vec![T::default(); len];
     values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
         let mut rng = stream(seed, name, chunk as u64);

@@ -43,7 +43,9 @@ impl Dtype {
 
     /// The dtype of that name.
     pub fn parse(name: &str) -> Option<Self> {
-        [Self::F64, Self::F32, Self::F16, Self::Bf16, Self::I8].into_iter().find(|dtype| dtype.name() == name)
+        [Self::F64, Self::F32, Self::F16, Self::Bf16, Self::I8]
+            .into_iter()
+            .find(|dtype| dtype.name() == name)
     }
 }
 
@@ -69,10 +71,16 @@ impl Tensor {
     /// Wraps elements in a shape.
     ///
     /// # Panics
-    /// When the shape does not hold exactly the elements: a fault of the calling code, not of input.
+    /// When the shape does not hold exactly the elements: a fault of the calling code, not of
+    /// input.
     pub fn new(shape: impl Into<Vec<usize>>, data: Data) -> Self {
         let tensor = Self { shape: shape.into(), data };
-        assert_eq!(tensor.shape.iter().product::<usize>(), tensor.len(), "shape {:?} against elements", tensor.shape);
+        assert_eq!(
+            tensor.shape.iter().product::<usize>(),
+            tensor.len(),
+            "shape {:?} against elements",
+            tensor.shape
+        );
         tensor
     }
 
@@ -297,7 +305,8 @@ impl Tensors {
     }
 }
 
-/// Splits a row-major `[rows, row_len]` slice into column blocks of `width`: for each block, its piece of every row.
+/// Splits a row-major `[rows, row_len]` slice into column blocks of `width`: for each block, its
+/// piece of every row.
 ///
 /// Lets tasks own disjoint columns. `row_len` and `width` are at least 1.
 pub fn split_columns<T>(values: &mut [T], row_len: usize, width: usize) -> Vec<Vec<&mut [T]>> {

@@ -1,4 +1,5 @@
-//! Declared work: what the mathematics needs, whatever an implementation does. Limits are measured elsewhere (`measure::limits`).
+//! Declared work: what the mathematics needs, whatever an implementation does. Limits are measured
+//! elsewhere (`measure::limits`).
 
 use super::tensor::Dtype;
 

@@ -1,7 +1,9 @@
-//! How good the paired decision is on a device: comparisons whose answer is known, with every time that they measured.
+//! How good the paired decision is on a device: comparisons whose answer is known, with every time
+//! that they measured.
 //!
-//! *Null*: the same executable on both sides. *Injected*: the same, the head's launches delayed by a share of their time. *Sham*: the same,
-//! co-running load on the head's processes only. Deliberately absent: running them (`compare::calibrate`), printing.
+//! *Null*: the same executable on both sides. *Injected*: the same, the head's launches delayed by
+//! a share of their time. *Sham*: the same, co-running load on the head's processes only.
+//! Deliberately absent: running them (`compare::calibrate`), printing.
 
 pub mod recommend;
 pub mod summary;
@@ -150,7 +152,10 @@ impl Series {
     /// Of a case's blocks.
     pub fn of(blocks: &[Block]) -> Self {
         Self {
-            leaders: blocks.iter().map(|block| if block.leader == Arm::Base { 'b' } else { 'h' }).collect(),
+            leaders: blocks
+                .iter()
+                .map(|block| if block.leader == Arm::Base { 'b' } else { 'h' })
+                .collect(),
             base: Column::of(blocks.iter().flat_map(|block| &block.base)),
             head: Column::of(blocks.iter().flat_map(|block| &block.head)),
         }
@@ -158,7 +163,9 @@ impl Series {
 
     /// The blocks.
     pub fn blocks(&self) -> Vec<Block> {
-        let pair = |column: &Column, block: usize| Some([column.at(2 * block)?, column.at(2 * block + 1)?]);
+        let pair = |column: &Column, block: usize| {
+            Some([column.at(2 * block)?, column.at(2 * block + 1)?])
+        };
         let block = |(index, leader): (usize, char)| {
             let leader = if leader == 'b' { Arm::Base } else { Arm::Head };
             Some(Block { leader, base: pair(&self.base, index)?, head: pair(&self.head, index)? })
@@ -213,13 +220,25 @@ impl Calibration {
     /// Names the first thing in which the two are not comparable; nothing is then added.
     pub fn merge(&mut self, other: Self) -> Result<(), String> {
         if let Some(mismatch) = other.environment.mismatches(&self.environment).first() {
-            return Err(format!("{} is `{}` and `{}`", mismatch.field, mismatch.base, mismatch.head));
+            return Err(format!(
+                "{} is `{}` and `{}`",
+                mismatch.field, mismatch.base, mismatch.head
+            ));
         }
         if let Some(name) = differing(&self.identity, &other.identity) {
-            let value = |identity: &BTreeMap<String, String>| identity.get(&name).cloned().unwrap_or_default();
-            return Err(format!("{name} is `{}` and `{}`", value(&self.identity), value(&other.identity)));
+            let value = |identity: &BTreeMap<String, String>| {
+                identity.get(&name).cloned().unwrap_or_default()
+            };
+            return Err(format!(
+                "{name} is `{}` and `{}`",
+                value(&self.identity),
+                value(&other.identity)
+            ));
         }
-        if self.plan != other.plan || self.pace != other.pace || self.cases.keys().ne(other.cases.keys()) {
+        if self.plan != other.plan
+            || self.pace != other.pace
+            || self.cases.keys().ne(other.cases.keys())
+        {
             return Err("thresholds, time a case, or cases differ".to_owned());
         }
         for known in other.comparisons {
@@ -246,12 +265,21 @@ impl Record for Calibration {
     const SCHEMA: &'static str = "kernelgate.calibration";
     const VERSION: u64 = 1;
     const KIND: &'static str = "calibration";
-    const FREE_TEXT: &'static [&'static str] = &["broken", "commands", "failed", "identity", "left_out"];
+    const FREE_TEXT: &'static [&'static str] =
+        &["broken", "commands", "failed", "identity", "left_out"];
 
     fn validate(&self) -> Result<(), String> {
         let plan = &self.plan;
-        let sensible = [plan.relative, plan.absolute_ns, plan.tolerated, plan.contention, plan.contention_weight];
-        if !sensible.iter().all(|value| (0.0..1e12).contains(value)) || !(1..=10_000).contains(&plan.max_blocks) {
+        let sensible = [
+            plan.relative,
+            plan.absolute_ns,
+            plan.tolerated,
+            plan.contention,
+            plan.contention_weight,
+        ];
+        if !sensible.iter().all(|value| (0.0..1e12).contains(value))
+            || !(1..=10_000).contains(&plan.max_blocks)
+        {
             return Err("thresholds out of range".to_owned());
         }
         for known in &self.comparisons {
@@ -264,12 +292,21 @@ impl Record for Calibration {
                 let entries = 2 * series.leaders.len();
                 let right = |column: &Column| {
                     let optional = [&column.cycles, &column.contention];
-                    column.time_ns.len() == entries && optional.iter().all(|values| values.is_empty() || values.len() == entries)
+                    column.time_ns.len() == entries
+                        && optional
+                            .iter()
+                            .all(|values| values.is_empty() || values.len() == entries)
                 };
                 if !right(&series.base) || !right(&series.head) {
                     return Err(format!("case {case}: columns of different length"));
                 }
-                if series.base.time_ns.iter().chain(&series.head.time_ns).any(|time_ns| !(*time_ns > 0.0 && *time_ns < 1e18)) {
+                if series
+                    .base
+                    .time_ns
+                    .iter()
+                    .chain(&series.head.time_ns)
+                    .any(|time_ns| !(*time_ns > 0.0 && *time_ns < 1e18))
+                {
                     return Err(format!("case {case}: a time that is none"));
                 }
             }

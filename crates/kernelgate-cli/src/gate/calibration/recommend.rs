@@ -1,7 +1,9 @@
-//! Thresholds from known comparisons: what was measured is decided again at other thresholds, which costs nothing because deciding is pure.
+//! Thresholds from known comparisons: what was measured is decided again at other thresholds, which
+//! costs nothing because deciding is pure.
 //!
-//! Only thresholds from the measured one upwards are tried. Comparisons ended when that one was satisfied: a lower one would have asked for
-//! more blocks, which nobody measured, while a higher one has at least as many as it would have asked for to fail a case.
+//! Only thresholds from the measured one upwards are tried. Comparisons ended when that one was
+//! satisfied: a lower one would have asked for more blocks, which nobody measured, while a higher
+//! one has at least as many as it would have asked for to fail a case.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +16,8 @@ use kernelgate::stats::median;
 
 /// Thresholds that are tried, as multiples of the measured one.
 const STEPS: [f64; 7] = [1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0];
-/// A slow-down that is to be found is this many times the threshold: at the threshold itself half of all are.
+/// A slow-down that is to be found is this many times the threshold: at the threshold itself half
+/// of all are.
 const FOUND_AT: f64 = 2.0;
 /// Share of them that is to be found.
 const POWER: f64 = 0.9;
@@ -30,14 +33,16 @@ const RESERVE: f64 = 1.25;
 /// What the gate is to use on this device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Recommended {
-    /// Smallest threshold without a false alarm that finds slow-downs of twice as much with 90 %; none where none does, or too little was
-    /// measured.
+    /// Smallest threshold without a false alarm that finds slow-downs of twice as much with 90 %;
+    /// none where none does, or too little was measured.
     pub relative: Option<f64>,
-    /// Fewest [`TestPlan::settle_blocks`] with which that holds and at most 5 % of unchanged cases are inconclusive; none where none do.
+    /// Fewest [`TestPlan::settle_blocks`] with which that holds and at most 5 % of unchanged cases
+    /// are inconclusive; none where none do.
     pub settle_blocks: Option<usize>,
     /// Wall time of all blocks of these cases and a quarter more, seconds.
     pub budget_s: f64,
-    /// What a unit of contention cost under the sham load, rounded up to halves; not less than the plan's.
+    /// What a unit of contention cost under the sham load, rounded up to halves; not less than the
+    /// plan's.
     pub contention_weight: f64,
     /// Why there is no threshold, or what one should know of it.
     pub note: Option<String>,
@@ -73,16 +78,27 @@ impl Tried {
 /// Recommends.
 pub fn recommend(calibration: &Calibration) -> Recommended {
     let plan = calibration.plan;
-    let tried: Vec<Tried> =
-        STEPS.iter().map(|step| attempt(calibration, &TestPlan { relative: step * plan.relative, ..plan })).collect();
+    let tried: Vec<Tried> = STEPS
+        .iter()
+        .map(|step| attempt(calibration, &TestPlan { relative: step * plan.relative, ..plan }))
+        .collect();
     let null = calibration.of(ComparisonKind::Null).count();
     let chosen = tried.iter().find(|tried| tried.holds()).filter(|_| null >= FEWEST);
     let relative = chosen.map(|tried| tried.relative);
-    let settle_blocks = relative.and_then(|relative| fewest_blocks(calibration, &TestPlan { relative, ..plan }));
+    let settle_blocks =
+        relative.and_then(|relative| fewest_blocks(calibration, &TestPlan { relative, ..plan }));
     let note = match (null < FEWEST, relative, settle_blocks) {
-        (true, ..) => Some(format!("{null} A/A comparisons: too few to recommend anything, {FEWEST} are needed")),
-        (false, None, _) => Some("no threshold that was tried has no false alarm and finds twice as much with 90 %".to_owned()),
-        (false, Some(_), None) => Some(format!("more than {} % of unchanged cases stay inconclusive", 100.0 * INCONCLUSIVE)),
+        (true, ..) => Some(format!(
+            "{null} A/A comparisons: too few to recommend anything, {FEWEST} are needed"
+        )),
+        (false, None, _) => Some(
+            "no threshold that was tried has no false alarm and finds twice as much with 90 %"
+                .to_owned(),
+        ),
+        (false, Some(_), None) => Some(format!(
+            "more than {} % of unchanged cases stay inconclusive",
+            100.0 * INCONCLUSIVE
+        )),
         _ => None,
     };
     Recommended {
@@ -95,20 +111,27 @@ pub fn recommend(calibration: &Calibration) -> Recommended {
     }
 }
 
-/// The verdicts that a plan gives to a comparison. A case that only this plan calls slower was never confirmed: its first round counts.
+/// The verdicts that a plan gives to a comparison. A case that only this plan calls slower was
+/// never confirmed: its first round counts.
 pub fn replay(known: &Known, plan: &TestPlan) -> BTreeMap<String, Verdict> {
     let first = decide(&known.observed(false, plan.max_blocks), plan, true);
-    let second = Some(known.observed(true, plan.max_blocks)).filter(|observed| !observed.is_empty());
+    let second =
+        Some(known.observed(true, plan.max_blocks)).filter(|observed| !observed.is_empty());
     let second = second.map(|observed| decide(&observed, plan, true));
-    let again = |case: &str| second.as_ref().and_then(|second| second.of(case)).map(|decision| decision.verdict);
+    let again = |case: &str| {
+        second.as_ref().and_then(|second| second.of(case)).map(|decision| decision.verdict)
+    };
     let verdict = |case: &str, verdict: Verdict| match (verdict, again(case)) {
         (Verdict::Regressed, Some(Verdict::Regressed) | None) => Verdict::Regressed,
         (Verdict::Regressed, Some(_)) => Verdict::Inconclusive,
         (other, _) => other,
     };
     // A case that failed in the end was not judged.
-    let judged = first.decisions.iter().filter(|decision| known.verdicts.contains_key(&decision.case));
-    judged.map(|decision| (decision.case.clone(), verdict(&decision.case, decision.verdict))).collect()
+    let judged =
+        first.decisions.iter().filter(|decision| known.verdicts.contains_key(&decision.case));
+    judged
+        .map(|decision| (decision.case.clone(), verdict(&decision.case, decision.verdict)))
+        .collect()
 }
 
 fn attempt(calibration: &Calibration, plan: &TestPlan) -> Tried {
@@ -116,17 +139,23 @@ fn attempt(calibration: &Calibration, plan: &TestPlan) -> Tried {
     for known in calibration.of(ComparisonKind::Null).chain(calibration.of(ComparisonKind::Sham)) {
         let verdicts = replay(known, plan);
         comparisons += 1;
-        false_alarms += usize::from(verdicts.values().any(|verdict| *verdict == Verdict::Regressed));
+        false_alarms +=
+            usize::from(verdicts.values().any(|verdict| *verdict == Verdict::Regressed));
         if known.kind == ComparisonKind::Null {
             cases += verdicts.len();
-            inconclusive += verdicts.values().filter(|verdict| **verdict == Verdict::Inconclusive).count();
+            inconclusive +=
+                verdicts.values().filter(|verdict| **verdict == Verdict::Inconclusive).count();
         }
     }
     let wanted = 100.0 * FOUND_AT * plan.relative;
     let percent = calibration.injected().into_iter().find(|percent| *percent >= wanted - 1e-9);
     let (mut found, mut of) = (0, 0);
-    for known in percent.into_iter().flat_map(|percent| calibration.of(ComparisonKind::Injected(percent))) {
-        for (_, verdict) in replay(known, plan).into_iter().filter(|(case, _)| known.delays_ns.contains_key(case)) {
+    for known in
+        percent.into_iter().flat_map(|percent| calibration.of(ComparisonKind::Injected(percent)))
+    {
+        for (_, verdict) in
+            replay(known, plan).into_iter().filter(|(case, _)| known.delays_ns.contains_key(case))
+        {
             of += 1;
             found += usize::from(verdict == Verdict::Regressed);
         }

@@ -52,7 +52,8 @@ pub struct Tally {
     pub kind: String,
     /// Comparisons that called a case slower.
     pub fired: Proportion,
-    /// Upper end of the one-sided 95 % interval for the probability of that, where it is a mistake.
+    /// Upper end of the one-sided 95 % interval for the probability of that, where it is a
+    /// mistake.
     pub fired_bound: Option<f64>,
     /// Cases called inconclusive.
     pub inconclusive: Proportion,
@@ -102,8 +103,8 @@ pub struct ProcessNoise {
     pub time_ns: f64,
     /// Pairs.
     pub pairs: usize,
-    /// Per cent by which a process differs from the next: half of what the middle 68 % of the pairs span, over √2; a standard deviation if
-    /// they were normal.
+    /// Per cent by which a process differs from the next: half of what the middle 68 % of the
+    /// pairs span, over √2; a standard deviation if they were normal.
     pub process: f64,
     /// Per cent that the middle 95 % of the pairs span, halved.
     pub widest: f64,
@@ -126,19 +127,26 @@ pub fn summarise(calibration: &Calibration) -> CalibrationSummary {
 fn tally(calibration: &Calibration, kind: ComparisonKind) -> Option<Tally> {
     let known: Vec<&Known> = calibration.of(kind).collect();
     let count = known.len();
-    let mean = |of: &dyn Fn(&Known) -> f64| known.iter().map(|known| of(known)).sum::<f64>() / count as f64;
-    let cases: Vec<Verdict> = known.iter().flat_map(|known| known.judged().map(|(_, verdict)| verdict)).collect();
+    let mean = |of: &dyn Fn(&Known) -> f64| {
+        known.iter().map(|known| of(known)).sum::<f64>() / count as f64
+    };
+    let cases: Vec<Verdict> =
+        known.iter().flat_map(|known| known.judged().map(|(_, verdict)| verdict)).collect();
     let with = |wanted: Verdict| cases.iter().filter(|verdict| **verdict == wanted).count();
     let fired = known.iter().filter(|known| known.fired()).count();
     let mut reasons = BTreeMap::new();
     for reason in known.iter().flat_map(|known| known.reasons.values()) {
         *reasons.entry(reason.clone()).or_default() += 1;
     }
-    let broken = |known: &&&Known| !known.broken.is_empty() || known.failed.keys().any(|case| !known.delays_ns.contains_key(case));
+    let broken = |known: &&&Known| {
+        !known.broken.is_empty()
+            || known.failed.keys().any(|case| !known.delays_ns.contains_key(case))
+    };
     (count > 0).then(|| Tally {
         kind: kind.name(),
         fired: Proportion::new(fired, count),
-        fired_bound: (!matches!(kind, ComparisonKind::Injected(_))).then(|| binomial::upper(fired, count, 0.05)),
+        fired_bound: (!matches!(kind, ComparisonKind::Injected(_)))
+            .then(|| binomial::upper(fired, count, 0.05)),
         inconclusive: Proportion::new(with(Verdict::Inconclusive), cases.len()),
         regressed: with(Verdict::Regressed),
         improved: with(Verdict::Improved),
@@ -154,7 +162,8 @@ fn tally(calibration: &Calibration, kind: ComparisonKind) -> Option<Tally> {
 fn power(calibration: &Calibration, percent: f64) -> Vec<Power> {
     let known: Vec<&Known> = calibration.of(ComparisonKind::Injected(percent)).collect();
     let cases: BTreeSet<&String> = known.iter().flat_map(|known| known.delays_ns.keys()).collect();
-    let mut rows: Vec<Power> = cases.iter().map(|case| power_of(&known, percent, &[case])).collect();
+    let mut rows: Vec<Power> =
+        cases.iter().map(|case| power_of(&known, percent, &[case])).collect();
     if rows.len() > 1 {
         let all: Vec<&String> = cases.into_iter().collect();
         rows.insert(0, Power { case: None, ..power_of(&known, percent, &all) });
@@ -173,13 +182,16 @@ fn power_of(known: &[&Known], percent: f64, cases: &[&String]) -> Power {
             let Some(delay_ns) = known.delays_ns.get(case) else { continue };
             let Some(verdict) = known.verdicts.get(case) else { continue };
             verdicts.push(*verdict);
-            if let Some(series) = known.first.get(case).filter(|series| !series.base.time_ns.is_empty()) {
+            if let Some(series) =
+                known.first.get(case).filter(|series| !series.base.time_ns.is_empty())
+            {
                 added.push(100.0 * *delay_ns as f64 / median(&series.base.time_ns));
                 measured.push(100.0 * Walsh::of(&pairs(series)).estimate().unwrap_or(0.0).exp_m1());
             }
         }
     }
-    let with = |wanted: &[Verdict]| verdicts.iter().filter(|verdict| wanted.contains(verdict)).count();
+    let with =
+        |wanted: &[Verdict]| verdicts.iter().filter(|verdict| wanted.contains(verdict)).count();
     Power {
         percent,
         case: cases.first().map(|case| (*case).clone()),
@@ -192,15 +204,19 @@ fn power_of(known: &[&Known], percent: f64, cases: &[&String]) -> Power {
 }
 
 fn noise(calibration: &Calibration, case: &str) -> Option<ProcessNoise> {
-    let series: Vec<_> = calibration.of(ComparisonKind::Null).filter_map(|known| known.first.get(case)).collect();
+    let series: Vec<_> =
+        calibration.of(ComparisonKind::Null).filter_map(|known| known.first.get(case)).collect();
     let differences: Vec<f64> = series.iter().flat_map(|series| pairs(series)).collect();
     if differences.is_empty() {
         return None;
     }
     let columns = || series.iter().flat_map(|series| [&series.base, &series.head]);
     let times: Vec<f64> = columns().flat_map(|column| column.time_ns.iter().copied()).collect();
-    let shares: Vec<f64> = columns().flat_map(|column| column.contention.iter().flatten().copied()).collect();
-    let span = |tail: f64| 100.0 * 0.5 * (quantile(&differences, 1.0 - tail) - quantile(&differences, tail));
+    let shares: Vec<f64> =
+        columns().flat_map(|column| column.contention.iter().flatten().copied()).collect();
+    let span = |tail: f64| {
+        100.0 * 0.5 * (quantile(&differences, 1.0 - tail) - quantile(&differences, tail))
+    };
     Some(ProcessNoise {
         case: case.to_owned(),
         time_ns: median(&times),
@@ -213,7 +229,13 @@ fn noise(calibration: &Calibration, case: &str) -> Option<ProcessNoise> {
 
 /// ln(head / base) of neighbours.
 fn pairs(series: &super::Series) -> Vec<f64> {
-    series.base.time_ns.iter().zip(&series.head.time_ns).map(|(base, head)| (head / base).ln()).collect()
+    series
+        .base
+        .time_ns
+        .iter()
+        .zip(&series.head.time_ns)
+        .map(|(base, head)| (head / base).ln())
+        .collect()
 }
 
 fn mean(values: &[f64]) -> f64 {

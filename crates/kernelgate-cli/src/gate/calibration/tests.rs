@@ -1,7 +1,8 @@
 use super::*;
 use crate::gate::paired::decide;
 
-/// Blocks whose head takes `ratio` times as long, with noise of `noise` that depends on `seed` alone.
+/// Blocks whose head takes `ratio` times as long, with noise of `noise` that depends on `seed`
+/// alone.
 fn blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<Block> {
     let mut at = seed;
     let mut observe = |time_ns: f64| {
@@ -18,12 +19,21 @@ fn blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<Block> {
 }
 
 fn known(kind: ComparisonKind, number: usize, ratio: f64, plan: &TestPlan) -> Known {
-    let first = Observed::from([("w/f/a/cpu/hot".to_owned(), blocks(ratio, 0.01, plan.max_blocks, number + 1))]);
-    let second = Observed::from([("w/f/a/cpu/hot".to_owned(), blocks(ratio, 0.01, plan.max_blocks, number + 1000))]);
+    let first = Observed::from([(
+        "w/f/a/cpu/hot".to_owned(),
+        blocks(ratio, 0.01, plan.max_blocks, number + 1),
+    )]);
+    let second = Observed::from([(
+        "w/f/a/cpu/hot".to_owned(),
+        blocks(ratio, 0.01, plan.max_blocks, number + 1000),
+    )]);
     let outcome = decide(&first, plan, true);
     let slower = outcome.count(Verdict::Regressed) > 0;
-    let series = |observed: &Observed| observed.iter().map(|(case, blocks)| (case.clone(), Series::of(blocks))).collect();
-    let delay = matches!(kind, ComparisonKind::Injected(_)).then(|| ("w/f/a/cpu/hot".to_owned(), ((ratio - 1.0) * 1e6) as u64));
+    let series = |observed: &Observed| {
+        observed.iter().map(|(case, blocks)| (case.clone(), Series::of(blocks))).collect()
+    };
+    let delay = matches!(kind, ComparisonKind::Injected(_))
+        .then(|| ("w/f/a/cpu/hot".to_owned(), ((ratio - 1.0) * 1e6) as u64));
     Known {
         kind,
         number,
@@ -31,7 +41,11 @@ fn known(kind: ComparisonKind, number: usize, ratio: f64, plan: &TestPlan) -> Kn
         wall_s: 10.0,
         processes: 4 * plan.max_blocks,
         delays_ns: delay.into_iter().collect(),
-        verdicts: outcome.decisions.iter().map(|decision| (decision.case.clone(), decision.verdict)).collect(),
+        verdicts: outcome
+            .decisions
+            .iter()
+            .map(|decision| (decision.case.clone(), decision.verdict))
+            .collect(),
         reasons: BTreeMap::new(),
         failed: BTreeMap::new(),
         broken: vec![],
@@ -42,10 +56,12 @@ fn known(kind: ComparisonKind, number: usize, ratio: f64, plan: &TestPlan) -> Kn
 
 fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
     let plan = TestPlan { max_blocks: 10, ..TestPlan::default() };
-    let mut comparisons: Vec<Known> = (0..null).map(|number| known(ComparisonKind::Null, number, 1.0, &plan)).collect();
+    let mut comparisons: Vec<Known> =
+        (0..null).map(|number| known(ComparisonKind::Null, number, 1.0, &plan)).collect();
     for (percent, count) in injected {
-        comparisons
-            .extend((0..*count).map(|number| known(ComparisonKind::Injected(*percent), number, 1.0 + percent / 100.0, &plan)));
+        comparisons.extend((0..*count).map(|number| {
+            known(ComparisonKind::Injected(*percent), number, 1.0 + percent / 100.0, &plan)
+        }));
     }
     Calibration {
         started: "2026-11-21T10:00:00Z".to_owned(),
@@ -70,8 +86,13 @@ fn blocks_survive_as_columns_and_on_disk() {
     let back = Series::of(&original).blocks();
     assert_eq!(back.len(), 5);
     for (a, b) in original.iter().zip(&back) {
-        assert_eq!((a.leader, a.head.map(|at| at.contention)), (b.leader, b.head.map(|at| at.contention)));
-        assert!((a.base[0].time_ns - b.base[0].time_ns).abs() <= 0.05 && b.base[0].cycles.is_none());
+        assert_eq!(
+            (a.leader, a.head.map(|at| at.contention)),
+            (b.leader, b.head.map(|at| at.contention))
+        );
+        assert!(
+            (a.base[0].time_ns - b.base[0].time_ns).abs() <= 0.05 && b.base[0].cycles.is_none()
+        );
     }
     let calibration = calibration(2, &[(5.0, 1)]);
     let folder = tempfile::tempdir().unwrap();
@@ -79,7 +100,8 @@ fn blocks_survive_as_columns_and_on_disk() {
     kernelgate::record::write(&path, &calibration).unwrap();
     assert_eq!(kernelgate::record::read::<Calibration>(&path).unwrap(), calibration);
     let text = std::fs::read_to_string(&path).unwrap();
-    std::fs::write(&path, text.replace("\"leaders\": \"bhbhbhbhbh\"", "\"leaders\": \"bhbh\"")).unwrap();
+    std::fs::write(&path, text.replace("\"leaders\": \"bhbhbhbhbh\"", "\"leaders\": \"bhbh\""))
+        .unwrap();
     let error = kernelgate::record::read::<Calibration>(&path).unwrap_err().to_string();
     assert!(error.contains("columns of different length"), "{error}");
 }
@@ -88,7 +110,10 @@ fn blocks_survive_as_columns_and_on_disk() {
 fn counts_and_intervals_are_those_of_the_comparisons() {
     let summary = summarise(&calibration(20, &[(5.0, 20)]));
     let null = &summary.kinds[0];
-    assert_eq!((null.kind.as_str(), null.fired.hits, null.fired.of, null.inconclusive.hits), ("A/A", 0, 20, 0));
+    assert_eq!(
+        (null.kind.as_str(), null.fired.hits, null.fired.of, null.inconclusive.hits),
+        ("A/A", 0, 20, 0)
+    );
     assert!((null.fired_bound.unwrap() - (1.0 - 0.05f64.powf(0.05))).abs() < 1e-9);
     assert_eq!(summary.kinds[1].fired_bound, None);
     let power = &summary.power[0];
@@ -103,15 +128,24 @@ fn counts_and_intervals_are_those_of_the_comparisons() {
 #[test]
 fn the_threshold_is_the_smallest_that_keeps_both_promises() {
     let recommended = recommend(&calibration(20, &[(2.0, 20), (5.0, 20)]));
-    assert_eq!((recommended.relative, recommended.note.as_deref()), (Some(0.01), None), "{recommended:#?}");
+    assert_eq!(
+        (recommended.relative, recommended.note.as_deref()),
+        (Some(0.01), None),
+        "{recommended:#?}"
+    );
     let blocks = recommended.settle_blocks.unwrap();
     assert!((4..=10).contains(&blocks) && recommended.budget_s > 0.0);
     // Nothing was injected that is twice 3 % or more.
-    assert_eq!(recommended.tried.iter().find(|tried| tried.relative == 0.03).unwrap().percent, None);
+    assert_eq!(
+        recommended.tried.iter().find(|tried| tried.relative == 0.03).unwrap().percent,
+        None
+    );
     assert_eq!(recommended.tried[1].percent, Some(5.0));
     // Where 2 % are too little to be found, a higher threshold is.
     let mut few = calibration(20, &[(2.0, 20), (5.0, 20)]);
-    for weak in few.comparisons.iter_mut().filter(|known| known.kind == ComparisonKind::Injected(2.0)) {
+    for weak in
+        few.comparisons.iter_mut().filter(|known| known.kind == ComparisonKind::Injected(2.0))
+    {
         weak.first = known(ComparisonKind::Null, 1, 1.002, &few.plan).first;
         weak.second.clear();
     }
@@ -127,7 +161,8 @@ fn deciding_again_gives_what_was_decided() {
     }
 }
 
-/// What the committed calibrations showed of the gate of their day holds for the gate of this build: the same times, decided again.
+/// What the committed calibrations showed of the gate of their day holds for the gate of this
+/// build: the same times, decided again.
 #[test]
 fn committed_calibrations_hold_for_this_gate() {
     let baselines = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../baselines");
@@ -145,21 +180,37 @@ fn committed_calibrations_hold_for_this_gate() {
             let about = format!("{}: {} {}", path.display(), known.kind.name(), known.number);
             match known.kind {
                 ComparisonKind::Injected(_) => {
-                    for (case, _) in known.judged().filter(|(_, verdict)| *verdict == Verdict::Regressed) {
+                    for (case, _) in
+                        known.judged().filter(|(_, verdict)| *verdict == Verdict::Regressed)
+                    {
                         assert_eq!(verdicts[case], Verdict::Regressed, "{about}: {case}");
                     }
                 }
                 ComparisonKind::Null | ComparisonKind::Sham => {
-                    assert!(verdicts.values().all(|verdict| *verdict != Verdict::Regressed), "{about}")
+                    assert!(
+                        verdicts.values().all(|verdict| *verdict != Verdict::Regressed),
+                        "{about}"
+                    )
                 }
             }
             if known.kind == ComparisonKind::Null {
-                inconclusive += verdicts.values().filter(|verdict| **verdict == Verdict::Inconclusive).count();
-                unchanged += verdicts.values().filter(|verdict| **verdict == Verdict::Unchanged).count();
+                inconclusive +=
+                    verdicts.values().filter(|verdict| **verdict == Verdict::Inconclusive).count();
+                unchanged +=
+                    verdicts.values().filter(|verdict| **verdict == Verdict::Unchanged).count();
             }
         }
-        assert!(inconclusive * 20 <= inconclusive + unchanged, "{}: {inconclusive} beside {unchanged}", path.display());
-        assert_eq!(calibration.recommended, Some(recommend(&calibration)), "{}: recommended otherwise", path.display());
+        assert!(
+            inconclusive * 20 <= inconclusive + unchanged,
+            "{}: {inconclusive} beside {unchanged}",
+            path.display()
+        );
+        assert_eq!(
+            calibration.recommended,
+            Some(recommend(&calibration)),
+            "{}: recommended otherwise",
+            path.display()
+        );
     }
     assert!(seen > 0, "no calibration in {}", baselines.display());
 }
@@ -171,9 +222,15 @@ fn too_little_and_alarms_recommend_nothing() {
     let no_power = recommend(&calibration(20, &[(2.0, 19)]));
     assert_eq!(no_power.relative, None);
     let mut alarms = calibration(20, &[(20.0, 20)]);
-    alarms.comparisons[0] = Known { kind: ComparisonKind::Null, ..known(ComparisonKind::Injected(30.0), 0, 1.3, &alarms.plan) };
+    alarms.comparisons[0] = Known {
+        kind: ComparisonKind::Null,
+        ..known(ComparisonKind::Injected(30.0), 0, 1.3, &alarms.plan)
+    };
     let recommended = recommend(&alarms);
-    assert!(recommended.relative.is_none() && recommended.tried[0].false_alarms == 1, "{recommended:#?}");
+    assert!(
+        recommended.relative.is_none() && recommended.tried[0].false_alarms == 1,
+        "{recommended:#?}"
+    );
 }
 
 #[test]
@@ -183,9 +240,21 @@ fn sittings_add_up_and_strangers_are_refused() {
     // Four are the same comparisons.
     assert_eq!((a.of(ComparisonKind::Null).count(), a.injected()), (6, vec![5.0]));
     for (stranger, word) in [
-        (Calibration { identity: BTreeMap::from([("base b".to_owned(), "other".to_owned())]), ..b.clone() }, "base b"),
+        (
+            Calibration {
+                identity: BTreeMap::from([("base b".to_owned(), "other".to_owned())]),
+                ..b.clone()
+            },
+            "base b",
+        ),
         (Calibration { plan: TestPlan { relative: 0.5, ..b.plan }, ..b.clone() }, "thresholds"),
-        (Calibration { environment: Environment { threads: 99, ..Environment::cpu() }, ..b.clone() }, "threads"),
+        (
+            Calibration {
+                environment: Environment { threads: 99, ..Environment::cpu() },
+                ..b.clone()
+            },
+            "threads",
+        ),
     ] {
         let error = a.clone().merge(stranger).unwrap_err();
         assert!(error.contains(word), "{error}");

@@ -39,7 +39,8 @@ impl AlphaSpending {
     /// pairs (an even number) that can reach the level times its weight; where those are not fewer
     /// than `most`, the end is the only analysis.
     ///
-    /// The end has its own weight, wherever it comes: it may be chosen by the time that is left, not by the results.
+    /// The end has its own weight, wherever it comes: it may be chosen by the time that is left,
+    /// not by the results.
     pub fn of(level: f64, most: usize) -> Self {
         let mut early = Vec::new();
         let mut pairs = fewest(level * FIRST).div_ceil(2).saturating_mul(2);
@@ -69,18 +70,24 @@ impl AlphaSpending {
     }
 }
 
-/// When a case may be unchanged because nothing above what is tolerated is possible: after the pairs of `plan.settle_blocks`, after twice as
-/// many and so on, and at the end. The second value is what each of these may spend on either end of the interval.
+/// When a case may be unchanged because nothing above what is tolerated is possible: after the
+/// pairs of `plan.settle_blocks`, after twice as many and so on, and at the end. The second value
+/// is what each of these may spend on either end of the interval.
 pub fn settling(plan: &TestPlan) -> (Vec<usize>, f64) {
     let (first, most) = (plan.settle_blocks.saturating_mul(2), plan.max_blocks.saturating_mul(2));
-    let doubled = std::iter::successors(Some(first).filter(|first| *first > 0), |pairs| pairs.checked_mul(2));
+    let doubled =
+        std::iter::successors(Some(first).filter(|first| *first > 0), |pairs| pairs.checked_mul(2));
     let early: Vec<usize> = doubled.take_while(|pairs| *pairs < most).collect();
     let tail = FINAL * plan.missed / (early.len() + 1) as f64;
     (early, tail)
 }
 
-/// A p value that holds at any interim analysis: the smallest over the analyses of p over weight, with the pairs at that one.
-pub fn always_valid(analyses: impl Iterator<Item = InterimAnalysis>, p: impl Fn(usize) -> f64) -> (f64, usize) {
+/// A p value that holds at any interim analysis: the smallest over the analyses of p over weight,
+/// with the pairs at that one.
+pub fn always_valid(
+    analyses: impl Iterator<Item = InterimAnalysis>,
+    p: impl Fn(usize) -> f64,
+) -> (f64, usize) {
     analyses
         .map(|analysis| ((p(analysis.pairs) / analysis.weight).min(1.0), analysis.pairs))
         .fold((1.0, 0), |best, at| if at.0 < best.0 { at } else { best })
@@ -110,7 +117,12 @@ mod tests {
     /// The numbers of METHODOLOGY.
     #[test]
     fn the_smallest_numbers_of_pairs_that_can_fail() {
-        let first = |cases: f64| AlphaSpending::of(0.01 / cases, 48).upto(48, false).next().map(|analysis| analysis.pairs);
+        let first = |cases: f64| {
+            AlphaSpending::of(0.01 / cases, 48)
+                .upto(48, false)
+                .next()
+                .map(|analysis| analysis.pairs)
+        };
         assert_eq!([1.0, 5.0, 20.0, 40.0].map(first), [Some(10), Some(12), Some(14), Some(14)]);
         let at_the_end = |cases: f64| AlphaSpending::of(0.01 / cases, 48).fewest(0.01 / cases);
         assert_eq!([1.0, 5.0, 20.0, 40.0].map(at_the_end), [8, 10, 12, 13]);
@@ -118,16 +130,25 @@ mod tests {
 
     #[test]
     fn what_settles_is_looked_for_at_doubling_blocks_and_at_the_end() {
-        let of = |settle_blocks, max_blocks| settling(&TestPlan { settle_blocks, max_blocks, missed: 0.06, ..TestPlan::default() });
+        let of = |settle_blocks, max_blocks| {
+            settling(&TestPlan { settle_blocks, max_blocks, missed: 0.06, ..TestPlan::default() })
+        };
         assert_eq!(of(24, 96), (vec![48, 96], 0.01));
         assert_eq!(of(24, 97), (vec![48, 96, 192], 0.0075));
-        assert_eq!([of(24, 24), of(0, 96), of(100, 8)], [(vec![], 0.03), (vec![], 0.03), (vec![], 0.03)]);
+        assert_eq!(
+            [of(24, 24), of(0, 96), of(100, 8)],
+            [(vec![], 0.03), (vec![], 0.03), (vec![], 0.03)]
+        );
     }
 
     #[test]
     fn p_is_the_smallest_over_weight() {
-        let analyses = [InterimAnalysis { pairs: 4, weight: 0.25 }, InterimAnalysis { pairs: 8, weight: 0.5 }];
-        assert_eq!(always_valid(analyses.into_iter(), |pairs| if pairs == 4 { 0.01 } else { 0.1 }), (0.04, 4));
+        let analyses =
+            [InterimAnalysis { pairs: 4, weight: 0.25 }, InterimAnalysis { pairs: 8, weight: 0.5 }];
+        assert_eq!(
+            always_valid(analyses.into_iter(), |pairs| if pairs == 4 { 0.01 } else { 0.1 }),
+            (0.04, 4)
+        );
         assert_eq!(always_valid([].into_iter(), |_| 0.0), (1.0, 0));
     }
 }

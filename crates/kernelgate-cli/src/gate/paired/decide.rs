@@ -1,13 +1,14 @@
 //! From blocks to verdicts.
 //!
-//! **Regressed** needs three rejections of "not slower than the threshold" by the signed-rank test on the pairs: in time, in time without
-//! what contention may have cost, and in cycles where the clock was read. The p value of a case is
-//! the largest of the three (an intersection-union test: each H0 has to be rejected by itself),
-//! each valid at any interim analysis, and Benjamini-Hochberg over the cases holds at
-//! [`TestPlan::false_alarms`]. **Improved** is the same mirrored. **Unchanged** needs both "slower
-//! by the threshold" and "faster by the threshold" rejected, or, when the blocks end, no evidence
-//! of any change and an interval that excludes changes above [`TestPlan::tolerated`]. Everything
-//! else goes on, and is **inconclusive** at the end.
+//! **Regressed** needs three rejections of "not slower than the threshold" by the signed-rank test
+//! on the pairs: in time, in time without what contention may have cost, and in cycles where the
+//! clock was read. The p value of a case is the largest of the three (an intersection-union test:
+//! each H0 has to be rejected by itself), each valid at any interim analysis, and
+//! Benjamini-Hochberg over the cases holds at [`TestPlan::false_alarms`]. **Improved** is the same
+//! mirrored. **Unchanged** needs both "slower by the threshold" and "faster by the threshold"
+//! rejected, or, when the blocks end, no evidence of any change and an interval that excludes
+//! changes above [`TestPlan::tolerated`]. Everything else goes on, and is **inconclusive** at the
+//! end.
 
 use super::alpha_spending::{AlphaSpending, FINAL, always_valid, settling};
 use super::pairs::{Direction, Pairs, mean_contention};
@@ -17,26 +18,36 @@ use crate::gate::interval::Ratio;
 use kernelgate::stats::signed_rank::greater;
 use kernelgate::stats::{Walsh, benjamini_hochberg, median, power};
 
-/// Share of the cases, and at least two, whose null pairs must fire to call the environment unsound.
+/// Share of the cases, and at least two, whose null pairs must fire to call the environment
+/// unsound.
 const UNSOUND: f64 = 0.1;
-/// Part of [`TestPlan::missed`] at which a difference from 1 is evidence of a change, which keeps a case from being unchanged by what is
-/// tolerated. Strict: of identical builds that share would be inconclusive.
+/// Part of [`TestPlan::missed`] at which a difference from 1 is evidence of a change, which keeps a
+/// case from being unchanged by what is tolerated. Strict: of identical builds that share would be
+/// inconclusive.
 const EVIDENCE: f64 = 0.1;
 
-/// Decides what the blocks so far allow to decide. Pure, and may be called after every block: `last` says that no more blocks come, and must
-/// not depend on their results (the budget is used up, the user interrupted). A comparison whose cases are all decided needs no last call.
+/// Decides what the blocks so far allow to decide. Pure, and may be called after every block:
+/// `last` says that no more blocks come, and must not depend on their results (the budget is used
+/// up, the user interrupted). A comparison whose cases are all decided needs no last call.
 ///
-/// A case keeps its verdict when more blocks of other cases come. The set of cases is to be the same in all calls of a comparison: their
-/// number sets the interim analyses.
+/// A case keeps its verdict when more blocks of other cases come. The set of cases is to be the
+/// same in all calls of a comparison: their number sets the interim analyses.
 pub fn decide(cases: &Observed, plan: &TestPlan, last: bool) -> Outcome {
     let level = plan.false_alarms / cases.len().max(1) as f64;
     let most = plan.max_blocks.saturating_mul(2);
     let (settling, tail) = settling(plan);
-    let tests =
-        Tests { plan, level, change: AlphaSpending::of(level, most), same: AlphaSpending::of(plan.missed, most), settling, tail };
+    let tests = Tests {
+        plan,
+        level,
+        change: AlphaSpending::of(level, most),
+        same: AlphaSpending::of(plan.missed, most),
+        settling,
+        tail,
+    };
     let pairs: Vec<Pairs> = cases.values().map(|blocks| Pairs::of(blocks)).collect();
     // The interim analyses before the end decide first: what they decided is not analysed again.
-    let mut standings: Vec<Standing> = pairs.iter().map(|pairs| tests.stand(pairs, false)).collect();
+    let mut standings: Vec<Standing> =
+        pairs.iter().map(|pairs| tests.stand(pairs, false)).collect();
     let before: Vec<Concluded> = conclude(&standings, plan, true);
     for ((standing, pairs), concluded) in standings.iter_mut().zip(&pairs).zip(&before) {
         if concluded.at.is_none() && (last || pairs.len() >= most) {
@@ -47,7 +58,12 @@ pub fn decide(cases: &Observed, plan: &TestPlan, last: bool) -> Outcome {
     let concluded = conclude(&standings, plan, sound);
     let undecided = |index: usize| concluded[index].at.is_none() && !standings[index].ended;
     let names = |keep: &dyn Fn(usize) -> bool| -> Vec<String> {
-        cases.keys().enumerate().filter(|(index, _)| keep(*index)).map(|(_, case)| case.clone()).collect()
+        cases
+            .keys()
+            .enumerate()
+            .filter(|(index, _)| keep(*index))
+            .map(|(_, case)| case.clone())
+            .collect()
     };
     let mut decisions: Vec<Decision> = cases
         .iter()
@@ -64,7 +80,9 @@ pub fn decide(cases: &Observed, plan: &TestPlan, last: bool) -> Outcome {
         decisions,
         undecided: names(&undecided),
         null_fired: names(&|index| concluded[index].null_fired),
-        environment_sound: concluded.iter().all(|concluded| concluded.reason != Some(Reason::Environment)),
+        environment_sound: concluded
+            .iter()
+            .all(|concluded| concluded.reason != Some(Reason::Environment)),
     }
 }
 
@@ -77,13 +95,15 @@ struct Tests<'a> {
     change: AlphaSpending,
     /// Alpha spending of the tests for the absence of one.
     same: AlphaSpending,
-    /// Pairs after which nothing above what is tolerated may be left; the end is another such analysis.
+    /// Pairs after which nothing above what is tolerated may be left; the end is another such
+    /// analysis.
     settling: Vec<usize>,
     /// Probability with which each of these may miss what is above, on either side.
     tail: f64,
 }
 
-/// p values of a case that hold at any interim analysis, for both directions, with the pairs at the analysis that gave them.
+/// p values of a case that hold at any interim analysis, for both directions, with the pairs at the
+/// analysis that gave them.
 struct ChangeEvidence {
     /// By time alone.
     time: f64,
@@ -91,7 +111,8 @@ struct ChangeEvidence {
     all: f64,
     /// Which is it, where it is not the time.
     objection: Reason,
-    /// Pairs at the interim analysis that excluded a change that matters in cycles: more blocks would not help the time.
+    /// Pairs at the interim analysis that excluded a change that matters in cycles: more blocks
+    /// would not help the time.
     clock_at: Option<usize>,
     /// Pairs.
     at: usize,
@@ -132,7 +153,9 @@ impl Tests<'_> {
             let (time, at) = p(&|n| pairs.beyond(n, direction, plan));
             let (contention, contention_at) = p(&|n| pairs.beyond_contention(n, direction, plan));
             let (cycles, cycles_at) = p(&|n| pairs.beyond_in_cycles(n, direction, plan));
-            let (same, same_at) = always_valid(self.same.upto(n, ended), |n| pairs.within_in_cycles(n, direction, plan));
+            let (same, same_at) = always_valid(self.same.upto(n, ended), |n| {
+                pairs.within_in_cycles(n, direction, plan)
+            });
             ChangeEvidence {
                 time,
                 all: time.max(contention).max(cycles),
@@ -141,21 +164,32 @@ impl Tests<'_> {
                 at: at.max(contention_at).max(if pairs.cycles.is_some() { cycles_at } else { 0 }),
             }
         };
-        let null = [Direction::Slower, Direction::Faster]
-            .map(|direction| always_valid(self.change.upto(n, ended), |n| pairs.null_beyond(n, direction, plan)).0);
-        let same = |direction| always_valid(self.same.upto(n, ended), |n| pairs.within(n, direction, plan));
+        let null = [Direction::Slower, Direction::Faster].map(|direction| {
+            always_valid(self.change.upto(n, ended), |n| pairs.null_beyond(n, direction, plan)).0
+        });
+        let same = |direction| {
+            always_valid(self.same.upto(n, ended), |n| pairs.within(n, direction, plan))
+        };
         let (slower, faster) = (same(Direction::Slower), same(Direction::Faster));
         let same_at = slower.1.max(faster.1);
         let excluded = slower.0.max(faster.0) <= plan.missed && !self.hidden(pairs, same_at);
-        let settled_at =
-            || self.settling.iter().copied().find(|analysis| *analysis <= n && self.settled(pairs, *analysis) == Some(true));
+        let settled_at = || {
+            self.settling
+                .iter()
+                .copied()
+                .find(|analysis| *analysis <= n && self.settled(pairs, *analysis) == Some(true))
+        };
         Standing {
             slower: change(Direction::Slower),
             faster: change(Direction::Faster),
             null,
             same_at: if excluded { Some(same_at) } else { settled_at() },
             ended,
-            otherwise: if ended { self.at_end(pairs) } else { (Verdict::Inconclusive, Some(Reason::Wide)) },
+            otherwise: if ended {
+                self.at_end(pairs)
+            } else {
+                (Verdict::Inconclusive, Some(Reason::Wide))
+            },
             pairs: n,
         }
     }
@@ -172,13 +206,16 @@ impl Tests<'_> {
         pairs.base_contended(n, self.plan) <= FINAL * self.plan.missed
     }
 
-    /// Whether the first `n` pairs have no evidence of a change and exclude what is not tolerated; none where load may hide it.
+    /// Whether the first `n` pairs have no evidence of a change and exclude what is not tolerated;
+    /// none where load may hide it.
     fn settled(&self, pairs: &Pairs, n: usize) -> Option<bool> {
         let margin = self.plan.tolerated.ln_1p().max(pairs.threshold(n, self.plan));
         let walsh = Walsh::of(&pairs.time[..n]);
         // Where the pairs are too few for so wide an interval, nothing is evidence.
-        let evidence = walsh.interval(EVIDENCE * self.tail).is_some_and(|(low, high)| low > 0.0 || high < 0.0);
-        let small = !evidence && walsh.interval(self.tail).is_some_and(|(low, high)| low > -margin && high < margin);
+        let evidence =
+            walsh.interval(EVIDENCE * self.tail).is_some_and(|(low, high)| low > 0.0 || high < 0.0);
+        let small = !evidence
+            && walsh.interval(self.tail).is_some_and(|(low, high)| low > -margin && high < margin);
         if small && self.hidden(pairs, n) { None } else { Some(small) }
     }
 
@@ -187,7 +224,9 @@ impl Tests<'_> {
         match self.settled(pairs, n) {
             None => (Verdict::Inconclusive, Some(Reason::Contention)),
             Some(true) => (Verdict::Unchanged, None),
-            Some(false) if n < self.change.fewest(self.level) => (Verdict::Inconclusive, Some(Reason::TooFewPairs)),
+            Some(false) if n < self.change.fewest(self.level) => {
+                (Verdict::Inconclusive, Some(Reason::TooFewPairs))
+            }
             Some(false) => (Verdict::Inconclusive, Some(Reason::Wide)),
         }
     }
@@ -206,14 +245,16 @@ impl Tests<'_> {
         // What is above the threshold is to be shown to be, the rest to be below it, or within what
         // is tolerated at an interim analysis for that.
         let shown = |distance: f64, settles: f64| match walsh.standard_error() {
-            Some(error) => power::pairs_needed(n, error, distance, settles, plan.power).map(|needed| needed.max(n + 1)),
+            Some(error) => power::pairs_needed(n, error, distance, settles, plan.power)
+                .map(|needed| needed.max(n + 1)),
             None => Some(power::fewest(settles).max(n + 1)),
         };
         let needed = || {
             if center > threshold {
                 return shown(center - threshold, level);
             }
-            let settled = shown(plan.tolerated.ln_1p().max(threshold) - center, self.tail).map(|pairs| self.settling_from(pairs));
+            let settled = shown(plan.tolerated.ln_1p().max(threshold) - center, self.tail)
+                .map(|pairs| self.settling_from(pairs));
             [shown(threshold - center, tail), settled].into_iter().flatten().min()
         };
         let middle = |times: &[f64]| if times.is_empty() { 0.0 } else { median(times) };
@@ -224,12 +265,17 @@ impl Tests<'_> {
             base_ns: middle(&pairs.base_ns),
             head_ns: middle(&pairs.head_ns),
             ratio: ratio(&walsh, tail),
-            cycles: pairs.cycles.as_ref().filter(|cycles| !cycles.is_empty()).map(|cycles| ratio(&Walsh::of(cycles), tail)),
+            cycles: pairs
+                .cycles
+                .as_ref()
+                .filter(|cycles| !cycles.is_empty())
+                .map(|cycles| ratio(&Walsh::of(cycles), tail)),
             null: ratio(&Walsh::of(&pairs.null), tail),
             threshold: threshold.exp_m1(),
             p_slower: concluded.p_slower,
             p_faster: concluded.p_faster,
-            detectable: power::detectable(&walsh, level, plan.power).map(|shift| (threshold + shift).exp_m1()),
+            detectable: power::detectable(&walsh, level, plan.power)
+                .map(|shift| (threshold + shift).exp_m1()),
             pairs: n,
             pairs_needed: if open { needed() } else { None },
             decided_at: concluded.at,
@@ -239,23 +285,32 @@ impl Tests<'_> {
     }
 }
 
-/// The estimate with its interval, or with the range of the differences where they are too few for one.
+/// The estimate with its interval, or with the range of the differences where they are too few for
+/// one.
 fn ratio(walsh: &Walsh, tail: f64) -> Ratio {
-    let (low, high) = walsh.interval(tail).or(walsh.range()).unwrap_or((f64::NEG_INFINITY, f64::INFINITY));
+    let (low, high) =
+        walsh.interval(tail).or(walsh.range()).unwrap_or((f64::NEG_INFINITY, f64::INFINITY));
     Ratio { center: walsh.estimate().unwrap_or(0.0).exp(), low: low.exp(), high: high.exp() }
 }
 
-/// The null control of all cases together, a value a block: whether what one build's processes leave behind (heat, load that outlives them)
-/// slows the process that follows. Cases share such things, and their median shows them when each alone is too noisy.
+/// The null control of all cases together, a value a block: whether what one build's processes
+/// leave behind (heat, load that outlives them) slows the process that follows. Cases share such
+/// things, and their median shows them when each alone is too noisy.
 fn lingers(pairs: &[Pairs], plan: &TestPlan, last: bool) -> bool {
     let blocks = pairs.iter().map(|pairs| pairs.len() / 2).max().unwrap_or(0);
-    let null: Vec<f64> =
-        (0..blocks).map(|block| median(&pairs.iter().filter_map(|pairs| pairs.null_of(block)).collect::<Vec<_>>())).collect();
+    let null: Vec<f64> = (0..blocks)
+        .map(|block| {
+            median(&pairs.iter().filter_map(|pairs| pairs.null_of(block)).collect::<Vec<_>>())
+        })
+        .collect();
     let threshold = plan.relative.ln_1p();
     let spending = AlphaSpending::of(plan.false_alarms, plan.max_blocks);
     [1.0, -1.0].into_iter().any(|sign| {
-        let test = |n: usize| greater(&null[..n].iter().map(|value| sign * value - threshold).collect::<Vec<_>>());
-        always_valid(spending.upto(blocks, last || blocks >= plan.max_blocks), test).0 <= plan.false_alarms
+        let test = |n: usize| {
+            greater(&null[..n].iter().map(|value| sign * value - threshold).collect::<Vec<_>>())
+        };
+        always_valid(spending.upto(blocks, last || blocks >= plan.max_blocks), test).0
+            <= plan.false_alarms
     })
 }
 
@@ -271,12 +326,16 @@ struct Concluded {
 }
 
 fn conclude(standings: &[Standing], plan: &TestPlan, sound: bool) -> Vec<Concluded> {
-    let adjusted = |p: &dyn Fn(&Standing) -> f64| benjamini_hochberg(&standings.iter().map(p).collect::<Vec<_>>());
+    let adjusted = |p: &dyn Fn(&Standing) -> f64| {
+        benjamini_hochberg(&standings.iter().map(p).collect::<Vec<_>>())
+    };
     let significant = |p: f64| p <= plan.false_alarms;
     let (slower, faster) = (adjusted(&|s| s.slower.all), adjusted(&|s| s.faster.all));
-    let (slower_in_time, faster_in_time) = (adjusted(&|s| s.slower.time), adjusted(&|s| s.faster.time));
+    let (slower_in_time, faster_in_time) =
+        (adjusted(&|s| s.slower.time), adjusted(&|s| s.faster.time));
     let (up, down) = (adjusted(&|s| s.null[0]), adjusted(&|s| s.null[1]));
-    let fired: Vec<bool> = up.iter().zip(&down).map(|(&up, &down)| significant(up.min(down))).collect();
+    let fired: Vec<bool> =
+        up.iter().zip(&down).map(|(&up, &down)| significant(up.min(down))).collect();
     let count = fired.iter().filter(|fired| **fired).count();
     let sound = sound && (count < 2 || count as f64 <= UNSOUND * standings.len() as f64);
     let one = |(i, standing): (usize, &Standing)| {
@@ -297,7 +356,14 @@ fn conclude(standings: &[Standing], plan: &TestPlan, sound: bool) -> Vec<Conclud
         } else {
             (standing.otherwise.0, standing.otherwise.1, None)
         };
-        Concluded { verdict, reason, at, p_slower: slower[i], p_faster: faster[i], null_fired: fired[i] }
+        Concluded {
+            verdict,
+            reason,
+            at,
+            p_slower: slower[i],
+            p_faster: faster[i],
+            null_fired: fired[i],
+        }
     };
     standings.iter().enumerate().map(one).collect()
 }

@@ -1,8 +1,9 @@
 //! The decision from interleaved process runs of two builds: what goes in, what comes out.
 //!
-//! The unit is a process. Four fresh processes make a block, base-head-head-base or head-base-base-head, so that whatever drifts
-//! evenly through a block is on both sides; each block gives two pairs of neighbours. [`decide()`] is pure and may be called after every
-//! block: its error rates hold however often it is asked.
+//! The unit is a process. Four fresh processes make a block, base-head-head-base or
+//! head-base-base-head, so that whatever drifts evenly through a block is on both sides; each block
+//! gives two pairs of neighbours. [`decide()`] is pure and may be called after every block: its
+//! error rates hold however often it is asked.
 //!
 //! Deliberately absent: running processes, choosing the order, printing.
 
@@ -46,22 +47,28 @@ pub struct Block {
 pub struct TestPlan {
     /// Smallest change of the time that matters, relative to the faster build.
     pub relative: f64,
-    /// Smallest change of the time that matters, nanoseconds a launch. The larger of the two thresholds rules.
+    /// Smallest change of the time that matters, nanoseconds a launch. The larger of the two
+    /// thresholds rules.
     pub absolute_ns: f64,
-    /// A case without evidence of a change, whose interval excludes changes above this, is unchanged after [`TestPlan::settle_blocks`], after
-    /// twice as many and so on, or once no more blocks come. Acts from the threshold up.
+    /// A case without evidence of a change, whose interval excludes changes above this, is
+    /// unchanged after [`TestPlan::settle_blocks`], after twice as many and so on, or once no
+    /// more blocks come. Acts from the threshold up.
     pub tolerated: f64,
-    /// Blocks after which a case may be unchanged by what is tolerated. Only what is still open then takes more.
+    /// Blocks after which a case may be unchanged by what is tolerated. Only what is still open
+    /// then takes more.
     pub settle_blocks: usize,
-    /// Highest probability that any case of a comparison whose head is no slower than the threshold is called regressed; where some cases are
-    /// slower, the highest expected share of wrong ones among those called so.
+    /// Highest probability that any case of a comparison whose head is no slower than the
+    /// threshold is called regressed; where some cases are slower, the highest expected share
+    /// of wrong ones among those called so.
     pub false_alarms: f64,
-    /// Highest probability that a case whose change is above what it excludes is called unchanged; for each case.
+    /// Highest probability that a case whose change is above what it excludes is called unchanged;
+    /// for each case.
     pub missed: f64,
-    /// Difference in [`Timing::contention`] between the processes of a pair from which on the pair is no evidence.
+    /// Difference in [`Timing::contention`] between the processes of a pair from which on the pair
+    /// is no evidence.
     pub contention: f64,
-    /// Relative time that one unit of contention is taken to cost below that: 1 for perfectly divisible work, the number of cores
-    /// for work that is divided among them once.
+    /// Relative time that one unit of contention is taken to cost below that: 1 for perfectly
+    /// divisible work, the number of cores for work that is divided among them once.
     pub contention_weight: f64,
     /// Probability at which an effect counts as detectable.
     pub power: f64,
@@ -100,8 +107,8 @@ pub enum Reason {
     Contention,
     /// Processes of the same build differ in this case as the two builds would have to.
     Null,
-    /// Processes of the same build differ in too many cases, or by what the other build's processes leave behind: nothing measured here
-    /// and now can be trusted.
+    /// Processes of the same build differ in too many cases, or by what the other build's processes
+    /// leave behind: nothing measured here and now can be trusted.
     Environment,
 }
 
@@ -132,27 +139,32 @@ pub struct Decision {
     pub base_ns: f64,
     /// The same of the head.
     pub head_ns: f64,
-    /// Head over base: Hodges-Lehmann estimate and exact interval, each end wrong with a probability of at most half
-    /// [`TestPlan::missed`] (2.5 % by default). With fewer pairs than that takes, from the smallest to the largest pair; without a usable
-    /// pair 1 within 0 to infinity.
+    /// Head over base: Hodges-Lehmann estimate and exact interval, each end wrong with a
+    /// probability of at most half [`TestPlan::missed`] (2.5 % by default). With fewer pairs
+    /// than that takes, from the smallest to the largest pair; without a usable pair 1 within
+    /// 0 to infinity.
     pub ratio: Ratio,
     /// The same in cycles, where the clock was read in every process.
     pub cycles: Option<Ratio>,
-    /// The same of the null pairs: processes of one build against each other, signs so that drift cancels.
+    /// The same of the null pairs: processes of one build against each other, signs so that drift
+    /// cancels.
     pub null: Ratio,
-    /// Smallest change of the time that matters in this case, relative: the larger of the plan's thresholds.
+    /// Smallest change of the time that matters in this case, relative: the larger of the plan's
+    /// thresholds.
     pub threshold: f64,
-    /// p value of "the head is not slower than the threshold", valid at any interim analysis, adjusted over the cases. At most
-    /// [`TestPlan::false_alarms`] where the verdict is regressed.
+    /// p value of "the head is not slower than the threshold", valid at any interim analysis,
+    /// adjusted over the cases. At most [`TestPlan::false_alarms`] where the verdict is
+    /// regressed.
     pub p_slower: f64,
     /// The same of "the head is not faster than the threshold".
     pub p_faster: f64,
-    /// Smallest slow-down that so many pairs with this spread find with probability [`TestPlan::power`], relative; none with too few pairs to
-    /// find any.
+    /// Smallest slow-down that so many pairs with this spread find with probability
+    /// [`TestPlan::power`], relative; none with too few pairs to find any.
     pub detectable: Option<f64>,
     /// Usable pairs.
     pub pairs: usize,
-    /// Pairs with which an undecided or inconclusive case of this spread would probably be settled; none where pairs are not what lacks.
+    /// Pairs with which an undecided or inconclusive case of this spread would probably be
+    /// settled; none where pairs are not what lacks.
     pub pairs_needed: Option<usize>,
     /// Pairs at the interim analysis that decided; none where nothing did before the blocks ended.
     pub decided_at: Option<usize>,

@@ -28,11 +28,14 @@ pub struct Pairs {
     pub time: Vec<f64>,
     /// The same in cycles, where all processes have them.
     pub cycles: Option<Vec<f64>>,
-    /// Two processes of one build, as a logarithm: second over first of the base, first over second of the head. What drifts evenly
-    /// gives (3, -1) in a block that the base leads and (1, -3) in one that the head leads, which is symmetric when the leader alternates.
-    /// What the head's processes leave to whoever follows gives (0, -1) and (-1, 0), as much as it shifts the pairs that are judged.
+    /// Two processes of one build, as a logarithm: second over first of the base, first over
+    /// second of the head. What drifts evenly gives (3, -1) in a block that the base leads and
+    /// (1, -3) in one that the head leads, which is symmetric when the leader alternates. What
+    /// the head's processes leave to whoever follows gives (0, -1) and (-1, 0), as much as it
+    /// shifts the pairs that are judged.
     pub null: Vec<f64>,
-    /// Contention with the head less that with the base; none where one of the two is unknown though others are known, 0 where none is.
+    /// Contention with the head less that with the base; none where one of the two is unknown
+    /// though others are known, 0 where none is.
     contention: Vec<Option<f64>>,
     /// Times of the base, nanoseconds.
     pub base_ns: Vec<f64>,
@@ -51,16 +54,23 @@ impl Pairs {
     /// Of blocks in time order; a block with a time that is not positive is left out.
     pub fn of(blocks: &[Block]) -> Self {
         let mut pairs = Self { cycles: Some(Vec::new()), ..Self::default() };
-        let told = blocks.iter().any(|block| block.base.iter().chain(&block.head).any(|timing| timing.contention.is_some()));
+        let told = blocks.iter().any(|block| {
+            block.base.iter().chain(&block.head).any(|timing| timing.contention.is_some())
+        });
         let usable = blocks.iter().filter(|block| block.base.iter().chain(&block.head).all(usable));
         for Block { base, head, leader: _ } in usable {
             for (base, head) in base.iter().zip(head) {
                 pairs.time.push((head.time_ns / base.time_ns).ln());
-                let difference = head.contention.zip(base.contention).map(|(head, base)| head - base);
+                let difference =
+                    head.contention.zip(base.contention).map(|(head, base)| head - base);
                 pairs.contention.push(if told { difference } else { Some(0.0) });
                 pairs.base_ns.push(base.time_ns);
                 pairs.head_ns.push(head.time_ns);
-                let cycles = head.cycles.zip(base.cycles).map(|(head, base)| (head / base).ln()).filter(|ratio| ratio.is_finite());
+                let cycles = head
+                    .cycles
+                    .zip(base.cycles)
+                    .map(|(head, base)| (head / base).ln())
+                    .filter(|ratio| ratio.is_finite());
                 pairs.cycles = pairs.cycles.take().zip(cycles).map(|(mut all, ratio)| {
                     all.push(ratio);
                     all
@@ -77,7 +87,8 @@ impl Pairs {
         self.time.len()
     }
 
-    /// Logarithm of the smallest ratio that matters, slower over faster build, as the first `n` pairs have the times.
+    /// Logarithm of the smallest ratio that matters, slower over faster build, as the first `n`
+    /// pairs have the times.
     pub fn threshold(&self, n: usize, plan: &TestPlan) -> f64 {
         if n == 0 {
             return plan.relative.ln_1p();
@@ -86,14 +97,17 @@ impl Pairs {
         plan.relative.max(plan.absolute_ns / faster).ln_1p()
     }
 
-    /// p value of "not by more than the threshold in that direction", by the times of the first `n` pairs.
+    /// p value of "not by more than the threshold in that direction", by the times of the first `n`
+    /// pairs.
     pub fn beyond(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
         shifted(&self.time[..n], direction.sign(), -self.threshold(n, plan))
     }
 
     /// The same by the cycles; 0 where there are none, which then do not object.
     pub fn beyond_in_cycles(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
-        self.cycles.as_ref().map_or(0.0, |cycles| shifted(&cycles[..n], direction.sign(), -self.threshold(n, plan)))
+        self.cycles
+            .as_ref()
+            .map_or(0.0, |cycles| shifted(&cycles[..n], direction.sign(), -self.threshold(n, plan)))
     }
 
     /// The same by the times without what contention may have cost: pairs with too different
@@ -104,7 +118,9 @@ impl Pairs {
         let threshold = self.threshold(n, plan);
         let pairs = self.time[..n].iter().zip(&self.contention);
         let kept: Vec<f64> = pairs
-            .filter_map(|(time, contention)| Some((direction.sign() * time, direction.sign() * (*contention)?)))
+            .filter_map(|(time, contention)| {
+                Some((direction.sign() * time, direction.sign() * (*contention)?))
+            })
             .filter(|(_, excess)| *excess <= plan.contention)
             .map(|(time, excess)| time - plan.contention_weight * excess.max(0.0) - threshold)
             .collect();
@@ -118,7 +134,9 @@ impl Pairs {
 
     /// The same by the cycles; 1 where there are none.
     pub fn within_in_cycles(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
-        self.cycles.as_ref().map_or(1.0, |cycles| shifted(&cycles[..n], -direction.sign(), self.threshold(n, plan)))
+        self.cycles
+            .as_ref()
+            .map_or(1.0, |cycles| shifted(&cycles[..n], -direction.sign(), self.threshold(n, plan)))
     }
 
     /// p value of "the null pairs are not off by more than the threshold in that direction".
@@ -126,14 +144,15 @@ impl Pairs {
         shifted(&self.null[..n], direction.sign(), -self.threshold(n, plan))
     }
 
-    /// Mean of the null pairs of a block, in which what the base's processes leave to the next one has one sign and what the head's leave
-    /// the other; none beyond the last block.
+    /// Mean of the null pairs of a block, in which what the base's processes leave to the next one
+    /// has one sign and what the head's leave the other; none beyond the last block.
     pub fn null_of(&self, block: usize) -> Option<f64> {
         let pairs = self.null.get(2 * block..2 * block + 2)?;
         Some(0.5 * pairs.iter().sum::<f64>())
     }
 
-    /// p value of "the base had no more contention than the head": such load hides what became slower.
+    /// p value of "the base had no more contention than the head": such load hides what became
+    /// slower.
     pub fn base_contended(&self, n: usize, plan: &TestPlan) -> f64 {
         let known: Vec<f64> = self.contention[..n].iter().copied().flatten().collect();
         shifted(&known, -1.0, -plan.contention)

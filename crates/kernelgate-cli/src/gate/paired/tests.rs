@@ -4,10 +4,12 @@ use super::*;
 
 mod simulation;
 
-/// One block a pair of ratios head over base, the base at `time_ns` with a little noise of its own, leaders alternating.
+/// One block a pair of ratios head over base, the base at `time_ns` with a little noise of its own,
+/// leaders alternating.
 fn blocks(ratios: &[[f64; 2]], time_ns: f64) -> Vec<Block> {
     let block = |(index, ratios): (usize, &[f64; 2])| {
-        let base = [1.0 + 1e-4 * (index % 3) as f64, 1.0 - 1e-4 * (index % 2) as f64].map(|factor| observed(time_ns * factor));
+        let base = [1.0 + 1e-4 * (index % 3) as f64, 1.0 - 1e-4 * (index % 2) as f64]
+            .map(|factor| observed(time_ns * factor));
         let head = [0, 1].map(|i| observed(base[i].time_ns * ratios[i]));
         Block { leader: if index % 2 == 0 { Arm::Base } else { Arm::Head }, base, head }
     };
@@ -20,8 +22,9 @@ fn observed(time_ns: f64) -> Timing {
 
 /// Ratios around `ratio` by a few tenths of a per cent.
 fn steady(ratio: f64, count: usize) -> Vec<Block> {
-    let ratios: Vec<[f64; 2]> =
-        (0..count).map(|i| [ratio * (1.0 + 1e-3 * (i % 4) as f64), ratio * (1.0 - 1.1e-3 * (i % 5) as f64)]).collect();
+    let ratios: Vec<[f64; 2]> = (0..count)
+        .map(|i| [ratio * (1.0 + 1e-3 * (i % 4) as f64), ratio * (1.0 - 1.1e-3 * (i % 5) as f64)])
+        .collect();
     blocks(&ratios, 1e6)
 }
 
@@ -53,7 +56,11 @@ fn slower_faster_and_the_same_are_told_apart_and_early() {
     ] {
         let outcome = one(steady(ratio, pairs / 2), &plan, false);
         let decision = &outcome.decisions[0];
-        assert_eq!((decision.verdict, decision.decided_at), (expected, Some(pairs)), "{ratio}: {decision:?}");
+        assert_eq!(
+            (decision.verdict, decision.decided_at),
+            (expected, Some(pairs)),
+            "{ratio}: {decision:?}"
+        );
         assert!(outcome.undecided.is_empty() && outcome.environment_sound);
         let before = one(steady(ratio, pairs / 2 - 1), &plan, false);
         assert_eq!(before.undecided, ["case"]);
@@ -68,7 +75,10 @@ fn slower_faster_and_the_same_are_told_apart_and_early() {
 fn too_few_pairs_never_fail_however_slow() {
     let outcome = one(steady(3.0, 3), &TestPlan::default(), true);
     let decision = &outcome.decisions[0];
-    assert_eq!((decision.verdict, decision.reason), (Verdict::Inconclusive, Some(Reason::TooFewPairs)));
+    assert_eq!(
+        (decision.verdict, decision.reason),
+        (Verdict::Inconclusive, Some(Reason::TooFewPairs))
+    );
     assert_eq!((decision.detectable, decision.pairs_needed), (None, Some(8)));
     assert!(outcome.undecided.is_empty());
     assert_eq!(verdict(steady(3.0, 4)), (Verdict::Regressed, None));
@@ -99,9 +109,14 @@ fn what_24_blocks_settle_takes_no_more_and_the_rest_goes_on() {
     };
     let (unchanged, open) = (Verdict::Unchanged, (Verdict::Inconclusive, None));
     assert_eq!([after(10.0, 23), after(10.0, 24)], [open, (unchanged, Some(48))]);
-    assert_eq!([after(42.0, 24), after(42.0, 47), after(42.0, 48)], [open, open, (unchanged, Some(96))]);
+    assert_eq!(
+        [after(42.0, 24), after(42.0, 47), after(42.0, 48)],
+        [open, open, (unchanged, Some(96))]
+    );
     // What is said to be needed is an interim analysis, not what the estimate alone would take.
-    let needed = |percent: f64, count: usize| one(spread(percent, count), &plan, false).decisions[0].pairs_needed;
+    let needed = |percent: f64, count: usize| {
+        one(spread(percent, count), &plan, false).decisions[0].pairs_needed
+    };
     assert_eq!([needed(10.0, 8), needed(42.0, 36)], [Some(48), Some(192)]);
 }
 
@@ -130,14 +145,24 @@ fn what_the_clock_did_is_not_the_head() {
 #[test]
 fn load_beside_one_build_excuses_it_and_beside_both_does_not() {
     let with = |ratio: f64, base: f64, head: f64| {
-        edited(steady(ratio, 8), |arm, observation| observation.contention = Some(if arm == Arm::Head { head } else { base }))
+        edited(steady(ratio, 8), |arm, observation| {
+            observation.contention = Some(if arm == Arm::Head { head } else { base })
+        })
     };
     assert_eq!(verdict(with(1.5, 0.01, 0.30)), (Verdict::Inconclusive, Some(Reason::Contention)));
-    assert_eq!(verdict(with(1.03, 0.0, 0.015)), (Verdict::Inconclusive, Some(Reason::Contention)), "3 % are explained");
+    assert_eq!(
+        verdict(with(1.03, 0.0, 0.015)),
+        (Verdict::Inconclusive, Some(Reason::Contention)),
+        "3 % are explained"
+    );
     assert_eq!(verdict(with(1.08, 0.0, 0.015)), (Verdict::Regressed, None), "5 % are left");
     assert_eq!(verdict(with(1.05, 0.3, 0.3)), (Verdict::Regressed, None));
     assert_eq!(verdict(with(0.7, 0.3, 0.0)), (Verdict::Inconclusive, Some(Reason::Contention)));
-    assert_eq!(verdict(with(1.0, 0.3, 0.0)), (Verdict::Inconclusive, Some(Reason::Contention)), "hides a slow-down");
+    assert_eq!(
+        verdict(with(1.0, 0.3, 0.0)),
+        (Verdict::Inconclusive, Some(Reason::Contention)),
+        "hides a slow-down"
+    );
     assert_eq!(verdict(with(1.0, 0.0, 0.3)), (Verdict::Unchanged, None), "as fast under load");
     // Two loaded processes of sixteen are left out, the others decide.
     let mut some = with(1.5, 0.0, 0.0);
@@ -146,17 +171,23 @@ fn load_beside_one_build_excuses_it_and_beside_both_does_not() {
     assert_eq!(verdict(some), (Verdict::Regressed, None));
 }
 
-/// Under load a process may be too short to tell its contention: what is unknown must not pass for none.
+/// Under load a process may be too short to tell its contention: what is unknown must not pass for
+/// none.
 #[test]
 fn the_few_pairs_that_do_not_show_the_load_are_no_evidence() {
     let loaded = |hidden: usize, unknown: Option<f64>| {
-        let mut blocks =
-            edited(steady(1.8, 48), |arm, observation| observation.contention = Some(if arm == Arm::Head { 0.9 } else { 0.0 }));
+        let mut blocks = edited(steady(1.8, 48), |arm, observation| {
+            observation.contention = Some(if arm == Arm::Head { 0.9 } else { 0.0 })
+        });
         blocks.iter_mut().take(hidden).for_each(|block| block.head[0].contention = unknown);
         verdict(blocks)
     };
     assert_eq!(loaded(10, None), (Verdict::Inconclusive, Some(Reason::Contention)), "unknown");
-    assert_eq!(loaded(10, Some(0.0)), (Verdict::Inconclusive, Some(Reason::Contention)), "a tenth of the pairs");
+    assert_eq!(
+        loaded(10, Some(0.0)),
+        (Verdict::Inconclusive, Some(Reason::Contention)),
+        "a tenth of the pairs"
+    );
     assert_eq!(loaded(48, Some(0.0)), (Verdict::Regressed, None), "half of the pairs");
     let nobody_tells = edited(steady(1.8, 48), |_, observation| observation.contention = None);
     assert_eq!(verdict(nobody_tells), (Verdict::Regressed, None));
@@ -174,12 +205,19 @@ fn a_build_that_differs_from_itself_makes_the_case_and_then_all_inconclusive() {
         blocks
     };
     let fine = || steady(1.0, 8);
-    let cases =
-        |odd_ones: usize| -> Observed { (0..12).map(|i| (format!("{i:02}"), if i < odd_ones { odd() } else { fine() })).collect() };
+    let cases = |odd_ones: usize| -> Observed {
+        (0..12).map(|i| (format!("{i:02}"), if i < odd_ones { odd() } else { fine() })).collect()
+    };
     let plan = TestPlan { max_blocks: 8, ..TestPlan::default() };
     let outcome = decide(&cases(1), &plan, true);
-    assert_eq!((outcome.of("00").unwrap().verdict, outcome.of("00").unwrap().reason), (Verdict::Inconclusive, Some(Reason::Null)));
-    assert_eq!((outcome.null_fired.as_slice(), outcome.environment_sound), (&["00".to_owned()][..], true));
+    assert_eq!(
+        (outcome.of("00").unwrap().verdict, outcome.of("00").unwrap().reason),
+        (Verdict::Inconclusive, Some(Reason::Null))
+    );
+    assert_eq!(
+        (outcome.null_fired.as_slice(), outcome.environment_sound),
+        (&["00".to_owned()][..], true)
+    );
     assert_eq!((outcome.count(Verdict::Unchanged), outcome.exit()), (11, Exit::Inconclusive));
     let outcome = decide(&cases(2), &plan, true);
     assert!(!outcome.environment_sound && outcome.undecided.is_empty());
@@ -201,14 +239,23 @@ fn what_the_head_leaves_behind_makes_the_environment_unsound() {
                     observed(1e6 * slowed * (1.0 + 3e-4 * ((7 * index + 3 * case) % 10) as f64))
                 });
                 let (outer, inner) = ([times[0], times[3]], [times[1], times[2]]);
-                let (base, head) = if leader == Arm::Base { (outer, inner) } else { (inner, outer) };
+                let (base, head) =
+                    if leader == Arm::Base { (outer, inner) } else { (inner, outer) };
                 Block { leader, base, head }
             })
             .collect()
     };
-    let cases: Observed = (0..20).map(lingering).enumerate().map(|(case, blocks)| (case.to_string(), blocks)).collect();
+    let cases: Observed = (0..20)
+        .map(lingering)
+        .enumerate()
+        .map(|(case, blocks)| (case.to_string(), blocks))
+        .collect();
     let outcome = decide(&cases, &TestPlan::default(), true);
-    assert!(!outcome.environment_sound && outcome.exit() == Exit::Inconclusive, "{:?}", outcome.decisions[0]);
+    assert!(
+        !outcome.environment_sound && outcome.exit() == Exit::Inconclusive,
+        "{:?}",
+        outcome.decisions[0]
+    );
 }
 
 #[test]
@@ -224,7 +271,10 @@ fn an_even_drift_is_nobodys_fault() {
         })
         .collect();
     let outcome = one(drifting, &TestPlan::default(), true);
-    assert!(outcome.null_fired.is_empty() && [Verdict::Unchanged, Verdict::Inconclusive].contains(&outcome.decisions[0].verdict));
+    assert!(
+        outcome.null_fired.is_empty()
+            && [Verdict::Unchanged, Verdict::Inconclusive].contains(&outcome.decisions[0].verdict)
+    );
 }
 
 #[test]
@@ -233,8 +283,15 @@ fn nothing_and_nonsense_are_inconclusive() {
     assert_eq!((outcome.exit(), outcome.environment_sound), (Exit::Inconclusive, true));
     assert_eq!(verdict(Vec::new()), (Verdict::Inconclusive, Some(Reason::TooFewPairs)));
     for time_ns in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        let outcome = one(edited(steady(1.05, 8), |_, observation| observation.time_ns = time_ns), &TestPlan::default(), true);
-        assert_eq!((outcome.decisions[0].pairs, outcome.decisions[0].reason), (0, Some(Reason::TooFewPairs)));
+        let outcome = one(
+            edited(steady(1.05, 8), |_, observation| observation.time_ns = time_ns),
+            &TestPlan::default(),
+            true,
+        );
+        assert_eq!(
+            (outcome.decisions[0].pairs, outcome.decisions[0].reason),
+            (0, Some(Reason::TooFewPairs))
+        );
     }
     let none = TestPlan { max_blocks: 0, false_alarms: 0.0, missed: 0.0, ..TestPlan::default() };
     assert_eq!(one(steady(1.05, 8), &none, true).decisions[0].verdict, Verdict::Inconclusive);
@@ -247,8 +304,13 @@ fn nothing_and_nonsense_are_inconclusive() {
 fn words_and_fields_are_kept() {
     let plan = serde_json::to_string(&TestPlan::default()).unwrap();
     assert_eq!(serde_json::from_str::<TestPlan>(&plan).unwrap(), TestPlan::default());
-    let decision = serde_json::to_value(&one(steady(1.05, 8), &TestPlan::default(), true).decisions[0]).unwrap();
-    assert_eq!((decision["verdict"].as_str(), decision["case"].as_str()), (Some("regressed"), Some("case")));
+    let decision =
+        serde_json::to_value(&one(steady(1.05, 8), &TestPlan::default(), true).decisions[0])
+            .unwrap();
+    assert_eq!(
+        (decision["verdict"].as_str(), decision["case"].as_str()),
+        (Some("regressed"), Some("case"))
+    );
     assert_eq!(serde_json::to_value(Reason::TooFewPairs).unwrap(), "too_few_pairs");
 }
 

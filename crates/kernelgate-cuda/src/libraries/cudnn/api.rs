@@ -1,4 +1,5 @@
-//! cuDNN's back-end interface: opaque descriptors with numbered attributes. The numbers are those of `cudnn_graph.h`, version 9.
+//! cuDNN's back-end interface: opaque descriptors with numbered attributes. The numbers are those
+//! of `cudnn_graph.h`, version 9.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::size_of;
@@ -216,20 +217,30 @@ fn api() -> Result<&'static Api, CudnnRefusal> {
 
 fn load() -> Result<Api, CudnnRefusal> {
     for library in [Library::CublasLt, Library::Cudnn] {
-        library::load(library).ok_or_else(|| CudnnRefusal(format!("needs {}: {}", library.name(), library.advice())))?;
+        library::load(library).ok_or_else(|| {
+            CudnnRefusal(format!("needs {}: {}", library.name(), library.advice()))
+        })?;
     }
-    // SAFETY: the types are those of cuDNN 9's headers, where enumerations are unsigned and a status is an int.
+    // SAFETY: the types are those of cuDNN 9's headers, where enumerations are unsigned and a
+    // status is an int.
     unsafe {
         let version: unsafe extern "C" fn() -> usize = function(c"cudnnGetVersion")?;
         let runtime: unsafe extern "C" fn() -> usize = function(c"cudnnGetCudartVersion")?;
         let (version, runtime) = (version(), runtime());
         if version < OLDEST {
             let show = |version: usize| format!("{}.{}", version / 10_000, version / 100 % 100);
-            return Err(CudnnRefusal(format!("needs cuDNN {} or later, here is {}", show(OLDEST), show(version))));
+            return Err(CudnnRefusal(format!(
+                "needs cuDNN {} or later, here is {}",
+                show(OLDEST),
+                show(version)
+            )));
         }
         // One for another CUDA would look for that CUDA's cuBLASLt.
         if runtime / 1000 != CUDA {
-            return Err(CudnnRefusal(format!("needs a cuDNN for CUDA {CUDA}, here is one for {}", runtime / 1000)));
+            return Err(CudnnRefusal(format!(
+                "needs a cuDNN for CUDA {CUDA}, here is one for {}",
+                runtime / 1000
+            )));
         }
         Ok(Api {
             create: function(c"cudnnCreate")?,
@@ -267,14 +278,16 @@ impl Api {
             return Ok(());
         }
         let mut message = [0 as c_char; 512];
-        // SAFETY: a status of cuDNN's own, and a buffer with its size, which cuDNN ends with a zero.
+        // SAFETY: a status of cuDNN's own, and a buffer with its size, which cuDNN ends with a
+        // zero.
         let (name, detail) = unsafe {
             (self.last_error)(message.as_mut_ptr(), message.len());
             message[message.len() - 1] = 0;
             (CStr::from_ptr((self.error_string)(status)), CStr::from_ptr(message.as_ptr()))
         };
         let (name, detail) = (name.to_string_lossy(), detail.to_string_lossy());
-        let detail = if detail.trim().is_empty() { String::new() } else { format!(": {}", detail.trim()) };
+        let detail =
+            if detail.trim().is_empty() { String::new() } else { format!(": {}", detail.trim()) };
         Err(CudnnRefusal(format!("cuDNN refused to {} ({name}{detail})", action())))
     }
 }
@@ -294,13 +307,18 @@ impl Handle {
     /// When the library is missing or old, or cannot use the device.
     pub fn new(device: &Arc<Device>) -> Result<Self, CudnnRefusal> {
         let api = api()?;
-        device.context().bind_to_thread().map_err(|_| CudnnRefusal("cuDNN cannot use the device's context".to_owned()))?;
+        device
+            .context()
+            .bind_to_thread()
+            .map_err(|_| CudnnRefusal("cuDNN cannot use the device's context".to_owned()))?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is valid, and the device's context is current.
         api.check(unsafe { (api.create)(&raw mut raw) }, || "open the device".to_owned())?;
         let handle = Self { raw, api, _device: Arc::clone(device) };
         // SAFETY: handle and stream are alive; a runtime stream is a driver stream.
-        api.check(unsafe { (api.set_stream)(raw, device.stream().cu_stream().cast()) }, || "use the stream".to_owned())?;
+        api.check(unsafe { (api.set_stream)(raw, device.stream().cu_stream().cast()) }, || {
+            "use the stream".to_owned()
+        })?;
         Ok(handle)
     }
 }
@@ -328,7 +346,9 @@ impl Descriptor {
         let api = api()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is valid.
-        api.check(unsafe { (api.create_descriptor)(kind as u32, &raw mut raw) }, || format!("make a descriptor of {kind:?}"))?;
+        api.check(unsafe { (api.create_descriptor)(kind as u32, &raw mut raw) }, || {
+            format!("make a descriptor of {kind:?}")
+        })?;
         Ok(Self { raw, kind, api })
     }
 
@@ -336,21 +356,29 @@ impl Descriptor {
     ///
     /// # Errors
     /// When cuDNN refuses an attribute or the whole.
-    pub fn finished(kind: DescriptorKind, attributes: &[(Attribute, AttributeValue<'_>)]) -> Result<Self, CudnnRefusal> {
+    pub fn finished(
+        kind: DescriptorKind,
+        attributes: &[(Attribute, AttributeValue<'_>)],
+    ) -> Result<Self, CudnnRefusal> {
         let descriptor = Self::new(kind)?;
         for (attribute, value) in attributes {
             descriptor.set(*attribute, *value)?;
         }
         // SAFETY: the descriptor is alive.
-        descriptor.api.check(unsafe { (descriptor.api.finalize)(descriptor.raw) }, || format!("take the {kind:?}"))?;
+        descriptor.api.check(unsafe { (descriptor.api.finalize)(descriptor.raw) }, || {
+            format!("take the {kind:?}")
+        })?;
         Ok(descriptor)
     }
 
     fn set(&self, attribute: Attribute, value: AttributeValue<'_>) -> Result<(), CudnnRefusal> {
         let action = || format!("set {attribute:?} of {:?}", self.kind);
         let set = |kind: u32, count: usize, values: *const c_void| {
-            // SAFETY: the descriptor is alive; `values` points at `count` values of that type, which cuDNN copies.
-            let status = unsafe { (self.api.set_attribute)(self.raw, attribute as u32, kind, count as i64, values) };
+            // SAFETY: the descriptor is alive; `values` points at `count` values of that type,
+            // which cuDNN copies.
+            let status = unsafe {
+                (self.api.set_attribute)(self.raw, attribute as u32, kind, count as i64, values)
+            };
             self.api.check(status, action)
         };
         let one = |kind: u32, number: u32| set(kind, 1, (&raw const number).cast());
@@ -358,7 +386,9 @@ impl Descriptor {
             AttributeValue::Handle(handle) => set(0, 1, (&raw const handle.raw).cast()),
             AttributeValue::DataType(data_type) => one(1, data_type as u32),
             AttributeValue::Flag(flag) => set(2, 1, (&raw const flag).cast()),
-            AttributeValue::Integers(integers) => set(INT64, integers.len(), integers.as_ptr().cast()),
+            AttributeValue::Integers(integers) => {
+                set(INT64, integers.len(), integers.as_ptr().cast())
+            }
             AttributeValue::Float(float) => set(4, 1, (&raw const float).cast()),
             AttributeValue::Pointers(pointers) => set(6, pointers.len(), pointers.as_ptr().cast()),
             AttributeValue::Heuristic => one(8, HEURISTIC_MODE_A),
@@ -378,8 +408,16 @@ impl Descriptor {
     pub fn integer(&self, attribute: Attribute) -> Result<i64, CudnnRefusal> {
         let (mut count, mut value) = (0i64, 0i64);
         // SAFETY: the descriptor is alive, and there is room for the one value that is asked for.
-        let status =
-            unsafe { (self.api.get_attribute)(self.raw, attribute as u32, INT64, 1, &raw mut count, (&raw mut value).cast()) };
+        let status = unsafe {
+            (self.api.get_attribute)(
+                self.raw,
+                attribute as u32,
+                INT64,
+                1,
+                &raw mut count,
+                (&raw mut value).cast(),
+            )
+        };
         self.api.check(status, || format!("tell {attribute:?}"))?;
         Ok(value)
     }
@@ -388,11 +426,25 @@ impl Descriptor {
     ///
     /// # Errors
     /// When it has none.
-    pub fn descriptors(&self, attribute: Attribute, kind: DescriptorKind) -> Result<Vec<Self>, CudnnRefusal> {
+    pub fn descriptors(
+        &self,
+        attribute: Attribute,
+        kind: DescriptorKind,
+    ) -> Result<Vec<Self>, CudnnRefusal> {
         let mut count = 0i64;
         let get = |room: i64, count: &mut i64, values: *mut c_void| {
-            // SAFETY: the descriptor is alive, and `values` has room for as many descriptors as are asked for.
-            let status = unsafe { (self.api.get_attribute)(self.raw, attribute as u32, BACKEND_DESCRIPTOR, room, count, values) };
+            // SAFETY: the descriptor is alive, and `values` has room for as many descriptors as are
+            // asked for.
+            let status = unsafe {
+                (self.api.get_attribute)(
+                    self.raw,
+                    attribute as u32,
+                    BACKEND_DESCRIPTOR,
+                    room,
+                    count,
+                    values,
+                )
+            };
             self.api.check(status, || format!("tell {attribute:?}"))
         };
         get(0, &mut count, std::ptr::null_mut())?;
@@ -417,8 +469,15 @@ impl Drop for Descriptor {
 ///
 /// # Errors
 /// When cuDNN refuses.
-pub unsafe fn execute(handle: &Handle, plan: &Descriptor, pack: &Descriptor) -> Result<(), BackendError> {
+pub unsafe fn execute(
+    handle: &Handle,
+    plan: &Descriptor,
+    pack: &Descriptor,
+) -> Result<(), BackendError> {
     // SAFETY: the three are alive; the rest is the caller's promise.
     let status = unsafe { (handle.api.execute)(handle.raw, plan.raw, pack.raw) };
-    handle.api.check(status, || "run the plan".to_owned()).map_err(|refusal| BackendError::Launch(refusal.0))
+    handle
+        .api
+        .check(status, || "run the plan".to_owned())
+        .map_err(|refusal| BackendError::Launch(refusal.0))
 }

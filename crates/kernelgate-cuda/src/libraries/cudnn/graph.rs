@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::api::{
-    self, Attribute as A, AttributeValue, CudnnRefusal, DataType, Descriptor, DescriptorKind, Handle, Operator, PointwiseMode, Raw,
+    self, Attribute as A, AttributeValue, CudnnRefusal, DataType, Descriptor, DescriptorKind,
+    Handle, Operator, PointwiseMode, Raw,
 };
 use crate::BackendError;
 use crate::{Buffer, Device};
@@ -45,7 +46,8 @@ impl GraphTensor {
     }
 }
 
-/// A graph under construction. Operations are added in the order in which they depend on each other.
+/// A graph under construction. Operations are added in the order in which they depend on each
+/// other.
 #[derive(Default)]
 pub struct OperationGraph {
     // Dropped in this order: operations refer to tensors.
@@ -60,7 +62,11 @@ impl OperationGraph {
     ///
     /// # Errors
     /// When cuDNN refuses; so for all of these.
-    pub fn memory(&mut self, layout: TensorLayout, data_type: DataType) -> Result<GraphTensor, CudnnRefusal> {
+    pub fn memory(
+        &mut self,
+        layout: TensorLayout,
+        data_type: DataType,
+    ) -> Result<GraphTensor, CudnnRefusal> {
         self.tensor(layout, data_type, None)
     }
 
@@ -68,7 +74,11 @@ impl OperationGraph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn between(&mut self, layout: TensorLayout, data_type: DataType) -> Result<GraphTensor, CudnnRefusal> {
+    pub fn between(
+        &mut self,
+        layout: TensorLayout,
+        data_type: DataType,
+    ) -> Result<GraphTensor, CudnnRefusal> {
         self.tensor(layout, data_type, Some(A::TensorIsVirtual))
     }
 
@@ -77,12 +87,18 @@ impl OperationGraph {
     /// # Errors
     /// When cuDNN refuses.
     pub fn scalar(&mut self, value: f32) -> Result<GraphTensor, CudnnRefusal> {
-        let tensor = self.tensor(TensorLayout::contiguous([1; 4]), DataType::F32, Some(A::TensorIsByValue))?;
+        let tensor =
+            self.tensor(TensorLayout::contiguous([1; 4]), DataType::F32, Some(A::TensorIsByValue))?;
         self.scalars.push((tensor, value));
         Ok(tensor)
     }
 
-    fn tensor(&mut self, layout: TensorLayout, data_type: DataType, flag: Option<A>) -> Result<GraphTensor, CudnnRefusal> {
+    fn tensor(
+        &mut self,
+        layout: TensorLayout,
+        data_type: DataType,
+        flag: Option<A>,
+    ) -> Result<GraphTensor, CudnnRefusal> {
         let tensor = GraphTensor(self.tensors.len());
         let id = [tensor.id()];
         let mut attributes = vec![
@@ -101,9 +117,16 @@ impl OperationGraph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn matmul(&mut self, a: GraphTensor, b: GraphTensor, c: GraphTensor) -> Result<(), CudnnRefusal> {
-        let part =
-            Descriptor::finished(DescriptorKind::Matmul, &[(A::MatmulComputeType, AttributeValue::DataType(DataType::F32))])?;
+    pub fn matmul(
+        &mut self,
+        a: GraphTensor,
+        b: GraphTensor,
+        c: GraphTensor,
+    ) -> Result<(), CudnnRefusal> {
+        let part = Descriptor::finished(
+            DescriptorKind::Matmul,
+            &[(A::MatmulComputeType, AttributeValue::DataType(DataType::F32))],
+        )?;
         let [a, b, c] = [a, b, c].map(|tensor| [&self.tensors[tensor.0]]);
         let attributes = [
             (A::MatmulOperationA, AttributeValue::Descriptors(&a)),
@@ -120,7 +143,12 @@ impl OperationGraph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn pointwise(&mut self, mode: PointwiseMode, inputs: &[GraphTensor], y: GraphTensor) -> Result<(), CudnnRefusal> {
+    pub fn pointwise(
+        &mut self,
+        mode: PointwiseMode,
+        inputs: &[GraphTensor],
+        y: GraphTensor,
+    ) -> Result<(), CudnnRefusal> {
         self.pointwise_in(DataType::F32, mode, &[], inputs, y)
     }
 
@@ -130,14 +158,25 @@ impl OperationGraph {
     /// When cuDNN refuses.
     pub fn index(&mut self, axis: i64, x: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
         let axis = [axis];
-        self.pointwise_in(DataType::F32, PointwiseMode::Index, &[(A::PointwiseAxis, AttributeValue::Integers(&axis))], &[x], y)
+        self.pointwise_in(
+            DataType::F32,
+            PointwiseMode::Index,
+            &[(A::PointwiseAxis, AttributeValue::Integers(&axis))],
+            &[x],
+            y,
+        )
     }
 
     /// y = x >= b, a truth value.
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn at_least(&mut self, x: GraphTensor, b: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
+    pub fn at_least(
+        &mut self,
+        x: GraphTensor,
+        b: GraphTensor,
+        y: GraphTensor,
+    ) -> Result<(), CudnnRefusal> {
         self.pointwise_in(DataType::Boolean, PointwiseMode::GreaterOrEqual, &[], &[x, b], y)
     }
 
@@ -149,20 +188,29 @@ impl OperationGraph {
         inputs: &[GraphTensor],
         y: GraphTensor,
     ) -> Result<(), CudnnRefusal> {
-        let own =
-            [(A::PointwiseMode, AttributeValue::Mode(mode)), (A::PointwiseMathPrecision, AttributeValue::DataType(precision))];
+        let own = [
+            (A::PointwiseMode, AttributeValue::Mode(mode)),
+            (A::PointwiseMathPrecision, AttributeValue::DataType(precision)),
+        ];
         let part = Descriptor::finished(DescriptorKind::Pointwise, &[&own, more].concat())?;
-        let inputs: Vec<[&Descriptor; 1]> = inputs.iter().map(|input| [&self.tensors[input.0]]).collect();
+        let inputs: Vec<[&Descriptor; 1]> =
+            inputs.iter().map(|input| [&self.tensors[input.0]]).collect();
         let (part_of, y) = ([&part], [&self.tensors[y.0]]);
         let mut attributes = vec![
             (A::PointwiseOperationDescriptor, AttributeValue::Descriptors(&part_of)),
             (A::PointwiseOperationY, AttributeValue::Descriptors(&y)),
         ];
         let ports = [A::PointwiseOperationX, A::PointwiseOperationB, A::PointwiseOperationT];
-        attributes.extend(ports.into_iter().zip(&inputs).map(|(port, input)| (port, AttributeValue::Descriptors(input))));
+        attributes.extend(
+            ports
+                .into_iter()
+                .zip(&inputs)
+                .map(|(port, input)| (port, AttributeValue::Descriptors(input))),
+        );
         attributes.push((A::PointwiseOperationAlpha1, AttributeValue::Float(1.0)));
         attributes.push((A::PointwiseOperationAlpha2, AttributeValue::Float(1.0)));
-        self.operations.push(Descriptor::finished(DescriptorKind::PointwiseOperation, &attributes)?);
+        self.operations
+            .push(Descriptor::finished(DescriptorKind::PointwiseOperation, &attributes)?);
         self.parts.push(part);
         Ok(())
     }
@@ -171,7 +219,12 @@ impl OperationGraph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn reduce(&mut self, operator: Operator, x: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
+    pub fn reduce(
+        &mut self,
+        operator: Operator,
+        x: GraphTensor,
+        y: GraphTensor,
+    ) -> Result<(), CudnnRefusal> {
         let own = [
             (A::ReductionOperator, AttributeValue::Operator(operator)),
             (A::ReductionComputeType, AttributeValue::DataType(DataType::F32)),
@@ -183,7 +236,8 @@ impl OperationGraph {
             (A::ReductionOperationY, AttributeValue::Descriptors(&y)),
             (A::ReductionOperationDescriptor, AttributeValue::Descriptors(&[&part])),
         ];
-        self.operations.push(Descriptor::finished(DescriptorKind::ReductionOperation, &attributes)?);
+        self.operations
+            .push(Descriptor::finished(DescriptorKind::ReductionOperation, &attributes)?);
         self.parts.push(part);
         Ok(())
     }
@@ -194,8 +248,10 @@ impl OperationGraph {
     /// When cuDNN refuses.
     pub fn reshape(&mut self, x: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
         let [x, y] = [x, y].map(|tensor| [&self.tensors[tensor.0]]);
-        let attributes =
-            [(A::ReshapeOperationX, AttributeValue::Descriptors(&x)), (A::ReshapeOperationY, AttributeValue::Descriptors(&y))];
+        let attributes = [
+            (A::ReshapeOperationX, AttributeValue::Descriptors(&x)),
+            (A::ReshapeOperationY, AttributeValue::Descriptors(&y)),
+        ];
         self.operations.push(Descriptor::finished(DescriptorKind::ReshapeOperation, &attributes)?);
         Ok(())
     }
@@ -211,11 +267,16 @@ impl OperationGraph {
         Descriptor::finished(DescriptorKind::OperationGraph, &attributes)
     }
 
-    /// The plan that cuDNN's heuristic puts first among those that it can build, on these addresses of the tensors in memory.
+    /// The plan that cuDNN's heuristic puts first among those that it can build, on these addresses
+    /// of the tensors in memory.
     ///
     /// # Errors
     /// When cuDNN has none, or memory is short.
-    pub fn plan(self, device: &Arc<Device>, memory: &[(GraphTensor, u64)]) -> Result<ExecutionPlan, BackendError> {
+    pub fn plan(
+        self,
+        device: &Arc<Device>,
+        memory: &[(GraphTensor, u64)],
+    ) -> Result<ExecutionPlan, BackendError> {
         let handle = Handle::new(device)?;
         let graph = self.whole(Some(&handle))?;
         let heuristics = Descriptor::finished(
@@ -232,17 +293,38 @@ impl OperationGraph {
         let values: Box<[f32]> = self.scalars.iter().map(|(_, value)| *value).collect();
         let pack = self.pack(memory, &values, workspace.address())?;
         let made_of = vec![config, heuristics, graph];
-        Ok(ExecutionPlan { pack, plan, _made_of: made_of, _graph: self, handle, workspace, _scalars: values })
+        Ok(ExecutionPlan {
+            pack,
+            plan,
+            _made_of: made_of,
+            _graph: self,
+            handle,
+            workspace,
+            _scalars: values,
+        })
     }
 }
 
 impl OperationGraph {
     /// Addresses of the tensors in memory, of the scalars on the host, and of the workspace.
-    fn pack(&self, memory: &[(GraphTensor, u64)], values: &[f32], workspace: u64) -> Result<Descriptor, CudnnRefusal> {
+    fn pack(
+        &self,
+        memory: &[(GraphTensor, u64)],
+        values: &[f32],
+        workspace: u64,
+    ) -> Result<Descriptor, CudnnRefusal> {
         // cuDNN reads a number at its address on the host when the plan runs.
-        let scalars = self.scalars.iter().zip(values).map(|((tensor, _), value)| (*tensor, std::ptr::from_ref(value) as u64));
-        let (ids, addresses): (Vec<i64>, Vec<Raw>) =
-            memory.iter().copied().chain(scalars).map(|(tensor, address)| (tensor.id(), address as Raw)).unzip();
+        let scalars = self
+            .scalars
+            .iter()
+            .zip(values)
+            .map(|((tensor, _), value)| (*tensor, std::ptr::from_ref(value) as u64));
+        let (ids, addresses): (Vec<i64>, Vec<Raw>) = memory
+            .iter()
+            .copied()
+            .chain(scalars)
+            .map(|(tensor, address)| (tensor.id(), address as Raw))
+            .unzip();
         let attributes = [
             (A::PackDataPointers, AttributeValue::Pointers(&addresses)),
             (A::PackUniqueIds, AttributeValue::Integers(&ids)),
@@ -253,11 +335,16 @@ impl OperationGraph {
 }
 
 /// The first plan that cuDNN can build, and the engine it is of; or why not the first.
-fn first_plan(handle: &Handle, configs: Vec<Descriptor>) -> Result<(Descriptor, Descriptor), CudnnRefusal> {
+fn first_plan(
+    handle: &Handle,
+    configs: Vec<Descriptor>,
+) -> Result<(Descriptor, Descriptor), CudnnRefusal> {
     let mut first_refusal = None;
     for config in configs {
-        let attributes =
-            [(A::PlanHandle, AttributeValue::Handle(handle)), (A::PlanEngineConfig, AttributeValue::Descriptors(&[&config]))];
+        let attributes = [
+            (A::PlanHandle, AttributeValue::Handle(handle)),
+            (A::PlanEngineConfig, AttributeValue::Descriptors(&[&config])),
+        ];
         match Descriptor::finished(DescriptorKind::ExecutionPlan, &attributes) {
             Ok(plan) => return Ok((plan, config)),
             Err(refusal) => first_refusal = first_refusal.or(Some(refusal)),
@@ -286,7 +373,8 @@ impl ExecutionPlan {
     /// # Errors
     /// When cuDNN refuses.
     pub fn launch(&self) -> Result<(), BackendError> {
-        // SAFETY: the pack was made for this plan; workspace and numbers live in `self`; the tensors' addresses are used on the device only.
+        // SAFETY: the pack was made for this plan; workspace and numbers live in `self`; the
+        // tensors' addresses are used on the device only.
         unsafe { api::execute(&self.handle, &self.plan, &self.pack) }
     }
 

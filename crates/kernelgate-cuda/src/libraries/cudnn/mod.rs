@@ -1,6 +1,8 @@
-//! cuDNN 9 through its back-end interface, loaded at run time: what a library's own kernels make of a problem.
+//! cuDNN 9 through its back-end interface, loaded at run time: what a library's own kernels make of
+//! a problem.
 //!
-//! Deliberately absent: the C headers, the C++ front end, and every operation that no workload here needs.
+//! Deliberately absent: the C headers, the C++ front end, and every operation that no workload here
+//! needs.
 
 pub mod api;
 pub mod graph;

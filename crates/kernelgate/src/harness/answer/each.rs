@@ -7,8 +7,9 @@ use crate::protocol::CaseStatus;
 /// What came of each case, by its id.
 pub type Outcomes<T> = Vec<(String, Result<T, CaseError>)>;
 
-/// Goes through a selection, one case an implementation (what is right hot is right cold, and has the same kernels), then through what
-/// was skipped: what came of each case, and whether the GPU was lost, after which nothing runs any more.
+/// Goes through a selection, one case an implementation (what is right hot is right cold, and has
+/// the same kernels), then through what was skipped: what came of each case, and whether the GPU
+/// was lost, after which nothing runs any more.
 pub fn each_implementation<T>(
     selection: &Selection<'_>,
     seed: u64,
@@ -37,7 +38,10 @@ pub fn each_implementation<T>(
             outcomes.push((case.id.clone(), outcome));
         }
     }
-    let skipped = selection.skipped.iter().map(|(id, reason)| (id.clone(), Err(CaseError::Skip(reason.clone()))));
+    let skipped = selection
+        .skipped
+        .iter()
+        .map(|(id, reason)| (id.clone(), Err(CaseError::Skip(reason.clone()))));
     outcomes.extend(skipped);
     (outcomes, lost.is_some())
 }
@@ -47,6 +51,8 @@ pub fn parts<T>(outcome: Result<T, CaseError>) -> (CaseStatus, Option<T>, Option
     match outcome {
         Ok(found) => (CaseStatus::Ok, Some(found), None),
         Err(CaseError::Skip(reason)) => (CaseStatus::Skipped, None, Some(reason)),
-        Err(CaseError::Fail(reason) | CaseError::Lost(reason)) => (CaseStatus::Failed, None, Some(reason)),
+        Err(CaseError::Fail(reason) | CaseError::Lost(reason)) => {
+            (CaseStatus::Failed, None, Some(reason))
+        }
     }
 }

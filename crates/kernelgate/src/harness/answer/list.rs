@@ -7,7 +7,11 @@ use crate::suite::Suite;
 use crate::workload::Values;
 
 /// Workloads, implementations and selected cases.
-pub fn list<'a>(suites: impl Iterator<Item = &'a dyn Suite>, selection: &Selection<'_>, place: &Place) -> Listing {
+pub fn list<'a>(
+    suites: impl Iterator<Item = &'a dyn Suite>,
+    selection: &Selection<'_>,
+    place: &Place,
+) -> Listing {
     let mut cases = Vec::new();
     for group in &selection.groups {
         let problem = group.bound.problem();
@@ -43,7 +47,10 @@ fn workload(suite: &dyn Suite) -> ListedProblem {
         };
         [axis.name.to_owned(), values, axis.about.to_owned()]
     };
-    let row = |row: crate::suite::ImplementationInfo| ListedRow { name: row.name.to_owned(), about: row.about.to_owned() };
+    let row = |row: crate::suite::ImplementationInfo| ListedRow {
+        name: row.name.to_owned(),
+        about: row.about.to_owned(),
+    };
     ListedProblem {
         name: suite.name().to_owned(),
         about: suite.about().to_owned(),

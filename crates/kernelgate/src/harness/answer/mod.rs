@@ -1,5 +1,5 @@
-//! Answers to the program's requests, one file an action. What is asked is in `protocol`; what is not here, the bench binary does
-//! itself: trials, and what it knows without a case.
+//! Answers to the program's requests, one file an action. What is asked is in `protocol`; what is
+//! not here, the bench binary does itself: trials, and what it knows without a case.
 
 mod each;
 pub mod list;

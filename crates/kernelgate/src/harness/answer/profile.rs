@@ -19,15 +19,23 @@ const WARM_UP: usize = 3;
 ///
 /// # Errors
 /// When CUPTI refuses.
-pub fn profile(selection: &Selection<'_>, seed: u64, target: &Target) -> Result<ResponseBody, BackendError> {
+pub fn profile(
+    selection: &Selection<'_>,
+    seed: u64,
+    target: &Target,
+) -> Result<ResponseBody, BackendError> {
     let Target::Cuda(device) = target else {
         return Ok(ResponseBody::Refused("there is no GPU to profile".to_owned()));
     };
     // Before anything is captured: graphs made earlier are recorded whole.
     let Some(trace) = KernelTrace::start()? else {
-        return Ok(ResponseBody::Refused("CUPTI is missing: `kernelgate doctor` says how to get it".to_owned()));
+        return Ok(ResponseBody::Refused(
+            "CUPTI is missing: `kernelgate doctor` says how to get it".to_owned(),
+        ));
     };
-    let one = |group: &Group<'_>, case: &Case, ready: &Ready| profile_case(group, case, ready, target, (device, &trace));
+    let one = |group: &Group<'_>, case: &Case, ready: &Ready| {
+        profile_case(group, case, ready, target, (device, &trace))
+    };
     let (outcomes, lost) = each_implementation(selection, seed, "profiling", one);
     if lost {
         // A lost device gives nothing back: it is left to the end of the process.

@@ -8,10 +8,16 @@ use crate::record::resources::compile;
 /// Compiles the kernels for an architecture.
 pub fn resources(kernels: &[ListedKernel], arch: &str) -> ResponseBody {
     if kernels.is_empty() {
-        return ResponseBody::NoMatch { reason: "no bench lists a kernel (`Harness::kernels`)".to_owned(), close: Vec::new() };
+        return ResponseBody::NoMatch {
+            reason: "no bench lists a kernel (`Harness::kernels`)".to_owned(),
+            close: Vec::new(),
+        };
     }
     match compile(kernels, arch) {
-        Ok(compiled) => ResponseBody::Resources(ResourcesReport { resources: compiled.resources, left_out: compiled.left_out }),
+        Ok(compiled) => ResponseBody::Resources(ResourcesReport {
+            resources: compiled.resources,
+            left_out: compiled.left_out,
+        }),
         Err(error) => ResponseBody::Refused(error.to_string()),
     }
 }

@@ -47,5 +47,14 @@ pub fn timing(device: &Arc<Device>, only: Option<Part>) -> Result<TimingReport, 
         notes.push(format!("not compared with the hardware's record: {name} is missing: {advice}"));
     }
     let (environment, overhead) = (Environment::of(&target), events.overhead());
-    Ok(TimingReport { environment, telemetry: readings, overhead, limits, spins, cold, cupti, notes })
+    Ok(TimingReport {
+        environment,
+        telemetry: readings,
+        overhead,
+        limits,
+        spins,
+        cold,
+        cupti,
+        notes,
+    })
 }

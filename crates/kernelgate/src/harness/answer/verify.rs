@@ -12,17 +12,26 @@ use crate::verify::{OutputComparison, repeats};
 use crate::workload::{Tensor, Tensors};
 
 /// Verifies one case an implementation; `dump` is a folder for `CASE.tensors`.
-pub fn verify(selection: &Selection<'_>, seed: u64, target: Target, dump: Option<&Path>) -> Vec<VerifiedCase> {
-    let one = |group: &Group<'_>, case: &Case, ready: &Ready| verify_case(group, case, ready, &target, dump);
+pub fn verify(
+    selection: &Selection<'_>,
+    seed: u64,
+    target: Target,
+    dump: Option<&Path>,
+) -> Vec<VerifiedCase> {
+    let one = |group: &Group<'_>, case: &Case, ready: &Ready| {
+        verify_case(group, case, ready, &target, dump)
+    };
     let (outcomes, lost) = each_implementation(selection, seed, "verifying", one);
     if lost {
-        // A lost device gives nothing back, and may never answer: it is left to the end of the process.
+        // A lost device gives nothing back, and may never answer: it is left to the end of the
+        // process.
         std::mem::forget(target);
     }
     let verified = |(case, outcome)| {
         let (status, found, reason) = parts(outcome);
         let repeatable = found.map(|(_, repeatable)| repeatable);
-        let OutputComparison { checked, total, max_error, relative_l2 } = found.unwrap_or_default().0;
+        let OutputComparison { checked, total, max_error, relative_l2 } =
+            found.unwrap_or_default().0;
         VerifiedCase { case, status, checked, total, max_error, relative_l2, repeatable, reason }
     };
     outcomes.into_iter().map(verified).collect()
@@ -48,7 +57,9 @@ fn verify_case(
         let outputs = executable.outputs().map_err(|error| CaseError::Fail(error.to_string()))?;
         let path = folder.join(format!("{}.tensors", case.id.replace('/', "_")));
         let written = tensors::write(&path, &all_tensors(ready, outputs));
-        written.map_err(|cause| CaseError::Fail(format!("failed to write {}: {cause}", path.display())))?;
+        written.map_err(|cause| {
+            CaseError::Fail(format!("failed to write {}: {cause}", path.display()))
+        })?;
     }
     Ok((comparison, repeatable))
 }
@@ -56,7 +67,10 @@ fn verify_case(
 /// Inputs, outputs and reference under one name each.
 fn all_tensors(ready: &Ready, outputs: &Tensors) -> Tensors {
     let mut all = Tensors::new();
-    ready.inputs.iter().for_each(|(name, tensor)| all.insert(&format!("input/{name}"), tensor.clone()));
+    ready
+        .inputs
+        .iter()
+        .for_each(|(name, tensor)| all.insert(&format!("input/{name}"), tensor.clone()));
     outputs.iter().for_each(|(name, tensor)| all.insert(&format!("output/{name}"), tensor.clone()));
     for (i, expected) in ready.expected.iter().enumerate() {
         let Some(rows) = &expected.rows else {
@@ -64,12 +78,17 @@ fn all_tensors(ready: &Ready, outputs: &Tensors) -> Tensors {
             all.insert(&format!("expected/{}", expected.name), tensor);
             continue;
         };
-        // An output may have several references, each for some of its rows, which are named beside the values.
-        let part = ready.expected[..i].iter().filter(|earlier| earlier.name == expected.name).count();
+        // An output may have several references, each for some of its rows, which are named beside
+        // the values.
+        let part =
+            ready.expected[..i].iter().filter(|earlier| earlier.name == expected.name).count();
         let indices: Vec<f64> = rows.iter().map(|&row| row as f64).collect();
         let values = Tensor::new([rows.len(), expected.row_len()], expected.values.clone());
         all.insert(&format!("expected/{}/{part}/values", expected.name), values);
-        all.insert(&format!("expected/{}/{part}/rows", expected.name), Tensor::new([rows.len()], indices.into()));
+        all.insert(
+            &format!("expected/{}/{part}/rows", expected.name),
+            Tensor::new([rows.len()], indices.into()),
+        );
     }
     all
 }

@@ -10,17 +10,21 @@ use super::fastest::fastest_s;
 use crate::simd::leave_avx;
 use crate::workload::random;
 
-/// Operations a second: the faster of one GEMM on all threads and of one GEMM a thread, where no thread waits. Kernels do either.
+/// Operations a second: the faster of one GEMM on all threads and of one GEMM a thread, where no
+/// thread waits. Kernels do either.
 pub fn flops_per_s() -> f64 {
     const TOGETHER: usize = 2048;
     const APART: usize = 768;
     let mut together = HostGemm::new(TOGETHER);
     let together_s = fastest_s(|| together.run(Par::rayon(0)));
-    let mut apart: Vec<HostGemm> = (0..rayon::current_num_threads()).map(|_| HostGemm::new(APART)).collect();
+    let mut apart: Vec<HostGemm> =
+        (0..rayon::current_num_threads()).map(|_| HostGemm::new(APART)).collect();
     let apart_s = fastest_s(|| apart.par_iter_mut().for_each(|gemm| gemm.run(Par::Seq)));
     leave_avx();
     rayon::broadcast(|_| leave_avx());
-    let rate = |size: usize, count: usize, seconds: f64| 2.0 * (size as f64).powi(3) * count as f64 / seconds;
+    let rate = |size: usize, count: usize, seconds: f64| {
+        2.0 * (size as f64).powi(3) * count as f64 / seconds
+    };
     rate(TOGETHER, 1, together_s).max(rate(APART, apart.len(), apart_s))
 }
 

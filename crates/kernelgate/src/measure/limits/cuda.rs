@@ -23,15 +23,21 @@ impl Limits {
         let (free, _) = events.device().memory()?;
         let sets: Vec<u64> = WORKING_SETS.into_iter().filter(|&bytes| 2 * bytes < free).collect();
         let largest = sets.last().copied().unwrap_or(WORKING_SETS[0]);
-        let passes = Passes::new(events.device(), largest as usize, bytemuck::cast_slice(&pattern))?;
+        let passes =
+            Passes::new(events.device(), largest as usize, bytemuck::cast_slice(&pattern))?;
         if works.iter().any(|work| work.total_bytes() > 0) {
-            limits.bandwidth = sets.into_iter().map(|bytes| bandwidth(events, &passes, bytes)).collect::<Result<_, _>>()?;
+            limits.bandwidth = sets
+                .into_iter()
+                .map(|bytes| bandwidth(events, &passes, bytes))
+                .collect::<Result<_, _>>()?;
         }
         drop(passes);
         let wanted = |operands: &Operands| works.iter().any(|work| bounds(*operands, work));
         for operands in Operands::ALL.into_iter().filter(wanted) {
             if let Some(rate) = matmul(events, operands)? {
-                limits.flops_per_s.insert(format!("{} {}", Unit::Matmul.name(), operands.name()), rate);
+                limits
+                    .flops_per_s
+                    .insert(format!("{} {}", Unit::Matmul.name(), operands.name()), rate);
             }
         }
         limits.overhead = Some(events.overhead());
@@ -46,7 +52,9 @@ impl Limits {
         let mut limits = Self::measure_cuda(events, &[Work::bytes(1, 1)])?;
         for operands in Operands::ALL {
             if let Some(rate) = matmul(events, operands)? {
-                limits.flops_per_s.insert(format!("{} {}", Unit::Matmul.name(), operands.name()), rate);
+                limits
+                    .flops_per_s
+                    .insert(format!("{} {}", Unit::Matmul.name(), operands.name()), rate);
             }
         }
         Ok(limits)
@@ -55,10 +63,16 @@ impl Limits {
 
 /// Whether a work has GEMMs of that kind.
 fn bounds(operands: Operands, work: &Work) -> bool {
-    work.flops.iter().any(|flops| flops.unit == Unit::Matmul && flops.dtype.name() == operands.name())
+    work.flops
+        .iter()
+        .any(|flops| flops.unit == Unit::Matmul && flops.dtype.name() == operands.name())
 }
 
-fn bandwidth(events: &mut EventTimer, passes: &Passes, bytes: u64) -> Result<Bandwidth, BackendError> {
+fn bandwidth(
+    events: &mut EventTimer,
+    passes: &Passes,
+    bytes: u64,
+) -> Result<Bandwidth, BackendError> {
     let mut rate = |pass: &dyn Fn() -> Result<(), BackendError>| -> Result<f64, BackendError> {
         Ok(bytes as f64 / events.typical_ns(&mut || pass())? * 1e9)
     };
@@ -70,11 +84,14 @@ fn bandwidth(events: &mut EventTimer, passes: &Passes, bytes: u64) -> Result<Ban
     })
 }
 
-/// The fastest of the algorithms that cuBLASLt proposes, operations a second; `None` where the library is missing.
+/// The fastest of the algorithms that cuBLASLt proposes, operations a second; `None` where the
+/// library is missing.
 fn matmul(events: &mut EventTimer, operands: Operands) -> Result<Option<f64>, BackendError> {
     let elements = (MATMUL_SIZE * MATMUL_SIZE) as usize;
     let (a, b) = (random_operand(operands, "a", elements), random_operand(operands, "b", elements));
-    let Some(gemm) = SquareGemm::new(events.device(), operands, MATMUL_SIZE, [&a, &b])? else { return Ok(None) };
+    let Some(gemm) = SquareGemm::new(events.device(), operands, MATMUL_SIZE, [&a, &b])? else {
+        return Ok(None);
+    };
     let mut fastest_ns = f64::INFINITY;
     for algorithm in 0..gemm.algorithms() {
         // One that the library proposes and then refuses is no ceiling.
@@ -94,8 +111,14 @@ fn random_operand(operands: Operands, name: &str, len: usize) -> Vec<u8> {
             let bits = x.to_bits();
             (bits & 0x80) as u8 | (0x20 + (bits >> 8 & 0x1f)) as u8
         }),
-        Operands::Bf16 => bytemuck::cast_slice(&random::map_normal(0, name, len, half::bf16::from_f32)).to_vec(),
-        Operands::F16 => bytemuck::cast_slice(&random::map_normal(0, name, len, half::f16::from_f32)).to_vec(),
-        Operands::Tf32 | Operands::F32 => bytemuck::cast_slice(&random::normal(0, name, len)).to_vec(),
+        Operands::Bf16 => {
+            bytemuck::cast_slice(&random::map_normal(0, name, len, half::bf16::from_f32)).to_vec()
+        }
+        Operands::F16 => {
+            bytemuck::cast_slice(&random::map_normal(0, name, len, half::f16::from_f32)).to_vec()
+        }
+        Operands::Tf32 | Operands::F32 => {
+            bytemuck::cast_slice(&random::normal(0, name, len)).to_vec()
+        }
     }
 }

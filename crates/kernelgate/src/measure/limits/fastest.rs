@@ -2,9 +2,11 @@
 
 use std::time::Instant;
 
-/// Repetitions of each pass, of which the fastest counts: a ceiling is what the device can do, not what it does on average.
+/// Repetitions of each pass, of which the fastest counts: a ceiling is what the device can do, not
+/// what it does on average.
 const REPEATS: usize = 5;
-/// Time that one repetition should last at least, so that small working sets are passed over many times.
+/// Time that one repetition should last at least, so that small working sets are passed over many
+/// times.
 const REPEAT_S: f64 = 0.01;
 
 /// Seconds of the fastest repetition, after one that does not count.

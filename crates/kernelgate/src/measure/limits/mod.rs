@@ -1,7 +1,8 @@
 //! The device's measured ceilings, and the time they allow for declared work.
 //!
-//! Bandwidth depends on where the working set lives, so it is measured at several sizes and interpolated between them: a case whose
-//! data fits a cache is bounded by the bandwidth of that cache. Fractions are not clamped: above 100 % is a finding.
+//! Bandwidth depends on where the working set lives, so it is measured at several sizes and
+//! interpolated between them: a case whose data fits a cache is bounded by the bandwidth of that
+//! cache. Fractions are not clamped: above 100 % is a finding.
 
 mod cpu;
 #[cfg(feature = "matmul-ceiling")]
@@ -75,8 +76,9 @@ impl TimeLimit {
 }
 
 impl Limits {
-    /// The least time for the work: the largest of memory and each unit. Units whose ceiling was not measured do not bound.
-    /// With cold caches the data comes from memory, however small it is.
+    /// The least time for the work: the largest of memory and each unit. Units whose ceiling was
+    /// not measured do not bound. With cold caches the data comes from memory, however small it
+    /// is.
     pub fn bound(&self, work: &Work, cache: Cache) -> Option<TimeLimit> {
         let mut bounds = Vec::new();
         if let Some(time_ns) = self.memory_ns(work.read_bytes, work.write_bytes, cache) {
@@ -88,25 +90,34 @@ impl Limits {
                 bounds.push(TimeLimit { time_ns: flops.count as f64 / rate * 1e9, by: key });
             }
         }
-        bounds.into_iter().filter(|bound| bound.time_ns > 0.0).max_by(|a, b| a.time_ns.total_cmp(&b.time_ns))
+        bounds
+            .into_iter()
+            .filter(|bound| bound.time_ns > 0.0)
+            .max_by(|a, b| a.time_ns.total_cmp(&b.time_ns))
     }
 
-    /// Reads cost what the read pass measured; writes concurrent with reads cost what a copy takes beyond its reads.
+    /// Reads cost what the read pass measured; writes concurrent with reads cost what a copy takes
+    /// beyond its reads.
     fn memory_ns(&self, read_bytes: u64, write_bytes: u64, cache: Cache) -> Option<f64> {
         let at = match cache {
             Cache::Hot => self.bandwidth_at(read_bytes + write_bytes)?,
             Cache::Cold => *self.bandwidth.last()?,
         };
-        // What a copy takes beyond its reads; inside a cache the two overlap, and then half the time of writes alone is the least.
+        // What a copy takes beyond its reads; inside a cache the two overlap, and then half the
+        // time of writes alone is the least.
         let beside_reads = (2.0 / at.copy - 1.0 / at.read).max(0.5 / at.write);
         let write_s = if read_bytes == 0 { 1.0 / at.write } else { beside_reads };
         Some((read_bytes as f64 / at.read + write_bytes as f64 * write_s) * 1e9)
     }
 
-    /// Bandwidths for a working set, by linear interpolation of seconds a byte over the logarithm of the size.
+    /// Bandwidths for a working set, by linear interpolation of seconds a byte over the logarithm
+    /// of the size.
     fn bandwidth_at(&self, working_set_bytes: u64) -> Option<Bandwidth> {
         let (first, last) = (*self.bandwidth.first()?, *self.bandwidth.last()?);
-        let above = self.bandwidth.iter().position(|measured| measured.working_set_bytes >= working_set_bytes);
+        let above = self
+            .bandwidth
+            .iter()
+            .position(|measured| measured.working_set_bytes >= working_set_bytes);
         let (low, high) = match above {
             Some(0) => (first, first),
             Some(i) => (self.bandwidth[i - 1], self.bandwidth[i]),
@@ -116,8 +127,8 @@ impl Limits {
             return Some(low);
         }
         let log = |bytes: u64| (bytes as f64).ln();
-        let share =
-            (log(working_set_bytes) - log(low.working_set_bytes)) / (log(high.working_set_bytes) - log(low.working_set_bytes));
+        let share = (log(working_set_bytes) - log(low.working_set_bytes))
+            / (log(high.working_set_bytes) - log(low.working_set_bytes));
         let mix = |low: f64, high: f64| 1.0 / ((1.0 - share) / low + share / high);
         Some(Bandwidth {
             working_set_bytes,
@@ -132,12 +143,23 @@ impl Limits {
         let mut parts = Vec::new();
         if let Some(last) = self.bandwidth.last() {
             let gb = |rate: f64| rate / 1e9;
-            parts.push(format!("read {:.1} GB/s, copy {:.1} GB/s, write {:.1} GB/s", gb(last.read), gb(last.copy), gb(last.write)));
+            parts.push(format!(
+                "read {:.1} GB/s, copy {:.1} GB/s, write {:.1} GB/s",
+                gb(last.read),
+                gb(last.copy),
+                gb(last.write)
+            ));
         }
         if let Some(overhead) = &self.overhead {
-            parts.push(format!("launch {:.2} µs, graph node {:.2} µs", overhead.launch_ns / 1e3, overhead.graph_node_ns / 1e3));
+            parts.push(format!(
+                "launch {:.2} µs, graph node {:.2} µs",
+                overhead.launch_ns / 1e3,
+                overhead.graph_node_ns / 1e3
+            ));
         }
-        parts.extend(self.flops_per_s.iter().map(|(unit, rate)| format!("{unit} {:.1} GFLOP/s", rate / 1e9)));
+        parts.extend(
+            self.flops_per_s.iter().map(|(unit, rate)| format!("{unit} {:.1} GFLOP/s", rate / 1e9)),
+        );
         parts.join(", ")
     }
 }
@@ -173,7 +195,9 @@ mod tests {
 
     #[test]
     fn small_working_sets_are_held_against_the_cache() {
-        let rate = |bytes: u64| bytes as f64 / limits().bound(&Work::bytes(bytes, 0), Cache::Hot).unwrap().time_ns;
+        let rate = |bytes: u64| {
+            bytes as f64 / limits().bound(&Work::bytes(bytes, 0), Cache::Hot).unwrap().time_ns
+        };
         assert!((rate(500) - 16.0).abs() < 1e-9);
         assert!((rate(10_000_000) - 4.0).abs() < 1e-9);
         let between = rate(31_623);
@@ -184,8 +208,15 @@ mod tests {
 
     #[test]
     fn the_slowest_unit_bounds_and_unmeasured_units_do_not() {
-        let work = Work::bytes(4, 0).with_flops(Unit::Matmul, Dtype::F32, 5_000).with_flops(Unit::Vector, Dtype::F32, u64::MAX);
-        assert_eq!(limits().bound(&work, Cache::Hot), Some(TimeLimit { time_ns: 5000.0, by: "matmul f32".to_owned() }));
+        let work = Work::bytes(4, 0).with_flops(Unit::Matmul, Dtype::F32, 5_000).with_flops(
+            Unit::Vector,
+            Dtype::F32,
+            u64::MAX,
+        );
+        assert_eq!(
+            limits().bound(&work, Cache::Hot),
+            Some(TimeLimit { time_ns: 5000.0, by: "matmul f32".to_owned() })
+        );
         assert_eq!(Limits::default().bound(&work, Cache::Hot), None);
         assert_eq!(limits().bound(&Work::default(), Cache::Hot), None);
     }

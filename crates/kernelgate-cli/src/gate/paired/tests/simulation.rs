@@ -1,5 +1,6 @@
-//! The promised error rates and the power, by simulation: whole comparisons, asked after every block, cases no longer measured once
-//! decided. `KERNELGATE_SIMULATIONS=1000 cargo test --lib simulation -- --nocapture --test-threads 1` prints the table of METHODOLOGY; without the
+//! The promised error rates and the power, by simulation: whole comparisons, asked after every
+//! block, cases no longer measured once decided. `KERNELGATE_SIMULATIONS=1000 cargo test --lib
+//! simulation -- --nocapture --test-threads 1` prints the table of METHODOLOGY; without the
 //! variable there are few comparisons a row, which would show a gross error and no more.
 
 use rand::{Rng, RngExt, SeedableRng};
@@ -9,7 +10,8 @@ use rayon::prelude::*;
 
 use super::*;
 
-/// How one process of a case differs from the next, in units of the standard deviation where there is one.
+/// How one process of a case differs from the next, in units of the standard deviation where there
+/// is one.
 #[derive(Debug, Clone, Copy)]
 enum Noise {
     Normal,
@@ -56,12 +58,14 @@ struct World {
     effect: f64,
     /// Growth of the time from process to process, relative.
     drift: f64,
-    /// Standard deviation of the steps of a random walk from process to process that all cases share.
+    /// Standard deviation of the steps of a random walk from process to process that all cases
+    /// share.
     wander: f64,
     /// Whether the processes know what others took of the CPU (a little, at random).
     host: bool,
     load: Option<Load>,
-    /// Relative clock of the head's processes, which the time follows and the cycles do not; 1 leaves the cycles unknown.
+    /// Relative clock of the head's processes, which the time follows and the cycles do not; 1
+    /// leaves the cycles unknown.
     clock: f64,
     plan: TestPlan,
 }
@@ -95,10 +99,12 @@ impl World {
         let half = self.sd * 0.5f64.sqrt();
         let common = self.noise.draw(half, random) + level;
         let one = |case: usize| {
-            let effect = if self.changed(case) && arm == Arm::Head { self.effect.ln_1p() } else { 0.0 };
+            let effect =
+                if self.changed(case) && arm == Arm::Head { self.effect.ln_1p() } else { 0.0 };
             let slowed = load.map_or(0.0, |load| load.slowdown.ln());
             let idle: f64 = StandardNormal.sample(random);
-            let contention = 0.004 * idle.abs() + load.map_or(0.0, |load| load.share * random.random_range(0.8..1.2));
+            let contention = 0.004 * idle.abs()
+                + load.map_or(0.0, |load| load.share * random.random_range(0.8..1.2));
             let own = self.noise.draw(half, random);
             let cycles = 1e6 * (common + own + effect + slowed).exp();
             Timing {
@@ -127,8 +133,10 @@ impl World {
             };
             let runs: Vec<_> = order.iter().enumerate().map(&mut process).collect();
             for case in (0..self.cases).filter(|case| going.contains(&name(*case))) {
-                let (outer, inner) = ([runs[0][case], runs[3][case]], [runs[1][case], runs[2][case]]);
-                let (base, head) = if leader == Arm::Base { (outer, inner) } else { (inner, outer) };
+                let (outer, inner) =
+                    ([runs[0][case], runs[3][case]], [runs[1][case], runs[2][case]]);
+                let (base, head) =
+                    if leader == Arm::Base { (outer, inner) } else { (inner, outer) };
                 observed.get_mut(&name(case)).unwrap().push(Block { leader, base, head });
             }
             let outcome = decide(&observed, &self.plan, block + 1 == self.plan.max_blocks);
@@ -145,7 +153,8 @@ impl World {
 #[derive(Debug, Clone, Copy, Default)]
 struct Row {
     comparisons: usize,
-    /// Comparisons with a case called regressed that the head does not slow down by more than the threshold.
+    /// Comparisons with a case called regressed that the head does not slow down by more than the
+    /// threshold.
     alarmed: usize,
     unchanged_cases: usize,
     inconclusive_of_unchanged: usize,
@@ -157,15 +166,24 @@ struct Row {
 }
 
 fn run(world: &World, default: usize) -> Row {
-    let comparisons = std::env::var("KERNELGATE_SIMULATIONS").ok().and_then(|count| count.parse().ok()).unwrap_or(default);
+    let comparisons = std::env::var("KERNELGATE_SIMULATIONS")
+        .ok()
+        .and_then(|count| count.parse().ok())
+        .unwrap_or(default);
     let tally = |seed: usize| {
         let (outcome, blocks) = world.compare(seed as u64);
-        let mut row = Row { comparisons: 1, blocks, null_fired: usize::from(!outcome.null_fired.is_empty()), ..Row::default() };
+        let mut row = Row {
+            comparisons: 1,
+            blocks,
+            null_fired: usize::from(!outcome.null_fired.is_empty()),
+            ..Row::default()
+        };
         let mut alarmed = false;
         for decision in &outcome.decisions {
             let is = |verdict| usize::from(decision.verdict == verdict);
             if world.changed(decision.case.parse().unwrap()) {
-                let expected = if world.effect > 0.0 { Verdict::Regressed } else { Verdict::Improved };
+                let expected =
+                    if world.effect > 0.0 { Verdict::Regressed } else { Verdict::Improved };
                 row.changed_cases += 1;
                 row.found += is(expected);
                 row.missed += is(Verdict::Unchanged);
@@ -238,13 +256,23 @@ fn kept(row: &Row, promised: f64) -> bool {
 
 #[test]
 fn the_bound_is_that_of_the_tables() {
-    assert!((upper_bound(0, 300) - 0.009_936).abs() < 1e-5 && (upper_bound(2, 100) - 0.061_62).abs() < 1e-4);
+    assert!(
+        (upper_bound(0, 300) - 0.009_936).abs() < 1e-5
+            && (upper_bound(2, 100) - 0.061_62).abs() < 1e-4
+    );
 }
 
-/// Threshold 0, so that identical builds are at the edge of what may not fail: here the level is used up, if anywhere.
+/// Threshold 0, so that identical builds are at the edge of what may not fail: here the level is
+/// used up, if anywhere.
 #[test]
 fn at_the_edge_false_alarms_keep_the_promised_level() {
-    let plan = TestPlan { relative: 0.0, absolute_ns: 0.0, false_alarms: 0.05, max_blocks: 12, ..TestPlan::default() };
+    let plan = TestPlan {
+        relative: 0.0,
+        absolute_ns: 0.0,
+        false_alarms: 0.05,
+        max_blocks: 12,
+        ..TestPlan::default()
+    };
     for (name, cases, noise, sd) in [
         ("edge, level 5 %, normal", 1, Noise::Normal, 0.01),
         ("edge, level 5 %, normal", 4, Noise::Normal, 0.02),
@@ -253,7 +281,8 @@ fn at_the_edge_false_alarms_keep_the_promised_level() {
         ("edge, level 5 %, one in ten five times wider", 4, Noise::Contaminated, 0.01),
         ("edge, level 5 %, one in twenty takes twice as long", 4, Noise::Doubled, 0.02),
     ] {
-        let row = run(&World { plan, host: false, ..world(name, cases, noise, sd) }, 160 / (cases + 3));
+        let row =
+            run(&World { plan, host: false, ..world(name, cases, noise, sd) }, 160 / (cases + 3));
         assert!(kept(&row, 0.05), "{cases} {noise:?} {sd}: {row:?}");
     }
 }
@@ -273,7 +302,10 @@ fn identical_builds_are_not_called_slower() {
     ] {
         let row = run(&world(name, cases, noise, sd), 6);
         assert!(kept(&row, 0.01), "{name}: {row:?}");
-        assert!(sd > 0.005 || row.inconclusive_of_unchanged * 20 <= row.unchanged_cases, "{name}: {row:?}");
+        assert!(
+            sd > 0.005 || row.inconclusive_of_unchanged * 20 <= row.unchanged_cases,
+            "{name}: {row:?}"
+        );
     }
 }
 
@@ -290,14 +322,23 @@ fn few_blocks_fail_nothing() {
         let plan = TestPlan { max_blocks: blocks, ..TestPlan::default() };
         let row = run(&World { plan, ..world(name, cases, Noise::Normal, sd) }, 10);
         assert!(kept(&row, 0.01), "{name}: {row:?}");
-        assert!(1.0 - row.inconclusive_of_unchanged as f64 / row.unchanged_cases as f64 >= least, "{name}: {row:?}");
+        assert!(
+            1.0 - row.inconclusive_of_unchanged as f64 / row.unchanged_cases as f64 >= least,
+            "{name}: {row:?}"
+        );
     }
 }
 
 #[test]
 fn drift_and_wandering_do_not_fire() {
-    let steady = World { drift: 0.002, ..world("A/A, 0.5 %, drift 0.2 % a process", 4, Noise::Normal, 0.005) };
-    let wandering = World { wander: 0.005, ..world("A/A, 0.5 %, random walk 0.5 % a process", 4, Noise::Normal, 0.005) };
+    let steady = World {
+        drift: 0.002,
+        ..world("A/A, 0.5 %, drift 0.2 % a process", 4, Noise::Normal, 0.005)
+    };
+    let wandering = World {
+        wander: 0.005,
+        ..world("A/A, 0.5 %, random walk 0.5 % a process", 4, Noise::Normal, 0.005)
+    };
     for world in [steady, wandering] {
         let row = run(&world, 15);
         assert!(kept(&row, 0.01) && row.null_fired * 20 <= row.comparisons, "{row:?}");
@@ -324,19 +365,34 @@ fn injected_changes_are_found() {
         assert!(row.found as f64 >= least * row.changed_cases as f64, "{name}: {row:?}");
         assert!(row.missed * 10 <= row.changed_cases && kept(&row, 0.01), "{name}: {row:?}");
     }
-    let row = run(&World { effect: 0.05, ..world("CPU, 5 % slower, Student t (2), 0.5 %", 8, Noise::Student, 0.005) }, 10);
+    let row = run(
+        &World {
+            effect: 0.05,
+            ..world("CPU, 5 % slower, Student t (2), 0.5 %", 8, Noise::Student, 0.005)
+        },
+        10,
+    );
     assert!(row.found * 10 >= row.changed_cases * 9, "{row:?}");
 }
 
 /// What comparisons of identical builds call detectable is then injected.
 #[test]
 fn what_is_called_detectable_is_found() {
-    for (name, blocks) in [("as called detectable, 2 %, 6 blocks", 6), ("as called detectable, 2 %, 20 blocks", 20)] {
+    for (name, blocks) in
+        [("as called detectable, 2 %, 6 blocks", 6), ("as called detectable, 2 %, 20 blocks", 20)]
+    {
         let plan = TestPlan { max_blocks: blocks, ..TestPlan::default() };
         let same = World { plan, ..world("", 1, Noise::Normal, 0.02) };
-        let called: Vec<f64> = (1000..1060).filter_map(|seed| same.compare(seed).0.decisions[0].detectable).collect();
-        let row = run(&World { effect: kernelgate::stats::median(&called), host: false, name, ..same }, 100);
-        assert!((0.65..0.97).contains(&(row.found as f64 / row.changed_cases as f64)), "{name} {called:?}: {row:?}");
+        let called: Vec<f64> =
+            (1000..1060).filter_map(|seed| same.compare(seed).0.decisions[0].detectable).collect();
+        let row = run(
+            &World { effect: kernelgate::stats::median(&called), host: false, name, ..same },
+            100,
+        );
+        assert!(
+            (0.65..0.97).contains(&(row.found as f64 / row.changed_cases as f64)),
+            "{name} {called:?}: {row:?}"
+        );
     }
 }
 
@@ -350,14 +406,27 @@ fn load_from_others_is_never_a_regression() {
         ("load beside a third of all: 33 %, 1.8 times", [0.33, 0.33], 0.33, 1.8),
         ("load beside all: 33 %, 1.8 times", [1.0, 1.0], 0.33, 1.8),
     ] {
-        let row = run(&World { load: Some(Load { beside, share, slowdown }), ..world(name, 4, Noise::Normal, 0.01) }, 10);
+        let row = run(
+            &World {
+                load: Some(Load { beside, share, slowdown }),
+                ..world(name, 4, Noise::Normal, 0.01)
+            },
+            10,
+        );
         assert_eq!(row.alarmed, 0, "{name}: {row:?}");
     }
 }
 
 #[test]
 fn a_lower_clock_is_never_a_regression() {
-    let row = run(&World { clock: 0.97, host: false, ..world("clock of the head 3 % lower, 0.3 %", 4, Noise::Normal, 0.003) }, 10);
+    let row = run(
+        &World {
+            clock: 0.97,
+            host: false,
+            ..world("clock of the head 3 % lower, 0.3 %", 4, Noise::Normal, 0.003)
+        },
+        10,
+    );
     assert_eq!(row.alarmed, 0, "{row:?}");
     assert_eq!(row.inconclusive_of_unchanged, row.unchanged_cases, "{row:?}");
 }
