@@ -54,7 +54,7 @@ const CRATES: &[Rules] = &[
             ("suite", &["workload", "backend"]),
             ("verify", &["workload", "backend"]),
             ("measure", &["simd", "stats", "workload", "backend"]),
-            ("record", &["workload", "backend", "verify", "measure"]),
+            ("record", &["stats", "workload", "backend", "verify", "measure"]),
             ("display", &["stats", "record"]),
             ("protocol", &["trace", "measure", "record"]),
             (

@@ -81,6 +81,38 @@ fn another_machine_of_the_same_model_is_tolerated_more() {
     package.kernelgate("gate --baseline a --other-device x").expect(2, &["--other-device"]);
 }
 
+#[test]
+fn saving_over_a_baseline_of_several_runs_does_not_weaken_the_gate() {
+    let package = Package::new();
+    let bench = |session: &str, commit: &str| -> Outcome {
+        let mut command = package.bench_command(session, "n64 --save-baseline a");
+        command.env("KERNELGATE_COMMIT", commit).output().unwrap().into()
+    };
+    bench("s1", "aaaa1111").expect(0, &["saved as baseline `a`"]);
+    let second = bench("s2", "aaaa1111");
+    second.expect(0, &["baseline `a`: this run adds to others of the same build, now 2"]);
+    package.set_times(&package.baseline("a"), 200_000.0);
+    package.bench("head", "n64").expect(0, &[]);
+    package.set_times(&package.record("head"), 240_000.0);
+    package.kernelgate("gate --baseline a").expect(1, &["1 regressed", "2:1"]);
+    bench("s3", "bbbb2222").expect(
+        0,
+        &[
+            "this run will replace 2 runs of aaaa1111 in 1 case; the gate keeps how they differed",
+            "this run replaced 2 runs of aaaa1111 in 1 case",
+        ],
+    );
+    package.set_times(&package.baseline("a"), 200_000.0);
+    let head = package.record("head").parent().unwrap().display().to_string();
+    package
+        .kernelgate(&format!("gate --baseline a --session {head}"))
+        .expect(1, &["1 regressed", "1:1", "as the several runs differed that it replaced"]);
+    // To add by hand is no way around it.
+    package
+        .kernelgate(&format!("baseline add a --session {head}"))
+        .expect(4, &["refused: commit is `bbbb2222` in the baseline and `no commit` in the run"]);
+}
+
 /// Ends processes that were started together, and expects that all did what they should.
 #[track_caller]
 fn all_fine(processes: Vec<std::process::Child>) {

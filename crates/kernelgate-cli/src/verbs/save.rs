@@ -48,6 +48,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     for (number, runs) in sessions.iter().enumerate() {
         for run in runs {
             if number == 0 {
+                for replaced in baseline.replaced_by(run, run.cases.keys().map(String::as_str)) {
+                    eprintln!("replaced {replaced}");
+                }
                 baseline.merge(run);
             } else if let Err(differing) = baseline.add(run) {
                 for Mismatch { field, base, head } in differing {
@@ -62,12 +65,18 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     anyhow::ensure!(!baseline.cases.is_empty(), "no case was measured: there is nothing to save");
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    println!(
-        "{} cases, {} runs each, in {}",
-        sessions[0].iter().map(|run| run.cases.len()).sum::<usize>(),
-        sessions.len(),
-        path.display()
-    );
+    let cases: Vec<usize> = sessions[0]
+        .iter()
+        .flat_map(|run| run.cases.keys())
+        .filter_map(|id| Some(baseline.cases.get(id)?.samples.len()))
+        .collect();
+    // Runs of the same build that were there before count too.
+    let fewest = cases.iter().min().copied().unwrap_or_default();
+    let runs = match cases.iter().max() {
+        Some(&most) if most > fewest => format!("{fewest} to {most}"),
+        _ => fewest.to_string(),
+    };
+    println!("{} cases, {runs} runs each, in {}", cases.len(), path.display());
     Ok(Exit::Fine)
 }
 

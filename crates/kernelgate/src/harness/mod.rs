@@ -6,6 +6,7 @@
 
 mod answer;
 pub mod args;
+mod bench_run;
 mod binary;
 pub mod cases;
 mod error;
@@ -14,15 +15,18 @@ pub mod filter;
 pub mod guard;
 pub mod inputs;
 pub mod names;
+mod peers;
 pub mod place;
 pub mod problem;
 mod progress;
 mod recorder;
 #[cfg(test)]
 mod sample;
+mod saving;
 mod timing;
 pub mod trial;
 mod trial_run;
 
-pub use binary::{Harness, Peers};
+pub use binary::Harness;
 pub use error::HarnessError;
+pub use peers::Peers;

@@ -16,7 +16,7 @@ pub mod text;
 pub mod trial_request;
 pub mod trials;
 
-pub use baseline::{Baseline, BaselineCase, BaselineRun};
+pub use baseline::{Baseline, BaselineCase, BaselineRun, EarlierRuns};
 pub use environment::{Environment, Provenance};
 pub use file::{FileError, read, write};
 pub use lock::Lock;

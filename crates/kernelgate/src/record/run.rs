@@ -36,7 +36,7 @@ pub struct Run {
     /// case id. Such times are not the code's.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub delays: BTreeMap<String, u64>,
-    /// Content hash of the executable; only in trials.
+    /// Content hash of the executable; absent where its file could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
     /// Where the process' wall time went, seconds by activity; only in trials.
@@ -180,7 +180,7 @@ const fn is_zero(count: &u64) -> bool {
 }
 
 /// Times of a launch that can be true: from a femtosecond to thirty years, in nanoseconds.
-const POSSIBLE_NS: std::ops::RangeInclusive<f64> = 1e-6..=1e18;
+pub(super) const POSSIBLE_NS: std::ops::RangeInclusive<f64> = 1e-6..=1e18;
 
 impl Samples {
     /// Nanoseconds a launch, one entry a sample.

@@ -316,4 +316,4 @@ impl Record for Calibration {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
