@@ -70,7 +70,7 @@ const CRATES: &[Rules] = &[
             ("clap", &["harness/args.rs", "harness/place.rs", "harness/binary.rs"]),
             ("faer", &["measure/limits/cpu_matmul.rs"]),
             ("pulp", &["simd.rs", "measure/limits/cpu.rs"]),
-            ("sysinfo", &["record/environment.rs", "harness/recorder.rs"]),
+            ("sysinfo", &["record/environment.rs", "harness/session.rs"]),
             ("serde_json", &["record/file.rs"]),
             ("ctrlc", &["harness/recorder.rs"]),
             ("xxhash_rust", &["record/file.rs", "verify/"]),

@@ -119,10 +119,17 @@ fn several_runs_on_a_side_find_a_smaller_slow_down() {
         .expect(4, &["refused: seed is `1` in the baseline and `2` in the run"]);
     package.kernelgate("gate --baseline a").expect(4, &["refused: seed is `1`"]);
     assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
-    // The last session is the one written last, whatever its name.
+    // The last session is the one that started last, whatever its name and the times of files.
     package.bench("0", "").expect(0, &[]);
     package.set_times(&package.record("0"), 200_000.0);
+    let before = std::fs::read_to_string(package.record("seed")).unwrap();
+    std::fs::write(package.record("seed"), &before).unwrap();
     package.kernelgate("gate --baseline a").expect(0, &["2 unchanged", "3:1"]);
+    // A name that another run has is refused before anything is measured.
+    package
+        .bench("seed", "")
+        .expect(2, &["KERNELGATE_SESSION=seed: an earlier run of that name is in", "seed/fixture"]);
+    assert_eq!(std::fs::read_to_string(package.record("seed")).unwrap(), before);
 }
 
 #[test]
@@ -354,7 +361,9 @@ fn flags_filters_and_axes() {
     package.bench("s3", "n64 --baseline x").expect(0, &["change:"]);
     package.bench("s4", "n64 --load-baseline x --baseline x").expect(0, &["time:", "change:"]);
     for line in ["-s y", "--save-baseline=y"] {
-        package.bench("s5", &format!("n64 {line}")).expect(0, &["saved as baseline `y`"]);
+        let session = line.replace(['=', ' '], "");
+        let saved = package.bench(session.trim_matches('-'), &format!("n64 {line}"));
+        saved.expect(0, &["saved as baseline `y`"]);
     }
     for line in [
         "-b y",
@@ -363,7 +372,8 @@ fn flags_filters_and_axes() {
         "--load-baseline=y --baseline=x",
         "--baseline-lenient=absent",
     ] {
-        package.bench("s5", &format!("n64 {line}")).expect(0, &["time:"]);
+        let session = line.replace(['=', ' '], "");
+        package.bench(session.trim_matches('-'), &format!("n64 {line}")).expect(0, &["time:"]);
     }
     fixture("--bench --exact fixture/spin/n64_none/cpu/hot --quick --noplot")
         .expect(0, &["time:", "quick effort"]);

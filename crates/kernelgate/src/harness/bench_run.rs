@@ -6,7 +6,8 @@ use super::error::HarnessError;
 use super::execution::{Execution, Timer, run_cases};
 use super::place::Place;
 use super::progress::BenchProgress;
-use super::recorder::{self, Recorder};
+use super::recorder::Recorder;
+use super::session::Session;
 use super::{saving, trial};
 use crate::backend::BackendKind;
 use crate::display;
@@ -32,8 +33,8 @@ pub fn bench(
     let progress = BenchProgress::new(flags, selection.count());
     let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
     progress.start(name, &environment, effort, selection.count(), not_elsewhere);
-    let session_id = recorder::session_id()?;
-    let path = store.run_path(&session_id, name);
+    let session = Session::of_process()?;
+    let path = session.run_path(store, name)?;
     let mut run = Run {
         effort: effort.name().to_owned(),
         seed: flags.seed,
@@ -41,7 +42,8 @@ pub fn bench(
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
         executable: executable_hash(),
-        ..Run::start(name, &session_id, environment, Provenance::of(&store.root))
+        invocation: Some(session.invocation),
+        ..Run::start(name, &session.name, environment, Provenance::of(&store.root))
     };
     let baseline = flags
         .save_baseline

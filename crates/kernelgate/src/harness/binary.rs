@@ -347,7 +347,10 @@ fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
     // Without exec the program's parent would be this process, not cargo: the session is settled
     // here.
     let error = match command
-        .env("KERNELGATE_SESSION", super::recorder::session_id().unwrap_or_default())
+        .env(
+            super::session::VARIABLE,
+            super::session::Session::of_process().map(|it| it.name).unwrap_or_default(),
+        )
         .status()
     {
         Ok(status) => return ExitCode::from(u8::try_from(status.code().unwrap_or(2)).unwrap_or(2)),

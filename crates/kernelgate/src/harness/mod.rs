@@ -23,6 +23,7 @@ mod recorder;
 #[cfg(test)]
 mod sample;
 mod saving;
+mod session;
 mod timing;
 pub mod trial;
 mod trial_run;

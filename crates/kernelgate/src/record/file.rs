@@ -168,6 +168,16 @@ fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
     Ok(record)
 }
 
+/// When a record says that it was started, told without holding the rest of it.
+pub(super) fn started(path: &Path) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Started {
+        started: String,
+    }
+    let file = std::io::BufReader::new(std::fs::File::open(path).ok()?);
+    serde_json::from_reader(file).ok().map(|Started { started }| started)
+}
+
 /// Refuses control characters in names and in every string that is not free text. `field` is the
 /// field whose value this is; free text is none.
 fn check_text(value: &Value, field: Option<&str>, free: &[&str]) -> Result<(), String> {

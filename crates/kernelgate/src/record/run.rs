@@ -18,6 +18,10 @@ pub struct Run {
     pub bench: String,
     /// The invocation it belongs to: runs of one `cargo bench` share it.
     pub session: String,
+    /// The cargo that ran the process, told from others by its start and id, whatever name the
+    /// session was given; absent in trials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub invocation: Option<String>,
     /// When the process started, RFC 3339, UTC.
     pub started: String,
     /// Whether the process got to its end; an interrupted run holds the cases it had finished.
@@ -238,7 +242,8 @@ impl Run {
         Self {
             bench: bench.to_owned(),
             session: session.to_owned(),
-            started: super::timestamp(),
+            invocation: None,
+            started: super::precise_timestamp(),
             complete: false,
             effort: "default".to_owned(),
             seed: 1,

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use super::baseline::Baseline;
 use super::file::{self, FileError};
-use super::run::Run;
 
 /// Name of a device's calibration, next to its baselines.
 const CALIBRATION: &str = "calibration";
@@ -61,6 +60,17 @@ pub enum StoreError {
         wanted: usize,
         /// Where runs lie.
         folder: PathBuf,
+    },
+    /// Which session is the last cannot be told.
+    #[error(
+        "the last session, {folder}, starts in the future ({started}): the clock was changed; \
+         name the one that is meant with --session, or remove it"
+    )]
+    Future {
+        /// The session.
+        folder: PathBuf,
+        /// When it says that it started.
+        started: jiff::Timestamp,
     },
 }
 
@@ -186,50 +196,6 @@ impl Store {
     pub fn run_path(&self, session: &str, bench: &str) -> PathBuf {
         self.runs.join(session).join(format!("{bench}.json"))
     }
-
-    /// The runs of the last `count` invocations, one a bench process.
-    ///
-    /// # Errors
-    /// When there are fewer, or a run is broken.
-    pub fn last_sessions(&self, count: usize) -> Result<Vec<Run>, StoreError> {
-        // By when they were written: a session may have been given any name.
-        let written =
-            |path: &PathBuf| std::fs::metadata(path).and_then(|file| file.modified()).ok();
-        let mut sessions: Vec<_> = entries(&self.runs)
-            .into_iter()
-            .filter_map(|folder| {
-                Some((json_files(&folder).iter().filter_map(written).max()?, folder))
-            })
-            .collect();
-        sessions.sort();
-        if sessions.is_empty() {
-            return Err(StoreError::NoRun(self.runs.clone()));
-        }
-        let Some(first) = sessions.len().checked_sub(count) else {
-            return Err(StoreError::FewRuns {
-                found: sessions.len(),
-                wanted: count,
-                folder: self.runs.clone(),
-            });
-        };
-        let runs = sessions[first..]
-            .iter()
-            .map(|(_, folder)| self.session(folder))
-            .collect::<Result<Vec<_>, _>>()?;
-        Ok(runs.concat())
-    }
-
-    /// The runs in a session's folder.
-    ///
-    /// # Errors
-    /// When there is none, or one of them is broken.
-    pub fn session(&self, folder: &Path) -> Result<Vec<Run>, StoreError> {
-        let files = json_files(folder);
-        if files.is_empty() {
-            return Err(StoreError::NoRun(folder.to_owned()));
-        }
-        Ok(files.iter().map(|path| file::read(path)).collect::<Result<_, _>>()?)
-    }
 }
 
 /// Accepts names that are one plain path component.
@@ -269,7 +235,7 @@ fn target_folder(root: &Path) -> PathBuf {
     marked.unwrap_or_else(|| root.join("target"))
 }
 
-fn entries(folder: &Path) -> Vec<PathBuf> {
+pub(super) fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
         .into_iter()
         .flatten()
@@ -280,14 +246,14 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-fn json_files(folder: &Path) -> Vec<PathBuf> {
+pub(super) fn json_files(folder: &Path) -> Vec<PathBuf> {
     entries(folder)
         .into_iter()
         .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
         .collect()
 }
 
-fn file_name(path: &Path) -> String {
+pub(super) fn file_name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
