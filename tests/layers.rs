@@ -91,7 +91,7 @@ const CRATES: &[Rules] = &[
             ("quick_junit", &["report/junit.rs"]),
             ("sysinfo", &["verbs/doctor.rs"]),
             ("serde_json", &["benches/", "verbs/"]),
-            ("ctrlc", &["compare/session.rs"]),
+            ("ctrlc", &["compare/session.rs", "verbs/interrupt.rs"]),
             ("indicatif", &["compare/progress.rs"]),
             ("anyhow", &["lib.rs", "benches/", "verbs/"]),
         ],

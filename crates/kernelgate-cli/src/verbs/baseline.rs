@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::choice::unexpected;
+use super::interrupt;
 use super::lock::locked;
 use super::output::{OutputFormat, print_json};
 use super::sessions::Sessions;
@@ -135,8 +136,10 @@ fn find(
     settings: &Settings,
     benches: &find::BenchChoice,
 ) -> anyhow::Result<Exit> {
-    let found = benches.find(&store.root)?;
-    let asking = Asking { settings: settings.variables(), filter: None, timeout: ANSWER_TIMEOUT };
+    let running = &interrupt::watched()?;
+    let found = benches.find(&store.root, running)?;
+    let settings = settings.variables();
+    let asking = Asking { settings, filter: None, timeout: ANSWER_TIMEOUT, running };
     // Every bench that has something for the device runs on it.
     let mut devices: Vec<String> = Vec::new();
     for (bench, answer) in ask::all(&found, &asking, &Action::Environment)? {
@@ -162,7 +165,18 @@ fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
     let _lock = locked(&path)?;
     let mut baseline =
         Baseline::open(&path, name).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    for run in runs {
+    anyhow::ensure!(
+        runs.iter().any(|run| !run.cases.is_empty()),
+        "no case was measured: there is nothing to add"
+    );
+    for run in runs.iter().filter(|run| !run.complete) {
+        eprintln!(
+            "warning: the run {} did not get to its end: only its {} finished cases are added",
+            run.key(),
+            run.cases.len()
+        );
+    }
+    for run in runs.iter().filter(|run| !run.cases.is_empty()) {
         if let Err(differing) = baseline.add(run) {
             for Mismatch { field, base, head } in differing {
                 println!(
@@ -173,7 +187,6 @@ fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
             return Ok(Exit::Refused);
         }
     }
-    anyhow::ensure!(!baseline.cases.is_empty(), "no case was measured: there is nothing to add");
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let most = baseline.cases.values().map(|case| case.samples.len()).max().unwrap_or_default();
     println!("{} cases, up to {most} runs each, in {}", baseline.cases.len(), path.display());

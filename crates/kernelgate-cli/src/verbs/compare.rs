@@ -79,6 +79,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         target: kept.parent().map(PathBuf::from).unwrap_or_default(),
         folder: kept.join("compare"),
     };
+    arguments.output.check()?;
     let outcome = match compare::run(&request) {
         Ok(outcome) => outcome,
         Err(refused @ CompareError::Refused { .. }) => {

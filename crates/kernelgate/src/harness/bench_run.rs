@@ -82,13 +82,18 @@ pub fn bench(
     let (exit, _) = run_cases(execution, selection, store)?;
     recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
     let saved = flags.save_baseline.as_deref().filter(|_| !recorder.run().cases.is_empty());
-    if let Some((path, baseline)) = baseline.zip(saved) {
-        // Waited for outside of the recorder: an interrupt need not wait.
-        let _lock = Lock::of(&path)?;
-        recorder.save_baseline(|run| saving::save(&path, baseline, run))?;
-    }
     if flags.output_format == "criterion" {
         println!("{}", display::runs::text(&[recorder.run()]));
+    }
+    if let Some((path, baseline)) = baseline.zip(saved) {
+        let unsaved = |cause| HarnessError::Unsaved {
+            cause,
+            name: baseline.to_owned(),
+            session: recorder.path().parent().unwrap_or(&path).display().to_string(),
+        };
+        // Waited for outside of the recorder: an interrupt need not wait.
+        let _lock = Lock::of(&path).map_err(unsaved)?;
+        recorder.save_baseline(|run| saving::save(&path, baseline, run)).map_err(unsaved)?;
     }
     BenchProgress::new(flags, 0).end(&recorder.path(), saved);
     Ok((exit, recorder.run()))

@@ -1,7 +1,7 @@
 //! Reading and writing record files: the envelope with its schema, stable JSON, atomic replacement.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -31,6 +31,9 @@ pub trait Record: Serialize + DeserializeOwned {
     /// When the content contradicts itself.
     fn validate(&self) -> Result<(), String>;
 }
+
+/// What a file may grow by before a folder counts as full.
+const MORE_BYTES: u64 = 1 << 16;
 
 /// Why a record file could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -284,13 +287,20 @@ pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile>
     builder.prefix(".kernelgate-").tempfile_in(folder)
 }
 
-/// Whether a file could be written there: its folder is made, and takes a file.
+/// Whether a file could be written there: its folder is made, and has room for what is there now
+/// and a little more.
 ///
 /// # Errors
 /// When it could not.
 pub fn check_writable(path: &Path) -> Result<(), FileError> {
     let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
-    temporary_beside(path).map(drop).map_err(io)
+    if path.is_dir() {
+        return Err(io(std::io::ErrorKind::IsADirectory.into()));
+    }
+    let room = std::fs::metadata(path).map_or(0, |facts| facts.len()) + MORE_BYTES;
+    let mut probe = temporary_beside(path).map_err(io)?;
+    std::io::copy(&mut std::io::repeat(0).take(room), &mut probe).map_err(io)?;
+    probe.as_file().sync_all().map_err(io)
 }
 
 /// Two-space JSON with sorted keys (`serde_json::Value` sorts them) and lists of plain values on
