@@ -67,11 +67,11 @@ const CRATES: &[Rules] = &[
         ],
         confined: &[
             ("criterion", &["harness/", "measure/criterion.rs"]),
-            ("clap", &["harness/args.rs", "harness/place.rs", "harness/binary.rs"]),
+            ("clap", &["harness/args.rs", "harness/place.rs", "harness/variables.rs"]),
             ("faer", &["measure/limits/cpu_matmul.rs"]),
             ("pulp", &["simd.rs", "measure/limits/cpu.rs"]),
             ("sysinfo", &["record/environment.rs", "harness/session.rs"]),
-            ("serde_json", &["record/file.rs"]),
+            ("serde_json", &["record/file.rs", "harness/stored.rs"]),
             ("ctrlc", &["harness/recorder.rs"]),
             ("xxhash_rust", &["record/file.rs", "verify/"]),
         ],

@@ -343,3 +343,37 @@ fn several_runs_are_saved_in_one_go() {
     save("../a").expect(2, &["baseline name `../a`"]);
     save("a --runs 0").expect(2, &["--runs"]);
 }
+
+#[cfg(unix)]
+#[test]
+fn a_folder_of_baselines_that_cannot_be_read_is_not_an_empty_one() {
+    let package = Package::new();
+    package.kernelgate("baseline list").expect(0, &["no baselines in"]);
+    std::os::unix::fs::symlink("baselines", package.path("baselines")).unwrap();
+    package.kernelgate("baseline list").expect(2, &["failed to read", "baselines"]);
+    std::fs::remove_file(package.path("baselines")).unwrap();
+    std::fs::create_dir(package.path("baselines")).unwrap();
+    std::os::unix::fs::symlink("circle", package.path("baselines/circle")).unwrap();
+    package.kernelgate("baseline list").expect(2, &["failed to read", "circle"]);
+}
+
+#[test]
+fn what_is_imported_has_cases_and_a_checksum_or_a_warning() {
+    let package = package(200_000.0);
+    package.kernelgate("baseline export a out.json").expect(0, &[]);
+    let sealed = package.kernelgate("baseline import out.json --name b");
+    sealed.expect(0, &["2 cases to"]);
+    assert!(!sealed.stderr.contains("no checksum"), "{}", sealed.stderr);
+    let text = std::fs::read_to_string(package.path("out.json")).unwrap();
+    let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    value.as_object_mut().unwrap().remove("checksum");
+    std::fs::write(package.path("out.json"), value.to_string()).unwrap();
+    package
+        .kernelgate("baseline import out.json --name c")
+        .expect(0, &["2 cases to", "warning: out.json has no checksum"]);
+    value["cases"] = serde_json::json!({});
+    std::fs::write(package.path("out.json"), value.to_string()).unwrap();
+    package.kernelgate("baseline import out.json --name d").expect(2, &["holds no case"]);
+    package.kernelgate("baseline import out.json --name nul").expect(2, &["holds no case"]);
+    package.bench("x", "--save-baseline aux.txt").expect(2, &["Windows has a device of that name"]);
+}

@@ -345,13 +345,15 @@ fn flags_filters_and_axes() {
     let in_environment = |name: &str, value: &str| {
         Outcome::from(package.command(&fixture_path(), "--list").env(name, value).output().unwrap())
     };
-    in_environment("KERNELGATE_EFFORT", "slow").expect(2, &["invalid value 'slow' for '--effort"]);
+    in_environment("KERNELGATE_EFFORT", "slow")
+        .expect(2, &["invalid value 'slow' in the variable KERNELGATE_EFFORT"]);
     in_environment("KERNELGATE_AXIS", "n").expect(2, &["`n` is not of the form axis=value"]);
     in_environment("KERNELGATE_AXIS", "n=7 fault=wrong")
         .expect(0, &["fixture/spin/n7_wrong/cpu/hot"]);
     let session = package.bench_command("../x", "").output().unwrap();
     Outcome::from(session).expect(2, &["KERNELGATE_SESSION=`../x` is no plain file name"]);
-    in_environment("KERNELGATE_SEED", "one").expect(2, &["invalid value 'one' for '--seed"]);
+    in_environment("KERNELGATE_SEED", "one")
+        .expect(2, &["invalid value 'one' in the variable KERNELGATE_SEED"]);
     let overflow = package.bench("s0", "--axis n=18446744073709551615");
     overflow.expect(2, &["nothing of what was asked for can run here"]);
     let huge = package.bench("s1", "--axis n=99999999999");

@@ -119,7 +119,7 @@ fn read(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<Basel
         return Ok(store.baseline(device, name)?);
     }
     let devices: Vec<String> = store
-        .baseline_files()
+        .baseline_files()?
         .into_iter()
         .filter(|file| file.1 == name)
         .map(|file| file.0)
@@ -207,7 +207,7 @@ struct ListedBaseline {
 }
 
 fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
-    let files = store.baseline_files();
+    let files = store.baseline_files()?;
     let mut listed = Vec::new();
     for (device, name, path) in files {
         let (mut row, read) = (
@@ -304,6 +304,7 @@ fn show(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
 fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow::Result<Exit> {
     let mut baseline: Baseline =
         file::read(from).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    anyhow::ensure!(!baseline.cases.is_empty(), "{} holds no case", from.display());
     let devices: std::collections::BTreeSet<String> =
         baseline.runs.values().map(|run| run.environment.slug()).collect();
     anyhow::ensure!(
@@ -319,6 +320,13 @@ fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow
     let path = store.baseline_path(&device, &baseline.name)?;
     let _lock = locked(&path)?;
     anyhow::ensure!(force || !path.exists(), "{} exists: --force replaces it", path.display());
+    if !file::has_checksum(from) {
+        eprintln!(
+            "warning: {} has no checksum, so that nobody knows whether it was edited: it is \
+             taken as it is",
+            from.display()
+        );
+    }
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     println!("{} cases to {}", baseline.cases.len(), path.display());
     Ok(Exit::Fine)

@@ -4,7 +4,7 @@ use kernelgate::record::text::printable;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::output::command_line;
+use super::output::{arguments_of_process, command_line};
 use super::settings::{Settings, ThresholdFlags};
 use super::verdict::VerdictOutput;
 use crate::compare::progress::parse_duration;
@@ -53,7 +53,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     anyhow::ensure!(
-        std::env::var_os("KERNELGATE_DELAY").is_none(),
+        std::env::var_os("KERNELGATE_DELAY").is_none_or(|delay| delay.is_empty()),
         "KERNELGATE_DELAY is set: it would slow both sides down; unset it"
     );
     Filter::parse(arguments.filter.as_deref(), false)?;
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         }
         Err(error) => return Err(error.into()),
     };
-    let again = command_line(std::env::args().skip(1), &["--format", "--out"], &["--resume"]);
+    let again = command_line(arguments_of_process(), &["--format", "--out"], &["--resume"]);
     let summary = comparison::summary(&outcome, &again);
     arguments.output.tell(
         &comparison::text(&outcome),

@@ -75,7 +75,7 @@ fn hold(store: &Store, name: &str, runs: &[Run], policy: Policy) -> Result<GateR
         }
         Err(missing @ StoreError::NoBaseline { .. }) => {
             let elsewhere =
-                store.baseline_files().into_iter().filter(|(_, other, _)| other == name);
+                store.baseline_files()?.into_iter().filter(|(_, other, _)| other == name);
             let reports = elsewhere
                 .filter_map(|(device, ..)| Some(compare(&store.baseline(&device, name).ok()?)));
             reports.into_iter().find(|report| !report.refused.is_empty()).ok_or(missing)

@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 /// written.
 fn check_baselines(store: &Store, name: &str) -> anyhow::Result<()> {
     let failed_to = |error| anyhow::anyhow!("failed to {error}");
-    for (.., path) in store.baseline_files().iter().filter(|(_, there, _)| there == name) {
+    for (.., path) in store.baseline_files()?.iter().filter(|(_, there, _)| there == name) {
         file::read::<Baseline>(path).map_err(failed_to)?;
         file::check_writable(path).map_err(failed_to)?;
     }

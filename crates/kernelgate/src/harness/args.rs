@@ -8,11 +8,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
 
 use super::error::HarnessError;
 use super::filter::Filter;
 use super::place::{BackendName, DEFAULT_TIMEOUT_S, DeviceRequest};
+use super::variables;
 use crate::measure::delay::Delay;
 use crate::record::store::check_name;
 use crate::workload::{Effort, Override};
@@ -150,6 +151,19 @@ pub struct Flags {
     include_ignored: bool,
     #[arg(short = 'V', long, hide = true)]
     version: bool,
+}
+
+/// The command line, as the process' variables make it.
+pub fn command() -> clap::Command {
+    variables::without_empty(Flags::command())
+}
+
+/// Reads the arguments, those of ours and Criterion's.
+///
+/// # Errors
+/// What is wrong with them, or the help that was asked for.
+pub fn parse(arguments: &[OsString]) -> Result<Flags, clap::Error> {
+    Flags::from_arg_matches(&command().try_get_matches_from(arguments)?)
 }
 
 /// [`Effort`] as a flag value.
@@ -366,7 +380,6 @@ pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     fn flags(line: &str) -> Flags {
         Flags::try_parse_from(line.split_whitespace()).unwrap()

@@ -87,7 +87,7 @@ pub fn bench(
     }
     if let Some((path, baseline)) = baseline.zip(saved) {
         let unsaved = |cause| HarnessError::Unsaved {
-            cause,
+            cause: Box::new(cause),
             name: baseline.to_owned(),
             session: recorder.path().parent().unwrap_or(&path).display().to_string(),
         };

@@ -4,8 +4,6 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use super::args::{Flags, Mode};
 use super::cases::Selection;
 use super::error::HarnessError;
@@ -14,7 +12,7 @@ use super::filter::Filter;
 use super::peers::Peers;
 use super::place::Place;
 use super::progress::BenchProgress;
-use super::{answer, args, bench_run, cases, guard, names, trial, trial_run};
+use super::{answer, args, bench_run, cases, guard, names, stored, trial, trial_run, variables};
 use crate::backend::Target;
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
@@ -75,13 +73,21 @@ impl Harness {
             return Exit::Fine.into();
         }
         let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+        let flags = match args::parse(&arguments) {
+            Ok(flags) => flags,
+            Err(error) if error.use_stderr() => {
+                let text = variables::explain(&error, &args::command(), &arguments);
+                eprint!("{}", printable(&text));
+                return Exit::Usage.into();
+            }
+            Err(help) => help.exit(),
+        };
         if let Some((rest, own)) = args::take_own_flags(&arguments) {
             return replace_process(&rest, &own);
         }
-        let flags = match Flags::try_parse_from(&arguments) {
-            Ok(flags) => flags,
-            Err(error) => error.exit(),
-        };
+        if flags.request.is_none() && flags.trial.is_none() {
+            variables::warnings().iter().for_each(|warning| eprintln!("{}", printable(warning)));
+        }
         guard::keep_panics();
         let outcome = guard::catch(|| self.run(&flags)).unwrap_or_else(|panic| {
             Err(HarnessError::Usage(format!("internal error, please report it: {panic}")))
@@ -123,14 +129,16 @@ impl Harness {
         let store = Store::discover();
         match flags.mode() {
             Mode::Bench => {
-                check_stored(&store, &selection, flags.baseline.as_deref())?;
+                stored::check(&store, &selection, flags.baseline.as_deref(), true)?;
+                stored::check(&store, &selection, flags.baseline_lenient.as_deref(), false)?;
                 let selected = (&selection, effort);
                 let (exit, run) = bench_run::bench(self.name, flags, &place, selected, &store)?;
                 self.check_anything_ran(flags, &place, &run).map(|()| exit)
             }
             Mode::List | Mode::Load => {
-                check_stored(&store, &selection, flags.load_baseline.as_deref())?;
-                check_stored(&store, &selection, flags.baseline.as_deref())?;
+                stored::check(&store, &selection, flags.load_baseline.as_deref(), true)?;
+                stored::check(&store, &selection, flags.baseline.as_deref(), true)?;
+                stored::check(&store, &selection, flags.baseline_lenient.as_deref(), false)?;
                 let mut criterion = new_criterion(&store, Elapsed::default());
                 for group in &selection.groups {
                     let mut criterion_group = open_group(&mut criterion, group);
@@ -233,8 +241,8 @@ impl Harness {
             // What is close to it is put together from all benches.
             (Err(_), Some(text)) => {
                 return nothing(
-                    format!("no case matches `{text}`"),
-                    cases::suggestions(text, &cases::all_ids(own())),
+                    format!("no case matches `{}`", cases::in_short(text)),
+                    cases::suggestions(&filter, &cases::all_ids(own())),
                 );
             }
             (Err(error), None) => return nothing(error.to_string(), Vec::new()),
@@ -288,7 +296,7 @@ impl Harness {
             return Ok(None);
         }
         match filter.text() {
-            Some(text) => Err(cases::nothing_matches(text, self.everything())),
+            Some(_) => Err(cases::nothing_matches(filter, self.everything())),
             None if !flags.axis.is_empty() && !matches!(filter, Filter::None) => {
                 Err(cases::nothing_has(&flags.axis))
             }
@@ -360,41 +368,19 @@ fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
     Exit::Usage.into()
 }
 
-/// Criterion panics on a stored result that is not there.
-fn check_stored(
-    store: &Store,
-    selection: &Selection<'_>,
-    name: Option<&str>,
-) -> Result<(), HarnessError> {
-    let Some(name) = name else { return Ok(()) };
-    let safe = |text: &str| text.replace('/', "_").chars().take(64).collect::<String>();
-    for group in &selection.groups {
-        for case in &group.cases {
-            let folder =
-                store.criterion.join(safe(&group.id())).join(safe(&case.function())).join(name);
-            if !folder.join("sample.json").is_file() {
-                return Err(HarnessError::Usage(format!(
-                    "Criterion has no baseline `{name}` of {}: save one with --save-baseline \
-                     {name}, or narrow the filter",
-                    case.id
-                )));
-            }
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::sample::{all, own};
     use super::*;
     use crate::backend::BackendKind;
+    use clap::Parser;
 
     #[test]
     fn a_mistyped_filter_gets_suggestions_where_siblings_name_the_own_workloads_too() {
         let harness = Harness::new("spike", own()).siblings(all());
         assert_eq!(harness.everything().count(), all().len());
-        let message = cases::nothing_matches("atention/sofmax", harness.everything()).to_string();
+        let filter = Filter::parse(Some("atention/sofmax"), false).unwrap();
+        let message = cases::nothing_matches(&filter, harness.everything()).to_string();
         assert!(message.contains("did you mean attention/softmax"), "{message}");
     }
 

@@ -23,7 +23,7 @@ pub enum HarnessError {
     )]
     Unsaved {
         /// Why not.
-        cause: FileError,
+        cause: Box<FileError>,
         /// The baseline.
         name: String,
         /// The session's folder, which has the run.

@@ -24,9 +24,11 @@ mod recorder;
 mod sample;
 mod saving;
 mod session;
+mod stored;
 mod timing;
 pub mod trial;
 mod trial_run;
+pub mod variables;
 
 pub use binary::Harness;
 pub use error::HarnessError;

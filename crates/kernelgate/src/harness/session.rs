@@ -27,7 +27,7 @@ impl Session {
     /// When the name that was given is no plain one.
     pub fn of_process() -> Result<Self, HarnessError> {
         let invocation = invocation();
-        let Some(given) = std::env::var_os(VARIABLE) else {
+        let Some(given) = std::env::var_os(VARIABLE).filter(|given| !given.is_empty()) else {
             return Ok(Self { name: invocation.clone(), invocation });
         };
         let name = given.to_string_lossy().into_owned();

@@ -98,8 +98,10 @@ pub enum FileError {
         path: PathBuf,
     },
     /// The right format with impossible content.
-    #[error("read {path}: invalid {kind}: {problem}")]
+    #[error("{action} {path}: invalid {kind}: {problem}")]
     Invalid {
+        /// "read" or "write".
+        action: &'static str,
         /// Which file.
         path: PathBuf,
         /// What it is.
@@ -163,8 +165,10 @@ fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
     if edited {
         return Err(FileError::Edited { path: path.to_owned() });
     }
-    let invalid =
-        |problem: String| FileError::Invalid { path: path.to_owned(), kind: T::KIND, problem };
+    let invalid = |problem: String| {
+        let (action, path) = ("read", path.to_owned());
+        FileError::Invalid { action, path, kind: T::KIND, problem }
+    };
     check_text(&value, Some(T::KIND), T::FREE_TEXT).map_err(invalid)?;
     let record: T = serde_json::from_value(value).map_err(|error| invalid(error.to_string()))?;
     record.validate().map_err(invalid)?;
@@ -179,6 +183,16 @@ pub(super) fn started(path: &Path) -> Option<String> {
     }
     let file = std::io::BufReader::new(std::fs::File::open(path).ok()?);
     serde_json::from_reader(file).ok().map(|Started { started }| started)
+}
+
+/// Whether a file carries a checksum.
+pub fn has_checksum(path: &Path) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Sealed {
+        checksum: Option<String>,
+    }
+    let sealed = std::fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    sealed.is_some_and(|Sealed { checksum }| checksum.is_some())
 }
 
 /// Refuses control characters in names and in every string that is not free text. `field` is the
@@ -204,13 +218,23 @@ fn check_text(value: &Value, field: Option<&str>, free: &[&str]) -> Result<(), S
 /// # Errors
 /// When the folder cannot be made or written, or the disk is full; the old file is then untouched.
 pub fn write<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
-    write_text(path, &to_text(record))
+    // A path of the system may be no text.
+    let text = try_text(record).map_err(|cause| FileError::Invalid {
+        action: "write",
+        path: path.to_owned(),
+        kind: T::KIND,
+        problem: cause.to_string(),
+    })?;
+    write_text(path, &text)
 }
 
-/// The text of a record as [`write()`] writes it.
+/// The text of a record without paths, as [`write()`] writes it.
 pub fn to_text<T: Record>(record: &T) -> String {
-    let mut value =
-        serde_json::to_value(record).expect("records have string keys and finite numbers");
+    try_text(record).expect("records have string keys and finite numbers")
+}
+
+fn try_text<T: Record>(record: &T) -> Result<String, serde_json::Error> {
+    let mut value = serde_json::to_value(record)?;
     let envelope = value.as_object_mut().expect("records are structs");
     envelope.insert("schema".to_owned(), T::SCHEMA.into());
     envelope.insert("schema_version".to_owned(), T::VERSION.into());
@@ -224,7 +248,7 @@ pub fn to_text<T: Record>(record: &T) -> String {
     let mut text = String::new();
     pretty(&value, 0, &mut text);
     text.push('\n');
-    text
+    Ok(text)
 }
 
 /// Replaces a file atomically: a temporary file in the same folder, synced, then renamed.
