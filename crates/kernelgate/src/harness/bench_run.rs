@@ -8,7 +8,7 @@ use super::place::Place;
 use super::progress::BenchProgress;
 use super::recorder::Recorder;
 use super::session::Session;
-use super::{saving, trial};
+use super::{saving, terse, trial};
 use crate::backend::BackendKind;
 use crate::display;
 use crate::exit::Exit;
@@ -79,10 +79,11 @@ pub fn bench(
         lost: None,
         trial: None,
     };
-    let (exit, _) = run_cases(execution, selection, store)?;
+    let run_all = || run_cases(execution, selection, store);
+    let (exit, _) = if terse::is_set() { terse::without_output(run_all)? } else { run_all()? };
     recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
     let saved = flags.save_baseline.as_deref().filter(|_| !recorder.run().cases.is_empty());
-    if flags.output_format == "criterion" {
+    if flags.output_format == "criterion" || terse::is_set() {
         println!("{}", display::runs::text(&[recorder.run()]));
     }
     if let Some((path, baseline)) = baseline.zip(saved) {

@@ -12,7 +12,9 @@ use super::filter::Filter;
 use super::peers::Peers;
 use super::place::Place;
 use super::progress::BenchProgress;
-use super::{answer, args, bench_run, cases, guard, names, stored, trial, trial_run, variables};
+use super::{
+    answer, args, bench_run, cases, guard, names, stored, terse, trial, trial_run, variables,
+};
 use crate::backend::Target;
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
@@ -82,7 +84,14 @@ impl Harness {
             }
             Err(help) => help.exit(),
         };
-        if let Some((rest, own)) = args::take_own_flags(&arguments) {
+        let own = args::take_own_flags(&arguments);
+        let terse = terse::is_wanted(&flags, &arguments);
+        if own.is_some() || terse {
+            let (mut rest, mut own) = own.unwrap_or((arguments, Vec::new()));
+            if terse {
+                rest.splice(0..0, terse::FLAG.map(OsString::from));
+                own.push((terse::VARIABLE, "yes".to_owned()));
+            }
             return replace_process(&rest, &own);
         }
         if flags.request.is_none() && flags.trial.is_none() {

@@ -25,6 +25,7 @@ mod sample;
 mod saving;
 mod session;
 mod stored;
+mod terse;
 mod timing;
 pub mod trial;
 mod trial_run;

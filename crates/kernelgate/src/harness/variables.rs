@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use clap::Command;
 
 /// Every variable that something here reads.
-const KNOWN: [&str; 16] = [
+const KNOWN: [&str; 17] = [
     "KERNELGATE_AXIS",
     "KERNELGATE_BACKEND",
     "KERNELGATE_CACHE",
@@ -22,6 +22,7 @@ const KNOWN: [&str; 16] = [
     "KERNELGATE_SEED",
     "KERNELGATE_SESSION",
     "KERNELGATE_SIMULATIONS",
+    "KERNELGATE_TERSE",
     "KERNELGATE_TIMEOUT",
     "KERNELGATE_TRIAL",
 ];
