@@ -98,6 +98,10 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
     bind: |point| Ok(AttentionBackward { attention: Attention::bind(point)? }),
 };
 
+/// What inputs and references follow from.
+const DEFINITION: &[&str] =
+    &[include_str!("definition.rs"), include_str!("reference.rs"), include_str!("sample.rs")];
+
 /// What both directions share. Tensors are `[b, h, s, d]`, contiguous.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
@@ -304,6 +308,10 @@ pub struct AttentionForward {
 }
 
 impl Problem for AttentionForward {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         self.attention.inputs(seed, &["q", "k", "v"])
     }
@@ -353,6 +361,10 @@ pub struct AttentionBackward {
 }
 
 impl Problem for AttentionBackward {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         self.attention.inputs(seed, &["q", "k", "v", "grad_out"])
     }
