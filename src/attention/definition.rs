@@ -14,6 +14,7 @@ use rayon::prelude::*;
 
 use super::reference::{HeadConfig, ROWS};
 use super::sample::Rows;
+use kernelgate::suite::AxisScan;
 use kernelgate::workload::{
     Axis, AxisError, Data, Dtype, Expected, Point, Problem, Symmetry, Tensor, Tensors, Tolerance,
     Unit, Work, Workload, random,
@@ -74,6 +75,12 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
         "s=512,4096 d=64,128 mask=full,causal dtype=f16",
     ],
     bind: |point| Ok(AttentionForward { attention: Attention::bind(point)? }),
+};
+
+/// Sequence lengths around 4096.
+pub const SCAN: AxisScan = AxisScan {
+    lines: &["s=512,1024,2048,4096,8192,16384 d=128 mask=causal dtype=bf16"],
+    rows: &["cuda/flash_mma", "cuda/cudnn"],
 };
 
 /// Gradients of q, k and v.

@@ -52,6 +52,7 @@
 use super::model::ACTION;
 use super::reference::{self, ReferenceExpert};
 pub use super::shape::ExpertShape;
+use kernelgate::suite::AxisScan;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload,
 };
@@ -119,6 +120,12 @@ pub const LOOP: Workload<DenoiseLoop> = Workload {
         }
         Ok(DenoiseLoop { expert: ExpertShape::bind(point)?, steps })
     },
+};
+
+/// Steps of the loop around ten.
+pub const LOOP_SCAN: AxisScan = AxisScan {
+    lines: &["model=pi05 s=50 p=968 steps=1,5,10 dtype=bf16"],
+    rows: &["cuda/graph", "cuda/persistent"],
 };
 
 /// `denoise/step`: `x [S, 32]` at time `t` to `velocity [S, 32]`.

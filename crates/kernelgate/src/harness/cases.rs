@@ -104,7 +104,13 @@ pub fn select<'a>(
                 HarnessError::Usage(format!("{}/{point}: declared work: {panic}", suite.name()))
             })?;
             let mut group = Group { suite, point, bound, cases: Vec::new() };
+            // Who overrides an axis has chosen the problems, and sees all of their rows.
+            let rows =
+                overrides.is_empty().then(|| suite.scan_rows(effort, &group.point)).flatten();
             for (index, row) in suite.implementations().into_iter().enumerate() {
+                if rows.is_some_and(|rows| !rows.contains(&row.name)) {
+                    continue;
+                }
                 for &cache in caches(row.backend, bytes, place.l2_bytes) {
                     let id = format!("{}/{}/{}", group.id(), row.name, cache.name());
                     if !ids.insert(id.clone()) {
