@@ -10,7 +10,8 @@ use rayon::prelude::*;
 use super::definition::{DTYPE, check_size, draw, tolerance};
 use super::reference::{HeadConfig, ROWS, softmax};
 use kernelgate::workload::{
-    Axis, AxisError, Dtype, Expected, Point, Problem, Tensors, Tolerance, Unit, Work, Workload,
+    Axis, AxisError, Dtype, Expected, Point, Problem, Symmetry, Tensors, Tolerance, Unit, Work,
+    Workload,
 };
 
 const B: Axis = Axis::number("b", "batch");
@@ -118,6 +119,14 @@ impl ComponentShape {
     }
 }
 
+/// What inputs and references follow from.
+const DEFINITION: &[&str] = &[
+    include_str!("components.rs"),
+    include_str!("definition.rs"),
+    include_str!("reference.rs"),
+    include_str!("sample.rs"),
+];
+
 /// `attention/scores`: `q`, `k` `[b, h, s, d]` to `scores` `[b, h, s, s]` in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scores {
@@ -126,6 +135,10 @@ pub struct Scores {
 }
 
 impl Problem for Scores {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         for name in ["q", "k"] {
@@ -143,6 +156,11 @@ impl Problem for Scores {
                 .scores(&q.to_f64((head * s + from) * d, rows * d), &k.to_f64(head * s * d, s * d))
         });
         vec![Expected::all("scores", self.shape.pairs(), scores)]
+    }
+
+    /// Heads are independent.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![Symmetry::Roll { inputs: &[("q", 1), ("k", 1)], outputs: &[("scores", 1)] }]
     }
 
     fn work(&self) -> Work {
@@ -176,6 +194,10 @@ pub struct Softmax {
 }
 
 impl Problem for Softmax {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         inputs.insert("scores", draw(seed, "scores", &self.shape.pairs(), Dtype::F32, |x| x));
@@ -190,6 +212,11 @@ impl Problem for Softmax {
             piece
         });
         vec![Expected::all("probabilities", self.shape.pairs(), probabilities)]
+    }
+
+    /// Rows are independent.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![Symmetry::Roll { inputs: &[("scores", 2)], outputs: &[("probabilities", 2)] }]
     }
 
     fn work(&self) -> Work {
@@ -224,6 +251,10 @@ pub struct ValuesMatmul {
 }
 
 impl Problem for ValuesMatmul {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         let ComponentShape { s, dtype, .. } = self.shape;
         // x² / s of N(0, 1): positive, unequal, each row with a sum of about 1, and no exponential
@@ -247,6 +278,14 @@ impl Problem for ValuesMatmul {
                 .values(&p.to_f64((head * s + from) * s, rows * s), &v.to_f64(head * s * d, s * d))
         });
         vec![Expected::all("out", self.shape.vectors(), out)]
+    }
+
+    /// Heads are independent, and so are the rows of a head.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![
+            Symmetry::Roll { inputs: &[("probabilities", 1), ("v", 1)], outputs: &[("out", 1)] },
+            Symmetry::Roll { inputs: &[("probabilities", 2)], outputs: &[("out", 2)] },
+        ]
     }
 
     fn work(&self) -> Work {

@@ -14,9 +14,10 @@ use rayon::prelude::*;
 
 use super::reference::{HeadConfig, ROWS};
 use super::sample::Rows;
+use kernelgate::suite::AxisScan;
 use kernelgate::workload::{
-    Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit, Work,
-    Workload, random,
+    Axis, AxisError, Data, Dtype, Expected, Point, Problem, Symmetry, Tensor, Tensors, Tolerance,
+    Unit, Work, Workload, random,
 };
 
 /// b·s where the axis `tokens` is not given.
@@ -76,6 +77,12 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
     bind: |point| Ok(AttentionForward { attention: Attention::bind(point)? }),
 };
 
+/// Sequence lengths around 4096.
+pub const SCAN: AxisScan = AxisScan {
+    lines: &["s=512,1024,2048,4096,8192,16384 d=128 mask=causal dtype=bf16"],
+    rows: &["cuda/flash_mma", "cuda/cudnn"],
+};
+
 /// Gradients of q, k and v.
 pub const BACKWARD: Workload<AttentionBackward> = Workload {
     name: "attention/backward",
@@ -97,6 +104,10 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
     ],
     bind: |point| Ok(AttentionBackward { attention: Attention::bind(point)? }),
 };
+
+/// What inputs and references follow from.
+const DEFINITION: &[&str] =
+    &[include_str!("definition.rs"), include_str!("reference.rs"), include_str!("sample.rs")];
 
 /// What both directions share. Tensors are `[b, h, s, d]`, contiguous.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -304,6 +315,10 @@ pub struct AttentionForward {
 }
 
 impl Problem for AttentionForward {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         self.attention.inputs(seed, &["q", "k", "v"])
     }
@@ -321,6 +336,11 @@ impl Problem for AttentionForward {
             })
         };
         rows.bands().into_iter().map(expect).collect()
+    }
+
+    /// Heads are independent.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![Symmetry::Roll { inputs: &[("q", 1), ("k", 1), ("v", 1)], outputs: &[("out", 1)] }]
     }
 
     fn work(&self) -> Work {
@@ -348,6 +368,10 @@ pub struct AttentionBackward {
 }
 
 impl Problem for AttentionBackward {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         self.attention.inputs(seed, &["q", "k", "v", "grad_out"])
     }
@@ -404,6 +428,17 @@ impl Problem for AttentionBackward {
             }
         }
         expected
+    }
+
+    /// Heads are independent, and gradients linear in the gradient of the output.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![
+            Symmetry::Roll {
+                inputs: &[("q", 1), ("k", 1), ("v", 1), ("grad_out", 1)],
+                outputs: &[("grad_q", 1), ("grad_k", 1), ("grad_v", 1)],
+            },
+            Symmetry::Negate { inputs: &["grad_out"], outputs: &["grad_q", "grad_k", "grad_v"] },
+        ]
     }
 
     fn work(&self) -> Work {

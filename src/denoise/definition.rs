@@ -52,6 +52,7 @@
 use super::model::ACTION;
 use super::reference::{self, ReferenceExpert};
 pub use super::shape::ExpertShape;
+use kernelgate::suite::AxisScan;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload,
 };
@@ -70,6 +71,14 @@ const DTYPE: Axis =
 /// The time of [`STEP`]: three of ten steps into the loop.
 const STEP_TIME: f32 = 0.7;
 const MAX_STEPS: usize = 1 << 10;
+
+/// What inputs and references follow from.
+const DEFINITION: &[&str] = &[
+    include_str!("definition.rs"),
+    include_str!("reference.rs"),
+    include_str!("model.rs"),
+    include_str!("shape.rs"),
+];
 
 /// One velocity.
 pub const STEP: Workload<DenoiseStep> = Workload {
@@ -113,6 +122,12 @@ pub const LOOP: Workload<DenoiseLoop> = Workload {
     },
 };
 
+/// Steps of the loop around ten.
+pub const LOOP_SCAN: AxisScan = AxisScan {
+    lines: &["model=pi05 s=50 p=968 steps=1,5,10 dtype=bf16"],
+    rows: &["cuda/graph", "cuda/persistent"],
+};
+
 /// `denoise/step`: `x [S, 32]` at time `t` to `velocity [S, 32]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DenoiseStep {
@@ -121,6 +136,10 @@ pub struct DenoiseStep {
 }
 
 impl Problem for DenoiseStep {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         self.expert.inputs(seed).with("t", [1], vec![STEP_TIME])
     }
@@ -129,6 +148,10 @@ impl Problem for DenoiseStep {
         let x = inputs.tensor("x").to_f64(0, self.expert.s * ACTION);
         let expert = ReferenceExpert::new(&self.expert, inputs, &inputs.tensor("t").to_f64(0, 1));
         vec![Expected::all("velocity", [self.expert.s, ACTION], expert.velocity(&x, 0))]
+    }
+
+    fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
+        self.expert.redraw(names, seed)
     }
 
     fn work(&self) -> Work {
@@ -163,6 +186,10 @@ pub struct DenoiseLoop {
 }
 
 impl Problem for DenoiseLoop {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         self.expert.inputs(seed)
     }
@@ -172,6 +199,10 @@ impl Problem for DenoiseLoop {
         let expert = ReferenceExpert::new(&self.expert, inputs, &reference::times(self.steps));
         let actions = reference::euler(self.steps, x, |x, step| expert.velocity(x, step));
         vec![Expected::all("actions", [self.expert.s, ACTION], actions)]
+    }
+
+    fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
+        self.expert.redraw(names, seed)
     }
 
     fn work(&self) -> Work {

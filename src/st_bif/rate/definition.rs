@@ -10,8 +10,8 @@ use rayon::prelude::*;
 
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{
-    Axis, AxisError, Data, Dtype, Expected, Problem, Tensor, Tensors, Tolerance, Unit, Work,
-    Workload, random,
+    Axis, AxisError, Data, Dtype, Expected, Problem, Symmetry, Tensor, Tensors, Tolerance, Unit,
+    Work, Workload, random,
 };
 
 /// Mean spike of each neuron.
@@ -37,6 +37,9 @@ pub const RATE: Workload<FiringRate> = Workload {
     },
 };
 
+/// What inputs and references follow from.
+const DEFINITION: &[&str] = &[include_str!("definition.rs")];
+
 /// `st_bif/rate`: `spikes [T, N]` in {-1, 0, 1} to `rate [N]` in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FiringRate {
@@ -50,6 +53,10 @@ pub struct FiringRate {
 const COLUMNS: usize = 1 << 16;
 
 impl Problem for FiringRate {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         // Of N(0, 1) the outer halves: about 31 % of the neurons spike in a step, as many up as
         // down.
@@ -74,6 +81,11 @@ impl Problem for FiringRate {
             },
         );
         vec![Expected::all("rate", [self.n], rate)]
+    }
+
+    /// Neurons are independent.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![Symmetry::Roll { inputs: &[("spikes", 1)], outputs: &[("rate", 0)] }]
     }
 
     fn work(&self) -> Work {

@@ -57,13 +57,13 @@ const PROBE_BYTES: usize = 24;
 const RELEASED: u32 = 1;
 
 impl Instruments {
-    /// Compiles and allocates. A flush rewrites `flush_bytes`, rounded down to whole packets of 16.
+    /// Compiles and allocates. A flush reads `flush_bytes`, rounded down to whole packets of 16.
     ///
     /// # Errors
     /// When a kernel does not compile or memory is short.
     pub fn new(device: &Device, flush_bytes: u64) -> Result<Self, BackendError> {
         let multiprocessors = device.facts().multiprocessors as usize;
-        let mut instruments = Self {
+        let instruments = Self {
             blocker: BLOCKER.load(device, &multiprocessors)?,
             mailbox: Mailbox::new()?,
             ticket: 0,

@@ -6,12 +6,42 @@ use std::fmt::Write as _;
 
 use super::table::Table;
 use super::{rate, time};
+use crate::measure::limits::Limits;
+use crate::record::run::InputChange;
 use crate::record::text::printable;
 use crate::record::{CaseRecord, Run};
-use crate::stats::Spread;
+use crate::stats::{self, Spread};
 
 /// Share of the host's CPU time from which on contention is mentioned.
 const NOTEWORTHY_CONTENTION: f64 = 0.10;
+
+/// What is said below the table of the cases that it applies to.
+type Remark = (&'static str, fn(&Limits, &CaseRecord) -> bool);
+
+/// A ceiling that was measured at less than this share of the SM clock of a case flatters it.
+const SAME_CLOCK: f64 = 0.9;
+
+const REMARKS: [Remark; 5] = [
+    ("host-bound, the host's launches are in the time", |_, case| case.samples.host_bound),
+    ("warning: throttled GPU, the times are too long", |_, case| case.samples.throttled > 0),
+    ("of limit is too high, the ceiling was measured at a lower SM clock", |limits, case| {
+        let ceiling = case.limit.as_ref().and_then(|limit| limits.clock_mhz.get(&limit.by));
+        let clocks = &case.samples.clock_mhz;
+        !clocks.is_empty()
+            && ceiling.is_some_and(|&ceiling| ceiling < SAME_CLOCK * stats::median(clocks))
+    }),
+    ("timed again, the GPU was throttled at first", |_, case| {
+        case.samples.discarded > 0 && case.samples.throttled == 0
+    }),
+    (
+        "computed from inputs that were read before timing: a remembered result would pass",
+        |_, case| {
+            case.verification.after.is_some_and(|after| {
+                after.inputs == InputChange::Same && case.verification.by.is_none()
+            })
+        },
+    ),
+];
 
 /// The runs' cases for a terminal.
 pub fn text(runs: &[Run]) -> String {
@@ -29,6 +59,17 @@ pub fn text(runs: &[Run]) -> String {
             "\nwarning: others took up to {:.0}% of the CPU time while a case was measured",
             100.0 * most
         );
+    }
+    for (what, applies) in REMARKS {
+        let of_run = |run: &'_ Run| -> Vec<_> {
+            let cases = run.cases.iter();
+            cases.filter(|(_, case)| applies(&run.limits, case)).map(|(id, _)| id.clone()).collect()
+        };
+        let ids: Vec<String> = runs.iter().flat_map(of_run).collect();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+        if !ids.is_empty() {
+            let _ = write!(out, "\n{what}: {}", shorten(&ids));
+        }
     }
     for run in runs.iter().filter(|run| !run.delays.is_empty()) {
         let _ = write!(out, "\nDELAYED on purpose, nanoseconds a launch: {}", run.delays_text());

@@ -7,6 +7,7 @@ use super::execution::{Execution, Timer, run_cases};
 use super::place::Place;
 use super::progress::BenchProgress;
 use super::recorder::Recorder;
+use super::references::References;
 use super::session::Session;
 use super::{saving, terse, trial};
 use crate::backend::BackendKind;
@@ -77,6 +78,7 @@ pub fn bench(
         recorder: Some(recorder.clone()),
         progress,
         lost: None,
+        references: Some(References::at(store.references.clone())),
         trial: None,
     };
     let run_all = || run_cases(execution, selection, store);

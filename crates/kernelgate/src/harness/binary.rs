@@ -168,6 +168,7 @@ impl Harness {
                     recorder: None,
                     progress: BenchProgress::new(flags, selection.count()),
                     lost: None,
+                    references: None,
                     trial: None,
                 };
                 Ok(run_cases(execution, &selection, &store)?.0)
@@ -412,7 +413,8 @@ mod tests {
     #[test]
     fn what_another_binary_has_is_no_mistake_and_what_none_has_is() {
         let harness = Harness::new("spike", own()).siblings(all());
-        let place = Place { kind: BackendKind::Cpu, otherwise: "elsewhere".to_owned() };
+        let place =
+            Place { kind: BackendKind::Cpu, otherwise: "elsewhere".to_owned(), l2_bytes: 0 };
         let select = |arguments: &[&str]| {
             let flags = Flags::try_parse_from(arguments).unwrap();
             let selected = harness.select(&flags, &place, &flags.filter()?)?;

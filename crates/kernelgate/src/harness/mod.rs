@@ -4,13 +4,17 @@
 //! reference, verification, timing; a case that is wrong has no time. Deliberately absent: judging
 //! what was measured (the program does).
 
+mod after_timing;
 mod answer;
 pub mod args;
 mod bench_run;
 mod binary;
 pub mod cases;
+mod changed_inputs;
 mod error;
 mod execution;
+#[cfg(test)]
+mod exploits;
 pub mod filter;
 pub mod guard;
 pub mod inputs;
@@ -20,6 +24,7 @@ pub mod place;
 pub mod problem;
 mod progress;
 mod recorder;
+mod references;
 #[cfg(test)]
 mod sample;
 mod saving;

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::cases::{Case, Group};
+use super::changed_inputs::ChangedInputs;
+use super::references::References;
 use super::{guard, inputs, names};
 use crate::backend::{BackendError, Executable, Target};
 use crate::display;
@@ -24,6 +26,12 @@ pub struct Ready {
     has_reference: bool,
     /// How closely.
     pub tolerance: Tolerance,
+    /// Seed of the inputs.
+    pub seed: u64,
+    /// Where references are kept; none where each is computed.
+    pub references: Option<References>,
+    /// Other inputs, for the check after timing.
+    pub changed: Option<ChangedInputs>,
 }
 
 /// Why a problem or case has no result.
@@ -77,6 +85,9 @@ impl Ready {
                 expected: Vec::new(),
                 has_reference: false,
                 tolerance: problem.tolerance(),
+                seed,
+                references: None,
+                changed: None,
             }
         });
         let ready =
@@ -92,7 +103,11 @@ impl Ready {
     /// When the workload panics.
     pub fn compute_reference(&mut self, group: &Group<'_>) -> Result<(), CaseError> {
         if !self.has_reference {
-            let expected = guard::catch(|| group.bound.problem().reference(&self.inputs));
+            let compute = || group.bound.problem().reference(&self.inputs);
+            let expected = guard::catch(|| match &self.references {
+                Some(references) => references.get(group, self.seed, &[], compute),
+                None => compute(),
+            });
             self.expected = expected
                 .map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());
@@ -190,7 +205,8 @@ fn keep_if_lost<T>(
     }
 }
 
-fn case_error(error: VerifyError) -> CaseError {
+/// What a wrong output, or a launch that failed, means for the case.
+pub fn case_error(error: VerifyError) -> CaseError {
     match error {
         VerifyError::Backend(
             reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_)),

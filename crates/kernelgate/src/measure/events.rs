@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::limits::Overhead;
-use super::{Cache, Sample, Stopwatch, Technique};
+use super::{Cache, Sample, Stopwatch, Technique, off_stream};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
 use kernelgate_cuda::Device;
@@ -38,7 +38,7 @@ const MAX_GRAPH: f64 = 64.0;
 const THROTTLED: f64 = 0.75;
 /// Attempts a sample before a throttled one is kept.
 const ATTEMPTS: u64 = 4;
-/// The cold state writes so many times the size of L2.
+/// The cold state reads so many times the size of L2.
 const FLUSH: u64 = 2;
 /// Intervals whose median is a figure of the calibration.
 const CALIBRATIONS: usize = 31;
@@ -50,21 +50,26 @@ const CALIBRATION_NS: u64 = 20_000;
 /// Resolution of events: no launch takes less.
 const RESOLUTION_NS: f64 = 32.0;
 
+/// A launch that takes less than this share of an empty kernel is not on the stream.
+const MIN_OF_EMPTY: f64 = 0.25;
+
 /// Times launches on one device.
 pub struct EventTimer {
     device: Arc<Device>,
     events: EventPool,
     instruments: Instruments,
     overhead: Overhead,
+    typical_clock_mhz: Option<f64>,
 }
 
 /// What a burst of launches took.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Burst {
+struct Burst {
     /// Nanoseconds between the events around each launch, overhead included.
-    pub intervals_ns: Vec<f64>,
+    intervals_ns: Vec<f64>,
     /// SM clock over the burst, MHz; none where the probes do not compare.
-    pub clock_mhz: Option<f64>,
+    clock_mhz: Option<f64>,
+    /// Whether the host's launch time may be in the intervals.
+    host_bound: bool,
 }
 
 impl EventTimer {
@@ -86,6 +91,7 @@ impl EventTimer {
             events: EventPool::new(device, 2 * MAX_BURST)?,
             instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
             overhead: nothing,
+            typical_clock_mhz: None,
         };
         timer.overhead = timer.calibrate()?;
         Ok(timer)
@@ -111,11 +117,10 @@ impl EventTimer {
         };
         let graph_node_ns = (graph(MANY)? - graph(FEW)?) / (MANY - FEW) as f64;
         let spinning = Graph::capture(&self.device, || spin.launch(CALIBRATION_NS))?;
-        let around_launch_ns = self.median_ns(1, &mut || spin.launch(CALIBRATION_NS))?
-            - spin.spent_ns()? as f64
-            - graph_node_ns;
+        let around_launch_ns =
+            self.beyond_spin_ns(&spin, &mut || spin.launch(CALIBRATION_NS))? - graph_node_ns;
         let around_graph_ns =
-            self.median_ns(1, &mut || spinning.launch())? - spin.spent_ns()? as f64 - graph_node_ns;
+            self.beyond_spin_ns(&spin, &mut || spinning.launch())? - graph_node_ns;
         let start = Instant::now();
         (0..MANY).try_for_each(|_| empty.launch())?;
         let host_launch_ns = start.elapsed().as_nanos() as f64 / MANY as f64;
@@ -128,6 +133,25 @@ impl EventTimer {
             around_launch_ns: around_launch_ns.max(0.0),
             around_graph_ns: around_graph_ns.max(0.0),
         })
+    }
+
+    /// What events read around a spin beyond what it spent by the device's own timer: the mean over
+    /// enough repetitions, nanoseconds. On some cards that timer steps by a microsecond; a mean of
+    /// readings that begin anywhere in a step is exact to a small part of one.
+    fn beyond_spin_ns(
+        &mut self,
+        spin: &Spin,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<f64, BackendError> {
+        let mut beyond_ns = Vec::with_capacity(CALIBRATIONS);
+        for _ in 0..CALIBRATIONS {
+            let interval_ns = self.burst(1, Cache::Hot, 1, launch)?.intervals_ns[0];
+            beyond_ns.push(interval_ns - spin.spent_ns()? as f64);
+        }
+        // A single burst that something held up is not typical.
+        beyond_ns.sort_by(f64::total_cmp);
+        let kept = &beyond_ns[CALIBRATIONS / 10..CALIBRATIONS - CALIBRATIONS / 10];
+        Ok(kept.iter().sum::<f64>() / kept.len() as f64)
     }
 
     /// The interval around so many commands: median over enough repetitions, nanoseconds.
@@ -183,16 +207,35 @@ impl EventTimer {
         const REPEATS: usize = 15;
         self.burst(3, Cache::Hot, 1, launch)?;
         let batch = self.batch(Cache::Hot, 1, launch)?;
-        let (burst, around_ns, launches) = match &batch {
-            Some(batch) => {
-                let burst = self.burst(REPEATS, Cache::Hot, 1, &mut || batch.graph.launch())?;
-                (burst, self.overhead.around_graph_ns, batch.launches)
-            }
-            None => {
-                (self.burst(REPEATS, Cache::Hot, 1, launch)?, self.overhead.around_launch_ns, 1)
-            }
+        let mut attempt = |timer: &mut Self| match &batch {
+            Some(batch) => timer.burst(REPEATS, Cache::Hot, 1, &mut || batch.graph.launch()),
+            None => timer.burst(REPEATS, Cache::Hot, 1, launch),
         };
-        Ok((stats::median(&burst.intervals_ns) - around_ns).max(RESOLUTION_NS) / launches as f64)
+        let mut burst = attempt(self)?;
+        for _ in 1..ATTEMPTS {
+            if !self.throttled(burst.clock_mhz) {
+                break;
+            }
+            burst = attempt(self)?;
+        }
+        self.typical_clock_mhz = burst.clock_mhz;
+        let (around_ns, launches) = match &batch {
+            Some(batch) => (self.overhead.around_graph_ns, batch.launches),
+            None => (self.overhead.around_launch_ns, 1),
+        };
+        let elapsed_ns = (stats::median(&burst.intervals_ns) - around_ns).max(RESOLUTION_NS);
+        Ok(elapsed_ns / launches as f64)
+    }
+
+    /// Whether the SM clock says that the device was throttled.
+    fn throttled(&self, clock_mhz: Option<f64>) -> bool {
+        let slowest_mhz = THROTTLED * f64::from(self.device.facts().max_clock_mhz);
+        clock_mhz.is_some_and(|clock_mhz| clock_mhz < slowest_mhz)
+    }
+
+    /// SM clock of the last time that [`Self::typical_ns`] gave, MHz, where the probes compare.
+    pub const fn typical_clock_mhz(&self) -> Option<f64> {
+        self.typical_clock_mhz
     }
 
     /// Captures short launches together, or if they are to be cold, one; none where one is long
@@ -214,7 +257,7 @@ impl EventTimer {
             Cache::Cold => 1,
         };
         let device = Arc::clone(&self.device);
-        let graph = Graph::capture(&device, || (0..launches).try_for_each(|_| launch()))?;
+        let graph = Graph::capture_repeated(&device, launches, launch)?;
         Ok(Some(Batch { graph, launches }))
     }
 
@@ -222,7 +265,8 @@ impl EventTimer {
     /// captures short ones in a graph.
     ///
     /// # Errors
-    /// When a launch fails.
+    /// When a launch fails; [`BackendError::NotTimed`] where it enqueues nothing on the stream that
+    /// is timed, or works on others.
     pub fn case(
         &mut self,
         executable: &mut dyn Executable,
@@ -230,18 +274,44 @@ impl EventTimer {
     ) -> Result<CaseTimer<'_>, BackendError> {
         executable.synchronize()?;
         let device = Arc::clone(&self.device);
-        // A launch that cannot be captured is one whose commands cannot be counted.
-        let commands = Graph::capture(&device, || executable.launch()).map(|graph| graph.nodes());
-        let commands = match commands {
+        let counted = match Graph::capture(&device, || executable.launch()) {
+            Ok(graph) => Some(graph.nodes()),
             Err(lost @ BackendError::Lost(_)) => return Err(lost),
-            other => other.unwrap_or(usize::MAX),
+            // What replays a graph of its own, for example, cannot be captured again.
+            Err(_) => None,
         };
-        let batch = if commands <= MAX_QUEUED {
+        if counted == Some(0) {
+            return Err(off_stream::nothing());
+        }
+        let commands = match counted {
+            Some(commands) => commands,
+            None => self.commands_by_trial(executable)?,
+        };
+        if commands <= MAX_QUEUED {
+            off_stream::check_writes(&mut self.instruments, executable)?;
+        }
+        off_stream::check_duration(&device, executable)?;
+        let batch = if counted.is_some() && commands <= MAX_QUEUED {
             self.batch(cache, commands, &mut || executable.launch())?
         } else {
             None
         };
-        Ok(CaseTimer { timer: self, cache, commands, batch })
+        let host_bound = commands > MAX_QUEUED;
+        Ok(CaseTimer { timer: self, cache, commands, batch, host_bound })
+    }
+
+    /// As how many commands a launch is to be counted that cannot be captured: the largest burst of
+    /// it that can be queued behind the blocker takes all of the queue.
+    fn commands_by_trial(
+        &mut self,
+        executable: &mut dyn Executable,
+    ) -> Result<usize, BackendError> {
+        for count in [16, 4, 1] {
+            if !self.burst(count, Cache::Hot, 1, &mut || executable.launch())?.host_bound {
+                return Ok(MAX_QUEUED / count);
+            }
+        }
+        Ok(usize::MAX)
     }
 
     /// Enqueues `count` launches (at most 63 hot, 64 cold), each between two events, and waits for
@@ -250,7 +320,7 @@ impl EventTimer {
     ///
     /// # Errors
     /// When a launch fails or hangs.
-    pub fn burst(
+    fn burst(
         &mut self,
         count: usize,
         cache: Cache,
@@ -258,6 +328,7 @@ impl EventTimer {
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Burst, BackendError> {
         let hidden = commands.saturating_add(3).saturating_mul(count) <= MAX_QUEUED + 3 * MAX_BURST;
+        let mut held = false;
         for _ in 0..ATTEMPTS {
             if hidden {
                 self.instruments.block(BLOCKER_TIMEOUT)?;
@@ -267,7 +338,8 @@ impl EventTimer {
             enqueued?;
             self.device.synchronize()?;
             // A host that was held up for half a second: the launches did not wait for it.
-            if !hidden || self.instruments.released() {
+            held = hidden && self.instruments.released();
+            if !hidden || held {
                 break;
             }
         }
@@ -276,7 +348,7 @@ impl EventTimer {
             .map(at)
             .map(|(from, to)| self.events.elapsed_ns(from, to))
             .collect::<Result<_, _>>()?;
-        Ok(Burst { intervals_ns, clock_mhz: self.instruments.clock_mhz()? })
+        Ok(Burst { intervals_ns, clock_mhz: self.instruments.clock_mhz()?, host_bound: !held })
     }
 
     fn enqueue(
@@ -307,6 +379,8 @@ pub struct CaseTimer<'a> {
     cache: Cache,
     commands: usize,
     batch: Option<Batch>,
+    /// Whether the host's launch time was in a sample, or must be.
+    host_bound: bool,
 }
 
 /// Short launches, captured together.
@@ -328,8 +402,13 @@ impl CaseTimer<'_> {
             if self.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
         let longest = (MAX_QUEUED / commands.max(1)).clamp(1, MAX_BURST - 1) as u64;
         let mut left = launches.div_ceil(batch);
-        let mut sample =
-            Sample { launches: left * batch, elapsed_ns: 0.0, clock_mhz: None, discarded: 0 };
+        let mut sample = Sample {
+            launches: left * batch,
+            elapsed_ns: 0.0,
+            clock_mhz: None,
+            discarded: 0,
+            throttled: false,
+        };
         let (mut clocked_ns, mut cycles) = (0.0, 0.0);
         while left > 0 {
             let count = left.min(longest);
@@ -343,11 +422,14 @@ impl CaseTimer<'_> {
                     .timer
                     .burst(count as usize, self.cache, commands, &mut || executable.launch())?,
             };
-            let elapsed_ns: f64 = burst
-                .intervals_ns
-                .iter()
-                .map(|interval| (interval - around_ns).max(RESOLUTION_NS))
-                .sum();
+            self.host_bound |= burst.host_bound;
+            let net_ns: Vec<f64> =
+                burst.intervals_ns.iter().map(|interval| interval - around_ns).collect();
+            let launch_ns = stats::median(&net_ns) / batch as f64;
+            if launch_ns < MIN_OF_EMPTY * overhead.graph_node_ns {
+                return Err(off_stream::impossible(launch_ns, overhead.graph_node_ns));
+            }
+            let elapsed_ns: f64 = net_ns.iter().map(|net| net.max(RESOLUTION_NS)).sum();
             sample.elapsed_ns += elapsed_ns;
             if let Some(clock_mhz) = burst.clock_mhz {
                 clocked_ns += elapsed_ns;
@@ -367,22 +449,25 @@ impl Stopwatch for CaseTimer<'_> {
         executable: &mut dyn Executable,
         launches: u64,
     ) -> Result<Sample, BackendError> {
-        let slowest_mhz = THROTTLED * f64::from(self.timer.device.facts().max_clock_mhz);
         for discarded in 0.. {
             let sample = self.attempt(executable, launches)?;
-            if discarded + 1 == ATTEMPTS
-                || sample.clock_mhz.is_none_or(|clock_mhz| clock_mhz >= slowest_mhz)
-            {
-                return Ok(Sample { discarded, ..sample });
+            let throttled = self.timer.throttled(sample.clock_mhz);
+            if discarded + 1 == ATTEMPTS || !throttled {
+                return Ok(Sample { discarded, throttled, ..sample });
             }
         }
         unreachable!("the last attempt is returned")
     }
 
-    fn technique(&self) -> Technique {
-        Technique {
-            batch: self.batch.as_ref().map(|batch| batch.launches),
-            host_bound: self.commands > MAX_QUEUED,
+    fn replay(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError> {
+        match &self.batch {
+            Some(batch) => batch.graph.launch(),
+            None => executable.launch(),
         }
+    }
+
+    fn technique(&self) -> Technique {
+        let batch = self.batch.as_ref().map(|batch| batch.launches);
+        Technique { batch, host_bound: self.host_bound }
     }
 }

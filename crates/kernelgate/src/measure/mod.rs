@@ -9,6 +9,7 @@ pub mod criterion;
 pub mod delay;
 pub mod events;
 pub mod limits;
+mod off_stream;
 pub mod wall;
 
 use crate::backend::{BackendError, Executable};
@@ -44,6 +45,8 @@ pub struct Sample {
     pub clock_mhz: Option<f64>,
     /// Attempts thrown away before this one, because the device was throttled.
     pub discarded: u64,
+    /// Whether the device was throttled in this one too, the last attempt.
+    pub throttled: bool,
 }
 
 /// How the samples of a case are taken.
@@ -67,6 +70,13 @@ pub trait Stopwatch {
         executable: &mut dyn Executable,
         launches: u64,
     ) -> Result<Sample, BackendError>;
+
+    /// Starts what was timed once more, untimed: the very graph where launches were captured, one
+    /// launch where they were not. May return before it has finished.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    fn replay(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError>;
 
     /// How it does that.
     fn technique(&self) -> Technique;

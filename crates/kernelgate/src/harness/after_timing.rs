@@ -1,0 +1,133 @@
+//! The check after timing: what was timed computes its outputs from its inputs.
+//!
+//! A case is verified before it is timed, by a launch. What is timed is another thing: a graph, or
+//! a launch after many others, which may do less. So once the samples are taken, the inputs that
+//! every launch reads are replaced, the outputs poisoned, the very graph or launch that was timed
+//! is run once more, and its outputs are compared with the reference of the new inputs.
+//!
+//! Inputs are replaced along a symmetry of the workload, whose reference then follows from the one
+//! that is there; without a symmetry they are drawn anew. Where no input can be replaced, or memory
+//! is short, the outputs are compared for the old inputs, and the record says so.
+//!
+//! Deliberately absent: defence against code that attacks the process. This finds mistakes and
+//! shortcuts: work on other streams, nothing launched, a remembered result.
+
+use super::cases::Group;
+use super::changed_inputs::ChangedInputs;
+use super::guard;
+use super::problem::{CaseError, Ready, case_error};
+use crate::backend::{BackendError, Executable};
+use crate::measure::Stopwatch;
+use crate::record::run::{AfterTiming, InputChange};
+use crate::verify::{self, VerifyError};
+
+/// Which inputs an executable reads now: those that it was prepared with, or others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CurrentInputs {
+    /// Those that it was prepared and verified with.
+    #[default]
+    Original,
+    /// Those that the last check put in their place.
+    Changed,
+}
+
+/// Replaces inputs, poisons outputs, runs what was timed, and compares. The inputs stay replaced:
+/// the next check of this executable puts the original ones back and compares with their reference.
+///
+/// `digest` is that of the outputs for the original inputs, where an earlier process of this
+/// executable did all of this: then the inputs stay, and its bits are compared.
+///
+/// # Errors
+/// When the outputs are wrong, or the device fails.
+pub fn check(
+    ready: &mut Ready,
+    group: &Group<'_>,
+    (executable, current): (&mut dyn Executable, &mut CurrentInputs),
+    stopwatch: &mut dyn Stopwatch,
+    digest: Option<&str>,
+) -> Result<AfterTiming, CaseError> {
+    if let Some(digest) = digest {
+        let same = guard::catch(|| {
+            replay_on_poison(executable, stopwatch)?;
+            Ok::<_, BackendError>(verify::digest(executable.outputs()?) == digest)
+        });
+        if same.map_err(CaseError::Fail)?.map_err(|error| case_error(error.into()))? {
+            return Ok(AfterTiming::SAME_BITS);
+        }
+    }
+    let replaceable = executable.launch_inputs().into_iter().map(str::to_owned).collect();
+    let changes = digest.is_none() && ready.change_inputs(group, replaceable)?;
+    let next = match (changes, *current) {
+        (true, CurrentInputs::Original) => {
+            ready.compute_changed_reference(group)?;
+            CurrentInputs::Changed
+        }
+        _ => {
+            ready.compute_reference(group)?;
+            CurrentInputs::Original
+        }
+    };
+    let changed = ready.changed.as_ref().filter(|_| changes);
+    let compared = guard::catch(|| {
+        for (name, values) in changed.iter().flat_map(|changed| changed.values.iter()) {
+            let original = || ready.inputs.tensor(name);
+            let next = if next == CurrentInputs::Changed { values } else { original() };
+            executable.replace_input(name, next)?;
+        }
+        replay_on_poison(executable, stopwatch)?;
+        let expected = match (next, changed) {
+            (CurrentInputs::Changed, Some(changed)) => changed.expected().unwrap_or_default(),
+            _ => &ready.expected,
+        };
+        verify::compare(executable.outputs()?, expected, ready.tolerance)
+    });
+    let how = changed.map_or(InputChange::Same, ChangedInputs::change);
+    let comparison = compared.map_err(CaseError::Fail)?.map_err(|error| match error {
+        VerifyError::Backend(_) => case_error(error),
+        wrong => CaseError::Fail(format!(
+            "after timing, {}: {wrong}; what was timed does not compute its outputs from its inputs",
+            how.words()
+        )),
+    })?;
+    *current = next;
+    Ok(AfterTiming {
+        inputs: how,
+        max_error: comparison.max_error,
+        relative_l2: comparison.relative_l2,
+    })
+}
+
+fn replay_on_poison(
+    executable: &mut dyn Executable,
+    stopwatch: &mut dyn Stopwatch,
+) -> Result<(), BackendError> {
+    executable.poison_outputs()?;
+    stopwatch.replay(executable)?;
+    executable.synchronize()
+}
+
+impl Ready {
+    /// Makes other values of some of those inputs; whether there are any.
+    fn change_inputs(
+        &mut self,
+        group: &Group<'_>,
+        replaceable: Vec<String>,
+    ) -> Result<bool, CaseError> {
+        if !self.changed.as_ref().is_some_and(|changed| changed.suit(&replaceable)) {
+            self.changed = None;
+            self.changed = ChangedInputs::new(group, &self.inputs, replaceable, self.seed)
+                .map_err(CaseError::Fail)?;
+        }
+        Ok(self.changed.is_some())
+    }
+
+    /// Computes the reference of the changed inputs, unless that was done.
+    fn compute_changed_reference(&mut self, group: &Group<'_>) -> Result<(), CaseError> {
+        if self.changed.as_ref().is_some_and(ChangedInputs::follow) {
+            self.compute_reference(group)?;
+        }
+        let Some(changed) = &mut self.changed else { return Ok(()) };
+        let (inputs, references) = ((&*self.inputs, self.seed), self.references.as_ref());
+        changed.compute_expected(group, inputs, &self.expected, references).map_err(CaseError::Fail)
+    }
+}
