@@ -51,6 +51,10 @@ fn the_gate_speaks_to_reviewers_and_programs() {
     let runs = package.kernelgate("runs --format smaller-is-better");
     runs.expect(0, &["\"unit\": \"ns\"", CASE]);
     package.kernelgate("runs").expect(0, &[CASE, "spread"]);
+    package.kernelgate("runs --out kept").expect(0, &[CASE]);
+    let kept = std::fs::read_to_string(package.path("kept/smaller-is-better.json")).unwrap();
+    assert_eq!(kept, runs.stdout);
+    assert_eq!(std::fs::read_dir(package.path("kept")).unwrap().count(), 4);
     package.kernelgate("gate --baseline a --out told").expect(1, &["2 regressed"]);
     for (name, text) in [("comment.md", &comment), ("junit.xml", &junit)] {
         assert_eq!(&std::fs::read_to_string(package.path("told").join(name)).unwrap(), text);

@@ -158,7 +158,7 @@ fn every_verb_works_on_somebody_elses_workload() {
             "mine/double: y = 2 x",
             "mine/double/n1024/cpu/hot",
             "mine/other/n1024/cpu/hot",
-            "runs here",
+            "2 cases run here",
             alone,
         ],
     );
@@ -288,8 +288,12 @@ fn a_folder_of_executables_is_asked_without_a_build() {
     let folder = package::Package::new();
     let dir = folder.dir();
     let run = |line: &str| outside.run(".", &format!("{line} {dir}"));
-    run("list")
-        .expect(0, &["fixture/spin/n64_none/cpu/hot", "fixture/spin/n64_none/cpu/never/hot"]);
+    let list = run("list");
+    list.expect(0, &["fixture/spin/n64_none/cpu/hot", "2 more combinations"]);
+    // What no machine can run is no skip, and every line fits.
+    assert!(!list.stdout.contains("cpu/never/hot"), "{}", list.stdout);
+    assert!(list.stdout.lines().all(|line| line.chars().count() <= 100), "{}", list.stdout);
+    run("list --format json").expect(0, &["fixture/spin/n64_none/cpu/never/hot"]);
     run("verify --axis fault=wrong --axis n=64").expect(1, &["1 failed"]);
     run("list --bench other").expect(2, &["--bench other", "no such executable"]);
     // The program itself, which may lie beside them, is no bench.

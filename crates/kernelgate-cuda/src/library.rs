@@ -79,7 +79,7 @@ impl Library {
             }
             Self::Cupti => {
                 "pip install 'nvidia-cuda-cupti==13.*', or a CUDA 13 toolkit; only `kernelgate \
-                 timing` needs it"
+                 timing` and `kernelgate profile` need it"
             }
             Self::Nvml => {
                 "it comes with the NVIDIA driver; without it clocks, power and other processes are \

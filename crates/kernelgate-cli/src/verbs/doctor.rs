@@ -101,6 +101,9 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
     ];
     checks.extend(Library::ALL.map(library));
     checks.extend(gpus());
+    checks.push(tool("nsys", "timelines (Nsight Systems)"));
+    checks.push(tool("ncu", "counters of a kernel (Nsight Compute)"));
+    checks.extend(counters());
     checks
 }
 
@@ -160,6 +163,47 @@ fn gpus() -> Vec<Check> {
         .collect()
 }
 
+/// A profiler of NVIDIA's, which nothing here needs.
+fn tool(name: &'static str, what: &str) -> Check {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&folders)
+        .map(|folder| folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
+        .find(|path| path.is_file());
+    Check {
+        what: "tool",
+        finding: match &found {
+            Some(path) => format!("{name}, {what}: {}", path.display()),
+            None => format!("{name}, {what}: not on PATH"),
+        },
+        advice: found.is_none().then(|| {
+            format!("optional: the CUDA toolkit or https://developer.nvidia.com has {name}")
+        }),
+    }
+}
+
+/// Whether the driver lets others than root read the GPU's counters; nothing without the driver.
+fn counters() -> Option<Check> {
+    let parameters = std::fs::read_to_string("/proc/driver/nvidia/params").ok()?;
+    Some(counters_check(&parameters))
+}
+
+fn counters_check(parameters: &str) -> Check {
+    let setting = parameters.lines().find_map(|line| line.strip_prefix("RmProfilingAdminOnly:"));
+    let (finding, advice) = match setting.map(str::trim) {
+        Some("0") => ("every user may read the GPU's performance counters", None),
+        Some(_) => (
+            "only root may read the GPU's performance counters (RmProfilingAdminOnly)",
+            Some(
+                "for ncu: `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in \
+                 /etc/modprobe.d, and load the driver anew, or run ncu as root; timing and \
+                 `kernelgate profile` need no counters",
+            ),
+        ),
+        None => ("the driver does not say who may read the GPU's performance counters", None),
+    };
+    Check { what: "counters", finding: finding.to_owned(), advice: advice.map(str::to_owned) }
+}
+
 /// Other work on the machine: the first cause of false alarms.
 fn load(cores: usize) -> Check {
     let Ok(load) = sysinfo::System::load_average().map(|load| load.one) else {
@@ -199,5 +243,20 @@ fn folder(what: &'static str, path: &Path) -> Check {
             if path.is_dir() { "" } else { " (made when needed)" }
         ),
         advice: (!writable).then(|| "cannot be written: results will not be kept".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_permission_for_counters_is_the_drivers_setting() {
+        let of = |line: &str| counters_check(&format!("ResmanDebugLevel: 1\n{line}\nX: 2\n"));
+        assert!(of("RmProfilingAdminOnly: 0").advice.is_none());
+        let check = of("RmProfilingAdminOnly: 1");
+        assert!(check.finding.starts_with("only root"), "{}", check.finding);
+        assert!(check.advice.unwrap().contains("NVreg_RestrictProfilingToAdminUsers=0"));
+        assert!(of("Y: 1").finding.contains("does not say"));
     }
 }

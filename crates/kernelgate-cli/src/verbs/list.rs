@@ -1,5 +1,7 @@
 //! `kernelgate list`: workloads with their axes, implementations, and the selected cases.
 
+use std::collections::BTreeMap;
+
 use kernelgate::display;
 use kernelgate::display::table::Table;
 use kernelgate::exit::Exit;
@@ -9,6 +11,9 @@ use serde::Serialize;
 
 use super::choice::{Choice, unexpected};
 use super::output::{OutputFormat, print_json};
+
+/// Width of a terminal that the text fits.
+const COLUMNS: usize = 100;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -52,33 +57,88 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         listings.iter().flat_map(|(_, listing)| &listing.workloads).for_each(print_workload);
         println!();
     }
-    let mut table = Table::new(&["case", "work", "memory", "GPU memory", "status"]);
-    for (_, case) in cases() {
-        let (work, memory) = match (case.matmul_flops, case.bytes) {
-            (0, 0) => ("-".to_owned(), "-".to_owned()),
-            (0, bytes) => (display::bytes(bytes), display::bytes(case.host_bytes)),
-            (flops, _) => {
-                (format!("{:.2} GFLOP", flops as f64 / 1e9), display::bytes(case.host_bytes))
-            }
-        };
-        let device_memory = case.device_bytes.map_or_else(|| "-".to_owned(), display::bytes);
-        table.row(vec![case.case.clone(), work, memory, device_memory, status(case)]);
+    let (runs, skipped): (Vec<_>, Vec<_>) =
+        cases().map(|(_, case)| case).partition(|case| case.reason.is_none());
+    if !runs.is_empty() {
+        let table = table(&runs);
+        let markdown = arguments.format == OutputFormat::Markdown;
+        println!("{}", if markdown { table.markdown() } else { table.text() });
+        println!("\n{}", LEGEND);
     }
-    println!(
-        "{}",
-        if arguments.format == OutputFormat::Markdown { table.markdown() } else { table.text() }
-    );
+    println!("{} cases run here", runs.len());
+    let (never, not_here): (Vec<_>, Vec<_>) =
+        skipped.into_iter().partition(|case| case.unsupported);
+    for (reason, ids) in by_reason(&not_here) {
+        let more = match ids.len() - 1 {
+            0 => String::new(),
+            more => format!(", and {more} more"),
+        };
+        println!("skipped {}: {}\n    {}{more}", ids.len(), arguments.format.words(reason), ids[0]);
+    }
+    if !never.is_empty() {
+        println!(
+            "{} more combinations that their implementation does not compute: --format json has \
+             them",
+            never.len()
+        );
+    }
     Ok(Exit::Fine)
 }
 
+/// What the columns mean.
+const LEGEND: &str = "work: of matrix products, else fewest bytes moved; memory: of the host at \
+                      the peak;\nGPU memory: as the implementation declares it";
+
+fn table(cases: &[&ListedCase]) -> Table {
+    let on_gpu = cases.iter().any(|case| case.device_bytes.is_some());
+    let columns = ["case", "work", "memory", "GPU memory"];
+    let mut table = Table::new(if on_gpu { &columns } else { &columns[..3] });
+    for case in cases {
+        let work = match (case.matmul_flops, case.bytes) {
+            (0, 0) => "-".to_owned(),
+            (0, bytes) => display::bytes(bytes),
+            (flops, _) => format!("{:.2} GFLOP", flops as f64 / 1e9),
+        };
+        let mut cells = vec![case.case.clone(), work, display::bytes(case.host_bytes)];
+        if on_gpu {
+            cells.push(case.device_bytes.map_or_else(|| "-".to_owned(), display::bytes));
+        }
+        table.row(cells);
+    }
+    table
+}
+
+/// Cases that share a reason are one line: on a host without a GPU, all of its rows.
+fn by_reason<'a>(cases: &[&'a ListedCase]) -> BTreeMap<&'a str, Vec<&'a str>> {
+    let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for case in cases {
+        let reason = case.reason.as_deref().unwrap_or_default();
+        grouped.entry(reason).or_default().push(&case.case);
+    }
+    grouped
+}
+
 fn print_workload(workload: &ListedProblem) {
-    println!("{}: {}", workload.name, workload.about);
+    println!("{}", wrapped(&format!("{}: {}", workload.name, workload.about), 4));
     for [name, values, about] in &workload.axes {
-        println!("    axis {name:<9} {values}: {about}");
+        println!("{}", wrapped(&format!("    axis {name:<9} {values}: {about}"), 19));
     }
     for row in &workload.implementations {
-        println!("    {:<14} {}", row.name, row.about);
+        println!("{}", wrapped(&format!("    {:<14} {}", row.name, row.about), 19));
     }
+}
+
+/// Lines of at most [`COLUMNS`], where words allow; those after the first are indented.
+fn wrapped(text: &str, indent: usize) -> String {
+    let mut rest = text.to_owned();
+    let mut lines = Vec::new();
+    while let Some((end, _)) = rest.char_indices().nth(COLUMNS) {
+        let Some(at) = rest[..=end].rfind(' ').filter(|at| *at > indent) else { break };
+        lines.push(rest[..at].trim_end().to_owned());
+        rest = format!("{:indent$}{}", "", rest[at..].trim_start());
+    }
+    lines.push(rest);
+    lines.join("\n")
 }
 
 fn listed<'a>(bench: &'a str, case: &'a ListedCase) -> JsonCase<'a> {
@@ -98,4 +158,20 @@ fn status(case: &ListedCase) -> String {
     case.reason
         .as_ref()
         .map_or_else(|| "runs here".to_owned(), |reason| format!("skipped: {reason}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_are_broken_between_words() {
+        let text = wrapped(&format!("    axis n  a number: {}", "words of it ".repeat(20)), 12);
+        assert!(text.lines().count() > 2 && text.lines().all(|line| line.len() <= COLUMNS));
+        assert!(text.lines().skip(1).all(|line| line.starts_with("            w")
+            || line.starts_with("            o")
+            || line.starts_with("            i")));
+        let word = "x".repeat(300);
+        assert_eq!(wrapped(&word, 4), word);
+    }
 }

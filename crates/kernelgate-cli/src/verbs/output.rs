@@ -1,8 +1,11 @@
 //! What verbs print with: formats, JSON, the command line again.
 
+use std::path::Path;
+
 use clap::ValueEnum;
 use kernelgate::display;
 use kernelgate::display::table::escape;
+use kernelgate::record::file;
 use kernelgate::record::text::printable;
 
 /// How a result is printed.
@@ -27,6 +30,22 @@ impl OutputFormat {
 pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     println!("{}", serde_json::to_string_pretty(value)?);
     Ok(())
+}
+
+/// Writes files into a folder: names with texts.
+pub fn write_all<'a>(
+    folder: &Path,
+    files: impl IntoIterator<Item = (&'a str, String)>,
+) -> anyhow::Result<()> {
+    files.into_iter().try_for_each(|(name, text)| {
+        file::write_text(&folder.join(name), &text)
+            .map_err(|error| anyhow::anyhow!("--out: failed to {error}"))
+    })
+}
+
+/// JSON as files have it.
+pub fn json(value: &impl serde::Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
 }
 
 /// The arguments of the program, as text.

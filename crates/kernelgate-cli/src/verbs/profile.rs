@@ -1,6 +1,8 @@
 //! `kernelgate profile`: what the GPU's time of a case goes to, kernel by kernel, as the hardware
 //! recorded it.
 
+use std::path::PathBuf;
+
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
@@ -8,7 +10,7 @@ use kernelgate::protocol::{Action, CaseStatus, ProfiledCase, ResponseBody};
 use kernelgate::record::Store;
 
 use super::choice::{Choice, unexpected};
-use super::output::{OutputFormat, print_json};
+use super::output::{OutputFormat, json, print_json, write_all};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -17,6 +19,9 @@ pub struct Arguments {
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
+    /// Also write profile.txt, profile.md and profile.json into this folder
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
@@ -27,7 +32,15 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     match arguments.format {
         OutputFormat::Json => print_json(&profiled)?,
-        format => profiled.iter().for_each(|case| print(case, format)),
+        format => print!("{}", text(&profiled, format)),
+    }
+    if let Some(folder) = &arguments.out {
+        let files = [
+            ("profile.txt", text(&profiled, OutputFormat::Text)),
+            ("profile.md", text(&profiled, OutputFormat::Markdown)),
+            ("profile.json", json(&profiled)?),
+        ];
+        write_all(folder, files)?;
     }
     let with = |status| profiled.iter().any(|case| case.status == status);
     anyhow::ensure!(
@@ -37,15 +50,14 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(if with(CaseStatus::Failed) { Exit::Inconclusive } else { Exit::Fine })
 }
 
-fn print(case: &ProfiledCase, format: OutputFormat) {
-    println!("{}", case.case);
+fn text(profiled: &[ProfiledCase], format: OutputFormat) -> String {
+    profiled.iter().map(|case| case_text(case, format)).collect()
+}
+
+fn case_text(case: &ProfiledCase, format: OutputFormat) -> String {
     let Some(summary) = &case.summary else {
-        println!(
-            "    {}: {}\n",
-            case.status.name(),
-            format.words(case.reason.as_deref().unwrap_or_default())
-        );
-        return;
+        let reason = format.words(case.reason.as_deref().unwrap_or_default());
+        return format!("{}\n    {}: {reason}\n\n", case.case, case.status.name());
     };
     let mut table =
         Table::new(&["kernel", "launches", "total", "of the span", "each", "shortest", "longest"]);
@@ -60,12 +72,14 @@ fn print(case: &ProfiledCase, format: OutputFormat) {
             time(kernel.longest_ns as f64),
         ]);
     }
-    println!("{}", if format == OutputFormat::Markdown { table.markdown() } else { table.text() });
+    let table = if format == OutputFormat::Markdown { table.markdown() } else { table.text() };
     let idle = summary.span_ns.saturating_sub(summary.busy_ns);
-    println!(
-        "{} from the first kernel's start to the last one's end, {} ({:.1}%) with none running\n",
+    format!(
+        "{}\n{table}\n{} from the first kernel's start to the last one's end, {} ({:.1}%) with \
+         none running\n\n",
+        case.case,
         time(summary.span_ns as f64),
         time(idle as f64),
         100.0 * idle as f64 / summary.span_ns as f64
-    );
+    )
 }

@@ -1,8 +1,10 @@
 //! `kernelgate runs`: what the last run measured, again, or for another program.
 
+use std::path::PathBuf;
+
 use clap::ValueEnum;
 
-use super::output::print_json;
+use super::output::{json, print_json, write_all};
 use super::sessions::Sessions;
 use crate::report::metrics;
 use kernelgate::display::runs;
@@ -30,6 +32,9 @@ pub struct Arguments {
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: RunsFormat,
+    /// Also write runs.txt, runs.json, bmf.json and smaller-is-better.json into this folder
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
@@ -41,6 +46,16 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         RunsFormat::SmallerIsBetter => {
             print_json(&metrics::smaller_is_better(&metrics::of_runs(&found)))?
         }
+    }
+    if let Some(folder) = &arguments.out {
+        let metrics = metrics::of_runs(&found);
+        let files = [
+            ("runs.txt", runs::text(&found) + "\n"),
+            ("runs.json", json(&found)?),
+            ("bmf.json", json(&metrics::bencher(&metrics))?),
+            ("smaller-is-better.json", json(&metrics::smaller_is_better(&metrics))?),
+        ];
+        write_all(folder, files)?;
     }
     Ok(Exit::Fine)
 }

@@ -105,6 +105,9 @@ pub struct ListedCase {
     pub status: CaseStatus,
     /// Why not, a fragment.
     pub reason: Option<String>,
+    /// Whether no machine can run it: its implementation does not compute the problem.
+    #[serde(default)]
+    pub unsupported: bool,
     /// Declared operations of GEMMs; 0 where it is skipped.
     pub matmul_flops: u64,
     /// Declared fewest bytes; 0 where it is skipped.
