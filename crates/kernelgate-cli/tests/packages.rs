@@ -231,6 +231,17 @@ fn a_workspace_has_its_members_verbs_and_one_target_folder() {
             && outside.path().join("target/kernelgate/runs").is_dir()
     );
     outside.run("a", "runs").expect(0, &["a/double/n1024/cpu/hot"]);
+    // From the root: the baseline is the member's.
+    outside.run(".", "gate --baseline main").expect(
+        2,
+        &["no baseline `main`", "another package of the workspace has one", "a/baselines"],
+    );
+    // A relative target folder is relative to where the program was called.
+    let mut save =
+        outside.command("a/src", "baseline save main --runs 1 -- --bench double -- --quick");
+    let saved: Outcome = save.env("CARGO_TARGET_DIR", "../odd").output().unwrap().into();
+    saved.expect(0, &["1 cases"]);
+    assert!(outside.path().join("a/odd/kernelgate/runs").is_dir());
     assert!(!outside.path().join("a/target").exists());
     // Both members have a bench of that name: neither record replaces the other.
     outside

@@ -38,6 +38,14 @@ pub fn store(folder: &Path) -> Store {
     }
 }
 
+/// Folders of baselines that other packages of the workspace have.
+pub fn other_baselines(store: &Store) -> Vec<PathBuf> {
+    let packages = metadata(&store.root).map(|metadata| metadata.packages).unwrap_or_default();
+    let folders = packages.iter().filter_map(|package| package.manifest_path.parent());
+    let baselines = folders.map(|folder| folder.join("baselines"));
+    baselines.filter(|folder| *folder != store.baselines && folder.is_dir()).collect()
+}
+
 /// Whether a folder, or one above it, has a manifest.
 pub fn has_manifest(folder: &Path) -> bool {
     folder.ancestors().any(|folder| folder.join("Cargo.toml").is_file())

@@ -2,6 +2,7 @@
 
 use super::sessions::Sessions;
 use super::verdict::VerdictOutput;
+use crate::benches::package;
 use crate::gate::calibration::Calibration;
 use crate::gate::single_run::CalibratedSpreads;
 use crate::gate::{GateReport, Policy, Staleness, compare};
@@ -48,7 +49,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         other_device: arguments.other_device,
         ..Policy::default()
     };
-    let report = hold(store, &arguments.baseline, &runs, policy)?;
+    let report = hold(store, &arguments.baseline, &runs, policy)
+        .map_err(|error| elsewhere(error, store, &arguments.baseline))?;
     let again = format!(
         "cargo bench   # as often as wanted\nkernelgate gate --baseline {} --last COUNT",
         arguments.baseline
@@ -56,6 +58,27 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let summary = verdicts::summary(&report, &again);
     arguments.output.tell(&verdicts::text(&report), &summary, &report, &metrics::of_runs(&runs))?;
     Ok(report.exit())
+}
+
+/// Names the packages of the workspace that have a baseline of that name, where this one has none.
+fn elsewhere(error: StoreError, store: &Store, name: &str) -> anyhow::Error {
+    let mut others = Vec::new();
+    if matches!(error, StoreError::NoBaseline { .. }) {
+        others = package::other_baselines(store);
+        others.retain(|folder| {
+            let there = Store { baselines: folder.clone(), ..store.clone() };
+            there.baseline_files().is_ok_and(|files| files.iter().any(|(_, it, _)| it == name))
+        });
+    }
+    let error = anyhow::Error::from(error);
+    match others.first() {
+        Some(folder) => anyhow::anyhow!(
+            "{error}; another package of the workspace has one: call the program there, or name \
+             it with --baselines {}",
+            folder.display()
+        ),
+        None => error,
+    }
 }
 
 /// Holds the runs against their device's baseline. Where only another device has one of that name,

@@ -179,6 +179,12 @@ fn bench(
         .env("KERNELGATE_SESSION", session)
         .stdin(Stdio::null());
     command.stdout(std::io::stderr());
+    // Relative to where the program was called, as for cargo, and not to the package.
+    if let (Some(target), Ok(here)) =
+        (std::env::var_os("CARGO_TARGET_DIR"), std::env::current_dir())
+    {
+        command.env("CARGO_TARGET_DIR", here.join(target));
+    }
     let ended = wait(&mut command, TIMEOUT, running)
         .map_err(|error| anyhow::anyhow!("failed to start {}: {error}", cargo.display()))?;
     match ended {
