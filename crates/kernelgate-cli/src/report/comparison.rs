@@ -17,6 +17,10 @@ const READING: &str = "interval: 95 %; p: of \"not slower than the threshold\", 
 /// Cases of a kind that are named one by one.
 const SHOWN: usize = 20;
 
+/// What a change is of, which the two times beside it are not.
+const CHANGE: &str = "change: the median over pairs of processes that ran one after the other, not \
+                      of the two times; a block is four processes, two pairs";
+
 /// For a terminal.
 pub fn text(comparison: &Comparison) -> String {
     let mut out =
@@ -27,6 +31,7 @@ pub fn text(comparison: &Comparison) -> String {
             "\n{}",
             summary::table(comparison.judged.iter().map(row), ["base", "head"], "pairs").text()
         );
+        let _ = writeln!(out, "{READING}\n{CHANGE}");
     }
     let lines = [notes(comparison), details(comparison)].concat();
     lines.iter().for_each(|line| out.extend(["\n", line]));

@@ -21,6 +21,7 @@ pub fn text(report: &GateReport) -> String {
             "\n{}",
             summary::table(report.judged.iter().map(row), ["baseline", "now"], "runs").text()
         );
+        let _ = writeln!(out, "{READING}");
     }
     let lines = [notes(report), details(report)].concat();
     lines.iter().for_each(|line| out.extend(["\n", line]));

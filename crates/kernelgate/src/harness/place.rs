@@ -72,7 +72,9 @@ impl DeviceRequest {
                 if !suites.any(|suite| {
                     suite.implementations().iter().any(|row| row.backend == BackendKind::Cuda)
                 }) {
-                    return Ok(cpu("no CUDA implementation".to_owned()));
+                    return Ok(cpu(
+                        "on the CPU: no workload here has a CUDA implementation".to_owned()
+                    ));
                 }
                 Ok(gpu().map_or_else(|error| cpu(format!("no GPU: {error}")), |()| cuda()))
             }

@@ -59,7 +59,7 @@ impl BenchProgress {
     pub fn limits(&self, limits: &Limits) {
         let summary = limits.summary();
         if !summary.is_empty() {
-            self.say(&format!("limits: {summary}"));
+            self.say(&format!("measured ceilings, which `of limit` refers to: {summary}"));
         }
     }
 
