@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::{Data, Problem, Tensor, Tensors};
+use super::{Data, Dtype, Expected, Problem, Tensor, Tensors};
 
 /// A change of inputs and what it does to the outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,29 +94,46 @@ pub fn check(problem: &dyn Problem, seed: u64, tolerated: f64) -> Result<usize, 
         let Some(changed) = symmetry.changed(&inputs) else { continue };
         let mut all = inputs.clone();
         changed.iter().for_each(|(name, tensor)| all.insert(name, tensor.clone()));
-        let mut outputs = Tensors::new();
-        for one in problem.reference(&all) {
-            if one.rows.is_some() {
-                return Err(format!("the reference of `{}` does not hold every row", one.name));
-            }
-            outputs.insert(&one.name, Tensor::new(one.shape, one.values));
-        }
+        let outputs = whole(&problem.reference(&all))?;
         let undone = symmetry.undone(&outputs);
         let undone = undone.ok_or_else(|| format!("{symmetry:?} does not know every output"))?;
-        for one in &expected {
-            let old = Tensor::new(one.shape.clone(), one.values.clone());
+        for (name, old) in whole(&expected)?.iter() {
             let old = old.to_f64(0, old.len());
-            let new = undone.tensor(&one.name).to_f64(0, old.len());
+            let new = undone.tensor(name).to_f64(0, old.len());
             let largest = old.iter().fold(0.0f64, |most, x| most.max(x.abs()));
             let apart = old.iter().zip(&new).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             if apart > tolerated * largest {
-                let name = &one.name;
                 return Err(format!("{symmetry:?}: output `{name}` differs by {apart:e}"));
             }
         }
         checked += 1;
     }
     Ok(checked)
+}
+
+/// The outputs that a reference is of, put together from their rows.
+fn whole(expected: &[Expected]) -> Result<Tensors, String> {
+    let mut outputs = Tensors::new();
+    for one in expected {
+        let dtype = if matches!(one.values, Data::I8(_)) { Dtype::I8 } else { Dtype::F64 };
+        if outputs.get(&one.name).is_none() {
+            outputs.insert(&one.name, Tensor::poisoned(one.shape.clone(), dtype));
+        }
+        let held = Tensor::new([one.values.len()], one.values.clone());
+        let row = one.row_len() * dtype.bytes();
+        let rows = one.rows.clone().unwrap_or_else(|| (0..held.bytes() / row.max(1)).collect());
+        let to = outputs.tensor_mut(&one.name).as_bytes_mut();
+        for (from, row_number) in held.as_bytes().chunks(row.max(1)).zip(rows) {
+            to[row_number * row..][..row].copy_from_slice(from);
+        }
+    }
+    for (name, output) in outputs.iter() {
+        let poison = |&x: &f64| x.is_nan() || x == f64::from(i8::MIN);
+        if output.to_f64(0, output.len()).iter().any(poison) {
+            return Err(format!("the reference of `{name}` does not hold every row"));
+        }
+    }
+    Ok(outputs)
 }
 
 /// By how much an axis is rolled: about a third of it, so that no power of two divides both.
