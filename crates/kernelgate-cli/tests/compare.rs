@@ -194,9 +194,22 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
         .compare("--base main --resume --format markdown")
         .expect(1, &["resuming with", "**1 regressed", "| scratch/sum"]);
     scratch.commit("slower");
-    scratch
-        .compare("--base HEAD --head main~1 --resume")
-        .expect(0, &["starting anew", "1 improved"]);
+    // Nothing that was measured is thrown away for another command.
+    let trials = scratch.folder.path().join("target/kernelgate/compare/trials.json");
+    let before = std::fs::read(&trials).unwrap();
+    let anew = "leave --resume out to start anew";
+    for (flags, words) in [
+        ("--base main~1 --case-time 0.1s", "--case-time differs"),
+        ("--base main~1 --axis n=1024", "--axis (KERNELGATE_AXIS) differs"),
+        ("--base main~1 --absolute 5", "--absolute, --tolerated, --max-blocks or the device's"),
+        ("--base main~1 n1024", "the filter differs"),
+        ("--base HEAD --head main~1", "the executable of bench `spin` in the base differs"),
+    ] {
+        scratch.compare(&format!("{flags} --resume")).expect(2, &[words, anew]);
+    }
+    assert_eq!(std::fs::read(&trials).unwrap(), before);
+    scratch.compare("--base main~1 --resume").expect(1, &["resuming with", "1 regressed"]);
+    scratch.compare("--base HEAD --head main~1").expect(0, &["1 improved"]);
 }
 
 #[test]

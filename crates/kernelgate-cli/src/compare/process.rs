@@ -1,16 +1,20 @@
-//! One process: started, waited for no longer than is sensible, its run read.
+//! One process: started, and waited for no longer than is sensible. What it is told to do, and what
+//! is read of it, is up to its driver (`driver`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use super::install::Driver;
 use crate::benches::child::{Ended, Running, wait};
-use kernelgate::protocol::{self, Action, Request};
-use kernelgate::record::{Run, TrialRequest, file};
+use kernelgate::record::text::printable;
+use kernelgate::record::{Environment, TrialRequest};
 
 /// Lines of a failed process that are shown.
 const SHOWN_LINES: usize = 4;
+/// Bytes at the end of what a failed process said in which they are looked for.
+const SHOWN_BYTES: u64 = 1 << 16;
 
 /// What every trial of a comparison has in common.
 pub struct TrialSetup<'a> {
@@ -22,109 +26,83 @@ pub struct TrialSetup<'a> {
     pub work: &'a Path,
     /// Who may end it.
     pub running: &'a Running,
+    /// What benches run in that do not tell it themselves.
+    pub environment: &'a Environment,
 }
 
 /// A process to run.
+#[derive(Clone)]
 pub struct TrialProcess<'a> {
     /// The executable.
     pub program: PathBuf,
+    /// Its content hash.
+    pub hash: &'a str,
     /// Folder of its package's sources.
     pub package: PathBuf,
     /// Commit of its sources.
     pub commit: String,
-    /// Delays added to its launches on purpose.
-    pub delays: Option<&'a str>,
-    /// Newest version of the protocol that it speaks.
-    pub version: u64,
+    /// Nanoseconds by case that are added on purpose.
+    pub delays_ns: BTreeMap<String, f64>,
+    /// How it is told what to do.
+    pub driver: Driver,
     /// What it is to do.
     pub request: &'a TrialRequest,
     /// Timeout of the process.
     pub timeout: Duration,
 }
 
-/// Starts a trial that is not waited for, to be ended through `co_running`.
-///
-/// # Errors
-/// A fragment that says why it does not start.
-pub fn start_co_running(
-    setup: &TrialSetup<'_>,
-    trial: &TrialProcess<'_>,
-    co_running: &Running,
-) -> Result<(), String> {
-    let mut command = command(setup, trial, "beside.json")?;
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    co_running.start(&mut command).map(drop).map_err(|cause| format!("failed to start: {cause}"))
+/// A command that runs an executable where cargo would.
+pub fn of_package(program: &Path, package: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env("CARGO_MANIFEST_DIR", package);
+    if package.is_dir() {
+        command.current_dir(package);
+    }
+    command
 }
 
-/// The command of a trial, whose request goes into a file of that name.
-fn command(
-    setup: &TrialSetup<'_>,
-    trial: &TrialProcess<'_>,
-    name: &str,
-) -> Result<Command, String> {
-    let path = setup.work.join(name);
-    let response = setup.work.join(format!("response-to-{name}"));
-    // Version 1 knew trial requests only, and takes them under a name of their own.
-    let (variable, written) = match trial.version {
-        1 => ("KERNELGATE_TRIAL", file::write(&path, trial.request)),
-        _ => {
-            let _ = std::fs::remove_file(&response);
-            (
-                protocol::VARIABLE,
-                file::write(
-                    &path,
-                    &Request { response, action: Action::Trial(trial.request.clone()) },
-                ),
-            )
-        }
-    };
-    written.map_err(|error| format!("failed to {error}"))?;
-    let _ = std::fs::remove_file(&trial.request.record);
-    let mut command = Command::new(&trial.program);
-    command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
-    if let Some(filter) = setup.filter {
-        command.arg("--").arg(filter);
-    }
-    command.envs(setup.settings).env(variable, &path).env("KERNELGATE_COMMIT", &trial.commit);
-    command
-        .env("CARGO_MANIFEST_DIR", &trial.package)
-        .env("CARGO_TARGET_DIR", setup.work.join("target"));
-    command.env("CRITERION_HOME", setup.work.join("criterion")).env_remove("KERNELGATE_SESSION");
-    command
-        .env_remove("KERNELGATE_DELAY")
-        .envs(trial.delays.map(|delays| ("KERNELGATE_DELAY", delays)));
-    if trial.package.is_dir() {
-        command.current_dir(&trial.package);
-    }
-    Ok(command)
-}
-
-/// Runs a trial; its run, or none where it has no case that was asked for.
+/// Runs a command to its end; what it says on standard error goes to a file, for [`failure`].
 ///
 /// # Errors
-/// A fragment that says how it failed.
-pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<Run>, String> {
-    let messages = setup.work.join("messages.txt");
+/// A fragment: it does not start, or does not end.
+pub fn finish(
+    setup: &TrialSetup<'_>,
+    command: &mut Command,
+    timeout: Duration,
+) -> Result<ExitStatus, String> {
+    let messages = messages(setup);
     let sink = std::fs::File::create(&messages)
         .map_err(|cause| format!("failed to write {}: {cause}", messages.display()))?;
-    let mut command = command(setup, trial, "order.json")?;
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(sink);
-    let ended = wait(&mut command, trial.timeout, setup.running)
+    command.stdin(Stdio::null()).stderr(sink);
+    let ended = wait(command, timeout, setup.running)
         .map_err(|cause| format!("failed to start: {cause}"))?;
-    let status = match ended {
-        Ended::Exited(status) => status,
-        Ended::TimedOut => return Err(format!("killed after {} s", trial.timeout.as_secs())),
-    };
-    match file::read::<Run>(&trial.request.record) {
-        // A case that fails makes the exit code 1, and is in the run.
-        Ok(run) if run.complete && matches!(status.code(), Some(0 | 1)) => Ok(Some(run)),
-        Err(error) if error.is_not_found() && status.success() => Ok(None),
-        Err(error) if !error.is_not_found() => Err(format!("failed to {error}")),
-        _ => {
-            let text = std::fs::read_to_string(&messages).unwrap_or_default();
-            let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
-            let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("; ");
-            Err(format!("{status}{}{last}", if last.is_empty() { "" } else { ": " }))
-        }
+    match ended {
+        Ended::Exited(status) => Ok(status),
+        Ended::TimedOut => Err(format!(
+            "treated as hung: killed after {} s (--wait sets this)",
+            timeout.as_secs_f64().round()
+        )),
     }
+}
+
+/// How a process failed that [`finish`] ran: its status and what it said last.
+pub fn failure(setup: &TrialSetup<'_>, status: ExitStatus) -> String {
+    let last = last_lines(&messages(setup)).unwrap_or_default();
+    format!("{status}{}{last}", if last.is_empty() { "" } else { ": " })
+}
+
+fn messages(setup: &TrialSetup<'_>) -> PathBuf {
+    setup.work.join("messages.txt")
+}
+
+fn last_lines(path: &Path) -> std::io::Result<String> {
+    use std::io::{Read as _, Seek as _, SeekFrom};
+    let mut file = std::fs::File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(SHOWN_BYTES)))?;
+    let mut bytes = Vec::new();
+    file.take(SHOWN_BYTES).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    Ok(printable(&lines[lines.len().saturating_sub(SHOWN_LINES)..].join("; ")).into_owned())
 }

@@ -6,13 +6,17 @@ use std::fmt::Write as _;
 
 use super::summary::{self, SummaryRow, Unjudged, UnjudgedKind, VerdictSummary};
 use crate::gate::Verdict;
-use crate::gate::comparison::{Compared, Comparison};
+use crate::gate::comparison::{Compared, Comparison, CriterionBench};
 use kernelgate::record::text::printable;
 
 /// How to read the interval and the pairs of a row.
 const READING: &str = "interval: 95 %; p: of \"not slower than the threshold\", over all cases \
                        and looks; pairs: of the first round + of the second, which must agree \
                        before anything is called slower";
+
+/// What is known of the times of benches that use Criterion alone.
+const UNIT: &str = "times of Criterion's benches are nanoseconds, unless a bench sets a measurement \
+                    of its own: its store does not say";
 
 /// Cases of a kind that are named one by one.
 const SHOWN: usize = 20;
@@ -201,11 +205,16 @@ fn notes(comparison: &Comparison) -> Vec<String> {
 
 /// What nobody needs to act on.
 fn details(comparison: &Comparison) -> Vec<String> {
-    let mut lines = Vec::new();
+    let mut lines: Vec<String> = comparison.criterion.iter().map(CriterionBench::words).collect();
+    if !comparison.criterion.is_empty() {
+        lines.push(UNIT.to_owned());
+    }
+    let left_alone: Vec<String> =
+        comparison.left_alone.iter().map(|(bench, why)| format!("{bench}: {why}")).collect();
     for (cases, label) in [
         (&comparison.new, "new, not judged"),
         (&comparison.removed, "removed"),
-        (&comparison.foreign, "bench without this harness, left alone"),
+        (&left_alone, "bench without this harness, left alone"),
         (&comparison.identical, "the same executable on both sides, byte by byte"),
     ] {
         lines.extend(cases.iter().take(SHOWN).map(|case| format!("{label}: {case}")));
