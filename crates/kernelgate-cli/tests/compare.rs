@@ -137,6 +137,7 @@ impl Scratch {
                 "24",
                 "--backend",
                 "cpu",
+                "--time-identical",
             ])
             .args(flags.split_whitespace())
             .current_dir(self.folder.path())
@@ -163,6 +164,17 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
     scratch
         .compare("--base main --head HEAD")
         .expect(0, &[CASE, "unchanged", "1 unchanged, 0 inconclusive of 1", same]);
+    // Nobody asked for the noise of one file against itself.
+    let mut plainly = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
+    let environment = scratch.compare_with("");
+    plainly
+        .args(["compare", "--base", "main", "--head", "HEAD", "--backend", "cpu"])
+        .current_dir(scratch.folder.path())
+        .envs(environment.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let plainly: Outcome = plainly.output().unwrap().into();
+    let first = "the two builds are the same file, byte by byte: 1 case was not timed";
+    plainly.expect(0, &["0 inconclusive of 0", same]);
+    assert!(plainly.stdout.starts_with(first), "{}", plainly.stdout);
     scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 1600");
     // Uncommitted, and a new file beside it.
     scratch.write("notes.txt", "new");

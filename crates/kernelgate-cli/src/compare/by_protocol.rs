@@ -1,5 +1,5 @@
-//! Processes of benches of this harness: told by a request in a file what to do, their run read from
-//! another.
+//! Processes of benches of this harness: told by a request in a file what to do, their run read
+//! from another.
 
 use std::process::{Command, Stdio};
 

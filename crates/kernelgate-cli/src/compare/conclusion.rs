@@ -6,7 +6,6 @@ use super::engine::{Engine, Facts};
 use super::matched::Matched;
 use super::rounds;
 use super::session::{Bench, delays_text};
-use super::sides::Side;
 use crate::gate::Verdict;
 use crate::gate::comparison::{Compared, Comparison, Round};
 use crate::gate::paired::{Decision, Outcome};
@@ -53,12 +52,6 @@ impl Engine<'_> {
             a.verdict.cmp(&b.verdict).then_with(|| a.decision.case.cmp(&b.decision.case))
         });
         let [base, head] = &self.session.sides;
-        let same = |name: &String| {
-            let hash = |side: &Side| {
-                side.executables.driven.get(name).map(|executable| executable.hash.clone())
-            };
-            hash(base).is_some() && hash(base) == hash(head)
-        };
         let sides = self.session.sides.iter();
         let mut left_alone: BTreeMap<String, String> =
             sides.flat_map(|side| side.executables.foreign.clone()).collect();
@@ -90,7 +83,8 @@ impl Engine<'_> {
             left_alone,
             unverified,
             criterion: facts.criterion,
-            identical: base.executables.driven.keys().filter(|name| same(name)).cloned().collect(),
+            identical: self.session.identical().into_iter().collect(),
+            untimed: facts.untimed,
             optimised: facts.optimised,
             delays: delays_text(&self.request.head_delays_ns),
             rounds: [1, 2].into_iter().filter_map(|round| self.facts_of(round)).collect(),

@@ -42,6 +42,8 @@ pub struct Facts {
     pub optimised: bool,
     /// Benches of Criterion alone.
     pub criterion: Vec<CriterionBench>,
+    /// Cases that are not timed because their executable is the same on both sides.
+    pub untimed: Vec<String>,
 }
 
 /// Compares.
@@ -108,7 +110,12 @@ impl<'a> Engine<'a> {
     ///
     /// # Errors
     /// When what is measured cannot be written.
-    pub fn compare(&mut self, prepared: Prepared) -> Result<Comparison, CompareError> {
+    pub fn compare(&mut self, mut prepared: Prepared) -> Result<Comparison, CompareError> {
+        let untimed = if self.request.time_identical {
+            Vec::new()
+        } else {
+            prepared.take_out(&self.session.identical())
+        };
         let Prepared { matched, benches, optimised, environment, criterion, .. } = prepared;
         let device = environment.map(|environment| environment.describe()).unwrap_or_default();
         let wanted = matched.judged.clone();
@@ -126,7 +133,7 @@ impl<'a> Engine<'a> {
                 .detail(&format!("round 2: are {} slower cases slower again?", slower.len()));
             Some(self.round(2, &benches, &slower)?)
         };
-        let facts = Facts { device, optimised, criterion };
+        let facts = Facts { device, optimised, criterion, untimed };
         Ok(self.conclude((matched, &benches), first, second.as_ref(), facts))
     }
 
@@ -187,7 +194,7 @@ impl<'a> Engine<'a> {
             driver: executable.driver,
             program: slot.join("bin").join(bench),
             hash: &executable.hash,
-            package: side.package.clone(),
+            package: side.package_of(bench).clone(),
             commit: side.commit.clone(),
             delays_ns,
             request,

@@ -74,6 +74,8 @@ pub struct ComparisonRequest {
     /// Whether [`crate::gate::paired::TestPlan::absolute_ns`] was asked for, and so is meant for
     /// times that are means over iterations too.
     pub absolute_for_all: bool,
+    /// Time cases too whose executable is the same file on both sides.
+    pub time_identical: bool,
     /// Cargo's profile.
     pub profile: String,
     /// Go on where the last comparison was interrupted.

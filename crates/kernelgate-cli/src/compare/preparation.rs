@@ -215,7 +215,7 @@ impl Engine<'_> {
             Ok(slot) => slot,
             Err(error) => return Err(self.broke_early(arm, bench, error.to_string())),
         };
-        let package = self.session.sides[index(arm)].package.clone();
+        let package = self.session.sides[index(arm)].package_of(bench).clone();
         let program = slot.join("bin").join(bench);
         let timeout = self.request.wait.unwrap_or(LIST_TIMEOUT);
         let listed = match by_criterion::list(&self.setup(), (&program, &package), timeout) {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::folder::Folder;
-use super::install::Driver;
+use super::install::{Driver, InstalledBench};
 use super::matched::Matched;
 use super::progress::ComparisonProgress;
 use super::sides::{self, Side};
@@ -84,6 +84,15 @@ impl Prepared {
         failed.iter().chain(skipped).chain(unmeasured)
     }
 
+    /// Takes out the cases of these benches; which they are.
+    pub fn take_out(&mut self, benches: &BTreeSet<String>) -> Vec<String> {
+        let of = |bench: &&Bench| benches.contains(&bench.name);
+        let taken: BTreeSet<String> =
+            self.benches.iter().filter(of).flat_map(|bench| bench.cases.clone()).collect();
+        self.keep(&self.cases().difference(&taken).cloned().collect());
+        taken.into_iter().collect()
+    }
+
     /// Leaves only these cases.
     pub fn keep(&mut self, cases: &BTreeSet<String>) {
         self.matched.judged.retain(|id| cases.contains(id));
@@ -139,6 +148,18 @@ impl Session {
         let optimised = !["dev", "test"].contains(&request.profile.as_str());
         let environment = Environment { optimised, ..Environment::cpu() };
         Ok(Self { folder, work, sides, running, co_running, progress, environment })
+    }
+
+    /// Benches whose executable is the same file on both sides, byte by byte.
+    pub fn identical(&self) -> BTreeSet<String> {
+        let [base, head] = [0, 1].map(|side| &self.sides[side].executables.driven);
+        let same = |name: &String| {
+            let hash = |side: &BTreeMap<String, InstalledBench>| {
+                side.get(name).map(|executable| executable.hash.clone())
+            };
+            hash(base).is_some() && hash(base) == hash(head)
+        };
+        base.keys().filter(|name| same(name)).cloned().collect()
     }
 
     /// What must be the same for measurements to belong together.

@@ -9,7 +9,7 @@ use super::install::{InstalledBenches, Installing, install};
 use super::progress::ComparisonProgress;
 use super::seed::seed;
 use super::{CompareError, ComparisonRequest, SideSource};
-use crate::benches::cargo::{self, BuildError, BuildTargets};
+use crate::benches::cargo::{self, BuildError, BuildTargets, Built};
 use crate::benches::child::Running;
 use crate::benches::prebuilt::prebuilt;
 use crate::benches::versions;
@@ -23,8 +23,17 @@ pub struct Side {
     pub commit: String,
     /// Folder of the package: below the slot, or that of the user.
     pub package: PathBuf,
+    /// Folders of the packages of its benches, in which they run, where cargo told them.
+    pub packages: BTreeMap<String, PathBuf>,
     /// What can run.
     pub executables: InstalledBenches,
+}
+
+impl Side {
+    /// Where the processes of a bench run.
+    pub fn package_of(&self, bench: &str) -> &PathBuf {
+        self.packages.get(bench).unwrap_or(&self.package)
+    }
 }
 
 /// Both sides. Revisions are looked up before anything is built.
@@ -139,6 +148,7 @@ pub fn prepare_twins(
         label: base.label.clone(),
         commit: base.commit.clone(),
         package: base.package.clone(),
+        packages: base.packages.clone(),
         ..head
     };
     Ok([base, head])
@@ -170,6 +180,7 @@ fn from_folder(
         label,
         commit: format!("prebuilt-{}", folder::name(arm)),
         package: request.package.clone(),
+        packages: BTreeMap::new(),
         executables,
     })
 }
@@ -233,10 +244,56 @@ fn from_revision(
         Ok(below) => folder.side(arm).join(below),
         Err(_) => path,
     };
+    let packages = packages_of(&built)
+        .map_err(|why| CompareError::Usage(format!("{side_name} {label}: {why}")))?;
     let built: BTreeMap<String, PathBuf> =
         built.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
     let how = installing(request, true, running);
     let executables = install(&folder.side(arm), &built, &format!("{side_name} {label}"), how)?;
     let package = folder.slot().join("src").join(&repository.package);
-    Ok(Side { label, commit: revision.commit.clone(), package, executables })
+    Ok(Side { label, commit: revision.commit.clone(), package, packages, executables })
+}
+
+/// The folder of the package of each bench.
+///
+/// # Errors
+/// When two packages of a workspace have a bench of one name: cases could not be told apart.
+fn packages_of(built: &[Built]) -> Result<BTreeMap<String, PathBuf>, String> {
+    let mut packages: BTreeMap<String, PathBuf> = BTreeMap::new();
+    for Built { bench, manifest, .. } in built {
+        let folder = manifest.parent().map(Path::to_owned).unwrap_or_default();
+        let known = packages.entry(bench.clone()).or_insert_with(|| folder.clone());
+        if *known != folder {
+            let name = |folder: &Path| {
+                folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
+            };
+            return Err(format!(
+                "the packages in {} and {} both have a bench `{bench}`: compare in the folder of \
+                 one of them",
+                name(known),
+                name(&folder)
+            ));
+        }
+    }
+    Ok(packages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bench_runs_in_the_folder_of_its_package_and_names_do_not_collide() {
+        let built = |bench: &str, manifest: &str| Built {
+            bench: bench.to_owned(),
+            path: PathBuf::from("/t/x"),
+            manifest: PathBuf::from(manifest),
+        };
+        let one = [built("a", "/w/one/Cargo.toml"), built("b", "/w/two/Cargo.toml")];
+        let packages = packages_of(&one).unwrap();
+        assert_eq!(packages["b"], PathBuf::from("/w/two"));
+        let both = [one[0].clone(), built("a", "/w/two/Cargo.toml")];
+        let why = packages_of(&both).unwrap_err();
+        assert!(why.contains("in one and two both have a bench `a`"), "{why}");
+    }
 }

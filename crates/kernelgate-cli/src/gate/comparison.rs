@@ -52,6 +52,8 @@ pub struct Comparison {
     pub criterion: Vec<CriterionBench>,
     /// Bench binaries that are the same in both, byte by byte: what differs between them is noise.
     pub identical: Vec<String>,
+    /// Cases of these that were verified and not timed: they are as fast as they were.
+    pub untimed: Vec<String>,
     /// Whether the code was optimised.
     pub optimised: bool,
     /// Delays added to launches of the head on purpose: its times are not the code's.
@@ -202,7 +204,7 @@ impl Comparison {
         } else if self.count(Verdict::Inconclusive) > 0
             || !self.skipped.is_empty()
             || abandoned("base")
-            || self.judged.is_empty()
+            || (self.judged.is_empty() && self.untimed.is_empty())
         {
             Exit::Inconclusive
         } else {
@@ -265,6 +267,7 @@ mod tests {
             unverified: vec![],
             criterion: vec![],
             identical: vec![],
+            untimed: vec![],
             optimised: true,
             delays: None,
             rounds: vec![],
@@ -333,6 +336,9 @@ mod tests {
         assert_eq!(comparison(vec![]).exit(), Exit::Inconclusive);
         assert_eq!(Comparison { failed: one(), ..fine() }.exit(), Exit::Regression);
         assert_eq!(Comparison { skipped: one(), ..fine() }.exit(), Exit::Inconclusive);
+        let untimed = Comparison { untimed: vec!["x".to_owned()], ..comparison(vec![]) };
+        assert_eq!(untimed.exit(), Exit::Fine, "the same code takes the same time");
+        assert_eq!(comparison(vec![]).exit(), Exit::Inconclusive);
         assert_eq!(Comparison { failed_in_base: one(), ..fine() }.exit(), Exit::Fine);
         assert_eq!(
             Comparison { broken: vec![broken("head", true)], ..fine() }.exit(),

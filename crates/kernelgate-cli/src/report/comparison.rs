@@ -23,8 +23,9 @@ const SHOWN: usize = 20;
 
 /// For a terminal.
 pub fn text(comparison: &Comparison) -> String {
-    let mut out =
-        format!("base {}, head {}, on {}\n", comparison.base, comparison.head, comparison.device);
+    let mut out = same_file(comparison).map(|line| format!("{line}\n")).unwrap_or_default();
+    let (base, head, device) = (&comparison.base, &comparison.head, &comparison.device);
+    let _ = writeln!(out, "base {base}, head {head}, on {device}");
     if !comparison.judged.is_empty() {
         let _ = writeln!(
             out,
@@ -36,6 +37,19 @@ pub fn text(comparison: &Comparison) -> String {
     lines.iter().for_each(|line| out.extend(["\n", line]));
     let _ = write!(out, "{}\n{}", if lines.is_empty() { "" } else { "\n" }, headline(comparison));
     printable(&out).into_owned()
+}
+
+/// Said first: nothing can have changed in what is the same file.
+fn same_file(comparison: &Comparison) -> Option<String> {
+    let untimed = comparison.untimed.len();
+    (untimed > 0).then(|| {
+        let which = match comparison.judged.is_empty() {
+            true => "the two builds are the same file, byte by byte".to_owned(),
+            false => format!("{} is the same file in both", comparison.identical.join(", ")),
+        };
+        let cases = if untimed == 1 { "case was" } else { "cases were" };
+        format!("{which}: {untimed} {cases} not timed (--time-identical times all the same)")
+    })
 }
 
 /// For reviewers and programs. `reproduce` is the command that compares the same at home.
@@ -84,7 +98,7 @@ pub fn summary(comparison: &Comparison, reproduce: &str) -> VerdictSummary {
             .iter()
             .map(|case| Unjudged::new(case, UnjudgedKind::Skipped, "new, not judged")),
     );
-    if comparison.judged.is_empty() && others.is_empty() {
+    if comparison.judged.is_empty() && comparison.untimed.is_empty() && others.is_empty() {
         others.push(Unjudged::new(
             "comparison",
             UnjudgedKind::Skipped,
@@ -97,7 +111,7 @@ pub fn summary(comparison: &Comparison, reproduce: &str) -> VerdictSummary {
         facts,
         rows: comparison.judged.iter().map(row).collect(),
         others,
-        notes: notes(comparison),
+        notes: same_file(comparison).into_iter().chain(notes(comparison)).collect(),
         details: [vec![READING.to_owned()], details(comparison)].concat(),
         evidence: "pairs",
         reproduce: reproduce.to_owned(),
@@ -189,7 +203,7 @@ fn notes(comparison: &Comparison) -> Vec<String> {
             .push(format!("broke: {} of the {}: {}{so}", broken.bench, broken.side, broken.reason));
     }
     lines.extend(inconclusive(comparison));
-    if comparison.judged.is_empty() {
+    if comparison.judged.is_empty() && comparison.untimed.is_empty() {
         lines.push("nothing to judge: no case is in both".to_owned());
     }
     lines.extend(

@@ -111,6 +111,7 @@ fn compared() -> Comparison {
         unverified: vec![],
         criterion: vec![],
         identical: vec!["st_bif".to_owned()],
+        untimed: vec![],
         optimised: true,
         delays: None,
         rounds: vec![

@@ -110,6 +110,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         filter: arguments.filter.clone(),
         settings: arguments.settings.variables(),
         head_delays_ns: BTreeMap::new(),
+        time_identical: true,
         wait: arguments.timeouts.wait,
         build_wait: arguments.timeouts.build_wait,
         absolute_for_all: arguments.limits.asks_absolute(),

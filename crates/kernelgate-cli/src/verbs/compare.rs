@@ -42,6 +42,9 @@ pub struct Arguments {
     limits: ThresholdFlags,
     #[command(flatten)]
     timeouts: Timeouts,
+    /// Time cases too whose executable is the same file on both sides, byte by byte
+    #[arg(long)]
+    time_identical: bool,
     /// Go on where the last comparison was interrupted
     #[arg(long)]
     resume: bool,
@@ -73,6 +76,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         filter: arguments.filter.clone(),
         settings: arguments.settings.variables(),
         head_delays_ns: BTreeMap::new(),
+        time_identical: arguments.time_identical,
         wait: arguments.timeouts.wait,
         build_wait: arguments.timeouts.build_wait,
         absolute_for_all: arguments.limits.asks_absolute(),

@@ -45,8 +45,8 @@ pub struct TrialRecord {
 /// One case in one process.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Timing {
-    /// Median over the samples, nanoseconds a launch or an iteration. Positive and finite, or the gate leaves its
-    /// block out.
+    /// Median over the samples, nanoseconds a launch or an iteration. Positive and finite, or the
+    /// gate leaves its block out.
     pub time_ns: f64,
     /// Median over the samples of time times SM clock, cycles a launch; none on the host.
     pub cycles: Option<f64>,
