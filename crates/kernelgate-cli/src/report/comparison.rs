@@ -15,8 +15,8 @@ const READING: &str = "interval: 95 %; p: of \"not slower than the threshold\", 
                        before anything is called slower";
 
 /// What is known of the times of benches that use Criterion alone.
-const UNIT: &str = "times of Criterion's benches are nanoseconds, unless a bench sets a measurement \
-                    of its own: its store does not say";
+const UNIT: &str = "times of Criterion's benches are nanoseconds, unless a bench sets a \
+                    measurement of its own: its store does not say";
 
 /// Cases of a kind that are named one by one.
 const SHOWN: usize = 20;

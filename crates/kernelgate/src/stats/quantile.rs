@@ -85,7 +85,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equal_weights_give_the_median(values in prop::collection::vec(0.1f64..1e9, 1..50), weight in 0.1f64..1e6) {
+        fn equal_weights_give_the_median(
+            values in prop::collection::vec(0.1f64..1e9, 1..50),
+            weight in 0.1f64..1e6,
+        ) {
             let middle = weighted_median(&values, &vec![weight; values.len()]);
             let difference = (middle - median(&values)).abs();
             prop_assert!(difference <= 1e-9 * middle, "{middle} and {}", median(&values));
