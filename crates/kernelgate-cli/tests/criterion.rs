@@ -127,6 +127,10 @@ fn main() {
             eprintln!("unexpected argument --list");
             std::process::exit(2);
         }
+        "floods when listing" if lists => {
+            let line = "no case, but a line that nobody wants to read\n".repeat(1000);
+            (0..2000).for_each(|_| print!("{line}"));
+        }
         "hangs" if !lists => hang(),
         _ => {}
     }
@@ -151,7 +155,7 @@ fn main() {
 }
 "#;
 
-const COMPARE: &str = "compare --relative 0.5 --tolerated 0.8 --case-time 0.06s --backend cpu";
+const COMPARE: &str = "compare --relative 1 --tolerated 2 --case-time 0.06s --backend cpu";
 
 #[test]
 fn benches_of_criterion_are_compared_beside_ours_and_others_are_named() {
@@ -244,6 +248,7 @@ fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
             "has flags of its own",
             "asked to list its cases it ended with exit status: 2: unexpected",
         ),
+        ("floods when listing", "asked to list its cases it listed none"),
         ("stores elsewhere", "told to measure, it left no samples in Criterion's store"),
     ] {
         run(how, "").expect(2, &["left alone: evil of the base", words]);

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::process::{TrialProcess, TrialSetup, failure, finish, of_package};
+use super::process::{TrialProcess, TrialSetup, finish, of_package};
 use crate::benches::criterion::store::{self, StoredCase};
 use crate::benches::criterion::{self, IMPLEMENTATION, LIST, Listed, SAMPLES};
 use kernelgate::harness::filter::Filter;
@@ -20,8 +20,6 @@ use kernelgate::record::run::{VerificationRecord, WorkRecord};
 use kernelgate::record::text::{check_plain, one_line};
 use kernelgate::record::{CaseRecord, Provenance, Run, Samples, TrialSampling};
 
-/// What an executable lists is read up to here.
-const MAX_LIST_BYTES: u64 = 16 << 20;
 /// Exit code of a Rust program that panicked.
 const PANICKED: i32 = 101;
 /// Name of a process' whole wall time in [`Run::spent_s`], as benches of this harness have it.
@@ -46,34 +44,28 @@ pub fn list(
     timeout: Duration,
 ) -> Result<Listed, NotListed> {
     let store = fresh_store(setup, "criterion-list").map_err(NotListed::Broken)?;
-    let printed = setup.work.join("list.txt");
-    let sink = std::fs::File::create(&printed).map_err(|cause| {
-        NotListed::Broken(format!("failed to write {}: {cause}", printed.display()))
-    })?;
     let mut command = of_package(program, package);
-    criterion::with_store(&mut command, &store).args(LIST).stdout(sink);
+    criterion::with_store(&mut command, &store).args(LIST).stdout(Stdio::piped());
     let ended = finish(setup, &mut command, timeout);
     if !store::is_empty(&store) {
         let why = "it ignores Criterion's flags: asked to list its cases it measured them";
         return Err(NotListed::Undrivable(why.to_owned()));
     }
     let asked = "asked to list its cases it";
-    let status = match ended {
-        Ok(status) => status,
+    let ended = match ended {
+        Ok(ended) => ended,
         Err(why) => return Err(NotListed::Broken(format!("{asked} was {why}"))),
     };
-    if !status.success() {
-        let how = format!("{asked} ended with {}", failure(setup, status));
+    if !ended.status.success() {
+        let how = format!("{asked} ended with {}", ended.failure());
         // A main of its own that knows no such flag ends with a code; what panics or is killed was
         // on its way.
-        return Err(match status.code() {
+        return Err(match ended.status.code() {
             Some(code) if code != PANICKED => NotListed::Undrivable(how),
             _ => NotListed::Broken(how),
         });
     }
-    let text = read_start(&printed).map_err(|cause| {
-        NotListed::Broken(format!("failed to read {}: {cause}", printed.display()))
-    })?;
+    let text = String::from_utf8_lossy(&ended.printed);
     let listed = criterion::parse_list(&text).map_err(NotListed::Undrivable)?;
     if listed == Listed::default() {
         let why = "asked to list its cases it listed none, as a main that ignores Criterion's \
@@ -81,13 +73,6 @@ pub fn list(
         return Err(NotListed::Undrivable(why.to_owned()));
     }
     Ok(listed)
-}
-
-fn read_start(path: &Path) -> std::io::Result<String> {
-    let mut bytes = Vec::new();
-    let file = std::fs::File::open(path)?;
-    std::io::Read::read_to_end(&mut std::io::Read::take(file, MAX_LIST_BYTES), &mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// The command that measures what a trial requests, with a store of that name for itself.
@@ -131,11 +116,11 @@ pub fn measure_listed(
     const STORE: &str = "criterion-trial";
     let mut command = command(setup, trial, STORE)?;
     let (before, started) = (CpuTime::now_of_children(), Instant::now());
-    let status = finish(setup, &mut command, trial.timeout)?;
+    let ended = finish(setup, &mut command, trial.timeout)?;
     let wall_s = started.elapsed().as_secs_f64();
     let after = CpuTime::now_of_children();
-    if !status.success() {
-        return Err(failure(setup, status));
+    if !ended.status.success() {
+        return Err(ended.failure());
     }
     let contention =
         before.zip(after).and_then(|(before, after)| after.taken_by_others_since(&before));

@@ -3,7 +3,7 @@
 
 use std::process::{Command, Stdio};
 
-use super::process::{TrialProcess, TrialSetup, failure, finish, of_package};
+use super::process::{TrialProcess, TrialSetup, finish, of_package};
 use kernelgate::protocol::{self, Action, Request};
 use kernelgate::record::{Run, file};
 
@@ -18,13 +18,14 @@ pub fn measure(
 ) -> Result<Option<Run>, String> {
     let mut command = command(setup, trial, version, "order.json")?;
     command.stdout(Stdio::null());
-    let status = finish(setup, &mut command, trial.timeout)?;
+    let ended = finish(setup, &mut command, trial.timeout)?;
+    let status = ended.status;
     match file::read::<Run>(&trial.request.record) {
         // A case that fails makes the exit code 1, and is in the run.
         Ok(run) if run.complete && matches!(status.code(), Some(0 | 1)) => Ok(Some(run)),
         Err(error) if error.is_not_found() && status.success() => Ok(None),
         Err(error) if !error.is_not_found() => Err(format!("failed to {error}")),
-        _ => Err(failure(setup, status)),
+        _ => Err(ended.failure()),
     }
 }
 

@@ -2,19 +2,25 @@
 //! is read of it, is up to its driver (`driver`).
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use super::install::Driver;
-use crate::benches::child::{Ended, Running, wait};
+use crate::benches::child::{Ended, Running};
 use kernelgate::record::text::printable;
 use kernelgate::record::{Environment, TrialRequest};
 
 /// Lines of a failed process that are shown.
 const SHOWN_LINES: usize = 4;
-/// Bytes at the end of what a failed process said in which they are looked for.
-const SHOWN_BYTES: u64 = 1 << 16;
+/// Bytes at the end of what a process said in which they are looked for.
+const SHOWN_BYTES: usize = 1 << 16;
+/// Bytes at the start of what a process printed that are kept.
+const MAX_PRINTED_BYTES: usize = 8 << 20;
+/// Time for the rest of what a process said to arrive once it has ended.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// What every trial of a comparison has in common.
 pub struct TrialSetup<'a> {
@@ -61,7 +67,29 @@ pub fn of_package(program: &Path, package: &Path) -> Command {
     command
 }
 
-/// Runs a command to its end; what it says on standard error goes to a file, for [`failure`].
+/// How a process ended, and what is kept of what it said.
+pub struct Finished {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// The start of what it printed, where its output is piped.
+    pub printed: Vec<u8>,
+    /// The end of what it said on standard error.
+    said: Vec<u8>,
+}
+
+impl Finished {
+    /// How it failed: its status and what it said last.
+    pub fn failure(&self) -> String {
+        let text = String::from_utf8_lossy(&self.said);
+        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("; ");
+        let last = printable(&last);
+        format!("{}{}{last}", self.status, if last.is_empty() { "" } else { ": " })
+    }
+}
+
+/// Runs a command to its end. What it says is read to its end too, and a part of it is kept:
+/// however much it is, it takes neither memory nor disk.
 ///
 /// # Errors
 /// A fragment: it does not start, or does not end.
@@ -69,15 +97,20 @@ pub fn finish(
     setup: &TrialSetup<'_>,
     command: &mut Command,
     timeout: Duration,
-) -> Result<ExitStatus, String> {
-    let messages = messages(setup);
-    let sink = std::fs::File::create(&messages)
-        .map_err(|cause| format!("failed to write {}: {cause}", messages.display()))?;
-    command.stdin(Stdio::null()).stderr(sink);
-    let ended = wait(command, timeout, setup.running)
-        .map_err(|cause| format!("failed to start: {cause}"))?;
+) -> Result<Finished, String> {
+    command.stdin(Stdio::null()).stderr(Stdio::piped());
+    let (stdout, stderr) =
+        setup.running.start(command).map_err(|cause| format!("failed to start: {cause}"))?;
+    let (printed, said) =
+        (stdout.map(|it| drain(it, Kept::Start)), stderr.map(|it| drain(it, Kept::End)));
+    let ended = setup.running.finish(timeout).map_err(|cause| format!("was lost: {cause}"))?;
+    // Not for ever: what it left behind may hold its streams open.
+    let heard = |kept: Option<Receiver<Vec<u8>>>| {
+        kept.and_then(|kept| kept.recv_timeout(LAST_WORDS).ok()).unwrap_or_default()
+    };
+    let (printed, said) = (heard(printed), heard(said));
     match ended {
-        Ended::Exited(status) => Ok(status),
+        Ended::Exited(status) => Ok(Finished { status, printed, said }),
         Ended::TimedOut => Err(format!(
             "treated as hung: killed after {} s (--wait sets this)",
             timeout.as_secs_f64().round()
@@ -85,24 +118,47 @@ pub fn finish(
     }
 }
 
-/// How a process failed that [`finish`] ran: its status and what it said last.
-pub fn failure(setup: &TrialSetup<'_>, status: ExitStatus) -> String {
-    let last = last_lines(&messages(setup)).unwrap_or_default();
-    format!("{status}{}{last}", if last.is_empty() { "" } else { ": " })
+/// What is kept of a stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    /// Its first [`MAX_PRINTED_BYTES`].
+    Start,
+    /// About its last [`SHOWN_BYTES`].
+    End,
 }
 
-fn messages(setup: &TrialSetup<'_>) -> PathBuf {
-    setup.work.join("messages.txt")
+/// Reads a stream to its end on a thread of its own.
+fn drain(mut stream: impl Read + Send + 'static, kept: Kept) -> Receiver<Vec<u8>> {
+    let (tell, heard) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (mut all, mut piece) = (Vec::new(), vec![0; SHOWN_BYTES]);
+        while let Ok(count @ 1..) = stream.read(&mut piece) {
+            match kept {
+                Kept::Start => {
+                    let room = MAX_PRINTED_BYTES.saturating_sub(all.len());
+                    all.extend_from_slice(&piece[..count.min(room)]);
+                }
+                Kept::End => {
+                    all.extend_from_slice(&piece[..count]);
+                    all.drain(..all.len().saturating_sub(SHOWN_BYTES));
+                }
+            }
+        }
+        // Nobody waits any more where it was held open for too long.
+        let _ = tell.send(all);
+    });
+    heard
 }
 
-fn last_lines(path: &Path) -> std::io::Result<String> {
-    use std::io::{Read as _, Seek as _, SeekFrom};
-    let mut file = std::fs::File::open(path)?;
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(SHOWN_BYTES)))?;
-    let mut bytes = Vec::new();
-    file.take(SHOWN_BYTES).read_to_end(&mut bytes)?;
-    let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    Ok(printable(&lines[lines.len().saturating_sub(SHOWN_LINES)..].join("; ")).into_owned())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_flood_the_start_or_the_end_is_kept() {
+        let flood: Vec<u8> = (0..3 * MAX_PRINTED_BYTES).map(|i| (i / 1000) as u8).collect();
+        let kept = |kept| drain(std::io::Cursor::new(flood.clone()), kept).recv().unwrap();
+        assert!(kept(Kept::Start) == flood[..MAX_PRINTED_BYTES]);
+        assert!(kept(Kept::End) == flood[flood.len() - SHOWN_BYTES..]);
+    }
 }
