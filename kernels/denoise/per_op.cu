@@ -2,10 +2,11 @@
 // mode.
 //
 // Activations are bf16 in memory, arithmetic is fp32; styles, norms, scores and the Euler state are
-// fp32. Threads: rows are a block each (norm, softmax, action_out); elsewhere a thread takes a
-// packet of eight neighbours, which every extent of a model but the actions is a multiple of, or
-// one element. Shared memory: block reductions only. Bound: launching. A tensor of 50 rows moves in
-// less time than a kernel takes to start.
+// fp32.
+// Threads: rows are a block each (norm, softmax, action_out); elsewhere a thread takes a packet of
+// eight neighbours, which every extent of a model but the actions is a multiple of, or one element.
+// Shared memory: block reductions only.
+// Bound: launching. A tensor of 50 rows moves in less time than a kernel takes to start.
 #include "common/cluster.cuh"
 #include "common/element16.cuh"
 #include "common/math.cuh"

@@ -1,14 +1,14 @@
 // The loop in one kernel: blocks that stay, in clusters of eight, and a barrier of the whole grid
 // between two GEMMs.
 //
-//   a layer   qkv       q, k, v = r (h (1 + scale)) W + shift W, r = 1 / rms; q and k rotated; k
-//   and v written behind the cached prefix
-//             attend    softmax(q k^T) v; the blocks of a cluster split the keys
-//             out       h += gate (attended W), the sums of squares, h (1 + scale) for the next
-//             GEMM gate_up   hidden = gelu_tanh(r x W_gate + shift W_gate) (r x W_up + shift W_up)
-//             down      h += gate (hidden W), as out
-//   a step    rows      velocity = final norm(h) action_out + b;  x += dt velocity;  h = x
-//   action_in + b
+//  a layer   qkv       q, k, v = r (h (1 + scale)) W + shift W, r = 1 / rms; q and k rotated;
+//                      k and v written behind the cached prefix
+//            attend    softmax(q k^T) v; the blocks of a cluster split the keys
+//            out       h += gate (attended W), the sums of squares, h (1 + scale) for the next GEMM
+//            gate_up   hidden = gelu_tanh(r x W_gate + shift W_gate) (r x W_up + shift W_up)
+//            down      h += gate (hidden W), as out
+//  a step    rows      velocity = final norm(h) action_out + b;  x += dt velocity;
+//                      h = x action_in + b
 //
 // The norm needs no pass of its own: its scale is multiplied in by whoever wrote h, 1 / rms and the
 // shift (times W, computed before the loop) come after the GEMM. How it is split, and how the data

@@ -9,12 +9,14 @@
 // each of its peers the rows that the peer finishes, 64 / kSplit of them: a fixed order of sums, no
 // atomics, no second kernel.
 //
-// Weights: packed once, when they are loaded: [tile][k / group][panel of 64 columns][group of up to
-// 64 rows][64], rows of 128 bytes, their 16-byte chunks XOR-swizzled by row. Activations between
-// two GEMMs lie as x needs them: [64 rows][k / 64 panels][64 rows][64], swizzled likewise. Threads:
-// two warpgroups, half of the tile's columns each; thread 0 asks for copies. Shared memory: up to
-// four panels of x, the slice of W, then the parts that the cluster sent: [rank][64 / kSplit
-// rows][kTileN] fp32.
+// Weights: packed once, when they are loaded:
+// [tile][k / group][panel of 64 columns][group of up to 64 rows][64], rows of 128 bytes, their
+// 16-byte chunks XOR-swizzled by row.
+// Activations between two GEMMs lie as x needs them: [64 rows][k / 64 panels][64 rows][64],
+// swizzled likewise.
+// Threads: two warpgroups, half of the tile's columns each; thread 0 asks for copies.
+// Shared memory: up to four panels of x, the slice of W, then the parts that the cluster sent:
+// [rank][64 / kSplit rows][kTileN] fp32.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"

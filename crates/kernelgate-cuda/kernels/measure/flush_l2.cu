@@ -3,7 +3,8 @@
 //   word[i] += 1 for every 4-byte word
 //
 // Threads: a grid-stride loop of 16-byte packets, any grid. Plain loads and stores, so that lines
-// are allocated like any kernel's. Bound: 2 bytes moved a byte of buffer.
+// are allocated like any kernel's.
+// Bound: 2 bytes moved a byte of buffer.
 #include "common/streaming.cuh"
 
 extern "C" __global__ void measure_flush_l2(void* buffer, long long packets) {

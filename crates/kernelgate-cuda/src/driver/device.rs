@@ -39,7 +39,10 @@ pub enum DeviceError {
         error: String,
     },
     /// The driver is older than the kernels need.
-    #[error("the NVIDIA driver supports CUDA {}.{}, 13.0 is needed: update the driver", .0 / 1000, .0 % 1000 / 10)]
+    #[error(
+        "the NVIDIA driver supports CUDA {}.{}, 13.0 is needed: update the driver",
+        .0 / 1000, .0 % 1000 / 10
+    )]
     OldDriver(i32),
     /// No GPU at all.
     #[error("the NVIDIA driver finds no GPU")]
