@@ -61,7 +61,8 @@ const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
     about: "rayon over chunks",
     supports: |_| Ok(()),
     prepare: Prepare::Cpu(|problem, inputs| {
-        CpuTask::new(Tensors::new().with_output("out", [problem.n], Dtype::F32), move |outputs| {
+        let outputs = Tensors::new().with_output("out", [problem.n], Dtype::F32);
+        CpuTask::new(inputs, outputs, |inputs, outputs| {
             let (x, y, out) = (inputs.f32("x"), inputs.f32("y"), outputs.f32_mut("out"));
             out.par_chunks_mut(1 << 14)
                 .zip(x.par_chunks(1 << 14))

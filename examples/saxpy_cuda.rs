@@ -73,7 +73,8 @@ const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
         let upload = |name| device.upload(inputs.tensor(name).as_bytes());
         let (x, y, n) = (upload("x")?, upload("y")?, problem.n);
         let out = cuda::Output::new(device, "out", [n], Dtype::F32)?;
-        Ok(cuda::CudaTask::new(device, vec![out], move |outputs| {
+        let inputs = cuda::inputs([("x", &x), ("y", &y)]);
+        Ok(cuda::CudaTask::new(device, inputs, vec![out], move |outputs| {
             kernel.launch(&[
                 A.into(),
                 (&x).into(),

@@ -10,7 +10,8 @@ use rayon::prelude::*;
 use super::definition::{DTYPE, check_size, draw, tolerance};
 use super::reference::{HeadConfig, ROWS, softmax};
 use kernelgate::workload::{
-    Axis, AxisError, Dtype, Expected, Point, Problem, Tensors, Tolerance, Unit, Work, Workload,
+    Axis, AxisError, Dtype, Expected, Point, Problem, Symmetry, Tensors, Tolerance, Unit, Work,
+    Workload,
 };
 
 const B: Axis = Axis::number("b", "batch");
@@ -145,6 +146,11 @@ impl Problem for Scores {
         vec![Expected::all("scores", self.shape.pairs(), scores)]
     }
 
+    /// Heads are independent.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![Symmetry::Roll { inputs: &[("q", 1), ("k", 1)], outputs: &[("scores", 1)] }]
+    }
+
     fn work(&self) -> Work {
         let ComponentShape { d, dtype, .. } = self.shape;
         Work::bytes(
@@ -190,6 +196,11 @@ impl Problem for Softmax {
             piece
         });
         vec![Expected::all("probabilities", self.shape.pairs(), probabilities)]
+    }
+
+    /// Rows are independent.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![Symmetry::Roll { inputs: &[("scores", 2)], outputs: &[("probabilities", 2)] }]
     }
 
     fn work(&self) -> Work {
@@ -247,6 +258,14 @@ impl Problem for ValuesMatmul {
                 .values(&p.to_f64((head * s + from) * s, rows * s), &v.to_f64(head * s * d, s * d))
         });
         vec![Expected::all("out", self.shape.vectors(), out)]
+    }
+
+    /// Heads are independent, and so are the rows of a head.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![
+            Symmetry::Roll { inputs: &[("probabilities", 1), ("v", 1)], outputs: &[("out", 1)] },
+            Symmetry::Roll { inputs: &[("probabilities", 2)], outputs: &[("out", 2)] },
+        ]
     }
 
     fn work(&self) -> Work {

@@ -15,8 +15,8 @@ use rayon::prelude::*;
 use super::reference::{HeadConfig, ROWS};
 use super::sample::Rows;
 use kernelgate::workload::{
-    Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit, Work,
-    Workload, random,
+    Axis, AxisError, Data, Dtype, Expected, Point, Problem, Symmetry, Tensor, Tensors, Tolerance,
+    Unit, Work, Workload, random,
 };
 
 /// b·s where the axis `tokens` is not given.
@@ -323,6 +323,11 @@ impl Problem for AttentionForward {
         rows.bands().into_iter().map(expect).collect()
     }
 
+    /// Heads are independent.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![Symmetry::Roll { inputs: &[("q", 1), ("k", 1), ("v", 1)], outputs: &[("out", 1)] }]
+    }
+
     fn work(&self) -> Work {
         self.attention.work(2, 3, 1)
     }
@@ -404,6 +409,17 @@ impl Problem for AttentionBackward {
             }
         }
         expected
+    }
+
+    /// Heads are independent, and gradients linear in the gradient of the output.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![
+            Symmetry::Roll {
+                inputs: &[("q", 1), ("k", 1), ("v", 1), ("grad_out", 1)],
+                outputs: &[("grad_q", 1), ("grad_k", 1), ("grad_v", 1)],
+            },
+            Symmetry::Negate { inputs: &["grad_out"], outputs: &["grad_q", "grad_k", "grad_v"] },
+        ]
     }
 
     fn work(&self) -> Work {

@@ -136,6 +136,10 @@ impl Problem for DenoiseStep {
         vec![Expected::all("velocity", [self.expert.s, ACTION], expert.velocity(&x, 0))]
     }
 
+    fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
+        self.expert.redraw(names, seed)
+    }
+
     fn work(&self) -> Work {
         let mut work = self.expert.work(1);
         work.read_bytes += Dtype::F32.bytes() as u64;
@@ -177,6 +181,10 @@ impl Problem for DenoiseLoop {
         let expert = ReferenceExpert::new(&self.expert, inputs, &reference::times(self.steps));
         let actions = reference::euler(self.steps, x, |x, step| expert.velocity(x, step));
         vec![Expected::all("actions", [self.expert.s, ACTION], actions)]
+    }
+
+    fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
+        self.expert.redraw(names, seed)
     }
 
     fn work(&self) -> Work {

@@ -48,6 +48,17 @@ impl ExpertShape {
         inputs
     }
 
+    /// Some of the inputs, of another seed: of half a billion elements only those that are asked for
+    /// are drawn.
+    pub(super) fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
+        let mut inputs = Tensors::new();
+        let specs = self.model.tensors(self.s, self.p, self.dtype);
+        for spec in specs.iter().filter(|spec| names.contains(&spec.name)) {
+            inputs.insert(spec.name, spec.draw(seed));
+        }
+        inputs
+    }
+
     /// Operations of the layers' projections in one step.
     pub fn projection_flops(&self) -> u64 {
         2 * self.s as u64 * self.model.layer_weights()

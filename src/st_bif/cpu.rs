@@ -4,8 +4,6 @@
 //! Backward replays the forward pass of a block (H and c of every step stay in L1) and then runs in
 //! reverse time, so it reads x and gy once and writes gx once.
 
-use std::sync::Arc;
-
 use half::slice::HalfFloatSliceExt;
 use pulp::{Arch, NullaryFnOnce};
 use rayon::prelude::*;
@@ -32,7 +30,7 @@ pub const FORWARD: &[Implementation<StBifForward>] = &[Implementation {
         let neurons = problem.neurons;
         let outputs = Tensors::new().with_output("spikes", [neurons.t, neurons.n], Dtype::I8);
         let parameters = State32::from(neurons.parameters);
-        CpuTask::new(outputs, move |outputs| {
+        CpuTask::new(inputs, outputs, move |inputs, outputs| {
             let Data::I8(spikes) = outputs.tensor_mut("spikes").data_mut() else {
                 unreachable!("spikes are i8")
             };
@@ -62,8 +60,8 @@ pub const BACKWARD: &[Implementation<StBifBackward>] = &[Implementation {
         let neurons = problem.neurons;
         let outputs = Tensors::new().with_output("gx", [neurons.t, neurons.n], neurons.dtype);
         let parameters = State32::from(neurons.parameters);
-        CpuTask::new(outputs, move |outputs| {
-            let (n, inputs) = (neurons.n, &inputs);
+        CpuTask::new(inputs, outputs, move |inputs, outputs| {
+            let n = neurons.n;
             match outputs.tensor_mut("gx").data_mut() {
                 Data::F32(gx) => {
                     backward_columns(&parameters, inputs, n, gx, |to: &mut [f32], from| {
@@ -197,7 +195,7 @@ impl NullaryFnOnce for ForwardTask<'_, '_> {
 
 fn backward_columns<T: Send>(
     parameters: &State32,
-    inputs: &Arc<Tensors>,
+    inputs: &Tensors,
     n: usize,
     gx: &mut [T],
     store: impl Fn(&mut [T], &[f32]) + Sync,

@@ -15,8 +15,8 @@ use rayon::prelude::*;
 use super::neuron::{self, Parameters, Trace};
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{
-    Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit, Work,
-    Workload, random,
+    Axis, AxisError, Data, Dtype, Expected, Point, Problem, Symmetry, Tensor, Tensors, Tolerance,
+    Unit, Work, Workload, random,
 };
 
 /// Neurons of one sample in each neuron layer of ResNet-18 on 32x32 images, with the ImageNet stem
@@ -245,6 +245,11 @@ impl Problem for StBifForward {
         vec![Expected::all("spikes", [self.neurons.t, self.neurons.n], spikes)]
     }
 
+    /// Neurons are independent.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![Symmetry::Roll { inputs: &[("x", 1)], outputs: &[("spikes", 1)] }]
+    }
+
     fn work(&self) -> Work {
         let elements = self.neurons.elements() as u64;
         let spikes = if self.packed {
@@ -297,6 +302,14 @@ impl Problem for StBifBackward {
             },
         );
         vec![Expected::all("gx", [self.neurons.t, self.neurons.n], gx)]
+    }
+
+    /// Neurons are independent, and gradients linear in the gradient of the spikes.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![
+            Symmetry::Roll { inputs: &[("x", 1), ("gy", 1)], outputs: &[("gx", 1)] },
+            Symmetry::Negate { inputs: &["gy"], outputs: &["gx"] },
+        ]
     }
 
     fn work(&self) -> Work {

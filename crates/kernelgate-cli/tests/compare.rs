@@ -68,7 +68,8 @@ const ROWS: &[Implementation<Sum>] = &[Implementation {
     about: "squares",
     supports: |_| Ok(()),
     prepare: Prepare::Cpu(|problem, inputs| {
-        CpuTask::new(Tensors::new().with_output("y", [1, problem.n], Dtype::F32), move |outputs| {
+        let outputs = Tensors::new().with_output("y", [1, problem.n], Dtype::F32);
+        CpuTask::new(inputs, outputs, |inputs, outputs| {
             for _ in 0..ROUNDS {
                 let x = std::hint::black_box(inputs.f32("x"));
                 outputs.f32_mut("y").iter_mut().zip(x).for_each(|(y, x)| *y = x * x);

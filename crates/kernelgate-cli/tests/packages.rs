@@ -47,7 +47,8 @@ const DOUBLE: Workload<Double> = Workload {
 const ROWS: &[Implementation<Double>] = &[Implementation {
     name: "cpu", about: "doubles", supports: |_| Ok(()),
     prepare: Prepare::Cpu(|problem, inputs| {
-        CpuTask::new(Tensors::new().with_output("y", [1, problem.n], Dtype::F32), move |outputs| {
+        let outputs = Tensors::new().with_output("y", [1, problem.n], Dtype::F32);
+        CpuTask::new(inputs, outputs, |inputs, outputs| {
             outputs.f32_mut("y").iter_mut().zip(inputs.f32("x")).for_each(|(y, x)| *y = FACTOR * x);
         })
     }),

@@ -17,6 +17,9 @@ pub enum BackendError {
     /// skip, not a fault.
     #[error("{0}")]
     Unsupported(String),
+    /// What the events on the stream enclose is not the computation: no time of it would be true.
+    #[error("has no time: {0}")]
+    NotTimed(String),
     /// More memory than there is.
     #[error("needs {needed} of memory, {available} are free")]
     OutOfMemory {

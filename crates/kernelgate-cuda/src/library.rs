@@ -125,6 +125,18 @@ pub fn function(library: Library, name: &CStr) -> Option<*const c_void> {
     address
 }
 
+/// The file of a loaded library whose name begins so, as the system tells (Linux).
+pub fn loaded_file(begins: &str) -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let mut paths = maps.lines().filter_map(|line| line.splitn(6, ' ').nth(5)).map(str::trim);
+    paths
+        .find(|path| {
+            let name = Path::new(path).file_name().map(|name| name.to_string_lossy());
+            name.is_some_and(|name| name.starts_with(begins))
+        })
+        .map(PathBuf::from)
+}
+
 fn find(library: Library) -> Option<LibraryLocation> {
     if let Some(name) = library.files().iter().find(|name| open(Path::new(name))) {
         return Some(LibraryLocation::Loader(name));

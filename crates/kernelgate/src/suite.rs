@@ -7,7 +7,7 @@ use crate::backend::{BackendError, BackendKind, Executable, Implementation, Prep
 use crate::workload::{
     Axis, AxisError, Effort, Override, Point, Problem, Scale, Tensors, Workload,
 };
-use kernelgate_cuda::driver::memory;
+use kernelgate_cuda::driver::{memory, persistence};
 
 /// A workload and its implementations.
 pub trait Suite: Sync {
@@ -159,6 +159,9 @@ impl<P: Problem> BoundProblem for TypedBound<'_, P> {
         target: &Target,
     ) -> Result<Box<dyn Executable>, BackendError> {
         let row = self.implementations[index];
+        if let Target::Cuda(device) = target {
+            persistence::reset(device)?;
+        }
         match (&row.prepare, target) {
             (Prepare::Cpu(prepare), Target::Cpu) => Ok(Box::new(prepare(&self.problem, inputs))),
             (Prepare::Cuda(prepare), Target::Cuda(device)) => {

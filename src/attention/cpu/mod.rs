@@ -30,8 +30,8 @@ pub const FORWARD: &[Implementation<AttentionForward>] = &[Implementation {
         let attention = problem.attention;
         let outputs = Tensors::new().with_output("out", attention.shape(), Dtype::F32);
         let mut normalisers = vec![0.0; attention.b * attention.h * attention.s];
-        CpuTask::new(outputs, move |outputs| {
-            forward::launch(&attention, &inputs, outputs.f32_mut("out"), &mut normalisers)
+        CpuTask::new(inputs, outputs, move |inputs, outputs| {
+            forward::launch(&attention, inputs, outputs.f32_mut("out"), &mut normalisers)
         })
     }),
 }];
@@ -49,7 +49,11 @@ pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
             outputs = outputs.with_output(name, attention.shape(), Dtype::F32);
         }
         let saved = backward::SavedForward::new(&attention, &inputs);
-        CpuTask::new(outputs, move |outputs| backward::launch(&attention, &inputs, &saved, outputs))
+        let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {
+            backward::launch(&attention, inputs, &saved, outputs)
+        });
+        // What the forward saved follows from the others.
+        task.reading(&["grad_out"])
     }),
 }];
 
@@ -62,8 +66,9 @@ pub const SCORES: &[Implementation<Scores>] = &[Implementation {
         let shape = problem.shape;
         let scale = 1.0 / (shape.d as f32).sqrt();
         CpuTask::new(
+            inputs,
             Tensors::new().with_output("scores", shape.pairs(), Dtype::F32),
-            move |outputs| {
+            move |inputs, outputs| {
                 let (q, k, d, s) = (inputs.f32("q"), inputs.f32("k"), shape.d, shape.s);
                 for_blocks(outputs.f32_mut("scores"), s, s, |head, row, scores| {
                     let (rows, k) = (scores.len() / s, matrix(&k[head * s * d..], s, d));
@@ -88,8 +93,9 @@ pub const SOFTMAX: &[Implementation<components::Softmax>] = &[Implementation {
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
         CpuTask::new(
+            inputs,
             Tensors::new().with_output("probabilities", shape.pairs(), Dtype::F32),
-            move |outputs| {
+            move |inputs, outputs| {
                 let (scores, s) = (inputs.f32("scores"), shape.s);
                 for_blocks(outputs.f32_mut("probabilities"), s, s, |_, row, probabilities| {
                     Arch::new().dispatch(SoftmaxRows {
@@ -111,8 +117,9 @@ pub const VALUES: &[Implementation<ValuesMatmul>] = &[Implementation {
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
         CpuTask::new(
+            inputs,
             Tensors::new().with_output("out", shape.vectors(), Dtype::F32),
-            move |outputs| {
+            move |inputs, outputs| {
                 let (p, v, d, s) = (inputs.f32("probabilities"), inputs.f32("v"), shape.d, shape.s);
                 for_blocks(outputs.f32_mut("out"), s, d, |head, row, out| {
                     let (rows, v) = (out.len() / d, matrix(&v[head * s * d..], s, d));

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::forward::FLASH_MMA as FORWARD;
 use super::launch::{ELEMENT_BYTES, Extents, kernel, output, scratch, upload};
 use crate::attention::definition::{Attention, AttentionBackward};
-use kernelgate::backend::cuda::{CudaTask, Output};
+use kernelgate::backend::cuda::{self, CudaTask, Input, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Requires};
@@ -177,6 +177,14 @@ pub struct BackwardInputs {
     pub lse: Buffer,
 }
 
+impl BackwardInputs {
+    /// Those that every launch reads and from which nothing here follows: the forward saved its
+    /// output and normalisers of q, k and v.
+    pub fn launch_inputs(&self) -> [Input; 1] {
+        cuda::inputs([("grad_out", &self.grad_out)])
+    }
+}
+
 /// Uploads the inputs and runs the forward, which is not part of the problem.
 pub fn save(
     extents: &Extents,
@@ -213,17 +221,22 @@ fn naive(
     let saved = save(&extents, inputs, device)?;
     let delta = scratch(device, 4 * extents.rows())?;
     let (p, ds) = (scratch(device, 4 * extents.pairs())?, scratch(device, 4 * extents.pairs())?);
-    Ok(CudaTask::new(device, gradients(device, &problem.attention)?, move |outputs| {
-        let BackwardInputs { q, k, v, grad_out, out, lse } = &saved;
-        let [q, k, v, grad_out, out, lse] = [q, k, v, grad_out, out, lse].map(Argument::from);
-        let [delta, p, ds] = [&delta, &p, &ds].map(Argument::from);
-        let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
-        let (s, heads) = (extents.seqlen(), extents.batch_heads());
-        sum.launch(&[out, grad_out, delta, s, heads])?;
-        score.launch(&[q, k, v, grad_out, lse, delta, p, ds, s])?;
-        query.launch(&[ds, k, grad_q, s])?;
-        key.launch(&[p, ds, q, grad_out, grad_k, grad_v, s])
-    }))
+    Ok(CudaTask::new(
+        device,
+        saved.launch_inputs(),
+        gradients(device, &problem.attention)?,
+        move |outputs| {
+            let BackwardInputs { q, k, v, grad_out, out, lse } = &saved;
+            let [q, k, v, grad_out, out, lse] = [q, k, v, grad_out, out, lse].map(Argument::from);
+            let [delta, p, ds] = [&delta, &p, &ds].map(Argument::from);
+            let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
+            let (s, heads) = (extents.seqlen(), extents.batch_heads());
+            sum.launch(&[out, grad_out, delta, s, heads])?;
+            score.launch(&[q, k, v, grad_out, lse, delta, p, ds, s])?;
+            query.launch(&[ds, k, grad_q, s])?;
+            key.launch(&[p, ds, q, grad_out, grad_k, grad_v, s])
+        },
+    ))
 }
 
 fn flash_mma(
@@ -238,16 +251,21 @@ fn flash_mma(
     let saved = save(&extents, inputs, device)?;
     let (stats, dq_sum) =
         (scratch(device, stats_bytes(&extents))?, scratch(device, dq_sum_bytes(&extents))?);
-    Ok(CudaTask::new(device, gradients(device, &problem.attention)?, move |outputs| {
-        let BackwardInputs { q, k, v, grad_out, out, lse } = &saved;
-        let [q, k, v, grad_out, out, lse] = [q, k, v, grad_out, out, lse].map(Argument::from);
-        let [stats, dq_sum] = [&stats, &dq_sum].map(Argument::from);
-        let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
-        let (s, heads) = (extents.seqlen(), extents.batch_heads());
-        first.launch(&[out, grad_out, lse, stats, dq_sum, s, heads])?;
-        main.launch(&[q, k, v, grad_out, stats, dq_sum, grad_k, grad_v, s, heads])?;
-        last.launch(&[dq_sum, grad_q, s, heads])
-    }))
+    Ok(CudaTask::new(
+        device,
+        saved.launch_inputs(),
+        gradients(device, &problem.attention)?,
+        move |outputs| {
+            let BackwardInputs { q, k, v, grad_out, out, lse } = &saved;
+            let [q, k, v, grad_out, out, lse] = [q, k, v, grad_out, out, lse].map(Argument::from);
+            let [stats, dq_sum] = [&stats, &dq_sum].map(Argument::from);
+            let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
+            let (s, heads) = (extents.seqlen(), extents.batch_heads());
+            first.launch(&[out, grad_out, lse, stats, dq_sum, s, heads])?;
+            main.launch(&[q, k, v, grad_out, stats, dq_sum, grad_k, grad_v, s, heads])?;
+            last.launch(&[dq_sum, grad_q, s, heads])
+        },
+    ))
 }
 
 /// `grad_q`, `grad_k` and `grad_v`.

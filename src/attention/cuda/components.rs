@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::launch::{Extents, element, kernel, upload};
 use crate::attention::components::{Scores, Softmax, ValuesMatmul};
-use kernelgate::backend::cuda::{CudaTask, Output};
+use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{Argument, Device, KernelSpec};
@@ -135,6 +135,7 @@ fn scores(
     let [q, k] = upload(device, inputs, ["q", "k"])?;
     Ok(CudaTask::new(
         device,
+        cuda::inputs([("q", &q), ("k", &k)]),
         vec![Output::new(device, "scores", problem.shape.pairs(), Dtype::F32)?],
         move |outputs| {
             let [q, k] = [&q, &k].map(Argument::from);
@@ -153,15 +154,20 @@ fn softmax(
     let [scores] = upload(device, inputs, ["scores"])?;
     let probabilities =
         Output::new(device, "probabilities", problem.shape.pairs(), problem.shape.dtype)?;
-    Ok(CudaTask::new(device, vec![probabilities], move |outputs| {
-        let arguments = [
-            Argument::from(&scores),
-            outputs[0].argument(),
-            Argument::Address(0),
-            extents.seqlen(),
-        ];
-        kernel.launch(&arguments)
-    }))
+    Ok(CudaTask::new(
+        device,
+        cuda::inputs([("scores", &scores)]),
+        vec![probabilities],
+        move |outputs| {
+            let arguments = [
+                Argument::from(&scores),
+                outputs[0].argument(),
+                Argument::Address(0),
+                extents.seqlen(),
+            ];
+            kernel.launch(&arguments)
+        },
+    ))
 }
 
 fn softmax_vectorized(
@@ -175,9 +181,14 @@ fn softmax_vectorized(
     let probabilities =
         Output::new(device, "probabilities", problem.shape.pairs(), problem.shape.dtype)?;
     let rows = Argument::I64(extents.rows() as i64);
-    Ok(CudaTask::new(device, vec![probabilities], move |outputs| {
-        kernel.launch(&[Argument::from(&scores), outputs[0].argument(), rows, extents.seqlen()])
-    }))
+    Ok(CudaTask::new(
+        device,
+        cuda::inputs([("scores", &scores)]),
+        vec![probabilities],
+        move |outputs| {
+            kernel.launch(&[Argument::from(&scores), outputs[0].argument(), rows, extents.seqlen()])
+        },
+    ))
 }
 
 fn values(
@@ -190,6 +201,7 @@ fn values(
     let [probabilities, v] = upload(device, inputs, ["probabilities", "v"])?;
     Ok(CudaTask::new(
         device,
+        cuda::inputs([("probabilities", &probabilities), ("v", &v)]),
         vec![Output::new(device, "out", problem.shape.vectors(), problem.shape.dtype)?],
         move |outputs| {
             let [probabilities, v] = [&probabilities, &v].map(Argument::from);

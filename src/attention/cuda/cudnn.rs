@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::backward::{common_bytes, gradients, save};
 use super::forward::{FLASH_MMA, flash_bytes};
-use super::launch::{Extents, output, upload};
+use super::launch::{Extents, output, qkv, upload};
 use crate::attention::definition::{Attention, AttentionBackward, AttentionForward};
 use kernelgate::backend::cuda::{CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
@@ -77,7 +77,7 @@ fn forward(
         (graph.out, address(&out)),
     ];
     let plan = graph.graph.plan(device, &memory)?;
-    Ok(CudaTask::new(device, vec![out], move |_| {
+    Ok(CudaTask::new(device, qkv([&q, &k, &v]), vec![out], move |_| {
         let _alive = (&q, &k, &v);
         plan.launch()
     }))
@@ -114,8 +114,9 @@ fn backward(
         (graph.grad_v, address(&outputs[2])),
     ];
     let plan = graph.graph.plan(device, &memory)?;
+    let inputs = saved.launch_inputs();
     let alive: (_, [Buffer; 2]) = (saved, [sums, accumulator]);
-    Ok(CudaTask::new(device, outputs, move |_| {
+    Ok(CudaTask::new(device, inputs, outputs, move |_| {
         let _alive = &alive;
         plan.launch()
     }))

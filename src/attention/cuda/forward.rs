@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::components::{NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES};
-use super::launch::{ELEMENT_BYTES, Extents, kernel, output, scratch, upload};
+use super::launch::{ELEMENT_BYTES, Extents, kernel, output, qkv, scratch, upload};
 use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
@@ -156,14 +156,19 @@ fn naive(
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     let (scores, probabilities) =
         (scratch(device, 4 * extents.pairs())?, scratch(device, 2 * extents.pairs())?);
-    Ok(CudaTask::new(device, vec![output(device, "out", &problem.attention)?], move |outputs| {
-        let [q, k, v, scores, probabilities] =
-            [&q, &k, &v, &scores, &probabilities].map(Argument::from);
-        let (out, s) = (outputs[0].argument(), extents.seqlen());
-        score.launch(&[q, k, scores, s])?;
-        normalize.launch(&[scores, probabilities, NULL, s])?;
-        weigh.launch(&[probabilities, v, out, s])
-    }))
+    Ok(CudaTask::new(
+        device,
+        qkv([&q, &k, &v]),
+        vec![output(device, "out", &problem.attention)?],
+        move |outputs| {
+            let [q, k, v, scores, probabilities] =
+                [&q, &k, &v, &scores, &probabilities].map(Argument::from);
+            let (out, s) = (outputs[0].argument(), extents.seqlen());
+            score.launch(&[q, k, scores, s])?;
+            normalize.launch(&[scores, probabilities, NULL, s])?;
+            weigh.launch(&[probabilities, v, out, s])
+        },
+    ))
 }
 
 fn tiled(
@@ -177,13 +182,18 @@ fn tiled(
     let (score, normalize, weigh) = (score?, normalize?, weigh?);
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     let scores = scratch(device, 4 * extents.pairs())?;
-    Ok(CudaTask::new(device, vec![output(device, "out", &problem.attention)?], move |outputs| {
-        let [q, k, v, scores] = [&q, &k, &v, &scores].map(Argument::from);
-        let (out, s) = (outputs[0].argument(), extents.seqlen());
-        score.launch(&[q, k, scores, s])?;
-        normalize.launch(&[scores, NULL, s])?;
-        weigh.launch(&[scores, v, out, s])
-    }))
+    Ok(CudaTask::new(
+        device,
+        qkv([&q, &k, &v]),
+        vec![output(device, "out", &problem.attention)?],
+        move |outputs| {
+            let [q, k, v, scores] = [&q, &k, &v, &scores].map(Argument::from);
+            let (out, s) = (outputs[0].argument(), extents.seqlen());
+            score.launch(&[q, k, scores, s])?;
+            normalize.launch(&[scores, NULL, s])?;
+            weigh.launch(&[scores, v, out, s])
+        },
+    ))
 }
 
 fn flash(
@@ -194,10 +204,15 @@ fn flash(
     let extents = Extents::from(&problem.attention);
     let step = FLASH.load(device, &extents)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
-    Ok(CudaTask::new(device, vec![output(device, "out", &problem.attention)?], move |outputs| {
-        let [q, k, v] = [&q, &k, &v].map(Argument::from);
-        step.launch(&[q, k, v, outputs[0].argument(), NULL, extents.seqlen()])
-    }))
+    Ok(CudaTask::new(
+        device,
+        qkv([&q, &k, &v]),
+        vec![output(device, "out", &problem.attention)?],
+        move |outputs| {
+            let [q, k, v] = [&q, &k, &v].map(Argument::from);
+            step.launch(&[q, k, v, outputs[0].argument(), NULL, extents.seqlen()])
+        },
+    ))
 }
 
 fn flash_mma(
@@ -208,11 +223,16 @@ fn flash_mma(
     let extents = Extents::from(&problem.attention);
     let step = FLASH_MMA.load(device, &extents)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
-    Ok(CudaTask::new(device, vec![output(device, "out", &problem.attention)?], move |outputs| {
-        let [q, k, v] = [&q, &k, &v].map(Argument::from);
-        let sizes = [extents.seqlen(), extents.batch_heads()];
-        step.launch(&[q, k, v, outputs[0].argument(), NULL, sizes[0], sizes[1]])
-    }))
+    Ok(CudaTask::new(
+        device,
+        qkv([&q, &k, &v]),
+        vec![output(device, "out", &problem.attention)?],
+        move |outputs| {
+            let [q, k, v] = [&q, &k, &v].map(Argument::from);
+            let sizes = [extents.seqlen(), extents.batch_heads()];
+            step.launch(&[q, k, v, outputs[0].argument(), NULL, sizes[0], sizes[1]])
+        },
+    ))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::attention::components;
 use crate::attention::definition::Attention;
 use kernelgate::backend::BackendError;
-use kernelgate::backend::cuda::Output;
+use kernelgate::backend::cuda::{self, Input, Output};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Source};
 
@@ -164,6 +164,11 @@ pub fn upload<const N: usize>(
         .map(|name| device.upload(inputs.tensor(name).as_bytes()))
         .collect::<Result<Vec<_>, _>>()?;
     Ok(buffers.try_into().ok().expect("a buffer a name"))
+}
+
+/// The inputs of a forward, as every launch reads them.
+pub fn qkv([q, k, v]: [&Buffer; 3]) -> [Input; 3] {
+    cuda::inputs([("q", q), ("k", k), ("v", v)])
 }
 
 /// Scratch memory of that many bytes.

@@ -25,10 +25,12 @@ pub const STEP: &[Implementation<DenoiseStep>] = &[Implementation {
         let outputs =
             Tensors::new().with_output("velocity", [problem.expert.s, ACTION], Dtype::F32);
         let mut expert = CpuExpert::new(&problem.expert, inputs.clone(), 1);
-        CpuTask::new(outputs, move |outputs| {
+        let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {
             expert.set_times(&[f64::from(inputs.f32("t")[0])]);
             expert.velocity(0, inputs.f32("x"), outputs.f32_mut("velocity"));
-        })
+        });
+        // The expert holds the weights and caches that it was made with.
+        task.reading(&["t", "x"])
     }),
 }];
 
@@ -46,7 +48,7 @@ pub const LOOP: &[Implementation<DenoiseLoop>] = &[Implementation {
         for step in 1..problem.steps {
             times[step] = times[step - 1] + dt;
         }
-        CpuTask::new(outputs, move |outputs| {
+        let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {
             let actions = outputs.f32_mut("actions");
             actions.copy_from_slice(inputs.f32("x"));
             expert.set_times(&times);
@@ -54,7 +56,8 @@ pub const LOOP: &[Implementation<DenoiseLoop>] = &[Implementation {
                 expert.velocity(step, actions, &mut velocity);
                 actions.iter_mut().zip(&velocity).for_each(|(x, v)| *x += dt as f32 * v);
             }
-        })
+        });
+        task.reading(&["x"])
     }),
 }];
 

@@ -10,6 +10,9 @@ use kernelgate::backend::BackendError;
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{Argument, Buffer, Device};
 
+/// The input that differs from one inference to the next.
+const NOISE: &str = "x";
+
 /// A named piece of device memory and its bytes.
 pub type Region = (&'static str, usize);
 
@@ -40,6 +43,7 @@ fn times_bytes(run: &ExpertRun) -> usize {
 pub struct Buffers {
     places: BTreeMap<&'static str, DeviceRange>,
     depth: usize,
+    noise: Option<Buffer>,
     _owned: Vec<Buffer>,
 }
 
@@ -86,6 +90,7 @@ impl Buffers {
             |buffer: &Buffer| DeviceRange { address: buffer.address(), bytes: buffer.bytes() };
         let mut places: BTreeMap<_, _> =
             owned.iter().map(|(name, buffer)| (*name, place(buffer))).collect();
+        let noise = owned.iter().find(|(name, _)| *name == NOISE).map(|(_, buffer)| buffer.clone());
         let mut owned: Vec<_> = owned.into_iter().map(|(_, buffer)| buffer).collect();
         if !tailed.is_empty() {
             let spread = |&(name, input, tail_bytes): &(_, &str, _)| {
@@ -100,7 +105,7 @@ impl Buffers {
             }
             owned.push(buffer);
         }
-        Ok(Self { places, depth, _owned: owned })
+        Ok(Self { places, depth, noise, _owned: owned })
     }
 
     /// Made-up addresses for those regions and the times: for looking at a plan where there is no
@@ -114,7 +119,7 @@ impl Buffers {
             places.insert(name, DeviceRange { address: next, bytes });
             next += (bytes as u64).next_multiple_of(256);
         }
-        Self { places, depth: run.shape.model.depth, _owned: Vec::new() }
+        Self { places, depth: run.shape.model.depth, noise: None, _owned: Vec::new() }
     }
 
     /// Whether an address lies in a region.
@@ -123,6 +128,11 @@ impl Buffers {
         self.places
             .values()
             .any(|place| (place.address..place.address + place.bytes as u64).contains(&address))
+    }
+
+    /// The noise that the actions are made of.
+    pub fn noise(&self) -> &Buffer {
+        self.noise.as_ref().expect("every run uploads its noise")
     }
 
     /// Where a region begins.

@@ -160,7 +160,7 @@ fn launched(
 ) -> Result<CudaTask, BackendError> {
     let output = run.output(device)?;
     let program = write(run, inputs, device, &output)?;
-    Ok(CudaTask::new(device, vec![output], move |_| program.enqueue()))
+    Ok(CudaTask::new(device, program.launch_inputs(), vec![output], move |_| program.enqueue()))
 }
 
 /// A task that replays a capture.
@@ -176,7 +176,7 @@ fn captured(
     program.enqueue()?;
     device.synchronize()?;
     let graph = Graph::capture(device, || program.enqueue())?;
-    Ok(CudaTask::new(device, vec![output], move |_| {
+    Ok(CudaTask::new(device, program.launch_inputs(), vec![output], move |_| {
         // The graph's launches are the program's, on its memory.
         let _alive = &program;
         graph.launch()

@@ -8,6 +8,7 @@ use super::buffers::Buffers;
 use super::row::Items;
 use crate::denoise::model::Model;
 use kernelgate::backend::BackendError;
+use kernelgate::backend::cuda::{self, Input};
 use kernelgate_cuda::driver::event::Crossing;
 use kernelgate_cuda::driver::persistence::SetAside;
 use kernelgate_cuda::driver::window::Window;
@@ -36,11 +37,17 @@ pub struct LaunchSequence {
     gemms: Vec<Gemm>,
     blas: Option<Rc<Blas>>,
     crossings: Vec<Crossing>,
-    _memory: Buffers,
+    memory: Buffers,
     _set_aside: Option<SetAside>,
 }
 
 impl LaunchSequence {
+    /// What every launch reads anew: the noise. Weights and caches are read as they were when this
+    /// was prepared, some of them packed.
+    pub fn launch_inputs(&self) -> [Input; 1] {
+        cuda::inputs([("x", self.memory.noise())])
+    }
+
     /// Enqueues all of it.
     ///
     /// # Errors
@@ -180,7 +187,7 @@ impl LaunchPlan {
             gemms: Vec::new(),
             blas: blas.cloned(),
             crossings: Vec::new(),
-            _memory: memory,
+            memory,
             _set_aside: set_aside,
         };
         let mut loaded: BTreeMap<(&'static str, usize, usize), usize> = BTreeMap::new();

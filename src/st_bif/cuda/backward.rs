@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::forward::FUSED;
 use super::row::{element, kernel, parameters, sizes, variants};
 use crate::st_bif::definition::{Neurons, StBifBackward};
-use kernelgate::backend::cuda::{CudaTask, Output};
+use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{Argument, Device, KernelSpec};
@@ -113,7 +113,9 @@ fn saved(
     }
     let kernel = SAVED.load(device, neurons)?;
     let gy = device.upload(inputs.tensor("gy").as_bytes())?;
-    Ok(CudaTask::new(device, vec![gradient(device, neurons)?], move |outputs| {
+    // Membranes and tracers follow from x.
+    let inputs = cuda::inputs([("gy", &gy)]);
+    Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
         let pointers = [&gy, &membranes, &tracers].map(Argument::from);
         kernel
             .launch(&[&pointers[..], &[null, outputs[0].argument()], &sizes, &parameters].concat())
@@ -135,7 +137,8 @@ fn replay(
     let sizes = sizes(neurons);
     let sizes = sizes[..if unrolled { 1 } else { 2 }].to_vec();
     let parameters = parameters(neurons);
-    Ok(CudaTask::new(device, vec![gradient(device, neurons)?], move |outputs| {
+    let inputs = cuda::inputs([("x", &x), ("gy", &gy)]);
+    Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
         let pointers =
             [Argument::from(&x), Argument::from(&gy), Argument::Address(0), outputs[0].argument()];
         kernel.launch(&[&pointers[..], &sizes, &parameters].concat())

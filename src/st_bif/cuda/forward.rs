@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::row::{element, kernel, parameters, sizes};
 use crate::st_bif::definition::{Neurons, StBifForward};
-use kernelgate::backend::cuda::{CudaTask, Output};
+use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
 use kernelgate_cuda::{Argument, Device, KernelSpec};
@@ -134,14 +134,19 @@ fn per_step(
     let membrane = device.allocate(4 * neurons.n)?;
     let tracer = device.allocate(4 * neurons.n)?;
     let ([n, _], parameters) = (sizes(&neurons), parameters(&neurons));
-    Ok(CudaTask::new(device, vec![spikes(device, &neurons, false)?], move |outputs| {
-        for t in 0..neurons.t {
-            let [x, membrane, tracer] = [&x, &membrane, &tracer].map(Argument::from);
-            let own = [x, outputs[0].argument(), membrane, tracer, n, Argument::I64(t as i64)];
-            kernel.launch(&[&own[..], &parameters].concat())?;
-        }
-        Ok(())
-    }))
+    Ok(CudaTask::new(
+        device,
+        cuda::inputs([("x", &x)]),
+        vec![spikes(device, &neurons, false)?],
+        move |outputs| {
+            for t in 0..neurons.t {
+                let [x, membrane, tracer] = [&x, &membrane, &tracer].map(Argument::from);
+                let own = [x, outputs[0].argument(), membrane, tracer, n, Argument::I64(t as i64)];
+                kernel.launch(&[&own[..], &parameters].concat())?;
+            }
+            Ok(())
+        },
+    ))
 }
 
 fn fused(
@@ -153,10 +158,15 @@ fn fused(
     let kernel = FUSED.load(device, neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
     let (sizes, parameters, null) = (sizes(neurons), parameters(neurons), Argument::Address(0));
-    Ok(CudaTask::new(device, vec![spikes(device, neurons, false)?], move |outputs| {
-        let pointers = [Argument::from(&x), outputs[0].argument(), null, null, null];
-        kernel.launch(&[&pointers[..], &sizes, &parameters].concat())
-    }))
+    Ok(CudaTask::new(
+        device,
+        cuda::inputs([("x", &x)]),
+        vec![spikes(device, neurons, false)?],
+        move |outputs| {
+            let pointers = [Argument::from(&x), outputs[0].argument(), null, null, null];
+            kernel.launch(&[&pointers[..], &sizes, &parameters].concat())
+        },
+    ))
 }
 
 /// `forward_vectorized` and `forward_packed`: the same arguments.
@@ -170,10 +180,15 @@ fn streaming(
     let kernel = kernel.load(device, neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
     let (sizes, parameters, null) = (sizes(neurons), parameters(neurons), Argument::Address(0));
-    Ok(CudaTask::new(device, vec![spikes(device, neurons, problem.packed)?], move |outputs| {
-        let pointers = [Argument::from(&x), outputs[0].argument(), null];
-        kernel.launch(&[&pointers[..], &sizes, &parameters].concat())
-    }))
+    Ok(CudaTask::new(
+        device,
+        cuda::inputs([("x", &x)]),
+        vec![spikes(device, neurons, problem.packed)?],
+        move |outputs| {
+            let pointers = [Argument::from(&x), outputs[0].argument(), null];
+            kernel.launch(&[&pointers[..], &sizes, &parameters].concat())
+        },
+    ))
 }
 
 fn spikes(device: &Device, neurons: &Neurons, packed: bool) -> Result<Output, BackendError> {

@@ -21,7 +21,8 @@ pub const CPU: &[Implementation<FiringRate>] = &[Implementation {
     supports: |_| Ok(()),
     prepare: Prepare::Cpu(|problem, inputs| {
         let FiringRate { n, t } = *problem;
-        CpuTask::new(Tensors::new().with_output("rate", [n], Dtype::F32), move |outputs| {
+        let outputs = Tensors::new().with_output("rate", [n], Dtype::F32);
+        CpuTask::new(inputs, outputs, move |inputs, outputs| {
             let Data::I8(spikes) = inputs.tensor("spikes").data() else {
                 unreachable!("spikes are i8")
             };

@@ -10,8 +10,8 @@ use rayon::prelude::*;
 
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{
-    Axis, AxisError, Data, Dtype, Expected, Problem, Tensor, Tensors, Tolerance, Unit, Work,
-    Workload, random,
+    Axis, AxisError, Data, Dtype, Expected, Problem, Symmetry, Tensor, Tensors, Tolerance, Unit,
+    Work, Workload, random,
 };
 
 /// Mean spike of each neuron.
@@ -74,6 +74,11 @@ impl Problem for FiringRate {
             },
         );
         vec![Expected::all("rate", [self.n], rate)]
+    }
+
+    /// Neurons are independent.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![Symmetry::Roll { inputs: &[("spikes", 1)], outputs: &[("rate", 0)] }]
     }
 
     fn work(&self) -> Work {

@@ -1,7 +1,7 @@
 //! Compiled kernels on disk, so that the second process does not compile again.
 //!
-//! A file is named by a hash of everything that decides its content: source, headers, macros,
-//! architecture, compiler version. A file that cannot be read or written only costs a compilation.
+//! A file is named by a hash of everything that decides its content: source, headers, options and
+//! the compiler's own file. A file that cannot be read or written only costs a compilation.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
@@ -14,23 +14,36 @@ use super::source::{Build, HEADERS};
 /// # Errors
 /// As [`nvrtc::compile`].
 pub fn compile(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> {
-    let name = format!("{:016x}.cubin", key(build, arch, nvrtc::version()?));
-    let path = folder().map(|folder| folder.join(name));
+    let path = path(build, arch)?;
     // An ELF file that was cut short by a full disk would not load: the magic and a length at the
     // end guard against it.
     if let Some(cubin) = path.as_ref().and_then(|path| std::fs::read(path).ok()).and_then(unseal) {
         return Ok(cubin);
     }
+    compile_anew(build, arch)
+}
+
+/// The machine code of a build from the compiler, whatever the cache holds, which is replaced.
+///
+/// # Errors
+/// As [`nvrtc::compile`].
+pub fn compile_anew(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> {
     let compiled = nvrtc::compile(build, arch)?;
-    if let Some(path) = path {
+    if let Some(path) = path(build, arch)? {
         store(&path, &compiled.cubin);
     }
     Ok(compiled.cubin)
 }
 
-fn key(build: &Build, arch: &str, compiler: (i32, i32)) -> u64 {
+/// Where the machine code of a build is kept; none where there is no cache.
+fn path(build: &Build, arch: &str) -> Result<Option<PathBuf>, CompileError> {
+    let name = format!("{:016x}.cubin", key(build, arch, &nvrtc::identity()?));
+    Ok(folder().map(|folder| folder.join(name)))
+}
+
+fn key(build: &Build, arch: &str, compiler: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (build, arch, compiler, HEADERS).hash(&mut hasher);
+    (build, build.options(arch), compiler, HEADERS).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -76,15 +89,18 @@ mod tests {
     #[test]
     fn a_key_depends_on_everything_that_decides_the_code() {
         let build = |define: &str| Source::new("a", "text").build(&[define]);
-        let base = key(&build("A"), "sm_90a", (13, 0));
-        assert_eq!(base, key(&build("A"), "sm_90a", (13, 0)));
-        assert_ne!(base, key(&build("B"), "sm_90a", (13, 0)));
-        assert_ne!(base, key(&build("A"), "sm_80", (13, 0)));
-        assert_ne!(base, key(&build("A"), "sm_90a", (13, 1)));
-        assert_ne!(base, key(&Source::new("b", "text").build(&["A"]), "sm_90a", (13, 0)));
-        assert_ne!(base, key(&Source::new("a", "other").build(&["A"]), "sm_90a", (13, 0)));
+        let base = key(&build("A"), "sm_90a", "13.0");
+        assert_eq!(base, key(&build("A"), "sm_90a", "13.0"));
+        assert_ne!(base, key(&build("B"), "sm_90a", "13.0"));
+        assert_ne!(base, key(&build("A"), "sm_80", "13.0"));
+        assert_ne!(base, key(&build("A"), "sm_90a", "13.1"));
+        assert_ne!(base, key(&Source::new("b", "text").build(&["A"]), "sm_90a", "13.0"));
+        assert_ne!(base, key(&Source::new("a", "other").build(&["A"]), "sm_90a", "13.0"));
         let with_header = Source::new("a", "text").with_headers(&[("a.cuh", "x")]);
-        assert_ne!(base, key(&with_header.build(&["A"]), "sm_90a", (13, 0)));
+        assert_ne!(base, key(&with_header.build(&["A"]), "sm_90a", "13.0"));
+        // What decides the code but is no part of the name.
+        let with_constant = Build { constants: vec![("TILE", 8)], ..build("A") };
+        assert_ne!(base, key(&with_constant, "sm_90a", "13.0"));
     }
 
     #[test]

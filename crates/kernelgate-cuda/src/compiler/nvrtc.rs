@@ -56,6 +56,24 @@ pub fn version() -> Result<(i32, i32), CompileError> {
     Ok((major, minor))
 }
 
+/// Which NVRTC this is: its version and, where the system tells, size and time of its file. Builds
+/// of one version differ in what they generate.
+///
+/// # Errors
+/// When NVRTC is missing.
+pub fn identity() -> Result<String, CompileError> {
+    let (major, minor) = version()?;
+    let file = library::loaded_file("libnvrtc.so").and_then(|path| std::fs::metadata(path).ok());
+    let modified = |file: &std::fs::Metadata| {
+        let since = file.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
+        Some(since.as_secs())
+    };
+    Ok(match file {
+        Some(file) => format!("{major}.{minor} {} {:?}", file.len(), modified(&file)),
+        None => format!("{major}.{minor}"),
+    })
+}
+
 /// Compiles a build for a real architecture such as `sm_90a`.
 ///
 /// # Errors

@@ -1,16 +1,23 @@
 //! Device memory, and the error where there is too little of it.
 
-use cudarc::driver::{CudaSlice, DevicePtr, result};
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result};
 
 use super::status::failed;
 use crate::BackendError;
 
-/// Device memory, freed when dropped.
+/// Device memory, freed with its last handle: a clone is another handle to the same memory.
+#[derive(Clone)]
 pub struct Buffer {
-    pub(super) slice: CudaSlice<u8>,
+    slice: Arc<CudaSlice<u8>>,
 }
 
 impl Buffer {
+    pub(super) fn new(slice: CudaSlice<u8>) -> Self {
+        Self { slice: Arc::new(slice) }
+    }
+
     /// Its address on the device.
     pub fn address(&self) -> u64 {
         self.slice.device_ptr(self.slice.stream()).0
@@ -25,11 +32,58 @@ impl Buffer {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn fill(&mut self, byte: u8) -> Result<(), BackendError> {
+    pub fn fill(&self, byte: u8) -> Result<(), BackendError> {
         let stream = self.slice.stream();
         // SAFETY: the range is the whole allocation, which is alive.
         unsafe { result::memset_d8_async(self.address(), byte, self.bytes(), stream.cu_stream()) }
             .map_err(|error| failed("fill memory", &error))
+    }
+
+    /// Copies these bytes over its first ones, in the order of the stream, and waits for that.
+    ///
+    /// # Errors
+    /// When they are more than it has, or the copy, or anything launched before it, failed.
+    pub fn overwrite(&self, bytes: &[u8]) -> Result<(), BackendError> {
+        if bytes.len() > self.bytes() {
+            return Err(BackendError::Launch(format!(
+                "failed to copy {} bytes to a buffer of {}",
+                bytes.len(),
+                self.bytes()
+            )));
+        }
+        let stream = self.slice.stream();
+        let failed = |error| failed("copy to the GPU", &error);
+        // SAFETY: the range lies in the allocation, which is alive; the source outlives the copy,
+        // which has finished when this returns.
+        unsafe { result::memcpy_htod_async(self.address(), bytes, stream.cu_stream()) }
+            .map_err(failed)?;
+        stream.synchronize().map_err(failed)
+    }
+
+    /// Copies bytes from `offset` on to the host by another stream: what lies there now, whatever
+    /// is still queued on the device's own stream.
+    ///
+    /// # Errors
+    /// When the range is not in the buffer, or the copy failed.
+    pub fn peek(
+        &self,
+        stream: &CudaStream,
+        offset: usize,
+        target: &mut [u8],
+    ) -> Result<(), BackendError> {
+        if offset.checked_add(target.len()).is_none_or(|end| end > self.bytes()) {
+            return Err(BackendError::Launch(format!(
+                "failed to read {} bytes at {offset} of a buffer of {}",
+                target.len(),
+                self.bytes()
+            )));
+        }
+        let failed = |error| failed("copy from the GPU", &error);
+        let from = self.address() + offset as u64;
+        // SAFETY: the range lies in the allocation, which is alive; the target outlives the copy,
+        // which has finished when this returns.
+        unsafe { result::memcpy_dtoh_async(target, from, stream.cu_stream()) }.map_err(failed)?;
+        stream.synchronize().map_err(failed)
     }
 
     /// Copies its first bytes to the host and waits for them.

@@ -203,24 +203,39 @@ impl Device {
         wait::finish(&self.stream, &self.marker, self.timeout)
     }
 
-    /// Uninitialised device memory, freed with the buffer.
+    /// Waits for everything in the context, on whatever stream it runs.
+    ///
+    /// # Errors
+    /// When something that was launched failed.
+    pub fn synchronize_context(&self) -> Result<(), BackendError> {
+        self.context.synchronize().map_err(|error| failed("wait for the GPU", &error))
+    }
+
+    /// Device memory, freed with the buffer. Every byte is 0xff, which is NaN in every float format:
+    /// what a kernel reads there before it was written is never what an earlier case left.
     ///
     /// # Errors
     /// When there is not enough.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, BackendError> {
+        let buffer = self.uninitialised(bytes)?;
+        buffer.fill(0xff)?;
+        Ok(buffer)
+    }
+
+    /// Device memory that the caller writes before anything reads it.
+    fn uninitialised(&self, bytes: usize) -> Result<Buffer, BackendError> {
         let short = || out_of_memory(bytes as u64, self.memory().ok().map(|(free, _)| free));
         // The driver takes minutes to refuse what no card has.
         if bytes as u64 > self.facts.memory_bytes {
             return Err(short());
         }
-        // SAFETY: every buffer is written before it is read: outputs are poisoned, workspaces are
-        // the kernels' own.
+        // SAFETY: the callers write it before it is read.
         let slice = unsafe { self.stream.alloc::<u8>(bytes.max(1)) };
         let slice = slice.map_err(|error| match error {
             DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => short(),
             error => failed("allocate memory", &error),
         })?;
-        Ok(Buffer { slice })
+        Ok(Buffer::new(slice))
     }
 
     /// Device memory with these bytes.
@@ -228,12 +243,8 @@ impl Device {
     /// # Errors
     /// When there is not enough, or the copy fails.
     pub fn upload(&self, bytes: &[u8]) -> Result<Buffer, BackendError> {
-        let mut buffer = self.allocate(bytes.len())?;
-        if !bytes.is_empty() {
-            self.stream
-                .memcpy_htod(bytes, &mut buffer.slice)
-                .map_err(|error| failed("copy to the GPU", &error))?;
-        }
+        let buffer = self.uninitialised(bytes.len())?;
+        buffer.overwrite(bytes)?;
         Ok(buffer)
     }
 
@@ -243,12 +254,9 @@ impl Device {
     /// # Errors
     /// As [`Self::upload`].
     pub fn repeat(&self, pattern: &[u8], bytes: usize) -> Result<Buffer, BackendError> {
-        let mut buffer = self.allocate(bytes)?;
+        let buffer = self.allocate(bytes)?;
         let mut filled = pattern.len().min(bytes);
-        let mut start = buffer.slice.slice_mut(..filled);
-        self.stream
-            .memcpy_htod(&pattern[..filled], &mut start)
-            .map_err(|error| failed("copy to the GPU", &error))?;
+        buffer.overwrite(&pattern[..filled])?;
         while filled > 0 && filled < bytes {
             let more = filled.min(bytes - filled);
             let (source, target) = (buffer.address(), buffer.address() + filled as u64);
@@ -270,12 +278,7 @@ impl Device {
         let module = match modules.get(build) {
             Some(module) => Arc::clone(module),
             None => {
-                let cubin = cache::compile(build, &self.facts.arch)
-                    .map_err(|error: CompileError| BackendError::Compile(error.to_string()))?;
-                let module = self
-                    .context
-                    .load_module(Ptx::from_binary(cubin))
-                    .map_err(|error| failed(&format!("load kernel {name}"), &error))?;
+                let module = self.load(build)?;
                 modules.insert(build.clone(), Arc::clone(&module));
                 module
             }
@@ -284,6 +287,20 @@ impl Device {
             .load_function(symbol)
             .map_err(|error| failed(&format!("find {symbol} in kernel {name}"), &error))?;
         Kernel::new(function, &self.stream, symbol)
+    }
+}
+
+impl Device {
+    /// The module of a build. What the cache holds and the driver does not load is compiled anew.
+    fn load(&self, build: &Build) -> Result<Arc<CudaModule>, BackendError> {
+        let failed_to_compile = |error: CompileError| BackendError::Compile(error.to_string());
+        let load = |cubin| self.context.load_module(Ptx::from_binary(cubin));
+        let arch = &self.facts.arch;
+        let module = match load(cache::compile(build, arch).map_err(failed_to_compile)?) {
+            Ok(module) => Ok(module),
+            Err(_) => load(cache::compile_anew(build, arch).map_err(failed_to_compile)?),
+        };
+        module.map_err(|error| failed(&format!("load kernel {}", build.name()), &error))
     }
 }
 

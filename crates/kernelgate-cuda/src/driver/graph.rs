@@ -1,6 +1,9 @@
 //! Captured launches.
 
-use cudarc::driver::{CudaGraph, sys};
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaGraph, CudaStream, DriverError, sys};
 
 use super::device::Device;
 use super::status::failed;
@@ -21,28 +24,72 @@ impl Graph {
         device: &Device,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
+        Capture::begin(device.stream())?.end(enqueue())
+    }
+
+    /// Captures so many launches of the same, none of which begins before the one before it has
+    /// ended.
+    ///
+    /// On a stream, a kernel that is launched with programmatic dependent launch (PDL) may overlap
+    /// the kernel before it. Where a launch has such kernels, an empty node between one launch and
+    /// the next keeps the first of them from overlapping the last of the launch before.
+    ///
+    /// # Errors
+    /// As [`Self::capture`].
+    pub fn capture_repeated(
+        device: &Device,
+        times: u64,
+        mut launch: impl FnMut() -> Result<(), BackendError>,
+    ) -> Result<Self, BackendError> {
+        let pair = Self::capture(device, || launch().and_then(|()| launch()))?;
+        let overlapping = times > 1 && pair.programmatic_edges()? > 0;
         let stream = device.stream();
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        stream.begin_capture(mode).map_err(|error| failed("begin a capture", &error))?;
-        let enqueued = enqueue();
-        let captured = stream.end_capture(sys::CUgraphInstantiate_flags(0));
-        enqueued?;
-        let graph = captured.map_err(|error| failed("capture the launches", &error))?;
-        let graph = graph.ok_or_else(|| {
-            BackendError::Launch("failed to capture the launches: there were none".to_owned())
-        })?;
-        let mut nodes = 0;
-        // SAFETY: the graph is alive; a null array asks for the number only.
-        unsafe { sys::cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &raw mut nodes) }
-            .result()
-            .map_err(|error| failed("count a graph's nodes", &error))?;
-        graph.upload().map_err(|error| failed("upload a graph", &error))?;
-        Ok(Self { graph, nodes })
+        Self::capture(device, || {
+            for iteration in 0..times {
+                if iteration > 0 && overlapping {
+                    full_edge(stream)?;
+                }
+                launch()?;
+            }
+            Ok(())
+        })
     }
 
     /// Commands in it: kernels, copies, fills.
     pub const fn nodes(&self) -> usize {
         self.nodes
+    }
+
+    /// Edges over which a kernel may begin before the one that it depends on has ended.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn programmatic_edges(&self) -> Result<usize, BackendError> {
+        let failed = |error: DriverError| failed("tell a graph's edges", &error);
+        let (graph, mut count) = (self.graph.cu_graph(), 0);
+        let null = ptr::null_mut();
+        // SAFETY: the graph is alive; null arrays ask for the number only.
+        unsafe { sys::cuGraphGetEdges_v2(graph, null, null, ptr::null_mut(), &raw mut count) }
+            .result()
+            .map_err(failed)?;
+        let mut nodes = [vec![ptr::null_mut(); count], vec![ptr::null_mut(); count]];
+        let blank = sys::CUgraphEdgeData { from_port: 0, to_port: 0, type_: 0, reserved: [0; 5] };
+        let mut edges = vec![blank; count];
+        let [from, to] = &mut nodes;
+        // SAFETY: the graph is alive; the arrays have `count` elements each.
+        unsafe {
+            sys::cuGraphGetEdges_v2(
+                graph,
+                from.as_mut_ptr(),
+                to.as_mut_ptr(),
+                edges.as_mut_ptr(),
+                &raw mut count,
+            )
+        }
+        .result()
+        .map_err(failed)?;
+        let programmatic = sys::CUgraphDependencyType::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8;
+        Ok(edges.iter().filter(|edge| edge.type_ == programmatic).count())
     }
 
     /// Enqueues all of it.
@@ -52,4 +99,86 @@ impl Graph {
     pub fn launch(&self) -> Result<(), BackendError> {
         self.graph.launch().map_err(|error| failed("launch a graph", &error))
     }
+}
+
+/// A stream in capture; dropped, by a panic for example, it is in capture no longer.
+struct Capture<'a> {
+    stream: &'a Arc<CudaStream>,
+}
+
+impl<'a> Capture<'a> {
+    fn begin(stream: &'a Arc<CudaStream>) -> Result<Self, BackendError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        stream.begin_capture(mode).map_err(|error| failed("begin a capture", &error))?;
+        Ok(Self { stream })
+    }
+
+    /// Ends it, after what was enqueued.
+    fn end(self, enqueued: Result<(), BackendError>) -> Result<Graph, BackendError> {
+        let captured = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        std::mem::forget(self);
+        enqueued?;
+        let graph = captured.map_err(|error| failed("capture the launches", &error))?;
+        let graph = graph.ok_or_else(|| {
+            BackendError::Launch("failed to capture the launches: the driver made none".to_owned())
+        })?;
+        let mut nodes = 0;
+        // SAFETY: the graph is alive; a null array asks for the number only.
+        unsafe { sys::cuGraphGetNodes(graph.cu_graph(), ptr::null_mut(), &raw mut nodes) }
+            .result()
+            .map_err(|error| failed("count a graph's nodes", &error))?;
+        graph.upload().map_err(|error| failed("upload a graph", &error))?;
+        Ok(Graph { graph, nodes })
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        let _ = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+    }
+}
+
+/// Lets what comes in a capturing stream begin only when all before it has ended.
+fn full_edge(stream: &CudaStream) -> Result<(), BackendError> {
+    let failed = |error: DriverError| failed("separate the launches of a graph", &error);
+    let (mut status, mut graph) = (
+        sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+        ptr::null_mut::<sys::CUgraph_st>(),
+    );
+    let (mut nodes, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
+    // SAFETY: the stream is alive and the pointers are valid; no identifier is asked for.
+    unsafe {
+        sys::cuStreamGetCaptureInfo_v3(
+            stream.cu_stream(),
+            &raw mut status,
+            ptr::null_mut(),
+            &raw mut graph,
+            &raw mut nodes,
+            &raw mut edges,
+            &raw mut count,
+        )
+    }
+    .result()
+    .map_err(failed)?;
+    if status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE {
+        return Err(BackendError::Launch("a launch ended the capture that it was in".to_owned()));
+    }
+    let mut between = ptr::null_mut();
+    // SAFETY: the graph is the one being captured, and the driver's array of `count` nodes is valid
+    // until the next call on the stream.
+    unsafe { sys::cuGraphAddEmptyNode(&raw mut between, graph, nodes, count) }
+        .result()
+        .map_err(failed)?;
+    // SAFETY: one node of the graph being captured; no edge data means full edges.
+    unsafe {
+        sys::cuStreamUpdateCaptureDependencies_v2(
+            stream.cu_stream(),
+            &raw mut between,
+            ptr::null(),
+            1,
+            sys::CUstreamUpdateCaptureDependencies_flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES as u32,
+        )
+    }
+    .result()
+    .map_err(failed)
 }

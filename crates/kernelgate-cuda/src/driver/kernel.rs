@@ -87,6 +87,16 @@ impl Kernel {
         Ok(Self { function, stream: Arc::clone(stream), name: name.to_owned(), parameter_bytes })
     }
 
+    /// The same kernel for launches on another stream.
+    pub fn on_stream(&self, stream: &Arc<CudaStream>) -> Self {
+        Self {
+            function: self.function.clone(),
+            stream: Arc::clone(stream),
+            name: self.name.clone(),
+            parameter_bytes: self.parameter_bytes.clone(),
+        }
+    }
+
     /// Allows launches with that much dynamic shared memory.
     ///
     /// # Errors

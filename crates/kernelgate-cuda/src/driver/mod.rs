@@ -12,3 +12,5 @@ pub mod persistence;
 mod status;
 mod wait;
 pub mod window;
+
+pub use cudarc::driver::CudaStream;

@@ -70,6 +70,33 @@ impl SetAside {
     }
 }
 
+/// Bytes of L2 that are set aside now.
+///
+/// # Errors
+/// When the driver fails.
+pub fn set_aside(device: &Device) -> Result<usize, BackendError> {
+    device.context().get_limit(LIMIT).map_err(|error| failed("tell the set-aside of L2", &error))
+}
+
+/// Gives back what earlier launches set aside of L2 and releases the lines that they kept, so that
+/// the next case finds L2 as every other does.
+///
+/// # Errors
+/// When the driver fails.
+pub fn reset(device: &Device) -> Result<(), BackendError> {
+    match device.context().set_limit(LIMIT, 0) {
+        Ok(()) => {}
+        // Before compute capability 8, on a MIG slice, under MPS: there is nothing to give back.
+        Err(DriverError(sys::CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT)) => return Ok(()),
+        Err(error) => return Err(failed("give back the set-aside of L2", &error)),
+    }
+    // SAFETY: setting the limit made the context, alive through `device`, this thread's; no memory
+    // is involved.
+    unsafe { sys::cuCtxResetPersistingL2Cache() }
+        .result()
+        .map_err(|error| failed("release the lines kept in L2", &error))
+}
+
 impl Drop for SetAside {
     fn drop(&mut self) {
         // A broken context refuses, and the process then ends anyway.

@@ -63,7 +63,7 @@ impl Instruments {
     /// When a kernel does not compile or memory is short.
     pub fn new(device: &Device, flush_bytes: u64) -> Result<Self, BackendError> {
         let multiprocessors = device.facts().multiprocessors as usize;
-        let mut instruments = Self {
+        let instruments = Self {
             blocker: BLOCKER.load(device, &multiprocessors)?,
             mailbox: Mailbox::new()?,
             ticket: 0,

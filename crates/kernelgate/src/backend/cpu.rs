@@ -1,19 +1,39 @@
 //! The host as a backend: a real one, verified like any other; it is not the reference.
 
-use crate::workload::Tensors;
+use std::sync::Arc;
 
+use crate::workload::{Tensor, Tensors};
+
+use super::executable::no_such_input;
 use super::{BackendError, Executable};
 
-/// A computation on the host: its outputs and the closure that fills them.
+/// A computation on the host: its inputs and outputs, and the closure that fills these from those.
 pub struct CpuTask {
+    inputs: Arc<Tensors>,
+    /// Inputs that every launch reads; `None`: all.
+    read: Option<&'static [&'static str]>,
     outputs: Tensors,
-    run: Box<dyn FnMut(&mut Tensors)>,
+    run: RunFn,
 }
 
+/// Overwrites the outputs from the inputs.
+type RunFn = Box<dyn FnMut(&Tensors, &mut Tensors)>;
+
 impl CpuTask {
-    /// `run` overwrites every element of `outputs`, from inputs it holds, and returns when done.
-    pub fn new(outputs: Tensors, run: impl FnMut(&mut Tensors) + 'static) -> Self {
-        Self { outputs, run: Box::new(run) }
+    /// `run` overwrites every element of the outputs from the inputs that it is given, and returns
+    /// when done.
+    pub fn new(
+        inputs: Arc<Tensors>,
+        outputs: Tensors,
+        run: impl FnMut(&Tensors, &mut Tensors) + 'static,
+    ) -> Self {
+        Self { inputs, read: None, outputs, run: Box::new(run) }
+    }
+
+    /// The same where launches read these inputs only, because the others were read while it was
+    /// prepared (packed, quantised).
+    pub fn reading(self, names: &'static [&'static str]) -> Self {
+        Self { read: Some(names), ..self }
     }
 }
 
@@ -24,7 +44,7 @@ impl Executable for CpuTask {
     }
 
     fn launch(&mut self) -> Result<(), BackendError> {
-        (self.run)(&mut self.outputs);
+        (self.run)(&self.inputs, &mut self.outputs);
         Ok(())
     }
 
@@ -34,6 +54,23 @@ impl Executable for CpuTask {
 
     fn outputs(&mut self) -> Result<&Tensors, BackendError> {
         Ok(&self.outputs)
+    }
+
+    fn launch_inputs(&self) -> Vec<&str> {
+        let all = self.inputs.iter().map(|(name, _)| name);
+        all.filter(|name| self.read.is_none_or(|read| read.contains(name))).collect()
+    }
+
+    fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError> {
+        if !self.launch_inputs().contains(&name) {
+            return Err(no_such_input(name));
+        }
+        Arc::make_mut(&mut self.inputs).insert(name, values.clone());
+        Ok(())
+    }
+
+    fn still_poisoned(&mut self) -> Result<Option<bool>, BackendError> {
+        Ok(None)
     }
 }
 

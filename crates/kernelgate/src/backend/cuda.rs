@@ -4,11 +4,32 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use super::executable::no_such_input;
 use crate::backend::{BackendError, Executable};
 use crate::workload::{Dtype, Tensor, Tensors};
+use kernelgate_cuda::driver::CudaStream;
 pub use kernelgate_cuda::{
     Argument, Buffer, Device, Kernel, KernelSpec, LaunchShape, LoadedKernel, Requires, Source,
 };
+
+/// An input that every launch reads from device memory.
+pub struct Input {
+    name: String,
+    buffer: Buffer,
+}
+
+impl Input {
+    /// The workload's input of that name, which lies in `buffer` as it does in the workload:
+    /// row-major, of its dtype.
+    pub fn new(name: impl Into<String>, buffer: &Buffer) -> Self {
+        Self { name: name.into(), buffer: buffer.clone() }
+    }
+}
+
+/// Inputs by the workload's names, and the memory that they lie in.
+pub fn inputs<const N: usize>(named: [(&str, &Buffer); N]) -> [Input; N] {
+    named.map(|(name, buffer)| Input::new(name, buffer))
+}
 
 /// An output on the device.
 pub struct Output {
@@ -68,11 +89,30 @@ impl Output {
     const fn poison(&self) -> u8 {
         match (self.dtype, self.decode) {
             (_, Some(_)) => 0xaa,
-            (Dtype::I8, None) => 0x7f,
+            (Dtype::I8, None) => 0x80,
             _ => 0xff,
         }
     }
+
+    /// Whether samples from its beginning to its end hold poison only, as seen by that stream.
+    fn still_poisoned(&self, stream: &CudaStream) -> Result<bool, BackendError> {
+        let (bytes, poison) = (self.buffer.bytes(), self.poison());
+        let length = SAMPLE_BYTES.min(bytes);
+        let mut sample = [0; SAMPLE_BYTES];
+        for i in 0..=SAMPLES {
+            let offset = (bytes - length) / SAMPLES * i;
+            self.buffer.peek(stream, offset, &mut sample[..length])?;
+            if sample[..length].iter().any(|&byte| byte != poison) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
 }
+
+/// Of each output that is looked at for poison: so many intervals between samples, and their size.
+const SAMPLES: usize = 16;
+const SAMPLE_BYTES: usize = 256;
 
 /// Enqueues a computation that overwrites the outputs.
 type LaunchFn = Box<dyn FnMut(&[Output]) -> Result<(), BackendError>>;
@@ -80,25 +120,38 @@ type LaunchFn = Box<dyn FnMut(&[Output]) -> Result<(), BackendError>>;
 /// A computation on the GPU.
 pub struct CudaTask {
     device: Arc<Device>,
+    /// Sees memory while the device's stream is held.
+    observer: Option<Arc<CudaStream>>,
+    inputs: Vec<Input>,
     outputs: Vec<Output>,
     launch: LaunchFn,
     host: Tensors,
 }
 
 impl CudaTask {
-    /// `launch` enqueues everything that overwrites the outputs, and never synchronises.
+    /// `launch` enqueues everything that overwrites the outputs on the device's stream, and never
+    /// synchronises. `inputs` are those that every launch reads; inputs that were packed or passed
+    /// by value are left out.
     pub fn new(
         device: &Arc<Device>,
+        inputs: impl IntoIterator<Item = Input>,
         outputs: Vec<Output>,
         launch: impl FnMut(&[Output]) -> Result<(), BackendError> + 'static,
     ) -> Self {
-        Self { device: Arc::clone(device), outputs, launch: Box::new(launch), host: Tensors::new() }
+        Self {
+            device: Arc::clone(device),
+            observer: None,
+            inputs: inputs.into_iter().collect(),
+            outputs,
+            launch: Box::new(launch),
+            host: Tensors::new(),
+        }
     }
 }
 
 impl Executable for CudaTask {
     fn poison_outputs(&mut self) -> Result<(), BackendError> {
-        self.outputs.iter_mut().try_for_each(|output| output.buffer.fill(output.poison()))
+        self.outputs.iter().try_for_each(|output| output.buffer.fill(output.poison()))
     }
 
     fn launch(&mut self) -> Result<(), BackendError> {
@@ -129,5 +182,27 @@ impl Executable for CudaTask {
             self.host.insert(output.name, tensor);
         }
         Ok(&self.host)
+    }
+
+    fn launch_inputs(&self) -> Vec<&str> {
+        self.inputs.iter().map(|input| input.name.as_str()).collect()
+    }
+
+    fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError> {
+        let input = self.inputs.iter().find(|input| input.name == name);
+        input.ok_or_else(|| no_such_input(name))?.buffer.overwrite(values.as_bytes())
+    }
+
+    fn still_poisoned(&mut self) -> Result<Option<bool>, BackendError> {
+        let observer = match &self.observer {
+            Some(observer) => Arc::clone(observer),
+            None => Arc::clone(self.observer.insert(self.device.another_stream()?)),
+        };
+        for output in &self.outputs {
+            if !output.still_poisoned(&observer)? {
+                return Ok(Some(false));
+            }
+        }
+        Ok(Some(true))
     }
 }

@@ -2,12 +2,12 @@
 
 use kernelgate_cuda::BackendError;
 
-use crate::workload::Tensors;
+use crate::workload::{Tensor, Tensors};
 
 /// A problem made ready on a backend: inputs placed, outputs allocated, nothing left to compile or
 /// allocate.
 pub trait Executable {
-    /// Overwrites every output with NaN (0x7f for integers).
+    /// Overwrites every output with NaN (-128 for integers).
     ///
     /// # Errors
     /// When the device fails.
@@ -30,4 +30,27 @@ pub trait Executable {
     /// # Errors
     /// When the device fails.
     fn outputs(&mut self) -> Result<&Tensors, BackendError>;
+
+    /// Names of the inputs that every launch reads. The others were read while this was prepared:
+    /// packed, quantised, passed by value.
+    fn launch_inputs(&self) -> Vec<&str>;
+
+    /// Puts other values of the same shape and dtype in the place of an input that every launch
+    /// reads: the next launch computes from these.
+    ///
+    /// # Errors
+    /// When no launch reads an input of that name, or the device fails.
+    fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError>;
+
+    /// Whether every output still holds what [`Self::poison_outputs`] wrote, as seen without
+    /// waiting for what is queued; `None` where launches are never queued.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn still_poisoned(&mut self) -> Result<Option<bool>, BackendError>;
+}
+
+/// The error for an input that no launch reads.
+pub(super) fn no_such_input(name: &str) -> BackendError {
+    BackendError::Launch(format!("no launch reads an input `{name}`"))
 }

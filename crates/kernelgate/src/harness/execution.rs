@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 
+use super::after_timing;
 use super::args::Flags;
 use super::cases::{Case, Group, Selection};
 use super::error::HarnessError;
@@ -15,7 +16,7 @@ use super::progress::BenchProgress;
 use super::recorder::Recorder;
 use super::timing::{self, SamplingPlan};
 use super::trial::TrialState;
-use crate::backend::{BackendError, Executable, Target};
+use crate::backend::{BackendError, BackendKind, Executable, Target};
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
 use crate::measure::delay::{Delay, Delayed};
@@ -23,8 +24,9 @@ use crate::measure::events::EventTimer;
 use crate::measure::limits::{Limits, TimeLimit};
 use crate::measure::wall::Wall;
 use crate::measure::{Cache, Stopwatch};
-use crate::record::run::VerificationRecord;
+use crate::record::run::{AfterTiming, VerificationRecord};
 use crate::record::{CaseRecord, Samples, Store, TrialSampling};
+use crate::stats;
 use crate::workload::{Effort, Work};
 use kernelgate_cuda::observe::range::Range;
 
@@ -146,8 +148,8 @@ impl Execution<'_> {
         };
         self.progress.prepared(&ready.inputs, started.elapsed());
         self.spend("inputs", started);
-        let mut implementations = group.cases.chunk_by(|a, b| a.index == b.index).peekable();
-        while let Some(cases) = implementations.next() {
+        let implementations = group.cases.chunk_by(|a, b| a.index == b.index);
+        for cases in implementations {
             self.progress.case(&cases[0].id);
             let started = Instant::now();
             let verified = match &self.lost {
@@ -165,10 +167,6 @@ impl Execution<'_> {
                 }
             };
             self.progress.verified(&verification, started.elapsed());
-            if implementations.peek().is_none() {
-                // The reference is often larger than the inputs: free it before timing.
-                ready.expected = Vec::new();
-            }
             for (i, case) in cases.iter().enumerate() {
                 if i > 0 {
                     self.progress.case(&case.id);
@@ -176,12 +174,23 @@ impl Execution<'_> {
                 let limit = self.limits.as_ref().and_then(|limits| limits.bound(&work, case.cache));
                 elapsed.shown().borrow_mut().limit.clone_from(&limit);
                 let clock = Instant::now();
-                let timed = self.time(criterion_group.as_mut(), case, executable.as_mut(), launch);
+                let timed = self.time(
+                    criterion_group.as_mut(),
+                    (group, case, &mut ready),
+                    executable.as_mut(),
+                    (launch, &verification),
+                );
                 self.spend("time", clock);
+                let timed = timed.and_then(|(samples, after)| {
+                    possible(&samples, limit.as_ref(), &self.target)?;
+                    Ok((samples, after))
+                });
                 match timed {
-                    Ok(samples) => {
+                    Ok((samples, after)) => {
                         let clock = Instant::now();
-                        self.record(group, case, &work, limit, verification.clone(), samples)?;
+                        let verification =
+                            VerificationRecord { after: Some(after), ..verification.clone() };
+                        self.record(group, case, &work, limit, verification, samples)?;
                         self.spend("record", clock);
                     }
                     Err(error) => exit = exit.max(self.record_case_error(case, &error)?),
@@ -215,29 +224,30 @@ impl Execution<'_> {
         }
     }
 
-    fn time(
+    pub(super) fn time(
         &mut self,
         criterion_group: Option<&mut BenchmarkGroup<'_, Elapsed>>,
-        case: &Case,
+        (group, case, ready): (&Group<'_>, &Case, &mut Ready),
         executable: &mut dyn Executable,
-        launch: Duration,
-    ) -> Result<Samples, CaseError> {
+        (launch, verification): (Duration, &VerificationRecord),
+    ) -> Result<(Samples, AfterTiming), CaseError> {
         if let Some(lost) = &self.lost {
             return Err(CaseError::Fail(lost.clone()));
         }
         let _case = Range::new(&case.id);
         let (timer, effort, flags) = (&mut self.timer, self.effort, self.flags);
         let sampling = self.trial.as_ref().map_or(TrialSampling::MEASURED, |trial| trial.sampling);
+        let mut delayed = match Delay::of(&flags.delay, &case.id) {
+            Some(delay_ns) => Some(timer.delay(executable, delay_ns).map_err(backend_error)?),
+            None => None,
+        };
+        let executable = match &mut delayed {
+            Some(delayed) => delayed as &mut dyn Executable,
+            None => executable,
+        };
+        let stopwatch = guard::catch(|| timer.case(executable, case.cache));
+        let mut stopwatch = stopwatch.map_err(CaseError::Fail)?.map_err(backend_error)?;
         let timed = guard::catch(|| {
-            let mut delayed = match Delay::of(&flags.delay, &case.id) {
-                Some(delay_ns) => Some(timer.delay(executable, delay_ns)?),
-                None => None,
-            };
-            let executable = match &mut delayed {
-                Some(delayed) => delayed as &mut dyn Executable,
-                None => executable,
-            };
-            let mut stopwatch = timer.case(executable, case.cache)?;
             let Some(criterion_group) = criterion_group else {
                 return timing::trial(executable, stopwatch.as_mut(), sampling, launch);
             };
@@ -252,10 +262,12 @@ impl Execution<'_> {
                 flags,
             )
         });
-        timed.map_err(CaseError::Fail)?.map_err(|error| match error {
-            BackendError::Lost(_) => CaseError::Lost(error.to_string()),
-            other => CaseError::Fail(other.to_string()),
-        })
+        let samples = timed.map_err(CaseError::Fail)?.map_err(backend_error)?;
+        // The bits of a case that an earlier process of this executable checked.
+        let digest = verification.by.as_ref().and(verification.digest.as_deref());
+        let after =
+            after_timing::check(ready, group, executable, stopwatch.as_mut(), flags.seed, digest)?;
+        Ok((samples, after))
     }
 
     fn record(
@@ -303,6 +315,38 @@ impl Execution<'_> {
             (Some(recorder), _) => recorder.add_failure(&case.id, reason)?,
         }
         Ok(exit)
+    }
+}
+
+/// Whether a GPU can have taken so little: ceilings are measured to a few per cent, and no kernel
+/// is twice as fast as they allow unless it does less than the declared work. The host's ceilings
+/// are measured beside whatever else it computes, and bound nothing here.
+fn possible(
+    samples: &Samples,
+    limit: Option<&TimeLimit>,
+    target: &Target,
+) -> Result<(), CaseError> {
+    let Some(limit) = limit.filter(|_| target.kind() == BackendKind::Cuda) else { return Ok(()) };
+    let times_ns = samples.per_launch_ns();
+    if times_ns.is_empty() || stats::median(&times_ns) >= limit.time_ns / MAX_OF_LIMIT {
+        return Ok(());
+    }
+    Err(CaseError::Fail(format!(
+        "has no time: a launch takes {:.0} ns, the declared work at least {:.0} ns by the measured \
+         ceiling ({})",
+        stats::median(&times_ns),
+        limit.time_ns,
+        limit.by
+    )))
+}
+
+/// Times faster than the limit that no kernel is.
+const MAX_OF_LIMIT: f64 = 2.0;
+
+fn backend_error(error: BackendError) -> CaseError {
+    match error {
+        BackendError::Lost(_) => CaseError::Lost(error.to_string()),
+        other => CaseError::Fail(other.to_string()),
     }
 }
 

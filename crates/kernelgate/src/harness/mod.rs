@@ -4,12 +4,15 @@
 //! reference, verification, timing; a case that is wrong has no time. Deliberately absent: judging
 //! what was measured (the program does).
 
+mod after_timing;
 mod answer;
 pub mod args;
 mod binary;
 pub mod cases;
 mod error;
 mod execution;
+#[cfg(test)]
+mod exploits;
 pub mod filter;
 pub mod guard;
 pub mod inputs;

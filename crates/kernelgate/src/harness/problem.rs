@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::after_timing::ChangedInputs;
 use super::cases::{Case, Group};
 use super::{guard, inputs, names};
 use crate::backend::{BackendError, Executable, Target};
@@ -24,6 +25,8 @@ pub struct Ready {
     has_reference: bool,
     /// How closely.
     pub tolerance: Tolerance,
+    /// Other inputs, for the check after timing.
+    pub changed: Option<ChangedInputs>,
 }
 
 /// Why a problem or case has no result.
@@ -77,6 +80,7 @@ impl Ready {
                 expected: Vec::new(),
                 has_reference: false,
                 tolerance: problem.tolerance(),
+                changed: None,
             }
         });
         let ready =
@@ -190,7 +194,8 @@ fn keep_if_lost<T>(
     }
 }
 
-fn case_error(error: VerifyError) -> CaseError {
+/// What a wrong output, or a launch that failed, means for the case.
+pub fn case_error(error: VerifyError) -> CaseError {
     match error {
         VerifyError::Backend(
             reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_)),

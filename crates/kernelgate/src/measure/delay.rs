@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use crate::backend::{BackendError, Executable};
-use crate::workload::Tensors;
+use crate::workload::{Tensor, Tensors};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::instruments::spin::Spin;
 
@@ -119,10 +119,24 @@ impl Executable for Delayed<'_> {
     fn outputs(&mut self) -> Result<&Tensors, BackendError> {
         self.inner.outputs()
     }
+
+    fn launch_inputs(&self) -> Vec<&str> {
+        self.inner.launch_inputs()
+    }
+
+    fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError> {
+        self.inner.replace_input(name, values)
+    }
+
+    fn still_poisoned(&mut self) -> Result<Option<bool>, BackendError> {
+        self.inner.still_poisoned()
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::backend::cpu::CpuTask;
 
@@ -140,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_delayed_launch_takes_at_least_that_long() {
-        let mut task = CpuTask::new(Tensors::new(), |_| {});
+        let mut task = CpuTask::new(Arc::default(), Tensors::new(), |_, _| {});
         let mut delayed = Delayed::on_host(&mut task, 2_000_000);
         let start = Instant::now();
         delayed.launch().unwrap();

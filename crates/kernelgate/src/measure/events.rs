@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::limits::Overhead;
-use super::{Cache, Sample, Stopwatch, Technique};
+use super::{Cache, Sample, Stopwatch, Technique, off_stream};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
 use kernelgate_cuda::Device;
@@ -50,6 +50,9 @@ const CALIBRATION_NS: u64 = 20_000;
 /// Resolution of events: no launch takes less.
 const RESOLUTION_NS: f64 = 32.0;
 
+/// A launch that takes less than this share of an empty kernel is not on the stream.
+const MIN_OF_EMPTY: f64 = 0.25;
+
 /// Times launches on one device.
 pub struct EventTimer {
     device: Arc<Device>,
@@ -59,12 +62,13 @@ pub struct EventTimer {
 }
 
 /// What a burst of launches took.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Burst {
+struct Burst {
     /// Nanoseconds between the events around each launch, overhead included.
-    pub intervals_ns: Vec<f64>,
+    intervals_ns: Vec<f64>,
     /// SM clock over the burst, MHz; none where the probes do not compare.
-    pub clock_mhz: Option<f64>,
+    clock_mhz: Option<f64>,
+    /// Whether the host's launch time may be in the intervals.
+    host_bound: bool,
 }
 
 impl EventTimer {
@@ -214,7 +218,7 @@ impl EventTimer {
             Cache::Cold => 1,
         };
         let device = Arc::clone(&self.device);
-        let graph = Graph::capture(&device, || (0..launches).try_for_each(|_| launch()))?;
+        let graph = Graph::capture_repeated(&device, launches, launch)?;
         Ok(Some(Batch { graph, launches }))
     }
 
@@ -222,7 +226,8 @@ impl EventTimer {
     /// captures short ones in a graph.
     ///
     /// # Errors
-    /// When a launch fails.
+    /// When a launch fails; [`BackendError::NotTimed`] where it enqueues nothing on the stream that
+    /// is timed, or works on others.
     pub fn case(
         &mut self,
         executable: &mut dyn Executable,
@@ -230,18 +235,44 @@ impl EventTimer {
     ) -> Result<CaseTimer<'_>, BackendError> {
         executable.synchronize()?;
         let device = Arc::clone(&self.device);
-        // A launch that cannot be captured is one whose commands cannot be counted.
-        let commands = Graph::capture(&device, || executable.launch()).map(|graph| graph.nodes());
-        let commands = match commands {
+        let counted = match Graph::capture(&device, || executable.launch()) {
+            Ok(graph) => Some(graph.nodes()),
             Err(lost @ BackendError::Lost(_)) => return Err(lost),
-            other => other.unwrap_or(usize::MAX),
+            // What replays a graph of its own, for example, cannot be captured again.
+            Err(_) => None,
         };
-        let batch = if commands <= MAX_QUEUED {
+        if counted == Some(0) {
+            return Err(off_stream::nothing());
+        }
+        let commands = match counted {
+            Some(commands) => commands,
+            None => self.commands_by_trial(executable)?,
+        };
+        if commands <= MAX_QUEUED {
+            off_stream::check_writes(&mut self.instruments, executable)?;
+        }
+        off_stream::check_duration(&device, executable)?;
+        let batch = if counted.is_some() && commands <= MAX_QUEUED {
             self.batch(cache, commands, &mut || executable.launch())?
         } else {
             None
         };
-        Ok(CaseTimer { timer: self, cache, commands, batch })
+        let host_bound = commands > MAX_QUEUED;
+        Ok(CaseTimer { timer: self, cache, commands, batch, host_bound })
+    }
+
+    /// As how many commands a launch is to be counted that cannot be captured: the largest burst of
+    /// it that can be queued behind the blocker takes all of the queue.
+    fn commands_by_trial(
+        &mut self,
+        executable: &mut dyn Executable,
+    ) -> Result<usize, BackendError> {
+        for count in [16, 4, 1] {
+            if !self.burst(count, Cache::Hot, 1, &mut || executable.launch())?.host_bound {
+                return Ok(MAX_QUEUED / count);
+            }
+        }
+        Ok(usize::MAX)
     }
 
     /// Enqueues `count` launches (at most 63 hot, 64 cold), each between two events, and waits for
@@ -250,7 +281,7 @@ impl EventTimer {
     ///
     /// # Errors
     /// When a launch fails or hangs.
-    pub fn burst(
+    fn burst(
         &mut self,
         count: usize,
         cache: Cache,
@@ -258,6 +289,7 @@ impl EventTimer {
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Burst, BackendError> {
         let hidden = commands.saturating_add(3).saturating_mul(count) <= MAX_QUEUED + 3 * MAX_BURST;
+        let mut held = false;
         for _ in 0..ATTEMPTS {
             if hidden {
                 self.instruments.block(BLOCKER_TIMEOUT)?;
@@ -267,7 +299,8 @@ impl EventTimer {
             enqueued?;
             self.device.synchronize()?;
             // A host that was held up for half a second: the launches did not wait for it.
-            if !hidden || self.instruments.released() {
+            held = hidden && self.instruments.released();
+            if !hidden || held {
                 break;
             }
         }
@@ -276,7 +309,7 @@ impl EventTimer {
             .map(at)
             .map(|(from, to)| self.events.elapsed_ns(from, to))
             .collect::<Result<_, _>>()?;
-        Ok(Burst { intervals_ns, clock_mhz: self.instruments.clock_mhz()? })
+        Ok(Burst { intervals_ns, clock_mhz: self.instruments.clock_mhz()?, host_bound: !held })
     }
 
     fn enqueue(
@@ -307,6 +340,8 @@ pub struct CaseTimer<'a> {
     cache: Cache,
     commands: usize,
     batch: Option<Batch>,
+    /// Whether the host's launch time was in a sample, or must be.
+    host_bound: bool,
 }
 
 /// Short launches, captured together.
@@ -343,11 +378,14 @@ impl CaseTimer<'_> {
                     .timer
                     .burst(count as usize, self.cache, commands, &mut || executable.launch())?,
             };
-            let elapsed_ns: f64 = burst
-                .intervals_ns
-                .iter()
-                .map(|interval| (interval - around_ns).max(RESOLUTION_NS))
-                .sum();
+            self.host_bound |= burst.host_bound;
+            let net_ns: Vec<f64> =
+                burst.intervals_ns.iter().map(|interval| interval - around_ns).collect();
+            let launch_ns = stats::median(&net_ns) / batch as f64;
+            if launch_ns < MIN_OF_EMPTY * overhead.graph_node_ns {
+                return Err(off_stream::impossible(launch_ns, overhead.graph_node_ns));
+            }
+            let elapsed_ns: f64 = net_ns.iter().map(|net| net.max(RESOLUTION_NS)).sum();
             sample.elapsed_ns += elapsed_ns;
             if let Some(clock_mhz) = burst.clock_mhz {
                 clocked_ns += elapsed_ns;
@@ -379,10 +417,15 @@ impl Stopwatch for CaseTimer<'_> {
         unreachable!("the last attempt is returned")
     }
 
-    fn technique(&self) -> Technique {
-        Technique {
-            batch: self.batch.as_ref().map(|batch| batch.launches),
-            host_bound: self.commands > MAX_QUEUED,
+    fn replay(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError> {
+        match &self.batch {
+            Some(batch) => batch.graph.launch(),
+            None => executable.launch(),
         }
+    }
+
+    fn technique(&self) -> Technique {
+        let batch = self.batch.as_ref().map(|batch| batch.launches);
+        Technique { batch, host_bound: self.host_bound }
     }
 }

@@ -9,6 +9,7 @@ pub mod criterion;
 pub mod delay;
 pub mod events;
 pub mod limits;
+mod off_stream;
 pub mod wall;
 
 use crate::backend::{BackendError, Executable};
@@ -67,6 +68,13 @@ pub trait Stopwatch {
         executable: &mut dyn Executable,
         launches: u64,
     ) -> Result<Sample, BackendError>;
+
+    /// Starts what was timed once more, untimed: the very graph where launches were captured, one
+    /// launch where they were not. May return before it has finished.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    fn replay(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError>;
 
     /// How it does that.
     fn technique(&self) -> Technique;

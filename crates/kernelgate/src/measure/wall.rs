@@ -24,6 +24,10 @@ impl Stopwatch for Wall {
         Ok(Sample { launches, elapsed_ns, clock_mhz: None, discarded: 0 })
     }
 
+    fn replay(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError> {
+        executable.launch()
+    }
+
     fn technique(&self) -> Technique {
         Technique::default()
     }

@@ -135,16 +135,63 @@ pub struct VerificationRecord {
     /// Hash of the outputs' bits; only in trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
+    /// The comparison after timing; absent in records of versions that made none, and where nothing
+    /// was timed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<AfterTiming>,
     /// The run whose comparison with the reference holds here, because the outputs have the same
     /// bits; absent where this run compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }
 
+/// The outputs of what was timed, run once more after timing, against the reference.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct AfterTiming {
+    /// What was done to the inputs before.
+    pub inputs: InputChange,
+    /// Largest |out - ref| over the largest |ref|; 0 where the bits of verified outputs came again.
+    pub max_error: f64,
+    /// ‖out - ref‖₂ / ‖ref‖₂; 0 likewise.
+    pub relative_l2: f64,
+}
+
+impl AfterTiming {
+    /// The bits of verified outputs of the same inputs.
+    pub const SAME_BITS: Self =
+        Self { inputs: InputChange::Same, max_error: 0.0, relative_l2: 0.0 };
+}
+
+/// What was done to the inputs between timing and the comparison after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InputChange {
+    /// Rolled along an axis on which the computation does not depend.
+    Rolled,
+    /// Negated where the computation is linear.
+    Negated,
+    /// Drawn anew.
+    Redrawn,
+    /// Nothing: a remembered result would pass.
+    Same,
+}
+
+impl InputChange {
+    /// "with inputs rolled".
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Rolled => "with inputs rolled",
+            Self::Negated => "with inputs negated",
+            Self::Redrawn => "with inputs drawn anew",
+            Self::Same => "with the same inputs",
+        }
+    }
+}
+
 impl From<OutputComparison> for VerificationRecord {
     fn from(comparison: OutputComparison) -> Self {
         let OutputComparison { max_error, relative_l2, checked, total } = comparison;
-        Self { max_error, relative_l2, checked, total, digest: None, by: None }
+        Self { max_error, relative_l2, checked, total, digest: None, after: None, by: None }
     }
 }
 
@@ -287,6 +334,7 @@ impl CaseRecord {
                 checked: 1,
                 total: 1,
                 digest: None,
+                after: None,
                 by: None,
             },
             samples: Samples {

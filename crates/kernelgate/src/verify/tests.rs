@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use super::*;
 use crate::backend::cpu::CpuTask;
 
@@ -148,13 +150,13 @@ fn a_reference_that_checks_less_than_it_seems_to_is_an_error() {
 fn an_implementation_that_writes_nothing_or_only_once_fails() {
     let expected = [Expected::all("y", [1, 2], vec![1.0, 2.0])];
     let outputs = || Tensors::new().with_output("y", [1, 2], Dtype::F32);
-    let mut idle = CpuTask::new(outputs(), |_| {});
+    let mut idle = CpuTask::new(Arc::default(), outputs(), |_, _| {});
     assert!(matches!(
         verify(&mut idle, &expected, LOOSE),
         Err(VerifyError::NotFinite { count: 2, .. })
     ));
     let mut launches = 0;
-    let mut once = CpuTask::new(outputs(), move |outputs| {
+    let mut once = CpuTask::new(Arc::default(), outputs(), move |_, outputs| {
         launches += 1;
         if launches == 1 {
             outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0]);
@@ -164,7 +166,8 @@ fn an_implementation_that_writes_nothing_or_only_once_fails() {
         verify(&mut once, &expected, LOOSE),
         Err(VerifyError::NotFinite { count: 2, .. })
     ));
-    let mut sound =
-        CpuTask::new(outputs(), |outputs| outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0]));
+    let mut sound = CpuTask::new(Arc::default(), outputs(), |_, outputs| {
+        outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0])
+    });
     assert_eq!(verify(&mut sound, &expected, LOOSE).unwrap().checked, 2);
 }

@@ -5,10 +5,12 @@
 
 pub mod axis;
 pub mod random;
+pub mod symmetry;
 pub mod tensor;
 pub mod work;
 
 pub use axis::{Axis, AxisError, Override, Point, Values};
+pub use symmetry::Symmetry;
 pub use tensor::{Data, Dtype, Tensor, Tensors};
 pub use work::{Unit, Work};
 
@@ -19,6 +21,25 @@ pub trait Problem: Send + Sync + 'static {
 
     /// The outputs in fp64, or the sampled rows of them.
     fn reference(&self, inputs: &Tensors) -> Vec<Expected>;
+
+    /// Changes of inputs whose effect on the reference is known, the best first. After timing, the
+    /// first one that changes only inputs that every launch reads shows that what was timed still
+    /// computes its outputs from its inputs. Without any, inputs are drawn anew for that and the
+    /// reference is computed again.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        Vec::new()
+    }
+
+    /// Other values of these inputs, drawn from the seed. A workload that draws much and is asked
+    /// for little may do less than the whole of [`Self::inputs`].
+    fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
+        let all = self.inputs(seed);
+        let mut redrawn = Tensors::new();
+        for (name, tensor) in all.iter().filter(|(name, _)| names.contains(name)) {
+            redrawn.insert(name, tensor.clone());
+        }
+        redrawn
+    }
 
     /// Operations and fewest bytes of one execution.
     fn work(&self) -> Work;

@@ -1,6 +1,7 @@
 //! Host tensors: the currency between inputs, references and implementations. No arithmetic here.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use half::{bf16, f16};
 
@@ -60,6 +61,24 @@ pub enum Data {
     I8(Vec<i8>),
 }
 
+impl Data {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F64(values) => values.len(),
+            Self::F32(values) => values.len(),
+            Self::F16(values) => values.len(),
+            Self::Bf16(values) => values.len(),
+            Self::I8(values) => values.len(),
+        }
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 /// A dense row-major tensor in host memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
@@ -84,7 +103,8 @@ impl Tensor {
         tensor
     }
 
-    /// A tensor full of poison: NaN, or 0x7f for integers, so that an element nobody wrote is seen.
+    /// A tensor full of poison: NaN, or -128 for integers, so that an element nobody wrote is
+    /// seen: saturation gives 127.
     pub fn poisoned(shape: impl Into<Vec<usize>>, dtype: Dtype) -> Self {
         let shape = shape.into();
         let len = shape.iter().product();
@@ -93,7 +113,7 @@ impl Tensor {
             Dtype::F32 => Data::F32(vec![f32::NAN; len]),
             Dtype::F16 => Data::F16(vec![f16::NAN; len]),
             Dtype::Bf16 => Data::Bf16(vec![bf16::NAN; len]),
-            Dtype::I8 => Data::I8(vec![0x7f; len]),
+            Dtype::I8 => Data::I8(vec![i8::MIN; len]),
         };
         Self { shape, data }
     }
@@ -119,7 +139,7 @@ impl Tensor {
             Data::F32(values) => values.fill(f32::NAN),
             Data::F16(values) => values.fill(f16::NAN),
             Data::Bf16(values) => values.fill(bf16::NAN),
-            Data::I8(values) => values.fill(0x7f),
+            Data::I8(values) => values.fill(i8::MIN),
         }
     }
 
@@ -138,15 +158,14 @@ impl Tensor {
         &mut self.data
     }
 
+    /// The elements, without their shape.
+    pub fn into_data(self) -> Data {
+        self.data
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
-        match &self.data {
-            Data::F64(values) => values.len(),
-            Data::F32(values) => values.len(),
-            Data::F16(values) => values.len(),
-            Data::Bf16(values) => values.len(),
-            Data::I8(values) => values.len(),
-        }
+        self.data.len()
     }
 
     /// Whether there is no element.
@@ -225,9 +244,9 @@ impl From<Vec<i8>> for Data {
     }
 }
 
-/// Named tensors in name order.
+/// Named tensors in name order. A clone shares them until one is written.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Tensors(BTreeMap<String, Tensor>);
+pub struct Tensors(BTreeMap<String, Arc<Tensor>>);
 
 impl Tensors {
     /// No tensors yet.
@@ -237,24 +256,24 @@ impl Tensors {
 
     /// Adds a tensor under a name, for chaining.
     pub fn with(mut self, name: &str, shape: impl Into<Vec<usize>>, data: impl Into<Data>) -> Self {
-        self.0.insert(name.to_owned(), Tensor::new(shape, data.into()));
+        self.insert(name, Tensor::new(shape, data.into()));
         self
     }
 
     /// Adds a poisoned output tensor under a name, for chaining.
     pub fn with_output(mut self, name: &str, shape: impl Into<Vec<usize>>, dtype: Dtype) -> Self {
-        self.0.insert(name.to_owned(), Tensor::poisoned(shape, dtype));
+        self.insert(name, Tensor::poisoned(shape, dtype));
         self
     }
 
     /// Adds a tensor.
     pub fn insert(&mut self, name: &str, tensor: Tensor) {
-        self.0.insert(name.to_owned(), tensor);
+        self.0.insert(name.to_owned(), Arc::new(tensor));
     }
 
     /// The tensor of that name, if there is one.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
-        self.0.get(name)
+        self.0.get(name).map(Arc::as_ref)
     }
 
     /// The tensor of that name.
@@ -267,7 +286,8 @@ impl Tensors {
 
     /// The tensor of that name, to write. Panics as [`Tensors::tensor`].
     pub fn tensor_mut(&mut self, name: &str) -> &mut Tensor {
-        self.0.get_mut(name).unwrap_or_else(|| panic!("tensor `{name}` is part of the workload"))
+        let tensor = self.0.get_mut(name);
+        Arc::make_mut(tensor.unwrap_or_else(|| panic!("tensor `{name}` is part of the workload")))
     }
 
     /// The f32 elements of a tensor.
@@ -291,17 +311,17 @@ impl Tensors {
 
     /// Names and tensors in name order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
-        self.0.iter().map(|(name, tensor)| (name.as_str(), tensor))
+        self.0.iter().map(|(name, tensor)| (name.as_str(), tensor.as_ref()))
     }
 
     /// Names and tensors in name order, to write.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (&str, &mut Tensor)> {
-        self.0.iter_mut().map(|(name, tensor)| (name.as_str(), tensor))
+        self.0.iter_mut().map(|(name, tensor)| (name.as_str(), Arc::make_mut(tensor)))
     }
 
     /// Size of all elements.
     pub fn bytes(&self) -> usize {
-        self.0.values().map(Tensor::bytes).sum()
+        self.0.values().map(|tensor| tensor.bytes()).sum()
     }
 }
 
