@@ -75,7 +75,7 @@ const ROWS: &[Implementation<Saxpy>] = &[
         supports: |_| Ok(()),
         prepare: Prepare::Cpu(|problem, inputs| {
             let outputs = Tensors::new().with_output("out", [problem.n], Dtype::F32);
-            CpuTask::new(outputs, move |outputs| {
+            CpuTask::new(inputs, outputs, |inputs, outputs| {
                 let (x, y, out) = (inputs.f32("x"), inputs.f32("y"), outputs.f32_mut("out"));
                 out.iter_mut().zip(x).zip(y).for_each(|((out, x), y)| *out = A * x + y);
             })
@@ -90,7 +90,8 @@ const ROWS: &[Implementation<Saxpy>] = &[
             let upload = |name| device.upload(inputs.tensor(name).as_bytes());
             let (x, y, n) = (upload("x")?, upload("y")?, problem.n);
             let out = cuda::Output::new(device, "out", [n], Dtype::F32)?;
-            Ok(cuda::CudaTask::new(device, vec![out], move |outputs| {
+            let inputs = cuda::inputs([("x", &x), ("y", &y)]);
+            Ok(cuda::CudaTask::new(device, inputs, vec![out], move |outputs| {
                 kernel.launch(&[
                     A.into(),
                     (&x).into(),
