@@ -18,11 +18,11 @@
 // trips of y, and enough blocks for every multiprocessor whatever the number of columns.
 #include "denoise/skinny_gemm.cuh"
 
-using Qkv = Product<kWidth, TILE_COLUMNS, QKV_SPLIT>;
-using Out = Product<kQueryWidth, TILE_COLUMNS, OUT_SPLIT>;
-using GateUp = Product<kWidth, TILE_COLUMNS, GATE_UP_SPLIT>;  // two blocks a multiprocessor
-using Down = Product<kMlp, TILE_COLUMNS, DOWN_SPLIT>;
-using Linear = Product<kWidth, TILE_COLUMNS, LINEAR_SPLIT>;
+using Qkv = SkinnyGemm<kWidth, TILE_COLUMNS, QKV_SPLIT>;
+using Out = SkinnyGemm<kQueryWidth, TILE_COLUMNS, OUT_SPLIT>;
+using GateUp = SkinnyGemm<kWidth, TILE_COLUMNS, GATE_UP_SPLIT>;  // two blocks a multiprocessor
+using Down = SkinnyGemm<kMlp, TILE_COLUMNS, DOWN_SPLIT>;
+using Linear = SkinnyGemm<kWidth, TILE_COLUMNS, LINEAR_SPLIT>;
 
 static_assert(Qkv::kSharedBytes == QKV_SHARED_BYTES && Out::kSharedBytes == OUT_SHARED_BYTES &&
                   GateUp::kSharedBytes == GATE_UP_SHARED_BYTES &&

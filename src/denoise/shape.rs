@@ -4,8 +4,8 @@ use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Unit, Work};
 
 use super::model::{ACTION, Model, Read, TensorSpec};
 
-/// The most tokens of horizon or prefix, and the most steps: far beyond any policy, and no count
-/// overflows 64 bits.
+/// The most tokens of horizon or prefix, and the most steps: far more than any policy has, and few
+/// enough that no count overflows 64 bits.
 pub(super) const MAX_TOKENS: usize = 1 << 16;
 
 /// What the step and the loop share: a model on a horizon and a prefix.

@@ -223,7 +223,7 @@ fn rope_by_hand() {
 
 proptest! {
     #[test]
-    fn products_are_those_of_triple_loops(
+    fn gemms_are_those_of_triple_loops(
         m in 1usize..20,
         k in 1usize..40,
         n in 1usize..150,

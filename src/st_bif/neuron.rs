@@ -38,8 +38,8 @@ pub struct Trace {
 
 /// Runs a neuron on its input current `x[t]`.
 ///
-/// `v += x; H = v; s = [v ≥ θ ∧ c < Tmax] - [v < 0 ∧ c > Tmin]; v -= θ·s; c += s`, from `v = (0.5 +
-/// p)·θ`, `c = 0`.
+/// `v += x; H = v; s = [v ≥ θ ∧ c < Tmax] - [v < 0 ∧ c > Tmin]; v -= θ·s; c += s`, from
+/// `v = (0.5 + p)·θ`, `c = 0`.
 pub fn forward(parameters: &Parameters, x: &[f64]) -> Trace {
     let mut trace = Trace::default();
     forward_into(parameters, x, &mut trace);

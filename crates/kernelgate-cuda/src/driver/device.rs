@@ -27,10 +27,10 @@ const OLDEST_CUDA: i32 = 13_000;
 /// Why there is no GPU to run on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// A library is nowhere.
+    /// A library was not found.
     #[error("{} is missing: {}", .0.name(), .0.advice())]
     Missing(Library),
-    /// The driver is there and answers with an error.
+    /// The driver is installed and returns an error.
     #[error("the NVIDIA driver failed to {action}: {error}")]
     Driver {
         /// What was asked.

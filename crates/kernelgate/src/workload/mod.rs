@@ -109,7 +109,7 @@ pub struct Workload<P> {
     pub revision: u32,
     /// What can vary.
     pub axes: &'static [Axis],
-    /// The handful of problems a person would look at: lines of [`axis::expand`].
+    /// The few problems that are timed by default: lines of [`axis::expand`].
     pub default: &'static [&'static str],
     /// The same for a device a thousand times faster, whose memory and caches ask for larger
     /// problems; empty where the same problems do.
