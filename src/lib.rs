@@ -3,6 +3,8 @@
 //! outside package could not.
 
 pub mod attention;
+#[cfg(test)]
+mod change_tests;
 pub mod denoise;
 #[cfg(test)]
 mod gpu_tests;

@@ -14,7 +14,7 @@ use super::all;
 const PLACES: [BackendKind; 2] = [BackendKind::Cpu, BackendKind::Cuda];
 
 fn place(kind: BackendKind) -> Place {
-    Place { kind, otherwise: "elsewhere".to_owned() }
+    Place { kind, otherwise: "elsewhere".to_owned(), l2_bytes: 0 }
 }
 
 #[test]
@@ -53,7 +53,40 @@ fn default_cases_are_a_handful_and_part_of_the_sweep() {
     };
     for kind in PLACES {
         let default = ids(Effort::Default, kind);
-        assert!((5..=120).contains(&default.len()), "{}: {default:?}", default.len());
+        assert!((5..=200).contains(&default.len()), "{}: {default:?}", default.len());
         assert!(default.is_subset(&ids(Effort::Thorough, kind)));
     }
+}
+
+/// Around one central problem an axis at a time, by the best row and one to compare it with; who
+/// overrides an axis sees every row.
+#[test]
+fn scans_are_part_of_the_default_selection_on_a_gpu() {
+    let suites = all();
+    let ids = |effort, overrides: &[&str]| -> Vec<String> {
+        let overrides: Vec<_> = overrides.iter().map(|text| text.parse().unwrap()).collect();
+        let suites = suites.iter().map(AsRef::as_ref);
+        let place = place(BackendKind::Cuda);
+        let selection = select(suites, effort, &place, &overrides, &Filter::All).unwrap();
+        selection.groups.into_iter().flat_map(|group| group.cases).map(|case| case.id).collect()
+    };
+    let rows_of = |ids: &[String], problem: &str| {
+        ids.iter().filter(|id| id.contains(problem) && id.ends_with("/hot")).count()
+    };
+    let default = ids(Effort::Default, &[]);
+    for problem in [
+        "st_bif/forward/conv1_b8_t8_level8_f32_int8",
+        "st_bif/forward/conv1_b32_t16_level8_f32_int8",
+        "st_bif/backward/conv1_b32_t8_level16_f32",
+        "attention/forward/s512_d128_causal_bf16",
+        "attention/backward/s8192_d128_causal_bf16",
+        "denoise/loop/pi05_s50_p968_steps5_bf16",
+    ] {
+        assert_eq!(rows_of(&default, problem), 2, "{problem}");
+        assert!(rows_of(&ids(Effort::Thorough, &[]), problem) >= 2, "{problem}");
+    }
+    let central = "st_bif/forward/conv1_b32_t8_level8_f32_int8";
+    assert_eq!(rows_of(&default, central), 3, "every row of the central problem");
+    let chosen = ids(Effort::Default, &["steps=5"]);
+    assert_eq!(rows_of(&chosen, "denoise/loop/pi05_s50_p968_steps5_bf16"), 6);
 }

@@ -14,6 +14,7 @@ use rayon::prelude::*;
 
 use super::reference::{HeadConfig, ROWS};
 use super::sample::Rows;
+use kernelgate::suite::AxisScan;
 use kernelgate::workload::{
     Axis, AxisError, Data, Dtype, Expected, Point, Problem, Symmetry, Tensor, Tensors, Tolerance,
     Unit, Work, Workload, random,
@@ -78,6 +79,12 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
     bind: |point| Ok(AttentionForward { attention: Attention::bind(point)? }),
 };
 
+/// Sequence lengths around 4096.
+pub const SCAN: AxisScan = AxisScan {
+    lines: &["s=512,1024,2048,4096,8192,16384 d=128 mask=causal dtype=bf16"],
+    rows: &["cuda/flash_mma", "cuda/cudnn"],
+};
+
 /// Gradients of q, k and v.
 pub const BACKWARD: Workload<AttentionBackward> = Workload {
     name: "attention/backward",
@@ -99,6 +106,10 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
     ],
     bind: |point| Ok(AttentionBackward { attention: Attention::bind(point)? }),
 };
+
+/// What inputs and references follow from.
+const DEFINITION: &[&str] =
+    &[include_str!("definition.rs"), include_str!("reference.rs"), include_str!("sample.rs")];
 
 /// What both directions share. Tensors are `[b, h, s, d]`, contiguous.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -306,6 +317,10 @@ pub struct AttentionForward {
 }
 
 impl Problem for AttentionForward {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         self.attention.inputs(seed, &["q", "k", "v"])
     }
@@ -355,6 +370,10 @@ pub struct AttentionBackward {
 }
 
 impl Problem for AttentionBackward {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         self.attention.inputs(seed, &["q", "k", "v", "grad_out"])
     }

@@ -10,13 +10,13 @@ pub mod sample;
 pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::harness::Peers;
-use kernelgate::suite::{Suite, suite};
+use kernelgate::suite::{Suite, suite, suite_with_scan};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Box<dyn Suite>> {
     vec![
-        suite(&FORWARD, cpu::FORWARD.iter().chain(cuda::forward())),
-        suite(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::backward())),
+        suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::forward()), SCAN),
+        suite_with_scan(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::backward()), SCAN),
         suite(&components::SCORES, cpu::SCORES.iter().chain(cuda::SCORES)),
         suite(&components::SOFTMAX, cpu::SOFTMAX.iter().chain(cuda::SOFTMAX)),
         suite(&components::VALUES, cpu::VALUES.iter().chain(cuda::VALUES)),

@@ -57,6 +57,7 @@
 use super::model::ACTION;
 use super::reference::{self, ReferenceExpert};
 pub use super::shape::ExpertShape;
+use kernelgate::suite::AxisScan;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload,
 };
@@ -75,6 +76,14 @@ const DTYPE: Axis =
 /// The time of [`STEP`]: three of ten steps into the loop.
 const STEP_TIME: f32 = 0.7;
 const MAX_STEPS: usize = 1 << 10;
+
+/// What inputs and references follow from.
+const DEFINITION: &[&str] = &[
+    include_str!("definition.rs"),
+    include_str!("reference.rs"),
+    include_str!("model.rs"),
+    include_str!("shape.rs"),
+];
 
 /// One velocity.
 pub const STEP: Workload<DenoiseStep> = Workload {
@@ -118,6 +127,12 @@ pub const LOOP: Workload<DenoiseLoop> = Workload {
     },
 };
 
+/// Steps of the loop around ten.
+pub const LOOP_SCAN: AxisScan = AxisScan {
+    lines: &["model=pi05 s=50 p=968 steps=1,5,10 dtype=bf16"],
+    rows: &["cuda/graph", "cuda/persistent"],
+};
+
 /// `denoise/step`: `x [S, 32]` at time `t` to `velocity [S, 32]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DenoiseStep {
@@ -126,6 +141,10 @@ pub struct DenoiseStep {
 }
 
 impl Problem for DenoiseStep {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         self.expert.inputs(seed).with("t", [1], vec![STEP_TIME])
     }
@@ -172,6 +191,10 @@ pub struct DenoiseLoop {
 }
 
 impl Problem for DenoiseLoop {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         self.expert.inputs(seed)
     }

@@ -12,13 +12,13 @@ mod shape;
 pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::harness::Peers;
-use kernelgate::suite::{Suite, suite};
+use kernelgate::suite::{Suite, suite, suite_with_scan};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Box<dyn Suite>> {
     vec![
         suite(&STEP, cpu::STEP.iter().chain(cuda::STEP)),
-        suite(&LOOP, cpu::LOOP.iter().chain(cuda::LOOP)),
+        suite_with_scan(&LOOP, cpu::LOOP.iter().chain(cuda::LOOP), LOOP_SCAN),
     ]
 }
 

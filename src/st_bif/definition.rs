@@ -13,6 +13,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::neuron::{self, Parameters, Trace};
+use kernelgate::suite::AxisScan;
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{
     Axis, AxisError, Data, Dtype, Expected, Point, Problem, Symmetry, Tensor, Tensors, Tolerance,
@@ -52,12 +53,34 @@ const LAYER: Axis = Axis::one_of(
 const B: Axis = Axis::number("b", "batch, with layer");
 const T: Axis = Axis::number("t", "time steps");
 const LEVEL: Axis =
-    Axis::one_of("level", &["4", "8", "16"], "quantisation level: the tracer ends at level/2 - 1");
+    Axis::number("level", "quantisation level, even: the tracer ends at level/2 - 1");
+/// Highest level: the tracer is counted in 32 bits.
+const MAX_LEVEL: usize = 1 << 20;
 const DTYPE: Axis = Axis::one_of(
     "dtype",
     &["f32", "f16", "bf16"],
     "dtype of inputs and gradients; the state is always f32",
 );
+
+/// Batch, time steps and level, one at a time around conv1 of ResNet-18 at b=32, t=8, level=8.
+pub const FORWARD_SCAN: AxisScan = AxisScan {
+    lines: &[
+        "layer=conv1 b=8,16,32 t=8 level=8 dtype=f32 spikes=int8",
+        "layer=conv1 b=32 t=4,8,16 level=8 dtype=f32 spikes=int8",
+        "layer=conv1 b=32 t=8 level=4,8,16 dtype=f32 spikes=int8",
+    ],
+    rows: &["cuda/fused", "cuda/vectorized"],
+};
+
+/// The same of the backward.
+pub const BACKWARD_SCAN: AxisScan = AxisScan {
+    lines: &[
+        "layer=conv1 b=8,16,32 t=8 level=8 dtype=f32",
+        "layer=conv1 b=32 t=4,8,16 level=8 dtype=f32",
+        "layer=conv1 b=32 t=8 level=4,8,16 dtype=f32",
+    ],
+    rows: &["cuda/saved", "cuda/replay"],
+};
 
 /// Spikes of a layer over time.
 pub const FORWARD: Workload<StBifForward> = Workload {
@@ -115,6 +138,9 @@ pub const BACKWARD: Workload<StBifBackward> = Workload {
     bind: |point| Ok(StBifBackward { neurons: Neurons::bind(point)? }),
 };
 
+/// What inputs and references follow from.
+const DEFINITION: &[&str] = &[include_str!("definition.rs"), include_str!("neuron.rs")];
+
 /// What both directions share: how many neurons, for how long, in which dtype.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Neurons {
@@ -150,7 +176,13 @@ impl Neurons {
         let t = point.number("t")?;
         n.checked_mul(t).filter(|&elements| elements < 1 << 60).ok_or_else(too_large)?;
         let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
-        let tracer_max = point.number("level")? as i32 / 2 - 1;
+        let level = point.number("level")?;
+        if level % 2 != 0 || level > MAX_LEVEL {
+            return Err(AxisError::Combination(format!(
+                "level={level}: even numbers up to {MAX_LEVEL}"
+            )));
+        }
+        let tracer_max = level as i32 / 2 - 1;
         let parameters = Parameters { threshold: 0.5, tracer_min: 0, tracer_max, prefire: 0.0 };
         Ok(Self { n, t, dtype, parameters })
     }
@@ -230,6 +262,10 @@ pub struct StBifForward {
 }
 
 impl Problem for StBifForward {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         inputs.insert("x", self.neurons.currents(seed));
@@ -284,6 +320,10 @@ pub struct StBifBackward {
 }
 
 impl Problem for StBifBackward {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         inputs.insert("x", self.neurons.currents(seed));

@@ -9,13 +9,13 @@ pub mod rate;
 pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::harness::Peers;
-use kernelgate::suite::{Suite, suite};
+use kernelgate::suite::{Suite, suite, suite_with_scan};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Box<dyn Suite>> {
     vec![
-        suite(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD)),
-        suite(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD)),
+        suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD), FORWARD_SCAN),
+        suite_with_scan(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD), BACKWARD_SCAN),
         suite(&rate::RATE, rate::CPU),
     ]
 }

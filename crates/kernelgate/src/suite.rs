@@ -5,9 +5,19 @@ use std::sync::Arc;
 
 use crate::backend::{BackendError, BackendKind, Executable, Implementation, Prepare, Target};
 use crate::workload::{
-    Axis, AxisError, Effort, Override, Point, Problem, Scale, Tensors, Workload,
+    Axis, AxisError, Effort, Override, Point, Problem, Scale, Tensors, Workload, axis,
 };
 use kernelgate_cuda::driver::{memory, persistence};
+
+/// Problems along one axis after another around a central one, for which a few rows are enough: part
+/// of the default selection on an accelerator.
+#[derive(Debug, Clone, Copy)]
+pub struct AxisScan {
+    /// Lines of [`axis::expand`](crate::workload::axis::expand).
+    pub lines: &'static [&'static str],
+    /// Implementations that compute them by default: the best, and one to compare it with.
+    pub rows: &'static [&'static str],
+}
 
 /// A workload and its implementations.
 pub trait Suite: Sync {
@@ -31,6 +41,10 @@ pub trait Suite: Sync {
         scale: Scale,
         overrides: &[Override],
     ) -> Result<Vec<Point>, AxisError>;
+    /// The implementations that an effort selects for a point; `None`: all of them.
+    fn scan_rows(&self, _effort: Effort, _point: &Point) -> Option<&'static [&'static str]> {
+        None
+    }
     /// The problem of a point.
     ///
     /// # Errors
@@ -78,12 +92,26 @@ pub fn suite<P: Problem>(
     workload: &'static Workload<P>,
     implementations: impl IntoIterator<Item = &'static Implementation<P>>,
 ) -> Box<dyn Suite> {
-    Box::new(Typed { workload, implementations: implementations.into_iter().collect() })
+    Box::new(Typed {
+        workload,
+        implementations: implementations.into_iter().collect(),
+        scan: AxisScan { lines: &[], rows: &[] },
+    })
+}
+
+/// The same with a scan along axes.
+pub fn suite_with_scan<P: Problem>(
+    workload: &'static Workload<P>,
+    implementations: impl IntoIterator<Item = &'static Implementation<P>>,
+    scan: AxisScan,
+) -> Box<dyn Suite> {
+    Box::new(Typed { workload, implementations: implementations.into_iter().collect(), scan })
 }
 
 struct Typed<P: 'static> {
     workload: &'static Workload<P>,
     implementations: Vec<&'static Implementation<P>>,
+    scan: AxisScan,
 }
 
 struct TypedBound<'a, P: 'static> {
@@ -125,7 +153,23 @@ impl<P: Problem> Suite for Typed<P> {
         scale: Scale,
         overrides: &[Override],
     ) -> Result<Vec<Point>, AxisError> {
-        self.workload.points(effort, scale, overrides)
+        let mut points = self.workload.points(effort, scale, overrides)?;
+        if scale == Scale::Accelerator || effort == Effort::Thorough {
+            let scanned = axis::expand(self.workload.axes, self.scan.lines, overrides)?;
+            let new = scanned.into_iter().filter(|point| !points.contains(point));
+            points.extend(new.collect::<Vec<_>>());
+        }
+        Ok(points)
+    }
+
+    fn scan_rows(&self, effort: Effort, point: &Point) -> Option<&'static [&'static str]> {
+        let whole = |point: &Point| {
+            let points = self.workload.points(effort, Scale::Accelerator, &[]);
+            points.is_ok_and(|points| points.contains(point))
+        };
+        let scanned = axis::expand(self.workload.axes, self.scan.lines, &[]);
+        let scanned = scanned.is_ok_and(|points| points.contains(point));
+        (effort != Effort::Thorough && scanned && !whole(point)).then_some(self.scan.rows)
     }
 
     fn bind(&self, point: &Point) -> Result<Box<dyn BoundProblem + '_>, AxisError> {

@@ -1,20 +1,23 @@
-// Replaces the L2 cache's contents: reads and rewrites a buffer of at least twice the cache's size.
+// Replaces the L2 cache's contents: reads a buffer of at least twice the cache's size.
 //
-//   word[i] += 1 for every 4-byte word
+//   sum += word[i] for every 4-byte word; the sum is thrown away
 //
-// Threads: a grid-stride loop of 16-byte packets, any grid. Plain loads and stores, so that lines
-// are allocated like any kernel's.
-// Bound: 2 bytes moved a byte of buffer.
+// Threads: a grid-stride loop of 16-byte packets, any grid. Plain loads, so that lines are
+// allocated like any kernel's. Lines that were written before are written back while this runs, and
+// what it leaves is clean: a cold launch pays for its own traffic only.
+// Bound: a byte read a byte of buffer.
 #include "common/streaming.cuh"
 
 extern "C" __global__ void measure_flush_l2(void* buffer, long long packets) {
   const long long stride = static_cast<long long>(gridDim.x) * blockDim.x;
   char* bytes = static_cast<char*>(buffer);
+  unsigned int sum = 0;
   for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < packets;
        i += stride) {
-    Packet<16> packet = load_coherent<16>(bytes + i * 16);
+    const Packet<16> packet = load_coherent<16>(bytes + i * 16);
 #pragma unroll
-    for (int word = 0; word < Packet<16>::kWords; ++word) packet.word[word] += 1;
-    store_coherent<16>(bytes + i * 16, packet);
+    for (int word = 0; word < Packet<16>::kWords; ++word) sum += packet.word[word];
   }
+  // Never true, which the compiler does not know: the loads stay.
+  if (packets < 0) *reinterpret_cast<unsigned int*>(bytes) = sum;
 }

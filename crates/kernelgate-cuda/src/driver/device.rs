@@ -113,6 +113,19 @@ pub fn count() -> Result<usize, DeviceError> {
     Ok(CudaContext::device_count().map_err(failed("count GPUs"))?.max(0) as usize)
 }
 
+/// Size of a GPU's L2 cache, bytes, without opening it; 0 where the driver does not tell.
+pub fn l2_bytes(ordinal: usize) -> u64 {
+    let tell = || {
+        let device = result::device::get(i32::try_from(ordinal).ok()?).ok()?;
+        // SAFETY: the driver gave that device.
+        unsafe {
+            result::device::get_attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
+        }
+        .ok()
+    };
+    count().ok().and_then(|_| tell()).map_or(0, |bytes| bytes.max(0) as u64)
+}
+
 /// Whether there is such a GPU and what running on it needs; opens nothing.
 ///
 /// # Errors

@@ -57,7 +57,7 @@ const PROBE_BYTES: usize = 24;
 const RELEASED: u32 = 1;
 
 impl Instruments {
-    /// Compiles and allocates. A flush rewrites `flush_bytes`, rounded down to whole packets of 16.
+    /// Compiles and allocates. A flush reads `flush_bytes`, rounded down to whole packets of 16.
     ///
     /// # Errors
     /// When a kernel does not compile or memory is short.

@@ -6,12 +6,29 @@ use std::fmt::Write as _;
 
 use super::table::Table;
 use super::{rate, time};
+use crate::record::run::InputChange;
 use crate::record::text::printable;
 use crate::record::{CaseRecord, Run};
 use crate::stats::Spread;
 
 /// Share of the host's CPU time from which on contention is mentioned.
 const NOTEWORTHY_CONTENTION: f64 = 0.10;
+
+/// What is said below the table of the cases that it applies to.
+type Remark = (&'static str, fn(&CaseRecord) -> bool);
+
+const REMARKS: [Remark; 4] = [
+    ("host-bound, the host's launches are in the time", |case| case.samples.host_bound),
+    ("warning: throttled GPU, the times are too long", |case| case.samples.throttled > 0),
+    ("timed again, the GPU was throttled at first", |case| {
+        case.samples.discarded > 0 && case.samples.throttled == 0
+    }),
+    ("computed from inputs that were read before timing: a remembered result would pass", |case| {
+        case.verification.after.is_some_and(|after| {
+            after.inputs == InputChange::Same && case.verification.by.is_none()
+        })
+    }),
+];
 
 /// The runs' cases for a terminal.
 pub fn text(runs: &[Run]) -> String {
@@ -29,6 +46,18 @@ pub fn text(runs: &[Run]) -> String {
             "\nwarning: others took up to {:.0}% of the CPU time while a case was measured",
             100.0 * most
         );
+    }
+    for (what, applies) in REMARKS {
+        let cases = runs.iter().flat_map(|run| &run.cases);
+        let ids: Vec<&str> =
+            cases.filter(|(_, case)| applies(case)).map(|(id, _)| id.as_str()).collect();
+        if !ids.is_empty() {
+            let _ = write!(out, "\n{what}: {}", shorten(&ids));
+        }
+    }
+    if runs.iter().any(|run| run.limits.throttled) {
+        out += "\nwarning: the GPU was throttled while its ceilings were measured: every share of \
+                the limit is too high";
     }
     for run in runs.iter().filter(|run| !run.delays.is_empty()) {
         let _ = write!(out, "\nDELAYED on purpose, nanoseconds a launch: {}", run.delays_text());

@@ -13,42 +13,14 @@
 //! shortcuts: work on other streams, nothing launched, a remembered result.
 
 use super::cases::Group;
+use super::changed_inputs::ChangedInputs;
 use super::guard;
 use super::problem::{CaseError, Ready, case_error};
 use crate::backend::{BackendError, Executable};
 use crate::measure::Stopwatch;
-use crate::record::environment::available_memory;
 use crate::record::run::{AfterTiming, InputChange};
 use crate::verify::{self, VerifyError};
-use crate::workload::{Expected, Symmetry, Tensors};
-
-/// Other inputs of a problem.
-pub struct ChangedInputs {
-    /// Names of the inputs that may be replaced: what this was made for.
-    replaceable: Vec<String>,
-    /// Those that are, with their new values.
-    values: Tensors,
-    /// How they were made.
-    how: How,
-    /// Their reference, once it was needed.
-    expected: Option<Vec<Expected>>,
-}
-
-#[derive(Clone, Copy)]
-enum How {
-    Symmetry(Symmetry),
-    Redrawn,
-}
-
-impl From<How> for InputChange {
-    fn from(how: How) -> Self {
-        match how {
-            How::Symmetry(Symmetry::Roll { .. }) => Self::Rolled,
-            How::Symmetry(Symmetry::Negate { .. }) => Self::Negated,
-            How::Redrawn => Self::Redrawn,
-        }
-    }
-}
+use crate::workload::Expected;
 
 /// Replaces inputs, poisons outputs, runs what was timed, and compares; the inputs are then put
 /// back. `digest` is that of the outputs for the inputs as they were, where an earlier process of
@@ -61,7 +33,6 @@ pub fn check(
     group: &Group<'_>,
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
-    seed: u64,
     digest: Option<&str>,
 ) -> Result<AfterTiming, CaseError> {
     if let Some(digest) = digest {
@@ -74,13 +45,13 @@ pub fn check(
         }
     }
     let replaceable = executable.launch_inputs().into_iter().map(str::to_owned).collect();
-    if digest.is_some() || !ready.change_inputs(group, replaceable, seed)? {
+    if digest.is_some() || !ready.change_inputs(group, replaceable)? {
         ready.compute_reference(group)?;
         return compare(executable, stopwatch, ready, None, &ready.expected);
     }
     ready.compute_changed_reference(group)?;
     let changed = ready.changed.as_ref().expect("inputs were changed");
-    let expected = changed.expected.as_ref().expect("its reference was computed");
+    let expected = changed.expected().expect("its reference was computed");
     compare(executable, stopwatch, ready, Some(changed), expected)
 }
 
@@ -108,7 +79,7 @@ fn compare(
         replay_on_poison(executable, stopwatch)?;
         verify::compare(executable.outputs()?, expected, ready.tolerance)
     });
-    let how = changed.map_or(InputChange::Same, |changed| changed.how.into());
+    let how = changed.map_or(InputChange::Same, ChangedInputs::change);
     let comparison = compared.map_err(CaseError::Fail)?.map_err(|error| match error {
         VerifyError::Backend(_) => case_error(error),
         wrong => CaseError::Fail(format!(
@@ -133,73 +104,22 @@ impl Ready {
         &mut self,
         group: &Group<'_>,
         replaceable: Vec<String>,
-        seed: u64,
     ) -> Result<bool, CaseError> {
-        if self.changed.as_ref().is_some_and(|changed| changed.replaceable == replaceable) {
-            return Ok(true);
+        if !self.changed.as_ref().is_some_and(|changed| changed.suit(&replaceable)) {
+            self.changed = None;
+            self.changed = ChangedInputs::new(group, &self.inputs, replaceable, self.seed)
+                .map_err(CaseError::Fail)?;
         }
-        self.changed = None;
-        let problem = group.bound.problem();
-        // As much again as the problem takes: other inputs and another reference.
-        if replaceable.is_empty() || problem.host_bytes() > available_memory() {
-            return Ok(false);
-        }
-        let named = |name: &&str| replaceable.iter().any(|replaceable| replaceable == name);
-        let made = guard::catch(|| {
-            let by_symmetry = problem.symmetries().into_iter().find_map(|symmetry| {
-                let all = symmetry.inputs().iter().all(&named);
-                let values = all.then(|| symmetry.changed(&self.inputs)).flatten()?;
-                Some((values, How::Symmetry(symmetry)))
-            });
-            by_symmetry.unwrap_or_else(|| {
-                let names: Vec<&str> = replaceable.iter().map(String::as_str).collect();
-                (problem.redraw(&names, !seed), How::Redrawn)
-            })
-        });
-        let (values, how) = made.map_err(|panic| CaseError::Fail(format!("inputs: {panic}")))?;
-        // Nothing drawn, or another shape: a fault of the workload's own.
-        let fits = |(name, values): (&str, &crate::workload::Tensor)| {
-            self.inputs
-                .get(name)
-                .is_some_and(|old| old.shape() == values.shape() && old.dtype() == values.dtype())
-                && named(&name)
-        };
-        if !values.iter().all(fits) {
-            return Err(CaseError::Fail("inputs drawn again have other shapes".to_owned()));
-        }
-        let differs = values.iter().any(|(name, values)| self.inputs.tensor(name) != values);
-        if differs {
-            self.changed = Some(ChangedInputs { replaceable, values, how, expected: None });
-        }
-        Ok(differs)
+        Ok(self.changed.is_some())
     }
 
     /// Computes the reference of the changed inputs, unless that was done.
     fn compute_changed_reference(&mut self, group: &Group<'_>) -> Result<(), CaseError> {
-        let Some(changed) = &self.changed else { return Ok(()) };
-        if changed.expected.is_some() {
-            return Ok(());
-        }
-        let how = changed.how;
-        if let How::Symmetry(_) = how {
+        if self.changed.as_ref().is_some_and(ChangedInputs::follow) {
             self.compute_reference(group)?;
         }
-        let changed = self.changed.as_mut().expect("it was there");
-        let made = guard::catch(|| match how {
-            How::Symmetry(symmetry) => symmetry.expected(&self.expected),
-            How::Redrawn => {
-                let mut inputs = self.inputs.as_ref().clone();
-                for (name, values) in changed.values.iter() {
-                    inputs.insert(name, values.clone());
-                }
-                Some(group.bound.problem().reference(&inputs))
-            }
-        });
-        changed.expected = made.map_err(|panic| CaseError::Fail(format!("reference: {panic}")))?;
-        if changed.expected.is_none() {
-            let why = "a symmetry of the workload does not know every output of its reference";
-            return Err(CaseError::Fail(why.to_owned()));
-        }
-        Ok(())
+        let Some(changed) = &mut self.changed else { return Ok(()) };
+        let (inputs, references) = ((&*self.inputs, self.seed), self.references.as_ref());
+        changed.compute_expected(group, inputs, &self.expected, references).map_err(CaseError::Fail)
     }
 }

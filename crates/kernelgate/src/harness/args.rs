@@ -201,6 +201,12 @@ pub enum Mode {
 }
 
 impl Flags {
+    /// Those of a command line without any.
+    #[cfg(test)]
+    pub fn defaults() -> Self {
+        Self::parse_from(["--bench"])
+    }
+
     /// What to do. Without cargo's `--bench` a bench binary only tests, as Criterion has it.
     pub fn mode(&self) -> Mode {
         if self.list {

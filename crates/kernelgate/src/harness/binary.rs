@@ -16,6 +16,7 @@ use super::filter::Filter;
 use super::place::Place;
 use super::progress::BenchProgress;
 use super::recorder::Recorder;
+use super::references::References;
 use super::{answer, args, cases, guard, recorder, trial, trial_run};
 use crate::backend::{BackendKind, Target};
 use crate::display;
@@ -174,6 +175,7 @@ impl Harness {
                     recorder: None,
                     progress: BenchProgress::new(flags, selection.count()),
                     lost: None,
+                    references: None,
                     trial: None,
                 };
                 Ok(run_cases(execution, &selection, &store)?.0)
@@ -385,6 +387,7 @@ impl Harness {
             recorder: Some(recorder.clone()),
             progress,
             lost: None,
+            references: Some(References::at(store.references.clone())),
             trial: None,
         };
         let (exit, _) = run_cases(execution, &selection, store)?;
@@ -522,7 +525,8 @@ mod tests {
     #[test]
     fn what_another_binary_has_is_no_mistake_and_what_none_has_is() {
         let harness = Harness::new("spike", own()).siblings(all());
-        let place = Place { kind: BackendKind::Cpu, otherwise: "elsewhere".to_owned() };
+        let place =
+            Place { kind: BackendKind::Cpu, otherwise: "elsewhere".to_owned(), l2_bytes: 0 };
         let select = |arguments: &[&str]| {
             let flags = Flags::try_parse_from(arguments).unwrap();
             let selected = harness.select(&flags, &place, &flags.filter()?)?;

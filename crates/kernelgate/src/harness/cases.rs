@@ -12,8 +12,10 @@ use crate::measure::Cache;
 use crate::suite::{BoundProblem, ImplementationInfo, Suite};
 use crate::workload::{AxisError, Effort, Override, Point, Scale};
 
-/// Fewest bytes from which on no cold case exists: no cache holds a tenth of it, so hot is cold.
+/// Fewest bytes from which on no cold case exists, because hot is cold: a launch finds little of
+/// what the one before it left. On a GPU with a larger L2, so many times its size.
 const BEYOND_CACHES: u64 = 256 << 20;
+const BEYOND_L2: u64 = 4;
 
 /// A problem and the implementations of it that were selected.
 pub struct Group<'a> {
@@ -102,8 +104,14 @@ pub fn select<'a>(
                 HarnessError::Usage(format!("{}/{point}: declared work: {panic}", suite.name()))
             })?;
             let mut group = Group { suite, point, bound, cases: Vec::new() };
+            // Who overrides an axis has chosen the problems, and sees all of their rows.
+            let rows =
+                overrides.is_empty().then(|| suite.scan_rows(effort, &group.point)).flatten();
             for (index, row) in suite.implementations().into_iter().enumerate() {
-                for &cache in caches(row.backend, bytes) {
+                if rows.is_some_and(|rows| !rows.contains(&row.name)) {
+                    continue;
+                }
+                for &cache in caches(row.backend, bytes, place.l2_bytes) {
                     let id = format!("{}/{}/{}", group.id(), row.name, cache.name());
                     if !ids.insert(id.clone()) {
                         return Err(HarnessError::Usage(format!("two cases have the id {id}")));
@@ -130,9 +138,11 @@ pub fn select<'a>(
 }
 
 /// The states in which cases exist. The CPU backend has no means to empty the caches.
-const fn caches(backend: BackendKind, bytes: u64) -> &'static [Cache] {
+fn caches(backend: BackendKind, bytes: u64, l2_bytes: u64) -> &'static [Cache] {
     match backend {
-        BackendKind::Cuda if bytes < BEYOND_CACHES => &[Cache::Hot, Cache::Cold],
+        BackendKind::Cuda if bytes < BEYOND_CACHES.max(BEYOND_L2 * l2_bytes) => {
+            &[Cache::Hot, Cache::Cold]
+        }
         _ => &[Cache::Hot],
     }
 }
@@ -186,7 +196,7 @@ pub fn nothing_has(overrides: &[Override]) -> HarnessError {
 
 /// Every id of every effort.
 pub fn all_ids<'a>(suites: impl Iterator<Item = &'a dyn Suite>) -> Vec<String> {
-    let anywhere = Place { kind: BackendKind::Cpu, otherwise: String::new() };
+    let anywhere = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
     let everything = select(suites, Effort::Thorough, &anywhere, &[], &Filter::All);
     let Ok(selection) = everything else { return Vec::new() };
     let running =

@@ -14,6 +14,7 @@ use super::guard;
 use super::problem::{CaseError, Ready};
 use super::progress::BenchProgress;
 use super::recorder::Recorder;
+use super::references::References;
 use super::timing::{self, SamplingPlan};
 use super::trial::TrialState;
 use crate::backend::{BackendError, BackendKind, Executable, Target};
@@ -26,7 +27,6 @@ use crate::measure::wall::Wall;
 use crate::measure::{Cache, Stopwatch};
 use crate::record::run::{AfterTiming, VerificationRecord};
 use crate::record::{CaseRecord, Samples, Store, TrialSampling};
-use crate::stats;
 use crate::workload::{Effort, Work};
 use kernelgate_cuda::observe::range::Range;
 
@@ -98,6 +98,8 @@ pub struct Execution<'a> {
     pub progress: BenchProgress,
     /// Why nothing more can run, once the device was lost.
     pub lost: Option<String>,
+    /// Where references are kept; none where each is computed.
+    pub references: Option<References>,
     /// Present in a process of a comparison.
     pub trial: Option<TrialState>,
 }
@@ -134,9 +136,16 @@ impl Execution<'_> {
             Some(lost) => Err(CaseError::Fail(lost.clone())),
             None => match &self.trial {
                 Some(trial) => Ready::inputs(group, self.flags.seed, trial.inputs.as_deref()),
-                None => Ready::new(group, self.flags.seed),
+                None => Ready::inputs(group, self.flags.seed, None),
             },
         };
+        let ready = ready.and_then(|mut ready| {
+            ready.references.clone_from(&self.references);
+            if self.trial.is_none() {
+                ready.compute_reference(group)?;
+            }
+            Ok(ready)
+        });
         let mut ready = match ready {
             Ok(ready) => ready,
             Err(error) => {
@@ -182,8 +191,11 @@ impl Execution<'_> {
                 );
                 self.spend("time", clock);
                 let timed = timed.and_then(|(samples, after)| {
-                    possible(&samples, limit.as_ref(), &self.target)?;
-                    Ok((samples, after))
+                    // The host's ceilings are measured beside whatever else it computes.
+                    let on_gpu = self.target.kind() == BackendKind::Cuda;
+                    let limit = limit.as_ref().filter(|_| on_gpu);
+                    let fault = limit.and_then(|limit| limit.broken_by(&samples.per_launch_ns()));
+                    fault.map_or(Ok((samples, after)), |why| Err(CaseError::Fail(why)))
                 });
                 match timed {
                     Ok((samples, after)) => {
@@ -265,8 +277,7 @@ impl Execution<'_> {
         let samples = timed.map_err(CaseError::Fail)?.map_err(backend_error)?;
         // The bits of a case that an earlier process of this executable checked.
         let digest = verification.by.as_ref().and(verification.digest.as_deref());
-        let after =
-            after_timing::check(ready, group, executable, stopwatch.as_mut(), flags.seed, digest)?;
+        let after = after_timing::check(ready, group, executable, stopwatch.as_mut(), digest)?;
         Ok((samples, after))
     }
 
@@ -317,31 +328,6 @@ impl Execution<'_> {
         Ok(exit)
     }
 }
-
-/// Whether a GPU can have taken so little: ceilings are measured to a few per cent, and no kernel
-/// is twice as fast as they allow unless it does less than the declared work. The host's ceilings
-/// are measured beside whatever else it computes, and bound nothing here.
-fn possible(
-    samples: &Samples,
-    limit: Option<&TimeLimit>,
-    target: &Target,
-) -> Result<(), CaseError> {
-    let Some(limit) = limit.filter(|_| target.kind() == BackendKind::Cuda) else { return Ok(()) };
-    let times_ns = samples.per_launch_ns();
-    if times_ns.is_empty() || stats::median(&times_ns) >= limit.time_ns / MAX_OF_LIMIT {
-        return Ok(());
-    }
-    Err(CaseError::Fail(format!(
-        "has no time: a launch takes {:.0} ns, the declared work at least {:.0} ns by the measured \
-         ceiling ({})",
-        stats::median(&times_ns),
-        limit.time_ns,
-        limit.by
-    )))
-}
-
-/// Times faster than the limit that no kernel is.
-const MAX_OF_LIMIT: f64 = 2.0;
 
 fn backend_error(error: BackendError) -> CaseError {
     match error {

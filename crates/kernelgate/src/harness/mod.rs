@@ -9,6 +9,7 @@ mod answer;
 pub mod args;
 mod binary;
 pub mod cases;
+mod changed_inputs;
 mod error;
 mod execution;
 #[cfg(test)]
@@ -21,6 +22,7 @@ pub mod place;
 pub mod problem;
 mod progress;
 mod recorder;
+mod references;
 #[cfg(test)]
 mod sample;
 mod timing;

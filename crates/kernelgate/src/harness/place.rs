@@ -30,6 +30,8 @@ pub struct Place {
     pub kind: BackendKind,
     /// Why cases of the other cannot run, a fragment.
     pub otherwise: String,
+    /// Size of the GPU's L2 cache, bytes; 0 on the CPU.
+    pub l2_bytes: u64,
 }
 
 /// What the user asked for.
@@ -55,10 +57,11 @@ impl DeviceRequest {
         let gpu = || device::check(self.device.unwrap_or(0));
         let refused =
             |error: DeviceError| HarnessError::Usage(format!("no GPU to run on: {error}"));
-        let cpu = |otherwise: String| Place { kind: BackendKind::Cpu, otherwise };
+        let cpu = |otherwise: String| Place { kind: BackendKind::Cpu, otherwise, l2_bytes: 0 };
         let cuda = || Place {
             kind: BackendKind::Cuda,
             otherwise: "this run is on the GPU: --backend cpu runs them".to_owned(),
+            l2_bytes: device::l2_bytes(self.device.unwrap_or(0)),
         };
         match self.backend {
             BackendName::Cpu => Ok(cpu("this run is on the CPU, as asked".to_owned())),

@@ -5,8 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::after_timing::ChangedInputs;
 use super::cases::{Case, Group};
+use super::changed_inputs::ChangedInputs;
+use super::references::References;
 use super::{guard, inputs, names};
 use crate::backend::{BackendError, Executable, Target};
 use crate::display;
@@ -25,6 +26,10 @@ pub struct Ready {
     has_reference: bool,
     /// How closely.
     pub tolerance: Tolerance,
+    /// Seed of the inputs.
+    pub seed: u64,
+    /// Where references are kept; none where each is computed.
+    pub references: Option<References>,
     /// Other inputs, for the check after timing.
     pub changed: Option<ChangedInputs>,
 }
@@ -80,6 +85,8 @@ impl Ready {
                 expected: Vec::new(),
                 has_reference: false,
                 tolerance: problem.tolerance(),
+                seed,
+                references: None,
                 changed: None,
             }
         });
@@ -96,7 +103,11 @@ impl Ready {
     /// When the workload panics.
     pub fn compute_reference(&mut self, group: &Group<'_>) -> Result<(), CaseError> {
         if !self.has_reference {
-            let expected = guard::catch(|| group.bound.problem().reference(&self.inputs));
+            let compute = || group.bound.problem().reference(&self.inputs);
+            let expected = guard::catch(|| match &self.references {
+                Some(references) => references.get(group, self.seed, &[], compute),
+                None => compute(),
+            });
             self.expected = expected
                 .map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());

@@ -176,6 +176,7 @@ fn collect(
             .collect::<Option<_>>()
             .unwrap_or_default(),
         discarded: kept.iter().map(|sample| sample.discarded).sum(),
+        throttled: kept.iter().filter(|sample| sample.throttled).count() as u64,
         contention: start.zip(end).and_then(|(start, end)| end.taken_by_others_since(&start)),
     }
 }

@@ -10,6 +10,7 @@ use super::execution::{Execution, Timer, run_cases};
 use super::place::Place;
 use super::progress::BenchProgress;
 use super::recorder::Recorder;
+use super::references::References;
 use super::trial::{TrialState, delays, warn_of_delays};
 use crate::exit::Exit;
 use crate::record::{Environment, Provenance, Run, Store, TrialRequest, file};
@@ -77,6 +78,7 @@ pub fn carry_out(
         recorder: Some(recorder.clone()),
         progress: BenchProgress::new(flags, selection.count()),
         lost: None,
+        references: Some(References::at(store.references.clone())),
         trial: Some(trial),
     };
     let (exit, spent_s) = run_cases(execution, selection, store)?;

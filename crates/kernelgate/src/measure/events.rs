@@ -38,7 +38,7 @@ const MAX_GRAPH: f64 = 64.0;
 const THROTTLED: f64 = 0.75;
 /// Attempts a sample before a throttled one is kept.
 const ATTEMPTS: u64 = 4;
-/// The cold state writes so many times the size of L2.
+/// The cold state reads so many times the size of L2.
 const FLUSH: u64 = 2;
 /// Intervals whose median is a figure of the calibration.
 const CALIBRATIONS: usize = 31;
@@ -59,6 +59,7 @@ pub struct EventTimer {
     events: EventPool,
     instruments: Instruments,
     overhead: Overhead,
+    throttled_ceilings: bool,
 }
 
 /// What a burst of launches took.
@@ -90,6 +91,7 @@ impl EventTimer {
             events: EventPool::new(device, 2 * MAX_BURST)?,
             instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
             overhead: nothing,
+            throttled_ceilings: false,
         };
         timer.overhead = timer.calibrate()?;
         Ok(timer)
@@ -115,11 +117,10 @@ impl EventTimer {
         };
         let graph_node_ns = (graph(MANY)? - graph(FEW)?) / (MANY - FEW) as f64;
         let spinning = Graph::capture(&self.device, || spin.launch(CALIBRATION_NS))?;
-        let around_launch_ns = self.median_ns(1, &mut || spin.launch(CALIBRATION_NS))?
-            - spin.spent_ns()? as f64
-            - graph_node_ns;
+        let around_launch_ns =
+            self.beyond_spin_ns(&spin, &mut || spin.launch(CALIBRATION_NS))? - graph_node_ns;
         let around_graph_ns =
-            self.median_ns(1, &mut || spinning.launch())? - spin.spent_ns()? as f64 - graph_node_ns;
+            self.beyond_spin_ns(&spin, &mut || spinning.launch())? - graph_node_ns;
         let start = Instant::now();
         (0..MANY).try_for_each(|_| empty.launch())?;
         let host_launch_ns = start.elapsed().as_nanos() as f64 / MANY as f64;
@@ -132,6 +133,25 @@ impl EventTimer {
             around_launch_ns: around_launch_ns.max(0.0),
             around_graph_ns: around_graph_ns.max(0.0),
         })
+    }
+
+    /// What events read around a spin beyond what it spent by the device's own timer: the mean over
+    /// enough repetitions, nanoseconds. On some cards that timer steps by a microsecond; a mean of
+    /// readings that begin anywhere in a step is exact to a small part of one.
+    fn beyond_spin_ns(
+        &mut self,
+        spin: &Spin,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<f64, BackendError> {
+        let mut beyond_ns = Vec::with_capacity(CALIBRATIONS);
+        for _ in 0..CALIBRATIONS {
+            let interval_ns = self.burst(1, Cache::Hot, 1, launch)?.intervals_ns[0];
+            beyond_ns.push(interval_ns - spin.spent_ns()? as f64);
+        }
+        // A single burst that something held up is not typical.
+        beyond_ns.sort_by(f64::total_cmp);
+        let kept = &beyond_ns[CALIBRATIONS / 10..CALIBRATIONS - CALIBRATIONS / 10];
+        Ok(kept.iter().sum::<f64>() / kept.len() as f64)
     }
 
     /// The interval around so many commands: median over enough repetitions, nanoseconds.
@@ -187,16 +207,35 @@ impl EventTimer {
         const REPEATS: usize = 15;
         self.burst(3, Cache::Hot, 1, launch)?;
         let batch = self.batch(Cache::Hot, 1, launch)?;
-        let (burst, around_ns, launches) = match &batch {
-            Some(batch) => {
-                let burst = self.burst(REPEATS, Cache::Hot, 1, &mut || batch.graph.launch())?;
-                (burst, self.overhead.around_graph_ns, batch.launches)
-            }
-            None => {
-                (self.burst(REPEATS, Cache::Hot, 1, launch)?, self.overhead.around_launch_ns, 1)
-            }
+        let mut attempt = |timer: &mut Self| match &batch {
+            Some(batch) => timer.burst(REPEATS, Cache::Hot, 1, &mut || batch.graph.launch()),
+            None => timer.burst(REPEATS, Cache::Hot, 1, launch),
         };
-        Ok((stats::median(&burst.intervals_ns) - around_ns).max(RESOLUTION_NS) / launches as f64)
+        let mut burst = attempt(self)?;
+        for _ in 1..ATTEMPTS {
+            if !self.throttled(burst.clock_mhz) {
+                break;
+            }
+            burst = attempt(self)?;
+        }
+        self.throttled_ceilings |= self.throttled(burst.clock_mhz);
+        let (around_ns, launches) = match &batch {
+            Some(batch) => (self.overhead.around_graph_ns, batch.launches),
+            None => (self.overhead.around_launch_ns, 1),
+        };
+        let elapsed_ns = (stats::median(&burst.intervals_ns) - around_ns).max(RESOLUTION_NS);
+        Ok(elapsed_ns / launches as f64)
+    }
+
+    /// Whether the SM clock says that the device was throttled.
+    fn throttled(&self, clock_mhz: Option<f64>) -> bool {
+        let slowest_mhz = THROTTLED * f64::from(self.device.facts().max_clock_mhz);
+        clock_mhz.is_some_and(|clock_mhz| clock_mhz < slowest_mhz)
+    }
+
+    /// Whether a time of [`Self::typical_ns`] was taken while the device was throttled.
+    pub const fn throttled_ceilings(&self) -> bool {
+        self.throttled_ceilings
     }
 
     /// Captures short launches together, or if they are to be cold, one; none where one is long
@@ -363,8 +402,13 @@ impl CaseTimer<'_> {
             if self.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
         let longest = (MAX_QUEUED / commands.max(1)).clamp(1, MAX_BURST - 1) as u64;
         let mut left = launches.div_ceil(batch);
-        let mut sample =
-            Sample { launches: left * batch, elapsed_ns: 0.0, clock_mhz: None, discarded: 0 };
+        let mut sample = Sample {
+            launches: left * batch,
+            elapsed_ns: 0.0,
+            clock_mhz: None,
+            discarded: 0,
+            throttled: false,
+        };
         let (mut clocked_ns, mut cycles) = (0.0, 0.0);
         while left > 0 {
             let count = left.min(longest);
@@ -405,13 +449,11 @@ impl Stopwatch for CaseTimer<'_> {
         executable: &mut dyn Executable,
         launches: u64,
     ) -> Result<Sample, BackendError> {
-        let slowest_mhz = THROTTLED * f64::from(self.timer.device.facts().max_clock_mhz);
         for discarded in 0.. {
             let sample = self.attempt(executable, launches)?;
-            if discarded + 1 == ATTEMPTS
-                || sample.clock_mhz.is_none_or(|clock_mhz| clock_mhz >= slowest_mhz)
-            {
-                return Ok(Sample { discarded, ..sample });
+            let throttled = self.timer.throttled(sample.clock_mhz);
+            if discarded + 1 == ATTEMPTS || !throttled {
+                return Ok(Sample { discarded, throttled, ..sample });
             }
         }
         unreachable!("the last attempt is returned")

@@ -45,6 +45,8 @@ pub struct Sample {
     pub clock_mhz: Option<f64>,
     /// Attempts thrown away before this one, because the device was throttled.
     pub discarded: u64,
+    /// Whether the device was throttled in this one too, the last attempt.
+    pub throttled: bool,
 }
 
 /// How the samples of a case are taken.

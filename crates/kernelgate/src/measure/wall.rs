@@ -21,7 +21,7 @@ impl Stopwatch for Wall {
         executable.synchronize()?;
         // The clock's resolution: a sample of exactly zero would lose Criterion's whole case.
         let elapsed_ns = (start.elapsed().as_nanos() as f64).max(1.0);
-        Ok(Sample { launches, elapsed_ns, clock_mhz: None, discarded: 0 })
+        Ok(Sample { launches, elapsed_ns, clock_mhz: None, discarded: 0, throttled: false })
     }
 
     fn replay(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError> {

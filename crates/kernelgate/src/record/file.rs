@@ -254,6 +254,16 @@ pub fn content_hash(path: &Path) -> Result<String, FileError> {
     }
 }
 
+/// Hash of some texts, each by itself: 32 hexadecimal digits.
+pub fn hash_of_all<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
+    for text in texts {
+        hasher.update(&(text.len() as u64).to_le_bytes());
+        hasher.update(text.as_bytes());
+    }
+    format!("{:032x}", hasher.digest128())
+}
+
 /// A temporary file in the folder of `path`, which is made where it is missing: to be filled and
 /// then renamed.
 ///

@@ -215,6 +215,9 @@ pub struct Samples {
     /// Attempts thrown away because the device was throttled.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub discarded: u64,
+    /// Samples that were kept though the device was throttled in each attempt.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub throttled: u64,
     /// Share of the host's CPU time that other processes and guests took meanwhile, 0 to 1; absent
     /// where the system does not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]

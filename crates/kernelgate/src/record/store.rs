@@ -18,6 +18,8 @@ pub struct Store {
     pub baselines: PathBuf,
     /// Runs: `<session>/<bench>.json`.
     pub runs: PathBuf,
+    /// References of problems, kept between processes; safe to delete.
+    pub references: PathBuf,
     /// Criterion's folder.
     pub criterion: PathBuf,
 }
@@ -112,6 +114,7 @@ impl Store {
         Self {
             baselines: root.join("baselines"),
             runs: target.join("kernelgate").join("runs"),
+            references: target.join("kernelgate").join("references"),
             criterion: std::env::var_os("CRITERION_HOME")
                 .map_or_else(|| target.join("criterion"), PathBuf::from),
             root: root.to_owned(),

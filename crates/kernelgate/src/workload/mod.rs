@@ -22,6 +22,13 @@ pub trait Problem: Send + Sync + 'static {
     /// The outputs in fp64, or the sampled rows of them.
     fn reference(&self, inputs: &Tensors) -> Vec<Expected>;
 
+    /// Text of the source files that inputs and reference follow from (`include_str!`): until one of
+    /// them changes, the reference is kept on disk. Without any it is kept until the bench
+    /// executable changes.
+    fn definition(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// Changes of inputs whose effect on the reference is known, the best first. After timing, the
     /// first one that changes only inputs that every launch reads shows that what was timed still
     /// computes its outputs from its inputs. Without any, inputs are drawn anew for that and the

@@ -41,6 +41,7 @@ impl Limits {
             }
         }
         limits.overhead = Some(events.overhead());
+        limits.throttled = events.throttled_ceilings();
         Ok(limits)
     }
 
@@ -57,6 +58,7 @@ impl Limits {
                     .insert(format!("{} {}", Unit::Matmul.name(), operands.name()), rate);
             }
         }
+        limits.throttled = events.throttled_ceilings();
         Ok(limits)
     }
 }

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::Cache;
+use crate::stats;
 use crate::workload::Work;
 
 /// Measured ceilings of a device.
@@ -27,6 +28,10 @@ pub struct Limits {
     /// What launching costs, on a device that is launched on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overhead: Option<Overhead>,
+    /// Whether the device was throttled while a ceiling was measured: every share of the limit is
+    /// then too high.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub throttled: bool,
 }
 
 /// What launching and timing cost on a GPU, nanoseconds.
@@ -72,6 +77,24 @@ impl TimeLimit {
     /// How much of the limit a time reaches: 1 is the limit.
     pub fn fraction(&self, elapsed_ns: f64) -> f64 {
         self.time_ns / elapsed_ns
+    }
+
+    /// Why these times of a launch cannot be true, if they cannot: ceilings are measured to a few
+    /// per cent, and no kernel is twice as fast as they allow unless it does less than the declared
+    /// work.
+    pub fn broken_by(&self, per_launch_ns: &[f64]) -> Option<String> {
+        const MAX_FRACTION: f64 = 2.0;
+        if per_launch_ns.is_empty() {
+            return None;
+        }
+        let launch_ns = stats::median(per_launch_ns);
+        (self.fraction(launch_ns) > MAX_FRACTION).then(|| {
+            format!(
+                "has no time: a launch takes {launch_ns:.0} ns, the declared work at least {:.0} \
+                 ns by the measured ceiling ({})",
+                self.time_ns, self.by
+            )
+        })
     }
 }
 
@@ -180,6 +203,7 @@ mod tests {
             bandwidth: vec![at(1000, 4.0), at(1_000_000, 1.0)],
             flops_per_s: BTreeMap::from([("matmul f32".to_owned(), 1e9)]),
             overhead: None,
+            throttled: false,
         }
     }
 
@@ -204,6 +228,15 @@ mod tests {
         assert!(between > 4.0 && between < 16.0, "{between}");
         let cold = limits().bound(&Work::bytes(500, 0), Cache::Cold).unwrap();
         assert!((500.0 / cold.time_ns - 4.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn twice_as_fast_as_the_limit_is_no_time() {
+        let limit = TimeLimit { time_ns: 100.0, by: "memory".to_owned() };
+        assert_eq!(limit.broken_by(&[51.0, 60.0, 49.0]), None);
+        assert_eq!(limit.broken_by(&[]), None);
+        let why = limit.broken_by(&[30.0, 49.0, 200.0]).unwrap();
+        assert!(why.contains("49 ns") && why.contains("100 ns") && why.contains("memory"), "{why}");
     }
 
     #[test]

@@ -1,0 +1,132 @@
+//! Other inputs of a problem than those that its cases were verified and timed with, and their
+//! reference: for the check after timing.
+
+use super::cases::Group;
+use super::guard;
+use super::references::References;
+use crate::record::environment::available_memory;
+use crate::record::run::InputChange;
+use crate::workload::{Expected, Symmetry, Tensor, Tensors};
+
+/// Other values of the inputs that every launch reads.
+pub struct ChangedInputs {
+    /// Names of the inputs that may be replaced: what this was made for.
+    replaceable: Vec<String>,
+    /// Those that are, with their new values.
+    pub values: Tensors,
+    /// How they were made.
+    how: How,
+    /// Their reference, once it was needed.
+    expected: Option<Vec<Expected>>,
+}
+
+#[derive(Clone, Copy)]
+enum How {
+    Symmetry(Symmetry),
+    Redrawn,
+}
+
+impl ChangedInputs {
+    /// Changes some of those inputs: along the first symmetry of the workload that needs no other,
+    /// else drawn anew. `None` where that changes nothing, and where memory is too short for other
+    /// inputs and another reference.
+    ///
+    /// # Errors
+    /// When the workload draws other shapes, or panics.
+    pub fn new(
+        group: &Group<'_>,
+        inputs: &Tensors,
+        replaceable: Vec<String>,
+        seed: u64,
+    ) -> Result<Option<Self>, String> {
+        let problem = group.bound.problem();
+        if replaceable.is_empty() || problem.host_bytes() > available_memory() {
+            return Ok(None);
+        }
+        let may_change = |name: &str| replaceable.iter().any(|replaceable| replaceable == name);
+        let (values, how) = guard::catch(|| {
+            let by_symmetry = problem.symmetries().into_iter().find_map(|symmetry| {
+                let all = symmetry.inputs().into_iter().all(may_change);
+                let values = all.then(|| symmetry.changed(inputs)).flatten()?;
+                Some((values, How::Symmetry(symmetry)))
+            });
+            by_symmetry.unwrap_or_else(|| {
+                let names: Vec<&str> = replaceable.iter().map(String::as_str).collect();
+                (problem.redraw(&names, !seed), How::Redrawn)
+            })
+        })
+        .map_err(|panic| format!("other inputs: {panic}"))?;
+        let fits = |(name, values): (&str, &Tensor)| {
+            let old = inputs.get(name);
+            let same =
+                |old: &Tensor| (old.shape(), old.dtype()) == (values.shape(), values.dtype());
+            may_change(name) && old.is_some_and(same)
+        };
+        if !values.iter().all(fits) {
+            return Err("other inputs: not of the shapes and dtypes of the first".to_owned());
+        }
+        let differs = values.iter().any(|(name, values)| inputs.tensor(name) != values);
+        Ok(differs.then_some(Self { replaceable, values, how, expected: None }))
+    }
+
+    /// Whether they were made for a row with those inputs.
+    pub fn suit(&self, replaceable: &[String]) -> bool {
+        self.replaceable == replaceable
+    }
+
+    /// What was done to the inputs, for the record.
+    pub fn change(&self) -> InputChange {
+        match self.how {
+            How::Symmetry(Symmetry::Roll { .. }) => InputChange::Rolled,
+            How::Symmetry(Symmetry::Negate { .. }) => InputChange::Negated,
+            How::Redrawn => InputChange::Redrawn,
+        }
+    }
+
+    /// Their reference, if it was computed.
+    pub fn expected(&self) -> Option<&[Expected]> {
+        self.expected.as_deref()
+    }
+
+    /// Makes sure that their reference is there. `original` gives that of the inputs as they were,
+    /// and is asked only where theirs follows from it.
+    ///
+    /// # Errors
+    /// When the workload panics, or its symmetry does not know every output.
+    pub fn compute_expected(
+        &mut self,
+        group: &Group<'_>,
+        (inputs, seed): (&Tensors, u64),
+        original: &[Expected],
+        references: Option<&References>,
+    ) -> Result<(), String> {
+        if self.expected.is_some() {
+            return Ok(());
+        }
+        let made = guard::catch(|| match self.how {
+            How::Symmetry(symmetry) => symmetry.expected(original),
+            How::Redrawn => {
+                let mut all = inputs.clone();
+                for (name, values) in self.values.iter() {
+                    all.insert(name, values.clone());
+                }
+                let compute = || group.bound.problem().reference(&all);
+                let names: Vec<&str> = self.values.iter().map(|(name, _)| name).collect();
+                Some(match references {
+                    Some(references) => references.get(group, seed, &names, compute),
+                    None => compute(),
+                })
+            }
+        });
+        self.expected = made.map_err(|panic| format!("reference of other inputs: {panic}"))?;
+        match self.expected {
+            Some(_) => Ok(()),
+            None => Err("a symmetry of the workload does not know all of its outputs".to_owned()),
+        }
+    }
+
+    /// Whether their reference follows from that of the inputs as they were.
+    pub fn follow(&self) -> bool {
+        matches!(self.how, How::Symmetry(_))
+    }
+}
