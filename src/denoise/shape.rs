@@ -48,8 +48,8 @@ impl ExpertShape {
         inputs
     }
 
-    /// Some of the inputs, of another seed: of half a billion elements only those that are asked for
-    /// are drawn.
+    /// Some of the inputs, of another seed: of half a billion elements only those that are asked
+    /// for are drawn.
     pub(super) fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         let specs = self.model.tensors(self.s, self.p, self.dtype);

@@ -9,8 +9,8 @@ use crate::workload::{
 };
 use kernelgate_cuda::driver::{memory, persistence};
 
-/// Problems along one axis after another around a central one, for which a few rows are enough: part
-/// of the default selection on an accelerator.
+/// Problems along one axis after another around a central one, for which a few rows are enough:
+/// part of the default selection on an accelerator.
 #[derive(Debug, Clone, Copy)]
 pub struct AxisScan {
     /// Lines of [`axis::expand`](crate::workload::axis::expand).

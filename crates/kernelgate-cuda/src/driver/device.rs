@@ -224,8 +224,8 @@ impl Device {
         self.context.synchronize().map_err(|error| failed("wait for the GPU", &error))
     }
 
-    /// Device memory, freed with the buffer. Every byte is 0xff, which is NaN in every float format:
-    /// what a kernel reads there before it was written is never what an earlier case left.
+    /// Device memory, freed with the buffer. Every byte is 0xff, which is NaN in every float
+    /// format: what a kernel reads there before it was written is never what an earlier case left.
     ///
     /// # Errors
     /// When there is not enough.

@@ -22,8 +22,8 @@ pub trait Problem: Send + Sync + 'static {
     /// The outputs in fp64, or the sampled rows of them.
     fn reference(&self, inputs: &Tensors) -> Vec<Expected>;
 
-    /// Text of the source files that inputs and reference follow from (`include_str!`): until one of
-    /// them changes, the reference is kept on disk. Without any it is kept until the bench
+    /// Text of the source files that inputs and reference follow from (`include_str!`): until one
+    /// of them changes, the reference is kept on disk. Without any it is kept until the bench
     /// executable changes.
     fn definition(&self) -> &'static [&'static str] {
         &[]
