@@ -216,6 +216,14 @@ impl Device {
         wait::finish(&self.stream, &self.marker, self.timeout)
     }
 
+    /// Waits for everything on the stream, however long it takes: for what has finished.
+    ///
+    /// # Errors
+    /// When something that was launched failed.
+    pub fn synchronize_stream(&self) -> Result<(), BackendError> {
+        self.stream.synchronize().map_err(|error| failed("wait for the GPU", &error))
+    }
+
     /// Waits for everything in the context, on whatever stream it runs.
     ///
     /// # Errors

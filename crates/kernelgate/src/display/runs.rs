@@ -6,28 +6,41 @@ use std::fmt::Write as _;
 
 use super::table::Table;
 use super::{rate, time};
+use crate::measure::limits::Limits;
 use crate::record::run::InputChange;
 use crate::record::text::printable;
 use crate::record::{CaseRecord, Run};
-use crate::stats::Spread;
+use crate::stats::{self, Spread};
 
 /// Share of the host's CPU time from which on contention is mentioned.
 const NOTEWORTHY_CONTENTION: f64 = 0.10;
 
 /// What is said below the table of the cases that it applies to.
-type Remark = (&'static str, fn(&CaseRecord) -> bool);
+type Remark = (&'static str, fn(&Limits, &CaseRecord) -> bool);
 
-const REMARKS: [Remark; 4] = [
-    ("host-bound, the host's launches are in the time", |case| case.samples.host_bound),
-    ("warning: throttled GPU, the times are too long", |case| case.samples.throttled > 0),
-    ("timed again, the GPU was throttled at first", |case| {
+/// A ceiling that was measured at less than this share of the SM clock of a case flatters it.
+const SAME_CLOCK: f64 = 0.9;
+
+const REMARKS: [Remark; 5] = [
+    ("host-bound, the host's launches are in the time", |_, case| case.samples.host_bound),
+    ("warning: throttled GPU, the times are too long", |_, case| case.samples.throttled > 0),
+    ("of limit is too high, the ceiling was measured at a lower SM clock", |limits, case| {
+        let ceiling = case.limit.as_ref().and_then(|limit| limits.clock_mhz.get(&limit.by));
+        let clocks = &case.samples.clock_mhz;
+        !clocks.is_empty()
+            && ceiling.is_some_and(|&ceiling| ceiling < SAME_CLOCK * stats::median(clocks))
+    }),
+    ("timed again, the GPU was throttled at first", |_, case| {
         case.samples.discarded > 0 && case.samples.throttled == 0
     }),
-    ("computed from inputs that were read before timing: a remembered result would pass", |case| {
-        case.verification.after.is_some_and(|after| {
-            after.inputs == InputChange::Same && case.verification.by.is_none()
-        })
-    }),
+    (
+        "computed from inputs that were read before timing: a remembered result would pass",
+        |_, case| {
+            case.verification.after.is_some_and(|after| {
+                after.inputs == InputChange::Same && case.verification.by.is_none()
+            })
+        },
+    ),
 ];
 
 /// The runs' cases for a terminal.
@@ -48,16 +61,15 @@ pub fn text(runs: &[Run]) -> String {
         );
     }
     for (what, applies) in REMARKS {
-        let cases = runs.iter().flat_map(|run| &run.cases);
-        let ids: Vec<&str> =
-            cases.filter(|(_, case)| applies(case)).map(|(id, _)| id.as_str()).collect();
+        let of_run = |run: &'_ Run| -> Vec<_> {
+            let cases = run.cases.iter();
+            cases.filter(|(_, case)| applies(&run.limits, case)).map(|(id, _)| id.clone()).collect()
+        };
+        let ids: Vec<String> = runs.iter().flat_map(of_run).collect();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
         if !ids.is_empty() {
             let _ = write!(out, "\n{what}: {}", shorten(&ids));
         }
-    }
-    if runs.iter().any(|run| run.limits.throttled) {
-        out += "\nwarning: the GPU was throttled while its ceilings were measured: every share of \
-                the limit is too high";
     }
     for run in runs.iter().filter(|run| !run.delays.is_empty()) {
         let _ = write!(out, "\nDELAYED on purpose, nanoseconds a launch: {}", run.delays_text());

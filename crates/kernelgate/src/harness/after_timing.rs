@@ -20,18 +20,29 @@ use crate::backend::{BackendError, Executable};
 use crate::measure::Stopwatch;
 use crate::record::run::{AfterTiming, InputChange};
 use crate::verify::{self, VerifyError};
-use crate::workload::Expected;
 
-/// Replaces inputs, poisons outputs, runs what was timed, and compares; the inputs are then put
-/// back. `digest` is that of the outputs for the inputs as they were, where an earlier process of
-/// this executable did all of this: then the inputs stay, and its bits are compared.
+/// Which inputs an executable reads now: those that it was prepared with, or others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CurrentInputs {
+    /// Those that it was prepared and verified with.
+    #[default]
+    Original,
+    /// Those that the last check put in their place.
+    Changed,
+}
+
+/// Replaces inputs, poisons outputs, runs what was timed, and compares. The inputs stay replaced:
+/// the next check of this executable puts the original ones back and compares with their reference.
+///
+/// `digest` is that of the outputs for the original inputs, where an earlier process of this
+/// executable did all of this: then the inputs stay, and its bits are compared.
 ///
 /// # Errors
 /// When the outputs are wrong, or the device fails.
 pub fn check(
     ready: &mut Ready,
     group: &Group<'_>,
-    executable: &mut dyn Executable,
+    (executable, current): (&mut dyn Executable, &mut CurrentInputs),
     stopwatch: &mut dyn Stopwatch,
     digest: Option<&str>,
 ) -> Result<AfterTiming, CaseError> {
@@ -45,38 +56,29 @@ pub fn check(
         }
     }
     let replaceable = executable.launch_inputs().into_iter().map(str::to_owned).collect();
-    if digest.is_some() || !ready.change_inputs(group, replaceable)? {
-        ready.compute_reference(group)?;
-        return compare(executable, stopwatch, ready, None, &ready.expected);
-    }
-    ready.compute_changed_reference(group)?;
-    let changed = ready.changed.as_ref().expect("inputs were changed");
-    let expected = changed.expected().expect("its reference was computed");
-    compare(executable, stopwatch, ready, Some(changed), expected)
-}
-
-fn replay_on_poison(
-    executable: &mut dyn Executable,
-    stopwatch: &mut dyn Stopwatch,
-) -> Result<(), BackendError> {
-    executable.poison_outputs()?;
-    stopwatch.replay(executable)?;
-    executable.synchronize()
-}
-
-fn compare(
-    executable: &mut dyn Executable,
-    stopwatch: &mut dyn Stopwatch,
-    ready: &Ready,
-    changed: Option<&ChangedInputs>,
-    expected: &[Expected],
-) -> Result<AfterTiming, CaseError> {
-    let names = || changed.iter().flat_map(|changed| changed.values.iter());
+    let changes = digest.is_none() && ready.change_inputs(group, replaceable)?;
+    let next = match (changes, *current) {
+        (true, CurrentInputs::Original) => {
+            ready.compute_changed_reference(group)?;
+            CurrentInputs::Changed
+        }
+        _ => {
+            ready.compute_reference(group)?;
+            CurrentInputs::Original
+        }
+    };
+    let changed = ready.changed.as_ref().filter(|_| changes);
     let compared = guard::catch(|| {
-        for (name, values) in names() {
-            executable.replace_input(name, values)?;
+        for (name, values) in changed.iter().flat_map(|changed| changed.values.iter()) {
+            let original = || ready.inputs.tensor(name);
+            let next = if next == CurrentInputs::Changed { values } else { original() };
+            executable.replace_input(name, next)?;
         }
         replay_on_poison(executable, stopwatch)?;
+        let expected = match (next, changed) {
+            (CurrentInputs::Changed, Some(changed)) => changed.expected().unwrap_or_default(),
+            _ => &ready.expected,
+        };
         verify::compare(executable.outputs()?, expected, ready.tolerance)
     });
     let how = changed.map_or(InputChange::Same, ChangedInputs::change);
@@ -87,15 +89,21 @@ fn compare(
             how.words()
         )),
     })?;
-    let restored = guard::catch(|| {
-        names().try_for_each(|(name, _)| executable.replace_input(name, ready.inputs.tensor(name)))
-    });
-    restored.map_err(CaseError::Fail)?.map_err(|error| case_error(error.into()))?;
+    *current = next;
     Ok(AfterTiming {
         inputs: how,
         max_error: comparison.max_error,
         relative_l2: comparison.relative_l2,
     })
+}
+
+fn replay_on_poison(
+    executable: &mut dyn Executable,
+    stopwatch: &mut dyn Stopwatch,
+) -> Result<(), BackendError> {
+    executable.poison_outputs()?;
+    stopwatch.replay(executable)?;
+    executable.synchronize()
 }
 
 impl Ready {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 
-use super::after_timing;
+use super::after_timing::{self, CurrentInputs};
 use super::args::Flags;
 use super::cases::{Case, Group, Selection};
 use super::error::HarnessError;
@@ -176,6 +176,7 @@ impl Execution<'_> {
                 }
             };
             self.progress.verified(&verification, started.elapsed());
+            let mut current = CurrentInputs::default();
             for (i, case) in cases.iter().enumerate() {
                 if i > 0 {
                     self.progress.case(&case.id);
@@ -186,7 +187,7 @@ impl Execution<'_> {
                 let timed = self.time(
                     criterion_group.as_mut(),
                     (group, case, &mut ready),
-                    executable.as_mut(),
+                    (executable.as_mut(), &mut current),
                     (launch, &verification),
                 );
                 self.spend("time", clock);
@@ -240,7 +241,7 @@ impl Execution<'_> {
         &mut self,
         criterion_group: Option<&mut BenchmarkGroup<'_, Elapsed>>,
         (group, case, ready): (&Group<'_>, &Case, &mut Ready),
-        executable: &mut dyn Executable,
+        (executable, current): (&mut dyn Executable, &mut CurrentInputs),
         (launch, verification): (Duration, &VerificationRecord),
     ) -> Result<(Samples, AfterTiming), CaseError> {
         if let Some(lost) = &self.lost {
@@ -277,7 +278,8 @@ impl Execution<'_> {
         let samples = timed.map_err(CaseError::Fail)?.map_err(backend_error)?;
         // The bits of a case that an earlier process of this executable checked.
         let digest = verification.by.as_ref().and(verification.digest.as_deref());
-        let after = after_timing::check(ready, group, executable, stopwatch.as_mut(), digest)?;
+        let after =
+            after_timing::check(ready, group, (executable, current), stopwatch.as_mut(), digest)?;
         Ok((samples, after))
     }
 

@@ -59,7 +59,7 @@ pub struct EventTimer {
     events: EventPool,
     instruments: Instruments,
     overhead: Overhead,
-    throttled_ceilings: bool,
+    typical_clock_mhz: Option<f64>,
 }
 
 /// What a burst of launches took.
@@ -91,7 +91,7 @@ impl EventTimer {
             events: EventPool::new(device, 2 * MAX_BURST)?,
             instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
             overhead: nothing,
-            throttled_ceilings: false,
+            typical_clock_mhz: None,
         };
         timer.overhead = timer.calibrate()?;
         Ok(timer)
@@ -218,7 +218,7 @@ impl EventTimer {
             }
             burst = attempt(self)?;
         }
-        self.throttled_ceilings |= self.throttled(burst.clock_mhz);
+        self.typical_clock_mhz = burst.clock_mhz;
         let (around_ns, launches) = match &batch {
             Some(batch) => (self.overhead.around_graph_ns, batch.launches),
             None => (self.overhead.around_launch_ns, 1),
@@ -233,9 +233,9 @@ impl EventTimer {
         clock_mhz.is_some_and(|clock_mhz| clock_mhz < slowest_mhz)
     }
 
-    /// Whether a time of [`Self::typical_ns`] was taken while the device was throttled.
-    pub const fn throttled_ceilings(&self) -> bool {
-        self.throttled_ceilings
+    /// SM clock of the last time that [`Self::typical_ns`] gave, MHz, where the probes compare.
+    pub const fn typical_clock_mhz(&self) -> Option<f64> {
+        self.typical_clock_mhz
     }
 
     /// Captures short launches together, or if they are to be cold, one; none where one is long

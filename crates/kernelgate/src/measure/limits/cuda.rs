@@ -30,18 +30,14 @@ impl Limits {
                 .into_iter()
                 .map(|bytes| bandwidth(events, &passes, bytes))
                 .collect::<Result<_, _>>()?;
+            limits.note_clock("memory", events.typical_clock_mhz());
         }
         drop(passes);
         let wanted = |operands: &Operands| works.iter().any(|work| bounds(*operands, work));
         for operands in Operands::ALL.into_iter().filter(wanted) {
-            if let Some(rate) = matmul(events, operands)? {
-                limits
-                    .flops_per_s
-                    .insert(format!("{} {}", Unit::Matmul.name(), operands.name()), rate);
-            }
+            limits.add_matmul(events, operands)?;
         }
         limits.overhead = Some(events.overhead());
-        limits.throttled = events.throttled_ceilings();
         Ok(limits)
     }
 
@@ -52,14 +48,26 @@ impl Limits {
     pub fn measure_cuda_all(events: &mut EventTimer) -> Result<Self, BackendError> {
         let mut limits = Self::measure_cuda(events, &[Work::bytes(1, 1)])?;
         for operands in Operands::ALL {
-            if let Some(rate) = matmul(events, operands)? {
-                limits
-                    .flops_per_s
-                    .insert(format!("{} {}", Unit::Matmul.name(), operands.name()), rate);
-            }
+            limits.add_matmul(events, operands)?;
         }
-        limits.throttled = events.throttled_ceilings();
         Ok(limits)
+    }
+
+    fn add_matmul(
+        &mut self,
+        events: &mut EventTimer,
+        operands: Operands,
+    ) -> Result<(), BackendError> {
+        if let Some((rate, clock_mhz)) = matmul(events, operands)? {
+            let key = format!("{} {}", Unit::Matmul.name(), operands.name());
+            self.note_clock(&key, clock_mhz);
+            self.flops_per_s.insert(key, rate);
+        }
+        Ok(())
+    }
+
+    fn note_clock(&mut self, by: &str, clock_mhz: Option<f64>) {
+        self.clock_mhz.extend(clock_mhz.map(|clock_mhz| (by.to_owned(), clock_mhz)));
     }
 }
 
@@ -86,23 +94,30 @@ fn bandwidth(
     })
 }
 
-/// The fastest of the algorithms that cuBLASLt proposes, operations a second; `None` where the
-/// library is missing.
-fn matmul(events: &mut EventTimer, operands: Operands) -> Result<Option<f64>, BackendError> {
+/// The fastest of the algorithms that cuBLASLt proposes, operations a second, and the SM clock, MHz;
+/// `None` where the library is missing.
+fn matmul(
+    events: &mut EventTimer,
+    operands: Operands,
+) -> Result<Option<(f64, Option<f64>)>, BackendError> {
     let elements = (MATMUL_SIZE * MATMUL_SIZE) as usize;
     let (a, b) = (random_operand(operands, "a", elements), random_operand(operands, "b", elements));
     let Some(gemm) = SquareGemm::new(events.device(), operands, MATMUL_SIZE, [&a, &b])? else {
         return Ok(None);
     };
-    let mut fastest_ns = f64::INFINITY;
+    let (mut fastest_ns, mut clock_mhz) = (f64::INFINITY, None);
     for algorithm in 0..gemm.algorithms() {
         // One that the library proposes and then refuses is no ceiling.
         if gemm.launch(algorithm).is_ok() {
-            fastest_ns = fastest_ns.min(events.typical_ns(&mut || gemm.launch(algorithm))?);
+            let typical_ns = events.typical_ns(&mut || gemm.launch(algorithm))?;
+            if typical_ns < fastest_ns {
+                (fastest_ns, clock_mhz) = (typical_ns, events.typical_clock_mhz());
+            }
         }
     }
     events.device().synchronize()?;
-    Ok(fastest_ns.is_finite().then(|| 2.0 * (MATMUL_SIZE as f64).powi(3) / fastest_ns * 1e9))
+    let rate = || 2.0 * (MATMUL_SIZE as f64).powi(3) / fastest_ns * 1e9;
+    Ok(fastest_ns.is_finite().then(|| (rate(), clock_mhz)))
 }
 
 /// Elements of a random operand, never zeros: a bf16 GEMM of zeros runs faster.

@@ -28,10 +28,10 @@ pub struct Limits {
     /// What launching costs, on a device that is launched on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overhead: Option<Overhead>,
-    /// Whether the device was throttled while a ceiling was measured: every share of the limit is
-    /// then too high.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub throttled: bool,
+    /// SM clock while the ceilings were measured, MHz, by what a limit is set by ("memory",
+    /// "matmul f32"); empty where the device does not tell.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub clock_mhz: BTreeMap<String, f64>,
 }
 
 /// What launching and timing cost on a GPU, nanoseconds.
@@ -203,7 +203,7 @@ mod tests {
             bandwidth: vec![at(1000, 4.0), at(1_000_000, 1.0)],
             flops_per_s: BTreeMap::from([("matmul f32".to_owned(), 1e9)]),
             overhead: None,
-            throttled: false,
+            clock_mhz: BTreeMap::new(),
         }
     }
 
