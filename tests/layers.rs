@@ -90,6 +90,7 @@ const CRATES: &[Rules] = &[
             ("safetensors", &["verbs/verify.rs"]),
             ("quick_junit", &["report/junit.rs"]),
             ("sysinfo", &["verbs/doctor.rs"]),
+            ("rustix", &["benches/child.rs"]),
             ("serde_json", &["benches/", "verbs/"]),
             ("ctrlc", &["compare/session.rs"]),
             ("indicatif", &["compare/progress.rs"]),

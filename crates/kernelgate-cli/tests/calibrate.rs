@@ -68,8 +68,8 @@ fn what_is_known_is_counted_and_kept_beside_the_baselines() {
     // It is no baseline, and the next comparison knows of it.
     package.run("baseline list").expect(0, &[]);
     package.run("baseline show calibration").expect(2, &["is the calibration of the device"]);
-    let again =
-        "compare --base-dir bin --head-dir bin --backend cpu n64 --max-blocks 1 --case-time 0.1s";
+    let again = "compare --base-dir bin --head-dir bin --time-identical --backend cpu n64 \
+                 --max-blocks 1 --case-time 0.1s";
     package.run(again).expect(3, &["recommends no threshold: 2 A/A comparisons: too few", CASE]);
     std::fs::write(&path, "{").unwrap();
     package.run(again).expect(2, &["calibration.json: broken or cut short"]);

@@ -139,6 +139,7 @@ impl Scratch {
                 "24",
                 "--backend",
                 "cpu",
+                "--time-identical",
             ])
             .args(flags.split_whitespace())
             .current_dir(self.folder.path())
@@ -165,6 +166,17 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
     scratch
         .compare("--base main --head HEAD")
         .expect(0, &[CASE, "unchanged", "1 unchanged, 0 inconclusive of 1", same]);
+    // Nobody asked for the noise of one file against itself.
+    let mut plainly = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
+    let environment = scratch.compare_with("");
+    plainly
+        .args(["compare", "--base", "main", "--head", "HEAD", "--backend", "cpu"])
+        .current_dir(scratch.folder.path())
+        .envs(environment.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let plainly: Outcome = plainly.output().unwrap().into();
+    let first = "the two builds are the same file, byte by byte: 1 case was not timed";
+    plainly.expect(0, &["0 inconclusive of 0", same]);
+    assert!(plainly.stdout.starts_with(first), "{}", plainly.stdout);
     scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 1600");
     // Uncommitted, and a new file beside it.
     scratch.write("notes.txt", "new");
@@ -196,9 +208,22 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
         .compare("--base main --resume --format markdown")
         .expect(1, &["resuming with", "**1 regressed", "| scratch/sum"]);
     scratch.commit("slower");
-    scratch
-        .compare("--base HEAD --head main~1 --resume")
-        .expect(0, &["starting anew", "1 improved"]);
+    // Nothing that was measured is thrown away for another command.
+    let trials = scratch.folder.path().join("target/kernelgate/compare/trials.json");
+    let before = std::fs::read(&trials).unwrap();
+    let anew = "leave --resume out to start anew";
+    for (flags, words) in [
+        ("--base main~1 --case-time 0.1s", "--case-time differs"),
+        ("--base main~1 --axis n=1024", "--axis (KERNELGATE_AXIS) differs"),
+        ("--base main~1 --absolute 5", "--absolute, --tolerated, --max-blocks or the device's"),
+        ("--base main~1 n1024", "the filter differs"),
+        ("--base HEAD --head main~1", "the executable of bench `spin` in the base differs"),
+    ] {
+        scratch.compare(&format!("{flags} --resume")).expect(2, &[words, anew]);
+    }
+    assert_eq!(std::fs::read(&trials).unwrap(), before);
+    scratch.compare("--base main~1 --resume").expect(1, &["resuming with", "1 regressed"]);
+    scratch.compare("--base HEAD --head main~1").expect(0, &["1 improved"]);
 }
 
 #[test]

@@ -131,8 +131,8 @@ fn what_a_broken_bench_process_said_is_cleaned() {
     let package = Package::new();
     std::fs::create_dir(package.path("bin")).unwrap();
     std::fs::copy(fixture_path(), package.path("bin/fixture")).unwrap();
-    let line = "compare --base-dir bin --head-dir bin --backend cpu --axis n=64 --axis \
-                fault=crash --max-blocks 1";
+    let line = "compare --base-dir bin --head-dir bin --time-identical --backend cpu --axis n=64 \
+                --axis fault=crash --max-blocks 1";
     let outcome = package.kernelgate(line);
     harmless(
         outcome.expect(outcome.code.unwrap(), &["exit status: 7: \\u{1b}]0;title\\u{7}crashed"]),
@@ -152,8 +152,8 @@ fn what_lies_beside_the_benches_is_not_run() {
     assert!(fifo.unwrap().success());
     let compare = |flags: &str| {
         let line = format!(
-            "compare --base-dir bin --head-dir bin --backend cpu --max-blocks 1 --case-time 0.1s \
-             {flags}"
+            "compare --base-dir bin --head-dir bin --time-identical --backend cpu --max-blocks 1 \
+             --case-time 0.1s {flags}"
         );
         package.kernelgate(&line)
     };

@@ -11,8 +11,8 @@ use super::child::{Ended, Running};
 
 /// Lines of cargo that an error shows.
 const SHOWN_LINES: usize = 30;
-/// A build that takes longer is stuck.
-const TIMEOUT: Duration = Duration::from_secs(4 * 3600);
+/// A build that takes longer is stuck, where nobody says otherwise.
+pub const TIMEOUT: Duration = Duration::from_secs(4 * 3600);
 
 /// Why there are no executables.
 #[derive(Debug, thiserror::Error)]
@@ -21,8 +21,8 @@ pub enum BuildError {
     #[error("cannot be built: failed to run cargo: {0}")]
     Cargo(std::io::Error),
     /// It takes too long.
-    #[error("was not built within {} s", TIMEOUT.as_secs())]
-    TimedOut,
+    #[error("was not built within {} s", .0.as_secs_f64())]
+    TimedOut(Duration),
     /// Cargo failed; what it said last.
     #[error("does not build; cargo's last lines:\n{0}")]
     Failed(String),
@@ -99,7 +99,7 @@ pub fn command(wanted: BuildTargets<'_>) -> Command {
 /// When cargo does not start, fails or does not end.
 pub fn build(
     command: &mut Command,
-    running: &Running,
+    (running, timeout): (&Running, Duration),
     said: impl Fn(&str) + Send,
 ) -> Result<Vec<Built>, BuildError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -117,13 +117,13 @@ pub fn build(
             lines_of(stdout).map_while(Result::ok).filter_map(|line| bench_of(&line)).collect()
         });
         // Concurrent with the readers: a build that hangs holds its streams open.
-        let ended = running.finish(TIMEOUT);
+        let ended = running.finish(timeout);
         let built: Vec<Built> = built.join().unwrap_or_default();
         (built, ended, lines.join().unwrap_or_default())
     });
     match ended.map_err(BuildError::Cargo)? {
         Ended::Exited(status) if status.success() => Ok(messages),
-        Ended::TimedOut => Err(BuildError::TimedOut),
+        Ended::TimedOut => Err(BuildError::TimedOut(timeout)),
         Ended::Exited(_) => {
             // Warnings come first and often; what matters is at the end.
             let last = &lines[lines.len().saturating_sub(SHOWN_LINES)..];

@@ -6,18 +6,28 @@ use std::time::{Duration, Instant};
 
 /// Between two polls of a process: short against a process, long against what a poll costs.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
 /// The process that runs now, for who wants to end it.
 #[derive(Clone, Default)]
 pub struct Running {
     child: Arc<Mutex<Option<Child>>>,
+    /// Whether each process leads a group of its own.
+    groups: bool,
 }
 
 impl Running {
+    /// Each process leads a group of its own, which ends with it when it is ended from here, so
+    /// that nothing that it started survives. A terminal's Ctrl-C does not reach such a group: only
+    /// for who watches for it and then ends what runs.
+    pub fn in_groups() -> Self {
+        Self { groups: true, ..Self::default() }
+    }
+
     /// Ends the process, if one runs, and lets no other start: for a program that is about to end.
     pub fn kill(&self) {
         let mut child = self.lock();
         if let Some(child) = child.as_mut() {
-            let _ = child.kill().and_then(|()| child.wait());
+            self.end_child(child);
         }
         std::mem::forget(child);
     }
@@ -31,6 +41,10 @@ impl Running {
         command: &mut Command,
     ) -> std::io::Result<(Option<ChildStdout>, Option<ChildStderr>)> {
         let mut held = self.lock();
+        #[cfg(unix)]
+        if self.groups {
+            std::os::unix::process::CommandExt::process_group(command, 0);
+        }
         let mut child = command.spawn()?;
         let streams = (child.stdout.take(), child.stderr.take());
         *held = Some(child);
@@ -49,7 +63,7 @@ impl Running {
             let ended = match child.try_wait()? {
                 Some(status) => Some(Ended::Exited(status)),
                 None if started.elapsed() > timeout => {
-                    let _ = child.kill().and_then(|()| child.wait());
+                    self.end_child(child);
                     Some(Ended::TimedOut)
                 }
                 None => None,
@@ -67,8 +81,20 @@ impl Running {
     pub fn end(&self) -> bool {
         let Some(mut child) = self.lock().take() else { return false };
         let ran = matches!(child.try_wait(), Ok(None));
-        let _ = child.kill().and_then(|()| child.wait());
+        self.end_child(&mut child);
         ran
+    }
+
+    /// Ends a process that was not waited for yet, and its group with it.
+    fn end_child(&self, child: &mut Child) {
+        #[cfg(unix)]
+        if self.groups
+            && let Some(group) =
+                i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw)
+        {
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        let _ = child.kill().and_then(|()| child.wait());
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Child>> {
@@ -91,4 +117,39 @@ pub enum Ended {
 pub fn wait(command: &mut Command, timeout: Duration, running: &Running) -> std::io::Result<Ended> {
     running.start(command)?;
     running.finish(timeout)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_started_ends_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let pid = folder.path().join("pid");
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 600 & echo $! > \"$0\"; wait"]).arg(&pid);
+        let running = Running::in_groups();
+        running.start(&mut command).unwrap();
+        let grandchild = loop {
+            match std::fs::read_to_string(&pid).ok().filter(|text| text.ends_with('\n')) {
+                Some(text) => break text.trim().to_owned(),
+                None => std::thread::sleep(POLL_INTERVAL),
+            }
+        };
+        let alive = || {
+            // A zombie that nobody has waited for yet is dead.
+            let status = std::fs::read_to_string(format!("/proc/{grandchild}/stat"));
+            status.is_ok_and(|text| !text.contains(") Z ") && !text.contains(") X "))
+        };
+        assert!(!cfg!(target_os = "linux") || alive());
+        assert!(matches!(running.finish(Duration::ZERO), Ok(Ended::TimedOut)));
+        for _ in 0..400 {
+            if !alive() {
+                return;
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        panic!("the process that it started still runs");
+    }
 }

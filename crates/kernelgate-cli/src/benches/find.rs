@@ -8,8 +8,9 @@ use kernelgate::protocol;
 
 use super::cargo::{self, BuildError, BuildTargets};
 use super::child::Running;
+use super::mark::{self, Kind};
 use super::prebuilt::prebuilt;
-use super::{mark, package, versions};
+use super::{package, versions};
 
 /// Flags that say which.
 #[derive(Debug, Clone, clap::Args)]
@@ -100,8 +101,8 @@ impl BenchChoice {
         );
         let mut command = cargo::command(wanted);
         let said = |line: &str| eprintln!("{}", kernelgate::record::text::printable(line));
-        let built =
-            cargo::build(&mut command, &Running::default(), said).map_err(|error| match error {
+        let built = cargo::build(&mut command, (&Running::default(), cargo::TIMEOUT), said)
+            .map_err(|error| match error {
                 // What cargo said was repeated as it came.
                 BuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
                 other => anyhow::anyhow!("the package {other}"),
@@ -138,12 +139,19 @@ impl BenchChoice {
 
     /// Whether it can be asked; to find out is to run it, which only a marked file is.
     fn check(&self, executable: &BenchExecutable) -> Result<(), String> {
-        match mark::is_in(&executable.path) {
-            Ok(true) => {}
-            Ok(false) => return Err("it does not use kernelgate".to_owned()),
+        match mark::of(&executable.path) {
+            Ok(Kind::Ours) => {}
+            Ok(Kind::Criterion) => {
+                let so = "it does not use kernelgate, but Criterion alone: `compare` and \
+                          `calibrate` measure it";
+                return Err(so.to_owned());
+            }
+            Ok(_) => return Err("it does not use kernelgate".to_owned()),
             Err(cause) => return Err(format!("its file cannot be read ({cause})")),
         }
-        let (oldest, newest) = versions::ask(&executable.path)?;
+        let (oldest, newest) =
+            versions::ask(&executable.path, versions::TIMEOUT, &Running::default())
+                .map_err(|why| why.to_string())?;
         match versions::common((oldest, newest)) {
             Some(1) => Err("it speaks version 1 of the protocol, which knows `compare` only: \
                             update kernelgate in Cargo.toml"

@@ -1,4 +1,4 @@
-//! Whether a file is a bench executable of this harness, told without running it.
+//! What kind of bench executable a file is, told without running it.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,41 +8,80 @@ use regex::bytes::Regex;
 
 use kernelgate::record::trial_request;
 
-/// What executables built before there was [`trial_request::MARK`] have in common: the name of a
-/// variable.
-const EARLIER: &str = "KERNELGATE_SESSION";
+/// Of which harness an executable is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Of this one; it uses Criterion too.
+    Ours,
+    /// Of Criterion alone.
+    Criterion,
+    /// Of divan.
+    Divan,
+    /// Of the compiler's own, `#[bench]` and tests.
+    Libtest,
+    /// Of none that is known here.
+    Unknown,
+}
+
+impl Kind {
+    /// What it uses, a sentence.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Ours => "it uses kernelgate",
+            Self::Criterion => "it uses Criterion alone",
+            Self::Divan => "it uses divan, neither kernelgate nor Criterion",
+            Self::Libtest => "it uses libtest, neither kernelgate nor Criterion",
+            Self::Unknown => "it uses neither kernelgate nor Criterion",
+        }
+    }
+}
+
+/// Text that executables of a harness hold, the best evidence first: of several the first counts.
+const MARKS: [(&str, Kind); 5] = [
+    (trial_request::MARK, Kind::Ours),
+    // What executables built before there was that mark have in common: the name of a variable.
+    ("KERNELGATE_SESSION", Kind::Ours),
+    // From Criterion's `--help`, 0.5 to 0.8.
+    ("This executable is a Criterion.rs benchmark.", Kind::Criterion),
+    ("DIVAN_SAMPLE_COUNT", Kind::Divan),
+    ("RUST_TEST_THREADS", Kind::Libtest),
+];
 /// Begins a script, which is no bench executable, whatever it mentions.
 const SCRIPT: &[u8] = b"#!";
 /// Bytes that are searched at a time.
 const PIECE: usize = 1 << 20;
 
-/// Whether the file holds the mark. What is no regular file holds none, and is not opened: to open
-/// a FIFO is to wait for who writes into it, and a device may act on it.
+/// The kind of a file. What is no regular file has none, and is not opened: to open a FIFO is to
+/// wait for who writes into it, and a device may act on it.
 ///
 /// # Errors
 /// When it cannot be read.
-pub fn is_in(path: &Path) -> io::Result<bool> {
+pub fn of(path: &Path) -> io::Result<Kind> {
     if !std::fs::metadata(path)?.is_file() {
-        return Ok(false);
+        return Ok(Kind::Unknown);
     }
-    holds(File::open(path)?, PIECE)
+    search(File::open(path)?, PIECE)
 }
 
 /// Searches piece by piece: executables may be hundreds of megabytes.
-fn holds(mut from: impl Read, piece: usize) -> io::Result<bool> {
-    let either = format!("{}|{}", regex::escape(trial_request::MARK), regex::escape(EARLIER));
-    let mark = Regex::new(&either).expect("an escaped text is a regular expression");
+fn search(mut from: impl Read, piece: usize) -> io::Result<Kind> {
+    let any = MARKS.map(|(mark, _)| regex::escape(mark)).join("|");
+    let any = Regex::new(&any).expect("an escaped text is a regular expression");
     // A mark may lie across the end of a piece.
-    let overlap = trial_request::MARK.len().max(EARLIER.len()) - 1;
+    let overlap = MARKS.iter().map(|(mark, _)| mark.len()).max().unwrap_or(1) - 1;
     let mut held = Vec::with_capacity(overlap + piece);
-    let mut first = true;
+    let (mut first, mut found) = (true, Kind::Unknown);
     loop {
         let read = from.by_ref().take(piece as u64).read_to_end(&mut held)?;
         if read == 0 || (first && held.starts_with(SCRIPT)) {
-            return Ok(false);
+            return Ok(found);
         }
-        if mark.is_match(&held) {
-            return Ok(true);
+        for hit in any.find_iter(&held) {
+            let of_hit = MARKS.iter().find(|(mark, _)| mark.as_bytes() == hit.as_bytes());
+            found = found.min(of_hit.map_or(Kind::Unknown, |(_, kind)| *kind));
+        }
+        if found == Kind::Ours {
+            return Ok(found);
         }
         first = false;
         held.drain(..held.len().saturating_sub(overlap));
@@ -55,17 +94,26 @@ mod tests {
 
     #[test]
     fn a_mark_is_found_wherever_it_lies_and_not_in_scripts() {
-        for mark in [trial_request::MARK, EARLIER] {
+        for (mark, kind) in MARKS {
             for before in 0..100 {
                 let text = [&vec![b'x'; before][..], mark.as_bytes(), &[0; 7]].concat();
-                assert!(holds(&text[..], 32).unwrap(), "{mark} after {before} bytes");
+                assert_eq!(search(&text[..], 32).unwrap(), kind, "{mark} after {before} bytes");
                 let cut = &text[..before + mark.len() - 1];
-                assert!(!holds(cut, 32).unwrap(), "{mark} cut after {before} bytes");
+                assert_eq!(search(cut, 32).unwrap(), Kind::Unknown, "{mark} cut after {before}");
             }
             let script = format!("#!/bin/sh\nexport {mark}=1\n");
-            assert!(!holds(script.as_bytes(), 32).unwrap());
+            assert_eq!(search(script.as_bytes(), 32).unwrap(), Kind::Unknown);
         }
-        assert!(!holds(&b""[..], 32).unwrap());
+        assert_eq!(search(&b""[..], 32).unwrap(), Kind::Unknown);
+        // A bench of this harness links Criterion, and may be linked with tests.
+        let all = MARKS.map(|(mark, _)| mark);
+        for (from, kind) in [(0, Kind::Ours), (2, Kind::Criterion), (3, Kind::Divan)] {
+            let (forth, mut back) = (all[from..].join("\0"), all[from..].to_vec());
+            back.reverse();
+            for text in [forth, back.join("\0")] {
+                assert_eq!(search(text.as_bytes(), 32).unwrap(), kind);
+            }
+        }
     }
 
     #[cfg(unix)]
@@ -75,8 +123,8 @@ mod tests {
         let fifo = folder.path().join("fifo");
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
         for path in [&fifo, folder.path(), Path::new("/dev/null")] {
-            assert!(!is_in(path).unwrap(), "{}", path.display());
+            assert_eq!(of(path).unwrap(), Kind::Unknown, "{}", path.display());
         }
-        assert!(is_in(&folder.path().join("none")).is_err());
+        assert!(of(&folder.path().join("none")).is_err());
     }
 }

@@ -7,6 +7,7 @@
 pub mod ask;
 pub mod cargo;
 pub mod child;
+pub mod criterion;
 pub mod find;
 pub mod mark;
 pub mod package;

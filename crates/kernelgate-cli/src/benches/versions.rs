@@ -1,7 +1,7 @@
 //! Which versions of the protocol an executable speaks.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use kernelgate::protocol;
@@ -9,22 +9,41 @@ use kernelgate::record::trial_request;
 
 use super::child::{Ended, Running, wait};
 
-/// An executable that does not answer by then speaks none.
-const TIMEOUT: Duration = Duration::from_secs(20);
-/// Why the program itself is no bench.
-pub const IS_PROGRAM: &str = "it is the kernelgate program";
+/// An executable that does not answer by then is treated as hung, where nobody says otherwise.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// An answer is a few lines.
 const MAX_BYTES: u64 = 1 << 16;
+
+/// Why an executable gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// There is no place for what it says.
+    #[error("no temporary file for its answer: {0}")]
+    Temporary(std::io::Error),
+    /// It does not start, or was lost.
+    #[error("it does not start: {0}")]
+    Start(std::io::Error),
+    /// It hangs.
+    #[error("no answer within {} s", .0.as_secs_f64())]
+    TimedOut(Duration),
+    /// It ended with an error.
+    #[error("asked for its version it ended with {0}")]
+    Ended(ExitStatus),
+    /// What it said is no answer.
+    #[error("it answers none")]
+    None,
+    /// It is this program, which is no bench.
+    #[error("it is the kernelgate program")]
+    IsProgram,
+}
 
 /// Runs an executable to ask it: the oldest and the newest version that it speaks.
 ///
 /// # Errors
-/// Why it gave no answer, a fragment.
-pub fn ask(path: &Path) -> Result<(u64, u64), String> {
-    let output = tempfile::NamedTempFile::new()
-        .map_err(|cause| format!("no temporary file for its answer: {cause}"))?;
-    let into =
-        output.reopen().map_err(|cause| format!("no temporary file for its answer: {cause}"))?;
+/// Why it gave no answer.
+pub fn ask(path: &Path, timeout: Duration, running: &Running) -> Result<(u64, u64), AskError> {
+    let output = tempfile::NamedTempFile::new().map_err(AskError::Temporary)?;
+    let into = output.reopen().map_err(AskError::Temporary)?;
     let mut command = Command::new(path);
     // A bench of another kind lists its cases, or ends at a flag that it does not know; it measures
     // nothing.
@@ -33,24 +52,19 @@ pub fn ask(path: &Path) -> Result<(u64, u64), String> {
         .env(protocol::VARIABLE, protocol::QUESTION)
         .env("KERNELGATE_TRIAL", trial_request::QUESTION);
     command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(into);
-    let ended = wait(&mut command, TIMEOUT, &Running::default())
-        .map_err(|cause| format!("it does not start: {cause}"))?;
-    match ended {
-        Ended::TimedOut => Err(format!("no answer within {} s", TIMEOUT.as_secs())),
-        Ended::Exited(status) if !status.success() => {
-            Err(format!("asked for its version it ended with {status}"))
-        }
+    match wait(&mut command, timeout, running).map_err(AskError::Start)? {
+        Ended::TimedOut => Err(AskError::TimedOut(timeout)),
+        Ended::Exited(status) if !status.success() => Err(AskError::Ended(status)),
         Ended::Exited(_) => {
             let mut bytes = Vec::new();
             let read = std::io::Read::take(output.as_file(), MAX_BYTES);
-            std::io::Read::read_to_end(&mut { read }, &mut bytes)
-                .map_err(|cause| format!("its answer cannot be read: {cause}"))?;
+            std::io::Read::read_to_end(&mut { read }, &mut bytes).map_err(AskError::Temporary)?;
             let text = String::from_utf8_lossy(&bytes);
             if text.trim_end() == super::PROGRAM {
-                return Err(IS_PROGRAM.to_owned());
+                return Err(AskError::IsProgram);
             }
             let before = trial_request::parse_answer(&text).map(|version| (1, version));
-            protocol::parse_answer(&text).or(before).ok_or_else(|| "it answers none".to_owned())
+            protocol::parse_answer(&text).or(before).ok_or(AskError::None)
         }
     }
 }

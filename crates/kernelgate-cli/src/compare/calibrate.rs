@@ -84,6 +84,12 @@ fn measure(
     let environment =
         prepared.environment.clone().ok_or_else(|| usage("no bench got to its end"))?;
     let times_ns = choose_cases(request, wanted, session, &mut prepared, &environment)?;
+    let simulated: BTreeSet<&String> =
+        prepared.criterion.iter().flat_map(|bench| &bench.cases).collect();
+    if !simulated.is_empty() && !wanted.injected.is_empty() {
+        let cases = simulated.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        session.progress.say(&format!("{}{cases}", Calibration::SIMULATED));
+    }
     let listed = times_ns.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
     session.progress.say(&format!("{} cases: {listed}", times_ns.len()));
     let mut calibration = open(request, wanted, session, (&prepared, environment, times_ns))?;
@@ -245,6 +251,7 @@ fn open(
         pace: Engine::sampling(prepared),
         cases,
         left_out: BTreeSet::new(),
+        simulated: prepared.criterion.iter().flat_map(|bench| bench.cases.clone()).collect(),
         recommended: None,
         comparisons: Vec::new(),
     };
@@ -296,7 +303,9 @@ fn one(
     label: &str,
 ) -> Result<Known, CompareError> {
     let (started, clock) = (timestamp(), Instant::now());
-    let delays_ns = match kind {
+    let simulated: BTreeSet<&String> =
+        prepared.criterion.iter().flat_map(|bench| &bench.cases).collect();
+    let delays_ns: BTreeMap<String, f64> = match kind {
         ComparisonKind::Injected(percent) => {
             let mut times_ns: BTreeMap<String, Vec<f64>> = BTreeMap::new();
             for _ in 0..PROBES {
@@ -306,18 +315,20 @@ fn one(
                     times_ns.entry(id).or_default().push(time_ns);
                 }
             }
-            let share =
-                |times_ns: &[f64]| (median(times_ns) * percent / 100.0).round().max(1.0) as u64;
-            times_ns.into_iter().map(|(id, times_ns)| (id, share(&times_ns))).collect()
+            let share = |id: &String, times_ns: &[f64]| {
+                let share_ns = median(times_ns) * percent / 100.0;
+                // A launch is delayed by whole nanoseconds.
+                if simulated.contains(id) { share_ns } else { share_ns.round().max(1.0) }
+            };
+            let share = |(id, times_ns): (String, Vec<f64>)| {
+                let share_ns = share(&id, &times_ns);
+                (id, share_ns)
+            };
+            times_ns.into_iter().map(share).collect()
         }
         _ => BTreeMap::new(),
     };
-    let text: Vec<String> =
-        delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns}")).collect();
-    let delayed = ComparisonRequest {
-        head_delays: (!text.is_empty()).then(|| text.join(",")),
-        ..request.clone()
-    };
+    let delayed = ComparisonRequest { head_delays_ns: delays_ns.clone(), ..request.clone() };
     let on_host = prepared.environment.as_ref().is_none_or(Environment::on_host);
     let co_running = match kind {
         ComparisonKind::Sham if on_host => {
@@ -339,7 +350,7 @@ fn one(
 fn known(
     (kind, number): (ComparisonKind, usize),
     (started, took): (String, Duration),
-    delays_ns: BTreeMap<String, u64>,
+    delays_ns: BTreeMap<String, f64>,
     comparison: &Comparison,
     trials: &Trials,
 ) -> Known {

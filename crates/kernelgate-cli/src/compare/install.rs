@@ -2,11 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::CompareError;
-use crate::benches::{mark, versions};
+use crate::benches::child::Running;
+use crate::benches::mark::{self, Kind};
+use crate::benches::versions::{self, AskError};
 use kernelgate::protocol;
 use kernelgate::record::file::content_hash;
+
+/// How the processes of an executable are told what to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Driver {
+    /// By this version of the protocol, the newest that it and this program speak.
+    Protocol(u64),
+    /// By Criterion's flags: the bench knows nothing of kernelgate.
+    Criterion,
+}
 
 /// A bench executable in its side's folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,31 +27,46 @@ pub struct InstalledBench {
     pub bench: String,
     /// Content hash.
     pub hash: String,
-    /// Newest version of the protocol that it and this program speak.
-    pub version: u64,
+    /// How it is told what to do.
+    pub driver: Driver,
 }
 
 /// The executables of a side.
 #[derive(Debug, Clone, Default)]
 pub struct InstalledBenches {
-    /// Those that take trial requests, by name.
-    pub ours: BTreeMap<String, InstalledBench>,
-    /// Executables without this harness, by name, with the reason for leaving them alone.
+    /// Those that can be driven, by name.
+    pub driven: BTreeMap<String, InstalledBench>,
+    /// Executables that cannot, by name, with the reason for leaving them alone.
     pub foreign: BTreeMap<String, String>,
     /// Every name that was found, wanted or not.
     pub names: Vec<String>,
 }
 
-/// Puts executables into `side/bin` and asks each whether it takes trial requests. To ask is to run
-/// it, so only those are asked whose file holds the mark of this harness, and those wanted by name.
+/// What decides which executables are run.
+#[derive(Clone, Copy)]
+pub struct Installing<'a> {
+    /// The benches that were asked for by name; all where there are none.
+    pub wanted: &'a [String],
+    /// Whether they were built from the package, whose benches may be run as `cargo bench` would.
+    pub built: bool,
+    /// Timeout of a process that is asked for its version.
+    pub timeout: Duration,
+    /// Who may end it.
+    pub running: &'a Running,
+}
+
+/// Puts executables into `side/bin` and asks each for its version. To ask is to run it, so only
+/// those are asked whose file holds the mark of this harness, and those wanted by name. Benches of
+/// Criterion alone have nothing to be asked; those that were not built here need to be named.
 ///
 /// # Errors
-/// When one of this harness knows no trials ([`CompareError::Refused`]) or cannot be copied.
+/// When one of this harness hangs or breaks when it is asked, knows no trials
+/// ([`CompareError::Refused`]) or cannot be copied.
 pub fn install(
     side: &Path,
     found: &BTreeMap<String, PathBuf>,
     label: &str,
-    wanted: &[String],
+    how: Installing<'_>,
 ) -> Result<InstalledBenches, CompareError> {
     let bin = side.join("bin");
     let io = |path: &Path, cause: std::io::Error| CompareError::io("write", path, &cause);
@@ -47,32 +74,28 @@ pub fn install(
     let mut executables =
         InstalledBenches { names: found.keys().cloned().collect(), ..InstalledBenches::default() };
     for (bench, path) in
-        found.iter().filter(|(bench, _)| wanted.is_empty() || wanted.contains(bench))
+        found.iter().filter(|(bench, _)| how.wanted.is_empty() || how.wanted.contains(bench))
     {
-        let marked = mark::is_in(path);
-        if let Some(reason) = unmarked(&marked, bench).filter(|_| wanted.is_empty()) {
-            executables.foreign.insert(bench.clone(), reason);
-            continue;
-        }
-        let spoken = versions::ask(path);
-        let version = match spoken.clone().map(versions::common) {
-            Ok(Some(version)) => version,
-            Err(why) if why == versions::IS_PROGRAM => continue,
-            Err(_) if !matches!(marked, Ok(true)) => {
-                let reason = "asked by --bench, it did not answer as a bench of this harness does";
-                executables.foreign.insert(bench.clone(), reason.to_owned());
+        let kind = mark::of(path);
+        let named = !how.wanted.is_empty();
+        let driver = match kind {
+            Ok(Kind::Criterion) if how.built || named => Driver::Criterion,
+            Ok(Kind::Ours) => match ask(path, bench, label, how)? {
+                Some(driver) => driver,
+                None => continue,
+            },
+            Ok(Kind::Unknown) | Err(_) if named => match ask(path, bench, label, how) {
+                Ok(Some(driver)) => driver,
+                Ok(None) => continue,
+                Err(_) => {
+                    let why = "asked by --bench, it did not answer as a bench of this harness does";
+                    executables.foreign.insert(bench.clone(), why.to_owned());
+                    continue;
+                }
+            },
+            kind => {
+                executables.foreign.insert(bench.clone(), left_alone(&kind, bench));
                 continue;
-            }
-            _ => {
-                return Err(CompareError::Refused {
-                    field: "protocol".to_owned(),
-                    side: format!("{label}, bench `{bench}`"),
-                    found: spoken.map_or_else(
-                        |why| format!("unknown ({why})"),
-                        |(oldest, newest)| format!("{oldest} to {newest}"),
-                    ),
-                    wanted: format!("{} to {}", protocol::VERSIONS.0, protocol::VERSIONS.1),
-                });
             }
         };
         let at = bin.join(bench);
@@ -85,20 +108,54 @@ pub fn install(
         let hash =
             content_hash(&at).map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
         executables
-            .ours
-            .insert(bench.clone(), InstalledBench { bench: bench.clone(), hash, version });
+            .driven
+            .insert(bench.clone(), InstalledBench { bench: bench.clone(), hash, driver });
     }
     Ok(executables)
 }
 
-/// Why an executable is not run to ask it; none where its file holds the mark.
-fn unmarked(marked: &std::io::Result<bool>, bench: &str) -> Option<String> {
-    let why = match marked {
-        Ok(true) => return None,
-        Ok(false) => "its file has no mark of this harness".to_owned(),
+/// Asks an executable for its version; none for the program itself, which may lie beside benches.
+fn ask(
+    path: &Path,
+    bench: &str,
+    label: &str,
+    how: Installing<'_>,
+) -> Result<Option<Driver>, CompareError> {
+    let refused = |found: String| CompareError::Refused {
+        field: "protocol".to_owned(),
+        side: format!("{label}, bench `{bench}`"),
+        found,
+        wanted: format!("{} to {}", protocol::VERSIONS.0, protocol::VERSIONS.1),
+    };
+    match versions::ask(path, how.timeout, how.running) {
+        Ok(spoken) => match versions::common(spoken) {
+            Some(version) => Ok(Some(Driver::Protocol(version))),
+            None => Err(refused(format!("{} to {}", spoken.0, spoken.1))),
+        },
+        Err(AskError::IsProgram) => Ok(None),
+        Err(AskError::None) => Err(refused("unknown (it answers none)".to_owned())),
+        Err(why) => {
+            let flag =
+                if matches!(why, AskError::TimedOut(_)) { " (--wait sets this)" } else { "" };
+            Err(CompareError::Usage(format!(
+                "{label}: bench `{bench}` cannot be asked for the protocol that it speaks: \
+                 {why}{flag}"
+            )))
+        }
+    }
+}
+
+/// Why an executable is not run.
+fn left_alone(kind: &std::io::Result<Kind>, bench: &str) -> String {
+    let why = match kind {
+        Ok(Kind::Criterion) => "it uses Criterion alone and was not built here".to_owned(),
+        Ok(kind @ (Kind::Divan | Kind::Libtest)) => {
+            return format!("{}, so it cannot be driven", kind.words());
+        }
+        Ok(_) => "its file has no mark of this harness".to_owned(),
         Err(cause) => format!("its file cannot be read ({cause})"),
     };
-    Some(format!("{why}, so it was not run; `--bench {bench}` runs it all the same"))
+    format!("{why}, so it was not run; `--bench {bench}` runs it all the same")
 }
 
 #[cfg(test)]
@@ -119,12 +176,19 @@ mod tests {
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
         let found = prebuilt(folder.path()).unwrap();
         assert_eq!(found.keys().collect::<Vec<_>>(), ["innocent"]);
-        let installed = install(&side, &found, "base", &[]).unwrap();
-        assert!(!ran.exists() && installed.ours.is_empty());
+        let running = Running::default();
+        let how = |wanted| Installing {
+            wanted,
+            built: false,
+            timeout: versions::TIMEOUT,
+            running: &running,
+        };
+        let installed = install(&side, &found, "base", how(&[])).unwrap();
+        assert!(!ran.exists() && installed.driven.is_empty());
         let why = &installed.foreign["innocent"];
         assert!(why.contains("no mark") && why.contains("`--bench innocent`"), "{why}");
-        let installed = install(&side, &found, "base", &["innocent".to_owned()]).unwrap();
-        assert!(ran.exists() && installed.ours.is_empty());
+        let installed = install(&side, &found, "base", how(&["innocent".to_owned()])).unwrap();
+        assert!(ran.exists() && installed.driven.is_empty());
         assert!(installed.foreign["innocent"].contains("did not answer"));
     }
 }

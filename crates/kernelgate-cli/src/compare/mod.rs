@@ -6,12 +6,18 @@
 //! known. Deliberately absent: how to decide (`gate::paired`), how to time (`harness`), printing
 //! results (`report`).
 
+mod by_criterion;
+mod by_protocol;
 pub mod calibrate;
+mod conclusion;
+mod driver;
 mod engine;
 mod folder;
 mod git;
 mod install;
 mod load;
+mod matched;
+mod preparation;
 mod process;
 pub mod progress;
 mod rounds;
@@ -52,15 +58,24 @@ pub struct ComparisonRequest {
     pub filter: Option<String>,
     /// Our flags of a bench binary, as environment variables.
     pub settings: BTreeMap<String, String>,
-    /// Delays that are added to launches of the head on purpose, as `--delay` of a bench binary
-    /// takes them.
-    pub head_delays: Option<String>,
+    /// Delays that are added on purpose to launches of the head, or to the times of its iterations
+    /// where nothing can delay them: nanoseconds by case.
+    pub head_delays_ns: BTreeMap<String, f64>,
     /// What counts as slower.
     pub thresholds: Thresholds,
     /// How long a process times a case; none for what is usual on the device.
     pub sampling: Option<TrialSampling>,
     /// Wall time of a round.
     pub budget: Duration,
+    /// Timeout of every bench process; none for what is usual at each stage.
+    pub wait: Option<Duration>,
+    /// Timeout of each build.
+    pub build_wait: Duration,
+    /// Whether [`crate::gate::paired::TestPlan::absolute_ns`] was asked for, and so is meant for
+    /// times that are means over iterations too.
+    pub absolute_for_all: bool,
+    /// Time cases too whose executable is the same file on both sides.
+    pub time_identical: bool,
     /// Cargo's profile.
     pub profile: String,
     /// Go on where the last comparison was interrupted.

@@ -1,16 +1,26 @@
-//! One process: started, waited for no longer than is sensible, its run read.
+//! One process: started, and waited for no longer than is sensible. What it is told to do, and what
+//! is read of it, is up to its driver (`driver`).
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use crate::benches::child::{Ended, Running, wait};
-use kernelgate::protocol::{self, Action, Request};
-use kernelgate::record::{Run, TrialRequest, file};
+use super::install::Driver;
+use crate::benches::child::{Ended, Running};
+use kernelgate::record::text::printable;
+use kernelgate::record::{Environment, TrialRequest};
 
 /// Lines of a failed process that are shown.
 const SHOWN_LINES: usize = 4;
+/// Bytes at the end of what a process said in which they are looked for.
+const SHOWN_BYTES: usize = 1 << 16;
+/// Bytes at the start of what a process printed that are kept.
+const MAX_PRINTED_BYTES: usize = 8 << 20;
+/// Time for the rest of what a process said to arrive once it has ended.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// What every trial of a comparison has in common.
 pub struct TrialSetup<'a> {
@@ -22,109 +32,133 @@ pub struct TrialSetup<'a> {
     pub work: &'a Path,
     /// Who may end it.
     pub running: &'a Running,
+    /// What benches run in that do not tell it themselves.
+    pub environment: &'a Environment,
 }
 
 /// A process to run.
+#[derive(Clone)]
 pub struct TrialProcess<'a> {
     /// The executable.
     pub program: PathBuf,
+    /// Its content hash.
+    pub hash: &'a str,
     /// Folder of its package's sources.
     pub package: PathBuf,
     /// Commit of its sources.
     pub commit: String,
-    /// Delays added to its launches on purpose.
-    pub delays: Option<&'a str>,
-    /// Newest version of the protocol that it speaks.
-    pub version: u64,
+    /// Nanoseconds by case that are added on purpose.
+    pub delays_ns: BTreeMap<String, f64>,
+    /// How it is told what to do.
+    pub driver: Driver,
     /// What it is to do.
     pub request: &'a TrialRequest,
     /// Timeout of the process.
     pub timeout: Duration,
 }
 
-/// Starts a trial that is not waited for, to be ended through `co_running`.
-///
-/// # Errors
-/// A fragment that says why it does not start.
-pub fn start_co_running(
-    setup: &TrialSetup<'_>,
-    trial: &TrialProcess<'_>,
-    co_running: &Running,
-) -> Result<(), String> {
-    let mut command = command(setup, trial, "beside.json")?;
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    co_running.start(&mut command).map(drop).map_err(|cause| format!("failed to start: {cause}"))
+/// A command that runs an executable where cargo would.
+pub fn of_package(program: &Path, package: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env("CARGO_MANIFEST_DIR", package);
+    if package.is_dir() {
+        command.current_dir(package);
+    }
+    command
 }
 
-/// The command of a trial, whose request goes into a file of that name.
-fn command(
-    setup: &TrialSetup<'_>,
-    trial: &TrialProcess<'_>,
-    name: &str,
-) -> Result<Command, String> {
-    let path = setup.work.join(name);
-    let response = setup.work.join(format!("response-to-{name}"));
-    // Version 1 knew trial requests only, and takes them under a name of their own.
-    let (variable, written) = match trial.version {
-        1 => ("KERNELGATE_TRIAL", file::write(&path, trial.request)),
-        _ => {
-            let _ = std::fs::remove_file(&response);
-            (
-                protocol::VARIABLE,
-                file::write(
-                    &path,
-                    &Request { response, action: Action::Trial(trial.request.clone()) },
-                ),
-            )
-        }
-    };
-    written.map_err(|error| format!("failed to {error}"))?;
-    let _ = std::fs::remove_file(&trial.request.record);
-    let mut command = Command::new(&trial.program);
-    command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
-    if let Some(filter) = setup.filter {
-        command.arg("--").arg(filter);
-    }
-    command.envs(setup.settings).env(variable, &path).env("KERNELGATE_COMMIT", &trial.commit);
-    command
-        .env("CARGO_MANIFEST_DIR", &trial.package)
-        .env("CARGO_TARGET_DIR", setup.work.join("target"));
-    command.env("CRITERION_HOME", setup.work.join("criterion")).env_remove("KERNELGATE_SESSION");
-    command
-        .env_remove("KERNELGATE_DELAY")
-        .envs(trial.delays.map(|delays| ("KERNELGATE_DELAY", delays)));
-    if trial.package.is_dir() {
-        command.current_dir(&trial.package);
-    }
-    Ok(command)
+/// How a process ended, and what is kept of what it said.
+pub struct Finished {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// The start of what it printed, where its output is piped.
+    pub printed: Vec<u8>,
+    /// The end of what it said on standard error.
+    said: Vec<u8>,
 }
 
-/// Runs a trial; its run, or none where it has no case that was asked for.
+impl Finished {
+    /// How it failed: its status and what it said last.
+    pub fn failure(&self) -> String {
+        let text = String::from_utf8_lossy(&self.said);
+        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("; ");
+        let last = printable(&last);
+        format!("{}{}{last}", self.status, if last.is_empty() { "" } else { ": " })
+    }
+}
+
+/// Runs a command to its end. What it says is read to its end too, and a part of it is kept:
+/// however much it is, it takes neither memory nor disk.
 ///
 /// # Errors
-/// A fragment that says how it failed.
-pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<Run>, String> {
-    let messages = setup.work.join("messages.txt");
-    let sink = std::fs::File::create(&messages)
-        .map_err(|cause| format!("failed to write {}: {cause}", messages.display()))?;
-    let mut command = command(setup, trial, "order.json")?;
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(sink);
-    let ended = wait(&mut command, trial.timeout, setup.running)
-        .map_err(|cause| format!("failed to start: {cause}"))?;
-    let status = match ended {
-        Ended::Exited(status) => status,
-        Ended::TimedOut => return Err(format!("killed after {} s", trial.timeout.as_secs())),
+/// A fragment: it does not start, or does not end.
+pub fn finish(
+    setup: &TrialSetup<'_>,
+    command: &mut Command,
+    timeout: Duration,
+) -> Result<Finished, String> {
+    command.stdin(Stdio::null()).stderr(Stdio::piped());
+    let (stdout, stderr) =
+        setup.running.start(command).map_err(|cause| format!("failed to start: {cause}"))?;
+    let (printed, said) =
+        (stdout.map(|it| drain(it, Kept::Start)), stderr.map(|it| drain(it, Kept::End)));
+    let ended = setup.running.finish(timeout).map_err(|cause| format!("was lost: {cause}"))?;
+    // Not for ever: what it left behind may hold its streams open.
+    let heard = |kept: Option<Receiver<Vec<u8>>>| {
+        kept.and_then(|kept| kept.recv_timeout(LAST_WORDS).ok()).unwrap_or_default()
     };
-    match file::read::<Run>(&trial.request.record) {
-        // A case that fails makes the exit code 1, and is in the run.
-        Ok(run) if run.complete && matches!(status.code(), Some(0 | 1)) => Ok(Some(run)),
-        Err(error) if error.is_not_found() && status.success() => Ok(None),
-        Err(error) if !error.is_not_found() => Err(format!("failed to {error}")),
-        _ => {
-            let text = std::fs::read_to_string(&messages).unwrap_or_default();
-            let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
-            let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("; ");
-            Err(format!("{status}{}{last}", if last.is_empty() { "" } else { ": " }))
+    let (printed, said) = (heard(printed), heard(said));
+    match ended {
+        Ended::Exited(status) => Ok(Finished { status, printed, said }),
+        Ended::TimedOut => Err(format!(
+            "treated as hung: killed after {} s (--wait sets this)",
+            timeout.as_secs_f64().round()
+        )),
+    }
+}
+
+/// What is kept of a stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    /// Its first [`MAX_PRINTED_BYTES`].
+    Start,
+    /// About its last [`SHOWN_BYTES`].
+    End,
+}
+
+/// Reads a stream to its end on a thread of its own.
+fn drain(mut stream: impl Read + Send + 'static, kept: Kept) -> Receiver<Vec<u8>> {
+    let (tell, heard) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (mut all, mut piece) = (Vec::new(), vec![0; SHOWN_BYTES]);
+        while let Ok(count @ 1..) = stream.read(&mut piece) {
+            match kept {
+                Kept::Start => {
+                    let room = MAX_PRINTED_BYTES.saturating_sub(all.len());
+                    all.extend_from_slice(&piece[..count.min(room)]);
+                }
+                Kept::End => {
+                    all.extend_from_slice(&piece[..count]);
+                    all.drain(..all.len().saturating_sub(SHOWN_BYTES));
+                }
+            }
         }
+        // Nobody waits any more where it was held open for too long.
+        let _ = tell.send(all);
+    });
+    heard
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_flood_the_start_or_the_end_is_kept() {
+        let flood: Vec<u8> = (0..3 * MAX_PRINTED_BYTES).map(|i| (i / 1000) as u8).collect();
+        let kept = |kept| drain(std::io::Cursor::new(flood.clone()), kept).recv().unwrap();
+        assert!(kept(Kept::Start) == flood[..MAX_PRINTED_BYTES]);
+        assert!(kept(Kept::End) == flood[flood.len() - SHOWN_BYTES..]);
     }
 }

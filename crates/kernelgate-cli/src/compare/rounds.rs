@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use crate::benches::criterion::IMPLEMENTATION;
 use crate::gate::paired::{Arm, Block, Observed, Outcome, TestPlan};
-use kernelgate::record::{Run, Timing, TrialRecord};
-use kernelgate::stats::median;
+use kernelgate::record::{CaseRecord, Run, Timing, TrialRecord};
+use kernelgate::stats::{median, weighted_median};
 
 /// Why a case has no time that the process neither timed, failed nor skipped.
 const ABSENT: &str = "the bench did not list it";
@@ -20,26 +21,36 @@ pub const fn arm(block: usize, place: usize) -> Arm {
     if base_leads == outer { Arm::Base } else { Arm::Head }
 }
 
-/// What a process found of each case.
+/// What a process found of each case: the median over its samples.
+///
+/// Samples of unlike numbers of launches (Criterion's, in linear sampling) are weighted by the root
+/// of the number. If launches scatter independently, that is one over the standard deviation of a
+/// sample's mean, the weight with which a median has the least variance; and where something else
+/// interrupts samples, the longest ones, which are hit most often, do not outvote the rest as they
+/// would in a mean, a slope, or a median weighted by the number itself.
 pub fn timings(run: &Run) -> BTreeMap<String, Timing> {
     let others = run.telemetry.iter().filter_map(|reading| reading.other_processes).max();
-    let of = |samples: &kernelgate::record::Samples| {
+    let of = |case: &CaseRecord| {
+        let samples = &case.samples;
         let times = samples.per_launch_ns();
+        let weights: Vec<f64> =
+            samples.launches.iter().map(|launches| (*launches as f64).sqrt()).collect();
         let cycles: Vec<f64> = times
             .iter()
             .zip(&samples.clock_mhz)
             .map(|(time_ns, mhz)| time_ns * mhz * 1e-3)
             .collect();
         Timing {
-            time_ns: median(&times),
+            time_ns: weighted_median(&times, &weights),
             cycles: (!cycles.is_empty()).then(|| median(&cycles)),
             contention: match run.environment.on_host() {
                 true => samples.contention,
                 false => others.map(|others| if others > 0 { 1.0 } else { 0.0 }),
             },
+            averaged: case.implementation == IMPLEMENTATION,
         }
     };
-    run.cases.iter().map(|(id, case)| (id.clone(), of(&case.samples))).collect()
+    run.cases.iter().map(|(id, case)| (id.clone(), of(case))).collect()
 }
 
 /// Drops trials of blocks that did not get to their end.
@@ -180,7 +191,7 @@ mod tests {
             place,
             head: arm(block, place) == Arm::Head,
             wall_s: 1.0,
-            cases: [("x".to_owned(), Timing { time_ns, cycles: None, contention: None })].into(),
+            cases: [("x".to_owned(), Timing { time_ns, ..Timing::default() })].into(),
             failed: BTreeMap::new(),
             skipped: BTreeMap::new(),
             broke: None,
@@ -221,6 +232,22 @@ mod tests {
         );
         assert_eq!(stopped.keys().collect::<Vec<_>>(), ["gone", "late", "short", "wrong"]);
         assert_eq!(failed.keys().collect::<Vec<_>>(), ["broken"]);
+    }
+
+    #[test]
+    fn samples_weigh_what_their_iterations_tell() {
+        // Linear sampling: 1 to 5 times as many iterations, the short samples far off.
+        let mut case = CaseRecord::of_samples(vec![30.0, 44.0, 30.3, 40.0, 50.5]);
+        case.samples.launches = vec![1, 2, 3, 4, 5];
+        let run = |case: &CaseRecord| Run {
+            cases: [("x".to_owned(), case.clone())].into(),
+            ..Run::start("b", "s", Environment::cpu(), Provenance::default())
+        };
+        let found = |case: &CaseRecord| timings(&run(case))["x"];
+        assert_eq!((found(&case).time_ns, found(&case).averaged), (10.1, false));
+        case.samples.launches = vec![1; 5];
+        case.implementation = IMPLEMENTATION.to_owned();
+        assert_eq!((found(&case).time_ns, found(&case).averaged), (40.0, true));
     }
 
     #[test]

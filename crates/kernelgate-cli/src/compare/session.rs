@@ -6,11 +6,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::folder::Folder;
+use super::install::{Driver, InstalledBench};
+use super::matched::Matched;
 use super::progress::ComparisonProgress;
-use super::sides::{self, Matched, Side};
+use super::sides::{self, Side};
 use super::thresholds::identity_text;
 use super::{CompareError, ComparisonRequest, rounds};
 use crate::benches::child::Running;
+use crate::gate::calibration::differing;
+use crate::gate::comparison::CriterionBench;
 use crate::gate::paired::Arm;
 use kernelgate::exit::Exit;
 use kernelgate::record::{Environment, Provenance, TrialSampling, Trials, file};
@@ -28,6 +32,8 @@ pub struct Bench {
     pub timeout: Duration,
     /// How long a process times a case.
     pub sampling: TrialSampling,
+    /// How its processes are told what to do, on both sides where it has cases to compare.
+    pub driver: Driver,
 }
 
 /// Both sides verified: what there is to compare, and where.
@@ -45,6 +51,25 @@ pub struct Prepared {
     pub provenance: Provenance,
     /// Nanoseconds a launch, by case, as far as one launch tells.
     pub verification_ns: BTreeMap<String, f64>,
+    /// Of the benches with something to compare those that use Criterion alone.
+    pub criterion: Vec<CriterionBench>,
+    /// The bench of each case, also of those that are not compared.
+    pub owners: BTreeMap<String, String>,
+}
+
+impl Default for Prepared {
+    fn default() -> Self {
+        Self {
+            matched: Matched::default(),
+            benches: Vec::new(),
+            optimised: true,
+            environment: None,
+            provenance: Provenance::default(),
+            verification_ns: BTreeMap::new(),
+            criterion: Vec::new(),
+            owners: BTreeMap::new(),
+        }
+    }
 }
 
 impl Prepared {
@@ -59,6 +84,15 @@ impl Prepared {
         failed.iter().chain(skipped).chain(unmeasured)
     }
 
+    /// Takes out the cases of these benches; which they are.
+    pub fn take_out(&mut self, benches: &BTreeSet<String>) -> Vec<String> {
+        let of = |bench: &&Bench| benches.contains(&bench.name);
+        let taken: BTreeSet<String> =
+            self.benches.iter().filter(of).flat_map(|bench| bench.cases.clone()).collect();
+        self.keep(&self.cases().difference(&taken).cloned().collect());
+        taken.into_iter().collect()
+    }
+
     /// Leaves only these cases.
     pub fn keep(&mut self, cases: &BTreeSet<String>) {
         self.matched.judged.retain(|id| cases.contains(id));
@@ -66,6 +100,10 @@ impl Prepared {
             bench.cases.retain(|id| cases.contains(id));
         }
         self.benches.retain(|bench| !bench.cases.is_empty());
+        for bench in &mut self.criterion {
+            bench.cases.retain(|id| cases.contains(id));
+        }
+        self.criterion.retain(|bench| !bench.cases.is_empty());
     }
 }
 
@@ -83,6 +121,8 @@ pub struct Session {
     pub co_running: Running,
     /// What a person sees.
     pub progress: ComparisonProgress,
+    /// What benches run in that do not tell it themselves.
+    pub environment: Environment,
 }
 
 impl Session {
@@ -94,7 +134,7 @@ impl Session {
     pub fn open(request: &ComparisonRequest, twins: bool) -> Result<Self, CompareError> {
         let folder = Folder::open(&request.folder)?;
         let (progress, running, co_running) =
-            (ComparisonProgress::default(), Running::default(), Running::default());
+            (ComparisonProgress::default(), Running::in_groups(), Running::in_groups());
         stop_on_interrupt([&running, &co_running], &progress)?;
         let tools = (&progress, &running);
         let sides = if twins {
@@ -104,7 +144,22 @@ impl Session {
         };
         let work = folder.file("work");
         std::fs::create_dir_all(&work).map_err(|cause| CompareError::io("make", &work, &cause))?;
-        Ok(Self { folder, work, sides, running, co_running, progress })
+        // What is built elsewhere, or by a profile with another name, is taken to be optimised.
+        let optimised = !["dev", "test"].contains(&request.profile.as_str());
+        let environment = Environment { optimised, ..Environment::cpu() };
+        Ok(Self { folder, work, sides, running, co_running, progress, environment })
+    }
+
+    /// Benches whose executable is the same file on both sides, byte by byte.
+    pub fn identical(&self) -> BTreeSet<String> {
+        let [base, head] = [0, 1].map(|side| &self.sides[side].executables.driven);
+        let same = |name: &String| {
+            let hash = |side: &BTreeMap<String, InstalledBench>| {
+                side.get(name).map(|executable| executable.hash.clone())
+            };
+            hash(base).is_some() && hash(base) == hash(head)
+        };
+        base.keys().filter(|name| same(name)).cloned().collect()
     }
 
     /// What must be the same for measurements to belong together.
@@ -113,14 +168,15 @@ impl Session {
         request: &ComparisonRequest,
     ) -> Result<BTreeMap<String, String>, CompareError> {
         let mut identity: BTreeMap<String, String> = request.settings.clone();
-        identity.insert("delays".to_owned(), request.head_delays.clone().unwrap_or_default());
+        let delays = delays_text(&request.head_delays_ns).unwrap_or_default();
+        identity.insert("delays".to_owned(), delays);
         identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
         identity.insert("thresholds".to_owned(), request.thresholds.identity()?);
         if let Some(sampling) = request.sampling {
             identity.insert("time a case".to_owned(), identity_text("Pace", &sampling));
         }
         for (side, name) in self.sides.iter().zip(["base", "head"]) {
-            let executables = side.executables.ours.values();
+            let executables = side.executables.driven.values();
             identity.extend(executables.map(|executable| {
                 (format!("{name} {}", executable.bench), executable.hash.clone())
             }));
@@ -138,6 +194,13 @@ impl Drop for Session {
     }
 }
 
+/// Delays as a line; none where there are none.
+pub fn delays_text(delays_ns: &BTreeMap<String, f64>) -> Option<String> {
+    let each: Vec<String> =
+        delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns}")).collect();
+    (!each.is_empty()).then(|| each.join(","))
+}
+
 /// The trials of an interrupted comparison of the same things, or none yet.
 pub fn open_trials(
     request: &ComparisonRequest,
@@ -150,17 +213,12 @@ pub fn open_trials(
     let mut trials = match earlier {
         Ok(earlier) if earlier.identity == fresh.identity => earlier,
         Ok(earlier) => {
-            let differs = fresh
-                .identity
-                .iter()
-                .find(|(name, value)| earlier.identity.get(*name) != Some(value));
-            let differs =
-                differs.map_or_else(|| "what is compared".to_owned(), |(name, _)| name.clone());
-            progress.say(&format!(
-                "--resume: the interrupted comparison was another ({differs} differs): starting \
-                 anew"
-            ));
-            fresh
+            let differs = differing(&earlier.identity, &fresh.identity).unwrap_or_default();
+            return Err(CompareError::Usage(format!(
+                "--resume: the interrupted comparison was another: {} differs; repeat its command \
+                 to go on, or leave --resume out to start anew",
+                in_words(&differs)
+            )));
         }
         Err(error) if error.is_not_found() => {
             progress.say("--resume: no comparison was interrupted here: starting anew");
@@ -176,6 +234,25 @@ pub fn open_trials(
     file::write(&path, &trials)
         .map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
     Ok(trials)
+}
+
+/// What the user sets, of a name in an identity.
+fn in_words(name: &str) -> String {
+    let flag = match name {
+        "filter" => "the filter",
+        "thresholds" => {
+            "--relative, --absolute, --tolerated, --max-blocks or the device's calibration"
+        }
+        "time a case" => "--case-time",
+        other => match (other.strip_prefix("KERNELGATE_"), other.split_once(' ')) {
+            (Some(flag), _) => return format!("--{} ({other})", flag.to_lowercase()),
+            (_, Some((side, bench))) => {
+                return format!("the executable of bench `{bench}` in the {side}");
+            }
+            _ => other,
+        },
+    };
+    flag.to_owned()
 }
 
 /// Ctrl-C ends the process that runs and this one; trials are written as they end, so that nothing

@@ -1,21 +1,19 @@
-//! Both sides made ready: sources checked out, executables built and asked, the cases that both
-//! have.
+//! Both sides made ready: sources checked out, executables built and asked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::folder::{self, Folder};
 use super::git::{Repository, Revision};
-use super::install::{InstalledBenches, install};
+use super::install::{InstalledBenches, Installing, install};
 use super::progress::ComparisonProgress;
 use super::seed::seed;
 use super::{CompareError, ComparisonRequest, SideSource};
-use crate::benches::cargo::{self, BuildTargets};
+use crate::benches::cargo::{self, BuildError, BuildTargets, Built};
 use crate::benches::child::Running;
 use crate::benches::prebuilt::prebuilt;
-use crate::gate::Refusal;
+use crate::benches::versions;
 use crate::gate::paired::Arm;
-use kernelgate::record::Run;
 
 /// A side with its executables.
 pub struct Side {
@@ -25,8 +23,17 @@ pub struct Side {
     pub commit: String,
     /// Folder of the package: below the slot, or that of the user.
     pub package: PathBuf,
+    /// Folders of the packages of its benches, in which they run, where cargo told them.
+    pub packages: BTreeMap<String, PathBuf>,
     /// What can run.
     pub executables: InstalledBenches,
+}
+
+impl Side {
+    /// Where the processes of a bench run.
+    pub fn package_of(&self, bench: &str) -> &PathBuf {
+        self.packages.get(bench).unwrap_or(&self.package)
+    }
 }
 
 /// Both sides. Revisions are looked up before anything is built.
@@ -37,6 +44,16 @@ pub fn prepare(
     request: &ComparisonRequest,
     folder: &Folder,
     (progress, running): (&ComparisonProgress, &Running),
+) -> Result<[Side; 2], CompareError> {
+    both_sides(request, folder, (progress, running), false)
+}
+
+/// `twins`: the folder of the head holds what was built for the base.
+fn both_sides(
+    request: &ComparisonRequest,
+    folder: &Folder,
+    (progress, running): (&ComparisonProgress, &Running),
+    twins: bool,
 ) -> Result<[Side; 2], CompareError> {
     let both = [(Arm::Base, &request.base), (Arm::Head, &request.head)];
     let needs_git = both.iter().any(|(_, source)| !matches!(source, SideSource::Folder(_)));
@@ -55,7 +72,11 @@ pub fn prepare(
     let mut sides = Vec::new();
     for ((arm, source), revision) in both.into_iter().zip(revisions) {
         sides.push(match (source, revision, &repository) {
-            (SideSource::Folder(path), _, _) => from_folder(request, folder, arm, path)?,
+            (SideSource::Folder(path), _, _) => {
+                // What lies in the base's own folder was found fit to run when it came there.
+                let built = twins && arm == Arm::Head;
+                from_folder(request, folder, (arm, path), (running, built))?
+            }
             (_, Some(revision), Some(repository)) => {
                 from_revision(request, folder, arm, (&revision, repository), (progress, running))?
             }
@@ -100,8 +121,8 @@ pub fn prepare_twins(
         head: SideSource::Folder(folder.side(Arm::Base).join("bin")),
         ..request.clone()
     };
-    let [base, head] = prepare(&same, folder, tools)?;
-    for bench in head.executables.ours.keys() {
+    let [base, head] = both_sides(&same, folder, tools, true)?;
+    for bench in head.executables.driven.keys() {
         // A file of its own, as after a build.
         let (from, to) = (
             folder.side(Arm::Base).join("bin").join(bench),
@@ -127,27 +148,39 @@ pub fn prepare_twins(
         label: base.label.clone(),
         commit: base.commit.clone(),
         package: base.package.clone(),
+        packages: base.packages.clone(),
         ..head
     };
     Ok([base, head])
 }
 
+fn installing<'a>(
+    request: &'a ComparisonRequest,
+    built: bool,
+    running: &'a Running,
+) -> Installing<'a> {
+    let timeout = request.wait.unwrap_or(versions::TIMEOUT);
+    Installing { wanted: &request.benches, built, timeout, running }
+}
+
 fn from_folder(
     request: &ComparisonRequest,
     folder: &Folder,
-    arm: Arm,
-    path: &Path,
+    (arm, path): (Arm, &Path),
+    (running, built): (&Running, bool),
 ) -> Result<Side, CompareError> {
     let label = path.display().to_string();
     let found = prebuilt(path).map_err(|cause| CompareError::io("read", path, &cause))?;
-    let executables = install(&folder.side(arm), &found, &label, &request.benches)?;
-    if executables.ours.is_empty() && executables.foreign.is_empty() {
+    let executables =
+        install(&folder.side(arm), &found, &label, installing(request, built, running))?;
+    if executables.driven.is_empty() && executables.foreign.is_empty() {
         return Err(CompareError::Usage(format!("no bench executable in {label}")));
     }
     Ok(Side {
         label,
         commit: format!("prebuilt-{}", folder::name(arm)),
         package: request.package.clone(),
+        packages: BTreeMap::new(),
         executables,
     })
 }
@@ -189,8 +222,13 @@ fn from_revision(
                 .current_dir(manifest.parent().unwrap_or(slot));
             command.env("CARGO_TARGET_DIR", slot.join("target"));
             let said = |line: &str| progress.passing(&format!("building {side_name}: {line}"));
-            cargo::build(&mut command, running, said)
-                .map_err(|why| CompareError::Usage(format!("{side_name} {label} {why}")))
+            cargo::build(&mut command, (running, request.build_wait), said).map_err(|why| {
+                let flag = match why {
+                    BuildError::TimedOut(_) => " (--build-wait sets this)",
+                    _ => "",
+                };
+                CompareError::Usage(format!("{side_name} {label} {why}{flag}"))
+            })
         })
     };
     // A bench that one side lacks is no failure of the build: cargo is asked for what there is.
@@ -206,222 +244,56 @@ fn from_revision(
         Ok(below) => folder.side(arm).join(below),
         Err(_) => path,
     };
+    let packages = packages_of(&built)
+        .map_err(|why| CompareError::Usage(format!("{side_name} {label}: {why}")))?;
     let built: BTreeMap<String, PathBuf> =
         built.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
-    let executables =
-        install(&folder.side(arm), &built, &format!("{side_name} {label}"), &request.benches)?;
+    let how = installing(request, true, running);
+    let executables = install(&folder.side(arm), &built, &format!("{side_name} {label}"), how)?;
     let package = folder.slot().join("src").join(&repository.package);
-    Ok(Side { label, commit: revision.commit.clone(), package, executables })
+    Ok(Side { label, commit: revision.commit.clone(), package, packages, executables })
 }
 
-/// What the runs that verified both sides of a bench say together.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Matched {
-    /// Cases to compare.
-    pub judged: BTreeSet<String>,
-    /// Differences that forbid it.
-    pub refused: BTreeMap<(String, String, String), BTreeSet<String>>,
-    /// Only in the head.
-    pub new: Vec<String>,
-    /// Only in the base.
-    pub removed: Vec<String>,
-    /// In the base, skipped in the head.
-    pub skipped: BTreeMap<String, String>,
-    /// Failed in the head.
-    pub failed: BTreeMap<String, String>,
-    /// Failed in the base only, and verified or absent in the head.
-    pub failed_in_base: BTreeMap<String, String>,
-    /// Asked for, and lacking on one side what a comparison takes, with the reason: skipped in the
-    /// base, or of a bench that failed.
-    pub unmeasured: BTreeMap<String, String>,
-}
-
-impl Matched {
-    /// Sorts the cases of a bench; a side without the bench has no run.
-    pub fn add(&mut self, base: Option<&Run>, head: Option<&Run>) {
-        let ids = |run: Option<&Run>| {
-            run.into_iter().flat_map(|run| run.cases.keys().cloned()).collect::<BTreeSet<String>>()
-        };
-        let (base_ids, head_ids) = (ids(base), ids(head));
-        let failed = |run: Option<&Run>| run.map(|run| run.failed.clone()).unwrap_or_default();
-        let (base_failed, head_failed) = (failed(base), failed(head));
-        let skipped = |id: &String| head.and_then(|run| run.skipped.get(id)).cloned();
-        for (id, error) in base_failed.iter().filter(|(id, _)| !head_failed.contains_key(*id)) {
-            match skipped(id) {
-                Some(reason) => {
-                    let why = format!("failed in the base: {error}; skipped in the head: {reason}");
-                    self.unmeasured.insert(id.clone(), why);
-                }
-                None => drop(self.failed_in_base.insert(id.clone(), error.clone())),
-            }
-        }
-        for id in
-            head_ids.iter().filter(|id| !base_ids.contains(*id) && !base_failed.contains_key(*id))
-        {
-            // What the base could not compute on any machine is new, as what it did not have.
-            let skip = base
-                .filter(|run| !run.unsupported.contains(id))
-                .and_then(|run| run.skipped.get(id));
-            match skip {
-                Some(reason) => drop(
-                    self.unmeasured.insert(id.clone(), format!("skipped in the base: {reason}")),
-                ),
-                None => self.new.push(id.clone()),
-            }
-        }
-        for id in
-            base_ids.iter().filter(|id| !head_ids.contains(*id) && !head_failed.contains_key(*id))
-        {
-            match skipped(id) {
-                Some(reason) => drop(self.skipped.insert(id.clone(), reason)),
-                None => self.removed.push(id.clone()),
-            }
-        }
-        self.failed.extend(head_failed);
-        if let (Some(base), Some(head)) = (base, head) {
-            for id in base_ids.intersection(&head_ids) {
-                let differing = differences(base, head, id);
-                if differing.is_empty() {
-                    self.judged.insert(id.clone());
-                }
-                for key in differing {
-                    self.refused.entry(key).or_default().insert(id.clone());
-                }
-            }
-        }
-    }
-
-    /// Adds a bench that failed while it was verified, as far as the other side tells its cases.
-    pub fn abandon(&mut self, base: Option<&Run>, head: Option<&Run>, why: &str) {
-        for run in base.iter().chain(&head) {
-            self.unmeasured.extend(run.cases.keys().map(|id| (id.clone(), why.to_owned())));
-        }
-        self.failed_in_base.extend(base.into_iter().flat_map(|run| run.failed.clone()));
-        self.failed.extend(head.into_iter().flat_map(|run| run.failed.clone()));
-    }
-
-    /// The refusals, by field.
-    pub fn refusals(&self) -> Vec<Refusal> {
-        let refusal =
-            |((field, base, head), cases): (&(String, String, String), &BTreeSet<String>)| {
-                Refusal {
-                    field: field.clone(),
-                    base: base.clone(),
-                    head: head.clone(),
-                    cases: cases.iter().cloned().collect(),
-                }
+/// The folder of the package of each bench.
+///
+/// # Errors
+/// When two packages of a workspace have a bench of one name: cases could not be told apart.
+fn packages_of(built: &[Built]) -> Result<BTreeMap<String, PathBuf>, String> {
+    let mut packages: BTreeMap<String, PathBuf> = BTreeMap::new();
+    for Built { bench, manifest, .. } in built {
+        let folder = manifest.parent().map(Path::to_owned).unwrap_or_default();
+        let known = packages.entry(bench.clone()).or_insert_with(|| folder.clone());
+        if *known != folder {
+            let name = |folder: &Path| {
+                folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
             };
-        self.refused.iter().map(refusal).collect()
+            return Err(format!(
+                "the packages in {} and {} both have a bench `{bench}`: compare in the folder of \
+                 one of them",
+                name(known),
+                name(&folder)
+            ));
+        }
     }
-}
-
-/// Fields of a case's definition and environment that differ, with both values.
-fn differences(base: &Run, head: &Run, id: &str) -> Vec<(String, String, String)> {
-    let (a, b) = (&base.cases[id], &head.cases[id]);
-    let fields = [
-        ("revision", a.revision.to_string(), b.revision.to_string()),
-        ("work", a.work.to_string(), b.work.to_string()),
-        ("axes", format!("{:?}", a.problem), format!("{:?}", b.problem)),
-        ("seed", base.seed.to_string(), head.seed.to_string()),
-    ];
-    let own =
-        fields.into_iter().filter(|(_, a, b)| a != b).map(|(field, a, b)| (field.to_owned(), a, b));
-    let around = head.environment.mismatches(&base.environment);
-    own.chain(
-        around
-            .into_iter()
-            .map(|mismatch| (mismatch.field.to_owned(), mismatch.base, mismatch.head)),
-    )
-    .collect()
+    Ok(packages)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::record::{CaseRecord, Environment, Provenance};
-
-    fn run(cases: &[&str], failed: &[&str], skipped: &[&str]) -> Run {
-        let reasons =
-            |ids: &[&str]| ids.iter().map(|id| ((*id).to_owned(), "why".to_owned())).collect();
-        Run {
-            complete: true,
-            cases: cases
-                .iter()
-                .map(|id| ((*id).to_owned(), CaseRecord::of_samples(vec![1.0])))
-                .collect(),
-            skipped: reasons(skipped),
-            failed: reasons(failed),
-            ..Run::start("b", "verify", Environment::cpu(), Provenance::default())
-        }
-    }
 
     #[test]
-    fn every_case_goes_where_it_belongs() {
-        let mut matched = Matched::default();
-        let base = run(&["both", "gone", "skips", "breaks"], &["mended", "wrong"], &[]);
-        let head = run(&["both", "new", "mended"], &["breaks", "wrong"], &["skips"]);
-        matched.add(Some(&base), Some(&head));
-        assert_eq!(matched.judged.iter().collect::<Vec<_>>(), ["both"]);
-        assert_eq!(
-            (&matched.new[..], &matched.removed[..]),
-            (&["new".to_owned()][..], &["gone".to_owned()][..])
-        );
-        assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["breaks", "wrong"]);
-        assert_eq!(matched.failed_in_base.keys().collect::<Vec<_>>(), ["mended"]);
-        assert_eq!(matched.skipped.keys().collect::<Vec<_>>(), ["skips"]);
-        assert!(matched.unmeasured.is_empty());
-        matched.add(None, Some(&run(&["of a new bench"], &[], &[])));
-        assert_eq!(matched.new, ["new", "of a new bench"]);
-        assert_eq!(matched.refusals(), []);
-    }
-
-    #[test]
-    fn support_that_the_head_adds_is_new_and_memory_that_the_base_lacked_is_not() {
-        let mut matched = Matched::default();
-        let base = run(&[], &[], &["supported now", "too large before"]);
-        let base = Run { unsupported: ["supported now".to_owned()].into(), ..base };
-        matched.add(Some(&base), Some(&run(&["supported now", "too large before"], &[], &[])));
-        assert_eq!(matched.new, ["supported now"]);
-        assert_eq!(matched.unmeasured.keys().collect::<Vec<_>>(), ["too large before"]);
-    }
-
-    #[test]
-    fn a_case_that_one_side_cannot_judge_keeps_its_reason() {
-        let mut matched = Matched::default();
-        let base = run(&[], &["worse"], &["large", "nowhere"]);
-        matched.add(Some(&base), Some(&run(&["large"], &[], &["worse", "nowhere"])));
-        assert_eq!(matched.unmeasured["large"], "skipped in the base: why");
-        assert_eq!(
-            matched.unmeasured["worse"],
-            "failed in the base: why; skipped in the head: why"
-        );
-        matched.abandon(None, Some(&run(&["left"], &["wrong"], &[])), "the base broke");
-        assert_eq!(matched.unmeasured["left"], "the base broke");
-        assert_eq!(matched.unmeasured.len(), 3);
-        assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["wrong"]);
-        assert!(
-            matched.new.is_empty()
-                && matched.failed_in_base.is_empty()
-                && matched.judged.is_empty()
-        );
-    }
-
-    #[test]
-    fn another_definition_or_environment_is_refused_with_the_field() {
-        let mut matched = Matched::default();
-        let (base, mut head) = (run(&["a", "b"], &[], &[]), run(&["a", "b"], &[], &[]));
-        head.cases.get_mut("a").unwrap().work.read_bytes = 9;
-        matched.add(Some(&base), Some(&head));
-        assert_eq!(matched.judged.iter().collect::<Vec<_>>(), ["b"]);
-        let refusal = &matched.refusals()[0];
-        assert_eq!((refusal.field.as_str(), &refusal.cases[..]), ("work", &["a".to_owned()][..]));
-        head.seed = 2;
-        let mut matched = Matched::default();
-        matched.add(Some(&base), Some(&head));
-        assert!(matched.judged.is_empty());
-        assert_eq!(
-            matched.refusals().iter().map(|refusal| refusal.field.as_str()).collect::<Vec<_>>(),
-            ["seed", "work"]
-        );
+    fn a_bench_runs_in_the_folder_of_its_package_and_names_do_not_collide() {
+        let built = |bench: &str, manifest: &str| Built {
+            bench: bench.to_owned(),
+            path: PathBuf::from("/t/x"),
+            manifest: PathBuf::from(manifest),
+        };
+        let one = [built("a", "/w/one/Cargo.toml"), built("b", "/w/two/Cargo.toml")];
+        let packages = packages_of(&one).unwrap();
+        assert_eq!(packages["b"], PathBuf::from("/w/two"));
+        let both = [one[0].clone(), built("a", "/w/two/Cargo.toml")];
+        let why = packages_of(&both).unwrap_err();
+        assert!(why.contains("in one and two both have a bench `a`"), "{why}");
     }
 }

@@ -42,10 +42,18 @@ pub struct Comparison {
     pub failed_in_base: BTreeMap<String, String>,
     /// Processes that failed.
     pub broken: Vec<Broken>,
-    /// Bench binaries without this harness: left alone.
+    /// Bench binaries that cannot be driven: left alone.
     pub foreign: Vec<String>,
+    /// The same, with the reason.
+    pub left_alone: BTreeMap<String, String>,
+    /// Of the judged cases those of which nothing but the time is known: no output was checked.
+    pub unverified: Vec<String>,
+    /// Bench binaries that use Criterion alone.
+    pub criterion: Vec<CriterionBench>,
     /// Bench binaries that are the same in both, byte by byte: what differs between them is noise.
     pub identical: Vec<String>,
+    /// Cases of these that were verified and not timed: they are as fast as they were.
+    pub untimed: Vec<String>,
     /// Whether the code was optimised.
     pub optimised: bool,
     /// Delays added to launches of the head on purpose: its times are not the code's.
@@ -135,6 +143,42 @@ impl Broken {
     }
 }
 
+/// A bench binary that uses Criterion alone, whose source has the last word on how long a process
+/// takes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CriterionBench {
+    /// The bench binary.
+    pub bench: String,
+    /// Its cases that are compared.
+    pub cases: Vec<String>,
+    /// What a process took that measured all its cases, seconds.
+    pub process_s: f64,
+    /// Cases whose source sets what a flag of Criterion asks for otherwise, with what it sets.
+    pub overridden: BTreeMap<String, Vec<String>>,
+}
+
+impl CriterionBench {
+    /// What it is and costs, a sentence.
+    pub fn words(&self) -> String {
+        let plural = |count: usize| if count == 1 { "case" } else { "cases" };
+        let cost = format!(
+            "bench {}: Criterion alone, {} unverified {}; a process takes {:.1} s, a block of \
+             four {:.0} s",
+            self.bench,
+            self.cases.len(),
+            plural(self.cases.len()),
+            self.process_s,
+            4.0 * self.process_s
+        );
+        let Some((case, set)) = self.overridden.first_key_value() else { return cost };
+        let more = match self.overridden.len() {
+            1 => String::new(),
+            count => format!(", and the like in {} more {}", count - 1, plural(count - 1)),
+        };
+        format!("{cost}; its source sets {} for {case}{more}", set.join(" and "))
+    }
+}
+
 /// What a round took.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Round {
@@ -160,7 +204,7 @@ impl Comparison {
         } else if self.count(Verdict::Inconclusive) > 0
             || !self.skipped.is_empty()
             || abandoned("base")
-            || self.judged.is_empty()
+            || (self.judged.is_empty() && self.untimed.is_empty())
         {
             Exit::Inconclusive
         } else {
@@ -219,7 +263,11 @@ mod tests {
             failed_in_base: BTreeMap::new(),
             broken: vec![],
             foreign: vec![],
+            left_alone: BTreeMap::new(),
+            unverified: vec![],
+            criterion: vec![],
             identical: vec![],
+            untimed: vec![],
             optimised: true,
             delays: None,
             rounds: vec![],
@@ -288,6 +336,9 @@ mod tests {
         assert_eq!(comparison(vec![]).exit(), Exit::Inconclusive);
         assert_eq!(Comparison { failed: one(), ..fine() }.exit(), Exit::Regression);
         assert_eq!(Comparison { skipped: one(), ..fine() }.exit(), Exit::Inconclusive);
+        let untimed = Comparison { untimed: vec!["x".to_owned()], ..comparison(vec![]) };
+        assert_eq!(untimed.exit(), Exit::Fine, "the same code takes the same time");
+        assert_eq!(comparison(vec![]).exit(), Exit::Inconclusive);
         assert_eq!(Comparison { failed_in_base: one(), ..fine() }.exit(), Exit::Fine);
         assert_eq!(
             Comparison { broken: vec![broken("head", true)], ..fine() }.exit(),

@@ -61,6 +61,11 @@ fn written(
     if let Some(recommended) = &calibration.recommended {
         section("Thresholds", &thresholds(recommended), &words(&recommendation(recommended)));
     }
+    if !calibration.simulated.is_empty() {
+        let cases: Vec<&str> = calibration.simulated.iter().map(String::as_str).collect();
+        let line = format!("{}{}", Calibration::SIMULATED, cases.join(", "));
+        let _ = write!(out, "\n{}\n", words(&line));
+    }
     for line in &calibration.left_out {
         let _ = write!(out, "\n{}\n", words(line));
     }

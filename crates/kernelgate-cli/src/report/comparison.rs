@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use super::summary::{self, SummaryRow, Unjudged, UnjudgedKind, VerdictSummary};
 use crate::gate::Verdict;
-use crate::gate::comparison::{Compared, Comparison};
+use crate::gate::comparison::{Compared, Comparison, CriterionBench};
 use kernelgate::record::text::printable;
 
 /// How to read the interval and the pairs of a row.
@@ -14,13 +14,18 @@ const READING: &str = "interval: 95 %; p: of \"not slower than the threshold\", 
                        and looks; pairs: of the first round + of the second, which must agree \
                        before anything is called slower";
 
+/// What is known of the times of benches that use Criterion alone.
+const UNIT: &str = "times of Criterion's benches are nanoseconds, unless a bench sets a \
+                    measurement of its own: its store does not say";
+
 /// Cases of a kind that are named one by one.
 const SHOWN: usize = 20;
 
 /// For a terminal.
 pub fn text(comparison: &Comparison) -> String {
-    let mut out =
-        format!("base {}, head {}, on {}\n", comparison.base, comparison.head, comparison.device);
+    let mut out = same_file(comparison).map(|line| format!("{line}\n")).unwrap_or_default();
+    let (base, head, device) = (&comparison.base, &comparison.head, &comparison.device);
+    let _ = writeln!(out, "base {base}, head {head}, on {device}");
     if !comparison.judged.is_empty() {
         let _ = writeln!(
             out,
@@ -32,6 +37,19 @@ pub fn text(comparison: &Comparison) -> String {
     lines.iter().for_each(|line| out.extend(["\n", line]));
     let _ = write!(out, "{}\n{}", if lines.is_empty() { "" } else { "\n" }, headline(comparison));
     printable(&out).into_owned()
+}
+
+/// Said first: nothing can have changed in what is the same file.
+fn same_file(comparison: &Comparison) -> Option<String> {
+    let untimed = comparison.untimed.len();
+    (untimed > 0).then(|| {
+        let which = match comparison.judged.is_empty() {
+            true => "the two builds are the same file, byte by byte".to_owned(),
+            false => format!("{} is the same file in both", comparison.identical.join(", ")),
+        };
+        let cases = if untimed == 1 { "case was" } else { "cases were" };
+        format!("{which}: {untimed} {cases} not timed (--time-identical times all the same)")
+    })
 }
 
 /// For reviewers and programs. `reproduce` is the command that compares the same at home.
@@ -80,7 +98,7 @@ pub fn summary(comparison: &Comparison, reproduce: &str) -> VerdictSummary {
             .iter()
             .map(|case| Unjudged::new(case, UnjudgedKind::Skipped, "new, not judged")),
     );
-    if comparison.judged.is_empty() && others.is_empty() {
+    if comparison.judged.is_empty() && comparison.untimed.is_empty() && others.is_empty() {
         others.push(Unjudged::new(
             "comparison",
             UnjudgedKind::Skipped,
@@ -93,7 +111,7 @@ pub fn summary(comparison: &Comparison, reproduce: &str) -> VerdictSummary {
         facts,
         rows: comparison.judged.iter().map(row).collect(),
         others,
-        notes: notes(comparison),
+        notes: same_file(comparison).into_iter().chain(notes(comparison)).collect(),
         details: [vec![READING.to_owned()], details(comparison)].concat(),
         evidence: "pairs",
         reproduce: reproduce.to_owned(),
@@ -185,7 +203,7 @@ fn notes(comparison: &Comparison) -> Vec<String> {
             .push(format!("broke: {} of the {}: {}{so}", broken.bench, broken.side, broken.reason));
     }
     lines.extend(inconclusive(comparison));
-    if comparison.judged.is_empty() {
+    if comparison.judged.is_empty() && comparison.untimed.is_empty() {
         lines.push("nothing to judge: no case is in both".to_owned());
     }
     lines.extend(
@@ -201,11 +219,16 @@ fn notes(comparison: &Comparison) -> Vec<String> {
 
 /// What nobody needs to act on.
 fn details(comparison: &Comparison) -> Vec<String> {
-    let mut lines = Vec::new();
+    let mut lines: Vec<String> = comparison.criterion.iter().map(CriterionBench::words).collect();
+    if !comparison.criterion.is_empty() {
+        lines.push(UNIT.to_owned());
+    }
+    let left_alone: Vec<String> =
+        comparison.left_alone.iter().map(|(bench, why)| format!("{bench}: {why}")).collect();
     for (cases, label) in [
         (&comparison.new, "new, not judged"),
         (&comparison.removed, "removed"),
-        (&comparison.foreign, "bench without this harness, left alone"),
+        (&left_alone, "bench without this harness, left alone"),
         (&comparison.identical, "the same executable on both sides, byte by byte"),
     ] {
         lines.extend(cases.iter().take(SHOWN).map(|case| format!("{label}: {case}")));

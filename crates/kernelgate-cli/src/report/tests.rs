@@ -107,7 +107,11 @@ fn compared() -> Comparison {
             given_up: true,
         }],
         foreign: vec![],
+        left_alone: BTreeMap::new(),
+        unverified: vec![],
+        criterion: vec![],
         identical: vec!["st_bif".to_owned()],
+        untimed: vec![],
         optimised: true,
         delays: None,
         rounds: vec![

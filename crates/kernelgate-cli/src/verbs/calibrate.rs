@@ -2,13 +2,14 @@
 //! them.
 
 use kernelgate::record::text::printable;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
 
 use super::output::{OutputFormat, command_line, print_json};
-use super::settings::{Settings, ThresholdFlags};
+use super::settings::{Settings, ThresholdFlags, Timeouts};
 use crate::compare::calibrate::{self, CalibrationRequest};
 use crate::compare::progress::parse_duration;
 use crate::compare::{CompareError, ComparisonRequest, SideSource, Thresholds};
@@ -53,6 +54,8 @@ pub struct Arguments {
     cases: usize,
     #[command(flatten)]
     limits: ThresholdFlags,
+    #[command(flatten)]
+    timeouts: Timeouts,
     /// Go on where the last calibration was interrupted, or ran out of time
     #[arg(long)]
     resume: bool,
@@ -111,7 +114,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         benches: arguments.bench.clone(),
         filter: arguments.filter.clone(),
         settings: arguments.settings.variables(),
-        head_delays: None,
+        head_delays_ns: BTreeMap::new(),
+        time_identical: true,
+        wait: arguments.timeouts.wait,
+        build_wait: arguments.timeouts.build_wait,
+        absolute_for_all: arguments.limits.asks_absolute(),
         thresholds: Thresholds::Fixed(plan),
         sampling: arguments.limits.sampling(),
         budget: arguments.budget,

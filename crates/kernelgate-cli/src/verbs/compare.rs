@@ -1,11 +1,12 @@
 //! `kernelgate compare`: two builds, their processes interleaved until every case is decided.
 
 use kernelgate::record::text::printable;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::output::command_line;
-use super::settings::{Settings, ThresholdFlags};
+use super::settings::{Settings, ThresholdFlags, Timeouts};
 use super::verdict::VerdictOutput;
 use crate::compare::progress::parse_duration;
 use crate::compare::{self, CompareError, ComparisonRequest, SideSource, Thresholds};
@@ -39,6 +40,11 @@ pub struct Arguments {
     budget: Duration,
     #[command(flatten)]
     limits: ThresholdFlags,
+    #[command(flatten)]
+    timeouts: Timeouts,
+    /// Time cases too whose executable is the same file on both sides, byte by byte
+    #[arg(long)]
+    time_identical: bool,
     /// Go on where the last comparison was interrupted
     #[arg(long)]
     resume: bool,
@@ -69,7 +75,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         benches: arguments.bench.clone(),
         filter: arguments.filter.clone(),
         settings: arguments.settings.variables(),
-        head_delays: None,
+        head_delays_ns: BTreeMap::new(),
+        time_identical: arguments.time_identical,
+        wait: arguments.timeouts.wait,
+        build_wait: arguments.timeouts.build_wait,
+        absolute_for_all: arguments.limits.asks_absolute(),
         thresholds: Thresholds::Calibrated(arguments.limits.asked()?, store.clone()),
         sampling: arguments.limits.sampling(),
         budget: arguments.budget,

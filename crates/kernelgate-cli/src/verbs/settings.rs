@@ -95,6 +95,19 @@ pub struct ThresholdFlags {
     case_time: Option<Duration>,
 }
 
+/// How long is waited for what may hang.
+#[derive(Debug, clap::Args)]
+pub struct Timeouts {
+    /// Time after which any process of a bench is treated as hung and ended [default: 20s where it
+    /// says what it is, 1m where it lists its cases, 30m where it verifies them, then 1m and ten
+    /// times what that took]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub wait: Option<Duration>,
+    /// The same for each build
+    #[arg(long, value_name = "TIME", default_value = "4h", value_parser = parse_duration)]
+    pub build_wait: Duration,
+}
+
 impl ThresholdFlags {
     /// What was asked for.
     ///
@@ -122,6 +135,11 @@ impl ThresholdFlags {
             tolerated: self.tolerated,
             max_blocks: self.max_blocks,
         })
+    }
+
+    /// Whether a smallest change in nanoseconds was asked for.
+    pub const fn asks_absolute(&self) -> bool {
+        self.absolute.is_some()
     }
 
     /// How long a process times a case.

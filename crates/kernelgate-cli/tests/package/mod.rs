@@ -3,6 +3,8 @@
 
 #![allow(dead_code)]
 
+pub mod outside;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -65,16 +67,25 @@ pub fn fixture_path() -> PathBuf {
 /// Flags of rustc, as `CARGO_ENCODED_RUSTFLAGS` takes them, that link a package with the library
 /// that `cargo test` built.
 pub fn rustflags() -> String {
+    linked_with(&["kernelgate"])
+}
+
+/// The same for libraries that `cargo test` built.
+pub fn linked_with(libraries: &[&str]) -> String {
     let deps = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("deps");
-    let built =
-        std::fs::read_dir(&deps).unwrap().flatten().map(|entry| entry.path()).filter(|path| {
-            let name = path.file_name().unwrap().to_string_lossy().into_owned();
-            name.starts_with("libkernelgate-") && name.ends_with(".rlib")
-        });
-    let library = built.max_by_key(|path| path.metadata().unwrap().modified().unwrap()).unwrap();
-    let (library, deps) =
-        (format!("kernelgate={}", library.display()), format!("dependency={}", deps.display()));
-    ["--extern", &library, "-L", &deps].join("\u{1f}")
+    let mut flags = vec!["-L".to_owned(), format!("dependency={}", deps.display())];
+    for name in libraries {
+        let prefix = format!("lib{name}-");
+        let built =
+            std::fs::read_dir(&deps).unwrap().flatten().map(|entry| entry.path()).filter(|path| {
+                let file = path.file_name().unwrap().to_string_lossy().into_owned();
+                file.starts_with(&prefix) && file.ends_with(".rlib")
+            });
+        let library =
+            built.max_by_key(|path| path.metadata().unwrap().modified().unwrap()).unwrap();
+        flags.extend(["--extern".to_owned(), format!("{name}={}", library.display())]);
+    }
+    flags.join("\u{1f}")
 }
 
 impl Package {

@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 
 use super::table::Table;
 use super::{rate, time};
-use crate::measure::limits::Limits;
 use crate::record::run::InputChange;
 use crate::record::text::printable;
 use crate::record::{CaseRecord, Run};
@@ -16,7 +15,7 @@ use crate::stats::{self, Spread};
 const NOTEWORTHY_CONTENTION: f64 = 0.10;
 
 /// What is said below the table of the cases that it applies to.
-type Remark = (&'static str, fn(&Limits, &CaseRecord) -> bool);
+type Remark = (&'static str, fn(&Run, &CaseRecord) -> bool);
 
 /// A ceiling that was measured at less than this share of the SM clock of a case flatters it.
 const SAME_CLOCK: f64 = 0.9;
@@ -24,8 +23,8 @@ const SAME_CLOCK: f64 = 0.9;
 const REMARKS: [Remark; 5] = [
     ("host-bound, the host's launches are in the time", |_, case| case.samples.host_bound),
     ("warning: throttled GPU, the times are too long", |_, case| case.samples.throttled > 0),
-    ("of limit is too high, the ceiling was measured at a lower SM clock", |limits, case| {
-        let ceiling = case.limit.as_ref().and_then(|limit| limits.clock_mhz.get(&limit.by));
+    ("of limit is too high, the ceiling was measured at a lower SM clock", |run, case| {
+        let ceiling = case.limit.as_ref().and_then(|limit| run.limits.clock_mhz.get(&limit.by));
         let clocks = &case.samples.clock_mhz;
         !clocks.is_empty()
             && ceiling.is_some_and(|&ceiling| ceiling < SAME_CLOCK * stats::median(clocks))
@@ -63,7 +62,7 @@ pub fn text(runs: &[Run]) -> String {
     for (what, applies) in REMARKS {
         let of_run = |run: &'_ Run| -> Vec<_> {
             let cases = run.cases.iter();
-            cases.filter(|(_, case)| applies(&run.limits, case)).map(|(id, _)| id.clone()).collect()
+            cases.filter(|(_, case)| applies(run, case)).map(|(id, _)| id.clone()).collect()
         };
         let ids: Vec<String> = runs.iter().flat_map(of_run).collect();
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();

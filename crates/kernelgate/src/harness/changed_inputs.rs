@@ -1,6 +1,8 @@
 //! Other inputs of a problem than those that its cases were verified and timed with, and their
 //! reference: for the check after timing.
 
+use std::borrow::Cow;
+
 use super::cases::Group;
 use super::guard;
 use super::references::References;
@@ -16,7 +18,7 @@ pub struct ChangedInputs {
     pub values: Tensors,
     /// How they were made.
     how: How,
-    /// Their reference, once it was needed.
+    /// Their reference, where they were drawn anew and it was needed.
     expected: Option<Vec<Expected>>,
 }
 
@@ -83,50 +85,58 @@ impl ChangedInputs {
         }
     }
 
-    /// Their reference, if it was computed.
-    pub fn expected(&self) -> Option<&[Expected]> {
-        self.expected.as_deref()
-    }
-
-    /// Makes sure that their reference is there. `original` gives that of the inputs as they were,
-    /// and is asked only where theirs follows from it.
+    /// What outputs for these inputs are compared with: themselves, with the effect of a symmetry
+    /// undone, and the reference of the inputs as they were; or the reference of these inputs.
     ///
     /// # Errors
-    /// When the workload panics, or its symmetry does not know every output.
+    /// When the symmetry does not know every output.
+    pub fn comparable<'a>(
+        &'a self,
+        outputs: &'a Tensors,
+        original: &'a [Expected],
+    ) -> Result<(Cow<'a, Tensors>, &'a [Expected]), String> {
+        match self.how {
+            How::Redrawn => {
+                Ok((Cow::Borrowed(outputs), self.expected.as_deref().unwrap_or_default()))
+            }
+            How::Symmetry(symmetry) => match symmetry.undone(outputs) {
+                Some(undone) => Ok((Cow::Owned(undone), original)),
+                None => Err("a symmetry of the workload does not know all its outputs".to_owned()),
+            },
+        }
+    }
+
+    /// Whether outputs are compared with the reference of the inputs as they were.
+    pub fn by_symmetry(&self) -> bool {
+        matches!(self.how, How::Symmetry(_))
+    }
+
+    /// Makes sure that the reference of inputs that were drawn anew is there.
+    ///
+    /// # Errors
+    /// When the workload panics.
     pub fn compute_expected(
         &mut self,
         group: &Group<'_>,
         (inputs, seed): (&Tensors, u64),
-        original: &[Expected],
         references: Option<&References>,
     ) -> Result<(), String> {
-        if self.expected.is_some() {
+        if self.expected.is_some() || self.by_symmetry() {
             return Ok(());
         }
-        let made = guard::catch(|| match self.how {
-            How::Symmetry(symmetry) => symmetry.expected(original),
-            How::Redrawn => {
-                let mut all = inputs.clone();
-                for (name, values) in self.values.iter() {
-                    all.insert(name, values.clone());
-                }
-                let compute = || group.bound.problem().reference(&all);
-                let names: Vec<&str> = self.values.iter().map(|(name, _)| name).collect();
-                Some(match references {
-                    Some(references) => references.get(group, seed, &names, compute),
-                    None => compute(),
-                })
+        let made = guard::catch(|| {
+            let mut all = inputs.clone();
+            for (name, values) in self.values.iter() {
+                all.insert(name, values.clone());
+            }
+            let compute = || group.bound.problem().reference(&all);
+            let names: Vec<&str> = self.values.iter().map(|(name, _)| name).collect();
+            match references {
+                Some(references) => references.get(group, seed, &names, compute),
+                None => compute(),
             }
         });
-        self.expected = made.map_err(|panic| format!("reference of other inputs: {panic}"))?;
-        match self.expected {
-            Some(_) => Ok(()),
-            None => Err("a symmetry of the workload does not know all of its outputs".to_owned()),
-        }
-    }
-
-    /// Whether their reference follows from that of the inputs as they were.
-    pub fn follow(&self) -> bool {
-        matches!(self.how, How::Symmetry(_))
+        self.expected = Some(made.map_err(|panic| format!("reference of other inputs: {panic}"))?);
+        Ok(())
     }
 }

@@ -1,25 +1,42 @@
 //! How much of the host's CPU time co-running work took while something was measured: other
 //! processes, and other guests of a virtual machine.
 
-/// CPU time since the system (or, for `own`, this process) started, in clock ticks.
+/// CPU time since the system (or, for `own`, a process) started, in clock ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuTime {
     /// All cores, idle or not.
     total: u64,
     /// All cores at work, also for other guests.
     busy: u64,
-    /// This process.
+    /// What is measured: this process, or the processes that it started and waited for.
     own: u64,
+}
+
+/// Whose CPU time is no contention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Own {
+    This,
+    Children,
 }
 
 impl CpuTime {
     /// Now, where the system tells (Linux).
     pub fn now() -> Option<Self> {
-        let read = |path| std::fs::read_to_string(path).ok();
-        Self::parse(&read("/proc/stat")?, &read("/proc/self/stat")?)
+        Self::read(Own::This)
     }
 
-    fn parse(system: &str, process: &str) -> Option<Self> {
+    /// Now, for one who measures a process that it starts and waits for. This process itself then
+    /// counts as co-running.
+    pub fn now_of_children() -> Option<Self> {
+        Self::read(Own::Children)
+    }
+
+    fn read(own: Own) -> Option<Self> {
+        let read = |path| std::fs::read_to_string(path).ok();
+        Self::parse(&read("/proc/stat")?, &read("/proc/self/stat")?, own)
+    }
+
+    fn parse(system: &str, process: &str, own: Own) -> Option<Self> {
         // user nice system idle iowait irq softirq steal; what follows is part of user.
         let line = system.lines().next()?.strip_prefix("cpu ")?;
         let ticks = line
@@ -29,9 +46,10 @@ impl CpuTime {
             .collect::<Option<Vec<u64>>>()?;
         let [user, nice, kernel, idle, wait, irq, soft_irq, steal] = ticks[..] else { return None };
         let busy = user + nice + kernel + irq + soft_irq + steal;
-        // Fields 14 and 15, user and kernel time; field 2, the name, ends with the last
-        // parenthesis.
-        let mut after_name = process.rsplit_once(')')?.1.split_whitespace().skip(11);
+        // Fields 14 and 15, user and kernel time, and 16 and 17, those of the children that were
+        // waited for; field 2, the name, ends with the last parenthesis.
+        let first = if own == Own::This { 11 } else { 13 };
+        let mut after_name = process.rsplit_once(')')?.1.split_whitespace().skip(first);
         let mut field = || after_name.next()?.parse::<u64>().ok();
         Some(Self { total: busy + idle + wait, busy, own: field()? + field()? })
     }
@@ -55,21 +73,25 @@ mod tests {
     #[test]
     fn others_are_what_is_busy_beyond_this_process() {
         let process =
-            |user: u64| format!("7 (a) name) S 1 1 1 0 -1 0 0 0 0 0 {user} 10 0 0 20 0 1 0 5 0 0");
+            |user: u64| format!("7 (a) name) S 1 1 1 0 -1 0 0 0 0 0 {user} 10 3 4 20 0 1 0 5 0 0");
+        let own = Own::This;
         let earlier =
-            CpuTime::parse("cpu  100 0 50 800 10 5 5 30 99 0\ncpu0 1", &process(100)).unwrap();
+            CpuTime::parse("cpu  100 0 50 800 10 5 5 30 99 0\ncpu0 1", &process(100), own).unwrap();
         assert_eq!(earlier, CpuTime { total: 1000, busy: 190, own: 110 });
-        let later =
-            CpuTime::parse("cpu  150 0 60 850 10 5 5 120 99 0\ncpu0 1", &process(150)).unwrap();
+        let later = CpuTime::parse("cpu  150 0 60 850 10 5 5 120 99 0\ncpu0 1", &process(150), own)
+            .unwrap();
         // 150 of 200 busy, 50 of them ours.
         assert_eq!(later.taken_by_others_since(&earlier), Some(0.5));
         assert_eq!(earlier.taken_by_others_since(&earlier), None);
-        assert_eq!(CpuTime::parse("nonsense", &process(1)), None);
+        let system = "cpu  100 0 50 800 10 5 5 30";
+        let children = CpuTime::parse(system, &process(100), Own::Children);
+        assert_eq!(children.map(|time| time.own), Some(7));
+        assert_eq!(CpuTime::parse("nonsense", &process(1), own), None);
     }
 
     #[cfg(target_os = "linux")]
     #[test]
     fn the_system_tells() {
-        assert!(CpuTime::now().is_some());
+        assert!(CpuTime::now().is_some() && CpuTime::now_of_children().is_some());
     }
 }

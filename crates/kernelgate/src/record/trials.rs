@@ -45,14 +45,18 @@ pub struct TrialRecord {
 /// One case in one process.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Timing {
-    /// Median over the samples, nanoseconds a launch. Positive and finite, or the gate leaves its
-    /// block out.
+    /// Median over the samples, nanoseconds a launch or an iteration. Positive and finite, or the
+    /// gate leaves its block out.
     pub time_ns: f64,
     /// Median over the samples of time times SM clock, cycles a launch; none on the host.
     pub cycles: Option<f64>,
     /// Share of the host's CPU time that co-running processes took, 0 to 1; on a GPU 1 if another
     /// process computed on it, else 0. None where unknown.
     pub contention: Option<f64>,
+    /// Whether the time is a mean over many iterations, as Criterion's are, and not of one launch:
+    /// a smallest change that matters in nanoseconds a launch says nothing about it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub averaged: bool,
 }
 
 impl Record for Trials {

@@ -17,6 +17,28 @@ pub fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 
+/// The value at which half of the weight is reached: the middle between its two neighbours where
+/// half is reached between them, so that equal weights give [`median`].
+///
+/// `values` is not empty, holds no NaN and need not be sorted; as many `weights`, each above 0.
+pub fn weighted_median(values: &[f64], weights: &[f64]) -> f64 {
+    let mut sorted: Vec<(f64, f64)> = values.iter().copied().zip(weights.iter().copied()).collect();
+    sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let half = 0.5 * sorted.iter().map(|(_, weight)| weight).sum::<f64>();
+    // Sums of weights are not exact; halves of equal weights are to be recognised.
+    let slack = 1e-12 * half;
+    let mut below = 0.0;
+    for (index, (value, weight)) in sorted.iter().enumerate() {
+        below += weight;
+        match sorted.get(index + 1) {
+            Some((next, _)) if (below - half).abs() <= slack => return 0.5 * (value + next),
+            _ if below > half => return *value,
+            _ => {}
+        }
+    }
+    sorted[sorted.len() - 1].0
+}
+
 /// Median and quartiles.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
@@ -53,7 +75,25 @@ mod tests {
         assert_eq!(quantile(&[2.0], 0.25), 2.0);
     }
 
+    #[test]
+    fn weights_move_the_middle() {
+        assert_eq!(weighted_median(&[3.0, 1.0, 2.0], &[1.0, 1.0, 9.0]), 2.0);
+        assert_eq!(weighted_median(&[1.0, 2.0, 3.0], &[3.0, 1.0, 1.0]), 1.0);
+        assert_eq!(weighted_median(&[1.0, 2.0, 3.0], &[2.0, 1.0, 1.0]), 1.5);
+        assert_eq!(weighted_median(&[4.0], &[0.5]), 4.0);
+    }
+
     proptest! {
+        #[test]
+        fn equal_weights_give_the_median(
+            values in prop::collection::vec(0.1f64..1e9, 1..50),
+            weight in 0.1f64..1e6,
+        ) {
+            let middle = weighted_median(&values, &vec![weight; values.len()]);
+            let difference = (middle - median(&values)).abs();
+            prop_assert!(difference <= 1e-9 * middle, "{middle} and {}", median(&values));
+        }
+
         #[test]
         fn quantiles_are_ordered_and_inside_the_sample(
             values in prop::collection::vec(0.1f64..1e9, 1..50),

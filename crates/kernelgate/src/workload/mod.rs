@@ -29,7 +29,7 @@ pub trait Problem: Send + Sync + 'static {
         &[]
     }
 
-    /// Changes of inputs whose effect on the reference is known, the best first. After timing, the
+    /// Changes of inputs whose effect on the outputs is known, the best first. After timing, the
     /// first one that changes only inputs that every launch reads shows that what was timed still
     /// computes its outputs from its inputs. Without any, inputs are drawn anew for that and the
     /// reference is computed again.

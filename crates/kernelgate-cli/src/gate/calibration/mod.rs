@@ -65,6 +65,10 @@ pub struct Calibration {
     pub cases: BTreeMap<String, f64>,
     /// What was not measured, and why.
     pub left_out: BTreeSet<String>,
+    /// Cases of benches of Criterion alone, in which nothing can be delayed: what is injected was
+    /// added to their times instead.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub simulated: BTreeSet<String>,
     /// What [`recommend()`] made of the comparisons when the file was written.
     pub recommended: Option<Recommended>,
     /// The comparisons, in time order.
@@ -85,7 +89,7 @@ pub struct Known {
     /// Processes.
     pub processes: usize,
     /// What was added to each launch of the head, nanoseconds by case.
-    pub delays_ns: BTreeMap<String, u64>,
+    pub delays_ns: BTreeMap<String, f64>,
     /// What was concluded then.
     pub verdicts: BTreeMap<String, Verdict>,
     /// Why a case is inconclusive.
@@ -110,6 +114,9 @@ pub struct Series {
     pub base: Column,
     /// Of the head's.
     pub head: Column,
+    /// [`Timing::averaged`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub averaged: bool,
 }
 
 /// What the processes of one side found of a case.
@@ -132,19 +139,25 @@ impl Column {
             let values: Vec<Option<f64>> = observations.iter().map(|found| of(found)).collect();
             if values.iter().any(Option::is_some) { values } else { Vec::new() }
         };
-        // More digits than a clock has would only make the file larger.
+        // More digits than a clock has would only make the file larger. Means over iterations have
+        // more: six of them matter.
         let rounded = |value: f64, digits: f64| (value * digits).round() / digits;
+        let time_ns = |found: &&Timing| {
+            let digits = if found.averaged { 5.0 - found.time_ns.log10().floor() } else { 1.0 };
+            rounded(found.time_ns, 10f64.powf(digits.clamp(1.0, 12.0)))
+        };
         Self {
-            time_ns: observations.iter().map(|found| rounded(found.time_ns, 10.0)).collect(),
+            time_ns: observations.iter().map(time_ns).collect(),
             cycles: known(&|found| found.cycles.map(|cycles| rounded(cycles, 10.0))),
             contention: known(&|found| found.contention.map(|share| rounded(share, 1e4))),
         }
     }
 
-    fn at(&self, index: usize) -> Option<Timing> {
+    fn at(&self, index: usize, averaged: bool) -> Option<Timing> {
         let time_ns = *self.time_ns.get(index)?;
         let known = |values: &[Option<f64>]| values.get(index).copied().flatten();
-        Some(Timing { time_ns, cycles: known(&self.cycles), contention: known(&self.contention) })
+        let (cycles, contention) = (known(&self.cycles), known(&self.contention));
+        Some(Timing { time_ns, cycles, contention, averaged })
     }
 }
 
@@ -158,13 +171,17 @@ impl Series {
                 .collect(),
             base: Column::of(blocks.iter().flat_map(|block| &block.base)),
             head: Column::of(blocks.iter().flat_map(|block| &block.head)),
+            averaged: blocks
+                .iter()
+                .any(|block| block.base.iter().chain(&block.head).any(|timing| timing.averaged)),
         }
     }
 
     /// The blocks.
     pub fn blocks(&self) -> Vec<Block> {
         let pair = |column: &Column, block: usize| {
-            Some([column.at(2 * block)?, column.at(2 * block + 1)?])
+            let at = |index| column.at(index, self.averaged);
+            Some([at(2 * block)?, at(2 * block + 1)?])
         };
         let block = |(index, leader): (usize, char)| {
             let leader = if leader == 'b' { Arm::Base } else { Arm::Head };
@@ -194,6 +211,10 @@ impl Known {
 }
 
 impl Calibration {
+    /// What is said before the names of cases that are [`Calibration::simulated`].
+    pub const SIMULATED: &str = "slow-downs are added to the recorded times of these, in which \
+                                 nothing can be delayed: ";
+
     /// Comparisons of a kind.
     pub fn of(&self, kind: ComparisonKind) -> impl Iterator<Item = &Known> {
         self.comparisons.iter().filter(move |known| known.kind == kind)
@@ -249,6 +270,7 @@ impl Calibration {
         self.comparisons.sort_by(|a, b| a.started.cmp(&b.started));
         self.commands.extend(other.commands);
         self.left_out.extend(other.left_out);
+        self.simulated.extend(other.simulated);
         self.started = self.started.clone().min(other.started);
         // Of both together nothing has been derived yet.
         self.recommended = None;

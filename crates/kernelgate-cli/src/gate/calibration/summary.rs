@@ -185,7 +185,7 @@ fn power_of(known: &[&Known], percent: f64, cases: &[&String]) -> Power {
             if let Some(series) =
                 known.first.get(case).filter(|series| !series.base.time_ns.is_empty())
             {
-                added.push(100.0 * *delay_ns as f64 / median(&series.base.time_ns));
+                added.push(100.0 * *delay_ns / median(&series.base.time_ns));
                 measured.push(100.0 * Walsh::of(&pairs(series)).estimate().unwrap_or(0.0).exp_m1());
             }
         }

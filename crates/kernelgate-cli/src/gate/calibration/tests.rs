@@ -8,7 +8,11 @@ fn blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<Block> {
     let mut observe = |time_ns: f64| {
         at = (at * 1_103_515_245 + 12_345) % (1 << 31);
         let unit = at as f64 / (1u64 << 31) as f64 - 0.5;
-        Timing { time_ns: time_ns * (1.0 + noise * unit), cycles: None, contention: Some(0.01) }
+        Timing {
+            time_ns: time_ns * (1.0 + noise * unit),
+            contention: Some(0.01),
+            ..Timing::default()
+        }
     };
     let block = |index: usize| Block {
         leader: if index.is_multiple_of(2) { Arm::Base } else { Arm::Head },
@@ -33,7 +37,7 @@ fn known(kind: ComparisonKind, number: usize, ratio: f64, plan: &TestPlan) -> Kn
         observed.iter().map(|(case, blocks)| (case.clone(), Series::of(blocks))).collect()
     };
     let delay = matches!(kind, ComparisonKind::Injected(_))
-        .then(|| ("w/f/a/cpu/hot".to_owned(), ((ratio - 1.0) * 1e6) as u64));
+        .then(|| ("w/f/a/cpu/hot".to_owned(), (ratio - 1.0) * 1e6));
     Known {
         kind,
         number,
@@ -74,9 +78,22 @@ fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
         pace: TrialSampling::MEASURED,
         cases: BTreeMap::from([("w/f/a/cpu/hot".to_owned(), 1e6)]),
         left_out: BTreeSet::new(),
+        simulated: BTreeSet::new(),
         recommended: None,
         comparisons,
     }
+}
+
+#[test]
+fn means_over_iterations_keep_their_digits_in_columns() {
+    let mut blocks = blocks(1.0, 0.0, 1, 1);
+    for timing in blocks.iter_mut().flat_map(|block| block.base.iter_mut().chain(&mut block.head)) {
+        *timing = Timing { time_ns: 1.234_567_8, averaged: true, ..*timing };
+    }
+    let back = Series::of(&blocks).blocks();
+    assert_eq!((back[0].base[0].time_ns, back[0].head[1].averaged), (1.23457, true));
+    let json = serde_json::to_value(Series::of(&blocks)).unwrap();
+    assert_eq!(json["averaged"], true);
 }
 
 #[test]

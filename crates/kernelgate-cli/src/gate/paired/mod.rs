@@ -48,7 +48,7 @@ pub struct TestPlan {
     /// Smallest change of the time that matters, relative to the faster build.
     pub relative: f64,
     /// Smallest change of the time that matters, nanoseconds a launch. The larger of the two
-    /// thresholds rules.
+    /// thresholds rules. Not for times that are means over iterations ([`Timing::averaged`]).
     pub absolute_ns: f64,
     /// A case without evidence of a change, whose interval excludes changes above this, is
     /// unchanged after [`TestPlan::settle_blocks`], after twice as many and so on, or once no

@@ -41,6 +41,9 @@ pub struct Pairs {
     pub base_ns: Vec<f64>,
     /// Times of the head.
     pub head_ns: Vec<f64>,
+    /// Whether a time is a mean over many iterations, for which [`TestPlan::absolute_ns`] is not
+    /// meant.
+    averaged: bool,
 }
 
 /// Share of the pairs that must be left when those of unequal contention are left out.
@@ -59,6 +62,7 @@ impl Pairs {
         });
         let usable = blocks.iter().filter(|block| block.base.iter().chain(&block.head).all(usable));
         for Block { base, head, leader: _ } in usable {
+            pairs.averaged |= base.iter().chain(head).any(|timing| timing.averaged);
             for (base, head) in base.iter().zip(head) {
                 pairs.time.push((head.time_ns / base.time_ns).ln());
                 let difference =
@@ -94,7 +98,8 @@ impl Pairs {
             return plan.relative.ln_1p();
         }
         let faster = median(&self.base_ns[..n]).min(median(&self.head_ns[..n]));
-        plan.relative.max(plan.absolute_ns / faster).ln_1p()
+        let absolute_ns = if self.averaged { 0.0 } else { plan.absolute_ns };
+        plan.relative.max(absolute_ns / faster).ln_1p()
     }
 
     /// p value of "not by more than the threshold in that direction", by the times of the first `n`

@@ -32,6 +32,24 @@ fn one(blocks: Vec<Block>, plan: &TestPlan, last: bool) -> Outcome {
     decide(&Observed::from([("case".to_owned(), blocks)]), plan, last)
 }
 
+#[test]
+fn the_absolute_threshold_is_not_meant_for_means_over_iterations() {
+    let small = |averaged| {
+        edited(steady(1.2, 20), |_, timing| {
+            timing.time_ns /= 1e5;
+            timing.averaged = averaged;
+        })
+    };
+    let verdict = |averaged| {
+        let outcome = one(small(averaged), &TestPlan::default(), true);
+        (outcome.decisions[0].verdict, outcome.decisions[0].threshold)
+    };
+    let (launch, mean) = (verdict(false), verdict(true));
+    assert_eq!(launch.0, Verdict::Unchanged, "2 ns of 10 are less than 100 ns");
+    assert_eq!(mean.0, Verdict::Regressed);
+    assert!(launch.1 > 9.0 && (mean.1 - 0.01).abs() < 1e-9, "{launch:?}, {mean:?}");
+}
+
 fn edited(mut blocks: Vec<Block>, edit: impl Fn(Arm, &mut Timing)) -> Vec<Block> {
     for block in &mut blocks {
         block.base.iter_mut().for_each(|observation| edit(Arm::Base, observation));

@@ -111,6 +111,7 @@ impl World {
                 time_ns: cycles / clock,
                 cycles: (self.clock != 1.0).then_some(cycles),
                 contention: self.host.then_some(contention),
+                averaged: false,
             }
         };
         (0..self.cases).map(one).collect()

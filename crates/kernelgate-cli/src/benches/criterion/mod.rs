@@ -1,0 +1,157 @@
+//! Benches that use Criterion alone, driven by Criterion's own flags (0.5 to 0.8, which agree in
+//! all that is used here).
+//!
+//! Such an executable says its cases (`--list`), measures those that match one regular expression,
+//! and leaves the samples of each in a store of JSON files, below the folder that `CRITERION_HOME`
+//! names. Deliberately absent: starting it (`compare`), and what its times mean (`gate`).
+
+pub mod store;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use kernelgate::record::TrialSampling;
+
+/// Implementation of a case that Criterion timed, in the record of a process.
+pub const IMPLEMENTATION: &str = "criterion";
+/// Samples of a case: as few as Criterion takes.
+pub const SAMPLES: usize = 10;
+/// Resamples of Criterion's own analysis, whose outcome is not used: few, because at its default of
+/// 100,000 the analysis takes longer than the measurement.
+const RESAMPLES: &str = "100";
+/// Criterion refuses a time of nothing.
+const SHORTEST_S: f64 = 0.001;
+/// Longest filter that is passed: Linux takes arguments of up to 128 KiB.
+const MAX_FILTER_BYTES: usize = 100_000;
+/// Ends the line of a case in a list, of Criterion and of libtest.
+const LISTED: &str = ": benchmark";
+
+/// What an executable said when it was asked to list its cases: their titles. A title is the id,
+/// cut after 100 bytes, and with a number where another case has that title already.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listed {
+    /// Of its cases.
+    pub titles: BTreeSet<String>,
+    /// Titles that it listed more than once, of groups that do not know of each other: the store
+    /// does not tell such cases apart.
+    pub duplicates: BTreeSet<String>,
+}
+
+/// Makes a command that is about to run a bench one that uses this store alone.
+pub fn with_store<'a>(command: &'a mut Command, store: &Path) -> &'a mut Command {
+    // A port would make it send its samples there, and a debugging run prints and writes more.
+    command
+        .env("CRITERION_HOME", store)
+        .env_remove("CARGO_CRITERION_PORT")
+        .env_remove("CRITERION_DEBUG")
+}
+
+/// Arguments that make it list its cases.
+pub const LIST: [&str; 2] = ["--bench", "--list"];
+
+/// Arguments that make it measure the cases that a filter matches, Criterion's own, or all. It may
+/// take more time than asked for, where its source says so.
+pub fn measure(filter: Option<&str>, sampling: &TrialSampling) -> Vec<String> {
+    let seconds = |seconds: f64| seconds.max(SHORTEST_S).to_string();
+    let mut arguments: Vec<String> =
+        ["--bench", "--noplot", "--nresamples", RESAMPLES].map(str::to_owned).into();
+    for (flag, value) in [
+        ("--sample-size", SAMPLES.to_string()),
+        ("--warm-up-time", seconds(sampling.warm_up_s)),
+        ("--measurement-time", seconds(sampling.measurement_s)),
+    ] {
+        arguments.extend([flag.to_owned(), value]);
+    }
+    arguments.extend(filter.into_iter().flat_map(|filter| ["--".to_owned(), filter.to_owned()]));
+    arguments
+}
+
+/// A filter for these cases and those of the same id; none where they are too many to be named.
+pub fn filter(cases: &BTreeSet<String>) -> Option<String> {
+    let ids = cases.iter().flat_map(|case| [Some(&**case), unnumbered(case)]).flatten();
+    let ids: Vec<String> = ids.map(regex::escape).collect();
+    let filter = format!("^(?:{})$", ids.join("|"));
+    (filter.len() <= MAX_FILTER_BYTES).then_some(filter)
+}
+
+/// A title without the number that tells it from another: of "sum #2" "sum".
+pub fn unnumbered(title: &str) -> Option<&str> {
+    let (id, number) = title.rsplit_once(" #")?;
+    number.parse::<u32>().is_ok().then_some(id)
+}
+
+/// The titles in what an executable printed when it was asked to list its cases; lines of the
+/// bench's own code are left out.
+///
+/// # Errors
+/// A fragment that says what it is, where it is none of Criterion.
+pub fn parse_list(text: &str) -> Result<Listed, String> {
+    let mut listed = Listed::default();
+    for line in text.lines() {
+        if is_summary_of_libtest(line) {
+            return Err("it is a bench of libtest (`#[bench]`)".to_owned());
+        }
+        if let Some(title) = line.strip_suffix(LISTED)
+            && !listed.titles.insert(title.to_owned())
+        {
+            listed.duplicates.insert(title.to_owned());
+        }
+    }
+    listed.titles.retain(|title| !listed.duplicates.contains(title));
+    Ok(listed)
+}
+
+/// "0 tests, 2 benchmarks", which Criterion does not print.
+fn is_summary_of_libtest(line: &str) -> bool {
+    let count = |part: &str, word: &str| {
+        part.trim_end_matches('s')
+            .strip_suffix(word)
+            .is_some_and(|count| count.trim_end().parse::<u64>().is_ok())
+    };
+    line.split_once(", ")
+        .is_some_and(|(tests, benches)| count(tests, "test") && count(benches, "benchmark"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_criterion_are_read_and_of_libtest_refused() {
+        let text = "reading data\nsum of 100: benchmark\n\ng/β ?*: benchmark\nsum/a: b: benchmark\n\
+                    twice: benchmark\ntwice: benchmark\nit: test\n";
+        let listed = parse_list(text).unwrap();
+        let cases: Vec<&str> = listed.titles.iter().map(String::as_str).collect();
+        assert_eq!(cases, ["g/β ?*", "sum of 100", "sum/a: b"]);
+        assert_eq!(listed.duplicates, ["twice".to_owned()].into());
+        assert_eq!(parse_list("usage: nothing of the kind").unwrap(), Listed::default());
+        for summary in ["0 tests, 1 benchmark", "1 test, 12 benchmarks"] {
+            let text = format!("a: benchmark\n\n{summary}\n");
+            assert!(parse_list(&text).unwrap_err().contains("libtest"), "{summary}");
+        }
+        let own = "3 tests, some benchmarks\na: benchmark";
+        assert_eq!(parse_list(own).unwrap().titles.len(), 1, "a line of the bench's own");
+    }
+
+    #[test]
+    fn a_filter_matches_exactly_the_cases_that_are_wanted() {
+        let ids = ["a", "a/b", "a.b", "g (x|y)", "-dash", "ü \u{1f980}", "sum #two"];
+        let of = |wanted: &str| filter(&[wanted.to_owned()].into()).unwrap();
+        let matched = |filter: &str| -> Vec<&str> {
+            let filter = regex::Regex::new(filter).unwrap();
+            ids.into_iter().filter(|id| filter.is_match(id)).collect()
+        };
+        for wanted in ids {
+            assert_eq!(matched(&of(wanted)), [wanted]);
+        }
+        // The second of that id: only both can be asked for.
+        assert_eq!(matched(&of("a/b #2")), ["a/b"]);
+        let many: BTreeSet<String> = (0..2000).map(|i| format!("{i:060}")).collect();
+        assert_eq!(filter(&many), None, "too long to be passed");
+        let arguments = measure(Some("-dash"), &TrialSampling::MEASURED);
+        assert_eq!(arguments[arguments.len() - 2..], ["--", "-dash"]);
+        let none = TrialSampling { warm_up_s: 0.0, ..TrialSampling::MEASURED };
+        assert!(measure(None, &none).contains(&"0.001".to_owned()), "Criterion refuses 0");
+    }
+}

@@ -1,0 +1,237 @@
+//! Criterion's store: what a process left of each case.
+//!
+//! A case has a folder, whose name is its id made fit for file systems, cut and made unique; in it
+//! `new/benchmark.json` has the id as it was and `new/sample.json` the samples. The unit of the
+//! times is that of the bench's measurement, which nothing in the store says: nanoseconds, unless
+//! the bench set another. Deliberately absent: Criterion's estimates, which resample one process.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::unnumbered;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+/// Folders within folders that are looked into: group, function and parameter are three.
+const MAX_DEPTH: usize = 6;
+/// Largest file that is read.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// Samples of a case, as many iteration counts as times.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredCase {
+    /// Name of its group.
+    pub group: String,
+    /// Iterations in each sample.
+    pub iterations: Vec<u64>,
+    /// Time of each sample, all its iterations together, in the unit of the bench's measurement.
+    pub times: Vec<f64>,
+}
+
+/// What a process left. A case is called by its id, and by its id and a number where it is not the
+/// first with that id.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Stored {
+    /// By id.
+    pub cases: BTreeMap<String, StoredCase>,
+    /// Cases whose samples are of no use, with the reason.
+    pub unusable: BTreeMap<String, String>,
+    /// Titles of all.
+    pub titles: BTreeSet<String>,
+}
+
+/// Why a store cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The operating system said no.
+    #[error("read {0}: {1}")]
+    Io(PathBuf, std::io::Error),
+    /// Not what Criterion writes.
+    #[error("read {0}: not as Criterion writes it ({1})")]
+    Json(PathBuf, serde_json::Error),
+    /// More than can be true.
+    #[error("read {0}: larger than {MAX_BYTES} bytes")]
+    Large(PathBuf),
+}
+
+#[derive(Deserialize)]
+struct BenchmarkFile {
+    group_id: String,
+    full_id: String,
+    title: String,
+}
+
+#[derive(Deserialize)]
+struct SampleFile {
+    iters: Vec<f64>,
+    times: Vec<f64>,
+}
+
+/// Reads a store; a folder that does not exist is empty.
+///
+/// # Errors
+/// When something in it is not as Criterion writes it.
+pub fn read(store: &Path) -> Result<Stored, StoreError> {
+    let mut stored = Stored::default();
+    let mut found = Vec::new();
+    for folder in cases_below(store)? {
+        let benchmark: BenchmarkFile = file(&folder.join("benchmark.json"))?;
+        let sample: SampleFile = file(&folder.join("sample.json"))?;
+        found.push((benchmark, sample));
+    }
+    let mut count: BTreeMap<String, usize> = BTreeMap::new();
+    for (benchmark, _) in &found {
+        *count.entry(benchmark.full_id.clone()).or_default() += 1;
+    }
+    for (BenchmarkFile { group_id: group, full_id, title }, sample) in found {
+        let number = title.strip_prefix(unnumbered(&title).unwrap_or(&title)).unwrap_or_default();
+        let id = if count[&full_id] > 1 { format!("{full_id}{number}") } else { full_id };
+        stored.titles.insert(title);
+        if stored.cases.remove(&id).is_some() || stored.unusable.contains_key(&id) {
+            stored.unusable.insert(id, "two cases have this id".to_owned());
+            continue;
+        }
+        match checked(&sample) {
+            Ok(iterations) => {
+                stored.cases.insert(id, StoredCase { group, iterations, times: sample.times });
+            }
+            Err(why) => drop(stored.unusable.insert(id, why)),
+        }
+    }
+    Ok(stored)
+}
+
+/// Whether a process left anything at all.
+pub fn is_empty(store: &Path) -> bool {
+    std::fs::read_dir(store).map_or(true, |mut entries| entries.next().is_none())
+}
+
+/// The `new` folders of cases.
+fn cases_below(store: &Path) -> Result<Vec<PathBuf>, StoreError> {
+    let mut cases = Vec::new();
+    let mut open = vec![(store.to_owned(), 0)];
+    while let Some((folder, depth)) = open.pop() {
+        let entries = match std::fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(cause) => return Err(StoreError::Io(folder, cause)),
+        };
+        for entry in entries.flatten() {
+            // Not what a link points to.
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            let path = entry.path();
+            if entry.file_name() == "new" && path.join("benchmark.json").is_file() {
+                cases.push(path.clone());
+            }
+            if depth < MAX_DEPTH {
+                open.push((path, depth + 1));
+            }
+        }
+    }
+    cases.sort();
+    Ok(cases)
+}
+
+fn file<T: DeserializeOwned>(path: &Path) -> Result<T, StoreError> {
+    let io = |cause| StoreError::Io(path.to_owned(), cause);
+    if std::fs::metadata(path).map_err(io)?.len() > MAX_BYTES {
+        return Err(StoreError::Large(path.to_owned()));
+    }
+    let text = std::fs::read_to_string(path).map_err(io)?;
+    serde_json::from_str(&text).map_err(|cause| StoreError::Json(path.to_owned(), cause))
+}
+
+/// The iteration counts of a sample that can be true.
+fn checked(sample: &SampleFile) -> Result<Vec<u64>, String> {
+    if sample.iters.is_empty() || sample.iters.len() != sample.times.len() {
+        let (iterations, times) = (sample.iters.len(), sample.times.len());
+        return Err(format!("its store has {iterations} iteration counts and {times} times"));
+    }
+    let possible = |each: f64| (1e-6..1e18).contains(&each);
+    let mut pairs = sample.iters.iter().zip(&sample.times);
+    match pairs.find(|(iterations, time)| **iterations < 1.0 || !possible(*time / *iterations)) {
+        Some((iterations, time)) => {
+            Err(format!("its store has a time of {time} for {iterations} iterations"))
+        }
+        None => Ok(sample.iters.iter().map(|iterations| iterations.round() as u64).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(store: &Path, folder: &str, id: &str, sample: &str) {
+        write_titled(store, folder, (id, id), sample);
+    }
+
+    fn write_titled(store: &Path, folder: &str, (id, title): (&str, &str), sample: &str) {
+        let folder = store.join(folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        // As 0.5 writes it; 0.8 writes the same.
+        let benchmark = format!(
+            "{{\"group_id\":\"grüppe/β ?*\",\"function_id\":\"with/slash\",\"value_str\":\"1000\",\
+             \"throughput\":{{\"Elements\":1000}},\"full_id\":\"{id}\",\
+             \"directory_name\":\"grüppe_β __/with_slash/1000\",\"title\":\"{title}\"}}"
+        );
+        std::fs::write(folder.join("benchmark.json"), benchmark).unwrap();
+        std::fs::write(folder.join("sample.json"), sample).unwrap();
+    }
+
+    #[test]
+    fn samples_are_read_by_id_wherever_they_lie() {
+        let store = tempfile::tempdir().unwrap();
+        let store = store.path();
+        assert_eq!(read(&store.join("none")).unwrap(), Stored::default());
+        assert!(is_empty(store));
+        let linear = "{\"sampling_mode\":\"Linear\",\"iters\":[3.0,6.0],\"times\":[30.0,66.5]}";
+        write(store, "grüppe_β __/with_slash/1000/new", "grüppe/β ?*/with/slash/1000", linear);
+        // What Criterion copies to compare with, and a case named as its folders are.
+        write(store, "grüppe_β __/with_slash/1000/base", "base", linear);
+        write(store, "new/new", "new", linear);
+        std::fs::create_dir_all(store.join("report/new")).unwrap();
+        let stored = read(store).unwrap();
+        assert_eq!(stored.cases.keys().collect::<Vec<_>>(), ["grüppe/β ?*/with/slash/1000", "new"]);
+        let case = &stored.cases["new"];
+        assert_eq!((&*case.iterations, &*case.times), (&[3, 6][..], &[30.0, 66.5][..]));
+        assert!(stored.unusable.is_empty() && !is_empty(store));
+    }
+
+    #[test]
+    fn what_cannot_be_true_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = folder.path();
+        for (id, sample, words) in [
+            ("uneven", "{\"iters\":[1.0],\"times\":[]}", "1 iteration counts and 0 times"),
+            ("negative", "{\"iters\":[1.0],\"times\":[-2.0]}", "a time of -2 for 1 iterations"),
+            ("never", "{\"iters\":[0.0],\"times\":[2.0]}", "for 0 iterations"),
+        ] {
+            write(store, &format!("{id}/new"), id, sample);
+            let stored = read(store).unwrap();
+            assert!(stored.unusable[id].contains(words), "{}", stored.unusable[id]);
+        }
+        let sample = "{\"iters\":[1.0],\"times\":[2.0]}";
+        write(store, "one/new", "same", sample);
+        write(store, "one_2/new", "same", sample);
+        let stored = read(store).unwrap();
+        assert!(stored.cases.is_empty(), "{:?}", stored.cases);
+        assert_eq!(stored.unusable["same"], "two cases have this id");
+        // As Criterion tells them apart, and titles that are only alike because they are cut.
+        for (folder, id, title) in [
+            ("a", "numbered", "numbered"),
+            ("a_2", "numbered", "numbered #2"),
+            ("b", "long 1", "long..."),
+            ("b_2", "long 2", "long... #2"),
+        ] {
+            write_titled(store, &format!("{folder}/new"), (id, title), sample);
+        }
+        let stored = read(store).unwrap();
+        let ids: Vec<&str> = stored.cases.keys().map(String::as_str).collect();
+        assert_eq!(ids, ["long 1", "long 2", "numbered", "numbered #2"]);
+        write(store, "cut/new", "cut", "{\"iters\":[1.0");
+        let error = read(store).unwrap_err().to_string();
+        assert!(error.contains("cut/new/sample.json: not as Criterion writes it"), "{error}");
+    }
+}

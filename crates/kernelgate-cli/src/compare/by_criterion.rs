@@ -1,0 +1,228 @@
+//! Processes of benches that use Criterion alone: told by flags what to do, their times read from
+//! Criterion's store.
+//!
+//! Each process has a store of its own. Nothing verifies what such a bench computes, no delay can
+//! be made in it, and how long it takes is in the end up to its source: groups may set their own
+//! sample size and times, which flags do not override. Deliberately absent: Criterion's flags and
+//! files themselves (`benches::criterion`).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::process::{TrialProcess, TrialSetup, finish, of_package};
+use crate::benches::criterion::store::{self, StoredCase};
+use crate::benches::criterion::{self, IMPLEMENTATION, LIST, Listed, SAMPLES};
+use kernelgate::harness::filter::Filter;
+use kernelgate::measure::contention::CpuTime;
+use kernelgate::record::run::{VerificationRecord, WorkRecord};
+use kernelgate::record::text::{check_plain, one_line};
+use kernelgate::record::{CaseRecord, Provenance, Run, Samples, TrialSampling};
+
+/// Exit code of a Rust program that panicked.
+const PANICKED: i32 = 101;
+/// Name of a process' whole wall time in [`Run::spent_s`], as benches of this harness have it.
+const WHOLE: &str = "whole";
+
+/// Why a bench has no list of cases.
+#[derive(Debug, PartialEq, Eq)]
+pub enum NotListed {
+    /// It is none that Criterion's flags drive.
+    Undrivable(String),
+    /// It hangs or breaks.
+    Broken(String),
+}
+
+/// The cases of an executable.
+///
+/// # Errors
+/// Fragments that say why there are none.
+pub fn list(
+    setup: &TrialSetup<'_>,
+    (program, package): (&Path, &Path),
+    timeout: Duration,
+) -> Result<Listed, NotListed> {
+    let store = fresh_store(setup, "criterion-list").map_err(NotListed::Broken)?;
+    let mut command = of_package(program, package);
+    criterion::with_store(&mut command, &store).args(LIST).stdout(Stdio::piped());
+    let ended = finish(setup, &mut command, timeout);
+    if !store::is_empty(&store) {
+        let why = "it ignores Criterion's flags: asked to list its cases it measured them";
+        return Err(NotListed::Undrivable(why.to_owned()));
+    }
+    let asked = "asked to list its cases it";
+    let ended = match ended {
+        Ok(ended) => ended,
+        Err(why) => return Err(NotListed::Broken(format!("{asked} was {why}"))),
+    };
+    if !ended.status.success() {
+        let how = format!("{asked} ended with {}", ended.failure());
+        // A main of its own that knows no such flag ends with a code; what panics or is killed was
+        // on its way.
+        return Err(match ended.status.code() {
+            Some(code) if code != PANICKED => NotListed::Undrivable(how),
+            _ => NotListed::Broken(how),
+        });
+    }
+    let text = String::from_utf8_lossy(&ended.printed);
+    let listed = criterion::parse_list(&text).map_err(NotListed::Undrivable)?;
+    if listed == Listed::default() {
+        let why = "asked to list its cases it listed none, as a main that ignores Criterion's \
+                   flags would";
+        return Err(NotListed::Undrivable(why.to_owned()));
+    }
+    Ok(listed)
+}
+
+/// The command that measures what a trial requests, with a store of that name for itself.
+///
+/// # Errors
+/// A fragment: the store cannot be made.
+pub fn command(
+    setup: &TrialSetup<'_>,
+    trial: &TrialProcess<'_>,
+    store: &str,
+) -> Result<Command, String> {
+    let store = fresh_store(setup, store)?;
+    let filter = match &trial.request.cases {
+        Some(cases) => criterion::filter(cases),
+        None => setup.filter.map(str::to_owned),
+    };
+    let mut command = of_package(&trial.program, &trial.package);
+    criterion::with_store(&mut command, &store)
+        .args(criterion::measure(filter.as_deref(), &trial.request.pace))
+        .stdout(Stdio::null());
+    Ok(command)
+}
+
+/// Measures what a trial requests. A case that left no time is skipped, with the reason.
+///
+/// # Errors
+/// A fragment that says how the process failed.
+pub fn measure(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Run, String> {
+    measure_listed(setup, trial, &Listed::default())
+}
+
+/// The same, where a case that was listed and the trial's filter matches is one that was requested.
+///
+/// # Errors
+/// As [`measure()`].
+pub fn measure_listed(
+    setup: &TrialSetup<'_>,
+    trial: &TrialProcess<'_>,
+    listed: &Listed,
+) -> Result<Run, String> {
+    const STORE: &str = "criterion-trial";
+    let mut command = command(setup, trial, STORE)?;
+    let (before, started) = (CpuTime::now_of_children(), Instant::now());
+    let ended = finish(setup, &mut command, trial.timeout)?;
+    let wall_s = started.elapsed().as_secs_f64();
+    let after = CpuTime::now_of_children();
+    if !ended.status.success() {
+        return Err(ended.failure());
+    }
+    let contention =
+        before.zip(after).and_then(|(before, after)| after.taken_by_others_since(&before));
+    let stored = store::read(&setup.work.join(STORE)).map_err(|why| format!("failed to {why}"))?;
+    let bench = trial.program.file_name().unwrap_or_default().to_string_lossy();
+    let provenance = Provenance {
+        commit: Some(trial.commit.trim_end_matches("+changes").to_owned()),
+        dirty: trial.commit.ends_with("+changes"),
+    };
+    let mut run = Run {
+        complete: true,
+        executable: Some(trial.hash.to_owned()),
+        spent_s: [(WHOLE.to_owned(), wall_s)].into(),
+        ..Run::start(&bench, &trial.request.session, setup.environment.clone(), provenance)
+    };
+    let filter = Filter::parse(setup.filter, false).map_err(|error| error.to_string())?;
+    let matches = |title: &&String| filter.matches(criterion::unnumbered(title).unwrap_or(title));
+    let wanted = |id: &String| trial.request.cases.as_ref().is_none_or(|cases| cases.contains(id));
+    let mut skip = |id: &str, why: &str| run.skipped.insert(one_line(id), one_line(why));
+    for (id, why) in stored.unusable.iter().filter(|(id, _)| wanted(id)) {
+        skip(id, why);
+    }
+    let absent = listed.titles.iter().filter(matches).filter(|it| !stored.titles.contains(*it));
+    let requested = trial.request.cases.iter().flatten();
+    let requested = requested
+        .filter(|id| !stored.cases.contains_key(*id) && !stored.unusable.contains_key(*id));
+    for id in absent.chain(requested) {
+        skip(id, "it left no samples in Criterion's store (CRITERION_HOME)");
+    }
+    for (id, case) in stored.cases.iter().filter(|(id, _)| wanted(id)) {
+        if listed.duplicates.contains(id) {
+            skip(id, "more than one case of its bench has this id");
+        } else if let Err(why) = check_plain(id) {
+            skip(id, &why);
+        } else {
+            let added_ns = trial.delays_ns.get(id).copied().unwrap_or(0.0);
+            run.cases.insert(id.clone(), record(case, added_ns, contention));
+        }
+    }
+    Ok(run)
+}
+
+/// A case as it is recorded: no work is declared, no output was checked.
+fn record(case: &StoredCase, added_ns: f64, contention: Option<f64>) -> CaseRecord {
+    let pairs = case.times.iter().zip(&case.iterations);
+    let elapsed_ns = pairs.map(|(time, iterations)| time + added_ns * *iterations as f64);
+    CaseRecord {
+        workload: one_line(&case.group),
+        revision: 0,
+        problem: BTreeMap::new(),
+        implementation: IMPLEMENTATION.to_owned(),
+        cache: "hot".to_owned(),
+        work: WorkRecord { flops: BTreeMap::new(), read_bytes: 0, write_bytes: 0 },
+        limit: None,
+        verification: VerificationRecord {
+            max_error: 0.0,
+            relative_l2: 0.0,
+            checked: 0,
+            total: 0,
+            digest: None,
+            by: None,
+        },
+        samples: Samples {
+            elapsed_ns: elapsed_ns.collect(),
+            launches: case.iterations.clone(),
+            contention,
+            ..Samples::default()
+        },
+    }
+}
+
+fn fresh_store(setup: &TrialSetup<'_>, name: &str) -> Result<PathBuf, String> {
+    let store = setup.work.join(name);
+    let _ = std::fs::remove_dir_all(&store);
+    std::fs::create_dir_all(&store)
+        .map_err(|cause| format!("failed to make {}: {cause}", store.display()))?;
+    Ok(store)
+}
+
+/// Cases whose source overrides the sampling that the flags ask for, each with what it sets: more
+/// samples, or samples that together take much longer than was asked for though shorter ones would
+/// have been possible.
+pub fn overridden(run: &Run, sampling: &TrialSampling) -> BTreeMap<String, Vec<String>> {
+    /// Criterion plans with the time that it saw while it warmed up, which may be a guess.
+    const MUCH_LONGER: f64 = 3.0;
+    let mut settings: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (id, case) in &run.cases {
+        let samples = &case.samples;
+        let count = samples.launches.len();
+        let measured_s = 1e-9 * samples.elapsed_ns.iter().sum::<f64>();
+        let shortened = samples.launches.iter().min().is_some_and(|least| *least > 1);
+        let mut set = Vec::new();
+        if count != SAMPLES {
+            set.push(format!("{count} samples"));
+        }
+        let possible = run.spent_s.get(WHOLE).is_some_and(|whole_s| measured_s <= *whole_s);
+        if shortened && possible && measured_s > MUCH_LONGER * sampling.measurement_s {
+            set.push(format!("a measurement of about {measured_s:.1} s"));
+        }
+        if !set.is_empty() {
+            settings.entry(id.clone()).or_default().extend(set);
+        }
+    }
+    settings
+}

@@ -1,0 +1,74 @@
+//! Processes of benches of this harness: told by a request in a file what to do, their run read
+//! from another.
+
+use std::process::{Command, Stdio};
+
+use super::process::{TrialProcess, TrialSetup, finish, of_package};
+use kernelgate::protocol::{self, Action, Request};
+use kernelgate::record::{Run, file};
+
+/// Runs a trial; its run, or none where it has no case that was asked for.
+///
+/// # Errors
+/// A fragment that says how it failed.
+pub fn measure(
+    setup: &TrialSetup<'_>,
+    trial: &TrialProcess<'_>,
+    version: u64,
+) -> Result<Option<Run>, String> {
+    let mut command = command(setup, trial, version, "order.json")?;
+    command.stdout(Stdio::null());
+    let ended = finish(setup, &mut command, trial.timeout)?;
+    let status = ended.status;
+    match file::read::<Run>(&trial.request.record) {
+        // A case that fails makes the exit code 1, and is in the run.
+        Ok(run) if run.complete && matches!(status.code(), Some(0 | 1)) => Ok(Some(run)),
+        Err(error) if error.is_not_found() && status.success() => Ok(None),
+        Err(error) if !error.is_not_found() => Err(format!("failed to {error}")),
+        _ => Err(ended.failure()),
+    }
+}
+
+/// The command of a trial, whose request goes into a file of that name.
+///
+/// # Errors
+/// A fragment: the request cannot be written.
+pub fn command(
+    setup: &TrialSetup<'_>,
+    trial: &TrialProcess<'_>,
+    version: u64,
+    name: &str,
+) -> Result<Command, String> {
+    let path = setup.work.join(name);
+    let response = setup.work.join(format!("response-to-{name}"));
+    // Version 1 knew trial requests only, and takes them under a name of their own.
+    let (variable, written) = match version {
+        1 => ("KERNELGATE_TRIAL", file::write(&path, trial.request)),
+        _ => {
+            let _ = std::fs::remove_file(&response);
+            (
+                protocol::VARIABLE,
+                file::write(
+                    &path,
+                    &Request { response, action: Action::Trial(trial.request.clone()) },
+                ),
+            )
+        }
+    };
+    written.map_err(|error| format!("failed to {error}"))?;
+    let _ = std::fs::remove_file(&trial.request.record);
+    let mut command = of_package(&trial.program, &trial.package);
+    command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
+    if let Some(filter) = setup.filter {
+        command.arg("--").arg(filter);
+    }
+    command.envs(setup.settings).env(variable, &path).env("KERNELGATE_COMMIT", &trial.commit);
+    command.env("CARGO_TARGET_DIR", setup.work.join("target"));
+    command.env("CRITERION_HOME", setup.work.join("criterion")).env_remove("KERNELGATE_SESSION");
+    let delays: Vec<String> =
+        trial.delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns:.0}")).collect();
+    command
+        .env_remove("KERNELGATE_DELAY")
+        .envs((!delays.is_empty()).then(|| ("KERNELGATE_DELAY", delays.join(","))));
+    Ok(command)
+}

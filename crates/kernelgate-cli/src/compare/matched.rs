@@ -1,0 +1,272 @@
+//! Which cases both sides of a comparison have, and what keeps the others from being compared.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::gate::Refusal;
+use kernelgate::record::Run;
+
+/// What the runs that verified both sides of a bench say together.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Matched {
+    /// Cases to compare.
+    pub judged: BTreeSet<String>,
+    /// Differences that forbid it.
+    pub refused: BTreeMap<(String, String, String), BTreeSet<String>>,
+    /// Only in the head.
+    pub new: Vec<String>,
+    /// Only in the base.
+    pub removed: Vec<String>,
+    /// In the base, skipped in the head.
+    pub skipped: BTreeMap<String, String>,
+    /// Failed in the head.
+    pub failed: BTreeMap<String, String>,
+    /// Failed in the base only, and verified or absent in the head.
+    pub failed_in_base: BTreeMap<String, String>,
+    /// Asked for, and lacking on one side what a comparison takes, with the reason: skipped in the
+    /// base, or of a bench that failed.
+    pub unmeasured: BTreeMap<String, String>,
+}
+
+impl Matched {
+    /// Sorts the cases of a bench; a side without the bench has no run.
+    pub fn add(&mut self, base: Option<&Run>, head: Option<&Run>) {
+        let ids = |run: Option<&Run>| {
+            run.into_iter().flat_map(|run| run.cases.keys().cloned()).collect::<BTreeSet<String>>()
+        };
+        let (base_ids, head_ids) = (ids(base), ids(head));
+        let failed = |run: Option<&Run>| run.map(|run| run.failed.clone()).unwrap_or_default();
+        let (base_failed, head_failed) = (failed(base), failed(head));
+        let skipped = |id: &String| head.and_then(|run| run.skipped.get(id)).cloned();
+        for (id, error) in base_failed.iter().filter(|(id, _)| !head_failed.contains_key(*id)) {
+            match skipped(id) {
+                Some(reason) => {
+                    let why = format!("failed in the base: {error}; skipped in the head: {reason}");
+                    self.unmeasured.insert(id.clone(), why);
+                }
+                None => drop(self.failed_in_base.insert(id.clone(), error.clone())),
+            }
+        }
+        for id in
+            head_ids.iter().filter(|id| !base_ids.contains(*id) && !base_failed.contains_key(*id))
+        {
+            // What the base could not compute on any machine is new, as what it did not have.
+            let skip = base
+                .filter(|run| !run.unsupported.contains(id))
+                .and_then(|run| run.skipped.get(id));
+            match skip {
+                Some(reason) => drop(
+                    self.unmeasured.insert(id.clone(), format!("skipped in the base: {reason}")),
+                ),
+                None => self.new.push(id.clone()),
+            }
+        }
+        for id in
+            base_ids.iter().filter(|id| !head_ids.contains(*id) && !head_failed.contains_key(*id))
+        {
+            match skipped(id) {
+                Some(reason) => drop(self.skipped.insert(id.clone(), reason)),
+                None => self.removed.push(id.clone()),
+            }
+        }
+        self.failed.extend(head_failed);
+        if let (Some(base), Some(head)) = (base, head) {
+            for id in base_ids.intersection(&head_ids) {
+                let differing = differences(base, head, id);
+                if differing.is_empty() {
+                    self.judged.insert(id.clone());
+                }
+                for key in differing {
+                    self.refused.entry(key).or_default().insert(id.clone());
+                }
+            }
+        }
+    }
+
+    /// Takes cases out of a run whose ids another bench has, by the benches that have cases so far,
+    /// and keeps that.
+    pub fn set_apart(&mut self, run: &mut Run, owners: &BTreeMap<String, String>, bench: &str) {
+        let other = |id: &String| owners.get(id).filter(|owner| *owner != bench).cloned();
+        let ids: Vec<String> =
+            run.cases.keys().chain(run.failed.keys()).chain(run.skipped.keys()).cloned().collect();
+        for (id, owner) in ids.into_iter().filter_map(|id| other(&id).map(|owner| (id, owner))) {
+            run.cases.remove(&id);
+            run.failed.remove(&id);
+            run.skipped.remove(&id);
+            let why = format!(
+                "bench {owner} has a case of this id too: --bench {bench} asks for this one"
+            );
+            self.unmeasured.insert(format!("{id} (bench {bench})"), why);
+        }
+    }
+
+    /// Keeps cases that neither side can measure, with the reason of the head: for benches whose
+    /// every case is asked for.
+    pub fn keep_skipped(&mut self, base: Option<&Run>, head: Option<&Run>) {
+        let (Some(base), Some(head)) = (base, head) else { return };
+        let both = head.skipped.iter().filter(|(id, _)| base.skipped.contains_key(*id));
+        self.unmeasured.extend(both.map(|(id, why)| (id.clone(), why.clone())));
+    }
+
+    /// Adds a bench that failed while it was verified, as far as the other side tells its cases.
+    pub fn abandon(&mut self, base: Option<&Run>, head: Option<&Run>, why: &str) {
+        for run in base.iter().chain(&head) {
+            self.unmeasured.extend(run.cases.keys().map(|id| (id.clone(), why.to_owned())));
+        }
+        self.failed_in_base.extend(base.into_iter().flat_map(|run| run.failed.clone()));
+        self.failed.extend(head.into_iter().flat_map(|run| run.failed.clone()));
+    }
+
+    /// The refusals, by field.
+    pub fn refusals(&self) -> Vec<Refusal> {
+        let refusal =
+            |((field, base, head), cases): (&(String, String, String), &BTreeSet<String>)| {
+                Refusal {
+                    field: field.clone(),
+                    base: base.clone(),
+                    head: head.clone(),
+                    cases: cases.iter().cloned().collect(),
+                }
+            };
+        self.refused.iter().map(refusal).collect()
+    }
+}
+
+/// Fields of a case's definition and environment that differ, with both values.
+fn differences(base: &Run, head: &Run, id: &str) -> Vec<(String, String, String)> {
+    let (a, b) = (&base.cases[id], &head.cases[id]);
+    let fields = [
+        ("revision", a.revision.to_string(), b.revision.to_string()),
+        ("work", a.work.to_string(), b.work.to_string()),
+        ("axes", format!("{:?}", a.problem), format!("{:?}", b.problem)),
+        ("seed", base.seed.to_string(), head.seed.to_string()),
+    ];
+    let own =
+        fields.into_iter().filter(|(_, a, b)| a != b).map(|(field, a, b)| (field.to_owned(), a, b));
+    let around = head.environment.mismatches(&base.environment);
+    own.chain(
+        around
+            .into_iter()
+            .map(|mismatch| (mismatch.field.to_owned(), mismatch.base, mismatch.head)),
+    )
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::record::{CaseRecord, Environment, Provenance};
+
+    fn run(cases: &[&str], failed: &[&str], skipped: &[&str]) -> Run {
+        let reasons =
+            |ids: &[&str]| ids.iter().map(|id| ((*id).to_owned(), "why".to_owned())).collect();
+        Run {
+            complete: true,
+            cases: cases
+                .iter()
+                .map(|id| ((*id).to_owned(), CaseRecord::of_samples(vec![1.0])))
+                .collect(),
+            skipped: reasons(skipped),
+            failed: reasons(failed),
+            ..Run::start("b", "verify", Environment::cpu(), Provenance::default())
+        }
+    }
+
+    #[test]
+    fn an_id_that_two_benches_have_is_measured_in_the_first() {
+        let owners = [("both".to_owned(), "first".to_owned())].into();
+        let mut matched = Matched::default();
+        for _side in 0..2 {
+            let mut second = run(&["both", "own"], &[], &[]);
+            matched.set_apart(&mut second, &owners, "second");
+            assert_eq!(second.cases.keys().collect::<Vec<_>>(), ["own"]);
+            let mut first = run(&["both"], &[], &[]);
+            matched.set_apart(&mut first, &owners, "first");
+            assert_eq!(first.cases.len(), 1);
+        }
+        let why = "bench first has a case of this id too: --bench second asks for this one";
+        let row = ("both (bench second)".to_owned(), why.to_owned());
+        assert_eq!(matched.unmeasured, [row].into());
+    }
+
+    #[test]
+    fn what_neither_side_can_measure_is_kept_where_every_case_is_asked_for() {
+        let (base, head) = (run(&["a"], &[], &["twice", "gone"]), run(&["a"], &[], &["twice"]));
+        let mut matched = Matched::default();
+        matched.add(Some(&base), Some(&head));
+        assert_eq!(matched.unmeasured, BTreeMap::new());
+        matched.keep_skipped(Some(&base), Some(&head));
+        assert_eq!(matched.unmeasured, [("twice".to_owned(), "why".to_owned())].into());
+        matched.keep_skipped(None, Some(&head));
+        assert_eq!(matched.unmeasured.len(), 1);
+    }
+
+    #[test]
+    fn every_case_goes_where_it_belongs() {
+        let mut matched = Matched::default();
+        let base = run(&["both", "gone", "skips", "breaks"], &["mended", "wrong"], &[]);
+        let head = run(&["both", "new", "mended"], &["breaks", "wrong"], &["skips"]);
+        matched.add(Some(&base), Some(&head));
+        assert_eq!(matched.judged.iter().collect::<Vec<_>>(), ["both"]);
+        assert_eq!(
+            (&matched.new[..], &matched.removed[..]),
+            (&["new".to_owned()][..], &["gone".to_owned()][..])
+        );
+        assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["breaks", "wrong"]);
+        assert_eq!(matched.failed_in_base.keys().collect::<Vec<_>>(), ["mended"]);
+        assert_eq!(matched.skipped.keys().collect::<Vec<_>>(), ["skips"]);
+        assert!(matched.unmeasured.is_empty());
+        matched.add(None, Some(&run(&["of a new bench"], &[], &[])));
+        assert_eq!(matched.new, ["new", "of a new bench"]);
+        assert_eq!(matched.refusals(), []);
+    }
+
+    #[test]
+    fn support_that_the_head_adds_is_new_and_memory_that_the_base_lacked_is_not() {
+        let mut matched = Matched::default();
+        let base = run(&[], &[], &["supported now", "too large before"]);
+        let base = Run { unsupported: ["supported now".to_owned()].into(), ..base };
+        matched.add(Some(&base), Some(&run(&["supported now", "too large before"], &[], &[])));
+        assert_eq!(matched.new, ["supported now"]);
+        assert_eq!(matched.unmeasured.keys().collect::<Vec<_>>(), ["too large before"]);
+    }
+
+    #[test]
+    fn a_case_that_one_side_cannot_judge_keeps_its_reason() {
+        let mut matched = Matched::default();
+        let base = run(&[], &["worse"], &["large", "nowhere"]);
+        matched.add(Some(&base), Some(&run(&["large"], &[], &["worse", "nowhere"])));
+        assert_eq!(matched.unmeasured["large"], "skipped in the base: why");
+        assert_eq!(
+            matched.unmeasured["worse"],
+            "failed in the base: why; skipped in the head: why"
+        );
+        matched.abandon(None, Some(&run(&["left"], &["wrong"], &[])), "the base broke");
+        assert_eq!(matched.unmeasured["left"], "the base broke");
+        assert_eq!(matched.unmeasured.len(), 3);
+        assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["wrong"]);
+        assert!(
+            matched.new.is_empty()
+                && matched.failed_in_base.is_empty()
+                && matched.judged.is_empty()
+        );
+    }
+
+    #[test]
+    fn another_definition_or_environment_is_refused_with_the_field() {
+        let mut matched = Matched::default();
+        let (base, mut head) = (run(&["a", "b"], &[], &[]), run(&["a", "b"], &[], &[]));
+        head.cases.get_mut("a").unwrap().work.read_bytes = 9;
+        matched.add(Some(&base), Some(&head));
+        assert_eq!(matched.judged.iter().collect::<Vec<_>>(), ["b"]);
+        let refusal = &matched.refusals()[0];
+        assert_eq!((refusal.field.as_str(), &refusal.cases[..]), ("work", &["a".to_owned()][..]));
+        head.seed = 2;
+        let mut matched = Matched::default();
+        matched.add(Some(&base), Some(&head));
+        assert!(matched.judged.is_empty());
+        assert_eq!(
+            matched.refusals().iter().map(|refusal| refusal.field.as_str()).collect::<Vec<_>>(),
+            ["seed", "work"]
+        );
+    }
+}

@@ -1,0 +1,293 @@
+//! The first process of each executable: its cases verified, or listed where nothing verifies
+//! them, and what both sides have.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::by_criterion::{self, NotListed};
+use super::engine::{Engine, index};
+use super::install::{Driver, InstalledBench};
+use super::session::{Bench, Prepared};
+use super::{CompareError, folder, rounds};
+use crate::gate::comparison::CriterionBench;
+use crate::gate::paired::Arm;
+use kernelgate::record::{Run, TrialRequest, TrialSampling, file};
+
+/// A process that only verifies: references may take long.
+const VERIFY_TIMEOUT: Duration = Duration::from_secs(1800);
+/// A process that only lists its cases: what it sets up before is to be had.
+const LIST_TIMEOUT: Duration = Duration::from_secs(60);
+/// What a measuring process may take beyond ten times what verifying took.
+const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A run that verified an executable, or showed that it measures.
+struct Verified {
+    run: Run,
+    path: PathBuf,
+    took: Duration,
+    driver: Driver,
+}
+
+/// Why there is no such run.
+enum Unverified {
+    /// The side has no such bench, or it broke, which was told.
+    Absent,
+    /// It has no case that was asked for: the message.
+    NoCase(String),
+    /// It is no bench that can be driven: the reason.
+    Undrivable(String),
+}
+
+impl Engine<'_> {
+    /// The first process of each executable, and what there is to compare.
+    ///
+    /// # Errors
+    /// When there is nothing.
+    pub fn prepare(&mut self) -> Result<Prepared, CompareError> {
+        let mut prepared = Prepared::default();
+        let names: BTreeSet<String> = self
+            .session
+            .sides
+            .iter()
+            .flat_map(|side| side.executables.driven.keys().cloned())
+            .collect();
+        let mut errors = Vec::new();
+        for name in &names {
+            let mut undrivable = None;
+            let mut verified = [Arm::Base, Arm::Head].map(|arm| match self.verify(arm, name) {
+                Ok(verified) => Some(verified),
+                Err(Unverified::Absent) => None,
+                Err(Unverified::NoCase(why)) => {
+                    errors.push(why);
+                    None
+                }
+                Err(Unverified::Undrivable(why)) => {
+                    let side = folder::name(arm);
+                    self.progress.say(&format!("left alone: {name} of the {side}: {why}"));
+                    undrivable = Some(format!("its bench cannot be driven in the {side}: {why}"));
+                    self.undrivable.insert(name.clone(), why);
+                    None
+                }
+            });
+            for verified in verified.iter().flatten() {
+                prepared.note(verified);
+            }
+            self.match_cases(&mut prepared, name, &mut verified, undrivable.as_deref());
+        }
+        if prepared.environment.is_none() && self.broken.is_empty() {
+            let undrivable =
+                self.undrivable.iter().next().map(|(bench, why)| format!("bench `{bench}`: {why}"));
+            let why = errors.into_iter().next().or(undrivable);
+            return Err(CompareError::Usage(why.unwrap_or_else(|| {
+                "no bench that can be driven has a case that was asked for".to_owned()
+            })));
+        }
+        Ok(prepared)
+    }
+
+    /// Sorts the cases of a bench, and keeps what its trials need.
+    fn match_cases(
+        &self,
+        prepared: &mut Prepared,
+        name: &str,
+        verified: &mut [Option<Verified>; 2],
+        undrivable: Option<&str>,
+    ) {
+        let broken = self.broken.iter().find(|broken| broken.bench == *name);
+        let error = broken.map(|broken| broken.case_error());
+        for run in verified.iter_mut().flatten() {
+            prepared.matched.set_apart(&mut run.run, &prepared.owners, name);
+        }
+        let before = prepared.matched.judged.clone();
+        let [base, head] = [&verified[0], &verified[1]].map(|side| side.as_ref().map(|it| &it.run));
+        match error.as_deref().or(undrivable) {
+            Some(why) => prepared.matched.abandon(base, head, why),
+            None => prepared.matched.add(base, head),
+        }
+        if verified.iter().flatten().all(|side| side.driver == Driver::Criterion) {
+            prepared.matched.keep_skipped(base, head);
+        }
+        for run in [base, head].into_iter().flatten() {
+            let ids = run.cases.keys().chain(run.failed.keys()).chain(run.skipped.keys());
+            for id in ids {
+                prepared.owners.entry(id.clone()).or_insert_with(|| name.to_owned());
+            }
+        }
+        let [Some(base), Some(head)] = verified else { return };
+        let usual = if base.run.environment.on_host() {
+            TrialSampling::MEASURED
+        } else {
+            TrialSampling::MEASURED_ON_GPU
+        };
+        let cases: BTreeSet<String> =
+            prepared.matched.judged.difference(&before).cloned().collect();
+        let timeout = PROCESS_TIMEOUT + 10 * base.took.max(head.took);
+        let bench = Bench {
+            name: name.to_owned(),
+            verified: [base.path.clone(), head.path.clone()],
+            cases,
+            timeout: self.request.wait.unwrap_or(timeout),
+            sampling: self.request.sampling.unwrap_or(usual),
+            driver: head.driver,
+        };
+        if bench.driver == Driver::Criterion && !bench.cases.is_empty() {
+            let found = criterion_bench(&bench, head);
+            self.progress.detail(&found.words());
+            prepared.criterion.push(found);
+        }
+        prepared.benches.push(bench);
+    }
+
+    /// The first process of an executable: every case against the reference. An executable that is
+    /// the same on both sides is verified once.
+    fn verify(&mut self, arm: Arm, bench: &str) -> Result<Verified, Unverified> {
+        let Some(executable) =
+            self.session.sides[index(arm)].executables.driven.get(bench).cloned()
+        else {
+            return Err(Unverified::Absent);
+        };
+        let path = self.verified_path(arm, bench);
+        let driver = executable.driver;
+        let known = |path: PathBuf| {
+            let run = file::read::<Run>(&path).ok()?;
+            let same = run.complete && run.executable.as_ref() == Some(&executable.hash);
+            // As long as the process took that verified it then.
+            let took = Duration::from_secs_f64(run.spent_s.get("whole").copied().unwrap_or(0.0));
+            same.then_some(Verified { run, path, took, driver })
+        };
+        let twin = self.session.sides[0]
+            .executables
+            .driven
+            .get(bench)
+            .is_some_and(|other| arm == Arm::Head && *other == executable);
+        // On resuming, what verified the same executable stands; else only what verified it just
+        // now.
+        let earlier = if twin { self.verified_path(Arm::Base, bench) } else { path.clone() };
+        if (twin || !self.trials.trials.is_empty())
+            && let Some(found) = known(earlier)
+        {
+            return Ok(found);
+        }
+        match driver {
+            Driver::Protocol(_) => self.verify_by_protocol(arm, bench, path, driver),
+            Driver::Criterion => self.try_criterion(arm, &executable, path),
+        }
+    }
+
+    fn verify_by_protocol(
+        &mut self,
+        arm: Arm,
+        bench: &str,
+        path: PathBuf,
+        driver: Driver,
+    ) -> Result<Verified, Unverified> {
+        self.progress.now(&format!("verifying {} {bench}", folder::name(arm)));
+        let request = TrialRequest {
+            session: "verify".to_owned(),
+            record: path.clone(),
+            cases: None,
+            verified: None,
+            inputs: Some(self.inputs(arm)),
+            pace: TrialSampling::VERIFICATION_PASS,
+        };
+        let started = Instant::now();
+        let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
+        match self.process(arm, bench, &request, timeout) {
+            Ok(Some(run)) => Ok(Verified { run, path, took: started.elapsed(), driver }),
+            Ok(None) => Err(Unverified::Absent),
+            Err(reason) if reason.contains("no case matches") => Err(Unverified::NoCase(reason)),
+            Err(reason) => Err(self.broke_early(arm, bench, reason)),
+        }
+    }
+
+    /// The first processes of a bench of Criterion alone: one that lists its cases, and one that
+    /// measures as all later ones do, which shows what they cost.
+    fn try_criterion(
+        &mut self,
+        arm: Arm,
+        executable: &InstalledBench,
+        path: PathBuf,
+    ) -> Result<Verified, Unverified> {
+        let bench = &*executable.bench;
+        self.progress.now(&format!("trying {} {bench}", folder::name(arm)));
+        let slot = match self.session.folder.point_slot(arm) {
+            Ok(slot) => slot,
+            Err(error) => return Err(self.broke_early(arm, bench, error.to_string())),
+        };
+        let package = self.session.sides[index(arm)].package_of(bench).clone();
+        let program = slot.join("bin").join(bench);
+        let timeout = self.request.wait.unwrap_or(LIST_TIMEOUT);
+        let listed = match by_criterion::list(&self.setup(), (&program, &package), timeout) {
+            Ok(listed) => listed,
+            Err(NotListed::Undrivable(why)) => return Err(Unverified::Undrivable(why)),
+            Err(NotListed::Broken(why)) => return Err(self.broke_early(arm, bench, why)),
+        };
+        let request = TrialRequest {
+            session: "verify".to_owned(),
+            record: path.clone(),
+            cases: None,
+            verified: None,
+            inputs: None,
+            pace: self.request.sampling.unwrap_or(TrialSampling::MEASURED),
+        };
+        let started = Instant::now();
+        let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
+        let run = self
+            .trial(arm, bench, &request, timeout)
+            .and_then(|trial| by_criterion::measure_listed(&self.setup(), &trial, &listed));
+        let run = match run {
+            Ok(run) => run,
+            Err(reason) => return Err(self.broke_early(arm, bench, reason)),
+        };
+        if run.cases.is_empty() {
+            return Err(match (&self.request.filter, run.skipped.first_key_value()) {
+                (Some(filter), None) => Unverified::NoCase(format!("no case matches `{filter}`")),
+                (_, why) => {
+                    let why = why.map_or("it left nothing", |(_, why)| why);
+                    Unverified::Undrivable(format!("told to measure, {why}"))
+                }
+            });
+        }
+        if let Err(error) = file::write(&path, &run) {
+            return Err(self.broke_early(arm, bench, format!("failed to {error}")));
+        }
+        let driver = executable.driver;
+        Ok(Verified { run, path, took: started.elapsed(), driver })
+    }
+
+    /// A bench that broke in its first process is abandoned.
+    fn broke_early(&mut self, arm: Arm, bench: &str, reason: String) -> Unverified {
+        self.broke(arm, bench, reason, true);
+        Unverified::Absent
+    }
+
+    fn verified_path(&self, arm: Arm, bench: &str) -> PathBuf {
+        self.session.folder.side(arm).join("verified").join(format!("{bench}.json"))
+    }
+}
+
+impl Prepared {
+    /// Notes what a run tells of all: where benches of this harness ran, if there are any.
+    fn note(&mut self, Verified { run, driver, .. }: &Verified) {
+        if self.environment.is_none() || *driver != Driver::Criterion {
+            self.environment = Some(run.environment.clone());
+            self.provenance = run.provenance.clone();
+        }
+        self.optimised &= run.environment.optimised;
+        self.verification_ns
+            .extend(rounds::timings(run).into_iter().map(|(id, timing)| (id, timing.time_ns)));
+    }
+}
+
+/// What a process of a bench of Criterion alone costs, and what of it its source sets.
+fn criterion_bench(bench: &Bench, head: &Verified) -> CriterionBench {
+    let mut overridden = by_criterion::overridden(&head.run, &bench.sampling);
+    overridden.retain(|id, _| bench.cases.contains(id));
+    CriterionBench {
+        bench: bench.name.clone(),
+        cases: bench.cases.iter().cloned().collect(),
+        process_s: head.took.as_secs_f64(),
+        overridden,
+    }
+}

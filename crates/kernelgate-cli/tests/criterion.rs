@@ -1,0 +1,306 @@
+//! `kernelgate compare` and `calibrate` in a package that knows nothing of kernelgate: its benches
+//! use Criterion, or something else that cannot be driven.
+//!
+//! Benches are linked with the Criterion that `cargo test` built, so that a build takes seconds.
+//! Thresholds are wide and slow-downs large: what is checked is what is said, not how fine it
+//! measures.
+
+#![allow(clippy::unwrap_used)]
+#![cfg(unix)]
+
+mod package;
+
+use std::process::Command;
+
+use package::Outcome;
+use package::outside::{Outside, is_alive};
+
+/// Ids of every kind, the time of one up to ROUNDS.
+const PLAIN: &str = r#"
+use std::hint::black_box;
+use std::time::Duration;
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+
+const ROUNDS: u64 = 100;
+
+// Not inlined: what is compared is then the same machine code but for the rounds.
+#[inline(never)]
+fn work(rounds: u64) -> u64 {
+    (0..rounds).fold(1, |sum, x| black_box(sum.wrapping_mul(3) ^ x))
+}
+
+fn all(criterion: &mut Criterion) {
+    println!("a line of the bench's own");
+    criterion.bench_function("a few", |bencher| bencher.iter(|| work(ROUNDS)));
+    let mut group = criterion.benchmark_group("grüppe/β ?*");
+    group.throughput(Throughput::Elements(50));
+    group.bench_with_input(BenchmarkId::new("with/slash", 50), &50, |bencher, rounds| {
+        bencher.iter(|| work(*rounds));
+    });
+    let long = "x".repeat(80);
+    group.bench_function(format!("{long}1"), |bencher| bencher.iter(|| work(50)));
+    group.bench_function(format!("{long}2"), |bencher| bencher.iter(|| work(50)));
+    group.finish();
+    let mut group = criterion.benchmark_group("fixed");
+    group.sample_size(12).measurement_time(Duration::from_millis(250));
+    group.bench_function("long", |bencher| bencher.iter(|| work(50)));
+    group.finish();
+    for _ in 0..2 {
+        criterion.bench_function("twice", |bencher| bencher.iter(|| work(50)));
+    }
+    again(criterion);
+}
+
+fn again(criterion: &mut Criterion) {
+    criterion.bench_function("again", |bencher| bencher.iter(|| work(50)));
+}
+
+criterion_group!(benches, all);
+criterion_group!(others, again);
+criterion_main!(benches, others);
+"#;
+
+/// A workload of kernelgate beside it.
+const OURS: &str = r#"
+use std::process::ExitCode;
+use kernelgate::prelude::*;
+
+struct Copy { n: usize }
+
+impl Problem for Copy {
+    fn inputs(&self, seed: u64) -> Tensors {
+        Tensors::new().with("x", [1, self.n], random::normal(seed, "x", self.n))
+    }
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let x = inputs.f32("x").iter().map(|&x| f64::from(x));
+        vec![Expected::all("y", [1, self.n], x.collect::<Vec<f64>>())]
+    }
+    fn work(&self) -> Work { Work::default() }
+    fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }
+    fn host_bytes(&self) -> u64 { self.n as u64 * 16 }
+}
+
+const COPY: Workload<Copy> = Workload {
+    name: "outside/copy", about: "y = x", revision: 1,
+    axes: &[Axis::number("n", "elements")],
+    default: &["n=65536"], accelerator: &[], thorough: &[],
+    bind: |point| Ok(Copy { n: point.number("n")? }),
+};
+
+const ROWS: &[Implementation<Copy>] = &[Implementation {
+    name: "cpu", about: "copies", supports: |_| Ok(()),
+    prepare: Prepare::Cpu(|problem, inputs| {
+        CpuTask::new(Tensors::new().with_output("y", [1, problem.n], Dtype::F32), move |outputs| {
+            outputs.f32_mut("y").copy_from_slice(inputs.f32("x"));
+        })
+    }),
+}];
+
+fn main() -> ExitCode { Harness::new("ours", vec![suite(&COPY, ROWS)]).main() }
+"#;
+
+/// A bench of Criterion that behaves as HOSTILE says; in the head alone, where that ends in `!`.
+const HOSTILE: &str = r#"
+use std::time::Duration;
+use criterion::Criterion;
+
+fn hang() {
+    // With a process of its own, which is to end too.
+    let mut sleep = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    std::fs::write(std::env::var("HOSTILE_PID").unwrap(), sleep.id().to_string()).unwrap();
+    let _ = sleep.wait();
+}
+
+fn main() {
+    let how = std::env::var("HOSTILE").unwrap_or_default();
+    let in_head = std::env::current_exe().unwrap().to_string_lossy().contains("/head/");
+    let how = match how.strip_suffix('!') {
+        Some(how) if in_head => how,
+        Some(_) => "",
+        None => &how,
+    };
+    let lists = std::env::args().any(|argument| argument == "--list");
+    match how {
+        "hangs when listing" if lists => hang(),
+        "panics when listing" if lists => panic!("no data"),
+        "has flags of its own" if lists => {
+            eprintln!("unexpected argument --list");
+            std::process::exit(2);
+        }
+        "floods when listing" if lists => {
+            let line = "no case, but a line that nobody wants to read\n".repeat(1000);
+            (0..2000).for_each(|_| print!("{line}"));
+        }
+        "hangs" if !lists => hang(),
+        _ => {}
+    }
+    let short = Duration::from_millis(10);
+    let criterion = Criterion::default().sample_size(10).nresamples(10);
+    let mut criterion = criterion.warm_up_time(short).measurement_time(short);
+    if how != "ignores flags" {
+        criterion = criterion.configure_from_args();
+    }
+    if how == "stores elsewhere" {
+        criterion = criterion.output_directory(&std::env::temp_dir().join("elsewhere"));
+    }
+    criterion.bench_function("sound", |bencher| bencher.iter(|| std::hint::black_box(7)));
+    criterion.bench_function("second", |bencher| {
+        assert!(how != "panics", "on purpose");
+        // As long as it says in every process, whatever it took.
+        bencher.iter_custom(|rounds| {
+            std::thread::sleep(Duration::from_micros(20 * rounds));
+            Duration::from_nanos(if how == "takes no time" { 0 } else { 100 * rounds })
+        });
+    });
+}
+"#;
+
+const COMPARE: &str = "compare --relative 1 --tolerated 2 --case-time 0.06s --backend cpu";
+
+#[test]
+fn benches_of_criterion_are_compared_beside_ours_and_others_are_named() {
+    let custom = "fn main() { println!(\"a bench of another kind\"); }";
+    let outside = Outside::new(&[
+        ("plain", PLAIN),
+        ("ours", OURS),
+        ("libtest", "#[test]\nfn nothing() {}"),
+        ("custom", custom),
+    ]);
+    outside.write(".gitignore", "target\n");
+    outside.commit();
+    outside.write(
+        "benches/plain.rs",
+        &PLAIN.replace("ROUNDS: u64 = 100", "ROUNDS: u64 = 2000").replace("{long}2", "{long}3"),
+    );
+    let compare = format!("{COMPARE} --base HEAD");
+    let outcome = outside.kernelgate(&format!("{compare} --max-blocks 16 --format json"));
+    outcome.expect(
+        1,
+        &[
+            "left alone: libtest of the base: it uses libtest, neither kernelgate nor Criterion",
+            "left alone: custom of the head: its file has no mark",
+            "bench plain: Criterion alone, 6 unverified cases; a process takes",
+            "its source sets 12 samples and a measurement of about 0.",
+        ],
+    );
+    let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let verdict = |case: &str| {
+        let judged = json["judged"].as_array().unwrap().iter();
+        let found = judged.filter(|row| row["decision"]["case"] == case).collect::<Vec<_>>();
+        assert_eq!(found.len(), 1, "{case}: {json}");
+        found[0]["verdict"].as_str().unwrap().to_owned()
+    };
+    // A hundred nanoseconds and a fraction of that are no smallest change for what is averaged.
+    assert_eq!(verdict("a few"), "regressed");
+    assert_ne!(verdict("grüppe/β ?*/with/slash/50"), "regressed");
+    assert_ne!(verdict("fixed/long"), "regressed");
+    assert_ne!(verdict("twice #2"), "regressed");
+    assert_eq!(verdict("again"), "inconclusive");
+    let untimed = json["untimed"].as_array().unwrap();
+    assert_eq!(*untimed, ["outside/copy/n65536/cpu/hot"], "the same file on both sides");
+    let long = |end: &str| format!("grüppe/β ?*/{}{end}", "x".repeat(80));
+    assert_ne!(verdict(&long("1")), "regressed");
+    let list = |name: &str| json[name].as_array().unwrap().clone();
+    assert_eq!((list("removed"), list("new")), (vec![long("2").into()], vec![long("3").into()]));
+    let unverified = list("unverified");
+    assert!(unverified.contains(&"a few".into()) && unverified.len() == 6, "{unverified:?}");
+    assert_eq!(list("foreign"), ["custom", "libtest"]);
+    assert_eq!(json["criterion"][0]["bench"], "plain");
+
+    // The same command goes on where it was; a filter is Criterion's, over all benches.
+    let again =
+        outside.kernelgate(&format!("{compare} --max-blocks 16 --resume --format markdown"));
+    again.expect(1, &["resuming with", "more than one case of its bench has this id"]);
+    assert!(!outside.path("target/criterion").exists(), "the user's own store is left alone");
+    let narrow = outside.kernelgate(&format!("{compare} --max-blocks 1 --bench plain ^a.few$"));
+    narrow.expect(narrow.code.unwrap(), &["a few", "1 unverified case", "of 1 (threshold"]);
+    assert!(!narrow.stdout.contains("fixed/long"), "{}", narrow.stdout);
+    outside.kernelgate(&format!("{compare} nothing")).expect(2, &["no case matches `nothing`"]);
+    outside
+        .kernelgate(&format!("{compare} --bench custom"))
+        .expect(2, &["custom", "did not answer as a bench of this harness does"]);
+}
+
+#[test]
+fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
+    let outside = Outside::new(&[("evil", HOSTILE)]);
+    outside.build("evil");
+    let command = |how: &str, flags: &str| -> Command {
+        let line = format!("{COMPARE} --max-blocks 1 --base-dir base --head-dir head {flags}");
+        let mut command = outside.command(env!("CARGO_BIN_EXE_kernelgate"), &line);
+        command.env("HOSTILE", how);
+        command
+    };
+    let run = |how: &str, flags: &str| -> Outcome {
+        command(how, &format!("--bench evil {flags}")).output().unwrap().into()
+    };
+    // Not built here, it runs only where it is named.
+    Outcome::from(command("", "").output().unwrap()).expect(
+        2,
+        &["left alone: evil of the base: it uses Criterion alone and was not built here"],
+    );
+    let sound = run("", "");
+    sound.expect(sound.code.unwrap(), &["second", "of 2 (threshold"]);
+
+    for (how, words) in [
+        ("ignores flags", "it ignores Criterion's flags: asked to list its cases it measured"),
+        (
+            "has flags of its own",
+            "asked to list its cases it ended with exit status: 2: unexpected",
+        ),
+        ("floods when listing", "asked to list its cases it listed none"),
+        ("stores elsewhere", "told to measure, it left no samples in Criterion's store"),
+    ] {
+        run(how, "").expect(2, &["left alone: evil of the base", words]);
+        // What the base can and the head cannot is not lost without a word.
+        let words = format!("its bench cannot be driven in the head: {words}");
+        run(&format!("{how}!"), "").expect(3, &["2 inconclusive of 2", &words]);
+    }
+    for (how, words) in [
+        ("panics when listing!", "asked to list its cases it ended with exit status: 101"),
+        ("panics!", "on purpose"),
+    ] {
+        let outcome = run(how, "");
+        let all = outcome.all();
+        assert_eq!(outcome.code, Some(1), "{all}");
+        for words in ["broke: evil of the head", words, "2 inconclusive of 2"] {
+            assert!(all.contains(words), "{words}: {all}");
+        }
+    }
+    let timeless = run("takes no time!", "");
+    timeless.expect(3, &["skipped in the head", "second: it left no samples in Criterion's store"]);
+    assert!(timeless.stdout.contains("of 1 (threshold"), "{}", timeless.stdout);
+
+    for (how, words) in [
+        ("hangs when listing!", "asked to list its cases it was treated as hung: killed after 1 s"),
+        ("hangs!", "broke: evil of the head: treated as hung: killed after 1 s (--wait sets this)"),
+    ] {
+        run(how, "--wait 1s").expect(1, &[words, "--wait sets this"]);
+        assert!(!is_alive(&outside), "what it started still runs");
+    }
+}
+
+#[test]
+fn slow_downs_that_a_bench_of_criterion_cannot_make_are_added_to_its_times() {
+    let outside = Outside::new(&[("evil", HOSTILE)]);
+    outside.build("evil");
+    let line = "calibrate --dir base --bench evil second --relative 0.1 --tolerated 0.3 \
+                --case-time 0.1s --comparisons 1 --inject 100 --power-comparisons 1 --sham 0 \
+                --max-blocks 8 --output calibration.json";
+    let outcome = outside.kernelgate(line);
+    outcome.expect(
+        0,
+        &[
+            "1 cases: second",
+            "slow-downs are added to the recorded times of these, in which nothing can be delayed: \
+             second",
+        ],
+    );
+    let text = std::fs::read_to_string(outside.path("calibration.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(json["simulated"], serde_json::json!(["second"]));
+    let known = json["comparisons"].as_array().unwrap();
+    let verdicts: Vec<&str> =
+        known.iter().map(|known| known["verdicts"]["second"].as_str().unwrap()).collect();
+    assert!(verdicts.contains(&"regressed") && verdicts.contains(&"unchanged"), "{verdicts:?}");
+}

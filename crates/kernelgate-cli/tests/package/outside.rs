@@ -1,0 +1,93 @@
+//! A package that is not ours, whose benches take seconds to build.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::{Outcome, linked_with};
+
+/// A package with benches of its own, and its target folder inside.
+pub struct Outside {
+    folder: TempDir,
+}
+
+impl Outside {
+    /// A package with these benches, each a name and its source.
+    pub fn new(benches: &[(&str, &str)]) -> Self {
+        let outside = Self { folder: tempfile::tempdir().unwrap() };
+        let mut manifest = "[package]\nname = \"outside\"\nversion = \"0.1.0\"\nedition = \
+                            \"2024\"\n[lib]\nbench = false\n[profile.bench]\ndebug = false\n"
+            .to_owned();
+        for (bench, source) in benches {
+            manifest += &format!("[[bench]]\nname = \"{bench}\"\n");
+            manifest += if *bench == "libtest" { "" } else { "harness = false\n" };
+            outside.write(&format!("benches/{bench}.rs"), source);
+        }
+        outside.write("Cargo.toml", &manifest);
+        outside.write("src/lib.rs", "");
+        outside
+    }
+
+    /// A file or folder of it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().canonicalize().unwrap().join(name)
+    }
+
+    pub fn write(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    /// A program in it, whose builds link the libraries that `cargo test` built.
+    pub fn command(&self, program: &str, line: &str) -> Command {
+        let mut command = Command::new(program);
+        command
+            .args(line.split_whitespace())
+            .current_dir(self.path(""))
+            .env("CARGO_MANIFEST_DIR", self.path(""))
+            .env("CARGO_TARGET_DIR", self.path("target"))
+            .env("CARGO_ENCODED_RUSTFLAGS", linked_with(&["criterion", "kernelgate"]))
+            .env("RAYON_NUM_THREADS", "1")
+            .env("HOSTILE_PID", self.path("pid"))
+            .env_remove("CRITERION_HOME")
+            .env_remove("RUST_BACKTRACE");
+        command
+    }
+
+    pub fn kernelgate(&self, line: &str) -> Outcome {
+        self.command(env!("CARGO_BIN_EXE_kernelgate"), line).output().unwrap().into()
+    }
+
+    pub fn commit(&self) {
+        for line in ["init --quiet", "add .", "-c user.name=a -c user.email=a@b commit -qm first"] {
+            assert!(self.command("git", line).status().unwrap().success());
+        }
+    }
+
+    /// The executable of a bench as cargo builds it, in folders `base` and `head`, where it is not
+    /// the same file byte by byte.
+    pub fn build(&self, bench: &str) {
+        let line = format!("bench --no-run --bench {bench} --message-format=json");
+        let output = self.command(env!("CARGO"), &line).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let from = text.find("\"executable\":\"").unwrap() + 14;
+        let built = &text[from..from + text[from..].find('"').unwrap()];
+        for side in ["base", "head"] {
+            std::fs::create_dir(self.path(side)).unwrap();
+            std::fs::copy(built, self.path(side).join(bench)).unwrap();
+        }
+        let head = self.path("head").join(bench);
+        let longer = [std::fs::read(&head).unwrap(), vec![0]].concat();
+        std::fs::write(head, longer).unwrap();
+    }
+}
+
+/// Whether the process still runs whose id a hostile bench left in the file `pid`; one that nobody
+/// has waited for yet does not.
+pub fn is_alive(outside: &Outside) -> bool {
+    let pid = std::fs::read_to_string(outside.path("pid")).unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+    status.is_ok_and(|status| !status.contains(") Z ") && !status.contains(") X "))
+}

@@ -1,0 +1,93 @@
+//! What hangs in a comparison, at each stage: it ends, with all that it started, after a time that
+//! is said and can be set.
+
+#![allow(clippy::unwrap_used)]
+#![cfg(unix)]
+
+mod package;
+
+use std::process::Command;
+
+use package::Outcome;
+use package::outside::{Outside, is_alive};
+
+/// It looks like a bench of this harness, and hangs or breaks in the head where HOSTILE says.
+const HOSTILE: &str = r#"
+use std::io::Write;
+
+fn main() {
+    kernelgate::record::trial_request::leave_mark();
+    let how = std::env::var("HOSTILE").unwrap_or_default();
+    let in_head = std::env::args().next().unwrap().contains("/head/")
+        || std::env::current_exe().unwrap().to_string_lossy().contains("/head/");
+    let asked = std::env::var("KERNELGATE_REQUEST").is_ok_and(|request| request == "protocol");
+    let stage = if asked { "asked" } else { "told" };
+    if in_head && how == format!("hangs when {stage}") {
+        let mut sleep = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        std::fs::write(std::env::var("HOSTILE_PID").unwrap(), sleep.id().to_string()).unwrap();
+        let _ = sleep.wait();
+    }
+    if in_head && how == format!("breaks when {stage}") {
+        eprintln!("a library is missing");
+        std::process::exit(127);
+    }
+    if asked {
+        println!("kernelgate protocol 1-2");
+        let _ = std::io::stdout().flush();
+    } else {
+        eprintln!("error: no case matches what was asked for");
+        std::process::exit(2);
+    }
+}
+"#;
+
+#[test]
+fn a_bench_that_hangs_is_ended_and_named_at_every_stage() {
+    let outside = Outside::new(&[("evil", HOSTILE)]);
+    outside.build("evil");
+    let command = |how: &str, wait: &str| -> Command {
+        let line = format!("compare --base-dir base --head-dir head {wait}");
+        let mut command = outside.command(env!("CARGO_BIN_EXE_kernelgate"), &line);
+        command.env("HOSTILE", how);
+        command
+    };
+    let run = |how: &str, wait: &str| -> Outcome { command(how, wait).output().unwrap().into() };
+    let asked = "head: bench `evil` cannot be asked for the protocol that it speaks:";
+    run("hangs when asked", "--wait 1s")
+        .expect(2, &[&format!("{asked} no answer within 1 s (--wait sets this)")]);
+    assert!(!is_alive(&outside), "what it started still runs");
+    run("breaks when asked", "")
+        .expect(2, &[&format!("{asked} asked for its version it ended with exit status: 127")]);
+    // The head alone is to blame: it is not that no case is in both.
+    let hangs = run("hangs when told", "--wait 1s");
+    hangs.expect(1, &["broke: evil of the head: treated as hung: killed after 1 s (--wait sets"]);
+    assert!(!is_alive(&outside), "what it started still runs");
+    run("breaks when told", "")
+        .expect(1, &["broke: evil of the head: exit status: 127: a library is missing"]);
+    // No place for what it would say is no fault of the bench.
+    let mut nowhere = command("", "");
+    nowhere.env("TMPDIR", outside.path("nowhere"));
+    Outcome::from(nowhere.output().unwrap())
+        .expect(2, &["no temporary file for its answer", "nowhere"]);
+    run("", "--wait never").expect(2, &["--wait", "a time is 90s, 5m or 1h"]);
+}
+
+#[test]
+fn a_build_that_hangs_is_ended_with_what_it_started() {
+    let outside = Outside::new(&[("evil", HOSTILE)]);
+    let script = "fn main() {
+        let mut sleep = std::process::Command::new(\"sleep\").arg(\"600\").spawn().unwrap();
+        std::fs::write(std::env::var(\"HOSTILE_PID\").unwrap(), sleep.id().to_string()).unwrap();
+        let _ = sleep.wait();
+    }";
+    outside.write("build.rs", script);
+    outside.write(".gitignore", "target\npid\n");
+    outside.commit();
+    let program = env!("CARGO_BIN_EXE_kernelgate");
+    let mut compare = outside.command(program, "compare --base HEAD --build-wait 20s");
+    let started = std::time::Instant::now();
+    Outcome::from(compare.output().unwrap())
+        .expect(2, &["base HEAD", "was not built within 20 s (--build-wait sets this)"]);
+    assert!(started.elapsed().as_secs() < 300);
+    assert!(!is_alive(&outside), "what the build started still runs");
+}
