@@ -21,9 +21,9 @@ pub mod verbs;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use kernelgate::exit::Exit;
-use kernelgate::harness::guard;
+use kernelgate::harness::{guard, variables};
 use kernelgate::protocol;
 use kernelgate::record::text::printable;
 
@@ -35,7 +35,21 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         return Exit::Fine.into();
     }
     guard::keep_panics();
-    match guard::catch(|| verbs::Cli::parse_from(arguments).run())
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let command = || variables::without_empty(verbs::Cli::command());
+    let parsed = command()
+        .try_get_matches_from(&arguments)
+        .and_then(|matches| verbs::Cli::from_arg_matches(&matches));
+    let cli = match parsed {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => {
+            eprint!("{}", printable(&variables::explain(&error, &command(), &arguments)));
+            return Exit::Usage.into();
+        }
+        Err(help) => help.exit(),
+    };
+    variables::warnings().iter().for_each(|warning| eprintln!("{}", printable(warning)));
+    match guard::catch(|| cli.run())
         .unwrap_or_else(|panic| Err(anyhow::anyhow!("internal error, please report it: {panic}")))
     {
         Ok(exit) => exit.into(),

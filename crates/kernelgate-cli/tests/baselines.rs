@@ -60,6 +60,10 @@ fn the_gate_speaks_to_reviewers_and_programs() {
     std::fs::write(package.path("blocked"), "in the way").unwrap();
     package
         .kernelgate("gate --baseline a --out blocked")
+        .expect(2, &["2 regressed", "--out: failed to write", "blocked"]);
+    // Before anything is built or measured where that would take time.
+    package
+        .kernelgate("compare --base-dir none --head-dir none --out blocked")
         .expect(2, &["--out: failed to write", "blocked"]);
 }
 
@@ -79,6 +83,38 @@ fn another_machine_of_the_same_model_is_tolerated_more() {
         .kernelgate("gate --baseline a --other-device 0.01")
         .expect(1, &["2 regressed", "6.0% in place of 5.0%"]);
     package.kernelgate("gate --baseline a --other-device x").expect(2, &["--other-device"]);
+}
+
+#[test]
+fn saving_over_a_baseline_of_several_runs_does_not_weaken_the_gate() {
+    let package = Package::new();
+    let bench = |session: &str, commit: &str| -> Outcome {
+        let mut command = package.bench_command(session, "n64 --save-baseline a");
+        command.env("KERNELGATE_COMMIT", commit).output().unwrap().into()
+    };
+    bench("s1", "aaaa1111").expect(0, &["saved as baseline `a`"]);
+    let second = bench("s2", "aaaa1111");
+    second.expect(0, &["baseline `a`: this run adds to others of the same build, now 2"]);
+    package.set_times(&package.baseline("a"), 200_000.0);
+    package.bench("head", "n64").expect(0, &[]);
+    package.set_times(&package.record("head"), 240_000.0);
+    package.kernelgate("gate --baseline a").expect(1, &["1 regressed", "2:1"]);
+    bench("s3", "bbbb2222").expect(
+        0,
+        &[
+            "this run will replace 2 runs of aaaa1111 in 1 case; the gate keeps how they differed",
+            "this run replaced 2 runs of aaaa1111 in 1 case",
+        ],
+    );
+    package.set_times(&package.baseline("a"), 200_000.0);
+    let head = package.record("head").parent().unwrap().display().to_string();
+    package
+        .kernelgate(&format!("gate --baseline a --session {head}"))
+        .expect(1, &["1 regressed", "1:1", "as the several runs differed that it replaced"]);
+    // To add by hand is no way around it.
+    package
+        .kernelgate(&format!("baseline add a --session {head}"))
+        .expect(4, &["refused: commit is `bbbb2222` in the baseline and `no commit` in the run"]);
 }
 
 /// Ends processes that were started together, and expects that all did what they should.
@@ -173,24 +209,119 @@ fn a_baseline_that_another_process_changes_is_waited_for() {
     }
 }
 
+/// What stands in cargo's place for `baseline save`: a script.
+#[cfg(unix)]
+fn set_cargo(package: &Package, body: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    let cargo = package.path("cargo");
+    std::fs::write(&cargo, format!("#!/bin/sh\nshift\n{body}\n")).unwrap();
+    std::fs::set_permissions(&cargo, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// A script that runs the fixture, with the flags that make it brief.
+#[cfg(unix)]
+fn run_fixture() -> String {
+    let brief = "--noplot --warm-up-time 0.01 --measurement-time 0.05 --sample-size 10";
+    format!("exec {} --bench {brief} \"$@\"", fixture_path().display())
+}
+
+#[cfg(unix)]
+fn save_command(package: &Package, line: &str) -> std::process::Command {
+    let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
+    let mut command = package.command(program, &format!("baseline save {line}"));
+    command.env("CARGO", package.path("cargo"));
+    command
+}
+
+#[cfg(unix)]
+#[test]
+fn a_baseline_that_cannot_be_saved_is_found_before_measuring_and_runs_are_kept() {
+    let package = package(200_000.0);
+    let save = |line: &str| -> Outcome { save_command(&package, line).output().unwrap().into() };
+    let path = package.baseline("a");
+    let before = std::fs::read_to_string(&path).unwrap();
+    set_cargo(&package, &run_fixture());
+    std::fs::write(&path, "{").unwrap();
+    let broken = save("a --runs 2 -- n64");
+    broken.expect(2, &["a.json: broken or cut short"]);
+    assert!(!broken.stderr.contains("run 1 of"), "{}", broken.stderr);
+    std::fs::write(&path, &before).unwrap();
+    // It breaks later: the runs until then are not lost.
+    set_cargo(&package, &format!("[ -e second ] && exit 3; touch second\n{}", run_fixture()));
+    let failed = save("a --runs 3 -- n64");
+    failed.expect(2, &["cargo bench ended with exit status: 3: the baseline is as it was"]);
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), before);
+    let add = failed.stderr.split('`').find(|words| words.starts_with("kernelgate baseline add a"));
+    let add = add.unwrap().trim_start_matches("kernelgate ");
+    package.kernelgate(add).expect(0, &["2 cases, up to 3 runs each"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_save_ends_what_it_started() {
+    let package = Package::new();
+    // What cargo starts, and what that starts.
+    set_cargo(&package, "sleep 600 &\necho $! > pid.new; mv pid.new pid; wait");
+    let mut save = save_command(&package, "a --runs 2");
+    let mut save = save.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let pid = wait_for(|| std::fs::read_to_string(package.path("pid")).ok());
+    let running = || {
+        let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+        state.is_ok_and(|state| !state.contains(") Z "))
+    };
+    let term = std::process::Command::new("kill").arg(save.id().to_string()).status();
+    assert!(term.unwrap().success());
+    let code = wait_for(|| save.try_wait().unwrap());
+    let outcome = Outcome::from(save.wait_with_output().unwrap());
+    assert_eq!(code.code(), Some(130), "{}", outcome.all());
+    assert!(
+        outcome.stderr.contains("interrupted: baseline `a` is as it was"),
+        "{}",
+        outcome.stderr
+    );
+    wait_for(|| (!running()).then_some(()));
+}
+
+/// What a condition gives once it holds.
+#[cfg(unix)]
+#[track_caller]
+fn wait_for<T>(mut condition: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(found) = condition() {
+            return found;
+        }
+        assert!(started.elapsed() < Duration::from_secs(50), "it does not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn an_interrupted_run_is_added_with_a_warning_and_an_empty_one_is_not() {
+    let package = package(200_000.0);
+    let path = package.record("head");
+    let mut run: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    run["complete"] = false.into();
+    std::fs::write(&path, run.to_string()).unwrap();
+    package.kernelgate("baseline add a").expect(
+        0,
+        &["up to 3 runs each", "head/fixture did not get to its end: only its 2 finished cases"],
+    );
+    let before = std::fs::read_to_string(package.baseline("a")).unwrap();
+    run["cases"] = serde_json::json!({});
+    std::fs::write(&path, run.to_string()).unwrap();
+    package.kernelgate("baseline add a").expect(2, &["no case was measured: there is nothing"]);
+    assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
+}
+
 #[cfg(unix)]
 #[test]
 fn several_runs_are_saved_in_one_go() {
-    use std::os::unix::fs::PermissionsExt;
     let package = Package::new();
-    // In cargo's place: the fixture, with the flags that make it brief.
-    let cargo = package.path("cargo");
-    let brief = "--noplot --warm-up-time 0.01 --measurement-time 0.05 --sample-size 10";
-    let script = |body: &str| {
-        std::fs::write(&cargo, format!("#!/bin/sh\nshift\n{body}\n")).unwrap();
-        std::fs::set_permissions(&cargo, std::fs::Permissions::from_mode(0o755)).unwrap();
-    };
-    let run = format!("exec {} --bench {brief} \"$@\"", fixture_path().display());
-    let save = |line: &str| -> Outcome {
-        let mut command = package
-            .command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), &format!("baseline save {line}"));
-        command.env("CARGO", &cargo).output().unwrap().into()
-    };
+    let script = |body: &str| set_cargo(&package, body);
+    let run = run_fixture();
+    let save = |line: &str| -> Outcome { save_command(&package, line).output().unwrap().into() };
     script(&run);
     save("a --runs 3 -- n64").expect(0, &["run 3 of 3", "1 cases, 3 runs each"]);
     package.kernelgate("baseline list").expect(0, &["/a", "  1     3  "]);
@@ -211,4 +342,38 @@ fn several_runs_are_saved_in_one_go() {
     package.kernelgate("baseline show a").expect(0, &["n64_none", "n128_none"]);
     save("../a").expect(2, &["baseline name `../a`"]);
     save("a --runs 0").expect(2, &["--runs"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_folder_of_baselines_that_cannot_be_read_is_not_an_empty_one() {
+    let package = Package::new();
+    package.kernelgate("baseline list").expect(0, &["no baselines in"]);
+    std::os::unix::fs::symlink("baselines", package.path("baselines")).unwrap();
+    package.kernelgate("baseline list").expect(2, &["failed to read", "baselines"]);
+    std::fs::remove_file(package.path("baselines")).unwrap();
+    std::fs::create_dir(package.path("baselines")).unwrap();
+    std::os::unix::fs::symlink("circle", package.path("baselines/circle")).unwrap();
+    package.kernelgate("baseline list").expect(2, &["failed to read", "circle"]);
+}
+
+#[test]
+fn what_is_imported_has_cases_and_a_checksum_or_a_warning() {
+    let package = package(200_000.0);
+    package.kernelgate("baseline export a out.json").expect(0, &[]);
+    let sealed = package.kernelgate("baseline import out.json --name b");
+    sealed.expect(0, &["2 cases to"]);
+    assert!(!sealed.stderr.contains("no checksum"), "{}", sealed.stderr);
+    let text = std::fs::read_to_string(package.path("out.json")).unwrap();
+    let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    value.as_object_mut().unwrap().remove("checksum");
+    std::fs::write(package.path("out.json"), value.to_string()).unwrap();
+    package
+        .kernelgate("baseline import out.json --name c")
+        .expect(0, &["2 cases to", "warning: out.json has no checksum"]);
+    value["cases"] = serde_json::json!({});
+    std::fs::write(package.path("out.json"), value.to_string()).unwrap();
+    package.kernelgate("baseline import out.json --name d").expect(2, &["holds no case"]);
+    package.kernelgate("baseline import out.json --name nul").expect(2, &["holds no case"]);
+    package.bench("x", "--save-baseline aux.txt").expect(2, &["Windows has a device of that name"]);
 }

@@ -119,10 +119,17 @@ fn several_runs_on_a_side_find_a_smaller_slow_down() {
         .expect(4, &["refused: seed is `1` in the baseline and `2` in the run"]);
     package.kernelgate("gate --baseline a").expect(4, &["refused: seed is `1`"]);
     assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
-    // The last session is the one written last, whatever its name.
+    // The last session is the one that started last, whatever its name and the times of files.
     package.bench("0", "").expect(0, &[]);
     package.set_times(&package.record("0"), 200_000.0);
+    let before = std::fs::read_to_string(package.record("seed")).unwrap();
+    std::fs::write(package.record("seed"), &before).unwrap();
     package.kernelgate("gate --baseline a").expect(0, &["2 unchanged", "3:1"]);
+    // A name that another run has is refused before anything is measured.
+    package
+        .bench("seed", "")
+        .expect(2, &["KERNELGATE_SESSION=seed: an earlier run of that name is in", "seed/fixture"]);
+    assert_eq!(std::fs::read_to_string(package.record("seed")).unwrap(), before);
 }
 
 #[test]
@@ -338,23 +345,33 @@ fn flags_filters_and_axes() {
     let in_environment = |name: &str, value: &str| {
         Outcome::from(package.command(&fixture_path(), "--list").env(name, value).output().unwrap())
     };
-    in_environment("KERNELGATE_EFFORT", "slow").expect(2, &["invalid value 'slow' for '--effort"]);
+    in_environment("KERNELGATE_EFFORT", "slow")
+        .expect(2, &["invalid value 'slow' in the variable KERNELGATE_EFFORT"]);
     in_environment("KERNELGATE_AXIS", "n").expect(2, &["`n` is not of the form axis=value"]);
     in_environment("KERNELGATE_AXIS", "n=7 fault=wrong")
         .expect(0, &["fixture/spin/n7_wrong/cpu/hot"]);
     let session = package.bench_command("../x", "").output().unwrap();
     Outcome::from(session).expect(2, &["KERNELGATE_SESSION=`../x` is no plain file name"]);
-    in_environment("KERNELGATE_SEED", "one").expect(2, &["invalid value 'one' for '--seed"]);
+    in_environment("KERNELGATE_SEED", "one")
+        .expect(2, &["invalid value 'one' in the variable KERNELGATE_SEED"]);
     let overflow = package.bench("s0", "--axis n=18446744073709551615");
     overflow.expect(2, &["nothing of what was asked for can run here"]);
     let huge = package.bench("s1", "--axis n=99999999999");
     huge.expect(2, &["needs 1600 GB of memory", "nothing of what was asked for can run here"]);
 
-    package.bench("s2", "n64 --save-baseline x").expect(0, &["time:"]);
+    // Criterion's lines come where they are asked for, or tell what nothing else does.
+    let ours = package.bench("s2", "n64 --save-baseline x");
+    ours.expect(0, &[CASE, "of limit"]);
+    for words in ["time:", "Benchmarking", "Gnuplot", "bench:"] {
+        assert!(!ours.all().contains(words), "{}", ours.all());
+    }
+    package.bench("s2v", "n64 --verbose").expect(0, &["time:", "of limit"]);
     package.bench("s3", "n64 --baseline x").expect(0, &["change:"]);
     package.bench("s4", "n64 --load-baseline x --baseline x").expect(0, &["time:", "change:"]);
     for line in ["-s y", "--save-baseline=y"] {
-        package.bench("s5", &format!("n64 {line}")).expect(0, &["saved as baseline `y`"]);
+        let session = line.replace(['=', ' '], "");
+        let saved = package.bench(session.trim_matches('-'), &format!("n64 {line}"));
+        saved.expect(0, &["saved as baseline `y`"]);
     }
     for line in [
         "-b y",
@@ -363,10 +380,11 @@ fn flags_filters_and_axes() {
         "--load-baseline=y --baseline=x",
         "--baseline-lenient=absent",
     ] {
-        package.bench("s5", &format!("n64 {line}")).expect(0, &["time:"]);
+        let session = line.replace(['=', ' '], "");
+        package.bench(session.trim_matches('-'), &format!("n64 {line}")).expect(0, &["time:"]);
     }
     fixture("--bench --exact fixture/spin/n64_none/cpu/hot --quick --noplot")
-        .expect(0, &["time:", "quick effort"]);
+        .expect(0, &["of limit", "quick effort"]);
     let bencher = package.bench("s6", "n64 --output-format bencher");
     assert!(
         bencher.expect(0, &[]).stdout.starts_with("test fixture/spin/n64_none/cpu/hot ... bench:"),

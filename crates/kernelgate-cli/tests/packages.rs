@@ -235,6 +235,11 @@ fn a_workspace_has_its_members_verbs_and_one_target_folder() {
     );
     outside.run("a", "runs").expect(0, &["a/double/n1024/cpu/hot"]);
     assert!(!outside.path().join("a/target").exists());
+    // Both members have a bench of that name: neither record replaces the other.
+    outside
+        .run(".", "baseline save both --runs 1 -- --bench double -- --quick --noplot")
+        .expect(0, &["2 cases, 1 runs each"]);
+    outside.run(".", "runs").expect(0, &["a/double/n1024/cpu/hot", "b/double/n1024/cpu/hot"]);
 }
 
 #[test]

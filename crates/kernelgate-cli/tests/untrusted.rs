@@ -198,3 +198,89 @@ fn a_revision_that_looks_like_an_option_is_none() {
     }
     assert!(!package.path("victim").exists());
 }
+
+#[test]
+fn paths_that_are_no_text_are_errors_and_not_panics() {
+    use std::os::unix::ffi::OsStrExt;
+    let package = Package::new();
+    let odd = package.folder.path().join(std::ffi::OsStr::from_bytes(b"odd\xff"));
+    std::fs::create_dir(&odd).unwrap();
+    let dir = package.dir();
+    let run = |line: &str, temporary: &Path| -> Outcome {
+        let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
+        let mut command = package.command(program, &format!("{line} {dir}"));
+        command.current_dir(&odd).env("TMPDIR", temporary).env("KERNELGATE_BACKEND", "cpu");
+        command.output().unwrap().into()
+    };
+    run("list", &std::env::temp_dir()).expect(0, &[CASE]);
+    run("verify n64 --dump told", &std::env::temp_dir()).expect(2, &["--dump: ", "is not UTF-8"]);
+    run("list", &odd).expect(2, &["request.json: invalid request: path contains invalid UTF-8"]);
+    let mut compare = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "compare");
+    let compare = compare.arg("--base-dir").arg(&odd).arg("--head-dir").arg(&odd);
+    let outcome = Outcome::from(compare.output().unwrap());
+    assert!(outcome.code == Some(2) && !outcome.all().contains("panicked"), "{}", outcome.all());
+}
+
+#[test]
+fn broken_results_of_criterion_are_named() {
+    let package = Package::new();
+    package.bench("s1", "n64 --save-baseline x").expect(0, &[]);
+    let folder = package.path("target/criterion/fixture_spin_n64_none/cpu_hot/x");
+    for (name, text) in [
+        ("sample.json", "{"),
+        ("sample.json", r#"{"sampling_mode":"Flat","iters":[1],"times":[1]}"#),
+        ("estimates.json", "{}"),
+    ] {
+        let before = std::fs::read(folder.join(name)).unwrap();
+        std::fs::write(folder.join(name), text).unwrap();
+        for line in ["--load-baseline x --baseline x", "--baseline x", "--baseline-lenient x"] {
+            package.bench("s2", &format!("n64 {line}")).expect(
+                2,
+                &["Criterion's baseline `x` of fixture/spin/n64_none/cpu/hot is broken"],
+            );
+        }
+        std::fs::write(folder.join(name), before).unwrap();
+    }
+    package.bench("s2", "n64 --baseline-lenient absent").expect(0, &[]);
+}
+
+#[test]
+fn variables_are_blamed_by_their_name_and_empty_ones_are_none() {
+    let package = Package::new();
+    let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
+    let dir = package.dir();
+    let both = |set: &[(&str, &str)], flags: &str| -> [Outcome; 2] {
+        let list = package.command(program, &format!("list {flags} {dir}"));
+        let bench = package.command(&fixture_path(), &format!("--bench --list {flags}"));
+        [list, bench].map(|mut command| {
+            command.env("KERNELGATE_BACKEND", "cpu").envs(set.iter().copied());
+            command.output().unwrap().into()
+        })
+    };
+    let empty = [
+        ("KERNELGATE_EFFORT", ""),
+        ("KERNELGATE_AXIS", ""),
+        ("KERNELGATE_DEVICE", ""),
+        ("KERNELGATE_SEED", ""),
+        ("KERNELGATE_TIMEOUT", ""),
+        ("KERNELGATE_DELAY", ""),
+        ("KERNELGATE_SESSION", ""),
+        ("KERNELGATE_CUDA_LIBS", ""),
+        ("CRITERION_HOME", ""),
+    ];
+    for outcome in both(&empty, "n64") {
+        outcome.expect(0, &[CASE]);
+        assert!(!outcome.stderr.contains("nothing reads"), "{}", outcome.stderr);
+    }
+    for outcome in both(&[("KERNELGATE_EFFORT", "much")], "n64") {
+        outcome.expect(2, &["invalid value 'much' in the variable KERNELGATE_EFFORT"]);
+    }
+    for outcome in both(&[("KERNELGATE_EFFORT", "much")], "--effort more") {
+        outcome.expect(2, &["invalid value 'more' for '--effort <EFFORT>'"]);
+    }
+    for outcome in both(&[("KERNELGATE_EFORT", "quick")], "n64") {
+        let words = "nothing reads the variable KERNELGATE_EFORT: did you mean KERNELGATE_EFFORT?";
+        outcome.expect(0, &[words]);
+        assert_eq!(outcome.stderr.matches("nothing reads").count(), 1, "{}", outcome.stderr);
+    }
+}

@@ -181,6 +181,7 @@ fn open(path: &Path) -> bool {
 /// environments.
 fn folders() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = std::env::var_os("KERNELGATE_CUDA_LIBS")
+        .filter(|folders| !folders.is_empty())
         .map(|list| std::env::split_paths(&list).collect())
         .unwrap_or_default();
     let toolkits =

@@ -24,7 +24,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 const SHOWN_LINES: usize = 4;
 
 /// What every request of a verb has in common.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Asking<'a> {
     /// Our flags of a bench binary, as variables.
     pub settings: BTreeMap<String, String>,
@@ -32,6 +32,8 @@ pub struct Asking<'a> {
     pub filter: Option<&'a str>,
     /// When a bench is treated as hung.
     pub timeout: Duration,
+    /// The bench that runs, for who wants to end it.
+    pub running: &'a Running,
 }
 
 /// Asks every executable; their answers by bench, without those that have no case that was asked
@@ -86,7 +88,7 @@ pub fn one(
     file::write(&request, &Request { response: response.clone(), action: action.clone() })
         .map_err(failed_to)?;
     let mut command = command(executable, asking, &request);
-    let running = Running::default();
+    let running = asking.running;
     let (_, said) =
         running.start(&mut command).with_context(|| format!("bench `{bench}` does not start"))?;
     let (tell, heard) = std::sync::mpsc::channel();

@@ -51,14 +51,14 @@ pub struct FoundBenches {
 
 impl BenchChoice {
     /// Builds or looks, and asks each for its versions. `root` is where executables of a folder
-    /// run.
+    /// run; `running` holds the build, for who wants to end it.
     ///
     /// # Errors
     /// When cargo fails, the folder cannot be read, or nothing is there that can be asked.
-    pub fn find(&self, root: &Path) -> anyhow::Result<FoundBenches> {
+    pub fn find(&self, root: &Path, running: &Running) -> anyhow::Result<FoundBenches> {
         let mut candidates = match &self.dir {
             Some(folder) => self.in_folder(folder, root)?,
-            None => self.built()?,
+            None => self.built(running)?,
         };
         anyhow::ensure!(
             !candidates.is_empty(),
@@ -86,7 +86,7 @@ impl BenchChoice {
         Ok(found)
     }
 
-    fn built(&self) -> anyhow::Result<Vec<BenchExecutable>> {
+    fn built(&self, running: &Running) -> anyhow::Result<Vec<BenchExecutable>> {
         let wanted = BuildTargets {
             benches: &self.bench,
             package: self.package.as_deref(),
@@ -101,12 +101,13 @@ impl BenchChoice {
         );
         let mut command = cargo::command(wanted);
         let said = |line: &str| eprintln!("{}", kernelgate::record::text::printable(line));
-        let built = cargo::build(&mut command, (&Running::default(), cargo::TIMEOUT), said)
-            .map_err(|error| match error {
+        let built = cargo::build(&mut command, (running, cargo::TIMEOUT), said).map_err(
+            |error| match error {
                 // What cargo said was repeated as it came.
                 BuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
                 other => anyhow::anyhow!("the package {other}"),
-            })?;
+            },
+        )?;
         let executable = |built: cargo::Built| BenchExecutable {
             bench: built.bench,
             path: built.path,

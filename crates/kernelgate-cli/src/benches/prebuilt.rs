@@ -15,7 +15,9 @@ pub fn prebuilt(folder: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
     let entries = std::fs::read_dir(folder)?;
     let below = std::fs::read_dir(folder.join("deps")).into_iter().flatten();
     for entry in entries.chain(below).flatten() {
-        let (path, Ok(facts)) = (entry.path(), entry.metadata()) else { continue };
+        let path = entry.path();
+        // Of what a link leads to.
+        let Ok(facts) = std::fs::metadata(&path) else { continue };
         if let (Some(name), Ok(modified)) = (executable_name(&path, &facts), facts.modified())
             && newest.get(&name).is_none_or(|(earlier, _)| *earlier < modified)
         {
@@ -62,9 +64,12 @@ mod tests {
             std::fs::write(&path, "x").unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
         }
+        std::os::unix::fs::symlink(folder.path().join("deps/two"), folder.path().join("linked"))
+            .unwrap();
+        std::os::unix::fs::symlink("circle", folder.path().join("circle")).unwrap();
         assert_eq!(
             prebuilt(folder.path()).unwrap().into_keys().collect::<Vec<_>>(),
-            ["attention", "two"]
+            ["attention", "linked", "two"]
         );
     }
 }

@@ -181,6 +181,7 @@ fn record(case: &StoredCase, added_ns: f64, contention: Option<f64>) -> CaseReco
             checked: 0,
             total: 0,
             digest: None,
+            after: None,
             by: None,
         },
         samples: Samples {

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::interval::{Ratio, SideTimes};
+use super::interval::{Ratio, SideTimes, SingleRun, SpreadSource};
+use super::single_run::CalibratedSpreads;
 use super::{Doubt, GateReport, Judged, Policy, Refusal, Verdict};
 use kernelgate::record::{Baseline, BaselineRun, CaseRecord, Provenance, Run};
 
@@ -10,8 +11,13 @@ use kernelgate::record::{Baseline, BaselineRun, CaseRecord, Provenance, Run};
 type Measured<'a> = [(&'a Run, &'a CaseRecord)];
 
 /// Compares runs with a baseline. `runs` is not empty; several runs of one bench binary are several
-/// process runs of its cases.
-pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> GateReport {
+/// process runs of its cases. `spreads` are the device's, where it was calibrated.
+pub fn compare(
+    baseline: &Baseline,
+    runs: &[Run],
+    policy: Policy,
+    spreads: &CalibratedSpreads,
+) -> GateReport {
     let mut head: BTreeMap<&str, Vec<(&Run, &CaseRecord)>> = BTreeMap::new();
     for run in runs {
         for (id, case) in &run.cases {
@@ -25,7 +31,7 @@ pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> GateReport 
         let differences: Vec<_> =
             head.iter().flat_map(|(run, case)| baseline.mismatches(base, run, case)).collect();
         if differences.is_empty() {
-            judged.push(judge(baseline, id, head, policy));
+            judged.push(judge(baseline, id, head, policy, spreads));
         }
         for difference in differences {
             let key = (difference.field.to_owned(), difference.base, difference.head);
@@ -68,7 +74,7 @@ pub fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> GateReport 
         skipped: missing().filter_map(|id| Some((id.clone(), (*skips.get(id)?).clone()))).collect(),
         failed,
         interrupted: runs.iter().filter(|run| !run.complete).map(|run| run.bench.clone()).collect(),
-        own: runs.iter().map(Run::key).filter(|key| baseline.runs.contains_key(key)).collect(),
+        own: runs.iter().filter(|run| baseline.has(run)).map(Run::key).collect(),
     }
 }
 
@@ -93,7 +99,13 @@ fn other_device(baseline: &Baseline, runs: &[Run], judged: &[Judged]) -> Option<
         .map(|(base, head)| (base.device_id(), head.device_id()))
 }
 
-fn judge(baseline: &Baseline, id: &str, head: &Measured<'_>, policy: Policy) -> Judged {
+fn judge(
+    baseline: &Baseline,
+    id: &str,
+    head: &Measured<'_>,
+    policy: Policy,
+    spreads: &CalibratedSpreads,
+) -> Judged {
     let base = &baseline.cases[id];
     // Contention on the host changes the times of its own cores only.
     let contended = head.iter().all(|(run, _)| run.environment.on_host());
@@ -101,12 +113,23 @@ fn judge(baseline: &Baseline, id: &str, head: &Measured<'_>, policy: Policy) -> 
         base.samples.keys().all(|key| run.environment.same_device(&baseline.runs[key].environment))
     };
     let same_device = head.iter().all(|(run, _)| same(run));
-    let base_side = SideTimes::of(base.samples.values(), policy.single_run, contended);
-    let head_side =
-        SideTimes::of(head.iter().map(|(_, case)| &case.samples), policy.single_run, contended);
+    let mut base_runs = base.samples.keys().map(|key| &baseline.runs[key]);
+    let base_single = match (base_runs.next(), base_runs.next()) {
+        (Some(only), None) => Some(spreads.of_base(id, base, &only.environment, policy.single_run)),
+        _ => None,
+    };
+    let head_single = match head {
+        [(only, _)] => Some(spreads.of_head(id, only, policy.single_run)),
+        _ => None,
+    };
+    let half_width =
+        |single: Option<SingleRun>| single.map_or(policy.single_run, |single| single.relative);
+    let base_side = SideTimes::of(base.samples.values(), half_width(base_single), contended);
+    let head_samples = head.iter().map(|(_, case)| &case.samples);
+    let head_side = SideTimes::of(head_samples, half_width(head_single), contended);
     let ratio = Ratio::of(&head_side, &base_side);
     let threshold = policy.relative_on(same_device).max(policy.absolute_ns / base_side.center_ns);
-    let (verdict, reason) = verdict(&ratio, threshold, base_side.runs, policy);
+    let (verdict, reason) = verdict(&ratio, threshold, base_single, policy);
     Judged {
         case: id.to_owned(),
         verdict,
@@ -121,6 +144,8 @@ fn judge(baseline: &Baseline, id: &str, head: &Measured<'_>, policy: Policy) -> 
         head_spread: head_side.spread,
         base_runs: base_side.runs,
         head_runs: head_side.runs,
+        base_single,
+        head_single,
         base_contention: base_side.contention,
         head_contention: head_side.contention,
     }
@@ -129,7 +154,7 @@ fn judge(baseline: &Baseline, id: &str, head: &Measured<'_>, policy: Policy) -> 
 fn verdict(
     ratio: &Ratio,
     threshold: f64,
-    base_runs: usize,
+    base_single: Option<SingleRun>,
     policy: Policy,
 ) -> (Verdict, Option<Doubt>) {
     let beyond = if ratio.low > 1.0 + threshold {
@@ -144,7 +169,9 @@ fn verdict(
     let matters = !(1.0 - threshold..=1.0 + threshold).contains(&ratio.center);
     match beyond {
         Some(verdict) => (verdict, None),
-        None if matters && base_runs == 1 => (Verdict::Inconclusive, Some(Doubt::SingleRun)),
+        None if matters && base_single.is_some_and(|it| it.from == SpreadSource::Assumed) => {
+            (Verdict::Inconclusive, Some(Doubt::SingleRun))
+        }
         None if ratio.high - ratio.low > policy.widest => {
             (Verdict::Inconclusive, Some(Doubt::Wide))
         }

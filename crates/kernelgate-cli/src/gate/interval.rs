@@ -7,6 +7,27 @@ use serde::Serialize;
 use kernelgate::record::Samples;
 use kernelgate::stats::{Spread, median};
 
+/// Relative half-width that a single run is given.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct SingleRun {
+    /// The half-width; a run whose own samples spread more is given that.
+    pub relative: f64,
+    /// Where it comes from.
+    pub from: SpreadSource,
+}
+
+/// What tells how runs of a case differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SpreadSource {
+    /// Nothing: it is the policy's.
+    Assumed,
+    /// Several runs of earlier code, which the baseline keeps.
+    EarlierRuns,
+    /// The calibration of this device.
+    Calibration,
+}
+
 /// One side of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SideTimes {

@@ -10,13 +10,14 @@ pub mod comparison;
 pub mod interval;
 pub mod paired;
 pub mod resources;
+pub mod single_run;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 pub use baseline::compare;
-use interval::Ratio;
+use interval::{Ratio, SingleRun};
 use kernelgate::exit::Exit;
 
 /// What counts as slower.
@@ -29,8 +30,8 @@ pub struct Policy {
     /// Relative difference that two devices of one model may have: comes on top where a case's
     /// baseline is not known to be of the same device.
     pub other_device: f64,
-    /// Relative half-width assumed for a side with a single process run, whose process-to-process
-    /// variance is unknown.
+    /// Relative half-width assumed for a side with a single process run, where neither a
+    /// calibration nor earlier runs tell its process-to-process variance.
     pub single_run: f64,
     /// Widest relative interval from which "unchanged" may still be said.
     pub widest: f64,
@@ -92,7 +93,7 @@ impl Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Doubt {
-    /// The baseline has one process run: its process-to-process variance is unknown.
+    /// The baseline has one process run, and nothing tells its process-to-process variance.
     SingleRun,
     /// The runs of a side differ too much.
     Wide,
@@ -140,6 +141,10 @@ pub struct Judged {
     pub base_runs: usize,
     /// Process runs judged.
     pub head_runs: usize,
+    /// What the baseline's only run was given for the difference between runs; none with several.
+    pub base_single: Option<SingleRun>,
+    /// The same of the only run judged.
+    pub head_single: Option<SingleRun>,
     /// Share of the host's CPU time that co-running processes took in the baseline's runs; 0 where
     /// unknown or without effect.
     pub base_contention: f64,

@@ -1,5 +1,13 @@
+use super::calibration::Calibration;
+use super::interval::SpreadSource;
+use super::single_run::CalibratedSpreads;
 use super::*;
 use kernelgate::record::{Baseline, CaseRecord, Environment, Provenance, Run};
+
+/// Without a calibration of the device.
+fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> GateReport {
+    super::compare(baseline, runs, policy, &CalibratedSpreads::default())
+}
 
 fn run(session: &str, times: &[(&str, f64)]) -> Run {
     let environment = Environment { machine: Some("here".to_owned()), ..Environment::cpu() };
@@ -245,6 +253,74 @@ fn a_baseline_of_one_run_blames_nobody_for_what_runs_may_differ_by() {
     // The threshold, and 10 % on either side for what a single run does not show: 1.05 x 1.1 / 0.9.
     assert_eq!(at(1.29e6), (Verdict::Regressed, None, Exit::Regression));
     assert_eq!(at(1e6 / 1.29), (Verdict::Improved, None, Exit::Fine));
+}
+
+/// The run as an executable measured it that was built from that commit.
+fn of_commit(commit: &str, run: Run) -> Run {
+    let provenance = Provenance { commit: Some(commit.to_owned()), dirty: false };
+    Run { provenance, executable: Some(format!("built from {commit}")), ..run }
+}
+
+/// Five runs of one commit, within ±1 %.
+fn five_runs() -> Baseline {
+    let mut baseline = Baseline::new("main");
+    for (session, time) in
+        [("1", 0.99e6), ("2", 1.01e6), ("3", 1e6), ("4", 0.995e6), ("5", 1.005e6)]
+    {
+        baseline.merge(&of_commit("aaaa", run(session, &[("a", time)])));
+    }
+    baseline
+}
+
+#[test]
+fn a_run_that_replaces_several_is_given_how_they_differed() {
+    let mut base = five_runs();
+    assert_eq!(base.cases["a"].samples.len(), 5, "runs of one build add");
+    let at = |base: &Baseline, time: f64| {
+        let head = of_commit("cccc", run("h", &[("a", time)]));
+        let judged = compare(base, &[head], Policy::default()).judged.remove(0);
+        (judged.verdict, judged.base_single.map(|single| single.from))
+    };
+    // 1.05 x 1.01 / 0.9: as with the five.
+    assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, None));
+    base.merge(&of_commit("bbbb", run("6", &[("a", 1e6)])));
+    assert_eq!(base.cases["a"].samples.len(), 1, "no case mixes commits");
+    let earlier = Some(SpreadSource::EarlierRuns);
+    assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, earlier));
+    assert_eq!(at(&base, 1.17e6), (Verdict::Inconclusive, earlier));
+    // It stays when that one is replaced by a single run too.
+    base.merge(&of_commit("dddd", run("7", &[("a", 1e6)])));
+    assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, earlier));
+    // Another definition has other times.
+    let mut redefined = of_commit("eeee", run("8", &[("a", 1e6)]));
+    redefined.cases.get_mut("a").unwrap().revision = 2;
+    base.merge(&redefined);
+    assert_eq!(base.cases["a"].earlier, None);
+}
+
+#[test]
+fn a_device_that_was_calibrated_gives_single_runs_its_spread() {
+    let here = run("1", &[("a", 1e6)]).environment;
+    let case = "w/f/a/cpu/hot";
+    // Sixty processes whose times lie within ±0.5 %.
+    let calibration =
+        Calibration { environment: here.clone(), ..calibration::tests::calibration(3, &[]) };
+    let spreads = CalibratedSpreads::of(&calibration);
+    let base = baseline(&run("1", &[(case, 1e6), ("b", 1e6)]));
+    let judged = |spreads: &CalibratedSpreads, case: &str, time: f64| {
+        let head = run("2", &[(case, time)]);
+        let report = super::compare(&base, &[head], Policy::default(), spreads);
+        let judged = report.judged[0].clone();
+        (judged.verdict, judged.base_single.unwrap().from, judged.head_single.unwrap().from)
+    };
+    let (measured, assumed) = (SpreadSource::Calibration, SpreadSource::Assumed);
+    assert_eq!(judged(&spreads, case, 1.07e6), (Verdict::Regressed, measured, measured));
+    assert_eq!(judged(&spreads, case, 1.055e6), (Verdict::Inconclusive, measured, measured));
+    // A case that was not calibrated, and another device.
+    assert_eq!(judged(&spreads, "b", 1.07e6), (Verdict::Inconclusive, assumed, assumed));
+    let elsewhere = Environment { machine: Some("there".to_owned()), ..here };
+    let spreads = CalibratedSpreads::of(&Calibration { environment: elsewhere, ..calibration });
+    assert_eq!(judged(&spreads, case, 1.07e6), (Verdict::Inconclusive, assumed, assumed));
 }
 
 #[test]

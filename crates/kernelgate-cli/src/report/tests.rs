@@ -7,9 +7,11 @@ use kernelgate::display::{bytes, rate, time};
 
 use super::{comment, comparison, junit, metrics, verdicts};
 use crate::gate::comparison::{Broken, Compared, Comparison, Round};
-use crate::gate::interval::Ratio;
+use crate::gate::interval::{Ratio, SingleRun, SpreadSource};
 use crate::gate::paired::{Decision, Reason, TestPlan};
 use crate::gate::{Doubt, GateReport, Judged, Policy, Refusal, Staleness, Verdict};
+
+const ASSUMED: SingleRun = SingleRun { relative: 0.1, from: SpreadSource::Assumed };
 
 fn decision(case: &str, verdict: Verdict, change: f64, width: f64) -> Decision {
     let ratio = |center: f64| Ratio { center, low: center - width, high: center + width };
@@ -136,6 +138,8 @@ fn judged(case: &str, verdict: Verdict, change: f64, runs: (usize, usize)) -> Ju
         head_spread: None,
         base_runs: runs.0,
         head_runs: runs.1,
+        base_single: (runs.0 == 1).then_some(ASSUMED),
+        head_single: (runs.1 == 1).then_some(ASSUMED),
         base_contention: 0.0,
         head_contention: 0.0,
     }

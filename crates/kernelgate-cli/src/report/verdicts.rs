@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 
 use super::summary::{self, SummaryRow, Unjudged, UnjudgedKind, VerdictSummary};
+use crate::gate::interval::{SingleRun, SpreadSource};
 use crate::gate::{Doubt, GateReport, Judged};
 use kernelgate::record::text::printable;
 
@@ -208,8 +209,28 @@ fn notes(report: &GateReport) -> Vec<String> {
             100.0 * base
         ));
     }
-    let single = |side: fn(&Judged) -> usize| report.judged.iter().any(|judged| side(judged) == 1);
-    if single(|judged| judged.base_runs) {
+    lines.extend(single_runs(report));
+    if let Some((base, head)) = &report.other_device {
+        lines.push(format!(
+            "not known to be the same device ({base} in the baseline, {head} in the run): two of \
+             one model may differ by {:.0}%, so that the threshold is {:.1}% in place of {:.1}%",
+            100.0 * report.policy.other_device,
+            100.0 * report.policy.relative_on(false),
+            100.0 * report.policy.relative
+        ));
+    }
+    lines
+}
+
+/// What single runs were given for the difference between runs, and how to learn it.
+fn single_runs(report: &GateReport) -> Vec<String> {
+    let mut lines = Vec::new();
+    let given = |side: fn(&Judged) -> Option<SingleRun>, from: SpreadSource| {
+        let of = report.judged.iter().filter_map(side).filter(|single| single.from == from);
+        of.map(|single| single.relative).reduce(f64::max)
+    };
+    let (base, head) = (|judged: &Judged| judged.base_single, |judged: &Judged| judged.head_single);
+    if given(base, SpreadSource::Assumed).is_some() {
         lines.push(format!(
             "the baseline has one process run of a case: nobody saw how its runs differ, and a \
              difference of more than {:.1}% that the allowance for that could explain is \
@@ -219,20 +240,27 @@ fn notes(report: &GateReport) -> Vec<String> {
             report.baseline
         ));
     }
-    if single(|judged| judged.head_runs) {
+    if let Some(most) = given(base, SpreadSource::EarlierRuns) {
+        lines.push(format!(
+            "one process run in the baseline: given up to ±{:.1}%, as the several runs differed \
+             that it replaced",
+            100.0 * most
+        ));
+    }
+    for (side, what) in [(base as fn(&Judged) -> _, "in the baseline"), (head, "judged")] {
+        if let Some(most) = given(side, SpreadSource::Calibration) {
+            lines.push(format!(
+                "one process run {what}: given up to ±{:.1}%, as processes differed in the \
+                 calibration of this device",
+                100.0 * most
+            ));
+        }
+    }
+    if given(head, SpreadSource::Assumed).is_some() {
         lines.push(format!(
             "one process run is judged: ±{:.0}% is assumed for what differs between runs; after \
              more of `cargo bench`, `kernelgate gate --last COUNT` tells it",
             100.0 * report.policy.single_run
-        ));
-    }
-    if let Some((base, head)) = &report.other_device {
-        lines.push(format!(
-            "not known to be the same device ({base} in the baseline, {head} in the run): two of \
-             one model may differ by {:.0}%, so that the threshold is {:.1}% in place of {:.1}%",
-            100.0 * report.policy.other_device,
-            100.0 * report.policy.relative_on(false),
-            100.0 * report.policy.relative
         ));
     }
     lines

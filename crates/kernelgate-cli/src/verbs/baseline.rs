@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::choice::unexpected;
+use super::interrupt;
 use super::lock::locked;
 use super::output::{OutputFormat, print_json};
 use super::sessions::Sessions;
@@ -118,7 +119,7 @@ fn read(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<Basel
         return Ok(store.baseline(device, name)?);
     }
     let devices: Vec<String> = store
-        .baseline_files()
+        .baseline_files()?
         .into_iter()
         .filter(|file| file.1 == name)
         .map(|file| file.0)
@@ -135,8 +136,10 @@ fn find(
     settings: &Settings,
     benches: &find::BenchChoice,
 ) -> anyhow::Result<Exit> {
-    let found = benches.find(&store.root)?;
-    let asking = Asking { settings: settings.variables(), filter: None, timeout: ANSWER_TIMEOUT };
+    let running = &interrupt::watched()?;
+    let found = benches.find(&store.root, running)?;
+    let settings = settings.variables();
+    let asking = Asking { settings, filter: None, timeout: ANSWER_TIMEOUT, running };
     // Every bench that has something for the device runs on it.
     let mut devices: Vec<String> = Vec::new();
     for (bench, answer) in ask::all(&found, &asking, &Action::Environment)? {
@@ -162,7 +165,18 @@ fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
     let _lock = locked(&path)?;
     let mut baseline =
         Baseline::open(&path, name).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    for run in runs {
+    anyhow::ensure!(
+        runs.iter().any(|run| !run.cases.is_empty()),
+        "no case was measured: there is nothing to add"
+    );
+    for run in runs.iter().filter(|run| !run.complete) {
+        eprintln!(
+            "warning: the run {} did not get to its end: only its {} finished cases are added",
+            run.key(),
+            run.cases.len()
+        );
+    }
+    for run in runs.iter().filter(|run| !run.cases.is_empty()) {
         if let Err(differing) = baseline.add(run) {
             for Mismatch { field, base, head } in differing {
                 println!(
@@ -173,7 +187,6 @@ fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
             return Ok(Exit::Refused);
         }
     }
-    anyhow::ensure!(!baseline.cases.is_empty(), "no case was measured: there is nothing to add");
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let most = baseline.cases.values().map(|case| case.samples.len()).max().unwrap_or_default();
     println!("{} cases, up to {most} runs each, in {}", baseline.cases.len(), path.display());
@@ -194,7 +207,7 @@ struct ListedBaseline {
 }
 
 fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
-    let files = store.baseline_files();
+    let files = store.baseline_files()?;
     let mut listed = Vec::new();
     for (device, name, path) in files {
         let (mut row, read) = (
@@ -291,6 +304,7 @@ fn show(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
 fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow::Result<Exit> {
     let mut baseline: Baseline =
         file::read(from).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    anyhow::ensure!(!baseline.cases.is_empty(), "{} holds no case", from.display());
     let devices: std::collections::BTreeSet<String> =
         baseline.runs.values().map(|run| run.environment.slug()).collect();
     anyhow::ensure!(
@@ -306,6 +320,13 @@ fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow
     let path = store.baseline_path(&device, &baseline.name)?;
     let _lock = locked(&path)?;
     anyhow::ensure!(force || !path.exists(), "{} exists: --force replaces it", path.display());
+    if !file::has_checksum(from) {
+        eprintln!(
+            "warning: {} has no checksum, so that nobody knows whether it was edited: it is \
+             taken as it is",
+            from.display()
+        );
+    }
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     println!("{} cases to {}", baseline.cases.len(), path.display());
     Ok(Exit::Fine)

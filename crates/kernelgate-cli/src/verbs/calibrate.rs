@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use super::output::{OutputFormat, command_line, print_json};
+use super::output::{OutputFormat, arguments_of_process, command_line, print_json};
 use super::settings::{Settings, ThresholdFlags, Timeouts};
 use crate::compare::calibrate::{self, CalibrationRequest};
 use crate::compare::progress::parse_duration;
@@ -138,7 +138,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         cases: arguments.cases,
         named: names_cases(arguments),
         total: arguments.total_time,
-        command: command_line(std::env::args().skip(1), HERE, &["--resume"]),
+        command: command_line(arguments_of_process(), HERE, &["--resume"]),
         state: state.clone(),
         resume: arguments.resume,
     };
@@ -192,7 +192,7 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
     anyhow::ensure!(arguments.sham <= 100_000, "--sham takes a number up to 100000");
     anyhow::ensure!(arguments.cases > 0, "--cases takes a number from 1");
     anyhow::ensure!(
-        std::env::var_os("KERNELGATE_DELAY").is_none(),
+        std::env::var_os("KERNELGATE_DELAY").is_none_or(|delay| delay.is_empty()),
         "KERNELGATE_DELAY is set: it would slow both sides down; unset it"
     );
     Filter::parse(arguments.filter.as_deref(), false)?;

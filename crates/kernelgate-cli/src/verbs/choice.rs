@@ -6,6 +6,7 @@ use kernelgate::harness::filter::Filter;
 use kernelgate::protocol::{Action, ResponseBody};
 use kernelgate::record::Store;
 
+use super::interrupt;
 use super::settings::Settings;
 use crate::benches::ask::{self, Asking};
 use crate::benches::find;
@@ -35,12 +36,14 @@ impl Choice {
         action: &Action,
     ) -> anyhow::Result<Vec<(String, ResponseBody)>> {
         Filter::parse(self.filter.as_deref(), false)?;
+        let running = interrupt::watched()?;
         let asking = Asking {
             settings: self.settings.variables(),
             filter: self.filter.as_deref(),
             timeout: self.wait,
+            running: &running,
         };
-        ask::all(&self.benches.find(&store.root)?, &asking, action)
+        ask::all(&self.benches.find(&store.root, &running)?, &asking, action)
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::output::command_line;
+use super::output::{arguments_of_process, command_line};
 use super::settings::{Settings, ThresholdFlags, Timeouts};
 use super::verdict::VerdictOutput;
 use crate::compare::progress::parse_duration;
@@ -59,7 +59,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     anyhow::ensure!(
-        std::env::var_os("KERNELGATE_DELAY").is_none(),
+        std::env::var_os("KERNELGATE_DELAY").is_none_or(|delay| delay.is_empty()),
         "KERNELGATE_DELAY is set: it would slow both sides down; unset it"
     );
     Filter::parse(arguments.filter.as_deref(), false)?;
@@ -89,6 +89,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         target: kept.parent().map(PathBuf::from).unwrap_or_default(),
         folder: kept.join("compare"),
     };
+    arguments.output.check()?;
     let outcome = match compare::run(&request) {
         Ok(outcome) => outcome,
         Err(refused @ CompareError::Refused { .. }) => {
@@ -97,7 +98,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         }
         Err(error) => return Err(error.into()),
     };
-    let again = command_line(std::env::args().skip(1), &["--format", "--out"], &["--resume"]);
+    let again = command_line(arguments_of_process(), &["--format", "--out"], &["--resume"]);
     let summary = comparison::summary(&outcome, &again);
     arguments.output.tell(
         &comparison::text(&outcome),

@@ -2,11 +2,13 @@
 
 use super::sessions::Sessions;
 use super::verdict::VerdictOutput;
+use crate::gate::calibration::Calibration;
+use crate::gate::single_run::CalibratedSpreads;
 use crate::gate::{GateReport, Policy, Staleness, compare};
 use crate::report::{metrics, verdicts};
 use kernelgate::exit::Exit;
 use kernelgate::record::store::StoreError;
-use kernelgate::record::{Baseline, Run, Store};
+use kernelgate::record::{Baseline, Run, Store, file};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -60,17 +62,22 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 /// the refusal says so.
 fn hold(store: &Store, name: &str, runs: &[Run], policy: Policy) -> Result<GateReport, StoreError> {
     let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
+    let spreads = match file::read::<Calibration>(&store.calibration_path(&device)) {
+        Ok(calibration) => CalibratedSpreads::of(&calibration),
+        Err(error) if error.is_not_found() => CalibratedSpreads::default(),
+        Err(error) => return Err(error.into()),
+    };
+    let compare = |baseline: &Baseline| compare(baseline, runs, policy, &spreads);
     match store.baseline(&device, name) {
         Ok(baseline) => {
-            let report = compare(&baseline, runs, policy);
+            let report = compare(&baseline);
             Ok(GateReport { staleness: staleness(store, &baseline, &report), ..report })
         }
         Err(missing @ StoreError::NoBaseline { .. }) => {
             let elsewhere =
-                store.baseline_files().into_iter().filter(|(_, other, _)| other == name);
-            let reports = elsewhere.filter_map(|(device, ..)| {
-                Some(compare(&store.baseline(&device, name).ok()?, runs, policy))
-            });
+                store.baseline_files()?.into_iter().filter(|(_, other, _)| other == name);
+            let reports = elsewhere
+                .filter_map(|(device, ..)| Some(compare(&store.baseline(&device, name).ok()?)));
             reports.into_iter().find(|report| !report.refused.is_empty()).ok_or(missing)
         }
         Err(error) => Err(error),

@@ -12,6 +12,7 @@ mod choice;
 mod compare;
 mod doctor;
 mod gate;
+mod interrupt;
 mod list;
 mod lock;
 mod output;

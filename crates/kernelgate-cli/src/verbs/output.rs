@@ -29,6 +29,11 @@ pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The arguments of the program, as text.
+pub fn arguments_of_process() -> impl Iterator<Item = String> {
+    std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
+}
+
 /// The command line as one would type it again in a shell, without some flags; those of the first
 /// list have a value.
 pub fn command_line(

@@ -13,6 +13,7 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 use super::choice::unexpected;
+use super::interrupt;
 use super::output::{OutputFormat, print_json};
 use super::sessions::Sessions;
 use crate::benches::ask::{self, Asking};
@@ -202,10 +203,12 @@ fn programs(
     store: &Store,
     families: &BTreeSet<&str>,
 ) -> anyhow::Result<Vec<PeerProgram>> {
-    let asking = Asking { settings: BTreeMap::new(), filter: None, timeout: ANSWER_TIMEOUT };
+    let running = &interrupt::watched()?;
+    let settings = BTreeMap::new();
+    let asking = Asking { settings, filter: None, timeout: ANSWER_TIMEOUT, running };
+    let found = arguments.benches.find(&store.root, running)?;
     let mut programs: Vec<PeerProgram> = Vec::new();
-    for (bench, answer) in ask::all(&arguments.benches.find(&store.root)?, &asking, &Action::Peers)?
-    {
+    for (bench, answer) in ask::all(&found, &asking, &Action::Peers)? {
         let ResponseBody::Peers(found) = answer else { return Err(unexpected(&bench)) };
         programs
             .extend(found.into_iter().filter(|program| families.contains(program.family.as_str())));

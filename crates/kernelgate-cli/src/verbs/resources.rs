@@ -13,8 +13,10 @@ use kernelgate::record::resources::{KernelResources, Resources};
 use kernelgate::record::{Store, file};
 
 use super::choice::unexpected;
+use super::interrupt;
 use super::output::{OutputFormat, print_json};
 use crate::benches::ask::{self, Asking};
+use crate::benches::child::Running;
 use crate::benches::find::{BenchChoice, FoundBenches};
 use crate::compare::progress::parse_duration;
 use crate::gate::resources::{ResourcesOutcome, compare};
@@ -56,10 +58,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             bases.insert(arch, file::read(&path(store, arch)).map_err(failed_to)?);
         }
     }
-    let found = arguments.benches.find(&store.root)?;
+    let running = interrupt::watched()?;
+    let found = arguments.benches.find(&store.root, &running)?;
     let mut exit = Exit::Fine;
     for arch in &arguments.arch {
-        let mut resources = compile_all(&found, arch, arguments.wait)?;
+        let mut resources = compile_all(&found, arch, (&running, arguments.wait))?;
         if arguments.save {
             let path = path(store, arch);
             file::write(&path, &resources).map_err(failed_to)?;
@@ -84,8 +87,12 @@ fn path(store: &Store, arch: &str) -> std::path::PathBuf {
 
 /// Has every bench compile its kernels for an architecture; says which of them it does not run.
 /// Benches may list the same kernels.
-fn compile_all(found: &FoundBenches, arch: &str, timeout: Duration) -> anyhow::Result<Resources> {
-    let asking = Asking { settings: BTreeMap::new(), filter: None, timeout };
+fn compile_all(
+    found: &FoundBenches,
+    arch: &str,
+    (running, timeout): (&Running, Duration),
+) -> anyhow::Result<Resources> {
+    let asking = Asking { settings: BTreeMap::new(), filter: None, timeout, running };
     let mut all: Option<Resources> = None;
     let mut left_out: Vec<String> = Vec::new();
     for (bench, answer) in ask::all(found, &asking, &Action::Resources { arch: arch.to_owned() })? {

@@ -1,13 +1,22 @@
 //! `kernelgate baseline save`: several runs of `cargo bench`, each of fresh processes, become a
 //! baseline.
 
-use super::lock::locked;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use super::interrupt;
+use super::lock::locked;
+use crate::benches::cargo;
+use crate::benches::child::{Ended, Running, wait};
 use kernelgate::exit::Exit;
 use kernelgate::record::environment::Mismatch;
 use kernelgate::record::store::check_name;
 use kernelgate::record::{Baseline, Run, Store, file};
+
+/// A `cargo bench` that takes longer is stuck.
+const TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -26,33 +35,110 @@ pub struct Arguments {
     arguments: Vec<String>,
 }
 
+/// Folders of the runs that got to their end, for who wants to take them later.
+type Finished = Arc<Mutex<Vec<PathBuf>>>;
+
 /// Runs the benches and writes the baseline at the end: until then, and when anything breaks, it is
-/// as it was.
+/// as it was, and the runs that were finished are kept.
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     check_name(&arguments.name)?;
+    check_baselines(store, &arguments.name)?;
+    let finished = Finished::default();
+    let (held, name) = (Arc::clone(&finished), arguments.name.clone());
+    let running = interrupt::watched_saying(move || {
+        format!(": baseline `{name}` is as it was{}", rescue(&held, &name))
+    })?;
+    let outcome = measure(arguments, store, &running, &finished)
+        .and_then(|sessions| write(arguments, store, &sessions));
+    match outcome {
+        Ok(Exit::Fine) => Ok(Exit::Fine),
+        Ok(other) => {
+            eprintln!("the baseline is as it was{}", rescue(&finished, &arguments.name));
+            Ok(other)
+        }
+        Err(error) => anyhow::bail!(
+            "{error:#}: the baseline is as it was{}",
+            rescue(&finished, &arguments.name)
+        ),
+    }
+}
+
+/// Looks before anything is measured: whether baselines of that name can be read, and their folder
+/// written.
+fn check_baselines(store: &Store, name: &str) -> anyhow::Result<()> {
+    let failed_to = |error| anyhow::anyhow!("failed to {error}");
+    for (.., path) in store.baseline_files()?.iter().filter(|(_, there, _)| there == name) {
+        file::read::<Baseline>(path).map_err(failed_to)?;
+        file::check_writable(path).map_err(failed_to)?;
+    }
+    file::check_writable(&store.baselines.join(name)).map_err(failed_to)
+}
+
+/// How to take the runs that were finished; nothing where there are none.
+fn rescue(finished: &Finished, name: &str) -> String {
+    let folders = finished.lock().unwrap_or_else(PoisonError::into_inner);
+    if folders.is_empty() {
+        return String::new();
+    }
+    let sessions: Vec<String> =
+        folders.iter().map(|folder| format!(" --session {}", folder.display())).collect();
+    format!(
+        "; its finished runs are kept, and `kernelgate baseline add {name}{}` adds them",
+        sessions.concat()
+    )
+}
+
+/// The sessions, in order.
+fn measure(
+    arguments: &Arguments,
+    store: &Store,
+    running: &Running,
+    finished: &Finished,
+) -> anyhow::Result<Vec<Vec<Run>>> {
     let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
     let mut sessions: Vec<Vec<Run>> = Vec::new();
     for number in 1..=arguments.runs {
         eprintln!("run {number} of {}", arguments.runs);
         let session = format!("{started}-{}-{number}", std::process::id());
-        bench(store, &session, &arguments.arguments)?;
-        let runs = store.session(&store.runs.join(&session))?;
+        bench(store, &session, &arguments.arguments, running)?;
+        let folder = store.runs.join(&session);
+        let runs = store.session(&folder)?;
         if let Some(interrupted) = runs.iter().find(|run| !run.complete) {
-            anyhow::bail!(
-                "bench `{}` did not get to its end in run {number}: the baseline is as it was",
-                interrupted.bench
-            );
+            anyhow::bail!("bench `{}` did not get to its end in run {number}", interrupted.bench);
+        }
+        finished.lock().unwrap_or_else(PoisonError::into_inner).push(folder);
+        if number == 1 {
+            // Now the device is known.
+            check_file(&baseline_path(store, &arguments.name, &runs)?, &arguments.name)?;
         }
         sessions.push(runs);
     }
-    let device = sessions[0][0].environment.slug();
-    let path = store.baseline_path(&device, &arguments.name)?;
+    Ok(sessions)
+}
+
+fn baseline_path(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<PathBuf> {
+    let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
+    Ok(store.baseline_path(&device, name)?)
+}
+
+fn check_file(path: &Path, name: &str) -> anyhow::Result<()> {
+    Baseline::open(path, name)
+        .and_then(|_| file::check_writable(path))
+        .map_err(|error| anyhow::anyhow!("failed to {error}"))
+}
+
+/// Makes the baseline of the sessions.
+fn write(arguments: &Arguments, store: &Store, sessions: &[Vec<Run>]) -> anyhow::Result<Exit> {
+    let path = baseline_path(store, &arguments.name, &sessions[0])?;
     let _lock = locked(&path)?;
     let mut baseline = Baseline::open(&path, &arguments.name)
         .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     for (number, runs) in sessions.iter().enumerate() {
         for run in runs {
             if number == 0 {
+                for replaced in baseline.replaced_by(run, run.cases.keys().map(String::as_str)) {
+                    eprintln!("replaced {replaced}");
+                }
                 baseline.merge(run);
             } else if let Err(differing) = baseline.add(run) {
                 for Mismatch { field, base, head } in differing {
@@ -67,18 +153,29 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     anyhow::ensure!(!baseline.cases.is_empty(), "no case was measured: there is nothing to save");
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    println!(
-        "{} cases, {} runs each, in {}",
-        sessions[0].iter().map(|run| run.cases.len()).sum::<usize>(),
-        sessions.len(),
-        path.display()
-    );
+    let cases: Vec<usize> = sessions[0]
+        .iter()
+        .flat_map(|run| run.cases.keys())
+        .filter_map(|id| Some(baseline.cases.get(id)?.samples.len()))
+        .collect();
+    // Runs of the same build that were there before count too.
+    let fewest = cases.iter().min().copied().unwrap_or_default();
+    let runs = match cases.iter().max() {
+        Some(&most) if most > fewest => format!("{fewest} to {most}"),
+        _ => fewest.to_string(),
+    };
+    println!("{} cases, {runs} runs each, in {}", cases.len(), path.display());
     Ok(Exit::Fine)
 }
 
 /// One `cargo bench`. What it prints goes to standard error: the result here is another.
-fn bench(store: &Store, session: &str, arguments: &[String]) -> anyhow::Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+fn bench(
+    store: &Store,
+    session: &str,
+    arguments: &[String],
+    running: &Running,
+) -> anyhow::Result<()> {
+    let cargo = cargo::program();
     let mut command = Command::new(&cargo);
     command
         .arg("bench")
@@ -87,9 +184,11 @@ fn bench(store: &Store, session: &str, arguments: &[String]) -> anyhow::Result<(
         .env("KERNELGATE_SESSION", session)
         .stdin(Stdio::null());
     command.stdout(std::io::stderr());
-    let status = command
-        .status()
+    let ended = wait(&mut command, TIMEOUT, running)
         .map_err(|error| anyhow::anyhow!("failed to start {}: {error}", cargo.display()))?;
-    anyhow::ensure!(status.success(), "cargo bench ended with {status}: the baseline is as it was");
-    Ok(())
+    match ended {
+        Ended::Exited(status) if status.success() => Ok(()),
+        Ended::Exited(status) => anyhow::bail!("cargo bench ended with {status}"),
+        Ended::TimedOut => anyhow::bail!("cargo bench took more than {} s", TIMEOUT.as_secs()),
+    }
 }

@@ -22,7 +22,8 @@ pub struct Settings {
     /// Which cases, as of `cargo bench`
     #[arg(long, env = "KERNELGATE_EFFORT", value_enum)]
     effort: Option<EffortName>,
-    /// Replace an axis' values, for example --axis s=512,777 (repeatable)
+    /// Replace an axis' values, for example --axis s=512,777 (repeatable; values of one axis add
+    /// up)
     #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
     axis: Vec<Override>,
     /// Where to run: auto is the GPU if there is one, else the CPU

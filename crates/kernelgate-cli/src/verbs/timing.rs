@@ -10,6 +10,7 @@ use kernelgate::protocol::{self, Action, ResponseBody, TimingReport};
 use kernelgate::record::Store;
 
 use super::choice::unexpected;
+use super::interrupt;
 use super::output::{OutputFormat, print_json};
 use crate::benches::ask::{self, Asking};
 use crate::benches::find;
@@ -57,13 +58,14 @@ impl From<PartName> for protocol::Part {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    let found = arguments.benches.find(&store.root)?;
+    let running = &interrupt::watched()?;
+    let found = arguments.benches.find(&store.root, running)?;
     let settings = [
         ("KERNELGATE_BACKEND", "cuda".to_owned()),
         ("KERNELGATE_DEVICE", arguments.device.to_string()),
     ];
     let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    let asking = Asking { settings, filter: None, timeout: arguments.wait };
+    let asking = Asking { settings, filter: None, timeout: arguments.wait, running };
     // Every bench would measure the same.
     let bench = &found.executables[0];
     let report =

@@ -42,8 +42,18 @@ pub struct VerdictOutput {
 }
 
 impl VerdictOutput {
-    /// Prints a result, and writes all its formats where asked for. `text` is for a terminal,
-    /// `result` the whole.
+    /// Looks before anything is measured: whether the folder that was asked for can be written.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let Some(folder) = &self.out else { return Ok(()) };
+        file::check_writable(&folder.join("result.json"))
+            .map_err(|error| anyhow::anyhow!("--out: failed to {error}"))
+    }
+
+    /// Prints a result, then writes all its formats where asked for: what cannot be written costs
+    /// no verdict. `text` is for a terminal, `result` the whole.
     pub fn tell(
         &self,
         text: &str,
@@ -51,6 +61,14 @@ impl VerdictOutput {
         result: &impl Serialize,
         metrics: &Metrics,
     ) -> anyhow::Result<()> {
+        match self.format {
+            VerdictFormat::Text => println!("{text}"),
+            VerdictFormat::Json => print_json(result)?,
+            VerdictFormat::Markdown => print!("{}", comment::markdown(summary)),
+            VerdictFormat::Junit => print!("{}", junit::xml(summary)),
+            VerdictFormat::Bmf => print_json(&metrics::bencher(metrics))?,
+            VerdictFormat::SmallerIsBetter => print_json(&metrics::smaller_is_better(metrics))?,
+        }
         if let Some(folder) = &self.out {
             let json = |value: serde_json::Result<String>| value.map(|text| text + "\n");
             for (name, text) in [
@@ -66,14 +84,6 @@ impl VerdictOutput {
                 file::write_text(&folder.join(name), &text)
                     .map_err(|error| anyhow::anyhow!("--out: failed to {error}"))?;
             }
-        }
-        match self.format {
-            VerdictFormat::Text => println!("{text}"),
-            VerdictFormat::Json => print_json(result)?,
-            VerdictFormat::Markdown => print!("{}", comment::markdown(summary)),
-            VerdictFormat::Junit => print!("{}", junit::xml(summary)),
-            VerdictFormat::Bmf => print_json(&metrics::bencher(metrics))?,
-            VerdictFormat::SmallerIsBetter => print_json(&metrics::smaller_is_better(metrics))?,
         }
         Ok(())
     }

@@ -38,6 +38,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     // The bench runs in another folder.
     let dump = raw.as_ref().map(|raw| raw.path().canonicalize()).transpose()?;
+    if let Some(folder) = dump.as_ref().filter(|folder| folder.to_str().is_none()) {
+        anyhow::bail!("--dump: {} is not UTF-8, which a request cannot name", folder.display());
+    }
     let mut rows: Vec<VerifiedCase> = Vec::new();
     for (bench, answer) in arguments.choice.ask(store, &Action::Verify { dump })? {
         let ResponseBody::Verify(verified) = answer else { return Err(unexpected(&bench)) };

@@ -8,11 +8,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
 
 use super::error::HarnessError;
 use super::filter::Filter;
 use super::place::{BackendName, DEFAULT_TIMEOUT_S, DeviceRequest};
+use super::variables;
 use crate::measure::delay::Delay;
 use crate::record::store::check_name;
 use crate::workload::{Effort, Override};
@@ -33,7 +34,8 @@ pub struct Flags {
     /// kernelgate: which cases, and how long: quick, default or thorough
     #[arg(long, env = "KERNELGATE_EFFORT", value_enum)]
     pub effort: Option<EffortName>,
-    /// kernelgate: replace an axis' values, for example --axis s=512,777 (repeatable)
+    /// kernelgate: replace an axis' values, for example --axis s=512,777 (repeatable; values of one axis add
+    /// up)
     #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
     pub axis: Vec<Override>,
     /// kernelgate: where to run: auto is the GPU if there is one, else the CPU
@@ -164,6 +166,19 @@ pub struct Flags {
     include_ignored: bool,
     #[arg(short = 'V', long, hide = true)]
     version: bool,
+}
+
+/// The command line, as the process' variables make it.
+pub fn command() -> clap::Command {
+    variables::without_empty(Flags::command())
+}
+
+/// Reads the arguments, those of ours and Criterion's.
+///
+/// # Errors
+/// What is wrong with them, or the help that was asked for.
+pub fn parse(arguments: &[OsString]) -> Result<Flags, clap::Error> {
+    Flags::from_arg_matches(&command().try_get_matches_from(arguments)?)
 }
 
 /// [`Effort`] as a flag value.
@@ -386,7 +401,6 @@ pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     fn flags(line: &str) -> Flags {
         Flags::try_parse_from(line.split_whitespace()).unwrap()

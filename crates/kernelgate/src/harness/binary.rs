@@ -1,35 +1,29 @@
 //! The bench binary: flags, selection, and what each mode does with it.
 
-use super::names;
-use crate::record::text::printable;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
-
-use clap::Parser;
 
 use super::args::{Flags, Mode};
 use super::cases::Selection;
 use super::error::HarnessError;
 use super::execution::{Execution, Timer, new_criterion, open_group, run_cases};
 use super::filter::Filter;
+use super::peers::Peers;
 use super::place::Place;
 use super::progress::BenchProgress;
-use super::recorder::Recorder;
-use super::references::References;
-use super::{answer, args, cases, guard, recorder, trial, trial_run};
-use crate::backend::{BackendKind, Target};
-use crate::display;
+use super::{
+    answer, args, bench_run, cases, guard, names, stored, terse, trial, trial_run, variables,
+};
+use crate::backend::Target;
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
-use crate::measure::limits::Limits;
-use crate::protocol::{self, Action, PeerProgram, Request, Response, ResponseBody};
-use crate::record::{Baseline, Environment, FileError, Lock, Provenance, Run, Store, file};
-use crate::record::{TrialRequest, trial_request};
+use crate::protocol::{self, Action, Request, Response, ResponseBody};
+use crate::record::text::printable;
+use crate::record::{Environment, Run, Store, TrialRequest, file, trial_request};
 use crate::suite::Suite;
-use crate::workload::{Effort, Work};
+use crate::workload::Effort;
 use kernelgate_cuda::observe::range::Range;
-use kernelgate_cuda::observe::telemetry::Telemetry;
 use kernelgate_cuda::spec::ListedKernel;
 
 /// A bench binary's workloads.
@@ -39,29 +33,6 @@ pub struct Harness {
     siblings: Vec<Box<dyn Suite>>,
     peers: &'static [Peers],
     kernels: Vec<ListedKernel>,
-}
-
-/// A Python program that times other people's kernels for the problems of a family. It reads a JSON
-/// list of problems and prints a line of JSON a result.
-#[derive(Debug, Clone, Copy)]
-pub struct Peers {
-    /// First part of the workloads' names.
-    pub family: &'static str,
-    /// The file that is run.
-    pub main: &'static str,
-    /// Its files: name and text.
-    pub files: &'static [(&'static str, &'static str)],
-}
-
-impl Peers {
-    fn program(&self) -> PeerProgram {
-        let files = self
-            .files
-            .iter()
-            .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
-            .collect();
-        PeerProgram { family: self.family.to_owned(), main: self.main.to_owned(), files }
-    }
 }
 
 impl Harness {
@@ -104,13 +75,28 @@ impl Harness {
             return Exit::Fine.into();
         }
         let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-        if let Some((rest, own)) = args::take_own_flags(&arguments) {
+        let flags = match args::parse(&arguments) {
+            Ok(flags) => flags,
+            Err(error) if error.use_stderr() => {
+                let text = variables::explain(&error, &args::command(), &arguments);
+                eprint!("{}", printable(&text));
+                return Exit::Usage.into();
+            }
+            Err(help) => help.exit(),
+        };
+        let own = args::take_own_flags(&arguments);
+        let terse = terse::is_wanted(&flags, &arguments);
+        if own.is_some() || terse {
+            let (mut rest, mut own) = own.unwrap_or((arguments, Vec::new()));
+            if terse {
+                rest.splice(0..0, terse::FLAG.map(OsString::from));
+                own.push((terse::VARIABLE, "yes".to_owned()));
+            }
             return replace_process(&rest, &own);
         }
-        let flags = match Flags::try_parse_from(&arguments) {
-            Ok(flags) => flags,
-            Err(error) => error.exit(),
-        };
+        if flags.request.is_none() && flags.trial.is_none() {
+            variables::warnings().iter().for_each(|warning| eprintln!("{}", printable(warning)));
+        }
         guard::keep_panics();
         let outcome = guard::catch(|| self.run(&flags)).unwrap_or_else(|panic| {
             Err(HarnessError::Usage(format!("internal error, please report it: {panic}")))
@@ -151,10 +137,17 @@ impl Harness {
         };
         let store = Store::discover();
         match flags.mode() {
-            Mode::Bench => self.bench(flags, &place, selection, effort, &store),
+            Mode::Bench => {
+                stored::check(&store, &selection, flags.baseline.as_deref(), true)?;
+                stored::check(&store, &selection, flags.baseline_lenient.as_deref(), false)?;
+                let selected = (&selection, effort);
+                let (exit, run) = bench_run::bench(self.name, flags, &place, selected, &store)?;
+                self.check_anything_ran(flags, &place, &run).map(|()| exit)
+            }
             Mode::List | Mode::Load => {
-                check_stored(&store, &selection, flags.load_baseline.as_deref())?;
-                check_stored(&store, &selection, flags.baseline.as_deref())?;
+                stored::check(&store, &selection, flags.load_baseline.as_deref(), true)?;
+                stored::check(&store, &selection, flags.baseline.as_deref(), true)?;
+                stored::check(&store, &selection, flags.baseline_lenient.as_deref(), false)?;
                 let mut criterion = new_criterion(&store, Elapsed::default());
                 for group in &selection.groups {
                     let mut criterion_group = open_group(&mut criterion, group);
@@ -258,8 +251,8 @@ impl Harness {
             // What is close to it is put together from all benches.
             (Err(_), Some(text)) => {
                 return nothing(
-                    format!("no case matches `{text}`"),
-                    cases::suggestions(text, &cases::all_ids(own())),
+                    format!("no case matches `{}`", cases::in_short(text)),
+                    cases::suggestions(&filter, &cases::all_ids(own())),
                 );
             }
             (Err(error), None) => return nothing(error.to_string(), Vec::new()),
@@ -313,12 +306,37 @@ impl Harness {
             return Ok(None);
         }
         match filter.text() {
-            Some(text) => Err(cases::nothing_matches(text, self.everything())),
+            Some(_) => Err(cases::nothing_matches(filter, self.everything())),
             None if !flags.axis.is_empty() && !matches!(filter, Filter::None) => {
                 Err(cases::nothing_has(&flags.axis))
             }
             None => Ok(None),
         }
+    }
+
+    /// Refuses a run without any result where cases were named that only this binary has.
+    fn check_anything_ran(
+        &self,
+        flags: &Flags,
+        place: &Place,
+        run: &Run,
+    ) -> Result<(), HarnessError> {
+        let asked = flags.filter.is_some() || !flags.axis.is_empty();
+        if !asked
+            || !run.cases.is_empty()
+            || !run.failed.is_empty()
+            || self.elsewhere(flags, place, &flags.filter()?)?.count() > 0
+        {
+            return Ok(());
+        }
+        let (id, reason) = run
+            .skipped
+            .first_key_value()
+            .map(|(id, reason)| (id.as_str(), reason.as_str()))
+            .unwrap_or_default();
+        Err(HarnessError::Usage(format!(
+            "nothing of what was asked for can run here: {id}: {reason}"
+        )))
     }
 
     /// What the package's other bench binaries have of what was asked for.
@@ -329,96 +347,6 @@ impl Harness {
         filter: &Filter,
     ) -> Result<Selection<'_>, HarnessError> {
         cases::select(self.others(), Effort::Thorough, place, &flags.axis, filter)
-    }
-
-    fn bench(
-        &self,
-        flags: &Flags,
-        place: &Place,
-        selection: Selection<'_>,
-        effort: Effort,
-        store: &Store,
-    ) -> Result<Exit, HarnessError> {
-        check_stored(store, &selection, flags.baseline.as_deref())?;
-        let target = flags.wanted().open(place)?;
-        let environment = Environment::of(&target);
-        let baseline = flags
-            .save_baseline
-            .as_deref()
-            .map(|name| open_baseline(store, &environment, name))
-            .transpose()?;
-        let progress = BenchProgress::new(flags, selection.count());
-        let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
-        progress.start(self.name, &environment, effort, selection.count(), not_elsewhere);
-        let session_id = recorder::session_id()?;
-        let path = store.run_path(&session_id, self.name);
-        let mut run = Run {
-            effort: effort.name().to_owned(),
-            seed: flags.seed,
-            delays: trial::delays(flags, &selection),
-            skipped: selection.skipped.iter().cloned().collect(),
-            unsupported: selection.unsupported.clone(),
-            ..Run::start(self.name, &session_id, environment, Provenance::of(&store.root))
-        };
-        // Before the limits: a folder that cannot be written should not cost two seconds.
-        file::write(&path, &run)?;
-        let works: Vec<Work> =
-            selection.groups.iter().map(|group| group.bound.problem().work()).collect();
-        let mut timer = Timer::new(&target)?;
-        run.limits = match &mut timer {
-            Timer::Wall(_) => Limits::measure_cpu(&works),
-            Timer::Events(events) => Limits::measure_cuda(events, &works)?,
-        };
-        progress.limits(&run.limits);
-        trial::warn_of_delays(&run);
-        // After the limits: a card that has just worked shows the clock it works at.
-        let telemetry = target.telemetry();
-        run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
-        progress.telemetry(&run.telemetry);
-        let limits = run.limits.clone();
-        let recorder = Recorder::start(run, path, flags.save_baseline.clone())?;
-        recorder.exit_on_interrupt()?;
-        let execution = Execution {
-            flags,
-            effort,
-            target,
-            timer,
-            limits: Some(limits),
-            recorder: Some(recorder.clone()),
-            progress,
-            lost: None,
-            references: Some(References::at(store.references.clone())),
-            trial: None,
-        };
-        let (exit, _) = run_cases(execution, &selection, store)?;
-        recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
-        let saved = flags.save_baseline.as_deref().filter(|_| !recorder.run().cases.is_empty());
-        if let Some((path, name)) = baseline.zip(saved) {
-            // Waited for outside of the recorder: an interrupt need not wait.
-            let _lock = Lock::of(&path)?;
-            recorder.save_baseline(|run| save_baseline(&path, name, run))?;
-        }
-        if flags.output_format == "criterion" {
-            println!("{}", display::runs::text(&[recorder.run()]));
-        }
-        BenchProgress::new(flags, 0).end(&recorder.path(), saved);
-        let run = recorder.run();
-        let asked = flags.filter.is_some() || !flags.axis.is_empty();
-        if run.cases.is_empty()
-            && run.failed.is_empty()
-            && asked
-            && self.elsewhere(flags, place, &flags.filter()?)?.count() == 0
-        {
-            let (id, reason) = run
-                .skipped
-                .first_key_value()
-                .map(|(id, reason)| (id.as_str(), reason.as_str()))
-                .unwrap_or_default();
-            return Err(HarnessError::Usage(format!(
-                "nothing of what was asked for can run here: {id}: {reason}"
-            )));
-        }
-        Ok(exit)
     }
 }
 
@@ -437,7 +365,10 @@ fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
     // Without exec the program's parent would be this process, not cargo: the session is settled
     // here.
     let error = match command
-        .env("KERNELGATE_SESSION", recorder::session_id().unwrap_or_default())
+        .env(
+            super::session::VARIABLE,
+            super::session::Session::of_process().map(|it| it.name).unwrap_or_default(),
+        )
         .status()
     {
         Ok(status) => return ExitCode::from(u8::try_from(status.code().unwrap_or(2)).unwrap_or(2)),
@@ -447,62 +378,19 @@ fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
     Exit::Usage.into()
 }
 
-/// Criterion panics on a stored result that is not there.
-fn check_stored(
-    store: &Store,
-    selection: &Selection<'_>,
-    name: Option<&str>,
-) -> Result<(), HarnessError> {
-    let Some(name) = name else { return Ok(()) };
-    let safe = |text: &str| text.replace('/', "_").chars().take(64).collect::<String>();
-    for group in &selection.groups {
-        for case in &group.cases {
-            let folder =
-                store.criterion.join(safe(&group.id())).join(safe(&case.function())).join(name);
-            if !folder.join("sample.json").is_file() {
-                return Err(HarnessError::Usage(format!(
-                    "Criterion has no baseline `{name}` of {}: save one with --save-baseline \
-                     {name}, or narrow the filter",
-                    case.id
-                )));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The file a baseline will be merged into, checked now: an unreadable one, or a folder that cannot
-/// be written, is found before anything is measured.
-fn open_baseline(
-    store: &Store,
-    environment: &Environment,
-    name: &str,
-) -> Result<PathBuf, HarnessError> {
-    let path = store.baseline_path(&environment.slug(), name)?;
-    Baseline::open(&path, name)?;
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let probe = std::fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
-    probe.map_err(|cause| FileError::Io { action: "write", path: path.clone(), cause })?;
-    Ok(path)
-}
-
-/// The caller holds the file's lock.
-fn save_baseline(path: &Path, name: &str, run: &Run) -> Result<(), FileError> {
-    let mut baseline = Baseline::open(path, name)?;
-    baseline.merge(run);
-    file::write(path, &baseline)
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::sample::{all, own};
     use super::*;
+    use crate::backend::BackendKind;
+    use clap::Parser;
 
     #[test]
     fn a_mistyped_filter_gets_suggestions_where_siblings_name_the_own_workloads_too() {
         let harness = Harness::new("spike", own()).siblings(all());
         assert_eq!(harness.everything().count(), all().len());
-        let message = cases::nothing_matches("atention/sofmax", harness.everything()).to_string();
+        let filter = Filter::parse(Some("atention/sofmax"), false).unwrap();
+        let message = cases::nothing_matches(&filter, harness.everything()).to_string();
         assert!(message.contains("did you mean attention/softmax"), "{message}");
     }
 

@@ -206,28 +206,51 @@ pub fn all_ids<'a>(suites: impl Iterator<Item = &'a dyn Suite>) -> Vec<String> {
 
 /// The error for a filter that no case matches.
 pub fn nothing_matches<'a>(
-    text: &str,
+    filter: &Filter,
     suites: impl Iterator<Item = &'a dyn Suite>,
 ) -> HarnessError {
-    let close = suggestions(text, &all_ids(suites));
+    let text = filter.text().unwrap_or_default();
+    let close = suggestions(filter, &all_ids(suites));
     let hint = if close.is_empty() {
         "`--list` shows the cases".to_owned()
     } else {
         format!("did you mean {}?", close.join(" or "))
     };
-    HarnessError::Usage(format!("no case matches `{text}`; {hint}"))
+    HarnessError::Usage(format!("no case matches `{}`; {hint}", in_short(text)))
 }
 
-/// What a mistyped filter may have meant: the closest ids or leading parts of them, best first.
-pub fn suggestions(text: &str, ids: &[String]) -> Vec<String> {
+/// Longest text that is compared with ids, and shown: comparing costs the product of both lengths,
+/// and no mistyped id is longer.
+const MAX_COMPARED: usize = 200;
+
+/// A text, or the beginning of a long one.
+pub fn in_short(text: &str) -> String {
+    match text.char_indices().nth(MAX_COMPARED) {
+        Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
+        None => text.to_owned(),
+    }
+}
+
+/// What a mistyped filter may have meant: the closest ids, or leading parts of them where these
+/// would do, best first.
+pub fn suggestions(filter: &Filter, ids: &[String]) -> Vec<String> {
+    let Some(text) = filter.text().filter(|text| text.len() <= MAX_COMPARED) else {
+        return Vec::new();
+    };
     let mut candidates = BTreeSet::new();
     for id in ids {
+        if matches!(filter, Filter::Exact(_)) {
+            candidates.insert(id.as_str());
+            continue;
+        }
         let ends = id.match_indices('/').map(|(end, _)| end).chain([id.len()]);
         candidates.extend(ends.map(|end| &id[..end]));
         candidates.extend(id.split('/').filter(|part| part.len() > 3));
     }
     let mut scored: Vec<(f64, &str)> = candidates
         .into_iter()
+        // Others are too different, whatever they hold.
+        .filter(|candidate| text.len() <= 2 * candidate.len() && candidate.len() <= 2 * text.len())
         .map(|candidate| (strsim::normalized_damerau_levenshtein(text, candidate), candidate))
         .filter(|(score, _)| *score >= 0.5)
         .collect();
@@ -246,10 +269,18 @@ mod tests {
             "attention/forward/s1024_d64_full_f32/cpu/hot".to_owned(),
             "st_bif/backward/n4_f32/cpu/hot".to_owned(),
         ];
-        assert_eq!(suggestions("atention/foward", &ids)[0], "attention/forward");
-        assert_eq!(suggestions("s1024_d64_ful_f32", &ids)[0], "s1024_d64_full_f32");
-        assert_eq!(suggestions("stbif", &ids)[0], "st_bif");
-        assert!(suggestions("zzzzzz", &ids).is_empty());
+        let suggestions =
+            |text: &str, exact| suggestions(&Filter::parse(Some(text), exact).unwrap(), &ids);
+        assert_eq!(suggestions("atention/foward", false)[0], "attention/forward");
+        assert_eq!(suggestions("s1024_d64_ful_f32", false)[0], "s1024_d64_full_f32");
+        assert_eq!(suggestions("stbif", false)[0], "st_bif");
+        assert!(suggestions("zzzzzz", false).is_empty());
+        // Part of an id is no id.
+        assert_eq!(suggestions("st_bif/backward/n4_f32/cpu", true), [&ids[1][..]]);
+        assert!(suggestions("st_bif", true).is_empty());
+        // Without comparing, which would take minutes.
+        assert!(suggestions(&"st_bif/".repeat(100_000), true).is_empty());
+        assert!(in_short(&"é".repeat(1000)).ends_with("… (2000 bytes)"));
     }
 
     #[test]

@@ -16,6 +16,19 @@ pub enum HarnessError {
     /// A record or baseline that cannot be read or written.
     #[error("failed to {0}")]
     File(#[from] FileError),
+    /// The run is recorded, but not in the baseline that was asked for.
+    #[error(
+        "failed to {cause}: the run is kept, and `kernelgate baseline add {name} --session \
+         {session}` adds it"
+    )]
+    Unsaved {
+        /// Why not.
+        cause: Box<FileError>,
+        /// The baseline.
+        name: String,
+        /// The session's folder, which has the run.
+        session: String,
+    },
     /// As [`HarnessError::File`], or a bad baseline name.
     #[error(transparent)]
     Store(#[from] StoreError),

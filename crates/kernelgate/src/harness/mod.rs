@@ -7,6 +7,7 @@
 mod after_timing;
 mod answer;
 pub mod args;
+mod bench_run;
 mod binary;
 pub mod cases;
 mod changed_inputs;
@@ -18,6 +19,7 @@ pub mod filter;
 pub mod guard;
 pub mod inputs;
 pub mod names;
+mod peers;
 pub mod place;
 pub mod problem;
 mod progress;
@@ -25,9 +27,15 @@ mod recorder;
 mod references;
 #[cfg(test)]
 mod sample;
+mod saving;
+mod session;
+mod stored;
+mod terse;
 mod timing;
 pub mod trial;
 mod trial_run;
+pub mod variables;
 
-pub use binary::{Harness, Peers};
+pub use binary::Harness;
 pub use error::HarnessError;
+pub use peers::Peers;

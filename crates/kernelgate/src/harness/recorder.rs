@@ -4,11 +4,8 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
-
 use super::error::HarnessError;
 use crate::exit::Exit;
-use crate::record::store::check_name;
 use crate::record::{CaseRecord, FileError, Run, file};
 use kernelgate_cuda::observe::telemetry::Reading;
 
@@ -139,51 +136,4 @@ impl Recorder {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// What the bench processes of one invocation have in common: the start time and id of the cargo
-/// that runs them, or their own where no cargo does; or what KERNELGATE_SESSION says.
-///
-/// # Errors
-/// When that is no plain name.
-pub fn session_id() -> Result<String, HarnessError> {
-    if let Some(session) = std::env::var_os("KERNELGATE_SESSION") {
-        let session = session.to_string_lossy().into_owned();
-        return match check_name(&session) {
-            Ok(()) => Ok(session),
-            Err(_) => Err(HarnessError::Usage(format!(
-                "KERNELGATE_SESSION=`{session}` is no plain file name"
-            ))),
-        };
-    }
-    let mut system = System::new().ok();
-    let own = sysinfo::get_current_pid().ok();
-    let mut process = |pid: Pid| -> Option<(String, u64, Option<Pid>)> {
-        let system = system.as_mut()?;
-        system.refresh_processes_specifics(
-            ProcessesToUpdate::Some(&[pid]),
-            false,
-            ProcessRefreshKind::nothing(),
-        );
-        let process = system.process(pid)?;
-        Some((
-            process.name().to_string_lossy().into_owned(),
-            process.start_time(),
-            process.parent(),
-        ))
-    };
-    let this = own.and_then(&mut process);
-    let cargo = this
-        .as_ref()
-        .and_then(|(_, _, parent)| *parent)
-        .and_then(|pid| process(pid).map(|found| (pid, found)));
-    let (started, id) = match (cargo, this) {
-        (Some((pid, (name, started, _))), _) if name.starts_with("cargo") => {
-            (started, pid.as_u32())
-        }
-        (_, Some((_, started, _))) => (started, std::process::id()),
-        _ => (0, std::process::id()),
-    };
-    let time = jiff::Timestamp::from_second(started as i64).unwrap_or_default();
-    Ok(format!("{}-{id}", time.strftime("%Y%m%dT%H%M%SZ")))
 }

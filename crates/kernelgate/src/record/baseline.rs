@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::environment::{Environment, Mismatch, Provenance};
 use super::file::{self, FileError, Record};
-use super::run::{CaseRecord, Run, Samples, WorkRecord};
+use super::run::{CaseRecord, POSSIBLE_NS, Run, Samples, WorkRecord};
+use crate::stats::{half_range, median};
 
 /// Cases with the process runs that measured them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,6 +34,9 @@ pub struct BaselineRun {
     /// Seed of the inputs.
     #[serde(default = "first_seed")]
     pub seed: u64,
+    /// Content hash of the executable; absent in files from before it was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub executable: Option<String>,
 }
 
 /// What runs without the field were drawn from.
@@ -51,6 +55,45 @@ pub struct BaselineCase {
     pub work: WorkRecord,
     /// Raw timings by run, at least one.
     pub samples: BTreeMap<String, Samples>,
+    /// What is kept of the runs that these replaced, where there were several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earlier: Option<EarlierRuns>,
+}
+
+/// Several runs of other code that a case had before: they say how runs of it differ, and nothing
+/// of its time now.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EarlierRuns {
+    /// The code that they measured, as [`Provenance::short`] has it.
+    pub commit: String,
+    /// Median of each run, nanoseconds a launch; at least two.
+    pub medians_ns: Vec<f64>,
+}
+
+impl EarlierRuns {
+    /// Half the range of the medians, relative to their median.
+    pub fn spread(&self) -> f64 {
+        half_range(&self.medians_ns)
+    }
+}
+
+/// Runs that a merge replaces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplacedRuns {
+    /// What they measured: "1a2b3c4d", "another executable of 1a2b3c4d".
+    pub of: String,
+    /// Cases concerned.
+    pub cases: usize,
+    /// Most runs that one of the cases had.
+    pub runs: usize,
+}
+
+impl std::fmt::Display for ReplacedRuns {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let plural = |count: usize| if count == 1 { "" } else { "s" };
+        write!(f, "{} run{} of {}", self.runs, plural(self.runs), self.of)?;
+        write!(f, " in {} case{}", self.cases, plural(self.cases))
+    }
 }
 
 impl Baseline {
@@ -71,10 +114,64 @@ impl Baseline {
         }
     }
 
-    /// Takes over what a run measured. A case of an earlier session is replaced, whole; runs of the
-    /// same session add up; cases that the run did not measure stay.
+    /// Takes over what a run measured; cases that the run did not measure stay.
+    ///
+    /// Runs of the same session, and runs of one executable built from one commit without changes,
+    /// add up. All others are replaced, so that a case never mixes commits; of several that are
+    /// replaced their medians stay as [`BaselineCase::earlier`].
     pub fn merge(&mut self, run: &Run) {
-        self.insert(run, |session| session == run.session);
+        self.insert(run, |baseline, key| baseline.belongs(key, run));
+    }
+
+    /// The runs that [`Self::merge`] of a run with these cases replaces, by what they are of.
+    pub fn replaced_by<'a>(
+        &self,
+        run: &Run,
+        cases: impl IntoIterator<Item = &'a str>,
+    ) -> Vec<ReplacedRuns> {
+        let mut replaced: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+        for case in cases.into_iter().filter_map(|id| self.cases.get(id)) {
+            let mut of_case: BTreeMap<String, usize> = BTreeMap::new();
+            for key in case.samples.keys().filter(|key| !self.belongs(key, run)) {
+                *of_case.entry(self.difference(key, run)).or_default() += 1;
+            }
+            for (of, runs) in of_case {
+                let (cases, most) = replaced.entry(of).or_default();
+                *cases += 1;
+                *most = runs.max(*most);
+            }
+        }
+        let each = |(of, (cases, runs))| ReplacedRuns { of, cases, runs };
+        replaced.into_iter().map(each).collect()
+    }
+
+    /// Whether a run of the baseline is of the same session or the same code as another.
+    fn belongs(&self, key: &str, run: &Run) -> bool {
+        let there = &self.runs[key];
+        let session = key.split('/').next().unwrap_or_default();
+        let clean = there.provenance.commit.is_some() && !there.provenance.dirty;
+        let code = clean
+            && there.provenance == run.provenance
+            && there.executable.is_some()
+            && there.executable == run.executable;
+        let setting =
+            there.seed == run.seed && run.environment.mismatches(&there.environment).is_empty();
+        (session == run.session && there.provenance == run.provenance) || (code && setting)
+    }
+
+    /// What sets a run of the baseline apart from one that it does not belong to.
+    fn difference(&self, key: &str, run: &Run) -> String {
+        let there = &self.runs[key];
+        let commit = there.provenance.short();
+        if there.provenance != run.provenance || there.provenance.commit.is_none() {
+            commit
+        } else if there.provenance.dirty {
+            format!("{commit}, whatever the changes were")
+        } else if there.executable != run.executable {
+            format!("another executable of {commit}")
+        } else {
+            format!("{commit} in another environment or with another seed")
+        }
     }
 
     /// Adds what a run measured to what is there, so that a case has several process runs.
@@ -85,12 +182,16 @@ impl Baseline {
     pub fn add(&mut self, run: &Run) -> Result<(), Vec<Mismatch>> {
         let both = run.cases.iter().filter_map(|(id, case)| Some((self.cases.get(id)?, case)));
         let mut differing: Vec<Mismatch> = delayed(run).into_iter().collect();
-        differing.extend(both.flat_map(|(base, case)| self.mismatches(base, run, case)));
+        differing.extend(both.flat_map(|(base, case)| {
+            let mut found = self.mismatches(base, run, case);
+            found.extend(base.samples.keys().filter_map(|key| self.runs[key].other_code(run)));
+            found
+        }));
         differing.dedup();
         if !differing.is_empty() {
             return Err(differing);
         }
-        self.insert(run, |_| true);
+        self.insert(run, |_, _| true);
         Ok(())
     }
 
@@ -116,27 +217,97 @@ impl Baseline {
         found
     }
 
-    /// Takes over a run; of the runs that a case has, those of the sessions to keep stay.
-    fn insert(&mut self, run: &Run, keep: impl Fn(&str) -> bool) {
+    /// Takes over a run; of the runs that a case has, those to keep stay.
+    fn insert(&mut self, run: &Run, keep: impl Fn(&Self, &str) -> bool) {
+        let run_key = self.free_key(run);
         for (id, case) in &run.cases {
-            let fresh = BaselineCase::from(case);
-            let entry = self.cases.entry(id.clone()).or_insert_with(|| fresh.clone());
-            if entry.revision != fresh.revision || entry.work != fresh.work {
-                *entry = fresh;
+            let mut entry = BaselineCase::from(case);
+            let before = self
+                .cases
+                .get(id)
+                .filter(|before| before.revision == entry.revision && before.work == entry.work);
+            if let Some(before) = before {
+                let kept = before.samples.iter().filter(|(key, _)| keep(self, key));
+                entry.samples = kept.map(|(key, of)| (key.clone(), of.clone())).collect();
+                entry.earlier = self.earlier(before, &entry, run);
             }
-            entry.samples.retain(|key, _| keep(key.split('/').next().unwrap_or_default()));
-            entry.samples.insert(run.key(), case.samples.clone());
+            entry.samples.insert(run_key.clone(), case.samples.clone());
+            self.cases.insert(id.clone(), entry);
         }
         let source = BaselineRun {
             started: run.started.clone(),
             environment: run.environment.clone(),
             provenance: run.provenance.clone(),
             seed: run.seed,
+            executable: run.executable.clone(),
         };
-        self.runs.insert(run.key(), source);
+        self.runs.insert(run_key, source);
         let used: BTreeSet<&String> =
             self.cases.values().flat_map(|case| case.samples.keys()).collect();
         self.runs.retain(|key, _| used.contains(key));
+    }
+
+    /// The run's own key, with a number where another run has it: sessions may be given the same
+    /// name in several checkouts.
+    fn free_key(&self, run: &Run) -> String {
+        let numbered = (2..).map(|number| format!("{}-{number}/{}", run.session, run.bench));
+        let mut keys = std::iter::once(run.key()).chain(numbered);
+        let free = |key: &String| self.runs.get(key).is_none_or(|there| there.is(run));
+        keys.find(free).unwrap_or_else(|| run.key())
+    }
+
+    /// Whether a run is one of the baseline's.
+    pub fn has(&self, run: &Run) -> bool {
+        self.runs.get(&run.key()).is_some_and(|there| there.is(run))
+    }
+
+    /// What is kept of a case's runs: of those that are replaced now, or were before, the greater
+    /// number. Runs of an environment that cannot be compared say nothing.
+    fn earlier(
+        &self,
+        before: &BaselineCase,
+        after: &BaselineCase,
+        run: &Run,
+    ) -> Option<EarlierRuns> {
+        let replaced: Vec<(&String, &Samples)> = before
+            .samples
+            .iter()
+            .filter(|(key, _)| !after.samples.contains_key(*key))
+            .filter(|(key, _)| run.environment.mismatches(&self.runs[*key].environment).is_empty())
+            .collect();
+        let kept = before.earlier.clone();
+        let longer = kept.as_ref().is_some_and(|kept| kept.medians_ns.len() > replaced.len());
+        if replaced.len() < 2 || longer {
+            return kept;
+        }
+        let commit = replaced.first().map(|(key, _)| self.runs[*key].provenance.short());
+        Some(EarlierRuns {
+            commit: commit.unwrap_or_default(),
+            medians_ns: replaced.iter().map(|(_, of)| median(&of.per_launch_ns())).collect(),
+        })
+    }
+}
+
+impl BaselineRun {
+    /// Whether it is this run, whose key it has.
+    fn is(&self, run: &Run) -> bool {
+        self.started == run.started && self.provenance == run.provenance
+    }
+
+    /// What tells that a run measured other code: the commit, or where the commit does not settle
+    /// it, the executable.
+    fn other_code(&self, run: &Run) -> Option<Mismatch> {
+        let of = |field, base: String, head: String| Some(Mismatch { field, base, head });
+        if self.provenance != run.provenance {
+            return of("commit", self.provenance.short(), run.provenance.short());
+        }
+        let settled = self.provenance.commit.is_some() && !self.provenance.dirty;
+        match (&self.executable, &run.executable) {
+            (Some(base), Some(head)) if !settled && base != head => {
+                of("executable", base.clone(), head.clone())
+            }
+            _ => None,
+        }
     }
 }
 
@@ -156,6 +327,7 @@ impl From<&CaseRecord> for BaselineCase {
             revision: case.revision,
             work: case.work.clone(),
             samples: BTreeMap::new(),
+            earlier: None,
         }
     }
 }
@@ -171,6 +343,12 @@ impl Record for Baseline {
             if case.samples.is_empty() {
                 return Err(format!("case {id}: no runs"));
             }
+            if let Some(earlier) = &case.earlier
+                && (earlier.medians_ns.len() < 2
+                    || !earlier.medians_ns.iter().all(|ns| POSSIBLE_NS.contains(ns)))
+            {
+                return Err(format!("case {id}: earlier runs that cannot be"));
+            }
             for (run, samples) in &case.samples {
                 samples.validate().map_err(|problem| format!("case {id}, run {run}: {problem}"))?;
                 if !self.runs.contains_key(run) {
@@ -179,5 +357,79 @@ impl Record for Baseline {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(session: &str, commit: &str, executable: Option<&str>) -> Run {
+        let (commit, dirty) = match commit.strip_suffix("+changes") {
+            Some(commit) => (commit, true),
+            None => (commit, false),
+        };
+        Run {
+            provenance: Provenance { commit: Some(commit.to_owned()), dirty },
+            executable: executable.map(str::to_owned),
+            cases: ["a", "b"].map(|id| (id.to_owned(), CaseRecord::of_samples(vec![100.0]))).into(),
+            ..Run::start("bench", session, Environment::cpu(), Provenance::default())
+        }
+    }
+
+    fn keys(baseline: &Baseline) -> Vec<&String> {
+        baseline.cases["a"].samples.keys().collect()
+    }
+
+    #[test]
+    fn runs_of_one_clean_build_add_and_others_replace() {
+        let first = run("1", "aaaa", Some("x"));
+        let with = |second: &Run| {
+            let mut baseline = Baseline::new("main");
+            baseline.merge(&first);
+            let said: Vec<String> = baseline
+                .replaced_by(second, ["a", "b", "c"])
+                .iter()
+                .map(ToString::to_string)
+                .collect();
+            baseline.merge(second);
+            (keys(&baseline).len(), said)
+        };
+        assert_eq!(with(&run("2", "aaaa", Some("x"))), (2, vec![]));
+        let replaced = |second: &Run, of: &str| {
+            assert_eq!(with(second), (1, vec![format!("1 run of {of} in 2 cases")]));
+        };
+        replaced(&run("2", "bbbb", Some("x")), "aaaa");
+        replaced(&run("2", "aaaa+changes", Some("x")), "aaaa");
+        replaced(&run("2", "aaaa", Some("y")), "another executable of aaaa");
+        replaced(&run("2", "aaaa", None), "another executable of aaaa");
+        let reseeded = Run { seed: 2, ..run("2", "aaaa", Some("x")) };
+        replaced(&reseeded, "aaaa in another environment or with another seed");
+        // A name that a session of other code had too.
+        replaced(&run("1", "bbbb", Some("x")), "aaaa");
+    }
+
+    #[test]
+    fn a_session_of_the_same_name_is_another_run() {
+        let mut baseline = Baseline::new("main");
+        baseline.merge(&run("1", "aaaa", Some("x")));
+        let mut second = run("1", "bbbb", Some("y"));
+        second.cases.remove("b");
+        baseline.merge(&second);
+        assert_eq!(keys(&baseline), ["1-2/bench"]);
+        let commit = |key: &str| baseline.runs[key].provenance.short();
+        assert_eq!((commit("1/bench"), commit("1-2/bench")), ("aaaa".into(), "bbbb".into()));
+        assert!(baseline.has(&run("1", "aaaa", Some("x"))) && !baseline.has(&second));
+    }
+
+    #[test]
+    fn what_is_added_is_of_the_same_code() {
+        let mut baseline = Baseline::new("main");
+        baseline.add(&run("1", "aaaa+changes", Some("x"))).unwrap();
+        let mut field = |run: Run| baseline.add(&run).map_err(|differing| differing[0].field);
+        assert_eq!(field(run("2", "aaaa+changes", Some("x"))), Ok(()));
+        assert_eq!(field(run("3", "aaaa+changes", Some("y"))), Err("executable"));
+        assert_eq!(field(run("3", "aaaa", Some("x"))), Err("commit"));
+        assert_eq!(keys(&baseline).len(), 2);
     }
 }

@@ -10,13 +10,14 @@ pub mod file;
 pub mod lock;
 pub mod resources;
 pub mod run;
+pub mod sessions;
 pub mod store;
 pub mod tensors;
 pub mod text;
 pub mod trial_request;
 pub mod trials;
 
-pub use baseline::{Baseline, BaselineCase, BaselineRun};
+pub use baseline::{Baseline, BaselineCase, BaselineRun, EarlierRuns};
 pub use environment::{Environment, Provenance};
 pub use file::{FileError, read, write};
 pub use lock::Lock;
@@ -28,4 +29,9 @@ pub use trials::{Timing, TrialRecord, Trials};
 /// Now, as records say when: RFC 3339, UTC, whole seconds.
 pub fn timestamp() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// The same to the millisecond, for what is put in order by it.
+fn precise_timestamp() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }

@@ -18,6 +18,10 @@ pub struct Run {
     pub bench: String,
     /// The invocation it belongs to: runs of one `cargo bench` share it.
     pub session: String,
+    /// The cargo that ran the process, told from others by its start and id, whatever name the
+    /// session was given; absent in trials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub invocation: Option<String>,
     /// When the process started, RFC 3339, UTC.
     pub started: String,
     /// Whether the process got to its end; an interrupted run holds the cases it had finished.
@@ -36,7 +40,7 @@ pub struct Run {
     /// case id. Such times are not the code's.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub delays: BTreeMap<String, u64>,
-    /// Content hash of the executable; only in trials.
+    /// Content hash of the executable; absent where its file could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
     /// Where the process' wall time went, seconds by activity; only in trials.
@@ -230,7 +234,7 @@ const fn is_zero(count: &u64) -> bool {
 }
 
 /// Times of a launch that can be true: from a femtosecond to thirty years, in nanoseconds.
-const POSSIBLE_NS: std::ops::RangeInclusive<f64> = 1e-6..=1e18;
+pub(super) const POSSIBLE_NS: std::ops::RangeInclusive<f64> = 1e-6..=1e18;
 
 impl Samples {
     /// Nanoseconds a launch, one entry a sample.
@@ -288,7 +292,8 @@ impl Run {
         Self {
             bench: bench.to_owned(),
             session: session.to_owned(),
-            started: super::timestamp(),
+            invocation: None,
+            started: super::precise_timestamp(),
             complete: false,
             effort: "default".to_owned(),
             seed: 1,

@@ -4,8 +4,14 @@ use std::path::{Path, PathBuf};
 
 use super::baseline::Baseline;
 use super::file::{self, FileError};
-use super::run::Run;
 
+/// Longest name of a file, without its ending.
+const MAX_NAME: usize = 64;
+/// Names that Windows gives to devices, whatever their ending.
+const DEVICES: [&str; 22] = [
+    "con", "prn", "aux", "nul", "com1", "com2", "com3", "com4", "com5", "com6", "com7", "com8",
+    "com9", "lpt1", "lpt2", "lpt3", "lpt4", "lpt5", "lpt6", "lpt7", "lpt8", "lpt9",
+];
 /// Name of a device's calibration, next to its baselines.
 const CALIBRATION: &str = "calibration";
 
@@ -33,9 +39,12 @@ pub enum StoreError {
     /// Not a name for a file.
     #[error(
         "baseline name `{0}`: use letters, digits, `.`, `_` and `-`, starting with a letter or \
-         digit"
+         digit, at most {MAX_NAME} of them"
     )]
     Name(String),
+    /// The name of a device on Windows, where a clone could not have the file.
+    #[error("baseline name `{0}`: Windows has a device of that name, so that it is no file there")]
+    Device(String),
     /// The name of something else.
     #[error("baseline name `{CALIBRATION}`: that file is the calibration of the device")]
     Reserved,
@@ -63,6 +72,17 @@ pub enum StoreError {
         wanted: usize,
         /// Where runs lie.
         folder: PathBuf,
+    },
+    /// Which session is the last cannot be told.
+    #[error(
+        "the last session, {folder}, starts in the future ({started}): the clock was changed; \
+         name the one that is meant with --session, or remove it"
+    )]
+    Future {
+        /// The session.
+        folder: PathBuf,
+        /// When it says that it started.
+        started: jiff::Timestamp,
     },
 }
 
@@ -116,6 +136,7 @@ impl Store {
             runs: target.join("kernelgate").join("runs"),
             references: target.join("kernelgate").join("references"),
             criterion: std::env::var_os("CRITERION_HOME")
+                .filter(|folder| !folder.is_empty())
                 .map_or_else(|| target.join("criterion"), PathBuf::from),
             root: root.to_owned(),
         }
@@ -136,27 +157,42 @@ impl Store {
     /// When the name is bad, or the file is missing (the error lists what there is) or broken.
     pub fn baseline(&self, device: &str, name: &str) -> Result<Baseline, StoreError> {
         let path = self.baseline_path(device, name)?;
-        file::read(&path).map_err(|error| {
-            if !error.is_not_found() {
-                return error.into();
+        match file::read(&path) {
+            Err(error) if error.is_not_found() => {
+                let files = self.baseline_files()?;
+                let others =
+                    files.iter().map(|(device, name, _)| format!("{device}/{name}")).collect();
+                Err(StoreError::NoBaseline {
+                    name: name.to_owned(),
+                    device: device.to_owned(),
+                    folder: self.baselines.clone(),
+                    others,
+                })
             }
-            let others = self
-                .baseline_files()
-                .iter()
-                .map(|(device, name, _)| format!("{device}/{name}"))
-                .collect();
-            StoreError::NoBaseline {
-                name: name.to_owned(),
-                device: device.to_owned(),
-                folder: self.baselines.clone(),
-                others,
-            }
-        })
+            read => Ok(read?),
+        }
     }
 
-    /// Every baseline file as (device, name, path), sorted.
-    pub fn baseline_files(&self) -> Vec<(String, String, PathBuf)> {
+    /// Every baseline file as (device, name, path), sorted; none where there is no folder.
+    ///
+    /// # Errors
+    /// When the folder, or what may be a device's, cannot be read: a circle of links, say.
+    pub fn baseline_files(&self) -> Result<Vec<(String, String, PathBuf)>, StoreError> {
         let mut found = Vec::new();
+        let unreadable = |path: &Path, cause: std::io::Error| FileError::Io {
+            action: "read",
+            path: path.to_owned(),
+            cause,
+        };
+        match std::fs::read_dir(&self.baselines) {
+            Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
+                return Err(unreadable(&self.baselines, cause).into());
+            }
+            _ => {}
+        }
+        for entry in entries(&self.baselines) {
+            std::fs::metadata(&entry).map_err(|cause| unreadable(&entry, cause))?;
+        }
         for device in entries(&self.baselines)
             .into_iter()
             .filter(|path| path.is_dir() && file_name(path) != "resources")
@@ -171,7 +207,7 @@ impl Store {
                 }
             }
         }
-        found
+        Ok(found)
     }
 
     /// The file of a device's calibration.
@@ -189,50 +225,6 @@ impl Store {
     pub fn run_path(&self, session: &str, bench: &str) -> PathBuf {
         self.runs.join(session).join(format!("{bench}.json"))
     }
-
-    /// The runs of the last `count` invocations, one a bench process.
-    ///
-    /// # Errors
-    /// When there are fewer, or a run is broken.
-    pub fn last_sessions(&self, count: usize) -> Result<Vec<Run>, StoreError> {
-        // By when they were written: a session may have been given any name.
-        let written =
-            |path: &PathBuf| std::fs::metadata(path).and_then(|file| file.modified()).ok();
-        let mut sessions: Vec<_> = entries(&self.runs)
-            .into_iter()
-            .filter_map(|folder| {
-                Some((json_files(&folder).iter().filter_map(written).max()?, folder))
-            })
-            .collect();
-        sessions.sort();
-        if sessions.is_empty() {
-            return Err(StoreError::NoRun(self.runs.clone()));
-        }
-        let Some(first) = sessions.len().checked_sub(count) else {
-            return Err(StoreError::FewRuns {
-                found: sessions.len(),
-                wanted: count,
-                folder: self.runs.clone(),
-            });
-        };
-        let runs = sessions[first..]
-            .iter()
-            .map(|(_, folder)| self.session(folder))
-            .collect::<Result<Vec<_>, _>>()?;
-        Ok(runs.concat())
-    }
-
-    /// The runs in a session's folder.
-    ///
-    /// # Errors
-    /// When there is none, or one of them is broken.
-    pub fn session(&self, folder: &Path) -> Result<Vec<Run>, StoreError> {
-        let files = json_files(folder);
-        if files.is_empty() {
-            return Err(StoreError::NoRun(folder.to_owned()));
-        }
-        Ok(files.iter().map(|path| file::read(path)).collect::<Result<_, _>>()?)
-    }
 }
 
 /// Accepts names that are one plain path component.
@@ -243,8 +235,12 @@ pub fn check_name(name: &str) -> Result<(), StoreError> {
     if name == CALIBRATION {
         return Err(StoreError::Reserved);
     }
+    let stem = name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    if DEVICES.contains(&stem.as_str()) {
+        return Err(StoreError::Device(name.to_owned()));
+    }
     let plain = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
-    if name.len() <= 64
+    if name.len() <= MAX_NAME
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.chars().all(plain)
     {
@@ -272,7 +268,7 @@ fn target_folder(root: &Path) -> PathBuf {
     marked.unwrap_or_else(|| root.join("target"))
 }
 
-fn entries(folder: &Path) -> Vec<PathBuf> {
+pub(super) fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
         .into_iter()
         .flatten()
@@ -283,14 +279,14 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-fn json_files(folder: &Path) -> Vec<PathBuf> {
+pub(super) fn json_files(folder: &Path) -> Vec<PathBuf> {
     entries(folder)
         .into_iter()
         .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
         .collect()
 }
 
-fn file_name(path: &Path) -> String {
+pub(super) fn file_name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
@@ -300,7 +296,12 @@ mod tests {
 
     #[test]
     fn names_cannot_leave_their_folder() {
-        for good in ["main", "a", "v1.2-rc_3", "2026-11-21"] {
+        for bad in ["CON", "nul", "aux.txt", "Lpt1.x.y"] {
+            assert!(matches!(check_name(bad), Err(StoreError::Device(_))), "{bad}");
+        }
+        let message = check_name(&"x".repeat(65)).unwrap_err().to_string();
+        assert!(message.contains("at most 64"), "{message}");
+        for good in ["main", "a", "v1.2-rc_3", "2026-11-21", "console", "a.con"] {
             assert!(check_name(good).is_ok(), "{good}");
         }
         assert!(matches!(check_name(CALIBRATION), Err(StoreError::Reserved)));

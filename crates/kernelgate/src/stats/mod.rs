@@ -9,5 +9,5 @@ pub mod signed_rank;
 pub mod walsh;
 
 pub use multiple::benjamini_hochberg;
-pub use quantile::{Spread, median, quantile, weighted_median};
+pub use quantile::{Spread, half_range, median, quantile, weighted_median};
 pub use walsh::Walsh;

@@ -183,7 +183,8 @@ impl std::str::FromStr for Override {
 
 /// Every point of the lines, in order, without repeats.
 ///
-/// An override replaces the values of its axis; lines without that axis are left out.
+/// Overrides replace the values of their axis, those of one axis together; lines without that axis
+/// are left out.
 ///
 /// # Errors
 /// On an unknown axis, an invalid value or a malformed line.
@@ -196,16 +197,29 @@ pub fn expand(
         let axis = find(axes, &wanted.axis)?;
         wanted.values.iter().try_for_each(|value| axis.check(value))?;
     }
+    let overrides = united(overrides);
     let mut seen = BTreeSet::new();
     let mut points = Vec::new();
     for line in lines {
-        for point in expand_line(axes, line, overrides)? {
+        for point in expand_line(axes, line, &overrides)? {
             if seen.insert(point.clone()) {
                 points.push(point);
             }
         }
     }
     Ok(points)
+}
+
+/// One override an axis, with all values that were given for it.
+fn united(overrides: &[Override]) -> Vec<Override> {
+    let mut united: Vec<Override> = Vec::new();
+    for wanted in overrides {
+        match united.iter_mut().find(|earlier| earlier.axis == wanted.axis) {
+            Some(earlier) => earlier.values.extend(wanted.values.iter().cloned()),
+            None => united.push(wanted.clone()),
+        }
+    }
+    united
 }
 
 fn expand_line(
@@ -279,6 +293,9 @@ mod tests {
     fn an_override_replaces_values_and_drops_lines_without_the_axis() {
         assert_eq!(ids(&["s=128 d=64", "d=128"], &["s=777"]).unwrap(), ["s777_d64"]);
         assert_eq!(ids(&["s=128,256 d=64"], &["s=1"]).unwrap(), ["s1_d64"]);
+        // Several of one axis select all of their values, once each.
+        let several = ids(&["s=128 d=64"], &["s=777", "d=128", "s=3,777"]).unwrap();
+        assert_eq!(several, ["s777_d128", "s3_d128"]);
     }
 
     #[test]

@@ -338,4 +338,4 @@ impl Record for Calibration {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

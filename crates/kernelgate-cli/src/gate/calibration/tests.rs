@@ -58,7 +58,7 @@ fn known(kind: ComparisonKind, number: usize, ratio: f64, plan: &TestPlan) -> Kn
     }
 }
 
-fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
+pub fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
     let plan = TestPlan { max_blocks: 10, ..TestPlan::default() };
     let mut comparisons: Vec<Known> =
         (0..null).map(|number| known(ComparisonKind::Null, number, 1.0, &plan)).collect();

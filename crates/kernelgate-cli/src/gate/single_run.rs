@@ -1,0 +1,76 @@
+//! What a side with a single process run is given for the difference between runs, which one run
+//! cannot show.
+
+use std::collections::BTreeMap;
+
+use super::calibration::{Calibration, Series};
+use super::interval::{SingleRun, SpreadSource};
+use kernelgate::record::{BaselineCase, Environment, Run};
+use kernelgate::stats::{median, quantile};
+
+/// Fewest processes from which a calibration tells how runs of a case differ.
+const FEWEST: usize = 20;
+/// Share of the processes that lie within the spread.
+const COVERED: f64 = 0.99;
+
+/// How processes differ by case, as the calibration of one device measured it.
+#[derive(Debug, Clone, Default)]
+pub struct CalibratedSpreads {
+    environment: Option<Environment>,
+    relative: BTreeMap<String, f64>,
+}
+
+impl CalibratedSpreads {
+    /// Of all processes of the base, which nothing delayed or loaded.
+    pub fn of(calibration: &Calibration) -> Self {
+        let mut times_ns: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
+        for known in &calibration.comparisons {
+            for (case, Series { base, .. }) in known.first.iter().chain(&known.second) {
+                times_ns.entry(case).or_default().extend(&base.time_ns);
+            }
+        }
+        let spread = |times_ns: &[f64]| {
+            let center_ns = median(times_ns);
+            let off: Vec<f64> = times_ns.iter().map(|ns| (ns / center_ns - 1.0).abs()).collect();
+            quantile(&off, COVERED)
+        };
+        let enough = times_ns.into_iter().filter(|(_, times_ns)| times_ns.len() >= FEWEST);
+        Self {
+            environment: Some(calibration.environment.clone()),
+            relative: enough.map(|(case, times_ns)| (case.clone(), spread(&times_ns))).collect(),
+        }
+    }
+
+    /// For a run of a case in an environment, if that is the device that was calibrated.
+    fn get(&self, case: &str, environment: &Environment) -> Option<SingleRun> {
+        let calibrated = self.environment.as_ref()?;
+        let same =
+            environment.same_device(calibrated) && environment.mismatches(calibrated).is_empty();
+        let relative = *self.relative.get(case).filter(|_| same)?;
+        Some(SingleRun { relative, from: SpreadSource::Calibration })
+    }
+
+    /// For a single run of the baseline; `assumed` is the policy's.
+    pub fn of_base(
+        &self,
+        id: &str,
+        case: &BaselineCase,
+        environment: &Environment,
+        assumed: f64,
+    ) -> SingleRun {
+        let kept = || {
+            let relative = case.earlier.as_ref()?.spread();
+            Some(SingleRun { relative, from: SpreadSource::EarlierRuns })
+        };
+        self.get(id, environment).or_else(kept).unwrap_or_else(|| of_policy(assumed))
+    }
+
+    /// For a single run that is judged.
+    pub fn of_head(&self, id: &str, run: &Run, assumed: f64) -> SingleRun {
+        self.get(id, &run.environment).unwrap_or_else(|| of_policy(assumed))
+    }
+}
+
+fn of_policy(assumed: f64) -> SingleRun {
+    SingleRun { relative: assumed, from: SpreadSource::Assumed }
+}

@@ -1,0 +1,108 @@
+//! `cargo bench`: every selected case verified, timed and recorded.
+
+use super::args::Flags;
+use super::cases::Selection;
+use super::error::HarnessError;
+use super::execution::{Execution, Timer, run_cases};
+use super::place::Place;
+use super::progress::BenchProgress;
+use super::recorder::Recorder;
+use super::references::References;
+use super::session::Session;
+use super::{saving, terse, trial};
+use crate::backend::BackendKind;
+use crate::display;
+use crate::exit::Exit;
+use crate::measure::limits::Limits;
+use crate::record::{Environment, Lock, Provenance, Run, Store, file};
+use crate::workload::{Effort, Work};
+use kernelgate_cuda::observe::telemetry::Telemetry;
+
+/// Verifies, times and records what was selected; the run, and how it ended.
+///
+/// # Errors
+/// When the device fails before any case, or a file cannot be read or written.
+pub fn bench(
+    name: &str,
+    flags: &Flags,
+    place: &Place,
+    (selection, effort): (&Selection<'_>, Effort),
+    store: &Store,
+) -> Result<(Exit, Run), HarnessError> {
+    let target = flags.wanted().open(place)?;
+    let environment = Environment::of(&target);
+    let progress = BenchProgress::new(flags, selection.count());
+    let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
+    progress.start(name, &environment, effort, selection.count(), not_elsewhere);
+    let session = Session::of_process()?;
+    let path = session.run_path(store, name)?;
+    let mut run = Run {
+        effort: effort.name().to_owned(),
+        seed: flags.seed,
+        delays: trial::delays(flags, selection),
+        skipped: selection.skipped.iter().cloned().collect(),
+        unsupported: selection.unsupported.clone(),
+        executable: executable_hash(),
+        invocation: Some(session.invocation),
+        ..Run::start(name, &session.name, environment, Provenance::of(&store.root))
+    };
+    let baseline = flags
+        .save_baseline
+        .as_deref()
+        .map(|baseline| saving::open(store, baseline, &run, selection))
+        .transpose()?;
+    // Before the limits: a folder that cannot be written should not cost two seconds.
+    file::write(&path, &run)?;
+    let works: Vec<Work> =
+        selection.groups.iter().map(|group| group.bound.problem().work()).collect();
+    let mut timer = Timer::new(&target)?;
+    run.limits = match &mut timer {
+        Timer::Wall(_) => Limits::measure_cpu(&works),
+        Timer::Events(events) => Limits::measure_cuda(events, &works)?,
+    };
+    progress.limits(&run.limits);
+    trial::warn_of_delays(&run);
+    // After the limits: a card that has just worked shows the clock it works at.
+    let telemetry = target.telemetry();
+    run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
+    progress.telemetry(&run.telemetry);
+    let limits = run.limits.clone();
+    let recorder = Recorder::start(run, path, flags.save_baseline.clone())?;
+    recorder.exit_on_interrupt()?;
+    let execution = Execution {
+        flags,
+        effort,
+        target,
+        timer,
+        limits: Some(limits),
+        recorder: Some(recorder.clone()),
+        progress,
+        lost: None,
+        references: Some(References::at(store.references.clone())),
+        trial: None,
+    };
+    let run_all = || run_cases(execution, selection, store);
+    let (exit, _) = if terse::is_set() { terse::without_output(run_all)? } else { run_all()? };
+    recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
+    let saved = flags.save_baseline.as_deref().filter(|_| !recorder.run().cases.is_empty());
+    if flags.output_format == "criterion" || terse::is_set() {
+        println!("{}", display::runs::text(&[recorder.run()]));
+    }
+    if let Some((path, baseline)) = baseline.zip(saved) {
+        let unsaved = |cause| HarnessError::Unsaved {
+            cause: Box::new(cause),
+            name: baseline.to_owned(),
+            session: recorder.path().parent().unwrap_or(&path).display().to_string(),
+        };
+        // Waited for outside of the recorder: an interrupt need not wait.
+        let _lock = Lock::of(&path).map_err(unsaved)?;
+        recorder.save_baseline(|run| saving::save(&path, baseline, run)).map_err(unsaved)?;
+    }
+    BenchProgress::new(flags, 0).end(&recorder.path(), saved);
+    Ok((exit, recorder.run()))
+}
+
+/// Content hash of this program's file.
+fn executable_hash() -> Option<String> {
+    file::content_hash(&std::env::current_exe().ok()?).ok()
+}

@@ -1,0 +1,27 @@
+//! Programs in other languages that a bench binary brings along, for `kernelgate peers`.
+
+use crate::protocol::PeerProgram;
+
+/// A Python program that times other people's kernels for the problems of a family. It reads a JSON
+/// list of problems and prints a line of JSON a result.
+#[derive(Debug, Clone, Copy)]
+pub struct Peers {
+    /// First part of the workloads' names.
+    pub family: &'static str,
+    /// The file that is run.
+    pub main: &'static str,
+    /// Its files: name and text.
+    pub files: &'static [(&'static str, &'static str)],
+}
+
+impl Peers {
+    /// As the program of `kernelgate peers` gets it.
+    pub(super) fn program(&self) -> PeerProgram {
+        let files = self
+            .files
+            .iter()
+            .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
+            .collect();
+        PeerProgram { family: self.family.to_owned(), main: self.main.to_owned(), files }
+    }
+}

@@ -1,0 +1,99 @@
+//! The session of a bench process: what the processes of one invocation have in common.
+
+use std::path::PathBuf;
+
+use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
+
+use super::error::HarnessError;
+use crate::record::sessions::session_name;
+use crate::record::store::check_name;
+use crate::record::{Run, Store, file};
+
+/// Names the session.
+pub const VARIABLE: &str = "KERNELGATE_SESSION";
+
+/// What the bench processes of one invocation have in common.
+pub struct Session {
+    /// Its name, a folder: what KERNELGATE_SESSION says, else the invocation.
+    pub name: String,
+    /// The cargo that runs the processes, or the process where no cargo does.
+    pub invocation: String,
+}
+
+impl Session {
+    /// The session of this process.
+    ///
+    /// # Errors
+    /// When the name that was given is no plain one.
+    pub fn of_process() -> Result<Self, HarnessError> {
+        let invocation = invocation();
+        let Some(given) = std::env::var_os(VARIABLE).filter(|given| !given.is_empty()) else {
+            return Ok(Self { name: invocation.clone(), invocation });
+        };
+        let name = given.to_string_lossy().into_owned();
+        check_name(&name).map_err(|_| {
+            HarnessError::Usage(format!("{VARIABLE}=`{name}` is no plain file name"))
+        })?;
+        Ok(Self { name, invocation })
+    }
+
+    /// Where a bench of it records its run. Benches of several packages may share a name: the
+    /// second of one invocation gets a number.
+    ///
+    /// # Errors
+    /// When another invocation has recorded the bench under that name: one of the two runs would be
+    /// lost, or both would be taken for one.
+    pub fn run_path(&self, store: &Store, bench: &str) -> Result<PathBuf, HarnessError> {
+        let names = std::iter::once(bench.to_owned());
+        for name in names.chain((2..).map(|number| format!("{bench}-{number}"))) {
+            let path = store.run_path(&self.name, &name);
+            if !path.exists() {
+                return Ok(path);
+            }
+            let there = file::read::<Run>(&path).ok().and_then(|run| run.invocation);
+            if there.as_deref() != Some(&self.invocation) {
+                return Err(HarnessError::Usage(format!(
+                    "{VARIABLE}={}: an earlier run of that name is in {}: choose another name, or \
+                     remove it",
+                    self.name,
+                    path.display()
+                )));
+            }
+        }
+        unreachable!("numbers do not end")
+    }
+}
+
+/// Start time and id of the cargo that runs this process, or of the process.
+fn invocation() -> String {
+    let mut system = System::new().ok();
+    let own = sysinfo::get_current_pid().ok();
+    let mut process = |pid: Pid| -> Option<(String, u64, Option<Pid>)> {
+        let system = system.as_mut()?;
+        system.refresh_processes_specifics(
+            ProcessesToUpdate::Some(&[pid]),
+            false,
+            ProcessRefreshKind::nothing(),
+        );
+        let process = system.process(pid)?;
+        Some((
+            process.name().to_string_lossy().into_owned(),
+            process.start_time(),
+            process.parent(),
+        ))
+    };
+    let this = own.and_then(&mut process);
+    let cargo = this
+        .as_ref()
+        .and_then(|(_, _, parent)| *parent)
+        .and_then(|pid| process(pid).map(|found| (pid, found)));
+    let (started, id) = match (cargo, this) {
+        (Some((pid, (name, started, _))), _) if name.starts_with("cargo") => {
+            (started, pid.as_u32())
+        }
+        (_, Some((_, started, _))) => (started, std::process::id()),
+        _ => (0, std::process::id()),
+    };
+    let time = jiff::Timestamp::from_second(started as i64).unwrap_or_default();
+    session_name(time, id)
+}

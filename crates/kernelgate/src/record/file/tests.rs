@@ -1,0 +1,176 @@
+use super::*;
+use serde::Deserialize;
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct TestRecord {
+    name: String,
+    values: Vec<f64>,
+}
+
+impl Record for TestRecord {
+    const SCHEMA: &'static str = "kernelgate.sample";
+    const VERSION: u64 = 2;
+    const KIND: &'static str = "sample";
+
+    fn validate(&self) -> Result<(), String> {
+        if self.values.is_empty() { Err("no values".to_owned()) } else { Ok(()) }
+    }
+}
+
+/// Strings wherever a record may have them.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Told {
+    id: String,
+    list: Vec<String>,
+    nested: std::collections::BTreeMap<String, Vec<String>>,
+    messages: std::collections::BTreeMap<String, Vec<String>>,
+}
+
+impl Record for Told {
+    const SCHEMA: &'static str = "kernelgate.told";
+    const VERSION: u64 = 1;
+    const KIND: &'static str = "told";
+    const FREE_TEXT: &'static [&'static str] = &["messages"];
+
+    fn validate(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+#[test]
+fn control_characters_are_refused_but_in_messages() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.json");
+    let map = |name: &str, value: &str| [(name.to_owned(), vec![value.to_owned()])].into();
+    let told = |[id, item, name, value, case, message]: [&str; 6]| Told {
+        id: id.to_owned(),
+        list: vec!["x".to_owned(), item.to_owned()],
+        nested: map(name, value),
+        messages: map(case, message),
+    };
+    let read_back = |record: &Told| {
+        write(&path, record).unwrap();
+        read::<Told>(&path).map_err(|error| error.to_string())
+    };
+    let bad = "a\u{1b}[2J";
+    for (place, field) in [(0, "id"), (1, "list"), (2, "the name"), (3, "n"), (4, "the name")] {
+        let mut strings = ["i", "l", "n", "v", "c", "m"];
+        strings[place] = bad;
+        let message = read_back(&told(strings)).unwrap_err();
+        let wanted = format!("invalid told: {field}");
+        assert!(
+            message.contains(&wanted) && message.contains("`a\\u{1b}[2J` holds a control"),
+            "{message}"
+        );
+        assert!(!message.contains('\u{1b}'));
+    }
+    let fine = told(["i", "l", "n", "v", "c", bad]);
+    assert_eq!(read_back(&fine), Ok(fine));
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Sealed {
+    values: Vec<f64>,
+}
+
+impl Record for Sealed {
+    const SCHEMA: &'static str = "kernelgate.sealed";
+    const VERSION: u64 = 1;
+    const KIND: &'static str = "sealed";
+    const SEALED: bool = true;
+
+    fn validate(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+#[test]
+fn an_edit_is_noticed_and_spaces_are_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.json");
+    let record = Sealed { values: vec![0.1, 1.0, 1e-300] };
+    write(&path, &record).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(read::<Sealed>(&path).unwrap(), record);
+    std::fs::write(&path, text.replace("  ", "\t")).unwrap();
+    assert_eq!(read::<Sealed>(&path).unwrap(), record);
+    std::fs::write(&path, text.replace("0.1", "0.2")).unwrap();
+    let error = read::<Sealed>(&path).unwrap_err().to_string();
+    assert!(
+        error.contains("edited") && error.contains(&format!("baseline seal {}", path.display())),
+        "{error}"
+    );
+    assert_eq!(read_unsealed::<Sealed>(&path).unwrap().values[0], 0.2);
+    // As written before there were checksums.
+    let old: Vec<&str> = text.lines().filter(|line| !line.contains("checksum")).collect();
+    std::fs::write(&path, old.join("\n")).unwrap();
+    assert_eq!(read::<Sealed>(&path).unwrap(), record);
+}
+
+fn sample() -> TestRecord {
+    TestRecord { name: "a \"quoted\" name".to_owned(), values: vec![1.5, 2.0] }
+}
+
+#[test]
+fn what_is_written_is_read_back_and_bytes_are_stable() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deep/er/file.json");
+    write(&path, &sample()).unwrap();
+    let first = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(read::<TestRecord>(&path).unwrap(), sample());
+    write(&path, &sample()).unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), first);
+    assert!(first.contains("\"values\": [1.5, 2.0]"), "{first}");
+    assert_eq!(
+        std::fs::read_dir(path.parent().unwrap()).unwrap().count(),
+        1,
+        "no temporary file is left"
+    );
+}
+
+#[test]
+fn every_number_survives_reading_and_writing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.json");
+    let values: Vec<f64> = (1..2000).map(|i| f64::from(i) * 1e5 / 19.0).collect();
+    write(&path, &TestRecord { values: values.clone(), ..sample() }).unwrap();
+    assert_eq!(read::<TestRecord>(&path).unwrap().values, values);
+}
+
+#[test]
+fn broken_files_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.json");
+    let whole = to_text(&sample());
+    let cases = [
+        (whole[..whole.len() / 2].to_owned(), "broken or cut short"),
+        ("[1, 2]".to_owned(), "not a kernelgate sample"),
+        ("{\"schema\": \"other\", \"schema_version\": 1}".to_owned(), "not a kernelgate sample"),
+        (
+            whole.replace("\"schema_version\": 2", "\"schema_version\": 0"),
+            "not a kernelgate sample",
+        ),
+        (
+            whole.replace("\"schema_version\": 2", "\"schema_version\": 3"),
+            "newer kernelgate (schema 3, this one reads up to 2)",
+        ),
+        (whole.replace("[1.5, 2.0]", "[]"), "invalid sample: no values"),
+        (whole.replace("[1.5, 2.0]", "[\"x\"]"), "invalid sample: invalid type"),
+    ];
+    for (text, wanted) in cases {
+        std::fs::write(&path, &text).unwrap();
+        let message = read::<TestRecord>(&path).unwrap_err().to_string();
+        assert!(message.contains(wanted) && message.contains("x.json"), "{message}");
+    }
+    assert!(read::<TestRecord>(&folder.path().join("none.json")).unwrap_err().is_not_found());
+}
+
+#[test]
+fn a_failed_write_leaves_the_old_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let blocked = folder.path().join("file");
+    std::fs::write(&blocked, "old").unwrap();
+    let error = write(&blocked.join("below.json"), &sample()).unwrap_err();
+    assert!(error.to_string().starts_with("write "), "{error}");
+    assert_eq!(std::fs::read_to_string(&blocked).unwrap(), "old");
+}

@@ -1,0 +1,129 @@
+//! Recorded sessions: which is the last, and its runs.
+//!
+//! Their order is that of the recorded starts. Times of files say nothing: they are those of a
+//! restored cache, or of a clock that was wrong.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::file;
+use super::run::Run;
+use super::store::{Store, StoreError, entries, file_name, json_files};
+
+/// Clocks of machines that share a folder differ by less.
+const CLOCKS_DIFFER: Duration = Duration::from_secs(300);
+
+impl Store {
+    /// The runs of the last `count` invocations, one a bench process.
+    ///
+    /// # Errors
+    /// When there are fewer, a run is broken, or the last one has not started yet.
+    pub fn last_sessions(&self, count: usize) -> Result<Vec<Run>, StoreError> {
+        let mut sessions: Vec<(Timestamp, PathBuf)> = entries(&self.runs)
+            .into_iter()
+            .filter_map(|folder| Some((session_start(&folder)?, folder)))
+            .collect();
+        sessions.sort();
+        let Some((started, last)) = sessions.last() else {
+            return Err(StoreError::NoRun(self.runs.clone()));
+        };
+        if *started > Timestamp::now() + CLOCKS_DIFFER {
+            return Err(StoreError::Future { folder: last.clone(), started: *started });
+        }
+        let Some(first) = sessions.len().checked_sub(count) else {
+            return Err(StoreError::FewRuns {
+                found: sessions.len(),
+                wanted: count,
+                folder: self.runs.clone(),
+            });
+        };
+        let runs = sessions[first..]
+            .iter()
+            .map(|(_, folder)| self.session(folder))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(runs.concat())
+    }
+
+    /// The runs in a session's folder.
+    ///
+    /// # Errors
+    /// When there is none, or one of them is broken.
+    pub fn session(&self, folder: &Path) -> Result<Vec<Run>, StoreError> {
+        let files = json_files(folder);
+        if files.is_empty() {
+            return Err(StoreError::NoRun(folder.to_owned()));
+        }
+        Ok(files.iter().map(|path| file::read(path)).collect::<Result<_, _>>()?)
+    }
+}
+
+/// The name of a session that starts at a time, by the process that starts it.
+pub fn session_name(started: Timestamp, process: u32) -> String {
+    format!("{}-{process}", started.strftime(NAMED))
+}
+
+const NAMED: &str = "%Y%m%dT%H%M%SZ";
+
+/// When a session started: by its name, which is cheap, else by its records. None where there is no
+/// record.
+fn session_start(folder: &Path) -> Option<Timestamp> {
+    let files = json_files(folder);
+    let by_name = || {
+        let name = file_name(folder);
+        let (time, process) = name.split_once('-')?;
+        process.parse::<u32>().ok()?;
+        let at = jiff::civil::DateTime::strptime(NAMED, time).ok()?;
+        Some(at.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp())
+    };
+    let by_record =
+        || files.iter().filter_map(|path| file::started(path)?.parse::<Timestamp>().ok()).min();
+    // A record that cannot be read is to be found too: reading it says what is wrong.
+    let by_file = || {
+        let written = |path: &PathBuf| std::fs::metadata(path).and_then(|it| it.modified()).ok();
+        Timestamp::try_from(files.iter().filter_map(written).max()?).ok()
+    };
+    (!files.is_empty()).then(|| by_name().or_else(by_record).or_else(by_file)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Environment, Provenance};
+    use super::*;
+
+    fn record(store: &Store, session: &str, started: &str) {
+        let run = Run {
+            started: started.to_owned(),
+            ..Run::start("b", session, Environment::cpu(), Provenance::default())
+        };
+        file::write(&store.run_path(session, "b"), &run).unwrap();
+    }
+
+    #[test]
+    fn the_last_session_is_the_one_that_started_last_whenever_its_file_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::at(folder.path(), folder.path());
+        let named = session_name("2026-01-02T03:04:05Z".parse().unwrap(), 77);
+        assert_eq!(named, "20260102T030405Z-77");
+        record(&store, "newer", "2026-01-02T03:04:06.250Z");
+        record(&store, "new", "2026-01-02T03:04:06Z");
+        // Written later, as by a cache that is restored.
+        record(&store, &named, "2026-01-02T03:04:08Z");
+        record(&store, "old", "2025-01-02T03:04:05Z");
+        let last = |count| -> Vec<String> {
+            let runs = store.last_sessions(count).unwrap();
+            runs.into_iter().map(|run| run.session).collect()
+        };
+        assert_eq!(last(1), ["newer"]);
+        assert_eq!(last(4), ["old", &named, "new", "newer"]);
+        record(&store, "ahead", "2226-01-02T03:04:05Z");
+        let message = store.last_sessions(1).unwrap_err().to_string();
+        assert!(message.contains("ahead, starts in the future (2226-"), "{message}");
+        // One that nobody can read is the last that was written, and named.
+        std::fs::remove_dir_all(store.runs.join("ahead")).unwrap();
+        std::fs::write(store.run_path("old", "b"), "{").unwrap();
+        let message = store.last_sessions(1).unwrap_err().to_string();
+        assert!(message.contains("b.json: broken or cut short"), "{message}");
+    }
+}
