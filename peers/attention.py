@@ -1,4 +1,7 @@
-"""PyTorch's attention: FlashAttention-2 and cuDNN behind scaled_dot_product_attention. The backward is timed without its forward."""
+"""PyTorch's attention: FlashAttention-2 and cuDNN behind scaled_dot_product_attention.
+
+The backward is timed without its forward.
+"""
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as attention
@@ -20,7 +23,10 @@ def peers(workload, axes):
 
     def prepare(backend):
         torch.manual_seed(0)
-        q, k, v = (torch.randn(shape, device="cuda", dtype=common.DTYPES[axes["dtype"]], requires_grad=True) for _ in range(3))
+        dtype = common.DTYPES[axes["dtype"]]
+        q, k, v = (
+            torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)
+        )
 
         def forward():
             with sdpa_kernel(backend):

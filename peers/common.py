@@ -1,7 +1,8 @@
-"""What the peer programs share: problems in, one JSON line a peer and problem out, timing on the GPU.
+"""What the peer programs share: input, output, and timing on the GPU.
 
-A program reads a JSON list of problems from standard input, {"id", "workload", "axes"} each, and prints first its environment, then
-{"id", "peer", "about", "median_ns"} for each peer and problem, or {"id", "peer", "error"} where a peer cannot compute one.
+A program reads a JSON list of problems from standard input, {"id", "workload", "axes"} each. It
+prints one JSON line for its environment, then one for each peer and problem: {"id", "peer",
+"about", "median_ns"}, or {"id", "peer", "error"} where the peer cannot compute the problem.
 """
 import json
 import sys
@@ -16,13 +17,17 @@ def say(**line):
 
 
 def median_ns(launch, samples=25, warm_up=5):
-    """Median over launches, hot: each between two events, all queued behind a kernel that sleeps, so that the host's time is hidden."""
+    """Median over launches, hot, each between two events.
+
+    All are queued behind a kernel that sleeps, so that the host's time is hidden.
+    """
     for _ in range(warm_up):
         launch()
     torch.cuda.synchronize()
     times = []
     while len(times) < samples:
-        burst = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(5)]
+        event = lambda: torch.cuda.Event(enable_timing=True)
+        burst = [(event(), event()) for _ in range(5)]
         torch.cuda._sleep(20_000_000)
         for start, end in burst:
             start.record()
@@ -34,7 +39,11 @@ def median_ns(launch, samples=25, warm_up=5):
 
 
 def main(peers):
-    """`peers` yields (name, about, prepare) for a problem; `prepare()` returns what launches it once, verified as far as it can be."""
+    """Times every peer of every problem.
+
+    `peers` yields (name, about, prepare) for a problem; `prepare()` returns what launches it once,
+    verified as far as it can be.
+    """
     if not torch.cuda.is_available():
         sys.exit("PyTorch finds no GPU")
     say(
@@ -49,5 +58,6 @@ def main(peers):
                 elapsed = median_ns(prepare())
                 say(id=problem["id"], peer=name, about=about, median_ns=elapsed)
             except Exception as error:  # A peer that cannot is a row, not the end.
-                say(id=problem["id"], peer=name, about=about, error=(str(error).strip() or repr(error)).splitlines()[0])
+                message = (str(error).strip() or repr(error)).splitlines()[0]
+                say(id=problem["id"], peer=name, about=about, error=message)
             torch.cuda.empty_cache()

@@ -1,12 +1,15 @@
-"""The action expert of pi0.5 in PyTorch, one step and the loop: eager, in a CUDA graph, and with its parts compiled in a CUDA graph.
+"""The action expert of pi0.5 in PyTorch, one step and the loop.
 
-The same equations as the workload, as a PyTorch user writes them: styles are computed in every step, activations have the dtype of the
-weights, the norms and the state are fp32, the time is fp64. Weights and caches are random, of the workload's deviations; biases have the
-dtype of the weights here. Each peer is held against the same functions, eager, in fp32.
+Peers: eager, eager in a CUDA graph, and with its parts compiled in a CUDA graph.
 
-Compiled are three functions: before the layers, a layer, after the layers; unrolled, eighteen layers would compile for minutes. Tuning
-tries tiles for every product, which from 16 rows on can matter; it ends after 25 s, and everything that compiles 50 s after the start,
-so that the program takes a minute.
+The same equations as the workload, as a PyTorch user writes them: styles are computed in every
+step, activations have the dtype of the weights, the norms and the state are fp32, the time is fp64.
+Weights and caches are random, with the workload's standard deviations; biases have the dtype of the
+weights here. Each peer is compared with the same functions, eager, in fp32.
+
+Three functions are compiled: before the layers, a layer, after the layers. Eighteen unrolled layers
+would compile for minutes. Tuning tries tiles for every GEMM, which can matter from 16 rows on. It
+ends after 25 s, and all compilation ends 50 s after the start, so that the program takes a minute.
 """
 import contextlib
 import functools
@@ -45,7 +48,8 @@ def rotate(x, cos, sin):
 
 def begin(x, t, w):
     dtype = w["time_in"].dtype
-    fraction = torch.linspace(0, 1, w["time_in"].shape[1] // 2, dtype=torch.float64, device=x.device)
+    count = w["time_in"].shape[1] // 2
+    fraction = torch.linspace(0, 1, count, dtype=torch.float64, device=x.device)
     angle = t * (2 * math.pi) / (4e-3 * (4.0 / 4e-3) ** fraction)
     embedding = torch.cat((angle.sin(), angle.cos())).to(dtype)[None]
     hidden = silu(linear(embedding, w["time_in"], w["time_in_bias"]))
@@ -83,12 +87,19 @@ def velocity(x, t, parts, outer, layers, cos, sin):
 
 
 def problem(s, p, steps, dtype, outer, layers, x):
-    """The computation of those weights, each layer's with its keys and values; `steps` is none for one velocity."""
+    """The computation with those weights; `layers` holds each layer's, with its keys and values.
+
+    `steps` is None for one velocity.
+    """
     outer = {name: tensor.to(dtype) for name, tensor in outer.items()}
-    layers = [({name: w.to(dtype) for name, w in ws.items()}, keys.to(dtype), values.to(dtype)) for ws, keys, values in layers]
+    layers = [
+        ({name: w.to(dtype) for name, w in ws.items()}, keys.to(dtype), values.to(dtype))
+        for ws, keys, values in layers
+    ]
     head_dim = layers[0][1].shape[1]
     position = torch.arange(p, p + s, device=DEVICE, dtype=torch.float64)
-    turn = position[:, None] * 1e4 ** (-torch.arange(0, head_dim, 2, device=DEVICE, dtype=torch.float64) / head_dim)
+    exponent = -torch.arange(0, head_dim, 2, device=DEVICE, dtype=torch.float64) / head_dim
+    turn = position[:, None] * 1e4**exponent
     cos, sin = turn.cos().to(dtype), turn.sin().to(dtype)
     now = torch.full((), STEP_TIME, device=DEVICE, dtype=torch.float64)
 
@@ -158,7 +169,11 @@ def made(model, s, p, steps, dtype):
 
 @contextlib.contextmanager
 def within(seconds):
-    """Ends what takes longer, again each second, as a library may swallow the first; its errors become one line, its prints no results."""
+    """Raises TimeoutError in what takes longer.
+
+    The signal is sent again each second, because a library may swallow the first. Errors become one
+    line; what the code prints goes to standard error, so that it is not taken for a result.
+    """
     left = min(seconds, START + ALL_SECONDS - time.monotonic())
     if left < 1:
         raise TimeoutError(f"not compiled: the program's {ALL_SECONDS} s are spent")
@@ -207,9 +222,10 @@ def captured(run):
 
 def check(name, dtype, actual, expected):
     error, most = (actual - expected).norm() / expected.norm(), (actual - expected).abs().max()
-    print(f"{name}: max {most.item():.1e}, relative L2 {error.item():.1e} from fp32", file=sys.stderr)
+    found = f"relative L2 {error.item():.1e} from fp32"
+    print(f"{name}: max {most.item():.1e}, {found}", file=sys.stderr)
     if not error.item() <= CLOSE[dtype]:
-        raise ValueError(f"wrong: relative L2 distance {error.item():.1e} from fp32, {CLOSE[dtype]:.0e} allowed")
+        raise ValueError(f"wrong: {found}, {CLOSE[dtype]:.0e} allowed")
 
 
 def peers(workload, axes):
@@ -239,12 +255,14 @@ def peers(workload, axes):
         return graphed(name, parts)
 
     yield "torch/eager", "one kernel an operation", eager
-    yield "torch/cuda_graph", "the kernels of torch/eager in one CUDA graph", lambda: graphed("torch/cuda_graph", EAGER)
+    graph = lambda: graphed("torch/cuda_graph", EAGER)
+    yield "torch/cuda_graph", "the kernels of torch/eager in one CUDA graph", graph
     default = lambda: compiled_graph("torch/compile", "default", ALL_SECONDS)
     yield "torch/compile", "torch.compile of a layer, all in one CUDA graph", default
     if s >= 16:
-        tuned = lambda: compiled_graph("torch/compile_tuned", "max-autotune-no-cudagraphs", TUNING_SECONDS)
-        yield "torch/compile_tuned", "the same in mode max-autotune-no-cudagraphs", tuned
+        mode = "max-autotune-no-cudagraphs"
+        tuned = lambda: compiled_graph("torch/compile_tuned", mode, TUNING_SECONDS)
+        yield "torch/compile_tuned", f"the same in mode {mode}", tuned
 
 
 common.main(peers)

@@ -1,7 +1,10 @@
-"""The ST-BIF neuron in PyTorch: a loop over time, eager and compiled; and SpikingJelly's kernel where it is installed.
+"""The ST-BIF neuron in PyTorch: a loop over time, eager and compiled.
 
-The same equations as the workload: h = v + x; spike +1 at h >= θ while c < Tmax, -1 at h < 0 while c > Tmin; v = h - θ·spike;
-c += spike. The backward reads the membranes and tracers that the forward saved.
+SpikingJelly's kernel is timed too where it is installed.
+
+The same equations as the workload: h = v + x; spike +1 at h >= θ while c < Tmax, -1 at h < 0 while
+c > Tmin; v = h - θ·spike; c += spike. The backward reads the membranes and
+tracers that the forward saved.
 """
 import torch
 
@@ -59,7 +62,9 @@ def spikingjelly(x, top):
 
 
 def peers(workload, axes):
-    if workload not in ("st_bif/forward", "st_bif/backward") or axes.get("spikes") == "packed" or "n" not in axes:
+    if workload not in ("st_bif/forward", "st_bif/backward"):
+        return
+    if axes.get("spikes") == "packed" or "n" not in axes:
         return
     n, t, top = int(axes["n"]), int(axes["t"]), int(axes["level"]) // 2 - 1
 

@@ -13,16 +13,18 @@
 // from the accumulators. P^T goes to the partner warp through shared memory in fragment order
 // (16-bit), dS^T to all warps, swizzled, because dq sums over all keys of the block: each of the
 // eight warps computes a 32x32 piece of it, one step late: the gradient warps first, while the
-// score warps make P^T; the score warps after, while the gradient warps make dS^T. Shared memory,
-// 16-bit, XOR-swizzled: k, v [128][d]; q, dout [2 stages][M][d]; P^T; dS^T [2][128][M]; lse and
-// delta; M, the queries a step, is 64 at d = 128 and 128 at d = 64. One block barrier a step, one
-// pair barrier for P^T. Order of addition: dk and dv are the same bits each run. dq is summed by
-// fp32 reductions in the L2, whose order is not fixed: its low bits may differ between runs. (dq by
-// a kernel of its own would be repeatable at seven GEMMs instead of five.) Full attention: blocks
-// start at different steps, so that they do not all add to the same rows at once. Bound: tensor
-// cores, 10 b h s^2 d FLOPs (half if causal). Shared-memory bandwidth is close behind: one mma
-// reads 128 to 256 bytes of it. Against naive: no s^2 traffic, tensor cores, one pass; P is
-// recomputed from lse, as there.
+// score warps make P^T; the score warps after, while the gradient warps make dS^T.
+// Shared memory, 16-bit, XOR-swizzled: k, v [128][d]; q, dout [2 stages][M][d]; P^T; dS^T
+// [2][128][M]; lse and delta; M, the queries a step, is 64 at d = 128 and 128 at d = 64. One block
+// barrier a step, one pair barrier for P^T.
+// Order of addition: dk and dv are the same bits each run. dq is summed by fp32 reductions in the
+// L2, whose order is not fixed: its low bits may differ between runs. (dq by a kernel of its own
+// would be repeatable at seven GEMMs instead of five.)
+// Full attention: blocks start at different steps, so that they do not all add to the same rows at
+// once.
+// Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal). Shared-memory bandwidth is close
+// behind: one mma reads 128 to 256 bytes of it.
+// Against naive: no s^2 traffic, tensor cores, one pass; P is recomputed from lse, as there.
 #include "attention/shape.cuh"
 #include "attention/warp_gemm.cuh"
 #include "common/math.cuh"

@@ -2,14 +2,16 @@
 // [b,h,s,s].
 //
 //   delta:    delta[i] = sum_c dout[i,c] out[i,c]
-//   scores:   P[i,j] = exp(q[i] . k[j] / sqrt(d) - lse[i]) (0 where j > i if causal);  dS[i,j] =
-//   P[i,j] (dout[i] . v[j] - delta[i]) dq:       dq[i] = sum_j dS[i,j] k[j] / sqrt(d) dkv: dk[j] =
-//   sum_i dS[i,j] q[i] / sqrt(d);   dv[j] = sum_i P[i,j] dout[i]
+//   scores:   P[i,j] = exp(q[i] . k[j] / sqrt(d) - lse[i])      (0 where j > i if causal)
+//             dS[i,j] = P[i,j] (dout[i] . v[j] - delta[i])
+//   dq:       dq[i] = sum_j dS[i,j] k[j] / sqrt(d)
+//   dkv:      dk[j] = sum_i dS[i,j] q[i] / sqrt(d);   dv[j] = sum_i P[i,j] dout[i]
 //
-// P is recomputed from the forward's lse, not stored by it. Threads: delta, a warp a row; scores, a
-// 16x16 block a tile of that size; dq and dkv, a block of d x (256/d) threads, one an element of
-// dq, or of dk and of dv. No shared memory. Bound: fp32 FMA, 10 b h s^2 d FLOPs, in theory; in
-// practice the loads. Device memory moved at least: 8 b h s^2 bytes written, 12 read.
+// P is recomputed from the forward's lse, not stored by it.
+// Threads: delta, a warp a row; scores, a 16x16 block a tile of that size; dq and dkv, a block of
+// d x (256/d) threads, one an element of dq, or of dk and of dv. No shared memory.
+// Bound: fp32 FMA, 10 b h s^2 d FLOPs, in theory; in practice the loads.
+// Device memory moved at least: 8 b h s^2 bytes written, 12 read.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"

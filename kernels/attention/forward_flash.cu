@@ -1,18 +1,18 @@
-// Attention forward in one kernel with an online softmax, on the CUDA cores: scores never leave the
-// chip.
+// Attention forward in one kernel with an online softmax, on the CUDA cores: scores stay on chip.
 //
 //   for each block of 64 keys:  S = q k^T;  m' = max(m, max_j S);  P = exp((S - m') / sqrt(d))
-//                               l = l exp((m - m') / sqrt(d)) + sum_j P;  o = o exp((m - m') /
-//                               sqrt(d)) + P v;  m = m'
+//                               l = l exp((m - m') / sqrt(d)) + sum_j P
+//                               o = o exp((m - m') / sqrt(d)) + P v;  m = m'
 //   out = o / l,  lse = m / sqrt(d) + ln(l)
 //
 // Threads: 256 as 16x16 for 64 queries; thread (x, y) owns queries 4y..4y+3, the scores of keys
 // 4x..4x+3, and output columns 4x + 64c..+3. The sixteen threads of a query row are half a warp, so
-// row maxima and sums are shuffles. Shared memory, fp32: q transposed [d][68], k transposed [d][68]
-// and then v [64][d] in the same place, P transposed [64][68]: 85 KiB at d = 128, two blocks an SM.
+// row maxima and sums are shuffles.
+// Shared memory, fp32: q transposed [d][68], k transposed [d][68] and then v [64][d] in the same
+// place, P transposed [64][68]: 85 KiB at d = 128, two blocks an SM.
 // Bound: fp32 FMA, 4 b h s^2 d FLOPs (half if causal); the inner loop needs two 16-byte shared
-// loads for 16 FMAs. Against tiled: no s^2 traffic, 8 b h s d bytes and the re-reads of k and v
-// instead; one launch.
+// loads for 16 FMAs.
+// Against tiled: no s^2 traffic, 8 b h s d bytes and the re-reads of k and v instead; one launch.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"

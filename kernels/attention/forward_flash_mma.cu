@@ -1,11 +1,12 @@
 // Attention forward in one kernel with an online softmax, on the tensor cores through
 // mma.sync.m16n8k16.
 //
-//   for each block of keys, the last first:  S = q k^T;  m' = max(m, max_j S);  P = exp2((S - m')
-//   c), c = log2(e) / sqrt(d)
-//                                            l = l exp2((m - m') c) + sum_j P;  o = o exp2((m - m')
-//                                            c) + P v;  m = m'
+//   c = log2(e) / sqrt(d)
+//   for each block of keys, the last first:
+//     S = q k^T;  m' = max(m, max_j S);  P = exp2((S - m') c)
+//     l = l exp2((m - m') c) + sum_j P;  o = o exp2((m - m') c) + P v;  m = m'
 //   out = o / l,  lse = m / sqrt(d) + ln(l)
+//
 // The three rescalings are skipped while no row's maximum has grown by more than 2^8 in P: m is
 // then only a reference point that is a little too small, the result is the same, and P stays below
 // 2^8.
@@ -13,14 +14,16 @@
 // Threads: four warps for 128 queries, 32 a warp as two 16-row matrix tiles, so that each B
 // fragment of k or v read from shared memory serves two mma. P never leaves the registers: the
 // accumulator layout of S is the A layout of P v. Two blocks an SM, so that each scheduler has one
-// warp in its softmax while another is in its GEMMs. Shared memory, 16-bit, rows of d, 16-byte
-// chunks XOR-swizzled by row: q [128][d], k and v [2 stages][64][d] each: 96 KiB at d = 128. The
-// next block's cp.async are issued between the steps of q k^T, a whole block's time ahead. One
-// barrier a block of keys. Blocks: full, the query tiles of a head are neighbours; causal, heads in
-// groups whose k and v fit the L2, and within a group the longest tiles first. Bound: tensor cores,
-// 4 b h s^2 d FLOPs (half if causal); mma.sync reaches about 62 % of what wgmma can on this
-// architecture. Against flash: mma instead of FMA, 16-bit tiles, asynchronous copies, no P in
-// shared memory, lazy rescaling.
+// warp in its softmax while another is in its GEMMs.
+// Shared memory, 16-bit, rows of d, 16-byte chunks XOR-swizzled by row: q [128][d], k and
+// v [2 stages][64][d] each: 96 KiB at d = 128. The next block's cp.async are issued between the
+// steps of q k^T, a whole block's time ahead. One barrier a block of keys.
+// Blocks: full, the query tiles of a head are neighbours; causal, heads in groups whose k and v fit
+// the L2, and within a group the longest tiles first.
+// Bound: tensor cores, 4 b h s^2 d FLOPs (half if causal); mma.sync reaches about 62 % of what
+// wgmma can on this architecture.
+// Against flash: mma instead of FMA, 16-bit tiles, asynchronous copies, no P in shared memory, lazy
+// rescaling.
 #include "attention/shape.cuh"
 #include "attention/warp_gemm.cuh"
 #include "common/math.cuh"

@@ -1,15 +1,18 @@
 // Attention forward in three kernels, the component form: scores in device memory, one thread an
 // output element.
 //
-//   scores:   S[b,h,i,j] = q[i] . k[j] / sqrt(d), -inf where j > i if causal          fp32,
-//   [b,h,s,s] softmax:  P = exp(S - max_j S) / sum_j exp(S - max_j S), 16-bit, [b,h,s,s]; lse = max
-//   + ln(sum) values:   out[i] = sum_j P[i,j] v[j]
+//   scores:   S[b,h,i,j] = q[i] . k[j] / sqrt(d), -inf where j > i if causal      fp32, [b,h,s,s]
+//   softmax:  P = exp(S - max_j S) / sum_j exp(S - max_j S)                       16-bit, [b,h,s,s]
+//             lse = max + ln(sum)
+//   values:   out[i] = sum_j P[i,j] v[j]
 //
 // Threads: scores, a 16x16 block an S tile of that size; softmax, a block a row, three passes over
 // it; values, a block of d x (256/d) threads, one an output element. No shared memory but the
-// softmax's eight floats. Bound: fp32 FMA (2 b h s^2 d FLOPs each for scores and values) in theory;
-// in practice the loads, as nothing is reused but by the caches. Device memory moved at least:
-// scores write 4 b h s^2 bytes, softmax reads them and writes half as many, values read those.
+// softmax's eight floats.
+// Bound: fp32 FMA (2 b h s^2 d FLOPs each for scores and values) in theory; in practice the loads,
+// as nothing is reused but by the caches.
+// Device memory moved at least: scores write 4 b h s^2 bytes, softmax reads them and writes half as
+// many, values read those.
 // First rung: nothing before it.
 #include "attention/shape.cuh"
 #include "common/math.cuh"

@@ -1,17 +1,20 @@
 // The three kernels of forward_naive, with tiles in shared memory and a 4x4 block of results in
 // each thread's registers.
 //
-//   scores:   S = q k^T / sqrt(d), -inf where j > i if causal;   softmax: in place, lse;   values:
-//   out = P v
+//   scores:   S = q k^T / sqrt(d), -inf where j > i if causal
+//   softmax:  in place, lse
+//   values:   out = P v
 //
 // Threads: 256 as 16x16; thread (x, y) owns rows 4y..4y+3 and columns 4x..4x+3 of a 64x64 tile.
 // Shared memory: both operands of a 32-deep slice as fp32, k-major, [32][68] each (17 KiB): a
 // thread's four rows or columns are one 16-byte load, and the padding keeps rows 16-byte aligned.
-// Softmax: a block of 256 a row; one pass finds maximum and sum together, a second rescales. Bound:
-// fp32 FMA; a slice step costs two 16-byte shared loads for 16 FMAs. Device memory: 4 b h s^2 bytes
-// written by scores, read twice and written once by softmax, read by values. Against naive: each
-// loaded element serves 64 results instead of one; softmax reads the row twice, not three times;
-// tiles above the causal diagonal are not computed; P takes the place of S, in fp32.
+// Softmax: a block of 256 a row; one pass finds maximum and sum together, a second rescales.
+// Bound: fp32 FMA; a slice step costs two 16-byte shared loads for 16 FMAs.
+// Device memory: 4 b h s^2 bytes written by scores, read twice and written once by softmax, read by
+// values.
+// Against naive: each loaded element serves 64 results instead of one; softmax reads the row twice,
+// not three times; tiles above the causal diagonal are not computed; P takes the place of S, in
+// fp32.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"

@@ -1,4 +1,4 @@
-// Products of a row with the matrices between actions and the residual stream. Deliberately absent:
+// GEMVs of a row with the matrices between actions and the residual stream. Deliberately absent:
 // norms, biases of the way out, barriers.
 #pragma once
 #include "denoise/model.cuh"

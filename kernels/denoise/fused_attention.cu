@@ -1,18 +1,20 @@
 // Attention of all heads on the one key-value head, prefix and suffix in one sequence of keys,
 // split over a cluster.
 //
-//   o = softmax(q k^T / sqrt(e)) v;  q [rows = S heads][e], k and v [context][e], o in panels of 64
-//   columns of [S][heads e]
+//   o = softmax(q k^T / sqrt(e)) v
+//   q [rows = S heads][e], k and v [context][e], o in panels of 64 columns of [S][heads e]
 //
 // A cluster of 8 blocks shares 32 query rows: the heads of a token are rows like any other, so that
 // k and v are read once for all of them. Each block takes every eighth block of up to 128 keys with
 // an online softmax (up to 1024 keys that is one block, and everything it needs is under way at
 // once), leaves its unnormalised output, maxima and sums in shared memory, and finishes 4 of the 32
-// rows from the eight parts. Threads: 8 warps; for q k^T a warp has 16 keys, for p v 32 columns (16
-// where there are fewer), each all 32 rows. Shared memory, rows of e (128 bytes at least), 16-byte
-// chunks XOR-swizzled by row: q [32], k [128], v [128]; p [32][128]; the output in fp32 over k when
-// the last GEMM is done. Bound: latency of two GEMMs on 32 x 128 x e and of reading 128 keys: about
-// 4 us a layer, whatever is done elsewhere.
+// rows from the eight parts.
+// Threads: 8 warps; for q k^T a warp has 16 keys, for p v 32 columns (16 where there are fewer),
+// each all 32 rows.
+// Shared memory, rows of e (128 bytes at least), 16-byte chunks XOR-swizzled by row: q [32],
+// k [128], v [128]; p [32][128]; the output in fp32 over k when the last GEMM is done.
+// Bound: latency of two GEMMs on 32 x 128 x e and of reading 128 keys: about 4 us a layer, whatever
+// is done elsewhere.
 #include "common/cluster.cuh"
 #include "common/fragments.cuh"
 #include "common/memory.cuh"

@@ -1,27 +1,28 @@
 // The expert's projections, each with what stands before and after it: the norm before, rotation,
 // GELU or the gated residual after.
 //
-//   qkv      q, k, v = adaRMS(h) [q_proj k_proj v_proj]; q and k rotated; k and v written behind
-//   the cached prefix out      h += gate (attended o_proj), and the sums of squares that the next
-//   norm needs gate_up  hidden = gelu_tanh(adaRMS(h) gate_proj) (adaRMS(h) up_proj) down     h +=
-//   gate (hidden down_proj), and the sums of squares time     silu(x W + b): the two layers of the
-//   time's embedding, a row a step style    cond W + b in fp32: scale, shift and gate of all steps
-//   and layers, before the loop
+//   qkv      q, k, v = adaRMS(h) [q_proj k_proj v_proj]; q and k rotated;
+//            k and v written behind the cached prefix
+//   out      h += gate (attended o_proj), and the sums of squares that the next norm needs
+//   gate_up  hidden = gelu_tanh(adaRMS(h) gate_proj) (adaRMS(h) up_proj)
+//   down     h += gate (hidden down_proj), and the sums of squares
+//   time     silu(x W + b): the two layers of the time's embedding, a row a step
+//   style    cond W + b in fp32: scale, shift and gate of all steps and layers, before the loop
 //
 // Threads, shared memory, layouts and the split over clusters: denoise/skinny_gemm.cuh. In the
 // packed weights, eight columns of q, k or v and the eight that they rotate with, and eight of gate
-// and of up, are neighbours in a tile: one thread finishes both. Bound: latency. 35 MB of weights a
-// layer take 8 us, and each byte of them is read once; what a launch, x, and the exchange between
-// the blocks of a cluster take, one after the other, is more. Against the library's GEMMs: no
-// launches for norm, rotation, activation and residual, no round trips of y, and enough blocks for
-// every multiprocessor whatever the number of columns.
+// and of up, are neighbours in a tile: one thread finishes both.
+// Bound: latency. 35 MB of weights a layer take 8 us, and each byte of them is read once; what a
+// launch, x, and the exchange between the blocks of a cluster take, one after the other, is more.
+// Against the library's GEMMs: no launches for norm, rotation, activation and residual, no round
+// trips of y, and enough blocks for every multiprocessor whatever the number of columns.
 #include "denoise/skinny_gemm.cuh"
 
-using Qkv = Product<kWidth, TILE_COLUMNS, QKV_SPLIT>;
-using Out = Product<kQueryWidth, TILE_COLUMNS, OUT_SPLIT>;
-using GateUp = Product<kWidth, TILE_COLUMNS, GATE_UP_SPLIT>;  // two blocks a multiprocessor
-using Down = Product<kMlp, TILE_COLUMNS, DOWN_SPLIT>;
-using Linear = Product<kWidth, TILE_COLUMNS, LINEAR_SPLIT>;
+using Qkv = SkinnyGemm<kWidth, TILE_COLUMNS, QKV_SPLIT>;
+using Out = SkinnyGemm<kQueryWidth, TILE_COLUMNS, OUT_SPLIT>;
+using GateUp = SkinnyGemm<kWidth, TILE_COLUMNS, GATE_UP_SPLIT>;  // two blocks a multiprocessor
+using Down = SkinnyGemm<kMlp, TILE_COLUMNS, DOWN_SPLIT>;
+using Linear = SkinnyGemm<kWidth, TILE_COLUMNS, LINEAR_SPLIT>;
 
 static_assert(Qkv::kSharedBytes == QKV_SHARED_BYTES && Out::kSharedBytes == OUT_SHARED_BYTES &&
                   GateUp::kSharedBytes == GATE_UP_SHARED_BYTES &&

@@ -2,12 +2,13 @@
 // by row.
 //
 //   begin  x = noise;  h = x action_in + b
-//   end    velocity = (h / rms (1 + scale) + shift) action_out + b in fp32;  x += dt velocity;  h =
-//   x action_in + b for the next step
+//   end    velocity = (h / rms (1 + scale) + shift) action_out + b in fp32;  x += dt velocity;
+//          h = x action_in + b for the next step
 //
 // Threads: a block a row; for action_in four columns a thread, for action_out eight of a 64th of
-// the rows. Shared memory: the row of 32 actions, the normalised row in fp32, partial sums. Bound:
-// latency; 64 KB of weights for each GEMM, in the L2.
+// the rows.
+// Shared memory: the row of 32 actions, the normalised row in fp32, partial sums.
+// Bound: latency; 64 KB of weights for each GEMM, in the L2.
 #include "common/cluster.cuh"
 #include "common/reduce.cuh"
 #include "denoise/actions.cuh"

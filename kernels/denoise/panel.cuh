@@ -1,4 +1,4 @@
-// How an activation lies between two GEMMs: as panels, so that a GEMM takes its part of it in whole
+// The layout of an activation between two GEMMs: panels, so that a GEMM loads its part in whole
 // copies.
 #pragma once
 #include "common/types.cuh"

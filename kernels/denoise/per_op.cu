@@ -2,10 +2,11 @@
 // mode.
 //
 // Activations are bf16 in memory, arithmetic is fp32; styles, norms, scores and the Euler state are
-// fp32. Threads: rows are a block each (norm, softmax, action_out); elsewhere a thread takes a
-// packet of eight neighbours, which every extent of a model but the actions is a multiple of, or
-// one element. Shared memory: block reductions only. Bound: launching. A tensor of 50 rows moves in
-// less time than a kernel takes to start.
+// fp32.
+// Threads: rows are a block each (norm, softmax, action_out); elsewhere a thread takes a packet of
+// eight neighbours, which every extent of a model but the actions is a multiple of, or one element.
+// Shared memory: block reductions only.
+// Bound: launching. A tensor of 50 rows moves in less time than a kernel takes to start.
 #include "common/cluster.cuh"
 #include "common/element16.cuh"
 #include "common/math.cuh"
@@ -25,7 +26,7 @@ static_assert(kPacket == 8, "a packet is one 16-byte access");
 // Every kernel begins with it: under programmatic dependent launch (PDL) its blocks start early,
 // and wait here. What kernels before wrote is not __restrict__: as constants, its loads could move
 // above the wait.
-__device__ __forceinline__ void follow() {
+__device__ __forceinline__ void wait_for_previous() {
   allow_next_kernel();
   wait_for_previous_kernels();
 }
@@ -75,7 +76,7 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2_app
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ times, u16* out,
                          int width, int row_blocks, int panels) {
-  follow();
+  wait_for_previous();
   const int half = width / 2, row = blockIdx.x / row_blocks,
             i = (blockIdx.x % row_blocks) * kThreads + threadIdx.x;
   if (i >= half) return;
@@ -94,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_bias(uint4* x, const float* __restrict__ bias, int columns, int packets,
                         int silu) {
-  follow();
+  wait_for_previous();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
   float y[kPacket], more[kPacket];
@@ -111,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // out = bf16(x)
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_cast(const float* x, u16* out, i64 elements) {
-  follow();
+  wait_for_previous();
   const i64 i = thread_index();
   if (i < elements) out[i] = Bf16::from_f32(x[i]);
 }
@@ -119,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // out = x
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_copy(const float* x, float* out, i64 elements) {
-  follow();
+  wait_for_previous();
   const i64 i = thread_index();
   if (i < elements) out[i] = x[i];
 }
@@ -128,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // reduced in fp64
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_angles(float2* angles, int first, int rows, int head_dim) {
-  follow();
+  wait_for_previous();
   const i64 index = thread_index();
   const int half = head_dim / 2, row = static_cast<int>(index / half),
             i = static_cast<int>(index % half);
@@ -142,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // row has no more for it
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_norm(const uint2* h, float4* out, int width) {
-  follow();
+  wait_for_previous();
   __shared__ float scratch[kThreads / 32];
   const int fours = width / 4;
   const i64 row = static_cast<i64>(blockIdx.x) * fours;
@@ -169,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_modulate(const float* x, const float* style, const float* __restrict__ bias,
                             uint4* y, float* exact, int width, int packets) {
-  follow();
+  wait_for_previous();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
   const int column = i % (width / kPacket) * kPacket;
@@ -189,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_residual(uint4* h, const uint4* branch, const float* style,
                             const float* __restrict__ bias, int width, int packets) {
-  follow();
+  wait_for_previous();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
   float x[kPacket], more[kPacket], gate[kPacket];
@@ -206,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_rope(uint4* q, uint4* k, const float* angles, int rows, int heads,
                         int head_dim) {
-  follow();
+  wait_for_previous();
   const int index = blockIdx.x * kThreads + threadIdx.x;
   const int half = head_dim / (2 * kPacket), in_row = (heads + 1) * half;
   const int row = index / in_row, rest = index % in_row, head = rest / half, i = rest % half;
@@ -238,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_concat(const uint4* __restrict__ k_cache, const uint4* __restrict__ v_cache,
                           const uint4* k, const uint4* v, uint4* keys, uint4* values, int prefix,
                           int rows, int padded, int packets) {
-  follow();
+  wait_for_previous();
   const i64 i = thread_index();
   const i64 cached = static_cast<i64>(prefix) * packets,
             seen = cached + static_cast<i64>(rows) * packets;
@@ -252,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // row, a thread four neighbours, which it keeps where a row has no more for it
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_softmax(const float4* scores, uint2* p, int context, int padded, float scale) {
-  follow();
+  wait_for_previous();
   __shared__ float scratch[2][kThreads / 32];
   const int fours = padded / 4;
   const i64 row = static_cast<i64>(blockIdx.x) * fours;
@@ -292,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // gate = gelu_tanh(gate) up, in place; a thread a packet
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_gelu(uint4* gate, const uint4* up, int packets) {
-  follow();
+  wait_for_previous();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
   float x[kPacket], y[kPacket];
@@ -312,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_action_out(const float* y, const uint4* out, const float* __restrict__ bias,
                               float* velocity, int width) {
-  follow();
+  wait_for_previous();
   constexpr int kColumns = ACTION, kPackets = kColumns / kPacket, kRows = kThreads / kPackets;
   static_assert(kColumns == 32, "a lane finishes a column");
   __shared__ __align__(16) float parts[kThreads / 32][kColumns];
@@ -344,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // x += dt velocity
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_euler(float* x, const float* velocity, float dt, i64 elements) {
-  follow();
+  wait_for_previous();
   const i64 i = thread_index();
   if (i < elements) x[i] += dt * velocity[i];
 }

@@ -1,20 +1,20 @@
-// The loop in one kernel: blocks that stay, in clusters of eight, and a barrier of the whole grid
-// between two GEMMs.
+// The loop in one persistent kernel: clusters of eight blocks, and a grid barrier between two
+// GEMMs.
 //
-//   a layer   qkv       q, k, v = r (h (1 + scale)) W + shift W, r = 1 / rms; q and k rotated; k
-//   and v written behind the cached prefix
-//             attend    softmax(q k^T) v; the blocks of a cluster split the keys
-//             out       h += gate (attended W), the sums of squares, h (1 + scale) for the next
-//             GEMM gate_up   hidden = gelu_tanh(r x W_gate + shift W_gate) (r x W_up + shift W_up)
-//             down      h += gate (hidden W), as out
-//   a step    rows      velocity = final norm(h) action_out + b;  x += dt velocity;  h = x
-//   action_in + b
+//  a layer   qkv       q, k, v = r (h (1 + scale)) W + shift W, r = 1 / rms; q and k rotated;
+//                      k and v written behind the cached prefix
+//            attend    softmax(q k^T) v; the blocks of a cluster split the keys
+//            out       h += gate (attended W), the sums of squares, h (1 + scale) for the next GEMM
+//            gate_up   hidden = gelu_tanh(r x W_gate + shift W_gate) (r x W_up + shift W_up)
+//            down      h += gate (hidden W), as out
+//  a step    rows      velocity = final norm(h) action_out + b;  x += dt velocity;
+//                      h = x action_in + b
 //
 // The norm needs no pass of its own: its scale is multiplied in by whoever wrote h, 1 / rms and the
 // shift (times W, computed before the loop) come after the GEMM. How it is split, and how the data
 // moves: persistent.cuh.
 //
-// Threads: 384; 256 work, of the others one asks for weights and one warp for activations.
+// Threads: 384; 256 compute, of the others one produces weights and one warp activations.
 // Shared memory: the weights of a GEMM, its x, what the cluster sends; see persistent.cuh.
 // Bound: latency. A layer has five barriers of 1.3 us each, from a block's last store to the first
 // copy of it, 3 us of tensor cores in its GEMMs, and an exchange in the cluster after each; reading
@@ -90,23 +90,23 @@ struct Layer {
       : a(a), layer(layer), step(step), parity(parity) {
     const i64 style = (layer * static_cast<i64>(a.steps) + step) * 3 * kWidth;
     style1 = a.styles1 + style, style2 = a.styles2 + style;
-    keys = a.keys + layer * i64{kMostKeys} * kHeadDim,
-    values = a.values + layer * i64{kMostKeys} * kHeadDim;
+    keys = a.keys + layer * i64{kMaxKeys} * kHeadDim,
+    values = a.values + layer * i64{kMaxKeys} * kHeadDim;
   }
   __device__ __forceinline__ bool last() const { return layer + 1 == a.layers; }
 
   __device__ __forceinline__ void qkv(Block& b, Four& h, float* inverse) const {
     const Units units = b.qkv();
     const int slice = b.slice(), row = b.row(slice);
-    float4 turns[kMostQkvUnits] = {};
-    float2 shifts[kMostQkvUnits][2] = {};
-    u16* to[kMostQkvUnits] = {};  // where a thread's columns go
+    float4 turns[kMaxQkvUnits] = {};
+    float2 shifts[kMaxQkvUnits][2] = {};
+    u16* to[kMaxQkvUnits] = {};  // where a thread's columns go
     if (b.group == 0) {
       const float* shift = a.shift_qkv +
                            (static_cast<i64>(layer) * a.steps + step) * (kQkvUnits * 16) +
                            units.first * 16 + b.lane % 4 * 2;
 #pragma unroll
-      for (int i = 0; i < kMostQkvUnits; ++i) {
+      for (int i = 0; i < kMaxQkvUnits; ++i) {
         const int unit = units.first + i;
         to[i] = place(unit, row, b.lane % 4 * 2);
         turns[i] = make_float4(1.f, 0.f, 1.f, 0.f);
@@ -123,7 +123,7 @@ struct Layer {
     if (layer == 0 && step > 0) h = load_h(a, Place(a, b));
     if (b.group == 1) {
       Norm norm;
-      norm.ask(a.squares, b.thread);
+      norm.request(a.squares, b.thread);
       norm.finish(inverse, b.thread);
       barrier_arrive(kNormed, kWorkers);
       skip_x(b);
@@ -135,9 +135,9 @@ struct Layer {
       // To the block with the other slice of k its half of the rows.
       const u32 parts = cluster_address(b.base + kPartsAt + b.thread * 16, b.rank ^ 4),
                 barrier = cluster_address(b.parts_full, b.rank ^ 4);
-      float4 mine[kMostQkvUnits];
+      float4 mine[kMaxQkvUnits];
 #pragma unroll
-      for (int i = 0; i < kMostQkvUnits; ++i) {
+      for (int i = 0; i < kMaxQkvUnits; ++i) {
         const float4 upper =
             make_float4(acc[8 * i], acc[8 * i + 1], acc[8 * i + 4], acc[8 * i + 5]);
         const float4 lower =
@@ -152,7 +152,7 @@ struct Layer {
       if (row < a.rows) {
         const float r = inverse[row];
 #pragma unroll
-        for (int i = 0; i < kMostQkvUnits; ++i) {
+        for (int i = 0; i < kMaxQkvUnits; ++i) {
           if (i >= units.count) continue;
           const float4 other = load_shared_f32x4(b.base + kPartsAt + i * 2048 + b.thread * 16),
                        turn = turns[i];
@@ -186,7 +186,7 @@ struct Layer {
     rows_product<4, kOutPanel>(b, kOutAt, b.out_full, 0);
     if (!b.owns_rows(a)) return;
     add_gated(b, at, gate, h);
-    publish(a, b, at, h, scale, a.squares + kMostRows * 16);
+    publish(a, b, at, h, scale, a.squares + kMaxRows * 16);
   }
 
   __device__ __forceinline__ void down(Block& b, Four& h) const {
@@ -207,7 +207,7 @@ struct Layer {
     if (b.group == 0)
       gate_up_group<kFirstGroupUnits>(b, inverse);
     else
-      gate_up_group<kMostGateUpUnits - kFirstGroupUnits>(b, inverse);
+      gate_up_group<kMaxGateUpUnits - kFirstGroupUnits>(b, inverse);
     b.parts_parity ^= 1, b.x_parity ^= 1;
   }
 
@@ -273,7 +273,7 @@ struct Layer {
     if (threadIdx.x == 0) barrier_expect(b.parts_full, kGateUpPartsBytes);
     barrier_wait(b.x_full + 2 * 8, b.x_parity);
     Norm norm;
-    if (b.group == 1) norm.ask(a.squares + kMostRows * 16, b.thread);
+    if (b.group == 1) norm.request(a.squares + kMaxRows * 16, b.thread);
     float acc[kUnits * 8];
     multiply<kUnits * 16, 8, kGateUpPanel, 2, 2>(b, acc, b.base + kGateUpAt + kBefore * 2048,
                                                  b.gate_up_full + b.group * 8, parity);
@@ -351,8 +351,8 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
 
   if (b.group == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (b.warp == 0 && b.lane == 0) Stream(a, b).run();
-    if (b.warp == 1) Follower(a, b).run();
+    if (b.warp == 0 && b.lane == 0) WeightProducer(a, b).run();
+    if (b.warp == 1) ActivationProducer(a, b).run();
     __syncwarp();
     cluster_arrive_relaxed();  // none leaves while another may still send
     cluster_wait();
@@ -373,19 +373,19 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
 #pragma unroll 1
     for (int i = 0; i < a.layers; ++i, parity ^= 1) {
       const Layer layer(a, i, step, parity);
-      b.forget();
+      b.rematerialize();
       layer.qkv(b, residual, inverse);
       arrive();
-      b.forget();
+      b.rematerialize();
       layer.attention(b);
       arrive();
-      b.forget();
+      b.rematerialize();
       layer.out(b, residual);
       arrive();
-      b.forget();
+      b.rematerialize();
       layer.gate_up(b, inverse);
       arrive();
-      b.forget();
+      b.rematerialize();
       layer.down(b, residual);
       arrive();
     }
@@ -435,8 +435,8 @@ extern "C" __global__ void __launch_bounds__(SHIFT_THREADS)
     float acc[4][4] = {};
 #pragma unroll 4
     for (int panel = 0; panel < kWidth / 64; ++panel) {
-      // Of each column two chunks of eight k. Which k meet in a product is all the same, as long as
-      // both operands agree.
+      // Of each column two chunks of eight k. The order of k within the GEMM does not matter, as
+      // long as both operands have the same.
       uint4 w[4][2];
 #pragma unroll
       for (int i = 0; i < 4; ++i)

@@ -1,5 +1,5 @@
-// What the persistent kernel is made of: who computes what, where it lies, and the two warps that
-// move the data.
+// The parts of the persistent kernel: the mapping of work to blocks, the memory layout, and the two
+// producers.
 //
 // Columns are given out in units, of 8 columns (out, down) or 16 (qkv, gate_up), to 15 clusters of
 // eight blocks. In a cluster:
@@ -11,13 +11,14 @@
 // bf16 (qkv: as fp32). Of h, block r of a cluster owns rows 8 r to 8 r + 7 of the cluster's columns
 // and keeps them in registers.
 //
-// Threads: two warpgroups of workers; in a third, one thread asks for weights and one warp for what
-// other blocks write.
+// Threads: two consumer warpgroups; in a third, one thread is the weight producer and one warp the
+// activation producer.
 //
-// Weights do not wait for the barriers: each GEMM's are asked for as soon as its place in shared
-// memory is free, a few pieces at a time. A fence waits for all that is under way to its
-// multiprocessor (with 32 KB from memory 1700 cycles in place of 600); therefore no weights are
-// asked for from the end of a block's GEMMs until it has told the others that it is done.
+// Weights do not wait for the grid barriers: each GEMM's weights are requested as soon as their
+// place in shared memory is free, a few pieces at a time. A memory fence waits for everything that
+// is in flight to its multiprocessor (with 32 KB from memory 1700 cycles in place of 600).
+// Therefore no weights are requested from the end of a block's GEMMs until it has signalled that it
+// is done.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
@@ -30,29 +31,29 @@ static_assert(kWidth == 1024 && kMlp == 4096 && kHeads == 8 && kHeadDim == 256,
               "the split is this model's");
 constexpr int kThreads = THREADS, kWorkers = kThreads - 128;
 constexpr int kClusters = CLUSTERS, kRanks = RANKS, kBlocks = kClusters * kRanks;
-constexpr int kMostRows = MAX_ROWS, kMostKeys = MAX_KEYS, kQueryRows = kMostRows * kHeads;
+constexpr int kMaxRows = MAX_ROWS, kMaxKeys = MAX_KEYS, kQueryRows = kMaxRows * kHeads;
 
 // A panel: 64 of k of an activation. The tile's rows 56 to 63 are whatever lies behind, and so are
 // their sums.
-constexpr int kPanelElements = kMostRows * 64;
+constexpr int kPanelElements = kMaxRows * 64;
 constexpr u32 kPanelBytes = kPanelElements * 2;
 
 // Units of each GEMM, and the most that a cluster (qkv, gate_up: a quarter of one) has of them. A
 // unit of 8 columns and 64 of k is 1024 bytes.
-constexpr int kWidthUnits = kWidth / 8, kMostWidthUnits = 9;
-constexpr int kQkvUnits = (kHeads + 2) * kHeadDim / 16, kMostQkvUnits = 3;
-constexpr int kGateUpUnits = 2 * kMlp / 16, kMostGateUpUnits = 9;
+constexpr int kWidthUnits = kWidth / 8, kMaxWidthUnits = 9;
+constexpr int kQkvUnits = (kHeads + 2) * kHeadDim / 16, kMaxQkvUnits = 3;
+constexpr int kGateUpUnits = 2 * kMlp / 16, kMaxGateUpUnits = 9;
 constexpr int kFirstGroupUnits =
     5;  // of gate_up's, by the first warpgroup; the others by the second
 constexpr u32 kFirstGroupBytes = kFirstGroupUnits * 2048;
 
 // Shared memory. Weights lie in panels of k; qkv's are where gate_up's panels 0 to 2 will be,
 // down's where 4 to 7 will be.
-constexpr u32 kGateUpAt = 0, kGateUpPanel = kMostGateUpUnits * 2048;
-constexpr u32 kQkvAt = 0, kQkvPanel = kMostQkvUnits * 2048;
-constexpr u32 kDownAt = 4 * kGateUpPanel, kDownPanel = kMostWidthUnits * 1024;
+constexpr u32 kGateUpAt = 0, kGateUpPanel = kMaxGateUpUnits * 2048;
+constexpr u32 kQkvAt = 0, kQkvPanel = kMaxQkvUnits * 2048;
+constexpr u32 kDownAt = 4 * kGateUpPanel, kDownPanel = kMaxWidthUnits * 1024;
 constexpr u32 kXAt = 8 * kGateUpPanel;  // eight panels of an activation; out: four, and
-constexpr u32 kOutAt = kXAt + 4 * kPanelBytes, kOutPanel = kMostWidthUnits * 1024;  // its weights
+constexpr u32 kOutAt = kXAt + 4 * kPanelBytes, kOutPanel = kMaxWidthUnits * 1024;  // its weights
 constexpr u32 kPartsAt = kOutAt + 4 * kOutPanel, kPartsBytes = 18432;  // what others send
 constexpr u32 kSharedBytes = kPartsAt + kPartsBytes;
 constexpr u32 kRowPartBytes = 1152, kRowPartsBytes = kRanks * kRowPartBytes,
@@ -61,7 +62,7 @@ static_assert(8 * kQkvPanel <= 3 * kGateUpPanel && 8 * kDownPanel <= 4 * kGateUp
                   kXAt + 8 * kPanelBytes <= kPartsAt,
               "regions overlap");
 static_assert(kRowPartsBytes <= kPartsBytes && kGateUpPartsBytes <= kPartsBytes, "parts overlap");
-static_assert(kWorkers == 256 && kClusters == 15 && kRanks == 8 && kMostRows == 56,
+static_assert(kWorkers == 256 && kClusters == 15 && kRanks == 8 && kMaxRows == 56,
               "the split is among two warpgroups of 120 blocks");
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the regions take");
 static_assert(kSharedBytes + 1024 <= 227 * 1024, "more than a multiprocessor has");
@@ -126,7 +127,7 @@ struct Block {
   u32 qkv_free, gate_up_free, gate_up_upper_free,
       down_free;  // the weights have been read; gate_up: all, and panels 4 to 7
   u32 parts_full, queries_full, rows_full;
-  u32 hold;  // a word: no weights are asked for while it is not 0
+  u32 hold;  // a word: no weights are requested for while it is not 0
   u32 x_parity = 0, parts_parity = 0;
   int cluster, rank;
   int group, warp, lane, thread;  // warpgroup, warp in it, lane, thread in the warpgroup
@@ -141,7 +142,8 @@ struct Block {
     hold = rows_full + 8;
     cluster = blockIdx.x / kRanks, rank = blockIdx.x % kRanks;
     thread = threadIdx.x % 128, lane = threadIdx.x % 32;
-    // Of the warp, not of the thread: a branch on them is one for the tensor cores too.
+    // Uniform over the warp as far as the compiler can see, so that a branch on them does not
+    // diverge at the tensor-core instructions.
     group = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 128, 0),
     warp = __shfl_sync(kFullWarp, thread / 32, 0);
   }
@@ -153,8 +155,9 @@ struct Block {
     store_shared_volatile(hold, 0);
     barrier_init_fence();
   }
-  // Kept over the phases, what follows from these would fill the registers: it is computed anew.
-  __device__ __forceinline__ void forget() {
+  // Rematerializes what derives from these in each phase: kept in registers across phases, it would
+  // fill them.
+  __device__ __forceinline__ void rematerialize() {
     asm volatile("" : "+r"(lane), "+r"(warp), "+r"(thread), "+r"(cluster), "+r"(rank));
   }
 
@@ -179,17 +182,17 @@ struct Share {
   bool active;
   __device__ __forceinline__ Share(const Arguments& a, const Block& b) {
     const int context = a.prefix + a.rows,
-              keys = min_of(kMostKeys / kRanks, ceil_div(ceil_div(context, kRanks), 16) * 16);
+              keys = min_of(kMaxKeys / kRanks, ceil_div(ceil_div(context, kRanks), 16) * 16);
     row0 = b.cluster * 32, first = b.rank * keys;
     active = row0 < a.rows * kHeads;
     seen = max_of(0, min_of(keys, context - first));
   }
 };
 
-// Names of the block's barriers of threads.
-enum Meeting : u32 { kAttended = 1, kNormed = 2, kWorking = 3, kArrived = 4 };
+// The named barriers of the block.
+enum NamedBarrier : u32 { kAttended = 1, kNormed = 2, kWorking = 3, kArrived = 4 };
 
-// All workers: this block is done with a phase. Does not wait.
+// By all consumers: this block is done with a phase. Does not wait.
 __device__ __forceinline__ void arrive() {
   fence_async();
   barrier_arrive(kArrived, kWorkers + 32);
@@ -200,9 +203,9 @@ __device__ __forceinline__ void hold_weights(const Block& b) {
 }
 
 // Weights in the order in which they are needed, by one thread.
-class Stream {
+class WeightProducer {
  public:
-  __device__ __forceinline__ Stream(const Arguments& a, const Block& b)
+  __device__ __forceinline__ WeightProducer(const Arguments& a, const Block& b)
       : a(a), b(b), width(b.width()), qkv(b.qkv()), gate_up(b.gate_up()) {}
 
   __device__ __forceinline__ void run() {
@@ -218,35 +221,37 @@ class Stream {
   const Block& b;
   const Units width, qkv, gate_up;
   u32 parity = 0;
-  u32 asked[4] = {};  // the last pieces' barriers, with the parity in the last bit; 0: none
+  u32 requested[4] = {};  // the last pieces' barriers, with the parity in the last bit; 0: none
 
-  // Asks for a piece when less than kPieces are under way.
+  // Requests a piece when fewer than kPieces are in flight.
   template <int kPieces>
-  __device__ __forceinline__ void ask(u32 to, const u16* from, u32 bytes, u32 barrier) {
-    if (asked[4 - kPieces] != 0) barrier_wait(asked[4 - kPieces] & ~1u, asked[4 - kPieces] & 1);
-    asked[0] = asked[1], asked[1] = asked[2], asked[2] = asked[3], asked[3] = barrier | parity;
+  __device__ __forceinline__ void request(u32 to, const u16* from, u32 bytes, u32 barrier) {
+    const u32 oldest = requested[4 - kPieces];
+    if (oldest != 0) barrier_wait(oldest & ~1u, oldest & 1);
+    requested[0] = requested[1], requested[1] = requested[2], requested[2] = requested[3];
+    requested[3] = barrier | parity;
     while (load_shared_volatile(b.hold) != 0) {
     }
     barrier_expect(barrier, bytes);
     copy_bulk(to, from, bytes, barrier);
   }
-  __device__ __forceinline__ void ask_gate_up(const u16* from, int panel) {
+  __device__ __forceinline__ void request_gate_up(const u16* from, int panel) {
     const u32 to = b.base + kGateUpAt + panel * kGateUpPanel, barrier = b.gate_up_full + panel * 16;
     from += panel * (kGateUpUnits * 1024);
-    ask<3>(to, from, kFirstGroupBytes, barrier);
-    ask<3>(to + kFirstGroupBytes, from + kFirstGroupBytes / 2,
-           gate_up.count * 2048 - kFirstGroupBytes, barrier + 8);
+    request<3>(to, from, kFirstGroupBytes, barrier);
+    request<3>(to + kFirstGroupBytes, from + kFirstGroupBytes / 2,
+               gate_up.count * 2048 - kFirstGroupBytes, barrier + 8);
   }
 
   __device__ __forceinline__ void pass(int layer, bool first) {
-    constexpr i64 kCache = kMostKeys * kHeadDim;
+    constexpr i64 kCache = kMaxKeys * kHeadDim;
     const u16* from = a.qkv + ((layer * i64{16} + b.slice() * 8) * kQkvUnits + qkv.first) * 1024;
 #pragma unroll 1
     for (int i = 0; i < 8; ++i)
-      ask<4>(b.base + kQkvAt + i * kQkvPanel, from + i * (kQkvUnits * 1024), qkv.count * 2048,
-             b.qkv_full + i * 8);
-    // Keys and values go from the L2 to registers: here they are read into it. A layer's are 128
-    // pieces of 4096 bytes.
+      request<4>(b.base + kQkvAt + i * kQkvPanel, from + i * (kQkvUnits * 1024), qkv.count * 2048,
+                 b.qkv_full + i * 8);
+    // Keys and values go from the L2 to registers: here they are prefetched into it. A layer's are
+    // 128 pieces of 4096 bytes.
     for (int piece = blockIdx.x; piece < 128; piece += kBlocks) {
       prefetch_bulk(a.keys + layer * kCache + piece * 2048, 4096);
       prefetch_bulk(a.values + layer * kCache + piece * 2048, 4096);
@@ -254,18 +259,18 @@ class Stream {
 
     const u16* from_gate_up =
         a.gate_up + ((layer * i64{16} + b.slice() * 8) * kGateUpUnits + gate_up.first) * 1024;
-    ask_gate_up(from_gate_up, 3);
+    request_gate_up(from_gate_up, 3);
     if (!first) barrier_wait(b.down_free, parity ^ 1);
 #pragma unroll 1
-    for (int i = 4; i < 8; ++i) ask_gate_up(from_gate_up, i);
+    for (int i = 4; i < 8; ++i) request_gate_up(from_gate_up, i);
     barrier_wait(b.qkv_free, parity);
     from = a.out + ((layer * i64{32} + b.rank * 4) * kWidthUnits + width.first) * 512;
 #pragma unroll 1
     for (int i = 0; i < 4; ++i)
-      ask<3>(b.base + kOutAt + i * kOutPanel, from + i * (kWidthUnits * 512), width.count * 1024,
-             b.out_full + i * 8);
+      request<3>(b.base + kOutAt + i * kOutPanel, from + i * (kWidthUnits * 512),
+                 width.count * 1024, b.out_full + i * 8);
 #pragma unroll 1
-    for (int i = 0; i < 3; ++i) ask_gate_up(from_gate_up, i);
+    for (int i = 0; i < 3; ++i) request_gate_up(from_gate_up, i);
 
     // down's have to come between gate_up's GEMMs and its own: the L2 has them by then.
     from = a.down + ((layer * i64{64} + b.rank * 8) * kWidthUnits + width.first) * 512;
@@ -279,16 +284,16 @@ class Stream {
     barrier_wait(b.gate_up_upper_free, parity);
 #pragma unroll 1
     for (int i = 0; i < 8; ++i)
-      ask<4>(b.base + kDownAt + i * kDownPanel, from + i * (kWidthUnits * 512), width.count * 1024,
-             b.down_full + i * 8);
+      request<4>(b.base + kDownAt + i * kDownPanel, from + i * (kWidthUnits * 512),
+                 width.count * 1024, b.down_full + i * 8);
     barrier_wait(b.gate_up_free, parity);
   }
 };
 
 // What the blocks write for each other, as soon as all have arrived; by one warp.
-class Follower {
+class ActivationProducer {
  public:
-  __device__ __forceinline__ Follower(const Arguments& a, const Block& b)
+  __device__ __forceinline__ ActivationProducer(const Arguments& a, const Block& b)
       : a(a), b(b), share(a, b) {}
 
   __device__ __forceinline__ void run() {
@@ -318,7 +323,8 @@ class Follower {
   const Share share;
   u32 arrived = 0;  // blocks, when all will have
 
-  // This block's workers, then all blocks. Afterwards what they wrote can be read and copied.
+  // Waits for this block's consumers, then for all blocks. Afterwards what they wrote can be read
+  // and copied.
   __device__ __forceinline__ void await() {
     arrived += kBlocks;
     barrier_sync(kArrived, kWorkers + 32);
@@ -336,8 +342,8 @@ class Follower {
     __syncwarp();
     fence_async_global();
   }
-  // Panels in four copies, of which number kFirst is asked for first: the order in which the
-  // workers take them.
+  // Panels in four copies, of which number kFirst is requested first: the order in which the
+  // consumers take them.
   template <int kPanels, int kFirst>
   __device__ __forceinline__ void copy_x(const u16* from) {
     constexpr u32 kBytes = kPanels / 4 * kPanelBytes;
@@ -396,8 +402,8 @@ __device__ __forceinline__ void skip_x(const Block& b) {
 // 1 / rms of each row of h, by a warpgroup.
 struct Norm {
   float4 x = {}, y = {};
-  __device__ __forceinline__ void ask(const float* squares, int thread) {
-    const int row = min_of(thread / 2, kMostRows - 1);
+  __device__ __forceinline__ void request(const float* squares, int thread) {
+    const int row = min_of(thread / 2, kMaxRows - 1);
     const float4* from = reinterpret_cast<const float4*>(squares + row * 16 + thread % 2 * 8);
     x = load_l2(from), y = load_l2(from + 1);
     if (thread % 2 == 1) y.w = 0.f;  // there is no sixteenth cluster

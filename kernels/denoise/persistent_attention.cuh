@@ -1,6 +1,6 @@
 // softmax(q k^T) v of 32 rows in a cluster: each block its keys, with the tensor cores' rows along
-// keys and head_dim, so that keys and values are operands in registers, which are loaded before the
-// queries are there.
+// keys and head_dim, so that keys and values are register operands, which are loaded before the
+// queries are available.
 //
 //   s [128 keys][32 rows] = k q^T;  p = 2^(s - top of the block);  o [256][32] = v^T p
 //
@@ -9,7 +9,7 @@
 #pragma once
 #include "denoise/persistent.cuh"
 
-constexpr int kBlockKeys = kMostKeys / kRanks;
+constexpr int kBlockKeys = kMaxKeys / kRanks;
 constexpr u32 kQueriesAt = kXAt, kProbabilitiesAt = kQueriesAt + 4 * 4096,
               kTopsAt = kProbabilitiesAt + 2 * 4096, kSumsAt = kTopsAt + 1024,
               kFactorsAt = kSumsAt + 1024, kStagedAt = kQueriesAt;

@@ -1,20 +1,22 @@
-// Products of a few rows with a large weight matrix: y[64 rows][tile] = x[64 rows][k] W[k][tile],
-// the weights streamed once.
+// GEMMs of a few rows with a large weight matrix: y[64 rows][tile] = x[64 rows][k] W[k][tile], the
+// weights streamed once.
 //
 // A cluster of kSplit blocks shares a tile of kTileN columns; block r takes the r-th slice of k.
-// The whole slice of the weights fits the block's shared memory and lies in one piece in memory, so
-// that one thread asks for all of it before anything of x is known: bytes in flight hide the
-// memory's latency, and there is no ring to refill. Then x comes (or is made: the norm and its
+// The whole slice of the weights fits the block's shared memory and is contiguous in memory, so
+// that one thread requests all of it before x is available: bytes in flight hide the memory's
+// latency, and no ring buffer is needed. Then x is loaded (or computed: the norm and its
 // modulation), the tensor cores multiply group after group of weight rows, and every block sends
 // each of its peers the rows that the peer finishes, 64 / kSplit of them: a fixed order of sums, no
 // atomics, no second kernel.
 //
-// Weights: packed once, when they are loaded: [tile][k / group][panel of 64 columns][group of up to
-// 64 rows][64], rows of 128 bytes, their 16-byte chunks XOR-swizzled by row. Activations between
-// two GEMMs lie as x needs them: [64 rows][k / 64 panels][64 rows][64], swizzled likewise. Threads:
-// two warpgroups, half of the tile's columns each; thread 0 asks for copies. Shared memory: up to
-// four panels of x, the slice of W, then the parts that the cluster sent: [rank][64 / kSplit
-// rows][kTileN] fp32.
+// Weights: packed once, when they are loaded:
+// [tile][k / group][panel of 64 columns][group of up to 64 rows][64], rows of 128 bytes, their
+// 16-byte chunks XOR-swizzled by row.
+// Activations between two GEMMs lie as x needs them: [64 rows][k / 64 panels][64 rows][64],
+// swizzled likewise.
+// Threads: two warpgroups, half of the tile's columns each; thread 0 asks for copies.
+// Shared memory: up to four panels of x, the slice of W, then the parts that the cluster sent:
+// [rank][64 / kSplit rows][kTileN] fp32.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
@@ -28,7 +30,7 @@ constexpr int kTileM = TILE_ROWS;
 constexpr int kPanelBytes = kTileM * 128;  // 64 columns of x
 
 template <int kDepth_, int kTileN_, int kSplit_>
-struct Product {
+struct SkinnyGemm {
   static constexpr int kDepth = kDepth_, kTileN = kTileN_, kSplit = kSplit_;
   static constexpr int kSlice = ceil_div(kDepth / 16, kSplit) * 16;
   static constexpr int kGroup = kSlice < 64 ? kSlice : 64,

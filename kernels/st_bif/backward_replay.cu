@@ -3,15 +3,16 @@
 //
 //   forward over t gives H[t] and c[t-1], and with them
 //     a[t] =  g(H-θ, θ)·[c < Tmax] + g(-H, θ)·[c > Tmin]
-//     b[t] = -( [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1) )        g(z, w) = exp(-z² /
-//     (2·(0.405·w)²)) / w
-//   then gV = gv_final ; gT = 0 ; for t = T-1 .. 0: m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ;
-//   gT = m·b + gT
+//     b[t] = -( [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1) )
+//     g(z, w) = exp(-z² / (2·(0.405·w)²)) / w
+//   then gV = gv_final ; gT = 0 ; for t = T-1 .. 0:
+//     m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ; gT = m·b + gT
 //
 // Threads: PER_THREAD neurons each (2; 4 in 16-bit where T <= 8), all T of x and of gY loaded
-// before the first use; a[t] and b[t] stay in registers. Shared memory: none. Bound: reads x and
-// gY, writes gx: 12 bytes a neuron and step for f32, 6 for 16-bit; about 33 instructions, 3 of them
-// exponentials, which is near the issue limit of the 16-bit form.
+// before the first use; a[t] and b[t] stay in registers.
+// Shared memory: none.
+// Bound: reads x and gY, writes gx: 12 bytes a neuron and step for f32, 6 for 16-bit; about 33
+// instructions, 3 of them exponentials, which is near the issue limit of the 16-bit form.
 // Changed from backward_saved: H and C are functions of x, so neither pass moves them; wide
 // accesses; coefficients are computed while gY is still on its way. Rows are unaligned when N is
 // not a multiple of PER_THREAD: such N take a path of scalar accesses, coalesced over the warp.
@@ -19,8 +20,7 @@
 #include "st_bif/columns.cuh"
 
 #ifndef STEPS
-#error \
-    "define STEPS, the number of time steps (1 to 16); backward_replay_any takes any number at run time"
+#error "define STEPS, the number of time steps (1 to 16); backward_replay_any takes any number"
 #endif
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS (kElementBytes == 2 ? 5 : STEPS <= 8 ? 6 : 4)

@@ -1,17 +1,20 @@
 // ST-BIF backward that saves nothing, for any number of time steps: checkpoints of the state, kept
 // in gx until gx itself is written.
 //
-//   pass 1: forward over t; at the start of each whole chunk of CHUNK steps but the first, v and c
-//   go into that chunk's rows of gx pass 2: chunks from the last to the first: restore v and c,
-//   replay the forward of the chunk in registers
+//   pass 1: forward over t; at the start of each whole chunk of CHUNK steps but the first,
+//           v and c go into that chunk's rows of gx
+//   pass 2: chunks from the last to the first: restore v and c,
+//           replay the forward of the chunk in registers
 //             a[t] =  g(H-θ, θ)·[c < Tmax] + g(-H, θ)·[c > Tmin]
-//             b[t] = -( [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1) )      g(z, w) = exp(-z² /
-//             (2·(0.405·w)²)) / w
+//             b[t] = -( [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1) )
+//             g(z, w) = exp(-z² / (2·(0.405·w)²)) / w
 //           then reverse it: m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ; gT = m·b + gT
 //
 // Threads: PER_THREAD neurons each; a thread touches only its own columns of gx, so nothing is
-// shared. Shared memory: none. Bound: the last chunk reads x once, the others twice: up to 16 bytes
-// a neuron and step for f32 (8 for 16-bit) plus 16/CHUNK for the checkpoints, against 12 (6).
+// shared.
+// Shared memory: none.
+// Bound: the last chunk reads x once, the others twice: up to 16 bytes a neuron and step for f32 (8
+// for 16-bit) plus 16/CHUNK for the checkpoints, against 12 (6).
 // Changed from backward_replay: T is a run-time number; needs no workspace.
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"

@@ -1,16 +1,17 @@
-// ST-BIF backward from the saved membrane H and tracer C, Gaussian surrogate g(z, w) = exp(-z² /
-// (2·(0.405·w)²)) / w.
+// ST-BIF backward from the saved membrane H and tracer C, with a Gaussian surrogate gradient.
 //
+//   g(z, w) = exp(-z² / (2·(0.405·w)²)) / w
 //   gV = gv_final ; gT = 0 ; for t = T-1 .. 0, with H = H[t], c = C[t-1] (C[-1] = 0):
 //     a =  g(H-θ, θ)·[c < Tmax] + g(-H, θ)·[c > Tmin]
 //     b = -( [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1) )
 //     m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ; gT = m·b + gT
 //
 // Threads: PER_THREAD neurons each (4: 16 bytes of H), looping over t downwards in chunks of CHUNK
-// steps whose loads are all issued before the first is used. Shared memory: none. Bound: reads H (4
-// bytes), C (1) and gY, writes gx: 13 bytes a neuron and step for f32, 9 for 16-bit; about 27
-// instructions, 3 of them exponentials. The backward that pairs with forward_fused; first rung of
-// the backward ladder.
+// steps whose loads are all issued before the first is used.
+// Shared memory: none.
+// Bound: reads H (4 bytes), C (1) and gY, writes gx: 13 bytes a neuron and step for f32, 9 for
+// 16-bit; about 27 instructions, 3 of them exponentials. The backward that pairs with
+// forward_fused; first rung of the backward ladder.
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
 

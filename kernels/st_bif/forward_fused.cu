@@ -1,13 +1,16 @@
 // ST-BIF forward, one launch over all time steps.
 //
 //   v = (0.5 + p)·θ ; c = 0 ; for t: v += x[t] ; H[t] = v
-//   s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0 ; v -= θ·s (and p·θ/Tmax while
-//   t < Tmax) ; c += s S[t] = s ; C[t] = c
+//     s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0
+//     v -= θ·s (and p·θ/Tmax while t < Tmax) ; c += s
+//     S[t] = s ; C[t] = c
 //
-// Threads: one a neuron, looping over t, scalar accesses. Shared memory: none.
+// Threads: one a neuron, looping over t, scalar accesses.
+// Shared memory: none.
 // Bound: 5 bytes a neuron and step for f32, 3 for 16-bit; 10 and 8 when H (fp32) and C (int8) are
-// saved for training. Changed from forward_per_step: the state stays in registers, so 16 bytes a
-// step less; T launches become one.
+// saved for training.
+// Changed from forward_per_step: the state stays in registers, so 16 bytes a step less; T launches
+// become one.
 #include "common/element.cuh"
 
 /// `membranes` and `tracers` ([T, N], H and C) are null when no gradient is wanted, or both given;

@@ -1,17 +1,19 @@
 // ST-BIF forward over all time steps with wide accesses, spikes as two-bit codes.
 //
 //   v = (0.5 + p)·θ ; c = 0 ; for t: v += x[t]
-//   s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0 ; v -= θ·s (and p·θ/Tmax while
-//   t < Tmax) ; c += s ; S[t] = s
+//     s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0
+//     v -= θ·s (and p·θ/Tmax while t < Tmax) ; c += s ; S[t] = s
 //
 // Spike layout: [T, ceil(N / 4)] bytes. Byte k of row t holds neurons 4k .. 4k+3, neuron 4k+i in
 // bits 2i and 2i+1 (i = 0 lowest): 00 is 0, 01 is +1, 11 is -1 (two's complement), 10 never occurs.
-// Each row is padded to a whole byte with 00. Threads: PER_THREAD neurons each (16 bytes of x: 4 in
-// f32, 8 in 16-bit), looping over t in chunks of CHUNK steps whose loads are all issued before the
-// first is used. Shared memory: none. Bound: 4.25 bytes a neuron and step for f32, 2.25 for 16-bit;
-// about 10 instructions a neuron and step. Changed from forward_vectorized: a quarter of the spike
-// bytes. When N is not a multiple of PER_THREAD rows are unaligned: x is then loaded element by
-// element.
+// Each row is padded to a whole byte with 00.
+// Threads: PER_THREAD neurons each (16 bytes of x: 4 in f32, 8 in 16-bit), looping over t in chunks
+// of CHUNK steps whose loads are all issued before the first is used.
+// Shared memory: none.
+// Bound: 4.25 bytes a neuron and step for f32, 2.25 for 16-bit; about 10 instructions a neuron and
+// step.
+// Changed from forward_vectorized: a quarter of the spike bytes. When N is not a multiple of
+// PER_THREAD rows are unaligned: x is then loaded element by element.
 #include "st_bif/neuron.cuh"
 #include "common/element.cuh"
 

@@ -1,9 +1,11 @@
 // ST-BIF forward, one launch per time step, the state in memory.
 //
-//   v += x[t] ; s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0 ; v -= θ·s (and
-//   p·θ/Tmax while t < Tmax) ; c += s
+//   v += x[t]
+//   s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0
+//   v -= θ·s (and p·θ/Tmax while t < Tmax) ; c += s
 //
-// Threads: one a neuron, scalar accesses. Shared memory: none.
+// Threads: one a neuron, scalar accesses.
+// Shared memory: none.
 // Bound: per neuron and step reads x (4 or 2 bytes), v (4) and c (4), writes v, c and one byte of
 // spike: 21 bytes for f32, 19 for 16-bit (at t = 0 nothing is read but x), against 5 and 3 needed.
 // The starting point: what a framework does that calls the neuron once a step.

@@ -1,15 +1,16 @@
 // ST-BIF forward over all time steps with wide accesses, spikes as int8.
 //
 //   v = (0.5 + p)·θ ; c = 0 ; for t: v += x[t]
-//   s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0 ; v -= θ·s (and p·θ/Tmax while
-//   t < Tmax) ; c += s ; S[t] = s
+//     s = +1 if v >= θ and c < Tmax, -1 if v < 0 and c > Tmin, else 0
+//     v -= θ·s (and p·θ/Tmax while t < Tmax) ; c += s ; S[t] = s
 //
 // Threads: PER_THREAD neurons each (16 bytes of x: 4 in f32, 8 in 16-bit), looping over t in chunks
-// of CHUNK steps whose loads are all issued before the first is used. Shared memory: none. Bound: 5
-// bytes a neuron and step for f32, 3 for 16-bit; about 11 instructions a neuron and step. Changed
-// from forward_fused: 16-byte loads, CHUNK of them in flight a thread, branch-free step, spikes
-// packed four to a word. Rows are unaligned when N is not a multiple of PER_THREAD: such N take a
-// path of scalar accesses, coalesced over the warp.
+// of CHUNK steps whose loads are all issued before the first is used.
+// Shared memory: none.
+// Bound: 5 bytes a neuron and step for f32, 3 for 16-bit; about 11 instructions a neuron and step.
+// Changed from forward_fused: 16-byte loads, CHUNK of them in flight a thread, branch-free step,
+// spikes packed four to a word. Rows are unaligned when N is not a multiple of PER_THREAD: such N
+// take a path of scalar accesses, coalesced over the warp.
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
 

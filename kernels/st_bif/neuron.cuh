@@ -7,10 +7,10 @@
 //
 // The tracer c is carried as a fraction u = 1 - (Tmax - c)·q with q = 2^-23: c = Tmax is u = 1, so
 // that the upper bound is the saturation of an add, and a step of c is one exact quantum. Because
-// the two spike conditions exclude each other (θ > 0), clamping c + [v >= θ] - [v < 0] to [Tmin,
-// Tmax] gives exactly c + s, and s·q = u' - u: 8 instructions a step, of which 3 on the half-rate
-// pipe, no branch. Every operation rounds as the equation does, so spikes equal the direct form bit
-// for bit. Needs θ > 0 and Tmax - Tmin <= 2^22; s is 0 where v is NaN.
+// the two spike conditions exclude each other (θ > 0), clamping c + [v >= θ] - [v < 0] to
+// [Tmin, Tmax] gives exactly c + s, and s·q = u' - u: 8 instructions a step, of which 3 on the
+// half-rate pipe, no branch. Every operation rounds as the equation does, so spikes equal the
+// direct form bit for bit. Needs θ > 0 and Tmax - Tmin <= 2^22; s is 0 where v is NaN.
 #pragma once
 
 #include "common/float_ops.cuh"
@@ -37,8 +37,8 @@ struct Neuron {
         tmax(tmax_) {}
 };
 
-/// What one step leaves behind besides v and u. `spike` is s·q; `up` and `down` are [H >= θ] and [H
-/// < 0] as 0.0 or 1.0.
+/// What one step leaves behind besides v and u. `spike` is s·q; `up` and `down` are [H >= θ] and
+/// [H < 0] as 0.0 or 1.0.
 struct Step {
   float membrane;
   float spike;
@@ -125,8 +125,7 @@ struct Surrogate {
 
 /// Coefficients of one backward step, from H[t], the conditions on it, and u before the step:
 ///   a =  g(H-θ, θ)·[c < Tmax] + g(-H, θ)·[c > Tmin]
-///   b = [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1)      (the equation's b is the negative of
-///   this)
+///   b = [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1)      (minus the equation's b)
 struct Coefficients {
   float a;
   float b;
@@ -140,9 +139,9 @@ __device__ __forceinline__ Coefficients surrogate_coefficients(const Surrogate& 
   const float may_rise = fma_saturated(u, -kPerQuantum, kPerQuantum);
   const float g_below = exp2_approx(__fmaf_rn(-below, below, surrogate.minus_log2_theta));
   const float g_above = exp2_approx(__fmaf_rn(-above, above, surrogate.minus_log2_theta));
-  // The scaled distance to the bound that the membrane pushes against, up to sign: Tmax - c where H
-  // >= θ, c - Tmin where H < 0, and more than kFar where neither holds, so that one exponential is
-  // b in all three cases.
+  // The scaled distance to the bound that the membrane pushes against, up to sign: Tmax - c where
+  // H >= θ, c - Tmin where H < 0, and more than kFar where neither holds, so that one exponential
+  // is b in all three cases.
   const float far = __fmaf_rn(u, -Surrogate::kPerU, Surrogate::kPerU + Surrogate::kFar);
   const float distance =
       __fmaf_rn(step.down, -surrogate.span_and_far, __fmaf_rn(step.up, -Surrogate::kFar, far));

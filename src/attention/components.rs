@@ -242,8 +242,8 @@ impl Problem for Softmax {
     }
 }
 
-/// `attention/values`: `probabilities` `[b, h, s, s]` and `v` `[b, h, s, d]` to `out` `[b, h, s,
-/// d]`.
+/// `attention/values`: `probabilities` `[b, h, s, s]` and `v` `[b, h, s, d]` to `out`
+/// `[b, h, s, d]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ValuesMatmul {
     /// Extents and dtype.

@@ -1,13 +1,13 @@
 //! Attention in FlashAttention's configuration, forward and backward; its three components apart
 //! are in [`crate::attention::components`].
 //!
-//! 16,384 tokens and a hidden size of 2048 whatever the sequence length, so that cases compare: b =
-//! tokens / s, h = 2048 / d. Source: the benchmark of FlashAttention (arXiv 2205.14135,
+//! 16,384 tokens and a hidden size of 2048 whatever the sequence length, so that cases compare:
+//! b = tokens / s, h = 2048 / d. Source: the benchmark of FlashAttention (arXiv 2205.14135,
 //! 2307.08691).
 //!
 //! Deliberately absent: what an implementation saves between forward and backward, and how. The
 //! backward's inputs are q, k, v and the gradient of the output; out and the rows' normalisers are
-//! the implementation's own, made ready before the timed work.
+//! the implementation's own, computed before the timed work.
 
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -57,13 +57,15 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
     axes: AXES,
     default: &[
         "s=1024 d=64 mask=full,causal dtype=f32",
-        // No tile divides 200: what runs past the end shows here, every element checked.
+        // 200 is not a multiple of any tile size, so out-of-bounds tails are caught. Every element
+        // is checked.
         "s=200 d=64 mask=causal dtype=f32 tokens=1600",
     ],
     accelerator: &[
-        // Small, odd and hard: whatever is wrong shows here, every element checked.
+        // Small, odd and with outliers: every element is checked, so faults of tails and of
+        // numerics are caught.
         "s=200 d=64 mask=causal dtype=bf16 inputs=outliers tokens=1600",
-        // The longest sequence whose scores every rung can hold.
+        // The longest sequence whose scores fit the memory that every rung may use.
         "s=1024 d=128 mask=full dtype=bf16",
         "s=4096,16384 d=64,128 mask=full,causal dtype=bf16",
     ],
@@ -203,12 +205,12 @@ impl Attention {
         Tensor::new(self.shape(), data)
     }
 
-    /// `products` GEMMs of 2·d operations a pair each, softmax of five a pair, `tensors` read and
+    /// `gemms` GEMMs of 2·d operations a pair each, softmax of five a pair, `tensors` read and
     /// written.
-    fn work(&self, products: u64, read: u64, written: u64) -> Work {
+    fn work(&self, gemms: u64, read: u64, written: u64) -> Work {
         let bytes = self.elements() * self.dtype.bytes() as u64;
         Work::bytes(read * bytes, written * bytes)
-            .with_flops(Unit::Matmul, self.dtype, products * 2 * self.d as u64 * self.pairs())
+            .with_flops(Unit::Matmul, self.dtype, gemms * 2 * self.d as u64 * self.pairs())
             // Scale, subtract, exponential, sum and divide; backward: scale, subtract, exponential,
             // subtract and multiply.
             .with_flops(Unit::Vector, Dtype::F32, 5 * self.pairs())
@@ -255,10 +257,10 @@ pub(super) fn draw(
     Tensor::new(shape, data)
 }
 
-/// Of outputs. 16 bits: some three times what rounding alone brings, the probabilities as operands
-/// and the output (a test emulates it: 4e-3 and 2e-3 in bf16, an eighth in f16). f32: some seven
-/// times what the CPU backend measures (1e-6 and 4e-7). All far below what a wrong scale, a missed
-/// key or TF32 GEMMs bring.
+/// Tolerance of outputs. 16 bits: about three times the error of rounding alone, of the
+/// probabilities as operands and of the output (a test emulates it: 4e-3 and 2e-3 in bf16, an
+/// eighth in f16). f32: about seven times the error of the CPU backend (1e-6 and 4e-7). All are far
+/// below the error of a wrong scale, a missed key or TF32 GEMMs.
 pub(super) fn tolerance(dtype: Dtype) -> Tolerance {
     match dtype {
         Dtype::Bf16 => Tolerance { max_error: 1.2e-2, relative_l2: 7e-3 },
@@ -267,8 +269,8 @@ pub(super) fn tolerance(dtype: Dtype) -> Tolerance {
     }
 }
 
-/// Of gradients: as [`tolerance`], where the gradient of the scores and the saved output are
-/// rounded too (5e-3 and 3e-3 in bf16; with outliers, whose gradients are differences of larger
+/// Tolerance of gradients: as [`tolerance`], where the gradient of the scores and the saved output
+/// are rounded too (5e-3 and 3e-3 in bf16; with outliers, whose gradients are differences of larger
 /// numbers, 9e-3 and 5e-3).
 fn gradient_tolerance(dtype: Dtype, outliers: bool) -> Tolerance {
     match (dtype, outliers) {
@@ -356,8 +358,8 @@ impl Problem for AttentionForward {
     }
 }
 
-/// `attention/backward`: `q`, `k`, `v` and `grad_out` to `grad_q`, `grad_k` and `grad_v`, all `[b,
-/// h, s, d]`.
+/// `attention/backward`: `q`, `k`, `v` and `grad_out` to `grad_q`, `grad_k` and `grad_v`, all
+/// `[b, h, s, d]`.
 ///
 /// The work is the backward alone: five GEMMs for the forward's two (2.5 times), the scores
 /// recomputed.

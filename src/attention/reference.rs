@@ -1,8 +1,9 @@
 //! Attention of one head in fp64: the definition that every implementation is verified against.
 //!
-//! Matrices are row-major slices: queries `[rows, d]`, keys and values `[keys, d]`, scores `[rows,
-//! keys]`. A query's position says which keys it sees under the causal mask. Deliberately absent:
-//! which heads and rows are computed (`sample`), and any online or tiled form of the softmax.
+//! Matrices are row-major slices: queries `[rows, d]`, keys and values `[keys, d]`, scores
+//! `[rows, keys]`. A query's position says which keys it sees under the causal mask. Deliberately
+//! absent: which heads and rows are computed (`sample`), and any online or tiled form of the
+//! softmax.
 
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};
@@ -84,9 +85,9 @@ impl HeadConfig {
         self.values(&self.probabilities(q, positions, &k[..seen]), &v[..seen])
     }
 
-    /// Probabilities and gradient of the scores for some queries: `dS = P ∘ (dP - rowsum(P ∘ dP)) /
-    /// sqrt(d)` with `dP = dO vᵀ`, the gradient of `q kᵀ` before its scaling. `k` and `v` hold
-    /// the keys that take part.
+    /// Probabilities and gradient of the scores for some queries:
+    /// `dS = P ∘ (dP - rowsum(P ∘ dP)) / sqrt(d)` with `dP = dO vᵀ`, the gradient of `q kᵀ` before
+    /// its scaling. `k` and `v` hold the keys that take part.
     fn score_gradients(
         &self,
         q: &[f64],

@@ -66,7 +66,11 @@ proptest! {
         let head = HeadConfig { d, causal };
         let [q, k, v, grad_out] = ["q", "k", "v", "g"].map(|name| normal(name, s * d));
         let loss = |inputs: &[Vec<f64>; 3]| -> f64 {
-            plain(&head, &inputs[0], &inputs[1], &inputs[2]).iter().zip(&grad_out).map(|(out, grad)| out * grad).sum()
+            plain(&head, &inputs[0], &inputs[1], &inputs[2])
+                .iter()
+                .zip(&grad_out)
+                .map(|(out, grad)| out * grad)
+                .sum()
         };
         let grad_q = head.query_gradients(&q, &grad_out, &all(s), &k, &v);
         let (grad_k, grad_v) = head.key_value_gradients(&q, &grad_out, &k, &v);
@@ -79,13 +83,20 @@ proptest! {
                     loss(&inputs)
                 };
                 let slope = (moved(1e-5) - moved(-1e-5)) / 2e-5;
-                prop_assert!((gradient - slope).abs() < 1e-8, "input {which} at {index}: {gradient} against {slope}");
+                prop_assert!(
+                    (gradient - slope).abs() < 1e-8,
+                    "input {which} at {index}: {gradient} against {slope}"
+                );
             }
         }
     }
 
     #[test]
-    fn rows_of_the_softmax_sum_to_one_whatever_the_scores(s in 1usize..200, scale in 0.01f64..1e4, shift in -1e4f64..1e4) {
+    fn rows_of_the_softmax_sum_to_one_whatever_the_scores(
+        s in 1usize..200,
+        scale in 0.01f64..1e4,
+        shift in -1e4f64..1e4,
+    ) {
         let scores: Vec<f64> = normal("scores", s).iter().map(|x| x * scale).collect();
         let mut p = scores.clone();
         crate::attention::reference::softmax(&mut p);
@@ -98,14 +109,21 @@ proptest! {
     }
 
     #[test]
-    fn outputs_lie_within_the_values(s in 1usize..80, d in 1usize..9, causal: bool, scale in 0.1f64..100.0) {
+    fn outputs_lie_within_the_values(
+        s in 1usize..80,
+        d in 1usize..9,
+        causal: bool,
+        scale in 0.1f64..100.0,
+    ) {
         let head = HeadConfig { d, causal };
         let [q, k, v] = ["q", "k", "v"].map(|name| normal(name, s * d));
         let q: Vec<f64> = q.iter().map(|x| x * scale).collect();
         let out = forward(&head, &q, &k, &v);
         for c in 0..d {
             let column = |x: &[f64]| x.iter().skip(c).step_by(d).copied().collect::<Vec<_>>();
-            let (low, high) = column(&v).iter().fold((f64::MAX, f64::MIN), |(low, high), &x| (low.min(x), high.max(x)));
+            let (low, high) = column(&v)
+                .iter()
+                .fold((f64::MAX, f64::MIN), |(low, high), &x| (low.min(x), high.max(x)));
             prop_assert!(column(&out).iter().all(|x| (low - 1e-12..=high + 1e-12).contains(x)));
         }
         if causal {
@@ -114,7 +132,11 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_keys_does_not_matter_unless_masked(s in 2usize..60, d in 1usize..9, turn in 1usize..59) {
+    fn the_order_of_keys_does_not_matter_unless_masked(
+        s in 2usize..60,
+        d in 1usize..9,
+        turn in 1usize..59,
+    ) {
         let head = HeadConfig { d, causal: false };
         let [q, k, v] = ["q", "k", "v"].map(|name| normal(name, s * d));
         let turned = |x: &[f64]| [&x[turn % s * d..], &x[..turn % s * d]].concat();
@@ -123,11 +145,13 @@ proptest! {
 
     #[test]
     fn gradients_add_up(s in 1usize..700, d in 1usize..9, causal: bool) {
-        // Rows of P sum to one, so grad_v hands out grad_out; rows of dS sum to zero, so grad_k cancels out.
+        // Rows of P sum to one, so grad_v distributes grad_out; rows of dS sum to zero, so grad_k
+        // cancels out.
         let head = HeadConfig { d, causal };
         let [q, k, v, grad_out] = ["q", "k", "v", "g"].map(|name| normal(name, s * d));
         let (grad_k, grad_v) = head.key_value_gradients(&q, &grad_out, &k, &v);
-        let sums = |x: &[f64]| (0..d).map(|c| x.iter().skip(c).step_by(d).sum()).collect::<Vec<f64>>();
+        let sums =
+            |x: &[f64]| (0..d).map(|c| x.iter().skip(c).step_by(d).sum()).collect::<Vec<f64>>();
         near(&sums(&grad_v), &sums(&grad_out), 1e-10)?;
         near(&sums(&grad_k), &vec![0.0; d], 1e-10)?;
     }

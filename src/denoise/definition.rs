@@ -8,8 +8,11 @@
 //! One step at time t, for actions `x [S, 32]`, with `positions = P..P+S`:
 //!
 //! ```text
-//! cond = silu(silu(embedding(t)·time_in + b)·time_out + b)              (scale, shift, gate) = cond·style + b
-//! h = x·action_in + b                                                   norm(h) = h·rsqrt(mean h² + 1e-6)·(1 + scale) + shift
+//! cond = silu(silu(embedding(t)·time_in + b)·time_out + b)
+//! (scale, shift, gate) = cond·style + b
+//! norm(h) = h·rsqrt(mean h² + 1e-6)·(1 + scale) + shift
+//!
+//! h = x·action_in + b
 //! each layer:  y = norm1(h);  q, k, v = y·{q,k,v}_proj;  q, k = rope(q, k; positions)
 //!              h += gate1·(softmax(q·[k_cache; k]ᵀ/√E)·[v_cache; v])·o_proj
 //!              y = norm2(h);  h += gate2·(gelu_tanh(y·gate_proj)·(y·up_proj))·down_proj
@@ -31,14 +34,16 @@
 //! | `t` | \[1\] | time, step only |
 //! | `time_in`, `time_out` | [W, W] | with `time_in_bias`, `time_out_bias` \[W\] |
 //! | `action_in` | [32, W] | with `action_in_bias` \[W\] |
-//! | `style1`, `style2` | [D, W, 3W] | columns: scale, shift, gate; with `style1_bias`, `style2_bias` [D, 3W] |
+//! | `style1`, `style2` | [D, W, 3W] | columns: scale, shift, gate |
+//! | `style1_bias`, `style2_bias` | [D, 3W] | |
 //! | `q_proj` | [D, W, H·E] | |
 //! | `k_proj`, `v_proj` | [D, W, E] | |
 //! | `o_proj` | [D, H·E, W] | |
 //! | `gate_proj`, `up_proj` | [D, W, M] | |
 //! | `down_proj` | [D, M, W] | |
 //! | `k_cache`, `v_cache` | [D, P, E] | keys carry their rotation already |
-//! | `final_style` | [W, 3W] | as the styles, the gate is not used; with `final_style_bias` \[3W\] |
+//! | `final_style` | [W, 3W] | as the styles; the gate is not used |
+//! | `final_style_bias` | \[3W\] | |
 //! | `action_out` | [W, 32] | with `action_out_bias` \[32\] |
 //!
 //! | output | shape | |

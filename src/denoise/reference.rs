@@ -76,8 +76,8 @@ impl<'a> ReferenceExpert<'a> {
         linear(self.inputs, "action_out", "action_out_bias", 0, &y, s)
     }
 
-    /// `softmax(q·kᵀ/√E)·v` over the prefix and the suffix, all heads on one key-value head: `y [S,
-    /// W]` to `[S, H·E]`.
+    /// `softmax(q·kᵀ/√E)·v` over the prefix and the suffix, all heads on one key-value head:
+    /// `y [S, W]` to `[S, H·E]`.
     fn attention(&self, layer: usize, y: &[f64]) -> Vec<f64> {
         let ExpertShape { model: Model { heads, head_dim, .. }, p, .. } = *self.shape;
         let cached = |name| self.inputs.tensor(name).to_f64(layer * p * head_dim, p * head_dim);

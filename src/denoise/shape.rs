@@ -4,8 +4,8 @@ use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Unit, Work};
 
 use super::model::{ACTION, Model, Read, TensorSpec};
 
-/// The most tokens of horizon or prefix, and the most steps: far beyond any policy, and no count
-/// overflows 64 bits.
+/// The most tokens of horizon or prefix, and the most steps: far more than any policy has, and few
+/// enough that no count overflows 64 bits.
 pub(super) const MAX_TOKENS: usize = 1 << 16;
 
 /// What the step and the loop share: a model on a horizon and a prefix.
@@ -48,8 +48,8 @@ impl ExpertShape {
         inputs
     }
 
-    /// Some of the inputs, of another seed: of half a billion elements only those that are asked for
-    /// are drawn.
+    /// Some of the inputs, of another seed: of half a billion elements only those that are asked
+    /// for are drawn.
     pub(super) fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         let specs = self.model.tensors(self.s, self.p, self.dtype);

@@ -223,8 +223,14 @@ fn rope_by_hand() {
 
 proptest! {
     #[test]
-    fn products_are_those_of_triple_loops(m in 1usize..20, k in 1usize..40, n in 1usize..150, seed: u64) {
-        let draw = |name: &str, len| kernelgate::workload::random::map_normal(seed, name, len, f64::from);
+    fn gemms_are_those_of_triple_loops(
+        m in 1usize..20,
+        k in 1usize..40,
+        n in 1usize..150,
+        seed: u64,
+    ) {
+        let draw =
+            |name: &str, len| kernelgate::workload::random::map_normal(seed, name, len, f64::from);
         let (a, b) = (draw("a", m * k), draw("b", k * n));
         let view = |x, rows, columns| faer::MatRef::from_row_major_slice(x, rows, columns);
         let c = gemm(view(&a, m, k), view(&b, k, n));
@@ -241,14 +247,25 @@ proptest! {
     }
 
     #[test]
-    fn rope_keeps_norms_and_sees_only_relative_positions(seed: u64, i in 0usize..1000, j in 0usize..1000, offset in 0usize..1000) {
+    fn rope_keeps_norms_and_sees_only_relative_positions(
+        seed: u64,
+        i in 0usize..1000,
+        j in 0usize..1000,
+        offset in 0usize..1000,
+    ) {
         let draw = |name: &str| kernelgate::workload::random::map_normal(seed, name, 16, f64::from);
-        let at = |x: &[f64], position| { let mut x = x.to_vec(); rope(&mut x, 16, |_| position); x };
+        let at = |x: &[f64], position| {
+            let mut x = x.to_vec();
+            rope(&mut x, 16, |_| position);
+            x
+        };
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let (q, k) = (draw("q"), draw("k"));
         let turned = at(&q, i);
         prop_assert!((dot(&turned, &turned) - dot(&q, &q)).abs() < 1e-9);
-        prop_assert!((dot(&turned, &at(&k, j)) - dot(&at(&q, i + offset), &at(&k, j + offset))).abs() < 1e-9);
+        prop_assert!(
+            (dot(&turned, &at(&k, j)) - dot(&at(&q, i + offset), &at(&k, j + offset))).abs() < 1e-9
+        );
         prop_assert_eq!(at(&q, 0), q);
     }
 }

@@ -278,8 +278,7 @@ struct Surrogate {
     exponent: f32,
     /// `1 / θ`.
     scale: f32,
-    /// `g(d, 1)` for d = 1 and 2; it is 1 at 0 and, next to it, nothing beyond 2 (g(3, 1) =
-    /// 1e-12).
+    /// `g(d, 1)` for d = 1 and 2; it is 1 at 0 and, next to it, nothing beyond 2 (g(3, 1) = 1e-12).
     bounds: [f32; 2],
 }
 

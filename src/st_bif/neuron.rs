@@ -38,8 +38,8 @@ pub struct Trace {
 
 /// Runs a neuron on its input current `x[t]`.
 ///
-/// `v += x; H = v; s = [v ≥ θ ∧ c < Tmax] - [v < 0 ∧ c > Tmin]; v -= θ·s; c += s`, from `v = (0.5 +
-/// p)·θ`, `c = 0`.
+/// `v += x; H = v; s = [v ≥ θ ∧ c < Tmax] - [v < 0 ∧ c > Tmin]; v -= θ·s; c += s`, from
+/// `v = (0.5 + p)·θ`, `c = 0`.
 pub fn forward(parameters: &Parameters, x: &[f64]) -> Trace {
     let mut trace = Trace::default();
     forward_into(parameters, x, &mut trace);
@@ -156,8 +156,17 @@ mod tests {
     }
 
     prop_compose! {
-        fn parameters()(threshold in 1u32..16, tracer_max in 1i32..8, tracer_min in -8i32..=0) -> Parameters {
-            Parameters { threshold: f64::from(threshold) / 8.0, tracer_min, tracer_max, prefire: 0.0 }
+        fn parameters()(
+            threshold in 1u32..16,
+            tracer_max in 1i32..8,
+            tracer_min in -8i32..=0,
+        ) -> Parameters {
+            Parameters {
+                threshold: f64::from(threshold) / 8.0,
+                tracer_min,
+                tracer_max,
+                prefire: 0.0,
+            }
         }
     }
 
@@ -173,21 +182,28 @@ mod tests {
         fn charge_is_conserved(parameters in parameters(), x in currents()) {
             let trace = forward(&parameters, &x);
             let charge = x.iter().sum::<f64>() + 0.5 * parameters.threshold;
-            prop_assert_eq!(charge, parameters.threshold * f64::from(trace.tracer) + trace.membrane);
+            prop_assert_eq!(
+                charge,
+                parameters.threshold * f64::from(trace.tracer) + trace.membrane
+            );
         }
 
         #[test]
         fn prefire_is_paid_back_after_tmax_steps(parameters in parameters(), x in currents()) {
             let parameters = Parameters { prefire: 0.25, ..parameters };
             let trace = forward(&parameters, &x);
-            let paid = (x.len() as f64).min(f64::from(parameters.tracer_max)) / f64::from(parameters.tracer_max);
+            let paid = (x.len() as f64).min(f64::from(parameters.tracer_max))
+                / f64::from(parameters.tracer_max);
             let charge = x.iter().sum::<f64>() + parameters.threshold * (0.5 + 0.25 * (1.0 - paid));
             let held = parameters.threshold * f64::from(trace.tracer) + trace.membrane;
             prop_assert!((charge - held).abs() < 1e-9, "{} {}", charge, held);
         }
 
         #[test]
-        fn the_tracer_is_the_sum_of_spikes_and_stays_in_bounds(parameters in parameters(), x in currents()) {
+        fn the_tracer_is_the_sum_of_spikes_and_stays_in_bounds(
+            parameters in parameters(),
+            x in currents(),
+        ) {
             let trace = forward(&parameters, &x);
             let mut tracer = 0;
             for step in &trace.steps {
@@ -204,16 +220,24 @@ mod tests {
             let mut padded = x.clone();
             padded.resize(x.len() + 4000, 0.0);
             let quantised = (x.iter().sum::<f64>() / parameters.threshold + 0.5).floor();
-            let clipped = quantised.clamp(f64::from(parameters.tracer_min), f64::from(parameters.tracer_max));
+            let clipped =
+                quantised.clamp(f64::from(parameters.tracer_min), f64::from(parameters.tracer_max));
             prop_assert_eq!(f64::from(forward(&parameters, &padded).tracer), clipped);
         }
 
         #[test]
-        fn the_gradient_is_linear_in_the_spike_gradient(parameters in parameters(), x in currents(), factor in -4.0f64..4.0) {
+        fn the_gradient_is_linear_in_the_spike_gradient(
+            parameters in parameters(),
+            x in currents(),
+            factor in -4.0f64..4.0,
+        ) {
             let trace = forward(&parameters, &x);
             let gy: Vec<f64> = x.iter().map(|x| x.sin()).collect();
             let scaled: Vec<f64> = gy.iter().map(|g| g * factor).collect();
-            let (one, many) = (backward(&parameters, &trace, &gy, 0.5), backward(&parameters, &trace, &scaled, 0.5 * factor));
+            let (one, many) = (
+                backward(&parameters, &trace, &gy, 0.5),
+                backward(&parameters, &trace, &scaled, 0.5 * factor),
+            );
             for (one, many) in one.iter().zip(many) {
                 prop_assert!((one * factor - many).abs() <= 1e-9 * (1.0 + many.abs()));
             }

@@ -44,7 +44,8 @@ impl Problem for Sum {
         Tensors::new().with("x", [1, self.n], random::normal(seed, "x", self.n))
     }
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        vec![Expected::all("y", [1, self.n], inputs.f32("x").iter().map(|&x| f64::from(x) * f64::from(x)).collect::<Vec<f64>>())]
+        let y: Vec<f64> = inputs.f32("x").iter().map(|&x| f64::from(x) * f64::from(x)).collect();
+        vec![Expected::all("y", [1, self.n], y)]
     }
     fn work(&self) -> Work { Work::default() }
     fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }

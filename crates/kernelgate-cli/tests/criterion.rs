@@ -90,7 +90,8 @@ const COPY: Workload<Copy> = Workload {
 const ROWS: &[Implementation<Copy>] = &[Implementation {
     name: "cpu", about: "copies", supports: |_| Ok(()),
     prepare: Prepare::Cpu(|problem, inputs| {
-        CpuTask::new(Tensors::new().with_output("y", [1, problem.n], Dtype::F32), move |outputs| {
+        let outputs = Tensors::new().with_output("y", [1, problem.n], Dtype::F32);
+        CpuTask::new(inputs, outputs, |inputs, outputs| {
             outputs.f32_mut("y").copy_from_slice(inputs.f32("x"));
         })
     }),

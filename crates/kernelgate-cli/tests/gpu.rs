@@ -167,7 +167,7 @@ fn timing_measures_every_part() {
     let number = |row: &Value, field: &str| row[field].as_f64().unwrap();
     assert!(!rows("spins").is_empty() && !rows("telemetry").is_empty());
     for row in rows("spins") {
-        // Far wider than the accuracy that METHODOLOGY reports: this finds what is broken, not what
+        // Far wider than the accuracy in docs/evidence.md: this finds what is broken, not what
         // is noisy.
         assert!((number(&row, "events_ns") / number(&row, "spent_ns") - 1.0).abs() < 0.1, "{row}");
     }

@@ -25,9 +25,12 @@ use kernelgate::prelude::*;
 struct Double { n: usize }
 
 impl Problem for Double {
-    fn inputs(&self, seed: u64) -> Tensors { Tensors::new().with("x", [1, self.n], random::normal(seed, "x", self.n)) }
+    fn inputs(&self, seed: u64) -> Tensors {
+        Tensors::new().with("x", [1, self.n], random::normal(seed, "x", self.n))
+    }
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        vec![Expected::all("y", [1, self.n], inputs.f32("x").iter().map(|&x| 2.0 * f64::from(x)).collect::<Vec<f64>>())]
+        let y: Vec<f64> = inputs.f32("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
+        vec![Expected::all("y", [1, self.n], y)]
     }
     fn work(&self) -> Work { Work::bytes(4 * self.n as u64, 4 * self.n as u64) }
     fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }

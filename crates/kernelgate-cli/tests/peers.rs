@@ -60,6 +60,11 @@ fn environment(device: &str) -> String {
     format!(r#"echo '{{"torch": "2.11", "device": "{device}"}}'"#)
 }
 
+/// What a peer program prints for one peer of one problem, as a shell command.
+fn line(id: &str, peer: &str, rest: &str) -> String {
+    format!(r#"echo '{{"id": "{id}", "peer": "{peer}", {rest}}}'"#)
+}
+
 #[track_caller]
 fn expect((code, text): &(i32, String), wanted: i32, words: &[&str]) {
     assert_eq!(*code, wanted, "{text}");
@@ -68,12 +73,8 @@ fn expect((code, text): &(i32, String), wanted: i32, words: &[&str]) {
 
 #[test]
 fn peers_stand_beside_the_fastest_of_ours() {
-    let result = format!(
-        r#"echo '{{"id": "{FORWARD}", "peer": "torch/compile", "about": "a", "median_ns": 614200.0}}'"#
-    );
-    let failed = format!(
-        r#"echo '{{"id": "{FORWARD}", "peer": "spikingjelly", "about": "b", "error": "not installed"}}'"#
-    );
+    let result = line(FORWARD, "torch/compile", r#""about": "a", "median_ns": 614200.0"#);
+    let failed = line(FORWARD, "spikingjelly", r#""about": "b", "error": "not installed""#);
     let answer = [environment("NVIDIA H200"), result, failed].join("\n");
     let outcome = peers(&recorded(), &answer, "forward");
     // 614.2 µs against 307.1 µs of vectorized; fused is slower and is not shown; the backward was
@@ -104,9 +105,7 @@ fn every_family_has_its_program() {
         serde_json::json!({"model": "pi05", "s": "50", "p": "968", "steps": "10", "dtype": "bf16"});
     case["workload"] = "denoise/loop".into();
     run["cases"][format!("{id}/cuda/fused_overlap/hot")] = case;
-    let result = format!(
-        r#"echo '{{"id": "{id}", "peer": "torch/cuda_graph", "about": "a", "median_ns": 30600000.0}}'"#
-    );
+    let result = line(id, "torch/cuda_graph", r#""about": "a", "median_ns": 30600000.0"#);
     let answer = [environment("NVIDIA H200"), result].join("\n");
     expect(
         &peers(&run.to_string(), &answer, "denoise"),

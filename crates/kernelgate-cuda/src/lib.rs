@@ -14,10 +14,10 @@
 //!
 //! This is the only crate of the workspace with `unsafe` code. Its own functions are safe, also
 //! [`Kernel::launch`]: the number and sizes of a launch's arguments are checked against the
-//! compiled kernel. What a kernel does with its pointers nobody checks. It writes to device memory
-//! and, where the device reaches the host's (HMM, Grace Hopper), could write there too, as any C
-//! function behind a safe wrapper could: who loads a kernel trusts it. Whether it is right is for
-//! verification to find out.
+//! compiled kernel. What a kernel does with its pointers is not checked. It writes to device memory
+//! and, where the device can address host memory (HMM, Grace Hopper), could write there too, as any
+//! C function behind a safe wrapper could. Loading a kernel means trusting it; verification finds
+//! out whether it is right.
 //!
 //! Deliberately absent: the CUDA runtime, `nvcc`, toolkit headers (kernels include nothing but
 //! `kernels/common` and what their own package adds), workloads, and timing.

@@ -75,7 +75,7 @@ impl Library {
             Self::Nvrtc => "pip install 'nvidia-cuda-nvrtc==13.0.*', or a CUDA 13 toolkit",
             Self::CublasLt => {
                 "pip install 'nvidia-cublas==13.*', or a CUDA 13 toolkit; without it the ceilings \
-                 of matrix products are not measured"
+                 of GEMMs are not measured"
             }
             Self::Cupti => {
                 "pip install 'nvidia-cuda-cupti==13.*', or a CUDA 13 toolkit; only `kernelgate \
@@ -99,7 +99,7 @@ pub enum LibraryLocation {
     File(PathBuf),
 }
 
-/// Loads a library, once, for the life of the process; `None` where it is nowhere.
+/// Loads a library, once, for the life of the process; `None` where it is not found.
 ///
 /// A library found outside the loader's path is loaded by its full path, after which every later
 /// request by its name gets it.

@@ -9,11 +9,11 @@ use crate::workload::{
 };
 use kernelgate_cuda::driver::{memory, persistence};
 
-/// Problems along one axis after another around a central one, for which a few rows are enough: part
-/// of the default selection on an accelerator.
+/// Problems along one axis after another around a central one, for which a few rows are enough:
+/// part of the default selection on an accelerator.
 #[derive(Debug, Clone, Copy)]
 pub struct AxisScan {
-    /// Lines of [`axis::expand`](crate::workload::axis::expand).
+    /// Lines of [`axis::expand`].
     pub lines: &'static [&'static str],
     /// Implementations that compute them by default: the best, and one to compare it with.
     pub rows: &'static [&'static str],

@@ -60,7 +60,7 @@ pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
 /// Implementations of `q kᵀ / sqrt(d)`.
 pub const SCORES: &[Implementation<Scores>] = &[Implementation {
     name: "cpu",
-    about: "one product a block of queries",
+    about: "one GEMM a block of queries",
     supports: |problem| f32_only(problem.shape.dtype),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
@@ -112,7 +112,7 @@ pub const SOFTMAX: &[Implementation<components::Softmax>] = &[Implementation {
 /// Implementations of `p v`.
 pub const VALUES: &[Implementation<ValuesMatmul>] = &[Implementation {
     name: "cpu",
-    about: "one product a block of queries",
+    about: "one GEMM a block of queries",
     supports: |problem| f32_only(problem.shape.dtype),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;

@@ -268,7 +268,7 @@ fn exponentials(row: &mut [f32], scale: f32, shift: f32) -> f32 {
     };
     blocks.iter_mut().for_each(&mut add);
     if !rest.is_empty() {
-        // What pads the block adds 2^-126 a lane: nothing beside the 1 of the row's largest.
+        // The padding adds 2^-126 a lane, negligible against the 1 of the row's maximum.
         let mut block = padded(rest);
         add(&mut block);
         rest.copy_from_slice(&block[..rest.len()]);

@@ -48,7 +48,7 @@ const PACKET: usize = 4;
 const MAX_KEYS: usize = 1024;
 
 const SOFTMAX_VECTORIZED: KernelSpec<Extents> = KernelSpec {
-    // It knows nothing of heads and masks.
+    // The kernel has no heads and no mask.
     defines: |extents| vec![element(extents)],
     constants: |_| vec![("THREADS", THREADS), ("PACKET", PACKET), ("MAX_KEYS", MAX_KEYS)],
     variants: || {

@@ -1,8 +1,8 @@
 //! Attention by cuDNN: the graphs that its fused attention engines recognise, forward and backward.
 //!
 //! The engines match a pattern: operations, types and even scalars that do nothing must be those
-//! that they expect, and the heuristic then answers with the fused kernels. The backward starts,
-//! like the others here, from `forward_flash_mma`.
+//! that they expect, and the heuristic then selects the fused kernels. The backward starts, like
+//! the others here, from `forward_flash_mma`.
 
 use std::sync::Arc;
 
@@ -38,8 +38,8 @@ pub const BACKWARD: Implementation<AttentionBackward> = Implementation {
     prepare: Prepare::CudaWithin { device_bytes: backward_bytes, prepare: backward },
 };
 
-/// fp32 row sums and the fp32 accumulator of dq, besides what every backward needs. What the engine
-/// asks for comes on top.
+/// fp32 row sums and the fp32 accumulator of dq, besides what every backward needs. The workspace
+/// of the engine is additional.
 fn backward_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
     common_bytes(&extents) + sums_bytes(&extents) + accumulator_bytes(&extents)
@@ -53,7 +53,7 @@ fn accumulator_bytes(extents: &Extents) -> u64 {
     4 * extents.rows() * extents.d as u64
 }
 
-/// Whether cuDNN may be asked; what it thinks of a problem, it says when the plan is made.
+/// Whether cuDNN can be tried. Whether it supports the problem is known when the plan is built.
 ///
 /// # Errors
 /// The reason why not.

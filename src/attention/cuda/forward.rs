@@ -121,7 +121,7 @@ pub const LADDER: &[Implementation<AttentionForward>] = &[
     },
     Implementation {
         name: "cuda/flash_mma",
-        about: "as flash, products on the tensor cores through mma.sync, asynchronous copies",
+        about: "as flash, GEMMs on the tensor cores through mma.sync, asynchronous copies",
         supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_MMA]),
         prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: flash_mma },
     },

@@ -12,8 +12,8 @@ use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Source};
 /// Bytes of a stored query, key or value element: the kernels know 16-bit types only.
 pub const ELEMENT_BYTES: u64 = 2;
 
-/// Most bytes of fp32 scores for a rung that keeps them in memory: beyond, a launch takes seconds
-/// and shows nothing new.
+/// Most bytes of fp32 scores for a rung that keeps them in memory: above that, a launch takes
+/// seconds and shows nothing new.
 const MAX_SCORE_BYTES: u64 = 2 << 30;
 
 /// What builds, grids and memory depend on.

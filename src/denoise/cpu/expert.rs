@@ -309,7 +309,7 @@ fn block_width(columns: usize) -> usize {
     columns.div_ceil(4 * threads()).next_multiple_of(TILE).min(3 * TILE)
 }
 
-/// Column blocks of an output beside those of the weights that make them.
+/// Column blocks of an output, each with the weight columns that it is computed from.
 fn blocks<'a>(
     output: MatMut<'a, f32>,
     weights: MatRef<'a, f32>,

@@ -18,7 +18,7 @@ use kernelgate::workload::{Dtype, Tensors};
 /// Step implementations.
 pub const STEP: &[Implementation<DenoiseStep>] = &[Implementation {
     name: "cpu",
-    about: "column blocks of weights over threads, heads packed into one attention product, norm \
+    about: "column blocks of weights over threads, heads packed into one attention GEMM, norm \
             and activation fused",
     supports: |problem| supports(&problem.expert),
     prepare: Prepare::Cpu(|problem, inputs| {

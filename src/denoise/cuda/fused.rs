@@ -375,7 +375,7 @@ mod tests {
     use crate::denoise::model::{PI05, TINY};
 
     #[test]
-    fn products_fill_the_multiprocessors() {
+    fn gemms_fill_the_multiprocessors() {
         let blocks = |kernel: KernelSpec<Items>, model, items| {
             (kernel.blocks)(&Items { model, items, layers: 1 })
         };

@@ -1,10 +1,10 @@
-//! The denoise expert on the GPU: from a launch an operation over a few fused kernels a layer to
-//! one kernel for the loop.
+//! The denoise expert on the GPU: from a launch an operation, through a few fused kernels a layer,
+//! to one kernel for the loop.
 //!
 //! What each kernel does, its thread mapping and its bound are in its file under `kernels/denoise`.
 //! A rung is a `LaunchSequence`, the list of its launches, made once while a case is prepared: what
 //! is timed is walking that list, or replaying its capture. Weights are packed then too, where a
-//! rung wants them otherwise than the inputs hold them. Deliberately absent: f32.
+//! rung needs another layout than that of the inputs. Deliberately absent: f32.
 
 mod buffers;
 mod fused;
@@ -40,8 +40,8 @@ pub const STEP: &[Implementation<DenoiseStep>] = &ladder();
 ///
 /// `fused_overlap_l2` extends the fastest of those with several kernels a layer, so that what it
 /// gains is gained by whoever would use it. Of 641 MB that a step reads, 18 are keys and values: at
-/// the bandwidth of the memory 4 µs a step is the most that keeping them can save, and
-/// `fused_overlap` asks for most of them while the kernel before attention still runs.
+/// memory bandwidth, keeping them saves 4 µs a step at most, and `fused_overlap` prefetches most of
+/// them while the kernel before attention still runs.
 pub const LOOP: &[Implementation<DenoiseLoop>] = &{
     let [per_op, graph, fused_graph, fused_overlap, persistent] = ladder();
     [per_op, graph, fused_graph, fused_overlap, KEEPING, persistent]
@@ -76,8 +76,8 @@ where
     [
         Implementation {
             name: "cuda/per_op",
-            about: "a launch an operation from the host, products by cuBLASLt: bound by \
-                    launching, as eager frameworks are",
+            about: "a launch an operation from the host, GEMMs by cuBLASLt: bound by \
+                    launches, as eager frameworks are",
             supports: |problem| ExpertRun::from(problem).supported_per_op(),
             prepare: Prepare::CudaWithin {
                 device_bytes: |problem| per_op::device_bytes(&ExpertRun::from(problem), false),
@@ -88,8 +88,8 @@ where
         },
         Implementation {
             name: "cuda/graph",
-            about: "per_op captured once and replayed: independent products side by side, other \
-                    kernels coming while the one before ends",
+            about: "per_op captured once and replayed: independent GEMMs on parallel branches, \
+                    other kernels with programmatic dependent launch",
             supports: |problem| {
                 ExpertRun::from(problem).captured().and_then(|run| run.supported_per_op())
             },
@@ -103,7 +103,7 @@ where
         Implementation {
             name: "cuda/fused_graph",
             about: "five kernels a layer: norms, rotation, activation and residuals inside skinny \
-                    products, styles of all steps first",
+                    GEMMs, styles of all steps first",
             supports: |problem| {
                 ExpertRun::from(problem).captured().and_then(|run| run.supported_fused())
             },
@@ -116,8 +116,8 @@ where
         },
         Implementation {
             name: "cuda/fused_overlap",
-            about: "the kernels of fused_graph, each streaming its weights while the one before \
-                    it still runs",
+            about: "the kernels of fused_graph with programmatic dependent launch: each \
+                    prefetches its weights while its predecessor runs",
             supports: |problem| {
                 ExpertRun::from(problem).captured().and_then(|run| run.supported_fused())
             },
@@ -130,8 +130,8 @@ where
         },
         Implementation {
             name: "cuda/persistent",
-            about: "all steps in one kernel of blocks that stay: weights stream in all the time, \
-                    activations cross five barriers a layer",
+            about: "all steps in one persistent kernel: weights are prefetched throughout, \
+                    activations cross five grid barriers a layer",
             supports: |problem| {
                 ExpertRun::from(problem)
                     .captured()
@@ -172,7 +172,7 @@ fn captured(
 ) -> Result<CudaTask, BackendError> {
     let output = run.output(device)?;
     let program = write(run, inputs, device, &output)?;
-    // Once before: what a first launch loads cannot be loaded during a capture.
+    // One launch first: what it loads cannot be loaded during a capture.
     program.enqueue()?;
     device.synchronize()?;
     let graph = Graph::capture(device, || program.enqueue())?;

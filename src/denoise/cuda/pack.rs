@@ -32,10 +32,10 @@ const CHUNK_BYTES: usize = 16;
 enum ColumnOrder {
     /// As they are.
     Plain,
-    /// Heads of so many columns of q, k and v; eight columns beside the eight half a head further,
+    /// Heads of so many columns of q, k and v; eight columns next to the eight half a head further,
     /// with which they rotate.
     Rotating(usize),
-    /// Eight of one matrix beside eight of the other.
+    /// Eight columns of one matrix next to eight of the other.
     Alternating,
 }
 
@@ -215,9 +215,9 @@ impl Packing {
 /// Rows of a matrix of fragments of each layer: as many keys as the persistent kernel takes.
 pub const MAX_KEYS: usize = 1024;
 
-/// Cached keys or values `[layers][prefix][head_dim]` as `[layers][1024 / 16][head_dim / 16][16 x
-/// 16 as a fragment]`, zeros behind the prefix. A fragment's rows are keys; of values,
-/// `transposed`, the columns of head_dim.
+/// Cached keys or values `[layers][prefix][head_dim]` as
+/// `[layers][1024 / 16][head_dim / 16][16 x 16 as a fragment]`, zeros behind the prefix. A
+/// fragment's rows are keys; of values, `transposed`, the columns of head_dim.
 pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool) -> Vec<u8> {
     const SIDE: usize = 16;
     let element = Dtype::Bf16.bytes();

@@ -1,6 +1,5 @@
 //! A launch an operation: `kernels/denoise/per_op.cu` and the library's GEMMs, in the order in
-//! which a framework runs the model; or, to be captured, GEMMs that do not need each other in lanes
-//! of their own.
+//! which a framework runs the model; or, for a capture, independent GEMMs in lanes of their own.
 
 use std::sync::Arc;
 

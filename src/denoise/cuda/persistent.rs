@@ -74,8 +74,8 @@ fn constants(items: &Items) -> Vec<(&'static str, usize)> {
     with_model(items, &own)
 }
 
-/// Whether the kernel is made for the model and has room for the rows and the keys. Whether a
-/// device holds its blocks at once shows later.
+/// Whether the kernel is made for the model and has room for the rows and the keys. Whether all
+/// blocks are resident on a device at once is checked when it is loaded.
 ///
 /// # Errors
 /// The reason.

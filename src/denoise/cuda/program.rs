@@ -87,7 +87,7 @@ pub enum Written {
     },
     /// A GEMM of the matrices at these addresses, in a lane; kernels are in the first.
     Gemm { lane: usize, spec: Spec, x: u64, w: u64, y: u64 },
-    /// What comes in one lane waits for what is in another so far.
+    /// Later work in one lane waits for the work that is in another so far.
     Cross { from: usize, to: usize },
     /// A named range begins.
     Begin(String),
@@ -149,8 +149,8 @@ impl LaunchPlan {
         self.written.push(Written::Gemm { lane, spec, x, w, y });
     }
 
-    /// Lets what comes in lane `to` wait for what is in lane `from` so far. At the end the first
-    /// lane has to have waited for all others.
+    /// Makes later work in lane `to` wait for the work that is in lane `from` so far. At the end
+    /// the first lane must have waited for all others.
     pub fn cross(&mut self, from: usize, to: usize) {
         self.written.push(Written::Cross { from, to });
     }
@@ -222,7 +222,7 @@ impl LaunchPlan {
                     let gemm = match described.iter().position(|known| *known == spec) {
                         Some(gemm) => gemm,
                         None => {
-                            let blas = blas.expect("a program with products was given the library");
+                            let blas = blas.expect("a program with GEMMs was given the library");
                             program.gemms.push(Gemm::new(blas, spec)?);
                             described.push(spec);
                             described.len() - 1
@@ -232,8 +232,8 @@ impl LaunchPlan {
                 }
             });
         }
-        // Every GEMM is timed on all that it multiplies here: layer after layer of weights, as they
-        // will come.
+        // Every GEMM is timed on all that it multiplies here: layer after layer of weights, as in
+        // the program.
         for (number, gemm) in program.gemms.iter_mut().enumerate() {
             let operands: Vec<[u64; 3]> = program
                 .ops

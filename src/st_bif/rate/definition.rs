@@ -1,5 +1,4 @@
-//! What a spiking network hands to its last layer: the mean spike of each neuron over the time
-//! steps.
+//! The readout of a spiking network: the mean spike of each neuron over the time steps.
 //!
 //! Source: rate coding, as the readout of SpikeZIP-TF (arXiv 2406.03470) averages the outputs of
 //! all steps. Spikes are ternary bytes, as `st_bif/forward` writes them.

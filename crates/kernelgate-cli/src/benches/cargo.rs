@@ -149,8 +149,10 @@ mod tests {
     #[test]
     fn bench_executables_are_found_among_cargos_messages() {
         let line = |reason: &str, kind: &str, executable: &str| {
+            let target = format!(r#"{{"name":"a","kind":["{kind}"]}}"#);
+            let manifest = r#""manifest_path":"/p/Cargo.toml""#;
             format!(
-                r#"{{"reason":"{reason}","target":{{"name":"a","kind":["{kind}"]}},"executable":{executable},"manifest_path":"/p/Cargo.toml"}}"#
+                r#"{{"reason":"{reason}","target":{target},"executable":{executable},{manifest}}}"#
             )
         };
         let found = bench_of(&line("compiler-artifact", "bench", r#""/t/a-1""#)).unwrap();

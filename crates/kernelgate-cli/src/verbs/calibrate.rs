@@ -63,7 +63,12 @@ pub struct Arguments {
     #[arg(long, value_name = "I/N", value_parser = parse_shard)]
     shard: Option<(usize, usize)>,
     /// Measure nothing: put together what parts, or several runs, measured
-    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["filter", "bench", "dir", "resume", "shard"])]
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 1..,
+        conflicts_with_all = ["filter", "bench", "dir", "resume", "shard"]
+    )]
     merge: Vec<PathBuf>,
     /// Cargo profile of the build
     #[arg(long, value_name = "NAME", default_value = "bench")]

@@ -23,7 +23,12 @@ pub struct Arguments {
     /// Its name
     name: String,
     /// How many times to run the benches: five show how runs differ, one shows nothing of it
-    #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=100))]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u16).range(1..=100)
+    )]
     runs: u16,
     /// What `cargo bench` gets, for example: -- --bench st_bif -- --quick forward
     #[arg(last = true, value_name = "CARGO BENCH ARGUMENTS")]

@@ -12,7 +12,13 @@ pub struct Sessions {
     #[arg(long, value_name = "DIR")]
     session: Vec<PathBuf>,
     /// The last so many invocations: several process runs
-    #[arg(long, value_name = "COUNT", default_value_t = 1, conflicts_with = "session", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 1,
+        conflicts_with = "session",
+        value_parser = clap::value_parser!(u16).range(1..)
+    )]
     last: u16,
 }
 

@@ -1,16 +1,15 @@
-// Copies that the memory system makes by itself and counts in a barrier in shared memory: one
-// wrapper an instruction. Shared addresses are 32-bit byte offsets; a barrier is eight bytes.
+// Bulk asynchronous copies, counted by a barrier in shared memory: one wrapper an instruction.
+// Shared addresses are 32-bit byte offsets; a barrier is eight bytes.
 #pragma once
 #include "common/types.cuh"
 
-// A barrier that turns over when `count` threads have arrived and all bytes that were announced
-// have come.
+// A barrier whose phase completes when `count` threads have arrived and all announced bytes have
+// been copied.
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-// Lets the cluster and the copies see initialised barriers; the cluster still has to meet
-// afterwards.
+// Makes initialised barriers visible to the cluster and to copies; a cluster barrier must follow.
 __device__ __forceinline__ void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

@@ -1,4 +1,4 @@
-// Products by a warpgroup (128 threads), operands in shared memory: one wrapper an instruction.
+// Warpgroup MMA (128 threads), operands in shared memory: one wrapper an instruction.
 //
 // Operands lie in rows of 128 bytes whose 16-byte chunks are XOR-swizzled by the row's last three
 // bits: x [64 rows][64 of k], and w [k][64 columns], each of its 8-row groups 1024 bytes after the

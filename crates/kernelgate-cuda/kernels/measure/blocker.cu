@@ -1,8 +1,8 @@
 // Holds the stream until the host lets it go, so that everything queued behind it is already on the
 // device when it starts.
 //
-//   spin while *flag != ticket and less than timeout_ns has passed ; *outcome = 1 if released, 2 if
-//   timed out
+//   spin while *flag != ticket and less than timeout_ns has passed
+//   *outcome = 1 if released, 2 if timed out
 //
 // Threads: one. `flag` and `outcome` are mapped (or pinned) host memory; `flag` may also be set
 // before the launch. Each use takes a new ticket, so that a late store for an earlier use releases

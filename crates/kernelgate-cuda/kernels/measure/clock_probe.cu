@@ -1,5 +1,5 @@
-// One reading of both clocks: two probes around a sample give the SM clock during it, Δcycles /
-// Δns.
+// One reading of both clocks: two probes around a sample give the SM clock during it,
+// Δcycles / Δns.
 //
 //   out[0] = device-wide timer in ns ; out[1] = cycles of this multiprocessor ; out[2] = its index
 //

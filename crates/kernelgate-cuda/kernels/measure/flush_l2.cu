@@ -4,8 +4,8 @@
 //
 // Threads: a grid-stride loop of 16-byte packets, any grid. Plain loads, so that lines are
 // allocated like any kernel's. Lines that were written before are written back while this runs, and
-// what it leaves is clean: a cold launch pays for its own traffic only. Bound: a byte read a byte of
-// buffer.
+// what it leaves is clean: a cold launch pays for its own traffic only.
+// Bound: a byte read a byte of buffer.
 #include "common/streaming.cuh"
 
 extern "C" __global__ void measure_flush_l2(void* buffer, long long packets) {

@@ -1,10 +1,12 @@
 // The read ceiling: reads every byte of a buffer once and writes nothing.
 //
-//   guard = xor of all 4-byte words of a thread, written only if it equals a given word, so that
-//   the reads cannot be dropped
+//   guard = xor of all 4-byte words of a thread
 //
-// Threads: PACKETS 16-byte packets each, a block apart, all loaded before the first use. Grid:
-// ceil(packets / (blockDim.x · PACKETS)). Bound: 1 byte moved a byte of buffer.
+// The guard is written only if it equals a given word, so that the reads cannot be dropped.
+//
+// Threads: PACKETS 16-byte packets each, a block apart, all loaded before the first use.
+// Grid: ceil(packets / (blockDim.x · PACKETS)).
+// Bound: 1 byte moved a byte of buffer.
 #include "common/streaming.cuh"
 
 static_assert(PACKETS >= 1 && PACKETS <= 32, "PACKETS are held in registers: 1 to 32");

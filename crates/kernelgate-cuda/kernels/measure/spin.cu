@@ -1,8 +1,8 @@
 // Busy for a given time by the device-wide timer: a kernel of known length, against which event
 // timing is checked.
 //
-//   spin while less than duration_ns has passed ; out[0] = ns spent by the timer ; out[1] = SM
-//   cycles spent (out may be null)
+//   spin while less than duration_ns has passed
+//   out[0] = ns spent by the timer ; out[1] = SM cycles spent      (out may be null)
 //
 // Threads: one. The time between two events around it is duration_ns plus the cost of an empty
 // launch (measure with duration_ns = 0).

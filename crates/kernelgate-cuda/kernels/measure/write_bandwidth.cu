@@ -2,8 +2,9 @@
 //
 //   word[i] = a value that depends on i and `seed`, never all zero
 //
-// Threads: PACKETS 16-byte packets each, a block apart. Grid: ceil(packets / (blockDim.x ·
-// PACKETS)). Bound: 1 byte moved a byte of buffer.
+// Threads: PACKETS 16-byte packets each, a block apart.
+// Grid: ceil(packets / (blockDim.x · PACKETS)).
+// Bound: 1 byte moved a byte of buffer.
 #include "common/streaming.cuh"
 
 static_assert(PACKETS >= 1 && PACKETS <= 32, "PACKETS must be 1 to 32");

@@ -148,7 +148,7 @@ fn mix(code: &[u8]) -> BTreeMap<String, u32> {
 fn class(opcode: u16) -> Option<&'static str> {
     Some(match opcode {
         0x118 => return None,                      // NOP
-        0x03c | 0x03f | 0x1f0..=0x1f7 => "tensor", // HMMA, DMMA, warpgroup products
+        0x03c | 0x03f | 0x1f0..=0x1f7 => "tensor", // HMMA, DMMA, warpgroup MMA
         0x020 | 0x021 | 0x023 | 0x008 | 0x009 | 0x00a | 0x00b => "fp32",
         0x030 | 0x031 | 0x032 | 0x035 | 0x034 => "fp16",
         0x028..=0x02c => "fp64",

@@ -11,7 +11,7 @@ use crate::library::{self, Library};
 /// Why a kernel has no machine code.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
-    /// NVRTC is nowhere.
+    /// NVRTC was not found.
     #[error("{} is missing: {}", Library::Nvrtc.name(), Library::Nvrtc.advice())]
     Missing,
     /// The source is wrong, or the architecture is unknown.

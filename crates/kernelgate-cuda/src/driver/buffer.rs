@@ -98,7 +98,7 @@ impl Buffer {
     }
 }
 
-/// The error for bytes that are not there; `available` where the driver tells.
+/// The error for too little memory; `available` where the driver tells it.
 pub fn short(bytes: u64, available: Option<u64>) -> BackendError {
     let gigabytes = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
     BackendError::OutOfMemory {

@@ -27,10 +27,10 @@ const OLDEST_CUDA: i32 = 13_000;
 /// Why there is no GPU to run on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// A library is nowhere.
+    /// A library was not found.
     #[error("{} is missing: {}", .0.name(), .0.advice())]
     Missing(Library),
-    /// The driver is there and answers with an error.
+    /// The driver is installed and returns an error.
     #[error("the NVIDIA driver failed to {action}: {error}")]
     Driver {
         /// What was asked.
@@ -39,7 +39,10 @@ pub enum DeviceError {
         error: String,
     },
     /// The driver is older than the kernels need.
-    #[error("the NVIDIA driver supports CUDA {}.{}, 13.0 is needed: update the driver", .0 / 1000, .0 % 1000 / 10)]
+    #[error(
+        "the NVIDIA driver supports CUDA {}.{}, 13.0 is needed: update the driver",
+        .0 / 1000, .0 % 1000 / 10
+    )]
     OldDriver(i32),
     /// No GPU at all.
     #[error("the NVIDIA driver finds no GPU")]
@@ -229,8 +232,8 @@ impl Device {
         self.context.synchronize().map_err(|error| failed("wait for the GPU", &error))
     }
 
-    /// Device memory, freed with the buffer. Every byte is 0xff, which is NaN in every float format:
-    /// what a kernel reads there before it was written is never what an earlier case left.
+    /// Device memory, freed with the buffer. Every byte is 0xff, which is NaN in every float
+    /// format: what a kernel reads there before it was written is never what an earlier case left.
     ///
     /// # Errors
     /// When there is not enough.

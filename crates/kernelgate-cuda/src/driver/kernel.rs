@@ -102,7 +102,8 @@ impl Kernel {
     /// # Errors
     /// When the device has less.
     pub fn allow_shared(&self, bytes: u32) -> Result<(), BackendError> {
-        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED;
+        use sys::CUfunction_attribute_enum as attribute;
+        const SHARED: attribute = attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function belongs to a module that `self` keeps loaded.
         unsafe {
             result::function::set_function_attribute(
@@ -122,7 +123,8 @@ impl Kernel {
     /// # Errors
     /// When the driver refuses.
     pub fn prefer_shared(&self) -> Result<(), BackendError> {
-        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as CARVEOUT;
+        use sys::CUfunction_attribute_enum as attribute;
+        const CARVEOUT: attribute = attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         const PERCENT: i32 = 100;
         // SAFETY: the function belongs to a module that `self` keeps loaded.
         unsafe {

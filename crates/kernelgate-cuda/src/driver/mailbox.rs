@@ -1,4 +1,4 @@
-//! Pinned host memory through which host and device talk.
+//! Pinned host memory through which host and device communicate.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -25,12 +25,12 @@ pub fn require(device: &Device, bytes: u64) -> Result<(), BackendError> {
 /// # Errors
 /// When the driver fails.
 pub fn settled(device: &Device) -> Result<(u64, u64), BackendError> {
-    // Patiently first, because what hangs is never finished; then through the driver, which only
-    // there takes note of what was freed.
+    // First with a timeout, because a hung kernel never finishes; then through the driver, which
+    // only then takes note of what was freed.
     device.synchronize()?;
     device.stream().synchronize().map_err(|error| failed("wait for the GPU", &error))?;
-    // SAFETY: the device of an open context; what the pool gives up, nobody holds. A device without
-    // pools keeps nothing back.
+    // SAFETY: the device of an open context; the pool releases only what is not in use. A device
+    // without pools keeps nothing back.
     unsafe {
         if let Ok(pool) = result::device::get_mem_pool(device.context().cu_device()) {
             result::mem_pool::trim_to(pool, 0)

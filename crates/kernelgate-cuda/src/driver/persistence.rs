@@ -118,8 +118,8 @@ struct Room {
 }
 
 impl Room {
-    /// More than fits would push itself out, line by line, before it is used again: then a share of
-    /// it stays.
+    /// A window larger than the set-aside would evict its own lines before they are used again, so
+    /// only a share of it is kept.
     fn window(self, address: u64, bytes: usize) -> Window {
         let bytes = bytes.min(self.window);
         Window {
@@ -144,7 +144,7 @@ mod tests {
             Window { address: 4096, bytes: 18 << 20, lines: Lines::Keep(1.0) }
         );
         assert_eq!(window(60 << 20).lines, Lines::Keep(0.5));
-        // What is beyond the largest window is left to chance.
+        // What lies beyond the largest window is not controlled.
         assert_eq!(
             window(1 << 30),
             Window { address: 4096, bytes: 128 << 20, lines: Lines::Keep(30.0 / 128.0) }

@@ -1,4 +1,4 @@
-//! Waiting for the device without trusting it to answer.
+//! Waiting for the device with a timeout.
 
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,8 @@ pub fn finish(
                 timeout.as_secs()
             )));
         }
-        // A launch of microseconds is met at once; a long one does not burn a core.
+        // Polled without a pause at first, for launches of microseconds; then with pauses, so that
+        // a long one does not occupy a core.
         if waited > Duration::from_millis(2) {
             std::thread::sleep(Duration::from_micros(100));
         }

@@ -1,4 +1,4 @@
-//! A launch's accesses to a range of memory, as L2 is told of them.
+//! Access-policy windows: what L2 does with a launch's accesses to a range of memory.
 
 use cudarc::driver::sys;
 
@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 pub enum Lines {
     /// This share of them, the same ones each time, is kept before all others; at most 1.
     Keep(f32),
-    /// They are lines like any other again, whatever an earlier launch asked for.
+    /// Their lines have normal priority again, whatever an earlier launch set.
     Release,
 }
 

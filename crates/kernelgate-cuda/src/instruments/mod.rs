@@ -1,4 +1,4 @@
-//! The kernels that measuring needs, embedded: how they are used is for `kernelgate` to say.
+//! The kernels that measuring needs, embedded: how they are used is decided in `kernelgate`.
 
 pub mod bandwidth;
 pub mod spin;

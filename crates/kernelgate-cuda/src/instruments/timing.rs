@@ -1,5 +1,5 @@
 //! The kernels that measuring needs on the stream: a blocker, clock probes, an L2 flush. How they
-//! are used is `measure`'s business.
+//! are used is decided in `measure`.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -53,7 +53,7 @@ pub struct Instruments {
 
 /// Three 64-bit words: nanoseconds, cycles, multiprocessor.
 const PROBE_BYTES: usize = 24;
-/// What the blocker writes when the host let it go.
+/// What the blocker writes when the host released it.
 const RELEASED: u32 = 1;
 
 impl Instruments {
@@ -94,12 +94,12 @@ impl Instruments {
         self.blocker.launch(&arguments)
     }
 
-    /// Lets the blocker go, whether there is one or not.
+    /// Releases the blocker, whether there is one or not.
     pub fn release(&self) {
         self.mailbox.to_device().store(self.ticket, Ordering::Release);
     }
 
-    /// Whether the last blocker, which has finished, was let go; otherwise it timed out.
+    /// Whether the last blocker, which has finished, was released; otherwise it timed out.
     pub fn released(&self) -> bool {
         self.mailbox.from_device().load(Ordering::Acquire) == RELEASED
     }

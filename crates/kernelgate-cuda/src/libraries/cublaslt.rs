@@ -119,7 +119,7 @@ impl SquareGemm {
         };
         gemm.handle = result::create_handle().map_err(failed("open"))?;
         gemm.description = result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F)
-            .map_err(failed("describe a product"))?;
+            .map_err(failed("describe a GEMM"))?;
         gemm.operand = result::create_matrix_layout(input, size, size, size as i64)
             .map_err(failed("describe a matrix"))?;
         gemm.result = result::create_matrix_layout(output, size, size, size as i64)
@@ -169,7 +169,7 @@ impl SquareGemm {
                 self.device.stream().cu_stream().cast(),
             )
         }
-        .map_err(failed("launch a product"))
+        .map_err(failed("launch a GEMM"))
     }
 
     /// The form that every dtype supports, and fp8 needs.

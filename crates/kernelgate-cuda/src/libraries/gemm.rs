@@ -123,8 +123,8 @@ impl Gemm {
             chosen: 0,
         };
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
-        gemm.description = result::create_matmul_desc(compute, CUDA_R_32F)
-            .map_err(failed("describe a product"))?;
+        gemm.description =
+            result::create_matmul_desc(compute, CUDA_R_32F).map_err(failed("describe a GEMM"))?;
         if transposed {
             // CUBLAS_OP_T.
             let operation = 1i32;
@@ -161,7 +161,7 @@ impl Gemm {
     /// the fastest from here on. Many different operands are as cold as they will be when the
     /// GEMM is one of many.
     ///
-    /// What is in y is lost.
+    /// The contents of y are lost.
     ///
     /// # Errors
     /// When the device fails. An algorithm that does not run is passed over.
@@ -172,7 +172,7 @@ impl Gemm {
         for algorithm in 0..self.algorithms.len() {
             self.chosen = algorithm;
             let enqueue = || operands.iter().try_for_each(|&[x, w, y]| self.launch(0, x, w, y));
-            // Once before: what a first launch loads cannot be loaded during a capture.
+            // One launch first: what it loads cannot be loaded during a capture.
             if enqueue().is_err() {
                 times.push(f64::INFINITY);
                 continue;
@@ -228,7 +228,7 @@ impl Gemm {
                 lane.stream.cu_stream().cast(),
             )
         }
-        .map_err(failed("launch a product"))
+        .map_err(failed("launch a GEMM"))
     }
 }
 

@@ -1,5 +1,5 @@
-//! What the card says of itself while it works: clocks, power, temperature, why it holds back, and
-//! who else is on it.
+//! What the card reports while it works: clocks, power, temperature, throttle reasons, and other
+//! processes.
 
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
@@ -7,7 +7,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use serde::{Deserialize, Serialize};
 
-/// One reading of a card. A quantity that the card does not tell is absent.
+/// One reading of a card. A quantity that the card does not report is absent.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Reading {
     /// SM clock, MHz.

@@ -93,7 +93,7 @@ impl LoadedKernel {
         self.kernel.launch(self.shape, arguments)
     }
 
-    /// The same, in another manner.
+    /// The same, with other attributes.
     ///
     /// # Errors
     /// As [`Kernel::launch_with`].

@@ -22,8 +22,8 @@ pub struct KernelSpec<P: 'static> {
     /// for all kernels of a file.
     pub defines: fn(&P) -> Vec<String>,
     /// Numbers that the source takes as macros, so that they are written on this side only: block
-    /// sizes, tiles, capacities, shared bytes to assert. The same for all kernels of a file; no
-    /// part of the build's name, from which they have to follow.
+    /// sizes, tiles, capacities, shared bytes to assert. The same for all kernels of a file; they
+    /// must follow from the build's name, of which they are no part.
     pub constants: fn(&P) -> Vec<(&'static str, usize)>,
     /// Threads a block.
     pub threads: usize,
@@ -31,14 +31,14 @@ pub struct KernelSpec<P: 'static> {
     pub blocks: fn(&P) -> [usize; 3],
     /// Dynamic shared memory a block, bytes.
     pub shared_bytes: fn(&P) -> usize,
-    /// Whether the multiprocessors keep the whole shared memory while it runs (a carve-out of 100
-    /// %). Kernels that are to run concurrently need the same carve-out: one that wants
-    /// another waits until the multiprocessor is empty.
+    /// Whether the multiprocessors keep the whole shared memory while it runs (a carve-out of
+    /// 100 %). Kernels that are to run concurrently need the same carve-out: a kernel that wants
+    /// another one waits until the multiprocessor is empty.
     pub whole_shared: bool,
     /// Blocks of a cluster, in x, as `__cluster_dims__` says; `None` where there are no clusters.
     pub cluster: Option<usize>,
     /// Whether blocks wait for each other across the grid, so that all of them must be resident at
-    /// once. The GPU has to be this process' own meanwhile.
+    /// once. No other process may compute on the GPU meanwhile.
     pub co_resident: bool,
     /// The least architecture.
     pub requires: Requires,

@@ -45,7 +45,12 @@ pub struct Flags {
     #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
     pub device: Option<usize>,
     /// kernelgate: seconds after which a kernel on the GPU is taken for hung
-    #[arg(long, env = "KERNELGATE_TIMEOUT", value_name = "SECONDS", default_value_t = DEFAULT_TIMEOUT_S)]
+    #[arg(
+        long,
+        env = "KERNELGATE_TIMEOUT",
+        value_name = "SECONDS",
+        default_value_t = DEFAULT_TIMEOUT_S
+    )]
     pub timeout: u64,
     /// kernelgate: seed of the random inputs
     #[arg(long, env = "KERNELGATE_SEED", default_value_t = 1)]
@@ -81,10 +86,20 @@ pub struct Flags {
     #[arg(long, conflicts_with = "sample_size")]
     pub quick: bool,
     /// Save the results as Criterion's baseline and as baselines/DEVICE/NAME.json
-    #[arg(short, long, value_name = "NAME", conflicts_with_all = ["baseline", "baseline_lenient", "discard_baseline"])]
+    #[arg(
+        short,
+        long,
+        value_name = "NAME",
+        conflicts_with_all = ["baseline", "baseline_lenient", "discard_baseline"]
+    )]
     pub save_baseline: Option<String>,
     /// Show Criterion's comparison with its baseline NAME
-    #[arg(short, long, value_name = "NAME", conflicts_with_all = ["baseline_lenient", "discard_baseline"])]
+    #[arg(
+        short,
+        long,
+        value_name = "NAME",
+        conflicts_with_all = ["baseline_lenient", "discard_baseline"]
+    )]
     pub baseline: Option<String>,
     /// As --baseline, without an error where there is none
     #[arg(long, value_name = "NAME", conflicts_with = "discard_baseline")]

@@ -83,8 +83,8 @@ fn bytes(expected: &[Expected]) -> usize {
     expected.iter().map(|one| one.values.len() * size_of::<f64>()).sum()
 }
 
-/// As tensors: `<i>.values/<name>` with the shape of the whole output as `<i>.shape`, and `<i>.rows`
-/// where some rows are held. Indices are exact in f64.
+/// As tensors: `<i>.values/<name>` with the shape of the whole output as `<i>.shape`, and
+/// `<i>.rows` where some rows are held. Indices are exact in f64.
 fn write(path: &Path, expected: &[Expected]) -> std::io::Result<()> {
     let mut all = Tensors::new();
     let indices = |values: &[usize]| {

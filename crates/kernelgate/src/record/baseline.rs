@@ -372,6 +372,7 @@ mod tests {
         Run {
             provenance: Provenance { commit: Some(commit.to_owned()), dirty },
             executable: executable.map(str::to_owned),
+            started: format!("2026-01-0{session}T00:00:00Z"),
             cases: ["a", "b"].map(|id| (id.to_owned(), CaseRecord::of_samples(vec![100.0]))).into(),
             ..Run::start("bench", session, Environment::cpu(), Provenance::default())
         }

@@ -10,7 +10,8 @@ use std::borrow::Cow;
 /// Whether a character acts on a terminal or reorders the text around it, in place of being shown.
 fn acts(c: char) -> bool {
     let line_separator = ('\u{2028}'..='\u{2029}').contains(&c);
-    let direction = matches!(c, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let mark = matches!(c, '\u{61c}' | '\u{200e}'..='\u{200f}');
+    let direction = mark || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || line_separator || direction
 }
 

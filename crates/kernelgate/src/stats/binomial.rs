@@ -75,7 +75,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_interval_holds_what_was_seen_and_narrows(trials in 1usize..400, share in 0.0f64..=1.0) {
+        fn the_interval_holds_what_was_seen_and_narrows(
+            trials in 1usize..400,
+            share in 0.0f64..=1.0,
+        ) {
             let hits = (share * trials as f64) as usize;
             let (low, high) = interval(hits, trials);
             let seen = hits as f64 / trials as f64;

@@ -45,10 +45,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn adjusted_values_keep_the_order_and_only_grow(p in prop::collection::vec(0.0f64..1.0, 1..30)) {
+        fn adjusted_values_keep_the_order_and_only_grow(
+            p in prop::collection::vec(0.0f64..1.0, 1..30),
+        ) {
             let adjusted = benjamini_hochberg(&p);
             for (i, (&raw, &out)) in p.iter().zip(&adjusted).enumerate() {
-                prop_assert!(out >= raw - 1e-12 && out <= 1.0 && out <= raw * p.len() as f64 + 1e-12);
+                prop_assert!(
+                    out >= raw - 1e-12 && out <= 1.0 && out <= raw * p.len() as f64 + 1e-12
+                );
                 for (&other, &out_other) in p.iter().zip(&adjusted).skip(i) {
                     prop_assert!(raw > other || out <= out_other);
                 }
@@ -56,11 +60,19 @@ mod tests {
         }
 
         #[test]
-        fn the_step_up_rule_rejects_the_same(p in prop::collection::vec(0.0f64..0.2, 1..30), q in 0.01f64..0.2) {
+        fn the_step_up_rule_rejects_the_same(
+            p in prop::collection::vec(0.0f64..0.2, 1..30),
+            q in 0.01f64..0.2,
+        ) {
             let mut sorted = p.clone();
             sorted.sort_by(f64::total_cmp);
             let m = p.len() as f64;
-            let cut = sorted.iter().enumerate().filter(|(i, p)| **p * m / (*i as f64 + 1.0) <= q).map(|(_, p)| *p).next_back();
+            let cut = sorted
+                .iter()
+                .enumerate()
+                .filter(|(i, p)| **p * m / (*i as f64 + 1.0) <= q)
+                .map(|(_, p)| *p)
+                .next_back();
             let rejected = p.iter().filter(|p| cut.is_some_and(|cut| **p <= cut)).count();
             prop_assert_eq!(benjamini_hochberg(&p).iter().filter(|p| **p <= q).count(), rejected);
         }

@@ -88,10 +88,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn stricter_levels_and_more_power_need_larger_effects(values in prop::collection::vec(-1.0f64..1.0, 12..30), level in 0.001f64..0.05) {
+        fn stricter_levels_and_more_power_need_larger_effects(
+            values in prop::collection::vec(-1.0f64..1.0, 12..30),
+            level in 0.001f64..0.05,
+        ) {
             let walsh = Walsh::of(&values);
             let at = |level, power| detectable(&walsh, level, power).unwrap();
-            prop_assert!(at(level, 0.8) >= at(2.0 * level, 0.8) && at(level, 0.9) >= at(level, 0.8));
+            prop_assert!(
+                at(level, 0.8) >= at(2.0 * level, 0.8) && at(level, 0.9) >= at(level, 0.8)
+            );
         }
     }
 }

@@ -102,7 +102,11 @@ mod tests {
         }
 
         #[test]
-        fn quantiles_are_ordered_and_inside_the_sample(values in prop::collection::vec(0.1f64..1e9, 1..50), a in 0.0f64..1.0, b in 0.0f64..1.0) {
+        fn quantiles_are_ordered_and_inside_the_sample(
+            values in prop::collection::vec(0.1f64..1e9, 1..50),
+            a in 0.0f64..1.0,
+            b in 0.0f64..1.0,
+        ) {
             let (low, high) = (quantile(&values, a.min(b)), quantile(&values, a.max(b)));
             let (min, max) = (quantile(&values, 0.0), quantile(&values, 1.0));
             prop_assert!(min <= low && low <= high && high <= max);

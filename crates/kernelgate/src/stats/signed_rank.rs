@@ -192,8 +192,12 @@ mod tests {
         }
 
         #[test]
-        fn scale_does_not_matter_and_an_upward_shift_lowers_p(values in prop::collection::vec(-1.0f64..1.0, 1..40), by in 0.0f64..0.5) {
-            let map = |f: &dyn Fn(f64) -> f64| greater(&values.iter().map(|v| f(*v)).collect::<Vec<_>>());
+        fn scale_does_not_matter_and_an_upward_shift_lowers_p(
+            values in prop::collection::vec(-1.0f64..1.0, 1..40),
+            by in 0.0f64..0.5,
+        ) {
+            let map =
+                |f: &dyn Fn(f64) -> f64| greater(&values.iter().map(|v| f(*v)).collect::<Vec<_>>());
             prop_assert_eq!(map(&|v| 4.0 * v), greater(&values));
             prop_assert!(map(&|v| v + by) <= greater(&values) + 1e-12);
             // The two directions overlap in the probability of what was seen itself.
@@ -201,10 +205,16 @@ mod tests {
         }
 
         #[test]
-        fn the_critical_sum_is_the_largest_within_the_tail(pairs in 1usize..60, tail in 1e-6f64..0.5) {
-            let p = |sum| lower_tail(&(1..=pairs).map(|rank| 2 * rank).collect::<Vec<_>>(), 2 * sum);
+        fn the_critical_sum_is_the_largest_within_the_tail(
+            pairs in 1usize..60,
+            tail in 1e-6f64..0.5,
+        ) {
+            let p =
+                |sum| lower_tail(&(1..=pairs).map(|rank| 2 * rank).collect::<Vec<_>>(), 2 * sum);
             match critical(pairs, tail) {
-                Some(sum) => prop_assert!(p(sum) <= tail * (1.0 + 1e-9) && p(sum + 1) > tail * (1.0 - 1e-9)),
+                Some(sum) => {
+                    prop_assert!(p(sum) <= tail * (1.0 + 1e-9) && p(sum + 1) > tail * (1.0 - 1e-9))
+                }
                 None => prop_assert!(p(0) > tail),
             }
         }

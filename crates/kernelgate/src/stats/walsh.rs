@@ -117,10 +117,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_interval_is_the_test_inverted(values in prop::collection::vec(-1.0f64..1.0, 6..30), tail in 0.02f64..0.3) {
+        fn the_interval_is_the_test_inverted(
+            values in prop::collection::vec(-1.0f64..1.0, 6..30),
+            tail in 0.02f64..0.3,
+        ) {
             let walsh = Walsh::of(&values);
             let (low, high) = walsh.interval(tail).unwrap();
-            let p = |at: f64, sign: f64| greater(&values.iter().map(|v| sign * (v - at)).collect::<Vec<_>>());
+            let p = |at: f64, sign: f64| {
+                greater(&values.iter().map(|v| sign * (v - at)).collect::<Vec<_>>())
+            };
             let step = 1e-9;
             // Just outside is rejected, just inside is not.
             prop_assert!(p(low - step, 1.0) <= tail && p(high + step, -1.0) <= tail);
@@ -128,14 +133,19 @@ mod tests {
         }
 
         #[test]
-        fn the_estimate_is_inside_and_moves_with_the_values(values in prop::collection::vec(-1.0f64..1.0, 6..30), by in -3.0f64..3.0) {
+        fn the_estimate_is_inside_and_moves_with_the_values(
+            values in prop::collection::vec(-1.0f64..1.0, 6..30),
+            by in -3.0f64..3.0,
+        ) {
             let walsh = Walsh::of(&values);
             let (low, high) = walsh.interval(0.05).unwrap();
             let estimate = walsh.estimate().unwrap();
             prop_assert!(low <= estimate && estimate <= high);
             let moved = Walsh::of(&values.iter().map(|v| v + by).collect::<Vec<_>>());
             prop_assert!((moved.estimate().unwrap() - estimate - by).abs() < 1e-12);
-            prop_assert!((moved.standard_error().unwrap() - walsh.standard_error().unwrap()).abs() < 1e-12);
+            prop_assert!(
+                (moved.standard_error().unwrap() - walsh.standard_error().unwrap()).abs() < 1e-12
+            );
         }
     }
 }

@@ -42,8 +42,10 @@ pub enum VerifyError {
     },
     /// Further from the reference than allowed.
     #[error(
-        "output `{output}`: max error {max_error:.2e} (allowed {:.0e}), relative L2 {relative_l2:.2e} (allowed {:.0e}); \
-         worst at {worst}: {actual} against {expected}", tolerance.max_error, tolerance.relative_l2
+        "output `{output}`: max error {max_error:.2e} (allowed {:.0e}), \
+         relative L2 {relative_l2:.2e} (allowed {:.0e}); \
+         worst at {worst}: {actual} against {expected}",
+        tolerance.max_error, tolerance.relative_l2
     )]
     TooFar {
         /// The output.

@@ -1,9 +1,9 @@
 //! Axes as plain data: what can vary in a workload, and the points of a sweep.
 //!
-//! A workload lists its [`Axis`]es and writes its selections as lines such as `"s=512,1024 d=64
-//! mask=full dtype=f32"`. A line is the product of its values; each [`Point`] of it has one value
-//! an axis and names a problem (`s512_d64_full_f32`). What a value means is the workload's business
-//! (its `bind`), not this file's.
+//! A workload lists its [`Axis`]es and writes its selections as lines such as
+//! `"s=512,1024 d=64 mask=full dtype=f32"`. A line is the product of its values; each [`Point`] of
+//! it has one value an axis and names a problem (`s512_d64_full_f32`). What a value means is the
+//! workload's business (its `bind`), not this file's.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -22,8 +22,8 @@ pub trait Problem: Send + Sync + 'static {
     /// The outputs in fp64, or the sampled rows of them.
     fn reference(&self, inputs: &Tensors) -> Vec<Expected>;
 
-    /// Text of the source files that inputs and reference follow from (`include_str!`): until one of
-    /// them changes, the reference is kept on disk. Without any it is kept until the bench
+    /// Text of the source files that inputs and reference follow from (`include_str!`): until one
+    /// of them changes, the reference is kept on disk. Without any it is kept until the bench
     /// executable changes.
     fn definition(&self) -> &'static [&'static str] {
         &[]
@@ -116,7 +116,7 @@ pub struct Workload<P> {
     pub revision: u32,
     /// What can vary.
     pub axes: &'static [Axis],
-    /// The handful of problems a person would look at: lines of [`axis::expand`].
+    /// The few problems that are timed by default: lines of [`axis::expand`].
     pub default: &'static [&'static str],
     /// The same for a device a thousand times faster, whose memory and caches ask for larger
     /// problems; empty where the same problems do.

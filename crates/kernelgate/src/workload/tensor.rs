@@ -103,8 +103,8 @@ impl Tensor {
         tensor
     }
 
-    /// A tensor full of poison: NaN, or -128 for integers, so that an element nobody wrote is
-    /// seen: saturation gives 127.
+    /// A tensor full of poison: NaN, or -128 for integers, so that an element that was not written
+    /// is seen: saturation gives 127.
     pub fn poisoned(shape: impl Into<Vec<usize>>, dtype: Dtype) -> Self {
         let shape = shape.into();
         let len = shape.iter().product();

@@ -114,7 +114,7 @@ mod tests {
         }
     }
 
-    /// The numbers of METHODOLOGY.
+    /// The numbers of docs/decision.md.
     #[test]
     fn the_smallest_numbers_of_pairs_that_can_fail() {
         let first = |cases: f64| {

@@ -333,8 +333,14 @@ fn words_and_fields_are_kept() {
 }
 
 prop_compose! {
-    fn any_blocks()(ratio in 0.9f64..1.1, noise in prop::collection::vec(prop::array::uniform2(-0.03f64..0.03), 1..20)) -> Vec<Block> {
-        blocks(&noise.iter().map(|pair| pair.map(|noise| ratio * (1.0 + noise))).collect::<Vec<_>>(), 1e6)
+    fn any_blocks()(
+        ratio in 0.9f64..1.1,
+        noise in prop::collection::vec(prop::array::uniform2(-0.03f64..0.03), 1..20),
+    ) -> Vec<Block> {
+        blocks(
+            &noise.iter().map(|pair| pair.map(|noise| ratio * (1.0 + noise))).collect::<Vec<_>>(),
+            1e6,
+        )
     }
 }
 
@@ -343,8 +349,12 @@ proptest! {
 
     #[test]
     fn swapping_the_builds_mirrors_the_verdict(blocks in any_blocks(), last: bool) {
-        let swapped = blocks.iter().map(|block| Block { leader: block.leader, base: block.head, head: block.base }).collect();
-        let (there, back) = (one(blocks, &TestPlan::default(), last), one(swapped, &TestPlan::default(), last));
+        let swapped = blocks
+            .iter()
+            .map(|block| Block { leader: block.leader, base: block.head, head: block.base })
+            .collect();
+        let (there, back) =
+            (one(blocks, &TestPlan::default(), last), one(swapped, &TestPlan::default(), last));
         let (there, back) = (&there.decisions[0], &back.decisions[0]);
         let mirrored = match there.verdict {
             Verdict::Regressed => Verdict::Improved,
@@ -353,7 +363,10 @@ proptest! {
         };
         prop_assert_eq!(back.verdict, mirrored);
         prop_assert!((back.p_slower - there.p_faster).abs() < 1e-9);
-        prop_assert!((back.ratio.center * there.ratio.center - 1.0).abs() < 1e-9 && (back.ratio.low * there.ratio.high - 1.0).abs() < 1e-9);
+        prop_assert!(
+            (back.ratio.center * there.ratio.center - 1.0).abs() < 1e-9
+                && (back.ratio.low * there.ratio.high - 1.0).abs() < 1e-9
+        );
     }
 
     #[test]
@@ -376,18 +389,25 @@ proptest! {
             } else if outcome.undecided.is_empty() {
                 decided = Some(outcome.decisions[0].verdict);
             }
-            prop_assert!(outcome.decisions[0].p_slower >= 0.0 && outcome.decisions[0].p_slower <= 1.0);
+            prop_assert!(
+                outcome.decisions[0].p_slower >= 0.0 && outcome.decisions[0].p_slower <= 1.0
+            );
         }
     }
 
     #[test]
-    fn contention_beside_the_head_never_helps_to_fail_it(blocks in any_blocks(), shares in prop::collection::vec(0.0f64..0.2, 20)) {
+    fn contention_beside_the_head_never_helps_to_fail_it(
+        blocks in any_blocks(),
+        shares in prop::collection::vec(0.0f64..0.2, 20),
+    ) {
         let mut loaded = blocks.clone();
         for (block, share) in loaded.iter_mut().zip(shares) {
             block.head[0].contention = Some(share);
         }
         // Not the p values: what was decided early is not analysed again.
-        let regressed = |blocks| one(blocks, &TestPlan::default(), true).decisions[0].verdict == Verdict::Regressed;
+        let regressed = |blocks| {
+            one(blocks, &TestPlan::default(), true).decisions[0].verdict == Verdict::Regressed
+        };
         prop_assert!(!regressed(loaded) || regressed(blocks));
     }
 }

@@ -235,7 +235,7 @@ fn load() -> Result<Api, CudnnRefusal> {
                 show(version)
             )));
         }
-        // One for another CUDA would look for that CUDA's cuBLASLt.
+        // A cuDNN built for another CUDA would load that CUDA's cuBLASLt.
         if runtime / 1000 != CUDA {
             return Err(CudnnRefusal(format!(
                 "needs a cuDNN for CUDA {CUDA}, here is one for {}",
@@ -272,7 +272,7 @@ unsafe fn function<F: Copy>(name: &CStr) -> Result<F, CudnnRefusal> {
 }
 
 impl Api {
-    /// Success, or what was being done with cuDNN's own words about it.
+    /// Success, or what was being done, with cuDNN's message.
     fn check(&self, status: c_int, action: impl FnOnce() -> String) -> Result<(), CudnnRefusal> {
         if status == 0 {
             return Ok(());

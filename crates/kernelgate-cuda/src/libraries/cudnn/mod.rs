@@ -1,5 +1,5 @@
-//! cuDNN 9 through its back-end interface, loaded at run time: what a library's own kernels make of
-//! a problem.
+//! cuDNN 9 through its back-end interface, loaded at run time: the library's own kernels for a
+//! problem.
 //!
 //! Deliberately absent: the C headers, the C++ front end, and every operation that no workload here
 //! needs.

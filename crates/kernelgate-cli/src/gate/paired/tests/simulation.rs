@@ -1,7 +1,7 @@
 //! The promised error rates and the power, by simulation: whole comparisons, asked after every
 //! block, cases no longer measured once decided. `KERNELGATE_SIMULATIONS=1000 cargo test --lib
-//! simulation -- --nocapture --test-threads 1` prints the table of METHODOLOGY; without the
-//! variable there are few comparisons a row, which would show a gross error and no more.
+//! simulation -- --nocapture --test-threads 1` prints the table of docs/evidence.md; without
+//! the variable there are few comparisons a row, which would show a gross error and no more.
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -1,0 +1,28 @@
+//! docs/tutorial.md shows examples/tutorial.rs, piece by piece and whole; the compiler checks the
+//! example, this test that the page is the same.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+/// The code of a page's fences of that language, in order.
+fn fences(page: &str, language: &str) -> Vec<String> {
+    let opening = format!("```{language}\n");
+    let code = |piece: &str| piece.split("\n```").next().unwrap().to_owned();
+    page.split(&opening).skip(1).map(code).collect()
+}
+
+/// Text without blank lines, which separate the pieces.
+fn dense(text: &str) -> Vec<&str> {
+    text.lines().filter(|line| !line.trim().is_empty()).collect()
+}
+
+#[test]
+fn the_tutorial_shows_the_example() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let page = read("docs/tutorial.md");
+    let rust = fences(&page, "rust").join("\n");
+    assert_eq!(dense(&rust), dense(&read("examples/tutorial.rs")));
+    assert_eq!(dense(&fences(&page, "cuda").join("\n")), dense(&read("examples/saxpy.cu")));
+}
