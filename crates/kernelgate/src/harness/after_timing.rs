@@ -6,8 +6,9 @@
 //! is run once more, and its outputs are compared with the reference of the new inputs.
 //!
 //! Inputs are replaced along a symmetry of the workload, whose effect on the outputs is undone
-//! before they are compared; without a symmetry they are drawn anew, with a reference of their own. Where no input can be replaced, or memory
-//! is short, the outputs are compared for the old inputs, and the record says so.
+//! before they are compared; without a symmetry they are drawn anew, with a reference of their own.
+//! Where no input can be replaced, or memory is short, the outputs are compared for the old inputs,
+//! and the record says so.
 //!
 //! Deliberately absent: defence against code that attacks the process. This finds mistakes and
 //! shortcuts: work on other streams, nothing launched, a remembered result.
@@ -90,7 +91,8 @@ pub fn check(
     let comparison = compared.map_err(CaseError::Fail)?.map_err(|error| match error {
         VerifyError::Backend(_) => case_error(error),
         wrong => CaseError::Fail(format!(
-            "after timing, {}: {wrong}; what was timed does not compute its outputs from its inputs",
+            "after timing, {}: {wrong}; what was timed does not compute its outputs from its \
+             inputs",
             how.words()
         )),
     })?;

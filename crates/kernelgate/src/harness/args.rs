@@ -34,8 +34,8 @@ pub struct Flags {
     /// kernelgate: which cases, and how long: quick, default or thorough
     #[arg(long, env = "KERNELGATE_EFFORT", value_enum)]
     pub effort: Option<EffortName>,
-    /// kernelgate: replace an axis' values, for example --axis s=512,777 (repeatable; values of one axis add
-    /// up)
+    /// kernelgate: replace an axis' values, for example --axis s=512,777 (repeatable; values of one
+    /// axis add up)
     #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
     pub axis: Vec<Override>,
     /// kernelgate: where to run: auto is the GPU if there is one, else the CPU

@@ -278,8 +278,10 @@ impl Execution<'_> {
         let samples = timed.map_err(CaseError::Fail)?.map_err(backend_error)?;
         // The bits of a case that an earlier process of this executable checked.
         let digest = verification.by.as_ref().and(verification.digest.as_deref());
+        let clock = Instant::now();
         let after =
             after_timing::check(ready, group, (executable, current), stopwatch.as_mut(), digest)?;
+        self.progress.checked(&after, clock.elapsed());
         Ok((samples, after))
     }
 

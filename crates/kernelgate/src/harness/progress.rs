@@ -10,7 +10,7 @@ use super::args::Flags;
 use crate::display;
 use crate::measure::limits::Limits;
 use crate::record::Environment;
-use crate::record::run::VerificationRecord;
+use crate::record::run::{AfterTiming, VerificationRecord};
 use crate::workload::{Effort, Tensors};
 use kernelgate_cuda::observe::telemetry::Reading;
 
@@ -120,6 +120,12 @@ impl BenchProgress {
             )
         };
         self.say(&format!("      verified in {:.1} s: {share}; {error}", elapsed.as_secs_f64()));
+    }
+
+    /// What was timed is right on other inputs too.
+    pub fn checked(&self, after: &AfterTiming, elapsed: Duration) {
+        let (seconds, how) = (elapsed.as_secs_f64(), after.inputs.words());
+        self.say(&format!("      checked after timing in {seconds:.2} s, {how}"));
     }
 
     /// Where the results are.

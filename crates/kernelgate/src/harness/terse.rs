@@ -1,8 +1,8 @@
-//! By default the output of `cargo bench` is ours: Criterion's lines would come between, and say the
-//! same. Its store and its reports stay; `--verbose` shows its lines.
+//! By default the output of `cargo bench` is ours: Criterion's lines would come between, and
+//! say the same. Its store and its reports stay; `--verbose` shows its lines.
 //!
-//! Criterion has no such setting. Its briefest format prints a line a case to standard output, which
-//! leads nowhere meanwhile.
+//! Criterion has no such setting. Its briefest format prints a line a case to standard output,
+//! which leads nowhere meanwhile.
 
 use std::ffi::OsString;
 
