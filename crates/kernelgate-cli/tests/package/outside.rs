@@ -84,10 +84,16 @@ impl Outside {
     }
 }
 
-/// Whether the process still runs whose id a hostile bench left in the file `pid`; one that nobody
-/// has waited for yet does not.
+/// Whether the process still runs, four seconds from now, whose id a hostile bench left in the file
+/// `pid`. One that was killed takes a moment to be gone; one that nobody has waited for yet is gone.
 pub fn is_alive(outside: &Outside) -> bool {
     let pid = std::fs::read_to_string(outside.path("pid")).unwrap();
-    let status = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
-    status.is_ok_and(|status| !status.contains(") Z ") && !status.contains(") X "))
+    let runs = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+        status.is_ok_and(|status| !status.contains(") Z ") && !status.contains(") X "))
+    };
+    (0..400).all(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        runs()
+    })
 }
