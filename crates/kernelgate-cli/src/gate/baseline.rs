@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::interval::{Ratio, SideTimes, SingleRun, SpreadSource};
 use super::single_run::CalibratedSpreads;
 use super::{Doubt, GateReport, Judged, Policy, Refusal, Verdict};
-use kernelgate::record::{Baseline, BaselineRun, CaseRecord, Provenance, Run};
+use kernelgate::record::{Baseline, BaselineRun, CaseRecord, Provenance, Run, Samples};
 
 /// A case as several process runs measured it.
 type Measured<'a> = [(&'a Run, &'a CaseRecord)];
@@ -130,6 +130,12 @@ fn judge(
     let ratio = Ratio::of(&head_side, &base_side);
     let threshold = policy.relative_on(same_device).max(policy.absolute_ns / base_side.center_ns);
     let (verdict, reason) = verdict(&ratio, threshold, base_single, policy);
+    let head_samples: Vec<&Samples> = head.iter().map(|(_, case)| &case.samples).collect();
+    let base_samples: Vec<&Samples> = base.samples.values().collect();
+    let (verdict, reason) = match too_long(verdict, &base_samples, &head_samples) {
+        Some(doubt) => (Verdict::Inconclusive, Some(doubt)),
+        None => (verdict, reason),
+    };
     Judged {
         case: id.to_owned(),
         verdict,
@@ -149,6 +155,21 @@ fn judge(
         base_contention: base_side.contention,
         head_contention: head_side.contention,
     }
+}
+
+/// Why a verdict does not stand on times that are longer than the code's: a slow-down on those of
+/// the head, and no slow-down on those of the baseline.
+fn too_long(verdict: Verdict, base: &[&Samples], head: &[&Samples]) -> Option<Doubt> {
+    let (suspect, other) = match verdict {
+        Verdict::Regressed => (head, base),
+        Verdict::Improved | Verdict::Unchanged => (base, head),
+        Verdict::Inconclusive => return None,
+    };
+    let host_bound = |side: &[&Samples]| side.iter().any(|samples| samples.host_bound);
+    if suspect.iter().any(|samples| samples.throttled > 0) {
+        return Some(Doubt::Throttled);
+    }
+    (host_bound(suspect) && !host_bound(other)).then_some(Doubt::HostBound)
 }
 
 fn verdict(

@@ -99,6 +99,10 @@ pub enum Doubt {
     Wide,
     /// The estimate is beyond the threshold, and smaller than what the runs can detect.
     Undetectable,
+    /// The GPU was throttled on the side that is, or may hide, the slower one.
+    Throttled,
+    /// The host's launch time is in the times of that side, and not in those of the other.
+    HostBound,
 }
 
 impl Doubt {
@@ -108,6 +112,8 @@ impl Doubt {
             Self::SingleRun => "the baseline has one run only",
             Self::Wide => "interval too wide",
             Self::Undetectable => "beyond the threshold, less than these runs can detect",
+            Self::Throttled => "the GPU was throttled",
+            Self::HostBound => "the host's launches are in the times of one side",
         }
     }
 }

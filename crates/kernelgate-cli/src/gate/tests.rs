@@ -184,6 +184,35 @@ fn load_from_others_excuses_a_slow_side_and_not_on_a_gpu() {
     assert_eq!(compare_default(&on_gpu(base), &on_gpu(head)).judged[0].verdict, Verdict::Regressed);
 }
 
+/// A throttled head is no slow-down, a throttled baseline hides one; the same of the host's time.
+#[test]
+fn times_that_are_too_long_decide_nothing_against_the_code() {
+    let with = |time: f64, change: fn(&mut kernelgate::record::Samples)| {
+        let mut run = run("1", &[("a", time)]);
+        change(&mut run.cases.get_mut("a").unwrap().samples);
+        run
+    };
+    let verdict = |base: &Run, head: &Run| {
+        let head = Run { session: "2".to_owned(), ..head.clone() };
+        let judged = &compare_default(base, &head).judged[0];
+        (judged.verdict, judged.reason)
+    };
+    let plain = |time| with(time, |_| {});
+    let long: [(fn(&mut kernelgate::record::Samples), Doubt); 2] = [
+        (|samples| samples.throttled = 1, Doubt::Throttled),
+        (|samples| samples.host_bound = true, Doubt::HostBound),
+    ];
+    for (change, doubt) in long {
+        let unclear = (Verdict::Inconclusive, Some(doubt));
+        assert_eq!(verdict(&plain(1e6), &with(1.5e6, change)), unclear);
+        assert_eq!(verdict(&with(1e6, change), &plain(1e6)), unclear);
+        assert_eq!(verdict(&with(1e6, change), &plain(1.5e6)), (Verdict::Regressed, None));
+        assert_eq!(verdict(&plain(1e6), &with(1e6, change)), (Verdict::Unchanged, None));
+    }
+    let host: fn(&mut kernelgate::record::Samples) = |samples| samples.host_bound = true;
+    assert_eq!(verdict(&with(1e6, host), &with(1.5e6, host)), (Verdict::Regressed, None));
+}
+
 #[test]
 fn several_runs_narrow_the_interval_and_others_are_not_added() {
     let mut baseline = baseline(&run("1", &[("a", 1e6)]));

@@ -184,7 +184,7 @@ fn notes(report: &GateReport) -> Vec<String> {
         lines.push("nothing to judge: no case is both in the baseline and in the run".to_owned());
     }
     // A baseline of one run has a line of its own.
-    for doubt in [Doubt::Wide, Doubt::Undetectable] {
+    for doubt in [Doubt::Wide, Doubt::Undetectable, Doubt::Throttled, Doubt::HostBound] {
         let cases: Vec<String> = report
             .judged
             .iter()
