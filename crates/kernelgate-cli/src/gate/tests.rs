@@ -187,7 +187,8 @@ fn load_from_others_excuses_a_slow_side_and_not_on_a_gpu() {
 /// A throttled head is no slow-down, a throttled baseline hides one; the same of the host's time.
 #[test]
 fn times_that_are_too_long_decide_nothing_against_the_code() {
-    let with = |time: f64, change: fn(&mut kernelgate::record::Samples)| {
+    type Change = fn(&mut kernelgate::record::Samples);
+    let with = |time: f64, change: Change| {
         let mut run = run("1", &[("a", time)]);
         change(&mut run.cases.get_mut("a").unwrap().samples);
         run
@@ -198,7 +199,7 @@ fn times_that_are_too_long_decide_nothing_against_the_code() {
         (judged.verdict, judged.reason)
     };
     let plain = |time| with(time, |_| {});
-    let long: [(fn(&mut kernelgate::record::Samples), Doubt); 2] = [
+    let long: [(Change, Doubt); 2] = [
         (|samples| samples.throttled = 1, Doubt::Throttled),
         (|samples| samples.host_bound = true, Doubt::HostBound),
     ];
@@ -209,7 +210,7 @@ fn times_that_are_too_long_decide_nothing_against_the_code() {
         assert_eq!(verdict(&with(1e6, change), &plain(1.5e6)), (Verdict::Regressed, None));
         assert_eq!(verdict(&plain(1e6), &with(1e6, change)), (Verdict::Unchanged, None));
     }
-    let host: fn(&mut kernelgate::record::Samples) = |samples| samples.host_bound = true;
+    let host: Change = |samples| samples.host_bound = true;
     assert_eq!(verdict(&with(1e6, host), &with(1.5e6, host)), (Verdict::Regressed, None));
 }
 
