@@ -20,7 +20,7 @@ fn bench_baseline_and_gate() {
         &[
             CASE,
             "fixture/spin/n128_none/cpu/hot",
-            "skipped 2: cpu/never supports nothing",
+            "2 combinations left out that their implementation does not compute",
             "saved as baseline `a`",
         ],
     );

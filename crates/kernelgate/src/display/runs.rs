@@ -46,8 +46,20 @@ const REMARKS: [Remark; 5] = [
 pub fn text(runs: &[Run]) -> String {
     let table = table(runs);
     let mut out = if table.is_empty() { "no case was timed".to_owned() } else { table.text() };
-    for (reason, ids) in skips_by_reason(runs) {
-        let _ = write!(out, "\nskipped {}: {reason}: {}", ids.len(), shorten(&ids));
+    // Where nothing ran, that is why.
+    let every = table.is_empty();
+    for (reason, ids) in skips_by_reason(runs, every) {
+        let _ = write!(out, "\nskipped {}: {reason}", ids.len());
+        if ids.len() <= SHOWN {
+            let _ = write!(out, ": {}", ids.join(", "));
+        }
+    }
+    let unsupported: usize = runs.iter().map(|run| run.unsupported.len()).sum();
+    if unsupported > 0 && !every {
+        let _ = write!(
+            out,
+            "\n{unsupported} combinations left out that their implementation does not compute"
+        );
     }
     let shares =
         runs.iter().flat_map(|run| run.cases.values()).filter_map(|case| case.samples.contention);
@@ -114,16 +126,22 @@ fn case_rate(case: &CaseRecord, elapsed_ns: f64) -> String {
     }
 }
 
-fn skips_by_reason(runs: &[Run]) -> BTreeMap<&str, Vec<&str>> {
+/// What was skipped here; with `every`, also what no machine can run.
+fn skips_by_reason(runs: &[Run], every: bool) -> BTreeMap<&str, Vec<&str>> {
     let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for (id, reason) in runs.iter().flat_map(|run| &run.skipped) {
-        grouped.entry(reason).or_default().push(id);
+    for run in runs {
+        let here = run.skipped.iter().filter(|(id, _)| every || !run.unsupported.contains(*id));
+        for (id, reason) in here {
+            grouped.entry(reason).or_default().push(id);
+        }
     }
     grouped
 }
 
+/// Most ids of one line.
+const SHOWN: usize = 3;
+
 fn shorten(ids: &[&str]) -> String {
-    const SHOWN: usize = 3;
     let mut text = ids[..ids.len().min(SHOWN)].join(", ");
     if ids.len() > SHOWN {
         let _ = write!(text, " and {} more", ids.len() - SHOWN);
