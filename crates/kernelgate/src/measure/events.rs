@@ -42,6 +42,8 @@ const ATTEMPTS: u64 = 4;
 const FLUSH: u64 = 2;
 /// Intervals whose median is a figure of the calibration.
 const CALIBRATIONS: usize = 31;
+/// Bursts of so many spins, whose last readings of the device's timer are averaged.
+const CALIBRATION_BURSTS: usize = 16;
 /// Empty kernels in a row, twice: the difference is what one more costs.
 const FEW: usize = 20;
 const MANY: usize = 60;
@@ -135,23 +137,21 @@ impl EventTimer {
         })
     }
 
-    /// What events read around a spin beyond what it spent by the device's own timer: the mean over
-    /// enough repetitions, nanoseconds. On some cards that timer steps by a microsecond; a mean of
+    /// What events read around a spin beyond what it spent by the device's own timer, nanoseconds:
+    /// the median interval in bursts, which are how samples are taken, less the mean of what the
+    /// last spins of the bursts report. On some cards that timer steps by a microsecond; a mean of
     /// readings that begin anywhere in a step is exact to a small part of one.
     fn beyond_spin_ns(
         &mut self,
         spin: &Spin,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<f64, BackendError> {
-        let mut beyond_ns = Vec::with_capacity(CALIBRATIONS);
-        for _ in 0..CALIBRATIONS {
-            let interval_ns = self.burst(1, Cache::Hot, 1, launch)?.intervals_ns[0];
-            beyond_ns.push(interval_ns - spin.spent_ns()? as f64);
+        let (mut intervals_ns, mut spent_ns) = (Vec::new(), 0.0);
+        for _ in 0..CALIBRATION_BURSTS {
+            intervals_ns.extend(self.burst(CALIBRATIONS, Cache::Hot, 1, launch)?.intervals_ns);
+            spent_ns += spin.spent_ns()? as f64;
         }
-        // A single burst that something held up is not typical.
-        beyond_ns.sort_by(f64::total_cmp);
-        let kept = &beyond_ns[CALIBRATIONS / 10..CALIBRATIONS - CALIBRATIONS / 10];
-        Ok(kept.iter().sum::<f64>() / kept.len() as f64)
+        Ok(stats::median(&intervals_ns) - spent_ns / CALIBRATION_BURSTS as f64)
     }
 
     /// The interval around so many commands: median over enough repetitions, nanoseconds.
