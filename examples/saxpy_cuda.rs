@@ -1,9 +1,6 @@
-//! Your own CUDA kernel under kernelgate: `saxpy.cu` beside this file, with its reference, its work
-//! and its launch.
-//!
-//! `cargo run --release --example saxpy_cuda -- --bench` verifies, times and records it on a GPU.
-//! In a package of your own this file is `benches/saxpy.rs`, with `[[bench]] name = "saxpy"`,
-//! `harness = false` in Cargo.toml, and `cargo bench` runs it.
+//! Your own CUDA kernel under kernelgate: `saxpy.cu` beside this file, its reference, its work, its
+//! launch. `cargo run --release --example saxpy_cuda -- --bench` runs it on a GPU. In your package
+//! this file is `benches/saxpy.rs`, with `[[bench]] name = "saxpy"`, `harness = false`.
 
 use std::process::ExitCode;
 
@@ -24,9 +21,8 @@ impl Problem for Saxpy {
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
-        let out: Vec<f64> =
-            pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y)).collect();
-        vec![Expected::all("out", [self.n], out)]
+        let out = pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y));
+        vec![Expected::all("out", [self.n], out.collect::<Vec<f64>>())]
     }
 
     fn work(&self) -> Work {
@@ -55,13 +51,10 @@ const SAXPY: Workload<Saxpy> = Workload {
 };
 
 /// The kernel: its file, symbol, threads a block and blocks.
+const SOURCE: cuda::Source = cuda::Source::new("saxpy", include_str!("saxpy.cu"));
 const THREADS: usize = 256;
-const KERNEL: cuda::KernelSpec<Saxpy> = cuda::KernelSpec::new(
-    cuda::Source::new("saxpy", include_str!("saxpy.cu")),
-    "saxpy",
-    THREADS,
-    |saxpy| [saxpy.n.div_ceil(THREADS), 1, 1],
-);
+const KERNEL: cuda::KernelSpec<Saxpy> =
+    cuda::KernelSpec::new(SOURCE, "saxpy", THREADS, |saxpy| [saxpy.n.div_ceil(THREADS), 1, 1]);
 
 /// How it is computed: one row an implementation.
 const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
@@ -71,17 +64,12 @@ const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
     prepare: Prepare::Cuda(|problem, inputs, device| {
         let kernel = KERNEL.load(device, problem)?;
         let upload = |name| device.upload(inputs.tensor(name).as_bytes());
-        let (x, y, n) = (upload("x")?, upload("y")?, problem.n);
-        let out = cuda::Output::new(device, "out", [n], Dtype::F32)?;
+        let (x, y, n) = (upload("x")?, upload("y")?, problem.n as i64);
+        let out = cuda::Output::new(device, "out", [problem.n], Dtype::F32)?;
         let inputs = cuda::inputs([("x", &x), ("y", &y)]);
         Ok(cuda::CudaTask::new(device, inputs, vec![out], move |outputs| {
-            kernel.launch(&[
-                A.into(),
-                (&x).into(),
-                (&y).into(),
-                outputs[0].argument(),
-                (n as i64).into(),
-            ])
+            let out = outputs[0].argument();
+            kernel.launch(&[A.into(), (&x).into(), (&y).into(), out, n.into()])
         }))
     }),
 }];

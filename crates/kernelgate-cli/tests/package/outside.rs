@@ -85,7 +85,8 @@ impl Outside {
 }
 
 /// Whether the process still runs, four seconds from now, whose id a hostile bench left in the file
-/// `pid`. One that was killed takes a moment to be gone; one that nobody has waited for yet is gone.
+/// `pid`. One that was killed takes a moment to be gone; one that nobody has waited for yet is
+/// gone.
 pub fn is_alive(outside: &Outside) -> bool {
     let pid = std::fs::read_to_string(outside.path("pid")).unwrap();
     let runs = || {

@@ -59,8 +59,8 @@ impl Symmetry {
         Some(changed)
     }
 
-    /// Outputs for the changed inputs as they would be for the inputs as they were; `None` where the
-    /// symmetry does not know one of them.
+    /// Outputs for the changed inputs as they would be for the inputs as they were; `None` where
+    /// the symmetry does not know one of them.
     pub fn undone(self, outputs: &Tensors) -> Option<Tensors> {
         let mut undone = Tensors::new();
         for (name, output) in outputs.iter() {
@@ -81,8 +81,8 @@ impl Symmetry {
     }
 }
 
-/// Checks that the symmetries of a problem hold. For the tests of a workload, at a small shape whose
-/// reference holds every row. Returns how many symmetries there were to check.
+/// Checks that the symmetries of a problem hold. For the tests of a workload, at a small shape
+/// whose reference holds every row. Returns how many symmetries there were to check.
 ///
 /// # Errors
 /// The first output that is further away than `tolerated`, relative to its largest value.

@@ -94,8 +94,8 @@ fn bandwidth(
     })
 }
 
-/// The fastest of the algorithms that cuBLASLt proposes, operations a second, and the SM clock, MHz;
-/// `None` where the library is missing.
+/// The fastest of the algorithms that cuBLASLt proposes, operations a second, and the SM clock,
+/// MHz; `None` where the library is missing.
 fn matmul(
     events: &mut EventTimer,
     operands: Operands,
