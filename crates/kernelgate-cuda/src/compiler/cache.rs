@@ -37,7 +37,7 @@ pub fn compile_anew(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> 
 
 /// Where the machine code of a build is kept; none where there is no cache.
 fn path(build: &Build, arch: &str) -> Result<Option<PathBuf>, CompileError> {
-    let name = format!("{:016x}.cubin", key(build, arch, &nvrtc::identity()?));
+    let name = format!("{:016x}.cubin", key(build, arch, nvrtc::identity()?));
     Ok(folder().map(|folder| folder.join(name)))
 }
 

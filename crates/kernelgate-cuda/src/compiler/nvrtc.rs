@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString, c_char};
 use std::ptr;
+use std::sync::OnceLock;
 
 use cudarc::nvrtc::sys;
 
@@ -57,21 +58,25 @@ pub fn version() -> Result<(i32, i32), CompileError> {
 }
 
 /// Which NVRTC this is: its version and, where the system tells, size and time of its file. Builds
-/// of one version differ in what they generate.
+/// of one version differ in what they generate. Found out once a process.
 ///
 /// # Errors
 /// When NVRTC is missing.
-pub fn identity() -> Result<String, CompileError> {
+pub fn identity() -> Result<&'static str, CompileError> {
+    static IDENTITY: OnceLock<String> = OnceLock::new();
     let (major, minor) = version()?;
-    let file = library::loaded_file("libnvrtc.so").and_then(|path| std::fs::metadata(path).ok());
-    let modified = |file: &std::fs::Metadata| {
-        let since = file.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
-        Some(since.as_secs())
-    };
-    Ok(match file {
-        Some(file) => format!("{major}.{minor} {} {:?}", file.len(), modified(&file)),
-        None => format!("{major}.{minor}"),
-    })
+    Ok(IDENTITY.get_or_init(|| {
+        let path = library::loaded_file("libnvrtc.so");
+        let file = path.and_then(|path| std::fs::metadata(path).ok());
+        let modified = |file: &std::fs::Metadata| {
+            let since = file.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
+            Some(since.as_secs())
+        };
+        match file {
+            Some(file) => format!("{major}.{minor} {} {:?}", file.len(), modified(&file)),
+            None => format!("{major}.{minor}"),
+        }
+    }))
 }
 
 /// Compiles a build for a real architecture such as `sm_90a`.

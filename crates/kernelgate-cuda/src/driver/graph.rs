@@ -41,8 +41,10 @@ impl Graph {
         times: u64,
         mut launch: impl FnMut() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
-        let pair = Self::capture(device, || launch().and_then(|()| launch()))?;
-        let overlapping = times > 1 && pair.programmatic_edges()? > 0;
+        let overlapping = times > 1 && {
+            let pair = Self::capture(device, || launch().and_then(|()| launch()))?;
+            pair.programmatic_edges()? > 0
+        };
         let stream = device.stream();
         Self::capture(device, || {
             for iteration in 0..times {

@@ -47,9 +47,7 @@ impl SetAside {
         if most_kept == 0 || most_window == 0 {
             return Err(none());
         }
-        let tell =
-            || context.get_limit(LIMIT).map_err(|error| failed("tell the set-aside of L2", &error));
-        let before = tell()?;
+        let before = set_aside(device)?;
         context.set_limit(LIMIT, bytes.min(most_kept)).map_err(|error| match error {
             DriverError(sys::CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT) => none(),
             error => failed("set L2 aside", &error),
@@ -60,7 +58,7 @@ impl SetAside {
             room: Room { kept: 0, window: most_window },
             before,
         };
-        taken.room.kept = tell()?;
+        taken.room.kept = set_aside(device)?;
         if taken.room.kept == 0 { Err(none()) } else { Ok(taken) }
     }
 
@@ -84,29 +82,24 @@ pub fn set_aside(device: &Device) -> Result<usize, BackendError> {
 /// # Errors
 /// When the driver fails.
 pub fn reset(device: &Device) -> Result<(), BackendError> {
-    match device.context().set_limit(LIMIT, 0) {
-        Ok(()) => {}
+    match give_back(device.context(), 0) {
         // Before compute capability 8, on a MIG slice, under MPS: there is nothing to give back.
-        Err(DriverError(sys::CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT)) => return Ok(()),
-        Err(error) => return Err(failed("give back the set-aside of L2", &error)),
+        Err(DriverError(sys::CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT)) => Ok(()),
+        given => given.map_err(|error| failed("give back the set-aside of L2", &error)),
     }
-    // SAFETY: setting the limit made the context, alive through `device`, this thread's; no memory
-    // is involved.
-    unsafe { sys::cuCtxResetPersistingL2Cache() }
-        .result()
-        .map_err(|error| failed("release the lines kept in L2", &error))
+}
+
+/// Sets as many bytes aside as before, and releases the lines that are kept.
+fn give_back(context: &CudaContext, before: usize) -> Result<(), DriverError> {
+    context.set_limit(LIMIT, before)?;
+    // SAFETY: setting the limit made the context this thread's; no memory is involved.
+    unsafe { sys::cuCtxResetPersistingL2Cache() }.result()
 }
 
 impl Drop for SetAside {
     fn drop(&mut self) {
         // A broken context refuses, and the process then ends anyway.
-        // SAFETY: the limit is set first, which makes the context, alive through `self`, this
-        // thread's; no memory is involved.
-        unsafe {
-            if self.context.set_limit(LIMIT, self.before).is_ok() {
-                let _ = sys::cuCtxResetPersistingL2Cache();
-            }
-        }
+        let _ = give_back(&self.context, self.before);
     }
 }
 
