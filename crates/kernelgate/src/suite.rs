@@ -92,11 +92,7 @@ pub fn suite<P: Problem>(
     workload: &'static Workload<P>,
     implementations: impl IntoIterator<Item = &'static Implementation<P>>,
 ) -> Box<dyn Suite> {
-    Box::new(Typed {
-        workload,
-        implementations: implementations.into_iter().collect(),
-        scan: AxisScan { lines: &[], rows: &[] },
-    })
+    suite_with_scan(workload, implementations, AxisScan { lines: &[], rows: &[] })
 }
 
 /// The same with a scan along axes.
@@ -163,13 +159,13 @@ impl<P: Problem> Suite for Typed<P> {
     }
 
     fn scan_rows(&self, effort: Effort, point: &Point) -> Option<&'static [&'static str]> {
-        let whole = |point: &Point| {
-            let points = self.workload.points(effort, Scale::Accelerator, &[]);
-            points.is_ok_and(|points| points.contains(point))
-        };
-        let scanned = axis::expand(self.workload.axes, self.scan.lines, &[]);
-        let scanned = scanned.is_ok_and(|points| points.contains(point));
-        (effort != Effort::Thorough && scanned && !whole(point)).then_some(self.scan.rows)
+        if effort == Effort::Thorough || self.scan.lines.is_empty() {
+            return None;
+        }
+        let among = |points: Result<Vec<Point>, _>| points.is_ok_and(|all| all.contains(point));
+        let scanned = among(axis::expand(self.workload.axes, self.scan.lines, &[]));
+        let whole = among(self.workload.points(effort, Scale::Accelerator, &[]));
+        (scanned && !whole).then_some(self.scan.rows)
     }
 
     fn bind(&self, point: &Point) -> Result<Box<dyn BoundProblem + '_>, AxisError> {

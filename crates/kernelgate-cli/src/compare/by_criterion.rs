@@ -16,9 +16,10 @@ use crate::benches::criterion::store::{self, StoredCase};
 use crate::benches::criterion::{self, IMPLEMENTATION, LIST, Listed, SAMPLES};
 use kernelgate::harness::filter::Filter;
 use kernelgate::measure::contention::CpuTime;
-use kernelgate::record::run::{VerificationRecord, WorkRecord};
 use kernelgate::record::text::{check_plain, one_line};
 use kernelgate::record::{CaseRecord, Provenance, Run, Samples, TrialSampling};
+use kernelgate::verify::OutputComparison;
+use kernelgate::workload::Work;
 
 /// Exit code of a Rust program that panicked.
 const PANICKED: i32 = 101;
@@ -173,17 +174,9 @@ fn record(case: &StoredCase, added_ns: f64, contention: Option<f64>) -> CaseReco
         problem: BTreeMap::new(),
         implementation: IMPLEMENTATION.to_owned(),
         cache: "hot".to_owned(),
-        work: WorkRecord { flops: BTreeMap::new(), read_bytes: 0, write_bytes: 0 },
+        work: (&Work::default()).into(),
         limit: None,
-        verification: VerificationRecord {
-            max_error: 0.0,
-            relative_l2: 0.0,
-            checked: 0,
-            total: 0,
-            digest: None,
-            after: None,
-            by: None,
-        },
+        verification: OutputComparison::default().into(),
         samples: Samples {
             elapsed_ns: elapsed_ns.collect(),
             launches: case.iterations.clone(),

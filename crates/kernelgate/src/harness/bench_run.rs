@@ -67,6 +67,7 @@ pub fn bench(
     run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
     progress.telemetry(&run.telemetry);
     let limits = run.limits.clone();
+    let references = References::at(store.references.clone(), run.executable.clone());
     let recorder = Recorder::start(run, path, flags.save_baseline.clone())?;
     recorder.exit_on_interrupt()?;
     let execution = Execution {
@@ -78,7 +79,7 @@ pub fn bench(
         recorder: Some(recorder.clone()),
         progress,
         lost: None,
-        references: Some(References::at(store.references.clone())),
+        references: Some(references),
         trial: None,
     };
     let run_all = || run_cases(execution, selection, store);

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use super::cases::Group;
 use super::guard;
-use super::references::References;
+use super::references::{self, References};
 use crate::record::environment::available_memory;
 use crate::record::run::InputChange;
 use crate::workload::{Expected, Symmetry, Tensor, Tensors};
@@ -125,16 +125,8 @@ impl ChangedInputs {
             return Ok(());
         }
         let made = guard::catch(|| {
-            let mut all = inputs.clone();
-            for (name, values) in self.values.iter() {
-                all.insert(name, values.clone());
-            }
-            let compute = || group.bound.problem().reference(&all);
             let names: Vec<&str> = self.values.iter().map(|(name, _)| name).collect();
-            match references {
-                Some(references) => references.get(group, seed, &names, compute),
-                None => compute(),
-            }
+            references::get(references, group, seed, &names, &inputs.replaced_by(&self.values))
         });
         self.expected = Some(made.map_err(|panic| format!("reference of other inputs: {panic}"))?);
         Ok(())

@@ -134,10 +134,10 @@ impl Execution<'_> {
         let started = Instant::now();
         let ready = match &self.lost {
             Some(lost) => Err(CaseError::Fail(lost.clone())),
-            None => match &self.trial {
-                Some(trial) => Ready::inputs(group, self.flags.seed, trial.inputs.as_deref()),
-                None => Ready::inputs(group, self.flags.seed, None),
-            },
+            None => {
+                let kept = self.trial.as_ref().and_then(|trial| trial.inputs.as_deref());
+                Ready::inputs(group, self.flags.seed, kept)
+            }
         };
         let ready = ready.and_then(|mut ready| {
             ready.references.clone_from(&self.references);

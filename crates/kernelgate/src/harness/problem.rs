@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::cases::{Case, Group};
 use super::changed_inputs::ChangedInputs;
-use super::references::References;
+use super::references::{self, References};
 use super::{guard, inputs, names};
 use crate::backend::{BackendError, Executable, Target};
 use crate::display;
@@ -103,11 +103,9 @@ impl Ready {
     /// When the workload panics.
     pub fn compute_reference(&mut self, group: &Group<'_>) -> Result<(), CaseError> {
         if !self.has_reference {
-            let compute = || group.bound.problem().reference(&self.inputs);
-            let expected = guard::catch(|| match &self.references {
-                Some(references) => references.get(group, self.seed, &[], compute),
-                None => compute(),
-            });
+            let kept = self.references.as_ref();
+            let expected =
+                guard::catch(|| references::get(kept, group, self.seed, &[], &self.inputs));
             self.expected = expected
                 .map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());

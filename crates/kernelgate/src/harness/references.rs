@@ -36,36 +36,35 @@ pub struct References {
     executable: Option<String>,
 }
 
-impl References {
-    /// In that folder, which is made when there is something to keep.
-    pub fn at(folder: PathBuf) -> Self {
-        let executable = std::env::current_exe().ok();
-        let executable = executable.and_then(|path| file::content_hash(&path).ok());
-        Self { folder, executable }
+/// The reference of a problem for `inputs`: those of that seed, or where `changed` names some, those
+/// with others in the place of these. Read where it is kept, else computed, and then kept.
+pub fn get(
+    kept: Option<&References>,
+    group: &Group<'_>,
+    seed: u64,
+    changed: &[&str],
+    inputs: &Tensors,
+) -> Vec<Expected> {
+    let path = kept.and_then(|kept| kept.path(group, seed, changed));
+    if let Some(expected) = path.as_deref().and_then(read) {
+        return expected;
     }
+    let started = Instant::now();
+    let expected = group.bound.problem().reference(inputs);
+    let worthwhile = started.elapsed() >= WORTHWHILE && bytes(&expected) <= MAX_BYTES;
+    if let Some((path, kept)) = path.zip(kept).filter(|_| worthwhile) {
+        // That it cannot be kept costs time, nothing else.
+        let _ = write(&path, &expected);
+        prune(&kept.folder, MAX_FOLDER_BYTES);
+    }
+    expected
+}
 
-    /// The reference of a problem's inputs of that seed, of which `changed` are others than those
-    /// of [`Problem::inputs`](crate::workload::Problem::inputs): read, or computed and kept.
-    pub fn get(
-        &self,
-        group: &Group<'_>,
-        seed: u64,
-        changed: &[&str],
-        compute: impl FnOnce() -> Vec<Expected>,
-    ) -> Vec<Expected> {
-        let path = self.path(group, seed, changed);
-        if let Some(kept) = path.as_deref().and_then(read) {
-            return kept;
-        }
-        let started = Instant::now();
-        let computed = compute();
-        let worthwhile = started.elapsed() >= WORTHWHILE;
-        if let Some(path) = path.filter(|_| worthwhile && bytes(&computed) <= MAX_BYTES) {
-            // That it cannot be kept costs time, nothing else.
-            let _ = write(&path, &computed);
-            prune(&self.folder, MAX_FOLDER_BYTES);
-        }
-        computed
+impl References {
+    /// In that folder, which is made when there is something to keep; `executable` is the content
+    /// hash of this one.
+    pub fn at(folder: PathBuf, executable: Option<String>) -> Self {
+        Self { folder, executable }
     }
 
     fn path(&self, group: &Group<'_>, seed: u64, changed: &[&str]) -> Option<PathBuf> {
@@ -105,25 +104,22 @@ fn write(path: &Path, expected: &[Expected]) -> std::io::Result<()> {
 }
 
 fn read(path: &Path) -> Option<Vec<Expected>> {
-    let all = tensors::read(path)?;
-    let mut content = Tensors::new();
-    for (name, tensor) in all.iter().filter(|(name, _)| *name != HASH) {
-        content.insert(name, tensor.clone());
-    }
-    if all.get(HASH)?.as_bytes() != verify::digest(&content).as_bytes() {
+    let mut all = tensors::read(path)?;
+    if all.take(HASH)?.as_bytes() != verify::digest(&all).as_bytes() {
         return None;
     }
-    let indices = |tensor: &Tensor| -> Vec<usize> {
+    let indices = |tensor: Tensor| -> Vec<usize> {
         tensor.to_f64(0, tensor.len()).into_iter().map(|index| index as usize).collect()
     };
+    let keys: Vec<String> = all.iter().map(|(key, _)| key.to_owned()).collect();
     let mut expected = Vec::new();
-    for (key, values) in content.iter() {
+    for key in keys {
         let Some((number, name)) = key.split_once(".values/") else { continue };
         expected.push(Expected {
             name: name.to_owned(),
-            shape: indices(content.get(&format!("{number}.shape"))?),
-            rows: content.get(&format!("{number}.rows")).map(indices),
-            values: values.data().clone(),
+            shape: indices(all.take(&format!("{number}.shape"))?),
+            rows: all.take(&format!("{number}.rows")).map(indices),
+            values: all.take(&key)?.into_data(),
         });
     }
     Some(expected)

@@ -67,6 +67,7 @@ pub fn carry_out(
     run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
     trial.spend("telemetry", clock);
     warn_of_delays(&run);
+    let references = References::at(store.references.clone(), run.executable.clone());
     let recorder = Recorder::start(run, request.record, None)?;
     recorder.exit_on_interrupt()?;
     let execution = Execution {
@@ -78,7 +79,7 @@ pub fn carry_out(
         recorder: Some(recorder.clone()),
         progress: BenchProgress::new(flags, selection.count()),
         lost: None,
-        references: Some(References::at(store.references.clone())),
+        references: Some(references),
         trial: Some(trial),
     };
     let (exit, spent_s) = run_cases(execution, selection, store)?;

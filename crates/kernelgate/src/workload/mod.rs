@@ -40,12 +40,7 @@ pub trait Problem: Send + Sync + 'static {
     /// Other values of these inputs, drawn from the seed. A workload that draws much and is asked
     /// for little may do less than the whole of [`Self::inputs`].
     fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
-        let all = self.inputs(seed);
-        let mut redrawn = Tensors::new();
-        for (name, tensor) in all.iter().filter(|(name, _)| names.contains(name)) {
-            redrawn.insert(name, tensor.clone());
-        }
-        redrawn
+        self.inputs(seed).only(names)
     }
 
     /// Operations and fewest bytes of one execution.

@@ -271,6 +271,22 @@ impl Tensors {
         self.0.insert(name.to_owned(), Arc::new(tensor));
     }
 
+    /// Takes a tensor out, if there is one of that name.
+    pub fn take(&mut self, name: &str) -> Option<Tensor> {
+        self.0.remove(name).map(Arc::unwrap_or_clone)
+    }
+
+    /// Those of these names; shared, not copied.
+    pub fn only(&self, names: &[&str]) -> Self {
+        let named = self.0.iter().filter(|(name, _)| names.contains(&name.as_str()));
+        Self(named.map(|(name, tensor)| (name.clone(), Arc::clone(tensor))).collect())
+    }
+
+    /// These with `others` in the place of those of the same names; shared, not copied.
+    pub fn replaced_by(&self, others: &Self) -> Self {
+        Self(self.0.clone().into_iter().chain(others.0.clone()).collect())
+    }
+
     /// The tensor of that name, if there is one.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.0.get(name).map(Arc::as_ref)
