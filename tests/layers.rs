@@ -40,6 +40,7 @@ const CRATES: &[Rules] = &[
             ("nvtx", &["observe/range.rs"]),
             ("libloading", &["library.rs"]),
             ("object", &["compiler/cubin.rs"]),
+            ("rayon", &["driver/staging.rs"]),
         ],
     },
     Rules {

@@ -13,6 +13,7 @@ use cudarc::nvrtc::Ptx;
 
 use super::buffer::{Buffer, short as out_of_memory};
 use super::kernel::Kernel;
+use super::staging::Staging;
 use super::status::{describe, failed};
 use super::wait;
 use crate::BackendError;
@@ -88,6 +89,7 @@ pub struct Device {
     marker: CudaEvent,
     timeout: Duration,
     modules: Mutex<BTreeMap<Build, Arc<CudaModule>>>,
+    staging: Arc<Staging>,
 }
 
 /// Number of GPUs that the driver finds.
@@ -161,7 +163,9 @@ impl Device {
         let marker = context
             .new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING))
             .map_err(failed("make an event"))?;
-        Ok(Arc::new(Self { facts, context, stream, marker, timeout, modules: Mutex::default() }))
+        let staging = Arc::new(Staging::new(Arc::clone(&context)));
+        let modules = Mutex::default();
+        Ok(Arc::new(Self { facts, context, stream, marker, timeout, modules, staging }))
     }
 
     /// What the GPU is.
@@ -256,7 +260,7 @@ impl Device {
             DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => short(),
             error => failed("allocate memory", &error),
         })?;
-        Ok(Buffer::new(slice))
+        Ok(Buffer::new(slice, Arc::clone(&self.staging)))
     }
 
     /// Device memory with these bytes.

@@ -9,6 +9,7 @@ pub mod kernel;
 pub mod mailbox;
 pub mod memory;
 pub mod persistence;
+mod staging;
 mod status;
 mod wait;
 pub mod window;

@@ -82,8 +82,8 @@ pub struct Flags {
     /// Verify every case and run it once, without timing
     #[arg(long, conflicts_with = "profile_time")]
     pub test: bool,
-    /// Time briefly: Criterion's quick mode, with effort quick
-    #[arg(long, conflicts_with = "sample_size")]
+    /// Time briefly: effort quick, without plots
+    #[arg(long)]
     pub quick: bool,
     /// Save the results as Criterion's baseline and as baselines/DEVICE/NAME.json
     #[arg(
@@ -358,12 +358,18 @@ pub type OwnFlags = Vec<(&'static str, String)>;
 /// `None` when it has none of ours.
 ///
 /// Values of a repeated flag are joined by spaces, delays by commas. A flag without a value stays,
-/// for the parser to complain about.
+/// for the parser to complain about. `--quick` becomes our effort: Criterion's own quick mode takes
+/// 0.1 s a case or more, and doubles its launches until they agree.
 pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags)> {
     let (mut rest, mut own) = (Vec::new(), OwnFlags::new());
+    let mut quick = false;
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         let text = argument.to_string_lossy();
+        if text == "--quick" {
+            quick = true;
+            continue;
+        }
         let (flag, value) = match text.split_once('=') {
             Some((flag, value)) => (flag, Some(value.to_owned())),
             None => (text.as_ref(), None),
@@ -395,7 +401,11 @@ pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags
             None => own.push((variable, value)),
         }
     }
-    (!own.is_empty()).then_some((rest, own))
+    const EFFORT: &str = "KERNELGATE_EFFORT";
+    if quick && own.iter().all(|(name, _)| *name != EFFORT) {
+        own.push((EFFORT, "quick".to_owned()));
+    }
+    (quick || !own.is_empty()).then_some((rest, own))
 }
 
 #[cfg(test)]
@@ -452,7 +462,7 @@ mod tests {
             .map(Into::into)
             .collect();
         let (rest, own) = take_own_flags(&arguments).unwrap();
-        assert_eq!(rest, ["x", "--quick", "--bench"]);
+        assert_eq!(rest, ["x", "--bench"]);
         assert_eq!(
             own,
             [
@@ -461,6 +471,8 @@ mod tests {
             ]
         );
         assert_eq!(take_own_flags(&rest), None);
+        let (rest, own) = take_own_flags(&["x".into(), "--quick".into()]).unwrap();
+        assert_eq!((rest, own), (vec!["x".into()], vec![("KERNELGATE_EFFORT", "quick".into())]));
         assert_eq!(take_own_flags(&["--axis".into()]), None);
         assert_eq!(take_own_flags(&["--effort".into(), "--bench".into()]), None);
     }

@@ -1,5 +1,7 @@
 //! `cargo bench`: every selected case verified, timed and recorded.
 
+use std::time::Instant;
+
 use super::args::Flags;
 use super::cases::Selection;
 use super::error::HarnessError;
@@ -9,7 +11,7 @@ use super::progress::BenchProgress;
 use super::recorder::Recorder;
 use super::references::References;
 use super::session::Session;
-use super::{saving, terse, trial};
+use super::{saving, spent, terse, trial};
 use crate::backend::BackendKind;
 use crate::display;
 use crate::exit::Exit;
@@ -29,6 +31,8 @@ pub fn bench(
     (selection, effort): (&Selection<'_>, Effort),
     store: &Store,
 ) -> Result<(Exit, Run), HarnessError> {
+    let started = Instant::now();
+    let opening = spent::on("open");
     let target = flags.wanted().open(place)?;
     let environment = Environment::of(&target);
     let progress = BenchProgress::new(flags, selection.count());
@@ -53,6 +57,8 @@ pub fn bench(
         .transpose()?;
     // Before the limits: a folder that cannot be written should not cost two seconds.
     file::write(&path, &run)?;
+    drop(opening);
+    let ceilings = spent::on("ceilings");
     let works: Vec<Work> =
         selection.groups.iter().map(|group| group.bound.problem().work()).collect();
     let mut timer = Timer::new(&target)?;
@@ -60,6 +66,7 @@ pub fn bench(
         Timer::Wall(_) => Limits::measure_cpu(&works),
         Timer::Events(events) => Limits::measure_cuda(events, &works)?,
     };
+    drop(ceilings);
     progress.limits(&run.limits);
     trial::warn_of_delays(&run);
     // After the limits: a card that has just worked shows the clock it works at.
@@ -83,7 +90,10 @@ pub fn bench(
         trial: None,
     };
     let run_all = || run_cases(execution, selection, store);
-    let (exit, _) = if terse::is_set() { terse::without_output(run_all)? } else { run_all()? };
+    let exit = if terse::is_set() { terse::without_output(run_all)? } else { run_all()? };
+    let spent_s = spent::take();
+    BenchProgress::new(flags, 0).spent(&spent_s, started.elapsed());
+    recorder.add_spent(spent_s, started.elapsed());
     recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
     let saved = flags.save_baseline.as_deref().filter(|_| !recorder.run().cases.is_empty());
     if flags.output_format == "criterion" || terse::is_set() {

@@ -29,6 +29,7 @@ mod references;
 mod sample;
 mod saving;
 mod session;
+mod spent;
 mod stored;
 mod terse;
 mod timing;

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use super::cases::{Case, Group};
 use super::changed_inputs::ChangedInputs;
 use super::references::{self, References};
-use super::{guard, inputs, names};
+use super::{guard, inputs, names, spent};
 use crate::backend::{BackendError, Executable, Target};
 use crate::display;
 use crate::record::environment::available_memory;
 use crate::record::run::VerificationRecord;
 use crate::record::tensors;
-use crate::verify::{self, OutputComparison, VerifyError, verify};
+use crate::verify::{self, OutputComparison, VerifyError};
 use crate::workload::{Expected, Tensors, Tolerance};
 
 /// Inputs and reference of a problem.
@@ -72,6 +72,7 @@ impl Ready {
                 display::bytes(available)
             )));
         }
+        let _activity = spent::on("inputs");
         let made = guard::catch(|| {
             let path = kept.map(|folder| inputs::path(folder, group));
             let inputs = path.as_deref().and_then(tensors::read).unwrap_or_else(|| {
@@ -129,9 +130,9 @@ impl Ready {
         known: Option<VerificationRecord>,
     ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), CaseError> {
         let known_digest = known.as_ref().and_then(|known| known.digest.as_deref());
+        let _activity = spent::on("verify");
         let launched = guard::catch(|| {
-            let mut executable =
-                group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
+            let mut executable = self.prepare(group, case, target)?;
             let outcome = timed_digest(executable.as_mut(), known_digest);
             keep_if_lost(executable, outcome.map_err(VerifyError::from))
         });
@@ -141,10 +142,32 @@ impl Ready {
             return Ok((executable, known, launch));
         }
         self.compute_reference(group)?;
-        let compared =
-            guard::catch(|| verify::compare(executable.outputs()?, &self.expected, self.tolerance));
+        let compared = guard::catch(|| {
+            verify::compare(outputs(executable.as_mut())?, &self.expected, self.tolerance)
+        });
         let comparison = compared.map_err(CaseError::Fail)?.map_err(case_error)?;
         Ok((executable, VerificationRecord { digest: Some(digest), ..comparison.into() }, launch))
+    }
+
+    fn prepare(
+        &self,
+        group: &Group<'_>,
+        case: &Case,
+        target: &Target,
+    ) -> Result<Box<dyn Executable>, BackendError> {
+        let _activity = spent::on("prepare");
+        group.bound.prepare(case.index, Arc::clone(&self.inputs), target)
+    }
+
+    /// As [`verify::verify`].
+    fn launch_and_compare(
+        &self,
+        executable: &mut dyn Executable,
+    ) -> Result<OutputComparison, VerifyError> {
+        verify::launch_on_poison(executable)?;
+        let outputs = outputs(executable)?;
+        let _activity = spent::on("compare");
+        verify::compare(outputs, &self.expected, self.tolerance)
     }
 
     /// Prepares an implementation and verifies it.
@@ -157,10 +180,10 @@ impl Ready {
         case: &Case,
         target: &Target,
     ) -> Result<(Box<dyn Executable>, OutputComparison), CaseError> {
+        let _activity = spent::on("verify");
         let verified = guard::catch(|| {
-            let mut executable =
-                group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
-            let compared = verify(executable.as_mut(), &self.expected, self.tolerance);
+            let mut executable = self.prepare(group, case, target)?;
+            let compared = self.launch_and_compare(executable.as_mut());
             keep_if_lost(executable, compared)
         });
         verified.map_err(CaseError::Fail)?.map_err(case_error)
@@ -184,6 +207,15 @@ fn timed_digest(
     };
     let (digest, launch) = launch_on_poison()?;
     if Some(digest.as_str()) == known { Ok((digest, launch)) } else { launch_on_poison() }
+}
+
+/// The outputs of an executable, on the host.
+///
+/// # Errors
+/// When they cannot be copied, or a launch failed.
+pub fn outputs(executable: &mut dyn Executable) -> Result<&Tensors, BackendError> {
+    let _activity = spent::on("outputs");
+    executable.outputs()
 }
 
 /// What was made, besides the outcome; left alone when the device is lost: to free what a hung

@@ -1,8 +1,10 @@
 //! The record of a bench process while it grows: saved after every case, so that a crash or Ctrl-C
 //! loses none that had finished.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::error::HarnessError;
 use crate::exit::Exit;
@@ -61,12 +63,11 @@ impl Recorder {
         self.update(|run| drop(run.failed.insert(id.to_owned(), error.to_owned())))
     }
 
-    /// Adds where the time went; written with what follows.
-    pub fn add_spent(&self, spent_s: impl IntoIterator<Item = (&'static str, f64)>) {
-        self.lock()
-            .run
-            .spent_s
-            .extend(spent_s.into_iter().map(|(activity, seconds)| (activity.to_owned(), seconds)));
+    /// Adds where the time went, seconds by activity, and the whole; written with what follows.
+    pub fn add_spent(&self, spent_s: BTreeMap<&'static str, f64>, whole: Duration) {
+        let all = spent_s.into_iter().chain([("whole", whole.as_secs_f64())]);
+        let named = all.map(|(activity, seconds)| (activity.to_owned(), seconds));
+        self.lock().run.spent_s.extend(named);
     }
 
     /// Marks the run complete, with a last reading of the GPU.

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::cases::Group;
+use super::spent;
 use crate::record::{file, tensors};
 use crate::verify;
 use crate::workload::{Data, Expected, Tensor, Tensors};
@@ -46,9 +47,12 @@ pub fn get(
     inputs: &Tensors,
 ) -> Vec<Expected> {
     let path = kept.and_then(|kept| kept.path(group, seed, changed));
+    let reading = spent::on("references read");
     if let Some(expected) = path.as_deref().and_then(read) {
         return expected;
     }
+    drop(reading);
+    let _activity = spent::on("references");
     let started = Instant::now();
     let expected = group.bound.problem().reference(inputs);
     let worthwhile = started.elapsed() >= WORTHWHILE && bytes(&expected) <= MAX_BYTES;

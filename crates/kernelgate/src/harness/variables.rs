@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use clap::Command;
 
 /// Every variable that something here reads.
-const KNOWN: [&str; 17] = [
+const KNOWN: [&str; 18] = [
     "KERNELGATE_AXIS",
     "KERNELGATE_BACKEND",
     "KERNELGATE_CACHE",
@@ -16,6 +16,7 @@ const KNOWN: [&str; 17] = [
     "KERNELGATE_DELAY",
     "KERNELGATE_DEVICE",
     "KERNELGATE_EFFORT",
+    "KERNELGATE_LINE_INFO",
     "KERNELGATE_PYTHON",
     "KERNELGATE_REQUEST",
     "KERNELGATE_REQUIRE_GPU",

@@ -246,9 +246,14 @@ impl EventTimer {
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Option<Batch>, BackendError> {
-        let burst = self.burst(5, Cache::Hot, commands, launch)?;
-        let launch_ns = stats::median(&burst.intervals_ns) - self.overhead.around_launch_ns;
+        let mut typical_ns = |count: usize| -> Result<f64, BackendError> {
+            let burst = self.burst(count, Cache::Hot, commands, launch)?;
+            Ok(stats::median(&burst.intervals_ns) - self.overhead.around_launch_ns)
+        };
         let short = if commands > 1 { GRAPH_NS } else { SHORT_NS };
+        // One launch says enough of what is far from short.
+        let first_ns = typical_ns(1)?;
+        let launch_ns = if first_ns > 50.0 * short { first_ns } else { typical_ns(5)? };
         if launch_ns >= short || (cache == Cache::Cold && commands <= 1) {
             return Ok(None);
         }

@@ -212,7 +212,9 @@ fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
         let rows = one.rows.as_ref().map_or(in_shape, Vec::len);
         let held = match &one.values {
             Data::F64(values) => {
-                if let Some(at) = values.par_iter().position_first(|value| !value.is_finite()) {
+                let finite = |piece: &[f64]| piece.iter().fold(true, |all, x| all & x.is_finite());
+                if !values.par_chunks(PIECE).all(finite) {
+                    let at = values.iter().position(|value| !value.is_finite()).unwrap_or(0);
                     return Err(error(format!("value {at} is {}", values[at])));
                 }
                 values.len()
@@ -291,13 +293,7 @@ fn compare_rows(
         Data::I8(values) => {
             let found: Vec<Differences> = pieces(expected, values)
                 .par_iter()
-                .map(|piece| {
-                    Differences::of(
-                        piece.from,
-                        &output.to_f64(piece.from, piece.expected.len()),
-                        piece.expected,
-                    )
-                })
+                .map(|piece| Differences::of(output, piece))
                 .collect();
             let checked = values.len() as u64;
             match found.iter().find_map(|differences| differences.first) {
@@ -313,16 +309,8 @@ fn compare_rows(
             }
         }
         Data::F64(values) => {
-            let parts: Vec<Sums> = pieces(expected, values)
-                .par_iter()
-                .map(|piece| {
-                    Sums::of(
-                        piece.from,
-                        &output.to_f64(piece.from, piece.expected.len()),
-                        piece.expected,
-                    )
-                })
-                .collect();
+            let parts: Vec<Sums> =
+                pieces(expected, values).par_iter().map(|piece| Sums::of(output, piece)).collect();
             // In order, so that the thread count changes no bit of the result.
             let sums = parts.into_iter().fold(Sums::default(), Sums::plus);
             let (max_error, relative_l2) = sums.errors();
@@ -357,7 +345,11 @@ fn check_finite(name: &str, output: &Tensor) -> Result<(), VerifyError> {
     let found: Vec<(u64, Option<usize>)> = starts
         .par_iter()
         .map(|&from| {
-            let values = output.to_f64(from, PIECE.min(output.len() - from));
+            let len = PIECE.min(output.len() - from);
+            if output.all_finite(from, len) {
+                return (0, None);
+            }
+            let values = output.to_f64(from, len);
             let count = values.iter().filter(|value| !value.is_finite()).count() as u64;
             (count, values.iter().position(|value| !value.is_finite()).map(|column| from + column))
         })
@@ -381,13 +373,20 @@ struct Differences {
 }
 
 impl Differences {
-    fn of(from: usize, actual: &[f64], expected: &[i8]) -> Self {
-        let mut wrong = actual
+    fn of(output: &Tensor, &Piece { from, expected }: &Piece<'_, i8>) -> Self {
+        let Data::I8(values) = output.data() else {
+            unreachable!("`shaped` refuses other outputs")
+        };
+        let values = &values[from..][..expected.len()];
+        if values == expected {
+            return Self { count: 0, first: None };
+        }
+        let mut wrong = values
             .iter()
             .zip(expected)
             .enumerate()
-            .filter(|(_, (actual, expected))| **actual != f64::from(**expected))
-            .map(|(i, (actual, expected))| (from + i, *actual, f64::from(*expected)));
+            .filter(|(_, (actual, expected))| actual != expected)
+            .map(|(i, (actual, expected))| (from + i, f64::from(*actual), f64::from(*expected)));
         let first = wrong.next();
         Self { count: u64::from(first.is_some()) + wrong.count() as u64, first }
     }
@@ -405,19 +404,35 @@ struct Sums {
 }
 
 impl Sums {
-    fn of(from: usize, actual: &[f64], expected: &[f64]) -> Self {
+    fn of(output: &Tensor, piece: &Piece<'_, f64>) -> Self {
         let mut sums = Self::default();
-        for (i, (&actual, &expected)) in actual.iter().zip(expected).enumerate() {
-            let error = (actual - expected).abs();
-            sums.error_squared += error * error;
-            sums.reference_squared += expected * expected;
-            sums.largest_reference = sums.largest_reference.max(expected.abs());
-            if error > sums.largest_error {
-                sums.largest_error = error;
-                (sums.worst, sums.worst_actual, sums.worst_expected) = (from + i, actual, expected);
-            }
-        }
+        output.for_blocks_f64(piece.from, piece.expected.len(), |start, actual| {
+            sums.add(piece.from + start, actual, &piece.expected[start..][..actual.len()]);
+        });
         sums
+    }
+
+    /// Adds elements from `from` on.
+    fn add(&mut self, from: usize, actual: &[f64], expected: &[f64]) {
+        let (mut error_squared, mut reference_squared) =
+            (self.error_squared, self.reference_squared);
+        let (mut largest_error, mut largest_reference) =
+            (self.largest_error, self.largest_reference);
+        for (&actual, &expected) in actual.iter().zip(expected) {
+            let error = (actual - expected).abs();
+            error_squared += error * error;
+            reference_squared += expected * expected;
+            largest_reference = largest_reference.max(expected.abs());
+            largest_error = largest_error.max(error);
+        }
+        if largest_error > self.largest_error {
+            let is_worst = |i: &usize| (actual[*i] - expected[*i]).abs() == largest_error;
+            let worst = (0..actual.len()).find(is_worst).unwrap_or(0);
+            (self.worst, self.worst_actual, self.worst_expected) =
+                (from + worst, actual[worst], expected[worst]);
+        }
+        (self.error_squared, self.reference_squared) = (error_squared, reference_squared);
+        (self.largest_error, self.largest_reference) = (largest_error, largest_reference);
     }
 
     fn plus(self, next: Self) -> Self {
