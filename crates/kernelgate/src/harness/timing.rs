@@ -41,7 +41,7 @@ impl SamplingPlan {
     /// 10. A quick look at a GPU is shorter than one at a host, whose times scatter more.
     pub fn new(effort: Effort, on: BackendKind, launch_ns: f64, flags: &Flags) -> Self {
         let (budget_s, warm_up_s) = match (effort, on) {
-            (Effort::Quick, BackendKind::Cuda) => (0.025, 0.005),
+            (Effort::Quick, BackendKind::Cuda) => (0.02, 0.005),
             (Effort::Quick, BackendKind::Cpu) => (0.1, 0.02),
             (Effort::Default, _) => (1.5, 0.15),
             (Effort::Thorough, _) => (4.0, 0.5),
