@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use clap::Command;
 
 /// Every variable that something here reads.
-const KNOWN: [&str; 18] = [
+const KNOWN: [&str; 19] = [
     "KERNELGATE_AXIS",
     "KERNELGATE_BACKEND",
     "KERNELGATE_CACHE",
@@ -26,6 +26,7 @@ const KNOWN: [&str; 18] = [
     "KERNELGATE_TERSE",
     "KERNELGATE_TIMEOUT",
     "KERNELGATE_TRIAL",
+    "KERNELGATE_UNFILLED",
 ];
 
 /// A command line whose flags ignore empty variables, subcommands included.
