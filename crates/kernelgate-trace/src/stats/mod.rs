@@ -8,6 +8,7 @@ mod ranges;
 mod summary;
 mod table;
 
+pub use calls::without_version;
 pub use summary::{Samples, Summary};
 pub use table::{Cell, Table, shorten, thousands};
 
