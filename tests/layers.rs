@@ -78,6 +78,24 @@ const CRATES: &[Rules] = &[
         ],
     },
     Rules {
+        folder: "crates/kernelgate-trace/src",
+        modules: &[
+            ("error", &[]),
+            ("model", &[]),
+            ("read", &["error", "model"]),
+            ("analyze", &["model"]),
+            ("stats", &["model", "read", "analyze"]),
+            ("diagnose", &["model", "read", "analyze", "stats"]),
+        ],
+        confined: &[
+            ("rusqlite", &["read/nsys/database.rs"]),
+            ("flate2", &["read/chrome/source.rs"]),
+            ("csv", &["read/ncu.rs", "stats/table.rs"]),
+            ("regex", &["analyze/restrict.rs", "stats/table.rs"]),
+            ("tempfile", &["read/convert.rs"]),
+        ],
+    },
+    Rules {
         folder: "crates/kernelgate-cli/src",
         modules: &[
             ("gate", &[]),

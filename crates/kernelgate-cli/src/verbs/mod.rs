@@ -10,6 +10,7 @@ mod baseline;
 mod calibrate;
 mod choice;
 mod compare;
+mod diagnose;
 mod doctor;
 mod gate;
 mod interrupt;
@@ -23,6 +24,7 @@ mod runs;
 mod save;
 mod sessions;
 mod settings;
+mod stats;
 mod timing;
 mod verdict;
 mod verify;
@@ -78,6 +80,10 @@ enum Verb {
     Timing(timing::Arguments),
     /// What the GPU's time goes to: the kernels of each case as the hardware recorded them
     Profile(profile::Arguments),
+    /// What is wrong with a trace: why the GPU waits, for what, and what to do
+    Diagnose(diagnose::Arguments),
+    /// The tables of `nsys stats` for traces of Nsight Systems and PyTorch's profiler
+    Stats(stats::Arguments),
     /// The last run beside PyTorch's and other kernels for the same problems, timed now
     Peers(peers::Arguments),
     /// Save, list, show, extend, import and export baselines
@@ -109,6 +115,8 @@ impl Cli {
             Verb::Resources(arguments) => resources::run(&arguments, &store),
             Verb::Timing(arguments) => timing::run(&arguments, &store),
             Verb::Profile(arguments) => profile::run(&arguments, &store),
+            Verb::Diagnose(arguments) => diagnose::run(&arguments),
+            Verb::Stats(arguments) => stats::run(&arguments),
             Verb::Peers(arguments) => peers::run(&arguments, &store),
             Verb::Baseline(verb) => baseline::run(&verb, &store),
         }
