@@ -208,6 +208,15 @@ impl Device {
         Ok(most.map_err(|error| failed("tell the shared memory of a block", &error))?.max(0) as u32)
     }
 
+    /// Whether blocks may be launched in clusters.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn clusters(&self) -> Result<bool, BackendError> {
+        let clusters = self.context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH);
+        Ok(clusters.map_err(|error| failed("tell whether there are clusters", &error))? != 0)
+    }
+
     /// Waits for everything that was launched.
     ///
     /// # Errors
