@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use kernelgate::record::resources;
 use kernelgate_cuda::compiler::cubin;
-use kernelgate_cuda::compiler::nvrtc::{CompileError, compile, compile_text, version};
+use kernelgate_cuda::compiler::nvrtc::{CompileError, compile, compile_text, supports, version};
 use kernelgate_cuda::compiler::source::Build;
 use kernelgate_cuda::{Requires, Source};
 use kernelgate_suite::kernels;
@@ -170,4 +170,20 @@ fn a_kernel_that_does_not_compile_is_named_with_the_log() {
     let build = Source::new("mine/fine", "extern \"C\" __global__ void fine() {}").build(&[]);
     let text = compile(&build, "sm_1").unwrap_err().to_string();
     assert!(text.contains("mine/fine") && text.contains("sm_1"), "{text}");
+}
+
+#[test]
+fn a_virtual_architecture_gives_ptx() {
+    if !compiler() {
+        return;
+    }
+    let build = Source::new("mine/empty", "extern \"C\" __global__ void empty() {}").build(&[]);
+    let compiled = compile(&build, "compute_80").unwrap();
+    let (zero, ptx) = compiled.cubin.split_last().unwrap();
+    let text = String::from_utf8_lossy(ptx);
+    assert!(
+        *zero == 0 && text.contains(".target sm_80") && text.contains(".entry empty"),
+        "{text}"
+    );
+    assert_eq!((supports("sm_90a"), supports("sm_31")), (Ok(true), Ok(false)));
 }

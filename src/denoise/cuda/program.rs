@@ -9,7 +9,7 @@ use super::row::Items;
 use crate::denoise::model::Model;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{self, Input};
-use kernelgate_cuda::compiler::architecture::overlaps_launches;
+use kernelgate_cuda::architecture::overlaps_launches;
 use kernelgate_cuda::driver::event::Crossing;
 use kernelgate_cuda::driver::persistence::SetAside;
 use kernelgate_cuda::driver::window::Window;

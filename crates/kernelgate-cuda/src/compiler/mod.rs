@@ -1,7 +1,6 @@
 //! Kernel source to machine code by NVRTC, its cache on disk, and what the machine code says of
 //! itself.
 
-pub mod architecture;
 pub mod cache;
 pub mod cubin;
 pub mod nvrtc;

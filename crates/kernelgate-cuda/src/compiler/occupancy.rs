@@ -1,7 +1,7 @@
 //! Theoretical occupancy: how many warps of a kernel fit on a multiprocessor, from its registers,
 //! shared memory and block size.
 
-use super::architecture::{SHARED_RESERVED, multiprocessor};
+use crate::architecture::{SHARED_RESERVED, multiprocessor};
 
 /// Registers of a multiprocessor, the same in all of them.
 const REGISTERS: u32 = 64 * 1024;

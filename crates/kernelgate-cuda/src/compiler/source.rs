@@ -71,7 +71,8 @@ impl Build {
             .join(" ")
     }
 
-    /// The compiler's options for a real architecture such as `sm_90a`.
+    /// The compiler's options for an architecture: a real one such as `sm_90a`, or a virtual one
+    /// such as `compute_80`, for PTX.
     pub fn options(&self, arch: &str) -> Vec<String> {
         let fixed = [
             format!("--gpu-architecture={arch}"),

@@ -2,7 +2,7 @@
 
 use super::requires::Requires;
 use super::row::{KernelSpec, unmet};
-use crate::compiler::architecture::shared_bytes_a_block;
+use crate::architecture::shared_bytes_a_block;
 use crate::compiler::source::Build;
 
 /// A kernel of a build: the row without its parameter.

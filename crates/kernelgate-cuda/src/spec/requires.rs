@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::compiler::architecture::number;
+use crate::architecture::number;
 
 /// Architectures that a kernel compiles for and runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

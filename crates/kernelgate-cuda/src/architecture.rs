@@ -4,6 +4,15 @@
 //! Limits are those of the "Technical Specifications per Compute Capability" table of NVIDIA's CUDA
 //! C++ Programming Guide. Deliberately absent: what a card is asked for when there is one.
 
+/// Names an architecture to run as, in place of the card's own.
+pub const VARIABLE: &str = "KERNELGATE_ARCH";
+
+/// The architecture that the user wants in place of the card's own, as it is written.
+pub fn named() -> Option<String> {
+    let named = std::env::var_os(VARIABLE).filter(|named| !named.is_empty())?;
+    Some(named.to_string_lossy().into_owned())
+}
+
 /// The least architecture that anything here is compiled for: Ampere.
 pub const LEAST: u32 = 80;
 
