@@ -10,6 +10,7 @@ use kernelgate::display;
 use kernelgate::exit::Exit;
 use kernelgate::record::environment::available_memory;
 use kernelgate::record::{Environment, Store};
+use kernelgate_cuda::compiler::cache;
 use kernelgate_cuda::driver::device::{self, Device};
 use kernelgate_cuda::libraries::cudnn;
 use kernelgate_cuda::library::{self, Library, LoadedLibrary, OLDEST_DRIVER};
@@ -104,6 +105,7 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
     checks.extend(library::ignored_settings().into_iter().map(|setting| {
         check("setting", setting, Some("name folders from the root on, in variables too"))
     }));
+    checks.extend(compiled_kernels());
     checks.extend(gpus());
     checks.push(tool("nsys", "timelines (Nsight Systems)"));
     checks.push(tool("ncu", "counters of a kernel (Nsight Compute)"));
@@ -146,6 +148,18 @@ fn unfit(library: Library) -> Option<String> {
         Library::Cudnn => cudnn::api::version().err().map(|refusal| refusal.0),
         _ => None,
     }
+}
+
+/// Where compiled kernels are kept, and whether they are.
+fn compiled_kernels() -> Option<Check> {
+    let (folder, used) = cache::place()?;
+    let advice = "others can write to it, or it is not yours: kernels are compiled in every \
+                  process; remove it, or name another folder in KERNELGATE_CACHE";
+    Some(Check {
+        what: "kernels",
+        finding: folder.display().to_string(),
+        advice: (!used).then(|| advice.to_owned()),
+    })
 }
 
 /// What the GPUs are, or why there is none.

@@ -1,7 +1,7 @@
 //! What this process has opened.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use super::choice;
@@ -31,11 +31,13 @@ fn opened(library: Library) -> Option<&'static (Opened, LoadedLibrary)> {
     let find = || {
         let opened = match library {
             Library::Nvrtc => open_nvrtc(),
+            // Where the loader finds them: they must match the kernel's module.
+            _ if library.of_driver() => {
+                library.files(0).iter().find_map(|name| Opened::of(library, Path::new(name)))
+            }
             _ => {
-                // NVRTC's version decides, and asks for the driver's first.
-                let major = if library.of_driver() { 0 } else { cuda_major() };
-                search::candidates(&library.files(major), library.of_driver())
-                    .into_iter()
+                let nvrtc = load(Library::Nvrtc).and_then(|nvrtc| nvrtc.file.parent());
+                search::candidates(&library.files(cuda_major()), nvrtc)
                     .find_map(|candidate| Opened::of(library, &candidate.file))
             }
         }?;
@@ -89,7 +91,7 @@ pub fn passed_over(library: Library) -> Vec<LoadedLibrary> {
     let mut others = Vec::new();
     let mut files: Vec<String> = MAJORS.iter().flat_map(|&major| library.files(major)).collect();
     files.dedup();
-    for candidate in search::candidates(&files, false) {
+    for candidate in search::candidates(&files, None) {
         let Some(opened) = Opened::of(library, &candidate.file) else { continue };
         let file = opened.file().to_owned();
         if !seen.iter().any(|seen| search::same_file(seen, &file)) {
@@ -172,7 +174,7 @@ fn open_nvrtc() -> Option<Opened> {
     let names: Vec<String> = MAJORS.iter().flat_map(|&major| Library::Nvrtc.files(major)).collect();
     let mut found: Vec<Opened> = Vec::new();
     let mut offered: Vec<(Origin, CudaVersion)> = Vec::new();
-    for candidate in search::candidates(&names, false) {
+    for candidate in search::candidates(&names, None) {
         // Wheels are asked for where nothing else will do.
         if candidate.origin == Origin::Wheel && offered.iter().any(|(_, version)| taken(*version)) {
             break;

@@ -27,9 +27,14 @@ pub struct Candidate {
     pub origin: Origin,
 }
 
-/// What may be a library of one of these names, the best first. Python is asked only when what
-/// comes before is not enough.
-pub fn candidates(names: &[String], of_driver: bool) -> impl IntoIterator<Item = Candidate> {
+/// What may be a library of one of these names, the best first: `beside`, the folder that another
+/// library came from, is before others of its kind. Python is asked only when what comes before is
+/// not enough.
+pub fn candidates(
+    names: &[String],
+    beside: Option<&Path>,
+) -> impl Iterator<Item = Candidate> + use<> {
+    let beside = beside.filter(|folder| folder.is_absolute()).map(Path::to_owned);
     let by_loader =
         names.iter().map(|name| Candidate { file: PathBuf::from(name), origin: Origin::Installed });
     let by_loader: Vec<Candidate> = by_loader.collect();
@@ -43,12 +48,15 @@ pub fn candidates(names: &[String], of_driver: bool) -> impl IntoIterator<Item =
             .map(|file| Candidate { file, origin })
             .collect::<Vec<_>>()
     };
-    // The driver's libraries are where the loader finds them.
-    let stages = if of_driver { 1..2 } else { 0..4 };
-    stages.flat_map(move |stage| match stage {
-        0 => in_folders(named(), Origin::Named),
-        1 => by_loader.clone(),
-        2 => in_folders(toolkits(), Origin::Installed),
+    (0..5).flat_map(move |stage| match stage {
+        0 => {
+            let mut folders = named();
+            folders.sort_by_key(|folder| Some(folder) != beside.as_ref());
+            in_folders(folders, Origin::Named)
+        }
+        1 => in_folders(beside.clone().into_iter().collect(), Origin::Installed),
+        2 => by_loader.clone(),
+        3 => in_folders(toolkits(), Origin::Installed),
         _ => in_folders(wheels(), Origin::Wheel),
     })
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::error::HarnessError;
 use crate::exit::Exit;
+use crate::record::environment::Gpu;
 use crate::record::{CaseRecord, FileError, Run, file};
 use kernelgate_cuda::observe::telemetry::Reading;
 
@@ -130,6 +131,7 @@ impl Recorder {
     fn update(&self, change: impl FnOnce(&mut Run)) -> Result<(), FileError> {
         let mut state = self.lock();
         change(&mut state.run);
+        state.run.environment.gpu.iter_mut().for_each(Gpu::note_libraries);
         file::write(&state.path, &state.run)
     }
 
