@@ -7,6 +7,8 @@ pub mod attention;
 mod change_tests;
 pub mod denoise;
 #[cfg(test)]
+mod driver_tests;
+#[cfg(test)]
 mod gpu_tests;
 #[cfg(test)]
 mod kernel_tests;

@@ -71,9 +71,10 @@ impl Build {
             .join(" ")
     }
 
-    /// The compiler's options for a real architecture such as `sm_90a`. With `KERNELGATE_LINE_INFO`
-    /// set, machine code names its source lines, for profilers and compute-sanitizer; without, an
-    /// edit of a comment changes no machine code.
+    /// The compiler's options for an architecture: a real one such as `sm_90a`, or a virtual one
+    /// such as `compute_80`, for PTX. With `KERNELGATE_LINE_INFO` set, machine code names its source
+    /// lines, for profilers and compute-sanitizer; without, an edit of a comment changes no machine
+    /// code.
     pub fn options(&self, arch: &str) -> Vec<String> {
         let fixed = [
             format!("--gpu-architecture={arch}"),

@@ -12,61 +12,30 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaModule, CudaStream, DriverError
 use cudarc::nvrtc::Ptx;
 
 use super::buffer::{Buffer, short as out_of_memory};
+use super::check::{Code, own_arch};
+pub use super::check::{DeviceError, check, count, l2_bytes, older_nvrtc};
 use super::kernel::Kernel;
 use super::staging::Staging;
 use super::status::{describe, failed};
 use super::wait;
 use crate::BackendError;
+use crate::architecture;
 use crate::compiler::cache;
 use crate::compiler::nvrtc::CompileError;
 use crate::compiler::source::Build;
-use crate::library::{self, Library};
-
-/// Oldest CUDA that the kernels' machine code needs of the driver: 13.0.
-const OLDEST_CUDA: i32 = 13_000;
-
-/// Why there is no GPU to run on.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DeviceError {
-    /// A library was not found.
-    #[error("{} is missing: {}", .0.name(), .0.advice())]
-    Missing(Library),
-    /// The driver is installed and returns an error.
-    #[error("the NVIDIA driver failed to {action}: {error}")]
-    Driver {
-        /// What was asked.
-        action: &'static str,
-        /// What it answered.
-        error: String,
-    },
-    /// The driver is older than the kernels need.
-    #[error(
-        "the NVIDIA driver supports CUDA {}.{}, 13.0 is needed: update the driver",
-        .0 / 1000, .0 % 1000 / 10
-    )]
-    OldDriver(i32),
-    /// No GPU at all.
-    #[error("the NVIDIA driver finds no GPU")]
-    NoDevice,
-    /// Not that GPU.
-    #[error("there is no GPU {wanted}: this machine has {count}, counted from 0")]
-    NoSuchDevice {
-        /// What was asked for.
-        wanted: usize,
-        /// How many there are.
-        count: usize,
-    },
-}
 
 /// What a GPU is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceFacts {
-    /// As the device names itself.
+    /// As the device names itself; "NVIDIA H200 as sm_80" where `KERNELGATE_ARCH` is followed, so
+    /// that nothing compares it with a card that runs all it can.
     pub name: String,
     /// "GPU-…", unique to the card.
     pub uuid: String,
-    /// Architecture to compile for: "sm_90a".
+    /// Architecture to compile for: "sm_90a"; the one that `KERNELGATE_ARCH` names, if it does.
     pub arch: String,
+    /// What kernels are compiled to: `arch`, or PTX of a named one, "compute_80".
+    pub code: String,
     /// Latest CUDA that the driver supports: 13000 is 13.0.
     pub driver_cuda: i32,
     /// Multiprocessors.
@@ -92,58 +61,6 @@ pub struct Device {
     staging: Arc<Staging>,
 }
 
-/// Number of GPUs that the driver finds.
-///
-/// # Errors
-/// When there is no driver, it is too old, or it fails.
-pub fn count() -> Result<usize, DeviceError> {
-    library::load(Library::Driver).ok_or(DeviceError::Missing(Library::Driver))?;
-    let failed =
-        |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
-    match result::init() {
-        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(DeviceError::NoDevice),
-        other => other.map_err(failed("initialise"))?,
-    }
-    let mut version = 0;
-    // SAFETY: the driver is loaded and initialised, and the pointer is valid.
-    unsafe { sys::cuDriverGetVersion(&raw mut version) }
-        .result()
-        .map_err(failed("tell its version"))?;
-    if version < OLDEST_CUDA {
-        return Err(DeviceError::OldDriver(version));
-    }
-    Ok(CudaContext::device_count().map_err(failed("count GPUs"))?.max(0) as usize)
-}
-
-/// Size of a GPU's L2 cache, bytes, without opening it; 0 where the driver does not tell.
-pub fn l2_bytes(ordinal: usize) -> u64 {
-    let tell = || {
-        let device = result::device::get(i32::try_from(ordinal).ok()?).ok()?;
-        // SAFETY: the driver gave that device.
-        unsafe {
-            result::device::get_attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
-        }
-        .ok()
-    };
-    count().ok().and_then(|_| tell()).map_or(0, |bytes| bytes.max(0) as u64)
-}
-
-/// Whether there is such a GPU and what running on it needs; opens nothing.
-///
-/// # Errors
-/// The first thing that is missing.
-pub fn check(ordinal: usize) -> Result<(), DeviceError> {
-    let count = count()?;
-    if count == 0 {
-        return Err(DeviceError::NoDevice);
-    }
-    if ordinal >= count {
-        return Err(DeviceError::NoSuchDevice { wanted: ordinal, count });
-    }
-    library::load(Library::Nvrtc).ok_or(DeviceError::Missing(Library::Nvrtc))?;
-    Ok(())
-}
-
 impl Device {
     /// Opens a GPU. A kernel that runs longer than `timeout` is treated as hung.
     ///
@@ -159,7 +76,9 @@ impl Device {
         // tracking would add waits and events to every launch.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("make a stream"))?;
-        let facts = facts(&context, ordinal).map_err(failed("describe the GPU"))?;
+        let own = own_arch(ordinal).map_err(failed("tell its architecture"))?;
+        let facts =
+            facts(&context, ordinal, Code::of(&own)?).map_err(failed("describe the GPU"))?;
         let marker = context
             .new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING))
             .map_err(failed("make an event"))?;
@@ -201,7 +120,7 @@ impl Device {
         Ok((free as u64, total as u64))
     }
 
-    /// Most shared memory that a block may ask for, bytes.
+    /// Most shared memory that a block may ask for on this card and on its architecture, bytes.
     ///
     /// # Errors
     /// When the driver fails.
@@ -209,7 +128,20 @@ impl Device {
         let most = self
             .context
             .attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
-        Ok(most.map_err(|error| failed("tell the shared memory of a block", &error))?.max(0) as u32)
+        let most = most.map_err(|error| failed("tell the shared memory of a block", &error))?;
+        let named = architecture::shared_bytes_a_block(&self.facts.arch).unwrap_or(u32::MAX);
+        Ok((most.max(0) as u32).min(named))
+    }
+
+    /// Whether blocks may be launched in clusters.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn clusters(&self) -> Result<bool, BackendError> {
+        let clusters = self.context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH);
+        let clusters =
+            clusters.map_err(|error| failed("tell whether there are clusters", &error))? != 0;
+        Ok(clusters && architecture::overlaps_launches(&self.facts.arch))
     }
 
     /// Waits for everything that was launched.
@@ -324,7 +256,7 @@ impl Device {
     fn load(&self, build: &Build) -> Result<Arc<CudaModule>, BackendError> {
         let failed_to_compile = |error: CompileError| BackendError::Compile(error.to_string());
         let load = |cubin| self.context.load_module(Ptx::from_binary(cubin));
-        let arch = &self.facts.arch;
+        let arch = &self.facts.code;
         let module = match load(cache::compile(build, arch).map_err(failed_to_compile)?) {
             Ok(module) => Ok(module),
             Err(_) => load(cache::compile_anew(build, arch).map_err(failed_to_compile)?),
@@ -333,9 +265,9 @@ impl Device {
     }
 }
 
-fn facts(context: &CudaContext, ordinal: usize) -> Result<DeviceFacts, DriverError> {
+fn facts(context: &CudaContext, ordinal: usize, code: Code) -> Result<DeviceFacts, DriverError> {
     let attribute = |attribute| context.attribute(attribute).map(|value| value.max(0) as u64);
-    let (major, minor) = context.compute_capability()?;
+    let name = context.name()?;
     let mut driver_cuda = 0;
     // SAFETY: the driver is loaded and initialised, and the pointer is valid.
     unsafe { sys::cuDriverGetVersion(&raw mut driver_cuda) }.result()?;
@@ -344,7 +276,7 @@ fn facts(context: &CudaContext, ordinal: usize) -> Result<DeviceFacts, DriverErr
         bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
     };
     Ok(DeviceFacts {
-        name: context.name()?,
+        name: if code.named { format!("{name} as {}", code.arch) } else { name },
         uuid: format!(
             "GPU-{}-{}-{}-{}-{}",
             hex(0..4),
@@ -353,8 +285,8 @@ fn facts(context: &CudaContext, ordinal: usize) -> Result<DeviceFacts, DriverErr
             hex(8..10),
             hex(10..16)
         ),
-        // Architecture-specific instructions exist from Hopper on, under a name of their own.
-        arch: format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" }),
+        arch: code.arch,
+        code: code.code,
         driver_cuda,
         multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
         l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,

@@ -2,6 +2,7 @@
 
 pub mod argument;
 pub mod buffer;
+mod check;
 pub mod device;
 pub mod event;
 pub mod graph;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::error::HarnessError;
 use crate::exit::Exit;
+use crate::record::environment::Gpu;
 use crate::record::{CaseRecord, FileError, Run, file};
 use kernelgate_cuda::observe::telemetry::Reading;
 
@@ -131,6 +132,7 @@ impl Recorder {
     fn update(&self, change: impl FnOnce(&mut Run)) -> Result<(), FileError> {
         let mut state = self.lock();
         change(&mut state.run);
+        state.run.environment.gpu.iter_mut().for_each(Gpu::note_libraries);
         file::write(&state.path, &state.run)
     }
 

@@ -7,7 +7,8 @@ use std::ffi::OsString;
 use clap::Command;
 
 /// Every variable that something here reads.
-const KNOWN: [&str; 19] = [
+const KNOWN: &[&str] = &[
+    "KERNELGATE_ARCH",
     "KERNELGATE_AXIS",
     "KERNELGATE_BACKEND",
     "KERNELGATE_CACHE",

@@ -2,6 +2,7 @@
 //! from.
 
 use super::text::one_line;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
@@ -10,6 +11,7 @@ use sysinfo::System;
 
 use crate::backend::{BackendKind, Target};
 use kernelgate_cuda::compiler::nvrtc;
+use kernelgate_cuda::library;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
 /// The machine and the build, as far as they decide what a time means.
@@ -65,6 +67,19 @@ pub struct Gpu {
     pub memory_bytes: u64,
     /// Highest SM clock, MHz.
     pub max_clock_mhz: u32,
+    /// Versions of NVIDIA's other libraries that the process had opened: "cublaslt", "cudnn",
+    /// "cupti".
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub libraries: BTreeMap<String, String>,
+}
+
+impl Gpu {
+    /// Takes down which libraries the process has opened by now: some are when they are needed.
+    pub fn note_libraries(&mut self) {
+        // Those have fields of their own.
+        let others = library::loaded().filter(|(name, _)| !["driver", "nvrtc"].contains(name));
+        self.libraries = others.map(|(name, version)| (name.to_owned(), version)).collect();
+    }
 }
 
 /// A field in which two environments are not comparable.
@@ -104,6 +119,7 @@ impl Environment {
                         l2_bytes: facts.l2_bytes,
                         memory_bytes: facts.memory_bytes,
                         max_clock_mhz: facts.max_clock_mhz,
+                        libraries: BTreeMap::new(),
                     }),
                     ..Self::cpu()
                 }
@@ -426,6 +442,7 @@ mod tests {
                 l2_bytes: 1,
                 memory_bytes: 1,
                 max_clock_mhz: 1980,
+                libraries: BTreeMap::new(),
             }),
             ..Environment::cpu()
         };

@@ -25,6 +25,9 @@ pub trait Record: Serialize + DeserializeOwned {
     /// other string, and every name of a field, is refused where it holds a control character.
     const FREE_TEXT: &'static [&'static str] = &[];
 
+    /// Fields whose entries take a line each in the file, however much is in them.
+    const LINES: &'static [&'static str] = &[];
+
     /// What the types alone do not enforce: a fragment that says what is wrong.
     ///
     /// # Errors
@@ -246,7 +249,7 @@ fn try_text<T: Record>(record: &T) -> Result<String, serde_json::Error> {
             .insert("checksum".to_owned(), checksum.into());
     }
     let mut text = String::new();
-    pretty(&value, 0, &mut text);
+    pretty(&value, 0, T::LINES, &mut text);
     text.push('\n');
     Ok(text)
 }
@@ -338,8 +341,9 @@ pub fn check_writable(path: &Path) -> Result<(), FileError> {
 }
 
 /// Two-space JSON with sorted keys (`serde_json::Value` sorts them) and lists of plain values on
-/// one line, so that a diff shows one line a list of samples.
-fn pretty(value: &Value, depth: usize, out: &mut String) {
+/// one line, so that a diff shows one line a list of samples. Entries of the fields in `lines` are
+/// on one line too.
+fn pretty(value: &Value, depth: usize, lines: &[&str], out: &mut String) {
     let is_nested = |value: &Value| value.is_array() || value.is_object();
     match value {
         Value::Object(map) if !map.is_empty() => {
@@ -352,7 +356,12 @@ fn pretty(value: &Value, depth: usize, out: &mut String) {
                     Value::from(key.as_str()),
                     indent = 2 * (depth + 1)
                 );
-                pretty(value, depth + 1, out);
+                match value {
+                    Value::Object(entries) if lines.contains(&key.as_str()) => {
+                        line_each(entries, depth + 1, out)
+                    }
+                    value => pretty(value, depth + 1, lines, out),
+                }
                 out.push_str(if i + 1 < map.len() { ",\n" } else { "\n" });
             }
             let _ = write!(out, "{:indent$}}}", "", indent = 2 * depth);
@@ -361,7 +370,7 @@ fn pretty(value: &Value, depth: usize, out: &mut String) {
             out.push_str("[\n");
             for (i, item) in items.iter().enumerate() {
                 let _ = write!(out, "{:indent$}", "", indent = 2 * (depth + 1));
-                pretty(item, depth + 1, out);
+                pretty(item, depth + 1, lines, out);
                 out.push_str(if i + 1 < items.len() { ",\n" } else { "\n" });
             }
             let _ = write!(out, "{:indent$}]", "", indent = 2 * depth);
@@ -372,6 +381,17 @@ fn pretty(value: &Value, depth: usize, out: &mut String) {
         }
         plain => out.push_str(&plain.to_string()),
     }
+}
+
+/// The entries of an object, a line each.
+fn line_each(entries: &serde_json::Map<String, Value>, depth: usize, out: &mut String) {
+    out.push_str("{\n");
+    for (i, (key, value)) in entries.iter().enumerate() {
+        let comma = if i + 1 < entries.len() { "," } else { "" };
+        let key = Value::from(key.as_str());
+        let _ = writeln!(out, "{:indent$}{key}: {value}{comma}", "", indent = 2 * (depth + 1));
+    }
+    let _ = write!(out, "{:indent$}}}", "", indent = 2 * depth);
 }
 
 #[cfg(test)]
