@@ -157,7 +157,7 @@ impl Device {
         // tracking would add waits and events to every launch.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("make a stream"))?;
-        let facts = facts(&context, ordinal).map_err(failed("describe the GPU"))?;
+        let facts = facts_of(context.cu_device()).map_err(failed("describe the GPU"))?;
         let marker = context
             .new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING))
             .map_err(failed("make an event"))?;
@@ -325,18 +325,24 @@ impl Device {
     }
 }
 
-fn facts(context: &CudaContext, ordinal: usize) -> Result<DeviceFacts, DriverError> {
-    let attribute = |attribute| context.attribute(attribute).map(|value| value.max(0) as u64);
-    let (major, minor) = context.compute_capability()?;
+/// The facts of a device, which need no context.
+pub(super) fn facts_of(device: sys::CUdevice) -> Result<DeviceFacts, DriverError> {
+    let number = |attribute| {
+        // SAFETY: the driver gave that device.
+        unsafe { result::device::get_attribute(device, attribute) }
+    };
+    let attribute = |attribute| number(attribute).map(|value| value.max(0) as u64);
+    let major = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
     let mut driver_cuda = 0;
     // SAFETY: the driver is loaded and initialised, and the pointer is valid.
     unsafe { sys::cuDriverGetVersion(&raw mut driver_cuda) }.result()?;
-    let bytes = context.uuid()?.bytes.map(|byte| byte as u8);
+    let bytes = result::device::get_uuid(device)?.bytes.map(|byte| byte as u8);
     let hex = |range: std::ops::Range<usize>| {
         bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
     };
     Ok(DeviceFacts {
-        name: context.name()?,
+        name: result::device::get_name(device)?,
         uuid: format!(
             "GPU-{}-{}-{}-{}-{}",
             hex(0..4),
@@ -350,8 +356,10 @@ fn facts(context: &CudaContext, ordinal: usize) -> Result<DeviceFacts, DriverErr
         driver_cuda,
         multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
         l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
-        memory_bytes: context.total_mem()? as u64,
+        // SAFETY: the driver gave that device.
+        memory_bytes: unsafe { result::device::total_mem(device) }? as u64,
         max_clock_mhz: (attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? / 1000) as u32,
-        ordinal,
+        // The driver's devices are their ordinals.
+        ordinal: device.max(0) as usize,
     })
 }

@@ -9,7 +9,9 @@ pub mod kernel;
 pub mod mailbox;
 pub mod memory;
 pub mod persistence;
+pub mod raw_stream;
 mod status;
+pub mod stream_timer;
 mod wait;
 pub mod window;
 
