@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use clap::Command;
 
 /// Every variable that something here reads.
-const KNOWN: [&str; 17] = [
+const KNOWN: [&str; 18] = [
     "KERNELGATE_AXIS",
     "KERNELGATE_BACKEND",
     "KERNELGATE_CACHE",
@@ -17,6 +17,7 @@ const KNOWN: [&str; 17] = [
     "KERNELGATE_DEVICE",
     "KERNELGATE_EFFORT",
     "KERNELGATE_PYTHON",
+    "KERNELGATE_RECORD",
     "KERNELGATE_REQUEST",
     "KERNELGATE_REQUIRE_GPU",
     "KERNELGATE_SEED",
