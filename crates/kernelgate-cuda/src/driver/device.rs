@@ -13,6 +13,7 @@ use cudarc::nvrtc::Ptx;
 
 use super::buffer::{Buffer, short as out_of_memory};
 use super::kernel::Kernel;
+use super::raw_stream::{RawContext, RawStream};
 use super::status::{describe, failed};
 use super::wait;
 use crate::BackendError;
@@ -177,6 +178,16 @@ impl Device {
     /// The stream that everything runs on.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
+    }
+
+    /// The handle of the stream that everything runs on, for code with a binding of its own.
+    pub fn raw_stream(&self) -> RawStream {
+        RawStream::from(self.stream.cu_stream())
+    }
+
+    /// The handle of the context, which is current while a row is prepared and launched.
+    pub fn raw_context(&self) -> RawContext {
+        RawContext::new(self.context.cu_ctx())
     }
 
     /// Another stream, for work that may run concurrently.

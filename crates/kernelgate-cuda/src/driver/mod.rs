@@ -2,13 +2,17 @@
 
 pub mod argument;
 pub mod buffer;
+pub mod conduct;
 pub mod device;
 pub mod event;
 pub mod graph;
+pub mod image;
+pub mod joined;
 pub mod kernel;
 pub mod mailbox;
 pub mod memory;
 pub mod persistence;
+pub mod prepared;
 pub mod raw_stream;
 mod status;
 pub mod stream_timer;

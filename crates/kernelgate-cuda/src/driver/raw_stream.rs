@@ -54,6 +54,26 @@ impl fmt::Debug for RawStream {
     }
 }
 
+/// Handle of a context, as the driver knows it: `CUcontext`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RawContext(usize);
+
+impl RawContext {
+    pub(super) fn new(context: sys::CUcontext) -> Self {
+        Self(context as usize)
+    }
+
+    /// The handle as a number.
+    pub const fn address(self) -> usize {
+        self.0
+    }
+
+    /// The handle as a pointer of whatever type a binding has for it.
+    pub const fn pointer<T>(self) -> *mut T {
+        self.0 as *mut T
+    }
+}
+
 impl From<usize> for RawStream {
     fn from(handle: usize) -> Self {
         Self(handle)
