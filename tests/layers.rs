@@ -63,7 +63,7 @@ const CRATES: &[Rules] = &[
                 "harness",
                 &[
                     "exit", "trace", "workload", "backend", "suite", "verify", "measure", "record",
-                    "display", "protocol",
+                    "display", "protocol", "stats",
                 ],
             ),
         ],
@@ -73,7 +73,7 @@ const CRATES: &[Rules] = &[
             ("faer", &["measure/limits/cpu_matmul.rs"]),
             ("pulp", &["simd.rs", "measure/limits/cpu.rs"]),
             ("sysinfo", &["record/environment.rs", "harness/session.rs"]),
-            ("serde_json", &["record/file.rs", "harness/stored.rs"]),
+            ("serde_json", &["record/criterion_store.rs", "record/file.rs", "harness/stored.rs"]),
             ("ctrlc", &["harness/recorder.rs"]),
             ("xxhash_rust", &["record/file.rs", "verify/"]),
         ],

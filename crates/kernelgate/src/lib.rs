@@ -37,6 +37,8 @@ pub mod protocol;
 
 pub mod harness;
 
+pub use harness::gpu_time;
+
 /// What a bench binary of your own needs.
 pub mod prelude {
     pub use crate::backend::cpu::CpuTask;

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use regex::bytes::Regex;
 
+use kernelgate::gpu_time;
 use kernelgate::record::trial_request;
 
 /// Of which harness an executable is.
@@ -37,8 +38,10 @@ impl Kind {
 }
 
 /// Text that executables of a harness hold, the best evidence first: of several the first counts.
-const MARKS: [(&str, Kind); 5] = [
+const MARKS: [(&str, Kind); 6] = [
     (trial_request::MARK, Kind::Ours),
+    // Criterion's own main, with times of a GPU's stream.
+    (gpu_time::MARK, Kind::Criterion),
     // What executables built before there was that mark have in common: the name of a variable.
     ("KERNELGATE_SESSION", Kind::Ours),
     // From Criterion's `--help`, 0.5 to 0.8.
@@ -70,18 +73,16 @@ fn search(mut from: impl Read, piece: usize) -> io::Result<Kind> {
     // A mark may lie across the end of a piece.
     let overlap = MARKS.iter().map(|(mark, _)| mark.len()).max().unwrap_or(1) - 1;
     let mut held = Vec::with_capacity(overlap + piece);
-    let (mut first, mut found) = (true, Kind::Unknown);
+    let (mut first, mut best) = (true, MARKS.len());
+    let kind = |best: usize| MARKS.get(best).map_or(Kind::Unknown, |(_, kind)| *kind);
     loop {
         let read = from.by_ref().take(piece as u64).read_to_end(&mut held)?;
-        if read == 0 || (first && held.starts_with(SCRIPT)) {
-            return Ok(found);
+        if read == 0 || best == 0 || (first && held.starts_with(SCRIPT)) {
+            return Ok(kind(best));
         }
         for hit in any.find_iter(&held) {
-            let of_hit = MARKS.iter().find(|(mark, _)| mark.as_bytes() == hit.as_bytes());
-            found = found.min(of_hit.map_or(Kind::Unknown, |(_, kind)| *kind));
-        }
-        if found == Kind::Ours {
-            return Ok(found);
+            let of_hit = MARKS.iter().position(|(mark, _)| mark.as_bytes() == hit.as_bytes());
+            best = of_hit.map_or(best, |of_hit| of_hit.min(best));
         }
         first = false;
         held.drain(..held.len().saturating_sub(overlap));
@@ -107,7 +108,8 @@ mod tests {
         assert_eq!(search(&b""[..], 32).unwrap(), Kind::Unknown);
         // A bench of this harness links Criterion, and may be linked with tests.
         let all = MARKS.map(|(mark, _)| mark);
-        for (from, kind) in [(0, Kind::Ours), (2, Kind::Criterion), (3, Kind::Divan)] {
+        let from = [Kind::Ours, Kind::Criterion, Kind::Ours, Kind::Criterion, Kind::Divan];
+        for (from, kind) in from.into_iter().enumerate() {
             let (forth, mut back) = (all[from..].join("\0"), all[from..].to_vec());
             back.reverse();
             for text in [forth, back.join("\0")] {

@@ -12,12 +12,13 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::process::{TrialProcess, TrialSetup, finish, of_package};
-use crate::benches::criterion::store::{self, StoredCase};
 use crate::benches::criterion::{self, IMPLEMENTATION, LIST, Listed, SAMPLES};
+use kernelgate::gpu_time;
 use kernelgate::harness::filter::Filter;
 use kernelgate::measure::contention::CpuTime;
+use kernelgate::record::criterion_store::{self as store, StoredCase, unnumbered};
 use kernelgate::record::text::{check_plain, one_line};
-use kernelgate::record::{CaseRecord, Provenance, Run, Samples, TrialSampling};
+use kernelgate::record::{CaseRecord, Provenance, Run, Samples, TrialSampling, file};
 use kernelgate::verify::OutputComparison;
 use kernelgate::workload::Work;
 
@@ -93,8 +94,19 @@ pub fn command(
     let mut command = of_package(&trial.program, &trial.package);
     criterion::with_store(&mut command, &store)
         .args(criterion::measure(filter.as_deref(), &trial.request.pace))
+        .env(gpu_time::RECORD, &trial.request.record)
         .stdout(Stdio::null());
+    let _ = std::fs::remove_file(&trial.request.record);
     Ok(command)
+}
+
+/// What a process recorded itself: one with times of a GPU's stream, where it took any.
+fn own_record(trial: &TrialProcess<'_>) -> Result<Option<Run>, String> {
+    match file::read(&trial.request.record) {
+        Ok(run) => Ok(Some(run)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(format!("failed to {error}")),
+    }
 }
 
 /// Measures what a trial requests. A case that left no time is skipped, with the reason.
@@ -131,14 +143,17 @@ pub fn measure_listed(
         commit: Some(trial.commit.trim_end_matches("+changes").to_owned()),
         dirty: trial.commit.ends_with("+changes"),
     };
+    let own = own_record(trial)?;
+    let environment = own.as_ref().map_or(setup.environment, |own| &own.environment);
     let mut run = Run {
         complete: true,
         executable: Some(trial.hash.to_owned()),
         spent_s: [(WHOLE.to_owned(), wall_s)].into(),
-        ..Run::start(&bench, &trial.request.session, setup.environment.clone(), provenance)
+        telemetry: own.as_ref().map(|own| own.telemetry.clone()).unwrap_or_default(),
+        ..Run::start(&bench, &trial.request.session, environment.clone(), provenance)
     };
     let filter = Filter::parse(setup.filter, false).map_err(|error| error.to_string())?;
-    let matches = |title: &&String| filter.matches(criterion::unnumbered(title).unwrap_or(title));
+    let matches = |title: &&String| filter.matches(unnumbered(title).unwrap_or(title));
     let wanted = |id: &String| trial.request.cases.as_ref().is_none_or(|cases| cases.contains(id));
     let mut skip = |id: &str, why: &str| run.skipped.insert(one_line(id), one_line(why));
     for (id, why) in stored.unusable.iter().filter(|(id, _)| wanted(id)) {
@@ -158,7 +173,10 @@ pub fn measure_listed(
             skip(id, &why);
         } else {
             let added_ns = trial.delays_ns.get(id).copied().unwrap_or(0.0);
-            run.cases.insert(id.clone(), record(case, added_ns, contention));
+            let mut record = record(case, added_ns, contention);
+            let of_gpu = own.as_ref().and_then(|own| own.cases.get(id));
+            record.samples.host_bound = of_gpu.is_some_and(|of_gpu| of_gpu.samples.host_bound);
+            run.cases.insert(id.clone(), record);
         }
     }
     Ok(run)

@@ -108,8 +108,7 @@ pub fn count() -> Result<usize, DeviceError> {
 }
 
 /// The architecture of a GPU, without opening it.
-pub(super) fn own_arch(ordinal: usize) -> Result<String, DriverError> {
-    let device = result::device::get(ordinal as i32)?;
+pub(super) fn own_arch(device: sys::CUdevice) -> Result<String, DriverError> {
     // SAFETY: the driver gave that device.
     let capability = |attribute| unsafe { result::device::get_attribute(device, attribute) };
     Ok(arch_name(
@@ -150,7 +149,8 @@ pub fn check(ordinal: usize) -> Result<(), DeviceError> {
     if ordinal >= count {
         return Err(DeviceError::NoSuchDevice { wanted: ordinal, count });
     }
-    let code = Code::of(&own_arch(ordinal).map_err(failed("tell its architecture"))?)?;
+    let own = result::device::get(ordinal as i32).and_then(own_arch);
+    let code = Code::of(&own.map_err(failed("tell its architecture"))?)?;
     check_compiler(&code.arch)
 }
 
@@ -213,6 +213,11 @@ pub(super) struct Code {
 }
 
 impl Code {
+    /// Of other people's kernels, which are compiled already.
+    pub fn theirs(own: String) -> Self {
+        Self { code: own.clone(), arch: own, named: false }
+    }
+
     /// On a card of that architecture.
     pub fn of(own: &str) -> Result<Self, DeviceError> {
         Self::for_named(own, architecture::named())

@@ -15,6 +15,7 @@ use super::buffer::{Buffer, short as out_of_memory};
 use super::check::{Code, own_arch};
 pub use super::check::{DeviceError, check, count, l2_bytes, older_nvrtc};
 use super::kernel::Kernel;
+use super::raw_stream::{RawContext, RawStream};
 use super::staging::Staging;
 use super::status::{describe, failed};
 use super::wait;
@@ -76,9 +77,9 @@ impl Device {
         // tracking would add waits and events to every launch.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("make a stream"))?;
-        let own = own_arch(ordinal).map_err(failed("tell its architecture"))?;
-        let facts =
-            facts(&context, ordinal, Code::of(&own)?).map_err(failed("describe the GPU"))?;
+        let device = context.cu_device();
+        let own = own_arch(device).map_err(failed("tell its architecture"))?;
+        let facts = facts_of(device, Code::of(&own)?).map_err(failed("describe the GPU"))?;
         let marker = context
             .new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING))
             .map_err(failed("make an event"))?;
@@ -100,6 +101,16 @@ impl Device {
     /// The stream that everything runs on.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
+    }
+
+    /// The handle of the stream that everything runs on, for code with a binding of its own.
+    pub fn raw_stream(&self) -> RawStream {
+        RawStream::from(self.stream.cu_stream())
+    }
+
+    /// The handle of the context, which is current while a row is prepared and launched.
+    pub fn raw_context(&self) -> RawContext {
+        RawContext::new(self.context.cu_ctx())
     }
 
     /// Another stream, for work that may run concurrently.
@@ -265,13 +276,18 @@ impl Device {
     }
 }
 
-fn facts(context: &CudaContext, ordinal: usize, code: Code) -> Result<DeviceFacts, DriverError> {
-    let attribute = |attribute| context.attribute(attribute).map(|value| value.max(0) as u64);
-    let name = context.name()?;
+/// The facts of a device, which need no context, and what it is to run.
+pub(super) fn facts_of(device: sys::CUdevice, code: Code) -> Result<DeviceFacts, DriverError> {
+    let number = |attribute| {
+        // SAFETY: the driver gave that device.
+        unsafe { result::device::get_attribute(device, attribute) }
+    };
+    let attribute = |attribute| number(attribute).map(|value| value.max(0) as u64);
+    let name = result::device::get_name(device)?;
     let mut driver_cuda = 0;
     // SAFETY: the driver is loaded and initialised, and the pointer is valid.
     unsafe { sys::cuDriverGetVersion(&raw mut driver_cuda) }.result()?;
-    let bytes = context.uuid()?.bytes.map(|byte| byte as u8);
+    let bytes = result::device::get_uuid(device)?.bytes.map(|byte| byte as u8);
     let hex = |range: std::ops::Range<usize>| {
         bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
     };
@@ -290,8 +306,10 @@ fn facts(context: &CudaContext, ordinal: usize, code: Code) -> Result<DeviceFact
         driver_cuda,
         multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
         l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
-        memory_bytes: context.total_mem()? as u64,
+        // SAFETY: the driver gave that device.
+        memory_bytes: unsafe { result::device::total_mem(device) }? as u64,
         max_clock_mhz: (attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? / 1000) as u32,
-        ordinal,
+        // The driver's devices are their ordinals.
+        ordinal: device.max(0) as usize,
     })
 }

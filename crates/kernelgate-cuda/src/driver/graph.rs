@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaGraph, CudaStream, DriverError, sys};
 
+use super::conduct;
 use super::device::Device;
 use super::status::failed;
 use crate::BackendError;
@@ -60,6 +61,14 @@ impl Graph {
     /// Commands in it: kernels, copies, fills.
     pub const fn nodes(&self) -> usize {
         self.nodes
+    }
+
+    /// Whether memory is allocated in it, which a launch should not do.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn allocates(&self) -> Result<bool, BackendError> {
+        conduct::allocates(self.graph.cu_graph(), self.nodes)
     }
 
     /// Edges over which a kernel may begin before the one that it depends on has ended.

@@ -97,6 +97,24 @@ impl Kernel {
         }
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) const fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Alive as long as `self`, which keeps its module loaded.
+    pub(super) fn function(&self) -> sys::CUfunction {
+        self.function.cu_function()
+    }
+
+    /// Size of each parameter.
+    pub(super) fn parameter_bytes(&self) -> &[usize] {
+        &self.parameter_bytes
+    }
+
     /// Allows launches with that much dynamic shared memory.
     ///
     /// # Errors
@@ -175,14 +193,23 @@ impl Kernel {
     /// # Errors
     /// When the driver refuses.
     pub fn blocks_a_multiprocessor(&self, shape: LaunchShape) -> Result<usize, BackendError> {
+        self.blocks_held(shape.block, shape.shared_bytes)
+    }
+
+    /// The same for blocks of so many threads and bytes of dynamic shared memory.
+    pub(super) fn blocks_held(
+        &self,
+        threads: u32,
+        shared_bytes: u32,
+    ) -> Result<usize, BackendError> {
         let mut blocks = 0;
         // SAFETY: the pointer is valid; the function belongs to a module that `self` keeps loaded.
         unsafe {
             sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 &raw mut blocks,
                 self.function.cu_function(),
-                shape.block as i32,
-                shape.shared_bytes as usize,
+                threads as i32,
+                shared_bytes as usize,
             )
         }
         .result()
@@ -273,7 +300,14 @@ impl Kernel {
         attributes: &mut [sys::CUlaunchAttribute],
     ) -> Result<(), BackendError> {
         self.check(arguments)?;
-        let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_PARAMETERS];
+        let (mut few, mut many) = ([std::ptr::null_mut::<c_void>(); FEW_PARAMETERS], Vec::new());
+        let pointers = match few.get_mut(..arguments.len()) {
+            Some(few) => few,
+            None => {
+                many.resize(arguments.len(), std::ptr::null_mut());
+                &mut many[..]
+            }
+        };
         for (pointer, argument) in pointers.iter_mut().zip(arguments) {
             *pointer = match argument {
                 Argument::Address(value) | Argument::U64(value) => {
@@ -285,7 +319,6 @@ impl Kernel {
                 Argument::F32(value) => std::ptr::from_ref(value).cast_mut().cast(),
             };
         }
-        let count = arguments.len();
         if attributes.is_empty() {
             // SAFETY: the pointers are to values that outlive the call, which copies them; `check`
             // found one of the right size for each parameter; what the kernel does with
@@ -297,7 +330,7 @@ impl Kernel {
                     (shape.block, 1, 1),
                     shape.shared_bytes,
                     self.stream.cu_stream(),
-                    &mut pointers[..count],
+                    pointers,
                 )
             };
             return launched.map_err(|error| failed(&format!("launch {}", self.name), &error));
@@ -308,7 +341,7 @@ impl Kernel {
             sys::cuLaunchKernelEx(
                 &raw const config,
                 self.function.cu_function(),
-                pointers[..count].as_mut_ptr(),
+                pointers.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
         }
@@ -317,8 +350,8 @@ impl Kernel {
     }
 }
 
-/// Parameters that a kernel may have here.
-const MAX_PARAMETERS: usize = 64;
+/// Parameters whose addresses are put together without an allocation.
+const FEW_PARAMETERS: usize = 64;
 
 /// The size of each parameter of a kernel, as the driver tells.
 fn parameter_bytes(function: &CudaFunction, name: &str) -> Result<Vec<usize>, BackendError> {
@@ -341,11 +374,6 @@ fn parameter_bytes(function: &CudaFunction, name: &str) -> Result<Vec<usize>, Ba
             other => {
                 other.map_err(|error| failed(&format!("tell the parameters of {name}"), &error))?
             }
-        }
-        if sizes.len() == MAX_PARAMETERS {
-            return Err(BackendError::Launch(format!(
-                "{name} has more than {MAX_PARAMETERS} parameters: pass a struct in memory"
-            )));
         }
         sizes.push(bytes);
     }

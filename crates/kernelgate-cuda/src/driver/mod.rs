@@ -3,15 +3,21 @@
 pub mod argument;
 pub mod buffer;
 mod check;
+pub mod conduct;
 pub mod device;
 pub mod event;
 pub mod graph;
+pub mod image;
+pub mod joined;
 pub mod kernel;
 pub mod mailbox;
 pub mod memory;
 pub mod persistence;
+pub mod prepared;
+pub mod raw_stream;
 mod staging;
 mod status;
+pub mod stream_timer;
 mod wait;
 pub mod window;
 

@@ -20,7 +20,10 @@ type Remark = (&'static str, fn(&Run, &CaseRecord) -> bool);
 /// A ceiling that was measured at less than this share of the SM clock of a case flatters it.
 const SAME_CLOCK: f64 = 0.9;
 
-const REMARKS: [Remark; 5] = [
+const REMARKS: [Remark; 6] = [
+    ("unverified, nothing says whether the outputs are right", |_, case| {
+        case.verification.checked == 0
+    }),
     ("host-bound, the host's launches are in the time", |_, case| case.samples.host_bound),
     ("warning: throttled GPU, the times are too long", |_, case| case.samples.throttled > 0),
     ("of limit is too high, the ceiling was measured at a lower SM clock", |run, case| {

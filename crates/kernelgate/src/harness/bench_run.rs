@@ -114,6 +114,6 @@ pub fn bench(
 }
 
 /// Content hash of this program's file.
-fn executable_hash() -> Option<String> {
+pub fn executable_hash() -> Option<String> {
     file::content_hash(&std::env::current_exe().ok()?).ok()
 }

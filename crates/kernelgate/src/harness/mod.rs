@@ -16,6 +16,7 @@ mod execution;
 #[cfg(test)]
 mod exploits;
 pub mod filter;
+pub mod gpu_time;
 pub mod guard;
 pub mod inputs;
 pub mod names;

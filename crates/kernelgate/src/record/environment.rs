@@ -11,6 +11,7 @@ use sysinfo::System;
 
 use crate::backend::{BackendKind, Target};
 use kernelgate_cuda::compiler::nvrtc;
+use kernelgate_cuda::driver::device::DeviceFacts;
 use kernelgate_cuda::library;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
@@ -98,32 +99,31 @@ impl Environment {
     pub fn of(target: &Target) -> Self {
         match target {
             Target::Cpu => Self::cpu(),
-            Target::Cuda(device) => {
-                let facts = device.facts();
-                let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
-                Self {
-                    device_kind: BackendKind::Cuda.name().to_owned(),
-                    device_name: one_line(&facts.name),
-                    gpu: Some(Gpu {
-                        uuid: facts.uuid.clone(),
-                        arch: facts.arch.clone(),
-                        driver: Telemetry::open(&facts.uuid)
-                            .and_then(|telemetry| telemetry.driver())
-                            .unwrap_or_else(|| "unknown".to_owned()),
-                        driver_cuda: version((
-                            facts.driver_cuda / 1000,
-                            facts.driver_cuda % 1000 / 10,
-                        )),
-                        nvrtc: nvrtc::version().map_or_else(|_| "unknown".to_owned(), version),
-                        multiprocessors: facts.multiprocessors,
-                        l2_bytes: facts.l2_bytes,
-                        memory_bytes: facts.memory_bytes,
-                        max_clock_mhz: facts.max_clock_mhz,
-                        libraries: BTreeMap::new(),
-                    }),
-                    ..Self::cpu()
-                }
-            }
+            Target::Cuda(device) => Self::of_gpu(device.facts()),
+        }
+    }
+
+    /// The environment of this process on a GPU, whoever opened it.
+    pub fn of_gpu(facts: &DeviceFacts) -> Self {
+        let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
+        Self {
+            device_kind: BackendKind::Cuda.name().to_owned(),
+            device_name: one_line(&facts.name),
+            gpu: Some(Gpu {
+                uuid: facts.uuid.clone(),
+                arch: facts.arch.clone(),
+                driver: Telemetry::open(&facts.uuid)
+                    .and_then(|telemetry| telemetry.driver())
+                    .unwrap_or_else(|| "unknown".to_owned()),
+                driver_cuda: version((facts.driver_cuda / 1000, facts.driver_cuda % 1000 / 10)),
+                nvrtc: nvrtc::version().map_or_else(|_| "unknown".to_owned(), version),
+                multiprocessors: facts.multiprocessors,
+                l2_bytes: facts.l2_bytes,
+                memory_bytes: facts.memory_bytes,
+                max_clock_mhz: facts.max_clock_mhz,
+                libraries: BTreeMap::new(),
+            }),
+            ..Self::cpu()
         }
     }
 

@@ -5,6 +5,7 @@
 //! overwritten. Deliberately absent: any judgement of what was measured (`gate`).
 
 pub mod baseline;
+pub mod criterion_store;
 pub mod environment;
 pub mod file;
 pub mod lock;

@@ -5,13 +5,12 @@
 //! and leaves the samples of each in a store of JSON files, below the folder that `CRITERION_HOME`
 //! names. Deliberately absent: starting it (`compare`), and what its times mean (`gate`).
 
-pub mod store;
-
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
 use kernelgate::record::TrialSampling;
+use kernelgate::record::criterion_store::unnumbered;
 
 /// Implementation of a case that Criterion timed, in the record of a process.
 pub const IMPLEMENTATION: &str = "criterion";
@@ -73,12 +72,6 @@ pub fn filter(cases: &BTreeSet<String>) -> Option<String> {
     let ids: Vec<String> = ids.map(regex::escape).collect();
     let filter = format!("^(?:{})$", ids.join("|"));
     (filter.len() <= MAX_FILTER_BYTES).then_some(filter)
-}
-
-/// A title without the number that tells it from another: of "sum #2" "sum".
-pub fn unnumbered(title: &str) -> Option<&str> {
-    let (id, number) = title.rsplit_once(" #")?;
-    number.parse::<u32>().is_ok().then_some(id)
 }
 
 /// The titles in what an executable printed when it was asked to list its cases; lines of the

@@ -7,8 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
-use super::unnumbered;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -26,6 +26,8 @@ pub struct StoredCase {
     pub iterations: Vec<u64>,
     /// Time of each sample, all its iterations together, in the unit of the bench's measurement.
     pub times: Vec<f64>,
+    /// When its samples were written, where the file system tells.
+    pub written: Option<SystemTime>,
 }
 
 /// What a process left. A case is called by its id, and by its id and a number where it is not the
@@ -76,14 +78,16 @@ pub fn read(store: &Path) -> Result<Stored, StoreError> {
     let mut found = Vec::new();
     for folder in cases_below(store)? {
         let benchmark: BenchmarkFile = file(&folder.join("benchmark.json"))?;
-        let sample: SampleFile = file(&folder.join("sample.json"))?;
-        found.push((benchmark, sample));
+        let path = folder.join("sample.json");
+        let sample: SampleFile = file(&path)?;
+        let written = std::fs::metadata(&path).and_then(|metadata| metadata.modified()).ok();
+        found.push((benchmark, sample, written));
     }
     let mut count: BTreeMap<String, usize> = BTreeMap::new();
-    for (benchmark, _) in &found {
+    for (benchmark, ..) in &found {
         *count.entry(benchmark.full_id.clone()).or_default() += 1;
     }
-    for (BenchmarkFile { group_id: group, full_id, title }, sample) in found {
+    for (BenchmarkFile { group_id: group, full_id, title }, sample, written) in found {
         let number = title.strip_prefix(unnumbered(&title).unwrap_or(&title)).unwrap_or_default();
         let id = if count[&full_id] > 1 { format!("{full_id}{number}") } else { full_id };
         stored.titles.insert(title);
@@ -93,12 +97,19 @@ pub fn read(store: &Path) -> Result<Stored, StoreError> {
         }
         match checked(&sample) {
             Ok(iterations) => {
-                stored.cases.insert(id, StoredCase { group, iterations, times: sample.times });
+                let times = sample.times;
+                stored.cases.insert(id, StoredCase { group, iterations, times, written });
             }
             Err(why) => drop(stored.unusable.insert(id, why)),
         }
     }
     Ok(stored)
+}
+
+/// A title without the number that tells it from another: of "sum #2" "sum".
+pub fn unnumbered(title: &str) -> Option<&str> {
+    let (id, number) = title.rsplit_once(" #")?;
+    number.parse::<u32>().is_ok().then_some(id)
 }
 
 /// Whether a process left anything at all.

@@ -1,0 +1,286 @@
+//! A Criterion bench of CUDA code with our measurement: what changes in its source, that its run is
+//! recorded and gated as any other, and what is refused. The driver is a fake, so that no GPU is
+//! needed; its streams are real queues, their clock is not.
+
+#![allow(clippy::unwrap_used)]
+#![cfg(target_os = "linux")]
+
+mod package;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use package::Outcome;
+use package::outside::Outside;
+
+const QUICK: &str = "--noplot --warm-up-time 0.02 --measurement-time 0.05 --sample-size 10 \
+                     --nresamples 10";
+
+fn example(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/drop_in");
+    std::fs::read_to_string(folder.join(name)).unwrap()
+}
+
+/// A package with that bench, and the fake driver beside it. Criterion is the library's own: of
+/// those that `cargo test` built only one is the right one.
+fn package(bench: &str) -> Outside {
+    let bench = format!("use kernelgate::gpu_time::criterion;\n{}", without_comments(bench));
+    let outside = Outside::new(&[("drop_in", &bench)]);
+    for file in ["gpu/mod.rs", "gpu/scale.ptx"] {
+        let text = example(file).replace("    fn open()", "    pub fn open()");
+        outside.write(&format!("benches/{file}"), &text);
+    }
+    outside.write("lib/driver.c", include_str!("fixture/fake_driver.c"));
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let compiled = Command::new(compiler)
+        .args(["-shared", "-fPIC", "-O1", "-pthread", "-o", "libcuda.so.1", "driver.c"])
+        .current_dir(outside.path("lib"))
+        .status()
+        .unwrap();
+    assert!(compiled.success());
+    std::os::unix::fs::symlink("libcuda.so.1", outside.path("lib/libcuda.so")).unwrap();
+    outside.write(".gitignore", "target\nlib\n");
+    outside
+}
+
+/// Without its module's documentation, which has to come first.
+fn without_comments(bench: &str) -> String {
+    bench.lines().filter(|line| !line.starts_with("//!")).map(|line| format!("{line}\n")).collect()
+}
+
+fn with_driver(outside: &Outside, mut command: Command) -> Command {
+    command.env("LD_LIBRARY_PATH", outside.path("lib")).env("KERNELGATE_TIMEOUT", "20");
+    command.env("CARGO_ENCODED_RUSTFLAGS", package::rustflags());
+    command
+}
+
+fn run(outside: &Outside, program: &str, line: &str) -> Outcome {
+    with_driver(outside, outside.command(program, line)).output().unwrap().into()
+}
+
+fn bench(outside: &Outside, line: &str) -> Outcome {
+    run(outside, env!("CARGO"), &format!("bench --offline --bench drop_in -- {QUICK} {line}"))
+}
+
+fn kernelgate(outside: &Outside, line: &str) -> Outcome {
+    run(outside, env!("CARGO_BIN_EXE_kernelgate"), line)
+}
+
+/// The only record of the last session.
+fn record(outside: &Outside) -> PathBuf {
+    let sessions = std::fs::read_dir(outside.path("target/kernelgate/runs")).unwrap();
+    let mut sessions: Vec<PathBuf> = sessions.map(|entry| entry.unwrap().path()).collect();
+    sessions.sort_by_key(|folder| folder.metadata().unwrap().modified().unwrap());
+    sessions.last().unwrap().join("drop_in.json")
+}
+
+fn json(path: &Path) -> serde_json::Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Lines of one text that are not in the other, comments and empty lines aside.
+fn only_in<'a>(text: &'a str, other: &str) -> Vec<&'a str> {
+    let mut others: Vec<&str> = other.lines().map(str::trim).collect();
+    let code = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let mut only = Vec::new();
+    for line in code.filter(|line| !line.starts_with("//")) {
+        match others.iter().position(|other| *other == line) {
+            Some(same) => drop(others.remove(same)),
+            None => only.push(line),
+        }
+    }
+    only
+}
+
+#[test]
+fn two_places_of_the_source_change_and_waits_go() {
+    let (before, after) = (example("before.rs"), example("after.rs"));
+    let (removed, added) = (only_in(&before, &after), only_in(&after, &before));
+    let waits = removed.iter().filter(|line| **line == "gpu.wait();").count();
+    assert_eq!((waits, removed.len() - waits, added.len()), (3, 2, 8), "{removed:?}\n{added:?}");
+    assert!(after.lines().all(|line| line.len() <= 100));
+}
+
+#[test]
+fn a_bench_in_gpu_time_is_recorded_saved_and_gated() {
+    let outside = package(&example("after.rs"));
+    outside.commit();
+    let first = bench(&outside, "--save-baseline main");
+    first.expect(
+        0,
+        &[
+            "fill/67108864",
+            "unverified, nothing says whether the outputs are right: ",
+            "baseline `main` saved in ",
+        ],
+    );
+    let saved = json(&record(&outside));
+    let cases = saved["cases"].as_object().unwrap();
+    let ids: Vec<&str> = cases.keys().map(String::as_str).collect();
+    let both = |name: &str| [format!("{name}/1048576"), format!("{name}/67108864")];
+    let wanted: Vec<String> =
+        ["copy", "fill", "scale"].iter().flat_map(|name| both(name)).collect();
+    assert_eq!(ids, wanted);
+    assert_eq!(saved["environment"]["device_name"], "Fake GPU");
+    assert_eq!(saved["complete"], true);
+    // 2 µs and a nanosecond for each KiB, of which the fake's clock knows no other.
+    let large = &cases["fill/67108864"]["samples"];
+    let launches = large["launches"].as_array().unwrap().iter().map(|it| it.as_f64().unwrap());
+    let times = large["elapsed_ns"].as_array().unwrap().iter().map(|it| it.as_f64().unwrap());
+    let mut each: Vec<f64> = times.zip(launches).map(|(time, launches)| time / launches).collect();
+    each.sort_by(f64::total_cmp);
+    assert!((67_536.0..80_000.0).contains(&each[0]), "{each:?}");
+    assert!(large["host_bound"].is_null(), "{large}");
+    // Criterion's own store and flags are as they were.
+    assert!(outside.path("target/criterion/fill/67108864/main/sample.json").is_file());
+
+    bench(&outside, "--baseline main copy/6").expect(0, &["copy/67108864"]);
+    kernelgate(&outside, "gate --baseline main --relative 5")
+        .expect(0, &["copy/67108864", "unchanged"]);
+    let mut slower = with_driver(
+        &outside,
+        outside.command(env!("CARGO"), &format!("bench --offline --bench drop_in -- {QUICK} /6")),
+    );
+    Outcome::from(slower.env("FAKE_SLOWER", "40").output().unwrap()).expect(0, &["scale/67108864"]);
+    kernelgate(&outside, "gate --baseline main").expect(1, &["fill/67108864", "regressed"]);
+    for line in ["--list", "--test fill", "--quick fill/1048576", "--profile-time 1 fill/1"] {
+        bench_plain(&outside, line).expect(0, &["fill/1048576"]);
+    }
+    kernelgate(
+        &outside,
+        "baseline save again --runs 2 -- --bench drop_in -- --quick --nresamples 9 copy",
+    )
+    .expect(0, &["2 cases, 2 runs each"]);
+}
+
+fn bench_plain(outside: &Outside, line: &str) -> Outcome {
+    run(
+        outside,
+        env!("CARGO"),
+        &format!("bench --offline --bench drop_in -- --noplot --nresamples 9 {line}"),
+    )
+}
+
+/// The bench with what HOW says in place of its first group's routine and of its stream.
+fn ill_behaved() -> String {
+    const HOW: &str = r#"
+thread_local!(static OTHER: Gpu = Gpu::open());
+
+fn how() -> String {
+    std::env::var("HOW").unwrap_or_default()
+}
+
+fn handle() -> *mut u8 {
+    match &*how() {
+        "null" => std::ptr::null_mut(),
+        "no stream" => [0_u64; 8].as_ptr().cast::<u8>().cast_mut(),
+        _ => Gpu::get().stream().cast(),
+    }
+}
+
+fn filled(gpu: &Gpu, how: &str, buffer: u64, bytes: usize) {
+    match how {
+        "nothing" => {}
+        "elsewhere" => OTHER.with(|other| {
+            other.fill(buffer, bytes);
+            other.wait();
+        }),
+        "waits" => {
+            gpu.fill(buffer, bytes);
+            gpu.wait();
+        }
+        _ => gpu.fill(buffer, bytes),
+    }
+}
+
+fn fill_case(b: &mut kernelgate::gpu_time::Bencher, gpu: &Gpu, buffer: u64, bytes: usize) {
+    let how = how();
+    match &*how {
+        "its own time" => b.iter_custom(|n| std::time::Duration::from_micros(n).into()),
+        how => b.iter(|| filled(gpu, how, buffer, bytes)),
+    }
+}
+"#;
+    let after = example("after.rs").replace("Gpu::get().stream()", "handle()");
+    let after =
+        after.replace("gpu.copy(target, source, bytes);", "copied(gpu, target, source, bytes);");
+    let (from, to) = (
+        "b.iter(|| {\n                gpu.fill(buffer, bytes);\n            });",
+        "fill_case(b, gpu, buffer, bytes);",
+    );
+    assert!(after.contains(from), "{after}");
+    let copied = "fn copied(gpu: &Gpu, target: u64, source: u64, bytes: usize) {\n    if how() != \
+                  \"copies nothing\" {\n        gpu.copy(target, source, bytes);\n    }\n}\n";
+    format!("{}{HOW}{copied}", after.replace(from, to))
+}
+
+#[test]
+fn what_has_no_time_is_refused_and_what_is_not_the_gpus_is_said() {
+    let outside = package(&ill_behaved());
+    let how = |how: &str, filter: &str| -> Outcome {
+        let line = format!("bench --offline --bench drop_in -- {QUICK} {filter}");
+        let mut command = with_driver(&outside, outside.command(env!("CARGO"), &line));
+        command.env("HOW", how).output().unwrap().into()
+    };
+    let nothing = "enqueues nothing on the stream that is timed";
+    for kind in ["nothing", "elsewhere"] {
+        how(kind, "").expect(1, &["error: the first case: has no time: ", nothing]);
+        let record = json(&record(&outside));
+        assert_eq!(record["complete"], false);
+        assert!(record["failed"]["the first case"].as_str().unwrap().contains(nothing));
+        assert!(record["cases"].as_object().unwrap().is_empty(), "{record}");
+    }
+    // What was measured before is kept, and the next one named after it.
+    how("copies nothing", "").expect(1, &["error: the case after `fill/67108864`: has no time"]);
+    assert_eq!(json(&record(&outside))["cases"].as_object().unwrap().len(), 2);
+
+    how("null", "").expect(2, &["error: failed to time a stream: the stream's handle is null"]);
+    how("no stream", "").expect(2, &["is no stream that lives: CUDA_ERROR_INVALID_HANDLE"]);
+
+    let waits = "host-bound, the host's launches are in the time: fill/1048576, fill/67108864";
+    how("waits", "fill").expect(0, &[waits]);
+    how("its own time", "^(fill|copy)/1048576$").expect(0, &["copy/1048576"]);
+    let record = json(&record(&outside));
+    assert!(record["skipped"]["fill/1048576"].as_str().unwrap().contains("iter_custom"));
+    assert_eq!(record["cases"].as_object().unwrap().len(), 1);
+}
+
+#[test]
+fn two_builds_are_compared_by_gpu_time() {
+    let outside = package(&example("after.rs"));
+    outside.commit();
+    let slower = example("gpu/mod.rs").replace("7 => u8, bytes =>", "7 => u8, 30 * bytes =>");
+    outside.write("benches/gpu/mod.rs", &slower);
+    let line = "compare --base HEAD --relative 1 --tolerated 2 --case-time 0.02s --max-blocks 12 \
+                --format json fill/67108864";
+    let outcome = kernelgate(&outside, line);
+    outcome.expect(1, &["1 unverified case"]);
+    let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert!(json["device"].as_str().unwrap().starts_with("Fake GPU"), "{}", json["device"]);
+    let judged = &json["judged"][0];
+    assert_eq!(judged["decision"]["case"], "fill/67108864");
+    assert_eq!(judged["verdict"], "regressed");
+    assert!(!outside.path("target/kernelgate/runs").exists(), "no trial is taken for a run");
+}
+
+/// The same with the driver that is installed.
+#[test]
+fn the_example_runs_on_a_gpu() {
+    let Some((_device, _alone)) = kernelgate_cuda::testing::gpu() else { return };
+    let outside = package(&example("after.rs"));
+    let line = format!("bench --offline --bench drop_in -- {QUICK}");
+    let mut command = outside.command(env!("CARGO"), &line);
+    command.env("CARGO_ENCODED_RUSTFLAGS", package::rustflags());
+    let outcome = Outcome::from(command.output().unwrap());
+    eprintln!("{}", outcome.stdout);
+    outcome.expect(0, &["copy/67108864", "unverified"]);
+    let record = json(&record(&outside));
+    let cases = record["cases"].as_object().unwrap();
+    assert_eq!(cases.len(), 6);
+    // 64 MiB are read and written in more than 10 µs on every card, and in less than 10 ms.
+    let samples = &cases["copy/67108864"]["samples"];
+    let (times, launches) = (&samples["elapsed_ns"], &samples["launches"]);
+    let each = times[0].as_f64().unwrap() / launches[0].as_f64().unwrap();
+    assert!((1e4..1e7).contains(&each), "{samples}");
+    assert!(samples["host_bound"].is_null(), "{samples}");
+}

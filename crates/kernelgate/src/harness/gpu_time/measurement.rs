@@ -1,0 +1,224 @@
+//! The measurement that Criterion calls around every pass of a routine.
+
+use std::cell::{Cell, RefCell};
+use std::time::{Duration, Instant};
+
+use criterion::Throughput;
+use criterion::measurement::{Measurement, ValueFormatter, WallTime};
+
+use kernelgate_cuda::BackendError;
+use kernelgate_cuda::driver::raw_stream::RawStream;
+use kernelgate_cuda::driver::stream_timer::{EmptyReadings, StreamError, StreamTimer};
+use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
+
+use super::checks::{Checks, Pass};
+use super::recording::{self, Ended};
+use super::samples::{GpuElapsed, SampleLog};
+use crate::exit::Exit;
+use crate::harness::place::DEFAULT_TIMEOUT_S;
+use crate::record::Store;
+use crate::record::text::printable;
+
+/// A measurement of Criterion: the time of a stream, by events.
+pub struct GpuTime {
+    inner: RefCell<Inner>,
+    formatter: Formatter,
+}
+
+struct Inner {
+    timer: StreamTimer,
+    /// Measured before the first pass.
+    readings: Option<EmptyReadings>,
+    telemetry: Vec<Reading>,
+    checks: Checks,
+    log: SampleLog,
+    began: Instant,
+}
+
+impl GpuTime {
+    /// Times what is enqueued on a stream: its handle as a number, or as a pointer of whatever type
+    /// the bench's binding has for `CUstream`. The stream must live as long as this.
+    ///
+    /// A handle that is null or none of a stream ends the process with an error and exit code 2,
+    /// because Criterion's macros take no error. [`Self::new`] returns it.
+    pub fn of_stream(handle: impl Into<RawStream>) -> Self {
+        Self::new(handle.into()).unwrap_or_else(|error| {
+            let error = error.to_string();
+            eprintln!("error: failed to time a stream: {}", printable(&error));
+            std::process::exit(Exit::Usage as i32)
+        })
+    }
+
+    /// The same for the legacy default stream of the context that is current, which the null handle
+    /// means to the driver, and which has to be meant here.
+    pub fn of_legacy_default_stream() -> Self {
+        Self::of_stream(RawStream::LEGACY_DEFAULT)
+    }
+
+    /// Times what is enqueued on a stream.
+    ///
+    /// # Errors
+    /// When the handle is null or no stream, or the device fails.
+    pub fn new(stream: RawStream) -> Result<Self, StreamError> {
+        // Read by `kernelgate`, and may not be optimised away.
+        std::hint::black_box(recording::MARK.as_ptr());
+        let inner = Inner {
+            timer: StreamTimer::new(stream, timeout())?,
+            readings: None,
+            telemetry: Vec::new(),
+            checks: Checks::default(),
+            log: SampleLog::start(&Store::discover().criterion),
+            began: Instant::now(),
+        };
+        let formatter = Formatter { wall: WallTime, reported: Cell::new(false) };
+        Ok(Self { inner: RefCell::new(inner), formatter })
+    }
+
+    /// Ends the process: nothing of the routine can be timed.
+    fn refuse(&self, inner: &mut Inner, error: &BackendError) -> ! {
+        let case = recording::case_after(&inner.log);
+        eprintln!("error: {case}: {}", printable(&error.to_string()));
+        if let Err(why) = inner.record(Ended::Refused { case, error: error.to_string() }) {
+            eprintln!("error: {}", printable(&why));
+        }
+        std::process::exit(Exit::Regression as i32)
+    }
+}
+
+impl Inner {
+    fn begin(&mut self) -> Result<(), BackendError> {
+        if self.readings.is_none() {
+            self.readings = Some(self.timer.empty_readings()?);
+            self.read_telemetry();
+        }
+        let hold = self.checks.next_hold();
+        self.timer.begin(hold)?;
+        self.began = Instant::now();
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<GpuElapsed, BackendError> {
+        let interval = self.timer.end()?;
+        let host = self.began.elapsed();
+        let asks = self.checks.asks_for_context(&interval);
+        let busy = asks.then(|| self.timer.context_busy()).transpose()?;
+        if let Some(readings) = &self.readings {
+            let judged = self.checks.judge(Pass { interval, host, busy }, readings);
+            judged.map_err(BackendError::NotTimed)?;
+        }
+        let drained = interval.drained;
+        Ok(GpuElapsed { ns: interval.elapsed_ns, drained, by_routine: false })
+    }
+
+    fn read_telemetry(&mut self) {
+        let telemetry = Telemetry::open(&self.timer.facts().uuid);
+        self.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
+    }
+
+    fn record(&mut self, ended: Ended) -> Result<Exit, String> {
+        self.read_telemetry();
+        let least_ns =
+            self.readings.map_or(0.0, |readings| readings.least_ns - readings.nothing_ns);
+        let telemetry = std::mem::take(&mut self.telemetry);
+        recording::record(&self.log, (self.timer.facts(), telemetry), least_ns, ended)
+    }
+}
+
+impl Measurement for GpuTime {
+    type Intermediate = ();
+    type Value = GpuElapsed;
+
+    fn start(&self) {
+        let inner = &mut *self.inner.borrow_mut();
+        // What Criterion reports it formats: the passes to come are of another case.
+        if self.formatter.reported.take() {
+            inner.checks = Checks::default();
+        }
+        if let Err(error) = inner.begin() {
+            self.refuse(inner, &error);
+        }
+    }
+
+    fn end(&self, (): ()) -> GpuElapsed {
+        let inner = &mut *self.inner.borrow_mut();
+        match inner.end() {
+            Ok(elapsed) => elapsed,
+            Err(error) => self.refuse(inner, &error),
+        }
+    }
+
+    fn add(&self, a: &GpuElapsed, b: &GpuElapsed) -> GpuElapsed {
+        GpuElapsed {
+            ns: a.ns + b.ns,
+            drained: a.drained || b.drained,
+            by_routine: a.by_routine || b.by_routine,
+        }
+    }
+
+    fn zero(&self) -> GpuElapsed {
+        GpuElapsed::default()
+    }
+
+    /// Called once a sample: notes it.
+    fn to_f64(&self, value: &GpuElapsed) -> f64 {
+        self.inner.borrow_mut().log.add(*value);
+        value.ns
+    }
+
+    fn formatter(&self) -> &dyn ValueFormatter {
+        &self.formatter
+    }
+}
+
+impl Drop for GpuTime {
+    fn drop(&mut self) {
+        let inner = self.inner.get_mut();
+        if inner.log.is_empty() {
+            return;
+        }
+        let panicking = std::thread::panicking();
+        let ended = if panicking { Ended::Interrupted } else { Ended::Complete };
+        let exit = inner.record(ended).unwrap_or_else(|why| {
+            eprintln!("error: {}", printable(&why));
+            Exit::Usage
+        });
+        if exit != Exit::Fine && !panicking {
+            std::process::exit(exit as i32);
+        }
+    }
+}
+
+/// When what was enqueued is treated as hung: as the bench binaries of the harness are told.
+fn timeout() -> Duration {
+    let told = std::env::var("KERNELGATE_TIMEOUT").ok();
+    let seconds = told.and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(DEFAULT_TIMEOUT_S))
+}
+
+/// Criterion's own words for nanoseconds; what is formatted is of a case that has ended.
+struct Formatter {
+    wall: WallTime,
+    reported: Cell<bool>,
+}
+
+impl ValueFormatter for Formatter {
+    fn scale_values(&self, typical_ns: f64, values: &mut [f64]) -> &'static str {
+        self.reported.set(true);
+        self.wall.formatter().scale_values(typical_ns, values)
+    }
+
+    fn scale_throughputs(
+        &self,
+        typical_ns: f64,
+        throughput: &Throughput,
+        values: &mut [f64],
+    ) -> &'static str {
+        self.reported.set(true);
+        self.wall.formatter().scale_throughputs(typical_ns, throughput, values)
+    }
+
+    fn scale_for_machines(&self, values: &mut [f64]) -> &'static str {
+        self.reported.set(true);
+        self.wall.formatter().scale_for_machines(values)
+    }
+}

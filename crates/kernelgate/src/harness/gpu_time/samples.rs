@@ -1,0 +1,140 @@
+//! The samples of a process in the order in which they were taken, and which case of Criterion's
+//! store is made of which.
+//!
+//! A measurement is not told whose sample it takes. Criterion's store says whose: its times are
+//! those that the measurement gave, bit for bit.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use crate::record::criterion_store::StoredCase;
+
+/// What lay between two events.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct GpuElapsed {
+    /// Nanoseconds.
+    pub(super) ns: f64,
+    /// Whether the GPU waited for the host at the end.
+    pub(super) drained: bool,
+    /// Whether the routine told the time itself.
+    pub(super) by_routine: bool,
+}
+
+/// For `iter_custom`, whose routines tell a time of their own: it is Criterion's to report, and not
+/// recorded, because nothing is known of it.
+impl From<Duration> for GpuElapsed {
+    fn from(told: Duration) -> Self {
+        Self { ns: told.as_nanos() as f64, drained: false, by_routine: true }
+    }
+}
+
+/// What became of a case that the store holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// Taken here; whether the host's time is in most of its samples.
+    Here {
+        /// How many of the store's samples were taken here: all, but for the second of Criterion's
+        /// quick mode where it made that up.
+        samples: usize,
+        /// Whether the GPU waited for the host in most of them.
+        host_bound: bool,
+    },
+    /// Measured by the routine itself (`iter_custom`).
+    ByRoutine,
+    /// Of an earlier process, or of another measurement.
+    Elsewhere,
+}
+
+/// All samples of a process.
+#[derive(Debug, Clone)]
+pub struct SampleLog {
+    since: SystemTime,
+    taken: Vec<GpuElapsed>,
+}
+
+impl SampleLog {
+    /// Nothing yet, of cases that will be stored in that folder.
+    pub fn start(store: &Path) -> Self {
+        // By the clock of the file system, which need not be that of the host.
+        let there = store.ancestors().find(|folder| folder.is_dir());
+        let probe = there.and_then(|folder| tempfile::tempfile_in(folder).ok());
+        let since = probe.and_then(|file| file.metadata().ok()?.modified().ok());
+        Self { since: since.unwrap_or_else(SystemTime::now), taken: Vec::new() }
+    }
+
+    /// Whether no sample was taken.
+    pub fn is_empty(&self) -> bool {
+        self.taken.is_empty()
+    }
+
+    /// Adds the next.
+    pub fn add(&mut self, sample: GpuElapsed) {
+        self.taken.push(sample);
+    }
+
+    /// Where the samples of a case are from.
+    pub fn origin(&self, case: &StoredCase) -> Origin {
+        if case.written.is_some_and(|written| written < self.since) || case.times.is_empty() {
+            return Origin::Elsewhere;
+        }
+        // Criterion's quick mode makes up the second sample of what takes too long for two.
+        let made_up = matches!(*case.times, [first, second] if second == first.next_up());
+        let times = if made_up { &case.times[..1] } else { &case.times };
+        let same = |window: &&[GpuElapsed]| {
+            let pairs = window.iter().zip(times);
+            pairs.into_iter().all(|(taken, time)| taken.ns.to_bits() == time.to_bits())
+        };
+        let Some(found) = self.taken.windows(times.len()).rfind(same) else {
+            return Origin::Elsewhere;
+        };
+        if found.iter().any(|sample| sample.by_routine) {
+            return Origin::ByRoutine;
+        }
+        let drained = found.iter().filter(|sample| sample.drained).count();
+        Origin::Here { samples: times.len(), host_bound: 2 * drained > times.len() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(times: &[f64]) -> StoredCase {
+        StoredCase {
+            group: "g".to_owned(),
+            iterations: vec![1; times.len()],
+            times: times.to_vec(),
+            written: Some(SystemTime::now() + Duration::from_secs(1)),
+        }
+    }
+
+    #[test]
+    fn a_case_is_known_by_its_times() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = SampleLog::start(&folder.path().join("not/yet"));
+        let sample = |ns| GpuElapsed { ns, ..GpuElapsed::default() };
+        // Two cases, and between them what nobody stored.
+        for ns in [10.0, 20.5, 30.0, 7.0] {
+            log.add(sample(ns));
+        }
+        for ns in [1.0, 2.0, 3.0] {
+            log.add(GpuElapsed { drained: ns < 3.0, ..sample(ns) });
+        }
+        log.add(Duration::from_nanos(50).into());
+        log.add(Duration::from_nanos(60).into());
+        let origin = |times: &[f64]| log.origin(&case(times));
+        assert_eq!(origin(&[10.0, 20.5, 30.0]), Origin::Here { samples: 3, host_bound: false });
+        assert_eq!(origin(&[1.0, 2.0, 3.0]), Origin::Here { samples: 3, host_bound: true });
+        assert_eq!(origin(&[50.0, 60.0]), Origin::ByRoutine);
+        assert_eq!(origin(&[10.0, 20.5, 31.0]), Origin::Elsewhere);
+        assert_eq!(origin(&[20.5, 10.0]), Origin::Elsewhere, "another order");
+        assert_eq!(
+            origin(&[7.0, 7.0_f64.next_up()]),
+            Origin::Here { samples: 1, host_bound: false },
+            "the second was made up"
+        );
+        let old = SystemTime::now() - Duration::from_secs(60);
+        let earlier = StoredCase { written: Some(old), ..case(&[10.0, 20.5, 30.0]) };
+        assert_eq!(log.origin(&earlier), Origin::Elsewhere);
+    }
+}
