@@ -20,6 +20,9 @@ pub struct OutputComparison {
     pub checked: u64,
     /// Elements of the outputs; those not compared are checked finite.
     pub total: u64,
+    /// Unit roundoff of the least precise floating-point output: what rounding an output to its
+    /// dtype may cost by itself, relative. 0 where all are integers.
+    pub rounding: f64,
 }
 
 /// Why a case is wrong.
@@ -194,6 +197,7 @@ pub fn compare(
         comparison.max_error = comparison.max_error.max(found.max_error);
         comparison.relative_l2 = comparison.relative_l2.max(found.relative_l2);
         comparison.checked += found.checked;
+        comparison.rounding = comparison.rounding.max(output.dtype().unit_roundoff());
     }
     if comparison.checked == 0 {
         return Err(VerifyError::Nothing);
@@ -332,7 +336,7 @@ fn compare_rows(
                     max_error,
                     relative_l2,
                     checked: values.len() as u64,
-                    total: 0,
+                    ..OutputComparison::default()
                 });
             }
             Err(VerifyError::TooFar {
