@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::environment::{Environment, Provenance};
 use super::file::Record;
 use crate::measure::limits::{Limits, TimeLimit};
-use crate::verify::OutputComparison;
+use crate::verify::{Bounds, OutputComparison};
 use crate::workload::{Tolerance, Work};
 use kernelgate_cuda::observe::telemetry::Reading;
 
@@ -166,8 +166,9 @@ pub struct Allowed {
     pub relative_l2: f64,
 }
 
-impl From<Tolerance> for Allowed {
-    fn from(Tolerance { max_error, relative_l2 }: Tolerance) -> Self {
+impl From<Bounds> for Allowed {
+    fn from(bounds: Bounds) -> Self {
+        let Tolerance { max_error, relative_l2 } = bounds.allowed();
         Self { max_error, relative_l2 }
     }
 }
