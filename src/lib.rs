@@ -14,6 +14,8 @@ mod gpu_tests;
 mod kernel_tests;
 mod math;
 #[cfg(test)]
+mod precision_tests;
+#[cfg(test)]
 mod selection_tests;
 pub mod st_bif;
 

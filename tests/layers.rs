@@ -73,9 +73,17 @@ const CRATES: &[Rules] = &[
             ("faer", &["measure/limits/cpu_matmul.rs"]),
             ("pulp", &["simd.rs", "measure/limits/cpu.rs"]),
             ("sysinfo", &["record/environment.rs", "harness/session.rs"]),
-            ("serde_json", &["record/criterion_store.rs", "record/file.rs", "harness/stored.rs"]),
+            (
+                "serde_json",
+                &[
+                    "record/criterion_store.rs",
+                    "record/file.rs",
+                    "record/file/",
+                    "harness/stored.rs",
+                ],
+            ),
             ("ctrlc", &["harness/recorder.rs"]),
-            ("xxhash_rust", &["record/file.rs", "verify/"]),
+            ("xxhash_rust", &["record/file.rs", "record/file/", "verify/"]),
         ],
     },
     Rules {

@@ -109,7 +109,7 @@ fn hold(store: &Store, name: &str, runs: &[Run], policy: Policy) -> Result<GateR
 
 /// Of the oldest run that a judged case rests on.
 fn staleness(store: &Store, baseline: &Baseline, report: &GateReport) -> Option<Staleness> {
-    let used = report.judged.iter().flat_map(|judged| baseline.cases[&judged.case].samples.keys());
+    let used = report.judged.iter().flat_map(|judged| baseline.cases[&judged.case].runs.keys());
     let oldest = used.map(|key| &baseline.runs[key]).min_by(|a, b| a.started.cmp(&b.started))?;
     let started: Option<jiff::Timestamp> = oldest.started.parse().ok();
     Some(Staleness {

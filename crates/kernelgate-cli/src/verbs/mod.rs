@@ -16,6 +16,7 @@ mod gate;
 mod interrupt;
 mod list;
 mod lock;
+mod migrate;
 mod output;
 mod peers;
 mod profile;

@@ -156,7 +156,7 @@ fn write(arguments: &Arguments, store: &Store, sessions: &[Vec<Run>]) -> anyhow:
     let cases: Vec<usize> = sessions[0]
         .iter()
         .flat_map(|run| run.cases.keys())
-        .filter_map(|id| Some(baseline.cases.get(id)?.samples.len()))
+        .filter_map(|id| Some(baseline.cases.get(id)?.runs.len()))
         .collect();
     // Runs of the same build that were there before count too.
     let fewest = cases.iter().min().copied().unwrap_or_default();

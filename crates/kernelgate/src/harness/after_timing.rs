@@ -88,7 +88,7 @@ pub fn check(
                 .map_err(|problem| VerifyError::Reference { output: "all".to_owned(), problem })?,
             None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
         };
-        verify::compare(&outputs, expected, ready.tolerance)
+        verify::compare(&outputs, expected, ready.bounds)
     });
     let how = changed.map_or(InputChange::Same, ChangedInputs::change);
     let comparison = compared.map_err(CaseError::Fail)?.map_err(|error| match error {

@@ -224,9 +224,10 @@ impl Execution<'_> {
     ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), CaseError> {
         match &self.trial {
             Some(trial) => ready.verify_bits(group, case, &self.target, trial.known(&case.id)),
-            None => ready
-                .verify(group, case, &self.target)
-                .map(|(executable, comparison)| (executable, comparison.into(), Duration::ZERO)),
+            None => {
+                let (executable, comparison) = ready.verify(group, case, &self.target)?;
+                Ok((executable, ready.found(comparison, None), Duration::ZERO))
+            }
         }
     }
 

@@ -14,8 +14,8 @@ use crate::display;
 use crate::record::environment::available_memory;
 use crate::record::run::VerificationRecord;
 use crate::record::tensors;
-use crate::verify::{self, OutputComparison, VerifyError};
-use crate::workload::{Expected, Tensors, Tolerance};
+use crate::verify::{self, Bounds, OutputComparison, VerifyError};
+use crate::workload::{Expected, Tensors};
 
 /// Inputs and reference of a problem.
 pub struct Ready {
@@ -24,8 +24,8 @@ pub struct Ready {
     /// What they must produce; empty until the reference is computed.
     pub expected: Vec<Expected>,
     has_reference: bool,
-    /// How closely.
-    pub tolerance: Tolerance,
+    /// How closely; what a declared precision asks for is known with the reference.
+    pub bounds: Bounds,
     /// Seed of the inputs.
     pub seed: u64,
     /// Where references are kept; none where each is computed.
@@ -63,7 +63,9 @@ impl Ready {
     /// As [`Self::new`].
     pub fn inputs(group: &Group<'_>, seed: u64, kept: Option<&Path>) -> Result<Self, CaseError> {
         let problem = group.bound.problem();
-        let needed = guard::catch(|| problem.host_bytes()).map_err(CaseError::Fail)?;
+        // With a declared precision there are two references.
+        let times = if problem.precision().is_some() { 2 } else { 1 };
+        let needed = guard::catch(|| times * problem.host_bytes()).map_err(CaseError::Fail)?;
         let available = available_memory();
         if needed > available {
             return Err(CaseError::Skip(format!(
@@ -85,7 +87,7 @@ impl Ready {
                 inputs: Arc::new(inputs),
                 expected: Vec::new(),
                 has_reference: false,
-                tolerance: problem.tolerance(),
+                bounds: problem.tolerance().into(),
                 seed,
                 references: None,
                 changed: None,
@@ -111,6 +113,12 @@ impl Ready {
                 .map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());
             names::check_tensors("output", outputs).map_err(CaseError::Fail)?;
+            let limit = guard::catch(|| {
+                references::precision_limit(kept, group, self.seed, &self.inputs, &self.expected)
+            });
+            self.bounds.precision = limit.map_err(|panic| {
+                CaseError::Fail(format!("reference of rounded inputs: {panic}"))
+            })?;
             self.has_reference = true;
         }
         Ok(())
@@ -143,10 +151,19 @@ impl Ready {
         }
         self.compute_reference(group)?;
         let compared = guard::catch(|| {
-            verify::compare(outputs(executable.as_mut())?, &self.expected, self.tolerance)
+            verify::compare(outputs(executable.as_mut())?, &self.expected, self.bounds)
         });
         let comparison = compared.map_err(CaseError::Fail)?.map_err(case_error)?;
-        Ok((executable, VerificationRecord { digest: Some(digest), ..comparison.into() }, launch))
+        Ok((executable, self.found(comparison, Some(digest)), launch))
+    }
+
+    /// A comparison with the reference, for the record.
+    pub fn found(
+        &self,
+        comparison: OutputComparison,
+        digest: Option<String>,
+    ) -> VerificationRecord {
+        VerificationRecord { digest, allowed: Some(self.bounds.into()), ..comparison.into() }
     }
 
     fn prepare(
@@ -167,7 +184,7 @@ impl Ready {
         verify::launch_on_poison(executable)?;
         let outputs = outputs(executable)?;
         let _activity = spent::on("compare");
-        verify::compare(outputs, &self.expected, self.tolerance)
+        verify::compare(outputs, &self.expected, self.bounds)
     }
 
     /// Prepares an implementation and verifies it.

@@ -156,6 +156,9 @@ pub struct VerifiedCase {
     pub max_error: f64,
     /// ‖out - ref‖₂ / ‖ref‖₂.
     pub relative_l2: f64,
+    /// What rounding the outputs to their dtypes may cost by itself, relative.
+    #[serde(default)]
+    pub rounding: f64,
     /// Whether a second launch gave the same bits: a fact, not a verdict. Absent where the case
     /// did not pass.
     pub repeatable: Option<bool>,

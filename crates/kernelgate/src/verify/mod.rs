@@ -1,6 +1,8 @@
 //! An implementation's output against the fp64 reference: every element that the reference holds,
 //! none excused.
 
+pub mod precision;
+
 use std::collections::BTreeMap;
 
 use rayon::prelude::*;
@@ -8,6 +10,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::backend::{BackendError, Executable};
 use crate::workload::{Data, Dtype, Expected, Tensor, Tensors, Tolerance};
+pub use precision::{Bounds, PrecisionLimit};
 
 /// How an output compared. Everything is over all outputs of the case.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -20,6 +23,9 @@ pub struct OutputComparison {
     pub checked: u64,
     /// Elements of the outputs; those not compared are checked finite.
     pub total: u64,
+    /// Unit roundoff of the least precise floating-point output: what rounding an output to its
+    /// dtype may cost by itself, relative. 0 where all are integers.
+    pub rounding: f64,
 }
 
 /// Why a case is wrong.
@@ -62,6 +68,20 @@ pub enum VerifyError {
         actual: f64,
         /// The reference.
         expected: f64,
+    },
+    /// Within the tolerance, and about as far off as a lower precision than the declared one.
+    #[error(
+        "relative L2 {relative_l2:.2e} (the declared {} allows {:.1e}: a quarter of what rounding \
+         the inputs to {bits} significant bits costs): it computes in a lower precision than {}",
+        limit.declared.name(), limit.relative_l2, limit.declared.name()
+    )]
+    Precision {
+        /// ‖out - ref‖₂ / ‖ref‖₂ of the worst output.
+        relative_l2: f64,
+        /// What was allowed.
+        limit: PrecisionLimit,
+        /// Significant bits of the next lower precision.
+        bits: u32,
     },
     /// Integers that differ.
     #[error(
@@ -116,10 +136,10 @@ pub enum VerifyError {
 pub fn verify(
     executable: &mut dyn Executable,
     expected: &[Expected],
-    tolerance: Tolerance,
+    bounds: impl Into<Bounds>,
 ) -> Result<OutputComparison, VerifyError> {
     launch_on_poison(executable)?;
-    compare(executable.outputs()?, expected, tolerance)
+    compare(executable.outputs()?, expected, bounds)
 }
 
 /// Launches, poisons the outputs and launches again; the outputs are then ready to be compared.
@@ -164,12 +184,13 @@ pub fn repeats(executable: &mut dyn Executable) -> Result<bool, BackendError> {
 ///
 /// # Errors
 /// When an output is missing, misshapen, unknown to the reference, not finite, or further away than
-/// the tolerance; when the reference itself is empty or malformed.
+/// the tolerance or the declared precision; when the reference itself is empty or malformed.
 pub fn compare(
     outputs: &Tensors,
     expected: &[Expected],
-    tolerance: Tolerance,
+    bounds: impl Into<Bounds>,
 ) -> Result<OutputComparison, VerifyError> {
+    let Bounds { tolerance, precision } = bounds.into();
     check_reference(expected)?;
     if expected.is_empty() {
         return Err(VerifyError::Nothing);
@@ -194,11 +215,19 @@ pub fn compare(
         comparison.max_error = comparison.max_error.max(found.max_error);
         comparison.relative_l2 = comparison.relative_l2.max(found.relative_l2);
         comparison.checked += found.checked;
+        comparison.rounding = comparison.rounding.max(output.dtype().unit_roundoff());
     }
     if comparison.checked == 0 {
         return Err(VerifyError::Nothing);
     }
-    Ok(comparison)
+    let relative_l2 = comparison.relative_l2;
+    match precision.filter(|limit| relative_l2 > limit.relative_l2) {
+        Some(limit) => {
+            let bits = precision::lower_bits(limit.declared).unwrap_or_default();
+            Err(VerifyError::Precision { relative_l2, limit, bits })
+        }
+        None => Ok(comparison),
+    }
 }
 
 /// Whether every reference holds the values that its shape and rows promise, finite, and no row
@@ -324,7 +353,7 @@ fn compare_rows(
                     max_error,
                     relative_l2,
                     checked: values.len() as u64,
-                    total: 0,
+                    ..OutputComparison::default()
                 });
             }
             Err(VerifyError::TooFar {

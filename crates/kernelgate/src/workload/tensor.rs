@@ -32,6 +32,25 @@ impl Dtype {
         }
     }
 
+    /// Bits of the significand, the implicit one included; 0 of integers.
+    pub const fn significand_bits(self) -> u32 {
+        match self {
+            Self::F64 => 53,
+            Self::F32 => 24,
+            Self::F16 => 11,
+            Self::Bf16 => 8,
+            Self::I8 => 0,
+        }
+    }
+
+    /// Largest relative error of rounding to it; 0 of integers.
+    pub fn unit_roundoff(self) -> f64 {
+        match self {
+            Self::I8 => 0.0,
+            float => 0.5f64.powi(float.significand_bits() as i32),
+        }
+    }
+
     /// The name used in ids and files.
     pub const fn name(self) -> &'static str {
         match self {
