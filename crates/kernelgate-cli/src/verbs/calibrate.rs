@@ -125,6 +125,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         profile: arguments.profile.clone(),
         resume: false,
         package: store.root.clone(),
+        leave_out: Vec::new(),
         target: kept.parent().map(PathBuf::from).unwrap_or_default(),
         folder,
     };
