@@ -60,8 +60,8 @@ const CRATES: &[Rules] = &[
             (
                 "harness",
                 &[
-                    "exit", "trace", "workload", "backend", "suite", "verify", "measure", "record",
-                    "display", "protocol",
+                    "exit", "stats", "trace", "workload", "backend", "suite", "verify", "measure",
+                    "record", "display", "protocol",
                 ],
             ),
         ],

@@ -232,20 +232,18 @@ fn an_edit_inside_a_submodule_is_compared() {
     let inside = |line: &str| {
         scratch.git(&format!("-c protocol.file.allow=always -C {} {line}", other.path().display()))
     };
-    inside("init --quiet");
     std::fs::write(other.path().join("rounds.in"), "400").unwrap();
-    inside("add rounds.in");
-    inside("commit --quiet -m rounds");
+    let _ = ["init --quiet", "add rounds.in", "commit --quiet -m rounds"].map(inside);
     let path = other.path().display();
     scratch.git(&format!("-c protocol.file.allow=always submodule --quiet add {path} parts"));
     scratch.bench("usize = 400", "usize = include!(\"../parts/rounds.in\")");
     scratch.commit("submodule");
     scratch.write("parts/rounds.in", "1600");
-    scratch
-        .compare("--base main --case-time 0.1s")
-        .expect(1, &["working tree, with changes in submodule parts (", "1 regressed"]);
-    std::fs::remove_dir_all(scratch.folder.path().join("parts")).unwrap();
-    std::fs::remove_dir_all(scratch.folder.path().join(".git/modules")).unwrap();
+    let found = ["working tree, with changes in submodule parts (", "1 regressed"];
+    scratch.compare("--base main --case-time 0.1s").expect(1, &found);
+    for gone in ["parts", ".git/modules"] {
+        std::fs::remove_dir_all(scratch.folder.path().join(gone)).unwrap();
+    }
     std::fs::create_dir(scratch.folder.path().join("parts")).unwrap();
     let get = "`git submodule update --init --recursive -- parts` gets it";
     scratch.compare("--base main").expect(2, &["does not build", "parts/rounds.in", get]);

@@ -174,6 +174,7 @@ fn gated() -> GateReport {
         skipped: BTreeMap::new(),
         failed: BTreeMap::new(),
         interrupted: vec!["other".to_owned()],
+        missing_shards: vec![],
         own: vec![],
     }
 }

@@ -14,6 +14,7 @@ use super::sessions::Sessions;
 use super::settings::Settings;
 use crate::benches::ask::{self, Asking};
 use crate::benches::find;
+use crate::gate::shards;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
@@ -160,6 +161,13 @@ fn find(
 }
 
 fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
+    if let Some(why) = shards::differing(runs) {
+        println!("refused: {}", printable(&why));
+        return Ok(Exit::Refused);
+    }
+    for missing in shards::missing(runs) {
+        eprintln!("warning: {missing} is missing: the baseline gets the cases of the others");
+    }
     let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
     let path = store.baseline_path(&device, name)?;
     let _lock = locked(&path)?;

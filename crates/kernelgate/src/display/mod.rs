@@ -1,5 +1,6 @@
 //! Numbers and tables as a person reads them. No decisions here.
 
+pub mod duration;
 pub mod runs;
 pub mod table;
 

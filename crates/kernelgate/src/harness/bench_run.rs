@@ -2,6 +2,7 @@
 
 use super::args::Flags;
 use super::cases::Selection;
+use super::deadline::{self, Deadline};
 use super::error::HarnessError;
 use super::execution::{Execution, Timer, run_cases};
 use super::place::Place;
@@ -9,11 +10,12 @@ use super::progress::BenchProgress;
 use super::recorder::Recorder;
 use super::references::References;
 use super::session::Session;
-use super::{saving, terse, trial};
+use super::{estimate, saving, terse, trial};
 use crate::backend::BackendKind;
 use crate::display;
 use crate::exit::Exit;
 use crate::measure::limits::Limits;
+use crate::record::run::process_name;
 use crate::record::{Environment, Lock, Provenance, Run, Store, file};
 use crate::workload::{Effort, Work};
 use kernelgate_cuda::observe::telemetry::Telemetry;
@@ -33,12 +35,28 @@ pub fn bench(
     let environment = Environment::of(&target);
     let progress = BenchProgress::new(flags, selection.count());
     let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
-    progress.start(name, &environment, effort, selection.count(), not_elsewhere);
+    let part = flags.shard.map_or(String::new(), |shard| format!(", shard {shard}"));
+    progress.start(
+        &format!("{name}{part}"),
+        &environment,
+        effort,
+        selection.count(),
+        not_elsewhere,
+    );
     let session = Session::of_process()?;
-    let path = session.run_path(store, name)?;
+    if effort == Effort::Thorough {
+        let known = estimate::last_times(store, &environment);
+        progress.estimate(&estimate::text(selection, (effort, flags), &known));
+    }
+    let path = session.run_path(store, &process_name(name, flags.shard))?;
+    let folder = path.parent().unwrap_or(&path);
+    let deadline = flags
+        .budget
+        .map(|budget| Deadline::after(budget, deadline::used_by(&session.invocation, folder)));
     let mut run = Run {
         effort: effort.name().to_owned(),
         seed: flags.seed,
+        shard: flags.shard,
         delays: trial::delays(flags, selection),
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
@@ -81,6 +99,7 @@ pub fn bench(
         lost: None,
         references: Some(references),
         trial: None,
+        deadline,
     };
     let run_all = || run_cases(execution, selection, store);
     let (exit, _) = if terse::is_set() { terse::without_output(run_all)? } else { run_all()? };

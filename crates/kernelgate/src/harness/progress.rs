@@ -104,6 +104,16 @@ impl BenchProgress {
         self.say(&format!("[{}/{}] {id}", self.started.get(), self.cases));
     }
 
+    /// Cases that do not begin.
+    pub fn left(&self, cases: usize, why: &str) {
+        self.say(&format!("{cases} cases {why}"));
+    }
+
+    /// How long it takes at least.
+    pub fn estimate(&self, text: &str) {
+        self.say(text);
+    }
+
     /// A case is right.
     pub fn verified(&self, comparison: &VerificationRecord, elapsed: Duration) {
         let share = if comparison.checked == comparison.total {

@@ -49,6 +49,12 @@ impl SamplingPlan {
             measurement: Duration::from_secs_f64(flags.measurement_time.unwrap_or(budget_s)),
         }
     }
+
+    /// The least that it takes where a launch takes so long.
+    pub fn least(&self, launch_ns: f64) -> Duration {
+        let launches = Duration::from_secs_f64(self.samples as f64 * launch_ns * 1e-9);
+        self.warm_up + self.measurement.max(launches)
+    }
 }
 
 /// Runs the case through Criterion in the mode of the process; returns the samples of a

@@ -81,6 +81,7 @@ pub fn carry_out(
         lost: None,
         references: Some(references),
         trial: Some(trial),
+        deadline: None,
     };
     let (exit, spent_s) = run_cases(execution, selection, store)?;
     recorder.add_spent(spent_s.into_iter().chain([("whole", started.elapsed().as_secs_f64())]));

@@ -7,9 +7,10 @@ use std::ffi::OsString;
 use clap::Command;
 
 /// Every variable that something here reads.
-const KNOWN: [&str; 17] = [
+const KNOWN: [&str; 19] = [
     "KERNELGATE_AXIS",
     "KERNELGATE_BACKEND",
+    "KERNELGATE_BUDGET",
     "KERNELGATE_CACHE",
     "KERNELGATE_COMMIT",
     "KERNELGATE_CUDA_LIBS",
@@ -21,6 +22,7 @@ const KNOWN: [&str; 17] = [
     "KERNELGATE_REQUIRE_GPU",
     "KERNELGATE_SEED",
     "KERNELGATE_SESSION",
+    "KERNELGATE_SHARD",
     "KERNELGATE_SIMULATIONS",
     "KERNELGATE_TERSE",
     "KERNELGATE_TIMEOUT",

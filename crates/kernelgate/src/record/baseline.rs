@@ -250,7 +250,8 @@ impl Baseline {
     /// The run's own key, with a number where another run has it: sessions may be given the same
     /// name in several checkouts.
     fn free_key(&self, run: &Run) -> String {
-        let numbered = (2..).map(|number| format!("{}-{number}/{}", run.session, run.bench));
+        let process = run.process();
+        let numbered = (2..).map(|number| format!("{}-{number}/{process}", run.session));
         let mut keys = std::iter::once(run.key()).chain(numbered);
         let free = |key: &String| self.runs.get(key).is_none_or(|there| there.is(run));
         keys.find(free).unwrap_or_else(|| run.key())
