@@ -7,15 +7,18 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
+use kernelgate::display;
 use kernelgate::protocol::{self, Action, Request, Response, ResponseBody};
 use kernelgate::record::file;
 use kernelgate::record::text::printable;
 
-use super::child::{Ended, Running};
+use super::child::{Ended, Running, over_memory};
 use super::find::{BenchExecutable, FoundBenches};
 
 /// What a bench may say while it works; the rest is dropped, and that is said.
 const MAX_SAID_BYTES: u64 = 1 << 20;
+/// Longest response that is read: ten thousand cases take a tenth of it.
+const MAX_RESPONSE_BYTES: u64 = 256_000_000;
 /// Ids that an error names as close to what was asked for.
 const MAX_CLOSE: usize = 3;
 /// Time for the rest of what it said to arrive once it has ended.
@@ -97,6 +100,15 @@ pub fn one(
     let ended =
         running.finish(asking.timeout).with_context(|| format!("bench `{bench}` was lost"))?;
     let last = heard.recv_timeout(LAST_WORDS).unwrap_or_default();
+    if let Some(length) = std::fs::metadata(&response).ok().map(|facts| facts.len())
+        && length > MAX_RESPONSE_BYTES
+    {
+        anyhow::bail!(
+            "bench `{bench}`: its response of {} is over the limit of {}",
+            display::bytes(length),
+            display::bytes(MAX_RESPONSE_BYTES)
+        );
+    }
     match file::read::<Response>(&response) {
         Ok(response) => Ok(response.answer),
         Err(error) if !error.is_not_found() => {
@@ -109,6 +121,7 @@ pub fn one(
                     "gave no response within {} s (--wait sets this)",
                     asking.timeout.as_secs()
                 ),
+                Ended::OverMemory(limit) => format!("was {}", over_memory(limit)),
             };
             let last = if last.is_empty() {
                 String::new()
