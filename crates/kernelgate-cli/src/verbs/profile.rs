@@ -1,5 +1,5 @@
-//! `kernelgate profile`: what the GPU's time of a case goes to, kernel by kernel, as the hardware
-//! recorded it.
+//! `kernelgate profile`: what the time of a case goes to: on a GPU by kernel, as the hardware recorded
+//! it, elsewhere by phase, as the host's clock has it.
 
 use std::path::PathBuf;
 
@@ -55,6 +55,9 @@ fn text(profiled: &[ProfiledCase], format: OutputFormat) -> String {
 }
 
 fn case_text(case: &ProfiledCase, format: OutputFormat) -> String {
+    if !case.phases.is_empty() {
+        return phases_text(case, format);
+    }
     let Some(summary) = &case.summary else {
         let reason = format.words(case.reason.as_deref().unwrap_or_default());
         return format!("{}\n    {}: {reason}\n\n", case.case, case.status.name());
@@ -81,5 +84,30 @@ fn case_text(case: &ProfiledCase, format: OutputFormat) -> String {
         time(summary.span_ns as f64),
         time(idle as f64),
         100.0 * idle as f64 / summary.span_ns as f64
+    )
+}
+
+/// The phases of a case, and what they are.
+fn phases_text(case: &ProfiledCase, format: OutputFormat) -> String {
+    let mut table =
+        Table::new(&["phase", "times", "total", "each", "shortest", "longest", "threads busy"]);
+    for phase in &case.phases {
+        table.row(vec![
+            phase.name.clone(),
+            phase.count.to_string(),
+            time(phase.total_ns),
+            time(phase.total_ns / phase.count.max(1) as f64),
+            time(phase.shortest_ns),
+            time(phase.longest_ns),
+            phase.busy_threads.map_or_else(|| "-".to_owned(), |busy| format!("{busy:.2}")),
+        ]);
+    }
+    let table = if format == OutputFormat::Markdown { table.markdown() } else { table.text() };
+    let note = case.reason.as_deref().map(|note| format!("; {}", format.words(note)));
+    format!(
+        "{}\n{table}\nwall time of the host; launch: the call and the wait for its end, after \
+         others; threads busy: CPU time over wall time{}\n\n",
+        case.case,
+        note.unwrap_or_default()
     )
 }
