@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kernelgate::display;
+use kernelgate::record::text::one_line;
 
 use super::CompareError;
 use super::checkout::Checkout;
@@ -43,12 +44,13 @@ pub fn snapshot(
         check_untracked(of, path)?;
     }
     let (revision, changed) = commit(of, &checkout.store(), taking)?;
+    // Whoever wrote the repository chose the paths.
+    let plain = |path: &PathBuf| one_line(&path.display().to_string());
     let name = match &changed[..] {
         [] => return Ok(revision),
-        [one] => format!("{}, with changes in submodule {}", revision.name, one.display()),
+        [one] => format!("{}, with changes in submodule {}", revision.name, plain(one)),
         several => {
-            let named: Vec<String> =
-                several.iter().take(MAX_NAMED).map(|path| path.display().to_string()).collect();
+            let named: Vec<String> = several.iter().take(MAX_NAMED).map(plain).collect();
             let more = several.len() - named.len();
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             format!("{}, with changes in submodules {}{more}", revision.name, named.join(", "))

@@ -12,14 +12,15 @@ use kernelgate::record::text::printable;
 const READING: &str =
     "interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged";
 
-/// For a terminal.
-pub fn text(report: &GateReport) -> String {
+/// For a terminal, of so many columns where it has a width.
+pub fn text(report: &GateReport, columns: Option<usize>) -> String {
     let mut out = format!("{}, on {}\n", base(report), report.device);
     if !report.judged.is_empty() {
         let _ = writeln!(
             out,
             "\n{}",
-            summary::table(report.judged.iter().map(row), ["baseline", "now"], "runs").text()
+            summary::table(report.judged.iter().map(row), ["baseline", "now"], "runs")
+                .text_within(columns)
         );
         let _ = writeln!(out, "{READING}");
     }

@@ -184,6 +184,13 @@ fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
             run.cases.len()
         );
     }
+    for run in runs.iter().filter(|run| run.stated_commit) {
+        eprintln!(
+            "the commit {} of the run {} is as KERNELGATE_COMMIT stated it",
+            run.provenance.short(),
+            run.key()
+        );
+    }
     for run in runs.iter().filter(|run| !run.cases.is_empty()) {
         if let Err(differing) = baseline.add(run) {
             for Mismatch { field, base, head } in differing {
@@ -262,10 +269,7 @@ fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
                 store.baselines.display()
             );
         } else {
-            println!(
-                "{}",
-                if format == OutputFormat::Markdown { table.markdown() } else { table.text() }
-            );
+            println!("{}", format.table(&table));
         }
         listed
             .iter()
@@ -282,11 +286,12 @@ fn show(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
     }
     for (key, run) in &baseline.runs {
         println!(
-            "run {key}: {}, {}, {} threads, {}",
+            "run {key}: {}, {}, {} threads, {}{}",
             run.started,
             run.environment.device_name,
             run.environment.threads,
-            run.provenance.short()
+            run.provenance.short(),
+            if run.stated_commit { " (as stated)" } else { "" }
         );
     }
     let mut table = Table::new(&["case", "time", "spread", "runs"]);
@@ -302,10 +307,7 @@ fn show(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
             spreads.len().to_string(),
         ]);
     }
-    println!(
-        "\n{}",
-        if format == OutputFormat::Markdown { table.markdown() } else { table.text() }
-    );
+    println!("\n{}", format.table(&table));
     Ok(Exit::Fine)
 }
 

@@ -13,6 +13,7 @@ use super::verdict::VerdictOutput;
 use crate::compare::progress::parse_duration;
 use crate::compare::{self, CompareError, ComparisonRequest, SideSource, Thresholds};
 use crate::report::{comparison, metrics};
+use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
 use kernelgate::record::Store;
@@ -114,7 +115,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let again = command_line(arguments_of_process(), &["--format", "--out"], &["--resume"]);
     let summary = comparison::summary(&outcome, &again);
     arguments.output.tell(
-        &comparison::text(&outcome),
+        &comparison::text(&outcome, terminal::columns()),
         &summary,
         &outcome,
         &metrics::of_comparison(&outcome),

@@ -7,6 +7,7 @@ use crate::gate::calibration::Calibration;
 use crate::gate::single_run::CalibratedSpreads;
 use crate::gate::{GateReport, Policy, Staleness, compare, shards};
 use crate::report::{metrics, verdicts};
+use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::record::store::StoreError;
 use kernelgate::record::text::printable;
@@ -61,7 +62,12 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         arguments.baseline
     );
     let summary = verdicts::summary(&report, &again);
-    arguments.output.tell(&verdicts::text(&report), &summary, &report, &metrics::of_runs(&runs))?;
+    arguments.output.tell(
+        &verdicts::text(&report, terminal::columns()),
+        &summary,
+        &report,
+        &metrics::of_runs(&runs),
+    )?;
     Ok(report.exit())
 }
 

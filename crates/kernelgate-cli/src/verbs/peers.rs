@@ -113,6 +113,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         .find_map(|run| run.environment.gpu.as_ref())
         .map(|gpu| gpu.uuid.clone())
         .unwrap_or_default();
+    // From a file, and on its way into a variable of the driver.
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    ensure!(card.chars().all(plain), "the run's GPU `{}` is no id of one", printable(&card));
     let mut rows = Vec::new();
     let mut environment = BTreeMap::new();
     for program in &programs {
@@ -313,7 +316,7 @@ fn print(report: &PeersReport, format: OutputFormat) {
             row.of_limit.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share)),
         ]);
     }
-    println!("{}", if format == OutputFormat::Markdown { table.markdown() } else { table.text() });
+    println!("{}", format.table(&table));
     println!("\nratio: the peer's time over ours; above 1 ours is faster");
     for row in &report.rows {
         if let Some(error) = &row.error {

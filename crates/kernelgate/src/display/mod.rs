@@ -3,6 +3,7 @@
 pub mod duration;
 pub mod runs;
 pub mod table;
+pub mod terminal;
 
 /// "134 MB": decimal units.
 pub fn bytes(bytes: u64) -> String {

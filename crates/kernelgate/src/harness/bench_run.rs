@@ -12,7 +12,7 @@ use super::references::References;
 use super::session::Session;
 use super::{estimate, saving, terse, trial};
 use crate::backend::BackendKind;
-use crate::display;
+use crate::display::{self, terminal};
 use crate::exit::Exit;
 use crate::measure::limits::Limits;
 use crate::record::run::process_name;
@@ -33,6 +33,8 @@ pub fn bench(
 ) -> Result<(Exit, Run), HarnessError> {
     let target = flags.wanted().open(place)?;
     let environment = Environment::of(&target);
+    let (provenance, stated_commit) =
+        Provenance::of_process(&store.root).map_err(HarnessError::Usage)?;
     let progress = BenchProgress::new(flags, selection.count());
     let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
     let part = flags.shard.map_or(String::new(), |shard| format!(", shard {shard}"));
@@ -62,13 +64,17 @@ pub fn bench(
         unsupported: selection.unsupported.clone(),
         executable: executable_hash(),
         invocation: Some(session.invocation),
-        ..Run::start(name, &session.name, environment, Provenance::of(&store.root))
+        stated_commit,
+        ..Run::start(name, &session.name, environment, provenance)
     };
     let baseline = flags
         .save_baseline
         .as_deref()
         .map(|baseline| saving::open(store, baseline, &run, selection))
         .transpose()?;
+    if run.provenance.commit.is_none() {
+        progress.no_commit();
+    }
     // Before the limits: a folder that cannot be written should not cost two seconds.
     file::write(&path, &run)?;
     let works: Vec<Work> =
@@ -106,7 +112,8 @@ pub fn bench(
     recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
     let saved = flags.save_baseline.as_deref().filter(|_| !recorder.run().cases.is_empty());
     if flags.output_format == "criterion" || terse::is_set() {
-        println!("{}", display::runs::text(&[recorder.run()]));
+        let text = display::runs::text(&[recorder.run()], terminal::columns());
+        terminal::print(&text);
     }
     if let Some((path, baseline)) = baseline.zip(saved) {
         let unsaved = |cause| HarnessError::Unsaved {

@@ -31,6 +31,9 @@ pub struct BaselineRun {
     pub environment: Environment,
     /// Of which code.
     pub provenance: Provenance,
+    /// Whether the commit is what `KERNELGATE_COMMIT` said.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stated_commit: bool,
     /// Seed of the inputs.
     #[serde(default = "first_seed")]
     pub seed: u64,
@@ -238,6 +241,7 @@ impl Baseline {
             started: run.started.clone(),
             environment: run.environment.clone(),
             provenance: run.provenance.clone(),
+            stated_commit: run.stated_commit,
             seed: run.seed,
             executable: run.executable.clone(),
         };

@@ -38,6 +38,10 @@ pub struct Run {
     pub environment: Environment,
     /// Of which code.
     pub provenance: Provenance,
+    /// Whether the commit is what `KERNELGATE_COMMIT` said: nobody checked that the executable was
+    /// built from it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stated_commit: bool,
     /// The device's ceilings, as measured by this process.
     pub limits: Limits,
     /// Delays added on purpose to launches, to see what the gate makes of them: nanoseconds by
@@ -304,6 +308,7 @@ impl Run {
             shard: None,
             environment,
             provenance,
+            stated_commit: false,
             limits: Limits::default(),
             delays: BTreeMap::new(),
             executable: None,

@@ -72,7 +72,10 @@ fn phase(
         once()?;
         elapsed_ns.push(clock.elapsed().as_nanos() as f64);
     }
-    let cpu = cpu_time().zip(before).map(|(after, before)| after.saturating_sub(before));
+    // Of less, reading the clocks is a large part.
+    let enough = started.elapsed() > Duration::from_millis(1);
+    let cpu = cpu_time().zip(before).filter(|_| enough);
+    let cpu = cpu.map(|(after, before)| after.saturating_sub(before));
     Ok(PhaseTime::of(name, &elapsed_ns, cpu.map(|cpu| cpu.as_nanos() as f64)))
 }
 
