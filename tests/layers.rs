@@ -62,8 +62,8 @@ const CRATES: &[Rules] = &[
             (
                 "harness",
                 &[
-                    "exit", "trace", "workload", "backend", "suite", "verify", "measure", "record",
-                    "display", "protocol", "stats",
+                    "exit", "stats", "trace", "workload", "backend", "suite", "verify", "measure",
+                    "record", "display", "protocol",
                 ],
             ),
         ],

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::interval::{Ratio, SideTimes, SingleRun, SpreadSource};
+use super::shards;
 use super::single_run::CalibratedSpreads;
 use super::{Doubt, GateReport, Judged, Policy, Refusal, Verdict};
 use kernelgate::record::{
@@ -76,6 +77,7 @@ pub fn compare(
         skipped: missing().filter_map(|id| Some((id.clone(), (*skips.get(id)?).clone()))).collect(),
         failed,
         interrupted: runs.iter().filter(|run| !run.complete).map(|run| run.bench.clone()).collect(),
+        missing_shards: shards::missing(runs),
         own: runs.iter().filter(|run| baseline.has(run)).map(Run::key).collect(),
     }
 }

@@ -14,6 +14,7 @@ use super::sessions::Sessions;
 use super::settings::Settings;
 use crate::benches::ask::{self, Asking};
 use crate::benches::find;
+use crate::gate::shards;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
@@ -164,6 +165,13 @@ fn find(
 }
 
 fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
+    if let Some(why) = shards::differing(runs) {
+        println!("refused: {}", printable(&why));
+        return Ok(Exit::Refused);
+    }
+    for missing in shards::missing(runs) {
+        eprintln!("warning: {missing} is missing: the baseline gets the cases of the others");
+    }
     let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
     let path = store.baseline_path(&device, name)?;
     let _lock = locked(&path)?;
@@ -178,6 +186,13 @@ fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
             "warning: the run {} did not get to its end: only its {} finished cases are added",
             run.key(),
             run.cases.len()
+        );
+    }
+    for run in runs.iter().filter(|run| run.stated_commit) {
+        eprintln!(
+            "the commit {} of the run {} is as KERNELGATE_COMMIT stated it",
+            run.provenance.short(),
+            run.key()
         );
     }
     for run in runs.iter().filter(|run| !run.cases.is_empty()) {
@@ -258,10 +273,7 @@ fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
                 store.baselines.display()
             );
         } else {
-            println!(
-                "{}",
-                if format == OutputFormat::Markdown { table.markdown() } else { table.text() }
-            );
+            println!("{}", format.table(&table));
         }
         listed
             .iter()
@@ -278,11 +290,12 @@ fn show(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
     }
     for (key, run) in &baseline.runs {
         println!(
-            "run {key}: {}, {}, {} threads, {}",
+            "run {key}: {}, {}, {} threads, {}{}",
             run.started,
             run.environment.device_name,
             run.environment.threads,
-            run.provenance.short()
+            run.provenance.short(),
+            if run.stated_commit { " (as stated)" } else { "" }
         );
     }
     let mut table = Table::new(&["case", "time", "spread", "runs"]);
@@ -296,10 +309,7 @@ fn show(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
             case.runs.len().to_string(),
         ]);
     }
-    println!(
-        "\n{}",
-        if format == OutputFormat::Markdown { table.markdown() } else { table.text() }
-    );
+    println!("\n{}", format.table(&table));
     Ok(Exit::Fine)
 }
 

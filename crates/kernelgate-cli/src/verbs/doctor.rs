@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::output::{OutputFormat, print_json};
-use kernelgate::display;
+use kernelgate::display::{self, terminal};
 use kernelgate::exit::Exit;
 use kernelgate::record::environment::available_memory;
 use kernelgate::record::{Environment, Store};
@@ -36,9 +36,13 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         OutputFormat::Json => print_json(&checks)?,
         OutputFormat::Text => {
             for check in &checks {
-                println!("{:<10} {}", check.what, check.finding);
+                let line = |text: String, indent| match terminal::columns() {
+                    Some(columns) => println!("{}", terminal::wrapped(&text, indent, columns)),
+                    None => println!("{text}"),
+                };
+                line(format!("{:<10} {}", check.what, check.finding), 11);
                 if let Some(advice) = &check.advice {
-                    println!("{:<10} -> {advice}", "");
+                    line(format!("{:<10} -> {advice}", ""), 14);
                 }
             }
         }

@@ -79,7 +79,8 @@ enum Verb {
     /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold
     /// caches, ceilings
     Timing(timing::Arguments),
-    /// What the GPU's time goes to: the kernels of each case as the hardware recorded them
+    /// What the time of each case goes to: on a GPU its kernels as the hardware recorded them, on the
+    /// CPU its phases
     Profile(profile::Arguments),
     /// What is wrong with a trace: why the GPU waits, for what, and what to do
     Diagnose(diagnose::Arguments),

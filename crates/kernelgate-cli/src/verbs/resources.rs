@@ -167,7 +167,7 @@ fn print_resources(resources: &Resources, format: OutputFormat) -> anyhow::Resul
         ]);
     }
     println!("{}, NVRTC {}", resources.arch, resources.compiler);
-    println!("{}", if format == OutputFormat::Markdown { table.markdown() } else { table.text() });
+    println!("{}", format.table(&table));
     Ok(())
 }
 

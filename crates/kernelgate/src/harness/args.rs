@@ -14,7 +14,9 @@ use super::error::HarnessError;
 use super::filter::Filter;
 use super::place::{BackendName, DEFAULT_TIMEOUT_S, DeviceRequest};
 use super::variables;
+use crate::display::duration;
 use crate::measure::delay::Delay;
+use crate::record::Shard;
 use crate::record::store::check_name;
 use crate::workload::{Effort, Override};
 
@@ -55,6 +57,13 @@ pub struct Flags {
     /// kernelgate: seed of the random inputs
     #[arg(long, env = "KERNELGATE_SEED", default_value_t = 1)]
     pub seed: u64,
+    /// kernelgate: begin no case once the session has taken this long (90s, 10m, 1h); what is left
+    /// is listed as not run
+    #[arg(long, env = "KERNELGATE_BUDGET", value_name = "TIME", value_parser = duration::parse)]
+    pub budget: Option<Duration>,
+    /// kernelgate: only one of N parts of the problems, so that N machines share them
+    #[arg(long, env = "KERNELGATE_SHARD", value_name = "I/N")]
+    pub shard: Option<Shard>,
     /// kernelgate: make launches slower on purpose, to try the gate: nanoseconds added to cases
     /// whose id contains CASE
     #[arg(long, env = "KERNELGATE_DELAY", value_name = "CASE=NS[,CASE=NS]", value_delimiter = ',')]
@@ -339,13 +348,15 @@ impl Flags {
 }
 
 /// Our flags with a value, and the variables that stand for them.
-const OWN: [(&str, &str); 9] = [
+const OWN: [(&str, &str); 11] = [
     ("--effort", "KERNELGATE_EFFORT"),
     ("--axis", "KERNELGATE_AXIS"),
     ("--backend", "KERNELGATE_BACKEND"),
     ("--device", "KERNELGATE_DEVICE"),
     ("--timeout", "KERNELGATE_TIMEOUT"),
     ("--seed", "KERNELGATE_SEED"),
+    ("--budget", "KERNELGATE_BUDGET"),
+    ("--shard", "KERNELGATE_SHARD"),
     ("--delay", "KERNELGATE_DELAY"),
     ("--trial", "KERNELGATE_TRIAL"),
     ("--request", "KERNELGATE_REQUEST"),

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::args::Flags;
 use super::cases::Selection;
+use super::deadline::{self, Deadline};
 use super::error::HarnessError;
 use super::execution::{Execution, Timer, run_cases};
 use super::place::Place;
@@ -11,11 +12,12 @@ use super::progress::BenchProgress;
 use super::recorder::Recorder;
 use super::references::References;
 use super::session::Session;
-use super::{saving, spent, terse, trial};
+use super::{estimate, saving, spent, terse, trial};
 use crate::backend::BackendKind;
-use crate::display;
+use crate::display::{self, terminal};
 use crate::exit::Exit;
 use crate::measure::limits::Limits;
+use crate::record::run::process_name;
 use crate::record::{Environment, Lock, Provenance, Run, Store, file};
 use crate::workload::{Effort, Work};
 use kernelgate_cuda::observe::telemetry::Telemetry;
@@ -35,26 +37,48 @@ pub fn bench(
     let opening = spent::on("open");
     let target = flags.wanted().open(place)?;
     let environment = Environment::of(&target);
+    let (provenance, stated_commit) =
+        Provenance::of_process(&store.root).map_err(HarnessError::Usage)?;
     let progress = BenchProgress::new(flags, selection.count());
     let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
-    progress.start(name, &environment, effort, selection.count(), not_elsewhere);
+    let part = flags.shard.map_or(String::new(), |shard| format!(", shard {shard}"));
+    progress.start(
+        &format!("{name}{part}"),
+        &environment,
+        effort,
+        selection.count(),
+        not_elsewhere,
+    );
     let session = Session::of_process()?;
-    let path = session.run_path(store, name)?;
+    if effort == Effort::Thorough {
+        let known = estimate::last_times(store, &environment);
+        progress.estimate(&estimate::text(selection, (effort, flags), &known));
+    }
+    let path = session.run_path(store, &process_name(name, flags.shard))?;
+    let folder = path.parent().unwrap_or(&path);
+    let deadline = flags
+        .budget
+        .map(|budget| Deadline::after(budget, deadline::used_by(&session.invocation, folder)));
     let mut run = Run {
         effort: effort.name().to_owned(),
         seed: flags.seed,
+        shard: flags.shard,
         delays: trial::delays(flags, selection),
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
         executable: executable_hash(),
         invocation: Some(session.invocation),
-        ..Run::start(name, &session.name, environment, Provenance::of(&store.root))
+        stated_commit,
+        ..Run::start(name, &session.name, environment, provenance)
     };
     let baseline = flags
         .save_baseline
         .as_deref()
         .map(|baseline| saving::open(store, baseline, &run, selection))
         .transpose()?;
+    if run.provenance.commit.is_none() {
+        progress.no_commit();
+    }
     // Before the limits: a folder that cannot be written should not cost two seconds.
     file::write(&path, &run)?;
     drop(opening);
@@ -88,6 +112,7 @@ pub fn bench(
         lost: None,
         references: Some(references),
         trial: None,
+        deadline,
     };
     let run_all = || run_cases(execution, selection, store);
     let exit = if terse::is_set() { terse::without_output(run_all)? } else { run_all()? };
@@ -97,7 +122,8 @@ pub fn bench(
     recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
     let saved = flags.save_baseline.as_deref().filter(|_| !recorder.run().cases.is_empty());
     if flags.output_format == "criterion" || terse::is_set() {
-        println!("{}", display::runs::text(&[recorder.run()]));
+        let text = display::runs::text(&[recorder.run()], terminal::columns());
+        terminal::print(&text);
     }
     if let Some((path, baseline)) = baseline.zip(saved) {
         let unsaved = |cause| HarnessError::Unsaved {

@@ -3,9 +3,11 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use super::args::{Flags, Mode};
 use super::cases::Selection;
+use super::deadline::Deadline;
 use super::error::HarnessError;
 use super::execution::{Execution, Timer, new_criterion, open_group, run_cases};
 use super::filter::Filter;
@@ -20,7 +22,7 @@ use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
 use crate::protocol::{self, Action, Request, Response, ResponseBody};
 use crate::record::text::printable;
-use crate::record::{Environment, Run, Store, TrialRequest, file, trial_request};
+use crate::record::{Environment, Run, Shard, Store, TrialRequest, file, trial_request};
 use crate::suite::Suite;
 use crate::workload::Effort;
 use kernelgate_cuda::observe::range::Range;
@@ -134,7 +136,9 @@ impl Harness {
         }
         cases::check_overrides(self.everything(), &flags.axis)?;
         let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
-        let Some((selection, effort)) = self.select(flags, &place, &flags.filter()?)? else {
+        let Some((selection, effort)) =
+            self.select(flags, &place, (&flags.filter()?, flags.shard))?
+        else {
             return Ok(Exit::Fine);
         };
         let store = Store::discover();
@@ -172,6 +176,7 @@ impl Harness {
                     lost: None,
                     references: None,
                     trial: None,
+                    deadline: flags.budget.map(|budget| Deadline::after(budget, Duration::ZERO)),
                 };
                 run_cases(execution, &selection, &store)
             }
@@ -199,7 +204,8 @@ impl Harness {
         cases::check_overrides(self.everything(), &flags.axis)?;
         let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
         let filter = trial::filter(&request, flags)?;
-        let Some((selection, effort)) = self.select(flags, &place, &filter)? else {
+        // A comparison says itself which cases it wants.
+        let Some((selection, effort)) = self.select(flags, &place, (&filter, None))? else {
             return Ok(Exit::Fine);
         };
         trial_run::carry_out(
@@ -245,7 +251,7 @@ impl Harness {
             Ok(filter) => filter,
             Err(error) => return nothing(error.to_string(), Vec::new()),
         };
-        let selection = match (self.select(flags, &place, &filter), filter.text()) {
+        let selection = match (self.select(flags, &place, (&filter, flags.shard)), filter.text()) {
             (Ok(Some((selection, _))), _) => selection,
             (Ok(None), _) => {
                 return nothing("another bench has what was asked for".to_owned(), Vec::new());
@@ -285,12 +291,14 @@ impl Harness {
         &self,
         flags: &Flags,
         place: &Place,
-        filter: &Filter,
+        (filter, shard): (&Filter, Option<Shard>),
     ) -> Result<Option<(Selection<'_>, Effort)>, HarnessError> {
         let own = || self.suites.iter().map(AsRef::as_ref);
         let effort = flags.effort();
+        let mut of = effort;
         let mut selection = cases::select(own(), effort, place, &flags.axis, filter)?;
         if selection.matched_nothing() && effort < Effort::Thorough {
+            of = Effort::Thorough;
             selection = cases::select(own(), Effort::Thorough, place, &flags.axis, filter)?;
             if !selection.matched_nothing() && flags.mode() != Mode::List {
                 eprintln!(
@@ -301,6 +309,10 @@ impl Harness {
             }
         }
         if !selection.matched_nothing() {
+            if shard.is_some() {
+                let wanted = (&flags.axis[..], filter);
+                selection = cases::select_part(own(), of, place, wanted, shard)?;
+            }
             return Ok(Some((selection, effort)));
         }
         if self.elsewhere(flags, place, filter).is_ok_and(|elsewhere| !elsewhere.matched_nothing())
@@ -324,7 +336,10 @@ impl Harness {
         run: &Run,
     ) -> Result<(), HarnessError> {
         let asked = flags.filter.is_some() || !flags.axis.is_empty();
+        // Another shard may have it, and a budget may end before the first case.
+        let in_part = flags.shard.is_some() || flags.budget.is_some();
         if !asked
+            || in_part
             || !run.cases.is_empty()
             || !run.failed.is_empty()
             || self.elsewhere(flags, place, &flags.filter()?)?.count() > 0
@@ -431,7 +446,7 @@ mod tests {
             Place { kind: BackendKind::Cpu, otherwise: "elsewhere".to_owned(), l2_bytes: 0 };
         let select = |arguments: &[&str]| {
             let flags = Flags::try_parse_from(arguments).unwrap();
-            let selected = harness.select(&flags, &place, &flags.filter()?)?;
+            let selected = harness.select(&flags, &place, (&flags.filter()?, flags.shard))?;
             Ok::<_, HarnessError>(selected.map(|(selection, _)| selection.count()))
         };
         assert_eq!(select(&["attention/softmax"]).unwrap(), None);

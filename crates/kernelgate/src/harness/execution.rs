@@ -8,6 +8,7 @@ use criterion::{BenchmarkGroup, Criterion, Throughput};
 use super::after_timing::{self, CurrentInputs};
 use super::args::Flags;
 use super::cases::{Case, Group, Selection};
+use super::deadline::Deadline;
 use super::error::HarnessError;
 use super::guard;
 use super::problem::{CaseError, Ready};
@@ -102,6 +103,8 @@ pub struct Execution<'a> {
     pub references: Option<References>,
     /// Present in a process of a comparison.
     pub trial: Option<TrialState>,
+    /// After which no case begins.
+    pub deadline: Option<Deadline>,
 }
 
 impl Execution<'_> {
@@ -116,7 +119,12 @@ impl Execution<'_> {
         elapsed: &Elapsed,
     ) -> Result<Exit, HarnessError> {
         let mut exit = Exit::Fine;
-        for group in &selection.groups {
+        for (done, group) in selection.groups.iter().enumerate() {
+            if let Some(why) = self.out_of_time() {
+                let left = selection.groups[done..].iter().flat_map(|group| &group.cases);
+                self.leave(left, &why)?;
+                break;
+            }
             exit = exit.max(self.run_group(group, criterion.as_deref_mut(), elapsed)?);
         }
         Ok(exit)
@@ -158,6 +166,10 @@ impl Execution<'_> {
         self.progress.prepared(&ready.inputs, started.elapsed());
         let implementations = group.cases.chunk_by(|a, b| a.index == b.index);
         for cases in implementations {
+            if let Some(why) = self.out_of_time() {
+                self.leave(cases, &why)?;
+                continue;
+            }
             self.progress.case(&cases[0].id);
             let started = Instant::now();
             let verified = match &self.lost {
@@ -177,6 +189,10 @@ impl Execution<'_> {
             let mut current = CurrentInputs::default();
             for (i, case) in cases.iter().enumerate() {
                 if i > 0 {
+                    if let Some(why) = self.out_of_time() {
+                        self.leave(&cases[i..], &why)?;
+                        break;
+                    }
                     self.progress.case(&case.id);
                 }
                 let limit = self.limits.as_ref().and_then(|limits| limits.bound(&work, case.cache));
@@ -214,6 +230,21 @@ impl Execution<'_> {
         let _activity = spent::on("free");
         drop(ready);
         Ok(exit)
+    }
+
+    fn out_of_time(&self) -> Option<String> {
+        self.deadline.as_ref().and_then(Deadline::passed)
+    }
+
+    /// Records cases that do not begin.
+    fn leave<'c>(
+        &self,
+        cases: impl IntoIterator<Item = &'c Case>,
+        why: &str,
+    ) -> Result<(), HarnessError> {
+        let ids: Vec<&str> = cases.into_iter().map(|case| case.id.as_str()).collect();
+        self.progress.left(ids.len(), why);
+        Ok(self.recorder.as_ref().map_or(Ok(()), |recorder| recorder.add_skips(&ids, why))?)
     }
 
     fn verify(

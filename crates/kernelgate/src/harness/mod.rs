@@ -11,7 +11,9 @@ mod bench_run;
 mod binary;
 pub mod cases;
 mod changed_inputs;
+mod deadline;
 mod error;
+mod estimate;
 mod execution;
 #[cfg(test)]
 mod exploits;

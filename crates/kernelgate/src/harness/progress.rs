@@ -105,6 +105,24 @@ impl BenchProgress {
         self.say(&format!("[{}/{}] {id}", self.started.get(), self.cases));
     }
 
+    /// Nobody knows of which code the executable is.
+    pub fn no_commit(&self) {
+        self.say(
+            "no commit is recorded: there is no git checkout, or this executable neither was \
+             started by cargo nor lies where cargo built it; KERNELGATE_COMMIT=HEX states one",
+        );
+    }
+
+    /// Cases that do not begin.
+    pub fn left(&self, cases: usize, why: &str) {
+        self.say(&format!("{cases} cases {why}"));
+    }
+
+    /// How long it takes at least.
+    pub fn estimate(&self, text: &str) {
+        self.say(text);
+    }
+
     /// A case is right.
     pub fn verified(&self, comparison: &VerificationRecord, elapsed: Duration) {
         let share = if comparison.checked == comparison.total {

@@ -56,6 +56,15 @@ impl Recorder {
         self.update(|run| drop(run.skipped.insert(id.to_owned(), reason.to_owned())))
     }
 
+    /// Adds cases that were not begun.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add_skips(&self, ids: &[&str], reason: &str) -> Result<(), FileError> {
+        let each = ids.iter().map(|id| ((*id).to_owned(), reason.to_owned()));
+        self.update(|run| run.skipped.extend(each))
+    }
+
     /// Adds a case that is wrong or broke.
     ///
     /// # Errors

@@ -54,6 +54,12 @@ impl SamplingPlan {
             resamples: if effort == Effort::Quick { 2_000 } else { 10_000 },
         }
     }
+
+    /// The least that it takes where a launch takes so long.
+    pub fn least(&self, launch_ns: f64) -> Duration {
+        let launches = Duration::from_secs_f64(self.samples as f64 * launch_ns * 1e-9);
+        self.warm_up + self.measurement.max(launches)
+    }
 }
 
 /// Runs the case through Criterion in the mode of the process; returns the samples of a

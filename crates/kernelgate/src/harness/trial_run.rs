@@ -80,6 +80,7 @@ pub fn carry_out(
         lost: None,
         references: Some(references),
         trial: Some(trial),
+        deadline: None,
     };
     let exit = run_cases(execution, selection, store)?;
     recorder.add_spent(spent::take(), started.elapsed());

@@ -35,6 +35,9 @@ pub struct BaselineRun {
     pub environment: Environment,
     /// Of which code.
     pub provenance: Provenance,
+    /// Whether the commit is what `KERNELGATE_COMMIT` said.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stated_commit: bool,
     /// Seed of the inputs.
     #[serde(default = "first_seed")]
     pub seed: u64,
@@ -270,6 +273,7 @@ impl Baseline {
             started: run.started.clone(),
             environment: run.environment.clone(),
             provenance: run.provenance.clone(),
+            stated_commit: run.stated_commit,
             seed: run.seed,
             executable: run.executable.clone(),
         };
@@ -282,7 +286,8 @@ impl Baseline {
     /// The run's own key, with a number where another run has it: sessions may be given the same
     /// name in several checkouts.
     fn free_key(&self, run: &Run) -> String {
-        let numbered = (2..).map(|number| format!("{}-{number}/{}", run.session, run.bench));
+        let process = run.process();
+        let numbered = (2..).map(|number| format!("{}-{number}/{process}", run.session));
         let mut keys = std::iter::once(run.key()).chain(numbered);
         let free = |key: &String| self.runs.get(key).is_none_or(|there| there.is(run));
         keys.find(free).unwrap_or_else(|| run.key())

@@ -321,6 +321,30 @@ impl Provenance {
         git(root, &["rev-list", "--count", "--end-of-options", &range, "--"])?.parse().ok()
     }
 
+    /// As [`Self::of`], for a process that a person or a script started: what is stated must be a
+    /// commit, and a repository is asked only about an executable that belongs to it, because cargo
+    /// started it, or it lies where cargo built it. With whether the commit was stated.
+    ///
+    /// # Errors
+    /// When `KERNELGATE_COMMIT` is no commit.
+    pub fn of_process(root: &Path) -> Result<(Self, bool), String> {
+        let given = std::env::var_os("KERNELGATE_COMMIT").filter(|given| !given.is_empty());
+        let Some(given) = given else {
+            let by_cargo = std::env::var_os("CARGO_MANIFEST_DIR").is_some();
+            let here = by_cargo || super::store::target_of_program().is_some();
+            return Ok((if here { Self::of(root) } else { Self::default() }, false));
+        };
+        let given = given.to_string_lossy();
+        if !is_hash(given.strip_suffix("+changes").unwrap_or(&given)) {
+            return Err(format!(
+                "KERNELGATE_COMMIT=`{}` is no commit: 4 to 64 hexadecimal digits, and +changes \
+                 where tracked files differed from it",
+                one_line(&given)
+            ));
+        }
+        Ok((Self::parse(&given), true))
+    }
+
     fn parse(given: &str) -> Self {
         // As a record may hold it: a file that nobody can read again would be a loss.
         let given = one_line(given);

@@ -6,6 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::environment::{Environment, Provenance};
 use super::file::Record;
+use super::shard::Shard;
 use crate::measure::limits::{Limits, TimeLimit};
 use crate::verify::{Bounds, OutputComparison};
 use crate::workload::{Tolerance, Work};
@@ -30,10 +31,17 @@ pub struct Run {
     pub effort: String,
     /// Seed of the inputs.
     pub seed: u64,
+    /// The part of the selection that this process measured; absent where it measured all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<Shard>,
     /// Where.
     pub environment: Environment,
     /// Of which code.
     pub provenance: Provenance,
+    /// Whether the commit is what `KERNELGATE_COMMIT` said: nobody checked that the executable was
+    /// built from it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stated_commit: bool,
     /// The device's ceilings, as measured by this process.
     pub limits: Limits,
     /// Delays added on purpose to launches, to see what the gate makes of them: nanoseconds by
@@ -335,8 +343,10 @@ impl Run {
             complete: false,
             effort: "default".to_owned(),
             seed: 1,
+            shard: None,
             environment,
             provenance,
+            stated_commit: false,
             limits: Limits::default(),
             delays: BTreeMap::new(),
             executable: None,
@@ -349,9 +359,14 @@ impl Run {
         }
     }
 
-    /// `<session>/<bench>`: names the process run in a baseline.
+    /// `<session>/<process>`: names the process run in a baseline.
     pub fn key(&self) -> String {
-        format!("{}/{}", self.session, self.bench)
+        format!("{}/{}", self.session, self.process())
+    }
+
+    /// The bench binary, with its shard where it has one: "attention", "attention-2-of-4".
+    pub fn process(&self) -> String {
+        process_name(&self.bench, self.shard)
     }
 
     /// "CASE=NS CASE=NS", or "none".
@@ -360,6 +375,11 @@ impl Run {
             self.delays.iter().map(|(case, delay_ns)| format!("{case}={delay_ns}")).collect();
         if each.is_empty() { "none".to_owned() } else { each.join(" ") }
     }
+}
+
+/// Name of a process among those of its session.
+pub fn process_name(bench: &str, shard: Option<Shard>) -> String {
+    shard.map_or_else(|| bench.to_owned(), |shard| format!("{bench}-{}", shard.label()))
 }
 
 impl CaseRecord {
@@ -395,6 +415,7 @@ impl Record for Run {
     const FREE_TEXT: &'static [&'static str] = &["failed", "skipped"];
 
     fn validate(&self) -> Result<(), String> {
+        self.shard.map_or(Ok(()), Shard::validate)?;
         self.cases.iter().try_for_each(|(id, case)| {
             case.samples.validate().map_err(|problem| format!("case {id}: {problem}"))
         })
