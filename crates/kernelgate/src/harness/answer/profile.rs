@@ -33,10 +33,10 @@ pub fn profile(
             "CUPTI is missing: `kernelgate doctor` says how to get it".to_owned(),
         ));
     };
-    let one = |group: &Group<'_>, case: &Case, ready: &Ready| {
+    let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
         profile_case(group, case, ready, target, (device, &trace))
     };
-    let (outcomes, lost) = each_implementation(selection, seed, "profiling", one);
+    let (outcomes, lost) = each_implementation(selection, (seed, target), "profiling", one);
     if lost {
         // A lost device gives nothing back: it is left to the end of the process.
         std::mem::forget((Arc::clone(device), trace));
@@ -51,7 +51,7 @@ pub fn profile(
 fn profile_case(
     group: &Group<'_>,
     case: &Case,
-    ready: &Ready,
+    ready: &mut Ready,
     target: &Target,
     (device, trace): (&Device, &KernelTrace),
 ) -> Result<KernelSummary, CaseError> {
