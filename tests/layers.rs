@@ -54,6 +54,7 @@ const CRATES: &[Rules] = &[
             ("workload", &[]),
             ("backend", &["workload"]),
             ("suite", &["workload", "backend"]),
+            ("attach", &["workload", "backend", "suite"]),
             ("verify", &["workload", "backend"]),
             ("measure", &["simd", "stats", "workload", "backend"]),
             ("record", &["stats", "workload", "backend", "verify", "measure"]),
@@ -70,6 +71,7 @@ const CRATES: &[Rules] = &[
         confined: &[
             ("criterion", &["harness/", "measure/criterion.rs"]),
             ("clap", &["harness/args.rs", "harness/place.rs", "harness/variables.rs"]),
+            ("safetensors", &["attach/golden.rs"]),
             ("faer", &["measure/limits/cpu_matmul.rs"]),
             ("pulp", &["simd.rs", "measure/limits/cpu.rs"]),
             ("sysinfo", &["record/environment.rs", "harness/session.rs"]),

@@ -22,6 +22,7 @@ pub mod workload;
 
 pub mod backend;
 
+pub mod attach;
 pub mod suite;
 pub mod verify;
 

@@ -7,9 +7,10 @@ use rayon::prelude::*;
 use super::executable::no_such_input;
 use crate::backend::{BackendError, Executable};
 use crate::workload::{Dtype, Tensor, Tensors};
-use kernelgate_cuda::driver::CudaStream;
+use kernelgate_cuda::driver::{CudaStream, conduct};
 pub use kernelgate_cuda::{
-    Argument, Buffer, Device, Kernel, KernelSpec, LaunchShape, LoadedKernel, Requires, Source,
+    Argument, Buffer, Device, Image, JoinedStream, Kernel, KernelSpec, LaunchDims, LaunchShape,
+    LoadedKernel, Parameters, PreparedLaunch, RawContext, RawStream, Requires, Source,
 };
 
 /// An input that every launch reads from device memory.
@@ -79,6 +80,11 @@ impl Output {
         })
     }
 
+    /// Where it lies on the device.
+    pub fn address(&self) -> u64 {
+        self.buffer.address()
+    }
+
     /// Where a kernel writes it.
     pub fn argument(&self) -> Argument {
         Argument::from(&self.buffer)
@@ -125,8 +131,17 @@ pub struct CudaTask {
     inputs: Vec<Input>,
     outputs: Vec<Output>,
     launch: LaunchFn,
+    reset: Option<ResetFn>,
+    /// Launches of other code that are still to be watched; none where the code is the row's own.
+    watched: Option<u32>,
     host: Tensors,
 }
+
+/// Enqueues what brings the state back that launches carry on.
+type ResetFn = Box<dyn FnMut() -> Result<(), BackendError>>;
+
+/// Launches of other code that are watched: those that verify it, and the first that time it.
+const WATCHED: u32 = 8;
 
 impl CudaTask {
     /// `launch` enqueues everything that overwrites the outputs on the device's stream, and never
@@ -144,8 +159,24 @@ impl CudaTask {
             inputs: inputs.into_iter().collect(),
             outputs,
             launch: Box::new(launch),
+            reset: None,
+            watched: None,
             host: Tensors::new(),
         }
+    }
+
+    /// The same where launches carry state on from one to the next: `reset` enqueues what brings
+    /// it back, so that the launch after it computes what the reference does. It is called before
+    /// each launch whose outputs are compared, and not while launches are timed; these are not
+    /// batched.
+    pub fn with_reset(self, reset: impl FnMut() -> Result<(), BackendError> + 'static) -> Self {
+        Self { reset: Some(Box::new(reset)), ..self }
+    }
+
+    /// The same where `launch` calls other code: what that must not do while it is timed (wait,
+    /// allocate, change the current context, leave a capture open) is looked for, and an error.
+    pub fn attached(self) -> Self {
+        Self { watched: Some(WATCHED), ..self }
     }
 }
 
@@ -154,8 +185,26 @@ impl Executable for CudaTask {
         self.outputs.iter().try_for_each(|output| output.buffer.fill(output.poison()))
     }
 
+    fn reset(&mut self) -> Result<(), BackendError> {
+        self.reset.as_mut().map_or(Ok(()), |reset| reset())
+    }
+
+    fn carries_state(&self) -> bool {
+        self.reset.is_some()
+    }
+
+    fn is_attached(&self) -> bool {
+        self.watched.is_some()
+    }
+
     fn launch(&mut self) -> Result<(), BackendError> {
-        (self.launch)(&self.outputs)
+        match &mut self.watched {
+            Some(left @ 1..) => {
+                *left -= 1;
+                conduct::watched(&self.device, || (self.launch)(&self.outputs))
+            }
+            _ => (self.launch)(&self.outputs),
+        }
     }
 
     fn synchronize(&mut self) -> Result<(), BackendError> {

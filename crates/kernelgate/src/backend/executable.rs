@@ -13,6 +13,26 @@ pub trait Executable {
     /// When the device fails.
     fn poison_outputs(&mut self) -> Result<(), BackendError>;
 
+    /// Brings back the state that launches carry on from one to the next, where there is any: the
+    /// launch after it computes what the reference does.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn reset(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    /// Whether there is such state: a launch is then no repetition of the one before.
+    fn carries_state(&self) -> bool {
+        false
+    }
+
+    /// Whether launches are of other code, of which nothing is known: what it must not do while it
+    /// is timed is looked for.
+    fn is_attached(&self) -> bool {
+        false
+    }
+
     /// Starts the computation once; may return before it has finished.
     ///
     /// # Errors

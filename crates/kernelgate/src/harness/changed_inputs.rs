@@ -2,10 +2,10 @@
 //! reference: for the check after timing.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use super::cases::Group;
 use super::guard;
-use super::references::{self, References};
 use crate::record::environment::available_memory;
 use crate::record::run::InputChange;
 use crate::workload::{Expected, Symmetry, Tensor, Tensors};
@@ -111,24 +111,21 @@ impl ChangedInputs {
         matches!(self.how, How::Symmetry(_))
     }
 
-    /// Makes sure that the reference of inputs that were drawn anew is there.
+    /// Makes sure that the reference of inputs that were drawn anew is there: by `compute`, which
+    /// gets the names of those that are, and all of them.
     ///
     /// # Errors
-    /// When the workload panics.
-    pub fn compute_expected(
+    /// What `compute` returns.
+    pub fn compute_expected<E>(
         &mut self,
-        group: &Group<'_>,
-        (inputs, seed): (&Tensors, u64),
-        references: Option<&References>,
-    ) -> Result<(), String> {
+        inputs: &Tensors,
+        compute: impl FnOnce(&[&str], Arc<Tensors>) -> Result<Vec<Expected>, E>,
+    ) -> Result<(), E> {
         if self.expected.is_some() || self.by_symmetry() {
             return Ok(());
         }
-        let made = guard::catch(|| {
-            let names: Vec<&str> = self.values.iter().map(|(name, _)| name).collect();
-            references::get(references, group, seed, &names, &inputs.replaced_by(&self.values))
-        });
-        self.expected = Some(made.map_err(|panic| format!("reference of other inputs: {panic}"))?);
+        let names: Vec<&str> = self.values.iter().map(|(name, _)| name).collect();
+        self.expected = Some(compute(&names, Arc::new(inputs.replaced_by(&self.values)))?);
         Ok(())
     }
 }

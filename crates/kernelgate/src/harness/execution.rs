@@ -144,7 +144,7 @@ impl Execution<'_> {
             Some(lost) => Err(CaseError::Fail(lost.clone())),
             None => {
                 let kept = self.trial.as_ref().and_then(|trial| trial.inputs.as_deref());
-                Ready::inputs(group, self.flags.seed, kept)
+                Ready::inputs(group, self.flags.seed, kept, &self.target)
             }
         };
         let ready = ready.and_then(|mut ready| {

@@ -15,7 +15,7 @@ use crate::record::environment::available_memory;
 use crate::record::run::VerificationRecord;
 use crate::record::tensors;
 use crate::verify::{self, Bounds, OutputComparison, VerifyError};
-use crate::workload::{Expected, Tensors};
+use crate::workload::{Expected, ReferenceFrom, Tensors};
 
 /// Inputs and reference of a problem.
 pub struct Ready {
@@ -24,6 +24,8 @@ pub struct Ready {
     /// What they must produce; empty until the reference is computed.
     pub expected: Vec<Expected>,
     has_reference: bool,
+    /// Where a row that is the reference of others runs.
+    target: Target,
     /// How closely; what a declared precision asks for is known with the reference.
     pub bounds: Bounds,
     /// Seed of the inputs.
@@ -50,8 +52,8 @@ impl Ready {
     ///
     /// # Errors
     /// A skip where memory is short, a failure where the workload panics.
-    pub fn new(group: &Group<'_>, seed: u64) -> Result<Self, CaseError> {
-        let mut ready = Self::inputs(group, seed, None)?;
+    pub fn new(group: &Group<'_>, seed: u64, target: &Target) -> Result<Self, CaseError> {
+        let mut ready = Self::inputs(group, seed, None, target)?;
         ready.compute_reference(group)?;
         Ok(ready)
     }
@@ -61,8 +63,14 @@ impl Ready {
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn inputs(group: &Group<'_>, seed: u64, kept: Option<&Path>) -> Result<Self, CaseError> {
+    pub fn inputs(
+        group: &Group<'_>,
+        seed: u64,
+        kept: Option<&Path>,
+        target: &Target,
+    ) -> Result<Self, CaseError> {
         let problem = group.bound.problem();
+        problem.check().map_err(CaseError::Fail)?;
         // With a declared precision there are two references.
         let times = if problem.precision().is_some() { 2 } else { 1 };
         let needed = guard::catch(|| times * problem.host_bytes()).map_err(CaseError::Fail)?;
@@ -87,6 +95,7 @@ impl Ready {
                 inputs: Arc::new(inputs),
                 expected: Vec::new(),
                 has_reference: false,
+                target: target.clone(),
                 bounds: problem.tolerance().into(),
                 seed,
                 references: None,
@@ -106,14 +115,15 @@ impl Ready {
     /// When the workload panics.
     pub fn compute_reference(&mut self, group: &Group<'_>) -> Result<(), CaseError> {
         if !self.has_reference {
-            let kept = self.references.as_ref();
-            let expected =
-                guard::catch(|| references::get(kept, group, self.seed, &[], &self.inputs));
-            self.expected = expected
-                .map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
+            self.expected = self.reference(group, &[], Arc::clone(&self.inputs))?;
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());
             names::check_tensors("output", outputs).map_err(CaseError::Fail)?;
+            let kept = self.references.as_ref();
+            let defined = group.bound.problem().reference_from() == ReferenceFrom::Definition;
             let limit = guard::catch(|| {
+                if !defined {
+                    return None;
+                }
                 references::precision_limit(kept, group, self.seed, &self.inputs, &self.expected)
             });
             self.bounds.precision = limit.map_err(|panic| {
@@ -122,6 +132,90 @@ impl Ready {
             self.has_reference = true;
         }
         Ok(())
+    }
+
+    /// What the outputs for these inputs are compared with; `changed` names those that are not of
+    /// the seed. Nothing where the workload has no reference.
+    ///
+    /// # Errors
+    /// When the workload panics, or the row that is the reference fails.
+    pub fn reference(
+        &self,
+        group: &Group<'_>,
+        changed: &[&str],
+        inputs: Arc<Tensors>,
+    ) -> Result<Vec<Expected>, CaseError> {
+        let made = guard::catch(|| match group.bound.problem().reference_from() {
+            ReferenceFrom::Definition => {
+                let kept = self.references.as_ref();
+                Ok(references::get(kept, group, self.seed, changed, &inputs))
+            }
+            ReferenceFrom::Row(row) => self.of_row(group, row, inputs),
+            ReferenceFrom::Nothing => Ok(Vec::new()),
+        });
+        let failed = |why: String| CaseError::Fail(format!("inputs or reference: {why}"));
+        made.map_err(failed)?
+    }
+
+    /// The outputs of a row for these inputs.
+    fn of_row(
+        &self,
+        group: &Group<'_>,
+        row: &str,
+        inputs: Arc<Tensors>,
+    ) -> Result<Vec<Expected>, CaseError> {
+        let rows = group.suite.implementations();
+        let index = rows.iter().position(|it| it.name == row).ok_or_else(|| {
+            CaseError::Fail(format!("the reference is the row `{row}`, and there is none"))
+        })?;
+        let of_reference = |error| match case_error(error) {
+            CaseError::Lost(why) => CaseError::Lost(why),
+            CaseError::Skip(why) | CaseError::Fail(why) => {
+                CaseError::Fail(format!("the row `{row}`, which is the reference: {why}"))
+            }
+        };
+        let computed = group
+            .bound
+            .prepare(index, inputs, &self.target)
+            .map_err(VerifyError::from)
+            .and_then(|mut executable| {
+                let launched = verify::launch_on_poison(executable.as_mut());
+                keep_if_lost(executable, launched.map_err(VerifyError::from))
+            })
+            .and_then(|(mut executable, ())| {
+                verify::unverified(executable.outputs()?)?;
+                Ok(verify::as_expected(executable.outputs()?))
+            });
+        computed.map_err(of_reference)
+    }
+
+    /// Whether nothing says what a case has to compute: there is no reference, or it is the case's
+    /// own row.
+    fn is_unverified(&self, group: &Group<'_>, case: &Case) -> bool {
+        match group.bound.problem().reference_from() {
+            ReferenceFrom::Definition => false,
+            ReferenceFrom::Row(row) => case.row.name == row,
+            ReferenceFrom::Nothing => true,
+        }
+    }
+
+    /// Compares outputs with the reference. Without one they become what the check after timing
+    /// compares with: what was timed computes what was launched.
+    fn compare(
+        &mut self,
+        group: &Group<'_>,
+        case: &Case,
+        outputs: &Tensors,
+    ) -> Result<OutputComparison, VerifyError> {
+        if !self.is_unverified(group, case) {
+            let _activity = spent::on("compare");
+            return verify::compare(outputs, &self.expected, self.bounds);
+        }
+        let comparison = verify::unverified(outputs)?;
+        if self.expected.is_empty() || group.bound.problem().reference_from().is_nothing() {
+            self.expected = verify::as_expected(outputs);
+        }
+        Ok(comparison)
     }
 
     /// Verifies a case of a trial: by the bits of its outputs where a run of the same executable
@@ -150,9 +244,7 @@ impl Ready {
             return Ok((executable, known, launch));
         }
         self.compute_reference(group)?;
-        let compared = guard::catch(|| {
-            verify::compare(outputs(executable.as_mut())?, &self.expected, self.bounds)
-        });
+        let compared = guard::catch(|| self.compare(group, case, outputs(executable.as_mut())?));
         let comparison = compared.map_err(CaseError::Fail)?.map_err(case_error)?;
         Ok((executable, self.found(comparison, Some(digest)), launch))
     }
@@ -176,23 +268,12 @@ impl Ready {
         group.bound.prepare(case.index, Arc::clone(&self.inputs), target)
     }
 
-    /// As [`verify::verify`].
-    fn launch_and_compare(
-        &self,
-        executable: &mut dyn Executable,
-    ) -> Result<OutputComparison, VerifyError> {
-        verify::launch_on_poison(executable)?;
-        let outputs = outputs(executable)?;
-        let _activity = spent::on("compare");
-        verify::compare(outputs, &self.expected, self.bounds)
-    }
-
     /// Prepares an implementation and verifies it.
     ///
     /// # Errors
     /// When it panics, cannot launch, or is wrong.
     pub fn verify(
-        &self,
+        &mut self,
         group: &Group<'_>,
         case: &Case,
         target: &Target,
@@ -200,7 +281,10 @@ impl Ready {
         let _activity = spent::on("verify");
         let verified = guard::catch(|| {
             let mut executable = self.prepare(group, case, target)?;
-            let compared = self.launch_and_compare(executable.as_mut());
+            let compared = verify::launch_on_poison(executable.as_mut())
+                .and_then(|()| outputs(executable.as_mut()))
+                .map_err(VerifyError::from)
+                .and_then(|outputs| self.compare(group, case, outputs));
             keep_if_lost(executable, compared)
         });
         verified.map_err(CaseError::Fail)?.map_err(case_error)
@@ -208,7 +292,7 @@ impl Ready {
 }
 
 /// Digest of the outputs, and what a launch took. One launch on poisoned outputs where that gives
-/// the known bits; else one more, as in [`verify()`], where the second launch is the one that
+/// the known bits; else one more, as in [`verify::launch_on_poison`], where the second launch is the one that
 /// counts.
 fn timed_digest(
     executable: &mut dyn Executable,
@@ -216,6 +300,7 @@ fn timed_digest(
 ) -> Result<(String, Duration), BackendError> {
     let mut launch_on_poison = || {
         executable.poison_outputs()?;
+        executable.reset()?;
         let started = Instant::now();
         executable.launch()?;
         executable.synchronize()?;

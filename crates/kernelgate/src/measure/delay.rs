@@ -98,6 +98,18 @@ impl Executable for Delayed<'_> {
         self.inner.poison_outputs()
     }
 
+    fn reset(&mut self) -> Result<(), BackendError> {
+        self.inner.reset()
+    }
+
+    fn carries_state(&self) -> bool {
+        self.inner.carries_state()
+    }
+
+    fn is_attached(&self) -> bool {
+        self.inner.is_attached()
+    }
+
     fn launch(&mut self) -> Result<(), BackendError> {
         self.inner.launch()?;
         match &self.wait {

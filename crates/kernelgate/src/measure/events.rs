@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::limits::Overhead;
-use super::{Cache, Sample, Stopwatch, Technique, off_stream};
+use super::{Cache, Sample, Stopwatch, Technique, attached, off_stream};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
 use kernelgate_cuda::Device;
@@ -279,12 +279,13 @@ impl EventTimer {
     ) -> Result<CaseTimer<'_>, BackendError> {
         executable.synchronize()?;
         let device = Arc::clone(&self.device);
-        let counted = match Graph::capture(&device, || executable.launch()) {
-            Ok(graph) => Some(graph.nodes()),
+        let captured = match Graph::capture(&device, || executable.launch()) {
+            Ok(graph) => Some(graph),
             Err(lost @ BackendError::Lost(_)) => return Err(lost),
             // What replays a graph of its own, for example, cannot be captured again.
             Err(_) => None,
         };
+        let counted = captured.as_ref().map(Graph::nodes);
         if counted == Some(0) {
             return Err(off_stream::nothing());
         }
@@ -292,11 +293,19 @@ impl EventTimer {
             Some(commands) => commands,
             None => self.commands_by_trial(executable)?,
         };
+        if executable.is_attached() {
+            if let Some(graph) = &captured {
+                attached::check_graph(graph)?;
+            }
+            attached::check(&device, &mut self.instruments, executable)?;
+        }
         if commands <= MAX_QUEUED {
             off_stream::check_writes(&mut self.instruments, executable)?;
         }
         off_stream::check_duration(&device, executable)?;
-        let batch = if counted.is_some() && commands <= MAX_QUEUED {
+        // What carries state on is launched one by one, as it is verified.
+        let repeats = !executable.carries_state();
+        let batch = if counted.is_some() && commands <= MAX_QUEUED && repeats {
             self.batch(cache, commands, &mut || executable.launch())?
         } else {
             None

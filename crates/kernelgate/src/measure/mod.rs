@@ -4,6 +4,7 @@
 //! they mean (`stats`, `gate`).
 
 pub mod accuracy;
+mod attached;
 pub mod contention;
 pub mod criterion;
 pub mod delay;

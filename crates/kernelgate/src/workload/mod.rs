@@ -22,6 +22,20 @@ pub trait Problem: Send + Sync + 'static {
     /// The outputs in fp64, or the sampled rows of them.
     fn reference(&self, inputs: &Tensors) -> Vec<Expected>;
 
+    /// What keeps the problem from being computed at all, such as a file that is missing: every
+    /// case of it is then an error.
+    ///
+    /// # Errors
+    /// The reason, as a fragment.
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// What outputs are compared with: [`Self::reference`], unless this says otherwise.
+    fn reference_from(&self) -> ReferenceFrom {
+        ReferenceFrom::Definition
+    }
+
     /// Text of the source files that inputs and reference follow from (`include_str!`): until one
     /// of them changes, the reference is kept on disk. Without any it is kept until the bench
     /// executable changes.
@@ -60,6 +74,24 @@ pub trait Problem: Send + Sync + 'static {
     /// Host memory that inputs and reference need at their peak, in bytes; checked before anything
     /// is allocated.
     fn host_bytes(&self) -> u64;
+}
+
+/// What outputs are compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReferenceFrom {
+    /// [`Problem::reference`].
+    Definition,
+    /// The outputs of that row, for the same inputs. The row itself is unverified.
+    Row(&'static str),
+    /// Nothing: every row is timed, and marked as unverified.
+    Nothing,
+}
+
+impl ReferenceFrom {
+    /// Whether there is nothing to compare with.
+    pub const fn is_nothing(self) -> bool {
+        matches!(self, Self::Nothing)
+    }
 }
 
 /// The reference of one output, or of some of its rows: an output may have several, of disjoint

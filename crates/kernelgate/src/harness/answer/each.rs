@@ -1,5 +1,6 @@
 //! Going through the selected cases, one an implementation.
 
+use crate::backend::Target;
 use crate::harness::cases::{Case, Group, Selection};
 use crate::harness::problem::{CaseError, Ready};
 use crate::protocol::CaseStatus;
@@ -12,19 +13,19 @@ pub type Outcomes<T> = Vec<(String, Result<T, CaseError>)>;
 /// was lost, after which nothing runs any more.
 pub fn each_implementation<T>(
     selection: &Selection<'_>,
-    seed: u64,
+    (seed, target): (u64, &Target),
     doing: &str,
-    mut one: impl FnMut(&Group<'_>, &Case, &Ready) -> Result<T, CaseError>,
+    mut one: impl FnMut(&Group<'_>, &Case, &mut Ready) -> Result<T, CaseError>,
 ) -> (Outcomes<T>, bool) {
     let mut outcomes = Vec::new();
     let mut lost: Option<String> = None;
     for group in &selection.groups {
-        let ready = match &lost {
+        let mut ready = match &lost {
             Some(lost) => Err(CaseError::Fail(lost.clone())),
-            None => Ready::new(group, seed),
+            None => Ready::new(group, seed, target),
         };
         for case in group.cases.chunk_by(|a, b| a.index == b.index).map(|cases| &cases[0]) {
-            let outcome = match (&ready, &lost) {
+            let outcome = match (&mut ready, &lost) {
                 (_, Some(lost)) => Err(CaseError::Fail(lost.clone())),
                 (Err(error), None) => Err(error.clone()),
                 (Ok(ready), None) => {

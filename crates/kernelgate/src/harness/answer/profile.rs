@@ -35,10 +35,10 @@ pub fn profile(
                     get it";
         return Ok(by_phase(selection, seed, target, Some(note)));
     };
-    let one = |group: &Group<'_>, case: &Case, ready: &Ready| {
+    let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
         profile_case(group, case, ready, target, (device, &trace))
     };
-    let (outcomes, lost) = each_implementation(selection, seed, "profiling", one);
+    let (outcomes, lost) = each_implementation(selection, (seed, target), "profiling", one);
     if lost {
         // A lost device gives nothing back: it is left to the end of the process.
         std::mem::forget((Arc::clone(device), trace));
@@ -57,11 +57,11 @@ fn by_phase(
     target: &Target,
     note: Option<&str>,
 ) -> ResponseBody {
-    let one = |group: &Group<'_>, case: &Case, ready: &Ready| {
+    let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
         let phases = phases::of(group, case, ready, target)?;
         ready.verify(group, case, target).map(|_| phases)
     };
-    let (outcomes, _) = each_implementation(selection, seed, "profiling", one);
+    let (outcomes, _) = each_implementation(selection, (seed, target), "profiling", one);
     let profiled = outcomes.into_iter().map(|(case, outcome)| {
         let (status, phases, reason) = parts(outcome);
         let reason = reason.or_else(|| note.map(str::to_owned));
@@ -73,7 +73,7 @@ fn by_phase(
 fn profile_case(
     group: &Group<'_>,
     case: &Case,
-    ready: &Ready,
+    ready: &mut Ready,
     target: &Target,
     (device, trace): (&Device, &KernelTrace),
 ) -> Result<KernelSummary, CaseError> {

@@ -18,10 +18,10 @@ pub fn verify(
     target: Target,
     dump: Option<&Path>,
 ) -> Vec<VerifiedCase> {
-    let one = |group: &Group<'_>, case: &Case, ready: &Ready| {
+    let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
         verify_case(group, case, ready, &target, dump)
     };
-    let (outcomes, lost) = each_implementation(selection, seed, "verifying", one);
+    let (outcomes, lost) = each_implementation(selection, (seed, &target), "verifying", one);
     if lost {
         // A lost device gives nothing back, and may never answer: it is left to the end of the
         // process.
@@ -50,7 +50,7 @@ pub fn verify(
 fn verify_case(
     group: &Group<'_>,
     case: &Case,
-    ready: &Ready,
+    ready: &mut Ready,
     target: &Target,
     dump: Option<&Path>,
 ) -> Result<(OutputComparison, bool), CaseError> {

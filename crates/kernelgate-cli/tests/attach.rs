@@ -1,0 +1,78 @@
+//! The examples of attached rows in a package of their own: they build, are listed and skipped
+//! without a GPU, and have verified times with one. The one that needs another cudarc is built and
+//! run in its own package (`examples/attached`).
+
+#![allow(clippy::unwrap_used)]
+#![cfg(target_os = "linux")]
+
+mod package;
+
+use std::path::Path;
+use std::process::Command;
+
+use package::outside::Outside;
+use package::{Outcome, linked_with};
+
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/attached");
+
+fn example(file: &str) -> String {
+    std::fs::read_to_string(Path::new(FOLDER).join(file)).unwrap()
+}
+
+fn package(benches: &[&str]) -> Outside {
+    let outside = Outside::new(&[]);
+    let mut manifest = "[package]\nname = \"attached\"\nversion = \"0.1.0\"\nedition = \
+                        \"2024\"\n[lib]\nbench = false\n[profile.bench]\ndebug = false\n"
+        .to_owned();
+    for bench in benches {
+        manifest += &format!("[[bench]]\nname = \"{bench}\"\nharness = false\n");
+        outside.write(&format!("benches/{bench}.rs"), &example(&format!("benches/{bench}.rs")));
+    }
+    outside.write("Cargo.toml", &manifest);
+    for file in ["build.rs", "src/lib.rs", "kernels/axpy.c", "kernels/axpy.ptx"] {
+        outside.write(file, &example(file));
+    }
+    let cubin = "kernels/axpy.sm_90.cubin";
+    std::fs::copy(Path::new(FOLDER).join(cubin), outside.path(cubin)).unwrap();
+    outside
+}
+
+fn run(outside: &Outside, program: &str, line: &str) -> Outcome {
+    let mut command: Command = outside.command(program, line);
+    command.env("CARGO_ENCODED_RUSTFLAGS", linked_with(&["kernelgate", "libloading"]));
+    command.output().unwrap().into()
+}
+
+#[test]
+fn examples_are_short() {
+    for bench in ["other_cudarc", "c_library", "cubin"] {
+        let text = example(&format!("benches/{bench}.rs"));
+        let code = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with("//"));
+        assert!(code.count() < 30, "{bench}");
+        assert!(text.lines().all(|line| line.len() <= 100), "{bench}");
+    }
+}
+
+#[test]
+fn attached_rows_are_listed_and_timed_where_there_is_a_gpu() {
+    let outside = package(&["c_library", "cubin"]);
+    let list = run(&outside, env!("CARGO_BIN_EXE_kernelgate"), "list");
+    list.expect(0, &["attached/axpy", "cuda/c_library", "cuda/cubin"]);
+    let (on_gpu, arch) = match kernelgate_cuda::testing::gpu() {
+        Some((device, _alone)) => (true, device.facts().arch.clone()),
+        None => (false, String::new()),
+    };
+    if !on_gpu {
+        return;
+    }
+    let bench = |name: &str| {
+        let line = format!("bench --offline --bench {name} -- --quick --noplot");
+        run(&outside, env!("CARGO"), &line)
+    };
+    let timed = bench("c_library");
+    eprintln!("{}", timed.stdout);
+    timed.expect(0, &["attached/axpy/n16777216/cuda/c_library/hot"]);
+    let cubin = bench("cubin");
+    let words = if arch.starts_with("sm_90") { "cuda/cubin/hot" } else { "a cubin for sm_90, on" };
+    cubin.expect(0, &[words]);
+}

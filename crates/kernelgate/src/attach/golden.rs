@@ -1,0 +1,124 @@
+//! Golden tensors: outputs, and perhaps inputs, in a safetensors file.
+
+use std::path::Path;
+
+use half::{bf16, f16};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+
+use super::definition::Declared;
+use crate::workload::{Data, Dtype, Tensor, Tensors};
+
+/// The tensors of a file that a definition names: all of its outputs, and of its inputs those that
+/// are there. Outputs may be of a wider float than the row's, inputs are as they are declared.
+///
+/// # Errors
+/// A fragment that names the file, and the tensor that is missing or of another shape or dtype.
+pub(super) fn read(
+    path: &Path,
+    inputs: &[Declared],
+    outputs: &[Declared],
+) -> Result<(Tensors, Tensors), String> {
+    let of_file = |what: String| format!("golden tensors {}: {what}", path.display());
+    let bytes = std::fs::read(path).map_err(|cause| of_file(cause.to_string()))?;
+    let file = SafeTensors::deserialize(&bytes)
+        .map_err(|cause| of_file(format!("no safetensors file ({cause})")))?;
+    let (mut found_inputs, mut found_outputs) = (Tensors::new(), Tensors::new());
+    for (declared, is_input) in
+        inputs.iter().map(|it| (it, true)).chain(outputs.iter().map(|it| (it, false)))
+    {
+        let name = declared.name;
+        let view = match file.tensor(name) {
+            Ok(view) => view,
+            Err(_) if is_input => continue,
+            Err(_) => {
+                let mut names = file.names();
+                names.sort_unstable();
+                let names = names.join("`, `");
+                return Err(of_file(format!("no output `{name}`; it has `{names}`")));
+            }
+        };
+        if view.shape() != declared.shape {
+            return Err(of_file(format!(
+                "`{name}` has the shape {:?}, the definition {:?}",
+                view.shape(),
+                declared.shape
+            )));
+        }
+        let tensor = tensor(&view).ok_or_else(|| {
+            of_file(format!("`{name}` is {:?}, which no row computes", view.dtype()))
+        })?;
+        let integer = |dtype| dtype == Dtype::I8;
+        let (given, wanted) = (tensor.dtype(), declared.dtype);
+        let fits = if is_input { given == wanted } else { integer(given) == integer(wanted) };
+        if !fits {
+            let (given, wanted) = (given.name(), wanted.name());
+            return Err(of_file(format!("`{name}` is {given}, the definition {wanted}")));
+        }
+        let found = if is_input { &mut found_inputs } else { &mut found_outputs };
+        found.insert(name, tensor);
+    }
+    Ok((found_inputs, found_outputs))
+}
+
+/// A tensor of a dtype that is known here.
+fn tensor(view: &TensorView<'_>) -> Option<Tensor> {
+    use safetensors::Dtype as D;
+    fn all<const N: usize, T>(bytes: &[u8], of: fn([u8; N]) -> T) -> Vec<T> {
+        bytes.as_chunks::<N>().0.iter().map(|bytes| of(*bytes)).collect()
+    }
+    let bytes = view.data();
+    let data = match view.dtype() {
+        D::F64 => Data::F64(all(bytes, f64::from_le_bytes)),
+        D::F32 => Data::F32(all(bytes, f32::from_le_bytes)),
+        D::F16 => Data::F16(all(bytes, f16::from_le_bytes)),
+        D::BF16 => Data::Bf16(all(bytes, bf16::from_le_bytes)),
+        D::I8 => Data::I8(all(bytes, i8::from_le_bytes)),
+        _ => return None,
+    };
+    Some(Tensor::new(view.shape().to_vec(), data))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn declared(name: &'static str, shape: &[usize], dtype: Dtype) -> Declared {
+        Declared { name, shape: shape.to_vec(), dtype }
+    }
+
+    #[test]
+    fn tensors_are_read_by_name_and_others_are_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("golden.safetensors");
+        let x: Vec<u8> = [1.0f32, 2.0].into_iter().flat_map(f32::to_le_bytes).collect();
+        let y: Vec<u8> = [3.0f64, 6.0].into_iter().flat_map(f64::to_le_bytes).collect();
+        let view = |dtype, bytes| TensorView::new(dtype, vec![2], bytes).unwrap();
+        let tensors = [
+            ("x", view(safetensors::Dtype::F32, &x)),
+            ("y", view(safetensors::Dtype::F64, &y)),
+            ("n", TensorView::new(safetensors::Dtype::U8, vec![2], &[1, 2]).unwrap()),
+        ];
+        safetensors::serialize_to_file(tensors, None, &path).unwrap();
+        let input = [declared("x", &[2], Dtype::F32), declared("w", &[9], Dtype::F32)];
+        let output = [declared("y", &[2], Dtype::F32)];
+        let (inputs, outputs) = read(&path, &input, &output).unwrap();
+        assert_eq!(inputs.f32("x"), [1.0, 2.0]);
+        assert!(inputs.get("w").is_none(), "drawn, because it is not there");
+        assert_eq!(outputs.tensor("y").to_f64(0, 2), [3.0, 6.0]);
+        for (outputs, words) in [
+            (declared("y", &[4], Dtype::F32), "`y` has the shape [2], the definition [4]"),
+            (declared("z", &[2], Dtype::F32), "no output `z`; it has `n`, `x`, `y`"),
+            (declared("y", &[2], Dtype::I8), "`y` is f64, the definition i8"),
+            (declared("n", &[2], Dtype::I8), "`n` is U8, which no row computes"),
+        ] {
+            let error = read(&path, &[], &[outputs]).unwrap_err();
+            assert!(error.contains("golden.safetensors: ") && error.contains(words), "{error}");
+        }
+        let wrong = read(&path, &[declared("x", &[2], Dtype::F16)], &[]).unwrap_err();
+        assert!(wrong.contains("`x` is f32, the definition f16"), "{wrong}");
+        std::fs::write(&path, "nothing of the kind").unwrap();
+        assert!(read(&path, &input, &output).unwrap_err().contains("no safetensors file"));
+        assert!(read(&folder.path().join("none"), &[], &[]).unwrap_err().contains("none: "));
+    }
+}

@@ -1,0 +1,119 @@
+//! A definition as the harness sees it.
+
+use half::{bf16, f16};
+
+use super::definition::{Declared, Definition, Reference};
+use super::golden;
+use crate::workload::{
+    Data, Dtype, Expected, Problem, ReferenceFrom, Tensors, Tolerance, Work, random,
+};
+
+/// A definition with what its golden file holds.
+pub(super) struct Bound {
+    pub definition: Definition,
+    /// Inputs and outputs of the golden file; empty where there is none.
+    golden: Result<(Tensors, Tensors), String>,
+}
+
+impl Bound {
+    pub fn new(definition: Definition) -> Self {
+        let golden = match &definition.reference {
+            Reference::Golden(path) => golden::read(path, &definition.inputs, &definition.outputs),
+            _ => Ok(Default::default()),
+        };
+        Self { definition, golden }
+    }
+
+    fn golden(&self) -> Option<&(Tensors, Tensors)> {
+        self.golden.as_ref().ok()
+    }
+
+    /// Device memory of inputs and outputs.
+    pub fn device_bytes(&self) -> u64 {
+        let Definition { inputs, outputs, .. } = &self.definition;
+        inputs.iter().chain(outputs).map(|declared| declared.bytes() as u64).sum()
+    }
+}
+
+fn draw(declared: &Declared, seed: u64) -> Data {
+    let (name, len) = (declared.name, declared.len());
+    let spread = |x: f32| (32.0 * x).round().clamp(-128.0, 127.0) as i8;
+    match declared.dtype {
+        Dtype::F64 => Data::F64(random::map_normal(seed, name, len, f64::from)),
+        Dtype::F32 => Data::F32(random::normal(seed, name, len)),
+        Dtype::F16 => Data::F16(random::map_normal(seed, name, len, f16::from_f32)),
+        Dtype::Bf16 => Data::Bf16(random::map_normal(seed, name, len, bf16::from_f32)),
+        Dtype::I8 => Data::I8(random::map_normal(seed, name, len, spread)),
+    }
+}
+
+impl Problem for Bound {
+    fn inputs(&self, seed: u64) -> Tensors {
+        let mut inputs = Tensors::new();
+        for declared in &self.definition.inputs {
+            let kept = self.golden().and_then(|(inputs, _)| inputs.get(declared.name));
+            match kept {
+                Some(tensor) => inputs.insert(declared.name, tensor.clone()),
+                None => {
+                    let drawn = draw(declared, seed);
+                    inputs = inputs.with(declared.name, declared.shape.clone(), drawn);
+                }
+            }
+        }
+        inputs
+    }
+
+    /// Golden outputs are of their inputs alone.
+    fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
+        match self.definition.reference {
+            Reference::Golden(_) => Tensors::new(),
+            _ => self.inputs(seed).only(names),
+        }
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        match &self.definition.reference {
+            Reference::Code(compute) => compute(inputs),
+            Reference::Golden(_) => self.golden().map_or(Vec::new(), |(_, outputs)| {
+                let each = outputs.iter().map(|(name, tensor)| {
+                    let values = match tensor.data() {
+                        Data::I8(values) => Data::I8(values.clone()),
+                        _ => Data::F64(tensor.to_f64(0, tensor.len())),
+                    };
+                    Expected::all(name, tensor.shape().to_vec(), values)
+                });
+                each.collect()
+            }),
+            Reference::None | Reference::Row(_) => Vec::new(),
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.golden.as_ref().map(drop).map_err(Clone::clone)
+    }
+
+    fn reference_from(&self) -> ReferenceFrom {
+        match self.definition.reference {
+            Reference::None => ReferenceFrom::Nothing,
+            Reference::Row(row) => ReferenceFrom::Row(row),
+            Reference::Code(_) | Reference::Golden(_) => ReferenceFrom::Definition,
+        }
+    }
+
+    fn work(&self) -> Work {
+        let bytes = |all: &[Declared]| all.iter().map(|it| it.bytes() as u64).sum();
+        let Definition { inputs, outputs, work, .. } = &self.definition;
+        work.clone().unwrap_or_else(|| Work::bytes(bytes(inputs), bytes(outputs)))
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        self.definition.tolerance
+    }
+
+    /// Inputs twice, because others replace them, outputs, and both in fp64.
+    fn host_bytes(&self) -> u64 {
+        let Definition { inputs, outputs, .. } = &self.definition;
+        let elements: usize = inputs.iter().chain(outputs).map(Declared::len).sum();
+        2 * self.device_bytes() + 8 * elements as u64
+    }
+}

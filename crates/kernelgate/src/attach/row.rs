@@ -1,0 +1,117 @@
+//! What a row gets while it is prepared, and what it gives.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::backend::BackendError;
+use crate::backend::cuda::{
+    Buffer, Device, Image, JoinedStream, Kernel, Output, RawContext, RawStream,
+};
+use crate::workload::Point;
+
+/// Where a row launches: stream, context, and the addresses of its tensors.
+pub struct At<'a> {
+    pub(super) point: &'a Point,
+    pub(super) device: &'a Arc<Device>,
+    pub(super) inputs: &'a BTreeMap<&'static str, Buffer>,
+    pub(super) outputs: &'a [(&'static str, Output)],
+}
+
+fn missing(what: &str, name: &str) -> BackendError {
+    BackendError::Launch(format!("the definition has no {what} `{name}`"))
+}
+
+impl At<'_> {
+    /// The number that an axis has.
+    ///
+    /// # Errors
+    /// When there is no such axis, or it is none of numbers.
+    pub fn number(&self, axis: &'static str) -> Result<usize, BackendError> {
+        self.point.number(axis).map_err(|error| BackendError::Launch(error.to_string()))
+    }
+
+    /// The stream that everything is enqueued on: a `CUstream` that is not the default one.
+    pub fn stream(&self) -> RawStream {
+        self.device.raw_stream()
+    }
+
+    /// Its context, the primary one of the GPU, which is current now and whenever the row launches.
+    pub fn context(&self) -> RawContext {
+        self.device.raw_context()
+    }
+
+    /// Number of the GPU, counted from 0.
+    pub fn ordinal(&self) -> usize {
+        self.device.facts().ordinal
+    }
+
+    /// The address of an input on the device.
+    ///
+    /// # Errors
+    /// When the definition has none of that name.
+    pub fn input(&self, name: &str) -> Result<u64, BackendError> {
+        self.inputs.get(name).map(Buffer::address).ok_or_else(|| missing("input", name))
+    }
+
+    /// The address of an output on the device.
+    ///
+    /// # Errors
+    /// When the definition has none of that name.
+    pub fn output(&self, name: &str) -> Result<u64, BackendError> {
+        let output = self.outputs.iter().find(|(known, _)| *known == name);
+        output.map(|(_, output)| output.address()).ok_or_else(|| missing("output", name))
+    }
+
+    /// Joins a stream of the row's own code, made in this context: what is enqueued inside
+    /// [`JoinedStream::around`] counts as if it were enqueued on [`Self::stream`].
+    ///
+    /// # Errors
+    /// When the handle is null or no stream, or of another context or GPU.
+    pub fn join(&self, stream: impl Into<RawStream>) -> Result<JoinedStream, BackendError> {
+        JoinedStream::new(self.device, stream)
+    }
+
+    /// A kernel of an image.
+    ///
+    /// # Errors
+    /// When the image does not fit the GPU (the case is skipped) or is broken, or has no such
+    /// kernel.
+    pub fn kernel(&self, image: &Image, symbol: &str) -> Result<Kernel, BackendError> {
+        self.device.load_image(image)?.kernel(symbol)
+    }
+
+    /// The device, for what else a row needs: scratch memory, kernels from source.
+    pub const fn device(&self) -> &Arc<Device> {
+        self.device
+    }
+}
+
+/// What a row enqueues.
+pub struct Launches {
+    pub(super) launch: Enqueue,
+    pub(super) reset: Option<Enqueue>,
+}
+
+pub(super) type Enqueue = Box<dyn FnMut() -> Result<(), BackendError>>;
+
+/// A closure whose errors are told in the words of its own code.
+fn told<E: fmt::Display>(mut enqueue: impl FnMut() -> Result<(), E> + 'static) -> Enqueue {
+    Box::new(move || enqueue().map_err(|error| BackendError::Launch(error.to_string())))
+}
+
+impl Launches {
+    /// `launch` enqueues everything that overwrites the outputs, and returns without waiting.
+    pub fn new<E: fmt::Display>(launch: impl FnMut() -> Result<(), E> + 'static) -> Self {
+        Self { launch: told(launch), reset: None }
+    }
+
+    /// The same where launches carry state on from one to the next: `reset` enqueues what brings
+    /// it back. It is called before each launch whose outputs are compared.
+    pub fn with_reset<E: fmt::Display>(
+        self,
+        reset: impl FnMut() -> Result<(), E> + 'static,
+    ) -> Self {
+        Self { reset: Some(told(reset)), ..self }
+    }
+}

@@ -1,0 +1,32 @@
+//! A kernel that a library in C launches, by the driver API.
+
+use std::ffi::c_void;
+
+use attached::{A, PTX, axpy};
+use kernelgate::attach::*;
+use kernelgate::harness::Harness;
+use libloading::Library;
+
+type Load = unsafe extern "C" fn(*const u8) -> *mut c_void;
+type Axpy =
+    unsafe extern "C" fn(*mut c_void, *mut c_void, f32, u64, u64, u64, u32) -> std::ffi::c_int;
+
+fn main() -> std::process::ExitCode {
+    let suite = Attached::new("attached/axpy", &["n=16777216"]).define(axpy);
+    let suite = suite.row("cuda/c_library", |at| {
+        let failed = |error: libloading::Error| BackendError::Launch(error.to_string());
+        // Stays loaded: what is launched is in it.
+        let library =
+            Box::leak(Box::new(unsafe { Library::new(env!("AXPY_LIBRARY")) }.map_err(failed)?));
+        let load = unsafe { library.get::<Load>(b"axpy_load") }.map_err(failed)?;
+        let axpy = *unsafe { library.get::<Axpy>(b"axpy") }.map_err(failed)?;
+        let (kernel, stream) = (unsafe { load(PTX.as_ptr()) }, at.stream().pointer());
+        let (x, y, out) = (at.input("x")?, at.input("y")?, at.output("out")?);
+        let n = at.number("n")? as u32;
+        Ok(Launches::new(move || match unsafe { axpy(kernel, stream, A, x, y, out, n) } {
+            0 => Ok(()),
+            error => Err(format!("axpy: CUDA error {error}")),
+        }))
+    });
+    Harness::new("c_library", vec![suite.suite()]).main()
+}

@@ -1,0 +1,30 @@
+//! A kernel that another version of cudarc loads and launches than the one that kernelgate has.
+
+use attached::{A, PTX, axpy};
+use cudarc::driver::{result, sys};
+use kernelgate::attach::*;
+use kernelgate::harness::Harness;
+
+fn main() -> std::process::ExitCode {
+    let suite = Attached::new("attached/axpy", &["n=16777216"]).define(axpy);
+    let suite = suite.row("cuda/other_cudarc", |at| {
+        let failed = |error: result::DriverError| BackendError::Launch(error.to_string());
+        let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) }.map_err(failed)?;
+        let axpy = unsafe { result::module::get_function(module, c"axpy".into()) };
+        let (axpy, stream) = (axpy.map_err(failed)?, at.stream().pointer::<sys::CUstream_st>());
+        let (mut a, mut x, mut y) = (A, at.input("x")?, at.input("y")?);
+        let (mut out, mut n) = (at.output("out")?, at.number("n")? as u32);
+        Ok(Launches::new(move || unsafe {
+            let blocks = (n.div_ceil(256), 1, 1);
+            let mut arguments = [
+                (&raw mut a).cast(),
+                (&raw mut x).cast(),
+                (&raw mut y).cast(),
+                (&raw mut out).cast(),
+                (&raw mut n).cast(),
+            ];
+            result::launch_kernel(axpy, blocks, (256, 1, 1), 0, stream, &mut arguments)
+        }))
+    });
+    Harness::new("other_cudarc", vec![suite.suite()]).main()
+}
