@@ -119,6 +119,7 @@ const CRATES: &[Rules] = &[
             ("clap", &["lib.rs", "benches/find.rs", "verbs/"]),
             ("safetensors", &["verbs/verify.rs"]),
             ("quick_junit", &["report/junit.rs"]),
+            ("toml", &["gate/rules_file.rs"]),
             ("sysinfo", &["verbs/doctor.rs"]),
             ("rustix", &["benches/child.rs"]),
             ("serde_json", &["benches/", "verbs/"]),

@@ -13,7 +13,8 @@ use super::{CompareError, ComparisonRequest, rounds};
 use super::{driver, folder};
 use crate::gate::Verdict;
 use crate::gate::comparison::{Broken, Comparison, CriterionBench};
-use crate::gate::paired::{Arm, Outcome, TestPlan, Timing, decide};
+use crate::gate::paired::{Arm, Outcome, TestPlan, Timing, decide_each};
+use crate::gate::rules::{FILE, Rules};
 use kernelgate::record::{FileError, Run, TrialRecord, TrialRequest, TrialSampling, Trials, file};
 
 /// Failed processes of a side after which its bench is abandoned.
@@ -25,6 +26,8 @@ pub struct Engine<'a> {
     pub(super) session: &'a Session,
     pub(super) progress: ComparisonProgress,
     pub(super) plan: TestPlan,
+    /// What the package's head sets and accepts.
+    rules: Rules,
     /// What is co-running while the head's processes run.
     co_running: CoRunning,
     /// Every process so far.
@@ -52,9 +55,11 @@ pub struct Facts {
 /// When a side cannot be made ready, or what is measured cannot be written.
 pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
     let session = Session::open(request, false)?;
-    let identity = session.identity(request)?;
+    let (rules, expired) = session.rules(request)?;
+    let mut identity = session.identity(request)?;
+    identity.extend(rules.identity().map(|hash| (FILE.to_owned(), hash)));
     let trials = open_trials(request, &session, identity)?;
-    let mut engine = Engine::new(request, &session, trials);
+    let mut engine = Engine { rules: rules.clone(), ..Engine::new(request, &session, trials) };
     let outcome = engine.prepare().and_then(|prepared| {
         let (plan, note) = match &prepared.environment {
             Some(environment) => request.thresholds.on(
@@ -66,7 +71,25 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
         };
         note.iter().for_each(|note| session.progress.say(note));
         engine.plan = plan;
-        Ok(Comparison { calibration: note, ..engine.compare(prepared)? })
+        let policy = (&request.numerics, &rules);
+        let findings = engine.findings(&prepared, policy)?;
+        let (filtered, known) =
+            (!request.benches.is_empty() || request.filter.is_some(), &prepared);
+        let known = (!filtered).then(|| known.matched.ids());
+        let ids: Option<Vec<&str>> =
+            known.as_ref().map(|known| known.iter().map(String::as_str).collect());
+        let mut comparison = engine.compare(prepared)?;
+        comparison.judged.retain(|it| !findings.failed.contains_key(&it.decision.case));
+        comparison.failed.extend(findings.failed);
+        let mut of_rules = rules.report(&comparison.cases(), ids.as_deref());
+        of_rules.notes.extend(expired);
+        Ok(Comparison {
+            calibration: note,
+            numerics: findings.numerics,
+            costs: findings.costs,
+            rules: of_rules,
+            ..comparison
+        })
     });
     session.progress.end();
     outcome
@@ -81,6 +104,7 @@ impl<'a> Engine<'a> {
             session,
             progress,
             plan: TestPlan::default(),
+            rules: Rules::default(),
             co_running: CoRunning::Nothing,
             trials,
             broken: Vec::new(),
@@ -273,7 +297,8 @@ impl<'a> Engine<'a> {
             let spent = self.facts_of(round).map_or(0.0, |facts| facts.wall_s);
             let left = self.request.budget.saturating_sub(Duration::from_secs_f64(spent));
             let observed = rounds::observed(&self.trials.trials, round);
-            let outcome = decide(&observed, &plan, false);
+            let of_case = |case: &str| plan.of_case(case, &self.rules);
+            let outcome = decide_each(&observed, &plan, &of_case, false);
             let mut todo = rounds::undecided(wanted, &observed, &outcome);
             let (failed, stopped) =
                 (rounds::failures(&self.trials.trials), rounds::stopped(&self.trials.trials));
@@ -291,7 +316,7 @@ impl<'a> Engine<'a> {
             // Half a block over the budget is nearer to it than half a block short of it.
             let block = self.block_time(round);
             if alive.is_empty() || left.is_zero() || left < block / 2 {
-                return Ok(decide(&observed, &plan, true));
+                return Ok(decide_each(&observed, &plan, &of_case, true));
             }
             self.tell(round, wanted.len(), &todo, &outcome, left);
             for bench in alive {

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::costs::CostGrowth;
+use super::numerics::NumericsReport;
 use super::paired::{Decision, Observed, Reason, TestPlan, decide};
+use super::rules::RulesReport;
 use super::{Refusal, Verdict};
 use kernelgate::exit::Exit;
 
@@ -60,6 +63,12 @@ pub struct Comparison {
     pub delays: Option<String>,
     /// What the comparison took, by round.
     pub rounds: Vec<Round>,
+    /// Errors against the reference, of base and head.
+    pub numerics: NumericsReport,
+    /// What a launch takes besides time and the package does not allow.
+    pub costs: Vec<CostGrowth>,
+    /// What the package's rules did.
+    pub rules: RulesReport,
 }
 
 /// A case of both builds.
@@ -198,10 +207,15 @@ impl Comparison {
             |side: &str| self.broken.iter().any(|broken| broken.given_up && broken.side == side);
         if !self.refused.is_empty() {
             Exit::Refused
-        } else if self.count(Verdict::Regressed) > 0 || !self.failed.is_empty() || abandoned("head")
+        } else if self.count(Verdict::Regressed) > 0
+            || !self.failed.is_empty()
+            || abandoned("head")
+            || self.numerics.shown().next().is_some()
+            || !self.costs.is_empty()
         {
             Exit::Regression
         } else if self.count(Verdict::Inconclusive) > 0
+            || self.numerics.suspected().next().is_some()
             || !self.skipped.is_empty()
             || abandoned("base")
             || (self.judged.is_empty() && self.untimed.is_empty())
@@ -210,6 +224,11 @@ impl Comparison {
         } else {
             Exit::Fine
         }
+    }
+
+    /// The judged cases.
+    pub fn cases(&self) -> Vec<&str> {
+        self.judged.iter().map(|compared| compared.decision.case.as_str()).collect()
     }
 
     /// Cases with that verdict.
@@ -271,6 +290,9 @@ mod tests {
             optimised: true,
             delays: None,
             rounds: vec![],
+            numerics: NumericsReport::default(),
+            costs: vec![],
+            rules: RulesReport::default(),
         }
     }
 

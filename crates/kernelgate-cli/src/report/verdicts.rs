@@ -43,6 +43,7 @@ pub fn summary(report: &GateReport, reproduce: &str) -> VerdictSummary {
         .iter()
         .map(|(case, error)| Unjudged::new(case, UnjudgedKind::Failed, format!("failed: {error}")))
         .collect();
+    others.extend(findings(report).0);
     others.extend(Unjudged::refused(&report.refused, ["baseline", "run"]));
     let interrupted = |bench: &String| {
         Unjudged::new(
@@ -149,10 +150,22 @@ pub fn headline(report: &GateReport) -> String {
     } else {
         format!(", {} failed", report.failed.len())
     };
+    let found = summary::found(&report.numerics, &report.costs);
     let interrupted = if report.interrupted.is_empty() { "" } else { "; the run was interrupted" };
     let missing = if report.missing_shards.is_empty() { "" } else { "; shards are missing" };
     let (of, threshold) = (report.judged.len(), 100.0 * relative(report));
-    format!("{counts}{failed} of {of} (threshold {threshold:.0}%){interrupted}{missing}")
+    format!("{counts}{failed}{found} of {of} (threshold {threshold:.0}%){interrupted}{missing}")
+}
+
+/// Cases that lost accuracy, and costs that grew.
+fn findings(report: &GateReport) -> (Vec<Unjudged>, Vec<String>) {
+    summary::findings(&report.numerics, &report.costs, |seeds| {
+        format!(
+            "{seeds} seeds would tell: `kernelgate verify --seeds {seeds}` with this code, and \
+             with the baseline's before `kernelgate baseline add {}`",
+            report.baseline
+        )
+    })
 }
 
 /// The relative threshold; the wider one as soon as any device differs.
@@ -172,6 +185,7 @@ fn notes(report: &GateReport) -> Vec<String> {
         ));
     }
     lines.extend(report.failed.iter().map(|(case, error)| format!("failed: {case}: {error}")));
+    lines.extend(findings(report).1);
     lines.extend(
         report
             .interrupted
@@ -217,6 +231,7 @@ fn notes(report: &GateReport) -> Vec<String> {
             100.0 * base
         ));
     }
+    lines.extend(report.rules.lines());
     lines.extend(single_runs(report));
     if let Some((base, head)) = &report.other_device {
         lines.push(format!(

@@ -17,6 +17,7 @@ mod interrupt;
 mod list;
 mod lock;
 mod migrate;
+mod numerics;
 mod output;
 mod peers;
 mod profile;

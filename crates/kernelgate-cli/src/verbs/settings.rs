@@ -68,6 +68,11 @@ impl Settings {
         settings.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }
 
+    /// Seed of the inputs: what was asked for, else the benches' own.
+    pub fn seed(&self) -> u64 {
+        self.seed.unwrap_or(1)
+    }
+
     /// Whether cases are named by their axes.
     pub const fn names_axes(&self) -> bool {
         !self.axis.is_empty()

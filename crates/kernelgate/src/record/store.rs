@@ -1,9 +1,12 @@
 //! Where files lie: baselines in the package, runs and Criterion's data in the target folder.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::baseline::Baseline;
 use super::file::{self, FileError};
+use super::numerics::Numerics;
+use super::run::Run;
 
 /// Longest name of a file, without its ending.
 const MAX_NAME: usize = 64;
@@ -24,6 +27,8 @@ pub struct Store {
     pub baselines: PathBuf,
     /// Runs: `<session>/<bench>.json`.
     pub runs: PathBuf,
+    /// Errors of cases for several seeds: `<bench>.json`.
+    pub numerics: PathBuf,
     /// References of problems, kept between processes; safe to delete.
     pub references: PathBuf,
     /// Criterion's folder.
@@ -134,6 +139,7 @@ impl Store {
         Self {
             baselines: root.join("baselines"),
             runs: target.join("kernelgate").join("runs"),
+            numerics: target.join("kernelgate").join("numerics"),
             references: target.join("kernelgate").join("references"),
             criterion: std::env::var_os("CRITERION_HOME")
                 .filter(|folder| !folder.is_empty())
@@ -219,6 +225,32 @@ impl Store {
     pub fn calibrations(&self) -> Vec<PathBuf> {
         let of = |device: PathBuf| device.join(format!("{CALIBRATION}.json"));
         entries(&self.baselines).into_iter().map(of).filter(|path| path.is_file()).collect()
+    }
+
+    /// The file of a bench binary's errors.
+    pub fn numerics_path(&self, bench: &str) -> PathBuf {
+        self.numerics.join(format!("{bench}.json"))
+    }
+
+    /// The recorded errors of the executables that were run; those of others say nothing.
+    ///
+    /// # Errors
+    /// When a record is broken.
+    pub fn numerics(&self, runs: &[Run]) -> Result<Vec<Numerics>, StoreError> {
+        let benches: BTreeSet<&str> = runs.iter().map(|run| run.bench.as_str()).collect();
+        let mut found = Vec::new();
+        for bench in benches {
+            match file::read::<Numerics>(&self.numerics_path(bench)) {
+                Err(error) if error.is_not_found() => {}
+                read => found.push(read?),
+            }
+        }
+        let same = |record: &Numerics| {
+            let mut runs = runs.iter().filter(|run| run.bench == record.bench);
+            runs.any(|run| run.executable.as_ref() == Some(&record.executable))
+        };
+        found.retain(same);
+        Ok(found)
     }
 
     /// The file of a bench process' run.

@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Verdict;
 use super::interval::Ratio;
-pub use decide::decide;
+use super::rules::Rules;
+pub use decide::{decide, decide_each};
 use kernelgate::exit::Exit;
 pub use kernelgate::record::Timing;
 
@@ -89,6 +90,20 @@ impl Default for TestPlan {
             contention_weight: 2.0,
             power: 0.8,
             max_blocks: 96,
+        }
+    }
+}
+
+impl TestPlan {
+    /// With what the package sets for a case: its thresholds, and the slow-down that it accepts.
+    pub fn of_case(&self, case: &str, rules: &Rules) -> Self {
+        let limits = rules.limits(case);
+        let relative = limits.relative.unwrap_or(self.relative);
+        let accepted = rules.accepted(case).and_then(|accepted| accepted.slower);
+        Self {
+            relative: accepted.map_or(relative, |bound| bound.max(relative)),
+            absolute_ns: limits.absolute_ns.unwrap_or(self.absolute_ns),
+            ..*self
         }
     }
 }
