@@ -55,7 +55,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         other_device: arguments.other_device,
         ..Policy::default()
     };
-    let report = hold(store, &arguments.baseline, &runs, policy)
+    let report = compare_with_baseline(store, &arguments.baseline, &runs, policy)
         .map_err(|error| elsewhere(error, store, &arguments.baseline))?;
     let again = format!(
         "cargo bench   # as often as wanted\nkernelgate gate --baseline {} --last COUNT",
@@ -92,9 +92,14 @@ fn elsewhere(error: StoreError, store: &Store, name: &str) -> anyhow::Error {
     }
 }
 
-/// Holds the runs against their device's baseline. Where only another device has one of that name,
+/// Compares the runs with their device's baseline. Where only another device has one of that name,
 /// the refusal says so.
-fn hold(store: &Store, name: &str, runs: &[Run], policy: Policy) -> Result<GateReport, StoreError> {
+fn compare_with_baseline(
+    store: &Store,
+    name: &str,
+    runs: &[Run],
+    policy: Policy,
+) -> Result<GateReport, StoreError> {
     let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
     let spreads = match file::read::<Calibration>(&store.calibration_path(&device)) {
         Ok(calibration) => CalibratedSpreads::of(&calibration),
