@@ -119,7 +119,7 @@ impl Engine<'_> {
     fn abandoned(&self, benches: &[Bench], id: &str) -> Option<String> {
         let bench = benches.iter().find(|bench| bench.cases.contains(id))?;
         let broken =
-            self.broken.iter().find(|broken| broken.given_up && broken.bench == bench.name)?;
+            self.broken.iter().find(|broken| broken.abandoned && broken.bench == bench.name)?;
         Some(broken.case_error())
     }
 

@@ -37,7 +37,7 @@ pub struct Engine<'a> {
     pub(super) undrivable: BTreeMap<String, String>,
 }
 
-/// What is said of a comparison beside its cases.
+/// What is said of a comparison, its cases apart.
 pub struct Facts {
     /// Where.
     pub device: String,
@@ -243,7 +243,7 @@ impl<'a> Engine<'a> {
             && matches!(self.co_running, CoRunning::Process(_))
             && !self.session.co_running.end()
         {
-            return Err("the load beside it ended by itself".to_owned());
+            return Err("the co-running load ended by itself".to_owned());
         }
         outcome
     }
@@ -260,8 +260,8 @@ impl<'a> Engine<'a> {
             CoRunning::Process(after) => {
                 let one = trial.request.cases.iter().flatten().next().cloned();
                 let request = TrialRequest {
-                    session: "beside".to_owned(),
-                    record: self.session.work.join("beside-run.json"),
+                    session: "co-running".to_owned(),
+                    record: self.session.work.join("co-running-run.json"),
                     cases: Some(one.into_iter().collect()),
                     pace: TrialSampling::ENDLESS,
                     ..trial.request.clone()
@@ -275,13 +275,13 @@ impl<'a> Engine<'a> {
     }
 
     /// Tells and keeps that a process failed.
-    pub(super) fn broke(&mut self, arm: Arm, bench: &str, reason: String, given_up: bool) {
+    pub(super) fn broke(&mut self, arm: Arm, bench: &str, reason: String, abandoned: bool) {
         self.progress.say(&format!("error: {} {bench}: {reason}", folder::name(arm)));
         self.broken.push(Broken {
             bench: bench.to_owned(),
             side: folder::name(arm).to_owned(),
             reason,
-            given_up,
+            abandoned,
         });
     }
 
@@ -310,7 +310,7 @@ impl<'a> Engine<'a> {
                     done(bench) < plan.max_blocks && bench.cases.iter().any(|id| todo.contains(id))
                 })
                 .filter(|bench| {
-                    !self.broken.iter().any(|broken| broken.bench == bench.name && broken.given_up)
+                    !self.broken.iter().any(|broken| broken.bench == bench.name && broken.abandoned)
                 })
                 .collect();
             // Half a block over the budget is nearer to it than half a block short of it.

@@ -11,7 +11,7 @@ use kernelgate::record::text::printable;
 
 /// How to read the interval and the pairs of a row.
 const READING: &str = "interval: 95 %; p: of \"not slower than the threshold\", over all cases \
-                       and looks; pairs: of the first round + of the second, which must agree \
+                       and interim analyses; pairs: of the first round + of the second, which must agree \
                        before anything is called slower";
 
 /// What is known of the times of benches that use Criterion alone.
@@ -90,7 +90,7 @@ pub fn summary(comparison: &Comparison, reproduce: &str) -> VerdictSummary {
     }
     others.extend(findings(comparison).0);
     others.extend(Unjudged::refused(&comparison.refused, ["base", "head"]));
-    let abandoned = comparison.broken.iter().filter(|broken| broken.given_up);
+    let abandoned = comparison.broken.iter().filter(|broken| broken.abandoned);
     others.extend(abandoned.map(|broken| {
         let kind = if broken.side == "head" { UnjudgedKind::Failed } else { UnjudgedKind::Skipped };
         Unjudged::new(
@@ -214,7 +214,7 @@ fn notes(comparison: &Comparison) -> Vec<String> {
     with_reason(&mut lines, &comparison.failed_in_base, "failed in the base, not judged");
     with_reason(&mut lines, &comparison.skipped, "skipped in the head, timed in the base");
     for broken in &comparison.broken {
-        let so = if broken.given_up { "; its undecided cases were given up" } else { "" };
+        let so = if broken.abandoned { "; its undecided cases were abandoned" } else { "" };
         lines
             .push(format!("broke: {} of the {}: {}{so}", broken.bench, broken.side, broken.reason));
     }

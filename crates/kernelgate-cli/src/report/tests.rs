@@ -108,7 +108,7 @@ fn compared() -> Comparison {
             bench: "denoise".to_owned(),
             side: "base".to_owned(),
             reason: "signal: 9 (SIGKILL)".to_owned(),
-            given_up: true,
+            abandoned: true,
         }],
         foreign: vec![],
         left_alone: BTreeMap::new(),

@@ -225,7 +225,7 @@ fn notes(report: &GateReport) -> Vec<String> {
         (contention(|judged| judged.base_contention), contention(|judged| judged.head_contention));
     if base.max(head) > report.policy.contention {
         lines.push(format!(
-            "warning: others took up to {:.0}% of the CPU time during the run and {:.0}% during \
+            "warning: co-running processes took up to {:.0}% of the CPU time during the run and {:.0}% during \
              the baseline's: measure on an idle machine",
             100.0 * head,
             100.0 * base
@@ -255,7 +255,7 @@ fn single_runs(report: &GateReport) -> Vec<String> {
     let (base, head) = (|judged: &Judged| judged.base_single, |judged: &Judged| judged.head_single);
     if given(base, SpreadSource::Assumed).is_some() {
         lines.push(format!(
-            "the baseline has one process run of a case: nobody saw how its runs differ, and a \
+            "the baseline has one process run of a case: how its runs differ is unknown, and a \
              difference of more than {:.1}% that the allowance for that could explain is \
              inconclusive: `kernelgate baseline save {} --runs 5` on the old code records enough, \
              `kernelgate baseline add` adds the last run",

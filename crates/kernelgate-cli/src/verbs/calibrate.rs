@@ -42,7 +42,7 @@ pub struct Arguments {
     /// Comparisons of each of these slow-downs
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     power_comparisons: usize,
-    /// Comparisons with every core of the host, or the GPU, busy beside the head's processes
+    /// Comparisons with every core of the host, or the GPU, busy while the head's processes run
     #[arg(long, value_name = "COUNT", default_value_t = 10)]
     sham: usize,
     /// Time of a comparison's round, after which undecided cases are inconclusive

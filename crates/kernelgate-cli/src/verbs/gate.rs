@@ -69,8 +69,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     );
     let numerics = NumericsPolicy { growth: arguments.growth, ..NumericsPolicy::default() };
     let rules = rules_file::of_folder(&store.root)?;
-    let report = hold(store, &arguments.baseline, &runs, (policy, numerics, rules))
-        .map_err(|error| elsewhere(error, store, &arguments.baseline))?;
+    let report =
+        compare_with_baseline(store, &arguments.baseline, &runs, (policy, numerics, rules))
+            .map_err(|error| elsewhere(error, store, &arguments.baseline))?;
     let again = format!(
         "cargo bench   # as often as wanted\nkernelgate gate --baseline {} --last COUNT",
         arguments.baseline
@@ -106,9 +107,9 @@ fn elsewhere(error: StoreError, store: &Store, name: &str) -> anyhow::Error {
     }
 }
 
-/// Holds the runs against their device's baseline. Where only another device has one of that name,
+/// Compares the runs with their device's baseline. Where only another device has one of that name,
 /// the refusal says so.
-fn hold(
+fn compare_with_baseline(
     store: &Store,
     name: &str,
     runs: &[Run],

@@ -44,8 +44,8 @@ use crate::benches::package;
     name = "kernelgate",
     version,
     after_help = "Exit codes: 0 fine, 1 regression or failed verification, 2 usage or broken \
-                  input, 3 inconclusive, 4 refused (not comparable), 130 interrupted, 141 nobody \
-                  reads the output."
+                  input, 3 inconclusive, 4 refused (not comparable), 130 interrupted, 141 broken \
+                  pipe."
 )]
 pub struct Cli {
     /// Where committed baselines lie [default: baselines/ of the package]
@@ -87,7 +87,7 @@ enum Verb {
     Diagnose(diagnose::Arguments),
     /// The tables of `nsys stats` for traces of Nsight Systems and PyTorch's profiler
     Stats(stats::Arguments),
-    /// The last run beside PyTorch's and other kernels for the same problems, timed now
+    /// The last run compared with PyTorch's and other kernels for the same problems, timed now
     Peers(peers::Arguments),
     /// Save, list, show, extend, import and export baselines
     #[command(subcommand)]

@@ -35,7 +35,7 @@ pub struct Settings {
     /// Seed of the random inputs
     #[arg(long, env = "KERNELGATE_SEED", value_name = "NUMBER")]
     seed: Option<u64>,
-    /// Seconds after which a kernel on the GPU is taken for hung
+    /// Seconds after which a kernel on the GPU is treated as hung
     #[arg(long, env = "KERNELGATE_TIMEOUT", value_name = "SECONDS")]
     timeout: Option<u64>,
 }

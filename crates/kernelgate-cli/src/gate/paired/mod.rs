@@ -134,7 +134,7 @@ impl Reason {
             Self::TooFewPairs => "too few pairs",
             Self::Wide => "interval too wide",
             Self::Clock => "time changed, cycles did not: the clock",
-            Self::Contention => "others were busier beside one build",
+            Self::Contention => "co-running processes took more during one build",
             Self::Null => "the same build differs from itself",
             Self::Environment => "the same build differs from itself, whatever the case",
         }
