@@ -97,6 +97,7 @@ const CRATES: &[Rules] = &[
             ("analyze", &["model"]),
             ("stats", &["model", "read", "analyze"]),
             ("diagnose", &["model", "read", "analyze", "stats"]),
+            ("export", &["model", "analyze"]),
         ],
         confined: &[
             ("rusqlite", &["read/nsys/database.rs"]),

@@ -12,6 +12,7 @@ mod choice;
 mod compare;
 mod diagnose;
 mod doctor;
+mod export;
 mod gate;
 mod interrupt;
 mod list;
@@ -85,6 +86,8 @@ enum Verb {
     Profile(profile::Arguments),
     /// What is wrong with a trace: why the GPU waits, for what, and what to do
     Diagnose(diagnose::Arguments),
+    /// A trace as a timeline for ui.perfetto.dev or chrome://tracing
+    Export(export::Arguments),
     /// The tables of `nsys stats` for traces of Nsight Systems and PyTorch's profiler
     Stats(stats::Arguments),
     /// The last run compared with PyTorch's and other kernels for the same problems, timed now
@@ -119,6 +122,7 @@ impl Cli {
             Verb::Timing(arguments) => timing::run(&arguments, &store),
             Verb::Profile(arguments) => profile::run(&arguments, &store),
             Verb::Diagnose(arguments) => diagnose::run(&arguments),
+            Verb::Export(arguments) => export::run(&arguments),
             Verb::Stats(arguments) => stats::run(&arguments),
             Verb::Peers(arguments) => peers::run(&arguments, &store),
             Verb::Baseline(verb) => baseline::run(&verb, &store),
