@@ -87,7 +87,7 @@ fn unknown_variable(name: &str) -> String {
     let close = |known: &&str| strsim::normalized_damerau_levenshtein(name, known);
     // A name may be of any length.
     let nearest = KNOWN
-        .into_iter()
+        .iter()
         .filter(|known| name.len() <= 2 * known.len())
         .max_by(|a, b| close(a).total_cmp(&close(b)));
     let hint = nearest
