@@ -69,11 +69,18 @@ const CRATES: &[Rules] = &[
         confined: &[
             ("criterion", &["harness/", "measure/criterion.rs"]),
             ("clap", &["harness/args.rs", "harness/place.rs", "harness/variables.rs"]),
-            ("safetensors", &["attach/golden.rs"]),
             ("faer", &["measure/limits/cpu_matmul.rs"]),
             ("pulp", &["simd.rs", "measure/limits/cpu.rs"]),
             ("sysinfo", &["record/environment.rs", "harness/session.rs"]),
-            ("serde_json", &["record/criterion_store.rs", "record/file.rs", "harness/stored.rs"]),
+            (
+                "serde_json",
+                &[
+                    "attach/golden.rs",
+                    "record/criterion_store.rs",
+                    "record/file.rs",
+                    "harness/stored.rs",
+                ],
+            ),
             ("ctrlc", &["harness/recorder.rs"]),
             ("xxhash_rust", &["record/file.rs", "verify/"]),
         ],

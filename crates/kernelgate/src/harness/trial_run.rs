@@ -11,7 +11,7 @@ use super::place::Place;
 use super::progress::BenchProgress;
 use super::recorder::Recorder;
 use super::references::References;
-use super::trial::{TrialState, delays, warn_of_delays};
+use super::trial::{BuildOutputs, TrialState, delays, warn_of_delays};
 use crate::exit::Exit;
 use crate::record::{Environment, Provenance, Run, Store, TrialRequest, file};
 use crate::workload::Effort;
@@ -38,6 +38,7 @@ pub fn carry_out(
         sampling: request.pace,
         verified: None,
         inputs: request.inputs,
+        outputs: BuildOutputs { keep: request.keep_outputs, base: request.base_outputs },
         spent_s: BTreeMap::new(),
     };
     trial.spend("open", started);
