@@ -71,13 +71,13 @@ const CRATES: &[Rules] = &[
         confined: &[
             ("criterion", &["harness/", "measure/criterion.rs"]),
             ("clap", &["harness/args.rs", "harness/place.rs", "harness/variables.rs"]),
-            ("safetensors", &["attach/golden.rs"]),
             ("faer", &["measure/limits/cpu_matmul.rs"]),
             ("pulp", &["simd.rs", "measure/limits/cpu.rs"]),
             ("sysinfo", &["record/environment.rs", "harness/session.rs"]),
             (
                 "serde_json",
                 &[
+                    "attach/golden.rs",
                     "record/criterion_store.rs",
                     "record/file.rs",
                     "record/file/",

@@ -76,3 +76,67 @@ fn attached_rows_are_listed_and_timed_where_there_is_a_gpu() {
     let words = if arch.starts_with("sm_90") { "cuda/cubin/hot" } else { "a cubin for sm_90, on" };
     cubin.expect(0, &[words]);
 }
+
+/// A workload of which nothing says what is right, on the host.
+const UNKNOWN: &str = r#"
+use std::process::ExitCode;
+use kernelgate::prelude::*;
+use kernelgate::workload::ReferenceFrom;
+
+struct Scale { n: usize }
+
+impl Problem for Scale {
+    fn inputs(&self, seed: u64) -> Tensors {
+        Tensors::new().with("x", [self.n], random::normal(seed, "x", self.n))
+    }
+    fn reference(&self, _: &Tensors) -> Vec<Expected> { Vec::new() }
+    fn reference_from(&self) -> ReferenceFrom { ReferenceFrom::Nothing }
+    fn work(&self) -> Work { Work::default() }
+    fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-3, relative_l2: 1e-3 } }
+    fn host_bytes(&self) -> u64 { self.n as u64 * 16 }
+}
+
+const SCALE: Workload<Scale> = Workload {
+    name: "unknown/scale", about: "y = a x", revision: 1,
+    axes: &[Axis::number("n", "elements")],
+    default: &["n=4096"], accelerator: &[], thorough: &[],
+    bind: |point| Ok(Scale { n: point.number("n")? }),
+};
+
+const ROWS: &[Implementation<Scale>] = &[Implementation {
+    name: "cpu", about: "scales", supports: |_| Ok(()),
+    prepare: Prepare::Cpu(|problem, inputs| {
+        let outputs = Tensors::new().with_output("y", [problem.n], Dtype::F32);
+        CpuTask::new(inputs, outputs, |inputs, outputs| {
+            outputs.f32_mut("y").iter_mut().zip(inputs.f32("x")).for_each(|(y, x)| *y = A * x);
+        })
+    }),
+}];
+
+const A: f32 = 2.0;
+
+fn main() -> ExitCode { Harness::new("unknown", vec![suite(&SCALE, ROWS)]).main() }
+"#;
+
+#[test]
+fn what_nothing_verifies_is_marked_and_compared_with_the_build_before() {
+    let outside = Outside::new(&[("unknown", UNKNOWN)]);
+    outside.write(".gitignore", "target\n");
+    outside.commit();
+    let kernelgate = |line: &str| outside.kernelgate(line);
+    kernelgate("verify --backend cpu").expect(0, &["unknown/scale/n4096/cpu", "unverified"]);
+    let bench = "bench --offline --bench unknown -- --quick --noplot --backend cpu";
+    let timed: Outcome = outside.command(env!("CARGO"), bench).output().unwrap().into();
+    timed.expect(0, &["unverified, nothing says whether the outputs are right: unknown/scale"]);
+
+    let compare = "compare --base HEAD --backend cpu --relative 1 --tolerated 2 --max-blocks 1 \
+                   --case-time 0.02s --format json";
+    // As close as the tolerance asks for: compared with the base's outputs, it is verified.
+    outside.write("benches/unknown.rs", &UNKNOWN.replace("A: f32 = 2.0", "A: f32 = 2.0001"));
+    let close = kernelgate(compare);
+    let json: serde_json::Value = serde_json::from_str(&close.stdout).unwrap();
+    assert_eq!(json["unverified"], serde_json::json!([]), "{json}");
+    outside.write("benches/unknown.rs", &UNKNOWN.replace("A: f32 = 2.0", "A: f32 = 2.1"));
+    let wrong = kernelgate(compare);
+    wrong.expect(1, &["against the outputs of the base's build: output `y`: max error"]);
+}

@@ -1,6 +1,6 @@
 //! What is concluded of a comparison: the verdicts, and every case without one with its reason.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::engine::{Engine, Facts};
 use super::matched::Matched;
@@ -58,12 +58,10 @@ impl Engine<'_> {
         let mut left_alone: BTreeMap<String, String> =
             sides.flat_map(|side| side.executables.foreign.clone()).collect();
         left_alone.extend(self.undrivable.clone());
-        let unverified: BTreeSet<&String> =
-            facts.criterion.iter().flat_map(|bench| &bench.cases).collect();
         let unverified = judged
             .iter()
             .map(|compared| &compared.decision.case)
-            .filter(|case| unverified.contains(case))
+            .filter(|case| facts.unverified.contains(*case))
             .cloned()
             .collect();
         Comparison {

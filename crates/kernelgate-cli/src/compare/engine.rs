@@ -45,6 +45,8 @@ pub struct Facts {
     pub optimised: bool,
     /// Benches of Criterion alone.
     pub criterion: Vec<CriterionBench>,
+    /// Cases whose outputs nothing was compared with.
+    pub unverified: BTreeSet<String>,
     /// Cases that are not timed because their executable is the same on both sides.
     pub untimed: Vec<String>,
 }
@@ -140,7 +142,8 @@ impl<'a> Engine<'a> {
         } else {
             prepared.take_out(&self.session.identical())
         };
-        let Prepared { matched, benches, optimised, environment, criterion, .. } = prepared;
+        let Prepared { matched, benches, optimised, environment, criterion, unverified, .. } =
+            prepared;
         let device = environment.map(|environment| environment.describe()).unwrap_or_default();
         let wanted = matched.judged.clone();
         let first = self.round(1, &benches, &wanted)?;
@@ -157,7 +160,7 @@ impl<'a> Engine<'a> {
                 .detail(&format!("round 2: are {} slower cases slower again?", slower.len()));
             Some(self.round(2, &benches, &slower)?)
         };
-        let facts = Facts { device, optimised, criterion, untimed };
+        let facts = Facts { device, optimised, criterion, unverified, untimed };
         Ok(self.conclude((matched, &benches), first, second.as_ref(), facts))
     }
 
@@ -369,6 +372,8 @@ impl<'a> Engine<'a> {
             cases: Some(cases),
             verified: Some(bench.verified[index(arm)].clone()),
             inputs: Some(self.inputs(arm)),
+            keep_outputs: None,
+            base_outputs: None,
             pace: bench.sampling,
         }
     }

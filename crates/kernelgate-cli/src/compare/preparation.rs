@@ -118,6 +118,9 @@ impl Engine<'_> {
             }
         }
         let [Some(base), Some(head)] = verified else { return };
+        let cases = head.run.cases.iter();
+        let unverified = cases.filter(|(_, case)| case.verification.checked == 0);
+        prepared.unverified.extend(unverified.map(|(id, _)| id.clone()));
         let usual = if base.run.environment.on_host() {
             TrialSampling::MEASURED
         } else {
@@ -186,12 +189,17 @@ impl Engine<'_> {
         driver: Driver,
     ) -> Result<Verified, Unverified> {
         self.progress.now(&format!("verifying {} {bench}", folder::name(arm)));
+        // Of that very executable: another one's outputs are no reference.
+        let of_base = self.session.sides[index(Arm::Base)].executables.driven.get(bench);
+        let outputs = of_base.map(|base| self.session.work.join("outputs").join(&base.hash));
         let request = TrialRequest {
             session: "verify".to_owned(),
             record: path.clone(),
             cases: None,
             verified: None,
             inputs: Some(self.inputs(arm)),
+            keep_outputs: outputs.clone().filter(|_| arm == Arm::Base),
+            base_outputs: outputs.filter(|_| arm == Arm::Head),
             pace: TrialSampling::VERIFICATION_PASS,
         };
         let started = Instant::now();
@@ -232,6 +240,8 @@ impl Engine<'_> {
             cases: None,
             verified: None,
             inputs: None,
+            keep_outputs: None,
+            base_outputs: None,
             pace: self.request.sampling.unwrap_or(TrialSampling::MEASURED),
         };
         let started = Instant::now();

@@ -55,6 +55,8 @@ pub struct Prepared {
     pub verification_ns: BTreeMap<String, f64>,
     /// Of the benches with something to compare those that use Criterion alone.
     pub criterion: Vec<CriterionBench>,
+    /// Cases of the head whose outputs nothing was compared with.
+    pub unverified: BTreeSet<String>,
     /// The bench of each case, also of those that are not compared.
     pub owners: BTreeMap<String, String>,
 }
@@ -67,6 +69,7 @@ impl Default for Prepared {
             optimised: true,
             environment: None,
             provenance: Provenance::default(),
+            unverified: BTreeSet::new(),
             verification_ns: BTreeMap::new(),
             criterion: Vec::new(),
             owners: BTreeMap::new(),

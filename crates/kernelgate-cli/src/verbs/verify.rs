@@ -171,6 +171,12 @@ fn cells(row: &VerifiedCase) -> Vec<String> {
         }
         _ => (dash(), dash(), dash()),
     };
+    if row.status == CaseStatus::Ok && row.checked == 0 {
+        // Every element is finite, and that is all that is known.
+        let repeatable = row.repeatable.map_or("-", |same| if same { "yes" } else { "no" });
+        let cells = [&row.case, "unverified", "0%", "-", "-", repeatable];
+        return cells.map(str::to_owned).into();
+    }
     let checked = if row.status == CaseStatus::Ok {
         format!("{:.4}%", 100.0 * row.checked as f64 / row.total.max(1) as f64)
     } else {

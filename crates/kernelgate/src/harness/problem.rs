@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::cases::{Case, Group};
 use super::changed_inputs::ChangedInputs;
 use super::references::{self, References};
+use super::trial::BuildOutputs;
 use super::{guard, inputs, names, spent};
 use crate::backend::{BackendError, Executable, Target};
 use crate::display;
@@ -24,6 +25,8 @@ pub struct Ready {
     /// What they must produce; empty until the reference is computed.
     pub expected: Vec<Expected>,
     has_reference: bool,
+    /// Outputs of builds that are compared, where there is no reference.
+    pub outputs: BuildOutputs,
     /// Where a row that is the reference of others runs.
     target: Target,
     /// How closely; what a declared precision asks for is known with the reference.
@@ -95,6 +98,7 @@ impl Ready {
                 inputs: Arc::new(inputs),
                 expected: Vec::new(),
                 has_reference: false,
+                outputs: BuildOutputs::default(),
                 target: target.clone(),
                 bounds: problem.tolerance().into(),
                 seed,
@@ -215,7 +219,12 @@ impl Ready {
         if self.expected.is_empty() || group.bound.problem().reference_from().is_nothing() {
             self.expected = verify::as_expected(outputs);
         }
-        Ok(comparison)
+        self.outputs.leave(&case.id, outputs);
+        match self.outputs.of_base(&case.id) {
+            Some(base) => verify::compare(outputs, &verify::as_expected(&base), self.bounds)
+                .map_err(|wrong| VerifyError::UnlikeBase(Box::new(wrong))),
+            None => Ok(comparison),
+        }
     }
 
     /// Verifies a case of a trial: by the bits of its outputs where a run of the same executable

@@ -16,7 +16,8 @@ use super::error::HarnessError;
 use super::filter::Filter;
 use crate::measure::delay::Delay;
 use crate::record::run::VerificationRecord;
-use crate::record::{Run, TrialRequest, TrialSampling, file};
+use crate::record::{Run, TrialRequest, TrialSampling, file, tensors};
+use crate::workload::Tensors;
 
 /// What a process that carries out a trial request knows besides its flags.
 pub struct TrialState {
@@ -26,6 +27,37 @@ pub struct TrialState {
     pub verified: Option<Run>,
     /// Folder of inputs drawn earlier.
     pub inputs: Option<PathBuf>,
+    /// Outputs of builds that no reference verifies.
+    pub outputs: BuildOutputs,
+}
+
+/// Outputs of one build as the reference of another, by case: folders.
+#[derive(Debug, Clone, Default)]
+pub struct BuildOutputs {
+    /// Where this build's are left.
+    pub keep: Option<PathBuf>,
+    /// Where the base's are.
+    pub base: Option<PathBuf>,
+}
+
+impl BuildOutputs {
+    fn file(folder: &Path, id: &str) -> PathBuf {
+        folder.join(format!("{}.tensors", id.replace('/', "_")))
+    }
+
+    /// Leaves a case's outputs where they are wanted. Where they cannot be written, the other
+    /// build's are unverified.
+    pub fn leave(&self, id: &str, outputs: &Tensors) {
+        if let Some(folder) = &self.keep {
+            let _ = std::fs::create_dir_all(folder)
+                .and_then(|()| tensors::write(&Self::file(folder, id), outputs));
+        }
+    }
+
+    /// The base's outputs of a case.
+    pub fn of_base(&self, id: &str) -> Option<Tensors> {
+        tensors::read(&Self::file(self.base.as_deref()?, id))
+    }
 }
 
 impl TrialState {

@@ -11,7 +11,7 @@ use super::progress::BenchProgress;
 use super::recorder::Recorder;
 use super::references::References;
 use super::spent;
-use super::trial::{TrialState, delays, warn_of_delays};
+use super::trial::{BuildOutputs, TrialState, delays, warn_of_delays};
 use crate::exit::Exit;
 use crate::record::{Environment, Provenance, Run, Store, TrialRequest, file};
 use crate::workload::Effort;
@@ -36,7 +36,12 @@ pub fn carry_out(
     let target = flags.wanted().open(place)?;
     let environment = Environment::of(&target);
     drop(opening);
-    let mut trial = TrialState { sampling: request.pace, verified: None, inputs: request.inputs };
+    let mut trial = TrialState {
+        sampling: request.pace,
+        verified: None,
+        inputs: request.inputs,
+        outputs: BuildOutputs { keep: request.keep_outputs, base: request.base_outputs },
+    };
     let mut run = Run {
         effort: effort.name().to_owned(),
         seed: flags.seed,

@@ -52,6 +52,14 @@ pub struct TrialRequest {
     /// Folder of this executable's inputs, drawn once and then read; absent where each process
     /// draws its own.
     pub inputs: Option<PathBuf>,
+    /// Folder where outputs are left that no reference verifies, for the head's to be compared
+    /// with; in the base's first process of an executable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_outputs: Option<PathBuf>,
+    /// That folder of the base: what outputs without a reference are compared with, in the head's
+    /// first process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_outputs: Option<PathBuf>,
     /// How long to time a case.
     pub pace: TrialSampling,
 }
@@ -88,7 +96,8 @@ impl Record for TrialRequest {
     const SCHEMA: &'static str = "kernelgate.order";
     const VERSION: u64 = 1;
     const KIND: &'static str = "order";
-    const FREE_TEXT: &'static [&'static str] = &["inputs", "record", "verified"];
+    const FREE_TEXT: &'static [&'static str] =
+        &["base_outputs", "inputs", "keep_outputs", "record", "verified"];
 
     fn validate(&self) -> Result<(), String> {
         let TrialSampling { warm_up_s, measurement_s, fewest, most } = self.pace;

@@ -118,6 +118,9 @@ pub enum VerifyError {
         /// What is wrong.
         problem: String,
     },
+    /// Other outputs than those of the base's build, which are all that there is to compare with.
+    #[error("against the outputs of the base's build: {0}")]
+    UnlikeBase(Box<VerifyError>),
     /// A reference without elements: nothing would be verified.
     #[error("the reference holds no element: nothing was compared")]
     Nothing,
