@@ -149,6 +149,8 @@ impl Engine<'_> {
             cases: Some(cases.clone()),
             verified: None,
             inputs: None,
+            keep_outputs: None,
+            base_outputs: None,
             pace: TrialSampling::VERIFICATION_PASS,
         };
         let mut settings = self.request.settings.clone();
