@@ -178,7 +178,12 @@ pub fn trial(
 /// When a launch fails.
 pub fn host_launch_ns(executable: &mut dyn Executable) -> Result<f64, BackendError> {
     let mut shortest = f64::INFINITY;
-    for _ in 0..HOST_LAUNCHES {
+    let begun = Instant::now();
+    for taken in 0..HOST_LAUNCHES {
+        // The second of a long launch says as much as the last.
+        if taken > 1 && begun.elapsed() > Duration::from_millis(5) {
+            break;
+        }
         executable.synchronize()?;
         let started = Instant::now();
         executable.launch()?;
