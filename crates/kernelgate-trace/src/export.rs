@@ -74,7 +74,8 @@ fn names<W: Write>(trace: &Trace, events: &mut Events<'_, W>) -> io::Result<()> 
     let mut name = |kind: &str, pid: i64, tid: i64, name: &str| {
         let name = quoted(name);
         events.add(&format!(
-            "\"ph\":\"M\",\"name\":\"{kind}\",\"pid\":{pid},\"tid\":{tid},\"args\":{{\"name\":{name}}}"
+            "\"ph\":\"M\",\"name\":\"{kind}\",\"pid\":{pid},\"tid\":{tid},\
+             \"args\":{{\"name\":{name}}}"
         ))
     };
     for process in &trace.processes {

@@ -184,7 +184,8 @@ fn the_bound_is_told_from_issue_and_dram_not_from_activity() {
     export.launch((10, 20), (1_000, 9_000), 1, "k");
     export.sql(
         "CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INTEGER, metricId INTEGER, metricName TEXT);
-         CREATE TABLE GPU_METRICS (timestamp INTEGER, typeId INTEGER, metricId INTEGER, value INTEGER);
+         CREATE TABLE GPU_METRICS (timestamp INTEGER, typeId INTEGER, metricId INTEGER,
+            value INTEGER);
          INSERT INTO TARGET_INFO_GPU_METRICS VALUES (256, 1, 'SMs Active [Throughput %]'),
             (256, 2, 'SM Issue [Throughput %]'), (256, 3, 'DRAM Read Bandwidth [Throughput %]'),
             (256, 4, 'DRAM Write Bandwidth [Throughput %]');

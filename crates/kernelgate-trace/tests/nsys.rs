@@ -84,7 +84,8 @@ fn few_columns_of_an_old_schema_are_enough() {
          INSERT INTO EXPORT_META_DATA VALUES ('EXPORT_SCHEMA_VERSION', '2.9');
          INSERT INTO StringIds VALUES (1, 'old_kernel');
          CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, shortName INTEGER);
-         INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (100, 300, 1), (400, 500, 1), (600, 700, 99);",
+         INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (100, 300, 1), (400, 500, 1),
+            (600, 700, 99);",
     );
     let trace = export.read().unwrap();
     assert_eq!(trace.metadata["EXPORT_SCHEMA_VERSION"], "2.9");

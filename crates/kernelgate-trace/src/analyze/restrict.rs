@@ -16,8 +16,8 @@ type Spans = Vec<(i64, i64)>;
 /// What of a trace was launched inside the ranges whose path matches, and those ranges with what
 /// they enclose. `None`: no range matches.
 ///
-/// A pattern is a path, or the end of one (`layer_0/attention`); `*` stands for any text. A push/pop
-/// range holds what its own thread did; a start/end range, which belongs to no thread, what any
+/// A pattern is a path, or the end of one (`layer_0/attention`); `*` stands for any text. A
+/// push/pop range holds what its own thread did; a start/end range, which belongs to no thread, what any
 /// thread of its process did.
 pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     let selection = Selection::of(trace, pattern)?;

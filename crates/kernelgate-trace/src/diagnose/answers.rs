@@ -250,15 +250,11 @@ mod tests {
             KernelClass::Communication
         );
         assert_eq!(
-            of(
-                "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
-            ),
+            of("void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>(int)"),
             KernelClass::Elementwise
         );
         assert_eq!(
-            of(
-                "void at::native::elementwise_kernel<128, at::native::direct_copy_kernel_cuda()>(int)"
-            ),
+            of("void at::native::elementwise_kernel<128, direct_copy_kernel_cuda()>(int)"),
             KernelClass::Movement
         );
         assert_eq!(

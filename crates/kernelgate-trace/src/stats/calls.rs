@@ -58,8 +58,8 @@ pub(super) fn calls(trace: &Trace) -> Table {
 }
 
 /// Launches by thread, device, call and kernel. A launch's times: total, from the entry of the call
-/// to the end of kernel and call; the call; the queue, from the return of the call to the start of the
-/// kernel where the kernel did not start before; the kernel.
+/// to the end of kernel and call; the call; the queue, from the return of the call to the start of
+/// the kernel where that did not start before; the kernel.
 pub(super) fn kernel_execution(trace: &Trace) -> Table {
     let launches = Launches::of(trace);
     let (calls, kernels) = (&trace.calls, &trace.kernels.on_gpu);

@@ -107,7 +107,7 @@ pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             recoverable_ns: None,
             evidence: evidence(context, launch, words),
             advice: advice(bound),
-            false_positive: "a launch that Nsight Compute measured with cold caches or fixed clocks",
+            false_positive: "Nsight Compute measured with cold caches or fixed clocks",
         });
     }
     if found.is_empty() {

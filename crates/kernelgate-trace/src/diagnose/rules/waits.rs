@@ -93,7 +93,7 @@ pub(super) fn in_loops(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome 
     }])
 }
 
-/// Waits inside ranges that repeat: of the same path, or of siblings whose names differ in a number.
+/// Waits inside ranges that repeat: of one path, or of siblings whose names differ in a number.
 fn by_ranges(context: &Context<'_>) -> Vec<Loop> {
     let mut loops: HashMap<String, Loop> = HashMap::new();
     let waiting = (0u32..).zip(&context.waits).filter(|&(_, &waits)| waits).map(|(call, _)| call);
