@@ -260,7 +260,7 @@ mod tests {
         assert!(report(&exact, &[1e-8; 8]).grown.is_empty(), "below 0.25 · 2^-24");
         let lost = report(&exact, &[1e-6; 8]);
         assert_eq!(lost.grown[0].ratio, None);
-        assert!(lost.grown[0].words().contains("no longer 0 (2.0e-6, was 0.0e0)"));
+        assert!(lost.grown[0].words().contains("no longer 0 (1.0e-6, was 0.0e0)"));
     }
 
     #[test]
