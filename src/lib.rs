@@ -7,10 +7,14 @@ pub mod attention;
 mod change_tests;
 pub mod denoise;
 #[cfg(test)]
+mod driver_tests;
+#[cfg(test)]
 mod gpu_tests;
 #[cfg(test)]
 mod kernel_tests;
 mod math;
+#[cfg(test)]
+mod precision_tests;
 #[cfg(test)]
 mod selection_tests;
 pub mod st_bif;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use kernelgate::record::resources;
 use kernelgate_cuda::compiler::cubin;
-use kernelgate_cuda::compiler::nvrtc::{CompileError, compile, compile_text, version};
+use kernelgate_cuda::compiler::nvrtc::{CompileError, compile, compile_text, supports, version};
 use kernelgate_cuda::compiler::source::Build;
 use kernelgate_cuda::{Requires, Source};
 use kernelgate_suite::kernels;
@@ -89,17 +89,19 @@ fn what_a_row_requires_is_what_its_file_needs_and_no_more() {
     let builds = builds();
     let mut cases = Vec::new();
     for (build, requires) in &builds {
-        let first = !files.contains(&build.source.file);
-        files.push(build.source.file);
+        let of_file = (build.source.file, *requires);
+        let first = !files.contains(&of_file);
+        files.push(of_file);
         match requires {
             // Nothing here is for less.
             Requires::AtLeast(80) => cases.push((build, "sm_80", true)),
+            Requires::Between(80, 90) if first => cases.push((build, "sm_80", true)),
             // What a file needs shows in one of its builds.
             Requires::AtLeast(90) if first => {
                 cases.extend([(build, "sm_90", true), (build, "sm_80", false)])
             }
             Requires::Exactly("sm_90a") if first => cases.push((build, "sm_90", false)),
-            Requires::AtLeast(90) | Requires::Exactly("sm_90a") => {}
+            Requires::AtLeast(90) | Requires::Between(80, 90) | Requires::Exactly("sm_90a") => {}
             other => panic!("{}: no case for {other}", build.name()),
         }
     }
@@ -122,8 +124,9 @@ fn an_architecture_leaves_out_what_it_does_not_run() {
     let kernels: Vec<_> = kernels().into_iter().filter(some).collect();
     assert_eq!(kernels.len(), 5);
     let compiled = resources::compile(&kernels, "sm_90").unwrap();
-    assert_eq!(compiled.left_out, ["denoise/persistent MODEL=Pi05 needs sm_90a"]);
-    let recorded: Vec<_> = compiled.resources.kernels.keys().cloned().collect();
+    let persistent = ("denoise/persistent MODEL=Pi05".to_owned(), "needs sm_90a".to_owned());
+    assert_eq!(compiled.left_out, [persistent].into());
+    let recorded: Vec<_> = compiled.kernels.keys().cloned().collect();
     let rows = ["begin", "end"]
         .map(|part| format!("denoise/fused_rows MODEL=Tiny: denoise_fused_rows_{part}"));
     assert_eq!(recorded, [&rows[..], &["measure/spin".to_owned()]].concat());
@@ -167,4 +170,20 @@ fn a_kernel_that_does_not_compile_is_named_with_the_log() {
     let build = Source::new("mine/fine", "extern \"C\" __global__ void fine() {}").build(&[]);
     let text = compile(&build, "sm_1").unwrap_err().to_string();
     assert!(text.contains("mine/fine") && text.contains("sm_1"), "{text}");
+}
+
+#[test]
+fn a_virtual_architecture_gives_ptx() {
+    if !compiler() {
+        return;
+    }
+    let build = Source::new("mine/empty", "extern \"C\" __global__ void empty() {}").build(&[]);
+    let compiled = compile(&build, "compute_80").unwrap();
+    let (zero, ptx) = compiled.cubin.split_last().unwrap();
+    let text = String::from_utf8_lossy(ptx);
+    assert!(
+        *zero == 0 && text.contains(".target sm_80") && text.contains(".entry empty"),
+        "{text}"
+    );
+    assert_eq!((supports("sm_90a"), supports("sm_31")), (Ok(true), Ok(false)));
 }

@@ -16,7 +16,8 @@
 // score warps make P^T; the score warps after, while the gradient warps make dS^T.
 // Shared memory, 16-bit, XOR-swizzled: k, v [128][d]; q, dout [2 stages][M][d]; P^T; dS^T
 // [2][128][M]; lse and delta; M, the queries a step, is 64 at d = 128 and 128 at d = 64. One block
-// barrier a step, one pair barrier for P^T.
+// barrier a step, one pair barrier for P^T. Where a block has less than that (sm_80), there is one
+// stage: a step's tiles are copied when the last step's have been read.
 // Order of addition: dk and dv are the same bits each run. dq is summed by fp32 reductions in the
 // L2, whose order is not fixed: its low bits may differ between runs. (dq by a kernel of its own
 // would be repeatable at seven GEMMs instead of five.)
@@ -40,7 +41,8 @@ constexpr int kRowChunks = kRowBytes / 16;
 constexpr int kDsRowBytes = kTileM * 2;
 constexpr int kRowsPerPass = kThreads / kRowChunks;
 constexpr int kSteps = kHeadDim / 16;
-constexpr int kStages = 2;  // of q, dout and the row statistics
+constexpr int kStages = STAGES;  // of q, dout and the row statistics
+static_assert(kStages == 1 || kStages == 2, "one is copied while another is read, or there is one");
 
 constexpr int kQBytes = kTileM * kRowBytes;
 constexpr int kKvBytes = kTileN * kRowBytes;
@@ -230,12 +232,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   };
 #pragma unroll 1
   for (int t = 0; t < step_count; ++t) {
-    const int stage = t & 1;
+    const int stage = t & 1, copied = kStages == 2 ? stage : 0;
+    if (kStages == 1 && t > 0) {
+      __syncthreads();  // nothing reads the last step's tiles any more
+      load_step(step_at(t), 0);
+    }
     cp_async_wait<0>();
     __syncthreads();  // this step's tiles have arrived, the last step's dS is whole, and what it
                       // read may be overwritten
-    if (t + 1 < step_count) load_step(step_at(t + 1), stage ^ 1);
-    const u32 q_stage = stage * kQBytes, stats_at = stats_lane + stage * kStatsBytes;
+    if (kStages == 2 && t + 1 < step_count) load_step(step_at(t + 1), copied ^ 1);
+    const u32 q_stage = copied * kQBytes, stats_at = stats_lane + copied * kStatsBytes;
     if (is_score) {
       float s[2][kTileM / 8][4];
       clear(s);

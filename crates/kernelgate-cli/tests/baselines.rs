@@ -71,6 +71,61 @@ fn the_gate_speaks_to_reviewers_and_programs() {
         .expect(2, &["--out: failed to write", "blocked"]);
 }
 
+/// Rewrites a baseline as version 1 wrote it: with the raw samples of the runs that it is of.
+fn as_version_1(package: &Package, path: &Path) {
+    let mut value: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    for (id, case) in value["cases"].as_object_mut().unwrap() {
+        let case = case.as_object_mut().unwrap();
+        case.remove("numerics");
+        let keys: Vec<String> =
+            case.remove("runs").unwrap().as_object().unwrap().keys().cloned().collect();
+        let samples = keys.into_iter().map(|key| {
+            let session = key.split('/').next().unwrap();
+            let of_run = package.run(session)["cases"][id]["samples"].clone();
+            (key, of_run)
+        });
+        case.insert("samples".to_owned(), samples.collect::<serde_json::Map<_, _>>().into());
+    }
+    value["schema_version"] = 1.into();
+    value.as_object_mut().unwrap().remove("checksum");
+    std::fs::write(path, value.to_string()).unwrap();
+}
+
+#[test]
+fn an_older_baseline_is_judged_as_before_once_it_is_migrated() {
+    let package = package(230_000.0);
+    let path = package.baseline("a");
+    as_version_1(&package, &path);
+    let gate = || {
+        let outcome = package.kernelgate("gate --baseline a --format json");
+        (outcome.code, outcome.stdout)
+    };
+    let before = gate();
+    assert!(before.1.contains("\"base_runs\": 2"), "{}", before.1);
+    let old = std::fs::read_to_string(&path).unwrap();
+    package.kernelgate("baseline migrate").expect(
+        0,
+        &["version 1 to 2, ", "2 cases, 2 runs: 40 samples became 4 medians", "as before"],
+    );
+    assert_eq!(gate(), before);
+    let new = std::fs::read_to_string(&path).unwrap();
+    assert!(!new.contains("elapsed_ns") && new.contains("\"checksum\""), "{new}");
+    package.kernelgate("baseline migrate").expect(0, &["as it is, in version 2"]);
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), new);
+    // What cannot be used is named, and stays as it is.
+    for (text, words) in [
+        (new.replace("\"revision\": 1", "\"revision\": 2"), "edited or merged"),
+        (old.replace("\"schema_version\":1", "\"schema_version\":9"), "newer kernelgate"),
+        (old[..old.len() / 2].to_owned(), "broken or cut short"),
+        (old.replace("\"launches\":[", "\"launches\":[7,"), "launch counts against"),
+    ] {
+        std::fs::write(&path, &text).unwrap();
+        package.kernelgate("baseline migrate").expect(2, &[words, "a.json"]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    }
+}
+
 #[test]
 fn another_machine_of_the_same_model_is_tolerated_more() {
     let package = package(240_000.0);

@@ -227,6 +227,29 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
 }
 
 #[test]
+fn an_edit_inside_a_submodule_is_compared() {
+    let (scratch, other) = (Scratch::new(), tempfile::tempdir().unwrap());
+    let inside = |line: &str| {
+        scratch.git(&format!("-c protocol.file.allow=always -C {} {line}", other.path().display()))
+    };
+    std::fs::write(other.path().join("rounds.in"), "400").unwrap();
+    let _ = ["init --quiet", "add rounds.in", "commit --quiet -m rounds"].map(inside);
+    let path = other.path().display();
+    scratch.git(&format!("-c protocol.file.allow=always submodule --quiet add {path} parts"));
+    scratch.bench("usize = 400", "usize = include!(\"../parts/rounds.in\")");
+    scratch.commit("submodule");
+    scratch.write("parts/rounds.in", "1600");
+    let found = ["working tree, with changes in submodule parts (", "1 regressed"];
+    scratch.compare("--base main --case-time 0.1s").expect(1, &found);
+    for gone in ["parts", ".git/modules"] {
+        std::fs::remove_dir_all(scratch.folder.path().join(gone)).unwrap();
+    }
+    std::fs::create_dir(scratch.folder.path().join("parts")).unwrap();
+    let get = "`git submodule update --init --recursive -- parts` gets it";
+    scratch.compare("--base main").expect(2, &["does not build", "parts/rounds.in", get]);
+}
+
+#[test]
 fn what_cannot_be_compared_is_named() {
     let scratch = Scratch::new();
     scratch.compare("--base mian").expect(2, &["no revision `mian`", "did you mean main"]);

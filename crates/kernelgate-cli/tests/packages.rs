@@ -181,7 +181,14 @@ fn every_verb_works_on_somebody_elses_workload() {
     let dump = outside.path().join("told");
     assert!(dump.join("mine_double_n1024_cpu_hot.safetensors").is_file());
     assert_eq!(std::fs::read_dir(&dump).unwrap().count(), 1, "nothing else is left there");
-    run("profile").expect(2, &["bench `one`", "there is no GPU to profile"]);
+    let profile = run("profile --format json");
+    profile.expect(0, &[]);
+    let json: serde_json::Value = serde_json::from_str(&profile.stdout).unwrap();
+    let phases = json[0]["phases"].as_array().unwrap();
+    let names: Vec<&str> = phases.iter().map(|phase| phase["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["prepare", "first launch", "launch", "outputs"]);
+    assert!(phases[2]["count"].as_u64().unwrap() >= 3 && json[0]["summary"].is_null());
+    run("profile").expect(0, &["first launch", "threads busy", "wall time of the host"]);
     run("timing").expect(2, &["GPU"]);
     run("resources").expect(2, &["no bench lists a kernel"]);
 

@@ -149,8 +149,29 @@ fn what_goes_wrong_is_named() {
 }
 
 #[test]
+fn a_peer_program_that_hangs_is_ended_with_what_it_started() {
+    let pid = tempfile::NamedTempFile::new().unwrap();
+    let hangs = format!("sleep 600 &\necho $! > {}\nwait", pid.path().display());
+    expect(&peers(&recorded(), &hangs, "--wait 1s"), 2, &["gave no answer within 1 s (--wait"]);
+    let pid = std::fs::read_to_string(pid.path()).unwrap();
+    let alive = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+        status.is_ok_and(|status| !status.contains(") Z ") && !status.contains(") X "))
+    };
+    let pause = || std::thread::sleep(std::time::Duration::from_millis(10));
+    assert!((0..400).any(|_| {
+        pause();
+        !alive()
+    }));
+    let flood = "head -c 10000000 /dev/zero";
+    expect(&peers(&recorded(), flood, ""), 2, &["printed more than 8388608 bytes, the limit"]);
+}
+
+#[test]
 fn a_run_on_the_cpu_has_no_peers() {
     let mut run: serde_json::Value = serde_json::from_str(&recorded()).unwrap();
+    run["environment"]["gpu"]["uuid"] = "0,1 --all".into();
+    expect(&peers(&run.to_string(), "", ""), 2, &["the run's GPU `0,1 --all` is no id of one"]);
     run["environment"].as_object_mut().unwrap().remove("gpu");
     expect(&peers(&run.to_string(), "", ""), 2, &["no hot GPU case"]);
 }

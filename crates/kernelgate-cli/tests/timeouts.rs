@@ -73,6 +73,33 @@ fn a_bench_that_hangs_is_ended_and_named_at_every_stage() {
 }
 
 #[test]
+fn a_termination_signal_ends_what_runs_at_every_stage() {
+    let outside = Outside::new(&[("evil", HOSTILE)]);
+    outside.build("evil");
+    let pid = outside.path("pid");
+    for (line, how) in [
+        ("compare --base-dir base --head-dir head", "hangs when asked"),
+        ("compare --base-dir base --head-dir head", "hangs when told"),
+        ("list --dir head", "hangs when asked"),
+        ("verify --dir head", "hangs when told"),
+    ] {
+        let _ = std::fs::remove_file(&pid);
+        let mut command = outside.command(env!("CARGO_BIN_EXE_kernelgate"), line);
+        let mut program = command.env("HOSTILE", how).spawn().unwrap();
+        let started = std::time::Instant::now();
+        let written = || std::fs::read_to_string(&pid).is_ok_and(|text| !text.is_empty());
+        while !written() {
+            assert!(started.elapsed().as_secs() < 60, "{line}: it does not start");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let term = Command::new("kill").args(["-TERM", &program.id().to_string()]).status();
+        assert!(term.unwrap().success());
+        assert_eq!(program.wait().unwrap().code(), Some(130), "{line}, {how}");
+        assert!(!is_alive(&outside), "{line}, {how}: what it started still runs");
+    }
+}
+
+#[test]
 fn a_build_that_hangs_is_ended_with_what_it_started() {
     let outside = Outside::new(&[("evil", HOSTILE)]);
     let script = "fn main() {

@@ -175,13 +175,39 @@ fn what_lies_beside_the_benches_is_not_run() {
 }
 
 #[test]
-fn a_commit_that_is_given_is_recorded_so_that_it_can_be_read() {
+fn a_commit_that_is_given_is_one_and_is_recorded_as_stated() {
     let package = Package::new();
-    let mut bench = package.bench_command("s1", "n64 --save-baseline a");
-    Outcome::from(bench.env("KERNELGATE_COMMIT", "v1\u{1b}[31m\n").output().unwrap())
-        .expect(0, &[]);
-    let shown = package.kernelgate("baseline show a");
-    harmless(shown.expect(0, &[", v1\n"]));
+    let bench = |commit: &str, line: &str| -> Outcome {
+        let mut bench = package.bench_command("s1", line);
+        bench.env("KERNELGATE_COMMIT", commit).output().unwrap().into()
+    };
+    for bad in ["v1\u{1b}[31m\n", "main", "--output=x", "abc", "1a2b+changes+changes"] {
+        let refused = bench(bad, "n64 --save-baseline a");
+        harmless(refused.expect(2, &["KERNELGATE_COMMIT=`", "is no commit: 4 to 64 hexadecimal"]));
+    }
+    bench("1a2b3c4d5e+changes", "n64").expect(0, &[]);
+    assert_eq!(package.run("s1")["stated_commit"], true);
+    let said = "the commit 1a2b3c4d+changes of the run s1/fixture is as KERNELGATE_COMMIT stated";
+    package.kernelgate("baseline add a").expect(0, &[said]);
+    package.kernelgate("baseline show a").expect(0, &["1a2b3c4d+changes (as stated)"]);
+}
+
+#[test]
+fn an_executable_that_was_copied_here_is_not_of_this_checkout() {
+    let package = Package::new();
+    for line in ["init -q", "-c user.name=a -c user.email=a@b commit -q --allow-empty -m x"] {
+        let git =
+            Command::new("git").arg("-C").arg(package.folder.path()).args(line.split(' ')).status();
+        assert!(git.unwrap().success());
+    }
+    package.bench("cargo", "n64").expect(0, &[]);
+    assert!(package.run("cargo")["provenance"]["commit"].is_string());
+    let folder = package.dir();
+    let copied = Path::new(folder.strip_prefix("--dir ").unwrap()).join("fixture");
+    let mut bench = package.command(&copied, "--bench --noplot --sample-size 10 n64");
+    bench.env_remove("CARGO_MANIFEST_DIR").env("KERNELGATE_SESSION", "copied");
+    Outcome::from(bench.output().unwrap()).expect(0, &["no commit is recorded"]);
+    assert!(package.run("copied")["provenance"]["commit"].is_null());
 }
 
 #[test]

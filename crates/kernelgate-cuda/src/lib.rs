@@ -2,6 +2,7 @@
 //! loaded at run time, so that a machine without them builds and runs every program that links this
 //! crate.
 //!
+//! - [`architecture`]: what is known of one by its name alone.
 //! - [`library`]: where NVIDIA's libraries are found, and how to get what is missing.
 //! - [`driver`]: devices, memory, streams, events, graphs, kernels and their launches.
 //! - [`compiler`]: kernel source to machine code, its cache on disk, and what the machine code says
@@ -22,6 +23,7 @@
 //! Deliberately absent: the CUDA runtime, `nvcc`, toolkit headers (kernels include nothing but
 //! `kernels/common` and what their own package adds), workloads, and timing.
 
+pub mod architecture;
 pub mod compiler;
 pub mod driver;
 mod error;

@@ -1,4 +1,4 @@
-//! What a recorded stretch of the device's time went to, kernel by kernel.
+//! What a recorded stretch of time went to: the device's by kernel, the host's by phase.
 
 use std::collections::BTreeMap;
 
@@ -60,6 +60,39 @@ impl KernelSummary {
     }
 }
 
+/// A phase of a case by the host's clock.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PhaseTime {
+    /// "prepare", "first launch", "launch", "outputs".
+    pub name: String,
+    /// How often it was measured.
+    pub count: usize,
+    /// Of all of them, nanoseconds.
+    pub total_ns: f64,
+    /// Of the shortest, nanoseconds.
+    pub shortest_ns: f64,
+    /// Of the longest, nanoseconds.
+    pub longest_ns: f64,
+    /// CPU time of this process over the time that passed: how many of its threads were busy, with
+    /// those that wait by spinning. Absent where the system does not tell.
+    pub busy_threads: Option<f64>,
+}
+
+impl PhaseTime {
+    /// Of durations in nanoseconds, at least one, during which the process took that much CPU time.
+    pub fn of(name: &str, elapsed_ns: &[f64], cpu_ns: Option<f64>) -> Self {
+        let total_ns: f64 = elapsed_ns.iter().sum();
+        Self {
+            name: name.to_owned(),
+            count: elapsed_ns.len(),
+            total_ns,
+            shortest_ns: elapsed_ns.iter().copied().fold(f64::INFINITY, f64::min),
+            longest_ns: elapsed_ns.iter().copied().fold(0.0, f64::max),
+            busy_threads: cpu_ns.filter(|_| total_ns > 0.0).map(|cpu_ns| cpu_ns / total_ns),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,5 +118,13 @@ mod tests {
             KernelSummary::of(&[]),
             KernelSummary { span_ns: 0, busy_ns: 0, kernels: vec![] }
         );
+    }
+
+    #[test]
+    fn a_phase_has_its_extremes_and_its_threads() {
+        let phase = PhaseTime::of("launch", &[10.0, 30.0, 20.0], Some(90.0));
+        assert_eq!((phase.count, phase.total_ns), (3, 60.0));
+        assert_eq!((phase.shortest_ns, phase.longest_ns), (10.0, 30.0));
+        assert_eq!(phase.busy_threads, Some(1.5));
     }
 }

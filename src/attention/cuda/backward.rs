@@ -23,6 +23,9 @@ pub const KERNELS: &[KernelSpec<Extents>] = &[
     FLASH_MMA_PREPARE,
     FLASH_MMA,
     FLASH_MMA_FINISH,
+    ONE_STAGE_PREPARE,
+    ONE_STAGE,
+    ONE_STAGE_FINISH,
 ];
 
 const THREADS: usize = 256;
@@ -71,14 +74,9 @@ const fn padded_rows(extents: &Extents) -> usize {
     extents.heads * extents.s.div_ceil(step(extents)) * step(extents)
 }
 
-/// Vector reductions in memory are of sm_90.
 const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
-    constants: |extents| {
-        let tiles = [("TILE_QUERIES", step(extents)), ("TILE_KEYS", KEYS)];
-        vec![("THREADS", THREADS), tiles[0], tiles[1], ("SHARED_BYTES", flash_mma_shared(extents))]
-    },
-    shared_bytes: flash_mma_shared,
-    requires: Requires::AtLeast(90),
+    constants: |extents| flash_mma_constants(extents, 2),
+    shared_bytes: |extents| flash_mma_shared(extents, 2),
     ..kernel(
         "attention/backward_flash_mma",
         include_str!("../../../kernels/attention/backward_flash_mma.cu"),
@@ -104,13 +102,40 @@ const FLASH_MMA_FINISH: KernelSpec<Extents> = KernelSpec {
     ..FLASH_MMA
 };
 
-/// Keys and values; two stages of queries, gradients of the output, and two floats for each of
+/// The same with less shared memory, for cards that have less. Those from sm_90 on have enough for
+/// two stages, or too little for one.
+const ONE_STAGE: KernelSpec<Extents> =
+    KernelSpec { shared_bytes: |extents| flash_mma_shared(extents, 1), ..one_stage(FLASH_MMA) };
+const ONE_STAGE_PREPARE: KernelSpec<Extents> = one_stage(FLASH_MMA_PREPARE);
+const ONE_STAGE_FINISH: KernelSpec<Extents> = one_stage(FLASH_MMA_FINISH);
+
+const fn one_stage(row: KernelSpec<Extents>) -> KernelSpec<Extents> {
+    KernelSpec {
+        defines: |extents| {
+            let stages = "STAGES=1".to_owned();
+            (FLASH_MMA.defines)(extents).into_iter().chain([stages]).collect()
+        },
+        constants: |extents| flash_mma_constants(extents, 1),
+        requires: Requires::Between(80, 90),
+        ..row
+    }
+}
+
+/// One stage is said by the build's name.
+fn flash_mma_constants(extents: &Extents, stages: usize) -> Vec<(&'static str, usize)> {
+    let shared = ("SHARED_BYTES", flash_mma_shared(extents, stages));
+    let tiles = [("TILE_QUERIES", step(extents)), ("TILE_KEYS", KEYS)];
+    let common = [("THREADS", THREADS), tiles[0], tiles[1], shared];
+    common.into_iter().chain((stages == 2).then_some(("STAGES", 2))).collect()
+}
+
+/// Keys and values; the stages of queries, gradients of the output, and two floats for each of
 /// their rows; the probabilities and two stages of the gradients of the scores.
-fn flash_mma_shared(extents: &Extents) -> usize {
+fn flash_mma_shared(extents: &Extents, stages: usize) -> usize {
     let (element, queries) = (ELEMENT_BYTES as usize, step(extents));
-    let (keys_and_values, stages) =
-        (2 * KEYS * extents.d * element, 2 * (2 * queries * extents.d * element + 2 * 4 * queries));
-    keys_and_values + stages + 3 * KEYS * queries * element
+    let keys_and_values = 2 * KEYS * extents.d * element;
+    let copied = stages * (2 * queries * extents.d * element + 2 * 4 * queries);
+    keys_and_values + copied + 3 * KEYS * queries * element
 }
 
 /// Backward ladder, without the library. All need the forward first.
@@ -245,8 +270,16 @@ fn flash_mma(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
-    let kernels = [FLASH_MMA_PREPARE, FLASH_MMA, FLASH_MMA_FINISH];
-    let [first, main, last] = kernels.map(|kernel| kernel.load(device, &extents));
+    let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
+    let fits = |row: &KernelSpec<Extents>| row.unmet_by(&extents, arch, most).is_none();
+    let kernels = if !fits(&FLASH_MMA) && fits(&ONE_STAGE) {
+        [ONE_STAGE_PREPARE, ONE_STAGE, ONE_STAGE_FINISH]
+    } else {
+        [FLASH_MMA_PREPARE, FLASH_MMA, FLASH_MMA_FINISH]
+    };
+    // The one that may be declined first.
+    let [main, first, last] =
+        [kernels[1], kernels[0], kernels[2]].map(|kernel| kernel.load(device, &extents));
     let (first, main, last) = (first?, main?, last?);
     let saved = save(&extents, inputs, device)?;
     let (stats, dq_sum) =

@@ -125,6 +125,7 @@ const ATTENTION: KernelSpec<Items> = KernelSpec {
     },
     shared_bytes: attention_shared,
     cluster: Some(ATTENTION_SPLIT),
+    requires: Requires::AtLeast(90),
     ..model_kernel(
         "denoise/fused_attention",
         include_str!("../../../kernels/denoise/fused_attention.cu"),

@@ -89,7 +89,7 @@ where
         Implementation {
             name: "cuda/graph",
             about: "per_op captured once and replayed: independent GEMMs on parallel branches, \
-                    other kernels with programmatic dependent launch",
+                    other kernels with programmatic dependent launch from sm_90 on",
             supports: |problem| {
                 ExpertRun::from(problem).captured().and_then(|run| run.supported_per_op())
             },

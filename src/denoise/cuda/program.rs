@@ -9,6 +9,7 @@ use super::row::Items;
 use crate::denoise::model::Model;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{self, Input};
+use kernelgate_cuda::architecture::overlaps_launches;
 use kernelgate_cuda::driver::event::Crossing;
 use kernelgate_cuda::driver::persistence::SetAside;
 use kernelgate_cuda::driver::window::Window;
@@ -166,8 +167,8 @@ impl LaunchPlan {
     }
 
     /// Compiles, loads and describes everything in it. The program keeps the memory and what it has
-    /// set aside of L2; GEMMs need the library. If `programmatic`, kernels are launched with
-    /// PDL.
+    /// set aside of L2; GEMMs need the library. If `programmatic`, kernels are launched with PDL
+    /// where the device has it, which is from sm_90 on.
     ///
     /// # Errors
     /// When a kernel does not compile or load, a grid cannot hold its blocks, or the library knows
@@ -181,6 +182,7 @@ impl LaunchPlan {
         memory: Buffers,
         set_aside: Option<SetAside>,
     ) -> Result<LaunchSequence, BackendError> {
+        let programmatic = programmatic && overlaps_launches(&device.facts().arch);
         let mut program = LaunchSequence {
             ops: Vec::new(),
             kernels: Vec::new(),

@@ -2,7 +2,7 @@
 //! that there are builds for.
 
 use crate::denoise::model::{ACTION, Model, PI05, TINY};
-use kernelgate_cuda::{KernelSpec, Requires, Source};
+use kernelgate_cuda::{KernelSpec, Source};
 
 const HEADERS: &[(&str, &str)] = &[
     ("denoise/actions.cuh", include_str!("../../../kernels/denoise/actions.cuh")),
@@ -39,8 +39,6 @@ pub const fn kernel(
 ) -> KernelSpec<Items> {
     KernelSpec {
         constants: |_| vec![("THREADS", THREADS)],
-        // Launched with PDL, they wait for the kernel before them, which needs sm_90.
-        requires: Requires::AtLeast(90),
         variants: || vec![Items { model: PI05, items: 1, layers: 1 }],
         ..KernelSpec::new(Source::new(file, text).with_headers(HEADERS), symbol, THREADS, blocks)
     }

@@ -7,15 +7,18 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
+use kernelgate::display;
 use kernelgate::protocol::{self, Action, Request, Response, ResponseBody};
 use kernelgate::record::file;
 use kernelgate::record::text::printable;
 
-use super::child::{Ended, Running};
+use super::child::{Ended, Running, over_memory};
 use super::find::{BenchExecutable, FoundBenches};
 
 /// What a bench may say while it works; the rest is dropped, and that is said.
 const MAX_SAID_BYTES: u64 = 1 << 20;
+/// Longest response, or record, that is read: ten thousand cases take a tenth of it.
+const MAX_RESPONSE_BYTES: u64 = 256_000_000;
 /// Ids that an error names as close to what was asked for.
 const MAX_CLOSE: usize = 3;
 /// Time for the rest of what it said to arrive once it has ended.
@@ -97,6 +100,7 @@ pub fn one(
     let ended =
         running.finish(asking.timeout).with_context(|| format!("bench `{bench}` was lost"))?;
     let last = heard.recv_timeout(LAST_WORDS).unwrap_or_default();
+    within_limit(&response).map_err(|why| anyhow::anyhow!("bench `{bench}`: {why}"))?;
     match file::read::<Response>(&response) {
         Ok(response) => Ok(response.answer),
         Err(error) if !error.is_not_found() => {
@@ -109,6 +113,7 @@ pub fn one(
                     "gave no response within {} s (--wait sets this)",
                     asking.timeout.as_secs()
                 ),
+                Ended::OverMemory(limit) => format!("was {}", over_memory(limit)),
             };
             let last = if last.is_empty() {
                 String::new()
@@ -117,6 +122,21 @@ pub fn one(
             };
             Err(anyhow::anyhow!("bench `{bench}` {how}{last}"))
         }
+    }
+}
+
+/// Accepts a file that a bench wrote if it is no longer than what is read of one.
+///
+/// # Errors
+/// A fragment with its length and the limit.
+pub fn within_limit(path: &Path) -> Result<(), String> {
+    match std::fs::metadata(path) {
+        Ok(facts) if facts.len() > MAX_RESPONSE_BYTES => Err(format!(
+            "what it wrote, {}, is over the limit of {}",
+            display::bytes(facts.len()),
+            display::bytes(MAX_RESPONSE_BYTES)
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -167,6 +187,17 @@ fn pass_on(said: impl Read) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_bench_writes_is_limited() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(MAX_RESPONSE_BYTES).unwrap();
+        assert_eq!(within_limit(file.path()), Ok(()));
+        file.as_file().set_len(MAX_RESPONSE_BYTES + 1).unwrap();
+        let why = "what it wrote, 256 MB, is over the limit of 256 MB".to_owned();
+        assert_eq!(within_limit(file.path()), Err(why));
+        assert_eq!(within_limit(&file.path().join("none")), Ok(()));
+    }
 
     #[test]
     fn what_a_bench_says_is_limited_and_read_to_its_end() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::child::{Ended, Running};
+use super::child::{Ended, Running, over_memory};
 
 /// Lines of cargo that an error shows.
 const SHOWN_LINES: usize = 30;
@@ -124,6 +124,7 @@ pub fn build(
     match ended.map_err(BuildError::Cargo)? {
         Ended::Exited(status) if status.success() => Ok(messages),
         Ended::TimedOut => Err(BuildError::TimedOut(timeout)),
+        Ended::OverMemory(limit) => Err(BuildError::Failed(over_memory(limit))),
         Ended::Exited(_) => {
             // Warnings come first and often; what matters is at the end.
             let last = &lines[lines.len().saturating_sub(SHOWN_LINES)..];

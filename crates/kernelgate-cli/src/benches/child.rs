@@ -4,8 +4,13 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use kernelgate::display;
+use kernelgate::record::environment::available_memory;
+
 /// Between two polls of a process: short against a process, long against what a poll costs.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Between two looks at its memory, which cost more.
+const MEMORY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The process that runs now, for who wants to end it.
 #[derive(Clone, Default)]
@@ -56,7 +61,15 @@ impl Running {
     /// # Errors
     /// When the system does not tell how it ended.
     pub fn finish(&self, timeout: Duration) -> std::io::Result<Ended> {
+        // What is free now: a process that takes more drives the machine into swapping, or has the
+        // system end some process.
+        self.finish_within(timeout, available_memory())
+    }
+
+    /// The same, for a process that may take so many bytes of memory.
+    fn finish_within(&self, timeout: Duration, memory: u64) -> std::io::Result<Ended> {
         let started = Instant::now();
+        let mut looked = started;
         loop {
             let mut held = self.lock();
             let Some(child) = held.as_mut() else { return Ok(Ended::TimedOut) };
@@ -65,6 +78,14 @@ impl Running {
                 None if started.elapsed() > timeout => {
                     self.end_child(child);
                     Some(Ended::TimedOut)
+                }
+                None if looked.elapsed() > MEMORY_INTERVAL => {
+                    looked = Instant::now();
+                    let over = resident_bytes(child.id()).is_some_and(|bytes| bytes > memory);
+                    over.then(|| {
+                        self.end_child(child);
+                        Ended::OverMemory(memory)
+                    })
                 }
                 None => None,
             };
@@ -108,6 +129,21 @@ pub enum Ended {
     Exited(ExitStatus),
     /// It was killed after its time was over.
     TimedOut,
+    /// It was killed because it took more than this many bytes of memory.
+    OverMemory(u64),
+}
+
+/// Why a process was killed that took more than so many bytes, a fragment.
+pub fn over_memory(limit: u64) -> String {
+    format!("killed: it took more than {} of memory, all that was free", display::bytes(limit))
+}
+
+/// Memory that a process occupies; none where the system does not say.
+fn resident_bytes(process: u32) -> Option<u64> {
+    // Absent on other systems than Linux.
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kibibytes| kibibytes << 10)
 }
 
 /// Starts a process and waits for it.
@@ -122,6 +158,21 @@ pub fn wait(command: &mut Command, timeout: Duration, running: &Running) -> std:
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_process_that_takes_too_much_memory_is_ended() {
+        let running = Running::in_groups();
+        // One of a few megabytes that does not end by itself.
+        let start = || running.start(Command::new("sleep").arg("600")).map(drop).unwrap();
+        start();
+        let ended = running.finish_within(Duration::from_secs(60), 1000).unwrap();
+        assert!(matches!(ended, Ended::OverMemory(1000)));
+        assert!(over_memory(1000).contains("more than 1.00 kB of memory"));
+        start();
+        let ended = running.finish_within(2 * MEMORY_INTERVAL, 1 << 40).unwrap();
+        assert!(matches!(ended, Ended::TimedOut));
+    }
 
     #[test]
     fn what_a_process_started_ends_with_it() {

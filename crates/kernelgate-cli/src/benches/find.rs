@@ -68,7 +68,7 @@ impl BenchChoice {
         candidates.sort_by(|a, b| (&a.root, &a.bench).cmp(&(&b.root, &b.bench)));
         let mut found = FoundBenches::default();
         for executable in candidates {
-            match self.check(&executable) {
+            match check(&executable, running) {
                 Ok(()) => found.executables.push(executable),
                 Err(why) => found.left_alone.push((executable.bench, why)),
             }
@@ -137,33 +137,32 @@ impl BenchChoice {
         };
         Ok(found.into_iter().filter(|(name, _)| wanted(name)).map(executable).collect())
     }
+}
 
-    /// Whether it can be asked; to find out is to run it, which only a marked file is.
-    fn check(&self, executable: &BenchExecutable) -> Result<(), String> {
-        match mark::of(&executable.path) {
-            Ok(Kind::Ours) => {}
-            Ok(Kind::Criterion) => {
-                let so = "it does not use kernelgate, but Criterion alone: `compare` and \
+/// Whether it can be asked; to find out is to run it, which only a marked file is.
+fn check(executable: &BenchExecutable, running: &Running) -> Result<(), String> {
+    match mark::of(&executable.path) {
+        Ok(Kind::Ours) => {}
+        Ok(Kind::Criterion) => {
+            let so = "it does not use kernelgate, but Criterion alone: `compare` and \
                           `calibrate` measure it";
-                return Err(so.to_owned());
-            }
-            Ok(_) => return Err("it does not use kernelgate".to_owned()),
-            Err(cause) => return Err(format!("its file cannot be read ({cause})")),
+            return Err(so.to_owned());
         }
-        let (oldest, newest) =
-            versions::ask(&executable.path, versions::TIMEOUT, &Running::default())
-                .map_err(|why| why.to_string())?;
-        match versions::common((oldest, newest)) {
-            Some(1) => Err("it speaks version 1 of the protocol, which knows `compare` only: \
+        Ok(_) => return Err("it does not use kernelgate".to_owned()),
+        Err(cause) => return Err(format!("its file cannot be read ({cause})")),
+    }
+    let (oldest, newest) = versions::ask(&executable.path, versions::TIMEOUT, running)
+        .map_err(|why| why.to_string())?;
+    match versions::common((oldest, newest)) {
+        Some(1) => Err("it speaks version 1 of the protocol, which knows `compare` only: \
                             update kernelgate in Cargo.toml"
-                .to_owned()),
-            Some(_) => Ok(()),
-            None => Err(format!(
-                "it speaks versions {oldest} to {newest} of the protocol, this program {} to {}: \
+            .to_owned()),
+        Some(_) => Ok(()),
+        None => Err(format!(
+            "it speaks versions {oldest} to {newest} of the protocol, this program {} to {}: \
                  update the program",
-                protocol::VERSIONS.0,
-                protocol::VERSIONS.1
-            )),
-        }
+            protocol::VERSIONS.0,
+            protocol::VERSIONS.1
+        )),
     }
 }

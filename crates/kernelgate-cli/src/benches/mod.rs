@@ -10,6 +10,7 @@ pub mod child;
 pub mod criterion;
 pub mod find;
 pub mod mark;
+pub mod output;
 pub mod package;
 pub mod prebuilt;
 pub mod versions;

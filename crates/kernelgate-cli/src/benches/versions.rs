@@ -7,7 +7,7 @@ use std::time::Duration;
 use kernelgate::protocol;
 use kernelgate::record::trial_request;
 
-use super::child::{Ended, Running, wait};
+use super::child::{Ended, Running, over_memory, wait};
 
 /// An executable that does not answer by then is treated as hung, where nobody says otherwise.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
@@ -26,6 +26,9 @@ pub enum AskError {
     /// It hangs.
     #[error("no answer within {} s", .0.as_secs_f64())]
     TimedOut(Duration),
+    /// It takes too much memory.
+    #[error("{0}")]
+    OverMemory(String),
     /// It ended with an error.
     #[error("asked for its version it ended with {0}")]
     Ended(ExitStatus),
@@ -54,6 +57,7 @@ pub fn ask(path: &Path, timeout: Duration, running: &Running) -> Result<(u64, u6
     command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(into);
     match wait(&mut command, timeout, running).map_err(AskError::Start)? {
         Ended::TimedOut => Err(AskError::TimedOut(timeout)),
+        Ended::OverMemory(limit) => Err(AskError::OverMemory(over_memory(limit))),
         Ended::Exited(status) if !status.success() => Err(AskError::Ended(status)),
         Ended::Exited(_) => {
             let mut bytes = Vec::new();

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::process::{TrialProcess, TrialSetup, finish, of_package};
 use crate::benches::criterion::{self, IMPLEMENTATION, LIST, Listed, SAMPLES};
+use crate::benches::output;
 use kernelgate::gpu_time;
 use kernelgate::harness::filter::Filter;
 use kernelgate::measure::contention::CpuTime;
@@ -67,7 +68,11 @@ pub fn list(
             _ => NotListed::Broken(how),
         });
     }
-    let text = String::from_utf8_lossy(&ended.printed);
+    if ended.printed.cut {
+        let why = format!("{asked} printed more than {} bytes, the limit", output::START_BYTES);
+        return Err(NotListed::Undrivable(why));
+    }
+    let text = String::from_utf8_lossy(&ended.printed.kept);
     let listed = criterion::parse_list(&text).map_err(NotListed::Undrivable)?;
     if listed == Listed::default() {
         let why = "asked to list its cases it listed none, as a main that ignores Criterion's \

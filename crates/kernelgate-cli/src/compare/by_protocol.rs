@@ -4,6 +4,7 @@
 use std::process::{Command, Stdio};
 
 use super::process::{TrialProcess, TrialSetup, finish, of_package};
+use crate::benches::ask::within_limit;
 use kernelgate::protocol::{self, Action, Request};
 use kernelgate::record::{Run, file};
 
@@ -20,6 +21,7 @@ pub fn measure(
     command.stdout(Stdio::null());
     let ended = finish(setup, &mut command, trial.timeout)?;
     let status = ended.status;
+    within_limit(&trial.request.record)?;
     match file::read::<Run>(&trial.request.record) {
         // A case that fails makes the exit code 1, and is in the run.
         Ok(run) if run.complete && matches!(status.code(), Some(0 | 1)) => Ok(Some(run)),

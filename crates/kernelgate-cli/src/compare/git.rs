@@ -1,5 +1,5 @@
-//! Revisions of the user's repository, read and checked out elsewhere. Nothing of the repository is
-//! changed: not its index, work tree, branches, stash or object store.
+//! The user's repository, read. Nothing of it is changed: not its index, work tree, branches, stash
+//! or object store. Deliberately absent: the copies that are built (`checkout`, `snapshot`).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -13,8 +13,12 @@ pub struct Repository {
     pub top: PathBuf,
     /// The package's folder in it, relative.
     pub package: PathBuf,
-    objects: PathBuf,
-    object_format: String,
+    /// Folders with its objects.
+    pub objects: Vec<PathBuf>,
+    /// Folders in which git keeps the repositories of its submodules, by name.
+    pub modules: Vec<PathBuf>,
+    /// "sha1" or "sha256".
+    pub object_format: String,
 }
 
 /// A commit, and what the user called it.
@@ -33,8 +37,13 @@ impl Revision {
     }
 }
 
+/// What to do where a clone lacks a revision because its history was cut off.
+const SHALLOW: &str = "; this clone is shallow, so older commits and other branches are not in it: \
+                       `git fetch --unshallow` gets them, in CI `fetch-depth: 0` of the checkout \
+                       (GIT_DEPTH: 0 on GitLab)";
+
 /// Git in a folder, deaf to what a hook around this program set.
-fn git(folder: &Path) -> Command {
+pub fn git(folder: &Path) -> Command {
     let mut command = Command::new("git");
     command.arg("-C").arg(folder);
     for name in [
@@ -50,12 +59,19 @@ fn git(folder: &Path) -> Command {
     command
 }
 
-fn output(command: &mut Command) -> Result<Output, CompareError> {
+/// Runs a git command.
+///
+/// # Errors
+/// When there is no git.
+pub fn output(command: &mut Command) -> Result<Output, CompareError> {
     command.output().map_err(|cause| CompareError::Usage(format!("failed to run git: {cause}")))
 }
 
 /// Standard output of a git command that must succeed.
-fn run(command: &mut Command, action: &str) -> Result<String, CompareError> {
+///
+/// # Errors
+/// What git said.
+pub fn run(command: &mut Command, action: &str) -> Result<String, CompareError> {
     let output = output(command)?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
@@ -78,13 +94,15 @@ impl Repository {
                 "find the repository of this package",
             )
         };
+        let at = |relative: String| package.join(relative).canonicalize();
+        // A linked work tree keeps its submodules apart, or uses those of the main one.
+        let kept = [ask(&["--git-dir"])?, ask(&["--git-common-dir"])?];
+        let modules = kept.map(|kept| at(kept).map(|kept| kept.join("modules")));
         Ok(Self {
             top: ask(&["--show-toplevel"])?.into(),
             package: ask(&["--show-prefix"])?.into(),
-            objects: package
-                .join(ask(&["--git-path", "objects"])?)
-                .canonicalize()
-                .unwrap_or_default(),
+            objects: at(ask(&["--git-path", "objects"])?).into_iter().collect(),
+            modules: modules.into_iter().flatten().collect(),
             object_format: ask(&["--show-object-format"])?,
         })
     }
@@ -115,112 +133,17 @@ impl Repository {
         } else {
             format!("; did you mean {}?", similar.join(" or "))
         };
-        Err(CompareError::Usage(format!("no revision `{name}` in {}{hint}", self.top.display())))
+        let shallow = if self.is_shallow() { SHALLOW } else { "" };
+        Err(CompareError::Usage(format!(
+            "no revision `{name}` in {}{hint}{shallow}",
+            self.top.display()
+        )))
     }
 
-    /// The work tree as a commit: tracked changes and new files that are not ignored. Its objects
-    /// go to `objects`, of a checkout.
-    ///
-    /// The same content gives the same commit. `without` (the target folder) is left out even where
-    /// it is not ignored.
-    ///
-    /// # Errors
-    /// When git cannot read the work tree.
-    pub fn snapshot(&self, objects: &Path, without: &Path) -> Result<Revision, CompareError> {
-        let head = self.resolve("HEAD")?;
-        let action = "snapshot the working tree";
-        let io =
-            |cause: std::io::Error| CompareError::Usage(format!("failed to {action}: {cause}"));
-        let folder = tempfile::tempdir().map_err(io)?;
-        let index = folder.path().join("index");
-        let own = run(git(&self.top).args(["rev-parse", "--git-path", "index"]), action)?;
-        // A copy saves reading every file again; without one everything is read.
-        let _ = std::fs::copy(self.top.join(own), &index);
-        let plumbing = || {
-            let mut command = git(&self.top);
-            command.env("GIT_INDEX_FILE", &index).env("GIT_OBJECT_DIRECTORY", objects);
-            command.env("GIT_ALTERNATE_OBJECT_DIRECTORIES", &self.objects);
-            for who in ["AUTHOR", "COMMITTER"] {
-                command
-                    .env(format!("GIT_{who}_NAME"), "kernelgate")
-                    .env(format!("GIT_{who}_EMAIL"), "kernelgate@localhost");
-                command.env(format!("GIT_{who}_DATE"), "2000-01-01T00:00:00Z");
-            }
-            command
-        };
-        let mut add = plumbing();
-        add.args(["-c", "core.safecrlf=false", "add", "--all", "--", "."]);
-        let top = self.top.canonicalize().unwrap_or_else(|_| self.top.clone());
-        let excluded = without
-            .canonicalize()
-            .ok()
-            .and_then(|path| path.strip_prefix(&top).map(Path::to_owned).ok());
-        // Where it is ignored already, as most are, git takes an exclusion by name for a mistake.
-        let ignored = |path: &PathBuf| {
-            let asked = git(&self.top).args(["check-ignore", "--quiet", "--"]).arg(path).status();
-            asked.is_ok_and(|status| status.success())
-        };
-        if let Some(path) = excluded.filter(|path| !ignored(path)) {
-            add.arg(format!(":(exclude,literal){}", path.display()));
-        }
-        run(&mut add, action)?;
-        let tree = run(plumbing().arg("write-tree"), action)?;
-        if tree == run(git(&self.top).args(["rev-parse", "HEAD^{tree}"]), action)? {
-            return Ok(Revision {
-                name: "working tree, no changes".to_owned(),
-                commit: head.commit,
-            });
-        }
-        let commit = run(
-            plumbing().args(["commit-tree", &tree, "-p", &head.commit, "-m", "working tree"]),
-            action,
-        )?;
-        Ok(Revision { name: "working tree".to_owned(), commit })
-    }
-
-    /// A checkout that shares the repository's objects, made where there is none; returns its
-    /// object folder.
-    ///
-    /// # Errors
-    /// When the folder cannot be written.
-    pub fn checkout_folder(&self, folder: &Path) -> Result<PathBuf, CompareError> {
-        let objects = folder.join(".git/objects");
-        let io = |cause| CompareError::io("make a checkout in", folder, &cause);
-        if !objects.is_dir() {
-            std::fs::create_dir_all(folder).map_err(io)?;
-            let format = format!("--object-format={}", self.object_format);
-            run(git(folder).args(["init", "--quiet", &format]), "make a checkout")?;
-        }
-        std::fs::create_dir_all(objects.join("info")).map_err(io)?;
-        std::fs::write(objects.join("info/alternates"), format!("{}\n", self.objects.display()))
-            .map_err(io)?;
-        // Left by a git that was killed; this program holds the comparison's lock.
-        let _ = std::fs::remove_file(folder.join(".git/index.lock"));
-        Ok(objects)
-    }
-
-    /// Puts a revision into a checkout: files that are the same stay untouched, so that cargo
-    /// builds only what differs.
-    ///
-    /// # Errors
-    /// When git fails.
-    pub fn check_out(&self, revision: &Revision, folder: &Path) -> Result<(), CompareError> {
-        let action = format!("check out {}", revision.label());
-        run(
-            git(folder).args(["checkout", "--quiet", "--detach", "--force", &revision.commit]),
-            &action,
-        )?;
-        run(git(folder).args(["clean", "-ffdxq", "-e", "Cargo.lock"]), &action)?;
-        // A lock file that is not committed: both sides get the one that the user builds with.
-        for lock in [Path::new("Cargo.lock").to_owned(), self.package.join("Cargo.lock")] {
-            let tracked =
-                run(git(folder).args(["ls-files", "--", &lock.to_string_lossy()]), &action)?;
-            if tracked.is_empty() && self.top.join(&lock).is_file() {
-                let copied = std::fs::copy(self.top.join(&lock), folder.join(&lock));
-                copied.map_err(|cause| CompareError::io("write", &folder.join(&lock), &cause))?;
-            }
-        }
-        Ok(())
+    /// Whether its history was cut off when it was cloned.
+    fn is_shallow(&self) -> bool {
+        run(git(&self.top).args(["rev-parse", "--is-shallow-repository"]), "ask")
+            .is_ok_and(|answer| answer == "true")
     }
 }
 
@@ -234,64 +157,30 @@ fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> 
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
-    fn repository() -> (tempfile::TempDir, Repository) {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |arguments: &[&str]| run(git(folder.path()).args(arguments), "test").unwrap();
-        at(&["init", "--quiet", "--initial-branch=main"]);
-        std::fs::write(folder.path().join("a"), "1").unwrap();
-        std::fs::write(folder.path().join(".gitignore"), "ignored\n").unwrap();
-        at(&["add", "."]);
-        at(&["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "first"]);
-        let repository = Repository::around(folder.path()).unwrap();
-        (folder, repository)
+    /// Runs git with a name and an address; `protocol.file.allow` lets it clone submodules from
+    /// folders.
+    pub fn at(folder: &Path, arguments: &[&str]) -> String {
+        let set = ["user.name=a", "user.email=a@b", "protocol.file.allow=always"];
+        let mut command = git(folder);
+        for value in set {
+            command.args(["-c", value]);
+        }
+        run(command.args(arguments), "test").unwrap()
     }
 
-    #[test]
-    fn a_snapshot_holds_changes_and_new_files_and_touches_nothing() {
-        let (folder, repository) = repository();
-        let elsewhere = tempfile::tempdir().unwrap();
-        let objects = repository.checkout_folder(elsewhere.path()).unwrap();
-        let target = folder.path().join("target");
-        let clean = repository.snapshot(&objects, &target).unwrap();
-        assert_eq!(clean.commit, repository.resolve("main").unwrap().commit);
-        std::fs::write(folder.path().join("a"), "2").unwrap();
-        std::fs::create_dir(&target).unwrap();
-        for name in ["new", "ignored", "target/built"] {
-            std::fs::write(folder.path().join(name), "x").unwrap();
-        }
-        let status = || run(git(folder.path()).args(["status", "--porcelain"]), "test").unwrap();
-        let (before, count) = (status(), std::fs::read_dir(&repository.objects).unwrap().count());
-        let changed = repository.snapshot(&objects, &target).unwrap();
-        assert_eq!(
-            repository.snapshot(&objects, &target).unwrap(),
-            changed,
-            "the same content is the same commit"
-        );
-        assert_eq!(
-            (status(), std::fs::read_dir(&repository.objects).unwrap().count()),
-            (before, count)
-        );
-        assert!(
-            repository.resolve(&changed.commit).is_err(),
-            "its objects are not in the repository"
-        );
-        repository.check_out(&changed, elsewhere.path()).unwrap();
-        assert_eq!(std::fs::read_to_string(elsewhere.path().join("a")).unwrap(), "2");
-        assert!(
-            elsewhere.path().join("new").exists() && !elsewhere.path().join("ignored").exists()
-        );
-        assert!(!elsewhere.path().join("target").exists());
-        repository.check_out(&clean, elsewhere.path()).unwrap();
-        assert!(!elsewhere.path().join("new").exists());
-
-        // As in nearly every package.
-        std::fs::write(folder.path().join(".gitignore"), "/target\nignored\n").unwrap();
-        let usual = repository.snapshot(&objects, &target).unwrap();
-        repository.check_out(&usual, elsewhere.path()).unwrap();
-        assert!(elsewhere.path().join("new").exists() && !elsewhere.path().join("target").exists());
+    /// A repository with the file `a` in one commit on `main`.
+    pub fn repository() -> (tempfile::TempDir, Repository) {
+        let folder = tempfile::tempdir().unwrap();
+        at(folder.path(), &["init", "--quiet", "--initial-branch=main"]);
+        std::fs::write(folder.path().join("a"), "1").unwrap();
+        std::fs::write(folder.path().join(".gitignore"), "ignored\n").unwrap();
+        at(folder.path(), &["add", "."]);
+        at(folder.path(), &["commit", "--quiet", "-m", "first"]);
+        let repository = Repository::around(folder.path()).unwrap();
+        (folder, repository)
     }
 
     #[test]
@@ -303,5 +192,21 @@ mod tests {
             "{message}"
         );
         assert!(repository.resolve("--help").is_err());
+    }
+
+    #[test]
+    fn a_shallow_clone_says_how_to_get_what_it_lacks() {
+        let (folder, repository) = repository();
+        at(folder.path(), &["commit", "--quiet", "--allow-empty", "-m", "second"]);
+        assert!(!repository.resolve("HEAD~7").unwrap_err().to_string().contains("shallow"));
+        let clone = tempfile::tempdir().unwrap();
+        let url = format!("file://{}", folder.path().display());
+        at(clone.path(), &["clone", "--quiet", "--depth=1", &url, "."]);
+        let shallow = Repository::around(clone.path()).unwrap();
+        assert!(shallow.resolve("HEAD").is_ok());
+        let message = shallow.resolve("HEAD~1").unwrap_err().to_string();
+        for words in ["no revision `HEAD~1`", "git fetch --unshallow", "fetch-depth: 0"] {
+            assert!(message.contains(words), "{message}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Did it get slower? Two builds, their processes interleaved, decided case by case.
 //!
-//! Sides are made ready (`git`, `build`) in one folder (`folder`), each executable verifies its
+//! Sides are made ready (`checkout`, `sides`) in one folder (`folder`), each executable verifies its
 //! cases, then blocks of four fresh processes (`process`, `rounds`) run until the gate has decided
 //! every case or the budget ends (`engine`); `calibrate` does that many times where the answer is
 //! known. Deliberately absent: how to decide (`gate::paired`), how to time (`harness`), printing
@@ -9,6 +9,7 @@
 mod by_criterion;
 mod by_protocol;
 pub mod calibrate;
+mod checkout;
 mod conclusion;
 mod driver;
 mod engine;
@@ -24,6 +25,8 @@ mod rounds;
 mod seed;
 mod session;
 mod sides;
+mod snapshot;
+mod submodules;
 pub mod thresholds;
 
 use std::collections::BTreeMap;
@@ -84,6 +87,8 @@ pub struct ComparisonRequest {
     pub package: PathBuf,
     /// The target folder, which is no part of the sources.
     pub target: PathBuf,
+    /// Untracked files and folders that are no part of the work tree's side.
+    pub leave_out: Vec<PathBuf>,
     /// Where comparisons are made.
     pub folder: PathBuf,
 }

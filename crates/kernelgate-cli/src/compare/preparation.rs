@@ -9,7 +9,7 @@ use super::by_criterion::{self, NotListed};
 use super::engine::{Engine, index};
 use super::install::{Driver, InstalledBench};
 use super::session::{Bench, Prepared};
-use super::{CompareError, folder, rounds};
+use super::{CompareError, ComparisonRequest, folder, rounds};
 use crate::gate::comparison::CriterionBench;
 use crate::gate::paired::Arm;
 use kernelgate::record::{Run, TrialRequest, TrialSampling, file};
@@ -74,6 +74,9 @@ impl Engine<'_> {
                 prepared.note(verified);
             }
             self.match_cases(&mut prepared, name, &mut verified, undrivable.as_deref());
+        }
+        if let Some(note) = without_effect(self.request, &prepared) {
+            self.progress.detail(&note);
         }
         if prepared.environment.is_none() && self.broken.is_empty() {
             let undrivable =
@@ -288,6 +291,23 @@ impl Prepared {
         self.verification_ns
             .extend(rounds::timings(run).into_iter().map(|(id, timing)| (id, timing.time_ns)));
     }
+}
+
+/// Says which of our settings do nothing in the benches of Criterion alone, if there are both.
+fn without_effect(request: &ComparisonRequest, prepared: &Prepared) -> Option<String> {
+    let benches: Vec<&str> = prepared.criterion.iter().map(|it| it.bench.as_str()).collect();
+    let flag = |variable: &String| {
+        let name = variable.strip_prefix("KERNELGATE_").unwrap_or(variable);
+        format!("--{} ({variable})", name.to_lowercase())
+    };
+    let settings: Vec<String> = request.settings.keys().map(flag).collect();
+    (!benches.is_empty() && !settings.is_empty()).then(|| {
+        format!(
+            "without effect on benches that use Criterion alone ({}): {}",
+            benches.join(", "),
+            settings.join(", ")
+        )
+    })
 }
 
 /// What a process of a bench of Criterion alone costs, and what of it its source sets.

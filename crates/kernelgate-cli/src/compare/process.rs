@@ -2,25 +2,18 @@
 //! is read of it, is up to its driver (`driver`).
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use super::install::Driver;
-use crate::benches::child::{Ended, Running};
+use crate::benches::child::{Ended, Running, over_memory};
+use crate::benches::output::{Heard, Kept, drain, heard};
 use kernelgate::record::text::printable;
 use kernelgate::record::{Environment, TrialRequest};
 
 /// Lines of a failed process that are shown.
 const SHOWN_LINES: usize = 4;
-/// Bytes at the end of what a process said in which they are looked for.
-const SHOWN_BYTES: usize = 1 << 16;
-/// Bytes at the start of what a process printed that are kept.
-const MAX_PRINTED_BYTES: usize = 8 << 20;
-/// Time for the rest of what a process said to arrive once it has ended.
-const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// What every trial of a comparison has in common.
 pub struct TrialSetup<'a> {
@@ -71,8 +64,8 @@ pub fn of_package(program: &Path, package: &Path) -> Command {
 pub struct Finished {
     /// How it ended.
     pub status: ExitStatus,
-    /// The start of what it printed, where its output is piped.
-    pub printed: Vec<u8>,
+    /// What it printed, where its output is piped.
+    pub printed: Heard,
     /// The end of what it said on standard error.
     said: Vec<u8>,
 }
@@ -104,61 +97,13 @@ pub fn finish(
     let (printed, said) =
         (stdout.map(|it| drain(it, Kept::Start)), stderr.map(|it| drain(it, Kept::End)));
     let ended = setup.running.finish(timeout).map_err(|cause| format!("was lost: {cause}"))?;
-    // Not for ever: what it left behind may hold its streams open.
-    let heard = |kept: Option<Receiver<Vec<u8>>>| {
-        kept.and_then(|kept| kept.recv_timeout(LAST_WORDS).ok()).unwrap_or_default()
-    };
-    let (printed, said) = (heard(printed), heard(said));
+    let (printed, said) = (heard(printed), heard(said).kept);
     match ended {
         Ended::Exited(status) => Ok(Finished { status, printed, said }),
         Ended::TimedOut => Err(format!(
             "treated as hung: killed after {} s (--wait sets this)",
             timeout.as_secs_f64().round()
         )),
-    }
-}
-
-/// What is kept of a stream.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kept {
-    /// Its first [`MAX_PRINTED_BYTES`].
-    Start,
-    /// About its last [`SHOWN_BYTES`].
-    End,
-}
-
-/// Reads a stream to its end on a thread of its own.
-fn drain(mut stream: impl Read + Send + 'static, kept: Kept) -> Receiver<Vec<u8>> {
-    let (tell, heard) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let (mut all, mut piece) = (Vec::new(), vec![0; SHOWN_BYTES]);
-        while let Ok(count @ 1..) = stream.read(&mut piece) {
-            match kept {
-                Kept::Start => {
-                    let room = MAX_PRINTED_BYTES.saturating_sub(all.len());
-                    all.extend_from_slice(&piece[..count.min(room)]);
-                }
-                Kept::End => {
-                    all.extend_from_slice(&piece[..count]);
-                    all.drain(..all.len().saturating_sub(SHOWN_BYTES));
-                }
-            }
-        }
-        // Nobody waits any more where it was held open for too long.
-        let _ = tell.send(all);
-    });
-    heard
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn of_a_flood_the_start_or_the_end_is_kept() {
-        let flood: Vec<u8> = (0..3 * MAX_PRINTED_BYTES).map(|i| (i / 1000) as u8).collect();
-        let kept = |kept| drain(std::io::Cursor::new(flood.clone()), kept).recv().unwrap();
-        assert!(kept(Kept::Start) == flood[..MAX_PRINTED_BYTES]);
-        assert!(kept(Kept::End) == flood[flood.len() - SHOWN_BYTES..]);
+        Ended::OverMemory(limit) => Err(over_memory(limit)),
     }
 }

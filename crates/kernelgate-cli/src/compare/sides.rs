@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use super::checkout::Checkout;
 use super::folder::{self, Folder};
 use super::git::{Repository, Revision};
 use super::install::{InstalledBenches, Installing, install};
 use super::progress::ComparisonProgress;
 use super::seed::seed;
+use super::snapshot::{Taking, snapshot};
 use super::{CompareError, ComparisonRequest, SideSource};
 use crate::benches::cargo::{self, BuildError, BuildTargets, Built};
 use crate::benches::child::Running;
@@ -60,13 +62,21 @@ fn both_sides(
     let repository = needs_git.then(|| Repository::around(&request.package)).transpose()?;
     let mut revisions = Vec::new();
     for (arm, source) in both {
-        revisions.push(match (source, &repository) {
-            (SideSource::Revision(name), Some(repository)) => Some(repository.resolve(name)?),
-            (SideSource::WorkTree, Some(repository)) => {
-                let objects = repository.checkout_folder(&folder.side(arm).join("src"))?;
-                Some(repository.snapshot(&objects, &request.target)?)
+        let Some(repository) = &repository else {
+            revisions.push(None);
+            continue;
+        };
+        let checkout = || Checkout::open(repository, &folder.side(arm).join("src"));
+        revisions.push(match source {
+            SideSource::Revision(name) => Some((repository.resolve(name)?, checkout()?)),
+            SideSource::WorkTree => {
+                let checkout = checkout()?;
+                let say = |text: &str| progress.say(text);
+                let (target, leave_out) = (&request.target, &request.leave_out[..]);
+                let taking = Taking { target, leave_out, say: &say };
+                Some((snapshot(repository, &checkout, taking)?, checkout))
             }
-            _ => None,
+            SideSource::Folder(_) => None,
         });
     }
     let mut sides = Vec::new();
@@ -77,8 +87,10 @@ fn both_sides(
                 let built = twins && arm == Arm::Head;
                 from_folder(request, folder, (arm, path), (running, built))?
             }
-            (_, Some(revision), Some(repository)) => {
-                from_revision(request, folder, arm, (&revision, repository), (progress, running))?
+            (_, Some((revision, checkout)), Some(repository)) => {
+                let package = &repository.package;
+                let sources = (&revision, &checkout, package.as_path());
+                from_revision(request, folder, arm, sources, (progress, running))?
             }
             _ => return Err(CompareError::Usage("no repository".to_owned())),
         });
@@ -189,20 +201,18 @@ fn from_revision(
     request: &ComparisonRequest,
     folder: &Folder,
     arm: Arm,
-    (revision, repository): (&Revision, &Repository),
+    (revision, checkout, package): (&Revision, &Checkout, &Path),
     (progress, running): (&ComparisonProgress, &Running),
 ) -> Result<Side, CompareError> {
     let side_name = folder::name(arm);
     let label = revision.label();
-    let source = folder.side(arm).join("src");
-    repository.checkout_folder(&source)?;
-    repository.check_out(revision, &source)?;
+    let notes = checkout.check_out(revision)?;
+    notes.iter().for_each(|note| progress.say(&format!("{side_name}: {note}")));
     progress.now(&format!("building {side_name}: {label}"));
     if arm == Arm::Head && seed(&folder.side(Arm::Base), &folder.side(arm)).is_err() {
         // A full disk, say: cargo then builds the dependencies once more, or says what is wrong.
         let _ = std::fs::remove_dir_all(folder.side(arm).join("target.partial"));
     }
-    let package = &repository.package;
     let wanted =
         BuildTargets { benches: &request.benches, package: None, profile: &request.profile };
     let build = |wanted: BuildTargets<'_>| {
@@ -227,7 +237,9 @@ fn from_revision(
                     BuildError::TimedOut(_) => " (--build-wait sets this)",
                     _ => "",
                 };
-                CompareError::Usage(format!("{side_name} {label} {why}{flag}"))
+                // What is missing may be why.
+                let notes: String = notes.iter().map(|note| format!("\n{note}")).collect();
+                CompareError::Usage(format!("{side_name} {label} {why}{flag}{notes}"))
             })
         })
     };
@@ -250,7 +262,7 @@ fn from_revision(
         built.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
     let how = installing(request, true, running);
     let executables = install(&folder.side(arm), &built, &format!("{side_name} {label}"), how)?;
-    let package = folder.slot().join("src").join(&repository.package);
+    let package = folder.slot().join("src").join(package);
     Ok(Side { label, commit: revision.commit.clone(), package, packages, executables })
 }
 

@@ -3,9 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::interval::{Ratio, SideTimes, SingleRun, SpreadSource};
+use super::shards;
 use super::single_run::CalibratedSpreads;
 use super::{Doubt, GateReport, Judged, Policy, Refusal, Verdict};
-use kernelgate::record::{Baseline, BaselineRun, CaseRecord, Provenance, Run, Samples};
+use kernelgate::record::{
+    Baseline, BaselineCase, BaselineRun, CaseRecord, CaseRun, EarlierRuns, Provenance, Run,
+};
 
 /// A case as several process runs measured it.
 type Measured<'a> = [(&'a Run, &'a CaseRecord)];
@@ -74,14 +77,39 @@ pub fn compare(
         skipped: missing().filter_map(|id| Some((id.clone(), (*skips.get(id)?).clone()))).collect(),
         failed,
         interrupted: runs.iter().filter(|run| !run.complete).map(|run| run.bench.clone()).collect(),
+        missing_shards: shards::missing(runs),
         own: runs.iter().filter(|run| baseline.has(run)).map(Run::key).collect(),
     }
+}
+
+/// What judging takes of each case of a baseline, whatever is judged: the range of its runs with
+/// and without contention and a single run's allowance, and whether its times are too long.
+pub fn figures(baseline: &Baseline) -> BTreeMap<&str, Figures> {
+    let of = |case: &BaselineCase| {
+        let times = |single, contended| SideTimes::of(case.runs.values(), single, contended);
+        Figures {
+            times: [times(0.0, true), times(0.0, false), times(1.0, true)],
+            earlier: case.earlier.as_ref().map(EarlierRuns::spread),
+            throttled: case.runs.values().any(|run| run.throttled > 0),
+            host_bound: case.runs.values().any(|run| run.host_bound),
+        }
+    };
+    baseline.cases.iter().map(|(id, case)| (id.as_str(), of(case))).collect()
+}
+
+/// The same, of a case.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Figures {
+    times: [SideTimes; 3],
+    earlier: Option<f64>,
+    throttled: bool,
+    host_bound: bool,
 }
 
 /// The baseline's runs that judged cases rest on.
 fn used<'a>(baseline: &'a Baseline, judged: &[Judged]) -> impl Iterator<Item = &'a BaselineRun> {
     let keys: BTreeSet<&String> =
-        judged.iter().flat_map(|judged| baseline.cases[&judged.case].samples.keys()).collect();
+        judged.iter().flat_map(|judged| baseline.cases[&judged.case].runs.keys()).collect();
     keys.into_iter().map(|key| &baseline.runs[key])
 }
 
@@ -110,10 +138,10 @@ fn judge(
     // Contention on the host changes the times of its own cores only.
     let contended = head.iter().all(|(run, _)| run.environment.on_host());
     let same = |run: &Run| {
-        base.samples.keys().all(|key| run.environment.same_device(&baseline.runs[key].environment))
+        base.runs.keys().all(|key| run.environment.same_device(&baseline.runs[key].environment))
     };
     let same_device = head.iter().all(|(run, _)| same(run));
-    let mut base_runs = base.samples.keys().map(|key| &baseline.runs[key]);
+    let mut base_runs = base.runs.keys().map(|key| &baseline.runs[key]);
     let base_single = match (base_runs.next(), base_runs.next()) {
         (Some(only), None) => Some(spreads.of_base(id, base, &only.environment, policy.single_run)),
         _ => None,
@@ -124,18 +152,18 @@ fn judge(
     };
     let half_width =
         |single: Option<SingleRun>| single.map_or(policy.single_run, |single| single.relative);
-    let base_side = SideTimes::of(base.samples.values(), half_width(base_single), contended);
-    let head_samples = head.iter().map(|(_, case)| &case.samples);
-    let head_side = SideTimes::of(head_samples, half_width(head_single), contended);
+    let head_runs: Vec<CaseRun> = head.iter().map(|(_, case)| CaseRun::of(&case.samples)).collect();
+    let base_side = SideTimes::of(base.runs.values(), half_width(base_single), contended);
+    let head_side = SideTimes::of(&head_runs, half_width(head_single), contended);
     let ratio = Ratio::of(&head_side, &base_side);
     let threshold = policy.relative_on(same_device).max(policy.absolute_ns / base_side.center_ns);
     let (verdict, reason) = verdict(&ratio, threshold, base_single, policy);
-    let head_samples: Vec<&Samples> = head.iter().map(|(_, case)| &case.samples).collect();
-    let base_samples: Vec<&Samples> = base.samples.values().collect();
-    let (verdict, reason) = match too_long(verdict, &base_samples, &head_samples) {
-        Some(doubt) => (Verdict::Inconclusive, Some(doubt)),
-        None => (verdict, reason),
-    };
+    let base_runs: Vec<&CaseRun> = base.runs.values().collect();
+    let (verdict, reason) =
+        match too_long(verdict, &base_runs, &head_runs.iter().collect::<Vec<_>>()) {
+            Some(doubt) => (Verdict::Inconclusive, Some(doubt)),
+            None => (verdict, reason),
+        };
     Judged {
         case: id.to_owned(),
         verdict,
@@ -159,14 +187,14 @@ fn judge(
 
 /// Why a verdict does not stand on times that are longer than the code's: a slow-down on those of
 /// the head, and no slow-down on those of the baseline.
-fn too_long(verdict: Verdict, base: &[&Samples], head: &[&Samples]) -> Option<Doubt> {
+fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Doubt> {
     let (suspect, other) = match verdict {
         Verdict::Regressed => (head, base),
         Verdict::Improved | Verdict::Unchanged => (base, head),
         Verdict::Inconclusive => return None,
     };
-    let host_bound = |side: &[&Samples]| side.iter().any(|samples| samples.host_bound);
-    if suspect.iter().any(|samples| samples.throttled > 0) {
+    let host_bound = |side: &[&CaseRun]| side.iter().any(|run| run.host_bound);
+    if suspect.iter().any(|run| run.throttled > 0) {
         return Some(Doubt::Throttled);
     }
     (host_bound(suspect) && !host_bound(other)).then_some(Doubt::HostBound)

@@ -4,8 +4,8 @@
 
 use serde::Serialize;
 
-use kernelgate::record::Samples;
-use kernelgate::stats::{Spread, median};
+use kernelgate::record::CaseRun;
+use kernelgate::stats::median;
 
 /// Relative half-width that a single run is given.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -55,23 +55,20 @@ impl SideTimes {
     /// lower end is that of a run which would have been shorter by (1 - c) without it. Equal
     /// shares on both sides do not cancel: the same load slows one run more than the next.
     ///
-    /// `runs` has at least one entry, and each at least one sample.
+    /// `runs` has at least one entry.
     pub fn of<'a>(
-        runs: impl IntoIterator<Item = &'a Samples>,
+        runs: impl IntoIterator<Item = &'a CaseRun>,
         single_run: f64,
         contended: bool,
     ) -> Self {
-        let runs: Vec<&Samples> = runs.into_iter().collect();
-        let spreads: Vec<Spread> =
-            runs.iter().map(|samples| Spread::of(&samples.per_launch_ns())).collect();
+        let runs: Vec<&CaseRun> = runs.into_iter().collect();
         let shares: Vec<f64> = runs
             .iter()
-            .map(|samples| samples.contention.filter(|_| contended).unwrap_or(0.0).clamp(0.0, 0.95))
+            .map(|run| run.contention.filter(|_| contended).unwrap_or(0.0).clamp(0.0, 0.95))
             .collect();
-        let medians: Vec<f64> = spreads.iter().map(|spread| spread.median).collect();
+        let medians: Vec<f64> = runs.iter().map(|run| run.median_ns).collect();
         let center_ns = median(&medians);
-        let half_width =
-            if let [only] = spreads[..] { single_run.max(only.relative()) } else { 0.0 };
+        let half_width = if let [only] = runs[..] { single_run.max(only.spread) } else { 0.0 };
         let highest = medians.iter().copied().fold(0.0, f64::max);
         let lowest = medians.iter().copied().fold(f64::INFINITY, f64::min);
         let lows = medians
@@ -114,13 +111,14 @@ impl Ratio {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernelgate::record::Samples;
 
-    fn run(times: &[f64]) -> Samples {
-        Samples {
+    fn run(times: &[f64]) -> CaseRun {
+        CaseRun::of(&Samples {
             launches: vec![2; times.len()],
             elapsed_ns: times.iter().map(|time| 2.0 * time).collect(),
             ..Samples::default()
-        }
+        })
     }
 
     #[test]
@@ -144,7 +142,7 @@ mod tests {
     fn load_from_others_stretches_the_interval_downwards() {
         let side = |contended| {
             SideTimes::of(
-                [&Samples { contention: Some(0.2), ..run(&[100.0]) }, &run(&[110.0])],
+                [&CaseRun { contention: Some(0.2), ..run(&[100.0]) }, &run(&[110.0])],
                 0.1,
                 contended,
             )

@@ -10,6 +10,7 @@ pub mod comparison;
 pub mod interval;
 pub mod paired;
 pub mod resources;
+pub mod shards;
 pub mod single_run;
 
 use std::collections::BTreeMap;
@@ -215,6 +216,8 @@ pub struct GateReport {
     pub failed: BTreeMap<String, String>,
     /// Bench processes that did not get to their end.
     pub interrupted: Vec<String>,
+    /// Shards that the others lack.
+    pub missing_shards: Vec<String>,
     /// Process runs that are on both sides: these were compared with themselves.
     pub own: Vec<String>,
 }
@@ -229,6 +232,7 @@ impl GateReport {
             Exit::Regression
         } else if any(Verdict::Inconclusive)
             || !self.interrupted.is_empty()
+            || !self.missing_shards.is_empty()
             || !self.skipped.is_empty()
             || self.judged.is_empty()
         {

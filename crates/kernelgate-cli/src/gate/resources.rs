@@ -77,13 +77,29 @@ pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
             }),
         }
     }
+    let told = |kernel: &str, what: String, worse: bool| ResourceChange {
+        kernel: kernel.to_owned(),
+        what,
+        worse,
+    };
     let gone = base.kernels.keys().filter(|name| !head.kernels.contains_key(*name));
-    outcome.changes.extend(gone.map(|name| ResourceChange {
-        kernel: name.clone(),
-        what: "gone".to_owned(),
-        worse: false,
-    }));
+    // A kernel that the architecture ran and runs no more shows with its build, below.
+    let gone = gone.filter(|name| !head.left_out.contains_key(build_of(name)));
+    outcome.changes.extend(gone.map(|name| told(name, "gone".to_owned(), false)));
+    for (build, lack) in &head.left_out {
+        let ran = base.kernels.keys().any(|name| build_of(name) == build);
+        if ran {
+            outcome.changes.push(told(build, format!("ran here, now {lack}"), true));
+        } else if base.left_out.get(build) != Some(lack) {
+            outcome.changes.push(told(build, format!("does not run here: {lack}"), false));
+        }
+    }
     outcome
+}
+
+/// The build that a kernel's name begins with.
+fn build_of(kernel: &str) -> &str {
+    kernel.split(": ").next().unwrap_or(kernel)
 }
 
 fn changes(name: &str, base: &KernelResources, head: &KernelResources) -> Vec<ResourceChange> {
@@ -134,6 +150,8 @@ fn changes(name: &str, base: &KernelResources, head: &KernelResources) -> Vec<Re
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use kernelgate_cuda::compiler::cubin::KernelFacts;
 
@@ -155,6 +173,7 @@ mod tests {
             arch: "sm_90a".to_owned(),
             compiler: "13.0".to_owned(),
             kernels: [("k".to_owned(), kernel)].into(),
+            left_out: BTreeMap::new(),
         }
     }
 
@@ -193,5 +212,28 @@ mod tests {
         let told: Vec<_> = outcome.changes.iter().map(|change| change.what.as_str()).collect();
         assert_eq!(told, ["new: 64 registers, 0 spill bytes", "gone"]);
         assert_eq!(outcome.exit(), Exit::Fine);
+    }
+    #[test]
+    fn a_build_that_the_architecture_ran_and_runs_no_more_fails() {
+        let (base, mut head) = (resources(|_| {}), resources(|_| {}));
+        let kernel = head.kernels.remove("k").unwrap();
+        head.left_out.insert("k".to_owned(), "needs sm_90a".to_owned());
+        let outcome = compare(&base, &head);
+        let told = |outcome: &ResourcesOutcome| {
+            outcome.changes.iter().map(|change| change.what.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (told(&outcome), outcome.exit()),
+            (vec!["ran here, now needs sm_90a".to_owned()], Exit::Regression)
+        );
+        // The same of a kernel that is named by its file and its symbol.
+        let mut base = resources(|_| {});
+        base.kernels = [("k: k_finish".to_owned(), kernel)].into();
+        assert_eq!(compare(&base, &head).exit(), Exit::Regression);
+        // What never ran there is told once, when it is new.
+        base.kernels.clear();
+        assert_eq!(told(&compare(&base, &head)), ["does not run here: needs sm_90a"]);
+        base.left_out = head.left_out.clone();
+        assert_eq!(told(&compare(&base, &head)), [""; 0]);
     }
 }

@@ -261,8 +261,8 @@ fn a_baseline_keeps_what_a_later_run_did_not_measure() {
     let mut baseline = baseline(&run("1", &[("a", 1e6), ("b", 1e6)]));
     baseline.merge(&run("2", &[("b", 2e6)]));
     assert_eq!(baseline.cases.len(), 2);
-    assert_eq!(baseline.cases["a"].samples.keys().collect::<Vec<_>>(), ["1/b"]);
-    assert_eq!(baseline.cases["b"].samples.keys().collect::<Vec<_>>(), ["2/b"]);
+    assert_eq!(baseline.cases["a"].runs.keys().collect::<Vec<_>>(), ["1/b"]);
+    assert_eq!(baseline.cases["b"].runs.keys().collect::<Vec<_>>(), ["2/b"]);
     assert_eq!(baseline.runs.len(), 2);
     baseline.merge(&run("3", &[("a", 1e6), ("b", 1e6)]));
     assert_eq!(baseline.runs.keys().collect::<Vec<_>>(), ["3/b"]);
@@ -305,7 +305,7 @@ fn five_runs() -> Baseline {
 #[test]
 fn a_run_that_replaces_several_is_given_how_they_differed() {
     let mut base = five_runs();
-    assert_eq!(base.cases["a"].samples.len(), 5, "runs of one build add");
+    assert_eq!(base.cases["a"].runs.len(), 5, "runs of one build add");
     let at = |base: &Baseline, time: f64| {
         let head = of_commit("cccc", run("h", &[("a", time)]));
         let judged = compare(base, &[head], Policy::default()).judged.remove(0);
@@ -314,7 +314,7 @@ fn a_run_that_replaces_several_is_given_how_they_differed() {
     // 1.05 x 1.01 / 0.9: as with the five.
     assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, None));
     base.merge(&of_commit("bbbb", run("6", &[("a", 1e6)])));
-    assert_eq!(base.cases["a"].samples.len(), 1, "no case mixes commits");
+    assert_eq!(base.cases["a"].runs.len(), 1, "no case mixes commits");
     let earlier = Some(SpreadSource::EarlierRuns);
     assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, earlier));
     assert_eq!(at(&base, 1.17e6), (Verdict::Inconclusive, earlier));

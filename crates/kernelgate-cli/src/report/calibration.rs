@@ -11,9 +11,10 @@ use crate::gate::calibration::{Calibration, Recommended, summarise};
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 
-/// For a terminal.
-pub fn text(calibration: &Calibration) -> String {
-    written(calibration, "", &Table::text, &|text| printable(text).into_owned())
+/// For a terminal, of so many columns where it has a width.
+pub fn text(calibration: &Calibration, columns: Option<usize>) -> String {
+    let table = |table: &Table| table.text_within(columns);
+    written(calibration, "", &table, &|text| printable(text).into_owned())
 }
 
 /// For a page.

@@ -25,8 +25,8 @@ const SHOWN: usize = 20;
 const CHANGE: &str = "change: the median over pairs of processes that ran one after the other, not \
                       of the two times; a block is four processes, two pairs";
 
-/// For a terminal.
-pub fn text(comparison: &Comparison) -> String {
+/// For a terminal, of so many columns where it has a width.
+pub fn text(comparison: &Comparison, columns: Option<usize>) -> String {
     let mut out = same_file(comparison).map(|line| format!("{line}\n")).unwrap_or_default();
     let (base, head, device) = (&comparison.base, &comparison.head, &comparison.device);
     let _ = writeln!(out, "base {base}, head {head}, on {device}");
@@ -34,7 +34,8 @@ pub fn text(comparison: &Comparison) -> String {
         let _ = writeln!(
             out,
             "\n{}",
-            summary::table(comparison.judged.iter().map(row), ["base", "head"], "pairs").text()
+            summary::table(comparison.judged.iter().map(row), ["base", "head"], "pairs")
+                .text_within(columns)
         );
         let _ = writeln!(out, "{READING}\n{CHANGE}");
     }

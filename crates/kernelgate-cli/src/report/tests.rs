@@ -174,6 +174,7 @@ fn gated() -> GateReport {
         skipped: BTreeMap::new(),
         failed: BTreeMap::new(),
         interrupted: vec!["other".to_owned()],
+        missing_shards: vec![],
         own: vec![],
     }
 }
@@ -182,7 +183,7 @@ fn gated() -> GateReport {
 fn a_comparison() {
     let compared = compared();
     let summary = comparison::summary(&compared, "kernelgate compare --base main --budget 600s");
-    insta::assert_snapshot!("comparison.txt", comparison::text(&compared));
+    insta::assert_snapshot!("comparison.txt", comparison::text(&compared, None));
     insta::assert_snapshot!("comparison.md", comment::markdown(&summary));
     insta::assert_snapshot!("comparison.xml", junit::xml(&summary));
     let metrics = metrics::of_comparison(&compared);
@@ -200,7 +201,7 @@ fn a_comparison() {
 fn a_gate() {
     let gated = gated();
     let summary = verdicts::summary(&gated, "kernelgate gate --baseline main --last 3");
-    insta::assert_snapshot!("gate.txt", verdicts::text(&gated));
+    insta::assert_snapshot!("gate.txt", verdicts::text(&gated, None));
     insta::assert_snapshot!("gate.md", comment::markdown(&summary));
     insta::assert_snapshot!("gate.xml", junit::xml(&summary));
 }

@@ -12,14 +12,15 @@ use kernelgate::record::text::printable;
 const READING: &str =
     "interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged";
 
-/// For a terminal.
-pub fn text(report: &GateReport) -> String {
+/// For a terminal, of so many columns where it has a width.
+pub fn text(report: &GateReport, columns: Option<usize>) -> String {
     let mut out = format!("{}, on {}\n", base(report), report.device);
     if !report.judged.is_empty() {
         let _ = writeln!(
             out,
             "\n{}",
-            summary::table(report.judged.iter().map(row), ["baseline", "now"], "runs").text()
+            summary::table(report.judged.iter().map(row), ["baseline", "now"], "runs")
+                .text_within(columns)
         );
         let _ = writeln!(out, "{READING}");
     }
@@ -51,6 +52,9 @@ pub fn summary(report: &GateReport, reproduce: &str) -> VerdictSummary {
         )
     };
     others.extend(report.interrupted.iter().map(interrupted));
+    let missing =
+        |shard: &String| Unjudged::new(&format!("bench {shard}"), UnjudgedKind::Failed, "missing");
+    others.extend(report.missing_shards.iter().map(missing));
     let skipped = |(case, reason): (&String, &String)| {
         Unjudged::new(case, UnjudgedKind::Skipped, format!("skipped, in the baseline: {reason}"))
     };
@@ -146,8 +150,9 @@ pub fn headline(report: &GateReport) -> String {
         format!(", {} failed", report.failed.len())
     };
     let interrupted = if report.interrupted.is_empty() { "" } else { "; the run was interrupted" };
+    let missing = if report.missing_shards.is_empty() { "" } else { "; shards are missing" };
     let (of, threshold) = (report.judged.len(), 100.0 * relative(report));
-    format!("{counts}{failed} of {of} (threshold {threshold:.0}%){interrupted}")
+    format!("{counts}{failed} of {of} (threshold {threshold:.0}%){interrupted}{missing}")
 }
 
 /// The relative threshold; the wider one as soon as any device differs.
@@ -173,6 +178,8 @@ fn notes(report: &GateReport) -> Vec<String> {
             .iter()
             .map(|bench| format!("interrupted: bench `{bench}` did not get to its end")),
     );
+    let missing = |shard: &String| format!("missing: {shard}, whose cases are not judged");
+    lines.extend(report.missing_shards.iter().map(missing));
     lines.extend(
         report
             .skipped

@@ -14,14 +14,15 @@ use super::sessions::Sessions;
 use super::settings::Settings;
 use crate::benches::ask::{self, Asking};
 use crate::benches::find;
+use crate::gate::shards;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
 use kernelgate::protocol::{Action, ResponseBody};
 use kernelgate::record::environment::Mismatch;
 use kernelgate::record::store::check_name;
-use kernelgate::record::{Baseline, Environment, Run, Store, file};
-use kernelgate::stats::{Spread, median};
+use kernelgate::record::{Baseline, CaseRun, Environment, Run, Store, file};
+use kernelgate::stats::median;
 
 /// A bench that does not say what it runs on by then is treated as hung.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
@@ -80,7 +81,10 @@ pub enum BaselineVerb {
         /// The file
         file: PathBuf,
     },
-    /// Copy a baseline to a file, as JSON or as a CSV of every sample
+    /// Write baselines of older versions as they are written now, without raw samples, and check
+    /// that nothing that the gate uses changes
+    Migrate(super::migrate::Arguments),
+    /// Copy a baseline to a file, as JSON or as a CSV with a line a case and run
     Export {
         /// Its name
         name: String,
@@ -97,6 +101,7 @@ pub fn run(verb: &BaselineVerb, store: &Store) -> anyhow::Result<Exit> {
         BaselineVerb::Save(arguments) => super::save::run(arguments, store),
         BaselineVerb::Find { name, settings, benches } => find(store, name, settings, benches),
         BaselineVerb::Seal { file } => seal(file),
+        BaselineVerb::Migrate(arguments) => super::migrate::run(arguments, store),
         BaselineVerb::List { format } => list(store, *format),
         BaselineVerb::Show { name, device, format } => {
             show(&read(store, device.as_deref(), name)?, *format)
@@ -160,6 +165,13 @@ fn find(
 }
 
 fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
+    if let Some(why) = shards::differing(runs) {
+        println!("refused: {}", printable(&why));
+        return Ok(Exit::Refused);
+    }
+    for missing in shards::missing(runs) {
+        eprintln!("warning: {missing} is missing: the baseline gets the cases of the others");
+    }
     let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
     let path = store.baseline_path(&device, name)?;
     let _lock = locked(&path)?;
@@ -176,6 +188,13 @@ fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
             run.cases.len()
         );
     }
+    for run in runs.iter().filter(|run| run.stated_commit) {
+        eprintln!(
+            "the commit {} of the run {} is as KERNELGATE_COMMIT stated it",
+            run.provenance.short(),
+            run.key()
+        );
+    }
     for run in runs.iter().filter(|run| !run.cases.is_empty()) {
         if let Err(differing) = baseline.add(run) {
             for Mismatch { field, base, head } in differing {
@@ -188,7 +207,7 @@ fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
         }
     }
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let most = baseline.cases.values().map(|case| case.samples.len()).max().unwrap_or_default();
+    let most = baseline.cases.values().map(|case| case.runs.len()).max().unwrap_or_default();
     println!("{} cases, up to {most} runs each, in {}", baseline.cases.len(), path.display());
     Ok(Exit::Fine)
 }
@@ -254,10 +273,7 @@ fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
                 store.baselines.display()
             );
         } else {
-            println!(
-                "{}",
-                if format == OutputFormat::Markdown { table.markdown() } else { table.text() }
-            );
+            println!("{}", format.table(&table));
         }
         listed
             .iter()
@@ -274,30 +290,26 @@ fn show(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
     }
     for (key, run) in &baseline.runs {
         println!(
-            "run {key}: {}, {}, {} threads, {}",
+            "run {key}: {}, {}, {} threads, {}{}",
             run.started,
             run.environment.device_name,
             run.environment.threads,
-            run.provenance.short()
+            run.provenance.short(),
+            if run.stated_commit { " (as stated)" } else { "" }
         );
     }
     let mut table = Table::new(&["case", "time", "spread", "runs"]);
     for (id, case) in &baseline.cases {
-        let spreads: Vec<Spread> =
-            case.samples.values().map(|samples| Spread::of(&samples.per_launch_ns())).collect();
-        let medians: Vec<f64> = spreads.iter().map(|spread| spread.median).collect();
-        let relative: Vec<f64> = spreads.iter().map(Spread::relative).collect();
+        let medians: Vec<f64> = case.runs.values().map(|run| run.median_ns).collect();
+        let relative: Vec<f64> = case.runs.values().map(|run| run.spread).collect();
         table.row(vec![
             id.clone(),
             time(median(&medians)),
             format!("±{:.1}%", 100.0 * median(&relative)),
-            spreads.len().to_string(),
+            case.runs.len().to_string(),
         ]);
     }
-    println!(
-        "\n{}",
-        if format == OutputFormat::Markdown { table.markdown() } else { table.text() }
-    );
+    println!("\n{}", format.table(&table));
     Ok(Exit::Fine)
 }
 
@@ -362,17 +374,13 @@ fn cell(text: &str) -> String {
     }
 }
 
-/// One line a sample.
+/// One line a case and run.
 fn csv(baseline: &Baseline) -> String {
-    let mut text = "case,run,sample,launches,elapsed_ns\n".to_owned();
+    let mut text = "case,run,samples,launches,median_ns,spread\n".to_owned();
     for (id, case) in &baseline.cases {
-        for (run, samples) in &case.samples {
+        for (run, CaseRun { samples, total_launches, median_ns, spread, .. }) in &case.runs {
             let (id, run) = (cell(id), cell(run));
-            for (i, (launches, elapsed_ns)) in
-                samples.launches.iter().zip(&samples.elapsed_ns).enumerate()
-            {
-                text.push_str(&format!("{id},{run},{i},{launches},{elapsed_ns}\n"));
-            }
+            text.push_str(&format!("{id},{run},{samples},{total_launches},{median_ns},{spread}\n"));
         }
     }
     text

@@ -16,6 +16,7 @@ use crate::compare::{CompareError, ComparisonRequest, SideSource, Thresholds};
 use crate::gate::calibration::{Calibration, CalibrationSummary, recommend, summarise};
 use crate::gate::paired::TestPlan;
 use crate::report::calibration;
+use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
 use kernelgate::record::{Store, file};
@@ -125,6 +126,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         profile: arguments.profile.clone(),
         resume: false,
         package: store.root.clone(),
+        leave_out: Vec::new(),
         target: kept.parent().map(PathBuf::from).unwrap_or_default(),
         folder,
     };
@@ -236,7 +238,7 @@ fn merge(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 
 fn print(arguments: &Arguments, calibration: &Calibration, at: &Path) -> anyhow::Result<()> {
     match arguments.format {
-        OutputFormat::Text => println!("{}", calibration::text(calibration)),
+        OutputFormat::Text => terminal::print(&calibration::text(calibration, terminal::columns())),
         OutputFormat::Markdown => println!("{}", calibration::markdown(calibration)),
         OutputFormat::Json => print_json(&CalibrationReport {
             calibration: at,

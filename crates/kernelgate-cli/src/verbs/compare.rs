@@ -5,12 +5,15 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context as _;
+
 use super::output::{arguments_of_process, command_line};
 use super::settings::{Settings, ThresholdFlags, Timeouts};
 use super::verdict::VerdictOutput;
 use crate::compare::progress::parse_duration;
 use crate::compare::{self, CompareError, ComparisonRequest, SideSource, Thresholds};
 use crate::report::{comparison, metrics};
+use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
 use kernelgate::record::Store;
@@ -31,6 +34,10 @@ pub struct Arguments {
     /// Folder with the bench executables of the head, in place of a build
     #[arg(long, value_name = "DIR", conflicts_with = "head")]
     head_dir: Option<PathBuf>,
+    /// Untracked file or folder that is no part of the working tree's side (repeatable); what
+    /// .gitignore names never is
+    #[arg(long, value_name = "PATH")]
+    leave_out: Vec<PathBuf>,
     /// Only this bench binary (repeatable)
     #[arg(long, value_name = "NAME")]
     bench: Vec<String>,
@@ -55,6 +62,12 @@ pub struct Arguments {
     settings: Settings,
     #[command(flatten)]
     output: VerdictOutput,
+}
+
+/// Paths as they are from here; git runs elsewhere.
+fn absolute(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let here = std::env::current_dir().context("failed to tell the working folder")?;
+    Ok(paths.iter().map(|path| here.join(path)).collect())
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
@@ -86,6 +99,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         profile: arguments.profile.clone(),
         resume: arguments.resume,
         package: store.root.clone(),
+        leave_out: absolute(&arguments.leave_out)?,
         target: kept.parent().map(PathBuf::from).unwrap_or_default(),
         folder: kept.join("compare"),
     };
@@ -101,7 +115,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let again = command_line(arguments_of_process(), &["--format", "--out"], &["--resume"]);
     let summary = comparison::summary(&outcome, &again);
     arguments.output.tell(
-        &comparison::text(&outcome),
+        &comparison::text(&outcome, terminal::columns()),
         &summary,
         &outcome,
         &metrics::of_comparison(&outcome),

@@ -6,12 +6,14 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::output::{OutputFormat, print_json};
-use kernelgate::display;
+use kernelgate::display::{self, terminal};
 use kernelgate::exit::Exit;
 use kernelgate::record::environment::available_memory;
 use kernelgate::record::{Environment, Store};
+use kernelgate_cuda::compiler::cache;
 use kernelgate_cuda::driver::device::{self, Device};
-use kernelgate_cuda::library::{self, Library, LibraryLocation};
+use kernelgate_cuda::libraries::cudnn;
+use kernelgate_cuda::library::{self, Library, LoadedLibrary, OLDEST_DRIVER};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -34,9 +36,13 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         OutputFormat::Json => print_json(&checks)?,
         OutputFormat::Text => {
             for check in &checks {
-                println!("{:<10} {}", check.what, check.finding);
+                let line = |text: String, indent| match terminal::columns() {
+                    Some(columns) => println!("{}", terminal::wrapped(&text, indent, columns)),
+                    None => println!("{text}"),
+                };
+                line(format!("{:<10} {}", check.what, check.finding), 11);
                 if let Some(advice) = &check.advice {
-                    println!("{:<10} -> {advice}", "");
+                    line(format!("{:<10} -> {advice}", ""), 14);
                 }
             }
         }
@@ -99,7 +105,11 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
         folder("baselines", &store.baselines),
         folder("runs", &store.runs),
     ];
-    checks.extend(Library::ALL.map(library));
+    checks.extend(Library::ALL.into_iter().flat_map(library));
+    checks.extend(library::ignored_settings().into_iter().map(|setting| {
+        check("setting", setting, Some("name folders from the root on, in variables too"))
+    }));
+    checks.extend(compiled_kernels());
     checks.extend(gpus());
     checks.push(tool("nsys", "timelines (Nsight Systems)"));
     checks.push(tool("ncu", "counters of a kernel (Nsight Compute)"));
@@ -107,18 +117,53 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
     checks
 }
 
-/// Where a library was found, or how to get it.
-fn library(library: Library) -> Check {
-    let (finding, advice) = match library::load(library) {
-        Some(LibraryLocation::Loader(name)) => {
-            (format!("{}: {name}, on the loader's path", library.name()), None)
-        }
-        Some(LibraryLocation::File(path)) => {
-            (format!("{}: {}", library.name(), path.display()), None)
-        }
-        None => (format!("{} is missing", library.name()), Some(library.advice().to_owned())),
+/// Where a library was found and whether it fits the driver, or how to get it; and which others were
+/// found and are not used.
+fn library(library: Library) -> Vec<Check> {
+    let check = |finding, advice| Check { what: "library", finding, advice };
+    let shown = |loaded: &LoadedLibrary| {
+        let version = loaded.version.as_ref().map(|version| format!(" {version}"));
+        format!("{}{}", library.name(), version.unwrap_or_default())
     };
-    Check { what: "library", finding, advice }
+    let Some(loaded) = library::load(library) else {
+        return vec![check(format!("{} is missing", library.name()), Some(library.advice()))];
+    };
+    let finding = format!("{}: {}", shown(loaded), loaded.file.display());
+    let others = library::passed_over(library).into_iter().map(|other| {
+        check(format!("{} is not used: {}", shown(&other), other.file.display()), None)
+    });
+    std::iter::once(check(finding, unfit(library))).chain(others).collect()
+}
+
+/// What keeps a library that was found from being of use.
+fn unfit(library: Library) -> Option<String> {
+    let driver = library::driver_cuda()?;
+    match library {
+        Library::Driver if driver < OLDEST_DRIVER => Some(format!(
+            "CUDA {OLDEST_DRIVER} is needed: update the driver; until then no case runs on a GPU"
+        )),
+        Library::Nvrtc => library::nvrtc().filter(|nvrtc| !nvrtc.fits).map(|_| {
+            format!(
+                "the driver (CUDA {driver}) does not take what it generates, so no case runs on a \
+                 GPU; `kernelgate resources` works: {}",
+                device::older_nvrtc(driver)
+            )
+        }),
+        Library::Cudnn => cudnn::api::version().err().map(|refusal| refusal.0),
+        _ => None,
+    }
+}
+
+/// Where compiled kernels are kept, and whether they are.
+fn compiled_kernels() -> Option<Check> {
+    let (folder, used) = cache::place()?;
+    let advice = "others can write to it, or it is not yours: kernels are compiled in every \
+                  process; remove it, or name another folder in KERNELGATE_CACHE";
+    Some(Check {
+        what: "kernels",
+        finding: folder.display().to_string(),
+        advice: (!used).then(|| advice.to_owned()),
+    })
 }
 
 /// What the GPUs are, or why there is none.
@@ -142,10 +187,11 @@ fn gpus() -> Vec<Check> {
                 );
                 check(
                     format!(
-                        "{ordinal}: {}, {}, CUDA {}.{}, {} multiprocessors up to {} MHz, L2 {}, \
+                        "{ordinal}: {}, {}{}, CUDA {}.{}, {} multiprocessors up to {} MHz, L2 {}, \
                          {memory}, {}",
                         facts.name,
                         facts.arch,
+                        if facts.code == facts.arch { "" } else { " by PTX" },
                         facts.driver_cuda / 1000,
                         facts.driver_cuda % 1000 / 10,
                         facts.multiprocessors,
@@ -153,7 +199,7 @@ fn gpus() -> Vec<Check> {
                         display::bytes(facts.l2_bytes),
                         facts.uuid
                     ),
-                    None,
+                    lost_rows(&facts.arch),
                 )
             }
             Err(error) => {
@@ -161,6 +207,16 @@ fn gpus() -> Vec<Check> {
             }
         })
         .collect()
+}
+
+/// How to see which rows an architecture does not run; every one has a card that runs it.
+fn lost_rows(arch: &str) -> Option<String> {
+    (arch != "sm_90a").then(|| {
+        format!(
+            "rows that need another architecture or more shared memory are skipped: `kernelgate \
+             resources --arch {arch}` lists their kernels"
+        )
+    })
 }
 
 /// A profiler of NVIDIA's, which nothing here needs.

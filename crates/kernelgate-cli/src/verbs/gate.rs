@@ -5,10 +5,12 @@ use super::verdict::VerdictOutput;
 use crate::benches::package;
 use crate::gate::calibration::Calibration;
 use crate::gate::single_run::CalibratedSpreads;
-use crate::gate::{GateReport, Policy, Staleness, compare};
+use crate::gate::{GateReport, Policy, Staleness, compare, shards};
 use crate::report::{metrics, verdicts};
+use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::record::store::StoreError;
+use kernelgate::record::text::printable;
 use kernelgate::record::{Baseline, Run, Store, file};
 
 #[derive(Debug, clap::Args)]
@@ -43,6 +45,10 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     kernelgate::record::store::check_name(&arguments.baseline)?;
     let runs = arguments.sessions.read(store)?;
+    if let Some(why) = shards::differing(&runs) {
+        println!("refused: {}", printable(&why));
+        return Ok(Exit::Refused);
+    }
     let policy = Policy {
         relative: arguments.relative,
         absolute_ns: arguments.absolute,
@@ -56,7 +62,12 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         arguments.baseline
     );
     let summary = verdicts::summary(&report, &again);
-    arguments.output.tell(&verdicts::text(&report), &summary, &report, &metrics::of_runs(&runs))?;
+    arguments.output.tell(
+        &verdicts::text(&report, terminal::columns()),
+        &summary,
+        &report,
+        &metrics::of_runs(&runs),
+    )?;
     Ok(report.exit())
 }
 
@@ -109,7 +120,7 @@ fn hold(store: &Store, name: &str, runs: &[Run], policy: Policy) -> Result<GateR
 
 /// Of the oldest run that a judged case rests on.
 fn staleness(store: &Store, baseline: &Baseline, report: &GateReport) -> Option<Staleness> {
-    let used = report.judged.iter().flat_map(|judged| baseline.cases[&judged.case].samples.keys());
+    let used = report.judged.iter().flat_map(|judged| baseline.cases[&judged.case].runs.keys());
     let oldest = used.map(|key| &baseline.runs[key]).min_by(|a, b| a.started.cmp(&b.started))?;
     let started: Option<jiff::Timestamp> = oldest.started.parse().ok();
     Some(Staleness {

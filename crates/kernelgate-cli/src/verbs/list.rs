@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use kernelgate::display;
 use kernelgate::display::table::Table;
+use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::protocol::{Action, ListedCase, ListedProblem, Listing, ResponseBody};
 use kernelgate::record::Store;
@@ -12,7 +13,7 @@ use serde::Serialize;
 use super::choice::{Choice, unexpected};
 use super::output::{OutputFormat, print_json};
 
-/// Width of a terminal that the text fits.
+/// Width to which descriptions are broken where there is no terminal.
 const COLUMNS: usize = 100;
 
 #[derive(Debug, clap::Args)]
@@ -61,8 +62,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         cases().map(|(_, case)| case).partition(|case| case.reason.is_none());
     if !runs.is_empty() {
         let table = table(&runs);
-        let markdown = arguments.format == OutputFormat::Markdown;
-        println!("{}", if markdown { table.markdown() } else { table.text() });
+        println!("{}", arguments.format.table(&table));
         println!("\n{}", LEGEND);
     }
     println!("{} cases run here", runs.len());
@@ -73,7 +73,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             0 => String::new(),
             more => format!(", and {more} more"),
         };
-        println!("skipped {}: {}\n    {}{more}", ids.len(), arguments.format.words(reason), ids[0]);
+        let (count, reason) = (ids.len(), arguments.format.words(reason));
+        arguments.format.print(&format!("skipped {count}: {reason}\n    {}{more}", ids[0]));
     }
     if !never.is_empty() {
         println!(
@@ -119,6 +120,8 @@ fn by_reason<'a>(cases: &[&'a ListedCase]) -> BTreeMap<&'a str, Vec<&'a str>> {
 }
 
 fn print_workload(workload: &ListedProblem) {
+    let columns = terminal::columns().unwrap_or(COLUMNS);
+    let wrapped = |text: &str, indent| terminal::wrapped(text, indent, columns);
     println!("{}", wrapped(&format!("{}: {}", workload.name, workload.about), 4));
     for [name, values, about] in &workload.axes {
         println!("{}", wrapped(&format!("    axis {name:<9} {values}: {about}"), 19));
@@ -126,19 +129,6 @@ fn print_workload(workload: &ListedProblem) {
     for row in &workload.implementations {
         println!("{}", wrapped(&format!("    {:<14} {}", row.name, row.about), 19));
     }
-}
-
-/// Lines of at most [`COLUMNS`], where words allow; those after the first are indented.
-fn wrapped(text: &str, indent: usize) -> String {
-    let mut rest = text.to_owned();
-    let mut lines = Vec::new();
-    while let Some((end, _)) = rest.char_indices().nth(COLUMNS) {
-        let Some(at) = rest[..=end].rfind(' ').filter(|at| *at > indent) else { break };
-        lines.push(rest[..at].trim_end().to_owned());
-        rest = format!("{:indent$}{}", "", rest[at..].trim_start());
-    }
-    lines.push(rest);
-    lines.join("\n")
 }
 
 fn listed<'a>(bench: &'a str, case: &'a ListedCase) -> JsonCase<'a> {
@@ -158,20 +148,4 @@ fn status(case: &ListedCase) -> String {
     case.reason
         .as_ref()
         .map_or_else(|| "runs here".to_owned(), |reason| format!("skipped: {reason}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_lines_are_broken_between_words() {
-        let text = wrapped(&format!("    axis n  a number: {}", "words of it ".repeat(20)), 12);
-        assert!(text.lines().count() > 2 && text.lines().all(|line| line.len() <= COLUMNS));
-        assert!(text.lines().skip(1).all(|line| line.starts_with("            w")
-            || line.starts_with("            o")
-            || line.starts_with("            i")));
-        let word = "x".repeat(300);
-        assert_eq!(wrapped(&word, 4), word);
-    }
 }

@@ -10,11 +10,13 @@ mod baseline;
 mod calibrate;
 mod choice;
 mod compare;
+mod diagnose;
 mod doctor;
 mod gate;
 mod interrupt;
 mod list;
 mod lock;
+mod migrate;
 mod output;
 mod peers;
 mod profile;
@@ -23,6 +25,7 @@ mod runs;
 mod save;
 mod sessions;
 mod settings;
+mod stats;
 mod timing;
 mod verdict;
 mod verify;
@@ -76,8 +79,13 @@ enum Verb {
     /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold
     /// caches, ceilings
     Timing(timing::Arguments),
-    /// What the GPU's time goes to: the kernels of each case as the hardware recorded them
+    /// What the time of each case goes to: on a GPU its kernels as the hardware recorded them, on the
+    /// CPU its phases
     Profile(profile::Arguments),
+    /// What is wrong with a trace: why the GPU waits, for what, and what to do
+    Diagnose(diagnose::Arguments),
+    /// The tables of `nsys stats` for traces of Nsight Systems and PyTorch's profiler
+    Stats(stats::Arguments),
     /// The last run beside PyTorch's and other kernels for the same problems, timed now
     Peers(peers::Arguments),
     /// Save, list, show, extend, import and export baselines
@@ -109,6 +117,8 @@ impl Cli {
             Verb::Resources(arguments) => resources::run(&arguments, &store),
             Verb::Timing(arguments) => timing::run(&arguments, &store),
             Verb::Profile(arguments) => profile::run(&arguments, &store),
+            Verb::Diagnose(arguments) => diagnose::run(&arguments),
+            Verb::Stats(arguments) => stats::run(&arguments),
             Verb::Peers(arguments) => peers::run(&arguments, &store),
             Verb::Baseline(verb) => baseline::run(&verb, &store),
         }

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use clap::ValueEnum;
 use kernelgate::display;
-use kernelgate::display::table::escape;
+use kernelgate::display::table::{Table, escape};
+use kernelgate::display::terminal;
 use kernelgate::record::file;
 use kernelgate::record::text::printable;
 
@@ -24,6 +25,25 @@ impl OutputFormat {
     /// What others wrote, such as a message, harmless in this format.
     pub fn words(self, text: &str) -> String {
         if self == Self::Markdown { escape(text) } else { printable(text).into_owned() }
+    }
+}
+
+impl OutputFormat {
+    /// A table as this format has it, within the terminal's width where there is one.
+    pub fn table(self, table: &Table) -> String {
+        match self {
+            Self::Markdown => table.markdown(),
+            _ => table.text_within(terminal::columns()),
+        }
+    }
+
+    /// Prints lines as this format has them: broken to the terminal's width, unless they are
+    /// Markdown.
+    pub fn print(self, text: &str) {
+        match self {
+            Self::Markdown => println!("{text}"),
+            _ => terminal::print(text),
+        }
     }
 }
 

@@ -3,7 +3,6 @@
 
 use kernelgate::record::text::printable;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -17,7 +16,10 @@ use super::interrupt;
 use super::output::{OutputFormat, print_json};
 use super::sessions::Sessions;
 use crate::benches::ask::{self, Asking};
+use crate::benches::child::{Ended, Running, over_memory};
 use crate::benches::find;
+use crate::benches::output::{Kept, START_BYTES, drain, heard};
+use crate::compare::progress::parse_duration;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
@@ -37,6 +39,9 @@ pub struct Arguments {
     sessions: Sessions,
     #[command(flatten)]
     benches: find::BenchChoice,
+    /// Time after which a peer program is treated as hung and ended
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
+    wait: Duration,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -100,13 +105,17 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
          the filter"
     );
     let families: BTreeSet<&str> = problems.keys().filter_map(|id| id.split('/').next()).collect();
-    let programs = programs(arguments, store, &families)?;
+    let running = &interrupt::watched()?;
+    let programs = programs(arguments, store, &families, running)?;
     let card = runs
         .iter()
         .rev()
         .find_map(|run| run.environment.gpu.as_ref())
         .map(|gpu| gpu.uuid.clone())
         .unwrap_or_default();
+    // From a file, and on its way into a variable of the driver.
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    ensure!(card.chars().all(plain), "the run's GPU `{}` is no id of one", printable(&card));
     let mut rows = Vec::new();
     let mut environment = BTreeMap::new();
     for program in &programs {
@@ -121,7 +130,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             })
             .collect();
         eprintln!("timing the peers of {} {family} problems", asked.len());
-        for line in ask_program(arguments, &card, program, &asked)? {
+        for line in ask_program((arguments, running), &card, program, &asked)? {
             let (id, peer, about, peer_ns, error) = match line {
                 Line::Environment(found) => {
                     environment = found;
@@ -202,8 +211,8 @@ fn programs(
     arguments: &Arguments,
     store: &Store,
     families: &BTreeSet<&str>,
+    running: &Running,
 ) -> anyhow::Result<Vec<PeerProgram>> {
-    let running = &interrupt::watched()?;
     let settings = BTreeMap::new();
     let asking = Asking { settings, filter: None, timeout: ANSWER_TIMEOUT, running };
     let found = arguments.benches.find(&store.root, running)?;
@@ -225,7 +234,7 @@ fn programs(
 
 /// Runs a peer program on that card and reads what it prints.
 fn ask_program(
-    arguments: &Arguments,
+    (arguments, running): (&Arguments, &Running),
     card: &str,
     program: &PeerProgram,
     asked: &[AskedProblem<'_>],
@@ -243,30 +252,41 @@ fn ask_program(
         anyhow::anyhow!("the peers of {}: `{main}` is no plain file name", program.family)
     })?;
     let python = arguments.python.display();
-    let mut child = Command::new(&arguments.python)
+    let (problems, lost) = (folder.path().join("problems.json"), "failed to write the problems");
+    std::fs::write(&problems, serde_json::to_string(asked).context(lost)?).context(lost)?;
+    let mut command = Command::new(&arguments.python);
+    command
         .arg(folder.path().join(main))
         .env("CUDA_VISIBLE_DEVICES", card)
-        .stdin(Stdio::piped())
+        .stdin(std::fs::File::open(&problems).context(lost)?)
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| {
-            format!("failed to start {python}: --python names the one that has PyTorch")
-        })?;
-    // A program that ends before it reads says why on its standard error.
-    let _ = child.stdin.take().map(|mut stdin| {
-        stdin.write_all(serde_json::to_string(asked).unwrap_or_default().as_bytes())
-    });
-    let output =
-        child.wait_with_output().with_context(|| format!("failed to wait for peers/{main}"))?;
-    if !output.status.success() {
-        let errors = String::from_utf8_lossy(&output.stderr);
-        bail!(
-            "peers/{main} under {python}: {}",
-            errors.trim().lines().last().unwrap_or("it failed and said nothing")
-        );
+        .stderr(Stdio::piped());
+    let (stdout, stderr) = running.start(&mut command).with_context(|| {
+        format!("failed to start {python}: --python names the one that has PyTorch")
+    })?;
+    let (printed, said) =
+        (stdout.map(|it| drain(it, Kept::Start)), stderr.map(|it| drain(it, Kept::End)));
+    let ended = running
+        .finish(arguments.wait)
+        .with_context(|| format!("failed to wait for peers/{main}"))?;
+    let (printed, said) = (heard(printed), heard(said));
+    match ended {
+        Ended::Exited(status) if status.success() => {}
+        Ended::Exited(_) => {
+            let errors = String::from_utf8_lossy(&said.kept);
+            bail!(
+                "peers/{main} under {python}: {}",
+                errors.trim().lines().last().unwrap_or("it failed and said nothing")
+            );
+        }
+        Ended::TimedOut => bail!(
+            "peers/{main} under {python} gave no answer within {} s (--wait sets this)",
+            arguments.wait.as_secs_f64()
+        ),
+        Ended::OverMemory(limit) => bail!("peers/{main} was {}", over_memory(limit)),
     }
-    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(!printed.cut, "peers/{main} printed more than {START_BYTES} bytes, the limit");
+    let text = String::from_utf8_lossy(&printed.kept);
     text.lines()
         .map(|line| {
             serde_json::from_str(line)
@@ -296,7 +316,7 @@ fn print(report: &PeersReport, format: OutputFormat) {
             row.of_limit.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share)),
         ]);
     }
-    println!("{}", if format == OutputFormat::Markdown { table.markdown() } else { table.text() });
+    println!("{}", format.table(&table));
     println!("\nratio: the peer's time over ours; above 1 ours is faster");
     for row in &report.rows {
         if let Some(error) = &row.error {

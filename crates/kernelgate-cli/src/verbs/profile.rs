@@ -1,10 +1,10 @@
-//! `kernelgate profile`: what the GPU's time of a case goes to, kernel by kernel, as the hardware
-//! recorded it.
+//! `kernelgate profile`: what the time of a case goes to: on a GPU by kernel, as the hardware recorded
+//! it, elsewhere by phase, as the host's clock has it.
 
 use std::path::PathBuf;
 
 use kernelgate::display::table::Table;
-use kernelgate::display::time;
+use kernelgate::display::{terminal, time};
 use kernelgate::exit::Exit;
 use kernelgate::protocol::{Action, CaseStatus, ProfiledCase, ResponseBody};
 use kernelgate::record::Store;
@@ -32,12 +32,12 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     match arguments.format {
         OutputFormat::Json => print_json(&profiled)?,
-        format => print!("{}", text(&profiled, format)),
+        format => format.print(text(&profiled, format, terminal::columns()).trim_end()),
     }
     if let Some(folder) = &arguments.out {
         let files = [
-            ("profile.txt", text(&profiled, OutputFormat::Text)),
-            ("profile.md", text(&profiled, OutputFormat::Markdown)),
+            ("profile.txt", text(&profiled, OutputFormat::Text, None)),
+            ("profile.md", text(&profiled, OutputFormat::Markdown, None)),
             ("profile.json", json(&profiled)?),
         ];
         write_all(folder, files)?;
@@ -50,11 +50,22 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(if with(CaseStatus::Failed) { Exit::Inconclusive } else { Exit::Fine })
 }
 
-fn text(profiled: &[ProfiledCase], format: OutputFormat) -> String {
-    profiled.iter().map(|case| case_text(case, format)).collect()
+fn text(profiled: &[ProfiledCase], format: OutputFormat, columns: Option<usize>) -> String {
+    let shown = |table: &Table| match format {
+        OutputFormat::Markdown => table.markdown(),
+        _ => table.text_within(columns),
+    };
+    profiled.iter().map(|case| case_text(case, format, &shown)).collect()
 }
 
-fn case_text(case: &ProfiledCase, format: OutputFormat) -> String {
+fn case_text(
+    case: &ProfiledCase,
+    format: OutputFormat,
+    shown: &dyn Fn(&Table) -> String,
+) -> String {
+    if !case.phases.is_empty() {
+        return phases_text(case, format, shown);
+    }
     let Some(summary) = &case.summary else {
         let reason = format.words(case.reason.as_deref().unwrap_or_default());
         return format!("{}\n    {}: {reason}\n\n", case.case, case.status.name());
@@ -72,7 +83,7 @@ fn case_text(case: &ProfiledCase, format: OutputFormat) -> String {
             time(kernel.longest_ns as f64),
         ]);
     }
-    let table = if format == OutputFormat::Markdown { table.markdown() } else { table.text() };
+    let table = shown(&table);
     let idle = summary.span_ns.saturating_sub(summary.busy_ns);
     format!(
         "{}\n{table}\n{} from the first kernel's start to the last one's end, {} ({:.1}%) with \
@@ -81,5 +92,34 @@ fn case_text(case: &ProfiledCase, format: OutputFormat) -> String {
         time(summary.span_ns as f64),
         time(idle as f64),
         100.0 * idle as f64 / summary.span_ns as f64
+    )
+}
+
+/// The phases of a case, and what they are.
+fn phases_text(
+    case: &ProfiledCase,
+    format: OutputFormat,
+    shown: &dyn Fn(&Table) -> String,
+) -> String {
+    let mut table =
+        Table::new(&["phase", "times", "total", "each", "shortest", "longest", "threads busy"]);
+    for phase in &case.phases {
+        table.row(vec![
+            phase.name.clone(),
+            phase.count.to_string(),
+            time(phase.total_ns),
+            time(phase.total_ns / phase.count.max(1) as f64),
+            time(phase.shortest_ns),
+            time(phase.longest_ns),
+            phase.busy_threads.map_or_else(|| "-".to_owned(), |busy| format!("{busy:.2}")),
+        ]);
+    }
+    let table = shown(&table);
+    let note = case.reason.as_deref().map(|note| format!("; {}", format.words(note)));
+    format!(
+        "{}\n{table}\nwall time of the host; launch: the call and the wait for its end, after \
+         others; threads busy: CPU time over wall time{}\n\n",
+        case.case,
+        note.unwrap_or_default()
     )
 }

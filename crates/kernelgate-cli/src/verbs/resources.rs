@@ -66,7 +66,12 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         if arguments.save {
             let path = path(store, arch);
             file::write(&path, &resources).map_err(failed_to)?;
-            println!("{} kernels to {}", resources.kernels.len(), path.display());
+            println!(
+                "{} kernels to {}, {} builds left out",
+                resources.kernels.len(),
+                path.display(),
+                resources.left_out.len()
+            );
         } else if let Some(base) = bases.get(arch.as_str()) {
             let outcome = compare(base, &resources);
             exit = exit.max(outcome.exit());
@@ -85,7 +90,7 @@ fn path(store: &Store, arch: &str) -> std::path::PathBuf {
     store.baselines.join("resources").join(format!("{arch}.json"))
 }
 
-/// Has every bench compile its kernels for an architecture; says which of them it does not run.
+/// Has every bench compile its kernels for an architecture; says which of them that does not run.
 /// Benches may list the same kernels.
 fn compile_all(
     found: &FoundBenches,
@@ -102,6 +107,7 @@ fn compile_all(
             all = Some(report.resources);
             continue;
         };
+        all.left_out.extend(report.resources.left_out);
         let (one, other) = (&all.compiler, &report.resources.compiler);
         anyhow::ensure!(
             one == other,
@@ -161,7 +167,7 @@ fn print_resources(resources: &Resources, format: OutputFormat) -> anyhow::Resul
         ]);
     }
     println!("{}, NVRTC {}", resources.arch, resources.compiler);
-    println!("{}", if format == OutputFormat::Markdown { table.markdown() } else { table.text() });
+    println!("{}", format.table(&table));
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use super::output::{json, print_json, write_all};
 use super::sessions::Sessions;
 use crate::report::metrics;
-use kernelgate::display::runs;
+use kernelgate::display::{runs, terminal};
 use kernelgate::exit::Exit;
 use kernelgate::record::Store;
 
@@ -40,7 +40,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let found = arguments.sessions.read(store)?;
     match arguments.format {
-        RunsFormat::Text => println!("{}", runs::text(&found)),
+        RunsFormat::Text => terminal::print(&runs::text(&found, terminal::columns())),
         RunsFormat::Json => print_json(&found)?,
         RunsFormat::Bmf => print_json(&metrics::bencher(&metrics::of_runs(&found)))?,
         RunsFormat::SmallerIsBetter => {
@@ -50,7 +50,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if let Some(folder) = &arguments.out {
         let metrics = metrics::of_runs(&found);
         let files = [
-            ("runs.txt", runs::text(&found) + "\n"),
+            ("runs.txt", runs::text(&found, None) + "\n"),
             ("runs.json", json(&found)?),
             ("bmf.json", json(&metrics::bencher(&metrics))?),
             ("smaller-is-better.json", json(&metrics::smaller_is_better(&metrics))?),

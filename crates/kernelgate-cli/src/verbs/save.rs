@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::interrupt;
 use super::lock::locked;
 use crate::benches::cargo;
-use crate::benches::child::{Ended, Running, wait};
+use crate::benches::child::{Ended, Running, over_memory, wait};
 use kernelgate::exit::Exit;
 use kernelgate::record::environment::Mismatch;
 use kernelgate::record::store::check_name;
@@ -156,7 +156,7 @@ fn write(arguments: &Arguments, store: &Store, sessions: &[Vec<Run>]) -> anyhow:
     let cases: Vec<usize> = sessions[0]
         .iter()
         .flat_map(|run| run.cases.keys())
-        .filter_map(|id| Some(baseline.cases.get(id)?.samples.len()))
+        .filter_map(|id| Some(baseline.cases.get(id)?.runs.len()))
         .collect();
     // Runs of the same build that were there before count too.
     let fewest = cases.iter().min().copied().unwrap_or_default();
@@ -195,6 +195,7 @@ fn bench(
     match ended {
         Ended::Exited(status) if status.success() => Ok(()),
         Ended::Exited(status) => anyhow::bail!("cargo bench ended with {status}"),
+        Ended::OverMemory(limit) => anyhow::bail!("cargo bench was {}", over_memory(limit)),
         Ended::TimedOut => anyhow::bail!("cargo bench took more than {} s", TIMEOUT.as_secs()),
     }
 }

@@ -76,9 +76,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         };
     match arguments.format {
         OutputFormat::Json => print_json(&report)?,
-        format => print(&report, |table| {
-            if format == OutputFormat::Markdown { table.markdown() } else { table.text() }
-        }),
+        format => print(&report, |table| format.table(table)),
     }
     Ok(Exit::Fine)
 }

@@ -9,6 +9,7 @@ use super::output::print_json;
 use crate::report::metrics::{self, Metrics};
 use crate::report::summary::VerdictSummary;
 use crate::report::{comment, junit};
+use kernelgate::display::terminal;
 use kernelgate::record::file;
 
 /// How a verdict is printed.
@@ -62,7 +63,7 @@ impl VerdictOutput {
         metrics: &Metrics,
     ) -> anyhow::Result<()> {
         match self.format {
-            VerdictFormat::Text => println!("{text}"),
+            VerdictFormat::Text => terminal::print(text),
             VerdictFormat::Json => print_json(result)?,
             VerdictFormat::Markdown => print!("{}", comment::markdown(summary)),
             VerdictFormat::Junit => print!("{}", junit::xml(summary)),

@@ -1,6 +1,7 @@
 //! `kernelgate verify`: every selected case against the fp64 reference, and on request all tensors
 //! as safetensors.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -69,20 +70,24 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
                 "relative L2",
                 "same bits again",
             ]);
-            for row in &rows {
-                table.row(cells(row));
+            // Reasons are no cells: below the table, each once.
+            let ran = rows.iter().filter(|row| row.status != CaseStatus::Skipped);
+            ran.for_each(|row| table.row(cells(row)));
+            if !table.is_empty() {
+                println!("{}", arguments.format.table(&table));
             }
-            println!(
-                "{}",
-                if arguments.format == OutputFormat::Text {
-                    table.text()
-                } else {
-                    table.markdown()
-                }
-            );
+            for (reason, ids) in skips_by_reason(&rows) {
+                let more = match ids.len() - 1 {
+                    0 => String::new(),
+                    more => format!(", and {more} more"),
+                };
+                let (count, reason) = (ids.len(), arguments.format.words(reason));
+                arguments.format.print(&format!("skipped {count}: {reason}: {}{more}", ids[0]));
+            }
             for row in rows.iter().filter(|row| row.status == CaseStatus::Failed) {
                 let reason = row.reason.as_deref().unwrap_or_default();
-                println!("FAILED {}: {}", row.case, arguments.format.words(reason));
+                let reason = arguments.format.words(reason);
+                arguments.format.print(&format!("FAILED {}: {reason}", row.case));
             }
             let count = |status| rows.iter().filter(|row| row.status == status).count();
             println!(
@@ -131,6 +136,16 @@ fn safetensors_dtype(dtype: Dtype) -> safetensors::Dtype {
     }
 }
 
+/// Cases that were skipped, by the reason.
+fn skips_by_reason(rows: &[VerifiedCase]) -> BTreeMap<&str, Vec<&str>> {
+    let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.status == CaseStatus::Skipped) {
+        let reason = row.reason.as_deref().unwrap_or_default();
+        grouped.entry(reason).or_default().push(&row.case);
+    }
+    grouped
+}
+
 fn cells(row: &VerifiedCase) -> Vec<String> {
     let dash = || "-".to_owned();
     let (checked, max_error, relative_l2) = match row.status {
@@ -151,10 +166,7 @@ fn cells(row: &VerifiedCase) -> Vec<String> {
     } else {
         checked
     };
-    let status = match (row.status, &row.reason) {
-        (CaseStatus::Skipped, Some(reason)) => format!("skipped: {reason}"),
-        (status, _) => status.name().to_owned(),
-    };
+    let status = row.status.name().to_owned();
     let repeatable = row
         .repeatable
         .map_or_else(dash, |repeatable| if repeatable { "yes" } else { "no" }.to_owned());

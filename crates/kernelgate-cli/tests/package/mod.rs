@@ -163,6 +163,10 @@ impl Package {
                 });
                 value["elapsed_ns"] = times.collect::<Vec<serde_json::Value>>().into();
                 value.as_object_mut().unwrap().remove("contention");
+            } else if value.get("median_ns").is_some() {
+                // Of a baseline, which holds no samples.
+                (value["median_ns"], value["spread"]) = (time_ns.into(), 0.002.into());
+                value.as_object_mut().unwrap().remove("contention");
             } else if let Some(fields) = value.as_object_mut() {
                 fields.values_mut().for_each(|field| set(field, time_ns));
             }

@@ -49,12 +49,16 @@ __device__ __forceinline__ float4 load_cluster_f32x4(u32 address) {
 }
 
 // Waits until the kernels launched before have finished and their writes are seen; at once where
-// the launch was an ordinary one.
+// the launch was an ordinary one, as every launch is before sm_90.
 __device__ __forceinline__ void wait_for_previous_kernels() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // Lets the next kernel's blocks start as soon as every block of this one has come here.
 __device__ __forceinline__ void allow_next_kernel() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }

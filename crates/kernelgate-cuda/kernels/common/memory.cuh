@@ -72,12 +72,22 @@ __device__ __forceinline__ u32 swizzled(u32 row, u32 chunk) {
 // Four 8x8 16-bit matrices from registers to shared memory; lane l gives the row address of matrix
 // l/8, row l%8.
 __device__ __forceinline__ void stmatrix_x4(u32 shared, const u32 (&r)[4]) {
+#if __CUDA_ARCH__ >= 900
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
+#else
+  // Lane l has two elements of row l / 4 of each matrix, from column l % 4 * 2 on.
+  const u32 lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) {
+    const u32 row = __shfl_sync(kFullWarp, shared, i * 8 + lane / 4);
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + lane % 4 * 4), "r"(r[i]) : "memory");
+  }
+#endif
 }
 
-// The same, each matrix transposed on the way.
+// The same, each matrix transposed on the way; from sm_90 on.
 __device__ __forceinline__ void stmatrix_x4_trans(u32 shared, const u32 (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -124,9 +134,17 @@ __device__ __forceinline__ float4 load_shared_f32x4(u32 shared) {
 // blocks is not defined.
 __device__ __forceinline__ void reduce_add_f32x4(float* global, float a, float b, float c,
                                                  float d) {
+#if __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(global), "f"(a),
                "f"(b), "f"(c), "f"(d)
                : "memory");
+#else
+  const float x[4] = {a, b, c, d};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(global + i), "f"(x[i])
+                 : "memory");
+#endif
 }
 
 // Barrier `id` (1-15) among `threads` threads: arrive does not wait, sync does.

@@ -2,9 +2,12 @@
 //!
 //! A file is named by a hash of everything that decides its content: source, headers, options and
 //! the compiler's own file. A file that cannot be read or written only costs a compilation.
+//!
+//! What is loaded from here runs on the GPU, so the files lie in a folder that only this user can
+//! write; in any other nothing is read or kept.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::nvrtc::{self, CompileError};
 use super::source::{Build, HEADERS};
@@ -38,7 +41,7 @@ pub fn compile_anew(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> 
 /// Where the machine code of a build is kept; none where there is no cache.
 fn path(build: &Build, arch: &str) -> Result<Option<PathBuf>, CompileError> {
     let name = format!("{:016x}.cubin", key(build, arch, nvrtc::identity()?));
-    Ok(folder().map(|folder| folder.join(name)))
+    Ok(folder().filter(|folder| !folder.exists() || is_private(folder)).map(|it| it.join(name)))
 }
 
 fn key(build: &Build, arch: &str, compiler: &str) -> u64 {
@@ -47,13 +50,49 @@ fn key(build: &Build, arch: &str, compiler: &str) -> u64 {
     hasher.finish()
 }
 
-/// `KERNELGATE_CACHE`, or the user's cache folder; none where the user has no home.
+/// Where compiled kernels are kept, in `KERNELGATE_CACHE` or the user's cache folder, and whether
+/// that is used; none where the user has no home.
+pub fn place() -> Option<(PathBuf, bool)> {
+    folder().map(|folder| {
+        let used = !folder.exists() || is_private(&folder);
+        (folder, used)
+    })
+}
+
 fn folder() -> Option<PathBuf> {
+    // What is relative depends on where the process was started.
     let variable =
-        |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    variable("KERNELGATE_CACHE")
+        |name| std::env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
+    let base = variable("KERNELGATE_CACHE")
         .or_else(|| variable("XDG_CACHE_HOME").map(|cache| cache.join("kernelgate")))
-        .or_else(|| variable("HOME").map(|home| home.join(".cache").join("kernelgate")))
+        .or_else(|| variable("HOME").map(|home| home.join(".cache").join("kernelgate")))?;
+    Some(base.join("kernels"))
+}
+
+/// Whether a folder is this user's own and nobody else may write to it.
+#[cfg(unix)]
+fn is_private(folder: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    // A link would be a folder of whoever can change the link.
+    std::fs::symlink_metadata(folder).is_ok_and(|facts| {
+        let own = facts.uid() == rustix::process::geteuid().as_raw();
+        facts.is_dir() && own && facts.mode() & 0o022 == 0
+    })
+}
+
+/// Other systems give a user's folder to that user.
+#[cfg(not(unix))]
+fn is_private(folder: &Path) -> bool {
+    folder.is_dir()
+}
+
+/// Makes a folder that only this user can write.
+fn make_private(folder: &Path) -> std::io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)
 }
 
 const SEAL: &[u8; 8] = b"kgcubin1";
@@ -66,11 +105,14 @@ fn unseal(mut file: Vec<u8>) -> Option<Vec<u8>> {
 
 /// Written to a temporary file next to its place and renamed: another process never reads half of
 /// it.
-fn store(path: &std::path::Path, cubin: &[u8]) {
+fn store(path: &Path, cubin: &[u8]) {
     let Some(folder) = path.parent() else { return };
     let write = || -> std::io::Result<()> {
         use std::io::Write;
-        std::fs::create_dir_all(folder)?;
+        make_private(folder)?;
+        if !is_private(folder) {
+            return Ok(());
+        }
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
         file.write_all(cubin)?;
         file.write_all(SEAL)?;
@@ -111,5 +153,30 @@ mod tests {
         let whole = std::fs::read(&path).unwrap();
         assert_eq!(unseal(whole.clone()).unwrap(), b"machine code");
         assert_eq!(unseal(whole[..whole.len() - 1].to_vec()), None);
+    }
+    #[cfg(unix)]
+    #[test]
+    fn machine_code_is_neither_read_nor_kept_where_others_can_write() {
+        use std::os::unix::fs::PermissionsExt;
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join("deep").join("kernels");
+        store(&folder.join("x.cubin"), b"machine code");
+        assert!(is_private(&folder) && folder.join("x.cubin").is_file());
+        let open =
+            |mode| std::fs::set_permissions(&folder, PermissionsExt::from_mode(mode)).unwrap();
+        for (mode, private) in [(0o770, false), (0o702, false), (0o755, true), (0o700, true)] {
+            open(mode);
+            assert_eq!(is_private(&folder), private, "{mode:o}");
+            let path = folder.join(format!("{mode:o}.cubin"));
+            store(&path, b"machine code");
+            assert_eq!(path.is_file(), private, "{mode:o}");
+        }
+        let link = home.path().join("link");
+        std::os::unix::fs::symlink(&folder, &link).unwrap();
+        assert!(!is_private(&link) && !is_private(&home.path().join("nothing")));
+        // Another user's, where there is one.
+        let root = std::fs::metadata("/").map(|facts| std::os::unix::fs::MetadataExt::uid(&facts));
+        let mine = rustix::process::geteuid().as_raw();
+        assert!(root.is_ok_and(|root| root == mine) || !is_private(Path::new("/")));
     }
 }

@@ -1,12 +1,11 @@
-//! NVRTC: kernel source to machine code for one architecture. Needs no GPU.
+//! NVRTC: kernel source to machine code for one architecture, or to PTX. Needs no GPU.
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
-use cudarc::nvrtc::sys;
-
 use super::source::{Build, HEADERS};
+use crate::architecture::number;
 use crate::library::{self, Library};
 
 /// Why a kernel has no machine code.
@@ -38,7 +37,7 @@ pub enum CompileError {
 /// Machine code and the compiler's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CompiledCubin {
-    /// ELF image for the architecture.
+    /// ELF image for the architecture; for a virtual one PTX, with a zero at its end.
     pub cubin: Vec<u8>,
     /// Warnings and the assembler's report.
     pub log: String,
@@ -49,12 +48,27 @@ pub struct CompiledCubin {
 /// # Errors
 /// When NVRTC is missing.
 pub fn version() -> Result<(i32, i32), CompileError> {
-    library::load(Library::Nvrtc).ok_or(CompileError::Missing)?;
-    let (mut major, mut minor) = (0, 0);
-    // SAFETY: the library is loaded and both pointers are valid.
-    let result = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
-    check(result, "version")?;
-    Ok((major, minor))
+    let version = library::nvrtc().ok_or(CompileError::Missing)?.version;
+    Ok((version.major as i32, version.minor as i32))
+}
+
+/// Whether NVRTC generates code for an architecture such as `sm_90a`; true where it does not tell.
+///
+/// # Errors
+/// When NVRTC is missing.
+pub fn supports(arch: &str) -> Result<bool, CompileError> {
+    let api = api()?;
+    let mut count = 0;
+    // SAFETY: the pointer is valid.
+    if unsafe { (api.count_archs)(&raw mut count) } != SUCCESS {
+        return Ok(true);
+    }
+    let mut known = vec![0; count.max(0) as usize];
+    // SAFETY: there is room for as many as NVRTC has.
+    if unsafe { (api.archs)(known.as_mut_ptr()) } != SUCCESS {
+        return Ok(true);
+    }
+    Ok(number(arch).is_none_or(|number| known.contains(&(number as c_int))))
 }
 
 /// Which NVRTC this is: its version and, where the system tells, size and time of its file. Builds
@@ -66,8 +80,8 @@ pub fn identity() -> Result<&'static str, CompileError> {
     static IDENTITY: OnceLock<String> = OnceLock::new();
     let (major, minor) = version()?;
     Ok(IDENTITY.get_or_init(|| {
-        let path = library::loaded_file("libnvrtc.so");
-        let file = path.and_then(|path| std::fs::metadata(path).ok());
+        let loaded = library::load(Library::Nvrtc);
+        let file = loaded.and_then(|loaded| std::fs::metadata(&loaded.file).ok());
         let modified = |file: &std::fs::Metadata| {
             let since = file.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
             Some(since.as_secs())
@@ -79,7 +93,8 @@ pub fn identity() -> Result<&'static str, CompileError> {
     }))
 }
 
-/// Compiles a build for a real architecture such as `sm_90a`.
+/// Compiles a build for a real architecture such as `sm_90a`, or to PTX for a virtual one such as
+/// `compute_80`.
 ///
 /// # Errors
 /// When NVRTC is missing or the source does not compile; the error holds the compiler's log.
@@ -98,7 +113,7 @@ pub fn compile_text(
     options: &[String],
     arch: &str,
 ) -> Result<CompiledCubin, CompileError> {
-    library::load(Library::Nvrtc).ok_or(CompileError::Missing)?;
+    let api = api()?;
     let text = |text: &str| CString::new(text.replace('\0', " ")).expect("no NUL is left");
     let (source, name) =
         (text(source), text(&format!("{}.cu", kernel.split(' ').next().unwrap_or(kernel))));
@@ -116,7 +131,7 @@ pub fn compile_text(
     // SAFETY: every string is NUL-terminated and outlives the program; the counts are those of the
     // arrays.
     let created = unsafe {
-        sys::nvrtcCreateProgram(
+        (api.create)(
             &raw mut handle,
             source.as_ptr(),
             name.as_ptr(),
@@ -125,22 +140,17 @@ pub fn compile_text(
             names.as_ptr(),
         )
     };
-    check(created, kernel)?;
-    let program = Program { handle };
+    api.check(created, kernel)?;
+    let program = Program { handle, api };
     // SAFETY: the program is alive, and the options are an array of that many NUL-terminated
     // strings.
     let compiled = unsafe {
-        sys::nvrtcCompileProgram(
-            program.handle,
-            option_pointers.len() as i32,
-            option_pointers.as_ptr(),
-        )
+        (api.compile)(program.handle, option_pointers.len() as i32, option_pointers.as_ptr())
     };
     let log = program.log();
     match compiled {
-        sys::nvrtcResult::NVRTC_SUCCESS => {}
-        sys::nvrtcResult::NVRTC_ERROR_COMPILATION
-        | sys::nvrtcResult::NVRTC_ERROR_INVALID_OPTION => {
+        SUCCESS => {}
+        INVALID_OPTION | COMPILATION => {
             return Err(CompileError::Source {
                 kernel: kernel.to_owned(),
                 arch: arch.to_owned(),
@@ -150,36 +160,40 @@ pub fn compile_text(
         other => {
             return Err(CompileError::Compiler {
                 kernel: kernel.to_owned(),
-                code: format!("{other:?}"),
+                code: api.describe(other),
             });
         }
     }
+    let (tell_size, get) = if arch.starts_with("compute_") {
+        (api.ptx_size, api.ptx)
+    } else {
+        (api.cubin_size, api.cubin)
+    };
     let mut size = 0;
     // SAFETY: the program is alive and compiled.
-    check(unsafe { sys::nvrtcGetCUBINSize(program.handle, &raw mut size) }, kernel)?;
+    api.check(unsafe { tell_size(program.handle, &raw mut size) }, kernel)?;
     let mut cubin = vec![0u8; size];
     // SAFETY: the buffer has the size that NVRTC asked for.
-    check(unsafe { sys::nvrtcGetCUBIN(program.handle, cubin.as_mut_ptr().cast()) }, kernel)?;
+    api.check(unsafe { get(program.handle, cubin.as_mut_ptr().cast()) }, kernel)?;
     Ok(CompiledCubin { cubin, log })
 }
 
 /// Destroys the program at the end of its scope.
 struct Program {
-    handle: sys::nvrtcProgram,
+    handle: Handle,
+    api: &'static Api,
 }
 
 impl Program {
     fn log(&self) -> String {
         let mut size = 0;
         // SAFETY: the program is alive.
-        if unsafe { sys::nvrtcGetProgramLogSize(self.handle, &raw mut size) }
-            != sys::nvrtcResult::NVRTC_SUCCESS
-        {
+        if unsafe { (self.api.log_size)(self.handle, &raw mut size) } != SUCCESS {
             return String::new();
         }
         let mut log = vec![0u8; size.max(1)];
         // SAFETY: the buffer has the size that NVRTC asked for.
-        unsafe { sys::nvrtcGetProgramLog(self.handle, log.as_mut_ptr().cast()) };
+        unsafe { (self.api.log)(self.handle, log.as_mut_ptr().cast()) };
         CStr::from_bytes_until_nul(&log)
             .map(|log| log.to_string_lossy().trim().to_owned())
             .unwrap_or_default()
@@ -189,15 +203,82 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         // SAFETY: the program is alive and not used again.
-        unsafe { sys::nvrtcDestroyProgram(&raw mut self.handle) };
+        unsafe { (self.api.destroy)(&raw mut self.handle) };
     }
 }
 
-fn check(result: sys::nvrtcResult, kernel: &str) -> Result<(), CompileError> {
-    match result {
-        sys::nvrtcResult::NVRTC_SUCCESS => Ok(()),
-        other => {
-            Err(CompileError::Compiler { kernel: kernel.to_owned(), code: format!("{other:?}") })
+type Handle = *mut c_void;
+/// NVRTC's result; their numbers are the same in every version.
+type Status = c_int;
+const SUCCESS: Status = 0;
+const INVALID_OPTION: Status = 5;
+const COMPILATION: Status = 6;
+/// Tells the size of something of a program, bytes.
+type TellSize = unsafe extern "C" fn(Handle, *mut usize) -> Status;
+/// Copies it.
+type Get = unsafe extern "C" fn(Handle, *mut c_char) -> Status;
+
+/// NVRTC's functions, of the library that was opened.
+struct Api {
+    create: unsafe extern "C" fn(
+        *mut Handle,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> Status,
+    compile: unsafe extern "C" fn(Handle, c_int, *const *const c_char) -> Status,
+    destroy: unsafe extern "C" fn(*mut Handle) -> Status,
+    cubin_size: TellSize,
+    cubin: Get,
+    ptx_size: TellSize,
+    ptx: Get,
+    log_size: TellSize,
+    log: Get,
+    count_archs: unsafe extern "C" fn(*mut c_int) -> Status,
+    archs: unsafe extern "C" fn(*mut c_int) -> Status,
+    error_string: unsafe extern "C" fn(Status) -> *const c_char,
+}
+
+fn api() -> Result<&'static Api, CompileError> {
+    static API: OnceLock<Option<Api>> = OnceLock::new();
+    API.get_or_init(load).as_ref().ok_or(CompileError::Missing)
+}
+
+fn load() -> Option<Api> {
+    let library = Library::Nvrtc;
+    // SAFETY: the types are those of `nvrtc.h`, the same from CUDA 12 to 13, where results are
+    // enumerations of the size of an int and programs are pointers.
+    unsafe {
+        Some(Api {
+            create: library::typed(library, c"nvrtcCreateProgram")?,
+            compile: library::typed(library, c"nvrtcCompileProgram")?,
+            destroy: library::typed(library, c"nvrtcDestroyProgram")?,
+            cubin_size: library::typed(library, c"nvrtcGetCUBINSize")?,
+            cubin: library::typed(library, c"nvrtcGetCUBIN")?,
+            ptx_size: library::typed(library, c"nvrtcGetPTXSize")?,
+            ptx: library::typed(library, c"nvrtcGetPTX")?,
+            log_size: library::typed(library, c"nvrtcGetProgramLogSize")?,
+            log: library::typed(library, c"nvrtcGetProgramLog")?,
+            count_archs: library::typed(library, c"nvrtcGetNumSupportedArchs")?,
+            archs: library::typed(library, c"nvrtcGetSupportedArchs")?,
+            error_string: library::typed(library, c"nvrtcGetErrorString")?,
+        })
+    }
+}
+
+impl Api {
+    fn describe(&self, status: Status) -> String {
+        // SAFETY: NVRTC has a text for every number, which lives as long as the library.
+        let text = unsafe { CStr::from_ptr((self.error_string)(status)) };
+        text.to_string_lossy().into_owned()
+    }
+
+    fn check(&self, status: Status, kernel: &str) -> Result<(), CompileError> {
+        if status == SUCCESS {
+            return Ok(());
         }
+        Err(CompileError::Compiler { kernel: kernel.to_owned(), code: self.describe(status) })
     }
 }

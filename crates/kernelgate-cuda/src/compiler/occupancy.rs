@@ -1,16 +1,7 @@
 //! Theoretical occupancy: how many warps of a kernel fit on a multiprocessor, from its registers,
 //! shared memory and block size.
-//!
-//! Limits are those of the "Technical Specifications per Compute Capability" table of NVIDIA's CUDA
-//! C++ Programming Guide.
 
-/// What a multiprocessor of an architecture holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Multiprocessor {
-    warps: u32,
-    blocks: u32,
-    shared_bytes: u32,
-}
+use crate::architecture::{SHARED_RESERVED, multiprocessor};
 
 /// Registers of a multiprocessor, the same in all of them.
 const REGISTERS: u32 = 64 * 1024;
@@ -18,23 +9,8 @@ const REGISTERS: u32 = 64 * 1024;
 const REGISTER_UNIT: u32 = 256;
 /// Warps are handed registers in groups of four: one a scheduler.
 const WARP_UNIT: u32 = 4;
-/// Shared memory is handed out to blocks in such pieces, after a piece that the system keeps a
-/// block.
+/// Shared memory is handed out to blocks in such pieces.
 const SHARED_UNIT: u32 = 128;
-const SHARED_RESERVED: u32 = 1024;
-
-fn multiprocessor(arch: &str) -> Option<Multiprocessor> {
-    let (warps, blocks, shared_kib) =
-        match arch.trim_start_matches("sm_").trim_end_matches(['a', 'f']) {
-            "80" => (64, 32, 164),
-            "86" => (48, 16, 100),
-            "89" => (48, 24, 100),
-            "90" | "100" | "103" => (64, 32, 228),
-            "120" | "121" => (48, 24, 100),
-            _ => return None,
-        };
-    Some(Multiprocessor { warps, blocks, shared_bytes: shared_kib * 1024 })
-}
 
 /// Share of the warps that a multiprocessor can hold, 0 to 1; `None` for an architecture that is
 /// not known here.

@@ -71,7 +71,10 @@ impl Build {
             .join(" ")
     }
 
-    /// The compiler's options for a real architecture such as `sm_90a`.
+    /// The compiler's options for an architecture: a real one such as `sm_90a`, or a virtual one
+    /// such as `compute_80`, for PTX. With `KERNELGATE_LINE_INFO` set, machine code names its source
+    /// lines, for profilers and compute-sanitizer; without, an edit of a comment changes no machine
+    /// code.
     pub fn options(&self, arch: &str) -> Vec<String> {
         let fixed = [
             format!("--gpu-architecture={arch}"),
@@ -80,7 +83,9 @@ impl Build {
         ];
         let defines = self.defines.iter().map(|define| format!("-D{define}"));
         let constants = self.constants.iter().map(|(name, value)| format!("-D{name}={value}"));
-        fixed.into_iter().chain(defines).chain(constants).collect()
+        let line_info = std::env::var_os("KERNELGATE_LINE_INFO").filter(|value| !value.is_empty());
+        let line_info = line_info.map(|_| "--generate-line-info".to_owned());
+        fixed.into_iter().chain(line_info).chain(defines).chain(constants).collect()
     }
 }
 

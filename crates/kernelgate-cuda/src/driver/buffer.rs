@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result};
 
+use super::staging::{self, Staging};
 use super::status::failed;
 use crate::BackendError;
 
@@ -11,11 +12,12 @@ use crate::BackendError;
 #[derive(Clone)]
 pub struct Buffer {
     slice: Arc<CudaSlice<u8>>,
+    staging: Arc<Staging>,
 }
 
 impl Buffer {
-    pub(super) fn new(slice: CudaSlice<u8>) -> Self {
-        Self { slice: Arc::new(slice) }
+    pub(super) fn new(slice: CudaSlice<u8>, staging: Arc<Staging>) -> Self {
+        Self { slice: Arc::new(slice), staging }
     }
 
     /// Its address on the device.
@@ -52,6 +54,10 @@ impl Buffer {
             )));
         }
         let stream = self.slice.stream();
+        if bytes.len() >= staging::WORTHWHILE {
+            // SAFETY: the range lies in the allocation, which is alive.
+            return unsafe { self.staging.upload(stream, self.address(), bytes) };
+        }
         let failed = |error| failed("copy to the GPU", &error);
         // SAFETY: the range lies in the allocation, which is alive; the source outlives the copy,
         // which has finished when this returns.
@@ -93,6 +99,10 @@ impl Buffer {
     pub fn download(&self, target: &mut [u8]) -> Result<(), BackendError> {
         let view = self.slice.slice(0..target.len());
         let stream = self.slice.stream();
+        if target.len() >= staging::WORTHWHILE {
+            // SAFETY: the range lies in the allocation, which is alive.
+            return unsafe { self.staging.download(stream, self.address(), target) };
+        }
         stream.memcpy_dtoh(&view, target).map_err(|error| failed("copy from the GPU", &error))?;
         stream.synchronize().map_err(|error| failed("copy from the GPU", &error))
     }

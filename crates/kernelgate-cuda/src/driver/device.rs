@@ -12,61 +12,31 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaModule, CudaStream, DriverError
 use cudarc::nvrtc::Ptx;
 
 use super::buffer::{Buffer, short as out_of_memory};
+use super::check::{Code, own_arch};
+pub use super::check::{DeviceError, check, count, l2_bytes, older_nvrtc};
 use super::kernel::Kernel;
 use super::raw_stream::{RawContext, RawStream};
+use super::staging::Staging;
 use super::status::{describe, failed};
 use super::wait;
 use crate::BackendError;
+use crate::architecture;
 use crate::compiler::cache;
 use crate::compiler::nvrtc::CompileError;
 use crate::compiler::source::Build;
-use crate::library::{self, Library};
-
-/// Oldest CUDA that the kernels' machine code needs of the driver: 13.0.
-const OLDEST_CUDA: i32 = 13_000;
-
-/// Why there is no GPU to run on.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DeviceError {
-    /// A library was not found.
-    #[error("{} is missing: {}", .0.name(), .0.advice())]
-    Missing(Library),
-    /// The driver is installed and returns an error.
-    #[error("the NVIDIA driver failed to {action}: {error}")]
-    Driver {
-        /// What was asked.
-        action: &'static str,
-        /// What it answered.
-        error: String,
-    },
-    /// The driver is older than the kernels need.
-    #[error(
-        "the NVIDIA driver supports CUDA {}.{}, 13.0 is needed: update the driver",
-        .0 / 1000, .0 % 1000 / 10
-    )]
-    OldDriver(i32),
-    /// No GPU at all.
-    #[error("the NVIDIA driver finds no GPU")]
-    NoDevice,
-    /// Not that GPU.
-    #[error("there is no GPU {wanted}: this machine has {count}, counted from 0")]
-    NoSuchDevice {
-        /// What was asked for.
-        wanted: usize,
-        /// How many there are.
-        count: usize,
-    },
-}
 
 /// What a GPU is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceFacts {
-    /// As the device names itself.
+    /// As the device names itself; "NVIDIA H200 as sm_80" where `KERNELGATE_ARCH` is followed, so
+    /// that nothing compares it with a card that runs all it can.
     pub name: String,
     /// "GPU-…", unique to the card.
     pub uuid: String,
-    /// Architecture to compile for: "sm_90a".
+    /// Architecture to compile for: "sm_90a"; the one that `KERNELGATE_ARCH` names, if it does.
     pub arch: String,
+    /// What kernels are compiled to: `arch`, or PTX of a named one, "compute_80".
+    pub code: String,
     /// Latest CUDA that the driver supports: 13000 is 13.0.
     pub driver_cuda: i32,
     /// Multiprocessors.
@@ -89,58 +59,7 @@ pub struct Device {
     marker: CudaEvent,
     timeout: Duration,
     modules: Mutex<BTreeMap<Build, Arc<CudaModule>>>,
-}
-
-/// Number of GPUs that the driver finds.
-///
-/// # Errors
-/// When there is no driver, it is too old, or it fails.
-pub fn count() -> Result<usize, DeviceError> {
-    library::load(Library::Driver).ok_or(DeviceError::Missing(Library::Driver))?;
-    let failed =
-        |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
-    match result::init() {
-        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(DeviceError::NoDevice),
-        other => other.map_err(failed("initialise"))?,
-    }
-    let mut version = 0;
-    // SAFETY: the driver is loaded and initialised, and the pointer is valid.
-    unsafe { sys::cuDriverGetVersion(&raw mut version) }
-        .result()
-        .map_err(failed("tell its version"))?;
-    if version < OLDEST_CUDA {
-        return Err(DeviceError::OldDriver(version));
-    }
-    Ok(CudaContext::device_count().map_err(failed("count GPUs"))?.max(0) as usize)
-}
-
-/// Size of a GPU's L2 cache, bytes, without opening it; 0 where the driver does not tell.
-pub fn l2_bytes(ordinal: usize) -> u64 {
-    let tell = || {
-        let device = result::device::get(i32::try_from(ordinal).ok()?).ok()?;
-        // SAFETY: the driver gave that device.
-        unsafe {
-            result::device::get_attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
-        }
-        .ok()
-    };
-    count().ok().and_then(|_| tell()).map_or(0, |bytes| bytes.max(0) as u64)
-}
-
-/// Whether there is such a GPU and what running on it needs; opens nothing.
-///
-/// # Errors
-/// The first thing that is missing.
-pub fn check(ordinal: usize) -> Result<(), DeviceError> {
-    let count = count()?;
-    if count == 0 {
-        return Err(DeviceError::NoDevice);
-    }
-    if ordinal >= count {
-        return Err(DeviceError::NoSuchDevice { wanted: ordinal, count });
-    }
-    library::load(Library::Nvrtc).ok_or(DeviceError::Missing(Library::Nvrtc))?;
-    Ok(())
+    staging: Arc<Staging>,
 }
 
 impl Device {
@@ -158,11 +77,15 @@ impl Device {
         // tracking would add waits and events to every launch.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("make a stream"))?;
-        let facts = facts_of(context.cu_device()).map_err(failed("describe the GPU"))?;
+        let device = context.cu_device();
+        let own = own_arch(device).map_err(failed("tell its architecture"))?;
+        let facts = facts_of(device, Code::of(&own)?).map_err(failed("describe the GPU"))?;
         let marker = context
             .new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING))
             .map_err(failed("make an event"))?;
-        Ok(Arc::new(Self { facts, context, stream, marker, timeout, modules: Mutex::default() }))
+        let staging = Arc::new(Staging::new(Arc::clone(&context)));
+        let modules = Mutex::default();
+        Ok(Arc::new(Self { facts, context, stream, marker, timeout, modules, staging }))
     }
 
     /// What the GPU is.
@@ -208,7 +131,7 @@ impl Device {
         Ok((free as u64, total as u64))
     }
 
-    /// Most shared memory that a block may ask for, bytes.
+    /// Most shared memory that a block may ask for on this card and on its architecture, bytes.
     ///
     /// # Errors
     /// When the driver fails.
@@ -216,7 +139,20 @@ impl Device {
         let most = self
             .context
             .attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
-        Ok(most.map_err(|error| failed("tell the shared memory of a block", &error))?.max(0) as u32)
+        let most = most.map_err(|error| failed("tell the shared memory of a block", &error))?;
+        let named = architecture::shared_bytes_a_block(&self.facts.arch).unwrap_or(u32::MAX);
+        Ok((most.max(0) as u32).min(named))
+    }
+
+    /// Whether blocks may be launched in clusters.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn clusters(&self) -> Result<bool, BackendError> {
+        let clusters = self.context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH);
+        let clusters =
+            clusters.map_err(|error| failed("tell whether there are clusters", &error))? != 0;
+        Ok(clusters && architecture::overlaps_launches(&self.facts.arch))
     }
 
     /// Waits for everything that was launched.
@@ -245,12 +181,16 @@ impl Device {
 
     /// Device memory, freed with the buffer. Every byte is 0xff, which is NaN in every float
     /// format: what a kernel reads there before it was written is never what an earlier case left.
+    /// With `KERNELGATE_UNFILLED` set nothing is written: only so can compute-sanitizer's initcheck
+    /// tell what was never written.
     ///
     /// # Errors
     /// When there is not enough.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, BackendError> {
         let buffer = self.uninitialised(bytes)?;
-        buffer.fill(0xff)?;
+        if std::env::var_os("KERNELGATE_UNFILLED").is_none_or(|value| value.is_empty()) {
+            buffer.fill(0xff)?;
+        }
         Ok(buffer)
     }
 
@@ -267,7 +207,7 @@ impl Device {
             DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => short(),
             error => failed("allocate memory", &error),
         })?;
-        Ok(Buffer::new(slice))
+        Ok(Buffer::new(slice, Arc::clone(&self.staging)))
     }
 
     /// Device memory with these bytes.
@@ -327,7 +267,7 @@ impl Device {
     fn load(&self, build: &Build) -> Result<Arc<CudaModule>, BackendError> {
         let failed_to_compile = |error: CompileError| BackendError::Compile(error.to_string());
         let load = |cubin| self.context.load_module(Ptx::from_binary(cubin));
-        let arch = &self.facts.arch;
+        let arch = &self.facts.code;
         let module = match load(cache::compile(build, arch).map_err(failed_to_compile)?) {
             Ok(module) => Ok(module),
             Err(_) => load(cache::compile_anew(build, arch).map_err(failed_to_compile)?),
@@ -336,15 +276,14 @@ impl Device {
     }
 }
 
-/// The facts of a device, which need no context.
-pub(super) fn facts_of(device: sys::CUdevice) -> Result<DeviceFacts, DriverError> {
+/// The facts of a device, which need no context, and what it is to run.
+pub(super) fn facts_of(device: sys::CUdevice, code: Code) -> Result<DeviceFacts, DriverError> {
     let number = |attribute| {
         // SAFETY: the driver gave that device.
         unsafe { result::device::get_attribute(device, attribute) }
     };
     let attribute = |attribute| number(attribute).map(|value| value.max(0) as u64);
-    let major = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-    let minor = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    let name = result::device::get_name(device)?;
     let mut driver_cuda = 0;
     // SAFETY: the driver is loaded and initialised, and the pointer is valid.
     unsafe { sys::cuDriverGetVersion(&raw mut driver_cuda) }.result()?;
@@ -353,7 +292,7 @@ pub(super) fn facts_of(device: sys::CUdevice) -> Result<DeviceFacts, DriverError
         bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
     };
     Ok(DeviceFacts {
-        name: result::device::get_name(device)?,
+        name: if code.named { format!("{name} as {}", code.arch) } else { name },
         uuid: format!(
             "GPU-{}-{}-{}-{}-{}",
             hex(0..4),
@@ -362,8 +301,8 @@ pub(super) fn facts_of(device: sys::CUdevice) -> Result<DeviceFacts, DriverError
             hex(8..10),
             hex(10..16)
         ),
-        // Architecture-specific instructions exist from Hopper on, under a name of their own.
-        arch: format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" }),
+        arch: code.arch,
+        code: code.code,
         driver_cuda,
         multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
         l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,

@@ -2,6 +2,7 @@
 
 pub mod argument;
 pub mod buffer;
+mod check;
 pub mod conduct;
 pub mod device;
 pub mod event;
@@ -14,6 +15,7 @@ pub mod memory;
 pub mod persistence;
 pub mod prepared;
 pub mod raw_stream;
+mod staging;
 mod status;
 pub mod stream_timer;
 mod wait;

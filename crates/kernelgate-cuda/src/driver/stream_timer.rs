@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{DriverError, result, sys};
 
+use super::check::{Code, own_arch};
 use super::device::{self, DeviceError, DeviceFacts};
 use super::raw_stream::RawStream;
 use super::status::{describe, failed};
@@ -151,7 +152,8 @@ impl StreamTimer {
         unsafe { sys::cuCtxGetDevice(&raw mut cu_device) }
             .result()
             .map_err(|error| failed("tell the stream's GPU", &error))?;
-        let facts = device::facts_of(cu_device)
+        let facts = own_arch(cu_device)
+            .and_then(|own| device::facts_of(cu_device, Code::theirs(own)))
             .map_err(|error| failed("describe the stream's GPU", &error))?;
         let mut timer =
             Self { stream, context, events: [ptr::null_mut(); 2], facts, timeout, hold: None };

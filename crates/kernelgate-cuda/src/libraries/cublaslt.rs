@@ -1,11 +1,8 @@
 //! GEMMs by cuBLASLt: the measured matmul ceiling of the roofline.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 
-use cudarc::cublaslt::result::{self, CublasError};
-use cudarc::cublaslt::sys;
-
+use super::lt::{self, LtError};
 use crate::BackendError;
 use crate::library::{self, Library};
 use crate::{Buffer, Device};
@@ -49,11 +46,9 @@ impl Operands {
         }
     }
 
-    const fn types(self) -> (sys::cudaDataType, sys::cudaDataType, sys::cublasComputeType_t) {
-        use sys::cublasComputeType_t::{
-            CUBLAS_COMPUTE_32F as COMPUTE, CUBLAS_COMPUTE_32F_FAST_TF32 as TENSOR,
-        };
-        use sys::cudaDataType_t as D;
+    const fn types(self) -> (lt::DataType, lt::DataType, lt::Compute) {
+        use lt::Compute::{CUBLAS_COMPUTE_32F as COMPUTE, CUBLAS_COMPUTE_32F_FAST_TF32 as TENSOR};
+        use lt::DataType as D;
         match self {
             Self::Fp8 => (D::CUDA_R_8F_E4M3, D::CUDA_R_16BF, COMPUTE),
             Self::Bf16 => (D::CUDA_R_16BF, D::CUDA_R_16BF, COMPUTE),
@@ -67,11 +62,11 @@ impl Operands {
 /// D = Aᵀ·B of square matrices on a device, and the algorithms that the library proposes for it.
 pub struct SquareGemm {
     device: Arc<Device>,
-    handle: sys::cublasLtHandle_t,
-    description: sys::cublasLtMatmulDesc_t,
-    operand: sys::cublasLtMatrixLayout_t,
-    result: sys::cublasLtMatrixLayout_t,
-    algorithms: Vec<sys::cublasLtMatmulAlgo_t>,
+    handle: lt::Object,
+    description: lt::Object,
+    operand: lt::Object,
+    result: lt::Object,
+    algorithms: Vec<lt::Algorithm>,
     a: Buffer,
     b: Buffer,
     d: Buffer,
@@ -82,11 +77,10 @@ const WORKSPACE_BYTES: usize = 32 << 20;
 
 impl SquareGemm {
     /// Prepares the GEMM of two `size`×`size` matrices, whose elements lie in `a` and `b`; `None`
-    /// where the library is missing.
+    /// where the library is missing, or knows no algorithm for such elements on this GPU.
     ///
     /// # Errors
-    /// When the elements are not as many as that, the library fails or knows no algorithm, or
-    /// memory is short.
+    /// When the elements are not as many as that, the library fails, or memory is short.
     pub fn new(
         device: &Arc<Device>,
         operands: Operands,
@@ -117,20 +111,23 @@ impl SquareGemm {
             d: device.allocate(elements * output_bytes)?,
             workspace: device.allocate(WORKSPACE_BYTES)?,
         };
-        gemm.handle = result::create_handle().map_err(failed("open"))?;
-        gemm.description = result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F)
+        gemm.handle = lt::create().map_err(failed("open"))?;
+        // The transposed form is the one that every dtype supports, and fp8 needs.
+        gemm.description = lt::description(compute, lt::DataType::CUDA_R_32F, true)
             .map_err(failed("describe a GEMM"))?;
-        gemm.operand = result::create_matrix_layout(input, size, size, size as i64)
-            .map_err(failed("describe a matrix"))?;
-        gemm.result = result::create_matrix_layout(output, size, size, size as i64)
-            .map_err(failed("describe a matrix"))?;
-        gemm.transpose_a().map_err(failed("transpose"))?;
-        let (operand, result) = (gemm.operand, gemm.result);
+        let layout =
+            |dtype| lt::layout(dtype, size, size, size as i64).map_err(failed("describe a matrix"));
+        gemm.operand = layout(input)?;
+        gemm.result = layout(output)?;
+        let layouts = [gemm.operand, gemm.operand, gemm.result];
         // SAFETY: handle, description and layouts were made above and are alive.
-        let proposed = unsafe {
-            propose(gemm.handle, gemm.description, [operand, operand, result], WORKSPACE_BYTES)
+        let proposed =
+            unsafe { lt::propose(gemm.handle, gemm.description, layouts, WORKSPACE_BYTES) };
+        gemm.algorithms = match proposed {
+            // fp8 before sm_89: no ceiling, and no work that has one.
+            Err(LtError::NOT_SUPPORTED) => return Ok(None),
+            proposed => proposed.map_err(failed("propose an algorithm"))?,
         };
-        gemm.algorithms = proposed.map_err(failed("propose an algorithm"))?;
         Ok(Some(gemm))
     }
 
@@ -144,48 +141,18 @@ impl SquareGemm {
     /// # Errors
     /// When the library refuses.
     pub fn launch(&self, algorithm: usize) -> Result<(), BackendError> {
-        let (one, zero) = (1f32, 0f32);
-        let pointer = |buffer: &Buffer| buffer.address() as *mut c_void;
+        let launch = lt::Launch {
+            handle: self.handle,
+            description: self.description,
+            matrices: [&self.a, &self.b, &self.d].map(Buffer::address),
+            layouts: [self.operand, self.operand, self.result],
+            algorithm: &raw const self.algorithms[algorithm],
+            workspace: (self.workspace.address(), WORKSPACE_BYTES),
+            stream: self.device.stream().cu_stream().cast(),
+        };
         // SAFETY: handle, descriptions and algorithm belong together and to this GEMM; the buffers
-        // are as large as described and live as long as `self`; the scalars are f32 as the
-        // description says and are read during the call.
-        unsafe {
-            result::matmul(
-                self.handle,
-                self.description,
-                (&raw const one).cast(),
-                (&raw const zero).cast(),
-                pointer(&self.a),
-                self.operand,
-                pointer(&self.b),
-                self.operand,
-                pointer(&self.d),
-                self.result,
-                pointer(&self.d),
-                self.result,
-                &raw const self.algorithms[algorithm],
-                pointer(&self.workspace),
-                WORKSPACE_BYTES,
-                self.device.stream().cu_stream().cast(),
-            )
-        }
-        .map_err(failed("launch a GEMM"))
-    }
-
-    /// The form that every dtype supports, and fp8 needs.
-    fn transpose_a(&self) -> Result<(), CublasError> {
-        // CUBLAS_OP_T.
-        let transposed = 1i32;
-        let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
-        // SAFETY: the description is alive; the attribute is of that type and copied.
-        unsafe {
-            result::set_matmul_desc_attribute(
-                self.description,
-                attribute,
-                (&raw const transposed).cast(),
-                size_of_val(&transposed),
-            )
-        }
+        // are as large as described and live as long as `self`.
+        unsafe { lt::matmul(launch) }.map_err(failed("launch a GEMM"))
     }
 }
 
@@ -194,77 +161,18 @@ impl Drop for SquareGemm {
         // SAFETY: each is destroyed once, if it was made; nothing of the GEMM runs any more once
         // the buffers are freed in order.
         unsafe {
-            let _ = (!self.result.is_null()).then(|| result::destroy_matrix_layout(self.result));
-            let _ = (!self.operand.is_null()).then(|| result::destroy_matrix_layout(self.operand));
-            let _ = (!self.description.is_null())
-                .then(|| result::destroy_matmul_desc(self.description));
-            let _ = (!self.handle.is_null()).then(|| result::destroy_handle(self.handle));
+            for (kind, object) in [
+                (lt::Kind::Layout, self.result),
+                (lt::Kind::Layout, self.operand),
+                (lt::Kind::Description, self.description),
+                (lt::Kind::Handle, self.handle),
+            ] {
+                lt::destroy(kind, object);
+            }
         }
     }
 }
 
-/// Algorithms asked for.
-const MAX_ALGORITHMS: usize = 8;
-
-/// The algorithms that the library proposes for d = a·b with matrices of these layouts (a, b, d),
-/// the most promising first; at least one.
-///
-/// # Safety
-/// The handle, the description and the layouts are alive.
-///
-/// # Errors
-/// When the library fails or knows none.
-pub(super) unsafe fn propose(
-    handle: sys::cublasLtHandle_t,
-    description: sys::cublasLtMatmulDesc_t,
-    [a, b, d]: [sys::cublasLtMatrixLayout_t; 3],
-    workspace_bytes: usize,
-) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CublasError> {
-    let preference = result::create_matmul_pref()?;
-    let attribute =
-        sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-    let mut proposals =
-        [std::mem::MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit(); MAX_ALGORITHMS];
-    let mut count = 0;
-    // SAFETY: what the caller passed is alive; the attribute is a size_t and copied; there is room
-    // for the proposals asked for.
-    let outcome = unsafe {
-        let set = result::set_matmul_pref_attribute(
-            preference,
-            attribute,
-            (&raw const workspace_bytes).cast(),
-            size_of::<usize>(),
-        );
-        let asked = sys::cublasLtMatmulAlgoGetHeuristic(
-            handle,
-            description,
-            a,
-            b,
-            d,
-            d,
-            preference,
-            MAX_ALGORITHMS as i32,
-            proposals.as_mut_ptr().cast(),
-            &raw mut count,
-        );
-        let destroyed = result::destroy_matmul_pref(preference);
-        set.and(asked.result()).and(destroyed)
-    };
-    outcome?;
-    // SAFETY: the library filled the first `count`.
-    let proposals =
-        proposals[..count.max(0) as usize].iter().map(|proposal| unsafe { proposal.assume_init() });
-    let algorithms: Vec<_> = proposals
-        .filter(|proposal| proposal.state.result().is_ok())
-        .map(|proposal| proposal.algo)
-        .collect();
-    if algorithms.is_empty() {
-        Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED))
-    } else {
-        Ok(algorithms)
-    }
-}
-
-pub(super) fn failed(action: &'static str) -> impl Fn(CublasError) -> BackendError {
+pub(super) fn failed(action: &'static str) -> impl Fn(LtError) -> BackendError {
     move |error| BackendError::Launch(format!("cuBLASLt failed to {action}: {error}"))
 }

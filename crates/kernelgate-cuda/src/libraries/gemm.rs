@@ -3,14 +3,13 @@
 //! Everything is described and chosen while a case is prepared; launching allocates nothing and can
 //! be captured.
 
-use std::ffi::c_void;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use cudarc::cublaslt::{result, sys};
 use cudarc::driver::CudaStream;
 
-use super::cublaslt::{failed, propose};
+use super::cublaslt::failed;
+use super::lt;
 use crate::BackendError;
 use crate::driver::event::EventPool;
 use crate::driver::graph::Graph;
@@ -23,7 +22,7 @@ pub const WORKSPACE_BYTES: usize = 16 << 20;
 /// The library on one device, with lanes: GEMMs in different lanes may run concurrently.
 pub struct Blas {
     device: Arc<Device>,
-    handle: sys::cublasLtHandle_t,
+    handle: lt::Object,
     lanes: Vec<Lane>,
 }
 
@@ -46,7 +45,7 @@ impl Blas {
             Ok(Lane { stream, workspace: device.allocate(WORKSPACE_BYTES)? })
         };
         let lanes = (0..lanes.max(1)).map(lane).collect::<Result<_, BackendError>>()?;
-        let handle = result::create_handle().map_err(failed("open"))?;
+        let handle = lt::create().map_err(failed("open"))?;
         Ok(Rc::new(Self { device: Arc::clone(device), handle, lanes }))
     }
 
@@ -69,7 +68,7 @@ pub fn available() -> Result<(), String> {
 impl Drop for Blas {
     fn drop(&mut self) {
         // SAFETY: destroyed once; every GEMM of it holds a count and is gone.
-        let _ = unsafe { result::destroy_handle(self.handle) };
+        unsafe { lt::destroy(lt::Kind::Handle, self.handle) };
     }
 }
 
@@ -91,10 +90,10 @@ pub struct Spec {
 /// One GEMM and the algorithms that the library proposes for it, of which one is used.
 pub struct Gemm {
     blas: Rc<Blas>,
-    description: sys::cublasLtMatmulDesc_t,
+    description: lt::Object,
     /// Of w, x and y as the library sees them: column-major, so transposed.
-    layouts: [sys::cublasLtMatrixLayout_t; 3],
-    algorithms: Vec<sys::cublasLtMatmulAlgo_t>,
+    layouts: [lt::Object; 3],
+    algorithms: Vec<lt::Algorithm>,
     chosen: usize,
 }
 
@@ -111,8 +110,7 @@ impl Gemm {
     /// # Errors
     /// When the library fails or knows no algorithm.
     pub fn new(blas: &Rc<Blas>, spec: Spec) -> Result<Self, BackendError> {
-        use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
-        use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F};
+        use lt::DataType::{CUDA_R_16BF, CUDA_R_32F};
         let Spec { rows, columns, depth, transposed, wide } = spec;
         // From here on the destructor gives back what was made.
         let mut gemm = Self {
@@ -122,23 +120,9 @@ impl Gemm {
             algorithms: Vec::new(),
             chosen: 0,
         };
-        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let compute = lt::Compute::CUBLAS_COMPUTE_32F;
         gemm.description =
-            result::create_matmul_desc(compute, CUDA_R_32F).map_err(failed("describe a GEMM"))?;
-        if transposed {
-            // CUBLAS_OP_T.
-            let operation = 1i32;
-            // SAFETY: the description is alive; the attribute is of that type and copied.
-            unsafe {
-                result::set_matmul_desc_attribute(
-                    gemm.description,
-                    CUBLASLT_MATMUL_DESC_TRANSA,
-                    (&raw const operation).cast(),
-                    size_of_val(&operation),
-                )
-            }
-            .map_err(failed("transpose"))?;
-        }
+            lt::description(compute, CUDA_R_32F, transposed).map_err(failed("describe a GEMM"))?;
         // A row-major matrix is a column-major one of swapped extents: yᵀ = wᵀ·xᵀ.
         let (w_rows, w_columns) = if transposed { (depth, columns) } else { (columns, depth) };
         let output = if wide { CUDA_R_32F } else { CUDA_R_16BF };
@@ -147,12 +131,12 @@ impl Gemm {
             (CUDA_R_16BF, depth, rows),
             (output, columns, rows),
         ]) {
-            *layout = result::create_matrix_layout(dtype, rows as u64, columns as u64, rows as i64)
+            *layout = lt::layout(dtype, rows as u64, columns as u64, rows as i64)
                 .map_err(failed("describe a matrix"))?;
         }
         // SAFETY: handle, description and layouts were made above and are alive.
         let proposed =
-            unsafe { propose(blas.handle, gemm.description, gemm.layouts, WORKSPACE_BYTES) };
+            unsafe { lt::propose(blas.handle, gemm.description, gemm.layouts, WORKSPACE_BYTES) };
         gemm.algorithms = proposed.map_err(failed("propose an algorithm"))?;
         Ok(gemm)
     }
@@ -199,36 +183,22 @@ impl Gemm {
     /// # Errors
     /// When the library refuses.
     pub fn launch(&self, lane: usize, x: u64, w: u64, y: u64) -> Result<(), BackendError> {
-        let (one, zero) = (1f32, 0f32);
-        let [w_layout, x_layout, y_layout] = self.layouts;
         let lane = &self.blas.lanes[lane];
-        let algorithm =
-            self.algorithms.get(self.chosen).map_or(std::ptr::null(), std::ptr::from_ref);
-        let address = |address: u64| address as *mut c_void;
-        // SAFETY: handle, description, layouts and algorithm belong together; the scalars are f32
-        // as described and read during the call; the workspace lives as long as `self`; x,
-        // w and y are addresses on the device and used there only.
-        unsafe {
-            result::matmul(
-                self.blas.handle,
-                self.description,
-                (&raw const one).cast(),
-                (&raw const zero).cast(),
-                address(w),
-                w_layout,
-                address(x),
-                x_layout,
-                address(y),
-                y_layout,
-                address(y),
-                y_layout,
-                algorithm,
-                address(lane.workspace.address()),
-                WORKSPACE_BYTES,
-                lane.stream.cu_stream().cast(),
-            )
-        }
-        .map_err(failed("launch a GEMM"))
+        let launch = lt::Launch {
+            handle: self.blas.handle,
+            description: self.description,
+            matrices: [w, x, y],
+            layouts: self.layouts,
+            algorithm: self
+                .algorithms
+                .get(self.chosen)
+                .map_or(std::ptr::null(), std::ptr::from_ref),
+            workspace: (lane.workspace.address(), WORKSPACE_BYTES),
+            stream: lane.stream.cu_stream().cast(),
+        };
+        // SAFETY: handle, description, layouts and algorithm belong together; the workspace lives
+        // as long as `self`; x, w and y are addresses on the device and used there only.
+        unsafe { lt::matmul(launch) }.map_err(failed("launch a GEMM"))
     }
 }
 
@@ -244,11 +214,8 @@ impl Drop for Gemm {
     fn drop(&mut self) {
         // SAFETY: each is destroyed once, if it was made.
         unsafe {
-            for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
-                let _ = result::destroy_matrix_layout(layout);
-            }
-            let _ = (!self.description.is_null())
-                .then(|| result::destroy_matmul_desc(self.description));
+            self.layouts.into_iter().for_each(|layout| lt::destroy(lt::Kind::Layout, layout));
+            lt::destroy(lt::Kind::Description, self.description);
         }
     }
 }

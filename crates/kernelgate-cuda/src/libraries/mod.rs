@@ -3,3 +3,4 @@
 pub mod cublaslt;
 pub mod cudnn;
 pub mod gemm;
+mod lt;

@@ -1,12 +1,10 @@
 //! CUPTI's activity records, taken in process.
 
 use std::alloc::{Layout, alloc, dealloc};
-use std::ffi::CStr;
-use std::sync::{Mutex, PoisonError};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use cudarc::cupti::result::{CuptiError, activity};
 use cudarc::cupti::sys;
-use cudarc::driver::sys::CUcontext;
 
 use crate::BackendError;
 use crate::Device;
@@ -49,12 +47,12 @@ impl KernelTrace {
     /// # Errors
     /// When CUPTI refuses, for example because another profiler holds the device.
     pub fn start() -> Result<Option<Self>, BackendError> {
-        if library::load(Library::Cupti).is_none() {
-            return Ok(None);
-        }
-        activity::register_callbacks(Some(give_buffer), Some(take_buffer))
-            .map_err(failed("begin"))?;
-        activity::enable(KIND).map_err(failed("record kernels"))?;
+        let Some(api) = api() else { return Ok(None) };
+        // SAFETY: the callbacks live as long as the process.
+        let begun = unsafe { (api.register)(give_buffer, take_buffer) };
+        api.check(begun, "begin")?;
+        // SAFETY: a kind that every version has.
+        api.check(unsafe { (api.enable)(KIND) }, "record kernels")?;
         take();
         Ok(Some(Self(())))
     }
@@ -66,8 +64,11 @@ impl KernelTrace {
     /// When the device or CUPTI fails.
     pub fn take(&self, device: &Device) -> Result<Vec<KernelRecord>, BackendError> {
         device.synchronize()?;
-        // 1: also buffers that are not full.
-        activity::flush_all(1).map_err(failed("hand over its records"))?;
+        if let Some(api) = api() {
+            // 1: also buffers that are not full.
+            // SAFETY: the callbacks were registered.
+            api.check(unsafe { (api.flush)(1) }, "hand over its records")?;
+        }
         let mut records = take();
         records.sort_by_key(|record| record.start_ns);
         Ok(records)
@@ -76,7 +77,8 @@ impl KernelTrace {
 
 impl Drop for KernelTrace {
     fn drop(&mut self) {
-        let _ = activity::disable(KIND);
+        // SAFETY: a kind that every version has.
+        let _ = api().map(|api| unsafe { (api.disable)(KIND) });
     }
 }
 
@@ -100,21 +102,19 @@ extern "C" fn give_buffer(buffer: *mut *mut u8, size: *mut usize, most_records: 
     }
 }
 
-extern "C" fn take_buffer(_: CUcontext, _: u32, buffer: *mut u8, _: usize, valid_bytes: usize) {
-    if buffer.is_null() {
-        return;
-    }
+extern "C" fn take_buffer(_: *mut c_void, _: u32, buffer: *mut u8, _: usize, valid_bytes: usize) {
+    let (false, Some(api)) = (buffer.is_null(), api()) else { return };
     let mut records = RECORDS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut record: *mut sys::CUpti_Activity = std::ptr::null_mut();
     // SAFETY: the buffer is one of ours with `valid_bytes` of records, which this walks until CUPTI
-    // says that there are no more; a record of that kind has that layout in CUDA 13, and its
-    // name lives as long as its module.
+    // says that there are no more; a record of that kind has that layout in CUDA 12, of which that
+    // of CUDA 13 is a continuation, and its name lives as long as its module.
     unsafe {
-        while activity::get_next_record(buffer, valid_bytes, &raw mut record).is_ok() {
+        while (api.next)(buffer, valid_bytes, &raw mut record) == 0 {
             if (*record).kind != KIND {
                 continue;
             }
-            let kernel = record.cast::<sys::CUpti_ActivityKernel10>().read_unaligned();
+            let kernel = record.cast::<sys::CUpti_ActivityKernel9>().read_unaligned();
             let name = if kernel.name.is_null() {
                 "".into()
             } else {
@@ -130,6 +130,51 @@ extern "C" fn take_buffer(_: CUcontext, _: u32, buffer: *mut u8, _: usize, valid
     }
 }
 
-fn failed(action: &'static str) -> impl Fn(CuptiError) -> BackendError {
-    move |error| BackendError::Launch(format!("CUPTI failed to {action}: {error}"))
+type GiveBuffer = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
+type TakeBuffer = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
+
+/// CUPTI's functions, of the library that was opened; a result of 0 is success.
+struct Api {
+    register: unsafe extern "C" fn(GiveBuffer, TakeBuffer) -> c_int,
+    enable: unsafe extern "C" fn(sys::CUpti_ActivityKind) -> c_int,
+    disable: unsafe extern "C" fn(sys::CUpti_ActivityKind) -> c_int,
+    flush: unsafe extern "C" fn(u32) -> c_int,
+    next: unsafe extern "C" fn(*mut u8, usize, *mut *mut sys::CUpti_Activity) -> c_int,
+    error_string: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+}
+
+fn api() -> Option<&'static Api> {
+    static API: OnceLock<Option<Api>> = OnceLock::new();
+    API.get_or_init(load).as_ref()
+}
+
+fn load() -> Option<Api> {
+    let library = Library::Cupti;
+    // SAFETY: the types are those of `cupti_activity.h`, the same from CUDA 12 to 13, where results
+    // are enumerations of the size of an int.
+    unsafe {
+        Some(Api {
+            register: library::typed(library, c"cuptiActivityRegisterCallbacks")?,
+            enable: library::typed(library, c"cuptiActivityEnable")?,
+            disable: library::typed(library, c"cuptiActivityDisable")?,
+            flush: library::typed(library, c"cuptiActivityFlushAll")?,
+            next: library::typed(library, c"cuptiActivityGetNextRecord")?,
+            error_string: library::typed(library, c"cuptiGetResultString")?,
+        })
+    }
+}
+
+impl Api {
+    fn check(&self, status: c_int, action: &str) -> Result<(), BackendError> {
+        if status == 0 {
+            return Ok(());
+        }
+        let mut text = std::ptr::null();
+        // SAFETY: the address is valid; CUPTI's texts live as long as the library.
+        let text = unsafe {
+            let told = (self.error_string)(status, &raw mut text) == 0 && !text.is_null();
+            if told { CStr::from_ptr(text).to_string_lossy() } else { "unknown".into() }
+        };
+        Err(BackendError::Launch(format!("CUPTI failed to {action}: {text} ({status})")))
+    }
 }

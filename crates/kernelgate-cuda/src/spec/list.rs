@@ -1,7 +1,8 @@
 //! Rows of any parameter, for whoever compiles all of them: `kernelgate resources` and the tests.
 
 use super::requires::Requires;
-use super::row::KernelSpec;
+use super::row::{KernelSpec, unmet};
+use crate::architecture::shared_bytes_a_block;
 use crate::compiler::source::Build;
 
 /// A kernel of a build: the row without its parameter.
@@ -30,6 +31,11 @@ impl ListedKernel {
         } else {
             format!("{build}: {symbol}")
         }
+    }
+
+    /// What keeps an architecture from running it, a fragment: "needs sm_90 or later".
+    pub fn unmet_by(&self, arch: &str) -> Option<String> {
+        unmet(self.requires, self.shared_bytes, arch, shared_bytes_a_block(arch))
     }
 }
 
@@ -75,5 +81,20 @@ mod tests {
         );
         assert_eq!((listed[1].threads, listed[1].shared_bytes), (64, 32));
         assert_eq!(listed[1].build, listed[3].build);
+    }
+
+    #[test]
+    fn what_an_architecture_lacks_is_told_by_its_name_alone() {
+        let row = KernelSpec { shared_bytes: |_| 150 << 10, ..FILE };
+        let large = &list(&[row])[0];
+        assert_eq!((large.unmet_by("sm_80"), large.unmet_by("sm_100a")), (None, None));
+        assert_eq!(
+            large.unmet_by("sm_120a").unwrap(),
+            "needs 153600 bytes of shared memory a block, sm_120a has 101376"
+        );
+        // What is not known is left to the card.
+        assert_eq!(large.unmet_by("sm_88"), None);
+        let newer = &list(&[KernelSpec { requires: Requires::AtLeast(90), ..row }])[0];
+        assert_eq!(newer.unmet_by("sm_89").unwrap(), "needs sm_90 or later");
     }
 }

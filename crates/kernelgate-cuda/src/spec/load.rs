@@ -21,22 +21,15 @@ impl<P> KernelSpec<P> {
     /// have to be; others when a grid does not hold its blocks, or it does not compile or load.
     pub fn load(&self, device: &Device, p: &P) -> Result<LoadedKernel, BackendError> {
         let arch = &device.facts().arch;
-        if !self.requires.met_by(arch) {
-            return Err(BackendError::Unsupported(format!(
-                "needs {}, this GPU is {arch}",
-                self.requires
-            )));
+        if let Some(unmet) = self.unmet_by(p, arch, device.shared_bytes_a_block()?) {
+            return Err(BackendError::Unsupported(format!("{unmet} (this GPU is {arch})")));
+        }
+        if self.cluster.is_some() && !device.clusters()? {
+            return Err(BackendError::Unsupported(
+                "needs clusters, which this GPU has not".to_owned(),
+            ));
         }
         let shape = self.shape(p)?;
-        if shape.shared_bytes > 0 {
-            let most = device.shared_bytes_a_block()?;
-            if shape.shared_bytes > most {
-                let needed = shape.shared_bytes;
-                return Err(BackendError::Unsupported(format!(
-                    "needs {needed} bytes of shared memory a block, this GPU has {most}"
-                )));
-            }
-        }
         let kernel = device.kernel(&self.build(p), self.symbol)?;
         if shape.shared_bytes > 0 {
             kernel.allow_shared(shape.shared_bytes)?;

@@ -2,11 +2,15 @@
 
 use std::fmt;
 
+use crate::architecture::number;
+
 /// Architectures that a kernel compiles for and runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requires {
     /// That compute capability, major and minor digits together, and every later one: 80 is sm_80.
     AtLeast(u32),
+    /// From the first on, before the second: for those from the second on there is another build.
+    Between(u32, u32),
     /// That one only, for instructions that no other has: "sm_90a" has `wgmma`.
     Exactly(&'static str),
 }
@@ -14,14 +18,11 @@ pub enum Requires {
 impl Requires {
     /// Whether a GPU of that architecture ("sm_90a") runs it.
     pub fn met_by(self, arch: &str) -> bool {
+        let of = |holds: &dyn Fn(u32) -> bool| number(arch).is_some_and(holds);
         match self {
             Self::Exactly(wanted) => arch == wanted,
-            Self::AtLeast(least) => {
-                let number = arch
-                    .trim_start_matches("sm_")
-                    .trim_end_matches(|c: char| c.is_ascii_alphabetic());
-                number.parse().is_ok_and(|number: u32| number >= least)
-            }
+            Self::AtLeast(least) => of(&|number| number >= least),
+            Self::Between(least, end) => of(&|number| (least..end).contains(&number)),
         }
     }
 }
@@ -30,6 +31,9 @@ impl fmt::Display for Requires {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AtLeast(least) => write!(f, "sm_{least} or later"),
+            Self::Between(least, end) => {
+                write!(f, "sm_{least} or later, but none from sm_{end} on")
+            }
             Self::Exactly(arch) => f.write_str(arch),
         }
     }
@@ -51,6 +55,13 @@ mod tests {
             ["sm_80", "sm_90", "sm_90a", "sm_100a"].map(|arch| exactly.met_by(arch)),
             [false, false, true, false]
         );
+        let between = Requires::Between(80, 90);
+        assert_eq!(
+            ["sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_120a"]
+                .map(|arch| between.met_by(arch)),
+            [false, true, true, false, false, false]
+        );
+        assert_eq!(between.to_string(), "sm_80 or later, but none from sm_90 on");
         assert!(!least.met_by("gfx942"));
         assert_eq!([least.to_string(), exactly.to_string()], ["sm_90 or later", "sm_90a"]);
     }

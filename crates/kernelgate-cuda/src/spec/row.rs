@@ -100,6 +100,26 @@ impl<P> KernelSpec<P> {
     pub fn shape(&self, p: &P) -> Result<LaunchShape, BackendError> {
         LaunchShape::new((self.blocks)(p), self.threads as u32, (self.shared_bytes)(p) as u32)
     }
+
+    /// What keeps a GPU of that architecture, whose blocks may have that much shared memory, from
+    /// running it for `p`: a fragment.
+    pub fn unmet_by(&self, p: &P, arch: &str, shared_bytes: u32) -> Option<String> {
+        unmet(self.requires, (self.shared_bytes)(p) as u32, arch, Some(shared_bytes))
+    }
+}
+
+/// What keeps an architecture from running a kernel; shared memory that is not known keeps nothing.
+pub(super) fn unmet(
+    requires: Requires,
+    needed: u32,
+    arch: &str,
+    shared_bytes: Option<u32>,
+) -> Option<String> {
+    if !requires.met_by(arch) {
+        return Some(format!("needs {requires}"));
+    }
+    let most = shared_bytes.filter(|&most| needed > most)?;
+    Some(format!("needs {needed} bytes of shared memory a block, {arch} has {most}"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! Numbers and tables as a person reads them. No decisions here.
 
+pub mod duration;
 pub mod runs;
 pub mod table;
+pub mod terminal;
 
 /// "134 MB": decimal units.
 pub fn bytes(bytes: u64) -> String {

@@ -45,10 +45,11 @@ const REMARKS: [Remark; 6] = [
     ),
 ];
 
-/// The runs' cases for a terminal.
-pub fn text(runs: &[Run]) -> String {
+/// The runs' cases for a terminal, of so many columns where it has a width.
+pub fn text(runs: &[Run], columns: Option<usize>) -> String {
     let table = table(runs);
-    let mut out = if table.is_empty() { "no case was timed".to_owned() } else { table.text() };
+    let mut out =
+        if table.is_empty() { "no case was timed".to_owned() } else { table.text_within(columns) };
     // Where nothing ran, that is why.
     let every = table.is_empty();
     for (reason, ids) in skips_by_reason(runs, every) {

@@ -1,9 +1,12 @@
 //! Tables, aligned for a terminal or as Markdown.
 
+use super::terminal::wrapped;
 use crate::record::text::one_line;
 
 /// Columns are padded to this many characters at most.
 const WIDEST: usize = 200;
+/// Characters that the first column has at least on a terminal.
+const LEAST_FIRST: usize = 8;
 
 /// A table of cells; the first column is aligned left, the others right.
 #[derive(Debug, Clone, Default)]
@@ -34,6 +37,25 @@ impl Table {
         self.cleaned(one_line).lines(|cells| cells.join("  ").trim_end().to_owned()).join("\n")
     }
 
+    /// The same within a terminal's width, where there is one. What is too long of the first column
+    /// has lines of its own above the rest of its row.
+    pub fn text_within(&self, columns: Option<usize>) -> String {
+        let Some(columns) = columns else { return self.text() };
+        let mut table = self.cleaned(one_line);
+        let others: usize = table.widths().iter().skip(1).map(|width| width + 2).sum();
+        let room = columns.saturating_sub(others).max(LEAST_FIRST);
+        let mut above = Vec::new();
+        for row in std::iter::once(&mut table.header).chain(&mut table.rows) {
+            let long = row[0].chars().count() > room;
+            above.push(long.then(|| wrapped(&std::mem::take(&mut row[0]), 2, columns)));
+        }
+        let lines = table.lines(|cells| cells.join("  ").trim_end().to_owned());
+        let each = above.into_iter().zip(lines).flat_map(|(above, line)| {
+            above.into_iter().chain([wrapped(&line, LEAST_FIRST, columns)])
+        });
+        each.collect::<Vec<_>>().join("\n")
+    }
+
     /// A Markdown table.
     pub fn markdown(&self) -> String {
         let mut lines = self.cleaned(escape).lines(|cells| format!("| {} |", cells.join(" | ")));
@@ -48,13 +70,16 @@ impl Table {
         Self { header: row(&self.header), rows: self.rows.iter().map(row).collect() }
     }
 
+    /// Characters that each column takes.
+    fn widths(&self) -> Vec<usize> {
+        let all = || std::iter::once(&self.header).chain(&self.rows);
+        let width = |column: usize| all().map(|row| row[column].chars().count().min(WIDEST)).max();
+        (0..self.header.len()).map(|column| width(column).unwrap_or(0)).collect()
+    }
+
     fn lines(&self, join: impl Fn(&[String]) -> String) -> Vec<String> {
         let all = || std::iter::once(&self.header).chain(&self.rows);
-        let widths: Vec<usize> = (0..self.header.len())
-            .map(|column| {
-                all().map(|row| row[column].chars().count().min(WIDEST)).max().unwrap_or(0)
-            })
-            .collect();
+        let widths = self.widths();
         let pad = |row: &Vec<String>| -> Vec<String> {
             row.iter()
                 .zip(&widths)
@@ -94,6 +119,38 @@ mod tests {
         assert_eq!(
             table.markdown(),
             "| case   |  time |\n| --- | ---: |\n| a      |  1 µs |\n| longer | 10 ns |"
+        );
+    }
+
+    #[test]
+    fn a_table_fits_a_terminal_and_keeps_its_ids_whole() {
+        let id = "family/operation/s1024_d64_full_f32/cuda/a_long_implementation/hot";
+        let mut table = Table::new(&["case", "time", "limited by"]);
+        table.row(vec!["a/b".to_owned(), "1 µs".to_owned(), "read".to_owned()]);
+        table.row(vec![id.to_owned(), "10 ns".to_owned(), "matmul f32".to_owned()]);
+        assert_eq!(table.text_within(None), table.text());
+        assert_eq!(table.text_within(Some(200)), table.text());
+        let narrow = table.text_within(Some(70));
+        let wanted = format!(
+            "{:<46}   time  limited by\n{:<46}   1 µs        read\n{id}\n{:<46}  10 ns  matmul f32",
+            "case", "a/b", ""
+        );
+        let squeezed = |text: &str| -> Vec<String> {
+            let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+            text.lines().map(words).collect()
+        };
+        assert_eq!(squeezed(&narrow), squeezed(&wanted));
+        for columns in [40, 70, 100] {
+            let text = table.text_within(Some(columns));
+            assert!(text.lines().all(|line| line.chars().count() <= columns), "{text}");
+            assert!(text.replace("\n  ", "").contains(id), "{text}");
+        }
+        let mut wide = Table::new(&["what", "why"]);
+        wide.row(vec!["x".to_owned(), "a reason ".repeat(30)]);
+        let text = wide.text_within(Some(60));
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 60) && text.contains('…'),
+            "{text}"
         );
     }
 

@@ -18,7 +18,8 @@ use std::borrow::Cow;
 use super::cases::Group;
 use super::changed_inputs::ChangedInputs;
 use super::guard;
-use super::problem::{CaseError, Ready, case_error};
+use super::problem::{CaseError, Ready, case_error, outputs};
+use super::spent;
 use crate::backend::{BackendError, Executable};
 use crate::measure::Stopwatch;
 use crate::record::run::{AfterTiming, InputChange};
@@ -75,17 +76,19 @@ pub fn check(
         for (name, values) in changed.iter().flat_map(|changed| changed.values.iter()) {
             let original = || ready.inputs.tensor(name);
             let next = if next == CurrentInputs::Changed { values } else { original() };
+            let _activity = spent::on("inputs replaced");
             executable.replace_input(name, next)?;
         }
         replay_on_poison(executable, stopwatch)?;
-        let outputs = executable.outputs()?;
+        let outputs = outputs(executable)?;
+        let _activity = spent::on("compare");
         let (outputs, expected) = match changed.filter(|_| next == CurrentInputs::Changed) {
             Some(changed) => changed
                 .comparable(outputs, &ready.expected)
                 .map_err(|problem| VerifyError::Reference { output: "all".to_owned(), problem })?,
             None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
         };
-        verify::compare(&outputs, expected, ready.tolerance)
+        verify::compare(&outputs, expected, ready.bounds)
     });
     let how = changed.map_or(InputChange::Same, ChangedInputs::change);
     let comparison = compared.map_err(CaseError::Fail)?.map_err(|error| match error {
@@ -126,6 +129,7 @@ impl Ready {
             return Ok(false);
         }
         if !self.changed.as_ref().is_some_and(|changed| changed.suit(&replaceable)) {
+            let _activity = spent::on("other inputs");
             self.changed = None;
             self.changed = ChangedInputs::new(group, &self.inputs, replaceable, self.seed)
                 .map_err(CaseError::Fail)?;

@@ -14,7 +14,9 @@ use super::error::HarnessError;
 use super::filter::Filter;
 use super::place::{BackendName, DEFAULT_TIMEOUT_S, DeviceRequest};
 use super::variables;
+use crate::display::duration;
 use crate::measure::delay::Delay;
+use crate::record::Shard;
 use crate::record::store::check_name;
 use crate::workload::{Effort, Override};
 
@@ -55,6 +57,13 @@ pub struct Flags {
     /// kernelgate: seed of the random inputs
     #[arg(long, env = "KERNELGATE_SEED", default_value_t = 1)]
     pub seed: u64,
+    /// kernelgate: begin no case once the session has taken this long (90s, 10m, 1h); what is left
+    /// is listed as not run
+    #[arg(long, env = "KERNELGATE_BUDGET", value_name = "TIME", value_parser = duration::parse)]
+    pub budget: Option<Duration>,
+    /// kernelgate: only one of N parts of the problems, so that N machines share them
+    #[arg(long, env = "KERNELGATE_SHARD", value_name = "I/N")]
+    pub shard: Option<Shard>,
     /// kernelgate: make launches slower on purpose, to try the gate: nanoseconds added to cases
     /// whose id contains CASE
     #[arg(long, env = "KERNELGATE_DELAY", value_name = "CASE=NS[,CASE=NS]", value_delimiter = ',')]
@@ -82,8 +91,8 @@ pub struct Flags {
     /// Verify every case and run it once, without timing
     #[arg(long, conflicts_with = "profile_time")]
     pub test: bool,
-    /// Time briefly: Criterion's quick mode, with effort quick
-    #[arg(long, conflicts_with = "sample_size")]
+    /// Time briefly: effort quick, without plots
+    #[arg(long)]
     pub quick: bool,
     /// Save the results as Criterion's baseline and as baselines/DEVICE/NAME.json
     #[arg(
@@ -339,13 +348,15 @@ impl Flags {
 }
 
 /// Our flags with a value, and the variables that stand for them.
-const OWN: [(&str, &str); 9] = [
+const OWN: [(&str, &str); 11] = [
     ("--effort", "KERNELGATE_EFFORT"),
     ("--axis", "KERNELGATE_AXIS"),
     ("--backend", "KERNELGATE_BACKEND"),
     ("--device", "KERNELGATE_DEVICE"),
     ("--timeout", "KERNELGATE_TIMEOUT"),
     ("--seed", "KERNELGATE_SEED"),
+    ("--budget", "KERNELGATE_BUDGET"),
+    ("--shard", "KERNELGATE_SHARD"),
     ("--delay", "KERNELGATE_DELAY"),
     ("--trial", "KERNELGATE_TRIAL"),
     ("--request", "KERNELGATE_REQUEST"),
@@ -358,12 +369,18 @@ pub type OwnFlags = Vec<(&'static str, String)>;
 /// `None` when it has none of ours.
 ///
 /// Values of a repeated flag are joined by spaces, delays by commas. A flag without a value stays,
-/// for the parser to complain about.
+/// for the parser to complain about. `--quick` becomes our effort: Criterion's own quick mode takes
+/// 0.1 s a case or more, and doubles its launches until they agree.
 pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags)> {
     let (mut rest, mut own) = (Vec::new(), OwnFlags::new());
+    let mut quick = false;
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         let text = argument.to_string_lossy();
+        if text == "--quick" {
+            quick = true;
+            continue;
+        }
         let (flag, value) = match text.split_once('=') {
             Some((flag, value)) => (flag, Some(value.to_owned())),
             None => (text.as_ref(), None),
@@ -395,7 +412,11 @@ pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags
             None => own.push((variable, value)),
         }
     }
-    (!own.is_empty()).then_some((rest, own))
+    const EFFORT: &str = "KERNELGATE_EFFORT";
+    if quick && own.iter().all(|(name, _)| *name != EFFORT) {
+        own.push((EFFORT, "quick".to_owned()));
+    }
+    (quick || !own.is_empty()).then_some((rest, own))
 }
 
 #[cfg(test)]
@@ -452,7 +473,7 @@ mod tests {
             .map(Into::into)
             .collect();
         let (rest, own) = take_own_flags(&arguments).unwrap();
-        assert_eq!(rest, ["x", "--quick", "--bench"]);
+        assert_eq!(rest, ["x", "--bench"]);
         assert_eq!(
             own,
             [
@@ -461,6 +482,8 @@ mod tests {
             ]
         );
         assert_eq!(take_own_flags(&rest), None);
+        let (rest, own) = take_own_flags(&["x".into(), "--quick".into()]).unwrap();
+        assert_eq!((rest, own), (vec!["x".into()], vec![("KERNELGATE_EFFORT", "quick".into())]));
         assert_eq!(take_own_flags(&["--axis".into()]), None);
         assert_eq!(take_own_flags(&["--effort".into(), "--bench".into()]), None);
     }

@@ -1,7 +1,10 @@
 //! `cargo bench`: every selected case verified, timed and recorded.
 
+use std::time::Instant;
+
 use super::args::Flags;
 use super::cases::Selection;
+use super::deadline::{self, Deadline};
 use super::error::HarnessError;
 use super::execution::{Execution, Timer, run_cases};
 use super::place::Place;
@@ -9,11 +12,12 @@ use super::progress::BenchProgress;
 use super::recorder::Recorder;
 use super::references::References;
 use super::session::Session;
-use super::{saving, terse, trial};
+use super::{estimate, saving, spent, terse, trial};
 use crate::backend::BackendKind;
-use crate::display;
+use crate::display::{self, terminal};
 use crate::exit::Exit;
 use crate::measure::limits::Limits;
+use crate::record::run::process_name;
 use crate::record::{Environment, Lock, Provenance, Run, Store, file};
 use crate::workload::{Effort, Work};
 use kernelgate_cuda::observe::telemetry::Telemetry;
@@ -29,30 +33,56 @@ pub fn bench(
     (selection, effort): (&Selection<'_>, Effort),
     store: &Store,
 ) -> Result<(Exit, Run), HarnessError> {
+    let started = Instant::now();
+    let opening = spent::on("open");
     let target = flags.wanted().open(place)?;
     let environment = Environment::of(&target);
+    let (provenance, stated_commit) =
+        Provenance::of_process(&store.root).map_err(HarnessError::Usage)?;
     let progress = BenchProgress::new(flags, selection.count());
     let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
-    progress.start(name, &environment, effort, selection.count(), not_elsewhere);
+    let part = flags.shard.map_or(String::new(), |shard| format!(", shard {shard}"));
+    progress.start(
+        &format!("{name}{part}"),
+        &environment,
+        effort,
+        selection.count(),
+        not_elsewhere,
+    );
     let session = Session::of_process()?;
-    let path = session.run_path(store, name)?;
+    if effort == Effort::Thorough {
+        let known = estimate::last_times(store, &environment);
+        progress.estimate(&estimate::text(selection, (effort, flags), &known));
+    }
+    let path = session.run_path(store, &process_name(name, flags.shard))?;
+    let folder = path.parent().unwrap_or(&path);
+    let deadline = flags
+        .budget
+        .map(|budget| Deadline::after(budget, deadline::used_by(&session.invocation, folder)));
     let mut run = Run {
         effort: effort.name().to_owned(),
         seed: flags.seed,
+        shard: flags.shard,
         delays: trial::delays(flags, selection),
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
         executable: executable_hash(),
         invocation: Some(session.invocation),
-        ..Run::start(name, &session.name, environment, Provenance::of(&store.root))
+        stated_commit,
+        ..Run::start(name, &session.name, environment, provenance)
     };
     let baseline = flags
         .save_baseline
         .as_deref()
         .map(|baseline| saving::open(store, baseline, &run, selection))
         .transpose()?;
+    if run.provenance.commit.is_none() {
+        progress.no_commit();
+    }
     // Before the limits: a folder that cannot be written should not cost two seconds.
     file::write(&path, &run)?;
+    drop(opening);
+    let ceilings = spent::on("ceilings");
     let works: Vec<Work> =
         selection.groups.iter().map(|group| group.bound.problem().work()).collect();
     let mut timer = Timer::new(&target)?;
@@ -60,6 +90,7 @@ pub fn bench(
         Timer::Wall(_) => Limits::measure_cpu(&works),
         Timer::Events(events) => Limits::measure_cuda(events, &works)?,
     };
+    drop(ceilings);
     progress.limits(&run.limits);
     trial::warn_of_delays(&run);
     // After the limits: a card that has just worked shows the clock it works at.
@@ -81,13 +112,18 @@ pub fn bench(
         lost: None,
         references: Some(references),
         trial: None,
+        deadline,
     };
     let run_all = || run_cases(execution, selection, store);
-    let (exit, _) = if terse::is_set() { terse::without_output(run_all)? } else { run_all()? };
+    let exit = if terse::is_set() { terse::without_output(run_all)? } else { run_all()? };
+    let spent_s = spent::take();
+    BenchProgress::new(flags, 0).spent(&spent_s, started.elapsed());
+    recorder.add_spent(spent_s, started.elapsed());
     recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
     let saved = flags.save_baseline.as_deref().filter(|_| !recorder.run().cases.is_empty());
     if flags.output_format == "criterion" || terse::is_set() {
-        println!("{}", display::runs::text(&[recorder.run()]));
+        let text = display::runs::text(&[recorder.run()], terminal::columns());
+        terminal::print(&text);
     }
     if let Some((path, baseline)) = baseline.zip(saved) {
         let unsaved = |cause| HarnessError::Unsaved {

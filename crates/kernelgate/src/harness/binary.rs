@@ -1,16 +1,18 @@
 //! The bench binary: flags, selection, and what each mode does with it.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use super::args::{Flags, Mode};
 use super::cases::Selection;
+use super::deadline::Deadline;
 use super::error::HarnessError;
 use super::execution::{Execution, Timer, new_criterion, open_group, run_cases};
 use super::filter::Filter;
 use super::peers::Peers;
-use super::place::Place;
+use super::place::{BackendName, Place};
 use super::progress::BenchProgress;
 use super::{
     answer, args, bench_run, cases, guard, names, stored, terse, trial, trial_run, variables,
@@ -20,7 +22,7 @@ use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
 use crate::protocol::{self, Action, Request, Response, ResponseBody};
 use crate::record::text::printable;
-use crate::record::{Environment, Run, Store, TrialRequest, file, trial_request};
+use crate::record::{Environment, Run, Shard, Store, TrialRequest, file, trial_request};
 use crate::suite::Suite;
 use crate::workload::Effort;
 use kernelgate_cuda::observe::range::Range;
@@ -86,8 +88,10 @@ impl Harness {
         };
         let own = args::take_own_flags(&arguments);
         let terse = terse::is_wanted(&flags, &arguments);
-        if own.is_some() || terse {
+        let large_pages = large_pages(&flags);
+        if own.is_some() || terse || large_pages.is_some() {
             let (mut rest, mut own) = own.unwrap_or((arguments, Vec::new()));
+            own.extend(large_pages);
             if terse {
                 rest.splice(0..0, terse::FLAG.map(OsString::from));
                 own.push((terse::VARIABLE, "yes".to_owned()));
@@ -132,7 +136,9 @@ impl Harness {
         }
         cases::check_overrides(self.everything(), &flags.axis)?;
         let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
-        let Some((selection, effort)) = self.select(flags, &place, &flags.filter()?)? else {
+        let Some((selection, effort)) =
+            self.select(flags, &place, (&flags.filter()?, flags.shard))?
+        else {
             return Ok(Exit::Fine);
         };
         let store = Store::discover();
@@ -148,7 +154,7 @@ impl Harness {
                 stored::check(&store, &selection, flags.load_baseline.as_deref(), true)?;
                 stored::check(&store, &selection, flags.baseline.as_deref(), true)?;
                 stored::check(&store, &selection, flags.baseline_lenient.as_deref(), false)?;
-                let mut criterion = new_criterion(&store, Elapsed::default());
+                let mut criterion = new_criterion(&store, flags.effort(), Elapsed::default());
                 for group in &selection.groups {
                     let mut criterion_group = open_group(&mut criterion, group);
                     for case in &group.cases {
@@ -170,8 +176,9 @@ impl Harness {
                     lost: None,
                     references: None,
                     trial: None,
+                    deadline: flags.budget.map(|budget| Deadline::after(budget, Duration::ZERO)),
                 };
-                Ok(run_cases(execution, &selection, &store)?.0)
+                run_cases(execution, &selection, &store)
             }
         }
     }
@@ -197,7 +204,8 @@ impl Harness {
         cases::check_overrides(self.everything(), &flags.axis)?;
         let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
         let filter = trial::filter(&request, flags)?;
-        let Some((selection, effort)) = self.select(flags, &place, &filter)? else {
+        // A comparison says itself which cases it wants.
+        let Some((selection, effort)) = self.select(flags, &place, (&filter, None))? else {
             return Ok(Exit::Fine);
         };
         trial_run::carry_out(
@@ -243,7 +251,7 @@ impl Harness {
             Ok(filter) => filter,
             Err(error) => return nothing(error.to_string(), Vec::new()),
         };
-        let selection = match (self.select(flags, &place, &filter), filter.text()) {
+        let selection = match (self.select(flags, &place, (&filter, flags.shard)), filter.text()) {
             (Ok(Some((selection, _))), _) => selection,
             (Ok(None), _) => {
                 return nothing("another bench has what was asked for".to_owned(), Vec::new());
@@ -283,12 +291,14 @@ impl Harness {
         &self,
         flags: &Flags,
         place: &Place,
-        filter: &Filter,
+        (filter, shard): (&Filter, Option<Shard>),
     ) -> Result<Option<(Selection<'_>, Effort)>, HarnessError> {
         let own = || self.suites.iter().map(AsRef::as_ref);
         let effort = flags.effort();
+        let mut of = effort;
         let mut selection = cases::select(own(), effort, place, &flags.axis, filter)?;
         if selection.matched_nothing() && effort < Effort::Thorough {
+            of = Effort::Thorough;
             selection = cases::select(own(), Effort::Thorough, place, &flags.axis, filter)?;
             if !selection.matched_nothing() && flags.mode() != Mode::List {
                 eprintln!(
@@ -299,6 +309,10 @@ impl Harness {
             }
         }
         if !selection.matched_nothing() {
+            if shard.is_some() {
+                let wanted = (&flags.axis[..], filter);
+                selection = cases::select_part(own(), of, place, wanted, shard)?;
+            }
             return Ok(Some((selection, effort)));
         }
         if self.elsewhere(flags, place, filter).is_ok_and(|elsewhere| !elsewhere.matched_nothing())
@@ -322,7 +336,10 @@ impl Harness {
         run: &Run,
     ) -> Result<(), HarnessError> {
         let asked = flags.filter.is_some() || !flags.axis.is_empty();
+        // Another shard may have it, and a budget may end before the first case.
+        let in_part = flags.shard.is_some() || flags.budget.is_some();
         if !asked
+            || in_part
             || !run.cases.is_empty()
             || !run.failed.is_empty()
             || self.elsewhere(flags, place, &flags.filter()?)?.count() > 0
@@ -351,6 +368,18 @@ impl Harness {
 }
 
 /// Starts this program anew with Criterion's flags alone and ours in the environment.
+/// What lets the process have memory in pages of 2 MiB, where it is for a GPU: hundreds of megabytes
+/// of inputs and outputs come and go with every case, and 4 KiB at a time the system takes longer to
+/// hand them out than the GPU to fill them. Rows on the host are timed as they would run elsewhere.
+fn large_pages(flags: &Flags) -> Option<(&'static str, String)> {
+    const VARIABLE: &str = "GLIBC_TUNABLES";
+    let driver = ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists());
+    let wanted = driver && flags.backend != BackendName::Cpu && flags.mode() == Mode::Bench;
+    let asked = flags.trial.is_some() || flags.request.is_some();
+    let free = std::env::var_os(VARIABLE).is_none() && !asked;
+    (wanted && free).then(|| (VARIABLE, "glibc.malloc.hugetlb=1".to_owned()))
+}
+
 fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
     let program = std::env::current_exe()
         .unwrap_or_else(|_| PathBuf::from(std::env::args_os().next().unwrap_or_default()));
@@ -417,7 +446,7 @@ mod tests {
             Place { kind: BackendKind::Cpu, otherwise: "elsewhere".to_owned(), l2_bytes: 0 };
         let select = |arguments: &[&str]| {
             let flags = Flags::try_parse_from(arguments).unwrap();
-            let selected = harness.select(&flags, &place, &flags.filter()?)?;
+            let selected = harness.select(&flags, &place, (&flags.filter()?, flags.shard))?;
             Ok::<_, HarnessError>(selected.map(|(selection, _)| selection.count()))
         };
         assert_eq!(select(&["attention/softmax"]).unwrap(), None);

@@ -9,6 +9,7 @@ use super::guard;
 use super::place::Place;
 use crate::backend::BackendKind;
 use crate::measure::Cache;
+use crate::record::Shard;
 use crate::suite::{BoundProblem, ImplementationInfo, Suite};
 use crate::workload::{AxisError, Effort, Override, Point, Scale};
 
@@ -92,6 +93,20 @@ pub fn select<'a>(
     overrides: &[Override],
     filter: &Filter,
 ) -> Result<Selection<'a>, HarnessError> {
+    select_part(suites, effort, place, (overrides, filter), None)
+}
+
+/// The same of the problems of a shard.
+///
+/// # Errors
+/// As [`select`].
+pub fn select_part<'a>(
+    suites: impl IntoIterator<Item = &'a dyn Suite>,
+    effort: Effort,
+    place: &Place,
+    (overrides, filter): (&[Override], &Filter),
+    shard: Option<Shard>,
+) -> Result<Selection<'a>, HarnessError> {
     let mut ids = BTreeSet::new();
     let mut selection = Selection::default();
     for suite in suites {
@@ -104,6 +119,9 @@ pub fn select<'a>(
                 HarnessError::Usage(format!("{}/{point}: declared work: {panic}", suite.name()))
             })?;
             let mut group = Group { suite, point, bound, cases: Vec::new() };
+            if shard.is_some_and(|shard| !shard.has(&group.id())) {
+                continue;
+            }
             // Who overrides an axis has chosen the problems, and sees all of their rows.
             let rows =
                 overrides.is_empty().then(|| suite.scan_rows(effort, &group.point)).flatten();

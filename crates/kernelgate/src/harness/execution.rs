@@ -1,7 +1,6 @@
 //! Going through the selected cases: inputs, reference, verification, timing, record.
 
 use crate::record::text::printable;
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkGroup, Criterion, Throughput};
@@ -9,12 +8,14 @@ use criterion::{BenchmarkGroup, Criterion, Throughput};
 use super::after_timing::{self, CurrentInputs};
 use super::args::Flags;
 use super::cases::{Case, Group, Selection};
+use super::deadline::Deadline;
 use super::error::HarnessError;
 use super::guard;
 use super::problem::{CaseError, Ready};
 use super::progress::BenchProgress;
 use super::recorder::Recorder;
 use super::references::References;
+use super::spent;
 use super::timing::{self, SamplingPlan};
 use super::trial::TrialState;
 use crate::backend::{BackendError, BackendKind, Executable, Target};
@@ -102,6 +103,8 @@ pub struct Execution<'a> {
     pub references: Option<References>,
     /// Present in a process of a comparison.
     pub trial: Option<TrialState>,
+    /// After which no case begins.
+    pub deadline: Option<Deadline>,
 }
 
 impl Execution<'_> {
@@ -116,7 +119,12 @@ impl Execution<'_> {
         elapsed: &Elapsed,
     ) -> Result<Exit, HarnessError> {
         let mut exit = Exit::Fine;
-        for group in &selection.groups {
+        for (done, group) in selection.groups.iter().enumerate() {
+            if let Some(why) = self.out_of_time() {
+                let left = selection.groups[done..].iter().flat_map(|group| &group.cases);
+                self.leave(left, &why)?;
+                break;
+            }
             exit = exit.max(self.run_group(group, criterion.as_deref_mut(), elapsed)?);
         }
         Ok(exit)
@@ -156,16 +164,18 @@ impl Execution<'_> {
             }
         };
         self.progress.prepared(&ready.inputs, started.elapsed());
-        self.spend("inputs", started);
         let implementations = group.cases.chunk_by(|a, b| a.index == b.index);
         for cases in implementations {
+            if let Some(why) = self.out_of_time() {
+                self.leave(cases, &why)?;
+                continue;
+            }
             self.progress.case(&cases[0].id);
             let started = Instant::now();
             let verified = match &self.lost {
                 Some(lost) => Err(CaseError::Fail(lost.clone())),
                 None => self.verify(&mut ready, group, &cases[0]),
             };
-            self.spend("verify", started);
             let (mut executable, verification, launch) = match verified {
                 Ok(verified) => verified,
                 Err(error) => {
@@ -179,18 +189,20 @@ impl Execution<'_> {
             let mut current = CurrentInputs::default();
             for (i, case) in cases.iter().enumerate() {
                 if i > 0 {
+                    if let Some(why) = self.out_of_time() {
+                        self.leave(&cases[i..], &why)?;
+                        break;
+                    }
                     self.progress.case(&case.id);
                 }
                 let limit = self.limits.as_ref().and_then(|limits| limits.bound(&work, case.cache));
                 elapsed.shown().borrow_mut().limit.clone_from(&limit);
-                let clock = Instant::now();
                 let timed = self.time(
                     criterion_group.as_mut(),
                     (group, case, &mut ready),
                     (executable.as_mut(), &mut current),
                     (launch, &verification),
                 );
-                self.spend("time", clock);
                 let timed = timed.and_then(|(samples, after)| {
                     // The host's ceilings are measured beside whatever else it computes.
                     let on_gpu = self.target.kind() == BackendKind::Cuda;
@@ -200,27 +212,39 @@ impl Execution<'_> {
                 });
                 match timed {
                     Ok((samples, after)) => {
-                        let clock = Instant::now();
                         let verification =
                             VerificationRecord { after: Some(after), ..verification.clone() };
                         self.record(group, case, &work, limit, verification, samples)?;
-                        self.spend("record", clock);
                     }
                     Err(error) => exit = exit.max(self.record_case_error(case, &error)?),
                 }
             }
+            let _activity = spent::on("free");
             if self.lost.is_some() {
                 // To free what a hung kernel uses is to wait for it.
                 std::mem::forget(executable);
+            } else {
+                drop(executable);
             }
         }
+        let _activity = spent::on("free");
+        drop(ready);
         Ok(exit)
     }
 
-    fn spend(&mut self, activity: &'static str, started: Instant) {
-        if let Some(trial) = &mut self.trial {
-            trial.spend(activity, started);
-        }
+    fn out_of_time(&self) -> Option<String> {
+        self.deadline.as_ref().and_then(Deadline::passed)
+    }
+
+    /// Records cases that do not begin.
+    fn leave<'c>(
+        &self,
+        cases: impl IntoIterator<Item = &'c Case>,
+        why: &str,
+    ) -> Result<(), HarnessError> {
+        let ids: Vec<&str> = cases.into_iter().map(|case| case.id.as_str()).collect();
+        self.progress.left(ids.len(), why);
+        Ok(self.recorder.as_ref().map_or(Ok(()), |recorder| recorder.add_skips(&ids, why))?)
     }
 
     fn verify(
@@ -234,9 +258,10 @@ impl Execution<'_> {
                 ready.outputs.clone_from(&trial.outputs);
                 ready.verify_bits(group, case, &self.target, trial.known(&case.id))
             }
-            None => ready
-                .verify(group, case, &self.target)
-                .map(|(executable, comparison)| (executable, comparison.into(), Duration::ZERO)),
+            None => {
+                let (executable, comparison) = ready.verify(group, case, &self.target)?;
+                Ok((executable, ready.found(comparison, None), Duration::ZERO))
+            }
         }
     }
 
@@ -252,6 +277,7 @@ impl Execution<'_> {
         }
         let _case = Range::new(&case.id);
         let (timer, effort, flags) = (&mut self.timer, self.effort, self.flags);
+        let on = self.target.kind();
         let sampling = self.trial.as_ref().map_or(TrialSampling::MEASURED, |trial| trial.sampling);
         let mut delayed = match Delay::of(&flags.delay, &case.id) {
             Some(delay_ns) => Some(timer.delay(executable, delay_ns).map_err(backend_error)?),
@@ -261,14 +287,18 @@ impl Execution<'_> {
             Some(delayed) => delayed as &mut dyn Executable,
             None => executable,
         };
+        let making = spent::on("stopwatch");
         let stopwatch = guard::catch(|| timer.case(executable, case.cache));
         let mut stopwatch = stopwatch.map_err(CaseError::Fail)?.map_err(backend_error)?;
+        drop(making);
+        let timing = spent::on("time");
         let timed = guard::catch(|| {
             let Some(criterion_group) = criterion_group else {
                 return timing::trial(executable, stopwatch.as_mut(), sampling, launch);
             };
             let sample = stopwatch.time(executable, 1)?;
-            let plan = SamplingPlan::new(effort, sample.elapsed_ns / sample.launches as f64, flags);
+            let plan =
+                SamplingPlan::new(effort, on, sample.elapsed_ns / sample.launches as f64, flags);
             timing::run(
                 criterion_group,
                 &case.function(),
@@ -279,9 +309,11 @@ impl Execution<'_> {
             )
         });
         let samples = timed.map_err(CaseError::Fail)?.map_err(backend_error)?;
+        drop(timing);
         // The bits of a case that an earlier process of this executable checked.
         let digest = verification.by.as_ref().and(verification.digest.as_deref());
         let clock = Instant::now();
+        let _activity = spent::on("check after timing");
         let after =
             after_timing::check(ready, group, (executable, current), stopwatch.as_mut(), digest)?;
         self.progress.checked(&after, clock.elapsed());
@@ -298,6 +330,7 @@ impl Execution<'_> {
         samples: Samples,
     ) -> Result<(), HarnessError> {
         let Some(recorder) = &self.recorder else { return Ok(()) };
+        let _activity = spent::on("record");
         let record = CaseRecord {
             workload: group.suite.name().to_owned(),
             revision: group.suite.revision(),
@@ -348,30 +381,28 @@ pub fn run_cases(
     mut execution: Execution<'_>,
     selection: &Selection<'_>,
     store: &Store,
-) -> Result<(Exit, BTreeMap<&'static str, f64>), HarnessError> {
+) -> Result<Exit, HarnessError> {
     let elapsed = Elapsed::default();
     // A trial has no need of Criterion, which looks for gnuplot when it is made.
-    let mut criterion = execution.trial.is_none().then(|| new_criterion(store, elapsed.clone()));
+    let mut criterion =
+        execution.trial.is_none().then(|| new_criterion(store, execution.effort, elapsed.clone()));
     let outcome = execution.run(selection, criterion.as_mut(), &elapsed);
-    let spent_s = execution
-        .trial
-        .as_mut()
-        .map(|trial| std::mem::take(&mut trial.spent_s))
-        .unwrap_or_default();
     if execution.lost.is_some() {
         // A lost device gives nothing back, and may never answer: it is left to the end of the
         // process.
         std::mem::forget(execution);
     }
-    Ok((outcome?, spent_s))
+    outcome
 }
 
 /// Criterion with our measurement, its store where it always is.
-pub fn new_criterion(store: &Store, elapsed: Elapsed) -> Criterion<Elapsed> {
-    Criterion::default()
+pub fn new_criterion(store: &Store, effort: Effort, elapsed: Elapsed) -> Criterion<Elapsed> {
+    let criterion = Criterion::default()
         .with_measurement(elapsed)
         .output_directory(&store.criterion)
-        .configure_from_args()
+        .configure_from_args();
+    // Plots of a case take as long as a quick look at it.
+    if effort == Effort::Quick { criterion.without_plots() } else { criterion }
 }
 
 /// Opens Criterion's group of a problem.

@@ -11,7 +11,9 @@ mod bench_run;
 mod binary;
 pub mod cases;
 mod changed_inputs;
+mod deadline;
 mod error;
+mod estimate;
 mod execution;
 #[cfg(test)]
 mod exploits;
@@ -30,6 +32,7 @@ mod references;
 mod sample;
 mod saving;
 mod session;
+mod spent;
 mod stored;
 mod terse;
 mod timing;

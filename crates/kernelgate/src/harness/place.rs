@@ -76,7 +76,12 @@ impl DeviceRequest {
                         "on the CPU: no workload here has a CUDA implementation".to_owned()
                     ));
                 }
-                Ok(gpu().map_or_else(|error| cpu(format!("no GPU: {error}")), |()| cuda()))
+                match gpu() {
+                    Ok(()) => Ok(cuda()),
+                    // The user set it: not to follow it is no answer.
+                    Err(error @ DeviceError::Architecture(_)) => Err(refused(error)),
+                    Err(error) => Ok(cpu(format!("no GPU: {error}"))),
+                }
             }
         }
     }

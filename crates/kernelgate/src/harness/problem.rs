@@ -9,14 +9,14 @@ use super::cases::{Case, Group};
 use super::changed_inputs::ChangedInputs;
 use super::references::{self, References};
 use super::trial::BuildOutputs;
-use super::{guard, inputs, names};
+use super::{guard, inputs, names, spent};
 use crate::backend::{BackendError, Executable, Target};
 use crate::display;
 use crate::record::environment::available_memory;
 use crate::record::run::VerificationRecord;
 use crate::record::tensors;
-use crate::verify::{self, OutputComparison, VerifyError};
-use crate::workload::{Expected, ReferenceFrom, Tensors, Tolerance};
+use crate::verify::{self, Bounds, OutputComparison, VerifyError};
+use crate::workload::{Expected, ReferenceFrom, Tensors};
 
 /// Inputs and reference of a problem.
 pub struct Ready {
@@ -29,8 +29,8 @@ pub struct Ready {
     pub outputs: BuildOutputs,
     /// Where a row that is the reference of others runs.
     target: Target,
-    /// How closely.
-    pub tolerance: Tolerance,
+    /// How closely; what a declared precision asks for is known with the reference.
+    pub bounds: Bounds,
     /// Seed of the inputs.
     pub seed: u64,
     /// Where references are kept; none where each is computed.
@@ -74,7 +74,9 @@ impl Ready {
     ) -> Result<Self, CaseError> {
         let problem = group.bound.problem();
         problem.check().map_err(CaseError::Fail)?;
-        let needed = guard::catch(|| problem.host_bytes()).map_err(CaseError::Fail)?;
+        // With a declared precision there are two references.
+        let times = if problem.precision().is_some() { 2 } else { 1 };
+        let needed = guard::catch(|| times * problem.host_bytes()).map_err(CaseError::Fail)?;
         let available = available_memory();
         if needed > available {
             return Err(CaseError::Skip(format!(
@@ -83,6 +85,7 @@ impl Ready {
                 display::bytes(available)
             )));
         }
+        let _activity = spent::on("inputs");
         let made = guard::catch(|| {
             let path = kept.map(|folder| inputs::path(folder, group));
             let inputs = path.as_deref().and_then(tensors::read).unwrap_or_else(|| {
@@ -97,7 +100,7 @@ impl Ready {
                 has_reference: false,
                 outputs: BuildOutputs::default(),
                 target: target.clone(),
-                tolerance: problem.tolerance(),
+                bounds: problem.tolerance().into(),
                 seed,
                 references: None,
                 changed: None,
@@ -119,6 +122,17 @@ impl Ready {
             self.expected = self.reference(group, &[], Arc::clone(&self.inputs))?;
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());
             names::check_tensors("output", outputs).map_err(CaseError::Fail)?;
+            let kept = self.references.as_ref();
+            let defined = group.bound.problem().reference_from() == ReferenceFrom::Definition;
+            let limit = guard::catch(|| {
+                if !defined {
+                    return None;
+                }
+                references::precision_limit(kept, group, self.seed, &self.inputs, &self.expected)
+            });
+            self.bounds.precision = limit.map_err(|panic| {
+                CaseError::Fail(format!("reference of rounded inputs: {panic}"))
+            })?;
             self.has_reference = true;
         }
         Ok(())
@@ -198,7 +212,8 @@ impl Ready {
         outputs: &Tensors,
     ) -> Result<OutputComparison, VerifyError> {
         if !self.is_unverified(group, case) {
-            return verify::compare(outputs, &self.expected, self.tolerance);
+            let _activity = spent::on("compare");
+            return verify::compare(outputs, &self.expected, self.bounds);
         }
         let comparison = verify::unverified(outputs)?;
         if self.expected.is_empty() || group.bound.problem().reference_from().is_nothing() {
@@ -206,7 +221,7 @@ impl Ready {
         }
         self.outputs.leave(&case.id, outputs);
         match self.outputs.of_base(&case.id) {
-            Some(base) => verify::compare(outputs, &verify::as_expected(&base), self.tolerance)
+            Some(base) => verify::compare(outputs, &verify::as_expected(&base), self.bounds)
                 .map_err(|wrong| VerifyError::UnlikeBase(Box::new(wrong))),
             None => Ok(comparison),
         }
@@ -226,9 +241,9 @@ impl Ready {
         known: Option<VerificationRecord>,
     ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), CaseError> {
         let known_digest = known.as_ref().and_then(|known| known.digest.as_deref());
+        let _activity = spent::on("verify");
         let launched = guard::catch(|| {
-            let mut executable =
-                group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
+            let mut executable = self.prepare(group, case, target)?;
             let outcome = timed_digest(executable.as_mut(), known_digest);
             keep_if_lost(executable, outcome.map_err(VerifyError::from))
         });
@@ -238,9 +253,28 @@ impl Ready {
             return Ok((executable, known, launch));
         }
         self.compute_reference(group)?;
-        let compared = guard::catch(|| self.compare(group, case, executable.outputs()?));
+        let compared = guard::catch(|| self.compare(group, case, outputs(executable.as_mut())?));
         let comparison = compared.map_err(CaseError::Fail)?.map_err(case_error)?;
-        Ok((executable, VerificationRecord { digest: Some(digest), ..comparison.into() }, launch))
+        Ok((executable, self.found(comparison, Some(digest)), launch))
+    }
+
+    /// A comparison with the reference, for the record.
+    pub fn found(
+        &self,
+        comparison: OutputComparison,
+        digest: Option<String>,
+    ) -> VerificationRecord {
+        VerificationRecord { digest, allowed: Some(self.bounds.into()), ..comparison.into() }
+    }
+
+    fn prepare(
+        &self,
+        group: &Group<'_>,
+        case: &Case,
+        target: &Target,
+    ) -> Result<Box<dyn Executable>, BackendError> {
+        let _activity = spent::on("prepare");
+        group.bound.prepare(case.index, Arc::clone(&self.inputs), target)
     }
 
     /// Prepares an implementation and verifies it.
@@ -253,12 +287,13 @@ impl Ready {
         case: &Case,
         target: &Target,
     ) -> Result<(Box<dyn Executable>, OutputComparison), CaseError> {
+        let _activity = spent::on("verify");
         let verified = guard::catch(|| {
-            let mut executable =
-                group.bound.prepare(case.index, Arc::clone(&self.inputs), target)?;
+            let mut executable = self.prepare(group, case, target)?;
             let compared = verify::launch_on_poison(executable.as_mut())
+                .and_then(|()| outputs(executable.as_mut()))
                 .map_err(VerifyError::from)
-                .and_then(|()| self.compare(group, case, executable.outputs()?));
+                .and_then(|outputs| self.compare(group, case, outputs));
             keep_if_lost(executable, compared)
         });
         verified.map_err(CaseError::Fail)?.map_err(case_error)
@@ -283,6 +318,15 @@ fn timed_digest(
     };
     let (digest, launch) = launch_on_poison()?;
     if Some(digest.as_str()) == known { Ok((digest, launch)) } else { launch_on_poison() }
+}
+
+/// The outputs of an executable, on the host.
+///
+/// # Errors
+/// When they cannot be copied, or a launch failed.
+pub fn outputs(executable: &mut dyn Executable) -> Result<&Tensors, BackendError> {
+    let _activity = spent::on("outputs");
+    executable.outputs()
 }
 
 /// What was made, besides the outcome; left alone when the device is lost: to free what a hung

@@ -3,6 +3,7 @@
 
 use crate::record::text::printable;
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -104,6 +105,24 @@ impl BenchProgress {
         self.say(&format!("[{}/{}] {id}", self.started.get(), self.cases));
     }
 
+    /// Nobody knows of which code the executable is.
+    pub fn no_commit(&self) {
+        self.say(
+            "no commit is recorded: there is no git checkout, or this executable neither was \
+             started by cargo nor lies where cargo built it; KERNELGATE_COMMIT=HEX states one",
+        );
+    }
+
+    /// Cases that do not begin.
+    pub fn left(&self, cases: usize, why: &str) {
+        self.say(&format!("{cases} cases {why}"));
+    }
+
+    /// How long it takes at least.
+    pub fn estimate(&self, text: &str) {
+        self.say(text);
+    }
+
     /// A case is right.
     pub fn verified(&self, comparison: &VerificationRecord, elapsed: Duration) {
         let share = if comparison.checked == comparison.total {
@@ -126,6 +145,16 @@ impl BenchProgress {
     pub fn checked(&self, after: &AfterTiming, elapsed: Duration) {
         let (seconds, how) = (elapsed.as_secs_f64(), after.inputs.words());
         self.say(&format!("      checked after timing in {seconds:.2} s, {how}"));
+    }
+
+    /// Where the time went, the longest activities first.
+    pub fn spent(&self, spent_s: &BTreeMap<&'static str, f64>, whole: Duration) {
+        let mut longest: Vec<_> = spent_s.iter().filter(|(_, seconds)| **seconds >= 0.1).collect();
+        longest.sort_by(|a, b| b.1.total_cmp(a.1));
+        let parts: Vec<String> =
+            longest.iter().map(|(activity, seconds)| format!("{activity} {seconds:.1}")).collect();
+        let whole = whole.as_secs_f64();
+        self.say(&format!("took {whole:.1} s: {}", parts.join(", ")));
     }
 
     /// Where the results are.

@@ -1,11 +1,14 @@
 //! The record of a bench process while it grows: saved after every case, so that a crash or Ctrl-C
 //! loses none that had finished.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::error::HarnessError;
 use crate::exit::Exit;
+use crate::record::environment::Gpu;
 use crate::record::{CaseRecord, FileError, Run, file};
 use kernelgate_cuda::observe::telemetry::Reading;
 
@@ -53,6 +56,15 @@ impl Recorder {
         self.update(|run| drop(run.skipped.insert(id.to_owned(), reason.to_owned())))
     }
 
+    /// Adds cases that were not begun.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add_skips(&self, ids: &[&str], reason: &str) -> Result<(), FileError> {
+        let each = ids.iter().map(|id| ((*id).to_owned(), reason.to_owned()));
+        self.update(|run| run.skipped.extend(each))
+    }
+
     /// Adds a case that is wrong or broke.
     ///
     /// # Errors
@@ -61,12 +73,11 @@ impl Recorder {
         self.update(|run| drop(run.failed.insert(id.to_owned(), error.to_owned())))
     }
 
-    /// Adds where the time went; written with what follows.
-    pub fn add_spent(&self, spent_s: impl IntoIterator<Item = (&'static str, f64)>) {
-        self.lock()
-            .run
-            .spent_s
-            .extend(spent_s.into_iter().map(|(activity, seconds)| (activity.to_owned(), seconds)));
+    /// Adds where the time went, seconds by activity, and the whole; written with what follows.
+    pub fn add_spent(&self, spent_s: BTreeMap<&'static str, f64>, whole: Duration) {
+        let all = spent_s.into_iter().chain([("whole", whole.as_secs_f64())]);
+        let named = all.map(|(activity, seconds)| (activity.to_owned(), seconds));
+        self.lock().run.spent_s.extend(named);
     }
 
     /// Marks the run complete, with a last reading of the GPU.
@@ -130,6 +141,7 @@ impl Recorder {
     fn update(&self, change: impl FnOnce(&mut Run)) -> Result<(), FileError> {
         let mut state = self.lock();
         change(&mut state.run);
+        state.run.environment.gpu.iter_mut().for_each(Gpu::note_libraries);
         file::write(&state.path, &state.run)
     }
 

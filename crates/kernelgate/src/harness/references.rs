@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::cases::Group;
+use super::spent;
 use crate::record::{file, tensors};
-use crate::verify;
+use crate::verify::{self, PrecisionLimit, precision};
 use crate::workload::{Data, Expected, Tensor, Tensors};
 
 /// References that are computed faster are not worth a file.
@@ -25,6 +26,8 @@ const MAX_BYTES: usize = 1 << 30;
 const MAX_FOLDER_BYTES: u64 = 8 << 30;
 /// Sources of this crate that inputs are drawn by.
 const DRAWN_BY: &str = include_str!("../workload/random.rs");
+/// The source of this crate that a limit follows from.
+const PRECISION: &str = include_str!("../verify/precision.rs");
 /// The tensor that holds the hash of the others.
 const HASH: &str = "hash";
 
@@ -46,9 +49,12 @@ pub fn get(
     inputs: &Tensors,
 ) -> Vec<Expected> {
     let path = kept.and_then(|kept| kept.path(group, seed, changed));
+    let reading = spent::on("references read");
     if let Some(expected) = path.as_deref().and_then(read) {
         return expected;
     }
+    drop(reading);
+    let _activity = spent::on("references");
     let started = Instant::now();
     let expected = group.bound.problem().reference(inputs);
     let worthwhile = started.elapsed() >= WORTHWHILE && bytes(&expected) <= MAX_BYTES;
@@ -58,6 +64,36 @@ pub fn get(
         prune(&kept.folder, MAX_FOLDER_BYTES);
     }
     expected
+}
+
+/// How close rows must be to the reference for the precision that a problem declares; none where it
+/// declares none, or inputs hold nothing that a lower precision rounds. Kept as references are.
+pub fn precision_limit(
+    kept: Option<&References>,
+    group: &Group<'_>,
+    seed: u64,
+    inputs: &Tensors,
+    expected: &[Expected],
+) -> Option<PrecisionLimit> {
+    let problem = group.bound.problem();
+    let declared = problem.precision()?;
+    let bits = precision::lower_bits(declared)?;
+    let what = format!("limit of {bits} bits");
+    let path = kept.and_then(|kept| kept.path(group, seed, &[&what, PRECISION]));
+    let limit = |relative_l2: f64| PrecisionLimit { declared, relative_l2 };
+    if let Some(Data::F64(known)) =
+        path.as_deref().and_then(read).and_then(|all| Some(all.into_iter().next()?.values))
+    {
+        return known.first().copied().filter(|&known| known > 0.0).map(limit);
+    }
+    let of_rounded = problem.reference(&precision::rounded(inputs, bits));
+    let found = precision::limit(declared, expected, &of_rounded);
+    if let Some(path) = path {
+        let value = found.map_or(0.0, |found| found.relative_l2);
+        // That it cannot be kept costs time, nothing else.
+        let _ = write(&path, &[Expected::all("relative_l2", [1], vec![value])]);
+    }
+    found
 }
 
 impl References {

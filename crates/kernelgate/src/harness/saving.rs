@@ -31,7 +31,7 @@ pub fn save(path: &Path, name: &str, run: &Run) -> Result<(), FileError> {
     baseline.merge(run);
     file::write(path, &baseline)?;
     say(name, "replaced", &replaced);
-    let of_case = |id| baseline.cases.get(id).map_or(0, |case| case.samples.len());
+    let of_case = |id| baseline.cases.get(id).map_or(0, |case| case.runs.len());
     let most = run.cases.keys().map(of_case).max().unwrap_or_default();
     if most > 1 {
         eprintln!("baseline `{name}`: this run adds to others of the same build, now {most}");

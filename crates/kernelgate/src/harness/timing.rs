@@ -10,7 +10,8 @@ use criterion::measurement::Measurement;
 use criterion::{BenchmarkGroup, SamplingMode};
 
 use super::args::{Flags, Mode};
-use crate::backend::{BackendError, Executable};
+use super::spent;
+use crate::backend::{BackendError, BackendKind, Executable};
 use crate::measure::contention::CpuTime;
 use crate::measure::{Sample, Stopwatch};
 use crate::record::{Samples, TrialSampling};
@@ -31,23 +32,33 @@ pub struct SamplingPlan {
     pub warm_up: Duration,
     /// Measurement; Criterion takes longer where ten launches do.
     pub measurement: Duration,
+    /// Bootstrap resamples of Criterion's analysis.
+    pub resamples: usize,
 }
 
 impl SamplingPlan {
     /// From the time of one launch: within the effort's budget 10 to 50 samples, never fewer than
-    /// 10.
-    pub fn new(effort: Effort, launch_ns: f64, flags: &Flags) -> Self {
-        let (budget_s, warm_up_s) = match effort {
-            Effort::Quick => (0.5, 0.05),
-            Effort::Default => (1.5, 0.15),
-            Effort::Thorough => (4.0, 0.5),
+    /// 10. A quick look at a GPU is shorter than one at a host, whose times scatter more.
+    pub fn new(effort: Effort, on: BackendKind, launch_ns: f64, flags: &Flags) -> Self {
+        let (budget_s, warm_up_s) = match (effort, on) {
+            (Effort::Quick, BackendKind::Cuda) => (0.02, 0.005),
+            (Effort::Quick, BackendKind::Cpu) => (0.1, 0.02),
+            (Effort::Default, _) => (1.5, 0.15),
+            (Effort::Thorough, _) => (4.0, 0.5),
         };
         let samples = (budget_s / (launch_ns * 1e-9)).clamp(MIN_SAMPLES, MAX_SAMPLES) as usize;
         Self {
             samples: flags.sample_size.unwrap_or(samples),
             warm_up: Duration::from_secs_f64(flags.warm_up_time.unwrap_or(warm_up_s)),
             measurement: Duration::from_secs_f64(flags.measurement_time.unwrap_or(budget_s)),
+            resamples: if effort == Effort::Quick { 2_000 } else { 10_000 },
         }
+    }
+
+    /// The least that it takes where a launch takes so long.
+    pub fn least(&self, launch_ns: f64) -> Duration {
+        let launches = Duration::from_secs_f64(self.samples as f64 * launch_ns * 1e-9);
+        self.warm_up + self.measurement.max(launches)
     }
 }
 
@@ -70,7 +81,7 @@ pub fn run<M: Measurement<Value = f64>>(
         .warm_up_time(plan.warm_up)
         .measurement_time(plan.measurement);
     if flags.nresamples.is_none() {
-        group.nresamples(10_000);
+        group.nresamples(plan.resamples);
     }
     let taken = RefCell::new(Vec::<Sample>::new());
     let started = Instant::now();
@@ -80,6 +91,7 @@ pub fn run<M: Measurement<Value = f64>>(
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         group.bench_function(function, |bencher| {
             bencher.iter_custom(|launches| {
+                let _activity = spent::on("samples");
                 // Criterion does not say which calls are its warm-up; it warms up until the time is
                 // over.
                 let _range =
@@ -109,9 +121,8 @@ pub fn run<M: Measurement<Value = f64>>(
         return Ok(Samples::default());
     }
     let taken = taken.into_inner();
-    // Criterion warms up through the same closure: the samples are the last calls. Its quick mode
-    // has no warm-up and keeps none apart, so there every call counts.
-    let first = if flags.quick { 0 } else { taken.len().saturating_sub(plan.samples) };
+    // Criterion warms up through the same closure: the samples are the last calls.
+    let first = taken.len().saturating_sub(plan.samples);
     Ok(collect(&taken[first..], stopwatch, start, end.get()))
 }
 

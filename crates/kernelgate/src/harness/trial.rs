@@ -9,7 +9,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use super::args::Flags;
 use super::cases::Selection;
@@ -30,8 +29,6 @@ pub struct TrialState {
     pub inputs: Option<PathBuf>,
     /// Outputs of builds that no reference verifies.
     pub outputs: BuildOutputs,
-    /// Where the wall time went, seconds.
-    pub spent_s: BTreeMap<&'static str, f64>,
 }
 
 /// Outputs of one build as the reference of another, by case: folders.
@@ -72,11 +69,6 @@ impl TrialState {
             by: Some(found.by.clone().unwrap_or_else(|| run.key())),
             ..found.clone()
         })
-    }
-
-    /// Adds to an activity what has passed since `started`.
-    pub fn spend(&mut self, activity: &'static str, started: Instant) {
-        *self.spent_s.entry(activity).or_default() += started.elapsed().as_secs_f64();
     }
 }
 

@@ -1,6 +1,5 @@
 //! Carrying out the trial request of a comparison.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::args::Flags;
@@ -11,6 +10,7 @@ use super::place::Place;
 use super::progress::BenchProgress;
 use super::recorder::Recorder;
 use super::references::References;
+use super::spent;
 use super::trial::{BuildOutputs, TrialState, delays, warn_of_delays};
 use crate::exit::Exit;
 use crate::record::{Environment, Provenance, Run, Store, TrialRequest, file};
@@ -30,18 +30,18 @@ pub fn carry_out(
     store: &Store,
 ) -> Result<Exit, HarnessError> {
     let started = Instant::now();
+    let opening = spent::on("open");
     let executable =
         std::env::current_exe().ok().map(|path| file::content_hash(&path)).transpose()?;
     let target = flags.wanted().open(place)?;
     let environment = Environment::of(&target);
+    drop(opening);
     let mut trial = TrialState {
         sampling: request.pace,
         verified: None,
         inputs: request.inputs,
         outputs: BuildOutputs { keep: request.keep_outputs, base: request.base_outputs },
-        spent_s: BTreeMap::new(),
     };
-    trial.spend("open", started);
     let mut run = Run {
         effort: effort.name().to_owned(),
         seed: flags.seed,
@@ -60,13 +60,16 @@ pub fn carry_out(
             && earlier.environment == run.environment;
         trial.verified = same.then_some(earlier);
     }
-    let clock = Instant::now();
-    let timer = Timer::new(&target)?;
-    trial.spend("timer", clock);
-    let clock = Instant::now();
-    let telemetry = target.telemetry();
-    run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
-    trial.spend("telemetry", clock);
+    let timer = {
+        let _activity = spent::on("timer");
+        Timer::new(&target)?
+    };
+    let telemetry = {
+        let _activity = spent::on("telemetry");
+        let telemetry = target.telemetry();
+        run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
+        telemetry
+    };
     warn_of_delays(&run);
     let references = References::at(store.references.clone(), run.executable.clone());
     let recorder = Recorder::start(run, request.record, None)?;
@@ -82,9 +85,10 @@ pub fn carry_out(
         lost: None,
         references: Some(references),
         trial: Some(trial),
+        deadline: None,
     };
-    let (exit, spent_s) = run_cases(execution, selection, store)?;
-    recorder.add_spent(spent_s.into_iter().chain([("whole", started.elapsed().as_secs_f64())]));
+    let exit = run_cases(execution, selection, store)?;
+    recorder.add_spent(spent::take(), started.elapsed());
     recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
     Ok(exit)
 }

@@ -7,25 +7,30 @@ use std::ffi::OsString;
 use clap::Command;
 
 /// Every variable that something here reads.
-const KNOWN: [&str; 18] = [
+const KNOWN: &[&str] = &[
+    "KERNELGATE_ARCH",
     "KERNELGATE_AXIS",
     "KERNELGATE_BACKEND",
+    "KERNELGATE_BUDGET",
     "KERNELGATE_CACHE",
     "KERNELGATE_COMMIT",
     "KERNELGATE_CUDA_LIBS",
     "KERNELGATE_DELAY",
     "KERNELGATE_DEVICE",
     "KERNELGATE_EFFORT",
+    "KERNELGATE_LINE_INFO",
     "KERNELGATE_PYTHON",
     "KERNELGATE_RECORD",
     "KERNELGATE_REQUEST",
     "KERNELGATE_REQUIRE_GPU",
     "KERNELGATE_SEED",
     "KERNELGATE_SESSION",
+    "KERNELGATE_SHARD",
     "KERNELGATE_SIMULATIONS",
     "KERNELGATE_TERSE",
     "KERNELGATE_TIMEOUT",
     "KERNELGATE_TRIAL",
+    "KERNELGATE_UNFILLED",
 ];
 
 /// A command line whose flags ignore empty variables, subcommands included.
@@ -82,7 +87,7 @@ fn unknown_variable(name: &str) -> String {
     let close = |known: &&str| strsim::normalized_damerau_levenshtein(name, known);
     // A name may be of any length.
     let nearest = KNOWN
-        .into_iter()
+        .iter()
         .filter(|known| name.len() <= 2 * known.len())
         .max_by(|a, b| close(a).total_cmp(&close(b)));
     let hint = nearest

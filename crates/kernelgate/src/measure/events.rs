@@ -246,9 +246,14 @@ impl EventTimer {
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Option<Batch>, BackendError> {
-        let burst = self.burst(5, Cache::Hot, commands, launch)?;
-        let launch_ns = stats::median(&burst.intervals_ns) - self.overhead.around_launch_ns;
+        let mut typical_ns = |count: usize| -> Result<f64, BackendError> {
+            let burst = self.burst(count, Cache::Hot, commands, launch)?;
+            Ok(stats::median(&burst.intervals_ns) - self.overhead.around_launch_ns)
+        };
         let short = if commands > 1 { GRAPH_NS } else { SHORT_NS };
+        // One launch says enough of what is far from short.
+        let first_ns = typical_ns(1)?;
+        let launch_ns = if first_ns > 50.0 * short { first_ns } else { typical_ns(5)? };
         if launch_ns >= short || (cache == Cache::Cold && commands <= 1) {
             return Ok(None);
         }
@@ -284,16 +289,17 @@ impl EventTimer {
         if counted == Some(0) {
             return Err(off_stream::nothing());
         }
+        if executable.is_attached() {
+            attached::check_memory(&device, executable)?;
+            match &captured {
+                Some(graph) => attached::check_graph(graph)?,
+                None => attached::check_waits(&mut self.instruments, executable)?,
+            }
+        }
         let commands = match counted {
             Some(commands) => commands,
             None => self.commands_by_trial(executable)?,
         };
-        if executable.is_attached() {
-            if let Some(graph) = &captured {
-                attached::check_graph(graph)?;
-            }
-            attached::check(&device, &mut self.instruments, executable)?;
-        }
         if commands <= MAX_QUEUED {
             off_stream::check_writes(&mut self.instruments, executable)?;
         }

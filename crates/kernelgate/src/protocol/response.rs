@@ -10,7 +10,7 @@ use crate::measure::limits::{Limits, Overhead};
 use crate::record::Environment;
 use crate::record::file::Record;
 use crate::record::resources::Resources;
-use crate::trace::KernelSummary;
+use crate::trace::{KernelSummary, PhaseTime};
 
 /// What came of a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -156,6 +156,9 @@ pub struct VerifiedCase {
     pub max_error: f64,
     /// ‖out - ref‖₂ / ‖ref‖₂.
     pub relative_l2: f64,
+    /// What rounding the outputs to their dtypes may cost by itself, relative.
+    #[serde(default)]
+    pub rounding: f64,
     /// Whether a second launch gave the same bits: a fact, not a verdict. Absent where the case
     /// did not pass.
     pub repeatable: Option<bool>,
@@ -170,9 +173,12 @@ pub struct ProfiledCase {
     pub case: String,
     /// What became of it.
     pub status: CaseStatus,
-    /// Of one launch after others; absent where it failed or was skipped.
+    /// Of one launch after others; absent where it failed, was skipped, or has no kernels.
     pub summary: Option<KernelSummary>,
-    /// Why it failed or was skipped.
+    /// Its phases by the host's clock, where no kernels were recorded.
+    #[serde(default)]
+    pub phases: Vec<PhaseTime>,
+    /// Why it failed or was skipped, or what its phases do not show.
     pub reason: Option<String>,
 }
 

@@ -4,12 +4,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
+use super::case_run::CaseRun;
 use super::environment::{Environment, Mismatch, Provenance};
 use super::file::{self, FileError, Record};
-use super::run::{CaseRecord, POSSIBLE_NS, Run, Samples, WorkRecord};
-use crate::stats::{half_range, median};
+use super::numerics::{CaseNumerics, Numerics, SeedErrors};
+use super::run::{CaseRecord, POSSIBLE_NS, Run, WorkRecord};
+use crate::stats::half_range;
+
+mod v1;
 
 /// Cases with the process runs that measured them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,6 +35,9 @@ pub struct BaselineRun {
     pub environment: Environment,
     /// Of which code.
     pub provenance: Provenance,
+    /// Whether the commit is what `KERNELGATE_COMMIT` said.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stated_commit: bool,
     /// Seed of the inputs.
     #[serde(default = "first_seed")]
     pub seed: u64,
@@ -53,8 +60,11 @@ pub struct BaselineCase {
     pub revision: u32,
     /// Declared work of one launch.
     pub work: WorkRecord,
-    /// Raw timings by run, at least one.
-    pub samples: BTreeMap<String, Samples>,
+    /// What each run measured, at least one, by the key of the run.
+    pub runs: BTreeMap<String, CaseRun>,
+    /// How far the outputs of this code are from the reference, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numerics: Option<CaseNumerics>,
     /// What is kept of the runs that these replaced, where there were several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub earlier: Option<EarlierRuns>,
@@ -132,7 +142,7 @@ impl Baseline {
         let mut replaced: BTreeMap<String, (usize, usize)> = BTreeMap::new();
         for case in cases.into_iter().filter_map(|id| self.cases.get(id)) {
             let mut of_case: BTreeMap<String, usize> = BTreeMap::new();
-            for key in case.samples.keys().filter(|key| !self.belongs(key, run)) {
+            for key in case.runs.keys().filter(|key| !self.belongs(key, run)) {
                 *of_case.entry(self.difference(key, run)).or_default() += 1;
             }
             for (of, runs) in of_case {
@@ -184,7 +194,7 @@ impl Baseline {
         let mut differing: Vec<Mismatch> = delayed(run).into_iter().collect();
         differing.extend(both.flat_map(|(base, case)| {
             let mut found = self.mismatches(base, run, case);
-            found.extend(base.samples.keys().filter_map(|key| self.runs[key].other_code(run)));
+            found.extend(base.runs.keys().filter_map(|key| self.runs[key].other_code(run)));
             found
         }));
         differing.dedup();
@@ -193,6 +203,27 @@ impl Baseline {
         }
         self.insert(run, |_, _| true);
         Ok(())
+    }
+
+    /// Takes over errors that were recorded of an executable, in the cases that a run of it has;
+    /// how many these are.
+    pub fn add_numerics(&mut self, numerics: &Numerics) -> usize {
+        let of = |run: &BaselineRun| {
+            run.executable.as_ref() == Some(&numerics.executable)
+                && run.provenance == numerics.provenance
+                && numerics.environment.mismatches(&run.environment).is_empty()
+        };
+        let mut count = 0;
+        for (id, found) in &numerics.cases {
+            let Some(case) = self.cases.get_mut(id) else { continue };
+            if !case.runs.keys().any(|key| of(&self.runs[key])) {
+                continue;
+            }
+            let known = case.numerics.get_or_insert_default();
+            found.iter().for_each(|(seed, errors)| known.insert(seed, errors));
+            count += 1;
+        }
+        count
     }
 
     /// Everything that makes a case of a run another one than this baseline's.
@@ -206,11 +237,11 @@ impl Baseline {
         check("revision", base.revision.to_string(), case.revision.to_string());
         check("work", base.work.to_string(), case.work.to_string());
         check("delays", "none".to_owned(), run.delays_text());
-        for of_case in base.samples.keys().map(|key| &self.runs[key]) {
+        for of_case in base.runs.keys().map(|key| &self.runs[key]) {
             check("seed", of_case.seed.to_string(), run.seed.to_string());
         }
         found.extend(
-            base.samples
+            base.runs
                 .keys()
                 .flat_map(|key| run.environment.mismatches(&self.runs[key].environment)),
         );
@@ -227,30 +258,36 @@ impl Baseline {
                 .get(id)
                 .filter(|before| before.revision == entry.revision && before.work == entry.work);
             if let Some(before) = before {
-                let kept = before.samples.iter().filter(|(key, _)| keep(self, key));
-                entry.samples = kept.map(|(key, of)| (key.clone(), of.clone())).collect();
+                let kept = before.runs.iter().filter(|(key, _)| keep(self, key));
+                entry.runs = kept.map(|(key, of)| (key.clone(), of.clone())).collect();
                 entry.earlier = self.earlier(before, &entry, run);
+                // Errors are of the code that the kept runs are of.
+                entry.numerics = before.numerics.clone().filter(|_| !entry.runs.is_empty());
             }
-            entry.samples.insert(run_key.clone(), case.samples.clone());
+            entry.runs.insert(run_key.clone(), CaseRun::of(&case.samples));
+            let errors = SeedErrors::from(&case.verification);
+            entry.numerics.get_or_insert_default().insert(run.seed, errors);
             self.cases.insert(id.clone(), entry);
         }
         let source = BaselineRun {
             started: run.started.clone(),
             environment: run.environment.clone(),
             provenance: run.provenance.clone(),
+            stated_commit: run.stated_commit,
             seed: run.seed,
             executable: run.executable.clone(),
         };
         self.runs.insert(run_key, source);
         let used: BTreeSet<&String> =
-            self.cases.values().flat_map(|case| case.samples.keys()).collect();
+            self.cases.values().flat_map(|case| case.runs.keys()).collect();
         self.runs.retain(|key, _| used.contains(key));
     }
 
     /// The run's own key, with a number where another run has it: sessions may be given the same
     /// name in several checkouts.
     fn free_key(&self, run: &Run) -> String {
-        let numbered = (2..).map(|number| format!("{}-{number}/{}", run.session, run.bench));
+        let process = run.process();
+        let numbered = (2..).map(|number| format!("{}-{number}/{process}", run.session));
         let mut keys = std::iter::once(run.key()).chain(numbered);
         let free = |key: &String| self.runs.get(key).is_none_or(|there| there.is(run));
         keys.find(free).unwrap_or_else(|| run.key())
@@ -269,10 +306,10 @@ impl Baseline {
         after: &BaselineCase,
         run: &Run,
     ) -> Option<EarlierRuns> {
-        let replaced: Vec<(&String, &Samples)> = before
-            .samples
+        let replaced: Vec<(&String, &CaseRun)> = before
+            .runs
             .iter()
-            .filter(|(key, _)| !after.samples.contains_key(*key))
+            .filter(|(key, _)| !after.runs.contains_key(*key))
             .filter(|(key, _)| run.environment.mismatches(&self.runs[*key].environment).is_empty())
             .collect();
         let kept = before.earlier.clone();
@@ -283,7 +320,7 @@ impl Baseline {
         let commit = replaced.first().map(|(key, _)| self.runs[*key].provenance.short());
         Some(EarlierRuns {
             commit: commit.unwrap_or_default(),
-            medians_ns: replaced.iter().map(|(_, of)| median(&of.per_launch_ns())).collect(),
+            medians_ns: replaced.iter().map(|(_, of)| of.median_ns).collect(),
         })
     }
 }
@@ -326,7 +363,8 @@ impl From<&CaseRecord> for BaselineCase {
             workload: case.workload.clone(),
             revision: case.revision,
             work: case.work.clone(),
-            samples: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            numerics: None,
             earlier: None,
         }
     }
@@ -334,13 +372,20 @@ impl From<&CaseRecord> for BaselineCase {
 
 impl Record for Baseline {
     const SCHEMA: &'static str = "kernelgate.baseline";
-    const VERSION: u64 = 1;
+    const VERSION: u64 = 2;
     const KIND: &'static str = "baseline";
     const SEALED: bool = true;
 
+    fn of_version<'de, D: Deserializer<'de>>(version: u64, content: D) -> Result<Self, D::Error> {
+        match version {
+            1 => v1::Baseline::deserialize(content).map(Self::from),
+            _ => Self::deserialize(content),
+        }
+    }
+
     fn validate(&self) -> Result<(), String> {
         for (id, case) in &self.cases {
-            if case.samples.is_empty() {
+            if case.runs.is_empty() {
                 return Err(format!("case {id}: no runs"));
             }
             if let Some(earlier) = &case.earlier
@@ -349,8 +394,13 @@ impl Record for Baseline {
             {
                 return Err(format!("case {id}: earlier runs that cannot be"));
             }
-            for (run, samples) in &case.samples {
-                samples.validate().map_err(|problem| format!("case {id}, run {run}: {problem}"))?;
+            if let Some(numerics) = &case.numerics {
+                numerics.validate().map_err(|problem| format!("case {id}: {problem}"))?;
+            }
+            for (run, measured) in &case.runs {
+                measured
+                    .validate()
+                    .map_err(|problem| format!("case {id}, run {run}: {problem}"))?;
                 if !self.runs.contains_key(run) {
                     return Err(format!("case {id}: run {run} is not listed"));
                 }
@@ -379,7 +429,7 @@ mod tests {
     }
 
     fn keys(baseline: &Baseline) -> Vec<&String> {
-        baseline.cases["a"].samples.keys().collect()
+        baseline.cases["a"].runs.keys().collect()
     }
 
     #[test]

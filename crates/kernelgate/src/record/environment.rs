@@ -2,6 +2,7 @@
 //! from.
 
 use super::text::one_line;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
@@ -11,6 +12,7 @@ use sysinfo::System;
 use crate::backend::{BackendKind, Target};
 use kernelgate_cuda::compiler::nvrtc;
 use kernelgate_cuda::driver::device::DeviceFacts;
+use kernelgate_cuda::library;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
 /// The machine and the build, as far as they decide what a time means.
@@ -66,6 +68,19 @@ pub struct Gpu {
     pub memory_bytes: u64,
     /// Highest SM clock, MHz.
     pub max_clock_mhz: u32,
+    /// Versions of NVIDIA's other libraries that the process had opened: "cublaslt", "cudnn",
+    /// "cupti".
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub libraries: BTreeMap<String, String>,
+}
+
+impl Gpu {
+    /// Takes down which libraries the process has opened by now: some are when they are needed.
+    pub fn note_libraries(&mut self) {
+        // Those have fields of their own.
+        let others = library::loaded().filter(|(name, _)| !["driver", "nvrtc"].contains(name));
+        self.libraries = others.map(|(name, version)| (name.to_owned(), version)).collect();
+    }
 }
 
 /// A field in which two environments are not comparable.
@@ -106,6 +121,7 @@ impl Environment {
                 l2_bytes: facts.l2_bytes,
                 memory_bytes: facts.memory_bytes,
                 max_clock_mhz: facts.max_clock_mhz,
+                libraries: BTreeMap::new(),
             }),
             ..Self::cpu()
         }
@@ -305,6 +321,30 @@ impl Provenance {
         git(root, &["rev-list", "--count", "--end-of-options", &range, "--"])?.parse().ok()
     }
 
+    /// As [`Self::of`], for a process that a person or a script started: what is stated must be a
+    /// commit, and a repository is asked only about an executable that belongs to it, because cargo
+    /// started it, or it lies where cargo built it. With whether the commit was stated.
+    ///
+    /// # Errors
+    /// When `KERNELGATE_COMMIT` is no commit.
+    pub fn of_process(root: &Path) -> Result<(Self, bool), String> {
+        let given = std::env::var_os("KERNELGATE_COMMIT").filter(|given| !given.is_empty());
+        let Some(given) = given else {
+            let by_cargo = std::env::var_os("CARGO_MANIFEST_DIR").is_some();
+            let here = by_cargo || super::store::target_of_program().is_some();
+            return Ok((if here { Self::of(root) } else { Self::default() }, false));
+        };
+        let given = given.to_string_lossy();
+        if !is_hash(given.strip_suffix("+changes").unwrap_or(&given)) {
+            return Err(format!(
+                "KERNELGATE_COMMIT=`{}` is no commit: 4 to 64 hexadecimal digits, and +changes \
+                 where tracked files differed from it",
+                one_line(&given)
+            ));
+        }
+        Ok((Self::parse(&given), true))
+    }
+
     fn parse(given: &str) -> Self {
         // As a record may hold it: a file that nobody can read again would be a loss.
         let given = one_line(given);
@@ -426,6 +466,7 @@ mod tests {
                 l2_bytes: 1,
                 memory_bytes: 1,
                 max_clock_mhz: 1980,
+                libraries: BTreeMap::new(),
             }),
             ..Environment::cpu()
         };

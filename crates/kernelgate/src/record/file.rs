@@ -1,14 +1,16 @@
 //! Reading and writing record files: the envelope with its schema, stable JSON, atomic replacement.
 
 use std::fmt::Write as _;
-use std::io::{Read as _, Write as _};
+use std::io::{BufReader, Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserializer, Serialize};
 use serde_json::Value;
 
-use super::text;
+use scan::Scanned;
+
+mod scan;
 
 /// A type with a file format of its own.
 pub trait Record: Serialize + DeserializeOwned {
@@ -24,6 +26,18 @@ pub trait Record: Serialize + DeserializeOwned {
     /// Fields whose values are messages, commands or paths, which may hold any character. Every
     /// other string, and every name of a field, is refused where it holds a control character.
     const FREE_TEXT: &'static [&'static str] = &[];
+
+    /// Fields whose entries take a line each in the file, however much is in them.
+    const LINES: &'static [&'static str] = &[];
+
+    /// From the content of a file of that version, at most [`Self::VERSION`].
+    ///
+    /// # Errors
+    /// When the content is not of the type.
+    fn of_version<'de, D: Deserializer<'de>>(version: u64, content: D) -> Result<Self, D::Error> {
+        let _ = version;
+        Self::deserialize(content)
+    }
 
     /// What the types alone do not enforce: a fragment that says what is wrong.
     ///
@@ -135,44 +149,64 @@ pub fn read_unsealed<T: Record>(path: &Path) -> Result<T, FileError> {
     read_checked(path, false)
 }
 
+/// In two passes, so that no more of a file is held than the record that comes of it: the first
+/// looks at the envelope, the checksum and the text.
 fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
-    let text = std::fs::read(path).map_err(|cause| FileError::Io {
-        action: "read",
-        path: path.to_owned(),
-        cause,
-    })?;
-    let mut value: Value = serde_json::from_slice(&text)
-        .map_err(|cause| FileError::Json { path: path.to_owned(), cause })?;
+    let io = |cause| FileError::Io { action: "read", path: path.to_owned(), cause };
+    let broken = |cause: serde_json::Error| match cause.is_io() {
+        true => io(cause.into()),
+        false => FileError::Json { path: path.to_owned(), cause },
+    };
     let foreign = || FileError::Foreign { path: path.to_owned(), kind: T::KIND };
-    let envelope = value.as_object_mut().ok_or_else(foreign)?;
-    let checksum = envelope.remove("checksum");
-    let edited =
-        || checksum.is_some_and(|checksum| checksum.as_str() != Some(&checksum_of(&value)));
-    let edited = T::SEALED && check && edited();
-    let envelope = value.as_object_mut().ok_or_else(foreign)?;
-    if envelope.remove("schema").as_ref().and_then(Value::as_str) != Some(T::SCHEMA) {
+    let mut file = std::fs::File::open(path).map_err(io)?;
+    let scanned = {
+        let mut json = serde_json::Deserializer::from_reader(buffered(&file));
+        let sealed = T::SEALED && check;
+        let scanned = Scanned::of(&mut json, T::KIND, T::FREE_TEXT, sealed).map_err(broken)?;
+        json.end().map_err(broken)?;
+        scanned
+    };
+    if scanned.schema.as_deref() != Some(T::SCHEMA) {
         return Err(foreign());
     }
-    let found = envelope
-        .remove("schema_version")
-        .as_ref()
-        .and_then(Value::as_u64)
-        .filter(|&found| found > 0)
-        .ok_or_else(foreign)?;
+    let found = scanned.version.filter(|&found| found > 0).ok_or_else(foreign)?;
     if found > T::VERSION {
         return Err(FileError::Newer { path: path.to_owned(), found, known: T::VERSION });
     }
-    if edited {
-        return Err(FileError::Edited { path: path.to_owned() });
+    if let Some(checksum) = scanned.checksum.as_ref().filter(|_| T::SEALED && check) {
+        let hash = match scanned.hash() {
+            Some(hash) => hash,
+            // Written by another program, or merged: the names have to be put in order.
+            None => {
+                file.rewind().map_err(io)?;
+                let mut value: Value = serde_json::from_reader(buffered(&file)).map_err(broken)?;
+                value.as_object_mut().ok_or_else(foreign)?.remove("checksum");
+                checksum_of(&value)
+            }
+        };
+        if checksum.as_str() != Some(&hash) {
+            return Err(FileError::Edited { path: path.to_owned() });
+        }
     }
     let invalid = |problem: String| {
         let (action, path) = ("read", path.to_owned());
         FileError::Invalid { action, path, kind: T::KIND, problem }
     };
-    check_text(&value, Some(T::KIND), T::FREE_TEXT).map_err(invalid)?;
-    let record: T = serde_json::from_value(value).map_err(|error| invalid(error.to_string()))?;
+    if let Some(problem) = scanned.refused {
+        return Err(invalid(problem));
+    }
+    file.rewind().map_err(io)?;
+    let mut json = serde_json::Deserializer::from_reader(buffered(&file));
+    let record = T::of_version(found, &mut json).map_err(|error| match error.is_io() {
+        true => io(error.into()),
+        false => invalid(error.to_string()),
+    })?;
     record.validate().map_err(invalid)?;
     Ok(record)
+}
+
+fn buffered(file: &std::fs::File) -> BufReader<&std::fs::File> {
+    BufReader::with_capacity(1 << 16, file)
 }
 
 /// When a record says that it was started, told without holding the rest of it.
@@ -181,7 +215,7 @@ pub(super) fn started(path: &Path) -> Option<String> {
     struct Started {
         started: String,
     }
-    let file = std::io::BufReader::new(std::fs::File::open(path).ok()?);
+    let file = BufReader::new(std::fs::File::open(path).ok()?);
     serde_json::from_reader(file).ok().map(|Started { started }| started)
 }
 
@@ -191,26 +225,17 @@ pub fn has_checksum(path: &Path) -> bool {
     struct Sealed {
         checksum: Option<String>,
     }
-    let sealed = std::fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    let file = std::fs::File::open(path).ok();
+    let sealed = file.and_then(|file| serde_json::from_reader(buffered(&file)).ok());
     sealed.is_some_and(|Sealed { checksum }| checksum.is_some())
 }
 
-/// Refuses control characters in names and in every string that is not free text. `field` is the
-/// field whose value this is; free text is none.
-fn check_text(value: &Value, field: Option<&str>, free: &[&str]) -> Result<(), String> {
-    match value {
-        Value::String(string) => {
-            let Some(field) = field else { return Ok(()) };
-            text::check_plain(string).map_err(|problem| format!("{field}: {problem}"))
-        }
-        Value::Array(items) => items.iter().try_for_each(|item| check_text(item, field, free)),
-        Value::Object(fields) => fields.iter().try_for_each(|(name, value)| {
-            text::check_plain(name).map_err(|problem| format!("the name {problem}"))?;
-            let is_free = field.is_none() || free.contains(&name.as_str());
-            check_text(value, (!is_free).then_some(name), free)
-        }),
-        Value::Null | Value::Bool(_) | Value::Number(_) => Ok(()),
-    }
+/// Version of the format that a record file is written in; none where it is no record of the kind.
+pub fn version<T: Record>(path: &Path) -> Option<u64> {
+    let file = std::fs::File::open(path).ok()?;
+    let mut json = serde_json::Deserializer::from_reader(buffered(&file));
+    let scanned = Scanned::of(&mut json, T::KIND, T::FREE_TEXT, false).ok()?;
+    scanned.version.filter(|_| scanned.schema.as_deref() == Some(T::SCHEMA))
 }
 
 /// Writes a record: the old file or the new one is there at any time, never half of one.
@@ -246,7 +271,7 @@ fn try_text<T: Record>(record: &T) -> Result<String, serde_json::Error> {
             .insert("checksum".to_owned(), checksum.into());
     }
     let mut text = String::new();
-    pretty(&value, 0, &mut text);
+    pretty(&value, 0, T::LINES, &mut text);
     text.push('\n');
     Ok(text)
 }
@@ -338,8 +363,9 @@ pub fn check_writable(path: &Path) -> Result<(), FileError> {
 }
 
 /// Two-space JSON with sorted keys (`serde_json::Value` sorts them) and lists of plain values on
-/// one line, so that a diff shows one line a list of samples.
-fn pretty(value: &Value, depth: usize, out: &mut String) {
+/// one line, so that a diff shows one line a list of samples. Entries of the fields in `lines` are
+/// on one line too.
+fn pretty(value: &Value, depth: usize, lines: &[&str], out: &mut String) {
     let is_nested = |value: &Value| value.is_array() || value.is_object();
     match value {
         Value::Object(map) if !map.is_empty() => {
@@ -352,7 +378,12 @@ fn pretty(value: &Value, depth: usize, out: &mut String) {
                     Value::from(key.as_str()),
                     indent = 2 * (depth + 1)
                 );
-                pretty(value, depth + 1, out);
+                match value {
+                    Value::Object(entries) if lines.contains(&key.as_str()) => {
+                        line_each(entries, depth + 1, out)
+                    }
+                    value => pretty(value, depth + 1, lines, out),
+                }
                 out.push_str(if i + 1 < map.len() { ",\n" } else { "\n" });
             }
             let _ = write!(out, "{:indent$}}}", "", indent = 2 * depth);
@@ -361,7 +392,7 @@ fn pretty(value: &Value, depth: usize, out: &mut String) {
             out.push_str("[\n");
             for (i, item) in items.iter().enumerate() {
                 let _ = write!(out, "{:indent$}", "", indent = 2 * (depth + 1));
-                pretty(item, depth + 1, out);
+                pretty(item, depth + 1, lines, out);
                 out.push_str(if i + 1 < items.len() { ",\n" } else { "\n" });
             }
             let _ = write!(out, "{:indent$}]", "", indent = 2 * depth);
@@ -372,6 +403,17 @@ fn pretty(value: &Value, depth: usize, out: &mut String) {
         }
         plain => out.push_str(&plain.to_string()),
     }
+}
+
+/// The entries of an object, a line each.
+fn line_each(entries: &serde_json::Map<String, Value>, depth: usize, out: &mut String) {
+    out.push_str("{\n");
+    for (i, (key, value)) in entries.iter().enumerate() {
+        let comma = if i + 1 < entries.len() { "," } else { "" };
+        let key = Value::from(key.as_str());
+        let _ = writeln!(out, "{:indent$}{key}: {value}{comma}", "", indent = 2 * (depth + 1));
+    }
+    let _ = write!(out, "{:indent$}}}", "", indent = 2 * depth);
 }
 
 #[cfg(test)]

@@ -1,17 +1,21 @@
 //! Runs and baselines as versioned files: what was measured, where, of what.
 //!
-//! Raw samples are stored and statistics derived when they are read. Files are deterministic (same
+//! Runs hold raw samples, and statistics are derived when they are read; baselines, which are
+//! committed, hold what a verdict needs of them. Files are deterministic (same
 //! content, same bytes), written atomically, and a broken or foreign file is refused by name, never
 //! overwritten. Deliberately absent: any judgement of what was measured (`gate`).
 
 pub mod baseline;
+pub mod case_run;
 pub mod criterion_store;
 pub mod environment;
 pub mod file;
 pub mod lock;
+pub mod numerics;
 pub mod resources;
 pub mod run;
 pub mod sessions;
+pub mod shard;
 pub mod store;
 pub mod tensors;
 pub mod text;
@@ -19,10 +23,13 @@ pub mod trial_request;
 pub mod trials;
 
 pub use baseline::{Baseline, BaselineCase, BaselineRun, EarlierRuns};
+pub use case_run::CaseRun;
 pub use environment::{Environment, Provenance};
 pub use file::{FileError, read, write};
 pub use lock::Lock;
+pub use numerics::{CaseNumerics, Numerics};
 pub use run::{CaseRecord, Run, Samples};
+pub use shard::Shard;
 pub use store::Store;
 pub use trial_request::{TrialRequest, TrialSampling};
 pub use trials::{Timing, TrialRecord, Trials};

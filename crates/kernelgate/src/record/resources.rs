@@ -22,6 +22,9 @@ pub struct Resources {
     pub compiler: String,
     /// Kernels by build and symbol.
     pub kernels: BTreeMap<String, KernelResources>,
+    /// Builds that the architecture does not run, each with what it lacks: "needs sm_90a".
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub left_out: BTreeMap<String, String>,
 }
 
 /// Static facts of one kernel.
@@ -42,6 +45,7 @@ impl Record for Resources {
     const SCHEMA: &'static str = "kernelgate.resources";
     const VERSION: u64 = 1;
     const KIND: &'static str = "resource record";
+    const LINES: &'static [&'static str] = &["kernels"];
 
     fn validate(&self) -> Result<(), String> {
         let empty = self.kernels.iter().find(|(_, kernel)| kernel.facts.instructions == 0);
@@ -81,32 +85,24 @@ pub enum ResourcesError {
     },
 }
 
-/// What came of compiling kernels for one architecture.
-#[derive(Debug, Clone, PartialEq)]
-pub struct CompiledResources {
-    /// Static facts of every kernel that the architecture runs.
-    pub resources: Resources,
-    /// Builds that it does not run, each with what that needs.
-    pub left_out: Vec<String>,
-}
-
 /// Compiles kernels for an architecture, each file once for each of its builds, and reads what came
 /// of it. Needs no GPU.
 ///
 /// # Errors
 /// The first kernel that does not compile, by name, with the compiler's log; a kernel without a
 /// row, or a row without a kernel.
-pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledResources, ResourcesError> {
+pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<Resources, ResourcesError> {
     let (major, minor) = nvrtc::version()?;
     let mut builds: BTreeMap<&Build, Vec<&ListedKernel>> = BTreeMap::new();
     for kernel in kernels {
         builds.entry(&kernel.build).or_default().push(kernel);
     }
-    let mut left_out = Vec::new();
+    let mut left_out = BTreeMap::new();
     builds.retain(|build, kernels| {
-        let unmet = kernels.iter().find(|kernel| !kernel.requires.met_by(arch));
-        left_out.extend(unmet.map(|kernel| format!("{} needs {}", build.name(), kernel.requires)));
-        unmet.is_none()
+        let unmet = kernels.iter().find_map(|kernel| kernel.unmet_by(arch));
+        let applies = unmet.is_none();
+        left_out.extend(unmet.map(|unmet| (build.name(), unmet)));
+        applies
     });
     let compiled: Vec<_> = builds
         .par_iter()
@@ -116,6 +112,7 @@ pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledResources
         arch: arch.to_owned(),
         compiler: format!("{major}.{minor}"),
         kernels: BTreeMap::new(),
+        left_out,
     };
     for (build, kernels, compiled) in compiled {
         let name = build.name();
@@ -132,7 +129,7 @@ pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledResources
             return Err(ResourcesError::NoRow { symbol, build: name });
         }
     }
-    Ok(CompiledResources { resources, left_out })
+    Ok(resources)
 }
 
 fn kernel_resources(kernel: &ListedKernel, facts: KernelFacts, arch: &str) -> KernelResources {

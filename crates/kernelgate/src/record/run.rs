@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::environment::{Environment, Provenance};
 use super::file::Record;
+use super::shard::Shard;
 use crate::measure::limits::{Limits, TimeLimit};
-use crate::verify::OutputComparison;
-use crate::workload::Work;
+use crate::verify::{Bounds, OutputComparison};
+use crate::workload::{Tolerance, Work};
 use kernelgate_cuda::observe::telemetry::Reading;
 
 /// All that one bench process measured, and what it did not measure and why.
@@ -30,10 +31,17 @@ pub struct Run {
     pub effort: String,
     /// Seed of the inputs.
     pub seed: u64,
+    /// The part of the selection that this process measured; absent where it measured all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<Shard>,
     /// Where.
     pub environment: Environment,
     /// Of which code.
     pub provenance: Provenance,
+    /// Whether the commit is what `KERNELGATE_COMMIT` said: nobody checked that the executable was
+    /// built from it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stated_commit: bool,
     /// The device's ceilings, as measured by this process.
     pub limits: Limits,
     /// Delays added on purpose to launches, to see what the gate makes of them: nanoseconds by
@@ -43,7 +51,7 @@ pub struct Run {
     /// Content hash of the executable; absent where its file could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
-    /// Where the process' wall time went, seconds by activity; only in trials.
+    /// Where the process' wall time went, seconds by activity.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub spent_s: BTreeMap<String, f64>,
     /// What the GPU said of itself before the first case and after the last; empty on the CPU.
@@ -126,7 +134,7 @@ impl WorkRecord {
 }
 
 /// How an output compared, as stored.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerificationRecord {
     /// Largest |out - ref| over the largest |ref|.
     pub max_error: f64,
@@ -136,6 +144,13 @@ pub struct VerificationRecord {
     pub checked: u64,
     /// Elements of the outputs.
     pub total: u64,
+    /// What rounding the outputs to their dtypes may cost by itself, relative; 0 where it costs
+    /// nothing, and in records from before it was told.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub rounding: f64,
+    /// The errors that were allowed; absent in records from before it was told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allowed: Option<Allowed>,
     /// Hash of the outputs' bits; only in trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
@@ -147,6 +162,28 @@ pub struct VerificationRecord {
     /// bits; absent where this run compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
+}
+
+/// The errors that were allowed: of the workload's tolerance, and of the precision that it
+/// declares.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Allowed {
+    /// Largest |out - ref| over the largest |ref|.
+    pub max_error: f64,
+    /// ‖out - ref‖₂ / ‖ref‖₂.
+    pub relative_l2: f64,
+}
+
+impl From<Bounds> for Allowed {
+    fn from(bounds: Bounds) -> Self {
+        let Tolerance { max_error, relative_l2 } = bounds.allowed();
+        Self { max_error, relative_l2 }
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_nothing(error: &f64) -> bool {
+    *error == 0.0
 }
 
 /// The outputs of what was timed, run once more after timing, against the reference.
@@ -194,8 +231,8 @@ impl InputChange {
 
 impl From<OutputComparison> for VerificationRecord {
     fn from(comparison: OutputComparison) -> Self {
-        let OutputComparison { max_error, relative_l2, checked, total } = comparison;
-        Self { max_error, relative_l2, checked, total, digest: None, after: None, by: None }
+        let OutputComparison { max_error, relative_l2, checked, total, rounding } = comparison;
+        Self { max_error, relative_l2, checked, total, rounding, ..Self::default() }
     }
 }
 
@@ -203,8 +240,10 @@ impl From<OutputComparison> for VerificationRecord {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Samples {
     /// Launches in the sample.
+    #[serde(deserialize_with = "fitted")]
     pub launches: Vec<u64>,
     /// Time of all launches of the sample together, nanoseconds.
+    #[serde(deserialize_with = "fitted")]
     pub elapsed_ns: Vec<f64>,
     /// Launches that were timed together, as a graph; 1 for one launch of several commands; absent
     /// where each was timed as it is.
@@ -214,7 +253,7 @@ pub struct Samples {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub host_bound: bool,
     /// SM clock during each sample, MHz; empty where the device does not tell.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "fitted")]
     pub clock_mhz: Vec<f64>,
     /// Attempts thrown away because the device was throttled.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -228,8 +267,15 @@ pub struct Samples {
     pub contention: Option<f64>,
 }
 
+/// A list that takes no more memory than its items: a record may hold millions.
+fn fitted<'de, T: Deserialize<'de>, D: Deserializer<'de>>(list: D) -> Result<Vec<T>, D::Error> {
+    let mut items = Vec::deserialize(list)?;
+    items.shrink_to_fit();
+    Ok(items)
+}
+
 #[allow(clippy::trivially_copy_pass_by_ref)]
-const fn is_zero(count: &u64) -> bool {
+pub(super) const fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
@@ -297,8 +343,10 @@ impl Run {
             complete: false,
             effort: "default".to_owned(),
             seed: 1,
+            shard: None,
             environment,
             provenance,
+            stated_commit: false,
             limits: Limits::default(),
             delays: BTreeMap::new(),
             executable: None,
@@ -311,9 +359,14 @@ impl Run {
         }
     }
 
-    /// `<session>/<bench>`: names the process run in a baseline.
+    /// `<session>/<process>`: names the process run in a baseline.
     pub fn key(&self) -> String {
-        format!("{}/{}", self.session, self.bench)
+        format!("{}/{}", self.session, self.process())
+    }
+
+    /// The bench binary, with its shard where it has one: "attention", "attention-2-of-4".
+    pub fn process(&self) -> String {
+        process_name(&self.bench, self.shard)
     }
 
     /// "CASE=NS CASE=NS", or "none".
@@ -322,6 +375,11 @@ impl Run {
             self.delays.iter().map(|(case, delay_ns)| format!("{case}={delay_ns}")).collect();
         if each.is_empty() { "none".to_owned() } else { each.join(" ") }
     }
+}
+
+/// Name of a process among those of its session.
+pub fn process_name(bench: &str, shard: Option<Shard>) -> String {
+    shard.map_or_else(|| bench.to_owned(), |shard| format!("{bench}-{}", shard.label()))
 }
 
 impl CaseRecord {
@@ -337,13 +395,9 @@ impl CaseRecord {
             work: WorkRecord { flops: BTreeMap::new(), read_bytes: 8, write_bytes: 8 },
             limit: None,
             verification: VerificationRecord {
-                max_error: 0.0,
-                relative_l2: 0.0,
                 checked: 1,
                 total: 1,
-                digest: None,
-                after: None,
-                by: None,
+                ..VerificationRecord::default()
             },
             samples: Samples {
                 launches: vec![1; elapsed_ns.len()],
@@ -361,6 +415,7 @@ impl Record for Run {
     const FREE_TEXT: &'static [&'static str] = &["failed", "skipped"];
 
     fn validate(&self) -> Result<(), String> {
+        self.shard.map_or(Ok(()), Shard::validate)?;
         self.cases.iter().try_for_each(|(id, case)| {
             case.samples.validate().map_err(|problem| format!("case {id}: {problem}"))
         })

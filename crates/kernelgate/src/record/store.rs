@@ -255,17 +255,15 @@ fn target_folder(root: &Path) -> PathBuf {
     if let Some(folder) = std::env::var_os("CARGO_TARGET_DIR") {
         return root.join(folder);
     }
+    target_of_program().unwrap_or_else(|| root.join("target"))
+}
+
+/// The target folder that this program lies in; none where it was built elsewhere.
+pub(super) fn target_of_program() -> Option<PathBuf> {
     // target/<profile>/program or target/<profile>/deps/program: cargo marks the target folder.
-    let program = std::env::current_exe().ok();
-    let marked = program.as_deref().and_then(|program| {
-        program
-            .ancestors()
-            .skip(1)
-            .take(4)
-            .find(|folder| folder.join("CACHEDIR.TAG").is_file())
-            .map(Path::to_owned)
-    });
-    marked.unwrap_or_else(|| root.join("target"))
+    let program = std::env::current_exe().ok()?;
+    let mut folders = program.ancestors().skip(1).take(4);
+    folders.find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_owned)
 }
 
 pub(super) fn entries(folder: &Path) -> Vec<PathBuf> {

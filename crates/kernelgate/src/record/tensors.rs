@@ -12,17 +12,27 @@ use crate::workload::{Dtype, Tensor, Tensors};
 /// Begins the first line.
 const MARK: &str = "kernelgate inputs 1";
 
-/// What is in a file; none where there is nothing usable.
+/// Longest first line that is read.
+const MAX_LINE: u64 = 1 << 20;
+
+/// What is in a file; none where there is nothing usable. Nothing is allocated for what the file
+/// cannot hold: another process may have written it.
 pub fn read(path: &Path) -> Option<Tensors> {
-    let mut file = BufReader::new(File::open(path).ok()?);
+    let file = File::open(path).ok()?;
+    let mut left = usize::try_from(file.metadata().ok()?.len()).ok()?;
+    let mut file = BufReader::new(file);
     let mut line = String::new();
-    file.read_line(&mut line).ok()?;
+    file.by_ref().take(MAX_LINE).read_line(&mut line).ok()?;
     let mut tensors = Tensors::new();
     for entry in line.trim_end().strip_prefix(MARK)?.split('|').skip(1) {
         let [name, dtype, shape] = entry.split(' ').collect::<Vec<_>>().try_into().ok()?;
         let shape =
             shape.split(',').map(|extent| extent.parse().ok()).collect::<Option<Vec<usize>>>()?;
-        let mut tensor = Tensor::zeroed(shape, Dtype::parse(dtype)?);
+        let dtype = Dtype::parse(dtype)?;
+        let bytes =
+            shape.iter().try_fold(dtype.bytes(), |bytes, extent| bytes.checked_mul(*extent))?;
+        left = left.checked_sub(bytes)?;
+        let mut tensor = Tensor::zeroed(shape, dtype);
         file.read_exact(tensor.as_bytes_mut()).ok()?;
         tensors.insert(name, tensor);
     }
@@ -63,6 +73,12 @@ mod tests {
         for broken in [&whole[..whole.len() - 1], &whole[1..], &[&whole[..], b"x"].concat()] {
             std::fs::write(&path, broken).unwrap();
             assert_eq!(read(&path), None);
+        }
+        // Of more elements than there is memory, or numbers.
+        let huge = ["1099511627776", "4294967296,4294967296", "3,3,6148914691236517205"];
+        for shape in huge {
+            std::fs::write(&path, format!("{MARK}|x f64 {shape}\n12345678")).unwrap();
+            assert_eq!(read(&path), None, "{shape}");
         }
     }
 }

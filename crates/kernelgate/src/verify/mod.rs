@@ -1,13 +1,16 @@
 //! An implementation's output against the fp64 reference: every element that the reference holds,
 //! none excused.
 
-use std::collections::BTreeSet;
+pub mod precision;
+
+use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::backend::{BackendError, Executable};
 use crate::workload::{Data, Dtype, Expected, Tensor, Tensors, Tolerance};
+pub use precision::{Bounds, PrecisionLimit};
 
 /// How an output compared. Everything is over all outputs of the case.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -20,6 +23,9 @@ pub struct OutputComparison {
     pub checked: u64,
     /// Elements of the outputs; those not compared are checked finite.
     pub total: u64,
+    /// Unit roundoff of the least precise floating-point output: what rounding an output to its
+    /// dtype may cost by itself, relative. 0 where all are integers.
+    pub rounding: f64,
 }
 
 /// Why a case is wrong.
@@ -62,6 +68,20 @@ pub enum VerifyError {
         actual: f64,
         /// The reference.
         expected: f64,
+    },
+    /// Within the tolerance, and about as far off as a lower precision than the declared one.
+    #[error(
+        "relative L2 {relative_l2:.2e} (the declared {} allows {:.1e}: a quarter of what rounding \
+         the inputs to {bits} significant bits costs): it computes in a lower precision than {}",
+        limit.declared.name(), limit.relative_l2, limit.declared.name()
+    )]
+    Precision {
+        /// ‖out - ref‖₂ / ‖ref‖₂ of the worst output.
+        relative_l2: f64,
+        /// What was allowed.
+        limit: PrecisionLimit,
+        /// Significant bits of the next lower precision.
+        bits: u32,
     },
     /// Integers that differ.
     #[error(
@@ -119,10 +139,10 @@ pub enum VerifyError {
 pub fn verify(
     executable: &mut dyn Executable,
     expected: &[Expected],
-    tolerance: Tolerance,
+    bounds: impl Into<Bounds>,
 ) -> Result<OutputComparison, VerifyError> {
     launch_on_poison(executable)?;
-    compare(executable.outputs()?, expected, tolerance)
+    compare(executable.outputs()?, expected, bounds)
 }
 
 /// Launches, poisons the outputs and launches again; the outputs are then ready to be compared.
@@ -196,12 +216,13 @@ pub fn repeats(executable: &mut dyn Executable) -> Result<bool, BackendError> {
 ///
 /// # Errors
 /// When an output is missing, misshapen, unknown to the reference, not finite, or further away than
-/// the tolerance; when the reference itself is empty or malformed.
+/// the tolerance or the declared precision; when the reference itself is empty or malformed.
 pub fn compare(
     outputs: &Tensors,
     expected: &[Expected],
-    tolerance: Tolerance,
+    bounds: impl Into<Bounds>,
 ) -> Result<OutputComparison, VerifyError> {
+    let Bounds { tolerance, precision } = bounds.into();
     check_reference(expected)?;
     if expected.is_empty() {
         return Err(VerifyError::Nothing);
@@ -226,17 +247,26 @@ pub fn compare(
         comparison.max_error = comparison.max_error.max(found.max_error);
         comparison.relative_l2 = comparison.relative_l2.max(found.relative_l2);
         comparison.checked += found.checked;
+        comparison.rounding = comparison.rounding.max(output.dtype().unit_roundoff());
     }
     if comparison.checked == 0 {
         return Err(VerifyError::Nothing);
     }
-    Ok(comparison)
+    let relative_l2 = comparison.relative_l2;
+    match precision.filter(|limit| relative_l2 > limit.relative_l2) {
+        Some(limit) => {
+            let bits = precision::lower_bits(limit.declared).unwrap_or_default();
+            Err(VerifyError::Precision { relative_l2, limit, bits })
+        }
+        None => Ok(comparison),
+    }
 }
 
 /// Whether every reference holds the values that its shape and rows promise, finite, and no row
 /// twice.
 fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
-    let mut seen = BTreeSet::new();
+    // Of each output, the rows that are there: a mark a row, as there may be a hundred thousand.
+    let mut seen: BTreeMap<&str, Vec<bool>> = BTreeMap::new();
     for one in expected {
         let error = |problem: String| VerifyError::Reference { output: one.name.clone(), problem };
         let (elements, row_len) = (one.shape.iter().product::<usize>(), one.row_len());
@@ -244,7 +274,9 @@ fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
         let rows = one.rows.as_ref().map_or(in_shape, Vec::len);
         let held = match &one.values {
             Data::F64(values) => {
-                if let Some(at) = values.par_iter().position_first(|value| !value.is_finite()) {
+                let finite = |piece: &[f64]| piece.iter().fold(true, |all, x| all & x.is_finite());
+                if !values.par_chunks(PIECE).all(finite) {
+                    let at = values.iter().position(|value| !value.is_finite()).unwrap_or(0);
                     return Err(error(format!("value {at} is {}", values[at])));
                 }
                 values.len()
@@ -261,7 +293,10 @@ fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
         }
         let whole_again = one.rows.is_none()
             && expected.iter().filter(|other| other.name == one.name).count() > 1;
-        if whole_again || !sampled.iter().all(|row| seen.insert((&one.name, row))) {
+        let marks = seen.entry(&one.name).or_default();
+        marks.resize(if sampled.is_empty() { 0 } else { in_shape }.max(marks.len()), false);
+        let twice = sampled.iter().any(|row| std::mem::replace(&mut marks[*row], true));
+        if whole_again || twice {
             return Err(error("a row is there twice".to_owned()));
         }
     }
@@ -323,13 +358,7 @@ fn compare_rows(
         Data::I8(values) => {
             let found: Vec<Differences> = pieces(expected, values)
                 .par_iter()
-                .map(|piece| {
-                    Differences::of(
-                        piece.from,
-                        &output.to_f64(piece.from, piece.expected.len()),
-                        piece.expected,
-                    )
-                })
+                .map(|piece| Differences::of(output, piece))
                 .collect();
             let checked = values.len() as u64;
             match found.iter().find_map(|differences| differences.first) {
@@ -345,16 +374,8 @@ fn compare_rows(
             }
         }
         Data::F64(values) => {
-            let parts: Vec<Sums> = pieces(expected, values)
-                .par_iter()
-                .map(|piece| {
-                    Sums::of(
-                        piece.from,
-                        &output.to_f64(piece.from, piece.expected.len()),
-                        piece.expected,
-                    )
-                })
-                .collect();
+            let parts: Vec<Sums> =
+                pieces(expected, values).par_iter().map(|piece| Sums::of(output, piece)).collect();
             // In order, so that the thread count changes no bit of the result.
             let sums = parts.into_iter().fold(Sums::default(), Sums::plus);
             let (max_error, relative_l2) = sums.errors();
@@ -364,7 +385,7 @@ fn compare_rows(
                     max_error,
                     relative_l2,
                     checked: values.len() as u64,
-                    total: 0,
+                    ..OutputComparison::default()
                 });
             }
             Err(VerifyError::TooFar {
@@ -389,7 +410,11 @@ fn check_finite(name: &str, output: &Tensor) -> Result<(), VerifyError> {
     let found: Vec<(u64, Option<usize>)> = starts
         .par_iter()
         .map(|&from| {
-            let values = output.to_f64(from, PIECE.min(output.len() - from));
+            let len = PIECE.min(output.len() - from);
+            if output.all_finite(from, len) {
+                return (0, None);
+            }
+            let values = output.to_f64(from, len);
             let count = values.iter().filter(|value| !value.is_finite()).count() as u64;
             (count, values.iter().position(|value| !value.is_finite()).map(|column| from + column))
         })
@@ -423,13 +448,20 @@ struct Differences {
 }
 
 impl Differences {
-    fn of(from: usize, actual: &[f64], expected: &[i8]) -> Self {
-        let mut wrong = actual
+    fn of(output: &Tensor, &Piece { from, expected }: &Piece<'_, i8>) -> Self {
+        let Data::I8(values) = output.data() else {
+            unreachable!("`shaped` refuses other outputs")
+        };
+        let values = &values[from..][..expected.len()];
+        if values == expected {
+            return Self { count: 0, first: None };
+        }
+        let mut wrong = values
             .iter()
             .zip(expected)
             .enumerate()
-            .filter(|(_, (actual, expected))| **actual != f64::from(**expected))
-            .map(|(i, (actual, expected))| (from + i, *actual, f64::from(*expected)));
+            .filter(|(_, (actual, expected))| actual != expected)
+            .map(|(i, (actual, expected))| (from + i, f64::from(*actual), f64::from(*expected)));
         let first = wrong.next();
         Self { count: u64::from(first.is_some()) + wrong.count() as u64, first }
     }
@@ -447,19 +479,35 @@ struct Sums {
 }
 
 impl Sums {
-    fn of(from: usize, actual: &[f64], expected: &[f64]) -> Self {
+    fn of(output: &Tensor, piece: &Piece<'_, f64>) -> Self {
         let mut sums = Self::default();
-        for (i, (&actual, &expected)) in actual.iter().zip(expected).enumerate() {
-            let error = (actual - expected).abs();
-            sums.error_squared += error * error;
-            sums.reference_squared += expected * expected;
-            sums.largest_reference = sums.largest_reference.max(expected.abs());
-            if error > sums.largest_error {
-                sums.largest_error = error;
-                (sums.worst, sums.worst_actual, sums.worst_expected) = (from + i, actual, expected);
-            }
-        }
+        output.for_blocks_f64(piece.from, piece.expected.len(), |start, actual| {
+            sums.add(piece.from + start, actual, &piece.expected[start..][..actual.len()]);
+        });
         sums
+    }
+
+    /// Adds elements from `from` on.
+    fn add(&mut self, from: usize, actual: &[f64], expected: &[f64]) {
+        let (mut error_squared, mut reference_squared) =
+            (self.error_squared, self.reference_squared);
+        let (mut largest_error, mut largest_reference) =
+            (self.largest_error, self.largest_reference);
+        for (&actual, &expected) in actual.iter().zip(expected) {
+            let error = (actual - expected).abs();
+            error_squared += error * error;
+            reference_squared += expected * expected;
+            largest_reference = largest_reference.max(expected.abs());
+            largest_error = largest_error.max(error);
+        }
+        if largest_error > self.largest_error {
+            let is_worst = |i: &usize| (actual[*i] - expected[*i]).abs() == largest_error;
+            let worst = (0..actual.len()).find(is_worst).unwrap_or(0);
+            (self.worst, self.worst_actual, self.worst_expected) =
+                (from + worst, actual[worst], expected[worst]);
+        }
+        (self.error_squared, self.reference_squared) = (error_squared, reference_squared);
+        (self.largest_error, self.largest_reference) = (largest_error, largest_reference);
     }
 
     fn plus(self, next: Self) -> Self {

@@ -63,6 +63,14 @@ pub trait Problem: Send + Sync + 'static {
     /// How far an output may be from the reference.
     fn tolerance(&self) -> Tolerance;
 
+    /// Precision that rows must compute in, for a tolerance that would let a lower one pass. Rows
+    /// are then wrong that are off by more than a quarter of what rounding the inputs to the next
+    /// lower precision costs (tf32 and f16 below f32, bf16 below f16, fp8 below bf16). That takes
+    /// the reference of the rounded inputs, and as much memory again.
+    fn precision(&self) -> Option<Dtype> {
+        None
+    }
+
     /// Host memory that inputs and reference need at their peak, in bytes; checked before anything
     /// is allocated.
     fn host_bytes(&self) -> u64;

@@ -1,6 +1,7 @@
 //! Seeded random inputs: the same seed and name give the same values on every machine, whatever the
 //! thread count. Never zeros: zero inputs hide unwritten outputs and can run faster than real data.
 
+use bytemuck::Zeroable;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
@@ -16,13 +17,14 @@ pub fn normal(seed: u64, name: &str, len: usize) -> Vec<f32> {
 }
 
 /// `len` values of `f(N(0, 1))`, from the seed and the tensor's name.
-pub fn map_normal<T: Copy + Default + Send>(
+pub fn map_normal<T: Copy + Zeroable + Send>(
     seed: u64,
     name: &str,
     len: usize,
     f: impl Fn(f32) -> T + Sync,
 ) -> Vec<T> {
-    let mut values = vec![T::default(); len];
+    // Zeros, so that the cores that draw also make the pages.
+    let mut values = bytemuck::allocation::zeroed_vec::<T>(len);
     values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
         let mut rng = stream(seed, name, chunk as u64);
         values.fill_with(|| f(rng.sample::<f32, _>(StandardNormal)));

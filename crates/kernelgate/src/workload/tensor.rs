@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 /// Element type.
@@ -28,6 +29,25 @@ impl Dtype {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
             Self::I8 => 1,
+        }
+    }
+
+    /// Bits of the significand, the implicit one included; 0 of integers.
+    pub const fn significand_bits(self) -> u32 {
+        match self {
+            Self::F64 => 53,
+            Self::F32 => 24,
+            Self::F16 => 11,
+            Self::Bf16 => 8,
+            Self::I8 => 0,
+        }
+    }
+
+    /// Largest relative error of rounding to it; 0 of integers.
+    pub fn unit_roundoff(self) -> f64 {
+        match self {
+            Self::I8 => 0.0,
+            float => 0.5f64.powi(float.significand_bits() as i32),
         }
     }
 
@@ -198,6 +218,54 @@ impl Tensor {
             Data::F16(values) => values[range].iter().map(|x| x.to_f64()).collect(),
             Data::Bf16(values) => values[range].iter().map(|x| x.to_f64()).collect(),
             Data::I8(values) => values[range].iter().map(|&x| f64::from(x)).collect(),
+        }
+    }
+
+    /// Calls `f` with the elements `from..from + len` as f64, some at a time and in order, and where
+    /// these begin, counted from `from`. As [`Self::to_f64`], without an allocation of that size.
+    pub fn for_blocks_f64(&self, from: usize, len: usize, mut f: impl FnMut(usize, &[f64])) {
+        /// Elements converted at a time: few enough for the nearest cache.
+        const BLOCK: usize = 1024;
+        let (mut block, mut halves) = ([0.0f64; BLOCK], [0.0f32; BLOCK]);
+        for start in (0..len).step_by(BLOCK) {
+            let count = BLOCK.min(len - start);
+            let range = from + start..from + start + count;
+            let (block, halves) = (&mut block[..count], &mut halves[..count]);
+            let widen = |block: &mut [f64], values: &[f32]| {
+                block.iter_mut().zip(values).for_each(|(to, &x)| *to = f64::from(x));
+            };
+            match &self.data {
+                Data::F64(values) => block.copy_from_slice(&values[range]),
+                Data::F32(values) => widen(block, &values[range]),
+                Data::F16(values) => {
+                    values[range].convert_to_f32_slice(halves);
+                    widen(block, halves);
+                }
+                Data::Bf16(values) => {
+                    values[range].convert_to_f32_slice(halves);
+                    widen(block, halves);
+                }
+                Data::I8(values) => {
+                    block.iter_mut().zip(&values[range]).for_each(|(to, &x)| *to = f64::from(x));
+                }
+            }
+            f(start, block);
+        }
+    }
+
+    /// Whether the elements `from..from + len` are numbers, not NaN or infinite.
+    pub fn all_finite(&self, from: usize, len: usize) -> bool {
+        // Without an early end, so that the loops take many elements at once.
+        fn all<T>(values: &[T], finite: impl Fn(&T) -> bool) -> bool {
+            values.iter().fold(true, |all, value| all & finite(value))
+        }
+        let range = from..from + len;
+        match &self.data {
+            Data::F64(values) => all(&values[range], |x| x.is_finite()),
+            Data::F32(values) => all(&values[range], |x| x.is_finite()),
+            Data::F16(values) => all(&values[range], |x| x.is_finite()),
+            Data::Bf16(values) => all(&values[range], |x| x.is_finite()),
+            Data::I8(_) => true,
         }
     }
 

@@ -2,7 +2,6 @@
 //! of `cudnn_graph.h`, version 9.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::mem::size_of;
 use std::sync::{Arc, OnceLock};
 
 use crate::BackendError;
@@ -11,9 +10,6 @@ use crate::library::{self, Library};
 
 /// Oldest version that is used: earlier ones need workarounds for masks and accumulators.
 const OLDEST: usize = 91_100;
-
-/// The CUDA that it must be built for.
-const CUDA: usize = 13;
 
 /// A pointer as cuDNN hands it out: to a descriptor, a handle, or device memory.
 pub type Raw = *mut c_void;
@@ -236,9 +232,11 @@ fn load() -> Result<Api, CudnnRefusal> {
             )));
         }
         // A cuDNN built for another CUDA would load that CUDA's cuBLASLt.
-        if runtime / 1000 != CUDA {
+        let cuda = library::cuda_major() as usize;
+        if runtime / 1000 != cuda {
             return Err(CudnnRefusal(format!(
-                "needs a cuDNN for CUDA {CUDA}, here is one for {}",
+                "needs a cuDNN for CUDA {cuda}, {} is for {}",
+                library::load(Library::Cudnn).map_or("here".into(), |it| it.file.to_string_lossy()),
                 runtime / 1000
             )));
         }
@@ -264,11 +262,9 @@ fn load() -> Result<Api, CudnnRefusal> {
 /// # Safety
 /// `F` is the function's type.
 unsafe fn function<F: Copy>(name: &CStr) -> Result<F, CudnnRefusal> {
-    const { assert!(size_of::<F>() == size_of::<*const c_void>(), "F is a function pointer") };
-    let address = library::function(Library::Cudnn, name)
-        .ok_or_else(|| CudnnRefusal(format!("this cuDNN has no {}", name.to_string_lossy())))?;
-    // SAFETY: the address is a function's, of the type that the caller promises.
-    Ok(unsafe { std::mem::transmute_copy(&address) })
+    // SAFETY: the caller's promise.
+    unsafe { library::typed(Library::Cudnn, name) }
+        .ok_or_else(|| CudnnRefusal(format!("this cuDNN has no {}", name.to_string_lossy())))
 }
 
 impl Api {

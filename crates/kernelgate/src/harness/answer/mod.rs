@@ -3,6 +3,7 @@
 
 mod each;
 pub mod list;
+mod phases;
 pub mod profile;
 pub mod resources;
 pub mod timing;

@@ -1,4 +1,5 @@
-//! What the GPU's time of each case goes to, kernel by kernel, as the hardware recorded it.
+//! What the time of each case goes to: on a GPU by kernel, as the hardware recorded it, elsewhere by
+//! phase.
 
 use std::sync::Arc;
 
@@ -6,6 +7,7 @@ use kernelgate_cuda::Device;
 use kernelgate_cuda::observe::cupti::KernelTrace;
 
 use super::each::{each_implementation, parts};
+use super::phases;
 use crate::backend::{BackendError, Executable, Target};
 use crate::harness::cases::{Case, Group, Selection};
 use crate::harness::problem::{CaseError, Ready};
@@ -25,13 +27,13 @@ pub fn profile(
     target: &Target,
 ) -> Result<ResponseBody, BackendError> {
     let Target::Cuda(device) = target else {
-        return Ok(ResponseBody::Refused("there is no GPU to profile".to_owned()));
+        return Ok(by_phase(selection, seed, target, None));
     };
     // Before anything is captured: graphs made earlier are recorded whole.
     let Some(trace) = KernelTrace::start()? else {
-        return Ok(ResponseBody::Refused(
-            "CUPTI is missing: `kernelgate doctor` says how to get it".to_owned(),
-        ));
+        let note = "no kernels are recorded: CUPTI is missing, and `kernelgate doctor` says how to \
+                    get it";
+        return Ok(by_phase(selection, seed, target, Some(note)));
     };
     let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
         profile_case(group, case, ready, target, (device, &trace))
@@ -43,9 +45,29 @@ pub fn profile(
     }
     let profiled = outcomes.into_iter().map(|(case, outcome)| {
         let (status, summary, reason) = parts(outcome);
-        ProfiledCase { case, status, summary, reason }
+        ProfiledCase { case, status, summary, phases: Vec::new(), reason }
     });
     Ok(ResponseBody::Profile(profiled.collect()))
+}
+
+/// Measures the phases of one case an implementation, and verifies it.
+fn by_phase(
+    selection: &Selection<'_>,
+    seed: u64,
+    target: &Target,
+    note: Option<&str>,
+) -> ResponseBody {
+    let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
+        let phases = phases::of(group, case, ready, target)?;
+        ready.verify(group, case, target).map(|_| phases)
+    };
+    let (outcomes, _) = each_implementation(selection, (seed, target), "profiling", one);
+    let profiled = outcomes.into_iter().map(|(case, outcome)| {
+        let (status, phases, reason) = parts(outcome);
+        let reason = reason.or_else(|| note.map(str::to_owned));
+        ProfiledCase { case, status, summary: None, phases: phases.unwrap_or_default(), reason }
+    });
+    ResponseBody::Profile(profiled.collect())
 }
 
 fn profile_case(

@@ -14,10 +14,11 @@ pub fn resources(kernels: &[ListedKernel], arch: &str) -> ResponseBody {
         };
     }
     match compile(kernels, arch) {
-        Ok(compiled) => ResponseBody::Resources(ResourcesReport {
-            resources: compiled.resources,
-            left_out: compiled.left_out,
-        }),
+        Ok(resources) => {
+            let told = |(build, lack): (&String, &String)| format!("{build} {lack}");
+            let left_out = resources.left_out.iter().map(told).collect();
+            ResponseBody::Resources(ResourcesReport { resources, left_out })
+        }
         Err(error) => ResponseBody::Refused(error.to_string()),
     }
 }

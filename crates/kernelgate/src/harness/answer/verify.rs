@@ -30,9 +30,19 @@ pub fn verify(
     let verified = |(case, outcome)| {
         let (status, found, reason) = parts(outcome);
         let repeatable = found.map(|(_, repeatable)| repeatable);
-        let OutputComparison { checked, total, max_error, relative_l2 } =
+        let OutputComparison { checked, total, max_error, relative_l2, rounding } =
             found.unwrap_or_default().0;
-        VerifiedCase { case, status, checked, total, max_error, relative_l2, repeatable, reason }
+        VerifiedCase {
+            case,
+            status,
+            checked,
+            total,
+            max_error,
+            relative_l2,
+            rounding,
+            repeatable,
+            reason,
+        }
     };
     outcomes.into_iter().map(verified).collect()
 }

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::samples::{Origin, SampleLog};
-use crate::display;
+use crate::display::{self, terminal};
 use crate::exit::Exit;
 use crate::harness::session::Session;
 use crate::harness::{args, bench_run, saving};
@@ -174,7 +174,7 @@ fn tell(run: &Run, path: &Path) {
     if std::env::var_os(RECORD).is_some() {
         return;
     }
-    println!("{}", display::runs::text(std::slice::from_ref(run)));
+    println!("{}", display::runs::text(std::slice::from_ref(run), terminal::columns()));
     eprintln!("run recorded in {}", printable(&path.display().to_string()));
 }
 

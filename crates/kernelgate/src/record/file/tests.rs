@@ -174,3 +174,23 @@ fn a_failed_write_leaves_the_old_file() {
     assert!(error.to_string().starts_with("write "), "{error}");
     assert_eq!(std::fs::read_to_string(&blocked).unwrap(), "old");
 }
+
+/// A file is looked at in a pass of its own, which must see what the whole content says.
+#[test]
+fn the_order_of_names_is_no_edit_and_a_changed_value_is_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.json");
+    write(&path, &Sealed { values: vec![-0.0, 1e300, 0.1, 3.0] }).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    // The last line first, as another program may write it.
+    let (head, last) = text.trim_end_matches("\n}\n").rsplit_once(",\n").unwrap();
+    let turned = format!("{{\n{last},\n{}\n}}", head.trim_start_matches("{\n"));
+    assert_ne!(turned, text);
+    std::fs::write(&path, &turned).unwrap();
+    assert_eq!(read::<Sealed>(&path).unwrap().values, [-0.0, 1e300, 0.1, 3.0]);
+    std::fs::write(&path, turned.replace("0.1", "0.2")).unwrap();
+    assert!(matches!(read::<Sealed>(&path), Err(FileError::Edited { .. })));
+    // A name that is there twice has the last value in the first pass and none in the second.
+    std::fs::write(&path, text.replace("\"values\"", "\"values\": [],\n  \"values\"")).unwrap();
+    assert!(read::<Sealed>(&path).is_err());
+}

@@ -1,0 +1,79 @@
+//! What large record files cost: makes a baseline and a run of many cases, and reads one, with the
+//! time it took and the peak of the process' memory.
+//!
+//! ```text
+//! cargo run --release --example large_records -- make DIR CASES RUNS SAMPLES
+//! cargo run --release --example large_records -- read DIR/baselines/DEVICE/main.json
+//! ```
+//!
+//! `make` lays out a package: `kernelgate gate --baseline main` in `DIR` judges the run.
+
+use std::path::Path;
+use std::time::Instant;
+
+use kernelgate::record::{Baseline, CaseRecord, Environment, Provenance, Run, Store, file};
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let number = |text: &str| text.parse().expect("a number");
+    match words[..] {
+        ["make", folder, cases, runs, samples] => {
+            make(Path::new(folder), number(cases), number(runs), number(samples));
+        }
+        ["read", path] => read(Path::new(path)),
+        _ => eprintln!("make DIR CASES RUNS SAMPLES, or read FILE"),
+    }
+}
+
+/// A run whose times differ a little from those of every other.
+fn run(session: usize, cases: usize, samples: usize) -> Run {
+    let case = |index: usize| {
+        let time = |sample: usize| {
+            1e6 * (1.0 + (1.0 + (session * 7919 + index * 104_729 + sample) as f64).sin() / 300.0)
+        };
+        let mut case = CaseRecord::of_samples((0..samples).map(time).collect());
+        case.samples.clock_mhz = (0..samples).map(|sample| 1700.0 + time(sample) / 7e4).collect();
+        let id = format!("family{}/operation/n{index}_d128_causal_bf16/cuda/row/hot", index % 7);
+        (id, case)
+    };
+    Run {
+        complete: true,
+        cases: (0..cases).map(case).collect(),
+        ..Run::start("large", &format!("s{session}"), Environment::cpu(), Provenance::default())
+    }
+}
+
+fn make(folder: &Path, cases: usize, runs: usize, samples: usize) {
+    let store = Store::at(folder, &folder.join("target"));
+    let mut baseline = Baseline::new("main");
+    for session in 1..=runs {
+        baseline.add(&run(session, cases, samples)).expect("runs of one environment");
+    }
+    let judged = run(runs + 1, cases, samples);
+    let of_device = store.baseline_path(&judged.environment.slug(), "main").expect("a plain name");
+    let recorded = store.run_path(&judged.session, &judged.bench);
+    file::write(&of_device, &baseline).expect("a folder that can be written");
+    file::write(&recorded, &judged).expect("a folder that can be written");
+    std::fs::write(folder.join("Cargo.toml"), "[package]\nname = \"large\"\n").expect("written");
+    for path in [of_device, recorded] {
+        let bytes = std::fs::metadata(&path).map_or(0, |facts| facts.len());
+        println!("{:.1} MB {}", bytes as f64 / 1e6, path.display());
+    }
+}
+
+fn read(path: &Path) {
+    let started = Instant::now();
+    let cases = match file::read::<Baseline>(path) {
+        Ok(baseline) => baseline.cases.len(),
+        Err(_) => file::read::<Run>(path).expect("a baseline or a run").cases.len(),
+    };
+    println!("{cases} cases in {:.2} s, peak {}", started.elapsed().as_secs_f64(), peak());
+}
+
+/// The most memory that the process held, as Linux tells it.
+fn peak() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.map_or_else(|| "unknown".to_owned(), |value| value.trim().to_owned())
+}

@@ -1,0 +1,86 @@
+//! Shards and budgets of bench processes, and what becomes of their records.
+
+#![allow(clippy::unwrap_used)]
+#![cfg(unix)]
+
+mod package;
+
+use package::Package;
+use serde_json::Value;
+
+const FOUR: &str = "--axis n=64,96,128,160";
+
+fn ids(run: &Value, of: &str) -> Vec<String> {
+    run[of].as_object().unwrap().keys().cloned().collect()
+}
+
+fn record(package: &Package, session: &str, name: &str) -> Value {
+    let path = package.path(&format!("target/kernelgate/runs/{session}/{name}.json"));
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn shards_share_the_cases_and_are_put_together() {
+    let package = Package::new();
+    package.bench("whole", FOUR).expect(0, &[]);
+    for shard in ["1", "2"] {
+        let line = format!("{FOUR} --shard {shard}/2");
+        package.bench("parts", &line).expect(0, &[&format!("fixture, shard {shard}/2: ")]);
+    }
+    let parts = [1, 2].map(|index| record(&package, "parts", &format!("fixture-{index}-of-2")));
+    let mut both: Vec<String> = parts.iter().flat_map(|run| ids(run, "cases")).collect();
+    assert!(parts.iter().all(|run| ids(run, "cases").len() < 4));
+    both.sort();
+    assert_eq!(both, ids(&package.run("whole"), "cases"));
+    assert_eq!((&parts[1]["shard"]["index"], &parts[1]["shard"]["count"]), (&2.into(), &2.into()));
+
+    // Both shards are the last session, which a baseline and the gate take as one.
+    package.kernelgate("baseline add main").expect(0, &["4 cases, up to 1 runs each"]);
+    for index in [1, 2] {
+        let name = format!("target/kernelgate/runs/parts/fixture-{index}-of-2.json");
+        package.set_times(&package.path(&name), 1e6);
+    }
+    package.set_times(&package.baseline("main"), 1e6);
+    package.kernelgate(&format!("baseline seal {}", package.baseline("main").display()));
+    package.kernelgate("gate --baseline main").expect(0, &["4 unchanged"]);
+    // One of three is missing; two of another number do not belong to it.
+    for shard in ["1", "3"] {
+        package.bench("three", &format!("{FOUR} --shard {shard}/3")).expect(0, &[]);
+    }
+    let three = "--session target/kernelgate/runs/three";
+    package
+        .kernelgate(&format!("gate --baseline main {three}"))
+        .expect(3, &["missing: fixture, shard 2/3", "; shards are missing"]);
+    let mixed = format!("{three} --session target/kernelgate/runs/parts");
+    let refused = "refused: number of shards is `2` in the run parts/fixture-1-of-2 and `3`";
+    package.kernelgate(&format!("gate --baseline main {mixed}")).expect(4, &[refused]);
+    package.kernelgate(&format!("baseline add other {mixed}")).expect(4, &[refused]);
+    package
+        .kernelgate(&format!("baseline add other {three}"))
+        .expect(0, &["warning: fixture, shard 2/3 is missing"]);
+    package.bench("bad", "--shard 3/2").expect(2, &["a shard is 1/4, 2/4", "--shard"]);
+}
+
+#[test]
+fn a_budget_ends_before_the_next_case_and_what_is_left_is_listed() {
+    let package = Package::new();
+    package.bench("none", &format!("{FOUR} --budget 0.01s")).expect(
+        0,
+        &["4 cases not run: the budget of 0 s is used up", "skipped 4: not run: the budget"],
+    );
+    let run = package.run("none");
+    let reasons = run["skipped"].as_object().unwrap().values();
+    let left = reasons.filter(|why| why.as_str().unwrap().starts_with("not run: ")).count();
+    assert_eq!((ids(&run, "cases").len(), left), (0, 4));
+    assert_eq!(run["complete"], true);
+    // What was asked for and has no time is no pass.
+    package.bench("whole", FOUR).expect(0, &[]);
+    let whole = "--session target/kernelgate/runs/whole";
+    package.kernelgate(&format!("baseline add main {whole}")).expect(0, &[]);
+    package
+        .kernelgate("gate --baseline main --session target/kernelgate/runs/none")
+        .expect(3, &["not run: the budget"]);
+    let outcome = package.bench("thorough", "--effort thorough --budget 0.01s n64");
+    outcome.expect(0, &["at least ", "of timing: ", "by their times in the last session"]);
+    package.bench("bad", "--budget soon").expect(2, &["a time is 90s, 5m or 1h", "--budget"]);
+}

@@ -1,0 +1,146 @@
+//! `stats` and `diagnose` of the program, on traces that the tests write.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// A warm-up and two steps, each with one kernel; and a copy from pageable memory.
+const TRACE: &str = r#"{"traceEvents": [
+  {"ph": "X", "cat": "user_annotation", "name": "warm-up", "pid": 5, "tid": 5, "ts": 0, "dur": 90},
+  {"ph": "X", "cat": "user_annotation", "name": "step#1", "pid": 5, "tid": 5, "ts": 100, "dur": 90},
+  {"ph": "X", "cat": "user_annotation", "name": "step#2", "pid": 5, "tid": 5, "ts": 200, "dur": 90},
+  {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 5, "tid": 5, "ts": 10,
+   "dur": 5, "args": {"correlation": 1}},
+  {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 5, "tid": 5, "ts": 110,
+   "dur": 5, "args": {"correlation": 2}},
+  {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 5, "tid": 5, "ts": 210,
+   "dur": 5, "args": {"correlation": 3}},
+  {"ph": "X", "cat": "cuda_runtime", "name": "cudaMemcpyAsync", "pid": 5, "tid": 5, "ts": 230,
+   "dur": 5, "args": {"correlation": 4}},
+  {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 20, "dur": 50,
+   "args": {"device": 0, "stream": 7, "correlation": 1}},
+  {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 120, "dur": 30,
+   "args": {"device": 0, "stream": 7, "correlation": 2}},
+  {"ph": "X", "cat": "kernel", "name": "softmax", "pid": 0, "tid": 7, "ts": 220, "dur": 10,
+   "args": {"device": 0, "stream": 7, "correlation": 3}},
+  {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)", "pid": 0, "tid": 7,
+   "ts": 240, "dur": 10, "args": {"device": 0, "stream": 7, "correlation": 4, "bytes": 1000}}
+]}"#;
+
+fn trace() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.json");
+    std::fs::write(&path, TRACE).unwrap();
+    (folder, path)
+}
+
+fn kernelgate(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kernelgate")).args(arguments).output().unwrap()
+}
+
+/// What the program prints when all is well.
+fn printed(arguments: &[&str]) -> String {
+    let output = kernelgate(arguments);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What it complains about when the input is at fault.
+fn refused(arguments: &[&str]) -> String {
+    let output = kernelgate(arguments);
+    assert_eq!(output.status.code(), Some(2));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_table_comes_as_csv_as_text_and_as_json() {
+    let (_folder, path) = trace();
+    let stats = ["stats", text(&path), "--report", "cuda_gpu_kern_sum", "--format"];
+    let csv = printed(&[&stats[..], &["csv"]].concat());
+    assert_eq!(
+        csv,
+        "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n\
+         88.9,80000,2,40000.0,40000.0,30000,50000,14142.1,gemm\n\
+         11.1,10000,1,10000.0,10000.0,10000,10000,0.0,softmax\n"
+    );
+    let table = printed(&[&stats[..], &["table"]].concat());
+    assert!(table.contains("80,000") && table.contains("gemm"), "{table}");
+    let json: serde_json::Value =
+        serde_json::from_str(&printed(&[&stats[..], &["json"]].concat())).unwrap();
+    assert_eq!(json["schema_version"], 1);
+    let row = &json["traces"][0]["tables"][0]["rows"][0];
+    assert_eq!((&row["Name"], &row["Instances"]), (&"gemm".into(), &2.into()));
+    assert_eq!(row["StdDev (ns)"], 14142.1);
+}
+
+#[test]
+fn ranges_and_filters_narrow_tables() {
+    let (_folder, path) = trace();
+    let stats = ["stats", text(&path), "--report", "cuda_gpu_kern_sum", "--format", "csv"];
+    let steps = printed(&[&stats[..], &["--range", "step#*"]].concat());
+    assert!(steps.contains("75.0,30000,1"), "without the warm-up:\n{steps}");
+    let softmax = printed(&[&stats[..], &["--filter", "^soft"]].concat());
+    assert!(softmax.contains("11.1,10000") && !softmax.contains("gemm"), "{softmax}");
+    let none = refused(&[&stats[..], &["--range", "nowhere"]].concat());
+    assert!(none.contains("--range nowhere: no range of"), "{none}");
+    let unknown = refused(&["stats", text(&path), "--report", "gpu_sum"]);
+    assert!(unknown.contains("cuda_gpu_kern_sum"), "{unknown}");
+}
+
+#[test]
+fn several_traces_go_into_one_folder_with_a_summary() {
+    let (_first, a) = trace();
+    let (_second, b) = trace();
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("tables");
+    printed(&["stats", text(&a), text(&b), "--format", "csv", "--out", text(&out)]);
+    let summary: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(out.join("summary.json")).unwrap()).unwrap();
+    let traces = summary["traces"].as_array().unwrap();
+    assert_eq!(traces.len(), 2);
+    assert_eq!((&traces[0]["kernels"], &traces[0]["top_kernel"]), (&3.into(), &"gemm".into()));
+    assert_eq!(traces[0]["gpu_busy_ns"], 100_000);
+    let files: Vec<&str> = traces
+        .iter()
+        .flat_map(|trace| trace["files"].as_array().unwrap())
+        .map(|file| file.as_str().unwrap())
+        .collect();
+    assert_eq!(files.len(), 22);
+    files.iter().for_each(|file| assert!(out.join(file).is_file(), "{file}"));
+}
+
+#[test]
+fn a_diagnosis_comes_as_text_and_as_json() {
+    let (_folder, path) = trace();
+    let report = printed(&["diagnose", text(&path)]);
+    assert!(report.contains("pageable-copy") && report.contains("Top kernels"), "{report}");
+    let json: serde_json::Value =
+        serde_json::from_str(&printed(&["diagnose", text(&path), "--format", "json"])).unwrap();
+    let diagnosis = &json["traces"][0]["diagnosis"];
+    assert_eq!(diagnosis["records"]["kernels"], 3);
+    assert_eq!(diagnosis["top_kernels"][0]["name"], "gemm");
+    let inside = printed(&["diagnose", text(&path), "--range", "step#1"]);
+    assert!(!inside.contains("pageable-copy"), "{inside}");
+}
+
+#[test]
+fn files_that_cannot_be_read_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("broken.sqlite");
+    std::fs::write(&path, "SQLite format 3\0 but not really").unwrap();
+    for verb in ["stats", "diagnose"] {
+        let words = refused(&[verb, text(&path)]);
+        assert!(
+            words.contains("broken.sqlite") && words.starts_with("error: failed to"),
+            "{words}"
+        );
+        assert!(!words.contains("panicked"), "{words}");
+    }
+}

@@ -1,0 +1,88 @@
+//! What is known of an architecture by its name alone, so that kernels can be judged for it without
+//! such a card.
+//!
+//! Limits are those of the "Technical Specifications per Compute Capability" table of NVIDIA's CUDA
+//! C++ Programming Guide. Deliberately absent: what a card is asked for when there is one.
+
+/// Names an architecture to run as, in place of the card's own.
+pub const VARIABLE: &str = "KERNELGATE_ARCH";
+
+/// The architecture that the user wants in place of the card's own, as it is written.
+pub fn named() -> Option<String> {
+    let named = std::env::var_os(VARIABLE).filter(|named| !named.is_empty())?;
+    Some(named.to_string_lossy().into_owned())
+}
+
+/// The least architecture that anything here is compiled for: Ampere.
+pub const LEAST: u32 = 80;
+
+/// The least architecture with clusters, bulk copies and programmatic dependent launch: Hopper.
+pub const HOPPER: u32 = 90;
+
+/// Shared memory that the system keeps of each block, bytes.
+pub const SHARED_RESERVED: u32 = 1024;
+
+/// What a multiprocessor of an architecture holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Multiprocessor {
+    /// Warps.
+    pub warps: u32,
+    /// Blocks.
+    pub blocks: u32,
+    /// Shared memory, bytes.
+    pub shared_bytes: u32,
+}
+
+/// Compute capability, major and minor digits together: 90 of "sm_90a"; none where that is no name
+/// of an architecture of NVIDIA's.
+pub fn number(arch: &str) -> Option<u32> {
+    let digits = arch.strip_prefix("sm_")?.trim_end_matches(['a', 'f']);
+    digits.parse().ok().filter(|number| (10..1000).contains(number))
+}
+
+/// What a multiprocessor of it holds; none where it is not known here.
+pub fn multiprocessor(arch: &str) -> Option<Multiprocessor> {
+    let (warps, blocks, shared_kib) = match number(arch)? {
+        80 | 87 => (64, 32, 164),
+        86 => (48, 16, 100),
+        89 => (48, 24, 100),
+        90 | 100 | 103 => (64, 32, 228),
+        120 | 121 => (48, 24, 100),
+        _ => return None,
+    };
+    Some(Multiprocessor { warps, blocks, shared_bytes: shared_kib * 1024 })
+}
+
+/// Most shared memory that a block may have, bytes; none where it is not known here.
+pub fn shared_bytes_a_block(arch: &str) -> Option<u32> {
+    multiprocessor(arch).map(|limits| limits.shared_bytes - SHARED_RESERVED)
+}
+
+/// Whether a kernel may be launched there before the one before it has ended (programmatic
+/// dependent launch).
+pub fn overlaps_launches(arch: &str) -> bool {
+    number(arch).is_some_and(|number| number >= HOPPER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_tells_the_number_and_the_shared_memory_of_a_block() {
+        assert_eq!(
+            ["sm_80", "sm_90a", "sm_100f", "sm_120a"].map(number),
+            [80, 90, 100, 120].map(Some)
+        );
+        for name in ["90", "sm_", "sm_x", "sm_9", "gfx942", "compute_80", "sm_90b"] {
+            assert_eq!(number(name), None, "{name}");
+        }
+        let kib = |arch| shared_bytes_a_block(arch).map(|bytes| bytes / 1024);
+        assert_eq!(
+            ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"].map(kib),
+            [163, 99, 99, 227, 227, 99].map(Some)
+        );
+        assert_eq!(kib("sm_75"), None);
+        assert!(overlaps_launches("sm_90") && !overlaps_launches("sm_89"));
+    }
+}

@@ -1,0 +1,287 @@
+//! Whether there is a GPU that kernels run on, and what they are compiled to there; opens nothing.
+
+use std::ffi::c_void;
+use std::path::{Path, PathBuf};
+
+use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
+use cudarc::driver::{CudaContext, DriverError, result};
+
+use super::status::describe;
+use crate::architecture;
+use crate::compiler::nvrtc;
+use crate::library::{self, CudaVersion, Library, OLDEST_DRIVER};
+
+/// Why there is no GPU to run on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// A library was not found.
+    #[error("{} is missing: {}", .0.name(), .0.advice())]
+    Missing(Library),
+    /// The driver is installed and returns an error.
+    #[error("the NVIDIA driver failed to {action}: {error}")]
+    Driver {
+        /// What was asked.
+        action: &'static str,
+        /// What it answered.
+        error: String,
+    },
+    /// The driver lacks functions that are called.
+    #[error("the NVIDIA driver supports CUDA {0}, {OLDEST_DRIVER} is needed: update the driver")]
+    OldDriver(CudaVersion),
+    /// The loader finds another file under the name that cudarc asks for.
+    #[error(
+        "the loader finds {} before the NVIDIA driver {}: leave its folder out of LD_LIBRARY_PATH",
+        .found.display(), .driver.display()
+    )]
+    OtherDriver {
+        /// What it finds: a toolkit's stub, for example.
+        found: PathBuf,
+        /// The driver.
+        driver: PathBuf,
+    },
+    /// The driver does not take what NVRTC generates.
+    #[error(
+        "the NVIDIA driver supports CUDA {driver} and does not take what NVRTC {nvrtc} generates \
+         ({}): {}", .file.display(), older_nvrtc(*.driver)
+    )]
+    NewCompiler {
+        /// NVRTC's version.
+        nvrtc: CudaVersion,
+        /// NVRTC's file.
+        file: PathBuf,
+        /// The latest CUDA of the driver.
+        driver: CudaVersion,
+    },
+    /// NVRTC does not know the card.
+    #[error(
+        "NVRTC {nvrtc} does not generate code for {arch}: a newer one does, or KERNELGATE_ARCH=sm_80 \
+         runs what older cards run"
+    )]
+    OldCompiler {
+        /// NVRTC's version.
+        nvrtc: CudaVersion,
+        /// The card's architecture.
+        arch: String,
+    },
+    /// A card from before Ampere.
+    #[error("the GPU is {0}, sm_80 (Ampere) or later is needed")]
+    OldDevice(String),
+    /// `KERNELGATE_ARCH` cannot be followed.
+    #[error("KERNELGATE_ARCH: {0}")]
+    Architecture(String),
+    /// No GPU at all.
+    #[error("the NVIDIA driver finds no GPU")]
+    NoDevice,
+    /// Not that GPU.
+    #[error("there is no GPU {wanted}: this machine has {count}, counted from 0")]
+    NoSuchDevice {
+        /// What was asked for.
+        wanted: usize,
+        /// How many there are.
+        count: usize,
+    },
+}
+
+/// Number of GPUs that the driver finds.
+///
+/// # Errors
+/// When there is no driver, it is too old, or it fails.
+pub fn count() -> Result<usize, DeviceError> {
+    let driver = library::load(Library::Driver).ok_or(DeviceError::Missing(Library::Driver))?;
+    check_binding(&driver.file)?;
+    let failed =
+        |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
+    match result::init() {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(DeviceError::NoDevice),
+        other => other.map_err(failed("initialise"))?,
+    }
+    let mut version = 0;
+    // SAFETY: the driver is loaded and initialised, and the pointer is valid.
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }
+        .result()
+        .map_err(failed("tell its version"))?;
+    let version = CudaVersion::of_driver(version);
+    if version < OLDEST_DRIVER {
+        return Err(DeviceError::OldDriver(version));
+    }
+    Ok(CudaContext::device_count().map_err(failed("count GPUs"))?.max(0) as usize)
+}
+
+/// The architecture of a GPU, without opening it.
+pub(super) fn own_arch(device: sys::CUdevice) -> Result<String, DriverError> {
+    // SAFETY: the driver gave that device.
+    let capability = |attribute| unsafe { result::device::get_attribute(device, attribute) };
+    Ok(arch_name(
+        capability(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        capability(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    ))
+}
+
+/// Architecture-specific instructions exist from Hopper on, under a name of their own.
+fn arch_name(major: i32, minor: i32) -> String {
+    format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
+}
+
+/// Size of a GPU's L2 cache, bytes, without opening it; 0 where the driver does not tell.
+pub fn l2_bytes(ordinal: usize) -> u64 {
+    let tell = || {
+        let device = result::device::get(i32::try_from(ordinal).ok()?).ok()?;
+        // SAFETY: the driver gave that device.
+        unsafe {
+            result::device::get_attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
+        }
+        .ok()
+    };
+    count().ok().and_then(|_| tell()).map_or(0, |bytes| bytes.max(0) as u64)
+}
+
+/// Whether there is such a GPU and what running on it needs; opens nothing.
+///
+/// # Errors
+/// The first thing that is missing.
+pub fn check(ordinal: usize) -> Result<(), DeviceError> {
+    let failed =
+        |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
+    let count = count()?;
+    if count == 0 {
+        return Err(DeviceError::NoDevice);
+    }
+    if ordinal >= count {
+        return Err(DeviceError::NoSuchDevice { wanted: ordinal, count });
+    }
+    let own = result::device::get(ordinal as i32).and_then(own_arch);
+    let code = Code::of(&own.map_err(failed("tell its architecture"))?)?;
+    check_compiler(&code.arch)
+}
+
+/// Whether there is an NVRTC that knows an architecture and whose code the driver takes.
+fn check_compiler(arch: &str) -> Result<(), DeviceError> {
+    let missing = DeviceError::Missing(Library::Nvrtc);
+    let Some(loaded) = library::load(Library::Nvrtc) else { return Err(missing) };
+    let (Some(nvrtc), Some(driver)) = (library::nvrtc(), library::driver_cuda()) else {
+        return Err(missing);
+    };
+    if !nvrtc.fits {
+        let file = loaded.file.clone();
+        return Err(DeviceError::NewCompiler { nvrtc: nvrtc.version, file, driver });
+    }
+    if !nvrtc::supports(arch).unwrap_or(true) {
+        let arch = arch.to_owned();
+        return Err(DeviceError::OldCompiler { nvrtc: nvrtc.version, arch });
+    }
+    Ok(())
+}
+
+/// How to get an NVRTC whose code a driver takes.
+pub fn older_nvrtc(driver: CudaVersion) -> String {
+    let CudaVersion { major, minor } = driver;
+    let package = if major < 13 {
+        format!("nvidia-cuda-nvrtc-cu{major}")
+    } else {
+        "nvidia-cuda-nvrtc".to_owned()
+    };
+    let version = if architecture::named().is_some() {
+        format!("{major}.{minor}")
+    } else {
+        major.to_string()
+    };
+    format!("pip install '{package}=={version}.*', or name its folder in KERNELGATE_CUDA_LIBS")
+}
+
+/// cudarc finds the driver by names of its own: whether it found the same file.
+fn check_binding(driver: &Path) -> Result<(), DeviceError> {
+    // SAFETY: the driver is loaded, so that there is one to be found; only an address is taken.
+    let address = unsafe {
+        sys::culib().get::<*const c_void>(b"cuDriverGetVersion\0").map(|symbol| *symbol).ok()
+    };
+    match address.and_then(library::mapped_file) {
+        Some(found) if driver.is_absolute() && found != driver => {
+            Err(DeviceError::OtherDriver { found, driver: driver.to_owned() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What kernels are compiled for on a card.
+pub(super) struct Code {
+    /// The architecture: "sm_80".
+    pub arch: String,
+    /// What the compiler is asked for: the same, or "compute_80".
+    pub code: String,
+    /// Whether the user named it.
+    pub named: bool,
+}
+
+impl Code {
+    /// Of other people's kernels, which are compiled already.
+    pub fn theirs(own: String) -> Self {
+        Self { code: own.clone(), arch: own, named: false }
+    }
+
+    /// On a card of that architecture.
+    pub fn of(own: &str) -> Result<Self, DeviceError> {
+        Self::for_named(own, architecture::named())
+    }
+
+    fn for_named(own: &str, named: Option<String>) -> Result<Self, DeviceError> {
+        let number = architecture::number;
+        if number(own).is_none_or(|own| own < architecture::LEAST) {
+            return Err(DeviceError::OldDevice(own.to_owned()));
+        }
+        let Some(arch) = named else {
+            return Ok(Self { arch: own.to_owned(), code: own.to_owned(), named: false });
+        };
+        let wrong = |what: String| Err(DeviceError::Architecture(what));
+        let Some(wanted) = number(&arch) else {
+            return wrong(format!("`{arch}` is no architecture such as sm_80"));
+        };
+        if wanted < architecture::LEAST {
+            return wrong(format!("kernels are compiled for sm_80 or later, not for {arch}"));
+        }
+        if Some(wanted) > number(own) {
+            return wrong(format!("this GPU is {own} and runs no code of {arch}"));
+        }
+        let specific = !arch.ends_with(|c: char| c.is_ascii_digit());
+        if specific && arch != own {
+            return wrong(format!(
+                "code of {arch} runs on that architecture only, this GPU is {own}"
+            ));
+        }
+        Ok(Self { code: arch.replacen("sm_", "compute_", 1), arch, named: true })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_named_architecture_is_one_that_the_card_can_run_as() {
+        let of = |own, named: &str| {
+            Code::for_named(own, Some(named.to_owned())).map(|code| (code.arch, code.code))
+        };
+        let fine = |arch: &str, code: &str| Ok((arch.to_owned(), code.to_owned()));
+        assert_eq!(of("sm_90a", "sm_80"), fine("sm_80", "compute_80"));
+        assert_eq!(of("sm_90a", "sm_90a"), fine("sm_90a", "compute_90a"));
+        assert_eq!(of("sm_120a", "sm_89"), fine("sm_89", "compute_89"));
+        for (own, named, problem) in [
+            ("sm_90a", "80", "`80` is no architecture such as sm_80"),
+            ("sm_90a", "compute_80", "`compute_80` is no architecture such as sm_80"),
+            ("sm_90a", "sm_75", "kernels are compiled for sm_80 or later, not for sm_75"),
+            ("sm_86", "sm_89", "this GPU is sm_86 and runs no code of sm_89"),
+            ("sm_90a", "sm_100a", "this GPU is sm_90a and runs no code of sm_100a"),
+            (
+                "sm_100a",
+                "sm_90a",
+                "code of sm_90a runs on that architecture only, this GPU is sm_100a",
+            ),
+        ] {
+            let told = of(own, named).unwrap_err().to_string();
+            assert_eq!(told, format!("KERNELGATE_ARCH: {problem}"));
+        }
+        let own = Code::for_named("sm_86", None).map(|code| (code.arch, code.code));
+        assert_eq!(own, fine("sm_86", "sm_86"));
+        let old = Code::for_named("sm_75", Some("sm_80".to_owned())).map(drop).unwrap_err();
+        assert_eq!(old.to_string(), "the GPU is sm_75, sm_80 (Ampere) or later is needed");
+    }
+}

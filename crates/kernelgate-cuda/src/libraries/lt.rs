@@ -1,0 +1,329 @@
+//! The functions of cuBLASLt that are called here, of the library that was opened; CUDA 12 and 13
+//! have them alike. Types are those of its header.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+
+use cudarc::cublaslt::sys;
+
+pub use sys::cublasComputeType_t as Compute;
+pub use sys::cublasLtMatmulAlgo_t as Algorithm;
+pub use sys::cudaDataType_t as DataType;
+
+use crate::library::{self, Library};
+
+/// What the library made and destroys: a handle, a description, a layout, a preference.
+pub type Object = *mut c_void;
+
+/// Why cuBLASLt did not do something: its status. Their numbers are the same in every version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LtError(c_int);
+
+impl LtError {
+    /// Asked of what it does not compute, or not on this GPU.
+    pub const NOT_SUPPORTED: Self = Self(15);
+    /// The library is missing, or lacks a function.
+    const NO_FUNCTION: Self = Self(-1);
+}
+
+impl std::fmt::Display for LtError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = match self.0 {
+            -1 => "the library lacks a function",
+            1 => "CUBLAS_STATUS_NOT_INITIALIZED",
+            3 => "CUBLAS_STATUS_ALLOC_FAILED",
+            7 => "CUBLAS_STATUS_INVALID_VALUE",
+            8 => "CUBLAS_STATUS_ARCH_MISMATCH",
+            11 => "CUBLAS_STATUS_MAPPING_ERROR",
+            13 => "CUBLAS_STATUS_EXECUTION_FAILED",
+            14 => "CUBLAS_STATUS_INTERNAL_ERROR",
+            15 => "CUBLAS_STATUS_NOT_SUPPORTED",
+            16 => "CUBLAS_STATUS_LICENSE_ERROR",
+            status => return write!(f, "status {status}"),
+        };
+        f.write_str(name)
+    }
+}
+
+/// An algorithm as the library proposes it (`cublasLtMatmulHeuristicResult_t`).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Proposal {
+    algorithm: Algorithm,
+    workspace_bytes: usize,
+    state: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+/// Sets an attribute: of what, which, the value, its size.
+type Set<A> = unsafe extern "C" fn(Object, A, *const c_void, usize) -> c_int;
+type Destroy = unsafe extern "C" fn(Object) -> c_int;
+
+struct Api {
+    create: unsafe extern "C" fn(*mut Object) -> c_int,
+    destroy: Destroy,
+    create_layout: unsafe extern "C" fn(*mut Object, DataType, u64, u64, i64) -> c_int,
+    destroy_layout: Destroy,
+    create_description: unsafe extern "C" fn(*mut Object, Compute, DataType) -> c_int,
+    destroy_description: Destroy,
+    set_description: Set<sys::cublasLtMatmulDescAttributes_t>,
+    create_preference: unsafe extern "C" fn(*mut Object) -> c_int,
+    destroy_preference: Destroy,
+    set_preference: Set<sys::cublasLtMatmulPreferenceAttributes_t>,
+    propose: unsafe extern "C" fn(
+        Object,
+        Object,
+        Object,
+        Object,
+        Object,
+        Object,
+        Object,
+        c_int,
+        *mut Proposal,
+        *mut c_int,
+    ) -> c_int,
+    matmul: unsafe extern "C" fn(
+        Object,
+        Object,
+        *const c_void,
+        *const c_void,
+        Object,
+        *const c_void,
+        Object,
+        *const c_void,
+        *const c_void,
+        Object,
+        *mut c_void,
+        Object,
+        *const Algorithm,
+        *mut c_void,
+        usize,
+        *mut c_void,
+    ) -> c_int,
+}
+
+fn api() -> Result<&'static Api, LtError> {
+    static API: OnceLock<Option<Api>> = OnceLock::new();
+    API.get_or_init(load).as_ref().ok_or(LtError::NO_FUNCTION)
+}
+
+fn load() -> Option<Api> {
+    let library = Library::CublasLt;
+    // SAFETY: the types are those of `cublasLt.h`, the same from CUDA 12 to 13, where objects are
+    // pointers and results are enumerations of the size of an int.
+    unsafe {
+        Some(Api {
+            create: library::typed(library, c"cublasLtCreate")?,
+            destroy: library::typed(library, c"cublasLtDestroy")?,
+            create_layout: library::typed(library, c"cublasLtMatrixLayoutCreate")?,
+            destroy_layout: library::typed(library, c"cublasLtMatrixLayoutDestroy")?,
+            create_description: library::typed(library, c"cublasLtMatmulDescCreate")?,
+            destroy_description: library::typed(library, c"cublasLtMatmulDescDestroy")?,
+            set_description: library::typed(library, c"cublasLtMatmulDescSetAttribute")?,
+            create_preference: library::typed(library, c"cublasLtMatmulPreferenceCreate")?,
+            destroy_preference: library::typed(library, c"cublasLtMatmulPreferenceDestroy")?,
+            set_preference: library::typed(library, c"cublasLtMatmulPreferenceSetAttribute")?,
+            propose: library::typed(library, c"cublasLtMatmulAlgoGetHeuristic")?,
+            matmul: library::typed(library, c"cublasLtMatmul")?,
+        })
+    }
+}
+
+const fn done(status: c_int) -> Result<(), LtError> {
+    if status == 0 { Ok(()) } else { Err(LtError(status)) }
+}
+
+/// What `make` puts at the address that it is given.
+fn made(make: impl FnOnce(*mut Object) -> c_int) -> Result<Object, LtError> {
+    let mut object = ptr::null_mut();
+    done(make(&raw mut object)).map(|()| object)
+}
+
+/// Opens the library for the device whose context is current.
+///
+/// # Errors
+/// When it is missing or fails.
+pub fn create() -> Result<Object, LtError> {
+    let api = api()?;
+    // SAFETY: the address is valid.
+    made(|handle| unsafe { (api.create)(handle) })
+}
+
+/// Describes a column-major matrix.
+///
+/// # Errors
+/// When the library is missing or fails.
+pub fn layout(dtype: DataType, rows: u64, columns: u64, stride: i64) -> Result<Object, LtError> {
+    let api = api()?;
+    // SAFETY: the address is valid.
+    made(|layout| unsafe { (api.create_layout)(layout, dtype, rows, columns, stride) })
+}
+
+/// Describes a GEMM whose scalars are of that type; `transposed` if its first matrix is.
+///
+/// # Errors
+/// When the library is missing or fails.
+pub fn description(
+    compute: Compute,
+    scalars: DataType,
+    transposed: bool,
+) -> Result<Object, LtError> {
+    use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA as TRANSPOSE_A;
+    let api = api()?;
+    // SAFETY: the address is valid.
+    let description =
+        made(|description| unsafe { (api.create_description)(description, compute, scalars) })?;
+    // CUBLAS_OP_T or CUBLAS_OP_N.
+    let operation = i32::from(transposed);
+    // SAFETY: the description is alive; the attribute is of that type and copied.
+    let set = unsafe {
+        let value = (&raw const operation).cast();
+        (api.set_description)(description, TRANSPOSE_A, value, size_of_val(&operation))
+    };
+    done(set).map(|()| description).inspect_err(|_| {
+        // SAFETY: made above, and not used again.
+        unsafe { destroy(Kind::Description, description) }
+    })
+}
+
+/// What an object is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Of [`create`].
+    Handle,
+    /// Of [`layout`].
+    Layout,
+    /// Of [`description`].
+    Description,
+}
+
+/// Destroys an object, if it was made.
+///
+/// # Safety
+/// It is null, or of that kind, alive, and not used again.
+pub unsafe fn destroy(kind: Kind, object: Object) {
+    let (false, Ok(api)) = (object.is_null(), api()) else { return };
+    let destroy = match kind {
+        Kind::Handle => api.destroy,
+        Kind::Layout => api.destroy_layout,
+        Kind::Description => api.destroy_description,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { destroy(object) };
+}
+
+/// Algorithms asked for.
+const MAX_ALGORITHMS: usize = 8;
+
+/// The algorithms that the library proposes for d = a·b with matrices of these layouts (a, b, d),
+/// the most promising first; at least one.
+///
+/// # Safety
+/// The handle, the description and the layouts are alive.
+///
+/// # Errors
+/// When the library fails or knows none.
+pub unsafe fn propose(
+    handle: Object,
+    description: Object,
+    [a, b, d]: [Object; 3],
+    workspace_bytes: usize,
+) -> Result<Vec<Algorithm>, LtError> {
+    use sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as MOST;
+    let api = api()?;
+    // SAFETY: the address is valid.
+    let preference = made(|preference| unsafe { (api.create_preference)(preference) })?;
+    let blank = Proposal {
+        algorithm: Algorithm { data: [0; 8] },
+        workspace_bytes: 0,
+        state: 0,
+        waves: 0.0,
+        reserved: [0; 4],
+    };
+    let (mut proposals, mut count) = ([blank; MAX_ALGORITHMS], 0);
+    // SAFETY: what the caller passed is alive; the attribute is a size_t and copied; there is room
+    // for the proposals asked for.
+    let outcome = unsafe {
+        let value = (&raw const workspace_bytes).cast();
+        let set = (api.set_preference)(preference, MOST, value, size_of::<usize>());
+        let asked = (api.propose)(
+            handle,
+            description,
+            a,
+            b,
+            d,
+            d,
+            preference,
+            MAX_ALGORITHMS as c_int,
+            proposals.as_mut_ptr(),
+            &raw mut count,
+        );
+        let destroyed = (api.destroy_preference)(preference);
+        done(set).and(done(asked)).and(done(destroyed))
+    };
+    outcome?;
+    let proposals = &proposals[..MAX_ALGORITHMS.min(count.max(0) as usize)];
+    let algorithms: Vec<_> = proposals
+        .iter()
+        .filter(|proposal| proposal.state == 0)
+        .map(|proposal| proposal.algorithm)
+        .collect();
+    if algorithms.is_empty() { Err(LtError::NOT_SUPPORTED) } else { Ok(algorithms) }
+}
+
+/// A GEMM to be enqueued: d = a·b, f32 scalars.
+#[derive(Clone, Copy)]
+pub struct Launch {
+    /// Of [`create`].
+    pub handle: Object,
+    /// Of [`description`].
+    pub description: Object,
+    /// Device addresses of a, b and d.
+    pub matrices: [u64; 3],
+    /// Their layouts.
+    pub layouts: [Object; 3],
+    /// The algorithm; null for one that the library chooses.
+    pub algorithm: *const Algorithm,
+    /// Device address and size of the workspace, bytes.
+    pub workspace: (u64, usize),
+    /// The stream.
+    pub stream: *mut c_void,
+}
+
+/// Enqueues a GEMM.
+///
+/// # Safety
+/// Everything in it belongs together and is alive, the matrices until they have been multiplied.
+///
+/// # Errors
+/// When the library refuses.
+pub unsafe fn matmul(launch: Launch) -> Result<(), LtError> {
+    let api = api()?;
+    let (one, zero) = (1f32, 0f32);
+    let [a, b, d] = launch.matrices.map(|address| address as *mut c_void);
+    let [a_layout, b_layout, d_layout] = launch.layouts;
+    // SAFETY: the caller's promise; the scalars are f32 as the description says and are read during
+    // the call.
+    done(unsafe {
+        (api.matmul)(
+            launch.handle,
+            launch.description,
+            (&raw const one).cast(),
+            a,
+            a_layout,
+            b,
+            b_layout,
+            (&raw const zero).cast(),
+            d,
+            d_layout,
+            d,
+            d_layout,
+            launch.algorithm,
+            launch.workspace.0 as *mut c_void,
+            launch.workspace.1,
+            launch.stream,
+        )
+    })
+}

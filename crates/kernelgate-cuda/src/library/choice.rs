@@ -1,0 +1,71 @@
+//! Which of several NVRTCs is used.
+//!
+//! Machine code runs on a driver of its compiler's major version or a later one (NVIDIA's minor
+//! version compatibility); PTX only on a driver that is as new as the compiler.
+
+use super::search::Origin;
+use super::version::CudaVersion;
+
+/// Whether a driver takes what an NVRTC generates.
+pub fn fits(nvrtc: CudaVersion, driver: Option<CudaVersion>, as_ptx: bool) -> bool {
+    driver.is_none_or(|driver| if as_ptx { nvrtc <= driver } else { nvrtc.major <= driver.major })
+}
+
+/// The place of the best of those that are offered: what the user names before all else; then what
+/// fits; then the newest; the first of equals.
+pub fn best(
+    offered: &[(Origin, CudaVersion)],
+    fits: impl Fn(CudaVersion) -> bool,
+) -> Option<usize> {
+    let rank = |index: usize| {
+        let (origin, version) = offered[index];
+        let fits = fits(version);
+        let installed = fits && origin == Origin::Installed;
+        (origin == Origin::Named, fits, installed, version, std::cmp::Reverse(index))
+    };
+    (0..offered.len()).max_by_key(|&index| rank(index))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Origin::{Installed, Named, Wheel};
+
+    const fn version(major: u32, minor: u32) -> CudaVersion {
+        CudaVersion { major, minor }
+    }
+
+    #[test]
+    fn machine_code_needs_a_driver_of_its_major_version_and_ptx_one_as_new() {
+        let on = |nvrtc, driver| [false, true].map(|as_ptx| fits(nvrtc, Some(driver), as_ptx));
+        assert_eq!(on(version(12, 8), version(12, 4)), [true, false]);
+        assert_eq!(on(version(12, 4), version(12, 4)), [true, true]);
+        assert_eq!(on(version(12, 8), version(13, 0)), [true, true]);
+        assert_eq!(on(version(13, 0), version(12, 9)), [false, false]);
+        assert_eq!(on(version(13, 2), version(13, 0)), [true, false]);
+        assert!(fits(version(13, 2), None, true));
+    }
+
+    #[test]
+    fn what_the_user_names_comes_first_then_what_fits_then_the_newest() {
+        let chosen = |offered: &[(Origin, CudaVersion)], driver: CudaVersion| {
+            best(offered, |version| fits(version, Some(driver), false)).map(|at| offered[at])
+        };
+        let both =
+            [(Installed, version(13, 0)), (Installed, version(12, 4)), (Installed, version(12, 8))];
+        assert_eq!(chosen(&both, version(13, 1)), Some(both[0]));
+        assert_eq!(chosen(&both, version(12, 4)), Some(both[2]));
+        // Named, although older, and although it does not fit: the device says so.
+        let named = (Named, version(12, 4));
+        assert_eq!(chosen(&[both[0], named], version(13, 0)), Some(named));
+        let unfit = (Named, version(13, 0));
+        assert_eq!(chosen(&[both[1], unfit], version(12, 4)), Some(unfit));
+        assert_eq!(chosen(&[unfit, named], version(12, 4)), Some(named));
+        // A wheel where what is installed does not fit; nothing fits: the newest.
+        let wheel = (Wheel, version(12, 8));
+        assert_eq!(chosen(&[both[0], wheel], version(12, 4)), Some(wheel));
+        assert_eq!(chosen(&[both[1], wheel], version(12, 4)), Some(both[1]));
+        assert_eq!(chosen(&[both[0]], version(12, 4)), Some(both[0]));
+        assert_eq!(chosen(&[], version(12, 4)), None);
+    }
+}

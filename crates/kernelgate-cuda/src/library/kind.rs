@@ -1,0 +1,94 @@
+//! The libraries, by what they are called and needed for.
+
+use std::ffi::CStr;
+
+/// A library that parts of kernelgate need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Library {
+    /// `libcuda`: the driver. Comes with the driver only.
+    Driver,
+    /// `libnvrtc`: compiles kernels; needs no GPU.
+    Nvrtc,
+    /// `libcublasLt`: GEMMs.
+    CublasLt,
+    /// `libcupti`: the hardware's own record of kernels.
+    Cupti,
+    /// `libnvidia-ml`: clocks, power, temperature, other processes. Comes with the driver only.
+    Nvml,
+    /// `libcudnn`: a peer for attention; optional.
+    Cudnn,
+}
+
+impl Library {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Cupti, Self::Nvml, Self::Cudnn];
+
+    /// What a person calls it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Driver => "NVIDIA driver (libcuda)",
+            Self::Nvrtc => "NVRTC (libnvrtc)",
+            Self::CublasLt => "cuBLASLt (libcublasLt)",
+            Self::Cupti => "CUPTI (libcupti)",
+            Self::Nvml => "NVML (libnvidia-ml)",
+            Self::Cudnn => "cuDNN (libcudnn)",
+        }
+    }
+
+    /// What it is called in records.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::Driver => "driver",
+            Self::Nvrtc => "nvrtc",
+            Self::CublasLt => "cublaslt",
+            Self::Cupti => "cupti",
+            Self::Nvml => "nvml",
+            Self::Cudnn => "cudnn",
+        }
+    }
+
+    /// File names to try for a CUDA of that major version, best first.
+    pub(super) fn files(self, major: u32) -> Vec<String> {
+        match self {
+            Self::Driver => vec!["libcuda.so.1".to_owned(), "libcuda.so".to_owned()],
+            Self::Nvrtc => vec![format!("libnvrtc.so.{major}")],
+            Self::CublasLt => vec![format!("libcublasLt.so.{major}")],
+            Self::Cupti => vec![format!("libcupti.so.{major}")],
+            Self::Nvml => vec!["libnvidia-ml.so.1".to_owned()],
+            // Its name does not tell which CUDA it is for.
+            Self::Cudnn => vec!["libcudnn.so.9".to_owned()],
+        }
+    }
+
+    /// A function that every version of it has.
+    pub(super) const fn landmark(self) -> &'static CStr {
+        match self {
+            Self::Driver => c"cuDriverGetVersion",
+            Self::Nvrtc => c"nvrtcVersion",
+            Self::CublasLt => c"cublasLtGetVersion",
+            Self::Cupti => c"cuptiGetVersion",
+            Self::Nvml => c"nvmlInit_v2",
+            Self::Cudnn => c"cudnnGetVersion",
+        }
+    }
+
+    /// Whether it comes with the driver, and must match the kernel's module: no wheel carries it.
+    pub(super) const fn of_driver(self) -> bool {
+        matches!(self, Self::Driver | Self::Nvml)
+    }
+
+    /// What is lost without it.
+    pub const fn needed_for(self) -> &'static str {
+        match self {
+            Self::Driver | Self::Nvrtc => "without it no case runs on a GPU",
+            Self::CublasLt => {
+                "without it ceilings of GEMMs are not measured, and rows that call it are skipped \
+                 (denoise: cuda/per_op, cuda/graph; attention: cuda/cudnn)"
+            }
+            Self::Cupti => "only `kernelgate timing` and `kernelgate profile` need it",
+            Self::Nvml => "without it clocks, power and other processes are not recorded",
+            Self::Cudnn => "only the cuda/cudnn rows need it",
+        }
+    }
+}

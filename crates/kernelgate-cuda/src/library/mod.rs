@@ -1,0 +1,21 @@
+//! NVIDIA's libraries: which of those on this machine are used, and how to get what is missing.
+//!
+//! A library is opened once, by its own path, for the life of the process, and every function is
+//! taken from what was opened; all are of one major version of CUDA, which the driver takes.
+//! Nothing relative is loaded. Deliberately absent: the CUDA runtime, `nvcc`.
+
+mod choice;
+mod kind;
+mod opened;
+mod process;
+mod search;
+mod version;
+
+pub use kind::Library;
+pub use opened::mapped_file;
+pub use process::{
+    LoadedLibrary, NvrtcChoice, cuda_major, driver_cuda, function, load, loaded, nvrtc,
+    passed_over, typed,
+};
+pub use search::ignored_settings;
+pub use version::{CudaVersion, OLDEST_DRIVER};

@@ -1,0 +1,118 @@
+//! A library in this process.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::path::{Path, PathBuf};
+
+use super::kind::Library;
+use super::version::CudaVersion;
+
+/// An open library, and where the system says that it lies.
+pub struct Opened {
+    library: libloading::Library,
+    file: PathBuf,
+}
+
+impl Opened {
+    /// Opens a file, or a name on the loader's path; `None` where that fails, or it is another
+    /// library.
+    pub fn of(library: Library, file: &Path) -> Option<Self> {
+        let handle = open(file)?;
+        let mut opened = Self { library: handle, file: file.to_owned() };
+        let landmark = opened.function(library.landmark())?;
+        if let Some(mapped) = mapped_file(landmark) {
+            opened.file = mapped;
+        }
+        Some(opened)
+    }
+
+    /// Its file; the name that it was opened by where the system does not tell.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// The address of a function.
+    pub fn function(&self, name: &CStr) -> Option<*const c_void> {
+        // SAFETY: only the address is taken; its type is the caller's business.
+        let symbol = unsafe { self.library.get::<*const c_void>(name.to_bytes_with_nul()) };
+        symbol.map(|symbol| *symbol).ok()
+    }
+
+    /// The version of an NVRTC.
+    pub fn nvrtc_version(&self) -> Option<CudaVersion> {
+        let address = self.function(c"nvrtcVersion")?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the function's type in every version; both pointers are valid.
+        let status = unsafe {
+            let function: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int = cast(address);
+            function(&raw mut major, &raw mut minor)
+        };
+        (status == 0).then_some(CudaVersion { major: major as u32, minor: minor as u32 })
+    }
+}
+
+/// A function pointer of an address.
+///
+/// # Safety
+/// `F` is the type of the function at that address.
+pub unsafe fn cast<F: Copy>(address: *const c_void) -> F {
+    const { assert!(size_of::<F>() == size_of::<*const c_void>(), "F is a function pointer") };
+    // SAFETY: the sizes agree; the rest is the caller's promise.
+    unsafe { std::mem::transmute_copy(&address) }
+}
+
+/// Opens what another library opens by name alone, where it is there, for the life of the process.
+pub fn keep(file: &Path) {
+    if file.is_file() {
+        std::mem::forget(open(file));
+    }
+}
+
+/// Its symbols stay its own: two versions in a process would answer for each other otherwise.
+fn open(file: &Path) -> Option<libloading::Library> {
+    #[cfg(unix)]
+    {
+        use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+        // SAFETY: loading NVIDIA's own libraries runs their initialisers, which have no
+        // precondition.
+        let opened = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
+        opened.ok().map(libloading::Library::from)
+    }
+    #[cfg(not(unix))]
+    {
+        // SAFETY: as above.
+        unsafe { libloading::Library::new(file) }.ok()
+    }
+}
+
+/// The file that an address of this process was loaded from, as the system tells (Linux).
+pub fn mapped_file(address: *const c_void) -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    file_at(&maps, address as u64)
+}
+
+/// The file of the range that holds an address, in the format of `/proc/PID/maps`.
+fn file_at(maps: &str, address: u64) -> Option<PathBuf> {
+    let number = |text: &str| u64::from_str_radix(text, 16).ok();
+    maps.lines().find_map(|line| {
+        let mut fields = line.splitn(6, ' ');
+        let (begin, end) = fields.next()?.split_once('-')?;
+        let holds = (number(begin)?..number(end)?).contains(&address);
+        let file = fields.nth(4).map(str::trim).filter(|file| file.starts_with('/'))?;
+        holds.then(|| PathBuf::from(file))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_leads_to_the_file_that_it_lies_in() {
+        let maps = "7f10-7f20 r--p 00000000 fd:00 12 /lib/a b.so\n7f20-7f30 r-xp 00010000 fd:00 12  \
+                    \u{20}             /lib/c.so\n7f30-7f40 rw-p 00000000 00:00 0\n";
+        let at = |address| file_at(maps, address).map(|file| file.display().to_string());
+        assert_eq!(at(0x7f1f).as_deref(), Some("/lib/a b.so"));
+        assert_eq!(at(0x7f20).as_deref(), Some("/lib/c.so"));
+        assert_eq!((at(0x7f35), at(0x7f0f)), (None, None));
+    }
+}

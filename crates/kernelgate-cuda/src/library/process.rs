@@ -1,0 +1,221 @@
+//! What this process has opened.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use super::choice;
+use super::kind::Library;
+use super::opened::{self, Opened};
+use super::search::{self, Origin};
+use super::version::{CudaVersion, MAJORS, OLDEST_DRIVER};
+use crate::architecture;
+
+/// A library that this process has opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoadedLibrary {
+    /// Its file, or its name where the system does not tell the file.
+    pub file: PathBuf,
+    /// Its version, as it tells: "13.0", "9.14.0".
+    pub version: Option<String>,
+}
+
+type Slot = OnceLock<Option<(Opened, LoadedLibrary)>>;
+
+fn slot(library: Library) -> &'static Slot {
+    static OPENED: [Slot; Library::ALL.len()] = [const { OnceLock::new() }; Library::ALL.len()];
+    &OPENED[library as usize]
+}
+
+fn opened(library: Library) -> Option<&'static (Opened, LoadedLibrary)> {
+    let find = || {
+        let opened = match library {
+            Library::Nvrtc => open_nvrtc(),
+            // Where the loader finds them: they must match the kernel's module.
+            _ if library.of_driver() => {
+                library.files(0).iter().find_map(|name| Opened::of(library, Path::new(name)))
+            }
+            _ => {
+                let nvrtc = load(Library::Nvrtc).and_then(|nvrtc| nvrtc.file.parent());
+                search::candidates(&library.files(cuda_major()), nvrtc)
+                    .find_map(|candidate| Opened::of(library, &candidate.file))
+            }
+        }?;
+        let loaded =
+            LoadedLibrary { file: opened.file().to_owned(), version: version(library, &opened) };
+        Some((opened, loaded))
+    };
+    slot(library).get_or_init(find).as_ref()
+}
+
+/// Opens a library, once, for the life of the process; `None` where it is not found.
+///
+/// The folders of `KERNELGATE_CUDA_LIBS` come first, then the loader's path, toolkits, wheels. All
+/// but the driver's own are of one major version of CUDA ([`nvrtc`]).
+pub fn load(library: Library) -> Option<&'static LoadedLibrary> {
+    opened(library).map(|(_, loaded)| loaded)
+}
+
+/// The address of a function of a library; `None` where either is missing.
+pub fn function(library: Library, name: &CStr) -> Option<*const c_void> {
+    opened(library)?.0.function(name)
+}
+
+/// A function of a library; `None` where either is missing.
+///
+/// # Safety
+/// `F` is the function's type.
+pub unsafe fn typed<F: Copy>(library: Library, name: &CStr) -> Option<F> {
+    let address = function(library, name)?;
+    // SAFETY: the caller's promise.
+    Some(unsafe { opened::cast(address) })
+}
+
+/// The libraries that this process has opened so far, by their names in records, with versions.
+pub fn loaded() -> impl Iterator<Item = (&'static str, String)> {
+    let told = |library: Library| {
+        let (_, loaded) = slot(library).get()?.as_ref()?;
+        Some((library.key(), loaded.version.clone()?))
+    };
+    Library::ALL.into_iter().filter_map(told)
+}
+
+/// Files of a library that were found and are not used: another one is newer, or comes first, or the
+/// driver does not take them. Opens all of them.
+pub fn passed_over(library: Library) -> Vec<LoadedLibrary> {
+    if library.of_driver() {
+        return Vec::new();
+    }
+    let mut seen: Vec<PathBuf> =
+        load(library).map(|loaded| loaded.file.clone()).into_iter().collect();
+    let mut others = Vec::new();
+    let mut files: Vec<String> = MAJORS.iter().flat_map(|&major| library.files(major)).collect();
+    files.dedup();
+    for candidate in search::candidates(&files, None) {
+        let Some(opened) = Opened::of(library, &candidate.file) else { continue };
+        let file = opened.file().to_owned();
+        if !seen.iter().any(|seen| search::same_file(seen, &file)) {
+            others.push(LoadedLibrary { file: file.clone(), version: version(library, &opened) });
+            seen.push(file);
+        }
+        // Not all of them can be closed again.
+        std::mem::forget(opened);
+    }
+    others
+}
+
+/// What a library says of its version.
+fn version(library: Library, opened: &Opened) -> Option<String> {
+    let address = opened.function(library.landmark())?;
+    // SAFETY: each is the function's type in every version of the library; they need nothing to be
+    // initialised and write through valid pointers only.
+    unsafe {
+        match library {
+            Library::Driver => {
+                let function: unsafe extern "C" fn(*mut c_int) -> c_int = opened::cast(address);
+                let mut cuda = 0;
+                (function(&raw mut cuda) == 0).then(|| CudaVersion::of_driver(cuda).to_string())
+            }
+            Library::Nvrtc => opened.nvrtc_version().map(|version| version.to_string()),
+            Library::CublasLt | Library::Cudnn => {
+                let function: unsafe extern "C" fn() -> usize = opened::cast(address);
+                let number = function();
+                Some(format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100))
+            }
+            Library::Cupti => {
+                let function: unsafe extern "C" fn(*mut u32) -> c_int = opened::cast(address);
+                let mut api = 0;
+                (function(&raw mut api) == 0).then(|| format!("API {api}"))
+            }
+            Library::Nvml => None,
+        }
+    }
+}
+
+/// The NVRTC that is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NvrtcChoice {
+    /// Its version.
+    pub version: CudaVersion,
+    /// Whether the driver takes what it generates; true where there is no driver.
+    pub fits: bool,
+}
+
+/// The latest CUDA that the driver supports; none where there is no driver.
+pub fn driver_cuda() -> Option<CudaVersion> {
+    CudaVersion::parse(load(Library::Driver)?.version.as_ref()?)
+}
+
+/// The NVRTC that is used: what the user names, else the newest of those that are installed that
+/// the driver takes, else the same of wheels. Where the driver takes none, the newest of all, which
+/// compiles and does not run. `None` where there is none.
+pub fn nvrtc() -> Option<NvrtcChoice> {
+    let version = CudaVersion::parse(load(Library::Nvrtc)?.version.as_ref()?)?;
+    Some(NvrtcChoice { version, fits: taken(version) })
+}
+
+/// Whether the driver takes what an NVRTC of that version generates.
+fn taken(nvrtc: CudaVersion) -> bool {
+    choice::fits(nvrtc, driver_cuda(), architecture::named().is_some())
+}
+
+/// The major version of CUDA that every library is of: NVRTC's, else the newest that the driver
+/// takes.
+pub fn cuda_major() -> u32 {
+    if let Some(nvrtc) = nvrtc() {
+        return nvrtc.version.major;
+    }
+    let taken = |major: &u32| driver_cuda().is_none_or(|driver| *major <= driver.major);
+    MAJORS.into_iter().find(taken).unwrap_or(OLDEST_DRIVER.major)
+}
+
+/// Opens the NVRTC that is used, and what it opens by name alone.
+fn open_nvrtc() -> Option<Opened> {
+    let names: Vec<String> = MAJORS.iter().flat_map(|&major| Library::Nvrtc.files(major)).collect();
+    let mut found: Vec<Opened> = Vec::new();
+    let mut offered: Vec<(Origin, CudaVersion)> = Vec::new();
+    for candidate in search::candidates(&names, None) {
+        // Wheels are asked for where nothing else will do.
+        if candidate.origin == Origin::Wheel && offered.iter().any(|(_, version)| taken(*version)) {
+            break;
+        }
+        let Some(opened) = Opened::of(Library::Nvrtc, &candidate.file) else { continue };
+        let Some(version) = opened.nvrtc_version() else { continue };
+        found.push(opened);
+        offered.push((candidate.origin, version));
+    }
+    let best = choice::best(&offered, taken)?;
+    let opened = found.swap_remove(best);
+    // Some builds of NVRTC open it by name, which finds what is open already.
+    let builtins = format!("libnvrtc-builtins.so.{}", offered[best].1);
+    if let Some(folder) = opened.file().parent().filter(|folder| folder.is_absolute()) {
+        opened::keep(&folder.join(builtins));
+    }
+    Some(opened)
+}
+
+impl Library {
+    /// How to get it, for the CUDA that is used here.
+    pub fn advice(self) -> String {
+        let get = |name: &str| {
+            let major = cuda_major();
+            let wheel = match major {
+                13.. => format!("{name}=={major}.*"),
+                _ => format!("{name}-cu{major}=={major}.*"),
+            };
+            format!("pip install '{wheel}', or a CUDA {major} toolkit; {}", self.needed_for())
+        };
+        match self {
+            Self::Driver => {
+                "install the NVIDIA driver (for containers: start them with --gpus all)".to_owned()
+            }
+            Self::Nvrtc => get("nvidia-cuda-nvrtc"),
+            Self::CublasLt => get("nvidia-cublas"),
+            Self::Cupti => get("nvidia-cuda-cupti"),
+            Self::Nvml => format!("it comes with the NVIDIA driver; {}", self.needed_for()),
+            Self::Cudnn => {
+                format!("pip install nvidia-cudnn-cu{} ({})", cuda_major(), self.needed_for())
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Where libraries may lie: the folders that the user names, the loader's path, toolkits, and
+//! wheels of the active Python environment, in this order.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Names folders, which come before everything else.
+pub const VARIABLE: &str = "KERNELGATE_CUDA_LIBS";
+const TOOLKIT_VARIABLES: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
+
+/// Who offers a library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    /// A folder of `KERNELGATE_CUDA_LIBS`.
+    Named,
+    /// The loader, or a toolkit.
+    Installed,
+    /// A wheel.
+    Wheel,
+}
+
+/// A file that may be the library: a path, or a name on the loader's path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    pub file: PathBuf,
+    pub origin: Origin,
+}
+
+/// What may be a library of one of these names, the best first: `beside`, the folder that another
+/// library came from, is before others of its kind. Python is asked only when what comes before is
+/// not enough.
+pub fn candidates(
+    names: &[String],
+    beside: Option<&Path>,
+) -> impl Iterator<Item = Candidate> + use<> {
+    let beside = beside.filter(|folder| folder.is_absolute()).map(Path::to_owned);
+    let by_loader =
+        names.iter().map(|name| Candidate { file: PathBuf::from(name), origin: Origin::Installed });
+    let by_loader: Vec<Candidate> = by_loader.collect();
+    let names = names.to_vec();
+    let in_folders = move |folders: Vec<PathBuf>, origin| {
+        let files = folders
+            .into_iter()
+            .flat_map(|folder| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>());
+        files
+            .filter(|file| file.is_file())
+            .map(|file| Candidate { file, origin })
+            .collect::<Vec<_>>()
+    };
+    (0..5).flat_map(move |stage| match stage {
+        0 => {
+            let mut folders = named();
+            folders.sort_by_key(|folder| Some(folder) != beside.as_ref());
+            in_folders(folders, Origin::Named)
+        }
+        1 => in_folders(beside.clone().into_iter().collect(), Origin::Installed),
+        2 => by_loader.clone(),
+        3 => in_folders(toolkits(), Origin::Installed),
+        _ => in_folders(wheels(), Origin::Wheel),
+    })
+}
+
+/// Whether two paths lead to one file.
+pub fn same_file(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| std::fs::canonicalize(path).ok();
+    one == other || real(one).is_some_and(|one| Some(one) == real(other))
+}
+
+/// What the user names, without what is relative.
+fn named() -> Vec<PathBuf> {
+    absolute(paths(VARIABLE))
+}
+
+fn paths(variable: &str) -> Vec<PathBuf> {
+    let value = std::env::var_os(variable).unwrap_or_default();
+    std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect()
+}
+
+fn absolute(paths: Vec<PathBuf>) -> Vec<PathBuf> {
+    paths.into_iter().filter(|path| path.is_absolute()).collect()
+}
+
+fn toolkits() -> Vec<PathBuf> {
+    let set = TOOLKIT_VARIABLES.into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let roots = absolute(set.chain([PathBuf::from("/usr/local/cuda")]).collect());
+    let folders = ["lib64", "extras/CUPTI/lib64"];
+    roots.iter().flat_map(|root| folders.map(|folder| root.join(folder))).collect()
+}
+
+/// Folders of wheels where Python looks for packages, asked once a process.
+fn wheels() -> Vec<PathBuf> {
+    static FOLDERS: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    let folders = FOLDERS.get_or_init(|| {
+        python_packages()
+            .into_iter()
+            .flat_map(|packages| {
+                let nvidia = packages.join("nvidia");
+                // CUDA 13 wheels share one folder; older ones have a folder a library.
+                ["cu13", "cuda_nvrtc", "cublas", "cuda_cupti", "cudnn"]
+                    .map(|package| nvidia.join(package).join("lib"))
+            })
+            .collect()
+    });
+    folders.clone()
+}
+
+fn python_packages() -> Vec<PathBuf> {
+    let environment = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
+    let program = environment
+        .filter(|root| root.is_absolute())
+        .map_or_else(|| PathBuf::from("python3"), |root| root.join("bin/python3"));
+    let output = Command::new(program)
+        .args(["-c", "import sys; print('\\n'.join(path for path in sys.path if path))"])
+        .output();
+    let text = output
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        .unwrap_or_default();
+    absolute(text.lines().map(PathBuf::from).collect())
+}
+
+/// Settings that name folders and were not followed, with the reason.
+pub fn ignored_settings() -> Vec<String> {
+    let relative = |variable: &'static str, path: PathBuf| {
+        (!path.is_absolute())
+            .then(|| format!("{variable}: `{}` is relative and is not looked in", path.display()))
+    };
+    let of = |variable: &'static str| {
+        paths(variable).into_iter().filter_map(move |path| relative(variable, path))
+    };
+    let missing = named().into_iter().filter(|path| !path.is_dir());
+    let missing = missing.map(|path| format!("{VARIABLE}: there is no folder {}", path.display()));
+    [VARIABLE, TOOLKIT_VARIABLES[0], TOOLKIT_VARIABLES[1], "VIRTUAL_ENV"]
+        .into_iter()
+        .flat_map(of)
+        .chain(missing)
+        .collect()
+}

@@ -1,0 +1,39 @@
+//! Versions of CUDA.
+
+use std::fmt;
+
+/// A version of CUDA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CudaVersion {
+    /// 13 of 13.0.
+    pub major: u32,
+    /// 0 of 13.0.
+    pub minor: u32,
+}
+
+impl CudaVersion {
+    /// Of the driver's number: 12040 is 12.4.
+    pub const fn of_driver(number: i32) -> Self {
+        let number = number.unsigned_abs();
+        Self { major: number / 1000, minor: number % 1000 / 10 }
+    }
+
+    /// Of a text: "12.4".
+    pub fn parse(text: &str) -> Option<Self> {
+        let (major, minor) = text.split_once('.')?;
+        Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })
+    }
+}
+
+impl fmt::Display for CudaVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// Major versions of CUDA that are known here, the newest first.
+pub const MAJORS: [u32; 2] = [NEWEST_MAJOR, 12];
+/// The newest of them.
+pub const NEWEST_MAJOR: u32 = 13;
+/// The oldest driver that has every function that is called here without asking for it.
+pub const OLDEST_DRIVER: CudaVersion = CudaVersion { major: 12, minor: 4 };

@@ -1,0 +1,147 @@
+//! Writes a synthetic Nsight Systems export of any size, for benchmarks: for every kernel one
+//! launch, 0.87 other calls and 4.78 ranges that nest five deep, on one device and two threads.
+//!
+//! `cargo run --release -p kernelgate-trace --example synthetic -- OUT [KERNELS] [unique]`
+//!
+//! With `unique`, every third range has a text of its own, as PyTorch's `emit_nvtx` writes them.
+
+use std::process::ExitCode;
+
+use rusqlite::{Connection, Statement, params};
+
+/// Process 100 and its threads as global ids.
+const PROCESS: i64 = 100 << 24;
+const THREADS: i64 = 2;
+/// Kernels of a step.
+const STEP: i64 = 1000;
+const FUNCTIONS: i64 = 60;
+const FIRST_RANGE: i64 = 1000;
+const RANGE_NAMES: i64 = 400;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let kernels = arguments.get(1).map_or(Ok(1_000_000), |count| count.parse());
+    let (Some(path), Ok(kernels)) = (arguments.first(), kernels) else {
+        eprintln!("usage: synthetic OUT [KERNELS] [unique]");
+        return ExitCode::from(2);
+    };
+    let unique = arguments.get(2).is_some_and(|word| word == "unique");
+    match write(path, kernels, unique) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: failed to write {path}: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn write(path: &str, kernels: i64, unique: bool) -> rusqlite::Result<()> {
+    let mut connection = Connection::open(path)?;
+    connection.pragma_update(None, "journal_mode", "OFF")?;
+    connection.pragma_update(None, "synchronous", "OFF")?;
+    connection.execute_batch(SCHEMA)?;
+    let transaction = connection.transaction()?;
+    {
+        let mut text = transaction.prepare("INSERT INTO StringIds VALUES (?1, ?2)")?;
+        for (id, name) in ["cudaLaunchKernel_v7000", "cudaEventRecord_v3020"].iter().enumerate() {
+            text.execute(params![i64::try_from(id).unwrap_or(0) + 1, name])?;
+        }
+        for id in 0..FUNCTIONS {
+            text.execute(params![id + 100, format!("void synthetic::kernel<(int){id}>(float *)")])?;
+        }
+        for id in 0..RANGE_NAMES {
+            text.execute(params![FIRST_RANGE + id, format!("range {id}")])?;
+        }
+        let mut tables = Tables {
+            kernel: transaction.prepare(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES \
+                 (?1, ?2, 0, 1, ?3, ?4, ?5, ?6, ?6, 32, ?7, 1, 1, 128, 1, 1, 0, 0, 0, NULL)",
+            )?,
+            call: transaction.prepare(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?1, ?2, 0, ?3, ?4, ?5, 0)",
+            )?,
+            range: transaction
+                .prepare("INSERT INTO NVTX_EVENTS VALUES (?1, ?2, 59, NULL, ?3, ?4, ?5, 0)")?,
+            unique,
+            ranges: 0,
+        };
+        for first in (0..kernels).step_by(usize::try_from(STEP).unwrap_or(1)) {
+            tables.step(first, STEP.min(kernels - first))?;
+        }
+    }
+    transaction.commit()
+}
+
+const SCHEMA: &str = "
+    CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);
+    CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT);
+    CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER,
+        contextId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER,
+        demangledName INTEGER, shortName INTEGER, registersPerThread INTEGER, gridX INTEGER,
+        gridY INTEGER, gridZ INTEGER, blockX INTEGER, blockY INTEGER, blockZ INTEGER,
+        staticSharedMemory INTEGER, dynamicSharedMemory INTEGER, localMemoryPerThread INTEGER,
+        graphNodeId INTEGER);
+    CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, eventClass INTEGER,
+        globalTid INTEGER, correlationId INTEGER, nameId INTEGER, returnValue INTEGER);
+    CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, rangeId INTEGER,
+        text TEXT, textId INTEGER, globalTid INTEGER, domainId INTEGER);";
+
+struct Tables<'a> {
+    kernel: Statement<'a>,
+    call: Statement<'a>,
+    range: Statement<'a>,
+    unique: bool,
+    ranges: i64,
+}
+
+impl Tables<'_> {
+    /// A step: one range around layers of ten kernels, each layer around modules of two kernels,
+    /// each kernel in an operator with parts. 0.001 + 0.1 + 0.5 + 1 + 3.18 ranges a kernel.
+    fn step(&mut self, first: i64, kernels: i64) -> rusqlite::Result<()> {
+        let thread = PROCESS | (100 + first / STEP % THREADS);
+        let time = |kernel: i64| kernel * 10_000;
+        self.range(time(first), time(first + kernels), 0, thread)?;
+        for kernel in first..first + kernels {
+            let start = time(kernel);
+            if kernel % 10 == 0 {
+                self.range(start, time(kernel + 10) - 1, 1 + kernel / 10 % 32, thread)?;
+            }
+            if kernel % 2 == 0 {
+                self.range(start + 1, time(kernel + 2) - 2, 40 + kernel / 2 % 100, thread)?;
+            }
+            let name = 150 + kernel % 200;
+            self.range(start + 10, start + 9000, name, thread)?;
+            self.range(start + 20, start + 1000, name + 1, thread)?;
+            self.range(start + 2000, start + 6000, name + 2, thread)?;
+            self.range(start + 6500, start + 8000, name + 3, thread)?;
+            if kernel % 100 < 18 {
+                self.range(start + 8100, start + 8200, name + 4, thread)?;
+            }
+            self.call.execute(params![start + 2500, start + 5500, thread, kernel + 1, 1])?;
+            if kernel % 100 < 87 {
+                self.call.execute(params![start + 6600, start + 7000, thread, 0, 2])?;
+            }
+            let length = 4000 + kernel * 7919 % 3000;
+            let (begin, function) = (start + 20_000, 100 + kernel % FUNCTIONS);
+            self.kernel.execute(params![
+                begin,
+                begin + length,
+                7,
+                kernel + 1,
+                PROCESS,
+                function,
+                64 + kernel % 4
+            ])?;
+        }
+        Ok(())
+    }
+
+    fn range(&mut self, start: i64, end: i64, name: i64, thread: i64) -> rusqlite::Result<()> {
+        self.ranges += 1;
+        let own = self.unique && self.ranges % 3 == 0;
+        let text = own.then(|| format!("range {name}, op_id = {}", self.ranges));
+        let id = (!own).then_some(FIRST_RANGE + name);
+        self.range.execute(params![start, end, text, id, thread])?;
+        Ok(())
+    }
+}

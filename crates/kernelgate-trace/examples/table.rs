@@ -1,0 +1,42 @@
+//! One table of one trace, and nothing else: what a benchmark of reading and summing runs.
+//!
+//! `cargo run --release -p kernelgate-trace --example table -- TRACE REPORT`
+//!
+//! On standard error: seconds for reading and for summing, and the table's rows.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use kernelgate_trace::read;
+use kernelgate_trace::stats::{self, Report};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [path, name] = &arguments[..] else {
+        eprintln!("usage: table TRACE REPORT");
+        return ExitCode::from(2);
+    };
+    let Some(report) = Report::of(name) else {
+        eprintln!("error: no table is called {name}");
+        return ExitCode::from(2);
+    };
+    let start = Instant::now();
+    let trace = match read::open(path.as_ref(), &report.wanted()) {
+        Ok(trace) => trace,
+        Err(error) => {
+            eprintln!("error: failed to {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let read = start.elapsed();
+    let table = stats::table(&trace, report);
+    let all = start.elapsed();
+    print!("{}", table.to_csv());
+    eprintln!(
+        "{name}: read {:.2} s, summed {:.2} s, {} rows",
+        read.as_secs_f64(),
+        (all - read).as_secs_f64(),
+        table.rows.len()
+    );
+    ExitCode::SUCCESS
+}

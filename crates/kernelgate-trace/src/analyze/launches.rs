@@ -1,0 +1,76 @@
+//! Operations joined with the calls that launched them: by correlation id, within a process.
+
+use super::operations::{AllOperations, OperationId};
+use crate::model::Trace;
+
+/// No call is known.
+pub const NONE: u32 = u32::MAX;
+
+/// Which call launched which operation.
+#[derive(Debug, Clone)]
+pub struct Launches {
+    /// The call of each operation, or [`NONE`].
+    pub call_of: Vec<u32>,
+}
+
+impl Launches {
+    /// Joins a trace. Several operations may have one call: a graph with its nodes.
+    pub fn of(trace: &Trace) -> Self {
+        let all = AllOperations::of(trace);
+        let mut call_of = vec![NONE; all.len()];
+        let mut operations: Vec<(u64, OperationId)> = all
+            .ids()
+            .filter(|&id| all.correlation(id) != 0)
+            .map(|id| (key(trace.process_of(all.place(id)), all.correlation(id)), id))
+            .collect();
+        let calls = &trace.calls;
+        let mut callers: Vec<(u64, u32)> = (0u32..)
+            .zip(&calls.correlation)
+            .filter(|&(_, &correlation)| correlation != 0)
+            .map(|(call, &correlation)| {
+                let thread = calls.thread[call as usize] as usize;
+                (key(trace.threads[thread].process, correlation), call)
+            })
+            .collect();
+        sort(&mut operations);
+        sort(&mut callers);
+        let mut next = 0;
+        for (key, operation) in operations {
+            while next < callers.len() && callers[next].0 < key {
+                next += 1;
+            }
+            // Of several calls with one id the first in the table is taken.
+            if next < callers.len() && callers[next].0 == key {
+                call_of[operation as usize] = callers[next].1;
+            }
+        }
+        Self { call_of }
+    }
+
+    /// The operations that each call launched, by call: `(call, operation)` in order of both.
+    pub fn by_call(&self) -> Vec<(u32, OperationId)> {
+        let mut pairs: Vec<(u32, OperationId)> = (0u32..)
+            .zip(&self.call_of)
+            .filter(|&(_, &call)| call != NONE)
+            .map(|(operation, &call)| (call, operation))
+            .collect();
+        sort(&mut pairs);
+        pairs
+    }
+
+    /// Operations whose call is not in the trace.
+    pub fn orphans(&self) -> usize {
+        self.call_of.iter().filter(|&&call| call == NONE).count()
+    }
+}
+
+fn key(process: u32, correlation: u32) -> u64 {
+    u64::from(process) << 32 | u64::from(correlation)
+}
+
+/// Recorders mostly write in order, and then nothing is to be done.
+fn sort<T: Ord>(rows: &mut [T]) {
+    if !rows.is_sorted() {
+        rows.sort_unstable();
+    }
+}

@@ -1,0 +1,8 @@
+//! How the parts of a trace belong together. Absent: tables, judgement.
+
+pub mod idle;
+pub mod launches;
+pub mod operations;
+pub mod paths;
+pub mod restrict;
+pub mod sweep;

@@ -1,0 +1,126 @@
+//! Kernels, copies, sets and graph launches as one list.
+
+use crate::model::Trace;
+use crate::model::gpu::{Operations, PlaceId};
+
+/// What kind of operation it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// A kernel.
+    Kernel,
+    /// A copy.
+    Copy,
+    /// A set.
+    Set,
+    /// A whole graph.
+    Graph,
+}
+
+/// An operation by its number: kernels first, then copies, sets and graph launches.
+pub type OperationId = u32;
+
+/// All operations of a trace.
+#[derive(Debug, Clone, Copy)]
+pub struct AllOperations<'a> {
+    trace: &'a Trace,
+    /// The first number of copies, sets and graphs, and the count.
+    bounds: [u32; 4],
+}
+
+impl<'a> AllOperations<'a> {
+    /// Those of a trace.
+    pub fn of(trace: &'a Trace) -> Self {
+        let mut next = 0;
+        let mut bound = |operations: &Operations| {
+            next += u32::try_from(operations.len()).expect("fewer than 2^32 operations");
+            next
+        };
+        let bounds = [
+            bound(&trace.kernels.on_gpu),
+            bound(&trace.copies.on_gpu),
+            bound(&trace.sets.on_gpu),
+            bound(&trace.graphs.on_gpu),
+        ];
+        Self { trace, bounds }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.bounds[3] as usize
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Every number.
+    pub fn ids(&self) -> std::ops::Range<OperationId> {
+        0..self.bounds[3]
+    }
+
+    /// What kind of operation it is, and its index in the columns of that kind.
+    pub fn part(&self, id: OperationId) -> (Kind, usize) {
+        let [kernels, copies, sets, _] = self.bounds;
+        match id {
+            _ if id < kernels => (Kind::Kernel, id as usize),
+            _ if id < copies => (Kind::Copy, (id - kernels) as usize),
+            _ if id < sets => (Kind::Set, (id - copies) as usize),
+            _ => (Kind::Graph, (id - sets) as usize),
+        }
+    }
+
+    fn columns(&self, id: OperationId) -> (&'a Operations, usize) {
+        let (kind, index) = self.part(id);
+        let columns = match kind {
+            Kind::Kernel => &self.trace.kernels.on_gpu,
+            Kind::Copy => &self.trace.copies.on_gpu,
+            Kind::Set => &self.trace.sets.on_gpu,
+            Kind::Graph => &self.trace.graphs.on_gpu,
+        };
+        (columns, index)
+    }
+
+    /// First nanosecond.
+    pub fn start(&self, id: OperationId) -> i64 {
+        let (columns, index) = self.columns(id);
+        columns.start[index]
+    }
+
+    /// Nanosecond after the last.
+    pub fn end(&self, id: OperationId) -> i64 {
+        let (columns, index) = self.columns(id);
+        columns.end[index]
+    }
+
+    /// Where it ran.
+    pub fn place(&self, id: OperationId) -> PlaceId {
+        let (columns, index) = self.columns(id);
+        columns.place[index]
+    }
+
+    /// Its correlation id, 0: none.
+    pub fn correlation(&self, id: OperationId) -> u32 {
+        let (columns, index) = self.columns(id);
+        columns.correlation[index]
+    }
+
+    /// A name for people: the kernel's, `[CUDA memcpy …]`, `[CUDA memset]`, `graph …`.
+    pub fn name(&self, id: OperationId) -> String {
+        let trace = self.trace;
+        match self.part(id) {
+            (Kind::Kernel, index) => trace.kernel_name(index).to_owned(),
+            (Kind::Copy, index) => copy_name(trace.names.text(trace.copies.kind[index])),
+            (Kind::Set, _) => SET_NAME.to_owned(),
+            (Kind::Graph, index) => format!("graph {}", trace.graphs.executable[index]),
+        }
+    }
+}
+
+/// The name of sets in tables.
+pub const SET_NAME: &str = "[CUDA memset]";
+
+/// The name of copies of a direction in tables.
+pub fn copy_name(direction: &str) -> String {
+    format!("[CUDA memcpy {direction}]")
+}

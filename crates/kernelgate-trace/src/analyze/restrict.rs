@@ -1,0 +1,180 @@
+//! A trace restricted to what was launched inside named ranges.
+
+use regex::Regex;
+
+use super::launches::{Launches, NONE};
+use super::operations::AllOperations;
+use super::paths::{Paths, ROOT};
+use super::sweep::ByThread;
+use crate::model::Trace;
+use crate::model::gpu::pick;
+use crate::model::host::RangeStyle;
+
+/// Spans of one thread, or of all threads of a process.
+type Spans = Vec<(i64, i64)>;
+
+/// What of a trace was launched inside the ranges whose path matches, and those ranges with what
+/// they enclose. `None`: no range matches.
+///
+/// A pattern is a path, or the end of one (`layer_0/attention`); `*` stands for any text. A push/pop
+/// range holds what its own thread did; a start/end range, which belongs to no thread, what any
+/// thread of its process did.
+pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
+    let selection = Selection::of(trace, pattern)?;
+    let calls = &trace.calls;
+    let kept_call: Vec<bool> = (0..calls.len())
+        .map(|call| selection.holds(trace, calls.thread[call], calls.start[call], calls.end[call]))
+        .collect();
+    let launches = Launches::of(trace);
+    let all = AllOperations::of(trace);
+    let mut kept: [Vec<u32>; 4] = Default::default();
+    for id in all.ids() {
+        let call = launches.call_of[id as usize];
+        if call != NONE && kept_call[call as usize] {
+            let (kind, index) = all.part(id);
+            kept[kind as usize].push(u32::try_from(index).expect("fewer than 2^32 rows"));
+        }
+    }
+    let rows = |count: usize, keep: &dyn Fn(usize) -> bool| -> Vec<u32> {
+        (0..count)
+            .filter(|&row| keep(row))
+            .map(|row| u32::try_from(row).expect("fewer than 2^32 rows"))
+            .collect()
+    };
+    let mut inner = Trace {
+        recorder: trace.recorder,
+        names: trace.names.clone(),
+        processes: trace.processes.clone(),
+        threads: trace.threads.clone(),
+        places: trace.places.clone(),
+        devices: trace.devices.clone(),
+        functions: trace.functions.clone(),
+        shapes: trace.shapes.clone(),
+        graph_nodes: trace.graph_nodes.clone(),
+        profiled: trace.profiled.clone(),
+        metadata: trace.metadata.clone(),
+        quality: trace.quality.clone(),
+        ..Trace::default()
+    };
+    let [kernels, copies, sets, graphs] = kept;
+    inner.kernels.on_gpu = trace.kernels.on_gpu.pick(&kernels);
+    inner.kernels.function = pick(&trace.kernels.function, &kernels);
+    inner.kernels.shape = pick(&trace.kernels.shape, &kernels);
+    inner.kernels.graph_node = pick(&trace.kernels.graph_node, &kernels);
+    inner.copies.on_gpu = trace.copies.on_gpu.pick(&copies);
+    inner.copies.bytes = pick(&trace.copies.bytes, &copies);
+    inner.copies.kind = pick(&trace.copies.kind, &copies);
+    inner.copies.source = pick(&trace.copies.source, &copies);
+    inner.copies.target = pick(&trace.copies.target, &copies);
+    inner.sets.on_gpu = trace.sets.on_gpu.pick(&sets);
+    inner.sets.bytes = pick(&trace.sets.bytes, &sets);
+    inner.graphs.on_gpu = trace.graphs.on_gpu.pick(&graphs);
+    inner.graphs.executable = pick(&trace.graphs.executable, &graphs);
+    inner.calls = calls.pick(&rows(calls.len(), &|call| kept_call[call]));
+    let ranges = &trace.ranges;
+    inner.ranges = ranges.pick(&rows(ranges.len(), &|range| {
+        selection.holds(trace, ranges.thread[range], ranges.start[range], ranges.end[range])
+    }));
+    let syncs = &trace.syncs;
+    let kept_syncs = rows(syncs.on_gpu.len(), &|sync| {
+        let process = trace.process_of(syncs.on_gpu.place[sync]);
+        selection.touches(process, syncs.on_gpu.start[sync], syncs.on_gpu.end[sync])
+    });
+    inner.syncs.on_gpu = syncs.on_gpu.pick(&kept_syncs);
+    inner.syncs.kind = pick(&syncs.kind, &kept_syncs);
+    let os = &trace.os_calls;
+    let kept_os = rows(os.start.len(), &|call| {
+        selection.touches(
+            trace.threads[os.thread[call] as usize].process,
+            os.start[call],
+            os.end[call],
+        )
+    });
+    inner.os_calls.start = pick(&os.start, &kept_os);
+    inner.os_calls.end = pick(&os.end, &kept_os);
+    inner.os_calls.thread = pick(&os.thread, &kept_os);
+    inner.os_calls.name = pick(&os.name, &kept_os);
+    Some(inner)
+}
+
+/// The spans of the ranges that match.
+struct Selection {
+    by_thread: Vec<Spans>,
+    by_process: Vec<Spans>,
+    /// Of both, whichever thread: what has no thread is inside if it lies in one of these.
+    any: Vec<Spans>,
+}
+
+impl Selection {
+    fn of(trace: &Trace, pattern: &str) -> Option<Self> {
+        let paths = Paths::of(trace);
+        let matching = matching(trace, &paths, pattern);
+        let mut selection = Self {
+            by_thread: vec![Spans::new(); trace.threads.len()],
+            by_process: vec![Spans::new(); trace.processes.len()],
+            any: vec![Spans::new(); trace.processes.len()],
+        };
+        let ranges = &trace.ranges;
+        let by_thread = ByThread::ranges(trace);
+        let mut found = false;
+        for thread in 0..trace.threads.len() {
+            for &range in by_thread.of(thread) {
+                let row = range as usize;
+                if !matching[paths.of_range[row] as usize] {
+                    continue;
+                }
+                found = true;
+                let span = (ranges.start[row], ranges.end[row]);
+                let process = trace.threads[thread].process as usize;
+                match ranges.style[row] {
+                    RangeStyle::PushPop => selection.by_thread[thread].push(span),
+                    RangeStyle::StartEnd => selection.by_process[process].push(span),
+                }
+                selection.any[process].push(span);
+            }
+        }
+        let every = [&mut selection.by_thread, &mut selection.by_process, &mut selection.any];
+        every.into_iter().flatten().for_each(outermost);
+        found.then_some(selection)
+    }
+
+    /// Whether what a thread did lies inside.
+    fn holds(&self, trace: &Trace, thread: u32, start: i64, end: i64) -> bool {
+        let process = trace.threads[thread as usize].process as usize;
+        contains(&self.by_thread[thread as usize], start, end)
+            || contains(&self.by_process[process], start, end)
+    }
+
+    /// Whether what any thread of a process did lies inside.
+    fn touches(&self, process: u32, start: i64, end: i64) -> bool {
+        contains(&self.any[process as usize], start, end)
+    }
+}
+
+/// Which paths match a pattern.
+fn matching(trace: &Trace, paths: &Paths, pattern: &str) -> Vec<bool> {
+    let parts: Vec<String> = pattern.split('*').map(regex::escape).collect();
+    let expression = Regex::new(&format!("(?s)(^|/){}$", parts.join(".*")))
+        .expect("an escaped pattern is a valid expression");
+    (0u32..)
+        .take(paths.len())
+        .map(|path| path != ROOT && expression.is_match(&paths.text(trace, path)))
+        .collect()
+}
+
+/// Spans in order, without those inside another. Spans that overlap stay as they are.
+fn outermost(spans: &mut Spans) {
+    spans.sort_by_key(|&(start, end)| (start, std::cmp::Reverse(end)));
+    let mut until = i64::MIN;
+    spans.retain(|&(_, end)| {
+        let keep = end > until;
+        until = until.max(end);
+        keep
+    });
+}
+
+/// Whether one of the spans, which are in order of start and of end, holds another.
+fn contains(spans: &Spans, start: i64, end: i64) -> bool {
+    let after = spans.partition_point(|&(first, _)| first <= start);
+    after.checked_sub(1).is_some_and(|last| spans[last].1 >= end)
+}

@@ -1,0 +1,93 @@
+//! Which ranges of a thread enclose a call: one pass over time, thread by thread.
+
+use std::cmp::Reverse;
+
+use crate::model::Trace;
+
+/// Rows by thread, each thread's in an order of time.
+pub(crate) struct ByThread {
+    rows: Vec<u32>,
+    /// Where each thread's rows start, and the end of the last.
+    bounds: Vec<usize>,
+}
+
+impl ByThread {
+    /// Rows that are wanted, by thread and a key.
+    pub fn sorted<K: Ord>(
+        threads: usize,
+        thread: &[u32],
+        wanted: impl Fn(u32) -> bool,
+        key: impl Fn(u32) -> K,
+    ) -> Self {
+        let mut bounds = vec![0usize; threads + 1];
+        let rows = || (0u32..).zip(thread).filter(|&(row, _)| wanted(row));
+        for (_, &thread) in rows() {
+            bounds[thread as usize + 1] += 1;
+        }
+        for index in 1..bounds.len() {
+            bounds[index] += bounds[index - 1];
+        }
+        let mut next = bounds.clone();
+        let mut sorted = vec![0u32; bounds[threads]];
+        for (row, &thread) in rows() {
+            sorted[next[thread as usize]] = row;
+            next[thread as usize] += 1;
+        }
+        for thread in 0..threads {
+            let rows = &mut sorted[bounds[thread]..bounds[thread + 1]];
+            if !rows.is_sorted_by_key(|&row| key(row)) {
+                rows.sort_by_key(|&row| key(row));
+            }
+        }
+        Self { rows: sorted, bounds }
+    }
+
+    pub fn of(&self, thread: usize) -> &[u32] {
+        &self.rows[self.bounds[thread]..self.bounds[thread + 1]]
+    }
+
+    /// The ranges of a trace, outer ones first where they start together.
+    pub fn ranges(trace: &Trace) -> Self {
+        let ranges = &trace.ranges;
+        Self::sorted(
+            trace.threads.len(),
+            &ranges.thread,
+            |_| true,
+            |range| (ranges.start[range as usize], Reverse(ranges.end[range as usize])),
+        )
+    }
+}
+
+/// Visits wanted calls thread by thread, in order of time, each with the ranges of its thread that
+/// enclose it: outer ones, which opened earlier, first.
+///
+/// Ranges need not nest. Time is linear in the number of ranges and calls, times the depth.
+pub fn enclosing_calls(
+    trace: &Trace,
+    wanted: impl Fn(u32) -> bool,
+    mut visit: impl FnMut(u32, &[u32]),
+) {
+    let (ranges, calls) = (&trace.ranges, &trace.calls);
+    let range_rows = ByThread::ranges(trace);
+    let start = |call: u32| (calls.start[call as usize], Reverse(calls.end[call as usize]));
+    let call_rows = ByThread::sorted(trace.threads.len(), &calls.thread, wanted, start);
+    let mut open: Vec<u32> = Vec::new();
+    let mut enclosing: Vec<u32> = Vec::new();
+    for thread in 0..trace.threads.len() {
+        let mut next = range_rows.of(thread).iter().copied().peekable();
+        open.clear();
+        for &call in call_rows.of(thread) {
+            let (start, end) = (calls.start[call as usize], calls.end[call as usize]);
+            while let Some(range) = next.next_if(|&range| ranges.start[range as usize] <= start) {
+                // Most ranges are over before the next call: they need not be remembered.
+                if ranges.end[range as usize] >= start {
+                    open.push(range);
+                }
+            }
+            open.retain(|&range| ranges.end[range as usize] >= start);
+            enclosing.clear();
+            enclosing.extend(open.iter().filter(|&&range| ranges.end[range as usize] >= end));
+            visit(call, &enclosing);
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Where the time goes: top kernels, kinds of kernels, components of a run, how stable it repeats.
+
+use hashbrown::HashMap;
+
+use super::context::Context;
+use crate::analyze::launches::NONE;
+use crate::analyze::paths::{PathId, ROOT};
+use crate::stats::Summary;
+
+/// Kernels and components that are listed.
+const TOP: usize = 10;
+
+/// A kernel and its part of the time of all kernels.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KernelShare {
+    /// The kernel.
+    pub name: String,
+    /// What kind of work it does, by its name.
+    pub class: KernelClass,
+    /// Its launches.
+    pub summary: Summary,
+    /// Its part of the kernel time, 0 to 1.
+    pub share: f64,
+}
+
+/// What kind of work a kernel does, told by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KernelClass {
+    /// Attention in one kernel.
+    Attention,
+    /// Matrix multiplication and convolution.
+    Matmul,
+    /// Softmax.
+    Softmax,
+    /// Normalisation.
+    Normalisation,
+    /// Reductions.
+    Reduction,
+    /// Communication between devices.
+    Communication,
+    /// Copies, concatenations, gathers.
+    Movement,
+    /// Optimizer steps.
+    Optimizer,
+    /// A function of each element.
+    Elementwise,
+    /// None of these, as far as the name tells.
+    Other,
+}
+
+/// Parts of names by class; the first that is found decides.
+const CLASSES: &[(KernelClass, &[&str])] = &[
+    (KernelClass::Communication, &["nccl", "nvshmem", "allreduce", "all_reduce"]),
+    (KernelClass::Attention, &["flash", "fmha", "attention", "sdpa"]),
+    (KernelClass::Softmax, &["softmax"]),
+    (KernelClass::Optimizer, &["adam", "sgd_", "multi_tensor_apply", "optimizer", "lamb_"]),
+    (
+        KernelClass::Matmul,
+        &["gemm", "gemv", "matmul", "nvjet", "cutlass", "xmma", "splitkreduce", "conv", "wgrad"],
+    ),
+    (KernelClass::Normalisation, &["norm"]),
+    (KernelClass::Reduction, &["reduce"]),
+    (
+        KernelClass::Movement,
+        &["copy", "cat", "gather", "scatter", "index", "transpose", "permute", "memcpy", "fill"],
+    ),
+    (KernelClass::Elementwise, &["elementwise", "pointwise", "arange", "dropout", "triton_poi"]),
+];
+
+impl KernelClass {
+    /// That of a name.
+    pub fn of(name: &str) -> Self {
+        // What a template does stands in its arguments: `reduce_kernel<…sum…>(…)`. The parameters
+        // name types only.
+        let name = name.split("](").next().unwrap_or(name).to_ascii_lowercase();
+        let own = name.split(['<', '(']).next().unwrap_or(&name);
+        let of = |text: &str| {
+            let class =
+                |(_, parts): &&(Self, &[&str])| parts.iter().any(|part| text.contains(part));
+            CLASSES.iter().find(class).map(|(class, _)| *class)
+        };
+        let own_class = of(own).filter(|class| *class != Self::Elementwise);
+        own_class.or_else(|| of(&name)).unwrap_or(Self::Other)
+    }
+
+    /// As text.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Attention => "attention",
+            Self::Matmul => "matmul",
+            Self::Softmax => "softmax",
+            Self::Normalisation => "normalisation",
+            Self::Reduction => "reduction",
+            Self::Communication => "communication",
+            Self::Movement => "data movement",
+            Self::Optimizer => "optimizer",
+            Self::Elementwise => "elementwise",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// Ranges of one path: a component of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Component {
+    /// Its path.
+    pub path: String,
+    /// How many ranges are around it.
+    pub depth: usize,
+    /// Host time of its ranges.
+    pub host: Summary,
+    /// Kernels that were launched in it.
+    pub kernels: usize,
+    /// Their time, in nanoseconds.
+    pub kernel_ns: i64,
+    /// Its part of the time of all kernels, 0 to 1.
+    pub share: f64,
+}
+
+impl Component {
+    /// Standard deviation of its ranges' host time over their mean; `None` of fewer than three.
+    pub fn variation(&self) -> Option<f64> {
+        (self.host.count >= 3 && self.host.mean > 0.0).then(|| self.host.deviation / self.host.mean)
+    }
+}
+
+/// Where the time goes.
+#[derive(Debug, Clone, Default)]
+pub struct Answers {
+    /// The time of all kernels, in nanoseconds.
+    pub kernel_ns: i64,
+    /// The kernels with most time.
+    pub top_kernels: Vec<KernelShare>,
+    /// Kernel time by kind of work: nanoseconds and launches, the most expensive first.
+    pub classes: Vec<(KernelClass, i64, usize)>,
+    /// The outer ranges, those with most kernel time.
+    pub components: Vec<Component>,
+}
+
+impl Answers {
+    #[allow(clippy::cast_precision_loss)]
+    pub(super) fn of(context: &Context<'_>) -> Self {
+        let kernels = &context.trace.kernels;
+        let length = |row: usize| kernels.on_gpu.end[row] - kernels.on_gpu.start[row];
+        let kernel_ns: i64 = (0..kernels.on_gpu.len()).map(length).sum();
+        let share = |ns: i64| ns as f64 / kernel_ns.max(1) as f64;
+        let mut by_name: HashMap<u32, Vec<i64>> = HashMap::new();
+        for (row, &function) in kernels.function.iter().enumerate() {
+            let name = context.trace.functions[function as usize].demangled;
+            by_name.entry(name.0).or_default().push(length(row));
+        }
+        let mut all: Vec<KernelShare> = by_name
+            .into_iter()
+            .map(|(name, mut lengths)| {
+                let name = context.trace.names.text(crate::model::names::Name(name));
+                let summary = Summary::of(&mut lengths);
+                KernelShare {
+                    name: name.to_owned(),
+                    class: KernelClass::of(name),
+                    summary,
+                    share: share(summary.total),
+                }
+            })
+            .collect();
+        all.sort_by(|a, b| b.summary.total.cmp(&a.summary.total).then_with(|| a.name.cmp(&b.name)));
+        let mut classes: HashMap<KernelClass, (i64, usize)> = HashMap::new();
+        for kernel in &all {
+            let sum = classes.entry(kernel.class).or_default();
+            sum.0 += kernel.summary.total;
+            sum.1 += kernel.summary.count;
+        }
+        let mut classes: Vec<_> =
+            classes.into_iter().map(|(class, (ns, count))| (class, ns, count)).collect();
+        classes.sort_by_key(|&(class, ns, _)| (std::cmp::Reverse(ns), class));
+        all.truncate(TOP);
+        Self { kernel_ns, top_kernels: all, classes, components: components(context, &share) }
+    }
+}
+
+/// The outermost ranges and those directly in them.
+fn components(context: &Context<'_>, share: &dyn Fn(i64) -> f64) -> Vec<Component> {
+    let paths = &context.paths;
+    // Kernels count for every path around their launch.
+    let mut kernels: Vec<(usize, i64)> = vec![(0, 0); paths.len()];
+    let on_gpu = &context.trace.kernels.on_gpu;
+    for row in 0..on_gpu.len() {
+        let call = context.launches.call_of[row];
+        if call == NONE || context.range_of_call[call as usize] == NONE {
+            continue;
+        }
+        let mut path = paths.of_range[context.range_of_call[call as usize] as usize];
+        while path != ROOT {
+            let (count, ns) = &mut kernels[path as usize];
+            *count += 1;
+            *ns += on_gpu.end[row] - on_gpu.start[row];
+            path = paths.parent(path);
+        }
+    }
+    let depth = |mut path: PathId| {
+        let mut depth = 0;
+        while paths.parent(path) != ROOT && depth < 3 {
+            path = paths.parent(path);
+            depth += 1;
+        }
+        depth
+    };
+    let mut order: Vec<PathId> = (1..u32::try_from(paths.len()).unwrap_or(u32::MAX))
+        .filter(|&path| kernels[path as usize].0 > 0 && depth(path) < 2)
+        .collect();
+    order.sort_by_key(|&path| (std::cmp::Reverse(kernels[path as usize].1), path));
+    order.truncate(TOP);
+    let mut host: HashMap<PathId, Vec<i64>> =
+        order.iter().map(|&path| (path, Vec::new())).collect();
+    for (row, path) in paths.of_range.iter().enumerate() {
+        if let Some(lengths) = host.get_mut(path) {
+            lengths.push(context.trace.ranges.end[row] - context.trace.ranges.start[row]);
+        }
+    }
+    order
+        .into_iter()
+        .map(|path| {
+            let (count, ns) = kernels[path as usize];
+            Component {
+                path: paths.text(context.trace, path),
+                depth: depth(path),
+                host: Summary::of(&mut host.remove(&path).unwrap_or_default()),
+                kernels: count,
+                kernel_ns: ns,
+                share: share(ns),
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_the_kind_of_work() {
+        let of = KernelClass::of;
+        assert_eq!(of("ampere_sgemm_128x64_tn"), KernelClass::Matmul);
+        assert_eq!(of("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN"), KernelClass::Matmul);
+        assert_eq!(
+            of("void flash::flash_fwd_kernel<cutlass::bfloat16_t>(x)"),
+            KernelClass::Attention
+        );
+        assert_eq!(
+            of("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096>)"),
+            KernelClass::Communication
+        );
+        assert_eq!(
+            of(
+                "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
+            ),
+            KernelClass::Elementwise
+        );
+        assert_eq!(
+            of(
+                "void at::native::elementwise_kernel<128, at::native::direct_copy_kernel_cuda()>(int)"
+            ),
+            KernelClass::Movement
+        );
+        assert_eq!(
+            of("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(T3)"),
+            KernelClass::Reduction
+        );
+        assert_eq!(of("softmax_warp_forward<float>"), KernelClass::Softmax);
+        assert_eq!(of("my_kernel"), KernelClass::Other);
+    }
+}

@@ -1,0 +1,118 @@
+//! What all rules need of a trace, worked out once.
+
+use crate::analyze::idle::{self, Activity};
+use crate::analyze::launches::{Launches, NONE};
+use crate::analyze::operations::{AllOperations, OperationId};
+use crate::analyze::paths::Paths;
+use crate::analyze::sweep;
+use crate::model::Trace;
+use crate::model::names::Name;
+use crate::stats::Summary;
+
+/// A trace with what joins its parts.
+pub struct Context<'a> {
+    /// The trace.
+    pub trace: &'a Trace,
+    /// Its operations.
+    pub all: AllOperations<'a>,
+    /// The call of each operation.
+    pub launches: Launches,
+    /// What each process did on each device.
+    pub activities: Vec<Activity>,
+    /// The path of each range.
+    pub paths: Paths,
+    /// The innermost range around each call that launched or waited, or [`NONE`].
+    pub range_of_call: Vec<u32>,
+    /// Whether each call waits for the GPU.
+    pub waits: Vec<bool>,
+    /// Whether each call launched something.
+    pub launched: Vec<bool>,
+}
+
+impl<'a> Context<'a> {
+    /// That of a trace.
+    pub fn of(trace: &'a Trace) -> Self {
+        let launches = Launches::of(trace);
+        let mut launched = vec![false; trace.calls.len()];
+        for &call in launches.call_of.iter().filter(|&&call| call != NONE) {
+            launched[call as usize] = true;
+        }
+        let waiting = waiting_names(trace);
+        let waits: Vec<bool> =
+            trace.calls.name.iter().map(|name| waiting[name.0 as usize]).collect();
+        let mut range_of_call = vec![NONE; trace.calls.len()];
+        sweep::enclosing_calls(
+            trace,
+            |call| launched[call as usize] || waits[call as usize],
+            |call, ranges| {
+                range_of_call[call as usize] = ranges.last().copied().unwrap_or(NONE);
+            },
+        );
+        Self {
+            trace,
+            all: AllOperations::of(trace),
+            launches,
+            activities: idle::activities(trace, |_| true),
+            paths: Paths::of(trace),
+            range_of_call,
+            waits,
+            launched,
+        }
+    }
+
+    /// The path of the range around a call.
+    pub fn path_of_call(&self, call: u32) -> Option<String> {
+        let range = *self.range_of_call.get(call as usize)?;
+        let path = *self.paths.of_range.get(range as usize)?;
+        Some(self.paths.text(self.trace, path))
+    }
+
+    /// The path of the range that an operation was launched in.
+    pub fn path_of(&self, operation: OperationId) -> Option<String> {
+        self.path_of_call(self.launches.call_of[operation as usize])
+    }
+
+    /// The name of a call without its version.
+    pub fn call_name(&self, call: u32) -> &'a str {
+        crate::stats::without_version(self.trace.names.text(self.trace.calls.name[call as usize]))
+    }
+
+    /// Process id and device of an operation.
+    pub fn place_of(&self, operation: OperationId) -> (i64, u32) {
+        let place = &self.trace.places[self.all.place(operation).0 as usize];
+        (self.trace.processes[place.process as usize].pid, place.device)
+    }
+
+    /// Lengths of all kernels in nanoseconds.
+    pub fn kernel_lengths(&self) -> Summary {
+        let kernels = &self.trace.kernels.on_gpu;
+        let mut lengths: Vec<i64> =
+            kernels.start.iter().zip(&kernels.end).map(|(start, end)| end - start).collect();
+        Summary::of(&mut lengths)
+    }
+}
+
+/// Functions whose call returns when the GPU is done.
+const WAITS: &[&str] = &[
+    "cudaDeviceSynchronize",
+    "cudaStreamSynchronize",
+    "cudaEventSynchronize",
+    "cudaThreadSynchronize",
+    "cuCtxSynchronize",
+    "cuStreamSynchronize",
+    "cuEventSynchronize",
+    "hipDeviceSynchronize",
+    "hipStreamSynchronize",
+    "hipEventSynchronize",
+];
+
+/// By name, whether it waits. Names of the per-thread default stream end in `_ptsz`.
+fn waiting_names(trace: &Trace) -> Vec<bool> {
+    (0..trace.names.len())
+        .map(|index| {
+            let text = trace.names.text(Name(u32::try_from(index).unwrap_or(0)));
+            let name = crate::stats::without_version(text);
+            WAITS.contains(&name.trim_end_matches("_ptsz"))
+        })
+        .collect()
+}

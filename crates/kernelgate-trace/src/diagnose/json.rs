@@ -1,0 +1,161 @@
+//! A diagnosis as JSON, for programs. Times are nanoseconds of the trace's clock.
+
+use serde_json::{Value, json};
+
+use super::{Component, DeviceUse, Diagnosis, Evidence, Finding, GapClass, KernelShare, Measure};
+use crate::stats::Summary;
+
+/// The version of the format; a field that changes its meaning raises it.
+pub const SCHEMA: u32 = 1;
+
+impl Diagnosis {
+    /// As JSON, with `schema_version`.
+    pub fn to_json(&self) -> Value {
+        let records: serde_json::Map<String, Value> = self
+            .records
+            .iter()
+            .map(|(what, count)| (what.to_lowercase().replace(' ', "_"), (*count).into()))
+            .collect();
+        let classes: Vec<Value> = self
+            .answers
+            .classes
+            .iter()
+            .map(|(class, ns, count)| {
+                json!({ "kind": class.label(), "total_ns": ns, "launches": count })
+            })
+            .collect();
+        let skipped = self.skipped.iter();
+        json!({
+            "schema_version": SCHEMA,
+            "recorder": self.recorder,
+            "records": records,
+            "devices": self.devices.iter().map(device).collect::<Vec<_>>(),
+            "findings": self.findings.iter().map(finding).collect::<Vec<_>>(),
+            "skipped": skipped
+                .map(|skipped| json!({ "rule": skipped.rule, "reason": skipped.reason }))
+                .collect::<Vec<_>>(),
+            "passed": self.passed,
+            "kernel_ns": self.answers.kernel_ns,
+            "top_kernels": self.answers.top_kernels.iter().map(kernel).collect::<Vec<_>>(),
+            "kernel_kinds": classes,
+            "components": self.answers.components.iter().map(component).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn device(device: &DeviceUse) -> Value {
+    let gaps = &device.gaps;
+    let class = |class: GapClass| json!({ "count": class.count, "total_ns": class.total_ns });
+    let causes: Vec<Value> = gaps
+        .causes
+        .iter()
+        .map(|cause| {
+            json!({
+                "cause": cause.kind.label(),
+                "function": cause.function,
+                "count": cause.count,
+                "total_ns": cause.total_ns,
+                "longest": span(Some(cause.longest)),
+            })
+        })
+        .collect();
+    let transitions: Vec<Value> = gaps
+        .transitions
+        .iter()
+        .map(|transition| {
+            json!({
+                "before": transition.before,
+                "after": transition.after,
+                "range": transition.range,
+                "count": transition.count,
+                "total_ns": transition.total_ns,
+                "longest": span(Some(transition.longest)),
+            })
+        })
+        .collect();
+    json!({
+        "process": device.pid,
+        "device": device.device,
+        "name": device.name,
+        "span": span(Some(device.span)),
+        "busy_ns": device.busy_ns,
+        "operations": device.operations,
+        "gaps": {
+            "normal": class(gaps.normal),
+            "warning": class(gaps.warning),
+            "severe": class(gaps.severe),
+            "mean_ns": gaps.mean_ns(),
+            "longest_ns": gaps.longest_ns,
+            "causes": causes,
+            "transitions": transitions,
+        },
+    })
+}
+
+fn finding(finding: &Finding) -> Value {
+    json!({
+        "id": finding.id,
+        "severity": finding.severity.label(),
+        "confidence": finding.confidence.label(),
+        "title": finding.title,
+        "measured": measure(finding.measured),
+        "threshold": measure(finding.threshold),
+        "recoverable_ns": finding.recoverable_ns,
+        "evidence": finding.evidence.iter().map(evidence).collect::<Vec<_>>(),
+        "advice": finding.advice,
+        "false_positive": finding.false_positive,
+    })
+}
+
+fn evidence(evidence: &Evidence) -> Value {
+    json!({
+        "what": evidence.what,
+        "count": evidence.count,
+        "total_ns": evidence.total_ns,
+        "range": evidence.range,
+        "span": span(evidence.span),
+        "process": evidence.place.map(|(pid, _)| pid),
+        "device": evidence.place.map(|(_, device)| device),
+    })
+}
+
+fn kernel(kernel: &KernelShare) -> Value {
+    json!({
+        "name": kernel.name,
+        "kind": kernel.class.label(),
+        "share": kernel.share,
+        "times_ns": summary(&kernel.summary),
+    })
+}
+
+fn component(component: &Component) -> Value {
+    json!({
+        "range": component.path,
+        "depth": component.depth,
+        "host_ns": summary(&component.host),
+        "kernels": component.kernels,
+        "kernel_ns": component.kernel_ns,
+        "share": component.share,
+        "variation": component.variation(),
+    })
+}
+
+fn summary(summary: &Summary) -> Value {
+    json!({
+        "count": summary.count,
+        "total": summary.total,
+        "mean": summary.mean,
+        "median": summary.median,
+        "min": summary.min,
+        "max": summary.max,
+        "deviation": summary.deviation,
+    })
+}
+
+fn measure(measure: Measure) -> Value {
+    json!({ "value": measure.value, "unit": measure.unit })
+}
+
+fn span(span: Option<(i64, i64)>) -> Value {
+    span.map_or(Value::Null, |(start, end)| json!({ "start": start, "end": end }))
+}

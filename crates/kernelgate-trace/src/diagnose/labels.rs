@@ -1,0 +1,82 @@
+//! Kernel names short enough to read: without return type, parameters, namespaces and casts.
+
+/// A name for people. `void at::native::vectorized_elementwise_kernel<(int)4,
+/// at::native::CUDAFunctor_add<float>>(int, T2)` reads
+/// `vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>`.
+pub fn short_name(name: &str) -> String {
+    let name = name.strip_prefix("void ").unwrap_or(name);
+    let name = without_parameters(name);
+    let mut short = String::with_capacity(name.len());
+    // Where the word that is being copied starts in `short`.
+    let mut word = 0;
+    let mut rest = name;
+    while let Some(c) = rest.chars().next() {
+        if let Some(after) = cast(rest) {
+            rest = after;
+        } else if let Some(after) = rest.strip_prefix("<unnamed>::") {
+            rest = after;
+        } else if let Some(after) = rest.strip_prefix("::") {
+            // What stood before names a place, unless it closed brackets.
+            short.truncate(word);
+            rest = after;
+        } else {
+            short.push(c);
+            rest = &rest[c.len_utf8()..];
+            if !(c.is_alphanumeric() || c == '_') {
+                word = short.len();
+            }
+        }
+    }
+    short
+}
+
+/// The rest behind `(int)`, `(bool)` or another cast of a template argument.
+fn cast(text: &str) -> Option<&str> {
+    let casts = ["(int)", "(bool)", "(unsigned int)", "(unsigned long)", "(long)", "(short)"];
+    casts.iter().find_map(|cast| text.strip_prefix(cast))
+}
+
+/// A function's name without the parameters at its end.
+fn without_parameters(name: &str) -> &str {
+    if !name.ends_with(')') {
+        return name;
+    }
+    let mut depth = 0usize;
+    for (index, c) in name.char_indices().rev() {
+        match c {
+            ')' => depth += 1,
+            '(' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth == 0 {
+            return if index == 0 { name } else { &name[..index] };
+        }
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::short_name;
+
+    #[test]
+    fn what_repeats_everywhere_is_left_out() {
+        assert_eq!(
+            short_name(
+                "void at::native::vectorized_elementwise_kernel<(int)4, \
+                 at::native::CUDAFunctor_add<float>, std::array<char *, (unsigned long)3>>(int, T2)"
+            ),
+            "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, array<char *, 3>>"
+        );
+        assert_eq!(short_name("ampere_sgemm_128x64_tn"), "ampere_sgemm_128x64_tn");
+        assert_eq!(
+            short_name("ncclDevKernel_SendRecv(ncclStorage<(unsigned long)4096>)"),
+            "ncclDevKernel_SendRecv"
+        );
+        assert_eq!(short_name("void <unnamed>::softmax<float>(float *)"), "softmax<float>");
+        assert_eq!(short_name("[CUDA memcpy Host-to-Device]"), "[CUDA memcpy Host-to-Device]");
+        assert_eq!(short_name("(odd)"), "(odd)");
+        assert_eq!(short_name(""), "");
+        assert_eq!(short_name("a::b))) (()"), "b))) (");
+    }
+}

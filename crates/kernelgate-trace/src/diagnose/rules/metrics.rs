@@ -1,0 +1,305 @@
+//! What hardware counters say: sampled over time (Nsight Systems) or of single launches (Nsight
+//! Compute).
+
+use super::super::context::Context;
+use super::super::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
+use super::Outcome;
+use crate::model::kernel_metrics::ProfiledLaunch;
+
+/// A unit that is used this much is the bound.
+const HIGH: f64 = 80.0;
+/// Units that are used less than this do not bound.
+const LOW: f64 = 60.0;
+/// Between, a difference of this many points tells which of two.
+const APART: f64 = 10.0;
+/// Samples below which nothing is concluded.
+const SAMPLES: usize = 100;
+const OCCUPANCY: f64 = 80.0;
+const NCU: &str = "no launch was measured by Nsight Compute; measure with: ncu --csv --page \
+                   details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv";
+
+/// What bounds a kernel.
+fn bound(compute: f64, memory: f64) -> &'static str {
+    match (compute, memory) {
+        _ if compute >= HIGH && compute >= memory => "compute-bound",
+        _ if memory >= HIGH => "memory-bound",
+        _ if compute < LOW && memory < LOW => "latency-bound",
+        _ if compute - memory >= APART => "compute-bound",
+        _ if memory - compute >= APART => "memory-bound",
+        _ => "mixed",
+    }
+}
+
+fn advice(bound: &str) -> &'static str {
+    match bound {
+        "compute-bound" => {
+            "use tensor cores or a cheaper data type, fewer instructions; only less work helps \
+             beyond that"
+        }
+        "memory-bound" => {
+            "move fewer bytes: fuse with the neighbours, reuse through shared memory and L2, \
+             smaller data types, coalesced accesses"
+        }
+        "latency-bound" => {
+            "more work at once: larger grid, more warps, more independent instructions, prefetching"
+        }
+        _ => "neither unit stands out: look at stalls and at the roofline",
+    }
+}
+
+fn metric(context: &Context<'_>, launch: &ProfiledLaunch, name: &str) -> Option<f64> {
+    let name = context.trace.names.find(name)?;
+    launch.metrics.get(&name).map(|metric| metric.value)
+}
+
+/// The duration of a launch in nanoseconds.
+#[allow(clippy::cast_possible_truncation)]
+fn duration(context: &Context<'_>, launch: &ProfiledLaunch) -> Option<i64> {
+    let metric = launch.metrics.get(&context.trace.names.find("Duration")?)?;
+    let scale = match context.trace.names.text(metric.unit) {
+        "ns" | "nsecond" => 1.0,
+        "us" | "usecond" => 1e3,
+        "ms" | "msecond" => 1e6,
+        "s" | "second" => 1e9,
+        _ => return None,
+    };
+    Some((metric.value * scale) as i64)
+}
+
+fn evidence(context: &Context<'_>, launch: &ProfiledLaunch, words: String) -> Vec<Evidence> {
+    let kernel = context.trace.names.text(launch.kernel);
+    vec![Evidence {
+        what: format!("{words}: launch {}, {kernel}", launch.id),
+        count: 1,
+        total_ns: duration(context, launch),
+        ..Evidence::default()
+    }]
+}
+
+pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+    if context.trace.profiled.is_empty() {
+        return Outcome::Skipped(NCU.to_owned());
+    }
+    let mut found = Vec::new();
+    for launch in &context.trace.profiled {
+        let (Some(compute), Some(memory)) = (
+            metric(context, launch, "Compute (SM) Throughput"),
+            metric(context, launch, "Memory Throughput"),
+        ) else {
+            continue;
+        };
+        let bound = bound(compute, memory);
+        let words = format!("compute {compute:.1} %, memory {memory:.1} % of their peaks");
+        found.push(Finding {
+            id: "kernel-bound",
+            severity: Severity::Information,
+            confidence: Confidence::High,
+            title: format!("{} is {bound}", context.trace.names.text(launch.kernel)),
+            measured: Measure { value: compute.max(memory), unit: "% of peak" },
+            threshold: Measure { value: HIGH, unit: "% of peak" },
+            recoverable_ns: None,
+            evidence: evidence(context, launch, words),
+            advice: advice(bound),
+            false_positive: "a launch that Nsight Compute measured with cold caches or fixed clocks",
+        });
+    }
+    if found.is_empty() {
+        return Outcome::Skipped(
+            "the report lacks compute and memory throughput; add --section SpeedOfLight".to_owned(),
+        );
+    }
+    Outcome::Found(found)
+}
+
+pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+    if context.trace.profiled.is_empty() {
+        return Outcome::Skipped(NCU.to_owned());
+    }
+    let mut known = false;
+    let mut found = Vec::new();
+    for launch in &context.trace.profiled {
+        let Some(theoretical) = metric(context, launch, "Theoretical Occupancy") else { continue };
+        known = true;
+        let achieved = metric(context, launch, "Achieved Occupancy");
+        let far = achieved.is_some_and(|achieved| achieved < theoretical - APART);
+        if theoretical >= OCCUPANCY && !far {
+            continue;
+        }
+        let limits = ["Registers", "Shared Mem", "Warps", "SM", "Barriers"];
+        let limit = limits
+            .iter()
+            .filter_map(|of| Some((metric(context, launch, &format!("Block Limit {of}"))?, *of)))
+            .min_by(|a, b| a.0.total_cmp(&b.0));
+        let limiter = limit.map_or(String::new(), |(blocks, of)| {
+            format!(", limited by {} ({blocks:.0} blocks)", of.to_lowercase())
+        });
+        let achieved_words =
+            achieved.map_or(String::new(), |achieved| format!(", achieved {achieved:.1} %"));
+        let words = format!("theoretical {theoretical:.1} %{achieved_words}{limiter}");
+        found.push(Finding {
+            id: "achieved-occupancy",
+            severity: Severity::Information,
+            confidence: Confidence::High,
+            title: if far {
+                "the achieved occupancy is far below the theoretical one".to_owned()
+            } else {
+                "the theoretical occupancy is low".to_owned()
+            },
+            measured: Measure { value: achieved.unwrap_or(theoretical), unit: "%" },
+            threshold: Measure {
+                value: if far { theoretical - APART } else { OCCUPANCY },
+                unit: "%",
+            },
+            recoverable_ns: None,
+            evidence: evidence(context, launch, words),
+            advice: "fewer registers, less shared memory or another block size; if achieved is far \
+                     below theoretical, balance the blocks and enlarge the grid",
+            false_positive: "GEMM and attention kernels that hide latency in other ways",
+        });
+    }
+    if known {
+        Outcome::Found(found)
+    } else {
+        Outcome::Skipped("the report lacks occupancy; add --section Occupancy".to_owned())
+    }
+}
+
+pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+    if context.trace.profiled.is_empty() {
+        return Outcome::Skipped(NCU.to_owned());
+    }
+    let mut known = false;
+    let mut found = Vec::new();
+    for launch in &context.trace.profiled {
+        let names = &context.trace.names;
+        let reason = |name: &str| {
+            name.strip_prefix("Stall ")
+                .or_else(|| {
+                    name.split("issue_stalled_")
+                        .nth(1)
+                        .and_then(|rest| rest.split(['_', '.']).next())
+                })
+                .map(str::to_owned)
+        };
+        let all: Vec<(String, f64)> = launch
+            .metrics
+            .iter()
+            .filter_map(|(&name, metric)| Some((reason(names.text(name))?, metric.value)))
+            .collect();
+        let sum: f64 = all.iter().map(|(_, value)| value).sum();
+        let issue = metric(context, launch, "Issued Warp Per Scheduler");
+        let (Some((reason, most)), Some(issue)) =
+            (all.iter().max_by(|a, b| a.1.total_cmp(&b.1)), issue)
+        else {
+            continue;
+        };
+        known = true;
+        let share = if sum > 0.0 { most / sum * 100.0 } else { 0.0 };
+        if issue >= 0.8 || share <= 30.0 {
+            continue;
+        }
+        found.push(Finding {
+            id: "stalls",
+            severity: Severity::Warning,
+            confidence: Confidence::High,
+            title: format!("warps wait mostly for one reason: {reason}"),
+            measured: Measure { value: share, unit: "% of stalls" },
+            threshold: Measure { value: 30.0, unit: "% of stalls" },
+            recoverable_ns: None,
+            evidence: evidence(context, launch, format!("{issue:.2} warps issued a cycle")),
+            advice: stall_advice(reason),
+            false_positive: "stalls that other warps hide: the scheduler still issues",
+        });
+    }
+    if known {
+        Outcome::Found(found)
+    } else {
+        Outcome::Skipped(
+            "the report lacks warp states; add --section WarpStateStats --section SchedulerStats"
+                .to_owned(),
+        )
+    }
+}
+
+fn stall_advice(reason: &str) -> &'static str {
+    let reason = reason.to_ascii_lowercase();
+    let has = |word: &str| reason.contains(word);
+    match () {
+        () if has("long") => "data comes from global memory: prefetch, reuse, coalesce, more warps",
+        () if has("short") => "shared memory: avoid bank conflicts, wider accesses",
+        () if has("barrier") => "balance the work before __syncthreads, fewer of them",
+        () if has("throttle") => "fewer or wider instructions of this pipe",
+        () if has("wait") || has("math") => "more independent instructions (unrolling)",
+        () => "see the reason in Nsight Compute's guide",
+    }
+}
+
+/// The bound of the whole trace from sampled counters: issue, not activity, of multiprocessors.
+pub(super) fn sampled_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+    let counters = &context.trace.counters;
+    if counters.time.is_empty() {
+        return Outcome::Skipped(
+            "no hardware counters were sampled; record with --gpu-metrics-devices=all".to_owned(),
+        );
+    }
+    let mut gpus = counters.gpu.clone();
+    gpus.sort_unstable();
+    gpus.dedup();
+    let mut found = Vec::new();
+    for gpu in gpus {
+        let mean = |words: &[&str]| {
+            let (mut sum, mut count) = (0.0, 0usize);
+            for row in (0..counters.time.len()).filter(|&row| counters.gpu[row] == gpu) {
+                let name = context.trace.names.text(counters.metric[row]);
+                if words.iter().all(|word| name.contains(word)) {
+                    sum += counters.value[row];
+                    count += 1;
+                }
+            }
+            #[allow(clippy::cast_precision_loss)]
+            (count >= SAMPLES).then(|| sum / count as f64)
+        };
+        let issue = mean(&["SM", "Issue"]);
+        let (read, write) = (mean(&["DRAM", "Read"]), mean(&["DRAM", "Write"]));
+        let (Some(issue), Some(read), Some(write)) = (issue, read, write) else { continue };
+        let memory = read + write;
+        let bound = bound(issue, memory);
+        found.push(Finding {
+            id: "sampled-bound",
+            severity: Severity::Information,
+            confidence: Confidence::Medium,
+            title: format!(
+                "GPU {gpu} is {bound} on average: SM issue {issue:.0} %, DRAM read {read:.0} % and \
+                 write {write:.0} %"
+            ),
+            measured: Measure { value: issue.max(memory), unit: "% of peak" },
+            threshold: Measure { value: HIGH, unit: "% of peak" },
+            recoverable_ns: None,
+            evidence: Vec::new(),
+            advice: advice(bound),
+            false_positive: "averages hide phases: restrict the trace with --range",
+        });
+    }
+    if found.is_empty() {
+        return Outcome::Skipped(format!(
+            "fewer than {SAMPLES} samples of SM issue and DRAM bandwidth: too few to conclude"
+        ));
+    }
+    Outcome::Found(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bound;
+
+    #[test]
+    fn the_table_of_bounds_has_no_holes() {
+        assert_eq!(bound(85.0, 40.0), "compute-bound");
+        assert_eq!(bound(85.0, 90.0), "memory-bound");
+        assert_eq!(bound(16.0, 81.0), "memory-bound");
+        assert_eq!(bound(23.6, 21.7), "latency-bound");
+        assert_eq!(bound(70.0, 50.0), "compute-bound");
+        assert_eq!(bound(50.0, 70.0), "memory-bound");
+        assert_eq!(bound(65.0, 62.0), "mixed");
+    }
+}

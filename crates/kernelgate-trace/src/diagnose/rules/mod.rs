@@ -1,0 +1,134 @@
+//! The rules, in the order in which they are applied; data quality first.
+
+mod copies;
+mod kernels;
+mod launches;
+mod metrics;
+mod quality;
+mod waits;
+
+use super::answers::Answers;
+use super::context::Context;
+use super::gaps::{self, HostTime};
+use super::{DeviceUse, Diagnosis, Evidence, Finding, Measure, Skipped};
+use crate::model::Recorder;
+
+/// What applying a rule gives.
+enum Outcome {
+    /// What it found, or nothing.
+    Found(Vec<Finding>),
+    /// It lacks data: what, and how to get it.
+    Skipped(String),
+}
+
+type Rule = fn(&Context<'_>, &[DeviceUse]) -> Outcome;
+
+const RULES: &[(&str, Rule)] = &[
+    ("data-quality", quality::data_quality),
+    ("launch-bound", launches::launch_bound),
+    ("gaps", launches::gaps),
+    ("sync-in-loop", waits::in_loops),
+    ("pageable-copy", copies::pageable),
+    ("synchronous-copy", copies::synchronous_copies),
+    ("synchronous-set", copies::synchronous_sets),
+    ("small-grid", kernels::small_grids),
+    ("tail", kernels::tails),
+    ("occupancy", kernels::occupancy),
+    ("sampled-bound", metrics::sampled_bound),
+    ("kernel-bound", metrics::kernel_bound),
+    ("achieved-occupancy", metrics::achieved_occupancy),
+    ("stalls", metrics::stalls),
+];
+
+/// Applies every rule.
+pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
+    let trace = context.trace;
+    let host = HostTime::of(context);
+    let devices: Vec<DeviceUse> = context
+        .activities
+        .iter()
+        .map(|activity| {
+            let device = trace.devices.iter().find(|device| device.id == activity.device);
+            DeviceUse {
+                pid: trace.processes[activity.process as usize].pid,
+                device: activity.device,
+                name: device.map(|device| device.name.clone()),
+                span: activity.span,
+                busy_ns: activity.busy_ns,
+                operations: activity.operations,
+                gaps: gaps::report(context, &host, activity),
+            }
+        })
+        .collect();
+    let (mut findings, mut skipped, mut passed) = (Vec::new(), Vec::new(), Vec::new());
+    for (rule, apply) in RULES {
+        match apply(context, &devices) {
+            Outcome::Found(found) if found.is_empty() => passed.push(*rule),
+            Outcome::Found(found) => findings.extend(found),
+            Outcome::Skipped(reason) => skipped.push(Skipped { rule, reason }),
+        }
+    }
+    findings.sort_by_key(|finding| {
+        let quality = finding.id == "data-quality";
+        let recoverable = finding.recoverable_ns.unwrap_or(0);
+        (!quality, std::cmp::Reverse((finding.severity, recoverable)))
+    });
+    let version = ["EXPORT_PRODUCT_VERSION", "PRODUCT_VERSION"]
+        .iter()
+        .find_map(|key| trace.metadata.get(*key));
+    let mut recorder = trace.recorder.label().to_owned();
+    if let Some(version) = version {
+        recorder.push_str(&format!(" {version}"));
+    }
+    Diagnosis {
+        recorder,
+        origin_ns: match trace.recorder {
+            Recorder::Chrome => trace.span().map_or(0, |(first, _)| first),
+            _ => 0,
+        },
+        records: [
+            ("kernels", trace.kernels.on_gpu.len()),
+            ("copies", trace.copies.on_gpu.len()),
+            ("sets", trace.sets.on_gpu.len()),
+            ("graph launches", trace.graphs.on_gpu.len()),
+            ("CUDA calls", trace.calls.len()),
+            ("ranges", trace.ranges.len()),
+            ("profiled launches", trace.profiled.len()),
+        ],
+        devices,
+        findings,
+        skipped,
+        passed,
+        answers: Answers::of(context),
+    }
+}
+
+/// A part of a whole in percent.
+#[allow(clippy::cast_precision_loss)]
+fn percent(part: i64, whole: i64) -> f64 {
+    if whole <= 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn number(count: usize, unit: &'static str) -> Measure {
+    Measure { value: count as f64, unit }
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn milliseconds(ns: i64) -> Measure {
+    Measure { value: ns as f64 / 1e6, unit: "ms" }
+}
+
+/// Evidence of operations that share a name, the most expensive first, at most this many.
+const EVIDENCE: usize = 5;
+
+fn most_expensive(mut evidence: Vec<Evidence>) -> Vec<Evidence> {
+    evidence.sort_by(|a, b| {
+        b.total_ns
+            .cmp(&a.total_ns)
+            .then_with(|| a.what.cmp(&b.what))
+            .then_with(|| a.span.cmp(&b.span))
+    });
+    evidence.truncate(EVIDENCE);
+    evidence
+}

@@ -1,0 +1,248 @@
+//! Whether the trace can be believed.
+
+use super::super::context::Context;
+use super::super::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
+use super::{Outcome, number, percent};
+
+/// The profiler's own work, as a part of the time of the GPU, above which times are doubtful.
+const MAX_OVERHEAD: f64 = 5.0;
+/// A gap that is this many times as long as everything else is a clock that jumped, or a pause.
+const JUMP: i64 = 100;
+
+/// One doubt.
+fn doubt(
+    severity: Severity,
+    title: String,
+    measured: Measure,
+    advice: &'static str,
+    false_positive: &'static str,
+) -> Finding {
+    Finding {
+        id: "data-quality",
+        severity,
+        confidence: Confidence::High,
+        title,
+        measured,
+        threshold: Measure { value: 0.0, unit: measured.unit },
+        recoverable_ns: None,
+        evidence: Vec::new(),
+        advice,
+        false_positive,
+    }
+}
+
+pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
+    let (trace, quality) = (context.trace, &context.trace.quality);
+    let mut found = Vec::new();
+    let count = |count: u64| number(usize::try_from(count).unwrap_or(usize::MAX), "records");
+    if context.all.is_empty() && trace.profiled.is_empty() {
+        found.push(doubt(
+            Severity::Severe,
+            "the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be \
+             concluded"
+                .to_owned(),
+            number(0, "operations"),
+            "record with --trace=cuda,nvtx, and let the program run until its GPU work is done",
+            "a program that does not use the GPU",
+        ));
+    }
+    for part in &quality.unreadable {
+        found.push(doubt(
+            Severity::Severe,
+            format!("a part could not be read to its end: {part}"),
+            number(1, "parts"),
+            "export or record again; sums below are of what could be read",
+            "none",
+        ));
+    }
+    if quality.dropped > 0 {
+        found.push(doubt(
+            Severity::Severe,
+            format!("the recorder lost {} records", quality.dropped),
+            count(quality.dropped),
+            "record a shorter time, or with larger buffers",
+            "none",
+        ));
+    }
+    if !quality.missing.is_empty() && trace.profiled.is_empty() {
+        found.push(doubt(
+            Severity::Information,
+            format!("not recorded: {}", quality.missing.join(", ")),
+            number(quality.missing.len(), "tables"),
+            "record with --trace=cuda,nvtx; rules that need them are listed as skipped",
+            "the program has none of these",
+        ));
+    }
+    orphans(context, &mut found);
+    whole_graphs(context, &mut found);
+    for (what, records, advice) in [
+        ("ranges were never closed; they end with the trace", quality.unclosed_ranges, CLOSE),
+        ("records end before they start; they count as zero long", quality.backwards, CLOCK),
+        ("operations have no times and are left out", quality.without_times, AGAIN),
+        ("values do not fit their field and are left out", quality.odd_values, AGAIN),
+        ("texts are not UTF-8; what is not reads as \u{fffd}", quality.invalid_texts, NAMES),
+    ] {
+        if records > 0 {
+            let title = format!("{records} {what}");
+            found.push(doubt(
+                Severity::Information,
+                title,
+                count(records),
+                advice,
+                "a trace that was stopped while the program ran",
+            ));
+        }
+    }
+    overhead(context, devices, &mut found);
+    clock(context, devices, &mut found);
+    if !quality.messages.is_empty() {
+        let mut finding = doubt(
+            Severity::Information,
+            format!("the profiler reported {} warnings and errors", quality.messages.len()),
+            number(quality.messages.len(), "messages"),
+            "read them; most concern libraries that the program does not use",
+            "warnings about APIs that were not to be traced",
+        );
+        finding.evidence = messages(&quality.messages);
+        found.push(finding);
+    }
+    Outcome::Found(found)
+}
+
+const CLOSE: &str = "their lengths are upper bounds; close every range, or record to the end";
+const CLOCK: &str = "times around them are doubtful; record again";
+const AGAIN: &str = "record again; sums below are without them";
+const NAMES: &str = "give ranges names in UTF-8";
+
+fn messages(all: &[String]) -> Vec<Evidence> {
+    let mut texts: Vec<&str> = all.iter().map(|text| text.lines().next().unwrap_or("")).collect();
+    texts.sort_unstable();
+    let mut evidence: Vec<Evidence> = texts
+        .chunk_by(|a, b| a == b)
+        .map(|same| Evidence { what: same[0].to_owned(), count: same.len(), ..Evidence::default() })
+        .collect();
+    // What may have been lost concerns every rule; the rest is about single libraries.
+    evidence.sort_by_key(|evidence| {
+        (
+            !(evidence.what.contains("CUDA") || evidence.what.contains("Not all")),
+            evidence.what.clone(),
+        )
+    });
+    evidence.truncate(super::EVIDENCE);
+    evidence
+}
+
+/// Operations without a call, and what that hides.
+fn orphans(context: &Context<'_>, found: &mut Vec<Finding>) {
+    let orphans = context.launches.orphans();
+    if orphans == 0 || context.trace.calls.is_empty() {
+        return;
+    }
+    #[allow(clippy::cast_precision_loss)]
+    let share = orphans as f64 / context.all.len() as f64 * 100.0;
+    let severity = if share > 5.0 { Severity::Warning } else { Severity::Information };
+    let mut finding = doubt(
+        severity,
+        format!(
+            "{orphans} of {} operations were launched by calls that the trace does not hold",
+            context.all.len()
+        ),
+        Measure { value: share, unit: "%" },
+        "start recording before the program launches, or leave out its first step; their ranges \
+         and the causes of the gaps before them are unknown",
+        "a recording that starts in the middle of a run",
+    );
+    finding.threshold = Measure { value: 5.0, unit: "%" };
+    found.push(finding);
+}
+
+/// Graphs whose nodes were not recorded: their kernels are in no table.
+fn whole_graphs(context: &Context<'_>, found: &mut Vec<Finding>) {
+    let graphs = &context.trace.graphs.on_gpu;
+    if graphs.is_empty() {
+        return;
+    }
+    let time: i64 = graphs.start.iter().zip(&graphs.end).map(|(start, end)| end - start).sum();
+    let busy: i64 = context.activities.iter().map(|activity| activity.busy_ns).sum();
+    let share = percent(time, busy);
+    let mut finding = doubt(
+        if share > 50.0 { Severity::Warning } else { Severity::Information },
+        format!(
+            "{} graph launches were recorded whole: {share:.1} % of the busy time has no kernels",
+            graphs.len()
+        ),
+        Measure { value: share, unit: "% of busy time" },
+        "record with --cuda-graph-trace=node to see the kernels in graphs; it costs time a node",
+        "graphs whose launches alone are of interest",
+    );
+    finding.threshold = Measure { value: 50.0, unit: "% of busy time" };
+    found.push(finding);
+}
+
+/// What the profiler itself cost while the GPU was used.
+fn overhead(context: &Context<'_>, devices: &[DeviceUse], found: &mut Vec<Finding>) {
+    let (Some(first), Some(last)) = (
+        devices.iter().map(|device| device.span.0).min(),
+        devices.iter().map(|device| device.span.1).max(),
+    ) else {
+        return;
+    };
+    let mut spans: Vec<(i64, i64)> = context
+        .trace
+        .quality
+        .overhead
+        .iter()
+        .map(|&(start, end)| (start.max(first), end.min(last)))
+        .filter(|(start, end)| start < end)
+        .collect();
+    spans.sort_unstable();
+    let (mut total, mut until) = (0, i64::MIN);
+    for (start, end) in spans {
+        total += (end - start.max(until)).max(0);
+        until = until.max(end);
+    }
+    let share = percent(total, last - first);
+    if share > MAX_OVERHEAD {
+        let mut finding = doubt(
+            Severity::Warning,
+            format!("the profiler worked for {share:.1} % of the time in which the GPU was used"),
+            Measure { value: share, unit: "%" },
+            "gaps and host times are longer than without the profiler; record fewer APIs, or later",
+            "overhead on threads that launch nothing",
+        );
+        finding.threshold = Measure { value: MAX_OVERHEAD, unit: "%" };
+        found.push(finding);
+    }
+}
+
+/// A gap that dwarfs everything else: shares of the span mean little.
+fn clock(context: &Context<'_>, devices: &[DeviceUse], found: &mut Vec<Finding>) {
+    for (device, activity) in devices.iter().zip(&context.activities) {
+        let longest = activity.gaps.iter().max_by_key(|gap| gap.length());
+        let Some(longest) = longest else { continue };
+        let rest = activity.span_ns() - longest.length();
+        if rest <= 0 || longest.length() / JUMP < rest {
+            continue;
+        }
+        let mut finding = doubt(
+            Severity::Warning,
+            format!(
+                "one idle time on device {} is more than {JUMP} times as long as everything else: \
+                 the clock jumped, or the program paused",
+                device.device
+            ),
+            Measure { value: percent(longest.length(), activity.span_ns()), unit: "%" },
+            "shares of the whole span mean little; restrict the trace with --range",
+            "a program that waits for its user",
+        );
+        finding.evidence.push(Evidence {
+            what: "idle time".to_owned(),
+            count: 1,
+            total_ns: Some(longest.length()),
+            range: context.path_of(longest.after),
+            span: Some((longest.start, longest.end)),
+            place: Some((device.pid, device.device)),
+        });
+        found.push(finding);
+    }
+}

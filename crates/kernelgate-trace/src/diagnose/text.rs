@@ -1,0 +1,324 @@
+//! A diagnosis for a terminal of 100 columns.
+
+use std::fmt::Write as _;
+
+use super::labels::short_name;
+use super::{Diagnosis, Evidence, Finding};
+use crate::stats::{shorten, thousands};
+
+const WIDTH: usize = 100;
+
+impl Diagnosis {
+    /// As text of at most 100 columns.
+    pub fn to_text(&self) -> String {
+        let mut text = String::new();
+        self.head(&mut text);
+        self.gaps(&mut text);
+        self.findings(&mut text);
+        self.time(&mut text);
+        self.rest(&mut text);
+        text
+    }
+
+    fn head(&self, text: &mut String) {
+        let records: Vec<String> = self
+            .records
+            .iter()
+            .filter(|(_, count)| *count > 0)
+            .map(|(what, count)| format!("{what} {}", thousands(&count.to_string())))
+            .collect();
+        let records = if records.is_empty() { "no records".to_owned() } else { records.join(", ") };
+        wrap(text, &format!("{}: {records}", self.recorder), "", "  ");
+        for device in &self.devices {
+            let name = device.name.as_ref().map_or(String::new(), |name| format!(" ({name})"));
+            let span = device.span.1 - device.span.0;
+            let line = format!(
+                "device {}{name}, process {}: busy {:.1} % of {}, {} operations",
+                device.device,
+                device.pid,
+                percent(device.busy_ns, span),
+                time(span),
+                thousands(&device.operations.to_string())
+            );
+            wrap(text, &line, "  ", "    ");
+        }
+    }
+
+    fn gaps(&self, text: &mut String) {
+        if self.devices.iter().all(|device| device.gaps.count() == 0) {
+            return;
+        }
+        let _ = writeln!(text, "\nGaps (times in which no kernel, copy, set or graph ran)");
+        let _ = writeln!(
+            text,
+            "  {:<16}{:>19}{:>19}{:>19}{:>11}{:>12}",
+            "process, device",
+            "normal < 20 µs",
+            "warning 20–50 µs",
+            "severe > 50 µs",
+            "mean",
+            "longest"
+        );
+        for device in &self.devices {
+            let gaps = &device.gaps;
+            let class = |class: super::GapClass| {
+                format!("{} / {}", thousands(&class.count.to_string()), time(class.total_ns))
+            };
+            #[allow(clippy::cast_possible_truncation)]
+            let mean = time(gaps.mean_ns() as i64);
+            let _ = writeln!(
+                text,
+                "  {:<16}{:>19}{:>19}{:>19}{:>11}{:>12}",
+                format!("{}, {}", device.pid, device.device),
+                class(gaps.normal),
+                class(gaps.warning),
+                class(gaps.severe),
+                mean,
+                time(gaps.longest_ns)
+            );
+        }
+        for device in self.devices.iter().filter(|device| device.gaps.count() > 0) {
+            let _ =
+                writeln!(text, "  why device {} was idle (process {}):", device.device, device.pid);
+            for cause in device.gaps.causes.iter().take(4) {
+                let function =
+                    cause.function.as_ref().map_or(String::new(), |name| format!(": {name}"));
+                let _ = writeln!(
+                    text,
+                    "    {:<56}{:>10} ×{:>14}{:>10.1} %",
+                    shorten(&format!("{}{function}", cause.kind.label()), 55),
+                    thousands(&cause.count.to_string()),
+                    time(cause.total_ns),
+                    percent(cause.total_ns, device.gaps.total_ns())
+                );
+            }
+            let _ = writeln!(text, "  between what (longest in all first):");
+            for transition in device.gaps.transitions.iter().take(3) {
+                let _ = writeln!(
+                    text,
+                    "    {} → {}",
+                    shorten(&short_name(&transition.before), 45),
+                    shorten(&short_name(&transition.after), 46)
+                );
+                let range = transition
+                    .range
+                    .as_ref()
+                    .map_or(String::new(), |range| format!(", in {}", shorten(range, 50)));
+                let count = thousands(&transition.count.to_string());
+                let _ =
+                    writeln!(text, "      {count} ×, {} in all{range}", time(transition.total_ns));
+            }
+        }
+    }
+
+    fn findings(&self, text: &mut String) {
+        let _ = writeln!(text, "\nFindings");
+        if self.findings.is_empty() {
+            let _ = writeln!(text, "  none");
+        }
+        for (index, finding) in self.findings.iter().enumerate() {
+            finding.write(text, index + 1, self.origin_ns);
+        }
+    }
+
+    fn time(&self, text: &mut String) {
+        let answers = &self.answers;
+        if !answers.top_kernels.is_empty() {
+            let _ = writeln!(text, "\nTop kernels ({} of kernel time)", time(answers.kernel_ns));
+            for kernel in &answers.top_kernels {
+                let _ = writeln!(
+                    text,
+                    "  {:>5.1} %{:>12}{:>10} × {:<10}{:<15}{}",
+                    kernel.share * 100.0,
+                    time(kernel.summary.total),
+                    thousands(&kernel.summary.count.to_string()),
+                    median(kernel.summary.median),
+                    kernel.class.label(),
+                    shorten(&short_name(&kernel.name), 41)
+                );
+            }
+            let _ = writeln!(text, "\nKernel time by kind of work (told by the kernels' names)");
+            for (class, ns, count) in &answers.classes {
+                let _ = writeln!(
+                    text,
+                    "  {:>5.1} %{:>12}{:>10} launches  {}",
+                    percent(*ns, answers.kernel_ns),
+                    time(*ns),
+                    thousands(&count.to_string()),
+                    class.label()
+                );
+            }
+        }
+        if answers.components.is_empty() {
+            return;
+        }
+        let _ =
+            writeln!(text, "\nComponents (outer ranges; kernels counted where they were launched)");
+        let _ = writeln!(
+            text,
+            "  {:<38}{:>8}{:>12}{:>12}{:>8}{:>9}{:>10}",
+            "range", "times", "host time", "kernel time", "share", "kernels", "variation"
+        );
+        for component in &answers.components {
+            let name = format!("{}{}", "  ".repeat(component.depth), component.path);
+            let _ = writeln!(
+                text,
+                "  {:<38}{:>8}{:>12}{:>12}{:>6.1} %{:>9}{:>10}",
+                shorten(&name, 37),
+                thousands(&component.host.count.to_string()),
+                time(component.host.total),
+                time(component.kernel_ns),
+                component.share * 100.0,
+                thousands(&component.kernels.to_string()),
+                component.variation().map_or("-".to_owned(), |v| format!("{:.1} %", v * 100.0))
+            );
+        }
+    }
+
+    fn rest(&self, text: &mut String) {
+        if !self.passed.is_empty() {
+            text.push('\n');
+            wrap(text, &format!("Nothing found by: {}", self.passed.join(", ")), "", "  ");
+        }
+        if !self.skipped.is_empty() {
+            let _ = writeln!(text, "\nNot measured");
+            // Several rules lack the same.
+            let mut reasons: Vec<&str> = Vec::new();
+            for skipped in &self.skipped {
+                if !reasons.contains(&skipped.reason.as_str()) {
+                    reasons.push(&skipped.reason);
+                }
+            }
+            for reason in reasons {
+                let rules = self.skipped.iter().filter(|skipped| skipped.reason == reason);
+                let rules: Vec<&str> = rules.map(|skipped| skipped.rule).collect();
+                wrap(text, &format!("{}: {reason}", rules.join(", ")), "  ", "    ");
+            }
+        }
+    }
+}
+
+impl Finding {
+    fn write(&self, text: &mut String, number: usize, origin_ns: i64) {
+        let head = format!(
+            "{number}. {} {}: {}",
+            self.severity.label().to_uppercase(),
+            self.id,
+            self.title
+        );
+        wrap(text, &head, "  ", "     ");
+        let saved = self.recoverable_ns.filter(|&ns| ns > 0);
+        let saved = saved.map_or(String::new(), |ns| format!("; could save up to {}", time(ns)));
+        let line = format!(
+            "measured {} {}, threshold {} {}{saved}; confidence {}",
+            short(self.measured.value),
+            self.measured.unit,
+            short(self.threshold.value),
+            self.threshold.unit,
+            self.confidence.label()
+        );
+        wrap(text, &line, "     ", "       ");
+        for evidence in &self.evidence {
+            evidence.write(text, origin_ns);
+        }
+        wrap(text, &format!("do: {}", self.advice), "     ", "       ");
+        wrap(text, &format!("no fault if: {}", self.false_positive), "     ", "       ");
+    }
+}
+
+impl Evidence {
+    fn write(&self, text: &mut String, origin_ns: i64) {
+        let mut line = shorten(&self.what, 110);
+        if self.count > 1 {
+            let _ = write!(line, ", {} times", thousands(&self.count.to_string()));
+        }
+        if let Some(ns) = self.total_ns {
+            let _ = write!(line, ", {}", time(ns));
+        }
+        if let Some(range) = &self.range {
+            let _ = write!(line, ", in {}", shorten(range, 60));
+        }
+        if let Some((start, end)) = self.span {
+            let _ =
+                write!(line, ", at {} (longest {})", seconds(start - origin_ns), time(end - start));
+        }
+        if let Some((pid, device)) = self.place {
+            let _ = write!(line, ", process {pid}, device {device}");
+        }
+        wrap(text, &line, "     - ", "       ");
+    }
+}
+
+/// Breaks a line between words at [`WIDTH`] columns.
+fn wrap(text: &mut String, line: &str, first: &str, rest: &str) {
+    let mut current = first.to_owned();
+    let mut empty = true;
+    for word in line.split(' ') {
+        let length = current.chars().count() + usize::from(!empty) + word.chars().count();
+        if !empty && length > WIDTH {
+            let _ = writeln!(text, "{current}");
+            current = rest.to_owned();
+            empty = true;
+        }
+        if !empty {
+            current.push(' ');
+        }
+        current.push_str(word);
+        empty = false;
+    }
+    let _ = writeln!(text, "{current}");
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn percent(part: i64, whole: i64) -> f64 {
+    part as f64 / whole.max(1) as f64 * 100.0
+}
+
+/// Nanoseconds with a unit that suits.
+#[allow(clippy::cast_precision_loss)]
+fn time(ns: i64) -> String {
+    let value = ns as f64;
+    match ns.unsigned_abs() {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.1} µs", value / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.3} ms", value / 1e6),
+        _ => format!("{:.3} s", value / 1e9),
+    }
+}
+
+#[allow(clippy::cast_possible_truncation)]
+fn median(ns: f64) -> String {
+    time(ns as i64)
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn seconds(ns: i64) -> String {
+    format!("{:.6} s", ns as f64 / 1e9)
+}
+
+fn short(value: f64) -> String {
+    if value.fract() == 0.0 { thousands(&format!("{value:.0}")) } else { format!("{value:.1}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_are_broken_between_words() {
+        let mut text = String::new();
+        wrap(&mut text, &"word ".repeat(40), "  - ", "    ");
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        assert_eq!(text.matches("word").count(), 40);
+        assert!(text.starts_with("  - word word"));
+        assert!(text.lines().nth(1).is_some_and(|line| line.starts_with("    word")));
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(time(999), "999 ns");
+        assert_eq!(time(20_000), "20.0 µs");
+        assert_eq!(time(342_000_000), "342.000 ms");
+        assert_eq!(time(7_000_000_000), "7.000 s");
+    }
+}

@@ -1,0 +1,63 @@
+//! What can go wrong with a file.
+
+use std::path::{Path, PathBuf};
+
+/// Why a trace could not be read. Each message names the file and fits "failed to …".
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// The file cannot be opened or read.
+    #[error("read {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The content is none of the formats that are known.
+    #[error("recognise {}: {reason}", path.display())]
+    Unknown {
+        /// The file.
+        path: PathBuf,
+        /// What was looked for.
+        reason: String,
+    },
+    /// The format is known, the content is broken.
+    #[error("read {}: {reason}", path.display())]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Another program has to convert the file first.
+    #[error("convert {}: {reason}", path.display())]
+    Convert {
+        /// The file.
+        path: PathBuf,
+        /// Why it was not converted, and the command that does it.
+        reason: String,
+    },
+    /// A limit that protects the reader, of size or of depth, was exceeded.
+    #[error("read {}: {reason}", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Which limit.
+        reason: String,
+    },
+}
+
+impl TraceError {
+    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::Io { path: path.to_owned(), source }
+    }
+
+    pub(crate) fn broken(path: &Path, reason: impl ToString) -> Self {
+        Self::Broken { path: path.to_owned(), reason: reason.to_string() }
+    }
+
+    pub(crate) fn convert(path: &Path, reason: impl ToString) -> Self {
+        Self::Convert { path: path.to_owned(), reason: reason.to_string() }
+    }
+}

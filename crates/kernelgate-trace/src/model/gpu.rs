@@ -1,0 +1,256 @@
+//! What the GPU did, as columns: one vector a field, all of the same length.
+
+use super::names::Name;
+
+/// Where an operation ran: an index into [`super::Trace::places`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PlaceId(pub u32);
+
+/// A process, device, context and stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// Index into [`super::Trace::processes`].
+    pub process: u32,
+    /// The device as the process counts them.
+    pub device: u32,
+    /// The CUDA context.
+    pub context: u32,
+    /// The CUDA stream.
+    pub stream: u64,
+}
+
+/// The columns that every operation of the GPU has. Times are nanoseconds of the trace's clock.
+#[derive(Debug, Clone, Default)]
+pub struct Operations {
+    /// First nanosecond.
+    pub start: Vec<i64>,
+    /// Nanosecond after the last.
+    pub end: Vec<i64>,
+    /// Where.
+    pub place: Vec<PlaceId>,
+    /// What joins it with the API call that launched it, within its process; 0: none recorded.
+    pub correlation: Vec<u32>,
+}
+
+impl Operations {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.start.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.start.is_empty()
+    }
+
+    /// Adds one.
+    pub fn push(&mut self, start: i64, end: i64, place: PlaceId, correlation: u32) {
+        self.start.push(start);
+        self.end.push(end);
+        self.place.push(place);
+        self.correlation.push(correlation);
+    }
+
+    pub(crate) fn reserve(&mut self, rows: usize) {
+        self.start.reserve_exact(rows);
+        self.end.reserve_exact(rows);
+        self.place.reserve_exact(rows);
+        self.correlation.reserve_exact(rows);
+    }
+
+    /// Those whose indices are given.
+    pub(crate) fn pick(&self, rows: &[u32]) -> Self {
+        Self {
+            start: pick(&self.start, rows),
+            end: pick(&self.end, rows),
+            place: pick(&self.place, rows),
+            correlation: pick(&self.correlation, rows),
+        }
+    }
+}
+
+/// The elements at some indices; nothing of a column that was not recorded.
+pub(crate) fn pick<T: Copy>(column: &[T], rows: &[u32]) -> Vec<T> {
+    if column.is_empty() {
+        return Vec::new();
+    }
+    rows.iter().map(|&row| column[row as usize]).collect()
+}
+
+/// A compiled kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Function {
+    /// With its namespaces and template arguments.
+    pub demangled: Name,
+    /// Its name alone.
+    pub short: Name,
+}
+
+/// How a kernel was launched, and what it needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct LaunchShape {
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block in x, y and z.
+    pub block: [u32; 3],
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of shared memory that the kernel declares.
+    pub static_shared: u32,
+    /// Bytes of shared memory that the launch adds.
+    pub dynamic_shared: u32,
+    /// Bytes of local memory of a thread: spilled registers and arrays.
+    pub local: u32,
+}
+
+impl LaunchShape {
+    /// Blocks of the launch.
+    pub fn blocks(&self) -> u64 {
+        self.grid.iter().map(|&n| u64::from(n)).product()
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> u64 {
+        self.block.iter().map(|&n| u64::from(n)).product()
+    }
+}
+
+/// Executions of kernels.
+#[derive(Debug, Clone, Default)]
+pub struct Kernels {
+    /// When and where.
+    pub on_gpu: Operations,
+    /// Index into [`super::Trace::functions`].
+    pub function: Vec<u32>,
+    /// Index into [`super::Trace::shapes`]; empty when shapes were not read.
+    pub shape: Vec<u32>,
+    /// The node of a CUDA graph that launched it, 0: none; empty when none is known.
+    pub graph_node: Vec<u64>,
+}
+
+/// Copies between memories.
+#[derive(Debug, Clone, Default)]
+pub struct Copies {
+    /// When and where.
+    pub on_gpu: Operations,
+    /// Bytes.
+    pub bytes: Vec<u64>,
+    /// Direction, as a label such as `Host-to-Device`.
+    pub kind: Vec<Name>,
+    /// Memory that is read.
+    pub source: Vec<MemoryKind>,
+    /// Memory that is written.
+    pub target: Vec<MemoryKind>,
+}
+
+/// A kind of memory, told apart as far as findings need it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum MemoryKind {
+    /// Not recorded, or none of the others.
+    #[default]
+    Unknown,
+    /// Of the host, and may be swapped out: a copy goes through a staging buffer.
+    Pageable,
+    /// Of the host, page-locked.
+    Pinned,
+    /// Of the device.
+    Device,
+    /// CUDA arrays.
+    Array,
+    /// Managed or unified.
+    Managed,
+}
+
+impl MemoryKind {
+    /// As text.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Pageable => "pageable",
+            Self::Pinned => "pinned",
+            Self::Device => "device",
+            Self::Array => "array",
+            Self::Managed => "managed",
+        }
+    }
+}
+
+/// Memory set to a value.
+#[derive(Debug, Clone, Default)]
+pub struct Sets {
+    /// When and where.
+    pub on_gpu: Operations,
+    /// Bytes.
+    pub bytes: Vec<u64>,
+}
+
+/// Executions of whole CUDA graphs, where the profiler did not record their nodes.
+#[derive(Debug, Clone, Default)]
+pub struct GraphLaunches {
+    /// When and where.
+    pub on_gpu: Operations,
+    /// The instantiated graph.
+    pub executable: Vec<u32>,
+}
+
+/// A node of a CUDA graph, created or cloned. Filled by recorders that see the capture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GraphNode {
+    /// Its id, as in [`Kernels::graph_node`].
+    pub id: u64,
+    /// The node it was cloned from when the graph was instantiated.
+    pub original: Option<u64>,
+    /// Index into [`super::Trace::ranges`]: the innermost range that was open when it was created.
+    pub range: Option<u32>,
+}
+
+/// Waits of the host for the GPU.
+#[derive(Debug, Clone, Default)]
+pub struct Synchronisations {
+    /// When, and for which context or stream.
+    pub on_gpu: Operations,
+    /// For what it waits.
+    pub kind: Vec<SyncKind>,
+}
+
+/// What a synchronisation waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum SyncKind {
+    /// Not recorded.
+    #[default]
+    Unknown,
+    /// An event, by the host.
+    Event,
+    /// An event, by a stream: the host does not wait.
+    StreamWaitsEvent,
+    /// A stream.
+    Stream,
+    /// All of a context.
+    Context,
+}
+
+/// Device memory taken or given back.
+#[derive(Debug, Clone, Default)]
+pub struct Allocations {
+    /// When.
+    pub time: Vec<i64>,
+    /// Where.
+    pub place: Vec<PlaceId>,
+    /// Address.
+    pub address: Vec<u64>,
+    /// Bytes; negative: given back.
+    pub bytes: Vec<i64>,
+}
+
+/// Sampled hardware counters.
+#[derive(Debug, Clone, Default)]
+pub struct Counters {
+    /// When.
+    pub time: Vec<i64>,
+    /// The GPU.
+    pub gpu: Vec<u32>,
+    /// What was counted. Ids differ between versions, names do not.
+    pub metric: Vec<Name>,
+    /// Its value.
+    pub value: Vec<f64>,
+}

@@ -1,0 +1,166 @@
+//! What the host did, as columns.
+
+use super::gpu::pick;
+use super::names::Name;
+
+/// A thread of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Thread {
+    /// Index into [`super::Trace::processes`].
+    pub process: u32,
+    /// The system's id of it.
+    pub tid: i64,
+    /// Its name, where recorded.
+    pub name: Option<Name>,
+}
+
+/// Calls of the CUDA runtime and driver. Times are nanoseconds of the trace's clock.
+#[derive(Debug, Clone, Default)]
+pub struct Calls {
+    /// When it was entered.
+    pub start: Vec<i64>,
+    /// When it returned.
+    pub end: Vec<i64>,
+    /// Index into [`super::Trace::threads`].
+    pub thread: Vec<u32>,
+    /// The function, with the suffix of its version if it has one.
+    pub name: Vec<Name>,
+    /// What joins it with what it launched, within its process; 0: nothing.
+    pub correlation: Vec<u32>,
+}
+
+impl Calls {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.start.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.start.is_empty()
+    }
+
+    /// Adds one.
+    pub fn push(&mut self, start: i64, end: i64, thread: u32, name: Name, correlation: u32) {
+        self.start.push(start);
+        self.end.push(end);
+        self.thread.push(thread);
+        self.name.push(name);
+        self.correlation.push(correlation);
+    }
+
+    pub(crate) fn reserve(&mut self, rows: usize) {
+        self.start.reserve_exact(rows);
+        self.end.reserve_exact(rows);
+        self.thread.reserve_exact(rows);
+        self.name.reserve_exact(rows);
+        self.correlation.reserve_exact(rows);
+    }
+
+    pub(crate) fn pick(&self, rows: &[u32]) -> Self {
+        Self {
+            start: pick(&self.start, rows),
+            end: pick(&self.end, rows),
+            thread: pick(&self.thread, rows),
+            name: pick(&self.name, rows),
+            correlation: pick(&self.correlation, rows),
+        }
+    }
+}
+
+/// How a range was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RangeStyle {
+    /// On a stack of its thread: ranges of a thread nest.
+    PushPop,
+    /// By an id: such ranges may overlap and may end on another thread.
+    StartEnd,
+}
+
+impl RangeStyle {
+    /// As Nsight Systems writes it.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::PushPop => "PushPop",
+            Self::StartEnd => "StartEnd",
+        }
+    }
+}
+
+/// Named spans of host time: NVTX ranges, annotations of PyTorch.
+#[derive(Debug, Clone, Default)]
+pub struct Ranges {
+    /// When it was opened.
+    pub start: Vec<i64>,
+    /// When it was closed; the last time of the trace for one that was never closed.
+    pub end: Vec<i64>,
+    /// Index into [`super::Trace::threads`]: the thread that opened it.
+    pub thread: Vec<u32>,
+    /// Its text, behind `domain:` where it is in a named domain.
+    pub name: Vec<Name>,
+    /// How it was opened.
+    pub style: Vec<RangeStyle>,
+}
+
+impl Ranges {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.start.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.start.is_empty()
+    }
+
+    /// Adds one.
+    pub fn push(&mut self, start: i64, end: i64, thread: u32, name: Name, style: RangeStyle) {
+        self.start.push(start);
+        self.end.push(end);
+        self.thread.push(thread);
+        self.name.push(name);
+        self.style.push(style);
+    }
+
+    pub(crate) fn reserve(&mut self, rows: usize) {
+        self.start.reserve_exact(rows);
+        self.end.reserve_exact(rows);
+        self.thread.reserve_exact(rows);
+        self.name.reserve_exact(rows);
+        self.style.reserve_exact(rows);
+    }
+
+    pub(crate) fn pick(&self, rows: &[u32]) -> Self {
+        Self {
+            start: pick(&self.start, rows),
+            end: pick(&self.end, rows),
+            thread: pick(&self.thread, rows),
+            name: pick(&self.name, rows),
+            style: pick(&self.style, rows),
+        }
+    }
+}
+
+/// Calls of the operating system that took long.
+#[derive(Debug, Clone, Default)]
+pub struct OsCalls {
+    /// When it was entered.
+    pub start: Vec<i64>,
+    /// When it returned.
+    pub end: Vec<i64>,
+    /// Index into [`super::Trace::threads`].
+    pub thread: Vec<u32>,
+    /// The function.
+    pub name: Vec<Name>,
+}
+
+/// Threads that the scheduler put on a CPU or took off it.
+#[derive(Debug, Clone, Default)]
+pub struct Switches {
+    /// When.
+    pub time: Vec<i64>,
+    /// Index into [`super::Trace::threads`].
+    pub thread: Vec<u32>,
+    /// Whether it was put on the CPU.
+    pub on_cpu: Vec<bool>,
+}

@@ -1,0 +1,201 @@
+//! The activity model: what a GPU and its host did, whoever recorded it.
+//!
+//! Columns, one vector a field, because a trace has millions of rows and most questions need few of
+//! their fields. Texts, places, functions and launch shapes are tables of their own that rows refer
+//! to. A column that was not recorded is empty. Absent: what the numbers mean.
+
+pub mod gpu;
+pub mod host;
+pub mod kernel_metrics;
+pub mod names;
+pub mod quality;
+
+use std::collections::BTreeMap;
+use std::hash::Hash;
+
+use gpu::{
+    Allocations, Copies, Counters, Function, GraphLaunches, GraphNode, Kernels, LaunchShape, Place,
+    PlaceId, Sets, Synchronisations,
+};
+use hashbrown::HashMap;
+use host::{Calls, OsCalls, Ranges, Switches, Thread};
+use kernel_metrics::ProfiledLaunch;
+use names::{Name, Names};
+use quality::Quality;
+
+/// A process.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Process {
+    /// The recorder's key of it, unique among machines; equals `pid` where there is none.
+    pub key: u64,
+    /// The system's id.
+    pub pid: i64,
+    /// Its name, where recorded.
+    pub name: Option<Name>,
+}
+
+/// A GPU, as far as the trace describes it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Device {
+    /// Its number.
+    pub id: u32,
+    /// Its name.
+    pub name: String,
+    /// Streaming multiprocessors.
+    pub multiprocessors: Option<u32>,
+    /// Compute capability, major and minor.
+    pub compute: Option<(u32, u32)>,
+    /// Threads, registers and bytes of shared memory of a multiprocessor.
+    pub threads_per_sm: Option<u32>,
+    /// Registers of a multiprocessor.
+    pub registers_per_sm: Option<u32>,
+    /// Bytes of shared memory of a multiprocessor.
+    pub shared_per_sm: Option<u32>,
+    /// Blocks that a multiprocessor holds.
+    pub blocks_per_sm: Option<u32>,
+}
+
+/// Who recorded a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Recorder {
+    /// Nsight Systems.
+    #[default]
+    NsightSystems,
+    /// Nsight Compute.
+    NsightCompute,
+    /// PyTorch's profiler, or another that writes Chrome's format.
+    Chrome,
+    /// CUPTI in the process that was measured.
+    Cupti,
+}
+
+impl Recorder {
+    /// As text.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::NsightSystems => "Nsight Systems",
+            Self::NsightCompute => "Nsight Compute",
+            Self::Chrome => "Chrome trace",
+            Self::Cupti => "CUPTI",
+        }
+    }
+}
+
+/// Everything that one file, or one recording, holds.
+#[derive(Debug, Clone, Default)]
+pub struct Trace {
+    /// Who recorded it.
+    pub recorder: Recorder,
+    /// All texts.
+    pub names: Names,
+    /// Processes.
+    pub processes: Vec<Process>,
+    /// Threads.
+    pub threads: Vec<Thread>,
+    /// Processes with device, context and stream.
+    pub places: Vec<Place>,
+    /// GPUs.
+    pub devices: Vec<Device>,
+    /// Compiled kernels.
+    pub functions: Vec<Function>,
+    /// Shapes of launches.
+    pub shapes: Vec<LaunchShape>,
+    /// Executions of kernels.
+    pub kernels: Kernels,
+    /// Copies.
+    pub copies: Copies,
+    /// Sets.
+    pub sets: Sets,
+    /// Executions of whole graphs.
+    pub graphs: GraphLaunches,
+    /// Nodes of graphs.
+    pub graph_nodes: Vec<GraphNode>,
+    /// Waits of the host.
+    pub syncs: Synchronisations,
+    /// Calls of CUDA.
+    pub calls: Calls,
+    /// Named spans of host time.
+    pub ranges: Ranges,
+    /// Calls of the operating system.
+    pub os_calls: OsCalls,
+    /// The scheduler's decisions.
+    pub switches: Switches,
+    /// Device memory over time.
+    pub allocations: Allocations,
+    /// Hardware counters over time.
+    pub counters: Counters,
+    /// Single launches, measured by Nsight Compute.
+    pub profiled: Vec<ProfiledLaunch>,
+    /// What the file says of itself: versions, options, host.
+    pub metadata: BTreeMap<String, String>,
+    /// How far it can be believed.
+    pub quality: Quality,
+}
+
+impl Trace {
+    /// The process of a place.
+    pub fn process_of(&self, place: PlaceId) -> u32 {
+        self.places[place.0 as usize].process
+    }
+
+    /// The kernel's name with namespaces and template arguments.
+    pub fn kernel_name(&self, kernel: usize) -> &str {
+        self.names.text(self.functions[self.kernels.function[kernel] as usize].demangled)
+    }
+
+    /// How often the GPU was used: kernels, copies, sets and graph launches.
+    pub fn operations(&self) -> usize {
+        self.kernels.on_gpu.len()
+            + self.copies.on_gpu.len()
+            + self.sets.on_gpu.len()
+            + self.graphs.on_gpu.len()
+    }
+
+    /// The first and the last time of any activity, or `None` of an empty trace.
+    pub fn span(&self) -> Option<(i64, i64)> {
+        let columns = [
+            (&self.kernels.on_gpu.start, &self.kernels.on_gpu.end),
+            (&self.copies.on_gpu.start, &self.copies.on_gpu.end),
+            (&self.sets.on_gpu.start, &self.sets.on_gpu.end),
+            (&self.graphs.on_gpu.start, &self.graphs.on_gpu.end),
+            (&self.calls.start, &self.calls.end),
+            (&self.ranges.start, &self.ranges.end),
+        ];
+        let first = columns.iter().filter_map(|(start, _)| start.iter().min()).min()?;
+        let last = columns.iter().filter_map(|(_, end)| end.iter().max()).max()?;
+        Some((*first, *last))
+    }
+}
+
+/// Values that rows refer to by their index, each held once.
+#[derive(Debug, Clone)]
+pub(crate) struct Table<T> {
+    pub values: Vec<T>,
+    index: HashMap<T, u32>,
+    last: Option<(T, u32)>,
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self { values: Vec::new(), index: HashMap::default(), last: None }
+    }
+}
+
+impl<T: Copy + Eq + Hash> Table<T> {
+    /// The index of a value.
+    pub fn of(&mut self, value: T) -> u32 {
+        // Rows of the same thread, place or kernel follow each other.
+        if let Some((known, index)) = self.last
+            && known == value
+        {
+            return index;
+        }
+        let new = u32::try_from(self.values.len()).expect("fewer than 2^32 distinct values");
+        let index = *self.index.entry(value).or_insert_with(|| {
+            self.values.push(value);
+            new
+        });
+        self.last = Some((value, index));
+        index
+    }
+}

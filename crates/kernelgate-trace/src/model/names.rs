@@ -1,0 +1,96 @@
+//! Interned texts: one text in memory however many rows have it.
+
+use std::hash::BuildHasher;
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+
+/// A text in [`Names`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Name(pub(crate) u32);
+
+/// All texts of a trace, one behind the other in one buffer.
+#[derive(Debug, Clone, Default)]
+pub struct Names {
+    text: String,
+    /// Where each text ends.
+    ends: Vec<usize>,
+    index: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+}
+
+impl Names {
+    /// The name of a text, the same for the same text.
+    pub fn intern(&mut self, text: &str) -> Name {
+        let hash = self.hasher.hash_one(text);
+        let (all, ends) = (&self.text, &self.ends);
+        if let Some(&known) = self.index.find(hash, |&known| slice(all, ends, known) == text) {
+            return Name(known);
+        }
+        let new = u32::try_from(self.ends.len()).expect("a trace has fewer than 2^32 texts");
+        self.text.push_str(text);
+        self.ends.push(self.text.len());
+        let (all, ends, hasher) = (&self.text, &self.ends, &self.hasher);
+        self.index.insert_unique(hash, new, |&known| hasher.hash_one(slice(all, ends, known)));
+        Name(new)
+    }
+
+    /// The same for bytes that should be UTF-8; what is not becomes U+FFFD.
+    pub fn intern_bytes(&mut self, bytes: &[u8]) -> Name {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => self.intern(text),
+            Err(_) => self.intern(&String::from_utf8_lossy(bytes)),
+        }
+    }
+
+    /// The name of a text that was interned before.
+    pub fn find(&self, text: &str) -> Option<Name> {
+        let hash = self.hasher.hash_one(text);
+        self.index
+            .find(hash, |&known| slice(&self.text, &self.ends, known) == text)
+            .map(|&known| Name(known))
+    }
+
+    /// The text of a name.
+    pub fn text(&self, name: Name) -> &str {
+        slice(&self.text, &self.ends, name.0)
+    }
+
+    /// How many texts there are.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+}
+
+fn slice<'a>(all: &'a str, ends: &[usize], index: u32) -> &'a str {
+    let index = index as usize;
+    let start = if index == 0 { 0 } else { ends[index - 1] };
+    &all[start..ends[index]]
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_text_has_one_name() {
+        let mut names = Names::default();
+        let all: Vec<Name> = (0..5000).map(|i| names.intern(&format!("kernel {i}"))).collect();
+        let empty = names.intern("");
+        assert_eq!(names.len(), 5001);
+        for (i, &name) in all.iter().enumerate() {
+            assert_eq!(names.text(name), format!("kernel {i}"));
+            assert_eq!(names.intern(&format!("kernel {i}")), name);
+        }
+        assert_eq!(names.text(empty), "");
+        assert_eq!(names.find("kernel 17"), Some(all[17]));
+        assert_eq!(names.find("kernel"), None);
+        let broken = names.intern_bytes(b"half \xc3");
+        assert_eq!(names.text(broken), "half \u{fffd}");
+    }
+}

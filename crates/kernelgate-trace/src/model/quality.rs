@@ -1,0 +1,50 @@
+//! How far a trace can be believed.
+
+/// What is missing or odd in a trace. Counts are of records.
+#[derive(Debug, Clone, Default)]
+pub struct Quality {
+    /// Tables or fields that the file lacks, by the name of the format.
+    pub missing: Vec<String>,
+    /// Parts that could not be read to their end, with the reason.
+    pub unreadable: Vec<String>,
+    /// What the profiler itself reported: dropped records, counters that were not available.
+    pub messages: Vec<String>,
+    /// Records that the recorder says it lost.
+    pub dropped: u64,
+    /// Ranges that were never closed; they end at the last time of the trace.
+    pub unclosed_ranges: u64,
+    /// Records whose end is before their start; their end is taken as their start.
+    pub backwards: u64,
+    /// Operations of the GPU without times (start and end 0); left out.
+    pub without_times: u64,
+    /// Texts that were not valid UTF-8.
+    pub invalid_texts: u64,
+    /// Values that do not fit the format, such as a correlation id beyond 32 bits.
+    pub odd_values: u64,
+    /// Spans in which the profiler says that it worked itself, in nanoseconds of the trace.
+    pub overhead: Vec<(i64, i64)>,
+}
+
+impl Quality {
+    /// What another part of the same trace saw, too.
+    pub(crate) fn absorb(&mut self, other: Self) {
+        self.missing.extend(other.missing);
+        self.unreadable.extend(other.unreadable);
+        self.messages.extend(other.messages);
+        self.dropped += other.dropped;
+        self.unclosed_ranges += other.unclosed_ranges;
+        self.backwards += other.backwards;
+        self.without_times += other.without_times;
+        self.invalid_texts += other.invalid_texts;
+        self.odd_values += other.odd_values;
+        self.overhead.extend(other.overhead);
+    }
+
+    /// The end of a span: never before its start.
+    pub(crate) fn span_end(&mut self, start: i64, end: i64) -> i64 {
+        if end < start {
+            self.backwards += 1;
+        }
+        end.max(start)
+    }
+}

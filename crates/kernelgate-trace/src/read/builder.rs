@@ -1,0 +1,71 @@
+//! A trace while a reader fills it.
+
+use crate::model::gpu::{Function, LaunchShape, Place, PlaceId};
+use crate::model::host::Thread;
+use crate::model::names::Name;
+use crate::model::{Process, Table, Trace};
+
+/// A trace and the tables that give its rows their indices.
+#[derive(Debug, Default)]
+pub(super) struct Builder {
+    pub trace: Trace,
+    processes: Table<u64>,
+    threads: Table<(u32, i64)>,
+    places: Table<Place>,
+    functions: Table<Function>,
+    shapes: Table<LaunchShape>,
+}
+
+impl Builder {
+    /// The process of a key; the first mention of a key gives it its id.
+    pub fn process(&mut self, key: u64, pid: i64) -> u32 {
+        let index = self.processes.of(key);
+        if index as usize == self.trace.processes.len() {
+            self.trace.processes.push(Process { key, pid, name: None });
+        }
+        index
+    }
+
+    /// A thread.
+    pub fn thread(&mut self, process: u32, tid: i64) -> u32 {
+        let index = self.threads.of((process, tid));
+        if index as usize == self.trace.threads.len() {
+            self.trace.threads.push(Thread { process, tid, name: None });
+        }
+        index
+    }
+
+    pub fn place(&mut self, place: Place) -> PlaceId {
+        PlaceId(self.places.of(place))
+    }
+
+    pub fn function(&mut self, demangled: Name, short: Name) -> u32 {
+        self.functions.of(Function { demangled, short })
+    }
+
+    pub fn shape(&mut self, shape: LaunchShape) -> u32 {
+        self.shapes.of(shape)
+    }
+
+    /// A correlation id; what does not fit is counted and joins with nothing.
+    pub fn correlation(&mut self, id: Option<i64>) -> u32 {
+        match id.map(u32::try_from) {
+            Some(Ok(id)) => id,
+            // Recorders write -1, as 32 or 64 bits, for "none".
+            None | Some(Err(_)) if id.is_none_or(|id| id == -1) => 0,
+            _ => {
+                self.trace.quality.odd_values += 1;
+                0
+            }
+        }
+    }
+
+    /// The trace, with its tables.
+    pub fn finish(self) -> Trace {
+        let mut trace = self.trace;
+        trace.places = self.places.values;
+        trace.functions = self.functions.values;
+        trace.shapes = self.shapes.values;
+        trace
+    }
+}

@@ -1,0 +1,127 @@
+//! One event of a trace, as it is written.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// The fields that are used. Times are microseconds, with decimals, as text: a 64-bit float holds
+/// microseconds since 1970 only to a quarter of one.
+#[derive(Debug, Deserialize)]
+pub(super) struct Event<'a> {
+    #[serde(borrow, default)]
+    pub ph: Cow<'a, str>,
+    #[serde(borrow, default)]
+    pub cat: Cow<'a, str>,
+    #[serde(borrow, default)]
+    pub name: Cow<'a, str>,
+    #[serde(borrow)]
+    pub ts: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub dur: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub pid: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub tid: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub args: Option<&'a RawValue>,
+}
+
+/// The arguments of an event that are used, each as written.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Arguments<'a> {
+    #[serde(borrow)]
+    pub correlation: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub device: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub context: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub stream: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub bytes: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub grid: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub block: Option<&'a RawValue>,
+    #[serde(borrow, rename = "registers per thread")]
+    pub registers: Option<&'a RawValue>,
+    #[serde(borrow, rename = "shared memory")]
+    pub shared: Option<&'a RawValue>,
+    #[serde(borrow, rename = "graph node id")]
+    pub graph_node: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub name: Option<&'a RawValue>,
+}
+
+impl<'a> Arguments<'a> {
+    /// Those of an event; none where they are of another kind.
+    pub fn of(event: &Event<'a>) -> Self {
+        event.args.and_then(|args| serde_json::from_str(args.get()).ok()).unwrap_or_default()
+    }
+}
+
+/// The text of a value: a string without its quotation marks, anything else as written.
+pub(super) fn text(value: &RawValue) -> Cow<'_, str> {
+    serde_json::from_str(value.get()).unwrap_or(Cow::Borrowed(value.get()))
+}
+
+/// A whole number, which may be written as a string.
+pub(super) fn integer(value: Option<&RawValue>) -> Option<i64> {
+    let text = text(value?);
+    let text = text.trim();
+    #[allow(clippy::cast_possible_truncation)]
+    text.parse().ok().or_else(|| text.parse::<f64>().ok().map(|value| value as i64))
+}
+
+/// `[1, 2, 3]`.
+pub(super) fn dimensions(value: Option<&RawValue>) -> [u32; 3] {
+    let numbers: Vec<u32> =
+        value.and_then(|value| serde_json::from_str(value.get()).ok()).unwrap_or_default();
+    std::array::from_fn(|i| numbers.get(i).copied().unwrap_or(0))
+}
+
+/// Microseconds with decimals in nanoseconds, exactly.
+pub(super) fn nanoseconds(value: Option<&RawValue>) -> Option<i64> {
+    let text = text(value?);
+    let text = text.trim();
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let exact = || {
+        if fraction.len() > 18 || !fraction.bytes().all(|digit| digit.is_ascii_digit()) {
+            return None;
+        }
+        let negative = whole.starts_with('-');
+        let whole: i64 = whole.parse().ok()?;
+        let digits: i64 = format!("{fraction:0<3}")[..3].parse().ok()?;
+        let round = i64::from(fraction.as_bytes().get(3).is_some_and(|&digit| digit >= b'5'));
+        let part = digits + round;
+        whole.checked_mul(1000)?.checked_add(if negative { -part } else { part })
+    };
+    #[allow(clippy::cast_possible_truncation)]
+    exact().or_else(|| {
+        let value: f64 = text.parse().ok()?;
+        (value.is_finite() && value.abs() < 9e15).then_some((value * 1000.0).round() as i64)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn times_are_exact_to_the_nanosecond() {
+        let of = |text: &str| nanoseconds(Some(&RawValue::from_string(text.to_owned()).unwrap()));
+        assert_eq!(of("1712195495505543.2"), Some(1_712_195_495_505_543_200));
+        assert_eq!(of("1712195495505543.217"), Some(1_712_195_495_505_543_217));
+        assert_eq!(of("63.8134"), Some(63_813));
+        assert_eq!(of("63.8135"), Some(63_814));
+        assert_eq!(of("5"), Some(5000));
+        assert_eq!(of("-1.5"), Some(-1500));
+        assert_eq!(of("\"7.25\""), Some(7250));
+        assert_eq!(of("1.5e3"), Some(1_500_000));
+        assert_eq!(of("1e300"), None);
+        assert_eq!(of("null"), None);
+        assert_eq!(of("[1]"), None);
+    }
+}

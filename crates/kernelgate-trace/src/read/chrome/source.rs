@@ -1,0 +1,64 @@
+//! Bytes of a JSON file, unpacked where it is packed, within limits.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Error, ErrorKind, Read};
+use std::path::Path;
+
+use flate2::bufread::MultiGzDecoder;
+
+/// Bytes without a quotation mark, after which this is no trace: no name or number is so long, and
+/// nothing nests so deeply.
+const MAX_TOKEN: usize = 16 << 20;
+/// Unpacked bytes that are always allowed.
+const FREE: u64 = 1 << 30;
+/// Unpacked bytes a packed byte, beyond that. Traces have 10 to 40.
+const MAX_RATIO: u64 = 200;
+
+/// Opens a file.
+pub(super) fn open(path: &Path) -> std::io::Result<BufReader<Limited>> {
+    let file = File::open(path)?;
+    let packed_size = file.metadata()?.len();
+    let mut file = BufReader::with_capacity(1 << 16, file);
+    let packed = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
+    let (inner, limit): (Box<dyn Read>, u64) = if packed {
+        let limit = packed_size.saturating_mul(MAX_RATIO).max(FREE);
+        (Box::new(MultiGzDecoder::new(file)), limit)
+    } else {
+        (Box::new(file), u64::MAX)
+    };
+    Ok(BufReader::with_capacity(1 << 18, Limited { inner, limit, read: 0, token: 0 }))
+}
+
+/// A reader that gives up on what cannot be a trace.
+pub(super) struct Limited {
+    inner: Box<dyn Read>,
+    limit: u64,
+    read: u64,
+    /// Bytes since the last quotation mark.
+    token: usize,
+}
+
+impl Read for Limited {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.read += count as u64;
+        let bytes = &buffer[..count];
+        self.token = match bytes.iter().rposition(|&byte| byte == b'"') {
+            Some(last) => count - last,
+            None => self.token + count,
+        };
+        if self.read > self.limit {
+            return Err(Error::new(
+                ErrorKind::FileTooLarge,
+                format!("unpacked it is more than {MAX_RATIO} times as large as the file"),
+            ));
+        }
+        if self.token > MAX_TOKEN {
+            return Err(Error::new(
+                ErrorKind::FileTooLarge,
+                format!("a value or nesting of more than {} MiB", MAX_TOKEN >> 20),
+            ));
+        }
+        Ok(count)
+    }
+}

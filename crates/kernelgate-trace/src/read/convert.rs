@@ -1,0 +1,57 @@
+//! Reports in formats of their own, through the program that writes them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+use crate::error::TraceError;
+
+/// An Nsight Systems report as an SQLite export, in a folder that is deleted with the first value.
+pub(super) fn systems_report(path: &Path) -> Result<(TempDir, PathBuf), TraceError> {
+    let folder = tempfile::tempdir().map_err(TraceError::io(path))?;
+    let export = folder.path().join("trace.sqlite");
+    let mut command = Command::new("nsys");
+    command.args(["export", "--type", "sqlite", "--force-overwrite", "true", "--output"]);
+    command.arg(&export).arg(path).stdout(Stdio::null());
+    let by_hand = format!(
+        "nsys export --type sqlite --output {} {}",
+        path.with_extension("sqlite").display(),
+        path.display()
+    );
+    run(path, command, &by_hand)?;
+    Ok((folder, export))
+}
+
+/// An Nsight Compute report as CSV.
+pub(super) fn compute_report(path: &Path) -> Result<(TempDir, PathBuf), TraceError> {
+    let folder = tempfile::tempdir().map_err(TraceError::io(path))?;
+    let csv = folder.path().join("report.csv");
+    let file = std::fs::File::create(&csv).map_err(TraceError::io(&csv))?;
+    let mut command = Command::new("ncu");
+    command.args(["--csv", "--page", "details", "--import"]).arg(path).stdout(file);
+    let by_hand = format!(
+        "ncu --csv --page details --import {} > {}",
+        path.display(),
+        path.with_extension("csv").display()
+    );
+    run(path, command, &by_hand)?;
+    Ok((folder, csv))
+}
+
+fn run(path: &Path, mut command: Command, by_hand: &str) -> Result<(), TraceError> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    match command.stdin(Stdio::null()).stderr(Stdio::piped()).output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => {
+            let words = String::from_utf8_lossy(&output.stderr);
+            let last = words.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+            Err(TraceError::convert(path, format!("`{by_hand}` failed: {last}")))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(TraceError::convert(
+            path,
+            format!("`{name}` is not installed here; where it is, run: {by_hand}"),
+        )),
+        Err(error) => Err(TraceError::convert(path, format!("{name} did not start: {error}"))),
+    }
+}

@@ -1,0 +1,128 @@
+//! Files into the activity model: told apart by their content, not by their name.
+
+mod builder;
+mod chrome;
+mod convert;
+mod ncu;
+mod nsys;
+
+use std::io::Read;
+use std::path::Path;
+
+use crate::error::TraceError;
+use crate::model::Trace;
+
+/// Which parts of a trace a question needs. What is not wanted is not read, as far as the format
+/// allows that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Wanted {
+    /// Kernels, copies, sets and graph launches.
+    pub operations: bool,
+    /// Grids, blocks, registers and shared memory of launches.
+    pub shapes: bool,
+    /// Calls of CUDA.
+    pub calls: bool,
+    /// Named ranges.
+    pub ranges: bool,
+    /// Everything else: waits, the operating system, allocations, counters, messages.
+    pub rest: bool,
+}
+
+impl Wanted {
+    /// Everything.
+    pub const ALL: Self =
+        Self { operations: true, shapes: true, calls: true, ranges: true, rest: true };
+
+    /// What either of two questions needs.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            operations: self.operations || other.operations,
+            shapes: self.shapes || other.shapes,
+            calls: self.calls || other.calls,
+            ranges: self.ranges || other.ranges,
+            rest: self.rest || other.rest,
+        }
+    }
+}
+
+/// Reads a trace: an SQLite export or report of Nsight Systems, CSV or a report of Nsight Compute,
+/// Chrome's JSON (as PyTorch writes it), also compressed by gzip.
+///
+/// What is damaged is read as far as it goes; [`Trace::quality`] says what is missing.
+///
+/// # Errors
+/// The file cannot be read, is of no known format, or holds nothing that can be used.
+pub fn open(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
+    match recognise(path)? {
+        Format::Sqlite => nsys::read(path, wanted),
+        Format::Chrome => chrome::read(path),
+        Format::ComputeCsv => ncu::read(path),
+        Format::SystemsReport => {
+            let (_folder, export) = convert::systems_report(path)?;
+            nsys::read(&export, wanted)
+        }
+        Format::ComputeReport => {
+            let (_folder, csv) = convert::compute_report(path)?;
+            ncu::read(&csv)
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Sqlite,
+    Chrome,
+    ComputeCsv,
+    SystemsReport,
+    ComputeReport,
+}
+
+/// How much of a file is looked at to tell its format.
+const HEAD: u64 = 1 << 16;
+
+fn recognise(path: &Path) -> Result<Format, TraceError> {
+    let mut head = Vec::new();
+    let file = std::fs::File::open(path).map_err(TraceError::io(path))?;
+    file.take(HEAD).read_to_end(&mut head).map_err(TraceError::io(path))?;
+    let extension = path.extension().and_then(|name| name.to_str()).unwrap_or_default();
+    let unknown = |reason: &str| {
+        Err(TraceError::Unknown { path: path.to_owned(), reason: reason.to_owned() })
+    };
+    if head.starts_with(b"SQLite format 3\0") {
+        return Ok(Format::Sqlite);
+    }
+    if head.starts_with(&[0x1f, 0x8b]) {
+        return Ok(Format::Chrome);
+    }
+    match extension {
+        "nsys-rep" | "qdrep" => return Ok(Format::SystemsReport),
+        "ncu-rep" => return Ok(Format::ComputeReport),
+        "sqlite" | "db" => return unknown("it is not an SQLite database"),
+        _ if head.is_empty() => return unknown("it is empty"),
+        _ => {}
+    }
+    let start = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&head);
+    match start.iter().find(|byte| !byte.is_ascii_whitespace()) {
+        Some(b'{' | b'[') => return Ok(Format::Chrome),
+        _ if ncu::looks_like(path).map_err(TraceError::io(path))? => {
+            return Ok(Format::ComputeCsv);
+        }
+        _ => {}
+    }
+    unknown(
+        "it is neither an SQLite export of Nsight Systems, nor CSV of Nsight Compute, nor Chrome's \
+         JSON (PyTorch's profiler), nor a report with the extension .nsys-rep or .ncu-rep",
+    )
+}
+
+/// Counts what is so.
+trait Counter {
+    fn count(&mut self, so: bool);
+}
+
+impl Counter for u64 {
+    fn count(&mut self, so: bool) {
+        *self += Self::from(so);
+    }
+}

@@ -1,0 +1,235 @@
+//! CSV of Nsight Compute (`ncu --csv`), the details page or the raw page.
+//!
+//! Program output and `==PROF==` lines may stand before, behind and between the records. Columns
+//! are found by the header: versions write 12, 15 or 20 of them. Absent: the timeline, which
+//! Nsight Compute does not record.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use hashbrown::HashMap;
+
+use super::builder::Builder;
+use crate::error::TraceError;
+use crate::model::gpu::LaunchShape;
+use crate::model::kernel_metrics::{Metric, ProfiledLaunch};
+use crate::model::names::Names;
+use crate::model::{Recorder, Trace};
+
+/// Bytes of CSV that are read at most.
+const LIMIT: u64 = 1 << 30;
+/// Lines of other output in front of the header that are looked through at most.
+const NOISE: usize = 1_000_000;
+
+/// Metrics by the names of old versions, and those of today.
+const RENAMED: &[(&str, &str)] = &[
+    ("SM [%]", "Compute (SM) Throughput"),
+    ("SOL SM", "Compute (SM) Throughput"),
+    ("SM Throughput", "Compute (SM) Throughput"),
+    ("Memory [%]", "Memory Throughput"),
+    ("SOL Memory", "Memory Throughput"),
+    ("SOL FB", "DRAM Throughput"),
+    ("SOL DRAM", "DRAM Throughput"),
+    ("SOL L2", "L2 Cache Throughput"),
+    ("SOL TEX", "L1/TEX Cache Throughput"),
+    ("SOL L1/TEX Cache", "L1/TEX Cache Throughput"),
+    ("sm__throughput.avg.pct_of_peak_sustained_elapsed", "Compute (SM) Throughput"),
+    ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed", "Memory Throughput"),
+    ("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed", "DRAM Throughput"),
+    ("gpu__time_duration.sum", "Duration"),
+    ("sm__warps_active.avg.pct_of_peak_sustained_active", "Achieved Occupancy"),
+    ("sm__maximum_warps_per_active_cycle_pct", "Theoretical Occupancy"),
+    ("launch__occupancy_limit_registers", "Block Limit Registers"),
+    ("launch__occupancy_limit_shared_mem", "Block Limit Shared Mem"),
+    ("launch__occupancy_limit_warps", "Block Limit Warps"),
+    ("launch__occupancy_limit_blocks", "Block Limit SM"),
+    ("launch__waves_per_multiprocessor", "Waves Per SM"),
+    ("launch__registers_per_thread", "Registers Per Thread"),
+    ("smsp__issue_active.avg.per_cycle_active", "Issued Warp Per Scheduler"),
+];
+
+/// Whether a line is the header of such a file.
+fn is_header(line: &str) -> bool {
+    line.starts_with("\"ID\",") && line.contains("\"Kernel Name\"")
+}
+
+/// Whether a file has such a header somewhere.
+pub(super) fn looks_like(path: &Path) -> std::io::Result<bool> {
+    let mut lines = BufReader::new(std::fs::File::open(path)?.take(LIMIT));
+    let mut line = Vec::new();
+    for _ in 0..NOISE {
+        line.clear();
+        // A line without an end is cut, so that it cannot fill the memory.
+        if (&mut lines).take(1 << 16).read_until(b'\n', &mut line)? == 0 {
+            break;
+        }
+        if is_header(&String::from_utf8_lossy(&line)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Reads the launches of a file.
+///
+/// # Errors
+/// The file cannot be read, is too large, or holds no launch.
+pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).map_err(TraceError::io(path))?;
+    file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(TraceError::io(path))?;
+    if bytes.len() as u64 > LIMIT {
+        return Err(TraceError::TooLarge {
+            path: path.to_owned(),
+            reason: format!("more than {} MiB of CSV", LIMIT >> 20),
+        });
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let mut builder = Builder::default();
+    builder.trace.recorder = Recorder::NsightCompute;
+    for section in sections(&text) {
+        section_into(&section, &mut builder);
+    }
+    if builder.trace.profiled.is_empty() {
+        return Err(TraceError::broken(path, "it holds no profiled launch"));
+    }
+    Ok(builder.finish())
+}
+
+/// Headers, each with the records behind it, without what other programs printed.
+fn sections(text: &str) -> Vec<String> {
+    let mut sections: Vec<String> = Vec::new();
+    let mut open = false;
+    for line in text.lines() {
+        if !open && is_header(line) {
+            sections.push(String::new());
+        }
+        let Some(section) = sections.last_mut() else { continue };
+        if !open && (!line.starts_with('"') || line.starts_with("==")) {
+            continue;
+        }
+        section.push_str(line);
+        section.push('\n');
+        open ^= line.matches('"').count() % 2 == 1;
+    }
+    sections
+}
+
+fn section_into(section: &str, builder: &mut Builder) {
+    let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(section.as_bytes());
+    let Ok(header) = reader.headers().cloned() else { return };
+    let column: HashMap<&str, usize> = (0..).zip(header.iter()).map(|(i, h)| (h, i)).collect();
+    let long = column.contains_key("Metric Name");
+    let mut launches: HashMap<(String, String), usize> = HashMap::new();
+    let mut units: Option<csv::StringRecord> = None;
+    for record in reader.records() {
+        let Ok(record) = record else {
+            builder.trace.quality.odd_values += 1;
+            continue;
+        };
+        let field = |name: &str| column.get(name).and_then(|&i| record.get(i)).unwrap_or("");
+        if field("ID").is_empty() {
+            // The raw page has its units in a record without an id.
+            units.get_or_insert(record);
+            continue;
+        }
+        let trace = &mut builder.trace;
+        let key = (field("Process ID").to_owned(), field("ID").to_owned());
+        let index = *launches.entry(key).or_insert_with(|| {
+            trace.profiled.push(ProfiledLaunch {
+                id: field("ID").to_owned(),
+                kernel: trace.names.intern(field("Kernel Name")),
+                shape: LaunchShape {
+                    grid: dimensions(field("Grid Size")),
+                    block: dimensions(field("Block Size")),
+                    ..LaunchShape::default()
+                },
+                device: format!("device {}, compute capability {}", field("Device"), field("CC")),
+                metrics: Default::default(),
+                rules: Vec::new(),
+            });
+            trace.profiled.len() - 1
+        });
+        let launch = &mut trace.profiled[index];
+        if long {
+            add_metric(
+                &mut trace.names,
+                launch,
+                field("Metric Name"),
+                field("Metric Unit"),
+                field("Metric Value"),
+            );
+            if !field("Rule Name").is_empty() {
+                let (name, text) = (field("Rule Name"), field("Rule Description"));
+                launch.rules.push((trace.names.intern(name), trace.names.intern(text)));
+            }
+        } else {
+            for (i, name) in header.iter().enumerate().filter(|(_, name)| name.contains("__")) {
+                let unit = units.as_ref().and_then(|units| units.get(i)).unwrap_or("");
+                add_metric(&mut trace.names, launch, name, unit, record.get(i).unwrap_or(""));
+            }
+        }
+    }
+}
+
+fn add_metric(names: &mut Names, launch: &mut ProfiledLaunch, name: &str, unit: &str, value: &str) {
+    let Some(value) = number(value).filter(|_| !name.is_empty()) else { return };
+    let name = RENAMED.iter().find(|(old, _)| *old == name).map_or(name, |(_, new)| *new);
+    // The same name stands for a share of the peak and for a rate.
+    let key = if name.ends_with("Throughput") && unit != "%" {
+        names.intern(&format!("{name} [{unit}]"))
+    } else {
+        names.intern(name)
+    };
+    let unit = names.intern(unit);
+    launch.metrics.entry(key).or_insert(Metric { value, unit });
+}
+
+/// A number, which may have commas between its thousands.
+fn number(text: &str) -> Option<f64> {
+    let text = text.trim();
+    let value: f64 = match text.parse() {
+        Ok(value) => value,
+        Err(_) => {
+            let (whole, _) = text.split_once('.').unwrap_or((text, ""));
+            let mut groups = whole.trim_start_matches('-').split(',');
+            let first = groups.next().is_some_and(|group| (1..=3).contains(&group.len()));
+            if !first || !groups.all(|group| group.len() == 3) {
+                return None;
+            }
+            text.replace(',', "").parse().ok()?
+        }
+    };
+    value.is_finite().then_some(value)
+}
+
+/// `(9, 32, 1)` or `9x32x1`.
+fn dimensions(text: &str) -> [u32; 3] {
+    let mut numbers = text
+        .split(|c: char| !c.is_ascii_digit())
+        .filter(|part| !part.is_empty())
+        .map(|part| part.parse().unwrap_or(0));
+    std::array::from_fn(|_| numbers.next().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_may_have_commas_between_thousands() {
+        assert_eq!(number("1,234,567.5"), Some(1_234_567.5));
+        assert_eq!(number("12"), Some(12.0));
+        assert_eq!(number("-0.25"), Some(-0.25));
+        assert_eq!(number("1,5"), None);
+        assert_eq!(number("PolicySpread"), None);
+        assert_eq!(number("nan"), None);
+        assert_eq!(number(""), None);
+    }
+
+    #[test]
+    fn dimensions_have_one_spelling_or_another() {
+        assert_eq!(dimensions("(9, 32, 1)"), [9, 32, 1]);
+        assert_eq!(dimensions("128x2"), [128, 2, 0]);
+    }
+}

@@ -1,0 +1,253 @@
+//! What the GPU did: kernels, copies, sets, graph launches, waits, allocations.
+
+use hashbrown::HashMap;
+
+use super::super::builder::Builder;
+use super::super::{Counter, Wanted};
+use super::database::Row;
+use super::{Reader, split_global_id};
+use crate::error::TraceError;
+use crate::model::gpu::{LaunchShape, MemoryKind, Operations, Place, PlaceId, SyncKind};
+use crate::model::names::Name;
+
+const OPERATION: [&str; 7] =
+    ["start", "end", "globalPid", "deviceId", "contextId", "streamId", "correlationId"];
+const KERNEL: &str = "CUPTI_ACTIVITY_KIND_KERNEL";
+const COPY: &str = "CUPTI_ACTIVITY_KIND_MEMCPY";
+const SET: &str = "CUPTI_ACTIVITY_KIND_MEMSET";
+const GRAPH: &str = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
+const SYNC: &str = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION";
+
+/// The columns of every operation, then others.
+fn columns<const N: usize>(others: [&'static str; N]) -> Vec<&'static str> {
+    OPERATION.into_iter().chain(others).collect()
+}
+
+/// The first seven columns of a row as an operation; `false`: it has no times.
+fn push(builder: &mut Builder, operations: &mut Operations, row: &Row<'_, '_>) -> bool {
+    let (Some(start), Some(end)) = (row.integer(0), row.integer(1)) else {
+        builder.trace.quality.without_times += 1;
+        return false;
+    };
+    if start == 0 && end == 0 {
+        builder.trace.quality.without_times += 1;
+        return false;
+    }
+    let end = builder.trace.quality.span_end(start, end);
+    let place = place(builder, row);
+    let correlation = builder.correlation(row.integer(6));
+    operations.push(start, end, place, correlation);
+    true
+}
+
+/// The process, device, context and stream of a row with [`OPERATION`]'s columns.
+fn place(builder: &mut Builder, row: &Row<'_, '_>) -> PlaceId {
+    let (key, pid, _) = split_global_id(row.integer(2).unwrap_or(0));
+    let process = builder.process(key, pid);
+    let number = |column| row.integer(column).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
+    let stream = row.integer(5).unwrap_or(0).cast_unsigned();
+    builder.place(Place { process, device: number(3), context: number(4), stream })
+}
+
+impl Reader {
+    pub(super) fn operations(&mut self, wanted: &Wanted) -> Result<(), TraceError> {
+        self.kernels(wanted)?;
+        self.copies()?;
+        self.sets()?;
+        self.graphs()
+    }
+
+    fn kernels(&mut self, wanted: &Wanted) -> Result<(), TraceError> {
+        if !self.expect(KERNEL) {
+            return Ok(());
+        }
+        let mut names = vec!["demangledName", "shortName", "graphNodeId"];
+        if wanted.shapes {
+            names.extend([
+                "gridX",
+                "gridY",
+                "gridZ",
+                "blockX",
+                "blockY",
+                "blockZ",
+                "registersPerThread",
+                "staticSharedMemory",
+                "dynamicSharedMemory",
+                "localMemoryPerThread",
+            ]);
+        }
+        let names: Vec<&str> = OPERATION.into_iter().chain(names).collect();
+        let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
+        let rows = self.database.rows_at_most(KERNEL);
+        kernels.on_gpu.reserve(rows);
+        kernels.function.reserve_exact(rows);
+        let unknown = self.builder.trace.names.intern("unknown kernel");
+        self.scan(KERNEL, &names, |builder, strings, row| {
+            if !push(builder, &mut kernels.on_gpu, row) {
+                return;
+            }
+            let name = |column| row.integer(column).and_then(|id| strings.get(&id)).copied();
+            let demangled = name(7).or_else(|| name(8)).unwrap_or(unknown);
+            kernels.function.push(builder.function(demangled, name(8).unwrap_or(demangled)));
+            let node = row.integer(9).unwrap_or(0).cast_unsigned();
+            if node != 0 && kernels.graph_node.is_empty() {
+                kernels.graph_node.resize(kernels.on_gpu.len() - 1, 0);
+            }
+            if node != 0 || !kernels.graph_node.is_empty() {
+                kernels.graph_node.push(node);
+            }
+            if wanted.shapes {
+                let number =
+                    |column| row.integer(column).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+                kernels.shape.push(builder.shape(LaunchShape {
+                    grid: [number(10), number(11), number(12)],
+                    block: [number(13), number(14), number(15)],
+                    registers: number(16),
+                    static_shared: number(17),
+                    dynamic_shared: number(18),
+                    local: number(19),
+                }));
+            }
+        })?;
+        self.builder.trace.kernels = kernels;
+        Ok(())
+    }
+
+    fn copies(&mut self) -> Result<(), TraceError> {
+        let labels = self.labels("ENUM_CUDA_MEMCPY_OPER", COPY_KINDS)?;
+        let memories = self.labels("ENUM_CUDA_MEM_KIND", MEMORY_KINDS)?;
+        let unknown = self.builder.trace.names.intern("Unknown");
+        let mut copies = std::mem::take(&mut self.builder.trace.copies);
+        let names = columns(["bytes", "copyKind", "srcKind", "dstKind"]);
+        self.scan(COPY, &names, |builder, _, row| {
+            if !push(builder, &mut copies.on_gpu, row) {
+                return;
+            }
+            copies.bytes.push(row.integer(7).unwrap_or(0).max(0).cast_unsigned());
+            let kind = row.integer(8).and_then(|kind| labels.get(&kind).copied());
+            copies.kind.push(kind.unwrap_or(unknown));
+            let memory = |column| {
+                let label = row.integer(column).and_then(|kind| memories.get(&kind));
+                label.map_or(MemoryKind::Unknown, |&name| memory_of(builder.trace.names.text(name)))
+            };
+            copies.source.push(memory(9));
+            copies.target.push(memory(10));
+        })?;
+        self.builder.trace.copies = copies;
+        Ok(())
+    }
+
+    fn sets(&mut self) -> Result<(), TraceError> {
+        let mut sets = std::mem::take(&mut self.builder.trace.sets);
+        self.scan(SET, &columns(["bytes"]), |builder, _, row| {
+            if push(builder, &mut sets.on_gpu, row) {
+                sets.bytes.push(row.integer(7).unwrap_or(0).max(0).cast_unsigned());
+            }
+        })?;
+        self.builder.trace.sets = sets;
+        Ok(())
+    }
+
+    fn graphs(&mut self) -> Result<(), TraceError> {
+        let mut graphs = std::mem::take(&mut self.builder.trace.graphs);
+        self.scan(GRAPH, &columns(["graphExecId"]), |builder, _, row| {
+            if push(builder, &mut graphs.on_gpu, row) {
+                let id = row.integer(7).and_then(|id| u32::try_from(id).ok());
+                graphs.executable.push(id.unwrap_or(0));
+            }
+        })?;
+        self.builder.trace.graphs = graphs;
+        Ok(())
+    }
+
+    pub(super) fn synchronisations(&mut self) -> Result<(), TraceError> {
+        if !self.expect(SYNC) {
+            return Ok(());
+        }
+        let mut syncs = std::mem::take(&mut self.builder.trace.syncs);
+        self.scan(SYNC, &columns(["syncType"]), |builder, _, row| {
+            if push(builder, &mut syncs.on_gpu, row) {
+                syncs.kind.push(match row.integer(7) {
+                    Some(1) => SyncKind::Event,
+                    Some(2) => SyncKind::StreamWaitsEvent,
+                    Some(3) => SyncKind::Stream,
+                    Some(4) => SyncKind::Context,
+                    // 0 also stands for cudaDeviceSynchronize in some versions.
+                    _ => SyncKind::Unknown,
+                });
+            }
+        })?;
+        self.builder.trace.syncs = syncs;
+        Ok(())
+    }
+
+    pub(super) fn allocations(&mut self) -> Result<(), TraceError> {
+        let mut allocations = std::mem::take(&mut self.builder.trace.allocations);
+        let names = [
+            "start",
+            "start",
+            "globalPid",
+            "deviceId",
+            "contextId",
+            "streamId",
+            "bytes",
+            "memoryOperationType",
+            "address",
+        ];
+        self.scan("CUDA_GPU_MEMORY_USAGE_EVENTS", &names, |builder, _, row| {
+            let (Some(time), Some(bytes)) = (row.integer(0), row.integer(6)) else { return };
+            allocations.time.push(time);
+            allocations.place.push(place(builder, row));
+            // 0 allocates, 1 frees.
+            allocations.bytes.push(if row.integer(7) == Some(1) { -bytes } else { bytes });
+            allocations.address.push(row.integer(8).unwrap_or(0).cast_unsigned());
+        })?;
+        self.builder.trace.allocations = allocations;
+        Ok(())
+    }
+
+    /// The labels of an enumeration: those of the file, before those that are known.
+    fn labels(&mut self, table: &str, known: &[&str]) -> Result<HashMap<i64, Name>, TraceError> {
+        let names = &mut self.builder.trace.names;
+        let mut labels: HashMap<i64, Name> =
+            (0..).zip(known).map(|(id, label)| (id, names.intern(label))).collect();
+        self.scan(table, &["id", "label"], |builder, _, row| {
+            if let (Some(id), Some(label)) = (row.integer(0), row.text(1)) {
+                builder.trace.quality.invalid_texts.count(std::str::from_utf8(label).is_err());
+                labels.insert(id, builder.trace.names.intern_bytes(label));
+            }
+        })?;
+        Ok(labels)
+    }
+}
+
+const COPY_KINDS: &[&str] = &[
+    "Unknown",
+    "Host-to-Device",
+    "Device-to-Host",
+    "Host-to-Array",
+    "Array-to-Host",
+    "Array-to-Array",
+    "Array-to-Device",
+    "Device-to-Array",
+    "Device-to-Device",
+    "Host-to-Host",
+    "Peer-to-Peer",
+    "Unified Host-to-Device",
+    "Unified Device-to-Host",
+    "Unified Device-to-Device",
+];
+
+const MEMORY_KINDS: &[&str] =
+    &["Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static"];
+
+fn memory_of(label: &str) -> MemoryKind {
+    match label.split(' ').next().unwrap_or_default() {
+        "Pageable" => MemoryKind::Pageable,
+        "Pinned" => MemoryKind::Pinned,
+        "Device" => MemoryKind::Device,
+        "Array" => MemoryKind::Array,
+        "Managed" => MemoryKind::Managed,
+        _ => MemoryKind::Unknown,
+    }
+}

@@ -1,0 +1,172 @@
+//! The tables of an export, each with the columns that it happens to have.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hashbrown::{HashMap, HashSet};
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+use crate::error::TraceError;
+
+/// How long to wait for a program that writes the file.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// An export, opened for reading.
+pub(super) struct Database {
+    path: PathBuf,
+    connection: Connection,
+    /// Columns by table.
+    tables: HashMap<String, HashSet<String>>,
+}
+
+/// A row of a table.
+pub(super) struct Row<'a, 'b>(&'a rusqlite::Row<'b>);
+
+impl Row<'_, '_> {
+    /// A number; numbers that were written as text are numbers too.
+    pub fn integer(&self, column: usize) -> Option<i64> {
+        match self.0.get_ref(column).ok()? {
+            ValueRef::Integer(value) => Some(value),
+            #[allow(clippy::cast_possible_truncation)]
+            ValueRef::Real(value) => Some(value as i64),
+            ValueRef::Text(text) => std::str::from_utf8(text).ok()?.trim().parse().ok(),
+            ValueRef::Null | ValueRef::Blob(_) => None,
+        }
+    }
+
+    /// A number with a fraction.
+    pub fn real(&self, column: usize) -> Option<f64> {
+        match self.0.get_ref(column).ok()? {
+            #[allow(clippy::cast_precision_loss)]
+            ValueRef::Integer(value) => Some(value as f64),
+            ValueRef::Real(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// A text, which need not be UTF-8.
+    pub fn text(&self, column: usize) -> Option<&[u8]> {
+        match self.0.get_ref(column).ok()? {
+            ValueRef::Text(text) | ValueRef::Blob(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// A number or a text, as text.
+    pub fn display(&self, column: usize) -> String {
+        match (self.text(column), self.integer(column)) {
+            (Some(text), _) => String::from_utf8_lossy(text).into_owned(),
+            (None, Some(value)) => value.to_string(),
+            (None, None) => String::new(),
+        }
+    }
+}
+
+impl Database {
+    /// Opens an export.
+    ///
+    /// # Errors
+    /// The file is no SQLite database, is locked, or its schema cannot be read.
+    pub fn open(path: &Path) -> Result<Self, TraceError> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let failed = |error: rusqlite::Error| TraceError::broken(path, explain(&error));
+        let connection = Connection::open_with_flags(path, flags).map_err(failed)?;
+        connection.busy_timeout(PATIENCE).map_err(failed)?;
+        let mut tables: HashMap<String, HashSet<String>> = HashMap::new();
+        {
+            let mut query = connection
+                .prepare(
+                    "SELECT m.name, i.name FROM sqlite_master m, pragma_table_info(m.name) i \
+                     WHERE m.type IN ('table', 'view')",
+                )
+                .map_err(failed)?;
+            let mut rows = query.query([]).map_err(failed)?;
+            while let Some(row) = rows.next().map_err(failed)? {
+                let row = Row(row);
+                tables.entry(row.display(0)).or_default().insert(row.display(1));
+            }
+        }
+        Ok(Self { path: path.to_owned(), connection, tables })
+    }
+
+    pub fn has(&self, table: &str) -> bool {
+        self.tables.contains_key(table)
+    }
+
+    pub fn has_column(&self, table: &str, column: &str) -> bool {
+        self.tables.get(table).is_some_and(|columns| columns.contains(column))
+    }
+
+    /// No fewer rows than a table has, without counting them; 0 where that is not known.
+    pub fn rows_at_most(&self, table: &str) -> usize {
+        let size = std::fs::metadata(&self.path).map_or(0, |file| file.len());
+        let last = self
+            .connection
+            .query_row(&format!("SELECT max(rowid) FROM \"{table}\""), [], |row| row.get(0))
+            .unwrap_or(Some(0i64))
+            .unwrap_or(0);
+        // No row takes fewer than 8 bytes of the file, whatever its number.
+        usize::try_from(last).unwrap_or(0).min(usize::try_from(size / 8).unwrap_or(0))
+    }
+
+    /// Every row of a table, with these columns in this order; a column that the table lacks reads
+    /// as NULL. `Ok(Some(reason))`: the table ends early.
+    ///
+    /// # Errors
+    /// The database is locked.
+    pub fn scan(
+        &self,
+        table: &str,
+        columns: &[&str],
+        mut each: impl FnMut(&Row<'_, '_>),
+    ) -> Result<Option<String>, TraceError> {
+        if !self.has(table) {
+            return Ok(None);
+        }
+        let select: Vec<String> = columns
+            .iter()
+            .map(|column| {
+                if self.has_column(table, column) {
+                    format!("\"{column}\"")
+                } else {
+                    "NULL".to_owned()
+                }
+            })
+            .collect();
+        let sql = format!("SELECT {} FROM \"{table}\"", select.join(", "));
+        let mut read = 0usize;
+        let outcome = (|| {
+            let mut query = self.connection.prepare(&sql)?;
+            let mut rows = query.query([])?;
+            while let Some(row) = rows.next()? {
+                each(&Row(row));
+                read += 1;
+            }
+            Ok(())
+        })();
+        match outcome {
+            Ok(()) => Ok(None),
+            Err(error) if is_locked(&error) => Err(TraceError::broken(&self.path, explain(&error))),
+            Err(error) => Ok(Some(format!("{table} after {read} rows: {}", explain(&error)))),
+        }
+    }
+}
+
+fn is_locked(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+}
+
+/// SQLite's error in words that say what to do.
+fn explain(error: &rusqlite::Error) -> String {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::NotADatabase) => "it is not an SQLite database".to_owned(),
+        Some(ErrorCode::DatabaseCorrupt) => {
+            "the database is truncated or damaged; export it again".to_owned()
+        }
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            "it is locked: another program is writing it".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}

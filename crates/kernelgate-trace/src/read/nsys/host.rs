@@ -1,0 +1,62 @@
+//! What the host did: calls of CUDA and of the operating system, and the scheduler's decisions.
+
+use super::{Reader, split_global_id};
+use crate::error::TraceError;
+
+const RUNTIME: &str = "CUPTI_ACTIVITY_KIND_RUNTIME";
+
+impl Reader {
+    pub(super) fn calls(&mut self) -> Result<(), TraceError> {
+        if !self.expect(RUNTIME) {
+            return Ok(());
+        }
+        let mut calls = std::mem::take(&mut self.builder.trace.calls);
+        calls.reserve(self.database.rows_at_most(RUNTIME));
+        let unknown = self.builder.trace.names.intern("unknown call");
+        let names = ["start", "end", "globalTid", "nameId", "correlationId"];
+        self.scan(RUNTIME, &names, |builder, strings, row| {
+            let Some(start) = row.integer(0) else { return };
+            let end = builder.trace.quality.span_end(start, row.integer(1).unwrap_or(start));
+            let (key, pid, tid) = split_global_id(row.integer(2).unwrap_or(0));
+            let process = builder.process(key, pid);
+            let thread = builder.thread(process, tid);
+            let name = row.integer(3).and_then(|id| strings.get(&id)).copied();
+            let correlation = builder.correlation(row.integer(4));
+            calls.push(start, end, thread, name.unwrap_or(unknown), correlation);
+        })?;
+        self.builder.trace.calls = calls;
+        Ok(())
+    }
+
+    pub(super) fn os_calls(&mut self) -> Result<(), TraceError> {
+        let mut calls = std::mem::take(&mut self.builder.trace.os_calls);
+        let unknown = self.builder.trace.names.intern("unknown call");
+        let names = ["start", "end", "globalTid", "nameId"];
+        self.scan("OSRT_API", &names, |builder, strings, row| {
+            let Some(start) = row.integer(0) else { return };
+            let (key, pid, tid) = split_global_id(row.integer(2).unwrap_or(0));
+            let process = builder.process(key, pid);
+            calls.start.push(start);
+            calls.end.push(row.integer(1).unwrap_or(start).max(start));
+            calls.thread.push(builder.thread(process, tid));
+            let name = row.integer(3).and_then(|id| strings.get(&id)).copied();
+            calls.name.push(name.unwrap_or(unknown));
+        })?;
+        self.builder.trace.os_calls = calls;
+        Ok(())
+    }
+
+    pub(super) fn switches(&mut self) -> Result<(), TraceError> {
+        let mut switches = std::mem::take(&mut self.builder.trace.switches);
+        self.scan("SCHED_EVENTS", &["start", "globalTid", "isSchedIn"], |builder, _, row| {
+            let (Some(time), Some(id)) = (row.integer(0), row.integer(1)) else { return };
+            let (key, pid, tid) = split_global_id(id);
+            let process = builder.process(key, pid);
+            switches.time.push(time);
+            switches.thread.push(builder.thread(process, tid));
+            switches.on_cpu.push(row.integer(2) == Some(1));
+        })?;
+        self.builder.trace.switches = switches;
+        Ok(())
+    }
+}

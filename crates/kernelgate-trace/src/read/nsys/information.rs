@@ -1,0 +1,106 @@
+//! What an export says of itself: devices, processes, versions, what went wrong while recording.
+
+use super::{Counter, Reader, split_global_id};
+use crate::error::TraceError;
+use crate::model::Device;
+
+/// Metrics of the GPU whose type id names the GPU in its lowest byte.
+const GPU_OF_TYPE: i64 = 0xFF;
+
+impl Reader {
+    pub(super) fn information(&mut self) -> Result<(), TraceError> {
+        // The second name is that of schemas before 3.
+        for table in ["META_DATA_EXPORT", "EXPORT_META_DATA", "META_DATA_CAPTURE"] {
+            self.scan(table, &["name", "value"], |builder, _, row| {
+                builder.trace.metadata.insert(row.display(0), row.display(1));
+            })?;
+        }
+        let columns = [
+            "id",
+            "name",
+            "smCount",
+            "computeMajor",
+            "computeMinor",
+            "maxWarpsPerSm",
+            "threadsPerWarp",
+            "maxRegistersPerSm",
+            "maxShmemPerSm",
+            "maxBlocksPerSm",
+        ];
+        self.scan("TARGET_INFO_GPU", &columns, |builder, _, row| {
+            let number = |column| row.integer(column).and_then(|n| u32::try_from(n).ok());
+            builder.trace.devices.push(Device {
+                id: number(0).unwrap_or(0),
+                name: row.display(1),
+                multiprocessors: number(2),
+                compute: number(3).zip(number(4)),
+                threads_per_sm: number(5).zip(number(6)).map(|(warps, of)| warps * of),
+                registers_per_sm: number(7),
+                shared_per_sm: number(8),
+                blocks_per_sm: number(9),
+            });
+        })?;
+        self.scan("PROCESSES", &["globalPid", "name"], |builder, _, row| {
+            let Some(id) = row.integer(0) else { return };
+            let (key, pid, _) = split_global_id(id);
+            let process = builder.process(key, pid) as usize;
+            if let Some(text) = row.text(1) {
+                let name = builder.trace.names.intern_bytes(text);
+                builder.trace.processes[process].name = Some(name);
+            }
+        })
+    }
+
+    /// Sampled counters of the GPU, by name: their ids differ between versions.
+    pub(super) fn counters(&mut self) -> Result<(), TraceError> {
+        let mut names = hashbrown::HashMap::new();
+        let columns = ["typeId", "metricId", "metricName"];
+        self.scan("TARGET_INFO_GPU_METRICS", &columns, |builder, _, row| {
+            if let (Some(kind), Some(id), Some(text)) =
+                (row.integer(0), row.integer(1), row.text(2))
+            {
+                names.insert((kind, id), builder.trace.names.intern_bytes(text));
+            }
+        })?;
+        let mut counters = std::mem::take(&mut self.builder.trace.counters);
+        let columns = ["timestamp", "typeId", "metricId", "value"];
+        self.scan("GPU_METRICS", &columns, |builder, _, row| {
+            let (Some(time), Some(kind), Some(id)) =
+                (row.integer(0), row.integer(1), row.integer(2))
+            else {
+                return;
+            };
+            // Samples from before the recording have negative times.
+            let Some(&metric) = names.get(&(kind, id)).filter(|_| time >= 0) else {
+                builder.trace.quality.odd_values += 1;
+                return;
+            };
+            counters.time.push(time);
+            counters.gpu.push(u32::try_from(kind & GPU_OF_TYPE).unwrap_or(0));
+            counters.metric.push(metric);
+            counters.value.push(row.real(3).unwrap_or(0.0));
+        })?;
+        self.builder.trace.counters = counters;
+        Ok(())
+    }
+
+    pub(super) fn diagnostics(&mut self) -> Result<(), TraceError> {
+        let columns = ["severity", "text"];
+        self.scan("DIAGNOSTIC_EVENT", &columns, |builder, _, row| {
+            // 2 warns, 3 is an error.
+            if matches!(row.integer(0), Some(2 | 3)) {
+                let text = row.display(1);
+                builder.trace.quality.invalid_texts.count(text.contains('\u{fffd}'));
+                builder.trace.quality.messages.push(text);
+            }
+        })?;
+        for table in ["PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"] {
+            self.scan(table, &["start", "end"], |builder, _, row| {
+                if let (Some(start), Some(end)) = (row.integer(0), row.integer(1)) {
+                    builder.trace.quality.overhead.push((start, end.max(start)));
+                }
+            })?;
+        }
+        Ok(())
+    }
+}

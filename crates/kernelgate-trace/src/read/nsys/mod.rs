@@ -1,0 +1,123 @@
+//! Nsight Systems exports (`nsys export --type sqlite`), schemas 2.9 to 3.25.
+//!
+//! Every table and column is optional. Texts need not be UTF-8. Processes are told apart by the
+//! upper bits of their global id, so that correlation ids of two of them never meet. Absent: CPU
+//! samples and call chains, network and graphics tables.
+
+mod activity;
+mod database;
+mod host;
+mod information;
+mod ranges;
+
+use std::path::Path;
+
+use database::{Database, Row};
+use hashbrown::HashMap;
+
+use super::builder::Builder;
+use super::{Counter, Wanted};
+use crate::error::TraceError;
+use crate::model::Trace;
+use crate::model::names::Name;
+
+/// Reads an export.
+///
+/// # Errors
+/// The file is no SQLite database, is locked, or is no export.
+pub(super) fn read(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
+    let database = Database::open(path)?;
+    let known = ["StringIds", "META_DATA_EXPORT", "EXPORT_META_DATA", "TARGET_INFO_SYSTEM_ENV"];
+    if !known.iter().any(|table| database.has(table)) {
+        return Err(TraceError::Unknown {
+            path: path.to_owned(),
+            reason: "an SQLite database without the tables of an Nsight Systems export".to_owned(),
+        });
+    }
+    let mut reader = Reader { database, builder: Builder::default(), strings: HashMap::new() };
+    reader.strings()?;
+    // Ranges are the longest table: they are read while the others are.
+    let strings = reader.strings.clone();
+    let (ranges, rest) = std::thread::scope(|scope| {
+        let strings = &strings;
+        let ranges = wanted.ranges.then(|| scope.spawn(move || ranges::read(path, strings)));
+        let rest = reader.all_but_ranges(wanted);
+        let ranges =
+            ranges.map(|thread| thread.join().expect("the reader of ranges does not panic"));
+        (ranges, rest)
+    });
+    rest?;
+    if let Some(ranges) = ranges {
+        ranges?.into_trace(&mut reader.builder);
+    }
+    Ok(reader.builder.finish())
+}
+
+/// An export while it is read.
+struct Reader {
+    database: Database,
+    builder: Builder,
+    /// Texts by the id that rows refer to.
+    strings: HashMap<i64, Name>,
+}
+
+impl Reader {
+    fn all_but_ranges(&mut self, wanted: &Wanted) -> Result<(), TraceError> {
+        self.information()?;
+        if wanted.operations {
+            self.operations(wanted)?;
+        }
+        if wanted.calls {
+            self.calls()?;
+        }
+        if wanted.rest {
+            self.synchronisations()?;
+            self.os_calls()?;
+            self.switches()?;
+            self.allocations()?;
+            self.counters()?;
+            self.diagnostics()?;
+        }
+        Ok(())
+    }
+
+    /// Every row of a table. A table that is missing or ends early is noted.
+    fn scan(
+        &mut self,
+        table: &str,
+        columns: &[&str],
+        mut each: impl FnMut(&mut Builder, &HashMap<i64, Name>, &Row<'_, '_>),
+    ) -> Result<(), TraceError> {
+        let (builder, strings) = (&mut self.builder, &self.strings);
+        let ended = self.database.scan(table, columns, |row| each(builder, strings, row))?;
+        self.builder.trace.quality.unreadable.extend(ended);
+        Ok(())
+    }
+
+    /// Whether a table that findings want is there; if not that is noted.
+    fn expect(&mut self, table: &str) -> bool {
+        let there = self.database.has(table);
+        if !there {
+            self.builder.trace.quality.missing.push(table.to_owned());
+        }
+        there
+    }
+
+    fn strings(&mut self) -> Result<(), TraceError> {
+        let mut strings = HashMap::new();
+        self.scan("StringIds", &["id", "value"], |builder, _, row| {
+            if let (Some(id), Some(text)) = (row.integer(0), row.text(1)) {
+                builder.trace.quality.invalid_texts.count(std::str::from_utf8(text).is_err());
+                strings.insert(id, builder.trace.names.intern_bytes(text));
+            }
+        })?;
+        self.strings = strings;
+        Ok(())
+    }
+}
+
+/// The process of a global id, and the thread in it: (key of the process, pid, tid).
+fn split_global_id(id: i64) -> (u64, i64, i64) {
+    let key = id.cast_unsigned() >> 24;
+    (key, (key & 0xFF_FFFF).cast_signed(), id & 0xFF_FFFF)
+}

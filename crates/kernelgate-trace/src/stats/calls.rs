@@ -1,0 +1,166 @@
+//! Tables of calls of CUDA.
+
+use super::summary::{Samples, Summary};
+use super::table::{Cell, Table};
+use super::{by_total, count, summary_cells};
+use crate::analyze::launches::{Launches, NONE};
+use crate::model::{Table as Interner, Trace};
+
+/// A function's name without the version of its interface, `_v` and four digits. Longer versions
+/// stay, as they do in `nsys stats`.
+pub fn without_version(name: &str) -> &str {
+    let digits = |text: &str| text.len() == 4 && text.bytes().all(|digit| digit.is_ascii_digit());
+    match name.rsplit_once("_v") {
+        Some((function, version)) if digits(version) => function,
+        _ => name,
+    }
+}
+
+pub(super) fn calls(trace: &Trace) -> Table {
+    let mut names = Interner::default();
+    let mut samples = Samples::with_capacity(trace.calls.len());
+    // The number of distinct names is small: each is shortened once.
+    let mut functions: Interner<&str> = Interner::default();
+    let mut function_of: Vec<u32> = Vec::new();
+    for (row, &name) in trace.calls.name.iter().enumerate() {
+        let index = names.of(name) as usize;
+        if index == function_of.len() {
+            function_of.push(functions.of(without_version(trace.names.text(name))));
+        }
+        samples.push(function_of[index], trace.calls.end[row] - trace.calls.start[row]);
+    }
+    let summaries = samples.summaries(functions.values.len());
+    let rows = by_total(functions.values, summaries);
+    let total = rows.iter().map(|(_, summary)| summary.total).sum();
+    Table {
+        report: "cuda_api_sum",
+        columns: vec![
+            "Time (%)",
+            "Total Time (ns)",
+            "Num Calls",
+            "Avg (ns)",
+            "Med (ns)",
+            "Min (ns)",
+            "Max (ns)",
+            "StdDev (ns)",
+            "Name",
+        ],
+        rows: rows
+            .into_iter()
+            .map(|(name, summary)| {
+                let mut cells = summary_cells(&summary, total);
+                cells.push(Cell::Text(name.to_owned()));
+                cells
+            })
+            .collect(),
+        named_by: 8,
+    }
+}
+
+/// Launches by thread, device, call and kernel. A launch's times: total, from the entry of the call
+/// to the end of kernel and call; the call; the queue, from the return of the call to the start of the
+/// kernel where the kernel did not start before; the kernel.
+pub(super) fn kernel_execution(trace: &Trace) -> Table {
+    let launches = Launches::of(trace);
+    let (calls, kernels) = (&trace.calls, &trace.kernels.on_gpu);
+    let mut groups = Interner::default();
+    let mut times: [Samples; 4] = Default::default();
+    for row in 0..kernels.len() {
+        let call = launches.call_of[row];
+        if call == NONE {
+            continue;
+        }
+        let call = call as usize;
+        let function = trace.functions[trace.kernels.function[row] as usize].demangled;
+        let device = trace.places[kernels.place[row].0 as usize].device;
+        let group = groups.of((calls.thread[call], device, calls.name[call], function));
+        let (start, end) = (kernels.start[row], kernels.end[row]);
+        let [total, api, queue, kernel] = &mut times;
+        total.push(group, end.max(calls.end[call]) - calls.start[call]);
+        api.push(group, calls.end[call] - calls.start[call]);
+        kernel.push(group, end - start);
+        if start >= calls.end[call] {
+            queue.push(group, start - calls.end[call]);
+        }
+    }
+    let groups = groups.values;
+    let [total, api, queue, kernel] = times.map(|samples| samples.summaries(groups.len()));
+    let mut order: Vec<usize> = (0..groups.len()).collect();
+    order.sort_by(|&a, &b| total[b].mean.total_cmp(&total[a].mean));
+    let five = |summary: &Summary| {
+        if summary.count == 0 {
+            return vec![Cell::Empty; 5];
+        }
+        vec![
+            Cell::Decimal(summary.mean, 1),
+            Cell::Decimal(summary.median, 1),
+            Cell::Integer(summary.min),
+            Cell::Integer(summary.max),
+            Cell::Decimal(summary.deviation, 1),
+        ]
+    };
+    let row = |index: usize| {
+        let (thread, device, call, function) = groups[index];
+        let thread = &trace.threads[thread as usize];
+        let mut cells = vec![
+            Cell::Integer(trace.processes[thread.process as usize].pid),
+            Cell::Integer(thread.tid),
+            Cell::Integer(i64::from(device)),
+            count(total[index].count),
+            count(queue[index].count),
+        ];
+        for summary in [&total[index], &api[index], &queue[index], &kernel[index]] {
+            cells.extend(five(summary));
+        }
+        cells.push(Cell::Text(without_version(trace.names.text(call)).to_owned()));
+        cells.push(Cell::Text(trace.names.text(function).to_owned()));
+        cells
+    };
+    Table {
+        report: "cuda_kern_exec_sum",
+        columns: vec![
+            "PID",
+            "TID",
+            "DevId",
+            "Count",
+            "QCount",
+            "TAvg (ns)",
+            "TMed (ns)",
+            "TMin (ns)",
+            "TMax (ns)",
+            "TStdDev (ns)",
+            "AAvg (ns)",
+            "AMed (ns)",
+            "AMin (ns)",
+            "AMax (ns)",
+            "AStdDev (ns)",
+            "QAvg (ns)",
+            "QMed (ns)",
+            "QMin (ns)",
+            "QMax (ns)",
+            "QStdDev (ns)",
+            "KAvg (ns)",
+            "KMed (ns)",
+            "KMin (ns)",
+            "KMax (ns)",
+            "KStdDev (ns)",
+            "API Name",
+            "Kernel Name",
+        ],
+        rows: order.into_iter().map(row).collect(),
+        named_by: 26,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_version;
+
+    #[test]
+    fn four_digits_are_a_version() {
+        assert_eq!(without_version("cudaLaunchKernel_v7000"), "cudaLaunchKernel");
+        assert_eq!(without_version("cudaGraphLaunch_v10000"), "cudaGraphLaunch_v10000");
+        assert_eq!(without_version("cudaStreamGetCaptureInfo_v2"), "cudaStreamGetCaptureInfo_v2");
+        assert_eq!(without_version("cuLaunchKernel"), "cuLaunchKernel");
+    }
+}

@@ -1,0 +1,233 @@
+//! Tables of what the GPU did.
+
+use super::summary::{Samples, Summary};
+use super::table::{Cell, Table};
+use super::{by_total, summary_cells};
+use crate::analyze::operations::{SET_NAME, copy_name};
+use crate::model::gpu::Operations;
+use crate::model::{Table as Interner, Trace};
+
+/// Megabytes, as this table counts them.
+const MEGABYTE: f64 = 1e6;
+
+fn length(operations: &Operations, row: usize) -> i64 {
+    operations.end[row] - operations.start[row]
+}
+
+fn sum(rows: &[(impl Sized, Summary)]) -> i64 {
+    rows.iter().map(|(_, summary)| summary.total).sum()
+}
+
+/// Kernels by name.
+fn kernel_rows(trace: &Trace) -> Vec<(String, Summary)> {
+    let mut names = Interner::default();
+    let kernels = &trace.kernels;
+    let mut samples = Samples::with_capacity(kernels.on_gpu.len());
+    for (row, &function) in kernels.function.iter().enumerate() {
+        let name = trace.functions[function as usize].demangled;
+        samples.push(names.of(name), length(&kernels.on_gpu, row));
+    }
+    let summaries = samples.summaries(names.values.len());
+    let text = |name| trace.names.text(name).to_owned();
+    by_total(names.values.into_iter().map(text).collect(), summaries)
+}
+
+pub(super) fn kernels(trace: &Trace) -> Table {
+    let rows = kernel_rows(trace);
+    let total = sum(&rows);
+    Table {
+        report: "cuda_gpu_kern_sum",
+        columns: vec![
+            "Time (%)",
+            "Total Time (ns)",
+            "Instances",
+            "Avg (ns)",
+            "Med (ns)",
+            "Min (ns)",
+            "Max (ns)",
+            "StdDev (ns)",
+            "Name",
+        ],
+        rows: rows
+            .into_iter()
+            .map(|(name, summary)| {
+                let mut cells = summary_cells(&summary, total);
+                cells.push(Cell::Text(name));
+                cells
+            })
+            .collect(),
+        named_by: 8,
+    }
+}
+
+pub(super) fn kernel_shapes(trace: &Trace) -> Table {
+    let mut groups = Interner::default();
+    let kernels = &trace.kernels;
+    let mut samples = Samples::with_capacity(kernels.on_gpu.len());
+    for (row, &function) in kernels.function.iter().enumerate() {
+        let name = trace.functions[function as usize].demangled;
+        let shape = kernels.shape.get(row).map(|&shape| trace.shapes[shape as usize]);
+        let shape = shape.unwrap_or_default();
+        samples.push(groups.of((name, shape.grid, shape.block)), length(&kernels.on_gpu, row));
+    }
+    let summaries = samples.summaries(groups.values.len());
+    let rows = by_total(groups.values, summaries);
+    let total = sum(&rows);
+    let triple = |[x, y, z]: [u32; 3]| Cell::Text(format!("{x:>4} {y:>4} {z:>4}"));
+    Table {
+        report: "cuda_gpu_kern_gb_sum",
+        columns: vec![
+            "Time (%)",
+            "Total Time (ns)",
+            "Instances",
+            "Avg (ns)",
+            "Med (ns)",
+            "Min (ns)",
+            "Max (ns)",
+            "StdDev (ns)",
+            "GridXYZ",
+            "BlockXYZ",
+            "Name",
+        ],
+        rows: rows
+            .into_iter()
+            .map(|((name, grid, block), summary)| {
+                let mut cells = summary_cells(&summary, total);
+                let name = Cell::Text(trace.names.text(name).to_owned());
+                cells.extend([triple(grid), triple(block), name]);
+                cells
+            })
+            .collect(),
+        named_by: 10,
+    }
+}
+
+/// Copies by direction and sets, of one value each.
+fn memory_rows(
+    trace: &Trace,
+    copy: impl Fn(usize) -> i64,
+    set: impl Fn(usize) -> i64,
+) -> Vec<(String, Summary)> {
+    let mut kinds = Interner::default();
+    let mut samples = Samples::default();
+    for (row, &kind) in trace.copies.kind.iter().enumerate() {
+        samples.push(kinds.of(Some(kind)), copy(row));
+    }
+    for row in 0..trace.sets.on_gpu.len() {
+        samples.push(kinds.of(None), set(row));
+    }
+    let summaries = samples.summaries(kinds.values.len());
+    let label = |kind: Option<_>| {
+        kind.map_or(SET_NAME.to_owned(), |kind| copy_name(trace.names.text(kind)))
+    };
+    by_total(kinds.values.into_iter().map(label).collect(), summaries)
+}
+
+fn memory_time_rows(trace: &Trace) -> Vec<(String, Summary)> {
+    memory_rows(
+        trace,
+        |row| length(&trace.copies.on_gpu, row),
+        |row| length(&trace.sets.on_gpu, row),
+    )
+}
+
+pub(super) fn memory_times(trace: &Trace) -> Table {
+    let rows = memory_time_rows(trace);
+    let total = sum(&rows);
+    Table {
+        report: "cuda_gpu_mem_time_sum",
+        columns: vec![
+            "Time (%)",
+            "Total Time (ns)",
+            "Count",
+            "Avg (ns)",
+            "Med (ns)",
+            "Min (ns)",
+            "Max (ns)",
+            "StdDev (ns)",
+            "Operation",
+        ],
+        rows: rows
+            .into_iter()
+            .map(|(name, summary)| {
+                let mut cells = summary_cells(&summary, total);
+                cells.push(Cell::Text(name));
+                cells
+            })
+            .collect(),
+        named_by: 8,
+    }
+}
+
+pub(super) fn memory_sizes(trace: &Trace) -> Table {
+    let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+    let rows = memory_rows(
+        trace,
+        |row| bytes(trace.copies.bytes[row]),
+        |row| bytes(trace.sets.bytes[row]),
+    );
+    let megabytes = |bytes: f64| Cell::Decimal(bytes / MEGABYTE, 3);
+    #[allow(clippy::cast_precision_loss)]
+    let row = |(name, summary): (String, Summary)| {
+        vec![
+            megabytes(summary.total as f64),
+            super::count(summary.count),
+            megabytes(summary.mean),
+            megabytes(summary.median),
+            megabytes(summary.min as f64),
+            megabytes(summary.max as f64),
+            megabytes(summary.deviation),
+            Cell::Text(name),
+        ]
+    };
+    Table {
+        report: "cuda_gpu_mem_size_sum",
+        columns: vec![
+            "Total (MB)",
+            "Count",
+            "Avg (MB)",
+            "Med (MB)",
+            "Min (MB)",
+            "Max (MB)",
+            "StdDev (MB)",
+            "Operation",
+        ],
+        rows: rows.into_iter().map(row).collect(),
+        named_by: 7,
+    }
+}
+
+pub(super) fn operations(trace: &Trace) -> Table {
+    let of = |rows: Vec<(String, Summary)>, category: &'static str| {
+        rows.into_iter().map(move |(name, summary)| ((name, category), summary))
+    };
+    let mut rows: Vec<((String, &str), Summary)> = of(kernel_rows(trace), "CUDA_KERNEL")
+        .chain(of(memory_time_rows(trace), "MEMORY_OPER"))
+        .collect();
+    rows.sort_by(|(a, x), (b, y)| y.total.cmp(&x.total).then_with(|| a.cmp(b)));
+    let total = sum(&rows);
+    Table {
+        report: "cuda_gpu_sum",
+        columns: vec![
+            "Time (%)",
+            "Total Time (ns)",
+            "Instances",
+            "Avg (ns)",
+            "Med (ns)",
+            "Min (ns)",
+            "Max (ns)",
+            "StdDev (ns)",
+            "Category",
+            "Operation",
+        ],
+        rows: rows
+            .into_iter()
+            .map(|((name, category), summary)| {
+                let mut cells = summary_cells(&summary, total);
+                cells.extend([Cell::Text(category.to_owned()), Cell::Text(name)]);
+                cells
+            })
+            .collect(),
+        named_by: 9,
+    }
+}

@@ -1,0 +1,167 @@
+//! A table, and how it is written.
+
+use std::fmt::Write as _;
+
+/// A value of a table.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Cell {
+    /// A text.
+    Text(String),
+    /// A whole number.
+    Integer(i64),
+    /// A number with this many decimals.
+    Decimal(f64, usize),
+    /// Nothing is known.
+    Empty,
+}
+
+impl Cell {
+    /// As text, as it stands in CSV.
+    pub fn plain(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Integer(value) => value.to_string(),
+            Self::Decimal(value, decimals) => format!("{value:.decimals$}"),
+            Self::Empty => String::new(),
+        }
+    }
+
+    fn is_text(&self) -> bool {
+        matches!(self, Self::Text(_))
+    }
+
+    fn to_json(&self) -> serde_json::Value {
+        match self {
+            Self::Text(text) => text.as_str().into(),
+            Self::Integer(value) => (*value).into(),
+            // As many decimals as in CSV.
+            Self::Decimal(..) => {
+                self.plain().parse::<f64>().map_or(serde_json::Value::Null, Into::into)
+            }
+            Self::Empty => serde_json::Value::Null,
+        }
+    }
+}
+
+/// Rows under titles.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Table {
+    /// The report's name.
+    pub report: &'static str,
+    /// Titles of the columns, with their units.
+    pub columns: Vec<&'static str>,
+    /// Each as long as `columns`.
+    pub rows: Vec<Vec<Cell>>,
+    /// Which column `--filter` looks at.
+    pub named_by: usize,
+}
+
+impl Table {
+    /// Only the rows whose name matches. Shares stay shares of the whole table.
+    pub fn filter(&mut self, expression: &regex::Regex) {
+        let column = self.named_by;
+        self.rows.retain(|row| expression.is_match(&row[column].plain()));
+    }
+
+    /// As CSV, with a line of titles.
+    pub fn to_csv(&self) -> String {
+        let mut writer = csv::Writer::from_writer(Vec::new());
+        let written = writer.write_record(&self.columns).and_then(|()| {
+            self.rows.iter().try_for_each(|row| writer.write_record(row.iter().map(Cell::plain)))
+        });
+        let bytes = written.ok().and_then(|()| writer.into_inner().ok());
+        String::from_utf8(bytes.expect("writing to memory does not fail")).expect("cells are UTF-8")
+    }
+
+    /// As JSON: `{"report": …, "rows": [{title: value}]}`.
+    pub fn to_json(&self) -> serde_json::Value {
+        let rows: Vec<serde_json::Value> = self
+            .rows
+            .iter()
+            .map(|row| {
+                let fields = self
+                    .columns
+                    .iter()
+                    .zip(row)
+                    .map(|(&title, cell)| (title.to_owned(), cell.to_json()));
+                serde_json::Value::Object(fields.collect())
+            })
+            .collect();
+        serde_json::json!({ "report": self.report, "rows": rows })
+    }
+
+    /// For a terminal of 100 columns: aligned, thousands separated, long names cut in their middle.
+    pub fn to_text(&self) -> String {
+        const WIDTH: usize = 100;
+        let cells: Vec<Vec<String>> =
+            self.rows.iter().map(|row| row.iter().map(shown).collect()).collect();
+        let last = self.columns.len() - 1;
+        let width = |column: usize| {
+            let rows = cells.iter().map(|row| row[column].chars().count());
+            rows.max().unwrap_or(0).max(self.columns[column].len())
+        };
+        let mut widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        let before: usize = widths[..last].iter().map(|width| width + 2).sum();
+        widths[last] = widths[last].min(WIDTH.saturating_sub(before).max(40));
+        let right: Vec<bool> = (0..self.columns.len())
+            .map(|column| !self.rows.iter().any(|row| row[column].is_text()))
+            .collect();
+        let mut text = String::new();
+        let titles: Vec<String> = self.columns.iter().map(|&title| title.to_owned()).collect();
+        for row in std::iter::once(&titles).chain(&cells) {
+            let mut line = String::new();
+            for (column, cell) in row.iter().enumerate() {
+                let cell = shorten(cell, widths[column]);
+                let width = widths[column];
+                let _ = if right[column] {
+                    write!(line, "{cell:>width$}  ")
+                } else {
+                    write!(line, "{cell:<width$}  ")
+                };
+            }
+            let _ = writeln!(text, "{}", line.trim_end());
+        }
+        text
+    }
+}
+
+fn shown(cell: &Cell) -> String {
+    match cell {
+        Cell::Integer(value) => thousands(&value.to_string()),
+        Cell::Decimal(..) => thousands(&cell.plain()),
+        _ => cell.plain(),
+    }
+}
+
+/// `1234567.8` as `1,234,567.8`.
+pub fn thousands(number: &str) -> String {
+    let (whole, fraction) = number.split_once('.').map_or((number, None), |(w, f)| (w, Some(f)));
+    let (sign, digits) = whole.strip_prefix('-').map_or(("", whole), |digits| ("-", digits));
+    let mut text = sign.to_owned();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    if let Some(fraction) = fraction {
+        text.push('.');
+        text.push_str(fraction);
+    }
+    text
+}
+
+/// A text of at most this many characters: what is too long loses its middle.
+pub fn shorten(text: &str, width: usize) -> String {
+    let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let length = clean.chars().count();
+    if length <= width || width < 3 {
+        return clean;
+    }
+    let head = (width - 1) * 2 / 3;
+    let tail = width - 1 - head;
+    let mut short: String = clean.chars().take(head).collect();
+    short.push('…');
+    short.extend(clean.chars().skip(length - tail));
+    short
+}

@@ -1,0 +1,177 @@
+//! JSON of PyTorch's profiler and CSV of Nsight Compute, whole and damaged.
+
+#![allow(clippy::unwrap_used)]
+
+mod fixture;
+
+use std::io::Write as _;
+
+use fixture::{column, file, refused};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use kernelgate_trace::diagnose::diagnose;
+use kernelgate_trace::model::Trace;
+use kernelgate_trace::model::gpu::MemoryKind;
+use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::stats::Report;
+
+const KINETO: &str = r#"{
+  "schemaVersion": 1,
+  "deviceProperties": [{"id": 0, "name": "Test GPU", "numSms": 100}],
+  "traceEvents": [
+    {"ph": "M", "name": "process_name", "pid": 5, "tid": 0, "args": {"name": "python"}},
+    {"ph": "X", "cat": "user_annotation", "name": "step", "pid": 5, "tid": 5,
+     "ts": 1712195495505000.0, "dur": 100.0},
+    {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 5, "tid": 5,
+     "ts": 1712195495505010.25, "dur": 4.5, "args": {"correlation": 9}},
+    {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1712195495505020.001,
+     "dur": 2.5, "args": {"device": 0, "context": 1, "stream": 7, "correlation": 9,
+     "grid": [4, 2, 1], "block": [128, 1, 1], "registers per thread": 40}},
+    {"ph": "X", "cat": "cuda_runtime", "name": "cudaMemcpyAsync", "pid": 5, "tid": 5,
+     "ts": 1712195495505030.0, "dur": 4.5, "args": {"correlation": 10}},
+    {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)", "pid": 0, "tid": 7,
+     "ts": 1712195495505040.0, "dur": 3, "args": {"device": 0, "stream": 7, "correlation": 10,
+     "bytes": 4096}},
+    {"ph": "i", "name": "Iteration Start", "pid": "Traces", "tid": "Trace", "ts": 1},
+    {"ph": "X", "cat": "kernel", "name": 17, "ts": 3},
+    {"ph": "B", "name": "open", "pid": 5, "tid": 6, "ts": 1712195495505001}
+  ],
+  "traceName": "x.json"
+}"#;
+
+fn read(name: &str, content: &[u8]) -> Trace {
+    let (_folder, path) = file(name, content);
+    read::open(&path, &Wanted::ALL).unwrap()
+}
+
+fn packed(content: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(content).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[test]
+fn kineto_fills_the_same_model_packed_or_not() {
+    for trace in [read("t.json", KINETO.as_bytes()), read("t.json.gz", &packed(KINETO.as_bytes()))]
+    {
+        assert_eq!(column(&trace, Report::GpuKernels, "Name"), ["gemm"]);
+        assert_eq!(column(&trace, Report::GpuKernels, "Total Time (ns)"), ["2500"]);
+        assert_eq!(trace.kernels.on_gpu.start, [1_712_195_495_505_020_001]);
+        assert_eq!(column(&trace, Report::RangeKernels, "NVTX Range"), ["step"]);
+        assert_eq!(column(&trace, Report::KernelExecution, "PID"), ["5"]);
+        assert_eq!(trace.shapes[0].grid, [4, 2, 1]);
+        assert_eq!((trace.copies.source[0], trace.copies.bytes[0]), (MemoryKind::Pageable, 4096));
+        assert_eq!(trace.devices[0].multiprocessors, Some(100));
+        // The event whose name is a number, and the range that was never closed.
+        assert_eq!((trace.quality.odd_values, trace.quality.unclosed_ranges), (1, 1));
+        assert!(diagnose(&trace).findings.iter().any(|finding| finding.id == "pageable-copy"));
+    }
+}
+
+#[test]
+fn an_array_of_events_is_a_trace_too() {
+    let trace = read("t.json", br#"[{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2}"#);
+    assert_eq!(column(&trace, Report::GpuKernels, "Total Time (ns)"), ["2000"]);
+    assert!(trace.quality.unreadable[0].contains("after 1 events"), "{:?}", trace.quality);
+}
+
+#[test]
+fn what_was_cut_is_read_as_far_as_it_goes() {
+    let text = KINETO.as_bytes();
+    let cut = text.windows(8).position(|word| word == b"\"Memcpy ").unwrap();
+    let trace = read("t.json", &text[..cut]);
+    assert_eq!(trace.kernels.on_gpu.len(), 1);
+    assert!(trace.quality.unreadable[0].starts_with("JSON after"), "{:?}", trace.quality);
+
+    // Long enough that the half of it holds events.
+    let event = r#"{"ph": "X", "cat": "kernel", "name": "k", "ts": 1.5, "dur": 2},"#;
+    let mut events: String = (0..20_000)
+        .map(|i| event.replace("1.5", &format!("{}.{}", i * 10, i * 7919 % 1000)))
+        .collect();
+    events.insert_str(0, r#"{"traceEvents": ["#);
+    let whole = packed(format!("{}]}}", events.trim_end_matches(',')).as_bytes());
+    let trace = read("t.json.gz", &whole[..whole.len() / 2]);
+    let kernels = trace.kernels.on_gpu.len();
+    assert!(kernels > 1000 && kernels < 20_000, "{kernels}");
+    assert_eq!(trace.quality.unreadable.len(), 1);
+    assert!(diagnose(&trace).to_text().contains("could not be read to its end"));
+}
+
+#[test]
+fn json_that_is_no_trace_is_refused() {
+    assert!(refused("a.json", b"{\"a\": [1, 2]}").contains("without `traceEvents`"));
+    assert!(refused("a.json", b"[1, 2]").contains("without `traceEvents`"));
+    assert!(refused("a.json", b"{\"traceEvents\": 5}").contains("array of events"));
+    assert!(refused("a.json.gz", &[0x1f, 0x8b, 8, 0, 0]).contains("a.json.gz"));
+    assert!(refused("a.json.gz", &packed(b"no json")).contains("expected"));
+}
+
+#[test]
+fn json_bombs_are_refused() {
+    let deep = "[".repeat(40 << 20);
+    let message = refused("deep.json.gz", &packed(deep.as_bytes()));
+    assert!(message.contains("nesting of more than 16 MiB"), "{message}");
+    // One that nests less is skipped where it is not used, and refused where it is.
+    let inner = format!("{{\"traceEvents\": [{}{}]}}", "[".repeat(100_000), "]".repeat(100_000));
+    refused("inner.json", inner.as_bytes());
+    let args = format!(
+        r#"[{{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2, "args": {}1{}}}]"#,
+        "[".repeat(100_000),
+        "]".repeat(100_000)
+    );
+    assert_eq!(read("args.json", args.as_bytes()).kernels.on_gpu.len(), 1);
+}
+
+const NCU: &str = "\
+program output, with \"quotes\"
+==PROF== Connected to process 4
+==PROF== Profiling \"gemm\": 0%....100%
+\"ID\",\"Process ID\",\"Kernel Name\",\"Block Size\",\"Grid Size\",\"Device\",\"CC\",\
+\"Section Name\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"
+\"0\",\"4\",\"gemm\",\"(128, 1, 1)\",\"(9, 32, 1)\",\"0\",\"9.0\",\"Speed\",\"Duration\",\"us\",\"1,234.5\"
+\"0\",\"4\",\"gemm\",\"(128, 1, 1)\",\"(9, 32, 1)\",\"0\",\"9.0\",\"Speed\",\"SM [%]\",\"%\",\"91.0\"
+more output
+\"0\",\"4\",\"gemm\",\"(128, 1, 1)\",\"(9, 32, 1)\",\"0\",\"9.0\",\"Speed\",\"SOL Memory\",\"%\",\"40\"
+\"0\",\"4\",\"gemm\",\"(128, 1, 1)\",\"(9, 32, 1)\",\"0\",\"9.0\",\"Launch\",\"Policy\",\"\",\"Spread\"
+\"1\",\"4\",\"short row\"
+==PROF== Disconnected from process 4
+";
+
+#[test]
+fn ncu_csv_is_found_behind_other_output() {
+    let trace = read("ncu.log", NCU.as_bytes());
+    assert_eq!(trace.profiled.len(), 2);
+    let gemm = &trace.profiled[0];
+    let value = |name: &str| gemm.metrics[&trace.names.find(name).unwrap()].value;
+    assert_eq!(value("Duration"), 1234.5);
+    assert_eq!(value("Compute (SM) Throughput"), 91.0, "under the name of today");
+    assert_eq!(value("Memory Throughput"), 40.0);
+    assert_eq!(
+        (gemm.metrics.len(), gemm.shape.grid, gemm.shape.block),
+        (3, [9, 32, 1], [128, 1, 1])
+    );
+    let diagnosis = diagnose(&trace);
+    let bound: Vec<&str> = diagnosis
+        .findings
+        .iter()
+        .filter(|finding| finding.id == "kernel-bound")
+        .map(|finding| finding.title.as_str())
+        .collect();
+    assert_eq!(bound, ["gemm is compute-bound"]);
+}
+
+#[test]
+fn the_raw_page_has_a_metric_a_column() {
+    let raw = "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\"x__unknown\"\n\
+               \"\",\"\",\"nsecond\",\"\"\n\"0\",\"k\",\"4,096\",\"n/a\"\n";
+    let trace = read("raw.csv", raw.as_bytes());
+    let metric = trace.profiled[0].metrics[&trace.names.find("Duration").unwrap()];
+    assert_eq!((metric.value, trace.names.text(metric.unit)), (4096.0, "nsecond"));
+    assert_eq!(trace.profiled[0].metrics.len(), 1);
+}
+
+#[test]
+fn a_header_without_launches_is_refused() {
+    let message = refused("ncu.csv", b"\"ID\",\"Process ID\",\"Kernel Name\"\n==PROF== nothing\n");
+    assert!(message.contains("no profiled launch"), "{message}");
+}

@@ -1,0 +1,230 @@
+//! Planted faults are found and named; runs without them are not blamed.
+
+#![allow(clippy::unwrap_used)]
+
+mod fixture;
+
+use fixture::Export;
+use kernelgate_trace::diagnose::{CauseKind, Diagnosis, Finding, Severity, diagnose};
+
+fn found<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
+    diagnosis.findings.iter().find(|finding| finding.id == id)
+}
+
+/// Steps of ten kernels of 30 µs each, launched ahead of time by calls of 5 µs.
+fn steps(export: &mut Export, steps: i64, mut end_of_step: impl FnMut(&mut Export, i64, i64)) {
+    for step in 0..steps {
+        let start = 1_000_000 + step * 1_000_000;
+        export.range(start, Some(start + 900_000), 59, &format!("step_{step}"));
+        for kernel in 0..10 {
+            let call = start + kernel * 10_000;
+            let run = start + 50_000 + kernel * 31_000;
+            let id = step * 100 + kernel + 1;
+            export.launch((call, call + 5_000), (run, run + 30_000), id, &format!("k{kernel}"));
+        }
+        end_of_step(export, start, step);
+    }
+}
+
+#[test]
+fn a_wait_in_a_loop_is_found_with_its_range() {
+    let mut export = Export::new();
+    steps(&mut export, 5, |export, start, _| {
+        export.call(7, (start + 200_000, start + 400_000), 0, "cudaStreamSynchronize_v3020");
+    });
+    let diagnosis = diagnose(&export.read().unwrap());
+    let finding = found(&diagnosis, "sync-in-loop").unwrap();
+    assert_eq!(finding.measured.value, 5.0);
+    assert_eq!(finding.evidence[0].what, "cudaStreamSynchronize");
+    assert_eq!(finding.evidence[0].range.as_deref(), Some("step_#"));
+    assert_eq!(finding.evidence[0].total_ns, Some(1_000_000));
+    // Each wait ends in the idle time behind its step, but for the last, which nothing follows.
+    let idle = 4 * (1_000_000 - 9 * 31_000 - 30_000);
+    assert_eq!(finding.recoverable_ns, Some(idle));
+    let causes = &diagnosis.devices[0].gaps.causes;
+    assert_eq!((causes[0].kind, causes[0].count), (CauseKind::Wait, 4));
+}
+
+#[test]
+fn a_single_wait_at_the_end_is_none() {
+    let mut export = Export::new();
+    steps(&mut export, 5, |_, _, _| {});
+    export.call(7, (9_000_000, 9_100_000), 0, "cudaDeviceSynchronize_v3020");
+    let diagnosis = diagnose(&export.read().unwrap());
+    assert!(found(&diagnosis, "sync-in-loop").is_none());
+    assert!(diagnosis.passed.contains(&"sync-in-loop"));
+}
+
+#[test]
+fn waits_without_ranges_are_a_loop_if_the_launches_between_them_repeat() {
+    let mut export = Export::new();
+    for i in 0..8 {
+        let start = 1_000_000 + i * 100_000;
+        for k in 0..3 {
+            let call = start + k * 10_000;
+            export.launch((call, call + 5_000), (call + 6_000, call + 9_000), i * 3 + k + 1, "k");
+        }
+        export.call(7, (start + 40_000, start + 50_000), 0, "cuStreamSynchronize");
+    }
+    let diagnosis = diagnose(&export.read().unwrap());
+    let finding = found(&diagnosis, "sync-in-loop").unwrap();
+    assert_eq!(finding.evidence[0].count, 8);
+}
+
+#[test]
+fn pageable_and_synchronous_copies_are_found() {
+    let mut export = Export::new();
+    // Host to device: 0 is pageable, 1 pinned, 2 the device.
+    export.call(7, (100, 200), 1, "cudaMemcpyAsync_v3020");
+    export.copy((1000, 2000), 1, (1, 0, 2));
+    export.call(7, (300, 400), 2, "cudaMemcpyAsync_v3020");
+    export.copy((3000, 4000), 2, (1, 1, 2));
+    export.call(7, (500, 600), 3, "cudaMemcpy_v3020");
+    export.copy((5000, 7000), 3, (2, 2, 1));
+    let diagnosis = diagnose(&export.read().unwrap());
+    let pageable = found(&diagnosis, "pageable-copy").unwrap();
+    assert_eq!(pageable.evidence.len(), 1);
+    assert_eq!(pageable.evidence[0].count, 1, "the pinned one is not blamed");
+    assert!(pageable.evidence[0].what.contains("pageable to device"));
+    let synchronous = found(&diagnosis, "synchronous-copy").unwrap();
+    assert_eq!(synchronous.evidence[0].what, "cudaMemcpy Device-to-Host");
+    assert_eq!(synchronous.recoverable_ns, Some(2000));
+}
+
+/// Kernels of 3 µs, each launched by a call of 6 µs; a step of host code between.
+fn launch_bound() -> Export {
+    let mut export = Export::new();
+    for i in 0..200 {
+        let start = 1_000_000 + i * 12_000;
+        export.launch((start, start + 6_000), (start + 7_000, start + 10_000), i + 1, "tiny");
+    }
+    export
+}
+
+#[test]
+fn short_kernels_behind_long_launches_are_launch_bound() {
+    let diagnosis = diagnose(&launch_bound().read().unwrap());
+    let finding = found(&diagnosis, "launch-bound").unwrap();
+    assert_eq!(finding.severity, Severity::Severe);
+    // 200 kernels of 3 µs in 199 × 12 + 3 µs.
+    assert!((finding.measured.value - 600.0 / 2391.0 * 100.0).abs() < 1e-9);
+    assert_eq!(finding.recoverable_ns, Some(199 * 9_000), "the GPU waited for the host");
+    // Of 9 µs the host was 2 µs in its own code, then in the call.
+    let causes = &diagnosis.devices[0].gaps.causes;
+    assert_eq!((causes[0].kind, causes[0].count), (CauseKind::LaunchCall, 199));
+}
+
+#[test]
+fn the_same_kernels_in_one_graph_are_not() {
+    let mut export = Export::new();
+    export.call(7, (900_000, 950_000), 1, "cudaGraphLaunch_v10000");
+    for i in 0..200 {
+        let start = 1_000_000 + i * 12_000;
+        export.kernel(7, (start, start + 3_000), 1, "tiny");
+    }
+    let diagnosis = diagnose(&export.read().unwrap());
+    assert!(found(&diagnosis, "launch-bound").is_none());
+    let causes = &diagnosis.devices[0].gaps.causes;
+    assert_eq!((causes.len(), causes[0].kind), (1, CauseKind::Queued));
+}
+
+#[test]
+fn gaps_are_classed_at_20_and_50_microseconds() {
+    let mut export = Export::new();
+    let mut start = 1_000_000;
+    for (i, gap) in (1..).zip([19_999, 20_000, 50_000, 50_001, 0]) {
+        export.launch((i * 100, i * 100 + 10), (start, start + 1_000), i, "k");
+        start += 1_000 + gap;
+    }
+    let gaps = &diagnose(&export.read().unwrap()).devices[0].gaps;
+    assert_eq!((gaps.normal.count, gaps.warning.count, gaps.severe.count), (1, 2, 1));
+    assert_eq!((gaps.normal.total_ns, gaps.severe.total_ns), (19_999, 50_001));
+    assert_eq!((gaps.longest_ns, gaps.mean_ns()), (50_001, 35_000.0));
+}
+
+#[test]
+fn a_clock_that_jumps_is_told() {
+    let mut export = Export::new();
+    export.launch((10, 20), (1_000, 2_000), 1, "k");
+    export.launch((30, 40), (3_000, 4_000), 2, "k");
+    export.launch(
+        (3_600_000_000_000, 3_600_000_000_010),
+        (3_600_000_001_000, 3_600_000_002_000),
+        3,
+        "k",
+    );
+    let diagnosis = diagnose(&export.read().unwrap());
+    assert!(
+        diagnosis.findings[0].title.contains("the clock jumped"),
+        "{:?}",
+        diagnosis.findings[0]
+    );
+}
+
+#[test]
+fn small_grids_are_found_where_the_gpu_is_known() {
+    let mut export = Export::new();
+    export.launch((10, 20), (1_000, 9_000), 1, "narrow");
+    export.launch((30, 40), (10_000, 12_000), 2, "wide");
+    export.sql("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET gridX = 25 WHERE start = 1000;");
+    let diagnosis = diagnose(&export.read().unwrap());
+    let finding = found(&diagnosis, "small-grid").unwrap();
+    assert_eq!(finding.measured.value, 80.0);
+    assert_eq!(finding.recoverable_ns, Some(6_000), "three quarters of it idle");
+    assert!(finding.evidence[0].what.contains("25 blocks for 100 multiprocessors"));
+    export.sql("DROP TABLE TARGET_INFO_GPU;");
+    let diagnosis = diagnose(&export.read().unwrap());
+    let skipped = diagnosis.skipped.iter().find(|skipped| skipped.rule == "small-grid").unwrap();
+    assert!(skipped.reason.contains("does not describe the GPU"));
+}
+
+#[test]
+fn the_bound_is_told_from_issue_and_dram_not_from_activity() {
+    let mut export = Export::new();
+    export.launch((10, 20), (1_000, 9_000), 1, "k");
+    export.sql(
+        "CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INTEGER, metricId INTEGER, metricName TEXT);
+         CREATE TABLE GPU_METRICS (timestamp INTEGER, typeId INTEGER, metricId INTEGER, value INTEGER);
+         INSERT INTO TARGET_INFO_GPU_METRICS VALUES (256, 1, 'SMs Active [Throughput %]'),
+            (256, 2, 'SM Issue [Throughput %]'), (256, 3, 'DRAM Read Bandwidth [Throughput %]'),
+            (256, 4, 'DRAM Write Bandwidth [Throughput %]');
+         INSERT INTO GPU_METRICS VALUES (-5, 256, 2, 100);",
+    );
+    let sample = |count: i64| {
+        export.sql(&format!(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count})
+             INSERT INTO GPU_METRICS SELECT i, 256, m.metricId, CASE m.metricId WHEN 1 THEN 99
+             WHEN 2 THEN 16 WHEN 3 THEN 54 ELSE 27 END FROM n, TARGET_INFO_GPU_METRICS m;"
+        ));
+    };
+    sample(50);
+    let diagnosis = diagnose(&export.read().unwrap());
+    let skipped = diagnosis.skipped.iter().find(|skipped| skipped.rule == "sampled-bound").unwrap();
+    assert!(skipped.reason.contains("too few"), "{skipped:?}");
+    sample(50);
+    let diagnosis = diagnose(&export.read().unwrap());
+    assert!(found(&diagnosis, "sampled-bound").unwrap().title.contains("is memory-bound"));
+}
+
+#[test]
+fn the_report_reads_well() {
+    let mut export = launch_bound();
+    export.range(1_000_000, Some(2_200_000), 59, "warm-up");
+    export.range(2_200_000, Some(3_500_000), 59, "benchmark");
+    export.call(7, (100, 200), 1000, "cudaMemcpyAsync_v3020");
+    export.copy((500_000, 900_000), 1000, (1, 0, 2));
+    let diagnosis = diagnose(&export.read().unwrap());
+    let text = diagnosis.to_text();
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    insta::assert_snapshot!(text);
+    let json = diagnosis.to_json();
+    assert_eq!(json["schema_version"], 1);
+    assert_eq!(json["devices"][0]["gaps"]["severe"]["count"], 1);
+    let ids: Vec<&str> = json["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|finding| finding["id"].as_str().unwrap())
+        .collect();
+    assert!(ids.contains(&"launch-bound") && ids.contains(&"pageable-copy"), "{ids:?}");
+}

@@ -1,0 +1,232 @@
+//! Exports of Nsight Systems that are old, odd or damaged.
+
+#![allow(clippy::unwrap_used)]
+
+mod fixture;
+
+use fixture::{Export, column, file, process, refused};
+use kernelgate_trace::analyze::restrict;
+use kernelgate_trace::diagnose::diagnose;
+use kernelgate_trace::model::Trace;
+use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::stats::{self, Report};
+
+#[test]
+fn files_of_no_known_format_are_refused_by_name() {
+    assert!(refused("trace.sqlite", b"no database").contains("not an SQLite database"));
+    assert!(refused("notes.txt", b"no trace").contains("neither an SQLite export"));
+    assert!(refused("empty.json", b"").contains("it is empty"));
+    let missing = read::open("/no/such/trace.sqlite".as_ref(), &Wanted::ALL).unwrap_err();
+    assert!(missing.to_string().contains("/no/such/trace.sqlite"), "{missing}");
+    let other = Export::with_schema("CREATE TABLE people (name TEXT);");
+    let message = other.read().unwrap_err().to_string();
+    assert!(message.contains("without the tables of an Nsight Systems export"), "{message}");
+}
+
+#[test]
+fn a_report_without_its_program_names_the_command() {
+    let message = refused("a.nsys-rep", b"binary");
+    assert!(message.contains("nsys export --type sqlite"), "{message}");
+    let message = refused("a.ncu-rep", b"binary");
+    assert!(message.contains("ncu --csv --page details --import"), "{message}");
+}
+
+#[test]
+fn a_database_that_is_being_written_is_refused() {
+    let export = Export::new();
+    export.sql("BEGIN EXCLUSIVE; INSERT INTO META_DATA_EXPORT VALUES ('a', 'b');");
+    let message = export.read().unwrap_err().to_string();
+    assert!(message.contains("locked") && message.contains("trace.sqlite"), "{message}");
+}
+
+#[test]
+fn of_a_truncated_export_the_rest_is_told() {
+    let mut export = Export::new();
+    let name = export.text("kernel");
+    export.sql(&format!(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
+         INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL
+         SELECT i * 1000, i * 1000 + 500, 0, 1, 7, i, {}, {name}, {name}, 32, 1, 1, 1, 32, 1, 1
+         FROM n;",
+        process(7)
+    ));
+    let bytes = std::fs::read(export.path()).unwrap();
+    let (_folder, path) = file("cut.sqlite", &bytes[..bytes.len() / 2]);
+    match read::open(&path, &Wanted::ALL) {
+        Err(error) => assert!(error.to_string().contains("truncated or damaged"), "{error}"),
+        Ok(trace) => {
+            let kernels = trace.kernels.on_gpu.len();
+            assert!(kernels > 1000 && kernels < 20_000, "{kernels}");
+            assert!(trace.quality.unreadable[0].contains("truncated"), "{:?}", trace.quality);
+            assert!(diagnose(&trace).to_text().contains("could not be read to its end"));
+        }
+    }
+}
+
+#[test]
+fn an_export_without_gpu_work_says_so() {
+    let export = Export::with_schema("CREATE TABLE StringIds (id INTEGER, value TEXT);");
+    let trace = export.read().unwrap();
+    let diagnosis = diagnose(&trace);
+    assert_eq!(diagnosis.findings[0].id, "data-quality");
+    assert!(diagnosis.findings[0].title.contains("nothing about the GPU can be concluded"));
+    assert!(trace.quality.missing.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned()));
+    for report in Report::ALL {
+        assert_eq!(stats::table(&trace, report).rows, Vec::<Vec<_>>::new(), "{}", report.name());
+    }
+}
+
+#[test]
+fn few_columns_of_an_old_schema_are_enough() {
+    let export = Export::with_schema(
+        "CREATE TABLE StringIds (id INTEGER, value TEXT);
+         CREATE TABLE EXPORT_META_DATA (name TEXT, value TEXT);
+         INSERT INTO EXPORT_META_DATA VALUES ('EXPORT_SCHEMA_VERSION', '2.9');
+         INSERT INTO StringIds VALUES (1, 'old_kernel');
+         CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, shortName INTEGER);
+         INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (100, 300, 1), (400, 500, 1), (600, 700, 99);",
+    );
+    let trace = export.read().unwrap();
+    assert_eq!(trace.metadata["EXPORT_SCHEMA_VERSION"], "2.9");
+    assert_eq!(column(&trace, Report::GpuKernels, "Name"), ["old_kernel", "unknown kernel"]);
+    assert_eq!(column(&trace, Report::GpuKernels, "Total Time (ns)"), ["300", "100"]);
+}
+
+#[test]
+fn correlation_ids_of_two_processes_do_not_meet() {
+    let mut export = Export::new();
+    for (pid, kernel) in [(7, "mine"), (8, "yours")] {
+        export.kernel(pid, (1000 * pid, 1000 * pid + 10), 1, kernel);
+        export.call(pid, (10 * pid, 10 * pid + 5), 1, "cudaLaunchKernel_v7000");
+    }
+    let trace = export.read().unwrap();
+    let mut pairs: Vec<(String, String)> = column(&trace, Report::KernelExecution, "PID")
+        .into_iter()
+        .zip(column(&trace, Report::KernelExecution, "Kernel Name"))
+        .collect();
+    pairs.sort();
+    let pair = |pid: &str, kernel: &str| (pid.to_owned(), kernel.to_owned());
+    assert_eq!(pairs, [pair("7", "mine"), pair("8", "yours")]);
+}
+
+#[test]
+fn orphans_stand_apart_and_are_counted() {
+    let mut export = Export::new();
+    export.launch((10, 20), (100, 200), 1, "known");
+    export.kernel(7, (300, 400), 2, "orphan");
+    export.kernel(7, (500, 600), -1, "without id");
+    export.range(0, Some(50), 59, "step");
+    let trace = export.read().unwrap();
+    assert_eq!(
+        column(&trace, Report::RangeKernels, "Kernel Name"),
+        ["orphan", "without id", "known"]
+    );
+    assert_eq!(column(&trace, Report::RangeKernels, "PID"), ["", "", "7"]);
+    assert_eq!(trace.quality.odd_values, 0, "-1 stands for none");
+    assert!(diagnose(&trace).to_text().contains("2 of 3 operations were launched by calls"));
+}
+
+#[test]
+fn odd_records_are_kept_and_counted() {
+    let mut export = Export::new();
+    export.launch((10, 20), (100, 100), 1, "zero long");
+    export.launch((30, 40), (200, 150), 2, "backwards");
+    export.launch((50, 60), (0, 0), 3, "without times");
+    export.launch((70, 80), (300, 310), 1 << 40, "odd id");
+    export.range(0, None, 59, "unclosed");
+    export.sql(
+        "INSERT INTO StringIds VALUES (77, CAST(x'6b65c328' AS TEXT));
+         UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET demangledName = 77 WHERE start = 300;",
+    );
+    let trace = export.read().unwrap();
+    let quality = &trace.quality;
+    assert_eq!((quality.backwards, quality.without_times, quality.unclosed_ranges), (1, 1, 1));
+    // The kernel's id and its call's.
+    assert_eq!((quality.odd_values, quality.invalid_texts), (2, 1));
+    let names = column(&trace, Report::GpuKernels, "Name");
+    assert_eq!(names, ["ke\u{fffd}(", "backwards", "zero long"]);
+    assert_eq!(column(&trace, Report::Ranges, "Total Time (ns)"), ["310"], "to the last time");
+    diagnose(&trace);
+}
+
+#[test]
+fn ranges_that_overlap_count_each_what_they_enclose() {
+    let mut export = Export::new();
+    export.range(0, Some(100), 60, "a");
+    export.range(50, Some(200), 60, "b");
+    export.range(60, Some(60), 59, "empty");
+    export.launch((10, 20), (1000, 1001), 1, "in a");
+    export.launch((60, 70), (1010, 1012), 2, "in both");
+    export.launch((90, 120), (1020, 1023), 3, "in b");
+    let trace = export.read().unwrap();
+    let table = stats::table(&trace, Report::RangeKernels);
+    let rows: Vec<(String, String)> =
+        table.rows.iter().map(|row| (row[0].plain(), row[12].plain())).collect();
+    let row = |range: &str, kernel: &str| (range.to_owned(), kernel.to_owned());
+    assert_eq!(
+        rows,
+        [row("a", "in both"), row("a", "in a"), row("b", "in b"), row("b", "in both")]
+    );
+    let levels = column(&trace, Report::RangeProjections, "Avg Range Lvl");
+    assert_eq!(levels, ["0.0", "0.0"], "neither encloses the other");
+}
+
+#[test]
+fn domains_stand_before_the_names_of_their_ranges() {
+    let export = Export::new();
+    export.sql(&format!(
+        "INSERT INTO NVTX_EVENTS VALUES (5, 9, 59, 'create', NULL, {0}, 3);
+         INSERT INTO NVTX_EVENTS VALUES (1, NULL, 75, 'cuBLAS', NULL, {0}, 3);
+         INSERT INTO NVTX_EVENTS VALUES (6, 8, 59, 'plain', NULL, {0}, 0);
+         INSERT INTO NVTX_EVENTS VALUES (7, NULL, 34, 'a mark', NULL, {0}, 0);",
+        process(7) | 7
+    ));
+    let trace = export.read().unwrap();
+    assert_eq!(column(&trace, Report::Ranges, "Range"), ["cuBLAS:create", "plain"]);
+}
+
+/// Two steps of which the first is warm-up; each with a part and a kernel outside of it.
+fn steps() -> Trace {
+    let mut export = Export::new();
+    for step in 0..2 {
+        let start = step * 1000;
+        export.range(start, Some(start + 900), 59, ["warm-up", "step/1"][step as usize]);
+        export.range(start + 100, Some(start + 300), 59, "part");
+        export.launch(
+            (start + 150, start + 160),
+            (start + 200, start + 250),
+            2 * step + 1,
+            "inner",
+        );
+        export.launch(
+            (start + 400, start + 410),
+            (start + 500, start + 530),
+            2 * step + 2,
+            "outer",
+        );
+    }
+    export.launch((5000, 5010), (5100, 5200), 99, "after");
+    export.read().unwrap()
+}
+
+#[test]
+fn a_range_restricts_every_table() {
+    let all = steps();
+    let kernels = |pattern: &str| {
+        restrict::inside(&all, pattern).map(|trace| {
+            let names = column(&trace, Report::GpuKernels, "Name");
+            let counts = column(&trace, Report::GpuKernels, "Instances");
+            names.into_iter().zip(counts).map(|(n, c)| format!("{n} {c}")).collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(kernels("step/1").unwrap(), ["inner 1", "outer 1"]);
+    assert_eq!(kernels("part").unwrap(), ["inner 2"], "the end of a path, in either step");
+    assert_eq!(kernels("step/1/part").unwrap(), ["inner 1"]);
+    assert_eq!(kernels("warm-up/part").unwrap(), ["inner 1"]);
+    assert_eq!(kernels("step*").unwrap(), ["inner 1", "outer 1"]);
+    assert_eq!(kernels("art"), None, "whole names only");
+    let inside = restrict::inside(&all, "step/1").unwrap();
+    assert_eq!(column(&inside, Report::Ranges, "Range"), ["step/1", "part"]);
+    assert_eq!(column(&inside, Report::ApiCalls, "Num Calls"), ["2"]);
+    assert_eq!(column(&inside, Report::RangeProjections, "Total Proj Time (ns)"), ["330", "50"]);
+}

@@ -1,0 +1,219 @@
+//! Real exports against what `nsys stats` prints for them, and gaps against an independent count.
+//!
+//! `KERNELGATE_TRACES` names the folder of the exports, which are not part of the repository.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use kernelgate_trace::analyze::idle;
+use kernelgate_trace::analyze::launches::Launches;
+use kernelgate_trace::diagnose::{Diagnosis, diagnose};
+use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::stats::{self, Report};
+
+/// The folder, or `None` after saying why nothing is tested.
+fn folder() -> Option<PathBuf> {
+    match std::env::var_os("KERNELGATE_TRACES") {
+        Some(folder) => Some(folder.into()),
+        None => {
+            println!("skipped: KERNELGATE_TRACES does not name a folder with real traces");
+            None
+        }
+    }
+}
+
+/// The folders with an export, in order.
+fn exports(folder: &Path) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("trace.sqlite").is_file())
+        .collect();
+    all.sort();
+    all
+}
+
+fn rows(csv: &str) -> Vec<Vec<String>> {
+    let mut reader =
+        csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(csv.as_bytes());
+    reader.records().map(|row| row.unwrap().iter().map(str::to_owned).collect()).collect()
+}
+
+/// Names, counts and sums exactly; what has decimals within rounding, percentages within 0.1.
+fn same(title: &str, ours: &str, theirs: &str) -> bool {
+    if ours == theirs {
+        return true;
+    }
+    let (Ok(a), Ok(b)) = (ours.parse::<f64>(), theirs.parse::<f64>()) else { return false };
+    let decimal = ours.contains('.') && theirs.contains('.');
+    let allowed = if title.contains("(MB)") { 0.001_001 } else { 0.100_1 };
+    decimal && (a - b).abs() <= allowed
+}
+
+#[test]
+fn every_table_is_that_of_nsys_stats() {
+    let Some(folder) = folder() else { return };
+    let mut compared = 0;
+    for export in exports(&folder) {
+        let trace = read::open(&export.join("trace.sqlite"), &Wanted::ALL).unwrap();
+        for report in Report::ALL {
+            let truth = export.join(format!("gt/gt_{}.csv", report.name()));
+            let Ok(truth) = std::fs::read_to_string(&truth) else { continue };
+            let (mut theirs, mut ours) =
+                (rows(&truth), rows(&stats::table(&trace, report).to_csv()));
+            let name = format!("{} of {}", report.name(), export.display());
+            assert_eq!(ours[0], theirs[0], "{name}");
+            assert_eq!(ours.len(), theirs.len(), "{name}");
+            // Rows of equal totals may stand in either order.
+            let titles = theirs.remove(0);
+            ours.remove(0);
+            let key = |row: &Vec<String>| {
+                let exact = row.iter().filter(|cell| !cell.contains('.'));
+                (exact.cloned().collect::<Vec<_>>(), row.clone())
+            };
+            ours.sort_by_key(key);
+            theirs.sort_by_key(key);
+            for (ours, theirs) in ours.iter().zip(&theirs) {
+                for ((title, a), b) in titles.iter().zip(ours).zip(theirs) {
+                    assert!(
+                        same(title, a, b),
+                        "{name}: {title}: {a}, not {b}\n{ours:?}\n{theirs:?}"
+                    );
+                }
+            }
+            compared += 1;
+        }
+    }
+    assert!(compared > 40, "{compared} tables compared");
+}
+
+/// Gaps below 20 µs, of 20 to 50 µs, above; idle ns; the longest in ns.
+type Gaps = ([usize; 3], i64, i64);
+
+#[test]
+fn gaps_are_those_of_an_independent_count() {
+    let Some(folder) = folder() else { return };
+    // From the README of the exports: kernels alone, all operations, busy share in percent.
+    let expected: &[(&str, Gaps, Gaps, f64)] = &[
+        (
+            "zx3xyy_result_2_7B_clean",
+            ([18312, 1, 6], 20_243, 3_420),
+            ([18312, 1, 6], 20_243, 3_420),
+            99.8,
+        ),
+        (
+            "zx3xyy_result_2_7B_nvtx",
+            ([7293, 5, 29], 528_440, 1_901_725),
+            ([7293, 35, 293], 1_298_044, 1_901_725),
+            83.5,
+        ),
+        (
+            "zx3xyy_result_2_7B_compile_ro",
+            ([19, 0, 10], 7_030_460, 7_818_327),
+            ([37, 0, 2], 387, 2091),
+            100.0,
+        ),
+        (
+            "jsun-012_result",
+            ([16572, 215, 244], 598_928, 1_074_804),
+            ([18354, 95, 364], 681_576, 1_074_804),
+            72.5,
+        ),
+        (
+            "Athrun0109_result",
+            ([2755, 1038, 691], 647_819, 1_809_892),
+            ([2888, 1036, 803], 764_236, 1_809_892),
+            10.0,
+        ),
+        (
+            "GindaChen_tests_fixtures_mfu_2gpu_before",
+            ([3518, 237, 252], 63_322, 44_928),
+            ([4881, 220, 195], 57_417, 44_928),
+            90.4,
+        ),
+    ];
+    for (name, kernels, all, busy) in expected {
+        let path = folder.join(name).join("trace.sqlite");
+        let trace = read::open(&path, &Wanted::ALL).unwrap();
+        let count = trace.kernels.on_gpu.len() as u32;
+        assert_eq!(gaps(&idle::activities(&trace, |id| id < count)), *kernels, "{name}: kernels");
+        let activities = idle::activities(&trace, |_| true);
+        assert_eq!(gaps(&activities), *all, "{name}: all operations");
+        let span: i64 = activities.iter().map(|of| of.span_ns()).sum();
+        let worked: i64 = activities.iter().map(|of| of.busy_ns).sum();
+        let share = (worked as f64 / span as f64 * 1000.0).round() / 10.0;
+        assert_eq!(share, *busy, "{name}");
+    }
+}
+
+/// In the digits that the README prints: idle in µs, the longest in tenths of a µs.
+fn gaps(activities: &[idle::Activity]) -> Gaps {
+    let mut classes = [0; 3];
+    let (mut idle, mut longest) = (0, 0);
+    for gap in activities.iter().flat_map(|of| &of.gaps) {
+        let length = gap.length();
+        classes[usize::from(length >= 20_000) + usize::from(length > 50_000)] += 1;
+        idle += length;
+        longest = longest.max(length);
+    }
+    (classes, (idle + 500) / 1000, (longest + 50) / 100)
+}
+
+#[test]
+fn rules_judge_real_traces_rightly() {
+    let Some(folder) = folder() else { return };
+    let diagnosis = |name: &str| {
+        let path = folder.join(name).join("trace.sqlite");
+        diagnose(&read::open(&path, &Wanted::ALL).unwrap())
+    };
+    let has = |diagnosis: &Diagnosis, id: &str| diagnosis.findings.iter().any(|of| of.id == id);
+    // Busy 99.8 % and 100 %: a rule that looks at kernels alone would find 10 severe gaps in the
+    // second, whose graphs were recorded whole.
+    let clean = diagnosis("zx3xyy_result_2_7B_clean");
+    assert!(!has(&clean, "gaps") && !has(&clean, "launch-bound") && !has(&clean, "sync-in-loop"));
+    let graphs = diagnosis("zx3xyy_result_2_7B_compile_ro");
+    assert!(!has(&graphs, "gaps") && !has(&graphs, "launch-bound"));
+    // Busy 10 %, kernels shorter than their launches, a wait behind every copy.
+    let laptop = diagnosis("Athrun0109_result");
+    for id in ["gaps", "launch-bound", "sync-in-loop", "pageable-copy"] {
+        assert!(has(&laptop, id), "{id}");
+    }
+    // `nsys analyze` lists the same copies, 50 of them at most.
+    let annotated = diagnosis("zx3xyy_result_2_7B_nvtx");
+    let pageable = annotated.findings.iter().find(|of| of.id == "pageable-copy").unwrap();
+    assert_eq!(pageable.measured.value, 292.0);
+    // The longest idle time of device 0 in `rule_gpu_gaps`.
+    assert_eq!(annotated.devices[0].gaps.longest_ns, 190_172_452);
+    for export in exports(&folder) {
+        let name = export.file_name().unwrap().to_str().unwrap();
+        let text = diagnosis(name).to_text();
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    }
+}
+
+#[test]
+fn pytorch_and_ncu_files_are_read() {
+    let Some(folder) = folder() else { return };
+    let path = folder.join("kineto/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz");
+    let trace = read::open(&path, &Wanted::ALL).unwrap();
+    let counts = (trace.kernels.on_gpu.len(), trace.copies.on_gpu.len(), trace.sets.on_gpu.len());
+    assert_eq!(counts, (4350, 1600, 145));
+    assert_eq!((trace.calls.len(), trace.quality.odd_values), (15329, 0));
+    assert!(trace.quality.unreadable.is_empty());
+    let launches = Launches::of(&trace);
+    assert!(launches.orphans() * 100 < launches.call_of.len(), "{}", launches.orphans());
+    let path = folder.join("kineto/event_sync_trace.json.gz");
+    let trace = read::open(&path, &Wanted::ALL).unwrap();
+    assert_eq!((trace.kernels.on_gpu.len(), trace.syncs.kind.len()), (4, 4));
+
+    let trace = read::open(&folder.join("ncu/cublaslt_ncu.log"), &Wanted::ALL).unwrap();
+    let value = |name: &str| trace.profiled[0].metrics[&trace.names.find(name).unwrap()].value;
+    assert_eq!(value("Compute (SM) Throughput"), 23.59);
+    assert_eq!(value("Memory Throughput"), 21.68);
+    let diagnosis = diagnose(&trace);
+    let bound = diagnosis.findings.iter().find(|of| of.id == "kernel-bound").unwrap();
+    assert!(bound.title.ends_with("is latency-bound"), "{}", bound.title);
+    let low = diagnosis.findings.iter().find(|of| of.id == "achieved-occupancy").unwrap();
+    assert!(low.evidence[0].what.contains("limited by registers (1 blocks)"), "{low:?}");
+}

@@ -1,0 +1,60 @@
+//! Times that a person gives and reads.
+
+use std::time::Duration;
+
+/// "1 h 5 min", "3 min", "40 s".
+pub fn text(duration: Duration) -> String {
+    match duration.as_secs() {
+        seconds if seconds < 100 => format!("{seconds} s"),
+        seconds if seconds < 5400 => format!("{} min", seconds.div_ceil(60)),
+        seconds => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// "90s", "5m", "1h", or plain seconds.
+///
+/// # Errors
+/// When it is none of these.
+pub fn parse(text: &str) -> Result<Duration, String> {
+    let (number, scale) = match text.strip_suffix(['s', 'm', 'h']) {
+        Some(number) => (
+            number,
+            text.chars().last().map_or(1.0, |unit| {
+                if unit == 's' {
+                    1.0
+                } else if unit == 'm' {
+                    60.0
+                } else {
+                    3600.0
+                }
+            }),
+        ),
+        None => (text, 1.0),
+    };
+    let seconds = number
+        .parse::<f64>()
+        .ok()
+        .map(|number| number * scale)
+        .filter(|seconds| (0.01..1e7).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("`{text}`: a time is 90s, 5m or 1h"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::text as shown_as;
+    use super::*;
+
+    #[test]
+    fn times_are_read_and_shown() {
+        for (text, seconds) in
+            [("90s", 90.0), ("5m", 300.0), ("1.5h", 5400.0), ("20", 20.0), ("0.05s", 0.05)]
+        {
+            assert_eq!(parse(text), Ok(Duration::from_secs_f64(seconds)));
+        }
+        for bad in ["", "m", "-5m", "0", "5d", "nan", "1e99"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+        let shown = [59, 150, 4000, 8000].map(|seconds| shown_as(Duration::from_secs(seconds)));
+        assert_eq!(shown, ["59 s", "3 min", "67 min", "2 h 13 min"]);
+    }
+}

@@ -1,0 +1,73 @@
+//! What fits a terminal: its width, and lines broken to it. What is piped, or written to a file, has
+//! no width.
+
+/// Narrower terminals are written to as if they had this many columns.
+const NARROWEST: usize = 40;
+
+/// Columns of the terminal that standard output is; none where it is no terminal.
+pub fn columns() -> Option<usize> {
+    #[cfg(unix)]
+    {
+        let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+        // Without a size, as some serial lines: as if it were none.
+        (size.ws_col > 0).then_some(usize::from(size.ws_col).max(NARROWEST))
+    }
+    #[cfg(not(unix))]
+    None
+}
+
+/// Prints a text to standard output, its lines broken where that is a terminal.
+pub fn print(text: &str) {
+    match columns() {
+        Some(columns) => println!("{}", wrapped_text(text, columns)),
+        None => println!("{text}"),
+    }
+}
+
+/// Every line broken to a width, those after the first of each indented by four.
+pub fn wrapped_text(text: &str, columns: usize) -> String {
+    text.split('\n').map(|line| wrapped(line, 4, columns)).collect::<Vec<_>>().join("\n")
+}
+
+/// A line broken between words, else after a `/`, else anywhere; lines after the first are
+/// indented.
+pub fn wrapped(text: &str, indent: usize, columns: usize) -> String {
+    let indent = indent.min(columns / 2);
+    let mut rest = text.to_owned();
+    let mut lines = Vec::new();
+    let mut from = 0;
+    while let Some((end, _)) = rest.char_indices().nth(columns) {
+        let head = &rest[..end];
+        // A space may stand where the line ends.
+        let space = if rest[end..].starts_with(' ') { Some(end) } else { head.rfind(' ') };
+        let space = space.filter(|at| *at > from);
+        let slash = || head.rfind('/').map(|at| at + 1).filter(|at| *at > from);
+        let at = space.or_else(slash).unwrap_or(end);
+        lines.push(rest[..at].trim_end().to_owned());
+        let tail = rest[at..].trim_start();
+        rest = format!("{:indent$}{tail}", "");
+        from = indent;
+    }
+    lines.push(rest);
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_are_broken_between_words_else_after_slashes() {
+        let text =
+            wrapped(&format!("    axis n  a number: {}", "words of it ".repeat(20)), 12, 100);
+        assert!(text.lines().count() > 2 && text.lines().all(|line| line.len() <= 100));
+        let indented =
+            |line: &str| line.starts_with(&" ".repeat(12)) && !line[12..].starts_with(' ');
+        assert!(text.lines().skip(1).all(indented), "{text}");
+        assert_eq!(wrapped("aaaa/bbbb/cccc", 2, 10), "aaaa/bbbb/\n  cccc");
+        assert_eq!(wrapped("ééééééé", 1, 4), "éééé\n ééé");
+        assert_eq!(wrapped("one two", 4, 7), "one two");
+        assert_eq!(wrapped("one two", 4, 3), "one\n tw\n o");
+        assert_eq!(wrapped_text("a b\n\nc", 40), "a b\n\nc");
+    }
+}

@@ -1,0 +1,91 @@
+//! The phases of a case by the host's clock, on any backend.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::backend::{BackendError, Executable, Target};
+use crate::harness::cases::{Case, Group};
+use crate::harness::guard;
+use crate::harness::problem::{CaseError, Ready, case_error};
+use crate::trace::PhaseTime;
+use crate::verify::VerifyError;
+
+/// Launches before those that are measured.
+const WARM_UP: usize = 3;
+/// Fewest launches that are measured.
+const FEWEST: usize = 3;
+/// Most launches that are measured.
+const MOST: usize = 1000;
+/// Time after which no more are.
+const ENOUGH: Duration = Duration::from_millis(300);
+
+/// Prepares, launches and reads outputs, and measures each. A launch is the call and the wait for
+/// its end.
+///
+/// # Errors
+/// When it panics, or a launch fails.
+pub fn of(
+    group: &Group<'_>,
+    case: &Case,
+    ready: &Ready,
+    target: &Target,
+) -> Result<Vec<PhaseTime>, CaseError> {
+    let measured = guard::catch(|| {
+        let mut executable = None;
+        let prepare = phase("prepare", 1..=1, || {
+            executable =
+                Some(group.bound.prepare(case.index, Arc::clone(&ready.inputs), target)?);
+            Ok(())
+        })?;
+        let mut executable: Box<dyn Executable> =
+            executable.ok_or_else(|| BackendError::Launch("nothing was prepared".to_owned()))?;
+        let phases = (|| {
+            let mut launch = || {
+                executable.launch()?;
+                executable.synchronize()
+            };
+            let first = phase("first launch", 1..=1, &mut launch)?;
+            (0..WARM_UP).try_for_each(|_| launch())?;
+            let launches = phase("launch", FEWEST..=MOST, &mut launch)?;
+            let outputs = phase("outputs", 1..=1, || executable.outputs().map(drop))?;
+            Ok(vec![prepare, first, launches, outputs])
+        })();
+        if matches!(phases, Err(BackendError::Lost(_))) {
+            // To free what a hung kernel uses is to wait for it.
+            std::mem::forget(executable);
+        }
+        phases
+    });
+    measured.map_err(CaseError::Fail)?.map_err(|error| case_error(VerifyError::from(error)))
+}
+
+fn phase(
+    name: &str,
+    counts: std::ops::RangeInclusive<usize>,
+    mut once: impl FnMut() -> Result<(), BackendError>,
+) -> Result<PhaseTime, BackendError> {
+    let (mut elapsed_ns, before, started) = (Vec::new(), cpu_time(), Instant::now());
+    while elapsed_ns.len() < *counts.start()
+        || (elapsed_ns.len() < *counts.end() && started.elapsed() < ENOUGH)
+    {
+        let clock = Instant::now();
+        once()?;
+        elapsed_ns.push(clock.elapsed().as_nanos() as f64);
+    }
+    // Of less, reading the clocks is a large part.
+    let enough = started.elapsed() > Duration::from_millis(1);
+    let cpu = cpu_time().zip(before).filter(|_| enough);
+    let cpu = cpu.map(|(after, before)| after.saturating_sub(before));
+    Ok(PhaseTime::of(name, &elapsed_ns, cpu.map(|cpu| cpu.as_nanos() as f64)))
+}
+
+/// CPU time of this process, all threads; none where the system does not tell.
+fn cpu_time() -> Option<Duration> {
+    #[cfg(unix)]
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Duration::try_from(time).ok()
+    }
+    #[cfg(not(unix))]
+    None
+}

@@ -1,0 +1,40 @@
+//! When a budget of time is used up: no case begins after that.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+use crate::display::duration;
+use crate::record::{Run, file};
+
+/// The end of a budget.
+#[derive(Debug, Clone, Copy)]
+pub struct Deadline {
+    budget: Duration,
+    end: Instant,
+}
+
+impl Deadline {
+    /// The end of a budget of which this much is used up already.
+    pub fn after(budget: Duration, used: Duration) -> Self {
+        Self { budget, end: Instant::now() + budget.saturating_sub(used) }
+    }
+
+    /// Why nothing more begins; none while there is time.
+    pub fn passed(&self) -> Option<String> {
+        let text = || format!("not run: the budget of {} is used up", duration::text(self.budget));
+        (Instant::now() >= self.end).then(text)
+    }
+}
+
+/// Time since the first bench of an invocation began to run, by the records in its session's
+/// folder: benches of one `cargo bench` share a budget.
+pub fn used_by(invocation: &str, folder: &Path) -> Duration {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let runs = files.filter_map(|entry| file::read::<Run>(&entry.path()).ok());
+    let of_it = runs.filter(|run| run.invocation.as_deref() == Some(invocation));
+    let starts = of_it.filter_map(|run| run.started.parse::<Timestamp>().ok());
+    let first = starts.min().map(|first| Timestamp::now().duration_since(first));
+    first.and_then(|used| Duration::try_from(used).ok()).unwrap_or_default()
+}

@@ -1,0 +1,85 @@
+//! Where the wall time of a process goes, by activity: drawing inputs, computing references,
+//! verifying, timing.
+//!
+//! Activities nest, and each is given the time that it spent itself: reading a reference inside of
+//! a verification counts as reading. Kept a thread, as the harness works on one.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+thread_local! {
+    static BOOK: RefCell<Book> = RefCell::default();
+}
+
+#[derive(Default)]
+struct Book {
+    spent: BTreeMap<&'static str, Duration>,
+    /// Activities that have begun, the innermost last, and when it was last taken up.
+    open: Vec<&'static str>,
+    since: Option<Instant>,
+}
+
+impl Book {
+    /// Gives the innermost activity what has passed.
+    fn settle(&mut self) {
+        let now = Instant::now();
+        if let Some((activity, since)) = self.open.last().zip(self.since.replace(now)) {
+            *self.spent.entry(activity).or_default() += now - since;
+        }
+    }
+}
+
+/// An activity from its making to its drop.
+#[must_use = "an activity ends where it is dropped"]
+pub struct Activity(());
+
+impl Drop for Activity {
+    fn drop(&mut self) {
+        BOOK.with_borrow_mut(|book| {
+            book.settle();
+            book.open.pop();
+        });
+    }
+}
+
+/// Begins an activity.
+pub fn on(activity: &'static str) -> Activity {
+    BOOK.with_borrow_mut(|book| {
+        book.settle();
+        book.open.push(activity);
+    });
+    Activity(())
+}
+
+/// Seconds by activity, of those that have ended on this thread; counting begins anew.
+pub fn take() -> BTreeMap<&'static str, f64> {
+    let spent = BOOK.with_borrow_mut(|book| std::mem::take(&mut book.spent));
+    spent.into_iter().map(|(activity, spent)| (activity, spent.as_secs_f64())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_given_to_the_innermost_activity() {
+        let pause = Duration::from_millis(20);
+        take();
+        {
+            let _outer = on("outer");
+            {
+                let _inner = on("inner");
+                std::thread::sleep(pause);
+            }
+            let _inner = on("inner");
+            std::thread::sleep(pause);
+        }
+        std::thread::sleep(pause);
+        let spent = take();
+        assert_eq!(spent.keys().copied().collect::<Vec<_>>(), ["inner", "outer"]);
+        assert!(spent["inner"] >= 2.0 * pause.as_secs_f64(), "{spent:?}");
+        assert!(spent["outer"] < spent["inner"], "{spent:?}");
+        assert!(take().is_empty());
+    }
+}

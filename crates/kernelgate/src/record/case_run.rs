@@ -1,0 +1,78 @@
+//! What a verdict needs of a case in one process run, in place of its raw samples: what a baseline
+//! keeps. Deliberately absent: the samples, which stay with the run.
+
+use serde::{Deserialize, Serialize};
+
+use super::run::{POSSIBLE_NS, Samples, is_zero};
+use crate::stats::{Spread, median};
+
+/// A case as one process run measured it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CaseRun {
+    /// Median over the samples, nanoseconds a launch.
+    pub median_ns: f64,
+    /// Half the interquartile range of the samples over their median.
+    pub spread: f64,
+    /// Samples.
+    pub samples: u64,
+    /// Launches of all samples together.
+    pub total_launches: u64,
+    /// Median of the SM clock during the samples, MHz; absent where the device does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub median_clock_mhz: Option<f64>,
+    /// As [`Samples::batch`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<u64>,
+    /// As [`Samples::host_bound`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub host_bound: bool,
+    /// As [`Samples::discarded`].
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub discarded: u64,
+    /// As [`Samples::throttled`].
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub throttled: u64,
+    /// As [`Samples::contention`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contention: Option<f64>,
+}
+
+impl CaseRun {
+    /// Of samples that are valid.
+    pub fn of(samples: &Samples) -> Self {
+        let spread = Spread::of(&samples.per_launch_ns());
+        let clocks = &samples.clock_mhz;
+        Self {
+            median_ns: spread.median,
+            spread: spread.relative(),
+            samples: samples.launches.len() as u64,
+            total_launches: samples.launches.iter().sum(),
+            median_clock_mhz: (!clocks.is_empty()).then(|| median(clocks)),
+            batch: samples.batch,
+            host_bound: samples.host_bound,
+            discarded: samples.discarded,
+            throttled: samples.throttled,
+            contention: samples.contention,
+        }
+    }
+
+    /// What deserialising does not enforce.
+    ///
+    /// # Errors
+    /// A fragment that says what is wrong.
+    pub fn validate(&self) -> Result<(), String> {
+        if !POSSIBLE_NS.contains(&self.median_ns) {
+            return Err(format!("a median of {} ns a launch", self.median_ns));
+        }
+        if !(self.spread >= 0.0 && self.spread.is_finite()) {
+            return Err(format!("a spread of {}", self.spread));
+        }
+        if self.samples == 0 || self.total_launches < self.samples {
+            return Err(format!("{} samples of {} launches", self.samples, self.total_launches));
+        }
+        match self.contention.filter(|share| !(0.0..=1.0).contains(share)) {
+            Some(share) => Err(format!("contention of {share}")),
+            None => Ok(()),
+        }
+    }
+}

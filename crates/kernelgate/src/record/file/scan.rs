@@ -1,0 +1,202 @@
+//! One pass over a record file before it is read: its envelope, a hash of its values, and the first
+//! text that is refused. Nothing else of the file is held, whatever its size.
+
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+use xxhash_rust::xxh3::Xxh3Default;
+
+use crate::record::text;
+
+/// What the pass found.
+#[derive(Default)]
+pub(super) struct Scanned {
+    /// Value of `schema`, if that is a string.
+    pub schema: Option<String>,
+    /// Value of `schema_version`, if that is a number from 0.
+    pub version: Option<u64>,
+    /// Value of `checksum`, where there is one.
+    pub checksum: Option<Value>,
+    /// Whether the names of every object are in order, as they are where this library wrote them:
+    /// only then the hash is that of the values.
+    pub ordered: bool,
+    /// The first text that holds a control character where none may be.
+    pub refused: Option<String>,
+    hasher: Option<Xxh3Default>,
+    /// Of the value that is hashed.
+    text: Vec<u8>,
+}
+
+impl Scanned {
+    /// Goes through a value to its end. `kind` is what errors call it, `free` are the fields that
+    /// may hold any text, `sealed` says that the hash is wanted.
+    ///
+    /// # Errors
+    /// When it is no JSON.
+    pub fn of<'de, D: Deserializer<'de>>(
+        input: D,
+        kind: &str,
+        free: &[&str],
+        sealed: bool,
+    ) -> Result<Self, D::Error> {
+        let hasher = sealed.then(Xxh3Default::new);
+        let mut scanned = Self { ordered: true, hasher, ..Self::default() };
+        Node { scanned: &mut scanned, field: Some(kind), free, top: true }.deserialize(input)?;
+        Ok(scanned)
+    }
+
+    /// Hash of the values without the checksum; none where it was not wanted, or the names were
+    /// not in order.
+    pub fn hash(&self) -> Option<String> {
+        let hasher = self.hasher.as_ref().filter(|_| self.ordered)?;
+        Some(format!("{:032x}", hasher.digest128()))
+    }
+
+    fn put(&mut self, text: &str) {
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(text.as_bytes());
+        }
+    }
+
+    /// As `Value` prints it.
+    fn put_json(&mut self, value: &impl serde::Serialize) {
+        if let Some(hasher) = &mut self.hasher {
+            self.text.clear();
+            // Writing to memory does not fail, and numbers that were read are finite.
+            let _ = serde_json::to_writer(&mut self.text, value);
+            hasher.update(&self.text);
+        }
+    }
+
+    fn check(&mut self, string: &str, what: impl FnOnce() -> String) {
+        if self.refused.is_none()
+            && let Err(problem) = text::check_plain(string)
+        {
+            self.refused = Some(format!("{} {problem}", what()));
+        }
+    }
+}
+
+/// A value on the way.
+struct Node<'a> {
+    scanned: &'a mut Scanned,
+    /// The field whose value this is; none where it may hold any text.
+    field: Option<&'a str>,
+    free: &'a [&'a str],
+    /// Whether it is the whole file.
+    top: bool,
+}
+
+impl<'de> DeserializeSeed<'de> for Node<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<(), D::Error> {
+        input.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Node<'_> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("any JSON")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<(), E> {
+        self.scanned.put(if value { "true" } else { "false" });
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<(), E> {
+        self.scanned.put_json(&value);
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<(), E> {
+        self.scanned.put_json(&value);
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<(), E> {
+        self.scanned.put_json(&value);
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        self.scanned.put("null");
+        Ok(())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<(), E> {
+        if let Some(field) = self.field {
+            self.scanned.check(value, || format!("{field}:"));
+        }
+        self.scanned.put_json(&value);
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        let Self { scanned, field, free, .. } = self;
+        let mut before = "[";
+        loop {
+            // Known only once the next item is there or not.
+            let node = Item { before, node: Node { scanned, field, free, top: false } };
+            if items.next_element_seed(node)?.is_none() {
+                break;
+            }
+            before = ",";
+        }
+        scanned.put(if before == "[" { "[]" } else { "]" });
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        let Self { scanned, field, free, top } = self;
+        scanned.put("{");
+        let mut last: Option<String> = None;
+        let mut comma = "";
+        while let Some(name) = fields.next_key::<String>()? {
+            if last.as_ref().is_some_and(|last| *last >= name) {
+                scanned.ordered = false;
+            }
+            if top && name == "checksum" {
+                scanned.checksum = Some(fields.next_value()?);
+                last = Some(name);
+                continue;
+            }
+            scanned.put(comma);
+            comma = ",";
+            scanned.put_json(&name);
+            scanned.put(":");
+            if top && (name == "schema" || name == "schema_version") {
+                let value: Value = fields.next_value()?;
+                scanned.put_json(&value);
+                match name.as_str() {
+                    "schema" => scanned.schema = value.as_str().map(str::to_owned),
+                    _ => scanned.version = value.as_u64(),
+                }
+            } else {
+                scanned.check(&name, || "the name".to_owned());
+                let field = field.filter(|_| !free.contains(&name.as_str())).map(|_| &*name);
+                fields.next_value_seed(Node { scanned, field, free, top: false })?;
+            }
+            last = Some(name);
+        }
+        scanned.put("}");
+        Ok(())
+    }
+}
+
+/// An item of a list, with what stands before it.
+struct Item<'a> {
+    before: &'static str,
+    node: Node<'a>,
+}
+
+impl<'de> DeserializeSeed<'de> for Item<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<(), D::Error> {
+        self.node.scanned.put(self.before);
+        self.node.deserialize(input)
+    }
+}

@@ -1,0 +1,123 @@
+//! How far outputs are from the reference, seed by seed: what tells whether a change of the code
+//! lost accuracy. Deliberately absent: what counts as lost (`gate`).
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::environment::{Environment, Provenance};
+use super::file::Record;
+use super::run::VerificationRecord;
+
+/// Errors of a bench executable's cases for several seeds, recorded without timing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Numerics {
+    /// The bench binary.
+    pub bench: String,
+    /// When the first seed was verified, RFC 3339, UTC.
+    pub started: String,
+    /// Where.
+    pub environment: Environment,
+    /// Of which code.
+    pub provenance: Provenance,
+    /// Content hash of the executable.
+    pub executable: String,
+    /// Errors by case.
+    pub cases: BTreeMap<String, CaseNumerics>,
+}
+
+/// Errors of a case, one entry a seed in every list.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CaseNumerics {
+    /// Seeds of the inputs, ascending.
+    pub seeds: Vec<u64>,
+    /// Largest |out - ref| over the largest |ref|.
+    pub max_error: Vec<f64>,
+    /// ‖out - ref‖₂ / ‖ref‖₂.
+    pub relative_l2: Vec<f64>,
+    /// What rounding the outputs to their dtype may cost by itself, relative: errors below say
+    /// nothing of the computation.
+    #[serde(default)]
+    pub rounding: f64,
+}
+
+/// Errors of one seed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SeedErrors {
+    /// Largest |out - ref| over the largest |ref|.
+    pub max_error: f64,
+    /// ‖out - ref‖₂ / ‖ref‖₂.
+    pub relative_l2: f64,
+    /// As [`CaseNumerics::rounding`].
+    pub rounding: f64,
+}
+
+impl From<&VerificationRecord> for SeedErrors {
+    fn from(verification: &VerificationRecord) -> Self {
+        Self {
+            max_error: verification.max_error,
+            relative_l2: verification.relative_l2,
+            rounding: verification.rounding,
+        }
+    }
+}
+
+impl CaseNumerics {
+    /// Takes over the errors of a seed, in place of what there was of it.
+    pub fn insert(&mut self, seed: u64, errors: SeedErrors) {
+        let SeedErrors { max_error, relative_l2, rounding } = errors;
+        let at = self.seeds.partition_point(|there| *there < seed);
+        if self.seeds.get(at) == Some(&seed) {
+            (self.max_error[at], self.relative_l2[at]) = (max_error, relative_l2);
+        } else {
+            self.seeds.insert(at, seed);
+            self.max_error.insert(at, max_error);
+            self.relative_l2.insert(at, relative_l2);
+        }
+        self.rounding = rounding;
+    }
+
+    /// The errors of each seed.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, SeedErrors)> {
+        let errors = self.max_error.iter().zip(&self.relative_l2);
+        self.seeds.iter().zip(errors).map(|(&seed, (&max_error, &relative_l2))| {
+            (seed, SeedErrors { max_error, relative_l2, rounding: self.rounding })
+        })
+    }
+
+    /// The errors of a seed.
+    pub fn of(&self, seed: u64) -> Option<SeedErrors> {
+        self.iter().find(|(there, _)| *there == seed).map(|(_, errors)| errors)
+    }
+
+    /// What deserialising does not enforce.
+    ///
+    /// # Errors
+    /// A fragment that says what is wrong.
+    pub fn validate(&self) -> Result<(), String> {
+        let [seeds, max, l2] = [self.seeds.len(), self.max_error.len(), self.relative_l2.len()];
+        if seeds != max || seeds != l2 {
+            return Err(format!("{seeds} seeds against {max} and {l2} errors"));
+        }
+        if !self.seeds.is_sorted_by(|a, b| a < b) {
+            return Err("seeds that are not in order".to_owned());
+        }
+        let all = self.max_error.iter().chain(&self.relative_l2).chain([&self.rounding]);
+        match all.into_iter().find(|error| error.is_nan() || **error < 0.0) {
+            Some(error) => Err(format!("an error of {error}")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Record for Numerics {
+    const SCHEMA: &'static str = "kernelgate.numerics";
+    const VERSION: u64 = 1;
+    const KIND: &'static str = "record of errors";
+
+    fn validate(&self) -> Result<(), String> {
+        self.cases
+            .iter()
+            .try_for_each(|(id, case)| case.validate().map_err(|why| format!("case {id}: {why}")))
+    }
+}

@@ -1,0 +1,42 @@
+//! Which functions of the driver a program that links the suite may call: those of CUDA 12.4, the
+//! oldest driver that is supported. There is no such driver to run on; that they are there is read
+//! from its header, and that no others are called from the symbols of this executable.
+
+use std::collections::BTreeSet;
+
+/// Names of the functions whose bindings are linked: cudarc has a function of the name each, in its
+/// module `driver::sys`, with a static that holds the address once it was looked up.
+fn linked(executable: &[u8]) -> BTreeSet<String> {
+    const MODULE: &[u8] = b"6driver3sys";
+    let mut names = BTreeSet::new();
+    let places = executable.windows(MODULE.len()).enumerate();
+    for (at, _) in places.filter(|(_, bytes)| *bytes == MODULE) {
+        let rest = &executable[at + MODULE.len()..];
+        let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let length = std::str::from_utf8(&rest[..digits]).unwrap().parse().unwrap_or(0);
+        let name = rest.get(digits..digits + length).unwrap_or_default();
+        let of_driver = name.starts_with(b"cu") && name.get(2).is_some_and(u8::is_ascii_uppercase);
+        if of_driver {
+            names.insert(String::from_utf8_lossy(name).into_owned());
+        }
+    }
+    names
+}
+
+#[test]
+fn every_driver_function_that_is_called_is_in_cuda_12_4() {
+    let known: BTreeSet<&str> = include_str!("driver-12.4.txt")
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .flat_map(str::split_whitespace)
+        .collect();
+    assert!(known.contains("cuFuncGetParamInfo") && !known.contains("cuEventElapsedTime_v2"));
+    // Links everything that a bench does.
+    std::hint::black_box(crate::bench as *const ());
+    let linked = linked(&std::fs::read(std::env::current_exe().unwrap()).unwrap());
+    for expected in ["cuLaunchKernel", "cuLaunchKernelEx", "cuGraphLaunch", "cuModuleLoadData"] {
+        assert!(linked.contains(expected), "{expected} is not seen among {linked:?}");
+    }
+    let unknown: Vec<_> = linked.iter().filter(|name| !known.contains(name.as_str())).collect();
+    assert!(unknown.is_empty(), "CUDA 12.4 has no {unknown:?}");
+}
