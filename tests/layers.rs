@@ -97,6 +97,7 @@ const CRATES: &[Rules] = &[
             ("analyze", &["model"]),
             ("stats", &["model", "read", "analyze"]),
             ("diagnose", &["model", "read", "analyze", "stats"]),
+            ("export", &["model", "analyze"]),
         ],
         confined: &[
             ("rusqlite", &["read/nsys/database.rs"]),
@@ -119,6 +120,7 @@ const CRATES: &[Rules] = &[
             ("clap", &["lib.rs", "benches/find.rs", "verbs/"]),
             ("safetensors", &["verbs/verify.rs"]),
             ("quick_junit", &["report/junit.rs"]),
+            ("toml", &["gate/rules_file.rs"]),
             ("sysinfo", &["verbs/doctor.rs"]),
             ("rustix", &["benches/child.rs"]),
             ("serde_json", &["benches/", "verbs/"]),

@@ -250,6 +250,23 @@ fn an_edit_inside_a_submodule_is_compared() {
 }
 
 #[test]
+fn lost_accuracy_is_found_and_what_the_package_accepts_lasts_until_the_base_has_it() {
+    let scratch = Scratch::new();
+    scratch.bench("*y = x * x", "*y = x * x * 1.000_000_4");
+    scratch.compare("--base main").expect(1, &["1 less accurate", "for each of 8 seeds"]);
+    scratch.write("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 'x'\nreason = 'why'");
+    scratch.compare("--base main").expect(2, &["kernelgate.toml of the head, line 3 (`slower"]);
+    scratch.write("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 9\nreason = 'why'");
+    scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 1600");
+    let accepted = format!("accepted in kernelgate.toml: {CASE}: up to 900% slower: why");
+    scratch.compare("--base main").expect(0, &["1 unchanged", &accepted]);
+    scratch.git("add kernelgate.toml");
+    scratch.git("commit --quiet -m accepted");
+    let expired = "kernelgate.toml: [[accept]] `sum` is accepted in the base already: expired";
+    scratch.compare("--base main").expect(1, &["1 regressed", expired]);
+}
+
+#[test]
 fn what_cannot_be_compared_is_named() {
     let scratch = Scratch::new();
     scratch.compare("--base mian").expect(2, &["no revision `mian`", "did you mean main"]);

@@ -192,7 +192,7 @@ fn a_run_records_how_much_of_the_processor_others_took() {
     .unwrap();
     package
         .kernelgate("gate --baseline a")
-        .expect(3, &["2 inconclusive", "others took up to 40% of the CPU time"]);
+        .expect(3, &["2 inconclusive", "co-running processes took up to 40% of the CPU time"]);
 }
 
 #[test]

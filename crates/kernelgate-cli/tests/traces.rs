@@ -127,7 +127,26 @@ fn a_diagnosis_comes_as_text_and_as_json() {
     assert_eq!(diagnosis["records"]["kernels"], 3);
     assert_eq!(diagnosis["top_kernels"][0]["name"], "gemm");
     let inside = printed(&["diagnose", text(&path), "--range", "step#1"]);
-    assert!(!inside.contains("pageable-copy"), "{inside}");
+    assert!(inside.contains("the trace holds no copies"), "{inside}");
+}
+
+#[test]
+fn a_timeline_can_be_read_again() {
+    let (folder, path) = trace();
+    let out = folder.path().join("timeline.json");
+    let said = printed(&["export", text(&path), "--out", text(&out)]);
+    assert!(said.contains("timeline.json"), "{said}");
+    let table = |path: &Path| {
+        printed(&["stats", text(path), "--report", "nvtx_kern_sum", "--format", "csv"])
+    };
+    assert_eq!(table(&out), table(&path));
+    let written: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
+    let arrows = written["traceEvents"].as_array().unwrap().iter();
+    assert_eq!(arrows.filter(|event| event["ph"] == "s").count(), 4, "one an operation");
+    assert_eq!(table(&path), table(&out));
+    let printed = printed(&["export", text(&path), "--range", "step#2"]);
+    assert!(printed.contains("softmax") && !printed.contains("gemm"), "{printed}");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //!   idle time.
 //! - [`stats`]: the tables of `nsys stats`.
 //! - [`diagnose`]: what is wrong, with evidence.
+//! - [`export`]: a timeline for Perfetto.
 //!
 //! ```no_run
 //! use kernelgate_trace::read::{self, Wanted};
@@ -21,6 +22,7 @@
 pub mod analyze;
 pub mod diagnose;
 mod error;
+pub mod export;
 pub mod model;
 pub mod read;
 pub mod stats;

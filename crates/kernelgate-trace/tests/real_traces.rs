@@ -1,6 +1,6 @@
 //! Real exports against what `nsys stats` prints for them, and gaps against an independent count.
 //!
-//! `KERNELGATE_TRACES` names the folder of the exports, which are not part of the repository.
+//! `REAL_TRACES` names the folder of the exports, which are not part of the repository.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,10 +14,10 @@ use kernelgate_trace::stats::{self, Report};
 
 /// The folder, or `None` after saying why nothing is tested.
 fn folder() -> Option<PathBuf> {
-    match std::env::var_os("KERNELGATE_TRACES") {
+    match std::env::var_os("REAL_TRACES") {
         Some(folder) => Some(folder.into()),
         None => {
-            println!("skipped: KERNELGATE_TRACES does not name a folder with real traces");
+            println!("skipped: REAL_TRACES does not name a folder with real traces");
             None
         }
     }
@@ -216,4 +216,28 @@ fn pytorch_and_ncu_files_are_read() {
     assert!(bound.title.ends_with("is latency-bound"), "{}", bound.title);
     let low = diagnosis.findings.iter().find(|of| of.id == "achieved-occupancy").unwrap();
     assert!(low.evidence[0].what.contains("limited by registers (1 blocks)"), "{low:?}");
+}
+
+#[test]
+fn a_timeline_that_is_read_again_has_the_same_tables() {
+    let Some(folder) = folder() else { return };
+    for export in exports(&folder) {
+        let trace = read::open(&export.join("trace.sqlite"), &Wanted::ALL).unwrap();
+        let timeline = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+        let mut file = std::io::BufWriter::new(timeline.as_file());
+        kernelgate_trace::export::perfetto(&trace, &mut file).unwrap();
+        drop(file);
+        let again = read::open(timeline.path(), &Wanted::ALL).unwrap();
+        assert_eq!((again.quality.odd_values, again.quality.unreadable.len()), (0, 0));
+        for report in Report::ALL {
+            let sorted = |trace| {
+                let mut rows = rows(&stats::table(trace, report).to_csv());
+                rows.sort();
+                rows
+            };
+            let name = format!("{} of {}", report.name(), export.display());
+            assert_eq!(sorted(&again), sorted(&trace), "{name}");
+        }
+        assert_eq!(again.graphs.on_gpu.len(), trace.graphs.on_gpu.len());
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! A [`workload`] says what is computed: seeded inputs, an fp64 reference, declared work. A
 //! [`backend`] says how, one [`backend::Implementation`] a row. The [`harness`] verifies each case,
-//! times it, holds it against the device's measured limits and records the run. The program,
+//! times it, relates its time to the device's measured limits and records the run. The program,
 //! `kernelgate`, drives bench executables that link this crate through one [`protocol`], and
 //! decides whether they got slower. Your own kernel goes through the same `main` as ours: see
 //! [`prelude`] and the repository's `examples/`.

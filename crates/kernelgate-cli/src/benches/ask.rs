@@ -21,8 +21,8 @@ const MAX_SAID_BYTES: u64 = 1 << 20;
 const MAX_RESPONSE_BYTES: u64 = 256_000_000;
 /// Ids that an error names as close to what was asked for.
 const MAX_CLOSE: usize = 3;
-/// Time for the rest of what it said to arrive once it has ended.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Time for the rest of its output to arrive once it has ended.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Lines that are kept for the error where it breaks.
 const SHOWN_LINES: usize = 4;
 
@@ -94,12 +94,12 @@ pub fn one(
     let running = asking.running;
     let (_, said) =
         running.start(&mut command).with_context(|| format!("bench `{bench}` does not start"))?;
-    let (tell, heard) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     // Not joined: a process that the bench left behind may hold the stream open for ever.
-    std::thread::spawn(move || tell.send(said.map(pass_on).unwrap_or_default()));
+    std::thread::spawn(move || sender.send(said.map(pass_on).unwrap_or_default()));
     let ended =
         running.finish(asking.timeout).with_context(|| format!("bench `{bench}` was lost"))?;
-    let last = heard.recv_timeout(LAST_WORDS).unwrap_or_default();
+    let last = receiver.recv_timeout(DRAIN_TIMEOUT).unwrap_or_default();
     within_limit(&response).map_err(|why| anyhow::anyhow!("bench `{bench}`: {why}"))?;
     match file::read::<Response>(&response) {
         Ok(response) => Ok(response.answer),
@@ -161,16 +161,16 @@ fn pass_on(said: impl Read) -> Vec<String> {
     let mut said = BufReader::new(said);
     let mut last: Vec<String> = Vec::new();
     let mut line = Vec::new();
-    let mut heard = 0;
+    let mut read_bytes = 0;
     loop {
         line.clear();
         let read = said.by_ref().take(MAX_SAID_BYTES).read_until(b'\n', &mut line);
         if !matches!(read, Ok(1..)) {
             return last;
         }
-        let before = heard;
-        heard += line.len() as u64;
-        if heard <= MAX_SAID_BYTES {
+        let before = read_bytes;
+        read_bytes += line.len() as u64;
+        if read_bytes <= MAX_SAID_BYTES {
             let text = String::from_utf8_lossy(&line);
             let text = printable(text.trim_end());
             eprintln!("{text}");

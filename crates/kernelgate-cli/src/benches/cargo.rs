@@ -11,7 +11,7 @@ use super::child::{Ended, Running, over_memory};
 
 /// Lines of cargo that an error shows.
 const SHOWN_LINES: usize = 30;
-/// A build that takes longer is stuck, where nobody says otherwise.
+/// Timeout of a build where none was given.
 pub const TIMEOUT: Duration = Duration::from_secs(4 * 3600);
 
 /// Why there are no executables.
@@ -110,8 +110,8 @@ pub fn build(
     let (stdout, stderr) = (stdout.map(|it| Box::new(it) as _), stderr.map(|it| Box::new(it) as _));
     let (messages, ended, lines) = std::thread::scope(|scope| {
         let lines = scope.spawn(move || {
-            let heard = lines_of(stderr).map_while(Result::ok).inspect(|line| said(line.trim()));
-            heard.collect::<Vec<String>>()
+            let lines = lines_of(stderr).map_while(Result::ok).inspect(|line| said(line.trim()));
+            lines.collect::<Vec<String>>()
         });
         let built = scope.spawn(move || {
             lines_of(stdout).map_while(Result::ok).filter_map(|line| bench_of(&line)).collect()

@@ -9,7 +9,7 @@ use kernelgate::record::environment::available_memory;
 
 /// Between two polls of a process: short against a process, long against what a poll costs.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Between two looks at its memory, which cost more.
+/// Between two readings of its memory, which cost more.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The process that runs now, for who wants to end it.

@@ -50,7 +50,7 @@ pub struct FoundBenches {
 }
 
 impl BenchChoice {
-    /// Builds or looks, and asks each for its versions. `root` is where executables of a folder
+    /// Builds, or lists the folder, and asks each for its versions. `root` is where executables of a folder
     /// run; `running` holds the build, for who wants to end it.
     ///
     /// # Errors

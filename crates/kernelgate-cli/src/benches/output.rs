@@ -9,8 +9,8 @@ use std::time::Duration;
 const END_BYTES: usize = 1 << 16;
 /// Bytes at the start of a stream that are kept.
 pub const START_BYTES: usize = 8 << 20;
-/// Time for the rest of what a process printed to arrive once it has ended.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Time for the rest of the output to arrive once the process has ended.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is kept of a stream.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum Kept {
 
 /// A stream that has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Heard {
+pub struct Captured {
     /// What is kept of it.
     pub kept: Vec<u8>,
     /// Whether it was more.
@@ -31,10 +31,10 @@ pub struct Heard {
 }
 
 /// Reads a stream to its end on a thread of its own.
-pub fn drain(mut stream: impl Read + Send + 'static, keep: Kept) -> Receiver<Heard> {
-    let (tell, heard) = std::sync::mpsc::channel();
+pub fn drain(mut stream: impl Read + Send + 'static, keep: Kept) -> Receiver<Captured> {
+    let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let (mut all, mut piece) = (Heard::default(), vec![0; END_BYTES]);
+        let (mut all, mut piece) = (Captured::default(), vec![0; END_BYTES]);
         while let Ok(count @ 1..) = stream.read(&mut piece) {
             match keep {
                 Kept::Start => {
@@ -50,16 +50,16 @@ pub fn drain(mut stream: impl Read + Send + 'static, keep: Kept) -> Receiver<Hea
                 }
             }
         }
-        // Nobody waits any more where it was held open for too long.
-        let _ = tell.send(all);
+        // Fails where the stream was held open for longer than the receiver waited.
+        let _ = sender.send(all);
     });
-    heard
+    receiver
 }
 
 /// What a process that has ended printed. It is not waited for without end: what the process left
 /// behind may hold its streams open.
-pub fn heard(stream: Option<Receiver<Heard>>) -> Heard {
-    stream.and_then(|stream| stream.recv_timeout(LAST_WORDS).ok()).unwrap_or_default()
+pub fn captured(stream: Option<Receiver<Captured>>) -> Captured {
+    stream.and_then(|stream| stream.recv_timeout(DRAIN_TIMEOUT).ok()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -74,6 +74,6 @@ mod tests {
         assert!(start.cut && start.kept == flood[..START_BYTES]);
         assert!(end.cut && end.kept == flood[flood.len() - END_BYTES..]);
         let whole = drain(&b"all of it"[..], Kept::Start).recv().unwrap();
-        assert_eq!(whole, Heard { kept: b"all of it".to_vec(), cut: false });
+        assert_eq!(whole, Captured { kept: b"all of it".to_vec(), cut: false });
     }
 }

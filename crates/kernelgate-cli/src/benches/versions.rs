@@ -9,7 +9,7 @@ use kernelgate::record::trial_request;
 
 use super::child::{Ended, Running, over_memory, wait};
 
-/// An executable that does not answer by then is treated as hung, where nobody says otherwise.
+/// Timeout of an executable that is asked, where none was given.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// An answer is a few lines.
 const MAX_BYTES: u64 = 1 << 16;

@@ -192,6 +192,7 @@ fn record(case: &StoredCase, added_ns: f64, contention: Option<f64>) -> CaseReco
     let pairs = case.times.iter().zip(&case.iterations);
     let elapsed_ns = pairs.map(|(time, iterations)| time + added_ns * *iterations as f64);
     CaseRecord {
+        device_bytes: None,
         workload: one_line(&case.group),
         revision: 0,
         problem: BTreeMap::new(),

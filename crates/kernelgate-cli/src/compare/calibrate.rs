@@ -355,9 +355,9 @@ fn known(
     trials: &Trials,
 ) -> Known {
     // What could not be measured says nothing about the gate.
-    let judged = || comparison.judged.iter().filter(|compared| compared.setback.is_none());
+    let judged = || comparison.judged.iter().filter(|compared| compared.case_error.is_none());
     let unmeasured = comparison.judged.iter().filter_map(|compared| {
-        let why = compared.setback.clone()?;
+        let why = compared.case_error.clone()?;
         Some((compared.decision.case.clone(), why))
     });
     let series = |round| {

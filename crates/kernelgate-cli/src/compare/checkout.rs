@@ -86,7 +86,7 @@ impl Checkout {
         let (folder, commit) = (&self.folder, &revision.commit);
         let action = format!("check out {}", revision.label());
         let links = submodules::of_commit(folder, commit)?;
-        // Git leaves the folder of a submodule that is none any more, and stumbles over it.
+        // Git does not remove the folder of a former submodule, and fails where a file is to be.
         for before in submodules::of_index(git(folder))? {
             if !links.iter().any(|link| link.path == before.path) {
                 self.remove(&before.path)?;

@@ -8,7 +8,9 @@ use super::rounds;
 use super::session::{Bench, delays_text};
 use crate::gate::Verdict;
 use crate::gate::comparison::{Compared, Comparison, Round};
+use crate::gate::numerics::NumericsReport;
 use crate::gate::paired::{Decision, Outcome};
+use crate::gate::rules::RulesReport;
 
 impl Engine<'_> {
     /// The outcome of both rounds.
@@ -86,6 +88,9 @@ impl Engine<'_> {
             optimised: facts.optimised,
             delays: delays_text(&self.request.head_delays_ns),
             rounds: [1, 2].into_iter().filter_map(|round| self.facts_of(round)).collect(),
+            numerics: NumericsReport::default(),
+            costs: Vec::new(),
+            rules: RulesReport::default(),
         }
     }
 
@@ -112,7 +117,7 @@ impl Engine<'_> {
     fn abandoned(&self, benches: &[Bench], id: &str) -> Option<String> {
         let bench = benches.iter().find(|bench| bench.cases.contains(id))?;
         let broken =
-            self.broken.iter().find(|broken| broken.given_up && broken.bench == bench.name)?;
+            self.broken.iter().find(|broken| broken.abandoned && broken.bench == bench.name)?;
         Some(broken.case_error())
     }
 

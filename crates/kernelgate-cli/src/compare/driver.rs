@@ -29,8 +29,10 @@ pub fn start_co_running(
     co_running: &Running,
 ) -> Result<(), String> {
     let mut command = match trial.driver {
-        Driver::Protocol(version) => by_protocol::command(setup, trial, version, "beside.json")?,
-        Driver::Criterion => by_criterion::command(setup, trial, "beside-criterion")?,
+        Driver::Protocol(version) => {
+            by_protocol::command(setup, trial, version, "co-running.json")?
+        }
+        Driver::Criterion => by_criterion::command(setup, trial, "co-running-criterion")?,
     };
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     co_running.start(&mut command).map(drop).map_err(|cause| format!("failed to start: {cause}"))

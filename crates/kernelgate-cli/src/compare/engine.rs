@@ -13,7 +13,8 @@ use super::{CompareError, ComparisonRequest, rounds};
 use super::{driver, folder};
 use crate::gate::Verdict;
 use crate::gate::comparison::{Broken, Comparison, CriterionBench};
-use crate::gate::paired::{Arm, Outcome, TestPlan, Timing, decide};
+use crate::gate::paired::{Arm, Outcome, TestPlan, Timing, decide_each};
+use crate::gate::rules::{FILE, Rules};
 use kernelgate::record::{FileError, Run, TrialRecord, TrialRequest, TrialSampling, Trials, file};
 
 /// Failed processes of a side after which its bench is abandoned.
@@ -25,6 +26,8 @@ pub struct Engine<'a> {
     pub(super) session: &'a Session,
     pub(super) progress: ComparisonProgress,
     pub(super) plan: TestPlan,
+    /// What the package's head sets and accepts.
+    rules: Rules,
     /// What is co-running while the head's processes run.
     co_running: CoRunning,
     /// Every process so far.
@@ -34,7 +37,7 @@ pub struct Engine<'a> {
     pub(super) undrivable: BTreeMap<String, String>,
 }
 
-/// What is said of a comparison beside its cases.
+/// What is said of a comparison, its cases apart.
 pub struct Facts {
     /// Where.
     pub device: String,
@@ -54,9 +57,11 @@ pub struct Facts {
 /// When a side cannot be made ready, or what is measured cannot be written.
 pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
     let session = Session::open(request, false)?;
-    let identity = session.identity(request)?;
+    let (rules, expired) = session.rules(request)?;
+    let mut identity = session.identity(request)?;
+    identity.extend(rules.identity().map(|hash| (FILE.to_owned(), hash)));
     let trials = open_trials(request, &session, identity)?;
-    let mut engine = Engine::new(request, &session, trials);
+    let mut engine = Engine { rules: rules.clone(), ..Engine::new(request, &session, trials) };
     let outcome = engine.prepare().and_then(|prepared| {
         let (plan, note) = match &prepared.environment {
             Some(environment) => request.thresholds.on(
@@ -68,7 +73,25 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
         };
         note.iter().for_each(|note| session.progress.say(note));
         engine.plan = plan;
-        Ok(Comparison { calibration: note, ..engine.compare(prepared)? })
+        let policy = (&request.numerics, &rules);
+        let findings = engine.findings(&prepared, policy)?;
+        let (filtered, known) =
+            (!request.benches.is_empty() || request.filter.is_some(), &prepared);
+        let known = (!filtered).then(|| known.matched.ids());
+        let ids: Option<Vec<&str>> =
+            known.as_ref().map(|known| known.iter().map(String::as_str).collect());
+        let mut comparison = engine.compare(prepared)?;
+        comparison.judged.retain(|it| !findings.failed.contains_key(&it.decision.case));
+        comparison.failed.extend(findings.failed);
+        let mut of_rules = rules.report(&comparison.cases(), ids.as_deref());
+        of_rules.notes.extend(expired);
+        Ok(Comparison {
+            calibration: note,
+            numerics: findings.numerics,
+            costs: findings.costs,
+            rules: of_rules,
+            ..comparison
+        })
     });
     session.progress.end();
     outcome
@@ -83,6 +106,7 @@ impl<'a> Engine<'a> {
             session,
             progress,
             plan: TestPlan::default(),
+            rules: Rules::default(),
             co_running: CoRunning::Nothing,
             trials,
             broken: Vec::new(),
@@ -222,7 +246,7 @@ impl<'a> Engine<'a> {
             && matches!(self.co_running, CoRunning::Process(_))
             && !self.session.co_running.end()
         {
-            return Err("the load beside it ended by itself".to_owned());
+            return Err("the co-running load ended by itself".to_owned());
         }
         outcome
     }
@@ -239,8 +263,8 @@ impl<'a> Engine<'a> {
             CoRunning::Process(after) => {
                 let one = trial.request.cases.iter().flatten().next().cloned();
                 let request = TrialRequest {
-                    session: "beside".to_owned(),
-                    record: self.session.work.join("beside-run.json"),
+                    session: "co-running".to_owned(),
+                    record: self.session.work.join("co-running-run.json"),
                     cases: Some(one.into_iter().collect()),
                     pace: TrialSampling::ENDLESS,
                     ..trial.request.clone()
@@ -254,13 +278,13 @@ impl<'a> Engine<'a> {
     }
 
     /// Tells and keeps that a process failed.
-    pub(super) fn broke(&mut self, arm: Arm, bench: &str, reason: String, given_up: bool) {
+    pub(super) fn broke(&mut self, arm: Arm, bench: &str, reason: String, abandoned: bool) {
         self.progress.say(&format!("error: {} {bench}: {reason}", folder::name(arm)));
         self.broken.push(Broken {
             bench: bench.to_owned(),
             side: folder::name(arm).to_owned(),
             reason,
-            given_up,
+            abandoned,
         });
     }
 
@@ -276,7 +300,8 @@ impl<'a> Engine<'a> {
             let spent = self.facts_of(round).map_or(0.0, |facts| facts.wall_s);
             let left = self.request.budget.saturating_sub(Duration::from_secs_f64(spent));
             let observed = rounds::observed(&self.trials.trials, round);
-            let outcome = decide(&observed, &plan, false);
+            let of_case = |case: &str| plan.of_case(case, &self.rules);
+            let outcome = decide_each(&observed, &plan, &of_case, false);
             let mut todo = rounds::undecided(wanted, &observed, &outcome);
             let (failed, stopped) =
                 (rounds::failures(&self.trials.trials), rounds::stopped(&self.trials.trials));
@@ -288,13 +313,13 @@ impl<'a> Engine<'a> {
                     done(bench) < plan.max_blocks && bench.cases.iter().any(|id| todo.contains(id))
                 })
                 .filter(|bench| {
-                    !self.broken.iter().any(|broken| broken.bench == bench.name && broken.given_up)
+                    !self.broken.iter().any(|broken| broken.bench == bench.name && broken.abandoned)
                 })
                 .collect();
             // Half a block over the budget is nearer to it than half a block short of it.
             let block = self.block_time(round);
             if alive.is_empty() || left.is_zero() || left < block / 2 {
-                return Ok(decide(&observed, &plan, true));
+                return Ok(decide_each(&observed, &plan, &of_case, true));
             }
             self.tell(round, wanted.len(), &todo, &outcome, left);
             for bench in alive {

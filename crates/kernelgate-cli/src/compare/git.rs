@@ -42,7 +42,7 @@ const SHALLOW: &str = "; this clone is shallow, so older commits and other branc
                        `git fetch --unshallow` gets them, in CI `fetch-depth: 0` of the checkout \
                        (GIT_DEPTH: 0 on GitLab)";
 
-/// Git in a folder, deaf to what a hook around this program set.
+/// Git in a folder, without the variables that a git hook sets for programs that it runs.
 pub fn git(folder: &Path) -> Command {
     let mut command = Command::new("git");
     command.arg("-C").arg(folder);

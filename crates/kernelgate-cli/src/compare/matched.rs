@@ -82,6 +82,15 @@ impl Matched {
         }
     }
 
+    /// Every id that a side has.
+    pub fn ids(&self) -> Vec<String> {
+        let named = self.failed.keys().chain(self.failed_in_base.keys());
+        let others = self.skipped.keys().chain(self.unmeasured.keys());
+        let listed = self.judged.iter().chain(&self.new).chain(&self.removed);
+        let refused = self.refused.values().flatten();
+        listed.chain(named).chain(others).chain(refused).cloned().collect()
+    }
+
     /// Takes cases out of a run whose ids another bench has, by the benches that have cases so far,
     /// and keeps that.
     pub fn set_apart(&mut self, run: &mut Run, owners: &BTreeMap<String, String>, bench: &str) {

@@ -18,6 +18,7 @@ mod git;
 mod install;
 mod load;
 mod matched;
+mod numerics;
 mod preparation;
 mod process;
 pub mod progress;
@@ -33,6 +34,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::gate::numerics::NumericsPolicy;
 pub use engine::run;
 use kernelgate::record::TrialSampling;
 pub use thresholds::{AskedThresholds, Thresholds};
@@ -66,6 +68,8 @@ pub struct ComparisonRequest {
     pub head_delays_ns: BTreeMap<String, f64>,
     /// What counts as slower.
     pub thresholds: Thresholds,
+    /// What counts as less accurate.
+    pub numerics: NumericsPolicy,
     /// How long a process times a case; none for what is usual on the device.
     pub sampling: Option<TrialSampling>,
     /// Wall time of a round.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::install::Driver;
 use crate::benches::child::{Ended, Running, over_memory};
-use crate::benches::output::{Heard, Kept, drain, heard};
+use crate::benches::output::{Captured, Kept, captured, drain};
 use kernelgate::record::text::printable;
 use kernelgate::record::{Environment, TrialRequest};
 
@@ -65,7 +65,7 @@ pub struct Finished {
     /// How it ended.
     pub status: ExitStatus,
     /// What it printed, where its output is piped.
-    pub printed: Heard,
+    pub printed: Captured,
     /// The end of what it said on standard error.
     said: Vec<u8>,
 }
@@ -97,7 +97,7 @@ pub fn finish(
     let (printed, said) =
         (stdout.map(|it| drain(it, Kept::Start)), stderr.map(|it| drain(it, Kept::End)));
     let ended = setup.running.finish(timeout).map_err(|cause| format!("was lost: {cause}"))?;
-    let (printed, said) = (heard(printed), heard(said).kept);
+    let (printed, said) = (captured(printed), captured(said).kept);
     match ended {
         Ended::Exited(status) => Ok(Finished { status, printed, said }),
         Ended::TimedOut => Err(format!(

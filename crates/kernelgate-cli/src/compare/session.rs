@@ -11,11 +11,13 @@ use super::matched::Matched;
 use super::progress::ComparisonProgress;
 use super::sides::{self, Side};
 use super::thresholds::identity_text;
-use super::{CompareError, ComparisonRequest, rounds};
+use super::{CompareError, ComparisonRequest, SideSource, folder, rounds};
 use crate::benches::child::Running;
 use crate::gate::calibration::differing;
 use crate::gate::comparison::CriterionBench;
 use crate::gate::paired::Arm;
+use crate::gate::rules::{FILE, Rules};
+use crate::gate::rules_file;
 use kernelgate::exit::Exit;
 use kernelgate::record::{Environment, Provenance, TrialSampling, Trials, file};
 
@@ -163,6 +165,29 @@ impl Session {
             hash(base).is_some() && hash(base) == hash(head)
         };
         base.keys().filter(|name| same(name)).cloned().collect()
+    }
+
+    /// What the head's package sets and accepts beyond what the base accepts already; what of it is
+    /// over, in sentences.
+    ///
+    /// # Errors
+    /// When a file cannot be used.
+    pub fn rules(&self, request: &ComparisonRequest) -> Result<(Rules, Vec<String>), CompareError> {
+        let of = |arm: Arm| {
+            // The packages of both sides have one path, one after the other.
+            self.folder.point_slot(arm)?;
+            let shown = format!("{FILE} of the {}", folder::name(arm));
+            let side = &self.sides[usize::from(arm == Arm::Head)];
+            rules_file::read(&side.package.join(FILE), &shown)
+                .map_err(|error| CompareError::Usage(error.to_string()))
+        };
+        let head = of(Arm::Head)?;
+        match request.base {
+            // Executables come without sources.
+            SideSource::Folder(_) => Ok((head, Vec::new())),
+            // One that cannot be used accepts nothing.
+            _ => Ok(head.since(&of(Arm::Base).unwrap_or_default())),
+        }
     }
 
     /// What must be the same for measurements to belong together.

@@ -2,24 +2,31 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::costs;
 use super::interval::{Ratio, SideTimes, SingleRun, SpreadSource};
+use super::numerics::{self, NumericsPolicy, NumericsReport};
+use super::rules::{Rules, RulesReport};
 use super::shards;
 use super::single_run::CalibratedSpreads;
 use super::{Doubt, GateReport, Judged, Policy, Refusal, Verdict};
+use kernelgate::record::numerics::SeedErrors;
 use kernelgate::record::{
-    Baseline, BaselineCase, BaselineRun, CaseRecord, CaseRun, EarlierRuns, Provenance, Run,
+    Baseline, BaselineCase, BaselineRun, CaseNumerics, CaseRecord, CaseRun, EarlierRuns,
+    LaunchCosts, Numerics, Provenance, Run,
 };
 
 /// A case as several process runs measured it.
 type Measured<'a> = [(&'a Run, &'a CaseRecord)];
 
 /// Compares runs with a baseline. `runs` is not empty; several runs of one bench binary are several
-/// process runs of its cases. `spreads` are the device's, where it was calibrated.
+/// process runs of its cases. `spreads` are the device's, where it was calibrated; `rules` are the
+/// package's. Errors of other seeds than the runs' are added by [`judge_numerics`].
 pub fn compare(
     baseline: &Baseline,
     runs: &[Run],
     policy: Policy,
     spreads: &CalibratedSpreads,
+    rules: &Rules,
 ) -> GateReport {
     let mut head: BTreeMap<&str, Vec<(&Run, &CaseRecord)>> = BTreeMap::new();
     for run in runs {
@@ -27,14 +34,18 @@ pub fn compare(
             head.entry(id).or_default().push((run, case));
         }
     }
-    let mut judged = Vec::new();
+    let (mut judged, mut grown_costs) = (Vec::new(), Vec::new());
     let mut refused: BTreeMap<(String, String, String), BTreeSet<String>> = BTreeMap::new();
     for (id, head) in &head {
         let Some(base) = baseline.cases.get(*id) else { continue };
         let differences: Vec<_> =
             head.iter().flat_map(|(run, case)| baseline.mismatches(base, run, case)).collect();
         if differences.is_empty() {
+            let policy = policy.of_case(id, rules);
             judged.push(judge(baseline, id, head, policy, spreads));
+            let before: Vec<LaunchCosts> = base.runs.values().map(|run| run.costs).collect();
+            let now: Vec<LaunchCosts> = head.iter().map(|(_, case)| (*case).into()).collect();
+            grown_costs.extend(costs::grown(id, [&before, &now], &rules.limits(id)));
         }
         for difference in differences {
             let key = (difference.field.to_owned(), difference.base, difference.head);
@@ -79,7 +90,44 @@ pub fn compare(
         interrupted: runs.iter().filter(|run| !run.complete).map(|run| run.bench.clone()).collect(),
         missing_shards: shards::missing(runs),
         own: runs.iter().filter(|run| baseline.has(run)).map(Run::key).collect(),
+        numerics: NumericsReport::default(),
+        costs: grown_costs,
+        rules: RulesReport::default(),
     }
+}
+
+/// Compares the errors of judged cases: those of the runs, and of the records that are of the same
+/// executables.
+pub fn judge_numerics(
+    report: GateReport,
+    baseline: &Baseline,
+    runs: &[Run],
+    records: &[Numerics],
+    (policy, rules): (&NumericsPolicy, &Rules),
+) -> GateReport {
+    let mut head: BTreeMap<&str, CaseNumerics> = BTreeMap::new();
+    for run in runs {
+        for (id, case) in &run.cases {
+            head.entry(id).or_default().insert(run.seed, SeedErrors::from(&case.verification));
+        }
+        let same = |record: &&Numerics| {
+            run.executable.as_ref() == Some(&record.executable)
+                && record.environment.mismatches(&run.environment).is_empty()
+        };
+        for record in records.iter().filter(same) {
+            for id in run.cases.keys() {
+                let Some(found) = record.of_case(id) else { continue };
+                let known = head.entry(id).or_default();
+                found.iter().for_each(|(seed, errors)| known.insert(seed, errors));
+            }
+        }
+    }
+    let both = report.judged.iter().filter_map(|judged| {
+        let base = baseline.cases[&judged.case].numerics.as_ref()?;
+        Some((judged.case.as_str(), base, head.get(judged.case.as_str())?))
+    });
+    let numerics = numerics::compare(both, policy, |case| policy.allowed(case, rules));
+    GateReport { numerics, ..report }
 }
 
 /// What judging takes of each case of a baseline, whatever is judged: the range of its runs with

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::costs::CostGrowth;
+use super::numerics::NumericsReport;
 use super::paired::{Decision, Observed, Reason, TestPlan, decide};
+use super::rules::RulesReport;
 use super::{Refusal, Verdict};
 use kernelgate::exit::Exit;
 
@@ -60,6 +63,12 @@ pub struct Comparison {
     pub delays: Option<String>,
     /// What the comparison took, by round.
     pub rounds: Vec<Round>,
+    /// Errors against the reference, of base and head.
+    pub numerics: NumericsReport,
+    /// What a launch takes besides time and the package does not allow.
+    pub costs: Vec<CostGrowth>,
+    /// What the package's rules did.
+    pub rules: RulesReport,
 }
 
 /// A case of both builds.
@@ -73,7 +82,8 @@ pub struct Compared {
     /// Of the second round, from blocks of its own; only where the first says regressed.
     pub confirmation: Option<Decision>,
     /// What kept it from being measured, or measured to the end; only where it is inconclusive.
-    pub setback: Option<String>,
+    #[serde(rename = "setback")]
+    pub case_error: Option<String>,
 }
 
 impl Compared {
@@ -82,30 +92,30 @@ impl Compared {
     pub fn new(
         mut decision: Decision,
         confirmation: Option<Decision>,
-        setback: Option<String>,
+        case_error: Option<String>,
     ) -> Self {
         let again =
             confirmation.as_ref().is_some_and(|decision| decision.verdict == Verdict::Regressed);
         let verdict = match decision.verdict {
             Verdict::Regressed if again => Verdict::Regressed,
             Verdict::Regressed => Verdict::Inconclusive,
-            _ if setback.is_some() => Verdict::Inconclusive,
+            _ if case_error.is_some() => Verdict::Inconclusive,
             verdict => verdict,
         };
-        let setback = setback.filter(|_| verdict == Verdict::Inconclusive);
-        if setback.is_some() {
+        let case_error = case_error.filter(|_| verdict == Verdict::Inconclusive);
+        if case_error.is_some() {
             // More pairs are not what it lacks.
             decision.pairs_needed = None;
         }
-        Self { verdict, decision, confirmation, setback }
+        Self { verdict, decision, confirmation, case_error }
     }
 
     /// A case without a block.
-    pub fn unmeasured(case: String, setback: String, plan: &TestPlan) -> Self {
+    pub fn unmeasured(case: String, case_error: String, plan: &TestPlan) -> Self {
         // Decided apart from the others, whose error rates hold for the cases that were measured.
         let alone = decide(&Observed::from([(case, Vec::new())]), plan, true);
         let decision = alone.decisions.into_iter().next().expect("a case that goes in comes out");
-        Self::new(decision, None, Some(setback))
+        Self::new(decision, None, Some(case_error))
     }
 
     /// Why it is inconclusive.
@@ -117,8 +127,8 @@ impl Compared {
             _ => self.decision.reason.map(Reason::words),
         };
         // Without a pair the error is all there is to say.
-        let of_pairs = of_pairs.filter(|_| self.decision.pairs > 0 || self.setback.is_none());
-        let reasons: Vec<&str> = of_pairs.into_iter().chain(self.setback.as_deref()).collect();
+        let of_pairs = of_pairs.filter(|_| self.decision.pairs > 0 || self.case_error.is_none());
+        let reasons: Vec<&str> = of_pairs.into_iter().chain(self.case_error.as_deref()).collect();
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 }
@@ -133,7 +143,8 @@ pub struct Broken {
     /// How.
     pub reason: String,
     /// Whether its cases were abandoned because of it, and are undecided.
-    pub given_up: bool,
+    #[serde(rename = "given_up")]
+    pub abandoned: bool,
 }
 
 impl Broken {
@@ -195,13 +206,18 @@ impl Comparison {
     /// inconclusive.
     pub fn exit(&self) -> Exit {
         let abandoned =
-            |side: &str| self.broken.iter().any(|broken| broken.given_up && broken.side == side);
+            |side: &str| self.broken.iter().any(|broken| broken.abandoned && broken.side == side);
         if !self.refused.is_empty() {
             Exit::Refused
-        } else if self.count(Verdict::Regressed) > 0 || !self.failed.is_empty() || abandoned("head")
+        } else if self.count(Verdict::Regressed) > 0
+            || !self.failed.is_empty()
+            || abandoned("head")
+            || self.numerics.shown().next().is_some()
+            || !self.costs.is_empty()
         {
             Exit::Regression
         } else if self.count(Verdict::Inconclusive) > 0
+            || self.numerics.suspected().next().is_some()
             || !self.skipped.is_empty()
             || abandoned("base")
             || (self.judged.is_empty() && self.untimed.is_empty())
@@ -210,6 +226,11 @@ impl Comparison {
         } else {
             Exit::Fine
         }
+    }
+
+    /// The judged cases.
+    pub fn cases(&self) -> Vec<&str> {
+        self.judged.iter().map(|compared| compared.decision.case.as_str()).collect()
     }
 
     /// Cases with that verdict.
@@ -271,6 +292,9 @@ mod tests {
             optimised: true,
             delays: None,
             rounds: vec![],
+            numerics: NumericsReport::default(),
+            costs: vec![],
+            rules: RulesReport::default(),
         }
     }
 
@@ -306,7 +330,7 @@ mod tests {
         let confirmed =
             Compared::new(decision("x", Regressed), Some(decision("x", Regressed)), why());
         assert_eq!(
-            (confirmed.verdict, confirmed.reason(), confirmed.setback),
+            (confirmed.verdict, confirmed.reason(), confirmed.case_error),
             (Regressed, None, None)
         );
         let unconfirmed = Compared::new(decision("x", Regressed), None, why()).reason().unwrap();
@@ -326,11 +350,11 @@ mod tests {
     fn what_could_not_be_judged_is_never_fine() {
         let fine =
             || comparison(vec![Compared::new(decision("x", Verdict::Unchanged), None, None)]);
-        let broken = |side: &str, given_up| Broken {
+        let broken = |side: &str, abandoned| Broken {
             bench: "b".to_owned(),
             side: side.to_owned(),
             reason: "r".to_owned(),
-            given_up,
+            abandoned,
         };
         let one = || BTreeMap::from([("y".to_owned(), "why".to_owned())]);
         assert_eq!(comparison(vec![]).exit(), Exit::Inconclusive);

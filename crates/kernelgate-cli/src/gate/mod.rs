@@ -7,9 +7,13 @@
 pub mod baseline;
 pub mod calibration;
 pub mod comparison;
+pub mod costs;
 pub mod interval;
+pub mod numerics;
 pub mod paired;
 pub mod resources;
+pub mod rules;
+pub mod rules_file;
 pub mod shards;
 pub mod single_run;
 
@@ -18,8 +22,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use baseline::compare;
+use costs::CostGrowth;
 use interval::{Ratio, SingleRun};
 use kernelgate::exit::Exit;
+use numerics::NumericsReport;
+use rules::{Rules, RulesReport};
 
 /// What counts as slower.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -54,6 +61,18 @@ impl Default for Policy {
 }
 
 impl Policy {
+    /// With what the package sets for a case: its thresholds, and the slow-down that it accepts.
+    pub fn of_case(self, case: &str, rules: &Rules) -> Self {
+        let limits = rules.limits(case);
+        let relative = limits.relative.unwrap_or(self.relative);
+        let accepted = rules.accepted(case).and_then(|accepted| accepted.slower);
+        Self {
+            relative: accepted.map_or(relative, |bound| bound.max(relative)),
+            absolute_ns: limits.absolute_ns.unwrap_or(self.absolute_ns),
+            ..self
+        }
+    }
+
     /// Smallest relative change that matters, on the baseline's device or on another of its model.
     pub fn relative_on(&self, same_device: bool) -> f64 {
         if same_device {
@@ -220,6 +239,12 @@ pub struct GateReport {
     pub missing_shards: Vec<String>,
     /// Process runs that are on both sides: these were compared with themselves.
     pub own: Vec<String>,
+    /// Errors against the reference, before and now.
+    pub numerics: NumericsReport,
+    /// What a launch takes besides time and the package does not allow.
+    pub costs: Vec<CostGrowth>,
+    /// What the package's rules did.
+    pub rules: RulesReport,
 }
 
 impl GateReport {
@@ -228,9 +253,14 @@ impl GateReport {
         let any = |verdict| self.judged.iter().any(|judged| judged.verdict == verdict);
         if !self.refused.is_empty() {
             Exit::Refused
-        } else if any(Verdict::Regressed) || !self.failed.is_empty() {
+        } else if any(Verdict::Regressed)
+            || !self.failed.is_empty()
+            || self.numerics.shown().next().is_some()
+            || !self.costs.is_empty()
+        {
             Exit::Regression
         } else if any(Verdict::Inconclusive)
+            || self.numerics.suspected().next().is_some()
             || !self.interrupted.is_empty()
             || !self.missing_shards.is_empty()
             || !self.skipped.is_empty()

@@ -1,12 +1,13 @@
 use super::calibration::Calibration;
 use super::interval::SpreadSource;
+use super::rules::Rules;
 use super::single_run::CalibratedSpreads;
 use super::*;
 use kernelgate::record::{Baseline, CaseRecord, Environment, Provenance, Run};
 
 /// Without a calibration of the device.
 fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> GateReport {
-    super::compare(baseline, runs, policy, &CalibratedSpreads::default())
+    super::compare(baseline, runs, policy, &CalibratedSpreads::default(), &Rules::default())
 }
 
 fn run(session: &str, times: &[(&str, f64)]) -> Run {
@@ -339,7 +340,7 @@ fn a_device_that_was_calibrated_gives_single_runs_its_spread() {
     let base = baseline(&run("1", &[(case, 1e6), ("b", 1e6)]));
     let judged = |spreads: &CalibratedSpreads, case: &str, time: f64| {
         let head = run("2", &[(case, time)]);
-        let report = super::compare(&base, &[head], Policy::default(), spreads);
+        let report = super::compare(&base, &[head], Policy::default(), spreads, &Rules::default());
         let judged = report.judged[0].clone();
         (judged.verdict, judged.base_single.unwrap().from, judged.head_single.unwrap().from)
     };

@@ -204,7 +204,7 @@ fn noise(rows: &[ProcessNoise]) -> Table {
         "pairs",
         "process to process",
         "95 % of pairs within",
-        "others' share of the CPU",
+        "co-running share of the CPU",
     ]);
     for row in rows {
         table.row(vec![

@@ -8,7 +8,7 @@ use crate::gate::Verdict;
 use kernelgate::display::table::{self, Table};
 
 /// Most bytes of a comment. GitHub takes 65,536 characters; what is left is for what a script adds.
-pub const LONGEST: usize = 60_000;
+pub const MAX_COMMENT_BYTES: usize = 60_000;
 /// Entries of each list that are tried, one after the other, until the comment is short enough.
 const SHOWN: [usize; 8] = [usize::MAX, 1000, 500, 200, 100, 50, 20, 5];
 /// Most characters of a line of notes.
@@ -18,12 +18,12 @@ const LINE: usize = 400;
 pub fn markdown(summary: &VerdictSummary) -> String {
     for shown in SHOWN {
         let text = with_at_most(summary, shown);
-        if text.len() <= LONGEST {
+        if text.len() <= MAX_COMMENT_BYTES {
             return text;
         }
     }
     let mut text = with_at_most(summary, 1);
-    text.truncate(text.floor_char_boundary(LONGEST));
+    text.truncate(text.floor_char_boundary(MAX_COMMENT_BYTES));
     text.push_str("\n\n… cut: the whole result is what `--format json` prints\n");
     text
 }
@@ -154,7 +154,7 @@ mod tests {
                 vec!["x".repeat(100_000); 3000],
             ));
             assert!(
-                many.len() <= LONGEST && many.contains("more cases, left out"),
+                many.len() <= MAX_COMMENT_BYTES && many.contains("more cases, left out"),
                 "{}",
                 many.len()
             );
@@ -163,7 +163,7 @@ mod tests {
         }
         let mut endless = row(0, Verdict::Regressed);
         endless.case = "ä".repeat(100_000);
-        assert!(markdown(&summary(vec![endless], vec![])).len() <= LONGEST + 100);
+        assert!(markdown(&summary(vec![endless], vec![])).len() <= MAX_COMMENT_BYTES + 100);
     }
 
     #[test]

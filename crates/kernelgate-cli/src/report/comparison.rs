@@ -11,7 +11,7 @@ use kernelgate::record::text::printable;
 
 /// How to read the interval and the pairs of a row.
 const READING: &str = "interval: 95 %; p: of \"not slower than the threshold\", over all cases \
-                       and looks; pairs: of the first round + of the second, which must agree \
+                       and interim analyses; pairs: of the first round + of the second, which must agree \
                        before anything is called slower";
 
 /// What is known of the times of benches that use Criterion alone.
@@ -88,8 +88,9 @@ pub fn summary(comparison: &Comparison, reproduce: &str) -> VerdictSummary {
                 .map(|(case, reason)| Unjudged::new(case, kind, format!("{label}: {reason}"))),
         );
     }
+    others.extend(findings(comparison).0);
     others.extend(Unjudged::refused(&comparison.refused, ["base", "head"]));
-    let abandoned = comparison.broken.iter().filter(|broken| broken.given_up);
+    let abandoned = comparison.broken.iter().filter(|broken| broken.abandoned);
     others.extend(abandoned.map(|broken| {
         let kind = if broken.side == "head" { UnjudgedKind::Failed } else { UnjudgedKind::Skipped };
         Unjudged::new(
@@ -176,12 +177,20 @@ pub fn headline(comparison: &Comparison) -> String {
     };
     let refused = comparison.refused.iter().map(|refusal| refusal.cases.len()).sum();
     format!(
-        "{counts}{}{} of {} (threshold {}%)",
+        "{counts}{}{}{} of {} (threshold {}%)",
         more(comparison.failed.len(), "failed"),
+        summary::found(&comparison.numerics, &comparison.costs),
         more(refused, "refused"),
         comparison.judged.len(),
         100.0 * comparison.plan.relative
     )
+}
+
+/// Cases that lost accuracy, and costs that grew.
+fn findings(comparison: &Comparison) -> (Vec<Unjudged>, Vec<String>) {
+    summary::findings(&comparison.numerics, &comparison.costs, |seeds| {
+        format!("{seeds} seeds would tell, which the time did not suffice for")
+    })
 }
 
 fn notes(comparison: &Comparison) -> Vec<String> {
@@ -201,10 +210,11 @@ fn notes(comparison: &Comparison) -> Vec<String> {
         lines.extend(cases.iter().map(|(case, reason)| format!("{label}: {case}: {reason}")));
     };
     with_reason(&mut lines, &comparison.failed, "failed in the head");
+    lines.extend(findings(comparison).1);
     with_reason(&mut lines, &comparison.failed_in_base, "failed in the base, not judged");
     with_reason(&mut lines, &comparison.skipped, "skipped in the head, timed in the base");
     for broken in &comparison.broken {
-        let so = if broken.given_up { "; its undecided cases were given up" } else { "" };
+        let so = if broken.abandoned { "; its undecided cases were abandoned" } else { "" };
         lines
             .push(format!("broke: {} of the {}: {}{so}", broken.bench, broken.side, broken.reason));
     }
@@ -212,6 +222,7 @@ fn notes(comparison: &Comparison) -> Vec<String> {
     if comparison.judged.is_empty() && comparison.untimed.is_empty() {
         lines.push("nothing to judge: no case is in both".to_owned());
     }
+    lines.extend(comparison.rules.lines());
     lines.extend(
         comparison.delays.iter().map(|delays| {
             format!("DELAYED on purpose, the head's launches, nanoseconds: {delays}")

@@ -3,6 +3,7 @@
 pub mod calibration;
 pub mod comment;
 pub mod comparison;
+pub mod costs;
 pub mod junit;
 pub mod metrics;
 pub mod summary;

@@ -1,7 +1,9 @@
 //! What a verdict verb concluded, in the one shape that its formats for reviewers and programs are
 //! made from ([`super::comment`], [`super::junit`]).
 
+use crate::gate::costs::CostGrowth;
 use crate::gate::interval::Ratio;
+use crate::gate::numerics::NumericsReport;
 use crate::gate::{Refusal, Verdict};
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
@@ -145,6 +147,44 @@ impl Unjudged {
         };
         refused.iter().flat_map(of).collect()
     }
+}
+
+/// What was found besides times: cases that lost accuracy, or may have, and costs that grew. Entries
+/// of their own, and the lines that say the same; `remedy` says how to get more seeds.
+pub fn findings(
+    numerics: &NumericsReport,
+    costs: &[CostGrowth],
+    remedy: impl Fn(usize) -> String,
+) -> (Vec<Unjudged>, Vec<String>) {
+    let mut others: Vec<Unjudged> = numerics
+        .shown()
+        .map(|it| {
+            Unjudged::new(&it.case, UnjudgedKind::Failed, format!("less accurate: {}", it.words()))
+        })
+        .collect();
+    others.extend(numerics.suspected().map(|it| {
+        let why = format!("may be less accurate: {}; {}", it.words(), remedy(it.needed));
+        Unjudged::new(&it.case, UnjudgedKind::Skipped, why)
+    }));
+    let cost = |it: &CostGrowth| Unjudged::new(&it.case, UnjudgedKind::Failed, it.words());
+    others.extend(costs.iter().map(cost));
+    let line = |it: &Unjudged| match it.kind {
+        UnjudgedKind::Skipped => format!("inconclusive: {}: {}", it.name, it.why),
+        _ => format!("{}: {}", it.name, it.why),
+    };
+    let lines = others.iter().map(line).collect();
+    (others, lines)
+}
+
+/// The same in a headline: ", 2 less accurate, 1 of higher cost".
+pub fn found(numerics: &NumericsReport, costs: &[CostGrowth]) -> String {
+    let counted = [
+        (numerics.shown().count(), "less accurate"),
+        (numerics.suspected().count(), "maybe less accurate"),
+        (costs.len(), "of higher cost"),
+    ];
+    let some = counted.into_iter().filter(|(count, _)| *count > 0);
+    some.map(|(count, words)| format!(", {count} {words}")).collect()
 }
 
 /// Rows for a terminal; `sides` is what base and head are called, `evidence` what the last column

@@ -8,7 +8,9 @@ use kernelgate::display::{bytes, rate, time};
 use super::{comment, comparison, junit, metrics, verdicts};
 use crate::gate::comparison::{Broken, Compared, Comparison, Round};
 use crate::gate::interval::{Ratio, SingleRun, SpreadSource};
+use crate::gate::numerics::NumericsReport;
 use crate::gate::paired::{Decision, Reason, TestPlan};
+use crate::gate::rules::RulesReport;
 use crate::gate::{Doubt, GateReport, Judged, Policy, Refusal, Staleness, Verdict};
 
 const ASSUMED: SingleRun = SingleRun { relative: 0.1, from: SpreadSource::Assumed };
@@ -106,7 +108,7 @@ fn compared() -> Comparison {
             bench: "denoise".to_owned(),
             side: "base".to_owned(),
             reason: "signal: 9 (SIGKILL)".to_owned(),
-            given_up: true,
+            abandoned: true,
         }],
         foreign: vec![],
         left_alone: BTreeMap::new(),
@@ -120,6 +122,9 @@ fn compared() -> Comparison {
             Round { blocks: 6, processes: 24, wall_s: 181.3 },
             Round { blocks: 7, processes: 28, wall_s: 60.2 },
         ],
+        numerics: NumericsReport::default(),
+        costs: vec![],
+        rules: RulesReport::default(),
     }
 }
 
@@ -176,6 +181,9 @@ fn gated() -> GateReport {
         interrupted: vec!["other".to_owned()],
         missing_shards: vec![],
         own: vec![],
+        numerics: NumericsReport::default(),
+        costs: vec![],
+        rules: RulesReport::default(),
     }
 }
 

@@ -43,6 +43,7 @@ pub fn summary(report: &GateReport, reproduce: &str) -> VerdictSummary {
         .iter()
         .map(|(case, error)| Unjudged::new(case, UnjudgedKind::Failed, format!("failed: {error}")))
         .collect();
+    others.extend(findings(report).0);
     others.extend(Unjudged::refused(&report.refused, ["baseline", "run"]));
     let interrupted = |bench: &String| {
         Unjudged::new(
@@ -149,10 +150,22 @@ pub fn headline(report: &GateReport) -> String {
     } else {
         format!(", {} failed", report.failed.len())
     };
+    let found = summary::found(&report.numerics, &report.costs);
     let interrupted = if report.interrupted.is_empty() { "" } else { "; the run was interrupted" };
     let missing = if report.missing_shards.is_empty() { "" } else { "; shards are missing" };
     let (of, threshold) = (report.judged.len(), 100.0 * relative(report));
-    format!("{counts}{failed} of {of} (threshold {threshold:.0}%){interrupted}{missing}")
+    format!("{counts}{failed}{found} of {of} (threshold {threshold:.0}%){interrupted}{missing}")
+}
+
+/// Cases that lost accuracy, and costs that grew.
+fn findings(report: &GateReport) -> (Vec<Unjudged>, Vec<String>) {
+    summary::findings(&report.numerics, &report.costs, |seeds| {
+        format!(
+            "{seeds} seeds would tell: `kernelgate verify --seeds {seeds}` with this code, and \
+             with the baseline's before `kernelgate baseline add {}`",
+            report.baseline
+        )
+    })
 }
 
 /// The relative threshold; the wider one as soon as any device differs.
@@ -172,6 +185,7 @@ fn notes(report: &GateReport) -> Vec<String> {
         ));
     }
     lines.extend(report.failed.iter().map(|(case, error)| format!("failed: {case}: {error}")));
+    lines.extend(findings(report).1);
     lines.extend(
         report
             .interrupted
@@ -211,12 +225,13 @@ fn notes(report: &GateReport) -> Vec<String> {
         (contention(|judged| judged.base_contention), contention(|judged| judged.head_contention));
     if base.max(head) > report.policy.contention {
         lines.push(format!(
-            "warning: others took up to {:.0}% of the CPU time during the run and {:.0}% during \
+            "warning: co-running processes took up to {:.0}% of the CPU time during the run and {:.0}% during \
              the baseline's: measure on an idle machine",
             100.0 * head,
             100.0 * base
         ));
     }
+    lines.extend(report.rules.lines());
     lines.extend(single_runs(report));
     if let Some((base, head)) = &report.other_device {
         lines.push(format!(
@@ -240,7 +255,7 @@ fn single_runs(report: &GateReport) -> Vec<String> {
     let (base, head) = (|judged: &Judged| judged.base_single, |judged: &Judged| judged.head_single);
     if given(base, SpreadSource::Assumed).is_some() {
         lines.push(format!(
-            "the baseline has one process run of a case: nobody saw how its runs differ, and a \
+            "the baseline has one process run of a case: how its runs differ is unknown, and a \
              difference of more than {:.1}% that the allowance for that could explain is \
              inconclusive: `kernelgate baseline save {} --runs 5` on the old code records enough, \
              `kernelgate baseline add` adds the last run",

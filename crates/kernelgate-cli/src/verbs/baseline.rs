@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::choice::unexpected;
 use super::interrupt;
 use super::lock::locked;
+use super::numerics;
 use super::output::{OutputFormat, print_json};
 use super::sessions::Sessions;
 use super::settings::Settings;
@@ -205,6 +206,9 @@ fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
             }
             return Ok(Exit::Refused);
         }
+    }
+    for record in store.numerics(runs)? {
+        numerics::say(&record, baseline.add_numerics(&record));
     }
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let most = baseline.cases.values().map(|case| case.runs.len()).max().unwrap_or_default();

@@ -14,6 +14,7 @@ use crate::compare::calibrate::{self, CalibrationRequest};
 use crate::compare::progress::parse_duration;
 use crate::compare::{CompareError, ComparisonRequest, SideSource, Thresholds};
 use crate::gate::calibration::{Calibration, CalibrationSummary, recommend, summarise};
+use crate::gate::numerics::NumericsPolicy;
 use crate::gate::paired::TestPlan;
 use crate::report::calibration;
 use kernelgate::display::terminal;
@@ -41,7 +42,7 @@ pub struct Arguments {
     /// Comparisons of each of these slow-downs
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     power_comparisons: usize,
-    /// Comparisons with every core of the host, or the GPU, busy beside the head's processes
+    /// Comparisons with every core of the host, or the GPU, busy while the head's processes run
     #[arg(long, value_name = "COUNT", default_value_t = 10)]
     sham: usize,
     /// Time of a comparison's round, after which undecided cases are inconclusive
@@ -121,6 +122,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         build_wait: arguments.timeouts.build_wait,
         absolute_for_all: arguments.limits.asks_absolute(),
         thresholds: Thresholds::Fixed(plan),
+        numerics: NumericsPolicy::default(),
         sampling: arguments.limits.sampling(),
         budget: arguments.budget,
         profile: arguments.profile.clone(),

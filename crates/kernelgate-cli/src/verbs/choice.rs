@@ -9,8 +9,11 @@ use kernelgate::record::Store;
 use super::interrupt;
 use super::settings::Settings;
 use crate::benches::ask::{self, Asking};
-use crate::benches::find;
+use crate::benches::find::{self, FoundBenches};
 use crate::compare::progress::parse_duration;
+
+/// What each bench executable answered.
+pub type Answers = Vec<(String, ResponseBody)>;
 
 #[derive(Debug, clap::Args)]
 pub struct Choice {
@@ -35,15 +38,45 @@ impl Choice {
         store: &Store,
         action: &Action,
     ) -> anyhow::Result<Vec<(String, ResponseBody)>> {
+        self.ask_each(store, std::slice::from_ref(action), 1, |_, _, mut answers| {
+            Ok(answers.pop().unwrap_or_default())
+        })
+    }
+
+    /// The same for several actions and seeds: `done` gets the executables, the seeds, and for each
+    /// seed after the other the answers to each action.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub fn ask_each<T>(
+        &self,
+        store: &Store,
+        actions: &[Action],
+        seeds: u64,
+        done: impl FnOnce(&FoundBenches, &[u64], Vec<Answers>) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
         Filter::parse(self.filter.as_deref(), false)?;
         let running = interrupt::watched()?;
-        let asking = Asking {
+        let mut asking = Asking {
             settings: self.settings.variables(),
             filter: self.filter.as_deref(),
             timeout: self.wait,
             running: &running,
         };
-        ask::all(&self.benches.find(&store.root, &running)?, &asking, action)
+        let found = self.benches.find(&store.root, &running)?;
+        let first = self.settings.seed();
+        let seeds: Vec<u64> = (0..seeds).map(|more| first.wrapping_add(more)).collect();
+        let mut answers = Vec::new();
+        for seed in &seeds {
+            if seeds.len() > 1 {
+                eprintln!("seed {seed}, {} in all", seeds.len());
+                asking.settings.insert("KERNELGATE_SEED".to_owned(), seed.to_string());
+            }
+            for action in actions {
+                answers.push(ask::all(&found, &asking, action)?);
+            }
+        }
+        done(&found, &seeds, answers)
     }
 }
 

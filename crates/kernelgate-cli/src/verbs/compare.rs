@@ -12,6 +12,7 @@ use super::settings::{Settings, ThresholdFlags, Timeouts};
 use super::verdict::VerdictOutput;
 use crate::compare::progress::parse_duration;
 use crate::compare::{self, CompareError, ComparisonRequest, SideSource, Thresholds};
+use crate::gate::numerics::NumericsPolicy;
 use crate::report::{comparison, metrics};
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
@@ -47,6 +48,9 @@ pub struct Arguments {
     budget: Duration,
     #[command(flatten)]
     limits: ThresholdFlags,
+    /// Ratio of a case's errors against the reference above which they have grown
+    #[arg(long, value_name = "RATIO", default_value_t = NumericsPolicy::default().growth)]
+    growth: f64,
     #[command(flatten)]
     timeouts: Timeouts,
     /// Time cases too whose executable is the same file on both sides, byte by byte
@@ -76,6 +80,10 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         "KERNELGATE_DELAY is set: it would slow both sides down; unset it"
     );
     Filter::parse(arguments.filter.as_deref(), false)?;
+    anyhow::ensure!(
+        arguments.growth >= 1.0 && arguments.growth.is_finite(),
+        "--growth takes a number from 1"
+    );
     let kept = store.runs.parent().map(PathBuf::from).unwrap_or_default();
     let source = |folder: &Option<PathBuf>, revision: &Option<String>| match (folder, revision) {
         (Some(folder), _) => SideSource::Folder(folder.clone()),
@@ -94,6 +102,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         build_wait: arguments.timeouts.build_wait,
         absolute_for_all: arguments.limits.asks_absolute(),
         thresholds: Thresholds::Calibrated(arguments.limits.asked()?, store.clone()),
+        numerics: NumericsPolicy { growth: arguments.growth, ..NumericsPolicy::default() },
         sampling: arguments.limits.sampling(),
         budget: arguments.budget,
         profile: arguments.profile.clone(),

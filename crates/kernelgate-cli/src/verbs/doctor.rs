@@ -105,12 +105,14 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
         folder("baselines", &store.baselines),
         folder("runs", &store.runs),
     ];
+    // Before libraries are opened that are not used.
+    let gpus = gpus();
     checks.extend(Library::ALL.into_iter().flat_map(library));
     checks.extend(library::ignored_settings().into_iter().map(|setting| {
         check("setting", setting, Some("name folders from the root on, in variables too"))
     }));
     checks.extend(compiled_kernels());
-    checks.extend(gpus());
+    checks.extend(gpus);
     checks.push(tool("nsys", "timelines (Nsight Systems)"));
     checks.push(tool("ncu", "counters of a kernel (Nsight Compute)"));
     checks.extend(counters());

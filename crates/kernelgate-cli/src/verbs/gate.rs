@@ -1,11 +1,16 @@
 //! `kernelgate gate`: the last run against a committed baseline.
 
+use std::collections::BTreeSet;
+
 use super::sessions::Sessions;
 use super::verdict::VerdictOutput;
 use crate::benches::package;
+use crate::gate::baseline::judge_numerics;
 use crate::gate::calibration::Calibration;
+use crate::gate::numerics::NumericsPolicy;
+use crate::gate::rules::Rules;
 use crate::gate::single_run::CalibratedSpreads;
-use crate::gate::{GateReport, Policy, Staleness, compare, shards};
+use crate::gate::{GateReport, Policy, Staleness, compare, rules_file, shards};
 use crate::report::{metrics, verdicts};
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
@@ -30,6 +35,9 @@ pub struct Arguments {
     /// where the baseline's device is not known to be this one
     #[arg(long, value_name = "FRACTION", default_value_t = Policy::default().other_device)]
     other_device: f64,
+    /// Ratio of a case's errors against the reference above which they have grown
+    #[arg(long, value_name = "RATIO", default_value_t = NumericsPolicy::default().growth)]
+    growth: f64,
     #[command(flatten)]
     output: VerdictOutput,
 }
@@ -55,8 +63,15 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         other_device: arguments.other_device,
         ..Policy::default()
     };
-    let report = hold(store, &arguments.baseline, &runs, policy)
-        .map_err(|error| elsewhere(error, store, &arguments.baseline))?;
+    anyhow::ensure!(
+        arguments.growth >= 1.0 && arguments.growth.is_finite(),
+        "--growth takes a number from 1"
+    );
+    let numerics = NumericsPolicy { growth: arguments.growth, ..NumericsPolicy::default() };
+    let rules = rules_file::of_folder(&store.root)?;
+    let report =
+        compare_with_baseline(store, &arguments.baseline, &runs, (policy, numerics, rules))
+            .map_err(|error| elsewhere(error, store, &arguments.baseline))?;
     let again = format!(
         "cargo bench   # as often as wanted\nkernelgate gate --baseline {} --last COUNT",
         arguments.baseline
@@ -92,16 +107,33 @@ fn elsewhere(error: StoreError, store: &Store, name: &str) -> anyhow::Error {
     }
 }
 
-/// Holds the runs against their device's baseline. Where only another device has one of that name,
+/// Compares the runs with their device's baseline. Where only another device has one of that name,
 /// the refusal says so.
-fn hold(store: &Store, name: &str, runs: &[Run], policy: Policy) -> Result<GateReport, StoreError> {
+fn compare_with_baseline(
+    store: &Store,
+    name: &str,
+    runs: &[Run],
+    (policy, numerics, rules): (Policy, NumericsPolicy, Rules),
+) -> Result<GateReport, StoreError> {
     let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
     let spreads = match file::read::<Calibration>(&store.calibration_path(&device)) {
         Ok(calibration) => CalibratedSpreads::of(&calibration),
         Err(error) if error.is_not_found() => CalibratedSpreads::default(),
         Err(error) => return Err(error.into()),
     };
-    let compare = |baseline: &Baseline| compare(baseline, runs, policy, &spreads);
+    let records = store.numerics(runs)?;
+    let compare = |baseline: &Baseline| {
+        let commits = commits_of(baseline, runs);
+        let (rules, expired) = rules.clone().at_baseline(&commits);
+        let report = compare(baseline, runs, policy, &spreads, &rules);
+        let report = judge_numerics(report, baseline, runs, &records, (&numerics, &rules));
+        let judged: Vec<&str> = report.judged.iter().map(|judged| &*judged.case).collect();
+        let recorded = runs.iter().flat_map(|run| run.cases.keys().chain(run.skipped.keys()));
+        let known: Vec<&str> = baseline.cases.keys().chain(recorded).map(String::as_str).collect();
+        let mut of_rules = rules.report(&judged, Some(&known));
+        of_rules.notes.extend(expired);
+        GateReport { rules: of_rules, ..report }
+    };
     match store.baseline(&device, name) {
         Ok(baseline) => {
             let report = compare(&baseline);
@@ -116,6 +148,15 @@ fn hold(store: &Store, name: &str, runs: &[Run], policy: Policy) -> Result<GateR
         }
         Err(error) => Err(error),
     }
+}
+
+/// Commits that the baseline's cases are of that were measured now, no commit twice.
+fn commits_of(baseline: &Baseline, runs: &[Run]) -> Vec<String> {
+    let cases = runs.iter().flat_map(|run| run.cases.keys());
+    let keys = cases.filter_map(|id| baseline.cases.get(id)).flat_map(|case| case.runs.keys());
+    let commits: BTreeSet<String> =
+        keys.map(|key| baseline.runs[key].provenance.commit.clone().unwrap_or_default()).collect();
+    commits.into_iter().collect()
 }
 
 /// Of the oldest run that a judged case rests on.

@@ -87,8 +87,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 }
 
 /// What the columns mean.
-const LEGEND: &str = "work: of matrix products, else fewest bytes moved; memory: of the host at \
-                      the peak;\nGPU memory: as the implementation declares it";
+const LEGEND: &str = "work: of GEMMs, else fewest bytes moved; memory: of the host at the peak;\nGPU memory: as the implementation declares it";
 
 fn table(cases: &[&ListedCase]) -> Table {
     let on_gpu = cases.iter().any(|case| case.device_bytes.is_some());

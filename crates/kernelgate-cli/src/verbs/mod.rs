@@ -12,11 +12,13 @@ mod choice;
 mod compare;
 mod diagnose;
 mod doctor;
+mod export;
 mod gate;
 mod interrupt;
 mod list;
 mod lock;
 mod migrate;
+mod numerics;
 mod output;
 mod peers;
 mod profile;
@@ -43,8 +45,8 @@ use crate::benches::package;
     name = "kernelgate",
     version,
     after_help = "Exit codes: 0 fine, 1 regression or failed verification, 2 usage or broken \
-                  input, 3 inconclusive, 4 refused (not comparable), 130 interrupted, 141 nobody \
-                  reads the output."
+                  input, 3 inconclusive, 4 refused (not comparable), 130 interrupted, 141 broken \
+                  pipe."
 )]
 pub struct Cli {
     /// Where committed baselines lie [default: baselines/ of the package]
@@ -84,9 +86,11 @@ enum Verb {
     Profile(profile::Arguments),
     /// What is wrong with a trace: why the GPU waits, for what, and what to do
     Diagnose(diagnose::Arguments),
+    /// A trace as a timeline for ui.perfetto.dev or chrome://tracing
+    Export(export::Arguments),
     /// The tables of `nsys stats` for traces of Nsight Systems and PyTorch's profiler
     Stats(stats::Arguments),
-    /// The last run beside PyTorch's and other kernels for the same problems, timed now
+    /// The last run compared with PyTorch's and other kernels for the same problems, timed now
     Peers(peers::Arguments),
     /// Save, list, show, extend, import and export baselines
     #[command(subcommand)]
@@ -118,6 +122,7 @@ impl Cli {
             Verb::Timing(arguments) => timing::run(&arguments, &store),
             Verb::Profile(arguments) => profile::run(&arguments, &store),
             Verb::Diagnose(arguments) => diagnose::run(&arguments),
+            Verb::Export(arguments) => export::run(&arguments),
             Verb::Stats(arguments) => stats::run(&arguments),
             Verb::Peers(arguments) => peers::run(&arguments, &store),
             Verb::Baseline(verb) => baseline::run(&verb, &store),

@@ -1,5 +1,5 @@
-//! `kernelgate peers`: the cases of the last run beside other people's kernels for the same
-//! problems, timed now on the same GPU.
+//! `kernelgate peers`: the cases of the last run compared with other people's kernels for the
+//! same problems, timed now on the same GPU.
 
 use kernelgate::record::text::printable;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ use super::sessions::Sessions;
 use crate::benches::ask::{self, Asking};
 use crate::benches::child::{Ended, Running, over_memory};
 use crate::benches::find;
-use crate::benches::output::{Kept, START_BYTES, drain, heard};
+use crate::benches::output::{Kept, START_BYTES, captured, drain};
 use crate::compare::progress::parse_duration;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
@@ -269,7 +269,7 @@ fn ask_program(
     let ended = running
         .finish(arguments.wait)
         .with_context(|| format!("failed to wait for peers/{main}"))?;
-    let (printed, said) = (heard(printed), heard(said));
+    let (printed, said) = (captured(printed), captured(said));
     match ended {
         Ended::Exited(status) if status.success() => {}
         Ended::Exited(_) => {

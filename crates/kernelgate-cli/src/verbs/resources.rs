@@ -66,12 +66,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         if arguments.save {
             let path = path(store, arch);
             file::write(&path, &resources).map_err(failed_to)?;
-            println!(
-                "{} kernels to {}, {} builds left out",
-                resources.kernels.len(),
-                path.display(),
-                resources.left_out.len()
-            );
+            println!("{} kernels to {}", resources.kernels.len(), path.display());
         } else if let Some(base) = bases.get(arch.as_str()) {
             let outcome = compare(base, &resources);
             exit = exit.max(outcome.exit());

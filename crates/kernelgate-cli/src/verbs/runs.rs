@@ -6,7 +6,7 @@ use clap::ValueEnum;
 
 use super::output::{json, print_json, write_all};
 use super::sessions::Sessions;
-use crate::report::metrics;
+use crate::report::{costs, metrics};
 use kernelgate::display::{runs, terminal};
 use kernelgate::exit::Exit;
 use kernelgate::record::Store;
@@ -32,6 +32,9 @@ pub struct Arguments {
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: RunsFormat,
+    /// Show device memory, commands and host time of a launch, and errors, in place of times
+    #[arg(long)]
+    costs: bool,
     /// Also write runs.txt, runs.json, bmf.json and smaller-is-better.json into this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -40,6 +43,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let found = arguments.sessions.read(store)?;
     match arguments.format {
+        RunsFormat::Text if arguments.costs => terminal::print(&costs::text(&found)),
         RunsFormat::Text => terminal::print(&runs::text(&found, terminal::columns())),
         RunsFormat::Json => print_json(&found)?,
         RunsFormat::Bmf => print_json(&metrics::bencher(&metrics::of_runs(&found)))?,

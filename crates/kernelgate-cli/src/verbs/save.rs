@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::interrupt;
 use super::lock::locked;
+use super::numerics;
 use crate::benches::cargo;
 use crate::benches::child::{Ended, Running, over_memory, wait};
 use kernelgate::exit::Exit;
@@ -152,6 +153,9 @@ fn write(arguments: &Arguments, store: &Store, sessions: &[Vec<Run>]) -> anyhow:
         }
     }
     anyhow::ensure!(!baseline.cases.is_empty(), "no case was measured: there is nothing to save");
+    for record in store.numerics(&sessions.concat())? {
+        numerics::say(&record, baseline.add_numerics(&record));
+    }
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let cases: Vec<usize> = sessions[0]
         .iter()

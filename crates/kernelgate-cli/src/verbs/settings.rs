@@ -35,7 +35,7 @@ pub struct Settings {
     /// Seed of the random inputs
     #[arg(long, env = "KERNELGATE_SEED", value_name = "NUMBER")]
     seed: Option<u64>,
-    /// Seconds after which a kernel on the GPU is taken for hung
+    /// Seconds after which a kernel on the GPU is treated as hung
     #[arg(long, env = "KERNELGATE_TIMEOUT", value_name = "SECONDS")]
     timeout: Option<u64>,
 }
@@ -66,6 +66,11 @@ impl Settings {
             ("KERNELGATE_TIMEOUT", self.timeout.map(|seconds| seconds.to_string())),
         ];
         settings.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+    }
+
+    /// Seed of the inputs: what was asked for, else the benches' own.
+    pub fn seed(&self) -> u64 {
+        self.seed.unwrap_or(1)
     }
 
     /// Whether cases are named by their axes.

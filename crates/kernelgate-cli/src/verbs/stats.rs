@@ -8,7 +8,7 @@ use kernelgate::exit::Exit;
 use kernelgate::record::text::printable;
 use kernelgate_trace::analyze::idle;
 use kernelgate_trace::analyze::restrict;
-use kernelgate_trace::model::Trace;
+use kernelgate_trace::model::{Recorder, Trace};
 use kernelgate_trace::read::{self, Wanted};
 use kernelgate_trace::stats::{self, Report, Table};
 use regex::Regex;
@@ -46,7 +46,7 @@ enum TableFormat {
     /// For a terminal
     #[default]
     Table,
-    /// For a spreadsheet, byte by byte like that of `nsys stats`
+    /// For a spreadsheet, with the columns of `nsys stats`
     Csv,
     /// For programs
     Json,
@@ -101,6 +101,12 @@ fn load(path: &Path, reports: &[Report], arguments: &Arguments) -> anyhow::Resul
         wanted.operations = true;
     }
     let trace = read::open(path, &wanted).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    if trace.recorder == Recorder::NsightCompute {
+        anyhow::bail!(
+            "{} is of Nsight Compute, which records no timeline; `kernelgate diagnose` reads it",
+            path.display()
+        );
+    }
     for problem in &trace.quality.unreadable {
         eprintln!("warning: {}: {}", path.display(), printable(problem));
     }

@@ -42,7 +42,7 @@ enum PartName {
     Cupti,
     /// Reads with the caches hot and cold.
     Cold,
-    /// Bandwidths and matrix products.
+    /// Bandwidths and GEMMs.
     Limits,
 }
 

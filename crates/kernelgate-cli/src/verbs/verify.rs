@@ -13,6 +13,7 @@ use kernelgate::workload::{Dtype, Tensors};
 use safetensors::tensor::TensorView;
 
 use super::choice::{Choice, unexpected};
+use super::numerics;
 use super::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]
@@ -22,6 +23,16 @@ pub struct Arguments {
     /// Write inputs, outputs and reference of each case to DIR/CASE.safetensors
     #[arg(long, value_name = "DIR")]
     dump: Option<PathBuf>,
+    /// Verify with so many seeds, one after the other, and record the errors: `gate` compares them
+    /// with those of the baseline, which `baseline add` takes them into
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 1,
+        conflicts_with = "dump",
+        value_parser = clap::value_parser!(u64).range(1..=64)
+    )]
+    seeds: u64,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -42,11 +53,16 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if let Some(folder) = dump.as_ref().filter(|folder| folder.to_str().is_none()) {
         anyhow::bail!("--dump: {} is not UTF-8, which a request cannot name", folder.display());
     }
-    let mut rows: Vec<VerifiedCase> = Vec::new();
-    for (bench, answer) in arguments.choice.ask(store, &Action::Verify { dump })? {
-        let ResponseBody::Verify(verified) = answer else { return Err(unexpected(&bench)) };
-        rows.extend(verified);
-    }
+    let rows = if arguments.seeds > 1 {
+        numerics::record(&arguments.choice, store, arguments.seeds)?
+    } else {
+        let mut rows: Vec<VerifiedCase> = Vec::new();
+        for (bench, answer) in arguments.choice.ask(store, &Action::Verify { dump })? {
+            let ResponseBody::Verify(verified) = answer else { return Err(unexpected(&bench)) };
+            rows.extend(verified);
+        }
+        rows
+    };
     if let (Some(folder), Some(raw)) = (&arguments.dump, &raw) {
         for row in rows.iter().filter(|row| row.status == CaseStatus::Ok) {
             let name = row.case.replace('/', "_");

@@ -1,7 +1,7 @@
 //! Whether there is a GPU that kernels run on, and what they are compiled to there; opens nothing.
 
 use std::ffi::c_void;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 use cudarc::driver::{CudaContext, DriverError, result};
@@ -28,13 +28,15 @@ pub enum DeviceError {
     /// The driver lacks functions that are called.
     #[error("the NVIDIA driver supports CUDA {0}, {OLDEST_DRIVER} is needed: update the driver")]
     OldDriver(CudaVersion),
-    /// The loader finds another file under the name that cudarc asks for.
+    /// The loader finds a toolkit's stub, which is to link against, under the name that cudarc asks
+    /// for.
     #[error(
-        "the loader finds {} before the NVIDIA driver {}: leave its folder out of LD_LIBRARY_PATH",
+        "the loader finds the stub {} before the NVIDIA driver {}: leave its folder out of \
+         LD_LIBRARY_PATH",
         .found.display(), .driver.display()
     )]
-    OtherDriver {
-        /// What it finds: a toolkit's stub, for example.
+    Stub {
+        /// What it finds.
         found: PathBuf,
         /// The driver.
         driver: PathBuf,
@@ -88,11 +90,13 @@ pub enum DeviceError {
 /// When there is no driver, it is too old, or it fails.
 pub fn count() -> Result<usize, DeviceError> {
     let driver = library::load(Library::Driver).ok_or(DeviceError::Missing(Library::Driver))?;
-    check_binding(&driver.file)?;
     let failed =
         |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
     match result::init() {
         Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(DeviceError::NoDevice),
+        Err(DriverError(sys::CUresult::CUDA_ERROR_STUB_LIBRARY)) => {
+            return Err(DeviceError::Stub { found: bound_file(), driver: driver.file.clone() });
+        }
         other => other.map_err(failed("initialise"))?,
     }
     let mut version = 0;
@@ -188,18 +192,14 @@ pub fn older_nvrtc(driver: CudaVersion) -> String {
     format!("pip install '{package}=={version}.*', or name its folder in KERNELGATE_CUDA_LIBS")
 }
 
-/// cudarc finds the driver by names of its own: whether it found the same file.
-fn check_binding(driver: &Path) -> Result<(), DeviceError> {
+/// The file that cudarc took for the driver: it looks by names of its own, and the loader may find
+/// another file by them.
+fn bound_file() -> PathBuf {
     // SAFETY: the driver is loaded, so that there is one to be found; only an address is taken.
     let address = unsafe {
         sys::culib().get::<*const c_void>(b"cuDriverGetVersion\0").map(|symbol| *symbol).ok()
     };
-    match address.and_then(library::mapped_file) {
-        Some(found) if driver.is_absolute() && found != driver => {
-            Err(DeviceError::OtherDriver { found, driver: driver.to_owned() })
-        }
-        _ => Ok(()),
-    }
+    address.and_then(library::mapped_file).unwrap_or_else(|| PathBuf::from("libcuda.so"))
 }
 
 /// What kernels are compiled for on a card.

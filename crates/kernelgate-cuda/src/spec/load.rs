@@ -22,7 +22,9 @@ impl<P> KernelSpec<P> {
     pub fn load(&self, device: &Device, p: &P) -> Result<LoadedKernel, BackendError> {
         let arch = &device.facts().arch;
         if let Some(unmet) = self.unmet_by(p, arch, device.shared_bytes_a_block()?) {
-            return Err(BackendError::Unsupported(format!("{unmet} (this GPU is {arch})")));
+            let known = self.requires.met_by(arch);
+            let told = if known { unmet } else { format!("{unmet}, this GPU is {arch}") };
+            return Err(BackendError::Unsupported(told));
         }
         if self.cluster.is_some() && !device.clusters()? {
             return Err(BackendError::Unsupported(

@@ -7,7 +7,6 @@ use crate::analyze::paths::Paths;
 use crate::analyze::sweep;
 use crate::model::Trace;
 use crate::model::names::Name;
-use crate::stats::Summary;
 
 /// A trace with what joins its parts.
 pub struct Context<'a> {
@@ -81,14 +80,6 @@ impl<'a> Context<'a> {
     pub fn place_of(&self, operation: OperationId) -> (i64, u32) {
         let place = &self.trace.places[self.all.place(operation).0 as usize];
         (self.trace.processes[place.process as usize].pid, place.device)
-    }
-
-    /// Lengths of all kernels in nanoseconds.
-    pub fn kernel_lengths(&self) -> Summary {
-        let kernels = &self.trace.kernels.on_gpu;
-        let mut lengths: Vec<i64> =
-            kernels.start.iter().zip(&kernels.end).map(|(start, end)| end - start).collect();
-        Summary::of(&mut lengths)
     }
 }
 

@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{Component, DeviceUse, Diagnosis, Evidence, Finding, GapClass, KernelShare, Measure};
+use super::answers::{Component, KernelShare};
+use super::finding::{DeviceUse, Diagnosis, Evidence, Finding, Measure};
+use super::gaps::GapClass;
 use crate::stats::Summary;
 
 /// The version of the format; a field that changes its meaning raises it.

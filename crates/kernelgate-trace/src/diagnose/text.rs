@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
+use super::finding::{Diagnosis, Evidence, Finding};
+use super::gaps::GapClass;
 use super::labels::short_name;
-use super::{Diagnosis, Evidence, Finding};
 use crate::stats::{shorten, thousands};
 
 const WIDTH: usize = 100;
@@ -61,7 +62,7 @@ impl Diagnosis {
         );
         for device in &self.devices {
             let gaps = &device.gaps;
-            let class = |class: super::GapClass| {
+            let class = |class: GapClass| {
                 format!("{} / {}", thousands(&class.count.to_string()), time(class.total_ns))
             };
             #[allow(clippy::cast_possible_truncation)]

@@ -47,4 +47,9 @@ impl Quality {
         }
         end.max(start)
     }
+
+    /// A text that may not be UTF-8.
+    pub(crate) fn text(&mut self, bytes: &[u8]) {
+        self.invalid_texts += u64::from(std::str::from_utf8(bytes).is_err());
+    }
 }

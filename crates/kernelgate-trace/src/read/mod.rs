@@ -5,46 +5,15 @@ mod chrome;
 mod convert;
 mod ncu;
 mod nsys;
+mod wanted;
+
+pub use wanted::Wanted;
 
 use std::io::Read;
 use std::path::Path;
 
 use crate::error::TraceError;
 use crate::model::Trace;
-
-/// Which parts of a trace a question needs. What is not wanted is not read, as far as the format
-/// allows that.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Wanted {
-    /// Kernels, copies, sets and graph launches.
-    pub operations: bool,
-    /// Grids, blocks, registers and shared memory of launches.
-    pub shapes: bool,
-    /// Calls of CUDA.
-    pub calls: bool,
-    /// Named ranges.
-    pub ranges: bool,
-    /// Everything else: waits, the operating system, allocations, counters, messages.
-    pub rest: bool,
-}
-
-impl Wanted {
-    /// Everything.
-    pub const ALL: Self =
-        Self { operations: true, shapes: true, calls: true, ranges: true, rest: true };
-
-    /// What either of two questions needs.
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        Self {
-            operations: self.operations || other.operations,
-            shapes: self.shapes || other.shapes,
-            calls: self.calls || other.calls,
-            ranges: self.ranges || other.ranges,
-            rest: self.rest || other.rest,
-        }
-    }
-}
 
 /// Reads a trace: an SQLite export or report of Nsight Systems, CSV or a report of Nsight Compute,
 /// Chrome's JSON (as PyTorch writes it), also compressed by gzip.
@@ -114,15 +83,4 @@ fn recognise(path: &Path) -> Result<Format, TraceError> {
         "it is neither an SQLite export of Nsight Systems, nor CSV of Nsight Compute, nor Chrome's \
          JSON (PyTorch's profiler), nor a report with the extension .nsys-rep or .ncu-rep",
     )
-}
-
-/// Counts what is so.
-trait Counter {
-    fn count(&mut self, so: bool);
-}
-
-impl Counter for u64 {
-    fn count(&mut self, so: bool) {
-        *self += Self::from(so);
-    }
 }

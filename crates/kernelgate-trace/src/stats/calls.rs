@@ -1,8 +1,8 @@
 //! Tables of calls of CUDA.
 
+use super::cells::{by_total, count, summary_cells};
 use super::summary::{Samples, Summary};
 use super::table::{Cell, Table};
-use super::{by_total, count, summary_cells};
 use crate::analyze::launches::{Launches, NONE};
 use crate::model::{Table as Interner, Trace};
 

@@ -1,8 +1,8 @@
 //! Tables of what the GPU did.
 
+use super::cells::{by_total, count, summary_cells};
 use super::summary::{Samples, Summary};
 use super::table::{Cell, Table};
-use super::{by_total, summary_cells};
 use crate::analyze::operations::{SET_NAME, copy_name};
 use crate::model::gpu::Operations;
 use crate::model::{Table as Interner, Trace};
@@ -171,7 +171,7 @@ pub(super) fn memory_sizes(trace: &Trace) -> Table {
     let row = |(name, summary): (String, Summary)| {
         vec![
             megabytes(summary.total as f64),
-            super::count(summary.count),
+            count(summary.count),
             megabytes(summary.mean),
             megabytes(summary.median),
             megabytes(summary.min as f64),

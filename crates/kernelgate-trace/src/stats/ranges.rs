@@ -1,8 +1,8 @@
 //! Tables of named ranges, and of what was launched in them.
 
+use super::cells::{by_total, count, summary_cells, total_cells};
 use super::summary::{Samples, Summary};
 use super::table::{Cell, Table};
-use super::{by_total, count, summary_cells, total_cells};
 use crate::analyze::launches::{Launches, NONE};
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::analyze::sweep;

@@ -71,7 +71,7 @@ pub fn text(runs: &[Run], columns: Option<usize>) -> String {
     if most > NOTEWORTHY_CONTENTION {
         let _ = write!(
             out,
-            "\nwarning: others took up to {:.0}% of the CPU time while a case was measured",
+            "\nwarning: co-running processes took up to {:.0}% of the CPU time while a case was measured",
             100.0 * most
         );
     }

@@ -46,7 +46,7 @@ pub struct Flags {
     /// kernelgate: which GPU, counted from 0
     #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
     pub device: Option<usize>,
-    /// kernelgate: seconds after which a kernel on the GPU is taken for hung
+    /// kernelgate: seconds after which a kernel on the GPU is treated as hung
     #[arg(
         long,
         env = "KERNELGATE_TIMEOUT",

@@ -308,7 +308,13 @@ impl Execution<'_> {
                 flags,
             )
         });
-        let samples = timed.map_err(CaseError::Fail)?.map_err(backend_error)?;
+        let mut samples = timed.map_err(CaseError::Fail)?.map_err(backend_error)?;
+        // A process of a comparison that measures is to be short.
+        let measures = |trial: &TrialState| trial.sampling != TrialSampling::VERIFICATION_PASS;
+        if self.target.kind() == BackendKind::Cuda && !self.trial.as_ref().is_some_and(measures) {
+            let host = guard::catch(|| timing::host_launch_ns(executable));
+            samples.host_launch_ns = Some(host.map_err(CaseError::Fail)?.map_err(backend_error)?);
+        }
         drop(timing);
         // The bits of a case that an earlier process of this executable checked.
         let digest = verification.by.as_ref().and(verification.digest.as_deref());
@@ -344,6 +350,7 @@ impl Execution<'_> {
             work: work.into(),
             limit,
             verification,
+            device_bytes: group.bound.device_bytes(case.index),
             samples,
         };
         Ok(recorder.add_case(&case.id, record)?)

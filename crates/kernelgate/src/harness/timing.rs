@@ -23,6 +23,9 @@ const MIN_SAMPLES: f64 = 10.0;
 /// Most samples a case: more add time, not knowledge; the unit of a decision is the process.
 const MAX_SAMPLES: f64 = 50.0;
 
+/// Launches of which the host's time is taken.
+const HOST_LAUNCHES: usize = 5;
+
 /// How long to time a case.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingPlan {
@@ -169,6 +172,22 @@ pub fn trial(
     Ok(collect(&taken, stopwatch, start, CpuTime::now()))
 }
 
+/// Time of the host to start a launch on an idle device, nanoseconds: the shortest of a few.
+///
+/// # Errors
+/// When a launch fails.
+pub fn host_launch_ns(executable: &mut dyn Executable) -> Result<f64, BackendError> {
+    let mut shortest = f64::INFINITY;
+    for _ in 0..HOST_LAUNCHES {
+        executable.synchronize()?;
+        let started = Instant::now();
+        executable.launch()?;
+        shortest = shortest.min(started.elapsed().as_secs_f64() * 1e9);
+    }
+    executable.synchronize()?;
+    Ok(shortest)
+}
+
 fn collect(
     kept: &[Sample],
     stopwatch: &dyn Stopwatch,
@@ -188,6 +207,8 @@ fn collect(
             .unwrap_or_default(),
         discarded: kept.iter().map(|sample| sample.discarded).sum(),
         throttled: kept.iter().filter(|sample| sample.throttled).count() as u64,
+        commands: technique.commands,
+        host_launch_ns: None,
         contention: start.zip(end).and_then(|(start, end)| end.taken_by_others_since(&start)),
     }
 }

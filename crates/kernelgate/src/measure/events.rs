@@ -312,7 +312,8 @@ impl EventTimer {
             None
         };
         let host_bound = commands > MAX_QUEUED;
-        Ok(CaseTimer { timer: self, cache, commands, batch, host_bound })
+        let counted = counted.map(|nodes| nodes as u64);
+        Ok(CaseTimer { timer: self, cache, commands, counted, batch, host_bound })
     }
 
     /// As how many commands a launch is to be counted that cannot be captured: the largest burst of
@@ -393,6 +394,8 @@ pub struct CaseTimer<'a> {
     timer: &'a mut EventTimer,
     cache: Cache,
     commands: usize,
+    /// Nodes of a launch that could be captured.
+    counted: Option<u64>,
     batch: Option<Batch>,
     /// Whether the host's launch time was in a sample, or must be.
     host_bound: bool,
@@ -483,6 +486,6 @@ impl Stopwatch for CaseTimer<'_> {
 
     fn technique(&self) -> Technique {
         let batch = self.batch.as_ref().map(|batch| batch.launches);
-        Technique { batch, host_bound: self.host_bound }
+        Technique { batch, host_bound: self.host_bound, commands: self.counted }
     }
 }

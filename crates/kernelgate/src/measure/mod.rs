@@ -58,6 +58,9 @@ pub struct Technique {
     /// Whether the host's launch time is in the samples, because a launch is too many commands to
     /// queue ahead.
     pub host_bound: bool,
+    /// Commands that a launch puts into the device's queue: the nodes of its graph. None where they
+    /// cannot be counted.
+    pub commands: Option<u64>,
 }
 
 /// Takes the samples of one case.

@@ -1,6 +1,6 @@
 //! Work that the events on the stream do not enclose: launched on another stream, or not at all.
 //!
-//! Two looks. While a blocking kernel holds the stream, nothing of a launch may have been written;
+//! Two checks. While a blocking kernel holds the stream, nothing of a launch may have been written;
 //! and when the stream is done, the context has to be. The first sees every write to an output, the
 //! second whatever lasts long enough. Deliberately absent: guarding against code that attacks the
 //! process.

@@ -22,7 +22,7 @@ pub struct Request {
 pub enum Action {
     /// Say which cases there are, and which can run here.
     List,
-    /// Hold every case against its reference.
+    /// Compare every case with its reference.
     Verify {
         /// Folder for inputs, outputs and reference of each case.
         dump: Option<PathBuf>,

@@ -7,13 +7,15 @@ use std::path::Path;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::case_run::CaseRun;
-use super::environment::{Environment, Mismatch, Provenance};
+use super::environment::Mismatch;
 use super::file::{self, FileError, Record};
-use super::numerics::{CaseNumerics, Numerics, SeedErrors};
-use super::run::{CaseRecord, POSSIBLE_NS, Run, WorkRecord};
-use crate::stats::half_range;
+use super::numerics::{Numerics, SeedErrors};
+use super::run::{CaseRecord, POSSIBLE_NS, Run};
 
+mod entries;
 mod v1;
+
+pub use entries::{BaselineCase, BaselineRun, EarlierRuns};
 
 /// Cases with the process runs that measured them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -24,67 +26,6 @@ pub struct Baseline {
     pub runs: BTreeMap<String, BaselineRun>,
     /// Cases by id.
     pub cases: BTreeMap<String, BaselineCase>,
-}
-
-/// Where and of what a process run was.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BaselineRun {
-    /// When it started, RFC 3339, UTC.
-    pub started: String,
-    /// Where.
-    pub environment: Environment,
-    /// Of which code.
-    pub provenance: Provenance,
-    /// Whether the commit is what `KERNELGATE_COMMIT` said.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub stated_commit: bool,
-    /// Seed of the inputs.
-    #[serde(default = "first_seed")]
-    pub seed: u64,
-    /// Content hash of the executable; absent in files from before it was recorded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub executable: Option<String>,
-}
-
-/// What runs without the field were drawn from.
-const fn first_seed() -> u64 {
-    1
-}
-
-/// One case of a baseline.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BaselineCase {
-    /// `family/operation`.
-    pub workload: String,
-    /// Revision of the workload's definition.
-    pub revision: u32,
-    /// Declared work of one launch.
-    pub work: WorkRecord,
-    /// What each run measured, at least one, by the key of the run.
-    pub runs: BTreeMap<String, CaseRun>,
-    /// How far the outputs of this code are from the reference, where that is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub numerics: Option<CaseNumerics>,
-    /// What is kept of the runs that these replaced, where there were several.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub earlier: Option<EarlierRuns>,
-}
-
-/// Several runs of other code that a case had before: they say how runs of it differ, and nothing
-/// of its time now.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct EarlierRuns {
-    /// The code that they measured, as [`Provenance::short`] has it.
-    pub commit: String,
-    /// Median of each run, nanoseconds a launch; at least two.
-    pub medians_ns: Vec<f64>,
-}
-
-impl EarlierRuns {
-    /// Half the range of the medians, relative to their median.
-    pub fn spread(&self) -> f64 {
-        half_range(&self.medians_ns)
-    }
 }
 
 /// Runs that a merge replaces.
@@ -214,8 +155,8 @@ impl Baseline {
                 && numerics.environment.mismatches(&run.environment).is_empty()
         };
         let mut count = 0;
-        for (id, found) in &numerics.cases {
-            let Some(case) = self.cases.get_mut(id) else { continue };
+        for (id, case) in &mut self.cases {
+            let Some(found) = numerics.of_case(id) else { continue };
             if !case.runs.keys().any(|key| of(&self.runs[key])) {
                 continue;
             }
@@ -264,7 +205,7 @@ impl Baseline {
                 // Errors are of the code that the kept runs are of.
                 entry.numerics = before.numerics.clone().filter(|_| !entry.runs.is_empty());
             }
-            entry.runs.insert(run_key.clone(), CaseRun::of(&case.samples));
+            entry.runs.insert(run_key.clone(), CaseRun::of_case(case));
             let errors = SeedErrors::from(&case.verification);
             entry.numerics.get_or_insert_default().insert(run.seed, errors);
             self.cases.insert(id.clone(), entry);
@@ -378,7 +319,11 @@ impl Record for Baseline {
 
     fn of_version<'de, D: Deserializer<'de>>(version: u64, content: D) -> Result<Self, D::Error> {
         match version {
-            1 => v1::Baseline::deserialize(content).map(Self::from),
+            1 => {
+                let v1::Baseline { name, runs, cases } = v1::Baseline::deserialize(content)?;
+                let case = |(id, case): (String, v1::Case)| (id, BaselineCase::from(case));
+                Ok(Self { name, runs, cases: cases.into_iter().map(case).collect() })
+            }
             _ => Self::deserialize(content),
         }
     }
@@ -413,6 +358,7 @@ impl Record for Baseline {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::{Environment, Provenance};
 
     fn run(session: &str, commit: &str, executable: Option<&str>) -> Run {
         let (commit, dirty) = match commit.strip_suffix("+changes") {

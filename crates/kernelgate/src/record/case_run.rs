@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::run::{POSSIBLE_NS, Samples, is_zero};
+use super::run::{CaseRecord, LaunchCosts, POSSIBLE_NS, Samples, is_zero};
 use crate::stats::{Spread, median};
 
 /// A case as one process run measured it.
@@ -35,6 +35,9 @@ pub struct CaseRun {
     /// As [`Samples::contention`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<f64>,
+    /// What a launch takes besides time.
+    #[serde(default, skip_serializing_if = "LaunchCosts::is_empty")]
+    pub costs: LaunchCosts,
 }
 
 impl CaseRun {
@@ -53,7 +56,13 @@ impl CaseRun {
             discarded: samples.discarded,
             throttled: samples.throttled,
             contention: samples.contention,
+            costs: LaunchCosts::default(),
         }
+    }
+
+    /// Of a case whose samples are valid.
+    pub fn of_case(case: &CaseRecord) -> Self {
+        Self { costs: case.into(), ..Self::of(&case.samples) }
     }
 
     /// What deserialising does not enforce.

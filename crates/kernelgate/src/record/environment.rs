@@ -3,7 +3,7 @@
 
 use super::text::one_line;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::{Deserialize, Serialize};
@@ -331,7 +331,7 @@ impl Provenance {
         let given = std::env::var_os("KERNELGATE_COMMIT").filter(|given| !given.is_empty());
         let Some(given) = given else {
             let by_cargo = std::env::var_os("CARGO_MANIFEST_DIR").is_some();
-            let here = by_cargo || super::store::target_of_program().is_some();
+            let here = by_cargo || target_of_program().is_some();
             return Ok((if here { Self::of(root) } else { Self::default() }, false));
         };
         let given = given.to_string_lossy();
@@ -375,6 +375,14 @@ fn is_hash(commit: &str) -> bool {
 fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
     let output = Command::new("git").arg("-C").arg(folder).args(arguments).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The target folder that this program lies in; none where it was built elsewhere.
+pub(super) fn target_of_program() -> Option<PathBuf> {
+    // target/<profile>/program or target/<profile>/deps/program: cargo marks the target folder.
+    let program = std::env::current_exe().ok()?;
+    let mut folders = program.ancestors().skip(1).take(4);
+    folders.find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_owned)
 }
 
 /// Free memory for a case: what the system says is available, within the container's limit where

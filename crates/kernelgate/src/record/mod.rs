@@ -28,7 +28,7 @@ pub use environment::{Environment, Provenance};
 pub use file::{FileError, read, write};
 pub use lock::Lock;
 pub use numerics::{CaseNumerics, Numerics};
-pub use run::{CaseRecord, Run, Samples};
+pub use run::{CaseRecord, LaunchCosts, Run, Samples};
 pub use shard::Shard;
 pub use store::Store;
 pub use trial_request::{TrialRequest, TrialSampling};

@@ -88,8 +88,41 @@ pub struct CaseRecord {
     pub limit: Option<TimeLimit>,
     /// The output against the reference.
     pub verification: VerificationRecord,
+    /// Device memory that the implementation declares, bytes: inputs, outputs and scratch; absent
+    /// where it declares none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_bytes: Option<u64>,
     /// Raw timings.
     pub samples: Samples,
+}
+
+/// What a launch takes besides the device's time; what is absent is unknown, or means nothing there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct LaunchCosts {
+    /// Device memory that the implementation declares: inputs, outputs and scratch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_bytes: Option<u64>,
+    /// As [`Samples::commands`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commands: Option<u64>,
+    /// As [`Samples::host_launch_ns`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_launch_ns: Option<f64>,
+}
+
+impl From<&CaseRecord> for LaunchCosts {
+    fn from(case: &CaseRecord) -> Self {
+        let Samples { commands, host_launch_ns, .. } = case.samples;
+        Self { device_bytes: case.device_bytes, commands, host_launch_ns }
+    }
+}
+
+impl LaunchCosts {
+    /// Whether nothing is known.
+    #[allow(clippy::trivially_copy_pass_by_ref)]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Declared work, as stored.
@@ -265,6 +298,14 @@ pub struct Samples {
     /// where the system does not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<f64>,
+    /// Commands that a launch puts into the device's queue, the nodes of its graph; absent where
+    /// they cannot be counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commands: Option<u64>,
+    /// Time of the host to start a launch on an idle device, nanoseconds: the shortest of a few;
+    /// absent on the host, and where it was not taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_launch_ns: Option<f64>,
 }
 
 /// A list that takes no more memory than its items: a record may hold millions.
@@ -399,6 +440,7 @@ impl CaseRecord {
                 total: 1,
                 ..VerificationRecord::default()
             },
+            device_bytes: None,
             samples: Samples {
                 launches: vec![1; elapsed_ns.len()],
                 elapsed_ns,

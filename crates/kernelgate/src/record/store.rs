@@ -1,9 +1,12 @@
 //! Where files lie: baselines in the package, runs and Criterion's data in the target folder.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::baseline::Baseline;
 use super::file::{self, FileError};
+use super::numerics::Numerics;
+use super::run::Run;
 
 /// Longest name of a file, without its ending.
 const MAX_NAME: usize = 64;
@@ -24,6 +27,8 @@ pub struct Store {
     pub baselines: PathBuf,
     /// Runs: `<session>/<bench>.json`.
     pub runs: PathBuf,
+    /// Errors of cases for several seeds: `<bench>.json`.
+    pub numerics: PathBuf,
     /// References of problems, kept between processes; safe to delete.
     pub references: PathBuf,
     /// Criterion's folder.
@@ -134,6 +139,7 @@ impl Store {
         Self {
             baselines: root.join("baselines"),
             runs: target.join("kernelgate").join("runs"),
+            numerics: target.join("kernelgate").join("numerics"),
             references: target.join("kernelgate").join("references"),
             criterion: std::env::var_os("CRITERION_HOME")
                 .filter(|folder| !folder.is_empty())
@@ -221,6 +227,32 @@ impl Store {
         entries(&self.baselines).into_iter().map(of).filter(|path| path.is_file()).collect()
     }
 
+    /// The file of a bench binary's errors.
+    pub fn numerics_path(&self, bench: &str) -> PathBuf {
+        self.numerics.join(format!("{bench}.json"))
+    }
+
+    /// The recorded errors of the executables that were run; those of others say nothing.
+    ///
+    /// # Errors
+    /// When a record is broken.
+    pub fn numerics(&self, runs: &[Run]) -> Result<Vec<Numerics>, StoreError> {
+        let benches: BTreeSet<&str> = runs.iter().map(|run| run.bench.as_str()).collect();
+        let mut found = Vec::new();
+        for bench in benches {
+            match file::read::<Numerics>(&self.numerics_path(bench)) {
+                Err(error) if error.is_not_found() => {}
+                read => found.push(read?),
+            }
+        }
+        let same = |record: &Numerics| {
+            let mut runs = runs.iter().filter(|run| run.bench == record.bench);
+            runs.any(|run| run.executable.as_ref() == Some(&record.executable))
+        };
+        found.retain(same);
+        Ok(found)
+    }
+
     /// The file of a bench process' run.
     pub fn run_path(&self, session: &str, bench: &str) -> PathBuf {
         self.runs.join(session).join(format!("{bench}.json"))
@@ -255,15 +287,7 @@ fn target_folder(root: &Path) -> PathBuf {
     if let Some(folder) = std::env::var_os("CARGO_TARGET_DIR") {
         return root.join(folder);
     }
-    target_of_program().unwrap_or_else(|| root.join("target"))
-}
-
-/// The target folder that this program lies in; none where it was built elsewhere.
-pub(super) fn target_of_program() -> Option<PathBuf> {
-    // target/<profile>/program or target/<profile>/deps/program: cargo marks the target folder.
-    let program = std::env::current_exe().ok()?;
-    let mut folders = program.ancestors().skip(1).take(4);
-    folders.find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_owned)
+    super::environment::target_of_program().unwrap_or_else(|| root.join("target"))
 }
 
 pub(super) fn entries(folder: &Path) -> Vec<PathBuf> {

@@ -1,6 +1,7 @@
 //! An implementation's output against the fp64 reference: every element that the reference holds,
 //! none excused.
 
+mod error;
 pub mod precision;
 
 use std::collections::BTreeMap;
@@ -10,6 +11,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::backend::{BackendError, Executable};
 use crate::workload::{Data, Dtype, Expected, Tensor, Tensors, Tolerance};
+pub use error::VerifyError;
 pub use precision::{Bounds, PrecisionLimit};
 
 /// How an output compared. Everything is over all outputs of the case.
@@ -26,107 +28,6 @@ pub struct OutputComparison {
     /// Unit roundoff of the least precise floating-point output: what rounding an output to its
     /// dtype may cost by itself, relative. 0 where all are integers.
     pub rounding: f64,
-}
-
-/// Why a case is wrong.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum VerifyError {
-    /// Elements that are NaN or infinite (or still poisoned).
-    #[error(
-        "output `{output}`: {count} of {total} elements are not finite, first at {first}: not \
-         written, or overflowed"
-    )]
-    NotFinite {
-        /// The output.
-        output: String,
-        /// How many.
-        count: u64,
-        /// Of how many.
-        total: u64,
-        /// Index of the first, row-major.
-        first: usize,
-    },
-    /// Further from the reference than allowed.
-    #[error(
-        "output `{output}`: max error {max_error:.2e} (allowed {:.0e}), \
-         relative L2 {relative_l2:.2e} (allowed {:.0e}); \
-         worst at {worst}: {actual} against {expected}",
-        tolerance.max_error, tolerance.relative_l2
-    )]
-    TooFar {
-        /// The output.
-        output: String,
-        /// Largest |out - ref| over the largest |ref|.
-        max_error: f64,
-        /// ‖out - ref‖₂ / ‖ref‖₂.
-        relative_l2: f64,
-        /// What was allowed.
-        tolerance: Tolerance,
-        /// Index of the worst element, row-major.
-        worst: usize,
-        /// Its value.
-        actual: f64,
-        /// The reference.
-        expected: f64,
-    },
-    /// Within the tolerance, and about as far off as a lower precision than the declared one.
-    #[error(
-        "relative L2 {relative_l2:.2e} (the declared {} allows {:.1e}: a quarter of what rounding \
-         the inputs to {bits} significant bits costs): it computes in a lower precision than {}",
-        limit.declared.name(), limit.relative_l2, limit.declared.name()
-    )]
-    Precision {
-        /// ‖out - ref‖₂ / ‖ref‖₂ of the worst output.
-        relative_l2: f64,
-        /// What was allowed.
-        limit: PrecisionLimit,
-        /// Significant bits of the next lower precision.
-        bits: u32,
-    },
-    /// Integers that differ.
-    #[error(
-        "output `{output}`: {count} of {checked} elements differ, first at {first}: {actual} \
-         against {expected}"
-    )]
-    Differs {
-        /// The output.
-        output: String,
-        /// How many.
-        count: u64,
-        /// Of how many compared.
-        checked: u64,
-        /// Index of the first, row-major.
-        first: usize,
-        /// Its value.
-        actual: f64,
-        /// The reference.
-        expected: f64,
-    },
-    /// The implementation does not produce what the workload defines.
-    #[error("output `{output}`: {problem}")]
-    Shape {
-        /// The output.
-        output: String,
-        /// What is wrong.
-        problem: String,
-    },
-    /// The workload's reference contradicts itself.
-    #[error("reference of output `{output}`: {problem}")]
-    Reference {
-        /// The output.
-        output: String,
-        /// What is wrong.
-        problem: String,
-    },
-    /// Other outputs than those of the base's build, which are all that there is to compare with.
-    #[error("against the outputs of the base's build: {0}")]
-    UnlikeBase(Box<VerifyError>),
-    /// A reference without elements: nothing would be verified.
-    #[error("the reference holds no element: nothing was compared")]
-    Nothing,
-    /// The implementation did not get that far.
-    #[error(transparent)]
-    Backend(#[from] BackendError),
 }
 
 /// Launches, poisons the outputs, launches again and compares.

@@ -33,23 +33,32 @@ const EVIDENCE: f64 = 0.1;
 /// A case keeps its verdict when more blocks of other cases come. The set of cases is to be the
 /// same in all calls of a comparison: their number sets the interim analyses.
 pub fn decide(cases: &Observed, plan: &TestPlan, last: bool) -> Outcome {
+    decide_each(cases, plan, &|_| *plan, last)
+}
+
+/// The same with thresholds by case: `of_case` gives the plan with what counts as slower in that
+/// case; nothing else of it may differ.
+pub fn decide_each(
+    cases: &Observed,
+    plan: &TestPlan,
+    of_case: &dyn Fn(&str) -> TestPlan,
+    last: bool,
+) -> Outcome {
     let level = plan.false_alarms / cases.len().max(1) as f64;
     let most = plan.max_blocks.saturating_mul(2);
     let (settling, tail) = settling(plan);
-    let tests = Tests {
-        plan,
-        level,
-        change: AlphaSpending::of(level, most),
-        same: AlphaSpending::of(plan.missed, most),
-        settling,
-        tail,
-    };
+    let plans: Vec<TestPlan> = cases.keys().map(|case| of_case(case)).collect();
+    let (change, same) = (AlphaSpending::of(level, most), AlphaSpending::of(plan.missed, most));
+    let of_plan =
+        |plan| Tests { plan, level, change: &change, same: &same, settling: &settling, tail };
+    let tests: Vec<Tests<'_>> = plans.iter().map(of_plan).collect();
     let pairs: Vec<Pairs> = cases.values().map(|blocks| Pairs::of(blocks)).collect();
     // The interim analyses before the end decide first: what they decided is not analysed again.
     let mut standings: Vec<Standing> =
-        pairs.iter().map(|pairs| tests.stand(pairs, false)).collect();
+        tests.iter().zip(&pairs).map(|(tests, pairs)| tests.stand(pairs, false)).collect();
     let before: Vec<Concluded> = conclude(&standings, plan, true);
-    for ((standing, pairs), concluded) in standings.iter_mut().zip(&pairs).zip(&before) {
+    let each = standings.iter_mut().zip(tests.iter().zip(&pairs)).zip(&before);
+    for ((standing, (tests, pairs)), concluded) in each {
         if concluded.at.is_none() && (last || pairs.len() >= most) {
             *standing = tests.stand(pairs, true);
         }
@@ -67,8 +76,8 @@ pub fn decide(cases: &Observed, plan: &TestPlan, last: bool) -> Outcome {
     };
     let mut decisions: Vec<Decision> = cases
         .iter()
-        .zip(pairs.iter().zip(&concluded))
-        .map(|((case, blocks), (pairs, concluded))| Decision {
+        .zip(tests.iter().zip(pairs.iter().zip(&concluded)))
+        .map(|((case, blocks), (tests, (pairs, concluded)))| Decision {
             case: case.clone(),
             base_contention: mean_contention(blocks, Arm::Base),
             head_contention: mean_contention(blocks, Arm::Head),
@@ -92,12 +101,12 @@ struct Tests<'a> {
     /// Level of a single case that alone is to be significant among all.
     level: f64,
     /// Alpha spending of the tests for a change.
-    change: AlphaSpending,
+    change: &'a AlphaSpending,
     /// Alpha spending of the tests for the absence of one.
-    same: AlphaSpending,
+    same: &'a AlphaSpending,
     /// Pairs after which nothing above what is tolerated may be left; the end is another such
     /// analysis.
-    settling: Vec<usize>,
+    settling: &'a [usize],
     /// Probability with which each of these may miss what is above, on either side.
     tail: f64,
 }

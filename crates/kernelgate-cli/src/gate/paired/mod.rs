@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Verdict;
 use super::interval::Ratio;
-pub use decide::decide;
+use super::rules::Rules;
+pub use decide::{decide, decide_each};
 use kernelgate::exit::Exit;
 pub use kernelgate::record::Timing;
 
@@ -93,6 +94,20 @@ impl Default for TestPlan {
     }
 }
 
+impl TestPlan {
+    /// With what the package sets for a case: its thresholds, and the slow-down that it accepts.
+    pub fn of_case(&self, case: &str, rules: &Rules) -> Self {
+        let limits = rules.limits(case);
+        let relative = limits.relative.unwrap_or(self.relative);
+        let accepted = rules.accepted(case).and_then(|accepted| accepted.slower);
+        Self {
+            relative: accepted.map_or(relative, |bound| bound.max(relative)),
+            absolute_ns: limits.absolute_ns.unwrap_or(self.absolute_ns),
+            ..*self
+        }
+    }
+}
+
 /// Why a case is inconclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -119,7 +134,7 @@ impl Reason {
             Self::TooFewPairs => "too few pairs",
             Self::Wide => "interval too wide",
             Self::Clock => "time changed, cycles did not: the clock",
-            Self::Contention => "others were busier beside one build",
+            Self::Contention => "co-running processes took more during one build",
             Self::Null => "the same build differs from itself",
             Self::Environment => "the same build differs from itself, whatever the case",
         }

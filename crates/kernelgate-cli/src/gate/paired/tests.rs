@@ -50,6 +50,28 @@ fn the_absolute_threshold_is_not_meant_for_means_over_iterations() {
     assert!(launch.1 > 9.0 && (mean.1 - 0.01).abs() < 1e-9, "{launch:?}, {mean:?}");
 }
 
+/// A slow-down of 20 %: beyond the threshold, within what is accepted of it, beyond a smaller bound.
+#[test]
+fn thresholds_by_case_do_not_touch_other_cases() {
+    let cases = ["a", "b", "c"].map(|case| (case.to_owned(), steady(1.2, 40)));
+    let (cases, plan) = (Observed::from(cases), TestPlan::default());
+    let of_case = |case: &str| match case {
+        "a" => TestPlan { relative: 0.3, ..plan },
+        "b" => TestPlan { relative: 0.1, ..plan },
+        _ => plan,
+    };
+    let outcome = decide_each(&cases, &plan, &of_case, true);
+    let of = |case: &str| {
+        let decision = outcome.of(case).unwrap();
+        (decision.verdict, (100.0 * decision.threshold).round())
+    };
+    assert_eq!(of("a"), (Verdict::Unchanged, 30.0));
+    assert_eq!(of("b"), (Verdict::Regressed, 10.0));
+    assert_eq!(of("c"), (Verdict::Regressed, 1.0));
+    let plain = decide(&cases, &plan, true);
+    assert!(plain.decisions.iter().all(|decision| decision.verdict == Verdict::Regressed));
+}
+
 fn edited(mut blocks: Vec<Block>, edit: impl Fn(Arm, &mut Timing)) -> Vec<Block> {
     for block in &mut blocks {
         block.base.iter_mut().for_each(|observation| edit(Arm::Base, observation));

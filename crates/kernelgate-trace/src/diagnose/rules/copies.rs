@@ -3,8 +3,8 @@
 use hashbrown::HashMap;
 
 use super::super::context::Context;
-use super::super::{Confidence, DeviceUse, Evidence, Finding, Severity};
-use super::{Outcome, most_expensive, number};
+use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Severity};
+use super::outcome::{Outcome, most_expensive, number};
 use crate::analyze::launches::NONE;
 use crate::analyze::operations::Kind;
 use crate::model::gpu::MemoryKind;

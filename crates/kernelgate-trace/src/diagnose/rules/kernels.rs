@@ -3,9 +3,9 @@
 use hashbrown::HashMap;
 
 use super::super::context::Context;
+use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
 use super::super::labels::short_name;
-use super::super::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
-use super::{Outcome, most_expensive, percent};
+use super::outcome::{Outcome, most_expensive, percent};
 use crate::model::Device;
 use crate::model::gpu::LaunchShape;
 

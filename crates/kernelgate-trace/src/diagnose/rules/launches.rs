@@ -1,10 +1,10 @@
 //! Whether the GPU waits for launches.
 
 use super::super::context::Context;
+use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
 use super::super::gaps::CauseKind;
 use super::super::labels::short_name;
-use super::super::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
-use super::{Outcome, percent};
+use super::outcome::{Outcome, percent};
 use crate::analyze::launches::NONE;
 use crate::model::Trace;
 use crate::stats::Summary;

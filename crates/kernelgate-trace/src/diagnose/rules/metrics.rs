@@ -2,9 +2,11 @@
 //! Compute).
 
 use super::super::context::Context;
-use super::super::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
-use super::Outcome;
+use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
+use super::super::labels::short_name;
+use super::outcome::Outcome;
 use crate::model::kernel_metrics::ProfiledLaunch;
+use crate::stats::shorten;
 
 /// A unit that is used this much is the bound.
 const HIGH: f64 = 80.0;
@@ -66,8 +68,13 @@ fn duration(context: &Context<'_>, launch: &ProfiledLaunch) -> Option<i64> {
     Some((metric.value * scale) as i64)
 }
 
+/// The kernel's name, as long as a line has room for.
+fn kernel_name(context: &Context<'_>, launch: &ProfiledLaunch) -> String {
+    shorten(&short_name(context.trace.names.text(launch.kernel)), 60)
+}
+
 fn evidence(context: &Context<'_>, launch: &ProfiledLaunch, words: String) -> Vec<Evidence> {
-    let kernel = context.trace.names.text(launch.kernel);
+    let kernel = kernel_name(context, launch);
     vec![Evidence {
         what: format!("{words}: launch {}, {kernel}", launch.id),
         count: 1,
@@ -94,7 +101,7 @@ pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             id: "kernel-bound",
             severity: Severity::Information,
             confidence: Confidence::High,
-            title: format!("{} is {bound}", context.trace.names.text(launch.kernel)),
+            title: format!("{} is {bound}", kernel_name(context, launch)),
             measured: Measure { value: compute.max(memory), unit: "% of peak" },
             threshold: Measure { value: HIGH, unit: "% of peak" },
             recoverable_ns: None,

@@ -4,22 +4,16 @@ mod copies;
 mod kernels;
 mod launches;
 mod metrics;
+mod outcome;
 mod quality;
 mod waits;
 
 use super::answers::Answers;
 use super::context::Context;
+use super::finding::{DeviceUse, Diagnosis, Skipped};
 use super::gaps::{self, HostTime};
-use super::{DeviceUse, Diagnosis, Evidence, Finding, Measure, Skipped};
 use crate::model::Recorder;
-
-/// What applying a rule gives.
-enum Outcome {
-    /// What it found, or nothing.
-    Found(Vec<Finding>),
-    /// It lacks data: what, and how to get it.
-    Skipped(String),
-}
+use outcome::Outcome;
 
 type Rule = fn(&Context<'_>, &[DeviceUse]) -> Outcome;
 
@@ -101,34 +95,4 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
         passed,
         answers: Answers::of(context),
     }
-}
-
-/// A part of a whole in percent.
-#[allow(clippy::cast_precision_loss)]
-fn percent(part: i64, whole: i64) -> f64 {
-    if whole <= 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
-}
-
-#[allow(clippy::cast_precision_loss)]
-fn number(count: usize, unit: &'static str) -> Measure {
-    Measure { value: count as f64, unit }
-}
-
-#[allow(clippy::cast_precision_loss)]
-fn milliseconds(ns: i64) -> Measure {
-    Measure { value: ns as f64 / 1e6, unit: "ms" }
-}
-
-/// Evidence of operations that share a name, the most expensive first, at most this many.
-const EVIDENCE: usize = 5;
-
-fn most_expensive(mut evidence: Vec<Evidence>) -> Vec<Evidence> {
-    evidence.sort_by(|a, b| {
-        b.total_ns
-            .cmp(&a.total_ns)
-            .then_with(|| a.what.cmp(&b.what))
-            .then_with(|| a.span.cmp(&b.span))
-    });
-    evidence.truncate(EVIDENCE);
-    evidence
 }

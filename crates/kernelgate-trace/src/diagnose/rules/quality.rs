@@ -1,8 +1,8 @@
 //! Whether the trace can be believed.
 
 use super::super::context::Context;
-use super::super::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
-use super::{Outcome, number, percent};
+use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
+use super::outcome::{EVIDENCE, Outcome, number, percent};
 
 /// The profiler's own work, as a part of the time of the GPU, above which times are doubtful.
 const MAX_OVERHEAD: f64 = 5.0;
@@ -128,7 +128,7 @@ fn messages(all: &[String]) -> Vec<Evidence> {
             evidence.what.clone(),
         )
     });
-    evidence.truncate(super::EVIDENCE);
+    evidence.truncate(EVIDENCE);
     evidence
 }
 

@@ -3,9 +3,9 @@
 use hashbrown::{HashMap, HashSet};
 
 use super::super::context::Context;
+use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Severity};
 use super::super::gaps::CauseKind;
-use super::super::{Confidence, DeviceUse, Evidence, Finding, Severity};
-use super::{Outcome, milliseconds, most_expensive};
+use super::outcome::{Outcome, milliseconds, most_expensive, number};
 use crate::analyze::launches::NONE;
 use crate::analyze::sweep::ByThread;
 
@@ -83,8 +83,8 @@ pub(super) fn in_loops(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome 
             milliseconds(total).value,
             milliseconds(idle).value
         ),
-        measured: super::number(count, "calls"),
-        threshold: super::number(2, "calls"),
+        measured: number(count, "calls"),
+        threshold: number(2, "calls"),
         recoverable_ns: Some(idle),
         evidence: most_expensive(evidence),
         advice: "remove waits from the loop: no tensor.item(), print(tensor) or .cpu() in it; wait \

@@ -24,12 +24,20 @@ pub(super) struct Event<'a> {
     #[serde(borrow)]
     pub tid: Option<&'a RawValue>,
     #[serde(borrow)]
+    pub id: Option<&'a RawValue>,
+    #[serde(borrow)]
     pub args: Option<&'a RawValue>,
 }
 
 /// The arguments of an event that are used, each as written.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Arguments<'a> {
+    /// Of the process that launched; only what [`crate::export`] writes has it.
+    #[serde(borrow)]
+    pub process: Option<&'a RawValue>,
+    /// Of a graph, likewise.
+    #[serde(borrow)]
+    pub graph: Option<&'a RawValue>,
     #[serde(borrow)]
     pub correlation: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -90,6 +98,7 @@ pub(super) fn nanoseconds(value: Option<&RawValue>) -> Option<i64> {
         if fraction.len() > 18 || !fraction.bytes().all(|digit| digit.is_ascii_digit()) {
             return None;
         }
+        // The sign of -0.5 is in the text only.
         let negative = whole.starts_with('-');
         let whole: i64 = whole.parse().ok()?;
         let digits: i64 = format!("{fraction:0<3}")[..3].parse().ok()?;
@@ -118,6 +127,7 @@ mod tests {
         assert_eq!(of("63.8135"), Some(63_814));
         assert_eq!(of("5"), Some(5000));
         assert_eq!(of("-1.5"), Some(-1500));
+        assert_eq!(of("-0.005"), Some(-5));
         assert_eq!(of("\"7.25\""), Some(7250));
         assert_eq!(of("1.5e3"), Some(1_500_000));
         assert_eq!(of("1e300"), None);

@@ -47,6 +47,9 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     Ok(reader.finish())
 }
 
+/// A process that is not known yet.
+const UNKNOWN: u32 = u32::MAX;
+
 #[derive(Default)]
 struct Reader {
     builder: Builder,
@@ -54,6 +57,8 @@ struct Reader {
     events: u64,
     /// Open `B` events by process and thread: range start and name.
     open: HashMap<u32, Vec<(i64, String)>>,
+    /// Open `b` events, which end anywhere, by id: range start, thread and name.
+    open_by_id: HashMap<(String, i64), (i64, u32, String)>,
     /// CUDA calls by process: GPU work belongs to the one that has most.
     calls: HashMap<u32, u64>,
 }
@@ -155,6 +160,7 @@ impl Reader {
             "X" => self.span(event),
             "M" => self.name(event),
             "B" | "E" => self.bracket(event),
+            "b" | "e" => self.bracket_by_id(event),
             _ => {}
         }
     }
@@ -194,16 +200,33 @@ impl Reader {
         if event.ph == "B" {
             open.push((time, event.name.clone().into_owned()));
         } else if let Some((start, name)) = open.pop() {
-            self.range(start, time, thread, &name);
+            self.range(start, time, thread, &name, RangeStyle::PushPop);
         } else {
             self.builder.trace.quality.odd_values += 1;
         }
     }
 
-    fn range(&mut self, start: i64, end: i64, thread: u32, name: &str) {
+    fn bracket_by_id(&mut self, event: &Event<'_>) {
+        let (Some(time), Some(id)) = (nanoseconds(event.ts), integer(event.id)) else {
+            self.builder.trace.quality.odd_values += 1;
+            return;
+        };
+        let key = (event.cat.clone().into_owned(), id);
+        if event.ph == "b" {
+            let thread = self.thread(event);
+            self.open_by_id.insert(key, (time, thread, event.name.clone().into_owned()));
+        } else if let Some((start, thread, name)) = self.open_by_id.remove(&key) {
+            let end = self.builder.trace.quality.span_end(start, time);
+            self.range(start, end, thread, &name, RangeStyle::StartEnd);
+        } else {
+            self.builder.trace.quality.odd_values += 1;
+        }
+    }
+
+    fn range(&mut self, start: i64, end: i64, thread: u32, name: &str, style: RangeStyle) {
         let trace = &mut self.builder.trace;
         let name = trace.names.intern(name);
-        trace.ranges.push(start, end, thread, name, RangeStyle::PushPop);
+        trace.ranges.push(start, end, thread, name, style);
     }
 
     fn span(&mut self, event: &Event<'_>) {
@@ -222,6 +245,14 @@ impl Reader {
                 self.operation(&mut sets.on_gpu, &arguments, start, end);
                 sets.bytes.push(integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
                 self.builder.trace.sets = sets;
+            }
+            "gpu_graph" => {
+                let arguments = Arguments::of(event);
+                let mut graphs = std::mem::take(&mut self.builder.trace.graphs);
+                self.operation(&mut graphs.on_gpu, &arguments, start, end);
+                let id = integer(arguments.graph).and_then(|id| u32::try_from(id).ok());
+                graphs.executable.push(id.unwrap_or(0));
+                self.builder.trace.graphs = graphs;
             }
             "cuda_sync" => {
                 let arguments = Arguments::of(event);
@@ -250,7 +281,7 @@ impl Reader {
             "Trace" | "gpu_user_annotation" | "python_function" => {}
             _ => {
                 let thread = self.thread(event);
-                self.range(start, end, thread, &event.name);
+                self.range(start, end, thread, &event.name, RangeStyle::PushPop);
             }
         }
     }
@@ -263,9 +294,11 @@ impl Reader {
         end: i64,
     ) {
         let number = |value| integer(value).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
+        // Where it is not written, the process is known when all calls are.
+        let process = integer(arguments.process)
+            .map_or(UNKNOWN, |pid| self.builder.process(pid.cast_unsigned(), pid));
         let place: PlaceId = self.builder.place(Place {
-            // The process is known when all calls are.
-            process: u32::MAX,
+            process,
             device: number(arguments.device),
             context: number(arguments.context),
             stream: integer(arguments.stream).unwrap_or(0).cast_unsigned(),
@@ -334,8 +367,12 @@ impl Reader {
         for (thread, open) in std::mem::take(&mut self.open) {
             for (start, name) in open {
                 self.builder.trace.quality.unclosed_ranges += 1;
-                self.range(start, last.max(start), thread, &name);
+                self.range(start, last.max(start), thread, &name, RangeStyle::PushPop);
             }
+        }
+        for (start, thread, name) in std::mem::take(&mut self.open_by_id).into_values() {
+            self.builder.trace.quality.unclosed_ranges += 1;
+            self.range(start, last.max(start), thread, &name, RangeStyle::StartEnd);
         }
         let busiest =
             self.calls.iter().max_by_key(|&(&process, &calls)| (calls, std::cmp::Reverse(process)));
@@ -344,7 +381,9 @@ impl Reader {
             None => self.builder.process(0, 0),
         };
         let mut trace = self.builder.finish();
-        trace.places.iter_mut().for_each(|place| place.process = process);
+        for place in trace.places.iter_mut().filter(|place| place.process == UNKNOWN) {
+            place.process = process;
+        }
         trace
     }
 }

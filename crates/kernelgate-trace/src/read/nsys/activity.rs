@@ -3,9 +3,10 @@
 use hashbrown::HashMap;
 
 use super::super::builder::Builder;
-use super::super::{Counter, Wanted};
+use super::super::wanted::Wanted;
+use super::Reader;
 use super::database::Row;
-use super::{Reader, split_global_id};
+use super::ids::split_global_id;
 use crate::error::TraceError;
 use crate::model::gpu::{LaunchShape, MemoryKind, Operations, Place, PlaceId, SyncKind};
 use crate::model::names::Name;
@@ -213,7 +214,7 @@ impl Reader {
             (0..).zip(known).map(|(id, label)| (id, names.intern(label))).collect();
         self.scan(table, &["id", "label"], |builder, _, row| {
             if let (Some(id), Some(label)) = (row.integer(0), row.text(1)) {
-                builder.trace.quality.invalid_texts.count(std::str::from_utf8(label).is_err());
+                builder.trace.quality.text(label);
                 labels.insert(id, builder.trace.names.intern_bytes(label));
             }
         })?;

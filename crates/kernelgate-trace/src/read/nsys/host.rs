@@ -1,6 +1,7 @@
 //! What the host did: calls of CUDA and of the operating system, and the scheduler's decisions.
 
-use super::{Reader, split_global_id};
+use super::Reader;
+use super::ids::split_global_id;
 use crate::error::TraceError;
 
 const RUNTIME: &str = "CUPTI_ACTIVITY_KIND_RUNTIME";

@@ -1,6 +1,7 @@
 //! What an export says of itself: devices, processes, versions, what went wrong while recording.
 
-use super::{Counter, Reader, split_global_id};
+use super::Reader;
+use super::ids::split_global_id;
 use crate::error::TraceError;
 use crate::model::Device;
 
@@ -90,7 +91,9 @@ impl Reader {
             // 2 warns, 3 is an error.
             if matches!(row.integer(0), Some(2 | 3)) {
                 let text = row.display(1);
-                builder.trace.quality.invalid_texts.count(text.contains('\u{fffd}'));
+                if let Some(text) = row.text(1) {
+                    builder.trace.quality.text(text);
+                }
                 builder.trace.quality.messages.push(text);
             }
         })?;

@@ -7,6 +7,7 @@
 mod activity;
 mod database;
 mod host;
+mod ids;
 mod information;
 mod ranges;
 
@@ -16,7 +17,7 @@ use database::{Database, Row};
 use hashbrown::HashMap;
 
 use super::builder::Builder;
-use super::{Counter, Wanted};
+use super::wanted::Wanted;
 use crate::error::TraceError;
 use crate::model::Trace;
 use crate::model::names::Name;
@@ -107,17 +108,11 @@ impl Reader {
         let mut strings = HashMap::new();
         self.scan("StringIds", &["id", "value"], |builder, _, row| {
             if let (Some(id), Some(text)) = (row.integer(0), row.text(1)) {
-                builder.trace.quality.invalid_texts.count(std::str::from_utf8(text).is_err());
+                builder.trace.quality.text(text);
                 strings.insert(id, builder.trace.names.intern_bytes(text));
             }
         })?;
         self.strings = strings;
         Ok(())
     }
-}
-
-/// The process of a global id, and the thread in it: (key of the process, pid, tid).
-fn split_global_id(id: i64) -> (u64, i64, i64) {
-    let key = id.cast_unsigned() >> 24;
-    (key, (key & 0xFF_FFFF).cast_signed(), id & 0xFF_FFFF)
 }

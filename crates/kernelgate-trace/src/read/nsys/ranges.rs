@@ -4,10 +4,9 @@ use std::path::Path;
 
 use hashbrown::HashMap;
 
-use super::super::Counter;
 use super::super::builder::Builder;
 use super::database::Database;
-use super::split_global_id;
+use super::ids::split_global_id;
 use crate::error::TraceError;
 use crate::model::Table;
 use crate::model::host::{RangeStyle, Ranges};
@@ -72,7 +71,7 @@ pub(super) fn read(path: &Path, strings: &HashMap<i64, Name>) -> Result<Part, Tr
         let text = match (row.integer(5).and_then(|id| strings.get(&id)), row.text(4)) {
             (Some(&name), _) => Text::Shared(name),
             (None, Some(text)) => {
-                part.quality.invalid_texts.count(std::str::from_utf8(text).is_err());
+                part.quality.text(text);
                 Text::Own(part.texts.intern_bytes(text))
             }
             (None, None) => Text::None,

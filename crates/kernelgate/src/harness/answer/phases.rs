@@ -13,9 +13,9 @@ use crate::verify::VerifyError;
 /// Launches before those that are measured.
 const WARM_UP: usize = 3;
 /// Fewest launches that are measured.
-const FEWEST: usize = 3;
+const MIN_LAUNCHES: usize = 3;
 /// Most launches that are measured.
-const MOST: usize = 1000;
+const MAX_LAUNCHES: usize = 1000;
 /// Time after which no more are.
 const ENOUGH: Duration = Duration::from_millis(300);
 
@@ -46,7 +46,7 @@ pub fn of(
             };
             let first = phase("first launch", 1..=1, &mut launch)?;
             (0..WARM_UP).try_for_each(|_| launch())?;
-            let launches = phase("launch", FEWEST..=MOST, &mut launch)?;
+            let launches = phase("launch", MIN_LAUNCHES..=MAX_LAUNCHES, &mut launch)?;
             let outputs = phase("outputs", 1..=1, || executable.outputs().map(drop))?;
             Ok(vec![prepare, first, launches, outputs])
         })();

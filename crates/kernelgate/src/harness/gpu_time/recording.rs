@@ -150,6 +150,7 @@ fn of_case(case: &StoredCase, samples: usize, host_bound: bool) -> CaseRecord {
         work: (&Work::default()).into(),
         limit: None,
         verification: OutputComparison::default().into(),
+        device_bytes: None,
         samples: Samples {
             launches: case.iterations[..samples].to_vec(),
             elapsed_ns: case.times[..samples].to_vec(),

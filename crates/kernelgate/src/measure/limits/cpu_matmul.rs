@@ -28,7 +28,7 @@ pub fn flops_per_s() -> f64 {
     rate(TOGETHER, 1, together_s).max(rate(APART, apart.len(), apart_s))
 }
 
-/// Square matrices of random numbers and their product.
+/// Square matrices of random numbers, and room for their GEMM.
 struct HostGemm {
     size: usize,
     a: Vec<f32>,

@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::{BaselineCase, BaselineRun, EarlierRuns};
+use super::entries::{BaselineCase, BaselineRun, EarlierRuns};
 use crate::record::case_run::CaseRun;
 use crate::record::run::{Samples, WorkRecord};
 
 #[derive(Deserialize)]
 pub struct Baseline {
-    name: String,
-    runs: BTreeMap<String, BaselineRun>,
-    cases: BTreeMap<String, Case>,
+    pub name: String,
+    pub runs: BTreeMap<String, BaselineRun>,
+    pub cases: BTreeMap<String, Case>,
 }
 
 #[derive(Deserialize)]
-struct Case {
+pub struct Case {
     workload: String,
     revision: u32,
     work: WorkRecord,
@@ -39,17 +39,16 @@ impl TryFrom<Samples> for Measured {
     }
 }
 
-impl From<Baseline> for super::Baseline {
-    fn from(Baseline { name, runs, cases }: Baseline) -> Self {
-        let case = |Case { workload, revision, work, samples, earlier }| BaselineCase {
+impl From<Case> for BaselineCase {
+    fn from(Case { workload, revision, work, samples, earlier }: Case) -> Self {
+        Self {
             workload,
             revision,
             work,
             runs: samples.into_iter().map(|(key, Measured(run))| (key, run)).collect(),
             numerics: None,
             earlier,
-        };
-        Self { name, runs, cases: cases.into_iter().map(|(id, it)| (id, case(it))).collect() }
+        }
     }
 }
 

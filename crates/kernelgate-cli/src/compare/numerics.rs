@@ -1,0 +1,173 @@
+//! Did the head lose accuracy? Errors of both sides, for more seeds where it takes them.
+//!
+//! The processes that verified both sides tell the errors of one seed and a hash of the outputs.
+//! What has the same bits on both sides is as accurate as it was, and what did not grow for one
+//! seed is settled; only the rest is verified again, on both sides with the same further seeds,
+//! without being timed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use super::engine::{Engine, index};
+use super::install::Driver;
+use super::session::{Bench, Prepared};
+use super::{CompareError, driver, folder};
+use crate::gate::costs::{self, CostGrowth};
+use crate::gate::numerics::{self, NumericsPolicy, NumericsReport};
+use crate::gate::paired::Arm;
+use crate::gate::rules::Rules;
+use kernelgate::record::numerics::SeedErrors;
+use kernelgate::record::run::VerificationRecord;
+use kernelgate::record::{CaseNumerics, LaunchCosts, Run, TrialRequest, TrialSampling, file};
+
+/// What both sides' verification tells besides time.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// Errors against the reference.
+    pub numerics: NumericsReport,
+    /// Costs that grew.
+    pub costs: Vec<CostGrowth>,
+    /// Cases that are wrong in the head with another seed, with the error.
+    pub failed: BTreeMap<String, String>,
+}
+
+/// Base and head of a case.
+type Errors = BTreeMap<String, [CaseNumerics; 2]>;
+
+impl Engine<'_> {
+    /// Compares what verification told, and verifies with more seeds where it takes them.
+    ///
+    /// # Errors
+    /// When a run that verified a side cannot be read any more.
+    pub(super) fn findings(
+        &self,
+        prepared: &Prepared,
+        (policy, rules): (&NumericsPolicy, &Rules),
+    ) -> Result<Findings, CompareError> {
+        let started = Instant::now();
+        let mut findings = Findings::default();
+        let (mut errors, mut same) = (Errors::new(), 0);
+        let mut seeds = BTreeMap::new();
+        let ours = |bench: &&Bench| matches!(bench.driver, Driver::Protocol(_));
+        for bench in prepared.benches.iter().filter(ours) {
+            let read = |path| {
+                file::read::<Run>(path)
+                    .map_err(|error| CompareError::Usage(format!("failed to {error}")))
+            };
+            let [base, head] = [read(&bench.verified[0])?, read(&bench.verified[1])?];
+            seeds.insert(bench.name.clone(), base.seed);
+            for id in &bench.cases {
+                let (Some(before), Some(now)) = (base.cases.get(id), head.cases.get(id)) else {
+                    continue;
+                };
+                let of = [LaunchCosts::from(before), LaunchCosts::from(now)];
+                let limits = rules.limits(id);
+                findings.costs.extend(costs::grown(id, [&of[..1], &of[1..]], &limits));
+                if same_bits(&before.verification, &now.verification) {
+                    same += 1;
+                    continue;
+                }
+                let of = |found: &VerificationRecord| {
+                    let mut numerics = CaseNumerics::default();
+                    numerics.insert(base.seed, SeedErrors::from(found));
+                    numerics
+                };
+                errors.insert(id.clone(), [of(&before.verification), of(&now.verification)]);
+            }
+        }
+        let judge = |errors: &Errors| {
+            let cases = errors.iter().map(|(id, [base, head])| (id.as_str(), base, head));
+            numerics::compare(cases, policy, |case| policy.allowed(case, rules))
+        };
+        let mut report = judge(&errors);
+        let needed = policy.seeds(report.changed);
+        for more in 1..needed as u64 {
+            let open: BTreeSet<String> = report.grown.iter().map(|it| it.case.clone()).collect();
+            if open.is_empty() || started.elapsed() > self.request.budget {
+                break;
+            }
+            self.progress.detail(&format!(
+                "{} cases may be less accurate: seed {} of {needed}",
+                open.len(),
+                more + 1
+            ));
+            for bench in prepared.benches.iter().filter(ours) {
+                let cases: BTreeSet<String> = bench.cases.intersection(&open).cloned().collect();
+                if !cases.is_empty() {
+                    let seed = seeds[&bench.name].wrapping_add(more);
+                    self.verify_again(bench, &cases, seed, (&mut errors, &mut findings));
+                }
+            }
+            report = judge(&errors);
+        }
+        report.compared += same;
+        findings.numerics = report;
+        Ok(findings)
+    }
+
+    /// Adds the errors of both sides for another seed. A case that one side does not verify gets
+    /// none, and is settled where the head is wrong.
+    fn verify_again(
+        &self,
+        bench: &Bench,
+        cases: &BTreeSet<String>,
+        seed: u64,
+        (errors, findings): (&mut Errors, &mut Findings),
+    ) {
+        let runs = [Arm::Base, Arm::Head].map(|arm| self.verify_seed(arm, bench, cases, seed));
+        for id in cases {
+            let found = |arm: Arm| {
+                let run = runs[index(arm)].as_ref()?;
+                Some(SeedErrors::from(&run.cases.get(id)?.verification))
+            };
+            if let (Some(base), Some(head), Some(known)) =
+                (found(Arm::Base), found(Arm::Head), errors.get_mut(id))
+            {
+                known[0].insert(seed, base);
+                known[1].insert(seed, head);
+            }
+            let wrong = runs[1].as_ref().and_then(|run| run.failed.get(id));
+            let wrong_before = runs[0].as_ref().is_none_or(|run| run.failed.contains_key(id));
+            if let Some(why) = wrong.filter(|_| !wrong_before) {
+                errors.remove(id);
+                findings.failed.insert(id.clone(), format!("with seed {seed}: {why}"));
+            }
+        }
+    }
+
+    /// A process that verifies some cases with a seed; none where it breaks, which is told.
+    fn verify_seed(
+        &self,
+        arm: Arm,
+        bench: &Bench,
+        cases: &BTreeSet<String>,
+        seed: u64,
+    ) -> Option<Run> {
+        let request = TrialRequest {
+            session: format!("verify-seed-{seed}"),
+            record: self.session.work.join("seed.json"),
+            cases: Some(cases.clone()),
+            verified: None,
+            inputs: None,
+            keep_outputs: None,
+            base_outputs: None,
+            pace: TrialSampling::VERIFICATION_PASS,
+        };
+        let mut settings = self.request.settings.clone();
+        settings.insert("KERNELGATE_SEED".to_owned(), seed.to_string());
+        let run = self.trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
+            trial.delays_ns.clear();
+            driver::run(&super::process::TrialSetup { settings: &settings, ..self.setup() }, &trial)
+        });
+        run.unwrap_or_else(|why| {
+            let side = folder::name(arm);
+            self.progress.say(&format!("error: {side} {} with seed {seed}: {why}", bench.name));
+            None
+        })
+    }
+}
+
+/// Whether both sides wrote the same outputs for the same inputs.
+fn same_bits(base: &VerificationRecord, head: &VerificationRecord) -> bool {
+    base.digest.is_some() && base.digest == head.digest
+}

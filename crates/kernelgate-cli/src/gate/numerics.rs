@@ -1,0 +1,299 @@
+//! Did a case lose accuracy? Its errors against the reference before and after, paired by the seed
+//! of the inputs.
+//!
+//! A figure has grown if head > g · base for every seed, in at least [`FEWEST_SEEDS`] of them. If
+//! the median growth is g or less, n seeds all say otherwise with a probability of at most 2⁻ⁿ. Two
+//! figures are looked at, of every case whose errors changed: with m of these, n is such that 2m ·
+//! 2⁻ⁿ is at most [`NumericsPolicy::false_alarms`] (Bonferroni). A seed without growth settles a
+//! case, so that for most a single seed is enough.
+//!
+//! Deliberately absent: how errors are obtained.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::rules::Rules;
+use kernelgate::record::CaseNumerics;
+use kernelgate::stats::median;
+
+/// Fewest seeds from which growth is concluded.
+pub const FEWEST_SEEDS: usize = 8;
+/// Part of the unit roundoff below which an error is not of the computation: rounding every output
+/// once costs 0.4 of it.
+const ROUNDING: f64 = 0.25;
+
+/// What counts as lost accuracy.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct NumericsPolicy {
+    /// Ratio of the errors above which they have grown.
+    pub growth: f64,
+    /// Highest probability that any case is said to have grown where none has.
+    pub false_alarms: f64,
+}
+
+impl Default for NumericsPolicy {
+    fn default() -> Self {
+        Self { growth: 1.5, false_alarms: 0.01 }
+    }
+}
+
+impl NumericsPolicy {
+    /// Ratio of the errors of a case above which they have grown: what the package accepts of it,
+    /// else what it sets, else this.
+    pub fn allowed(&self, case: &str, rules: &Rules) -> f64 {
+        let set = rules.limits(case).growth.unwrap_or(self.growth);
+        rules.accepted(case).and_then(|it| it.growth).map_or(set, |accepted| accepted.max(set))
+    }
+
+    /// Seeds that it takes where the errors of so many cases changed.
+    pub fn seeds(&self, changed: usize) -> usize {
+        let tests = 2.0 * changed.max(1) as f64;
+        ((tests / self.false_alarms).log2().ceil() as usize).max(FEWEST_SEEDS)
+    }
+}
+
+/// An error against the reference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Figure {
+    /// ‖out - ref‖₂ / ‖ref‖₂.
+    RelativeL2,
+    /// Largest |out - ref| over the largest |ref|.
+    MaxError,
+}
+
+impl Figure {
+    /// The words for messages.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::RelativeL2 => "relative L2 error",
+            Self::MaxError => "max error",
+        }
+    }
+}
+
+/// A case whose error grew for every seed that both sides have.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Growth {
+    /// The case.
+    pub case: String,
+    /// Which error; the relative L2 where both grew.
+    pub figure: Figure,
+    /// Seeds.
+    pub seeds: usize,
+    /// Seeds that it takes.
+    pub needed: usize,
+    /// Median error of the base.
+    pub base: f64,
+    /// Median error of the head.
+    pub head: f64,
+    /// Median of head over base; none where the base has no error.
+    pub ratio: Option<f64>,
+    /// What was allowed.
+    pub allowed: f64,
+}
+
+impl Growth {
+    /// Whether it is shown, or only suspected for want of seeds.
+    pub const fn is_shown(&self) -> bool {
+        self.seeds >= self.needed
+    }
+
+    /// "relative L2 error 3.2 times as large (1.2e-4, was 3.8e-5) for each of 8 seeds".
+    pub fn words(&self) -> String {
+        let times = match self.ratio {
+            Some(ratio) => format!("{ratio:.1} times as large"),
+            None => "no longer 0".to_owned(),
+        };
+        let (figure, head, base) = (self.figure.words(), self.head, self.base);
+        let seeds = match self.seeds {
+            1 => "for the only seed".to_owned(),
+            seeds => format!("for each of {seeds} seeds"),
+        };
+        format!("{figure} {times} ({head:.1e}, was {base:.1e}) {seeds}")
+    }
+}
+
+/// The errors of both sides, compared.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct NumericsReport {
+    /// Cases whose errors are known on both sides for a seed.
+    pub compared: usize,
+    /// Of these, cases with another error for a seed.
+    pub changed: usize,
+    /// Cases that lost accuracy, or may have.
+    pub grown: Vec<Growth>,
+}
+
+impl NumericsReport {
+    /// Cases that lost accuracy.
+    pub fn shown(&self) -> impl Iterator<Item = &Growth> {
+        self.grown.iter().filter(|growth| growth.is_shown())
+    }
+
+    /// Cases that may have, for which there are too few seeds.
+    pub fn suspected(&self) -> impl Iterator<Item = &Growth> {
+        self.grown.iter().filter(|growth| !growth.is_shown())
+    }
+}
+
+/// Compares errors; `growth` says what is allowed of a case, where that is not the policy's.
+pub fn compare<'a>(
+    cases: impl IntoIterator<Item = (&'a str, &'a CaseNumerics, &'a CaseNumerics)>,
+    policy: &NumericsPolicy,
+    growth: impl Fn(&str) -> f64,
+) -> NumericsReport {
+    let common: BTreeMap<&str, Vec<Pair>> = cases
+        .into_iter()
+        .map(|(case, base, head)| (case, pairs(base, head)))
+        .filter(|(_, pairs)| !pairs.is_empty())
+        .collect();
+    let changed = common.values().filter(|pairs| pairs.iter().any(Pair::differs)).count();
+    let needed = policy.seeds(changed);
+    let grown = common.iter().filter_map(|(case, pairs)| grown(case, pairs, growth(case), needed));
+    NumericsReport { compared: common.len(), changed, grown: grown.collect() }
+}
+
+/// Errors of one seed.
+struct Pair {
+    base: [f64; 2],
+    head: [f64; 2],
+    /// What is taken for no error.
+    floor: f64,
+}
+
+impl Pair {
+    fn differs(&self) -> bool {
+        self.base != self.head
+    }
+}
+
+/// The seeds that both have.
+fn pairs(base: &CaseNumerics, head: &CaseNumerics) -> Vec<Pair> {
+    let floor = ROUNDING * base.rounding.max(head.rounding);
+    let of = |seed| base.of(seed).zip(head.of(seed));
+    let both = base.seeds.iter().filter_map(|&seed| of(seed));
+    both.map(|(base, head)| Pair {
+        base: [base.relative_l2, base.max_error],
+        head: [head.relative_l2, head.max_error],
+        floor,
+    })
+    .collect()
+}
+
+fn grown(case: &str, pairs: &[Pair], allowed: f64, needed: usize) -> Option<Growth> {
+    let of = |figure: Figure| {
+        let index = figure as usize;
+        let errors = |pair: &Pair| {
+            let real = |error: f64| error.max(pair.floor);
+            (real(pair.base[index]), real(pair.head[index]))
+        };
+        let ratios: Vec<f64> = pairs
+            .iter()
+            .map(errors)
+            .map(|(base, head)| head / base.max(f64::MIN_POSITIVE))
+            .collect();
+        let all = pairs.iter().map(errors).all(|(base, head)| head > allowed * base);
+        let middle = |side: fn(&Pair) -> &[f64; 2]| {
+            median(&pairs.iter().map(|pair| side(pair)[index]).collect::<Vec<_>>())
+        };
+        let (base, head) = (middle(|pair| &pair.base), middle(|pair| &pair.head));
+        let growth = Growth {
+            case: case.to_owned(),
+            figure,
+            seeds: pairs.len(),
+            needed,
+            base,
+            head,
+            ratio: (base > 0.0).then(|| median(&ratios)),
+            allowed,
+        };
+        all.then_some(growth)
+    };
+    [Figure::RelativeL2, Figure::MaxError].into_iter().find_map(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::record::numerics::SeedErrors;
+    use proptest::prelude::*;
+
+    fn numerics(errors: impl IntoIterator<Item = f64>) -> CaseNumerics {
+        let mut numerics = CaseNumerics::default();
+        for (seed, relative_l2) in errors.into_iter().enumerate() {
+            let rounding = 0.5f64.powi(24);
+            let errors = SeedErrors { max_error: 2.0 * relative_l2, relative_l2, rounding };
+            numerics.insert(seed as u64, errors);
+        }
+        numerics
+    }
+
+    fn report(base: &[f64], head: &[f64]) -> NumericsReport {
+        let (base, head) = (numerics(base.iter().copied()), numerics(head.iter().copied()));
+        compare([("x", &base, &head)], &NumericsPolicy::default(), |_| 1.5)
+    }
+
+    #[test]
+    fn an_error_that_grew_for_eight_seeds_is_a_finding_and_for_fewer_a_suspicion() {
+        let eight = report(&[1e-5; 8], &[1.6e-5; 8]);
+        assert_eq!((eight.changed, eight.shown().count()), (1, 1));
+        assert_eq!(
+            eight.grown[0].words(),
+            "relative L2 error 1.6 times as large (1.6e-5, was 1.0e-5) for each of 8 seeds"
+        );
+        let seven = report(&[1e-5; 7], &[1.6e-5; 7]);
+        assert_eq!((seven.shown().count(), seven.suspected().count()), (0, 1));
+        // One seed without growth settles it; so does growth within the ratio.
+        let mut one = [1.6e-5; 8];
+        one[3] = 1.4e-5;
+        for head in [one, [1.5e-5; 8], [1e-5; 8], [1e-9; 8]] {
+            assert!(report(&[1e-5; 8], &head).grown.is_empty());
+        }
+        assert_eq!(report(&[1e-5; 8], &[1e-5; 8]).changed, 0);
+    }
+
+    #[test]
+    fn rounding_of_the_outputs_alone_is_no_growth_from_nothing() {
+        let exact = [0.0; 8];
+        assert!(report(&exact, &[1e-8; 8]).grown.is_empty(), "below 0.25 · 2^-24");
+        let lost = report(&exact, &[1e-6; 8]);
+        assert_eq!(lost.grown[0].ratio, None);
+        assert!(lost.grown[0].words().contains("no longer 0 (2.0e-6, was 0.0e0)"));
+    }
+
+    #[test]
+    fn more_cases_take_more_seeds() {
+        let policy = NumericsPolicy::default();
+        assert_eq!([0, 1, 2, 10, 181].map(|changed| policy.seeds(changed)), [8, 8, 9, 11, 16]);
+        let (base, head) = (numerics([1e-5; 8]), numerics([3e-5; 8]));
+        let cases = ["a", "b", "c"].map(|case| (case, &base, &head));
+        let report = compare(cases, &policy, |_| 1.5);
+        assert_eq!((report.suspected().count(), report.grown[0].needed), (3, 10));
+    }
+
+    proptest! {
+        /// At the boundary a seed is as likely above the ratio as below: eight agree in one of 256.
+        #[test]
+        fn alarms_are_as_rare_as_said(start in 0u64..1_000_000) {
+            let mut alarms = 0;
+            let mut state = start.wrapping_mul(2).wrapping_add(1);
+            let mut coin = || {
+                // SplitMix64.
+                state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                let mut z = state;
+                z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+                (z ^ (z >> 31)) & 1 == 1
+            };
+            for _ in 0..2000 {
+                let head: Vec<f64> =
+                    (0..8).map(|_| if coin() { 1.51e-5 } else { 1.49e-5 }).collect();
+                alarms += report(&[1e-5; 8], &head).shown().count();
+            }
+            // 7.8 are expected; 30 would be 8 standard deviations more.
+            prop_assert!(alarms < 30, "{alarms} of 2000");
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! `kernelgate.toml`: what a package commits about its gate. Thresholds by case, and slow-downs
+//! that are accepted: with a bound, a reason, and until the next baseline.
+//!
+//! Deliberately absent: reading the file (`rules_file`), and anything that would make a wrong case
+//! pass.
+
+use regex::Regex;
+use serde::Serialize;
+
+/// Name of the file, beside `Cargo.toml`.
+pub const FILE: &str = "kernelgate.toml";
+
+/// The file; empty where there is none.
+#[derive(Debug, Clone, Default)]
+pub struct Rules {
+    /// Whether there is one.
+    pub exists: bool,
+    /// In the order of the file.
+    pub thresholds: Vec<Threshold>,
+    /// In the order of the file.
+    pub accepted: Vec<Acceptance>,
+}
+
+/// What counts as worse in some cases. What is absent is as for all others.
+#[derive(Debug, Clone)]
+pub struct Threshold {
+    /// Ids that it is about.
+    pub cases: Regex,
+    /// What it sets.
+    pub limits: CaseLimits,
+}
+
+/// What counts as worse in a case, where that is not as for all others.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct CaseLimits {
+    /// Smallest relative change of the time that matters.
+    pub relative: Option<f64>,
+    /// Smallest change of the time that matters, nanoseconds a launch.
+    pub absolute_ns: Option<f64>,
+    /// Ratio of the errors against the reference above which they have grown.
+    pub growth: Option<f64>,
+    /// Relative growth of the device memory above which it is a regression; without, none is.
+    pub device_memory: Option<f64>,
+    /// The same of the commands of a launch.
+    pub launches: Option<f64>,
+    /// The same of the host's time to start a launch.
+    pub host_time: Option<f64>,
+}
+
+/// A slow-down, or a loss of accuracy, that is intended.
+#[derive(Debug, Clone)]
+pub struct Acceptance {
+    /// Ids that it is about.
+    pub cases: Regex,
+    /// Most that the time may have grown, relative.
+    pub slower: Option<f64>,
+    /// Most that errors may have grown, a ratio.
+    pub growth: Option<f64>,
+    /// Why.
+    pub reason: String,
+    /// Start of the commit of the baseline that this is measured from.
+    pub baseline: Option<String>,
+}
+
+/// What an acceptance did, for the report.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Accepted {
+    /// The case.
+    pub case: String,
+    /// Most that the time may have grown, relative.
+    pub slower: Option<f64>,
+    /// Most that errors may have grown, a ratio.
+    pub growth: Option<f64>,
+    /// Why.
+    pub reason: String,
+}
+
+/// What the file did to a comparison.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct RulesReport {
+    /// The file; none where there is none.
+    pub file: Option<String>,
+    /// Patterns with what they set, and how many of the judged cases they name.
+    pub thresholds: Vec<(String, usize)>,
+    /// Cases with something accepted.
+    pub accepted: Vec<Accepted>,
+    /// What had no effect, in sentences.
+    pub notes: Vec<String>,
+}
+
+impl Rules {
+    /// What tells one state of the file from another; none where there is no file.
+    pub fn identity(&self) -> Option<String> {
+        let lines = self.report(&[], None).thresholds.into_iter().map(|(words, _)| words);
+        let accepted = self.accepted.iter().map(|it| format!("{it:?}"));
+        self.exists.then(|| lines.chain(accepted).collect::<Vec<_>>().join("; "))
+    }
+
+    /// What is set for a case: of several patterns that name it the last that sets a thing.
+    pub fn limits(&self, case: &str) -> CaseLimits {
+        let of_case = self.thresholds.iter().filter(|rule| rule.cases.is_match(case));
+        of_case.fold(CaseLimits::default(), |before, rule| {
+            let last = rule.limits;
+            CaseLimits {
+                relative: last.relative.or(before.relative),
+                absolute_ns: last.absolute_ns.or(before.absolute_ns),
+                growth: last.growth.or(before.growth),
+                device_memory: last.device_memory.or(before.device_memory),
+                launches: last.launches.or(before.launches),
+                host_time: last.host_time.or(before.host_time),
+            }
+        })
+    }
+
+    /// What is accepted of a case: the last that names it.
+    pub fn accepted(&self, case: &str) -> Option<&Acceptance> {
+        self.accepted.iter().rev().find(|rule| rule.cases.is_match(case))
+    }
+
+    /// Without what is accepted in another state of the file too: what it allowed is in there.
+    pub fn since(mut self, base: &Self) -> (Self, Vec<String>) {
+        let (expired, new) =
+            self.accepted.into_iter().partition(|rule| base.accepted.contains(rule));
+        self.accepted = new;
+        let notes = expired.iter().map(|rule| {
+            format!("{} is accepted in the base already: expired, remove it", rule.words())
+        });
+        let notes = notes.collect();
+        (self, notes)
+    }
+
+    /// Without what is not accepted for a baseline of these commits (whole, or as long as they are
+    /// known).
+    pub fn at_baseline(mut self, commits: &[String]) -> (Self, Vec<String>) {
+        let same = |wanted: &String| {
+            !commits.is_empty()
+                && commits.iter().all(|it| {
+                    !it.is_empty() && (it.starts_with(&**wanted) || wanted.starts_with(&**it))
+                })
+        };
+        let mut notes = Vec::new();
+        self.accepted.retain(|rule| {
+            let holds = rule.baseline.as_ref().is_some_and(same);
+            if !holds {
+                let why = match &rule.baseline {
+                    Some(of) => format!("the baseline is no longer of {of}: expired, remove it"),
+                    None => format!(
+                        "without `baseline` it holds for `kernelgate compare` only: `baseline = \
+                         \"{}\"` makes it hold until the next baseline",
+                        commits
+                            .first()
+                            .map_or("COMMIT", |commit| commit.get(..8).unwrap_or(commit))
+                    ),
+                };
+                notes.push(format!("{}: {why}", rule.words()));
+            }
+            holds
+        });
+        (self, notes)
+    }
+
+    /// What the file does to the cases that are judged. `known` are all ids that there are, where
+    /// it is known that there are no others.
+    pub fn report(&self, judged: &[&str], known: Option<&[&str]>) -> RulesReport {
+        let count =
+            |cases: &Regex, ids: &[&str]| ids.iter().filter(|id| cases.is_match(id)).count();
+        let patterns = self.thresholds.iter().map(|rule| ("threshold", &rule.cases));
+        let patterns = patterns.chain(self.accepted.iter().map(|rule| ("accept", &rule.cases)));
+        let nothing = patterns
+            .filter(|(_, cases)| known.is_some_and(|known| count(cases, known) == 0))
+            .map(|(kind, cases)| format!("[[{kind}]] `{cases}` matches no case"));
+        let accepted = judged.iter().filter_map(|case| {
+            let Acceptance { slower, growth, reason, .. } = self.accepted(case)?;
+            let (case, reason) = ((*case).to_owned(), reason.clone());
+            Some(Accepted { case, slower: *slower, growth: *growth, reason })
+        });
+        RulesReport {
+            file: self.exists.then(|| FILE.to_owned()),
+            thresholds: self
+                .thresholds
+                .iter()
+                .map(|rule| (rule.words(), count(&rule.cases, judged)))
+                .collect(),
+            accepted: accepted.collect(),
+            notes: nothing.collect(),
+        }
+    }
+}
+
+impl PartialEq for Acceptance {
+    fn eq(&self, other: &Self) -> bool {
+        self.cases.as_str() == other.cases.as_str()
+            && (self.slower, self.growth) == (other.slower, other.growth)
+            && self.reason == other.reason
+            && self.baseline == other.baseline
+    }
+}
+
+impl Acceptance {
+    fn words(&self) -> String {
+        format!("[[accept]] `{}`", self.cases)
+    }
+}
+
+impl Threshold {
+    /// "`^denoise/`: 3%, 200 ns".
+    fn words(&self) -> String {
+        let CaseLimits { relative, absolute_ns, growth, device_memory, launches, host_time } =
+            self.limits;
+        let percent =
+            |what: &str, value: Option<f64>| value.map(|value| format!("{what}{}%", 100.0 * value));
+        let words = [
+            percent("", relative),
+            absolute_ns.map(|ns| format!("{ns} ns")),
+            growth.map(|growth| format!("errors {growth} times as large")),
+            percent("device memory ", device_memory),
+            percent("launches ", launches),
+            percent("host time ", host_time),
+        ];
+        let words: Vec<String> = words.into_iter().flatten().collect();
+        format!("`{}`: {}", self.cases, words.join(", "))
+    }
+}
+
+impl Accepted {
+    /// "up to 12% slower: the reason".
+    pub fn words(&self) -> String {
+        let slower = self.slower.map(|slower| format!("up to {}% slower", 100.0 * slower));
+        let growth = self.growth.map(|growth| format!("errors up to {growth} times as large"));
+        let what: Vec<String> = slower.into_iter().chain(growth).collect();
+        format!("{}: {}", what.join(", "), self.reason)
+    }
+}
+
+impl RulesReport {
+    /// What a reader must know, a line each.
+    pub fn lines(&self) -> Vec<String> {
+        let file = self.file.as_deref().unwrap_or(FILE);
+        let accepted = self
+            .accepted
+            .iter()
+            .map(|it| format!("accepted in {file}: {}: {}", it.case, it.words()));
+        let thresholds = self.thresholds.iter().filter(|(_, count)| *count > 0);
+        let thresholds = thresholds.map(|(words, count)| {
+            let cases = if *count == 1 { "case" } else { "cases" };
+            format!("threshold in {file}: {words} ({count} {cases})")
+        });
+        let notes = self.notes.iter().map(|note| format!("{file}: {note}"));
+        accepted.chain(thresholds).chain(notes).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::rules_file;
+
+    fn parse(text: &str) -> Result<Rules, String> {
+        rules_file::parse("kernelgate.toml", text).map_err(|error| error.to_string())
+    }
+
+    const WHOLE: &str = r#"
+        [[threshold]]
+        cases = "^denoise/"
+        relative = 0.03
+        absolute-ns = 200
+
+        [[threshold]]
+        cases = "/graph/"
+        relative = 0.1
+        growth = 2.0
+        launches = 0
+
+        [[accept]]
+        cases = "^denoise/loop/"
+        slower = 0.12
+        reason = "exact sums"
+        baseline = "951c294"
+    "#;
+
+    #[test]
+    fn the_last_pattern_that_sets_a_thing_rules() {
+        let rules = parse(WHOLE).unwrap();
+        let both = rules.limits("denoise/loop/graph/hot");
+        assert_eq!(
+            (both.relative, both.absolute_ns, both.launches),
+            (Some(0.1), Some(200.0), Some(0.0))
+        );
+        let first = rules.limits("denoise/loop/fused/hot");
+        assert_eq!((first.relative, first.growth), (Some(0.03), None));
+        assert_eq!(rules.limits("attention/x"), CaseLimits::default());
+        assert_eq!(rules.accepted("denoise/loop/x").unwrap().slower, Some(0.12));
+        assert!(rules.accepted("denoise/step/x").is_none());
+    }
+
+    #[test]
+    fn what_is_accepted_ends_with_the_next_baseline_or_when_the_base_has_it() {
+        let rules = parse(WHOLE).unwrap();
+        let holds = |commits: &[&str]| {
+            let commits: Vec<String> = commits.iter().map(|it| (*it).to_owned()).collect();
+            let (rules, notes) = rules.clone().at_baseline(&commits);
+            (rules.accepted("denoise/loop/x").is_some(), notes.join(" "))
+        };
+        assert_eq!(holds(&["951c29400d"]), (true, String::new()));
+        assert_eq!(holds(&["951c294"]), (true, String::new()));
+        for other in [&["2af5b74"][..], &["951c294", "2af5b74"], &[]] {
+            let (held, note) = holds(other);
+            assert!(!held && note.contains("no longer of 951c294: expired, remove it"), "{note}");
+        }
+        let nameless = parse(&WHOLE.replace("baseline = \"951c294\"", "")).unwrap();
+        let (unheld, notes) = nameless.clone().at_baseline(&["2af5b74".to_owned()]);
+        assert!(unheld.accepted("denoise/loop/x").is_none());
+        assert!(notes[0].contains("`baseline = \"2af5b74\"` makes it hold"), "{notes:?}");
+        // In a comparison: as long as the base does not have it.
+        let (new, notes) = nameless.clone().since(&Rules::default());
+        assert!(new.accepted("denoise/loop/x").is_some() && notes.is_empty());
+        let (old, notes) = nameless.clone().since(&nameless);
+        assert!(old.accepted("denoise/loop/x").is_none());
+        assert!(notes[0].contains("in the base already: expired"), "{notes:?}");
+    }
+
+    #[test]
+    fn a_report_says_what_was_named_and_what_was_not() {
+        let rules = parse(WHOLE).unwrap();
+        let judged = ["denoise/loop/a", "denoise/step/b"];
+        let report = rules.report(&judged, Some(&judged));
+        let wanted = [
+            "accepted in kernelgate.toml: denoise/loop/a: up to 12% slower: exact sums",
+            "threshold in kernelgate.toml: `^denoise/`: 3%, 200 ns (2 cases)",
+            "kernelgate.toml: [[threshold]] `/graph/` matches no case",
+        ];
+        assert_eq!(report.lines(), wanted);
+        assert_eq!(rules.report(&judged, None).lines(), wanted[..2]);
+        assert_eq!(Rules::default().report(&judged, Some(&judged)).lines(), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,228 @@
+//! Reading `kernelgate.toml`: what is wrong is told with the file, the line and the key.
+
+use std::path::Path;
+
+use regex::Regex;
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::rules::{Acceptance, CaseLimits, FILE, Rules, Threshold};
+
+/// Largest file that is read.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// What is wrong with the file: a message that names it, the line and the key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RulesError(String);
+
+/// The file in a folder; none where there is none.
+///
+/// # Errors
+/// When it cannot be read, or used.
+pub fn of_folder(folder: &Path) -> Result<Rules, RulesError> {
+    let path = folder.join(FILE);
+    let shown = path.display().to_string();
+    read(&path, &shown)
+}
+
+/// The same of a file that errors call by another name.
+///
+/// # Errors
+/// As [`of_folder`].
+pub fn read(path: &Path, shown: &str) -> Result<Rules, RulesError> {
+    let failed = |problem: String| RulesError(format!("{shown}: {problem}"));
+    match std::fs::metadata(path) {
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(Rules::default());
+        }
+        Err(cause) => return Err(failed(cause.to_string())),
+        Ok(facts) if facts.len() > MAX_BYTES => {
+            return Err(failed(format!("larger than {MAX_BYTES} bytes")));
+        }
+        Ok(_) => {}
+    }
+    let text = std::fs::read_to_string(path).map_err(|cause| failed(cause.to_string()))?;
+    parse(shown, &text)
+}
+
+/// The text of such a file, which errors call `shown`.
+///
+/// # Errors
+/// When it cannot be used: names the line and the key.
+pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
+    let source = Source { shown, text };
+    let File { threshold, accept } = toml::from_str(text)
+        .map_err(|error| source.error(error.span().map(|span| span.start), error.message()))?;
+    let thresholds = threshold.iter().map(|rule| {
+        let limits = CaseLimits {
+            relative: source.number("relative", rule.relative.as_ref(), 0.0)?,
+            absolute_ns: source.number("absolute-ns", rule.absolute_ns.as_ref(), 0.0)?,
+            growth: source.number("growth", rule.growth.as_ref(), 1.0)?,
+            device_memory: source.number("device-memory", rule.device_memory.as_ref(), 0.0)?,
+            launches: source.number("launches", rule.launches.as_ref(), 0.0)?,
+            host_time: source.number("host-time", rule.host_time.as_ref(), 0.0)?,
+        };
+        if limits == CaseLimits::default() {
+            let at = Some(rule.cases.span().start);
+            return Err(source.error(at, "this [[threshold]] sets nothing"));
+        }
+        Ok(Threshold { cases: source.pattern(&rule.cases)?, limits })
+    });
+    let accepted = accept.iter().map(|rule| {
+        let of = |problem: &str| source.error(Some(rule.cases.span().start), problem);
+        if rule.slower.is_none() && rule.growth.is_none() {
+            return Err(of("this [[accept]] has no bound: `slower` or `growth`"));
+        }
+        if rule.reason.get_ref().trim().is_empty() {
+            return Err(source.error(Some(rule.reason.span().start), "reason: it is empty"));
+        }
+        let plain = |commit: &str| commit.len() >= 7 && commit.bytes().all(is_hex);
+        if let Some(commit) = rule.baseline.as_ref().filter(|it| !plain(it.get_ref())) {
+            let problem = "baseline: not a commit (seven hexadecimal digits or more)";
+            return Err(source.error(Some(commit.span().start), problem));
+        }
+        Ok(Acceptance {
+            cases: source.pattern(&rule.cases)?,
+            slower: source.number("slower", rule.slower.as_ref(), 0.0)?,
+            growth: source.number("growth", rule.growth.as_ref(), 1.0)?,
+            reason: rule.reason.get_ref().trim().to_owned(),
+            baseline: rule.baseline.as_ref().map(|commit| commit.get_ref().clone()),
+        })
+    });
+    Ok(Rules {
+        exists: true,
+        thresholds: thresholds.collect::<Result<_, _>>()?,
+        accepted: accepted.collect::<Result<_, _>>()?,
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    threshold: Vec<FileThreshold>,
+    #[serde(default)]
+    accept: Vec<FileAcceptance>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct FileThreshold {
+    cases: Spanned<String>,
+    relative: Option<Spanned<f64>>,
+    absolute_ns: Option<Spanned<f64>>,
+    growth: Option<Spanned<f64>>,
+    device_memory: Option<Spanned<f64>>,
+    launches: Option<Spanned<f64>>,
+    host_time: Option<Spanned<f64>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileAcceptance {
+    cases: Spanned<String>,
+    slower: Option<Spanned<f64>>,
+    growth: Option<Spanned<f64>>,
+    reason: Spanned<String>,
+    baseline: Option<Spanned<String>>,
+}
+
+/// A text with its name, for messages.
+struct Source<'a> {
+    shown: &'a str,
+    text: &'a str,
+}
+
+impl Source<'_> {
+    fn error(&self, at: Option<usize>, problem: &str) -> RulesError {
+        let place = at.map(|at| {
+            let number = self.text[..at.min(self.text.len())].matches('\n').count();
+            let line = self.text.lines().nth(number).unwrap_or_default().trim();
+            format!(", line {} (`{line}`)", number + 1)
+        });
+        let (shown, place) = (self.shown, place.unwrap_or_default());
+        RulesError(format!("{shown}{place}: {problem}"))
+    }
+
+    fn pattern(&self, cases: &Spanned<String>) -> Result<Regex, RulesError> {
+        Regex::new(cases.get_ref()).map_err(|error| {
+            let reason = error.to_string();
+            let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ");
+            self.error(
+                Some(cases.span().start),
+                &format!("cases: not a regular expression: {reason}"),
+            )
+        })
+    }
+
+    /// A number from `least` up, of that key.
+    fn number(
+        &self,
+        key: &str,
+        value: Option<&Spanned<f64>>,
+        least: f64,
+    ) -> Result<Option<f64>, RulesError> {
+        let Some(value) = value else { return Ok(None) };
+        let number = *value.get_ref();
+        if number.is_finite() && number >= least {
+            return Ok(Some(number));
+        }
+        let problem = format!("{key}: {number} is no number from {least}");
+        Err(self.error(Some(value.span().start), &problem))
+    }
+}
+
+const fn is_hex(byte: u8) -> bool {
+    byte.is_ascii_hexdigit()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_file_is_told_with_its_line_and_key() {
+        for (text, wanted) in [
+            ("[[threshold]]\ncases = 3", "line 2 (`cases = 3`): invalid type: integer `3`"),
+            (
+                "[[threshold]]\ncases = \"x\"\nrelativ = 1",
+                "line 3 (`relativ = 1`): unknown field `relativ`",
+            ),
+            (
+                "[[threshold]]\ncases = \"x\"\nrelative = -1",
+                "line 3 (`relative = -1`): relative: -1 is no number from 0",
+            ),
+            ("[[threshold]]\ncases = \"x\"\nrelative = nan", "relative: NaN is no number from 0"),
+            ("[[threshold]]\ncases = \"x\"\ngrowth = 0.5", "growth: 0.5 is no number from 1"),
+            (
+                "[[threshold]]\ncases = \"x\"",
+                "line 2 (`cases = \"x\"`): this [[threshold]] sets nothing",
+            ),
+            ("[[threshold]]\nrelative = 1", "line 1 (`[[threshold]]`): missing field `cases`"),
+            (
+                "\n[[accept]]\ncases = \"(\"\nslower = 1\nreason = \"r\"",
+                "line 3 (`cases = \"(\"`): cases: not a regular expression: unclosed group",
+            ),
+            ("[[accept]]\ncases = \"x\"\nreason = \"r\"", "has no bound: `slower` or `growth`"),
+            (
+                "[[accept]]\ncases = \"x\"\nslower = 1\nreason = \" \"",
+                "line 4 (`reason = \" \"`): reason: it is empty",
+            ),
+            ("[[accept]]\ncases = \"x\"\nslower = 1", "missing field `reason`"),
+            (
+                "[[accept]]\ncases = \"x\"\nslower = 1\nreason = \"r\"\nbaseline = \"main\"",
+                "line 5 (`baseline = \"main\"`): baseline: not a commit",
+            ),
+            ("[threshold]", "line 1"),
+            ("x = ", "line 1 (`x =`)"),
+        ] {
+            let message = parse(FILE, text).unwrap_err().to_string();
+            assert!(
+                message.starts_with("kernelgate.toml, ") && message.contains(wanted),
+                "{message}"
+            );
+        }
+        assert!(parse(FILE, "").is_ok());
+    }
+}

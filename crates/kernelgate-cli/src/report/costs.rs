@@ -1,0 +1,24 @@
+//! What launches take besides the device's time, and how close their outputs are: a table.
+
+use kernelgate::display::table::Table;
+use kernelgate::display::{bytes, time};
+use kernelgate::record::{LaunchCosts, Run};
+
+/// A row a case; "-" where something is unknown.
+pub fn text(runs: &[Run]) -> String {
+    let mut table =
+        Table::new(&["case", "device memory", "commands", "host time", "max error", "relative L2"]);
+    let shown = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    for (id, case) in runs.iter().flat_map(|run| &run.cases) {
+        let LaunchCosts { device_bytes, commands, host_launch_ns } = case.into();
+        table.row(vec![
+            id.clone(),
+            shown(device_bytes.map(bytes)),
+            shown(commands.map(|commands| commands.to_string())),
+            shown(host_launch_ns.map(time)),
+            format!("{:.1e}", case.verification.max_error),
+            format!("{:.1e}", case.verification.relative_l2),
+        ]);
+    }
+    table.text()
+}

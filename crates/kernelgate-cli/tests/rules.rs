@@ -1,0 +1,154 @@
+//! What the gate judges besides times, and what a package sets and accepts in `kernelgate.toml`,
+//! from outside.
+
+#![allow(clippy::unwrap_used)]
+
+mod package;
+
+use package::{CASE, Package};
+
+/// A package whose baseline `a` has 200 µs from two runs of commit aaaa1111, and a last run of 260
+/// µs.
+fn slower() -> Package {
+    let package = Package::new();
+    for session in ["b1", "b2"] {
+        let mut bench = package.bench_command(session, "");
+        assert!(bench.env("KERNELGATE_COMMIT", "aaaa1111").output().unwrap().status.success());
+        package.kernelgate("baseline add a").expect(0, &[]);
+    }
+    package.set_times(&package.baseline("a"), 200_000.0);
+    package.bench("head", "").expect(0, &[]);
+    package.set_times(&package.record("head"), 260_000.0);
+    package
+}
+
+/// An acceptance of all cases, and a threshold of the smaller one.
+fn accept(bound: &str, commit: &str) -> String {
+    format!(
+        "[[accept]]\ncases = \"spin/\"\nslower = {bound}\nreason = \"exact <sums>\"\n\
+         baseline = \"{commit}\"\n"
+    )
+}
+
+#[test]
+fn an_accepted_slow_down_is_within_its_bound_and_ends_with_the_baseline() {
+    let package = slower();
+    let gate = |rules: &str, code: i32, words: &[&str]| {
+        std::fs::write(package.path("kernelgate.toml"), rules).unwrap();
+        package.kernelgate("gate --baseline a").expect(code, words);
+    };
+    gate("", 1, &["2 regressed"]);
+    let accepted = format!("accepted in kernelgate.toml: {CASE}: up to 50% slower: exact <sums>");
+    gate(&accept("0.5", "aaaa1111"), 0, &["2 unchanged", &accepted]);
+    let markdown = package.kernelgate("gate --baseline a --format markdown");
+    markdown.expect(0, &["**0 regressed", "up to 50% slower: exact &lt;sums>"]);
+    // The whole interval is beyond the bound.
+    gate(&accept("0.1", "aaaa1111"), 1, &["2 regressed", "up to 10% slower"]);
+    gate(&accept("0.5", "bbbb2222"), 1, &["2 regressed", "no longer of bbbb2222: expired"]);
+    let undated = accept("0.5", "").replace("baseline = \"\"\n", "");
+    gate(&undated, 1, &["2 regressed", "`baseline = \"aaaa1111\"` makes it hold"]);
+    // Of several patterns the last that sets a thing; one that names nothing is said.
+    let thresholds = "[[threshold]]\ncases = \"n64_\"\nrelative = 0.5\n[[threshold]]\n\
+                      cases = \"n65_\"\nabsolute-ns = 1e6\n";
+    let words = [
+        "1 regressed",
+        "1 unchanged",
+        "threshold in kernelgate.toml: `n64_`: 50% (1 case)",
+        "kernelgate.toml: [[threshold]] `n65_` matches no case",
+    ];
+    gate(thresholds, 1, &words);
+    gate(
+        "[[threshold]]\ncases = \"n64\"\nrelativ = 1\n",
+        2,
+        &["kernelgate.toml, line 3 (`relativ"],
+    );
+}
+
+/// Multiplies the errors of a record by a factor.
+fn worsen(path: &std::path::Path, factor: f64) {
+    fn set(value: &mut serde_json::Value, factor: f64) {
+        for field in ["max_error", "relative_l2"] {
+            match value.get_mut(field) {
+                Some(serde_json::Value::Array(errors)) => errors
+                    .iter_mut()
+                    .for_each(|error| *error = (error.as_f64().unwrap() * factor).into()),
+                Some(error) => *error = (error.as_f64().unwrap() * factor).into(),
+                None => {}
+            }
+        }
+        if let Some(fields) = value.as_object_mut() {
+            fields.values_mut().for_each(|field| set(field, factor));
+        }
+    }
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    set(&mut value["cases"], factor);
+    std::fs::write(path, value.to_string()).unwrap();
+}
+
+#[test]
+fn lost_accuracy_is_a_finding_once_there_are_enough_seeds() {
+    let package = Package::new();
+    // Two cases change below: nine seeds.
+    let verify = format!("verify --seeds 9 {}", package.dir());
+    let recorded = package.path("target/kernelgate/numerics/fixture.json");
+    package
+        .kernelgate(&verify)
+        .expect(0, &["errors of 9 seeds and 2 cases are in", "2 ok, 0 failed"]);
+    package.bench("b1", "").expect(0, &[]);
+    package
+        .kernelgate("baseline add a")
+        .expect(0, &["errors of 9 seeds for 2 cases of bench `fixture`"]);
+    package.bench("head", "").expect(0, &[]);
+    for record in [package.baseline("a"), package.record("head")] {
+        package.set_times(&record, 200_000.0);
+    }
+    let gate = |flags: &str| package.kernelgate(&format!("gate --baseline a {flags}"));
+    gate("").expect(0, &["2 unchanged"]);
+    worsen(&recorded, 3.0);
+    worsen(&package.record("head"), 3.0);
+    let finding = "relative L2 error 3.0 times as large";
+    gate("").expect(1, &["2 less accurate", CASE, finding, "for each of 9 seeds"]);
+    gate("--format junit").expect(1, &["less accurate: relative L2 error"]);
+    gate("--growth 4").expect(0, &["2 unchanged"]);
+    let rules = package.path("kernelgate.toml");
+    std::fs::write(&rules, "[[threshold]]\ncases = \"n64_\"\ngrowth = 4").unwrap();
+    gate("").expect(1, &["1 less accurate"]);
+    std::fs::remove_file(&rules).unwrap();
+    // One seed shows nothing, and is no pass.
+    std::fs::remove_file(&recorded).unwrap();
+    gate("").expect(3, &["2 maybe less accurate", "for the only seed", "verify --seeds 9"]);
+    // Of another executable, the record says nothing of this one.
+    package.kernelgate(&verify).expect(0, &[]);
+    let text = std::fs::read_to_string(&recorded).unwrap();
+    let hash = package.run("head")["executable"].as_str().unwrap().to_owned();
+    std::fs::write(&recorded, text.replace(&hash, "0")).unwrap();
+    gate("").expect(3, &["for the only seed"]);
+    package.kernelgate(&format!("verify --seeds 0 {}", package.dir())).expect(2, &["--seeds"]);
+}
+
+#[test]
+fn costs_are_judged_where_the_package_asks_for_it() {
+    let package = Package::new();
+    let set = |session: &str, bytes: u64| {
+        package.bench(session, "").expect(0, &[]);
+        package.set_times(&package.record(session), 200_000.0);
+        let mut run = package.run(session);
+        run["cases"][CASE]["device_bytes"] = bytes.into();
+        run["cases"][CASE]["samples"]["commands"] = 7.into();
+        std::fs::write(package.record(session), run.to_string()).unwrap();
+    };
+    set("b1", 1000);
+    package.kernelgate("baseline add a").expect(0, &[]);
+    set("head", 2000);
+    package.kernelgate("gate --baseline a").expect(0, &["2 unchanged"]);
+    let rules = "[[threshold]]\ncases = \".\"\ndevice-memory = 0.5\nlaunches = 0\n";
+    std::fs::write(package.path("kernelgate.toml"), rules).unwrap();
+    let words =
+        ["1 of higher cost", "device memory 2.00 kB, was 1.00 kB (+100.0%, 50% are allowed)"];
+    package.kernelgate("gate --baseline a").expect(1, &words);
+    package.kernelgate("runs --costs").expect(0, &["device memory", "2.00 kB", "  7  "]);
+    package
+        .kernelgate("runs --format json")
+        .expect(0, &["\"device_bytes\": 2000", "\"commands\": 7"]);
+}

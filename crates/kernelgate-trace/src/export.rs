@@ -1,0 +1,268 @@
+//! A trace as Chrome's JSON, which Perfetto and chrome://tracing show: a track a thread, a track a
+//! stream, arrows from each launch to what it launched.
+//!
+//! What is written can be read again: the tables of a trace stay the same. Absent: waits, calls of
+//! the operating system, allocations and counters.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+use crate::analyze::launches::{Launches, NONE};
+use crate::analyze::operations::{AllOperations, Kind, OperationId};
+use crate::model::Trace;
+use crate::model::gpu::MemoryKind;
+use crate::model::host::RangeStyle;
+
+/// Tracks of streams belong to a process of their own in the viewer: this, and the place.
+const STREAMS: i64 = 1_000_000_000;
+
+/// Writes a trace.
+///
+/// # Errors
+/// What writing meets.
+pub fn perfetto(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
+    let mut events = Events { out, first: true };
+    write!(events.out, "{{\"schemaVersion\":1,\"deviceProperties\":[")?;
+    for (index, device) in trace.devices.iter().enumerate() {
+        let comma = if index > 0 { "," } else { "" };
+        write!(events.out, "{comma}{{\"id\":{},\"name\":{}", device.id, quoted(&device.name))?;
+        if let Some(count) = device.multiprocessors {
+            write!(events.out, ",\"numSms\":{count}")?;
+        }
+        write!(events.out, "}}")?;
+    }
+    write!(events.out, "],\"traceEvents\":[")?;
+    names(trace, &mut events)?;
+    host(trace, &mut events)?;
+    gpu(trace, &mut events)?;
+    writeln!(events.out, "\n]}}")?;
+    events.out.flush()
+}
+
+/// The array of events while it is written.
+struct Events<'a, W> {
+    out: &'a mut W,
+    first: bool,
+}
+
+impl<W: Write> Events<'_, W> {
+    /// An event without its brackets.
+    fn add(&mut self, event: &str) -> io::Result<()> {
+        let comma = if std::mem::take(&mut self.first) { "" } else { "," };
+        write!(self.out, "{comma}\n{{{event}}}")
+    }
+}
+
+/// A text as JSON has it.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// Nanoseconds as microseconds with three decimals, exactly.
+fn microseconds(ns: i64) -> String {
+    let sign = if ns < 0 { "-" } else { "" };
+    let ns = ns.unsigned_abs();
+    format!("{sign}{}.{:03}", ns / 1000, ns % 1000)
+}
+
+/// `"ts":…,"dur":…` of a span.
+fn times(start: i64, end: i64) -> String {
+    format!("\"ts\":{},\"dur\":{}", microseconds(start), microseconds(end - start))
+}
+
+fn names<W: Write>(trace: &Trace, events: &mut Events<'_, W>) -> io::Result<()> {
+    let mut name = |kind: &str, pid: i64, tid: i64, name: &str| {
+        let name = quoted(name);
+        events.add(&format!(
+            "\"ph\":\"M\",\"name\":\"{kind}\",\"pid\":{pid},\"tid\":{tid},\"args\":{{\"name\":{name}}}"
+        ))
+    };
+    for process in &trace.processes {
+        if let Some(text) = process.name {
+            name("process_name", process.pid, 0, trace.names.text(text))?;
+        }
+    }
+    for thread in &trace.threads {
+        if let Some(text) = thread.name {
+            let pid = trace.processes[thread.process as usize].pid;
+            name("thread_name", pid, thread.tid, trace.names.text(text))?;
+        }
+    }
+    for (index, place) in (0..).zip(&trace.places) {
+        let process = trace.processes[place.process as usize].pid;
+        let device = format!("GPU {} of process {process}", place.device);
+        name("process_name", STREAMS + device_track(trace, index), 0, &device)?;
+        let stream = format!("stream {}", place.stream);
+        name("thread_name", STREAMS + device_track(trace, index), i64::from(index), &stream)?;
+    }
+    Ok(())
+}
+
+/// The number of the first place with the same process and device.
+fn device_track(trace: &Trace, place: u32) -> i64 {
+    let of = |place: &crate::model::gpu::Place| (place.process, place.device);
+    let own = of(&trace.places[place as usize]);
+    let first = trace.places.iter().position(|place| of(place) == own);
+    i64::try_from(first.unwrap_or(0)).unwrap_or(0)
+}
+
+fn host<W: Write>(trace: &Trace, events: &mut Events<'_, W>) -> io::Result<()> {
+    let track = |thread: u32| {
+        let thread = &trace.threads[thread as usize];
+        (trace.processes[thread.process as usize].pid, thread.tid)
+    };
+    let calls = &trace.calls;
+    for row in 0..calls.len() {
+        let (pid, tid) = track(calls.thread[row]);
+        let name = quoted(trace.names.text(calls.name[row]));
+        let times = times(calls.start[row], calls.end[row]);
+        events.add(&format!(
+            "\"ph\":\"X\",\"cat\":\"cuda_runtime\",\"name\":{name},\"pid\":{pid},\"tid\":{tid},\
+             {times},\"args\":{{\"correlation\":{}}}",
+            calls.correlation[row]
+        ))?;
+    }
+    let ranges = &trace.ranges;
+    for row in 0..ranges.len() {
+        let (pid, tid) = track(ranges.thread[row]);
+        let name = quoted(trace.names.text(ranges.name[row]));
+        let (start, end) = (ranges.start[row], ranges.end[row]);
+        match ranges.style[row] {
+            RangeStyle::PushPop => events.add(&format!(
+                "\"ph\":\"X\",\"cat\":\"user_annotation\",\"name\":{name},\"pid\":{pid},\
+                 \"tid\":{tid},{}",
+                times(start, end)
+            ))?,
+            // Ranges that overlap cannot stand on one track.
+            RangeStyle::StartEnd => {
+                for (phase, time) in [("b", start), ("e", end)] {
+                    events.add(&format!(
+                        "\"ph\":\"{phase}\",\"cat\":\"range\",\"id\":{row},\"name\":{name},\
+                         \"pid\":{pid},\"tid\":{tid},\"ts\":{}",
+                        microseconds(time)
+                    ))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn gpu<W: Write>(trace: &Trace, events: &mut Events<'_, W>) -> io::Result<()> {
+    let all = AllOperations::of(trace);
+    let launches = Launches::of(trace);
+    let tracks: Vec<i64> = (0u32..)
+        .take(trace.places.len())
+        .map(|place| STREAMS + device_track(trace, place))
+        .collect();
+    for id in all.ids() {
+        let place_id = all.place(id);
+        let place = &trace.places[place_id.0 as usize];
+        let (pid, tid) = (tracks[place_id.0 as usize], place_id.0);
+        let (category, name, arguments) = operation(trace, &all, id);
+        let process = trace.processes[place.process as usize].pid;
+        events.add(&format!(
+            "\"ph\":\"X\",\"cat\":\"{category}\",\"name\":{},\"pid\":{pid},\"tid\":{tid},{},\
+             \"args\":{{\"process\":{process},\"device\":{},\"context\":{},\"stream\":{},\
+             \"correlation\":{}{arguments}}}",
+            quoted(&name),
+            times(all.start(id), all.end(id)),
+            place.device,
+            place.context,
+            place.stream,
+            all.correlation(id)
+        ))?;
+        let call = launches.call_of[id as usize];
+        if call == NONE {
+            continue;
+        }
+        let thread = &trace.threads[trace.calls.thread[call as usize] as usize];
+        let from = (
+            trace.processes[thread.process as usize].pid,
+            thread.tid,
+            trace.calls.start[call as usize],
+        );
+        let to = (pid, i64::from(tid), all.start(id));
+        for (phase, (pid, tid, time)) in [("\"s\"", from), ("\"f\",\"bp\":\"e\"", to)] {
+            events.add(&format!(
+                "\"ph\":{phase},\"cat\":\"ac2g\",\"name\":\"ac2g\",\"id\":{id},\"pid\":{pid},\
+                 \"tid\":{tid},\"ts\":{}",
+                microseconds(time)
+            ))?;
+        }
+    }
+    Ok(())
+}
+
+/// Category, name and further arguments of an operation.
+fn operation(
+    trace: &Trace,
+    all: &AllOperations<'_>,
+    id: OperationId,
+) -> (&'static str, String, String) {
+    let mut arguments = String::new();
+    match all.part(id) {
+        (Kind::Kernel, row) => {
+            if let Some(&shape) = trace.kernels.shape.get(row) {
+                let shape = &trace.shapes[shape as usize];
+                let _ = write!(
+                    arguments,
+                    ",\"grid\":{:?},\"block\":{:?},\"registers per thread\":{},\
+                     \"shared memory\":{}",
+                    shape.grid,
+                    shape.block,
+                    shape.registers,
+                    shape.static_shared.saturating_add(shape.dynamic_shared)
+                );
+            }
+            if let Some(&node) = trace.kernels.graph_node.get(row).filter(|&&node| node != 0) {
+                let _ = write!(arguments, ",\"graph node id\":{node}");
+            }
+            ("kernel", trace.kernel_name(row).to_owned(), arguments)
+        }
+        (Kind::Copy, row) => {
+            let copies = &trace.copies;
+            let _ = write!(arguments, ",\"bytes\":{}", copies.bytes[row]);
+            let direction = trace.names.text(copies.kind[row]);
+            let short = match direction {
+                "Host-to-Device" => "HtoD",
+                "Device-to-Host" => "DtoH",
+                "Device-to-Device" => "DtoD",
+                "Host-to-Host" => "HtoH",
+                "Peer-to-Peer" => "PtoP",
+                other => other,
+            };
+            let memory = |kind: MemoryKind| match kind {
+                MemoryKind::Unknown => "Unknown",
+                MemoryKind::Pageable => "Pageable",
+                MemoryKind::Pinned => "Pinned",
+                MemoryKind::Device => "Device",
+                MemoryKind::Array => "Array",
+                MemoryKind::Managed => "Managed",
+            };
+            let (from, to) = (memory(copies.source[row]), memory(copies.target[row]));
+            ("gpu_memcpy", format!("Memcpy {short} ({from} -> {to})"), arguments)
+        }
+        (Kind::Set, row) => {
+            let _ = write!(arguments, ",\"bytes\":{}", trace.sets.bytes[row]);
+            ("gpu_memset", "Memset".to_owned(), arguments)
+        }
+        (Kind::Graph, row) => {
+            let _ = write!(arguments, ",\"graph\":{}", trace.graphs.executable[row]);
+            ("gpu_graph", all.name(id), arguments)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_keep_their_nanoseconds() {
+        assert_eq!(microseconds(1_712_195_495_505_543_217), "1712195495505543.217");
+        assert_eq!(microseconds(-1_005), "-1.005");
+        assert_eq!(microseconds(-5), "-0.005");
+        assert_eq!(microseconds(0), "0.000");
+    }
+}

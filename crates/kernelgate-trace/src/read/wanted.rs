@@ -1,0 +1,35 @@
+//! What is to be read.
+
+/// Which parts of a trace a question needs. What is not wanted is not read, as far as the format
+/// allows that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Wanted {
+    /// Kernels, copies, sets and graph launches.
+    pub operations: bool,
+    /// Grids, blocks, registers and shared memory of launches.
+    pub shapes: bool,
+    /// Calls of CUDA.
+    pub calls: bool,
+    /// Named ranges.
+    pub ranges: bool,
+    /// Everything else: waits, the operating system, allocations, counters, messages.
+    pub rest: bool,
+}
+
+impl Wanted {
+    /// Everything.
+    pub const ALL: Self =
+        Self { operations: true, shapes: true, calls: true, ranges: true, rest: true };
+
+    /// What either of two questions needs.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            operations: self.operations || other.operations,
+            shapes: self.shapes || other.shapes,
+            calls: self.calls || other.calls,
+            ranges: self.ranges || other.ranges,
+            rest: self.rest || other.rest,
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! What a baseline holds of its runs and cases.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::record::case_run::CaseRun;
+use crate::record::environment::{Environment, Provenance};
+use crate::record::numerics::CaseNumerics;
+use crate::record::run::WorkRecord;
+use crate::stats::half_range;
+
+/// Where and of what a process run was.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BaselineRun {
+    /// When it started, RFC 3339, UTC.
+    pub started: String,
+    /// Where.
+    pub environment: Environment,
+    /// Of which code.
+    pub provenance: Provenance,
+    /// Whether the commit is what `KERNELGATE_COMMIT` said.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stated_commit: bool,
+    /// Seed of the inputs.
+    #[serde(default = "first_seed")]
+    pub seed: u64,
+    /// Content hash of the executable; absent in files from before it was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub executable: Option<String>,
+}
+
+/// What runs without the field were drawn from.
+const fn first_seed() -> u64 {
+    1
+}
+
+/// One case of a baseline.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BaselineCase {
+    /// `family/operation`.
+    pub workload: String,
+    /// Revision of the workload's definition.
+    pub revision: u32,
+    /// Declared work of one launch.
+    pub work: WorkRecord,
+    /// What each run measured, at least one, by the key of the run.
+    pub runs: BTreeMap<String, CaseRun>,
+    /// How far the outputs of this code are from the reference, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numerics: Option<CaseNumerics>,
+    /// What is kept of the runs that these replaced, where there were several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earlier: Option<EarlierRuns>,
+}
+
+/// Several runs of other code that a case had before: they say how runs of it differ, and nothing
+/// of its time now.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EarlierRuns {
+    /// The code that they measured, as [`Provenance::short`] has it.
+    pub commit: String,
+    /// Median of each run, nanoseconds a launch; at least two.
+    pub medians_ns: Vec<f64>,
+}
+
+impl EarlierRuns {
+    /// Half the range of the medians, relative to their median.
+    pub fn spread(&self) -> f64 {
+        half_range(&self.medians_ns)
+    }
+}
