@@ -289,16 +289,17 @@ impl EventTimer {
         if counted == Some(0) {
             return Err(off_stream::nothing());
         }
+        if executable.is_attached() {
+            attached::check_memory(&device, executable)?;
+            match &captured {
+                Some(graph) => attached::check_graph(graph)?,
+                None => attached::check_waits(&mut self.instruments, executable)?,
+            }
+        }
         let commands = match counted {
             Some(commands) => commands,
             None => self.commands_by_trial(executable)?,
         };
-        if executable.is_attached() {
-            if let Some(graph) = &captured {
-                attached::check_graph(graph)?;
-            }
-            attached::check(&device, &mut self.instruments, executable)?;
-        }
         if commands <= MAX_QUEUED {
             off_stream::check_writes(&mut self.instruments, executable)?;
         }
