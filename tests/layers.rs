@@ -63,8 +63,8 @@ const CRATES: &[Rules] = &[
             (
                 "harness",
                 &[
-                    "exit", "stats", "trace", "workload", "backend", "suite", "verify", "measure",
-                    "record", "display", "protocol",
+                    "exit", "stats", "trace", "workload", "backend", "suite", "attach", "verify",
+                    "measure", "record", "display", "protocol",
                 ],
             ),
         ],

@@ -31,58 +31,7 @@ debug = false
 "#;
 
 /// One case a value of `n`, whose time is that of ROUNDS passes.
-const BENCH: &str = r#"
-use std::process::ExitCode;
-use kernelgate::prelude::*;
-
-const ROUNDS: usize = 400;
-
-struct Sum { n: usize }
-
-impl Problem for Sum {
-    fn inputs(&self, seed: u64) -> Tensors {
-        Tensors::new().with("x", [1, self.n], random::normal(seed, "x", self.n))
-    }
-    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let y: Vec<f64> = inputs.f32("x").iter().map(|&x| f64::from(x) * f64::from(x)).collect();
-        vec![Expected::all("y", [1, self.n], y)]
-    }
-    fn work(&self) -> Work { Work::default() }
-    fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }
-    fn host_bytes(&self) -> u64 { self.n as u64 * 16 }
-}
-
-const SUM: Workload<Sum> = Workload {
-    name: "scratch/sum",
-    about: "squares, as often as it takes",
-    revision: 1,
-    axes: &[Axis::number("n", "elements")],
-    default: &["n=1024"],
-    accelerator: &[],
-    thorough: &[],
-    bind: |point| Ok(Sum { n: point.number("n")? }),
-};
-
-const ROWS: &[Implementation<Sum>] = &[Implementation {
-    name: "cpu",
-    about: "squares",
-    supports: |_| Ok(()),
-    prepare: Prepare::Cpu(|problem, inputs| {
-        let outputs = Tensors::new().with_output("y", [1, problem.n], Dtype::F32);
-        CpuTask::new(inputs, outputs, |inputs, outputs| {
-            for _ in 0..ROUNDS {
-                let x = std::hint::black_box(inputs.f32("x"));
-                outputs.f32_mut("y").iter_mut().zip(x).for_each(|(y, x)| *y = x * x);
-                std::hint::black_box(outputs.f32_mut("y"));
-            }
-        })
-    }),
-}];
-
-fn main() -> ExitCode {
-    Harness::new("spin", vec![suite(&SUM, ROWS)]).main()
-}
-"#;
+const BENCH: &str = include_str!("fixture/scratch_bench.rs");
 
 struct Scratch {
     folder: TempDir,
