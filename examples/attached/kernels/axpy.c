@@ -1,5 +1,4 @@
-// A library of its own: C, the driver API, no binding of Rust. The driver's symbols are those that
-// the process has loaded.
+// A library of its own: C, the driver API, no binding of Rust.
 #include <stddef.h>
 #include <stdint.h>
 
