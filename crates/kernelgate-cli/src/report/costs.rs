@@ -4,8 +4,8 @@ use kernelgate::display::table::Table;
 use kernelgate::display::{bytes, time};
 use kernelgate::record::{LaunchCosts, Run};
 
-/// A row a case; "-" where something is unknown.
-pub fn text(runs: &[Run]) -> String {
+/// A row a case, within a terminal's width where there is one; "-" where something is unknown.
+pub fn text(runs: &[Run], columns: Option<usize>) -> String {
     let mut table =
         Table::new(&["case", "device memory", "commands", "host time", "max error", "relative L2"]);
     let shown = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
@@ -20,5 +20,5 @@ pub fn text(runs: &[Run]) -> String {
             format!("{:.1e}", case.verification.relative_l2),
         ]);
     }
-    table.text()
+    table.text_within(columns)
 }

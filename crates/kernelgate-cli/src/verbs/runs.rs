@@ -43,7 +43,9 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let found = arguments.sessions.read(store)?;
     match arguments.format {
-        RunsFormat::Text if arguments.costs => terminal::print(&costs::text(&found)),
+        RunsFormat::Text if arguments.costs => {
+            terminal::print(&costs::text(&found, terminal::columns()))
+        }
         RunsFormat::Text => terminal::print(&runs::text(&found, terminal::columns())),
         RunsFormat::Json => print_json(&found)?,
         RunsFormat::Bmf => print_json(&metrics::bencher(&metrics::of_runs(&found)))?,
