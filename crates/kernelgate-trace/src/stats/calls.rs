@@ -1,6 +1,6 @@
 //! Tables of calls of CUDA.
 
-use super::cells::{by_total, count, summary_cells};
+use super::cells::{by_total, count, summary_table};
 use super::summary::{Samples, Summary};
 use super::table::{Cell, Table};
 use crate::analyze::launches::{Launches, NONE};
@@ -31,30 +31,9 @@ pub(super) fn calls(trace: &Trace) -> Table {
     }
     let summaries = samples.summaries(functions.values.len());
     let rows = by_total(functions.values, summaries);
-    let total = rows.iter().map(|(_, summary)| summary.total).sum();
-    Table {
-        report: "cuda_api_sum",
-        columns: vec![
-            "Time (%)",
-            "Total Time (ns)",
-            "Num Calls",
-            "Avg (ns)",
-            "Med (ns)",
-            "Min (ns)",
-            "Max (ns)",
-            "StdDev (ns)",
-            "Name",
-        ],
-        rows: rows
-            .into_iter()
-            .map(|(name, summary)| {
-                let mut cells = summary_cells(&summary, total);
-                cells.push(Cell::Text(name.to_owned()));
-                cells
-            })
-            .collect(),
-        named_by: 8,
-    }
+    summary_table("cuda_api_sum", "Num Calls", &["Name"], rows, |name| {
+        vec![Cell::Text(name.to_owned())]
+    })
 }
 
 /// Launches by thread, device, call and kernel. A launch's times: total, from the entry of the call

@@ -1,16 +1,16 @@
 //! What several tables have in common.
 
 use super::summary::Summary;
-use super::table::Cell;
+use super::table::{Cell, Table};
 
 /// Share of a total in percent.
 #[allow(clippy::cast_precision_loss)]
-pub(super) fn percent(part: i64, total: i64) -> Cell {
+fn percent(part: i64, total: i64) -> Cell {
     Cell::Decimal(if total == 0 { 0.0 } else { part as f64 / total as f64 * 100.0 }, 1)
 }
 
 /// Share, total, count, mean, median, smallest, largest, deviation: the columns of most tables.
-pub(super) fn summary_cells(summary: &Summary, total: i64) -> Vec<Cell> {
+fn summary_cells(summary: &Summary, total: i64) -> Vec<Cell> {
     let mut cells = vec![percent(summary.total, total)];
     cells.extend(total_cells(summary));
     cells
@@ -27,6 +27,40 @@ pub(super) fn total_cells(summary: &Summary) -> Vec<Cell> {
         Cell::Integer(summary.max),
         Cell::Decimal(summary.deviation, 1),
     ]
+}
+
+/// A table of groups: the columns of [`summary_cells`], `counted` being what the third is called,
+/// then those that say which group, from its label by `cells`. The last of them names it.
+pub(super) fn summary_table<T>(
+    report: &'static str,
+    counted: &'static str,
+    labelled: &[&'static str],
+    rows: Vec<(T, Summary)>,
+    cells: impl Fn(T) -> Vec<Cell>,
+) -> Table {
+    let total = rows.iter().map(|(_, summary)| summary.total).sum();
+    let columns = [
+        "Time (%)",
+        "Total Time (ns)",
+        counted,
+        "Avg (ns)",
+        "Med (ns)",
+        "Min (ns)",
+        "Max (ns)",
+        "StdDev (ns)",
+    ];
+    let columns: Vec<_> = columns.iter().chain(labelled).copied().collect();
+    let row = |(label, summary): (T, Summary)| {
+        let mut row = summary_cells(&summary, total);
+        row.extend(cells(label));
+        row
+    };
+    Table {
+        report,
+        named_by: columns.len() - 1,
+        columns,
+        rows: rows.into_iter().map(row).collect(),
+    }
 }
 
 pub(super) fn count(count: usize) -> Cell {

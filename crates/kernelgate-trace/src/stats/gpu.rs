@@ -1,6 +1,6 @@
 //! Tables of what the GPU did.
 
-use super::cells::{by_total, count, summary_cells};
+use super::cells::{by_total, count, summary_table};
 use super::summary::{Samples, Summary};
 use super::table::{Cell, Table};
 use crate::analyze::operations::{SET_NAME, copy_name};
@@ -12,10 +12,6 @@ const MEGABYTE: f64 = 1e6;
 
 fn length(operations: &Operations, row: usize) -> i64 {
     operations.end[row] - operations.start[row]
-}
-
-fn sum(rows: &[(impl Sized, Summary)]) -> i64 {
-    rows.iter().map(|(_, summary)| summary.total).sum()
 }
 
 /// Kernels by name.
@@ -34,30 +30,7 @@ fn kernel_rows(trace: &Trace) -> Vec<(String, Summary)> {
 
 pub(super) fn kernels(trace: &Trace) -> Table {
     let rows = kernel_rows(trace);
-    let total = sum(&rows);
-    Table {
-        report: "cuda_gpu_kern_sum",
-        columns: vec![
-            "Time (%)",
-            "Total Time (ns)",
-            "Instances",
-            "Avg (ns)",
-            "Med (ns)",
-            "Min (ns)",
-            "Max (ns)",
-            "StdDev (ns)",
-            "Name",
-        ],
-        rows: rows
-            .into_iter()
-            .map(|(name, summary)| {
-                let mut cells = summary_cells(&summary, total);
-                cells.push(Cell::Text(name));
-                cells
-            })
-            .collect(),
-        named_by: 8,
-    }
+    summary_table("cuda_gpu_kern_sum", "Instances", &["Name"], rows, |name| vec![Cell::Text(name)])
 }
 
 pub(super) fn kernel_shapes(trace: &Trace) -> Table {
@@ -72,34 +45,11 @@ pub(super) fn kernel_shapes(trace: &Trace) -> Table {
     }
     let summaries = samples.summaries(groups.values.len());
     let rows = by_total(groups.values, summaries);
-    let total = sum(&rows);
     let triple = |[x, y, z]: [u32; 3]| Cell::Text(format!("{x:>4} {y:>4} {z:>4}"));
-    Table {
-        report: "cuda_gpu_kern_gb_sum",
-        columns: vec![
-            "Time (%)",
-            "Total Time (ns)",
-            "Instances",
-            "Avg (ns)",
-            "Med (ns)",
-            "Min (ns)",
-            "Max (ns)",
-            "StdDev (ns)",
-            "GridXYZ",
-            "BlockXYZ",
-            "Name",
-        ],
-        rows: rows
-            .into_iter()
-            .map(|((name, grid, block), summary)| {
-                let mut cells = summary_cells(&summary, total);
-                let name = Cell::Text(trace.names.text(name).to_owned());
-                cells.extend([triple(grid), triple(block), name]);
-                cells
-            })
-            .collect(),
-        named_by: 10,
-    }
+    let labelled = ["GridXYZ", "BlockXYZ", "Name"];
+    summary_table("cuda_gpu_kern_gb_sum", "Instances", &labelled, rows, |(name, grid, block)| {
+        vec![triple(grid), triple(block), Cell::Text(trace.names.text(name).to_owned())]
+    })
 }
 
 /// Copies by direction and sets, of one value each.
@@ -133,30 +83,9 @@ fn memory_time_rows(trace: &Trace) -> Vec<(String, Summary)> {
 
 pub(super) fn memory_times(trace: &Trace) -> Table {
     let rows = memory_time_rows(trace);
-    let total = sum(&rows);
-    Table {
-        report: "cuda_gpu_mem_time_sum",
-        columns: vec![
-            "Time (%)",
-            "Total Time (ns)",
-            "Count",
-            "Avg (ns)",
-            "Med (ns)",
-            "Min (ns)",
-            "Max (ns)",
-            "StdDev (ns)",
-            "Operation",
-        ],
-        rows: rows
-            .into_iter()
-            .map(|(name, summary)| {
-                let mut cells = summary_cells(&summary, total);
-                cells.push(Cell::Text(name));
-                cells
-            })
-            .collect(),
-        named_by: 8,
-    }
+    summary_table("cuda_gpu_mem_time_sum", "Count", &["Operation"], rows, |name| {
+        vec![Cell::Text(name)]
+    })
 }
 
 pub(super) fn memory_sizes(trace: &Trace) -> Table {
@@ -205,29 +134,8 @@ pub(super) fn operations(trace: &Trace) -> Table {
         .chain(of(memory_time_rows(trace), "MEMORY_OPER"))
         .collect();
     rows.sort_by(|(a, x), (b, y)| y.total.cmp(&x.total).then_with(|| a.cmp(b)));
-    let total = sum(&rows);
-    Table {
-        report: "cuda_gpu_sum",
-        columns: vec![
-            "Time (%)",
-            "Total Time (ns)",
-            "Instances",
-            "Avg (ns)",
-            "Med (ns)",
-            "Min (ns)",
-            "Max (ns)",
-            "StdDev (ns)",
-            "Category",
-            "Operation",
-        ],
-        rows: rows
-            .into_iter()
-            .map(|((name, category), summary)| {
-                let mut cells = summary_cells(&summary, total);
-                cells.extend([Cell::Text(category.to_owned()), Cell::Text(name)]);
-                cells
-            })
-            .collect(),
-        named_by: 9,
-    }
+    let labelled = ["Category", "Operation"];
+    summary_table("cuda_gpu_sum", "Instances", &labelled, rows, |(name, category)| {
+        vec![Cell::Text(category.to_owned()), Cell::Text(name)]
+    })
 }

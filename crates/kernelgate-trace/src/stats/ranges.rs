@@ -1,6 +1,6 @@
 //! Tables of named ranges, and of what was launched in them.
 
-use super::cells::{by_total, count, summary_cells, total_cells};
+use super::cells::{by_total, count, summary_table, total_cells};
 use super::summary::{Samples, Summary};
 use super::table::{Cell, Table};
 use crate::analyze::launches::{Launches, NONE};
@@ -29,59 +29,16 @@ fn range_rows(
 
 pub(super) fn ranges(trace: &Trace) -> Table {
     let rows = range_rows(trace, |_| true);
-    let total = rows.iter().map(|(_, summary)| summary.total).sum();
-    Table {
-        report: "nvtx_sum",
-        columns: vec![
-            "Time (%)",
-            "Total Time (ns)",
-            "Instances",
-            "Avg (ns)",
-            "Med (ns)",
-            "Min (ns)",
-            "Max (ns)",
-            "StdDev (ns)",
-            "Style",
-            "Range",
-        ],
-        rows: rows
-            .into_iter()
-            .map(|((name, style), summary)| {
-                let mut cells = summary_cells(&summary, total);
-                cells.extend([Cell::Text(style.label().to_owned()), Cell::Text(name)]);
-                cells
-            })
-            .collect(),
-        named_by: 9,
-    }
+    summary_table("nvtx_sum", "Instances", &["Style", "Range"], rows, |(name, style)| {
+        vec![Cell::Text(style.label().to_owned()), Cell::Text(name)]
+    })
 }
 
 pub(super) fn push_pop(trace: &Trace) -> Table {
     let rows = range_rows(trace, |style| style == RangeStyle::PushPop);
-    let total = rows.iter().map(|(_, summary)| summary.total).sum();
-    Table {
-        report: "nvtx_pushpop_sum",
-        columns: vec![
-            "Time (%)",
-            "Total Time (ns)",
-            "Instances",
-            "Avg (ns)",
-            "Med (ns)",
-            "Min (ns)",
-            "Max (ns)",
-            "StdDev (ns)",
-            "Range",
-        ],
-        rows: rows
-            .into_iter()
-            .map(|((name, _), summary)| {
-                let mut cells = summary_cells(&summary, total);
-                cells.push(Cell::Text(name));
-                cells
-            })
-            .collect(),
-        named_by: 8,
-    }
+    summary_table("nvtx_pushpop_sum", "Instances", &["Range"], rows, |(name, _)| {
+        vec![Cell::Text(name)]
+    })
 }
 
 /// Kernels that are summed together: name and style of the range, thread, name of the kernel. No

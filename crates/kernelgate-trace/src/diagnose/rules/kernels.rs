@@ -172,16 +172,20 @@ pub(super) fn small_grids(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     )
 }
 
+/// The same, where the trace says how many blocks a multiprocessor holds.
+fn shaped_with_limits<'a>(context: &Context<'a>) -> Result<(Vec<Shaped<'a>>, i64), String> {
+    let (shapes, total) = shaped(context)?;
+    if shapes.iter().all(|of| residency(of.device, &of.shape).is_none()) {
+        return Err("the trace does not hold the limits of a multiprocessor".to_owned());
+    }
+    Ok((shapes, total))
+}
+
 pub(super) fn tails(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    let (shapes, total) = match shaped(context) {
+    let (shapes, total) = match shaped_with_limits(context) {
         Ok(shapes) => shapes,
         Err(reason) => return Outcome::Skipped(reason),
     };
-    if shapes.iter().all(|of| residency(of.device, &of.shape).is_none()) {
-        return Outcome::Skipped(
-            "the trace does not hold the limits of a multiprocessor".to_owned(),
-        );
-    }
     let with_tail = shapes.iter().filter_map(|of| {
         let resident = residency(of.device, &of.shape).filter(|of| of.blocks > 0)?;
         let slots = f64::from(resident.blocks) * f64::from(of.device.multiprocessors?);
@@ -206,15 +210,10 @@ pub(super) fn tails(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
 }
 
 pub(super) fn occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    let (shapes, total) = match shaped(context) {
+    let (shapes, total) = match shaped_with_limits(context) {
         Ok(shapes) => shapes,
         Err(reason) => return Outcome::Skipped(reason),
     };
-    if shapes.iter().all(|of| residency(of.device, &of.shape).is_none()) {
-        return Outcome::Skipped(
-            "the trace does not hold the limits of a multiprocessor".to_owned(),
-        );
-    }
     let low = shapes.iter().filter_map(|of| {
         let resident = residency(of.device, &of.shape)?;
         if resident.occupancy >= OCCUPANCY {
