@@ -12,8 +12,6 @@ use std::process::Command;
 use kernelgate::record::TrialSampling;
 use kernelgate::record::criterion_store::unnumbered;
 
-/// Implementation of a case that Criterion timed, in the record of a process.
-pub const IMPLEMENTATION: &str = "criterion";
 /// Samples of a case: as few as Criterion takes.
 pub const SAMPLES: usize = 10;
 /// Resamples of Criterion's own analysis, whose outcome is not used: few, because at its default of

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::process::{TrialProcess, TrialSetup, finish, of_package};
-use crate::benches::criterion::{self, IMPLEMENTATION, LIST, Listed, SAMPLES};
+use crate::benches::criterion::{self, LIST, Listed, SAMPLES};
 use crate::benches::output;
 use kernelgate::gpu_time;
 use kernelgate::harness::filter::Filter;
@@ -20,8 +20,6 @@ use kernelgate::measure::contention::CpuTime;
 use kernelgate::record::criterion_store::{self as store, StoredCase, unnumbered};
 use kernelgate::record::text::{check_plain, one_line};
 use kernelgate::record::{CaseRecord, Provenance, Run, Samples, TrialSampling, file};
-use kernelgate::verify::OutputComparison;
-use kernelgate::workload::Work;
 
 /// Exit code of a Rust program that panicked.
 const PANICKED: i32 = 101;
@@ -187,27 +185,15 @@ pub fn measure_listed(
     Ok(run)
 }
 
-/// A case as it is recorded: no work is declared, no output was checked.
 fn record(case: &StoredCase, added_ns: f64, contention: Option<f64>) -> CaseRecord {
     let pairs = case.times.iter().zip(&case.iterations);
     let elapsed_ns = pairs.map(|(time, iterations)| time + added_ns * *iterations as f64);
-    CaseRecord {
-        device_bytes: None,
-        workload: one_line(&case.group),
-        revision: 0,
-        problem: BTreeMap::new(),
-        implementation: IMPLEMENTATION.to_owned(),
-        cache: "hot".to_owned(),
-        work: (&Work::default()).into(),
-        limit: None,
-        verification: OutputComparison::default().into(),
-        samples: Samples {
-            elapsed_ns: elapsed_ns.collect(),
-            launches: case.iterations.clone(),
-            contention,
-            ..Samples::default()
-        },
-    }
+    case.record(Samples {
+        elapsed_ns: elapsed_ns.collect(),
+        launches: case.iterations.clone(),
+        contention,
+        ..Samples::default()
+    })
 }
 
 fn fresh_store(setup: &TrialSetup<'_>, name: &str) -> Result<PathBuf, String> {

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::benches::criterion::IMPLEMENTATION;
 use crate::gate::paired::{Arm, Block, Observed, Outcome, TestPlan};
+use kernelgate::record::criterion_store::IMPLEMENTATION;
 use kernelgate::record::{CaseRecord, Run, Timing, TrialRecord};
 use kernelgate::stats::{median, weighted_median};
 

@@ -12,6 +12,14 @@ use std::time::SystemTime;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::text::one_line;
+use super::{CaseRecord, Samples};
+use crate::verify::OutputComparison;
+use crate::workload::Work;
+
+/// What stands for an implementation in records of benches that use Criterion alone.
+pub const IMPLEMENTATION: &str = "criterion";
+
 /// Folders within folders that are looked into: group, function and parameter are three.
 const MAX_DEPTH: usize = 6;
 /// Largest file that is read.
@@ -28,6 +36,24 @@ pub struct StoredCase {
     pub times: Vec<f64>,
     /// When its samples were written, where the file system tells.
     pub written: Option<SystemTime>,
+}
+
+impl StoredCase {
+    /// The case as it is recorded, with those samples: no work is declared, no output was compared.
+    pub fn record(&self, samples: Samples) -> CaseRecord {
+        CaseRecord {
+            workload: one_line(&self.group),
+            revision: 0,
+            problem: BTreeMap::new(),
+            implementation: IMPLEMENTATION.to_owned(),
+            cache: "hot".to_owned(),
+            work: (&Work::default()).into(),
+            limit: None,
+            verification: OutputComparison::default().into(),
+            device_bytes: None,
+            samples,
+        }
+    }
 }
 
 /// What a process left. A case is called by its id, and by its id and a number where it is not the

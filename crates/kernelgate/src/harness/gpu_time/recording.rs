@@ -1,7 +1,6 @@
 //! The run of a bench that uses Criterion with GPU time: ids and samples of Criterion's store, as
 //! far as they were taken by this measurement.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -14,8 +13,6 @@ use crate::record::criterion_store::{self, Stored, StoredCase};
 use crate::record::text::{check_plain, one_line, printable};
 use crate::record::{CaseRecord, Environment, Lock, Provenance, Run, Samples, Store, file};
 use crate::stats;
-use crate::verify::OutputComparison;
-use crate::workload::Work;
 use kernelgate_cuda::driver::device::DeviceFacts;
 use kernelgate_cuda::observe::telemetry::Reading;
 
@@ -26,8 +23,6 @@ pub const RECORD: &str = "KERNELGATE_RECORD";
 /// Makes the executable one that `kernelgate` drives by Criterion's flags, told without running it.
 pub const MARK: &str = "\0kernelgate GPU time in Criterion's main\0";
 
-/// Implementation of a case that Criterion sampled.
-const IMPLEMENTATION: &str = "criterion";
 /// An iteration that takes less than this share of the least command enqueued none.
 const OF_LEAST: f64 = 0.25;
 
@@ -139,25 +134,13 @@ fn of_stored(stored: &Stored, log: &SampleLog, least_ns: f64, environment: Envir
     run
 }
 
-/// A case as it is recorded: no work is declared, no output was compared.
 fn of_case(case: &StoredCase, samples: usize, host_bound: bool) -> CaseRecord {
-    CaseRecord {
-        workload: one_line(&case.group),
-        revision: 0,
-        problem: BTreeMap::new(),
-        implementation: IMPLEMENTATION.to_owned(),
-        cache: "hot".to_owned(),
-        work: (&Work::default()).into(),
-        limit: None,
-        verification: OutputComparison::default().into(),
-        device_bytes: None,
-        samples: Samples {
-            launches: case.iterations[..samples].to_vec(),
-            elapsed_ns: case.times[..samples].to_vec(),
-            host_bound,
-            ..Samples::default()
-        },
-    }
+    case.record(Samples {
+        launches: case.iterations[..samples].to_vec(),
+        elapsed_ns: case.times[..samples].to_vec(),
+        host_bound,
+        ..Samples::default()
+    })
 }
 
 /// Name of the bench target: cargo puts a hash behind it.
