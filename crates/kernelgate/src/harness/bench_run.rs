@@ -117,7 +117,8 @@ pub fn bench(
     let run_all = || run_cases(execution, selection, store);
     let exit = if terse::is_set() { terse::without_output(run_all)? } else { run_all()? };
     let spent_s = spent::take();
-    BenchProgress::new(flags, 0).spent(&spent_s, started.elapsed());
+    let progress = BenchProgress::new(flags, 0);
+    progress.spent(&spent_s, started.elapsed());
     recorder.add_spent(spent_s, started.elapsed());
     recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
     let saved = flags.save_baseline.as_deref().filter(|_| !recorder.run().cases.is_empty());
@@ -135,7 +136,7 @@ pub fn bench(
         let _lock = Lock::of(&path).map_err(unsaved)?;
         recorder.save_baseline(|run| saving::save(&path, baseline, run)).map_err(unsaved)?;
     }
-    BenchProgress::new(flags, 0).end(&recorder.path(), saved);
+    progress.end(&recorder.path(), saved);
     Ok((exit, recorder.run()))
 }
 

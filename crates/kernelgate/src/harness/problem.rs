@@ -123,11 +123,7 @@ impl Ready {
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());
             names::check_tensors("output", outputs).map_err(CaseError::Fail)?;
             let kept = self.references.as_ref();
-            let defined = group.bound.problem().reference_from() == ReferenceFrom::Definition;
             let limit = guard::catch(|| {
-                if !defined {
-                    return None;
-                }
                 references::precision_limit(kept, group, self.seed, &self.inputs, &self.expected)
             });
             self.bounds.precision = limit.map_err(|panic| {
@@ -301,8 +297,8 @@ impl Ready {
 }
 
 /// Digest of the outputs, and what a launch took. One launch on poisoned outputs where that gives
-/// the known bits; else one more, as in [`verify::launch_on_poison`], where the second launch is the one that
-/// counts.
+/// the known bits; else one more, as in [`verify::launch_on_poison`], where the second launch is the
+/// one that counts.
 fn timed_digest(
     executable: &mut dyn Executable,
     known: Option<&str>,

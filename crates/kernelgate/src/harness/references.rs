@@ -16,7 +16,7 @@ use super::cases::Group;
 use super::spent;
 use crate::record::{file, tensors};
 use crate::verify::{self, PrecisionLimit, precision};
-use crate::workload::{Data, Expected, Tensor, Tensors};
+use crate::workload::{Data, Expected, ReferenceFrom, Tensor, Tensors};
 
 /// References that are computed faster are not worth a file.
 const WORTHWHILE: Duration = Duration::from_millis(50);
@@ -67,7 +67,8 @@ pub fn get(
 }
 
 /// How close rows must be to the reference for the precision that a problem declares; none where it
-/// declares none, or inputs hold nothing that a lower precision rounds. Kept as references are.
+/// declares none or has no reference of its own, or inputs hold nothing that a lower precision
+/// rounds. Kept as references are.
 pub fn precision_limit(
     kept: Option<&References>,
     group: &Group<'_>,
@@ -76,6 +77,9 @@ pub fn precision_limit(
     expected: &[Expected],
 ) -> Option<PrecisionLimit> {
     let problem = group.bound.problem();
+    if problem.reference_from() != ReferenceFrom::Definition {
+        return None;
+    }
     let declared = problem.precision()?;
     let bits = precision::lower_bits(declared)?;
     let what = format!("limit of {bits} bits");
