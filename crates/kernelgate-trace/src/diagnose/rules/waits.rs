@@ -5,6 +5,7 @@ use hashbrown::{HashMap, HashSet};
 use super::super::context::Context;
 use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Severity};
 use super::super::gaps::CauseKind;
+use super::super::labels::without_numbers;
 use super::outcome::{Outcome, milliseconds, most_expensive, number};
 use crate::analyze::launches::NONE;
 use crate::analyze::sweep::ByThread;
@@ -112,19 +113,6 @@ fn by_ranges(context: &Context<'_>) -> Vec<Loop> {
     loops.retain(|of| of.ranges.len() >= 2);
     loops.sort_by_key(|of| (std::cmp::Reverse(of.total_ns), of.path.clone()));
     loops
-}
-
-/// `step_12/layer_3` as `step_#/layer_#`.
-fn without_numbers(path: &str) -> String {
-    let mut text = String::new();
-    for c in path.chars() {
-        match c {
-            '0'..='9' if text.ends_with('#') => {}
-            '0'..='9' => text.push('#'),
-            c => text.push(c),
-        }
-    }
-    text
 }
 
 /// Waits of a thread with the same number of launches between them.
