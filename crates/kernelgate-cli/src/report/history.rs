@@ -6,6 +6,7 @@ use super::summary::percent;
 use crate::history::series::{Change, Point};
 use crate::history::{CaseHistory, CommitOrder, Skipped};
 use kernelgate::display::table::Table;
+use kernelgate::display::terminal::wrapped_text;
 use kernelgate::display::time;
 use kernelgate::record::Provenance;
 
@@ -24,14 +25,18 @@ const COLUMNS: usize = 100;
 
 /// All of them.
 pub fn text(histories: &[CaseHistory], order: &CommitOrder, columns: Option<usize>) -> String {
-    let columns = Some(columns.unwrap_or(COLUMNS));
+    let columns = columns.unwrap_or(COLUMNS);
     let mut lines = match histories {
         [] => vec!["no run of such a case is in the store".to_owned()],
-        [only] => of_case(only, columns),
-        several => overview(several, columns),
+        [only] => of_case(only, Some(columns)),
+        several => overview(several, Some(columns)),
     };
+    let not_searched: usize = histories.iter().map(|history| history.not_searched).sum();
+    if not_searched > 0 {
+        lines.push(format!("{not_searched} times, the oldest, were not searched for changes"));
+    }
     lines.push(of_order(histories, order));
-    lines.join("\n")
+    wrapped_text(&lines.join("\n"), columns)
 }
 
 /// How commits were put in order.
@@ -119,12 +124,6 @@ fn of_case(history: &CaseHistory, columns: Option<usize>) -> Vec<String> {
     lines.extend(history.changes.iter().map(|change| words(history, change)));
     if history.changes.is_empty() {
         lines.push("no change of the level".to_owned());
-    }
-    if history.not_searched > 0 {
-        lines.push(format!(
-            "the oldest {} runs were not searched for changes",
-            history.not_searched
-        ));
     }
     lines
 }
