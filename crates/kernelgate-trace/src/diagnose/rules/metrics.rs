@@ -4,6 +4,7 @@
 use super::super::context::Context;
 use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
 use super::super::labels::short_name;
+use super::super::profiled::{duration, metric};
 use super::outcome::Outcome;
 use crate::model::kernel_metrics::ProfiledLaunch;
 use crate::stats::shorten;
@@ -49,25 +50,6 @@ fn advice(bound: &str) -> &'static str {
     }
 }
 
-fn metric(context: &Context<'_>, launch: &ProfiledLaunch, name: &str) -> Option<f64> {
-    let name = context.trace.names.find(name)?;
-    launch.metrics.get(&name).map(|metric| metric.value)
-}
-
-/// The duration of a launch in nanoseconds.
-#[allow(clippy::cast_possible_truncation)]
-fn duration(context: &Context<'_>, launch: &ProfiledLaunch) -> Option<i64> {
-    let metric = launch.metrics.get(&context.trace.names.find("Duration")?)?;
-    let scale = match context.trace.names.text(metric.unit) {
-        "ns" | "nsecond" => 1.0,
-        "us" | "usecond" => 1e3,
-        "ms" | "msecond" => 1e6,
-        "s" | "second" => 1e9,
-        _ => return None,
-    };
-    Some((metric.value * scale) as i64)
-}
-
 /// The kernel's name, as long as a line has room for.
 fn kernel_name(context: &Context<'_>, launch: &ProfiledLaunch) -> String {
     shorten(&short_name(context.trace.names.text(launch.kernel)), 60)
@@ -78,7 +60,7 @@ fn evidence(context: &Context<'_>, launch: &ProfiledLaunch, words: String) -> Ve
     vec![Evidence {
         what: format!("{words}: launch {}, {kernel}", launch.id),
         count: 1,
-        total_ns: duration(context, launch),
+        total_ns: duration(context.trace, launch),
         ..Evidence::default()
     }]
 }
@@ -90,8 +72,8 @@ pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let mut found = Vec::new();
     for launch in &context.trace.profiled {
         let (Some(compute), Some(memory)) = (
-            metric(context, launch, "Compute (SM) Throughput"),
-            metric(context, launch, "Memory Throughput"),
+            metric(context.trace, launch, "Compute (SM) Throughput"),
+            metric(context.trace, launch, "Memory Throughput"),
         ) else {
             continue;
         };
@@ -125,9 +107,11 @@ pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outc
     let mut known = false;
     let mut found = Vec::new();
     for launch in &context.trace.profiled {
-        let Some(theoretical) = metric(context, launch, "Theoretical Occupancy") else { continue };
+        let Some(theoretical) = metric(context.trace, launch, "Theoretical Occupancy") else {
+            continue;
+        };
         known = true;
-        let achieved = metric(context, launch, "Achieved Occupancy");
+        let achieved = metric(context.trace, launch, "Achieved Occupancy");
         let far = achieved.is_some_and(|achieved| achieved < theoretical - APART);
         if theoretical >= OCCUPANCY && !far {
             continue;
@@ -135,7 +119,9 @@ pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outc
         let limits = ["Registers", "Shared Mem", "Warps", "SM", "Barriers"];
         let limit = limits
             .iter()
-            .filter_map(|of| Some((metric(context, launch, &format!("Block Limit {of}"))?, *of)))
+            .filter_map(|of| {
+                Some((metric(context.trace, launch, &format!("Block Limit {of}"))?, *of))
+            })
             .min_by(|a, b| a.0.total_cmp(&b.0));
         let limiter = limit.map_or(String::new(), |(blocks, of)| {
             format!(", limited by {} ({blocks:.0} blocks)", of.to_lowercase())
@@ -194,7 +180,7 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             .filter_map(|(&name, metric)| Some((reason(names.text(name))?, metric.value)))
             .collect();
         let sum: f64 = all.iter().map(|(_, value)| value).sum();
-        let issue = metric(context, launch, "Issued Warp Per Scheduler");
+        let issue = metric(context.trace, launch, "Issued Warp Per Scheduler");
         let (Some((reason, most)), Some(issue)) =
             (all.iter().max_by(|a, b| a.1.total_cmp(&b.1)), issue)
         else {

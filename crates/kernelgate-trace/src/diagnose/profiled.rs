@@ -1,0 +1,24 @@
+//! Metrics of launches that Nsight Compute measured, by name.
+
+use crate::model::Trace;
+use crate::model::kernel_metrics::ProfiledLaunch;
+
+/// A metric of a launch; none where the report lacks it.
+pub(super) fn metric(trace: &Trace, launch: &ProfiledLaunch, name: &str) -> Option<f64> {
+    let name = trace.names.find(name)?;
+    launch.metrics.get(&name).map(|metric| metric.value)
+}
+
+/// The duration of a launch in nanoseconds.
+#[allow(clippy::cast_possible_truncation)]
+pub(super) fn duration(trace: &Trace, launch: &ProfiledLaunch) -> Option<i64> {
+    let metric = launch.metrics.get(&trace.names.find("Duration")?)?;
+    let scale = match trace.names.text(metric.unit) {
+        "ns" | "nsecond" => 1.0,
+        "us" | "usecond" => 1e3,
+        "ms" | "msecond" => 1e6,
+        "s" | "second" => 1e9,
+        _ => return None,
+    };
+    Some((metric.value * scale) as i64)
+}
