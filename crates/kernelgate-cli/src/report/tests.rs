@@ -125,6 +125,10 @@ fn compared() -> Comparison {
         numerics: NumericsReport::default(),
         costs: vec![],
         rules: RulesReport::default(),
+        code: BTreeMap::new(),
+        kernels: vec![],
+        explanations: BTreeMap::new(),
+        unaffected: vec![],
     }
 }
 

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use kernelgate::exit::Exit;
 use kernelgate::record::text::printable;
 use kernelgate_trace::analyze::restrict;
+use kernelgate_trace::diagnose::checklist;
 use kernelgate_trace::diagnose::diagnose;
 use kernelgate_trace::diagnose::difference::{Sums, difference};
 use kernelgate_trace::model::Trace;
@@ -29,6 +30,9 @@ pub struct Arguments {
     /// Diagnose two traces one after the other, in place of comparing them
     #[arg(long)]
     each: bool,
+    /// The checklist of the guides, filled in, in place of the diagnosis
+    #[arg(long)]
+    checklist: bool,
     /// How the result is printed
     #[arg(long, value_enum, default_value_t)]
     format: DiagnosisFormat,
@@ -45,7 +49,9 @@ enum DiagnosisFormat {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     match &arguments.traces[..] {
-        [base, head] if !arguments.each => compare(arguments, [base, head])?,
+        [base, head] if !arguments.each && !arguments.checklist => {
+            compare(arguments, [base, head])?
+        }
         traces => each(arguments, traces)?,
     }
     Ok(Exit::Fine)
@@ -55,15 +61,22 @@ fn each(arguments: &Arguments, traces: &[PathBuf]) -> anyhow::Result<()> {
     let mut all: Vec<Value> = Vec::new();
     for (index, path) in traces.iter().enumerate() {
         let diagnosis = diagnose(&load(path, arguments)?);
+        let lines = checklist::checklist(&diagnosis);
         if arguments.format == DiagnosisFormat::Json {
             let path = path.display().to_string();
-            all.push(json!({ "trace": path, "diagnosis": diagnosis.to_json() }));
+            all.push(match arguments.checklist {
+                true => json!({ "trace": path, "checklist": checklist::to_json(&lines) }),
+                false => json!({ "trace": path, "diagnosis": diagnosis.to_json() }),
+            });
             continue;
         }
         if traces.len() > 1 {
             println!("{}{}", if index > 0 { "\n" } else { "" }, path.display());
         }
-        print(&diagnosis.to_text());
+        print(&match arguments.checklist {
+            true => checklist::to_text(&lines),
+            false => diagnosis.to_text(),
+        });
     }
     if arguments.format == DiagnosisFormat::Json {
         print_json(&json!({ "schema_version": SCHEMA, "traces": all }))?;

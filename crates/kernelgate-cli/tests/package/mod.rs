@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod outside;
+pub mod scratch;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

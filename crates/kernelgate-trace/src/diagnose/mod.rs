@@ -5,6 +5,7 @@
 //! what changed between two traces. Absent: what ranges and rules mean for a workload.
 
 mod answers;
+pub mod checklist;
 mod context;
 pub mod difference;
 mod finding;

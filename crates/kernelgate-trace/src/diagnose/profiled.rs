@@ -1,7 +1,10 @@
-//! Metrics of launches that Nsight Compute measured, by name.
+//! Launches that Nsight Compute measured: their metrics by name, and how they are shown.
 
+use super::finding::Evidence;
+use super::labels::short_name;
 use crate::model::Trace;
 use crate::model::kernel_metrics::ProfiledLaunch;
+use crate::stats::shorten;
 
 /// A metric of a launch; none where the report lacks it.
 pub(super) fn metric(trace: &Trace, launch: &ProfiledLaunch, name: &str) -> Option<f64> {
@@ -21,4 +24,20 @@ pub(super) fn duration(trace: &Trace, launch: &ProfiledLaunch) -> Option<i64> {
         _ => return None,
     };
     Some((metric.value * scale) as i64)
+}
+
+/// The kernel's name, as long as a line has room for.
+pub(super) fn kernel_name(trace: &Trace, launch: &ProfiledLaunch) -> String {
+    shorten(&short_name(trace.names.text(launch.kernel)), 60)
+}
+
+/// A launch as evidence.
+pub(super) fn evidence(trace: &Trace, launch: &ProfiledLaunch, words: String) -> Vec<Evidence> {
+    let kernel = kernel_name(trace, launch);
+    vec![Evidence {
+        what: format!("{words}: launch {}, {kernel}", launch.id),
+        count: 1,
+        total_ns: duration(trace, launch),
+        ..Evidence::default()
+    }]
 }

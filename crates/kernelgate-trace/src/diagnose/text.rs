@@ -150,6 +150,9 @@ impl Diagnosis {
                 );
             }
         }
+        if let Some(ratio) = answers.softmax_to_matmul() {
+            let _ = writeln!(text, "  softmax takes {ratio:.2} of the time of matmul");
+        }
         if answers.components.is_empty() {
             return;
         }

@@ -22,6 +22,9 @@ impl Difference {
             "kernels": [base.kernels, head.kernels],
             "change_ns": self.change_ns(),
             "unexplained_ns": self.unexplained_ns(),
+            "kernel_kinds": self.kinds().iter().map(|(kind, total_ns)| {
+                json!({ "kind": kind.label(), "total_ns": total_ns })
+            }).collect::<Vec<_>>(),
             "parts": self.parts.iter().map(part).collect::<Vec<_>>(),
             "ranges": self.places.iter().map(place).collect::<Vec<_>>(),
             "calls": self.calls.iter().map(calls).collect::<Vec<_>>(),

@@ -13,6 +13,7 @@ mod text;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use super::answers::KernelClass;
 use crate::model::gpu::LaunchShape;
 pub use sums::{Amount, CallSite, Calls, Part, PartKind, Place, Sums};
 
@@ -247,6 +248,19 @@ impl Difference {
     /// The second whole less the first, in nanoseconds.
     pub fn change_ns(&self) -> i64 {
         self.wholes[1].whole_ns - self.wholes[0].whole_ns
+    }
+
+    /// Kernel time by kind of work, told by the kernels' names: nanoseconds in both traces, the
+    /// largest first.
+    pub fn kinds(&self) -> Vec<(KernelClass, [i64; 2])> {
+        let mut kinds: BTreeMap<KernelClass, [i64; 2]> = BTreeMap::new();
+        for change in self.parts.iter().filter(|change| change.part.kind == PartKind::Kernel) {
+            let sums = kinds.entry(KernelClass::of(&change.part.name)).or_default();
+            sums.iter_mut().zip(&change.amounts).for_each(|(sum, of)| *sum += of.total_ns);
+        }
+        let mut kinds: Vec<_> = kinds.into_iter().collect();
+        kinds.sort_by_key(|&(kind, sums)| (Reverse(sums.into_iter().max()), kind));
+        kinds
     }
 
     /// What of it is idle time whose cause is not in the traces.

@@ -25,6 +25,7 @@ impl Difference {
         self.head(&mut text, names);
         self.by_part(&mut text);
         self.by_range(&mut text);
+        self.by_kind(&mut text);
         self.calls(&mut text);
         for (letter, found) in ["A", "B"].into_iter().zip(&self.findings) {
             if !found.is_empty() {
@@ -124,6 +125,23 @@ impl Difference {
         }
         self.others(text, rest.iter().map(|change| change.change_ns()));
         self.line(text, self.change_ns(), "the whole difference");
+    }
+
+    fn by_kind(&self, text: &mut String) {
+        let kinds = self.kinds();
+        if kinds.is_empty() {
+            return;
+        }
+        let side = |side: usize| kinds.iter().map(|(_, sums)| sums[side]).sum::<i64>();
+        let totals = [side(0), side(1)];
+        let _ =
+            writeln!(text, "\nKernel time by kind of work, A and B (told by the kernels' names)");
+        for (kind, sums) in &kinds {
+            let [base, head] = [0, 1].map(|side| {
+                format!("{:>12}{:>7.1} %", time(sums[side]), percent(sums[side], totals[side]))
+            });
+            let _ = writeln!(text, "  {:<15}{base}   {head}", kind.label());
+        }
     }
 
     /// Calls whose number changed, and waits; host time is no part of the whole.

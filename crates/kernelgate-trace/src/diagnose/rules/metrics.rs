@@ -2,12 +2,9 @@
 //! Compute).
 
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
-use super::super::labels::short_name;
-use super::super::profiled::{duration, metric};
+use super::super::finding::{Confidence, DeviceUse, Finding, Measure, Severity};
+use super::super::profiled::{evidence, kernel_name, metric};
 use super::outcome::Outcome;
-use crate::model::kernel_metrics::ProfiledLaunch;
-use crate::stats::shorten;
 
 /// A unit that is used this much is the bound.
 const HIGH: f64 = 80.0;
@@ -18,7 +15,8 @@ const APART: f64 = 10.0;
 /// Samples below which nothing is concluded.
 const SAMPLES: usize = 100;
 const OCCUPANCY: f64 = 80.0;
-const NCU: &str = "no launch was measured by Nsight Compute; measure with: ncu --csv --page \
+/// Why the rules of this recorder are skipped.
+pub(super) const NCU: &str = "no launch was measured by Nsight Compute; measure with: ncu --csv --page \
                    details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv";
 
 /// What bounds a kernel.
@@ -50,21 +48,6 @@ fn advice(bound: &str) -> &'static str {
     }
 }
 
-/// The kernel's name, as long as a line has room for.
-fn kernel_name(context: &Context<'_>, launch: &ProfiledLaunch) -> String {
-    shorten(&short_name(context.trace.names.text(launch.kernel)), 60)
-}
-
-fn evidence(context: &Context<'_>, launch: &ProfiledLaunch, words: String) -> Vec<Evidence> {
-    let kernel = kernel_name(context, launch);
-    vec![Evidence {
-        what: format!("{words}: launch {}, {kernel}", launch.id),
-        count: 1,
-        total_ns: duration(context.trace, launch),
-        ..Evidence::default()
-    }]
-}
-
 pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     if context.trace.profiled.is_empty() {
         return Outcome::Skipped(NCU.to_owned());
@@ -83,11 +66,11 @@ pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             id: "kernel-bound",
             severity: Severity::Information,
             confidence: Confidence::High,
-            title: format!("{} is {bound}", kernel_name(context, launch)),
+            title: format!("{} is {bound}", kernel_name(context.trace, launch)),
             measured: Measure { value: compute.max(memory), unit: "% of peak" },
             threshold: Measure { value: HIGH, unit: "% of peak" },
             recoverable_ns: None,
-            evidence: evidence(context, launch, words),
+            evidence: evidence(context.trace, launch, words),
             advice: advice(bound),
             false_positive: "Nsight Compute measured with cold caches or fixed clocks",
         });
@@ -144,7 +127,7 @@ pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outc
                 unit: "%",
             },
             recoverable_ns: None,
-            evidence: evidence(context, launch, words),
+            evidence: evidence(context.trace, launch, words),
             advice: "fewer registers, less shared memory or another block size; if achieved is far \
                      below theoretical, balance the blocks and enlarge the grid",
             false_positive: "GEMM and attention kernels that hide latency in other ways",
@@ -199,7 +182,7 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             measured: Measure { value: share, unit: "% of stalls" },
             threshold: Measure { value: 30.0, unit: "% of stalls" },
             recoverable_ns: None,
-            evidence: evidence(context, launch, format!("{issue:.2} warps issued a cycle")),
+            evidence: evidence(context.trace, launch, format!("{issue:.2} warps issued a cycle")),
             advice: stall_advice(reason),
             false_positive: "stalls that other warps hide: the scheduler still issues",
         });
