@@ -66,10 +66,10 @@ impl Engine<'_> {
             return Err("it uses Criterion alone, or an earlier kernelgate".to_owned());
         }
         self.progress.now(&format!("profiling {} slower cases of {}", cases.len(), bench.name));
+        let filter = criterion::filter(cases).ok_or("the ids of its cases are too long")?;
         let of = |arm: Arm| {
             let request = self.trial_request(bench, arm, "profile".to_owned(), cases.clone());
-            let filter = criterion::filter(cases);
-            let setup = TrialSetup { filter: filter.as_deref(), ..self.setup() };
+            let setup = TrialSetup { filter: Some(&filter), ..self.setup() };
             self.trial(arm, &bench.name, &request, bench.timeout)
                 .and_then(|trial| by_protocol::ask(&setup, &trial, Action::Profile))
                 .and_then(|answer| match answer {

@@ -64,9 +64,10 @@ impl Engine<'_> {
                     continue;
                 };
                 let of = [LaunchCosts::from(before), LaunchCosts::from(now)];
-                // Cases on the host, and those of other code, tell no kernels.
-                if !before.kernels.is_empty() || !now.kernels.is_empty() {
-                    let code = CodeComparison::of(&before.kernels, &now.kernels);
+                let mut code = CodeComparison::of(&before.kernels, &now.kernels);
+                code.add_commands(before.samples.commands, now.samples.commands);
+                // Cases on the host, and those of other code, tell nothing of it.
+                if code != CodeComparison::default() {
                     findings.code.insert(id.clone(), code);
                 }
                 let limits = rules.limits(id);

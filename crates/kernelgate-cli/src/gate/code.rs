@@ -42,6 +42,16 @@ impl CodeComparison {
         comparison
     }
 
+    /// Adds the number of commands of a launch, where both builds tell it: an extra launch of the
+    /// same kernel shows there alone.
+    pub fn add_commands(&mut self, base: Option<u64>, head: Option<u64>) {
+        if let (Some(base), Some(head)) = (base, head)
+            && base != head
+        {
+            self.launches.push(format!("commands of a launch {base} -> {head}"));
+        }
+    }
+
     fn add(&mut self, name: &str, base: &UsedKernel, head: &UsedKernel) {
         match (&base.code, &head.code) {
             (Some(base), Some(head)) if base.hash == head.hash => self.same += 1,
@@ -200,6 +210,11 @@ pub(super) mod tests {
         assert_eq!(renamed.launches, ["k: not in the head", "other: not in the base"]);
         let unknown = CodeComparison::of(&plain, &kernels("k", |kernel| kernel.code = None));
         assert!(!unknown.is_known() && !unknown.is_same());
+        let mut again = CodeComparison::of(&plain, &plain);
+        again.add_commands(Some(1), None);
+        assert!(again.is_same(), "one side does not tell it");
+        again.add_commands(Some(1), Some(2));
+        assert_eq!(again.launches, ["commands of a launch 1 -> 2"]);
         let none = CodeComparison::of(&UsedKernels::new(), &UsedKernels::new());
         assert!(!none.is_known() && !none.is_same(), "code of the host is not compared");
     }
