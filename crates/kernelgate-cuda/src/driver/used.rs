@@ -63,6 +63,30 @@ impl AskedKernels {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compiler::source::Source;
+    use crate::testing::gpu;
+
+    #[test]
+    fn a_device_tells_the_code_of_what_was_asked_for_once() {
+        let Some((device, _alone)) = gpu() else { return };
+        let ask = |factor: u32| {
+            let text = format!(
+                "extern \"C\" __global__ void used(unsigned* x) {{ x[threadIdx.x] *= {factor}; }}"
+            );
+            let build = Source::new("used", Box::leak(text.into_boxed_str())).build(&[]);
+            device.kernel(&build, "used").unwrap();
+            device.note_shape("used", LaunchShape { grid: (1, 1, 1), block: 32, shared_bytes: 0 });
+            device.take_asked().describe()
+        };
+        drop(device.take_asked());
+        let [three, five, again] = [3, 5, 3].map(ask);
+        let code = |used: &UsedKernels| used["used"].code.clone().unwrap();
+        assert_eq!(three.keys().collect::<Vec<_>>(), ["used"]);
+        assert_eq!(three["used"].shapes.len(), 1);
+        assert_ne!(code(&three).hash, code(&five).hash);
+        assert_eq!(three, again);
+        assert!(device.take_asked().describe().is_empty());
+    }
 
     #[test]
     fn a_kernel_that_is_asked_for_twice_is_one_with_both_shapes() {
