@@ -142,6 +142,7 @@ fn two_traces_are_compared_and_three_are_not() {
     assert!(report.contains("100.0 %  step#\n"), "{report}");
     let json: serde_json::Value =
         serde_json::from_str(&printed(&[&two[..], &["--format", "json"]].concat())).unwrap();
+    assert_eq!(json["compared"][1], text(&slower));
     let part = &json["difference"]["parts"][0];
     assert_eq!((&part["kind"], &part["change_ns"]), (&"copy".into(), &5000.into()));
     let inside = printed(&[&two[..], &["--range", "step#1"]].concat());

@@ -92,7 +92,7 @@ fn compare(arguments: &Arguments, paths: [&PathBuf; 2]) -> anyhow::Result<()> {
     match arguments.format {
         DiagnosisFormat::Json => print_json(&json!({
             "schema_version": SCHEMA,
-            "traces": names,
+            "compared": names,
             "difference": difference.to_json(),
         })),
         DiagnosisFormat::Text => {
