@@ -268,11 +268,12 @@ fn code(comparison: &Comparison) -> Vec<String> {
     lines.extend((more > 0).then(|| format!("code or launches changed: {more} more kernels")));
     if !known.is_empty() {
         let changed = known.iter().filter(|(_, code)| code.has_changed()).count();
+        let all = comparison.judged.len() + comparison.unaffected.len();
         lines.push(format!(
-            "machine code: other code or launches in {changed} cases, the same in {}, not known of \
-             {}; code of the host is not compared",
+            "machine code: other code or launches in {changed} of {all} cases, the same in {}, not \
+             known of {}; code of the host is not compared",
             known.len() - changed,
-            (comparison.judged.len() + comparison.unaffected.len()).saturating_sub(known.len())
+            all.saturating_sub(known.len())
         ));
     }
     lines
@@ -283,7 +284,7 @@ fn kernels(comparison: &Comparison) -> Vec<String> {
     let mut lines = Vec::new();
     for KernelsCompared { arch, same, changed, not_compared } in &comparison.kernels {
         let differ = changed.len();
-        lines.push(format!("kernels for {arch}: {differ} differ, {same} have the same code"));
+        lines.push(format!("kernels for {arch}: {differ} of {} differ", differ + same));
         let shown = changed.iter().take(SHOWN);
         lines.extend(shown.map(|(kernel, what)| format!("{arch}: {kernel}: {what}")));
         let more = differ.saturating_sub(SHOWN);

@@ -220,8 +220,9 @@ fn a_slower_case_is_explained_and_what_was_left_out_is_said() {
     for line in [
         format!("{case}: changed: code; {change}"),
         format!("code changed: {change} (in {case})"),
-        "machine code: other code or launches in 1 cases, the same in 0, not known of 6".to_owned(),
-        "kernels for sm_90a: 1 differ, 40 have the same code".to_owned(),
+        "machine code: other code or launches in 1 of 7 cases, the same in 0, not known of 6"
+            .to_owned(),
+        "kernels for sm_90a: 1 of 41 differ".to_owned(),
         "sm_90a: other not compared: it hung".to_owned(),
         "--affected: 1 case with the same machine code".to_owned(),
     ] {
