@@ -16,26 +16,6 @@ use std::time::Duration;
 use package::Outcome;
 use package::scratch::{BENCH, CASE, MANIFEST, Scratch};
 
-/// What `compare` needs here of a scratch repository.
-trait Compare {
-    /// The command, with thresholds that are far from noise.
-    fn compare_with(&self, flags: &str) -> Command;
-
-    /// Runs it.
-    fn compare(&self, flags: &str) -> Outcome {
-        self.compare_with(flags).output().unwrap().into()
-    }
-}
-
-impl Compare for Scratch {
-    fn compare_with(&self, flags: &str) -> Command {
-        let usual = "compare --relative 0.5 --tolerated 0.8 --max-blocks 24 --backend cpu \
-                     --time-identical";
-        let time = if flags.contains("--case-time") { "" } else { "--case-time 0.1s" };
-        self.kernelgate(&format!("{usual} {time} {flags}"))
-    }
-}
-
 #[test]
 fn unchanged_code_is_fine_and_slower_code_is_not() {
     let scratch = Scratch::new();
@@ -71,6 +51,14 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
         (&"regressed".into(), &CASE.into())
     );
     assert_eq!(json["judged"][0]["confirmation"]["verdict"], "regressed");
+    let why = &json["explanations"][CASE];
+    assert_eq!(
+        (&why["causes"][0], &why["identical_code"]),
+        (&"host".into(), &false.into()),
+        "{why}"
+    );
+    let words = why["evidence"][0].as_str().unwrap();
+    assert!(words.starts_with("a launch ") && words.contains(" -> "), "{words}");
     assert!(json["head"].as_str().unwrap().starts_with("working tree ("));
     assert_eq!(
         (

@@ -62,18 +62,28 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
     identity.extend(rules.identity().map(|hash| (FILE.to_owned(), hash)));
     let trials = open_trials(request, &session, identity)?;
     let mut engine = Engine { rules: rules.clone(), ..Engine::new(request, &session, trials) };
-    let outcome = engine.prepare().and_then(|prepared| {
+    let outcome = engine.prepare().and_then(|mut prepared| {
         let note = engine.settle_plan(&prepared)?;
         let policy = (&request.numerics, &rules);
         let findings = engine.findings(&prepared, policy)?;
+        let benches = prepared.benches.clone();
+        let unaffected = match request.affected {
+            true => prepared.take_unaffected(&findings.code),
+            false => Vec::new(),
+        };
         let (filtered, known) =
             (!request.benches.is_empty() || request.filter.is_some(), &prepared);
         let known = (!filtered).then(|| known.matched.ids());
         let ids: Option<Vec<&str>> =
             known.as_ref().map(|known| known.iter().map(String::as_str).collect());
+        let kernels = engine.kernels(&benches);
         let mut comparison = engine.compare(prepared)?;
         comparison.judged.retain(|it| !findings.failed.contains_key(&it.decision.case));
         comparison.failed.extend(findings.failed);
+        (comparison.code, comparison.kernels) = (findings.code, kernels);
+        if request.profile_slower {
+            comparison.explanations = engine.explanations(&comparison, &benches);
+        }
         let mut of_rules = rules.report(&comparison.cases(), ids.as_deref());
         of_rules.notes.extend(expired);
         Ok(Comparison {
@@ -81,6 +91,7 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
             numerics: findings.numerics,
             costs: findings.costs,
             rules: of_rules,
+            unaffected,
             ..comparison
         })
     });
@@ -369,7 +380,7 @@ impl<'a> Engine<'a> {
         ));
     }
 
-    fn trial_request(
+    pub(super) fn trial_request(
         &self,
         bench: &Bench,
         arm: Arm,

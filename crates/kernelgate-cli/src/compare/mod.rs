@@ -13,9 +13,11 @@ mod checkout;
 mod conclusion;
 mod driver;
 mod engine;
+mod explanation;
 mod folder;
 pub(crate) mod git;
 mod install;
+mod kernels;
 mod load;
 mod matched;
 mod numerics;
@@ -96,6 +98,12 @@ pub struct ComparisonRequest {
     pub absolute_for_all: bool,
     /// Time cases too whose executable is the same file on both sides.
     pub time_identical: bool,
+    /// Time only cases whose machine code or launches changed, or are not known.
+    pub affected: bool,
+    /// Architectures for which all kernels of both builds are compiled and compared.
+    pub kernels: Vec<String>,
+    /// Profile both builds where a case regressed.
+    pub profile_slower: bool,
     /// Cargo's profile.
     pub profile: String,
     /// Go on where the last comparison was interrupted.

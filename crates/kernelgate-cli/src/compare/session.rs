@@ -14,6 +14,7 @@ use super::thresholds::identity_text;
 use super::{CompareError, ComparisonRequest, SideSource, folder, rounds};
 use crate::benches::child::Running;
 use crate::gate::calibration::differing;
+use crate::gate::code::CodeComparison;
 use crate::gate::comparison::CriterionBench;
 use crate::gate::paired::Arm;
 use crate::gate::rules::{FILE, Rules};
@@ -96,6 +97,18 @@ impl Prepared {
             self.benches.iter().filter(of).flat_map(|bench| bench.cases.clone()).collect();
         self.keep(&self.cases().difference(&taken).cloned().collect());
         taken.into_iter().collect()
+    }
+
+    /// Takes out the cases whose machine code and launches are known to be the same; which they
+    /// are.
+    pub fn take_unaffected(&mut self, code: &BTreeMap<String, CodeComparison>) -> Vec<String> {
+        let same = |case: &&String| code.get(*case).is_some_and(CodeComparison::is_same);
+        let (unaffected, rest): (Vec<&String>, Vec<&String>) =
+            self.cases().iter().partition(|case| same(case));
+        let unaffected = unaffected.into_iter().cloned().collect();
+        let rest = rest.into_iter().cloned().collect();
+        self.keep(&rest);
+        unaffected
     }
 
     /// Leaves only these cases.
@@ -339,4 +352,24 @@ fn stop_on_interrupt(
     };
     ctrlc::set_handler(handler)
         .map_err(|error| CompareError::Usage(format!("failed to watch for Ctrl-C: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_cases_whose_code_is_known_to_be_the_same_are_left_out() {
+        let ids = ["changed", "same", "unknown", "untold"].map(str::to_owned);
+        let mut prepared = Prepared::default();
+        prepared.matched.judged = ids.into();
+        let code = [
+            ("changed", CodeComparison { code: vec!["k".to_owned()], ..CodeComparison::default() }),
+            ("same", CodeComparison { same: 2, ..CodeComparison::default() }),
+            ("unknown", CodeComparison { same: 2, unknown: 1, ..CodeComparison::default() }),
+        ];
+        let code = code.map(|(case, code)| (case.to_owned(), code)).into();
+        assert_eq!(prepared.take_unaffected(&code), ["same"]);
+        assert_eq!(prepared.cases().iter().collect::<Vec<_>>(), ["changed", "unknown", "untold"]);
+    }
 }

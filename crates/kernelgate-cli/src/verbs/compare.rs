@@ -55,6 +55,17 @@ pub struct Arguments {
     /// Time cases too whose executable is the same file on both sides, byte by byte
     #[arg(long)]
     time_identical: bool,
+    /// Time only cases whose machine code or launches changed, or that do not tell them; code of
+    /// the host is not compared
+    #[arg(long)]
+    affected: bool,
+    /// Also compile all kernels of both builds for this architecture (repeatable) and list those
+    /// that differ; needs NVRTC and no GPU
+    #[arg(long, value_name = "ARCH")]
+    kernels: Vec<String>,
+    /// Do not profile both builds where a case got slower
+    #[arg(long)]
+    no_profile: bool,
     /// Go on where the last comparison was interrupted
     #[arg(long)]
     resume: bool,
@@ -93,6 +104,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         settings: arguments.settings.variables(),
         planted: Planted::default(),
         time_identical: arguments.time_identical,
+        affected: arguments.affected,
+        kernels: arguments.kernels.clone(),
+        profile_slower: !arguments.no_profile,
         wait: arguments.timeouts.wait,
         build_wait: arguments.timeouts.build_wait,
         absolute_for_all: arguments.limits.asks_absolute(),

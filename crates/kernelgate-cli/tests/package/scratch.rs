@@ -5,7 +5,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::rustflags;
+use super::{Outcome, linked_with};
 
 /// Its manifest.
 pub const MANIFEST: &str = r#"
@@ -79,9 +79,22 @@ impl Scratch {
             .current_dir(self.folder.path())
             .env("CARGO_MANIFEST_DIR", self.folder.path())
             .env("CARGO_TARGET_DIR", self.folder.path().join("target"))
-            .env("CARGO_ENCODED_RUSTFLAGS", rustflags())
+            .env("CARGO_ENCODED_RUSTFLAGS", linked_with(&["kernelgate", "kernelgate_cuda"]))
             .env("RAYON_NUM_THREADS", "1")
             .env_remove("RUST_BACKTRACE");
         command
+    }
+
+    /// A comparison with thresholds that are far from noise, and short processes.
+    pub fn compare_with(&self, flags: &str) -> Command {
+        let usual = "compare --relative 0.5 --tolerated 0.8 --max-blocks 24 --backend cpu \
+                     --time-identical";
+        let time = if flags.contains("--case-time") { "" } else { "--case-time 0.1s" };
+        self.kernelgate(&format!("{usual} {time} {flags}"))
+    }
+
+    /// Runs it.
+    pub fn compare(&self, flags: &str) -> Outcome {
+        self.compare_with(flags).output().unwrap().into()
     }
 }

@@ -83,6 +83,17 @@ impl Build {
         }
     }
 
+    /// What a kernel of it goes by in records: the build, and the symbol where that is not the
+    /// file's name.
+    pub fn kernel_name(&self, symbol: &str) -> String {
+        let name = self.name();
+        if self.source.file.replace('/', "_") == symbol {
+            name
+        } else {
+            format!("{name}: {symbol}")
+        }
+    }
+
     /// The compiler's options for an architecture: a real one such as `sm_90a`, or a virtual one
     /// such as `compute_80`, for PTX. With `KERNELGATE_LINE_INFO` set, machine code names its source
     /// lines, for profilers and compute-sanitizer; without, an edit of a comment changes no machine
