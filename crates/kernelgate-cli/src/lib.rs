@@ -6,6 +6,8 @@
 //! - [`report`]: verdicts as text, Markdown, JUnit XML and metrics.
 //! - [`benches`]: bench executables found, built and asked.
 //! - [`compare`]: two builds made ready, their processes interleaved.
+//! - [`plot`]: charts as data, drawn as SVG and PNG.
+//! - [`pages`]: HTML pages of measurements, verdicts and traces.
 //! - [`verbs`]: the command line, one file a verb.
 //!
 //! What is measured, and how, is in `kernelgate`, which the bench executables link; this crate
@@ -15,6 +17,8 @@
 pub mod benches;
 pub mod compare;
 pub mod gate;
+pub mod pages;
+pub mod plot;
 pub mod report;
 pub mod verbs;
 

@@ -4,6 +4,7 @@ pub mod calibration;
 pub mod comment;
 pub mod comparison;
 pub mod costs;
+pub mod intervals;
 pub mod junit;
 pub mod metrics;
 pub mod summary;

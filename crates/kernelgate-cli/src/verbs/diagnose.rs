@@ -1,9 +1,10 @@
 //! `kernelgate diagnose`: what is wrong with a trace, with evidence.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use kernelgate::exit::Exit;
+use kernelgate::record::file;
 use kernelgate::record::text::printable;
 use kernelgate_trace::analyze::restrict;
 use kernelgate_trace::diagnose::{Diagnosis, diagnose};
@@ -11,6 +12,7 @@ use kernelgate_trace::read::{self, Wanted};
 use serde_json::{Value, json};
 
 use super::output::print_json;
+use crate::pages;
 
 /// The version of the JSON around the diagnoses, which have one of their own.
 const SCHEMA: u32 = 1;
@@ -27,6 +29,9 @@ pub struct Arguments {
     /// How the result is printed
     #[arg(long, value_enum, default_value_t)]
     format: DiagnosisFormat,
+    /// Also write a page to look at into this file: findings, timeline, tables; of one trace
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -39,6 +44,11 @@ enum DiagnosisFormat {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
+    anyhow::ensure!(
+        arguments.html.is_none() || arguments.traces.len() == 1,
+        "--html takes one trace, not {}",
+        arguments.traces.len()
+    );
     let mut all: Vec<Value> = Vec::new();
     for (index, path) in arguments.traces.iter().enumerate() {
         let diagnosis = of(path, arguments)?;
@@ -59,12 +69,21 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-fn of(path: &std::path::Path, arguments: &Arguments) -> anyhow::Result<Diagnosis> {
-    let trace =
+fn of(path: &Path, arguments: &Arguments) -> anyhow::Result<Diagnosis> {
+    let mut trace =
         read::open(path, &Wanted::ALL).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let Some(range) = &arguments.range else { return Ok(diagnose(&trace)) };
-    let inside = restrict::inside(&trace, range).ok_or_else(|| {
-        anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
-    })?;
-    Ok(diagnose(&inside))
+    if let Some(range) = &arguments.range {
+        trace = restrict::inside(&trace, range).ok_or_else(|| {
+            anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
+        })?;
+    }
+    let diagnosis = diagnose(&trace);
+    if let Some(file) = &arguments.html {
+        let page = pages::trace::page(&path.display().to_string(), &trace, &diagnosis)
+            .map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
+        file::write_text(file, &page)
+            .map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
+        eprintln!("page: {}", printable(&file.display().to_string()));
+    }
+    Ok(diagnosis)
 }

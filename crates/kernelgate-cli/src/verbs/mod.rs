@@ -22,6 +22,7 @@ mod numerics;
 mod output;
 mod peers;
 mod profile;
+mod report;
 mod resources;
 mod runs;
 mod save;
@@ -73,6 +74,8 @@ enum Verb {
     Compare(Box<compare::Arguments>),
     /// What the last run measured, as a table or for another program
     Runs(runs::Arguments),
+    /// A page to look at: curves, ladders, roofline, tables, verdicts
+    Report(report::Arguments),
     /// How good `compare` is on this machine: false alarms, slow-downs found, recommended
     /// thresholds
     Calibrate(Box<calibrate::Arguments>),
@@ -117,6 +120,7 @@ impl Cli {
             Verb::Gate(arguments) => gate::run(&arguments, &store),
             Verb::Compare(arguments) => compare::run(&arguments, &store),
             Verb::Runs(arguments) => runs::run(&arguments, &store),
+            Verb::Report(arguments) => report::run(&arguments, &store),
             Verb::Calibrate(arguments) => calibrate::run(&arguments, &store),
             Verb::Resources(arguments) => resources::run(&arguments, &store),
             Verb::Timing(arguments) => timing::run(&arguments, &store),
