@@ -132,14 +132,17 @@ struct Source {
 }
 
 impl Measured {
-    /// Of runs and baselines together.
+    /// Of runs and baselines together. A run that one of the baselines holds adds what a baseline
+    /// does not keep, such as limits, and its times no second time.
     ///
     /// # Errors
     /// When they are of several devices.
     pub fn of(runs: &[Run], baselines: &[Baseline]) -> Result<Self, SeveralDevices> {
         let mut all = Gatherer::default();
         baselines.iter().for_each(|baseline| all.add_baseline(baseline));
-        runs.iter().for_each(|run| all.add_run(run));
+        for run in runs {
+            all.add_run(run, baselines.iter().any(|baseline| baseline.has(run)));
+        }
         let devices: BTreeSet<&str> =
             all.sources.iter().map(|source| &*source.environment.device_name).collect();
         if devices.len() > 1 {
@@ -150,18 +153,22 @@ impl Measured {
 }
 
 impl Gatherer {
-    fn add_run(&mut self, run: &Run) {
-        self.sources.push(Source {
-            environment: run.environment.clone(),
-            provenance: run.provenance.clone(),
-            started: run.started.clone(),
-        });
+    fn add_run(&mut self, run: &Run, is_known: bool) {
+        if !is_known {
+            self.sources.push(Source {
+                environment: run.environment.clone(),
+                provenance: run.provenance.clone(),
+                started: run.started.clone(),
+            });
+        }
         self.limits.push(run.limits.clone());
         for (id, case) in &run.cases {
-            let spread = Spread::of(&case.samples.per_launch_ns());
             let gathered = self.cases.entry(id.clone()).or_default();
-            gathered.medians_ns.push(spread.median);
-            gathered.spreads.push(spread.relative());
+            if !is_known || gathered.medians_ns.is_empty() {
+                let spread = Spread::of(&case.samples.per_launch_ns());
+                gathered.medians_ns.push(spread.median);
+                gathered.spreads.push(spread.relative());
+            }
             // The records of later runs rule.
             gathered.template = Some(template(id, case));
         }
@@ -324,4 +331,69 @@ fn facts(sources: &[Source]) -> Vec<(&'static str, String)> {
     }
     facts.retain(|(_, words)| !words.is_empty());
     facts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(session: &str, time_ns: f64) -> Run {
+        let case = |(id, cache, time_ns): (&str, &str, f64)| {
+            let mut case = CaseRecord::of_samples(vec![time_ns]);
+            case.cache = cache.to_owned();
+            case.limit = Some(TimeLimit { time_ns: 50.0, by: "memory".to_owned() });
+            (id.to_owned(), case)
+        };
+        let cases = [
+            ("w/f/n1024/cpu/hot", "hot", 3.0 * time_ns),
+            ("w/f/n512/slow/hot", "hot", 2.0 * time_ns),
+            ("w/f/n512/cpu/hot", "hot", time_ns),
+            ("w/f/n512/cpu/cold", "cold", 4.0 * time_ns),
+        ];
+        Run {
+            cases: cases.into_iter().map(case).collect(),
+            ..Run::start("b", session, Environment::cpu(), Provenance::default())
+        }
+    }
+
+    #[test]
+    fn cases_are_ordered_by_size_and_the_fastest_of_a_problem_is_marked() {
+        let measured = Measured::of(&[run("1", 100.0), run("2", 120.0)], &[]).unwrap();
+        let ids: Vec<(&str, bool)> =
+            measured.cases.iter().map(|case| (&*case.id, case.best)).collect();
+        assert_eq!(
+            ids,
+            [
+                ("w/f/n512/cpu/hot", true),
+                ("w/f/n512/slow/hot", false),
+                ("w/f/n512/cpu/cold", true),
+                ("w/f/n1024/cpu/hot", true),
+            ]
+        );
+        let first = &measured.cases[0];
+        assert_eq!((first.time_ns(), first.range_ns()), (110.0, (100.0, 120.0)));
+        assert_eq!(first.axes.numbers["n"], 512);
+    }
+
+    #[test]
+    fn a_run_that_a_baseline_holds_adds_its_limits_and_not_its_times() {
+        let (held, other) = (run("1", 100.0), run("2", 300.0));
+        let mut baseline = Baseline::new("main");
+        baseline.merge(&held);
+        let of = |runs: &[Run]| {
+            let measured = Measured::of(runs, std::slice::from_ref(&baseline)).unwrap();
+            (measured.cases[0].medians_ns.clone(), measured.cases[0].of_limit())
+        };
+        assert_eq!(of(&[]), (vec![100.0], None));
+        assert_eq!(of(std::slice::from_ref(&held)), (vec![100.0], Some(0.5)));
+        assert_eq!(of(&[held.clone(), other]), (vec![100.0, 300.0], Some(0.25)));
+    }
+
+    #[test]
+    fn devices_do_not_mix() {
+        let mut other = run("2", 1.0);
+        other.environment.device_name = "another".to_owned();
+        let refused = Measured::of(&[run("1", 1.0), other], &[]).unwrap_err();
+        assert!(refused.0.contains(&"another".to_owned()) && refused.0.len() == 2);
+    }
 }

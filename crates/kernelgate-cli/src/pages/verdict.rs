@@ -93,3 +93,59 @@ pub fn page(summary: &VerdictSummary) -> Result<String, PlotError> {
     let sections = [Section::new("verdicts", "Verdicts", section(summary)?)];
     Ok(shell::page(summary.verb, &html! {}, &sections))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::interval::Ratio;
+
+    fn row(i: usize, verdict: Verdict, center: f64) -> SummaryRow {
+        SummaryRow {
+            case: format!("w/f/<b>{i}"),
+            verdict,
+            reason: None,
+            base_ns: 100.0,
+            head_ns: 100.0 * center,
+            ratio: Ratio { center, low: 0.0, high: f64::INFINITY },
+            detectable: None,
+            p_slower: None,
+            evidence: "12".to_owned(),
+        }
+    }
+
+    fn summary(rows: Vec<SummaryRow>) -> VerdictSummary {
+        VerdictSummary {
+            verb: "kernelgate compare",
+            headline: "1 regressed".to_owned(),
+            facts: vec![],
+            rows,
+            others: vec![],
+            notes: vec!["a <note>".to_owned()],
+            details: vec![],
+            evidence: "pairs",
+            reproduce: "kernelgate compare".to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_picture_begins_with_regressions_and_is_never_too_long() {
+        let mut rows: Vec<SummaryRow> =
+            (0..100).map(|i| row(i, Verdict::Unchanged, 1.0 + 0.0001 * i as f64)).collect();
+        rows.push(row(100, Verdict::Regressed, 1.002));
+        rows.push(SummaryRow { base_ns: 0.0, ..row(101, Verdict::Inconclusive, 1.0) });
+        let chart = changes(&summary(rows)).unwrap().chart;
+        assert!(chart.subtitle.ends_with("41 more cases in the table"), "{}", chart.subtitle);
+        let Body::Rows(body) = &chart.body else { panic!("rows") };
+        assert_eq!(body.rows.len(), MAX_ROWS);
+        let labels: Vec<&str> = body.rows[..2].iter().map(|row| row.label.as_str()).collect();
+        assert_eq!(labels, ["w/f/<b>100", "w/f/<b>99"]);
+        assert!(changes(&summary(vec![])).is_none());
+    }
+
+    #[test]
+    fn the_page_has_every_case_and_no_markup_of_others() {
+        let page = page(&summary(vec![row(1, Verdict::Regressed, 1.5)])).unwrap();
+        assert!(page.contains("w/f/&lt;b&gt;1") && page.contains("a &lt;note&gt;"), "{page}");
+        assert!(!page.contains("<b>") && page.contains("<svg"), "{page}");
+    }
+}
