@@ -87,7 +87,8 @@ fn findings(diagnosis: &Diagnosis) -> Markup {
 
 /// A number with few digits.
 fn amount(value: f64) -> String {
-    if value.abs() >= 100.0 { format!("{value:.0}") } else { format!("{value:.1}") }
+    let whole = value.abs() >= 100.0 || value.fract() == 0.0;
+    if whole { format!("{value:.0}") } else { format!("{value:.1}") }
 }
 
 fn evidence(of: &Evidence) -> String {
