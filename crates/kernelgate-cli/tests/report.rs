@@ -146,7 +146,7 @@ fn a_baseline_is_drawn_and_gives_verdicts() {
     let records = Records::new();
     let mut baseline = Baseline::new("main");
     for session in 1..=4 {
-        baseline.merge(&run(&session.to_string(), 1.0 + 0.001 * f64::from(session)));
+        baseline.add(&run(&session.to_string(), 1.0 + 0.001 * f64::from(session))).unwrap();
     }
     let device = Environment::cpu().slug();
     let path = records.path(&format!("baselines/{device}/main.json"));
@@ -163,7 +163,10 @@ fn a_baseline_is_drawn_and_gives_verdicts() {
     let output = records.report(&["--runs", "runs", "--baseline", "main", "--out", out]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let page = read(&records.path("out/index.html"));
-    assert!(page.contains("<section id=\"verdicts\">") && page.contains("regressed"), "verdicts");
+    assert!(
+        page.contains("<section id=\"verdicts\">") && page.contains("12 regressed"),
+        "verdicts"
+    );
     assert!(records.path("out/plots/change.svg").is_file());
 }
 
