@@ -8,6 +8,8 @@
 //! - [`compare`]: two builds made ready, their processes interleaved.
 //! - [`bisect`]: the first slower commit.
 //! - [`history`]: every run that was kept, by commit, and where a case's level changed.
+//! - [`plot`]: charts as data, drawn as SVG and PNG.
+//! - [`pages`]: HTML pages of measurements, verdicts and traces.
 //! - [`verbs`]: the command line, one file a verb.
 //!
 //! What is measured, and how, is in `kernelgate`, which the bench executables link; this crate
@@ -19,6 +21,8 @@ pub mod bisect;
 pub mod compare;
 pub mod gate;
 pub mod history;
+pub mod pages;
+pub mod plot;
 pub mod report;
 pub mod verbs;
 

@@ -349,6 +349,7 @@ fn the_check_of_a_pull_request_compares_or_gates_or_says_what_is_missing() {
     let told = scratch.folder.path().join("told");
     let read = |name: &str| std::fs::read_to_string(told.join(name)).unwrap();
     assert_eq!(read("comment.md"), outcome.stdout);
+    assert!(read("report.html").contains("<svg") && read("change.svg").starts_with("<svg"));
     assert!(
         read("junit.xml").contains("type=\"regressed\"")
             && read("bmf.json").contains(CASE)

@@ -6,6 +6,7 @@ pub mod comment;
 pub mod comparison;
 pub mod costs;
 pub mod history;
+pub mod intervals;
 pub mod junit;
 pub mod metrics;
 pub mod summary;

@@ -24,6 +24,7 @@ mod numerics;
 mod output;
 mod peers;
 mod profile;
+mod report;
 mod resources;
 mod runs;
 mod save;
@@ -79,6 +80,8 @@ enum Verb {
     Bisect(Box<bisect::Arguments>),
     /// Times over commits, with the changes of their level; the store of all runs
     History(Box<history::Arguments>),
+    /// A page to look at: curves, ladders, roofline, tables, verdicts
+    Report(report::Arguments),
     /// How good `compare` is on this machine: false alarms, slow-downs found, recommended
     /// thresholds
     Calibrate(Box<calibrate::Arguments>),
@@ -125,6 +128,7 @@ impl Cli {
             Verb::Runs(arguments) => runs::run(&arguments, &store),
             Verb::Bisect(arguments) => bisect::run(&arguments, &store),
             Verb::History(arguments) => history::run(&arguments, &store),
+            Verb::Report(arguments) => report::run(&arguments, &store),
             Verb::Calibrate(arguments) => calibrate::run(&arguments, &store),
             Verb::Resources(arguments) => resources::run(&arguments, &store),
             Verb::Timing(arguments) => timing::run(&arguments, &store),
