@@ -16,9 +16,10 @@
 //
 // Threads: 384; 256 compute, of the others one produces weights and one warp activations.
 // Shared memory: the weights of a GEMM, its x, what the cluster sends; see persistent.cuh.
-// Bound: latency. Two fifths of a layer are five exchanges through the L2, 1.7 to 2.2 us each, from a
-// block's last store to the first copy of it elsewhere; GEMMs are 5.5 us, attention 2.5, exchanges
-// in the cluster and what follows them 3.5. Reading the weights is 8 us, concurrent with all that.
+// Bound: latency. Two fifths of a layer are five exchanges through the L2, 1.7 to 2.2 us each, from
+// a block's last store to the first copy of it elsewhere; GEMMs are 5.5 us, attention 2.5, what is
+// exchanged in the cluster and follows it 3.5. Reading the weights is 8 us, concurrent with all
+// that.
 #include "denoise/actions.cuh"
 #include "denoise/persistent.cuh"
 #include "denoise/persistent_attention.cuh"
