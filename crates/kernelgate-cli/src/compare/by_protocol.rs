@@ -67,10 +67,14 @@ pub fn command(
     command.envs(setup.settings).env(variable, &path).env("KERNELGATE_COMMIT", &trial.commit);
     command.env("CARGO_TARGET_DIR", setup.work.join("target"));
     command.env("CRITERION_HOME", setup.work.join("criterion")).env_remove("KERNELGATE_SESSION");
+    let planted = &trial.planted;
+    let how = if planted.by_work { ":work" } else { "" };
     let delays: Vec<String> =
-        trial.delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns:.0}")).collect();
+        planted.delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns:.0}{how}")).collect();
     command
         .env_remove("KERNELGATE_DELAY")
-        .envs((!delays.is_empty()).then(|| ("KERNELGATE_DELAY", delays.join(","))));
+        .env_remove("KERNELGATE_LAYOUT")
+        .envs((!delays.is_empty()).then(|| ("KERNELGATE_DELAY", delays.join(","))))
+        .envs(planted.layout.map(|layout| ("KERNELGATE_LAYOUT", layout.to_string())));
     Ok(command)
 }

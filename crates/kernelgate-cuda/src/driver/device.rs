@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
-use cudarc::driver::{CudaContext, CudaEvent, CudaModule, CudaStream, DriverError, result};
+use cudarc::driver::{
+    CudaContext, CudaEvent, CudaModule, CudaSlice, CudaStream, DriverError, result,
+};
 use cudarc::nvrtc::Ptx;
 
 use super::buffer::{Buffer, short as out_of_memory};
@@ -24,6 +26,7 @@ use crate::architecture;
 use crate::compiler::cache;
 use crate::compiler::nvrtc::CompileError;
 use crate::compiler::source::Build;
+use crate::layout;
 
 /// What a GPU is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +63,8 @@ pub struct Device {
     timeout: Duration,
     modules: Mutex<BTreeMap<Build, Arc<CudaModule>>>,
     staging: Arc<Staging>,
+    /// What moves everything that is allocated later, where another layout is asked for.
+    _padding: Option<CudaSlice<u8>>,
 }
 
 impl Device {
@@ -85,7 +90,10 @@ impl Device {
             .map_err(failed("make an event"))?;
         let staging = Arc::new(Staging::new(Arc::clone(&context)));
         let modules = Mutex::default();
-        Ok(Arc::new(Self { facts, context, stream, marker, timeout, modules, staging }))
+        let padding = layout::asked().map(layout::padding_bytes);
+        let padding = padding.map(|bytes| stream.alloc_zeros(bytes)).transpose();
+        let _padding = padding.map_err(failed("allocate the padding of a layout"))?;
+        Ok(Arc::new(Self { facts, context, stream, marker, timeout, modules, staging, _padding }))
     }
 
     /// What the GPU is.
