@@ -1,0 +1,18 @@
+//! An ST-BIF ResNet-18, whole: definition, fp64 reference, CPU and CUDA rows.
+
+mod convolution;
+mod definition;
+mod gradient;
+pub mod network;
+#[cfg(test)]
+mod plain;
+pub mod reference;
+mod shape;
+
+pub use definition::*;
+use kernelgate::suite::{Suite, suite};
+
+/// The workloads of the family, each with its rows.
+pub fn suites() -> Vec<Box<dyn Suite>> {
+    vec![suite(&INFERENCE, &[]), suite(&TRAIN_STEP, &[])]
+}
