@@ -1,6 +1,7 @@
 //! An ST-BIF ResNet-18, whole: definition, fp64 reference, CPU and CUDA rows.
 
 mod convolution;
+mod cpu;
 mod definition;
 mod gradient;
 pub mod network;
@@ -14,5 +15,5 @@ use kernelgate::suite::{Suite, suite};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Box<dyn Suite>> {
-    vec![suite(&INFERENCE, &[]), suite(&TRAIN_STEP, &[])]
+    vec![suite(&INFERENCE, cpu::INFERENCE), suite(&TRAIN_STEP, cpu::TRAIN_STEP)]
 }

@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::network::{CLASSES, COLORS, Conv, Network, Sizes, Stem};
 use crate::st_bif::neuron::Parameters;
-use kernelgate::workload::{AxisError, Data, Dtype, Point, Tensor, Tensors, Unit, Work, random};
+use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Unit, Work, random};
 
 /// More images, or steps, than any of these: no count overflows 64 bits.
 const MAX_EXTENT: usize = 1 << 16;

@@ -1,6 +1,6 @@
 //! ST-BIF spiking neurons: definition, fp64 reference, CPU and CUDA rows.
 
-mod cpu;
+pub mod cpu;
 mod cuda;
 mod definition;
 pub mod neuron;
