@@ -3,5 +3,9 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    kernelgate_suite::bench("resnet18", kernelgate_suite::resnet18::suites(), Vec::new())
+    kernelgate_suite::bench(
+        "resnet18",
+        kernelgate_suite::resnet18::suites(),
+        kernelgate_suite::resnet18::kernels(),
+    )
 }

@@ -38,7 +38,7 @@ pub fn all() -> Vec<Box<dyn Suite>> {
 /// Every kernel of every family, and those that measuring needs, which are recorded with the first
 /// family's.
 pub fn kernels() -> Vec<ListedKernel> {
-    [st_bif_kernels(), attention::kernels(), denoise::kernels()].concat()
+    [st_bif_kernels(), attention::kernels(), denoise::kernels(), resnet18::kernels()].concat()
 }
 
 /// The kernels that the bench of ST-BIF lists.

@@ -25,9 +25,9 @@ fn gather<T: Copy + Into<f64>>(window: &Window, input: &[T], tap: usize) -> Opti
         return None;
     }
     let channels = window.input.channels;
-    let frames = input.len() / window.input.len();
+    let frames = input.len() / window.input.elements();
     let mut rows = Vec::with_capacity(frames * sources.len() * channels);
-    for frame in input.chunks(window.input.len()) {
+    for frame in input.chunks(window.input.elements()) {
         for source in &sources {
             match source {
                 Some(at) => {
@@ -67,18 +67,20 @@ pub fn convolve<T: Copy + Into<f64> + Sync>(
     factor: f64,
 ) -> Vec<f64> {
     let window = &conv.window;
-    let frames = input.len() / window.input.len();
-    let mut output = vec![0.0; frames * window.output.len()];
+    let frames = input.len() / window.input.elements();
+    let mut output = vec![0.0; frames * window.output.elements()];
     let task = frames_a_task(window);
-    let parts = input.par_chunks(task * window.input.len());
-    output.par_chunks_mut(task * window.output.len()).zip(parts).for_each(|(output, input)| {
-        for tap in 0..window.taps() {
-            if let Some(x) = gather(window, input, tap) {
-                let w = tap_weight(conv, weight, tap).transpose();
-                add_gemm(output, matrix(&x, window.input.channels), w, factor);
+    let parts = input.par_chunks(task * window.input.elements());
+    output.par_chunks_mut(task * window.output.elements()).zip(parts).for_each(
+        |(output, input)| {
+            for tap in 0..window.taps() {
+                if let Some(x) = gather(window, input, tap) {
+                    let w = tap_weight(conv, weight, tap).transpose();
+                    add_gemm(output, matrix(&x, window.input.channels), w, factor);
+                }
             }
-        }
-    });
+        },
+    );
     output
 }
 
@@ -86,11 +88,11 @@ pub fn convolve<T: Copy + Into<f64> + Sync>(
 pub fn input_gradient(conv: &Conv, weight: &[f64], output: &[f64], factor: f64) -> Vec<f64> {
     let window = &conv.window;
     let channels = window.input.channels;
-    let frames = output.len() / window.output.len();
-    let mut input = vec![0.0; frames * window.input.len()];
+    let frames = output.len() / window.output.elements();
+    let mut input = vec![0.0; frames * window.input.elements()];
     let task = frames_a_task(window);
-    let parts = output.par_chunks(task * window.output.len());
-    input.par_chunks_mut(task * window.input.len()).zip(parts).for_each(|(input, output)| {
+    let parts = output.par_chunks(task * window.output.elements());
+    input.par_chunks_mut(task * window.input.elements()).zip(parts).for_each(|(input, output)| {
         let g = matrix(output, window.output.channels);
         let mut of_tap = vec![0.0; g.nrows() * channels];
         for tap in 0..window.taps() {
@@ -101,7 +103,8 @@ pub fn input_gradient(conv: &Conv, weight: &[f64], output: &[f64], factor: f64) 
             }
             of_tap.fill(0.0);
             add_gemm(&mut of_tap, g, tap_weight(conv, weight, tap), factor);
-            let frames = of_tap.chunks(pixels * channels).zip(input.chunks_mut(window.input.len()));
+            let frames =
+                of_tap.chunks(pixels * channels).zip(input.chunks_mut(window.input.elements()));
             for (of_tap, input) in frames {
                 for (row, source) in of_tap.chunks(channels).zip(&sources) {
                     let Some(at) = source else { continue };
@@ -126,8 +129,8 @@ pub fn weight_gradient<T: Copy + Into<f64> + Sync>(
     let task = frames_a_task(window);
     let of_tap = |tap: usize| {
         let mut gradient = vec![0.0; rows * channels];
-        let outputs = output.chunks(task * window.output.len());
-        for (input, output) in input.chunks(task * window.input.len()).zip(outputs) {
+        let outputs = output.chunks(task * window.output.elements());
+        for (input, output) in input.chunks(task * window.input.elements()).zip(outputs) {
             let Some(x) = gather(window, input, tap) else { break };
             let g = matrix(output, rows).transpose();
             add_gemm(&mut gradient, g, matrix(&x, channels), factor);

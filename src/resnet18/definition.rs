@@ -250,7 +250,7 @@ impl Problem for TrainStep {
         // A neuron forward, and backward as `st_bif/backward` counts it; momentum and step.
         let vector = 25 * self.shape.neuron_steps(&network) + 4 * network.parameters as u64;
         let parameters = (network.parameters * Dtype::F32.bytes()) as u64;
-        let images = self.shape.b * self.shape.sizes.image().len() * self.shape.dtype.bytes();
+        let images = self.shape.b * self.shape.sizes.image().elements() * self.shape.dtype.bytes();
         let logits: usize = self.shape.logits().iter().product();
         let read = 2 * parameters + (images + self.shape.b) as u64;
         let write = 2 * parameters + (Dtype::F32.bytes() * (logits + 1)) as u64;

@@ -125,7 +125,7 @@ impl Reference<'_> {
 
     fn bias_gradient(&self, conv: &Conv, output: &[f64], gradient: &mut [f64]) {
         let channels = conv.window.output.channels;
-        let fed = self.shape.fed() * self.shape.b * conv.window.output.len();
+        let fed = self.shape.fed() * self.shape.b * conv.window.output.elements();
         let to = &mut gradient[conv.bias()..][..channels];
         for pixel in output[..fed].chunks(channels) {
             to.iter_mut().zip(pixel).for_each(|(to, g)| *to += g);
@@ -150,7 +150,8 @@ impl Reference<'_> {
     /// A spike counts in the sums of all later steps, so what the pooling of a step gets goes, less
     /// what that of the next step gets, to the spikes before it.
     fn pool_gradient(&self, pool: &Window, spikes: &[i8], pooled: &[f64]) -> Vec<f64> {
-        let (input, output) = (self.shape.b * pool.input.len(), self.shape.b * pool.output.len());
+        let (input, output) =
+            (self.shape.b * pool.input.elements(), self.shape.b * pool.output.elements());
         let mut sums = vec![0i8; input];
         // The element that each output of each step reads.
         let mut sources = Vec::with_capacity(self.shape.t);

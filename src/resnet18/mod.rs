@@ -2,6 +2,7 @@
 
 mod convolution;
 mod cpu;
+mod cuda;
 mod definition;
 mod gradient;
 pub mod network;
@@ -10,10 +11,14 @@ mod plain;
 pub mod reference;
 mod shape;
 
+pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::suite::{Suite, suite};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Box<dyn Suite>> {
-    vec![suite(&INFERENCE, cpu::INFERENCE), suite(&TRAIN_STEP, cpu::TRAIN_STEP)]
+    vec![
+        suite(&INFERENCE, cpu::INFERENCE.iter().chain(cuda::INFERENCE)),
+        suite(&TRAIN_STEP, cpu::TRAIN_STEP),
+    ]
 }

@@ -3,6 +3,8 @@
 //!
 //! Deliberately absent: BatchNorm, which is folded into weights and biases.
 
+use std::ops::Range;
+
 /// Classes of the classifier.
 pub const CLASSES: usize = 10;
 /// Channels of an image.
@@ -46,7 +48,7 @@ impl Map {
     }
 
     /// Elements.
-    pub const fn len(self) -> usize {
+    pub const fn elements(self) -> usize {
         self.pixels() * self.channels
     }
 }
@@ -90,6 +92,16 @@ impl Window {
         let row = along(pixel / self.output.side, tap / self.kernel)?;
         let column = along(pixel % self.output.side, tap % self.kernel)?;
         Some(row * self.input.side + column)
+    }
+
+    /// The taps from the first to the last that read a pixel anywhere: one of nine where a frame is
+    /// one pixel.
+    pub fn live_taps(&self) -> Range<usize> {
+        let reads =
+            |tap: &usize| (0..self.output.pixels()).any(|pixel| self.source(pixel, *tap).is_some());
+        let first = (0..self.taps()).find(reads).unwrap_or(0);
+        let last = (0..self.taps()).rev().find(reads).unwrap_or(0);
+        first..last + 1
     }
 
     /// Pairs of output pixel and tap that read a pixel.
@@ -226,7 +238,7 @@ impl Network {
 
     /// Neurons of an image.
     pub fn neuron_count(&self) -> usize {
-        self.neurons().iter().map(|map| map.len()).sum()
+        self.neurons().iter().map(|map| map.elements()).sum()
     }
 
     /// Each parameter: its name, first element and elements.

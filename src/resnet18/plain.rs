@@ -97,7 +97,7 @@ impl<'a> Plain<'a> {
             loss: 0.0,
             gradient: Vec::new(),
         };
-        let size = shape.sizes.image().len();
+        let size = shape.sizes.image().elements();
         let mut losses = Vec::new();
         for (image, label) in images.chunks(size).zip(labels) {
             let logits = plain.image(image);
@@ -119,7 +119,7 @@ impl<'a> Plain<'a> {
         let mut states: Vec<Vec<State>> = Vec::new();
         for map in &maps {
             let state = |tape: &mut Tape| State { v: tape.leaf(0.5 * theta), c: tape.leaf(0.0) };
-            states.push((0..map.len()).map(|_| state(&mut self.tape)).collect());
+            states.push((0..map.elements()).map(|_| state(&mut self.tape)).collect());
         }
         let mut pooled: Option<Vec<Node>> = None;
         let mut totals: Vec<Vec<(Node, f64)>> = vec![Vec::new(); CLASSES];

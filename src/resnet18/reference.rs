@@ -70,7 +70,7 @@ impl<'a> Reference<'a> {
         let stem = &self.network.stem;
         let spread = 1.0 / self.shape.steps() as f64;
         let once = convolve(stem, self.weight(stem), &images, spread);
-        let mut currents = vec![0.0; self.shape.frames() * stem.window.output.len()];
+        let mut currents = vec![0.0; self.shape.frames() * stem.window.output.elements()];
         for t in 0..self.shape.fed() {
             currents[t * once.len()..][..once.len()].copy_from_slice(&once);
         }
@@ -120,7 +120,7 @@ impl<'a> Reference<'a> {
     fn add_bias(&self, conv: &Conv, currents: &mut [f64]) {
         let channels = conv.window.output.channels;
         let bias = &self.parameters[conv.bias()..][..channels];
-        let fed = self.shape.fed() * self.shape.b * conv.window.output.len();
+        let fed = self.shape.fed() * self.shape.b * conv.window.output.elements();
         for pixel in currents[..fed].chunks_mut(channels) {
             pixel.iter_mut().zip(bias).for_each(|(x, b)| *x += b / self.shape.steps() as f64);
         }
@@ -146,7 +146,8 @@ impl<'a> Reference<'a> {
 
     /// `pool(Σ_t s) - pool(Σ_{t-1} s)`.
     fn pool(&self, pool: &Window, spikes: &[i8]) -> Vec<i8> {
-        let (input, output) = (self.shape.b * pool.input.len(), self.shape.b * pool.output.len());
+        let (input, output) =
+            (self.shape.b * pool.input.elements(), self.shape.b * pool.output.elements());
         let mut pooled = vec![0i8; self.shape.t * output];
         let mut sums = vec![0i8; input];
         let mut before = vec![0i8; output];
@@ -165,8 +166,9 @@ impl<'a> Reference<'a> {
         let (map, b) = (self.network.last(), self.shape.b);
         let scale = self.shape.neuron().threshold / map.pixels() as f64;
         let mut features = vec![0.0; b * map.channels];
-        for frames in spikes.chunks(b * map.len()) {
-            for (frame, features) in frames.chunks(map.len()).zip(features.chunks_mut(map.channels))
+        for frames in spikes.chunks(b * map.elements()) {
+            for (frame, features) in
+                frames.chunks(map.elements()).zip(features.chunks_mut(map.channels))
             {
                 for pixel in frame.chunks(map.channels) {
                     features.iter_mut().zip(pixel).for_each(|(f, &s)| *f += scale * f64::from(s));
@@ -199,7 +201,8 @@ impl<'a> Reference<'a> {
 /// first largest of its window.
 pub fn largest<'a>(pool: &'a Window, sums: &'a [i8]) -> impl Iterator<Item = usize> + 'a {
     let channels = pool.input.channels;
-    let frames = (0..sums.len() / pool.input.len()).map(move |frame| frame * pool.input.len());
+    let frames =
+        (0..sums.len() / pool.input.elements()).map(move |frame| frame * pool.input.elements());
     let pixels =
         frames.flat_map(move |frame| (0..pool.output.pixels()).map(move |pixel| (frame, pixel)));
     pixels.flat_map(move |(frame, pixel)| {

@@ -44,7 +44,7 @@ impl NetworkShape {
         if b.max(t) > MAX_EXTENT {
             return Err(AxisError::Combination(format!("b={b}, t={t}: up to {MAX_EXTENT} each")));
         }
-        if width % 8 != 0 || width > 1024 {
+        if !width.is_multiple_of(8) || width > 1024 {
             return Err(AxisError::Combination(format!("w={width}: multiples of 8 up to 1024")));
         }
         let draw = if point.word("weights")? == "normal" { Draw::Normal } else { Draw::Dyadic };
@@ -97,7 +97,7 @@ impl NetworkShape {
     /// N(0, 1). Dyadic: what each step feeds is a multiple of 1/64, and the sum of all steps has
     /// eight significant bits.
     fn images(&self, seed: u64) -> Vec<f32> {
-        let (steps, len) = (self.steps() as f32, self.b * self.sizes.image().len());
+        let (steps, len) = (self.steps() as f32, self.b * self.sizes.image().elements());
         let most = (255.0 / steps).floor();
         random::map_normal(seed, "images", len, |x| match self.draw {
             Draw::Dyadic => (x * 64.0 / steps).round().clamp(-most, most) * steps / 64.0,
@@ -178,7 +178,7 @@ impl NetworkShape {
 
     /// Work of a forward pass that reads parameters and images once.
     pub(super) fn forward_work(&self, network: &Network) -> Work {
-        let elements = network.parameters + self.b * self.sizes.image().len();
+        let elements = network.parameters + self.b * self.sizes.image().elements();
         let neurons = self.neuron_steps(network);
         let logits = self.b * CLASSES * Dtype::F32.bytes();
         // Of a neuron: v += x, θ·s, v -= θ·s, c += s, and the bias.
@@ -194,9 +194,9 @@ impl NetworkShape {
     /// Inputs, the reference's currents (f64) and spikes of all layers, and a few frames of the
     /// largest one.
     pub(super) fn host_bytes(&self, network: &Network) -> u64 {
-        let largest = network.neurons().iter().map(|map| map.len()).max().unwrap_or(0);
+        let largest = network.neurons().iter().map(|map| map.elements()).max().unwrap_or(0);
         let frames = self.frames() as u64;
-        let images = self.b as u64 * self.sizes.image().len() as u64;
+        let images = self.b as u64 * self.sizes.image().elements() as u64;
         12 * images
             + 9 * self.neuron_steps(network)
             + 4 * 8 * frames * largest as u64

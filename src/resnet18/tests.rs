@@ -162,7 +162,7 @@ fn gradients_of_images_add_up() {
     let (mut losses, mut sum) = (0.0, vec![0.0; together.len()]);
     let one = NetworkShape { b: 1, ..whole };
     for image in 0..3 {
-        let len = whole.sizes.image().len();
+        let len = whole.sizes.image().elements();
         let pixels = all.f32("images")[image * len..][..len].to_vec();
         let label = vec![all.tensor("labels").to_f64(image, 1)[0] as i8];
         let inputs = all.clone().with("images", [1, 8, 8, 3], pixels).with("labels", [1], label);

@@ -1,7 +1,7 @@
 //! ST-BIF spiking neurons: definition, fp64 reference, CPU and CUDA rows.
 
 pub mod cpu;
-mod cuda;
+pub mod cuda;
 mod definition;
 pub mod neuron;
 pub mod rate;

@@ -38,15 +38,6 @@ impl Element for f32 {
     }
 }
 
-/// The taps from the first to the last that read a pixel anywhere.
-fn live(window: &Window) -> Range<usize> {
-    let reads =
-        |&tap: &usize| (0..window.output.pixels()).any(|pixel| window.source(pixel, tap).is_some());
-    let first = (0..window.taps()).find(reads).unwrap_or(0);
-    let last = (0..window.taps()).rev().find(reads).unwrap_or(0);
-    first..last + 1
-}
-
 /// Frames of a task: a part of every thread's share, and few enough rows.
 fn frames_a_task(window: &Window, frames: usize) -> usize {
     let fit = (ROWS / window.output.pixels()).max(1);
@@ -57,7 +48,7 @@ fn frames_a_task(window: &Window, frames: usize) -> usize {
 fn gather<T: Element>(window: &Window, input: &[T], taps: Range<usize>, rows: &mut Vec<f32>) {
     rows.clear();
     let channels = window.input.channels;
-    for frame in input.chunks(window.input.len()) {
+    for frame in input.chunks(window.input.elements()) {
         for pixel in 0..window.output.pixels() {
             for tap in taps.clone() {
                 match window.source(pixel, tap) {
@@ -97,10 +88,10 @@ pub fn convolve<T: Element>(
     output: &mut [f32],
 ) {
     let window = &conv.window;
-    let taps = live(window);
-    let task = frames_a_task(window, input.len() / window.input.len());
-    let parts = input.par_chunks(task * window.input.len());
-    let outputs = output.par_chunks_mut(task * window.output.len());
+    let taps = window.live_taps();
+    let task = frames_a_task(window, input.len() / window.input.elements());
+    let parts = input.par_chunks(task * window.input.elements());
+    let outputs = output.par_chunks_mut(task * window.output.elements());
     outputs.zip(parts).for_each_init(Vec::new, |rows, (output, input)| {
         gather(window, input, taps.clone(), rows);
         let x = matrix(rows, taps.len() * window.input.channels);
@@ -117,17 +108,17 @@ pub fn add_input_gradient(
     input: &mut [f32],
 ) {
     let window = &conv.window;
-    let (taps, channels) = (live(window), window.input.channels);
-    let task = frames_a_task(window, output.len() / window.output.len());
+    let (taps, channels) = (window.live_taps(), window.input.channels);
+    let task = frames_a_task(window, output.len() / window.output.elements());
     let width = taps.len() * channels;
-    let parts = output.par_chunks(task * window.output.len());
-    let inputs = input.par_chunks_mut(task * window.input.len());
+    let parts = output.par_chunks(task * window.output.elements());
+    let inputs = input.par_chunks_mut(task * window.input.elements());
     inputs.zip(parts).for_each_init(Vec::new, |rows, (input, output)| {
         let g = matrix(output, window.output.channels);
         rows.resize(g.nrows() * width, 0.0);
         gemm(rows, Accum::Replace, g, columns(conv, weight, &taps), factor);
         let frames = rows.chunks(window.output.pixels() * width);
-        for (rows, input) in frames.zip(input.chunks_mut(window.input.len())) {
+        for (rows, input) in frames.zip(input.chunks_mut(window.input.elements())) {
             for (pixel, row) in rows.chunks(width).enumerate() {
                 for (tap, part) in taps.clone().zip(row.chunks(channels)) {
                     let Some(at) = window.source(pixel, tap) else { continue };
@@ -149,7 +140,7 @@ pub fn weight_gradient<T: Element>(
 ) {
     let window = &conv.window;
     let (filters, channels) = (window.output.channels, window.input.channels);
-    let taps = live(window);
+    let taps = window.live_taps();
     let group = COLUMNS.div_ceil(channels);
     let of_group = |first: usize| first..(first + group).min(taps.end);
     let tasks: Vec<(Range<usize>, usize)> = taps
@@ -163,8 +154,8 @@ pub fn weight_gradient<T: Element>(
     let compute = |rows: &mut Vec<f32>, (taps, filter): (Range<usize>, usize)| {
         let (height, width) = (FILTERS.min(filters - filter), taps.len() * channels);
         let mut part = vec![0.0; height * width];
-        let outputs = output.chunks(frames * window.output.len());
-        for (input, output) in input.chunks(frames * window.input.len()).zip(outputs) {
+        let outputs = output.chunks(frames * window.output.elements());
+        for (input, output) in input.chunks(frames * window.input.elements()).zip(outputs) {
             gather(window, input, taps.clone(), rows);
             let g = matrix(output, filters).subcols(filter, height).transpose();
             gemm(&mut part, Accum::Add, g, matrix(rows, width), factor);

@@ -38,8 +38,8 @@ impl CpuNetwork {
             shape: *shape,
             theta: shape.neuron().threshold as f32,
             neuron: shape.neuron(),
-            currents: neurons.iter().map(|map| currents(map.len())).collect(),
-            spikes: neurons.iter().map(|map| vec![0; shape.frames() * map.len()]).collect(),
+            currents: neurons.iter().map(|map| currents(map.elements())).collect(),
+            spikes: neurons.iter().map(|map| vec![0; shape.frames() * map.elements()]).collect(),
             pooled: Vec::new(),
             pooled_spikes: Vec::new(),
             features: vec![0.0; shape.b * network.last().channels],
@@ -54,7 +54,7 @@ impl CpuNetwork {
         self.stem(images, parameters);
         if let Some(window) = &self.network.pool {
             self.pooled = pool(window, &self.spikes[0], self.shape.t);
-            let size = window.output.len();
+            let size = window.output.elements();
             self.pooled_spikes.clear();
             for t in 0..self.shape.t {
                 for image in &self.pooled {
@@ -72,7 +72,7 @@ impl CpuNetwork {
     fn stem(&mut self, images: &[f32], parameters: &[f32]) {
         let stem = &self.network.stem;
         let currents = values(&mut self.currents[0]);
-        let (once, rest) = currents.split_at_mut(self.shape.b * stem.window.output.len());
+        let (once, rest) = currents.split_at_mut(self.shape.b * stem.window.output.elements());
         convolve(stem, weight(stem, parameters), images, 1.0, Accum::Replace, once);
         let (channels, steps) = (stem.window.output.channels, self.shape.steps() as f32);
         let bias = &parameters[stem.bias()..][..channels];
@@ -133,7 +133,7 @@ impl CpuNetwork {
         let (width, b) = (map.channels, self.shape.b);
         let mut sums = vec![0i32; b * width];
         let last = self.spikes.last().expect("there are neurons");
-        for (frame, spikes) in last.chunks(map.len()).enumerate() {
+        for (frame, spikes) in last.chunks(map.elements()).enumerate() {
             let sums = &mut sums[frame % b * width..][..width];
             for pixel in spikes.chunks(width) {
                 sums.iter_mut().zip(pixel).for_each(|(sum, &s)| *sum += i32::from(s));
@@ -202,7 +202,7 @@ impl CpuNetwork {
         }
         let currents = self.through(0, &spikes);
         let stem = &self.network.stem;
-        let size = self.shape.b * stem.window.output.len();
+        let size = self.shape.b * stem.window.output.elements();
         let mut sum = vec![0.0; size];
         for step in currents.f32s().chunks(size).take(self.shape.fed()) {
             sum.par_iter_mut().zip(step).with_min_len(1 << 14).for_each(|(sum, g)| *sum += g);
@@ -241,7 +241,8 @@ impl CpuNetwork {
                 to.for_each(|(to, w)| *to += scale * g * w);
             }
             for t in 0..self.shape.t {
-                let frame = &mut steps[(t * self.shape.b + image) * map.len()..][..map.len()];
+                let frame =
+                    &mut steps[(t * self.shape.b + image) * map.elements()..][..map.elements()];
                 frame.chunks_mut(width).for_each(|pixel| pixel.copy_from_slice(&to_features));
             }
         }
@@ -297,7 +298,7 @@ impl CpuNetwork {
 
     fn bias_gradient(&self, conv: &Conv, output: &Tensor, gradient: &mut [f32]) {
         let channels = conv.window.output.channels;
-        let fed = self.shape.fed() * self.shape.b * conv.window.output.len();
+        let fed = self.shape.fed() * self.shape.b * conv.window.output.elements();
         let mut sums = vec![0f64; channels];
         for pixel in output.f32s()[..fed].chunks(channels) {
             sums.iter_mut().zip(pixel).for_each(|(sum, g)| *sum += f64::from(*g));
@@ -323,8 +324,8 @@ fn add_bias(shape: &NetworkShape, conv: &Conv, parameters: &[f32], currents: &mu
         .iter()
         .map(|b| b / steps)
         .collect();
-    let fed = shape.fed() * shape.b * conv.window.output.len();
-    currents[..fed].par_chunks_mut(conv.window.output.len()).for_each(|frame| {
+    let fed = shape.fed() * shape.b * conv.window.output.elements();
+    currents[..fed].par_chunks_mut(conv.window.output.elements()).for_each(|frame| {
         for pixel in frame.chunks_mut(bias.len()) {
             pixel.iter_mut().zip(&bias).for_each(|(x, b)| *x += b);
         }

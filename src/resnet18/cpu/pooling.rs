@@ -15,12 +15,12 @@ pub struct Pooled {
 
 /// Pools every image of spikes `[T, B, input]`.
 pub fn pool(window: &Window, spikes: &[i8], t: usize) -> Vec<Pooled> {
-    let size = window.input.len();
+    let size = window.input.elements();
     let b = spikes.len() / t / size;
     let image = |image: usize| {
         let mut sums = vec![0i8; size];
-        let mut before = vec![0i8; window.output.len()];
-        let len = t * window.output.len();
+        let mut before = vec![0i8; window.output.elements()];
+        let len = t * window.output.elements();
         let mut pooled =
             Pooled { spikes: Vec::with_capacity(len), sources: Vec::with_capacity(len) };
         for step in 0..t {
@@ -49,7 +49,7 @@ fn largest(window: &Window, sums: &[i8], at: usize) -> usize {
 
 /// Gradient of the spikes `[T, B, input]` from that of the pooled ones `[T, B, output]`.
 pub fn pool_gradient(window: &Window, pooled: &[Pooled], output: &[f32], gradient: &mut [f32]) {
-    let (from, to) = (window.output.len(), window.input.len());
+    let (from, to) = (window.output.elements(), window.input.elements());
     let b = pooled.len();
     let t = output.len() / b / from;
     let image = |(image, pooled): (usize, &Pooled)| {
