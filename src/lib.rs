@@ -52,6 +52,6 @@ pub fn bench(
     suites: Vec<Box<dyn Suite>>,
     kernels: Vec<ListedKernel>,
 ) -> ExitCode {
-    const PEERS: &[Peers] = &[st_bif::PEERS, attention::PEERS, denoise::PEERS];
+    const PEERS: &[Peers] = &[st_bif::PEERS, attention::PEERS, denoise::PEERS, resnet18::PEERS];
     Harness::new(name, suites).siblings(all()).peers(PEERS).kernels(kernels).main()
 }

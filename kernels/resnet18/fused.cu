@@ -22,7 +22,8 @@
 #include "st_bif/neuron.cuh"
 
 constexpr int kSteps = STEPS, kColumns = COLUMNS, kRows = ROWS, kDepth = DEPTH;
-constexpr int kThreads = 128, kImages = kRows / kSteps, kRowBytes = 2 * kDepth;
+constexpr int kThreads = THREADS, kImages = kRows / kSteps, kRowBytes = 2 * kDepth;
+static_assert(kThreads == 128, "four warps, and two threads load a row");
 static_assert(kRows == 64 && kDepth == 64, "a row of a tile is one swizzled line of 128 bytes");
 static_assert(kRows % kSteps == 0, "a tile holds all time steps of its images");
 static_assert(kColumns == 32 || kColumns == 64, "two warps share the columns, 16 or 32 each");

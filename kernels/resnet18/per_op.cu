@@ -112,26 +112,29 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // spikes = pool(tracers) - before; before = pool(tracers): one step of the telescoped max-pooling,
-// with the tracers that the neurons carry, which are the sums of their spikes
+// with the tracers that the neurons carry, which are the sums of their spikes; `sources` may be null,
+// else it gets the tap of the first largest
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_pool(const int* __restrict__ tracers, int* __restrict__ before,
-                         signed char* __restrict__ spikes, i64 elements, int side, int channels,
-                         int out_side, int t) {
+                         signed char* __restrict__ spikes, unsigned char* __restrict__ sources,
+                         i64 elements, int side, int channels, int out_side, int t) {
   const i64 i = thread_index();
   if (i >= elements) return;
   const int channel = static_cast<int>(i % channels);
   const i64 position = i / channels;
   const int pixel = static_cast<int>(position % (out_side * out_side));
   const i64 image = position / (out_side * out_side);
-  int largest = -128;
+  int largest = -128, first = 0;
 #pragma unroll
   for (int tap = 0; tap < 9; ++tap) {
     const Source source = source_of(pixel, tap, side, out_side, 3, 2);
     if (!source.inside) continue;
     const int tracer =
         tracers[((image * side + source.row) * side + source.column) * channels + channel];
+    first = tracer > largest ? tap : first;
     largest = tracer > largest ? tracer : largest;
   }
+  if (sources != nullptr) sources[i] = static_cast<unsigned char>(first);
   spikes[i] = static_cast<signed char>(largest - (t == 0 ? 0 : before[i]));
   before[i] = largest;
 }

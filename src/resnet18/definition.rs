@@ -52,6 +52,7 @@
 use super::network::Network;
 use super::reference::Reference;
 pub use super::shape::{Draw, NetworkShape};
+use kernelgate::suite::AxisScan;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, Point, Problem, Symmetry, Tensor, Tensors, Tolerance, Unit,
     Work, Workload, random,
@@ -102,15 +103,18 @@ pub const INFERENCE: Workload<Inference> = Workload {
     revision: 1,
     axes: AXES,
     default: &["stem=imagenet w=64 b=8 t=4 level=8 weights=dyadic dtype=f32"],
-    accelerator: &[
-        "stem=imagenet w=64 b=8,32,128 t=8 level=8 weights=dyadic dtype=bf16",
-        "stem=cifar w=64 b=32 t=8 level=8 weights=dyadic dtype=bf16",
-    ],
+    accelerator: &["stem=imagenet w=64 b=32 t=8 level=8 weights=dyadic dtype=bf16"],
     thorough: &[
         "stem=imagenet,cifar w=64 b=8,16,32,128 t=4,8,16 level=4,8,16 weights=dyadic dtype=bf16",
         "stem=imagenet w=64 b=8,32 t=8 level=8 weights=normal dtype=f32,bf16",
     ],
     bind: |point| Ok(Inference { shape: NetworkShape::bind(point)? }),
+};
+
+/// Batches around 32.
+pub const INFERENCE_SCAN: AxisScan = AxisScan {
+    lines: &["stem=imagenet w=64 b=8,32,128 t=8 level=8 weights=dyadic dtype=bf16"],
+    rows: &["cuda/fused"],
 };
 
 /// One step of SGD.
@@ -120,7 +124,7 @@ pub const TRAIN_STEP: Workload<TrainStep> = Workload {
     revision: 1,
     axes: AXES,
     default: &["stem=imagenet w=64 b=8 t=4 level=8 weights=dyadic dtype=f32"],
-    accelerator: &["stem=imagenet w=64 b=8,32,128 t=8 level=8 weights=dyadic dtype=bf16"],
+    accelerator: &["stem=imagenet w=64 b=32 t=8 level=8 weights=dyadic dtype=bf16"],
     thorough: &[
         "stem=imagenet,cifar w=64 b=8,32,128 t=4,8,16 level=4,8,16 weights=dyadic dtype=bf16",
         "stem=imagenet w=64 b=8,32 t=8 level=8 weights=dyadic dtype=f32",

@@ -90,7 +90,7 @@ impl NetworkShape {
     }
 
     /// Shape of all parameters: rows of the width, so that each but the last bias is whole rows.
-    pub(super) fn rows(&self, network: &Network) -> [usize; 2] {
+    pub fn rows(&self, network: &Network) -> [usize; 2] {
         [network.parameters / self.sizes.width, self.sizes.width]
     }
 

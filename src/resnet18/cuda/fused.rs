@@ -145,7 +145,7 @@ fn stem(
     let conv = &network.stem;
     let columns = stem_columns(network);
     gather_images(sequence, conv, shape.b, columns, "images")?;
-    stem_gemm(sequence, conv, shape.b, columns)?;
+    stem_gemm(sequence, conv, shape.b, columns, "currents")?;
     let map = conv.window.output;
     let neurons = shape.b * map.elements();
     let tile = |elements: usize| Tile {

@@ -1,23 +1,24 @@
-//! ResNet-18 on the GPU, inference: from a launch an operation and time step to a kernel a layer.
+//! ResNet-18 on the GPU: from a launch an operation and time step to a kernel a layer.
 //!
 //! What each kernel does, its thread mapping and its bound are in its file under `kernels/resnet18`.
 //! A rung is a `Sequence`, the list of its launches, made once while a case is prepared, in which
 //! weights are packed too. Neurons start from their first step, so there is no reset to launch, and
-//! no reshaping: frames lie time-major as every kernel reads them. Deliberately absent: f32, and
-//! training.
+//! no reshaping: frames lie time-major as every kernel reads them. Deliberately absent: f32, and a
+//! fused training step.
 
 mod fused;
 mod per_op;
 mod sequence;
+mod train;
 mod weights;
 
 use std::sync::Arc;
 
 use crate::resnet18::NetworkShape;
-use crate::resnet18::definition::Inference;
-use kernelgate::backend::cuda::{CudaTask, Output, inputs};
+use crate::resnet18::definition::{Inference, TrainStep};
+use kernelgate::backend::cuda::{CudaTask, Input, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
-use kernelgate::workload::{Dtype, Tensors};
+use kernelgate::workload::Dtype;
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::graph::Graph;
 use kernelgate_cuda::spec::{ListedKernel, list};
@@ -25,7 +26,7 @@ use sequence::Sequence;
 
 /// Every kernel of the family.
 pub fn kernels() -> Vec<ListedKernel> {
-    [list(per_op::KERNELS), list(fused::KERNELS)].concat()
+    [list(per_op::KERNELS), list(fused::KERNELS), list(train::KERNELS)].concat()
 }
 
 /// Inference ladder.
@@ -38,7 +39,9 @@ pub const INFERENCE: &[Implementation<Inference>] = &[
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| per_op::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
-                launched(&problem.shape, inputs, device, per_op::sequence)
+                let output = logits(&problem.shape, device)?;
+                let sequence = per_op::sequence(&problem.shape, inputs, device, &output)?;
+                Ok(launched(device, sequence, &["images"], vec![output]))
             },
         },
     },
@@ -49,7 +52,9 @@ pub const INFERENCE: &[Implementation<Inference>] = &[
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| per_op::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
-                captured(&problem.shape, inputs, device, per_op::sequence)
+                let output = logits(&problem.shape, device)?;
+                let sequence = per_op::sequence(&problem.shape, inputs, device, &output)?;
+                captured(device, sequence, &["images"], vec![output])
             },
         },
     },
@@ -61,51 +66,98 @@ pub const INFERENCE: &[Implementation<Inference>] = &[
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| fused::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
-                captured(&problem.shape, inputs, device, fused::sequence)
+                let output = logits(&problem.shape, device)?;
+                let sequence = fused::sequence(&problem.shape, inputs, device, &output)?;
+                captured(device, sequence, &["images"], vec![output])
             },
         },
     },
 ];
 
+fn logits(shape: &NetworkShape, device: &Device) -> Result<Output, BackendError> {
+    Output::new(device, "logits", shape.logits(), Dtype::F32)
+}
+
 fn bf16(shape: &NetworkShape) -> Result<(), String> {
     if shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
 }
 
-/// Makes the list of launches for an output.
-type Write = fn(&NetworkShape, &Tensors, &Arc<Device>, &Output) -> Result<Sequence, BackendError>;
+/// Training ladder.
+pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
+    Implementation {
+        name: "cuda/per_op",
+        about: "a launch an operation from the host, neurons forward a launch a time step, \
+                backward by replay",
+        supports: |problem| bf16(&problem.shape),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| train::device_bytes(&problem.shape),
+            prepare: |problem, inputs, device| {
+                let outputs = training_outputs(&problem.shape, device)?;
+                let sequence = train::sequence(&problem.shape, inputs, device, &outputs)?;
+                Ok(launched(device, sequence, &TRAINING_INPUTS, outputs))
+            },
+        },
+    },
+    Implementation {
+        name: "cuda/graph",
+        about: "per_op captured once and replayed",
+        supports: |problem| bf16(&problem.shape),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| train::device_bytes(&problem.shape),
+            prepare: |problem, inputs, device| {
+                let outputs = training_outputs(&problem.shape, device)?;
+                let sequence = train::sequence(&problem.shape, inputs, device, &outputs)?;
+                captured(device, sequence, &TRAINING_INPUTS, outputs)
+            },
+        },
+    },
+];
+
+/// What every training step reads anew.
+const TRAINING_INPUTS: [&str; 4] = ["images", "labels", "parameters", "momentum"];
+
+fn training_outputs(shape: &NetworkShape, device: &Device) -> Result<Vec<Output>, BackendError> {
+    let rows = shape.rows(&shape.sizes.network());
+    Ok(vec![
+        logits(shape, device)?,
+        Output::new(device, "loss", [1], Dtype::F32)?,
+        Output::new(device, "new_parameters", rows, Dtype::F32)?,
+        Output::new(device, "new_momentum", rows, Dtype::F32)?,
+    ])
+}
 
 /// A task that launches one by one.
 fn launched(
-    shape: &NetworkShape,
-    tensors: &Tensors,
     device: &Arc<Device>,
-    write: Write,
-) -> Result<CudaTask, BackendError> {
-    let output = Output::new(device, "logits", shape.logits(), Dtype::F32)?;
-    let sequence = write(shape, tensors, device, &output)?;
-    let images = inputs([("images", sequence.memory().buffer("images"))]);
-    Ok(CudaTask::new(device, images, vec![output], move |_| sequence.enqueue()))
+    sequence: Sequence,
+    names: &[&str],
+    outputs: Vec<Output>,
+) -> CudaTask {
+    let inputs = launch_inputs(&sequence, names);
+    CudaTask::new(device, inputs, outputs, move |_| sequence.enqueue())
 }
 
 /// A task that replays a capture.
 fn captured(
-    shape: &NetworkShape,
-    tensors: &Tensors,
     device: &Arc<Device>,
-    write: Write,
+    sequence: Sequence,
+    names: &[&str],
+    outputs: Vec<Output>,
 ) -> Result<CudaTask, BackendError> {
-    let output = Output::new(device, "logits", shape.logits(), Dtype::F32)?;
-    let sequence = write(shape, tensors, device, &output)?;
     // One launch first: what it loads cannot be loaded during a capture.
     sequence.enqueue()?;
     device.synchronize()?;
     let graph = Graph::capture(device, || sequence.enqueue())?;
-    let images = inputs([("images", sequence.memory().buffer("images"))]);
-    Ok(CudaTask::new(device, images, vec![output], move |_| {
+    let inputs = launch_inputs(&sequence, names);
+    Ok(CudaTask::new(device, inputs, outputs, move |_| {
         // The graph's launches are the sequence's, on its memory.
         let _alive = &sequence;
         graph.launch()
     }))
+}
+
+fn launch_inputs(sequence: &Sequence, names: &[&str]) -> Vec<Input> {
+    names.iter().map(|name| Input::new(*name, sequence.memory().buffer(name))).collect()
 }
 
 #[cfg(test)]

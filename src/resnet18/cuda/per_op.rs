@@ -54,8 +54,30 @@ const POOL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_per_op_pool", ..E
 pub const CLASSIFY: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_per_op_classify", blocks: |blocks| [*blocks, 1, 1], ..ENCODE };
 
+/// What a forward pass leaves for a backward one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Saved {
+    /// Nothing: one region of currents serves all layers.
+    Nothing,
+    /// The currents of every layer, and what the pooling read.
+    Currents,
+}
+
+/// Region of the taps that the pooling read, a byte each.
+pub const SOURCES: &str = "pooled_sources";
+
+impl Saved {
+    /// Region of a layer's currents, f32.
+    pub fn currents(self, layer: usize) -> String {
+        match self {
+            Self::Nothing => "currents".to_owned(),
+            Self::Currents => format!("currents{layer}"),
+        }
+    }
+}
+
 /// Everything but parameters, images and output.
-fn scratch(shape: &NetworkShape, network: &Network) -> Vec<Region> {
+pub fn scratch(shape: &NetworkShape, network: &Network, saved: Saved) -> Vec<Region> {
     let frames = shape.frames();
     let maps = network.neurons();
     let largest = maps.iter().map(|map| map.elements()).max().unwrap_or(0);
@@ -69,12 +91,24 @@ fn scratch(shape: &NetworkShape, network: &Network) -> Vec<Region> {
     let mut scratch = vec![
         ("frames".to_owned(), frames * shape.sizes.image().elements() * Dtype::F32.bytes()),
         ("operand".to_owned(), operand * Dtype::Bf16.bytes()),
-        ("currents".to_owned(), frames * largest * Dtype::F32.bytes()),
         ("shortcut".to_owned(), frames * largest * Dtype::F32.bytes()),
         ("membranes".to_owned(), shape.b * largest * Dtype::F32.bytes()),
         ("tracers".to_owned(), shape.b * largest * 4),
     ];
     scratch.extend(spikes(shape, network));
+    match saved {
+        Saved::Nothing => {
+            scratch.push(("currents".to_owned(), frames * largest * Dtype::F32.bytes()));
+        }
+        Saved::Currents => {
+            for (layer, map) in maps.iter().enumerate() {
+                let bytes = frames * map.elements() * Dtype::F32.bytes();
+                scratch.push((saved.currents(layer), bytes));
+            }
+            let sources = network.pool.map(|pool| frames * pool.output.elements());
+            scratch.extend(sources.map(|bytes| (SOURCES.to_owned(), bytes)));
+        }
+    }
     if let Some(pool) = &network.pool {
         scratch.push(("pooled_before".to_owned(), shape.b * pool.output.elements() * 4));
     }
@@ -105,7 +139,7 @@ pub fn input_name(network: &Network, block: usize) -> String {
 /// Parameters, images, activations, the library's workspace and the output.
 pub fn device_bytes(shape: &NetworkShape) -> u64 {
     let network = shape.sizes.network();
-    total(shape, [regions(&network), scratch(shape, &network)].concat())
+    total(shape, [regions(&network), scratch(shape, &network, Saved::Nothing)].concat())
 }
 
 /// Bytes of those regions, of images and output, and of the library's workspace.
@@ -129,21 +163,31 @@ pub fn sequence(
     let network = shape.sizes.network();
     let mut contents = packed(shape, &network, inputs);
     contents.push(("images".to_owned(), inputs.tensor("images").as_bytes().to_vec()));
-    let memory = Memory::new(device, scratch(shape, &network), contents)?;
+    let memory = Memory::new(device, scratch(shape, &network, Saved::Nothing), contents)?;
     let sequence = Sequence::new(device, memory)?;
-    let mut writer = Writer { shape, network: &network, sequence };
+    let mut writer = Writer { shape, network: &network, saved: Saved::Nothing, sequence };
     writer.whole(output.argument())?;
     Ok(writer.sequence)
 }
 
-struct Writer<'a> {
-    shape: &'a NetworkShape,
-    network: &'a Network,
-    sequence: Sequence,
+/// Writes the forward pass.
+pub struct Writer<'a> {
+    /// Sizes of the problem.
+    pub shape: &'a NetworkShape,
+    /// Its layers.
+    pub network: &'a Network,
+    /// What is left for the backward pass.
+    pub saved: Saved,
+    /// What is written.
+    pub sequence: Sequence,
 }
 
 impl Writer<'_> {
-    fn whole(&mut self, logits: Argument) -> Result<(), BackendError> {
+    /// Images to logits.
+    ///
+    /// # Errors
+    /// When a kernel does not compile, or the library declines.
+    pub fn whole(&mut self, logits: Argument) -> Result<(), BackendError> {
         self.sequence.begin("Main_Inference_Timing_Run");
         self.ranged("Time_Encoding", Self::encode)?;
         self.sequence.begin("Model_Forward_Pass");
@@ -197,27 +241,44 @@ impl Writer<'_> {
             stem_columns(self.network),
             "frames",
         )?;
-        stem_gemm(&mut self.sequence, stem, self.shape.frames(), stem_columns(self.network))?;
-        self.bias(stem, "currents", 1.0, self.shape.steps() as f32)?;
+        let currents = self.saved.currents(0);
+        stem_gemm(
+            &mut self.sequence,
+            stem,
+            self.shape.frames(),
+            stem_columns(self.network),
+            &currents,
+        )?;
+        self.bias(stem, &currents, 1.0, self.shape.steps() as f32)?;
         self.neurons(0, self.network.pool.as_ref())
+    }
+
+    /// The operand of a convolution of spikes.
+    ///
+    /// # Errors
+    /// When the kernel does not compile.
+    pub fn gather_spikes(&mut self, conv: &Conv, input: &str) -> Result<(), BackendError> {
+        let taps = conv.window.live_taps();
+        let rows = self.shape.frames() * conv.window.output.pixels();
+        let packets = rows * live_columns(conv) / PACKET;
+        let memory = self.sequence.memory();
+        let mut arguments = vec![memory.at(input), memory.at("operand")];
+        arguments.push(Argument::I64(packets as i64));
+        arguments.extend(window_arguments(&conv.window));
+        arguments.extend(i32s(&[taps.start, taps.len()]));
+        self.sequence.launch(&GATHER_SPIKES, &packets, &arguments)
     }
 
     /// A convolution of spikes into `to`, with its bias.
     fn convolve(&mut self, conv: &Conv, input: &str, to: &str) -> Result<(), BackendError> {
         let window = &conv.window;
-        let taps = window.live_taps();
         let rows = self.shape.frames() * window.output.pixels();
         let columns = live_columns(conv);
-        let packets = rows * columns / PACKET;
+        self.gather_spikes(conv, input)?;
         let memory = self.sequence.memory();
-        let mut arguments = vec![memory.at(input), memory.at("operand")];
-        arguments.push(Argument::I64(packets as i64));
-        arguments.extend(window_arguments(window));
-        arguments.extend(i32s(&[taps.start, taps.len()]));
         let operand = memory.address("operand");
         let weight = memory.address(&weight_name(conv));
         let currents = memory.address(to);
-        self.sequence.launch(&GATHER_SPIKES, &packets, &arguments)?;
         let filters = window.output.channels;
         let spec = Spec { rows, columns: filters, depth: columns, transposed: true, wide: true };
         self.sequence.gemm(spec, [operand, weight, currents])?;
@@ -255,7 +316,7 @@ impl Writer<'_> {
         for t in 0..self.shape.t {
             let memory = self.sequence.memory();
             let pointers = [
-                memory.at("currents"),
+                memory.at(&self.saved.currents(layer)),
                 memory.at(&layer_name(layer)),
                 memory.at("membranes"),
                 memory.at("tracers"),
@@ -279,6 +340,10 @@ impl Writer<'_> {
             memory.at("tracers"),
             memory.at("pooled_before"),
             memory.behind("pooled", t * elements),
+            match self.saved {
+                Saved::Nothing => Argument::Address(0),
+                Saved::Currents => memory.behind(SOURCES, t * elements),
+            },
         ];
         arguments.push(Argument::I64(elements as i64));
         arguments.extend(i32s(&[pool.input.side, pool.input.channels, pool.output.side, t]));
@@ -289,22 +354,24 @@ impl Writer<'_> {
         let network = self.network;
         let Block { first, second, shortcut } = &network.blocks[number];
         let input = input_name(network, number);
-        self.convolve(first, &input, "currents")?;
+        let hidden = self.saved.currents(2 * number + 1);
+        let currents = self.saved.currents(2 * number + 2);
+        self.convolve(first, &input, &hidden)?;
         self.neurons(2 * number + 1, None)?;
-        self.convolve(second, &layer_name(2 * number + 1), "currents")?;
+        self.convolve(second, &layer_name(2 * number + 1), &currents)?;
         let elements = self.shape.frames() * second.window.output.elements();
         let count = Argument::I64(elements as i64);
         match shortcut {
             Some(conv) => {
                 self.convolve(conv, &input, "shortcut")?;
                 let memory = self.sequence.memory();
-                let arguments = [memory.at("currents"), memory.at("shortcut"), count];
+                let arguments = [memory.at(&currents), memory.at("shortcut"), count];
                 self.sequence.launch(&ADD, &elements, &arguments)?;
             }
             None => {
                 let memory = self.sequence.memory();
                 let theta = Argument::F32(self.shape.neuron().threshold as f32);
-                let arguments = [memory.at("currents"), memory.at(&input), count, theta];
+                let arguments = [memory.at(&currents), memory.at(&input), count, theta];
                 self.sequence.launch(&ADD_SPIKES, &elements, &arguments)?;
             }
         }
@@ -340,7 +407,7 @@ pub fn gather_images(
     sequence.launch(&GATHER, &elements, &arguments)
 }
 
-/// The stem's GEMM, to `currents`.
+/// The stem's GEMM.
 ///
 /// # Errors
 /// When the library declines.
@@ -349,13 +416,14 @@ pub fn stem_gemm(
     stem: &Conv,
     frames: usize,
     columns: usize,
+    to: &str,
 ) -> Result<(), BackendError> {
     let rows = frames * stem.window.output.pixels();
     let filters = stem.window.output.channels;
     let spec = Spec { rows, columns: filters, depth: columns, transposed: true, wide: true };
     let memory = sequence.memory();
     let operands =
-        [memory.address("operand"), memory.address(&weight_name(stem)), memory.address("currents")];
+        [memory.address("operand"), memory.address(&weight_name(stem)), memory.address(to)];
     sequence.gemm(spec, operands)
 }
 
@@ -386,7 +454,7 @@ pub fn classify(
 }
 
 /// Side, channels, side of the output, kernel, stride.
-fn window_arguments(window: &Window) -> Vec<Argument> {
+pub fn window_arguments(window: &Window) -> Vec<Argument> {
     let Window { input, output, kernel, stride } = *window;
     i32s(&[input.side, input.channels, output.side, kernel, stride])
 }

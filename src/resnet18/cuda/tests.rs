@@ -69,14 +69,34 @@ fn every_rung_is_the_reference_bit_for_bit() {
 }
 
 #[test]
+fn training_steps_are_those_of_the_reference() {
+    let Some((device, _alone)) = gpu() else { return };
+    for (stem, width, b, t, level) in
+        [(Stem::ImageNet, 16, 3, 5, 8), (Stem::Cifar, 16, 2, 4, 4), (Stem::ImageNet, 64, 8, 8, 8)]
+    {
+        let problem = TrainStep { shape: shape(stem, width, b, t, level) };
+        let inputs = problem.inputs(2);
+        let expected = problem.reference(&inputs);
+        for row in TRAIN_STEP {
+            let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
+            let case = format!("{} {stem:?} w={width} b={b} t={t} level={level}", row.name);
+            let comparison = verify(&mut task, &expected, problem.tolerance())
+                .unwrap_or_else(|error| panic!("{case}: {error}"));
+            eprintln!("{case}: {comparison:?}");
+            assert!(repeats(&mut task).unwrap(), "{case}");
+        }
+    }
+}
+
+#[test]
 fn spikes_of_every_layer_are_those_of_the_reference() {
     let Some((device, _alone)) = gpu() else { return };
     let shape = shape(Stem::ImageNet, 64, 3, 8, 8);
     let problem = Inference { shape };
     let inputs = problem.inputs(4);
     let expected = Reference::new(&shape, &inputs).forward(&inputs);
-    for write in [per_op::sequence as Write, fused::sequence] {
-        let output = Output::new(&device, "logits", shape.logits(), Dtype::F32).unwrap();
+    for write in [per_op::sequence, fused::sequence] {
+        let output = logits(&shape, &device).unwrap();
         let sequence = match write(&shape, &inputs, &device, &output) {
             Err(BackendError::Unsupported(reason)) => {
                 eprintln!("skipped: {reason}");

@@ -8,7 +8,7 @@ mod backward;
 mod forward;
 mod row;
 
-pub use backward::BACKWARD;
+pub use backward::{BACKWARD, replay_kernel};
 pub use forward::{FORWARD, PER_STEP};
 use kernelgate_cuda::spec::{ListedKernel, list};
 pub use row::parameters;
