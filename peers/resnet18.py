@@ -6,10 +6,10 @@ compiled into one kernel, the stem once an image, all in a CUDA graph. Training 
 compiled neurons in a CUDA graph: forward, cross-entropy, backward by replay, SGD with momentum.
 
 The same equations as the workload. Weights are random here, drawn as the workload's are but not the
-same numbers: speed does not depend on them. `python resnet18.py --check DUMP` computes the problem of
-a safetensors file that `kernelgate verify --dump` wrote, with its weights and images, and prints how
-far the logits, and in training the new momentum, are from the file's. `--cpu B T` times a training
-step on the host.
+same numbers: speed does not depend on them. `python resnet18.py --check DUMP` computes the problem
+of a safetensors file that `kernelgate verify --dump` wrote, with its weights and images, and
+prints how far the logits, and in training the new momentum, are from the file's. `--cpu B T`
+times a training step on the host.
 """
 import json
 import math
@@ -62,7 +62,8 @@ def random_weights(stem, width):
     weights = {}
     for name, into, out, kernel, _, taps in layers(stem, width):
         gain = 1.0 if name == "conv1" else 2.2 if name.endswith("conv1") else 1.3
-        weights[name + ".weight"] = torch.randn(out, into, kernel, kernel) * gain / math.sqrt(taps * into)
+        deviation = gain / math.sqrt(taps * into)
+        weights[name + ".weight"] = deviation * torch.randn(out, into, kernel, kernel)
         shift = -0.1 if name.endswith("conv2") else 0.0
         weights[name + ".bias"] = 0.1 * torch.randn(out) + shift
     weights["fc.weight"] = torch.randn(CLASSES, 8 * width) / math.sqrt(8 * width)
@@ -297,14 +298,15 @@ def read_safetensors(path):
         if name != "__metadata__":
             first, end = entry["data_offsets"]
             part = bytearray(data[8 + length + first : 8 + length + end])
-            tensors[name] = torch.frombuffer(part, dtype=types[entry["dtype"]]).reshape(entry["shape"])
+            flat = torch.frombuffer(part, dtype=types[entry["dtype"]])
+            tensors[name] = flat.reshape(entry["shape"])
     return tensors
 
 
 def check(path, axes):
     """Prints how far this network is from the outputs in the file, for every dtype."""
     found = read_safetensors(path)
-    tensor = lambda name: found["input/" + name] if "input/" + name in found else found["output/" + name]
+    tensor = lambda name: found.get("input/" + name, found.get("output/" + name))
     t, level, width = (int(axes[axis]) for axis in ("t", "level", "w"))
     weights = loaded_weights(tensor("parameters"), axes["stem"], width)
     images = tensor("images").permute(0, 3, 1, 2)
@@ -331,7 +333,8 @@ def check(path, axes):
 
 def time_host(b, t):
     """Prints the median time of a training step on the host."""
-    network = Network("imagenet", 64, t, 8, random_weights("imagenet", 64), "cpu", torch.float32, True)
+    weights = random_weights("imagenet", 64)
+    network = Network("imagenet", 64, t, 8, weights, "cpu", torch.float32, True)
     images = torch.randn(b, COLORS, SIDE, SIDE).contiguous(memory_format=torch.channels_last)
     step = trained(network, images, torch.randint(CLASSES, (b,)))
     times = []
@@ -339,7 +342,8 @@ def time_host(b, t):
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)
-    print(json.dumps({"b": b, "t": t, "threads": torch.get_num_threads(), "median_s": sorted(times)[4]}))
+    threads = torch.get_num_threads()
+    print(json.dumps({"b": b, "t": t, "threads": threads, "median_s": sorted(times)[4]}))
 
 
 if __name__ == "__main__":

@@ -112,8 +112,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // spikes = pool(tracers) - before; before = pool(tracers): one step of the telescoped max-pooling,
-// with the tracers that the neurons carry, which are the sums of their spikes; `sources` may be null,
-// else it gets the tap of the first largest
+// with the tracers that the neurons carry, which are the sums of their spikes; `sources` may be
+// null, else it gets the tap of the first largest
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_pool(const int* __restrict__ tracers, int* __restrict__ before,
                          signed char* __restrict__ spikes, unsigned char* __restrict__ sources,
@@ -154,10 +154,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     for (int t = 0; t < frames; ++t) {
       const signed char* frame =
           spikes + (static_cast<i64>(t) * images + image) * pixels * channels + channel;
-      for (int pixel = 0; pixel < pixels; ++pixel) count += frame[static_cast<i64>(pixel) * channels];
+      for (int pixel = 0; pixel < pixels; ++pixel)
+        count += frame[static_cast<i64>(pixel) * channels];
     }
-    sum = fmaf(weight[static_cast<i64>(label) * channels + channel], scale * static_cast<float>(count),
-               sum);
+    const float mean = scale * static_cast<float>(count);
+    sum = fmaf(weight[static_cast<i64>(label) * channels + channel], mean, sum);
   }
   sum = block_sum<kThreads>(sum, scratch);
   if (threadIdx.x > 0) return;

@@ -70,7 +70,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   int count = 0;
   for (int t = 0; t < steps; ++t) {
     const signed char* frame = spikes + (t * images + image) * pixels * channels + i % channels;
-    for (int pixel = 0; pixel < pixels; ++pixel) count += frame[static_cast<i64>(pixel) * channels];
+    for (int pixel = 0; pixel < pixels; ++pixel)
+      count += frame[static_cast<i64>(pixel) * channels];
   }
   features[i] = scale * static_cast<float>(count);
 }
@@ -106,8 +107,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const i64 image = i / channels / pixels % images;
   float sum = 0.f;
   for (int label = 0; label < classes; ++label)
-    sum = fmaf(logits[image * classes + label], weight[static_cast<i64>(label) * channels + channel],
-               sum);
+    sum = fmaf(logits[image * classes + label],
+               weight[static_cast<i64>(label) * channels + channel], sum);
   gradient[i] = scale * sum;
 }
 
@@ -145,7 +146,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const i64 begin = split * length, end = min_of(rows, begin + length);
   float sum = 0.f;
   if (column < columns)
-    for (i64 row = begin + warp; row < end; row += kThreads / kTile) sum += x[row * columns + column];
+    for (i64 row = begin + warp; row < end; row += kThreads / kTile)
+      sum += x[row * columns + column];
   parts[warp][lane] = sum;
   __syncthreads();
   if (warp > 0 || column >= columns) return;

@@ -32,7 +32,7 @@
 //! |---|---|---|
 //! | `images` | [B, 32, 32, 3], f32 | |
 //! | `labels` | \[B\], i8 | classes from 0, training only |
-//! | `parameters` | [R, w], f32 | each weight `[out, kh, kw, in]` and then its bias, layer by layer |
+//! | `parameters` | [R, w], f32 | each weight `[out, kh, kw, in]`, then its bias |
 //! | `momentum` | [R, w], f32 | training only |
 //!
 //! | output | shape | |
@@ -265,8 +265,12 @@ impl Problem for TrainStep {
 
     fn tolerance(&self) -> Tolerance {
         match self.shape.dtype {
-            Dtype::F32 => Tolerance { max_error: 2e-4, relative_l2: 5e-5 },
-            _ => Tolerance { max_error: 1e-1, relative_l2: 5e-2 },
+            // Measured: 1.5e-6 and 8.5e-7 with the spikes of the reference. A parameter is held to
+            // its own values.
+            Dtype::F32 => Tolerance { max_error: 2e-5, relative_l2: 1e-5 },
+            // Gradients rounded to bf16 before each GEMM, over 17 layers: up to 8.2e-3 and 7.2e-3.
+            // A test sees that half a parameter's gradient, of any parameter, is beyond it.
+            _ => Tolerance { max_error: 4e-2, relative_l2: 3e-2 },
         }
     }
 

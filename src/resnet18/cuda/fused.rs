@@ -160,7 +160,7 @@ fn stem(
     arguments.extend(i32s(&[map.channels, shape.fed()]));
     arguments.push(Argument::F32(shape.steps() as f32));
     arguments.extend(neuron_arguments(shape));
-    sequence.launch(&STEM, &tile(neurons), &arguments)?;
+    sequence.launch_early(&STEM, &tile(neurons), &arguments)?;
     let Some(pool) = &network.pool else { return Ok(()) };
     let outputs = shape.b * pool.output.elements();
     let memory = sequence.memory();
@@ -168,7 +168,7 @@ fn stem(
     arguments.extend([Argument::I64(outputs as i64), Argument::I64(neurons as i64)]);
     arguments.extend(i32s(&[pool.input.side, pool.input.channels, pool.output.side]));
     sequence.begin("MaxPool");
-    sequence.launch(&POOL, &tile(outputs), &arguments)?;
+    sequence.launch_early(&POOL, &tile(outputs), &arguments)?;
     sequence.end();
     Ok(())
 }
@@ -227,5 +227,5 @@ fn launch(
     let filters = window.output.channels;
     let columns = if pixels * filters / 64 < ENOUGH_BLOCKS { 32 } else { 64 };
     let tile = Tile { steps: shape.t, columns, blocks: [pixels, filters / columns, 1] };
-    sequence.launch(&BLOCK, &tile, &arguments)
+    sequence.launch_early(&BLOCK, &tile, &arguments)
 }

@@ -1,8 +1,8 @@
 //! ResNet-18 on the GPU: from a launch an operation and time step to a kernel a layer.
 //!
-//! What each kernel does, its thread mapping and its bound are in its file under `kernels/resnet18`.
-//! A rung is a `Sequence`, the list of its launches, made once while a case is prepared, in which
-//! weights are packed too. Neurons start from their first step, so there is no reset to launch, and
+//! What each kernel does, its thread mapping and its bound are in its file under
+//! `kernels/resnet18`. A rung is a `Sequence`, the list of its launches, made once while a case is
+//! prepared, in which weights are packed too. Neurons start from their first step, so there is no reset to launch, and
 //! no reshaping: frames lie time-major as every kernel reads them. Deliberately absent: f32, and a
 //! fused training step.
 
@@ -88,7 +88,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         name: "cuda/per_op",
         about: "a launch an operation from the host, neurons forward a launch a time step, \
                 backward by replay",
-        supports: |problem| bf16(&problem.shape),
+        supports: |problem| bf16(&problem.shape).and_then(|()| train::supported(&problem.shape)),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| train::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
@@ -101,7 +101,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
-        supports: |problem| bf16(&problem.shape),
+        supports: |problem| bf16(&problem.shape).and_then(|()| train::supported(&problem.shape)),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| train::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {

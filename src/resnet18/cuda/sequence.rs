@@ -6,13 +6,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use kernelgate::backend::BackendError;
+use kernelgate_cuda::architecture::overlaps_launches;
 use kernelgate_cuda::libraries::gemm::{Blas, Gemm, Spec};
 use kernelgate_cuda::observe::range::Range;
-use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, LoadedKernel};
+use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, LaunchAttributes, LoadedKernel};
 
 /// One entry.
 enum Step {
-    Launch(LoadedKernel, Vec<Argument>),
+    Launch { kernel: LoadedKernel, arguments: Vec<Argument>, attributes: LaunchAttributes },
     Gemm(Rc<Gemm>, [u64; 3]),
     Begin(&'static str),
     End,
@@ -52,8 +53,33 @@ impl Sequence {
         p: &P,
         arguments: &[Argument],
     ) -> Result<(), BackendError> {
+        self.launch_with(kernel, p, arguments, false)
+    }
+
+    /// Adds a kernel that begins by waiting for those before it: with programmatic dependent launch
+    /// where the device has it, which is from sm_90 on.
+    ///
+    /// # Errors
+    /// As [`Self::launch`].
+    pub fn launch_early<P>(
+        &mut self,
+        kernel: &KernelSpec<P>,
+        p: &P,
+        arguments: &[Argument],
+    ) -> Result<(), BackendError> {
+        self.launch_with(kernel, p, arguments, overlaps_launches(&self.device.facts().arch))
+    }
+
+    fn launch_with<P>(
+        &mut self,
+        kernel: &KernelSpec<P>,
+        p: &P,
+        arguments: &[Argument],
+        programmatic: bool,
+    ) -> Result<(), BackendError> {
         let kernel = kernel.load(&self.device, p)?;
-        self.steps.push(Step::Launch(kernel, arguments.to_vec()));
+        let attributes = LaunchAttributes { programmatic, window: None };
+        self.steps.push(Step::Launch { kernel, arguments: arguments.to_vec(), attributes });
         Ok(())
     }
 
@@ -94,7 +120,9 @@ impl Sequence {
         let mut ranges = Vec::new();
         for step in &self.steps {
             match step {
-                Step::Launch(kernel, arguments) => kernel.launch(arguments)?,
+                Step::Launch { kernel, arguments, attributes } => {
+                    kernel.launch_with(*attributes, arguments)?
+                }
                 Step::Gemm(gemm, [x, w, y]) => gemm.launch(0, *x, *w, *y)?,
                 Step::Begin(name) => ranges.push(Range::new(name)),
                 Step::End => drop(ranges.pop()),

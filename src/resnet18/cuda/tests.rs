@@ -1,5 +1,5 @@
-//! Refusals and declared memory anywhere; on a GPU every rung against the reference, spikes of every
-//! layer included, and its memory against what it declares.
+//! Refusals and declared memory anywhere; on a GPU every rung against the reference, spikes of
+//! every layer included, and its memory against what it declares.
 
 use super::per_op::layer_name;
 use super::*;
@@ -28,6 +28,9 @@ fn what_rows_cannot_compute_is_refused_with_a_reason() {
     assert_eq!(supports(2, five), Err("compiled for 4, 8 and 16 time steps".to_owned()));
     let narrow = shape(Stem::ImageNet, 8, 8, 8, 8);
     assert_eq!(supports(2, narrow), Err("a width in multiples of 64".to_owned()));
+    let odd = TrainStep { shape: NetworkShape { b: 3, t: 5, ..whole } };
+    let refused = Err("images times steps in multiples of 8".to_owned());
+    assert!(TRAIN_STEP.iter().all(|row| (row.supports)(&odd) == refused));
 }
 
 #[test]
@@ -72,7 +75,7 @@ fn every_rung_is_the_reference_bit_for_bit() {
 fn training_steps_are_those_of_the_reference() {
     let Some((device, _alone)) = gpu() else { return };
     for (stem, width, b, t, level) in
-        [(Stem::ImageNet, 16, 3, 5, 8), (Stem::Cifar, 16, 2, 4, 4), (Stem::ImageNet, 64, 8, 8, 8)]
+        [(Stem::ImageNet, 16, 8, 5, 8), (Stem::Cifar, 16, 2, 4, 4), (Stem::ImageNet, 64, 8, 8, 8)]
     {
         let problem = TrainStep { shape: shape(stem, width, b, t, level) };
         let inputs = problem.inputs(2);

@@ -55,6 +55,19 @@ const LOSS: KernelSpec<usize> =
 const ROUND: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_round", ..LOSS };
 const SUM_ROWS: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sum_rows", ..LOSS };
 
+/// Whether the gradients' GEMMs can be computed: frames are their inner extent, in rows of whole 16
+/// bytes.
+///
+/// # Errors
+/// The reason.
+pub fn supported(shape: &NetworkShape) -> Result<(), String> {
+    if shape.frames().is_multiple_of(8) {
+        Ok(())
+    } else {
+        Err("images times steps in multiples of 8".to_owned())
+    }
+}
+
 /// Inputs, as they lie, and everything else but outputs.
 fn all_regions(shape: &NetworkShape, network: &Network) -> Vec<Region> {
     let frames = shape.frames();
