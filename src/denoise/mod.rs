@@ -12,12 +12,12 @@ mod shape;
 pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::harness::Peers;
-use kernelgate::suite::{Suite, suite, suite_with_scan};
+use kernelgate::suite::{Suite, suite_with_scan};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Box<dyn Suite>> {
     vec![
-        suite(&STEP, cpu::STEP.iter().chain(cuda::STEP)),
+        suite_with_scan(&STEP, cpu::STEP.iter().chain(cuda::STEP), STEP_SCAN),
         suite_with_scan(&LOOP, cpu::LOOP.iter().chain(cuda::LOOP), LOOP_SCAN),
     ]
 }
