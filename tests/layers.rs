@@ -151,6 +151,7 @@ const CRATES: &[Rules] = &[
             ("st_bif", &["math"]),
             ("attention", &["math"]),
             ("denoise", &["math"]),
+            ("resnet18", &["math", "st_bif"]),
         ],
         confined: &[],
     },
