@@ -10,7 +10,9 @@ mod backward;
 mod components;
 mod cudnn;
 mod forward;
+mod forward_wgmma;
 mod launch;
+mod tile_lists;
 
 use crate::attention::definition::{AttentionBackward, AttentionForward};
 use kernelgate::backend::Implementation;
@@ -20,7 +22,7 @@ pub use components::{SCORES, SOFTMAX, VALUES};
 
 /// Forward ladder, and the library.
 pub fn forward() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {
-    forward::LADDER.iter().chain([&cudnn::FORWARD])
+    forward::LADDER.iter().chain([&forward_wgmma::ROW, &cudnn::FORWARD])
 }
 
 /// Backward ladder, and the library.
@@ -30,7 +32,13 @@ pub fn backward() -> impl Iterator<Item = &'static Implementation<AttentionBackw
 
 /// Every kernel of the family.
 pub fn kernels() -> Vec<ListedKernel> {
-    [list(components::KERNELS), list(forward::KERNELS), list(backward::KERNELS)].concat()
+    [
+        list(components::KERNELS),
+        list(forward::KERNELS),
+        list(forward_wgmma::KERNELS),
+        list(backward::KERNELS),
+    ]
+    .concat()
 }
 
 #[cfg(test)]
