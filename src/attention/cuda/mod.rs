@@ -7,6 +7,7 @@
 //! here computes.
 
 mod backward;
+mod backward_wgmma;
 mod components;
 mod cudnn;
 mod forward;
@@ -27,7 +28,7 @@ pub fn forward() -> impl Iterator<Item = &'static Implementation<AttentionForwar
 
 /// Backward ladder, and the library.
 pub fn backward() -> impl Iterator<Item = &'static Implementation<AttentionBackward>> {
-    backward::LADDER.iter().chain([&cudnn::BACKWARD])
+    backward::LADDER.iter().chain([&backward_wgmma::ROW, &cudnn::BACKWARD])
 }
 
 /// Every kernel of the family.
@@ -37,6 +38,7 @@ pub fn kernels() -> Vec<ListedKernel> {
         list(forward::KERNELS),
         list(forward_wgmma::KERNELS),
         list(backward::KERNELS),
+        list(backward_wgmma::KERNELS),
     ]
     .concat()
 }

@@ -171,7 +171,7 @@ fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
                         &device,
                         &name
                     ),
-                    2
+                    rungs - 2
                 );
             }
         }
@@ -192,6 +192,11 @@ fn tiles_of_several_warpgroups_agree_with_the_reference_at_their_edges() {
                 let wanted = |row: &str| row == "cuda/flash_wgmma";
                 let problem = AttentionForward { attention };
                 assert_eq!(check(forward(), wanted, &problem, &device, &name), expected);
+                // The reference of the longest one's gradients takes minutes.
+                if s <= 1000 {
+                    let problem = AttentionBackward { attention };
+                    assert_eq!(check(backward(), wanted, &problem, &device, &name), expected);
+                }
             }
         }
     }
@@ -365,7 +370,7 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
             _ => assert!(
                 differing
                     .iter()
-                    .all(|output| output == "grad_q" && name == "cuda/flash_mma"),
+                    .all(|output| output == "grad_q" && name.starts_with("cuda/flash_")),
                 "{name}: {differing:?}"
             ),
         }
