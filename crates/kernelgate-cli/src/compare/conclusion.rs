@@ -86,11 +86,15 @@ impl Engine<'_> {
             identical: self.session.identical().into_iter().collect(),
             untimed: facts.untimed,
             optimised: facts.optimised,
-            delays: delays_text(&self.request.head_delays_ns),
+            delays: delays_text(&self.request.planted.delays_ns),
             rounds: [1, 2].into_iter().filter_map(|round| self.facts_of(round)).collect(),
             numerics: NumericsReport::default(),
             costs: Vec::new(),
             rules: RulesReport::default(),
+            code: BTreeMap::new(),
+            kernels: Vec::new(),
+            explanations: BTreeMap::new(),
+            unaffected: Vec::new(),
         }
     }
 

@@ -13,12 +13,15 @@ mod checkout;
 mod conclusion;
 mod driver;
 mod engine;
+mod explanation;
 mod folder;
-mod git;
+pub(crate) mod git;
 mod install;
+mod kernels;
 mod load;
 mod matched;
 mod numerics;
+pub mod one_case;
 mod preparation;
 mod process;
 pub mod progress;
@@ -37,6 +40,7 @@ use std::time::Duration;
 use crate::gate::numerics::NumericsPolicy;
 pub use engine::run;
 use kernelgate::record::TrialSampling;
+pub use session::Tools;
 pub use thresholds::{AskedThresholds, Thresholds};
 
 /// Where a side comes from.
@@ -48,6 +52,18 @@ pub enum SideSource {
     WorkTree,
     /// A folder of bench executables.
     Folder(PathBuf),
+}
+
+/// What a calibration does to the head on purpose, to see what is made of it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Planted {
+    /// Delays that are added to launches, or to the times of iterations where nothing can delay
+    /// them: nanoseconds by case.
+    pub delays_ns: BTreeMap<String, f64>,
+    /// Whether launches are delayed by work in place of a wait.
+    pub by_work: bool,
+    /// The number of a layout of code and memory; none for the usual one.
+    pub layout: Option<usize>,
 }
 
 /// A comparison that was asked for.
@@ -63,9 +79,8 @@ pub struct ComparisonRequest {
     pub filter: Option<String>,
     /// Our flags of a bench binary, as environment variables.
     pub settings: BTreeMap<String, String>,
-    /// Delays that are added on purpose to launches of the head, or to the times of its iterations
-    /// where nothing can delay them: nanoseconds by case.
-    pub head_delays_ns: BTreeMap<String, f64>,
+    /// What is done to the head on purpose.
+    pub planted: Planted,
     /// What counts as slower.
     pub thresholds: Thresholds,
     /// What counts as less accurate.
@@ -83,6 +98,12 @@ pub struct ComparisonRequest {
     pub absolute_for_all: bool,
     /// Time cases too whose executable is the same file on both sides.
     pub time_identical: bool,
+    /// Time only cases whose machine code or launches changed, or are not known.
+    pub affected: bool,
+    /// Architectures for which all kernels of both builds are compiled and compared.
+    pub kernels: Vec<String>,
+    /// Profile both builds where a case regressed.
+    pub profile_slower: bool,
     /// Cargo's profile.
     pub profile: String,
     /// Go on where the last comparison was interrupted.
@@ -103,6 +124,9 @@ pub enum CompareError {
     /// What was asked for cannot be done.
     #[error("{0}")]
     Usage(String),
+    /// A revision has no executables: it does not build, or is no package.
+    #[error("{0}")]
+    Unbuildable(String),
     /// A side cannot be compared.
     #[error("refused: {field} of {side} is `{found}`, this kernelgate needs `{wanted}`")]
     Refused {

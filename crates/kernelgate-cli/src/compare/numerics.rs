@@ -11,7 +11,8 @@ use std::time::Instant;
 use super::engine::{Engine, index};
 use super::install::Driver;
 use super::session::{Bench, Prepared};
-use super::{CompareError, driver, folder};
+use super::{CompareError, Planted, driver, folder};
+use crate::gate::code::CodeComparison;
 use crate::gate::costs::{self, CostGrowth};
 use crate::gate::numerics::{self, NumericsPolicy, NumericsReport};
 use crate::gate::paired::Arm;
@@ -27,6 +28,8 @@ pub struct Findings {
     pub numerics: NumericsReport,
     /// Costs that grew.
     pub costs: Vec<CostGrowth>,
+    /// The kernels of each case in both builds.
+    pub code: BTreeMap<String, CodeComparison>,
     /// Cases that are wrong in the head with another seed, with the error.
     pub failed: BTreeMap<String, String>,
 }
@@ -61,6 +64,12 @@ impl Engine<'_> {
                     continue;
                 };
                 let of = [LaunchCosts::from(before), LaunchCosts::from(now)];
+                let mut code = CodeComparison::of(&before.kernels, &now.kernels);
+                code.add_commands(before.samples.commands, now.samples.commands);
+                // Cases on the host, and those of other code, tell nothing of it.
+                if code != CodeComparison::default() {
+                    findings.code.insert(id.clone(), code);
+                }
                 let limits = rules.limits(id);
                 findings.costs.extend(costs::grown(id, [&of[..1], &of[1..]], &limits));
                 if same_bits(&before.verification, &now.verification) {
@@ -156,7 +165,7 @@ impl Engine<'_> {
         let mut settings = self.request.settings.clone();
         settings.insert("KERNELGATE_SEED".to_owned(), seed.to_string());
         let run = self.trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
-            trial.delays_ns.clear();
+            trial.planted = Planted::default();
             driver::run(&super::process::TrialSetup { settings: &settings, ..self.setup() }, &trial)
         });
         run.unwrap_or_else(|why| {

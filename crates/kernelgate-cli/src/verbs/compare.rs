@@ -1,17 +1,16 @@
 //! `kernelgate compare`: two builds, their processes interleaved until every case is decided.
 
 use kernelgate::record::text::printable;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
 
 use super::output::{arguments_of_process, command_line};
-use super::settings::{Settings, ThresholdFlags, Timeouts};
+use super::settings::{Settings, ThresholdFlags, Timeouts, nothing_planted};
 use super::verdict::VerdictOutput;
 use crate::compare::progress::parse_duration;
-use crate::compare::{self, CompareError, ComparisonRequest, SideSource, Thresholds};
+use crate::compare::{self, CompareError, ComparisonRequest, Planted, SideSource, Thresholds};
 use crate::gate::numerics::NumericsPolicy;
 use crate::report::{comparison, metrics};
 use kernelgate::display::terminal;
@@ -56,6 +55,17 @@ pub struct Arguments {
     /// Time cases too whose executable is the same file on both sides, byte by byte
     #[arg(long)]
     time_identical: bool,
+    /// Time only cases whose machine code or launches changed, or that do not tell them; code of
+    /// the host is not compared
+    #[arg(long)]
+    affected: bool,
+    /// Also compile all kernels of both builds for this architecture (repeatable) and list those
+    /// that differ; needs NVRTC and no GPU
+    #[arg(long, value_name = "ARCH")]
+    kernels: Vec<String>,
+    /// Do not profile both builds where a case got slower
+    #[arg(long)]
+    no_profile: bool,
     /// Go on where the last comparison was interrupted
     #[arg(long)]
     resume: bool,
@@ -75,16 +85,12 @@ fn absolute(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    anyhow::ensure!(
-        std::env::var_os("KERNELGATE_DELAY").is_none_or(|delay| delay.is_empty()),
-        "KERNELGATE_DELAY is set: it would slow both sides down; unset it"
-    );
+    nothing_planted()?;
     Filter::parse(arguments.filter.as_deref(), false)?;
     anyhow::ensure!(
         arguments.growth >= 1.0 && arguments.growth.is_finite(),
         "--growth takes a number from 1"
     );
-    let kept = store.runs.parent().map(PathBuf::from).unwrap_or_default();
     let source = |folder: &Option<PathBuf>, revision: &Option<String>| match (folder, revision) {
         (Some(folder), _) => SideSource::Folder(folder.clone()),
         (_, Some(revision)) => SideSource::Revision(revision.clone()),
@@ -96,8 +102,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         benches: arguments.bench.clone(),
         filter: arguments.filter.clone(),
         settings: arguments.settings.variables(),
-        head_delays_ns: BTreeMap::new(),
+        planted: Planted::default(),
         time_identical: arguments.time_identical,
+        affected: arguments.affected,
+        kernels: arguments.kernels.clone(),
+        profile_slower: !arguments.no_profile,
         wait: arguments.timeouts.wait,
         build_wait: arguments.timeouts.build_wait,
         absolute_for_all: arguments.limits.asks_absolute(),
@@ -109,8 +118,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         resume: arguments.resume,
         package: store.root.clone(),
         leave_out: absolute(&arguments.leave_out)?,
-        target: kept.parent().map(PathBuf::from).unwrap_or_default(),
-        folder: kept.join("compare"),
+        target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
+        folder: store.work.join("compare"),
     };
     arguments.output.check()?;
     let outcome = match compare::run(&request) {

@@ -1,6 +1,10 @@
 //! What is compiled: a source file with the headers of its package, and the macros of one build of
 //! it.
 
+use std::borrow::Cow;
+
+use crate::layout;
+
 /// Headers that every kernel may include, by the name it includes them under. They lie in this
 /// crate, so that kernels of other packages reach them too.
 pub const HEADERS: &[(&str, &str)] = &[
@@ -72,6 +76,25 @@ impl Build {
             .join(" ")
     }
 
+    /// What is compiled: the file, after further functions where another layout is asked for.
+    pub fn text(&self) -> Cow<'static, str> {
+        match layout::asked() {
+            Some(layout) => (layout::padding_functions(layout) + self.source.text).into(),
+            None => self.source.text.into(),
+        }
+    }
+
+    /// What a kernel of it goes by in records: the build, and the symbol where that is not the
+    /// file's name.
+    pub fn kernel_name(&self, symbol: &str) -> String {
+        let name = self.name();
+        if self.source.file.replace('/', "_") == symbol {
+            name
+        } else {
+            format!("{name}: {symbol}")
+        }
+    }
+
     /// The compiler's options for an architecture: a real one such as `sm_90a`, or a virtual one
     /// such as `compute_80`, for PTX. With `KERNELGATE_LINE_INFO` set, machine code names its source
     /// lines, for profilers and compute-sanitizer; without, an edit of a comment changes no machine
@@ -86,7 +109,8 @@ impl Build {
         let constants = self.constants.iter().map(|(name, value)| format!("-D{name}={value}"));
         let line_info = std::env::var_os("KERNELGATE_LINE_INFO").filter(|value| !value.is_empty());
         let line_info = line_info.map(|_| "--generate-line-info".to_owned());
-        fixed.into_iter().chain(line_info).chain(defines).chain(constants).collect()
+        let layout = layout::asked().map(|layout| format!("-D{}={layout}", layout::VARIABLE));
+        fixed.into_iter().chain(line_info).chain(layout).chain(defines).chain(constants).collect()
     }
 }
 

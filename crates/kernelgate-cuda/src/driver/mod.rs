@@ -19,6 +19,7 @@ mod staging;
 mod status;
 pub mod stream_timer;
 pub mod tensor_map;
+pub mod used;
 mod wait;
 pub mod window;
 

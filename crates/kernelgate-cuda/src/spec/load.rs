@@ -33,7 +33,9 @@ impl<P> KernelSpec<P> {
             ));
         }
         let shape = self.shape(p)?;
-        let kernel = device.kernel(&self.build(p), self.symbol)?;
+        let build = self.build(p);
+        let kernel = device.kernel(&build, self.symbol)?;
+        device.note_shape(&build.kernel_name(self.symbol), shape);
         if shape.shared_bytes > 0 {
             kernel.allow_shared(shape.shared_bytes)?;
         }

@@ -5,6 +5,7 @@ use hashbrown::{HashMap, HashSet};
 use super::super::context::Context;
 use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Severity};
 use super::super::gaps::CauseKind;
+use super::super::labels::without_numbers;
 use super::outcome::{Outcome, milliseconds, most_expensive, number};
 use crate::analyze::launches::NONE;
 use crate::analyze::sweep::ByThread;
@@ -114,19 +115,6 @@ fn by_ranges(context: &Context<'_>) -> Vec<Loop> {
     loops
 }
 
-/// `step_12/layer_3` as `step_#/layer_#`.
-fn without_numbers(path: &str) -> String {
-    let mut text = String::new();
-    for c in path.chars() {
-        match c {
-            '0'..='9' if text.ends_with('#') => {}
-            '0'..='9' => text.push('#'),
-            c => text.push(c),
-        }
-    }
-    text
-}
-
 /// Waits of a thread with the same number of launches between them.
 fn periodic(context: &Context<'_>) -> Vec<Loop> {
     let calls = &context.trace.calls;
@@ -162,15 +150,4 @@ fn periodic(context: &Context<'_>) -> Vec<Loop> {
         loops.push(of);
     }
     loops
-}
-
-#[cfg(test)]
-mod tests {
-    use super::without_numbers;
-
-    #[test]
-    fn siblings_differ_in_numbers() {
-        assert_eq!(without_numbers("step_12/layer_3/mlp"), "step_#/layer_#/mlp");
-        assert_eq!(without_numbers("Forward"), "Forward");
-    }
 }
