@@ -19,6 +19,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("common/memory.cuh", include_str!("../../kernels/common/memory.cuh")),
     ("common/reduce.cuh", include_str!("../../kernels/common/reduce.cuh")),
     ("common/streaming.cuh", include_str!("../../kernels/common/streaming.cuh")),
+    ("common/tensor_copy.cuh", include_str!("../../kernels/common/tensor_copy.cuh")),
     ("common/types.cuh", include_str!("../../kernels/common/types.cuh")),
     ("common/wgmma.cuh", include_str!("../../kernels/common/wgmma.cuh")),
 ];
