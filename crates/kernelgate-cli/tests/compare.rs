@@ -13,100 +13,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use package::{Outcome, rustflags};
-use tempfile::TempDir;
-
-const MANIFEST: &str = r#"
-[package]
-name = "scratch"
-version = "0.1.0"
-edition = "2024"
-[lib]
-bench = false
-[[bench]]
-name = "spin"
-harness = false
-[profile.bench]
-debug = false
-"#;
-
-/// One case a value of `n`, whose time is that of ROUNDS passes.
-const BENCH: &str = include_str!("fixture/scratch_bench.rs");
-
-struct Scratch {
-    folder: TempDir,
-}
-
-impl Scratch {
-    fn new() -> Self {
-        let scratch = Self { folder: tempfile::tempdir().unwrap() };
-        scratch.write("Cargo.toml", MANIFEST);
-        scratch.write("src/lib.rs", "");
-        scratch.write("benches/spin.rs", BENCH);
-        scratch.git("init --quiet --initial-branch=main");
-        scratch.commit("first");
-        scratch
-    }
-
-    fn write(&self, name: &str, text: &str) {
-        let path = self.folder.path().join(name);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, text).unwrap();
-    }
-
-    fn bench(&self, from: &str, to: &str) {
-        assert!(BENCH.contains(from));
-        self.write("benches/spin.rs", &BENCH.replace(from, to));
-    }
-
-    fn git(&self, line: &str) -> String {
-        let mut git = Command::new("git");
-        git.arg("-C")
-            .arg(self.folder.path())
-            .args(["-c", "user.name=a", "-c", "user.email=a@b"])
-            .args(line.split(' '));
-        let output = git.output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn commit(&self, message: &str) {
-        self.git("add benches src Cargo.toml");
-        self.git(&format!("commit --quiet -m {message}"));
-    }
-
-    fn compare_with(&self, flags: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
-        command
-            .args([
-                "compare",
-                "--relative",
-                "0.5",
-                "--tolerated",
-                "0.8",
-                "--max-blocks",
-                "24",
-                "--backend",
-                "cpu",
-                "--time-identical",
-            ])
-            .args(flags.split_whitespace())
-            .args(["--case-time", "0.1s"].iter().filter(|_| !flags.contains("--case-time")))
-            .current_dir(self.folder.path())
-            .env("CARGO_MANIFEST_DIR", self.folder.path())
-            .env("CARGO_TARGET_DIR", self.folder.path().join("target"))
-            .env("CARGO_ENCODED_RUSTFLAGS", rustflags())
-            .env("RAYON_NUM_THREADS", "1")
-            .env_remove("RUST_BACKTRACE");
-        command
-    }
-
-    fn compare(&self, flags: &str) -> Outcome {
-        self.compare_with(flags).output().unwrap().into()
-    }
-}
-
-const CASE: &str = "scratch/sum/n1024/cpu/hot";
+use package::Outcome;
+use package::scratch::{BENCH, CASE, MANIFEST, Scratch};
 
 #[test]
 fn unchanged_code_is_fine_and_slower_code_is_not() {
@@ -143,6 +51,14 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
         (&"regressed".into(), &CASE.into())
     );
     assert_eq!(json["judged"][0]["confirmation"]["verdict"], "regressed");
+    let why = &json["explanations"][CASE];
+    assert_eq!(
+        (&why["causes"][0], &why["identical_code"]),
+        (&"host".into(), &false.into()),
+        "{why}"
+    );
+    let words = why["evidence"][0].as_str().unwrap();
+    assert!(words.starts_with("a launch ") && words.contains(" -> "), "{words}");
     assert!(json["head"].as_str().unwrap().starts_with("working tree ("));
     assert_eq!(
         (
@@ -433,6 +349,7 @@ fn the_check_of_a_pull_request_compares_or_gates_or_says_what_is_missing() {
     let told = scratch.folder.path().join("told");
     let read = |name: &str| std::fs::read_to_string(told.join(name)).unwrap();
     assert_eq!(read("comment.md"), outcome.stdout);
+    assert!(read("report.html").contains("<svg") && read("change.svg").starts_with("<svg"));
     assert!(
         read("junit.xml").contains("type=\"regressed\"")
             && read("bmf.json").contains(CASE)

@@ -131,6 +131,31 @@ fn a_diagnosis_comes_as_text_and_as_json() {
 }
 
 #[test]
+fn two_traces_are_compared_and_three_are_not() {
+    let (folder, path) = trace();
+    let slower = folder.path().join("slower.json");
+    std::fs::write(&slower, TRACE.replace(r#""ts": 240, "dur": 10"#, r#""ts": 240, "dur": 15"#))
+        .unwrap();
+    let two = ["diagnose", text(&path), text(&slower)];
+    let report = printed(&two);
+    assert!(report.contains("copy longer: [CUDA memcpy Host-to-Device]"), "{report}");
+    assert!(report.contains("100.0 %  step#\n"), "{report}");
+    let json: serde_json::Value =
+        serde_json::from_str(&printed(&[&two[..], &["--format", "json"]].concat())).unwrap();
+    assert_eq!(json["compared"][1], text(&slower));
+    let part = &json["difference"]["parts"][0];
+    assert_eq!((&part["kind"], &part["change_ns"]), (&"copy".into(), &5000.into()));
+    let inside = printed(&[&two[..], &["--range", "step#1"]].concat());
+    assert!(inside.contains("B takes as long as A"), "{inside}");
+    for each in [&["--each"][..], &[text(&path)]] {
+        let report = printed(&[&two[..], each].concat());
+        assert!(report.matches("Top kernels").count() >= 2, "{report}");
+    }
+    let none = refused(&["diagnose", text(&path), "nowhere.json"]);
+    assert!(none.contains("nowhere.json"), "{none}");
+}
+
+#[test]
 fn a_timeline_can_be_read_again() {
     let (folder, path) = trace();
     let out = folder.path().join("timeline.json");
@@ -162,4 +187,21 @@ fn files_that_cannot_be_read_are_named() {
         );
         assert!(!words.contains("panicked"), "{words}");
     }
+}
+
+#[test]
+fn a_diagnosis_comes_as_a_page() {
+    let (folder, path) = trace();
+    // Names of a trace are others' words.
+    std::fs::write(&path, TRACE.replace("softmax", "softmax<script>alert(1)</script>")).unwrap();
+    let page = folder.path().join("page.html");
+    printed(&["diagnose", text(&path), "--html", text(&page)]);
+    let page = std::fs::read_to_string(page).unwrap();
+    for anchor in ["findings", "timeline", "kernels", "table-kernels", "rules"] {
+        assert!(page.contains(&format!("<section id=\"{anchor}\">")), "{anchor}");
+    }
+    assert!(!page.contains("<script>alert"), "{page}");
+    assert!(page.contains("When the GPU worked") && page.contains("stream 7: kernels"));
+    let complaint = refused(&["diagnose", text(&path), text(&path), "--html", "x.html"]);
+    assert!(complaint.contains("--html takes one trace, not 2"), "{complaint}");
 }

@@ -10,6 +10,7 @@ use fixture::{column, file, refused};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use kernelgate_trace::diagnose::diagnose;
+use kernelgate_trace::diagnose::difference::{Sums, difference};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::model::gpu::MemoryKind;
 use kernelgate_trace::read::{self, Wanted};
@@ -172,6 +173,44 @@ fn the_raw_page_has_a_metric_a_column() {
     let metric = trace.profiled[0].metrics[&trace.names.find("Duration").unwrap()];
     assert_eq!((metric.value, trace.names.text(metric.unit)), (4096.0, "nsecond"));
     assert_eq!(trace.profiled[0].metrics.len(), 1);
+}
+
+#[test]
+fn accesses_and_warps_are_judged_by_the_raw_page() {
+    let raw = "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\
+               \"smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.ratio\",\
+               \"l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio\",\
+               \"l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum\",\
+               \"l1tex__data_pipe_lsu_wavefronts_mem_shared.sum\",\
+               \"smsp__thread_inst_executed_per_inst_executed.ratio\"\n\
+               \"\",\"\",\"nsecond\",\"\",\"\",\"\",\"\",\"\"\n\
+               \"0\",\"good\",\"4,096\",\"32\",\"16\",\"5\",\"100\",\"31.5\"\n\
+               \"1\",\"bad\",\"8,192\",\"8\",\"16\",\"300\",\"400\",\"12\"\n";
+    let diagnosis = diagnose(&read("raw.csv", raw.as_bytes()));
+    for (rule, value) in [("coalescing", 8.0), ("bank-conflicts", 75.0), ("divergence", 12.0)] {
+        let found: Vec<_> = diagnosis.findings.iter().filter(|it| it.id == rule).collect();
+        assert_eq!(found.len(), 1, "{rule}: of the bad kernel alone");
+        assert_eq!(found[0].measured.value, value, "{rule}");
+        assert!(found[0].title.starts_with("bad: "), "{}", found[0].title);
+    }
+    let short = raw.lines().map(|line| line.rsplitn(6, ',').last().unwrap()).collect::<Vec<_>>();
+    let diagnosis = diagnose(&read("short.csv", short.join("\n").as_bytes()));
+    let why = |rule: &str| &diagnosis.skipped.iter().find(|it| it.rule == rule).unwrap().reason;
+    assert!(why("bank-conflicts").contains("--page raw"), "{}", why("bank-conflicts"));
+}
+
+#[test]
+fn two_reports_of_ncu_are_compared_by_the_durations_of_their_launches() {
+    let report = |duration: u32, registers: u32| {
+        let raw = format!(
+            "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\"launch__registers_per_thread\"\n\
+             \"\",\"\",\"nsecond\",\"register/thread\"\n\"0\",\"k\",\"{duration}\",\"{registers}\"\n"
+        );
+        Sums::of(&read("raw.csv", raw.as_bytes()))
+    };
+    let difference = difference(report(4000, 96), report(5000, 128));
+    assert_eq!((difference.change_ns(), difference.parts[0].change_ns()), (1000, 1000));
+    assert_eq!(difference.parts[0].evidence(), ["Registers Per Thread 96.0 -> 128.0"]);
 }
 
 #[test]

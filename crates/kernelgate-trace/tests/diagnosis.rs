@@ -5,6 +5,7 @@
 mod fixture;
 
 use fixture::Export;
+use kernelgate_trace::diagnose::checklist::{Tick, checklist, to_json, to_text};
 use kernelgate_trace::diagnose::{CauseKind, Diagnosis, Finding, Severity, diagnose};
 
 fn found<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
@@ -205,6 +206,80 @@ fn the_bound_is_told_from_issue_and_dram_not_from_activity() {
     sample(50);
     let diagnosis = diagnose(&export.read().unwrap());
     assert!(found(&diagnosis, "sampled-bound").unwrap().title.contains("is memory-bound"));
+}
+
+#[test]
+fn short_kernels_that_always_follow_each_other_could_be_fused() {
+    let chain = |third: &str| {
+        let mut export = Export::new();
+        for i in 0..10 {
+            let (call, run) = (1_000_000 + i * 100_000, 1_050_000 + i * 100_000);
+            let mut launch = |kernel: i64, at: i64, length: i64, name: &str| {
+                let call = call + kernel * 6_000;
+                export.launch((call, call + 5_000), (at, at + length), i * 10 + kernel + 1, name);
+            };
+            launch(0, run, 40_000, "gemm");
+            launch(1, run + 40_000, 3_000, "bias");
+            launch(2, run + 44_000, 2_000, third);
+        }
+        diagnose(&export.read().unwrap())
+    };
+    let diagnosis = chain("gelu");
+    let finding = found(&diagnosis, "fusion").unwrap();
+    // The gemm is none of them. A pair: the shorter kernel and the gap of 1 µs.
+    assert_eq!(finding.evidence.len(), 1);
+    assert_eq!(finding.evidence[0].what, "bias → gelu");
+    assert_eq!(finding.recoverable_ns, Some(10 * (2_000 + 1_000)));
+    assert!((finding.measured.value - 500.0 / 45.0).abs() < 1e-9, "{}", finding.measured.value);
+    // A kernel that runs elsewhere too has other producers.
+    assert!(found(&chain("gemm"), "fusion").is_none());
+}
+
+#[test]
+fn block_sizes_that_are_no_multiple_of_a_warp_are_found() {
+    let mut export = Export::new();
+    export.launch((10, 20), (1_000, 9_000), 1, "odd");
+    export.launch((30, 40), (10_000, 12_000), 2, "even");
+    assert!(diagnose(&export.read().unwrap()).passed.contains(&"block-size"));
+    export.sql("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET blockX = 40 WHERE start = 1000;");
+    let diagnosis = diagnose(&export.read().unwrap());
+    let finding = found(&diagnosis, "block-size").unwrap();
+    assert_eq!(finding.measured.value, 80.0);
+    assert_eq!(finding.recoverable_ns, Some(3_000), "24 of 64 threads idle");
+}
+
+#[test]
+fn the_checklist_is_ticked_crossed_or_says_what_would_measure_it() {
+    let mut export = launch_bound();
+    export.call(7, (100, 200), 1000, "cudaMemcpyAsync_v3020");
+    export.copy((500_000, 900_000), 1000, (1, 0, 2));
+    let lines = checklist(&diagnose(&export.read().unwrap()));
+    let of = |text: &str| lines.iter().find(|line| line.text.starts_with(text)).unwrap();
+    assert_eq!(of("Minimal synchronization").tick, Tick::Holds);
+    let transactions = of("Memory transactions");
+    assert_eq!(transactions.tick, Tick::Fails);
+    assert!(transactions.why.contains("pageable memory"), "{}", transactions.why);
+    let conflicts = of("No bank conflicts");
+    assert_eq!(conflicts.tick, Tick::NotMeasured);
+    assert!(conflicts.why.contains("ncu --csv"), "{}", conflicts.why);
+    assert_eq!(of("Unrolled").tick, Tick::NotMeasured);
+    assert_eq!(lines.len(), 16);
+    let text = to_text(&lines);
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    assert!(text.contains("[x] Grid size saturates GPU"), "{text}");
+    assert_eq!(to_json(&lines)[0]["group"], "Memory");
+}
+
+#[test]
+fn softmax_is_set_against_matmul() {
+    let mut export = Export::new();
+    export.launch((10, 20), (1_000, 9_000), 1, "ampere_sgemm_128x64_tn");
+    export.launch((30, 40), (10_000, 12_000), 2, "softmax_warp_forward");
+    let diagnosis = diagnose(&export.read().unwrap());
+    assert_eq!(diagnosis.answers.softmax_to_matmul(), Some(0.25));
+    assert!(diagnosis.to_text().contains("softmax takes 0.25 of the time of matmul"));
+    export.sql("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE start = 1000;");
+    assert_eq!(diagnose(&export.read().unwrap()).answers.softmax_to_matmul(), None);
 }
 
 #[test]

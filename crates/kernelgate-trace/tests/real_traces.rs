@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use kernelgate_trace::analyze::idle;
 use kernelgate_trace::analyze::launches::Launches;
+use kernelgate_trace::diagnose::difference::{Change, Sums, difference};
 use kernelgate_trace::diagnose::{Diagnosis, diagnose};
 use kernelgate_trace::read::{self, Wanted};
 use kernelgate_trace::stats::{self, Report};
@@ -239,5 +240,29 @@ fn a_timeline_that_is_read_again_has_the_same_tables() {
             assert_eq!(sorted(&again), sorted(&trace), "{name}");
         }
         assert_eq!(again.graphs.on_gpu.len(), trace.graphs.on_gpu.len());
+    }
+}
+
+#[test]
+fn the_parts_of_a_difference_add_up() {
+    let Some(folder) = folder() else { return };
+    let read = |export: &PathBuf| {
+        Sums::of(&read::open(&export.join("trace.sqlite"), &Wanted::ALL).unwrap())
+    };
+    let exports = exports(&folder);
+    let sums: Vec<Sums> = exports.iter().map(read).collect();
+    for (a, base) in sums.iter().enumerate() {
+        for (b, head) in sums.iter().enumerate() {
+            let of = difference(base.clone(), head.clone());
+            let parts: i64 = of.parts.iter().map(|part| part.change_ns()).sum();
+            let places: i64 = of.places.iter().map(|place| place.change_ns()).sum();
+            let name = format!("{} and {}", exports[a].display(), exports[b].display());
+            assert_eq!((parts, places), (of.change_ns(), of.change_ns()), "{name}");
+            let same = of.parts.iter().all(|part| part.change() == Change::Same);
+            assert_eq!(same, a == b, "{name}");
+            let text = of.to_text([&name, "B"]);
+            let long = text.lines().skip(1).find(|line| line.chars().count() > 100);
+            assert_eq!(long, None, "{name}");
+        }
     }
 }

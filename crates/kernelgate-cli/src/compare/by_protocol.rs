@@ -1,11 +1,12 @@
 //! Processes of benches of this harness: told by a request in a file what to do, their run read
 //! from another.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::process::{TrialProcess, TrialSetup, finish, of_package};
 use crate::benches::ask::within_limit;
-use kernelgate::protocol::{self, Action, Request};
+use kernelgate::protocol::{self, Action, Request, Response, ResponseBody};
 use kernelgate::record::{Run, file};
 
 /// Runs a trial; its run, or none where it has no case that was asked for.
@@ -59,22 +60,57 @@ pub fn command(
     };
     written.map_err(|error| format!("failed to {error}"))?;
     let _ = std::fs::remove_file(&trial.request.record);
-    let mut command = of_package(&trial.program, &trial.package);
-    command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
-    if let Some(filter) = setup.filter {
-        command.arg("--").arg(filter);
-    }
-    command.envs(setup.settings).env(variable, &path).env("KERNELGATE_COMMIT", &trial.commit);
-    command.env("CARGO_TARGET_DIR", setup.work.join("target"));
-    command.env("CRITERION_HOME", setup.work.join("criterion")).env_remove("KERNELGATE_SESSION");
+    let mut command = of_request(setup, trial, (variable, &path));
     let planted = &trial.planted;
     let how = if planted.by_work { ":work" } else { "" };
     let delays: Vec<String> =
         planted.delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns:.0}{how}")).collect();
     command
-        .env_remove("KERNELGATE_DELAY")
-        .env_remove("KERNELGATE_LAYOUT")
         .envs((!delays.is_empty()).then(|| ("KERNELGATE_DELAY", delays.join(","))))
         .envs(planted.layout.map(|layout| ("KERNELGATE_LAYOUT", layout.to_string())));
     Ok(command)
+}
+
+/// The command of an executable that finds its request where a variable says.
+fn of_request(
+    setup: &TrialSetup<'_>,
+    trial: &TrialProcess<'_>,
+    (variable, path): (&str, &Path),
+) -> Command {
+    let mut command = of_package(&trial.program, &trial.package);
+    command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
+    if let Some(filter) = setup.filter {
+        command.arg("--").arg(filter);
+    }
+    command.envs(setup.settings).env(variable, path).env("KERNELGATE_COMMIT", &trial.commit);
+    command.env("CARGO_TARGET_DIR", setup.work.join("target"));
+    command.env("CRITERION_HOME", setup.work.join("criterion")).env_remove("KERNELGATE_SESSION");
+    command.env_remove("KERNELGATE_DELAY").env_remove("KERNELGATE_LAYOUT");
+    command
+}
+
+/// Has an executable do something else than a trial, for the cases that the filter of `setup`
+/// names and without delays.
+///
+/// # Errors
+/// A fragment that says how it failed, or why it cannot.
+pub fn ask(
+    setup: &TrialSetup<'_>,
+    trial: &TrialProcess<'_>,
+    action: Action,
+) -> Result<ResponseBody, String> {
+    let [path, response] = ["request.json", "response.json"].map(|name| setup.work.join(name));
+    let _ = std::fs::remove_file(&response);
+    let request = Request { response: response.clone(), action };
+    file::write(&path, &request).map_err(|error| format!("failed to {error}"))?;
+    let mut command = of_request(setup, trial, (protocol::VARIABLE, &path));
+    command.stdout(Stdio::null());
+    let ended = finish(setup, &mut command, trial.timeout)?;
+    within_limit(&response)?;
+    match file::read::<Response>(&response).map(|response| response.answer) {
+        Ok(ResponseBody::Refused(why) | ResponseBody::NoMatch { reason: why, .. }) => Err(why),
+        Ok(answer) => Ok(answer),
+        Err(error) if error.is_not_found() => Err(ended.failure()),
+        Err(error) => Err(format!("failed to {error}")),
+    }
 }

@@ -91,6 +91,10 @@ impl Engine<'_> {
             numerics: NumericsReport::default(),
             costs: Vec::new(),
             rules: RulesReport::default(),
+            code: BTreeMap::new(),
+            kernels: Vec::new(),
+            explanations: BTreeMap::new(),
+            unaffected: Vec::new(),
         }
     }
 

@@ -13,12 +13,15 @@ mod checkout;
 mod conclusion;
 mod driver;
 mod engine;
+mod explanation;
 mod folder;
-mod git;
+pub(crate) mod git;
 mod install;
+mod kernels;
 mod load;
 mod matched;
 mod numerics;
+pub mod one_case;
 mod preparation;
 mod process;
 pub mod progress;
@@ -37,6 +40,7 @@ use std::time::Duration;
 use crate::gate::numerics::NumericsPolicy;
 pub use engine::run;
 use kernelgate::record::TrialSampling;
+pub use session::Tools;
 pub use thresholds::{AskedThresholds, Thresholds};
 
 /// Where a side comes from.
@@ -94,6 +98,12 @@ pub struct ComparisonRequest {
     pub absolute_for_all: bool,
     /// Time cases too whose executable is the same file on both sides.
     pub time_identical: bool,
+    /// Time only cases whose machine code or launches changed, or are not known.
+    pub affected: bool,
+    /// Architectures for which all kernels of both builds are compiled and compared.
+    pub kernels: Vec<String>,
+    /// Profile both builds where a case regressed.
+    pub profile_slower: bool,
     /// Cargo's profile.
     pub profile: String,
     /// Go on where the last comparison was interrupted.
@@ -114,6 +124,9 @@ pub enum CompareError {
     /// What was asked for cannot be done.
     #[error("{0}")]
     Usage(String),
+    /// A revision has no executables: it does not build, or is no package.
+    #[error("{0}")]
+    Unbuildable(String),
     /// A side cannot be compared.
     #[error("refused: {field} of {side} is `{found}`, this kernelgate needs `{wanted}`")]
     Refused {

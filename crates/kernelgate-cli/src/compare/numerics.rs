@@ -12,6 +12,7 @@ use super::engine::{Engine, index};
 use super::install::Driver;
 use super::session::{Bench, Prepared};
 use super::{CompareError, Planted, driver, folder};
+use crate::gate::code::CodeComparison;
 use crate::gate::costs::{self, CostGrowth};
 use crate::gate::numerics::{self, NumericsPolicy, NumericsReport};
 use crate::gate::paired::Arm;
@@ -27,6 +28,8 @@ pub struct Findings {
     pub numerics: NumericsReport,
     /// Costs that grew.
     pub costs: Vec<CostGrowth>,
+    /// The kernels of each case in both builds.
+    pub code: BTreeMap<String, CodeComparison>,
     /// Cases that are wrong in the head with another seed, with the error.
     pub failed: BTreeMap<String, String>,
 }
@@ -61,6 +64,12 @@ impl Engine<'_> {
                     continue;
                 };
                 let of = [LaunchCosts::from(before), LaunchCosts::from(now)];
+                let mut code = CodeComparison::of(&before.kernels, &now.kernels);
+                code.add_commands(before.samples.commands, now.samples.commands);
+                // Cases on the host, and those of other code, tell nothing of it.
+                if code != CodeComparison::default() {
+                    findings.code.insert(id.clone(), code);
+                }
                 let limits = rules.limits(id);
                 findings.costs.extend(costs::grown(id, [&of[..1], &of[1..]], &limits));
                 if same_bits(&before.verification, &now.verification) {

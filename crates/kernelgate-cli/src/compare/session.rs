@@ -14,6 +14,7 @@ use super::thresholds::identity_text;
 use super::{CompareError, ComparisonRequest, SideSource, folder, rounds};
 use crate::benches::child::Running;
 use crate::gate::calibration::differing;
+use crate::gate::code::CodeComparison;
 use crate::gate::comparison::CriterionBench;
 use crate::gate::paired::Arm;
 use crate::gate::rules::{FILE, Rules};
@@ -98,6 +99,18 @@ impl Prepared {
         taken.into_iter().collect()
     }
 
+    /// Takes out the cases whose machine code and launches are known to be the same; which they
+    /// are.
+    pub fn take_unaffected(&mut self, code: &BTreeMap<String, CodeComparison>) -> Vec<String> {
+        let same = |case: &&String| code.get(*case).is_some_and(CodeComparison::is_same);
+        let (unaffected, rest): (Vec<&String>, Vec<&String>) =
+            self.cases().iter().partition(|case| same(case));
+        let unaffected = unaffected.into_iter().cloned().collect();
+        let rest = rest.into_iter().cloned().collect();
+        self.keep(&rest);
+        unaffected
+    }
+
     /// Leaves only these cases.
     pub fn keep(&mut self, cases: &BTreeSet<String>) {
         self.matched.judged.retain(|id| cases.contains(id));
@@ -109,6 +122,45 @@ impl Prepared {
             bench.cases.retain(|id| cases.contains(id));
         }
         self.criterion.retain(|bench| !bench.cases.is_empty());
+    }
+}
+
+/// What a person sees, and the processes that an interrupt ends.
+#[derive(Clone)]
+pub struct Tools {
+    progress: ComparisonProgress,
+    running: Running,
+    co_running: Running,
+}
+
+impl Tools {
+    /// An interrupt ends the processes, then the program. To be called once.
+    ///
+    /// # Errors
+    /// When the signals cannot be watched.
+    pub fn watched() -> Result<Self, CompareError> {
+        let tools = Self {
+            progress: ComparisonProgress::default(),
+            running: Running::in_groups(),
+            co_running: Running::in_groups(),
+        };
+        stop_on_interrupt([&tools.running, &tools.co_running], &tools.progress)?;
+        Ok(tools)
+    }
+
+    /// For what is a part of something: its progress is a detail, after the label.
+    pub fn within(&self, label: &str) -> Self {
+        Self { progress: self.progress.within(label), ..self.clone() }
+    }
+
+    /// Tells something that stays to be read.
+    pub fn say(&self, text: &str) {
+        self.progress.say(text);
+    }
+
+    /// Nothing more is told.
+    pub fn end(&self) {
+        self.progress.end();
     }
 }
 
@@ -136,11 +188,13 @@ impl Session {
     ///
     /// # Errors
     /// When a side cannot be made ready.
-    pub fn open(request: &ComparisonRequest, twins: bool) -> Result<Self, CompareError> {
+    pub fn open(
+        request: &ComparisonRequest,
+        twins: bool,
+        tools: Tools,
+    ) -> Result<Self, CompareError> {
         let folder = Folder::open(&request.folder)?;
-        let (progress, running, co_running) =
-            (ComparisonProgress::default(), Running::in_groups(), Running::in_groups());
-        stop_on_interrupt([&running, &co_running], &progress)?;
+        let Tools { progress, running, co_running } = tools;
         let tools = (&progress, &running);
         let sides = if twins {
             sides::prepare_twins(request, &folder, tools)?
@@ -298,4 +352,24 @@ fn stop_on_interrupt(
     };
     ctrlc::set_handler(handler)
         .map_err(|error| CompareError::Usage(format!("failed to watch for Ctrl-C: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_cases_whose_code_is_known_to_be_the_same_are_left_out() {
+        let ids = ["changed", "same", "unknown", "untold"].map(str::to_owned);
+        let mut prepared = Prepared::default();
+        prepared.matched.judged = ids.into();
+        let code = [
+            ("changed", CodeComparison { code: vec!["k".to_owned()], ..CodeComparison::default() }),
+            ("same", CodeComparison { same: 2, ..CodeComparison::default() }),
+            ("unknown", CodeComparison { same: 2, unknown: 1, ..CodeComparison::default() }),
+        ];
+        let code = code.map(|(case, code)| (case.to_owned(), code)).into();
+        assert_eq!(prepared.take_unaffected(&code), ["same"]);
+        assert_eq!(prepared.cases().iter().collect::<Vec<_>>(), ["changed", "unknown", "untold"]);
+    }
 }

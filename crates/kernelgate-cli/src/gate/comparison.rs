@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::code::{CodeComparison, KernelsCompared};
 use super::costs::CostGrowth;
+use super::explanation::Explanation;
 use super::numerics::NumericsReport;
 use super::paired::{Decision, Observed, Reason, TestPlan, decide};
 use super::rules::RulesReport;
@@ -69,6 +71,15 @@ pub struct Comparison {
     pub costs: Vec<CostGrowth>,
     /// What the package's rules did.
     pub rules: RulesReport,
+    /// The kernels of each case in both builds, where the bench tells them.
+    pub code: BTreeMap<String, CodeComparison>,
+    /// All kernels of both builds, for the architectures that were asked for.
+    pub kernels: Vec<KernelsCompared>,
+    /// Why cases regressed, as far as a profile of each build tells; says nothing of the verdict.
+    pub explanations: BTreeMap<String, Explanation>,
+    /// Cases that were verified and not timed, as was asked: their machine code and launches are
+    /// the same in both. Host code is not compared.
+    pub unaffected: Vec<String>,
 }
 
 /// A case of both builds.
@@ -220,7 +231,7 @@ impl Comparison {
             || self.numerics.suspected().next().is_some()
             || !self.skipped.is_empty()
             || abandoned("base")
-            || (self.judged.is_empty() && self.untimed.is_empty())
+            || (self.judged.is_empty() && self.untimed.is_empty() && self.unaffected.is_empty())
         {
             Exit::Inconclusive
         } else {
@@ -295,6 +306,10 @@ mod tests {
             numerics: NumericsReport::default(),
             costs: vec![],
             rules: RulesReport::default(),
+            code: BTreeMap::new(),
+            kernels: vec![],
+            explanations: BTreeMap::new(),
+            unaffected: vec![],
         }
     }
 
@@ -362,6 +377,19 @@ mod tests {
         assert_eq!(Comparison { skipped: one(), ..fine() }.exit(), Exit::Inconclusive);
         let untimed = Comparison { untimed: vec!["x".to_owned()], ..comparison(vec![]) };
         assert_eq!(untimed.exit(), Exit::Fine, "the same code takes the same time");
+        let unaffected = Comparison { unaffected: vec!["x".to_owned()], ..comparison(vec![]) };
+        assert_eq!(unaffected.exit(), Exit::Fine, "left out because it was asked for");
+        let explained = Compared::new(
+            decision("x", Verdict::Regressed),
+            Some(decision("x", Verdict::Regressed)),
+            None,
+        );
+        let explanations = BTreeMap::from([(
+            "x".to_owned(),
+            Explanation { identical_code: true, ..Explanation::default() },
+        )]);
+        let explained = Comparison { explanations, ..comparison(vec![explained]) };
+        assert_eq!(explained.exit(), Exit::Regression, "an explanation is no excuse");
         assert_eq!(comparison(vec![]).exit(), Exit::Inconclusive);
         assert_eq!(Comparison { failed_in_base: one(), ..fine() }.exit(), Exit::Fine);
         assert_eq!(

@@ -6,8 +6,10 @@
 
 pub mod baseline;
 pub mod calibration;
+pub mod code;
 pub mod comparison;
 pub mod costs;
+pub mod explanation;
 pub mod interval;
 pub mod numerics;
 pub mod paired;

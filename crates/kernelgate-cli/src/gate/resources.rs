@@ -102,7 +102,12 @@ fn build_of(kernel: &str) -> &str {
     kernel.split(": ").next().unwrap_or(kernel)
 }
 
-fn changes(name: &str, base: &KernelResources, head: &KernelResources) -> Vec<ResourceChange> {
+/// What changed in a kernel, each a line.
+pub(super) fn changes(
+    name: &str,
+    base: &KernelResources,
+    head: &KernelResources,
+) -> Vec<ResourceChange> {
     let mut found = Vec::new();
     let mut note = |what: String, worse: bool| {
         found.push(ResourceChange { kernel: name.to_owned(), what, worse })

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 
 use super::summary::{self, SummaryRow, Unjudged, UnjudgedKind, VerdictSummary};
 use crate::gate::Verdict;
+use crate::gate::code::KernelsCompared;
 use crate::gate::comparison::{Compared, Comparison, CriterionBench};
 use kernelgate::record::text::printable;
 
@@ -105,7 +106,7 @@ pub fn summary(comparison: &Comparison, reproduce: &str) -> VerdictSummary {
             .iter()
             .map(|case| Unjudged::new(case, UnjudgedKind::Skipped, "new, not judged")),
     );
-    if comparison.judged.is_empty() && comparison.untimed.is_empty() && others.is_empty() {
+    if nothing_to_judge(comparison) && others.is_empty() {
         others.push(Unjudged::new(
             "comparison",
             UnjudgedKind::Skipped,
@@ -186,6 +187,11 @@ pub fn headline(comparison: &Comparison) -> String {
     )
 }
 
+fn nothing_to_judge(comparison: &Comparison) -> bool {
+    let Comparison { judged, untimed, unaffected, .. } = comparison;
+    judged.is_empty() && untimed.is_empty() && unaffected.is_empty()
+}
+
 /// Cases that lost accuracy, and costs that grew.
 fn findings(comparison: &Comparison) -> (Vec<Unjudged>, Vec<String>) {
     summary::findings(&comparison.numerics, &comparison.costs, |seeds| {
@@ -195,6 +201,10 @@ fn findings(comparison: &Comparison) -> (Vec<Unjudged>, Vec<String>) {
 
 fn notes(comparison: &Comparison) -> Vec<String> {
     let mut lines = Vec::new();
+    let explained = comparison.explanations.iter();
+    lines.extend(explained.map(|(case, why)| format!("{case}: {}", why.words())));
+    lines.extend(unaffected(comparison));
+    lines.extend(kernels(comparison));
     for refusal in &comparison.refused {
         let (first, more) = (
             refusal.cases.first().cloned().unwrap_or_default(),
@@ -219,7 +229,7 @@ fn notes(comparison: &Comparison) -> Vec<String> {
             .push(format!("broke: {} of the {}: {}{so}", broken.bench, broken.side, broken.reason));
     }
     lines.extend(inconclusive(comparison));
-    if comparison.judged.is_empty() && comparison.untimed.is_empty() {
+    if nothing_to_judge(comparison) {
         lines.push("nothing to judge: no case is in both".to_owned());
     }
     lines.extend(comparison.rules.lines());
@@ -234,9 +244,73 @@ fn notes(comparison: &Comparison) -> Vec<String> {
     lines
 }
 
+/// What differs in machine code and launches between the builds, each with the cases that use it;
+/// nothing where no bench tells its kernels.
+fn code(comparison: &Comparison) -> Vec<String> {
+    let known: Vec<_> = comparison.code.iter().filter(|(_, code)| code.is_known()).collect();
+    let mut by_change: BTreeMap<String, Vec<&String>> = BTreeMap::new();
+    for (case, code) in &known {
+        for (what, changes) in [("code", &code.code), ("launches", &code.launches)] {
+            for change in changes {
+                by_change.entry(format!("{what} changed: {change}")).or_default().push(case);
+            }
+        }
+    }
+    let mut lines: Vec<String> = by_change
+        .into_iter()
+        .map(|(change, cases)| match &cases[..] {
+            [case] => format!("{change} (in {case})"),
+            cases => format!("{change} (in {} cases, {} the first)", cases.len(), cases[0]),
+        })
+        .collect();
+    let more = lines.len().saturating_sub(SHOWN);
+    lines.truncate(SHOWN);
+    lines.extend((more > 0).then(|| format!("code or launches changed: {more} more kernels")));
+    if !known.is_empty() {
+        let changed = known.iter().filter(|(_, code)| code.has_changed()).count();
+        let all = comparison.judged.len() + comparison.unaffected.len();
+        lines.push(format!(
+            "machine code: other code or launches in {changed} of {all} cases, the same in {}, not \
+             known of {}; code of the host is not compared",
+            known.len() - changed,
+            all.saturating_sub(known.len())
+        ));
+    }
+    lines
+}
+
+/// The kernels that differ for each architecture that was asked for.
+fn kernels(comparison: &Comparison) -> Vec<String> {
+    let mut lines = Vec::new();
+    for KernelsCompared { arch, same, changed, not_compared } in &comparison.kernels {
+        let differ = changed.len();
+        lines.push(format!("kernels for {arch}: {differ} of {} differ", differ + same));
+        let shown = changed.iter().take(SHOWN);
+        lines.extend(shown.map(|(kernel, what)| format!("{arch}: {kernel}: {what}")));
+        let more = differ.saturating_sub(SHOWN);
+        lines.extend((more > 0).then(|| format!("{arch}: {more} more kernels")));
+        let not = not_compared.iter();
+        lines.extend(not.map(|(what, why)| format!("{arch}: {what} not compared: {why}")));
+    }
+    lines
+}
+
+/// Which cases were left out as asked, and what that does not exclude.
+fn unaffected(comparison: &Comparison) -> Option<String> {
+    let count = comparison.unaffected.len();
+    let cases = if count == 1 { "case" } else { "cases" };
+    (count > 0).then(|| {
+        format!(
+            "--affected: {count} {cases} with the same machine code and launches verified and not \
+             timed; what the host does for them may have changed all the same"
+        )
+    })
+}
+
 /// What nobody needs to act on.
 fn details(comparison: &Comparison) -> Vec<String> {
-    let mut lines: Vec<String> = comparison.criterion.iter().map(CriterionBench::words).collect();
+    let mut lines = code(comparison);
+    lines.extend(comparison.criterion.iter().map(CriterionBench::words));
     if !comparison.criterion.is_empty() {
         lines.push(UNIT.to_owned());
     }

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use kernelgate::display::{bytes, rate, time};
 
 use super::{comment, comparison, junit, metrics, verdicts};
+use crate::gate::code::{CodeComparison, KernelsCompared};
 use crate::gate::comparison::{Broken, Compared, Comparison, Round};
+use crate::gate::explanation::{Cause, Explanation};
 use crate::gate::interval::{Ratio, SingleRun, SpreadSource};
 use crate::gate::numerics::NumericsReport;
 use crate::gate::paired::{Decision, Reason, TestPlan};
@@ -125,6 +127,10 @@ fn compared() -> Comparison {
         numerics: NumericsReport::default(),
         costs: vec![],
         rules: RulesReport::default(),
+        code: BTreeMap::new(),
+        kernels: vec![],
+        explanations: BTreeMap::new(),
+        unaffected: vec![],
     }
 }
 
@@ -185,6 +191,45 @@ fn gated() -> GateReport {
         costs: vec![],
         rules: RulesReport::default(),
     }
+}
+
+#[test]
+fn a_slower_case_is_explained_and_what_was_left_out_is_said() {
+    let case = "attention/forward/s1024_d64_full_bf16/cuda/flash_mma/hot".to_owned();
+    let change = "attention/flash_mma D=64: registers 96 -> 128".to_owned();
+    let code = CodeComparison { same: 1, code: vec![change.clone()], ..CodeComparison::default() };
+    let why = Explanation {
+        causes: vec![Cause::Code],
+        evidence: vec![change.clone()],
+        ..Explanation::default()
+    };
+    let kernels = KernelsCompared {
+        arch: "sm_90a".to_owned(),
+        same: 40,
+        changed: BTreeMap::from([("attention/flash_mma D=64".to_owned(), "registers".to_owned())]),
+        not_compared: BTreeMap::from([("other".to_owned(), "it hung".to_owned())]),
+    };
+    let compared = Comparison {
+        code: BTreeMap::from([(case.clone(), code)]),
+        explanations: BTreeMap::from([(case.clone(), why)]),
+        kernels: vec![kernels],
+        unaffected: vec!["a/b/n1/cuda/x/hot".to_owned()],
+        ..compared()
+    };
+    let text = comparison::text(&compared, None);
+    for line in [
+        format!("{case}: changed: code; {change}"),
+        format!("code changed: {change} (in {case})"),
+        "machine code: other code or launches in 1 of 7 cases, the same in 0, not known of 6"
+            .to_owned(),
+        "kernels for sm_90a: 1 of 41 differ".to_owned(),
+        "sm_90a: other not compared: it hung".to_owned(),
+        "--affected: 1 case with the same machine code".to_owned(),
+    ] {
+        assert!(text.contains(&format!("\n{line}")), "`{line}` is not in:\n{text}");
+    }
+    let comment = comment::markdown(&comparison::summary(&compared, "kernelgate compare"));
+    assert!(comment.contains(&format!("- {case}: changed: code")), "{comment}");
 }
 
 #[test]

@@ -113,8 +113,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         return merge(arguments, store);
     }
     check(arguments)?;
-    let kept = store.runs.parent().map(PathBuf::from).unwrap_or_default();
-    let folder = kept.join("calibrate");
+    let folder = store.work.join("calibrate");
     let state = match arguments.shard {
         Some((part, parts)) => folder.join(format!("part-{}-of-{parts}.json", part + 1)),
         None => folder.join("state.json"),
@@ -128,6 +127,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         settings: arguments.settings.variables(),
         planted: Planted::default(),
         time_identical: true,
+        affected: false,
+        kernels: Vec::new(),
+        profile_slower: false,
         wait: arguments.timeouts.wait,
         build_wait: arguments.timeouts.build_wait,
         absolute_for_all: arguments.limits.asks_absolute(),
@@ -139,7 +141,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         resume: false,
         package: store.root.clone(),
         leave_out: Vec::new(),
-        target: kept.parent().map(PathBuf::from).unwrap_or_default(),
+        target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
         folder,
     };
     let wanted = CalibrationRequest {

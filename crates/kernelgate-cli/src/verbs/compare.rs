@@ -55,6 +55,17 @@ pub struct Arguments {
     /// Time cases too whose executable is the same file on both sides, byte by byte
     #[arg(long)]
     time_identical: bool,
+    /// Time only cases whose machine code or launches changed, or that do not tell them; code of
+    /// the host is not compared
+    #[arg(long)]
+    affected: bool,
+    /// Also compile all kernels of both builds for this architecture (repeatable) and list those
+    /// that differ; needs NVRTC and no GPU
+    #[arg(long, value_name = "ARCH")]
+    kernels: Vec<String>,
+    /// Do not profile both builds where a case got slower
+    #[arg(long)]
+    no_profile: bool,
     /// Go on where the last comparison was interrupted
     #[arg(long)]
     resume: bool,
@@ -80,7 +91,6 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         arguments.growth >= 1.0 && arguments.growth.is_finite(),
         "--growth takes a number from 1"
     );
-    let kept = store.runs.parent().map(PathBuf::from).unwrap_or_default();
     let source = |folder: &Option<PathBuf>, revision: &Option<String>| match (folder, revision) {
         (Some(folder), _) => SideSource::Folder(folder.clone()),
         (_, Some(revision)) => SideSource::Revision(revision.clone()),
@@ -94,6 +104,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         settings: arguments.settings.variables(),
         planted: Planted::default(),
         time_identical: arguments.time_identical,
+        affected: arguments.affected,
+        kernels: arguments.kernels.clone(),
+        profile_slower: !arguments.no_profile,
         wait: arguments.timeouts.wait,
         build_wait: arguments.timeouts.build_wait,
         absolute_for_all: arguments.limits.asks_absolute(),
@@ -105,8 +118,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         resume: arguments.resume,
         package: store.root.clone(),
         leave_out: absolute(&arguments.leave_out)?,
-        target: kept.parent().map(PathBuf::from).unwrap_or_default(),
-        folder: kept.join("compare"),
+        target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
+        folder: store.work.join("compare"),
     };
     arguments.output.check()?;
     let outcome = match compare::run(&request) {

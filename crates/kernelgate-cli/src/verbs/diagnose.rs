@@ -1,20 +1,23 @@
 //! `kernelgate diagnose`: what is wrong with a trace, or with a case that is recorded now, with
-//! evidence.
+//! evidence; of two traces what changed.
 
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use kernelgate::exit::Exit;
-use kernelgate::record::Store;
 use kernelgate::record::text::printable;
+use kernelgate::record::{Store, file};
 use kernelgate_trace::analyze::restrict;
-use kernelgate_trace::diagnose::{Diagnosis, diagnose};
+use kernelgate_trace::diagnose::difference::{Sums, difference};
+use kernelgate_trace::diagnose::{Diagnosis, checklist, diagnose};
+use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, Wanted};
 use serde_json::{Value, json};
 
 use super::choice::ChosenBenches;
 use super::output::print_json;
 use super::profile;
+use crate::pages;
 
 /// The version of the JSON around the diagnoses, which have one of their own.
 const SCHEMA: u32 = 1;
@@ -22,16 +25,25 @@ const SCHEMA: u32 = 1;
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Traces: SQLite exports or reports of Nsight Systems, CSV or reports of Nsight Compute, JSON
-    /// of PyTorch's profiler (.gz too), recordings of `kernelgate profile`; or one case, or a
-    /// regular expression of several, to record and diagnose
+    /// of PyTorch's profiler (.gz too), recordings of `kernelgate profile`. Two are compared, unless
+    /// --each is given. Or one case, or a regular expression of several: recorded and diagnosed
     #[arg(required = true, value_name = "TRACE|CASE")]
     traces: Vec<PathBuf>,
     /// Only what was launched inside the ranges of this path, or end of one; `*` is any text
     #[arg(long, value_name = "PATH")]
     range: Option<String>,
+    /// Diagnose two traces one after the other, in place of comparing them
+    #[arg(long)]
+    each: bool,
+    /// The checklist of the guides, filled in, in place of the diagnosis
+    #[arg(long)]
+    checklist: bool,
     /// How the result is printed
     #[arg(long, value_enum, default_value_t)]
     format: DiagnosisFormat,
+    /// Also write a page to look at into this file: findings, timeline, tables; of one trace
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Options for a case")]
     benches: ChosenBenches,
 }
@@ -46,29 +58,24 @@ enum DiagnosisFormat {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    let folder = tempfile::tempdir()?;
-    let traces: Vec<(String, PathBuf)> = match case(&arguments.traces) {
-        Some(filter) => profile::record(&filter, &arguments.benches, store, folder.path())?,
-        None => {
+    anyhow::ensure!(
+        arguments.html.is_none() || arguments.traces.len() == 1,
+        "--html takes one trace, not {}",
+        arguments.traces.len()
+    );
+    match &arguments.traces[..] {
+        [base, head] if !arguments.each && !arguments.checklist => {
+            compare(arguments, [base, head])?
+        }
+        traces => {
+            let folder = tempfile::tempdir()?;
             let named = |path: &PathBuf| (path.display().to_string(), path.clone());
-            arguments.traces.iter().map(named).collect()
+            let traces = match case(traces) {
+                Some(filter) => profile::record(&filter, &arguments.benches, store, folder.path())?,
+                None => traces.iter().map(named).collect(),
+            };
+            each(arguments, &traces)?
         }
-    };
-    let mut all: Vec<Value> = Vec::new();
-    for (index, (name, path)) in traces.iter().enumerate() {
-        let diagnosis = of(path, arguments)?;
-        if arguments.format == DiagnosisFormat::Json {
-            all.push(json!({ "trace": name, "diagnosis": diagnosis.to_json() }));
-            continue;
-        }
-        if traces.len() > 1 {
-            println!("{}{name}", if index > 0 { "\n" } else { "" });
-        }
-        // Names come from the file: what a terminal would obey is made harmless.
-        diagnosis.to_text().lines().for_each(|line| println!("{}", printable(line)));
-    }
-    if arguments.format == DiagnosisFormat::Json {
-        print_json(&json!({ "schema_version": SCHEMA, "traces": all }))?;
     }
     Ok(Exit::Fine)
 }
@@ -80,12 +87,78 @@ fn case(words: &[PathBuf]) -> Option<String> {
     (!names_a_file).then(|| word.to_str().map(str::to_owned)).flatten()
 }
 
-fn of(path: &Path, arguments: &Arguments) -> anyhow::Result<Diagnosis> {
+fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<()> {
+    let mut all: Vec<Value> = Vec::new();
+    for (index, (name, path)) in traces.iter().enumerate() {
+        let trace = load(path, arguments)?;
+        let diagnosis = diagnose(&trace);
+        if let Some(file) = &arguments.html {
+            write_page(file, path, &trace, &diagnosis)?;
+        }
+        let lines = checklist::checklist(&diagnosis);
+        if arguments.format == DiagnosisFormat::Json {
+            all.push(match arguments.checklist {
+                true => json!({ "trace": name, "checklist": checklist::to_json(&lines) }),
+                false => json!({ "trace": name, "diagnosis": diagnosis.to_json() }),
+            });
+            continue;
+        }
+        if traces.len() > 1 {
+            println!("{}{name}", if index > 0 { "\n" } else { "" });
+        }
+        print(&match arguments.checklist {
+            true => checklist::to_text(&lines),
+            false => diagnosis.to_text(),
+        });
+    }
+    if arguments.format == DiagnosisFormat::Json {
+        print_json(&json!({ "schema_version": SCHEMA, "traces": all }))?;
+    }
+    Ok(())
+}
+
+/// What changed from one trace to another. Only one of them is held at a time.
+fn compare(arguments: &Arguments, paths: [&PathBuf; 2]) -> anyhow::Result<()> {
+    let [base, head] = paths.map(|path| load(path, arguments).map(|trace| Sums::of(&trace)));
+    let difference = difference(base?, head?);
+    let names = paths.map(|path| path.display().to_string());
+    match arguments.format {
+        DiagnosisFormat::Json => print_json(&json!({
+            "schema_version": SCHEMA,
+            "compared": names,
+            "difference": difference.to_json(),
+        })),
+        DiagnosisFormat::Text => {
+            print(&difference.to_text([&names[0], &names[1]]));
+            Ok(())
+        }
+    }
+}
+
+/// Names come from the file: what a terminal would obey is made harmless.
+fn print(text: &str) {
+    text.lines().for_each(|line| println!("{}", printable(line)));
+}
+
+fn load(path: &Path, arguments: &Arguments) -> anyhow::Result<Trace> {
     let trace =
         read::open(path, &Wanted::ALL).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let Some(range) = &arguments.range else { return Ok(diagnose(&trace)) };
-    let inside = restrict::inside(&trace, range).ok_or_else(|| {
+    let Some(range) = &arguments.range else { return Ok(trace) };
+    restrict::inside(&trace, range).ok_or_else(|| {
         anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
-    })?;
-    Ok(diagnose(&inside))
+    })
+}
+
+/// The diagnosis as a page.
+fn write_page(
+    file: &Path,
+    path: &Path,
+    trace: &Trace,
+    diagnosis: &Diagnosis,
+) -> anyhow::Result<()> {
+    let page = pages::trace::page(&path.display().to_string(), trace, diagnosis)
+        .map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
+    file::write_text(file, &page).map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
+    eprintln!("page: {}", printable(&file.display().to_string()));
+    Ok(())
 }

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod outside;
+pub mod scratch;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -135,6 +136,11 @@ impl Package {
             std::fs::copy(fixture_path(), &at).unwrap();
         }
         format!("--dir {}", folder.display())
+    }
+
+    /// Writes the package's `kernelgate.toml`.
+    pub fn write_rules(&self, text: &str) {
+        std::fs::write(self.path("kernelgate.toml"), text).unwrap();
     }
 
     /// The only baseline file of that name.

@@ -2,6 +2,7 @@
 //! itself.
 
 pub mod cache;
+pub mod code;
 pub mod cubin;
 pub mod nvrtc;
 pub mod occupancy;

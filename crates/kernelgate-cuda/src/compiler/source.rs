@@ -19,6 +19,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("common/memory.cuh", include_str!("../../kernels/common/memory.cuh")),
     ("common/reduce.cuh", include_str!("../../kernels/common/reduce.cuh")),
     ("common/streaming.cuh", include_str!("../../kernels/common/streaming.cuh")),
+    ("common/tensor_copy.cuh", include_str!("../../kernels/common/tensor_copy.cuh")),
     ("common/types.cuh", include_str!("../../kernels/common/types.cuh")),
     ("common/wgmma.cuh", include_str!("../../kernels/common/wgmma.cuh")),
 ];
@@ -80,6 +81,17 @@ impl Build {
         match layout::asked() {
             Some(layout) => (layout::padding_functions(layout) + self.source.text).into(),
             None => self.source.text.into(),
+        }
+    }
+
+    /// What a kernel of it goes by in records: the build, and the symbol where that is not the
+    /// file's name.
+    pub fn kernel_name(&self, symbol: &str) -> String {
+        let name = self.name();
+        if self.source.file.replace('/', "_") == symbol {
+            name
+        } else {
+            format!("{name}: {symbol}")
         }
     }
 

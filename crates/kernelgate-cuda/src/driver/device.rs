@@ -4,7 +4,7 @@
 //! [`Kernel::launch`].
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
@@ -16,10 +16,11 @@ use cudarc::nvrtc::Ptx;
 use super::buffer::{Buffer, short as out_of_memory};
 use super::check::{Code, own_arch};
 pub use super::check::{DeviceError, check, count, l2_bytes, older_nvrtc};
-use super::kernel::Kernel;
+use super::kernel::{Kernel, LaunchShape};
 use super::raw_stream::{RawContext, RawStream};
 use super::staging::Staging;
 use super::status::{describe, failed};
+use super::used::AskedKernels;
 use super::wait;
 use crate::BackendError;
 use crate::architecture;
@@ -54,6 +55,13 @@ pub struct DeviceFacts {
     pub ordinal: usize,
 }
 
+/// The module of a build, and the code that it was loaded from.
+#[derive(Clone)]
+struct LoadedBuild {
+    module: Arc<CudaModule>,
+    image: Arc<[u8]>,
+}
+
 /// An open GPU with a stream.
 pub struct Device {
     facts: DeviceFacts,
@@ -61,7 +69,8 @@ pub struct Device {
     stream: Arc<CudaStream>,
     marker: CudaEvent,
     timeout: Duration,
-    modules: Mutex<BTreeMap<Build, Arc<CudaModule>>>,
+    modules: Mutex<BTreeMap<Build, LoadedBuild>>,
+    asked: Mutex<AskedKernels>,
     staging: Arc<Staging>,
     /// What moves everything that is allocated later, where another layout is asked for.
     _padding: Option<CudaSlice<u8>>,
@@ -89,11 +98,21 @@ impl Device {
             .new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING))
             .map_err(failed("make an event"))?;
         let staging = Arc::new(Staging::new(Arc::clone(&context)));
-        let modules = Mutex::default();
+        let (modules, asked) = (Mutex::default(), Mutex::default());
         let padding = layout::asked().map(layout::padding_bytes);
         let padding = padding.map(|bytes| stream.alloc_zeros(bytes)).transpose();
         let _padding = padding.map_err(failed("allocate the padding of a layout"))?;
-        Ok(Arc::new(Self { facts, context, stream, marker, timeout, modules, staging, _padding }))
+        Ok(Arc::new(Self {
+            facts,
+            context,
+            stream,
+            marker,
+            timeout,
+            modules,
+            asked,
+            staging,
+            _padding,
+        }))
     }
 
     /// What the GPU is.
@@ -255,32 +274,54 @@ impl Device {
     pub fn kernel(&self, build: &Build, symbol: &str) -> Result<Kernel, BackendError> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let name = build.name();
-        let module = match modules.get(build) {
-            Some(module) => Arc::clone(module),
+        let loaded = match modules.get(build) {
+            Some(loaded) => loaded.clone(),
             None => {
-                let module = self.load(build)?;
-                modules.insert(build.clone(), Arc::clone(&module));
-                module
+                let loaded = self.load(build)?;
+                modules.insert(build.clone(), loaded.clone());
+                loaded
             }
         };
-        let function = module
+        drop(modules);
+        let function = loaded
+            .module
             .load_function(symbol)
             .map_err(|error| failed(&format!("find {symbol} in kernel {name}"), &error))?;
+        self.asked().add(build.kernel_name(symbol), symbol, &loaded.image);
         Kernel::new(function, &self.stream, symbol)
+    }
+
+    /// Notes the shape that a kernel is loaded for.
+    pub(crate) fn note_shape(&self, name: &str, shape: LaunchShape) {
+        self.asked().add_shape(name, shape);
+    }
+
+    /// The kernels that were asked for since this was called last.
+    pub fn take_asked(&self) -> AskedKernels {
+        std::mem::take(&mut *self.asked())
+    }
+
+    fn asked(&self) -> MutexGuard<'_, AskedKernels> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Device {
     /// The module of a build. What the cache holds and the driver does not load is compiled anew.
-    fn load(&self, build: &Build) -> Result<Arc<CudaModule>, BackendError> {
+    fn load(&self, build: &Build) -> Result<LoadedBuild, BackendError> {
         let failed_to_compile = |error: CompileError| BackendError::Compile(error.to_string());
-        let load = |cubin| self.context.load_module(Ptx::from_binary(cubin));
+        let load = |cubin: Vec<u8>| {
+            let image = Arc::from(cubin.as_slice());
+            let module = self.context.load_module(Ptx::from_binary(cubin))?;
+            Ok(LoadedBuild { module, image })
+        };
         let arch = &self.facts.code;
-        let module = match load(cache::compile(build, arch).map_err(failed_to_compile)?) {
-            Ok(module) => Ok(module),
+        let loaded = match load(cache::compile(build, arch).map_err(failed_to_compile)?) {
+            Ok(loaded) => Ok(loaded),
             Err(_) => load(cache::compile_anew(build, arch).map_err(failed_to_compile)?),
         };
-        module.map_err(|error| failed(&format!("load kernel {}", build.name()), &error))
+        loaded
+            .map_err(|error: DriverError| failed(&format!("load kernel {}", build.name()), &error))
     }
 }
 

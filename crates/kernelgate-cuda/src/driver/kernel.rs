@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaStream, DriverError, result, sys};
+use serde::{Deserialize, Serialize};
 
 use super::argument::Argument;
 use super::status::failed;
@@ -11,7 +12,7 @@ use super::window::Window;
 use crate::BackendError;
 
 /// Blocks, threads a block, and dynamic shared bytes a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaunchShape {
     /// Blocks in x, y, z.
     pub grid: (u32, u32, u32),

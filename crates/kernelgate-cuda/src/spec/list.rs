@@ -25,12 +25,7 @@ pub struct ListedKernel {
 impl ListedKernel {
     /// What it goes by in records: the build, and the symbol where that is not the file's name.
     pub fn name(&self) -> String {
-        let (build, symbol) = (self.build.name(), self.symbol);
-        if self.build.source.file.replace('/', "_") == symbol {
-            build
-        } else {
-            format!("{build}: {symbol}")
-        }
+        self.build.kernel_name(self.symbol)
     }
 
     /// What keeps an architecture from running it, a fragment: "needs sm_90 or later".

@@ -62,39 +62,66 @@ impl Activity {
 /// The activity of every process on every device, of the operations that are wanted.
 pub fn activities(trace: &Trace, wanted: impl Fn(OperationId) -> bool) -> Vec<Activity> {
     let all = AllOperations::of(trace);
-    let key = |id: OperationId| {
-        let place = &trace.places[all.place(id).0 as usize];
-        (place.process, place.device, all.start(id))
-    };
-    let mut order: Vec<OperationId> = all.ids().filter(|&id| wanted(id)).collect();
-    if !order.is_sorted_by_key(|&id| key(id)) {
-        order.sort_by_key(|&id| key(id));
-    }
-    let group = |id: &OperationId| (key(*id).0, key(*id).1);
-    order
-        .chunk_by(|a, b| group(a) == group(b))
-        .map(|ids| activity(&all, ids, group(&ids[0])))
+    by_device(trace, &all, wanted)
+        .chunk_by(|a, b| a.0 == b.0)
+        .map(|operations| activity(&all, operations, |_, _| {}))
         .collect()
 }
 
+/// The part of the busy time that is each operation's own, in nanoseconds by operation: the time in
+/// which it ran and none that started earlier did. They add up to the busy time of all activities.
+pub fn own_times(trace: &Trace) -> Vec<i64> {
+    let all = AllOperations::of(trace);
+    let mut own = vec![0; all.len()];
+    for operations in by_device(trace, &all, |_| true).chunk_by(|a, b| a.0 == b.0) {
+        activity(&all, operations, |id, own_ns| own[id as usize] = own_ns);
+    }
+    own
+}
+
+/// A process and a device.
+type Owner = (u32, u32);
+
+/// Operations by process and device, in the order of their start.
+fn by_device(
+    trace: &Trace,
+    all: &AllOperations<'_>,
+    wanted: impl Fn(OperationId) -> bool,
+) -> Vec<(Owner, OperationId)> {
+    let owner = |id: OperationId| {
+        let place = &trace.places[all.place(id).0 as usize];
+        (place.process, place.device)
+    };
+    let mut order: Vec<(Owner, OperationId)> =
+        all.ids().filter(|&id| wanted(id)).map(|id| (owner(id), id)).collect();
+    let key = |&(owner, id): &(Owner, OperationId)| (owner, all.start(id));
+    if !order.is_sorted_by_key(key) {
+        order.sort_by_key(key);
+    }
+    order
+}
+
+/// The activity of one process on one device; `own` is told each operation's own time.
 fn activity(
     all: &AllOperations<'_>,
-    ids: &[OperationId],
-    (process, device): (u32, u32),
+    operations: &[(Owner, OperationId)],
+    mut own: impl FnMut(OperationId, i64),
 ) -> Activity {
-    let first = all.start(ids[0]);
-    let (mut busy_ns, mut until, mut last, mut gaps) = (0, first, ids[0], Vec::new());
-    for &id in ids {
+    let ((process, device), id) = operations[0];
+    let first = all.start(id);
+    let (mut busy_ns, mut until, mut last, mut gaps) = (0, first, id, Vec::new());
+    for &(_, id) in operations {
         let (start, end) = (all.start(id), all.end(id));
         if start > until {
             gaps.push(Gap { start: until, end: start, before: last, after: id });
             until = start;
         }
         if end > until {
+            own(id, end - until);
             busy_ns += end - until;
             until = end;
             last = id;
         }
     }
-    Activity { process, device, span: (first, until), busy_ns, gaps, operations: ids.len() }
+    Activity { process, device, span: (first, until), busy_ns, gaps, operations: operations.len() }
 }

@@ -137,6 +137,14 @@ pub struct Answers {
 }
 
 impl Answers {
+    /// Time of softmax over that of matmul, where both have kernels of their own.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn softmax_to_matmul(&self) -> Option<f64> {
+        let time = |class| self.classes.iter().find(|(of, ..)| *of == class).map(|(_, ns, _)| *ns);
+        let (softmax, matmul) = (time(KernelClass::Softmax)?, time(KernelClass::Matmul)?);
+        (matmul > 0).then(|| softmax as f64 / matmul as f64)
+    }
+
     #[allow(clippy::cast_precision_loss)]
     pub(super) fn of(context: &Context<'_>) -> Self {
         let kernels = &context.trace.kernels;

@@ -244,7 +244,11 @@ fn kind_key(context: &Context<'_>, operation: u32) -> u64 {
 }
 
 /// Why the GPU was idle, with the function that is to blame.
-fn cause<'a>(context: &Context<'a>, host: &HostTime, gap: &Gap) -> (CauseKind, Option<&'a str>) {
+pub(super) fn cause<'a>(
+    context: &Context<'a>,
+    host: &HostTime,
+    gap: &Gap,
+) -> (CauseKind, Option<&'a str>) {
     let launch = context.launches.call_of[gap.after as usize];
     if launch == NONE {
         return (CauseKind::Unknown, None);

@@ -41,6 +41,7 @@ impl Diagnosis {
             "kernel_ns": self.answers.kernel_ns,
             "top_kernels": self.answers.top_kernels.iter().map(kernel).collect::<Vec<_>>(),
             "kernel_kinds": classes,
+            "softmax_to_matmul": self.answers.softmax_to_matmul(),
             "components": self.answers.components.iter().map(component).collect::<Vec<_>>(),
         })
     }

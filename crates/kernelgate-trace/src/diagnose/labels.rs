@@ -1,4 +1,5 @@
-//! Kernel names short enough to read: without return type, parameters, namespaces and casts.
+//! Names for people and for comparing: of kernels without return type, parameters, namespaces and
+//! casts; of ranges without numbers.
 
 /// A name for people. `void at::native::vectorized_elementwise_kernel<(int)4,
 /// at::native::CUDAFunctor_add<float>>(int, T2)` reads
@@ -68,9 +69,28 @@ fn without_parameters(name: &str) -> &str {
     name
 }
 
+/// `step_12/layer_3` as `step_#/layer_#`: ranges that repeat with other numbers in their names.
+pub(super) fn without_numbers(path: &str) -> String {
+    let mut text = String::new();
+    for c in path.chars() {
+        match c {
+            '0'..='9' if text.ends_with('#') => {}
+            '0'..='9' => text.push('#'),
+            c => text.push(c),
+        }
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
-    use super::short_name;
+    use super::{short_name, without_numbers};
+
+    #[test]
+    fn siblings_differ_in_numbers() {
+        assert_eq!(without_numbers("step_12/layer_3/mlp"), "step_#/layer_#/mlp");
+        assert_eq!(without_numbers("Forward"), "Forward");
+    }
 
     #[test]
     fn what_repeats_everywhere_is_left_out() {

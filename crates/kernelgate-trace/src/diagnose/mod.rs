@@ -1,15 +1,18 @@
 //! What is wrong with a trace, with evidence; data quality first.
 //!
 //! A rule measures a value, holds it against a threshold and says what it saw: which kernels, in
-//! which range, when. A rule whose data the trace lacks is skipped, with the reason. Absent: what
-//! changed between two traces.
+//! which range, when. A rule whose data the trace lacks is skipped, with the reason. `difference` says
+//! what changed between two traces. Absent: what ranges and rules mean for a workload.
 
 mod answers;
+pub mod checklist;
 mod context;
+pub mod difference;
 mod finding;
 mod gaps;
 mod json;
 mod labels;
+mod profiled;
 mod rules;
 mod text;
 mod tree;

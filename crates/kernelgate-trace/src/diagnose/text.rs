@@ -159,6 +159,9 @@ impl Diagnosis {
                 );
             }
         }
+        if let Some(ratio) = answers.softmax_to_matmul() {
+            let _ = writeln!(text, "  softmax takes {ratio:.2} of the time of matmul");
+        }
         if answers.components.is_empty() {
             return;
         }
@@ -265,7 +268,7 @@ impl Evidence {
 }
 
 /// Breaks a line between words at [`WIDTH`] columns.
-fn wrap(text: &mut String, line: &str, first: &str, rest: &str) {
+pub(super) fn wrap(text: &mut String, line: &str, first: &str, rest: &str) {
     let mut current = first.to_owned();
     let mut empty = true;
     for word in line.split(' ') {
@@ -285,13 +288,13 @@ fn wrap(text: &mut String, line: &str, first: &str, rest: &str) {
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn percent(part: i64, whole: i64) -> f64 {
+pub(super) fn percent(part: i64, whole: i64) -> f64 {
     part as f64 / whole.max(1) as f64 * 100.0
 }
 
 /// Nanoseconds with a unit that suits.
 #[allow(clippy::cast_precision_loss)]
-fn time(ns: i64) -> String {
+pub(super) fn time(ns: i64) -> String {
     let value = ns as f64;
     match ns.unsigned_abs() {
         0..1_000 => format!("{ns} ns"),

@@ -29,6 +29,7 @@ use crate::measure::{Cache, Stopwatch};
 use crate::record::run::{AfterTiming, VerificationRecord};
 use crate::record::{CaseRecord, Samples, Store, TrialSampling};
 use crate::workload::{Effort, Work};
+use kernelgate_cuda::driver::used::UsedKernels;
 use kernelgate_cuda::observe::range::Range;
 
 /// What samples are taken with.
@@ -200,6 +201,11 @@ impl Execution<'_> {
                     (executable.as_mut(), &mut current),
                     (launch, &verification),
                 );
+                // Builds are compared by what their kernels are, once an executable.
+                let kernels = match &self.trial {
+                    Some(trial) if !trial.measures() => ready.kernels.describe(),
+                    _ => UsedKernels::new(),
+                };
                 let timed = timed.and_then(|(samples, after)| {
                     // The host's ceilings are measured beside whatever else it computes.
                     let on_gpu = self.target.kind() == BackendKind::Cuda;
@@ -211,7 +217,8 @@ impl Execution<'_> {
                     Ok((samples, after)) => {
                         let verification =
                             VerificationRecord { after: Some(after), ..verification.clone() };
-                        self.record(group, case, &work, limit, verification, samples)?;
+                        let found = (verification, kernels);
+                        self.record((group, case), &work, limit, found, samples)?;
                     }
                     Err(error) => exit = exit.max(self.record_case_error(case, &error)?),
                 }
@@ -307,8 +314,8 @@ impl Execution<'_> {
         });
         let mut samples = timed.map_err(CaseError::Fail)?.map_err(backend_error)?;
         // A process of a comparison that measures is to be short.
-        let measures = |trial: &TrialState| trial.sampling != TrialSampling::VERIFICATION_PASS;
-        if self.target.kind() == BackendKind::Cuda && !self.trial.as_ref().is_some_and(measures) {
+        let measures = self.trial.as_ref().is_some_and(TrialState::measures);
+        if self.target.kind() == BackendKind::Cuda && !measures {
             let host = guard::catch(|| timing::host_launch_ns(executable));
             samples.host_launch_ns = Some(host.map_err(CaseError::Fail)?.map_err(backend_error)?);
         }
@@ -325,11 +332,10 @@ impl Execution<'_> {
 
     fn record(
         &self,
-        group: &Group<'_>,
-        case: &Case,
+        (group, case): (&Group<'_>, &Case),
         work: &Work,
         limit: Option<TimeLimit>,
-        verification: VerificationRecord,
+        (verification, kernels): (VerificationRecord, UsedKernels),
         samples: Samples,
     ) -> Result<(), HarnessError> {
         let Some(recorder) = &self.recorder else { return Ok(()) };
@@ -348,6 +354,7 @@ impl Execution<'_> {
             limit,
             verification,
             device_bytes: group.bound.device_bytes(case.index),
+            kernels,
             samples,
         };
         Ok(recorder.add_case(&case.id, record)?)

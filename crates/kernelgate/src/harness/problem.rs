@@ -17,6 +17,7 @@ use crate::record::run::VerificationRecord;
 use crate::record::tensors;
 use crate::verify::{self, Bounds, OutputComparison, VerifyError};
 use crate::workload::{Expected, ReferenceFrom, Tensors};
+use kernelgate_cuda::driver::used::AskedKernels;
 
 /// Inputs and reference of a problem.
 pub struct Ready {
@@ -35,6 +36,8 @@ pub struct Ready {
     pub seed: u64,
     /// Where references are kept; none where each is computed.
     pub references: Option<References>,
+    /// Kernels that the implementation prepared last asked for; empty on the host.
+    pub kernels: AskedKernels,
     /// Other inputs, for the check after timing.
     pub changed: Option<ChangedInputs>,
 }
@@ -103,6 +106,7 @@ impl Ready {
                 bounds: problem.tolerance().into(),
                 seed,
                 references: None,
+                kernels: AskedKernels::default(),
                 changed: None,
             }
         });
@@ -264,13 +268,21 @@ impl Ready {
     }
 
     fn prepare(
-        &self,
+        &mut self,
         group: &Group<'_>,
         case: &Case,
         target: &Target,
     ) -> Result<Box<dyn Executable>, BackendError> {
         let _activity = spent::on("prepare");
-        group.bound.prepare(case.index, Arc::clone(&self.inputs), target)
+        let asked = || match target {
+            Target::Cuda(device) => device.take_asked(),
+            Target::Cpu => AskedKernels::default(),
+        };
+        // Others asked for kernels before: those that measure, and the row that is the reference.
+        drop(asked());
+        let executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), target);
+        self.kernels = asked();
+        executable
     }
 
     /// Prepares an implementation and verifies it.

@@ -61,6 +61,11 @@ impl BuildOutputs {
 }
 
 impl TrialState {
+    /// Whether times count; else the process only verifies.
+    pub fn measures(&self) -> bool {
+        self.sampling != TrialSampling::VERIFICATION_PASS
+    }
+
     /// What an earlier process found of a case, if it was compared with the reference there.
     pub fn known(&self, id: &str) -> Option<VerificationRecord> {
         let run = self.verified.as_ref()?;

@@ -60,6 +60,9 @@ pub struct ResourcesReport {
     pub resources: Resources,
     /// Builds that it does not run, each with what it needs.
     pub left_out: Vec<String>,
+    /// Hash of the machine code of each kernel; empty from executables that do not tell it.
+    #[serde(default)]
+    pub code: BTreeMap<String, String>,
 }
 
 /// Workloads, implementations and selected cases of a bench binary.

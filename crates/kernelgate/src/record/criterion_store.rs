@@ -51,6 +51,7 @@ impl StoredCase {
             limit: None,
             verification: OutputComparison::default().into(),
             device_bytes: None,
+            kernels: BTreeMap::new(),
             samples,
         }
     }

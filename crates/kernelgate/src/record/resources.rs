@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::file::Record;
+use kernelgate_cuda::compiler::code;
 use kernelgate_cuda::compiler::cubin::{self, CubinError, KernelFacts};
 use kernelgate_cuda::compiler::nvrtc::{self, CompileError};
 use kernelgate_cuda::compiler::occupancy;
@@ -39,6 +40,15 @@ pub struct KernelResources {
     /// Share of a multiprocessor's warps that can be resident, in percent; absent for an unknown
     /// architecture.
     pub occupancy_percent: Option<u32>,
+}
+
+/// Kernels as compiled now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CompiledKernels {
+    /// Their static facts.
+    pub resources: Resources,
+    /// Hash of the machine code of each, by build and symbol.
+    pub code: BTreeMap<String, String>,
 }
 
 impl Record for Resources {
@@ -91,7 +101,7 @@ pub enum ResourcesError {
 /// # Errors
 /// The first kernel that does not compile, by name, with the compiler's log; a kernel without a
 /// row, or a row without a kernel.
-pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<Resources, ResourcesError> {
+pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledKernels, ResourcesError> {
     let (major, minor) = nvrtc::version()?;
     let mut builds: BTreeMap<&Build, Vec<&ListedKernel>> = BTreeMap::new();
     for kernel in kernels {
@@ -114,22 +124,25 @@ pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<Resources, Resour
         kernels: BTreeMap::new(),
         left_out,
     };
+    let mut all = BTreeMap::new();
     for (build, kernels, compiled) in compiled {
         let name = build.name();
-        let mut facts = cubin::facts(&compiled.cubin, &compiled.log)
-            .map_err(|error| ResourcesError::Cubin { kernel: name.clone(), error })?;
+        let broken = |error| ResourcesError::Cubin { kernel: name.clone(), error };
+        let mut facts = cubin::facts(&compiled.cubin, &compiled.log).map_err(broken)?;
+        let mut hashes = code::hashes(&compiled.cubin).map_err(broken)?;
         for kernel in kernels {
             let symbol = kernel.symbol;
             let facts = facts
                 .remove(symbol)
                 .ok_or_else(|| ResourcesError::NoCode { symbol, build: name.clone() })?;
             resources.kernels.insert(kernel.name(), kernel_resources(kernel, facts, arch));
+            all.extend(hashes.remove(symbol).map(|hash| (kernel.name(), hash)));
         }
         if let Some(symbol) = facts.into_keys().next() {
             return Err(ResourcesError::NoRow { symbol, build: name });
         }
     }
-    Ok(resources)
+    Ok(CompiledKernels { resources, code: all })
 }
 
 fn kernel_resources(kernel: &ListedKernel, facts: KernelFacts, arch: &str) -> KernelResources {

@@ -10,6 +10,7 @@ use super::shard::Shard;
 use crate::measure::limits::{Limits, TimeLimit};
 use crate::verify::{Bounds, OutputComparison};
 use crate::workload::{Tolerance, Work};
+use kernelgate_cuda::driver::used::UsedKernels;
 use kernelgate_cuda::observe::telemetry::Reading;
 
 /// All that one bench process measured, and what it did not measure and why.
@@ -92,6 +93,10 @@ pub struct CaseRecord {
     /// where it declares none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_bytes: Option<u64>,
+    /// Kernels that the implementation asked for, by build and symbol; only in trials, and without
+    /// those of libraries.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub kernels: UsedKernels,
     /// Raw timings.
     pub samples: Samples,
 }
@@ -441,6 +446,7 @@ impl CaseRecord {
                 ..VerificationRecord::default()
             },
             device_bytes: None,
+            kernels: UsedKernels::new(),
             samples: Samples {
                 launches: vec![1; elapsed_ns.len()],
                 elapsed_ns,

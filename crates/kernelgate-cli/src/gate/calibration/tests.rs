@@ -240,10 +240,8 @@ fn too_little_and_alarms_recommend_nothing() {
     let no_power = recommend(&calibration(20, &[(2.0, 19)]));
     assert_eq!(no_power.relative, None);
     let mut alarms = calibration(20, &[(20.0, 20)]);
-    alarms.comparisons[0] = Known {
-        kind: ComparisonKind::Layout,
-        ..known(ComparisonKind::Null, 0, 1.3, &alarms.plan)
-    };
+    alarms.comparisons[0] =
+        Known { kind: ComparisonKind::Layout, ..known(ComparisonKind::Null, 0, 1.3, &alarms.plan) };
     assert!(alarms.comparisons[0].is_false_alarm());
     assert!(!known(ComparisonKind::Single(30.0), 0, 1.3, &alarms.plan).is_false_alarm());
     let recommended = recommend(&alarms);

@@ -172,6 +172,34 @@ pub(super) fn small_grids(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     )
 }
 
+pub(super) fn block_sizes(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+    let (shapes, total) = match shaped(context) {
+        Ok(shapes) => shapes,
+        Err(reason) => return Outcome::Skipped(reason),
+    };
+    let odd = shapes.iter().filter_map(|of| {
+        let (threads, warp) = (of.shape.threads(), u64::from(WARP));
+        let idle = threads.next_multiple_of(warp) - threads;
+        if idle == 0 {
+            return None;
+        }
+        #[allow(clippy::cast_precision_loss)]
+        let lost = idle as f64 / (threads + idle) as f64;
+        let words = format!("{idle} threads of a block idle in their last warp");
+        Some((evidence(context, of, words), lost))
+    });
+    finding(
+        (
+            "block-size",
+            "make the block size a multiple of 32",
+            "kernels that one warp or less computes on purpose",
+        ),
+        "have a block size that is no multiple of a warp",
+        odd.collect(),
+        total,
+    )
+}
+
 /// The same, where the trace says how many blocks a multiprocessor holds.
 fn shaped_with_limits<'a>(context: &Context<'a>) -> Result<(Vec<Shaped<'a>>, i64), String> {
     let (shapes, total) = shaped(context)?;

@@ -2,11 +2,9 @@
 //! Compute).
 
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
-use super::super::labels::short_name;
+use super::super::finding::{Confidence, DeviceUse, Finding, Measure, Severity};
+use super::super::profiled::{evidence, kernel_name, metric};
 use super::outcome::Outcome;
-use crate::model::kernel_metrics::ProfiledLaunch;
-use crate::stats::shorten;
 
 /// A unit that is used this much is the bound.
 const HIGH: f64 = 80.0;
@@ -17,7 +15,8 @@ const APART: f64 = 10.0;
 /// Samples below which nothing is concluded.
 const SAMPLES: usize = 100;
 const OCCUPANCY: f64 = 80.0;
-const NCU: &str = "no launch was measured by Nsight Compute; measure with: ncu --csv --page \
+/// Why the rules of this recorder are skipped.
+pub(super) const NCU: &str = "no launch was measured by Nsight Compute; measure with: ncu --csv --page \
                    details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv";
 
 /// What bounds a kernel.
@@ -49,40 +48,6 @@ fn advice(bound: &str) -> &'static str {
     }
 }
 
-fn metric(context: &Context<'_>, launch: &ProfiledLaunch, name: &str) -> Option<f64> {
-    let name = context.trace.names.find(name)?;
-    launch.metrics.get(&name).map(|metric| metric.value)
-}
-
-/// The duration of a launch in nanoseconds.
-#[allow(clippy::cast_possible_truncation)]
-fn duration(context: &Context<'_>, launch: &ProfiledLaunch) -> Option<i64> {
-    let metric = launch.metrics.get(&context.trace.names.find("Duration")?)?;
-    let scale = match context.trace.names.text(metric.unit) {
-        "ns" | "nsecond" => 1.0,
-        "us" | "usecond" => 1e3,
-        "ms" | "msecond" => 1e6,
-        "s" | "second" => 1e9,
-        _ => return None,
-    };
-    Some((metric.value * scale) as i64)
-}
-
-/// The kernel's name, as long as a line has room for.
-fn kernel_name(context: &Context<'_>, launch: &ProfiledLaunch) -> String {
-    shorten(&short_name(context.trace.names.text(launch.kernel)), 60)
-}
-
-fn evidence(context: &Context<'_>, launch: &ProfiledLaunch, words: String) -> Vec<Evidence> {
-    let kernel = kernel_name(context, launch);
-    vec![Evidence {
-        what: format!("{words}: launch {}, {kernel}", launch.id),
-        count: 1,
-        total_ns: duration(context, launch),
-        ..Evidence::default()
-    }]
-}
-
 pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     if context.trace.profiled.is_empty() {
         return Outcome::Skipped(NCU.to_owned());
@@ -90,8 +55,8 @@ pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let mut found = Vec::new();
     for launch in &context.trace.profiled {
         let (Some(compute), Some(memory)) = (
-            metric(context, launch, "Compute (SM) Throughput"),
-            metric(context, launch, "Memory Throughput"),
+            metric(context.trace, launch, "Compute (SM) Throughput"),
+            metric(context.trace, launch, "Memory Throughput"),
         ) else {
             continue;
         };
@@ -101,11 +66,11 @@ pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             id: "kernel-bound",
             severity: Severity::Information,
             confidence: Confidence::High,
-            title: format!("{} is {bound}", kernel_name(context, launch)),
+            title: format!("{} is {bound}", kernel_name(context.trace, launch)),
             measured: Measure { value: compute.max(memory), unit: "% of peak" },
             threshold: Measure { value: HIGH, unit: "% of peak" },
             recoverable_ns: None,
-            evidence: evidence(context, launch, words),
+            evidence: evidence(context.trace, launch, words),
             advice: advice(bound),
             false_positive: "Nsight Compute measured with cold caches or fixed clocks",
         });
@@ -125,9 +90,11 @@ pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outc
     let mut known = false;
     let mut found = Vec::new();
     for launch in &context.trace.profiled {
-        let Some(theoretical) = metric(context, launch, "Theoretical Occupancy") else { continue };
+        let Some(theoretical) = metric(context.trace, launch, "Theoretical Occupancy") else {
+            continue;
+        };
         known = true;
-        let achieved = metric(context, launch, "Achieved Occupancy");
+        let achieved = metric(context.trace, launch, "Achieved Occupancy");
         let far = achieved.is_some_and(|achieved| achieved < theoretical - APART);
         if theoretical >= OCCUPANCY && !far {
             continue;
@@ -135,7 +102,9 @@ pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outc
         let limits = ["Registers", "Shared Mem", "Warps", "SM", "Barriers"];
         let limit = limits
             .iter()
-            .filter_map(|of| Some((metric(context, launch, &format!("Block Limit {of}"))?, *of)))
+            .filter_map(|of| {
+                Some((metric(context.trace, launch, &format!("Block Limit {of}"))?, *of))
+            })
             .min_by(|a, b| a.0.total_cmp(&b.0));
         let limiter = limit.map_or(String::new(), |(blocks, of)| {
             format!(", limited by {} ({blocks:.0} blocks)", of.to_lowercase())
@@ -158,7 +127,7 @@ pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outc
                 unit: "%",
             },
             recoverable_ns: None,
-            evidence: evidence(context, launch, words),
+            evidence: evidence(context.trace, launch, words),
             advice: "fewer registers, less shared memory or another block size; if achieved is far \
                      below theoretical, balance the blocks and enlarge the grid",
             false_positive: "GEMM and attention kernels that hide latency in other ways",
@@ -194,7 +163,7 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             .filter_map(|(&name, metric)| Some((reason(names.text(name))?, metric.value)))
             .collect();
         let sum: f64 = all.iter().map(|(_, value)| value).sum();
-        let issue = metric(context, launch, "Issued Warp Per Scheduler");
+        let issue = metric(context.trace, launch, "Issued Warp Per Scheduler");
         let (Some((reason, most)), Some(issue)) =
             (all.iter().max_by(|a, b| a.1.total_cmp(&b.1)), issue)
         else {
@@ -213,7 +182,7 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             measured: Measure { value: share, unit: "% of stalls" },
             threshold: Measure { value: 30.0, unit: "% of stalls" },
             recoverable_ns: None,
-            evidence: evidence(context, launch, format!("{issue:.2} warps issued a cycle")),
+            evidence: evidence(context.trace, launch, format!("{issue:.2} warps issued a cycle")),
             advice: stall_advice(reason),
             false_positive: "stalls that other warps hide: the scheduler still issues",
         });

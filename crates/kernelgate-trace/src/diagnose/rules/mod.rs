@@ -1,8 +1,10 @@
 //! The rules, in the order in which they are applied; data quality first.
 
 mod copies;
+mod fusion;
 mod kernels;
 mod launches;
+mod memory;
 mod metrics;
 mod outcome;
 mod quality;
@@ -26,14 +28,19 @@ const RULES: &[(&str, Rule)] = &[
     ("pageable-copy", copies::pageable),
     ("synchronous-copy", copies::synchronous_copies),
     ("synchronous-set", copies::synchronous_sets),
+    ("block-size", kernels::block_sizes),
     ("small-grid", kernels::small_grids),
     ("tail", kernels::tails),
     ("occupancy", kernels::occupancy),
+    ("fusion", fusion::fusion),
     ("sampled-bound", metrics::sampled_bound),
     ("kernel-bound", metrics::kernel_bound),
     ("work-bound", work::work_bound),
     ("achieved-occupancy", metrics::achieved_occupancy),
     ("stalls", metrics::stalls),
+    ("coalescing", memory::coalescing),
+    ("bank-conflicts", memory::bank_conflicts),
+    ("divergence", memory::divergence),
 ];
 
 /// Applies every rule.

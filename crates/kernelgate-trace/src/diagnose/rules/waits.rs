@@ -151,14 +151,3 @@ fn periodic(context: &Context<'_>) -> Vec<Loop> {
     }
     loops
 }
-
-#[cfg(test)]
-mod tests {
-    use super::without_numbers;
-
-    #[test]
-    fn siblings_differ_in_numbers() {
-        assert_eq!(without_numbers("step_12/layer_3/mlp"), "step_#/layer_#/mlp");
-        assert_eq!(without_numbers("Forward"), "Forward");
-    }
-}

@@ -3,7 +3,7 @@
 use kernelgate_cuda::spec::ListedKernel;
 
 use crate::protocol::{ResourcesReport, ResponseBody};
-use crate::record::resources::compile;
+use crate::record::resources::{CompiledKernels, compile};
 
 /// Compiles the kernels for an architecture.
 pub fn resources(kernels: &[ListedKernel], arch: &str) -> ResponseBody {
@@ -14,10 +14,10 @@ pub fn resources(kernels: &[ListedKernel], arch: &str) -> ResponseBody {
         };
     }
     match compile(kernels, arch) {
-        Ok(resources) => {
+        Ok(CompiledKernels { resources, code }) => {
             let told = |(build, lack): (&String, &String)| format!("{build} {lack}");
             let left_out = resources.left_out.iter().map(told).collect();
-            ResponseBody::Resources(ResourcesReport { resources, left_out })
+            ResponseBody::Resources(ResourcesReport { resources, left_out, code })
         }
         Err(error) => ResponseBody::Refused(error.to_string()),
     }

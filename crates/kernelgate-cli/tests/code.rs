@@ -1,0 +1,67 @@
+//! `kernelgate compare --kernels`: which kernels of two builds differ in machine code, where no GPU
+//! is needed.
+
+#![allow(clippy::unwrap_used)]
+#![cfg(unix)]
+
+mod package;
+
+use kernelgate_cuda::compiler::nvrtc;
+use package::scratch::{BENCH, Scratch};
+use serde_json::json;
+
+/// 48 values a thread, all live across a barrier. With 2048 threads on a multiprocessor a thread has
+/// 32 registers: most of them spill.
+const KERNEL: &str = r#"
+extern "C" __global__ __launch_bounds__(1024, BLOCKS) void scratch(float* x) {
+    float a[48];
+    #pragma unroll
+    for (int i = 0; i < 48; ++i) a[i] = x[threadIdx.x + i * 1024];
+    __syncthreads();
+    #pragma unroll
+    for (int i = 0; i < 48; ++i) x[threadIdx.x + i * 1024] = a[i] * a[(i * 7 + 5) % 48];
+}
+extern "C" __global__ void scratch_other(float* x) { x[threadIdx.x] *= 2.0f; }
+"#;
+
+/// The bench with a file of two kernels, the first with so many blocks on a multiprocessor.
+fn bench(blocks: usize) -> String {
+    let row = |symbol: &str| {
+        format!(
+            "cuda::KernelSpec {{ variants: || vec![()], ..cuda::KernelSpec::new(
+                cuda::Source::new(\"scratch\", TEXT), \"{symbol}\", 1024, |()| [1, 1, 1]) }}"
+        )
+    };
+    let rows = ["scratch", "scratch_other"].map(row).join(", ");
+    let text = KERNEL.replace("BLOCKS", &blocks.to_string());
+    let listed = format!("kernels(kernelgate_cuda::spec::list(&[{rows}])).main()");
+    format!(
+        "const TEXT: &str = r#\"{text}\"#;\n{}",
+        BENCH.replace(".main()", &format!(".{listed}"))
+    )
+}
+
+#[test]
+fn a_spill_between_two_builds_is_found_without_a_gpu() {
+    if let Err(error) = nvrtc::version() {
+        println!("skipped: {error}");
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.write("benches/spin.rs", &bench(1));
+    scratch.commit("kernels");
+    scratch.write("benches/spin.rs", &bench(2));
+    // However long is measured.
+    let flags = "--base main --kernels sm_90a --budget 1s --format json";
+    let outcome = scratch.compare(flags);
+    outcome.expect(outcome.code.unwrap(), &[]);
+    assert!(outcome.code < Some(2) || outcome.code == Some(3), "{}", outcome.all());
+    let result: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let kernels = &result["kernels"][0];
+    assert_eq!((&kernels["arch"], &kernels["same"]), (&"sm_90a".into(), &1.into()), "{kernels}");
+    let changed = kernels["changed"].as_object().unwrap();
+    assert_eq!(changed.keys().collect::<Vec<_>>(), ["scratch"]);
+    let words = changed["scratch"].as_str().unwrap();
+    assert!(words.contains("spill stores 0 -> ") && words.contains("-> 32"), "{words}");
+    assert_eq!(kernels["not_compared"], json!({}));
+}

@@ -1,0 +1,100 @@
+//! A repository with one bench, whose builds take seconds: it is linked with the library that
+//! `cargo test` built.
+
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::{Outcome, linked_with};
+
+/// Its manifest.
+pub const MANIFEST: &str = r#"
+[package]
+name = "scratch"
+version = "0.1.0"
+edition = "2024"
+[lib]
+bench = false
+[[bench]]
+name = "spin"
+harness = false
+[profile.bench]
+debug = false
+"#;
+
+/// One case a value of `n`, whose time is that of ROUNDS passes.
+pub const BENCH: &str = include_str!("../fixture/scratch_bench.rs");
+
+/// Its case.
+pub const CASE: &str = "scratch/sum/n1024/cpu/hot";
+
+/// The repository, with its target folder inside.
+pub struct Scratch {
+    pub folder: TempDir,
+}
+
+impl Scratch {
+    pub fn new() -> Self {
+        let scratch = Self { folder: tempfile::tempdir().unwrap() };
+        scratch.write("Cargo.toml", MANIFEST);
+        scratch.write("src/lib.rs", "");
+        scratch.write("benches/spin.rs", BENCH);
+        scratch.git("init --quiet --initial-branch=main");
+        scratch.commit("first");
+        scratch
+    }
+
+    pub fn write(&self, name: &str, text: &str) {
+        let path = self.folder.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    pub fn bench(&self, from: &str, to: &str) {
+        assert!(BENCH.contains(from));
+        self.write("benches/spin.rs", &BENCH.replace(from, to));
+    }
+
+    pub fn git(&self, line: &str) -> String {
+        let mut git = Command::new("git");
+        git.arg("-C")
+            .arg(self.folder.path())
+            .args(["-c", "user.name=a", "-c", "user.email=a@b"])
+            .args(line.split(' '));
+        let output = git.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    pub fn commit(&self, message: &str) {
+        self.git("add benches src Cargo.toml");
+        self.git(&format!("commit --quiet -m {message}"));
+    }
+
+    /// The program in it.
+    pub fn kernelgate(&self, line: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
+        command
+            .args(line.split_whitespace())
+            .current_dir(self.folder.path())
+            .env("CARGO_MANIFEST_DIR", self.folder.path())
+            .env("CARGO_TARGET_DIR", self.folder.path().join("target"))
+            .env("CARGO_ENCODED_RUSTFLAGS", linked_with(&["kernelgate", "kernelgate_cuda"]))
+            .env("RAYON_NUM_THREADS", "1")
+            .env_remove("RUST_BACKTRACE");
+        command
+    }
+
+    /// A comparison with thresholds that are far from noise, and short processes.
+    pub fn compare_with(&self, flags: &str) -> Command {
+        let usual = "compare --relative 0.5 --tolerated 0.8 --max-blocks 24 --backend cpu \
+                     --time-identical";
+        let time = if flags.contains("--case-time") { "" } else { "--case-time 0.1s" };
+        self.kernelgate(&format!("{usual} {time} {flags}"))
+    }
+
+    /// Runs it.
+    pub fn compare(&self, flags: &str) -> Outcome {
+        self.compare_with(flags).output().unwrap().into()
+    }
+}

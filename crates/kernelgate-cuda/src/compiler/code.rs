@@ -1,0 +1,161 @@
+//! What two builds of a kernel are compared by: a hash of its machine code, and what that says of
+//! itself.
+//!
+//! The hash covers what the hardware executes and reads: instructions, constants and their
+//! addresses, sizes of shared and global memory. Symbol tables, notes and debug sections are no
+//! part of it, nor is anything of the file's other kernels.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use object::elf::SHF_ALLOC;
+use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionFlags};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::cubin::{self, CubinError, KernelFacts};
+
+/// A kernel's machine code.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelCode {
+    /// Of machine code, or of PTX for an architecture that is only followed: hexadecimal.
+    pub hash: String,
+    /// What the machine code says of itself, without what only the assembler tells (spills, static
+    /// shared memory); absent of PTX.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub facts: Option<KernelFacts>,
+}
+
+/// The code of a kernel in a cubin or in PTX; `None` where it cannot be read or holds no such
+/// kernel.
+pub fn of_image(image: &[u8], symbol: &str) -> Option<KernelCode> {
+    if image.starts_with(b"\x7fELF") {
+        let hash = hashes(image).ok()?.remove(symbol)?;
+        let facts = cubin::facts(image, "").ok()?.remove(symbol)?;
+        return Some(KernelCode { hash, facts: Some(facts) });
+    }
+    let text = String::from_utf8_lossy(image);
+    let mut hasher = Xxh3Default::new();
+    // Comments hold the compiler's build.
+    let lines = text.lines().filter(|line| !line.starts_with("//"));
+    lines.for_each(|line| add(&mut hasher, line.as_bytes()));
+    text.contains(symbol).then(|| KernelCode { hash: hex(&hasher), facts: None })
+}
+
+/// The hash of every kernel in a cubin, by symbol.
+///
+/// # Errors
+/// When the cubin is not one.
+pub fn hashes(cubin: &[u8]) -> Result<BTreeMap<String, String>, CubinError> {
+    let failed = |error: object::Error| CubinError::Elf(error.to_string());
+    let elf = object::File::parse(cubin).map_err(failed)?;
+    let mut sections = Vec::new();
+    for section in elf.sections() {
+        let name = section.name().map_err(failed)?.to_owned();
+        // What is not loaded is not executed.
+        if is_loaded(&section) {
+            sections.push((name, section));
+        }
+    }
+    sections.sort_by(|a, b| a.0.cmp(&b.0));
+    let kernels: BTreeSet<&str> =
+        sections.iter().filter_map(|(name, _)| name.strip_prefix(".text.")).collect();
+    let owner = |name: &str| {
+        kernels.iter().copied().find(|kernel| {
+            name.strip_suffix(kernel).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'))
+        })
+    };
+    let mut hashes = BTreeMap::new();
+    for kernel in &kernels {
+        let mut hasher = Xxh3Default::new();
+        for (name, section) in &sections {
+            // Sections without an owner are those of the module, which any kernel may read.
+            if owner(name).is_some_and(|owner| owner != *kernel) {
+                continue;
+            }
+            add(&mut hasher, name.as_bytes());
+            add(&mut hasher, &section.size().to_le_bytes());
+            add(&mut hasher, section.data().map_err(failed)?);
+            for (offset, relocation) in section.relocations() {
+                add(&mut hasher, &offset.to_le_bytes());
+                add(&mut hasher, &relocation.addend().to_le_bytes());
+                if let RelocationTarget::Symbol(index) = relocation.target() {
+                    let symbol = elf.symbol_by_index(index).map_err(failed)?;
+                    add(&mut hasher, symbol.name().map_err(failed)?.as_bytes());
+                }
+            }
+        }
+        hashes.insert((*kernel).to_owned(), hex(&hasher));
+    }
+    Ok(hashes)
+}
+
+/// Whether a section goes to the device.
+fn is_loaded<'data>(section: &impl ObjectSection<'data>) -> bool {
+    let SectionFlags::Elf { sh_flags, .. } = section.flags() else { return false };
+    sh_flags.0 & SHF_ALLOC.0 != 0
+}
+
+/// With its length, so that what follows cannot be taken for a part of it.
+fn add(hasher: &mut Xxh3Default, bytes: &[u8]) {
+    hasher.update(&(bytes.len() as u64).to_le_bytes());
+    hasher.update(bytes);
+}
+
+fn hex(hasher: &Xxh3Default) -> String {
+    format!("{:032x}", hasher.digest128())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compiler::nvrtc::{self, CompileError};
+
+    const KERNELS: &str = r#"
+        __constant__ float table[4] = {1, 2, 3, 4};
+        __device__ __noinline__ float helper(float x) { return x * table[(int)x & 3]; }
+        extern "C" __global__ void reads(float* x) { x[threadIdx.x] = helper(x[threadIdx.x]); }
+        extern "C" __global__ void other(float* x) { x[0] = 2 * x[0]; }
+    "#;
+
+    /// The kernels of a text; none where there is no NVRTC.
+    fn compiled(text: &str, name: &str) -> Option<[KernelCode; 2]> {
+        let options = ["--gpu-architecture=sm_90a".to_owned()];
+        match nvrtc::compile_text(name, text, &[], &options, "sm_90a") {
+            Ok(compiled) => {
+                Some(["reads", "other"].map(|it| of_image(&compiled.cubin, it).unwrap()))
+            }
+            Err(CompileError::Missing) => {
+                println!("skipped: NVRTC is missing");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn only_what_is_executed_counts() {
+        let Some([reads, other]) = compiled(KERNELS, "a") else { return };
+        let facts = reads.facts.as_ref().unwrap();
+        assert!(facts.registers > 0 && facts.instructions > 0, "{facts:?}");
+        let commented = compiled(&format!("// a comment\n\n{KERNELS}"), "renamed").unwrap();
+        assert_eq!(commented, [reads.clone(), other.clone()]);
+        let [changed, same] =
+            compiled(&KERNELS.replace("x * table", "3 * x * table"), "a").unwrap();
+        assert_ne!(changed.hash, reads.hash, "a function that it calls");
+        assert_eq!(same, other);
+        // Which kernel reads a constant of the module is not told: all of its kernels differ.
+        let [changed, _] = compiled(&KERNELS.replace("{1, 2", "{1, 7"), "a").unwrap();
+        assert_ne!(changed.hash, reads.hash, "a constant that it reads");
+        assert_eq!(changed.facts, reads.facts);
+    }
+
+    #[test]
+    fn ptx_counts_without_its_comments() {
+        let code = |text: &str| of_image(text.as_bytes(), "reads");
+        let ptx = code("// Compiler Build ID: 1\n.entry reads { ret; }\n").unwrap();
+        assert_eq!(code("// Compiler Build ID: 2\n.entry reads { ret; }\n"), Some(ptx.clone()));
+        assert_ne!(code(".entry reads { bar.sync 0; ret; }\n").unwrap().hash, ptx.hash);
+        assert_eq!(code(".entry other { ret; }"), None);
+        assert_eq!(of_image(b"\x7fELF and no more", "reads"), None);
+    }
+}

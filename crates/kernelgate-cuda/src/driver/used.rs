@@ -1,0 +1,106 @@
+//! Which kernels were asked for, with their code and launch shapes: what a case's builds are
+//! compared by.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::kernel::LaunchShape;
+use crate::compiler::code::{self, KernelCode};
+
+/// A kernel that was loaded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsedKernel {
+    /// Its machine code; absent where it cannot be read.
+    pub code: Option<KernelCode>,
+    /// The shapes that it was loaded for, each once; empty where its launcher chooses them later.
+    #[serde(default)]
+    pub shapes: Vec<LaunchShape>,
+}
+
+/// Kernels by build and symbol.
+pub type UsedKernels = BTreeMap<String, UsedKernel>;
+
+/// Kernels that were asked for, their code not looked into yet.
+#[derive(Debug, Clone, Default)]
+pub struct AskedKernels(BTreeMap<String, AskedKernel>);
+
+#[derive(Debug, Clone)]
+struct AskedKernel {
+    image: Arc<[u8]>,
+    symbol: String,
+    shapes: Vec<LaunchShape>,
+}
+
+impl AskedKernels {
+    /// Adds one, by build and symbol.
+    pub(super) fn add(&mut self, name: String, symbol: &str, image: &Arc<[u8]>) {
+        self.0.entry(name).or_insert_with(|| AskedKernel {
+            image: Arc::clone(image),
+            symbol: symbol.to_owned(),
+            shapes: Vec::new(),
+        });
+    }
+
+    /// Adds a shape that one is loaded for.
+    pub(super) fn add_shape(&mut self, name: &str, shape: LaunchShape) {
+        if let Some(kernel) = self.0.get_mut(name).filter(|it| !it.shapes.contains(&shape)) {
+            kernel.shapes.push(shape);
+        }
+    }
+
+    /// Looks into their code: milliseconds a kernel.
+    pub fn describe(&self) -> UsedKernels {
+        let described = |kernel: &AskedKernel| UsedKernel {
+            code: code::of_image(&kernel.image, &kernel.symbol),
+            shapes: kernel.shapes.clone(),
+        };
+        self.0.iter().map(|(name, kernel)| (name.clone(), described(kernel))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compiler::source::Source;
+    use crate::testing::gpu;
+
+    #[test]
+    fn a_device_tells_the_code_of_what_was_asked_for_once() {
+        let Some((device, _alone)) = gpu() else { return };
+        let ask = |factor: u32| {
+            let text = format!(
+                "extern \"C\" __global__ void used(unsigned* x) {{ x[threadIdx.x] *= {factor}; }}"
+            );
+            let build = Source::new("used", Box::leak(text.into_boxed_str())).build(&[]);
+            device.kernel(&build, "used").unwrap();
+            device.note_shape("used", LaunchShape { grid: (1, 1, 1), block: 32, shared_bytes: 0 });
+            device.take_asked().describe()
+        };
+        drop(device.take_asked());
+        let [three, five, again] = [3, 5, 3].map(ask);
+        let code = |used: &UsedKernels| used["used"].code.clone().unwrap();
+        assert_eq!(three.keys().collect::<Vec<_>>(), ["used"]);
+        assert_eq!(three["used"].shapes.len(), 1);
+        assert_ne!(code(&three).hash, code(&five).hash);
+        assert_eq!(three, again);
+        assert!(device.take_asked().describe().is_empty());
+    }
+
+    #[test]
+    fn a_kernel_that_is_asked_for_twice_is_one_with_both_shapes() {
+        let image: Arc<[u8]> = Arc::from(&b".entry k { ret; }"[..]);
+        let shape = |blocks| LaunchShape { grid: (blocks, 1, 1), block: 128, shared_bytes: 0 };
+        let mut asked = AskedKernels::default();
+        for blocks in [8, 16, 8] {
+            asked.add("f X=1: k".to_owned(), "k", &image);
+            asked.add_shape("f X=1: k", shape(blocks));
+        }
+        asked.add_shape("unknown", shape(1));
+        let used = asked.describe();
+        assert_eq!(used.len(), 1);
+        assert_eq!(used["f X=1: k"].shapes, [shape(8), shape(16)]);
+        assert!(used["f X=1: k"].code.is_some());
+    }
+}

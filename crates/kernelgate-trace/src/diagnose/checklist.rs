@@ -1,0 +1,168 @@
+//! The checklist of the attention guide, filled in: each line ticked or crossed by a rule, or not
+//! measured, with what would measure it.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::finding::Diagnosis;
+use super::text::wrap;
+
+/// Whether a line of the checklist holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tick {
+    /// It does: the rules that would contradict found nothing.
+    Holds,
+    /// It does not: a rule found something.
+    Fails,
+    /// The trace does not tell.
+    NotMeasured,
+}
+
+impl Tick {
+    /// As text.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Holds => "holds",
+            Self::Fails => "fails",
+            Self::NotMeasured => "not measured",
+        }
+    }
+
+    fn mark(self) -> &'static str {
+        match self {
+            Self::Holds => "[x]",
+            Self::Fails => "[!]",
+            Self::NotMeasured => "[ ]",
+        }
+    }
+}
+
+/// A line of the checklist, filled in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChecklistLine {
+    /// The heading that it stands under.
+    pub group: &'static str,
+    /// What is to hold.
+    pub text: &'static str,
+    /// Whether it does.
+    pub tick: Tick,
+    /// What was found, or what would measure it.
+    pub why: String,
+}
+
+/// What decides a line.
+enum By {
+    /// Any of these rules.
+    Rules(&'static [&'static str]),
+    /// Nothing that a trace holds; what would.
+    Other(&'static str),
+}
+
+/// Heading, line, and what decides it.
+const LINES: &[(&str, &str, By)] = &[
+    ("Memory", "Memory accesses are coalesced", By::Rules(&["coalescing"])),
+    (
+        "Memory",
+        "Using shared memory for frequently accessed data",
+        By::Other("kernelgate resources: column shared, and the class load_shared of the mix"),
+    ),
+    ("Memory", "No bank conflicts in shared memory", By::Rules(&["bank-conflicts"])),
+    (
+        "Memory",
+        "Memory transactions are efficient",
+        By::Rules(&["coalescing", "pageable-copy", "synchronous-copy"]),
+    ),
+    ("Compute", "Good occupancy (50-75%)", By::Rules(&["occupancy", "achieved-occupancy"])),
+    (
+        "Compute",
+        "Using warp-level primitives where possible",
+        By::Other("kernelgate resources --format json: the class warp of the mix"),
+    ),
+    ("Compute", "Minimal branch divergence", By::Rules(&["divergence"])),
+    (
+        "Compute",
+        "Unrolled critical loops",
+        By::Other("kernelgate resources: instructions and the class control of the mix"),
+    ),
+    ("Algorithm", "Kernel fusion applied where beneficial", By::Rules(&["fusion"])),
+    ("Algorithm", "Optimal work distribution", By::Rules(&["small-grid", "tail"])),
+    ("Algorithm", "Minimal synchronization points", By::Rules(&["sync-in-loop"])),
+    (
+        "Algorithm",
+        "Data reuse maximized",
+        By::Other("cargo bench: the column `of limit`; ncu --section MemoryWorkloadAnalysis"),
+    ),
+    ("Launch", "Block size is multiple of warp size", By::Rules(&["block-size"])),
+    ("Launch", "Grid size saturates GPU", By::Rules(&["small-grid"])),
+    ("Launch", "Register/SMEM usage balanced", By::Rules(&["occupancy"])),
+    (
+        "Launch",
+        "Correct compile flags enabled",
+        By::Other("kernelgate resources names the compiler; a trace does not hold its flags"),
+    ),
+];
+
+/// The checklist of a diagnosis.
+pub fn checklist(diagnosis: &Diagnosis) -> Vec<ChecklistLine> {
+    LINES
+        .iter()
+        .map(|(group, text, by)| {
+            let (tick, why) = match by {
+                By::Other(what) => (Tick::NotMeasured, (*what).to_owned()),
+                By::Rules(rules) => decide(diagnosis, rules),
+            };
+            ChecklistLine { group, text, tick, why }
+        })
+        .collect()
+}
+
+/// One finding fails a line; it holds where all other rules looked, or at least one did and the
+/// others lack data.
+fn decide(diagnosis: &Diagnosis, rules: &[&str]) -> (Tick, String) {
+    let found: Vec<&str> = diagnosis
+        .findings
+        .iter()
+        .filter(|finding| rules.contains(&finding.id))
+        .map(|finding| finding.title.as_str())
+        .collect();
+    if let Some(first) = found.first() {
+        let more =
+            if found.len() > 1 { format!("; {} more", found.len() - 1) } else { String::new() };
+        return (Tick::Fails, format!("{first}{more}"));
+    }
+    let passed: Vec<&str> =
+        rules.iter().copied().filter(|rule| diagnosis.passed.contains(rule)).collect();
+    if !passed.is_empty() {
+        return (Tick::Holds, format!("nothing found by {}", passed.join(", ")));
+    }
+    let skipped = diagnosis.skipped.iter().find(|skipped| rules.contains(&skipped.rule));
+    let why = skipped.map_or("no rule looked", |skipped| &skipped.reason);
+    (Tick::NotMeasured, why.to_owned())
+}
+
+/// The checklist as text of at most 100 columns.
+pub fn to_text(lines: &[ChecklistLine]) -> String {
+    let mut text = String::from("Checklist ([x] holds, [!] fails, [ ] not measured)\n");
+    for same in lines.chunk_by(|a, b| a.group == b.group) {
+        let _ = writeln!(text, "  {}", same[0].group);
+        for line in same {
+            wrap(&mut text, &format!("{} {}", line.tick.mark(), line.text), "    ", "        ");
+            wrap(&mut text, &line.why, "        ", "        ");
+        }
+    }
+    text
+}
+
+/// The checklist as JSON.
+pub fn to_json(lines: &[ChecklistLine]) -> Value {
+    let line = |line: &ChecklistLine| {
+        json!({
+            "group": line.group,
+            "text": line.text,
+            "state": line.tick.label(),
+            "why": line.why,
+        })
+    };
+    lines.iter().map(line).collect()
+}

@@ -1,0 +1,74 @@
+//! A difference as JSON, for programs. Lists of two are the first and the second trace.
+
+use serde_json::{Value, json};
+
+use super::{CallChange, Difference, PartChange, PlaceChange};
+
+/// The version of the format; a field that changes its meaning raises it.
+pub const SCHEMA: u32 = 1;
+
+impl Difference {
+    /// As JSON, with `schema_version`.
+    pub fn to_json(&self) -> Value {
+        let [base, head] = &self.wholes;
+        let findings = |found: &[(&str, String)]| -> Vec<Value> {
+            found.iter().map(|(id, title)| json!({ "id": id, "title": title })).collect()
+        };
+        json!({
+            "schema_version": SCHEMA,
+            "recorders": [base.recorder, head.recorder],
+            "whole_ns": [base.whole_ns, head.whole_ns],
+            "busy_ns": [base.busy_ns, head.busy_ns],
+            "kernels": [base.kernels, head.kernels],
+            "change_ns": self.change_ns(),
+            "unexplained_ns": self.unexplained_ns(),
+            "kernel_kinds": self.kinds().iter().map(|(kind, total_ns)| {
+                json!({ "kind": kind.label(), "total_ns": total_ns })
+            }).collect::<Vec<_>>(),
+            "parts": self.parts.iter().map(part).collect::<Vec<_>>(),
+            "ranges": self.places.iter().map(place).collect::<Vec<_>>(),
+            "calls": self.calls.iter().map(calls).collect::<Vec<_>>(),
+            "findings_only_in": self.findings.each_ref().map(|found| findings(found)),
+            "notes": self.notes,
+        })
+    }
+}
+
+fn part(change: &PartChange) -> Value {
+    let amounts = change.amounts.each_ref();
+    json!({
+        "kind": change.part.kind.label(),
+        "name": change.part.name,
+        "change": change.change().label(),
+        "count": amounts.map(|amount| amount.count),
+        "total_ns": amounts.map(|amount| amount.total_ns),
+        "own_ns": amounts.map(|amount| amount.own_ns),
+        "change_ns": change.change_ns(),
+        "by_number_ns": change.by_number_ns(),
+        "by_length_ns": change.by_length_ns(),
+        "evidence": change.evidence(),
+    })
+}
+
+fn place(change: &PlaceChange) -> Value {
+    let places = change.places.each_ref();
+    json!({
+        "range": change.path,
+        "ranges": places.map(|place| place.ranges),
+        "host_ns": places.map(|place| place.host_ns),
+        "operations": places.map(|place| place.launched.count),
+        "own_ns": places.map(|place| place.launched.own_ns),
+        "change_ns": change.change_ns(),
+    })
+}
+
+fn calls(change: &CallChange) -> Value {
+    json!({
+        "function": change.site.function,
+        "range": change.site.range,
+        "waits": change.calls.iter().any(|calls| calls.wait),
+        "count": change.calls.map(|calls| calls.count),
+        "total_ns": change.calls.map(|calls| calls.total_ns),
+        "change_ns": change.change_ns(),
+    })
+}

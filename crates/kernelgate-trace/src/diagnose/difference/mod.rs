@@ -1,0 +1,320 @@
+//! What changed between two traces, and what that explains of the difference of the whole.
+//!
+//! The whole is the time from the first operation to the last. It is divided in two ways: by
+//! operation with the idle time by its cause, and by the range that it was launched in. Either way
+//! the changes of the parts add up to that of the whole; idle time whose cause is not in the traces
+//! is a part of its own, "unexplained". Absent: whether two recordings of one program would differ
+//! as much, which one trace of each does not tell.
+
+mod json;
+mod sums;
+mod text;
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use super::answers::KernelClass;
+use crate::model::gpu::LaunchShape;
+pub use sums::{Amount, CallSite, Calls, Part, PartKind, Place, Sums};
+
+/// Two traces side by side, each list the largest change first.
+#[derive(Debug, Clone)]
+pub struct Difference {
+    /// Both wholes.
+    pub wholes: [Whole; 2],
+    /// By operation and cause of idle time; all of them, also what did not change.
+    pub parts: Vec<PartChange>,
+    /// By range.
+    pub places: Vec<PlaceChange>,
+    /// Calls of CUDA.
+    pub calls: Vec<CallChange>,
+    /// What the rules found in one trace only: rule and title.
+    pub findings: [Vec<(&'static str, String)>; 2],
+    /// What makes the traces hard to compare, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// What a trace comes to as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Whole {
+    /// Who recorded it.
+    pub recorder: String,
+    /// As [`Sums::whole_ns`].
+    pub whole_ns: i64,
+    /// As [`Sums::busy_ns`].
+    pub busy_ns: i64,
+    /// Kernels that ran.
+    pub kernels: usize,
+}
+
+/// What became of a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// Only the second trace has it.
+    Appeared,
+    /// Only the first trace has it.
+    Vanished,
+    /// Most of the change is that there are more of them.
+    More,
+    /// Most of the change is that there are fewer.
+    Fewer,
+    /// Most of the change is that each takes longer.
+    Longer,
+    /// Most of the change is that each takes less time.
+    Shorter,
+    /// Nothing.
+    Same,
+}
+
+impl Change {
+    /// As text.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Appeared => "appeared",
+            Self::Vanished => "vanished",
+            Self::More => "more often",
+            Self::Fewer => "less often",
+            Self::Longer => "longer",
+            Self::Shorter => "shorter",
+            Self::Same => "same",
+        }
+    }
+}
+
+/// A part in both traces.
+#[derive(Debug, Clone)]
+pub struct PartChange {
+    /// What it is.
+    pub part: Part,
+    /// How much there is of it.
+    pub amounts: [Amount; 2],
+}
+
+impl PartChange {
+    /// What it adds to the difference of the whole, in nanoseconds.
+    pub fn change_ns(&self) -> i64 {
+        self.amounts[1].own_ns - self.amounts[0].own_ns
+    }
+
+    /// Of that, what its number explains: the added or missing ones, each as long as one was.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+    pub fn by_number_ns(&self) -> i64 {
+        let [base, head] = &self.amounts;
+        if base.count == 0 || head.count == 0 {
+            return self.change_ns();
+        }
+        let added = head.count as f64 - base.count as f64;
+        (added * base.own_ns as f64 / base.count as f64).round() as i64
+    }
+
+    /// The rest: each takes longer, or overlaps with others less.
+    pub fn by_length_ns(&self) -> i64 {
+        self.change_ns() - self.by_number_ns()
+    }
+
+    /// What became of it.
+    pub fn change(&self) -> Change {
+        let [base, head] = &self.amounts;
+        let by_number = self.by_number_ns().abs() >= self.by_length_ns().abs();
+        match (base.count, head.count) {
+            (0, _) => Change::Appeared,
+            (_, 0) => Change::Vanished,
+            (a, b) if a < b && by_number => Change::More,
+            (a, b) if a > b && by_number => Change::Fewer,
+            _ if self.by_length_ns() > 0 => Change::Longer,
+            _ if self.by_length_ns() < 0 => Change::Shorter,
+            _ => Change::Same,
+        }
+    }
+
+    /// How its launches differ: "registers 96 -> 128", "grid 8×1×1 -> 16×1×1".
+    pub fn evidence(&self) -> Vec<String> {
+        let [base, head] = &self.amounts;
+        let mut words = Vec::new();
+        if base.shapes != head.shapes
+            && let (Some(before), Some(now)) = (usual(base), usual(head))
+        {
+            shape_changes(before, now, &mut words);
+        }
+        #[allow(clippy::cast_precision_loss)]
+        let mean = |amount: &Amount, name| {
+            amount.metrics.get(name).map(|sum| sum / amount.count.max(1) as f64)
+        };
+        for name in base.metrics.keys() {
+            if let (Some(before), Some(now)) = (mean(base, name), mean(head, name))
+                && (now - before).abs() > 0.02 * before.abs()
+            {
+                words.push(format!("{name} {before:.1} -> {now:.1}"));
+            }
+        }
+        words
+    }
+}
+
+/// The shape of most launches.
+fn usual(amount: &Amount) -> Option<&LaunchShape> {
+    amount.shapes.iter().max_by_key(|&(shape, &count)| (count, Reverse(shape))).map(|(it, _)| it)
+}
+
+fn shape_changes(base: &LaunchShape, head: &LaunchShape, words: &mut Vec<String>) {
+    let size = |[x, y, z]: [u32; 3]| format!("{x}×{y}×{z}");
+    for (what, base, head) in [("grid", base.grid, head.grid), ("block", base.block, head.block)] {
+        if base != head {
+            words.push(format!("{what} {} -> {}", size(base), size(head)));
+        }
+    }
+    let shared = |shape: &LaunchShape| shape.static_shared + shape.dynamic_shared;
+    for (what, unit, base, head) in [
+        ("registers", "", base.registers, head.registers),
+        ("shared memory", " B", shared(base), shared(head)),
+        ("local memory", " B a thread", base.local, head.local),
+    ] {
+        if base != head {
+            words.push(format!("{what} {base} -> {head}{unit}"));
+        }
+    }
+}
+
+/// Ranges of a path in both traces.
+#[derive(Debug, Clone)]
+pub struct PlaceChange {
+    /// The path without numbers; "" is outside of all ranges.
+    pub path: String,
+    /// The ranges.
+    pub places: [Place; 2],
+}
+
+impl PlaceChange {
+    /// What was launched in it adds to the difference of the whole, in nanoseconds.
+    pub fn change_ns(&self) -> i64 {
+        self.places[1].launched.own_ns - self.places[0].launched.own_ns
+    }
+}
+
+/// Calls of a function in both traces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallChange {
+    /// The function, and where it was called.
+    pub site: CallSite,
+    /// The calls.
+    pub calls: [Calls; 2],
+}
+
+impl CallChange {
+    /// The change of host time, in nanoseconds, which is no part of the difference of the whole.
+    pub fn change_ns(&self) -> i64 {
+        self.calls[1].total_ns - self.calls[0].total_ns
+    }
+}
+
+/// Compares what two traces come to.
+pub fn difference(base: Sums, head: Sums) -> Difference {
+    let notes = notes(&base, &head);
+    let only = |of: &Sums, other: &Sums| {
+        let known = |id: &str| other.findings.iter().any(|(other, _)| *other == id);
+        of.findings.iter().filter(|(id, _)| !known(id)).cloned().collect()
+    };
+    let findings = [only(&base, &head), only(&head, &base)];
+    let wholes = [&base, &head].map(|sums| Whole {
+        recorder: sums.recorder.clone(),
+        whole_ns: sums.whole_ns,
+        busy_ns: sums.busy_ns,
+        kernels: sums
+            .parts
+            .iter()
+            .filter(|(part, _)| part.kind == PartKind::Kernel)
+            .map(|(_, amount)| amount.count)
+            .sum(),
+    });
+    let mut parts: Vec<PartChange> = joined(base.parts, head.parts)
+        .into_iter()
+        .map(|(part, amounts)| PartChange { part, amounts })
+        .collect();
+    parts.sort_by_key(|change| Reverse(change.change_ns().abs()));
+    let mut places: Vec<PlaceChange> = joined(base.places, head.places)
+        .into_iter()
+        .map(|(path, places)| PlaceChange { path, places })
+        .collect();
+    places.sort_by_key(|change| Reverse(change.change_ns().abs()));
+    let mut calls: Vec<CallChange> = joined(base.calls, head.calls)
+        .into_iter()
+        .map(|(site, calls)| CallChange { site, calls })
+        .collect();
+    calls.sort_by_key(|change| Reverse(change.change_ns().abs()));
+    Difference { wholes, parts, places, calls, findings, notes }
+}
+
+impl Difference {
+    /// The second whole less the first, in nanoseconds.
+    pub fn change_ns(&self) -> i64 {
+        self.wholes[1].whole_ns - self.wholes[0].whole_ns
+    }
+
+    /// Kernel time by kind of work, told by the kernels' names: nanoseconds in both traces, the
+    /// largest first.
+    pub fn kinds(&self) -> Vec<(KernelClass, [i64; 2])> {
+        let mut kinds: BTreeMap<KernelClass, [i64; 2]> = BTreeMap::new();
+        for change in self.parts.iter().filter(|change| change.part.kind == PartKind::Kernel) {
+            let sums = kinds.entry(KernelClass::of(&change.part.name)).or_default();
+            sums.iter_mut().zip(&change.amounts).for_each(|(sum, of)| *sum += of.total_ns);
+        }
+        let mut kinds: Vec<_> = kinds.into_iter().collect();
+        kinds.sort_by_key(|&(kind, sums)| (Reverse(sums.into_iter().max()), kind));
+        kinds
+    }
+
+    /// What of it is idle time whose cause is not in the traces.
+    pub fn unexplained_ns(&self) -> i64 {
+        let unexplained = |change: &&PartChange| change.part.kind == PartKind::Unexplained;
+        self.parts.iter().filter(unexplained).map(PartChange::change_ns).sum()
+    }
+}
+
+/// The values of two maps by key; what one lacks is nothing there.
+fn joined<K: Ord, V: Default>(base: BTreeMap<K, V>, head: BTreeMap<K, V>) -> Vec<(K, [V; 2])> {
+    let mut all: BTreeMap<K, [V; 2]> =
+        base.into_iter().map(|(key, value)| (key, [value, V::default()])).collect();
+    for (key, value) in head {
+        all.entry(key).or_default()[1] = value;
+    }
+    all.into_iter().collect()
+}
+
+/// Ranges whose numbers are compared to see whether both traces hold the same work.
+const MAX_NOTED: usize = 3;
+
+fn notes(base: &Sums, head: &Sums) -> Vec<String> {
+    let mut notes = Vec::new();
+    if base.recorder != head.recorder {
+        notes.push(format!(
+            "recorded by {} and by {}: names may differ where nothing else does",
+            base.recorder, head.recorder
+        ));
+    }
+    if base.activities != head.activities {
+        notes.push(format!(
+            "{} and {} processes on devices: the wholes are sums over them",
+            base.activities, head.activities
+        ));
+    }
+    let whole_graphs = |sums: &Sums| sums.parts.keys().any(|part| part.kind == PartKind::Graph);
+    if whole_graphs(base) != whole_graphs(head) {
+        notes.push(
+            "one trace has graphs that were recorded whole: their kernels are in no list; record \
+             both with --cuda-graph-trace=node"
+                .to_owned(),
+        );
+    }
+    let repeated = base.places.iter().filter_map(|(path, place)| {
+        let now = head.places.get(path)?.ranges;
+        (!path.is_empty() && now != place.ranges).then(|| {
+            format!(
+                "the range {path} is there {} and {now} times: the traces hold different amounts \
+                 of work",
+                place.ranges
+            )
+        })
+    });
+    notes.extend(repeated.take(MAX_NOTED));
+    notes
+}

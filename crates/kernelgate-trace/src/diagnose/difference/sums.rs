@@ -1,0 +1,357 @@
+//! What a trace comes to, in the parts that two traces are compared by.
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+
+use super::super::context::Context;
+use super::super::finding::Diagnosis;
+use super::super::gaps::{self, CauseKind, HostTime};
+use super::super::labels::without_numbers;
+use super::super::profiled::{duration, metric};
+use super::super::rules;
+use crate::analyze::idle;
+use crate::analyze::launches::NONE;
+use crate::analyze::operations::{Kind, OperationId, SET_NAME, copy_name};
+use crate::analyze::paths::PathId;
+use crate::model::Trace;
+use crate::model::gpu::{LaunchShape, MemoryKind};
+
+/// What a part of the whole is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PartKind {
+    /// Launches of a kernel.
+    Kernel,
+    /// Copies of a direction and between kinds of memory.
+    Copy,
+    /// Sets of memory.
+    Set,
+    /// Launches of graphs that were recorded whole.
+    Graph,
+    /// Idle time of a cause.
+    Idle,
+    /// Idle time whose cause the trace does not tell.
+    Unexplained,
+}
+
+impl PartKind {
+    /// As text.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Copy => "copy",
+            Self::Set => "set",
+            Self::Graph => "graph",
+            Self::Idle => "idle",
+            Self::Unexplained => "unexplained",
+        }
+    }
+}
+
+/// A part of the whole, by what it is told in both traces.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Part {
+    /// What it is.
+    pub kind: PartKind,
+    /// The kernel, `[CUDA memcpy …]` with the kinds of memory, or the cause of idle time.
+    pub name: String,
+}
+
+/// How much there is of something.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Amount {
+    /// How often.
+    pub count: usize,
+    /// How long in all, in nanoseconds; operations that run at once count each in full.
+    pub total_ns: i64,
+    /// How much of the whole is its own, in nanoseconds: the time in which it ran and nothing that
+    /// started earlier did. The own times of all parts add up to the whole.
+    pub own_ns: i64,
+    /// Launch shapes of a kernel, with how often each was launched.
+    pub shapes: BTreeMap<LaunchShape, usize>,
+    /// Metrics of a kernel that Nsight Compute measured, summed over its launches.
+    pub metrics: BTreeMap<&'static str, f64>,
+}
+
+impl Amount {
+    fn add(&mut self, total_ns: i64, own_ns: i64) {
+        self.count += 1;
+        self.total_ns += total_ns;
+        self.own_ns += own_ns;
+    }
+
+    /// How long one of them takes, in nanoseconds; 0 where there is none.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn mean_ns(&self) -> f64 {
+        self.total_ns as f64 / self.count.max(1) as f64
+    }
+}
+
+/// Ranges of a path without the numbers in it, and what was launched directly in them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Place {
+    /// How many ranges.
+    pub ranges: usize,
+    /// Host time of all of them, in nanoseconds.
+    pub host_ns: i64,
+    /// Operations that were launched in them and in no inner range, and the idle time before these.
+    pub launched: Amount,
+}
+
+/// Calls of a function.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// How many.
+    pub count: usize,
+    /// How long in all, in nanoseconds of the host.
+    pub total_ns: i64,
+    /// Whether they wait for the GPU.
+    pub wait: bool,
+}
+
+/// A function, and the range that it was called in, of calls that launch or wait.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CallSite {
+    /// The function, without its version.
+    pub function: String,
+    /// The path of the innermost range around it, without numbers.
+    pub range: Option<String>,
+}
+
+/// What a trace comes to.
+#[derive(Debug, Clone)]
+pub struct Sums {
+    /// Who recorded it.
+    pub recorder: String,
+    /// From the first operation to the last, over all processes and devices; of Nsight Compute the
+    /// durations of all launches. Nanoseconds.
+    pub whole_ns: i64,
+    /// Of that, with at least one operation running.
+    pub busy_ns: i64,
+    /// Processes on devices.
+    pub activities: usize,
+    /// The whole by operation and by cause of idle time.
+    pub parts: BTreeMap<Part, Amount>,
+    /// The whole by the range that it was launched in; "" is outside of all.
+    pub places: BTreeMap<String, Place>,
+    /// Calls of CUDA.
+    pub calls: BTreeMap<CallSite, Calls>,
+    /// What the rules found: rule and title.
+    pub findings: Vec<(&'static str, String)>,
+}
+
+/// Metrics of Nsight Compute that are compared.
+const METRICS: &[&str] = &[
+    "Registers Per Thread",
+    "Local Memory Spilling Requests",
+    "Theoretical Occupancy",
+    "Achieved Occupancy",
+    "Compute (SM) Throughput",
+    "Memory Throughput",
+    "DRAM Throughput",
+    "L1/TEX Hit Rate",
+    "L2 Hit Rate",
+    "Executed Instructions",
+];
+
+impl Sums {
+    /// Those of a trace.
+    pub fn of(trace: &Trace) -> Self {
+        let context = Context::of(trace);
+        let Diagnosis { recorder, findings, .. } = rules::apply(&context);
+        let mut sums = Self {
+            recorder,
+            whole_ns: context.activities.iter().map(idle::Activity::span_ns).sum(),
+            busy_ns: context.activities.iter().map(|activity| activity.busy_ns).sum(),
+            activities: context.activities.len(),
+            parts: BTreeMap::new(),
+            places: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            findings: findings.into_iter().map(|finding| (finding.id, finding.title)).collect(),
+        };
+        if context.all.is_empty() {
+            sums.add_profiled(trace);
+        }
+        let mut places = Places::of(&context);
+        sums.add_operations(&context, &mut places);
+        sums.add_idle(&context, &mut places);
+        sums.add_calls(&context, &places);
+        sums.places = places.by_text();
+        sums
+    }
+
+    fn add_operations(&mut self, context: &Context<'_>, places: &mut Places) {
+        let own = idle::own_times(context.trace);
+        let mut parts: HashMap<OperationKey, Amount> = HashMap::new();
+        for id in context.all.ids() {
+            let total_ns = context.all.end(id) - context.all.start(id);
+            let own_ns = own[id as usize];
+            let part = parts.entry(OperationKey::of(context, id)).or_default();
+            part.add(total_ns, own_ns);
+            if let (Kind::Kernel, row) = context.all.part(id)
+                && let Some(&shape) = context.trace.kernels.shape.get(row)
+            {
+                *part.shapes.entry(context.trace.shapes[shape as usize]).or_default() += 1;
+            }
+            places.at(context, id).launched.add(total_ns, own_ns);
+        }
+        for (key, amount) in parts {
+            // Kernels of one name may be several functions.
+            let known = self.parts.entry(key.part(context.trace)).or_default();
+            known.count += amount.count;
+            known.total_ns += amount.total_ns;
+            known.own_ns += amount.own_ns;
+            for (shape, count) in amount.shapes {
+                *known.shapes.entry(shape).or_default() += count;
+            }
+        }
+    }
+
+    fn add_idle(&mut self, context: &Context<'_>, places: &mut Places) {
+        let host = HostTime::of(context);
+        let mut causes: HashMap<(CauseKind, Option<&str>), Amount> = HashMap::new();
+        for gap in context.activities.iter().flat_map(|activity| &activity.gaps) {
+            let cause = gaps::cause(context, &host, gap);
+            causes.entry(cause).or_default().add(gap.length(), gap.length());
+            places.at(context, gap.after).launched.own_ns += gap.length();
+        }
+        for ((kind, function), amount) in causes {
+            let function = function.map_or(String::new(), |name| format!(": {name}"));
+            let part = match kind {
+                CauseKind::Unknown => PartKind::Unexplained,
+                _ => PartKind::Idle,
+            };
+            let name = format!("{}{function}", kind.label());
+            self.parts.insert(Part { kind: part, name }, amount);
+        }
+    }
+
+    fn add_calls(&mut self, context: &Context<'_>, places: &Places) {
+        let calls = &context.trace.calls;
+        let mut sites: HashMap<(&str, Option<u32>), Calls> = HashMap::new();
+        for call in 0u32..u32::try_from(calls.len()).unwrap_or(u32::MAX) {
+            let row = call as usize;
+            let range = context.range_of_call[row];
+            let place = (range != NONE).then(|| places.of_range(context, range));
+            let site = sites.entry((context.call_name(call), place)).or_default();
+            site.count += 1;
+            site.total_ns += calls.end[row] - calls.start[row];
+            site.wait |= context.waits[row];
+        }
+        for ((function, place), sum) in sites {
+            let range = place.map(|place| places.texts[place as usize].clone());
+            self.calls.insert(CallSite { function: function.to_owned(), range }, sum);
+        }
+    }
+
+    /// Launches that were measured one by one have no timeline: the whole is their sum.
+    fn add_profiled(&mut self, trace: &Trace) {
+        for launch in &trace.profiled {
+            let name = trace.names.text(launch.kernel).to_owned();
+            let part = self.parts.entry(Part { kind: PartKind::Kernel, name }).or_default();
+            let ns = duration(trace, launch).unwrap_or(0);
+            part.add(ns, ns);
+            *part.shapes.entry(launch.shape).or_default() += 1;
+            for name in METRICS {
+                if let Some(value) = metric(trace, launch, name) {
+                    *part.metrics.entry(name).or_default() += value;
+                }
+            }
+            self.whole_ns += ns;
+            self.busy_ns += ns;
+        }
+    }
+}
+
+/// What tells an operation within a trace.
+#[derive(PartialEq, Eq, Hash)]
+enum OperationKey {
+    Kernel(u32),
+    Copy(u32, MemoryKind, MemoryKind),
+    Set,
+    Graph,
+}
+
+impl OperationKey {
+    fn of(context: &Context<'_>, id: OperationId) -> Self {
+        let trace = context.trace;
+        match context.all.part(id) {
+            (Kind::Kernel, row) => {
+                Self::Kernel(trace.functions[trace.kernels.function[row] as usize].demangled.0)
+            }
+            (Kind::Copy, row) => {
+                let copies = &trace.copies;
+                Self::Copy(copies.kind[row].0, copies.source[row], copies.target[row])
+            }
+            (Kind::Set, _) => Self::Set,
+            // Ids of graphs are those of a process: another process has others.
+            (Kind::Graph, _) => Self::Graph,
+        }
+    }
+
+    fn part(&self, trace: &Trace) -> Part {
+        let text = |name: u32| trace.names.text(crate::model::names::Name(name));
+        let (kind, name) = match self {
+            Self::Kernel(name) => (PartKind::Kernel, text(*name).to_owned()),
+            Self::Copy(kind, from, to) => {
+                let unknown = [from, to].contains(&&MemoryKind::Unknown);
+                let memory = format!(" ({} to {})", from.label(), to.label());
+                let memory = if unknown { String::new() } else { memory };
+                (PartKind::Copy, format!("{}{memory}", copy_name(text(*kind))))
+            }
+            Self::Set => (PartKind::Set, SET_NAME.to_owned()),
+            Self::Graph => (PartKind::Graph, "[CUDA graph]".to_owned()),
+        };
+        Part { kind, name }
+    }
+}
+
+/// Sums by the path of ranges, without the numbers in it.
+struct Places {
+    /// The place of each path; 0 is outside of all ranges.
+    of_path: Vec<u32>,
+    texts: Vec<String>,
+    sums: Vec<Place>,
+}
+
+impl Places {
+    /// The ranges of a trace, with nothing launched in them yet.
+    fn of(context: &Context<'_>) -> Self {
+        let (trace, paths) = (context.trace, &context.paths);
+        let mut places =
+            Self { of_path: Vec::with_capacity(paths.len()), texts: Vec::new(), sums: Vec::new() };
+        let mut known: HashMap<String, u32> = HashMap::new();
+        for path in 0..PathId::try_from(paths.len()).unwrap_or(PathId::MAX) {
+            let text = without_numbers(&paths.text(trace, path));
+            let new = u32::try_from(known.len()).expect("fewer than 2^32 paths");
+            places.of_path.push(*known.entry(text).or_insert(new));
+        }
+        places.sums.resize(known.len(), Place::default());
+        places.texts.resize(known.len(), String::new());
+        for (text, place) in known {
+            places.texts[place as usize] = text;
+        }
+        for (row, &path) in paths.of_range.iter().enumerate() {
+            let place = &mut places.sums[places.of_path[path as usize] as usize];
+            place.ranges += 1;
+            place.host_ns += trace.ranges.end[row] - trace.ranges.start[row];
+        }
+        places
+    }
+
+    fn of_range(&self, context: &Context<'_>, range: u32) -> u32 {
+        self.of_path[context.paths.of_range[range as usize] as usize]
+    }
+
+    /// Where an operation was launched.
+    fn at(&mut self, context: &Context<'_>, id: OperationId) -> &mut Place {
+        let call = context.launches.call_of[id as usize];
+        let range = if call == NONE { NONE } else { context.range_of_call[call as usize] };
+        let place = if range == NONE { 0 } else { self.of_range(context, range) };
+        &mut self.sums[place as usize]
+    }
+
+    fn by_text(self) -> BTreeMap<String, Place> {
+        self.texts.into_iter().zip(self.sums).collect()
+    }
+}

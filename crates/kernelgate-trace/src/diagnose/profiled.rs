@@ -1,0 +1,43 @@
+//! Launches that Nsight Compute measured: their metrics by name, and how they are shown.
+
+use super::finding::Evidence;
+use super::labels::short_name;
+use crate::model::Trace;
+use crate::model::kernel_metrics::ProfiledLaunch;
+use crate::stats::shorten;
+
+/// A metric of a launch; none where the report lacks it.
+pub(super) fn metric(trace: &Trace, launch: &ProfiledLaunch, name: &str) -> Option<f64> {
+    let name = trace.names.find(name)?;
+    launch.metrics.get(&name).map(|metric| metric.value)
+}
+
+/// The duration of a launch in nanoseconds.
+#[allow(clippy::cast_possible_truncation)]
+pub(super) fn duration(trace: &Trace, launch: &ProfiledLaunch) -> Option<i64> {
+    let metric = launch.metrics.get(&trace.names.find("Duration")?)?;
+    let scale = match trace.names.text(metric.unit) {
+        "ns" | "nsecond" => 1.0,
+        "us" | "usecond" => 1e3,
+        "ms" | "msecond" => 1e6,
+        "s" | "second" => 1e9,
+        _ => return None,
+    };
+    Some((metric.value * scale) as i64)
+}
+
+/// The kernel's name, as long as a line has room for.
+pub(super) fn kernel_name(trace: &Trace, launch: &ProfiledLaunch) -> String {
+    shorten(&short_name(trace.names.text(launch.kernel)), 60)
+}
+
+/// A launch as evidence.
+pub(super) fn evidence(trace: &Trace, launch: &ProfiledLaunch, words: String) -> Vec<Evidence> {
+    let kernel = kernel_name(trace, launch);
+    vec![Evidence {
+        what: format!("{words}: launch {}, {kernel}", launch.id),
+        count: 1,
+        total_ns: duration(trace, launch),
+        ..Evidence::default()
+    }]
+}

@@ -1,0 +1,127 @@
+//! Short kernels that always follow each other: one producer and one consumer, which one kernel
+//! could compute.
+
+use hashbrown::HashMap;
+
+use super::super::answers::KernelClass;
+use super::super::context::Context;
+use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
+use super::super::labels::short_name;
+use super::outcome::{Outcome, most_expensive, percent};
+use crate::stats::shorten;
+
+/// Kernels up to this length count as short, in nanoseconds.
+const SHORT_NS: i64 = 20_000;
+/// Times that a pair has to be seen.
+const REPEATS: usize = 5;
+/// Part of the kernel time from which pairs matter, in percent.
+const TIME_SHARE: f64 = 2.0;
+
+/// Launches of a kernel, and of a pair of neighbours on one stream.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    count: usize,
+    total_ns: i64,
+}
+
+/// A pair of neighbours.
+struct Pair {
+    count: usize,
+    /// Both kernels, without what is between them.
+    kernels_ns: i64,
+    /// What fusing could save at most: the shorter kernel, and the idle time between.
+    saved_ns: i64,
+    first: u32,
+}
+
+pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+    let kernels = &context.trace.kernels;
+    if kernels.on_gpu.is_empty() {
+        return Outcome::Skipped("the trace holds no kernels".to_owned());
+    }
+    let name = |row: usize| context.trace.functions[kernels.function[row] as usize].demangled.0;
+    let length = |row: usize| kernels.on_gpu.end[row] - kernels.on_gpu.start[row];
+    let mut order: Vec<u32> =
+        (0..u32::try_from(kernels.on_gpu.len()).unwrap_or(u32::MAX)).collect();
+    let key = |&row: &u32| (kernels.on_gpu.place[row as usize], kernels.on_gpu.start[row as usize]);
+    if !order.is_sorted_by_key(key) {
+        order.sort_by_key(key);
+    }
+    let mut sums: HashMap<u32, Sum> = HashMap::new();
+    for row in 0..kernels.on_gpu.len() {
+        let sum = sums.entry(name(row)).or_default();
+        sum.count += 1;
+        sum.total_ns += length(row);
+    }
+    let mut pairs: HashMap<(u32, u32), Pair> = HashMap::new();
+    for neighbours in order.windows(2) {
+        let [first, second] = [neighbours[0] as usize, neighbours[1] as usize];
+        let gap = kernels.on_gpu.start[second] - kernels.on_gpu.end[first];
+        if kernels.on_gpu.place[first] != kernels.on_gpu.place[second] || gap > SHORT_NS {
+            continue;
+        }
+        let pair = pairs.entry((name(first), name(second))).or_insert(Pair {
+            count: 0,
+            kernels_ns: 0,
+            saved_ns: 0,
+            first: neighbours[0],
+        });
+        pair.count += 1;
+        pair.kernels_ns += length(first) + length(second);
+        pair.saved_ns += length(first).min(length(second)) + gap.max(0);
+    }
+    let text = |name: u32| context.trace.names.text(crate::model::names::Name(name));
+    let short = |name: u32| {
+        let Sum { count, total_ns } = sums[&name];
+        total_ns <= SHORT_NS * i64::try_from(count).unwrap_or(i64::MAX)
+    };
+    let fusible = |name: u32| {
+        let class = KernelClass::of(text(name));
+        short(name)
+            && !matches!(
+                class,
+                KernelClass::Matmul | KernelClass::Attention | KernelClass::Communication
+            )
+    };
+    // Each runs only with the other: what one writes, nobody else between them reads.
+    pairs.retain(|&(a, b), pair| {
+        let alone = [a, b].iter().all(|name| sums[name].count == pair.count);
+        a != b && alone && pair.count >= REPEATS && fusible(a) && fusible(b)
+    });
+    let total: i64 = sums.values().map(|sum| sum.total_ns).sum();
+    let share = percent(pairs.values().map(|pair| pair.kernels_ns).sum(), total);
+    if share < TIME_SHARE {
+        return Outcome::Found(Vec::new());
+    }
+    let evidence = pairs
+        .iter()
+        .map(|(&(a, b), pair)| {
+            let [a, b] = [a, b].map(|name| shorten(&short_name(text(name)), 45));
+            Evidence {
+                what: format!("{a} → {b}"),
+                count: pair.count,
+                total_ns: Some(pair.kernels_ns),
+                range: context.path_of(pair.first),
+                span: Some((context.all.start(pair.first), context.all.end(pair.first))),
+                place: Some(context.place_of(pair.first)),
+            }
+        })
+        .collect();
+    Outcome::Found(vec![Finding {
+        id: "fusion",
+        severity: Severity::Information,
+        confidence: Confidence::Low,
+        title: format!(
+            "{} pairs of short kernels always run one after the other: {share:.1} % of the kernel \
+             time could be fused",
+            pairs.len()
+        ),
+        measured: Measure { value: share, unit: "% of kernel time" },
+        threshold: Measure { value: TIME_SHARE, unit: "% of kernel time" },
+        recoverable_ns: Some(pairs.values().map(|pair| pair.saved_ns).sum()),
+        evidence: most_expensive(evidence),
+        advice: "compute both in one kernel, which keeps what is between them in registers; \
+                 torch.compile fuses elementwise kernels",
+        false_positive: "the second does not read what the first wrote, or needs all of it",
+    }])
+}

@@ -1,0 +1,156 @@
+//! What Nsight Compute says of a kernel's memory accesses and of its warps: coalescing, bank
+//! conflicts, divergence.
+
+use super::super::context::Context;
+use super::super::finding::{Confidence, DeviceUse, Finding, Measure, Severity};
+use super::super::profiled::{evidence, kernel_name, metric};
+use super::metrics::NCU;
+use super::outcome::Outcome;
+use crate::model::kernel_metrics::ProfiledLaunch;
+
+/// Bytes of a sector, all of which a coalesced access uses.
+const SECTOR: f64 = 32.0;
+/// Used bytes of a sector below which accesses are not coalesced.
+const USED: f64 = 0.75 * SECTOR;
+/// Sectors of a request that no coalesced access needs: 16 bytes a thread are 16 sectors a warp.
+const SECTORS: f64 = 16.0;
+/// Part of the shared-memory wavefronts that may be due to conflicts, in percent.
+const CONFLICTS: f64 = 10.0;
+/// Threads of a warp that are active on average, below which it diverges.
+const ACTIVE: f64 = 24.0;
+
+/// A launch's value held against a threshold.
+struct Held {
+    value: f64,
+    threshold: f64,
+    unit: &'static str,
+    words: String,
+}
+
+/// What is said of every launch whose value is on the wrong side.
+struct Words {
+    id: &'static str,
+    title: &'static str,
+    advice: &'static str,
+    false_positive: &'static str,
+    /// The option of `ncu` without which the report lacks the metrics.
+    option: &'static str,
+}
+
+/// Applies to each launch; `held` gives nothing where metrics lack, and whether it is a fault.
+fn each(
+    context: &Context<'_>,
+    words: &Words,
+    held: impl Fn(&ProfiledLaunch) -> Option<(bool, Held)>,
+) -> Outcome {
+    if context.trace.profiled.is_empty() {
+        return Outcome::Skipped(NCU.to_owned());
+    }
+    let mut known = false;
+    let mut found = Vec::new();
+    for launch in &context.trace.profiled {
+        let Some((fault, held)) = held(launch) else { continue };
+        known = true;
+        if !fault {
+            continue;
+        }
+        found.push(Finding {
+            id: words.id,
+            severity: Severity::Warning,
+            confidence: Confidence::High,
+            title: format!("{}: {}", kernel_name(context.trace, launch), words.title),
+            measured: Measure { value: held.value, unit: held.unit },
+            threshold: Measure { value: held.threshold, unit: held.unit },
+            recoverable_ns: None,
+            evidence: evidence(context.trace, launch, held.words),
+            advice: words.advice,
+            false_positive: words.false_positive,
+        });
+    }
+    if known {
+        found.sort_by_key(|finding| {
+            std::cmp::Reverse(finding.evidence.first().and_then(|evidence| evidence.total_ns))
+        });
+        Outcome::Found(found)
+    } else {
+        Outcome::Skipped(format!("the report lacks the metrics; add {}", words.option))
+    }
+}
+
+pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+    const WORDS: Words = Words {
+        id: "coalescing",
+        title: "accesses to global memory are not coalesced",
+        advice: "let neighbouring threads access neighbouring addresses, aligned, 4 to 16 bytes \
+                 each; go through shared memory where the layout does not allow it",
+        false_positive: "gathers by index, and kernels whose data comes from L2 anyway",
+        option: "--page raw, or --metrics group:memory__first_level_cache_table",
+    };
+    let of = |launch: &ProfiledLaunch, access: &str| {
+        let value = |name: String| metric(context.trace, launch, &name);
+        let used =
+            value(format!("smsp__sass_average_data_bytes_per_sector_mem_global_op_{access}.ratio"));
+        let sectors = value(format!(
+            "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_{access}.ratio"
+        ));
+        let held = |value, threshold, unit, words| Held { value, threshold, unit, words };
+        let name = if access == "ld" { "loads" } else { "stores" };
+        match (used, sectors) {
+            (Some(used), _) => {
+                let words = format!("{name} use {used:.1} of {SECTOR} bytes of a sector");
+                Some((used < USED, held(used, USED, "bytes of a sector", words)))
+            }
+            (None, Some(sectors)) => {
+                let words = format!("{name}: {sectors:.1} sectors a request");
+                Some((sectors > SECTORS, held(sectors, SECTORS, "sectors a request", words)))
+            }
+            (None, None) => None,
+        }
+    };
+    each(context, &WORDS, |launch| {
+        let both = [of(launch, "ld"), of(launch, "st")];
+        // The worse of loads and stores.
+        both.into_iter().flatten().max_by_key(|(fault, _)| *fault)
+    })
+}
+
+pub(super) fn bank_conflicts(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+    const WORDS: Words = Words {
+        id: "bank-conflicts",
+        title: "accesses to shared memory conflict",
+        advice: "pad rows by one element, swizzle the index, or access 16 bytes a thread",
+        false_positive: "kernels that shared memory does not bound",
+        option: "--page raw, or --section MemoryWorkloadAnalysis_Tables",
+    };
+    each(context, &WORDS, |launch| {
+        let value = |name| metric(context.trace, launch, name);
+        let conflicts = value("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")?;
+        let wavefronts = value("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum")?;
+        let share = if wavefronts > 0.0 { conflicts / wavefronts * 100.0 } else { 0.0 };
+        let words = format!("{conflicts:.0} of {wavefronts:.0} wavefronts are conflicts");
+        let unit = "% of wavefronts";
+        Some((share > CONFLICTS, Held { value: share, threshold: CONFLICTS, unit, words }))
+    })
+}
+
+pub(super) fn divergence(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+    const WORDS: Words = Words {
+        id: "divergence",
+        title: "threads of a warp take different branches",
+        advice: "branch by warp, not by thread; sort or split work of different kinds; predicate \
+                 short branches",
+        false_positive: "kernels with few threads on purpose, and the last block of a grid",
+        option: "--section WarpStateStats",
+    };
+    each(context, &WORDS, |launch| {
+        let value = |name| metric(context.trace, launch, name);
+        let active = value("Avg. Active Threads Per Warp")
+            .or_else(|| value("smsp__thread_inst_executed_per_inst_executed.ratio"))?;
+        let branches = value("Branch Efficiency");
+        let branches =
+            branches.map_or(String::new(), |of| format!(", branch efficiency {of:.1} %"));
+        let words = format!("{active:.1} of 32 threads active{branches}");
+        let unit = "active threads of a warp";
+        Some((active < ACTIVE, Held { value: active, threshold: ACTIVE, unit, words }))
+    })
+}

@@ -1,0 +1,181 @@
+//! What was planted between two traces is found, named, and explains its part of the difference.
+
+#![allow(clippy::unwrap_used)]
+
+mod fixture;
+
+use fixture::Export;
+use kernelgate_trace::diagnose::difference::{
+    Change, Difference, PartChange, PartKind, Sums, difference,
+};
+
+/// Five steps of ten kernels of 30 µs, launched ahead of time by calls of 5 µs, each step waited
+/// for by one that follows.
+struct Steps {
+    /// How long kernel 3 takes, in nanoseconds.
+    third_ns: i64,
+    /// Kernels of a step.
+    kernels: i64,
+    /// Registers of all kernels.
+    registers: i64,
+    /// Whether the host waits behind each step, which delays the next by 40 µs.
+    waits: bool,
+    /// The kind of host memory that a step copies from: 0 is pageable, 1 pinned.
+    memory: i64,
+}
+
+const PLAIN: Steps =
+    Steps { third_ns: 30_000, kernels: 10, registers: 96, waits: false, memory: 1 };
+
+impl Steps {
+    fn export(&self) -> Export {
+        let mut export = Export::new();
+        let mut free = 1_000_000;
+        for step in 0..5 {
+            let start = free;
+            let id = step * 100 + 1;
+            export.call(7, (start + 1_000, start + 4_000), id, "cudaMemcpyAsync_v3020");
+            let copied = start + 10_000 + if self.memory == 0 { 50_000 } else { 20_000 };
+            export.copy((start + 10_000, copied), id, (1, self.memory, 2));
+            free = copied;
+            for kernel in 0..self.kernels {
+                let call = start + 4_000 + kernel * 6_000;
+                let length = if kernel == 3 { self.third_ns } else { 30_000 };
+                let name = format!("k{kernel}");
+                export.launch((call, call + 5_000), (free, free + length), id + 1 + kernel, &name);
+                free += length;
+            }
+            if self.waits {
+                export.call(7, (start + 150_000, free + 1_000), 0, "cudaStreamSynchronize_v3020");
+                free += 40_000;
+            }
+            export.range(start, Some(free - 1), 59, &format!("step_{step}"));
+        }
+        export.sql(&format!(
+            "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET registersPerThread = {};",
+            self.registers
+        ));
+        export
+    }
+}
+
+/// From [`PLAIN`] to these steps; the parts of the difference always add up.
+fn to(steps: &Steps) -> Difference {
+    between(&PLAIN.export(), &steps.export())
+}
+
+fn between(base: &Export, head: &Export) -> Difference {
+    let [base, head] = [base, head].map(|export| Sums::of(&export.read().unwrap()));
+    let difference = difference(base, head);
+    adds_up(&difference);
+    difference
+}
+
+fn adds_up(difference: &Difference) {
+    let parts: i64 = difference.parts.iter().map(PartChange::change_ns).sum();
+    let places: i64 = difference.places.iter().map(|place| place.change_ns()).sum();
+    assert_eq!((parts, places), (difference.change_ns(), difference.change_ns()));
+}
+
+#[test]
+fn nothing_changed_between_a_trace_and_itself() {
+    let same = to(&PLAIN);
+    assert_eq!((same.change_ns(), same.unexplained_ns()), (0, 0));
+    assert!(same.parts.iter().all(|part| part.change() == Change::Same), "{:?}", same.parts);
+    assert!(same.findings.iter().all(Vec::is_empty) && same.notes.is_empty());
+    assert!(same.to_text(["a", "b"]).contains("B takes as long as A"));
+}
+
+#[test]
+fn a_slower_kernel_explains_all_of_it() {
+    let slower = to(&Steps { third_ns: 50_000, registers: 128, ..PLAIN });
+    assert_eq!(slower.change_ns(), 5 * 20_000);
+    let first = &slower.parts[0];
+    assert_eq!((first.part.name.as_str(), first.change()), ("k3", Change::Longer));
+    assert_eq!((first.by_number_ns(), first.by_length_ns()), (0, 100_000));
+    assert_eq!(first.evidence(), ["registers 96 -> 128"]);
+    assert_eq!(slower.parts[1].change_ns(), 0, "nothing else changed");
+    assert_eq!(slower.places[0].path, "step_#");
+    assert_eq!(slower.places[0].change_ns(), 100_000);
+}
+
+#[test]
+fn an_extra_launch_is_told_from_longer_ones() {
+    let more = to(&Steps { kernels: 11, ..PLAIN });
+    assert_eq!(more.change_ns(), 5 * 30_000);
+    let first = &more.parts[0];
+    assert_eq!((first.part.name.as_str(), first.change()), ("k10", Change::Appeared));
+    assert_eq!(first.amounts.each_ref().map(|amount| amount.count), [0, 5]);
+    // The same kernel, launched once more: its number explains that, not its length.
+    let again = PLAIN.export();
+    again.sql(
+        "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET demangledName =
+            (SELECT min(id) FROM StringIds WHERE value = 'k0')
+         WHERE demangledName IN (SELECT id FROM StringIds WHERE value IN ('k0', 'k1'));",
+    );
+    let more = between(&PLAIN.export(), &again);
+    let of = |name: &str| more.parts.iter().find(|part| part.part.name == name).unwrap();
+    assert_eq!(of("k0").change(), Change::More);
+    assert_eq!((of("k0").by_number_ns(), of("k0").by_length_ns()), (5 * 30_000, 0));
+    assert_eq!(of("k1").change(), Change::Vanished);
+}
+
+#[test]
+fn a_copy_from_pageable_memory_is_another_than_one_from_pinned_memory() {
+    let copies = to(&Steps { memory: 0, ..PLAIN });
+    assert_eq!(copies.change_ns(), 5 * 30_000);
+    let of = |name: &str| copies.parts.iter().find(|part| part.part.name.contains(name)).unwrap();
+    let pageable = of("(pageable to device)");
+    assert_eq!((pageable.part.kind, pageable.change()), (PartKind::Copy, Change::Appeared));
+    assert_eq!(of("(pinned to device)").change(), Change::Vanished);
+    assert_eq!(copies.findings[1][0].0, "pageable-copy");
+    assert!(copies.findings[0].is_empty());
+}
+
+#[test]
+fn a_wait_in_a_loop_is_found_with_the_idle_time_behind_it() {
+    let waits = to(&Steps { waits: true, ..PLAIN });
+    let idle = waits.parts.iter().find(|part| part.part.kind == PartKind::Idle);
+    let first = &waits.parts[0];
+    assert_eq!(first.part.name, "after a wait for the GPU: cudaStreamSynchronize", "{idle:?}");
+    assert_eq!((first.change(), first.amounts[1].count), (Change::Appeared, 4));
+    let call = waits.calls.iter().find(|call| call.site.function == "cudaStreamSynchronize");
+    let call = call.unwrap();
+    assert_eq!(call.site.range.as_deref(), Some("step_#"));
+    assert_eq!(call.calls.map(|calls| calls.count), [0, 5]);
+    let found: Vec<&str> = waits.findings[1].iter().map(|(id, _)| *id).collect();
+    assert!(found.contains(&"sync-in-loop"), "{found:?}");
+    let text = waits.to_text(["before.sqlite", "after.sqlite"]);
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn idle_time_without_a_launch_is_unexplained() {
+    let cut = |export: Export| {
+        export.sql("DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME;");
+        export
+    };
+    let steps = Steps { waits: true, ..PLAIN };
+    let difference = between(&cut(PLAIN.export()), &cut(steps.export()));
+    assert_eq!(difference.unexplained_ns(), 4 * 40_000);
+    assert_eq!(difference.unexplained_ns(), difference.change_ns());
+    let text = difference.to_text(["a", "b"]);
+    let line = text.lines().find(|line| line.contains("unexplained:")).unwrap();
+    assert!(line.contains("+160.0 µs") && line.contains("100.0 %"), "{line}");
+}
+
+#[test]
+fn traces_of_unlike_content_are_compared_with_a_note() {
+    let mut short = Export::new();
+    short.range(1_000, Some(9_000), 59, "step_0");
+    short.launch((1_000, 2_000), (3_000, 4_000), 1, "k0");
+    let difference = between(&PLAIN.export(), &short);
+    assert!(difference.notes[0].contains("the range step_# is there 5 and 1 times"));
+    let empty = between(&Export::new(), &Export::new());
+    assert_eq!((empty.change_ns(), empty.parts.len()), (0, 0));
+    let json = difference.to_json();
+    assert_eq!(json["schema_version"], 1);
+    assert_eq!(json["change_ns"], difference.change_ns());
+    assert_eq!(json["kernels"], serde_json::json!([50, 1]));
+}
