@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use kernelgate_cuda::observe::cupti::KernelRecord;
+use kernelgate_cuda::observe::activity::Activity;
 
 /// The launches of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,14 +33,15 @@ pub struct KernelSummary {
 }
 
 impl KernelSummary {
-    /// Of records in the order of their start.
-    pub fn of(records: &[KernelRecord]) -> Self {
+    /// Of what was recorded, whose kernels are in the order of their start.
+    pub fn of(activity: &Activity) -> Self {
         let mut kernels: BTreeMap<&str, KernelTime> = BTreeMap::new();
         let (mut busy_ns, mut busy_until) = (0, 0);
-        for record in records {
+        for record in &activity.kernels {
             let ns = record.elapsed_ns();
-            let kernel = kernels.entry(&record.name).or_insert_with(|| KernelTime {
-                name: record.name.clone(),
+            let name = activity.names[record.name as usize].as_str();
+            let kernel = kernels.entry(name).or_insert_with(|| KernelTime {
+                name: name.to_owned(),
                 count: 0,
                 total_ns: 0,
                 shortest_ns: u64::MAX,
@@ -50,12 +51,12 @@ impl KernelSummary {
             kernel.total_ns += ns;
             kernel.shortest_ns = kernel.shortest_ns.min(ns);
             kernel.longest_ns = kernel.longest_ns.max(ns);
-            busy_ns += record.end_ns.saturating_sub(record.start_ns.max(busy_until));
-            busy_until = busy_until.max(record.end_ns);
+            busy_ns += record.end.saturating_sub(record.start.max(busy_until));
+            busy_until = busy_until.max(record.end);
         }
         let mut kernels: Vec<KernelTime> = kernels.into_values().collect();
         kernels.sort_by_key(|kernel| std::cmp::Reverse(kernel.total_ns));
-        let first = records.first().map_or(0, |record| record.start_ns);
+        let first = activity.kernels.first().map_or(0, |record| record.start);
         Self { span_ns: busy_until.saturating_sub(first), busy_ns, kernels }
     }
 }
@@ -96,17 +97,22 @@ impl PhaseTime {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernelgate_cuda::observe::activity::KernelRecord;
 
     #[test]
     fn overlap_counts_once_in_busy_and_in_full_in_totals() {
         let record =
-            |name: &str, start_ns, end_ns| KernelRecord { name: name.to_owned(), start_ns, end_ns };
-        let summary = KernelSummary::of(&[
-            record("a", 100, 200),
-            record("b", 150, 250),
-            record("a", 300, 320),
-            record("b", 305, 310),
-        ]);
+            |name, start, end| KernelRecord { name, start, end, ..KernelRecord::default() };
+        let summary = KernelSummary::of(&Activity {
+            names: vec!["a".to_owned(), "b".to_owned()],
+            kernels: vec![
+                record(0, 100, 200),
+                record(1, 150, 250),
+                record(0, 300, 320),
+                record(1, 305, 310),
+            ],
+            ..Activity::default()
+        });
         assert_eq!((summary.span_ns, summary.busy_ns), (220, 170));
         let times: Vec<_> = summary
             .kernels
@@ -115,7 +121,7 @@ mod tests {
             .collect();
         assert_eq!(times, [("a", 2, 120, 20, 100), ("b", 2, 105, 5, 100)]);
         assert_eq!(
-            KernelSummary::of(&[]),
+            KernelSummary::of(&Activity::default()),
             KernelSummary { span_ns: 0, busy_ns: 0, kernels: vec![] }
         );
     }

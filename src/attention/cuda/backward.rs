@@ -12,6 +12,7 @@ use crate::attention::definition::{Attention, AttentionBackward};
 use kernelgate::backend::cuda::{self, CudaTask, Input, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
+use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Requires};
 
 /// The kernels.
@@ -256,10 +257,11 @@ fn naive(
             let [delta, p, ds] = [&delta, &p, &ds].map(Argument::from);
             let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
             let (s, heads) = (extents.seqlen(), extents.batch_heads());
-            sum.launch(&[out, grad_out, delta, s, heads])?;
-            score.launch(&[q, k, v, grad_out, lse, delta, p, ds, s])?;
-            query.launch(&[ds, k, grad_q, s])?;
-            key.launch(&[p, ds, q, grad_out, grad_k, grad_v, s])
+            within("delta", || sum.launch(&[out, grad_out, delta, s, heads]))?;
+            let scores = [q, k, v, grad_out, lse, delta, p, ds, s];
+            within("scores", || score.launch(&scores))?;
+            within("dq", || query.launch(&[ds, k, grad_q, s]))?;
+            within("dkv", || key.launch(&[p, ds, q, grad_out, grad_k, grad_v, s]))
         },
     ))
 }
@@ -294,9 +296,10 @@ fn flash_mma(
             let [stats, dq_sum] = [&stats, &dq_sum].map(Argument::from);
             let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
             let (s, heads) = (extents.seqlen(), extents.batch_heads());
-            first.launch(&[out, grad_out, lse, stats, dq_sum, s, heads])?;
-            main.launch(&[q, k, v, grad_out, stats, dq_sum, grad_k, grad_v, s, heads])?;
-            last.launch(&[dq_sum, grad_q, s, heads])
+            within("prepare", || first.launch(&[out, grad_out, lse, stats, dq_sum, s, heads]))?;
+            let operands = [q, k, v, grad_out, stats, dq_sum, grad_k, grad_v, s, heads];
+            within("scores_dkv_dq", || main.launch(&operands))?;
+            within("finish", || last.launch(&[dq_sum, grad_q, s, heads]))
         },
     ))
 }

@@ -8,6 +8,7 @@ use crate::attention::components::{Scores, Softmax, ValuesMatmul};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
+use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 /// The kernels.
@@ -139,7 +140,8 @@ fn scores(
         vec![Output::new(device, "scores", problem.shape.pairs(), Dtype::F32)?],
         move |outputs| {
             let [q, k] = [&q, &k].map(Argument::from);
-            kernel.launch(&[q, k, outputs[0].argument(), extents.seqlen()])
+            let arguments = [q, k, outputs[0].argument(), extents.seqlen()];
+            within("scores", || kernel.launch(&arguments))
         },
     ))
 }
@@ -165,7 +167,7 @@ fn softmax(
                 Argument::Address(0),
                 extents.seqlen(),
             ];
-            kernel.launch(&arguments)
+            within("softmax", || kernel.launch(&arguments))
         },
     ))
 }
@@ -186,7 +188,9 @@ fn softmax_vectorized(
         cuda::inputs([("scores", &scores)]),
         vec![probabilities],
         move |outputs| {
-            kernel.launch(&[Argument::from(&scores), outputs[0].argument(), rows, extents.seqlen()])
+            let arguments =
+                [Argument::from(&scores), outputs[0].argument(), rows, extents.seqlen()];
+            within("softmax", || kernel.launch(&arguments))
         },
     ))
 }
@@ -205,7 +209,8 @@ fn values(
         vec![Output::new(device, "out", problem.shape.vectors(), problem.shape.dtype)?],
         move |outputs| {
             let [probabilities, v] = [&probabilities, &v].map(Argument::from);
-            kernel.launch(&[probabilities, v, outputs[0].argument(), extents.seqlen()])
+            let arguments = [probabilities, v, outputs[0].argument(), extents.seqlen()];
+            within("values", || kernel.launch(&arguments))
         },
     ))
 }

@@ -16,6 +16,7 @@ use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::libraries::cudnn::api::{self, DataType, Operator, PointwiseMode};
 use kernelgate_cuda::libraries::cudnn::graph::TensorLayout;
 use kernelgate_cuda::libraries::cudnn::{CudnnRefusal, GraphTensor, OperationGraph};
+use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Argument, Buffer, Device};
 
 /// The last version whose backward needs a padding mask where 128 does not divide s: not built
@@ -79,7 +80,7 @@ fn forward(
     let plan = graph.graph.plan(device, &memory)?;
     Ok(CudaTask::new(device, qkv([&q, &k, &v]), vec![out], move |_| {
         let _alive = (&q, &k, &v);
-        plan.launch()
+        within("forward", || plan.launch())
     }))
 }
 
@@ -118,7 +119,7 @@ fn backward(
     let alive: (_, [Buffer; 2]) = (saved, [sums, accumulator]);
     Ok(CudaTask::new(device, inputs, outputs, move |_| {
         let _alive = &alive;
-        plan.launch()
+        within("backward", || plan.launch())
     }))
 }
 

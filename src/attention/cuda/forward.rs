@@ -8,6 +8,7 @@ use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
+use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 /// The kernels, besides those of `components`.
@@ -164,9 +165,9 @@ fn naive(
             let [q, k, v, scores, probabilities] =
                 [&q, &k, &v, &scores, &probabilities].map(Argument::from);
             let (out, s) = (outputs[0].argument(), extents.seqlen());
-            score.launch(&[q, k, scores, s])?;
-            normalize.launch(&[scores, probabilities, NULL, s])?;
-            weigh.launch(&[probabilities, v, out, s])
+            within("scores", || score.launch(&[q, k, scores, s]))?;
+            within("softmax", || normalize.launch(&[scores, probabilities, NULL, s]))?;
+            within("values", || weigh.launch(&[probabilities, v, out, s]))
         },
     ))
 }
@@ -189,9 +190,9 @@ fn tiled(
         move |outputs| {
             let [q, k, v, scores] = [&q, &k, &v, &scores].map(Argument::from);
             let (out, s) = (outputs[0].argument(), extents.seqlen());
-            score.launch(&[q, k, scores, s])?;
-            normalize.launch(&[scores, NULL, s])?;
-            weigh.launch(&[scores, v, out, s])
+            within("scores", || score.launch(&[q, k, scores, s]))?;
+            within("softmax", || normalize.launch(&[scores, NULL, s]))?;
+            within("values", || weigh.launch(&[scores, v, out, s]))
         },
     ))
 }
@@ -210,7 +211,8 @@ fn flash(
         vec![output(device, "out", &problem.attention)?],
         move |outputs| {
             let [q, k, v] = [&q, &k, &v].map(Argument::from);
-            step.launch(&[q, k, v, outputs[0].argument(), NULL, extents.seqlen()])
+            let arguments = [q, k, v, outputs[0].argument(), NULL, extents.seqlen()];
+            within("forward", || step.launch(&arguments))
         },
     ))
 }
@@ -230,7 +232,8 @@ fn flash_mma(
         move |outputs| {
             let [q, k, v] = [&q, &k, &v].map(Argument::from);
             let sizes = [extents.seqlen(), extents.batch_heads()];
-            step.launch(&[q, k, v, outputs[0].argument(), NULL, sizes[0], sizes[1]])
+            let arguments = [q, k, v, outputs[0].argument(), NULL, sizes[0], sizes[1]];
+            within("forward", || step.launch(&arguments))
         },
     ))
 }

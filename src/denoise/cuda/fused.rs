@@ -278,10 +278,14 @@ pub fn plan(
     kept: Option<Window>,
 ) -> LaunchPlan {
     let mut plan = LaunchPlan::default();
+    plan.begin("Prepare");
     prepare(&mut plan, run, memory, output);
+    plan.end();
     let pass = FusedWriter { run, memory, output, kept };
     for step in 0..run.steps {
+        plan.begin(format!("Denoise_Step_{step}"));
         pass.step(&mut plan, step);
+        plan.end();
     }
     plan
 }
@@ -349,12 +353,22 @@ impl FusedWriter<'_> {
                 [h, squares, first, of("qkv_proj"), at("angles"), q, keys, values, rows, prefix];
             let attention =
                 [q, keys, values, attended, i32_of(s * heads), i32_of(run.shape.context()), prefix];
+            plan.begin(format!("Layer_{layer}"));
+            plan.begin("QKV_Proj");
             plan.launch(&QKV, s, &qkv);
+            plan.end();
+            plan.begin("Attn");
             plan.launch_within(&ATTENTION, s * heads, &attention, window);
+            plan.end();
+            plan.begin("O_Proj");
             plan.launch(&OUT, s, &[attended, of("o_proj"), first, h, squares, rows]);
+            plan.end();
+            plan.begin("MLP");
             let gate_up = [h, squares, second, of("gate_up_proj"), hidden, rows];
             plan.launch(&GATE_UP, s, &gate_up);
             plan.launch(&DOWN, s, &[hidden, of("down_proj"), second, h, squares, rows]);
+            plan.end();
+            plan.end();
         }
         let style = Argument::Address(memory.address("final_styles") + step as u64 * style_bytes);
         let (velocity, state) = if run.looped { (NULL, self.output) } else { (self.output, NULL) };
@@ -366,7 +380,9 @@ impl FusedWriter<'_> {
             &[velocity, state, dt, Argument::I32(i32::from(more))],
         ]
         .concat();
+        plan.begin("Action_Proj_Out");
         plan.launch(&END, s, &arguments);
+        plan.end();
     }
 }
 

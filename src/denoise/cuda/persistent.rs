@@ -163,6 +163,7 @@ pub fn program(
 pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument) -> LaunchPlan {
     let Model { depth, heads, head_dim, mlp, .. } = run.shape.model;
     let mut plan = LaunchPlan::default();
+    plan.begin("Prepare");
     fused::prepare(&mut plan, run, memory, output);
     let at = |name: &str| memory.at(name);
     let steps = i32_of(run.steps);
@@ -193,7 +194,10 @@ pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument) -> LaunchPlan {
             [at(styles), at(weights), at(shifts), at("arrived"), i32_of(columns), steps];
         plan.launch_stack(&SHIFT, columns, depth, &arguments);
     }
+    plan.end();
     let regions = layers.iter().chain(&activations).chain(&actions).map(|name| at(name));
+    plan.begin("Denoise_Full_Loop");
     plan.launch(&PERSISTENT, run.shape.s, &regions.chain(sizes).collect::<Vec<_>>());
+    plan.end();
     plan
 }

@@ -8,6 +8,7 @@ use crate::st_bif::definition::{Neurons, StBifBackward};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
+use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 /// The kernels.
@@ -117,8 +118,9 @@ fn saved(
     let inputs = cuda::inputs([("gy", &gy)]);
     Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
         let pointers = [&gy, &membranes, &tracers].map(Argument::from);
-        kernel
-            .launch(&[&pointers[..], &[null, outputs[0].argument()], &sizes, &parameters].concat())
+        let outputs = [null, outputs[0].argument()];
+        let arguments = [&pointers[..], &outputs, &sizes, &parameters].concat();
+        within("backward", || kernel.launch(&arguments))
     }))
 }
 
@@ -138,7 +140,7 @@ fn replay(
     Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
         let pointers =
             [Argument::from(&x), Argument::from(&gy), Argument::Address(0), outputs[0].argument()];
-        kernel.launch(&[&pointers[..], &last].concat())
+        within("backward", || kernel.launch(&[&pointers[..], &last].concat()))
     }))
 }
 

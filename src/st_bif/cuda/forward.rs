@@ -9,6 +9,7 @@ use crate::st_bif::definition::{Neurons, StBifForward};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
+use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 /// The kernels.
@@ -143,7 +144,7 @@ fn per_step(
             for t in 0..neurons.t {
                 let [x, membrane, tracer] = [&x, &membrane, &tracer].map(Argument::from);
                 let own = [x, outputs[0].argument(), membrane, tracer, n, Argument::I64(t as i64)];
-                kernel.launch(&[&own[..], &parameters].concat())?;
+                within("time_step", || kernel.launch(&[&own[..], &parameters].concat()))?;
             }
             Ok(())
         },
@@ -165,7 +166,8 @@ fn fused(
         vec![spikes(device, neurons, false)?],
         move |outputs| {
             let pointers = [Argument::from(&x), outputs[0].argument(), null, null, null];
-            kernel.launch(&[&pointers[..], &sizes, &parameters].concat())
+            let arguments = [&pointers[..], &sizes, &parameters].concat();
+            within("forward", || kernel.launch(&arguments))
         },
     ))
 }
@@ -187,7 +189,8 @@ fn streaming(
         vec![spikes(device, neurons, problem.packed)?],
         move |outputs| {
             let pointers = [Argument::from(&x), outputs[0].argument(), null];
-            kernel.launch(&[&pointers[..], &sizes, &parameters].concat())
+            let arguments = [&pointers[..], &sizes, &parameters].concat();
+            within("forward", || kernel.launch(&arguments))
         },
     ))
 }

@@ -1,5 +1,6 @@
 //! Which cases of which bench executables a verb is about, and asking them.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kernelgate::harness::filter::Filter;
@@ -20,6 +21,13 @@ pub struct Choice {
     /// Only cases whose id matches this regular expression
     pub filter: Option<String>,
     #[command(flatten)]
+    benches: ChosenBenches,
+}
+
+/// Which bench executables, and how they are asked.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ChosenBenches {
+    #[command(flatten)]
     settings: Settings,
     #[command(flatten)]
     benches: find::BenchChoice,
@@ -29,6 +37,16 @@ pub struct Choice {
 }
 
 impl Choice {
+    /// The cases of some executables that match a regular expression.
+    pub fn of(filter: &str, benches: &ChosenBenches) -> Self {
+        Self { filter: Some(filter.to_owned()), benches: benches.clone() }
+    }
+
+    /// What is set for the executables, as variables.
+    pub fn variables(&self) -> BTreeMap<String, String> {
+        self.benches.settings.variables()
+    }
+
     /// What every bench executable of the package answers.
     ///
     /// # Errors
@@ -58,13 +76,13 @@ impl Choice {
         Filter::parse(self.filter.as_deref(), false)?;
         let running = interrupt::watched()?;
         let mut asking = Asking {
-            settings: self.settings.variables(),
+            settings: self.variables(),
             filter: self.filter.as_deref(),
-            timeout: self.wait,
+            timeout: self.benches.wait,
             running: &running,
         };
-        let found = self.benches.find(&store.root, &running)?;
-        let first = self.settings.seed();
+        let found = self.benches.benches.find(&store.root, &running)?;
+        let first = self.benches.settings.seed();
         let seeds: Vec<u64> = (0..seeds).map(|more| first.wrapping_add(more)).collect();
         let mut answers = Vec::new();
         for seed in &seeds {

@@ -1,11 +1,12 @@
-//! `kernelgate diagnose`: what is wrong with a trace, with evidence; of two traces what changed.
+//! `kernelgate diagnose`: what is wrong with a trace, or with a case that is recorded now, with
+//! evidence; of two traces what changed.
 
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use kernelgate::exit::Exit;
-use kernelgate::record::file;
 use kernelgate::record::text::printable;
+use kernelgate::record::{Store, file};
 use kernelgate_trace::analyze::restrict;
 use kernelgate_trace::diagnose::difference::{Sums, difference};
 use kernelgate_trace::diagnose::{Diagnosis, checklist, diagnose};
@@ -13,7 +14,9 @@ use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, Wanted};
 use serde_json::{Value, json};
 
+use super::choice::ChosenBenches;
 use super::output::print_json;
+use super::profile;
 use crate::pages;
 
 /// The version of the JSON around the diagnoses, which have one of their own.
@@ -22,8 +25,9 @@ const SCHEMA: u32 = 1;
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Traces: SQLite exports or reports of Nsight Systems, CSV or reports of Nsight Compute, JSON
-    /// of PyTorch's profiler (.gz too). Two are compared, unless --each is given
-    #[arg(required = true, value_name = "TRACE")]
+    /// of PyTorch's profiler (.gz too), recordings of `kernelgate profile`. Two are compared, unless
+    /// --each is given. Or one case, or a regular expression of several, to record and diagnose
+    #[arg(required = true, value_name = "TRACE|CASE")]
     traces: Vec<PathBuf>,
     /// Only what was launched inside the ranges of this path, or end of one; `*` is any text
     #[arg(long, value_name = "PATH")]
@@ -40,6 +44,8 @@ pub struct Arguments {
     /// Also write a page to look at into this file: findings, timeline, tables; of one trace
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Options for a case")]
+    benches: ChosenBenches,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -51,40 +57,46 @@ enum DiagnosisFormat {
     Json,
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
-    anyhow::ensure!(
-        arguments.html.is_none() || arguments.traces.len() == 1,
-        "--html takes one trace, not {}",
-        arguments.traces.len()
-    );
-    match &arguments.traces[..] {
-        [base, head] if !arguments.each && !arguments.checklist => {
-            compare(arguments, [base, head])?
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let folder = tempfile::tempdir()?;
+    let traces: Vec<(String, PathBuf)> = match case(&arguments.traces) {
+        Some(filter) => profile::record(&filter, &arguments.benches, store, folder.path())?,
+        None => {
+            let named = |path: &PathBuf| (path.display().to_string(), path.clone());
+            arguments.traces.iter().map(named).collect()
         }
+    };
+    anyhow::ensure!(
+        arguments.html.is_none() || traces.len() == 1,
+        "--html takes one trace, not {}",
+        traces.len()
+    );
+    let together = arguments.traces.len() == 2 && !arguments.each && !arguments.checklist;
+    match &traces[..] {
+        [base, head] if together => compare(arguments, [base, head])?,
         traces => each(arguments, traces)?,
     }
     Ok(Exit::Fine)
 }
 
-fn each(arguments: &Arguments, traces: &[PathBuf]) -> anyhow::Result<()> {
+fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<()> {
     let mut all: Vec<Value> = Vec::new();
-    for (index, path) in traces.iter().enumerate() {
+    for (index, (name, path)) in traces.iter().enumerate() {
         let trace = load(path, arguments)?;
         let diagnosis = diagnose(&trace);
         if let Some(file) = &arguments.html {
-            write_page(file, path, &trace, &diagnosis)?;
+            write_page(file, name, &trace, &diagnosis)?;
         }
         let lines = checklist::checklist(&diagnosis);
         if arguments.format == DiagnosisFormat::Json {
-            let path = path.display().to_string();
             all.push(match arguments.checklist {
-                true => json!({ "trace": path, "checklist": checklist::to_json(&lines) }),
-                false => json!({ "trace": path, "diagnosis": diagnosis.to_json() }),
+                true => json!({ "trace": name, "checklist": checklist::to_json(&lines) }),
+                false => json!({ "trace": name, "diagnosis": diagnosis.to_json() }),
             });
             continue;
         }
         if traces.len() > 1 {
-            println!("{}{}", if index > 0 { "\n" } else { "" }, path.display());
+            println!("{}{}", if index > 0 { "\n" } else { "" }, printable(name));
         }
         print(&match arguments.checklist {
             true => checklist::to_text(&lines),
@@ -98,10 +110,10 @@ fn each(arguments: &Arguments, traces: &[PathBuf]) -> anyhow::Result<()> {
 }
 
 /// What changed from one trace to another. Only one of them is held at a time.
-fn compare(arguments: &Arguments, paths: [&PathBuf; 2]) -> anyhow::Result<()> {
-    let [base, head] = paths.map(|path| load(path, arguments).map(|trace| Sums::of(&trace)));
+fn compare(arguments: &Arguments, traces: [&(String, PathBuf); 2]) -> anyhow::Result<()> {
+    let [base, head] = traces.map(|(_, path)| load(path, arguments).map(|trace| Sums::of(&trace)));
     let difference = difference(base?, head?);
-    let names = paths.map(|path| path.display().to_string());
+    let names = traces.map(|(name, _)| name);
     match arguments.format {
         DiagnosisFormat::Json => print_json(&json!({
             "schema_version": SCHEMA,
@@ -109,10 +121,17 @@ fn compare(arguments: &Arguments, paths: [&PathBuf; 2]) -> anyhow::Result<()> {
             "difference": difference.to_json(),
         })),
         DiagnosisFormat::Text => {
-            print(&difference.to_text([&names[0], &names[1]]));
+            print(&difference.to_text(names.map(String::as_str)));
             Ok(())
         }
     }
+}
+
+/// The filter, where one word is given that names no file: files have an extension, cases have none.
+fn case(words: &[PathBuf]) -> Option<String> {
+    let [word] = words else { return None };
+    let names_a_file = word.exists() || word.extension().is_some();
+    (!names_a_file).then(|| word.to_str().map(str::to_owned)).flatten()
 }
 
 /// Names come from the file: what a terminal would obey is made harmless.
@@ -130,13 +149,8 @@ fn load(path: &Path, arguments: &Arguments) -> anyhow::Result<Trace> {
 }
 
 /// The diagnosis as a page.
-fn write_page(
-    file: &Path,
-    path: &Path,
-    trace: &Trace,
-    diagnosis: &Diagnosis,
-) -> anyhow::Result<()> {
-    let page = pages::trace::page(&path.display().to_string(), trace, diagnosis)
+fn write_page(file: &Path, name: &str, trace: &Trace, diagnosis: &Diagnosis) -> anyhow::Result<()> {
+    let page = pages::trace::page(name, trace, diagnosis)
         .map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
     file::write_text(file, &page).map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
     eprintln!("page: {}", printable(&file.display().to_string()));

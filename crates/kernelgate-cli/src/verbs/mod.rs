@@ -24,6 +24,7 @@ mod numerics;
 mod output;
 mod peers;
 mod profile;
+mod recorded;
 mod report;
 mod resources;
 mod runs;
@@ -32,6 +33,7 @@ mod sessions;
 mod settings;
 mod stats;
 mod timing;
+mod tool_lines;
 mod verdict;
 mod verify;
 
@@ -90,10 +92,11 @@ enum Verb {
     /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold
     /// caches, ceilings
     Timing(timing::Arguments),
-    /// What the time of each case goes to: on a GPU its kernels as the hardware recorded them, on the
-    /// CPU its phases
+    /// What the time of each case goes to and why: on a GPU what the hardware recorded, by range and
+    /// kernel; on the CPU its phases
     Profile(profile::Arguments),
-    /// What is wrong with a trace: why the GPU waits, for what, and what to do
+    /// What is wrong with a trace, or with a case, which is recorded now: why the GPU waits, for what,
+    /// and what to do
     Diagnose(diagnose::Arguments),
     /// A trace as a timeline for ui.perfetto.dev or chrome://tracing
     Export(export::Arguments),
@@ -133,7 +136,7 @@ impl Cli {
             Verb::Resources(arguments) => resources::run(&arguments, &store),
             Verb::Timing(arguments) => timing::run(&arguments, &store),
             Verb::Profile(arguments) => profile::run(&arguments, &store),
-            Verb::Diagnose(arguments) => diagnose::run(&arguments),
+            Verb::Diagnose(arguments) => diagnose::run(&arguments, &store),
             Verb::Export(arguments) => export::run(&arguments),
             Verb::Stats(arguments) => stats::run(&arguments),
             Verb::Peers(arguments) => peers::run(&arguments, &store),

@@ -80,15 +80,18 @@ pub fn command_line(
     valued: &[&str],
     bare: &[&str],
 ) -> String {
-    let plain = |text: &str| {
-        !text.is_empty()
-            && text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-~^:@=,+%".contains(c))
-    };
-    let quoted = |word: String| {
-        if plain(&word) { word } else { format!("'{}'", word.replace('\'', "'\\''")) }
-    };
-    let words = display::without_flags(arguments, valued, bare).into_iter().map(quoted);
+    let words = display::without_flags(arguments, valued, bare);
+    let words = words.iter().map(|word| quoted(word));
     std::iter::once("kernelgate".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+/// A word as one would type it in a shell.
+pub fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-~^:@=,+%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
 }
 
 #[cfg(test)]

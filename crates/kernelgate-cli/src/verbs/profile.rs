@@ -1,16 +1,26 @@
-//! `kernelgate profile`: what the time of a case goes to: on a GPU by kernel, as the hardware recorded
-//! it, elsewhere by phase, as the host's clock has it.
+//! `kernelgate profile`: what the time of a case goes to: on a GPU by range and kernel, as the
+//! hardware recorded it, elsewhere by phase, as the host's clock has it.
 
-use std::path::PathBuf;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
 
 use kernelgate::display::table::Table;
 use kernelgate::display::{terminal, time};
 use kernelgate::exit::Exit;
-use kernelgate::protocol::{Action, CaseStatus, ProfiledCase, ResponseBody};
+use kernelgate::protocol::{Action, CaseStatus, ProfiledCase, Repetitions, ResponseBody};
 use kernelgate::record::Store;
+use kernelgate::record::text::printable;
+use kernelgate_trace::diagnose::short_name;
+use kernelgate_trace::stats::shorten;
+use serde_json::Value;
 
-use super::choice::{Choice, unexpected};
+use super::choice::{Choice, ChosenBenches, unexpected};
 use super::output::{OutputFormat, json, print_json, write_all};
+use super::recorded::{self, RecordedCase};
+use super::tool_lines;
+
+/// Longest name of a kernel in the text.
+const MAX_NAME: usize = 44;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -19,30 +29,41 @@ pub struct Arguments {
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
-    /// Also write profile.txt, profile.md and profile.json into this folder
+    /// Launches that are recorded [default: 3; phases on the CPU: as many as 0.3 s allow]
+    #[arg(long, value_name = "N")]
+    steps: Option<NonZeroU32>,
+    /// Launches before those [default: 3]
+    #[arg(long, value_name = "N")]
+    warm_up: Option<u32>,
+    /// Also write profile.txt, profile.md and profile.json into this folder, and traces/ with a
+    /// recording of each case, which `diagnose`, `stats` and `export` read
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    let mut profiled: Vec<ProfiledCase> = Vec::new();
-    for (bench, answer) in arguments.choice.ask(store, &Action::Profile)? {
-        let ResponseBody::Profile(cases) = answer else { return Err(unexpected(&bench)) };
-        profiled.extend(cases);
-    }
+    let repetitions =
+        Repetitions { warm_up: arguments.warm_up, steps: arguments.steps.map(NonZeroU32::get) };
+    let scratch = tempfile::tempdir()?;
+    let folder =
+        arguments.out.as_ref().map_or_else(|| scratch.path().to_owned(), |out| out.join("traces"));
+    let profiled = profile(&arguments.choice, store, repetitions, &folder)?;
     match arguments.format {
-        OutputFormat::Json => print_json(&profiled)?,
+        OutputFormat::Json => print_json(&values(&profiled)?)?,
         format => format.print(text(&profiled, format, terminal::columns()).trim_end()),
     }
-    if let Some(folder) = &arguments.out {
+    if let Some(out) = &arguments.out {
         let files = [
             ("profile.txt", text(&profiled, OutputFormat::Text, None)),
             ("profile.md", text(&profiled, OutputFormat::Markdown, None)),
-            ("profile.json", json(&profiled)?),
+            ("profile.json", json(&values(&profiled)?)?),
         ];
-        write_all(folder, files)?;
+        write_all(out, files)?;
+        for recorded in profiled.iter().filter_map(|profiled| profiled.recorded.as_ref()) {
+            eprintln!("recorded: {}", recorded.path.display());
+        }
     }
-    let with = |status| profiled.iter().any(|case| case.status == status);
+    let with = |status| profiled.iter().any(|profiled| profiled.case.status == status);
     anyhow::ensure!(
         with(CaseStatus::Ok) || with(CaseStatus::Failed),
         "nothing was profiled: every case was skipped"
@@ -50,19 +71,98 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(if with(CaseStatus::Failed) { Exit::Inconclusive } else { Exit::Fine })
 }
 
-fn text(profiled: &[ProfiledCase], format: OutputFormat, columns: Option<usize>) -> String {
+/// Records the cases that a filter selects into a folder: each with its file.
+///
+/// # Errors
+/// When no bench can be asked, or none of the cases was recorded.
+pub fn record(
+    filter: &str,
+    benches: &ChosenBenches,
+    store: &Store,
+    folder: &Path,
+) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    let profiled = profile(&Choice::of(filter, benches), store, Repetitions::default(), folder)?;
+    let mut recorded = Vec::new();
+    for Profiled { case, recorded: found, .. } in profiled {
+        let why = case.reason.as_deref().unwrap_or("there is no GPU");
+        match found {
+            Some(found) => recorded.push((case.case, found.path)),
+            None => eprintln!("{}: not recorded: {}", case.case, printable(why)),
+        }
+    }
+    anyhow::ensure!(
+        !recorded.is_empty(),
+        "failed to diagnose {filter}: nothing was recorded; `kernelgate profile` shows what can be \
+         seen without a GPU, and a trace is a file with an extension"
+    );
+    Ok(recorded)
+}
+
+/// A case, with what was recorded of it.
+struct Profiled {
+    case: ProfiledCase,
+    recorded: Option<RecordedCase>,
+    /// Command lines that measure it with other tools.
+    tools: Vec<Vec<String>>,
+}
+
+fn profile(
+    choice: &Choice,
+    store: &Store,
+    repetitions: Repetitions,
+    folder: &Path,
+) -> anyhow::Result<Vec<Profiled>> {
+    let settings = choice.variables();
+    choice.ask_each(store, &[Action::Record(repetitions)], 1, |found, _, answers| {
+        let mut profiled = Vec::new();
+        for (bench, answer) in answers.into_iter().flatten() {
+            let ResponseBody::Profile(cases) = answer else { return Err(unexpected(&bench)) };
+            let executable = found.executables.iter().find(|found| found.bench == bench);
+            for mut case in cases {
+                let recording = case.recording.take();
+                let recorded =
+                    recording.map(|recording| recorded::read(*recording, folder)).transpose()?;
+                let kernels = case.summary.iter().flat_map(|summary| &summary.kernels);
+                let kernels: Vec<&str> = kernels.map(|kernel| kernel.name.as_str()).collect();
+                let tools =
+                    executable.filter(|_| recorded.is_some()).map_or_else(Vec::new, |executable| {
+                        tool_lines::lines(executable, &settings, &case.case, &kernels).to_vec()
+                    });
+                profiled.push(Profiled { case, recorded, tools });
+            }
+        }
+        Ok(profiled)
+    })
+}
+
+/// The cases as JSON has them.
+fn values(profiled: &[Profiled]) -> anyhow::Result<Vec<Value>> {
+    let value = |profiled: &Profiled| {
+        let mut value = serde_json::to_value(&profiled.case)?;
+        if let Some(recorded) = &profiled.recorded {
+            value["recorded"] = recorded.json();
+            let tools: Vec<String> = profiled.tools.iter().map(|words| words.join(" ")).collect();
+            value["tools"] = tools.into();
+        }
+        Ok(value)
+    };
+    profiled.iter().map(value).collect()
+}
+
+fn text(profiled: &[Profiled], format: OutputFormat, columns: Option<usize>) -> String {
     let shown = |table: &Table| match format {
         OutputFormat::Markdown => table.markdown(),
         _ => table.text_within(columns),
     };
-    profiled.iter().map(|case| case_text(case, format, &shown)).collect()
+    profiled.iter().map(|profiled| case_text(profiled, format, &shown)).collect()
 }
 
 fn case_text(
-    case: &ProfiledCase,
+    profiled: &Profiled,
     format: OutputFormat,
     shown: &dyn Fn(&Table) -> String,
 ) -> String {
+    let case = &profiled.case;
     if !case.phases.is_empty() {
         return phases_text(case, format, shown);
     }
@@ -74,10 +174,10 @@ fn case_text(
         Table::new(&["kernel", "launches", "total", "of the span", "each", "shortest", "longest"]);
     for kernel in &summary.kernels {
         table.row(vec![
-            kernel.name.clone(),
+            shorten(&short_name(&kernel.name), MAX_NAME),
             kernel.count.to_string(),
             time(kernel.total_ns as f64),
-            format!("{:.1}%", 100.0 * kernel.total_ns as f64 / summary.span_ns as f64),
+            format!("{:.1}%", 100.0 * kernel.total_ns as f64 / summary.span_ns.max(1) as f64),
             time(kernel.total_ns as f64 / kernel.count as f64),
             time(kernel.shortest_ns as f64),
             time(kernel.longest_ns as f64),
@@ -85,13 +185,22 @@ fn case_text(
     }
     let table = shown(&table);
     let idle = summary.span_ns.saturating_sub(summary.busy_ns);
+    let recorded =
+        profiled.recorded.as_ref().map(|recorded| recorded.text(format, shown)).unwrap_or_default();
+    let tools: Vec<String> = profiled.tools.iter().map(|words| tool_lines::broken(words)).collect();
+    let tools = match format {
+        OutputFormat::Markdown if !tools.is_empty() => {
+            format!("```sh\n{}\n```\n", tools.join("\n"))
+        }
+        _ => tools.join("\n") + "\n",
+    };
     format!(
-        "{}\n{table}\n{} from the first kernel's start to the last one's end, {} ({:.1}%) with \
-         none running\n\n",
+        "{}\n{recorded}\n{table}\n{} from the first kernel's start to the last one's end, {} \
+         ({:.1}%) with none running\n\n{tools}\n",
         case.case,
         time(summary.span_ns as f64),
         time(idle as f64),
-        100.0 * idle as f64 / summary.span_ns as f64
+        100.0 * idle as f64 / summary.span_ns.max(1) as f64
     )
 }
 

@@ -17,7 +17,7 @@ use kernelgate::workload::Override;
 const WARM_UP: f64 = 0.25;
 
 /// Which cases, where and from what.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Settings {
     /// Which cases, as of `cargo bench`
     #[arg(long, env = "KERNELGATE_EFFORT", value_enum)]
@@ -81,7 +81,7 @@ impl Settings {
 
 /// What counts as slower, and how long is measured. Defaults are not given here: the device's
 /// calibration comes before them.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct ThresholdFlags {
     /// Most blocks of four processes [default: as calibrated, else 96]
     #[arg(long, value_name = "COUNT")]
@@ -102,7 +102,7 @@ pub struct ThresholdFlags {
 }
 
 /// How long is waited for what may hang.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Timeouts {
     /// Time after which any process of a bench is treated as hung and ended [default: 20s where it
     /// says what it is, 1m where it lists its cases, 30m where it verifies them, then 1m and ten

@@ -1,20 +1,105 @@
-//! Named ranges for a profiler that listens (NVTX): session, case, warm-up, sample; the phases of a
-//! computation. Without one a range costs some nanoseconds.
+//! Named ranges: session, case, warm-up, sample; the phases of a computation.
+//!
+//! A profiler that listens gets them through NVTX; without one a range costs some nanoseconds.
+//! While [`super::cupti`] records they are also kept here, with CUPTI's clock: CUPTI hands out
+//! NVTX ranges only where it was loaded as NVTX's tool before the first range, which is decided by
+//! an environment variable at the start of a process. Deliberately absent: ranges that other code
+//! opens through NVTX.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A range that ended while ranges were recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct EndedRange {
+    pub name: Arc<str>,
+    pub start: u64,
+    pub end: u64,
+    pub thread: u32,
+}
+
+/// Names of the ranges that are open, the outermost first.
+pub(super) type OpenRanges = Vec<Arc<str>>;
+
+static RECORDING: AtomicBool = AtomicBool::new(false);
+static CLOCK: Mutex<Option<fn() -> u64>> = Mutex::new(None);
+static ENDED: Mutex<Vec<EndedRange>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// Ranges of this thread that were opened while ranges were recorded: name and start.
+    static OPEN: RefCell<Vec<(Arc<str>, u64)>> = const { RefCell::new(Vec::new()) };
+}
 
 /// A range from its making to its drop; ranges nest.
 #[must_use = "a range ends where it is dropped"]
-pub struct Range(());
+pub struct Range {
+    recorded: bool,
+}
 
 impl Range {
     /// Begins a range on this thread.
     pub fn new(name: &str) -> Self {
         nvtx::range_push!("{name}");
-        Self(())
+        let recorded = RECORDING.load(Ordering::Relaxed);
+        if recorded {
+            let start = now();
+            OPEN.with_borrow_mut(|open| open.push((name.into(), start)));
+        }
+        Self { recorded }
     }
 }
 
 impl Drop for Range {
     fn drop(&mut self) {
         nvtx::range_pop!();
+        let opened = self.recorded.then(|| OPEN.with_borrow_mut(Vec::pop)).flatten();
+        if let Some((name, start)) = opened {
+            let ended = EndedRange { name, start, end: now(), thread: thread_id() };
+            ENDED.lock().unwrap_or_else(PoisonError::into_inner).push(ended);
+        }
     }
+}
+
+/// Does something in a range.
+pub fn within<T>(name: &str, work: impl FnOnce() -> T) -> T {
+    let _range = Range::new(name);
+    work()
+}
+
+/// Records ranges from now on, with this clock.
+pub(super) fn record(clock: fn() -> u64) {
+    *CLOCK.lock().unwrap_or_else(PoisonError::into_inner) = Some(clock);
+    RECORDING.store(true, Ordering::Relaxed);
+}
+
+/// Records no more ranges; those that are open end unrecorded.
+pub(super) fn stop() {
+    RECORDING.store(false, Ordering::Relaxed);
+    take();
+}
+
+/// The ranges that ended since the last call.
+pub(super) fn take() -> Vec<EndedRange> {
+    std::mem::take(&mut *ENDED.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The recorded ranges that are open on this thread.
+pub(super) fn open() -> OpenRanges {
+    OPEN.with_borrow(|open| open.iter().map(|(name, _)| Arc::clone(name)).collect())
+}
+
+fn now() -> u64 {
+    let clock = *CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    clock.map_or(0, |clock| clock())
+}
+
+/// The system's id of this thread, as CUPTI's records of calls have it; 0 where there is none.
+fn thread_id() -> u32 {
+    #[cfg(target_os = "linux")]
+    {
+        rustix::thread::gettid().as_raw_pid().unsigned_abs()
+    }
+    #[cfg(not(target_os = "linux"))]
+    0
 }

@@ -2,6 +2,7 @@
 
 use hashbrown::HashMap;
 
+use super::launches::NONE;
 use super::sweep::ByThread;
 use crate::model::Trace;
 use crate::model::names::Name;
@@ -17,17 +18,23 @@ pub const ROOT: PathId = 0;
 pub struct Paths {
     /// The path of each range, its own name last.
     pub of_range: Vec<PathId>,
+    /// The innermost range around each range, or [`NONE`].
+    pub around: Vec<u32>,
     /// The parent and the last name of each path; the first is [`ROOT`], without a name.
     nodes: Vec<(PathId, Name)>,
+    known: HashMap<(PathId, Name), PathId>,
 }
 
 impl Paths {
     /// The paths of a trace.
     pub fn of(trace: &Trace) -> Self {
         let ranges = &trace.ranges;
-        let mut paths =
-            Self { of_range: vec![ROOT; ranges.len()], nodes: vec![(ROOT, Name::default())] };
-        let mut known: HashMap<(PathId, Name), PathId> = HashMap::new();
+        let mut paths = Self {
+            of_range: vec![ROOT; ranges.len()],
+            around: vec![NONE; ranges.len()],
+            nodes: vec![(ROOT, Name::default())],
+            known: HashMap::new(),
+        };
         let by_thread = ByThread::ranges(trace);
         let mut open: Vec<u32> = Vec::new();
         for thread in 0..trace.threads.len() {
@@ -38,18 +45,23 @@ impl Paths {
                     open.pop();
                 }
                 let parent = open.iter().rev().find(|&&outer| ranges.end[outer as usize] >= end);
+                paths.around[range as usize] = parent.copied().unwrap_or(NONE);
                 let parent = parent.map_or(ROOT, |&outer| paths.of_range[outer as usize]);
-                let name = ranges.name[range as usize];
-                let new = u32::try_from(paths.nodes.len()).expect("fewer than 2^32 paths");
-                let path = *known.entry((parent, name)).or_insert_with(|| {
-                    paths.nodes.push((parent, name));
-                    new
-                });
+                let path = paths.inside(parent, ranges.name[range as usize]);
                 paths.of_range[range as usize] = path;
                 open.push(range);
             }
         }
         paths
+    }
+
+    /// The path of a name inside a path.
+    pub fn inside(&mut self, parent: PathId, name: Name) -> PathId {
+        let new = u32::try_from(self.nodes.len()).expect("fewer than 2^32 paths");
+        *self.known.entry((parent, name)).or_insert_with(|| {
+            self.nodes.push((parent, name));
+            new
+        })
     }
 
     /// How many there are, [`ROOT`] among them.

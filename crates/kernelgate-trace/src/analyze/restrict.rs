@@ -1,13 +1,14 @@
 //! A trace restricted to what was launched inside named ranges.
 
+use hashbrown::HashSet;
 use regex::Regex;
 
 use super::launches::{Launches, NONE};
-use super::operations::AllOperations;
+use super::operations::{AllOperations, Kind};
 use super::paths::{Paths, ROOT};
 use super::sweep::ByThread;
 use crate::model::Trace;
-use crate::model::gpu::pick;
+use crate::model::gpu::{GraphNode, pick};
 use crate::model::host::RangeStyle;
 
 /// Spans of one thread, or of all threads of a process.
@@ -18,23 +19,37 @@ type Spans = Vec<(i64, i64)>;
 ///
 /// A pattern is a path, or the end of one (`layer_0/attention`); `*` stands for any text. A
 /// push/pop range holds what its own thread did; a start/end range, which belongs to no thread, what any
-/// thread of its process did.
+/// thread of its process did. A range that was open while a graph was captured holds the kernels of
+/// those nodes, and the launches of the graph.
 pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
-    let selection = Selection::of(trace, pattern)?;
+    let expression = expression(pattern);
+    let nodes = nodes(trace, &expression);
+    let (selection, found) = Selection::of(trace, &expression);
+    if !found && nodes.is_empty() {
+        return None;
+    }
     let calls = &trace.calls;
-    let kept_call: Vec<bool> = (0..calls.len())
+    let mut kept_call: Vec<bool> = (0..calls.len())
         .map(|call| selection.holds(trace, calls.thread[call], calls.start[call], calls.end[call]))
         .collect();
     let launches = Launches::of(trace);
     let all = AllOperations::of(trace);
     let mut kept: [Vec<u32>; 4] = Default::default();
+    let mut of_nodes: Vec<u32> = Vec::new();
     for id in all.ids() {
         let call = launches.call_of[id as usize];
-        if call != NONE && kept_call[call as usize] {
-            let (kind, index) = all.part(id);
+        let (kind, index) = all.part(id);
+        let node = || trace.kernels.graph_node.get(index).filter(|_| kind == Kind::Kernel);
+        let in_range = call != NONE && kept_call[call as usize];
+        let in_node = !in_range && node().is_some_and(|node| nodes.contains(node));
+        if in_range || in_node {
             kept[kind as usize].push(u32::try_from(index).expect("fewer than 2^32 rows"));
         }
+        if in_node && call != NONE {
+            of_nodes.push(call);
+        }
     }
+    of_nodes.into_iter().for_each(|call| kept_call[call as usize] = true);
     let rows = |count: usize, keep: &dyn Fn(usize) -> bool| -> Vec<u32> {
         (0..count)
             .filter(|&row| keep(row))
@@ -51,6 +66,7 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
         functions: trace.functions.clone(),
         shapes: trace.shapes.clone(),
         graph_nodes: trace.graph_nodes.clone(),
+        work: trace.work.clone(),
         profiled: trace.profiled.clone(),
         metadata: trace.metadata.clone(),
         quality: trace.quality.clone(),
@@ -106,9 +122,13 @@ struct Selection {
 }
 
 impl Selection {
-    fn of(trace: &Trace, pattern: &str) -> Option<Self> {
+    /// Those of a trace, and whether there is one.
+    fn of(trace: &Trace, expression: &Regex) -> (Self, bool) {
         let paths = Paths::of(trace);
-        let matching = matching(trace, &paths, pattern);
+        let matching: Vec<bool> = (0u32..)
+            .take(paths.len())
+            .map(|path| path != ROOT && expression.is_match(&paths.text(trace, path)))
+            .collect();
         let mut selection = Self {
             by_thread: vec![Spans::new(); trace.threads.len()],
             by_process: vec![Spans::new(); trace.processes.len()],
@@ -135,7 +155,7 @@ impl Selection {
         }
         let every = [&mut selection.by_thread, &mut selection.by_process, &mut selection.any];
         every.into_iter().flatten().for_each(outermost);
-        found.then_some(selection)
+        (selection, found)
     }
 
     /// Whether what a thread did lies inside.
@@ -151,15 +171,20 @@ impl Selection {
     }
 }
 
-/// Which paths match a pattern.
-fn matching(trace: &Trace, paths: &Paths, pattern: &str) -> Vec<bool> {
+/// What the paths of a pattern match.
+fn expression(pattern: &str) -> Regex {
     let parts: Vec<String> = pattern.split('*').map(regex::escape).collect();
-    let expression = Regex::new(&format!("(?s)(^|/){}$", parts.join(".*")))
-        .expect("an escaped pattern is a valid expression");
-    (0u32..)
-        .take(paths.len())
-        .map(|path| path != ROOT && expression.is_match(&paths.text(trace, path)))
-        .collect()
+    Regex::new(&format!("(?s)(^|/){}$", parts.join(".*")))
+        .expect("an escaped pattern is a valid expression")
+}
+
+/// The nodes of graphs that were created in a range whose path in the capture matches.
+fn nodes(trace: &Trace, expression: &Regex) -> HashSet<u64> {
+    let inside = |node: &&GraphNode| {
+        let names: Vec<&str> = node.ranges.iter().map(|&name| trace.names.text(name)).collect();
+        (1..=names.len()).any(|depth| expression.is_match(&names[..depth].join("/")))
+    };
+    trace.graph_nodes.iter().filter(inside).map(|node| node.id).collect()
 }
 
 /// Spans in order, without those inside another. Spans that overlap stay as they are.

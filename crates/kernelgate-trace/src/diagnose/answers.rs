@@ -3,7 +3,6 @@
 use hashbrown::HashMap;
 
 use super::context::Context;
-use crate::analyze::launches::NONE;
 use crate::analyze::paths::{PathId, ROOT};
 use crate::stats::Summary;
 
@@ -192,11 +191,7 @@ fn components(context: &Context<'_>, share: &dyn Fn(i64) -> f64) -> Vec<Componen
     let mut kernels: Vec<(usize, i64)> = vec![(0, 0); paths.len()];
     let on_gpu = &context.trace.kernels.on_gpu;
     for row in 0..on_gpu.len() {
-        let call = context.launches.call_of[row];
-        if call == NONE || context.range_of_call[call as usize] == NONE {
-            continue;
-        }
-        let mut path = paths.of_range[context.range_of_call[call as usize] as usize];
+        let mut path = context.path_of_operation[row];
         while path != ROOT {
             let (count, ns) = &mut kernels[path as usize];
             *count += 1;

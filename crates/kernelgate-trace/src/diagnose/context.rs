@@ -1,9 +1,11 @@
 //! What all rules need of a trace, worked out once.
 
+use hashbrown::HashMap;
+
 use crate::analyze::idle::{self, Activity};
 use crate::analyze::launches::{Launches, NONE};
 use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::paths::Paths;
+use crate::analyze::paths::{PathId, Paths, ROOT};
 use crate::analyze::sweep;
 use crate::model::Trace;
 use crate::model::names::Name;
@@ -22,6 +24,9 @@ pub struct Context<'a> {
     pub paths: Paths,
     /// The innermost range around each call that launched or waited, or [`NONE`].
     pub range_of_call: Vec<u32>,
+    /// The path of each operation: of the innermost range around its launch, then of the ranges
+    /// in which the node of a graph was created that launched it.
+    pub path_of_operation: Vec<PathId>,
     /// Whether each call waits for the GPU.
     pub waits: Vec<bool>,
     /// Whether each call launched something.
@@ -47,13 +52,17 @@ impl<'a> Context<'a> {
                 range_of_call[call as usize] = ranges.last().copied().unwrap_or(NONE);
             },
         );
+        let mut paths = Paths::of(trace);
+        let path_of_operation =
+            operation_paths(trace, &mut paths, &launches.call_of, &range_of_call);
         Self {
             trace,
             all: AllOperations::of(trace),
             launches,
             activities: idle::activities(trace, |_| true),
-            paths: Paths::of(trace),
+            paths,
             range_of_call,
+            path_of_operation,
             waits,
             launched,
         }
@@ -68,7 +77,8 @@ impl<'a> Context<'a> {
 
     /// The path of the range that an operation was launched in.
     pub fn path_of(&self, operation: OperationId) -> Option<String> {
-        self.path_of_call(self.launches.call_of[operation as usize])
+        let path = self.path_of_operation[operation as usize];
+        (path != ROOT).then(|| self.paths.text(self.trace, path))
     }
 
     /// The name of a call without its version.
@@ -81,6 +91,28 @@ impl<'a> Context<'a> {
         let place = &self.trace.places[self.all.place(operation).0 as usize];
         (self.trace.processes[place.process as usize].pid, place.device)
     }
+}
+
+fn operation_paths(
+    trace: &Trace,
+    paths: &mut Paths,
+    call_of: &[u32],
+    range_of_call: &[u32],
+) -> Vec<PathId> {
+    let around_call = |&call: &u32| {
+        let range = range_of_call.get(call as usize).copied().unwrap_or(NONE);
+        paths.of_range.get(range as usize).copied().unwrap_or(ROOT)
+    };
+    let mut all: Vec<PathId> = call_of.iter().map(around_call).collect();
+    let nodes: HashMap<u64, &[Name]> =
+        trace.graph_nodes.iter().map(|node| (node.id, &node.ranges[..])).collect();
+    // Kernels are the first operations.
+    for (path, node) in all.iter_mut().zip(&trace.kernels.graph_node) {
+        for &name in nodes.get(node).copied().unwrap_or_default() {
+            *path = paths.inside(*path, name);
+        }
+    }
+    all
 }
 
 /// Functions whose call returns when the GPU is done.

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::answers::{Component, KernelShare};
 use super::finding::{DeviceUse, Diagnosis, Evidence, Finding, Measure};
 use super::gaps::GapClass;
+use super::tree::RangeUse;
 use crate::stats::Summary;
 
 /// The version of the format; a field that changes its meaning raises it.
@@ -42,6 +43,27 @@ impl Diagnosis {
             "kernel_kinds": classes,
             "softmax_to_matmul": self.answers.softmax_to_matmul(),
             "components": self.answers.components.iter().map(component).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl RangeUse {
+    /// As JSON.
+    pub fn to_json(&self) -> Value {
+        let limits = self.of_limits.iter();
+        let limits: Vec<Value> =
+            limits.map(|(by, reached)| json!({ "by": by, "reached": reached })).collect();
+        json!({
+            "path": self.path,
+            "depth": self.depth,
+            "times": self.times,
+            "host_ns": self.host_ns,
+            "span_ns": self.span_ns,
+            "busy_ns": self.busy_ns,
+            "share": self.share,
+            "operations": self.operations,
+            "bound": self.bound.label(),
+            "of_limits": limits,
         })
     }
 }

@@ -15,6 +15,7 @@ mod labels;
 mod profiled;
 mod rules;
 mod text;
+mod tree;
 
 pub use answers::{Answers, Component, KernelClass, KernelShare};
 pub use finding::{
@@ -22,8 +23,15 @@ pub use finding::{
 };
 pub use gaps::{Cause, CauseKind, GapClass, GapReport, Transition};
 pub use labels::short_name;
+pub use tree::{Bound, RangeUse};
 
 use crate::model::Trace;
+
+/// What the device did in each range, outer ranges before those inside. Ranges that differ in
+/// numbers only are one.
+pub fn range_tree(trace: &Trace) -> Vec<RangeUse> {
+    tree::of(&context::Context::of(trace))
+}
 
 /// Diagnoses a trace.
 pub fn diagnose(trace: &Trace) -> Diagnosis {

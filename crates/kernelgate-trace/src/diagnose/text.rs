@@ -21,6 +21,15 @@ impl Diagnosis {
         text
     }
 
+    /// The findings without their evidence, as text of at most 100 columns.
+    pub fn findings_text(&self) -> String {
+        let mut text = String::new();
+        for (index, finding) in self.findings.iter().enumerate() {
+            finding.head(&mut text, index + 1);
+        }
+        text
+    }
+
     fn head(&self, text: &mut String) {
         let records: Vec<String> = self
             .records
@@ -203,7 +212,8 @@ impl Diagnosis {
 }
 
 impl Finding {
-    fn write(&self, text: &mut String, number: usize, origin_ns: i64) {
+    /// What was found and measured.
+    fn head(&self, text: &mut String, number: usize) {
         let head = format!(
             "{number}. {} {}: {}",
             self.severity.label().to_uppercase(),
@@ -222,6 +232,10 @@ impl Finding {
             self.confidence.label()
         );
         wrap(text, &line, "     ", "       ");
+    }
+
+    fn write(&self, text: &mut String, number: usize, origin_ns: i64) {
+        self.head(text, number);
         for evidence in &self.evidence {
             evidence.write(text, origin_ns);
         }

@@ -193,15 +193,28 @@ pub struct GraphLaunches {
     pub executable: Vec<u32>,
 }
 
-/// A node of a CUDA graph, created or cloned. Filled by recorders that see the capture.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A node of a CUDA graph. Filled by recorders that see the capture.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GraphNode {
     /// Its id, as in [`Kernels::graph_node`].
     pub id: u64,
-    /// The node it was cloned from when the graph was instantiated.
-    pub original: Option<u64>,
-    /// Index into [`super::Trace::ranges`]: the innermost range that was open when it was created.
-    pub range: Option<u32>,
+    /// The ranges that were open when it, or the node that it was cloned from, was created; the
+    /// outermost first.
+    pub ranges: Vec<Name>,
+}
+
+/// The least times of what is done in each range of a path: declared work over measured ceilings.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeclaredWork {
+    /// The path, names with `/` between them.
+    pub path: String,
+    /// What sets each limit, [`Self::MEMORY`] or a unit, and the limit in nanoseconds.
+    pub limits: Vec<(String, f64)>,
+}
+
+impl DeclaredWork {
+    /// The limit that memory sets.
+    pub const MEMORY: &str = "memory";
 }
 
 /// Waits of the host for the GPU.

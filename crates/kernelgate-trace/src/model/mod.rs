@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use std::hash::Hash;
 
 use gpu::{
-    Allocations, Copies, Counters, Function, GraphLaunches, GraphNode, Kernels, LaunchShape, Place,
-    PlaceId, Sets, Synchronisations,
+    Allocations, Copies, Counters, DeclaredWork, Function, GraphLaunches, GraphNode, Kernels,
+    LaunchShape, Place, PlaceId, Sets, Synchronisations,
 };
 use hashbrown::HashMap;
 use host::{Calls, OsCalls, Ranges, Switches, Thread};
@@ -110,6 +110,8 @@ pub struct Trace {
     pub graphs: GraphLaunches,
     /// Nodes of graphs.
     pub graph_nodes: Vec<GraphNode>,
+    /// Work that ranges declare.
+    pub work: Vec<DeclaredWork>,
     /// Waits of the host.
     pub syncs: Synchronisations,
     /// Calls of CUDA.

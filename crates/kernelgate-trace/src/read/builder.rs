@@ -5,6 +5,24 @@ use crate::model::host::Thread;
 use crate::model::names::Name;
 use crate::model::{Process, Table, Trace};
 
+/// Directions of copies, by the number that CUPTI and Nsight Systems give them.
+pub(super) const COPY_KINDS: &[&str] = &[
+    "Unknown",
+    "Host-to-Device",
+    "Device-to-Host",
+    "Host-to-Array",
+    "Array-to-Host",
+    "Array-to-Array",
+    "Array-to-Device",
+    "Device-to-Array",
+    "Device-to-Device",
+    "Host-to-Host",
+    "Peer-to-Peer",
+    "Unified Host-to-Device",
+    "Unified Device-to-Host",
+    "Unified Device-to-Device",
+];
+
 /// A trace and the tables that give its rows their indices.
 #[derive(Debug, Default)]
 pub(super) struct Builder {

@@ -5,6 +5,7 @@ mod chrome;
 mod convert;
 mod ncu;
 mod nsys;
+mod recording;
 mod wanted;
 
 pub use wanted::Wanted;
@@ -16,7 +17,8 @@ use crate::error::TraceError;
 use crate::model::Trace;
 
 /// Reads a trace: an SQLite export or report of Nsight Systems, CSV or a report of Nsight Compute,
-/// Chrome's JSON (as PyTorch writes it), also compressed by gzip.
+/// Chrome's JSON (as PyTorch writes it), also compressed by gzip, a recording of
+/// `kernelgate profile`.
 ///
 /// What is damaged is read as far as it goes; [`Trace::quality`] says what is missing.
 ///
@@ -27,6 +29,7 @@ pub fn open(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
         Format::Sqlite => nsys::read(path, wanted),
         Format::Chrome => chrome::read(path),
         Format::ComputeCsv => ncu::read(path),
+        Format::Recording => recording::read(path),
         Format::SystemsReport => {
             let (_folder, export) = convert::systems_report(path)?;
             nsys::read(&export, wanted)
@@ -42,6 +45,7 @@ pub fn open(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
 enum Format {
     Sqlite,
     Chrome,
+    Recording,
     ComputeCsv,
     SystemsReport,
     ComputeReport,
@@ -73,6 +77,7 @@ fn recognise(path: &Path) -> Result<Format, TraceError> {
     }
     let start = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&head);
     match start.iter().find(|byte| !byte.is_ascii_whitespace()) {
+        Some(b'{') if recording::looks_like(start) => return Ok(Format::Recording),
         Some(b'{' | b'[') => return Ok(Format::Chrome),
         _ if ncu::looks_like(path).map_err(TraceError::io(path))? => {
             return Ok(Format::ComputeCsv);
@@ -81,6 +86,7 @@ fn recognise(path: &Path) -> Result<Format, TraceError> {
     }
     unknown(
         "it is neither an SQLite export of Nsight Systems, nor CSV of Nsight Compute, nor Chrome's \
-         JSON (PyTorch's profiler), nor a report with the extension .nsys-rep or .ncu-rep",
+         JSON (PyTorch's profiler), nor a recording of `kernelgate profile`, nor a report with the \
+         extension .nsys-rep or .ncu-rep",
     )
 }

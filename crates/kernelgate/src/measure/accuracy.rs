@@ -10,7 +10,7 @@ use crate::stats::median;
 use crate::workload::random;
 use kernelgate_cuda::instruments::bandwidth::Passes;
 use kernelgate_cuda::instruments::spin::Spin;
-use kernelgate_cuda::observe::cupti::KernelTrace;
+use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
 
 /// A spin, timed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -113,16 +113,19 @@ pub fn against_cupti(events: &mut EventTimer) -> Result<Option<Vec<TraceRow>>, B
             });
         }
     }
-    let Some(trace) = KernelTrace::start()? else { return Ok(None) };
+    let Some(recorder) = Recorder::start(Recorded::Kernels)? else { return Ok(None) };
     for (row, (cache, bytes)) in rows.iter_mut().zip(
         [Cache::Hot, Cache::Cold].into_iter().flat_map(|cache| COPIES.map(|bytes| (cache, bytes))),
     ) {
         let copy = &mut || passes.copy(bytes);
         events.launches_ns(3, cache, copy)?;
-        trace.take(events.device())?;
+        events.device().synchronize()?;
+        recorder.take()?;
         row.events_recorded_ns = median(&events.launches_ns(REPEATS, cache, copy)?);
-        let records = trace.take(events.device())?;
-        let copies = records.iter().filter(|record| record.name.contains("copy_bandwidth"));
+        events.device().synchronize()?;
+        let recorded = recorder.take()?;
+        let is_copy = |name: u32| recorded.names[name as usize].contains("copy_bandwidth");
+        let copies = recorded.kernels.iter().filter(|record| is_copy(record.name));
         let times: Vec<f64> = copies.map(|record| record.elapsed_ns() as f64).collect();
         if times.len() != REPEATS {
             return Err(BackendError::Launch(format!(

@@ -7,10 +7,12 @@
 //! a comparison, under a variable of its own ([`crate::record::trial_request`]); it is still
 //! understood, so that a pull request may upgrade kernelgate.
 
+mod recording;
 mod request;
 mod response;
 
-pub use request::{Action, Part, Request};
+pub use recording::CaseRecording;
+pub use request::{Action, Part, Repetitions, Request};
 pub use response::{
     CaseStatus, ListedCase, ListedProblem, ListedRow, Listing, PeerProgram, ProfiledCase,
     ResourcesReport, Response, ResponseBody, TimingReport, VerifiedCase,

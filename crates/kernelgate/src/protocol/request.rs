@@ -27,8 +27,10 @@ pub enum Action {
         /// Folder for inputs, outputs and reference of each case.
         dump: Option<PathBuf>,
     },
-    /// Record the GPU's activity during one launch of each case.
+    /// [`Self::Record`] with the defaults, of programs that know no numbers.
     Profile,
+    /// Record what the process and the GPU do during launches of each case.
+    Record(Repetitions),
     /// Compile every kernel for an architecture and read what came of it.
     Resources {
         /// "sm_90a".
@@ -45,6 +47,15 @@ pub enum Action {
     Peers,
     /// Verify and time for a comparison.
     Trial(TrialRequest),
+}
+
+/// How often a case is launched for a recording.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Repetitions {
+    /// Launches before those that are recorded; absent: some.
+    pub warm_up: Option<u32>,
+    /// Launches that are recorded; absent: some.
+    pub steps: Option<u32>,
 }
 
 /// A part of [`Action::Timing`].

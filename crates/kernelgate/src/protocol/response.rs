@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use kernelgate_cuda::observe::telemetry::Reading;
 use serde::{Deserialize, Serialize};
 
+use super::recording::CaseRecording;
 use crate::measure::accuracy::{ColdRow, SpinRow, TraceRow};
 use crate::measure::limits::{Limits, Overhead};
 use crate::record::Environment;
@@ -176,13 +177,16 @@ pub struct ProfiledCase {
     pub case: String,
     /// What became of it.
     pub status: CaseStatus,
-    /// Of one launch after others; absent where it failed, was skipped, or has no kernels.
+    /// Of the recorded launches; absent where it failed, was skipped, or has no kernels.
     pub summary: Option<KernelSummary>,
     /// Its phases by the host's clock, where no kernels were recorded.
     #[serde(default)]
     pub phases: Vec<PhaseTime>,
     /// Why it failed or was skipped, or what its phases do not show.
     pub reason: Option<String>,
+    /// Everything that was recorded, where kernels were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recording: Option<Box<CaseRecording>>,
 }
 
 /// Everything that was measured of timing; parts that were not asked for, or cannot be measured,
@@ -223,7 +227,8 @@ impl Record for Response {
     const VERSION: u64 = super::VERSIONS.1;
     const KIND: &'static str = "response";
     const FREE_TEXT: &'static [&'static str] =
-        &["reason", "close", "refused", "otherwise", "notes", "files"];
+        &["reason", "close", "refused", "otherwise", "notes", "files", "names"];
+    const LINES: &'static [&'static str] = CaseRecording::LINES;
 
     fn validate(&self) -> Result<(), String> {
         Ok(())

@@ -9,6 +9,7 @@ mod metrics;
 mod outcome;
 mod quality;
 mod waits;
+mod work;
 
 use super::answers::Answers;
 use super::context::Context;
@@ -34,6 +35,7 @@ const RULES: &[(&str, Rule)] = &[
     ("fusion", fusion::fusion),
     ("sampled-bound", metrics::sampled_bound),
     ("kernel-bound", metrics::kernel_bound),
+    ("work-bound", work::work_bound),
     ("achieved-occupancy", metrics::achieved_occupancy),
     ("stalls", metrics::stalls),
     ("coalescing", memory::coalescing),
@@ -84,7 +86,7 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
     Diagnosis {
         recorder,
         origin_ns: match trace.recorder {
-            Recorder::Chrome => trace.span().map_or(0, |(first, _)| first),
+            Recorder::Chrome | Recorder::Cupti => trace.span().map_or(0, |(first, _)| first),
             _ => 0,
         },
         records: [

@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 
-use super::super::builder::Builder;
+use super::super::builder::{Builder, COPY_KINDS};
 use super::super::wanted::Wanted;
 use super::Reader;
 use super::database::Row;
@@ -221,23 +221,6 @@ impl Reader {
         Ok(labels)
     }
 }
-
-const COPY_KINDS: &[&str] = &[
-    "Unknown",
-    "Host-to-Device",
-    "Device-to-Host",
-    "Host-to-Array",
-    "Array-to-Host",
-    "Array-to-Array",
-    "Array-to-Device",
-    "Device-to-Array",
-    "Device-to-Device",
-    "Host-to-Host",
-    "Peer-to-Peer",
-    "Unified Host-to-Device",
-    "Unified Device-to-Host",
-    "Unified Device-to-Device",
-];
 
 const MEMORY_KINDS: &[&str] =
     &["Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static"];

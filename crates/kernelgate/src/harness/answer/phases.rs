@@ -7,11 +7,12 @@ use crate::backend::{BackendError, Executable, Target};
 use crate::harness::cases::{Case, Group};
 use crate::harness::guard;
 use crate::harness::problem::{CaseError, Ready, case_error};
+use crate::protocol::Repetitions;
 use crate::trace::PhaseTime;
 use crate::verify::VerifyError;
 
 /// Launches before those that are measured.
-const WARM_UP: usize = 3;
+const WARM_UP: u32 = 3;
 /// Fewest launches that are measured.
 const MIN_LAUNCHES: usize = 3;
 /// Most launches that are measured.
@@ -20,7 +21,7 @@ const MAX_LAUNCHES: usize = 1000;
 const ENOUGH: Duration = Duration::from_millis(300);
 
 /// Prepares, launches and reads outputs, and measures each. A launch is the call and the wait for
-/// its end.
+/// its end; without a number, as many are measured as some time allows.
 ///
 /// # Errors
 /// When it panics, or a launch fails.
@@ -29,7 +30,11 @@ pub fn of(
     case: &Case,
     ready: &Ready,
     target: &Target,
+    repetitions: Repetitions,
 ) -> Result<Vec<PhaseTime>, CaseError> {
+    let steps = repetitions.steps.map(|steps| steps as usize);
+    let counts = steps.map_or(MIN_LAUNCHES..=MAX_LAUNCHES, |steps| steps..=steps);
+    let warm_up = repetitions.warm_up.unwrap_or(WARM_UP);
     let measured = guard::catch(|| {
         let mut executable = None;
         let prepare = phase("prepare", 1..=1, || {
@@ -45,8 +50,8 @@ pub fn of(
                 executable.synchronize()
             };
             let first = phase("first launch", 1..=1, &mut launch)?;
-            (0..WARM_UP).try_for_each(|_| launch())?;
-            let launches = phase("launch", MIN_LAUNCHES..=MAX_LAUNCHES, &mut launch)?;
+            (0..warm_up).try_for_each(|_| launch())?;
+            let launches = phase("launch", counts, &mut launch)?;
             let outputs = phase("outputs", 1..=1, || executable.outputs().map(drop))?;
             Ok(vec![prepare, first, launches, outputs])
         })();

@@ -1,98 +1,187 @@
-//! What the time of each case goes to: on a GPU by kernel, as the hardware recorded it, elsewhere by
-//! phase.
+//! What the time of each case goes to: on a GPU everything that CUPTI records, elsewhere by phase.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use kernelgate_cuda::Device;
-use kernelgate_cuda::observe::cupti::KernelTrace;
+use kernelgate_cuda::instruments::spin::Empty;
+use kernelgate_cuda::observe::activity::RecordedDevice;
+use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
+use kernelgate_cuda::observe::range::Range;
 
 use super::each::{each_implementation, parts};
 use super::phases;
 use crate::backend::{BackendError, Executable, Target};
 use crate::harness::cases::{Case, Group, Selection};
 use crate::harness::problem::{CaseError, Ready};
-use crate::protocol::{ProfiledCase, ResponseBody};
+use crate::measure::Cache;
+use crate::measure::events::EventTimer;
+use crate::measure::limits::Limits;
+use crate::protocol::{CaseRecording, ProfiledCase, Repetitions, ResponseBody};
 use crate::trace::KernelSummary;
 
-/// Launches before the one that is recorded.
-const WARM_UP: usize = 3;
+/// Launches before those that are recorded.
+const WARM_UP: u32 = 3;
+/// Launches that are recorded.
+const STEPS: u32 = 3;
+/// Launches of an empty kernel by which the cost of recording is measured: so many series of so
+/// many, which the device's queue holds.
+const SERIES: usize = 10;
+const IN_SERIES: usize = 100;
 
 /// Verifies and records one case an implementation.
 ///
 /// # Errors
-/// When CUPTI refuses.
+/// When the device fails.
 pub fn profile(
     selection: &Selection<'_>,
     seed: u64,
     target: &Target,
+    repetitions: Repetitions,
 ) -> Result<ResponseBody, BackendError> {
-    let Target::Cuda(device) = target else {
-        return Ok(by_phase(selection, seed, target, None));
+    let by_phase =
+        |note: Option<String>| Ok(by_phase(selection, (seed, target), repetitions, note));
+    let Target::Cuda(device) = target else { return by_phase(None) };
+    // Before recording, which slows launches.
+    let mut events = EventTimer::new(device)?;
+    let works: Vec<_> = selection.groups.iter().map(|group| group.bound.problem().work()).collect();
+    let limits = Limits::measure_cuda(&mut events, &works)?;
+    drop(events);
+    let empty = Empty::new(device)?;
+    let unrecorded_ns = host_launch_ns(&empty, device)?;
+    // Before anything is captured: graphs made earlier are recorded without their ranges.
+    let recorder = match Recorder::start(Recorded::Everything) {
+        Ok(Some(recorder)) => recorder,
+        Ok(None) => {
+            return by_phase(Some(
+                "no kernels are recorded: CUPTI is missing, and `kernelgate doctor` says how to \
+                 get it"
+                    .to_owned(),
+            ));
+        }
+        Err(error) => return by_phase(Some(format!("no kernels are recorded: {error}"))),
     };
-    // Before anything is captured: graphs made earlier are recorded whole.
-    let Some(trace) = KernelTrace::start()? else {
-        let note = "no kernels are recorded: CUPTI is missing, and `kernelgate doctor` says how to \
-                    get it";
-        return Ok(by_phase(selection, seed, target, Some(note)));
+    let recorded_ns = host_launch_ns(&empty, device)?;
+    let recording = Recording {
+        recorder,
+        limits,
+        launch_cost_ns: recorded_ns - unrecorded_ns,
+        described: RecordedDevice::of(device)?,
+        warm_up: repetitions.warm_up.unwrap_or(WARM_UP),
+        steps: repetitions.steps.unwrap_or(STEPS),
     };
     let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
-        profile_case(group, case, ready, target, (device, &trace))
+        let (executable, _) = ready.verify(group, case, target)?;
+        recording.of_case(group, case, executable, device)
     };
     let (outcomes, lost) = each_implementation(selection, (seed, target), "profiling", one);
     if lost {
         // A lost device gives nothing back: it is left to the end of the process.
-        std::mem::forget((Arc::clone(device), trace));
+        std::mem::forget((Arc::clone(device), recording));
     }
     let profiled = outcomes.into_iter().map(|(case, outcome)| {
-        let (status, summary, reason) = parts(outcome);
-        ProfiledCase { case, status, summary, phases: Vec::new(), reason }
+        let (status, recording, reason) = parts(outcome);
+        let summary = recording.as_ref().map(|recording| KernelSummary::of(&recording.trace));
+        let recording = recording.map(Box::new);
+        ProfiledCase { case, status, summary, phases: Vec::new(), reason, recording }
     });
     Ok(ResponseBody::Profile(profiled.collect()))
+}
+
+/// The host's part of a launch, nanoseconds: the fastest series.
+fn host_launch_ns(empty: &Empty, device: &Device) -> Result<f64, BackendError> {
+    let mut fastest_ns = f64::INFINITY;
+    for _ in 0..SERIES {
+        let clock = Instant::now();
+        (0..IN_SERIES).try_for_each(|_| empty.launch())?;
+        fastest_ns = fastest_ns.min(clock.elapsed().as_nanos() as f64 / IN_SERIES as f64);
+        device.synchronize()?;
+    }
+    Ok(fastest_ns)
 }
 
 /// Measures the phases of one case an implementation, and verifies it.
 fn by_phase(
     selection: &Selection<'_>,
-    seed: u64,
-    target: &Target,
-    note: Option<&str>,
+    (seed, target): (u64, &Target),
+    repetitions: Repetitions,
+    note: Option<String>,
 ) -> ResponseBody {
     let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
-        let phases = phases::of(group, case, ready, target)?;
+        let phases = phases::of(group, case, ready, target, repetitions)?;
         ready.verify(group, case, target).map(|_| phases)
     };
     let (outcomes, _) = each_implementation(selection, (seed, target), "profiling", one);
     let profiled = outcomes.into_iter().map(|(case, outcome)| {
         let (status, phases, reason) = parts(outcome);
-        let reason = reason.or_else(|| note.map(str::to_owned));
-        ProfiledCase { case, status, summary: None, phases: phases.unwrap_or_default(), reason }
+        let (phases, reason) = (phases.unwrap_or_default(), reason.or_else(|| note.clone()));
+        ProfiledCase { case, status, summary: None, phases, reason, recording: None }
     });
     ResponseBody::Profile(profiled.collect())
 }
 
-fn profile_case(
-    group: &Group<'_>,
-    case: &Case,
-    ready: &mut Ready,
-    target: &Target,
-    (device, trace): (&Device, &KernelTrace),
-) -> Result<KernelSummary, CaseError> {
-    let (mut executable, _) = ready.verify(group, case, target)?;
-    let record = |executable: &mut dyn Executable| {
-        for _ in 0..WARM_UP {
+/// What all cases are recorded with.
+struct Recording {
+    recorder: Recorder,
+    limits: Limits,
+    launch_cost_ns: f64,
+    described: RecordedDevice,
+    warm_up: u32,
+    steps: u32,
+}
+
+impl Recording {
+    /// Launches a verified case and takes what was recorded.
+    fn of_case(
+        &self,
+        group: &Group<'_>,
+        case: &Case,
+        mut executable: Box<dyn Executable>,
+        device: &Device,
+    ) -> Result<CaseRecording, CaseError> {
+        let Self { recorder, limits, described, .. } = self;
+        let recorded = (|| {
+            for _ in 0..self.warm_up {
+                executable.reset()?;
+                executable.launch()?;
+            }
+            executable.synchronize()?;
+            let (clock, start) = (Instant::now(), recorder.now());
+            self.launches(&case.id, executable.as_mut())?;
+            let wall_ns = clock.elapsed().as_nanos();
+            device.synchronize()?;
+            Ok::<_, BackendError>((recorder.take_since(start)?, wall_ns))
+        })();
+        match recorded {
+            Ok((trace, wall_ns)) => Ok(CaseRecording {
+                case: case.id.clone(),
+                warm_up: self.warm_up,
+                steps: self.steps,
+                wall_ns: u64::try_from(wall_ns).unwrap_or(u64::MAX),
+                launch_cost_ns: Some(self.launch_cost_ns),
+                limits: limits.bounds(&group.bound.problem().work(), Cache::Hot),
+                device: described.clone(),
+                trace,
+            }),
+            Err(error) => {
+                std::mem::forget(executable);
+                Err(CaseError::Lost(error.to_string()))
+            }
+        }
+    }
+
+    /// One launch behind the other, so that the device has no more to wait for than the launches.
+    fn launches(&self, id: &str, executable: &mut dyn Executable) -> Result<(), BackendError> {
+        let _case = Range::new(id);
+        for _ in 0..self.steps {
+            if executable.carries_state() {
+                let _reset = Range::new("reset");
+                executable.reset()?;
+            }
+            let _step = Range::new(CaseRecording::STEP);
             executable.launch()?;
         }
-        executable.synchronize()?;
-        trace.take(device)?;
-        executable.launch()?;
-        executable.synchronize()?;
-        trace.take(device)
-    };
-    match record(executable.as_mut()) {
-        Ok(records) => Ok(KernelSummary::of(&records)),
-        Err(error) => {
-            std::mem::forget(executable);
-            Err(CaseError::Lost(error.to_string()))
-        }
+        let _wait = Range::new("wait");
+        executable.synchronize()
     }
 }

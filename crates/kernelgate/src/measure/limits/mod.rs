@@ -99,10 +99,14 @@ impl TimeLimit {
 }
 
 impl Limits {
-    /// The least time for the work: the largest of memory and each unit. Units whose ceiling was
-    /// not measured do not bound. With cold caches the data comes from memory, however small it
-    /// is.
+    /// The least time for the work: the largest of memory and each unit.
     pub fn bound(&self, work: &Work, cache: Cache) -> Option<TimeLimit> {
+        self.bounds(work, cache).into_iter().max_by(|a, b| a.time_ns.total_cmp(&b.time_ns))
+    }
+
+    /// The least times for the work that memory and each unit allow. Units whose ceiling was not
+    /// measured do not bound. With cold caches the data comes from memory, however small it is.
+    pub fn bounds(&self, work: &Work, cache: Cache) -> Vec<TimeLimit> {
         let mut bounds = Vec::new();
         if let Some(time_ns) = self.memory_ns(work.read_bytes, work.write_bytes, cache) {
             bounds.push(TimeLimit { time_ns, by: "memory".to_owned() });
@@ -113,10 +117,8 @@ impl Limits {
                 bounds.push(TimeLimit { time_ns: flops.count as f64 / rate * 1e9, by: key });
             }
         }
+        bounds.retain(|bound| bound.time_ns > 0.0);
         bounds
-            .into_iter()
-            .filter(|bound| bound.time_ns > 0.0)
-            .max_by(|a, b| a.time_ns.total_cmp(&b.time_ns))
     }
 
     /// Reads cost what the read pass measured; writes concurrent with reads cost what a copy takes

@@ -1,0 +1,232 @@
+//! `profile` and `diagnose CASE` on what a bench recorded: the bench is a program that hands out a
+//! recording, so that no GPU is needed.
+
+#![allow(clippy::unwrap_used)]
+#![cfg(unix)]
+
+mod package;
+
+use std::process::Command;
+
+use kernelgate::measure::limits::TimeLimit;
+use kernelgate::protocol::{CaseRecording, CaseStatus, ProfiledCase, Response, ResponseBody};
+use kernelgate::record::{file, trial_request};
+use kernelgate::trace::KernelSummary;
+use kernelgate_cuda::observe::activity::{
+    Activity, CallRecord, GraphNodeRecord, KernelRecord, RangeRecord, RecordedDevice, StreamId,
+    WaitRecord,
+};
+use package::{Outcome, Package};
+
+const CASE: &str = "toy/scale/n64/cuda/graph/hot";
+const OTHER: &str = "toy/scale/n64/cuda/refused/hot";
+
+/// Three launches of a graph whose two kernels of 400 µs were captured in a range each.
+fn activity() -> Activity {
+    let names = [CASE, "step", "wait", "Layer_0", "Layer_1", "toy_scale", "cuGraphLaunch"];
+    let on = StreamId { device: 0, context: 1, stream: 7 };
+    let mut activity = Activity {
+        pid: 42,
+        names: names.map(str::to_owned).to_vec(),
+        graph_nodes: (0..2)
+            .map(|id| GraphNodeRecord { id: id + 1, ranges: vec![id as u32 + 3] })
+            .collect(),
+        ..Activity::default()
+    };
+    let range = |name, start, end| RangeRecord { name, start, end, thread: 5 };
+    activity.ranges.push(range(0, 1_000_000, 4_000_000));
+    for step in 0..3u64 {
+        let (launch, run) = (1_000_000 + step * 10_000, 1_050_000 + step * 820_000);
+        activity.ranges.push(range(1, launch, launch + 9_000));
+        let correlation = step as u32 + 1;
+        let (start, end) = (launch + 1_000, launch + 6_000);
+        activity.calls.push(CallRecord { name: 6, start, end, thread: 5, correlation });
+        for node in 0..2u64 {
+            let start = run + node * 401_000;
+            activity.kernels.push(KernelRecord {
+                name: 5,
+                start,
+                end: start + 400_000,
+                on,
+                correlation,
+                grid: [400, 1, 1],
+                block: [256, 1, 1],
+                registers: 32,
+                graph_node: node + 1,
+                ..KernelRecord::default()
+            });
+        }
+    }
+    activity.ranges.push(range(2, 1_031_000, 3_990_000));
+    activity.waits.push(WaitRecord {
+        start: 1_032_000,
+        end: 3_980_000,
+        on,
+        correlation: 9,
+        kind: 3,
+    });
+    activity
+}
+
+fn profiled() -> Vec<ProfiledCase> {
+    let trace = activity();
+    let recording = CaseRecording {
+        case: CASE.to_owned(),
+        warm_up: 2,
+        steps: 3,
+        wall_ns: 3_000_000,
+        launch_cost_ns: Some(600.0),
+        limits: vec![
+            TimeLimit { time_ns: 720_900.0, by: "memory".to_owned() },
+            TimeLimit { time_ns: 80_100.0, by: "matmul bf16".to_owned() },
+        ],
+        device: RecordedDevice {
+            name: "Toy GPU".to_owned(),
+            compute: [9, 0],
+            multiprocessors: 100,
+            threads_per_sm: 2048,
+            registers_per_sm: 65536,
+            shared_per_sm: 233_472,
+            blocks_per_sm: 32,
+            ..RecordedDevice::default()
+        },
+        trace,
+    };
+    let summary = Some(KernelSummary::of(&recording.trace));
+    let case = |case: &str, status, summary, reason: Option<&str>, recording| ProfiledCase {
+        case: case.to_owned(),
+        status,
+        summary,
+        phases: Vec::new(),
+        reason: reason.map(str::to_owned),
+        recording,
+    };
+    vec![
+        case(CASE, CaseStatus::Ok, summary, None, Some(Box::new(recording))),
+        case(OTHER, CaseStatus::Skipped, None, Some("too\u{1b}[2J large"), None),
+    ]
+}
+
+/// A package whose one bench answers with these cases, and keeps the request that it got.
+fn package(cases: Vec<ProfiledCase>) -> Package {
+    let package = Package::new();
+    let answer = Response { bench: "toy".to_owned(), answer: ResponseBody::Profile(cases) };
+    file::write(&package.path("answer.json"), &answer).unwrap();
+    let root = package.folder.path().display();
+    let script = format!(
+        "[ \"$KERNELGATE_REQUEST\" = protocol ] && echo '{}' && exit 0\ncp \
+         \"$KERNELGATE_REQUEST\" '{root}/asked.json'\ncp '{root}/answer.json' \"$(sed -n \
+         's/.*\"response\": *\"\\([^\"]*\\)\".*/\\1/p' \"$KERNELGATE_REQUEST\")\"\n",
+        kernelgate::protocol::answer(),
+    );
+    std::fs::write(package.path("answer.sh"), script).unwrap();
+    // A script by itself is taken for no bench.
+    let mark = trial_request::MARK.trim_matches('\0');
+    let source = format!(
+        "#include <stdlib.h>\nvolatile const char mark[] = \"\\0{mark}\";\nint main(void) {{ \
+         return mark[0] + (system(\"sh '{root}/answer.sh'\") != 0); }}\n"
+    );
+    std::fs::write(package.path("toy.c"), source).unwrap();
+    std::fs::create_dir(package.path("benches")).unwrap();
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let compiled = Command::new(compiler)
+        .arg("-o")
+        .arg(package.path("benches/toy"))
+        .arg(package.path("toy.c"))
+        .status()
+        .unwrap();
+    assert!(compiled.success());
+    package
+}
+
+#[track_caller]
+fn fits(outcome: &Outcome) {
+    for line in outcome.stdout.lines() {
+        assert!(line.chars().count() <= 100, "{}: {line}", line.chars().count());
+    }
+}
+
+#[test]
+fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
+    let package = package(profiled());
+    let shown = package.kernelgate("profile --dir benches --steps 3 --warm-up 2 --out told");
+    shown.expect(
+        0,
+        &[
+            "2.400 ms of 3.000 ms on the device (80.0%), 3 launches after 2",
+            "a launch: 801.0 µs from its first start to its last end",
+            "90.0% of the memory limit",
+            "recording adds 600.0 ns to the host's part of a launch",
+            "·· Layer_#",
+            "memory-bound",
+            "INFORMATION work-bound",
+            "skipped: too",
+            "nsys profile --trace=cuda,nvtx,osrt --cuda-graph-trace=node",
+            "-k 'regex:^(toy_scale)$'",
+            "--clock-control none",
+        ],
+    );
+    // The paths of the test's folder are as long as they are.
+    let told = std::fs::read_to_string(package.path("told/profile.txt")).unwrap();
+    let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let table = told.lines().skip_while(|line| !line.starts_with("range")).skip(1).take(3);
+    assert_eq!(
+        table.map(squeezed).collect::<Vec<_>>(),
+        [
+            "all 1 3.000 ms 2.441 ms 2.400 ms 100.0% 6 busy",
+            "· step 3 27.00 µs 2.403 ms 2.400 ms 100.0% 6 memory-bound",
+            "·· Layer_# 6 - 2.400 ms 2.400 ms 100.0% 6 busy",
+        ]
+    );
+    assert!(
+        told.lines().filter(|line| !line.contains('/')).all(|line| line.chars().count() <= 100)
+    );
+    let asked = std::fs::read_to_string(package.path("asked.json")).unwrap();
+    let asked: serde_json::Value = serde_json::from_str(&asked).unwrap();
+    assert_eq!(asked["action"]["record"], serde_json::json!({ "steps": 3, "warm_up": 2 }));
+    let json: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(package.path("told/profile.json")).unwrap())
+            .unwrap();
+    assert_eq!(json[0]["recorded"]["busy_ns"], 2_400_000);
+    assert_eq!(json[0]["recorded"]["ranges"][1]["bound"], "memory-bound");
+    assert_eq!(json[0]["summary"]["kernels"][0]["count"], 6);
+    assert!(json[0].get("recording").is_none());
+    // The recording is a trace like any other.
+    let trace = format!("told/traces/{}.json", CASE.replace('/', "_"));
+    let diagnosed = package.kernelgate(&format!("diagnose {trace}"));
+    diagnosed.expect(0, &["CUPTI: kernels 6, CUDA calls 3, ranges 5", "Toy GPU", "work-bound"]);
+    fits(&diagnosed);
+    package
+        .kernelgate(&format!("stats {trace} --report cuda_gpu_kern_sum"))
+        .expect(0, &["toy_scale"]);
+    package.kernelgate(&format!("export {trace} --out a.json")).expect(0, &["a.json"]);
+}
+
+#[test]
+fn a_case_in_the_place_of_a_trace_is_recorded_and_diagnosed() {
+    let made = package(profiled());
+    let diagnosed = made.kernelgate("diagnose toy/scale --dir benches");
+    diagnosed.expect(0, &["CUPTI: kernels 6", "INFORMATION work-bound", "not recorded: too"]);
+    fits(&diagnosed);
+    let json = made.kernelgate("diagnose toy/scale --dir benches --format json");
+    let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(json["traces"][0]["trace"], CASE);
+    // What has an extension is a file.
+    made.kernelgate("diagnose no_such.sqlite --dir benches").expect(2, &["no_such.sqlite"]);
+    let mut cases = profiled();
+    cases.remove(0);
+    package(cases)
+        .kernelgate("diagnose toy --dir benches")
+        .expect(2, &["failed to diagnose toy: nothing was recorded"]);
+}
+
+#[test]
+fn a_recording_that_lost_records_says_so_first() {
+    let mut cases = profiled();
+    let recording = cases[0].recording.as_mut().unwrap();
+    recording.trace.dropped = 5;
+    recording.trace.kernels[0].start = 0;
+    recording.trace.kernels[0].end = 0;
+    let shown = package(cases).kernelgate("profile --dir benches");
+    shown.expect(0, &["1. SEVERE data-quality: the recorder lost 5 records", "have no times"]);
+}

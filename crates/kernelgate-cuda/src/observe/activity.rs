@@ -1,0 +1,305 @@
+//! What CUPTI recorded, in a plain form: one list a kind of record, names by number.
+//!
+//! It is what the response to the program and the file of a recording hold, so its fields are a
+//! format: they are added to, not changed. Times are nanoseconds of CUPTI's clock, the same for
+//! the host and every device. Deliberately absent: what the records mean, and which belong
+//! together.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{BackendError, Device};
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+
+/// Everything that was recorded in a stretch of time.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Activity {
+    /// The process.
+    pub pid: u32,
+    /// What every `name` is an index into.
+    pub names: Vec<String>,
+    /// Kernels, in order of their start.
+    pub kernels: Vec<KernelRecord>,
+    /// Copies between memories.
+    pub copies: Vec<CopyRecord>,
+    /// Memory set to a value.
+    pub sets: Vec<SetRecord>,
+    /// Calls of the driver and of the runtime.
+    pub calls: Vec<CallRecord>,
+    /// Waits of the host, and of streams for events.
+    pub waits: Vec<WaitRecord>,
+    /// Named ranges that ended.
+    pub ranges: Vec<RangeRecord>,
+    /// Nodes of graphs that launched something, as far as their creation was seen.
+    pub graph_nodes: Vec<GraphNodeRecord>,
+    /// Device memory taken and given back.
+    pub allocations: Vec<AllocationRecord>,
+    /// Spans in which CUPTI worked itself: first nanosecond and the one after the last.
+    pub overhead: Vec<[u64; 2]>,
+    /// Records that CUPTI lost.
+    pub dropped: u64,
+}
+
+/// Where an operation ran.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamId {
+    /// The device as the process counts them.
+    pub device: u32,
+    /// The CUDA context.
+    pub context: u32,
+    /// The stream.
+    pub stream: u32,
+}
+
+/// A kernel as the hardware saw it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelRecord {
+    /// Its symbol: an index into [`Activity::names`].
+    pub name: u32,
+    /// When it began; 0 with `end`: CUPTI does not know.
+    pub start: u64,
+    /// When it had finished.
+    pub end: u64,
+    /// Where.
+    pub on: StreamId,
+    /// Joins it with the call that launched it.
+    pub correlation: u32,
+    /// Blocks in x, y, z.
+    pub grid: [u32; 3],
+    /// Threads of a block in x, y, z.
+    pub block: [u32; 3],
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of shared memory that it declares.
+    pub static_shared: u32,
+    /// Bytes of shared memory that the launch adds.
+    pub dynamic_shared: u32,
+    /// Bytes of local memory of a thread.
+    pub local: u32,
+    /// The node of the graph that launched it; 0: none.
+    pub graph_node: u64,
+}
+
+impl KernelRecord {
+    /// How long it ran, nanoseconds.
+    pub const fn elapsed_ns(&self) -> u64 {
+        self.end.saturating_sub(self.start)
+    }
+}
+
+/// A copy.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyRecord {
+    /// When it began.
+    pub start: u64,
+    /// When it had finished.
+    pub end: u64,
+    /// Where.
+    pub on: StreamId,
+    /// Joins it with its call.
+    pub correlation: u32,
+    /// Bytes.
+    pub bytes: u64,
+    /// Its direction, as CUPTI numbers them: 1 to the device, 2 to the host, 8 on the device.
+    pub kind: u8,
+    /// The memory that is read, as CUPTI numbers them: 1 pageable, 2 pinned, 3 device, 4 array, 5
+    /// managed.
+    pub source: u8,
+    /// The memory that is written.
+    pub target: u8,
+    /// The node of the graph that launched it; 0: none.
+    pub graph_node: u64,
+}
+
+/// Memory set to a value.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetRecord {
+    /// When it began.
+    pub start: u64,
+    /// When it had finished.
+    pub end: u64,
+    /// Where.
+    pub on: StreamId,
+    /// Joins it with its call.
+    pub correlation: u32,
+    /// Bytes.
+    pub bytes: u64,
+    /// The node of the graph that launched it; 0: none.
+    pub graph_node: u64,
+}
+
+/// A call of the driver or of the runtime.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallRecord {
+    /// The function: an index into [`Activity::names`].
+    pub name: u32,
+    /// When it was entered.
+    pub start: u64,
+    /// When it returned.
+    pub end: u64,
+    /// The system's id of its thread.
+    pub thread: u32,
+    /// Joins it with what it launched.
+    pub correlation: u32,
+}
+
+/// A wait.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitRecord {
+    /// When it began.
+    pub start: u64,
+    /// When it ended.
+    pub end: u64,
+    /// The context and, where it is for one, the stream.
+    pub on: StreamId,
+    /// Joins it with its call.
+    pub correlation: u32,
+    /// As CUPTI numbers them: 1 for an event, 2 of a stream for an event, 3 for a stream, 4 for a
+    /// context.
+    pub kind: u32,
+}
+
+/// A named range of the host ([`super::range::Range`]).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RangeRecord {
+    /// Its text: an index into [`Activity::names`].
+    pub name: u32,
+    /// When it was opened.
+    pub start: u64,
+    /// When it was closed.
+    pub end: u64,
+    /// The system's id of its thread.
+    pub thread: u32,
+}
+
+/// Where a node of a graph was created.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GraphNodeRecord {
+    /// Its id, as in [`KernelRecord::graph_node`]; clones of it have theirs.
+    pub id: u64,
+    /// The ranges that were open, the outermost first: indices into [`Activity::names`].
+    pub ranges: Vec<u32>,
+}
+
+/// Device memory taken or given back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AllocationRecord {
+    /// When.
+    pub time: u64,
+    /// Where.
+    pub on: StreamId,
+    /// Its address.
+    pub address: u64,
+    /// Bytes; negative: given back.
+    pub bytes: i64,
+}
+
+/// What launch shapes are held against.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordedDevice {
+    /// The device as the process counts them.
+    pub id: u32,
+    /// As it names itself.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub compute: [u32; 2],
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// Threads that a multiprocessor holds.
+    pub threads_per_sm: u32,
+    /// Registers of a multiprocessor.
+    pub registers_per_sm: u32,
+    /// Bytes of shared memory of a multiprocessor.
+    pub shared_per_sm: u32,
+    /// Blocks that a multiprocessor holds.
+    pub blocks_per_sm: u32,
+}
+
+impl RecordedDevice {
+    /// Asks a device.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn of(device: &Device) -> Result<Self, BackendError> {
+        let ask = |attribute| {
+            let value = device.context().attribute(attribute);
+            let value = value.map_err(|error| {
+                BackendError::Launch(format!("failed to describe the GPU: {error}"))
+            })?;
+            Ok::<u32, BackendError>(value.unsigned_abs())
+        };
+        let facts = device.facts();
+        Ok(Self {
+            id: u32::try_from(facts.ordinal).unwrap_or(u32::MAX),
+            name: facts.name.clone(),
+            compute: [
+                ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ],
+            multiprocessors: facts.multiprocessors,
+            threads_per_sm: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
+            registers_per_sm: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR)?,
+            shared_per_sm: ask(
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+            )?,
+            blocks_per_sm: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR)?,
+        })
+    }
+}
+
+impl Activity {
+    /// The nodes of graphs that launched something, with repetitions.
+    pub(super) fn graph_nodes_used(&self) -> impl Iterator<Item = u64> + '_ {
+        let kernels = self.kernels.iter().map(|kernel| kernel.graph_node);
+        let copies = self.copies.iter().map(|copy| copy.graph_node);
+        let sets = self.sets.iter().map(|set| set.graph_node);
+        kernels.chain(copies).chain(sets).filter(|&node| node != 0)
+    }
+
+    /// Leaves out what began before a time. Operations without times stay: who reads them counts
+    /// them.
+    pub(super) fn forget_before(&mut self, time: u64) {
+        let wanted = |start, end| start >= time || (start, end) == (0, 0);
+        self.kernels.retain(|record| wanted(record.start, record.end));
+        self.copies.retain(|record| wanted(record.start, record.end));
+        self.sets.retain(|record| wanted(record.start, record.end));
+        self.calls.retain(|record| record.start >= time);
+        self.waits.retain(|record| record.start >= time);
+        self.ranges.retain(|record| record.start >= time);
+        self.allocations.retain(|record| record.time >= time);
+        self.overhead.retain(|[start, _]| *start >= time);
+    }
+
+    /// Brings every list in the order of its times; outer ranges come first.
+    pub(super) fn sort(&mut self) {
+        self.kernels.sort_by_key(|record| record.start);
+        self.copies.sort_by_key(|record| record.start);
+        self.sets.sort_by_key(|record| record.start);
+        self.calls.sort_by_key(|record| record.start);
+        self.waits.sort_by_key(|record| record.start);
+        self.ranges.sort_by_key(|record| (record.start, std::cmp::Reverse(record.end)));
+        self.allocations.sort_by_key(|record| record.time);
+        self.overhead.sort_unstable();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_began_before_a_time_is_left_out_but_for_kernels_without_times() {
+        let kernel = |start, end| KernelRecord { start, end, ..KernelRecord::default() };
+        let range = |start| RangeRecord { start, end: 99, ..RangeRecord::default() };
+        let mut activity = Activity {
+            kernels: vec![kernel(50, 60), kernel(0, 0), kernel(9, 30)],
+            ranges: vec![range(20), range(5), range(10)],
+            overhead: vec![[30, 40], [3, 50]],
+            ..Activity::default()
+        };
+        activity.forget_before(10);
+        activity.sort();
+        assert_eq!(activity.kernels, [kernel(0, 0), kernel(50, 60)]);
+        assert_eq!(activity.ranges, [range(10), range(20)]);
+        assert_eq!(activity.overhead, [[30, 40]]);
+    }
+}

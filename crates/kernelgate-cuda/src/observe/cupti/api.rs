@@ -1,0 +1,136 @@
+//! CUPTI's functions, of the library that was opened.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use cudarc::cupti::sys;
+
+use crate::BackendError;
+use crate::library::{self, Library};
+
+/// Gives CUPTI a buffer: its address, its size, the most records for it.
+pub type GiveBuffer = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
+/// Takes a buffer back: context, stream, address, size, bytes that hold records.
+pub type TakeBuffer = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
+/// Is told of an event: domain, event, its data.
+pub type Callback = extern "C" fn(*mut c_void, u32, u32, *const c_void);
+
+/// The functions; a result of 0 is success. Enumerations are passed as integers: a later CUPTI may
+/// know more values.
+pub struct Api {
+    pub register: unsafe extern "C" fn(GiveBuffer, TakeBuffer) -> c_int,
+    pub enable: unsafe extern "C" fn(u32) -> c_int,
+    pub disable: unsafe extern "C" fn(u32) -> c_int,
+    pub flush: unsafe extern "C" fn(u32) -> c_int,
+    pub next: unsafe extern "C" fn(*mut u8, usize, *mut *mut u32) -> c_int,
+    pub dropped: unsafe extern "C" fn(*mut c_void, u32, *mut usize) -> c_int,
+    pub timestamp: unsafe extern "C" fn(*mut u64) -> c_int,
+    pub thread_ids: unsafe extern "C" fn(u32) -> c_int,
+    pub call_name: unsafe extern "C" fn(u32, u32, *mut *const c_char) -> c_int,
+    pub subscribe:
+        unsafe extern "C" fn(*mut sys::CUpti_SubscriberHandle, Callback, *mut c_void) -> c_int,
+    pub unsubscribe: unsafe extern "C" fn(sys::CUpti_SubscriberHandle) -> c_int,
+    pub enable_callback: unsafe extern "C" fn(u32, sys::CUpti_SubscriberHandle, u32, u32) -> c_int,
+    pub graph_node_id: unsafe extern "C" fn(*mut c_void, *mut u64) -> c_int,
+    error_string: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+}
+
+/// Those of the library; `None` where it is missing, or lacks one.
+pub fn api() -> Option<&'static Api> {
+    static API: OnceLock<Option<Api>> = OnceLock::new();
+    API.get_or_init(load).as_ref()
+}
+
+fn load() -> Option<Api> {
+    let library = Library::Cupti;
+    // SAFETY: the types are those of `cupti_activity.h` and `cupti_callbacks.h`, the same from CUDA
+    // 12 to 13, where results and other enumerations have the size of an int.
+    unsafe {
+        Some(Api {
+            register: library::typed(library, c"cuptiActivityRegisterCallbacks")?,
+            enable: library::typed(library, c"cuptiActivityEnable")?,
+            disable: library::typed(library, c"cuptiActivityDisable")?,
+            flush: library::typed(library, c"cuptiActivityFlushAll")?,
+            next: library::typed(library, c"cuptiActivityGetNextRecord")?,
+            dropped: library::typed(library, c"cuptiActivityGetNumDroppedRecords")?,
+            timestamp: library::typed(library, c"cuptiGetTimestamp")?,
+            thread_ids: library::typed(library, c"cuptiSetThreadIdType")?,
+            call_name: library::typed(library, c"cuptiGetCallbackName")?,
+            subscribe: library::typed(library, c"cuptiSubscribe")?,
+            unsubscribe: library::typed(library, c"cuptiUnsubscribe")?,
+            enable_callback: library::typed(library, c"cuptiEnableCallback")?,
+            graph_node_id: library::typed(library, c"cuptiGetGraphNodeId")?,
+            error_string: library::typed(library, c"cuptiGetResultString")?,
+        })
+    }
+}
+
+/// What CUPTI says where another client holds the process.
+const OTHER_CLIENT: c_int =
+    sys::CUptiResult::CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED as c_int;
+
+impl Api {
+    /// The error of a result, if it is one.
+    pub fn check(&self, status: c_int, action: &str) -> Result<(), BackendError> {
+        if status == 0 {
+            return Ok(());
+        }
+        let mut text = std::ptr::null();
+        // SAFETY: the address is valid; CUPTI's texts live as long as the library.
+        let text = unsafe {
+            let told = (self.error_string)(status, &raw mut text) == 0;
+            if told { text_of(text) } else { String::new() }
+        };
+        Err(refusal(status, action, &text))
+    }
+
+    /// Nanoseconds of the clock that records have.
+    pub fn now(&self) -> u64 {
+        let mut time = 0;
+        // SAFETY: the address is valid.
+        let told = unsafe { (self.timestamp)(&raw mut time) } == 0;
+        if told { time } else { 0 }
+    }
+}
+
+/// What CUPTI's refusal means.
+fn refusal(status: c_int, action: &str, text: &str) -> BackendError {
+    BackendError::Launch(if status == OTHER_CLIENT {
+        format!(
+            "another program records this process through CUPTI (Nsight Systems, Nsight Compute, \
+             compute-sanitizer, a profiler), and only one can: run without it (CUPTI error \
+             {status})"
+        )
+    } else {
+        format!("CUPTI failed to {action}: {text} ({status})")
+    })
+}
+
+/// A text of CUPTI's; empty where there is none.
+///
+/// # Safety
+/// The address is null or that of a string.
+pub unsafe fn text_of(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_client_is_named_and_other_errors_keep_cuptis_words() {
+        let other = refusal(39, "begin", "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED");
+        assert!(other.to_string().contains("another program records this process"), "{other}");
+        assert!(other.to_string().contains("(CUPTI error 39)"), "{other}");
+        let refused = refusal(999, "record", "CUPTI_ERROR_UNKNOWN");
+        assert_eq!(
+            refused.to_string(),
+            "launch failed: CUPTI failed to record: CUPTI_ERROR_UNKNOWN (999)"
+        );
+    }
+}

@@ -1,0 +1,294 @@
+//! Records out of CUPTI's buffers, until they are taken.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use cudarc::cupti::sys::{
+    CUpti_ActivityKind as ActivityKind, CUpti_ActivityMemoryKind as MemoryKind,
+    CUpti_ActivityMemoryOperationType as MemoryOperation, CUpti_CallbackDomain as Domain,
+};
+
+use super::api::{api, text_of};
+use super::layout::{RawAllocation, RawCall, RawCopy, RawKernel, RawOverhead, RawSet, RawWait};
+use crate::observe::activity::{
+    Activity, AllocationRecord, CallRecord, CopyRecord, KernelRecord, SetRecord, StreamId,
+    WaitRecord,
+};
+
+pub const KERNEL: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL as u32;
+pub const COPY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY as u32;
+pub const SET: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMSET as u32;
+pub const DRIVER: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_DRIVER as u32;
+pub const RUNTIME: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_RUNTIME as u32;
+pub const WAIT: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_SYNCHRONIZATION as u32;
+pub const OVERHEAD: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_OVERHEAD as u32;
+pub const ALLOCATION: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMORY2 as u32;
+
+/// What CUPTI fills and hands back.
+const BUFFER_BYTES: usize = 4 << 20;
+const BUFFER_ALIGN: usize = 8;
+
+/// Records that arrived and were not taken yet.
+#[derive(Default)]
+pub struct Collected {
+    pub activity: Activity,
+    names: HashMap<String, u32>,
+    /// The names of functions, by domain and number.
+    functions: HashMap<(u32, u32), u32>,
+}
+
+/// One a process, because CUPTI's callbacks are.
+pub fn collected() -> MutexGuard<'static, Collected> {
+    static COLLECTED: LazyLock<Mutex<Collected>> = LazyLock::new(Mutex::default);
+    COLLECTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Collected {
+    /// The number of a name.
+    pub fn name(&mut self, text: &str) -> u32 {
+        if let Some(&known) = self.names.get(text) {
+            return known;
+        }
+        let new = u32::try_from(self.activity.names.len()).unwrap_or(u32::MAX);
+        self.activity.names.push(text.to_owned());
+        self.names.insert(text.to_owned(), new);
+        new
+    }
+
+    /// Adds a record; one of a kind that is not known is left out.
+    ///
+    /// # Safety
+    /// The address is that of a whole record of CUPTI's, which begins with its kind.
+    pub unsafe fn add(&mut self, record: *const u32) {
+        // SAFETY: a record of that kind has that layout (`layout`), and is whole.
+        unsafe {
+            match record.read() {
+                KERNEL => self.kernel(&record.cast::<RawKernel>().read_unaligned()),
+                COPY => self.copy(&record.cast::<RawCopy>().read_unaligned()),
+                SET => self.set(&record.cast::<RawSet>().read_unaligned()),
+                DRIVER | RUNTIME => self.call(&record.cast::<RawCall>().read_unaligned()),
+                WAIT => self.wait(&record.cast::<RawWait>().read_unaligned()),
+                OVERHEAD => {
+                    let raw = record.cast::<RawOverhead>().read_unaligned();
+                    self.activity.overhead.push([raw.start, raw.end]);
+                }
+                ALLOCATION => self.allocation(&record.cast::<RawAllocation>().read_unaligned()),
+                _ => {}
+            }
+        }
+    }
+
+    fn kernel(&mut self, raw: &RawKernel) {
+        // SAFETY: a kernel's name lives as long as its module; records are taken before modules go.
+        let name = unsafe { text_of(raw.name) };
+        let name = self.name(&name);
+        let positive = |value: i32| value.max(0).unsigned_abs();
+        self.activity.kernels.push(KernelRecord {
+            name,
+            start: raw.start,
+            end: raw.end,
+            on: StreamId { device: raw.device, context: raw.context, stream: raw.stream },
+            correlation: raw.correlation,
+            grid: { raw.grid }.map(positive),
+            block: { raw.block }.map(positive),
+            registers: u32::from(raw.registers),
+            static_shared: positive(raw.static_shared),
+            dynamic_shared: positive(raw.dynamic_shared),
+            local: raw.local,
+            graph_node: raw.graph_node,
+        });
+    }
+
+    fn copy(&mut self, raw: &RawCopy) {
+        self.activity.copies.push(CopyRecord {
+            start: raw.start,
+            end: raw.end,
+            on: StreamId { device: raw.device, context: raw.context, stream: raw.stream },
+            correlation: raw.correlation,
+            bytes: raw.bytes,
+            kind: raw.direction,
+            source: raw.source,
+            target: raw.target,
+            graph_node: raw.graph_node,
+        });
+    }
+
+    fn set(&mut self, raw: &RawSet) {
+        self.activity.sets.push(SetRecord {
+            start: raw.start,
+            end: raw.end,
+            on: StreamId { device: raw.device, context: raw.context, stream: raw.stream },
+            correlation: raw.correlation,
+            bytes: raw.bytes,
+            graph_node: raw.graph_node,
+        });
+    }
+
+    fn call(&mut self, raw: &RawCall) {
+        let name = self.function(raw.kind, raw.function);
+        self.activity.calls.push(CallRecord {
+            name,
+            start: raw.start,
+            end: raw.end,
+            thread: raw.thread,
+            correlation: raw.correlation,
+        });
+    }
+
+    fn wait(&mut self, raw: &RawWait) {
+        self.activity.waits.push(WaitRecord {
+            start: raw.start,
+            end: raw.end,
+            // Waits name no device; that of the context is that of its kernels.
+            on: StreamId { device: 0, context: raw.context, stream: raw.stream },
+            correlation: raw.correlation,
+            kind: raw.waits_for,
+        });
+    }
+
+    fn allocation(&mut self, raw: &RawAllocation) {
+        if raw.memory != MemoryKind::CUPTI_ACTIVITY_MEMORY_KIND_DEVICE as u32 {
+            return;
+        }
+        let released =
+            MemoryOperation::CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_RELEASE as u32 == raw.operation;
+        let bytes = i64::try_from(raw.bytes).unwrap_or(i64::MAX);
+        self.activity.allocations.push(AllocationRecord {
+            time: raw.time,
+            on: StreamId { device: raw.device, context: raw.context, stream: raw.stream },
+            address: raw.address,
+            bytes: if released { -bytes } else { bytes },
+        });
+    }
+
+    /// The name of a function of the driver or of the runtime.
+    fn function(&mut self, kind: u32, function: u32) -> u32 {
+        let domain = match kind {
+            DRIVER => Domain::CUPTI_CB_DOMAIN_DRIVER_API,
+            _ => Domain::CUPTI_CB_DOMAIN_RUNTIME_API,
+        } as u32;
+        if let Some(&known) = self.functions.get(&(domain, function)) {
+            return known;
+        }
+        let mut text = std::ptr::null();
+        // SAFETY: the address is valid; CUPTI's names live as long as the library.
+        let told = api().map(|api| unsafe {
+            ((api.call_name)(domain, function, &raw mut text) == 0).then(|| text_of(text))
+        });
+        let text = told.flatten().filter(|text| !text.is_empty());
+        let name = self.name(&text.unwrap_or_else(|| format!("function {function}")));
+        self.functions.insert((domain, function), name);
+        name
+    }
+}
+
+fn layout() -> Layout {
+    Layout::from_size_align(BUFFER_BYTES, BUFFER_ALIGN)
+        .expect("the size and alignment are constants")
+}
+
+/// Gives CUPTI a buffer.
+pub extern "C" fn give_buffer(buffer: *mut *mut u8, size: *mut usize, most_records: *mut usize) {
+    // SAFETY: CUPTI passes three valid addresses. A null buffer is its documented answer to no
+    // memory; what it loses for that is counted as dropped. It is freed in `take_buffer`.
+    unsafe {
+        *buffer = alloc(layout());
+        *size = if (*buffer).is_null() { 0 } else { BUFFER_BYTES };
+        // As many as fit.
+        *most_records = 0;
+    }
+}
+
+/// Takes a buffer back, and what is in it.
+pub extern "C" fn take_buffer(
+    context: *mut c_void,
+    stream: u32,
+    buffer: *mut u8,
+    _: usize,
+    valid_bytes: usize,
+) {
+    let (false, Some(api)) = (buffer.is_null(), api()) else { return };
+    let mut collected = collected();
+    let mut record: *mut u32 = std::ptr::null_mut();
+    let mut dropped = 0;
+    // SAFETY: the buffer is one of ours with `valid_bytes` of records, which this walks until CUPTI
+    // says that there are no more; the context is CUPTI's own.
+    unsafe {
+        while (api.next)(buffer, valid_bytes, &raw mut record) == 0 {
+            collected.add(record);
+        }
+        if (api.dropped)(context, stream, &raw mut dropped) == 0 {
+            collected.activity.dropped += dropped as u64;
+        }
+        dealloc(buffer, layout());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All bytes 0, which every field of these structures may be.
+    fn zeroed<T>() -> T {
+        // SAFETY: integers and pointers may be 0.
+        unsafe { std::mem::zeroed() }
+    }
+
+    fn added<T>(records: &[T]) -> Activity {
+        let mut collected = Collected::default();
+        for record in records {
+            // SAFETY: whole records that begin with their kind.
+            unsafe { collected.add(std::ptr::from_ref(record).cast()) };
+        }
+        collected.activity
+    }
+
+    #[test]
+    fn kernels_keep_name_shape_and_node() {
+        let kernel = |name: &'static std::ffi::CStr, start| RawKernel {
+            kind: KERNEL,
+            name: name.as_ptr(),
+            start,
+            end: start + 5,
+            registers: 32,
+            grid: [7, 2, 1],
+            block: [128, 1, 1],
+            dynamic_shared: 4096,
+            correlation: 9,
+            graph_node: 0x7_0000_0001,
+            ..zeroed()
+        };
+        let nameless = RawKernel { kind: KERNEL, ..zeroed() };
+        let activity = added(&[kernel(c"a", 10), kernel(c"b", 20), kernel(c"a", 30), nameless]);
+        assert_eq!(activity.names, ["a", "b", ""]);
+        let names: Vec<u32> = activity.kernels.iter().map(|kernel| kernel.name).collect();
+        assert_eq!(names, [0, 1, 0, 2]);
+        let first = activity.kernels[0];
+        assert_eq!((first.grid, first.block, first.registers), ([7, 2, 1], [128, 1, 1], 32));
+        assert_eq!((first.elapsed_ns(), first.dynamic_shared), (5, 4096));
+        assert_eq!((first.correlation, first.graph_node), (9, 0x7_0000_0001));
+    }
+
+    #[test]
+    fn every_kind_has_its_list_and_a_foreign_one_has_none() {
+        let copy = RawCopy { kind: COPY, direction: 1, source: 1, target: 3, ..zeroed() };
+        assert_eq!((added(&[copy]).copies[0].source, added(&[copy]).copies[0].target), (1, 3));
+        assert_eq!(added(&[RawSet { kind: SET, bytes: 64, ..zeroed() }]).sets[0].bytes, 64);
+        let wait = RawWait { kind: WAIT, waits_for: 3, stream: 7, ..zeroed() };
+        assert_eq!((added(&[wait]).waits[0].kind, added(&[wait]).waits[0].on.stream), (3, 7));
+        let overhead = RawOverhead { kind: OVERHEAD, start: 3, end: 9, ..zeroed() };
+        assert_eq!(added(&[overhead]).overhead, [[3, 9]]);
+        let memory = |memory, operation| RawAllocation {
+            kind: ALLOCATION,
+            memory,
+            operation,
+            bytes: 100,
+            ..zeroed()
+        };
+        let kept = added(&[memory(3, 1), memory(3, 2), memory(1, 1)]).allocations;
+        assert_eq!(kept.iter().map(|kept| kept.bytes).collect::<Vec<_>>(), [100, -100]);
+        assert_eq!(added(&[RawCall { kind: 9999, ..zeroed() }]), Activity::default());
+    }
+}

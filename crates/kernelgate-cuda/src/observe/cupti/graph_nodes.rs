@@ -1,0 +1,138 @@
+//! Which ranges were open when a node of a graph was created, told by CUPTI at that moment: while a
+//! stream is captured, or a graph is built. A graph is instantiated by cloning its nodes, maybe much
+//! later; a clone has the ranges of what it was cloned from.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use cudarc::cupti::sys;
+
+use super::api::{Api, api};
+use crate::BackendError;
+use crate::observe::range::{self, OpenRanges};
+
+const RESOURCE: u32 = sys::CUpti_CallbackDomain::CUPTI_CB_DOMAIN_RESOURCE as u32;
+const CREATED: u32 = sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED as u32;
+const CLONED: u32 = sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED as u32;
+
+/// The ranges of nodes by their id; nodes that were created outside of all ranges are left out.
+static NODES: LazyLock<Mutex<HashMap<u64, OpenRanges>>> = LazyLock::new(Mutex::default);
+
+/// CUPTI tells of nodes until this is dropped.
+pub struct Subscription(sys::CUpti_SubscriberHandle);
+
+// SAFETY: the handle is used to unsubscribe only, which any thread may do.
+unsafe impl Send for Subscription {}
+
+/// Begins. CUPTI has one subscriber a process.
+///
+/// # Errors
+/// When there is one already, or CUPTI refuses.
+pub fn subscribe(api: &Api) -> Result<Subscription, BackendError> {
+    let mut handle = std::ptr::null_mut();
+    // SAFETY: the address is valid; the callback lives as long as the process.
+    let status = unsafe { (api.subscribe)(&raw mut handle, told, std::ptr::null_mut()) };
+    api.check(status, "begin")?;
+    let subscription = Subscription(handle);
+    for event in [CREATED, CLONED] {
+        // SAFETY: the handle is that of the subscription.
+        let status = unsafe { (api.enable_callback)(1, handle, RESOURCE, event) };
+        api.check(status, "tell of graphs")?;
+    }
+    Ok(subscription)
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        // SAFETY: the handle is that of a subscription that has not ended.
+        let _ = api().map(|api| unsafe { (api.unsubscribe)(self.0) });
+        nodes(|nodes| nodes.clear());
+    }
+}
+
+/// The ranges that were open when a node, or the one that it was cloned from, was created.
+pub fn ranges_of(node: u64) -> Option<OpenRanges> {
+    nodes(|nodes| nodes.get(&node).cloned())
+}
+
+fn nodes<T>(with: impl FnOnce(&mut HashMap<u64, OpenRanges>) -> T) -> T {
+    with(&mut NODES.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+extern "C" fn told(_: *mut c_void, domain: u32, event: u32, data: *const c_void) {
+    let (Some(api), RESOURCE, false) = (api(), domain, data.is_null()) else { return };
+    // SAFETY: an event of that domain has this data, and one of a graph's node this descriptor.
+    let graph = unsafe {
+        let resource = &*data.cast::<sys::CUpti_ResourceData>();
+        resource.resourceDescriptor.cast::<GraphData>().as_ref()
+    };
+    let Some(graph) = graph else { return };
+    let id = |node: *mut c_void| {
+        let mut id = 0;
+        // SAFETY: the node is alive during the event, and the address valid.
+        let told = unsafe { (api.graph_node_id)(node, &raw mut id) } == 0;
+        told.then_some(id)
+    };
+    let Some(node) = id(graph.node) else { return };
+    match event {
+        CREATED => created(node, range::open()),
+        CLONED => {
+            if let Some(original) = id(graph.original_node) {
+                cloned(node, original);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn created(node: u64, open: OpenRanges) {
+    if !open.is_empty() {
+        nodes(|nodes| nodes.insert(node, open));
+    }
+}
+
+fn cloned(node: u64, original: u64) {
+    nodes(|nodes| {
+        if let Some(ranges) = nodes.get(&original).cloned() {
+            nodes.insert(node, ranges);
+        }
+    });
+}
+
+/// `CUpti_GraphData` up to the node that was cloned.
+#[repr(C)]
+struct GraphData {
+    graph: *mut c_void,
+    original_graph: *mut c_void,
+    node: *mut c_void,
+    original_node: *mut c_void,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    #[test]
+    fn a_clone_has_the_ranges_of_its_original_however_often_it_is_cloned() {
+        let (first, exec, again) = (u64::MAX, u64::MAX - 1, u64::MAX - 2);
+        created(first, vec!["step".into(), "layer".into()]);
+        created(u64::MAX - 3, OpenRanges::new());
+        cloned(exec, first);
+        cloned(again, exec);
+        cloned(u64::MAX - 4, u64::MAX - 3);
+        for node in [first, exec, again] {
+            assert_eq!(ranges_of(node).unwrap(), ["step".into(), "layer".into()]);
+        }
+        assert_eq!((ranges_of(u64::MAX - 3), ranges_of(u64::MAX - 4)), (None, None));
+    }
+
+    #[test]
+    fn the_descriptor_lies_as_the_header_has_it() {
+        assert_eq!(offset_of!(GraphData, node), offset_of!(sys::CUpti_GraphData, node));
+        let original = offset_of!(sys::CUpti_GraphData, originalNode);
+        assert_eq!(offset_of!(GraphData, original_node), original);
+    }
+}

@@ -1,0 +1,243 @@
+//! The records as they lie in CUPTI's buffers: the part of each that is read, with integers for
+//! enumerations, because a later CUPTI may know more values. Later versions append fields only.
+
+use std::ffi::{c_char, c_void};
+
+/// `CUpti_ActivityKernel9` up to the graph's node.
+#[repr(C, packed(8))]
+#[derive(Clone, Copy)]
+pub struct RawKernel {
+    pub kind: u32,
+    pub cache_config: u8,
+    pub shared_config: u8,
+    pub registers: u16,
+    pub cache_requested: u32,
+    pub cache_executed: u32,
+    pub start: u64,
+    pub end: u64,
+    pub completed: u64,
+    pub device: u32,
+    pub context: u32,
+    pub stream: u32,
+    pub grid: [i32; 3],
+    pub block: [i32; 3],
+    pub static_shared: i32,
+    pub dynamic_shared: i32,
+    pub local: u32,
+    pub local_total: u32,
+    pub correlation: u32,
+    pub grid_id: i64,
+    pub name: *const c_char,
+    pub reserved: *mut c_void,
+    pub queued: u64,
+    pub submitted: u64,
+    pub launch: [u8; 4],
+    pub shared_executed: u32,
+    pub graph_node: u64,
+}
+
+/// `CUpti_ActivityMemcpy5` up to the graph's node.
+#[repr(C, packed(8))]
+#[derive(Clone, Copy)]
+pub struct RawCopy {
+    pub kind: u32,
+    pub direction: u8,
+    pub source: u8,
+    pub target: u8,
+    pub flags: u8,
+    pub bytes: u64,
+    pub start: u64,
+    pub end: u64,
+    pub device: u32,
+    pub context: u32,
+    pub stream: u32,
+    pub correlation: u32,
+    pub runtime_correlation: u32,
+    pub pad: u32,
+    pub reserved: *mut c_void,
+    pub graph_node: u64,
+}
+
+/// `CUpti_ActivityMemset4` up to the graph's node.
+#[repr(C, packed(8))]
+#[derive(Clone, Copy)]
+pub struct RawSet {
+    pub kind: u32,
+    pub value: u32,
+    pub bytes: u64,
+    pub start: u64,
+    pub end: u64,
+    pub device: u32,
+    pub context: u32,
+    pub stream: u32,
+    pub correlation: u32,
+    pub flags: u16,
+    pub memory: u16,
+    pub pad: u32,
+    pub reserved: *mut c_void,
+    pub graph_node: u64,
+}
+
+/// `CUpti_ActivityAPI`.
+#[repr(C, packed(8))]
+#[derive(Clone, Copy)]
+pub struct RawCall {
+    pub kind: u32,
+    pub function: u32,
+    pub start: u64,
+    pub end: u64,
+    pub process: u32,
+    pub thread: u32,
+    pub correlation: u32,
+    pub result: u32,
+}
+
+/// `CUpti_ActivitySynchronization`.
+#[repr(C, packed(8))]
+#[derive(Clone, Copy)]
+pub struct RawWait {
+    pub kind: u32,
+    pub waits_for: u32,
+    pub start: u64,
+    pub end: u64,
+    pub correlation: u32,
+    pub context: u32,
+    pub stream: u32,
+    pub event: u32,
+}
+
+/// `CUpti_ActivityOverhead`.
+#[repr(C, packed(8))]
+#[derive(Clone, Copy)]
+pub struct RawOverhead {
+    pub kind: u32,
+    pub work: u32,
+    pub object_kind: u32,
+    pub object: [u32; 3],
+    pub start: u64,
+    pub end: u64,
+}
+
+/// `CUpti_ActivityMemory3` up to the stream.
+#[repr(C, packed(8))]
+#[derive(Clone, Copy)]
+pub struct RawAllocation {
+    pub kind: u32,
+    pub operation: u32,
+    pub memory: u32,
+    pub correlation: u32,
+    pub address: u64,
+    pub bytes: u64,
+    pub time: u64,
+    pub counter: u64,
+    pub process: u32,
+    pub device: u32,
+    pub context: u32,
+    pub stream: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use cudarc::cupti::sys;
+
+    use super::*;
+
+    macro_rules! same {
+        ($ours:ty, $theirs:ty, $($field:tt = $their_field:ident),+ $(,)?) => {
+            $(assert_eq!(
+                offset_of!($ours, $field),
+                offset_of!($theirs, $their_field),
+                "{}.{}", stringify!($ours), stringify!($field)
+            );)+
+        };
+    }
+
+    #[test]
+    fn every_field_lies_where_the_header_has_it() {
+        same!(
+            RawKernel,
+            sys::CUpti_ActivityKernel9,
+            kind = kind,
+            registers = registersPerThread,
+            start = start,
+            end = end,
+            device = deviceId,
+            context = contextId,
+            stream = streamId,
+            grid = gridX,
+            block = blockX,
+            static_shared = staticSharedMemory,
+            dynamic_shared = dynamicSharedMemory,
+            local = localMemoryPerThread,
+            correlation = correlationId,
+            name = name,
+            graph_node = graphNodeId
+        );
+        same!(
+            RawCopy,
+            sys::CUpti_ActivityMemcpy5,
+            kind = kind,
+            direction = copyKind,
+            source = srcKind,
+            target = dstKind,
+            bytes = bytes,
+            start = start,
+            end = end,
+            device = deviceId,
+            context = contextId,
+            stream = streamId,
+            correlation = correlationId,
+            graph_node = graphNodeId
+        );
+        same!(
+            RawSet,
+            sys::CUpti_ActivityMemset4,
+            kind = kind,
+            bytes = bytes,
+            start = start,
+            end = end,
+            device = deviceId,
+            context = contextId,
+            stream = streamId,
+            correlation = correlationId,
+            graph_node = graphNodeId
+        );
+        same!(
+            RawCall,
+            sys::CUpti_ActivityAPI,
+            kind = kind,
+            function = cbid,
+            start = start,
+            end = end,
+            thread = threadId,
+            correlation = correlationId
+        );
+        same!(
+            RawWait,
+            sys::CUpti_ActivitySynchronization,
+            kind = kind,
+            waits_for = type_,
+            start = start,
+            end = end,
+            correlation = correlationId,
+            context = contextId,
+            stream = streamId
+        );
+        same!(RawOverhead, sys::CUpti_ActivityOverhead, kind = kind, start = start, end = end);
+        same!(
+            RawAllocation,
+            sys::CUpti_ActivityMemory3,
+            kind = kind,
+            operation = memoryOperationType,
+            memory = memoryKind,
+            address = address,
+            bytes = bytes,
+            time = timestamp,
+            device = deviceId,
+            context = contextId,
+            stream = streamId
+        );
+    }
+}

@@ -1,0 +1,155 @@
+//! The GPU's activity as CUPTI records it in this process: kernels, copies, sets, calls, waits,
+//! allocations, with the named ranges of the host, also of what a graph launches. Nsight is not
+//! needed. Deliberately absent: hardware counters.
+
+mod api;
+mod collected;
+mod graph_nodes;
+mod layout;
+
+use api::{Api, api};
+use collected::{
+    ALLOCATION, COPY, DRIVER, KERNEL, OVERHEAD, RUNTIME, SET, WAIT, collected, give_buffer,
+    take_buffer,
+};
+use graph_nodes::Subscription;
+
+use super::activity::{Activity, GraphNodeRecord, RangeRecord};
+use super::range;
+use crate::BackendError;
+
+/// What is recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recorded {
+    /// Kernels.
+    Kernels,
+    /// All that [`Activity`] has.
+    Everything,
+}
+
+impl Recorded {
+    /// CUPTI's kinds. Never the kernels that run one after the other only, and never whole graphs,
+    /// which would hide their kernels.
+    const fn kinds(self) -> &'static [u32] {
+        match self {
+            Self::Kernels => &[KERNEL],
+            Self::Everything => &[KERNEL, COPY, SET, DRIVER, RUNTIME, WAIT, OVERHEAD, ALLOCATION],
+        }
+    }
+}
+
+/// CUPTI's name for the system's ids of threads.
+const SYSTEM_THREAD_IDS: u32 = 1;
+/// Also buffers that are not full.
+const EVERY_BUFFER: u32 = 1;
+
+/// What the process does is recorded until this is dropped; one at a time. It slows launches: never
+/// while timing for a result. Graphs that were captured before are without ranges.
+pub struct Recorder {
+    kinds: Recorded,
+    _graphs: Option<Subscription>,
+}
+
+impl Recorder {
+    /// Begins; `None` where CUPTI is missing.
+    ///
+    /// # Errors
+    /// When CUPTI refuses, for example because another profiler has the process.
+    pub fn start(recorded: Recorded) -> Result<Option<Self>, BackendError> {
+        let Some(api) = api() else { return Ok(None) };
+        let everything = recorded == Recorded::Everything;
+        // First: this tells whether another profiler is there.
+        let graphs = everything.then(|| graph_nodes::subscribe(api)).transpose()?;
+        // SAFETY: the callbacks live as long as the process, and the value is one that every
+        // version has.
+        let begun = unsafe {
+            (api.thread_ids)(SYSTEM_THREAD_IDS);
+            (api.register)(give_buffer, take_buffer)
+        };
+        api.check(begun, "begin")?;
+        let recorder = Self { kinds: recorded, _graphs: graphs };
+        for &kind in recorded.kinds() {
+            // SAFETY: a kind that every version has.
+            api.check(unsafe { (api.enable)(kind) }, "record")?;
+        }
+        if everything {
+            range::record(now);
+        }
+        recorder.take()?;
+        Ok(Some(recorder))
+    }
+
+    /// What was recorded since the start or the last call. What the GPU has not ended yet, or a
+    /// range that is open, is in a later one: wait for the device before.
+    ///
+    /// # Errors
+    /// When CUPTI fails.
+    pub fn take(&self) -> Result<Activity, BackendError> {
+        self.take_since(0)
+    }
+
+    /// The same without what began before a time of CUPTI's clock ([`Self::now`]). CUPTI takes new
+    /// buffers for the first records after a call, which takes a third of a millisecond: what is
+    /// to be undisturbed begins at a time, and not behind a call.
+    ///
+    /// # Errors
+    /// When CUPTI fails.
+    pub fn take_since(&self, time: u64) -> Result<Activity, BackendError> {
+        if let Some(api) = api() {
+            // SAFETY: the callbacks were registered.
+            api.check(unsafe { (api.flush)(EVERY_BUFFER) }, "hand over its records")?;
+            count_dropped(api);
+        }
+        let mut collected = std::mem::take(&mut *collected());
+        for ended in range::take() {
+            let name = collected.name(&ended.name);
+            let range::EndedRange { start, end, thread, .. } = ended;
+            collected.activity.ranges.push(RangeRecord { name, start, end, thread });
+        }
+        collected.activity.forget_before(time);
+        let mut nodes: Vec<u64> = collected.activity.graph_nodes_used().collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        for id in nodes {
+            let Some(ranges) = graph_nodes::ranges_of(id) else { continue };
+            let ranges = ranges.iter().map(|name| collected.name(name)).collect();
+            collected.activity.graph_nodes.push(GraphNodeRecord { id, ranges });
+        }
+        let mut activity = collected.activity;
+        activity.pid = std::process::id();
+        activity.sort();
+        Ok(activity)
+    }
+
+    /// The time of CUPTI's clock, nanoseconds.
+    pub fn now(&self) -> u64 {
+        now()
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        range::stop();
+        for &kind in self.kinds.kinds() {
+            // SAFETY: a kind that every version has.
+            let _ = api().map(|api| unsafe { (api.disable)(kind) });
+        }
+    }
+}
+
+fn now() -> u64 {
+    api().map_or(0, Api::now)
+}
+
+/// Records that were lost without a buffer.
+fn count_dropped(api: &Api) {
+    let mut dropped = 0;
+    // SAFETY: no context stands for the queue that all share; the address is valid.
+    let told = unsafe { (api.dropped)(std::ptr::null_mut(), 0, &raw mut dropped) } == 0;
+    if told {
+        collected().activity.dropped += dropped as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests;

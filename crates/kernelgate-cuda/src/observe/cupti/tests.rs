@@ -1,0 +1,133 @@
+//! What is recorded on a GPU.
+
+use std::time::Instant;
+
+use super::*;
+use crate::Device;
+use crate::driver::graph::Graph;
+use crate::instruments::bandwidth::Passes;
+use crate::observe::activity::StreamId;
+use crate::observe::range::Range;
+use crate::testing::gpu;
+
+const BYTES: u64 = 64 << 20;
+
+fn passes(device: &std::sync::Arc<Device>) -> Passes {
+    Passes::new(device, BYTES as usize, &[1; 256]).unwrap()
+}
+
+fn recorder() -> Option<Recorder> {
+    let recorder = Recorder::start(Recorded::Everything).unwrap();
+    if recorder.is_none() {
+        eprintln!("skipped: CUPTI is missing");
+    }
+    recorder
+}
+
+/// The names of a list of them.
+fn names(activity: &Activity, of: impl IntoIterator<Item = u32>) -> Vec<&str> {
+    of.into_iter().map(|name| activity.names[name as usize].as_str()).collect()
+}
+
+#[test]
+fn a_launch_joins_its_call_its_range_and_its_kernel() {
+    let Some((device, _one)) = gpu() else { return };
+    let Some(recorder) = recorder() else { return };
+    let passes = passes(&device);
+    device.synchronize().unwrap();
+    recorder.take().unwrap();
+    {
+        let _outer = Range::new("outer");
+        let _inner = Range::new("inner");
+        passes.copy(BYTES).unwrap();
+        device.synchronize().unwrap();
+    }
+    let activity = recorder.take().unwrap();
+    assert_eq!((activity.kernels.len(), activity.dropped), (1, 0));
+    let kernel = activity.kernels[0];
+    assert!(kernel.start > 0 && kernel.end > kernel.start, "{kernel:?}");
+    assert_ne!(kernel.on, StreamId::default());
+    assert!(kernel.grid[0] > 0 && kernel.block[0] > 0 && kernel.registers > 0, "{kernel:?}");
+    let call = activity.calls.iter().find(|call| call.correlation == kernel.correlation).unwrap();
+    assert!(names(&activity, [call.name])[0].starts_with("cuLaunchKernel"), "{activity:?}");
+    assert_eq!(
+        names(&activity, activity.ranges.iter().map(|range| range.name)),
+        ["outer", "inner"]
+    );
+    for range in &activity.ranges {
+        assert!(range.start <= call.start && call.end <= range.end, "{range:?} {call:?}");
+        assert_eq!(range.thread, call.thread);
+    }
+    assert!(call.start < kernel.start && kernel.end <= activity.ranges[0].end + 1_000_000);
+    assert!(!activity.waits.is_empty(), "{activity:?}");
+    let later = recorder.now();
+    passes.copy(BYTES).unwrap();
+    device.synchronize().unwrap();
+    assert_eq!(recorder.take_since(later).unwrap().kernels.len(), 1);
+    passes.copy(BYTES).unwrap();
+    device.synchronize().unwrap();
+    assert_eq!(recorder.take_since(recorder.now()).unwrap().kernels, []);
+}
+
+#[test]
+fn nodes_of_a_graph_have_the_ranges_of_their_capture() {
+    let Some((device, _one)) = gpu() else { return };
+    let Some(recorder) = recorder() else { return };
+    let passes = passes(&device);
+    let graph = Graph::capture(&device, || {
+        for name in ["first", "second"] {
+            let _step = Range::new("step");
+            let _range = Range::new(name);
+            passes.copy(BYTES)?;
+        }
+        passes.read(BYTES)
+    })
+    .unwrap();
+    device.synchronize().unwrap();
+    recorder.take().unwrap();
+    for _ in 0..2 {
+        graph.launch().unwrap();
+    }
+    device.synchronize().unwrap();
+    let activity = recorder.take().unwrap();
+    assert_eq!(activity.kernels.len(), 6, "{activity:?}");
+    let ranges = |node: u64| {
+        let node = activity.graph_nodes.iter().find(|known| known.id == node);
+        node.map_or(Vec::new(), |node| names(&activity, node.ranges.iter().copied()))
+    };
+    let found: Vec<Vec<&str>> =
+        activity.kernels.iter().map(|kernel| ranges(kernel.graph_node)).collect();
+    let once = [vec!["step", "first"], vec!["step", "second"], vec![]];
+    assert_eq!(found, [once.clone(), once].concat());
+    assert!(activity.kernels.iter().all(|kernel| kernel.graph_node != 0));
+}
+
+/// Prints what recording adds to a launch; asserts only that nothing is lost.
+#[test]
+fn no_record_of_many_launches_is_lost() {
+    const LAUNCHES: usize = 20_000;
+    let Some((device, _one)) = gpu() else { return };
+    let passes = passes(&device);
+    let fastest_ns = || {
+        let mut fastest = f64::INFINITY;
+        for _ in 0..5 {
+            device.synchronize().unwrap();
+            let clock = Instant::now();
+            // Few enough that the queue is never full.
+            (0..400).for_each(|_| passes.copy(4096).unwrap());
+            fastest = fastest.min(clock.elapsed().as_nanos() as f64 / 400.0);
+        }
+        device.synchronize().unwrap();
+        fastest
+    };
+    let without = fastest_ns();
+    let Some(recorder) = recorder() else { return };
+    let with = fastest_ns();
+    recorder.take().unwrap();
+    (0..LAUNCHES).for_each(|_| passes.copy(4096).unwrap());
+    device.synchronize().unwrap();
+    let activity = recorder.take().unwrap();
+    assert_eq!((activity.kernels.len(), activity.dropped), (LAUNCHES, 0));
+    assert!(activity.calls.len() >= LAUNCHES);
+    eprintln!("a launch takes {without:.0} ns, recorded {with:.0} ns");
+}

@@ -1,0 +1,56 @@
+//! What bounds a range whose work is declared, by the times that the device's measured ceilings
+//! allow for it. No hardware counter is needed.
+
+use super::super::context::Context;
+use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
+use super::super::tree::{self, Bound, REACHED};
+use super::outcome::Outcome;
+
+pub(super) fn work_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+    if context.trace.work.is_empty() {
+        return Outcome::Skipped(
+            "no range declares its work; `kernelgate profile CASE` records with it".to_owned(),
+        );
+    }
+    let declared = tree::of(context).into_iter().filter(|of| !of.of_limits.is_empty());
+    let found = declared.map(|of| {
+        let highest = of.of_limits.iter().map(|(_, reached)| *reached).fold(0.0, f64::max);
+        let limits: Vec<String> = of
+            .of_limits
+            .iter()
+            .map(|(by, reached)| format!("{:.1} % of the {by} limit", reached * 100.0))
+            .collect();
+        Finding {
+            id: "work-bound",
+            severity: Severity::Information,
+            confidence: Confidence::Medium,
+            title: format!("{} is {}: {}", of.path, of.bound.label(), limits.join(", ")),
+            measured: Measure { value: highest * 100.0, unit: "% of a limit" },
+            threshold: Measure { value: REACHED * 100.0, unit: "% of a limit" },
+            recoverable_ns: None,
+            evidence: vec![Evidence {
+                what: format!("{} operations on the device", of.operations),
+                count: of.times,
+                total_ns: Some(of.span_ns),
+                range: Some(of.path),
+                ..Evidence::default()
+            }],
+            advice: advice(of.bound),
+            false_positive: "an implementation that does more than the declared work: measure the \
+                             kernels with ncu",
+        }
+    });
+    Outcome::Found(found.collect())
+}
+
+const fn advice(bound: Bound) -> &'static str {
+    match bound {
+        Bound::Launch => "launch less often: CUDA graph, fused kernels, a persistent kernel",
+        Bound::Memory => "move fewer bytes: fuse with the neighbours, smaller data types",
+        Bound::Compute => "use a faster unit or a cheaper data type; else only less work helps",
+        Bound::Mixed => "memory and a unit are used alike: fewer bytes and fewer operations",
+        Bound::Latency | Bound::Busy => {
+            "more work at once: larger grid, more warps, fewer dependencies between kernels"
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! What the device did in each range: time, share, launches, and what bounds it.
+
+use hashbrown::HashMap;
+
+use super::context::Context;
+use super::labels::without_numbers;
+use crate::analyze::launches::NONE;
+use crate::analyze::operations::OperationId;
+use crate::analyze::paths::{PathId, ROOT};
+use crate::model::gpu::DeclaredWork;
+
+/// Part of the time of a range in which the device must be busy for launches not to matter.
+const BUSY: f64 = 0.7;
+/// Part of a limit from which that limit bounds. Declared work is what the mathematics needs; what
+/// an implementation does besides (exponentials, addresses, reading again) is not in it, so that a
+/// kernel at its unit's limit reaches less than the whole.
+pub(super) const REACHED: f64 = 0.4;
+/// Between two limits, a difference of this part tells which.
+const APART: f64 = 0.1;
+
+/// What takes the time of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bound {
+    /// The device waits for the host to launch.
+    Launch,
+    /// The memory's bandwidth.
+    Memory,
+    /// A unit's operations a second.
+    Compute,
+    /// Neither: dependencies, too little work at once.
+    Latency,
+    /// Memory and a unit alike.
+    Mixed,
+    /// The device is busy; no limit of the work is known.
+    Busy,
+}
+
+impl Bound {
+    /// As text.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Launch => "launch-bound",
+            Self::Memory => "memory-bound",
+            Self::Compute => "compute-bound",
+            Self::Latency => "latency-bound",
+            Self::Mixed => "memory and compute",
+            Self::Busy => "busy",
+        }
+    }
+}
+
+/// The ranges of a path, and what was launched in them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RangeUse {
+    /// Its path; `#` where ranges differ in a number only.
+    pub path: String,
+    /// The last name of the path.
+    pub name: String,
+    /// How many ranges are around it.
+    pub depth: usize,
+    /// How often it was opened; of a range inside a graph, how often the graph was launched with
+    /// it.
+    pub times: usize,
+    /// Host time in it, nanoseconds; `None` of a range that was open while a graph was captured.
+    pub host_ns: Option<i64>,
+    /// In which at least one of its operations ran, nanoseconds.
+    pub busy_ns: i64,
+    /// From the first start to the last end, all times together, nanoseconds.
+    pub span_ns: i64,
+    /// Its part of the time in which the device was busy, 0 to 1.
+    pub share: f64,
+    /// Kernels, copies, sets and graphs.
+    pub operations: usize,
+    /// What takes its time.
+    pub bound: Bound,
+    /// What of each limit it reaches, 0 to 1, where its work is declared.
+    pub of_limits: Vec<(String, f64)>,
+}
+
+/// A range while its operations are added up.
+#[derive(Default)]
+struct Node {
+    parent: Option<usize>,
+    depth: usize,
+    /// The name that it stands for, or the pattern of several.
+    name: String,
+    work: Option<usize>,
+    operations: usize,
+    spans: Vec<(i64, i64)>,
+    /// First start and last end by instance: a range, or a path and a graph's launch above it.
+    instances: HashMap<u64, (i64, i64)>,
+    host_ns: Option<i64>,
+    idle_ns: i64,
+    /// Idle time in which the next operation was not launched yet.
+    waiting_ns: i64,
+}
+
+/// A range that holds an operation: its node, and which of its instances.
+type Link = (usize, u64);
+
+#[derive(Default)]
+struct Tree {
+    nodes: Vec<Node>,
+    of_path: HashMap<PathId, usize>,
+    of_pattern: HashMap<(Option<usize>, String), usize>,
+}
+
+/// That of a trace.
+pub(super) fn of(context: &Context<'_>) -> Vec<RangeUse> {
+    let all = context.all;
+    let mut tree = Tree::default();
+    let chains: Vec<Vec<Link>> = all.ids().map(|id| tree.chain(context, id)).collect();
+    for id in all.ids() {
+        let span = (all.start(id), all.end(id));
+        for &(node, instance) in &chains[id as usize] {
+            let node = &mut tree.nodes[node];
+            node.operations += 1;
+            node.spans.push(span);
+            let known = node.instances.entry(instance).or_insert(span);
+            *known = (known.0.min(span.0), known.1.max(span.1));
+        }
+    }
+    for gap in context.activities.iter().flat_map(|activity| &activity.gaps) {
+        let call = context.launches.call_of[gap.after as usize];
+        let late = call != NONE && context.trace.calls.end[call as usize] > gap.start;
+        let [before, after] = [gap.before, gap.after].map(|id| &chains[id as usize]);
+        for (&(node, _), _) in
+            after.iter().zip(before).take_while(|(after, before)| after == before)
+        {
+            tree.nodes[node].idle_ns += gap.length();
+            tree.nodes[node].waiting_ns += if late { gap.length() } else { 0 };
+        }
+    }
+    let busy_ns: i64 = context.activities.iter().map(|activity| activity.busy_ns).sum();
+    tree.rows(&context.trace.work, busy_ns)
+}
+
+impl Tree {
+    /// The ranges around an operation, the outermost first.
+    fn chain(&mut self, context: &Context<'_>, id: OperationId) -> Vec<Link> {
+        let call = context.launches.call_of[id as usize];
+        let innermost = context.range_of_call.get(call as usize).copied().unwrap_or(NONE);
+        let (mut path, mut chain) = (context.path_of_operation[id as usize], Vec::new());
+        // Ranges of the graph's capture are inside those of its launch.
+        let launched_in = context.paths.of_range.get(innermost as usize).copied().unwrap_or(ROOT);
+        while path != launched_in {
+            let node = self.node(context, path);
+            chain.push((node, u64::from(path) << 32 | u64::from(call)));
+            path = context.paths.parent(path);
+        }
+        let mut range = innermost;
+        while range != NONE {
+            let node = self.node(context, context.paths.of_range[range as usize]);
+            chain.push((node, u64::from(range)));
+            range = context.paths.around[range as usize];
+        }
+        chain.reverse();
+        for &(node, instance) in &chain {
+            let node = &mut self.nodes[node];
+            if instance >> 32 == 0 && !node.instances.contains_key(&instance) {
+                let ranges = &context.trace.ranges;
+                let length = ranges.end[instance as usize] - ranges.start[instance as usize];
+                *node.host_ns.get_or_insert(0) += length;
+                node.instances.insert(instance, (i64::MAX, i64::MIN));
+            }
+        }
+        chain
+    }
+
+    /// The node of a path; paths whose names differ in numbers only share one.
+    fn node(&mut self, context: &Context<'_>, path: PathId) -> usize {
+        if let Some(&known) = self.of_path.get(&path) {
+            return known;
+        }
+        let parent = context.paths.parent(path);
+        let parent = (parent != ROOT).then(|| self.node(context, parent));
+        let name = context.trace.names.text(context.paths.name(path));
+        let pattern = without_numbers(name);
+        let text = context.paths.text(context.trace, path);
+        let work = context.trace.work.iter().position(|work| work.path == text);
+        let new = self.nodes.len();
+        let node = *self.of_pattern.entry((parent, pattern.clone())).or_insert(new);
+        if node == new {
+            let depth = parent.map_or(0, |parent| self.nodes[parent].depth + 1);
+            let name = name.to_owned();
+            self.nodes.push(Node { parent, depth, name, work, ..Node::default() });
+        } else if self.nodes[node].name != name {
+            self.nodes[node].name = pattern;
+        }
+        self.of_path.insert(path, node);
+        node
+    }
+
+    /// The nodes as rows, each before those inside it, by their first start.
+    fn rows(mut self, work: &[DeclaredWork], busy_ns: i64) -> Vec<RangeUse> {
+        let order = self.order();
+        let paths: Vec<String> = (0..self.nodes.len()).map(|node| self.path(node)).collect();
+        order
+            .into_iter()
+            .map(|index| {
+                let own_busy_ns = union(&mut self.nodes[index].spans);
+                let node = &self.nodes[index];
+                let span_ns = node.instances.values().map(|(start, end)| end - start).sum();
+                let of_limits = of_limits(node.work.map(|index| &work[index]), node, span_ns);
+                RangeUse {
+                    path: paths[index].clone(),
+                    name: node.name.clone(),
+                    depth: node.depth,
+                    times: node.instances.len(),
+                    host_ns: node.host_ns,
+                    busy_ns: own_busy_ns,
+                    span_ns,
+                    share: ratio(own_busy_ns, busy_ns),
+                    operations: node.operations,
+                    bound: bound(node, span_ns, &of_limits),
+                    of_limits,
+                }
+            })
+            .collect()
+    }
+
+    fn path(&self, node: usize) -> String {
+        let own = &self.nodes[node];
+        match own.parent {
+            Some(parent) => format!("{}/{}", self.path(parent), own.name),
+            None => own.name.clone(),
+        }
+    }
+
+    fn order(&self) -> Vec<usize> {
+        let mut inside: HashMap<Option<usize>, Vec<usize>> = HashMap::new();
+        for (index, node) in self.nodes.iter().enumerate() {
+            inside.entry(node.parent).or_default().push(index);
+        }
+        let first = |node: &usize| self.nodes[*node].spans.iter().map(|span| span.0).min();
+        inside.values_mut().for_each(|nodes| nodes.sort_by_cached_key(first));
+        let mut order = Vec::with_capacity(self.nodes.len());
+        let mut open: Vec<usize> = inside.remove(&None).unwrap_or_default();
+        open.reverse();
+        while let Some(node) = open.pop() {
+            order.push(node);
+            open.extend(inside.remove(&Some(node)).unwrap_or_default().into_iter().rev());
+        }
+        order
+    }
+}
+
+/// What of its limits a range reaches, each time it is open on average.
+#[allow(clippy::cast_precision_loss)]
+fn of_limits(work: Option<&DeclaredWork>, node: &Node, span_ns: i64) -> Vec<(String, f64)> {
+    let each = span_ns as f64 / node.instances.len().max(1) as f64;
+    let reached = |(by, limit): &(String, f64)| (by.clone(), limit / each.max(1.0));
+    work.map_or(Vec::new(), |work| work.limits.iter().map(reached).collect())
+}
+
+fn bound(node: &Node, span_ns: i64, of_limits: &[(String, f64)]) -> Bound {
+    let idle = ratio(node.idle_ns, span_ns);
+    if idle > 1.0 - BUSY && node.waiting_ns * 2 > node.idle_ns {
+        return Bound::Launch;
+    }
+    let most = |memory: bool| {
+        let of_kind = of_limits.iter().filter(|(by, _)| (by == DeclaredWork::MEMORY) == memory);
+        of_kind.map(|(_, reached)| *reached).fold(0.0, f64::max)
+    };
+    let (memory, compute) = (most(true), most(false));
+    match () {
+        () if of_limits.is_empty() && idle <= 1.0 - BUSY => Bound::Busy,
+        () if memory.max(compute) < REACHED => Bound::Latency,
+        () if memory - compute >= APART => Bound::Memory,
+        () if compute - memory >= APART => Bound::Compute,
+        () => Bound::Mixed,
+    }
+}
+
+/// Nanoseconds in at least one of the spans, which are sorted.
+fn union(spans: &mut [(i64, i64)]) -> i64 {
+    spans.sort_unstable();
+    let (mut total, mut until) = (0, i64::MIN);
+    for &(start, end) in &*spans {
+        total += (end - start.max(until)).max(0);
+        until = until.max(end);
+    }
+    total
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn ratio(part: i64, whole: i64) -> f64 {
+    part as f64 / whole.max(1) as f64
+}

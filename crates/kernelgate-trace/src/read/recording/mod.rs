@@ -1,0 +1,252 @@
+//! Recordings of `kernelgate profile --out`: what CUPTI recorded in the process that was measured,
+//! in the plain form of `kernelgate_cuda::observe::activity`, one list a kind of record.
+
+mod rows;
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use hashbrown::HashMap;
+use rows::{Activity, KernelRow, NodeRow, On, Recording};
+
+use super::builder::{Builder, COPY_KINDS};
+use crate::error::TraceError;
+use crate::model::gpu::{
+    DeclaredWork, GraphNode, LaunchShape, MemoryKind, Operations, Place, PlaceId, SyncKind,
+};
+use crate::model::host::RangeStyle;
+use crate::model::names::Name;
+use crate::model::{Device, Recorder, Trace};
+
+const SCHEMA: &str = "kernelgate.recording";
+/// The newest version that is read.
+const VERSION: u64 = 1;
+
+/// Whether a text begins as a recording: its format's name comes before its records.
+pub(super) fn looks_like(head: &[u8]) -> bool {
+    head.windows(SCHEMA.len()).any(|part| part == SCHEMA.as_bytes())
+}
+
+/// Reads a recording.
+///
+/// # Errors
+/// The file cannot be read, is cut short or of a newer version.
+pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
+    let file = File::open(path).map_err(TraceError::io(path))?;
+    let recording: Recording = serde_json::from_reader(BufReader::with_capacity(1 << 18, file))
+        .map_err(|error| TraceError::broken(path, format!("broken or cut short ({error})")))?;
+    if recording.schema != SCHEMA {
+        return Err(TraceError::broken(path, format!("it is of `{}`", recording.schema)));
+    }
+    if recording.schema_version > VERSION {
+        return Err(TraceError::broken(
+            path,
+            format!(
+                "written by a newer kernelgate (schema {}, this one reads up to {VERSION})",
+                recording.schema_version
+            ),
+        ));
+    }
+    Ok(Reader::of(&recording).all(&recording))
+}
+
+/// A recording while it is read.
+struct Reader {
+    builder: Builder,
+    process: u32,
+    /// The recording's names.
+    names: Vec<Name>,
+    unknown: Name,
+}
+
+impl Reader {
+    fn of(recording: &Recording) -> Self {
+        let mut builder = Builder::default();
+        let pid = recording.trace.pid;
+        let process = builder.process(u64::from(pid), i64::from(pid));
+        let all = &mut builder.trace.names;
+        let names = recording.trace.names.iter().map(|text| all.intern(text)).collect();
+        let unknown = all.intern("unknown");
+        Self { builder, process, names, unknown }
+    }
+
+    fn all(mut self, recording: &Recording) -> Trace {
+        let activity = &recording.trace;
+        self.builder.trace.recorder = Recorder::Cupti;
+        self.information(recording);
+        self.kernels(&activity.kernels);
+        self.memory(activity);
+        self.host(activity);
+        self.graph_nodes(&activity.graph_nodes);
+        let quality = &mut self.builder.trace.quality;
+        quality.dropped = activity.dropped;
+        let overhead = activity.overhead.iter().map(|&[start, end]| (time(start), time(end)));
+        quality.overhead = overhead.collect();
+        self.builder.finish()
+    }
+
+    fn information(&mut self, recording: &Recording) {
+        let (trace, device) = (&mut self.builder.trace, &recording.device);
+        trace.devices.push(Device {
+            id: device.id,
+            name: device.name.clone(),
+            multiprocessors: device.multiprocessors,
+            compute: device.compute.map(|[major, minor]| (major, minor)),
+            threads_per_sm: device.threads_per_sm,
+            registers_per_sm: device.registers_per_sm,
+            shared_per_sm: device.shared_per_sm,
+            blocks_per_sm: device.blocks_per_sm,
+        });
+        trace.metadata.insert("case".to_owned(), recording.case.clone());
+        trace.metadata.insert("steps".to_owned(), recording.steps.to_string());
+        if !recording.limits.is_empty() {
+            let limits = recording.limits.iter().map(|limit| (limit.by.clone(), limit.time_ns));
+            // The range around each launch.
+            let path = format!("{}/step", recording.case);
+            trace.work.push(DeclaredWork { path, limits: limits.collect() });
+        }
+    }
+
+    fn name(&mut self, index: u32) -> Name {
+        let name = self.names.get(index as usize).copied();
+        self.builder.trace.quality.odd_values += u64::from(name.is_none());
+        name.unwrap_or(self.unknown)
+    }
+
+    fn place(&mut self, on: On) -> PlaceId {
+        let On { device, context, stream } = on;
+        let process = self.process;
+        self.builder.place(Place { process, device, context, stream: u64::from(stream) })
+    }
+
+    /// Adds an operation; `false`: it has no times.
+    fn push(
+        &mut self,
+        operations: &mut Operations,
+        (start, end): (u64, u64),
+        on: On,
+        correlation: u32,
+    ) -> bool {
+        if start == 0 && end == 0 {
+            self.builder.trace.quality.without_times += 1;
+            return false;
+        }
+        let end = self.builder.trace.quality.span_end(time(start), time(end));
+        operations.push(time(start), end, self.place(on), correlation);
+        true
+    }
+
+    fn kernels(&mut self, rows: &[KernelRow]) {
+        let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
+        for row in rows {
+            let span = (row.start, row.end);
+            if !self.push(&mut kernels.on_gpu, span, row.on, row.correlation) {
+                continue;
+            }
+            let name = self.name(row.name);
+            kernels.function.push(self.builder.function(name, name));
+            kernels.shape.push(self.builder.shape(LaunchShape {
+                grid: row.grid,
+                block: row.block,
+                registers: row.registers,
+                static_shared: row.static_shared,
+                dynamic_shared: row.dynamic_shared,
+                local: row.local,
+            }));
+            kernels.graph_node.push(row.graph_node);
+        }
+        self.builder.trace.kernels = kernels;
+    }
+
+    /// Copies, sets and allocations.
+    fn memory(&mut self, activity: &Activity) {
+        let mut copies = std::mem::take(&mut self.builder.trace.copies);
+        for row in &activity.copies {
+            let span = (row.start, row.end);
+            if self.push(&mut copies.on_gpu, span, row.on, row.correlation) {
+                copies.bytes.push(row.bytes);
+                let label = COPY_KINDS.get(usize::from(row.kind)).unwrap_or(&COPY_KINDS[0]);
+                copies.kind.push(self.builder.trace.names.intern(label));
+                copies.source.push(memory(row.source));
+                copies.target.push(memory(row.target));
+            }
+        }
+        self.builder.trace.copies = copies;
+        let mut sets = std::mem::take(&mut self.builder.trace.sets);
+        for row in &activity.sets {
+            let span = (row.start, row.end);
+            if self.push(&mut sets.on_gpu, span, row.on, row.correlation) {
+                sets.bytes.push(row.bytes);
+            }
+        }
+        self.builder.trace.sets = sets;
+        let mut allocations = std::mem::take(&mut self.builder.trace.allocations);
+        for row in &activity.allocations {
+            allocations.time.push(time(row.time));
+            allocations.place.push(self.place(row.on));
+            allocations.address.push(row.address);
+            allocations.bytes.push(row.bytes);
+        }
+        self.builder.trace.allocations = allocations;
+    }
+
+    /// Calls, waits and ranges.
+    fn host(&mut self, activity: &Activity) {
+        for row in &activity.calls {
+            let name = self.name(row.name);
+            let thread = self.builder.thread(self.process, i64::from(row.thread));
+            let trace = &mut self.builder.trace;
+            let end = trace.quality.span_end(time(row.start), time(row.end));
+            trace.calls.push(time(row.start), end, thread, name, row.correlation);
+        }
+        for row in &activity.ranges {
+            let name = self.name(row.name);
+            let thread = self.builder.thread(self.process, i64::from(row.thread));
+            let trace = &mut self.builder.trace;
+            let end = trace.quality.span_end(time(row.start), time(row.end));
+            trace.ranges.push(time(row.start), end, thread, name, RangeStyle::PushPop);
+        }
+        // Waits name a context, not its device.
+        let devices: HashMap<u32, u32> =
+            activity.kernels.iter().map(|row| (row.on.context, row.on.device)).collect();
+        let mut waits = std::mem::take(&mut self.builder.trace.syncs);
+        for row in &activity.waits {
+            let device = devices.get(&row.on.context).copied().unwrap_or(row.on.device);
+            let span = (row.start, row.end);
+            if self.push(&mut waits.on_gpu, span, On { device, ..row.on }, row.correlation) {
+                waits.kind.push(match row.kind {
+                    1 => SyncKind::Event,
+                    2 => SyncKind::StreamWaitsEvent,
+                    3 => SyncKind::Stream,
+                    4 => SyncKind::Context,
+                    _ => SyncKind::Unknown,
+                });
+            }
+        }
+        self.builder.trace.syncs = waits;
+    }
+
+    fn graph_nodes(&mut self, rows: &[NodeRow]) {
+        for row in rows {
+            let ranges = row.ranges.iter().map(|&name| self.name(name)).collect();
+            self.builder.trace.graph_nodes.push(GraphNode { id: row.id, ranges });
+        }
+    }
+}
+
+fn time(ns: u64) -> i64 {
+    i64::try_from(ns).unwrap_or(i64::MAX)
+}
+
+/// A memory, as CUPTI numbers them.
+fn memory(kind: u8) -> MemoryKind {
+    match kind {
+        1 => MemoryKind::Pageable,
+        2 => MemoryKind::Pinned,
+        3 | 6 => MemoryKind::Device,
+        4 => MemoryKind::Array,
+        5 | 7 => MemoryKind::Managed,
+        _ => MemoryKind::Unknown,
+    }
+}

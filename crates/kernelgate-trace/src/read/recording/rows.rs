@@ -1,0 +1,147 @@
+//! The file as it is written. A list or a field that is missing reads as empty or 0.
+
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+pub struct Recording {
+    pub schema: String,
+    pub schema_version: u64,
+    #[serde(default)]
+    pub case: String,
+    #[serde(default)]
+    pub steps: u64,
+    #[serde(default)]
+    pub limits: Vec<Limit>,
+    #[serde(default)]
+    pub device: DeviceFacts,
+    pub trace: Activity,
+}
+
+#[derive(Deserialize)]
+pub struct Limit {
+    pub by: String,
+    pub time_ns: f64,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub struct DeviceFacts {
+    pub id: u32,
+    pub name: String,
+    pub compute: Option<[u32; 2]>,
+    pub multiprocessors: Option<u32>,
+    pub threads_per_sm: Option<u32>,
+    pub registers_per_sm: Option<u32>,
+    pub shared_per_sm: Option<u32>,
+    pub blocks_per_sm: Option<u32>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub struct Activity {
+    pub pid: u32,
+    pub names: Vec<String>,
+    pub kernels: Vec<KernelRow>,
+    pub copies: Vec<CopyRow>,
+    pub sets: Vec<SetRow>,
+    pub calls: Vec<CallRow>,
+    pub waits: Vec<WaitRow>,
+    pub ranges: Vec<RangeRow>,
+    pub graph_nodes: Vec<NodeRow>,
+    pub allocations: Vec<AllocationRow>,
+    pub overhead: Vec<[u64; 2]>,
+    pub dropped: u64,
+}
+
+#[derive(Deserialize, Default, Clone, Copy)]
+#[serde(default)]
+pub struct On {
+    pub device: u32,
+    pub context: u32,
+    pub stream: u32,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub struct KernelRow {
+    pub name: u32,
+    pub start: u64,
+    pub end: u64,
+    pub on: On,
+    pub correlation: u32,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub registers: u32,
+    pub static_shared: u32,
+    pub dynamic_shared: u32,
+    pub local: u32,
+    pub graph_node: u64,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub struct CopyRow {
+    pub start: u64,
+    pub end: u64,
+    pub on: On,
+    pub correlation: u32,
+    pub bytes: u64,
+    pub kind: u8,
+    pub source: u8,
+    pub target: u8,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub struct SetRow {
+    pub start: u64,
+    pub end: u64,
+    pub on: On,
+    pub correlation: u32,
+    pub bytes: u64,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub struct CallRow {
+    pub name: u32,
+    pub start: u64,
+    pub end: u64,
+    pub thread: u32,
+    pub correlation: u32,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub struct WaitRow {
+    pub start: u64,
+    pub end: u64,
+    pub on: On,
+    pub correlation: u32,
+    pub kind: u32,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub struct RangeRow {
+    pub name: u32,
+    pub start: u64,
+    pub end: u64,
+    pub thread: u32,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub struct NodeRow {
+    pub id: u64,
+    pub ranges: Vec<u32>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub struct AllocationRow {
+    pub time: u64,
+    pub on: On,
+    pub address: u64,
+    pub bytes: i64,
+}

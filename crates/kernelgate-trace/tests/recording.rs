@@ -1,0 +1,236 @@
+//! Recordings of `kernelgate profile`: what is read of them, the time of ranges inside graphs, what
+//! bounds a case, and files that are broken.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use kernelgate_trace::analyze::restrict;
+use kernelgate_trace::diagnose::{Bound, Diagnosis, RangeUse, diagnose, range_tree};
+use kernelgate_trace::model::Trace;
+use kernelgate_trace::model::gpu::{MemoryKind, SyncKind};
+use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::stats::{self, Report};
+use serde_json::{Value, json};
+
+const STREAM: [u32; 3] = [0, 1, 7];
+
+fn on() -> Value {
+    json!({ "device": STREAM[0], "context": STREAM[1], "stream": STREAM[2] })
+}
+
+/// A recording of the case `f/w/c`; records are added to its lists.
+fn recording() -> Value {
+    json!({
+        "schema": "kernelgate.recording",
+        "schema_version": 1,
+        "case": "f/w/c",
+        "steps": 2,
+        "limits": [],
+        "device": { "id": 0, "name": "Test GPU", "compute": [9, 0], "multiprocessors": 100,
+                    "threads_per_sm": 2048, "registers_per_sm": 65536,
+                    "shared_per_sm": 233472, "blocks_per_sm": 32 },
+        "trace": {
+            "pid": 42,
+            "names": ["f/w/c", "step", "wait", "layer_0", "layer_1", "kernel_a", "cuLaunchKernel",
+                      "cuGraphLaunch", "cuStreamSynchronize"],
+            "kernels": [], "copies": [], "sets": [], "calls": [], "waits": [], "ranges": [],
+            "graph_nodes": [], "allocations": [], "overhead": [], "dropped": 0,
+        },
+    })
+}
+
+fn push(recording: &mut Value, list: &str, row: Value) {
+    recording["trace"][list].as_array_mut().unwrap().push(row);
+}
+
+fn range(recording: &mut Value, name: u32, span: (u64, u64)) {
+    let row = json!({ "name": name, "start": span.0, "end": span.1, "thread": 5 });
+    push(recording, "ranges", row);
+}
+
+fn call(recording: &mut Value, name: u32, span: (u64, u64), id: u32) {
+    let row =
+        json!({ "name": name, "start": span.0, "end": span.1, "thread": 5, "correlation": id });
+    push(recording, "calls", row);
+}
+
+fn kernel(recording: &mut Value, span: (u64, u64), id: u32, node: u64) {
+    let row = json!({
+        "name": 5, "start": span.0, "end": span.1, "on": on(), "correlation": id,
+        "grid": [200, 1, 1], "block": [256, 1, 1], "registers": 32, "static_shared": 0,
+        "dynamic_shared": 1024, "local": 0, "graph_node": node,
+    });
+    push(recording, "kernels", row);
+}
+
+fn read(text: &str) -> Result<Trace, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("recording.json");
+    std::fs::write(&path, text).unwrap();
+    read::open(&path, &Wanted::ALL).map_err(|error| error.to_string())
+}
+
+fn trace(recording: &Value) -> Trace {
+    read(&recording.to_string()).unwrap()
+}
+
+fn row<'a>(tree: &'a [RangeUse], path: &str) -> &'a RangeUse {
+    tree.iter().find(|row| row.path == path).unwrap_or_else(|| panic!("{path}: {tree:#?}"))
+}
+
+/// Two steps, each one launch of a graph with two kernels of 40 µs that were captured in layers.
+fn graph(limits: Value) -> Value {
+    let mut recording = recording();
+    recording["limits"] = limits;
+    range(&mut recording, 0, (1_000, 300_000));
+    for step in 0..2 {
+        let start = 2_000 + step * 10_000;
+        range(&mut recording, 1, (start, start + 6_000));
+        call(&mut recording, 7, (start + 1_000, start + 5_000), 10 + step as u32);
+        for layer in 0..2 {
+            let begin = 20_000 + step * 100_000 + layer * 41_000;
+            kernel(&mut recording, (begin, begin + 40_000), 10 + step as u32, 100 + layer);
+        }
+    }
+    for layer in 0..2 {
+        push(&mut recording, "graph_nodes", json!({ "id": 100 + layer, "ranges": [3 + layer] }));
+    }
+    range(&mut recording, 2, (22_000, 299_000));
+    call(&mut recording, 8, (23_000, 290_000), 0);
+    recording
+}
+
+#[test]
+fn every_list_becomes_its_columns() {
+    let mut recording = graph(json!([{ "by": "memory", "time_ns": 1.5 }]));
+    push(
+        &mut recording,
+        "copies",
+        json!({ "start": 5, "end": 9, "on": on(), "correlation": 3, "bytes": 64, "kind": 1,
+                "source": 1, "target": 3, "graph_node": 0 }),
+    );
+    push(&mut recording, "sets", json!({ "start": 10, "end": 12, "on": on(), "bytes": 8 }));
+    push(
+        &mut recording,
+        "waits",
+        json!({ "start": 20, "end": 30, "on": { "device": 9, "context": 1, "stream": 7 },
+                "kind": 3 }),
+    );
+    push(&mut recording, "allocations", json!({ "time": 1, "on": on(), "bytes": -64 }));
+    push(&mut recording, "overhead", json!([7, 8]));
+    recording["trace"]["dropped"] = 3.into();
+    let trace = trace(&recording);
+    assert_eq!((trace.kernels.on_gpu.len(), trace.kernel_name(0)), (4, "kernel_a"));
+    assert_eq!(trace.shapes[0].dynamic_shared, 1024);
+    assert_eq!(
+        (trace.copies.source[0], trace.copies.target[0]),
+        (MemoryKind::Pageable, MemoryKind::Device)
+    );
+    assert_eq!(trace.names.text(trace.copies.kind[0]), "Host-to-Device");
+    assert_eq!((trace.sets.bytes[0], trace.allocations.bytes[0]), (8, -64));
+    assert_eq!(trace.syncs.kind, [SyncKind::Stream]);
+    assert_eq!(trace.places[trace.syncs.on_gpu.place[0].0 as usize].device, 0);
+    assert_eq!((trace.quality.dropped, &trace.quality.overhead[..]), (3, &[(7, 8)][..]));
+    assert_eq!(trace.devices[0].multiprocessors, Some(100));
+    assert_eq!(trace.work[0].path, "f/w/c/step");
+    assert_eq!((trace.calls.len(), trace.ranges.len(), trace.processes[0].pid), (3, 4, 42));
+}
+
+#[test]
+fn ranges_of_a_capture_have_their_own_time_inside_each_launch() {
+    let trace = trace(&graph(json!([])));
+    let tree = range_tree(&trace);
+    let paths: Vec<&str> = tree.iter().map(|row| row.path.as_str()).collect();
+    assert_eq!(paths, ["f/w/c", "f/w/c/step", "f/w/c/step/layer_#"]);
+    let layers = row(&tree, "f/w/c/step/layer_#");
+    // Ranges that differ in a number are one row, each with its own span in each launch.
+    assert_eq!((layers.times, layers.operations, layers.busy_ns), (4, 4, 160_000));
+    assert_eq!(layers.span_ns, 160_000);
+    assert_eq!((layers.host_ns, layers.depth), (None, 2));
+    let step = row(&tree, "f/w/c/step");
+    assert_eq!((step.times, step.host_ns), (2, Some(12_000)));
+    assert_eq!((step.busy_ns, step.span_ns), (160_000, 162_000));
+    assert!((step.share - 1.0).abs() < 1e-9);
+    // The tables of `nsys stats` know the launch's ranges.
+    assert_eq!(stats::table(&trace, Report::GpuKernels).rows.len(), 1);
+}
+
+#[test]
+fn a_range_of_a_capture_restricts_a_trace() {
+    let trace = trace(&graph(json!([])));
+    let layer = restrict::inside(&trace, "layer_1").unwrap();
+    assert_eq!((layer.kernels.on_gpu.len(), layer.calls.len()), (2, 2));
+    assert_eq!(restrict::inside(&trace, "layer_*").unwrap().kernels.on_gpu.len(), 4);
+    assert_eq!(restrict::inside(&trace, "step").unwrap().kernels.on_gpu.len(), 4);
+    assert!(restrict::inside(&trace, "layer_2").is_none());
+}
+
+#[test]
+fn what_bounds_a_step_is_told_from_its_declared_work() {
+    let of = |memory: f64, compute: f64| {
+        let limits = json!([{ "by": "memory", "time_ns": memory * 81_000.0 },
+                            { "by": "matmul bf16", "time_ns": compute * 81_000.0 }]);
+        let trace = trace(&graph(limits));
+        let bound = row(&range_tree(&trace), "f/w/c/step").bound;
+        let diagnosis = diagnose(&trace);
+        let title = found(&diagnosis, "work-bound").unwrap();
+        assert!(title.contains(bound.label()), "{title}");
+        bound
+    };
+    assert_eq!(of(0.95, 0.02), Bound::Memory);
+    assert_eq!(of(0.02, 0.45), Bound::Compute);
+    assert_eq!(of(0.35, 0.1), Bound::Latency);
+    assert_eq!(of(0.55, 0.5), Bound::Mixed);
+    let without = trace(&graph(json!([])));
+    assert_eq!(row(&range_tree(&without), "f/w/c/step").bound, Bound::Busy);
+    let skipped = diagnose(&without).skipped;
+    assert!(skipped.iter().any(|skipped| skipped.rule == "work-bound"), "{skipped:?}");
+}
+
+fn found<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a str> {
+    diagnosis.findings.iter().find(|finding| finding.id == id).map(|found| found.title.as_str())
+}
+
+#[test]
+fn a_device_that_waits_for_launches_is_launch_bound_whatever_its_limits() {
+    let mut recording = recording();
+    recording["limits"] = json!([{ "by": "memory", "time_ns": 900_000.0 }]);
+    range(&mut recording, 0, (1_000, 2_000_000));
+    range(&mut recording, 1, (1_000, 1_900_000));
+    for launch in 0..150u32 {
+        let start = 2_000 + u64::from(launch) * 10_000;
+        call(&mut recording, 6, (start, start + 4_000), launch + 1);
+        kernel(&mut recording, (start + 5_000, start + 7_000), launch + 1, 0);
+    }
+    let trace = trace(&recording);
+    assert_eq!(row(&range_tree(&trace), "f/w/c/step").bound, Bound::Launch);
+    let diagnosis = diagnose(&trace);
+    assert!(found(&diagnosis, "launch-bound").is_some());
+    assert_eq!(diagnosis.recorder, "CUPTI");
+}
+
+#[test]
+fn what_was_lost_comes_first() {
+    let mut recording = graph(json!([]));
+    recording["trace"]["dropped"] = 7.into();
+    kernel(&mut recording, (0, 0), 99, 0);
+    recording["trace"]["kernels"][0]["name"] = 1000.into();
+    let diagnosis = diagnose(&trace(&recording));
+    let titles: Vec<&str> = diagnosis.findings.iter().map(|found| found.title.as_str()).collect();
+    assert!(titles[0].contains("lost 7 records"), "{titles:?}");
+    assert!(titles.iter().any(|title| title.contains("1 operations have no times")), "{titles:?}");
+    assert!(titles.iter().any(|title| title.contains("1 values do not fit")), "{titles:?}");
+}
+
+#[test]
+fn broken_and_newer_files_are_refused_by_name() {
+    let whole = graph(json!([])).to_string();
+    let cut = read(&whole[..whole.len() / 2]).unwrap_err();
+    assert!(cut.contains("recording.json") && cut.contains("cut short"), "{cut}");
+    let newer = read(&whole.replace("\"schema_version\":1", "\"schema_version\":2")).unwrap_err();
+    assert!(newer.contains("newer kernelgate"), "{newer}");
+    // What only mentions the format is Chrome's, and is not one either.
+    assert!(read("{\"a\":\"kernelgate.recording\"}").unwrap_err().contains("recording.json"));
+    assert!(read::open(Path::new("/nowhere/recording.json"), &Wanted::ALL).is_err());
+}

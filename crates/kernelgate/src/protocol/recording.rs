@@ -1,0 +1,60 @@
+//! A case as it was recorded: a file of its own too, which `kernelgate_trace` reads.
+
+use kernelgate_cuda::observe::activity::{Activity, RecordedDevice};
+use serde::{Deserialize, Serialize};
+
+use crate::measure::limits::TimeLimit;
+use crate::record::file::Record;
+
+/// What the process and the GPU did while a case was launched some times, one launch behind the
+/// other, with one wait at the end.
+///
+/// Ranges: the case's id around all; `step` around each launch; `reset` around what brings a state
+/// back before it; `wait` at the end.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CaseRecording {
+    /// Its id.
+    pub case: String,
+    /// Launches before.
+    pub warm_up: u32,
+    /// Launches that were recorded.
+    pub steps: u32,
+    /// Host time from before the first launch to the end of the wait, nanoseconds.
+    pub wall_ns: u64,
+    /// What recording adds to the host's part of a launch, nanoseconds, measured before and after
+    /// it began.
+    pub launch_cost_ns: Option<f64>,
+    /// The least times of a launch by the device's measured ceilings, hot.
+    pub limits: Vec<TimeLimit>,
+    /// Where it ran.
+    pub device: RecordedDevice,
+    /// What was recorded.
+    pub trace: Activity,
+}
+
+impl CaseRecording {
+    /// The range around each launch.
+    pub const STEP: &str = "step";
+}
+
+impl Record for CaseRecording {
+    const SCHEMA: &'static str = "kernelgate.recording";
+    const VERSION: u64 = 1;
+    const KIND: &'static str = "recording";
+    const FREE_TEXT: &'static [&'static str] = &["names"];
+    const LINES: &'static [&'static str] = &[
+        "kernels",
+        "copies",
+        "sets",
+        "calls",
+        "waits",
+        "ranges",
+        "graph_nodes",
+        "allocations",
+        "overhead",
+    ];
+
+    fn validate(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
