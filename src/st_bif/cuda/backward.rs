@@ -140,8 +140,7 @@ fn replay(
     Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
         let pointers =
             [Argument::from(&x), Argument::from(&gy), Argument::Address(0), outputs[0].argument()];
-        let arguments = [&pointers[..], &last].concat();
-        within("backward", || kernel.launch(&arguments))
+        within("backward", || kernel.launch(&[&pointers[..], &last].concat()))
     }))
 }
 

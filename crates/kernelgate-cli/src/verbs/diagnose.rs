@@ -26,7 +26,7 @@ const SCHEMA: u32 = 1;
 pub struct Arguments {
     /// Traces: SQLite exports or reports of Nsight Systems, CSV or reports of Nsight Compute, JSON
     /// of PyTorch's profiler (.gz too), recordings of `kernelgate profile`. Two are compared, unless
-    /// --each is given. Or one case, or a regular expression of several: recorded and diagnosed
+    /// --each is given. Or one case, or a regular expression of several, to record and diagnose
     #[arg(required = true, value_name = "TRACE|CASE")]
     traces: Vec<PathBuf>,
     /// Only what was launched inside the ranges of this path, or end of one; `*` is any text
@@ -58,33 +58,25 @@ enum DiagnosisFormat {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    anyhow::ensure!(
-        arguments.html.is_none() || arguments.traces.len() == 1,
-        "--html takes one trace, not {}",
-        arguments.traces.len()
-    );
-    match &arguments.traces[..] {
-        [base, head] if !arguments.each && !arguments.checklist => {
-            compare(arguments, [base, head])?
-        }
-        traces => {
-            let folder = tempfile::tempdir()?;
+    let folder = tempfile::tempdir()?;
+    let traces: Vec<(String, PathBuf)> = match case(&arguments.traces) {
+        Some(filter) => profile::record(&filter, &arguments.benches, store, folder.path())?,
+        None => {
             let named = |path: &PathBuf| (path.display().to_string(), path.clone());
-            let traces = match case(traces) {
-                Some(filter) => profile::record(&filter, &arguments.benches, store, folder.path())?,
-                None => traces.iter().map(named).collect(),
-            };
-            each(arguments, &traces)?
+            arguments.traces.iter().map(named).collect()
         }
+    };
+    anyhow::ensure!(
+        arguments.html.is_none() || traces.len() == 1,
+        "--html takes one trace, not {}",
+        traces.len()
+    );
+    let together = arguments.traces.len() == 2 && !arguments.each && !arguments.checklist;
+    match &traces[..] {
+        [base, head] if together => compare(arguments, [base, head])?,
+        traces => each(arguments, traces)?,
     }
     Ok(Exit::Fine)
-}
-
-/// The filter, where one word is given that names no file: files have an extension, cases have none.
-fn case(words: &[PathBuf]) -> Option<String> {
-    let [word] = words else { return None };
-    let names_a_file = word.exists() || word.extension().is_some();
-    (!names_a_file).then(|| word.to_str().map(str::to_owned)).flatten()
 }
 
 fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<()> {
@@ -93,7 +85,7 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<(
         let trace = load(path, arguments)?;
         let diagnosis = diagnose(&trace);
         if let Some(file) = &arguments.html {
-            write_page(file, path, &trace, &diagnosis)?;
+            write_page(file, name, &trace, &diagnosis)?;
         }
         let lines = checklist::checklist(&diagnosis);
         if arguments.format == DiagnosisFormat::Json {
@@ -104,7 +96,7 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<(
             continue;
         }
         if traces.len() > 1 {
-            println!("{}{name}", if index > 0 { "\n" } else { "" });
+            println!("{}{}", if index > 0 { "\n" } else { "" }, printable(name));
         }
         print(&match arguments.checklist {
             true => checklist::to_text(&lines),
@@ -118,10 +110,10 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<(
 }
 
 /// What changed from one trace to another. Only one of them is held at a time.
-fn compare(arguments: &Arguments, paths: [&PathBuf; 2]) -> anyhow::Result<()> {
-    let [base, head] = paths.map(|path| load(path, arguments).map(|trace| Sums::of(&trace)));
+fn compare(arguments: &Arguments, traces: [&(String, PathBuf); 2]) -> anyhow::Result<()> {
+    let [base, head] = traces.map(|(_, path)| load(path, arguments).map(|trace| Sums::of(&trace)));
     let difference = difference(base?, head?);
-    let names = paths.map(|path| path.display().to_string());
+    let names = traces.map(|(name, _)| name);
     match arguments.format {
         DiagnosisFormat::Json => print_json(&json!({
             "schema_version": SCHEMA,
@@ -129,10 +121,17 @@ fn compare(arguments: &Arguments, paths: [&PathBuf; 2]) -> anyhow::Result<()> {
             "difference": difference.to_json(),
         })),
         DiagnosisFormat::Text => {
-            print(&difference.to_text([&names[0], &names[1]]));
+            print(&difference.to_text(names.map(String::as_str)));
             Ok(())
         }
     }
+}
+
+/// The filter, where one word is given that names no file: files have an extension, cases have none.
+fn case(words: &[PathBuf]) -> Option<String> {
+    let [word] = words else { return None };
+    let names_a_file = word.exists() || word.extension().is_some();
+    (!names_a_file).then(|| word.to_str().map(str::to_owned)).flatten()
 }
 
 /// Names come from the file: what a terminal would obey is made harmless.
@@ -150,13 +149,8 @@ fn load(path: &Path, arguments: &Arguments) -> anyhow::Result<Trace> {
 }
 
 /// The diagnosis as a page.
-fn write_page(
-    file: &Path,
-    path: &Path,
-    trace: &Trace,
-    diagnosis: &Diagnosis,
-) -> anyhow::Result<()> {
-    let page = pages::trace::page(&path.display().to_string(), trace, diagnosis)
+fn write_page(file: &Path, name: &str, trace: &Trace, diagnosis: &Diagnosis) -> anyhow::Result<()> {
+    let page = pages::trace::page(name, trace, diagnosis)
         .map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
     file::write_text(file, &page).map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
     eprintln!("page: {}", printable(&file.display().to_string()));

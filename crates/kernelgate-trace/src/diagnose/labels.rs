@@ -31,19 +31,6 @@ pub fn short_name(name: &str) -> String {
     short
 }
 
-/// `step_12/layer_3` as `step_#/layer_#`.
-pub(super) fn without_numbers(path: &str) -> String {
-    let mut text = String::new();
-    for c in path.chars() {
-        match c {
-            '0'..='9' if text.ends_with('#') => {}
-            '0'..='9' => text.push('#'),
-            c => text.push(c),
-        }
-    }
-    text
-}
-
 /// The rest behind `(int)`, `(bool)` or another cast of a template argument.
 fn cast(text: &str) -> Option<&str> {
     let casts = ["(int)", "(bool)", "(unsigned int)", "(unsigned long)", "(long)", "(short)"];
