@@ -236,6 +236,7 @@ mod tests {
             phases: Vec::new(),
             recording: None,
             reason: None,
+            recording: None,
         }
     }
 

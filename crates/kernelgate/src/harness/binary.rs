@@ -20,7 +20,7 @@ use super::{
 use crate::backend::Target;
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
-use crate::protocol::{self, Action, Repetitions, Request, Response, ResponseBody};
+use crate::protocol::{self, Action, Request, Response, ResponseBody};
 use crate::record::text::printable;
 use crate::record::{Environment, Run, Shard, Store, TrialRequest, file, trial_request};
 use crate::suite::Suite;
@@ -277,12 +277,8 @@ impl Harness {
                 ))
             }
             Action::Profile | Action::Record(_) => {
-                let repetitions = match action {
-                    Action::Record(repetitions) => *repetitions,
-                    _ => Repetitions::default(),
-                };
                 let target = flags.wanted().open(&place)?;
-                answer::profile::profile(&selection, flags.seed, &target, repetitions)?
+                answer::profile::profile(&selection, flags.seed, &target, action.recorded())?
             }
             _ => ResponseBody::List(answer::list::list(own(), &selection, &place)),
         })

@@ -27,7 +27,7 @@ pub enum Action {
         /// Folder for inputs, outputs and reference of each case.
         dump: Option<PathBuf>,
     },
-    /// [`Self::Record`] with the defaults, of programs that know no numbers.
+    /// Sum up the kernels of one launch of each case.
     Profile,
     /// Record what the process and the GPU do during launches of each case.
     Record(Repetitions),
@@ -47,6 +47,16 @@ pub enum Action {
     Peers,
     /// Verify and time for a comparison.
     Trial(TrialRequest),
+}
+
+impl Action {
+    /// How a case is recorded, where the records are wanted and not a launch's sums alone.
+    pub fn recorded(&self) -> Option<Repetitions> {
+        match self {
+            Self::Record(repetitions) => Some(*repetitions),
+            _ => None,
+        }
+    }
 }
 
 /// How often a case is launched for a recording.

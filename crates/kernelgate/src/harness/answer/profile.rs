@@ -29,7 +29,8 @@ const STEPS: u32 = 3;
 const SERIES: usize = 10;
 const IN_SERIES: usize = 100;
 
-/// Verifies and records one case an implementation.
+/// Verifies and records one case an implementation; without repetitions one launch of it, of which
+/// the sums alone are given.
 ///
 /// # Errors
 /// When the device fails.
@@ -37,8 +38,9 @@ pub fn profile(
     selection: &Selection<'_>,
     seed: u64,
     target: &Target,
-    repetitions: Repetitions,
+    wanted: Option<Repetitions>,
 ) -> Result<ResponseBody, BackendError> {
+    let repetitions = wanted.unwrap_or_default();
     let by_phase =
         |note: Option<String>| Ok(by_phase(selection, (seed, target), repetitions, note));
     let Target::Cuda(device) = target else { return by_phase(None) };
@@ -68,7 +70,7 @@ pub fn profile(
         launch_cost_ns: recorded_ns - unrecorded_ns,
         described: RecordedDevice::of(device)?,
         warm_up: repetitions.warm_up.unwrap_or(WARM_UP),
-        steps: repetitions.steps.unwrap_or(STEPS),
+        steps: wanted.map_or(1, |wanted| wanted.steps.unwrap_or(STEPS)),
     };
     let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
         let (executable, _) = ready.verify(group, case, target)?;
@@ -82,7 +84,7 @@ pub fn profile(
     let profiled = outcomes.into_iter().map(|(case, outcome)| {
         let (status, recording, reason) = parts(outcome);
         let summary = recording.as_ref().map(|recording| KernelSummary::of(&recording.trace));
-        let recording = recording.map(Box::new);
+        let recording = recording.filter(|_| wanted.is_some()).map(Box::new);
         ProfiledCase { case, status, summary, phases: Vec::new(), reason, recording }
     });
     Ok(ResponseBody::Profile(profiled.collect()))
