@@ -27,9 +27,10 @@ const CRATES: &[Rules] = &[
         modules: &[
             ("error", &[]),
             ("architecture", &[]),
+            ("layout", &[]),
             ("library", &["architecture"]),
-            ("compiler", &["architecture", "library"]),
-            ("driver", &["error", "architecture", "library", "compiler"]),
+            ("compiler", &["architecture", "layout", "library"]),
+            ("driver", &["error", "architecture", "layout", "library", "compiler"]),
             ("libraries", &["error", "library", "driver"]),
             ("spec", &["error", "architecture", "compiler", "driver"]),
             ("instruments", &["error", "driver", "spec"]),

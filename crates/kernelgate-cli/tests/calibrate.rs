@@ -75,6 +75,42 @@ fn what_is_known_is_counted_and_kept_beside_the_baselines() {
     package.run(again).expect(2, &["calibration.json: broken or cut short"]);
 }
 
+/// Two cases: one of them alone is made slower, by work, and in a layout of its own nothing is.
+#[test]
+fn work_single_cases_and_layouts_are_told_apart() {
+    let package = Package::new();
+    let few = "n64|n128 --axis n=64,128 --comparisons 0 --inject 100 --work 100 \
+               --power-comparisons 1 --single 2 --layouts 1 --sham 0 --max-blocks 12";
+    let outcome = package.run(&format!("{CALIBRATE} {few} --format json"));
+    outcome.expect(0, &["2 cases: "]);
+    let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let kinds: Vec<&str> = json["summary"]["kinds"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|kind| kind["kind"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["other layout", "100 % slower", "100 % more work", "one case 100 % slower"]);
+    let text = std::fs::read_to_string(package.calibration()).unwrap();
+    let calibration: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let single: Vec<_> = calibration["comparisons"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|known| known["kind"]["single"] == 100.0)
+        .map(|known| known["delays_ns"].as_object().unwrap().keys().cloned().collect::<Vec<_>>())
+        .collect();
+    assert_eq!(single.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1]);
+    assert_ne!(single[0], single[1]);
+    let work = json["summary"]["power"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|power| power["kind"] == "100 % more work" && power["case"].is_null())
+        .unwrap();
+    assert!(work["measured"].as_f64().unwrap() > 30.0, "{work}");
+}
+
 #[test]
 fn parts_are_merged_and_strangers_are_not() {
     let package = Package::new();
@@ -103,6 +139,7 @@ fn parts_are_merged_and_strangers_are_not() {
         .expect(4, &["refused: edited.json", "filter is `n64` and `x`"]);
     for (bad, words) in [
         ("calibrate --inject 0", "--inject takes percentages"),
+        ("calibrate --work=-1", "--work takes percentages"),
         ("calibrate --dir bin --shard 1/2", "--shard needs a filter"),
         ("calibrate --shard 3/2", "a part is 1/4"),
         ("calibrate --dir bin --backend cpu n64 --relative=-1", "--relative"),

@@ -4,6 +4,7 @@
 //!
 //! - [`architecture`]: what is known of one by its name alone.
 //! - [`library`]: where NVIDIA's libraries are found, and how to get what is missing.
+//! - [`layout`]: the same program at other addresses, on purpose.
 //! - [`driver`]: devices, memory, streams, events, graphs, kernels and their launches.
 //! - [`compiler`]: kernel source to machine code, its cache on disk, and what the machine code says
 //!   of itself.
@@ -28,6 +29,7 @@ pub mod compiler;
 pub mod driver;
 mod error;
 pub mod instruments;
+pub mod layout;
 pub mod libraries;
 pub mod library;
 pub mod observe;

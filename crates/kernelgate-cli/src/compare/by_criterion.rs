@@ -175,7 +175,7 @@ pub fn measure_listed(
         } else if let Err(why) = check_plain(id) {
             skip(id, &why);
         } else {
-            let added_ns = trial.delays_ns.get(id).copied().unwrap_or(0.0);
+            let added_ns = trial.planted.delays_ns.get(id).copied().unwrap_or(0.0);
             let mut record = record(case, added_ns, contention);
             let of_gpu = own.as_ref().and_then(|own| own.cases.get(id));
             record.samples.host_bound = of_gpu.is_some_and(|of_gpu| of_gpu.samples.host_bound);

@@ -61,9 +61,13 @@ pub fn command(
     written.map_err(|error| format!("failed to {error}"))?;
     let _ = std::fs::remove_file(&trial.request.record);
     let mut command = of_request(setup, trial, (variable, &path));
+    let planted = &trial.planted;
+    let how = if planted.by_work { ":work" } else { "" };
     let delays: Vec<String> =
-        trial.delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns:.0}")).collect();
-    command.envs((!delays.is_empty()).then(|| ("KERNELGATE_DELAY", delays.join(","))));
+        planted.delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns:.0}{how}")).collect();
+    command
+        .envs((!delays.is_empty()).then(|| ("KERNELGATE_DELAY", delays.join(","))))
+        .envs(planted.layout.map(|layout| ("KERNELGATE_LAYOUT", layout.to_string())));
     Ok(command)
 }
 
@@ -81,7 +85,7 @@ fn of_request(
     command.envs(setup.settings).env(variable, path).env("KERNELGATE_COMMIT", &trial.commit);
     command.env("CARGO_TARGET_DIR", setup.work.join("target"));
     command.env("CRITERION_HOME", setup.work.join("criterion")).env_remove("KERNELGATE_SESSION");
-    command.env_remove("KERNELGATE_DELAY");
+    command.env_remove("KERNELGATE_DELAY").env_remove("KERNELGATE_LAYOUT");
     command
 }
 

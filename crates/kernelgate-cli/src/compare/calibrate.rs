@@ -9,7 +9,7 @@ use super::engine::Engine;
 use super::load::CoRunning;
 use super::progress::{self, ComparisonProgress};
 use super::session::{Prepared, Session};
-use super::{CompareError, ComparisonRequest, SideSource, rounds};
+use super::{CompareError, ComparisonRequest, Planted, SideSource, rounds};
 use crate::gate::calibration::{Calibration, ComparisonKind, Known, Series, differing, recommend};
 use crate::gate::comparison::Comparison;
 use crate::gate::paired::TestPlan;
@@ -25,16 +25,24 @@ const ON_GPU_NS: (f64, f64) = (50e3, 20e6);
 const FIRST_LAUNCH: f64 = 4.0;
 /// Processes before a comparison that say what a share of a case's time is.
 const PROBES: usize = 3;
+/// Layouts that take turns: on a GPU each of them is compiled once.
+const LAYOUTS: usize = 16;
 
 /// What is to be measured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CalibrationRequest {
     /// Comparisons of nothing with nothing.
     pub null: usize,
+    /// Comparisons in which code and memory of the head lie elsewhere.
+    pub layouts: usize,
     /// Slow-downs to inject, per cent.
     pub injected: Vec<f64>,
+    /// More work to give, per cent.
+    pub work: Vec<f64>,
     /// Comparisons of each of them.
     pub each: usize,
+    /// Comparisons of each injected slow-down in which one case alone has it.
+    pub single: usize,
     /// Comparisons with the host busy with co-running load while the head runs.
     pub sham: usize,
     /// Which of how many parts of all these, from 0.
@@ -191,13 +199,20 @@ fn choose(
 /// Everything to measure in this part, kinds evenly mixed, so that whatever the machine does meets
 /// all of them.
 fn schedule(wanted: &CalibrationRequest) -> Vec<(ComparisonKind, usize)> {
-    let injected =
-        wanted.injected.iter().map(|percent| (ComparisonKind::Injected(*percent), wanted.each));
+    let untouched = [
+        (ComparisonKind::Null, wanted.null),
+        (ComparisonKind::Layout, wanted.layouts),
+        (ComparisonKind::Sham, wanted.sham),
+    ];
+    let injected = wanted.injected.iter().flat_map(|percent| {
+        [
+            (ComparisonKind::Injected(*percent), wanted.each),
+            (ComparisonKind::Single(*percent), wanted.single),
+        ]
+    });
+    let work = wanted.work.iter().map(|percent| (ComparisonKind::Work(*percent), wanted.each));
     let counts: Vec<(ComparisonKind, usize)> =
-        [(ComparisonKind::Null, wanted.null), (ComparisonKind::Sham, wanted.sham)]
-            .into_iter()
-            .chain(injected)
-            .collect();
+        untouched.into_iter().chain(injected).chain(work).collect();
     let mut tasks: Vec<(f64, ComparisonKind, usize)> = Vec::new();
     for (kind, count) in counts {
         tasks.extend((0..count).map(|number| ((number as f64 + 0.5) / count as f64, kind, number)));
@@ -305,8 +320,8 @@ fn one(
     let (started, clock) = (timestamp(), Instant::now());
     let simulated: BTreeSet<&String> =
         prepared.criterion.iter().flat_map(|bench| &bench.cases).collect();
-    let delays_ns: BTreeMap<String, f64> = match kind {
-        ComparisonKind::Injected(percent) => {
+    let delays_ns: BTreeMap<String, f64> = match kind.percent() {
+        Some(percent) => {
             let mut times_ns: BTreeMap<String, Vec<f64>> = BTreeMap::new();
             for _ in 0..PROBES {
                 for (id, time_ns) in
@@ -324,11 +339,21 @@ fn one(
                 let share_ns = share(&id, &times_ns);
                 (id, share_ns)
             };
-            times_ns.into_iter().map(share).collect()
+            let mut delays_ns: BTreeMap<String, f64> = times_ns.into_iter().map(share).collect();
+            if let ComparisonKind::Single(_) = kind {
+                let chosen = delays_ns.keys().nth(number % delays_ns.len().max(1)).cloned();
+                delays_ns.retain(|id, _| Some(id) == chosen.as_ref());
+            }
+            delays_ns
         }
-        _ => BTreeMap::new(),
+        None => BTreeMap::new(),
     };
-    let delayed = ComparisonRequest { head_delays_ns: delays_ns.clone(), ..request.clone() };
+    let planted = Planted {
+        delays_ns: delays_ns.clone(),
+        by_work: matches!(kind, ComparisonKind::Work(_)),
+        layout: matches!(kind, ComparisonKind::Layout).then_some(1 + number % LAYOUTS),
+    };
+    let request_of_head = ComparisonRequest { planted, ..request.clone() };
     let on_host = prepared.environment.as_ref().is_none_or(Environment::on_host);
     let co_running = match kind {
         ComparisonKind::Sham if on_host => {
@@ -342,7 +367,7 @@ fn one(
         }
         _ => CoRunning::Nothing,
     };
-    let mut engine = Engine::of_many(&delayed, session, wanted.plan, co_running, label);
+    let mut engine = Engine::of_many(&request_of_head, session, wanted.plan, co_running, label);
     let comparison = engine.compare(prepared.clone())?;
     Ok(known((kind, number), (started, clock.elapsed()), delays_ns, &comparison, &engine.trials))
 }
@@ -424,8 +449,11 @@ mod tests {
     fn wanted(shard: (usize, usize)) -> CalibrationRequest {
         CalibrationRequest {
             null: 7,
+            layouts: 1,
             injected: vec![2.0, 5.0],
+            work: vec![1.0],
             each: 3,
+            single: 1,
             sham: 2,
             shard,
             plan: TestPlan::default(),
@@ -441,15 +469,16 @@ mod tests {
     #[test]
     fn shards_share_everything_and_nothing_twice() {
         let whole = schedule(&wanted((0, 1)));
-        assert_eq!(whole.len(), 15);
-        // The first half has its part of every kind.
+        assert_eq!(whole.len(), 21);
+        // The first half has its part of every kind that there are several of.
         for kind in [
             ComparisonKind::Null,
             ComparisonKind::Sham,
             ComparisonKind::Injected(2.0),
             ComparisonKind::Injected(5.0),
+            ComparisonKind::Work(1.0),
         ] {
-            assert!(whole[..8].iter().any(|task| task.0 == kind), "{kind:?}");
+            assert!(whole[..11].iter().any(|task| task.0 == kind), "{kind:?}");
         }
         let parts: Vec<(ComparisonKind, usize)> =
             (0..4).flat_map(|part| schedule(&wanted((part, 4)))).collect();

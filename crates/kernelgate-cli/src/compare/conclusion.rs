@@ -86,7 +86,7 @@ impl Engine<'_> {
             identical: self.session.identical().into_iter().collect(),
             untimed: facts.untimed,
             optimised: facts.optimised,
-            delays: delays_text(&self.request.head_delays_ns),
+            delays: delays_text(&self.request.planted.delays_ns),
             rounds: [1, 2].into_iter().filter_map(|round| self.facts_of(round)).collect(),
             numerics: NumericsReport::default(),
             costs: Vec::new(),

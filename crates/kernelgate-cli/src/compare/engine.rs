@@ -9,7 +9,7 @@ use super::load::{BusyThreads, CoRunning};
 use super::process::{TrialProcess, TrialSetup};
 use super::progress::{self, ComparisonProgress};
 use super::session::{Bench, Prepared, Session, open_trials};
-use super::{CompareError, ComparisonRequest, rounds};
+use super::{CompareError, ComparisonRequest, Planted, rounds};
 use super::{driver, folder};
 use crate::gate::Verdict;
 use crate::gate::comparison::{Broken, Comparison, CriterionBench};
@@ -224,17 +224,20 @@ impl<'a> Engine<'a> {
         let Some(executable) = side.executables.driven.get(bench) else {
             return Err("it has no such bench".to_owned());
         };
-        let mut delays_ns = self.request.head_delays_ns.clone();
-        delays_ns.retain(|id, _| {
-            arm == Arm::Head && request.cases.as_ref().is_none_or(|cases| cases.contains(id))
-        });
+        let mut planted = match arm {
+            Arm::Base => Planted::default(),
+            Arm::Head => self.request.planted.clone(),
+        };
+        planted
+            .delays_ns
+            .retain(|id, _| request.cases.as_ref().is_none_or(|cases| cases.contains(id)));
         Ok(TrialProcess {
             driver: executable.driver,
             program: slot.join("bin").join(bench),
             hash: &executable.hash,
             package: side.package_of(bench).clone(),
             commit: side.commit.clone(),
-            delays_ns,
+            planted,
             request,
             timeout,
         })

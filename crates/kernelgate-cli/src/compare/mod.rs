@@ -52,6 +52,18 @@ pub enum SideSource {
     Folder(PathBuf),
 }
 
+/// What a calibration does to the head on purpose, to see what is made of it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Planted {
+    /// Delays that are added to launches, or to the times of iterations where nothing can delay
+    /// them: nanoseconds by case.
+    pub delays_ns: BTreeMap<String, f64>,
+    /// Whether launches are delayed by work in place of a wait.
+    pub by_work: bool,
+    /// The number of a layout of code and memory; none for the usual one.
+    pub layout: Option<usize>,
+}
+
 /// A comparison that was asked for.
 #[derive(Debug, Clone)]
 pub struct ComparisonRequest {
@@ -65,9 +77,8 @@ pub struct ComparisonRequest {
     pub filter: Option<String>,
     /// Our flags of a bench binary, as environment variables.
     pub settings: BTreeMap<String, String>,
-    /// Delays that are added on purpose to launches of the head, or to the times of its iterations
-    /// where nothing can delay them: nanoseconds by case.
-    pub head_delays_ns: BTreeMap<String, f64>,
+    /// What is done to the head on purpose.
+    pub planted: Planted,
     /// What counts as slower.
     pub thresholds: Thresholds,
     /// What counts as less accurate.

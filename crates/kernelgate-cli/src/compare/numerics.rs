@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::engine::{Engine, index};
 use super::install::Driver;
 use super::session::{Bench, Prepared};
-use super::{CompareError, driver, folder};
+use super::{CompareError, Planted, driver, folder};
 use crate::gate::code::CodeComparison;
 use crate::gate::costs::{self, CostGrowth};
 use crate::gate::numerics::{self, NumericsPolicy, NumericsReport};
@@ -165,7 +165,7 @@ impl Engine<'_> {
         let mut settings = self.request.settings.clone();
         settings.insert("KERNELGATE_SEED".to_owned(), seed.to_string());
         let run = self.trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
-            trial.delays_ns.clear();
+            trial.planted = Planted::default();
             driver::run(&super::process::TrialSetup { settings: &settings, ..self.setup() }, &trial)
         });
         run.unwrap_or_else(|why| {

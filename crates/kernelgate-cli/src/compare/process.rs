@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use super::Planted;
 use super::install::Driver;
 use crate::benches::child::{Ended, Running, over_memory};
 use crate::benches::output::{Captured, Kept, captured, drain};
@@ -40,8 +41,8 @@ pub struct TrialProcess<'a> {
     pub package: PathBuf,
     /// Commit of its sources.
     pub commit: String,
-    /// Nanoseconds by case that are added on purpose.
-    pub delays_ns: BTreeMap<String, f64>,
+    /// What is done to it on purpose.
+    pub planted: Planted,
     /// How it is told what to do.
     pub driver: Driver,
     /// What it is to do.

@@ -209,7 +209,7 @@ impl Session {
         request: &ComparisonRequest,
     ) -> Result<BTreeMap<String, String>, CompareError> {
         let mut identity: BTreeMap<String, String> = request.settings.clone();
-        let delays = delays_text(&request.head_delays_ns).unwrap_or_default();
+        let delays = delays_text(&request.planted.delays_ns).unwrap_or_default();
         identity.insert("delays".to_owned(), delays);
         identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
         identity.insert("thresholds".to_owned(), request.thresholds.identity()?);

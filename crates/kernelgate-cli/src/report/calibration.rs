@@ -168,7 +168,7 @@ fn verdicts(kinds: &[Tally]) -> Table {
 fn power(rows: &[Power]) -> Table {
     let mut table = Table::new(&[
         "case",
-        "injected",
+        "made",
         "added",
         "measured",
         "found",
@@ -179,7 +179,7 @@ fn power(rows: &[Power]) -> Table {
     for row in rows.iter().filter(|row| row.found.of > 0) {
         table.row(vec![
             row.case.clone().unwrap_or_else(|| "all".to_owned()),
-            format!("{} %", row.percent),
+            row.kind.clone(),
             format!("{:.2} %", row.added),
             format!("{:.2} %", row.measured),
             format!("{} of {}", row.found.hits, row.found.of),
@@ -194,7 +194,7 @@ fn power(rows: &[Power]) -> Table {
 fn not_injected(power: &Power) -> Option<String> {
     let (count, reason) = power.not_injected.as_ref()?;
     let case = power.case.as_deref().unwrap_or("all");
-    Some(format!("not injected: {} % of {case}, in {count} comparisons: {reason}", power.percent))
+    Some(format!("not made: {}, {case}, in {count} comparisons: {reason}", power.kind))
 }
 
 fn noise(rows: &[ProcessNoise]) -> Table {

@@ -2,17 +2,16 @@
 //! them.
 
 use kernelgate::record::text::printable;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
 
 use super::output::{OutputFormat, arguments_of_process, command_line, print_json};
-use super::settings::{Settings, ThresholdFlags, Timeouts};
+use super::settings::{Settings, ThresholdFlags, Timeouts, nothing_planted};
 use crate::compare::calibrate::{self, CalibrationRequest};
 use crate::compare::progress::parse_duration;
-use crate::compare::{CompareError, ComparisonRequest, SideSource, Thresholds};
+use crate::compare::{CompareError, ComparisonRequest, Planted, SideSource, Thresholds};
 use crate::gate::calibration::{Calibration, CalibrationSummary, recommend, summarise};
 use crate::gate::numerics::NumericsPolicy;
 use crate::gate::paired::TestPlan;
@@ -42,6 +41,17 @@ pub struct Arguments {
     /// Comparisons of each of these slow-downs
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     power_comparisons: usize,
+    /// More work to give to the head, per cent of each case's time: passes over memory in place of
+    /// a wait
+    #[arg(long, value_name = "PERCENT[,PERCENT]", value_delimiter = ',')]
+    work: Vec<f64>,
+    /// Comparisons of each of these slow-downs in which one case alone is slower, another one each
+    /// time
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    single: usize,
+    /// Comparisons of an executable with itself, the head's code and memory at other addresses
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    layouts: usize,
     /// Comparisons with every core of the host, or the GPU, busy while the head's processes run
     #[arg(long, value_name = "COUNT", default_value_t = 10)]
     sham: usize,
@@ -116,7 +126,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         benches: arguments.bench.clone(),
         filter: arguments.filter.clone(),
         settings: arguments.settings.variables(),
-        head_delays_ns: BTreeMap::new(),
+        planted: Planted::default(),
         time_identical: true,
         affected: false,
         kernels: Vec::new(),
@@ -137,8 +147,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     let wanted = CalibrationRequest {
         null: arguments.comparisons,
+        layouts: arguments.layouts,
         injected: arguments.inject.clone(),
+        work: arguments.work.clone(),
         each: arguments.power_comparisons,
+        single: arguments.single,
         sham: arguments.sham,
         shard: arguments.shard.unwrap_or((0, 1)),
         plan,
@@ -185,23 +198,25 @@ const fn names_cases(arguments: &Arguments) -> bool {
 }
 
 fn check(arguments: &Arguments) -> anyhow::Result<()> {
-    for percent in &arguments.inject {
-        anyhow::ensure!(
-            *percent > 0.0 && *percent <= 1000.0,
-            "--inject takes percentages above 0, up to 1000, not {percent}"
-        );
+    for (flag, percents) in [("--inject", &arguments.inject), ("--work", &arguments.work)] {
+        for percent in percents {
+            anyhow::ensure!(
+                *percent > 0.0 && *percent <= 1000.0,
+                "{flag} takes percentages above 0, up to 1000, not {percent}"
+            );
+        }
     }
-    anyhow::ensure!(arguments.comparisons <= 100_000, "--comparisons takes a number up to 100000");
-    anyhow::ensure!(
-        arguments.power_comparisons <= 100_000,
-        "--power-comparisons takes a number up to 100000"
-    );
-    anyhow::ensure!(arguments.sham <= 100_000, "--sham takes a number up to 100000");
+    for (flag, count) in [
+        ("--comparisons", arguments.comparisons),
+        ("--power-comparisons", arguments.power_comparisons),
+        ("--single", arguments.single),
+        ("--layouts", arguments.layouts),
+        ("--sham", arguments.sham),
+    ] {
+        anyhow::ensure!(count <= 100_000, "{flag} takes a number up to 100000");
+    }
     anyhow::ensure!(arguments.cases > 0, "--cases takes a number from 1");
-    anyhow::ensure!(
-        std::env::var_os("KERNELGATE_DELAY").is_none_or(|delay| delay.is_empty()),
-        "KERNELGATE_DELAY is set: it would slow both sides down; unset it"
-    );
+    nothing_planted()?;
     Filter::parse(arguments.filter.as_deref(), false)?;
     anyhow::ensure!(
         arguments.shard.is_none() || names_cases(arguments),

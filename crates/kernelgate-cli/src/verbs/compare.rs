@@ -1,17 +1,16 @@
 //! `kernelgate compare`: two builds, their processes interleaved until every case is decided.
 
 use kernelgate::record::text::printable;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
 
 use super::output::{arguments_of_process, command_line};
-use super::settings::{Settings, ThresholdFlags, Timeouts};
+use super::settings::{Settings, ThresholdFlags, Timeouts, nothing_planted};
 use super::verdict::VerdictOutput;
 use crate::compare::progress::parse_duration;
-use crate::compare::{self, CompareError, ComparisonRequest, SideSource, Thresholds};
+use crate::compare::{self, CompareError, ComparisonRequest, Planted, SideSource, Thresholds};
 use crate::gate::numerics::NumericsPolicy;
 use crate::report::{comparison, metrics};
 use kernelgate::display::terminal;
@@ -86,10 +85,7 @@ fn absolute(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    anyhow::ensure!(
-        std::env::var_os("KERNELGATE_DELAY").is_none_or(|delay| delay.is_empty()),
-        "KERNELGATE_DELAY is set: it would slow both sides down; unset it"
-    );
+    nothing_planted()?;
     Filter::parse(arguments.filter.as_deref(), false)?;
     anyhow::ensure!(
         arguments.growth >= 1.0 && arguments.growth.is_finite(),
@@ -107,7 +103,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         benches: arguments.bench.clone(),
         filter: arguments.filter.clone(),
         settings: arguments.settings.variables(),
-        head_delays_ns: BTreeMap::new(),
+        planted: Planted::default(),
         time_identical: arguments.time_identical,
         affected: arguments.affected,
         kernels: arguments.kernels.clone(),

@@ -114,6 +114,23 @@ pub struct Timeouts {
     pub build_wait: Duration,
 }
 
+/// Variables of a bench that change what is measured, which a comparison sets for the head alone.
+pub const PLANTED: [&str; 2] = ["KERNELGATE_DELAY", "KERNELGATE_LAYOUT"];
+
+/// Refuses variables that would change both sides.
+///
+/// # Errors
+/// Names the variable.
+pub fn nothing_planted() -> anyhow::Result<()> {
+    for variable in PLANTED {
+        anyhow::ensure!(
+            std::env::var_os(variable).is_none_or(|value| value.is_empty()),
+            "{variable} is set: it would change both sides; unset it"
+        );
+    }
+    Ok(())
+}
+
 impl ThresholdFlags {
     /// What was asked for.
     ///

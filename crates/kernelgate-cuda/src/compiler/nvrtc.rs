@@ -99,7 +99,7 @@ pub fn identity() -> Result<&'static str, CompileError> {
 /// # Errors
 /// When NVRTC is missing or the source does not compile; the error holds the compiler's log.
 pub fn compile(build: &Build, arch: &str) -> Result<CompiledCubin, CompileError> {
-    compile_text(&build.name(), build.source.text, build.source.headers, &build.options(arch), arch)
+    compile_text(&build.name(), &build.text(), build.source.headers, &build.options(arch), arch)
 }
 
 /// Compiles source text with the common headers and others, each a name and its text.

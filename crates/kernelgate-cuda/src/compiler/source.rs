@@ -1,6 +1,10 @@
 //! What is compiled: a source file with the headers of its package, and the macros of one build of
 //! it.
 
+use std::borrow::Cow;
+
+use crate::layout;
+
 /// Headers that every kernel may include, by the name it includes them under. They lie in this
 /// crate, so that kernels of other packages reach them too.
 pub const HEADERS: &[(&str, &str)] = &[
@@ -82,6 +86,14 @@ impl Build {
         }
     }
 
+    /// What is compiled: the file, after further functions where another layout is asked for.
+    pub fn text(&self) -> Cow<'static, str> {
+        match layout::asked() {
+            Some(layout) => (layout::padding_functions(layout) + self.source.text).into(),
+            None => self.source.text.into(),
+        }
+    }
+
     /// The compiler's options for an architecture: a real one such as `sm_90a`, or a virtual one
     /// such as `compute_80`, for PTX. With `KERNELGATE_LINE_INFO` set, machine code names its source
     /// lines, for profilers and compute-sanitizer; without, an edit of a comment changes no machine
@@ -96,7 +108,8 @@ impl Build {
         let constants = self.constants.iter().map(|(name, value)| format!("-D{name}={value}"));
         let line_info = std::env::var_os("KERNELGATE_LINE_INFO").filter(|value| !value.is_empty());
         let line_info = line_info.map(|_| "--generate-line-info".to_owned());
-        fixed.into_iter().chain(line_info).chain(defines).chain(constants).collect()
+        let layout = layout::asked().map(|layout| format!("-D{}={layout}", layout::VARIABLE));
+        fixed.into_iter().chain(line_info).chain(layout).chain(defines).chain(constants).collect()
     }
 }
 

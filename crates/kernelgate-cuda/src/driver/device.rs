@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
-use cudarc::driver::{CudaContext, CudaEvent, CudaModule, CudaStream, DriverError, result};
+use cudarc::driver::{
+    CudaContext, CudaEvent, CudaModule, CudaSlice, CudaStream, DriverError, result,
+};
 use cudarc::nvrtc::Ptx;
 
 use super::buffer::{Buffer, short as out_of_memory};
@@ -25,6 +27,7 @@ use crate::architecture;
 use crate::compiler::cache;
 use crate::compiler::nvrtc::CompileError;
 use crate::compiler::source::Build;
+use crate::layout;
 
 /// What a GPU is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +72,8 @@ pub struct Device {
     modules: Mutex<BTreeMap<Build, LoadedBuild>>,
     asked: Mutex<AskedKernels>,
     staging: Arc<Staging>,
+    /// What moves everything that is allocated later, where another layout is asked for.
+    _padding: Option<CudaSlice<u8>>,
 }
 
 impl Device {
@@ -94,7 +99,20 @@ impl Device {
             .map_err(failed("make an event"))?;
         let staging = Arc::new(Staging::new(Arc::clone(&context)));
         let (modules, asked) = (Mutex::default(), Mutex::default());
-        Ok(Arc::new(Self { facts, context, stream, marker, timeout, modules, asked, staging }))
+        let padding = layout::asked().map(layout::padding_bytes);
+        let padding = padding.map(|bytes| stream.alloc_zeros(bytes)).transpose();
+        let _padding = padding.map_err(failed("allocate the padding of a layout"))?;
+        Ok(Arc::new(Self {
+            facts,
+            context,
+            stream,
+            marker,
+            timeout,
+            modules,
+            asked,
+            staging,
+            _padding,
+        }))
     }
 
     /// What the GPU is.

@@ -65,9 +65,18 @@ pub struct Flags {
     #[arg(long, env = "KERNELGATE_SHARD", value_name = "I/N")]
     pub shard: Option<Shard>,
     /// kernelgate: make launches slower on purpose, to try the gate: nanoseconds added to cases
-    /// whose id contains CASE
-    #[arg(long, env = "KERNELGATE_DELAY", value_name = "CASE=NS[,CASE=NS]", value_delimiter = ',')]
+    /// whose id contains CASE, by a wait, or with `:work` by passes over memory
+    #[arg(
+        long,
+        env = "KERNELGATE_DELAY",
+        value_name = "CASE=NS[:work][,CASE=NS]",
+        value_delimiter = ','
+    )]
     pub delay: Vec<Delay>,
+    /// kernelgate: put code and memory at other addresses, as another build of the same code would:
+    /// the number of a layout
+    #[arg(long, env = "KERNELGATE_LAYOUT", value_name = "NUMBER")]
+    pub layout: Option<u32>,
     /// The order of a comparison, which runs this process as a trial
     #[arg(long, env = "KERNELGATE_TRIAL", value_name = "FILE", hide = true)]
     pub trial: Option<PathBuf>,
@@ -287,10 +296,14 @@ impl Flags {
         {
             check_name(name).map_err(|error| HarnessError::Usage(error.to_string()))?;
         }
-        if self.save_baseline.is_some() && !self.delay.is_empty() {
-            return Err(HarnessError::Usage(
-                "--save-baseline takes no run with --delay (KERNELGATE_DELAY)".to_owned(),
-            ));
+        for (flag, is_given) in [
+            ("--delay (KERNELGATE_DELAY)", !self.delay.is_empty()),
+            ("--layout (KERNELGATE_LAYOUT)", self.layout.is_some()),
+        ] {
+            if self.save_baseline.is_some() && is_given {
+                let why = format!("--save-baseline takes no run with {flag}");
+                return Err(HarnessError::Usage(why));
+            }
         }
         if self.trial.is_some() && self.mode() != Mode::Bench {
             return Err(HarnessError::Usage(
@@ -348,7 +361,7 @@ impl Flags {
 }
 
 /// Our flags with a value, and the variables that stand for them.
-const OWN: [(&str, &str); 11] = [
+const OWN: [(&str, &str); 12] = [
     ("--effort", "KERNELGATE_EFFORT"),
     ("--axis", "KERNELGATE_AXIS"),
     ("--backend", "KERNELGATE_BACKEND"),
@@ -358,6 +371,7 @@ const OWN: [(&str, &str); 11] = [
     ("--budget", "KERNELGATE_BUDGET"),
     ("--shard", "KERNELGATE_SHARD"),
     ("--delay", "KERNELGATE_DELAY"),
+    ("--layout", "KERNELGATE_LAYOUT"),
     ("--trial", "KERNELGATE_TRIAL"),
     ("--request", "KERNELGATE_REQUEST"),
 ];

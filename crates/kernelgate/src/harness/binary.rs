@@ -128,6 +128,7 @@ impl Harness {
         names::check(self.name, self.everything())?;
         let _session = Range::new(self.name);
         flags.check()?;
+        kernelgate_cuda::layout::pad_heap();
         if let Some(path) = &flags.request {
             return self.respond(flags, file::read(path)?);
         }

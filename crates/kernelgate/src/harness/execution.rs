@@ -56,16 +56,13 @@ impl Timer {
     fn delay<'a>(
         &self,
         executable: &'a mut dyn Executable,
-        delay_ns: u64,
+        delay: &Delay,
     ) -> Result<Delayed<'a>, BackendError> {
         match self {
-            Self::Wall(_) => Ok(Delayed::on_host(executable, delay_ns)),
-            Self::Events(events) => Delayed::on_device(
-                executable,
-                delay_ns,
-                events.overhead().launch_ns,
-                events.device(),
-            ),
+            Self::Wall(_) => Ok(Delayed::on_host(executable, delay)),
+            Self::Events(events) => {
+                Delayed::on_device(executable, delay, events.overhead().launch_ns, events.device())
+            }
         }
     }
 
@@ -287,7 +284,7 @@ impl Execution<'_> {
         let on = self.target.kind();
         let sampling = self.trial.as_ref().map_or(TrialSampling::MEASURED, |trial| trial.sampling);
         let mut delayed = match Delay::of(&flags.delay, &case.id) {
-            Some(delay_ns) => Some(timer.delay(executable, delay_ns).map_err(backend_error)?),
+            Some(delay) => Some(timer.delay(executable, delay).map_err(backend_error)?),
             None => None,
         };
         let executable = match &mut delayed {

@@ -99,7 +99,7 @@ pub fn filter(request: &TrialRequest, flags: &Flags) -> Result<Filter, HarnessEr
 /// The delays of the selected cases.
 pub fn delays(flags: &Flags, selection: &Selection<'_>) -> BTreeMap<String, u64> {
     let ids = selection.groups.iter().flat_map(|group| &group.cases).map(|case| &case.id);
-    ids.filter_map(|id| Some((id.clone(), Delay::of(&flags.delay, id)?))).collect()
+    ids.filter_map(|id| Some((id.clone(), Delay::of(&flags.delay, id)?.delay_ns))).collect()
 }
 
 /// Says that launches are delayed.

@@ -1,16 +1,29 @@
 //! Delays of known length added to launches on purpose: what a gate should find, and from which
 //! length on it does.
+//!
+//! A wait leaves caches and memory alone, and takes its time to the nanosecond. Work, passes over
+//! memory, does to the next launch what more work of a kernel's own would do; its time is as exact
+//! as a trial of it tells.
 
+use std::hint::black_box;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use crate::backend::{BackendError, Executable};
 use crate::workload::{Tensor, Tensors};
 use kernelgate_cuda::Device;
+use kernelgate_cuda::driver::event::EventPool;
+use kernelgate_cuda::instruments::bandwidth::Passes;
 use kernelgate_cuda::instruments::spin::Spin;
 
 /// Longest delay that may be asked for: a second.
 const MAX_DELAY_NS: u64 = 1_000_000_000;
+/// What a pass on a GPU goes over at most, bytes: more than its L2.
+const PASS_BYTES: u64 = 256 << 20;
+/// What a pass on the host goes over, words: more than a core's own caches.
+const PASS_WORDS: usize = 1 << 19;
+/// Passes in a row that are timed together, and how often their size is corrected.
+const TRIALS: (usize, usize) = (32, 6);
 
 /// A delay for the cases whose id contains a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,16 +32,26 @@ pub struct Delay {
     pub case: String,
     /// Added to each launch, nanoseconds.
     pub delay_ns: u64,
+    /// Whether by work in place of a wait.
+    pub by_work: bool,
 }
 
-/// `CASE=NS`.
+/// `CASE=NS` or `CASE=NS:work`.
 impl FromStr for Delay {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wanted =
-            || format!("`{text}`: a delay is CASE=NANOSECONDS, with 1 to {MAX_DELAY_NS} of them");
+        let wanted = || {
+            format!(
+                "`{text}`: a delay is CASE=NANOSECONDS or CASE=NANOSECONDS:work, with 1 to \
+                 {MAX_DELAY_NS} of them"
+            )
+        };
         let (case, delay_ns) = text.rsplit_once('=').ok_or_else(wanted)?;
+        let (delay_ns, by_work) = match delay_ns.strip_suffix(":work") {
+            Some(delay_ns) => (delay_ns, true),
+            None => (delay_ns, false),
+        };
         let delay_ns = delay_ns
             .parse()
             .ok()
@@ -37,18 +60,16 @@ impl FromStr for Delay {
         if case.is_empty() {
             return Err(wanted());
         }
-        Ok(Self { case: case.to_owned(), delay_ns })
+        Ok(Self { case: case.to_owned(), delay_ns, by_work })
     }
 }
 
 impl Delay {
     /// What is added to a case: the delay of its whole id, else the last of those whose text it
     /// contains.
-    pub fn of(delays: &[Self], id: &str) -> Option<u64> {
+    pub fn of<'a>(delays: &'a [Self], id: &str) -> Option<&'a Self> {
         let exact = delays.iter().rfind(|delay| delay.case == id);
-        exact
-            .or_else(|| delays.iter().rfind(|delay| id.contains(&delay.case)))
-            .map(|delay| delay.delay_ns)
+        exact.or_else(|| delays.iter().rfind(|delay| id.contains(&delay.case)))
     }
 }
 
@@ -61,26 +82,44 @@ pub struct Delayed<'a> {
 
 enum Wait {
     Host(Duration),
+    HostWork { words: Vec<u64>, count: usize },
     Device { spin: Spin, spin_ns: u64 },
+    DeviceWork { passes: Box<Passes>, count: u64, bytes: u64 },
 }
 
 impl<'a> Delayed<'a> {
     /// Delays launches on the host.
-    pub fn on_host(inner: &'a mut dyn Executable, delay_ns: u64) -> Self {
-        Self { inner, wait: Wait::Host(Duration::from_nanos(delay_ns)) }
+    pub fn on_host(inner: &'a mut dyn Executable, delay: &Delay) -> Self {
+        if !delay.by_work {
+            return Self { inner, wait: Wait::Host(Duration::from_nanos(delay.delay_ns)) };
+        }
+        let mut words = vec![1; PASS_WORDS];
+        let mut count = PASS_WORDS;
+        for _ in 0..TRIALS.1 {
+            let started = Instant::now();
+            pass_over(&mut words, count);
+            let took_ns = started.elapsed().as_nanos().max(1) as f64;
+            count = (count as f64 * delay.delay_ns as f64 / took_ns).ceil() as usize;
+        }
+        Self { inner, wait: Wait::HostWork { words, count } }
     }
 
     /// Delays launches on a GPU by one more kernel, which spins for what is left of the delay when
-    /// `launch_ns` is taken off: what a further kernel on the stream costs by itself.
+    /// `launch_ns` is taken off: what a further kernel on the stream costs by itself. By work, the
+    /// kernels read so much memory as takes that long.
     ///
     /// # Errors
     /// When the delay is shorter than that, or the kernel cannot be made.
     pub fn on_device(
         inner: &'a mut dyn Executable,
-        delay_ns: u64,
+        delay: &Delay,
         launch_ns: f64,
         device: &Device,
     ) -> Result<Self, BackendError> {
+        let delay_ns = delay.delay_ns;
+        if delay.by_work {
+            return Ok(Self { inner, wait: device_work(delay_ns, device)? });
+        }
         let spin_ns = delay_ns as f64 - launch_ns;
         if spin_ns < 0.0 {
             let why = format!(
@@ -112,7 +151,7 @@ impl Executable for Delayed<'_> {
 
     fn launch(&mut self) -> Result<(), BackendError> {
         self.inner.launch()?;
-        match &self.wait {
+        match &mut self.wait {
             Wait::Host(delay) => {
                 let start = Instant::now();
                 while start.elapsed() < *delay {
@@ -120,7 +159,14 @@ impl Executable for Delayed<'_> {
                 }
                 Ok(())
             }
+            Wait::HostWork { words, count } => {
+                pass_over(words, *count);
+                Ok(())
+            }
             Wait::Device { spin, spin_ns } => spin.launch(*spin_ns),
+            Wait::DeviceWork { passes, count, bytes } => {
+                (0..*count).try_for_each(|_| passes.read(*bytes))
+            }
         }
     }
 
@@ -145,6 +191,45 @@ impl Executable for Delayed<'_> {
     }
 }
 
+/// Reads and writes so many words, from the first on over and over.
+fn pass_over(words: &mut [u64], mut count: usize) {
+    while count > 0 {
+        let part = count.min(words.len());
+        for word in &mut words[..part] {
+            *word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        }
+        black_box(&mut *words);
+        count -= part;
+    }
+}
+
+/// Passes over memory that take that long a launch.
+fn device_work(delay_ns: u64, device: &Device) -> Result<Wait, BackendError> {
+    let pattern: Vec<u8> = (0..1 << 12).map(|index: u32| (index * 167 % 251) as u8).collect();
+    let passes = Passes::new(device, PASS_BYTES as usize, &pattern)?;
+    let events = EventPool::new(device, 2)?;
+    let time_ns = |count: u64, bytes: u64| {
+        let launch = || (0..count).try_for_each(|_| passes.read(bytes));
+        launch()?;
+        events.record(0)?;
+        (0..TRIALS.0).try_for_each(|_| launch())?;
+        events.record(1)?;
+        device.synchronize()?;
+        Ok::<_, BackendError>(events.elapsed_ns(0, 1)? / TRIALS.0 as f64)
+    };
+    let count = (delay_ns as f64 / time_ns(1, PASS_BYTES)?).ceil().max(1.0) as u64;
+    let mut bytes = PASS_BYTES;
+    for _ in 0..TRIALS.1 {
+        let wanted = bytes as f64 * delay_ns as f64 / time_ns(count, bytes)?;
+        bytes = (wanted as u64).clamp(16, PASS_BYTES) / 16 * 16;
+    }
+    if time_ns(count, 16)? > delay_ns as f64 {
+        let why = format!("a delay of {delay_ns} ns cannot be made by work: a kernel takes longer");
+        return Err(BackendError::Unsupported(why));
+    }
+    Ok(Wait::DeviceWork { passes: Box::new(passes), count, bytes })
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -156,10 +241,13 @@ mod tests {
     fn delays_are_parsed_and_the_whole_id_wins() {
         let delays: Vec<Delay> =
             ["a/b=100", "a/b/cpu/hot=7", "b=3"].map(|text| text.parse().unwrap()).into();
-        assert_eq!(Delay::of(&delays, "a/b/cpu/hot"), Some(7));
-        assert_eq!(Delay::of(&delays, "a/b/cpu/cold"), Some(3));
-        assert_eq!(Delay::of(&delays, "c"), None);
-        for bad in ["", "a", "a=", "=5", "a=0", "a=-1", "a=1.5", "a=1000000001"] {
+        let delay_ns = |id: &str| Delay::of(&delays, id).map(|delay| delay.delay_ns);
+        assert_eq!(delay_ns("a/b/cpu/hot"), Some(7));
+        assert_eq!(delay_ns("a/b/cpu/cold"), Some(3));
+        assert_eq!(delay_ns("c"), None);
+        let by_work = Delay { case: "a".to_owned(), delay_ns: 5, by_work: true };
+        assert_eq!("a=5:work".parse(), Ok(by_work));
+        for bad in ["", "a", "a=", "=5", "a=0", "a=-1", "a=1.5", "a=1000000001", "a=5:rest"] {
             assert!(bad.parse::<Delay>().is_err(), "{bad}");
         }
     }
@@ -167,9 +255,24 @@ mod tests {
     #[test]
     fn a_delayed_launch_takes_at_least_that_long() {
         let mut task = CpuTask::new(Arc::default(), Tensors::new(), |_, _| {});
-        let mut delayed = Delayed::on_host(&mut task, 2_000_000);
+        let mut delayed = Delayed::on_host(&mut task, &"a=2000000".parse().unwrap());
         let start = Instant::now();
         delayed.launch().unwrap();
         assert!(start.elapsed() >= Duration::from_millis(2));
+    }
+
+    #[test]
+    fn a_launch_delayed_by_work_goes_over_memory() {
+        let mut task = CpuTask::new(Arc::default(), Tensors::new(), |_, _| {});
+        let mut delayed = Delayed::on_host(&mut task, &"a=2000000:work".parse().unwrap());
+        let Wait::HostWork { count, .. } = delayed.wait else { panic!("not by work") };
+        assert!(count > 10_000, "{count} words in two milliseconds");
+        let sum = |delayed: &Delayed<'_>| match &delayed.wait {
+            Wait::HostWork { words, .. } => words.iter().fold(0u64, |sum, x| sum.wrapping_add(*x)),
+            _ => 0,
+        };
+        let before = sum(&delayed);
+        delayed.launch().unwrap();
+        assert_ne!(sum(&delayed), before);
     }
 }

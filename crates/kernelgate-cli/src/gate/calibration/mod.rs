@@ -1,8 +1,10 @@
 //! How good the paired decision is on a device: comparisons whose answer is known, with every time
 //! that they measured.
 //!
-//! *Null*: the same executable on both sides. *Injected*: the same, the head's launches delayed by
-//! a share of their time. *Sham*: the same, co-running load on the head's processes only.
+//! *Null*: the same executable on both sides. *Layout*: the same, the head's code and memory at
+//! other addresses. *Injected*: the same, the head's launches delayed by a share of their time;
+//! *work*: by passes over memory; *single*: those of one case alone. *Sham*: the same, co-running
+//! load on the head's processes only.
 //! Deliberately absent: running them (`compare::calibrate`), printing.
 
 pub mod recommend;
@@ -27,8 +29,14 @@ pub enum ComparisonKind {
     Null,
     /// Nothing changed, and the host or the GPU had co-running load during the head's processes.
     Sham,
+    /// Nothing changed, and the head's code and memory lay at other addresses.
+    Layout,
     /// The head takes longer by so many per cent of the case's time.
     Injected(f64),
+    /// The same, by more work in place of a wait.
+    Work(f64),
+    /// The same, in one case alone.
+    Single(f64),
 }
 
 impl ComparisonKind {
@@ -37,7 +45,18 @@ impl ComparisonKind {
         match self {
             Self::Null => "A/A".to_owned(),
             Self::Sham => "sham load".to_owned(),
+            Self::Layout => "other layout".to_owned(),
             Self::Injected(percent) => format!("{percent} % slower"),
+            Self::Work(percent) => format!("{percent} % more work"),
+            Self::Single(percent) => format!("one case {percent} % slower"),
+        }
+    }
+
+    /// How much slower the head was made, per cent; none where it was not.
+    pub const fn percent(self) -> Option<f64> {
+        match self {
+            Self::Null | Self::Sham | Self::Layout => None,
+            Self::Injected(percent) | Self::Work(percent) | Self::Single(percent) => Some(percent),
         }
     }
 }
@@ -202,6 +221,14 @@ impl Known {
         self.judged().any(|(_, verdict)| verdict == Verdict::Regressed)
     }
 
+    /// Whether a case was called slower that nothing was done to.
+    pub fn is_false_alarm(&self) -> bool {
+        let slower = |(case, verdict): (&str, Verdict)| {
+            verdict == Verdict::Regressed && !self.delays_ns.contains_key(case)
+        };
+        self.judged().any(slower)
+    }
+
     /// Blocks of a round, by case, no more than `most` a case.
     pub fn observed(&self, second: bool, most: usize) -> Observed {
         let series = if second { &self.second } else { &self.first };
@@ -220,16 +247,18 @@ impl Calibration {
         self.comparisons.iter().filter(move |known| known.kind == kind)
     }
 
-    /// The percentages that were injected, in order.
-    pub fn injected(&self) -> Vec<f64> {
-        let mut percents: Vec<f64> = self
-            .comparisons
-            .iter()
-            .filter_map(|known| match known.kind {
-                ComparisonKind::Injected(percent) => Some(percent),
-                _ => None,
-            })
-            .collect();
+    /// The kinds that it has comparisons of, in the order of [`ComparisonKind`].
+    pub fn kinds(&self) -> Vec<ComparisonKind> {
+        let mut kinds: Vec<_> = self.comparisons.iter().map(|known| known.kind).collect();
+        kinds.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
+        kinds.dedup();
+        kinds
+    }
+
+    /// By how many per cent heads were made slower, in whatever way, in order.
+    pub fn percents(&self) -> Vec<f64> {
+        let mut percents: Vec<f64> =
+            self.kinds().into_iter().filter_map(ComparisonKind::percent).collect();
         percents.sort_by(f64::total_cmp);
         percents.dedup();
         percents
@@ -305,7 +334,7 @@ impl Record for Calibration {
             return Err("thresholds out of range".to_owned());
         }
         for known in &self.comparisons {
-            if let ComparisonKind::Injected(percent) = known.kind
+            if let Some(percent) = known.kind.percent()
                 && !(percent > 0.0 && percent < 1e4)
             {
                 return Err(format!("an injected slow-down of {percent} %"));

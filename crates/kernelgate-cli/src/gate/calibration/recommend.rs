@@ -55,7 +55,7 @@ pub struct Recommended {
 pub struct Tried {
     /// The threshold.
     pub relative: f64,
-    /// Comparisons of A/A and under sham load that would have called a case slower.
+    /// Comparisons that would have called a case slower that nothing was done to.
     pub false_alarms: usize,
     /// Of so many.
     pub comparisons: usize,
@@ -136,11 +136,13 @@ pub fn replay(known: &Known, plan: &TestPlan) -> BTreeMap<String, Verdict> {
 
 fn attempt(calibration: &Calibration, plan: &TestPlan) -> Tried {
     let (mut false_alarms, mut comparisons, mut inconclusive, mut cases) = (0, 0, 0, 0);
-    for known in calibration.of(ComparisonKind::Null).chain(calibration.of(ComparisonKind::Sham)) {
+    let untouched = |known: &&Known| known.delays_ns.len() < known.verdicts.len();
+    for known in calibration.comparisons.iter().filter(untouched) {
         let verdicts = replay(known, plan);
         comparisons += 1;
-        false_alarms +=
-            usize::from(verdicts.values().any(|verdict| *verdict == Verdict::Regressed));
+        false_alarms += usize::from(verdicts.iter().any(|(case, verdict)| {
+            *verdict == Verdict::Regressed && !known.delays_ns.contains_key(case)
+        }));
         if known.kind == ComparisonKind::Null {
             cases += verdicts.len();
             inconclusive +=
@@ -148,11 +150,10 @@ fn attempt(calibration: &Calibration, plan: &TestPlan) -> Tried {
         }
     }
     let wanted = 100.0 * FOUND_AT * plan.relative;
-    let percent = calibration.injected().into_iter().find(|percent| *percent >= wanted - 1e-9);
+    let percent = calibration.percents().into_iter().find(|percent| *percent >= wanted - 1e-9);
     let (mut found, mut of) = (0, 0);
-    for known in
-        percent.into_iter().flat_map(|percent| calibration.of(ComparisonKind::Injected(percent)))
-    {
+    let slower = |known: &&Known| percent.is_some() && known.kind.percent() == percent;
+    for known in calibration.comparisons.iter().filter(slower) {
         for (_, verdict) in
             replay(known, plan).into_iter().filter(|(case, _)| known.delays_ns.contains_key(case))
         {

@@ -37,9 +37,9 @@ impl Proportion {
 /// Everything that is said of a calibration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CalibrationSummary {
-    /// A row a kind of comparison: A/A, sham load, injected.
+    /// A row a kind of comparison: A/A, sham load, other layout, made slower in one way or another.
     pub kinds: Vec<Tally>,
-    /// Slow-downs found, by percentage and case; overall where the case is none.
+    /// Slow-downs found, by kind and case; overall where the case is none.
     pub power: Vec<Power>,
     /// How much processes of one executable differ, by case.
     pub noise: Vec<ProcessNoise>,
@@ -50,7 +50,7 @@ pub struct CalibrationSummary {
 pub struct Tally {
     /// "A/A".
     pub kind: String,
-    /// Comparisons that called a case slower.
+    /// Comparisons that called a case slower; where one case alone was made slower, another one.
     pub fired: Proportion,
     /// Upper end of the one-sided 95 % interval for the probability of that, where it is a
     /// mistake.
@@ -78,6 +78,8 @@ pub struct Tally {
 /// How often an injected slow-down was found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Power {
+    /// "2 % slower".
+    pub kind: String,
     /// Asked for, per cent.
     pub percent: f64,
     /// The case; none for all together.
@@ -114,12 +116,9 @@ pub struct ProcessNoise {
 
 /// Counts everything.
 pub fn summarise(calibration: &Calibration) -> CalibrationSummary {
-    let injected = calibration.injected();
-    let kinds = [ComparisonKind::Null, ComparisonKind::Sham]
-        .into_iter()
-        .chain(injected.iter().map(|percent| ComparisonKind::Injected(*percent)));
-    let kinds = kinds.filter_map(|kind| tally(calibration, kind)).collect();
-    let power = injected.iter().flat_map(|percent| power(calibration, *percent)).collect();
+    let all = calibration.kinds();
+    let kinds = all.iter().filter_map(|kind| tally(calibration, *kind)).collect();
+    let power = all.iter().flat_map(|kind| power(calibration, *kind)).collect();
     let noise = calibration.cases.keys().filter_map(|case| noise(calibration, case)).collect();
     CalibrationSummary { kinds, power, noise }
 }
@@ -133,7 +132,10 @@ fn tally(calibration: &Calibration, kind: ComparisonKind) -> Option<Tally> {
     let cases: Vec<Verdict> =
         known.iter().flat_map(|known| known.judged().map(|(_, verdict)| verdict)).collect();
     let with = |wanted: Verdict| cases.iter().filter(|verdict| **verdict == wanted).count();
-    let fired = known.iter().filter(|known| known.fired()).count();
+    let everything = matches!(kind, ComparisonKind::Injected(_) | ComparisonKind::Work(_));
+    let has_fired =
+        |known: &&&Known| if everything { known.fired() } else { known.is_false_alarm() };
+    let fired = known.iter().filter(has_fired).count();
     let mut reasons = BTreeMap::new();
     for reason in known.iter().flat_map(|known| known.reasons.values()) {
         *reasons.entry(reason.clone()).or_default() += 1;
@@ -145,8 +147,7 @@ fn tally(calibration: &Calibration, kind: ComparisonKind) -> Option<Tally> {
     (count > 0).then(|| Tally {
         kind: kind.name(),
         fired: Proportion::new(fired, count),
-        fired_bound: (!matches!(kind, ComparisonKind::Injected(_)))
-            .then(|| binomial::upper(fired, count, 0.05)),
+        fired_bound: (!everything).then(|| binomial::upper(fired, count, 0.05)),
         inconclusive: Proportion::new(with(Verdict::Inconclusive), cases.len()),
         regressed: with(Verdict::Regressed),
         improved: with(Verdict::Improved),
@@ -159,19 +160,20 @@ fn tally(calibration: &Calibration, kind: ComparisonKind) -> Option<Tally> {
     })
 }
 
-fn power(calibration: &Calibration, percent: f64) -> Vec<Power> {
-    let known: Vec<&Known> = calibration.of(ComparisonKind::Injected(percent)).collect();
+fn power(calibration: &Calibration, kind: ComparisonKind) -> Vec<Power> {
+    let Some(percent) = kind.percent() else { return Vec::new() };
+    let known: Vec<&Known> = calibration.of(kind).collect();
     let cases: BTreeSet<&String> = known.iter().flat_map(|known| known.delays_ns.keys()).collect();
     let mut rows: Vec<Power> =
-        cases.iter().map(|case| power_of(&known, percent, &[case])).collect();
+        cases.iter().map(|case| power_of(&known, (kind, percent), &[case])).collect();
     if rows.len() > 1 {
         let all: Vec<&String> = cases.into_iter().collect();
-        rows.insert(0, Power { case: None, ..power_of(&known, percent, &all) });
+        rows.insert(0, Power { case: None, ..power_of(&known, (kind, percent), &all) });
     }
     rows
 }
 
-fn power_of(known: &[&Known], percent: f64, cases: &[&String]) -> Power {
+fn power_of(known: &[&Known], (kind, percent): (ComparisonKind, f64), cases: &[&String]) -> Power {
     let (mut verdicts, mut added, mut measured) = (Vec::new(), Vec::new(), Vec::new());
     let mut not_injected: Option<(usize, String)> = None;
     for known in known {
@@ -193,6 +195,7 @@ fn power_of(known: &[&Known], percent: f64, cases: &[&String]) -> Power {
     let with =
         |wanted: &[Verdict]| verdicts.iter().filter(|verdict| wanted.contains(verdict)).count();
     Power {
+        kind: kind.name(),
         percent,
         case: cases.first().map(|case| (*case).clone()),
         found: Proportion::new(with(&[Verdict::Regressed]), verdicts.len()),

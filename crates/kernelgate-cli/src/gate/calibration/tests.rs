@@ -36,8 +36,7 @@ fn known(kind: ComparisonKind, number: usize, ratio: f64, plan: &TestPlan) -> Kn
     let series = |observed: &Observed| {
         observed.iter().map(|(case, blocks)| (case.clone(), Series::of(blocks))).collect()
     };
-    let delay = matches!(kind, ComparisonKind::Injected(_))
-        .then(|| ("w/f/a/cpu/hot".to_owned(), (ratio - 1.0) * 1e6));
+    let delay = kind.percent().map(|_| ("w/f/a/cpu/hot".to_owned(), (ratio - 1.0) * 1e6));
     Known {
         kind,
         number,
@@ -196,14 +195,16 @@ fn committed_calibrations_hold_for_this_gate() {
             let verdicts = recommend::replay(known, &calibration.plan);
             let about = format!("{}: {} {}", path.display(), known.kind.name(), known.number);
             match known.kind {
-                ComparisonKind::Injected(_) => {
+                ComparisonKind::Injected(_)
+                | ComparisonKind::Work(_)
+                | ComparisonKind::Single(_) => {
                     for (case, _) in
                         known.judged().filter(|(_, verdict)| *verdict == Verdict::Regressed)
                     {
                         assert_eq!(verdicts[case], Verdict::Regressed, "{about}: {case}");
                     }
                 }
-                ComparisonKind::Null | ComparisonKind::Sham => {
+                ComparisonKind::Null | ComparisonKind::Sham | ComparisonKind::Layout => {
                     assert!(
                         verdicts.values().all(|verdict| *verdict != Verdict::Regressed),
                         "{about}"
@@ -239,10 +240,10 @@ fn too_little_and_alarms_recommend_nothing() {
     let no_power = recommend(&calibration(20, &[(2.0, 19)]));
     assert_eq!(no_power.relative, None);
     let mut alarms = calibration(20, &[(20.0, 20)]);
-    alarms.comparisons[0] = Known {
-        kind: ComparisonKind::Null,
-        ..known(ComparisonKind::Injected(30.0), 0, 1.3, &alarms.plan)
-    };
+    alarms.comparisons[0] =
+        Known { kind: ComparisonKind::Layout, ..known(ComparisonKind::Null, 0, 1.3, &alarms.plan) };
+    assert!(alarms.comparisons[0].is_false_alarm());
+    assert!(!known(ComparisonKind::Single(30.0), 0, 1.3, &alarms.plan).is_false_alarm());
     let recommended = recommend(&alarms);
     assert!(
         recommended.relative.is_none() && recommended.tried[0].false_alarms == 1,
@@ -255,7 +256,7 @@ fn sittings_add_up_and_strangers_are_refused() {
     let (mut a, b) = (calibration(4, &[]), calibration(6, &[(5.0, 1)]));
     a.merge(b.clone()).unwrap();
     // Four are the same comparisons.
-    assert_eq!((a.of(ComparisonKind::Null).count(), a.injected()), (6, vec![5.0]));
+    assert_eq!((a.of(ComparisonKind::Null).count(), a.percents()), (6, vec![5.0]));
     for (stranger, word) in [
         (
             Calibration {

@@ -1,0 +1,59 @@
+//! The same program at other addresses: what two builds of equal code differ by, made on purpose,
+//! so that a calibration of the gate sees it.
+//!
+//! `KERNELGATE_LAYOUT` numbers a layout. Every module that is compiled gets further functions, so
+//! that kernels lie elsewhere in their module, and the device's memory and the host's heap begin with
+//! an allocation of another size. Deliberately absent: the order of a host executable's functions, which its linker
+//! decides.
+
+use std::fmt::Write as _;
+
+/// The environment variable that numbers a layout.
+pub const VARIABLE: &str = "KERNELGATE_LAYOUT";
+
+/// The layout that was asked for; none where the variable is not set or no number.
+pub fn asked() -> Option<u32> {
+    std::env::var(VARIABLE).ok()?.parse().ok()
+}
+
+/// Moves what the process allocates on the host from now on, where a layout is asked for.
+pub fn pad_heap() {
+    if let Some(layout) = asked() {
+        std::mem::forget(Vec::<u8>::with_capacity(1040 * (layout as usize % 97 + 1)));
+    }
+}
+
+/// Functions that go before a module's own, as CUDA source. Their number and lengths depend on the
+/// layout.
+pub fn padding_functions(layout: u32) -> String {
+    let mut text = String::new();
+    for index in 0..1 + layout % 3 {
+        let steps = 8 * (1 + (7 * layout + 3 * index) % 31);
+        let _ = write!(
+            text,
+            "extern \"C\" __global__ void kernelgate_padding_{index}(float* x) {{\n    float y = \
+             *x;\n#pragma unroll\n    for (int k = 0; k < {steps}; ++k) y = y * y + {index}.5f;\n    \
+             *x = y;\n}}\n"
+        );
+    }
+    // Messages of the compiler name the lines of the kernel's file.
+    text + "#line 1\n"
+}
+
+/// Bytes that are allocated before anything else: 1.25 to 76 MiB, an odd number of pages.
+pub const fn padding_bytes(layout: u32) -> usize {
+    (layout as usize % 61 + 1) * 5 * (1 << 18)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbouring_layouts_differ_in_code_and_memory() {
+        for layout in 0..60 {
+            assert_ne!(padding_functions(layout), padding_functions(layout + 1));
+            assert_ne!(padding_bytes(layout), padding_bytes(layout + 1));
+        }
+    }
+}
