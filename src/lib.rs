@@ -1,4 +1,4 @@
-//! The benchmark suite of kernelgate: three families of real work, each in a folder of its own with
+//! The benchmark suite of kernelgate: four families of real work, each in a folder of its own with
 //! its definition, fp64 reference, CPU rows and CUDA rows. It uses nothing of `kernelgate` that an
 //! outside package could not.
 
@@ -15,6 +15,7 @@ mod kernel_tests;
 mod math;
 #[cfg(test)]
 mod precision_tests;
+pub mod resnet18;
 #[cfg(test)]
 mod selection_tests;
 pub mod st_bif;
@@ -28,13 +29,16 @@ use kernelgate_cuda::spec::ListedKernel;
 
 /// Every workload of every family, in the order they are shown.
 pub fn all() -> Vec<Box<dyn Suite>> {
-    [st_bif::suites(), attention::suites(), denoise::suites()].into_iter().flatten().collect()
+    [st_bif::suites(), attention::suites(), denoise::suites(), resnet18::suites()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Every kernel of every family, and those that measuring needs, which are recorded with the first
 /// family's.
 pub fn kernels() -> Vec<ListedKernel> {
-    [st_bif_kernels(), attention::kernels(), denoise::kernels()].concat()
+    [st_bif_kernels(), attention::kernels(), denoise::kernels(), resnet18::kernels()].concat()
 }
 
 /// The kernels that the bench of ST-BIF lists.
@@ -48,6 +52,6 @@ pub fn bench(
     suites: Vec<Box<dyn Suite>>,
     kernels: Vec<ListedKernel>,
 ) -> ExitCode {
-    const PEERS: &[Peers] = &[st_bif::PEERS, attention::PEERS, denoise::PEERS];
+    const PEERS: &[Peers] = &[st_bif::PEERS, attention::PEERS, denoise::PEERS, resnet18::PEERS];
     Harness::new(name, suites).siblings(all()).peers(PEERS).kernels(kernels).main()
 }

@@ -16,9 +16,10 @@
 //
 // Threads: 384; 256 compute, of the others one produces weights and one warp activations.
 // Shared memory: the weights of a GEMM, its x, what the cluster sends; see persistent.cuh.
-// Bound: latency. A layer has five barriers of 1.3 us each, from a block's last store to the first
-// copy of it, 3 us of tensor cores in its GEMMs, and an exchange in the cluster after each; reading
-// its weights is 8 us, concurrent with all that.
+// Bound: latency. Two fifths of a layer are five exchanges through the L2, 1.7 to 2.2 us each, from
+// a block's last store to the first copy of it elsewhere; GEMMs are 5.5 us, attention 2.5, what is
+// exchanged in the cluster and follows it 3.5. Reading the weights is 8 us, concurrent with all
+// that.
 #include "denoise/actions.cuh"
 #include "denoise/persistent.cuh"
 #include "denoise/persistent_attention.cuh"
@@ -170,10 +171,16 @@ struct Layer {
     b.parts_parity ^= 1, b.x_parity ^= 1;
   }
 
-  __device__ __forceinline__ void attention(Block& b) const {
+  // The prefix's keys and values, asked for before qkv: they come while that waits for its x.
+  __device__ __forceinline__ Fragments prefix(const Block& b) const {
     const Share share(a, b);
     Fragments fragments;
     if (share.active) fragments.load(a, b, share, keys, values, false);
+    return fragments;
+  }
+
+  __device__ __forceinline__ void attention(Block& b, Fragments& fragments) const {
+    const Share share(a, b);
     barrier_wait(b.queries_full, parity);  // all blocks: none arrives twice in a row
     if (!share.active) return;
     fragments.load(a, b, share, keys, values, true);
@@ -278,8 +285,13 @@ struct Layer {
     multiply<kUnits * 16, 8, kGateUpPanel, 2, 2>(b, acc, b.base + kGateUpAt + kBefore * 2048,
                                                  b.gate_up_full + b.group * 8, parity);
     if (b.lane == 0) barrier_arrive_one(b.gate_up_free);
-    if (b.group == 1) norm.finish(inverse, b.thread);
-    barrier_sync(kWorking, kWorkers);
+    if (b.group == 1) {
+      norm.finish(inverse, b.thread);
+      barrier_arrive(kNormed, kWorkers);
+      barrier_sync(kNormedHere, 128);
+    } else {
+      barrier_sync(kNormed, kWorkers);
+    }
     hold_weights(b);
 
     // To the block with the other slice of k its half of the rows, two units at a time.
@@ -374,10 +386,11 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
     for (int i = 0; i < a.layers; ++i, parity ^= 1) {
       const Layer layer(a, i, step, parity);
       b.rematerialize();
+      Fragments fragments = layer.prefix(b);
       layer.qkv(b, residual, inverse);
       arrive();
       b.rematerialize();
-      layer.attention(b);
+      layer.attention(b, fragments);
       arrive();
       b.rematerialize();
       layer.out(b, residual);

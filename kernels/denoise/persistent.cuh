@@ -190,7 +190,7 @@ struct Share {
 };
 
 // The named barriers of the block.
-enum NamedBarrier : u32 { kAttended = 1, kNormed = 2, kWorking = 3, kArrived = 4 };
+enum NamedBarrier : u32 { kAttended = 1, kNormed = 2, kWorking = 3, kArrived = 4, kNormedHere = 5 };
 
 // By all consumers: this block is done with a phase. Does not wait.
 __device__ __forceinline__ void arrive() {
@@ -369,6 +369,7 @@ template <int kN, int kPanels, u32 kPanel, int kStride = 1, int kFirst = 0>
 __device__ __forceinline__ void multiply(const Block& b, float (&acc)[kN / 2], u32 weights,
                                          u32 weights_full, u32 weights_parity) {
   constexpr int kChunk = kPanels / 4;
+  const u64 x = operand(b.base + kXAt), w = operand(weights);
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) acc[i] = 0.f;
 #pragma unroll
@@ -383,8 +384,8 @@ __device__ __forceinline__ void multiply(const Block& b, float (&acc)[kN / 2], u
     for (int i = 0; i < kChunk; ++i)
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        wgmma_columns(acc, operand(b.base + kXAt + (chunk * kChunk + i) * kPanelBytes + step * 32),
-                      operand(weights + (chunk * kChunk + i) * kPanel + step * 32));
+        wgmma_columns(acc, operand_after(x, (chunk * kChunk + i) * kPanelBytes + step * 32),
+                      operand_after(w, (chunk * kChunk + i) * kPanel + step * 32));
     wgmma_commit();
     if (kFirst == 2 && turn == 2) {
       wgmma_wait<1>();

@@ -80,10 +80,11 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
 
   // s[4 j + 2 h + i]: key 8 h + lane / 4 of the warp's, row 8 j + lane % 4 * 2 + i.
   float s[16] = {};
+  const u64 queries = operand(b.base + kQueriesAt);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < 16; ++i)
-    wgmma_columns(s, f.k[i], operand(b.base + kQueriesAt + i / 4 * 4096 + i % 4 * 32));
+    wgmma_columns(s, f.k[i], operand_after(queries, i / 4 * 4096 + i % 4 * 32));
   wgmma_commit();
   wgmma_wait<0>();
   const int key = b.group * 64 + b.warp * 16 + b.lane / 4;
@@ -129,13 +130,13 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
   hold_weights(b);
 
   float o[2][16] = {};
+  const u64 probabilities = operand(b.base + kProbabilitiesAt);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kBlockKeys / 16; ++i)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      wgmma_columns(o[half], f.v[half][i],
-                    operand(b.base + kProbabilitiesAt + i / 4 * 4096 + i % 4 * 32));
+      wgmma_columns(o[half], f.v[half][i], operand_after(probabilities, i / 4 * 4096 + i % 4 * 32));
   wgmma_commit();
   store_shared_f32(b.base + kSumsAt + warp * 128 + own_row * 4,
                    transpose_reduce(sums, b.lane, [](float x, float y) { return x + y; }));

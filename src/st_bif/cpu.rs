@@ -29,24 +29,11 @@ pub const FORWARD: &[Implementation<StBifForward>] = &[Implementation {
     prepare: Prepare::Cpu(|problem, inputs| {
         let neurons = problem.neurons;
         let outputs = Tensors::new().with_output("spikes", [neurons.t, neurons.n], Dtype::I8);
-        let parameters = State32::from(neurons.parameters);
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
             let Data::I8(spikes) = outputs.tensor_mut("spikes").data_mut() else {
                 unreachable!("spikes are i8")
             };
-            let x = inputs.tensor("x");
-            let width = task_width(neurons.n);
-            split_columns(spikes, neurons.n, width).into_par_iter().enumerate().for_each(
-                |(task, mut rows)| {
-                    Arch::new().dispatch(ForwardTask {
-                        parameters: &parameters,
-                        x,
-                        n: neurons.n,
-                        from: task * width,
-                        rows: &mut rows,
-                    });
-                },
-            );
+            forward(neurons.parameters, inputs.tensor("x"), spikes);
         })
     }),
 }];
@@ -59,26 +46,50 @@ pub const BACKWARD: &[Implementation<StBifBackward>] = &[Implementation {
     prepare: Prepare::Cpu(|problem, inputs| {
         let neurons = problem.neurons;
         let outputs = Tensors::new().with_output("gx", [neurons.t, neurons.n], neurons.dtype);
-        let parameters = State32::from(neurons.parameters);
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            let n = neurons.n;
-            match outputs.tensor_mut("gx").data_mut() {
-                Data::F32(gx) => {
-                    backward_columns(&parameters, inputs, n, gx, |to: &mut [f32], from| {
-                        to.copy_from_slice(from)
-                    })
-                }
-                Data::F16(gx) => backward_columns(&parameters, inputs, n, gx, |to, from| {
-                    to.convert_from_f32_slice(from)
-                }),
-                Data::Bf16(gx) => backward_columns(&parameters, inputs, n, gx, |to, from| {
-                    to.convert_from_f32_slice(from)
-                }),
-                _ => unreachable!("gx has the dtype of x"),
-            }
+            let (x, gy) = (inputs.tensor("x"), inputs.tensor("gy"));
+            backward(neurons.parameters, x, gy, outputs.tensor_mut("gx").data_mut());
         })
     }),
 }];
+
+/// Spikes `[T, N]` of currents `x [T, N]`.
+pub fn forward(parameters: Parameters, x: &Tensor, spikes: &mut [i8]) {
+    let parameters = State32::from(parameters);
+    let n = neurons(x);
+    let width = task_width(n);
+    split_columns(spikes, n, width).into_par_iter().enumerate().for_each(|(task, mut rows)| {
+        Arch::new().dispatch(ForwardTask {
+            parameters: &parameters,
+            x,
+            n,
+            from: task * width,
+            rows: &mut rows,
+        });
+    });
+}
+
+/// Gradient `[T, N]` of the currents `x [T, N]`, from the spikes' `gy [T, N]`; all of one dtype.
+pub fn backward(parameters: Parameters, x: &Tensor, gy: &Tensor, gx: &mut Data) {
+    let parameters = State32::from(parameters);
+    match gx {
+        Data::F32(gx) => backward_columns(&parameters, x, gy, gx, |to: &mut [f32], from| {
+            to.copy_from_slice(from)
+        }),
+        Data::F16(gx) => {
+            backward_columns(&parameters, x, gy, gx, |to, from| to.convert_from_f32_slice(from))
+        }
+        Data::Bf16(gx) => {
+            backward_columns(&parameters, x, gy, gx, |to, from| to.convert_from_f32_slice(from))
+        }
+        _ => unreachable!("gx has the dtype of x"),
+    }
+}
+
+/// N of `[T, N]`.
+fn neurons(x: &Tensor) -> usize {
+    x.shape()[1]
+}
 
 /// Columns of a task: several tasks a thread, whole blocks of lanes.
 fn task_width(n: usize) -> usize {
@@ -195,12 +206,12 @@ impl NullaryFnOnce for ForwardTask<'_, '_> {
 
 fn backward_columns<T: Send>(
     parameters: &State32,
-    inputs: &Tensors,
-    n: usize,
+    x: &Tensor,
+    gy: &Tensor,
     gx: &mut [T],
     store: impl Fn(&mut [T], &[f32]) + Sync,
 ) {
-    let (x, gy) = (inputs.tensor("x"), inputs.tensor("gy"));
+    let n = neurons(x);
     let width = task_width(n);
     split_columns(gx, n, width).into_par_iter().enumerate().for_each(|(task, mut rows)| {
         Arch::new().dispatch(BackwardTask {

@@ -1,7 +1,7 @@
 //! ST-BIF spiking neurons: definition, fp64 reference, CPU and CUDA rows.
 
-mod cpu;
-mod cuda;
+pub mod cpu;
+pub mod cuda;
 mod definition;
 pub mod neuron;
 pub mod rate;

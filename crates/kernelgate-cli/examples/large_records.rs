@@ -6,11 +6,13 @@
 //! cargo run --release --example large_records -- read DIR/baselines/DEVICE/main.json
 //! ```
 //!
-//! `make` lays out a package: `kernelgate gate --baseline main` in `DIR` judges the run.
+//! `make` lays out a package: `kernelgate gate --baseline main` in `DIR` judges the last run, and
+//! `kernelgate report --runs DIR/target/kernelgate/runs` draws all of them.
 
 use std::path::Path;
 use std::time::Instant;
 
+use kernelgate::measure::limits::TimeLimit;
 use kernelgate::record::{Baseline, CaseRecord, Environment, Provenance, Run, Store, file};
 
 fn main() {
@@ -34,8 +36,15 @@ fn run(session: usize, cases: usize, samples: usize) -> Run {
         };
         let mut case = CaseRecord::of_samples((0..samples).map(time).collect());
         case.samples.clock_mhz = (0..samples).map(|sample| 1700.0 + time(sample) / 7e4).collect();
-        let id = format!("family{}/operation/n{index}_d128_causal_bf16/cuda/row/hot", index % 7);
-        (id, case)
+        // Five implementations of each problem, hot and cold; problems over two axes.
+        let (row, cache) = (index % 5, ["hot", "cold"][index / 5 % 2]);
+        let (s, d) = (512 << (index / 10 % 6), 32 << (index / 60 % 4));
+        case.workload = format!("family{}/operation", index / 240);
+        (case.implementation, case.cache) = (format!("cuda/row{row}"), cache.to_owned());
+        case.limit = Some(TimeLimit { time_ns: 5e5, by: "memory".to_owned() });
+        (case.verification.max_error, case.work.read_bytes) = (1e-4, 1 << 30);
+        case.work.flops.insert("matmul bf16".to_owned(), 1 << 40);
+        (format!("{}/s{s}_d{d}_causal_bf16/cuda/row{row}/{cache}", case.workload), case)
     };
     Run {
         complete: true,
@@ -48,7 +57,10 @@ fn make(folder: &Path, cases: usize, runs: usize, samples: usize) {
     let store = Store::at(folder, &folder.join("target"));
     let mut baseline = Baseline::new("main");
     for session in 1..=runs {
-        baseline.add(&run(session, cases, samples)).expect("runs of one environment");
+        let run = run(session, cases, samples);
+        baseline.add(&run).expect("runs of one environment");
+        let recorded = store.run_path(&run.session, &run.bench);
+        file::write(&recorded, &run).expect("a folder that can be written");
     }
     let judged = run(runs + 1, cases, samples);
     let of_device = store.baseline_path(&judged.environment.slug(), "main").expect("a plain name");

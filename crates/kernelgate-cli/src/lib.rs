@@ -6,6 +6,10 @@
 //! - [`report`]: verdicts as text, Markdown, JUnit XML and metrics.
 //! - [`benches`]: bench executables found, built and asked.
 //! - [`compare`]: two builds made ready, their processes interleaved.
+//! - [`bisect`]: the first slower commit.
+//! - [`history`]: every run that was kept, by commit, and where a case's level changed.
+//! - [`plot`]: charts as data, drawn as SVG and PNG.
+//! - [`pages`]: HTML pages of measurements, verdicts and traces.
 //! - [`verbs`]: the command line, one file a verb.
 //!
 //! What is measured, and how, is in `kernelgate`, which the bench executables link; this crate
@@ -13,8 +17,12 @@
 //! share one `main` and its tests reach the parts.
 
 pub mod benches;
+pub mod bisect;
 pub mod compare;
 pub mod gate;
+pub mod history;
+pub mod pages;
+pub mod plot;
 pub mod report;
 pub mod verbs;
 

@@ -14,9 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use package::Outcome;
-use package::scratch::{BENCH, MANIFEST, Scratch};
-
-const CASE: &str = "scratch/sum/n1024/cpu/hot";
+use package::scratch::{BENCH, CASE, MANIFEST, Scratch};
 
 #[test]
 fn unchanged_code_is_fine_and_slower_code_is_not() {
@@ -351,6 +349,7 @@ fn the_check_of_a_pull_request_compares_or_gates_or_says_what_is_missing() {
     let told = scratch.folder.path().join("told");
     let read = |name: &str| std::fs::read_to_string(told.join(name)).unwrap();
     assert_eq!(read("comment.md"), outcome.stdout);
+    assert!(read("report.html").contains("<svg") && read("change.svg").starts_with("<svg"));
     assert!(
         read("junit.xml").contains("type=\"regressed\"")
             && read("bmf.json").contains(CASE)

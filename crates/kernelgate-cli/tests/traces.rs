@@ -188,3 +188,20 @@ fn files_that_cannot_be_read_are_named() {
         assert!(!words.contains("panicked"), "{words}");
     }
 }
+
+#[test]
+fn a_diagnosis_comes_as_a_page() {
+    let (folder, path) = trace();
+    // Names of a trace are others' words.
+    std::fs::write(&path, TRACE.replace("softmax", "softmax<script>alert(1)</script>")).unwrap();
+    let page = folder.path().join("page.html");
+    printed(&["diagnose", text(&path), "--html", text(&page)]);
+    let page = std::fs::read_to_string(page).unwrap();
+    for anchor in ["findings", "timeline", "kernels", "table-kernels", "rules"] {
+        assert!(page.contains(&format!("<section id=\"{anchor}\">")), "{anchor}");
+    }
+    assert!(!page.contains("<script>alert"), "{page}");
+    assert!(page.contains("When the GPU worked") && page.contains("stream 7: kernels"));
+    let complaint = refused(&["diagnose", text(&path), text(&path), "--html", "x.html"]);
+    assert!(complaint.contains("--html takes one trace, not 2"), "{complaint}");
+}

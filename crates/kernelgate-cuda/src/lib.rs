@@ -45,5 +45,6 @@ pub use driver::joined::JoinedStream;
 pub use driver::kernel::{Kernel, LaunchAttributes, LaunchShape};
 pub use driver::prepared::{LaunchDims, Parameters, PreparedLaunch};
 pub use driver::raw_stream::{RawContext, RawStream};
+pub use driver::tensor_map::{MapElement, TensorBoxes};
 pub use error::BackendError;
 pub use spec::{KernelSpec, LoadedKernel, Requires};

@@ -62,10 +62,10 @@ const NAIVE_DKV: KernelSpec<Extents> =
     KernelSpec { symbol: "attention_backward_naive_dkv", ..NAIVE_DQ };
 
 /// Keys of a block of `backward_flash_mma`.
-const KEYS: usize = 128;
+pub const KEYS: usize = 128;
 
 /// Queries that a step of it takes.
-const fn step(extents: &Extents) -> usize {
+pub const fn step(extents: &Extents) -> usize {
     if extents.d == 64 { 128 } else { 64 }
 }
 
@@ -85,7 +85,7 @@ const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
         |extents| [extents.s.div_ceil(KEYS) * extents.heads, 1, 1],
     )
 };
-const FLASH_MMA_PREPARE: KernelSpec<Extents> = KernelSpec {
+pub const FLASH_MMA_PREPARE: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_flash_mma_prepare",
     // A thread sixteen bytes of a row.
     blocks: |extents| {
@@ -94,7 +94,7 @@ const FLASH_MMA_PREPARE: KernelSpec<Extents> = KernelSpec {
     shared_bytes: |_| 0,
     ..FLASH_MMA
 };
-const FLASH_MMA_FINISH: KernelSpec<Extents> = KernelSpec {
+pub const FLASH_MMA_FINISH: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_flash_mma_finish",
     // Sixteen warps a step.
     blocks: |extents| [(padded_rows(extents) / step(extents) * 16).div_ceil(THREADS / WARP), 1, 1],
@@ -178,16 +178,16 @@ fn naive_bytes(problem: &AttentionBackward) -> u64 {
 }
 
 /// The fp32 accumulator of dq and two floats a row, padded to whole steps.
-fn flash_mma_bytes(problem: &AttentionBackward) -> u64 {
+pub fn flash_mma_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
     common_bytes(&extents) + stats_bytes(&extents) + dq_sum_bytes(&extents)
 }
 
-fn stats_bytes(extents: &Extents) -> u64 {
+pub fn stats_bytes(extents: &Extents) -> u64 {
     2 * 4 * padded_rows(extents) as u64
 }
 
-fn dq_sum_bytes(extents: &Extents) -> u64 {
+pub fn dq_sum_bytes(extents: &Extents) -> u64 {
     4 * (padded_rows(extents) * extents.d) as u64
 }
 

@@ -7,7 +7,7 @@ use crate::attention::definition::Attention;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{self, Input, Output};
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Source};
+use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, MapElement, Source, TensorBoxes};
 
 /// Bytes of a stored query, key or value element: the kernels know 16-bit types only.
 pub const ELEMENT_BYTES: u64 = 2;
@@ -47,8 +47,10 @@ impl From<&components::ComponentShape> for Extents {
 }
 
 const HEADERS: &[(&str, &str)] = &[
+    ("attention/ring.cuh", include_str!("../../../kernels/attention/ring.cuh")),
     ("attention/shape.cuh", include_str!("../../../kernels/attention/shape.cuh")),
     ("attention/warp_gemm.cuh", include_str!("../../../kernels/attention/warp_gemm.cuh")),
+    ("attention/warpgroup_gemm.cuh", include_str!("../../../kernels/attention/warpgroup_gemm.cuh")),
 ];
 
 /// A kernel of the family: the macros of `kernels/attention/shape.cuh`, and a build for each of
@@ -169,6 +171,15 @@ pub fn upload<const N: usize>(
 /// The inputs of a forward, as every launch reads them.
 pub fn qkv([q, k, v]: [&Buffer; 3]) -> [Input; 3] {
     cuda::inputs([("q", q), ("k", k), ("v", v)])
+}
+
+/// A tensor of queries, keys or values, of which a kernel copies boxes of so many rows.
+pub fn boxes(extents: &Extents, rows: usize) -> TensorBoxes {
+    TensorBoxes {
+        element: if extents.dtype == Dtype::F16 { MapElement::F16 } else { MapElement::Bf16 },
+        extents: [extents.heads, extents.s, extents.d].map(|extent| extent as u64),
+        box_rows: rows as u32,
+    }
 }
 
 /// Scratch memory of that many bytes.

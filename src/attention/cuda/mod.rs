@@ -7,10 +7,13 @@
 //! here computes.
 
 mod backward;
+mod backward_wgmma;
 mod components;
 mod cudnn;
 mod forward;
+mod forward_wgmma;
 mod launch;
+mod tile_lists;
 
 use crate::attention::definition::{AttentionBackward, AttentionForward};
 use kernelgate::backend::Implementation;
@@ -20,17 +23,24 @@ pub use components::{SCORES, SOFTMAX, VALUES};
 
 /// Forward ladder, and the library.
 pub fn forward() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {
-    forward::LADDER.iter().chain([&cudnn::FORWARD])
+    forward::LADDER.iter().chain([&forward_wgmma::ROW, &cudnn::FORWARD])
 }
 
 /// Backward ladder, and the library.
 pub fn backward() -> impl Iterator<Item = &'static Implementation<AttentionBackward>> {
-    backward::LADDER.iter().chain([&cudnn::BACKWARD])
+    backward::LADDER.iter().chain([&backward_wgmma::ROW, &cudnn::BACKWARD])
 }
 
 /// Every kernel of the family.
 pub fn kernels() -> Vec<ListedKernel> {
-    [list(components::KERNELS), list(forward::KERNELS), list(backward::KERNELS)].concat()
+    [
+        list(components::KERNELS),
+        list(forward::KERNELS),
+        list(forward_wgmma::KERNELS),
+        list(backward::KERNELS),
+        list(backward_wgmma::KERNELS),
+    ]
+    .concat()
 }
 
 #[cfg(test)]

@@ -86,9 +86,10 @@ fn long_sequences_leave_the_rungs_that_hold_scores() {
         "cuda/naive",
         "cuda/tiled",
         "cuda/flash",
-        "cuda/flash_mma"
+        "cuda/flash_mma",
+        "cuda/flash_wgmma"
     ]));
-    assert!(running(4096).starts_with(&["cuda/flash", "cuda/flash_mma"]));
+    assert!(running(4096).starts_with(&["cuda/flash", "cuda/flash_mma", "cuda/flash_wgmma"]));
 }
 
 #[test]
@@ -144,6 +145,7 @@ const LIBRARY: &str = "cuda/cudnn";
 #[test]
 fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
     let Some((device, _alone)) = gpu() else { return };
+    let rungs = if device.facts().arch == "sm_90a" { 5 } else { 4 };
     for s in [1, 7, 65, 129, 200, 333] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             for (dtype, outliers) in
@@ -159,7 +161,7 @@ fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
                         &device,
                         &name
                     ),
-                    4
+                    rungs
                 );
                 assert_eq!(
                     check(
@@ -169,8 +171,32 @@ fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
                         &device,
                         &name
                     ),
-                    2
+                    rungs - 2
                 );
+            }
+        }
+    }
+}
+
+#[test]
+fn tiles_of_several_warpgroups_agree_with_the_reference_at_their_edges() {
+    let Some((device, _alone)) = gpu() else { return };
+    let expected = usize::from(device.facts().arch == "sm_90a");
+    // One row more or less than warpgroups, tiles and blocks of keys have, and several tiles a
+    // multiprocessor.
+    for (h, s) in [(3, 63), (3, 127), (3, 193), (150, 321), (5, 1000), (1, 8191)] {
+        for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
+            for dtype in [Dtype::Bf16, Dtype::F16] {
+                let attention = Attention { dtype, ..bf16(2, h, s, d, causal) };
+                let name = format!("{attention:?}");
+                let wanted = |row: &str| row == "cuda/flash_wgmma";
+                let problem = AttentionForward { attention };
+                assert_eq!(check(forward(), wanted, &problem, &device, &name), expected);
+                // The reference of the longest one's gradients takes minutes.
+                if s <= 1000 {
+                    let problem = AttentionBackward { attention };
+                    assert_eq!(check(backward(), wanted, &problem, &device, &name), expected);
+                }
             }
         }
     }
@@ -342,7 +368,9 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
             LIBRARY => {}
             // Sums of grad_q are added to memory in the order in which blocks come to it.
             _ => assert!(
-                differing.iter().all(|output| output == "grad_q" && name == "cuda/flash_mma"),
+                differing
+                    .iter()
+                    .all(|output| output == "grad_q" && name.starts_with("cuda/flash_")),
                 "{name}: {differing:?}"
             ),
         }

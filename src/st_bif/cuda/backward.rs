@@ -128,21 +128,28 @@ fn replay(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
-    let unrolled = neurons.t <= MAX_UNROLLED;
-    let kernel = if unrolled { REPLAY } else { REPLAY_ANY }.load(device, neurons)?;
+    let (kernel, last) = replay_kernel(neurons);
+    let kernel = kernel.load(device, neurons)?;
     let (x, gy) = (
         device.upload(inputs.tensor("x").as_bytes())?,
         device.upload(inputs.tensor("gy").as_bytes())?,
     );
-    let sizes = sizes(neurons);
-    let sizes = sizes[..if unrolled { 1 } else { 2 }].to_vec();
-    let parameters = parameters(neurons);
     let inputs = cuda::inputs([("x", &x), ("gy", &gy)]);
     Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
         let pointers =
             [Argument::from(&x), Argument::from(&gy), Argument::Address(0), outputs[0].argument()];
-        kernel.launch(&[&pointers[..], &sizes, &parameters].concat())
+        kernel.launch(&[&pointers[..], &last].concat())
     }))
+}
+
+/// The kernel that replays so many steps, and its arguments behind the addresses of x, gy, the final
+/// membrane's gradient (null where that is zero) and gx.
+pub fn replay_kernel(neurons: &Neurons) -> (KernelSpec<Neurons>, Vec<Argument>) {
+    let unrolled = neurons.t <= MAX_UNROLLED;
+    let sizes = sizes(neurons);
+    let sizes = &sizes[..if unrolled { 1 } else { 2 }];
+    let kernel = if unrolled { REPLAY } else { REPLAY_ANY };
+    (kernel, [sizes, &parameters(neurons)].concat())
 }
 
 fn gradient(device: &Device, neurons: &Neurons) -> Result<Output, BackendError> {

@@ -17,7 +17,8 @@ pub const KERNELS: &[KernelSpec<Neurons>] = &[PER_STEP, FUSED, VECTORIZED, PACKE
 /// Threads a block of those with a neuron a thread.
 const THREADS: usize = 256;
 
-const PER_STEP: KernelSpec<Neurons> = kernel(
+/// A time step a launch; membranes and tracers in memory.
+pub const PER_STEP: KernelSpec<Neurons> = kernel(
     "st_bif/forward_per_step",
     include_str!("../../../kernels/st_bif/forward_per_step.cu"),
     "st_bif_forward_per_step",

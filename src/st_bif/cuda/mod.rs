@@ -8,9 +8,10 @@ mod backward;
 mod forward;
 mod row;
 
-pub use backward::BACKWARD;
-pub use forward::FORWARD;
+pub use backward::{BACKWARD, replay_kernel};
+pub use forward::{FORWARD, PER_STEP};
 use kernelgate_cuda::spec::{ListedKernel, list};
+pub use row::parameters;
 
 /// Every kernel of the family.
 pub fn kernels() -> Vec<ListedKernel> {

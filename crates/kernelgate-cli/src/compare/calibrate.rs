@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::engine::Engine;
 use super::load::CoRunning;
 use super::progress::{self, ComparisonProgress};
-use super::session::{Prepared, Session};
+use super::session::{Prepared, Session, Tools};
 use super::{CompareError, ComparisonRequest, Planted, SideSource, rounds};
 use crate::gate::calibration::{Calibration, ComparisonKind, Known, Series, differing, recommend};
 use crate::gate::comparison::Comparison;
@@ -72,7 +72,7 @@ pub fn run(
     request: &ComparisonRequest,
     wanted: &CalibrationRequest,
 ) -> Result<(Calibration, usize), CompareError> {
-    let session = Session::open(request, true)?;
+    let session = Session::open(request, true, Tools::watched()?)?;
     let outcome = measure(request, wanted, &session);
     session.progress.end();
     outcome

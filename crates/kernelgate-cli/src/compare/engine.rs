@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::load::{BusyThreads, CoRunning};
 use super::process::{TrialProcess, TrialSetup};
 use super::progress::{self, ComparisonProgress};
-use super::session::{Bench, Prepared, Session, open_trials};
+use super::session::{Bench, Prepared, Session, Tools, open_trials};
 use super::{CompareError, ComparisonRequest, Planted, rounds};
 use super::{driver, folder};
 use crate::gate::Verdict;
@@ -56,23 +56,14 @@ pub struct Facts {
 /// # Errors
 /// When a side cannot be made ready, or what is measured cannot be written.
 pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
-    let session = Session::open(request, false)?;
+    let session = Session::open(request, false, Tools::watched()?)?;
     let (rules, expired) = session.rules(request)?;
     let mut identity = session.identity(request)?;
     identity.extend(rules.identity().map(|hash| (FILE.to_owned(), hash)));
     let trials = open_trials(request, &session, identity)?;
     let mut engine = Engine { rules: rules.clone(), ..Engine::new(request, &session, trials) };
     let outcome = engine.prepare().and_then(|mut prepared| {
-        let (plan, note) = match &prepared.environment {
-            Some(environment) => request.thresholds.on(
-                environment,
-                &prepared.provenance,
-                Engine::sampling(&prepared),
-            )?,
-            None => (TestPlan::default(), None),
-        };
-        note.iter().for_each(|note| session.progress.say(note));
-        engine.plan = plan;
+        let note = engine.settle_plan(&prepared)?;
         let policy = (&request.numerics, &rules);
         let findings = engine.findings(&prepared, policy)?;
         let benches = prepared.benches.clone();
@@ -136,6 +127,22 @@ impl<'a> Engine<'a> {
     ) -> Self {
         let progress = session.progress.within(label);
         Self { plan, co_running, progress, ..Self::new(request, session, Trials::default()) }
+    }
+
+    /// Takes the plan for where the benches ran, and says which calibration it comes from.
+    ///
+    /// # Errors
+    /// When the device's calibration cannot be read.
+    pub(super) fn settle_plan(
+        &mut self,
+        prepared: &Prepared,
+    ) -> Result<Option<String>, CompareError> {
+        let Some(environment) = &prepared.environment else { return Ok(None) };
+        let (thresholds, sampling) = (&self.request.thresholds, Self::sampling(prepared));
+        let (plan, note) = thresholds.on(environment, &prepared.provenance, sampling)?;
+        note.iter().for_each(|note| self.progress.say(note));
+        self.plan = plan;
+        Ok(note)
     }
 
     /// How long a process times a case.

@@ -15,12 +15,13 @@ mod driver;
 mod engine;
 mod explanation;
 mod folder;
-mod git;
+pub(crate) mod git;
 mod install;
 mod kernels;
 mod load;
 mod matched;
 mod numerics;
+pub mod one_case;
 mod preparation;
 mod process;
 pub mod progress;
@@ -39,6 +40,7 @@ use std::time::Duration;
 use crate::gate::numerics::NumericsPolicy;
 pub use engine::run;
 use kernelgate::record::TrialSampling;
+pub use session::Tools;
 pub use thresholds::{AskedThresholds, Thresholds};
 
 /// Where a side comes from.
@@ -122,6 +124,9 @@ pub enum CompareError {
     /// What was asked for cannot be done.
     #[error("{0}")]
     Usage(String),
+    /// A revision has no executables: it does not build, or is no package.
+    #[error("{0}")]
+    Unbuildable(String),
     /// A side cannot be compared.
     #[error("refused: {field} of {side} is `{found}`, this kernelgate needs `{wanted}`")]
     Refused {

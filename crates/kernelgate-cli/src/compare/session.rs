@@ -125,6 +125,45 @@ impl Prepared {
     }
 }
 
+/// What a person sees, and the processes that an interrupt ends.
+#[derive(Clone)]
+pub struct Tools {
+    progress: ComparisonProgress,
+    running: Running,
+    co_running: Running,
+}
+
+impl Tools {
+    /// An interrupt ends the processes, then the program. To be called once.
+    ///
+    /// # Errors
+    /// When the signals cannot be watched.
+    pub fn watched() -> Result<Self, CompareError> {
+        let tools = Self {
+            progress: ComparisonProgress::default(),
+            running: Running::in_groups(),
+            co_running: Running::in_groups(),
+        };
+        stop_on_interrupt([&tools.running, &tools.co_running], &tools.progress)?;
+        Ok(tools)
+    }
+
+    /// For what is a part of something: its progress is a detail, after the label.
+    pub fn within(&self, label: &str) -> Self {
+        Self { progress: self.progress.within(label), ..self.clone() }
+    }
+
+    /// Tells something that stays to be read.
+    pub fn say(&self, text: &str) {
+        self.progress.say(text);
+    }
+
+    /// Nothing more is told.
+    pub fn end(&self) {
+        self.progress.end();
+    }
+}
+
 /// Sides that are ready to run, in a folder that is locked.
 pub struct Session {
     /// Where everything is.
@@ -149,11 +188,13 @@ impl Session {
     ///
     /// # Errors
     /// When a side cannot be made ready.
-    pub fn open(request: &ComparisonRequest, twins: bool) -> Result<Self, CompareError> {
+    pub fn open(
+        request: &ComparisonRequest,
+        twins: bool,
+        tools: Tools,
+    ) -> Result<Self, CompareError> {
         let folder = Folder::open(&request.folder)?;
-        let (progress, running, co_running) =
-            (ComparisonProgress::default(), Running::in_groups(), Running::in_groups());
-        stop_on_interrupt([&running, &co_running], &progress)?;
+        let Tools { progress, running, co_running } = tools;
         let tools = (&progress, &running);
         let sides = if twins {
             sides::prepare_twins(request, &folder, tools)?

@@ -220,7 +220,7 @@ fn from_revision(
             let manifest = slot.join("src").join(package).join("Cargo.toml");
             if !manifest.is_file() {
                 let name = package.join("Cargo.toml");
-                return Err(CompareError::Usage(format!(
+                return Err(CompareError::Unbuildable(format!(
                     "{side_name} {label} has no {}",
                     name.display()
                 )));
@@ -239,13 +239,17 @@ fn from_revision(
                 };
                 // What is missing may be why.
                 let notes: String = notes.iter().map(|note| format!("\n{note}")).collect();
-                CompareError::Usage(format!("{side_name} {label} {why}{flag}{notes}"))
+                let text = format!("{side_name} {label} {why}{flag}{notes}");
+                match why {
+                    BuildError::Failed(_) => CompareError::Unbuildable(text),
+                    _ => CompareError::Usage(text),
+                }
             })
         })
     };
     // A bench that one side lacks is no failure of the build: cargo is asked for what there is.
     let built = match build(wanted) {
-        Err(CompareError::Usage(text))
+        Err(CompareError::Unbuildable(text))
             if !request.benches.is_empty() && text.contains("no bench target named") =>
         {
             build(BuildTargets { benches: &[], ..wanted })?

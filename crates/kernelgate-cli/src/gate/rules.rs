@@ -1,8 +1,10 @@
 //! `kernelgate.toml`: what a package commits about its gate. Thresholds by case, and slow-downs
-//! that are accepted: with a bound, a reason, and until the next baseline.
+//! that are accepted: with a bound, a reason, and until the next baseline; names that cases had.
 //!
 //! Deliberately absent: reading the file (`rules_file`), and anything that would make a wrong case
 //! pass.
+
+use std::collections::BTreeMap;
 
 use regex::Regex;
 use serde::Serialize;
@@ -19,6 +21,8 @@ pub struct Rules {
     pub thresholds: Vec<Threshold>,
     /// In the order of the file.
     pub accepted: Vec<Acceptance>,
+    /// Ids that cases have now, by those that they had: for histories.
+    pub renamed: BTreeMap<String, String>,
 }
 
 /// What counts as worse in some cases. What is absent is as for all others.

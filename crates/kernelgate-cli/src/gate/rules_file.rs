@@ -1,5 +1,6 @@
 //! Reading `kernelgate.toml`: what is wrong is told with the file, the line and the key.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use regex::Regex;
@@ -52,7 +53,7 @@ pub fn read(path: &Path, shown: &str) -> Result<Rules, RulesError> {
 /// When it cannot be used: names the line and the key.
 pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
     let source = Source { shown, text };
-    let File { threshold, accept } = toml::from_str(text)
+    let File { threshold, accept, renamed } = toml::from_str(text)
         .map_err(|error| source.error(error.span().map(|span| span.start), error.message()))?;
     let thresholds = threshold.iter().map(|rule| {
         let limits = CaseLimits {
@@ -94,6 +95,7 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
         exists: true,
         thresholds: thresholds.collect::<Result<_, _>>()?,
         accepted: accepted.collect::<Result<_, _>>()?,
+        renamed,
     })
 }
 
@@ -104,6 +106,8 @@ struct File {
     threshold: Vec<FileThreshold>,
     #[serde(default)]
     accept: Vec<FileAcceptance>,
+    #[serde(default)]
+    renamed: BTreeMap<String, String>,
 }
 
 #[derive(Deserialize)]
@@ -214,6 +218,7 @@ mod tests {
                 "[[accept]]\ncases = \"x\"\nslower = 1\nreason = \"r\"\nbaseline = \"main\"",
                 "line 5 (`baseline = \"main\"`): baseline: not a commit",
             ),
+            ("[renamed]\na = 3", "line 2 (`a = 3`): invalid type: integer `3`"),
             ("[threshold]", "line 1"),
             ("x = ", "line 1 (`x =`)"),
         ] {

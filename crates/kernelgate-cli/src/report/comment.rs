@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use super::intervals;
 use super::summary::{SummaryRow, VerdictSummary};
 use crate::gate::Verdict;
 use kernelgate::display::table::{self, Table};
@@ -41,6 +42,9 @@ fn with_at_most(summary: &VerdictSummary, shown: usize) -> String {
     worst.sort_by(|a, b| b.ratio.center.total_cmp(&a.ratio.center));
     if !worst.is_empty() {
         let _ = writeln!(out, "\n{}", rows(&worst, shown, summary.evidence, false));
+    }
+    if let Some(drawn) = intervals::text(&summary.rows) {
+        let _ = writeln!(out, "\n```\n{}\n```", drawn.replace('`', "'"));
     }
     out.push_str(&list(&summary.notes, shown));
     if !rest.is_empty() {

@@ -1,9 +1,12 @@
 //! Verdicts as text, Markdown, JUnit XML and metrics, for people and programs. No decisions here.
 
+pub mod bisection;
 pub mod calibration;
 pub mod comment;
 pub mod comparison;
 pub mod costs;
+pub mod history;
+pub mod intervals;
 pub mod junit;
 pub mod metrics;
 pub mod summary;

@@ -113,8 +113,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         return merge(arguments, store);
     }
     check(arguments)?;
-    let kept = store.runs.parent().map(PathBuf::from).unwrap_or_default();
-    let folder = kept.join("calibrate");
+    let folder = store.work.join("calibrate");
     let state = match arguments.shard {
         Some((part, parts)) => folder.join(format!("part-{}-of-{parts}.json", part + 1)),
         None => folder.join("state.json"),
@@ -142,7 +141,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         resume: false,
         package: store.root.clone(),
         leave_out: Vec::new(),
-        target: kept.parent().map(PathBuf::from).unwrap_or_default(),
+        target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
         folder,
     };
     let wanted = CalibrationRequest {

@@ -91,7 +91,6 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         arguments.growth >= 1.0 && arguments.growth.is_finite(),
         "--growth takes a number from 1"
     );
-    let kept = store.runs.parent().map(PathBuf::from).unwrap_or_default();
     let source = |folder: &Option<PathBuf>, revision: &Option<String>| match (folder, revision) {
         (Some(folder), _) => SideSource::Folder(folder.clone()),
         (_, Some(revision)) => SideSource::Revision(revision.clone()),
@@ -119,8 +118,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         resume: arguments.resume,
         package: store.root.clone(),
         leave_out: absolute(&arguments.leave_out)?,
-        target: kept.parent().map(PathBuf::from).unwrap_or_default(),
-        folder: kept.join("compare"),
+        target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
+        folder: store.work.join("compare"),
     };
     arguments.output.check()?;
     let outcome = match compare::run(&request) {

@@ -4,16 +4,17 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use kernelgate::exit::Exit;
+use kernelgate::record::file;
 use kernelgate::record::text::printable;
 use kernelgate_trace::analyze::restrict;
-use kernelgate_trace::diagnose::checklist;
-use kernelgate_trace::diagnose::diagnose;
 use kernelgate_trace::diagnose::difference::{Sums, difference};
+use kernelgate_trace::diagnose::{Diagnosis, checklist, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, Wanted};
 use serde_json::{Value, json};
 
 use super::output::print_json;
+use crate::pages;
 
 /// The version of the JSON around the diagnoses, which have one of their own.
 const SCHEMA: u32 = 1;
@@ -36,6 +37,9 @@ pub struct Arguments {
     /// How the result is printed
     #[arg(long, value_enum, default_value_t)]
     format: DiagnosisFormat,
+    /// Also write a page to look at into this file: findings, timeline, tables; of one trace
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -48,6 +52,11 @@ enum DiagnosisFormat {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
+    anyhow::ensure!(
+        arguments.html.is_none() || arguments.traces.len() == 1,
+        "--html takes one trace, not {}",
+        arguments.traces.len()
+    );
     match &arguments.traces[..] {
         [base, head] if !arguments.each && !arguments.checklist => {
             compare(arguments, [base, head])?
@@ -60,7 +69,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
 fn each(arguments: &Arguments, traces: &[PathBuf]) -> anyhow::Result<()> {
     let mut all: Vec<Value> = Vec::new();
     for (index, path) in traces.iter().enumerate() {
-        let diagnosis = diagnose(&load(path, arguments)?);
+        let trace = load(path, arguments)?;
+        let diagnosis = diagnose(&trace);
+        if let Some(file) = &arguments.html {
+            write_page(file, path, &trace, &diagnosis)?;
+        }
         let lines = checklist::checklist(&diagnosis);
         if arguments.format == DiagnosisFormat::Json {
             let path = path.display().to_string();
@@ -114,4 +127,18 @@ fn load(path: &Path, arguments: &Arguments) -> anyhow::Result<Trace> {
     restrict::inside(&trace, range).ok_or_else(|| {
         anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
     })
+}
+
+/// The diagnosis as a page.
+fn write_page(
+    file: &Path,
+    path: &Path,
+    trace: &Trace,
+    diagnosis: &Diagnosis,
+) -> anyhow::Result<()> {
+    let page = pages::trace::page(&path.display().to_string(), trace, diagnosis)
+        .map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
+    file::write_text(file, &page).map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
+    eprintln!("page: {}", printable(&file.display().to_string()));
+    Ok(())
 }

@@ -68,15 +68,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         "--growth takes a number from 1"
     );
     let numerics = NumericsPolicy { growth: arguments.growth, ..NumericsPolicy::default() };
-    let rules = rules_file::of_folder(&store.root)?;
-    let report =
-        compare_with_baseline(store, &arguments.baseline, &runs, (policy, numerics, rules))
-            .map_err(|error| elsewhere(error, store, &arguments.baseline))?;
-    let again = format!(
-        "cargo bench   # as often as wanted\nkernelgate gate --baseline {} --last COUNT",
-        arguments.baseline
-    );
-    let summary = verdicts::summary(&report, &again);
+    let report = judge(store, &arguments.baseline, &runs, policy, numerics)?;
+    let summary = verdicts::summary(&report, &reproduce(&arguments.baseline));
     arguments.output.tell(
         &verdicts::text(&report, terminal::columns()),
         &summary,
@@ -84,6 +77,29 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         &metrics::of_runs(&runs),
     )?;
     Ok(report.exit())
+}
+
+/// What is concluded of the runs against a baseline, with the rules of the package.
+///
+/// # Errors
+/// When the baseline or the rules cannot be read.
+pub fn judge(
+    store: &Store,
+    baseline: &str,
+    runs: &[Run],
+    policy: Policy,
+    numerics: NumericsPolicy,
+) -> anyhow::Result<GateReport> {
+    let rules = rules_file::of_folder(&store.root)?;
+    compare_with_baseline(store, baseline, runs, (policy, numerics, rules))
+        .map_err(|error| elsewhere(error, store, baseline))
+}
+
+/// The commands that do the same at home.
+pub fn reproduce(baseline: &str) -> String {
+    format!(
+        "cargo bench   # as often as wanted\nkernelgate gate --baseline {baseline} --last COUNT"
+    )
 }
 
 /// Names the packages of the workspace that have a baseline of that name, where this one has none.

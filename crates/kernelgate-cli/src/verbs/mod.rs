@@ -7,6 +7,7 @@
 //! A new verb is one file and one arm here.
 
 mod baseline;
+mod bisect;
 mod calibrate;
 mod choice;
 mod compare;
@@ -14,6 +15,7 @@ mod diagnose;
 mod doctor;
 mod export;
 mod gate;
+mod history;
 mod interrupt;
 mod list;
 mod lock;
@@ -22,6 +24,7 @@ mod numerics;
 mod output;
 mod peers;
 mod profile;
+mod report;
 mod resources;
 mod runs;
 mod save;
@@ -73,6 +76,12 @@ enum Verb {
     Compare(Box<compare::Arguments>),
     /// What the last run measured, as a table or for another program
     Runs(runs::Arguments),
+    /// The first slower commit between two revisions, by paired comparisons
+    Bisect(Box<bisect::Arguments>),
+    /// Times over commits, with the changes of their level; the store of all runs
+    History(Box<history::Arguments>),
+    /// A page to look at: curves, ladders, roofline, tables, verdicts
+    Report(report::Arguments),
     /// How good `compare` is on this machine: false alarms, slow-downs found, recommended
     /// thresholds
     Calibrate(Box<calibrate::Arguments>),
@@ -117,6 +126,9 @@ impl Cli {
             Verb::Gate(arguments) => gate::run(&arguments, &store),
             Verb::Compare(arguments) => compare::run(&arguments, &store),
             Verb::Runs(arguments) => runs::run(&arguments, &store),
+            Verb::Bisect(arguments) => bisect::run(&arguments, &store),
+            Verb::History(arguments) => history::run(&arguments, &store),
+            Verb::Report(arguments) => report::run(&arguments, &store),
             Verb::Calibrate(arguments) => calibrate::run(&arguments, &store),
             Verb::Resources(arguments) => resources::run(&arguments, &store),
             Verb::Timing(arguments) => timing::run(&arguments, &store),

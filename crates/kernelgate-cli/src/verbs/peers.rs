@@ -3,7 +3,7 @@
 
 use kernelgate::record::text::printable;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use crate::benches::child::{Ended, Running, over_memory};
 use crate::benches::find;
 use crate::benches::output::{Kept, START_BYTES, captured, drain};
 use crate::compare::progress::parse_duration;
+use crate::pages::charts::PeerTime;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
@@ -68,7 +69,7 @@ enum Line {
 }
 
 /// A peer and an implementation of ours.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct PeerRow {
     problem: String,
     peer: String,
@@ -82,7 +83,7 @@ struct PeerRow {
     of_limit: Option<f64>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct PeersReport {
     device: String,
     commit: String,
@@ -171,6 +172,24 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         format => print(&report, format),
     }
     Ok(Exit::Fine)
+}
+
+/// The times in a file that `--format json` wrote, and the device that they were taken on.
+///
+/// # Errors
+/// When it cannot be read, or is something else.
+pub fn read(path: &Path) -> anyhow::Result<(String, Vec<PeerTime>)> {
+    let failed = || {
+        format!("failed to read {} as what `kernelgate peers --format json` prints", path.display())
+    };
+    let text = std::fs::read_to_string(path).with_context(failed)?;
+    let report: PeersReport = serde_json::from_str(&text).with_context(failed)?;
+    let time = |row: PeerRow| {
+        let peer_ns = row.peer_ns.filter(|ns| *ns > 0.0 && row.ours_ns > 0.0)?;
+        let PeerRow { problem, peer, implementation, ours_ns, .. } = row;
+        Some(PeerTime { problem, peer, peer_ns, implementation, ours_ns })
+    };
+    Ok((report.device, report.rows.into_iter().filter_map(time).collect()))
 }
 
 /// A case of ours that peers are compared with.

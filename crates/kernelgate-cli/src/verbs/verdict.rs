@@ -1,11 +1,13 @@
 //! How the verbs that end in a verdict print it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::output::print_json;
+use super::output::{print_json, write_all};
+use crate::pages::verdict;
+use crate::plot::PlotError;
 use crate::report::metrics::{self, Metrics};
 use crate::report::summary::VerdictSummary;
 use crate::report::{comment, junit};
@@ -36,8 +38,8 @@ pub struct VerdictOutput {
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: VerdictFormat,
-    /// Also write comment.md, junit.xml, result.json, bmf.json and smaller-is-better.json into
-    /// this folder
+    /// Also write comment.md, report.html, change.svg, junit.xml, result.json, bmf.json and
+    /// smaller-is-better.json into this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -85,7 +87,18 @@ impl VerdictOutput {
                 file::write_text(&folder.join(name), &text)
                     .map_err(|error| anyhow::anyhow!("--out: failed to {error}"))?;
             }
+            draw(folder, summary)?;
         }
         Ok(())
     }
+}
+
+/// The page and its picture, which there is where a case was timed.
+fn draw(folder: &Path, summary: &VerdictSummary) -> anyhow::Result<()> {
+    let undrawn = |error: PlotError| anyhow::anyhow!("--out: failed to {error}");
+    let mut files = vec![("report.html", verdict::page(summary).map_err(undrawn)?)];
+    if let Some(figure) = verdict::changes(summary) {
+        files.push(("change.svg", figure.chart.svg().map_err(undrawn)?));
+    }
+    write_all(folder, files)
 }

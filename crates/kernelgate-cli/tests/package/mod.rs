@@ -138,6 +138,11 @@ impl Package {
         format!("--dir {}", folder.display())
     }
 
+    /// Writes the package's `kernelgate.toml`.
+    pub fn write_rules(&self, text: &str) {
+        std::fs::write(self.path("kernelgate.toml"), text).unwrap();
+    }
+
     /// The only baseline file of that name.
     pub fn baseline(&self, name: &str) -> PathBuf {
         let mut devices = std::fs::read_dir(self.path("baselines")).unwrap();

@@ -1,4 +1,5 @@
-//! A scratch repository with one bench, whose builds are compared.
+//! A repository with one bench, whose builds take seconds: it is linked with the library that
+//! `cargo test` built.
 
 use std::process::Command;
 
@@ -6,6 +7,7 @@ use tempfile::TempDir;
 
 use super::{Outcome, linked_with};
 
+/// Its manifest.
 pub const MANIFEST: &str = r#"
 [package]
 name = "scratch"
@@ -23,6 +25,10 @@ debug = false
 /// One case a value of `n`, whose time is that of ROUNDS passes.
 pub const BENCH: &str = include_str!("../fixture/scratch_bench.rs");
 
+/// Its case.
+pub const CASE: &str = "scratch/sum/n1024/cpu/hot";
+
+/// The repository, with its target folder inside.
 pub struct Scratch {
     pub folder: TempDir,
 }
@@ -65,23 +71,11 @@ impl Scratch {
         self.git(&format!("commit --quiet -m {message}"));
     }
 
-    pub fn compare_with(&self, flags: &str) -> Command {
+    /// The program in it.
+    pub fn kernelgate(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
         command
-            .args([
-                "compare",
-                "--relative",
-                "0.5",
-                "--tolerated",
-                "0.8",
-                "--max-blocks",
-                "24",
-                "--backend",
-                "cpu",
-                "--time-identical",
-            ])
-            .args(flags.split_whitespace())
-            .args(["--case-time", "0.1s"].iter().filter(|_| !flags.contains("--case-time")))
+            .args(line.split_whitespace())
             .current_dir(self.folder.path())
             .env("CARGO_MANIFEST_DIR", self.folder.path())
             .env("CARGO_TARGET_DIR", self.folder.path().join("target"))
@@ -91,6 +85,15 @@ impl Scratch {
         command
     }
 
+    /// A comparison with thresholds that are far from noise, and short processes.
+    pub fn compare_with(&self, flags: &str) -> Command {
+        let usual = "compare --relative 0.5 --tolerated 0.8 --max-blocks 24 --backend cpu \
+                     --time-identical";
+        let time = if flags.contains("--case-time") { "" } else { "--case-time 0.1s" };
+        self.kernelgate(&format!("{usual} {time} {flags}"))
+    }
+
+    /// Runs it.
     pub fn compare(&self, flags: &str) -> Outcome {
         self.compare_with(flags).output().unwrap().into()
     }

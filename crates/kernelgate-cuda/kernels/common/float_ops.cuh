@@ -1,5 +1,6 @@
 // fp32 instructions that C++ has no word for: one wrapper an instruction.
 #pragma once
+#include "common/math.cuh"
 
 /// 1.0 where a >= b, else 0.0 (0.0 for NaN).
 __device__ __forceinline__ float one_if_ge(float a, float b) {
@@ -19,20 +20,6 @@ __device__ __forceinline__ float one_if_lt(float a, float b) {
 __device__ __forceinline__ float fma_saturated(float a, float b, float c) {
   float result;
   asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
-  return result;
-}
-
-/// 2^x to 2 ulp; results below the smallest normal number become 0.
-__device__ __forceinline__ float exp2_approx(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
-/// log2(x) to about 2^-22.
-__device__ __forceinline__ float log2_approx(float x) {
-  float result;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 

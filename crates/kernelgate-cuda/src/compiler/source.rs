@@ -19,6 +19,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("common/memory.cuh", include_str!("../../kernels/common/memory.cuh")),
     ("common/reduce.cuh", include_str!("../../kernels/common/reduce.cuh")),
     ("common/streaming.cuh", include_str!("../../kernels/common/streaming.cuh")),
+    ("common/tensor_copy.cuh", include_str!("../../kernels/common/tensor_copy.cuh")),
     ("common/types.cuh", include_str!("../../kernels/common/types.cuh")),
     ("common/wgmma.cuh", include_str!("../../kernels/common/wgmma.cuh")),
 ];
@@ -75,6 +76,14 @@ impl Build {
             .join(" ")
     }
 
+    /// What is compiled: the file, after further functions where another layout is asked for.
+    pub fn text(&self) -> Cow<'static, str> {
+        match layout::asked() {
+            Some(layout) => (layout::padding_functions(layout) + self.source.text).into(),
+            None => self.source.text.into(),
+        }
+    }
+
     /// What a kernel of it goes by in records: the build, and the symbol where that is not the
     /// file's name.
     pub fn kernel_name(&self, symbol: &str) -> String {
@@ -83,14 +92,6 @@ impl Build {
             name
         } else {
             format!("{name}: {symbol}")
-        }
-    }
-
-    /// What is compiled: the file, after further functions where another layout is asked for.
-    pub fn text(&self) -> Cow<'static, str> {
-        match layout::asked() {
-            Some(layout) => (layout::padding_functions(layout) + self.source.text).into(),
-            None => self.source.text.into(),
         }
     }
 

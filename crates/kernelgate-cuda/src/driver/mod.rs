@@ -18,6 +18,7 @@ pub mod raw_stream;
 mod staging;
 mod status;
 pub mod stream_timer;
+pub mod tensor_map;
 pub mod used;
 mod wait;
 pub mod window;

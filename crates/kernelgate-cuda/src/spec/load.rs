@@ -5,6 +5,7 @@ use crate::BackendError;
 use crate::driver::argument::Argument;
 use crate::driver::device::Device;
 use crate::driver::kernel::{Kernel, LaunchAttributes, LaunchShape};
+use crate::driver::prepared::{LaunchDims, Parameters, PreparedLaunch};
 
 /// A loaded kernel with its launch shape.
 pub struct LoadedKernel {
@@ -100,6 +101,23 @@ impl LoadedKernel {
         arguments: &[Argument],
     ) -> Result<(), BackendError> {
         self.kernel.launch_with(attributes, self.shape, arguments)
+    }
+
+    /// Settles a launch with parameters of any kind by value, tensor maps among them. Where the
+    /// device decides how many blocks there are, so many in x.
+    ///
+    /// # Errors
+    /// As [`PreparedLaunch::new`].
+    pub fn settled(
+        self,
+        device: &Device,
+        blocks: Option<u32>,
+        parameters: Parameters,
+    ) -> Result<PreparedLaunch, BackendError> {
+        let LaunchShape { grid: (x, y, z), block, shared_bytes } = self.shape;
+        let grid = [blocks.unwrap_or(x), y, z];
+        let dims = LaunchDims { shared_bytes, ..LaunchDims::new(grid, [block, 1, 1]) };
+        PreparedLaunch::new(device, self.kernel, dims, parameters)
     }
 
     /// The kernel, for launches of other shapes ([`KernelSpec::shape`]).

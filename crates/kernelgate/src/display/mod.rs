@@ -38,6 +38,21 @@ pub fn rate(amount: u64, unit: &str, elapsed_ns: f64) -> String {
     format!("{:.4} {prefix}{unit}/s", Significant(per_second / scale))
 }
 
+/// A text by which ids are in the order of their numbers: `s512` before `s1024`.
+pub fn natural(id: &str) -> Vec<(String, u64)> {
+    let mut parts = Vec::new();
+    let mut rest = id;
+    while !rest.is_empty() {
+        let words = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(words);
+        let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
+        let (number, after) = after.split_at(digits);
+        parts.push((word.to_owned(), number.parse().unwrap_or(u64::MAX)));
+        rest = after;
+    }
+    parts
+}
+
 /// The words of a command line without some flags; those of the first list have a value, after "="
 /// or as the next word.
 pub fn without_flags(
@@ -68,5 +83,17 @@ impl std::fmt::Display for Significant {
         let digits = f.precision().unwrap_or(3);
         let before = if self.0 == 0.0 { 1 } else { self.0.abs().log10().floor() as i32 + 1 };
         write!(f, "{:.*}", (digits as i32 - before.max(1)).max(0) as usize, self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_ordered_by_their_numbers() {
+        let mut ids = ["s1024_d8", "s512_d64", "s512_d8", "x", "s99999999999999999999", ""];
+        ids.sort_by_key(|id| natural(id));
+        assert_eq!(ids, ["", "s512_d8", "s512_d64", "s1024_d8", "s99999999999999999999", "x"]);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::table::Table;
-use super::{rate, time};
+use super::{natural, rate, time};
 use crate::record::run::InputChange;
 use crate::record::text::printable;
 use crate::record::{CaseRecord, Run};
@@ -50,6 +50,9 @@ pub fn text(runs: &[Run], columns: Option<usize>) -> String {
     let table = table(runs);
     let mut out =
         if table.is_empty() { "no case was timed".to_owned() } else { table.text_within(columns) };
+    if table.rows().iter().any(|row| row[0].starts_with("* ")) {
+        out.push_str("\n*: the fastest of its problem with that state of the caches");
+    }
     // Where nothing ran, that is why.
     let every = table.is_empty();
     for (reason, ids) in skips_by_reason(runs, every) {
@@ -97,29 +100,80 @@ pub fn text(runs: &[Run], columns: Option<usize>) -> String {
     printable(&out).into_owned()
 }
 
+/// A heading a problem, problems by size; below it its implementations, the fastest first, hot
+/// caches before cold ones.
 fn table(runs: &[Run]) -> Table {
-    let mut table = Table::new(&["case", "time", "spread", "rate", "of limit", "limited by"]);
-    for (id, case) in runs.iter().flat_map(|run| &run.cases) {
-        let spread = Spread::of(&case.samples.per_launch_ns());
-        let (share, by) = match &case.limit {
-            Some(limit) => (share(limit.fraction(spread.median)), limit.by.clone()),
-            None => ("-".to_owned(), "-".to_owned()),
-        };
-        table.row(vec![
-            id.clone(),
+    let mut table = Table::new(&["case", "time", "spread", "rate", "of limit", "limited by", ""]);
+    let mut problems: BTreeMap<Vec<(String, u64)>, Vec<Timed<'_>>> = BTreeMap::new();
+    for timed in runs.iter().flat_map(|run| &run.cases).map(Timed::of) {
+        problems.entry(natural(timed.problem)).or_default().push(timed);
+    }
+    for mut cases in problems.into_values() {
+        cases.sort_by(|a, b| {
+            let order = |timed: &Timed<'_>| timed.case.cache == "cold";
+            order(a).cmp(&order(b)).then(a.spread.median.total_cmp(&b.spread.median))
+        });
+        if !cases[0].problem.is_empty() {
+            table.heading(cases[0].problem.to_owned());
+        }
+        for same in cases.chunk_by(|a, b| a.case.cache == b.case.cache) {
+            let best = |at: usize| at == 0 && same.len() > 1 && !same[0].problem.is_empty();
+            same.iter().enumerate().for_each(|(at, timed)| table.row(timed.cells(best(at))));
+        }
+    }
+    table
+}
+
+/// A case of the table.
+struct Timed<'a> {
+    /// The id without what tells cases of a problem apart; empty where it has no such form.
+    problem: &'a str,
+    /// The rest of the id.
+    name: &'a str,
+    case: &'a CaseRecord,
+    spread: Spread,
+}
+
+impl<'a> Timed<'a> {
+    fn of((id, case): (&'a String, &'a CaseRecord)) -> Self {
+        let end = format!("/{}/{}", case.implementation, case.cache);
+        let problem = id.strip_suffix(&end).unwrap_or_default();
+        let name = id[problem.len()..].trim_start_matches('/');
+        Self { problem, name, case, spread: Spread::of(&case.samples.per_launch_ns()) }
+    }
+
+    fn cells(&self, best: bool) -> Vec<String> {
+        let Self { name, case, spread, .. } = self;
+        let known = case.limit.as_ref().map(|limit| (limit.fraction(spread.median), &limit.by));
+        let dash = || "-".to_owned();
+        vec![
+            match (self.problem.is_empty(), best) {
+                (true, _) => (*name).to_owned(),
+                (_, best) => format!("{} {name}", if best { '*' } else { '-' }),
+            },
             time(spread.median),
             format!("±{:.1}%", 100.0 * spread.relative()),
             case_rate(case, spread.median),
-            share,
-            by,
-        ]);
+            known.map_or_else(dash, |(fraction, _)| share(fraction)),
+            known.map_or_else(dash, |(_, by)| by.clone()),
+            known.map_or_else(String::new, |(fraction, _)| bar(fraction)),
+        ]
     }
-    table
 }
 
 /// Above 100 % is a finding, not an error: marked, not hidden.
 fn share(fraction: f64) -> String {
     format!("{:.1}%{}", 100.0 * fraction, if fraction > 1.0 { "!" } else { "" })
+}
+
+/// A share as a bar of eight characters, to an eighth of one.
+fn bar(fraction: f64) -> String {
+    const WIDTH: usize = 8;
+    const PARTS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    let eighths = (fraction.clamp(0.0, 1.0) * (8 * WIDTH) as f64).round() as usize;
+    let bar = "█".repeat(eighths / 8) + PARTS[eighths % 8];
+    // Blanks at the end of a cell would go.
+    format!("{bar:░<WIDTH$}")
 }
 
 fn case_rate(case: &CaseRecord, elapsed_ns: f64) -> String {
@@ -151,4 +205,56 @@ fn shorten(ids: &[&str]) -> String {
         let _ = write!(text, " and {} more", ids.len() - SHOWN);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::limits::TimeLimit;
+    use crate::record::{Environment, Provenance};
+
+    fn case(implementation: &str, cache: &str, elapsed_ns: f64) -> CaseRecord {
+        CaseRecord {
+            implementation: implementation.to_owned(),
+            cache: cache.to_owned(),
+            limit: Some(TimeLimit { time_ns: 50.0, by: "memory".to_owned() }),
+            ..CaseRecord::of_samples(vec![elapsed_ns])
+        }
+    }
+
+    #[test]
+    fn problems_are_in_order_of_size_and_their_fastest_case_is_marked() {
+        let mut run = Run::start("b", "s", Environment::cpu(), Provenance::default());
+        for (id, cached) in [
+            ("w/f/n1024/cpu/hot", case("cpu", "hot", 100.0)),
+            ("w/f/n512/cuda/slow/hot", case("cuda/slow", "hot", 200.0)),
+            ("w/f/n512/cuda/fast/cold", case("cuda/fast", "cold", 60.0)),
+            ("w/f/n512/cuda/fast/hot", case("cuda/fast", "hot", 40.0)),
+            ("another bench's case", case("", "", 80.0)),
+        ] {
+            run.cases.insert(id.to_owned(), cached);
+        }
+        let text = text(&[run], None);
+        let first =
+            |line: &str| line.split("  ").find(|word| !word.trim().is_empty()).map(str::to_owned);
+        let firsts: Vec<String> =
+            text.lines().filter_map(first).map(|word| word.trim().to_owned()).collect();
+        assert_eq!(
+            &firsts[..7],
+            [
+                "case",
+                "another bench's case",
+                "w/f/n512",
+                "* cuda/fast/hot",
+                "- cuda/slow/hot",
+                "- cuda/fast/cold",
+                "w/f/n1024",
+            ],
+            "{text}"
+        );
+        assert!(text.contains("125.0%!") && text.contains("████████"), "{text}");
+        let half = text.lines().find(|line| line.contains("cpu/hot")).unwrap();
+        assert!(half.ends_with(" ████░░░░") && half.contains("50.0%"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    }
 }

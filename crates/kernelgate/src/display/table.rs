@@ -8,7 +8,8 @@ const WIDEST: usize = 200;
 /// Characters that the first column has at least on a terminal.
 const MIN_FIRST_COLUMN: usize = 8;
 
-/// A table of cells; the first column is aligned left, the others right.
+/// A table of cells; the first column is aligned left, the others right. A row of one cell is a
+/// heading above the rows after it.
 #[derive(Debug, Clone, Default)]
 pub struct Table {
     header: Vec<String>,
@@ -25,6 +26,21 @@ impl Table {
     pub fn row(&mut self, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.header.len());
         self.rows.push(cells);
+    }
+
+    /// Adds a heading, as wide as it is.
+    pub fn heading(&mut self, text: String) {
+        self.rows.push(vec![text]);
+    }
+
+    /// Names of the columns.
+    pub fn header(&self) -> &[String] {
+        &self.header
+    }
+
+    /// The rows and headings.
+    pub fn rows(&self) -> &[Vec<String>] {
+        &self.rows
     }
 
     /// Whether there are no rows.
@@ -46,7 +62,7 @@ impl Table {
         let room = columns.saturating_sub(others).max(MIN_FIRST_COLUMN);
         let mut above = Vec::new();
         for row in std::iter::once(&mut table.header).chain(&mut table.rows) {
-            let long = row[0].chars().count() > room;
+            let long = row.len() > 1 && row[0].chars().count() > room;
             above.push(long.then(|| wrapped(&std::mem::take(&mut row[0]), 2, columns)));
         }
         let lines = table.lines(|cells| cells.join("  ").trim_end().to_owned());
@@ -73,7 +89,8 @@ impl Table {
     /// Characters that each column takes.
     fn widths(&self) -> Vec<usize> {
         let all = || std::iter::once(&self.header).chain(&self.rows);
-        let width = |column: usize| all().map(|row| row[column].chars().count().min(WIDEST)).max();
+        let rows = || all().filter(|row| row.len() > 1 || self.header.len() == 1);
+        let width = |column: usize| rows().map(|row| row[column].chars().count().min(WIDEST)).max();
         (0..self.header.len()).map(|column| width(column).unwrap_or(0)).collect()
     }
 
@@ -106,6 +123,16 @@ pub fn escape(text: &str) -> String {
     out
 }
 
+/// A text of at most so many characters on one line: its middle is left out where it is longer.
+pub fn shortened(text: &str, most: usize) -> String {
+    let chars: Vec<char> = one_line(text).chars().collect();
+    if chars.len() <= most || most < 3 {
+        return chars.into_iter().take(most).collect();
+    }
+    let (head, tail) = ((most - 1) / 2, most / 2);
+    chars[..head].iter().chain(&['…']).chain(&chars[chars.len() - tail..]).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,6 +147,16 @@ mod tests {
             table.markdown(),
             "| case   |  time |\n| --- | ---: |\n| a      |  1 µs |\n| longer | 10 ns |"
         );
+    }
+
+    #[test]
+    fn a_heading_widens_no_column() {
+        let mut table = Table::new(&["case", "time"]);
+        table.heading("a heading that is longer".to_owned());
+        table.row(vec!["a".to_owned(), "1 µs".to_owned()]);
+        let text = "case  time\na heading that is longer\na     1 µs";
+        assert_eq!(table.text(), text);
+        assert_eq!(table.text_within(Some(40)), text);
     }
 
     #[test]

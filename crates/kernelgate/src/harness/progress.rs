@@ -159,7 +159,7 @@ impl BenchProgress {
 
     /// Where the results are.
     pub fn end(&self, path: &Path, baseline: Option<&str>) {
-        self.say(&format!("recorded in {}", path.display()));
+        self.say(&format!("recorded in {}; `kernelgate report` draws it", path.display()));
         if let Some(name) = baseline {
             self.say(&format!("saved as baseline `{name}`"));
         }

@@ -199,48 +199,6 @@ impl Environment {
     pub fn slug(&self) -> String {
         slug(&self.device_name)
     }
-
-    /// The fields in which a baseline's environment makes it incomparable with this one.
-    pub fn mismatches(&self, base: &Self) -> Vec<Mismatch> {
-        let mut fields = vec![
-            ("device_kind", base.device_kind.clone(), self.device_kind.clone()),
-            ("device_name", base.device_name.clone(), self.device_name.clone()),
-            ("optimised", base.optimised.to_string(), self.optimised.to_string()),
-        ];
-        match (&base.gpu, &self.gpu) {
-            // The host only launches: what it is does not change a kernel's time.
-            (Some(base), Some(head)) => fields.extend([
-                ("gpu.arch", base.arch.clone(), head.arch.clone()),
-                of_major("gpu.driver", &base.driver, &head.driver),
-                of_major("gpu.driver_cuda", &base.driver_cuda, &head.driver_cuda),
-                ("gpu.nvrtc", base.nvrtc.clone(), head.nvrtc.clone()),
-                (
-                    "gpu.multiprocessors",
-                    base.multiprocessors.to_string(),
-                    head.multiprocessors.to_string(),
-                ),
-            ]),
-            _ => fields.extend([
-                ("arch", base.arch.clone(), self.arch.clone()),
-                ("cores", base.cores.to_string(), self.cores.to_string()),
-                ("threads", base.threads.to_string(), self.threads.to_string()),
-                ("simd", base.simd.join(" "), self.simd.join(" ")),
-            ]),
-        }
-        fields
-            .into_iter()
-            .filter(|(_, base, head)| base != head)
-            .map(|(field, base, head)| Mismatch { field, base, head })
-            .collect()
-    }
-}
-
-/// A version that may differ after its first number: as it is where that number differs, else as
-/// the baseline's.
-fn of_major(field: &'static str, base: &str, head: &str) -> (&'static str, String, String) {
-    let major = |version: &str| version.split('.').next().unwrap_or_default().to_owned();
-    let head = if major(base) == major(head) { base } else { head };
-    (field, base.to_owned(), head.to_owned())
 }
 
 /// Names alone repeat ("localhost") and machine ids are copied with images: both together.

@@ -7,6 +7,7 @@
 
 pub mod baseline;
 pub mod case_run;
+mod comparable;
 pub mod criterion_store;
 pub mod environment;
 pub mod file;

@@ -25,8 +25,11 @@ pub struct Store {
     pub root: PathBuf,
     /// Committed baselines: `<device>/<name>.json`.
     pub baselines: PathBuf,
-    /// Runs: `<session>/<bench>.json`.
+    /// Runs: `<session>/<bench>.json`; outside the target folder where `KERNELGATE_HISTORY` names
+    /// a folder that keeps them.
     pub runs: PathBuf,
+    /// What is made of the package and may be deleted: comparisons, calibrations.
+    pub work: PathBuf,
     /// Errors of cases for several seeds: `<bench>.json`.
     pub numerics: PathBuf,
     /// References of problems, kept between processes; safe to delete.
@@ -136,11 +139,14 @@ impl Store {
 
     /// The store of a package in that folder, with that target folder.
     pub fn at(root: &Path, target: &Path) -> Self {
+        let work = target.join("kernelgate");
+        let history = std::env::var_os("KERNELGATE_HISTORY").filter(|folder| !folder.is_empty());
         Self {
             baselines: root.join("baselines"),
-            runs: target.join("kernelgate").join("runs"),
-            numerics: target.join("kernelgate").join("numerics"),
-            references: target.join("kernelgate").join("references"),
+            runs: history.map_or_else(|| work.clone(), |folder| root.join(folder)).join("runs"),
+            numerics: work.join("numerics"),
+            references: work.join("references"),
+            work,
             criterion: std::env::var_os("CRITERION_HOME")
                 .filter(|folder| !folder.is_empty())
                 .map_or_else(|| target.join("criterion"), PathBuf::from),

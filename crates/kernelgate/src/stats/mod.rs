@@ -1,6 +1,7 @@
 //! Pure statistics on slices of numbers. No files, no cases, no judgement.
 
 pub mod binomial;
+pub mod change_points;
 pub mod multiple;
 pub mod normal;
 pub mod power;
@@ -8,6 +9,7 @@ pub mod quantile;
 pub mod signed_rank;
 pub mod walsh;
 
+pub use change_points::{ChangePoint, change_points};
 pub use multiple::benjamini_hochberg;
 pub use quantile::{Spread, half_range, median, quantile, weighted_median};
 pub use walsh::Walsh;

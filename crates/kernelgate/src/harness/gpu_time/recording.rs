@@ -159,7 +159,8 @@ fn tell(run: &Run, path: &Path) {
         return;
     }
     println!("{}", display::runs::text(std::slice::from_ref(run), terminal::columns()));
-    eprintln!("run recorded in {}", printable(&path.display().to_string()));
+    let path = path.display().to_string();
+    eprintln!("run recorded in {}; `kernelgate report` draws it", printable(&path));
 }
 
 /// Where Criterion was told to save a baseline, the run becomes part of ours of that name too.

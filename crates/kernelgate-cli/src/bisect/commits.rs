@@ -1,0 +1,358 @@
+//! A search among the commits of a repository: questions become builds that are compared.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::search::{Answer, Ended, Found, Question, Times, search};
+use super::state::State;
+use crate::compare::git::{Repository, Revision, git, output, run as run_git};
+use crate::compare::{
+    AskedThresholds, CompareError, ComparisonRequest, SideSource, Thresholds, Tools, one_case,
+};
+use crate::gate::Verdict;
+use crate::gate::comparison::Comparison;
+use crate::gate::paired::TestPlan;
+use kernelgate::record::Store;
+
+/// Lines of a message that say why a commit was left out.
+const SHOWN_LINES: usize = 3;
+
+/// What is searched for.
+#[derive(Debug)]
+pub struct BisectionRequest {
+    /// A revision that is not slow.
+    pub good: String,
+    /// One that is, and descends from it.
+    pub bad: String,
+    /// The case.
+    pub case: String,
+    /// What counts as slower between the ends.
+    pub asked: AskedThresholds,
+    /// Where calibrations lie.
+    pub store: Store,
+    /// All else of each comparison; base, head, filter, thresholds and `resume` are set here.
+    pub comparison: ComparisonRequest,
+    /// Go on where the last search was interrupted.
+    pub resume: bool,
+}
+
+/// The outcome.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Bisection {
+    /// The case.
+    pub case: String,
+    /// "v1.0 (1a2b3c4d)".
+    pub good: String,
+    /// The same of the bad end.
+    pub bad: String,
+    /// Commits after the good end up to the bad one, along first parents.
+    pub commits: usize,
+    /// How the search ended; places are counted from the good end, which is 0.
+    pub ended: Ended,
+    /// What the places are; none where none were found.
+    pub found: Option<FoundCommits>,
+}
+
+/// Commits that were found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FoundCommits {
+    /// The last that is not slow.
+    pub last_good: String,
+    /// Those of which one slowed the case down, the oldest first: one, unless some could not be
+    /// told.
+    pub suspects: Vec<Suspect>,
+    /// `git diff --stat` between the last good commit and the first bad one.
+    pub diff_stat: String,
+    /// The executables of both, where they were compared with each other: what changed in their
+    /// machine code is in them.
+    pub executables: Option<[PathBuf; 2]>,
+    /// Commits that were left out, with the reason.
+    pub left_out: BTreeMap<String, String>,
+}
+
+/// A commit that may have done it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Suspect {
+    /// Its id.
+    pub commit: String,
+    /// First line of its message.
+    pub subject: String,
+    /// Commits that it merged; 0 where it is no merge.
+    pub merged: usize,
+}
+
+/// Searches.
+///
+/// # Errors
+/// When the revisions do not follow each other, a side cannot be made ready for another reason than
+/// its code, or what is answered cannot be written.
+pub fn run(request: &BisectionRequest) -> Result<Bisection, CompareError> {
+    let repository = Repository::around(&request.comparison.package)?;
+    let (good, bad) = (repository.resolve(&request.good)?, repository.resolve(&request.bad)?);
+    let commits = line_of(&repository, &good, &bad)?;
+    let tools = Tools::watched()?;
+    let mut asking = Asking::new(request, &repository, &commits, tools)?;
+    let blocks = request.asked.max_blocks.unwrap_or(TestPlan::default().max_blocks);
+    let ended = search(commits.len() - 1, blocks, |question| asking.answer(question));
+    asking.tools.end();
+    let ended = ended?;
+    let found = match &ended {
+        Ended::Found(found) => Some(asking.found(found)?),
+        _ => None,
+    };
+    Ok(Bisection {
+        case: request.case.clone(),
+        good: good.label(),
+        bad: bad.label(),
+        commits: commits.len() - 1,
+        ended,
+        found,
+    })
+}
+
+/// The good commit, then those up to the bad one along first parents: what a branch merged came
+/// with its merge.
+fn line_of(
+    repository: &Repository,
+    good: &Revision,
+    bad: &Revision,
+) -> Result<Vec<String>, CompareError> {
+    let usage = |text: String| Err(CompareError::Usage(text));
+    if good.commit == bad.commit {
+        return usage(format!("{} and {} are one commit", good.name, bad.name));
+    }
+    let of = |folder: &Path| git(folder);
+    let ancestor = output(of(&repository.top).args([
+        "merge-base",
+        "--is-ancestor",
+        &good.commit,
+        &bad.commit,
+    ]))?;
+    if !ancestor.status.success() {
+        return usage(format!(
+            "{} does not descend from {}: a search needs the good commit before the bad one",
+            bad.label(),
+            good.label()
+        ));
+    }
+    let range = format!("{}..{}", good.commit, bad.commit);
+    let listed = run_git(
+        of(&repository.top).args(["rev-list", "--first-parent", "--reverse", &range]),
+        "list the commits",
+    )?;
+    Ok(std::iter::once(good.commit.clone()).chain(listed.lines().map(str::to_owned)).collect())
+}
+
+/// Answers questions, and remembers the answers.
+struct Asking<'a> {
+    request: &'a BisectionRequest,
+    repository: &'a Repository,
+    commits: &'a [String],
+    tools: Tools,
+    state: State,
+    path: PathBuf,
+    /// The bench that has the case, once it is known: others need not be built.
+    bench: Option<String>,
+}
+
+impl<'a> Asking<'a> {
+    fn new(
+        request: &'a BisectionRequest,
+        repository: &'a Repository,
+        commits: &'a [String],
+        tools: Tools,
+    ) -> Result<Self, CompareError> {
+        let path = request.comparison.folder.join("state.json");
+        let mut identity = request.comparison.settings.clone();
+        identity.extend(
+            [
+                ("the good commit", commits[0].clone()),
+                ("the bad commit", commits[commits.len() - 1].clone()),
+                ("the case", request.case.clone()),
+                ("the profile", request.comparison.profile.clone()),
+                ("a threshold", format!("{:?}", request.asked)),
+                ("--case-time", format!("{:?}", request.comparison.sampling)),
+            ]
+            .map(|(name, value)| (name.to_owned(), value)),
+        );
+        let state = State::open(&path, identity, request.resume).map_err(CompareError::Usage)?;
+        if !state.answers.is_empty() {
+            tools.say(&format!("resuming with {} answers", state.answers.len()));
+        }
+        Ok(Self { request, repository, commits, tools, state, path, bench: None })
+    }
+
+    fn answer(&mut self, question: &Question) -> Result<Answer, CompareError> {
+        let Question { base, head, attempt, .. } = *question;
+        let short = |place: usize| self.commits[place].get(..8).unwrap_or_default().to_owned();
+        let key = format!("{} {} {attempt}", self.commits[base], self.commits[head]);
+        if let Some(answer) = self.state.answers.get(&key) {
+            return Ok(answer.clone());
+        }
+        let label = format!(
+            "{} against {} (commit {head} of {}){}",
+            short(head),
+            short(base),
+            self.commits.len() - 1,
+            if attempt > 0 { format!(", attempt {}", attempt + 1) } else { String::new() }
+        );
+        let interrupted = self.state.asking.as_ref() == Some(&key);
+        self.state.asking = Some(key.clone());
+        self.write()?;
+        let answer = self.compare(question, interrupted, &label)?;
+        self.tools.say(&format!("{label}: {}", words(&answer)));
+        self.state.asking = None;
+        self.state.answers.insert(key, answer.clone());
+        self.write()?;
+        Ok(answer)
+    }
+
+    fn compare(
+        &mut self,
+        question: &Question,
+        resume: bool,
+        label: &str,
+    ) -> Result<Answer, CompareError> {
+        let Question { base, head, attempt, plan } = *question;
+        let asked = self.request.asked;
+        let thresholds = match plan {
+            Some(plan) => Thresholds::Fixed(plan),
+            None => {
+                let blocks = asked.max_blocks.unwrap_or(TestPlan::default().max_blocks);
+                let more = (attempt > 0).then_some(blocks << attempt).or(asked.max_blocks);
+                let asked = AskedThresholds { max_blocks: more, ..asked };
+                Thresholds::Calibrated(asked, self.request.store.clone())
+            }
+        };
+        let template = &self.request.comparison;
+        let benches = self.bench.iter().cloned().collect::<Vec<_>>();
+        let comparison = ComparisonRequest {
+            base: SideSource::Revision(self.commits[base].clone()),
+            head: SideSource::Revision(self.commits[head].clone()),
+            benches: if benches.is_empty() { template.benches.clone() } else { benches },
+            filter: Some(format!("^{}$", regex::escape(&self.request.case))),
+            thresholds,
+            budget: template.budget * (1 << attempt),
+            resume,
+            ..template.clone()
+        };
+        match one_case::compare(&comparison, &self.request.case, self.tools.within(label)) {
+            Ok(outcome) => {
+                self.bench = self.bench.take().or(outcome.bench);
+                Ok(of_comparison(&outcome.comparison, &self.request.case))
+            }
+            // The good end is the base of every question: where it does not build, nothing can be
+            // told of any other.
+            Err(CompareError::Unbuildable(why)) => Ok(Answer::Unusable(shortened(&why))),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn write(&self) -> Result<(), CompareError> {
+        let failed = |error| CompareError::Usage(format!("failed to {error}"));
+        self.state.write(&self.path).map_err(failed)
+    }
+
+    fn found(&self, found: &Found) -> Result<FoundCommits, CompareError> {
+        let (good, bad) = (&self.commits[found.last_good], &self.commits[found.first_bad]);
+        let suspects = &self.commits[found.last_good + 1..=found.first_bad];
+        let top = || git(&self.repository.top);
+        let stat =
+            ["diff", "--stat=100", "--no-color", "--no-ext-diff", "--no-textconv", good, bad, "--"];
+        let folder = &self.request.comparison.folder;
+        let executables = self
+            .bench
+            .as_ref()
+            .map(|bench| ["base", "head"].map(|side| folder.join(side).join("bin").join(bench)));
+        // What lies there is of the last question.
+        let executables = executables.filter(|paths| {
+            matches!(found.confirmation, Answer::Slower(_) | Answer::NotSlower(_))
+                && paths.iter().all(|path| path.is_file())
+        });
+        Ok(FoundCommits {
+            last_good: good.clone(),
+            suspects: suspects
+                .iter()
+                .map(|commit| self.suspect(commit))
+                .collect::<Result<_, _>>()?,
+            diff_stat: run_git(top().args(stat), "tell what differs")?,
+            executables,
+            left_out: found
+                .left_out
+                .iter()
+                .map(|(place, why)| (self.commits[*place].clone(), why.clone()))
+                .collect(),
+        })
+    }
+
+    fn suspect(&self, commit: &str) -> Result<Suspect, CompareError> {
+        let top = || git(&self.repository.top);
+        let subject = run_git(
+            top().args(["log", "-1", "--no-show-signature", "--format=%s", commit, "--"]),
+            "read a commit",
+        )?;
+        let range = format!("{commit}^1..{commit}");
+        let counted = run_git(top().args(["rev-list", "--count", &range]), "count commits")?;
+        let merged = counted.parse::<usize>().map_or(0, |count| count.saturating_sub(1));
+        Ok(Suspect { commit: commit.to_owned(), subject, merged })
+    }
+}
+
+/// What a comparison says of the case.
+fn of_comparison(comparison: &Comparison, case: &str) -> Answer {
+    if comparison.untimed.iter().any(|id| id == case) {
+        return Answer::NotSlower(Times { ratio: 1.0, low: 1.0, high: 1.0 });
+    }
+    if let Some(judged) = comparison.judged.iter().find(|it| it.decision.case == case) {
+        let ratio = judged.decision.ratio;
+        let times = Times { ratio: ratio.center, low: ratio.low, high: ratio.high };
+        let reason = judged.reason().unwrap_or_else(|| "inconclusive".to_owned());
+        return match judged.verdict {
+            Verdict::Regressed => Answer::Slower(times),
+            Verdict::Unchanged | Verdict::Improved => Answer::NotSlower(times),
+            Verdict::Inconclusive if judged.case_error.is_some() => Answer::Unusable(reason),
+            Verdict::Inconclusive => Answer::Undecided(reason),
+        };
+    }
+    let of = |what: &str, cases: &BTreeMap<String, String>| {
+        cases.get(case).map(|why| format!("{what}: {why}"))
+    };
+    let refused = comparison
+        .refused
+        .iter()
+        .find(|refusal| refusal.cases.is_empty() || refusal.cases.iter().any(|id| id == case));
+    let why = of("the case is wrong", &comparison.failed)
+        .or_else(|| of("the case is wrong in the base", &comparison.failed_in_base))
+        .or_else(|| of("the case was skipped", &comparison.skipped))
+        .or_else(|| {
+            let it = refused?;
+            Some(format!("{} is `{}` in the base and `{}` here", it.field, it.base, it.head))
+        })
+        .or_else(|| comparison.broken.first().map(|broken| broken.case_error()))
+        .unwrap_or_else(|| "there is no such case".to_owned());
+    Answer::Unusable(shortened(&why))
+}
+
+/// The first lines of a message, and the last, which says what broke.
+fn shortened(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let errors = lines.iter().filter(|line| line.starts_with("error"));
+    let first = lines.first().into_iter().chain(errors);
+    first.take(SHOWN_LINES).copied().collect::<Vec<_>>().join("; ")
+}
+
+/// An answer in a few words.
+pub fn words(answer: &Answer) -> String {
+    let times = |Times { ratio, low, high }: &Times| {
+        let percent = |ratio: f64| 100.0 * (ratio - 1.0);
+        format!("{:+.1} % ({:+.1} to {:+.1})", percent(*ratio), percent(*low), percent(*high))
+    };
+    match answer {
+        Answer::Slower(it) => format!("slower, {}", times(it)),
+        Answer::NotSlower(it) => format!("not slower, {}", times(it)),
+        Answer::Undecided(why) => format!("inconclusive: {why}"),
+        Answer::Unusable(why) => format!("left out: {why}"),
+    }
+}

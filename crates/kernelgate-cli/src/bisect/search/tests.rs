@@ -1,0 +1,193 @@
+use std::convert::Infallible;
+use std::path::Path;
+
+use rand::{Rng, RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+
+use super::*;
+use crate::gate::Verdict;
+use crate::gate::calibration::{Calibration, ComparisonKind};
+use crate::gate::paired::{Block, Decision, Observed, Timing, decide};
+use kernelgate::record::file;
+
+const TIMES: Times = Times { ratio: 1.1, low: 1.05, high: 1.15 };
+
+/// A search where the places that are slow begin with one, and some cannot be told.
+fn of_sure(last: usize, first_bad: usize, untold: &[usize]) -> (Ended, Vec<Question>) {
+    let mut asked = Vec::new();
+    let compare = |question: &Question| -> Result<Answer, Infallible> {
+        asked.push(*question);
+        let slow = |place: usize| place >= first_bad;
+        Ok(match question {
+            Question { head, .. } if untold.contains(head) => Answer::Unusable("why".to_owned()),
+            Question { base, head, .. } if !slow(*base) && slow(*head) => Answer::Slower(TIMES),
+            _ => Answer::NotSlower(TIMES),
+        })
+    };
+    let Ok(ended) = search(last, 96, compare);
+    (ended, asked)
+}
+
+fn found(ended: Ended) -> Found {
+    match ended {
+        Ended::Found(found) => found,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn every_place_is_found_with_a_question_for_each_halving() {
+    for last in 1..40 {
+        for first_bad in 1..=last {
+            let (ended, asked) = of_sure(last, first_bad, &[]);
+            let found = found(ended);
+            assert_eq!((found.last_good, found.first_bad), (first_bad - 1, first_bad));
+            assert!(found.is_confirmed() && found.confidence >= 1.0 - RISK);
+            assert!(asked.len() as u32 <= 2 + usize::BITS - last.leading_zeros(), "{asked:?}");
+            let end = asked.last().unwrap();
+            assert_eq!(
+                (end.base, end.head),
+                (first_bad - 1, first_bad),
+                "what is told is measured"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_told_is_searched_around_and_else_told_as_a_range() {
+    let places = |untold: &[usize]| {
+        let found = found(of_sure(10, 6, untold).0);
+        (found.last_good, found.first_bad)
+    };
+    assert_eq!(places(&[1, 3, 4, 7, 9]), (5, 6));
+    assert_eq!(places(&[5]), (4, 6));
+    assert_eq!(places(&[6, 7]), (5, 8));
+    assert_eq!(places(&[1, 2, 3, 4, 5, 6, 7, 8, 9]), (0, 10));
+    assert_eq!(found(of_sure(10, 6, &[5]).0).left_out, [(5, "why".to_owned())]);
+    assert_eq!(of_sure(10, 6, &[10]).0, Ended::EndUnusable("why".to_owned()));
+    assert_eq!(of_sure(10, 11, &[]).0, Ended::NoDifference(TIMES));
+}
+
+#[test]
+fn what_is_undecided_is_asked_again_with_more_blocks_and_never_guessed() {
+    let mut asked = Vec::new();
+    let compare = |question: &Question| -> Result<Answer, Infallible> {
+        asked.push(*question);
+        Ok(match question.head {
+            4 => Answer::Slower(TIMES),
+            2 => Answer::Undecided("noise".to_owned()),
+            // At the second attempt.
+            1 if question.attempt == 0 => Answer::Undecided("noise".to_owned()),
+            1 => Answer::NotSlower(TIMES),
+            _ => Answer::Slower(TIMES),
+        })
+    };
+    let Ok(ended) = search(4, 10, compare);
+    let found = found(ended);
+    assert_eq!((found.last_good, found.first_bad), (1, 3));
+    assert_eq!(found.left_out, [(2, "noise".to_owned())]);
+    let blocks = |head: usize| -> Vec<usize> {
+        let of_head = asked.iter().filter(|it| it.head == head && it.base == 0);
+        of_head.map(|it| it.plan.unwrap().max_blocks).collect()
+    };
+    assert_eq!((blocks(2), blocks(1)), (vec![10, 20, 40], vec![10, 20]));
+    let plan = asked[1].plan.unwrap();
+    assert_eq!((plan.absolute_ns, plan.tolerated), (0.0, plan.relative));
+    assert!((plan.relative - 0.0488).abs() < 1e-3, "half of 10 %: {}", plan.relative);
+    let Ok(ends) = search(4, 10, |_| Ok::<_, Infallible>(Answer::Undecided("noise".to_owned())));
+    assert_eq!(ends, Ended::EndsUndecided("noise".to_owned()));
+}
+
+#[test]
+fn a_slow_down_that_is_spread_is_not_blamed_on_one_commit() {
+    // One per cent a commit: the one at half of the effect is not slower than the one before.
+    let compare = |Question { base, head, plan, .. }: &Question| -> Result<Answer, Infallible> {
+        let ratio = 1.01f64.powi(i32::try_from(head - base).unwrap());
+        let times = Times { ratio, low: ratio, high: ratio };
+        let slower = ratio > 1.0 + plan.map_or(0.01, |plan| plan.relative);
+        Ok(if slower { Answer::Slower(times) } else { Answer::NotSlower(times) })
+    };
+    let Ok(ended) = search(16, 10, compare);
+    assert!(!found(ended).is_confirmed());
+}
+
+/// Every block of A/A comparisons of a case that a device recorded.
+fn recorded(device: &str) -> Vec<Block> {
+    let path = format!("{}/../../baselines/{device}/calibration.json", env!("CARGO_MANIFEST_DIR"));
+    let calibration: Calibration = file::read(Path::new(&path)).unwrap();
+    let case = calibration.cases.keys().next().unwrap();
+    let comparisons = calibration.of(ComparisonKind::Null).filter_map(|it| it.first.get(case));
+    comparisons.flat_map(|series| series.blocks()).collect()
+}
+
+fn longer(timing: &mut Timing, ratio: f64) {
+    timing.time_ns *= ratio;
+    timing.cycles = timing.cycles.map(|cycles| cycles * ratio);
+}
+
+/// One round: blocks until it is decided, as `compare` takes them.
+fn round(
+    noise: &[Block],
+    [base, head]: [f64; 2],
+    plan: &TestPlan,
+    random: &mut impl Rng,
+) -> Decision {
+    let mut observed = Observed::from([("case".to_owned(), Vec::new())]);
+    loop {
+        let blocks = observed.get_mut("case").unwrap();
+        let mut block = noise[random.random_range(0..noise.len())];
+        block.base.iter_mut().for_each(|timing| longer(timing, base));
+        block.head.iter_mut().for_each(|timing| longer(timing, head));
+        blocks.push(block);
+        let ended = blocks.len() >= plan.max_blocks;
+        let outcome = decide(&observed, plan, ended);
+        if outcome.undecided.is_empty() {
+            return outcome.decisions.into_iter().next().unwrap();
+        }
+    }
+}
+
+/// What a comparison with both rounds says.
+fn answer(noise: &[Block], sides: [f64; 2], plan: &TestPlan, random: &mut impl Rng) -> Answer {
+    let first = round(noise, sides, plan, random);
+    let ratio = first.ratio;
+    let times = Times { ratio: ratio.center, low: ratio.low, high: ratio.high };
+    match first.verdict {
+        Verdict::Regressed if round(noise, sides, plan, random).verdict == Verdict::Regressed => {
+            Answer::Slower(times)
+        }
+        Verdict::Regressed | Verdict::Inconclusive => Answer::Undecided("noise".to_owned()),
+        Verdict::Unchanged | Verdict::Improved => Answer::NotSlower(times),
+    }
+}
+
+/// 64 commits, one of which made the case a tenth slower, in the noise that this repository's
+/// devices recorded. `KERNELGATE_SIMULATIONS` sets how many searches show it.
+#[test]
+fn a_planted_commit_is_found_in_recorded_noise() {
+    let count = std::env::var("KERNELGATE_SIMULATIONS").ok().and_then(|it| it.parse().ok());
+    let count: u64 = count.unwrap_or(20);
+    for device in ["nvidia-h200", "intel-xeon"] {
+        let noise = recorded(device);
+        let right = |seed: u64| {
+            let mut random = ChaCha8Rng::seed_from_u64(seed);
+            let planted = random.random_range(1..=64);
+            let compare = |question: &Question| -> Result<Answer, Infallible> {
+                let time = |place: usize| if place >= planted { 1.1 } else { 1.0 };
+                let blocks = TestPlan::default().max_blocks << question.attempt;
+                let default = TestPlan { max_blocks: blocks, ..TestPlan::default() };
+                let plan = question.plan.unwrap_or(default);
+                let sides = [time(question.base), time(question.head)];
+                Ok(answer(&noise, sides, &plan, &mut random))
+            };
+            let Ok(ended) = search(64, TestPlan::default().max_blocks, compare);
+            let found = found(ended);
+            found.is_confirmed() && (found.last_good, found.first_bad) == (planted - 1, planted)
+        };
+        let wrong: Vec<u64> = (0..count).into_par_iter().filter(|seed| !right(*seed)).collect();
+        println!("{device}: {} of {count} right", count as usize - wrong.len());
+        assert!(wrong.len() as f64 <= RISK * count as f64 * f64::from(count > 20), "{wrong:?}");
+    }
+}

@@ -1,0 +1,73 @@
+//! The answers of a search, in a file that is written after each.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::search::Answer;
+use crate::gate::calibration::differing;
+use kernelgate::record::file::{self, FileError, Record};
+
+/// A search so far.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// What must be the same for the search to go on: ends, case, settings, by name.
+    pub identity: BTreeMap<String, String>,
+    /// Answers by question.
+    pub answers: BTreeMap<String, Answer>,
+    /// The question that was being answered; none between two.
+    pub asking: Option<String>,
+}
+
+impl Record for State {
+    const SCHEMA: &'static str = "kernelgate.bisection";
+    const VERSION: u64 = 1;
+    const KIND: &'static str = "bisection";
+    const FREE_TEXT: &'static [&'static str] = &["identity", "undecided", "unusable"];
+
+    fn validate(&self) -> Result<(), String> {
+        let possible = |ratio: f64| ratio > 0.0 && ratio.is_finite();
+        let wrong = self.answers.iter().find(|(_, answer)| match answer {
+            Answer::Slower(times) | Answer::NotSlower(times) => !possible(times.ratio),
+            Answer::Undecided(_) | Answer::Unusable(_) => false,
+        });
+        wrong.map_or(Ok(()), |(question, _)| Err(format!("{question}: a ratio that cannot be")))
+    }
+}
+
+impl State {
+    /// The search that was interrupted, or a new one.
+    ///
+    /// # Errors
+    /// When it was another search, or its file cannot be used.
+    pub fn open(
+        path: &Path,
+        identity: BTreeMap<String, String>,
+        resume: bool,
+    ) -> Result<Self, String> {
+        let fresh = Self { identity, ..Self::default() };
+        if !resume {
+            return Ok(fresh);
+        }
+        match file::read::<Self>(path) {
+            Ok(earlier) => match differing(&earlier.identity, &fresh.identity) {
+                None => Ok(earlier),
+                Some(differs) => Err(format!(
+                    "--resume: the interrupted search was another: {differs} differs; repeat its \
+                     command to go on, or leave --resume out to start anew"
+                )),
+            },
+            Err(error) if error.is_not_found() => Ok(fresh),
+            Err(error) => Err(format!("failed to {error}")),
+        }
+    }
+
+    /// Writes it.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<(), FileError> {
+        file::write(path, self)
+    }
+}

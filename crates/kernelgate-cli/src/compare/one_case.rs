@@ -1,0 +1,44 @@
+//! One case of two revisions, by the times alone: the question that a bisection asks again and
+//! again. What the package's rules accept of the head is no answer to it, and neither are errors
+//! and costs.
+
+use super::engine::Engine;
+use super::session::{Session, Tools, open_trials};
+use super::{CompareError, ComparisonRequest};
+use crate::gate::comparison::Comparison;
+
+/// A comparison, and the bench that has the case.
+pub struct OfOneCase {
+    /// What was concluded.
+    pub comparison: Comparison,
+    /// The bench that has the case, on either side.
+    pub bench: Option<String>,
+}
+
+/// Compares a case; the request's filter is to match no other.
+///
+/// # Errors
+/// As [`super::run`].
+pub fn compare(
+    request: &ComparisonRequest,
+    case: &str,
+    tools: Tools,
+) -> Result<OfOneCase, CompareError> {
+    let session = Session::open(request, false, tools)?;
+    let identity = session.identity(request)?;
+    let trials = match open_trials(request, &session, identity.clone()) {
+        // What was interrupted was of another build: a fresh start costs a question, not a search.
+        Err(_) if request.resume => open_trials(
+            &ComparisonRequest { resume: false, ..request.clone() },
+            &session,
+            identity,
+        )?,
+        trials => trials?,
+    };
+    let mut engine = Engine::new(request, &session, trials);
+    let prepared = engine.prepare()?;
+    engine.settle_plan(&prepared)?;
+    let bench = prepared.owners.get(case).cloned();
+    let comparison = engine.compare(prepared)?;
+    Ok(OfOneCase { comparison, bench })
+}

@@ -1,0 +1,313 @@
+//! The index of a store: what its records hold, by case, so that one case of a hundred thousand
+//! runs is found at once. It holds nothing that the records do not, and is made anew where it is
+//! missing, of another version or broken.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{
+    Connection, OptionalExtension, Statement, Transaction, TransactionBehavior, params,
+};
+
+use super::HistoryError;
+use super::process_run::ProcessRun;
+use kernelgate::record::Provenance;
+
+/// Version of the tables.
+const VERSION: i64 = 1;
+/// How long a writer waits for another, whose turns take less than a second.
+const PATIENCE: Duration = Duration::from_secs(60);
+const TABLES: &str = "
+    CREATE TABLE folder(
+        id INTEGER PRIMARY KEY, part TEXT NOT NULL, name TEXT NOT NULL, modified INTEGER NOT NULL,
+        UNIQUE(part, name));
+    CREATE TABLE skipped(folder INTEGER NOT NULL, file TEXT NOT NULL, problem TEXT NOT NULL);
+    CREATE TABLE run(
+        id INTEGER PRIMARY KEY, folder INTEGER NOT NULL, key TEXT NOT NULL, process TEXT NOT NULL,
+        started INTEGER NOT NULL, model TEXT NOT NULL, card TEXT NOT NULL, device TEXT NOT NULL,
+        hash TEXT, dirty INTEGER NOT NULL);
+    CREATE TABLE named(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+    CREATE TABLE point(
+        named INTEGER NOT NULL, run INTEGER NOT NULL, revision INTEGER NOT NULL,
+        median REAL NOT NULL, PRIMARY KEY(named, run)) WITHOUT ROWID;
+    CREATE INDEX run_folder ON run(folder);
+    CREATE INDEX point_run ON point(run);
+    CREATE INDEX skipped_folder ON skipped(folder);";
+
+/// A folder with records: which part of the store, and its name.
+pub type FolderName = (String, String);
+
+/// The index, opened.
+pub struct Index {
+    path: PathBuf,
+    connection: Connection,
+}
+
+/// A time of a case, with the process run it is of.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// The case as it was called then.
+    pub case: String,
+    /// Revision of its definition.
+    pub revision: u32,
+    /// Nanoseconds a launch.
+    pub median_ns: f64,
+    /// `<session>/<process>`.
+    pub key: String,
+    /// The bench binary, with its shard.
+    pub process: String,
+    /// Milliseconds since 1970.
+    pub started_ms: i64,
+    /// As [`ProcessRun::model`].
+    pub model: String,
+    /// As [`ProcessRun::card`].
+    pub card: String,
+    /// As [`ProcessRun::device`].
+    pub device: String,
+    /// Of which code.
+    pub provenance: Provenance,
+}
+
+/// What a folder holds, for retention.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FolderRun {
+    /// Where.
+    pub folder: FolderName,
+    /// What it is counted among: the bench on its device.
+    pub among: (String, String, String),
+    /// Milliseconds since 1970.
+    pub started_ms: i64,
+}
+
+impl Index {
+    /// Opens the index in a file; one that cannot be used is put aside, under a name that says so,
+    /// and made anew.
+    ///
+    /// # Errors
+    /// When it can be neither used nor made.
+    pub fn open(path: &Path) -> Result<Self, HistoryError> {
+        if let Some(index) = Self::usable(path)? {
+            return Ok(index);
+        }
+        let aside = path.with_extension("sqlite.unusable");
+        std::fs::rename(path, &aside).map_err(|cause| HistoryError::io("move", path, cause))?;
+        let journal = path.with_extension("sqlite-journal");
+        let _ = std::fs::remove_file(journal);
+        let problem = || Self::problem(path, "it cannot be made");
+        Self::usable(path)?.ok_or_else(problem)
+    }
+
+    /// None where the file is no index, or one of another version.
+    fn usable(path: &Path) -> Result<Option<Self>, HistoryError> {
+        let connection = match Connection::open(path) {
+            Ok(connection) => connection,
+            Err(cause) => return Err(Self::problem(path, &cause.to_string())),
+        };
+        let index = Self { path: path.to_owned(), connection };
+        match index.prepare() {
+            Ok(usable) => Ok(usable.then_some(index)),
+            Err(rusqlite::Error::SqliteFailure(error, _))
+                if [rusqlite::ErrorCode::NotADatabase, rusqlite::ErrorCode::DatabaseCorrupt]
+                    .contains(&error.code) =>
+            {
+                Ok(None)
+            }
+            Err(cause) => Err(Self::problem(path, &cause.to_string())),
+        }
+    }
+
+    fn prepare(&self) -> rusqlite::Result<bool> {
+        self.connection.busy_timeout(PATIENCE)?;
+        let transaction =
+            Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?;
+        let version: i64 = transaction.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+        let tables: i64 =
+            transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+        if tables == 0 {
+            transaction.execute_batch(TABLES)?;
+            transaction.pragma_update(None, "user_version", VERSION)?;
+            transaction.commit()?;
+            return Ok(true);
+        }
+        Ok(version == VERSION)
+    }
+
+    fn problem(path: &Path, cause: &str) -> HistoryError {
+        HistoryError::Index { path: path.to_owned(), cause: cause.to_owned() }
+    }
+
+    fn told<T>(&self, outcome: rusqlite::Result<T>) -> Result<T, HistoryError> {
+        outcome.map_err(|cause| Self::problem(&self.path, &cause.to_string()))
+    }
+
+    /// When each folder that is in the index was changed last, as far as the index knows.
+    pub fn folders(&self) -> Result<BTreeMap<FolderName, i64>, HistoryError> {
+        let read = || {
+            let mut statement =
+                self.connection.prepare("SELECT part, name, modified FROM folder")?;
+            let rows = statement.query_map([], |row| {
+                Ok(((row.get::<_, String>(0)?, row.get::<_, String>(1)?), row.get(2)?))
+            })?;
+            rows.collect()
+        };
+        self.told(read())
+    }
+
+    /// Replaces what is known of some folders, all or none of them; a folder without a time is
+    /// gone.
+    pub fn replace(&mut self, folders: &[IndexedFolder]) -> Result<(), HistoryError> {
+        let write = |connection: &mut Connection| {
+            let transaction =
+                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let mut writer = Writer::new(&transaction)?;
+            folders.iter().try_for_each(|folder| writer.replace(folder))?;
+            drop(writer);
+            transaction.commit()
+        };
+        let outcome = write(&mut self.connection);
+        self.told(outcome)
+    }
+
+    /// Files that hold nothing for a history, with the reason.
+    pub fn skipped(&self) -> Result<Vec<(FolderName, String, String)>, HistoryError> {
+        let read = || {
+            let mut statement = self.connection.prepare(
+                "SELECT part, name, file, problem FROM skipped JOIN folder ON folder = folder.id
+                 ORDER BY part, name, file",
+            )?;
+            let rows = statement
+                .query_map([], |row| Ok(((row.get(0)?, row.get(1)?), row.get(2)?, row.get(3)?)))?;
+            rows.collect()
+        };
+        self.told(read())
+    }
+
+    /// Every name that a case has in the records.
+    pub fn names(&self) -> Result<Vec<String>, HistoryError> {
+        let read = || {
+            let mut statement = self.connection.prepare("SELECT name FROM named ORDER BY name")?;
+            statement.query_map([], |row| row.get(0))?.collect()
+        };
+        self.told(read())
+    }
+
+    /// Every time of a case of that name.
+    pub fn rows(&self, case: &str) -> Result<Vec<Row>, HistoryError> {
+        let read = || {
+            let mut statement = self.connection.prepare(
+                "SELECT revision, median, key, process, started, model, card, device, hash, dirty
+                 FROM point JOIN run ON run = run.id
+                 WHERE named = (SELECT id FROM named WHERE name = ?1)",
+            )?;
+            let rows = statement.query_map([case], |row| {
+                Ok(Row {
+                    case: case.to_owned(),
+                    revision: row.get(0)?,
+                    median_ns: row.get(1)?,
+                    key: row.get(2)?,
+                    process: row.get(3)?,
+                    started_ms: row.get(4)?,
+                    model: row.get(5)?,
+                    card: row.get(6)?,
+                    device: row.get(7)?,
+                    provenance: Provenance { commit: row.get(8)?, dirty: row.get(9)? },
+                })
+            })?;
+            rows.collect()
+        };
+        self.told(read())
+    }
+
+    /// Every process run with its folder.
+    pub fn folder_runs(&self) -> Result<Vec<FolderRun>, HistoryError> {
+        let read = || {
+            let mut statement = self.connection.prepare(
+                "SELECT part, name, process, model, card, started
+                 FROM run JOIN folder ON folder = folder.id",
+            )?;
+            let rows = statement.query_map([], |row| {
+                Ok(FolderRun {
+                    folder: (row.get(0)?, row.get(1)?),
+                    among: (row.get(2)?, row.get(3)?, row.get(4)?),
+                    started_ms: row.get(5)?,
+                })
+            })?;
+            rows.collect()
+        };
+        self.told(read())
+    }
+}
+
+/// A folder as it was read.
+pub struct IndexedFolder {
+    /// Which.
+    pub folder: FolderName,
+    /// When it was changed last, nanoseconds since 1970; none where it is gone.
+    pub modified: Option<i64>,
+    /// What its files hold.
+    pub runs: Vec<ProcessRun>,
+    /// Files that hold nothing, with the reason.
+    pub skipped: Vec<(String, String)>,
+}
+
+/// The statements that write a folder, prepared once for many.
+struct Writer<'t> {
+    transaction: &'t Transaction<'t>,
+    find: Statement<'t>,
+    remove: [Statement<'t>; 4],
+    folder: Statement<'t>,
+    skipped: Statement<'t>,
+    run: Statement<'t>,
+    name: Statement<'t>,
+    point: Statement<'t>,
+}
+
+impl<'t> Writer<'t> {
+    fn new(transaction: &'t Transaction<'t>) -> rusqlite::Result<Self> {
+        let prepare = |text| transaction.prepare(text);
+        Ok(Self {
+            transaction,
+            find: prepare("SELECT id FROM folder WHERE part = ?1 AND name = ?2")?,
+            remove: [
+                prepare("DELETE FROM point WHERE run IN (SELECT id FROM run WHERE folder = ?1)")?,
+                prepare("DELETE FROM run WHERE folder = ?1")?,
+                prepare("DELETE FROM skipped WHERE folder = ?1")?,
+                prepare("DELETE FROM folder WHERE id = ?1")?,
+            ],
+            folder: prepare("INSERT INTO folder(part, name, modified) VALUES (?1, ?2, ?3)")?,
+            skipped: prepare("INSERT INTO skipped VALUES (?1, ?2, ?3)")?,
+            run: prepare("INSERT INTO run VALUES (NULL, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)")?,
+            name: prepare("INSERT OR IGNORE INTO named(name) VALUES (?1)")?,
+            point: prepare("INSERT INTO point SELECT id, ?2, ?3, ?4 FROM named WHERE name = ?1")?,
+        })
+    }
+
+    fn replace(&mut self, indexed: &IndexedFolder) -> rusqlite::Result<()> {
+        let (part, name) = &indexed.folder;
+        let known: Option<i64> = self.find.query_row([part, name], |row| row.get(0)).optional()?;
+        if let Some(id) = known {
+            self.remove.iter_mut().try_for_each(|remove| remove.execute([id]).map(drop))?;
+        }
+        let Some(modified) = indexed.modified else { return Ok(()) };
+        self.folder.execute(params![part, name, modified])?;
+        let folder = self.transaction.last_insert_rowid();
+        for (file, problem) in &indexed.skipped {
+            self.skipped.execute(params![folder, file, problem])?;
+        }
+        for ProcessRun { key, process, started_ms, model, card, device, provenance, cases } in
+            &indexed.runs
+        {
+            let Provenance { commit, dirty } = provenance;
+            self.run.execute(params![
+                folder, key, process, started_ms, model, card, device, commit, dirty
+            ])?;
+            let run = self.transaction.last_insert_rowid();
+            for (case, (revision, of)) in cases {
+                self.name.execute([case])?;
+                self.point.execute(params![case, run, revision, of.median_ns])?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,77 @@
+//! Retention: which records a store keeps.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::HistoryError;
+use super::index::{FolderName, FolderRun};
+use super::process_run::RecordFile;
+use super::store::{HistoryStore, json_files};
+
+/// Removes the folders of records of which no process run is among the last `keep` of its bench
+/// and device, by the recorded start; returns how many folders. Files that are no records stay,
+/// and so do their folders. With `dry`, nothing is removed.
+///
+/// # Errors
+/// When the index cannot be used, or a record not be removed.
+pub fn prune(store: &HistoryStore, keep: usize, dry: bool) -> Result<usize, HistoryError> {
+    let removed = dispensable(store.index()?.folder_runs()?, keep);
+    if dry {
+        return Ok(removed.len());
+    }
+    for folder in &removed {
+        let path = store.path_of(folder);
+        for record in json_files(&path).iter().filter(|path| RecordFile::read(path).is_ok()) {
+            std::fs::remove_file(record)
+                .map_err(|cause| HistoryError::io("remove", record, cause))?;
+        }
+        // Where something else is in it, it stays.
+        let _ = std::fs::remove_dir(&path);
+    }
+    store.index()?;
+    Ok(removed.len())
+}
+
+/// The folders that hold none of the last.
+fn dispensable(runs: Vec<FolderRun>, keep: usize) -> BTreeSet<FolderName> {
+    let mut among: BTreeMap<_, Vec<(i64, FolderName)>> = BTreeMap::new();
+    let mut all = BTreeSet::new();
+    for run in runs {
+        all.insert(run.folder.clone());
+        among.entry(run.among).or_default().push((run.started_ms, run.folder));
+    }
+    for runs in among.into_values() {
+        let mut runs = runs;
+        runs.sort();
+        for (_, folder) in runs.iter().rev().take(keep) {
+            all.remove(folder);
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_of_each_bench_and_device_stay() {
+        let run = |name: &str, bench: &str, started_ms| FolderRun {
+            folder: ("runs".to_owned(), name.to_owned()),
+            among: (bench.to_owned(), "model".to_owned(), "card".to_owned()),
+            started_ms,
+        };
+        let runs = vec![
+            run("first", "a", 1),
+            run("second", "a", 2),
+            run("third", "a", 3),
+            run("first", "b", 1),
+            run("fourth", "c", 0),
+        ];
+        let names = |keep| -> Vec<String> {
+            dispensable(runs.clone(), keep).into_iter().map(|(_, name)| name).collect()
+        };
+        assert_eq!(names(1), ["second"]);
+        assert_eq!(names(0), ["first", "fourth", "second", "third"]);
+        assert_eq!(names(2), [""; 0]);
+    }
+}

@@ -1,0 +1,269 @@
+//! What a case did over commits on one device, and where its level changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::HistoryError;
+use super::index::{Index, Row};
+use super::order::CommitOrder;
+use kernelgate::harness::filter::Filter;
+use kernelgate::record::Provenance;
+use kernelgate::stats::change_points::LONGEST;
+use kernelgate::stats::{change_points, median};
+
+/// Smallest relative change that is told, as of `compare`'s threshold.
+pub const SMALLEST: f64 = 0.01;
+/// Noise, relative, that process medians are taken to have at least: they are rounded.
+const LEAST_NOISE: f64 = 0.001;
+/// Runs by which a change may be off its commit: an outlier at the end of a commit's runs looks
+/// like the next.
+const OFF: usize = 2;
+
+/// Which histories.
+#[derive(Debug)]
+pub struct Query<'a> {
+    /// Cases, by the names that they have now.
+    pub cases: &'a Filter,
+    /// Names that a case has now, by those that it had.
+    pub renamed: &'a BTreeMap<String, String>,
+    /// Whether cards of one model are one device.
+    pub join_cards: bool,
+    /// Leave out runs of commits that the order does not know.
+    pub known_only: bool,
+    /// Smallest relative change that is told.
+    pub smallest: f64,
+}
+
+/// A case on a device.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CaseHistory {
+    /// Its id, as it is now.
+    pub case: String,
+    /// Names that it had in some runs.
+    pub formerly: BTreeSet<String>,
+    /// Revision of its definition: times of another revision are of other work.
+    pub revision: u32,
+    /// Names the environments whose times can be compared.
+    pub fingerprint: String,
+    /// The card or host; none where those of a model are joined.
+    pub card: Option<String>,
+    /// The device for a person, as the last run described it.
+    pub device: String,
+    /// Its times, in order.
+    pub points: Vec<Point>,
+    /// Where its level changed, in order.
+    pub changes: Vec<Change>,
+    /// Process runs that are placed by their recorded time, because their commit is not in the
+    /// history of the revision.
+    pub placed_by_time: usize,
+    /// Process runs that were left out of the search for changes: the oldest of very many.
+    pub not_searched: usize,
+}
+
+/// The process runs of one commit that follow each other.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Point {
+    /// Of which code.
+    pub commit: Option<String>,
+    /// Whether tracked files differed from it.
+    pub dirty: bool,
+    /// When the first started, milliseconds since 1970.
+    pub started_ms: i64,
+    /// Median over the process medians, nanoseconds a launch.
+    pub median_ns: f64,
+    /// The smallest process median.
+    pub low_ns: f64,
+    /// The largest.
+    pub high_ns: f64,
+    /// The process medians, in time order.
+    pub runs_ns: Vec<f64>,
+}
+
+/// A change of the level.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Change {
+    /// Index in [`CaseHistory::points`] of the first point after it.
+    pub point: usize,
+    /// The last commit before it.
+    pub after: Option<String>,
+    /// The first after it; the same where the level changed within the runs of one build.
+    pub up_to: Option<String>,
+    /// The commits that may have done it, the oldest first; empty where none can have.
+    pub commits: Vec<String>,
+    /// Time after less time before, relative to the time before.
+    pub change: f64,
+    /// Lower end of its 95 % interval.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+    /// As [`kernelgate::stats::ChangePoint::confidence`].
+    pub confidence: f64,
+    /// Whether one build had both levels: what changed is the machine.
+    pub same_build: bool,
+}
+
+/// The histories in a store's index, by case, then device.
+///
+/// # Errors
+/// When the index cannot be read, or cases were renamed in a circle.
+pub fn histories(
+    index: &Index,
+    query: &Query<'_>,
+    order: &CommitOrder,
+) -> Result<Vec<CaseHistory>, HistoryError> {
+    let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for name in index.names()? {
+        let now = current_name(&name, query.renamed)?;
+        if query.cases.matches(&now) {
+            names.entry(now).or_default().push(name);
+        }
+    }
+    let mut found = Vec::new();
+    for (case, names) in names {
+        let mut devices: BTreeMap<(String, Option<String>, u32), Vec<Row>> = BTreeMap::new();
+        for name in &names {
+            for row in index.rows(name)? {
+                let card = (!query.join_cards).then(|| row.card.clone());
+                let device = (row.model.clone(), card, row.revision);
+                devices.entry(device).or_default().push(row);
+            }
+        }
+        for ((fingerprint, card, revision), rows) in devices {
+            let history = CaseHistory {
+                case: case.clone(),
+                formerly: BTreeSet::new(),
+                revision,
+                fingerprint,
+                card,
+                device: String::new(),
+                points: Vec::new(),
+                changes: Vec::new(),
+                placed_by_time: 0,
+                not_searched: 0,
+            };
+            let history = history.with(rows, query, order);
+            found.extend(Some(history).filter(|history| !history.points.is_empty()));
+        }
+    }
+    Ok(found)
+}
+
+/// The name that a case has now: renamed as often as it was.
+fn current_name(name: &str, renamed: &BTreeMap<String, String>) -> Result<String, HistoryError> {
+    let mut now = name;
+    for _ in 0..=renamed.len() {
+        match renamed.get(now) {
+            Some(next) => now = next,
+            None => return Ok(now.to_owned()),
+        }
+    }
+    Err(HistoryError::Usage(format!("case {name}: its renames go in a circle")))
+}
+
+impl CaseHistory {
+    fn with(mut self, rows: Vec<Row>, query: &Query<'_>, order: &CommitOrder) -> Self {
+        // The same process run may be in a run's record and in a baseline, under keys that differ.
+        let same = |row: &Row| (row.started_ms, row.process.clone(), row.provenance.commit.clone());
+        let mut rows: Vec<Row> = rows
+            .into_iter()
+            .map(|row| (same(&row), row))
+            .collect::<BTreeMap<_, _>>()
+            .into_values()
+            .collect();
+        let known =
+            |row: &Row| row.provenance.commit.as_deref().and_then(|commit| order.place(commit));
+        if query.known_only {
+            rows.retain(|row| known(row).is_some());
+        }
+        if let Some(last) = rows.iter().max_by_key(|row| row.started_ms) {
+            self.device.clone_from(&last.device);
+        }
+        self.formerly =
+            rows.iter().map(|row| row.case.clone()).filter(|name| *name != self.case).collect();
+        let (mut placed, others): (Vec<Row>, Vec<Row>) =
+            rows.into_iter().partition(|row| known(row).is_some());
+        placed.sort_by_key(|row| (known(row), row.provenance.dirty, row.started_ms));
+        self.placed_by_time = others.len();
+        let rows = merged(placed, others);
+        self.points = points(&rows);
+        self.find_changes(query, order);
+        self
+    }
+
+    fn find_changes(&mut self, query: &Query<'_>, order: &CommitOrder) {
+        let medians = self.points.iter().flat_map(|point| &point.runs_ns);
+        let logarithms: Vec<f64> = medians.map(|ns| ns.ln()).collect();
+        self.not_searched = logarithms.len().saturating_sub(LONGEST);
+        let smallest = query.smallest.ln_1p();
+        let found = change_points(&logarithms[self.not_searched..], smallest, LEAST_NOISE);
+        // Where the runs of each point begin.
+        let mut begins = Vec::new();
+        let mut count = 0;
+        for point in &self.points {
+            begins.push(count);
+            count += point.runs_ns.len();
+        }
+        for change in found {
+            let at = self.not_searched + change.at;
+            let nearest = (1..begins.len()).min_by_key(|point| begins[*point].abs_diff(at));
+            let between = nearest.filter(|point| begins[*point].abs_diff(at) <= OFF);
+            let inside = begins.partition_point(|begin| *begin <= at).saturating_sub(1);
+            let point = between.unwrap_or(inside);
+            let before = &self.points[between.map_or(inside, |point| point - 1)];
+            let (after, up_to) = (before.commit.clone(), self.points[point].commit.clone());
+            let commits = match (&after, &up_to) {
+                (Some(after), Some(up_to)) => order.between(after, up_to).to_vec(),
+                _ => Vec::new(),
+            };
+            self.changes.push(Change {
+                point,
+                after,
+                up_to,
+                commits,
+                change: change.shift.exp_m1(),
+                low: change.low.exp_m1(),
+                high: change.high.exp_m1(),
+                confidence: change.confidence,
+                same_build: between.is_none(),
+            });
+        }
+    }
+}
+
+/// Runs in the order of their commits, with others put before the first that started later.
+fn merged(placed: Vec<Row>, mut others: Vec<Row>) -> Vec<Row> {
+    others.sort_by_key(|row| row.started_ms);
+    let mut others = others.into_iter().peekable();
+    let mut rows = Vec::new();
+    for row in placed {
+        while let Some(other) = others.next_if(|other| other.started_ms < row.started_ms) {
+            rows.push(other);
+        }
+        rows.push(row);
+    }
+    rows.extend(others);
+    rows
+}
+
+/// Neighbours of one code together.
+fn points(rows: &[Row]) -> Vec<Point> {
+    let same = |one: &Row, two: &Row| one.provenance == two.provenance;
+    let each = rows.chunk_by(same).map(|rows| {
+        let runs_ns: Vec<f64> = rows.iter().map(|row| row.median_ns).collect();
+        let Provenance { commit, dirty } = rows[0].provenance.clone();
+        Point {
+            commit,
+            dirty,
+            started_ms: rows.iter().map(|row| row.started_ms).min().unwrap_or_default(),
+            median_ns: median(&runs_ns),
+            low_ns: runs_ns.iter().copied().fold(f64::INFINITY, f64::min),
+            high_ns: runs_ns.iter().copied().fold(0.0, f64::max),
+            runs_ns,
+        }
+    });
+    each.collect()
+}
+
+#[cfg(test)]
+mod tests;

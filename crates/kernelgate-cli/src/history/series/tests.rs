@@ -1,0 +1,235 @@
+use std::path::Path;
+
+use kernelgate::record::{Baseline, CaseRecord, Environment, Run, file};
+use kernelgate::stats::change_points::{FEWEST, noise as noise_of};
+use rand::{Rng, RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::*;
+use crate::gate::calibration::{Calibration, ComparisonKind, Series};
+use crate::history::HistoryStore;
+use crate::history::import::import;
+
+const CASE: &str = "w/f/n1/cpu/hot";
+
+fn run(session: usize, commit: &str, minute: usize, time_ns: f64) -> Run {
+    Run {
+        started: format!("2026-01-01T{:02}:{:02}:00.000Z", minute / 60, minute % 60),
+        cases: [(CASE.to_owned(), CaseRecord::of_samples(vec![time_ns; 3]))].into(),
+        ..Run::start(
+            "bench",
+            &format!("s{session}"),
+            Environment { machine: Some("host".to_owned()), ..Environment::cpu() },
+            Provenance { commit: Some(commit.to_owned()), dirty: false },
+        )
+    }
+}
+
+fn write(root: &Path, run: &Run) {
+    file::write(&root.join("runs").join(&run.session).join("bench.json"), run).unwrap();
+}
+
+fn query<'a>(cases: &'a Filter, renamed: &'a BTreeMap<String, String>) -> Query<'a> {
+    Query { cases, renamed, join_cards: false, known_only: false, smallest: SMALLEST }
+}
+
+fn all(root: &Path, order: &CommitOrder) -> Vec<CaseHistory> {
+    let renamed = BTreeMap::new();
+    histories(&HistoryStore::at(root).index().unwrap(), &query(&Filter::All, &renamed), order)
+        .unwrap()
+}
+
+fn commits(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("{number:040x}")).collect()
+}
+
+#[test]
+fn runs_are_in_the_order_of_their_commits_and_a_change_names_those_between() {
+    let folder = tempfile::tempdir().unwrap();
+    let commits = commits(20);
+    // Two runs of every other commit, measured from the last to the first: the clock went
+    // backwards. Slower from commit 12 on.
+    for (session, commit) in (0..20).step_by(2).rev().flat_map(|commit| [commit; 2]).enumerate() {
+        let slower = if commit >= 12 { 1.1 } else { 1.0 };
+        let wobble = 1.0 + 0.002 * (session % 3) as f64;
+        write(folder.path(), &run(session, &commits[commit], session, 1e6 * slower * wobble));
+    }
+    let order = CommitOrder::of(commits.clone());
+    let found = all(folder.path(), &order);
+    let [history] = &found[..] else { panic!("{found:?}") };
+    let points: Vec<_> = history.points.iter().map(|it| it.commit.clone().unwrap()).collect();
+    assert_eq!(points, commits.iter().step_by(2).cloned().collect::<Vec<_>>());
+    assert_eq!((history.points[0].runs_ns.len(), history.placed_by_time), (2, 0));
+    let [change] = &history.changes[..] else { panic!("{:?}", history.changes) };
+    assert_eq!(
+        (&change.after, &change.up_to),
+        (&Some(commits[10].clone()), &Some(commits[12].clone()))
+    );
+    assert_eq!(change.commits, commits[11..=12]);
+    assert!((change.change - 0.1).abs() < 0.01 && change.low <= 0.1 && !change.same_build);
+    // Without git by recorded time, and what one build did is not by its code.
+    let by_time = &all(folder.path(), &CommitOrder::default())[0];
+    assert_eq!(
+        (by_time.placed_by_time, by_time.points[0].commit.as_ref()),
+        (20, Some(&commits[18]))
+    );
+    let only = tempfile::tempdir().unwrap();
+    for session in 0..20 {
+        let slower = if session >= 12 { 1.1 } else { 1.0 };
+        write(only.path(), &run(session, &commits[0], session, 1e6 * slower));
+    }
+    let change = &all(only.path(), &order)[0].changes[0];
+    assert!(change.same_build && change.commits.is_empty(), "{change:?}");
+}
+
+#[test]
+fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new() {
+    let folder = tempfile::tempdir().unwrap();
+    let commits = commits(2);
+    let runs = [run(0, &commits[0], 0, 1e6), run(1, &commits[1], 1, 2e6)];
+    let mut renamed = runs[1].clone();
+    let odd = "w/f/é <b>|\"'%_\\/cpu/hot".to_owned();
+    renamed.cases = [(odd.clone(), renamed.cases[CASE].clone())].into();
+    write(folder.path(), &runs[0]);
+    write(folder.path(), &renamed);
+    let mut baseline = Baseline::new("main");
+    baseline.merge(&runs[0]);
+    let path = folder.path().join("elsewhere/main.json");
+    file::write(&path, &baseline).unwrap();
+    let store = HistoryStore::at(folder.path());
+    let imported = import(&store, &[path.clone(), path]).unwrap();
+    assert_eq!((imported.new, imported.known), (1, 1));
+    let order = CommitOrder::of(commits);
+    assert_eq!(all(folder.path(), &order).len(), 2);
+    let names = BTreeMap::from([(CASE.to_owned(), "x".to_owned()), ("x".to_owned(), odd.clone())]);
+    let found =
+        histories(&store.index().unwrap(), &query(&Filter::Exact(odd.clone()), &names), &order)
+            .unwrap();
+    let times: Vec<f64> = found[0].points.iter().flat_map(|it| it.runs_ns.clone()).collect();
+    assert_eq!((found.len(), times), (1, vec![1e6, 2e6]));
+    assert_eq!(found[0].formerly, BTreeSet::from([CASE.to_owned()]));
+    let circle = BTreeMap::from([(odd.clone(), "x".to_owned()), ("x".to_owned(), odd)]);
+    let error =
+        histories(&store.index().unwrap(), &query(&Filter::All, &circle), &order).unwrap_err();
+    assert!(error.to_string().contains("in a circle"), "{error}");
+}
+
+#[test]
+fn other_devices_and_revisions_are_other_histories() {
+    let folder = tempfile::tempdir().unwrap();
+    let commits = commits(4);
+    let mut runs: Vec<Run> = (0..4).map(|at| run(at, &commits[at], at, 1e6)).collect();
+    runs[1].environment.machine = Some("another".to_owned());
+    runs[2].environment.cores += 1;
+    runs[3].cases.get_mut(CASE).unwrap().revision = 2;
+    runs.iter().for_each(|run| write(folder.path(), run));
+    let order = CommitOrder::of(commits);
+    assert_eq!(all(folder.path(), &order).len(), 4);
+    let (store, renamed) = (HistoryStore::at(folder.path()), BTreeMap::new());
+    let joined = Query { join_cards: true, ..query(&Filter::All, &renamed) };
+    assert_eq!(histories(&store.index().unwrap(), &joined, &order).unwrap().len(), 3);
+}
+
+#[test]
+fn what_is_no_record_is_named_and_an_index_that_is_broken_is_made_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let order = CommitOrder::of(commits(1));
+    write(folder.path(), &run(0, &commits(1)[0], 0, 1e6));
+    let whole = std::fs::read_to_string(folder.path().join("runs/s0/bench.json")).unwrap();
+    for (name, text) in [
+        ("cut.json", &whole[..whole.len() / 2]),
+        ("foreign.json", "{\"schema\": \"other\"}"),
+        ("newer.json", &whole.replace("\"schema_version\": 1", "\"schema_version\": 9")),
+    ] {
+        std::fs::write(folder.path().join("runs/s0").join(name), text).unwrap();
+    }
+    let store = HistoryStore::at(folder.path());
+    let check = || {
+        assert_eq!(all(folder.path(), &order)[0].points.len(), 1);
+        let skipped = store.skipped(&store.index().unwrap()).unwrap();
+        let all = skipped.iter().map(|it| it.problem.clone()).collect::<Vec<_>>().join("\n");
+        assert_eq!(skipped.len(), 3, "{all}");
+        for words in ["cut short", "neither a run nor a baseline", "newer kernelgate"] {
+            assert!(all.contains(words), "{all}");
+        }
+    };
+    check();
+    let index = folder.path().join("history.sqlite");
+    let text = std::fs::read(&index).unwrap();
+    for broken in [&b"not an index"[..], &text[..text.len() / 2], &[0; 5000]] {
+        std::fs::write(&index, broken).unwrap();
+        check();
+    }
+    std::fs::remove_file(&index).unwrap();
+    check();
+    std::fs::remove_dir_all(folder.path().join("runs/s0")).unwrap();
+    assert_eq!(all(folder.path(), &order), []);
+}
+
+/// The process medians of each case in A/A comparisons, in the order in which they were measured,
+/// a comparison a sequence; logarithms.
+fn recorded(device: &str) -> Vec<Vec<f64>> {
+    let path = format!("{}/../../baselines/{device}/calibration.json", env!("CARGO_MANIFEST_DIR"));
+    let calibration: Calibration = file::read(Path::new(&path)).unwrap();
+    let comparisons: Vec<_> = calibration.of(ComparisonKind::Null).collect();
+    let in_order = |series: &Series| -> Vec<f64> {
+        let blocks = series.leaders.chars().enumerate().flat_map(|(block, leader)| {
+            let [base, head] = [&series.base, &series.head].map(|it| &it.time_ns[2 * block..]);
+            match leader {
+                'b' => [base[0], head[0], head[1], base[1]],
+                _ => [head[0], base[0], base[1], head[1]],
+            }
+        });
+        blocks.map(f64::ln).collect()
+    };
+    let cases = calibration.cases.keys();
+    let each = cases.flat_map(|case| comparisons.iter().filter_map(|it| it.first.get(case)));
+    each.map(in_order).collect()
+}
+
+/// What is left of recorded sequences without their levels, of standard deviation 1 %.
+fn noise(sequences: &[Vec<f64>]) -> Vec<f64> {
+    let mut values: Vec<f64> = Vec::new();
+    for sequence in sequences {
+        let (level, width) = (median(sequence), noise_of(sequence));
+        values.extend(sequence.iter().map(|value| (value - level) / width.max(1e-6)));
+    }
+    let variance = values.iter().map(|it| it * it).sum::<f64>() / values.len() as f64;
+    values.iter().map(|it| 0.01 * it / variance.sqrt()).collect()
+}
+
+fn drawn(noise: &[f64], count: usize, random: &mut impl Rng) -> Vec<f64> {
+    (0..count).map(|_| noise[random.random_range(0..noise.len())]).collect()
+}
+
+/// The rates that the documentation states, on what this repository's devices measured of one
+/// executable; `KERNELGATE_SIMULATIONS` sets how many sequences show them.
+#[test]
+fn steps_are_found_in_recorded_noise_and_false_alarms_are_rare() {
+    let count = std::env::var("KERNELGATE_SIMULATIONS").ok().and_then(|it| it.parse().ok());
+    let count: u64 = count.unwrap_or(100);
+    let found = |values: &[f64]| change_points(values, SMALLEST.ln_1p(), LEAST_NOISE);
+    for device in ["nvidia-h200", "intel-xeon"] {
+        let noise = noise(&recorded(device));
+        let mut random = ChaCha8Rng::seed_from_u64(19);
+        let (mut missed, mut alarms) = (0, 0);
+        for _ in 0..count {
+            let values = drawn(&noise, 100, &mut random);
+            let alarm = |runs: usize| !found(&values[..runs]).is_empty();
+            alarms += u32::from((FEWEST..=100).any(alarm));
+            let mut values = values;
+            values[40..].iter_mut().for_each(|value| *value += 0.05f64.ln_1p());
+            let seen =
+                |runs: usize| found(&values[..runs]).iter().any(|it| it.at.abs_diff(40) <= 1);
+            missed += u32::from(!(41..=45).any(seen));
+        }
+        println!("{device}: {missed} of {count} steps missed, {alarms} with a false alarm");
+        let slack = |rate: f64| rate * count as f64 + 3.0 * (rate * count as f64).sqrt();
+        assert!(f64::from(missed) <= slack(0.05), "{device}: {missed}");
+        assert!(f64::from(alarms) <= slack(0.01), "{device}: {alarms}");
+    }
+    // As they were recorded, with their order. The virtual machine's own level changes are real.
+    let sequences = recorded("nvidia-h200");
+    let alarms = sequences.iter().filter(|values| !found(values).is_empty()).count();
+    assert_eq!((alarms, sequences.len()), (0, 160));
+}

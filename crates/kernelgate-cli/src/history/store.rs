@@ -1,0 +1,186 @@
+//! Where the records of a history lie, and its index brought up to date.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::HistoryError;
+use super::index::{FolderName, Index, IndexedFolder};
+use super::process_run::RecordFile;
+
+/// What bench processes wrote.
+pub(super) const RUNS: &str = "runs";
+/// What came from elsewhere: never taken for the last run of this machine.
+pub(super) const IMPORTED: &str = "imported";
+/// The index.
+const INDEX: &str = "history.sqlite";
+/// Folders whose records are written to the index at once.
+const BATCH: usize = 500;
+/// A folder that was changed less than this ago may be changed again within one tick of its file
+/// system's clock: it is read again the next time.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// A folder of records with its index.
+#[derive(Debug, Clone)]
+pub struct HistoryStore {
+    /// Its folder.
+    root: PathBuf,
+    /// Where bench processes write: [`RUNS`] in it, unless told otherwise.
+    runs: PathBuf,
+}
+
+/// A file that holds nothing for a history.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Skipped {
+    /// Which.
+    pub path: PathBuf,
+    /// Why.
+    pub problem: String,
+}
+
+impl HistoryStore {
+    /// The store in a folder.
+    pub fn at(root: &Path) -> Self {
+        Self { root: root.to_owned(), runs: root.join(RUNS) }
+    }
+
+    /// The store around a folder that bench processes write their runs to.
+    pub fn around(runs: &Path) -> Self {
+        let root = runs.parent().unwrap_or(Path::new("")).to_owned();
+        Self { root, runs: runs.to_owned() }
+    }
+
+    /// Whether a folder looks like a store.
+    pub fn is_at(root: &Path) -> bool {
+        [RUNS, IMPORTED].iter().any(|part| root.join(part).is_dir())
+    }
+
+    /// Its folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where imported records lie.
+    pub fn imported(&self) -> PathBuf {
+        self.root.join(IMPORTED)
+    }
+
+    /// Path of a folder with records.
+    pub(super) fn path_of(&self, (part, name): &FolderName) -> PathBuf {
+        if part == RUNS { self.runs.join(name) } else { self.root.join(part).join(name) }
+    }
+
+    /// The index, up to date: folders that are new, changed or gone since it was used last are
+    /// read again.
+    ///
+    /// # Errors
+    /// When a folder cannot be listed, or the index not be written.
+    pub fn index(&self) -> Result<Index, HistoryError> {
+        std::fs::create_dir_all(&self.root)
+            .map_err(|cause| HistoryError::io("make", &self.root, cause))?;
+        let mut index = Index::open(&self.root.join(INDEX))?;
+        let known = index.folders()?;
+        let there = self.folders()?;
+        let mut changed: Vec<IndexedFolder> = Vec::new();
+        for (folder, modified) in &there {
+            if known.get(folder) != Some(modified) || *modified == UNSETTLED {
+                changed.push(self.read(folder, *modified));
+            }
+            if changed.len() == BATCH {
+                index.replace(&std::mem::take(&mut changed))?;
+            }
+        }
+        let gone = known.into_keys().filter(|folder| !there.contains_key(folder));
+        changed.extend(gone.map(|folder| IndexedFolder {
+            folder,
+            modified: None,
+            runs: Vec::new(),
+            skipped: Vec::new(),
+        }));
+        if !changed.is_empty() {
+            index.replace(&changed)?;
+        }
+        Ok(index)
+    }
+
+    /// Files that hold nothing for a history.
+    ///
+    /// # Errors
+    /// When the index cannot be read.
+    pub fn skipped(&self, index: &Index) -> Result<Vec<Skipped>, HistoryError> {
+        let skipped = index.skipped()?.into_iter();
+        let each = skipped.map(|(folder, file, problem)| Skipped {
+            path: self.path_of(&folder).join(file),
+            problem,
+        });
+        Ok(each.collect())
+    }
+
+    /// The folders that are there, with when they were changed last.
+    fn folders(&self) -> Result<BTreeMap<FolderName, i64>, HistoryError> {
+        let mut found = BTreeMap::new();
+        for (part, path) in [(RUNS, self.runs.clone()), (IMPORTED, self.imported())] {
+            let entries = match std::fs::read_dir(&path) {
+                Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => continue,
+                entries => entries.map_err(|cause| HistoryError::io("read", &path, cause))?,
+            };
+            for entry in entries {
+                let entry = entry.map_err(|cause| HistoryError::io("read", &path, cause))?;
+                // One that is removed meanwhile is gone. A name that is no text is none of ours.
+                let Ok(facts) = entry.metadata() else { continue };
+                let (true, Ok(name)) = (facts.is_dir(), entry.file_name().into_string()) else {
+                    continue;
+                };
+                found.insert((part.to_owned(), name), settled(facts.modified().ok()));
+            }
+        }
+        Ok(found)
+    }
+
+    fn read(&self, folder: &FolderName, modified: i64) -> IndexedFolder {
+        let path = self.path_of(folder);
+        let mut indexed = IndexedFolder {
+            folder: folder.clone(),
+            modified: Some(modified),
+            runs: Vec::new(),
+            skipped: Vec::new(),
+        };
+        for file in json_files(&path) {
+            match RecordFile::read(&file) {
+                Ok(record) => indexed.runs.extend(record.process_runs()),
+                Err(problem) => {
+                    let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                    indexed.skipped.push((name, problem));
+                }
+            }
+        }
+        indexed
+    }
+}
+
+/// The time of a folder that may be changed again without its time showing it.
+const UNSETTLED: i64 = 0;
+
+fn settled(modified: Option<SystemTime>) -> i64 {
+    let Some(modified) = modified else { return UNSETTLED };
+    match (modified.elapsed(), modified.duration_since(UNIX_EPOCH)) {
+        (Ok(ago), Ok(since)) if ago > SETTLED => i64::try_from(since.as_nanos()).unwrap_or(0),
+        // Just now, or in the future: the clock went backwards.
+        _ => UNSETTLED,
+    }
+}
+
+/// The files of a folder that may be records, sorted.
+pub(super) fn json_files(folder: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        // A pipe would be waited for.
+        .filter(|path| path.is_file())
+        .collect();
+    files.sort();
+    files
+}

@@ -1,0 +1,170 @@
+//! Time, rate and share of the limit over each axis that varies, a curve an implementation.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Figure, Gallery};
+use crate::pages::measured::{Axes, Case, Measured};
+use crate::plot::{Axis, Body, Chart, Guide, Mark, Quantity, ScaleKind, Series, Xy};
+
+/// Groups of problems that are drawn of one workload and axis.
+const GROUPS: usize = 3;
+/// Most charts.
+const MOST: usize = 150;
+
+/// What is drawn over an axis.
+struct View {
+    /// Part of the file's name.
+    name: &'static str,
+    label: &'static str,
+    kind: ScaleKind,
+    quantity: Quantity,
+    /// Of a time of the case, nanoseconds.
+    of: fn(&Case, f64) -> Option<f64>,
+}
+
+const TIME: View = View {
+    name: "time",
+    label: "time of a launch",
+    kind: ScaleKind::Log,
+    quantity: Quantity::Time,
+    of: |_, time_ns| Some(time_ns),
+};
+
+fn rate(unit: &'static str) -> View {
+    View {
+        name: "rate",
+        label: "rate",
+        kind: ScaleKind::Log,
+        quantity: Quantity::Rate(unit),
+        of: |case, time_ns| Some(case.amount()?.0 / time_ns * 1e9),
+    }
+}
+
+const SHARE: View = View {
+    name: "of-limit",
+    label: "share of the limit",
+    kind: ScaleKind::FromZero,
+    quantity: Quantity::Share,
+    of: |case, time_ns| Some(case.limit.as_ref()?.fraction(time_ns)),
+};
+
+/// Problems that differ in one axis only.
+struct Group<'a> {
+    workload: &'a str,
+    axis: &'a str,
+    /// What they share.
+    rest: Axes,
+    cache: &'a str,
+    cases: Vec<(u64, &'a Case)>,
+    /// Different values of the axis.
+    values: BTreeSet<u64>,
+}
+
+/// Three charts for each group of problems that differ in one axis.
+pub fn curves(measured: &Measured) -> Gallery {
+    let mut gallery = Gallery::default();
+    let mut drawn: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for group in groups(&measured.cases) {
+        let figures = figures(measured, &group);
+        let count = drawn.entry((group.workload, group.axis)).or_default();
+        *count += 1;
+        if *count > GROUPS {
+            gallery.left_out += figures.len();
+        } else {
+            gallery.add(MOST, figures);
+        }
+    }
+    gallery
+}
+
+/// Those of at least three values; of an axis without any, those of two. The axes with most values
+/// first, and of one axis the groups with most values and cases.
+fn groups(cases: &[Case]) -> Vec<Group<'_>> {
+    type Key<'a> = (&'a str, &'a str, Axes, &'a str);
+    let mut groups: BTreeMap<Key<'_>, Vec<(u64, &Case)>> = BTreeMap::new();
+    for case in cases {
+        for (axis, value) in &case.axes.numbers {
+            let key = (&*case.workload, axis.as_str(), case.axes.without(&[axis]), &*case.cache);
+            groups.entry(key).or_default().push((*value, case));
+        }
+    }
+    let mut all: Vec<Group<'_>> = groups
+        .into_iter()
+        .map(|((workload, axis, rest, cache), cases)| {
+            let values = cases.iter().map(|(value, _)| *value).collect();
+            Group { workload, axis, rest, cache, cases, values }
+        })
+        .filter(|group| group.values.len() > 1)
+        .collect();
+    let mut most: BTreeMap<(String, String), usize> = BTreeMap::new();
+    for group in &all {
+        let most = most.entry((group.workload.to_owned(), group.axis.to_owned())).or_default();
+        *most = (*most).max(group.values.len());
+    }
+    let of_axis = |group: &Group<'_>| most[&(group.workload.to_owned(), group.axis.to_owned())];
+    all.retain(|group| group.values.len() > 2 || of_axis(group) == 2);
+    all.sort_by_key(|group| {
+        let size = (group.values.len(), group.cache == "hot", group.cases.len());
+        (group.workload, Reverse(of_axis(group)), group.axis, Reverse(size))
+    });
+    all
+}
+
+fn figures(measured: &Measured, group: &Group<'_>) -> Vec<Figure> {
+    let unit = group.cases.iter().find_map(|(_, case)| Some(case.amount()?.1));
+    let views = [Some(TIME), unit.map(rate), Some(SHARE)];
+    views.into_iter().flatten().filter_map(|view| figure(measured, group, &view)).collect()
+}
+
+fn figure(measured: &Measured, group: &Group<'_>, view: &View) -> Option<Figure> {
+    let mut lines: BTreeMap<&str, Vec<Mark>> = BTreeMap::new();
+    let mut limit: BTreeMap<u64, f64> = BTreeMap::new();
+    for (value, case) in &group.cases {
+        let Some(y) = (view.of)(case, case.time_ns()) else { continue };
+        let (low, high) = case.range_ns();
+        let end = |time_ns| (view.of)(case, time_ns).unwrap_or(y);
+        let (a, b) = (end(low), end(high));
+        let mark = Mark { x: *value as f64, y, range: (a.min(b), a.max(b)) };
+        lines.entry(&case.implementation).or_default().push(mark);
+        if let Some(allowed) = &case.limit
+            && let Some(at) = (view.of)(case, allowed.time_ns)
+        {
+            limit.insert(*value, at);
+        }
+    }
+    if lines.is_empty() {
+        return None;
+    }
+    let series: Vec<Series> = lines
+        .into_iter()
+        .map(|(name, mut marks)| {
+            marks.sort_by(|a, b| a.x.total_cmp(&b.x));
+            let colour = measured.colour(group.workload, name);
+            Series { name: name.to_owned(), colour, joined: true, marks }
+        })
+        .collect();
+    let points: Vec<(f64, f64)> = limit.into_iter().map(|(x, y)| (x as f64, y)).collect();
+    let guides = match points.is_empty() {
+        true => vec![],
+        false => vec![Guide { name: "limit".to_owned(), points }],
+    };
+    let ticks: Vec<f64> = group.values.iter().map(|value| *value as f64).collect();
+    let spaced = ticks.first().zip(ticks.last()).is_some_and(|(first, last)| last / first >= 4.0);
+    let kind = if spaced { ScaleKind::Log } else { ScaleKind::Linear };
+    let axis = |quantity| Axis { ticks, ..Axis::new(group.axis, quantity, kind) };
+    let spacing = if view.kind == ScaleKind::Log { ", logarithmic" } else { "" };
+    let rest = group.rest.to_string();
+    let chart = Chart {
+        title: format!("{} over {}", group.workload, group.axis),
+        subtitle: format!("{rest}{}{}", if rest.is_empty() { "" } else { ", " }, group.cache),
+        body: Body::Xy(Xy {
+            x: axis(Quantity::Count),
+            y: Axis::new(&format!("{}{spacing}", view.label), view.quantity, view.kind),
+            series,
+            guides,
+        }),
+    };
+    let words = [group.workload, group.axis, &rest, group.cache, view.name];
+    Some(Figure::new(&words, chart))
+}

@@ -1,0 +1,80 @@
+//! The fastest implementation over two or more axes that vary together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Figure, Gallery};
+use crate::pages::measured::{Axes, Case, Measured};
+use crate::plot::{Body, Chart, Heat, Quantity};
+use kernelgate::display::natural;
+
+/// Fewest cells of a map.
+const CELLS: usize = 5;
+/// Most columns.
+const COLUMNS: usize = 12;
+/// Most charts.
+const MOST: usize = 24;
+
+/// A chart for each group of problems that differ in two numbers or more: the first down, the
+/// others to the right.
+pub fn heat(measured: &Measured) -> Gallery {
+    let mut gallery = Gallery::default();
+    type Key<'a> = (&'a str, &'a str, Vec<&'a str>, Vec<&'a str>);
+    let mut groups: BTreeMap<Key<'_>, Vec<&Case>> = BTreeMap::new();
+    for case in measured.cases.iter().filter(|case| case.best) {
+        let names = case.axes.numbers.keys().map(String::as_str).collect();
+        let words = case.axes.words.values().map(String::as_str).collect();
+        groups.entry((&case.workload, &case.cache, names, words)).or_default().push(case);
+    }
+    for ((workload, cache, _, words), cases) in groups {
+        if let Some(figure) = figure(workload, cache, &words.join(" "), &cases) {
+            gallery.add(MOST, vec![figure]);
+        }
+    }
+    gallery
+}
+
+fn figure(workload: &str, cache: &str, words: &str, cases: &[&Case]) -> Option<Figure> {
+    let values = |axis: &str| -> BTreeSet<u64> {
+        cases.iter().filter_map(|case| case.axes.numbers.get(axis).copied()).collect()
+    };
+    let names = cases.first()?.axes.numbers.keys();
+    let varying: Vec<&str> =
+        names.map(String::as_str).filter(|axis| values(axis).len() > 1).collect();
+    let (down, right) = varying.split_first().filter(|(_, right)| !right.is_empty())?;
+    if cases.len() < CELLS {
+        return None;
+    }
+    let column = |case: &Case| -> String {
+        let of = |axis: &&str| format!("{axis}{}", case.axes.numbers[*axis]);
+        right.iter().map(of).collect::<Vec<_>>().join(" ")
+    };
+    let columns: BTreeSet<(Vec<(String, u64)>, String)> =
+        cases.iter().map(|case| (natural(&column(case)), column(case))).collect();
+    if columns.len() > COLUMNS {
+        return None;
+    }
+    let rows: Vec<u64> = values(down).into_iter().collect();
+    // Shares of the limit where all are known: they compare problems of different sizes.
+    let shares = cases.iter().all(|case| case.limit.is_some());
+    let value =
+        |case: &&&Case| case.of_limit().filter(|_| shares).unwrap_or_else(|| case.time_ns());
+    let cell = |row: u64, (_, name): &(Vec<(String, u64)>, String)| {
+        let here = |case: &&&Case| case.axes.numbers[*down] == row && column(case) == *name;
+        cases.iter().find(here).as_ref().map(value)
+    };
+    let of_row = |row: &u64| columns.iter().map(|column| cell(*row, column)).collect();
+    let shared = Axes { words: BTreeMap::new(), ..cases[0].axes.without(&varying) }.to_string();
+    let what = if shares { "share of the limit" } else { "time of a launch" };
+    let chart = Chart {
+        title: format!("{workload} over {}", varying.join(", ")),
+        subtitle: format!("{what}, fastest implementation; {shared} {words}, {cache}"),
+        body: Body::Heat(Heat {
+            columns: columns.iter().map(|(_, name)| name.clone()).collect(),
+            rows: rows.iter().map(|row| format!("{down}{row}")).collect(),
+            cells: rows.iter().map(of_row).collect(),
+            quantity: if shares { Quantity::Share } else { Quantity::Time },
+            names: (right.join(" "), (*down).to_owned()),
+        }),
+    };
+    Some(Figure::new(&[workload, &varying.join("_"), words, cache, "map"], chart))
+}

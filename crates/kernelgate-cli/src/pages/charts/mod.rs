@@ -1,0 +1,68 @@
+//! Which charts measurements give. A chart that would say nothing is not made; what is left out for
+//! length is counted, and stands in the tables.
+
+mod curves;
+mod heat;
+mod ladder;
+mod peers;
+mod roofline;
+mod runs;
+mod speed;
+
+pub use curves::curves;
+pub use heat::heat;
+pub use ladder::ladders;
+pub use peers::{PeerTime, peers};
+pub use roofline::roofline;
+pub use runs::distributions;
+pub use speed::{caches, errors};
+
+use crate::plot::Chart;
+
+/// A chart with the name of its files.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Figure {
+    /// Stem of the files: letters, digits, `-` and `_`.
+    pub name: String,
+    /// The chart.
+    pub chart: Chart,
+}
+
+impl Figure {
+    /// A chart with files named after these words.
+    pub fn new(words: &[&str], chart: Chart) -> Self {
+        let words = words.iter().map(|word| stem(word)).filter(|word| !word.is_empty());
+        Self { name: words.collect::<Vec<_>>().join("-"), chart }
+    }
+}
+
+/// Charts of one kind.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Gallery {
+    /// The charts.
+    pub figures: Vec<Figure>,
+    /// Charts that were left out for length.
+    pub left_out: usize,
+}
+
+impl Gallery {
+    /// Adds charts, in so far as there is room for them; all or none.
+    fn add(&mut self, most: usize, figures: Vec<Figure>) {
+        if self.figures.len() + figures.len() <= most {
+            self.figures.extend(figures);
+        } else {
+            self.left_out += figures.len();
+        }
+    }
+}
+
+/// A text as part of a file's name.
+fn stem(text: &str) -> String {
+    const LONGEST: usize = 60;
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+    let mut stem: String = text.chars().map(plain).take(LONGEST).collect();
+    while stem.contains("__") {
+        stem = stem.replace("__", "_");
+    }
+    stem.trim_matches('_').to_owned()
+}

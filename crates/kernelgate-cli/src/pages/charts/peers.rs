@@ -1,0 +1,56 @@
+//! Other people's kernels for the same problems beside ours.
+
+use super::Gallery;
+use super::speed::in_parts;
+use crate::plot::{Axis, Body, Chart, Quantity, Row, RowMark, Rows, ScaleKind};
+
+/// Most charts.
+const MOST: usize = 8;
+
+/// A time of a peer, and of an implementation of ours for the same problem.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PeerTime {
+    /// The problem, with its workload.
+    pub problem: String,
+    /// The peer.
+    pub peer: String,
+    /// Nanoseconds a launch.
+    pub peer_ns: f64,
+    /// Ours.
+    pub implementation: String,
+    /// Nanoseconds a launch.
+    pub ours_ns: f64,
+}
+
+/// A row for each peer of a problem: the time of the peer over ours.
+pub fn peers(times: &[PeerTime]) -> Gallery {
+    let row = |time: &PeerTime| {
+        let ratio = time.peer_ns / time.ours_ns;
+        let shown = kernelgate::display::time;
+        Row {
+            label: format!("{} {} / {}", time.problem, time.peer, time.implementation),
+            value: format!("{} / {}", shown(time.peer_ns), shown(time.ours_ns)),
+            marks: vec![RowMark::Interval(
+                ratio.min(1.0),
+                ratio,
+                ratio.max(1.0),
+                usize::from(ratio < 1.0),
+            )],
+        }
+    };
+    let mut gallery = Gallery::default();
+    gallery.add(
+        MOST,
+        in_parts("peers", "", times.iter().map(row).collect(), |part| Chart {
+            title: format!("Peers{part}"),
+            subtitle: "the peer's time over ours, logarithmic".to_owned(),
+            body: Body::Rows(Rows {
+                axis: Axis::new("peer over ours", Quantity::Count, ScaleKind::Log),
+                legend: vec!["ours is faster".to_owned(), "the peer is faster".to_owned()],
+                rows: vec![],
+                origin: Some(1.0),
+            }),
+        }),
+    );
+    gallery
+}

@@ -1,0 +1,89 @@
+//! All cases under the device's ceilings: operations a second over operations a byte.
+
+use std::collections::BTreeMap;
+
+use super::Figure;
+use crate::pages::measured::{Case, Measured};
+use crate::plot::{Axis, Body, Chart, Guide, Mark, Quantity, ScaleKind, Series, Xy};
+
+/// Of the cases that declare operations and bytes; none where there is no such case.
+pub fn roofline(measured: &Measured) -> Option<Figure> {
+    let mut series: BTreeMap<&str, Vec<Mark>> = BTreeMap::new();
+    for case in measured.cases.iter().filter(|case| case.cache != "cold") {
+        if let Some((x, y)) = point(case) {
+            series.entry(&case.workload).or_default().push(Mark::at(x, y));
+        }
+    }
+    let marks = || series.values().flatten();
+    let low = marks().map(|mark| mark.x).fold(f64::INFINITY, f64::min) / 2.0;
+    let high = marks().map(|mark| mark.x).fold(0.0, f64::max) * 2.0;
+    if low > high {
+        return None;
+    }
+    let guides = guides(measured, (low, high));
+    let series = series.into_iter().enumerate().map(|(colour, (name, marks))| Series {
+        name: name.to_owned(),
+        colour,
+        joined: false,
+        marks,
+    });
+    let subtitle = match guides.is_empty() {
+        true => "a point a case; the records hold no ceilings".to_owned(),
+        false => "a point a case with hot caches; lines: measured ceilings".to_owned(),
+    };
+    let chart = Chart {
+        title: "Roofline".to_owned(),
+        subtitle,
+        body: Body::Xy(Xy {
+            x: Axis::new("operations a byte, logarithmic", Quantity::Count, ScaleKind::Log),
+            y: Axis::new(
+                "operations a second, logarithmic",
+                Quantity::Rate("FLOP"),
+                ScaleKind::Log,
+            ),
+            series: series.collect(),
+            guides,
+        }),
+    };
+    Some(Figure::new(&["roofline"], chart))
+}
+
+fn point(case: &Case) -> Option<(f64, f64)> {
+    // Beside GEMMs, what else is computed hardly counts.
+    let flops = match case.work.matmul_flops() {
+        0 => case.flops(),
+        matmul => matmul as f64,
+    };
+    let bytes = (case.work.read_bytes + case.work.write_bytes) as f64;
+    (flops > 0.0 && bytes > 0.0).then(|| (flops / bytes, flops / case.time_ns() * 1e9))
+}
+
+/// Bandwidths rise up to the highest measured rate of operations, and rates lie flat from where
+/// memory allows them.
+fn guides(measured: &Measured, (low, high): (f64, f64)) -> Vec<Guide> {
+    let limits = &measured.limits;
+    let top = limits.flops_per_s.values().copied().fold(0.0, f64::max);
+    let mut guides = Vec::new();
+    let memory = limits.bandwidth.last();
+    let fastest = limits.bandwidth.iter().max_by(|a, b| a.read.total_cmp(&b.read));
+    let caches = fastest.filter(|fastest| Some(*fastest) != memory);
+    let named = [(memory, "memory"), (caches, "caches")];
+    for (bandwidth, name) in named {
+        let Some(bandwidth) = bandwidth else { continue };
+        let end = if top > 0.0 { (top / bandwidth.read).min(high) } else { high };
+        if end > low {
+            guides.push(Guide {
+                name: format!("{name} {}", Quantity::Rate("B").text(bandwidth.read)),
+                points: vec![(low, low * bandwidth.read), (end, end * bandwidth.read)],
+            });
+        }
+    }
+    for (unit, rate) in &limits.flops_per_s {
+        let from = memory.map_or(low, |memory| (rate / memory.read).clamp(low, high));
+        guides.push(Guide {
+            name: format!("{unit} {}", Quantity::Rate("FLOP").text(*rate)),
+            points: vec![(from, *rate), (high, *rate)],
+        });
+    }
+    guides
+}

@@ -1,0 +1,64 @@
+//! How the process runs of each case differ.
+
+use std::collections::BTreeMap;
+
+use super::Gallery;
+use super::speed::in_parts;
+use crate::pages::measured::{Case, Measured};
+use crate::plot::{Axis, Body, Chart, Quantity, Row, RowMark, Rows, ScaleKind};
+use kernelgate::display::time;
+use kernelgate::stats::{Spread, half_range};
+
+/// Up to so many runs are drawn one by one, more by their quartiles and ends.
+const SINGLE: usize = 12;
+/// Most charts.
+const MOST: usize = 30;
+
+/// The medians of the process runs around their median, a row a case; of cases with several.
+pub fn distributions(measured: &Measured) -> Gallery {
+    let mut rows: BTreeMap<&str, Vec<Row>> = BTreeMap::new();
+    for case in measured.cases.iter().filter(|case| case.medians_ns.len() > 1) {
+        rows.entry(&case.workload).or_default().push(row(case));
+    }
+    let mut gallery = Gallery::default();
+    for (workload, rows) in rows {
+        gallery.add(
+            MOST,
+            in_parts(workload, "runs", rows, |part| Chart {
+                title: format!("{workload}: process runs{part}"),
+                subtitle:
+                    "median of each process run against the median of all; of many runs, ends and \
+                       quartiles"
+                        .to_owned(),
+                body: Body::Rows(Rows {
+                    axis: Axis::new(
+                        "difference from the median",
+                        Quantity::Change,
+                        ScaleKind::Linear,
+                    ),
+                    legend: vec![],
+                    rows: vec![],
+                    origin: Some(1.0),
+                }),
+            }),
+        );
+    }
+    gallery
+}
+
+fn row(case: &Case) -> Row {
+    let middle = case.time_ns();
+    let relative: Vec<f64> = case.medians_ns.iter().map(|median| median / middle).collect();
+    let marks = if relative.len() <= SINGLE {
+        vec![RowMark::Dots(relative, 0)]
+    } else {
+        let (low, high) = case.range_ns();
+        let Spread { q1, q3, .. } = Spread::of(&relative);
+        vec![RowMark::Interval(low / middle, 1.0, high / middle, 0), RowMark::Span(q1, q3, 0)]
+    };
+    Row {
+        label: format!("{} {} {}", case.problem, case.implementation, case.cache),
+        value: format!("{} ±{:.2}%", time(middle), 100.0 * half_range(&case.medians_ns)),
+        marks,
+    }
+}

@@ -1,0 +1,123 @@
+//! Cold caches against hot ones, and errors beside speed.
+
+use std::collections::BTreeMap;
+
+use super::{Figure, Gallery};
+use crate::pages::measured::{Case, Measured};
+use crate::plot::{
+    Axis, Body, Chart, MAX_ROWS, Mark, Quantity, Row, RowMark, Rows, ScaleKind, Series, Xy,
+};
+use kernelgate::display::time;
+
+/// Most charts of a kind.
+const MOST: usize = 30;
+
+/// How much longer a launch takes with cold caches.
+pub fn caches(measured: &Measured) -> Gallery {
+    let key =
+        |case: &Case| (case.workload.clone(), case.problem.clone(), case.implementation.clone());
+    let cold: BTreeMap<_, &Case> = measured
+        .cases
+        .iter()
+        .filter(|case| case.cache == "cold")
+        .map(|case| (key(case), case))
+        .collect();
+    let row = |hot: &Case| {
+        let cold = cold.get(&key(hot))?;
+        let ratio = cold.time_ns() / hot.time_ns();
+        Some(Row {
+            label: format!("{} {} {}", hot.workload, hot.problem, hot.implementation),
+            value: format!("{} hot, {} cold", time(hot.time_ns()), time(cold.time_ns())),
+            marks: vec![RowMark::Interval(ratio.min(1.0), ratio, ratio.max(1.0), 0)],
+        })
+    };
+    let hot = measured.cases.iter().filter(|case| case.cache == "hot");
+    let mut gallery = Gallery::default();
+    gallery.add(
+        MOST,
+        in_parts("caches", "", hot.filter_map(row).collect(), |part| Chart {
+            title: format!("Cold caches against hot ones{part}"),
+            subtitle: "change of the time of a launch when its data come from memory".to_owned(),
+            body: Body::Rows(Rows {
+                axis: Axis::new("cold over hot", Quantity::Change, ScaleKind::Linear),
+                legend: vec![],
+                rows: vec![],
+                origin: Some(1.0),
+            }),
+        }),
+    );
+    gallery
+}
+
+/// Charts of at most [`MAX_ROWS`] rows each; `chart` makes one without rows, with the words that
+/// tell it from the others.
+pub fn in_parts(
+    workload: &str,
+    name: &str,
+    rows: Vec<Row>,
+    chart: impl Fn(&str) -> Chart,
+) -> Vec<Figure> {
+    let parts = rows.len().div_ceil(MAX_ROWS);
+    let each = rows.chunks(MAX_ROWS).enumerate().map(|(i, rows)| {
+        let part = if parts > 1 { format!(" ({} of {parts})", i + 1) } else { String::new() };
+        let mut chart = chart(&part);
+        if let Body::Rows(body) = &mut chart.body {
+            body.rows = rows.to_vec();
+        }
+        Figure::new(&[workload, name, &part], chart)
+    });
+    each.collect()
+}
+
+/// Errors against the reference over the time, relative to the fastest of the problem.
+pub fn errors(measured: &Measured) -> Gallery {
+    let fastest: BTreeMap<(&str, &str, &str), f64> = measured
+        .cases
+        .iter()
+        .filter(|case| case.best)
+        .map(|case| ((&*case.workload, &*case.problem, &*case.cache), case.time_ns()))
+        .collect();
+    let mut workloads: BTreeMap<&str, BTreeMap<&str, Vec<Mark>>> = BTreeMap::new();
+    let mut exact: BTreeMap<&str, usize> = BTreeMap::new();
+    for case in measured.cases.iter().filter(|case| case.cache != "cold") {
+        let Some(errors) = case.errors else { continue };
+        if errors.max_error == 0.0 {
+            *exact.entry(&case.workload).or_default() += 1;
+            continue;
+        }
+        let best = fastest[&(&*case.workload, &*case.problem, &*case.cache)];
+        let mark = Mark::at(case.time_ns() / best, errors.max_error);
+        workloads
+            .entry(&case.workload)
+            .or_default()
+            .entry(&case.implementation)
+            .or_default()
+            .push(mark);
+    }
+    let mut gallery = Gallery::default();
+    for (workload, series) in workloads {
+        let exact = exact.get(workload).map(|count| format!("; {count} exact cases are not shown"));
+        let series = series.into_iter().map(|(name, marks)| Series {
+            name: name.to_owned(),
+            colour: measured.colour(workload, name),
+            joined: false,
+            marks,
+        });
+        let chart = Chart {
+            title: format!("{workload}: errors beside speed"),
+            subtitle: format!("largest error over the largest value{}", exact.unwrap_or_default()),
+            body: Body::Xy(Xy {
+                x: Axis::new(
+                    "time over the fastest of the problem",
+                    Quantity::Count,
+                    ScaleKind::Log,
+                ),
+                y: Axis::new("error, logarithmic", Quantity::Error, ScaleKind::Log),
+                series: series.collect(),
+                guides: vec![],
+            }),
+        };
+        gallery.add(MOST, vec![Figure::new(&[workload, "errors"], chart)]);
+    }
+    gallery
+}

@@ -1,0 +1,399 @@
+//! What runs and baselines measured, in the one shape that pages are made from.
+
+mod ids;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kernelgate::display::{self, natural};
+use kernelgate::measure::limits::{Limits, TimeLimit};
+use kernelgate::record::numerics::SeedErrors;
+use kernelgate::record::run::WorkRecord;
+use kernelgate::record::{Baseline, CaseRecord, Environment, Provenance, Run};
+use kernelgate::stats::{self, Spread};
+
+pub use ids::Axes;
+
+/// Everything that is known of the cases of one device.
+#[derive(Debug, Clone, Default)]
+pub struct Measured {
+    /// The device, as it names itself.
+    pub device: String,
+    /// What was measured where and when: name and words.
+    pub facts: Vec<(&'static str, String)>,
+    /// The device's ceilings, of the run that measured most of them.
+    pub limits: Limits,
+    /// In the order in which a reader looks for them: problems by size, the fastest first.
+    pub cases: Vec<Case>,
+    /// A number for each implementation of a workload, by which charts colour it.
+    pub colours: BTreeMap<(String, String), usize>,
+    /// What was skipped: cases by reason.
+    pub skipped: BTreeMap<String, BTreeSet<String>>,
+    /// What is wrong or broke: the error by case.
+    pub failed: BTreeMap<String, String>,
+}
+
+/// A case with all its process runs.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// Its id.
+    pub id: String,
+    /// `family/operation`.
+    pub workload: String,
+    /// The problem's part of the id.
+    pub problem: String,
+    /// The problem's axes.
+    pub axes: Axes,
+    /// The implementation.
+    pub implementation: String,
+    /// "hot" or "cold".
+    pub cache: String,
+    /// Declared work of a launch.
+    pub work: WorkRecord,
+    /// The time that the ceilings allow, where they are known.
+    pub limit: Option<TimeLimit>,
+    /// Median of each process run, nanoseconds a launch; at least one.
+    pub medians_ns: Vec<f64>,
+    /// Half the interquartile range within a process over its median: that of the middle process.
+    pub spread: f64,
+    /// Errors against the reference; none of unverified cases.
+    pub errors: Option<SeedErrors>,
+    /// Whether it is the fastest of its problem with that state of the caches.
+    pub best: bool,
+}
+
+impl Measured {
+    /// The number of an implementation's colour.
+    pub fn colour(&self, workload: &str, implementation: &str) -> usize {
+        let key = (workload.to_owned(), implementation.to_owned());
+        self.colours.get(&key).copied().unwrap_or(0)
+    }
+}
+
+impl Case {
+    /// Median over the process runs, nanoseconds a launch.
+    pub fn time_ns(&self) -> f64 {
+        stats::median(&self.medians_ns)
+    }
+
+    /// Least and greatest of the process runs.
+    pub fn range_ns(&self) -> (f64, f64) {
+        let ends =
+            |fold: fn(f64, f64) -> f64, from| self.medians_ns.iter().copied().fold(from, fold);
+        (ends(f64::min, f64::INFINITY), ends(f64::max, 0.0))
+    }
+
+    /// The amount that its rate counts, and its unit: operations of GEMMs, else bytes.
+    pub fn amount(&self) -> Option<(f64, &'static str)> {
+        match (self.work.matmul_flops(), self.work.read_bytes + self.work.write_bytes) {
+            (0, 0) => None,
+            (0, bytes) => Some((bytes as f64, "B")),
+            (flops, _) => Some((flops as f64, "FLOP")),
+        }
+    }
+
+    /// Operations of any unit.
+    pub fn flops(&self) -> f64 {
+        self.work.flops.values().sum::<u64>() as f64
+    }
+
+    /// Its time's share of the limit.
+    pub fn of_limit(&self) -> Option<f64> {
+        self.limit.as_ref().map(|limit| limit.fraction(self.time_ns()))
+    }
+}
+
+/// Why records do not belong on one page.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("the records are of different devices ({}): give those of one", .0.join(", "))]
+pub struct SeveralDevices(pub Vec<String>);
+
+/// Runs of a case before they are summed up.
+#[derive(Default)]
+struct Gathered {
+    template: Option<Case>,
+    medians_ns: Vec<f64>,
+    spreads: Vec<f64>,
+}
+
+/// Records being added up.
+#[derive(Default)]
+struct Gatherer {
+    sources: Vec<Source>,
+    limits: Vec<Limits>,
+    cases: BTreeMap<String, Gathered>,
+    skipped: BTreeMap<String, String>,
+    failed: BTreeMap<String, String>,
+}
+
+struct Source {
+    environment: Environment,
+    provenance: Provenance,
+    started: String,
+}
+
+impl Measured {
+    /// Of runs and baselines together. A run that one of the baselines holds adds what a baseline
+    /// does not keep, such as limits, and its times no second time.
+    ///
+    /// # Errors
+    /// When they are of several devices.
+    pub fn of(runs: &[Run], baselines: &[Baseline]) -> Result<Self, SeveralDevices> {
+        let mut all = Gatherer::default();
+        baselines.iter().for_each(|baseline| all.add_baseline(baseline));
+        for run in runs {
+            all.add_run(run, baselines.iter().any(|baseline| baseline.has(run)));
+        }
+        let devices: BTreeSet<&str> =
+            all.sources.iter().map(|source| &*source.environment.device_name).collect();
+        if devices.len() > 1 {
+            return Err(SeveralDevices(devices.into_iter().map(str::to_owned).collect()));
+        }
+        Ok(all.finish())
+    }
+}
+
+impl Gatherer {
+    fn add_run(&mut self, run: &Run, is_known: bool) {
+        if !is_known {
+            self.sources.push(Source {
+                environment: run.environment.clone(),
+                provenance: run.provenance.clone(),
+                started: run.started.clone(),
+            });
+        }
+        self.limits.push(run.limits.clone());
+        for (id, case) in &run.cases {
+            let gathered = self.cases.entry(id.clone()).or_default();
+            if !is_known || gathered.medians_ns.is_empty() {
+                let spread = Spread::of(&case.samples.per_launch_ns());
+                gathered.medians_ns.push(spread.median);
+                gathered.spreads.push(spread.relative());
+            }
+            // The records of later runs rule.
+            gathered.template = Some(template(id, case));
+        }
+        self.skipped.extend(run.skipped.clone());
+        self.failed.extend(run.failed.clone());
+    }
+
+    fn add_baseline(&mut self, baseline: &Baseline) {
+        self.sources.extend(baseline.runs.values().map(|run| Source {
+            environment: run.environment.clone(),
+            provenance: run.provenance.clone(),
+            started: run.started.clone(),
+        }));
+        for (id, case) in &baseline.cases {
+            let parts = ids::Parts::of(id, &case.workload);
+            let errors = case.numerics.as_ref().and_then(|numerics| {
+                let (_, errors) = numerics.iter().next()?;
+                Some(errors)
+            });
+            let gathered = self.cases.entry(id.clone()).or_default();
+            gathered.medians_ns.extend(case.runs.values().map(|run| run.median_ns));
+            gathered.spreads.extend(case.runs.values().map(|run| run.spread));
+            gathered.template = Some(Case {
+                id: id.clone(),
+                workload: case.workload.clone(),
+                axes: Axes::of_problem(parts.problem),
+                problem: parts.problem.to_owned(),
+                implementation: parts.implementation.to_owned(),
+                cache: parts.cache.to_owned(),
+                work: case.work.clone(),
+                limit: None,
+                medians_ns: Vec::new(),
+                spread: 0.0,
+                errors,
+                best: false,
+            });
+        }
+    }
+
+    fn finish(self) -> Measured {
+        let facts = facts(&self.sources);
+        let device = self.sources.first().map(|source| source.environment.device_name.clone());
+        let mut cases: Vec<Case> = self.cases.into_values().filter_map(Gathered::finish).collect();
+        cases.sort_by(|a, b| {
+            (&a.workload, natural(&a.problem), b.cache == "hot")
+                .cmp(&(&b.workload, natural(&b.problem), a.cache == "hot"))
+                .then(a.time_ns().total_cmp(&b.time_ns()))
+        });
+        let mut last: Option<(String, String, String)> = None;
+        for case in &mut cases {
+            let key = (case.workload.clone(), case.problem.clone(), case.cache.clone());
+            case.best = last.as_ref() != Some(&key);
+            last = Some(key);
+        }
+        let mut skipped: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let timed: BTreeSet<&str> = cases.iter().map(|case| &*case.id).collect();
+        for (id, reason) in self.skipped {
+            if !timed.contains(&*id) {
+                skipped.entry(reason).or_default().insert(id);
+            }
+        }
+        let limits = self.limits.into_iter().reduce(more_known).unwrap_or_default();
+        let device = device.unwrap_or_default();
+        let colours = colours(&cases);
+        Measured { device, facts, limits, cases, colours, skipped, failed: self.failed }
+    }
+}
+
+/// In the order of their names, so that a chart does not depend on what else was measured.
+fn colours(cases: &[Case]) -> BTreeMap<(String, String), usize> {
+    let names: BTreeSet<(&String, &String)> =
+        cases.iter().map(|case| (&case.workload, &case.implementation)).collect();
+    let names: Vec<(&String, &String)> = names.into_iter().collect();
+    let of_workload = names.chunk_by(|a, b| a.0 == b.0).flat_map(|names| names.iter().enumerate());
+    of_workload.map(|(i, (workload, name))| (((*workload).clone(), (*name).clone()), i)).collect()
+}
+
+impl Gathered {
+    fn finish(self) -> Option<Case> {
+        let spread = stats::median(&self.spreads);
+        Some(Case { medians_ns: self.medians_ns, spread, ..self.template? })
+    }
+}
+
+/// A case without its times.
+fn template(id: &str, case: &CaseRecord) -> Case {
+    let parts = ids::Parts::of(id, &case.workload);
+    let axes = match case.problem.is_empty() {
+        true => Axes::of_problem(parts.problem),
+        false => Axes::of_record(&case.problem),
+    };
+    Case {
+        id: id.to_owned(),
+        workload: case.workload.clone(),
+        problem: parts.problem.to_owned(),
+        axes,
+        implementation: case.implementation.clone(),
+        cache: case.cache.clone(),
+        work: case.work.clone(),
+        limit: case.limit.clone(),
+        medians_ns: Vec::new(),
+        spread: 0.0,
+        errors: (case.verification.checked > 0).then(|| SeedErrors::from(&case.verification)),
+        best: false,
+    }
+}
+
+/// The ceilings of both; where both have one, the later one.
+fn more_known(mut before: Limits, after: Limits) -> Limits {
+    before.flops_per_s.extend(after.flops_per_s);
+    if after.bandwidth.len() >= before.bandwidth.len() {
+        before.bandwidth = after.bandwidth;
+    }
+    before.overhead = after.overhead.or(before.overhead);
+    before
+}
+
+/// What the records say of where and when, each fact with all its values.
+fn facts(sources: &[Source]) -> Vec<(&'static str, String)> {
+    let all = |of: &dyn Fn(&Source) -> Option<String>| -> String {
+        let values = sources.iter().filter_map(of).filter(|value| !value.is_empty());
+        let values: BTreeSet<String> = values.collect();
+        values.into_iter().collect::<Vec<_>>().join(", ")
+    };
+    let environment = |of: fn(&Environment) -> String| all(&|it| Some(of(&it.environment)));
+    let gpu = |of: fn(&kernelgate::record::environment::Gpu) -> String| {
+        all(&|it| it.environment.gpu.as_ref().map(of))
+    };
+    let mut facts = vec![
+        ("device", environment(|it| it.device_name.clone())),
+        ("card", gpu(|it| it.uuid.clone())),
+        ("architecture", gpu(|it| it.arch.clone())),
+        ("driver", gpu(|it| format!("{} (CUDA {})", it.driver, it.driver_cuda))),
+        ("NVRTC", gpu(|it| it.nvrtc.clone())),
+        (
+            "libraries",
+            gpu(|it| {
+                let each = it.libraries.iter().map(|(name, version)| format!("{name} {version}"));
+                each.collect::<Vec<_>>().join(" ")
+            }),
+        ),
+        ("device memory", gpu(|it| display::bytes(it.memory_bytes))),
+        ("L2 cache", gpu(|it| display::bytes(it.l2_bytes))),
+        ("host", environment(|it| format!("{}, {} cores, {}", it.arch, it.cores, it.os))),
+        ("SIMD", environment(|it| it.simd.join(" "))),
+        ("kernelgate", environment(|it| it.kernelgate.clone())),
+        ("commit", all(&|it| Some(it.provenance.short()))),
+        ("process runs", sources.len().to_string()),
+    ];
+    let mut started: Vec<&str> = sources.iter().map(|source| &*source.started).collect();
+    started.sort_unstable();
+    if let (Some(first), Some(last)) = (started.first(), started.last()) {
+        facts.push((
+            "measured",
+            if first == last { (*first).to_owned() } else { format!("{first} to {last}") },
+        ));
+    }
+    if sources.iter().any(|source| !source.environment.optimised) {
+        facts.push(("warning", "built without optimisation: the times mean nothing".to_owned()));
+    }
+    facts.retain(|(_, words)| !words.is_empty());
+    facts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(session: &str, time_ns: f64) -> Run {
+        let case = |(id, cache, time_ns): (&str, &str, f64)| {
+            let mut case = CaseRecord::of_samples(vec![time_ns]);
+            case.cache = cache.to_owned();
+            case.limit = Some(TimeLimit { time_ns: 50.0, by: "memory".to_owned() });
+            (id.to_owned(), case)
+        };
+        let cases = [
+            ("w/f/n1024/cpu/hot", "hot", 3.0 * time_ns),
+            ("w/f/n512/slow/hot", "hot", 2.0 * time_ns),
+            ("w/f/n512/cpu/hot", "hot", time_ns),
+            ("w/f/n512/cpu/cold", "cold", 4.0 * time_ns),
+        ];
+        Run {
+            cases: cases.into_iter().map(case).collect(),
+            ..Run::start("b", session, Environment::cpu(), Provenance::default())
+        }
+    }
+
+    #[test]
+    fn cases_are_ordered_by_size_and_the_fastest_of_a_problem_is_marked() {
+        let measured = Measured::of(&[run("1", 100.0), run("2", 120.0)], &[]).unwrap();
+        let ids: Vec<(&str, bool)> =
+            measured.cases.iter().map(|case| (&*case.id, case.best)).collect();
+        assert_eq!(
+            ids,
+            [
+                ("w/f/n512/cpu/hot", true),
+                ("w/f/n512/slow/hot", false),
+                ("w/f/n512/cpu/cold", true),
+                ("w/f/n1024/cpu/hot", true),
+            ]
+        );
+        let first = &measured.cases[0];
+        assert_eq!((first.time_ns(), first.range_ns()), (110.0, (100.0, 120.0)));
+        assert_eq!(first.axes.numbers["n"], 512);
+    }
+
+    #[test]
+    fn a_run_that_a_baseline_holds_adds_its_limits_and_not_its_times() {
+        let (held, other) = (run("1", 100.0), run("2", 300.0));
+        let mut baseline = Baseline::new("main");
+        baseline.merge(&held);
+        let of = |runs: &[Run]| {
+            let measured = Measured::of(runs, std::slice::from_ref(&baseline)).unwrap();
+            (measured.cases[0].medians_ns.clone(), measured.cases[0].of_limit())
+        };
+        assert_eq!(of(&[]), (vec![100.0], None));
+        assert_eq!(of(std::slice::from_ref(&held)), (vec![100.0], Some(0.5)));
+        assert_eq!(of(&[held.clone(), other]), (vec![100.0, 300.0], Some(0.25)));
+    }
+
+    #[test]
+    fn devices_do_not_mix() {
+        let mut other = run("2", 1.0);
+        other.environment.device_name = "another".to_owned();
+        let refused = Measured::of(&[run("1", 1.0), other], &[]).unwrap_err();
+        assert!(refused.0.contains(&"another".to_owned()) && refused.0.len() == 2);
+    }
+}

@@ -1,0 +1,110 @@
+//! What an id says of its case, where the record does not say it itself.
+
+use std::collections::BTreeMap;
+
+/// The parts of an id after its workload.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Parts<'a> {
+    /// "s1024_d64_full_f32".
+    pub problem: &'a str,
+    /// "cuda/flash_mma"; empty where the id has no such form.
+    pub implementation: &'a str,
+    /// "hot", "cold"; empty likewise.
+    pub cache: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    /// Those of a case of a workload.
+    pub fn of(id: &'a str, workload: &str) -> Self {
+        let rest = id.strip_prefix(workload).and_then(|rest| rest.strip_prefix('/')).unwrap_or(id);
+        let cached = rest.rsplit_once('/').filter(|(_, cache)| ["hot", "cold"].contains(cache));
+        let parts = cached.and_then(|(rest, cache)| {
+            let (problem, implementation) = rest.split_once('/')?;
+            Some(Self { problem, implementation, cache })
+        });
+        parts.unwrap_or(Self { problem: rest, implementation: "", cache: "" })
+    }
+}
+
+/// A problem's axes: what can vary, with its value.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Axes {
+    /// Numbers by axis.
+    pub numbers: BTreeMap<String, u64>,
+    /// Words by axis, or by their place in the id.
+    pub words: BTreeMap<String, String>,
+}
+
+/// Words of ids that end in digits and are no numbers of an axis.
+const DTYPES: [&str; 8] = ["f", "bf", "tf", "fp", "int", "uint", "i", "u"];
+
+impl Axes {
+    /// As recorded.
+    pub fn of_record(axes: &BTreeMap<String, String>) -> Self {
+        let mut all = Self::default();
+        for (name, value) in axes {
+            match value.parse() {
+                Ok(number) => drop(all.numbers.insert(name.clone(), number)),
+                Err(_) => drop(all.words.insert(name.clone(), value.clone())),
+            }
+        }
+        all
+    }
+
+    /// As an id spells them: numbers carry their axis' name (`s512`), words stand alone (`causal`).
+    pub fn of_problem(problem: &str) -> Self {
+        let mut all = Self::default();
+        for (place, word) in problem.split('_').enumerate() {
+            let digits = word.find(|c: char| c.is_ascii_digit()).unwrap_or(word.len());
+            let (name, number) = word.split_at(digits);
+            let number = number.parse::<u64>().ok().filter(|_| !number.starts_with('0'));
+            match number.filter(|_| !name.is_empty() && !DTYPES.contains(&name)) {
+                Some(number) => drop(all.numbers.insert(name.to_owned(), number)),
+                None => drop(all.words.insert(place.to_string(), word.to_owned())),
+            }
+        }
+        all
+    }
+
+    /// Without some of the numbers: what problems share that differ in these only.
+    pub fn without(&self, axes: &[&str]) -> Self {
+        let mut rest = self.clone();
+        rest.numbers.retain(|axis, _| !axes.contains(&axis.as_str()));
+        rest
+    }
+}
+
+/// "d128 causal bf16".
+impl std::fmt::Display for Axes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let numbers = self.numbers.iter().map(|(name, number)| format!("{name}{number}"));
+        let all: Vec<String> = numbers.chain(self.words.values().cloned()).collect();
+        f.write_str(&all.join(" "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_tells_its_parts_where_it_has_them() {
+        let of = |id| {
+            let Parts { problem, implementation, cache } = Parts::of(id, "attention/forward");
+            [problem, implementation, cache]
+        };
+        let id = "attention/forward/s64_d8_full_f32/cuda/flash_mma/hot";
+        assert_eq!(of(id), ["s64_d8_full_f32", "cuda/flash_mma", "hot"]);
+        assert_eq!(of("a group/a function/16"), ["a group/a function/16", "", ""]);
+        assert_eq!(of("attention/forward/cold"), ["cold", "", ""]);
+        assert_eq!(of(""), ["", "", ""]);
+    }
+
+    #[test]
+    fn numbers_of_an_id_are_axes_and_dtypes_are_not() {
+        let axes = Axes::of_problem("pi05_s50_p968_steps10_bf16_int8");
+        let numbers: Vec<_> = axes.numbers.iter().map(|(name, n)| (name.as_str(), *n)).collect();
+        assert_eq!(numbers, [("p", 968), ("s", 50), ("steps", 10)]);
+        assert_eq!(axes.without(&["s", "p"]).to_string(), "steps10 pi05 bf16 int8");
+    }
+}

@@ -1,0 +1,181 @@
+//! The page of measurements: what `kernelgate report` writes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use maud::{Markup, html};
+
+use super::charts::{self, Figure, Gallery, PeerTime};
+use super::measured::{Case, Measured};
+use super::shell::{self, Section};
+use super::verdict;
+use crate::plot::PlotError;
+use crate::report::summary::VerdictSummary;
+use kernelgate::display::{rate, time};
+use kernelgate::stats::half_range;
+
+/// What a page is made from.
+pub struct Content<'a> {
+    /// The measurements.
+    pub measured: &'a Measured,
+    /// Times of peers, where they were measured.
+    pub peers: &'a [PeerTime],
+    /// What was concluded against a baseline, where that was asked for.
+    pub verdict: Option<&'a VerdictSummary>,
+}
+
+/// The page, and the charts in it.
+pub struct ReportPage {
+    /// HTML.
+    pub html: String,
+    /// For files of their own.
+    pub figures: Vec<Figure>,
+}
+
+/// Ids of a reason that are listed.
+const IDS: usize = 200;
+
+/// Makes the page.
+///
+/// # Errors
+/// When a chart cannot be drawn.
+pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
+    let measured = content.measured;
+    let roofline =
+        Gallery { figures: charts::roofline(measured).into_iter().collect(), left_out: 0 };
+    let verdict = content.verdict.and_then(verdict::changes);
+    let kinds = [
+        ("curves", "Over each axis", CURVES, charts::curves(measured)),
+        (
+            "ladders",
+            "Ladders",
+            "The implementations of a problem, the slowest first.",
+            charts::ladders(measured),
+        ),
+        ("roofline", "Roofline", ROOFLINE, roofline),
+        (
+            "maps",
+            "Over several axes",
+            "The fastest implementation of each problem.",
+            charts::heat(measured),
+        ),
+        ("caches", "Hot and cold caches", "", charts::caches(measured)),
+        ("peers", "Peers", "", charts::peers(content.peers)),
+        ("errors", "Errors beside speed", "", charts::errors(measured)),
+        ("runs", "Process runs", "", charts::distributions(measured)),
+    ];
+    let mut sections =
+        vec![Section::new("environment", "Environment", shell::facts(&measured.facts))];
+    if let Some(summary) = content.verdict {
+        sections.push(Section::new("verdicts", "Verdicts", verdict::section(summary)?));
+    }
+    let mut figures: Vec<Figure> = verdict.into_iter().collect();
+    for (anchor, title, about, gallery) in kinds {
+        if gallery.figures.is_empty() {
+            continue;
+        }
+        let drawn = shell::gallery(&gallery)?;
+        let body = html! { @if !about.is_empty() { p class="note" { (about) } } (drawn) };
+        sections.push(Section::new(anchor, title, body));
+        figures.extend(gallery.figures);
+    }
+    sections.push(Section::new("cases", "Every case", cases(&measured.cases)));
+    if !measured.skipped.is_empty() || !measured.failed.is_empty() {
+        sections.push(Section::new("not-measured", "Not measured", not_measured(measured)));
+    }
+    let title = format!("kernelgate: {}", measured.device);
+    let html = shell::page(&title, &lead(measured), &sections);
+    name_apart(&mut figures);
+    Ok(ReportPage { html, figures })
+}
+
+/// Numbers names that several figures have: ids may differ in what no file name has.
+fn name_apart(figures: &mut [Figure]) {
+    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    for figure in figures {
+        let count = seen.entry(figure.name.clone()).or_default();
+        *count += 1;
+        if *count > 1 {
+            figure.name = format!("{}.{count}", figure.name);
+        }
+    }
+}
+
+const CURVES: &str = "A point is the median of the process runs, its bar their range. The black line \
+                      is the limit: what the measured ceilings of the device allow for the declared \
+                      work.";
+const ROOFLINE: &str = "Declared operations over declared bytes; operations of GEMMs where there are \
+                        any, else all.";
+
+/// How much was measured, in one sentence.
+fn lead(measured: &Measured) -> Markup {
+    let cases = &measured.cases;
+    let workloads = cases.chunk_by(|a, b| a.workload == b.workload).count();
+    let known: Vec<f64> =
+        cases.iter().filter(|case| case.best).filter_map(Case::of_limit).collect();
+    let skipped: usize = measured.skipped.values().map(BTreeSet::len).sum();
+    html! {
+        p {
+            (cases.len()) " cases of " (workloads) " workloads"
+            @if !known.is_empty() {
+                "; the fastest implementations reach "
+                (format!("{:.0}%", 100.0 * kernelgate::stats::median(&known)))
+                " of their limit in the median problem"
+            }
+            @if skipped > 0 { "; " (skipped) " skipped" }
+            @if !measured.failed.is_empty() {
+                "; " strong { (measured.failed.len()) " failed" }
+            }
+            "."
+        }
+    }
+}
+
+/// A table a workload; the fastest of each problem stands out.
+fn cases(cases: &[Case]) -> Markup {
+    let header =
+        ["case", "time", "runs differ", "rate", "of limit", "limited by", "largest error", "runs"];
+    let row = |case: &Case| -> Vec<String> {
+        let elapsed_ns = case.time_ns();
+        let dash = || "-".to_owned();
+        let several = case.medians_ns.len() > 1;
+        vec![
+            case.id.clone(),
+            time(elapsed_ns),
+            if several {
+                format!("±{:.2}%", 100.0 * half_range(&case.medians_ns))
+            } else {
+                dash()
+            },
+            case.amount().map_or_else(dash, |(amount, unit)| rate(amount as u64, unit, elapsed_ns)),
+            case.of_limit().map_or_else(dash, |share| format!("{:.1}%", 100.0 * share)),
+            case.limit.as_ref().map_or_else(dash, |limit| limit.by.clone()),
+            match case.errors {
+                None => "unverified".to_owned(),
+                Some(errors) if errors.max_error == 0.0 => "exact".to_owned(),
+                Some(errors) => format!("{:.1e}", errors.max_error),
+            },
+            case.medians_ns.len().to_string(),
+        ]
+    };
+    html! {
+        @for workload in cases.chunk_by(|a, b| a.workload == b.workload) {
+            h3 { (shell::shown(&workload[0].workload)) }
+            (shell::table(&header, &workload.iter().map(row).collect::<Vec<_>>(), |i| workload[i].best))
+        }
+    }
+}
+
+fn not_measured(measured: &Measured) -> Markup {
+    html! {
+        @for (id, error) in &measured.failed {
+            p { strong { "failed " (shell::shown(id)) } ": " (shell::shown(error)) }
+        }
+        @for (reason, ids) in &measured.skipped {
+            details {
+                summary { (ids.len()) " skipped: " (shell::shown(reason)) }
+                ul { @for id in ids.iter().take(IDS) { li { (shell::shown(id)) } } }
+                @if ids.len() > IDS { p class="note" { "and " (ids.len() - IDS) " more" } }
+            }
+        }
+    }
+}

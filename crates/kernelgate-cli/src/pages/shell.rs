@@ -1,0 +1,155 @@
+//! What pages have in common: one file with its style and script, a light and a dark theme, tables
+//! that can be sorted and searched. Every text that comes from elsewhere is escaped by `maud`.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::charts::{Figure, Gallery};
+use crate::plot::{PlotError, colour};
+use kernelgate::display::table::Table;
+use kernelgate::record::text::printable;
+
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
+/// Rows from which on a table has a field to search it.
+const SEARCHED: usize = 12;
+
+/// A part of a page, with its entry in the contents.
+pub struct Section {
+    /// Its anchor: letters and `-`.
+    pub anchor: &'static str,
+    /// Its title.
+    pub title: &'static str,
+    /// What it shows.
+    pub body: Markup,
+}
+
+impl Section {
+    /// A part of a page.
+    pub const fn new(anchor: &'static str, title: &'static str, body: Markup) -> Self {
+        Self { anchor, title, body }
+    }
+}
+
+/// A whole page; `lead` stands above its sections.
+pub fn page(title: &str, lead: &Markup, sections: &[Section]) -> String {
+    let style = format!("{STYLE}\n{}", dark_plots());
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                // Nothing is fetched, whatever a text says.
+                meta http-equiv="Content-Security-Policy"
+                    content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
+                title { (shown(title)) }
+                style { (PreEscaped(style)) }
+            }
+            body {
+                header {
+                    h1 { (shown(title)) }
+                    button id="theme" type="button" { "dark / light" }
+                }
+                (lead)
+                nav {
+                    @for section in sections { a href={ "#" (section.anchor) } { (section.title) } }
+                }
+                main {
+                    @for section in sections {
+                        section id=(section.anchor) { h2 { (section.title) } (section.body) }
+                    }
+                }
+                footer { "kernelgate " (env!("CARGO_PKG_VERSION")) }
+                script { (PreEscaped(SCRIPT)) }
+            }
+        }
+    };
+    page.into_string()
+}
+
+/// The rules that give drawings the colours of the dark theme, for whoever asks for it.
+fn dark_plots() -> String {
+    let rules = |theme: &str| -> String {
+        let each = colour::dark().map(|(light, dark)| {
+            format!(
+                "{theme} svg [fill=\"{light}\"]{{fill:{dark}}}{theme} svg [stroke=\"{light}\"]{{stroke:{dark}}}"
+            )
+        });
+        each.collect::<Vec<_>>().join("\n")
+    };
+    format!(
+        "@media screen and (prefers-color-scheme: dark) {{\n{}\n}}\n@media screen {{\n{}\n}}",
+        rules(":root:not([data-theme=light])"),
+        rules(":root[data-theme=dark]")
+    )
+}
+
+/// A text as others wrote it, without what a terminal or a browser would not show.
+pub fn shown(text: &str) -> String {
+    printable(text).into_owned()
+}
+
+/// Names with their words.
+pub fn facts(facts: &[(&str, String)]) -> Markup {
+    html! {
+        dl { @for (name, words) in facts { div { dt { (name) } dd { (shown(words)) } } } }
+    }
+}
+
+/// Charts side by side, as many as fit, with how many are left out. The drawings are SVG of
+/// `plotters`, whose texts are escaped.
+///
+/// # Errors
+/// When one cannot be drawn.
+pub fn gallery(gallery: &Gallery) -> Result<Markup, PlotError> {
+    let drawn: Vec<(&Figure, bool, String)> = gallery
+        .figures
+        .iter()
+        .map(|figure| Ok((figure, figure.chart.is_broad(), figure.chart.svg()?)))
+        .collect::<Result<_, PlotError>>()?;
+    Ok(html! {
+        div class="gallery" {
+            @for (figure, broad, svg) in &drawn {
+                figure class=[broad.then_some("broad")] aria-label=(shown(&figure.chart.title)) {
+                    (PreEscaped(svg))
+                }
+            }
+        }
+        @if gallery.left_out > 0 {
+            p class="note" { (gallery.left_out) " more charts are left out for length; the tables have their numbers." }
+        }
+    })
+}
+
+/// A table, the first column on the left and the others on the right. Rows that `marked` names by
+/// their number stand out.
+pub fn table(header: &[&str], rows: &[Vec<String>], marked: impl Fn(usize) -> bool) -> Markup {
+    html! {
+        @if rows.len() >= SEARCHED {
+            input class="search" type="search" placeholder="search" aria-label="search";
+        }
+        div class="wide" {
+            table {
+                thead { tr { @for title in header { th { (title) } } } }
+                tbody {
+                    @for (i, row) in rows.iter().enumerate() {
+                        tr class=[marked(i).then_some("best")] {
+                            @for cell in row { td { (shown(cell)) } }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A table of the terminal as one of a page.
+pub fn of_terminal(of: &Table) -> Markup {
+    let header: Vec<&str> = of.header().iter().map(String::as_str).collect();
+    table(&header, of.rows(), |_| false)
+}
+
+/// Lines of text.
+pub fn lines(lines: &[String]) -> Markup {
+    html! { ul { @for line in lines { li { (shown(line)) } } } }
+}

@@ -1,0 +1,204 @@
+//! The page of a trace: what `kernelgate diagnose --html` writes.
+
+mod charts;
+
+use maud::{Markup, html};
+
+use super::charts::{Figure, Gallery};
+use super::shell::{self, Section};
+use crate::plot::PlotError;
+use kernelgate::display::time;
+use kernelgate_trace::diagnose::{Diagnosis, Evidence, Finding, GapClass, short_name};
+use kernelgate_trace::model::Trace;
+use kernelgate_trace::stats::{self, Cell, Report};
+
+/// Rows of a table; the rest is what `kernelgate stats` prints.
+const ROWS: usize = 100;
+
+/// Makes the page of a trace called `name`.
+///
+/// # Errors
+/// When a chart cannot be drawn.
+pub fn page(name: &str, trace: &Trace, diagnosis: &Diagnosis) -> Result<String, PlotError> {
+    let drawn = |figures: Vec<Figure>| shell::gallery(&Gallery { figures, left_out: 0 });
+    let mut sections = vec![
+        Section::new("findings", "Findings", findings(diagnosis)),
+        Section::new("timeline", "Timeline", drawn(charts::timeline(trace))?),
+        Section::new("gaps", "Gaps", gaps(diagnosis)),
+        Section::new("kernels", "Where the time goes", {
+            let charts = drawn(charts::kernels(diagnosis))?;
+            html! { (charts) (components(diagnosis)) }
+        }),
+        Section::new("bounds", "What bounds the kernels", drawn(charts::bounds(trace))?),
+    ];
+    sections.extend(tables(trace));
+    sections.push(Section::new("rules", "Rules without a finding", rules(diagnosis)));
+    let empty = |section: &Section| {
+        section.body.0.replace("<div class=\"gallery\"></div>", "").trim().is_empty()
+    };
+    sections.retain(|section| !empty(section));
+    Ok(shell::page(&format!("kernelgate diagnose: {name}"), &lead(diagnosis), &sections))
+}
+
+fn lead(diagnosis: &Diagnosis) -> Markup {
+    let records = diagnosis.records.iter().filter(|(_, count)| *count > 0);
+    let records: Vec<String> = records.map(|(what, count)| format!("{count} {what}")).collect();
+    let device = |of: &kernelgate_trace::diagnose::DeviceUse| {
+        let span = (of.span.1 - of.span.0).max(1) as f64;
+        let name = of.name.clone().unwrap_or_default();
+        format!(
+            "{name}, process {}: busy {:.1}% of {}, {} operations",
+            of.pid,
+            100.0 * of.busy_ns as f64 / span,
+            time(span),
+            of.operations
+        )
+    };
+    let mut facts = vec![("recorder", diagnosis.recorder.clone()), ("records", records.join(", "))];
+    facts.extend(diagnosis.devices.iter().map(|of| ("device", device(of))));
+    shell::facts(&facts)
+}
+
+fn findings(diagnosis: &Diagnosis) -> Markup {
+    let recoverable = |finding: &Finding| {
+        finding.recoverable_ns.map(|ns| format!(", up to {} to gain", time(ns as f64)))
+    };
+    html! {
+        @if diagnosis.findings.is_empty() { p { "No rule found anything." } }
+        @for finding in &diagnosis.findings {
+            h3 { (finding.severity.label()) ": " (shell::shown(&finding.title)) }
+            p class="note" {
+                (finding.id) ", confidence " (finding.confidence.label()) ": measured "
+                (amount(finding.measured.value)) " " (finding.measured.unit) ", threshold "
+                (amount(finding.threshold.value)) " " (finding.threshold.unit)
+                (recoverable(finding).unwrap_or_default())
+            }
+            p { (finding.advice) "." }
+            @if !finding.evidence.is_empty() {
+                details {
+                    summary { "evidence" }
+                    (shell::lines(&finding.evidence.iter().map(evidence).collect::<Vec<_>>()))
+                }
+            }
+            p class="note" { "No fault where " (finding.false_positive) "." }
+        }
+    }
+}
+
+/// A number with few digits.
+fn amount(value: f64) -> String {
+    let whole = value.abs() >= 100.0 || value.fract() == 0.0;
+    if whole { format!("{value:.0}") } else { format!("{value:.1}") }
+}
+
+fn evidence(of: &Evidence) -> String {
+    let total = of.total_ns.map(|ns| format!(", {} in all", time(ns as f64))).unwrap_or_default();
+    let range = of.range.as_ref().map(|range| format!(", in {range}")).unwrap_or_default();
+    format!("{} ({} times{total}{range})", of.what, of.count)
+}
+
+fn gaps(diagnosis: &Diagnosis) -> Markup {
+    let class = |class: GapClass| format!("{} / {}", class.count, time(class.total_ns as f64));
+    let rows: Vec<Vec<String>> = diagnosis
+        .devices
+        .iter()
+        .filter(|device| device.gaps.count() > 0)
+        .map(|device| {
+            let gaps = &device.gaps;
+            vec![
+                format!("process {}, device {}", device.pid, device.device),
+                class(gaps.normal),
+                class(gaps.warning),
+                class(gaps.severe),
+                time(gaps.mean_ns()),
+                time(gaps.longest_ns as f64),
+            ]
+        })
+        .collect();
+    let causes: Vec<Vec<String>> = diagnosis
+        .devices
+        .iter()
+        .flat_map(|device| &device.gaps.causes)
+        .map(|cause| {
+            let function = cause.function.clone().map(|function| format!(": {function}"));
+            let words = format!("{}{}", cause.kind.label(), function.unwrap_or_default());
+            vec![words, cause.count.to_string(), time(cause.total_ns as f64)]
+        })
+        .collect();
+    let header =
+        ["where", "normal, < 20 µs", "warning, 20 to 50 µs", "severe, > 50 µs", "mean", "longest"];
+    html! {
+        @if !rows.is_empty() {
+            (shell::table(&header, &rows, |_| false))
+            h3 { "Why" }
+            (shell::table(&["cause", "gaps", "time"], &causes, |_| false))
+        }
+    }
+}
+
+fn components(diagnosis: &Diagnosis) -> Markup {
+    let row = |of: &kernelgate_trace::diagnose::Component| {
+        vec![
+            format!("{}{}", "\u{a0}\u{a0}".repeat(of.depth), of.path),
+            of.host.count.to_string(),
+            time(of.host.mean),
+            of.kernels.to_string(),
+            time(of.kernel_ns as f64),
+            format!("{:.1}%", 100.0 * of.share),
+        ]
+    };
+    let rows: Vec<Vec<String>> = diagnosis.answers.components.iter().map(row).collect();
+    let header = ["range", "times", "host, mean", "kernels", "kernel time", "share"];
+    html! { @if !rows.is_empty() { h3 { "Ranges" } (shell::table(&header, &rows, |_| false)) } }
+}
+
+/// The tables that say most, where the trace has data for them.
+fn tables(trace: &Trace) -> Vec<Section> {
+    let wanted = [
+        (Report::GpuKernels, "table-kernels", "Kernels"),
+        (Report::ApiCalls, "table-calls", "CUDA calls"),
+        (Report::MemoryTimes, "table-memory", "Copies and sets"),
+        (Report::RangeProjections, "table-ranges", "Ranges on the GPU"),
+    ];
+    let of = |(report, anchor, title): (Report, _, _)| {
+        let table = stats::table(trace, report);
+        if table.rows.is_empty() {
+            return None;
+        }
+        let cell = |cell: &Cell| match cell {
+            Cell::Text(text) => short_name(text),
+            cell => cell.plain(),
+        };
+        // The name first, as in every table of a page.
+        let row = |row: &Vec<Cell>| -> Vec<String> {
+            let mut cells: Vec<String> = row.iter().map(cell).collect();
+            let name = cells.remove(table.named_by);
+            cells.insert(0, name);
+            cells
+        };
+        let mut header = table.columns.clone();
+        let name = header.remove(table.named_by);
+        header.insert(0, name);
+        let rows: Vec<Vec<String>> = table.rows.iter().take(ROWS).map(row).collect();
+        let more = table.rows.len().saturating_sub(ROWS);
+        let body = html! {
+            (shell::table(&header, &rows, |_| false))
+            @if more > 0 {
+                p class="note" { (more) " more rows: kernelgate stats --report " (report.name()) }
+            }
+        };
+        Some(Section::new(anchor, title, body))
+    };
+    wanted.into_iter().filter_map(of).collect()
+}
+
+fn rules(diagnosis: &Diagnosis) -> Markup {
+    let skipped: Vec<String> =
+        diagnosis.skipped.iter().map(|skip| format!("{}: {}", skip.rule, skip.reason)).collect();
+    html! {
+        @if !diagnosis.passed.is_empty() { p { "found nothing: " (diagnosis.passed.join(", ")) } }
+        @if !skipped.is_empty() {
+            details { summary { (skipped.len()) " lack data" } (shell::lines(&skipped)) }
+        }
+    }
+}

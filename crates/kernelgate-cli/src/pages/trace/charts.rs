@@ -1,0 +1,184 @@
+//! The charts of a trace.
+
+use std::collections::BTreeMap;
+
+use crate::pages::charts::Figure;
+use crate::plot::{Axis, Body, Chart, Mark, Quantity, Row, RowMark, Rows, ScaleKind, Series, Xy};
+use kernelgate::display::time;
+use kernelgate_trace::analyze::operations::{AllOperations, Kind};
+use kernelgate_trace::diagnose::{Diagnosis, short_name};
+use kernelgate_trace::model::Trace;
+use kernelgate_trace::stats::shorten;
+
+/// Columns of the overview; operations closer than one of them run together.
+const COLUMNS: i64 = 500;
+/// Rows of the overview.
+const STREAMS: usize = 24;
+/// Characters of a kernel's name.
+const NAME: usize = 60;
+
+/// When each stream worked: a row for each stream and kind of operation.
+pub fn timeline(trace: &Trace) -> Vec<Figure> {
+    let operations = AllOperations::of(trace);
+    let first = operations.ids().map(|id| operations.start(id)).min();
+    let last = operations.ids().map(|id| operations.end(id)).max();
+    let Some((first, last)) = first.zip(last).filter(|(first, last)| first < last) else {
+        return Vec::new();
+    };
+    let column = ((last - first) / COLUMNS).max(1);
+    // Which columns each row works in, with how long.
+    let mut rows: BTreeMap<(u32, u32, u64, Kind), BTreeMap<i64, i64>> = BTreeMap::new();
+    for id in operations.ids() {
+        let place = trace.places[operations.place(id).0 as usize];
+        let (kind, _) = operations.part(id);
+        let busy = rows.entry((place.process, place.device, place.stream, kind)).or_default();
+        let (start, end) = (operations.start(id) - first, operations.end(id) - first);
+        for at in start / column..=((end - 1).max(start) / column) {
+            let inside = end.min((at + 1) * column) - start.max(at * column);
+            *busy.entry(at).or_default() += inside;
+        }
+    }
+    let mut busiest: Vec<_> = rows.into_iter().collect();
+    busiest.sort_by_key(|(key, busy)| (std::cmp::Reverse(busy.values().sum::<i64>()), *key));
+    let left_out = busiest.len().saturating_sub(STREAMS);
+    busiest.truncate(STREAMS);
+    busiest.sort_by_key(|(key, _)| *key);
+    let several = trace.processes.len() > 1;
+    let row =
+        |((process, device, stream, kind), busy): ((u32, u32, u64, Kind), BTreeMap<i64, i64>)| {
+            let pid = trace.processes.get(process as usize).map_or(0, |process| process.pid);
+            let process = if several { format!("process {pid}, ") } else { String::new() };
+            let total: i64 = busy.values().sum();
+            Row {
+                label: format!("{process}device {device}, stream {stream}: {}", words(kind)),
+                value: format!(
+                    "{} ({:.1}%)",
+                    time(total as f64),
+                    100.0 * total as f64 / (last - first) as f64
+                ),
+                marks: spans(&busy, column, colour(kind)),
+            }
+        };
+    let more =
+        if left_out > 0 { format!("; {left_out} more rows are left out") } else { String::new() };
+    let chart = Chart {
+        title: "When the GPU worked".to_owned(),
+        subtitle: format!(
+            "a row a stream; what is closer than {} runs together{more}",
+            time(column as f64)
+        ),
+        body: Body::Rows(Rows {
+            axis: Axis::new("since the first operation", Quantity::Time, ScaleKind::FromZero),
+            legend: ["kernels", "copies", "sets", "graphs"].map(str::to_owned).to_vec(),
+            rows: busiest.into_iter().map(row).collect(),
+            origin: None,
+        }),
+    };
+    vec![Figure::new(&["timeline"], chart)]
+}
+
+const fn words(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Kernel => "kernels",
+        Kind::Copy => "copies",
+        Kind::Set => "sets",
+        Kind::Graph => "graphs",
+    }
+}
+
+const fn colour(kind: Kind) -> usize {
+    match kind {
+        Kind::Kernel => 0,
+        Kind::Copy => 1,
+        Kind::Set => 2,
+        Kind::Graph => 3,
+    }
+}
+
+/// Columns in a row as one span.
+fn spans(busy: &BTreeMap<i64, i64>, column: i64, colour: usize) -> Vec<RowMark> {
+    let mut spans: Vec<(i64, i64)> = Vec::new();
+    for at in busy.keys() {
+        match spans.last_mut() {
+            Some((_, end)) if *end == *at => *end = at + 1,
+            _ => spans.push((*at, at + 1)),
+        }
+    }
+    let mark = |(from, to)| RowMark::Span((from * column) as f64, (to * column) as f64, colour);
+    spans.into_iter().map(mark).collect()
+}
+
+/// The kernels with most time, and the kinds of work.
+pub fn kernels(diagnosis: &Diagnosis) -> Vec<Figure> {
+    let answers = &diagnosis.answers;
+    let bar = |label: String, count: usize, total_ns: i64| Row {
+        label,
+        value: format!(
+            "{count} x, {}, {:.1}%",
+            time(total_ns as f64),
+            100.0 * total_ns as f64 / answers.kernel_ns.max(1) as f64
+        ),
+        marks: vec![RowMark::Bar(total_ns as f64, 0)],
+    };
+    let chart = |title: &str, rows: Vec<Row>| Chart {
+        title: title.to_owned(),
+        subtitle: format!("of {} of kernels", time(answers.kernel_ns as f64)),
+        body: Body::Rows(Rows {
+            axis: Axis::new("time in all", Quantity::Time, ScaleKind::FromZero),
+            legend: vec![],
+            rows,
+            origin: None,
+        }),
+    };
+    let top = answers
+        .top_kernels
+        .iter()
+        .map(|of| bar(shorten(&short_name(&of.name), NAME), of.summary.count, of.summary.total));
+    let classes =
+        answers.classes.iter().map(|(class, ns, count)| bar(class.label().to_owned(), *count, *ns));
+    let both = [
+        ("top-kernels", chart("Kernels with most time", top.collect())),
+        ("kinds", chart("Kinds of kernels, by their names", classes.collect())),
+    ];
+    let some = |chart: &Chart| matches!(&chart.body, Body::Rows(rows) if !rows.rows.is_empty());
+    both.into_iter()
+        .filter(|(_, chart)| some(chart))
+        .map(|(name, chart)| Figure::new(&[name], chart))
+        .collect()
+}
+
+/// Share of the peaks that profiled launches reach, a series a kernel: near the top computing
+/// bounds, near the right memory, far from both latency.
+pub fn bounds(trace: &Trace) -> Vec<Figure> {
+    let metric = |name: &str| trace.names.find(name);
+    let names = metric("Memory Throughput").zip(metric("Compute (SM) Throughput"));
+    let Some((memory, compute)) = names else { return Vec::new() };
+    let percent = |launch: &kernelgate_trace::model::kernel_metrics::ProfiledLaunch, name| {
+        let metric = launch.metrics.get(&name)?;
+        (trace.names.text(metric.unit) == "%").then_some(metric.value / 100.0)
+    };
+    let mut series: BTreeMap<String, Vec<Mark>> = BTreeMap::new();
+    for launch in &trace.profiled {
+        if let (Some(x), Some(y)) = (percent(launch, memory), percent(launch, compute)) {
+            let name = shorten(&short_name(trace.names.text(launch.kernel)), NAME);
+            series.entry(name).or_default().push(Mark::at(x, y));
+        }
+    }
+    if series.is_empty() {
+        return Vec::new();
+    }
+    let numbered = series.into_iter().enumerate();
+    let series =
+        numbered.map(|(colour, (name, marks))| Series { name, colour, joined: false, marks });
+    let chart = Chart {
+        title: "Profiled launches against their peaks".to_owned(),
+        subtitle: "near the top: compute-bound; near the right: memory-bound".to_owned(),
+        body: Body::Xy(Xy {
+            x: Axis::new("memory throughput", Quantity::Share, ScaleKind::FromZero),
+            y: Axis::new("compute throughput", Quantity::Share, ScaleKind::FromZero),
+            series: series.collect(),
+            guides: vec![],
+        }),
+    };
+    vec![Figure::new(&["bounds"], chart)]
+}

@@ -1,0 +1,151 @@
+//! What was concluded of a change: one picture of all cases, and a page around it.
+
+use maud::{Markup, html};
+
+use super::charts::{Figure, Gallery};
+use super::shell::{self, Section};
+use crate::gate::Verdict;
+use crate::plot::{
+    Axis, Body, Chart, MAX_ROWS, PlotError, Quantity, Row, RowMark, Rows, ScaleKind,
+};
+use crate::report::summary::{self, SummaryRow, VerdictSummary};
+
+/// In the order of the colours.
+const VERDICTS: [Verdict; 4] =
+    [Verdict::Unchanged, Verdict::Regressed, Verdict::Improved, Verdict::Inconclusive];
+
+/// The change of each case with its interval, regressions first and then the largest changes; none
+/// where nothing was timed.
+pub fn changes(summary: &VerdictSummary) -> Option<Figure> {
+    let mut rows: Vec<&SummaryRow> = summary.rows.iter().filter(|row| row.is_timed()).collect();
+    rows.sort_by(|a, b| {
+        let size = |row: &SummaryRow| (row.ratio.center.ln()).abs();
+        let rank = |row: &SummaryRow| row.verdict != Verdict::Regressed;
+        rank(a).cmp(&rank(b)).then(size(b).total_cmp(&size(a)))
+    });
+    let left_out = rows.len().saturating_sub(MAX_ROWS);
+    rows.truncate(MAX_ROWS);
+    if rows.is_empty() {
+        return None;
+    }
+    let row = |row: &&SummaryRow| {
+        let colour = VERDICTS.iter().position(|verdict| *verdict == row.verdict).unwrap_or(0);
+        let bound =
+            |bound: f64| if bound.is_finite() && bound > 0.0 { bound } else { row.ratio.center };
+        let ratio = row.ratio;
+        Row {
+            label: row.case.clone(),
+            value: format!("{} {}", row.change(), row.verdict.name()),
+            marks: vec![RowMark::Interval(
+                bound(ratio.low),
+                ratio.center,
+                bound(ratio.high),
+                colour,
+            )],
+        }
+    };
+    let more =
+        if left_out > 0 { format!("; {left_out} more cases in the table") } else { String::new() };
+    let chart = Chart {
+        title: summary.headline.clone(),
+        subtitle: format!(
+            "change of the time of a launch with its interval; right is slower{more}"
+        ),
+        body: Body::Rows(Rows {
+            axis: Axis::new("change", Quantity::Change, ScaleKind::Linear),
+            legend: VERDICTS.map(|verdict| verdict.name().to_owned()).to_vec(),
+            rows: rows.iter().map(row).collect(),
+            origin: Some(1.0),
+        }),
+    };
+    Some(Figure { name: "change".to_owned(), chart })
+}
+
+/// Headline, facts, the picture, every case and what a reader must know besides.
+///
+/// # Errors
+/// When the picture cannot be drawn.
+pub fn section(summary: &VerdictSummary) -> Result<Markup, PlotError> {
+    let figures = changes(summary).into_iter().collect();
+    let picture = shell::gallery(&Gallery { figures, left_out: 0 })?;
+    let table = summary::table(summary.rows.iter().cloned(), ["base", "head"], summary.evidence);
+    let others: Vec<String> =
+        summary.others.iter().map(|other| format!("{}: {}", other.name, other.why)).collect();
+    Ok(html! {
+        p { strong { (shell::shown(&summary.headline)) } }
+        (shell::facts(&summary.facts))
+        (picture)
+        (shell::of_terminal(&table))
+        @if !summary.notes.is_empty() { (shell::lines(&summary.notes)) }
+        @if !others.is_empty() {
+            details { summary { (others.len()) " without a verdict" } (shell::lines(&others)) }
+        }
+        details { summary { "Details, and how to repeat this" }
+            (shell::lines(&summary.details)) pre { (shell::shown(&summary.reproduce)) } }
+    })
+}
+
+/// The same as a page of its own.
+///
+/// # Errors
+/// When the picture cannot be drawn.
+pub fn page(summary: &VerdictSummary) -> Result<String, PlotError> {
+    let sections = [Section::new("verdicts", "Verdicts", section(summary)?)];
+    Ok(shell::page(summary.verb, &html! {}, &sections))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::interval::Ratio;
+
+    fn row(i: usize, verdict: Verdict, center: f64) -> SummaryRow {
+        SummaryRow {
+            case: format!("w/f/<b>{i}"),
+            verdict,
+            reason: None,
+            base_ns: 100.0,
+            head_ns: 100.0 * center,
+            ratio: Ratio { center, low: 0.0, high: f64::INFINITY },
+            detectable: None,
+            p_slower: None,
+            evidence: "12".to_owned(),
+        }
+    }
+
+    fn summary(rows: Vec<SummaryRow>) -> VerdictSummary {
+        VerdictSummary {
+            verb: "kernelgate compare",
+            headline: "1 regressed".to_owned(),
+            facts: vec![],
+            rows,
+            others: vec![],
+            notes: vec!["a <note>".to_owned()],
+            details: vec![],
+            evidence: "pairs",
+            reproduce: "kernelgate compare".to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_picture_begins_with_regressions_and_is_never_too_long() {
+        let mut rows: Vec<SummaryRow> =
+            (0..100).map(|i| row(i, Verdict::Unchanged, 1.0 + 0.0001 * i as f64)).collect();
+        rows.push(row(100, Verdict::Regressed, 1.002));
+        rows.push(SummaryRow { base_ns: 0.0, ..row(101, Verdict::Inconclusive, 1.0) });
+        let chart = changes(&summary(rows)).unwrap().chart;
+        assert!(chart.subtitle.ends_with("41 more cases in the table"), "{}", chart.subtitle);
+        let Body::Rows(body) = &chart.body else { panic!("rows") };
+        assert_eq!(body.rows.len(), MAX_ROWS);
+        let labels: Vec<&str> = body.rows[..2].iter().map(|row| row.label.as_str()).collect();
+        assert_eq!(labels, ["w/f/<b>100", "w/f/<b>99"]);
+        assert!(changes(&summary(vec![])).is_none());
+    }
+
+    #[test]
+    fn the_page_has_every_case_and_no_markup_of_others() {
+        let page = page(&summary(vec![row(1, Verdict::Regressed, 1.5)])).unwrap();
+        assert!(page.contains("w/f/&lt;b&gt;1") && page.contains("a &lt;note&gt;"), "{page}");
+        assert!(!page.contains("<b>") && page.contains("<svg"), "{page}");
+    }
+}

@@ -1,0 +1,90 @@
+//! The colours of drawings: those of a light page are drawn, and a dark page replaces each by its
+//! counterpart, so that one SVG serves both.
+
+/// A colour by what it is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Colour {
+    /// Behind everything.
+    Paper,
+    /// Texts and axes.
+    Ink,
+    /// Texts that matter less.
+    Muted,
+    /// Grid lines.
+    Grid,
+    /// One of the kinds of data, counted from 0; after [`SERIES`] they repeat.
+    Series(usize),
+    /// A step of the heat map, 0 the least, [`STEPS`] - 1 the most; the same in both themes.
+    Step(usize),
+    /// Text on a dark step of the heat map.
+    OnDark,
+    /// Text on a light step of the heat map.
+    OnLight,
+}
+
+/// Colours of data before they repeat: told apart with any kind of colour vision.
+pub const SERIES: usize = 10;
+/// Steps of the heat map.
+pub const STEPS: usize = 7;
+
+/// Light and dark, by [`Colour::index`]. No two light ones are equal: a page tells by them what a
+/// shape is.
+const THEMED: [([u8; 3], [u8; 3]); 4 + SERIES] = [
+    ([0xff, 0xff, 0xff], [0x16, 0x1b, 0x22]),
+    ([0x1f, 0x23, 0x28], [0xe6, 0xed, 0xf3]),
+    ([0x59, 0x63, 0x6e], [0x9d, 0xa7, 0xb3]),
+    ([0xdd, 0xe1, 0xe6], [0x30, 0x36, 0x3d]),
+    ([0x00, 0x72, 0xb2], [0x58, 0xa6, 0xff]),
+    ([0xd5, 0x5e, 0x00], [0xff, 0x9b, 0x50]),
+    ([0x00, 0x8a, 0x64], [0x3f, 0xc9, 0x9b]),
+    ([0xb8, 0x4e, 0x8f], [0xf0, 0x8c, 0xc8]),
+    ([0x8a, 0x6d, 0x00], [0xe3, 0xc0, 0x3c]),
+    ([0x6f, 0x52, 0xc4], [0xb3, 0x9d, 0xff]),
+    ([0x00, 0x86, 0xa3], [0x4f, 0xcf, 0xe6]),
+    ([0xa3, 0x3a, 0x3a], [0xff, 0x8e, 0x8e]),
+    ([0x4d, 0x7d, 0x1d], [0x9c, 0xd0, 0x5f]),
+    ([0x7a, 0x5a, 0x48], [0xd0, 0xb0, 0x9c]),
+];
+
+const HEAT: [[u8; 3]; STEPS] = [
+    [0xea, 0xf3, 0xfa],
+    [0xc9, 0xdf, 0xf0],
+    [0x9c, 0xc6, 0xe2],
+    [0x66, 0xa7, 0xd1],
+    [0x38, 0x86, 0xbd],
+    [0x19, 0x64, 0xa0],
+    [0x0a, 0x3f, 0x73],
+];
+
+impl Colour {
+    const fn index(self) -> Option<usize> {
+        match self {
+            Self::Paper => Some(0),
+            Self::Ink => Some(1),
+            Self::Muted => Some(2),
+            Self::Grid => Some(3),
+            Self::Series(number) => Some(4 + number % SERIES),
+            Self::Step(_) | Self::OnDark | Self::OnLight => None,
+        }
+    }
+
+    /// Red, green, blue, as drawn.
+    pub const fn rgb(self) -> [u8; 3] {
+        match (self.index(), self) {
+            (Some(index), _) => THEMED[index].0,
+            (None, Self::Step(step)) => HEAT[if step < STEPS { step } else { STEPS - 1 }],
+            (None, Self::OnDark) => [0xfd, 0xfd, 0xfd],
+            (None, _) => [0x11, 0x11, 0x11],
+        }
+    }
+}
+
+/// "#0072B2", as `plotters` writes it.
+pub fn hex([red, green, blue]: [u8; 3]) -> String {
+    format!("#{red:02X}{green:02X}{blue:02X}")
+}
+
+/// Each drawn colour with what a dark page has in its place.
+pub fn dark() -> impl Iterator<Item = (String, String)> {
+    THEMED.iter().map(|(light, dark)| (hex(*light), hex(*dark)))
+}

@@ -1,0 +1,74 @@
+//! What charts have in common: title, legend, and the axis below.
+
+use super::colour::Colour;
+use super::picture::{Anchor, Picture, TEXT, TITLE, fitted};
+use super::render::text_width;
+use super::scale::Scale;
+use super::{Axis, Chart};
+
+/// Around everything.
+pub const MARGIN: f64 = 12.0;
+/// From one line of text to the next.
+pub const LINE: f64 = 18.0;
+/// Between two ticks' texts.
+const BETWEEN: f64 = 10.0;
+
+/// Draws title and legend; where what is below them begins. An entry of the legend is its text and
+/// its colour.
+pub fn head(picture: &mut Picture, chart: &Chart, legend: &[(&str, Colour)]) -> f64 {
+    let room = picture.width - 2.0 * MARGIN;
+    let mut y = MARGIN + LINE / 2.0;
+    picture.title((MARGIN, y), &fitted(&chart.title, TITLE, room));
+    if !chart.subtitle.is_empty() {
+        y += LINE;
+        picture.text(
+            (MARGIN, y),
+            &fitted(&chart.subtitle, TEXT, room),
+            Colour::Muted,
+            Anchor::Start,
+        );
+    }
+    let mut x = f64::INFINITY;
+    for (name, colour) in legend {
+        let name = fitted(name, TEXT, room - 16.0);
+        let width = 16.0 + text_width(&name, TEXT);
+        if x + width > picture.width - MARGIN {
+            (x, y) = (MARGIN, y + LINE);
+        }
+        picture.rect((x, y - 5.0), (11.0, 11.0), *colour);
+        picture.text((x + 16.0, y), &name, Colour::Ink, Anchor::Start);
+        x += width + 14.0;
+    }
+    y + LINE
+}
+
+/// Lines of the head: what it adds to a picture's height.
+pub fn head_height(chart: &Chart, legend: &[(&str, Colour)], width: f64) -> f64 {
+    head(&mut Picture::new(width, 0.0), chart, legend)
+}
+
+/// Ticks of a horizontal axis with their texts below `bottom`, those left out that would touch, and
+/// grid lines up to `top`; the axis' name below them.
+pub fn below(
+    picture: &mut Picture,
+    axis: &Axis,
+    scale: &Scale,
+    (top, bottom): (f64, f64),
+    middle: f64,
+) {
+    let ticks = if axis.ticks.is_empty() { scale.ticks(6) } else { axis.ticks.clone() };
+    let mut taken = f64::NEG_INFINITY;
+    for value in ticks {
+        let Some(x) = scale.at(value) else { continue };
+        picture.line(vec![(x, top), (x, bottom)], Colour::Grid, 1.0);
+        let text = axis.quantity.text(value);
+        let half = text_width(&text, TEXT) / 2.0;
+        let x = x.clamp(half, (picture.width - half).max(half));
+        if x - half < taken + BETWEEN {
+            continue;
+        }
+        taken = x + half;
+        picture.text((x, bottom + 12.0), &text, Colour::Muted, Anchor::Middle);
+    }
+    picture.text((middle, bottom + 30.0), &axis.label, Colour::Ink, Anchor::Middle);
+}

@@ -1,0 +1,80 @@
+//! A table whose cells are coloured by their value.
+
+use super::colour::{Colour, STEPS};
+use super::frame::{LINE, MARGIN, head, head_height};
+use super::picture::{Anchor, Picture, TEXT, fitted};
+use super::render::text_width;
+use super::{Chart, Quantity};
+
+/// Height of a cell.
+const CELL: f64 = 26.0;
+/// Least and greatest width of a cell.
+const WIDTHS: (f64, f64) = (74.0, 150.0);
+/// Steps from here on are dark.
+const DARK: usize = 4;
+
+/// A table whose cells are coloured by their value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Heat {
+    /// Above the columns.
+    pub columns: Vec<String>,
+    /// Left of the rows.
+    pub rows: Vec<String>,
+    /// Row by row; none where there is no value.
+    pub cells: Vec<Vec<Option<f64>>>,
+    /// How values are written.
+    pub quantity: Quantity,
+    /// What varies to the right, and down.
+    pub names: (String, String),
+}
+
+pub fn layout(chart: &Chart, body: &Heat) -> Picture {
+    let widest =
+        |texts: &[String]| texts.iter().map(|text| text_width(text, TEXT)).fold(0.0, f64::max);
+    let labels = widest(&body.rows).min(260.0);
+    let cell = (widest(&body.columns) + 10.0).clamp(WIDTHS.0, WIDTHS.1);
+    let left = MARGIN + labels + 10.0;
+    let table = left + cell * body.columns.len() as f64 + MARGIN;
+    let width = table.max(480.0);
+    let rows = CELL * body.rows.len() as f64;
+    let mut picture =
+        Picture::new(width, head_height(chart, &[], width) + 2.0 * LINE + rows + MARGIN);
+    let top = head(&mut picture, chart, &[]) + 2.0 * LINE;
+    let names = format!("right: {}; down: {}", body.names.0, body.names.1);
+    picture.text((MARGIN, top - 1.6 * LINE), &names, Colour::Ink, Anchor::Start);
+    let known = || body.cells.iter().flatten().flatten().copied();
+    let (least, most) = (known().fold(f64::INFINITY, f64::min), known().fold(0.0, f64::max));
+    for (i, name) in body.columns.iter().enumerate() {
+        let x = left + cell * (i as f64 + 0.5);
+        picture.text(
+            (x, top - 0.6 * LINE),
+            &fitted(name, TEXT, cell),
+            Colour::Muted,
+            Anchor::Middle,
+        );
+    }
+    for (i, (name, cells)) in body.rows.iter().zip(&body.cells).enumerate() {
+        let y = top + CELL * i as f64;
+        picture.text(
+            (left - 10.0, y + CELL / 2.0),
+            &fitted(name, TEXT, labels),
+            Colour::Muted,
+            Anchor::End,
+        );
+        for (column, value) in cells.iter().enumerate() {
+            let x = left + cell * column as f64;
+            let middle = (x + cell / 2.0, y + CELL / 2.0);
+            let Some(value) = value else {
+                picture.text(middle, "-", Colour::Muted, Anchor::Middle);
+                continue;
+            };
+            let share = (value / least).ln() / (most / least).ln();
+            let step = if share.is_finite() { (share * STEPS as f64) as usize } else { 0 };
+            let step = step.min(STEPS - 1);
+            picture.rect((x + 1.0, y + 1.0), (cell - 2.0, CELL - 2.0), Colour::Step(step));
+            let ink = if step >= DARK { Colour::OnDark } else { Colour::OnLight };
+            picture.text(middle, &body.quantity.text(*value), ink, Anchor::Middle);
+        }
+    }
+    picture
+}

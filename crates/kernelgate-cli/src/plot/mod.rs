@@ -1,0 +1,104 @@
+//! Charts as data, laid out here and drawn by `plotters` as SVG and PNG.
+//!
+//! A [`Chart`] says what is shown: its [`Body`] is curves and points over two axes, labelled rows
+//! over one axis, or a table of colours. The layout turns it into a [`Picture`], a list of shapes in
+//! pixels, from which both formats are drawn, so that they cannot differ. One font is embedded:
+//! it measures every text, and draws those of a PNG; an SVG uses the reader's own.
+//!
+//! Deliberately absent: what is worth a chart (`pages`), and themes: a drawing has the colours of
+//! the light one, and a page maps them ([`colour`]).
+
+pub mod colour;
+mod frame;
+mod heat;
+mod picture;
+mod quantity;
+mod render;
+mod rows;
+mod scale;
+mod xy;
+
+pub use heat::Heat;
+pub use picture::{Anchor, Picture, Shape};
+pub use quantity::Quantity;
+pub use render::PlotError;
+pub use rows::{MAX_ROWS, Row, RowMark, Rows};
+pub use scale::ScaleKind;
+pub use xy::{Guide, Mark, Series, Xy};
+
+/// One drawing with its title.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chart {
+    /// First line.
+    pub title: String,
+    /// Second line, in a lighter colour; may be empty.
+    pub subtitle: String,
+    /// What is drawn.
+    pub body: Body,
+}
+
+/// What a chart draws.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Body {
+    /// Curves and points.
+    Xy(Xy),
+    /// Labelled rows.
+    Rows(Rows),
+    /// A table of colours.
+    Heat(Heat),
+}
+
+/// What an axis measures.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Axis {
+    /// Its name: "time of a launch".
+    pub label: String,
+    /// How its values are written.
+    pub quantity: Quantity,
+    /// How they are spaced.
+    pub kind: ScaleKind,
+    /// Values that have a tick, in place of round ones; empty for round ones.
+    pub ticks: Vec<f64>,
+}
+
+impl Axis {
+    /// An axis with round ticks.
+    pub fn new(label: &str, quantity: Quantity, kind: ScaleKind) -> Self {
+        Self { label: label.to_owned(), quantity, kind, ticks: Vec::new() }
+    }
+}
+
+impl Chart {
+    /// Where every line, text and point lies.
+    pub fn layout(&self) -> Picture {
+        match &self.body {
+            Body::Xy(body) => xy::layout(self, body),
+            Body::Rows(body) => rows::layout(self, body),
+            Body::Heat(body) => heat::layout(self, body),
+        }
+    }
+
+    /// Whether it needs the width of a page.
+    pub const fn is_broad(&self) -> bool {
+        matches!(self.body, Body::Rows(_))
+    }
+
+    /// As an SVG document of its own, which may stand in an HTML page as it is.
+    ///
+    /// # Errors
+    /// When the drawing library fails.
+    pub fn svg(&self) -> Result<String, PlotError> {
+        render::svg(&self.layout())
+    }
+
+    /// As a PNG image, two pixels for each of the layout.
+    ///
+    /// # Errors
+    /// When the drawing library or the encoder fails.
+    pub fn png(&self) -> Result<Vec<u8>, PlotError> {
+        render::png(&self.layout())
+    }
+}
+
+#[cfg(test)]
+mod tests;

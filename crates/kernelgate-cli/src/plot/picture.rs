@@ -1,0 +1,145 @@
+//! A drawing as shapes in pixels, before any format.
+
+use super::colour::Colour;
+use super::render::text_width;
+
+/// Shapes in the order in which they are drawn.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Picture {
+    /// Pixels.
+    pub width: f64,
+    /// Pixels.
+    pub height: f64,
+    /// The shapes.
+    pub shapes: Vec<Shape>,
+}
+
+/// One shape; x to the right, y down.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Shape {
+    /// Points joined by a line.
+    Line {
+        /// The points.
+        points: Vec<(f64, f64)>,
+        /// Its colour.
+        colour: Colour,
+        /// Its width.
+        width: f64,
+    },
+    /// A filled rectangle.
+    Rect {
+        /// Left.
+        x: f64,
+        /// Top.
+        y: f64,
+        /// To the right.
+        width: f64,
+        /// Down.
+        height: f64,
+        /// Its colour.
+        colour: Colour,
+    },
+    /// A dot, filled or a ring.
+    Dot {
+        /// Its middle.
+        x: f64,
+        /// Its middle.
+        y: f64,
+        /// Its radius.
+        radius: f64,
+        /// Its colour.
+        colour: Colour,
+        /// Whether it is filled.
+        filled: bool,
+    },
+    /// A text on one line, centred on its y.
+    Text {
+        /// Where it is anchored.
+        x: f64,
+        /// Its middle.
+        y: f64,
+        /// What it says.
+        text: String,
+        /// Its size.
+        size: f64,
+        /// Its colour.
+        colour: Colour,
+        /// What of it lies at x.
+        anchor: Anchor,
+        /// Whether it is a title.
+        bold: bool,
+    },
+}
+
+/// What of a text lies at its x.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Anchor {
+    /// Its begin.
+    Start,
+    /// Its middle.
+    Middle,
+    /// Its end.
+    End,
+}
+
+/// Size of texts in pixels, but of titles.
+pub const TEXT: f64 = 14.0;
+/// Size of titles.
+pub const TITLE: f64 = 17.0;
+
+impl Picture {
+    /// An empty one.
+    pub const fn new(width: f64, height: f64) -> Self {
+        Self { width, height, shapes: Vec::new() }
+    }
+
+    /// Adds a line.
+    pub fn line(&mut self, points: Vec<(f64, f64)>, colour: Colour, width: f64) {
+        self.shapes.push(Shape::Line { points, colour, width });
+    }
+
+    /// Adds a filled rectangle.
+    pub fn rect(&mut self, (x, y): (f64, f64), (width, height): (f64, f64), colour: Colour) {
+        self.shapes.push(Shape::Rect { x, y, width, height, colour });
+    }
+
+    /// Adds a dot.
+    pub fn dot(&mut self, (x, y): (f64, f64), radius: f64, colour: Colour, filled: bool) {
+        self.shapes.push(Shape::Dot { x, y, radius, colour, filled });
+    }
+
+    /// Adds a text of the usual size.
+    pub fn text(&mut self, (x, y): (f64, f64), text: &str, colour: Colour, anchor: Anchor) {
+        if !text.is_empty() {
+            let (text, size, bold) = (text.to_owned(), TEXT, false);
+            self.shapes.push(Shape::Text { x, y, text, size, colour, anchor, bold });
+        }
+    }
+
+    /// Adds a title.
+    pub fn title(&mut self, (x, y): (f64, f64), text: &str) {
+        let (text, size, bold) = (text.to_owned(), TITLE, true);
+        let (colour, anchor) = (Colour::Ink, Anchor::Start);
+        self.shapes.push(Shape::Text { x, y, text, size, colour, anchor, bold });
+    }
+}
+
+/// A text that is not wider than so many pixels: its middle is left out where it is.
+pub fn fitted(text: &str, size: f64, width: f64) -> String {
+    if text_width(text, size) <= width {
+        return text.to_owned();
+    }
+    let chars: Vec<char> = text.chars().collect();
+    let with = |kept: usize| -> String {
+        let (head, tail) = (kept - kept / 2, kept / 2);
+        chars[..head].iter().chain(&['…']).chain(&chars[chars.len() - tail..]).collect()
+    };
+    let fits = |kept: usize| text_width(&with(kept), size) <= width;
+    // The most characters that fit, by bisection.
+    let (mut low, mut high) = (0, chars.len());
+    while low + 1 < high {
+        let middle = usize::midpoint(low, high);
+        if fits(middle) { low = middle } else { high = middle }
+    }
+    with(low)
+}

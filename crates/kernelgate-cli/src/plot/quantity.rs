@@ -1,0 +1,103 @@
+//! What a number on a chart measures, and how it is written there: short, with its unit.
+
+/// What a number measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quantity {
+    /// Nanoseconds.
+    Time,
+    /// An amount a second: "FLOP", "B".
+    Rate(&'static str),
+    /// A fraction of a whole: 1 is 100 %.
+    Share,
+    /// A ratio to what was before: 1 is no change.
+    Change,
+    /// A number of things.
+    Count,
+    /// A relative error.
+    Error,
+    /// Whole steps that have names, such as commits.
+    Nothing,
+}
+
+impl Quantity {
+    /// "1.5 ms", "34 TFLOP/s", "12%".
+    pub fn text(self, value: f64) -> String {
+        match self {
+            Self::Time => {
+                let (scale, unit) = match value.abs() {
+                    0.0 => return "0".to_owned(),
+                    ns if ns < 999.5 => (1.0, "ns"),
+                    ns if ns < 999.5e3 => (1e3, "µs"),
+                    ns if ns < 999.5e6 => (1e6, "ms"),
+                    _ => (1e9, "s"),
+                };
+                format!("{} {unit}", short(value / scale))
+            }
+            Self::Rate(unit) => format!("{}{unit}/s", with_prefix(value)),
+            Self::Share => format!("{}%", short(100.0 * value)),
+            Self::Change if value == 1.0 => "0%".to_owned(),
+            Self::Change => {
+                let sign = if value > 1.0 { "+" } else { "" };
+                format!("{sign}{}%", short(100.0 * (value - 1.0)))
+            }
+            Self::Count => with_prefix(value).trim_end().to_owned(),
+            Self::Error if value == 0.0 => "exact".to_owned(),
+            Self::Error => format!("{value:.1e}").replace(".0e", "e"),
+            Self::Nothing => String::new(),
+        }
+    }
+}
+
+/// "34 T", "5 ", "12.5 k": decimal prefixes, thousands from ten thousand on, so that lengths such
+/// as 4096 stay whole.
+fn with_prefix(value: f64) -> String {
+    /// From which value on, the value of one, its prefix.
+    const PREFIXES: [(f64, f64, &str); 5] =
+        [(1e15, 1e15, "P"), (1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")];
+    let found = PREFIXES.iter().find(|(from, ..)| value.abs() >= *from);
+    found.map_or_else(
+        || format!("{} ", short(value)),
+        |(_, one, prefix)| format!("{} {prefix}", short(value / one)),
+    )
+}
+
+/// At most three significant digits, and whole numbers whole; no zeros at the end.
+fn short(value: f64) -> String {
+    if value == 0.0 || value.abs() >= 100.0 {
+        return format!("{value:.0}");
+    }
+    let digits = (2 - value.abs().log10().floor() as i32).clamp(0, 6) as usize;
+    let text = format!("{value:.digits$}");
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short_and_have_units() {
+        let of = |quantity: Quantity, values: &[f64]| -> Vec<String> {
+            values.iter().map(|value| quantity.text(*value)).collect()
+        };
+        assert_eq!(
+            of(Quantity::Time, &[0.0, 5.0, 1500.0, 2e6, 1.25e9, 999_999.0]),
+            ["0", "5 ns", "1.5 µs", "2 ms", "1.25 s", "1 ms"]
+        );
+        assert_eq!(
+            of(Quantity::Rate("FLOP"), &[3.4e13, 5e8, 12.0]),
+            ["34 TFLOP/s", "500 MFLOP/s", "12 FLOP/s"]
+        );
+        assert_eq!(of(Quantity::Share, &[0.5, 0.123_45, 1.5]), ["50%", "12.3%", "150%"]);
+        assert_eq!(of(Quantity::Change, &[1.0, 1.05, 0.9]), ["0%", "+5%", "-10%"]);
+        assert_eq!(
+            of(Quantity::Count, &[4096.0, 16384.0, 33_554_432.0, 0.25]),
+            ["4096", "16.4 k", "33.6 M", "0.25"]
+        );
+        assert_eq!(of(Quantity::Error, &[0.0, 1.5e-5, 2e-3]), ["exact", "1.5e-5", "2e-3"]);
+    }
+}

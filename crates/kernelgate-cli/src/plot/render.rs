@@ -1,0 +1,128 @@
+//! Pictures drawn by `plotters`: the only file that knows it.
+
+use std::sync::Once;
+
+use plotters::backend::{BitMapBackend, DrawingBackend, SVGBackend};
+use plotters::drawing::{DrawingArea, IntoDrawingArea};
+use plotters::element::{Circle, PathElement, Rectangle, Text};
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::{FontDesc, FontFamily, FontStyle, RGBColor, ShapeStyle, TextStyle};
+
+use super::colour::Colour;
+use super::picture::{Anchor, Picture, Shape};
+use kernelgate::record::text::printable;
+
+/// Why a picture could not be drawn.
+#[derive(Debug, thiserror::Error)]
+pub enum PlotError {
+    /// The drawing library.
+    #[error("draw a plot: {0}")]
+    Draw(String),
+    /// The encoder of images.
+    #[error("write a plot as PNG: {0}")]
+    Png(#[from] png::EncodingError),
+}
+
+/// What an SVG asks the reader's system for, and the embedded font is registered as.
+const FAMILY: &str = "sans-serif";
+/// Pixels of a PNG for each of the picture.
+const PNG_SCALE: f64 = 2.0;
+/// The reader's font may be wider than the embedded one by this.
+const WIDER: f64 = 1.2;
+
+/// The embedded font is registered once a process.
+fn font(size: f64, bold: bool) -> FontDesc<'static> {
+    static REGISTERED: Once = Once::new();
+    REGISTERED.call_once(|| {
+        let regular = ttf_noto_sans::REGULAR;
+        // Fails for bytes that are no font only, and then texts have no size.
+        let _ = plotters::style::register_font(FAMILY, FontStyle::Normal, regular);
+    });
+    let style = if bold { FontStyle::Bold } else { FontStyle::Normal };
+    FontDesc::new(FontFamily::SansSerif, size, style)
+}
+
+/// Pixels that a text may take.
+pub fn text_width(text: &str, size: f64) -> f64 {
+    let measured = font(size, false).box_size(text).map_or(0, |(width, _)| width);
+    f64::from(measured) * WIDER
+}
+
+/// As an SVG document.
+pub fn svg(picture: &Picture) -> Result<String, PlotError> {
+    let mut text = String::new();
+    let size = (picture.width.ceil() as u32, picture.height.ceil() as u32);
+    draw(SVGBackend::with_string(&mut text, size), picture, 1.0)?;
+    // What every shape says and none needs; texts hold neither plain quotation marks nor `>`.
+    Ok(text.replace(" opacity=\"1\"", "").replace(">\n", ">").replace("\n</text>", "</text>"))
+}
+
+/// As a PNG image.
+pub fn png(picture: &Picture) -> Result<Vec<u8>, PlotError> {
+    let pixels = |length: f64| (length * PNG_SCALE).ceil() as u32;
+    let (width, height) = (pixels(picture.width), pixels(picture.height));
+    let mut buffer = vec![0xff; 3 * width as usize * height as usize];
+    draw(BitMapBackend::with_buffer(&mut buffer, (width, height)), picture, PNG_SCALE)?;
+    let mut out = Vec::new();
+    let mut encoder = png::Encoder::new(&mut out, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_compression(png::Compression::Fast);
+    encoder.write_header()?.write_image_data(&buffer)?;
+    Ok(out)
+}
+
+fn rgb(colour: Colour) -> RGBColor {
+    let [red, green, blue] = colour.rgb();
+    RGBColor(red, green, blue)
+}
+
+fn draw<B: DrawingBackend>(backend: B, picture: &Picture, scale: f64) -> Result<(), PlotError> {
+    let area = backend.into_drawing_area();
+    let all = || {
+        area.fill(&rgb(Colour::Paper))?;
+        picture.shapes.iter().try_for_each(|shape| draw_shape(&area, shape, scale))?;
+        area.present()
+    };
+    all().map_err(|error| PlotError::Draw(error.to_string()))
+}
+
+type DrawResult<B> =
+    Result<(), plotters::drawing::DrawingAreaErrorKind<<B as DrawingBackend>::ErrorType>>;
+
+fn draw_shape<B: DrawingBackend>(
+    area: &DrawingArea<B, plotters::coord::Shift>,
+    shape: &Shape,
+    scale: f64,
+) -> DrawResult<B> {
+    let px = |length: f64| (length * scale).round() as i32;
+    let style = |colour: Colour, filled: bool, width: f64| ShapeStyle {
+        color: rgb(colour).into(),
+        filled,
+        stroke_width: (width * scale).round().max(1.0) as u32,
+    };
+    match shape {
+        Shape::Line { points, colour, width } => {
+            let points: Vec<(i32, i32)> = points.iter().map(|(x, y)| (px(*x), px(*y))).collect();
+            area.draw(&PathElement::new(points, style(*colour, false, *width)))
+        }
+        Shape::Rect { x, y, width, height, colour } => {
+            let corners = [(px(*x), px(*y)), (px(x + width), px(y + height))];
+            area.draw(&Rectangle::new(corners, style(*colour, true, 1.0)))
+        }
+        Shape::Dot { x, y, radius, colour, filled } => {
+            area.draw(&Circle::new((px(*x), px(*y)), px(*radius), style(*colour, *filled, 1.5)))
+        }
+        Shape::Text { x, y, text, size, colour, anchor, bold } => {
+            let horizontal = match anchor {
+                Anchor::Start => HPos::Left,
+                Anchor::Middle => HPos::Center,
+                Anchor::End => HPos::Right,
+            };
+            let colour = rgb(*colour);
+            let style = TextStyle::from(font(size * scale, *bold))
+                .color(&colour)
+                .pos(Pos::new(horizontal, VPos::Center));
+            area.draw(&Text::new(printable(text).into_owned(), (px(*x), px(*y)), style))
+        }
+    }
+}

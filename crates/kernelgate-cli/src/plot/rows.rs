@@ -1,0 +1,138 @@
+//! Labelled rows over one axis: bars, intervals, points, spans of time.
+
+use super::colour::Colour;
+use super::frame::{MARGIN, below, head, head_height};
+use super::picture::{Anchor, Picture, TEXT, fitted};
+use super::render::text_width;
+use super::scale::Scale;
+use super::{Axis, Chart};
+
+const WIDTH: f64 = 980.0;
+/// From one row to the next.
+const ROW: f64 = 20.0;
+/// Least width of what lies right of the labels.
+const FIELD: f64 = 380.0;
+
+/// Labelled rows over one axis.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rows {
+    /// To the right.
+    pub axis: Axis,
+    /// What colours mean, by number; may be empty.
+    pub legend: Vec<String>,
+    /// Rows from above.
+    pub rows: Vec<Row>,
+    /// A value with a line through all rows, such as no change.
+    pub origin: Option<f64>,
+}
+
+/// One row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// Left of it.
+    pub label: String,
+    /// Right of it: its value in words.
+    pub value: String,
+    /// What is drawn.
+    pub marks: Vec<RowMark>,
+}
+
+/// What is drawn in a row; colours by number.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RowMark {
+    /// From the axis' lower end to a value.
+    Bar(f64, usize),
+    /// From one value to another, with a dot between.
+    Interval(f64, f64, f64, usize),
+    /// From one value to another, as high as the row.
+    Span(f64, f64, usize),
+    /// Dots, one a value.
+    Dots(Vec<f64>, usize),
+    /// A short upright line in the colour of text, such as a limit.
+    Tick(f64),
+}
+
+impl RowMark {
+    /// Its values on the axis.
+    fn values(&self) -> Vec<f64> {
+        match self {
+            Self::Bar(to, _) | Self::Tick(to) => vec![*to],
+            Self::Interval(low, at, high, _) => vec![*low, *at, *high],
+            Self::Span(from, to, _) => vec![*from, *to],
+            Self::Dots(values, _) => values.clone(),
+        }
+    }
+}
+
+pub fn layout(chart: &Chart, body: &Rows) -> Picture {
+    let legend = body.legend.iter().enumerate();
+    let legend: Vec<(&str, Colour)> =
+        legend.map(|(i, name)| (name.as_str(), Colour::Series(i))).collect();
+    let rows = ROW * body.rows.len() as f64;
+    let mut picture = Picture::new(WIDTH, head_height(chart, &legend, WIDTH) + rows + 8.0 + 48.0);
+    let top = head(&mut picture, chart, &legend);
+    let bottom = top + rows + 8.0;
+    let widest = |text: fn(&Row) -> &str| {
+        body.rows.iter().map(|row| text_width(text(row), TEXT)).fold(0.0, f64::max)
+    };
+    let values = widest(|row| &row.value);
+    let labels = widest(|row| &row.label).min(WIDTH - 2.0 * MARGIN - FIELD - values);
+    let (left, right) = (MARGIN + labels + 10.0, WIDTH - MARGIN - values - 10.0);
+    let all = body.rows.iter().flat_map(|row| &row.marks).flat_map(RowMark::values);
+    let scale = Scale::around(body.axis.kind, all.chain(body.origin), (left, right));
+    below(&mut picture, &body.axis, &scale, (top, bottom), f64::midpoint(left, right));
+    if let Some(x) = body.origin.and_then(|origin| scale.at(origin)) {
+        picture.line(vec![(x, top), (x, bottom)], Colour::Muted, 1.5);
+    }
+    for (i, row) in body.rows.iter().enumerate() {
+        let y = top + 4.0 + ROW * (i as f64 + 0.5);
+        picture.text((left - 10.0, y), &fitted(&row.label, TEXT, labels), Colour::Ink, Anchor::End);
+        row.marks.iter().for_each(|mark| draw_mark(&mut picture, mark, &scale, (left, y)));
+        picture.text((right + 10.0, y), &row.value, Colour::Muted, Anchor::Start);
+    }
+    picture.line(vec![(left, top), (left, bottom), (right, bottom)], Colour::Muted, 1.0);
+    picture
+}
+
+fn draw_mark(picture: &mut Picture, mark: &RowMark, scale: &Scale, (left, y): (f64, f64)) {
+    let half = ROW / 2.0 - 4.0;
+    match mark {
+        RowMark::Bar(to, colour) => {
+            if let Some(x) = scale.within(*to) {
+                picture.rect((left, y - half), (x - left, 2.0 * half), Colour::Series(*colour));
+            }
+        }
+        RowMark::Interval(low, at, high, colour) => {
+            let colour = Colour::Series(*colour);
+            if let (Some(low), Some(high)) = (scale.within(*low), scale.within(*high)) {
+                picture.line(vec![(low, y), (high, y)], colour, 2.0);
+            }
+            if let Some(x) = scale.at(*at) {
+                picture.dot((x, y), 4.0, colour, true);
+            }
+        }
+        RowMark::Span(from, to, colour) => {
+            if let (Some(from), Some(to)) = (scale.within(*from), scale.within(*to)) {
+                let size = ((to - from).max(1.0), 2.0 * half);
+                picture.rect((from, y - half), size, Colour::Series(*colour));
+            }
+        }
+        RowMark::Dots(values, colour) => {
+            for x in values.iter().filter_map(|value| scale.at(*value)) {
+                picture.dot((x, y), 3.0, Colour::Series(*colour), false);
+            }
+        }
+        RowMark::Tick(at) => {
+            if let Some(x) = scale.within(*at) {
+                picture.line(
+                    vec![(x, y - ROW / 2.0 + 1.0), (x, y + ROW / 2.0 - 1.0)],
+                    Colour::Ink,
+                    2.0,
+                );
+            }
+        }
+    }
+}
+
+/// How many rows of a chart are still read at a glance.
+pub const MAX_ROWS: usize = 60;

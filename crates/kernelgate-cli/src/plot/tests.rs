@@ -1,0 +1,202 @@
+//! Drawings held against their structure: how many shapes, which texts, in which order along an
+//! axis; never byte by byte.
+
+use super::*;
+use regex::Regex;
+
+fn curves(kind: ScaleKind) -> Chart {
+    let series = |name: &str, colour: usize, scale: f64| Series {
+        name: name.to_owned(),
+        colour,
+        joined: true,
+        marks: [1.0, 2.0, 4.0, 8.0]
+            .map(|s| Mark {
+                x: 512.0 * s,
+                y: 1e5 * s * scale,
+                range: (9e4 * s * scale, 2e5 * s * scale),
+            })
+            .to_vec(),
+    };
+    let ticks = vec![512.0, 1024.0, 2048.0, 4096.0];
+    Chart {
+        title: "attention/forward over s".to_owned(),
+        subtitle: "d128 causal bf16, hot".to_owned(),
+        body: Body::Xy(Xy {
+            x: Axis { ticks, ..Axis::new("s", Quantity::Count, ScaleKind::Log) },
+            y: Axis::new("time of a launch", Quantity::Time, kind),
+            series: vec![series("cuda/flash", 0, 1.0), series("cuda/<naive> & \"co\"", 1, 30.0)],
+            guides: vec![Guide {
+                name: "limit".to_owned(),
+                points: vec![(512.0, 5e4), (4096.0, 4e5)],
+            }],
+        }),
+    }
+}
+
+fn rows() -> Chart {
+    let row = |i: usize| Row {
+        label: format!("family/operation/{}", "long_".repeat(40 * (i % 2)) + &i.to_string()),
+        value: "+1.0%".to_owned(),
+        marks: vec![
+            RowMark::Interval(0.9, 1.0 + i as f64 / 10.0, 1.5, 0),
+            RowMark::Tick(1.0),
+            RowMark::Dots(vec![1.0, 1.1], 1),
+        ],
+    };
+    Chart {
+        title: "Change".to_owned(),
+        subtitle: String::new(),
+        body: Body::Rows(Rows {
+            axis: Axis::new("change of the time", Quantity::Change, ScaleKind::Linear),
+            legend: vec!["interval".to_owned(), "runs".to_owned()],
+            rows: (0..5).map(row).collect(),
+            origin: Some(1.0),
+        }),
+    }
+}
+
+fn heat() -> Chart {
+    Chart {
+        title: "st_bif/forward".to_owned(),
+        subtitle: "time".to_owned(),
+        body: Body::Heat(Heat {
+            columns: vec!["4".to_owned(), "8".to_owned()],
+            rows: vec!["b8".to_owned(), "b16".to_owned()],
+            cells: vec![vec![Some(1e3), Some(2e3)], vec![None, Some(8e3)]],
+            quantity: Quantity::Time,
+            names: ("t".to_owned(), "b".to_owned()),
+        }),
+    }
+}
+
+fn count(svg: &str, tag: &str) -> usize {
+    svg.matches(&format!("<{tag} ")).count()
+}
+
+fn texts(svg: &str) -> Vec<String> {
+    let text = Regex::new("<text[^>]*>([^<]*)</text>").unwrap();
+    text.captures_iter(svg).map(|found| found[1].to_owned()).collect()
+}
+
+/// Numbers of an attribute of the shapes that have a colour.
+fn numbers(svg: &str, tag: &str, attribute: &str, colour: colour::Colour) -> Vec<f64> {
+    let colour = colour::hex(colour.rgb());
+    let shape = Regex::new(&format!("<{tag} [^>]*{colour}[^>]*>")).unwrap();
+    let number = Regex::new(&format!(r#" {attribute}="(-?[\d.]+)""#)).unwrap();
+    shape
+        .find_iter(svg)
+        .map(|shape| number.captures(shape.as_str()).unwrap()[1].parse().unwrap())
+        .collect()
+}
+
+#[test]
+fn curves_have_a_mark_for_every_value_in_order() {
+    for kind in [ScaleKind::Log, ScaleKind::FromZero] {
+        let svg = curves(kind).svg().unwrap();
+        assert_eq!(count(&svg, "circle"), 8);
+        for series in [0, 1] {
+            let of = |attribute| numbers(&svg, "circle", attribute, colour::Colour::Series(series));
+            assert_eq!(of("cx").len(), 4);
+            assert!(of("cx").is_sorted_by(|a, b| a < b), "to the right");
+            assert!(of("cy").is_sorted_by(|a, b| a > b), "upwards");
+        }
+        // The slower one lies above, and a logarithmic axis has equal steps for doublings.
+        let cy = |series| numbers(&svg, "circle", "cy", colour::Colour::Series(series));
+        assert!(cy(0).iter().zip(cy(1)).all(|(fast, slow)| slow < *fast));
+        let cx = numbers(&svg, "circle", "cx", colour::Colour::Series(0));
+        assert!((cx[1] - cx[0] - (cx[3] - cx[2])).abs() <= 1.0, "{cx:?}");
+        let texts = texts(&svg);
+        let wanted =
+            ["attention/forward over s", "512", "4096", "limit", "cuda/flash", "time of a launch"];
+        wanted
+            .iter()
+            .for_each(|text| assert!(texts.iter().any(|it| it == text), "{text}: {texts:?}"));
+        assert!(texts.iter().any(|text| text.ends_with(" ms")), "{texts:?}");
+    }
+}
+
+#[test]
+fn what_others_wrote_is_no_markup_in_a_drawing() {
+    let svg = curves(ScaleKind::Log).svg().unwrap();
+    assert!(svg.contains("cuda/&lt;naive&gt; &amp; &quot;co&quot;") && !svg.contains("<naive>"));
+    let mut chart = heat();
+    chart.title = "a\u{1b}[31m\u{0}b".to_owned();
+    let svg = chart.svg().unwrap();
+    assert!(!svg.contains(['\u{1b}', '\u{0}']), "{svg}");
+}
+
+#[test]
+fn rows_have_their_labels_and_stay_inside() {
+    let chart = rows();
+    let svg = chart.svg().unwrap();
+    // An interval's dot, and two of the runs.
+    assert_eq!(count(&svg, "circle"), 15);
+    let at = numbers(&svg, "circle", "cx", colour::Colour::Series(0));
+    assert!(at.is_sorted_by(|a, b| a < b), "{at:?}");
+    assert!(texts(&svg).iter().any(|text| text.contains('…')), "a long label is shortened");
+    let picture = chart.layout();
+    for shape in &picture.shapes {
+        let Shape::Text { x, text, size, anchor, .. } = shape else { continue };
+        let width = render::text_width(text, *size);
+        let left = match anchor {
+            Anchor::Start => *x,
+            Anchor::Middle => x - width / 2.0,
+            Anchor::End => x - width,
+        };
+        assert!(left >= 0.0 && left + width <= picture.width, "{text} at {left}");
+    }
+}
+
+#[test]
+fn a_cell_has_the_colour_of_its_value() {
+    let svg = heat().svg().unwrap();
+    let of = |step| numbers(&svg, "rect", "x", colour::Colour::Step(step)).len();
+    assert_eq!((of(0), of(colour::STEPS - 1)), (1, 1));
+    let texts = texts(&svg);
+    ["1 µs", "8 µs", "b16", "right: t; down: b", "-"]
+        .iter()
+        .for_each(|text| assert!(texts.iter().any(|it| it == text), "{text}: {texts:?}"));
+}
+
+#[test]
+fn a_png_shows_what_the_svg_does_without_a_font_of_the_system() {
+    let chart = curves(ScaleKind::Log);
+    let image = png::Decoder::new(std::io::Cursor::new(chart.png().unwrap()));
+    let mut reader = image.read_info().unwrap();
+    let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+    let info = reader.next_frame(&mut pixels).unwrap();
+    let picture = chart.layout();
+    assert_eq!(
+        (info.width, info.height),
+        ((2.0 * picture.width) as u32, (2.0 * picture.height).ceil() as u32)
+    );
+    let has = |colour: colour::Colour| {
+        pixels.chunks_exact(3).filter(|pixel| *pixel == colour.rgb()).count()
+    };
+    assert!(has(colour::Colour::Series(0)) > 200 && has(colour::Colour::Series(1)) > 200);
+    // The title's letters.
+    let row = 3 * info.width as usize;
+    let title = &pixels[..row * 48];
+    let ink = title.chunks_exact(3).filter(|pixel| pixel[0] < 0x80).count();
+    assert!(ink > 300, "{ink} dark pixels where the title is");
+}
+
+#[test]
+fn nothing_to_draw_is_no_panic() {
+    let empty = Axis::new("x", Quantity::Time, ScaleKind::Log);
+    let bodies = [
+        Body::Xy(Xy { x: empty.clone(), y: empty.clone(), series: vec![], guides: vec![] }),
+        Body::Rows(Rows { axis: empty, legend: vec![], rows: vec![], origin: None }),
+        Body::Heat(Heat {
+            columns: vec![],
+            rows: vec![],
+            cells: vec![],
+            quantity: Quantity::Time,
+            names: (String::new(), String::new()),
+        }),
+    ];
+    for body in bodies {
+        let chart = Chart { title: String::new(), subtitle: String::new(), body };
+        assert!(chart.svg().unwrap().ends_with("</svg>"));
+    }
+}

@@ -1,0 +1,128 @@
+//! Curves and points over two axes.
+
+use super::colour::Colour;
+use super::frame::{LINE, MARGIN, below, head, head_height};
+use super::picture::{Anchor, Picture, TEXT};
+use super::render::text_width;
+use super::scale::Scale;
+use super::{Axis, Chart};
+
+const WIDTH: f64 = 480.0;
+/// Of what lies between the axes.
+const HEIGHT: f64 = 210.0;
+
+/// Curves and points over two axes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Xy {
+    /// To the right.
+    pub x: Axis,
+    /// Upwards.
+    pub y: Axis,
+    /// The data, each with a colour of its own.
+    pub series: Vec<Series>,
+    /// What data are held against, drawn behind them.
+    pub guides: Vec<Guide>,
+}
+
+/// Marks of one name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Series {
+    /// In the legend.
+    pub name: String,
+    /// Number of its colour.
+    pub colour: usize,
+    /// Whether a line joins the marks, which are then in order of x.
+    pub joined: bool,
+    /// The marks.
+    pub marks: Vec<Mark>,
+}
+
+/// A value with its spread.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Mark {
+    /// To the right.
+    pub x: f64,
+    /// Upwards.
+    pub y: f64,
+    /// Least and greatest y; both y where no spread is known.
+    pub range: (f64, f64),
+}
+
+impl Mark {
+    /// Without a spread.
+    pub const fn at(x: f64, y: f64) -> Self {
+        Self { x, y, range: (y, y) }
+    }
+}
+
+/// A line to hold data against, such as a limit.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Guide {
+    /// In the legend.
+    pub name: String,
+    /// Its corners, in order of x.
+    pub points: Vec<(f64, f64)>,
+}
+
+pub fn layout(chart: &Chart, body: &Xy) -> Picture {
+    // Neighbours have different tones.
+    let tone = |i: usize| if i.is_multiple_of(2) { Colour::Ink } else { Colour::Muted };
+    let guides = body.guides.iter().enumerate();
+    let guides = guides.map(|(i, guide)| (guide.name.as_str(), tone(i)));
+    let series = body.series.iter();
+    let series = series.map(|series| (series.name.as_str(), Colour::Series(series.colour)));
+    let legend: Vec<(&str, Colour)> = series.chain(guides).collect();
+    let height = head_height(chart, &legend, WIDTH) + LINE + HEIGHT + 48.0;
+    let mut picture = Picture::new(WIDTH, height);
+    let top = head(&mut picture, chart, &legend) + LINE;
+    let bottom = top + HEIGHT;
+    let marks = || body.series.iter().flat_map(|series| &series.marks);
+    let corners = || body.guides.iter().flat_map(|guide| &guide.points);
+    let values = marks().flat_map(|mark| [mark.y, mark.range.0, mark.range.1]);
+    let values = values.chain(corners().map(|(_, y)| *y));
+    let y = Scale::around(body.y.kind, values, (bottom, top));
+    let ticks = if body.y.ticks.is_empty() { y.ticks(5) } else { body.y.ticks.clone() };
+    let texts: Vec<String> = ticks.iter().map(|value| body.y.quantity.text(*value)).collect();
+    let widest = texts.iter().map(|text| text_width(text, TEXT)).fold(0.0, f64::max);
+    let (left, right) = (MARGIN + widest + 6.0, WIDTH - MARGIN - 8.0);
+    let values = marks().map(|mark| mark.x).chain(corners().map(|(x, _)| *x));
+    let x = Scale::around(body.x.kind, values, (left, right));
+    below(&mut picture, &body.x, &x, (top, bottom), f64::midpoint(left, right));
+    for (value, text) in ticks.iter().zip(&texts) {
+        let Some(at) = y.at(*value) else { continue };
+        picture.line(vec![(left, at), (right, at)], Colour::Grid, 1.0);
+        picture.text((left - 6.0, at), text, Colour::Muted, Anchor::End);
+    }
+    picture.text((MARGIN, top - LINE * 0.7), &body.y.label, Colour::Ink, Anchor::Start);
+    picture.line(vec![(left, top), (left, bottom), (right, bottom)], Colour::Muted, 1.0);
+    for (i, guide) in body.guides.iter().enumerate() {
+        let points = guide.points.iter();
+        let points = points.filter_map(|(gx, gy)| Some((x.at(*gx)?, y.at(*gy)?))).collect();
+        picture.line(points, tone(i), 1.5);
+    }
+    body.series.iter().for_each(|series| draw_series(&mut picture, series, (&x, &y)));
+    picture
+}
+
+fn draw_series(picture: &mut Picture, series: &Series, (x, y): (&Scale, &Scale)) {
+    let colour = Colour::Series(series.colour);
+    let place = |mark: &Mark| Some((x.at(mark.x)?, y.at(mark.y)?));
+    if series.joined {
+        let points: Vec<(f64, f64)> = series.marks.iter().filter_map(place).collect();
+        if points.len() > 1 {
+            picture.line(points, colour, 2.0);
+        }
+    }
+    for mark in &series.marks {
+        let Some((px, py)) = place(mark) else { continue };
+        if let (Some(low), Some(high)) = (y.within(mark.range.0), y.within(mark.range.1))
+            && low - high > 6.0
+        {
+            picture.line(vec![(px, low), (px, high)], colour, 1.0);
+            for end in [low, high] {
+                picture.line(vec![(px - 3.0, end), (px + 3.0, end)], colour, 1.0);
+            }
+        }
+        picture.dot((px, py), 3.0, colour, true);
+    }
+}

@@ -1,0 +1,86 @@
+//! The outcome of a search for the first slower commit, as text.
+
+use crate::bisect::commits::{Suspect, words};
+use crate::bisect::{Bisection, Ended, Found, FoundCommits, Times};
+
+/// Commits of a range that are named.
+const MAX_SUSPECTS: usize = 20;
+
+/// Lines for a terminal.
+pub fn text(bisection: &Bisection) -> String {
+    let Bisection { case, good, bad, commits, ended, found } = bisection;
+    let ends = format!("{case}: {bad} against {good}, {commits} commits later");
+    match (ended, found) {
+        (Ended::Found(search), Some(found)) => of_commits(&ends, search, found),
+        (Ended::Found(_), None) => ends,
+        (Ended::NoDifference(times), _) => format!(
+            "{ends}: not slower ({}), so there is no first slower commit between them",
+            range(times)
+        ),
+        (Ended::EndsUndecided(why), _) => format!(
+            "{ends}: whether it is slower could not be told ({why}); a longer --budget, more \
+             --max-blocks or a quieter machine may tell"
+        ),
+        (Ended::EndUnusable(why), _) => format!("{ends}: cannot be compared: {why}"),
+    }
+}
+
+fn of_commits(ends: &str, search: &Found, found: &FoundCommits) -> String {
+    let mut lines = vec![format!("{ends}: slower, {}", range(&search.ends))];
+    let named: Vec<String> = found.suspects.iter().take(MAX_SUSPECTS).map(suspect).collect();
+    match &found.suspects[..] {
+        [_] => lines.push(format!("first slower commit: {}", named.concat())),
+        several => {
+            lines.push(format!("one of {} commits made it slower:", several.len()));
+            lines.extend(named.into_iter().map(|line| format!("  {line}")));
+        }
+    }
+    let last_good = found.last_good.get(..8).unwrap_or_default();
+    lines.push(format!("against {last_good}, the one before: {}", words(&search.confirmation)));
+    if search.is_confirmed() {
+        lines.push(format!(
+            "confidence {:.1} % after {} comparisons",
+            100.0 * search.confidence,
+            search.asked
+        ));
+    } else {
+        lines.push(
+            "not confirmed: the slow-down may be spread over several commits; smaller ranges may \
+             tell"
+                .to_owned(),
+        );
+    }
+    for (commit, why) in &found.left_out {
+        lines.push(format!("left out {}: {why}", commit.get(..8).unwrap_or(commit)));
+    }
+    if !found.diff_stat.is_empty() {
+        lines.push(found.diff_stat.clone());
+    }
+    if let Some([base, head]) = &found.executables {
+        lines.push(format!("executables: {} and {}", base.display(), head.display()));
+    }
+    lines.join("\n")
+}
+
+fn suspect(Suspect { commit, subject, merged }: &Suspect) -> String {
+    let short = commit.get(..8).unwrap_or(commit);
+    match merged {
+        0 => format!("{short} {subject}"),
+        count => format!(
+            "{short} {subject} (a merge of {count} commits; `--good {short}^1 --bad {short}^2` \
+             searches them where the branch itself is slower)"
+        ),
+    }
+}
+
+fn range(Times { ratio, low, high }: &Times) -> String {
+    let percent = super::summary::percent;
+    format!("{} ({} to {})", percent(*ratio), percent(*low), percent(*high))
+}
+
+/// The same for a pull request: in a block, so that what others wrote is no markup.
+pub fn markdown(text: &str) -> String {
+    let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
+    let fence = "`".repeat(longest.max(2) + 1);
+    format!("{fence}\n{text}\n{fence}")
+}

@@ -1,0 +1,199 @@
+//! Histories of cases as text: a line a case, or one case commit by commit.
+
+use jiff::Timestamp;
+
+use super::summary::percent;
+use crate::history::series::{Change, Point};
+use crate::history::{CaseHistory, CommitOrder, Skipped};
+use kernelgate::display::table::Table;
+use kernelgate::display::terminal::wrapped_text;
+use kernelgate::display::time;
+use kernelgate::record::Provenance;
+
+/// Steps of a sparkline, from the shortest time to the longest.
+const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// Commits that a sparkline in a table shows.
+const SHORT_LINE: usize = 20;
+/// Commits that the sparkline of one case shows.
+const LONG_LINE: usize = 60;
+/// Commits that the table of one case shows.
+const MAX_ROWS: usize = 40;
+/// Commits of a change that are named.
+const MAX_COMMITS: usize = 8;
+/// Columns where there is no terminal that says how many it has.
+const COLUMNS: usize = 100;
+
+/// All of them.
+pub fn text(histories: &[CaseHistory], order: &CommitOrder, columns: Option<usize>) -> String {
+    let columns = columns.unwrap_or(COLUMNS);
+    let mut lines = match histories {
+        [] => vec!["no run of such a case is in the store".to_owned()],
+        [only] => of_case(only, Some(columns)),
+        several => overview(several, Some(columns)),
+    };
+    let not_searched: usize = histories.iter().map(|history| history.not_searched).sum();
+    if not_searched > 0 {
+        lines.push(format!("{not_searched} times, the oldest, were not searched for changes"));
+    }
+    lines.push(of_order(histories, order));
+    wrapped_text(&lines.join("\n"), columns)
+}
+
+/// How commits were put in order.
+fn of_order(histories: &[CaseHistory], order: &CommitOrder) -> String {
+    let by_time: usize = histories.iter().map(|history| history.placed_by_time).sum();
+    let runs = histories.iter().flat_map(|history| &history.points);
+    let all: usize = runs.map(|point| point.runs_ns.len()).sum();
+    match by_time {
+        0 => "in the order of the commits' history".to_owned(),
+        _ if order.is_empty() => {
+            "in the order of recorded times: there is no git history here".to_owned()
+        }
+        _ => format!(
+            "in the order of the commits' history; {by_time} of {all} times, whose commits are not \
+             in it, are where their recorded start puts them"
+        ),
+    }
+}
+
+/// Files that hold nothing, a few by name.
+pub fn skipped(files: &[Skipped]) -> String {
+    const SHOWN: usize = 5;
+    let each = files
+        .iter()
+        .take(SHOWN)
+        .map(|file| format!("skipped {}: {}", file.path.display(), file.problem));
+    let more = files.len().saturating_sub(SHOWN);
+    let more = (more > 0).then(|| format!("skipped {more} more files"));
+    each.chain(more).collect::<Vec<_>>().join("\n")
+}
+
+fn overview(histories: &[CaseHistory], columns: Option<usize>) -> Vec<String> {
+    let mut lines = Vec::new();
+    for devices in histories_by_device(histories) {
+        lines.push(device(devices[0]));
+        let mut table = Table::new(&["case", "commits", "runs", "last", "last change", "times"]);
+        for history in devices {
+            let runs: usize = history.points.iter().map(|point| point.runs_ns.len()).sum();
+            table.row(vec![
+                name(history),
+                history.points.len().to_string(),
+                runs.to_string(),
+                history.points.last().map(|point| time(point.median_ns)).unwrap_or_default(),
+                history.changes.last().map(|change| short(history, change)).unwrap_or_default(),
+                sparkline(history, SHORT_LINE),
+            ]);
+        }
+        lines.extend([table.text_within(columns), String::new()]);
+    }
+    lines
+}
+
+fn histories_by_device(histories: &[CaseHistory]) -> Vec<Vec<&CaseHistory>> {
+    let mut devices = std::collections::BTreeMap::<_, Vec<&CaseHistory>>::new();
+    for history in histories {
+        devices.entry((&history.fingerprint, &history.card)).or_default().push(history);
+    }
+    devices.into_values().collect()
+}
+
+fn of_case(history: &CaseHistory, columns: Option<usize>) -> Vec<String> {
+    let mut lines = vec![name(history), device(history), sparkline(history, LONG_LINE)];
+    if !history.formerly.is_empty() {
+        let names: Vec<&str> = history.formerly.iter().map(String::as_str).collect();
+        lines.push(format!("formerly {}", names.join(", ")));
+    }
+    let mut table = Table::new(&["commit", "first run", "runs", "time", "from", "to", "change"]);
+    let hidden = history.points.len().saturating_sub(MAX_ROWS);
+    for (at, point) in history.points.iter().enumerate().skip(hidden) {
+        let change = history.changes.iter().find(|change| change.point == at);
+        table.row(vec![
+            Provenance { commit: point.commit.clone(), dirty: point.dirty }.short(),
+            day(point.started_ms),
+            point.runs_ns.len().to_string(),
+            time(point.median_ns),
+            time(point.low_ns),
+            time(point.high_ns),
+            change.map(|change| percent(1.0 + change.change)).unwrap_or_default(),
+        ]);
+    }
+    if hidden > 0 {
+        lines.push(format!("{hidden} older commits are not shown (--format json has all)"));
+    }
+    lines.push(table.text_within(columns));
+    lines.extend(history.changes.iter().map(|change| words(history, change)));
+    if history.changes.is_empty() {
+        lines.push("no change of the level".to_owned());
+    }
+    lines
+}
+
+/// A change as a sentence.
+fn words(history: &CaseHistory, change: &Change) -> String {
+    let Change { point, commits, low, high, confidence, .. } = change;
+    let code = |at: usize| {
+        let Point { commit, dirty, .. } = &history.points[at];
+        Provenance { commit: commit.clone(), dirty: *dirty }.short()
+    };
+    let size = format!(
+        "{} ({} to {}), confidence {:.1} %",
+        percent(1.0 + change.change),
+        percent(1.0 + low),
+        percent(1.0 + high),
+        // "100.0 %" would be more than anybody knows.
+        (100.0 * confidence).min(99.9)
+    );
+    if change.same_build {
+        return format!("{size}: within the runs of {}, so not by its code", code(*point));
+    }
+    let last = commits[commits.len().saturating_sub(MAX_COMMITS)..].iter();
+    let shown: Vec<&str> = last.map(|commit| commit.get(..8).unwrap_or(commit)).collect();
+    let which = match commits.len() {
+        0 => String::new(),
+        1 => " (that commit)".to_owned(),
+        count if count > shown.len() => format!(" ({count} commits, the last {})", shown.join(" ")),
+        count => format!(" ({count} commits: {})", shown.join(" ")),
+    };
+    format!("{size}: after {}, up to {}{which}", code(point - 1), code(*point))
+}
+
+/// "+5.2% 1a2b3c4d".
+fn short(history: &CaseHistory, change: &Change) -> String {
+    let point = &history.points[change.point];
+    let provenance = Provenance { commit: point.commit.clone(), dirty: point.dirty };
+    format!("{} {}", percent(1.0 + change.change), provenance.short())
+}
+
+fn name(history: &CaseHistory) -> String {
+    match history.revision {
+        1 => history.case.clone(),
+        revision => format!("{} (revision {revision})", history.case),
+    }
+}
+
+fn device(history: &CaseHistory) -> String {
+    match &history.card {
+        Some(card) => format!("{}; {card}", history.device),
+        None => format!("{}; all cards of the model", history.device),
+    }
+}
+
+fn day(started_ms: i64) -> String {
+    match Timestamp::from_millisecond(started_ms) {
+        Ok(started) if started_ms > 0 => started.strftime("%Y-%m-%d").to_string(),
+        _ => "unknown".to_owned(),
+    }
+}
+
+/// The times of the last points, a character each.
+fn sparkline(history: &CaseHistory, width: usize) -> String {
+    let last = history.points.len().saturating_sub(width);
+    let times: Vec<f64> = history.points[last..].iter().map(|point| point.median_ns).collect();
+    let low = times.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = times.iter().copied().fold(0.0, f64::max);
+    let step = |ns: &f64| {
+        let share = if high > low { (ns - low) / (high - low) } else { 0.0 };
+        STEPS[((share * STEPS.len() as f64) as usize).min(STEPS.len() - 1)]
+    };
+    times.iter().map(step).collect()
+}

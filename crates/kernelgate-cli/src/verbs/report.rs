@@ -1,0 +1,164 @@
+//! `kernelgate report`: a page to look at, its charts as files, its numbers as CSV and JSON.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+
+use super::output::{json, write_all};
+use super::sessions::Sessions;
+use super::{gate, peers};
+use crate::gate::Policy;
+use crate::gate::numerics::NumericsPolicy;
+use crate::pages::charts::Figure;
+use crate::pages::measured::Measured;
+use crate::pages::{report, tables};
+use crate::report::verdicts;
+use kernelgate::exit::Exit;
+use kernelgate::record::store::StoreError;
+use kernelgate::record::text::printable;
+use kernelgate::record::{Baseline, FileError, Run, Store, file};
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Runs or baselines in place of the last run: files, or folders of them (repeatable)
+    #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["session", "last"])]
+    runs: Vec<PathBuf>,
+    #[command(flatten)]
+    sessions: Sessions,
+    /// Show verdicts against this baseline of the device: baselines/DEVICE/NAME.json
+    #[arg(long, value_name = "NAME")]
+    baseline: Option<String>,
+    /// Show peers: what `kernelgate peers --format json` printed
+    #[arg(long, value_name = "FILE")]
+    peers: Option<PathBuf>,
+    /// Folder for index.html, plots/, cases.csv and report.json [default: kernelgate/report/ of
+    /// the target folder]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let (runs, baselines) = match arguments.runs.is_empty() {
+        true => (arguments.sessions.read(store)?, Vec::new()),
+        false => records(&arguments.runs)?,
+    };
+    let measured = match Measured::of(&runs, &baselines) {
+        Ok(measured) => measured,
+        Err(refused) => {
+            eprintln!("refused: {}", printable(&refused.to_string()));
+            return Ok(Exit::Refused);
+        }
+    };
+    let peers = match &arguments.peers {
+        None => Vec::new(),
+        Some(path) => {
+            let (device, times) = peers::read(path)?;
+            if device != measured.device {
+                let text =
+                    format!("the peers were timed on {device}, the cases on {}", measured.device);
+                eprintln!("refused: {}", printable(&text));
+                return Ok(Exit::Refused);
+            }
+            times
+        }
+    };
+    let verdict = match &arguments.baseline {
+        None => None,
+        Some(name) => {
+            let policies = (Policy::default(), NumericsPolicy::default());
+            let judged = gate::judge(store, name, &runs, policies.0, policies.1)?;
+            Some(verdicts::summary(&judged, &gate::reproduce(name)))
+        }
+    };
+    let content = report::Content { measured: &measured, peers: &peers, verdict: verdict.as_ref() };
+    let page = report::page(&content).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let kept = store.runs.parent().map(|folder| folder.join("report")).unwrap_or_default();
+    let folder = arguments.out.as_ref().unwrap_or(&kept);
+    let index = folder.join("index.html");
+    let csv = tables::csv(&measured).context("failed to write cases.csv")?;
+    write_all(
+        folder,
+        [("cases.csv", csv), ("report.json", json(&tables::numbers(&measured, &peers))?)],
+    )?;
+    plots(&folder.join("plots"), &page.figures)?;
+    // The page last: whoever sees it has all that belongs to it.
+    write_all(folder, [("index.html", page.html)])?;
+    println!("{}", printable(&index.display().to_string()));
+    Ok(Exit::Fine)
+}
+
+/// What the paths hold. In a folder what is neither a run nor a baseline is named and left out.
+fn records(paths: &[PathBuf]) -> anyhow::Result<(Vec<Run>, Vec<Baseline>)> {
+    let (mut runs, mut baselines) = (Vec::new(), Vec::new());
+    for path in paths {
+        let files = if path.is_dir() { files(path) } else { vec![path.clone()] };
+        if files.is_empty() {
+            return Err(StoreError::NoRun(path.clone()).into());
+        }
+        for file in files {
+            match file::read::<Run>(&file) {
+                Ok(run) => runs.push(run),
+                Err(FileError::Foreign { .. }) => match file::read::<Baseline>(&file) {
+                    Ok(baseline) => baselines.push(baseline),
+                    Err(FileError::Foreign { .. }) if path.is_dir() => {
+                        let text =
+                            format!("{}: neither a run nor a baseline, left out", file.display());
+                        eprintln!("{}", printable(&text));
+                    }
+                    Err(FileError::Foreign { path, .. }) => anyhow::bail!(
+                        "--runs {}: neither a run nor a baseline of kernelgate",
+                        path.display()
+                    ),
+                    Err(error) => anyhow::bail!("--runs: failed to {error}"),
+                },
+                Err(error) => anyhow::bail!("--runs: failed to {error}"),
+            }
+        }
+    }
+    anyhow::ensure!(
+        !runs.is_empty() || !baselines.is_empty(),
+        "--runs: no run and no baseline among what was given"
+    );
+    let mut keys: Vec<(String, &str)> = runs.iter().map(|run| (run.key(), &*run.started)).collect();
+    keys.sort();
+    if let Some(twice) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
+        anyhow::bail!("--runs: the run {} is given twice", twice[0].0);
+    }
+    Ok((runs, baselines))
+}
+
+/// JSON files of a folder and of the folders in it.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = |folder: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        paths.sort();
+        paths
+    };
+    let inside = |path: PathBuf| if path.is_dir() { entries(&path) } else { vec![path] };
+    let is_json = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "json");
+    entries(folder).into_iter().flat_map(inside).filter(is_json).collect()
+}
+
+/// Each chart as SVG and PNG. They are made from records at any time, so that none is synced to
+/// disk.
+fn plots(folder: &Path, figures: &[Figure]) -> anyhow::Result<()> {
+    let failed = || format!("--out: failed to write the plots into {}", folder.display());
+    std::fs::create_dir_all(folder).with_context(failed)?;
+    let write = |figure: &Figure| -> anyhow::Result<()> {
+        let drawn = |error| anyhow::anyhow!("failed to {error}");
+        let path = |ending: &str| folder.join(format!("{}.{ending}", figure.name));
+        std::fs::write(path("svg"), figure.chart.svg().map_err(drawn)?).with_context(failed)?;
+        std::fs::write(path("png"), figure.chart.png().map_err(drawn)?).with_context(failed)
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+    let part = figures.len().div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        let each =
+            figures.chunks(part).map(|part| scope.spawn(move || part.iter().try_for_each(write)));
+        let running: Vec<_> = each.collect();
+        running.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("failed to draw a plot")))
+        })
+    })
+}

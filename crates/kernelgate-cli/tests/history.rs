@@ -1,0 +1,139 @@
+//! `kernelgate history` from outside: stores that are moved, merged and pruned, written by two
+//! programs at once, and left by one that was killed.
+
+#![allow(clippy::unwrap_used)]
+#![cfg(unix)]
+
+mod package;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use kernelgate::record::{CaseRecord, Environment, Provenance, Run, file};
+use package::Package;
+
+const CASE: &str = "w/f/n1/cpu/hot";
+
+/// A run record, `number` minutes after the first; the device is known by name only.
+fn write(folder: &Path, number: usize, commit: Option<String>) -> PathBuf {
+    let time_ns = if number >= 12 { 1.1e6 } else { 1e6 };
+    let run = Run {
+        started: format!("2026-01-01T{:02}:{:02}:00.000Z", number / 60, number % 60),
+        cases: [(CASE.to_owned(), CaseRecord::of_samples(vec![time_ns; 10]))].into(),
+        complete: true,
+        ..Run::start(
+            "bench",
+            &format!("s{number}"),
+            Environment { machine: Some("host".to_owned()), ..Environment::cpu() },
+            Provenance { commit, dirty: false },
+        )
+    };
+    let path = folder.join(&run.session).join("bench.json");
+    file::write(&path, &run).unwrap();
+    path
+}
+
+fn runs_in(package: &Package, line: &str) -> usize {
+    let outcome = package.kernelgate(&format!("history --format json {line}"));
+    let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let histories = json["histories"].as_array().unwrap().iter();
+    let points = histories.flat_map(|history| history["points"].as_array().unwrap());
+    points.map(|point| point["runs_ns"].as_array().unwrap().len()).sum()
+}
+
+#[test]
+fn times_are_shown_over_commits_with_the_change() {
+    let package = Package::new();
+    package.kernelgate("history").expect(2, &["no run of such a case is in the store"]);
+    let git = |line: &str| {
+        let line = format!("-c user.name=a -c user.email=a@b {line}");
+        let output = package.command(Path::new("git"), &line).output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    git("init --quiet --initial-branch=main");
+    for number in 0..20 {
+        git(&format!("commit --quiet --allow-empty -m {number}"));
+        let commit = git("rev-parse HEAD");
+        write(&package.path("target/kernelgate/runs"), number, Some(commit));
+    }
+    let (after, first) = (git("rev-parse --short=8 HEAD~8"), git("rev-parse --short=8 HEAD~7"));
+    let outcome = package.kernelgate("history");
+    let change = format!("after {after}, up to {first} (that commit)");
+    outcome.expect(0, &[CASE, "+10.0%", &change, "in the order of the commits' history", "▁", "█"]);
+    assert!(outcome.stdout.lines().all(|line| line.chars().count() <= 100), "{}", outcome.stdout);
+    package.kernelgate("history --branch HEAD~9").expect(0, &["no change of the level"]);
+    package.kernelgate("history --branch nowhere").expect(2, &["no revision `nowhere`"]);
+    package.kernelgate("history (").expect(2, &["is not a regular expression"]);
+    package.kernelgate("history other").expect(2, &["no run of such a case"]);
+    package.write_rules("[renamed]\n\"w/f/n1/cpu/hot\" = \"w/f/new\"\n");
+    package.kernelgate("history w/f/new").expect(0, &["formerly w/f/n1/cpu/hot", "+10.0%"]);
+    package.kernelgate(&format!("history --as w/f/new={CASE}")).expect(2, &["in a circle"]);
+}
+
+#[test]
+fn stores_are_moved_merged_and_pruned() {
+    let package = Package::new();
+    let [one, two] = ["one", "two"].map(|name| package.path(name));
+    (0..20).for_each(|number| drop(write(&one.join("runs"), number, None)));
+    (15..30).for_each(|number| drop(write(&two.join("imported"), number, None)));
+    std::fs::write(two.join("imported/s15/notes.json"), "{}").unwrap();
+    std::os::unix::fs::symlink(&two, two.join("imported/circle")).unwrap();
+    package
+        .kernelgate("history merge one two --store all")
+        .expect(0, &["30 new records, 5 known", "notes.json: neither a run nor a baseline"]);
+    assert_eq!(runs_in(&package, "--store all"), 30);
+    package.kernelgate("history merge all --store all").expect(0, &["0 new records, 30 known"]);
+    std::fs::rename(package.path("all"), package.path("moved")).unwrap();
+    package.kernelgate("history --store moved").expect(0, &["in the order of recorded times"]);
+    package
+        .kernelgate("history prune --keep 4 --dry-run --store moved")
+        .expect(0, &["26 sessions"]);
+    assert_eq!(runs_in(&package, "--store moved"), 30);
+    package.kernelgate("history prune --keep 4 --store moved").expect(0, &["26 sessions removed"]);
+    assert_eq!(runs_in(&package, "--store moved"), 4);
+    package.kernelgate("history import nowhere --store x").expect(2, &["failed to read nowhere"]);
+    package.kernelgate("history merge moved/imported --store x").expect(2, &["is no store"]);
+    package.kernelgate("history prune --keep 0 --store x").expect(2, &["--keep"]);
+}
+
+#[test]
+fn a_folder_outside_of_the_target_keeps_the_runs_of_benches() {
+    let package = Package::new();
+    let kept = package.path("kept");
+    let mut bench = package.bench_command("mine", "n64");
+    bench.env("KERNELGATE_HISTORY", &kept);
+    assert!(bench.output().unwrap().status.success());
+    assert!(kept.join("runs/mine/fixture.json").is_file());
+    let mut history = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "history");
+    let outcome: package::Outcome =
+        history.env("KERNELGATE_HISTORY", &kept).output().unwrap().into();
+    outcome.expect(0, &[package::CASE]);
+}
+
+#[test]
+fn two_programs_at_once_and_one_that_is_killed_lose_nothing() {
+    let package = Package::new();
+    let from = package.path("from");
+    (0..300).for_each(|number| drop(write(&from, number, None)));
+    let start = |line: &str| -> Child {
+        let mut command = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let line = "history import from --store to";
+    for after_ms in [20, 60, 120] {
+        let mut killed = [start(line), start("history --store to")];
+        std::thread::sleep(Duration::from_millis(after_ms));
+        for child in &mut killed {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+    let mut both = [start(line), start(line), start("history --store to")];
+    assert!(both[..2].iter_mut().all(|child| child.wait().unwrap().success()));
+    both[2].wait().unwrap();
+    assert_eq!(runs_in(&package, "--store to"), 300);
+    package.kernelgate(line).expect(0, &["0 new records, 300 known"]);
+    assert!(!package.kernelgate("history --store to").stderr.contains("skipped"));
+}

@@ -1,0 +1,212 @@
+//! `kernelgate report` on records that the tests write: what it leaves, and what it refuses.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use kernelgate::measure::limits::TimeLimit;
+use kernelgate::record::{Baseline, CaseRecord, Environment, Provenance, Run, file};
+
+/// A case with an id that would be markup.
+const MARKUP: &str = "w/<script>alert(1)<\u{2f}script>&\"ä/n512_f32/cuda/fast/hot";
+
+fn case(problem: &str, implementation: &str, cache: &str, time_ns: f64) -> (String, CaseRecord) {
+    let mut case = CaseRecord::of_samples(vec![time_ns, time_ns * 1.01, time_ns * 0.99]);
+    (case.implementation, case.cache) = (implementation.to_owned(), cache.to_owned());
+    case.limit = Some(TimeLimit { time_ns: 50.0, by: "memory".to_owned() });
+    case.verification.max_error = 1e-5;
+    case.work.flops.insert("matmul f32".to_owned(), 1000);
+    (format!("w/f/{problem}/{implementation}/{cache}"), case)
+}
+
+fn run(session: &str, scale: f64) -> Run {
+    let mut run = Run::start("b", session, Environment::cpu(), Provenance::default());
+    for (i, n) in [512, 1024, 2048].into_iter().enumerate() {
+        let time = 100.0 * scale * (i + 1) as f64;
+        let problem = format!("n{n}_f32");
+        run.cases.extend([
+            case(&problem, "cuda/fast", "hot", time),
+            case(&problem, "cuda/slow", "hot", 30.0 * time),
+            case(&problem, "cuda/fast", "cold", 2.0 * time),
+            case(&problem, "cuda/other", "hot", 3.0 * time),
+        ]);
+    }
+    run.cases.insert(MARKUP.to_owned(), case("n512_f32", "cuda/fast", "hot", 10.0).1);
+    run.skipped.insert("w/f/n4096_f32/cuda/fast/hot".to_owned(), "too large <b>".to_owned());
+    run.failed.insert("w/f/n64_f32/cuda/fast/hot".to_owned(), "3 elements differ".to_owned());
+    run.complete = true;
+    run
+}
+
+struct Records {
+    folder: tempfile::TempDir,
+}
+
+impl Records {
+    fn new() -> Self {
+        let records = Self { folder: tempfile::tempdir().unwrap() };
+        std::fs::write(records.path("Cargo.toml"), "[package]\nname = \"x\"\n").unwrap();
+        records
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn run(&self, session: &str, run: &Run) {
+        file::write(&self.path(&format!("runs/{session}/b.json")), run).unwrap();
+    }
+
+    fn report(&self, arguments: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_kernelgate"))
+            .current_dir(self.folder.path())
+            .env("CARGO_TARGET_DIR", self.path("target"))
+            .args(["report"])
+            .args(arguments)
+            .output()
+            .unwrap()
+    }
+
+    fn refused(&self, code: i32, arguments: &[&str]) -> String {
+        let output = self.report(arguments);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        assert!(!text.contains("panicked") && !self.path("target").exists(), "{text}");
+        text
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn a_page_its_charts_and_its_numbers_are_written() {
+    let records = Records::new();
+    records.run("1", &run("1", 1.0));
+    records.run("2", &run("2", 1.1));
+    let output = records.report(&["--runs", "runs"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let folder = records.path("target/kernelgate/report");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(Path::new(printed.trim()), folder.join("index.html"));
+
+    let page = read(&folder.join("index.html"));
+    // What others wrote is text, and nothing is fetched.
+    assert!(!page.contains("<script>alert") && page.contains("&lt;script&gt;alert(1)"));
+    assert!(page.contains("too large &lt;b&gt;") && !page.contains("too large <b>"));
+    assert!(!page.contains("src=") && !page.contains("url(") && !page.contains("@import"));
+    for anchor in [
+        "environment",
+        "curves",
+        "ladders",
+        "roofline",
+        "caches",
+        "errors",
+        "runs",
+        "cases",
+        "not-measured",
+    ] {
+        assert!(page.contains(&format!("<section id=\"{anchor}\">")), "{anchor}");
+    }
+    for text in ["over n", "prefers-color-scheme: dark", "3 elements differ", "13 cases"] {
+        assert!(page.contains(text), "{text}");
+    }
+
+    let plots: Vec<String> = std::fs::read_dir(folder.join("plots"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    let count = |ending: &str| plots.iter().filter(|name| name.ends_with(ending)).count();
+    assert_eq!(count(".svg"), count(".png"));
+    assert_eq!(count(".svg"), page.matches("<figure").count());
+    let ladder = read(&folder.join("plots/w_f-n2048_f32-hot-ladder.svg"));
+    let rungs: Vec<usize> =
+        ["cuda/slow<", "cuda/other<", "cuda/fast<"].map(|name| ladder.find(name).unwrap()).to_vec();
+    assert!(rungs.is_sorted(), "the slowest first");
+
+    let csv = read(&folder.join("cases.csv"));
+    assert_eq!(csv.lines().count(), 14);
+    let json: serde_json::Value = serde_json::from_str(&read(&folder.join("report.json"))).unwrap();
+    assert_eq!(json["schema_version"], 1);
+    let fast = json["cases"].as_array().unwrap().iter();
+    let mut fast = fast.filter(|case| case["numbers"]["case"] == "w/f/n512_f32/cuda/fast/hot");
+    let fast = fast.next().unwrap();
+    assert_eq!(
+        (&fast["numbers"]["runs"], fast["medians_ns"].as_array().unwrap().len()),
+        (&2.into(), 2)
+    );
+    assert!((fast["numbers"]["median_ns"].as_f64().unwrap() - 105.0).abs() < 1e-9, "{fast}");
+    assert!((fast["numbers"]["of_limit"].as_f64().unwrap() - 50.0 / 105.0).abs() < 1e-9);
+}
+
+#[test]
+fn a_baseline_is_drawn_and_gives_verdicts() {
+    let records = Records::new();
+    let mut baseline = Baseline::new("main");
+    for session in 1..=4 {
+        baseline.add(&run(&session.to_string(), 1.0 + 0.001 * f64::from(session))).unwrap();
+    }
+    let device = Environment::cpu().slug();
+    let path = records.path(&format!("baselines/{device}/main.json"));
+    file::write(&path, &baseline).unwrap();
+    let out = records.path("out");
+    let output = records.report(&["--runs", "baselines", "--out", out.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(read(&out.join("index.html")).contains("over n"));
+    // Axes are read from ids, and cases of a problem belong together.
+    assert!(out.join("plots/w_f-n2048_f32-hot-ladder.svg").is_file());
+
+    records.run("slow", &run("slow", 2.0));
+    let out = out.to_str().unwrap();
+    let output = records.report(&["--runs", "runs", "--baseline", "main", "--out", out]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let page = read(&records.path("out/index.html"));
+    assert!(
+        page.contains("<section id=\"verdicts\">") && page.contains("12 regressed"),
+        "verdicts"
+    );
+    assert!(records.path("out/plots/change.svg").is_file());
+}
+
+#[test]
+fn what_is_no_record_is_refused_by_name() {
+    let records = Records::new();
+    assert!(records.refused(2, &[]).contains("no run in"));
+    assert!(records.refused(2, &["--runs", "absent"]).contains("absent"));
+    std::fs::create_dir(records.path("empty")).unwrap();
+    assert!(records.refused(2, &["--runs", "empty"]).contains("no run in empty"));
+
+    records.run("1", &run("1", 1.0));
+    let good = read(&records.path("runs/1/b.json"));
+    std::fs::write(records.path("cut.json"), &good[..good.len() / 2]).unwrap();
+    assert!(records.refused(2, &["--runs", "cut.json"]).contains("cut.json: broken or cut short"));
+    std::fs::write(records.path("foreign.json"), "{\"schema\": \"another\"}").unwrap();
+    let text = records.refused(2, &["--runs", "foreign.json"]);
+    assert!(text.contains("foreign.json: neither a run nor a baseline"), "{text}");
+    let newer = good.replacen("\"schema_version\": 1", "\"schema_version\": 99", 1);
+    assert_ne!(newer, good);
+    std::fs::write(records.path("newer.json"), newer).unwrap();
+    let text = records.refused(2, &["--runs", "newer.json"]);
+    assert!(text.contains("newer.json: written by a newer kernelgate"), "{text}");
+    let text = records.refused(2, &["--runs", "runs", "runs"]);
+    assert!(text.contains("1/b is given twice"), "{text}");
+    let text = records.refused(2, &["--runs", "runs", "--peers", "foreign.json"]);
+    assert!(
+        text.contains("foreign.json as what `kernelgate peers --format json` prints"),
+        "{text}"
+    );
+
+    let mut other = run("2", 1.0);
+    other.environment.device_name = "NVIDIA H200".to_owned();
+    records.run("2", &other);
+    let text = records.refused(4, &["--runs", "runs"]);
+    assert!(text.contains("of different devices") && text.contains("NVIDIA H200"), "{text}");
+    // In a folder, what is no record is named and left out.
+    std::fs::remove_dir_all(records.path("runs/2")).unwrap();
+    std::fs::copy(records.path("foreign.json"), records.path("runs/foreign.json")).unwrap();
+    let output = records.report(&["--runs", "runs"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && text.contains("foreign.json: neither a run nor"), "{text}");
+}

@@ -1,0 +1,50 @@
+// Copies of boxes of a tensor, whose shape, strides, box and swizzle a map holds that the host
+// encoded; and registers moved between warpgroups, as kernels do that have one of them copy. From
+// sm_90 on: one wrapper an instruction.
+#pragma once
+#include "common/types.cuh"
+
+// A tensor map, as the driver encodes it. Kernels take it by value, as `const __grid_constant__`.
+struct __align__(64) TensorMap {
+  u64 words[16];
+};
+
+// Starts the copy of a box to shared memory: its first element is (x, y, z), x along the rows. What
+// lies outside the tensor is filled with zeros, and counts in the barrier's bytes too.
+__device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, int x, int y, int z,
+                                         u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+}
+
+// Starts the copy of a box from shared memory; what lies outside the tensor is not written.
+__device__ __forceinline__ void store_box(const TensorMap& map, int x, int y, int z, u32 from) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(
+          &map),
+      "r"(x), "r"(y), "r"(z), "r"(from)
+      : "memory");
+}
+
+// Closes a group of this thread's stores.
+__device__ __forceinline__ void store_box_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until all groups of this thread have read their shared memory.
+__device__ __forceinline__ void store_box_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// Gives registers back, or takes them, so that each thread of the warpgroup has kRegisters.
+template <int kRegisters>
+__device__ __forceinline__ void registers_down() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void registers_up() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}

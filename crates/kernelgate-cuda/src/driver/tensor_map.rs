@@ -1,0 +1,160 @@
+//! Tensor maps: how a copy engine finds boxes of a tensor (`common/tensor_copy.cuh`).
+//!
+//! Deliberately absent: strides, layouts other than the one that `wgmma` reads, other ranks.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+
+use super::status::failed;
+use crate::BackendError;
+
+/// 16-bit elements of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MapElement {
+    /// bf16.
+    Bf16,
+    /// IEEE half.
+    F16,
+}
+
+/// Bytes of an element.
+const ELEMENT_BYTES: u64 = 2;
+/// Elements of a box's row: the 128 bytes that are swizzled.
+const BOX_COLUMNS: u32 = 64;
+/// Most rows of a box.
+const MAX_BOX_ROWS: u32 = 256;
+
+/// A tensor of matrices `[matrices][rows][columns]`, dense, of which boxes of 64 columns are copied.
+/// In shared memory a row of a box has its 16-byte chunks XOR-swizzled by the row's last three bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorBoxes {
+    /// Its elements.
+    pub element: MapElement,
+    /// Matrices, rows and columns; columns are a multiple of 64.
+    pub extents: [u64; 3],
+    /// Rows of a box, at most 256.
+    pub box_rows: u32,
+}
+
+impl TensorBoxes {
+    /// Encodes the map of such a tensor at an address: 128 bytes, a parameter of a kernel.
+    ///
+    /// # Errors
+    /// When it is no such tensor, or the driver refuses.
+    pub fn map(&self, address: u64) -> Result<[u8; 128], BackendError> {
+        self.check().map_err(|problem| {
+            BackendError::Launch(format!("failed to map {:?}: {problem}", self.extents))
+        })?;
+        let [matrices, rows, columns] = self.extents;
+        let element = match self.element {
+            MapElement::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            MapElement::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        };
+        let extents = [columns, rows, matrices];
+        let strides = [columns * ELEMENT_BYTES, rows * columns * ELEMENT_BYTES];
+        let (boxed, steps) = ([BOX_COLUMNS, self.box_rows, 1], [1; 3]);
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        // SAFETY: the arrays have as many entries as the rank asks for and outlive the call, which
+        // writes the map only; the address is not followed.
+        unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &raw mut map,
+                element,
+                extents.len() as u32,
+                address as *mut c_void,
+                extents.as_ptr(),
+                strides.as_ptr(),
+                boxed.as_ptr(),
+                steps.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        }
+        .result()
+        .map_err(|error| failed(&format!("map {:?}", self.extents), &error))?;
+        Ok(bytemuck::cast(map.opaque))
+    }
+
+    /// Whether it is a tensor as described.
+    fn check(&self) -> Result<(), String> {
+        let [.., columns] = self.extents;
+        if columns == 0 || !columns.is_multiple_of(u64::from(BOX_COLUMNS)) {
+            return Err(format!("{columns} columns are no multiple of {BOX_COLUMNS}"));
+        }
+        if self.box_rows == 0 || self.box_rows > MAX_BOX_ROWS {
+            return Err(format!("a box has 1 to {MAX_BOX_ROWS} rows, not {}", self.box_rows));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::gpu;
+    use crate::{LaunchDims, Parameters, PreparedLaunch, Source};
+
+    const TENSOR: TensorBoxes =
+        TensorBoxes { element: MapElement::Bf16, extents: [2, 5, 64], box_rows: 8 };
+
+    #[test]
+    fn what_is_no_such_tensor_is_refused() {
+        assert_eq!(TENSOR.check(), Ok(()));
+        let refused = |boxes: TensorBoxes| boxes.check().unwrap_err();
+        assert_eq!(
+            refused(TensorBoxes { extents: [2, 5, 65], ..TENSOR }),
+            "65 columns are no multiple of 64"
+        );
+        assert_eq!(
+            refused(TensorBoxes { box_rows: 257, ..TENSOR }),
+            "a box has 1 to 256 rows, not 257"
+        );
+    }
+
+    const KERNEL: &str = r#"
+#include "common/bulk.cuh"
+#include "common/memory.cuh"
+#include "common/tensor_copy.cuh"
+extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16* out) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  __shared__ u64 barrier;
+  const u32 full = shared_address(&barrier), base = shared_address(shared);
+  if (threadIdx.x == 0) {
+    barrier_init(full, 1);
+    barrier_init_fence();
+    barrier_expect(full, 8 * 128);
+    copy_box(base, map, 0, 0, 1, full);
+  }
+  __syncthreads();
+  barrier_wait(full, 0);
+  for (u32 i = threadIdx.x; i < 8 * 64; i += blockDim.x)
+    out[i] = *reinterpret_cast<u16*>(shared + swizzled<128>(i / 64, i % 64 / 8) + i % 8 * 2);
+}
+"#;
+
+    #[test]
+    fn a_box_arrives_swizzled_with_zeros_for_what_is_outside() {
+        let Some((device, _alone)) = gpu() else { return };
+        if !device.clusters().unwrap() {
+            eprintln!("skipped: needs sm_90 or later");
+            return;
+        }
+        let values: Vec<u8> = (1..=2 * 5 * 64u16).flat_map(u16::to_ne_bytes).collect();
+        let tensor = device.upload(&values).unwrap();
+        let out = device.allocate(8 * 128).unwrap();
+        let kernel =
+            device.kernel(&Source::new("tensor_map", KERNEL).build(&[]), "unswizzled").unwrap();
+        let parameters =
+            Parameters::new().bytes(&TENSOR.map(tensor.address()).unwrap()).address(out.address());
+        let dims = LaunchDims { shared_bytes: 1024, ..LaunchDims::new([1, 1, 1], [128, 1, 1]) };
+        PreparedLaunch::new(&device, kernel, dims, parameters).unwrap().launch().unwrap();
+        let mut copied = vec![0; 8 * 128];
+        out.download(&mut copied).unwrap();
+        // The second matrix has five rows of the eight.
+        assert_eq!(copied[..5 * 128], values[5 * 128..]);
+        assert!(copied[5 * 128..].iter().all(|&byte| byte == 0));
+    }
+}

@@ -1,0 +1,343 @@
+// Attention forward in one kernel for sm_90a: tensor cores through wgmma, tiles by tensor copies.
+//
+//   c = log2(e) / sqrt(d)
+//   for each block of keys, last first:
+//     s = q k^T;  top' = max(top, max s);  p = exp2(c (s - top'));  a = exp2(c (top - top'))
+//     sum = a sum + sum p;  o = a o + p v
+//   out = o / sum;  lse = top / sqrt(d) + ln(sum)
+//
+// Threads: three warpgroups of 64 queries each compute, with 160 registers a thread; one thread of
+// a fourth warpgroup, which keeps 32, copies. A block stays on its multiprocessor and takes tiles
+// of up to 192 queries from a list that the host made: where causal, their weights differ much.
+// Shared memory: the queries of two tiles, so that those of the next one are there in time, and
+// kStages blocks of keys and of values. A warpgroup's output goes out from where its queries were.
+// All of them are columns of 64 elements, whose rows of 128 bytes are swizzled as wgmma wants it.
+// Each stage has a barrier that says it is full and one that says it is empty.
+//
+// Overlap: a warpgroup starts q k^T of the next block, then p v of this one, and computes the next
+// block's exponentials while p v runs; meanwhile the other warpgroups use the tensor cores. p stays
+// in registers: where the accumulator of q k^T has it is where the operand of p v needs it.
+// o is rescaled only where a row's top grows by more than 2^8: below that p is at most 256.
+//
+// Bound: tensor cores, d = 64 also exp2. Against flash_mma: operands come to the tensor cores from
+// shared memory without passing through registers, copies take no thread's time, and three
+// warpgroups share a block of keys, which is a third of the traffic to L2 of 64 queries alone.
+#include "attention/ring.cuh"
+#include "attention/shape.cuh"
+#include "attention/warpgroup_gemm.cuh"
+#include "common/memory.cuh"
+#include "common/reduce.cuh"
+#include "common/tensor_copy.cuh"
+
+constexpr int kGroups = 3, kGroupThreads = 128, kThreads = THREADS, kStages = STAGES;
+constexpr int kKeys = TILE_KEYS;                          // of a block
+constexpr int kColumns = kHeadDim / 64;                   // of queries, keys, values, output
+constexpr int kQueriesBytes = kGroupRows * kHeadDim * 2;  // of a warpgroup
+constexpr int kBlockBytes = kKeys * kHeadDim * 2;
+constexpr int kKeysOffset = 2 * kGroups * kQueriesBytes;
+constexpr int kValuesOffset = kKeysOffset + kStages * kBlockBytes;
+constexpr int kBarriersOffset = kValuesOffset + kStages * kBlockBytes;
+constexpr int kSharedBytes = kBarriersOffset + 8 * (4 + 4 * kStages);
+constexpr float kRescaleThreshold = 8.f / kScaleLog2;
+
+static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, the others compute");
+static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
+
+// Every warp reads keys and values. Queries are a warpgroup's, whose first thread releases them.
+using Blocks = Ring<kStages, kBlockBytes, kGroups * kGroupThreads / kWarpSize>;
+using Queries = Ring<2, kGroups * kQueriesBytes, kGroups>;
+struct Rings {
+  Queries queries;
+  Blocks keys, values;
+  __device__ __forceinline__ explicit Rings(u32 base)
+      : queries{base, base + kBarriersOffset},
+        keys{base + kKeysOffset, queries.barriers + Queries::kBarrierBytes},
+        values{base + kValuesOffset, keys.barriers + Blocks::kBarrierBytes} {}
+};
+
+struct Shape {
+  int queries, keys, share;  // of a head; heads of queries that share one of keys and values
+};
+
+// Queries from `row` on of a head, 64 for each of the first `groups` warpgroups.
+struct Tile {
+  int row, groups, head;
+
+  // The list has so many tiles for each block; rows are multiples of 64, so that the groups are the
+  // low bits, and no groups end the list.
+  __device__ __forceinline__ Tile(const int2* tiles, int index) {
+    const int2 entry = tiles[static_cast<i64>(index) * gridDim.x + blockIdx.x];
+    groups = entry.x & 63;
+    row = entry.x - groups;
+    head = entry.y;
+  }
+};
+
+// Blocks of keys of which a query before `end` sees something. The last query sees all keys.
+__device__ __forceinline__ int blocks_seen(const Shape& shape, int end) {
+  const int seen = kCausal ? min_of(shape.keys, end + shape.keys - shape.queries) : shape.keys;
+  return seen > 0 ? (seen + kKeys - 1) / kKeys : 0;
+}
+
+__device__ __forceinline__ void copy_block(const Blocks& ring, u32 n, const TensorMap& map,
+                                           int block, int head) {
+  ring.begin_fill(n, kBlockBytes);
+#pragma unroll
+  for (int column = 0; column < kColumns; ++column)
+    copy_box(ring.stage(n) + column * kKeys * kColumnBytes, map, column * 64, block * kKeys, head,
+             ring.full(n));
+}
+
+// What the thread does that copies.
+__device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, const TensorMap& k,
+                                        const TensorMap& v, const int2* tiles, const Shape& shape) {
+  u32 n = 0;
+  for (int index = 0;; ++index) {
+    const Tile tile(tiles, index);
+    if (tile.groups == 0) return;
+    rings.queries.begin_fill(index, tile.groups * kQueriesBytes);
+    for (int part = 0; part < tile.groups * kColumns; ++part) {
+      const u32 to = rings.queries.stage(index) + part * kGroupRows * kColumnBytes;
+      copy_box(to, q, part % kColumns * 64, tile.row + part / kColumns * kGroupRows, tile.head,
+               rings.queries.full(index));
+    }
+    const int head = tile.head / shape.share;
+    const int blocks = blocks_seen(shape, tile.row + tile.groups * kGroupRows);
+    // Keys are needed a block ahead of values.
+    for (int block = blocks; block >= 0; --block) {
+      if (block > 0) copy_block(rings.keys, n + blocks - block, k, block - 1, head);
+      if (block < blocks) copy_block(rings.values, n + blocks - block - 1, v, block, head);
+    }
+    n += blocks;
+  }
+}
+
+// What a lane has of its two rows, lane / 4 and 8 further, of its warp's 16.
+struct Rows {
+  float o[kHeadDim / 2];
+  float s[kKeys / 2];
+  u32 p[kKeys / 4];
+  float top[2], sum[2];
+};
+
+// Probabilities of a block in place of its scores. Returns whether o has to be scaled, by `alpha`.
+// The lane's row r sees the keys before limit[r], counted from the lane's first.
+template <bool kMask>
+__device__ __forceinline__ bool softmax(Rows& rows, float (&alpha)[2], const int (&limit)[2]) {
+  float best[2] = {negative_infinity(), negative_infinity()};
+#pragma unroll
+  for (int i = 0; i < kKeys / 2; ++i) {
+    const int r = i / 2 % 2;
+    if (kMask && i / 4 * 8 + i % 2 >= limit[r]) rows.s[i] = negative_infinity();
+    best[r] = max_f32(best[r], rows.s[i]);
+  }
+#pragma unroll
+  for (int lanes = 1; lanes < 4; lanes *= 2)
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      best[r] = max_f32(best[r], __shfl_xor_sync(kFullWarp, best[r], lanes));
+  const bool grow = __any_sync(kFullWarp, best[0] > rows.top[0] + kRescaleThreshold ||
+                                              best[1] > rows.top[1] + kRescaleThreshold);
+  // A row that has seen no key has no top.
+  auto finite = [](float top) { return kMask && top == negative_infinity() ? 0.f : top; };
+  if (grow) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float top = max_f32(rows.top[r], best[r]);
+      alpha[r] = exp2_approx((rows.top[r] - finite(top)) * kScaleLog2);
+      rows.top[r] = top;
+      rows.sum[r] *= alpha[r];
+    }
+  }
+  const float shift[2] = {-finite(rows.top[0]) * kScaleLog2, -finite(rows.top[1]) * kScaleLog2};
+#pragma unroll
+  for (int i = 0; i < kKeys / 2; i += 2) {
+    const int r = i / 2 % 2;
+    rows.s[i] = exp2_approx(fma_f32(rows.s[i], kScaleLog2, shift[r]));
+    rows.s[i + 1] = exp2_approx(fma_f32(rows.s[i + 1], kScaleLog2, shift[r]));
+    rows.sum[r] += rows.s[i] + rows.s[i + 1];
+  }
+  return grow;
+}
+
+// A warpgroup's place in its tile.
+struct Place {
+  Shape shape;
+  int row;     // the lane's first
+  int column;  // the lane's first
+
+  __device__ __forceinline__ void limits(int (&limit)[2], int block) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int seen = row + 8 * r + 1 + shape.keys - shape.queries;
+      limit[r] = (kCausal ? min_of(shape.keys, seen) : shape.keys) - block * kKeys - column;
+    }
+  }
+};
+
+// Scores of fill n of the keys.
+__device__ __forceinline__ void start_scores(Rows& rows, const Rings& rings, u32 q, u32 n) {
+  rings.keys.wait(n);
+  multiply_abt<kGroupRows, kKeys>(rows.s, q, rings.keys.stage(n));
+}
+
+__device__ __forceinline__ void start_values(Rows& rows, const Rings& rings, u32 n) {
+  rings.values.wait(n);
+  multiply_ab(rows.o, rows.p, rings.values.stage(n));
+}
+
+// From the weights of fill n to those of fill n + 1, of the block before.
+template <bool kMask>
+__device__ __forceinline__ void step(Rows& rows, const Rings& rings, const Place& place, u32 q,
+                                     u32 n, int block) {
+  start_scores(rows, rings, q, n + 1);
+  start_values(rows, rings, n);
+  wgmma_wait<1>();
+  settle(rows.s);
+  rings.keys.release_by_warp(n + 1);
+  int limit[2];
+  if (kMask) place.limits(limit, block);
+  float alpha[2];
+  const bool grow = softmax<kMask>(rows, alpha, limit);
+  wgmma_wait<0>();
+  settle(rows.o);
+  rings.values.release_by_warp(n);
+  if (grow) {
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2; ++i) rows.o[i] *= alpha[i / 2 % 2];
+  }
+  round_to_operand(rows.p, rows.s);
+}
+
+// Lets the queries of a tile be replaced, once its output has left from there.
+__device__ __forceinline__ void reuse_queries(const Rings& rings, int index) {
+  if (threadIdx.x % kGroupThreads != 0 || index < 0) return;
+  store_box_wait_read();
+  rings.queries.release(index);
+}
+
+// The rows of a warpgroup over all the blocks that they see, `seen` of them, from fill n on.
+__device__ __forceinline__ void attend(Rows& rows, const Rings& rings, const Place& place, u32 q,
+                                       u32 n, int seen, int whole, int index) {
+  start_scores(rows, rings, q, n);
+  reuse_queries(rings, index - 1);
+  wgmma_wait<0>();
+  settle(rows.s);
+  rings.keys.release_by_warp(n);
+  int block = seen - 1, limit[2];
+  place.limits(limit, block);
+  float alpha[2];
+  softmax<true>(rows, alpha, limit);
+  round_to_operand(rows.p, rows.s);
+  if (kCausal) {
+#pragma unroll 1
+    for (; block > whole; ++n) step<true>(rows, rings, place, q, n, --block);
+  }
+#pragma unroll 1
+  for (; block > 0; ++n) step<false>(rows, rings, place, q, n, --block);
+  start_values(rows, rings, n);
+  wgmma_wait<0>();
+  settle(rows.o);
+  rings.values.release_by_warp(n);
+}
+
+// Divides by the sums, writes the lse and lets a copy write the output.
+__device__ __forceinline__ void finish(Rows& rows, const Place& place, const TensorMap& out,
+                                       float* lse, u32 staging, int group, int first_row,
+                                       int head) {
+  const u32 lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float total = lanes_sum<4>(rows.sum[r]);
+    const float inverse = total > 0.f ? reciprocal_approx(total) : 0.f;
+    const int row = place.row + 8 * r;
+    if (lse != nullptr && lane % 4 == 0 && row < place.shape.queries)
+      lse[static_cast<i64>(head) * place.shape.queries + row] =
+          rows.top[r] * kScale + log2_approx(total) * kLn2;
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2; ++i)
+      if (i / 2 % 2 == r) rows.o[i] *= inverse;
+  }
+  // All warps are through with the queries.
+  barrier_sync(1 + group, kGroupThreads);
+  u32 words[kHeadDim / 4];
+  round_to_operand(words, rows.o);
+  store_operand<kGroupRows>(staging, words, 0);
+  fence_async();
+  barrier_sync(1 + group, kGroupThreads);
+  if (threadIdx.x % kGroupThreads == 0) {
+    for (int column = 0; column < kColumns; ++column)
+      store_box(out, column * 64, first_row, head, staging + column * kGroupRows * kColumnBytes);
+    store_box_commit();
+  }
+}
+
+// What a warpgroup does that computes.
+__device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out, float* lse,
+                                        const int2* tiles, const Shape& shape, int group) {
+  const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
+  u32 n = 0;
+  for (int index = 0;; ++index) {
+    const Tile tile(tiles, index);
+    if (tile.groups == 0) break;
+    const int first_row = tile.row + group * kGroupRows;
+    const int blocks = blocks_seen(shape, tile.row + tile.groups * kGroupRows);
+    const bool used = group < tile.groups;
+    const int seen = used ? blocks_seen(shape, first_row + kGroupRows) : 0;
+    const u32 queries = rings.queries.stage(index) + group * kQueriesBytes;
+    rings.queries.wait(index);
+    // Blocks that only later warpgroups see.
+    for (int skipped = blocks; skipped > seen; --skipped, ++n) {
+      rings.keys.wait(n);
+      rings.keys.release_by_warp(n);
+      rings.values.wait(n);
+      rings.values.release_by_warp(n);
+    }
+    Rows rows;
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2; ++i) rows.o[i] = 0.f;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rows.top[r] = negative_infinity();
+      rows.sum[r] = 0.f;
+    }
+    const Place place{shape, first_row + static_cast<int>(warp * 16 + lane / 4),
+                      static_cast<int>(lane % 4) * 2};
+    if (seen > 0) {
+      // Blocks before this one are seen whole by every row.
+      const int whole = kCausal ? (first_row + 1 + shape.keys - shape.queries) / kKeys : seen;
+      attend(rows, rings, place, queries, n, seen, whole, index);
+    } else {
+      reuse_queries(rings, index - 1);
+    }
+    n += seen;
+    if (used) finish(rows, place, out, lse, queries, group, first_row, tile.head);
+  }
+  if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
+}
+
+// `tiles` says what each block computes, see Tile; lse may be null.
+extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flash_wgmma(
+    const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
+    const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap out,
+    float* __restrict__ lse, const int2* __restrict__ tiles, int queries, int keys, int share) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const Rings rings(shared_address(shared));
+  const Shape shape{queries, keys, share};
+  if (threadIdx.x == 0) {
+    rings.queries.init();
+    rings.keys.init();
+    rings.values.init();
+    barrier_init_fence();
+  }
+  __syncthreads();
+  // The same for all lanes, which the compiler has to know.
+  const int group = __shfl_sync(kFullWarp, threadIdx.x / kGroupThreads, 0);
+  if (group == kGroups) {
+    registers_down<32>();
+    if (threadIdx.x == kGroups * kGroupThreads) produce(rings, q, k, v, tiles, shape);
+  } else {
+    registers_up<160>();
+    consume(rings, out, lse, tiles, shape, group);
+  }
+}

@@ -1,0 +1,185 @@
+// GEMMs of a warpgroup, 64 rows: each function starts one group of wgmmas, which run on when it
+// returns.
+//
+// Tiles in shared memory lie in columns of 64 elements, whose rows of 128 bytes are swizzled as in
+// common/wgmma.cuh; a tile's column follows the one before.
+#pragma once
+#include "attention/shape.cuh"
+#include "common/memory.cuh"
+#include "common/wgmma.cuh"
+
+constexpr int kGroupRows = 64;     // of a warpgroup
+constexpr int kColumnBytes = 128;  // of a row of 64 elements
+
+#define PTX_TYPE_Bf16 "bf16"
+#define PTX_TYPE_F16 "f16"
+#define PTX_TYPE_OF(type) PTX_TYPE_##type
+#define PTX_TYPE(type) PTX_TYPE_OF(type)
+
+// d[64][n] = a[64][16] b[n][16]^T, or += where kAccumulate is 1; n is twice the length of d. A warp
+// has 16 rows; d[4 j + 2 h + i] is row lane / 4 + 8 h, column 8 j + lane % 4 * 2 + i. By column, a
+// and b are stored [16][64] and [16][n].
+template <int kAccumulate, int kByColumn>
+__device__ __forceinline__ void wgmma_16(float (&d)[16], u64 a, u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32." PTX_TYPE(DTYPE) "." PTX_TYPE(DTYPE)
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, %18, 1, 1, %19, %19;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15])
+      : "l"(a), "l"(b), "n"(kAccumulate), "n"(kByColumn));
+}
+template <int kAccumulate, int kByColumn>
+__device__ __forceinline__ void wgmma_16(float (&d)[32], u64 a, u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." PTX_TYPE(DTYPE) "." PTX_TYPE(DTYPE)
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+      "%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, %34, 1, 1, %35, %35;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "l"(a), "l"(b), "n"(kAccumulate), "n"(kByColumn));
+}
+template <int kAccumulate, int kByColumn>
+__device__ __forceinline__ void wgmma_16(float (&d)[40], u64 a, u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32." PTX_TYPE(DTYPE) "." PTX_TYPE(DTYPE)
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+      "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39}, %40, %41, %42, 1, 1, "
+      "%43, %43;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+      : "l"(a), "l"(b), "n"(kAccumulate), "n"(kByColumn));
+}
+template <int kAccumulate, int kByColumn>
+__device__ __forceinline__ void wgmma_16(float (&d)[64], u64 a, u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." PTX_TYPE(DTYPE) "." PTX_TYPE(DTYPE)
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+      "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,"
+      "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, %66, "
+      "1, 1, %67, %67;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+        "+f"(d[63])
+      : "l"(a), "l"(b), "n"(kAccumulate), "n"(kByColumn));
+}
+
+// d[64][n] += a[64][16] b[16][n]. a[0] and a[1] are two neighbours of k, from lane % 4 * 2 on, in
+// rows lane / 4 and 8 further; a[2] and a[3] are 8 of k further: the places of d above.
+__device__ __forceinline__ void wgmma_16(float (&d)[32], const u32* a, u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." PTX_TYPE(DTYPE) "." PTX_TYPE(DTYPE)
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+      "%24,%25,%26,%27,%28,%29,%30,%31}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ __forceinline__ void wgmma_16(float (&d)[64], const u32* a, u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." PTX_TYPE(DTYPE) "." PTX_TYPE(DTYPE)
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+      "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,"
+      "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64, %65, %66, "
+      "%67}, %68, 1, 1, 1, 1;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+        "+f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// The compiler must not read an accumulator before it has waited for its group.
+template <int kCount>
+__device__ __forceinline__ void settle(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// Two 16-bit elements a word, in the places that the operand in registers has.
+template <int kCount>
+__device__ __forceinline__ void round_to_operand(u32 (&a)[kCount], const float (&d)[2 * kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) a[i] = Element::pack(d[2 * i], d[2 * i + 1]);
+}
+
+// Writes a warpgroup's 64 rows of such words to a tile of kRows rows, from its row `first` on.
+template <int kRows, int kWords>
+__device__ __forceinline__ void store_operand(u32 tile, const u32 (&a)[kWords], int first) {
+  const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
+  const u32 row = first + warp * 16 + lane % 16;
+#pragma unroll
+  for (int pair = 0; pair < kWords / 4; ++pair) {
+    const u32 x[4] = {a[4 * pair], a[4 * pair + 1], a[4 * pair + 2], a[4 * pair + 3]};
+    stmatrix_x4(tile + pair / 4 * kRows * kColumnBytes +
+                    swizzled<kColumnBytes>(row, pair % 4 * 2 + lane / 16),
+                x);
+  }
+}
+
+// d = a b^T over d elements of a head: tiles of kARows and kBRows rows, of which a's warpgroup has
+// 64. Twice the length of d are the columns.
+template <int kARows, int kBRows, int kCount>
+__device__ __forceinline__ void multiply_abt(float (&d)[kCount], u32 a, u32 b) {
+  static_assert(kCount * 2 == kBRows, "a column of d for each row of b");
+  const u64 first = operand(a), second = operand(b);
+  wgmma_fence();
+  wgmma_16<0, 0>(d, first, second);
+#pragma unroll
+  for (int step = 1; step < kHeadDim / 16; ++step) {
+    const int column = step / 4, within = step % 4 * (32 >> 4);
+    wgmma_16<1, 0>(d, first + column * (kARows * kColumnBytes >> 4) + within,
+                   second + column * (kBRows * kColumnBytes >> 4) + within);
+  }
+  wgmma_commit();
+}
+
+// d += a b, a of 64 rows in registers, b a tile of as many rows as a has columns.
+template <int kCount, int kWords>
+__device__ __forceinline__ void multiply_ab(float (&d)[kCount], const u32 (&a)[kWords], u32 b) {
+  constexpr int kRows = kWords * 4;
+  // 64 columns further is a tile's column further.
+  constexpr u64 kLeading = (u64{1} << 16) ^ (u64{kRows * kColumnBytes >> 4} << 16);
+  const u64 second = operand(b) ^ kLeading;
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kRows / 16; ++step)
+    wgmma_16(d, a + 4 * step, second + step * (16 * kColumnBytes >> 4));
+  wgmma_commit();
+}
+
+// d = a^T b, a of 64 columns, b of as many as d, over kRows rows.
+template <int kRows, int kCount>
+__device__ __forceinline__ void multiply_atb(float (&d)[kCount], u32 a, u32 b) {
+  const u64 first = operand(a), second = operand(b);
+  wgmma_fence();
+  wgmma_16<0, 1>(d, first, second);
+#pragma unroll
+  for (int step = 1; step < kRows / 16; ++step)
+    wgmma_16<1, 1>(d, first + step * (16 * kColumnBytes >> 4),
+                   second + step * (16 * kColumnBytes >> 4));
+  wgmma_commit();
+}

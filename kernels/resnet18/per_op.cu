@@ -1,0 +1,168 @@
+// The network's operations that are neither GEMMs nor neurons, one kernel each: what a framework
+// launches in eager mode.
+//
+// Frames are time-major, [T, B, side, side, channels]; spikes are bytes, currents fp32, operands of
+// GEMMs bf16, which holds spikes, and the images and weights of the problem, exactly.
+// Threads: one an element; those of spikes take eight neighbouring channels.
+// Shared memory: the logits' reduction only.
+// Bound: launching, at the batch sizes of the guides; gathering writes a convolution's operand
+// kernel² times, so it is memory bandwidth at large ones.
+#include "common/element16.cuh"
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+#include "resnet18/spikes.cuh"
+
+constexpr int kThreads = THREADS;
+constexpr int kPacket = 8;  // channels of a thread where spikes are read
+
+__device__ __forceinline__ i64 thread_index() {
+  return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+}
+
+// What an output pixel reads, of a window centred on every stride-th pixel.
+struct Source {
+  int row;
+  int column;
+  bool inside;
+};
+
+__device__ __forceinline__ Source source_of(int pixel, int tap, int side, int out_side, int kernel,
+                                            int stride) {
+  Source source;
+  source.row = pixel / out_side * stride + tap / kernel - kernel / 2;
+  source.column = pixel % out_side * stride + tap % kernel - kernel / 2;
+  source.inside = source.row >= 0 && source.row < side && source.column >= 0 &&
+                  source.column < side;
+  return source;
+}
+
+// frames[t] = t < fed ? images : 0, for one step; `frames` is that step's
+extern "C" __global__ void __launch_bounds__(kThreads)
+    resnet18_per_op_encode(const float* __restrict__ images, float* __restrict__ frames,
+                           i64 elements, int fed) {
+  const i64 i = thread_index();
+  if (i < elements) frames[i] = fed != 0 ? images[i] : 0.f;
+}
+
+// rows [frames · out_side², padded] of a window over fp32 frames, every tap, zeros in the padding
+// and behind the last column
+extern "C" __global__ void __launch_bounds__(kThreads)
+    resnet18_per_op_gather(const float* __restrict__ frames, u16* __restrict__ rows, i64 elements,
+                           int side, int channels, int out_side, int kernel, int stride,
+                           int padded) {
+  const i64 i = thread_index();
+  if (i >= elements) return;
+  const int column = static_cast<int>(i % padded);
+  const i64 row = i / padded;
+  const int pixel = static_cast<int>(row % (out_side * out_side));
+  const i64 frame = row / (out_side * out_side);
+  const int tap = column / channels;
+  float x = 0.f;
+  if (tap < kernel * kernel) {
+    const Source source = source_of(pixel, tap, side, out_side, kernel, stride);
+    if (source.inside)
+      x = frames[((frame * side + source.row) * side + source.column) * channels +
+                 column % channels];
+  }
+  rows[i] = Bf16::from_f32(x);
+}
+
+// The same of spikes, for the taps from `first` on; a thread eight channels of a row
+extern "C" __global__ void __launch_bounds__(kThreads)
+    resnet18_per_op_gather_spikes(const uint2* __restrict__ spikes, uint4* __restrict__ rows,
+                                  i64 packets, int side, int channels, int out_side, int kernel,
+                                  int stride, int first, int taps) {
+  const i64 i = thread_index();
+  if (i >= packets) return;
+  const int in_tap = channels / kPacket;
+  const int packet = static_cast<int>(i % in_tap);
+  const int tap = static_cast<int>(i / in_tap % taps) + first;
+  const i64 row = i / in_tap / taps;
+  const int pixel = static_cast<int>(row % (out_side * out_side));
+  const i64 frame = row / (out_side * out_side);
+  const Source source = source_of(pixel, tap, side, out_side, kernel, stride);
+  uint2 bytes = make_uint2(0, 0);
+  if (source.inside)
+    bytes = spikes[((frame * side + source.row) * side + source.column) * in_tap + packet];
+  rows[i] = bf16x8_of_spikes(bytes.x, bytes.y);
+}
+
+// x = (factor · x + [i < fed] bias) / divisor, in place; `fed` elements of the first frames
+extern "C" __global__ void __launch_bounds__(kThreads)
+    resnet18_per_op_bias(float* x, const float* __restrict__ bias, i64 elements, i64 fed,
+                         int channels, float factor, float divisor) {
+  const i64 i = thread_index();
+  if (i >= elements) return;
+  x[i] = __fdiv_rn(fmaf(factor, x[i], i < fed ? bias[i % channels] : 0.f), divisor);
+}
+
+// x += y
+extern "C" __global__ void __launch_bounds__(kThreads)
+    resnet18_per_op_add(float* x, const float* __restrict__ y, i64 elements) {
+  const i64 i = thread_index();
+  if (i < elements) x[i] += y[i];
+}
+
+// x += theta · spikes
+extern "C" __global__ void __launch_bounds__(kThreads)
+    resnet18_per_op_add_spikes(float* x, const signed char* __restrict__ spikes, i64 elements,
+                               float theta) {
+  const i64 i = thread_index();
+  if (i < elements) x[i] = fmaf(theta, static_cast<float>(spikes[i]), x[i]);
+}
+
+// spikes = pool(tracers) - before; before = pool(tracers): one step of the telescoped max-pooling,
+// with the tracers that the neurons carry, which are the sums of their spikes; `sources` may be
+// null, else it gets the tap of the first largest
+extern "C" __global__ void __launch_bounds__(kThreads)
+    resnet18_per_op_pool(const int* __restrict__ tracers, int* __restrict__ before,
+                         signed char* __restrict__ spikes, unsigned char* __restrict__ sources,
+                         i64 elements, int side, int channels, int out_side, int t) {
+  const i64 i = thread_index();
+  if (i >= elements) return;
+  const int channel = static_cast<int>(i % channels);
+  const i64 position = i / channels;
+  const int pixel = static_cast<int>(position % (out_side * out_side));
+  const i64 image = position / (out_side * out_side);
+  int largest = -128, first = 0;
+#pragma unroll
+  for (int tap = 0; tap < 9; ++tap) {
+    const Source source = source_of(pixel, tap, side, out_side, 3, 2);
+    if (!source.inside) continue;
+    const int tracer =
+        tracers[((image * side + source.row) * side + source.column) * channels + channel];
+    first = tracer > largest ? tap : first;
+    largest = tracer > largest ? tracer : largest;
+  }
+  if (sources != nullptr) sources[i] = static_cast<unsigned char>(first);
+  spikes[i] = static_cast<signed char>(largest - (t == 0 ? 0 : before[i]));
+  before[i] = largest;
+}
+
+// logits [B, classes] = or += Σ over `frames` frames of (weight · mean over pixels of theta · s),
+// and the bias times `fed`; a block an image and class
+extern "C" __global__ void __launch_bounds__(kThreads)
+    resnet18_per_op_classify(const signed char* __restrict__ spikes,
+                             const float* __restrict__ weight, const float* __restrict__ bias,
+                             float* __restrict__ logits, int images, int classes, int pixels,
+                             int channels, int frames, float scale, float fed, int accumulate) {
+  __shared__ float scratch[kThreads / 32];
+  const int image = blockIdx.x / classes, label = blockIdx.x % classes;
+  float sum = 0.f;
+  for (int channel = threadIdx.x; channel < channels; channel += kThreads) {
+    int count = 0;
+    for (int t = 0; t < frames; ++t) {
+      const signed char* frame =
+          spikes + (static_cast<i64>(t) * images + image) * pixels * channels + channel;
+      for (int pixel = 0; pixel < pixels; ++pixel)
+        count += frame[static_cast<i64>(pixel) * channels];
+    }
+    const float mean = scale * static_cast<float>(count);
+    sum = fmaf(weight[static_cast<i64>(label) * channels + channel], mean, sum);
+  }
+  sum = block_sum<kThreads>(sum, scratch);
+  if (threadIdx.x > 0) return;
+  float* to = logits + static_cast<i64>(image) * classes + label;
+  const float before = accumulate != 0 ? *to : 0.f;
+  *to = before + fmaf(fed, bias[label], sum);
+}

@@ -1,0 +1,357 @@
+"""An ST-BIF ResNet-18 in PyTorch, inference and training step.
+
+Peers: eager in fp32 with TF32 convolutions; the same in a CUDA graph; and what a good user would
+write: channels-last bf16, convolutions over all time steps at once, bias, residual and neurons
+compiled into one kernel, the stem once an image, all in a CUDA graph. Training is eager, and with
+compiled neurons in a CUDA graph: forward, cross-entropy, backward by replay, SGD with momentum.
+
+The same equations as the workload. Weights are random here, drawn as the workload's are but not the
+same numbers: speed does not depend on them. `python resnet18.py --check DUMP` computes the problem
+of a safetensors file that `kernelgate verify --dump` wrote, with its weights and images, and
+prints how far the logits, and in training the new momentum, are from the file's. `--cpu B T`
+times a training step on the host.
+"""
+import json
+import math
+import sys
+import time
+
+import torch
+from torch.nn import functional as F
+
+CLASSES, SIDE, COLORS = 10, 32, 3
+MOMENTUM, LEARNING_RATE = 0.9, 0.1
+
+
+def layers(stem, width):
+    """(name, in, out, kernel, stride, taps that read a pixel) of every convolution."""
+    convs, side = [], SIDE
+
+    def conv(name, into, out, kernel, stride):
+        after = -(-side // stride)
+        axis = sum(
+            0 <= at * stride + tap - kernel // 2 < side
+            for at in range(after)
+            for tap in range(kernel)
+        )
+        convs.append((name, into, out, kernel, stride, (axis / after) ** 2))
+        return after
+
+    side = conv("conv1", COLORS, width, *((7, 2) if stem == "imagenet" else (3, 1)))
+    if stem == "imagenet":
+        side = -(-side // 2)
+    channels = width
+    for stage in range(4):
+        for block in range(2):
+            stride, out = 2 if stage and not block else 1, width << stage
+            name = f"layer{stage + 1}.{block}"
+            before, into = side, channels
+            side = conv(f"{name}.conv1", into, out, 3, stride)
+            conv(f"{name}.conv2", out, out, 3, 1)
+            if (side, out) != (before, into):
+                after, side = side, before
+                conv(f"{name}.downsample", into, out, 1, stride)
+                side = after
+            channels = out
+    return convs
+
+
+def random_weights(stem, width):
+    """Weights `[out, in, kernel, kernel]` and biases by name."""
+    torch.manual_seed(0)
+    weights = {}
+    for name, into, out, kernel, _, taps in layers(stem, width):
+        gain = 1.0 if name == "conv1" else 2.2 if name.endswith("conv1") else 1.3
+        deviation = gain / math.sqrt(taps * into)
+        weights[name + ".weight"] = deviation * torch.randn(out, into, kernel, kernel)
+        shift = -0.1 if name.endswith("conv2") else 0.0
+        weights[name + ".bias"] = 0.1 * torch.randn(out) + shift
+    weights["fc.weight"] = torch.randn(CLASSES, 8 * width) / math.sqrt(8 * width)
+    weights["fc.bias"] = 0.1 * torch.randn(CLASSES)
+    return weights
+
+
+def loaded_weights(flat, stem, width):
+    """The same out of the workload's flat parameters, channels innermost."""
+    weights, at, flat = {}, 0, flat.flatten()
+
+    def take(*shape):
+        nonlocal at
+        count = math.prod(shape)
+        at += count
+        return flat[at - count : at].reshape(shape).clone()
+
+    for name, into, out, kernel, _, _ in layers(stem, width):
+        weights[name + ".weight"] = take(out, kernel, kernel, into).permute(0, 3, 1, 2).contiguous()
+        weights[name + ".bias"] = take(out)
+    weights["fc.weight"], weights["fc.bias"] = take(CLASSES, 8 * width), take(CLASSES)
+    return weights
+
+
+def spikes_of(x, theta, top):
+    """`[T, ...]` currents to spikes, the state in fp32."""
+    v = torch.full_like(x[0], 0.5 * theta, dtype=torch.float32)
+    c = torch.zeros_like(v)
+    spikes = []
+    for current in x.unbind(0):
+        h = v + current.float()
+        s = ((h >= theta) & (c < top)).float() - ((h < 0) & (c > 0)).float()
+        v, c = h - theta * s, c + s
+        spikes.append(s.to(x.dtype))
+    return torch.stack(spikes)
+
+
+def bell(z, width):
+    return torch.exp(z * z / (-2 * (0.405 * width) ** 2)) / width
+
+
+def currents_gradient(x, gy, theta, top):
+    """Replays the forward, then reverses: gradient of the currents from that of the spikes."""
+    v = torch.full_like(x[0], 0.5 * theta, dtype=torch.float32)
+    c = torch.zeros_like(v)
+    factors = []
+    for current in x.unbind(0):
+        h = v + current.float()
+        a = bell(h - theta, theta) * (c < top) + bell(h, theta) * (c > 0)
+        b = -((h >= theta) * bell(top - c, 1.0) + (h < 0) * bell(c, 1.0))
+        factors.append((a, b))
+        s = ((h >= theta) & (c < top)).float() - ((h < 0) & (c > 0)).float()
+        v, c = h - theta * s, c + s
+    grad_v, grad_c = torch.zeros_like(v), torch.zeros_like(v)
+    gradients = []
+    for (a, b), g in zip(factors[::-1], gy.unbind(0)[::-1]):
+        m = g.float() - theta * grad_v + grad_c
+        grad_v, grad_c = grad_v + m * a, grad_c + m * b
+        gradients.append(grad_v.to(x.dtype))
+    return torch.stack(gradients[::-1])
+
+
+class Neurons(torch.autograd.Function):
+    """`[T, ...]` currents to spikes; nothing is saved but the currents."""
+
+    forward_kernel = staticmethod(spikes_of)
+    backward_kernel = staticmethod(currents_gradient)
+
+    @staticmethod
+    def forward(ctx, x, theta, top):
+        ctx.save_for_backward(x)
+        ctx.parameters = theta, top
+        return Neurons.forward_kernel(x, theta, top)
+
+    @staticmethod
+    def backward(ctx, gy):
+        (x,) = ctx.saved_tensors
+        return Neurons.backward_kernel(x, gy.contiguous(), *ctx.parameters), None, None
+
+
+def neurons_behind(y, bias, residual, t, fed, theta, top):
+    """Neurons of a convolution's output `[T·B, ...]` with what a step adds."""
+    x = y.unflatten(0, (t, -1))
+    x = x + bias * (torch.arange(t, device=y.device) < fed).to(y.dtype).view(t, 1, 1, 1, 1)
+    if residual is not None:
+        x = x + residual.unflatten(0, (t, -1))
+    return spikes_of(x, theta, top).flatten(0, 1)
+
+
+class Network:
+    """The network with its weights on a device, in a dtype."""
+
+    def __init__(self, stem, width, t, level, weights, device, dtype, train=False):
+        self.stem, self.t = stem, t
+        self.steps = level // 2 - 1
+        self.fed, self.top, self.theta = min(t, self.steps), self.steps, 4.0 / level
+        self.dtype = dtype
+        move = lambda w: w.to(device, dtype)
+        self.master = {name: w.to(device) for name, w in weights.items()}
+        if train:
+            self.master = {name: w.requires_grad_() for name, w in self.master.items()}
+        self.convs = {name: conv for name, *conv in layers(stem, width)}
+        self.weights = self.master if train else {n: move(w) for n, w in weights.items()}
+        for name, w in self.weights.items():
+            if w.dim() == 4 and not train:
+                self.weights[name] = w.contiguous(memory_format=torch.channels_last)
+        self.fused = None
+        self.train = train
+
+    def weight(self, name):
+        return self.weights[name].to(self.dtype)
+
+    def convolve(self, name, x):
+        _, _, kernel, stride, _ = self.convs[name]
+        return F.conv2d(x, self.weight(name + ".weight"), stride=stride, padding=kernel // 2)
+
+    def bias(self, name):
+        return (self.weight(name + ".bias") / self.steps).view(1, 1, -1, 1, 1)
+
+    def neurons(self, y, bias, residual=None):
+        if self.fused is not None and not self.train:
+            return self.fused(y, bias, residual, self.t, self.fed, self.theta, self.top)
+        x = y.unflatten(0, (self.t, -1))
+        fed = (torch.arange(self.t, device=y.device) < self.fed).to(y.dtype)
+        x = x + bias * fed.view(self.t, 1, 1, 1, 1)
+        if residual is not None:
+            x = x + residual.unflatten(0, (self.t, -1))
+        return Neurons.apply(x, self.theta, self.top).flatten(0, 1)
+
+    def pool(self, spikes):
+        sums = spikes.unflatten(0, (self.t, -1)).cumsum(0).flatten(0, 1)
+        pooled = F.max_pool2d(sums, 3, 2, 1).unflatten(0, (self.t, -1))
+        before = torch.cat((torch.zeros_like(pooled[:1]), pooled[:-1]))
+        return (pooled - before).flatten(0, 1)
+
+    def __call__(self, images):
+        once = self.convolve("conv1", images.to(self.dtype)) / self.steps
+        feeds = (torch.arange(self.t, device=images.device) < self.fed).to(self.dtype)
+        x = (once[None] * feeds.view(-1, 1, 1, 1, 1)).flatten(0, 1)
+        s = self.neurons(x, self.bias("conv1"))
+        if self.stem == "imagenet":
+            s = self.pool(s)
+        for block in [f"layer{stage}.{block}" for stage in range(1, 5) for block in range(2)]:
+            value = self.theta * s
+            hidden = self.theta * self.neurons(
+                self.convolve(block + ".conv1", value), self.bias(block + ".conv1")
+            )
+            y, bias = self.convolve(block + ".conv2", hidden), self.bias(block + ".conv2")
+            if block + ".downsample" in self.convs:
+                value = self.convolve(block + ".downsample", value)
+                bias = bias + self.bias(block + ".downsample")
+            s = self.neurons(y, bias, value)
+        features = self.theta * s.unflatten(0, (self.t, -1)).float().sum(0).mean((-2, -1))
+        share = self.fed / self.steps
+        return F.linear(features, self.master["fc.weight"], share * self.master["fc.bias"])
+
+
+def trained(network, images, labels):
+    """What computes a training step; parameters and momenta move on with every call."""
+    parameters = list(network.master.values())
+    optimizer = torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM, foreach=True)
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(network(images), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def captured(run):
+    """What replays it as a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def prepare(workload, axes, graph, compiled):
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    b, t, level, width = (int(axes[axis]) for axis in ("b", "t", "level", "w"))
+    train = workload.endswith("train_step")
+    dtype = torch.bfloat16 if compiled else torch.float32
+    weights = random_weights(axes["stem"], width)
+    network = Network(axes["stem"], width, t, level, weights, "cuda", dtype, train)
+    images = torch.randn(b, COLORS, SIDE, SIDE, device="cuda")
+    labels = torch.randint(CLASSES, (b,), device="cuda")
+    Neurons.forward_kernel = staticmethod(spikes_of)
+    Neurons.backward_kernel = staticmethod(currents_gradient)
+    if compiled:
+        images = images.contiguous(memory_format=torch.channels_last)
+        wrap = lambda function: torch.compile(function, dynamic=False)
+        network.fused = wrap(neurons_behind)
+        Neurons.forward_kernel = staticmethod(wrap(spikes_of))
+        Neurons.backward_kernel = staticmethod(wrap(currents_gradient))
+    if train:
+        run = trained(network, images, labels)
+    else:
+        def run():
+            with torch.no_grad():
+                return network(images)
+    return captured(run) if graph else run
+
+
+def peers(workload, axes):
+    if not workload.startswith("resnet18/"):
+        return
+    torch._dynamo.config.recompile_limit = 64
+    eager = "fp32 with TF32, neurons a loop over time"
+    yield "torch/eager", eager, lambda: prepare(workload, axes, False, False)
+    yield "torch/graph", eager + ", CUDA graph", lambda: prepare(workload, axes, True, False)
+    about = "channels-last bf16, neurons compiled, CUDA graph"
+    yield "torch/compiled", about, lambda: prepare(workload, axes, True, True)
+
+
+def read_safetensors(path):
+    """Tensors of a file by name: a length, a JSON header, the data."""
+    types = {"F32": torch.float32, "F64": torch.float64, "I8": torch.int8, "BF16": torch.bfloat16}
+    data = open(path, "rb").read()
+    length = int.from_bytes(data[:8], "little")
+    tensors = {}
+    for name, entry in json.loads(data[8 : 8 + length]).items():
+        if name != "__metadata__":
+            first, end = entry["data_offsets"]
+            part = bytearray(data[8 + length + first : 8 + length + end])
+            flat = torch.frombuffer(part, dtype=types[entry["dtype"]])
+            tensors[name] = flat.reshape(entry["shape"])
+    return tensors
+
+
+def check(path, axes):
+    """Prints how far this network is from the outputs in the file, for every dtype."""
+    found = read_safetensors(path)
+    tensor = lambda name: found.get("input/" + name, found.get("output/" + name))
+    t, level, width = (int(axes[axis]) for axis in ("t", "level", "w"))
+    weights = loaded_weights(tensor("parameters"), axes["stem"], width)
+    images = tensor("images").permute(0, 3, 1, 2)
+    expected = tensor("logits").double()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for dtype in (torch.float32, torch.bfloat16):
+        network = Network(axes["stem"], width, t, level, weights, device, dtype)
+        with torch.no_grad():
+            logits = network(images.to(device)).cpu().double()
+        apart = ((logits - expected).norm() / expected.norm()).item()
+        print(json.dumps({"dtype": str(dtype), "logits": apart}))
+    if "output/new_momentum" in found:
+        network = Network(axes["stem"], width, t, level, weights, device, torch.float32, True)
+        loss = F.cross_entropy(network(images.to(device)), tensor("labels").long().to(device))
+        loss.backward()
+        old = loaded_weights(tensor("momentum"), axes["stem"], width)
+        new = loaded_weights(tensor("new_momentum"), axes["stem"], width)
+        worst = max(
+            (((MOMENTUM * old[name] + w.grad.cpu()) - new[name]).norm() / new[name].norm()).item()
+            for name, w in network.master.items()
+        )
+        print(json.dumps({"loss": loss.item() - tensor("loss").item(), "new_momentum": worst}))
+
+
+def time_host(b, t):
+    """Prints the median time of a training step on the host."""
+    weights = random_weights("imagenet", 64)
+    network = Network("imagenet", 64, t, 8, weights, "cpu", torch.float32, True)
+    images = torch.randn(b, COLORS, SIDE, SIDE).contiguous(memory_format=torch.channels_last)
+    step = trained(network, images, torch.randint(CLASSES, (b,)))
+    times = []
+    for _ in range(8):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    threads = torch.get_num_threads()
+    print(json.dumps({"b": b, "t": t, "threads": threads, "median_s": sorted(times)[4]}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--check"]:
+        check(sys.argv[2], dict(axis.split("=") for axis in sys.argv[3:]))
+    elif sys.argv[1:2] == ["--cpu"]:
+        time_host(int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        import common
+
+        common.main(peers)

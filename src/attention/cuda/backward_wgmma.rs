@@ -1,0 +1,123 @@
+//! Attention backward on sm_90a: row and launcher of `kernels/attention/backward_flash_wgmma`.
+
+use std::sync::Arc;
+
+use super::backward::{
+    FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS, dq_sum_bytes, flash_mma_bytes, gradients, save,
+    stats_bytes, step,
+};
+use super::launch::{ELEMENT_BYTES, Extents, boxes, kernel, scratch};
+use crate::attention::definition::AttentionBackward;
+use kernelgate::backend::cuda::CudaTask;
+use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::workload::Tensors;
+use kernelgate_cuda::{Argument, Device, KernelSpec, Parameters, Requires};
+
+/// The kernel; those before and after it are `backward_flash_mma`'s.
+pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA];
+
+/// Two warpgroups that compute, one that copies.
+const THREADS: usize = 384;
+
+/// Queries of a step.
+const QUERIES: usize = 64;
+
+/// Keys of a warpgroup, and of a box of its gradients.
+const GROUP_KEYS: usize = KEYS / 2;
+
+const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
+    constants: |extents| {
+        vec![
+            ("THREADS", THREADS),
+            ("TILE_QUERIES", step(extents)),
+            ("TILE_KEYS", KEYS),
+            ("SHARED_BYTES", shared_bytes(extents)),
+        ]
+    },
+    shared_bytes,
+    requires: Requires::Exactly("sm_90a"),
+    ..kernel(
+        "attention/backward_flash_wgmma",
+        include_str!("../../../kernels/attention/backward_flash_wgmma.cu"),
+        "attention_backward_flash_wgmma",
+        THREADS,
+        |extents| [extents.s.div_ceil(KEYS) * extents.heads, 1, 1],
+    )
+};
+
+/// Keys and values; two stages of queries and of gradients of the output, of gradients of the
+/// scores, and of two floats a query; five pairs of barriers.
+fn shared_bytes(extents: &Extents) -> usize {
+    let row = extents.d * ELEMENT_BYTES as usize;
+    let scores = KEYS * QUERIES * ELEMENT_BYTES as usize;
+    (2 * KEYS + 4 * QUERIES) * row + 2 * (scores + 2 * 4 * QUERIES) + 5 * 16
+}
+
+/// Row of the backward ladder.
+pub const ROW: Implementation<AttentionBackward> = Implementation {
+    name: "cuda/flash_wgmma",
+    about: "as flash_mma, GEMMs through wgmma, tiles by tensor copies of a warp of their own; \
+            sm_90a only; the order of dq's sums is not fixed",
+    supports: |problem| {
+        Extents::from(&problem.attention).supported(&[
+            FLASH_MMA_PREPARE,
+            FLASH_WGMMA,
+            FLASH_MMA_FINISH,
+        ])
+    },
+    prepare: Prepare::CudaWithin { device_bytes: flash_mma_bytes, prepare: flash_wgmma },
+};
+
+fn flash_wgmma(
+    problem: &AttentionBackward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    let extents = Extents::from(&problem.attention);
+    // The one that may be declined first.
+    let [main, first, last] =
+        [FLASH_WGMMA, FLASH_MMA_PREPARE, FLASH_MMA_FINISH].map(|row| row.load(device, &extents));
+    let (main, first, last) = (main?, first?, last?);
+    let saved = save(&extents, inputs, device)?;
+    let (stats, dq_sum) =
+        (scratch(device, stats_bytes(&extents))?, scratch(device, dq_sum_bytes(&extents))?);
+    let outputs = gradients(device, &problem.attention)?;
+    let [grad_k, grad_v] = [outputs[1].address(), outputs[2].address()];
+    let [of_step, of_keys, of_group] =
+        [QUERIES, KEYS, GROUP_KEYS].map(|rows| boxes(&extents, rows));
+    let parameters = Parameters::new()
+        .bytes(&of_step.map(saved.q.address())?)
+        .bytes(&of_keys.map(saved.k.address())?)
+        .bytes(&of_keys.map(saved.v.address())?)
+        .bytes(&of_step.map(saved.grad_out.address())?)
+        .bytes(&of_group.map(grad_k)?)
+        .bytes(&of_group.map(grad_v)?)
+        .address(stats.address())
+        .address(dq_sum.address())
+        .value(extents.s as i32);
+    let main = main.settled(device, None, parameters)?;
+    Ok(CudaTask::new(device, saved.launch_inputs(), outputs, move |outputs| {
+        // All of it: the launch has addresses only.
+        let saved = &saved;
+        let [out, grad_out, lse] = [&saved.out, &saved.grad_out, &saved.lse].map(Argument::from);
+        let [stats, dq_sum] = [&stats, &dq_sum].map(Argument::from);
+        let (s, heads) = (extents.seqlen(), extents.batch_heads());
+        first.launch(&[out, grad_out, lse, stats, dq_sum, s, heads])?;
+        main.launch()?;
+        last.launch(&[dq_sum, outputs[0].argument(), s, heads])
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::workload::Dtype;
+
+    #[test]
+    fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
+        let narrow = Extents { heads: 6, s: 200, d: 64, causal: true, dtype: Dtype::Bf16 };
+        let wide = Extents { d: 128, ..narrow };
+        assert_eq!(shared_bytes(&narrow), (64 + 32 + 1) * 1024 + 80);
+        assert_eq!(shared_bytes(&wide), (128 + 32 + 1) * 1024 + 80);
+    }
+}

@@ -1,0 +1,193 @@
+//! Which block of a persistent kernel computes which queries.
+//!
+//! As many blocks as multiprocessors each take a list of tiles, made once while a case is prepared:
+//! heaviest tiles first, each to the block that has least to do. Heads whose keys and values L2
+//! holds together come together, but for the light tiles, which come last, where they even out what
+//! is left. Deliberately absent: lists that change while the kernel runs.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Queries of a warpgroup.
+const GROUP_ROWS: usize = 64;
+/// Warpgroups of a tile, at most.
+const GROUPS: usize = 3;
+/// Work of a tile besides its blocks of keys, in 64 queries by a block of keys.
+const TILE_COST: usize = 4;
+/// Bytes of keys and values that are to stay in L2.
+const L2_BYTES: usize = 40 << 20;
+/// Most tiles of two warpgroups that are tried for a head.
+const MAX_NARROW: usize = 24;
+
+/// Queries of a head that a block computes at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tile {
+    /// Head of the queries.
+    pub head: usize,
+    /// First query, a multiple of 64.
+    pub row: usize,
+    /// Warpgroups with 64 queries each.
+    pub groups: usize,
+}
+
+/// What the tiles are of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tiling {
+    /// b·h.
+    pub heads: usize,
+    /// Queries and keys of a head.
+    pub s: usize,
+    /// Bytes of a key.
+    pub key_bytes: usize,
+    /// Whether query i sees keys 0..=i only.
+    pub causal: bool,
+    /// Keys of a block.
+    pub block_keys: usize,
+}
+
+impl Tiling {
+    /// A list of tiles for each of so many blocks; together they hold every query once.
+    pub fn lists(&self, blocks: usize) -> Vec<Vec<Tile>> {
+        // Rows of equal weight: tiles of two warpgroups beside those of three, so that no block has
+        // a whole tile more than the others. Where causal, weights differ enough.
+        let most = if self.causal { 0 } else { MAX_NARROW.min(self.s / (2 * GROUP_ROWS)) };
+        let best = (0..=most).map(|narrow| self.assigned(narrow, blocks)).min_by_key(|best| best.0);
+        best.expect("no narrow tile is a way too").1
+    }
+
+    /// The lists where a head ends with so many tiles of two warpgroups, and the longest one's cost.
+    fn assigned(&self, narrow: usize, blocks: usize) -> (usize, Vec<Vec<Tile>>) {
+        let mut lists = vec![Vec::new(); blocks];
+        let mut least: BinaryHeap<_> = (0..blocks).map(|block| Reverse((0, block))).collect();
+        for tile in self.ordered(&self.of_a_head(narrow)) {
+            let Reverse((cost, block)) = least.pop().expect("a block at least");
+            least.push(Reverse((cost + self.cost(tile.row, tile.groups), block)));
+            lists[block].push(tile);
+        }
+        (least.into_iter().map(|Reverse((cost, _))| cost).max().unwrap_or(0), lists)
+    }
+
+    /// First rows and warpgroups of a head's tiles, the heaviest first.
+    fn of_a_head(&self, narrow: usize) -> Vec<(usize, usize)> {
+        let (mut tiles, mut row, mut narrow) = (Vec::new(), 0, narrow);
+        while row < self.s {
+            let left = (self.s - row).div_ceil(GROUP_ROWS);
+            let groups = if narrow > 0 && left <= 2 * narrow { 2 } else { GROUPS }.min(left);
+            narrow = narrow.saturating_sub(usize::from(left <= 2 * narrow));
+            tiles.push((row, groups));
+            row += groups * GROUP_ROWS;
+        }
+        tiles.sort_by_key(|&(row, groups)| Reverse(self.cost(row, groups)));
+        tiles
+    }
+
+    /// The tiles of all heads in the order in which they are given out.
+    fn ordered(&self, of_a_head: &[(usize, usize)]) -> Vec<Tile> {
+        let heaviest = of_a_head.first().map_or(0, |&(row, groups)| self.cost(row, groups));
+        let light = |&&(row, groups): &&(usize, usize)| {
+            let (part, of) = if self.causal { (1, 2) } else { (9, 10) };
+            of * self.cost(row, groups) < part * heaviest
+        };
+        let (last, first): (Vec<_>, Vec<_>) = of_a_head.iter().partition(light);
+        let together = (L2_BYTES / (2 * self.s * self.key_bytes)).clamp(1, self.heads);
+        let all = |heads: std::ops::Range<usize>, tiles: &[(usize, usize)]| -> Vec<Tile> {
+            let of_heads =
+                |&(row, groups)| heads.clone().map(move |head| Tile { head, row, groups });
+            tiles.iter().flat_map(of_heads).collect()
+        };
+        (0..self.heads)
+            .step_by(together)
+            .flat_map(|head| all(head..self.heads.min(head + together), &first))
+            .chain(all(0..self.heads, &last))
+            .collect()
+    }
+
+    /// Work of a tile. Two warpgroups leave the tensor cores idle for a tenth of the time in which
+    /// three keep them busy, one for more.
+    fn cost(&self, row: usize, groups: usize) -> usize {
+        let blocks = |group| {
+            let end = self.s.min(row + (group + 1) * GROUP_ROWS);
+            if self.causal { end } else { self.s }.div_ceil(self.block_keys)
+        };
+        let tenths = [16, 11, 10][groups - 1];
+        (0..groups).map(blocks).sum::<usize>() * tenths + 10 * TILE_COST
+    }
+}
+
+/// The lists as the kernel reads them: the first tile of every block, the second ones, and so on;
+/// of a tile the row with the warpgroups in its low bits, and the head. Zeros end each list.
+pub fn table(lists: &[Vec<Tile>]) -> Vec<i32> {
+    let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
+    let entry = |tile: Option<&Tile>| {
+        tile.map_or([0, 0], |tile| [(tile.row | tile.groups) as i32, tile.head as i32])
+    };
+    (0..=longest)
+        .flat_map(|index| lists.iter().flat_map(move |list| entry(list.get(index))))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: Tiling =
+        Tiling { heads: 5, s: 1000, key_bytes: 256, causal: true, block_keys: 80 };
+
+    fn cost(tiling: &Tiling, list: &[Tile]) -> usize {
+        list.iter().map(|tile| tiling.cost(tile.row, tile.groups)).sum()
+    }
+
+    #[test]
+    fn every_query_is_in_one_tile() {
+        for s in [1, 63, 64, 127, 129, 192, 193, 777, 1000, 4096] {
+            for causal in [false, true] {
+                let tiling = Tiling { s, causal, ..SMALL };
+                let mut groups: Vec<_> = (tiling.lists(7).into_iter().flatten())
+                    .flat_map(|tile| {
+                        (0..tile.groups).map(move |group| (tile.head, tile.row / 64 + group))
+                    })
+                    .collect();
+                groups.sort_unstable();
+                let expected: Vec<_> = (0..5)
+                    .flat_map(|head| (0..s.div_ceil(64)).map(move |group| (head, group)))
+                    .collect();
+                assert_eq!(groups, expected, "{tiling:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_have_about_the_same_to_do() {
+        for (s, d, block_keys) in [(4096, 128, 80), (16_384, 128, 80), (4096, 64, 128)] {
+            for causal in [false, true] {
+                let heads = 16_384 * 2048 / (s * d);
+                let tiling = Tiling { heads, s, key_bytes: 2 * d, causal, block_keys };
+                let costs: Vec<_> =
+                    tiling.lists(132).iter().map(|list| cost(&tiling, list)).collect();
+                let (most, sum) = (*costs.iter().max().unwrap(), costs.iter().sum::<usize>());
+                // Without narrow tiles the longest sequences have a twentieth more; a share in
+                // turn, a fifth.
+                assert!(most * 132 * 100 <= sum * 104, "{tiling:?}: {most} of {sum}");
+            }
+        }
+    }
+
+    #[test]
+    fn heavy_tiles_come_first_and_heads_that_fit_l2_together() {
+        let tiling = Tiling { heads: 16, s: 16_384, ..SMALL };
+        // 8 MiB of keys and values a head.
+        let order = tiling.ordered(&tiling.of_a_head(0));
+        let heads: Vec<_> = order.iter().take(11).map(|tile| tile.head).collect();
+        assert_eq!(heads, [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]);
+        assert_eq!((order[0].row, order[0].groups), (16_384 - 256, 3));
+        let last = order.last().unwrap();
+        assert_eq!((last.row, last.head), (0, 15));
+    }
+
+    #[test]
+    fn the_table_is_in_the_kernels_order() {
+        let tile = |head, row, groups| Tile { head, row, groups };
+        let lists = [vec![tile(4, 192, 3), tile(2, 64, 1)], vec![tile(7, 0, 2)]];
+        assert_eq!(table(&lists), [195, 4, 2, 7, 65, 2, 0, 0, 0, 0, 0, 0]);
+    }
+}

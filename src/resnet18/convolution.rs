@@ -1,0 +1,146 @@
+//! Convolutions of the reference in fp64, forward and backward: a GEMM for each tap of the window,
+//! on the pixels that the tap reads.
+
+use faer::linalg::matmul::matmul;
+use faer::{Accum, MatMut, MatRef, Par};
+use rayon::prelude::*;
+
+use super::network::{Conv, Window};
+use kernelgate::simd::leave_avx;
+
+/// Output pixels that one task computes, about.
+const ROWS: usize = 512;
+
+/// Frames of a task.
+fn frames_a_task(window: &Window) -> usize {
+    (ROWS / window.output.pixels()).max(1)
+}
+
+/// What a tap reads of some frames, a row of channels an output pixel and zeros in the padding;
+/// `None` where it reads the padding only.
+fn gather<T: Copy + Into<f64>>(window: &Window, input: &[T], tap: usize) -> Option<Vec<f64>> {
+    let sources: Vec<_> =
+        (0..window.output.pixels()).map(|pixel| window.source(pixel, tap)).collect();
+    if sources.iter().all(Option::is_none) {
+        return None;
+    }
+    let channels = window.input.channels;
+    let frames = input.len() / window.input.elements();
+    let mut rows = Vec::with_capacity(frames * sources.len() * channels);
+    for frame in input.chunks(window.input.elements()) {
+        for source in &sources {
+            match source {
+                Some(at) => {
+                    rows.extend(frame[at * channels..][..channels].iter().map(|&x| x.into()))
+                }
+                None => rows.resize(rows.len() + channels, 0.0),
+            }
+        }
+    }
+    Some(rows)
+}
+
+/// A tap's part of the weight, `[out, in]`.
+fn tap_weight<'a>(conv: &Conv, weight: &'a [f64], tap: usize) -> MatRef<'a, f64> {
+    let (out, channels) = (conv.window.output.channels, conv.window.input.channels);
+    MatRef::from_row_major_slice(weight, out, conv.depth()).subcols(tap * channels, channels)
+}
+
+/// Rows of so many columns.
+fn matrix(values: &[f64], columns: usize) -> MatRef<'_, f64> {
+    MatRef::from_row_major_slice(values, values.len() / columns, columns)
+}
+
+/// `out += factor·a·b` on this thread.
+fn add_gemm(out: &mut [f64], a: MatRef<f64>, b: MatRef<f64>, factor: f64) {
+    let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
+    matmul(out, Accum::Add, a, b, factor, Par::Seq);
+    leave_avx();
+}
+
+/// `factor·conv(input)` of frames `[frames, side, side, in]` with a weight `[out, taps, in]`,
+/// without bias.
+pub fn convolve<T: Copy + Into<f64> + Sync>(
+    conv: &Conv,
+    weight: &[f64],
+    input: &[T],
+    factor: f64,
+) -> Vec<f64> {
+    let window = &conv.window;
+    let frames = input.len() / window.input.elements();
+    let mut output = vec![0.0; frames * window.output.elements()];
+    let task = frames_a_task(window);
+    let parts = input.par_chunks(task * window.input.elements());
+    output.par_chunks_mut(task * window.output.elements()).zip(parts).for_each(
+        |(output, input)| {
+            for tap in 0..window.taps() {
+                if let Some(x) = gather(window, input, tap) {
+                    let w = tap_weight(conv, weight, tap).transpose();
+                    add_gemm(output, matrix(&x, window.input.channels), w, factor);
+                }
+            }
+        },
+    );
+    output
+}
+
+/// Gradient of the input of `factor·conv(input)`, from that of its output.
+pub fn input_gradient(conv: &Conv, weight: &[f64], output: &[f64], factor: f64) -> Vec<f64> {
+    let window = &conv.window;
+    let channels = window.input.channels;
+    let frames = output.len() / window.output.elements();
+    let mut input = vec![0.0; frames * window.input.elements()];
+    let task = frames_a_task(window);
+    let parts = output.par_chunks(task * window.output.elements());
+    input.par_chunks_mut(task * window.input.elements()).zip(parts).for_each(|(input, output)| {
+        let g = matrix(output, window.output.channels);
+        let mut of_tap = vec![0.0; g.nrows() * channels];
+        for tap in 0..window.taps() {
+            let pixels = window.output.pixels();
+            let sources: Vec<_> = (0..pixels).map(|pixel| window.source(pixel, tap)).collect();
+            if sources.iter().all(Option::is_none) {
+                continue;
+            }
+            of_tap.fill(0.0);
+            add_gemm(&mut of_tap, g, tap_weight(conv, weight, tap), factor);
+            let frames =
+                of_tap.chunks(pixels * channels).zip(input.chunks_mut(window.input.elements()));
+            for (of_tap, input) in frames {
+                for (row, source) in of_tap.chunks(channels).zip(&sources) {
+                    let Some(at) = source else { continue };
+                    let to = &mut input[at * channels..][..channels];
+                    to.iter_mut().zip(row).for_each(|(to, x)| *to += x);
+                }
+            }
+        }
+    });
+    input
+}
+
+/// Gradient of the weight `[out, taps, in]` of `factor·conv(input)`, from that of its output.
+pub fn weight_gradient<T: Copy + Into<f64> + Sync>(
+    conv: &Conv,
+    input: &[T],
+    output: &[f64],
+    factor: f64,
+) -> Vec<f64> {
+    let window = &conv.window;
+    let (rows, channels) = (window.output.channels, window.input.channels);
+    let task = frames_a_task(window);
+    let of_tap = |tap: usize| {
+        let mut gradient = vec![0.0; rows * channels];
+        let outputs = output.chunks(task * window.output.elements());
+        for (input, output) in input.chunks(task * window.input.elements()).zip(outputs) {
+            let Some(x) = gather(window, input, tap) else { break };
+            let g = matrix(output, rows).transpose();
+            add_gemm(&mut gradient, g, matrix(&x, channels), factor);
+        }
+        gradient
+    };
+    let taps: Vec<Vec<f64>> = (0..window.taps()).into_par_iter().map(of_tap).collect();
+    let mut gradient = Vec::with_capacity(conv.weights());
+    for row in 0..rows {
+        taps.iter().for_each(|tap| gradient.extend(&tap[row * channels..][..channels]));
+    }
+    gradient
+}

@@ -1,0 +1,173 @@
+//! Convolutions in f32: GEMMs of gathered rows, a block of frames or of filters a task.
+//!
+//! Taps that read nothing but padding are left out, which are eight of nine where a frame is one
+//! pixel.
+
+use std::ops::Range;
+
+use faer::linalg::matmul::matmul;
+use faer::{Accum, MatMut, MatRef, Par};
+use rayon::prelude::*;
+
+use crate::resnet18::network::{Conv, Window};
+use kernelgate::backend::cpu::threads;
+use kernelgate::simd::leave_avx;
+
+/// Output pixels of a task at most: what it gathers of them stays in L2.
+const ROWS: usize = 256;
+/// Columns of the operand that a task of the weight gradient gathers, at least.
+const COLUMNS: usize = 64;
+/// Filters of such a task.
+const FILTERS: usize = 128;
+
+/// What a convolution reads: a spike or the value of a pixel.
+pub trait Element: Copy + Sync {
+    /// Its value; that of a spike is a multiple of the threshold.
+    fn value(self) -> f32;
+}
+
+impl Element for i8 {
+    fn value(self) -> f32 {
+        f32::from(self)
+    }
+}
+
+impl Element for f32 {
+    fn value(self) -> f32 {
+        self
+    }
+}
+
+/// Frames of a task: a part of every thread's share, and few enough rows.
+fn frames_a_task(window: &Window, frames: usize) -> usize {
+    let fit = (ROWS / window.output.pixels()).max(1);
+    fit.min(frames.div_ceil(2 * threads())).max(1)
+}
+
+/// The operand's rows, one an output pixel: what each of the taps reads, zeros in the padding.
+fn gather<T: Element>(window: &Window, input: &[T], taps: Range<usize>, rows: &mut Vec<f32>) {
+    rows.clear();
+    let channels = window.input.channels;
+    for frame in input.chunks(window.input.elements()) {
+        for pixel in 0..window.output.pixels() {
+            for tap in taps.clone() {
+                match window.source(pixel, tap) {
+                    Some(at) => rows.extend(
+                        frame[at * channels..][..channels].iter().map(|&element| element.value()),
+                    ),
+                    None => rows.resize(rows.len() + channels, 0.0),
+                }
+            }
+        }
+    }
+}
+
+fn matrix(values: &[f32], columns: usize) -> MatRef<'_, f32> {
+    MatRef::from_row_major_slice(values, values.len() / columns, columns)
+}
+
+/// The weight's columns of those taps, `[out, taps·in]`.
+fn columns<'a>(conv: &Conv, weight: &'a [f32], taps: &Range<usize>) -> MatRef<'a, f32> {
+    let channels = conv.window.input.channels;
+    matrix(weight, conv.depth()).subcols(taps.start * channels, taps.len() * channels)
+}
+
+fn gemm(out: &mut [f32], accumulate: Accum, a: MatRef<f32>, b: MatRef<f32>, factor: f32) {
+    let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
+    matmul(out, accumulate, a, b, factor, Par::Seq);
+    leave_avx();
+}
+
+/// `factor·conv(input)` in place of, or added to, the frames `[frames, side, side, out]`.
+pub fn convolve<T: Element>(
+    conv: &Conv,
+    weight: &[f32],
+    input: &[T],
+    factor: f32,
+    accumulate: Accum,
+    output: &mut [f32],
+) {
+    let window = &conv.window;
+    let taps = window.live_taps();
+    let task = frames_a_task(window, input.len() / window.input.elements());
+    let parts = input.par_chunks(task * window.input.elements());
+    let outputs = output.par_chunks_mut(task * window.output.elements());
+    outputs.zip(parts).for_each_init(Vec::new, |rows, (output, input)| {
+        gather(window, input, taps.clone(), rows);
+        let x = matrix(rows, taps.len() * window.input.channels);
+        gemm(output, accumulate, x, columns(conv, weight, &taps).transpose(), factor);
+    });
+}
+
+/// Adds the gradient of the input of `factor·conv(input)`, from that of its output.
+pub fn add_input_gradient(
+    conv: &Conv,
+    weight: &[f32],
+    output: &[f32],
+    factor: f32,
+    input: &mut [f32],
+) {
+    let window = &conv.window;
+    let (taps, channels) = (window.live_taps(), window.input.channels);
+    let task = frames_a_task(window, output.len() / window.output.elements());
+    let width = taps.len() * channels;
+    let parts = output.par_chunks(task * window.output.elements());
+    let inputs = input.par_chunks_mut(task * window.input.elements());
+    inputs.zip(parts).for_each_init(Vec::new, |rows, (input, output)| {
+        let g = matrix(output, window.output.channels);
+        rows.resize(g.nrows() * width, 0.0);
+        gemm(rows, Accum::Replace, g, columns(conv, weight, &taps), factor);
+        let frames = rows.chunks(window.output.pixels() * width);
+        for (rows, input) in frames.zip(input.chunks_mut(window.input.elements())) {
+            for (pixel, row) in rows.chunks(width).enumerate() {
+                for (tap, part) in taps.clone().zip(row.chunks(channels)) {
+                    let Some(at) = window.source(pixel, tap) else { continue };
+                    let to = &mut input[at * channels..][..channels];
+                    to.iter_mut().zip(part).for_each(|(to, g)| *to += g);
+                }
+            }
+        }
+    });
+}
+
+/// Gradient of the weight `[out, taps, in]` of `factor·conv(input)`, from that of its output.
+pub fn weight_gradient<T: Element>(
+    conv: &Conv,
+    input: &[T],
+    output: &[f32],
+    factor: f32,
+    gradient: &mut [f32],
+) {
+    let window = &conv.window;
+    let (filters, channels) = (window.output.channels, window.input.channels);
+    let taps = window.live_taps();
+    let group = COLUMNS.div_ceil(channels);
+    let of_group = |first: usize| first..(first + group).min(taps.end);
+    let tasks: Vec<(Range<usize>, usize)> = taps
+        .clone()
+        .step_by(group)
+        .flat_map(|first| {
+            (0..filters).step_by(FILTERS).map(move |filter| (of_group(first), filter))
+        })
+        .collect();
+    let frames = (ROWS / window.output.pixels()).max(1);
+    let compute = |rows: &mut Vec<f32>, (taps, filter): (Range<usize>, usize)| {
+        let (height, width) = (FILTERS.min(filters - filter), taps.len() * channels);
+        let mut part = vec![0.0; height * width];
+        let outputs = output.chunks(frames * window.output.elements());
+        for (input, output) in input.chunks(frames * window.input.elements()).zip(outputs) {
+            gather(window, input, taps.clone(), rows);
+            let g = matrix(output, filters).subcols(filter, height).transpose();
+            gemm(&mut part, Accum::Add, g, matrix(rows, width), factor);
+        }
+        (taps, filter, part)
+    };
+    let parts: Vec<_> = tasks.into_par_iter().map_init(Vec::new, compute).collect();
+    gradient.fill(0.0);
+    for (taps, filter, part) in parts {
+        for (row, part) in part.chunks(taps.len() * channels).enumerate() {
+            let at = (filter + row) * conv.depth() + taps.start * channels;
+            gradient[at..][..part.len()].copy_from_slice(part);
+        }
+    }
+}

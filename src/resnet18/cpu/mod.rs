@@ -1,0 +1,48 @@
+//! ResNet-18 on the host in f32: a layer at a time over all frames, the stem once an image, neurons
+//! by the loops of `st_bif`.
+//!
+//! Deliberately absent: packed weights. Every launch reads the parameters where the inputs hold
+//! them.
+
+mod convolution;
+mod network;
+mod pooling;
+#[cfg(test)]
+mod tests;
+
+use crate::resnet18::definition::{Inference, TrainStep};
+use kernelgate::backend::cpu::CpuTask;
+use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::workload::{Dtype, Tensors};
+use network::CpuNetwork;
+
+/// Inference implementations.
+pub const INFERENCE: &[Implementation<Inference>] = &[Implementation {
+    name: "cpu",
+    about: "gathered rows times filters in f32, a layer at a time, the stem once an image",
+    supports: |_| Ok(()),
+    prepare: Prepare::Cpu(|problem, inputs| {
+        let outputs = Tensors::new().with_output("logits", problem.shape.logits(), Dtype::F32);
+        let mut network = CpuNetwork::new(&problem.shape);
+        CpuTask::new(inputs, outputs, move |inputs, outputs| {
+            network.forward(inputs, outputs.f32_mut("logits"));
+        })
+    }),
+}];
+
+/// Training implementations.
+pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[Implementation {
+    name: "cpu",
+    about: "the forward of `cpu`, neurons replayed backward, gradients by GEMMs of the same rows",
+    supports: |_| Ok(()),
+    prepare: Prepare::Cpu(|problem, inputs| {
+        let rows = inputs.tensor("parameters").shape().to_vec();
+        let outputs = Tensors::new()
+            .with_output("logits", problem.shape.logits(), Dtype::F32)
+            .with_output("loss", [1], Dtype::F32)
+            .with_output("new_parameters", rows.clone(), Dtype::F32)
+            .with_output("new_momentum", rows, Dtype::F32);
+        let mut network = CpuNetwork::new(&problem.shape);
+        CpuTask::new(inputs, outputs, move |inputs, outputs| network.train(inputs, outputs))
+    }),
+}];

@@ -1,0 +1,371 @@
+//! The network in f32, layer by layer over all frames, forward and backward.
+
+use faer::Accum;
+use rayon::prelude::*;
+
+use super::convolution::{add_input_gradient, convolve, weight_gradient};
+use super::pooling::{Pooled, pool, pool_gradient};
+use crate::resnet18::network::{CLASSES, Conv, Network};
+use crate::resnet18::{LEARNING_RATE, MOMENTUM, NetworkShape};
+use crate::st_bif::cpu;
+use crate::st_bif::neuron::Parameters;
+use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
+
+/// What a forward pass leaves for the backward: made once, overwritten by every launch.
+pub struct CpuNetwork {
+    shape: NetworkShape,
+    network: Network,
+    theta: f32,
+    neuron: Parameters,
+    /// Currents of each layer of neurons, `[T, N]`.
+    currents: Vec<Tensor>,
+    /// Their spikes.
+    pub spikes: Vec<Vec<i8>>,
+    pooled: Vec<Pooled>,
+    /// Spikes behind the pooling, `[T, B, map]`; empty without one.
+    pooled_spikes: Vec<i8>,
+    features: Vec<f32>,
+    gradient: Vec<f32>,
+}
+
+impl CpuNetwork {
+    /// For so many images and steps.
+    pub fn new(shape: &NetworkShape) -> Self {
+        let network = shape.sizes.network();
+        let neurons = network.neurons();
+        let currents = |len: usize| Tensor::zeroed([shape.t, shape.b * len], Dtype::F32);
+        Self {
+            shape: *shape,
+            theta: shape.neuron().threshold as f32,
+            neuron: shape.neuron(),
+            currents: neurons.iter().map(|map| currents(map.elements())).collect(),
+            spikes: neurons.iter().map(|map| vec![0; shape.frames() * map.elements()]).collect(),
+            pooled: Vec::new(),
+            pooled_spikes: Vec::new(),
+            features: vec![0.0; shape.b * network.last().channels],
+            gradient: Vec::new(),
+            network,
+        }
+    }
+
+    /// Logits `[B, 10]` of the images.
+    pub fn forward(&mut self, inputs: &Tensors, logits: &mut [f32]) {
+        let (images, parameters) = (inputs.f32("images"), inputs.f32("parameters"));
+        self.stem(images, parameters);
+        if let Some(window) = &self.network.pool {
+            self.pooled = pool(window, &self.spikes[0], self.shape.t);
+            let size = window.output.elements();
+            self.pooled_spikes.clear();
+            for t in 0..self.shape.t {
+                for image in &self.pooled {
+                    self.pooled_spikes.extend(&image.spikes[t * size..][..size]);
+                }
+            }
+        }
+        for block in 0..self.network.blocks.len() {
+            self.block(block, parameters);
+        }
+        self.classify(parameters, logits);
+    }
+
+    /// The convolution once, its currents in every step that is fed.
+    fn stem(&mut self, images: &[f32], parameters: &[f32]) {
+        let stem = &self.network.stem;
+        let currents = values(&mut self.currents[0]);
+        let (once, rest) = currents.split_at_mut(self.shape.b * stem.window.output.elements());
+        convolve(stem, weight(stem, parameters), images, 1.0, Accum::Replace, once);
+        let (channels, steps) = (stem.window.output.channels, self.shape.steps() as f32);
+        let bias = &parameters[stem.bias()..][..channels];
+        once.par_chunks_mut(channels).for_each(|pixel| {
+            // A quotient of a sum: exact where the sum is a multiple of the steps.
+            pixel.iter_mut().zip(bias).for_each(|(x, b)| *x = (*x + b) / steps);
+        });
+        for (t, step) in rest.chunks_mut(once.len()).enumerate() {
+            if t + 1 < self.shape.fed() { step.copy_from_slice(once) } else { step.fill(0.0) }
+        }
+        cpu::forward(self.neuron, &self.currents[0], &mut self.spikes[0]);
+    }
+
+    fn block(&mut self, number: usize, parameters: &[f32]) {
+        let block = &self.network.blocks[number];
+        let (shape, theta) = (&self.shape, self.theta);
+        let (first, second) = (2 * number + 1, 2 * number + 2);
+        let input = input_of(number, &self.pooled_spikes, &self.spikes);
+        let currents = values(&mut self.currents[first]);
+        convolve(
+            &block.first,
+            weight(&block.first, parameters),
+            input,
+            theta,
+            Accum::Replace,
+            currents,
+        );
+        add_bias(shape, &block.first, parameters, currents);
+        cpu::forward(self.neuron, &self.currents[first], &mut self.spikes[first]);
+
+        let input = input_of(number, &self.pooled_spikes, &self.spikes);
+        let currents = values(&mut self.currents[second]);
+        let hidden = &self.spikes[first];
+        convolve(
+            &block.second,
+            weight(&block.second, parameters),
+            hidden,
+            theta,
+            Accum::Replace,
+            currents,
+        );
+        add_bias(shape, &block.second, parameters, currents);
+        match &block.shortcut {
+            Some(conv) => {
+                convolve(conv, weight(conv, parameters), input, theta, Accum::Add, currents);
+                add_bias(shape, conv, parameters, currents);
+            }
+            None => {
+                let pairs = currents.par_iter_mut().zip(input).with_min_len(1 << 14);
+                pairs.for_each(|(x, &s)| *x += theta * f32::from(s));
+            }
+        }
+        cpu::forward(self.neuron, &self.currents[second], &mut self.spikes[second]);
+    }
+
+    fn classify(&mut self, parameters: &[f32], logits: &mut [f32]) {
+        let map = self.network.last();
+        let (width, b) = (map.channels, self.shape.b);
+        let mut sums = vec![0i32; b * width];
+        let last = self.spikes.last().expect("there are neurons");
+        for (frame, spikes) in last.chunks(map.elements()).enumerate() {
+            let sums = &mut sums[frame % b * width..][..width];
+            for pixel in spikes.chunks(width) {
+                sums.iter_mut().zip(pixel).for_each(|(sum, &s)| *sum += i32::from(s));
+            }
+        }
+        let scale = self.theta / map.pixels() as f32;
+        self.features.iter_mut().zip(&sums).for_each(|(f, &sum)| *f = scale * sum as f32);
+        let (weight, bias) = parameters[self.network.classifier..].split_at(CLASSES * width);
+        let share = self.share();
+        let images = self.features.chunks(width).zip(logits.chunks_mut(CLASSES));
+        for (features, logits) in images {
+            for ((logit, row), b) in logits.iter_mut().zip(weight.chunks(width)).zip(bias) {
+                *logit = row.iter().zip(features).map(|(w, f)| w * f).sum::<f32>() + share * b;
+            }
+        }
+    }
+
+    /// Of a bias, what the steps that there are feed.
+    fn share(&self) -> f32 {
+        self.shape.fed() as f32 / self.shape.steps() as f32
+    }
+
+    /// One step of SGD, all outputs.
+    pub fn train(&mut self, inputs: &Tensors, outputs: &mut Tensors) {
+        self.forward(inputs, outputs.f32_mut("logits"));
+        let labels = inputs.tensor("labels").to_f64(0, self.shape.b);
+        let (loss, logits) = cross_entropy(outputs.f32("logits"), &labels);
+        outputs.f32_mut("loss")[0] = loss;
+        self.gradient.resize(self.network.parameters, 0.0);
+        let mut gradient = std::mem::take(&mut self.gradient);
+        self.backward(inputs, &logits, &mut gradient);
+        let pieces = |name: &str| inputs.f32(name).par_chunks(1 << 14);
+        let momentum = outputs.f32_mut("new_momentum");
+        momentum
+            .par_chunks_mut(1 << 14)
+            .zip(pieces("momentum"))
+            .zip(gradient.par_chunks(1 << 14))
+            .for_each(|((new, old), g)| {
+                new.iter_mut().zip(old).zip(g).for_each(|((new, m), g)| *new = MOMENTUM * m + g);
+            });
+        self.gradient = gradient;
+        let mut new = outputs.take("new_parameters").expect("an output");
+        let momentum = outputs.f32("new_momentum").par_chunks(1 << 14);
+        let new_values = values(&mut new);
+        new_values.par_chunks_mut(1 << 14).zip(pieces("parameters")).zip(momentum).for_each(
+            |((new, old), m)| {
+                new.iter_mut()
+                    .zip(old)
+                    .zip(m)
+                    .for_each(|((new, p), m)| *new = p - LEARNING_RATE * m);
+            },
+        );
+        outputs.insert("new_parameters", new);
+    }
+
+    fn backward(&self, inputs: &Tensors, logits: &[f32], gradient: &mut [f32]) {
+        let parameters = inputs.f32("parameters");
+        let mut spikes = self.classifier_gradient(parameters, logits, gradient);
+        for number in (0..self.network.blocks.len()).rev() {
+            spikes = self.block_gradient(number, parameters, spikes, gradient);
+        }
+        if let Some(window) = &self.network.pool {
+            let mut before = zeros(&self.currents[0]);
+            pool_gradient(window, &self.pooled, spikes.f32s(), values(&mut before));
+            spikes = before;
+        }
+        let currents = self.through(0, &spikes);
+        let stem = &self.network.stem;
+        let size = self.shape.b * stem.window.output.elements();
+        let mut sum = vec![0.0; size];
+        for step in currents.f32s().chunks(size).take(self.shape.fed()) {
+            sum.par_iter_mut().zip(step).with_min_len(1 << 14).for_each(|(sum, g)| *sum += g);
+        }
+        let spread = 1.0 / self.shape.steps() as f32;
+        let weight = &mut gradient[stem.weight..stem.bias()];
+        weight_gradient(stem, inputs.f32("images"), &sum, spread, weight);
+        self.bias_gradient(stem, &currents, gradient);
+    }
+
+    /// Gradients of the classifier; returns that of the last neurons' spikes.
+    fn classifier_gradient(
+        &self,
+        parameters: &[f32],
+        logits: &[f32],
+        gradient: &mut [f32],
+    ) -> Tensor {
+        let map = self.network.last();
+        let (width, at) = (map.channels, self.network.classifier);
+        let weight = &parameters[at..][..CLASSES * width];
+        let (to_weight, to_bias) = gradient[at..].split_at_mut(CLASSES * width);
+        to_weight.fill(0.0);
+        to_bias.fill(0.0);
+        let scale = self.theta / map.pixels() as f32;
+        let mut spikes = zeros(self.currents.last().expect("there are neurons"));
+        let steps = values(&mut spikes);
+        let images = self.features.chunks(width).zip(logits.chunks(CLASSES));
+        for (image, (features, logits)) in images.enumerate() {
+            let mut to_features = vec![0.0; width];
+            for (class, g) in logits.iter().enumerate() {
+                let row = class * width..(class + 1) * width;
+                to_bias[class] += self.share() * g;
+                let to = to_weight[row.clone()].iter_mut().zip(features);
+                to.for_each(|(to, f)| *to += g * f);
+                let to = to_features.iter_mut().zip(&weight[row]);
+                to.for_each(|(to, w)| *to += scale * g * w);
+            }
+            for t in 0..self.shape.t {
+                let frame =
+                    &mut steps[(t * self.shape.b + image) * map.elements()..][..map.elements()];
+                frame.chunks_mut(width).for_each(|pixel| pixel.copy_from_slice(&to_features));
+            }
+        }
+        spikes
+    }
+
+    /// From the gradient of a block's spikes to that of the spikes that it reads.
+    fn block_gradient(
+        &self,
+        number: usize,
+        parameters: &[f32],
+        spikes: Tensor,
+        gradient: &mut [f32],
+    ) -> Tensor {
+        let block = &self.network.blocks[number];
+        let theta = self.theta;
+        let input = input_of(number, &self.pooled_spikes, &self.spikes);
+        let currents = self.through(2 * number + 2, &spikes);
+        let of = |conv: &Conv, input: &[i8], output: &Tensor, gradient: &mut [f32]| {
+            let weight = &mut gradient[conv.weight..conv.bias()];
+            weight_gradient(conv, input, output.f32s(), theta, weight);
+            self.bias_gradient(conv, output, gradient);
+        };
+        of(&block.second, &self.spikes[2 * number + 1], &currents, gradient);
+        let mut hidden = zeros(&self.currents[2 * number + 1]);
+        let second = weight(&block.second, parameters);
+        add_input_gradient(&block.second, second, currents.f32s(), theta, values(&mut hidden));
+        let inner = self.through(2 * number + 1, &hidden);
+        of(&block.first, input, &inner, gradient);
+
+        let mut before = Tensor::zeroed([self.shape.t, input.len() / self.shape.t], Dtype::F32);
+        let to = values(&mut before);
+        match &block.shortcut {
+            Some(conv) => {
+                of(conv, input, &currents, gradient);
+                add_input_gradient(conv, weight(conv, parameters), currents.f32s(), theta, to);
+            }
+            None => {
+                let pairs = to.par_iter_mut().zip(currents.f32s()).with_min_len(1 << 14);
+                pairs.for_each(|(to, g)| *to = theta * g);
+            }
+        }
+        add_input_gradient(&block.first, weight(&block.first, parameters), inner.f32s(), theta, to);
+        before
+    }
+
+    /// From the gradient of a layer's spikes to that of its currents.
+    fn through(&self, layer: usize, spikes: &Tensor) -> Tensor {
+        let mut currents = zeros(&self.currents[layer]);
+        cpu::backward(self.neuron, &self.currents[layer], spikes, currents.data_mut());
+        currents
+    }
+
+    fn bias_gradient(&self, conv: &Conv, output: &Tensor, gradient: &mut [f32]) {
+        let channels = conv.window.output.channels;
+        let fed = self.shape.fed() * self.shape.b * conv.window.output.elements();
+        let mut sums = vec![0f64; channels];
+        for pixel in output.f32s()[..fed].chunks(channels) {
+            sums.iter_mut().zip(pixel).for_each(|(sum, g)| *sum += f64::from(*g));
+        }
+        let to = &mut gradient[conv.bias()..][..channels];
+        let steps = self.shape.steps() as f64;
+        to.iter_mut().zip(sums).for_each(|(to, sum)| *to = (sum / steps) as f32);
+    }
+}
+
+/// Spikes that a block reads.
+fn input_of<'a>(number: usize, pooled: &'a [i8], spikes: &'a [Vec<i8>]) -> &'a [i8] {
+    if number == 0 && !pooled.is_empty() { pooled } else { &spikes[2 * number] }
+}
+
+fn weight<'a>(conv: &Conv, parameters: &'a [f32]) -> &'a [f32] {
+    &parameters[conv.weight..conv.bias()]
+}
+
+fn add_bias(shape: &NetworkShape, conv: &Conv, parameters: &[f32], currents: &mut [f32]) {
+    let steps = shape.steps() as f32;
+    let bias: Vec<f32> = parameters[conv.bias()..][..conv.window.output.channels]
+        .iter()
+        .map(|b| b / steps)
+        .collect();
+    let fed = shape.fed() * shape.b * conv.window.output.elements();
+    currents[..fed].par_chunks_mut(conv.window.output.elements()).for_each(|frame| {
+        for pixel in frame.chunks_mut(bias.len()) {
+            pixel.iter_mut().zip(&bias).for_each(|(x, b)| *x += b);
+        }
+    });
+}
+
+/// Mean cross-entropy, and the gradient of the logits.
+fn cross_entropy(logits: &[f32], labels: &[f64]) -> (f32, Vec<f32>) {
+    let share = 1.0 / labels.len() as f64;
+    let (mut loss, mut gradient) = (0.0, Vec::with_capacity(logits.len()));
+    for (logits, &label) in logits.chunks(CLASSES).zip(labels) {
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let powers: Vec<f64> = logits.iter().map(|x| f64::from(x - largest).exp()).collect();
+        let sum: f64 = powers.iter().sum();
+        loss += share * (sum.ln() + f64::from(largest - logits[label as usize]));
+        for (class, power) in powers.iter().enumerate() {
+            let target = if class == label as usize { 1.0 } else { 0.0 };
+            gradient.push((share * (power / sum - target)) as f32);
+        }
+    }
+    (loss as f32, gradient)
+}
+
+fn zeros(like: &Tensor) -> Tensor {
+    Tensor::zeroed(like.shape(), Dtype::F32)
+}
+
+fn values(tensor: &mut Tensor) -> &mut [f32] {
+    let Data::F32(values) = tensor.data_mut() else { unreachable!("made as f32") };
+    values
+}
+
+/// Reading what [`values`] writes.
+trait F32s {
+    fn f32s(&self) -> &[f32];
+}
+
+impl F32s for Tensor {
+    fn f32s(&self) -> &[f32] {
+        let Data::F32(values) = self.data() else { unreachable!("made as f32") };
+        values
+    }
+}

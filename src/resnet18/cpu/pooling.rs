@@ -1,0 +1,74 @@
+//! Max-pooling of sums over time, forward and backward, an image a task.
+
+use rayon::prelude::*;
+
+use crate::resnet18::network::Window;
+
+/// Spikes `pool(Σ_t s) - pool(Σ_{t-1} s)` of one image, and for each of them the input element that
+/// is the first largest.
+pub struct Pooled {
+    /// `[T, output]`.
+    pub spikes: Vec<i8>,
+    /// `[T, output]`.
+    pub sources: Vec<u32>,
+}
+
+/// Pools every image of spikes `[T, B, input]`.
+pub fn pool(window: &Window, spikes: &[i8], t: usize) -> Vec<Pooled> {
+    let size = window.input.elements();
+    let b = spikes.len() / t / size;
+    let image = |image: usize| {
+        let mut sums = vec![0i8; size];
+        let mut before = vec![0i8; window.output.elements()];
+        let len = t * window.output.elements();
+        let mut pooled =
+            Pooled { spikes: Vec::with_capacity(len), sources: Vec::with_capacity(len) };
+        for step in 0..t {
+            let frame = &spikes[(step * b + image) * size..][..size];
+            sums.iter_mut().zip(frame).for_each(|(sum, s)| *sum += s);
+            for (at, before) in before.iter_mut().enumerate() {
+                let source = largest(window, &sums, at);
+                pooled.spikes.push(sums[source] - *before);
+                pooled.sources.push(source as u32);
+                *before = sums[source];
+            }
+        }
+        pooled
+    };
+    (0..b).into_par_iter().map(image).collect()
+}
+
+fn largest(window: &Window, sums: &[i8], at: usize) -> usize {
+    let (pixel, channel) = (at / window.output.channels, at % window.output.channels);
+    let sources = (0..window.taps()).filter_map(|tap| window.source(pixel, tap));
+    sources
+        .map(|pixel| pixel * window.input.channels + channel)
+        .reduce(|best, at| if sums[at] > sums[best] { at } else { best })
+        .expect("a window reads its centre")
+}
+
+/// Gradient of the spikes `[T, B, input]` from that of the pooled ones `[T, B, output]`.
+pub fn pool_gradient(window: &Window, pooled: &[Pooled], output: &[f32], gradient: &mut [f32]) {
+    let (from, to) = (window.output.elements(), window.input.elements());
+    let b = pooled.len();
+    let t = output.len() / b / from;
+    let image = |(image, pooled): (usize, &Pooled)| {
+        let mut steps = vec![0.0; t * to];
+        let mut after = vec![0.0; to];
+        for step in (0..t).rev() {
+            let now = &output[(step * b + image) * from..][..from];
+            let sources = &pooled.sources[step * from..][..from];
+            for (at, (&source, now)) in sources.iter().zip(now).enumerate() {
+                let next =
+                    if step + 1 < t { output[((step + 1) * b + image) * from + at] } else { 0.0 };
+                after[source as usize] += now - next;
+            }
+            steps[step * to..][..to].copy_from_slice(&after);
+        }
+        steps
+    };
+    let images: Vec<Vec<f32>> = pooled.par_iter().enumerate().map(image).collect();
+    for (frame, to_frame) in gradient.chunks_mut(to).enumerate() {
+        to_frame.copy_from_slice(&images[frame % b][frame / b * to..][..to]);
+    }
+}

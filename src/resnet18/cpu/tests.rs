@@ -1,0 +1,82 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::resnet18::network::{Sizes, Stem};
+use crate::resnet18::reference::Reference;
+use crate::resnet18::{Draw, NetworkShape};
+use kernelgate::verify::verify;
+use kernelgate::workload::Problem;
+
+/// Small, and with every kind of layer.
+fn shape(stem: Stem, b: usize, t: usize, level: usize) -> NetworkShape {
+    let sizes = Sizes { stem, width: 8, blocks: 1, side: 16 };
+    NetworkShape { sizes, b, t, level, draw: Draw::Dyadic, dtype: Dtype::F32 }
+}
+
+const SHAPES: [(Stem, usize, usize, usize); 4] = [
+    (Stem::ImageNet, 3, 5, 8),
+    (Stem::Cifar, 2, 4, 4),
+    (Stem::ImageNet, 1, 4, 16),
+    (Stem::Cifar, 5, 1, 8),
+];
+
+fn task<P: Problem>(implementation: &Implementation<P>, problem: &P, inputs: Tensors) -> CpuTask {
+    let Prepare::Cpu(prepare) = implementation.prepare else { panic!("a CPU row") };
+    prepare(problem, Arc::new(inputs))
+}
+
+#[test]
+fn spikes_of_every_layer_are_those_of_the_reference() {
+    for (stem, b, t, level) in SHAPES {
+        let shape = shape(stem, b, t, level);
+        let inputs = Inference { shape }.inputs(2);
+        let expected = Reference::new(&shape, &inputs).forward(&inputs);
+        let mut network = CpuNetwork::new(&shape);
+        network.forward(&inputs, &mut vec![0.0; 10 * b]);
+        for (number, layer) in expected.layers.iter().enumerate() {
+            assert!(network.spikes[number] == layer.spikes, "{stem:?} b={b} t={t} layer {number}");
+        }
+    }
+}
+
+#[test]
+fn logits_and_training_steps_are_those_of_the_reference() {
+    for (stem, b, t, level) in SHAPES {
+        let inference = Inference { shape: shape(stem, b, t, level) };
+        let inputs = inference.inputs(2);
+        let expected = inference.reference(&inputs);
+        verify(&mut task(&INFERENCE[0], &inference, inputs), &expected, inference.tolerance())
+            .unwrap_or_else(|error| panic!("{stem:?} b={b} t={t}: {error}"));
+
+        let step = TrainStep { shape: inference.shape };
+        let inputs = step.inputs(2);
+        let expected = step.reference(&inputs);
+        let comparison =
+            verify(&mut task(&TRAIN_STEP[0], &step, inputs), &expected, step.tolerance());
+        let comparison = comparison.unwrap_or_else(|error| panic!("{stem:?} b={b} t={t}: {error}"));
+        eprintln!("{stem:?} b={b} t={t}: {comparison:?}");
+    }
+}
+
+/// A gradient that lacks something is beyond the tolerance, of either dtype.
+#[test]
+fn the_tolerance_of_a_training_step_lets_no_wrong_gradient_pass() {
+    let step = TrainStep { shape: shape(Stem::ImageNet, 3, 5, 8) };
+    let inputs = step.inputs(2);
+    let expected = step.reference(&inputs);
+    let loose = TrainStep { shape: NetworkShape { dtype: Dtype::Bf16, ..step.shape } }.tolerance();
+    let mut launched = task(&TRAIN_STEP[0], &step, inputs.clone());
+    let layout = step.shape.sizes.network().layout();
+    for (name, first, len) in layout {
+        use kernelgate::backend::Executable;
+        launched.launch().unwrap();
+        let mut outputs = launched.outputs().unwrap().clone();
+        assert!(kernelgate::verify::compare(&outputs, &expected, loose).is_ok());
+        let old = &inputs.f32("momentum")[first..][..len];
+        let new = &mut outputs.f32_mut("new_momentum")[first..][..len];
+        // Half the gradient, as a lost time step or image would be at worst for the test.
+        new.iter_mut().zip(old).for_each(|(new, m)| *new = 0.5 * (*new + 0.9 * m));
+        let error = kernelgate::verify::compare(&outputs, &expected, loose);
+        assert!(error.is_err(), "{name}");
+    }
+}

@@ -1,0 +1,164 @@
+//! ResNet-18 on the GPU: from a launch an operation and time step to a kernel a layer.
+//!
+//! What each kernel does, its thread mapping and its bound are in its file under
+//! `kernels/resnet18`. A rung is a `Sequence`, the list of its launches, made once while a case is
+//! prepared, in which weights are packed too. Neurons start from their first step, so there is no reset to launch, and
+//! no reshaping: frames lie time-major as every kernel reads them. Deliberately absent: f32, and a
+//! fused training step.
+
+mod fused;
+mod per_op;
+mod sequence;
+mod train;
+mod weights;
+
+use std::sync::Arc;
+
+use crate::resnet18::NetworkShape;
+use crate::resnet18::definition::{Inference, TrainStep};
+use kernelgate::backend::cuda::{CudaTask, Input, Output};
+use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::workload::Dtype;
+use kernelgate_cuda::Device;
+use kernelgate_cuda::driver::graph::Graph;
+use kernelgate_cuda::spec::{ListedKernel, list};
+use sequence::Sequence;
+
+/// Every kernel of the family.
+pub fn kernels() -> Vec<ListedKernel> {
+    [list(per_op::KERNELS), list(fused::KERNELS), list(train::KERNELS)].concat()
+}
+
+/// Inference ladder.
+pub const INFERENCE: &[Implementation<Inference>] = &[
+    Implementation {
+        name: "cuda/per_op",
+        about: "a launch an operation from the host, neurons a launch a time step: bound by \
+                launches, as eager frameworks are",
+        supports: |problem| bf16(&problem.shape),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| per_op::device_bytes(&problem.shape),
+            prepare: |problem, inputs, device| {
+                let output = logits(&problem.shape, device)?;
+                let sequence = per_op::sequence(&problem.shape, inputs, device, &output)?;
+                Ok(launched(device, sequence, &["images"], vec![output]))
+            },
+        },
+    },
+    Implementation {
+        name: "cuda/graph",
+        about: "per_op captured once and replayed",
+        supports: |problem| bf16(&problem.shape),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| per_op::device_bytes(&problem.shape),
+            prepare: |problem, inputs, device| {
+                let output = logits(&problem.shape, device)?;
+                let sequence = per_op::sequence(&problem.shape, inputs, device, &output)?;
+                captured(device, sequence, &["images"], vec![output])
+            },
+        },
+    },
+    Implementation {
+        name: "cuda/fused",
+        about: "a kernel a layer in one graph: implicit GEMM on spikes from bytes, bias, residual \
+                and neurons of all steps behind it; the stem once an image",
+        supports: |problem| bf16(&problem.shape).and_then(|()| fused::supported(&problem.shape)),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| fused::device_bytes(&problem.shape),
+            prepare: |problem, inputs, device| {
+                let output = logits(&problem.shape, device)?;
+                let sequence = fused::sequence(&problem.shape, inputs, device, &output)?;
+                captured(device, sequence, &["images"], vec![output])
+            },
+        },
+    },
+];
+
+fn logits(shape: &NetworkShape, device: &Device) -> Result<Output, BackendError> {
+    Output::new(device, "logits", shape.logits(), Dtype::F32)
+}
+
+fn bf16(shape: &NetworkShape) -> Result<(), String> {
+    if shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
+}
+
+/// Training ladder.
+pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
+    Implementation {
+        name: "cuda/per_op",
+        about: "a launch an operation from the host, neurons forward a launch a time step, \
+                backward by replay",
+        supports: |problem| bf16(&problem.shape).and_then(|()| train::supported(&problem.shape)),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| train::device_bytes(&problem.shape),
+            prepare: |problem, inputs, device| {
+                let outputs = training_outputs(&problem.shape, device)?;
+                let sequence = train::sequence(&problem.shape, inputs, device, &outputs)?;
+                Ok(launched(device, sequence, &TRAINING_INPUTS, outputs))
+            },
+        },
+    },
+    Implementation {
+        name: "cuda/graph",
+        about: "per_op captured once and replayed",
+        supports: |problem| bf16(&problem.shape).and_then(|()| train::supported(&problem.shape)),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| train::device_bytes(&problem.shape),
+            prepare: |problem, inputs, device| {
+                let outputs = training_outputs(&problem.shape, device)?;
+                let sequence = train::sequence(&problem.shape, inputs, device, &outputs)?;
+                captured(device, sequence, &TRAINING_INPUTS, outputs)
+            },
+        },
+    },
+];
+
+/// What every training step reads anew.
+const TRAINING_INPUTS: [&str; 4] = ["images", "labels", "parameters", "momentum"];
+
+fn training_outputs(shape: &NetworkShape, device: &Device) -> Result<Vec<Output>, BackendError> {
+    let rows = shape.rows(&shape.sizes.network());
+    Ok(vec![
+        logits(shape, device)?,
+        Output::new(device, "loss", [1], Dtype::F32)?,
+        Output::new(device, "new_parameters", rows, Dtype::F32)?,
+        Output::new(device, "new_momentum", rows, Dtype::F32)?,
+    ])
+}
+
+/// A task that launches one by one.
+fn launched(
+    device: &Arc<Device>,
+    sequence: Sequence,
+    names: &[&str],
+    outputs: Vec<Output>,
+) -> CudaTask {
+    let inputs = launch_inputs(&sequence, names);
+    CudaTask::new(device, inputs, outputs, move |_| sequence.enqueue())
+}
+
+/// A task that replays a capture.
+fn captured(
+    device: &Arc<Device>,
+    sequence: Sequence,
+    names: &[&str],
+    outputs: Vec<Output>,
+) -> Result<CudaTask, BackendError> {
+    // One launch first: what it loads cannot be loaded during a capture.
+    sequence.enqueue()?;
+    device.synchronize()?;
+    let graph = Graph::capture(device, || sequence.enqueue())?;
+    let inputs = launch_inputs(&sequence, names);
+    Ok(CudaTask::new(device, inputs, outputs, move |_| {
+        // The graph's launches are the sequence's, on its memory.
+        let _alive = &sequence;
+        graph.launch()
+    }))
+}
+
+fn launch_inputs(sequence: &Sequence, names: &[&str]) -> Vec<Input> {
+    names.iter().map(|name| Input::new(*name, sequence.memory().buffer(name))).collect()
+}
+
+#[cfg(test)]
+mod tests;

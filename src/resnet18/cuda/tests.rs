@@ -1,0 +1,141 @@
+//! Refusals and declared memory anywhere; on a GPU every rung against the reference, spikes of
+//! every layer included, and its memory against what it declares.
+
+use super::per_op::layer_name;
+use super::*;
+use crate::gpu_tests::{gpu, prepare};
+use crate::resnet18::Draw;
+use crate::resnet18::network::{Sizes, Stem};
+use crate::resnet18::reference::Reference;
+use kernelgate::verify::{repeats, verify};
+use kernelgate::workload::Problem;
+use kernelgate_cuda::driver::memory;
+
+fn shape(stem: Stem, width: usize, b: usize, t: usize, level: usize) -> NetworkShape {
+    let sizes = Sizes { stem, width, blocks: 2, side: 32 };
+    NetworkShape { sizes, b, t, level, draw: Draw::Dyadic, dtype: Dtype::Bf16 }
+}
+
+#[test]
+fn what_rows_cannot_compute_is_refused_with_a_reason() {
+    let whole = shape(Stem::ImageNet, 64, 8, 8, 8);
+    let supports = |row: usize, shape| (INFERENCE[row].supports)(&Inference { shape });
+    assert!((0..3).all(|row| supports(row, whole) == Ok(())));
+    let f32 = NetworkShape { dtype: Dtype::F32, ..whole };
+    assert!((0..3).all(|row| supports(row, f32) == Err("computes bf16 only".to_owned())));
+    let five = NetworkShape { t: 5, ..whole };
+    assert_eq!(supports(0, five), Ok(()));
+    assert_eq!(supports(2, five), Err("compiled for 4, 8 and 16 time steps".to_owned()));
+    let narrow = shape(Stem::ImageNet, 8, 8, 8, 8);
+    assert_eq!(supports(2, narrow), Err("a width in multiples of 64".to_owned()));
+    let odd = TrainStep { shape: NetworkShape { b: 3, t: 5, ..whole } };
+    let refused = Err("images times steps in multiples of 8".to_owned());
+    assert!(TRAIN_STEP.iter().all(|row| (row.supports)(&odd) == refused));
+}
+
+#[test]
+fn packed_weights_and_regions_are_one_list() {
+    let shape = shape(Stem::ImageNet, 8, 1, 4, 8);
+    let network = shape.sizes.network();
+    let inputs = Inference { shape }.inputs(1);
+    let sizes: Vec<_> = weights::packed(&shape, &network, &inputs)
+        .into_iter()
+        .map(|(name, bytes)| (name, bytes.len()))
+        .collect();
+    assert_eq!(sizes, weights::regions(&network));
+    // A frame of one pixel reads one tap of nine.
+    let last = network.blocks.last().unwrap();
+    assert_eq!(weights::live_columns(&last.second), last.second.window.input.channels);
+}
+
+/// Odd batches, both stems, every number of steps that is compiled.
+#[test]
+fn every_rung_is_the_reference_bit_for_bit() {
+    let Some((device, _alone)) = gpu() else { return };
+    for (stem, width, b, t, level) in [
+        (Stem::ImageNet, 64, 3, 8, 8),
+        (Stem::Cifar, 64, 2, 4, 4),
+        (Stem::ImageNet, 64, 9, 16, 16),
+        (Stem::Cifar, 8, 3, 5, 8),
+    ] {
+        let problem = Inference { shape: shape(stem, width, b, t, level) };
+        let inputs = problem.inputs(2);
+        let expected = problem.reference(&inputs);
+        for row in INFERENCE.iter().filter(|row| (row.supports)(&problem).is_ok()) {
+            let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
+            let case = format!("{} {stem:?} w={width} b={b} t={t} level={level}", row.name);
+            verify(&mut task, &expected, problem.tolerance())
+                .unwrap_or_else(|error| panic!("{case}: {error}"));
+            assert!(repeats(&mut task).unwrap(), "{case}");
+        }
+    }
+}
+
+#[test]
+fn training_steps_are_those_of_the_reference() {
+    let Some((device, _alone)) = gpu() else { return };
+    for (stem, width, b, t, level) in
+        [(Stem::ImageNet, 16, 8, 5, 8), (Stem::Cifar, 16, 2, 4, 4), (Stem::ImageNet, 64, 8, 8, 8)]
+    {
+        let problem = TrainStep { shape: shape(stem, width, b, t, level) };
+        let inputs = problem.inputs(2);
+        let expected = problem.reference(&inputs);
+        for row in TRAIN_STEP {
+            let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
+            let case = format!("{} {stem:?} w={width} b={b} t={t} level={level}", row.name);
+            let comparison = verify(&mut task, &expected, problem.tolerance())
+                .unwrap_or_else(|error| panic!("{case}: {error}"));
+            eprintln!("{case}: {comparison:?}");
+            assert!(repeats(&mut task).unwrap(), "{case}");
+        }
+    }
+}
+
+#[test]
+fn spikes_of_every_layer_are_those_of_the_reference() {
+    let Some((device, _alone)) = gpu() else { return };
+    let shape = shape(Stem::ImageNet, 64, 3, 8, 8);
+    let problem = Inference { shape };
+    let inputs = problem.inputs(4);
+    let expected = Reference::new(&shape, &inputs).forward(&inputs);
+    for write in [per_op::sequence, fused::sequence] {
+        let output = logits(&shape, &device).unwrap();
+        let sequence = match write(&shape, &inputs, &device, &output) {
+            Err(BackendError::Unsupported(reason)) => {
+                eprintln!("skipped: {reason}");
+                continue;
+            }
+            sequence => sequence.unwrap(),
+        };
+        sequence.enqueue().unwrap();
+        device.synchronize().unwrap();
+        for (number, layer) in expected.layers.iter().enumerate() {
+            let buffer = sequence.memory().buffer(&layer_name(number));
+            let mut spikes = vec![0u8; layer.spikes.len()];
+            buffer.download(&mut spikes).unwrap();
+            assert!(bytemuck::cast_slice::<u8, i8>(&spikes) == layer.spikes, "layer {number}");
+        }
+    }
+}
+
+#[test]
+fn declared_memory_is_within_a_twentieth_of_what_is_used() {
+    let Some((device, _alone)) = gpu() else { return };
+    let problem = Inference { shape: shape(Stem::ImageNet, 64, 32, 8, 8) };
+    let inputs = problem.inputs(1);
+    let free = || memory::settled(&device).unwrap().0 as f64;
+    for row in INFERENCE {
+        let Prepare::CudaWithin { device_bytes, .. } = row.prepare else { panic!("{}", row.name) };
+        // What is loaded once stays: not counted.
+        drop(prepare(row, &problem, &inputs, &device));
+        let before = free();
+        let Some(task) = prepare(row, &problem, &inputs, &device) else { continue };
+        let used = before - free();
+        drop(task);
+        let declared = device_bytes(&problem) as f64;
+        // Allocations come from the driver in pieces of 32 MiB.
+        let apart = (used - declared).abs();
+        assert!(apart <= 0.05 * declared + 64e6, "{}: declared {declared}, used {used}", row.name);
+        eprintln!("{}: declared {declared}, used {used}", row.name);
+    }
+}

@@ -1,0 +1,79 @@
+//! Parameters as the kernels take them, made once while a case is prepared: weights in bf16, biases
+//! in fp32, a step's share of them.
+
+use half::bf16;
+
+use super::sequence::Region;
+use crate::resnet18::NetworkShape;
+use crate::resnet18::network::{CLASSES, Conv, Network};
+use kernelgate::workload::{Dtype, Tensors};
+
+/// Columns of the stem's operand: those of its filters, in whole packets of eight.
+pub fn stem_columns(network: &Network) -> usize {
+    network.stem.depth().next_multiple_of(8)
+}
+
+/// Bytes of every region that [`packed`] makes.
+pub fn regions(network: &Network) -> Vec<Region> {
+    let mut regions = Vec::new();
+    for conv in network.convolutions() {
+        let columns = columns(network, conv);
+        let filters = conv.window.output.channels;
+        regions.push((weight_name(conv), filters * columns * Dtype::Bf16.bytes()));
+        regions.push((bias_name(conv), filters * Dtype::F32.bytes()));
+    }
+    let features = network.last().channels;
+    regions.push(("fc.weight".to_owned(), CLASSES * features * Dtype::F32.bytes()));
+    regions.push(("fc.bias".to_owned(), CLASSES * Dtype::F32.bytes()));
+    regions
+}
+
+/// Region of a convolution's weight: bf16 `[out, taps·in]` of the live taps, the stem's padded to
+/// [`stem_columns`].
+pub fn weight_name(conv: &Conv) -> String {
+    format!("{}.weight", conv.name)
+}
+
+/// Region of what a step adds: `bias/steps`;
+/// the stem's whole bias, as its sum is divided later.
+pub fn bias_name(conv: &Conv) -> String {
+    format!("{}.bias", conv.name)
+}
+
+/// Columns of a weight's region.
+fn columns(network: &Network, conv: &Conv) -> usize {
+    let is_stem = conv.weight == network.stem.weight;
+    if is_stem { stem_columns(network) } else { live_columns(conv) }
+}
+
+/// Columns of the taps that read a pixel somewhere.
+pub fn live_columns(conv: &Conv) -> usize {
+    conv.window.live_taps().len() * conv.window.input.channels
+}
+
+/// Contents of every region.
+pub fn packed(shape: &NetworkShape, network: &Network, inputs: &Tensors) -> Vec<(String, Vec<u8>)> {
+    let parameters = inputs.f32("parameters");
+    let steps = shape.steps() as f32;
+    let mut contents = Vec::new();
+    for conv in network.convolutions() {
+        let columns = columns(network, conv);
+        let mut weight = vec![bf16::ZERO; conv.window.output.channels * columns];
+        let first = conv.window.live_taps().start * conv.window.input.channels;
+        let filters = parameters[conv.weight..conv.bias()].chunks(conv.depth());
+        for (to, from) in weight.chunks_mut(columns).zip(filters) {
+            to.iter_mut().zip(&from[first..]).for_each(|(to, from)| *to = bf16::from_f32(*from));
+        }
+        contents.push((weight_name(conv), bytemuck::cast_slice(&weight).to_vec()));
+        let stem = conv.weight == network.stem.weight;
+        let bias = &parameters[conv.bias()..][..conv.window.output.channels];
+        let bias: Vec<f32> = bias.iter().map(|b| if stem { *b } else { b / steps }).collect();
+        contents.push((bias_name(conv), bytemuck::cast_slice(&bias).to_vec()));
+    }
+    let classifier = &parameters[network.classifier..];
+    let (weight, bias) = classifier.split_at(CLASSES * network.last().channels);
+    let bias: Vec<f32> = bias[..CLASSES].iter().map(|b| b / steps).collect();
+    contents.push(("fc.weight".to_owned(), bytemuck::cast_slice(weight).to_vec()));
+    contents.push(("fc.bias".to_owned(), bytemuck::cast_slice(&bias).to_vec()));
+    contents
+}

@@ -1,0 +1,35 @@
+//! An ST-BIF ResNet-18, whole: definition, fp64 reference, CPU and CUDA rows.
+
+mod convolution;
+mod cpu;
+mod cuda;
+mod definition;
+mod gradient;
+pub mod network;
+#[cfg(test)]
+mod plain;
+pub mod reference;
+mod shape;
+
+pub use cuda::kernels;
+pub use definition::*;
+use kernelgate::harness::Peers;
+use kernelgate::suite::{Suite, suite, suite_with_scan};
+
+/// The workloads of the family, each with its rows.
+pub fn suites() -> Vec<Box<dyn Suite>> {
+    vec![
+        suite_with_scan(&INFERENCE, cpu::INFERENCE.iter().chain(cuda::INFERENCE), INFERENCE_SCAN),
+        suite(&TRAIN_STEP, cpu::TRAIN_STEP.iter().chain(cuda::TRAIN_STEP)),
+    ]
+}
+
+/// The same network by other people's libraries.
+pub const PEERS: Peers = Peers {
+    family: "resnet18",
+    main: "resnet18.py",
+    files: &[
+        ("common.py", include_str!("../../peers/common.py")),
+        ("resnet18.py", include_str!("../../peers/resnet18.py")),
+    ],
+};

@@ -1,0 +1,281 @@
+//! The network once more, scalar by scalar on a tape, time step by time step: what the reference
+//! and its gradient are tested against. It shares no arithmetic with them.
+
+use super::network::{CLASSES, Conv, Map};
+use super::shape::NetworkShape;
+use kernelgate::workload::Tensors;
+
+/// A scalar on the tape.
+type Node = usize;
+
+/// Scalars in the order in which they were computed, each with the derivatives by those that it was
+/// computed from.
+#[derive(Default)]
+struct Tape {
+    values: Vec<f64>,
+    derivatives: Vec<Vec<(Node, f64)>>,
+}
+
+impl Tape {
+    fn node(&mut self, value: f64, derivatives: Vec<(Node, f64)>) -> Node {
+        self.values.push(value);
+        self.derivatives.push(derivatives);
+        self.values.len() - 1
+    }
+
+    fn leaf(&mut self, value: f64) -> Node {
+        self.node(value, Vec::new())
+    }
+
+    /// `Σ factor·node`.
+    fn sum(&mut self, terms: &[(Node, f64)]) -> Node {
+        let value = terms.iter().map(|(node, factor)| factor * self.values[*node]).sum();
+        self.node(value, terms.to_vec())
+    }
+
+    /// `factor·Σ a·b`.
+    fn dot(&mut self, pairs: &[(Node, Node)], factor: f64) -> Node {
+        let value: f64 = pairs.iter().map(|(a, b)| self.values[*a] * self.values[*b]).sum();
+        let derivatives = pairs
+            .iter()
+            .flat_map(|&(a, b)| [(a, factor * self.values[b]), (b, factor * self.values[a])]);
+        let derivatives = derivatives.collect();
+        self.node(factor * value, derivatives)
+    }
+
+    /// Derivative of a scalar by every one before it.
+    fn gradient(&self, of: Node) -> Vec<f64> {
+        let mut gradient = vec![0.0; self.values.len()];
+        gradient[of] = 1.0;
+        for node in (0..=of).rev() {
+            for &(from, derivative) in &self.derivatives[node] {
+                gradient[from] += gradient[node] * derivative;
+            }
+        }
+        gradient
+    }
+}
+
+/// Membrane and tracer of one neuron.
+#[derive(Clone, Copy)]
+struct State {
+    v: Node,
+    c: Node,
+}
+
+/// The network on a tape.
+pub struct Plain<'a> {
+    shape: &'a NetworkShape,
+    tape: Tape,
+    parameters: Vec<Node>,
+    /// Sum of all spikes of each neuron, layer by layer, `[B, side, side, channels]`.
+    pub tracers: Vec<Vec<f64>>,
+    /// `[B, 10]`.
+    pub logits: Vec<f64>,
+    /// Mean cross-entropy.
+    pub loss: f64,
+    /// Of each parameter.
+    pub gradient: Vec<f64>,
+}
+
+impl<'a> Plain<'a> {
+    /// Runs it forward and backward.
+    pub fn new(shape: &'a NetworkShape, inputs: &Tensors) -> Self {
+        let mut tape = Tape::default();
+        let mut leaves = |name: &str| -> Vec<Node> {
+            let tensor = inputs.tensor(name);
+            tensor.to_f64(0, tensor.len()).into_iter().map(|x| tape.leaf(x)).collect()
+        };
+        let (images, parameters) = (leaves("images"), leaves("parameters"));
+        let labels = inputs.tensor("labels").to_f64(0, shape.b);
+        let mut plain = Self {
+            shape,
+            tape,
+            parameters,
+            tracers: vec![Vec::new(); shape.sizes.network().neurons().len()],
+            logits: Vec::new(),
+            loss: 0.0,
+            gradient: Vec::new(),
+        };
+        let size = shape.sizes.image().elements();
+        let mut losses = Vec::new();
+        for (image, label) in images.chunks(size).zip(labels) {
+            let logits = plain.image(image);
+            plain.logits.extend(logits.iter().map(|&node| plain.tape.values[node]));
+            losses.push((plain.cross_entropy(&logits, label as usize), 1.0 / shape.b as f64));
+        }
+        let loss = plain.tape.sum(&losses);
+        plain.loss = plain.tape.values[loss];
+        let gradient = plain.tape.gradient(loss);
+        plain.gradient = plain.parameters.iter().map(|&node| gradient[node]).collect();
+        plain
+    }
+
+    fn image(&mut self, image: &[Node]) -> Vec<Node> {
+        let network = self.shape.sizes.network();
+        let theta = self.shape.neuron().threshold;
+        let steps = self.shape.steps() as f64;
+        let maps = network.neurons();
+        let mut states: Vec<Vec<State>> = Vec::new();
+        for map in &maps {
+            let state = |tape: &mut Tape| State { v: tape.leaf(0.5 * theta), c: tape.leaf(0.0) };
+            states.push((0..map.elements()).map(|_| state(&mut self.tape)).collect());
+        }
+        let mut pooled: Option<Vec<Node>> = None;
+        let mut totals: Vec<Vec<(Node, f64)>> = vec![Vec::new(); CLASSES];
+        for t in 0..self.shape.t {
+            let fed = (t as f64) < steps;
+            let image = image.iter().map(|&x| (x, if fed { 1.0 / steps } else { 0.0 }));
+            let image: Vec<Node> = image.map(|term| self.tape.sum(&[term])).collect();
+            let currents = self.convolve(&network.stem, &image, 1.0, fed);
+            let mut spikes = self.fire(&mut states[0], &currents);
+            if let Some(pool) = &network.pool {
+                let sums: Vec<Node> = states[0].iter().map(|state| state.c).collect();
+                let now = self.pool(pool.input, pool.output, &sums);
+                let before = pooled.replace(now.clone());
+                spikes = (0..now.len())
+                    .map(|i| match &before {
+                        Some(before) => self.tape.sum(&[(now[i], 1.0), (before[i], -1.0)]),
+                        None => now[i],
+                    })
+                    .collect();
+            }
+            for (number, block) in network.blocks.iter().enumerate() {
+                let currents = self.convolve(&block.first, &spikes, theta, fed);
+                let hidden = self.fire(&mut states[2 * number + 1], &currents);
+                let branch = self.convolve(&block.second, &hidden, theta, fed);
+                let (shortcut, factor) = match &block.shortcut {
+                    Some(conv) => (self.convolve(conv, &spikes, theta, fed), 1.0),
+                    None => (spikes, theta),
+                };
+                let sum = |(&x, &y): (&Node, &Node)| self.tape.sum(&[(x, 1.0), (y, factor)]);
+                let currents: Vec<Node> = branch.iter().zip(&shortcut).map(sum).collect();
+                spikes = self.fire(&mut states[2 * number + 2], &currents);
+            }
+            let logits = self.classify(&spikes, network.last(), network.classifier, fed);
+            totals.iter_mut().zip(logits).for_each(|(total, node)| total.push((node, 1.0)));
+        }
+        for (tracers, states) in self.tracers.iter_mut().zip(&states) {
+            tracers.extend(states.iter().map(|state| self.tape.values[state.c]));
+        }
+        totals.iter().map(|terms| self.tape.sum(terms)).collect()
+    }
+
+    /// `factor·conv(input)`, with the bias where it is fed.
+    fn convolve(&mut self, conv: &Conv, input: &[Node], factor: f64, fed: bool) -> Vec<Node> {
+        let (from, to) = (conv.window.input, conv.window.output);
+        let (k, stride) = (conv.window.kernel as isize, conv.window.stride as isize);
+        let inside = |x: isize| (0..from.side as isize).contains(&x);
+        let mut output = Vec::new();
+        for row in 0..to.side as isize {
+            for column in 0..to.side as isize {
+                for filter in 0..to.channels {
+                    let mut pairs = Vec::new();
+                    for (i, j) in (0..k).flat_map(|i| (0..k).map(move |j| (i, j))) {
+                        let (y, x) = (row * stride + i - k / 2, column * stride + j - k / 2);
+                        if !inside(y) || !inside(x) {
+                            continue;
+                        }
+                        for channel in 0..from.channels {
+                            let tap = filter * (k * k) as usize + (i * k + j) as usize;
+                            let pixel = y as usize * from.side + x as usize;
+                            pairs.push((
+                                self.parameters[conv.weight + tap * from.channels + channel],
+                                input[pixel * from.channels + channel],
+                            ));
+                        }
+                    }
+                    let sum = self.tape.dot(&pairs, factor);
+                    let share = if fed { 1.0 / self.shape.steps() as f64 } else { 0.0 };
+                    let bias = self.parameters[conv.bias() + filter];
+                    output.push(self.tape.sum(&[(sum, 1.0), (bias, share)]));
+                }
+            }
+        }
+        output
+    }
+
+    /// One step of a layer: spikes, with the states moved on.
+    fn fire(&mut self, states: &mut [State], currents: &[Node]) -> Vec<Node> {
+        let parameters = self.shape.neuron();
+        let (theta, top) = (parameters.threshold, f64::from(parameters.tracer_max));
+        let bell = |z: f64, w: f64| (-z * z / (2.0 * (0.405 * w) * (0.405 * w))).exp() / w;
+        let mut spikes = Vec::new();
+        for (state, &x) in states.iter_mut().zip(currents) {
+            let h = self.tape.sum(&[(state.v, 1.0), (x, 1.0)]);
+            let (membrane, c) = (self.tape.values[h], self.tape.values[state.c]);
+            let (mut spike, mut by_h, mut by_c) = (0.0, 0.0, 0.0);
+            if c < top {
+                by_h += bell(membrane - theta, theta);
+            }
+            if c > 0.0 {
+                by_h += bell(membrane, theta);
+            }
+            if membrane >= theta {
+                by_c -= bell(top - c, 1.0);
+                spike = if c < top { 1.0 } else { 0.0 };
+            }
+            if membrane < 0.0 {
+                by_c -= bell(c, 1.0);
+                spike = if c > 0.0 { -1.0 } else { 0.0 };
+            }
+            let s = self.tape.node(spike, vec![(h, by_h), (state.c, by_c)]);
+            state.v = self.tape.sum(&[(h, 1.0), (s, -theta)]);
+            state.c = self.tape.sum(&[(state.c, 1.0), (s, 1.0)]);
+            spikes.push(s);
+        }
+        spikes
+    }
+
+    /// The first largest of 3×3 sums around every second pixel.
+    fn pool(&mut self, from: Map, to: Map, sums: &[Node]) -> Vec<Node> {
+        let mut output = Vec::new();
+        for pixel in 0..to.pixels() {
+            let (row, column) = (pixel / to.side, pixel % to.side);
+            for channel in 0..to.channels {
+                let mut best: Option<Node> = None;
+                for y in (2 * row).saturating_sub(1)..(2 * row + 2).min(from.side) {
+                    for x in (2 * column).saturating_sub(1)..(2 * column + 2).min(from.side) {
+                        let node = sums[(y * from.side + x) * from.channels + channel];
+                        let larger = |best| self.tape.values[node] > self.tape.values[best];
+                        if best.is_none_or(larger) {
+                            best = Some(node);
+                        }
+                    }
+                }
+                let best = best.expect("a window has a pixel");
+                output.push(self.tape.sum(&[(best, 1.0)]));
+            }
+        }
+        output
+    }
+
+    fn classify(&mut self, spikes: &[Node], map: Map, at: usize, fed: bool) -> Vec<Node> {
+        let scale = self.shape.neuron().threshold / map.pixels() as f64;
+        let of_channel = |channel: usize| -> Vec<(Node, f64)> {
+            (0..map.pixels()).map(|pixel| (spikes[pixel * map.channels + channel], scale)).collect()
+        };
+        let features: Vec<Node> =
+            (0..map.channels).map(|channel| self.tape.sum(&of_channel(channel))).collect();
+        let share = if fed { 1.0 / self.shape.steps() as f64 } else { 0.0 };
+        (0..CLASSES)
+            .map(|class| {
+                let row = &self.parameters[at + class * map.channels..][..map.channels];
+                let pairs: Vec<_> = row.iter().copied().zip(features.iter().copied()).collect();
+                let sum = self.tape.dot(&pairs, 1.0);
+                let bias = self.parameters[at + CLASSES * map.channels + class];
+                self.tape.sum(&[(sum, 1.0), (bias, share)])
+            })
+            .collect()
+    }
+
+    fn cross_entropy(&mut self, logits: &[Node], label: usize) -> Node {
+        let powers: Vec<f64> = logits.iter().map(|&node| self.tape.values[node].exp()).collect();
+        let sum: f64 = powers.iter().sum();
+        let mut derivatives: Vec<(Node, f64)> =
+            logits.iter().zip(&powers).map(|(&node, power)| (node, power / sum)).collect();
+        derivatives.push((logits[label], -1.0));
+        let loss = sum.ln() - self.tape.values[logits[label]];
+        self.tape.node(loss, derivatives)
+    }
+}

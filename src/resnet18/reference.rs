@@ -1,0 +1,217 @@
+//! The network in fp64, forward: the definition that every implementation is verified against.
+//!
+//! Frames are time-major, `[T, B, side, side, channels]`. Kept are the currents and spikes of every
+//! layer of neurons, which the gradient follows from.
+
+use rayon::prelude::*;
+
+use super::convolution::convolve;
+use super::network::{CLASSES, Conv, Network, Window};
+use super::shape::NetworkShape;
+use crate::st_bif::neuron::{self, Trace};
+use kernelgate::workload::Tensors;
+use kernelgate::workload::tensor::split_columns;
+
+/// Neurons that one task runs: bounds its scratch.
+const COLUMNS: usize = 4096;
+
+/// A network with its parameters.
+pub struct Reference<'a> {
+    /// Sizes of the problem.
+    pub shape: &'a NetworkShape,
+    /// Its layers.
+    pub network: Network,
+    /// All weights and biases.
+    pub parameters: Vec<f64>,
+}
+
+/// A layer of neurons over time.
+pub struct Neurons {
+    /// Input currents, `[T, B, side, side, channels]`.
+    pub currents: Vec<f64>,
+    /// Spikes, of the same shape.
+    pub spikes: Vec<i8>,
+}
+
+/// What a forward pass computes.
+pub struct Forward {
+    /// The stem's neurons, then two layers a block.
+    pub layers: Vec<Neurons>,
+    /// Spikes behind the max-pooling, if there is one.
+    pub pooled: Option<Vec<i8>>,
+    /// `[B, features]`: mean over pixels of the last neurons' values, summed over time.
+    pub features: Vec<f64>,
+    /// `[B, 10]`.
+    pub logits: Vec<f64>,
+}
+
+impl Forward {
+    /// Spikes that a block reads.
+    pub fn input_of(&self, block: usize) -> &[i8] {
+        match (&self.pooled, block) {
+            (Some(pooled), 0) => pooled,
+            _ => &self.layers[2 * block].spikes,
+        }
+    }
+}
+
+impl<'a> Reference<'a> {
+    /// With the parameters of the inputs.
+    pub fn new(shape: &'a NetworkShape, inputs: &Tensors) -> Self {
+        let network = shape.sizes.network();
+        let parameters = inputs.tensor("parameters").to_f64(0, network.parameters);
+        Self { shape, network, parameters }
+    }
+
+    /// The logits of the images, and everything before them.
+    pub fn forward(&self, inputs: &Tensors) -> Forward {
+        let images = inputs.tensor("images");
+        let images = images.to_f64(0, images.len());
+        let stem = &self.network.stem;
+        let spread = 1.0 / self.shape.steps() as f64;
+        let once = convolve(stem, self.weight(stem), &images, spread);
+        let mut currents = vec![0.0; self.shape.frames() * stem.window.output.elements()];
+        for t in 0..self.shape.fed() {
+            currents[t * once.len()..][..once.len()].copy_from_slice(&once);
+        }
+        self.add_bias(stem, &mut currents);
+
+        let mut forward = Forward {
+            layers: vec![self.fire(currents)],
+            pooled: None,
+            features: Vec::new(),
+            logits: Vec::new(),
+        };
+        forward.pooled = self.network.pool.map(|pool| self.pool(&pool, &forward.layers[0].spikes));
+        for number in 0..self.network.blocks.len() {
+            self.block(number, &mut forward);
+        }
+        forward.features = self.features(&forward.layers[2 * self.network.blocks.len()].spikes);
+        forward.logits = self.classify(&forward.features);
+        forward
+    }
+
+    fn block(&self, number: usize, forward: &mut Forward) {
+        let block = &self.network.blocks[number];
+        let theta = self.shape.neuron().threshold;
+        let hidden = self.fire(self.convolve_spikes(&block.first, forward.input_of(number)));
+        let mut currents = self.convolve_spikes(&block.second, &hidden.spikes);
+        let input = forward.input_of(number);
+        match &block.shortcut {
+            Some(conv) => {
+                let shortcut = self.convolve_spikes(conv, input);
+                currents.iter_mut().zip(shortcut).for_each(|(x, y)| *x += y);
+            }
+            None => currents.iter_mut().zip(input).for_each(|(x, &s)| *x += theta * f64::from(s)),
+        }
+        let output = self.fire(currents);
+        forward.layers.extend([hidden, output]);
+    }
+
+    /// A convolution of the values of spikes, with its bias.
+    fn convolve_spikes(&self, conv: &Conv, spikes: &[i8]) -> Vec<f64> {
+        let theta = self.shape.neuron().threshold;
+        let mut currents = convolve(conv, self.weight(conv), spikes, theta);
+        self.add_bias(conv, &mut currents);
+        currents
+    }
+
+    /// Adds the bias over `steps` to the frames that it is fed to.
+    fn add_bias(&self, conv: &Conv, currents: &mut [f64]) {
+        let channels = conv.window.output.channels;
+        let bias = &self.parameters[conv.bias()..][..channels];
+        let fed = self.shape.fed() * self.shape.b * conv.window.output.elements();
+        for pixel in currents[..fed].chunks_mut(channels) {
+            pixel.iter_mut().zip(bias).for_each(|(x, b)| *x += b / self.shape.steps() as f64);
+        }
+    }
+
+    /// Runs neurons on their currents.
+    fn fire(&self, currents: Vec<f64>) -> Neurons {
+        let (t, n) = (self.shape.t, currents.len() / self.shape.t);
+        let parameters = self.shape.neuron();
+        let mut spikes = vec![0i8; currents.len()];
+        let tasks = split_columns(&mut spikes, n, COLUMNS).into_par_iter().enumerate();
+        tasks.for_each(|(task, mut rows)| {
+            let (mut series, mut trace) = (vec![0.0; t], Trace::default());
+            for column in 0..rows[0].len() {
+                let at = task * COLUMNS + column;
+                series.iter_mut().enumerate().for_each(|(t, x)| *x = currents[t * n + at]);
+                neuron::forward_into(&parameters, &series, &mut trace);
+                rows.iter_mut().zip(&trace.steps).for_each(|(row, step)| row[column] = step.spike);
+            }
+        });
+        Neurons { currents, spikes }
+    }
+
+    /// `pool(Σ_t s) - pool(Σ_{t-1} s)`.
+    fn pool(&self, pool: &Window, spikes: &[i8]) -> Vec<i8> {
+        let (input, output) =
+            (self.shape.b * pool.input.elements(), self.shape.b * pool.output.elements());
+        let mut pooled = vec![0i8; self.shape.t * output];
+        let mut sums = vec![0i8; input];
+        let mut before = vec![0i8; output];
+        for (spikes, pooled) in spikes.chunks(input).zip(pooled.chunks_mut(output)) {
+            sums.iter_mut().zip(spikes).for_each(|(sum, s)| *sum += s);
+            let largest: Vec<i8> = largest(pool, &sums).map(|at| sums[at]).collect();
+            for ((to, now), before) in pooled.iter_mut().zip(&largest).zip(&before) {
+                *to = now - before;
+            }
+            before = largest;
+        }
+        pooled
+    }
+
+    fn features(&self, spikes: &[i8]) -> Vec<f64> {
+        let (map, b) = (self.network.last(), self.shape.b);
+        let scale = self.shape.neuron().threshold / map.pixels() as f64;
+        let mut features = vec![0.0; b * map.channels];
+        for frames in spikes.chunks(b * map.elements()) {
+            for (frame, features) in
+                frames.chunks(map.elements()).zip(features.chunks_mut(map.channels))
+            {
+                for pixel in frame.chunks(map.channels) {
+                    features.iter_mut().zip(pixel).for_each(|(f, &s)| *f += scale * f64::from(s));
+                }
+            }
+        }
+        features
+    }
+
+    fn classify(&self, features: &[f64]) -> Vec<f64> {
+        let width = self.network.last().channels;
+        let (weight, bias) = self.parameters[self.network.classifier..].split_at(CLASSES * width);
+        let share = self.shape.fed() as f64 / self.shape.steps() as f64;
+        let of_image = |features: &[f64]| {
+            let classes = weight.chunks(width).zip(bias).map(|(row, b)| {
+                row.iter().zip(features).map(|(w, f)| w * f).sum::<f64>() + share * b
+            });
+            classes.collect::<Vec<_>>()
+        };
+        features.chunks(width).flat_map(of_image).collect()
+    }
+
+    /// A convolution's weight.
+    pub fn weight(&self, conv: &Conv) -> &[f64] {
+        &self.parameters[conv.weight..conv.bias()]
+    }
+}
+
+/// For each output element of frames `[frames, side, side, channels]` the input element that is the
+/// first largest of its window.
+pub fn largest<'a>(pool: &'a Window, sums: &'a [i8]) -> impl Iterator<Item = usize> + 'a {
+    let channels = pool.input.channels;
+    let frames =
+        (0..sums.len() / pool.input.elements()).map(move |frame| frame * pool.input.elements());
+    let pixels =
+        frames.flat_map(move |frame| (0..pool.output.pixels()).map(move |pixel| (frame, pixel)));
+    pixels.flat_map(move |(frame, pixel)| {
+        let of_channel = move |channel: usize| {
+            let sources = (0..pool.taps()).filter_map(move |tap| pool.source(pixel, tap));
+            let elements = sources.map(move |at| frame + at * channels + channel);
+            let first = |best: usize, at: usize| if sums[at] > sums[best] { at } else { best };
+            elements.reduce(first).expect("a window reads its centre")
+        };
+        (0..channels).map(of_channel)
+    })
+}

@@ -1,0 +1,219 @@
+//! The sizes of a problem of the family, and what follows from them: seeded inputs, declared work,
+//! host memory.
+
+use half::bf16;
+
+use super::network::{CLASSES, COLORS, Conv, Network, Sizes, Stem};
+use crate::st_bif::neuron::Parameters;
+use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Unit, Work, random};
+
+/// More images, or steps, than any of these: no count overflows 64 bits.
+const MAX_EXTENT: usize = 1 << 16;
+
+/// How weights and images are drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Draw {
+    /// Normal, rounded to the dtype.
+    Normal,
+    /// Normal, rounded to multiples of powers of two so coarse that every sum of the forward pass
+    /// is exact in fp32, in any order. All of them are bf16 values.
+    Dyadic,
+}
+
+/// What inference and training share: a network, images and time steps.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NetworkShape {
+    /// The network.
+    pub sizes: Sizes,
+    /// Batch: images.
+    pub b: usize,
+    /// Time steps.
+    pub t: usize,
+    /// Quantisation level: 4, 8 or 16.
+    pub level: usize,
+    /// How weights and images are drawn.
+    pub draw: Draw,
+    /// What weights and images are exact in, and the least precision of GEMM operands.
+    pub dtype: Dtype,
+}
+
+impl NetworkShape {
+    pub(super) fn bind(point: &Point) -> Result<Self, AxisError> {
+        let stem = if point.word("stem")? == "cifar" { Stem::Cifar } else { Stem::ImageNet };
+        let (b, t, width) = (point.number("b")?, point.number("t")?, point.number("w")?);
+        if b.max(t) > MAX_EXTENT {
+            return Err(AxisError::Combination(format!("b={b}, t={t}: up to {MAX_EXTENT} each")));
+        }
+        if !width.is_multiple_of(8) || width > 1024 {
+            return Err(AxisError::Combination(format!("w={width}: multiples of 8 up to 1024")));
+        }
+        let draw = if point.word("weights")? == "normal" { Draw::Normal } else { Draw::Dyadic };
+        let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
+        let sizes = Sizes { stem, width, blocks: 2, side: 32 };
+        Ok(Self { sizes, b, t, level: point.number("level")?, draw, dtype })
+    }
+
+    /// Images of all time steps.
+    pub fn frames(&self) -> usize {
+        self.t * self.b
+    }
+
+    /// Steps over which image and biases are spread: `level/2 - 1`. With fewer time steps than
+    /// these the network never sees the whole image, and its time is all that such a case tells.
+    pub fn steps(&self) -> usize {
+        self.level / 2 - 1
+    }
+
+    /// Steps in which image and biases are fed.
+    pub fn fed(&self) -> usize {
+        self.steps().min(self.t)
+    }
+
+    /// Every neuron's: a threshold of `4/level`, so that values end at 1, 1.5 and 1.75 for the
+    /// levels 4, 8 and 16; a tracer from 0 to `level/2 - 1`.
+    pub fn neuron(&self) -> Parameters {
+        let threshold = 4.0 / self.level as f64;
+        let tracer_max = self.steps() as i32;
+        Parameters { threshold, tracer_min: 0, tracer_max, prefire: 0.0 }
+    }
+
+    /// Seeded images, labels and parameters.
+    pub(super) fn inputs(&self, seed: u64) -> Tensors {
+        let (side, b) = (self.sizes.side, self.b);
+        let label = |x: f32| ((x.abs() * 1e3) as usize % CLASSES) as i8;
+        let network = self.sizes.network();
+        let parameters = self.parameters(&network, seed);
+        Tensors::new()
+            .with("images", [b, side, side, COLORS], self.images(seed))
+            .with("labels", [b], random::map_normal(seed, "labels", b, label))
+            .with("parameters", self.rows(&network), parameters)
+    }
+
+    /// Shape of all parameters: rows of the width, so that each but the last bias is whole rows.
+    pub fn rows(&self, network: &Network) -> [usize; 2] {
+        [network.parameters / self.sizes.width, self.sizes.width]
+    }
+
+    /// N(0, 1). Dyadic: what each step feeds is a multiple of 1/64, and the sum of all steps has
+    /// eight significant bits.
+    fn images(&self, seed: u64) -> Vec<f32> {
+        let (steps, len) = (self.steps() as f32, self.b * self.sizes.image().elements());
+        let most = (255.0 / steps).floor();
+        random::map_normal(seed, "images", len, |x| match self.draw {
+            Draw::Dyadic => (x * 64.0 / steps).round().clamp(-most, most) * steps / 64.0,
+            Draw::Normal => self.rounded(x),
+        })
+    }
+
+    /// Shape of the logits.
+    pub fn logits(&self) -> [usize; 2] {
+        [self.b, CLASSES]
+    }
+
+    fn rounded(&self, x: f32) -> f32 {
+        if self.dtype == Dtype::Bf16 { bf16::from_f32(x).to_f32() } else { x }
+    }
+
+    /// Weights of a deviation that keeps the neurons of all layers busy, as training does, and
+    /// negative biases against the growth of the residual sum.
+    fn parameters(&self, network: &Network, seed: u64) -> Vec<f32> {
+        let mut parameters = vec![0.0; network.parameters];
+        let mut draw =
+            |name: String, first: usize, len: usize, value: &(dyn Fn(f32) -> f32 + Sync)| {
+                parameters[first..first + len]
+                    .copy_from_slice(&random::map_normal(seed, &name, len, value));
+            };
+        let steps = self.steps() as f32;
+        let bias = |x: f32| match self.draw {
+            Draw::Dyadic => (x * 256.0 / steps).round() * steps / 256.0,
+            Draw::Normal => x,
+        };
+        for conv in network.convolutions() {
+            let deviation = deviation(conv);
+            let weight = |x: f32| self.weight(deviation, x);
+            draw(format!("{}.weight", conv.name), conv.weight, conv.weights(), &weight);
+            let shift = if conv.name.ends_with("conv2") { -0.1 } else { 0.0 };
+            draw(format!("{}.bias", conv.name), conv.bias(), conv.window.output.channels, &|x| {
+                bias(0.1 * x + shift)
+            });
+        }
+        let features = network.last().channels;
+        let deviation = 1.0 / (features as f32).sqrt();
+        let weights = CLASSES * features;
+        let weight = |x: f32| self.weight(deviation, x);
+        draw("fc.weight".to_owned(), network.classifier, weights, &weight);
+        draw("fc.bias".to_owned(), network.classifier + weights, CLASSES, &|x| bias(0.1 * x));
+        parameters
+    }
+
+    /// A weight. Dyadic: eight significant bits on a grid that holds four deviations.
+    fn weight(&self, deviation: f32, x: f32) -> f32 {
+        match self.draw {
+            Draw::Dyadic => {
+                let grid = (4.0 * deviation / 255.0).log2().ceil().exp2();
+                (deviation * x / grid).round().clamp(-255.0, 255.0) * grid
+            }
+            Draw::Normal => self.rounded(deviation * x),
+        }
+    }
+
+    /// Operations of the convolutions behind the stem, of one pass over every frame; those with the
+    /// padding are not counted.
+    pub(super) fn hidden_flops(&self, network: &Network) -> u64 {
+        let hidden: u64 = network.convolutions().skip(1).map(Conv::multiply_adds).sum();
+        2 * self.frames() as u64 * hidden
+    }
+
+    /// Operations of the stem and the classifier: their operands are the image and the sum over
+    /// time, so once an image.
+    pub(super) fn outer_flops(&self, network: &Network) -> u64 {
+        let classifier = (CLASSES * network.last().channels) as u64;
+        2 * self.b as u64 * (network.stem.multiply_adds() + classifier)
+    }
+
+    /// Neurons of all images, times steps.
+    pub(super) fn neuron_steps(&self, network: &Network) -> u64 {
+        (self.frames() * network.neuron_count()) as u64
+    }
+
+    /// Work of a forward pass that reads parameters and images once.
+    pub(super) fn forward_work(&self, network: &Network) -> Work {
+        let elements = network.parameters + self.b * self.sizes.image().elements();
+        let neurons = self.neuron_steps(network);
+        let logits = self.b * CLASSES * Dtype::F32.bytes();
+        // Of a neuron: v += x, θ·s, v -= θ·s, c += s, and the bias.
+        Work::bytes((elements * self.dtype.bytes()) as u64, logits as u64)
+            .with_flops(
+                Unit::Matmul,
+                self.dtype,
+                self.hidden_flops(network) + self.outer_flops(network),
+            )
+            .with_flops(Unit::Vector, Dtype::F32, 5 * neurons)
+    }
+
+    /// Inputs, the reference's currents (f64) and spikes of all layers, and a few frames of the
+    /// largest one.
+    pub(super) fn host_bytes(&self, network: &Network) -> u64 {
+        let largest = network.neurons().iter().map(|map| map.elements()).max().unwrap_or(0);
+        let frames = self.frames() as u64;
+        let images = self.b as u64 * self.sizes.image().elements() as u64;
+        12 * images
+            + 9 * self.neuron_steps(network)
+            + 4 * 8 * frames * largest as u64
+            + 16 * network.parameters as u64
+    }
+}
+
+/// Deviation of a convolution's weights: over the inputs that an output pixel has on average, all
+/// about as large as the values of neurons are, sums of about one, and half of that where the
+/// residual is added.
+fn deviation(conv: &Conv) -> f32 {
+    let window = conv.window;
+    let taps = window.reads() as f32 / window.output.pixels() as f32;
+    let inputs = (taps * window.input.channels as f32).sqrt();
+    match conv.name.as_str() {
+        "conv1" => 1.0 / inputs,
+        name if name.ends_with("conv1") => 2.2 / inputs,
+        _ => 1.3 / inputs,
+    }
+}

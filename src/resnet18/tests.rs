@@ -1,0 +1,190 @@
+use super::super::convolution::convolve;
+use super::super::network::{Block, CLASSES, Conv, Sizes, Stem};
+use super::super::plain::Plain;
+use super::*;
+
+/// A network small enough for a tape of scalars.
+const TINY: Sizes = Sizes { stem: Stem::ImageNet, width: 4, blocks: 1, side: 8 };
+
+fn shape(sizes: Sizes, b: usize, t: usize, level: usize) -> NetworkShape {
+    NetworkShape { sizes, b, t, level, draw: Draw::Dyadic, dtype: Dtype::Bf16 }
+}
+
+fn inputs(shape: NetworkShape, seed: u64) -> Tensors {
+    TrainStep { shape }.inputs(seed)
+}
+
+/// ‖a - b‖₂ / ‖b‖₂.
+fn distance(a: &[f64], b: &[f64]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
+}
+
+#[test]
+fn sizes_are_those_of_resnet18() {
+    let sizes = Sizes { stem: Stem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let network = sizes.network();
+    assert_eq!((network.neurons().len(), network.neuron_count()), (17, 47_104));
+    let weights: usize = network.convolutions().map(Conv::weights).sum();
+    assert_eq!(weights, 11_166_912);
+    assert_eq!(network.last().side, 1);
+    let padded: usize =
+        network.convolutions().map(|conv| conv.weights() * conv.window.output.pixels()).sum();
+    let read: u64 = network.convolutions().map(Conv::multiply_adds).sum();
+    let classifier = CLASSES * network.last().channels;
+    assert_eq!((padded + classifier, read), (37_016_576, 21_662_464));
+    let cifar = Sizes { stem: Stem::Cifar, ..sizes }.network();
+    assert_eq!(cifar.neurons()[0].side, 32);
+    assert_eq!(cifar.last().side, 4);
+}
+
+#[test]
+fn parameters_lie_one_behind_the_other() {
+    let network = TINY.network();
+    let mut next = 0;
+    for (name, first, len) in network.layout() {
+        assert_eq!((first, first % TINY.width), (next, 0), "{name}");
+        next = first + len;
+    }
+    assert_eq!(network.parameters, next.next_multiple_of(TINY.width));
+}
+
+#[test]
+fn the_reference_and_its_gradient_are_those_of_the_tape() {
+    for (stem, t, level) in [(Stem::ImageNet, 4, 8), (Stem::Cifar, 5, 4), (Stem::ImageNet, 3, 16)] {
+        let shape = shape(Sizes { stem, ..TINY }, 2, t, level);
+        let inputs = inputs(shape, 3);
+        let plain = Plain::new(&shape, &inputs);
+        let reference = Reference::new(&shape, &inputs);
+        let forward = reference.forward(&inputs);
+        for (layer, tracers) in forward.layers.iter().zip(&plain.tracers) {
+            assert_eq!(&tracers_of(&shape, &layer.spikes), tracers);
+        }
+        assert!(distance(&forward.logits, &plain.logits) < 1e-12);
+        let (loss, gradient) = reference.gradient(&inputs, &forward);
+        assert!((loss - plain.loss).abs() < 1e-12);
+        for (name, first, len) in reference.network.layout() {
+            let (ours, taped) = (&gradient[first..][..len], &plain.gradient[first..][..len]);
+            assert!(taped.iter().any(|g| *g != 0.0), "{stem:?} level {level}: {name} matters");
+            let apart = distance(ours, taped);
+            assert!(apart < 1e-11, "{stem:?} level {level} {name}: {apart:e}");
+        }
+    }
+}
+
+/// Sums of spikes over time.
+fn tracers_of(shape: &NetworkShape, spikes: &[i8]) -> Vec<f64> {
+    let n = spikes.len() / shape.t;
+    (0..n).map(|i| spikes[i..].iter().step_by(n).map(|&s| f64::from(s)).sum()).collect()
+}
+
+/// The network before its conversion: activations `clamp(floor(x/θ + 1/2), 0, steps)`, in whole
+/// numbers, of every layer.
+fn quantised(shape: &NetworkShape, inputs: &Tensors) -> (Vec<Vec<f64>>, Vec<f64>) {
+    let reference = Reference::new(shape, inputs);
+    let network = &reference.network;
+    let theta = shape.neuron().threshold;
+    let top = shape.steps() as f64;
+    let quantise = |x: Vec<f64>| -> Vec<f64> {
+        x.into_iter().map(|x| (x / theta + 0.5).floor().clamp(0.0, top)).collect()
+    };
+    let layer = |conv: &Conv, input: &[f64], factor: f64| {
+        let mut y = convolve(conv, reference.weight(conv), input, factor);
+        let channels = conv.window.output.channels;
+        let bias = &reference.parameters[conv.bias()..][..channels];
+        y.iter_mut().enumerate().for_each(|(i, y)| *y += bias[i % channels]);
+        y
+    };
+    let images = inputs.tensor("images");
+    let images = images.to_f64(0, images.len());
+    let mut layers = vec![quantise(layer(&network.stem, &images, 1.0))];
+    let mut x = layers[0].clone();
+    if let Some(pool) = &network.pool {
+        let sums: Vec<i8> = x.iter().map(|&x| x as i8).collect();
+        x = super::super::reference::largest(pool, &sums).map(|at| x[at]).collect();
+    }
+    for Block { first, second, shortcut } in &network.blocks {
+        let hidden = quantise(layer(first, &x, theta));
+        let mut y = layer(second, &hidden, theta);
+        match shortcut {
+            Some(conv) => {
+                y.iter_mut().zip(layer(conv, &x, theta)).for_each(|(y, x)| *y += x);
+            }
+            None => y.iter_mut().zip(&x).for_each(|(y, x)| *y += theta * x),
+        }
+        x = quantise(y);
+        layers.extend([hidden, x.clone()]);
+    }
+    (layers, x)
+}
+
+#[test]
+fn with_enough_steps_the_network_is_the_quantised_one_unit_for_unit() {
+    for (stem, level) in [(Stem::ImageNet, 4), (Stem::ImageNet, 8), (Stem::Cifar, 8)] {
+        let shape = shape(Sizes { stem, width: 8, blocks: 2, side: 16 }, 2, 64, level);
+        let inputs = inputs(shape, 1);
+        let forward = Reference::new(&shape, &inputs).forward(&inputs);
+        let (layers, _) = quantised(&shape, &inputs);
+        for (number, (layer, activations)) in forward.layers.iter().zip(&layers).enumerate() {
+            let tracers = tracers_of(&shape, &layer.spikes);
+            let wrong = tracers.iter().zip(activations).filter(|(a, b)| a != b).count();
+            assert_eq!(wrong, 0, "{stem:?} level {level} layer {number} of {}", tracers.len());
+        }
+    }
+}
+
+#[test]
+fn every_layer_of_neurons_is_busy() {
+    for (stem, level) in [(Stem::ImageNet, 8), (Stem::Cifar, 8), (Stem::ImageNet, 16)] {
+        let shape = shape(Sizes { stem, width: 16, blocks: 2, side: 32 }, 2, 16, level);
+        let inputs = inputs(shape, 1);
+        let forward = Reference::new(&shape, &inputs).forward(&inputs);
+        for (number, layer) in forward.layers.iter().enumerate() {
+            let tracers = tracers_of(&shape, &layer.spikes);
+            let mean = tracers.iter().sum::<f64>() / tracers.len() as f64 / shape.steps() as f64;
+            let spikes =
+                layer.spikes.iter().filter(|&&s| s != 0).count() as f64 / layer.spikes.len() as f64;
+            eprintln!("{stem:?} level {level} layer {number}: {mean:.3} of the range, {spikes:.3}");
+            assert!((0.1..0.8).contains(&mean), "{stem:?} level {level} layer {number}: {mean}");
+        }
+    }
+}
+
+#[test]
+fn gradients_of_images_add_up() {
+    let whole = shape(Sizes { width: 8, ..TINY }, 3, 4, 8);
+    let all = inputs(whole, 5);
+    let gradient = |shape: &NetworkShape, inputs: &Tensors| {
+        let reference = Reference::new(shape, inputs);
+        reference.gradient(inputs, &reference.forward(inputs))
+    };
+    let (loss, together) = gradient(&whole, &all);
+    let (mut losses, mut sum) = (0.0, vec![0.0; together.len()]);
+    let one = NetworkShape { b: 1, ..whole };
+    for image in 0..3 {
+        let len = whole.sizes.image().elements();
+        let pixels = all.f32("images")[image * len..][..len].to_vec();
+        let label = vec![all.tensor("labels").to_f64(image, 1)[0] as i8];
+        let inputs = all.clone().with("images", [1, 8, 8, 3], pixels).with("labels", [1], label);
+        let (loss, gradient) = gradient(&one, &inputs);
+        losses += loss / 3.0;
+        sum.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g / 3.0);
+    }
+    assert!((loss - losses).abs() < 1e-12 && distance(&sum, &together) < 1e-12);
+}
+
+#[test]
+fn dyadic_inputs_are_bf16_values() {
+    for level in [4, 8, 16] {
+        let shape = shape(Sizes { width: 8, ..TINY }, 2, 1, level);
+        let inputs = inputs(shape, 1);
+        let exact = |x: &f32| half::bf16::from_f32(*x).to_f32() == *x;
+        assert!(inputs.f32("images").iter().all(exact), "level {level}");
+        let network = shape.sizes.network();
+        for conv in network.convolutions() {
+            let weight = &inputs.f32("parameters")[conv.weight..conv.bias()];
+            assert!(weight.iter().all(exact), "level {level} {}", conv.name);
+            assert!(weight.iter().any(|x| *x != 0.0));
+        }
+    }
+}
