@@ -60,8 +60,8 @@ fn shared_bytes(extents: &Extents) -> usize {
 /// Row of the forward ladder.
 pub const ROW: Implementation<AttentionForward> = Implementation {
     name: "cuda/flash_wgmma",
-    about: "as flash, GEMMs through wgmma, tiles by tensor copies of a warp of their own, persistent \
-            blocks; sm_90a only",
+    about: "as flash, GEMMs through wgmma, tiles by tensor copies of a warp of their own, blocks \
+            that stay; sm_90a only",
     supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_WGMMA]),
     // The lists of tiles are a thousandth.
     prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: flash_wgmma },

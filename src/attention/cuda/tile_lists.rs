@@ -55,7 +55,7 @@ impl Tiling {
         best.expect("no narrow tile is a way too").1
     }
 
-    /// The lists where a head ends with so many tiles of two warpgroups, and the longest one's cost.
+    /// The lists where a head ends with so many tiles of two warpgroups; the cost of the longest.
     fn assigned(&self, narrow: usize, blocks: usize) -> (usize, Vec<Vec<Tile>>) {
         let mut lists = vec![Vec::new(); blocks];
         let mut least: BinaryHeap<_> = (0..blocks).map(|block| Reverse((0, block))).collect();

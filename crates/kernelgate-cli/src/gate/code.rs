@@ -14,6 +14,9 @@ use kernelgate_cuda::compiler::cubin::KernelFacts;
 use kernelgate_cuda::driver::kernel::LaunchShape;
 use kernelgate_cuda::driver::used::{UsedKernel, UsedKernels};
 
+/// Facts of a kernel that are named.
+const NAMED: usize = 6;
+
 /// The kernels of a case in both builds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct CodeComparison {
@@ -60,10 +63,7 @@ impl CodeComparison {
                     (Some(base), Some(head)) => facts_changed(name, base, head),
                     _ => Vec::new(),
                 };
-                self.code.push(match words.is_empty() {
-                    true => format!("{name}: other instructions"),
-                    false => format!("{name}: {}", words.join(", ")),
-                });
+                self.code.push(format!("{name}: {}", listed(&words)));
             }
             _ => self.unknown += 1,
         }
@@ -130,12 +130,19 @@ impl KernelsCompared {
             }
         }
         for (kernel, words) in words {
-            let words = match words.is_empty() {
-                true => "other instructions".to_owned(),
-                false => words.join(", "),
-            };
-            self.changed.insert(kernel, words);
+            self.changed.insert(kernel, listed(&words));
         }
+    }
+}
+
+/// What changed of a kernel, the classes of its instructions last, which are the least telling.
+fn listed(words: &[String]) -> String {
+    match words.len() {
+        0 => "other instructions".to_owned(),
+        count if count > NAMED => {
+            format!("{} and {} more", words[..NAMED].join(", "), count - NAMED)
+        }
+        _ => words.join(", "),
     }
 }
 

@@ -25,8 +25,9 @@ const BOX_COLUMNS: u32 = 64;
 /// Most rows of a box.
 const MAX_BOX_ROWS: u32 = 256;
 
-/// A tensor of matrices `[matrices][rows][columns]`, dense, of which boxes of 64 columns are copied.
-/// In shared memory a row of a box has its 16-byte chunks XOR-swizzled by the row's last three bits.
+/// A tensor of matrices `[matrices][rows][columns]`, dense, of which boxes of 64 columns are
+/// copied. In shared memory a row of a box has its 16-byte chunks XOR-swizzled by the row's last
+/// three bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorBoxes {
     /// Its elements.
