@@ -56,6 +56,19 @@ fn without_parameters(name: &str) -> &str {
     name
 }
 
+/// `step_12/layer_3` as `step_#/layer_#`: ranges that repeat with other numbers in their names.
+pub(super) fn without_numbers(path: &str) -> String {
+    let mut text = String::new();
+    for c in path.chars() {
+        match c {
+            '0'..='9' if text.ends_with('#') => {}
+            '0'..='9' => text.push('#'),
+            c => text.push(c),
+        }
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::{short_name, without_numbers};
