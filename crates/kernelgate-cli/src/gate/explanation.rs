@@ -236,7 +236,6 @@ mod tests {
             phases: Vec::new(),
             recording: None,
             reason: None,
-            recording: None,
         }
     }
 
