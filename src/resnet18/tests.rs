@@ -80,7 +80,7 @@ fn tracers_of(shape: &NetworkShape, spikes: &[i8]) -> Vec<f64> {
 
 /// The network before its conversion: activations `clamp(floor(x/θ + 1/2), 0, steps)`, in whole
 /// numbers, of every layer.
-fn quantised(shape: &NetworkShape, inputs: &Tensors) -> (Vec<Vec<f64>>, Vec<f64>) {
+fn quantised(shape: &NetworkShape, inputs: &Tensors) -> Vec<Vec<f64>> {
     let reference = Reference::new(shape, inputs);
     let network = &reference.network;
     let theta = shape.neuron().threshold;
@@ -115,7 +115,7 @@ fn quantised(shape: &NetworkShape, inputs: &Tensors) -> (Vec<Vec<f64>>, Vec<f64>
         x = quantise(y);
         layers.extend([hidden, x.clone()]);
     }
-    (layers, x)
+    layers
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn with_enough_steps_the_network_is_the_quantised_one_unit_for_unit() {
         let shape = shape(Sizes { stem, width: 8, blocks: 2, side: 16 }, 2, 64, level);
         let inputs = inputs(shape, 1);
         let forward = Reference::new(&shape, &inputs).forward(&inputs);
-        let (layers, _) = quantised(&shape, &inputs);
+        let layers = quantised(&shape, &inputs);
         for (number, (layer, activations)) in forward.layers.iter().zip(&layers).enumerate() {
             let tracers = tracers_of(&shape, &layer.spikes);
             let wrong = tracers.iter().zip(activations).filter(|(a, b)| a != b).count();

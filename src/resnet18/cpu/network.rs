@@ -5,8 +5,8 @@ use rayon::prelude::*;
 
 use super::convolution::{add_input_gradient, convolve, weight_gradient};
 use super::pooling::{Pooled, pool, pool_gradient};
+use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::resnet18::network::{CLASSES, Conv, Network};
-use crate::resnet18::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::st_bif::cpu;
 use crate::st_bif::neuron::Parameters;
 use kernelgate::workload::{Data, Dtype, Tensor, Tensors};

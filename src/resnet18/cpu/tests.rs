@@ -4,7 +4,8 @@ use super::*;
 use crate::resnet18::network::{Sizes, Stem};
 use crate::resnet18::reference::Reference;
 use crate::resnet18::{Draw, NetworkShape};
-use kernelgate::verify::verify;
+use kernelgate::backend::Executable;
+use kernelgate::verify::{compare, verify};
 use kernelgate::workload::Problem;
 
 /// Small, and with every kind of layer.
@@ -68,15 +69,14 @@ fn the_tolerance_of_a_training_step_lets_no_wrong_gradient_pass() {
     let mut launched = task(&TRAIN_STEP[0], &step, inputs.clone());
     let layout = step.shape.sizes.network().layout();
     for (name, first, len) in layout {
-        use kernelgate::backend::Executable;
         launched.launch().unwrap();
         let mut outputs = launched.outputs().unwrap().clone();
-        assert!(kernelgate::verify::compare(&outputs, &expected, loose).is_ok());
+        assert!(compare(&outputs, &expected, loose).is_ok());
         let old = &inputs.f32("momentum")[first..][..len];
         let new = &mut outputs.f32_mut("new_momentum")[first..][..len];
         // Half the gradient, as a lost time step or image would be at worst for the test.
         new.iter_mut().zip(old).for_each(|(new, m)| *new = 0.5 * (*new + 0.9 * m));
-        let error = kernelgate::verify::compare(&outputs, &expected, loose);
+        let error = compare(&outputs, &expected, loose);
         assert!(error.is_err(), "{name}");
     }
 }

@@ -8,7 +8,7 @@ use super::per_op::{
 };
 use super::sequence::{Memory, Region, Sequence};
 use super::weights::{bias_name, live_columns, packed, regions, stem_columns, weight_name};
-use crate::resnet18::NetworkShape;
+use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{Block, Conv, Network};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;

@@ -14,7 +14,7 @@ mod weights;
 
 use std::sync::Arc;
 
-use crate::resnet18::NetworkShape;
+use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::definition::{Inference, TrainStep};
 use kernelgate::backend::cuda::{CudaTask, Input, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};

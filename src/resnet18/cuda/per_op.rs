@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::sequence::{Memory, Region, Sequence};
 use super::weights::{bias_name, live_columns, packed, regions, stem_columns, weight_name};
-use crate::resnet18::NetworkShape;
+use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{Block, CLASSES, Conv, Map, Network, Window};
 use crate::st_bif::Neurons;
 use crate::st_bif::cuda::{PER_STEP, parameters};

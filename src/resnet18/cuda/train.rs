@@ -10,8 +10,8 @@ use super::per_op::{
 };
 use super::sequence::{Memory, Region, Sequence};
 use super::weights::{bias_name, live_columns, regions, stem_columns, weight_name};
+use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::resnet18::network::{CLASSES, Conv, Network};
-use crate::resnet18::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::st_bif::Neurons;
 use crate::st_bif::cuda::replay_kernel;
 use kernelgate::backend::BackendError;

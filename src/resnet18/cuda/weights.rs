@@ -4,7 +4,7 @@
 use half::bf16;
 
 use super::sequence::Region;
-use crate::resnet18::NetworkShape;
+use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{CLASSES, Conv, Network};
 use kernelgate::workload::{Dtype, Tensors};
 
