@@ -2,7 +2,7 @@
 //!
 //! Criterion parses the process' arguments itself and rejects flags it does not know. Ours
 //! therefore become environment variables and the program replaces itself without them
-//! ([`take_own_flags`]); what Criterion sees is exactly its own command line.
+//! (`own_flags`); what Criterion sees is exactly its own command line.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -360,79 +360,6 @@ impl Flags {
     }
 }
 
-/// Our flags with a value, and the variables that stand for them.
-const OWN: [(&str, &str); 12] = [
-    ("--effort", "KERNELGATE_EFFORT"),
-    ("--axis", "KERNELGATE_AXIS"),
-    ("--backend", "KERNELGATE_BACKEND"),
-    ("--device", "KERNELGATE_DEVICE"),
-    ("--timeout", "KERNELGATE_TIMEOUT"),
-    ("--seed", "KERNELGATE_SEED"),
-    ("--budget", "KERNELGATE_BUDGET"),
-    ("--shard", "KERNELGATE_SHARD"),
-    ("--delay", "KERNELGATE_DELAY"),
-    ("--layout", "KERNELGATE_LAYOUT"),
-    ("--trial", "KERNELGATE_TRIAL"),
-    ("--request", "KERNELGATE_REQUEST"),
-];
-
-/// Our flags as environment variables, by name.
-pub type OwnFlags = Vec<(&'static str, String)>;
-
-/// Splits a command line into what Criterion may see and the environment that carries our flags;
-/// `None` when it has none of ours.
-///
-/// Values of a repeated flag are joined by spaces, delays by commas. A flag without a value stays,
-/// for the parser to complain about. `--quick` becomes our effort: Criterion's own quick mode takes
-/// 0.1 s a case or more, and doubles its launches until they agree.
-pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags)> {
-    let (mut rest, mut own) = (Vec::new(), OwnFlags::new());
-    let mut quick = false;
-    let mut arguments = arguments.iter();
-    while let Some(argument) = arguments.next() {
-        let text = argument.to_string_lossy();
-        if text == "--quick" {
-            quick = true;
-            continue;
-        }
-        let (flag, value) = match text.split_once('=') {
-            Some((flag, value)) => (flag, Some(value.to_owned())),
-            None => (text.as_ref(), None),
-        };
-        let Some((_, variable)) = OWN.into_iter().find(|(name, _)| *name == flag) else {
-            rest.push(argument.clone());
-            continue;
-        };
-        // cargo appends `--bench`: a flag is nobody's value.
-        let next = || {
-            arguments
-                .clone()
-                .next()
-                .map(|value| value.to_string_lossy().into_owned())
-                .filter(|next| !next.starts_with("--"))
-        };
-        let Some(value) = value.clone().or_else(next) else {
-            rest.push(argument.clone());
-            continue;
-        };
-        if !text.contains('=') {
-            arguments.next();
-        }
-        match own.iter_mut().find(|(name, _)| *name == variable) {
-            Some((_, values)) => {
-                let between = if variable == "KERNELGATE_DELAY" { ',' } else { ' ' };
-                *values = format!("{values}{between}{value}");
-            }
-            None => own.push((variable, value)),
-        }
-    }
-    const EFFORT: &str = "KERNELGATE_EFFORT";
-    if quick && own.iter().all(|(name, _)| *name != EFFORT) {
-        own.push((EFFORT, "quick".to_owned()));
-    }
-    (quick || !own.is_empty()).then_some((rest, own))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -477,28 +404,5 @@ mod tests {
             message.starts_with("filter `a(b` is not a regular expression: unclosed group"),
             "{message}"
         );
-    }
-
-    #[test]
-    fn our_flags_leave_the_command_line_for_the_environment() {
-        let arguments: Vec<OsString> = "x --axis s=1,2 --quick --axis=d=64 --effort thorough \
-                                        --bench"
-            .split(' ')
-            .map(Into::into)
-            .collect();
-        let (rest, own) = take_own_flags(&arguments).unwrap();
-        assert_eq!(rest, ["x", "--bench"]);
-        assert_eq!(
-            own,
-            [
-                ("KERNELGATE_AXIS", "s=1,2 d=64".to_owned()),
-                ("KERNELGATE_EFFORT", "thorough".to_owned())
-            ]
-        );
-        assert_eq!(take_own_flags(&rest), None);
-        let (rest, own) = take_own_flags(&["x".into(), "--quick".into()]).unwrap();
-        assert_eq!((rest, own), (vec!["x".into()], vec![("KERNELGATE_EFFORT", "quick".into())]));
-        assert_eq!(take_own_flags(&["--axis".into()]), None);
-        assert_eq!(take_own_flags(&["--effort".into(), "--bench".into()]), None);
     }
 }

@@ -15,7 +15,8 @@ use super::peers::Peers;
 use super::place::{BackendName, Place};
 use super::progress::BenchProgress;
 use super::{
-    answer, args, bench_run, cases, guard, names, stored, terse, trial, trial_run, variables,
+    answer, args, bench_run, cases, guard, names, own_flags, stored, terse, trial, trial_run,
+    variables,
 };
 use crate::backend::Target;
 use crate::exit::Exit;
@@ -86,7 +87,7 @@ impl Harness {
             }
             Err(help) => help.exit(),
         };
-        let own = args::take_own_flags(&arguments);
+        let own = own_flags::take_own_flags(&arguments);
         let terse = terse::is_wanted(&flags, &arguments);
         let large_pages = large_pages(&flags);
         if own.is_some() || terse || large_pages.is_some() {
@@ -382,7 +383,7 @@ fn large_pages(flags: &Flags) -> Option<(&'static str, String)> {
     (wanted && free).then(|| (VARIABLE, "glibc.malloc.hugetlb=1".to_owned()))
 }
 
-fn replace_process(arguments: &[OsString], own: &args::OwnFlags) -> ExitCode {
+fn replace_process(arguments: &[OsString], own: &own_flags::OwnFlags) -> ExitCode {
     let program = std::env::current_exe()
         .unwrap_or_else(|_| PathBuf::from(std::env::args_os().next().unwrap_or_default()));
     let mut command = std::process::Command::new(&program);

@@ -22,6 +22,7 @@ pub mod gpu_time;
 pub mod guard;
 pub mod inputs;
 pub mod names;
+mod own_flags;
 mod peers;
 pub mod place;
 pub mod problem;
