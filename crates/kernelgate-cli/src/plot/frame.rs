@@ -1,10 +1,13 @@
 //! What charts have in common: title, legend, and the axis below.
 
+use super::axis::Axis;
 use super::colour::Colour;
 use super::picture::{Anchor, Picture, TEXT, TITLE, fitted};
-use super::render::text_width;
 use super::scale::Scale;
-use super::{Axis, Chart};
+use super::text::text_width;
+
+/// Title and subtitle.
+pub type Lines<'a> = (&'a str, &'a str);
 
 /// Around everything.
 pub const MARGIN: f64 = 12.0;
@@ -15,18 +18,13 @@ const BETWEEN: f64 = 10.0;
 
 /// Draws title and legend; where what is below them begins. An entry of the legend is its text and
 /// its colour.
-pub fn head(picture: &mut Picture, chart: &Chart, legend: &[(&str, Colour)]) -> f64 {
+pub fn head(picture: &mut Picture, (title, subtitle): Lines<'_>, legend: &[(&str, Colour)]) -> f64 {
     let room = picture.width - 2.0 * MARGIN;
     let mut y = MARGIN + LINE / 2.0;
-    picture.title((MARGIN, y), &fitted(&chart.title, TITLE, room));
-    if !chart.subtitle.is_empty() {
+    picture.title((MARGIN, y), &fitted(title, TITLE, room));
+    if !subtitle.is_empty() {
         y += LINE;
-        picture.text(
-            (MARGIN, y),
-            &fitted(&chart.subtitle, TEXT, room),
-            Colour::Muted,
-            Anchor::Start,
-        );
+        picture.text((MARGIN, y), &fitted(subtitle, TEXT, room), Colour::Muted, Anchor::Start);
     }
     let mut x = f64::INFINITY;
     for (name, colour) in legend {
@@ -43,8 +41,8 @@ pub fn head(picture: &mut Picture, chart: &Chart, legend: &[(&str, Colour)]) -> 
 }
 
 /// Lines of the head: what it adds to a picture's height.
-pub fn head_height(chart: &Chart, legend: &[(&str, Colour)], width: f64) -> f64 {
-    head(&mut Picture::new(width, 0.0), chart, legend)
+pub fn head_height(lines: Lines<'_>, legend: &[(&str, Colour)], width: f64) -> f64 {
+    head(&mut Picture::new(width, 0.0), lines, legend)
 }
 
 /// Ticks of a horizontal axis with their texts below `bottom`, those left out that would touch, and

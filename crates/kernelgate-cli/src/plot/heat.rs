@@ -1,10 +1,10 @@
 //! A table whose cells are coloured by their value.
 
 use super::colour::{Colour, STEPS};
-use super::frame::{LINE, MARGIN, head, head_height};
+use super::frame::{LINE, Lines, MARGIN, head, head_height};
 use super::picture::{Anchor, Picture, TEXT, fitted};
-use super::render::text_width;
-use super::{Chart, Quantity};
+use super::quantity::Quantity;
+use super::text::text_width;
 
 /// Height of a cell.
 const CELL: f64 = 26.0;
@@ -28,7 +28,7 @@ pub struct Heat {
     pub names: (String, String),
 }
 
-pub fn layout(chart: &Chart, body: &Heat) -> Picture {
+pub fn layout(lines: Lines<'_>, body: &Heat) -> Picture {
     let widest =
         |texts: &[String]| texts.iter().map(|text| text_width(text, TEXT)).fold(0.0, f64::max);
     let labels = widest(&body.rows).min(260.0);
@@ -38,8 +38,8 @@ pub fn layout(chart: &Chart, body: &Heat) -> Picture {
     let width = table.max(480.0);
     let rows = CELL * body.rows.len() as f64;
     let mut picture =
-        Picture::new(width, head_height(chart, &[], width) + 2.0 * LINE + rows + MARGIN);
-    let top = head(&mut picture, chart, &[]) + 2.0 * LINE;
+        Picture::new(width, head_height(lines, &[], width) + 2.0 * LINE + rows + MARGIN);
+    let top = head(&mut picture, lines, &[]) + 2.0 * LINE;
     let names = format!("right: {}; down: {}", body.names.0, body.names.1);
     picture.text((MARGIN, top - 1.6 * LINE), &names, Colour::Ink, Anchor::Start);
     let known = || body.cells.iter().flatten().flatten().copied();

@@ -8,6 +8,7 @@
 //! Deliberately absent: what is worth a chart (`pages`), and themes: a drawing has the colours of
 //! the light one, and a page maps them ([`colour`]).
 
+mod axis;
 pub mod colour;
 mod frame;
 mod heat;
@@ -16,8 +17,10 @@ mod quantity;
 mod render;
 mod rows;
 mod scale;
+mod text;
 mod xy;
 
+pub use axis::Axis;
 pub use heat::Heat;
 pub use picture::{Anchor, Picture, Shape};
 pub use quantity::Quantity;
@@ -48,33 +51,14 @@ pub enum Body {
     Heat(Heat),
 }
 
-/// What an axis measures.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Axis {
-    /// Its name: "time of a launch".
-    pub label: String,
-    /// How its values are written.
-    pub quantity: Quantity,
-    /// How they are spaced.
-    pub kind: ScaleKind,
-    /// Values that have a tick, in place of round ones; empty for round ones.
-    pub ticks: Vec<f64>,
-}
-
-impl Axis {
-    /// An axis with round ticks.
-    pub fn new(label: &str, quantity: Quantity, kind: ScaleKind) -> Self {
-        Self { label: label.to_owned(), quantity, kind, ticks: Vec::new() }
-    }
-}
-
 impl Chart {
     /// Where every line, text and point lies.
     pub fn layout(&self) -> Picture {
+        let lines = (self.title.as_str(), self.subtitle.as_str());
         match &self.body {
-            Body::Xy(body) => xy::layout(self, body),
-            Body::Rows(body) => rows::layout(self, body),
-            Body::Heat(body) => heat::layout(self, body),
+            Body::Xy(body) => xy::layout(lines, body),
+            Body::Rows(body) => rows::layout(lines, body),
+            Body::Heat(body) => heat::layout(lines, body),
         }
     }
 

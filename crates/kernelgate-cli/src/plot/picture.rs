@@ -1,7 +1,7 @@
 //! A drawing as shapes in pixels, before any format.
 
 use super::colour::Colour;
-use super::render::text_width;
+use super::text::text_width;
 
 /// Shapes in the order in which they are drawn.
 #[derive(Debug, Clone, PartialEq)]

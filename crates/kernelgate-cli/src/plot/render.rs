@@ -1,15 +1,14 @@
-//! Pictures drawn by `plotters`: the only file that knows it.
-
-use std::sync::Once;
+//! Pictures drawn by `plotters`.
 
 use plotters::backend::{BitMapBackend, DrawingBackend, SVGBackend};
 use plotters::drawing::{DrawingArea, IntoDrawingArea};
 use plotters::element::{Circle, PathElement, Rectangle, Text};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{FontDesc, FontFamily, FontStyle, RGBColor, ShapeStyle, TextStyle};
+use plotters::style::{RGBColor, ShapeStyle, TextStyle};
 
 use super::colour::Colour;
 use super::picture::{Anchor, Picture, Shape};
+use super::text::font;
 use kernelgate::record::text::printable;
 
 /// Why a picture could not be drawn.
@@ -23,31 +22,8 @@ pub enum PlotError {
     Png(#[from] png::EncodingError),
 }
 
-/// What an SVG asks the reader's system for, and the embedded font is registered as.
-const FAMILY: &str = "sans-serif";
 /// Pixels of a PNG for each of the picture.
 const PNG_SCALE: f64 = 2.0;
-/// The reader's font may be wider than the embedded one by this.
-const WIDER: f64 = 1.2;
-
-/// The embedded font is registered once a process.
-fn font(size: f64, bold: bool) -> FontDesc<'static> {
-    static REGISTERED: Once = Once::new();
-    REGISTERED.call_once(|| {
-        let regular = ttf_noto_sans::REGULAR;
-        // Fails for bytes that are no font only, and then texts have no size.
-        let _ = plotters::style::register_font(FAMILY, FontStyle::Normal, regular);
-    });
-    let style = if bold { FontStyle::Bold } else { FontStyle::Normal };
-    FontDesc::new(FontFamily::SansSerif, size, style)
-}
-
-/// Pixels that a text may take.
-pub fn text_width(text: &str, size: f64) -> f64 {
-    let measured = font(size, false).box_size(text).map_or(0, |(width, _)| width);
-    f64::from(measured) * WIDER
-}
-
 /// As an SVG document.
 pub fn svg(picture: &Picture) -> Result<String, PlotError> {
     let mut text = String::new();

@@ -1,11 +1,11 @@
 //! Labelled rows over one axis: bars, intervals, points, spans of time.
 
+use super::axis::Axis;
 use super::colour::Colour;
-use super::frame::{MARGIN, below, head, head_height};
+use super::frame::{Lines, MARGIN, below, head, head_height};
 use super::picture::{Anchor, Picture, TEXT, fitted};
-use super::render::text_width;
 use super::scale::Scale;
-use super::{Axis, Chart};
+use super::text::text_width;
 
 const WIDTH: f64 = 980.0;
 /// From one row to the next.
@@ -64,13 +64,13 @@ impl RowMark {
     }
 }
 
-pub fn layout(chart: &Chart, body: &Rows) -> Picture {
+pub fn layout(lines: Lines<'_>, body: &Rows) -> Picture {
     let legend = body.legend.iter().enumerate();
     let legend: Vec<(&str, Colour)> =
         legend.map(|(i, name)| (name.as_str(), Colour::Series(i))).collect();
     let rows = ROW * body.rows.len() as f64;
-    let mut picture = Picture::new(WIDTH, head_height(chart, &legend, WIDTH) + rows + 8.0 + 48.0);
-    let top = head(&mut picture, chart, &legend);
+    let mut picture = Picture::new(WIDTH, head_height(lines, &legend, WIDTH) + rows + 8.0 + 48.0);
+    let top = head(&mut picture, lines, &legend);
     let bottom = top + rows + 8.0;
     let widest = |text: fn(&Row) -> &str| {
         body.rows.iter().map(|row| text_width(text(row), TEXT)).fold(0.0, f64::max)

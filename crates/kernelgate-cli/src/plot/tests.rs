@@ -137,7 +137,7 @@ fn rows_have_their_labels_and_stay_inside() {
     let picture = chart.layout();
     for shape in &picture.shapes {
         let Shape::Text { x, text, size, anchor, .. } = shape else { continue };
-        let width = render::text_width(text, *size);
+        let width = text::text_width(text, *size);
         let left = match anchor {
             Anchor::Start => *x,
             Anchor::Middle => x - width / 2.0,

@@ -1,11 +1,11 @@
 //! Curves and points over two axes.
 
+use super::axis::Axis;
 use super::colour::Colour;
-use super::frame::{LINE, MARGIN, below, head, head_height};
+use super::frame::{LINE, Lines, MARGIN, below, head, head_height};
 use super::picture::{Anchor, Picture, TEXT};
-use super::render::text_width;
 use super::scale::Scale;
-use super::{Axis, Chart};
+use super::text::text_width;
 
 const WIDTH: f64 = 480.0;
 /// Of what lies between the axes.
@@ -64,7 +64,7 @@ pub struct Guide {
     pub points: Vec<(f64, f64)>,
 }
 
-pub fn layout(chart: &Chart, body: &Xy) -> Picture {
+pub fn layout(lines: Lines<'_>, body: &Xy) -> Picture {
     // Neighbours have different tones.
     let tone = |i: usize| if i.is_multiple_of(2) { Colour::Ink } else { Colour::Muted };
     let guides = body.guides.iter().enumerate();
@@ -72,9 +72,9 @@ pub fn layout(chart: &Chart, body: &Xy) -> Picture {
     let series = body.series.iter();
     let series = series.map(|series| (series.name.as_str(), Colour::Series(series.colour)));
     let legend: Vec<(&str, Colour)> = series.chain(guides).collect();
-    let height = head_height(chart, &legend, WIDTH) + LINE + HEIGHT + 48.0;
+    let height = head_height(lines, &legend, WIDTH) + LINE + HEIGHT + 48.0;
     let mut picture = Picture::new(WIDTH, height);
-    let top = head(&mut picture, chart, &legend) + LINE;
+    let top = head(&mut picture, lines, &legend) + LINE;
     let bottom = top + HEIGHT;
     let marks = || body.series.iter().flat_map(|series| &series.marks);
     let corners = || body.guides.iter().flat_map(|guide| &guide.points);
