@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use super::calibrated_cases::{CaseChoice, choose_cases};
 use super::engine::Engine;
 use super::load::CoRunning;
 use super::progress::{self, ComparisonProgress};
@@ -16,13 +17,6 @@ use crate::gate::paired::TestPlan;
 use kernelgate::record::{Environment, Provenance, Trials, file, timestamp};
 use kernelgate::stats::median;
 
-/// Times of cases that are chosen where nobody names any, nanoseconds: on the host long against its
-/// clock, short against a process.
-const ON_HOST_NS: (f64, f64) = (0.5e6, 20e6);
-/// On a GPU: long enough that one per cent can be added.
-const ON_GPU_NS: (f64, f64) = (50e3, 20e6);
-/// A single launch, the first, may take so many times as long as a later one.
-const FIRST_LAUNCH: f64 = 4.0;
 /// Processes before a comparison that say what a share of a case's time is.
 const PROBES: usize = 3;
 /// Layouts that take turns: on a GPU each of them is compiled once.
@@ -91,7 +85,9 @@ fn measure(
     left_out.iter().for_each(|line| session.progress.say(line));
     let environment =
         prepared.environment.clone().ok_or_else(|| usage("no bench got to its end"))?;
-    let times_ns = choose_cases(request, wanted, session, &mut prepared, &environment)?;
+    let earlier = file::read::<Calibration>(&wanted.state).ok().filter(|_| wanted.resume);
+    let choice = CaseChoice { named: wanted.named, most: wanted.cases, earlier };
+    let times_ns = choose_cases(request, choice, session, &mut prepared, &environment)?;
     let simulated: BTreeSet<&String> =
         prepared.criterion.iter().flat_map(|bench| &bench.cases).collect();
     if !simulated.is_empty() && !wanted.injected.is_empty() {
@@ -138,62 +134,6 @@ fn measure(
 
 fn usage(text: &str) -> CompareError {
     CompareError::Usage(text.to_owned())
-}
-
-/// Narrows to the cases that are calibrated; their times. On resuming they are the earlier ones:
-/// which are short enough is a matter of the moment.
-fn choose_cases(
-    request: &ComparisonRequest,
-    wanted: &CalibrationRequest,
-    session: &Session,
-    prepared: &mut Prepared,
-    environment: &Environment,
-) -> Result<BTreeMap<String, f64>, CompareError> {
-    let window = if environment.on_host() { ON_HOST_NS } else { ON_GPU_NS };
-    let earlier = file::read::<Calibration>(&wanted.state).ok().filter(|_| wanted.resume);
-    let named = wanted.named || earlier.is_some();
-    if let Some(earlier) = earlier {
-        prepared.keep(&earlier.cases.into_keys().collect());
-    } else if !named {
-        let near = (window.0 / FIRST_LAUNCH, window.1 * FIRST_LAUNCH);
-        let cases = prepared.cases();
-        let verification_ns = prepared.verification_ns.iter().filter(|(id, _)| cases.contains(*id));
-        let verification_ns = verification_ns.map(|(id, time_ns)| (id.clone(), *time_ns)).collect();
-        prepared.keep(&choose(&verification_ns, near, wanted.cases.saturating_mul(3)));
-    }
-    let none =
-        || usage("no case here takes long enough, or short enough, to calibrate with: name some");
-    if prepared.cases().is_empty() {
-        return Err(none());
-    }
-    session.progress.now("timing the cases");
-    let mut times_ns = Engine::new(request, session, Trials::default()).probe(prepared)?;
-    if !named {
-        let chosen = choose(&times_ns, window, wanted.cases);
-        prepared.keep(&chosen);
-        times_ns.retain(|id, _| chosen.contains(id));
-    }
-    if times_ns.is_empty() { Err(none()) } else { Ok(times_ns) }
-}
-
-/// The shortest cases within a window of times, taken from each workload in turn.
-fn choose(
-    times_ns: &BTreeMap<String, f64>,
-    (low, high): (f64, f64),
-    most: usize,
-) -> BTreeSet<String> {
-    let mut workloads: BTreeMap<String, Vec<(&String, f64)>> = BTreeMap::new();
-    for (id, time_ns) in times_ns.iter().filter(|(_, time_ns)| (low..=high).contains(*time_ns)) {
-        let workload = id.split('/').take(2).collect::<Vec<_>>().join("/");
-        workloads.entry(workload).or_default().push((id, *time_ns));
-    }
-    let mut ranked: Vec<(usize, f64, &String)> = Vec::new();
-    for cases in workloads.values_mut() {
-        cases.sort_by(|a, b| a.1.total_cmp(&b.1));
-        ranked.extend(cases.iter().enumerate().map(|(rank, (id, time_ns))| (rank, *time_ns, *id)));
-    }
-    ranked.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-    ranked.into_iter().take(most).map(|(.., id)| id.clone()).collect()
 }
 
 /// Everything to measure in this part, kinds evenly mixed, so that whatever the machine does meets
@@ -484,21 +424,5 @@ mod tests {
             (0..4).flat_map(|part| schedule(&wanted((part, 4)))).collect();
         assert_eq!(parts.len(), whole.len());
         assert!(whole.iter().all(|task| parts.contains(task)));
-    }
-
-    #[test]
-    fn cases_are_taken_from_every_workload_the_shortest_first() {
-        let times: BTreeMap<String, f64> = [
-            ("a/f/1/cpu/hot", 5.0),
-            ("a/f/2/cpu/hot", 3.0),
-            ("a/b/1/cpu/hot", 9.0),
-            ("c/f/1/cpu/hot", 1.0),
-            ("c/f/2/cpu/hot", 50.0),
-        ]
-        .map(|(id, time_ns)| (id.to_owned(), time_ns))
-        .into();
-        let chosen = |most| choose(&times, (2.0, 10.0), most).into_iter().collect::<Vec<_>>();
-        assert_eq!(chosen(2), ["a/b/1/cpu/hot", "a/f/2/cpu/hot"]);
-        assert_eq!(chosen(9).len(), 3);
     }
 }

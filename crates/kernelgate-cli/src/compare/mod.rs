@@ -9,6 +9,7 @@
 mod by_criterion;
 mod by_protocol;
 pub mod calibrate;
+mod calibrated_cases;
 mod checkout;
 mod conclusion;
 mod driver;
