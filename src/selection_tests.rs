@@ -85,9 +85,7 @@ fn scans_are_part_of_the_default_selection_on_a_gpu() {
         "denoise/loop/pi05_s10_p712_steps10_bf16",
         "denoise/step/pi05_s10_p712_bf16",
     ] {
-        // Attention's fastest own row runs on one architecture only.
-        let rows = if problem.starts_with("attention/") { 3 } else { 2 };
-        assert_eq!(rows_of(&default, problem), rows, "{problem}");
+        assert_eq!(rows_of(&default, problem), 2, "{problem}");
         assert!(rows_of(&ids(Effort::Thorough, &[]), problem) >= 2, "{problem}");
     }
     let central = "st_bif/forward/conv1_b32_t8_level8_f32_int8";

@@ -199,7 +199,7 @@ fn every_verb_works_on_somebody_elses_workload() {
     run("baseline find other").expect(2, &["no baseline `other`"]);
     let gate = run("gate --baseline main");
     gate.expect(gate.code.unwrap(), &["mine/double/n1024/cpu/hot"]);
-    run("runs").expect(0, &["mine/double/n1024/cpu/hot"]);
+    run("runs").expect(0, &["mine/double/n1024\n", "cpu/hot"]);
     run("peers").expect(2, &["no hot GPU case"]);
     let mut cargo = Command::new(env!("CARGO_BIN_EXE_cargo-kernelgate"));
     let environment = outside.command(".", "");
@@ -240,7 +240,7 @@ fn a_workspace_has_its_members_verbs_and_one_target_folder() {
         outside.path().join("a/baselines").is_dir()
             && outside.path().join("target/kernelgate/runs").is_dir()
     );
-    outside.run("a", "runs").expect(0, &["a/double/n1024/cpu/hot"]);
+    outside.run("a", "runs").expect(0, &["a/double/n1024\n", "cpu/hot"]);
     // From the root: the baseline is the member's.
     outside.run(".", "gate --baseline main").expect(
         2,
@@ -257,7 +257,7 @@ fn a_workspace_has_its_members_verbs_and_one_target_folder() {
     outside
         .run(".", "baseline save both --runs 1 -- --bench double -- --quick --noplot")
         .expect(0, &["2 cases, 1 runs each"]);
-    outside.run(".", "runs").expect(0, &["a/double/n1024/cpu/hot", "b/double/n1024/cpu/hot"]);
+    outside.run(".", "runs").expect(0, &["a/double/n1024\n", "b/double/n1024\n", "cpu/hot"]);
 }
 
 #[test]

@@ -4,11 +4,11 @@ use plotters::backend::{BitMapBackend, DrawingBackend, SVGBackend};
 use plotters::drawing::{DrawingArea, IntoDrawingArea};
 use plotters::element::{Circle, PathElement, Rectangle, Text};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{RGBColor, ShapeStyle, TextStyle};
+use plotters::style::{FontDesc, FontFamily, FontStyle, RGBColor, ShapeStyle, TextStyle};
 
 use super::colour::Colour;
 use super::picture::{Anchor, Picture, Shape};
-use super::text::font;
+use super::text::Pixels;
 use kernelgate::record::text::printable;
 
 /// Why a picture could not be drawn.
@@ -28,7 +28,7 @@ const PNG_SCALE: f64 = 2.0;
 pub fn svg(picture: &Picture) -> Result<String, PlotError> {
     let mut text = String::new();
     let size = (picture.width.ceil() as u32, picture.height.ceil() as u32);
-    draw(SVGBackend::with_string(&mut text, size), picture, 1.0)?;
+    draw(SVGBackend::with_string(&mut text, size), picture, 1.0, true)?;
     // What every shape says and none needs; texts hold neither plain quotation marks nor `>`.
     Ok(text.replace(" opacity=\"1\"", "").replace(">\n", ">").replace("\n</text>", "</text>"))
 }
@@ -38,7 +38,20 @@ pub fn png(picture: &Picture) -> Result<Vec<u8>, PlotError> {
     let pixels = |length: f64| (length * PNG_SCALE).ceil() as u32;
     let (width, height) = (pixels(picture.width), pixels(picture.height));
     let mut buffer = vec![0xff; 3 * width as usize * height as usize];
-    draw(BitMapBackend::with_buffer(&mut buffer, (width, height)), picture, PNG_SCALE)?;
+    // Plotters would need a feature for texts that Criterion's plots would then have without a font.
+    draw(BitMapBackend::with_buffer(&mut buffer, (width, height)), picture, PNG_SCALE, false)?;
+    let mut pixels = Pixels { bytes: &mut buffer, width: width as usize };
+    for shape in &picture.shapes {
+        if let Shape::Text { x, y, text, size, colour, anchor, .. } = shape {
+            let before = match anchor {
+                Anchor::Start => 0.0,
+                Anchor::Middle => 0.5,
+                Anchor::End => 1.0,
+            };
+            let at = (x * PNG_SCALE, y * PNG_SCALE);
+            pixels.text(&printable(text), at, (size * PNG_SCALE, before), colour.rgb());
+        }
+    }
     let mut out = Vec::new();
     let mut encoder = png::Encoder::new(&mut out, width, height);
     encoder.set_color(png::ColorType::Rgb);
@@ -52,11 +65,18 @@ fn rgb(colour: Colour) -> RGBColor {
     RGBColor(red, green, blue)
 }
 
-fn draw<B: DrawingBackend>(backend: B, picture: &Picture, scale: f64) -> Result<(), PlotError> {
+fn draw<B: DrawingBackend>(
+    backend: B,
+    picture: &Picture,
+    scale: f64,
+    with_texts: bool,
+) -> Result<(), PlotError> {
     let area = backend.into_drawing_area();
+    let is_drawn = |shape: &&Shape| with_texts || !matches!(shape, Shape::Text { .. });
     let all = || {
         area.fill(&rgb(Colour::Paper))?;
-        picture.shapes.iter().try_for_each(|shape| draw_shape(&area, shape, scale))?;
+        let mut shapes = picture.shapes.iter().filter(is_drawn);
+        shapes.try_for_each(|shape| draw_shape(&area, shape, scale))?;
         area.present()
     };
     all().map_err(|error| PlotError::Draw(error.to_string()))
@@ -95,7 +115,8 @@ fn draw_shape<B: DrawingBackend>(
                 Anchor::End => HPos::Right,
             };
             let colour = rgb(*colour);
-            let style = TextStyle::from(font(size * scale, *bold))
+            let weight = if *bold { FontStyle::Bold } else { FontStyle::Normal };
+            let style = TextStyle::from(FontDesc::new(FontFamily::SansSerif, size * scale, weight))
                 .color(&colour)
                 .pos(Pos::new(horizontal, VPos::Center));
             area.draw(&Text::new(printable(text).into_owned(), (px(*x), px(*y)), style))

@@ -1,28 +1,97 @@
-//! The embedded font, and how wide texts are in it.
+//! The embedded font: how wide texts are in it, and texts as pixels.
 
-use std::sync::Once;
+use std::sync::LazyLock;
 
-use plotters::style::{FontDesc, FontFamily, FontStyle};
+use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
 
-/// What an SVG asks the reader's system for, and the embedded font is registered as.
-const FAMILY: &str = "sans-serif";
 /// The reader's font may be wider than the embedded one by this.
-const WIDER: f64 = 1.2;
+const WIDER: f32 = 1.2;
 
-/// The embedded font is registered once a process.
-pub fn font(size: f64, bold: bool) -> FontDesc<'static> {
-    static REGISTERED: Once = Once::new();
-    REGISTERED.call_once(|| {
-        let regular = ttf_noto_sans::REGULAR;
-        // Fails for bytes that are no font only, and then texts have no size.
-        let _ = plotters::style::register_font(FAMILY, FontStyle::Normal, regular);
-    });
-    let style = if bold { FontStyle::Bold } else { FontStyle::Normal };
-    FontDesc::new(FontFamily::SansSerif, size, style)
+static FONT: LazyLock<Option<FontRef<'static>>> =
+    LazyLock::new(|| FontRef::try_from_slice(ttf_noto_sans::REGULAR).ok());
+
+/// A size in pixels an em, as SVG has it, in this font's own measure.
+fn scale_of(font: &impl Font, size: f64) -> PxScale {
+    let em = font.units_per_em().unwrap_or(1000.0);
+    PxScale::from(size as f32 * font.height_unscaled() / em)
+}
+
+fn advance(font: &FontRef<'_>, text: &str, size: f64) -> f32 {
+    let font = font.as_scaled(scale_of(font, size));
+    text.chars().map(|c| font.h_advance(font.glyph_id(c))).sum()
 }
 
 /// Pixels that a text may take.
 pub fn text_width(text: &str, size: f64) -> f64 {
-    let measured = font(size, false).box_size(text).map_or(0, |(width, _)| width);
-    f64::from(measured) * WIDER
+    f64::from(FONT.as_ref().map_or(0.0, |font| advance(font, text, size)) * WIDER)
+}
+
+/// An image of three bytes a pixel.
+pub struct Pixels<'a> {
+    /// Row by row.
+    pub bytes: &'a mut [u8],
+    /// Pixels a row.
+    pub width: usize,
+}
+
+impl Pixels<'_> {
+    /// Draws a text around the height `y`; of its width the share `before` lies left of `x`.
+    pub fn text(
+        &mut self,
+        text: &str,
+        (x, y): (f64, f64),
+        (size, before): (f64, f32),
+        colour: [u8; 3],
+    ) {
+        let Some(font) = FONT.as_ref() else { return };
+        let scale = scale_of(font, size);
+        let scaled = font.as_scaled(scale);
+        let mut left = x as f32 - before * advance(font, text, size);
+        let baseline = y as f32 + 0.36 * size as f32;
+        for c in text.chars() {
+            let id = scaled.glyph_id(c);
+            let glyph = id.with_scale_and_position(scale, point(left, baseline));
+            left += scaled.h_advance(id);
+            let Some(outline) = font.outline_glyph(glyph) else { continue };
+            let corner = outline.px_bounds().min;
+            outline.draw(|right, down, share| {
+                let at = (corner.x as i64 + i64::from(right), corner.y as i64 + i64::from(down));
+                self.blend(at, colour, share);
+            });
+        }
+    }
+
+    fn blend(&mut self, (x, y): (i64, i64), colour: [u8; 3], share: f32) {
+        let (Ok(x), Ok(y)) = (usize::try_from(x), usize::try_from(y)) else { return };
+        if x >= self.width {
+            return;
+        }
+        let start = 3 * (y * self.width + x);
+        let Some(pixel) = self.bytes.get_mut(start..start + 3) else { return };
+        for (old, new) in pixel.iter_mut().zip(colour) {
+            let (old_f, new_f) = (f32::from(*old), f32::from(new));
+            *old = (old_f + (new_f - old_f) * share.clamp(0.0, 1.0)).round() as u8;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_darkens_the_pixels_that_it_was_measured_to_take() {
+        let (width, height) = (100, 20);
+        let mut bytes = vec![255; 3 * width * height];
+        let wide = text_width("1.5 ms", 12.0);
+        assert!((20.0..80.0).contains(&wide), "{wide}");
+        Pixels { bytes: &mut bytes, width }.text("1.5 ms", (10.0, 10.0), (12.0, 0.0), [0; 3]);
+        let dark: Vec<usize> =
+            (0..width * height).filter(|at| bytes[3 * at] < 128).map(|at| at % width).collect();
+        assert!(dark.len() > 20, "{dark:?}");
+        let (first, last) = (dark.iter().min().unwrap(), dark.iter().max().unwrap());
+        assert!(*first >= 9 && (*last as f64) < 10.0 + wide, "{first} to {last}");
+        // What lies outside of the image is left out.
+        Pixels { bytes: &mut bytes, width }.text("1.5 ms", (95.0, -3.0), (12.0, 0.5), [0; 3]);
+    }
 }
