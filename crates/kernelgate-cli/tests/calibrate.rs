@@ -80,7 +80,7 @@ fn what_is_known_is_counted_and_kept_beside_the_baselines() {
 fn work_single_cases_and_layouts_are_told_apart() {
     let package = Package::new();
     let few = "n64|n128 --axis n=64,128 --comparisons 0 --inject 100 --work 100 \
-               --power-comparisons 1 --single 2 --layouts 1 --sham 0 --max-blocks 12";
+               --power-comparisons 1 --single 2 --layouts 1 --sham 0 --max-blocks 4";
     let outcome = package.run(&format!("{CALIBRATE} {few} --format json"));
     outcome.expect(0, &["2 cases: "]);
     let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();

@@ -48,12 +48,12 @@ impl Quantity {
     }
 }
 
-/// "34 T", "5 ", "12.5 k": decimal prefixes, thousands from ten thousand on, so that lengths such
-/// as 4096 stay whole.
+/// "34 T", "5 ", "125 k": decimal prefixes, thousands from a hundred thousand on, so that lengths
+/// such as 16384 stay whole.
 fn with_prefix(value: f64) -> String {
     /// From which value on, the value of one, its prefix.
     const PREFIXES: [(f64, f64, &str); 5] =
-        [(1e15, 1e15, "P"), (1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")];
+        [(1e15, 1e15, "P"), (1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e5, 1e3, "k")];
     let found = PREFIXES.iter().find(|(from, ..)| value.abs() >= *from);
     found.map_or_else(
         || format!("{} ", short(value)),
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(of(Quantity::Change, &[1.0, 1.05, 0.9]), ["0%", "+5%", "-10%"]);
         assert_eq!(
             of(Quantity::Count, &[4096.0, 16384.0, 33_554_432.0, 0.25]),
-            ["4096", "16.4 k", "33.6 M", "0.25"]
+            ["4096", "16384", "33.6 M", "0.25"]
         );
         assert_eq!(of(Quantity::Error, &[0.0, 1.5e-5, 2e-3]), ["exact", "1.5e-5", "2e-3"]);
     }
