@@ -2,9 +2,9 @@
 //!
 //! What each kernel does, its thread mapping and its bound are in its file under
 //! `kernels/resnet18`. A rung is a `Sequence`, the list of its launches, made once while a case is
-//! prepared, in which weights are packed too. Neurons start from their first step, so there is no reset to launch, and
-//! no reshaping: frames lie time-major as every kernel reads them. Deliberately absent: f32, and a
-//! fused training step.
+//! prepared, in which weights are packed too. Neurons start from their first step, so there is no
+//! reset to launch, and no reshaping: frames lie time-major as every kernel reads them. Deliberately
+//! absent: f32, and a fused training step.
 
 mod fused;
 mod per_op;
@@ -14,11 +14,10 @@ mod weights;
 
 use std::sync::Arc;
 
-use crate::resnet18::definition::NetworkShape;
-use crate::resnet18::definition::{Inference, TrainStep};
+use crate::resnet18::definition::{Inference, NetworkShape, TrainStep};
 use kernelgate::backend::cuda::{CudaTask, Input, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
-use kernelgate::workload::Dtype;
+use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::graph::Graph;
 use kernelgate_cuda::spec::{ListedKernel, list};
@@ -39,9 +38,8 @@ pub const INFERENCE: &[Implementation<Inference>] = &[
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| per_op::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
-                let output = logits(&problem.shape, device)?;
-                let sequence = per_op::sequence(&problem.shape, inputs, device, &output)?;
-                Ok(launched(device, sequence, &["images"], vec![output]))
+                let (sequence, outputs) = inference_per_op(&problem.shape, inputs, device)?;
+                Ok(launched(device, sequence, &["images"], outputs))
             },
         },
     },
@@ -52,9 +50,8 @@ pub const INFERENCE: &[Implementation<Inference>] = &[
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| per_op::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
-                let output = logits(&problem.shape, device)?;
-                let sequence = per_op::sequence(&problem.shape, inputs, device, &output)?;
-                captured(device, sequence, &["images"], vec![output])
+                let (sequence, outputs) = inference_per_op(&problem.shape, inputs, device)?;
+                captured(device, sequence, &["images"], outputs)
             },
         },
     },
@@ -78,6 +75,16 @@ fn logits(shape: &NetworkShape, device: &Device) -> Result<Output, BackendError>
     Output::new(device, "logits", shape.logits(), Dtype::F32)
 }
 
+/// Inference, a launch an operation, and what it writes.
+fn inference_per_op(
+    shape: &NetworkShape,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<(Sequence, Vec<Output>), BackendError> {
+    let output = logits(shape, device)?;
+    Ok((per_op::sequence(shape, inputs, device, &output)?, vec![output]))
+}
+
 fn bf16(shape: &NetworkShape) -> Result<(), String> {
     if shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
 }
@@ -92,8 +99,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| train::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
-                let outputs = training_outputs(&problem.shape, device)?;
-                let sequence = train::sequence(&problem.shape, inputs, device, &outputs)?;
+                let (sequence, outputs) = training(&problem.shape, inputs, device)?;
                 Ok(launched(device, sequence, &TRAINING_INPUTS, outputs))
             },
         },
@@ -105,8 +111,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| train::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
-                let outputs = training_outputs(&problem.shape, device)?;
-                let sequence = train::sequence(&problem.shape, inputs, device, &outputs)?;
+                let (sequence, outputs) = training(&problem.shape, inputs, device)?;
                 captured(device, sequence, &TRAINING_INPUTS, outputs)
             },
         },
@@ -116,14 +121,20 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
 /// What every training step reads anew.
 const TRAINING_INPUTS: [&str; 4] = ["images", "labels", "parameters", "momentum"];
 
-fn training_outputs(shape: &NetworkShape, device: &Device) -> Result<Vec<Output>, BackendError> {
+/// A training step, a launch an operation, and what it writes.
+fn training(
+    shape: &NetworkShape,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<(Sequence, Vec<Output>), BackendError> {
     let rows = shape.rows(&shape.sizes.network());
-    Ok(vec![
+    let outputs = vec![
         logits(shape, device)?,
         Output::new(device, "loss", [1], Dtype::F32)?,
         Output::new(device, "new_parameters", rows, Dtype::F32)?,
         Output::new(device, "new_momentum", rows, Dtype::F32)?,
-    ])
+    ];
+    Ok((train::sequence(shape, inputs, device, &outputs)?, outputs))
 }
 
 /// A task that launches one by one.

@@ -15,6 +15,7 @@ const ON_HOST_NS: (f64, f64) = (0.5e6, 20e6);
 const ON_GPU_NS: (f64, f64) = (50e3, 20e6);
 /// A single launch, the first, may take so many times as long as a later one.
 const FIRST_LAUNCH: f64 = 4.0;
+
 /// What is known of the cases before they are timed.
 pub struct CaseChoice {
     /// Whether the user named them: then all of them are taken.
