@@ -1,17 +1,14 @@
 //! `kernelgate history` from outside: stores that are moved, merged and pruned, written by two
 //! programs at once, and left by one that was killed.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
-
-mod package;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use crate::package::Package;
 use kernelgate::record::{CaseRecord, Environment, Provenance, Run, file};
-use package::Package;
 
 const CASE: &str = "w/f/n1/cpu/hot";
 
@@ -107,9 +104,9 @@ fn a_folder_outside_of_the_target_keeps_the_runs_of_benches() {
     assert!(bench.output().unwrap().status.success());
     assert!(kept.join("runs/mine/fixture.json").is_file());
     let mut history = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "history");
-    let outcome: package::Outcome =
+    let outcome: crate::package::Outcome =
         history.env("KERNELGATE_HISTORY", &kept).output().unwrap().into();
-    outcome.expect(0, &[package::CASE]);
+    outcome.expect(0, &[crate::package::CASE]);
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! `kernelgate report` on records that the tests write: what it leaves, and what it refuses.
 
-#![allow(clippy::unwrap_used)]
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
