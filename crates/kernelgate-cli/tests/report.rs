@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use kernelgate::measure::limits::TimeLimit;
+use kernelgate::measure::limits::{Limits, TimeLimit};
 use kernelgate::record::{Baseline, CaseRecord, Environment, Provenance, Run, file};
 
 /// A case with an id that would be markup.
@@ -35,6 +35,8 @@ fn run(session: &str, scale: f64) -> Run {
     run.cases.insert(MARKUP.to_owned(), case("n512_f32", "cuda/fast", "hot", 1e5).1);
     run.skipped.insert("w/f/n4096_f32/cuda/fast/hot".to_owned(), "too large <b>".to_owned());
     run.failed.insert("w/f/n64_f32/cuda/fast/hot".to_owned(), "3 elements differ".to_owned());
+    run.limits =
+        Limits { flops_per_s: [("matmul f32".to_owned(), 1e9)].into(), ..Limits::default() };
     run.complete = true;
     run
 }
@@ -154,7 +156,12 @@ fn a_baseline_is_drawn_and_gives_verdicts() {
     let out = records.path("out");
     let output = records.report(&["--runs", "baselines", "--out", out.to_str().unwrap()]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(read(&out.join("index.html")).contains("over n"));
+    let page = read(&out.join("index.html"));
+    // A baseline keeps the limits of its cases and the ceilings of the device.
+    for text in ["over n", ">limit<", "matmul f32 1 GFLOP/s", "of their limit", "limited by"] {
+        assert!(page.contains(text), "{text}");
+    }
+    assert!(out.join("plots/w_f-n-f32-hot-of_limit.svg").is_file());
     // Axes are read from ids, and cases of a problem belong together.
     assert!(out.join("plots/w_f-n2048_f32-hot-ladder.svg").is_file());
 

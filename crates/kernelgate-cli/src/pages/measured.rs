@@ -133,7 +133,7 @@ struct Source {
 
 impl Measured {
     /// Of runs and baselines together. A run that one of the baselines holds adds what a baseline
-    /// does not keep, such as limits, and its times no second time.
+    /// does not keep, such as what was skipped, and its times no second time.
     ///
     /// # Errors
     /// When they are of several devices.
@@ -182,6 +182,7 @@ impl Gatherer {
             provenance: run.provenance.clone(),
             started: run.started.clone(),
         }));
+        self.limits.extend(baseline.runs.values().map(|run| run.limits.clone()));
         for (id, case) in &baseline.cases {
             let parts = ids::Parts::of(id, &case.workload);
             let errors = case.numerics.as_ref().and_then(|numerics| {
@@ -191,6 +192,8 @@ impl Gatherer {
             let gathered = self.cases.entry(id.clone()).or_default();
             gathered.medians_ns.extend(case.runs.values().map(|run| run.median_ns));
             gathered.spreads.extend(case.runs.values().map(|run| run.spread));
+            // The keys of runs are in the order of their sessions: the ceilings of the last rule.
+            let limit = case.runs.values().rev().find_map(|run| run.limit.clone());
             gathered.template = Some(Case {
                 id: id.clone(),
                 workload: case.workload.clone(),
@@ -199,7 +202,7 @@ impl Gatherer {
                 implementation: parts.implementation.to_owned(),
                 cache: parts.cache.to_owned(),
                 work: case.work.clone(),
-                limit: None,
+                limit,
                 medians_ns: Vec::new(),
                 spread: 0.0,
                 errors,
@@ -376,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_a_baseline_holds_adds_its_limits_and_not_its_times() {
+    fn a_run_that_a_baseline_holds_adds_no_times_and_a_baseline_has_limits() {
         let (held, other) = (run("1", 100.0), run("2", 300.0));
         let mut baseline = Baseline::new("main");
         baseline.merge(&held);
@@ -384,7 +387,7 @@ mod tests {
             let measured = Measured::of(runs, std::slice::from_ref(&baseline)).unwrap();
             (measured.cases[0].medians_ns.clone(), measured.cases[0].of_limit())
         };
-        assert_eq!(of(&[]), (vec![100.0], None));
+        assert_eq!(of(&[]), (vec![100.0], Some(0.5)));
         assert_eq!(of(std::slice::from_ref(&held)), (vec![100.0], Some(0.5)));
         assert_eq!(of(&[held.clone(), other]), (vec![100.0, 300.0], Some(0.25)));
     }
