@@ -178,6 +178,66 @@ fn a_baseline_is_drawn_and_gives_verdicts() {
 }
 
 #[test]
+fn times_over_commits_come_from_the_store() {
+    let records = Records::new();
+    for number in 0..20 {
+        let time = if number < 12 { 1e6 } else { 1.1e6 };
+        let commit = Some(format!("{number:040x}"));
+        let run = Run {
+            started: format!("2026-01-01T00:{number:02}:00.000Z"),
+            cases: [case("n512_f32", "cuda/fast", "hot", time)].into(),
+            complete: true,
+            ..Run::start(
+                "b",
+                &format!("s{number:02}"),
+                Environment::cpu(),
+                Provenance { commit, dirty: false },
+            )
+        };
+        let path = records.path(&format!("target/kernelgate/runs/s{number:02}/b.json"));
+        file::write(&path, &run).unwrap();
+    }
+    let out = records.path("out");
+    let drawn = |arguments: &[&str]| {
+        let _ = std::fs::remove_dir_all(&out);
+        let output = records.report(&[arguments, &["--out", out.to_str().unwrap()]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        (read(&out.join("index.html")), String::from_utf8(output.stderr).unwrap())
+    };
+    let (page, _) = drawn(&[]);
+    let texts =
+        ["<section id=\"history\">", "last change +10.0% at 00000000", "▁", "order of recorded"];
+    for text in texts {
+        assert!(page.contains(text), "{text}");
+    }
+    assert!(out.join("plots/w_f_n512_f32_cuda_fast_hot-history.png").is_file());
+    let csv = read(&out.join("history.csv"));
+    assert_eq!(csv.lines().count(), 21);
+    let changed: Vec<&str> = csv.lines().skip(1).filter(|line| !line.ends_with(',')).collect();
+    assert!(changed.len() == 1 && changed[0].contains("1100000"), "{csv}");
+    let json: serde_json::Value = serde_json::from_str(&read(&out.join("report.json"))).unwrap();
+    let change = json["histories"][0]["changes"][0]["change"].as_f64().unwrap();
+    assert!((change - 0.1).abs() < 1e-3 && json["histories"][0]["changes"][0]["point"] == 12);
+
+    // Runs that were named are drawn alone, unless a store is named too.
+    let one = "target/kernelgate/runs/s19/b.json";
+    assert!(!drawn(&["--runs", one]).0.contains("id=\"history\""));
+    assert!(!out.join("history.csv").exists());
+    let named = drawn(&["--runs", one, "--store", "target/kernelgate"]).0;
+    assert!(named.contains("id=\"history\""));
+    let output = records.report(&["--store", "absent"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && text.contains("absent is no store"), "{text}");
+    // An index that cannot be made costs the history, not the page.
+    let index = records.path("target/kernelgate/history.sqlite");
+    std::fs::remove_file(&index).unwrap();
+    std::fs::create_dir_all(index.join("in/the/way")).unwrap();
+    let (page, said) = drawn(&[]);
+    assert!(said.contains("no times over commits") && said.contains("history.sqlite"), "{said}");
+    assert!(page.contains("1 cases of 1 workloads") && !page.contains("id=\"history\""));
+}
+
+#[test]
 fn what_is_no_record_is_refused_by_name() {
     let records = Records::new();
     assert!(records.refused(2, &[]).contains("no run in"));

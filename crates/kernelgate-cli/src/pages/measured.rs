@@ -18,6 +18,8 @@ pub use ids::Axes;
 pub struct Measured {
     /// The device, as it names itself.
     pub device: String,
+    /// As [`Environment::fingerprint`], of all records.
+    pub fingerprints: BTreeSet<String>,
     /// What was measured where and when: name and words.
     pub facts: Vec<(&'static str, String)>,
     /// The device's ceilings, of the run that measured most of them.
@@ -235,8 +237,19 @@ impl Gatherer {
         }
         let limits = self.limits.into_iter().reduce(more_known).unwrap_or_default();
         let device = device.unwrap_or_default();
+        let fingerprints =
+            self.sources.iter().map(|source| source.environment.fingerprint()).collect();
         let colours = colours(&cases);
-        Measured { device, facts, limits, cases, colours, skipped, failed: self.failed }
+        Measured {
+            device,
+            fingerprints,
+            facts,
+            limits,
+            cases,
+            colours,
+            skipped,
+            failed: self.failed,
+        }
     }
 }
 

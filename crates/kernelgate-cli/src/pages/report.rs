@@ -8,7 +8,9 @@ use super::charts::{self, Figure, Gallery, PeerTime};
 use super::measured::{Case, Measured};
 use super::shell::{self, Section};
 use super::verdict;
+use crate::history::CaseHistory;
 use crate::plot::PlotError;
+use crate::report;
 use crate::report::summary::VerdictSummary;
 use kernelgate::display::{rate, time};
 use kernelgate::stats::half_range;
@@ -19,8 +21,18 @@ pub struct Content<'a> {
     pub measured: &'a Measured,
     /// Times of peers, where they were measured.
     pub peers: &'a [PeerTime],
+    /// Times over commits, where a store has them.
+    pub history: Option<&'a OverCommits>,
     /// What was concluded against a baseline, where that was asked for.
     pub verdict: Option<&'a VerdictSummary>,
+}
+
+/// Times of the page's cases over commits.
+pub struct OverCommits {
+    /// By case and device.
+    pub histories: Vec<CaseHistory>,
+    /// How commits were put in order, in words.
+    pub order: String,
 }
 
 /// The page, and the charts in it.
@@ -69,6 +81,11 @@ pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
         sections.push(Section::new("verdicts", "Verdicts", verdict::section(summary)?));
     }
     let mut figures: Vec<Figure> = verdict.into_iter().collect();
+    if let Some(history) = content.history {
+        let drawn = charts::history(measured, &history.histories);
+        sections.push(Section::new("history", "Over commits", over_commits(history, &drawn)?));
+        figures.extend(drawn.figures);
+    }
     for (anchor, title, about, gallery) in kinds {
         if gallery.figures.is_empty() {
             continue;
@@ -128,6 +145,19 @@ fn lead(measured: &Measured) -> Markup {
             "."
         }
     }
+}
+
+/// Charts of what changed, and a line for every case.
+fn over_commits(history: &OverCommits, drawn: &Gallery) -> Result<Markup, PlotError> {
+    Ok(html! {
+        p class="note" { "The level is the median of the process runs between two changes; "
+            (history.order) "." }
+        (shell::gallery(drawn)?)
+        @for (device, table) in report::history::tables(&history.histories) {
+            h3 { (shell::shown(&device)) }
+            (shell::of_terminal(&table))
+        }
+    })
 }
 
 /// A table a workload; the fastest of each problem stands out.

@@ -17,12 +17,12 @@ fn curves(kind: ScaleKind) -> Chart {
             })
             .to_vec(),
     };
-    let ticks = vec![512.0, 1024.0, 2048.0, 4096.0];
+    let ticks = [512.0, 1024.0, 2048.0, 4096.0];
     Chart {
         title: "attention/forward over s".to_owned(),
         subtitle: "d128 causal bf16, hot".to_owned(),
         body: Body::Xy(Xy {
-            x: Axis { ticks, ..Axis::new("s", Quantity::Count, ScaleKind::Log) },
+            x: Axis::new("s", Quantity::Count, ScaleKind::Log).with_ticks(ticks),
             y: Axis::new("time of a launch", Quantity::Time, kind),
             series: vec![series("cuda/flash", 0, 1.0), series("cuda/<naive> & \"co\"", 1, 30.0)],
             guides: vec![Guide {

@@ -80,15 +80,14 @@ pub fn layout(lines: Lines<'_>, body: &Xy) -> Picture {
     let corners = || body.guides.iter().flat_map(|guide| &guide.points);
     let values = marks().flat_map(|mark| [mark.y, mark.range.0, mark.range.1]);
     let values = values.chain(corners().map(|(_, y)| *y));
-    let y = Scale::around(body.y.kind, values, (bottom, top));
-    let ticks = if body.y.ticks.is_empty() { y.ticks(5) } else { body.y.ticks.clone() };
-    let texts: Vec<String> = ticks.iter().map(|value| body.y.quantity.text(*value)).collect();
-    let widest = texts.iter().map(|text| text_width(text, TEXT)).fold(0.0, f64::max);
+    let y = body.y.scale(values, (bottom, top));
+    let ticks = body.y.ticks_on(&y, 5);
+    let widest = ticks.iter().map(|(_, text)| text_width(text, TEXT)).fold(0.0, f64::max);
     let (left, right) = (MARGIN + widest + 6.0, WIDTH - MARGIN - 8.0);
     let values = marks().map(|mark| mark.x).chain(corners().map(|(x, _)| *x));
-    let x = Scale::around(body.x.kind, values, (left, right));
+    let x = body.x.scale(values, (left, right));
     below(&mut picture, &body.x, &x, (top, bottom), f64::midpoint(left, right));
-    for (value, text) in ticks.iter().zip(&texts) {
+    for (value, text) in &ticks {
         let Some(at) = y.at(*value) else { continue };
         picture.line(vec![(left, at), (right, at)], Colour::Grid, 1.0);
         picture.text((left - 6.0, at), text, Colour::Muted, Anchor::End);

@@ -149,17 +149,17 @@ fn figure(measured: &Measured, group: &Group<'_>, view: &View) -> Option<Figure>
         true => vec![],
         false => vec![Guide { name: "limit".to_owned(), points }],
     };
-    let ticks: Vec<f64> = group.values.iter().map(|value| *value as f64).collect();
-    let spaced = ticks.first().zip(ticks.last()).is_some_and(|(first, last)| last / first >= 4.0);
+    let ends = group.values.first().zip(group.values.last());
+    let spaced = ends.is_some_and(|(first, last)| *first > 0 && last / first >= 4);
     let kind = if spaced { ScaleKind::Log } else { ScaleKind::Linear };
-    let axis = |quantity| Axis { ticks, ..Axis::new(group.axis, quantity, kind) };
+    let x = Axis::new(group.axis, Quantity::Count, kind);
     let spacing = if view.kind == ScaleKind::Log { ", logarithmic" } else { "" };
     let rest = group.rest.to_string();
     let chart = Chart {
         title: format!("{} over {}", group.workload, group.axis),
         subtitle: format!("{rest}{}{}", if rest.is_empty() { "" } else { ", " }, group.cache),
         body: Body::Xy(Xy {
-            x: axis(Quantity::Count),
+            x: x.with_ticks(group.values.iter().map(|value| *value as f64)),
             y: Axis::new(&format!("{}{spacing}", view.label), view.quantity, view.kind),
             series,
             guides,

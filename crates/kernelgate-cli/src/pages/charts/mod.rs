@@ -3,6 +3,7 @@
 
 mod curves;
 mod heat;
+mod history;
 mod ladder;
 mod peers;
 mod roofline;
@@ -11,6 +12,7 @@ mod speed;
 
 pub use curves::curves;
 pub use heat::heat;
+pub use history::history;
 pub use ladder::ladders;
 pub use peers::{PeerTime, peers};
 pub use roofline::roofline;
