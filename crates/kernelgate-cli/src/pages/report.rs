@@ -81,11 +81,6 @@ pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
         sections.push(Section::new("verdicts", "Verdicts", verdict::section(summary)?));
     }
     let mut figures: Vec<Figure> = verdict.into_iter().collect();
-    if let Some(history) = content.history {
-        let drawn = charts::history(measured, &history.histories);
-        sections.push(Section::new("history", "Over commits", over_commits(history, &drawn)?));
-        figures.extend(drawn.figures);
-    }
     for (anchor, title, about, gallery) in kinds {
         if gallery.figures.is_empty() {
             continue;
@@ -94,6 +89,11 @@ pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
         let body = html! { @if !about.is_empty() { p class="note" { (about) } } (drawn) };
         sections.push(Section::new(anchor, title, body));
         figures.extend(gallery.figures);
+    }
+    if let Some(history) = content.history {
+        let drawn = charts::history(measured, &history.histories);
+        sections.push(Section::new("history", "Over commits", over_commits(history, &drawn)?));
+        figures.extend(drawn.figures);
     }
     sections.push(Section::new("cases", "Every case", cases(&measured.cases)));
     if !measured.skipped.is_empty() || !measured.failed.is_empty() {
@@ -117,9 +117,8 @@ fn name_apart(figures: &mut [Figure]) {
     }
 }
 
-const CURVES: &str = "A point is the median of the process runs, its bar their range. The black line \
-                      is the limit: what the measured ceilings of the device allow for the declared \
-                      work.";
+const CURVES: &str = "A point is the median of the process runs, its bar their range. The limit is what \
+                      the measured ceilings of the device allow for the declared work.";
 const ROOFLINE: &str = "Declared operations over declared bytes; operations of GEMMs where there are \
                         any, else all.";
 

@@ -29,6 +29,7 @@ fn curves(kind: ScaleKind) -> Chart {
                 name: "limit".to_owned(),
                 points: vec![(512.0, 5e4), (4096.0, 4e5)],
             }],
+            broad: false,
         }),
     }
 }
@@ -185,7 +186,13 @@ fn a_png_shows_what_the_svg_does_without_a_font_of_the_system() {
 fn nothing_to_draw_is_no_panic() {
     let empty = Axis::new("x", Quantity::Time, ScaleKind::Log);
     let bodies = [
-        Body::Xy(Xy { x: empty.clone(), y: empty.clone(), series: vec![], guides: vec![] }),
+        Body::Xy(Xy {
+            x: empty.clone(),
+            y: empty.clone(),
+            series: vec![],
+            guides: vec![],
+            broad: false,
+        }),
         Body::Rows(Rows { axis: empty, legend: vec![], rows: vec![], origin: None }),
         Body::Heat(Heat {
             columns: vec![],

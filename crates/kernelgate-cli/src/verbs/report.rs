@@ -10,7 +10,7 @@ use super::{gate, peers};
 use crate::gate::numerics::NumericsPolicy;
 use crate::gate::{Policy, rules_file};
 use crate::history::series::SMALLEST;
-use crate::history::{CommitOrder, HistoryStore, Query, histories};
+use crate::history::{CaseHistory, CommitOrder, HistoryStore, Query, histories};
 use crate::pages::charts::Figure;
 use crate::pages::measured::Measured;
 use crate::pages::report::{self, OverCommits};
@@ -38,6 +38,9 @@ pub struct Arguments {
     /// Show times over commits from this store [default: as `kernelgate history`; with --runs none]
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
+    /// Over commits, take all cards of one model, or hosts, for one device
+    #[arg(long)]
+    join_cards: bool,
     /// Folder for index.html, plots/, cases.csv, history.csv and report.json [default:
     /// kernelgate/report/ of the target folder]
     #[arg(long, value_name = "DIR")]
@@ -102,7 +105,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 }
 
 /// Times over commits of the cases and devices on the page; none where no store is asked for or
-/// there. The page is made without them where a store that nobody named cannot be used.
+/// there, and where it has one commit only. The page is made without them where a store that
+/// nobody named cannot be used.
 fn over_commits(
     arguments: &Arguments,
     store: &Store,
@@ -110,39 +114,40 @@ fn over_commits(
 ) -> anyhow::Result<Option<OverCommits>> {
     if let Some(folder) = &arguments.store {
         super::history::check_store(folder)?;
-        return of_store(&HistoryStore::at(folder), store, measured).map(Some);
+        return of_store(&HistoryStore::at(folder), arguments, store, measured);
     }
     let usual = HistoryStore::around(&store.runs);
     if !arguments.runs.is_empty() || !HistoryStore::is_at(usual.root()) {
         return Ok(None);
     }
-    match of_store(&usual, store, measured) {
-        Ok(history) => Ok(Some(history)),
-        Err(error) => {
-            eprintln!("{}", printable(&format!("no times over commits: {error:#}")));
-            Ok(None)
-        }
-    }
+    of_store(&usual, arguments, store, measured).or_else(|error| {
+        eprintln!("{}", printable(&format!("no times over commits: {error:#}")));
+        Ok(None)
+    })
 }
 
 fn of_store(
     place: &HistoryStore,
+    arguments: &Arguments,
     store: &Store,
     measured: &Measured,
-) -> anyhow::Result<OverCommits> {
+) -> anyhow::Result<Option<OverCommits>> {
     let index = place.index()?;
     let order = CommitOrder::around(&store.root, None)?;
     let query = Query {
         cases: &Filter::OneOf(measured.cases.iter().map(|case| case.id.clone()).collect()),
         renamed: &rules_file::of_folder(&store.root)?.renamed,
-        join_cards: false,
+        join_cards: arguments.join_cards,
         known_only: false,
         smallest: SMALLEST,
     };
     let mut histories = histories(&index, &query, &order)?;
-    histories.retain(|history| measured.fingerprints.contains(&history.fingerprint));
+    let is_shown = |history: &CaseHistory| {
+        history.points.len() > 1 && measured.fingerprints.contains(&history.fingerprint)
+    };
+    histories.retain(is_shown);
     let order = crate::report::history::of_order(&histories, &order);
-    Ok(OverCommits { histories, order })
+    Ok(Some(OverCommits { histories, order }).filter(|shown| !shown.histories.is_empty()))
 }
 
 /// What the paths hold. In a folder what is neither a run nor a baseline is named and left out.

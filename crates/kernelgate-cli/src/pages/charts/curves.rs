@@ -163,6 +163,7 @@ fn figure(measured: &Measured, group: &Group<'_>, view: &View) -> Option<Figure>
             y: Axis::new(&format!("{}{spacing}", view.label), view.quantity, view.kind),
             series,
             guides,
+            broad: false,
         }),
     };
     let words = [group.workload, group.axis, &rest, group.cache, view.name];

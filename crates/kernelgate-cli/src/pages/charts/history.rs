@@ -15,15 +15,14 @@ const MOST: usize = 24;
 /// An axis shows this much of the last level above and below it, so that noise looks like noise.
 const AROUND: f64 = 0.03;
 
-/// A chart for each case with several commits: those whose level changed first, the latest change
-/// before all.
+/// A chart for each case: those whose level changed first, the latest change before all.
 pub fn history(measured: &Measured, histories: &[CaseHistory]) -> Gallery {
     let mut drawn: Vec<(&Case, &CaseHistory)> = measured
         .cases
         .iter()
         .flat_map(|case| {
             let of_case = histories.iter().filter(|history| history.case == case.id);
-            of_case.filter(|history| history.points.len() > 1).map(move |history| (case, history))
+            of_case.map(move |history| (case, history))
         })
         .collect();
     let since = |history: &CaseHistory| {
@@ -82,6 +81,7 @@ fn figure(case: &Case, history: &CaseHistory) -> Figure {
                 name: format!("level{}", change.unwrap_or_default()),
                 points: level,
             }],
+            broad: false,
         }),
     };
     Figure::new(&[&history.case, "history"], chart)
@@ -171,9 +171,8 @@ mod tests {
     fn what_changed_is_drawn_first_with_its_levels() {
         let steady = history(CASE, 5, 0);
         let changed = history("w/f/n2/cpu/hot", 6, 4);
-        let once = history(CASE, 1, 0);
         let of_another = history("w/f/n3/cpu/hot", 5, 0);
-        let gallery = super::history(&measured(), &[steady, changed, once, of_another]);
+        let gallery = super::history(&measured(), &[steady, changed, of_another]);
         let titles: Vec<&str> = gallery.figures.iter().map(|it| it.chart.title.as_str()).collect();
         assert_eq!(titles, ["w/f n2", "w/f n1"]);
         let drawn = body(&gallery.figures[0]);

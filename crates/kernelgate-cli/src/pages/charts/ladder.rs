@@ -66,7 +66,7 @@ fn ladder(cases: &[Case]) -> Figure {
         subtitle: format!("{}{}", first.cache, by.unwrap_or_default()),
         body: Body::Rows(Rows {
             axis: Axis::new(&format!("time of a launch{spacing}"), Quantity::Time, kind),
-            legend: vec![],
+            legend: vec!["fastest".to_owned(), "others".to_owned()],
             rows: cases.iter().rev().map(row).collect(),
             origin: None,
         }),
