@@ -178,6 +178,42 @@ fn a_baseline_is_drawn_and_gives_verdicts() {
 }
 
 #[test]
+fn peers_are_drawn_beside_ours() {
+    let records = Records::new();
+    let run = run("1", 1.0);
+    records.run("1", &run);
+    let row = |n: u64, implementation: &str| {
+        serde_json::json!({
+            "problem": format!("w/f/n{n}_f32"), "peer": "torch/<eager>", "about": "", "error": null,
+            "peer_ns": 5e6, "implementation": implementation, "ours_ns": 1e6, "of_limit": null,
+        })
+    };
+    let rows = [row(512, "cuda/fast"), row(512, "cuda/cudnn"), row(2048, "cuda/fast")];
+    let mut peers = serde_json::json!({
+        "device": run.environment.device_name, "commit": "", "peers": {}, "rows": rows,
+    });
+    std::fs::write(records.path("peers.json"), peers.to_string()).unwrap();
+    let line = ["--runs", "runs", "--peers", "peers.json", "--out", "out"];
+    let output = records.report(&line);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let page = read(&records.path("out/index.html"));
+    assert!(page.contains("<section id=\"peers\">") && !page.contains("torch/<eager>"));
+    // Once in the legend of a curve, once as a bar; a peer's time counts once.
+    let named = |plot: &str| {
+        let svg = read(&records.path("out/plots").join(plot));
+        svg.matches("torch/&lt;eager&gt;<").count()
+    };
+    assert_eq!(named("w_f-n-f32-hot-time.svg"), 1);
+    assert_eq!(named("w_f-n512_f32-hot-ladder.svg"), 1);
+    assert_eq!(named("w_f-n1024_f32-hot-ladder.svg"), 0);
+
+    peers["device"] = "another".into();
+    std::fs::write(records.path("peers.json"), peers.to_string()).unwrap();
+    let text = records.refused(4, &line);
+    assert!(text.contains("the peers were timed on another"), "{text}");
+}
+
+#[test]
 fn times_over_commits_come_from_the_store() {
     let records = Records::new();
     for number in 0..20 {

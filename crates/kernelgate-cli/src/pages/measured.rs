@@ -28,6 +28,8 @@ pub struct Measured {
     pub cases: Vec<Case>,
     /// A number for each implementation of a workload, by which charts colour it.
     pub colours: BTreeMap<(String, String), usize>,
+    /// Times of other people's kernels, where they were measured.
+    pub peers: Vec<PeerTime>,
     /// What was skipped: cases by reason.
     pub skipped: BTreeMap<String, BTreeSet<String>>,
     /// What is wrong or broke: the error by case.
@@ -63,7 +65,32 @@ pub struct Case {
     pub best: bool,
 }
 
+/// A time of a peer, and of an implementation of ours for the same problem.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PeerTime {
+    /// The problem, with its workload.
+    pub problem: String,
+    /// The peer.
+    pub peer: String,
+    /// Nanoseconds a launch.
+    pub peer_ns: f64,
+    /// Ours.
+    pub implementation: String,
+    /// Nanoseconds a launch.
+    pub ours_ns: f64,
+}
+
 impl Measured {
+    /// Nanoseconds a launch of the peers for a case's problem; they are timed with hot caches.
+    pub fn peers_of(&self, case: &Case) -> BTreeMap<&str, f64> {
+        if case.cache != "hot" {
+            return BTreeMap::new();
+        }
+        let problem = format!("{}/{}", case.workload, case.problem);
+        let of_problem = self.peers.iter().filter(|time| time.problem == problem);
+        of_problem.map(|time| (&*time.peer, time.peer_ns)).collect()
+    }
+
     /// The number of an implementation's colour.
     pub fn colour(&self, workload: &str, implementation: &str) -> usize {
         let key = (workload.to_owned(), implementation.to_owned());
@@ -247,6 +274,7 @@ impl Gatherer {
             limits,
             cases,
             colours,
+            peers: Vec::new(),
             skipped,
             failed: self.failed,
         }

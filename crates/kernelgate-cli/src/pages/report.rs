@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use maud::{Markup, html};
 
-use super::charts::{self, Figure, Gallery, PeerTime};
+use super::charts::{self, Figure, Gallery};
 use super::measured::{Case, Measured};
 use super::shell::{self, Section};
 use super::verdict;
@@ -19,8 +19,6 @@ use kernelgate::stats::half_range;
 pub struct Content<'a> {
     /// The measurements.
     pub measured: &'a Measured,
-    /// Times of peers, where they were measured.
-    pub peers: &'a [PeerTime],
     /// Times over commits, where a store has them.
     pub history: Option<&'a OverCommits>,
     /// What was concluded against a baseline, where that was asked for.
@@ -71,7 +69,7 @@ pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
             charts::heat(measured),
         ),
         ("caches", "Hot and cold caches", "", charts::caches(measured)),
-        ("peers", "Peers", "", charts::peers(content.peers)),
+        ("peers", "Peers", "", charts::peers(&measured.peers)),
         ("errors", "Errors beside speed", "", charts::errors(measured)),
         ("runs", "Process runs", "", charts::distributions(measured)),
     ];
@@ -148,9 +146,11 @@ fn lead(measured: &Measured) -> Markup {
 
 /// Charts of what changed, and a line for every case.
 fn over_commits(history: &OverCommits, drawn: &Gallery) -> Result<Markup, PlotError> {
+    let joined = history.histories.iter().any(|history| history.card.is_none());
     Ok(html! {
         p class="note" { "The level is the median of the process runs between two changes; "
-            (history.order) "." }
+            (history.order) "."
+            @if joined { " All cards of a model are taken for one: a change may be the card's." } }
         (shell::gallery(drawn)?)
         @for (device, table) in report::history::tables(&history.histories) {
             h3 { (shell::shown(&device)) }

@@ -150,7 +150,7 @@ struct CaseWithRuns<'a> {
 
 /// What the page is made from.
 pub fn numbers<'a>(content: &Content<'a>) -> ReportNumbers<'a> {
-    let (measured, peers) = (content.measured, content.peers);
+    let measured = content.measured;
     let case = |case: &'a Case| CaseWithRuns {
         numbers: CaseNumbers::from(case),
         medians_ns: &case.medians_ns,
@@ -161,7 +161,11 @@ pub fn numbers<'a>(content: &Content<'a>) -> ReportNumbers<'a> {
         facts: measured.facts.iter().map(|(name, words)| (*name, words.as_str())).collect(),
         limits: &measured.limits,
         cases: measured.cases.iter().map(case).collect(),
-        peers: peers.iter().map(|time| (&*time.problem, &*time.peer, time.peer_ns)).collect(),
+        peers: measured
+            .peers
+            .iter()
+            .map(|time| (&*time.problem, &*time.peer, time.peer_ns))
+            .collect(),
         histories: content.history.map_or(&[], |history| &history.histories),
         skipped: &measured.skipped,
         failed: &measured.failed,

@@ -40,8 +40,7 @@ impl Axis {
         if !self.ticks.is_empty() {
             return self.ticks.clone();
         }
-        let values = scale.ticks(about);
-        let texts = self.quantity.texts(&values);
-        values.into_iter().zip(texts).collect()
+        let named = |value| (value, self.quantity.exact_text(value));
+        scale.ticks(about).into_iter().map(named).collect()
     }
 }

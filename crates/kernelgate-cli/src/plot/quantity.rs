@@ -26,14 +26,9 @@ impl Quantity {
         self.text_of(value, DIGITS)
     }
 
-    /// Texts of different values that differ: "1 ms", "1.001 ms".
-    pub fn texts(self, values: &[f64]) -> Vec<String> {
-        const MOST: i32 = 7;
-        let of = |digits| -> Vec<String> {
-            values.iter().map(|value| self.text_of(*value, digits)).collect()
-        };
-        let differ = |texts: &Vec<String>| texts.windows(2).all(|pair| pair[0] != pair[1]);
-        (DIGITS..MOST).map(of).find(differ).unwrap_or_else(|| of(MOST))
+    /// A round value with all its digits: "1.475 ms".
+    pub fn exact_text(self, value: f64) -> String {
+        self.text_of(value, 7)
     }
 
     fn text_of(self, value: f64, digits: i32) -> String {
@@ -113,11 +108,8 @@ mod tests {
             of(Quantity::Count, &[4096.0, 16384.0, 33_554_432.0, 0.25]),
             ["4096", "16384", "33.6 M", "0.25"]
         );
-        assert_eq!(
-            Quantity::Time.texts(&[1.0e6, 1.0005e6, 1.001e6]),
-            ["1 ms", "1.0005 ms", "1.001 ms"]
-        );
-        assert_eq!(Quantity::Time.texts(&[1e6, 1e6]).len(), 2);
+        let exact = [1e6, 1.475e6, 600_000.000_000_1].map(|ns| Quantity::Time.exact_text(ns));
+        assert_eq!(exact, ["1 ms", "1.475 ms", "600 µs"]);
         assert_eq!(of(Quantity::Error, &[0.0, 1.5e-5, 2e-3]), ["exact", "1.5e-5", "2e-3"]);
     }
 }

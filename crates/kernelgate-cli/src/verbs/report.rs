@@ -52,26 +52,23 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         true => (arguments.sessions.read(store)?, Vec::new()),
         false => records(&arguments.runs)?,
     };
-    let measured = match Measured::of(&runs, &baselines) {
+    let mut measured = match Measured::of(&runs, &baselines) {
         Ok(measured) => measured,
         Err(refused) => {
             eprintln!("refused: {}", printable(&refused.to_string()));
             return Ok(Exit::Refused);
         }
     };
-    let peers = match &arguments.peers {
-        None => Vec::new(),
-        Some(path) => {
-            let (device, times) = peers::read(path)?;
-            if device != measured.device {
-                let text =
-                    format!("the peers were timed on {device}, the cases on {}", measured.device);
-                eprintln!("refused: {}", printable(&text));
-                return Ok(Exit::Refused);
-            }
-            times
+    if let Some(path) = &arguments.peers {
+        let (device, times) = peers::read(path)?;
+        if device != measured.device {
+            let text =
+                format!("the peers were timed on {device}, the cases on {}", measured.device);
+            eprintln!("refused: {}", printable(&text));
+            return Ok(Exit::Refused);
         }
-    };
+        measured.peers = times;
+    }
     let verdict = match &arguments.baseline {
         None => None,
         Some(name) => {
@@ -83,13 +80,12 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let history = over_commits(arguments, store, &measured)?;
     let content = report::Content {
         measured: &measured,
-        peers: &peers,
         history: history.as_ref(),
         verdict: verdict.as_ref(),
     };
     let page = report::page(&content).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let kept = store.runs.parent().map(|folder| folder.join("report")).unwrap_or_default();
-    let folder = arguments.out.as_ref().unwrap_or(&kept);
+    let kept = store.page();
+    let folder = arguments.out.as_deref().or(kept.parent()).unwrap_or(Path::new(""));
     let index = folder.join("index.html");
     let csv = tables::cases_csv(&measured).context("failed to write cases.csv")?;
     write_all(folder, [("cases.csv", csv), ("report.json", json(&tables::numbers(&content))?)])?;

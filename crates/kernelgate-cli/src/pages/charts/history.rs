@@ -62,12 +62,16 @@ fn figure(case: &Case, history: &CaseHistory) -> Figure {
         let code = history.points[change.point].code().short();
         format!(", last change {} at {code}", percent(1.0 + change.change))
     });
+    let revision = match history.revision {
+        1 => String::new(),
+        revision => format!("; revision {revision}"),
+    };
     let card = history.card.as_ref().map(|card| format!("; {card}")).unwrap_or_default();
     let older =
         if hidden > 0 { format!("; {hidden} older commits left out") } else { String::new() };
     let chart = Chart {
         title: format!("{} {}", case.workload, case.problem),
-        subtitle: format!("{} {}{older}{card}", case.implementation, case.cache),
+        subtitle: format!("{} {}{revision}{older}{card}", case.implementation, case.cache),
         body: Body::Xy(Xy {
             x,
             y,
@@ -95,16 +99,17 @@ fn level(history: &CaseHistory, hidden: usize) -> Vec<(f64, f64)> {
     ends.extend([0, count]);
     ends.sort_unstable();
     ends.dedup();
+    // Half-way from the point before, but at the ends.
+    let edge = |point: usize| match point.saturating_sub(hidden) {
+        0 => 0.0,
+        shown if point == count => shown as f64 - 1.0,
+        shown => shown as f64 - 0.5,
+    };
     let mut corners = Vec::new();
     for end in ends.windows(2).filter(|end| end[1] > hidden) {
         let runs = history.points[end[0]..end[1]].iter().flat_map(|point| &point.runs_ns);
         let middle = median(&runs.copied().collect::<Vec<f64>>());
-        let from = end[0].max(hidden) - hidden;
-        // Half-way between two points, but at the ends.
-        let left = if from == 0 { 0.0 } else { from as f64 - 0.5 };
-        let right = if end[1] == count { count - 1 } else { end[1] } - hidden;
-        let right = if end[1] == count { right as f64 } else { right as f64 - 0.5 };
-        corners.extend([(left, middle), (right, middle)]);
+        corners.extend(end.iter().map(|point| (edge(*point), middle)));
     }
     corners
 }

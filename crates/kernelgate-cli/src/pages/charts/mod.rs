@@ -14,7 +14,7 @@ pub use curves::curves;
 pub use heat::heat;
 pub use history::history;
 pub use ladder::ladders;
-pub use peers::{PeerTime, peers};
+pub use peers::peers;
 pub use roofline::roofline;
 pub use runs::distributions;
 pub use speed::{caches, errors};
