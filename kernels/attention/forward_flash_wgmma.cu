@@ -19,6 +19,11 @@
 // in registers: where the accumulator of q k^T has it is where the operand of p v needs it.
 // o is rescaled only where a row's top grows by more than 2^8: below that p is at most 256.
 //
+// With -DFP8=1 operands are e4m3 with a scale a head (warpgroup_gemm_e4m3.cuh): blocks of values come
+// transposed from attention_transpose_values, p is rounded to e4m3 and is 2^6 for a row's top, as the
+// smallest number above zero is 2^-9; there are registers for a second p, so that it is rounded while
+// p v runs. There is no lse.
+//
 // Bound: tensor cores, d = 64 also exp2. Against flash_mma: operands come to the tensor cores from
 // shared memory without passing through registers, copies take no thread's time, and three
 // warpgroups share a block of keys, which is a third of the traffic to L2 of 64 queries alone.
@@ -147,7 +152,7 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
 struct Rows {
   float o[kHeadDim / 2];
   float s[kKeys / 2];
-  u32 p[kKeys / Gemm::kWordKeys];
+  u32 p[kFp8 ? 2 : 1][kKeys / Gemm::kWordKeys];  // of a block, and of the next
   float top[2], sum[2];
   float scale, growth;  // in fp8
 
@@ -223,17 +228,19 @@ __device__ __forceinline__ void start_scores(Rows& rows, const Rings& rings, u32
   Gemm::scores(rows.s, q, rings.keys.stage(n));
 }
 
+template <int kOf>
 __device__ __forceinline__ void start_values(Rows& rows, const Rings& rings, u32 n) {
   rings.values.wait(n);
-  Gemm::values(rows.o, rows.p, rings.values.stage(n));
+  Gemm::values(rows.o, rows.p[kOf], rings.values.stage(n));
 }
 
-// From the weights of fill n to those of fill n + 1, of the block before.
-template <bool kMask>
+// From the weights of fill n, p[kOf], to those of fill n + 1, of the block before, p[kNext]. What p v
+// still reads is not written: only where the two differ are they rounded meanwhile.
+template <bool kMask, int kOf, int kNext>
 __device__ __forceinline__ void step(Rows& rows, const Rings& rings, const Place& place, u32 q,
                                      u32 n, int block) {
   start_scores(rows, rings, q, n + 1);
-  start_values(rows, rings, n);
+  start_values<kOf>(rows, rings, n);
   wgmma_wait<1>();
   settle(rows.s);
   rings.keys.release_by_warp(n + 1);
@@ -241,6 +248,7 @@ __device__ __forceinline__ void step(Rows& rows, const Rings& rings, const Place
   if (kMask) place.limits(limit, block);
   float alpha[2];
   const bool grow = softmax<kMask>(rows, alpha, limit);
+  if (kOf != kNext) Gemm::round(rows.p[kNext], rows.s);
   wgmma_wait<0>();
   settle(rows.o);
   rings.values.release_by_warp(n);
@@ -248,7 +256,7 @@ __device__ __forceinline__ void step(Rows& rows, const Rings& rings, const Place
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) rows.o[i] *= alpha[i / 2 % 2];
   }
-  Gemm::round(rows.p, rows.s);
+  if (kOf == kNext) Gemm::round(rows.p[kNext], rows.s);
 }
 
 // Lets the queries of a tile be replaced, once its output has left from there.
@@ -270,14 +278,22 @@ __device__ __forceinline__ void attend(Rows& rows, const Rings& rings, const Pla
   place.limits(limit, block);
   float alpha[2];
   softmax<true>(rows, alpha, limit);
-  Gemm::round(rows.p, rows.s);
+  Gemm::round(rows.p[0], rows.s);
   if (kCausal) {
 #pragma unroll 1
-    for (; block > whole; ++n) step<true>(rows, rings, place, q, n, --block);
+    for (; block > whole; ++n) step<true, 0, 0>(rows, rings, place, q, n, --block);
+  }
+  if (kFp8) {
+    constexpr int kOther = kFp8 ? 1 : 0;
+#pragma unroll 1
+    for (; block > 1; n += 2) {
+      step<false, 0, kOther>(rows, rings, place, q, n, --block);
+      step<false, kOther, 0>(rows, rings, place, q, n + 1, --block);
+    }
   }
 #pragma unroll 1
-  for (; block > 0; ++n) step<false>(rows, rings, place, q, n, --block);
-  start_values(rows, rings, n);
+  for (; block > 0; ++n) step<false, 0, 0>(rows, rings, place, q, n, --block);
+  start_values<0>(rows, rings, n);
   wgmma_wait<0>();
   settle(rows.o);
   rings.values.release_by_warp(n);

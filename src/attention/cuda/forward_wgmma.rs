@@ -81,6 +81,7 @@ const FLASH_WGMMA_FP8: KernelSpec<Extents> = KernelSpec {
 const TRANSPOSE_VALUES: KernelSpec<Extents> = KernelSpec {
     constants: |_| vec![("THREADS", TRANSPOSE_THREADS), ("TILE_KEYS", FP8_BLOCK_KEYS)],
     variants: || vec![fp8_variant(false)],
+    requires: FLASH_WGMMA.requires,
     ..kernel(
         "attention/transpose_values",
         include_str!("../../../kernels/attention/transpose_values.cu"),
