@@ -19,10 +19,10 @@
 // in registers: where the accumulator of q k^T has it is where the operand of p v needs it.
 // o is rescaled only where a row's top grows by more than 2^8: below that p is at most 256.
 //
-// With -DFP8=1 operands are e4m3 with a scale a head (warpgroup_gemm_e4m3.cuh): blocks of values come
-// transposed from attention_transpose_values, p is rounded to e4m3 and is 2^6 for a row's top, as the
-// smallest number above zero is 2^-9; there are registers for a second p, so that it is rounded while
-// p v runs. There is no lse.
+// With -DFP8=1 operands are e4m3 with a scale a head (warpgroup_gemm_e4m3.cuh): blocks of values
+// come transposed from attention_transpose_values, p is rounded to e4m3 and is 2^6 for a row's top,
+// as the smallest number above zero is 2^-9; there are registers for a second p, so that it is
+// rounded while p v runs. There is no lse.
 //
 // Bound: tensor cores, d = 64 also exp2. Against flash_mma: operands come to the tensor cores from
 // shared memory without passing through registers, copies take no thread's time, and three
@@ -73,7 +73,7 @@ struct Rings {
 // Values as they come: a tensor, or blocks that lie in memory as they shall in shared memory.
 using Values = Choose<kFp8, const u8*, TensorMap>::Type;
 
-// In fp8, of each head; the queries' of 1 / sqrt(d) apart.
+// In fp8, what the numbers of each head are multiplied by.
 struct Scales {
   const float *q, *k, *v;
 };
@@ -234,8 +234,8 @@ __device__ __forceinline__ void start_values(Rows& rows, const Rings& rings, u32
   Gemm::values(rows.o, rows.p[kOf], rings.values.stage(n));
 }
 
-// From the weights of fill n, p[kOf], to those of fill n + 1, of the block before, p[kNext]. What p v
-// still reads is not written: only where the two differ are they rounded meanwhile.
+// From the weights of fill n, p[kOf], to those of fill n + 1, of the block before, p[kNext]. Where
+// the two differ, the next ones are rounded while p v still reads the first.
 template <bool kMask, int kOf, int kNext>
 __device__ __forceinline__ void step(Rows& rows, const Rings& rings, const Place& place, u32 q,
                                      u32 n, int block) {

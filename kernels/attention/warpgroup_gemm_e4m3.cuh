@@ -5,7 +5,8 @@
 // element of the head. A block of them is a column of 32 keys after the other, whose rows of 32
 // bytes are swizzled. Where the accumulator of the scores has its elements is not where the operand
 // of the values needs them: of 16 keys, a lane has 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 and would need
-// four neighbours, q = lane % 4. The stored values are in that order of keys, so that nothing moves.
+// four neighbours, q = lane % 4. The stored values are in that order of keys, so that nothing
+// moves.
 #pragma once
 #include "attention/warpgroup_gemm.cuh"
 

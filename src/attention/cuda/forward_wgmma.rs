@@ -207,8 +207,8 @@ fn flash_wgmma_fp8(
     const OPERANDS: [&str; 3] = ["q_e4m3", "k_e4m3", "v_e4m3"];
     const SCALES: [&str; 3] = ["q_scale", "k_scale", "v_scale"];
     let extents = Extents::from(&problem.attention);
-    let (main, first) =
-        (FLASH_WGMMA_FP8.load(device, &extents)?, TRANSPOSE_VALUES.load(device, &extents)?);
+    let main = FLASH_WGMMA_FP8.load(device, &extents)?;
+    let first = TRANSPOSE_VALUES.load(device, &Extents { causal: false, ..extents })?;
     let [q, k, v] = upload(device, inputs, OPERANDS)?;
     let scales = upload(device, inputs, SCALES)?;
     let transposed = scratch(device, transposed_bytes(&extents))?;
