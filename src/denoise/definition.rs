@@ -29,7 +29,7 @@
 //! two), and multiplied again. An implementation quantises while it prepares, as a deployment does
 //! once; what is verified is the loop of the quantised weights. What quantising itself changes is a
 //! property of the weights, not of an implementation, and larger here than with trained ones:
-//! random weights have no structure that survives. `src/denoise/tests.rs` states it.
+//! random weights have no structure that survives. RESULTS states it.
 //!
 //! Tensors, row-major, matrices `[in, out]` so that `y = x·W`; layers are stacked. W width, D
 //! depth, M mlp width, H query heads, E head dimension, S horizon, P prefix; head h of a row of q

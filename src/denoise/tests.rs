@@ -138,16 +138,15 @@ fn the_loop_of_fp8_is_that_of_the_dequantised_weights() {
     assert_eq!(problem.tolerance(), plain.tolerance());
 }
 
-/// What quantising costs by itself, for those who ask what fp8 loses: measured on the full model,
-/// 50 actions after a prefix of 968, ten steps: see RESULTS.
+/// Of the full model, 50 actions after a prefix of 968: 2.8e-2 after ten steps (cosine 0.9996), 6.4e-2
+/// after one.
 #[test]
-fn quantising_moves_the_actions_by_a_few_percent() {
+fn quantising_itself_moves_the_actions_by_a_percent() {
     for seed in 1..4 {
         let problem = DenoiseLoop { expert: in_fp8(TINY, 50, 100), steps: 10 };
         let plain = DenoiseLoop { expert: tiny(50, 100, Dtype::Bf16), steps: 10 };
         let inputs = problem.inputs(seed);
         let moved = distance(values(problem.reference(&inputs)), &plain.reference(&inputs));
-        eprintln!("seed {seed}: {moved:?}");
         assert!((1e-3..5e-2).contains(&moved.relative_l2), "{moved:?}");
     }
 }
