@@ -39,7 +39,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   wait_for_previous_layer();
   const int groups = ceil_div(images, kImages);
   const int pixel = blockIdx.x / groups, pixels = side * side;
-  const Rows rows(blockIdx.x % groups, images, kSteps);
+  Rows rows(images, kSteps);
+  rows.image0 = blockIdx.x % groups * kImages;
   const int filter0 = blockIdx.y * kTile;
 
   Sums sums;
@@ -92,9 +93,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   wait_for_previous_layer();
   const i64 i = (static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x) * 2;
   if (i >= neurons) return;
+  const int channel = static_cast<int>(i - quotient(i, channels) * channels);
   const float2 sum = *reinterpret_cast<const float2*>(conv + i);
-  const float x[2] = {stem_current(sum.x, bias[i % channels], divisor),
-                      stem_current(sum.y, bias[i % channels + 1], divisor)};
+  const float x[2] = {stem_current(sum.x, bias[channel], divisor),
+                      stem_current(sum.y, bias[channel + 1], divisor)};
   const Neuron neuron(theta, 0, tmax, 0.f);
   float v[2] = {neuron.start_v, neuron.start_v}, u[2] = {neuron.start_u, neuron.start_u};
 #pragma unroll
@@ -113,29 +115,36 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   wait_for_previous_layer();
   const i64 i = (static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x) * 2;
   if (i >= outputs) return;
-  const int channel = static_cast<int>(i % channels);
-  const i64 position = i / channels;
-  const int pixel = static_cast<int>(position % (out_side * out_side));
-  const i64 image = position / (out_side * out_side);
+  const i64 position = quotient(i, channels), image = quotient(position, out_side * out_side);
+  const int channel = static_cast<int>(i - position * channels);
+  const int pixel = static_cast<int>(position - image * out_side * out_side);
+  const int first_row = pixel / out_side * 2 - 1, first_column = pixel % out_side * 2 - 1;
+  // Taps in the padding read the centre, and are no candidates: so no load is behind a branch.
+  const u16* from[9];
+  bool inside[9];
+#pragma unroll
+  for (int tap = 0; tap < 9; ++tap) {
+    int row = first_row + tap / 3, column = first_column + tap % 3;
+    inside[tap] = row >= 0 && row < side && column >= 0 && column < side;
+    if (!inside[tap]) row = first_row + 1, column = first_column + 1;
+    from[tap] = spikes + ((image * side + row) * side + column) * channels + channel;
+  }
   float sums[9][2] = {}, largest[kSteps][2];
   int source[kSteps][2];
 #pragma unroll
   for (int t = 0; t < kSteps; ++t) {
     largest[t][0] = largest[t][1] = -128.f;
+    source[t][0] = source[t][1] = 0;
 #pragma unroll
     for (int tap = 0; tap < 9; ++tap) {
-      const int row = pixel / out_side * 2 + tap / 3 - 1;
-      const int column = pixel % out_side * 2 + tap % 3 - 1;
-      if (row < 0 || row >= side || column < 0 || column >= side) continue;
-      const i64 at = ((image * side + row) * side + column) * channels + channel;
-      const u32 pair = load_pair(spikes + t * inputs + at);
+      const u32 pair = load_pair(from[tap] + t * inputs);
       sums[tap][0] += Bf16::low(pair);
       sums[tap][1] += Bf16::high(pair);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        if (sums[tap][j] <= largest[t][j]) continue;
-        largest[t][j] = sums[tap][j];
-        source[t][j] = tap;
+        const bool larger = inside[tap] && sums[tap][j] > largest[t][j];
+        largest[t][j] = larger ? sums[tap][j] : largest[t][j];
+        source[t][j] = larger ? tap : source[t][j];
       }
     }
   }

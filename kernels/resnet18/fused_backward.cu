@@ -30,7 +30,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   wait_for_previous_kernels();
   const int groups = ceil_div(images, kImages);
   const int pixel = blockIdx.x / groups, pixels = side * side;
-  const Rows rows(blockIdx.x % groups, images, kSteps);
+  Rows rows(images, kSteps);
+  rows.image0 = blockIdx.x % groups * kImages;
   const int channel0 = blockIdx.y * kTile;
 
   Sums sums;
@@ -100,10 +101,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   wait_for_previous_kernels();
   const i64 i = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= neurons) return;
-  const int channel = static_cast<int>(i % channels);
-  const i64 position = i / channels;
-  const int pixel = static_cast<int>(position % (side * side));
-  const i64 image = position / (side * side);
+  const i64 position = quotient(i, channels), image = quotient(position, side * side);
+  const int channel = static_cast<int>(i - position * channels);
+  const int pixel = static_cast<int>(position - image * side * side);
   float g[kSteps] = {};
   if (sources == nullptr) {
 #pragma unroll

@@ -132,18 +132,26 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int kernel = job.kernel, stride = job.stride;
   const int tap = job.first_tap + column0 / channels, channel = column0 % channels;
   const int from_row = tap / kernel - kernel / 2, from_column = tap % kernel - kernel / 2;
-  int tile = begin;
+  const int images_a_tile = kTile / steps;
+  Rows rows(images, steps);
+  int left = end - begin, group = begin % groups;
+  int out_row = begin / groups / out_side, out_column = begin / groups % out_side;
   const auto copy = [&](u32 stage) {
-    for (; tile < end; ++tile) {
-      const int pixel = tile / groups;
-      const int row = pixel / out_side * stride + from_row;
-      const int column = pixel % out_side * stride + from_column;
-      if (row < 0 || row >= side || column < 0 || column >= side) continue;
-      const Rows rows(tile % groups, images, steps);
-      rows.copy(stage, job.gradient, pixels, pixel, filters, filter0);
-      rows.copy(stage + kTileBytes, job.frames, side * side, row * side + column, channels, channel);
-      ++tile;
-      return true;
+    while (left > 0) {
+      const int row = out_row * stride + from_row, column = out_column * stride + from_column;
+      const bool inside = row >= 0 && row < side && column >= 0 && column < side;
+      if (inside) {
+        rows.image0 = group * images_a_tile;
+        rows.copy(stage, job.gradient, pixels, out_row * out_side + out_column, filters, filter0);
+        rows.copy(stage + kTileBytes, job.frames, side * side, row * side + column, channels,
+                  channel);
+      }
+      --left;
+      if (++group == groups) {
+        group = 0;
+        if (++out_column == out_side) out_column = 0, ++out_row;
+      }
+      if (inside) return true;
     }
     return false;
   };

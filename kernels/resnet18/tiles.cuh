@@ -24,36 +24,46 @@ using Sums = float[2][4][4];  // a warp's 32 x 32
 
 extern __shared__ __align__(1024) char shared[];
 
-// The rows of a tile: all steps of the images from `image0` on, and what this thread copies of them.
+// The rows of a tile: all steps of some images. What this thread copies is settled once, as steps
+// of a GEMM leave no time for divisions.
 struct Rows {
-  int image0, images, steps;
+  int images, chunk, shared_offset;
+  int step, local, apart;  // of this thread's first row: its step and image; images between rows
+  int image0;
 
-  __device__ __forceinline__ Rows(int group, int images_, int steps_)
-      : image0(group * (kTile / steps_)), images(images_), steps(steps_) {}
+  __device__ __forceinline__ Rows(int images_, int steps) : images(images_), image0(0) {
+    const int row = threadIdx.x / 8;
+    chunk = threadIdx.x % 8;
+    shared_offset = swizzled<kRowBytes>(row, chunk);
+    step = row % steps;
+    local = row / steps;
+    apart = kRowsApart / steps;
+  }
 
   // Copies 64 channels of every row to a tile; rows of images that there are not become zero.
   __device__ __forceinline__ void copy(u32 tile, const u16* frames, int pixels, int pixel,
                                        int channels, int channel) const {
-    const int row = threadIdx.x / 8, chunk = threadIdx.x % 8;
-    const i64 first = static_cast<i64>(row % steps) * images + image0;
-    const u16* from = frames + (first * pixels + pixel) * channels + channel + 8 * chunk;
+    const i64 frame = static_cast<i64>(step) * images + image0 + local;
+    const u16* from = frames + (frame * pixels + pixel) * channels + channel + 8 * chunk;
+    const i64 between = static_cast<i64>(apart) * pixels * channels;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      const int image = (row + i * kRowsApart) / steps;
-      const bool valid = image0 + image < images;
-      cp_async_16_or_zero(tile + swizzled<kRowBytes>(row + i * kRowsApart, chunk),
-                          from + (valid ? static_cast<i64>(image) * pixels * channels : 0), valid);
+      const bool valid = image0 + local + i * apart < images;
+      cp_async_16_or_zero(tile + shared_offset + i * kRowsApart * kRowBytes,
+                          valid ? from + i * between : frames, valid);
     }
   }
 };
 
 // Copies a tile of a matrix with rows of `pitch`.
-__device__ __forceinline__ void copy_matrix(u32 tile, const u16* matrix, i64 pitch) {
+__device__ __forceinline__ void copy_matrix(u32 tile, const u16* matrix, int pitch) {
   const int row = threadIdx.x / 8, chunk = threadIdx.x % 8;
+  const u16* from = matrix + static_cast<i64>(row) * pitch + 8 * chunk;
+  const i64 between = static_cast<i64>(kRowsApart) * pitch;
 #pragma unroll
   for (int i = 0; i < kCopies; ++i)
-    cp_async_16(tile + swizzled<kRowBytes>(row + i * kRowsApart, chunk),
-                matrix + (row + i * kRowsApart) * pitch + 8 * chunk);
+    cp_async_16(tile + swizzled<kRowBytes>(row, chunk) + i * kRowsApart * kRowBytes,
+                from + i * between);
 }
 
 // Calls `copy(stage)`, which starts the copies of a step and returns false where there are no more
@@ -92,40 +102,47 @@ struct Operand {
   int stride;
 };
 
-// A step of the walk over taps and channels of an operand.
+// The walk over taps and channels of an operand; its stride is 1 or 2.
 template <bool kTransposed>
 struct Walk {
   Operand operand;
-  int row, column;   // of the pixel written
-  int tap, channel;  // where it is
-  int pixel;         // read by the tap
+  int row, column;       // of the pixel written
+  int tap, down, right;  // where it is: the tap is `down` and `right` of the window's corner
+  int channel;
+  int pixel;  // read by the tap
 
   __device__ __forceinline__ Walk(const Operand& operand_, int row_, int column_)
-      : operand(operand_), row(row_), column(column_), tap(-1), channel(0), pixel(0) {
-    next_tap();
+      : operand(operand_), row(row_), column(column_), tap(0), down(0), right(0), channel(0),
+        pixel(0) {
+    find_tap();
   }
-  __device__ __forceinline__ bool done() const { return tap == operand.kernel * operand.kernel; }
+  __device__ __forceinline__ bool done() const { return down == operand.kernel; }
   __device__ __forceinline__ void next() {
     channel += kTile;
     if (channel < operand.channels) return;
     channel = 0;
     next_tap();
+    find_tap();
   }
 
  private:
-  // Moves on to a tap that is not in the padding.
   __device__ __forceinline__ void next_tap() {
-    while (++tap < operand.kernel * operand.kernel) {
-      const int down = tap / operand.kernel - operand.kernel / 2;
-      const int right = tap % operand.kernel - operand.kernel / 2;
-      int y = row * operand.stride + down, x = column * operand.stride + right;
-      if constexpr (kTransposed) {
-        y = row - down;
-        x = column - right;
-        if (y % operand.stride != 0 || x % operand.stride != 0) continue;
-        y /= operand.stride;
-        x /= operand.stride;
-      }
+    ++tap;
+    if (++right < operand.kernel) return;
+    right = 0;
+    ++down;
+  }
+  // The pixel along an axis that a tap reads, negative where there is none.
+  __device__ __forceinline__ int source(int at, int offset) const {
+    offset -= operand.kernel / 2;
+    if constexpr (!kTransposed) return at * operand.stride + offset;
+    at -= offset;
+    return at & (operand.stride - 1) ? -1 : at >> (operand.stride - 1);
+  }
+  // Moves on to a tap that is not in the padding.
+  __device__ __forceinline__ void find_tap() {
+    for (; !done(); next_tap()) {
+      const int y = source(row, down), x = source(column, right);
       pixel = y * operand.side + x;
       if (y >= 0 && y < operand.side && x >= 0 && x < operand.side) return;
     }
