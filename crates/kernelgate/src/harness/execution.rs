@@ -326,6 +326,10 @@ impl Execution<'_> {
         let _activity = spent::on("check after timing");
         let after =
             after_timing::check(ready, group, (executable, current), stopwatch.as_mut(), digest)?;
+        if executable.is_attached() && !measures {
+            let elsewhere = guard::catch(|| stopwatch.check_elsewhere(executable));
+            elsewhere.map_err(CaseError::Fail)?.map_err(backend_error)?;
+        }
         self.progress.checked(&after, clock.elapsed());
         Ok((samples, after))
     }
