@@ -83,8 +83,8 @@ pub trait Stopwatch {
     /// When a launch fails.
     fn replay(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError>;
 
-    /// Launches once more where something records what runs elsewhere than where it was timed: for
-    /// launches of other code, after the samples, because recording changes times.
+    /// Launches once more where something records what runs elsewhere than where it was timed: after
+    /// the samples, because recording changes times.
     ///
     /// # Errors
     /// [`BackendError::NotTimed`] where something does; when a launch fails.

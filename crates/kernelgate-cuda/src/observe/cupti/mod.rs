@@ -62,7 +62,8 @@ impl Recorder {
         let Some(api) = api() else { return Ok(None) };
         let everything = recorded == Recorded::Everything;
         // First: this tells whether another profiler is there.
-        let graphs = everything.then(|| graph_nodes::subscribe(api)).transpose()?;
+        let subscribed = recorded != Recorded::Kernels;
+        let graphs = subscribed.then(|| graph_nodes::subscribe(api)).transpose()?;
         // SAFETY: the callbacks live as long as the process, and the value is one that every
         // version has.
         let begun = unsafe {
