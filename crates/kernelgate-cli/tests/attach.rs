@@ -2,16 +2,13 @@
 //! without a GPU, and have verified times with one. Those that need another cudarc, or CubeCL, are
 //! built and run in packages of their own (`ci/examples`).
 
-#![allow(clippy::unwrap_used)]
 #![cfg(target_os = "linux")]
-
-mod package;
 
 use std::path::Path;
 use std::process::Command;
 
-use package::outside::Outside;
-use package::{Outcome, linked_with};
+use crate::package::outside::Outside;
+use crate::package::{Outcome, linked_with};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/attached");
 
