@@ -23,6 +23,8 @@ use crate::BackendError;
 pub enum Recorded {
     /// Kernels.
     Kernels,
+    /// What runs on a GPU: kernels, copies, sets.
+    Operations,
     /// All that [`Activity`] has.
     Everything,
 }
@@ -33,6 +35,7 @@ impl Recorded {
     const fn kinds(self) -> &'static [u32] {
         match self {
             Self::Kernels => &[KERNEL],
+            Self::Operations => &[KERNEL, COPY, SET],
             Self::Everything => &[KERNEL, COPY, SET, DRIVER, RUNTIME, WAIT, OVERHEAD, ALLOCATION],
         }
     }
@@ -59,7 +62,8 @@ impl Recorder {
         let Some(api) = api() else { return Ok(None) };
         let everything = recorded == Recorded::Everything;
         // First: this tells whether another profiler is there.
-        let graphs = everything.then(|| graph_nodes::subscribe(api)).transpose()?;
+        let subscribed = recorded != Recorded::Kernels;
+        let graphs = subscribed.then(|| graph_nodes::subscribe(api)).transpose()?;
         // SAFETY: the callbacks live as long as the process, and the value is one that every
         // version has.
         let begun = unsafe {
@@ -119,6 +123,18 @@ impl Recorder {
         activity.pid = std::process::id();
         activity.sort();
         Ok(activity)
+    }
+
+    /// Ends, and takes CUPTI out of the process: what is launched later is not slowed. Wait for the
+    /// context before: nothing may run meanwhile.
+    ///
+    /// # Errors
+    /// When CUPTI fails.
+    pub fn detach(self) -> Result<(), BackendError> {
+        drop(self);
+        let Some(api) = api() else { return Ok(()) };
+        // SAFETY: every record was taken or is given up, and the caller launches nothing meanwhile.
+        api.check(unsafe { (api.finalize)() }, "leave the process")
     }
 
     /// The time of CUPTI's clock, nanoseconds.

@@ -131,3 +131,40 @@ fn no_record_of_many_launches_is_lost() {
     assert!(activity.calls.len() >= LAUNCHES);
     eprintln!("a launch takes {without:.0} ns, recorded {with:.0} ns");
 }
+
+/// Prints what attaching takes and what a launch takes after it; asserts that CUPTI comes again.
+#[test]
+fn cupti_leaves_the_process_and_comes_again() {
+    let Some((device, _one)) = gpu() else { return };
+    let passes = passes(&device);
+    let fastest_ns = || {
+        let mut fastest = f64::INFINITY;
+        for _ in 0..5 {
+            let clock = Instant::now();
+            (0..400).for_each(|_| passes.copy(4096).unwrap());
+            fastest = fastest.min(clock.elapsed().as_nanos() as f64 / 400.0);
+            device.synchronize().unwrap();
+        }
+        fastest
+    };
+    let before_ns = fastest_ns();
+    for _ in 0..3 {
+        let clock = Instant::now();
+        let Some(recorder) = Recorder::start(Recorded::Operations).unwrap() else {
+            eprintln!("skipped: CUPTI is missing");
+            return;
+        };
+        let started = clock.elapsed();
+        passes.copy(BYTES).unwrap();
+        device.synchronize_context().unwrap();
+        let kernels = recorder.take().unwrap().kernels.len();
+        assert_eq!(kernels, 1);
+        let clock = Instant::now();
+        recorder.detach().unwrap();
+        let (ended, after_ns) = (clock.elapsed(), fastest_ns());
+        eprintln!(
+            "CUPTI began in {started:?} and left in {ended:?}; a launch took {before_ns:.0} ns on \
+             the host before, {after_ns:.0} ns after"
+        );
+    }
+}
