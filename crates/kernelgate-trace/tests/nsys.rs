@@ -231,3 +231,23 @@ fn a_range_restricts_every_table() {
     assert_eq!(column(&inside, Report::ApiCalls, "Num Calls"), ["2"]);
     assert_eq!(column(&inside, Report::RangeProjections, "Total Proj Time (ns)"), ["330", "50"]);
 }
+
+#[test]
+fn memory_of_the_device_is_read_and_that_of_the_host_is_not() {
+    let mut export = Export::new();
+    export.launch((10, 20), (1_000, 9_000), 1, "k");
+    export.range(0, Some(10_000), 59, "step_1");
+    // Kinds: 1 is pinned, 2 the device's; freeing one of them does not say how much.
+    export.sql(&format!(
+        "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INTEGER, globalPid INTEGER,
+             deviceId INTEGER, contextId INTEGER, address INTEGER, bytes INTEGER, memKind INTEGER,
+             memoryOperationType INTEGER);
+         INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS VALUES
+             (5, {0}, 0, 1, 16, 4000, 2, 0), (6, {0}, 0, 1, 32, 9000, 1, 0),
+             (7, {0}, 0, 1, 48, 1000, 2, 0), (8, {0}, 0, 1, 16, 0, 2, 1);",
+        process(7)
+    ));
+    let memory = &diagnose(&export.read().unwrap()).memory[0];
+    assert_eq!(memory.held, [(5, 4000), (7, 5000), (8, 1000)]);
+    assert_eq!((memory.pid, memory.peak, memory.unknown), (7, (7, 5000), 0));
+}

@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use super::charts::{Figure, Gallery};
 use super::shell::{self, Section};
 use crate::plot::PlotError;
-use kernelgate::display::time;
+use kernelgate::display::{bytes, time};
 use kernelgate_trace::diagnose::{Diagnosis, Evidence, Finding, GapClass, short_name};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::stats::{self, Cell, Report};
@@ -28,6 +28,10 @@ pub fn page(name: &str, trace: &Trace, diagnosis: &Diagnosis) -> Result<String, 
         Section::new("kernels", "Where the time goes", {
             let charts = drawn(charts::kernels(diagnosis))?;
             html! { (charts) (components(diagnosis)) }
+        }),
+        Section::new("memory", "Device memory", {
+            let charts = drawn(charts::memory(trace, diagnosis))?;
+            html! { (charts) (memory(diagnosis)) }
         }),
         Section::new("bounds", "What bounds the kernels", drawn(charts::bounds(trace))?),
     ];
@@ -150,6 +154,28 @@ fn components(diagnosis: &Diagnosis) -> Markup {
     let rows: Vec<Vec<String>> = diagnosis.answers.components.iter().map(row).collect();
     let header = ["range", "times", "host, mean", "kernels", "kernel time", "share"];
     html! { @if !rows.is_empty() { h3 { "Ranges" } (shell::table(&header, &rows, |_| false)) } }
+}
+
+/// What was held, by phase.
+fn memory(diagnosis: &Diagnosis) -> Markup {
+    let rows: Vec<Vec<String>> = diagnosis
+        .memory
+        .iter()
+        .flat_map(|of| of.phases.iter().map(move |phase| (of, phase)))
+        .take(ROWS)
+        .map(|(of, phase)| {
+            let sign = if phase.change_bytes < 0 { "-" } else { "+" };
+            vec![
+                phase.name.clone(),
+                format!("process {}, device {}", of.pid, of.device),
+                phase.times.to_string(),
+                bytes(phase.peak_bytes),
+                format!("{sign}{}", bytes(phase.change_bytes.unsigned_abs())),
+            ]
+        })
+        .collect();
+    let header = ["phase", "where", "times", "held at most", "change"];
+    html! { @if !rows.is_empty() { h3 { "By phase" } (shell::table(&header, &rows, |_| false)) } }
 }
 
 /// The tables that say most, where the trace has data for them.

@@ -68,6 +68,8 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
         graph_nodes: trace.graph_nodes.clone(),
         work: trace.work.clone(),
         profiled: trace.profiled.clone(),
+        // What was taken before is still held inside.
+        allocations: trace.allocations.clone(),
         metadata: trace.metadata.clone(),
         quality: trace.quality.clone(),
         ..Trace::default()

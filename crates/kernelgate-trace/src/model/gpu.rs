@@ -251,8 +251,21 @@ pub struct Allocations {
     pub place: Vec<PlaceId>,
     /// Address.
     pub address: Vec<u64>,
-    /// Bytes; negative: given back.
-    pub bytes: Vec<i64>,
+    /// Bytes; 0 where what is given back is not told.
+    pub bytes: Vec<u64>,
+    /// Whether it is given back.
+    pub given_back: Vec<bool>,
+}
+
+impl Allocations {
+    /// Adds one.
+    pub fn push(&mut self, time: i64, place: PlaceId, address: u64, bytes: u64, given_back: bool) {
+        self.time.push(time);
+        self.place.push(place);
+        self.address.push(address);
+        self.bytes.push(bytes);
+        self.given_back.push(given_back);
+    }
 }
 
 /// Sampled hardware counters.
