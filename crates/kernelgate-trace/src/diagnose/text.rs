@@ -355,7 +355,7 @@ pub(super) fn time(ns: i64) -> String {
 
 /// Bytes with a unit that suits.
 #[allow(clippy::cast_precision_loss)]
-fn bytes(bytes: u64) -> String {
+pub(super) fn bytes(bytes: u64) -> String {
     let value = bytes as f64;
     match bytes {
         0..1_000 => format!("{bytes} B"),

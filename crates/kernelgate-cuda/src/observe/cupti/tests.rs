@@ -123,6 +123,20 @@ fn memory_that_is_taken_and_given_back_is_recorded() {
     assert!(allocations.iter().any(|record| record.bytes >= 3 << 20), "{allocations:?}");
 }
 
+#[test]
+fn a_second_client_is_refused_and_the_first_goes_on() {
+    let Some((device, _one)) = gpu() else { return };
+    let Some(recorder) = recorder() else { return };
+    let refused = Recorder::start(Recorded::Everything).err().unwrap().to_string();
+    assert!(refused.contains("another program records this process"), "{refused}");
+    let passes = passes(&device);
+    device.synchronize().unwrap();
+    recorder.take().unwrap();
+    passes.copy(BYTES).unwrap();
+    device.synchronize().unwrap();
+    assert_eq!(recorder.take().unwrap().kernels.len(), 1);
+}
+
 /// Prints what recording adds to a launch; asserts only that nothing is lost.
 #[test]
 fn no_record_of_many_launches_is_lost() {

@@ -228,7 +228,11 @@ impl Reader {
     fn graph_nodes(&mut self, rows: &[NodeRow]) {
         for row in rows {
             let ranges = row.ranges.iter().map(|&name| self.name(name)).collect();
-            self.builder.trace.graph_nodes.push(GraphNode { id: row.id, ranges });
+            self.builder.trace.graph_nodes.push(GraphNode {
+                process: self.process,
+                id: row.id,
+                ranges,
+            });
         }
     }
 }
