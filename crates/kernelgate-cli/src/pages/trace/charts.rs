@@ -151,22 +151,23 @@ pub fn kernels(diagnosis: &Diagnosis) -> Vec<Figure> {
 
 /// Device memory that was held over time, a series a process and device.
 pub fn memory(trace: &Trace, diagnosis: &Diagnosis) -> Vec<Figure> {
+    let Some((begun, last)) = trace.span() else { return Vec::new() };
     let taken = diagnosis.memory.iter().filter_map(|of| Some(of.held.first()?.0));
-    let Some(first) = taken.chain(trace.span().map(|(first, _)| first)).min() else {
-        return Vec::new();
-    };
+    let first = taken.fold(begun, i64::min);
     let series = diagnosis.memory.iter().enumerate().map(|(colour, of)| {
         // It stays until it changes.
         let mut before = 0;
         let corners = of.over_time(POINTS).into_iter().flat_map(|(time, bytes)| {
             let held = std::mem::replace(&mut before, bytes);
-            [held, bytes].map(|bytes| Mark::at((time - first) as f64, bytes as f64))
+            [(time, held), (time, bytes)]
         });
+        let until = of.held.last().map(|&(time, _)| (time.max(last), of.at_end()));
+        let mark = |(time, bytes): (i64, u64)| Mark::at((time - first) as f64, bytes as f64);
         Series {
             name: format!("process {}, device {}", of.pid, of.device),
             colour,
             joined: true,
-            marks: corners.collect(),
+            marks: corners.chain(until).map(mark).collect(),
         }
     });
     let series: Vec<Series> = series.collect();
