@@ -110,7 +110,7 @@ pub struct Trace {
     pub graphs: GraphLaunches,
     /// Nodes of graphs.
     pub graph_nodes: Vec<GraphNode>,
-    /// When and where nodes were created, for [`crate::analyze::graph_nodes`].
+    /// When and where nodes were created, where that was recorded in place of their ranges.
     pub node_events: NodeEvents,
     /// Work that ranges declare.
     pub work: Vec<DeclaredWork>,
