@@ -182,6 +182,7 @@ pub fn memory(trace: &Trace, diagnosis: &Diagnosis) -> Vec<Figure> {
             y: Axis::new("held", Quantity::Bytes, ScaleKind::FromZero),
             series,
             guides: vec![],
+            broad: true,
         }),
     };
     vec![Figure::new(&["memory"], chart)]
