@@ -89,16 +89,17 @@ impl Recorder {
     /// # Errors
     /// When CUPTI fails.
     pub fn take(&self) -> Result<Activity, BackendError> {
-        self.take_since(0)
+        self.take_since(0, 0)
     }
 
-    /// The same without what began before a time of CUPTI's clock ([`Self::now`]). CUPTI takes new
+    /// The same without what began before a time of CUPTI's clock ([`Self::now`]), and without
+    /// allocations before another: what was allocated earlier is held still. CUPTI takes new
     /// buffers for the first records after a call, which takes a third of a millisecond: what is
     /// to be undisturbed begins at a time, and not behind a call.
     ///
     /// # Errors
     /// When CUPTI fails.
-    pub fn take_since(&self, time: u64) -> Result<Activity, BackendError> {
+    pub fn take_since(&self, time: u64, allocations: u64) -> Result<Activity, BackendError> {
         if let Some(api) = api() {
             // SAFETY: the callbacks were registered.
             api.check(unsafe { (api.flush)(EVERY_BUFFER) }, "hand over its records")?;
@@ -110,7 +111,7 @@ impl Recorder {
             let range::EndedRange { start, end, thread, .. } = ended;
             collected.activity.ranges.push(RangeRecord { name, start, end, thread });
         }
-        collected.activity.forget_before(time);
+        collected.activity.forget_before(time, allocations);
         let mut nodes: Vec<u64> = collected.activity.graph_nodes_used().collect();
         nodes.sort_unstable();
         nodes.dedup();

@@ -63,10 +63,10 @@ fn a_launch_joins_its_call_its_range_and_its_kernel() {
     let later = recorder.now();
     passes.copy(BYTES).unwrap();
     device.synchronize().unwrap();
-    assert_eq!(recorder.take_since(later).unwrap().kernels.len(), 1);
+    assert_eq!(recorder.take_since(later, later).unwrap().kernels.len(), 1);
     passes.copy(BYTES).unwrap();
     device.synchronize().unwrap();
-    assert_eq!(recorder.take_since(recorder.now()).unwrap().kernels, []);
+    assert_eq!(recorder.take_since(recorder.now(), 0).unwrap().kernels, []);
 }
 
 #[test]
@@ -100,6 +100,41 @@ fn nodes_of_a_graph_have_the_ranges_of_their_capture() {
     let once = [vec!["step", "first"], vec!["step", "second"], vec![]];
     assert_eq!(found, [once.clone(), once].concat());
     assert!(activity.kernels.iter().all(|kernel| kernel.graph_node != 0));
+}
+
+#[test]
+fn memory_that_is_taken_and_given_back_is_recorded() {
+    let Some((device, _one)) = gpu() else { return };
+    let Some(recorder) = recorder() else { return };
+    let begun = recorder.now();
+    let buffer = device.allocate(3 << 20).unwrap();
+    let address = buffer.address();
+    device.synchronize().unwrap();
+    let later = recorder.now();
+    drop(buffer);
+    device.synchronize().unwrap();
+    let allocations = recorder.take_since(later, begun).unwrap().allocations;
+    let of_it: Vec<i64> = allocations
+        .iter()
+        .filter(|record| record.address == address)
+        .map(|record| record.bytes.signum())
+        .collect();
+    assert_eq!(of_it, [1, -1], "{allocations:?}");
+    assert!(allocations.iter().any(|record| record.bytes >= 3 << 20), "{allocations:?}");
+}
+
+#[test]
+fn a_second_client_is_refused_and_the_first_goes_on() {
+    let Some((device, _one)) = gpu() else { return };
+    let Some(recorder) = recorder() else { return };
+    let refused = Recorder::start(Recorded::Everything).err().unwrap().to_string();
+    assert!(refused.contains("another program records this process"), "{refused}");
+    let passes = passes(&device);
+    device.synchronize().unwrap();
+    recorder.take().unwrap();
+    passes.copy(BYTES).unwrap();
+    device.synchronize().unwrap();
+    assert_eq!(recorder.take().unwrap().kernels.len(), 1);
 }
 
 /// Prints what recording adds to a launch; asserts only that nothing is lost.
