@@ -30,4 +30,3 @@ fn main() -> std::process::ExitCode {
     });
     Harness::new("cubecl", vec![suite.suite()]).main()
 }
-
