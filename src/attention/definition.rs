@@ -12,6 +12,7 @@
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use super::e4m3;
 use super::reference::{HeadConfig, ROWS};
 use super::sample::Rows;
 use kernelgate::suite::AxisScan;
@@ -32,6 +33,12 @@ pub(super) const DTYPE: Axis = Axis::one_of(
     &["f32", "bf16", "f16"],
     "dtype of inputs and outputs; sums are f32 or better",
 );
+const DTYPE_OR_FP8: Axis = Axis::one_of(
+    "dtype",
+    &["f32", "bf16", "f16", "fp8"],
+    "dtype of inputs and outputs, sums are f32 or better; fp8, forward only: inputs are e4m3 with \
+     a scale a head, the output is bf16, the reference takes the inputs before they were rounded",
+);
 const AXES: &[Axis] = &[
     Axis::number("s", "sequence length: queries and keys of a head"),
     Axis::one_of("d", &["64", "128"], "elements of a head; h = 2048 / d"),
@@ -40,7 +47,7 @@ const AXES: &[Axis] = &[
         &["full", "causal"],
         "which keys a query sees: all, or those up to its own position",
     ),
-    DTYPE,
+    DTYPE_OR_FP8,
     Axis::one_of(
         "inputs",
         &["outliers"],
@@ -75,6 +82,10 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
         "s=128,256,512,1024,2048,4096,8192,16384 d=64,128 mask=full,causal dtype=bf16",
         "s=128,256,512,1024,2048,4096 d=64,128 mask=full,causal dtype=f32",
         "s=512,4096 d=64,128 mask=full,causal dtype=f16",
+        "s=1,129,1000 d=128 mask=full,causal dtype=fp8 tokens=2000",
+        "s=1000 d=128 mask=full,causal dtype=fp8 inputs=outliers tokens=2000",
+        "s=1024,4096,16384 d=128 mask=full,causal dtype=fp8",
+        "s=4096 d=128 mask=full dtype=fp8 inputs=outliers",
     ],
     bind: |point| Ok(AttentionForward { attention: Attention::bind(point)? }),
 };
@@ -108,7 +119,12 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
         "s=128,256,512,1024,2048 d=64,128 mask=full,causal dtype=f32",
         "s=512,4096 d=64,128 mask=full,causal dtype=f16",
     ],
-    bind: |point| Ok(AttentionBackward { attention: Attention::bind(point)? }),
+    bind: |point| match Attention::bind(point)? {
+        Attention { dtype: Dtype::Fp8, .. } => {
+            Err(AxisError::Combination("fp8 has no gradients".to_owned()))
+        }
+        attention => Ok(AttentionBackward { attention }),
+    },
 };
 
 /// What inputs and references follow from.
@@ -128,7 +144,8 @@ pub struct Attention {
     pub d: usize,
     /// Whether query i sees keys 0..=i only.
     pub causal: bool,
-    /// Dtype of inputs and outputs.
+    /// Dtype of inputs and outputs. Fp8: of the GEMMs' operands; there are the inputs of bf16 that
+    /// the reference takes, and of each the operand, `q_e4m3`, with a scale a head, `q_scale`.
     pub dtype: Dtype,
     /// Whether N(0, 100) is added to one input element in a thousand: FlashAttention-3's test of
     /// 16-bit numerics.
@@ -145,7 +162,10 @@ impl Attention {
             s,
             d,
             causal: point.word("mask")? == "causal",
-            dtype: Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes"),
+            dtype: match point.word("dtype")? {
+                "fp8" => Dtype::Fp8,
+                name => Dtype::parse(name).expect("the axis lists dtypes"),
+            },
             outliers: point.get("inputs").is_some(),
         };
         check_size([attention.b, attention.h, s, d])?;
@@ -155,6 +175,11 @@ impl Attention {
     /// `[b, h, s, d]`.
     pub fn shape(&self) -> [usize; 4] {
         [self.b, self.h, self.s, self.d]
+    }
+
+    /// Dtype of outputs.
+    pub fn output_dtype(&self) -> Dtype {
+        if self.dtype == Dtype::Fp8 { Dtype::Bf16 } else { self.dtype }
     }
 
     /// The mathematics of one head.
@@ -183,8 +208,16 @@ impl Attention {
             let tensor = if self.outliers {
                 self.with_outliers(seed, name)
             } else {
-                draw(seed, name, &self.shape(), self.dtype, |x| x)
+                draw(seed, name, &self.shape(), self.output_dtype(), |x| x)
             };
+            if let (Dtype::Fp8, Data::Bf16(values)) = (self.dtype, tensor.data()) {
+                let (operand, scales) = e4m3::quantised(values, self.s * self.d);
+                inputs = inputs.with(&format!("{name}_e4m3"), self.shape(), operand).with(
+                    &format!("{name}_scale"),
+                    [self.b, self.h],
+                    scales,
+                );
+            }
             inputs.insert(name, tensor);
         }
         inputs
@@ -203,7 +236,9 @@ impl Attention {
         }
         let data = match self.dtype {
             Dtype::F16 => Data::F16(values.into_iter().map(f16::from_f32).collect()),
-            Dtype::Bf16 => Data::Bf16(values.into_iter().map(bf16::from_f32).collect()),
+            Dtype::Bf16 | Dtype::Fp8 => {
+                Data::Bf16(values.into_iter().map(bf16::from_f32).collect())
+            }
             _ => Data::F32(values),
         };
         Tensor::new(self.shape(), data)
@@ -212,8 +247,8 @@ impl Attention {
     /// `gemms` GEMMs of 2·d operations a pair each, softmax of five a pair, `tensors` read and
     /// written.
     fn work(&self, gemms: u64, read: u64, written: u64) -> Work {
-        let bytes = self.elements() * self.dtype.bytes() as u64;
-        Work::bytes(read * bytes, written * bytes)
+        let bytes = |dtype: Dtype| self.elements() * dtype.bytes() as u64;
+        Work::bytes(read * bytes(self.dtype), written * bytes(self.output_dtype()))
             .with_flops(Unit::Matmul, self.dtype, gemms * 2 * self.d as u64 * self.pairs())
             // Scale, subtract, exponential, sum and divide; backward: scale, subtract, exponential,
             // subtract and multiply.
@@ -226,8 +261,9 @@ impl Attention {
         let (s, d) = (self.s as u64, self.d as u64);
         let a_thread = 8 * (head_matrices * s * d + 2 * (ROWS as u64).min(s) * s);
         let drawing = if self.outliers { 3 * 4 * self.elements() } else { 0 };
+        let operands = if self.dtype == Dtype::Fp8 { self.dtype.bytes() } else { 0 };
         drawing
-            + tensors * self.elements() * self.dtype.bytes() as u64
+            + tensors * self.elements() * (self.output_dtype().bytes() + operands) as u64
             + expected_rows * d * 8
             + rayon::current_num_threads() as u64 * a_thread
     }
@@ -270,6 +306,17 @@ pub(super) fn tolerance(dtype: Dtype) -> Tolerance {
         Dtype::Bf16 => Tolerance { max_error: 1.2e-2, relative_l2: 7e-3 },
         Dtype::F16 => Tolerance { max_error: 1.5e-3, relative_l2: 9e-4 },
         _ => Tolerance { max_error: 8e-6, relative_l2: 3e-6 },
+    }
+}
+
+/// Tolerance of outputs in fp8: about twice to three times the error of rounding alone, of inputs
+/// and probabilities (a test emulates it: 8e-2 and 5e-2; with outliers, which the largest of a head
+/// leave fewer bits to the others, more, and the more keys there are: 4e-2 and 9e-2 of 4096).
+fn fp8_tolerance(outliers: bool) -> Tolerance {
+    if outliers {
+        Tolerance { max_error: 3e-1, relative_l2: 2e-1 }
+    } else {
+        Tolerance { max_error: 2e-1, relative_l2: 1.2e-1 }
     }
 }
 
@@ -346,7 +393,18 @@ impl Problem for AttentionForward {
 
     /// Heads are independent.
     fn symmetries(&self) -> Vec<Symmetry> {
-        vec![Symmetry::Roll { inputs: &[("q", 1), ("k", 1), ("v", 1)], outputs: &[("out", 1)] }]
+        let inputs: &[(&str, usize)] = match self.attention.dtype {
+            Dtype::Fp8 => &[
+                ("q_e4m3", 1),
+                ("k_e4m3", 1),
+                ("v_e4m3", 1),
+                ("q_scale", 1),
+                ("k_scale", 1),
+                ("v_scale", 1),
+            ],
+            _ => &[("q", 1), ("k", 1), ("v", 1)],
+        };
+        vec![Symmetry::Roll { inputs, outputs: &[("out", 1)] }]
     }
 
     fn work(&self) -> Work {
@@ -354,7 +412,10 @@ impl Problem for AttentionForward {
     }
 
     fn tolerance(&self) -> Tolerance {
-        tolerance(self.attention.dtype)
+        match self.attention.dtype {
+            Dtype::Fp8 => fp8_tolerance(self.attention.outliers),
+            dtype => tolerance(dtype),
+        }
     }
 
     fn host_bytes(&self) -> u64 {
