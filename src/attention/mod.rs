@@ -4,11 +4,13 @@ pub mod components;
 mod cpu;
 mod cuda;
 mod definition;
+mod gradients;
 pub mod reference;
 pub mod sample;
 
 pub use cuda::kernels;
 pub use definition::*;
+pub use gradients::*;
 use kernelgate::harness::Peers;
 use kernelgate::suite::{Suite, suite, suite_with_scan};
 

@@ -5,8 +5,10 @@ use std::collections::BTreeSet;
 
 use half::{bf16, f16};
 use proptest::prelude::*;
+use rayon::prelude::*;
 
 use super::*;
+use crate::attention::gradients::*;
 use kernelgate::verify::{OutputComparison, compare};
 use kernelgate::workload::Effort;
 use kernelgate::workload::Scale;
@@ -158,7 +160,8 @@ proptest! {
 }
 
 fn attention(b: usize, s: usize, d: usize, causal: bool, dtype: Dtype) -> Attention {
-    Attention { b, h: HIDDEN / d, s, d, causal, dtype, outliers: false }
+    let h = HIDDEN / d;
+    Attention { b, h, h_kv: h, s, keys: s, d, causal, dtype, outliers: false }
 }
 
 #[test]
@@ -179,6 +182,11 @@ fn declared_work_is_flash_attentions() {
         5 * 16_384 * 1024 * 2048
     );
     assert_eq!(AttentionBackward { attention: s1024 }.work().total_bytes(), 7 * 16_384 * 2048 * 2);
+    // Eight heads read two of keys: bytes by heads of keys, FLOPs by heads of queries.
+    let grouped = Attention { b: 3, h: 8, h_kv: 2, s: 5, keys: 100, ..causal };
+    let work = AttentionForward { attention: grouped }.work();
+    assert_eq!(work.total_bytes(), (2 * 3 * 8 * 5 + 2 * 3 * 2 * 100) * 64 * 2);
+    assert_eq!(work.matmul_flops(), 4 * 64 * 3 * 8 * 5 * 195 / 2);
 }
 
 #[test]
@@ -217,6 +225,24 @@ fn tokens_set_the_batch_and_sizes_beyond_64_bits_are_refused() {
     assert_eq!(bind(&["tokens=1", "s=1000"]).unwrap().attention.shape(), [1, 32, 1000, 64]);
     assert!(bind(&["s=18446744073709551615"]).is_err());
     assert!(bind(&["s=1", "tokens=18446744073709551615"]).is_err());
+}
+
+#[test]
+fn heads_of_keys_and_their_number_are_free_within_reason() {
+    let bind = |overrides: &[&str]| {
+        let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
+        let points = FORWARD.points(Effort::Thorough, Scale::Host, &overrides).unwrap();
+        (FORWARD.bind)(points.first().expect("a line has these axes"))
+    };
+    let decode = bind(&["d=64", "s=2", "b=3", "h=8", "h_kv=2", "keys=70"]).unwrap().attention;
+    assert_eq!((decode.shape(), decode.key_shape()), ([3, 8, 2, 64], [3, 2, 70, 64]));
+    assert_eq!(decode.share(), 4);
+    for (overrides, reason) in [
+        (&["h=8", "h_kv=3"][..], "h=8 is no multiple of h_kv=3"),
+        (&["mask=causal", "s=9", "keys=8"], "mask=causal needs a key for each query: keys=8, s=9"),
+    ] {
+        assert_eq!(bind(overrides).unwrap_err().to_string(), reason);
+    }
 }
 
 #[test]

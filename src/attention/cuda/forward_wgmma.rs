@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::forward::flash_bytes;
-use super::launch::{ELEMENT_BYTES, Extents, boxes, kernel, output, qkv, upload};
+use super::launch::{ELEMENT_BYTES, Extents, boxes, kernel, key_boxes, output, qkv, upload};
 use super::tile_lists::{Tiling, table};
 use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::CudaTask;
@@ -79,14 +79,16 @@ fn flash_wgmma(
     let blocks = device.facts().multiprocessors;
     let tiling = Tiling {
         heads: extents.heads,
+        share: extents.share,
         s: extents.s,
+        keys: extents.keys,
         key_bytes: extents.d * ELEMENT_BYTES as usize,
         causal: extents.causal,
         block_keys: block_keys(&extents),
     };
     let tiles = device.upload(bytemuck::cast_slice(&table(&tiling.lists(blocks as usize))))?;
-    let (of_group, of_block) = (boxes(&extents, GROUP_ROWS), boxes(&extents, block_keys(&extents)));
-    let s = extents.s as i32;
+    let of_group = boxes(&extents, GROUP_ROWS);
+    let of_block = key_boxes(&extents, block_keys(&extents));
     let parameters = Parameters::new()
         .bytes(&of_group.map(q.address())?)
         .bytes(&of_block.map(k.address())?)
@@ -94,9 +96,9 @@ fn flash_wgmma(
         .bytes(&of_group.map(out.address())?)
         .address(0)
         .address(tiles.address())
-        .value(s)
-        .value(s)
-        .value(1i32);
+        .value(extents.s as i32)
+        .value(extents.keys as i32)
+        .value(extents.share as i32);
     let launch = loaded.settled(device, Some(blocks), parameters)?;
     let inputs = qkv([&q, &k, &v]);
     let alive = [q, k, v, tiles];
@@ -113,7 +115,7 @@ mod tests {
 
     #[test]
     fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
-        let narrow = Extents { heads: 6, s: 200, d: 64, causal: true, dtype: Dtype::Bf16 };
+        let narrow = Extents::of_heads(6, 200, Dtype::Bf16);
         let wide = Extents { d: 128, ..narrow };
         assert_eq!(shared_bytes(&narrow), (384 + 8 * 128) * 128 + 160);
         assert_eq!(shared_bytes(&wide), (384 + 6 * 80) * 256 + 128);
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn other_architectures_are_declined_with_the_reason() {
-        let extents = Extents { heads: 6, s: 200, d: 64, causal: true, dtype: Dtype::F16 };
+        let extents = Extents::of_heads(6, 200, Dtype::F16);
         for arch in ["sm_80", "sm_90", "sm_100a", "sm_120a"] {
             let unmet = FLASH_WGMMA.unmet_by(&extents, arch, 227 << 10);
             assert_eq!(unmet.as_deref(), Some("needs sm_90a"), "{arch}");

@@ -11,11 +11,13 @@ mod backward_wgmma;
 mod components;
 mod cudnn;
 mod forward;
+mod forward_decode;
 mod forward_wgmma;
 mod launch;
 mod tile_lists;
 
-use crate::attention::definition::{AttentionBackward, AttentionForward};
+use crate::attention::definition::AttentionForward;
+use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::Implementation;
 use kernelgate_cuda::spec::{ListedKernel, list};
 
@@ -23,7 +25,7 @@ pub use components::{SCORES, SOFTMAX, VALUES};
 
 /// Forward ladder, and the library.
 pub fn forward() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {
-    forward::LADDER.iter().chain([&forward_wgmma::ROW, &cudnn::FORWARD])
+    forward::LADDER.iter().chain([&forward_wgmma::ROW, &forward_decode::ROW, &cudnn::FORWARD])
 }
 
 /// Backward ladder, and the library.
@@ -37,6 +39,7 @@ pub fn kernels() -> Vec<ListedKernel> {
         list(components::KERNELS),
         list(forward::KERNELS),
         list(forward_wgmma::KERNELS),
+        list(forward_decode::KERNELS),
         list(backward::KERNELS),
         list(backward_wgmma::KERNELS),
     ]
