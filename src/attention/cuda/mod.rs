@@ -9,6 +9,7 @@
 mod backward;
 mod backward_wgmma;
 mod components;
+mod cublaslt;
 mod cudnn;
 mod forward;
 mod forward_decode;
