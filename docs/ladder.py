@@ -17,7 +17,7 @@ def rows():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[0] == f"`{PROBLEM}`" and "eager" not in cells[1]:
             yield cells[1], float(cells[2].split()[0]), cells[2], False
-        elif re.match(r"`cuda/\w+`:", cells[0]) and "l2" not in cells[0]:
+        elif len(cells) == 5 and re.match(r"`cuda/\w+`:", cells[0]) and "l2" not in cells[0]:
             name, time, share = cells[0].split(":")[0].strip("`"), cells[1], cells[4]
             yield name, float(time.split()[0]), f"{time}, {share} of the limit", True
 

@@ -119,7 +119,7 @@ const CRATES: &[Rules] = &[
             ("history", &["compare"]),
             ("report", &["gate", "bisect", "history"]),
             ("plot", &[]),
-            ("pages", &["gate", "report", "plot"]),
+            ("pages", &["gate", "history", "report", "plot"]),
             (
                 "verbs",
                 &["gate", "benches", "compare", "bisect", "history", "report", "plot", "pages"],

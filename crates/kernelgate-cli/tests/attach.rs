@@ -2,16 +2,13 @@
 //! without a GPU, and have verified times with one. The one that needs another cudarc is built and
 //! run in its own package (`examples/attached`).
 
-#![allow(clippy::unwrap_used)]
 #![cfg(target_os = "linux")]
-
-mod package;
 
 use std::path::Path;
 use std::process::Command;
 
-use package::outside::Outside;
-use package::{Outcome, linked_with};
+use crate::package::outside::Outside;
+use crate::package::{Outcome, linked_with};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/attached");
 

@@ -1,15 +1,11 @@
 //! Baselines and what the gate tells others, from outside: several runs, levels of sameness,
 //! formats.
 
-#![allow(clippy::unwrap_used)]
-
-mod package;
-
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use package::{CASE, Outcome, Package, fixture_path};
+use crate::package::{CASE, Outcome, Package, fixture_path};
 
 /// A package with a baseline `a` of 200 µs from two runs of its own and a last run of `time_ns`.
 fn package(time_ns: f64) -> Package {

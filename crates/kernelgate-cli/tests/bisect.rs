@@ -3,16 +3,13 @@
 //! The slow-down is fourfold: what is checked is which commit is named and what is said, not how
 //! fine it measures.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
-
-mod package;
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use package::Outcome;
-use package::scratch::{CASE, Scratch};
+use crate::package::Outcome;
+use crate::package::scratch::{CASE, Scratch};
 
 /// Eight commits: the third does not build, the fourth changes no code, the sixth is a merge that
 /// brings the slow one.

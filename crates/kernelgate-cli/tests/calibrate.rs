@@ -1,20 +1,17 @@
 //! `kernelgate calibrate` from outside, on the fixture, whose kernel takes as long as it is told.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
-
-mod package;
 
 use std::path::{Path, PathBuf};
 
-use package::{CASE, Outcome, fixture_path};
+use crate::package::{CASE, Outcome, fixture_path};
 
 /// A package with a folder of executables that holds the fixture.
-struct Package(package::Package);
+struct Package(crate::package::Package);
 
 impl Package {
     fn new() -> Self {
-        let package = Self(package::Package::new());
+        let package = Self(crate::package::Package::new());
         std::fs::create_dir(package.path("bin")).unwrap();
         std::fs::copy(fixture_path(), package.path("bin/fixture")).unwrap();
         package

@@ -1,13 +1,10 @@
 //! `kernelgate compare --kernels`: which kernels of two builds differ in machine code, where no GPU
 //! is needed.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
 
-mod package;
-
+use crate::package::scratch::{BENCH, Scratch};
 use kernelgate_cuda::compiler::nvrtc;
-use package::scratch::{BENCH, Scratch};
 use serde_json::json;
 
 /// 48 values a thread, all live across a barrier. With 2048 threads on a multiprocessor a thread has

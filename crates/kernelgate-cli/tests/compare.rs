@@ -4,17 +4,14 @@
 //! Thresholds are wide and slow-downs threefold: what is checked is what is said, not how fine it
 //! measures.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
-
-mod package;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use package::Outcome;
-use package::scratch::{BENCH, CASE, MANIFEST, Scratch};
+use crate::package::Outcome;
+use crate::package::scratch::{BENCH, CASE, MANIFEST, Scratch};
 
 #[test]
 fn unchanged_code_is_fine_and_slower_code_is_not() {

@@ -5,15 +5,12 @@
 //! Thresholds are wide and slow-downs large: what is checked is what is said, not how fine it
 //! measures.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
-
-mod package;
 
 use std::process::Command;
 
-use package::Outcome;
-use package::outside::{Outside, is_alive};
+use crate::package::Outcome;
+use crate::package::outside::{Outside, is_alive};
 
 /// Ids of every kind, the time of one up to ROUNDS.
 const PLAIN: &str = r#"

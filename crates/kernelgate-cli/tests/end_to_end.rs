@@ -1,15 +1,11 @@
 //! The harness and the program from outside: bench processes of the fixture, their records,
 //! baselines and the gate.
 
-#![allow(clippy::unwrap_used)]
-
-mod package;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use package::{CASE, Outcome, Package, fixture_path};
+use crate::package::{CASE, Outcome, Package, fixture_path};
 
 #[test]
 fn bench_baseline_and_gate() {

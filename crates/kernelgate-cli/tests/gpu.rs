@@ -1,8 +1,6 @@
 //! The harness on a real GPU: right and broken kernels. Without a GPU every test says so and
 //! passes; `KERNELGATE_REQUIRE_GPU=1` makes that a failure.
 
-#![allow(clippy::unwrap_used)]
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -2,16 +2,13 @@
 //! recorded and gated as any other, and what is refused. The driver is a fake, so that no GPU is
 //! needed; its streams are real queues, their clock is not.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(target_os = "linux")]
-
-mod package;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use package::Outcome;
-use package::outside::Outside;
+use crate::package::Outcome;
+use crate::package::outside::Outside;
 
 const QUICK: &str = "--noplot --warm-up-time 0.02 --measurement-time 0.05 --sample-size 10 \
                      --nresamples 10";
@@ -50,7 +47,7 @@ fn without_comments(bench: &str) -> String {
 
 fn with_driver(outside: &Outside, mut command: Command) -> Command {
     command.env("LD_LIBRARY_PATH", outside.path("lib")).env("KERNELGATE_TIMEOUT", "20");
-    command.env("CARGO_ENCODED_RUSTFLAGS", package::rustflags());
+    command.env("CARGO_ENCODED_RUSTFLAGS", crate::package::rustflags());
     command
 }
 
@@ -270,7 +267,7 @@ fn the_example_runs_on_a_gpu() {
     let outside = package(&example("after.rs"));
     let line = format!("bench --offline --bench drop_in -- {QUICK}");
     let mut command = outside.command(env!("CARGO"), &line);
-    command.env("CARGO_ENCODED_RUSTFLAGS", package::rustflags());
+    command.env("CARGO_ENCODED_RUSTFLAGS", crate::package::rustflags());
     let outcome = Outcome::from(command.output().unwrap());
     eprintln!("{}", outcome.stdout);
     outcome.expect(0, &["copy/67108864", "unverified"]);

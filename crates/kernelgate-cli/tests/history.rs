@@ -1,17 +1,14 @@
 //! `kernelgate history` from outside: stores that are moved, merged and pruned, written by two
 //! programs at once, and left by one that was killed.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
-
-mod package;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use crate::package::Package;
 use kernelgate::record::{CaseRecord, Environment, Provenance, Run, file};
-use package::Package;
 
 const CASE: &str = "w/f/n1/cpu/hot";
 
@@ -104,12 +101,18 @@ fn a_folder_outside_of_the_target_keeps_the_runs_of_benches() {
     let kept = package.path("kept");
     let mut bench = package.bench_command("mine", "n64");
     bench.env("KERNELGATE_HISTORY", &kept);
-    assert!(bench.output().unwrap().status.success());
+    let output = bench.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    // The page is of this package, whoever shares the runs.
+    let page = "draws it in ";
+    let page = said.lines().find_map(|line| line.split_once(page)).unwrap_or_default().1;
+    assert!(output.status.success() && !page.starts_with(kept.to_str().unwrap()), "{said}");
+    assert!(page.ends_with("target/kernelgate/report/index.html"), "{said}");
     assert!(kept.join("runs/mine/fixture.json").is_file());
     let mut history = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "history");
-    let outcome: package::Outcome =
+    let outcome: crate::package::Outcome =
         history.env("KERNELGATE_HISTORY", &kept).output().unwrap().into();
-    outcome.expect(0, &[package::CASE]);
+    outcome.expect(0, &[crate::package::CASE]);
 }
 
 #[test]

@@ -2,7 +2,6 @@
 //! path, drivers that are older or newer, folders that the user names, what is relative.
 
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

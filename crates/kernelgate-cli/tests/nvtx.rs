@@ -1,7 +1,6 @@
 //! The NVTX ranges of a bench binary, as a listening tool sees them.
 
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 use std::process::Command;

@@ -3,15 +3,12 @@
 //!
 //! Benches are linked with the library that `cargo test` built, so that a build takes seconds.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
-
-mod package;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use package::{Outcome, rustflags};
+use crate::package::{Outcome, rustflags};
 use tempfile::TempDir;
 
 const MANIFEST: &str =
@@ -306,7 +303,7 @@ fn a_bench_that_misbehaves_is_named_and_ended() {
 #[test]
 fn a_folder_of_executables_is_asked_without_a_build() {
     let outside = Outside::new();
-    let folder = package::Package::new();
+    let folder = crate::package::Package::new();
     let dir = folder.dir();
     let run = |line: &str| outside.run(".", &format!("{line} {dir}"));
     let list = run("list");

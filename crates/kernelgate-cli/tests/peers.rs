@@ -2,9 +2,6 @@
 //! Python.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used)]
-
-mod package;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -29,7 +26,7 @@ fn peers(run: &str, answer: &str, line: &str) -> (i32, String) {
     )
     .unwrap();
     std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let benches = package::Package::new();
+    let benches = crate::package::Package::new();
     let output = Command::new(env!("CARGO_BIN_EXE_kernelgate"))
         .arg("peers")
         .args(line.split_whitespace())

@@ -1,13 +1,11 @@
 //! `profile` and `diagnose CASE` on what a bench recorded: the bench is a program that hands out a
 //! recording, so that no GPU is needed.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
-
-mod package;
 
 use std::process::Command;
 
+use crate::package::{Outcome, Package};
 use kernelgate::measure::limits::TimeLimit;
 use kernelgate::protocol::{CaseRecording, CaseStatus, ProfiledCase, Response, ResponseBody};
 use kernelgate::record::{file, trial_request};
@@ -16,7 +14,6 @@ use kernelgate_cuda::observe::activity::{
     Activity, CallRecord, GraphNodeRecord, KernelRecord, RangeRecord, RecordedDevice, StreamId,
     WaitRecord,
 };
-use package::{Outcome, Package};
 
 const CASE: &str = "toy/scale/n64/cuda/graph/hot";
 const OTHER: &str = "toy/scale/n64/cuda/refused/hot";

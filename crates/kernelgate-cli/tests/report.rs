@@ -1,11 +1,9 @@
 //! `kernelgate report` on records that the tests write: what it leaves, and what it refuses.
 
-#![allow(clippy::unwrap_used)]
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use kernelgate::measure::limits::TimeLimit;
+use kernelgate::measure::limits::{Limits, TimeLimit};
 use kernelgate::record::{Baseline, CaseRecord, Environment, Provenance, Run, file};
 
 /// A case with an id that would be markup.
@@ -35,6 +33,8 @@ fn run(session: &str, scale: f64) -> Run {
     run.cases.insert(MARKUP.to_owned(), case("n512_f32", "cuda/fast", "hot", 1e5).1);
     run.skipped.insert("w/f/n4096_f32/cuda/fast/hot".to_owned(), "too large <b>".to_owned());
     run.failed.insert("w/f/n64_f32/cuda/fast/hot".to_owned(), "3 elements differ".to_owned());
+    run.limits =
+        Limits { flops_per_s: [("matmul f32".to_owned(), 1e9)].into(), ..Limits::default() };
     run.complete = true;
     run
 }
@@ -154,7 +154,12 @@ fn a_baseline_is_drawn_and_gives_verdicts() {
     let out = records.path("out");
     let output = records.report(&["--runs", "baselines", "--out", out.to_str().unwrap()]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(read(&out.join("index.html")).contains("over n"));
+    let page = read(&out.join("index.html"));
+    // A baseline keeps the limits of its cases and the ceilings of the device.
+    for text in ["over n", ">limit<", "matmul f32 1 GFLOP/s", "of their limit", "limited by"] {
+        assert!(page.contains(text), "{text}");
+    }
+    assert!(out.join("plots/w_f-n-f32-hot-of_limit.svg").is_file());
     // Axes are read from ids, and cases of a problem belong together.
     assert!(out.join("plots/w_f-n2048_f32-hot-ladder.svg").is_file());
 
@@ -168,6 +173,102 @@ fn a_baseline_is_drawn_and_gives_verdicts() {
         "verdicts"
     );
     assert!(records.path("out/plots/change.svg").is_file());
+}
+
+#[test]
+fn peers_are_drawn_beside_ours() {
+    let records = Records::new();
+    let run = run("1", 1.0);
+    records.run("1", &run);
+    let row = |n: u64, implementation: &str| {
+        serde_json::json!({
+            "problem": format!("w/f/n{n}_f32"), "peer": "torch/<eager>", "about": "", "error": null,
+            "peer_ns": 5e6, "implementation": implementation, "ours_ns": 1e6, "of_limit": null,
+        })
+    };
+    let rows = [row(512, "cuda/fast"), row(512, "cuda/cudnn"), row(2048, "cuda/fast")];
+    let mut peers = serde_json::json!({
+        "device": run.environment.device_name, "commit": "", "peers": {}, "rows": rows,
+    });
+    std::fs::write(records.path("peers.json"), peers.to_string()).unwrap();
+    let line = ["--runs", "runs", "--peers", "peers.json", "--out", "out"];
+    let output = records.report(&line);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let page = read(&records.path("out/index.html"));
+    assert!(page.contains("<section id=\"peers\">") && !page.contains("torch/<eager>"));
+    // Once in the legend of a curve, once as a bar; a peer's time counts once.
+    let named = |plot: &str| {
+        let svg = read(&records.path("out/plots").join(plot));
+        svg.matches("torch/&lt;eager&gt;<").count()
+    };
+    assert_eq!(named("w_f-n-f32-hot-time.svg"), 1);
+    assert_eq!(named("w_f-n512_f32-hot-ladder.svg"), 1);
+    assert_eq!(named("w_f-n1024_f32-hot-ladder.svg"), 0);
+
+    peers["device"] = "another".into();
+    std::fs::write(records.path("peers.json"), peers.to_string()).unwrap();
+    let text = records.refused(4, &line);
+    assert!(text.contains("the peers were timed on another"), "{text}");
+}
+
+#[test]
+fn times_over_commits_come_from_the_store() {
+    let records = Records::new();
+    for number in 0..20 {
+        let time = if number < 12 { 1e6 } else { 1.1e6 };
+        let commit = Some(format!("{number:040x}"));
+        let run = Run {
+            started: format!("2026-01-01T00:{number:02}:00.000Z"),
+            cases: [case("n512_f32", "cuda/fast", "hot", time)].into(),
+            complete: true,
+            ..Run::start(
+                "b",
+                &format!("s{number:02}"),
+                Environment::cpu(),
+                Provenance { commit, dirty: false },
+            )
+        };
+        let path = records.path(&format!("target/kernelgate/runs/s{number:02}/b.json"));
+        file::write(&path, &run).unwrap();
+    }
+    let out = records.path("out");
+    let drawn = |arguments: &[&str]| {
+        let _ = std::fs::remove_dir_all(&out);
+        let output = records.report(&[arguments, &["--out", out.to_str().unwrap()]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        (read(&out.join("index.html")), String::from_utf8(output.stderr).unwrap())
+    };
+    let (page, _) = drawn(&[]);
+    let texts =
+        ["<section id=\"history\">", "last change +10.0% at 00000000", "▁", "order of recorded"];
+    for text in texts {
+        assert!(page.contains(text), "{text}");
+    }
+    assert!(out.join("plots/w_f_n512_f32_cuda_fast_hot-history.png").is_file());
+    let csv = read(&out.join("history.csv"));
+    assert_eq!(csv.lines().count(), 21);
+    let changed: Vec<&str> = csv.lines().skip(1).filter(|line| !line.ends_with(',')).collect();
+    assert!(changed.len() == 1 && changed[0].contains("1100000"), "{csv}");
+    let json: serde_json::Value = serde_json::from_str(&read(&out.join("report.json"))).unwrap();
+    let change = json["histories"][0]["changes"][0]["change"].as_f64().unwrap();
+    assert!((change - 0.1).abs() < 1e-3 && json["histories"][0]["changes"][0]["point"] == 12);
+
+    // Runs that were named are drawn alone, unless a store is named too.
+    let one = "target/kernelgate/runs/s19/b.json";
+    assert!(!drawn(&["--runs", one]).0.contains("id=\"history\""));
+    assert!(!out.join("history.csv").exists());
+    let named = drawn(&["--runs", one, "--store", "target/kernelgate"]).0;
+    assert!(named.contains("id=\"history\""));
+    let output = records.report(&["--store", "absent"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && text.contains("absent is no store"), "{text}");
+    // An index that cannot be made costs the history, not the page.
+    let index = records.path("target/kernelgate/history.sqlite");
+    std::fs::remove_file(&index).unwrap();
+    std::fs::create_dir_all(index.join("in/the/way")).unwrap();
+    let (page, said) = drawn(&[]);
+    assert!(said.contains("no times over commits") && said.contains("history.sqlite"), "{said}");
+    assert!(page.contains("1 cases of 1 workloads") && !page.contains("id=\"history\""));
 }
 
 #[test]

@@ -1,11 +1,7 @@
 //! What the gate judges besides times, and what a package sets and accepts in `kernelgate.toml`,
 //! from outside.
 
-#![allow(clippy::unwrap_used)]
-
-mod package;
-
-use package::{CASE, Package};
+use crate::package::{CASE, Package};
 
 /// A package whose baseline `a` has 200 µs from two runs of commit aaaa1111, and a last run of 260
 /// µs.

@@ -1,11 +1,8 @@
 //! Shards and budgets of bench processes, and what becomes of their records.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
 
-mod package;
-
-use package::Package;
+use crate::package::Package;
 use serde_json::Value;
 
 const FOUR: &str = "--axis n=64,96,128,160";

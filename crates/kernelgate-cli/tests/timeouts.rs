@@ -1,15 +1,12 @@
 //! What hangs in a comparison, at each stage: it ends, with all that it started, after a time that
 //! is said and can be set.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
-
-mod package;
 
 use std::process::Command;
 
-use package::Outcome;
-use package::outside::{Outside, is_alive};
+use crate::package::Outcome;
+use crate::package::outside::{Outside, is_alive};
 
 /// It looks like a bench of this harness, and hangs or breaks in the head where HOSTILE says.
 const HOSTILE: &str = r#"

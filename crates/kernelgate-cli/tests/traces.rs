@@ -1,7 +1,5 @@
 //! `stats` and `diagnose` of the program, on traces that the tests write.
 
-#![allow(clippy::unwrap_used)]
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

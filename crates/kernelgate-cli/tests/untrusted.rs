@@ -1,16 +1,13 @@
 //! What others wrote, from outside: values of files, names and messages of benches. None of it
 //! reaches a command line, a path or a terminal as it is.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
-
-mod package;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use package::{CASE, Outcome, Package, fixture_path};
+use crate::package::{CASE, Outcome, Package, fixture_path};
 
 /// Begins every sequence that a terminal obeys.
 const ESCAPE: char = '\u{1b}';

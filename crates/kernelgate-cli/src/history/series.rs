@@ -80,6 +80,13 @@ pub struct Point {
     pub runs_ns: Vec<f64>,
 }
 
+impl Point {
+    /// Of which code.
+    pub fn code(&self) -> Provenance {
+        Provenance { commit: self.commit.clone(), dirty: self.dirty }
+    }
+}
+
 /// A change of the level.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Change {

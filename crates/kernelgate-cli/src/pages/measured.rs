@@ -18,6 +18,8 @@ pub use ids::Axes;
 pub struct Measured {
     /// The device, as it names itself.
     pub device: String,
+    /// As [`Environment::fingerprint`], of all records.
+    pub fingerprints: BTreeSet<String>,
     /// What was measured where and when: name and words.
     pub facts: Vec<(&'static str, String)>,
     /// The device's ceilings, of the run that measured most of them.
@@ -26,6 +28,8 @@ pub struct Measured {
     pub cases: Vec<Case>,
     /// A number for each implementation of a workload, by which charts colour it.
     pub colours: BTreeMap<(String, String), usize>,
+    /// Times of other people's kernels, where they were measured.
+    pub peers: Vec<PeerTime>,
     /// What was skipped: cases by reason.
     pub skipped: BTreeMap<String, BTreeSet<String>>,
     /// What is wrong or broke: the error by case.
@@ -61,7 +65,32 @@ pub struct Case {
     pub best: bool,
 }
 
+/// A time of a peer, and of an implementation of ours for the same problem.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PeerTime {
+    /// The problem, with its workload.
+    pub problem: String,
+    /// The peer.
+    pub peer: String,
+    /// Nanoseconds a launch.
+    pub peer_ns: f64,
+    /// Ours.
+    pub implementation: String,
+    /// Nanoseconds a launch.
+    pub ours_ns: f64,
+}
+
 impl Measured {
+    /// Nanoseconds a launch of the peers for a case's problem; they are timed with hot caches.
+    pub fn peers_of(&self, case: &Case) -> BTreeMap<&str, f64> {
+        if case.cache != "hot" {
+            return BTreeMap::new();
+        }
+        let problem = format!("{}/{}", case.workload, case.problem);
+        let of_problem = self.peers.iter().filter(|time| time.problem == problem);
+        of_problem.map(|time| (&*time.peer, time.peer_ns)).collect()
+    }
+
     /// The number of an implementation's colour.
     pub fn colour(&self, workload: &str, implementation: &str) -> usize {
         let key = (workload.to_owned(), implementation.to_owned());
@@ -133,7 +162,7 @@ struct Source {
 
 impl Measured {
     /// Of runs and baselines together. A run that one of the baselines holds adds what a baseline
-    /// does not keep, such as limits, and its times no second time.
+    /// does not keep, such as what was skipped, and its times no second time.
     ///
     /// # Errors
     /// When they are of several devices.
@@ -182,6 +211,7 @@ impl Gatherer {
             provenance: run.provenance.clone(),
             started: run.started.clone(),
         }));
+        self.limits.extend(baseline.runs.values().map(|run| run.limits.clone()));
         for (id, case) in &baseline.cases {
             let parts = ids::Parts::of(id, &case.workload);
             let errors = case.numerics.as_ref().and_then(|numerics| {
@@ -191,6 +221,8 @@ impl Gatherer {
             let gathered = self.cases.entry(id.clone()).or_default();
             gathered.medians_ns.extend(case.runs.values().map(|run| run.median_ns));
             gathered.spreads.extend(case.runs.values().map(|run| run.spread));
+            // The keys of runs are in the order of their sessions: the ceilings of the last rule.
+            let limit = case.runs.values().rev().find_map(|run| run.limit.clone());
             gathered.template = Some(Case {
                 id: id.clone(),
                 workload: case.workload.clone(),
@@ -199,7 +231,7 @@ impl Gatherer {
                 implementation: parts.implementation.to_owned(),
                 cache: parts.cache.to_owned(),
                 work: case.work.clone(),
-                limit: None,
+                limit,
                 medians_ns: Vec::new(),
                 spread: 0.0,
                 errors,
@@ -232,8 +264,20 @@ impl Gatherer {
         }
         let limits = self.limits.into_iter().reduce(more_known).unwrap_or_default();
         let device = device.unwrap_or_default();
+        let fingerprints =
+            self.sources.iter().map(|source| source.environment.fingerprint()).collect();
         let colours = colours(&cases);
-        Measured { device, facts, limits, cases, colours, skipped, failed: self.failed }
+        Measured {
+            device,
+            fingerprints,
+            facts,
+            limits,
+            cases,
+            colours,
+            peers: Vec::new(),
+            skipped,
+            failed: self.failed,
+        }
     }
 }
 
@@ -376,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_a_baseline_holds_adds_its_limits_and_not_its_times() {
+    fn a_run_that_a_baseline_holds_adds_no_times_and_a_baseline_has_limits() {
         let (held, other) = (run("1", 100.0), run("2", 300.0));
         let mut baseline = Baseline::new("main");
         baseline.merge(&held);
@@ -384,7 +428,7 @@ mod tests {
             let measured = Measured::of(runs, std::slice::from_ref(&baseline)).unwrap();
             (measured.cases[0].medians_ns.clone(), measured.cases[0].of_limit())
         };
-        assert_eq!(of(&[]), (vec![100.0], None));
+        assert_eq!(of(&[]), (vec![100.0], Some(0.5)));
         assert_eq!(of(std::slice::from_ref(&held)), (vec![100.0], Some(0.5)));
         assert_eq!(of(&[held.clone(), other]), (vec![100.0, 300.0], Some(0.25)));
     }

@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use maud::{Markup, html};
 
-use super::charts::{self, Figure, Gallery, PeerTime};
+use super::charts::{self, Figure, Gallery};
 use super::measured::{Case, Measured};
 use super::shell::{self, Section};
 use super::verdict;
+use crate::history::CaseHistory;
 use crate::plot::PlotError;
+use crate::report;
 use crate::report::summary::VerdictSummary;
 use kernelgate::display::{rate, time};
 use kernelgate::stats::half_range;
@@ -17,10 +19,18 @@ use kernelgate::stats::half_range;
 pub struct Content<'a> {
     /// The measurements.
     pub measured: &'a Measured,
-    /// Times of peers, where they were measured.
-    pub peers: &'a [PeerTime],
+    /// Times over commits, where a store has them.
+    pub history: Option<&'a OverCommits>,
     /// What was concluded against a baseline, where that was asked for.
     pub verdict: Option<&'a VerdictSummary>,
+}
+
+/// Times of the page's cases over commits.
+pub struct OverCommits {
+    /// By case and device.
+    pub histories: Vec<CaseHistory>,
+    /// How commits were put in order, in words.
+    pub order: String,
 }
 
 /// The page, and the charts in it.
@@ -59,7 +69,7 @@ pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
             charts::heat(measured),
         ),
         ("caches", "Hot and cold caches", "", charts::caches(measured)),
-        ("peers", "Peers", "", charts::peers(content.peers)),
+        ("peers", "Peers", "", charts::peers(&measured.peers)),
         ("errors", "Errors beside speed", "", charts::errors(measured)),
         ("runs", "Process runs", "", charts::distributions(measured)),
     ];
@@ -77,6 +87,11 @@ pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
         let body = html! { @if !about.is_empty() { p class="note" { (about) } } (drawn) };
         sections.push(Section::new(anchor, title, body));
         figures.extend(gallery.figures);
+    }
+    if let Some(history) = content.history {
+        let drawn = charts::history(measured, &history.histories);
+        sections.push(Section::new("history", "Over commits", over_commits(history, &drawn)?));
+        figures.extend(drawn.figures);
     }
     sections.push(Section::new("cases", "Every case", cases(&measured.cases)));
     if !measured.skipped.is_empty() || !measured.failed.is_empty() {
@@ -100,9 +115,8 @@ fn name_apart(figures: &mut [Figure]) {
     }
 }
 
-const CURVES: &str = "A point is the median of the process runs, its bar their range. The black line \
-                      is the limit: what the measured ceilings of the device allow for the declared \
-                      work.";
+const CURVES: &str = "A point is the median of the process runs, its bar their range. The limit is what \
+                      the measured ceilings of the device allow for the declared work.";
 const ROOFLINE: &str = "Declared operations over declared bytes; operations of GEMMs where there are \
                         any, else all.";
 
@@ -128,6 +142,21 @@ fn lead(measured: &Measured) -> Markup {
             "."
         }
     }
+}
+
+/// Charts of what changed, and a line for every case.
+fn over_commits(history: &OverCommits, drawn: &Gallery) -> Result<Markup, PlotError> {
+    let joined = history.histories.iter().any(|history| history.card.is_none());
+    Ok(html! {
+        p class="note" { "The level is the median of the process runs between two changes; "
+            (history.order) "."
+            @if joined { " All cards of a model are taken for one: a change may be the card's." } }
+        (shell::gallery(drawn)?)
+        @for (device, table) in report::history::tables(&history.histories) {
+            h3 { (shell::shown(&device)) }
+            (shell::of_terminal(&table))
+        }
+    })
 }
 
 /// A table a workload; the fastest of each problem stands out.

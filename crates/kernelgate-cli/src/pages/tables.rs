@@ -2,8 +2,9 @@
 
 use serde::Serialize;
 
-use super::charts::PeerTime;
 use super::measured::{Case, Measured};
+use super::report::Content;
+use crate::history::CaseHistory;
 use kernelgate::measure::limits::Limits;
 
 /// Version of the JSON.
@@ -66,13 +67,63 @@ impl<'a> From<&'a Case> for CaseNumbers<'a> {
     }
 }
 
+/// A commit of a case, one line of the CSV; what is not known is empty.
+#[derive(Debug, Serialize)]
+struct PointNumbers<'a> {
+    case: &'a str,
+    revision: u32,
+    device: &'a str,
+    card: Option<&'a str>,
+    commit: Option<&'a str>,
+    dirty: bool,
+    started_ms: i64,
+    runs: usize,
+    /// Median over the process runs, nanoseconds a launch.
+    median_ns: f64,
+    min_ns: f64,
+    max_ns: f64,
+    /// Time after less time before, relative to the time before, where the level changed.
+    change: Option<f64>,
+}
+
 /// Every case, a line each.
 ///
 /// # Errors
 /// Never, as far as is known: writing to memory does not fail.
-pub fn csv(measured: &Measured) -> Result<String, csv::Error> {
+pub fn cases_csv(measured: &Measured) -> Result<String, csv::Error> {
+    csv(measured.cases.iter().map(CaseNumbers::from))
+}
+
+/// Every commit of every case, a line each.
+///
+/// # Errors
+/// As [`cases_csv`].
+pub fn history_csv(histories: &[CaseHistory]) -> Result<String, csv::Error> {
+    csv(histories.iter().flat_map(points))
+}
+
+fn points(history: &CaseHistory) -> impl Iterator<Item = PointNumbers<'_>> {
+    history.points.iter().enumerate().map(|(at, point)| PointNumbers {
+        case: &history.case,
+        revision: history.revision,
+        device: &history.device,
+        card: history.card.as_deref(),
+        commit: point.commit.as_deref(),
+        dirty: point.dirty,
+        started_ms: point.started_ms,
+        runs: point.runs_ns.len(),
+        median_ns: point.median_ns,
+        min_ns: point.low_ns,
+        max_ns: point.high_ns,
+        change: history.changes.iter().find(|it| it.point == at).map(|it| it.change),
+    })
+}
+
+fn csv(lines: impl Iterator<Item = impl Serialize>) -> Result<String, csv::Error> {
     let mut writer = csv::Writer::from_writer(Vec::new());
-    measured.cases.iter().try_for_each(|case| writer.serialize(CaseNumbers::from(case)))?;
+    for line in lines {
+        writer.serialize(line)?;
+    }
     let bytes = writer.into_inner().map_err(|error| error.into_error())?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -86,6 +137,7 @@ pub struct ReportNumbers<'a> {
     limits: &'a Limits,
     cases: Vec<CaseWithRuns<'a>>,
     peers: Vec<(&'a str, &'a str, f64)>,
+    histories: &'a [CaseHistory],
     skipped: &'a std::collections::BTreeMap<String, std::collections::BTreeSet<String>>,
     failed: &'a std::collections::BTreeMap<String, String>,
 }
@@ -96,8 +148,9 @@ struct CaseWithRuns<'a> {
     medians_ns: &'a [f64],
 }
 
-/// Of measurements and the peers' times.
-pub fn numbers<'a>(measured: &'a Measured, peers: &'a [PeerTime]) -> ReportNumbers<'a> {
+/// What the page is made from.
+pub fn numbers<'a>(content: &Content<'a>) -> ReportNumbers<'a> {
+    let measured = content.measured;
     let case = |case: &'a Case| CaseWithRuns {
         numbers: CaseNumbers::from(case),
         medians_ns: &case.medians_ns,
@@ -108,7 +161,12 @@ pub fn numbers<'a>(measured: &'a Measured, peers: &'a [PeerTime]) -> ReportNumbe
         facts: measured.facts.iter().map(|(name, words)| (*name, words.as_str())).collect(),
         limits: &measured.limits,
         cases: measured.cases.iter().map(case).collect(),
-        peers: peers.iter().map(|time| (&*time.problem, &*time.peer, time.peer_ns)).collect(),
+        peers: measured
+            .peers
+            .iter()
+            .map(|time| (&*time.problem, &*time.peer, time.peer_ns))
+            .collect(),
+        histories: content.history.map_or(&[], |history| &history.histories),
         skipped: &measured.skipped,
         failed: &measured.failed,
     }

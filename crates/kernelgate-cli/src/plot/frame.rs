@@ -54,12 +54,10 @@ pub fn below(
     (top, bottom): (f64, f64),
     middle: f64,
 ) {
-    let ticks = if axis.ticks.is_empty() { scale.ticks(6) } else { axis.ticks.clone() };
     let mut taken = f64::NEG_INFINITY;
-    for value in ticks {
+    for (value, text) in axis.ticks_on(scale, 6) {
         let Some(x) = scale.at(value) else { continue };
         picture.line(vec![(x, top), (x, bottom)], Colour::Grid, 1.0);
-        let text = axis.quantity.text(value);
         let half = text_width(&text, TEXT) / 2.0;
         let x = x.clamp(half, (picture.width - half).max(half));
         if x - half < taken + BETWEEN {

@@ -64,7 +64,11 @@ impl Chart {
 
     /// Whether it needs the width of a page.
     pub const fn is_broad(&self) -> bool {
-        matches!(self.body, Body::Rows(_))
+        match &self.body {
+            Body::Xy(body) => body.broad,
+            Body::Rows(_) => true,
+            Body::Heat(_) => false,
+        }
     }
 
     /// As an SVG document of its own, which may stand in an HTML page as it is.

@@ -15,13 +15,24 @@ pub enum Quantity {
     Count,
     /// A relative error.
     Error,
-    /// Whole steps that have names, such as commits.
-    Nothing,
 }
+
+/// Digits of a number, unless more are asked for.
+const DIGITS: i32 = 3;
 
 impl Quantity {
     /// "1.5 ms", "34 TFLOP/s", "12%".
     pub fn text(self, value: f64) -> String {
+        self.text_of(value, DIGITS)
+    }
+
+    /// A round value with all its digits: "1.475 ms".
+    pub fn exact_text(self, value: f64) -> String {
+        self.text_of(value, 7)
+    }
+
+    fn text_of(self, value: f64, digits: i32) -> String {
+        let short = |value| short(value, digits);
         match self {
             Self::Time => {
                 let (scale, unit) = match value.abs() {
@@ -33,41 +44,40 @@ impl Quantity {
                 };
                 format!("{} {unit}", short(value / scale))
             }
-            Self::Rate(unit) => format!("{}{unit}/s", with_prefix(value)),
+            Self::Rate(unit) => format!("{}{unit}/s", with_prefix(value, digits)),
             Self::Share => format!("{}%", short(100.0 * value)),
             Self::Change if value == 1.0 => "0%".to_owned(),
             Self::Change => {
                 let sign = if value > 1.0 { "+" } else { "" };
                 format!("{sign}{}%", short(100.0 * (value - 1.0)))
             }
-            Self::Count => with_prefix(value).trim_end().to_owned(),
+            Self::Count => with_prefix(value, digits).trim_end().to_owned(),
             Self::Error if value == 0.0 => "exact".to_owned(),
             Self::Error => format!("{value:.1e}").replace(".0e", "e"),
-            Self::Nothing => String::new(),
         }
     }
 }
 
 /// "34 T", "5 ", "125 k": decimal prefixes, thousands from a hundred thousand on, so that lengths
 /// such as 16384 stay whole.
-fn with_prefix(value: f64) -> String {
+fn with_prefix(value: f64, digits: i32) -> String {
     /// From which value on, the value of one, its prefix.
     const PREFIXES: [(f64, f64, &str); 5] =
         [(1e15, 1e15, "P"), (1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e5, 1e3, "k")];
     let found = PREFIXES.iter().find(|(from, ..)| value.abs() >= *from);
     found.map_or_else(
-        || format!("{} ", short(value)),
-        |(_, one, prefix)| format!("{} {prefix}", short(value / one)),
+        || format!("{} ", short(value, digits)),
+        |(_, one, prefix)| format!("{} {prefix}", short(value / one, digits)),
     )
 }
 
-/// At most three significant digits, and whole numbers whole; no zeros at the end.
-fn short(value: f64) -> String {
-    if value == 0.0 || value.abs() >= 100.0 {
-        return format!("{value:.0}");
+/// At most so many significant digits, and whole numbers whole; no zeros at the end.
+fn short(value: f64, digits: i32) -> String {
+    if value == 0.0 {
+        return "0".to_owned();
     }
-    let digits = (2 - value.abs().log10().floor() as i32).clamp(0, 6) as usize;
-    let text = format!("{value:.digits$}");
+    let decimals = (digits - 1 - value.abs().log10().floor() as i32).clamp(0, digits + 3) as usize;
+    let text = format!("{value:.decimals$}");
     if text.contains('.') {
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
     } else {
@@ -98,6 +108,8 @@ mod tests {
             of(Quantity::Count, &[4096.0, 16384.0, 33_554_432.0, 0.25]),
             ["4096", "16384", "33.6 M", "0.25"]
         );
+        let exact = [1e6, 1.475e6, 600_000.000_000_1].map(|ns| Quantity::Time.exact_text(ns));
+        assert_eq!(exact, ["1 ms", "1.475 ms", "600 µs"]);
         assert_eq!(of(Quantity::Error, &[0.0, 1.5e-5, 2e-3]), ["exact", "1.5e-5", "2e-3"]);
     }
 }

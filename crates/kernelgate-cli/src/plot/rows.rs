@@ -11,7 +11,7 @@ const WIDTH: f64 = 980.0;
 /// From one row to the next.
 const ROW: f64 = 20.0;
 /// Least width of what lies right of the labels.
-const FIELD: f64 = 380.0;
+const FIELD: f64 = 320.0;
 
 /// Labelled rows over one axis.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,7 +79,7 @@ pub fn layout(lines: Lines<'_>, body: &Rows) -> Picture {
     let labels = widest(|row| &row.label).min(WIDTH - 2.0 * MARGIN - FIELD - values);
     let (left, right) = (MARGIN + labels + 10.0, WIDTH - MARGIN - values - 10.0);
     let all = body.rows.iter().flat_map(|row| &row.marks).flat_map(RowMark::values);
-    let scale = Scale::around(body.axis.kind, all.chain(body.origin), (left, right));
+    let scale = body.axis.scale(all.chain(body.origin), (left, right));
     below(&mut picture, &body.axis, &scale, (top, bottom), f64::midpoint(left, right));
     if let Some(x) = body.origin.and_then(|origin| scale.at(origin)) {
         picture.line(vec![(x, top), (x, bottom)], Colour::Muted, 1.5);

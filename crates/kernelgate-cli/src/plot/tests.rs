@@ -17,18 +17,19 @@ fn curves(kind: ScaleKind) -> Chart {
             })
             .to_vec(),
     };
-    let ticks = vec![512.0, 1024.0, 2048.0, 4096.0];
+    let ticks = [512.0, 1024.0, 2048.0, 4096.0];
     Chart {
         title: "attention/forward over s".to_owned(),
         subtitle: "d128 causal bf16, hot".to_owned(),
         body: Body::Xy(Xy {
-            x: Axis { ticks, ..Axis::new("s", Quantity::Count, ScaleKind::Log) },
+            x: Axis::new("s", Quantity::Count, ScaleKind::Log).with_ticks(ticks),
             y: Axis::new("time of a launch", Quantity::Time, kind),
             series: vec![series("cuda/flash", 0, 1.0), series("cuda/<naive> & \"co\"", 1, 30.0)],
             guides: vec![Guide {
                 name: "limit".to_owned(),
                 points: vec![(512.0, 5e4), (4096.0, 4e5)],
             }],
+            broad: false,
         }),
     }
 }
@@ -185,7 +186,13 @@ fn a_png_shows_what_the_svg_does_without_a_font_of_the_system() {
 fn nothing_to_draw_is_no_panic() {
     let empty = Axis::new("x", Quantity::Time, ScaleKind::Log);
     let bodies = [
-        Body::Xy(Xy { x: empty.clone(), y: empty.clone(), series: vec![], guides: vec![] }),
+        Body::Xy(Xy {
+            x: empty.clone(),
+            y: empty.clone(),
+            series: vec![],
+            guides: vec![],
+            broad: false,
+        }),
         Body::Rows(Rows { axis: empty, legend: vec![], rows: vec![], origin: None }),
         Body::Heat(Heat {
             columns: vec![],

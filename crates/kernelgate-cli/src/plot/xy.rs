@@ -7,9 +7,10 @@ use super::picture::{Anchor, Picture, TEXT};
 use super::scale::Scale;
 use super::text::text_width;
 
-const WIDTH: f64 = 480.0;
-/// Of what lies between the axes.
-const HEIGHT: f64 = 210.0;
+/// Of the drawing, and of what lies between the axes.
+const USUAL: (f64, f64) = (480.0, 210.0);
+/// The same of one with the width of a page.
+const BROAD: (f64, f64) = (980.0, 380.0);
 
 /// Curves and points over two axes.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +23,8 @@ pub struct Xy {
     pub series: Vec<Series>,
     /// What data are held against, drawn behind them.
     pub guides: Vec<Guide>,
+    /// Whether it has the width of a page.
+    pub broad: bool,
 }
 
 /// Marks of one name.
@@ -65,6 +68,7 @@ pub struct Guide {
 }
 
 pub fn layout(lines: Lines<'_>, body: &Xy) -> Picture {
+    let (width, field) = if body.broad { BROAD } else { USUAL };
     // Neighbours have different tones.
     let tone = |i: usize| if i.is_multiple_of(2) { Colour::Ink } else { Colour::Muted };
     let guides = body.guides.iter().enumerate();
@@ -72,23 +76,22 @@ pub fn layout(lines: Lines<'_>, body: &Xy) -> Picture {
     let series = body.series.iter();
     let series = series.map(|series| (series.name.as_str(), Colour::Series(series.colour)));
     let legend: Vec<(&str, Colour)> = series.chain(guides).collect();
-    let height = head_height(lines, &legend, WIDTH) + LINE + HEIGHT + 48.0;
-    let mut picture = Picture::new(WIDTH, height);
+    let height = head_height(lines, &legend, width) + LINE + field + 48.0;
+    let mut picture = Picture::new(width, height);
     let top = head(&mut picture, lines, &legend) + LINE;
-    let bottom = top + HEIGHT;
+    let bottom = top + field;
     let marks = || body.series.iter().flat_map(|series| &series.marks);
     let corners = || body.guides.iter().flat_map(|guide| &guide.points);
     let values = marks().flat_map(|mark| [mark.y, mark.range.0, mark.range.1]);
     let values = values.chain(corners().map(|(_, y)| *y));
-    let y = Scale::around(body.y.kind, values, (bottom, top));
-    let ticks = if body.y.ticks.is_empty() { y.ticks(5) } else { body.y.ticks.clone() };
-    let texts: Vec<String> = ticks.iter().map(|value| body.y.quantity.text(*value)).collect();
-    let widest = texts.iter().map(|text| text_width(text, TEXT)).fold(0.0, f64::max);
-    let (left, right) = (MARGIN + widest + 6.0, WIDTH - MARGIN - 8.0);
+    let y = body.y.scale(values, (bottom, top));
+    let ticks = body.y.ticks_on(&y, 5);
+    let widest = ticks.iter().map(|(_, text)| text_width(text, TEXT)).fold(0.0, f64::max);
+    let (left, right) = (MARGIN + widest + 6.0, width - MARGIN - 8.0);
     let values = marks().map(|mark| mark.x).chain(corners().map(|(x, _)| *x));
-    let x = Scale::around(body.x.kind, values, (left, right));
+    let x = body.x.scale(values, (left, right));
     below(&mut picture, &body.x, &x, (top, bottom), f64::midpoint(left, right));
-    for (value, text) in ticks.iter().zip(&texts) {
+    for (value, text) in &ticks {
         let Some(at) = y.at(*value) else { continue };
         picture.line(vec![(left, at), (right, at)], Colour::Grid, 1.0);
         picture.text((left - 6.0, at), text, Colour::Muted, Anchor::End);

@@ -3,12 +3,11 @@
 use jiff::Timestamp;
 
 use super::summary::percent;
-use crate::history::series::{Change, Point};
+use crate::history::series::Change;
 use crate::history::{CaseHistory, CommitOrder, Skipped};
 use kernelgate::display::table::Table;
 use kernelgate::display::terminal::wrapped_text;
 use kernelgate::display::time;
-use kernelgate::record::Provenance;
 
 /// Steps of a sparkline, from the shortest time to the longest.
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -40,7 +39,7 @@ pub fn text(histories: &[CaseHistory], order: &CommitOrder, columns: Option<usiz
 }
 
 /// How commits were put in order.
-fn of_order(histories: &[CaseHistory], order: &CommitOrder) -> String {
+pub fn of_order(histories: &[CaseHistory], order: &CommitOrder) -> String {
     let by_time: usize = histories.iter().map(|history| history.placed_by_time).sum();
     let runs = histories.iter().flat_map(|history| &history.points);
     let all: usize = runs.map(|point| point.runs_ns.len()).sum();
@@ -69,11 +68,15 @@ pub fn skipped(files: &[Skipped]) -> String {
 }
 
 fn overview(histories: &[CaseHistory], columns: Option<usize>) -> Vec<String> {
-    let mut lines = Vec::new();
-    for devices in histories_by_device(histories) {
-        lines.push(device(devices[0]));
+    let each = tables(histories).into_iter();
+    each.flat_map(|(device, table)| [device, table.text_within(columns), String::new()]).collect()
+}
+
+/// A line a case, for each device with its name.
+pub fn tables(histories: &[CaseHistory]) -> Vec<(String, Table)> {
+    let of_device = |histories: Vec<&CaseHistory>| {
         let mut table = Table::new(&["case", "commits", "runs", "last", "last change", "times"]);
-        for history in devices {
+        for history in &histories {
             let runs: usize = history.points.iter().map(|point| point.runs_ns.len()).sum();
             table.row(vec![
                 name(history),
@@ -84,9 +87,9 @@ fn overview(histories: &[CaseHistory], columns: Option<usize>) -> Vec<String> {
                 sparkline(history, SHORT_LINE),
             ]);
         }
-        lines.extend([table.text_within(columns), String::new()]);
-    }
-    lines
+        (device(histories[0]), table)
+    };
+    histories_by_device(histories).into_iter().map(of_device).collect()
 }
 
 fn histories_by_device(histories: &[CaseHistory]) -> Vec<Vec<&CaseHistory>> {
@@ -108,7 +111,7 @@ fn of_case(history: &CaseHistory, columns: Option<usize>) -> Vec<String> {
     for (at, point) in history.points.iter().enumerate().skip(hidden) {
         let change = history.changes.iter().find(|change| change.point == at);
         table.row(vec![
-            Provenance { commit: point.commit.clone(), dirty: point.dirty }.short(),
+            point.code().short(),
             day(point.started_ms),
             point.runs_ns.len().to_string(),
             time(point.median_ns),
@@ -131,10 +134,7 @@ fn of_case(history: &CaseHistory, columns: Option<usize>) -> Vec<String> {
 /// A change as a sentence.
 fn words(history: &CaseHistory, change: &Change) -> String {
     let Change { point, commits, low, high, confidence, .. } = change;
-    let code = |at: usize| {
-        let Point { commit, dirty, .. } = &history.points[at];
-        Provenance { commit: commit.clone(), dirty: *dirty }.short()
-    };
+    let code = |at: usize| history.points[at].code().short();
     let size = format!(
         "{} ({} to {}), confidence {:.1} %",
         percent(1.0 + change.change),
@@ -159,9 +159,7 @@ fn words(history: &CaseHistory, change: &Change) -> String {
 
 /// "+5.2% 1a2b3c4d".
 fn short(history: &CaseHistory, change: &Change) -> String {
-    let point = &history.points[change.point];
-    let provenance = Provenance { commit: point.commit.clone(), dirty: point.dirty };
-    format!("{} {}", percent(1.0 + change.change), provenance.short())
+    format!("{} {}", percent(1.0 + change.change), history.points[change.point].code().short())
 }
 
 fn name(history: &CaseHistory) -> String {

@@ -1,7 +1,7 @@
 //! `kernelgate history`: times over commits, and the store that they come from.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
@@ -125,13 +125,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             Ok(told(&place, &import(&place, sources)?))
         }
         Some(HistoryVerb::Merge { stores, place }) => {
-            for folder in stores {
-                anyhow::ensure!(
-                    HistoryStore::is_at(folder),
-                    "{} is no store: it has neither runs/ nor imported/",
-                    folder.display()
-                );
-            }
+            stores.iter().try_for_each(|folder| check_store(folder))?;
             let place = place.open(store);
             let parts = stores.iter().flat_map(|it| [it.join("runs"), it.join("imported")]);
             let parts: Vec<PathBuf> = parts.filter(|part| part.is_dir()).collect();
@@ -145,6 +139,16 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             Ok(Exit::Fine)
         }
     }
+}
+
+/// Refuses a folder that is named as a store and is none.
+pub fn check_store(folder: &Path) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        HistoryStore::is_at(folder),
+        "{} is no store: it has neither runs/ nor imported/",
+        folder.display()
+    );
+    Ok(())
 }
 
 /// Broken input where nothing that was named is a record.

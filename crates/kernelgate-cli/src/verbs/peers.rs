@@ -20,7 +20,7 @@ use crate::benches::child::{Ended, Running, over_memory};
 use crate::benches::find;
 use crate::benches::output::{Kept, START_BYTES, captured, drain};
 use crate::compare::progress::parse_duration;
-use crate::pages::charts::PeerTime;
+use crate::pages::measured::PeerTime;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;

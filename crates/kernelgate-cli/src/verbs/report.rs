@@ -7,13 +7,17 @@ use anyhow::Context as _;
 use super::output::{json, write_all};
 use super::sessions::Sessions;
 use super::{gate, peers};
-use crate::gate::Policy;
 use crate::gate::numerics::NumericsPolicy;
+use crate::gate::{Policy, rules_file};
+use crate::history::series::SMALLEST;
+use crate::history::{CaseHistory, CommitOrder, HistoryStore, Query, histories};
 use crate::pages::charts::Figure;
 use crate::pages::measured::Measured;
-use crate::pages::{report, tables};
+use crate::pages::report::{self, OverCommits};
+use crate::pages::tables;
 use crate::report::verdicts;
 use kernelgate::exit::Exit;
+use kernelgate::harness::filter::Filter;
 use kernelgate::record::store::StoreError;
 use kernelgate::record::text::printable;
 use kernelgate::record::{Baseline, FileError, Run, Store, file};
@@ -31,8 +35,14 @@ pub struct Arguments {
     /// Show peers: what `kernelgate peers --format json` printed
     #[arg(long, value_name = "FILE")]
     peers: Option<PathBuf>,
-    /// Folder for index.html, plots/, cases.csv and report.json [default: kernelgate/report/ of
-    /// the target folder]
+    /// Show times over commits from this store [default: as `kernelgate history`; with --runs none]
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
+    /// Over commits, take all cards of one model, or hosts, for one device
+    #[arg(long)]
+    join_cards: bool,
+    /// Folder for index.html, plots/, cases.csv, history.csv and report.json [default:
+    /// kernelgate/report/ of the target folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -42,26 +52,23 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         true => (arguments.sessions.read(store)?, Vec::new()),
         false => records(&arguments.runs)?,
     };
-    let measured = match Measured::of(&runs, &baselines) {
+    let mut measured = match Measured::of(&runs, &baselines) {
         Ok(measured) => measured,
         Err(refused) => {
             eprintln!("refused: {}", printable(&refused.to_string()));
             return Ok(Exit::Refused);
         }
     };
-    let peers = match &arguments.peers {
-        None => Vec::new(),
-        Some(path) => {
-            let (device, times) = peers::read(path)?;
-            if device != measured.device {
-                let text =
-                    format!("the peers were timed on {device}, the cases on {}", measured.device);
-                eprintln!("refused: {}", printable(&text));
-                return Ok(Exit::Refused);
-            }
-            times
+    if let Some(path) = &arguments.peers {
+        let (device, times) = peers::read(path)?;
+        if device != measured.device {
+            let text =
+                format!("the peers were timed on {device}, the cases on {}", measured.device);
+            eprintln!("refused: {}", printable(&text));
+            return Ok(Exit::Refused);
         }
-    };
+        measured.peers = times;
+    }
     let verdict = match &arguments.baseline {
         None => None,
         Some(name) => {
@@ -70,21 +77,73 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             Some(verdicts::summary(&judged, &gate::reproduce(name)))
         }
     };
-    let content = report::Content { measured: &measured, peers: &peers, verdict: verdict.as_ref() };
+    let history = over_commits(arguments, store, &measured)?;
+    let content = report::Content {
+        measured: &measured,
+        history: history.as_ref(),
+        verdict: verdict.as_ref(),
+    };
     let page = report::page(&content).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let kept = store.runs.parent().map(|folder| folder.join("report")).unwrap_or_default();
-    let folder = arguments.out.as_ref().unwrap_or(&kept);
+    let kept = store.page();
+    let folder = arguments.out.as_deref().or(kept.parent()).unwrap_or(Path::new(""));
     let index = folder.join("index.html");
-    let csv = tables::csv(&measured).context("failed to write cases.csv")?;
-    write_all(
-        folder,
-        [("cases.csv", csv), ("report.json", json(&tables::numbers(&measured, &peers))?)],
-    )?;
+    let csv = tables::cases_csv(&measured).context("failed to write cases.csv")?;
+    write_all(folder, [("cases.csv", csv), ("report.json", json(&tables::numbers(&content))?)])?;
+    if let Some(history) = &history {
+        let csv = tables::history_csv(&history.histories);
+        write_all(folder, [("history.csv", csv.context("failed to write history.csv")?)])?;
+    }
     plots(&folder.join("plots"), &page.figures)?;
     // The page last: whoever sees it has all that belongs to it.
     write_all(folder, [("index.html", page.html)])?;
     println!("{}", printable(&index.display().to_string()));
     Ok(Exit::Fine)
+}
+
+/// Times over commits of the cases and devices on the page; none where no store is asked for or
+/// there, and where it has one commit only. The page is made without them where a store that
+/// nobody named cannot be used.
+fn over_commits(
+    arguments: &Arguments,
+    store: &Store,
+    measured: &Measured,
+) -> anyhow::Result<Option<OverCommits>> {
+    if let Some(folder) = &arguments.store {
+        super::history::check_store(folder)?;
+        return of_store(&HistoryStore::at(folder), arguments, store, measured);
+    }
+    let usual = HistoryStore::around(&store.runs);
+    if !arguments.runs.is_empty() || !HistoryStore::is_at(usual.root()) {
+        return Ok(None);
+    }
+    of_store(&usual, arguments, store, measured).or_else(|error| {
+        eprintln!("{}", printable(&format!("no times over commits: {error:#}")));
+        Ok(None)
+    })
+}
+
+fn of_store(
+    place: &HistoryStore,
+    arguments: &Arguments,
+    store: &Store,
+    measured: &Measured,
+) -> anyhow::Result<Option<OverCommits>> {
+    let index = place.index()?;
+    let order = CommitOrder::around(&store.root, None)?;
+    let query = Query {
+        cases: &Filter::OneOf(measured.cases.iter().map(|case| case.id.clone()).collect()),
+        renamed: &rules_file::of_folder(&store.root)?.renamed,
+        join_cards: arguments.join_cards,
+        known_only: false,
+        smallest: SMALLEST,
+    };
+    let mut histories = histories(&index, &query, &order)?;
+    let is_shown = |history: &CaseHistory| {
+        history.points.len() > 1 && measured.fingerprints.contains(&history.fingerprint)
+    };
+    histories.retain(is_shown);
+    let order = crate::report::history::of_order(&histories, &order);
+    Ok(Some(OverCommits { histories, order }).filter(|shown| !shown.histories.is_empty()))
 }
 
 /// What the paths hold. In a folder what is neither a run nor a baseline is named and left out.

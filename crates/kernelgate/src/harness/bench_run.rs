@@ -136,7 +136,7 @@ pub fn bench(
         let _lock = Lock::of(&path).map_err(unsaved)?;
         recorder.save_baseline(|run| saving::save(&path, baseline, run)).map_err(unsaved)?;
     }
-    progress.end(&recorder.path(), saved);
+    progress.end(&recorder.path(), &store.page(), saved);
     Ok((exit, recorder.run()))
 }
 

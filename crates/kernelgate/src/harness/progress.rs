@@ -157,9 +157,10 @@ impl BenchProgress {
         self.say(&format!("took {whole:.1} s: {}", parts.join(", ")));
     }
 
-    /// Where the results are.
-    pub fn end(&self, path: &Path, baseline: Option<&str>) {
-        self.say(&format!("recorded in {}; `kernelgate report` draws it", path.display()));
+    /// Where the results are, and where their page would be.
+    pub fn end(&self, path: &Path, page: &Path, baseline: Option<&str>) {
+        self.say(&format!("recorded in {}", path.display()));
+        self.say(&format!("`kernelgate report` draws it in {}", page.display()));
         if let Some(name) = baseline {
             self.say(&format!("saved as baseline `{name}`"));
         }

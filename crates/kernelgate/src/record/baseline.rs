@@ -217,6 +217,7 @@ impl Baseline {
             stated_commit: run.stated_commit,
             seed: run.seed,
             executable: run.executable.clone(),
+            limits: run.limits.clone(),
         };
         self.runs.insert(run_key, source);
         let used: BTreeSet<&String> =
@@ -358,6 +359,7 @@ impl Record for Baseline {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::limits::{Limits, TimeLimit};
     use crate::record::{Environment, Provenance};
 
     fn run(session: &str, commit: &str, executable: Option<&str>) -> Run {
@@ -417,6 +419,43 @@ mod tests {
         let commit = |key: &str| baseline.runs[key].provenance.short();
         assert_eq!((commit("1/bench"), commit("1-2/bench")), ("aaaa".into(), "bbbb".into()));
         assert!(baseline.has(&run("1", "aaaa", Some("x"))) && !baseline.has(&second));
+    }
+
+    #[test]
+    fn limits_are_kept_and_files_without_them_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("main.json");
+        let limit = TimeLimit { time_ns: 50.0, by: "memory".to_owned() };
+        let limits =
+            Limits { flops_per_s: [("matmul f32".to_owned(), 1e12)].into(), ..Limits::default() };
+        let mut measured = Run { limits: limits.clone(), ..run("1", "aaaa", Some("x")) };
+        measured.cases.get_mut("a").unwrap().limit = Some(limit.clone());
+        let mut baseline = Baseline::new("main");
+        baseline.merge(&measured);
+        file::write(&path, &baseline).unwrap();
+        let read: Baseline = file::read(&path).unwrap();
+        assert_eq!(read.runs["1/bench"].limits, limits);
+        let limit_of = |read: &Baseline, id: &str| read.cases[id].runs["1/bench"].limit.clone();
+        assert_eq!((limit_of(&read, "a"), limit_of(&read, "b")), (Some(limit), None));
+        let written = |change: fn(&mut Baseline)| {
+            let mut changed = read.clone();
+            change(&mut changed);
+            file::write(&path, &changed).map(|()| std::fs::read_to_string(&path).unwrap())
+        };
+        let older = written(|baseline| {
+            baseline.runs.values_mut().for_each(|run| run.limits = Limits::default());
+            let runs = baseline.cases.values_mut().flat_map(|case| case.runs.values_mut());
+            runs.for_each(|run| run.limit = None);
+        });
+        assert!(!older.unwrap().contains("limit"));
+        assert_eq!(limit_of(&file::read(&path).unwrap(), "a"), None);
+        let wrong = written(|baseline| {
+            let run = baseline.cases.get_mut("a").unwrap().runs.get_mut("1/bench").unwrap();
+            run.limit = Some(TimeLimit { time_ns: 0.0, by: "memory".to_owned() });
+        });
+        wrong.unwrap();
+        let refused = file::read::<Baseline>(&path).unwrap_err().to_string();
+        assert!(refused.contains("a limit of 0 ns a launch"), "{refused}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::run::{CaseRecord, LaunchCosts, POSSIBLE_NS, Samples, is_zero};
+use crate::measure::limits::TimeLimit;
 use crate::stats::{Spread, median};
 
 /// A case as one process run measured it.
@@ -38,6 +39,10 @@ pub struct CaseRun {
     /// What a launch takes besides time.
     #[serde(default, skip_serializing_if = "LaunchCosts::is_empty")]
     pub costs: LaunchCosts,
+    /// The time that the ceilings of the process allowed; absent where they were not known, and in
+    /// files from before it was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<TimeLimit>,
 }
 
 impl CaseRun {
@@ -57,12 +62,13 @@ impl CaseRun {
             throttled: samples.throttled,
             contention: samples.contention,
             costs: LaunchCosts::default(),
+            limit: None,
         }
     }
 
     /// Of a case whose samples are valid.
     pub fn of_case(case: &CaseRecord) -> Self {
-        Self { costs: case.into(), ..Self::of(&case.samples) }
+        Self { costs: case.into(), limit: case.limit.clone(), ..Self::of(&case.samples) }
     }
 
     /// What deserialising does not enforce.
@@ -78,6 +84,9 @@ impl CaseRun {
         }
         if self.samples == 0 || self.total_launches < self.samples {
             return Err(format!("{} samples of {} launches", self.samples, self.total_launches));
+        }
+        if let Some(limit) = self.limit.as_ref().filter(|it| !POSSIBLE_NS.contains(&it.time_ns)) {
+            return Err(format!("a limit of {} ns a launch", limit.time_ns));
         }
         match self.contention.filter(|share| !(0.0..=1.0).contains(share)) {
             Some(share) => Err(format!("contention of {share}")),

@@ -154,6 +154,11 @@ impl Store {
         }
     }
 
+    /// The page that `kernelgate report` writes, unless told otherwise.
+    pub fn page(&self) -> PathBuf {
+        self.work.join("report").join("index.html")
+    }
+
     /// The file of a baseline.
     ///
     /// # Errors

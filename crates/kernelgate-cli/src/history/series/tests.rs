@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use kernelgate::record::{Baseline, CaseRecord, Environment, Run, file};
+use kernelgate::record::{Baseline, CaseRecord, CaseRun, Environment, Run, file};
 use kernelgate::stats::change_points::{FEWEST, noise as noise_of};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -9,6 +9,8 @@ use super::*;
 use crate::gate::calibration::{Calibration, ComparisonKind, Series};
 use crate::history::HistoryStore;
 use crate::history::import::import;
+use crate::history::index::IndexedFolder;
+use crate::history::process_run::ProcessRun;
 
 const CASE: &str = "w/f/n1/cpu/hot";
 
@@ -128,6 +130,41 @@ fn other_devices_and_revisions_are_other_histories() {
     let (store, renamed) = (HistoryStore::at(folder.path()), BTreeMap::new());
     let joined = Query { join_cards: true, ..query(&Filter::All, &renamed) };
     assert_eq!(histories(&store.index().unwrap(), &joined, &order).unwrap().len(), 3);
+}
+
+#[test]
+fn of_100_000_runs_the_last_are_searched() {
+    let (runs, commits) = (100_000, commits(1000));
+    let folder = tempfile::tempdir().unwrap();
+    let mut index = Index::open(&folder.path().join("history.sqlite")).unwrap();
+    let of = &run(0, &commits[0], 0, 1e6);
+    let case = CaseRun::of_case(&of.cases[CASE]);
+    let process_run = |number: usize| {
+        let median_ns = if number < runs - 500 { 1e6 } else { 1.1e6 };
+        ProcessRun {
+            key: format!("{number}/bench"),
+            process: "bench".to_owned(),
+            started_ms: number as i64,
+            model: of.environment.fingerprint(),
+            card: "host".to_owned(),
+            device: "a host".to_owned(),
+            provenance: Provenance { commit: Some(commits[number / 100].clone()), dirty: false },
+            cases: [(CASE.to_owned(), (1, CaseRun { median_ns, ..case.clone() }))].into(),
+        }
+    };
+    let all = IndexedFolder {
+        folder: ("imported".to_owned(), "all".to_owned()),
+        modified: Some(1),
+        runs: (0..runs).map(process_run).collect(),
+        skipped: vec![],
+    };
+    index.replace(&[all]).unwrap();
+    let (renamed, order) = (BTreeMap::new(), CommitOrder::of(commits));
+    let found = histories(&index, &query(&Filter::All, &renamed), &order).unwrap();
+    let [history] = &found[..] else { panic!("{} histories", found.len()) };
+    assert_eq!((history.points.len(), history.not_searched), (1000, runs - LONGEST));
+    let changes: Vec<usize> = history.changes.iter().map(|change| change.point).collect();
+    assert_eq!(changes, [995]);
 }
 
 #[test]

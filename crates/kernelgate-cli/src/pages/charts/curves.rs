@@ -119,6 +119,7 @@ fn figures(measured: &Measured, group: &Group<'_>) -> Vec<Figure> {
 
 fn figure(measured: &Measured, group: &Group<'_>, view: &View) -> Option<Figure> {
     let mut lines: BTreeMap<&str, Vec<Mark>> = BTreeMap::new();
+    let mut peers: BTreeMap<&str, BTreeMap<u64, Mark>> = BTreeMap::new();
     let mut limit: BTreeMap<u64, f64> = BTreeMap::new();
     for (value, case) in &group.cases {
         let Some(y) = (view.of)(case, case.time_ns()) else { continue };
@@ -127,6 +128,10 @@ fn figure(measured: &Measured, group: &Group<'_>, view: &View) -> Option<Figure>
         let (a, b) = (end(low), end(high));
         let mark = Mark { x: *value as f64, y, range: (a.min(b), a.max(b)) };
         lines.entry(&case.implementation).or_default().push(mark);
+        for (peer, peer_ns) in measured.peers_of(case) {
+            let mark = (view.of)(case, peer_ns).map(|y| (*value, Mark::at(*value as f64, y)));
+            peers.entry(peer).or_default().extend(mark);
+        }
         if let Some(allowed) = &case.limit
             && let Some(at) = (view.of)(case, allowed.time_ns)
         {
@@ -136,6 +141,14 @@ fn figure(measured: &Measured, group: &Group<'_>, view: &View) -> Option<Figure>
     if lines.is_empty() {
         return None;
     }
+    // Colours after those of the implementations.
+    let first = measured.colours.keys().filter(|(workload, _)| workload == group.workload).count();
+    let peers = peers.into_iter().enumerate().map(|(i, (name, marks))| Series {
+        name: name.to_owned(),
+        colour: first + i,
+        joined: true,
+        marks: marks.into_values().collect(),
+    });
     let series: Vec<Series> = lines
         .into_iter()
         .map(|(name, mut marks)| {
@@ -143,26 +156,28 @@ fn figure(measured: &Measured, group: &Group<'_>, view: &View) -> Option<Figure>
             let colour = measured.colour(group.workload, name);
             Series { name: name.to_owned(), colour, joined: true, marks }
         })
+        .chain(peers)
         .collect();
     let points: Vec<(f64, f64)> = limit.into_iter().map(|(x, y)| (x as f64, y)).collect();
     let guides = match points.is_empty() {
         true => vec![],
         false => vec![Guide { name: "limit".to_owned(), points }],
     };
-    let ticks: Vec<f64> = group.values.iter().map(|value| *value as f64).collect();
-    let spaced = ticks.first().zip(ticks.last()).is_some_and(|(first, last)| last / first >= 4.0);
+    let ends = group.values.first().zip(group.values.last());
+    let spaced = ends.is_some_and(|(first, last)| *first > 0 && last / first >= 4);
     let kind = if spaced { ScaleKind::Log } else { ScaleKind::Linear };
-    let axis = |quantity| Axis { ticks, ..Axis::new(group.axis, quantity, kind) };
+    let x = Axis::new(group.axis, Quantity::Count, kind);
     let spacing = if view.kind == ScaleKind::Log { ", logarithmic" } else { "" };
     let rest = group.rest.to_string();
     let chart = Chart {
         title: format!("{} over {}", group.workload, group.axis),
         subtitle: format!("{rest}{}{}", if rest.is_empty() { "" } else { ", " }, group.cache),
         body: Body::Xy(Xy {
-            x: axis(Quantity::Count),
+            x: x.with_ticks(group.values.iter().map(|value| *value as f64)),
             y: Axis::new(&format!("{}{spacing}", view.label), view.quantity, view.kind),
             series,
             guides,
+            broad: false,
         }),
     };
     let words = [group.workload, group.axis, &rest, group.cache, view.name];

@@ -3,6 +3,7 @@
 use super::{Figure, Gallery};
 use crate::pages::measured::{Case, Measured};
 use crate::plot::{Axis, Body, Chart, Quantity, Row, RowMark, Rows, ScaleKind};
+use kernelgate::display::time;
 
 /// Fewest implementations of a ladder.
 const RUNGS: usize = 3;
@@ -30,7 +31,7 @@ pub fn ladders(measured: &Measured) -> Gallery {
     });
     for workload in problems.chunk_by(|a, b| a[0].workload == b[0].workload) {
         for cases in workload.iter().take(OF_WORKLOAD) {
-            gallery.add(MOST, vec![ladder(cases)]);
+            gallery.add(MOST, vec![ladder(measured, cases)]);
         }
         gallery.left_out += workload.len().saturating_sub(OF_WORKLOAD);
     }
@@ -38,23 +39,34 @@ pub fn ladders(measured: &Measured) -> Gallery {
 }
 
 /// Of one problem, the fastest case first.
-fn ladder(cases: &[Case]) -> Figure {
+fn ladder(measured: &Measured, cases: &[Case]) -> Figure {
     let first = &cases[0];
-    let times = || cases.iter().map(Case::time_ns);
+    let peers = measured.peers_of(first);
+    let times = || cases.iter().map(Case::time_ns).chain(peers.values().copied());
     let (fastest, slowest) = (times().fold(f64::INFINITY, f64::min), times().fold(0.0, f64::max));
     let wide = slowest > WIDE * fastest;
     let row = |case: &Case| {
         let share = case.of_limit().map(|share| format!(", {:.1}% of limit", 100.0 * share));
         let limit = case.limit.iter().map(|limit| RowMark::Tick(limit.time_ns));
-        Row {
+        let row = Row {
             label: case.implementation.clone(),
-            value: kernelgate::display::time(case.time_ns()) + &share.unwrap_or_default(),
+            value: time(case.time_ns()) + &share.unwrap_or_default(),
             marks: [RowMark::Bar(case.time_ns(), usize::from(!case.best))]
                 .into_iter()
                 .chain(limit)
                 .collect(),
-        }
+        };
+        (case.time_ns(), row)
     };
+    let of_peer = |(name, ns): (&&str, &f64)| {
+        let marks = vec![RowMark::Bar(*ns, 2)];
+        (*ns, Row { label: (*name).to_owned(), value: time(*ns), marks })
+    };
+    let mut rows: Vec<(f64, Row)> =
+        cases.iter().map(row).chain(peers.iter().map(of_peer)).collect();
+    rows.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let of_peers = (!peers.is_empty()).then_some("peers");
+    let legend = ["fastest", "others"].into_iter().chain(of_peers);
     let by =
         first.limit.as_ref().map(|limit| format!("; upright line: the limit, set by {}", limit.by));
     let (kind, spacing) = match wide {
@@ -66,8 +78,8 @@ fn ladder(cases: &[Case]) -> Figure {
         subtitle: format!("{}{}", first.cache, by.unwrap_or_default()),
         body: Body::Rows(Rows {
             axis: Axis::new(&format!("time of a launch{spacing}"), Quantity::Time, kind),
-            legend: vec![],
-            rows: cases.iter().rev().map(row).collect(),
+            legend: legend.map(str::to_owned).collect(),
+            rows: rows.into_iter().map(|(_, row)| row).collect(),
             origin: None,
         }),
     };

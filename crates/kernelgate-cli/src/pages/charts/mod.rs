@@ -3,6 +3,7 @@
 
 mod curves;
 mod heat;
+mod history;
 mod ladder;
 mod peers;
 mod roofline;
@@ -11,8 +12,9 @@ mod speed;
 
 pub use curves::curves;
 pub use heat::heat;
+pub use history::history;
 pub use ladder::ladders;
-pub use peers::{PeerTime, peers};
+pub use peers::peers;
 pub use roofline::roofline;
 pub use runs::distributions;
 pub use speed::{caches, errors};

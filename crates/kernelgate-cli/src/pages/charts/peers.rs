@@ -2,25 +2,11 @@
 
 use super::Gallery;
 use super::speed::in_parts;
+use crate::pages::measured::PeerTime;
 use crate::plot::{Axis, Body, Chart, Quantity, Row, RowMark, Rows, ScaleKind};
 
 /// Most charts.
 const MOST: usize = 8;
-
-/// A time of a peer, and of an implementation of ours for the same problem.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PeerTime {
-    /// The problem, with its workload.
-    pub problem: String,
-    /// The peer.
-    pub peer: String,
-    /// Nanoseconds a launch.
-    pub peer_ns: f64,
-    /// Ours.
-    pub implementation: String,
-    /// Nanoseconds a launch.
-    pub ours_ns: f64,
-}
 
 /// A row for each peer of a problem: the time of the peer over ours.
 pub fn peers(times: &[PeerTime]) -> Gallery {

@@ -43,6 +43,7 @@ pub fn roofline(measured: &Measured) -> Option<Figure> {
             ),
             series: series.collect(),
             guides,
+            broad: true,
         }),
     };
     Some(Figure::new(&["roofline"], chart))

@@ -69,7 +69,8 @@ pub fn in_parts(
     each.collect()
 }
 
-/// Errors against the reference over the time, relative to the fastest of the problem.
+/// Errors against the reference over the time, relative to the fastest of the problem; of workloads
+/// with several implementations.
 pub fn errors(measured: &Measured) -> Gallery {
     let fastest: BTreeMap<(&str, &str, &str), f64> = measured
         .cases
@@ -95,7 +96,8 @@ pub fn errors(measured: &Measured) -> Gallery {
             .push(mark);
     }
     let mut gallery = Gallery::default();
-    for (workload, series) in workloads {
+    // One implementation alone has nothing to be compared with.
+    for (workload, series) in workloads.into_iter().filter(|(_, series)| series.len() > 1) {
         let exact = exact.get(workload).map(|count| format!("; {count} exact cases are not shown"));
         let series = series.into_iter().map(|(name, marks)| Series {
             name: name.to_owned(),
@@ -115,6 +117,7 @@ pub fn errors(measured: &Measured) -> Gallery {
                 y: Axis::new("error, logarithmic", Quantity::Error, ScaleKind::Log),
                 series: series.collect(),
                 guides: vec![],
+                broad: false,
             }),
         };
         gallery.add(MOST, vec![Figure::new(&[workload, "errors"], chart)]);

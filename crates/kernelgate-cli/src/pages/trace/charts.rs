@@ -178,6 +178,7 @@ pub fn bounds(trace: &Trace) -> Vec<Figure> {
             y: Axis::new("compute throughput", Quantity::Share, ScaleKind::FromZero),
             series: series.collect(),
             guides: vec![],
+            broad: false,
         }),
     };
     vec![Figure::new(&["bounds"], chart)]

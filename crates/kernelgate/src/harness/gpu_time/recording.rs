@@ -98,7 +98,7 @@ pub fn record(
         ..run
     };
     file::write(&path, &run).map_err(|error| failed_to(&error))?;
-    tell(&run, &path);
+    tell(&run, &path, &store.page());
     save_baseline(&store, &run)?;
     Ok(if run.failed.is_empty() { Exit::Fine } else { Exit::Regression })
 }
@@ -154,13 +154,14 @@ fn bench_name() -> String {
     }
 }
 
-fn tell(run: &Run, path: &Path) {
+fn tell(run: &Run, path: &Path, page: &Path) {
     if std::env::var_os(RECORD).is_some() {
         return;
     }
     println!("{}", display::runs::text(std::slice::from_ref(run), terminal::columns()));
-    let path = path.display().to_string();
-    eprintln!("run recorded in {}; `kernelgate report` draws it", printable(&path));
+    let (path, page) = (path.display().to_string(), page.display().to_string());
+    eprintln!("run recorded in {}", printable(&path));
+    eprintln!("`kernelgate report` draws it in {}", printable(&page));
 }
 
 /// Where Criterion was told to save a baseline, the run becomes part of ours of that name too.

@@ -99,6 +99,11 @@ impl TimeLimit {
 }
 
 impl Limits {
+    /// Whether nothing was measured.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// The least time for the work: the largest of memory and each unit.
     pub fn bound(&self, work: &Work, cache: Cache) -> Option<TimeLimit> {
         self.bounds(work, cache).into_iter().max_by(|a, b| a.time_ns.total_cmp(&b.time_ns))

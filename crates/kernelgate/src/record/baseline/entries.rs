@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::measure::limits::Limits;
 use crate::record::case_run::CaseRun;
 use crate::record::environment::{Environment, Provenance};
 use crate::record::numerics::CaseNumerics;
@@ -28,6 +29,10 @@ pub struct BaselineRun {
     /// Content hash of the executable; absent in files from before it was recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
+    /// The device's ceilings as that process measured them; none in files from before they were
+    /// kept.
+    #[serde(default, skip_serializing_if = "Limits::is_empty")]
+    pub limits: Limits,
 }
 
 /// What runs without the field were drawn from.

@@ -54,6 +54,7 @@ impl From<Case> for BaselineCase {
 
 #[cfg(test)]
 mod tests {
+    use crate::measure::limits::TimeLimit;
     use crate::record::file::{self, FileError, Record as _};
     use crate::record::{Baseline, CaseRecord, CaseRun, Environment, Provenance, Run};
 
@@ -140,7 +141,8 @@ mod tests {
         let of = |session: &str| {
             let mut run = run(session);
             let id = "attention/backward/s16384_d128_causal_bf16/cuda/flash_mma/hot";
-            let case = CaseRecord::of_samples(many.clone());
+            let mut case = CaseRecord::of_samples(many.clone());
+            case.limit = Some(TimeLimit { time_ns: 1e6 / 7.0, by: "matmul bf16".to_owned() });
             run.cases = (0..100).map(|i| (format!("{id}{i}"), case.clone())).collect();
             run
         };

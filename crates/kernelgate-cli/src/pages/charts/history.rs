@@ -1,0 +1,203 @@
+//! Times over commits, with the levels that they had.
+
+use super::{Figure, Gallery};
+use crate::history::CaseHistory;
+use crate::history::series::Point;
+use crate::pages::measured::{Case, Measured};
+use crate::plot::{Axis, Body, Chart, Guide, Mark, Quantity, ScaleKind, Series, Xy};
+use crate::report::summary::percent;
+use kernelgate::stats::median;
+
+/// Commits of a chart, the last ones.
+const COMMITS: usize = 120;
+/// Most charts.
+const MOST: usize = 24;
+/// An axis shows this much of the last level above and below it, so that noise looks like noise.
+const AROUND: f64 = 0.03;
+
+/// A chart for each case: those whose level changed first, the latest change before all.
+pub fn history(measured: &Measured, histories: &[CaseHistory]) -> Gallery {
+    let mut drawn: Vec<(&Case, &CaseHistory)> = measured
+        .cases
+        .iter()
+        .flat_map(|case| {
+            let of_case = histories.iter().filter(|history| history.case == case.id);
+            of_case.map(move |history| (case, history))
+        })
+        .collect();
+    let since = |history: &CaseHistory| {
+        let point = history.changes.last().map(|change| &history.points[change.point]);
+        point.map(|point| point.started_ms)
+    };
+    drawn.sort_by_key(|(_, history)| std::cmp::Reverse(since(history)));
+    let mut gallery = Gallery::default();
+    drawn.into_iter().for_each(|(case, history)| gallery.add(MOST, vec![figure(case, history)]));
+    gallery
+}
+
+fn figure(case: &Case, history: &CaseHistory) -> Figure {
+    let hidden = history.points.len().saturating_sub(COMMITS);
+    let points = &history.points[hidden..];
+    let mark = |(at, point): (usize, &Point)| Mark {
+        x: at as f64,
+        y: point.median_ns,
+        range: (point.low_ns, point.high_ns),
+    };
+    let level = level(history, hidden);
+    let last = level.last().map_or(0.0, |(_, ns)| *ns);
+    let name = |at: usize| (at as f64, points[at].code().short());
+    let changed = history.changes.iter().filter_map(|change| change.point.checked_sub(hidden));
+    let mut ticks: Vec<usize> = changed.chain([0, points.len() - 1]).collect();
+    ticks.sort_unstable();
+    ticks.dedup();
+    let x = Axis {
+        ticks: ticks.into_iter().map(name).collect(),
+        ..Axis::new("commits, the last on the right", Quantity::Count, ScaleKind::Linear)
+    };
+    let y = Axis {
+        shows: vec![last * (1.0 - AROUND), last * (1.0 + AROUND)],
+        ..Axis::new("time of a launch", Quantity::Time, ScaleKind::Linear)
+    };
+    let change = history.changes.last().map(|change| {
+        let code = history.points[change.point].code().short();
+        format!(", last change {} at {code}", percent(1.0 + change.change))
+    });
+    let revision = match history.revision {
+        1 => String::new(),
+        revision => format!("; revision {revision}"),
+    };
+    let card = history.card.as_ref().map(|card| format!("; {card}")).unwrap_or_default();
+    let older =
+        if hidden > 0 { format!("; {hidden} older commits left out") } else { String::new() };
+    let chart = Chart {
+        title: format!("{} {}", case.workload, case.problem),
+        subtitle: format!("{} {}{revision}{older}{card}", case.implementation, case.cache),
+        body: Body::Xy(Xy {
+            x,
+            y,
+            series: vec![Series {
+                name: "median and range of a commit's runs".to_owned(),
+                colour: 0,
+                joined: false,
+                marks: points.iter().enumerate().map(mark).collect(),
+            }],
+            guides: vec![Guide {
+                name: format!("level{}", change.unwrap_or_default()),
+                points: level,
+            }],
+            broad: false,
+        }),
+    };
+    Figure::new(&[&history.case, "history"], chart)
+}
+
+/// The level from one change to the next, as the corners of a line over the points from `hidden`
+/// on: the median of the process runs between.
+fn level(history: &CaseHistory, hidden: usize) -> Vec<(f64, f64)> {
+    let count = history.points.len();
+    let mut ends: Vec<usize> = history.changes.iter().map(|change| change.point).collect();
+    ends.extend([0, count]);
+    ends.sort_unstable();
+    ends.dedup();
+    // Half-way from the point before, but at the ends.
+    let edge = |point: usize| match point.saturating_sub(hidden) {
+        0 => 0.0,
+        shown if point == count => shown as f64 - 1.0,
+        shown => shown as f64 - 0.5,
+    };
+    let mut corners = Vec::new();
+    for end in ends.windows(2).filter(|end| end[1] > hidden) {
+        let runs = history.points[end[0]..end[1]].iter().flat_map(|point| &point.runs_ns);
+        let middle = median(&runs.copied().collect::<Vec<f64>>());
+        corners.extend(end.iter().map(|point| (edge(*point), middle)));
+    }
+    corners
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::series::Change;
+    use kernelgate::record::{CaseRecord, Environment, Provenance, Run};
+
+    const CASE: &str = "w/f/n1/cpu/hot";
+
+    fn measured() -> Measured {
+        let mut run = Run::start("b", "1", Environment::cpu(), Provenance::default());
+        run.cases = [CASE, "w/f/n2/cpu/hot"]
+            .map(|id| (id.to_owned(), CaseRecord::of_samples(vec![100.0])))
+            .into();
+        Measured::of(&[run], &[]).unwrap()
+    }
+
+    /// A level of 100 ns before a point and of 110 ns from it on; none that changed where it is 0.
+    fn history(case: &str, points: usize, slower_from: usize) -> CaseHistory {
+        let time = |at: usize| if at >= slower_from { 110.0 } else { 100.0 };
+        let point = |at: usize| Point {
+            commit: Some(format!("{at:08x}")),
+            dirty: false,
+            started_ms: at as i64,
+            median_ns: time(at),
+            low_ns: time(at),
+            high_ns: time(at),
+            runs_ns: vec![time(at)],
+        };
+        let change = Change {
+            point: slower_from,
+            after: None,
+            up_to: None,
+            commits: vec![],
+            change: 0.1,
+            low: 0.09,
+            high: 0.11,
+            confidence: 0.99,
+            same_build: false,
+        };
+        CaseHistory {
+            case: case.to_owned(),
+            formerly: [].into(),
+            revision: 1,
+            fingerprint: "f".to_owned(),
+            card: None,
+            device: "d".to_owned(),
+            points: (0..points).map(point).collect(),
+            changes: if slower_from > 0 { vec![change] } else { vec![] },
+            placed_by_time: 0,
+            not_searched: 0,
+        }
+    }
+
+    fn body(figure: &Figure) -> &Xy {
+        let Body::Xy(body) = &figure.chart.body else { panic!("curves") };
+        body
+    }
+
+    #[test]
+    fn what_changed_is_drawn_first_with_its_levels() {
+        let steady = history(CASE, 5, 0);
+        let changed = history("w/f/n2/cpu/hot", 6, 4);
+        let of_another = history("w/f/n3/cpu/hot", 5, 0);
+        let gallery = super::history(&measured(), &[steady, changed, of_another]);
+        let titles: Vec<&str> = gallery.figures.iter().map(|it| it.chart.title.as_str()).collect();
+        assert_eq!(titles, ["w/f n2", "w/f n1"]);
+        let drawn = body(&gallery.figures[0]);
+        assert_eq!(drawn.guides[0].name, "level, last change +10.0% at 00000004");
+        assert_eq!(
+            drawn.guides[0].points,
+            [(0.0, 100.0), (3.5, 100.0), (3.5, 110.0), (5.0, 110.0)]
+        );
+        let ticks: Vec<&str> = drawn.x.ticks.iter().map(|(_, text)| text.as_str()).collect();
+        assert_eq!(ticks, ["00000000", "00000004", "00000005"]);
+        assert_eq!(drawn.series[0].marks.len(), 6);
+    }
+
+    #[test]
+    fn of_many_commits_the_last_are_drawn() {
+        let gallery = super::history(&measured(), &[history(CASE, 500, 100)]);
+        let drawn = body(&gallery.figures[0]);
+        assert_eq!(drawn.series[0].marks.len(), COMMITS);
+        assert_eq!(drawn.guides[0].points, [(0.0, 110.0), (119.0, 110.0)]);
+        assert!(gallery.figures[0].chart.subtitle.contains("380 older commits left out"));
+        gallery.figures[0].chart.svg().unwrap();
+    }
+}
