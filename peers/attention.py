@@ -15,7 +15,7 @@ BACKENDS = (
 
 
 def peers(workload, axes):
-    if workload not in ("attention/forward", "attention/backward") or axes["dtype"] == "f32":
+    if workload not in ("attention/forward", "attention/backward") or axes["dtype"] in ("f32", "fp8"):
         return
     s, d = int(axes["s"]), int(axes["d"])
     b = int(axes.get("b", max(1, int(axes.get("tokens", 16384)) // s)))

@@ -232,6 +232,8 @@ def peers(workload, axes):
     if workload not in ("denoise/step", "denoise/loop"):
         return
     s, dtype = int(axes["s"]), axes["dtype"]
+    if dtype not in common.DTYPES:  # fp8: PyTorch has no such GEMM of bf16 activations
+        return
     steps = int(axes["steps"]) if workload == "denoise/loop" else None
     make = functools.partial(made, axes["model"], s, int(axes["p"]), steps, common.DTYPES[dtype])
 

@@ -19,7 +19,12 @@
 // Overlap: the exponentials are computed while dp runs, ds while dv does, and dq is added while dk
 // does; what is left, the other warpgroup fills. To start the next step's q k^T before this one's
 // dq takes more registers than there are, and with dk's operand in shared memory instead is slower.
-// Order of addition: as in backward_flash_mma, dq's is not fixed.
+// Order of addition: as in backward_flash_mma, dq's is not fixed. With -DDETERMINISTIC=1 it is:
+// each step of queries has a turn in memory, the block of keys that may add to it next. A thread
+// beside the one that copies waits for the turn and passes it on, so that those that compute wait
+// only if it is not theirs yet. Turns go from a block to one that starts later, so that no block
+// waits for one that cannot start: upwards, where a block is a step behind the one before. Where
+// causal they go downwards from the diagonal, where every block starts and no block waits.
 //
 // Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal). Against flash_mma: operands come to the
 // tensor cores from shared memory without passing through registers, copies take no thread's time.
@@ -31,6 +36,7 @@
 #include "common/tensor_copy.cuh"
 
 constexpr int kGroups = 2, kGroupThreads = 128, kThreads = THREADS;
+constexpr bool kDeterministic = DETERMINISTIC != 0;
 constexpr int kKeys = TILE_KEYS, kQueries = 64;  // of a block, of a step
 // Rows of the tiles of row statistics and of dq_sum: two steps where d = 64.
 constexpr int kTileRows = TILE_QUERIES;
@@ -44,7 +50,7 @@ constexpr int kOutOffset = kQueriesOffset + 2 * kQueriesBytes;
 constexpr int kGradientsOffset = kOutOffset + 2 * kQueriesBytes;
 constexpr int kStatsOffset = kGradientsOffset + 2 * kGradientsBytes;
 constexpr int kBarriersOffset = kStatsOffset + 2 * kStatsBytes;
-constexpr int kSharedBytes = kBarriersOffset + 5 * 16;
+constexpr int kSharedBytes = kBarriersOffset + 6 * 16;
 
 static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, the others compute");
 static_assert(kKeys == kGroups * kGroupRows, "a warpgroup has 64 keys");
@@ -52,14 +58,18 @@ static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles tak
 
 using Inputs = Ring<1, 2 * kKeysBytes, 1>;
 using Steps = Ring<2, kQueriesBytes, kGroups * kGroupThreads / kWarpSize>;
+// Full once it is the block's turn, empty once its warps have added.
+using Turn = Ring<1, 0, kGroups * kGroupThreads / kWarpSize>;
 struct Rings {
   Inputs inputs;  // keys and values, filled once
   Steps queries, dout;
+  Turn turn;
   u32 gradients, stats;
   __device__ __forceinline__ explicit Rings(u32 base)
       : inputs{base, base + kBarriersOffset},
         queries{base + kQueriesOffset, inputs.barriers + Inputs::kBarrierBytes},
         dout{base + kOutOffset, queries.barriers + Steps::kBarrierBytes},
+        turn{base, dout.barriers + Steps::kBarrierBytes},
         gradients(base + kGradientsOffset),
         stats(base + kStatsOffset) {}
 };
@@ -70,8 +80,9 @@ struct Work {
 
   __device__ __forceinline__ explicit Work(int seqlen) : seqlen(seqlen) {
     const int blocks = (seqlen + kKeys - 1) / kKeys;
+    const int block = blockIdx.x % blocks;
     head = blockIdx.x / blocks;
-    key = blockIdx.x % blocks * kKeys;
+    key = (kDeterministic && kCausal ? blocks - 1 - block : block) * kKeys;
     tiles = (seqlen + kTileRows - 1) / kTileRows;
     first = kCausal ? key / kQueries : 0;
     count = (seqlen + kQueries - 1) / kQueries - first;
@@ -81,9 +92,9 @@ struct Work {
     return static_cast<i64>(head) * tiles * kTileRows + query;
   }
   // Blocks of a head start at different steps, so that they do not all add to the same rows of dq:
-  // where causal they do anyway.
+  // where causal they do anyway, and where the order is fixed they must not.
   __device__ __forceinline__ int step(int index) const {
-    if (kCausal) return first + index;
+    if (kCausal || kDeterministic) return first + index;
     const int shifted = index + static_cast<int>(blockIdx.x) * 3 % count;
     return shifted < count ? shifted : shifted - count;
   }
@@ -115,6 +126,25 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
     copy_bulk(to + kStatsBytes / 2, from + kTileRows, kStatsBytes / 2, rings.queries.full(n));
     rings.dout.begin_fill(n, kQueriesBytes);
     copy_tile(rings.dout.stage(n), dout, kQueries, step * kQueries, work.head, rings.dout.full(n));
+  }
+}
+
+// What the thread does that keeps the order of addition. `turns` has the blocks that have added to
+// each step of each head, and is left as it was found: zero.
+__device__ __forceinline__ void take_turns(const Rings& rings, u32* turns, const Work& work) {
+  const int block = work.key / kKeys;
+  const bool last = kCausal ? block == 0 : work.key + kKeys >= work.seqlen;
+  u32* turn = turns + static_cast<i64>(work.head) * (work.first + work.count) + work.first;
+  // Where causal, the last block that sees a step is the first to add.
+  u32 before = kCausal ? 0 : block;
+#pragma unroll 1
+  for (int n = 0; n < work.count; ++n, ++turn) {
+    while (load_acquire(turn) != before) {
+    }
+    barrier_arrive_one(rings.turn.full(n));
+    barrier_wait(rings.turn.empty(n), n % 2);
+    store_release(turn, last ? 0 : before + 1);
+    if (kCausal && n % (kKeys / kQueries) == kKeys / kQueries - 1) ++before;
   }
 }
 
@@ -234,7 +264,12 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     wgmma_wait<1>();
     settle(dq);
     rings.dout.release_by_warp(n);
+    if (kDeterministic) rings.turn.wait(n);
     add_dq(dq, dq_sum, work, query, group);
+    if (kDeterministic) {
+      __syncwarp();
+      rings.turn.release_by_warp(n);
+    }
     wgmma_wait<0>();
     settle(dk);
     rings.queries.release_by_warp(n);
@@ -252,7 +287,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout,
     const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,
-    const float* __restrict__ stats, float* __restrict__ dq_sum, int seqlen) {
+    const float* __restrict__ stats, float* __restrict__ dq_sum, u32* __restrict__ turns,
+    int seqlen) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared_address(shared));
   const Work work(seqlen);
@@ -260,6 +296,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
     rings.inputs.init();
     rings.queries.init();
     rings.dout.init();
+    rings.turn.init();
     barrier_init_fence();
   }
   __syncthreads();
@@ -267,7 +304,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
   const int group = __shfl_sync(kFullWarp, threadIdx.x / kGroupThreads, 0);
   if (group == kGroups) {
     registers_down<24>();
-    if (threadIdx.x == kGroups * kGroupThreads) produce(rings, q, k, v, dout, stats, work);
+    // By warps, or the two would share registers and spill.
+    const int warp = __shfl_sync(kFullWarp, threadIdx.x / kWarpSize % 4, 0);
+    if (warp == 0) {
+      if (threadIdx.x % kWarpSize == 0) produce(rings, q, k, v, dout, stats, work);
+    } else if (kDeterministic && warp == 1) {
+      if (threadIdx.x % kWarpSize == 0) take_turns(rings, turns, work);
+    }
   } else {
     registers_up<240>();
     consume(rings, dk, dv, dq_sum, work, group);

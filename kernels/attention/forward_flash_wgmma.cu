@@ -19,29 +19,44 @@
 // in registers: where the accumulator of q k^T has it is where the operand of p v needs it.
 // o is rescaled only where a row's top grows by more than 2^8: below that p is at most 256.
 //
+// With -DFP8=1 operands are e4m3 with a scale a head (warpgroup_gemm_e4m3.cuh): blocks of values
+// come transposed from attention_transpose_values, p is rounded to e4m3 and is 2^6 for a row's top,
+// as the smallest number above zero is 2^-9; there are registers for a second p, so that it is
+// rounded while p v runs. There is no lse.
+//
 // Bound: tensor cores, d = 64 also exp2. Against flash_mma: operands come to the tensor cores from
 // shared memory without passing through registers, copies take no thread's time, and three
 // warpgroups share a block of keys, which is a third of the traffic to L2 of 64 queries alone.
 #include "attention/ring.cuh"
 #include "attention/shape.cuh"
 #include "attention/warpgroup_gemm.cuh"
+#include "attention/warpgroup_gemm_e4m3.cuh"
 #include "common/memory.cuh"
 #include "common/reduce.cuh"
 #include "common/tensor_copy.cuh"
 
+constexpr bool kFp8 = FP8 != 0;
+using Gemm = Choose<kFp8, GemmE4m3, Gemm16>::Type;
 constexpr int kGroups = 3, kGroupThreads = 128, kThreads = THREADS, kStages = STAGES;
-constexpr int kKeys = TILE_KEYS;                          // of a block
-constexpr int kColumns = kHeadDim / 64;                   // of queries, keys, values, output
-constexpr int kQueriesBytes = kGroupRows * kHeadDim * 2;  // of a warpgroup
-constexpr int kBlockBytes = kKeys * kHeadDim * 2;
+constexpr int kKeys = TILE_KEYS;  // of a block
+constexpr int kRowBytes = kHeadDim * Gemm::kElementBytes;  // of queries, keys, values
+constexpr int kColumns = kRowBytes / kColumnBytes;
+constexpr int kColumnElements = kColumnBytes / Gemm::kElementBytes;
+constexpr int kOutputColumns = kHeadDim / 64;
+// What a warpgroup's queries take, and its output after them.
+constexpr int kQueriesBytes = kGroupRows * kHeadDim * 2;
+constexpr int kBlockBytes = kKeys * kRowBytes;
 constexpr int kKeysOffset = 2 * kGroups * kQueriesBytes;
 constexpr int kValuesOffset = kKeysOffset + kStages * kBlockBytes;
 constexpr int kBarriersOffset = kValuesOffset + kStages * kBlockBytes;
 constexpr int kSharedBytes = kBarriersOffset + 8 * (4 + 4 * kStages);
-constexpr float kRescaleThreshold = 8.f / kScaleLog2;
+// The largest weight is 2^8. Where o is not rescaled, a row's top may have grown by 2^kGrowth, so
+// that weights are computed for a top that is 2^kGrowth below it: in fp8 small ones vanish.
+constexpr float kGrowth = kFp8 ? 2.f : 8.f, kTopWeight = 8.f - kGrowth;
 
 static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, the others compute");
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
+static_assert(!kFp8 || kHeadDim == 128, "in fp8 a row is a column of 128 bytes");
 
 // Every warp reads keys and values. Queries are a warpgroup's, whose first thread releases them.
 using Blocks = Ring<kStages, kBlockBytes, kGroups * kGroupThreads / kWarpSize>;
@@ -53,6 +68,14 @@ struct Rings {
       : queries{base, base + kBarriersOffset},
         keys{base + kKeysOffset, queries.barriers + Queries::kBarrierBytes},
         values{base + kValuesOffset, keys.barriers + Blocks::kBarrierBytes} {}
+};
+
+// Values as they come: a tensor, or blocks that lie in memory as they shall in shared memory.
+using Values = Choose<kFp8, const u8*, TensorMap>::Type;
+
+// In fp8, what the numbers of each head are multiplied by.
+struct Scales {
+  const float *q, *k, *v;
 };
 
 struct Shape {
@@ -84,29 +107,42 @@ __device__ __forceinline__ void copy_block(const Blocks& ring, u32 n, const Tens
   ring.begin_fill(n, kBlockBytes);
 #pragma unroll
   for (int column = 0; column < kColumns; ++column)
-    copy_box(ring.stage(n) + column * kKeys * kColumnBytes, map, column * 64, block * kKeys, head,
-             ring.full(n));
+    copy_box(ring.stage(n) + column * kKeys * kColumnBytes, map, column * kColumnElements,
+             block * kKeys, head, ring.full(n));
+}
+
+__device__ __forceinline__ void copy_values(const Blocks& ring, u32 n, const TensorMap& map,
+                                            const Shape&, int block, int head) {
+  copy_block(ring, n, map, block, head);
+}
+__device__ __forceinline__ void copy_values(const Blocks& ring, u32 n, const u8* values,
+                                            const Shape& shape, int block, int head) {
+  const int blocks = (shape.keys + kKeys - 1) / kKeys;
+  ring.begin_fill(n, kBlockBytes);
+  copy_bulk(ring.stage(n), values + (static_cast<i64>(head) * blocks + block) * kBlockBytes,
+            kBlockBytes, ring.full(n));
 }
 
 // What the thread does that copies.
 __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, const TensorMap& k,
-                                        const TensorMap& v, const int2* tiles, const Shape& shape) {
+                                        const Values& v, const int2* tiles, const Shape& shape) {
   u32 n = 0;
   for (int index = 0;; ++index) {
     const Tile tile(tiles, index);
     if (tile.groups == 0) return;
-    rings.queries.begin_fill(index, tile.groups * kQueriesBytes);
+    rings.queries.begin_fill(index, tile.groups * kGroupRows * kRowBytes);
     for (int part = 0; part < tile.groups * kColumns; ++part) {
-      const u32 to = rings.queries.stage(index) + part * kGroupRows * kColumnBytes;
-      copy_box(to, q, part % kColumns * 64, tile.row + part / kColumns * kGroupRows, tile.head,
-               rings.queries.full(index));
+      const int group = part / kColumns, column = part % kColumns;
+      const u32 to = rings.queries.stage(index) + group * kQueriesBytes;
+      copy_box(to + column * kGroupRows * kColumnBytes, q, column * kColumnElements,
+               tile.row + group * kGroupRows, tile.head, rings.queries.full(index));
     }
     const int head = tile.head / shape.share;
     const int blocks = blocks_seen(shape, tile.row + tile.groups * kGroupRows);
     // Keys are needed a block ahead of values.
     for (int block = blocks; block >= 0; --block) {
       if (block > 0) copy_block(rings.keys, n + blocks - block, k, block - 1, head);
-      if (block < blocks) copy_block(rings.values, n + blocks - block - 1, v, block, head);
+      if (block < blocks) copy_values(rings.values, n + blocks - block - 1, v, shape, block, head);
     }
     n += blocks;
   }
@@ -116,8 +152,16 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
 struct Rows {
   float o[kHeadDim / 2];
   float s[kKeys / 2];
-  u32 p[kKeys / 4];
+  u32 p[kFp8 ? 2 : 1][kKeys / Gemm::kWordKeys];  // of a block, and of the next
   float top[2], sum[2];
+  float scale, growth;  // in fp8
+
+  // log2(e) times what makes scores of q k^T.
+  __device__ __forceinline__ float scale_log2() const { return kFp8 ? scale : kScaleLog2; }
+  // By how much q k^T may exceed a row's top.
+  __device__ __forceinline__ float allowed() const {
+    return kFp8 ? growth : kGrowth / kScaleLog2;
+  }
 };
 
 // Probabilities of a block in place of its scores. Returns whether o has to be scaled, by `alpha`.
@@ -136,25 +180,28 @@ __device__ __forceinline__ bool softmax(Rows& rows, float (&alpha)[2], const int
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       best[r] = max_f32(best[r], __shfl_xor_sync(kFullWarp, best[r], lanes));
-  const bool grow = __any_sync(kFullWarp, best[0] > rows.top[0] + kRescaleThreshold ||
-                                              best[1] > rows.top[1] + kRescaleThreshold);
+  const bool grow = __any_sync(kFullWarp, best[0] > rows.top[0] + rows.allowed() ||
+                                              best[1] > rows.top[1] + rows.allowed());
   // A row that has seen no key has no top.
   auto finite = [](float top) { return kMask && top == negative_infinity() ? 0.f : top; };
   if (grow) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float top = max_f32(rows.top[r], best[r]);
-      alpha[r] = exp2_approx((rows.top[r] - finite(top)) * kScaleLog2);
+      alpha[r] = exp2_approx((rows.top[r] - finite(top)) * rows.scale_log2());
       rows.top[r] = top;
       rows.sum[r] *= alpha[r];
     }
   }
-  const float shift[2] = {-finite(rows.top[0]) * kScaleLog2, -finite(rows.top[1]) * kScaleLog2};
+  float shift[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    shift[r] = fma_f32(-finite(rows.top[r]), rows.scale_log2(), kTopWeight);
 #pragma unroll
   for (int i = 0; i < kKeys / 2; i += 2) {
     const int r = i / 2 % 2;
-    rows.s[i] = exp2_approx(fma_f32(rows.s[i], kScaleLog2, shift[r]));
-    rows.s[i + 1] = exp2_approx(fma_f32(rows.s[i + 1], kScaleLog2, shift[r]));
+    rows.s[i] = exp2_approx(fma_f32(rows.s[i], rows.scale_log2(), shift[r]));
+    rows.s[i + 1] = exp2_approx(fma_f32(rows.s[i + 1], rows.scale_log2(), shift[r]));
     rows.sum[r] += rows.s[i] + rows.s[i + 1];
   }
   return grow;
@@ -178,20 +225,22 @@ struct Place {
 // Scores of fill n of the keys.
 __device__ __forceinline__ void start_scores(Rows& rows, const Rings& rings, u32 q, u32 n) {
   rings.keys.wait(n);
-  multiply_abt<kGroupRows, kKeys>(rows.s, q, rings.keys.stage(n));
+  Gemm::scores(rows.s, q, rings.keys.stage(n));
 }
 
+template <int kOf>
 __device__ __forceinline__ void start_values(Rows& rows, const Rings& rings, u32 n) {
   rings.values.wait(n);
-  multiply_ab(rows.o, rows.p, rings.values.stage(n));
+  Gemm::values(rows.o, rows.p[kOf], rings.values.stage(n));
 }
 
-// From the weights of fill n to those of fill n + 1, of the block before.
-template <bool kMask>
+// From the weights of fill n, p[kOf], to those of fill n + 1, of the block before, p[kNext]. Where
+// the two differ, the next ones are rounded while p v still reads the first.
+template <bool kMask, int kOf, int kNext>
 __device__ __forceinline__ void step(Rows& rows, const Rings& rings, const Place& place, u32 q,
                                      u32 n, int block) {
   start_scores(rows, rings, q, n + 1);
-  start_values(rows, rings, n);
+  start_values<kOf>(rows, rings, n);
   wgmma_wait<1>();
   settle(rows.s);
   rings.keys.release_by_warp(n + 1);
@@ -199,6 +248,7 @@ __device__ __forceinline__ void step(Rows& rows, const Rings& rings, const Place
   if (kMask) place.limits(limit, block);
   float alpha[2];
   const bool grow = softmax<kMask>(rows, alpha, limit);
+  if (kOf != kNext) Gemm::round(rows.p[kNext], rows.s);
   wgmma_wait<0>();
   settle(rows.o);
   rings.values.release_by_warp(n);
@@ -206,7 +256,7 @@ __device__ __forceinline__ void step(Rows& rows, const Rings& rings, const Place
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) rows.o[i] *= alpha[i / 2 % 2];
   }
-  round_to_operand(rows.p, rows.s);
+  if (kOf == kNext) Gemm::round(rows.p[kNext], rows.s);
 }
 
 // Lets the queries of a tile be replaced, once its output has left from there.
@@ -228,14 +278,22 @@ __device__ __forceinline__ void attend(Rows& rows, const Rings& rings, const Pla
   place.limits(limit, block);
   float alpha[2];
   softmax<true>(rows, alpha, limit);
-  round_to_operand(rows.p, rows.s);
+  Gemm::round(rows.p[0], rows.s);
   if (kCausal) {
 #pragma unroll 1
-    for (; block > whole; ++n) step<true>(rows, rings, place, q, n, --block);
+    for (; block > whole; ++n) step<true, 0, 0>(rows, rings, place, q, n, --block);
+  }
+  if (kFp8) {
+    constexpr int kOther = kFp8 ? 1 : 0;
+#pragma unroll 1
+    for (; block > 1; n += 2) {
+      step<false, 0, kOther>(rows, rings, place, q, n, --block);
+      step<false, kOther, 0>(rows, rings, place, q, n + 1, --block);
+    }
   }
 #pragma unroll 1
-  for (; block > 0; ++n) step<false>(rows, rings, place, q, n, --block);
-  start_values(rows, rings, n);
+  for (; block > 0; ++n) step<false, 0, 0>(rows, rings, place, q, n, --block);
+  start_values<0>(rows, rings, n);
   wgmma_wait<0>();
   settle(rows.o);
   rings.values.release_by_warp(n);
@@ -243,17 +301,17 @@ __device__ __forceinline__ void attend(Rows& rows, const Rings& rings, const Pla
 
 // Divides by the sums, writes the lse and lets a copy write the output.
 __device__ __forceinline__ void finish(Rows& rows, const Place& place, const TensorMap& out,
-                                       float* lse, u32 staging, int group, int first_row,
-                                       int head) {
+                                       float* lse, float value_scale, u32 staging, int group,
+                                       int first_row, int head) {
   const u32 lane = threadIdx.x % kWarpSize;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float total = lanes_sum<4>(rows.sum[r]);
-    const float inverse = total > 0.f ? reciprocal_approx(total) : 0.f;
+    const float inverse = total > 0.f ? value_scale * reciprocal_approx(total) : 0.f;
     const int row = place.row + 8 * r;
     if (lse != nullptr && lane % 4 == 0 && row < place.shape.queries)
       lse[static_cast<i64>(head) * place.shape.queries + row] =
-          rows.top[r] * kScale + log2_approx(total) * kLn2;
+          (rows.top[r] * rows.scale_log2() - kTopWeight + log2_approx(total)) * kLn2;
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i)
       if (i / 2 % 2 == r) rows.o[i] *= inverse;
@@ -266,7 +324,7 @@ __device__ __forceinline__ void finish(Rows& rows, const Place& place, const Ten
   fence_async();
   barrier_sync(1 + group, kGroupThreads);
   if (threadIdx.x % kGroupThreads == 0) {
-    for (int column = 0; column < kColumns; ++column)
+    for (int column = 0; column < kOutputColumns; ++column)
       store_box(out, column * 64, first_row, head, staging + column * kGroupRows * kColumnBytes);
     store_box_commit();
   }
@@ -274,7 +332,8 @@ __device__ __forceinline__ void finish(Rows& rows, const Place& place, const Ten
 
 // What a warpgroup does that computes.
 __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out, float* lse,
-                                        const int2* tiles, const Shape& shape, int group) {
+                                        const Scales& scales, const int2* tiles, const Shape& shape,
+                                        int group) {
   const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
   u32 n = 0;
   for (int index = 0;; ++index) {
@@ -301,6 +360,12 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
       rows.top[r] = negative_infinity();
       rows.sum[r] = 0.f;
     }
+    const int head = tile.head / shape.share;
+    if (kFp8) {
+      rows.scale = kScaleLog2 * scales.q[tile.head] * scales.k[head];
+      rows.growth = kGrowth / rows.scale;
+    }
+    const float value_scale = kFp8 ? scales.v[head] : 1.f;
     const Place place{shape, first_row + static_cast<int>(warp * 16 + lane / 4),
                       static_cast<int>(lane % 4) * 2};
     if (seen > 0) {
@@ -311,7 +376,8 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
       reuse_queries(rings, index - 1);
     }
     n += seen;
-    if (used) finish(rows, place, out, lse, queries, group, first_row, tile.head);
+    if (used)
+      finish(rows, place, out, lse, value_scale, queries, group, first_row, tile.head);
   }
   if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
 }
@@ -319,8 +385,9 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
 // `tiles` says what each block computes, see Tile; lse may be null.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flash_wgmma(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
-    const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap out,
-    float* __restrict__ lse, const int2* __restrict__ tiles, int queries, int keys, int share) {
+    const __grid_constant__ Values v, const __grid_constant__ TensorMap out,
+    float* __restrict__ lse, const __grid_constant__ Scales scales, const int2* __restrict__ tiles,
+    int queries, int keys, int share) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared_address(shared));
   const Shape shape{queries, keys, share};
@@ -338,6 +405,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flas
     if (threadIdx.x == kGroups * kGroupThreads) produce(rings, q, k, v, tiles, shape);
   } else {
     registers_up<160>();
-    consume(rings, out, lse, tiles, shape, group);
+    consume(rings, out, lse, scales, tiles, shape, group);
   }
 }

@@ -150,3 +150,22 @@ __device__ __forceinline__ void multiply_atb(float (&d)[kCount], u32 a, u32 b) {
                    second + step * (16 * kColumnBytes >> 4));
   wgmma_commit();
 }
+
+// The forward's GEMMs, elements of 16 bits.
+struct Gemm16 {
+  static constexpr int kElementBytes = 2;
+  static constexpr int kWordKeys = 4;  // keys a word of a lane's weights
+
+  template <int kCount>
+  static __device__ __forceinline__ void scores(float (&s)[kCount], u32 q, u32 k) {
+    multiply_abt<kGroupRows, 2 * kCount>(s, q, k);
+  }
+  template <int kCount, int kWords>
+  static __device__ __forceinline__ void values(float (&o)[kCount], const u32 (&p)[kWords], u32 v) {
+    multiply_ab(o, p, v);
+  }
+  template <int kWords>
+  static __device__ __forceinline__ void round(u32 (&p)[kWords], const float (&s)[2 * kWords]) {
+    round_to_operand(p, s);
+  }
+};

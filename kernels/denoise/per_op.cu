@@ -349,3 +349,24 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const i64 i = thread_index();
   if (i < elements) x[i] += dt * velocity[i];
 }
+
+// A layer [k][columns] of a quantised matrix as bf16: the values of the codes (e4m3) times two to
+// the exponent of their column, which is exact.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    denoise_per_op_dequantize(const uint2* codes, const signed char* exponents, uint4* values,
+                              int columns, int packets) {
+  wait_for_previous();
+  const i64 i = thread_index();
+  if (i >= packets) return;
+  const signed char* exponent = exponents + i * kPacket % columns;
+  const uint2 packet = codes[i];
+  float x[kPacket];
+#pragma unroll
+  for (int j = 0; j < kPacket; ++j) {
+    const u32 code = (j < 4 ? packet.x : packet.y) >> j % 4 * 8;
+    // With f16's exponent field in place of its own a code is 2^-8 of its value.
+    const u16 f16 = static_cast<u16>((code & 0x80) << 8 | (code & 0x7f) << 7);
+    x[j] = F16::to_f32(f16) * bits_to_f32(static_cast<u32>(exponent[j] + 8 + 127) << 23);
+  }
+  values[i] = packet_of(x);
+}

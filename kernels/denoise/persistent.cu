@@ -14,12 +14,14 @@
 // shift (times W, computed before the loop) come after the GEMM. How it is split, and how the data
 // moves: persistent.cuh.
 //
-// Threads: 384; 256 compute, of the others one produces weights and one warp activations.
+// Threads: 384; 256 compute, of the others one produces weights and one warp activations. With
+// weights of eight bits 512, of which 128 decode these.
 // Shared memory: the weights of a GEMM, its x, what the cluster sends; see persistent.cuh.
 // Bound: latency. Two fifths of a layer are five exchanges through the L2, 1.7 to 2.2 us each, from
 // a block's last store to the first copy of it elsewhere; GEMMs are 5.5 us, attention 2.5, what is
 // exchanged in the cluster and follows it 3.5. Reading the weights is 8 us, concurrent with all
-// that.
+// that. So weights of eight bits gain nothing by themselves: handing them through one more warpgroup
+// takes longer than the bytes that they save (RESULTS).
 #include "denoise/actions.cuh"
 #include "denoise/persistent.cuh"
 #include "denoise/persistent_attention.cuh"
@@ -347,7 +349,7 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
                        float dt, int rows, int prefix, int layers, int steps) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ float inverse[64];
-  __shared__ __align__(8) u64 barriers[Block::kBarriers + 1];
+  __shared__ __align__(8) u64 barriers[Block::kWords];
   const Arguments a{h,        qkv,       out,          gate_up,   down,
                     styles1,  styles2,   final_styles, shift_qkv, shift_gate_up,
                     angles,   keys,      values,       x,         q,
@@ -361,16 +363,20 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
   cluster_wait();
   allow_next_kernel();
 
-  if (b.group == 2) {
+  if (b.group >= 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (b.warp == 0 && b.lane == 0) WeightProducer(a, b).run();
-    if (b.warp == 1) ActivationProducer(a, b).run();
+    if (kCoded && b.group == 3) {
+      Decoder(a, b).run();
+    } else {
+      if (b.warp == 0 && b.lane == 0) WeightProducer(a, b).run();
+      if (b.warp == 1) ActivationProducer(a, b).run();
+    }
     __syncwarp();
     cluster_arrive_relaxed();  // none leaves while another may still send
     cluster_wait();
     return;
   }
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCoded ? 216 : 232));
   wait_for_previous_kernels();
   Four residual;
   {
@@ -411,6 +417,17 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
   cluster_wait();
 }
 
+// Eight k of a column of a unit in device memory.
+__device__ __forceinline__ uint4 chunk_of(const u16* unit, int column, int chunk) {
+  if (!kCoded)
+    return *reinterpret_cast<const uint4*>(unit + column * 64 + (chunk ^ column) * 8);
+  const uint2 codes = *reinterpret_cast<const uint2*>(unit + (chunk / 2 * 8 + column) * 8 +
+                                                      chunk % 2 * 4);
+  const u32 factor = half_twice(unit[256 + column], 0);
+  const uint2 low = decode(codes.x, factor), high = decode(codes.y, factor);
+  return make_uint4(low.x, low.y, high.x, high.y);
+}
+
 // shifts [layers][steps][columns] = shift W: what a norm's shift adds to each column of the GEMM
 // after it. W as the persistent kernel takes it. a warp 32 columns, z is the layer. The shift is
 // split into two bf16, which keeps 16 bits of it. Bound: reading W once; 16 steps at a time.
@@ -427,7 +444,7 @@ extern "C" __global__ void __launch_bounds__(SHIFT_THREADS)
             units = columns / 8;
   const int unit0 = blockIdx.x * 32 + warp * 4;
   styles += blockIdx.z * static_cast<i64>(steps) * 3 * kWidth + kWidth;
-  weights += blockIdx.z * static_cast<i64>(kWidth) * columns;
+  weights += blockIdx.z * static_cast<i64>(kWidth / 64) * units * kStored;
   shifts += blockIdx.z * static_cast<i64>(steps) * columns;
   allow_next_kernel();
   wait_for_previous_kernels();
@@ -455,9 +472,8 @@ extern "C" __global__ void __launch_bounds__(SHIFT_THREADS)
       for (int i = 0; i < 4; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          w[i][half] = *reinterpret_cast<const uint4*>(
-              weights + (static_cast<i64>(panel) * units + unit0 + i) * 512 + group * 64 +
-              ((turn + half * 4) ^ group) * 8);
+          w[i][half] = chunk_of(weights + (static_cast<i64>(panel) * units + unit0 + i) * kStored,
+                                group, turn + half * 4);
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
         const u32 from = base + (part * kSteps + group) * kRow + panel * 128 + turn * 16;

@@ -14,6 +14,10 @@
 // Threads: two consumer warpgroups; in a third, one thread is the weight producer and one warp the
 // activation producer.
 //
+// Weights are bf16, or codes of fp8 (e4m3) with a power of two for each column: a fourth warpgroup
+// decodes these in the place that they were copied to, where the tensor cores then find bf16. That
+// is exact, so that what follows is the same in both.
+//
 // Weights do not wait for the grid barriers: each GEMM's weights are requested as soon as their
 // place in shared memory is free, a few pieces at a time. A memory fence waits for everything that
 // is in flight to its multiprocessor (with 32 KB from memory 1700 cycles in place of 600).
@@ -29,7 +33,8 @@
 
 static_assert(kWidth == 1024 && kMlp == 4096 && kHeads == 8 && kHeadDim == 256,
               "the split is this model's");
-constexpr int kThreads = THREADS, kWorkers = kThreads - 128;
+constexpr bool kCoded = WEIGHT_BITS == 8;
+constexpr int kThreads = THREADS, kWorkers = 256, kDecoders = 128;
 constexpr int kClusters = CLUSTERS, kRanks = RANKS, kBlocks = kClusters * kRanks;
 constexpr int kMaxRows = MAX_ROWS, kMaxKeys = MAX_KEYS, kQueryRows = kMaxRows * kHeads;
 
@@ -38,14 +43,19 @@ constexpr int kMaxRows = MAX_ROWS, kMaxKeys = MAX_KEYS, kQueryRows = kMaxRows * 
 constexpr int kPanelElements = kMaxRows * 64;
 constexpr u32 kPanelBytes = kPanelElements * 2;
 
-// Units of each GEMM, and the most that a cluster (qkv, gate_up: a quarter of one) has of them. A
-// unit of 8 columns and 64 of k is 1024 bytes.
+// 8 columns and 64 of k: bytes of them for the tensor cores, bytes in device memory (of codes:
+// these, [k / 16][8 columns][16], and for each column a bf16 that they are multiplied by), and
+// elements of the pointers to them.
+constexpr u32 kUnitBytes = 8 * 64 * 2, kStoredBytes = kCoded ? 8 * 64 + 8 * 2 : kUnitBytes;
+constexpr int kStored = kStoredBytes / 2;
+
+// Units of each GEMM, and the most that a cluster (qkv, gate_up: a quarter of one) has of them;
+// those of qkv and gate_up have 16 columns.
 constexpr int kWidthUnits = kWidth / 8, kMaxWidthUnits = 9;
 constexpr int kQkvUnits = (kHeads + 2) * kHeadDim / 16, kMaxQkvUnits = 3;
 constexpr int kGateUpUnits = 2 * kMlp / 16, kMaxGateUpUnits = 9;
 constexpr int kFirstGroupUnits =
     5;  // of gate_up's, by the first warpgroup; the others by the second
-constexpr u32 kFirstGroupBytes = kFirstGroupUnits * 2048;
 
 // Shared memory. Weights lie in panels of k; qkv's are where gate_up's panels 0 to 2 will be,
 // down's where 4 to 7 will be.
@@ -62,6 +72,7 @@ static_assert(8 * kQkvPanel <= 3 * kGateUpPanel && 8 * kDownPanel <= 4 * kGateUp
                   kXAt + 8 * kPanelBytes <= kPartsAt,
               "regions overlap");
 static_assert(kRowPartsBytes <= kPartsBytes && kGateUpPartsBytes <= kPartsBytes, "parts overlap");
+static_assert(kThreads == kWorkers + 128 + (kCoded ? kDecoders : 0), "who does what");
 static_assert(kWorkers == 256 && kClusters == 15 && kRanks == 8 && kMaxRows == 56,
               "the split is among two warpgroups of 120 blocks");
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the regions take");
@@ -70,7 +81,8 @@ static_assert(kSharedBytes + 1024 <= 227 * 1024, "more than a multiprocessor has
 struct Arguments {
   u16* h;  // [rows][width]
   const u16 *qkv, *out, *gate_up,
-      *down;  // [layers][k / 64][columns / 8][8][64], 16-byte chunks XOR-swizzled by column
+      *down;  // [layers][k / 64][columns / 8] units; bf16: [8][64], 16-byte chunks XOR-swizzled by
+              // column
   const float *styles1, *styles2;          // [layers][steps][3 width]
   const float* final_styles;               // [steps][3 width]
   const float *shift_qkv, *shift_gate_up;  // [layers][steps][columns as packed]
@@ -128,10 +140,13 @@ struct Block {
       down_free;  // the weights have been read; gate_up: all, and panels 4 to 7
   u32 parts_full, queries_full, rows_full;
   u32 hold;  // a word: no weights are requested for while it is not 0
+  u32 coded, pieces;  // of pieces of codes in turn: their barriers, and three words of each
   u32 x_parity = 0, parts_parity = 0;
   int cluster, rank;
   int group, warp, lane, thread;  // warpgroup, warp in it, lane, thread in the warpgroup
-  static constexpr int kBarriers = 4 + 8 + 16 + 4 + 8 + 4 + 3;
+  static constexpr u32 kSlots = 8;  // of pieces that have been requested
+  static constexpr int kBarriers = 4 + 8 + 16 + 4 + 8 + 4 + 3,
+                       kWords = kBarriers + 1 + (kCoded ? kSlots * 3 : 0);  // of 8 bytes
 
   __device__ __forceinline__ Block(u32 shared, u32 barriers) : base(shared), x_full(barriers) {
     qkv_full = x_full + 4 * 8, gate_up_full = qkv_full + 8 * 8, out_full = gate_up_full + 16 * 8,
@@ -139,7 +154,7 @@ struct Block {
     qkv_free = down_full + 8 * 8, gate_up_free = qkv_free + 8,
     gate_up_upper_free = gate_up_free + 8, down_free = gate_up_upper_free + 8;
     parts_full = down_free + 8, queries_full = parts_full + 8, rows_full = queries_full + 8,
-    hold = rows_full + 8;
+    hold = rows_full + 8, coded = hold + 8, pieces = coded + kSlots * 8;
     cluster = blockIdx.x / kRanks, rank = blockIdx.x % kRanks;
     thread = threadIdx.x % 128, lane = threadIdx.x % 32;
     // Uniform over the warp as far as the compiler can see, so that a branch on them does not
@@ -148,7 +163,10 @@ struct Block {
     warp = __shfl_sync(kFullWarp, thread / 32, 0);
   }
   __device__ __forceinline__ void begin() const {
-    for (u32 at = x_full; at < qkv_free; at += 8) barrier_init(at, 1);
+    for (u32 at = x_full; at < qkv_full; at += 8) barrier_init(at, 1);
+    for (u32 at = qkv_full; at < qkv_free; at += 8) barrier_init(at, kCoded ? kDecoders / 32 : 1);
+    if (kCoded)
+      for (u32 at = coded; at < pieces; at += 8) barrier_init(at, 1);
     barrier_init(qkv_free, 4), barrier_init(down_free, 4);  // warps that multiply
     barrier_init(gate_up_free, 8), barrier_init(gate_up_upper_free, 8);
     for (u32 at = parts_full; at < hold; at += 8) barrier_init(at, 1);
@@ -190,7 +208,7 @@ struct Share {
 };
 
 // The named barriers of the block.
-enum NamedBarrier : u32 { kAttended = 1, kNormed = 2, kWorking = 3, kArrived = 4, kNormedHere = 5 };
+enum NamedBarrier : u32 { kAttended = 1, kNormed = 2, kWorking = 3, kArrived = 4, kNormedHere = 5, kDecoding = 6 };
 
 // By all consumers: this block is done with a phase. Does not wait.
 __device__ __forceinline__ void arrive() {
@@ -221,35 +239,51 @@ class WeightProducer {
   const Block& b;
   const Units width, qkv, gate_up;
   u32 parity = 0;
-  u32 requested[4] = {};  // the last pieces' barriers, with the parity in the last bit; 0: none
+  static constexpr int kShare = kCoded ? 2 : 1;  // so that as many bytes are in flight
+  static constexpr int kMost = 4 * kShare;
+  static_assert(kMost <= Block::kSlots, "a slot is free when its turn comes");
+  u32 requested[kMost] = {};  // the last pieces' barriers, the parity in the last bit; 0: none
+  u32 slot = 0;
 
-  // Requests a piece when fewer than kPieces are in flight.
+  // Requests a piece of so many units when fewer than kPieces (of codes: twice as many) are in
+  // flight.
   template <int kPieces>
-  __device__ __forceinline__ void request(u32 to, const u16* from, u32 bytes, u32 barrier) {
-    const u32 oldest = requested[4 - kPieces];
+  __device__ __forceinline__ void request(u32 to, const u16* from, u32 units, u32 barrier) {
+    const u32 oldest = requested[kMost - kPieces * kShare];
     if (oldest != 0) barrier_wait(oldest & ~1u, oldest & 1);
-    requested[0] = requested[1], requested[1] = requested[2], requested[2] = requested[3];
-    requested[3] = barrier | parity;
+#pragma unroll
+    for (int i = 0; i + 1 < kMost; ++i) requested[i] = requested[i + 1];
+    requested[kMost - 1] = barrier | parity;
     while (load_shared_volatile(b.hold) != 0) {
+    }
+    const u32 bytes = units * kStoredBytes;
+    if (kCoded) {
+      const u32 piece = b.pieces + slot * 16;
+      store_shared_volatile(piece, to), store_shared_volatile(piece + 4, units),
+          store_shared_volatile(piece + 8, barrier);
+      to += units * kUnitBytes - bytes, barrier = b.coded + slot * 8;
+      slot = (slot + 1) % Block::kSlots;
     }
     barrier_expect(barrier, bytes);
     copy_bulk(to, from, bytes, barrier);
   }
   __device__ __forceinline__ void request_gate_up(const u16* from, int panel) {
     const u32 to = b.base + kGateUpAt + panel * kGateUpPanel, barrier = b.gate_up_full + panel * 16;
-    from += panel * (kGateUpUnits * 1024);
-    request<3>(to, from, kFirstGroupBytes, barrier);
-    request<3>(to + kFirstGroupBytes, from + kFirstGroupBytes / 2,
-               gate_up.count * 2048 - kFirstGroupBytes, barrier + 8);
+    constexpr u32 kFirst = kFirstGroupUnits * 2;
+    from += panel * (kGateUpUnits * 2 * kStored);
+    request<3>(to, from, kFirst, barrier);
+    request<3>(to + kFirst * kUnitBytes, from + kFirst * kStored, gate_up.count * 2 - kFirst,
+               barrier + 8);
   }
 
   __device__ __forceinline__ void pass(int layer, bool first) {
     constexpr i64 kCache = kMaxKeys * kHeadDim;
-    const u16* from = a.qkv + ((layer * i64{16} + b.slice() * 8) * kQkvUnits + qkv.first) * 1024;
+    const u16* from =
+        a.qkv + ((layer * i64{16} + b.slice() * 8) * kQkvUnits + qkv.first) * (2 * kStored);
 #pragma unroll 1
     for (int i = 0; i < 8; ++i)
-      request<4>(b.base + kQkvAt + i * kQkvPanel, from + i * (kQkvUnits * 1024), qkv.count * 2048,
-                 b.qkv_full + i * 8);
+      request<4>(b.base + kQkvAt + i * kQkvPanel, from + i * (kQkvUnits * 2 * kStored),
+                 qkv.count * 2, b.qkv_full + i * 8);
     // Keys and values go from the L2 to registers: here they are prefetched into it. A layer's are
     // 128 pieces of 4096 bytes.
     for (int piece = blockIdx.x; piece < 128; piece += kBlocks) {
@@ -258,35 +292,109 @@ class WeightProducer {
     }
 
     const u16* from_gate_up =
-        a.gate_up + ((layer * i64{16} + b.slice() * 8) * kGateUpUnits + gate_up.first) * 1024;
+        a.gate_up +
+        ((layer * i64{16} + b.slice() * 8) * kGateUpUnits + gate_up.first) * (2 * kStored);
     request_gate_up(from_gate_up, 3);
     if (!first) barrier_wait(b.down_free, parity ^ 1);
 #pragma unroll 1
     for (int i = 4; i < 8; ++i) request_gate_up(from_gate_up, i);
     barrier_wait(b.qkv_free, parity);
-    from = a.out + ((layer * i64{32} + b.rank * 4) * kWidthUnits + width.first) * 512;
+    from = a.out + ((layer * i64{32} + b.rank * 4) * kWidthUnits + width.first) * kStored;
 #pragma unroll 1
     for (int i = 0; i < 4; ++i)
-      request<3>(b.base + kOutAt + i * kOutPanel, from + i * (kWidthUnits * 512),
-                 width.count * 1024, b.out_full + i * 8);
+      request<3>(b.base + kOutAt + i * kOutPanel, from + i * (kWidthUnits * kStored), width.count,
+                 b.out_full + i * 8);
 #pragma unroll 1
     for (int i = 0; i < 3; ++i) request_gate_up(from_gate_up, i);
 
     // down's have to come between gate_up's GEMMs and its own: the L2 has them by then.
-    from = a.down + ((layer * i64{64} + b.rank * 8) * kWidthUnits + width.first) * 512;
+    from = a.down + ((layer * i64{64} + b.rank * 8) * kWidthUnits + width.first) * kStored;
 #pragma unroll 1
     for (int i = 0; i < 8; ++i) {
       const long long begun = clock64();
       while (clock64() - begun < 200) {
       }  // not all at once
-      prefetch_bulk(from + i * (kWidthUnits * 512), width.count * 1024);
+      prefetch_bulk(from + i * (kWidthUnits * kStored), width.count * kStoredBytes);
     }
     barrier_wait(b.gate_up_upper_free, parity);
 #pragma unroll 1
     for (int i = 0; i < 8; ++i)
-      request<4>(b.base + kDownAt + i * kDownPanel, from + i * (kWidthUnits * 512),
-                 width.count * 1024, b.down_full + i * 8);
+      request<4>(b.base + kDownAt + i * kDownPanel, from + i * (kWidthUnits * kStored),
+                 width.count, b.down_full + i * 8);
     barrier_wait(b.gate_up_free, parity);
+  }
+};
+
+__device__ __forceinline__ u32 multiply_bf16x2(u32 x, u32 y) {
+  u32 d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(x), "r"(y));
+  return d;
+}
+// Half of a word, twice.
+__device__ __forceinline__ u32 half_twice(u32 word, u32 half) {
+  return __byte_perm(word, 0, half == 0 ? 0x1010 : 0x3232);
+}
+// Four codes of e4m3 times 2^-120, as bf16 whose exponents are the codes'; subnormal ones too. Of a
+// word they are k + 2, k, k + 3, k + 1, so that no bytes change places; `factor` twice the same.
+__device__ __forceinline__ uint2 decode(u32 codes, u32 factor) {
+  return make_uint2(
+      multiply_bf16x2((codes >> 4 & 0x07f007f0) | (codes & 0x80008000), factor),
+      multiply_bf16x2((codes << 4 & 0x07f007f0) | (codes << 8 & 0x80008000), factor));
+}
+
+// Weights as the tensor cores take them, from codes, piece after piece; by a warpgroup.
+class Decoder {
+ public:
+  __device__ __forceinline__ Decoder(const Arguments& a, const Block& b) : a(a), b(b) {}
+
+  __device__ __forceinline__ void run() {
+    const u32 pieces = static_cast<u32>(a.steps * a.layers) * kPiecesOfLayer;
+#pragma unroll 1
+    for (u32 piece = 0; piece < pieces; ++piece) {
+      const u32 slot = piece % Block::kSlots, words = b.pieces + slot * 16;
+      barrier_wait(b.coded + slot * 8, piece / Block::kSlots & 1);
+      decode_piece(load_shared_volatile(words), static_cast<int>(load_shared_volatile(words + 4)),
+                   load_shared_volatile(words + 8));
+    }
+  }
+
+ private:
+  static constexpr u32 kPiecesOfLayer = 8 + 2 * 8 + 4 + 8;
+  static constexpr int kWarps = kDecoders / 32,
+                       kTurns = (2 * kFirstGroupUnits + kWarps - 1) / kWarps;  // most units
+  static_assert(kMaxWidthUnits <= 2 * kFirstGroupUnits && 2 * kMaxQkvUnits <= 2 * kFirstGroupUnits,
+                "the first group's pieces are the largest");
+  const Arguments& a;
+  const Block& b;
+
+  // The codes lie at the end of their place: all are read before any is written over.
+  __device__ __forceinline__ void decode_piece(u32 to, int units, u32 barrier) const {
+    const u32 from = to + units * (kUnitBytes - kStoredBytes), column = b.lane % 8,
+              chunk = b.lane / 8 * 2;
+    uint4 codes[kTurns];
+    u32 factors[kTurns];
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const int unit = i * kWarps + b.warp;
+      if (unit >= units) continue;
+      codes[i] = load_shared_b128(from + unit * kStoredBytes + b.lane * 16);
+      factors[i] = half_twice(
+          load_shared_b32(from + unit * kStoredBytes + 512 + column / 2 * 4), column % 2);
+    }
+    barrier_sync(kDecoding, kDecoders);
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const int unit = i * kWarps + b.warp;
+      if (unit >= units) continue;
+      const u32 at = to + unit * kUnitBytes + column * 128;
+      const uint2 w[4] = {decode(codes[i].x, factors[i]), decode(codes[i].y, factors[i]),
+                          decode(codes[i].z, factors[i]), decode(codes[i].w, factors[i])};
+      store_shared_b128(at + (chunk ^ column) * 16, w[0].x, w[0].y, w[1].x, w[1].y);
+      store_shared_b128(at + ((chunk + 1) ^ column) * 16, w[2].x, w[2].y, w[3].x, w[3].y);
+    }
+    fence_async();
+    __syncwarp();
+    if (b.lane == 0) barrier_arrive_one(barrier);
   }
 };
 

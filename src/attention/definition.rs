@@ -11,6 +11,7 @@
 
 use half::{bf16, f16};
 
+use super::e4m3;
 use super::reference::{HeadConfig, ROWS};
 use super::sample::Rows;
 use kernelgate::suite::AxisScan;
@@ -31,6 +32,12 @@ pub(super) const DTYPE: Axis = Axis::one_of(
     &["f32", "bf16", "f16"],
     "dtype of inputs and outputs; sums are f32 or better",
 );
+const DTYPE_OR_FP8: Axis = Axis::one_of(
+    "dtype",
+    &["f32", "bf16", "f16", "fp8"],
+    "dtype of inputs and outputs, sums are f32 or better; fp8, forward only: inputs are e4m3 with \
+     a scale a head, the output is bf16, the reference takes the inputs before they were rounded",
+);
 /// The last two are of the forward alone.
 pub(super) const AXES: &[Axis] = &[
     Axis::number("s", "sequence length: queries and keys of a head"),
@@ -40,7 +47,7 @@ pub(super) const AXES: &[Axis] = &[
         &["full", "causal"],
         "which keys a query sees: all, or those up to its own position; the last query sees all",
     ),
-    DTYPE,
+    DTYPE_OR_FP8,
     Axis::one_of(
         "inputs",
         &["outliers"],
@@ -87,6 +94,10 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
         "s=4,16,64 d=128 mask=causal dtype=bf16 b=8 h=32 h_kv=8 keys=8192",
         // The three steps of `components` in one.
         "s=512 d=64 mask=full dtype=f32,bf16 b=4 h=12",
+        "s=1,129,1000 d=128 mask=full,causal dtype=fp8 tokens=2000",
+        "s=1000 d=128 mask=full,causal dtype=fp8 inputs=outliers tokens=2000",
+        "s=1024,4096,16384 d=128 mask=full,causal dtype=fp8",
+        "s=4096 d=128 mask=full dtype=fp8 inputs=outliers",
     ],
     bind: |point| Ok(AttentionForward { attention: Attention::bind(point)? }),
 };
@@ -104,6 +115,7 @@ pub const SCAN: AxisScan = AxisScan {
 /// What inputs and references follow from.
 pub(super) const DEFINITION: &[&str] = &[
     include_str!("definition.rs"),
+    include_str!("e4m3.rs"),
     include_str!("gradients.rs"),
     include_str!("reference.rs"),
     include_str!("sample.rs"),
@@ -128,7 +140,8 @@ pub struct Attention {
     pub d: usize,
     /// Whether the last query sees all keys, and each before it one less than the next.
     pub causal: bool,
-    /// Dtype of inputs and outputs.
+    /// Dtype of inputs and outputs. Fp8: of the GEMMs' operands; there are the inputs of bf16 that
+    /// the reference takes, and of each the operand, `q_e4m3`, with a scale a head, `q_scale`.
     pub dtype: Dtype,
     /// Whether N(0, 100) is added to one input element in a thousand: FlashAttention-3's test of
     /// 16-bit numerics.
@@ -150,7 +163,10 @@ impl Attention {
             keys: given("keys")?.unwrap_or(s),
             d,
             causal: point.word("mask")? == "causal",
-            dtype: Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes"),
+            dtype: match point.word("dtype")? {
+                "fp8" => Dtype::Fp8,
+                name => Dtype::parse(name).expect("the axis lists dtypes"),
+            },
             outliers: point.get("inputs").is_some(),
         };
         let Self { h_kv, keys, causal, .. } = attention;
@@ -190,6 +206,11 @@ impl Attention {
         if self.causal { self.keys - self.s } else { 0 }
     }
 
+    /// Dtype of outputs.
+    pub fn output_dtype(&self) -> Dtype {
+        if self.dtype == Dtype::Fp8 { Dtype::Bf16 } else { self.dtype }
+    }
+
     /// The mathematics of one head.
     pub fn head(&self) -> HeadConfig {
         HeadConfig { d: self.d, causal: self.causal }
@@ -204,9 +225,9 @@ impl Attention {
     }
 
     /// Bytes of so many tensors like the queries, and so many like the keys.
-    pub(super) fn bytes(&self, like_queries: u64, like_keys: u64) -> u64 {
+    pub(super) fn bytes(&self, dtype: Dtype, like_queries: u64, like_keys: u64) -> u64 {
         let key_elements = self.key_shape().iter().product::<usize>() as u64;
-        (like_queries * self.elements() + like_keys * key_elements) * self.dtype.bytes() as u64
+        (like_queries * self.elements() + like_keys * key_elements) * dtype.bytes() as u64
     }
 
     /// Query-key pairs that count. Under the causal mask half of those are hidden that are not
@@ -222,8 +243,17 @@ impl Attention {
             let tensor = if self.outliers {
                 self.with_outliers(seed, name)
             } else {
-                draw(seed, name, &self.shape_of(name), self.dtype, |x| x)
+                draw(seed, name, &self.shape_of(name), self.output_dtype(), |x| x)
             };
+            if let (Dtype::Fp8, Data::Bf16(values)) = (self.dtype, tensor.data()) {
+                let [b, heads, rows, d] = self.shape_of(name);
+                let (operand, scales) = e4m3::quantised(values, rows * d);
+                inputs = inputs.with(&format!("{name}_e4m3"), [b, heads, rows, d], operand).with(
+                    &format!("{name}_scale"),
+                    [b, heads],
+                    scales,
+                );
+            }
             inputs.insert(name, tensor);
         }
         inputs
@@ -243,7 +273,9 @@ impl Attention {
         }
         let data = match self.dtype {
             Dtype::F16 => Data::F16(values.into_iter().map(f16::from_f32).collect()),
-            Dtype::Bf16 => Data::Bf16(values.into_iter().map(bf16::from_f32).collect()),
+            Dtype::Bf16 | Dtype::Fp8 => {
+                Data::Bf16(values.into_iter().map(bf16::from_f32).collect())
+            }
             _ => Data::F32(values),
         };
         Tensor::new(shape, data)
@@ -264,9 +296,14 @@ impl Attention {
         let (s, keys, d) = (self.s as u64, self.keys as u64, self.d as u64);
         let a_thread = 8 * (head_matrices * s.max(keys) * d + 2 * (ROWS as u64).min(s) * keys);
         // N(0, 1), which are chosen and what is added, in f32.
-        let largest = self.bytes(1, 0).max(self.bytes(0, 1)) / self.dtype.bytes() as u64;
-        let drawing = if self.outliers { 3 * 4 * largest } else { 0 };
-        drawing + tensors + expected_rows * d * 8 + rayon::current_num_threads() as u64 * a_thread
+        let largest = self.bytes(Dtype::F32, 1, 0).max(self.bytes(Dtype::F32, 0, 1));
+        let drawing = if self.outliers { 3 * largest } else { 0 };
+        let operands = if self.dtype == Dtype::Fp8 { self.bytes(self.dtype, 1, 2) } else { 0 };
+        drawing
+            + tensors
+            + operands
+            + expected_rows * d * 8
+            + rayon::current_num_threads() as u64 * a_thread
     }
 }
 
@@ -307,6 +344,17 @@ pub(super) fn tolerance(dtype: Dtype) -> Tolerance {
         Dtype::Bf16 => Tolerance { max_error: 1.2e-2, relative_l2: 7e-3 },
         Dtype::F16 => Tolerance { max_error: 1.5e-3, relative_l2: 9e-4 },
         _ => Tolerance { max_error: 8e-6, relative_l2: 3e-6 },
+    }
+}
+
+/// Tolerance of outputs in fp8: about twice to three times the error of rounding alone, of inputs
+/// and probabilities (a test emulates it: 8e-2 and 5e-2; with outliers, which the largest of a head
+/// leave fewer bits to the others, more, and the more keys there are: 4e-2 and 9e-2 of 4096).
+fn fp8_tolerance(outliers: bool) -> Tolerance {
+    if outliers {
+        Tolerance { max_error: 3e-1, relative_l2: 2e-1 }
+    } else {
+        Tolerance { max_error: 2e-1, relative_l2: 1.2e-1 }
     }
 }
 
@@ -375,23 +423,41 @@ impl Problem for AttentionForward {
 
     /// Heads are independent; of grouped ones, sequences of the batch are.
     fn symmetries(&self) -> Vec<Symmetry> {
-        vec![if self.attention.share() == 1 {
-            Symmetry::Roll { inputs: &[("q", 1), ("k", 1), ("v", 1)], outputs: &[("out", 1)] }
-        } else {
-            Symmetry::Roll { inputs: &[("q", 0), ("k", 0), ("v", 0)], outputs: &[("out", 0)] }
-        }]
+        let [in_heads, in_batch]: [&[(&str, usize)]; 2] = [&[("out", 1)], &[("out", 0)]];
+        let (inputs, outputs): (&[(&str, usize)], _) =
+            match (self.attention.dtype, self.attention.share()) {
+                (Dtype::Fp8, _) => (
+                    &[
+                        ("q_e4m3", 1),
+                        ("k_e4m3", 1),
+                        ("v_e4m3", 1),
+                        ("q_scale", 1),
+                        ("k_scale", 1),
+                        ("v_scale", 1),
+                    ],
+                    in_heads,
+                ),
+                (_, 1) => (&[("q", 1), ("k", 1), ("v", 1)], in_heads),
+                _ => (&[("q", 0), ("k", 0), ("v", 0)], in_batch),
+            };
+        vec![Symmetry::Roll { inputs, outputs }]
     }
 
     fn work(&self) -> Work {
-        self.attention.work(2, self.attention.bytes(1, 2), self.attention.bytes(1, 0))
+        let Attention { dtype, .. } = self.attention;
+        let written = self.attention.bytes(self.attention.output_dtype(), 1, 0);
+        self.attention.work(2, self.attention.bytes(dtype, 1, 2), written)
     }
 
     fn tolerance(&self) -> Tolerance {
-        tolerance(self.attention.dtype)
+        match self.attention.dtype {
+            Dtype::Fp8 => fp8_tolerance(self.attention.outliers),
+            dtype => tolerance(dtype),
+        }
     }
 
     fn host_bytes(&self) -> u64 {
-        let tensors = self.attention.bytes(2, 2);
+        let tensors = self.attention.bytes(self.attention.output_dtype(), 2, 2);
         self.attention.host_bytes(tensors, self.attention.rows().drawn_at_most(), 2)
     }
 }

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::definition::{AXES, Attention, DEFINITION, Heads};
 use super::reference::ROWS;
 use kernelgate::workload::{
-    Dtype, Expected, Problem, Symmetry, Tensors, Tolerance, Work, Workload,
+    AxisError, Dtype, Expected, Problem, Symmetry, Tensors, Tolerance, Work, Workload,
 };
 
 /// Gradients of q, k and v.
@@ -31,7 +31,12 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
         "s=128,256,512,1024,2048 d=64,128 mask=full,causal dtype=f32",
         "s=512,4096 d=64,128 mask=full,causal dtype=f16",
     ],
-    bind: |point| Ok(AttentionBackward { attention: Attention::bind(point)? }),
+    bind: |point| match Attention::bind(point)? {
+        Attention { dtype: Dtype::Fp8, .. } => {
+            Err(AxisError::Combination("fp8 has no gradients".to_owned()))
+        }
+        attention => Ok(AttentionBackward { attention }),
+    },
 };
 
 /// Tolerance of gradients: as [`tolerance`], where the gradient of the scores and the saved output
@@ -133,7 +138,8 @@ impl Problem for AttentionBackward {
     }
 
     fn work(&self) -> Work {
-        self.attention.work(5, self.attention.bytes(2, 2), self.attention.bytes(1, 2))
+        let bytes = |queries, keys| self.attention.bytes(self.attention.dtype, queries, keys);
+        self.attention.work(5, bytes(2, 2), bytes(1, 2))
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -144,7 +150,7 @@ impl Problem for AttentionBackward {
         let rows = self.attention.rows();
         let whole_heads = (rows.drawn_heads("").len() * rows.s) as u64;
         // The gradients of the drawn heads are held twice while they are cut into bands.
-        let tensors = self.attention.bytes(3, 4);
+        let tensors = self.attention.bytes(self.attention.dtype, 3, 4);
         self.attention.host_bytes(tensors, rows.drawn_at_most() + 4 * whole_heads, 6)
     }
 }

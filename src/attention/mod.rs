@@ -4,6 +4,7 @@ pub mod components;
 mod cpu;
 mod cuda;
 mod definition;
+mod e4m3;
 mod gradients;
 pub mod reference;
 pub mod sample;

@@ -406,6 +406,79 @@ fn rounding_to_16_bits_stays_well_within_the_tolerance() {
     }
 }
 
+/// As [`errors_of_rounding`], of a forward that rounds operands and probabilities to e4m3, these
+/// times 2^6.
+fn errors_of_fp8(attention: Attention) -> OutputComparison {
+    let Attention { h, s, d, .. } = attention;
+    let problem = AttentionForward { attention };
+    let inputs = problem.inputs(9);
+    let head = attention.head();
+    let operand = |name: &str, index: usize| -> Vec<f64> {
+        let scale = inputs.tensor(&format!("{name}_scale")).to_f64(index, 1)[0];
+        let bits = inputs.tensor(&format!("{name}_e4m3")).to_f64(index * s * d, s * d);
+        bits.into_iter().map(|bits| f64::from(e4m3::value(bits as i8 as u8)) * scale).collect()
+    };
+    let out: Vec<f64> = (0..h)
+        .into_par_iter()
+        .flat_map(|index| {
+            let [q, k, v] = ["q", "k", "v"].map(|name| operand(name, index));
+            let mut p = head.scores(&q, &k);
+            for (row, p) in p.chunks_mut(s).enumerate() {
+                let (seen, hidden) = p.split_at_mut(if head.causal { row + 1 } else { s });
+                crate::attention::reference::softmax(seen);
+                hidden.fill(0.0);
+                let top = seen.iter().copied().fold(0.0, f64::max);
+                for p in seen {
+                    *p = f64::from(e4m3::value(e4m3::bits((*p / top * 64.0) as f32))) / 64.0 * top;
+                }
+            }
+            let rounded = |x: f64| bf16::from_f64(x).to_f64();
+            head.values(&p, &v).into_iter().map(rounded).collect::<Vec<_>>()
+        })
+        .collect();
+    let outputs = Tensors::new().with("out", attention.shape(), out);
+    let loose = Tolerance { max_error: 1.0, relative_l2: 1.0 };
+    compare(&outputs, &problem.reference(&inputs), loose).unwrap()
+}
+
+#[test]
+fn rounding_to_fp8_stays_well_within_the_tolerance() {
+    for (s, causal, outliers) in
+        [(129, true, false), (512, false, false), (129, false, true), (512, true, true)]
+    {
+        let problem = Attention { outliers, ..attention(1, s, 128, causal, Dtype::Fp8) };
+        let (error, allowed) = (errors_of_fp8(problem), fp8_tolerance(outliers));
+        eprintln!("{problem:?}: {error:?}");
+        for (error, allowed) in
+            [(error.max_error, allowed.max_error), (error.relative_l2, allowed.relative_l2)]
+        {
+            assert!(
+                error < allowed / 1.5 && error > allowed / 9.0,
+                "{problem:?}: {error:.1e} of {allowed:.1e}"
+            );
+        }
+    }
+}
+
+#[test]
+fn fp8_has_operands_and_scales_for_the_launch_and_no_backward() {
+    let problem = AttentionForward { attention: attention(1, 8, 128, false, Dtype::Fp8) };
+    let inputs = problem.inputs(3);
+    for name in ["q", "k", "v"] {
+        assert_eq!(inputs.tensor(name).dtype(), Dtype::Bf16);
+        assert_eq!(inputs.tensor(&format!("{name}_e4m3")).shape(), problem.attention.shape());
+        assert_eq!(inputs.tensor(&format!("{name}_scale")).shape(), [1, 16]);
+    }
+    // Every head can be rolled.
+    assert!(problem.symmetries()[0].changed(&inputs).is_some());
+    let axes = ["s=8", "d=128", "mask=full", "dtype=fp8"].map(|axis| axis.parse().unwrap());
+    let suites = crate::attention::suites();
+    for (suite, bound) in [(&suites[0], true), (&suites[1], false)] {
+        let points = suite.points(Effort::Quick, Scale::Host, &axes).unwrap();
+        assert_eq!(suite.bind(&points[0]).is_ok(), bound, "{}", suite.name());
+    }
+}
+
 #[test]
 fn outliers_are_one_in_a_thousand_and_repeat() {
     let problem = AttentionForward {

@@ -23,6 +23,14 @@
 //! with `dt = -1/steps`. The caches are not updated. Time and its embedding are fp64, the state `x`
 //! is fp32 in every implementation.
 //!
+//! With fp8 weights the inputs are those of bf16, and so is all that is computed, but with another
+//! `W` in the seven projections of the layers: its columns divided each by the least power of two
+//! that brings its largest element to 448 or below, rounded to e4m3 (to nearest, to even between
+//! two), and multiplied again. An implementation quantises while it prepares, as a deployment does
+//! once; what is verified is the loop of the quantised weights. What quantising itself changes is a
+//! property of the weights, not of an implementation, and larger here than with trained ones:
+//! random weights have no structure that survives. RESULTS states it.
+//!
 //! Tensors, row-major, matrices `[in, out]` so that `y = x·W`; layers are stacked. W width, D
 //! depth, M mlp width, H query heads, E head dimension, S horizon, P prefix; head h of a row of q
 //! is its elements `h·E..(h+1)·E`. Matrices and caches have the dtype of the problem, biases, `x`
@@ -56,7 +64,7 @@
 
 use super::model::ACTION;
 use super::reference::{self, ReferenceExpert};
-pub use super::shape::ExpertShape;
+pub use super::shape::{ExpertShape, WeightFormat};
 use kernelgate::suite::AxisScan;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload,
@@ -70,8 +78,12 @@ const MODEL: Axis = Axis::one_of(
 const S: Axis = Axis::number("s", "horizon: actions denoised together");
 const P: Axis = Axis::number("p", "prefix: cached tokens, 968 with three images, 712 with two");
 const STEPS: Axis = Axis::number("steps", "Euler steps");
-const DTYPE: Axis =
-    Axis::one_of("dtype", &["f32", "bf16"], "dtype of weights and caches; the state is always f32");
+const DTYPE: Axis = Axis::one_of(
+    "dtype",
+    &["f32", "bf16", "fp8"],
+    "dtype of weights, activations and caches; fp8: bf16, but the layers' weights in e4m3; the \
+     state is always f32",
+);
 
 /// The time of [`STEP`]: three of ten steps into the loop.
 const STEP_TIME: f32 = 0.7;
@@ -80,6 +92,7 @@ const MAX_STEPS: usize = 1 << 10;
 /// What inputs and references follow from.
 const DEFINITION: &[&str] = &[
     include_str!("definition.rs"),
+    include_str!("fp8.rs"),
     include_str!("reference.rs"),
     include_str!("model.rs"),
     include_str!("shape.rs"),
@@ -95,7 +108,8 @@ pub const STEP: Workload<DenoiseStep> = Workload {
     accelerator: &["model=pi05 s=50 p=968 dtype=bf16"],
     thorough: &[
         "model=pi05 s=10,15,50 p=712,968 dtype=f32,bf16",
-        "model=tiny s=7,50 p=13,968 dtype=f32,bf16",
+        "model=pi05 s=50 p=968 dtype=fp8",
+        "model=tiny s=7,50 p=13,968 dtype=f32,bf16,fp8",
     ],
     bind: |point| Ok(DenoiseStep { expert: ExpertShape::bind(point)? }),
 };
@@ -113,7 +127,9 @@ pub const LOOP: Workload<DenoiseLoop> = Workload {
     thorough: &[
         "model=pi05 s=10,50 p=712,968 steps=10 dtype=f32,bf16",
         "model=pi05 s=50 p=968 steps=5 dtype=bf16",
-        "model=tiny s=7,50 p=13,968 steps=1,10 dtype=f32,bf16",
+        "model=pi05 s=10 p=712 steps=10 dtype=fp8",
+        "model=pi05 s=50 p=968 steps=10 dtype=fp8",
+        "model=tiny s=7,50 p=13,968 steps=1,10 dtype=f32,bf16,fp8",
     ],
     bind: |point| {
         let steps = point.number("steps")?;
@@ -158,7 +174,9 @@ impl Problem for DenoiseStep {
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let x = inputs.tensor("x").to_f64(0, self.expert.s * ACTION);
-        let expert = ReferenceExpert::new(&self.expert, inputs, &inputs.tensor("t").to_f64(0, 1));
+        let times = inputs.tensor("t").to_f64(0, 1);
+        let inputs = self.expert.effective(inputs);
+        let expert = ReferenceExpert::new(&self.expert, &inputs, &times);
         vec![Expected::all("velocity", [self.expert.s, ACTION], expert.velocity(&x, 0))]
     }
 
@@ -208,7 +226,8 @@ impl Problem for DenoiseLoop {
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let x = inputs.tensor("x").to_f64(0, self.expert.s * ACTION);
-        let expert = ReferenceExpert::new(&self.expert, inputs, &reference::times(self.steps));
+        let inputs = self.expert.effective(inputs);
+        let expert = ReferenceExpert::new(&self.expert, &inputs, &reference::times(self.steps));
         let actions = reference::euler(self.steps, x, |x, step| expert.velocity(x, step));
         vec![Expected::all("actions", [self.expert.s, ACTION], actions)]
     }

@@ -3,6 +3,7 @@
 mod cpu;
 mod cuda;
 mod definition;
+mod fp8;
 pub mod model;
 #[cfg(test)]
 mod plain;

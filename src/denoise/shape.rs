@@ -2,11 +2,22 @@
 
 use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Unit, Work};
 
+use super::fp8;
 use super::model::{ACTION, Model, Read, TensorSpec};
 
 /// The most tokens of horizon or prefix, and the most steps: far more than any policy has, and few
 /// enough that no count overflows 64 bits.
 pub(super) const MAX_TOKENS: usize = 1 << 16;
+
+/// What the matrices that each step reads are given to an implementation as. The inputs are not
+/// quantised: an implementation does that while it prepares, once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WeightFormat {
+    /// In the dtype of the activations.
+    Same,
+    /// Codes of e4m3 and a power of two for each column.
+    Fp8,
+}
 
 /// What the step and the loop share: a model on a horizon and a prefix.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -17,21 +28,26 @@ pub struct ExpertShape {
     pub s: usize,
     /// Prefix: rows of the caches of a layer.
     pub p: usize,
-    /// Dtype of matrices and caches.
+    /// Dtype of activations, caches, and of all matrices but those of `weights`.
     pub dtype: Dtype,
+    /// What the layers' projections are computed with.
+    pub weights: WeightFormat,
 }
 
 impl ExpertShape {
     pub(super) fn bind(point: &Point) -> Result<Self, AxisError> {
         let model = Model::named(point.word("model")?).expect("the axis lists the models");
-        let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
+        let (dtype, weights) = match point.word("dtype")? {
+            "fp8" => (Dtype::Bf16, WeightFormat::Fp8),
+            name => (Dtype::parse(name).expect("the axis lists dtypes"), WeightFormat::Same),
+        };
         let (s, p) = (point.number("s")?, point.number("p")?);
         if s.max(p) > MAX_TOKENS {
             return Err(AxisError::Combination(format!(
                 "s={s}, p={p}: up to {MAX_TOKENS} tokens each"
             )));
         }
-        Ok(Self { model, s, p, dtype })
+        Ok(Self { model, s, p, dtype, weights })
     }
 
     /// Tokens that a query sees.
@@ -39,10 +55,30 @@ impl ExpertShape {
         self.p + self.s
     }
 
+    fn specs(&self) -> Vec<TensorSpec> {
+        self.model.tensors(self.s, self.p, self.dtype)
+    }
+
+    /// Inputs as the mathematics takes them: quantised weights as the numbers that they stand for.
+    pub(super) fn effective(&self, inputs: &Tensors) -> Tensors {
+        match self.weights {
+            WeightFormat::Same => inputs.clone(),
+            WeightFormat::Fp8 => fp8::with_dequantized(inputs, &self.specs()),
+        }
+    }
+
+    /// Bytes of an input that have to be read.
+    fn read_bytes(&self, spec: &TensorSpec) -> u64 {
+        match self.weights {
+            WeightFormat::Fp8 if fp8::is_quantized(spec) => fp8::bytes(spec),
+            _ => spec.bytes(),
+        }
+    }
+
     /// Seeded inputs without `t`.
     pub(super) fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
-        for spec in self.model.tensors(self.s, self.p, self.dtype) {
+        for spec in self.specs() {
             inputs.insert(spec.name, spec.draw(seed));
         }
         inputs
@@ -52,8 +88,7 @@ impl ExpertShape {
     /// for are drawn.
     pub(super) fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
-        let specs = self.model.tensors(self.s, self.p, self.dtype);
-        for spec in specs.iter().filter(|spec| names.contains(&spec.name)) {
+        for spec in self.specs().iter().filter(|spec| names.contains(&spec.name)) {
             inputs.insert(spec.name, spec.draw(seed));
         }
         inputs
@@ -89,13 +124,13 @@ impl ExpertShape {
         let residuals = 4 * s * (width * depth) as u64;
         let euler = 2 * s * ACTION as u64;
         let vector = steps * (norms + rope + softmax + gelu + residuals + euler);
-        let specs = self.model.tensors(self.s, self.p, self.dtype);
         // 623 MB of layer weights in bf16 fit on no chip: they pass once a step, and the caches
         // with them. Everything else is used at once for all steps (styles) or small enough
         // to stay.
-        let read = specs
+        let read = self
+            .specs()
             .iter()
-            .map(|spec| spec.bytes() * if spec.read == Read::EachStep { steps } else { 1 })
+            .map(|spec| self.read_bytes(spec) * if spec.read == Read::EachStep { steps } else { 1 })
             .sum();
         let write = s * (ACTION * Dtype::F32.bytes()) as u64;
         Work::bytes(read, write).with_flops(Unit::Matmul, self.dtype, matmul).with_flops(
@@ -109,8 +144,12 @@ impl ExpertShape {
     /// implementation may hold.
     pub(super) fn host_bytes(&self, steps: usize) -> u64 {
         let Model { width, depth, mlp, heads, head_dim, .. } = self.model;
-        let inputs: u64 =
-            self.model.tensors(self.s, self.p, self.dtype).iter().map(TensorSpec::bytes).sum();
+        let inputs: u64 = self.specs().iter().map(TensorSpec::bytes).sum();
+        // Dequantised weights beside those that are given, and as f32 what computes in that.
+        let quantized = match self.weights {
+            WeightFormat::Same => 0,
+            WeightFormat::Fp8 => 3 * inputs,
+        };
         // The reference, in f64: the styles of all steps and the activations of a layer; its blocks
         // of weights and scores are a few MB.
         let styles = steps * (2 * depth + 1) * 3 * width;
@@ -118,6 +157,6 @@ impl ExpertShape {
             self.s * (4 * width + 2 * heads * head_dim + 3 * mlp) + 4 * self.context() * head_dim;
         let scores = self.s * heads * self.context() * Dtype::F32.bytes();
         let outputs = 2 * self.s * ACTION * Dtype::F64.bytes();
-        inputs + (Dtype::F64.bytes() * (styles + rows) + scores + outputs) as u64
+        inputs + quantized + (Dtype::F64.bytes() * (styles + rows) + scores + outputs) as u64
     }
 }

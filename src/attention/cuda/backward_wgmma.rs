@@ -13,8 +13,8 @@ use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::{Argument, Device, KernelSpec, Parameters, Requires};
 
-/// The kernel; those before and after it are `backward_flash_mma`'s.
-pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA];
+/// The kernels; those before and after it are `backward_flash_mma`'s.
+pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, FIXED_ORDER];
 
 /// Two warpgroups that compute, one that copies.
 const THREADS: usize = 384;
@@ -26,14 +26,7 @@ const QUERIES: usize = 64;
 const GROUP_KEYS: usize = KEYS / 2;
 
 const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
-    constants: |extents| {
-        vec![
-            ("THREADS", THREADS),
-            ("TILE_QUERIES", step(extents)),
-            ("TILE_KEYS", KEYS),
-            ("SHARED_BYTES", shared_bytes(extents)),
-        ]
-    },
+    constants: |extents| constants(extents).into_iter().chain([("DETERMINISTIC", 0)]).collect(),
     shared_bytes,
     requires: Requires::Exactly("sm_90a"),
     ..kernel(
@@ -45,12 +38,31 @@ const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
     )
 };
 
+/// The same where the sums of dq have an order.
+const FIXED_ORDER: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| {
+        let fixed = "DETERMINISTIC=1".to_owned();
+        (FLASH_WGMMA.defines)(extents).into_iter().chain([fixed]).collect()
+    },
+    constants,
+    ..FLASH_WGMMA
+};
+
+fn constants(extents: &Extents) -> Vec<(&'static str, usize)> {
+    vec![
+        ("THREADS", THREADS),
+        ("TILE_QUERIES", step(extents)),
+        ("TILE_KEYS", KEYS),
+        ("SHARED_BYTES", shared_bytes(extents)),
+    ]
+}
+
 /// Keys and values; two stages of queries and of gradients of the output, of gradients of the
-/// scores, and of two floats a query; five pairs of barriers.
+/// scores, and of two floats a query; six pairs of barriers.
 fn shared_bytes(extents: &Extents) -> usize {
     let row = extents.d * ELEMENT_BYTES as usize;
     let scores = KEYS * QUERIES * ELEMENT_BYTES as usize;
-    (2 * KEYS + 4 * QUERIES) * row + 2 * (scores + 2 * 4 * QUERIES) + 5 * 16
+    (2 * KEYS + 4 * QUERIES) * row + 2 * (scores + 2 * 4 * QUERIES) + 6 * 16
 }
 
 /// Row of the backward ladder.
@@ -65,10 +77,26 @@ pub const ROW: Implementation<AttentionBackward> = Implementation {
             FLASH_MMA_FINISH,
         ])
     },
-    prepare: Prepare::CudaWithin { device_bytes: flash_mma_bytes, prepare: flash_wgmma },
+    prepare: Prepare::CudaWithin {
+        device_bytes: flash_mma_bytes,
+        prepare: |problem, inputs, device| launched(&FLASH_WGMMA, problem, inputs, device),
+    },
 };
 
-fn flash_wgmma(
+/// The same with the same bits in every launch.
+pub const FIXED_ORDER_ROW: Implementation<AttentionBackward> = Implementation {
+    name: "cuda/flash_wgmma_deterministic",
+    about: "as flash_wgmma, the sums of dq in a fixed order: a block of keys waits for its turn",
+    // The turns are a hundredth.
+    prepare: Prepare::CudaWithin {
+        device_bytes: flash_mma_bytes,
+        prepare: |problem, inputs, device| launched(&FIXED_ORDER, problem, inputs, device),
+    },
+    ..ROW
+};
+
+fn launched(
+    kernel: &KernelSpec<Extents>,
     problem: &AttentionBackward,
     inputs: &Tensors,
     device: &Arc<Device>,
@@ -76,11 +104,14 @@ fn flash_wgmma(
     let extents = Extents::from(&problem.attention);
     // The one that may be declined first.
     let [main, first, last] =
-        [FLASH_WGMMA, FLASH_MMA_PREPARE, FLASH_MMA_FINISH].map(|row| row.load(device, &extents));
+        [kernel, &FLASH_MMA_PREPARE, &FLASH_MMA_FINISH].map(|row| row.load(device, &extents));
     let (main, first, last) = (main?, first?, last?);
     let saved = save(&extents, inputs, device)?;
     let (stats, dq_sum) =
         (scratch(device, stats_bytes(&extents))?, scratch(device, dq_sum_bytes(&extents))?);
+    // A turn a step of queries; every launch leaves zeros.
+    let turns = scratch(device, 4 * (extents.heads * extents.s.div_ceil(QUERIES)) as u64)?;
+    turns.fill(0)?;
     let outputs = gradients(device, &problem.attention)?;
     let [grad_k, grad_v] = [outputs[1].address(), outputs[2].address()];
     let [of_step, of_keys, of_group] =
@@ -94,11 +125,12 @@ fn flash_wgmma(
         .bytes(&of_group.map(grad_v)?)
         .address(stats.address())
         .address(dq_sum.address())
+        .address(turns.address())
         .value(extents.s as i32);
     let main = main.settled(device, None, parameters)?;
     Ok(CudaTask::new(device, saved.launch_inputs(), outputs, move |outputs| {
         // All of it: the launch has addresses only.
-        let saved = &saved;
+        let (saved, _turns) = (&saved, &turns);
         let [out, grad_out, lse] = [&saved.out, &saved.grad_out, &saved.lse].map(Argument::from);
         let [stats, dq_sum] = [&stats, &dq_sum].map(Argument::from);
         let (s, heads) = (extents.seqlen(), extents.batch_heads());
@@ -117,7 +149,7 @@ mod tests {
     fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
         let narrow = Extents::of_heads(6, 200, Dtype::Bf16);
         let wide = Extents { d: 128, ..narrow };
-        assert_eq!(shared_bytes(&narrow), (64 + 32 + 1) * 1024 + 80);
-        assert_eq!(shared_bytes(&wide), (128 + 32 + 1) * 1024 + 80);
+        assert_eq!(shared_bytes(&narrow), (64 + 32 + 1) * 1024 + 96);
+        assert_eq!(shared_bytes(&wide), (128 + 32 + 1) * 1024 + 96);
     }
 }

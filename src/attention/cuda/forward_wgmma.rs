@@ -3,16 +3,19 @@
 use std::sync::Arc;
 
 use super::forward::flash_bytes;
-use super::launch::{ELEMENT_BYTES, Extents, boxes, kernel, key_boxes, output, qkv, upload};
+use super::launch::{
+    ELEMENT_BYTES, Extents, boxes, kernel, key_boxes, output, qkv, scratch, upload,
+};
 use super::tile_lists::{Tiling, table};
 use crate::attention::definition::AttentionForward;
-use kernelgate::backend::cuda::CudaTask;
+use kernelgate::backend::cuda::{CudaTask, Input};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
-use kernelgate::workload::Tensors;
-use kernelgate_cuda::{Device, KernelSpec, Parameters, Requires};
+use kernelgate::workload::{Dtype, Tensors};
+use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Parameters, Requires};
 
-/// The kernel.
-pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA];
+/// The kernel, and what fp8 needs.
+pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, FLASH_WGMMA_FP8, TRANSPOSE_VALUES];
 
 /// Three warpgroups that compute, one that copies.
 const THREADS: usize = 512;
@@ -37,6 +40,7 @@ const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
             ("TILE_KEYS", block_keys(extents)),
             ("STAGES", stages(extents)),
             ("SHARED_BYTES", shared_bytes(extents)),
+            ("FP8", 0),
         ]
     },
     shared_bytes,
@@ -57,6 +61,64 @@ fn shared_bytes(extents: &Extents) -> usize {
     (2 * 3 * GROUP_ROWS + 2 * stages * block_keys(extents)) * row + 16 * (2 + 2 * stages)
 }
 
+/// Keys of a block in fp8: a multiple of 32, and more leave no registers.
+const FP8_BLOCK_KEYS: usize = 96;
+const FP8_STAGES: usize = 4;
+
+const FLASH_WGMMA_FP8: KernelSpec<Extents> = KernelSpec {
+    defines: fp8_defines,
+    constants: |extents| {
+        vec![
+            ("THREADS", THREADS),
+            ("TILE_KEYS", FP8_BLOCK_KEYS),
+            ("STAGES", FP8_STAGES),
+            ("SHARED_BYTES", fp8_shared_bytes(extents)),
+        ]
+    },
+    shared_bytes: fp8_shared_bytes,
+    variants: || [false, true].map(fp8_variant).to_vec(),
+    ..FLASH_WGMMA
+};
+
+const TRANSPOSE_VALUES: KernelSpec<Extents> = KernelSpec {
+    constants: |_| vec![("THREADS", TRANSPOSE_THREADS), ("TILE_KEYS", FP8_BLOCK_KEYS)],
+    variants: || vec![fp8_variant(false)],
+    requires: FLASH_WGMMA.requires,
+    ..kernel(
+        "attention/transpose_values",
+        include_str!("../../../kernels/attention/transpose_values.cu"),
+        "attention_transpose_values",
+        TRANSPOSE_THREADS,
+        |extents| [extents.heads * padded_keys(extents) / 32, 1, 1],
+    )
+};
+
+/// Sixteen bytes of 32 keys a thread.
+const TRANSPOSE_THREADS: usize = 32 * 128 / 16;
+
+fn fp8_defines(extents: &Extents) -> Vec<String> {
+    (FLASH_WGMMA.defines)(extents).into_iter().chain(["FP8=1".to_owned()]).collect()
+}
+
+fn fp8_variant(causal: bool) -> Extents {
+    Extents { d: 128, causal, ..Extents::of_heads(1, 1, Dtype::Fp8) }
+}
+
+/// As [`shared_bytes`]; where queries were, an output of 16 bits follows.
+fn fp8_shared_bytes(extents: &Extents) -> usize {
+    let queries = 2 * 3 * GROUP_ROWS * extents.d * ELEMENT_BYTES as usize;
+    queries + 2 * FP8_STAGES * FP8_BLOCK_KEYS * extents.d + 16 * (2 + 2 * FP8_STAGES)
+}
+
+/// Keys of a head, padded to whole blocks.
+const fn padded_keys(extents: &Extents) -> usize {
+    extents.s.div_ceil(FP8_BLOCK_KEYS) * FP8_BLOCK_KEYS
+}
+
+const fn transposed_bytes(extents: &Extents) -> u64 {
+    (extents.heads * padded_keys(extents) * extents.d) as u64
+}
+
 /// Row of the forward ladder.
 pub const ROW: Implementation<AttentionForward> = Implementation {
     name: "cuda/flash_wgmma",
@@ -67,6 +129,45 @@ pub const ROW: Implementation<AttentionForward> = Implementation {
     prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: flash_wgmma },
 };
 
+/// The same in fp8.
+pub const FP8_ROW: Implementation<AttentionForward> = Implementation {
+    name: "cuda/flash_wgmma_fp8",
+    about: "as flash_wgmma, operands of both GEMMs in e4m3, probabilities too; values are \
+            transposed by a kernel of their own, in the time; sm_90a only",
+    supports: |problem| {
+        let extents = Extents::from(&problem.attention);
+        match (extents.dtype, extents.d) {
+            (Dtype::Fp8, 128) => {
+                extents.within_grids(&[FLASH_WGMMA_FP8, TRANSPOSE_VALUES])?;
+                extents.alike()
+            }
+            (Dtype::Fp8, _) => Err("computes d = 128 only".to_owned()),
+            _ => Err("computes fp8 only".to_owned()),
+        }
+    },
+    prepare: Prepare::CudaWithin { device_bytes: fp8_bytes, prepare: flash_wgmma_fp8 },
+};
+
+/// Inputs, an output of 16 bits, and the transposed values; scales are a ten-thousandth.
+fn fp8_bytes(problem: &AttentionForward) -> u64 {
+    let extents = Extents::from(&problem.attention);
+    let elements = extents.rows() * extents.d as u64;
+    (3 + ELEMENT_BYTES) * elements + transposed_bytes(&extents)
+}
+
+/// The lists of tiles of as many blocks as multiprocessors.
+fn tile_lists(
+    extents: &Extents,
+    device: &Arc<Device>,
+    key_bytes: usize,
+    block_keys: usize,
+) -> Result<Buffer, BackendError> {
+    let Extents { heads, share, s, keys, causal, .. } = *extents;
+    let tiling = Tiling { heads, share, s, keys, key_bytes, causal, block_keys };
+    let lists = tiling.lists(device.facts().multiprocessors as usize);
+    device.upload(bytemuck::cast_slice(&table(&lists)))
+}
+
 fn flash_wgmma(
     problem: &AttentionForward,
     inputs: &Tensors,
@@ -76,17 +177,8 @@ fn flash_wgmma(
     let loaded = FLASH_WGMMA.load(device, &extents)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     let out = output(device, "out", &problem.attention)?;
-    let blocks = device.facts().multiprocessors;
-    let tiling = Tiling {
-        heads: extents.heads,
-        share: extents.share,
-        s: extents.s,
-        keys: extents.keys,
-        key_bytes: extents.d * ELEMENT_BYTES as usize,
-        causal: extents.causal,
-        block_keys: block_keys(&extents),
-    };
-    let tiles = device.upload(bytemuck::cast_slice(&table(&tiling.lists(blocks as usize))))?;
+    let key_bytes = extents.d * ELEMENT_BYTES as usize;
+    let tiles = tile_lists(&extents, device, key_bytes, block_keys(&extents))?;
     let of_group = boxes(&extents, GROUP_ROWS);
     let of_block = key_boxes(&extents, block_keys(&extents));
     let parameters = Parameters::new()
@@ -94,12 +186,16 @@ fn flash_wgmma(
         .bytes(&of_block.map(k.address())?)
         .bytes(&of_block.map(v.address())?)
         .bytes(&of_group.map(out.address())?)
+        // No lse, no scales of queries, keys and values.
+        .address(0)
+        .address(0)
+        .address(0)
         .address(0)
         .address(tiles.address())
         .value(extents.s as i32)
         .value(extents.keys as i32)
         .value(extents.share as i32);
-    let launch = loaded.settled(device, Some(blocks), parameters)?;
+    let launch = loaded.settled(device, Some(device.facts().multiprocessors), parameters)?;
     let inputs = qkv([&q, &k, &v]);
     let alive = [q, k, v, tiles];
     Ok(CudaTask::new(device, inputs, vec![out], move |_| {
@@ -108,10 +204,50 @@ fn flash_wgmma(
     }))
 }
 
+fn flash_wgmma_fp8(
+    problem: &AttentionForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    const OPERANDS: [&str; 3] = ["q_e4m3", "k_e4m3", "v_e4m3"];
+    const SCALES: [&str; 3] = ["q_scale", "k_scale", "v_scale"];
+    let extents = Extents::from(&problem.attention);
+    let main = FLASH_WGMMA_FP8.load(device, &extents)?;
+    let first = TRANSPOSE_VALUES.load(device, &Extents { causal: false, ..extents })?;
+    let [q, k, v] = upload(device, inputs, OPERANDS)?;
+    let scales = upload(device, inputs, SCALES)?;
+    let transposed = scratch(device, transposed_bytes(&extents))?;
+    let out = output(device, "out", &problem.attention)?;
+    let tiles = tile_lists(&extents, device, extents.d, FP8_BLOCK_KEYS)?;
+    let of_output = boxes(&Extents { dtype: Dtype::Bf16, ..extents }, GROUP_ROWS);
+    let s = extents.s as i32;
+    let parameters = Parameters::new()
+        .bytes(&boxes(&extents, GROUP_ROWS).map(q.address())?)
+        .bytes(&boxes(&extents, FP8_BLOCK_KEYS).map(k.address())?)
+        .address(transposed.address())
+        .bytes(&of_output.map(out.address())?)
+        .address(0)
+        .address(scales[0].address())
+        .address(scales[1].address())
+        .address(scales[2].address())
+        .address(tiles.address())
+        .value(s)
+        .value(s)
+        .value(1i32);
+    let main = main.settled(device, Some(device.facts().multiprocessors), parameters)?;
+    let named = OPERANDS.into_iter().chain(SCALES).zip([&q, &k, &v].into_iter().chain(&scales));
+    let inputs: Vec<_> = named.map(|(name, buffer)| Input::new(name, buffer)).collect();
+    Ok(CudaTask::new(device, inputs, vec![out], move |_| {
+        let _alive = (&q, &k, &scales, &tiles);
+        let arguments = [Argument::from(&v), Argument::from(&transposed), extents.seqlen()];
+        within("transpose", || first.launch(&arguments))?;
+        within("forward", || main.launch())
+    }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::workload::Dtype;
 
     #[test]
     fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
@@ -120,6 +256,7 @@ mod tests {
         assert_eq!(shared_bytes(&narrow), (384 + 8 * 128) * 128 + 160);
         assert_eq!(shared_bytes(&wide), (384 + 6 * 80) * 256 + 128);
         assert!(shared_bytes(&wide) <= 227 << 10);
+        assert_eq!(fp8_shared_bytes(&wide), 384 * 256 + 8 * 96 * 128 + 160);
     }
 
     #[test]

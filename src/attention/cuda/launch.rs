@@ -9,7 +9,7 @@ use kernelgate::backend::cuda::{self, Input, Output};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, MapElement, Source, TensorBoxes};
 
-/// Bytes of a stored query, key or value element: the kernels know 16-bit types only.
+/// Bytes of a stored query, key or value element, but in fp8.
 pub const ELEMENT_BYTES: u64 = 2;
 
 /// Most bytes of fp32 scores for a rung that keeps them in memory: above that, a launch takes
@@ -31,7 +31,7 @@ pub struct Extents {
     pub d: usize,
     /// Whether the last query sees all keys, and each before it one less than the next.
     pub causal: bool,
-    /// Dtype of inputs and outputs.
+    /// Dtype of inputs and outputs; the output of fp8 is bf16.
     pub dtype: Dtype,
 }
 
@@ -55,6 +55,10 @@ const HEADERS: &[(&str, &str)] = &[
     ("attention/shape.cuh", include_str!("../../../kernels/attention/shape.cuh")),
     ("attention/warp_gemm.cuh", include_str!("../../../kernels/attention/warp_gemm.cuh")),
     ("attention/warpgroup_gemm.cuh", include_str!("../../../kernels/attention/warpgroup_gemm.cuh")),
+    (
+        "attention/warpgroup_gemm_e4m3.cuh",
+        include_str!("../../../kernels/attention/warpgroup_gemm_e4m3.cuh"),
+    ),
 ];
 
 /// A kernel of the family: the macros of `kernels/attention/shape.cuh`, and a build for each of
@@ -134,6 +138,14 @@ impl Extents {
         if !matches!(self.dtype, Dtype::Bf16 | Dtype::F16) {
             return Err("computes bf16 and f16 only".to_owned());
         }
+        self.within_grids(kernels)
+    }
+
+    /// Whether sizes are counted in 32 bits and grids hold the kernels' blocks.
+    ///
+    /// # Errors
+    /// The reason why not, a fragment.
+    pub fn within_grids(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         let counted =
             [self.heads, self.s, self.keys].iter().all(|&extent| i32::try_from(extent).is_ok());
         if counted && kernels.iter().all(|kernel| kernel.shape(self).is_ok()) {
@@ -149,6 +161,14 @@ impl Extents {
     /// As there; also when keys differ from queries in either.
     pub fn supported_alike(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         self.supported(kernels)?;
+        self.alike()
+    }
+
+    /// Whether there are as many keys as queries, and as many heads of them.
+    ///
+    /// # Errors
+    /// The reason why not, a fragment.
+    pub fn alike(&self) -> Result<(), String> {
         if self.share == 1 && self.keys == self.s {
             Ok(())
         } else {
@@ -224,7 +244,11 @@ pub fn key_boxes(extents: &Extents, rows: usize) -> TensorBoxes {
 
 fn boxes_of(extents: &Extents, [heads, positions]: [usize; 2], rows: usize) -> TensorBoxes {
     TensorBoxes {
-        element: if extents.dtype == Dtype::F16 { MapElement::F16 } else { MapElement::Bf16 },
+        element: match extents.dtype {
+            Dtype::F16 => MapElement::F16,
+            Dtype::Fp8 => MapElement::Byte,
+            _ => MapElement::Bf16,
+        },
         extents: [heads, positions, extents.d].map(|extent| extent as u64),
         box_rows: rows as u32,
     }
@@ -238,7 +262,7 @@ pub fn scratch(device: &Device, bytes: u64) -> Result<Buffer, BackendError> {
     device.allocate(usize::try_from(bytes).expect("more memory than a process addresses"))
 }
 
-/// An output of the problem's shape and dtype.
+/// An output of the problem's shape.
 ///
 /// # Errors
 /// When device memory is short.
@@ -247,5 +271,5 @@ pub fn output(
     name: &'static str,
     attention: &Attention,
 ) -> Result<Output, BackendError> {
-    Output::new(device, name, attention.shape(), attention.dtype)
+    Output::new(device, name, attention.shape(), attention.output_dtype())
 }

@@ -26,12 +26,17 @@ pub use components::{SCORES, SOFTMAX, VALUES};
 
 /// Forward ladder, and the library.
 pub fn forward() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {
-    forward::LADDER.iter().chain([&forward_wgmma::ROW, &forward_decode::ROW, &cudnn::FORWARD])
+    let wgmma = [&forward_wgmma::ROW, &forward_wgmma::FP8_ROW];
+    forward::LADDER.iter().chain(wgmma).chain([&forward_decode::ROW, &cudnn::FORWARD])
 }
 
 /// Backward ladder, and the library.
 pub fn backward() -> impl Iterator<Item = &'static Implementation<AttentionBackward>> {
-    backward::LADDER.iter().chain([&backward_wgmma::ROW, &cudnn::BACKWARD])
+    backward::LADDER.iter().chain([
+        &backward_wgmma::ROW,
+        &backward_wgmma::FIXED_ORDER_ROW,
+        &cudnn::BACKWARD,
+    ])
 }
 
 /// Every kernel of the family.

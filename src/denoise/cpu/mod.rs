@@ -1,15 +1,19 @@
 //! The denoise expert on the host in f32: GEMMs over blocks of weight columns, everything else
 //! fused into them.
 //!
-//! Weights are read where the inputs hold them; the only copies are activations.
+//! Weights are read where the inputs hold them; the only copies are activations. What is quantised
+//! is widened to f32 while a case is prepared: the host gains nothing from fewer bytes here.
 
 mod element;
 mod expert;
 #[cfg(test)]
 mod tests;
 
-use crate::denoise::definition::{DenoiseLoop, DenoiseStep, ExpertShape};
+use crate::denoise::definition::{DenoiseLoop, DenoiseStep, ExpertShape, WeightFormat};
+use crate::denoise::fp8::widened;
 use crate::denoise::model::ACTION;
+use std::sync::Arc;
+
 use expert::CpuExpert;
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
@@ -24,7 +28,7 @@ pub const STEP: &[Implementation<DenoiseStep>] = &[Implementation {
     prepare: Prepare::Cpu(|problem, inputs| {
         let outputs =
             Tensors::new().with_output("velocity", [problem.expert.s, ACTION], Dtype::F32);
-        let mut expert = CpuExpert::new(&problem.expert, inputs.clone(), 1);
+        let mut expert = CpuExpert::new(&problem.expert, in_f32(&problem.expert, &inputs), 1);
         let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {
             expert.set_times(&[f64::from(inputs.f32("t")[0])]);
             expert.velocity(0, inputs.f32("x"), outputs.f32_mut("velocity"));
@@ -41,7 +45,8 @@ pub const LOOP: &[Implementation<DenoiseLoop>] = &[Implementation {
     supports: |problem| supports(&problem.expert),
     prepare: Prepare::Cpu(|problem, inputs| {
         let outputs = Tensors::new().with_output("actions", [problem.expert.s, ACTION], Dtype::F32);
-        let mut expert = CpuExpert::new(&problem.expert, inputs.clone(), problem.steps);
+        let mut expert =
+            CpuExpert::new(&problem.expert, in_f32(&problem.expert, &inputs), problem.steps);
         let mut velocity = vec![0.0; problem.expert.s * ACTION];
         let dt = -1.0 / problem.steps as f64;
         let mut times = vec![1.0; problem.steps];
@@ -62,5 +67,16 @@ pub const LOOP: &[Implementation<DenoiseLoop>] = &[Implementation {
 }];
 
 fn supports(shape: &ExpertShape) -> Result<(), String> {
-    if shape.dtype == Dtype::F32 { Ok(()) } else { Err("computes f32 only".to_owned()) }
+    match (shape.dtype, shape.weights) {
+        (Dtype::F32, _) | (_, WeightFormat::Fp8) => Ok(()),
+        _ => Err("computes f32 only".to_owned()),
+    }
+}
+
+/// What the expert reads: the inputs, or in f32 what they stand for.
+fn in_f32(shape: &ExpertShape, inputs: &Arc<Tensors>) -> Arc<Tensors> {
+    match shape.weights {
+        WeightFormat::Same => inputs.clone(),
+        WeightFormat::Fp8 => Arc::new(widened(&shape.effective(inputs))),
+    }
 }

@@ -5,14 +5,14 @@ use super::*;
 use crate::denoise::model::{Model, TINY};
 use crate::denoise::reference;
 use kernelgate::backend::Executable;
-use kernelgate::verify::{OutputComparison, verify};
-use kernelgate::workload::{Problem, random};
+use kernelgate::verify::{OutputComparison, compare, verify};
+use kernelgate::workload::{Problem, Tolerance, random};
 
 /// Extents that divide neither vectors nor blocks of columns: several blocks, the last one short.
 const ODD: Model = Model { name: "odd", width: 234, depth: 2, mlp: 1001, heads: 3, head_dim: 10 };
 
 fn shape(model: Model, s: usize, p: usize) -> ExpertShape {
-    ExpertShape { model, s, p, dtype: Dtype::F32 }
+    ExpertShape { model, s, p, dtype: Dtype::F32, weights: WeightFormat::Same }
 }
 
 fn task<P: Problem>(
@@ -108,6 +108,27 @@ fn not_a_number_in_a_weight_reaches_the_output() {
         task.launch().unwrap();
         assert!(task.outputs().unwrap().f32("velocity").iter().any(|x| x.is_nan()), "{name}");
     }
+}
+
+#[test]
+fn fp8_loops_are_those_of_the_quantised_weights_and_lose_what_quantising_loses() {
+    let bf16 = ExpertShape { dtype: Dtype::Bf16, ..shape(TINY, 7, 13) };
+    let expert = ExpertShape { weights: WeightFormat::Fp8, ..bf16 };
+    let step = DenoiseStep { expert };
+    assert!(check(&STEP[0], &step, step.inputs(1)).relative_l2 < 2e-6);
+
+    let problem = DenoiseLoop { expert, steps: 3 };
+    let inputs = Arc::new(problem.inputs(1));
+    let mut task = task(&LOOP[0], &problem, &inputs);
+    let own = verify(&mut task, &problem.reference(&inputs), problem.tolerance()).unwrap();
+    assert!(own.relative_l2 < 2e-6, "{own:?}");
+    let unquantized = DenoiseLoop { expert: bf16, ..problem }.reference(&inputs);
+    let wide = Tolerance { max_error: f64::MAX, relative_l2: f64::MAX };
+    let lost = compare(task.outputs().unwrap(), &unquantized, wide).unwrap().relative_l2;
+    let simulated = problem.reference(&inputs).remove(0);
+    let simulated = Tensors::new().with("actions", simulated.shape.clone(), simulated.values);
+    let expected = compare(&simulated, &unquantized, wide).unwrap().relative_l2;
+    assert!(expected > 1e-3 && (lost / expected - 1.0).abs() < 1e-3, "{lost} {expected}");
 }
 
 #[test]

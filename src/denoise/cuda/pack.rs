@@ -8,9 +8,12 @@
 //! 16-byte chunks of eight k XOR-swizzled by column. Its keys and values are fragments of the
 //! tensor cores.
 
+mod codes;
+
 use rayon::prelude::*;
 
 use super::buffers::Region;
+use crate::denoise::definition::WeightFormat;
 use crate::denoise::model::Model;
 use kernelgate::workload::{Dtype, Tensors};
 
@@ -62,15 +65,20 @@ enum PackedLayout {
     Tiles(usize),
     /// Panels of k, eight columns at a time.
     Panels,
+    /// The same of quantised weights.
+    Codes,
 }
 
-/// A model's for the persistent kernel: the GEMMs of a layer in panels, the others as the fused
-/// GEMMs take them.
-pub fn persistent_packings(model: &Model) -> Vec<Packing> {
+/// A model's for the persistent kernel: the GEMMs of a layer in panels, in that format, the others
+/// as the fused GEMMs take them.
+pub fn persistent_packings(model: &Model, weights: WeightFormat) -> Vec<Packing> {
     let mut packings = packings(model);
     for packing in &mut packings {
         if LAYER_GEMMS.contains(&packing.name) {
-            packing.layout = PackedLayout::Panels;
+            packing.layout = match weights {
+                WeightFormat::Same => PackedLayout::Panels,
+                WeightFormat::Fp8 => PackedLayout::Codes,
+            };
         }
     }
     packings
@@ -127,7 +135,11 @@ impl Packing {
     }
 
     fn layer_bytes(&self) -> usize {
-        self.depth * self.columns.iter().sum::<usize>() * Dtype::Bf16.bytes()
+        let elements = self.depth * self.columns.iter().sum::<usize>();
+        match self.layout {
+            PackedLayout::Codes => elements / (CHUNK * TILE) * codes::UNIT_BYTES,
+            _ => elements * Dtype::Bf16.bytes(),
+        }
     }
 
     /// Input and first column of a chunk.
@@ -157,6 +169,7 @@ impl Packing {
                 self.pack_tiles(&inputs, ((self.depth / 16).div_ceil(split) * 16).min(TILE))
             }
             PackedLayout::Panels => self.pack_panels(&inputs),
+            PackedLayout::Codes => codes::pack(self, tensors),
         }
     }
 

@@ -1,5 +1,6 @@
 //! A launch an operation: `kernels/denoise/per_op.cu` and the library's GEMMs, in the order in
 //! which a framework runs the model; or, for a capture, independent GEMMs in lanes of their own.
+//! Quantised weights are dequantised before each GEMM, which the library has none of bf16 by fp8.
 
 use std::sync::Arc;
 
@@ -7,6 +8,8 @@ use super::buffers::{self, Buffers, Region};
 use super::program::{LaunchPlan, LaunchSequence};
 use super::row::{Items, THREADS, a_row_a_block, kernel};
 use super::run::ExpertRun;
+use crate::denoise::definition::WeightFormat;
+use crate::denoise::fp8::{Fp8, quantize};
 use crate::denoise::model::{ACTION, Model};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
@@ -23,7 +26,7 @@ const PACKET: usize = 8;
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Items>] = &[
     EMBED, BIAS, CAST, COPY, ANGLES, NORM, MODULATE, RESIDUAL, ROPE, CONCAT, SOFTMAX, GELU,
-    ACTION_OUT, EULER,
+    ACTION_OUT, EULER, DEQUANTIZE,
 ];
 
 /// Also what `fused` begins with.
@@ -54,6 +57,8 @@ const CONCAT: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_concat", 
 const GELU: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_gelu", ..BIAS };
 const EULER: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_euler", ..BIAS };
 
+const DEQUANTIZE: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_dequantize", ..BIAS };
+
 const NORM: KernelSpec<Items> =
     KernelSpec { symbol: "denoise_per_op_norm", blocks: a_row_a_block, ..EMBED };
 const SOFTMAX: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_softmax", ..NORM };
@@ -75,8 +80,70 @@ const fn padded(context: usize) -> usize {
     context.next_multiple_of(8)
 }
 
+/// A quantised matrix: the input, which is held as codes, its columns' exponents, and a layer of it
+/// as bf16.
+struct Coded {
+    name: &'static str,
+    exponents: &'static str,
+    values: &'static str,
+}
+
+const CODED: [Coded; 7] = {
+    const fn coded(name: &'static str, exponents: &'static str, values: &'static str) -> Coded {
+        Coded { name, exponents, values }
+    }
+    [
+        coded("q_proj", "q_exponents", "q_values"),
+        coded("k_proj", "k_exponents", "k_values"),
+        coded("v_proj", "v_exponents", "v_values"),
+        coded("o_proj", "o_exponents", "o_values"),
+        coded("gate_proj", "gate_exponents", "gate_values"),
+        coded("up_proj", "up_exponents", "up_values"),
+        coded("down_proj", "down_exponents", "down_values"),
+    ]
+};
+
+/// The matrices that this run holds as codes.
+fn coded(run: &ExpertRun) -> &'static [Coded] {
+    match run.shape.weights {
+        WeightFormat::Same => &[],
+        WeightFormat::Fp8 => &CODED,
+    }
+}
+
+/// Inputs that are held as they lie.
+pub fn inputs(run: &ExpertRun) -> Vec<Region> {
+    buffers::inputs(run, &coded(run).iter().map(|coded| coded.name).collect::<Vec<_>>())
+}
+
+/// Rows and columns of a layer of an input.
+fn extents(run: &ExpertRun, name: &str) -> [usize; 2] {
+    let specs = run.shape.model.tensors(run.shape.s, run.shape.p, run.shape.dtype);
+    let spec = specs.iter().find(|spec| spec.name == name).expect("an input of the model");
+    let [.., rows, columns] = spec.shape[..] else { unreachable!("`{name}` is a matrix") };
+    [rows, columns]
+}
+
+/// Codes and exponents.
+pub fn packed(run: &ExpertRun) -> Vec<Region> {
+    let depth = run.shape.model.depth;
+    let regions = |matrix: &Coded| {
+        let [rows, columns] = extents(run, matrix.name);
+        [(matrix.name, depth * rows * columns), (matrix.exponents, depth * columns)]
+    };
+    coded(run).iter().flat_map(regions).collect()
+}
+
 /// Everything but inputs and output.
 pub fn scratch(run: &ExpertRun) -> Vec<Region> {
+    let values = coded(run).iter().map(|matrix| {
+        let [rows, columns] = extents(run, matrix.name);
+        (matrix.values, rows * columns * Dtype::Bf16.bytes())
+    });
+    activations(run).into_iter().chain(values).collect()
+}
+
+fn activations(run: &ExpertRun) -> Vec<Region> {
     let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (s, keys) = (run.shape.s, padded(run.shape.context()));
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
@@ -109,7 +176,7 @@ pub fn scratch(run: &ExpertRun) -> Vec<Region> {
 /// Inputs, activations, the library's workspaces and the output.
 pub fn device_bytes(run: &ExpertRun, concurrent: bool) -> u64 {
     let workspaces = WORKSPACE_BYTES * if concurrent { LANES } else { 1 };
-    buffers::device_bytes(run, &[&buffers::inputs(run, &[]), &scratch(run)]) + workspaces as u64
+    buffers::device_bytes(run, &[&inputs(run), &packed(run), &scratch(run)]) + workspaces as u64
 }
 
 /// Writes the launches, one after the other.
@@ -151,8 +218,11 @@ fn write(
         run,
         inputs,
         device,
-        &buffers::inputs(run, &[]),
-        std::iter::empty(),
+        &self::inputs(run),
+        coded(run).iter().flat_map(|matrix| {
+            let Fp8 { codes, exponents } = quantize(inputs.tensor(matrix.name));
+            [(matrix.name, codes), (matrix.exponents, bytemuck::cast_vec(exponents))]
+        }),
         &scratch(run),
         &[],
     )?;
@@ -283,15 +353,10 @@ impl PerOpWriter<'_> {
         self.plan.end();
 
         self.plan.begin(phase("QKV_Proj"));
-        let others = [("k_proj", "k"), ("v_proj", "v")];
-        self.concurrent_gemms(
-            s,
-            [head_dim, width],
-            "y",
-            others.map(|(matrix, to)| (weights(matrix), to)),
-        );
-        self.gemm(s, heads * head_dim, width, "y", weights("q_proj"), "q");
-        self.wait_for_concurrent(others.len());
+        let [q, k, v] = ["q_proj", "k_proj", "v_proj"].map(|name| self.matrix(name, layer));
+        self.concurrent_gemms(s, [head_dim, width], "y", [(k, "k"), (v, "v")]);
+        self.gemm(s, heads * head_dim, width, "y", q, "q");
+        self.wait_for_concurrent(2);
         self.plan.end();
 
         self.plan.begin(phase("RoPE"));
@@ -326,7 +391,8 @@ impl PerOpWriter<'_> {
         self.plan.end();
 
         self.plan.begin(phase("O_Proj"));
-        self.gemm(s, width, heads * head_dim, "attended", weights("o_proj"), "branch");
+        let o = self.matrix("o_proj", layer);
+        self.gemm(s, width, heads * head_dim, "attended", o, "branch");
         self.plan.end();
         self.plan.begin(phase("Res1"));
         self.residual(2 * layer, weights("style1_bias"));
@@ -336,8 +402,10 @@ impl PerOpWriter<'_> {
         self.norm(2 * layer + 1, weights("style2_bias"), false);
         self.plan.end();
         self.plan.begin(phase("MLP"));
-        self.concurrent_gemms(s, [mlp, width], "y", [(weights("up_proj"), "ups")]);
-        self.gemm(s, mlp, width, "y", weights("gate_proj"), "gates");
+        let [gate, up, down] =
+            ["gate_proj", "up_proj", "down_proj"].map(|name| self.matrix(name, layer));
+        self.concurrent_gemms(s, [mlp, width], "y", [(up, "ups")]);
+        self.gemm(s, mlp, width, "y", gate, "gates");
         self.wait_for_concurrent(1);
         let packets = s * mlp / PACKET;
         self.plan.launch(
@@ -345,13 +413,29 @@ impl PerOpWriter<'_> {
             packets,
             &[memory.at("gates"), memory.at("ups"), Argument::I32(packets as i32)],
         );
-        self.gemm(s, width, mlp, "gates", weights("down_proj"), "branch");
+        self.gemm(s, width, mlp, "gates", down, "branch");
         self.plan.end();
         self.plan.begin(phase("Res2"));
         self.residual(2 * layer + 1, weights("style2_bias"));
         self.plan.end();
 
         self.plan.end();
+    }
+
+    /// A layer's matrix in bf16, dequantised here if it is held as codes.
+    fn matrix(&mut self, name: &'static str, layer: usize) -> u64 {
+        let memory = self.memory;
+        let Some(matrix) = coded(self.run).iter().find(|matrix| matrix.name == name) else {
+            return memory.layer(name, layer);
+        };
+        let [rows, columns] = extents(self.run, name);
+        let packets = rows * columns / PACKET;
+        let [codes, exponents] =
+            [name, matrix.exponents].map(|name| Argument::Address(memory.layer(name, layer)));
+        let sizes = [columns, packets].map(|size| Argument::I32(size as i32));
+        let arguments = [codes, exponents, memory.at(matrix.values), sizes[0], sizes[1]];
+        self.plan.launch(&DEQUANTIZE, packets, &arguments);
+        memory.address(matrix.values)
     }
 
     /// The style of the `index`-th norm of a step.

@@ -9,6 +9,7 @@ use super::pack::{MAX_KEYS, Packing, pack_cache, persistent_packings};
 use super::program::{LaunchPlan, LaunchSequence};
 use super::row::{Items, compiled_for, model_kernel, with_model};
 use super::run::ExpertRun;
+use crate::denoise::definition::WeightFormat;
 use crate::denoise::model::{Model, PI05};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
@@ -19,7 +20,7 @@ use kernelgate_cuda::{Argument, Device, KernelSpec, Requires};
 const MAX_ROWS: usize = 56;
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Items>] = &[PERSISTENT, SHIFT];
+pub const KERNELS: &[KernelSpec<Items>] = &[PERSISTENT, SHIFT, PERSISTENT_FP8, SHIFT_FP8];
 
 /// Blocks: so many clusters of so many.
 const CLUSTERS: usize = 15;
@@ -28,7 +29,7 @@ const THREADS: usize = 384;
 const SHARED_BYTES: usize = 231_424;
 
 const PERSISTENT: KernelSpec<Items> = KernelSpec {
-    constants,
+    constants: |items| own_constants(items, THREADS, 16),
     threads: THREADS,
     shared_bytes: |_| SHARED_BYTES,
     cluster: Some(RANKS),
@@ -55,14 +56,30 @@ const SHIFT: KernelSpec<Items> = KernelSpec {
     ..PERSISTENT
 };
 
+/// The same with quantised weights, which a fourth warpgroup decodes.
+const PERSISTENT_FP8: KernelSpec<Items> = KernelSpec {
+    defines: with_fp8,
+    constants: |items| own_constants(items, FP8_THREADS, 8),
+    threads: FP8_THREADS,
+    ..PERSISTENT
+};
+const SHIFT_FP8: KernelSpec<Items> =
+    KernelSpec { defines: with_fp8, constants: PERSISTENT_FP8.constants, ..SHIFT };
+const FP8_THREADS: usize = THREADS + 128;
+
+fn with_fp8(items: &Items) -> Vec<String> {
+    [(PERSISTENT.defines)(items), vec!["WEIGHTS=Fp8".to_owned()]].concat()
+}
+
 /// Shifts of sixteen steps in two parts of bf16, rows 64 bytes apart.
 fn shift_shared(items: &Items) -> usize {
     2 * 16 * (2 * items.model.width + 64)
 }
 
-fn constants(items: &Items) -> Vec<(&'static str, usize)> {
+fn own_constants(items: &Items, threads: usize, weight_bits: usize) -> Vec<(&'static str, usize)> {
     let own = [
-        ("THREADS", THREADS),
+        ("THREADS", threads),
+        ("WEIGHT_BITS", weight_bits),
         ("SHIFT_THREADS", SHIFT_THREADS),
         ("CLUSTERS", CLUSTERS),
         ("RANKS", RANKS),
@@ -97,8 +114,8 @@ pub fn supported(run: &ExpertRun) -> Result<(), String> {
 pub fn packed(run: &ExpertRun) -> Vec<Region> {
     let Model { depth, head_dim, .. } = run.shape.model;
     let cache = depth * MAX_KEYS * head_dim * Dtype::Bf16.bytes();
-    let weights =
-        persistent_packings(&run.shape.model).iter().map(Packing::region).collect::<Vec<_>>();
+    let packings = persistent_packings(&run.shape.model, run.shape.weights);
+    let weights = packings.iter().map(Packing::region).collect::<Vec<_>>();
     [weights, vec![("keys", cache), ("values", cache)]].concat()
 }
 
@@ -141,7 +158,7 @@ pub fn program(
     output: &Output,
 ) -> Result<LaunchSequence, BackendError> {
     let Model { depth, head_dim, .. } = run.shape.model;
-    let packings = persistent_packings(&run.shape.model);
+    let packings = persistent_packings(&run.shape.model, run.shape.weights);
     let weights = packings.iter().map(|packing| (packing.name, packing.pack(inputs)));
     let caches = ["keys", "values"].into_iter().zip(CACHES).map(|(name, input)| {
         let cache = inputs.tensor(input).as_bytes();
@@ -162,6 +179,10 @@ pub fn program(
 /// The launches, for memory that has every region.
 pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument) -> LaunchPlan {
     let Model { depth, heads, head_dim, mlp, .. } = run.shape.model;
+    let (kernel, shift) = match run.shape.weights {
+        WeightFormat::Same => (&PERSISTENT, &SHIFT),
+        WeightFormat::Fp8 => (&PERSISTENT_FP8, &SHIFT_FP8),
+    };
     let mut plan = LaunchPlan::default();
     plan.begin("Prepare");
     fused::prepare(&mut plan, run, memory, output);
@@ -192,12 +213,12 @@ pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument) -> LaunchPlan {
     ] {
         let arguments =
             [at(styles), at(weights), at(shifts), at("arrived"), i32_of(columns), steps];
-        plan.launch_stack(&SHIFT, columns, depth, &arguments);
+        plan.launch_stack(shift, columns, depth, &arguments);
     }
     plan.end();
     let regions = layers.iter().chain(&activations).chain(&actions).map(|name| at(name));
     plan.begin("Denoise_Full_Loop");
-    plan.launch(&PERSISTENT, run.shape.s, &regions.chain(sizes).collect::<Vec<_>>());
+    plan.launch(kernel, run.shape.s, &regions.chain(sizes).collect::<Vec<_>>());
     plan.end();
     plan
 }

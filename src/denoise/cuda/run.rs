@@ -6,7 +6,7 @@ use kernelgate::workload::Dtype;
 use kernelgate_cuda::Device;
 
 use super::row::compiled_for;
-use crate::denoise::definition::{DenoiseLoop, DenoiseStep, ExpertShape};
+use crate::denoise::definition::{DenoiseLoop, DenoiseStep, ExpertShape, WeightFormat};
 use crate::denoise::model::ACTION;
 
 /// Most steps that are captured: a graph of the operations one by one has 400 nodes a step.
@@ -44,6 +44,9 @@ impl ExpertRun {
     /// Whether the fused kernels are compiled for its model.
     pub fn supported_fused(&self) -> Result<(), String> {
         self.supported()?;
+        if self.shape.weights != WeightFormat::Same {
+            return Err("takes bf16 weights only".to_owned());
+        }
         compiled_for(&self.shape.model)
             .map(drop)
             .ok_or_else(|| "not compiled for this model".to_owned())

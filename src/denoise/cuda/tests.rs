@@ -6,7 +6,7 @@ use super::buffers::Buffers;
 use super::program::{LaunchPlan, Written};
 use super::row::Items;
 use super::*;
-use crate::denoise::definition::ExpertShape;
+use crate::denoise::definition::{ExpertShape, WeightFormat};
 use crate::denoise::model::{Model, PI05, TINY};
 use crate::gpu_tests::{gpu, prepare};
 use kernelgate::backend::Executable;
@@ -20,11 +20,16 @@ use kernelgate_cuda::{Argument, KernelSpec};
 const SHALLOW: Model = Model { name: "shallow", depth: 2, ..PI05 };
 
 fn shape(model: Model, s: usize, p: usize) -> ExpertShape {
-    ExpertShape { model, s, p, dtype: Dtype::Bf16 }
+    ExpertShape { model, s, p, dtype: Dtype::Bf16, weights: WeightFormat::Same }
 }
 
 fn looped(model: Model, s: usize, p: usize, steps: usize) -> DenoiseLoop {
     DenoiseLoop { expert: shape(model, s, p), steps }
+}
+
+/// The same with weights in fp8.
+fn in_fp8(problem: DenoiseLoop) -> DenoiseLoop {
+    DenoiseLoop { expert: ExpertShape { weights: WeightFormat::Fp8, ..problem.expert }, ..problem }
 }
 
 /// The rows that compute a problem.
@@ -102,6 +107,34 @@ fn f32_and_long_captures_are_refused_with_a_reason() {
 }
 
 #[test]
+fn rows_for_fp8_are_those_of_operations_and_the_persistent_kernel() {
+    let names = |problem: &DenoiseLoop| {
+        supporting(LOOP, problem).iter().map(|row| row.name).collect::<Vec<_>>()
+    };
+    let full = in_fp8(looped(PI05, 50, 968, 10));
+    assert_eq!(names(&full), ["cuda/per_op", "cuda/graph", "cuda/persistent"]);
+    assert_eq!((LOOP[2].supports)(&full), Err("takes bf16 weights only".to_owned()));
+    assert_eq!(names(&in_fp8(looped(TINY, 7, 13, 3))), ["cuda/per_op", "cuda/graph"]);
+    // A dequantisation before each GEMM of a layer; the persistent kernel decodes as it reads.
+    let launches = |plan: &LaunchPlan, symbol: &str| {
+        let named = |written: &&Written| matches!(written, Written::Launch { kernel, .. } if kernel.symbol == symbol);
+        plan.written.iter().filter(named).count()
+    };
+    let dequantize = "denoise_per_op_dequantize";
+    let [(plain, _), ..] = plans(&ExpertRun::from(&looped(TINY, 7, 13, 3)));
+    let run = ExpertRun::from(&in_fp8(looped(TINY, 7, 13, 3)));
+    let [(per_op, _), _, (persistent, _)] = plans(&run);
+    assert_eq!((launches(&plain, dequantize), launches(&per_op, dequantize)), (0, 3 * 2 * 7));
+    let Some(Written::Launch { kernel, .. }) =
+        persistent.written.iter().rfind(|written| matches!(written, Written::Launch { .. }))
+    else {
+        panic!("the loop is launched")
+    };
+    let items = Items { model: PI05, items: 1, layers: 1 };
+    assert!((kernel.constants)(&items).contains(&("WEIGHT_BITS", 8)));
+}
+
+#[test]
 fn declared_memory_is_what_the_shapes_say() {
     let declared = |row: &Implementation<DenoiseLoop>, problem: &DenoiseLoop| {
         let Prepare::CudaWithin { device_bytes, .. } = row.prepare else {
@@ -139,8 +172,13 @@ fn declared_memory_is_what_the_shapes_say() {
             + 32 * 4);
     let per_op = 3 * 64 * 2 + 5 * 192 * 4 + rows + scores;
     assert_eq!(declared(&LOOP[0], &problem), inputs + fixed + per_op + (16 << 20));
-    // The full loop: its 879 MB of weights and caches are nearly all of it.
+    // Codes and a bf16 for each eight columns and 64 of k, in place of bf16.
     let full = looped(PI05, 50, 968, 10);
+    assert_eq!(
+        declared(&LOOP[5], &full) - declared(&LOOP[5], &in_fp8(full)),
+        PI05.layer_weights() / 512 * (1024 - 528)
+    );
+    // The full loop: its 879 MB of weights and caches are nearly all of it.
     for row in LOOP {
         let gigabytes = declared(row, &full) as f64 / 1e9;
         assert!((0.87..0.96).contains(&gigabytes), "{}: {gigabytes}", row.name);
@@ -150,7 +188,10 @@ fn declared_memory_is_what_the_shapes_say() {
 /// The plans of the kinds of launches, with made-up memory.
 fn plans(run: &ExpertRun) -> [(LaunchPlan, Buffers); 3] {
     let output = Argument::Address(1 << 40);
-    let whole = Buffers::imagined(run, &[buffers::inputs(run, &[]), per_op::scratch(run)].concat());
+    let whole = Buffers::imagined(
+        run,
+        &[per_op::inputs(run), per_op::packed(run), per_op::scratch(run)].concat(),
+    );
     let caches = fused::caches(run).to_vec();
     let tailed = Buffers::imagined(
         run,
@@ -182,6 +223,7 @@ fn every_launch_has_the_arguments_of_its_kernel() {
     for run in [
         ExpertRun::from(&DenoiseStep { expert: shape(SHALLOW, 50, 968) }),
         ExpertRun::from(&looped(TINY, 7, 13, 3)),
+        ExpertRun::from(&in_fp8(looped(TINY, 7, 13, 3))),
     ] {
         for (plan, memory) in plans(&run) {
             let known = |address: u64| address == 0 || address == 1 << 40 || memory.holds(address);
@@ -347,6 +389,48 @@ fn the_persistent_kernel_agrees_with_the_reference_to_its_bounds() {
 }
 
 #[test]
+fn fp8_rows_agree_with_the_loop_of_the_quantised_weights() {
+    let Some((device, _alone)) = gpu() else { return };
+    let problems = [
+        looped(TINY, 7, 13, 3),
+        looped(TINY, 50, 968, 10),
+        looped(SHALLOW, 50, 968, 2),
+        looped(SHALLOW, 56, 968, 1),
+        looped(SHALLOW, 1, 1023, 1),
+        looped(SHALLOW, 33, 500, 1),
+        looped(Model { depth: 3, ..SHALLOW }, 10, 712, 3),
+        looped(Model { depth: 1, ..SHALLOW }, 17, 111, 37),
+    ];
+    for plain in problems {
+        let problem = in_fp8(plain);
+        let DenoiseLoop { expert: ExpertShape { s, p, model, .. }, steps } = problem;
+        let name = format!("fp8 {} depth={} s={s} p={p} steps={steps}", model.name, model.depth);
+        let rows = supporting(LOOP, &problem);
+        check(rows, &problem, &device, &name);
+    }
+}
+
+#[test]
+fn the_persistent_kernel_decodes_fp8_to_the_bit() {
+    let Some((device, _alone)) = gpu() else { return };
+    for (s, p, steps) in [(50, 968, 3), (9, 40, 2)] {
+        let plain = looped(Model { depth: 3, ..SHALLOW }, s, p, steps);
+        let problem = in_fp8(plain);
+        let inputs = problem.inputs(27);
+        let quantized = problem.expert.effective(&inputs);
+        let outputs: Vec<_> = [(problem, &inputs), (plain, &quantized)]
+            .into_iter()
+            .filter_map(|(problem, inputs)| {
+                let mut task = prepare(&LOOP[5], &problem, inputs, &device)?;
+                task.launch().unwrap();
+                Some(task.outputs().unwrap().tensor("actions").as_bytes().to_vec())
+            })
+            .collect();
+        assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "s={s} p={p} steps={steps}");
+    }
+}
+
+#[test]
 fn the_full_step_agrees_with_the_reference() {
     let Some((device, _alone)) = gpu() else { return };
     check(STEP, &DenoiseStep { expert: shape(PI05, 50, 968) }, &device, "pi05 s=50 p=968");
@@ -395,19 +479,21 @@ fn fused_launches_repeat_bit_by_bit() {
 #[test]
 fn the_persistent_kernel_repeats_bit_by_bit_a_thousand_times() {
     let Some((device, _alone)) = gpu() else { return };
-    let problem = looped(SHALLOW, 50, 968, 2);
-    let inputs = problem.inputs(25);
-    let Some(mut task) = prepare(&LOOP[5], &problem, &inputs, &device) else { return };
-    let mut launch = || {
-        task.poison_outputs().unwrap();
-        task.launch().unwrap();
-        task.synchronize().unwrap();
-        task.outputs().unwrap().tensor("actions").as_bytes().to_vec()
-    };
-    let first = launch();
-    // An exchange between blocks that is not ordered shows as a rare difference.
-    for number in 1..1000 {
-        assert_eq!(launch(), first, "launch {number}");
+    let plain = looped(SHALLOW, 50, 968, 2);
+    for problem in [plain, in_fp8(plain)] {
+        let inputs = problem.inputs(25);
+        let Some(mut task) = prepare(&LOOP[5], &problem, &inputs, &device) else { return };
+        let mut launch = || {
+            task.poison_outputs().unwrap();
+            task.launch().unwrap();
+            task.synchronize().unwrap();
+            task.outputs().unwrap().tensor("actions").as_bytes().to_vec()
+        };
+        let first = launch();
+        // An exchange between blocks that is not ordered shows as a rare difference.
+        for number in 1..1000 {
+            assert_eq!(launch(), first, "{:?} launch {number}", problem.expert.weights);
+        }
     }
 }
 

@@ -148,7 +148,7 @@ fn safetensors_dtype(dtype: Dtype) -> safetensors::Dtype {
         Dtype::F32 => safetensors::Dtype::F32,
         Dtype::F16 => safetensors::Dtype::F16,
         Dtype::Bf16 => safetensors::Dtype::BF16,
-        Dtype::I8 => safetensors::Dtype::I8,
+        Dtype::Fp8 | Dtype::I8 => safetensors::Dtype::I8,
     }
 }
 

@@ -40,5 +40,20 @@ __device__ __forceinline__ float bits_to_f32(unsigned int bits) {
 
 __device__ __forceinline__ float negative_infinity() { return bits_to_f32(0xff800000u); }
 
+// Four floats as e4m3, `a` in bits 0-7, rounded to nearest even; what is larger than 448 is 448.
+// From sm_89 on.
+__device__ __forceinline__ unsigned int pack_e4m3(float a, float b, float c, float d) {
+  unsigned int x;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n"
+      "}\n"
+      : "=r"(x)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return x;
+}
+
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;

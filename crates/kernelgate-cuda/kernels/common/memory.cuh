@@ -191,3 +191,14 @@ __device__ __forceinline__ void load_l2(u32 (&x)[4], const uint4* p) {
                : "l"(p)
                : "memory");
 }
+
+// A word of device memory that orders what blocks do: what was done before the store by a thread
+// that this one has synchronised with is seen after a load that returns the stored value.
+__device__ __forceinline__ u32 load_acquire(const u32* p) {
+  u32 x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_release(u32* p, u32 x) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}

@@ -2,6 +2,7 @@
 // kernels/.
 #pragma once
 
+using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
@@ -21,4 +22,13 @@ template <typename T>
 __device__ __forceinline__ T max_of(T a, T b) {
   return a > b ? a : b;
 }
+// One of two types.
+template <bool kFirst, typename First, typename Second>
+struct Choose {
+  using Type = First;
+};
+template <typename First, typename Second>
+struct Choose<false, First, Second> {
+  using Type = Second;
+};
 constexpr __host__ __device__ int ceil_div(int a, int b) { return (a + b - 1) / b; }

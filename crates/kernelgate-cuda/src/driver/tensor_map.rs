@@ -9,30 +9,39 @@ use cudarc::driver::sys;
 use super::status::failed;
 use crate::BackendError;
 
-/// 16-bit elements of a tensor.
+/// Elements of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapElement {
     /// bf16.
     Bf16,
     /// IEEE half.
     F16,
+    /// Anything of 8 bits.
+    Byte,
 }
 
-/// Bytes of an element.
-const ELEMENT_BYTES: u64 = 2;
-/// Elements of a box's row: the 128 bytes that are swizzled.
-const BOX_COLUMNS: u32 = 64;
+impl MapElement {
+    const fn bytes(self) -> u64 {
+        match self {
+            Self::Bf16 | Self::F16 => 2,
+            Self::Byte => 1,
+        }
+    }
+}
+
+/// Bytes of a box's row, which are swizzled.
+const BOX_ROW_BYTES: u64 = 128;
 /// Most rows of a box.
 const MAX_BOX_ROWS: u32 = 256;
 
-/// A tensor of matrices `[matrices][rows][columns]`, dense, of which boxes of 64 columns are
-/// copied. In shared memory a row of a box has its 16-byte chunks XOR-swizzled by the row's last
+/// A tensor of matrices `[matrices][rows][columns]`, dense, of which boxes of 128 bytes of
+/// columns are copied. In shared memory a row of a box has its 16-byte chunks XOR-swizzled by the row's last
 /// three bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorBoxes {
     /// Its elements.
     pub element: MapElement,
-    /// Matrices, rows and columns; columns are a multiple of 64.
+    /// Matrices, rows and columns; columns are a multiple of a box's.
     pub extents: [u64; 3],
     /// Rows of a box, at most 256.
     pub box_rows: u32,
@@ -51,10 +60,12 @@ impl TensorBoxes {
         let element = match self.element {
             MapElement::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             MapElement::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            MapElement::Byte => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
         };
         let extents = [columns, rows, matrices];
-        let strides = [columns * ELEMENT_BYTES, rows * columns * ELEMENT_BYTES];
-        let (boxed, steps) = ([BOX_COLUMNS, self.box_rows, 1], [1; 3]);
+        let row_bytes = columns * self.element.bytes();
+        let strides = [row_bytes, rows * row_bytes];
+        let (boxed, steps) = ([self.box_columns() as u32, self.box_rows, 1], [1; 3]);
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         // SAFETY: the arrays have as many entries as the rank asks for and outlive the call, which
         // writes the map only; the address is not followed.
@@ -79,11 +90,16 @@ impl TensorBoxes {
         Ok(bytemuck::cast(map.opaque))
     }
 
+    const fn box_columns(&self) -> u64 {
+        BOX_ROW_BYTES / self.element.bytes()
+    }
+
     /// Whether it is a tensor as described.
     fn check(&self) -> Result<(), String> {
         let [.., columns] = self.extents;
-        if columns == 0 || !columns.is_multiple_of(u64::from(BOX_COLUMNS)) {
-            return Err(format!("{columns} columns are no multiple of {BOX_COLUMNS}"));
+        let of_box = self.box_columns();
+        if columns == 0 || !columns.is_multiple_of(of_box) {
+            return Err(format!("{columns} columns are no multiple of {of_box}"));
         }
         if self.box_rows == 0 || self.box_rows > MAX_BOX_ROWS {
             return Err(format!("a box has 1 to {MAX_BOX_ROWS} rows, not {}", self.box_rows));
@@ -108,6 +124,10 @@ mod tests {
         assert_eq!(
             refused(TensorBoxes { extents: [2, 5, 65], ..TENSOR }),
             "65 columns are no multiple of 64"
+        );
+        assert_eq!(
+            refused(TensorBoxes { element: MapElement::Byte, ..TENSOR }),
+            "64 columns are no multiple of 128"
         );
         assert_eq!(
             refused(TensorBoxes { box_rows: 257, ..TENSOR }),

@@ -43,7 +43,7 @@ fn draw(declared: &Declared, seed: u64) -> Data {
         Dtype::F32 => Data::F32(random::normal(seed, name, len)),
         Dtype::F16 => Data::F16(random::map_normal(seed, name, len, f16::from_f32)),
         Dtype::Bf16 => Data::Bf16(random::map_normal(seed, name, len, bf16::from_f32)),
-        Dtype::I8 => Data::I8(random::map_normal(seed, name, len, spread)),
+        Dtype::Fp8 | Dtype::I8 => Data::I8(random::map_normal(seed, name, len, spread)),
     }
 }
 

@@ -47,14 +47,15 @@ pub struct PrecisionLimit {
 }
 
 /// Significant bits of the most precise floating-point format below a dtype: f32 below f64, tf32
-/// and f16 below f32, bf16 below f16, fp8 (e4m3) below bf16. None for integers.
+/// and f16 below f32, bf16 below f16, fp8 (e4m3) below bf16. None below that, and for
+/// integers.
 pub const fn lower_bits(dtype: Dtype) -> Option<u32> {
     match dtype {
         Dtype::F64 => Some(24),
         Dtype::F32 => Some(11),
         Dtype::F16 => Some(8),
         Dtype::Bf16 => Some(4),
-        Dtype::I8 => None,
+        Dtype::Fp8 | Dtype::I8 => None,
     }
 }
 

@@ -17,6 +17,9 @@ pub enum Dtype {
     F16,
     /// 2-byte brain float.
     Bf16,
+    /// 1-byte float of 4 exponent and 3 mantissa bits (e4m3): operands of GEMMs. No tensor has it:
+    /// the bytes are held as [`Dtype::I8`].
+    Fp8,
     /// Signed byte: spikes.
     I8,
 }
@@ -28,7 +31,7 @@ impl Dtype {
             Self::F64 => 8,
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
-            Self::I8 => 1,
+            Self::Fp8 | Self::I8 => 1,
         }
     }
 
@@ -39,6 +42,7 @@ impl Dtype {
             Self::F32 => 24,
             Self::F16 => 11,
             Self::Bf16 => 8,
+            Self::Fp8 => 4,
             Self::I8 => 0,
         }
     }
@@ -58,11 +62,12 @@ impl Dtype {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
+            Self::Fp8 => "fp8",
             Self::I8 => "i8",
         }
     }
 
-    /// The dtype of that name.
+    /// The dtype of that name that tensors have.
     pub fn parse(name: &str) -> Option<Self> {
         [Self::F64, Self::F32, Self::F16, Self::Bf16, Self::I8]
             .into_iter()
@@ -133,7 +138,7 @@ impl Tensor {
             Dtype::F32 => Data::F32(vec![f32::NAN; len]),
             Dtype::F16 => Data::F16(vec![f16::NAN; len]),
             Dtype::Bf16 => Data::Bf16(vec![bf16::NAN; len]),
-            Dtype::I8 => Data::I8(vec![i8::MIN; len]),
+            Dtype::Fp8 | Dtype::I8 => Data::I8(vec![i8::MIN; len]),
         };
         Self { shape, data }
     }
@@ -147,7 +152,7 @@ impl Tensor {
             Dtype::F32 => Data::F32(vec![0.0; len]),
             Dtype::F16 => Data::F16(vec![f16::ZERO; len]),
             Dtype::Bf16 => Data::Bf16(vec![bf16::ZERO; len]),
-            Dtype::I8 => Data::I8(vec![0; len]),
+            Dtype::Fp8 | Dtype::I8 => Data::I8(vec![0; len]),
         };
         Self { shape, data }
     }

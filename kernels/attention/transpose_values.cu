@@ -1,0 +1,44 @@
+// Values of 8 bits [heads][keys][d] as attention_forward_flash_wgmma takes them in fp8: blocks of
+// kKeys keys [heads][blocks], each in columns [kKeys / 32][d][32 keys] of rows of 32 bytes,
+// swizzled and in the order of warpgroup_gemm_e4m3.cuh; zeros after the last key.
+//
+// A block of threads transposes a column, by way of shared memory: it reads and writes 16 bytes a
+// thread. Bound: memory, twice the values.
+#include "attention/shape.cuh"
+
+constexpr int kThreads = THREADS, kKeys = TILE_KEYS;
+constexpr int kColumnKeys = 32, kPiece = 16;  // keys, bytes that a thread moves
+constexpr int kStride = kHeadDim + kPiece;    // of a key's bytes in shared memory
+
+static_assert(kKeys % kColumnKeys == 0, "a block is whole columns");
+static_assert(kThreads == kColumnKeys * kHeadDim / kPiece, "a piece a thread");
+
+// a column a block
+extern "C" __global__ void __launch_bounds__(kThreads)
+    attention_transpose_values(const u8* __restrict__ values, u8* __restrict__ transposed,
+                               int keys) {
+  __shared__ __align__(16) u8 column[kColumnKeys * kStride];
+  const int columns = ceil_div(keys, kKeys) * (kKeys / kColumnKeys);
+  const i64 head = blockIdx.x / columns;
+  const int first = blockIdx.x % columns * kColumnKeys, thread = threadIdx.x;
+  {
+    const int key = thread / (kHeadDim / kPiece), piece = thread % (kHeadDim / kPiece);
+    uint4 x{0, 0, 0, 0};
+    if (first + key < keys)
+      x = reinterpret_cast<const uint4*>(values + (head * keys + first + key) * kHeadDim)[piece];
+    *reinterpret_cast<uint4*>(column + key * kStride + piece * kPiece) = x;
+  }
+  __syncthreads();
+  // Sixteen keys of a row of the result: a word has two neighbours and the two eight further.
+  const int row = thread % kHeadDim, half = thread / kHeadDim;
+  u32 words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const u8* x = column + (half * kPiece + 2 * i) * kStride + row;
+    words[i] = x[0] | x[kStride] << 8 | x[8 * kStride] << 16 | u32{x[9 * kStride]} << 24;
+  }
+  u8* to = transposed + static_cast<i64>(blockIdx.x) * kColumnKeys * kHeadDim;
+  const int swapped = half ^ (row / 4 % 2);
+  *reinterpret_cast<uint4*>(to + row * kColumnKeys + swapped * kPiece) =
+      uint4{words[0], words[1], words[2], words[3]};
+}

@@ -1,0 +1,79 @@
+// The GEMMs of warpgroup_gemm.cuh with operands of 8 bits, e4m3: scores of 96 keys, and values of a
+// head of 128. A row of 128 elements is a tile's only column.
+//
+// Such operands lie along k: keys do for the scores, values are stored transposed, a row for each
+// element of the head. A block of them is a column of 32 keys after the other, whose rows of 32
+// bytes are swizzled. Where the accumulator of the scores has its elements is not where the operand
+// of the values needs them: of 16 keys, a lane has 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 and would need
+// four neighbours, q = lane % 4. The stored values are in that order of keys, so that nothing
+// moves.
+#pragma once
+#include "attention/warpgroup_gemm.cuh"
+
+constexpr int kValueKeys = 32;  // of a column of values, and of an instruction
+
+// d[64][96] = a[64][32] b[96][32]^T, or += where kAccumulate is 1.
+template <int kAccumulate>
+__device__ __forceinline__ void wgmma_32(float (&d)[48], u64 a, u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,"
+      "%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,"
+      "%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, %50, 1, 1;"
+      : ACCUMULATORS_32(d, 0), ACCUMULATORS_16(d, 32)
+      : "l"(a), "l"(b), "n"(kAccumulate));
+}
+
+// d[64][128] += a[64][32] b[128][32]^T: of a lane's words, each four neighbours of k, from
+// lane % 4 * 4 on, the second is 8 rows further, the last two are 16 of k further.
+__device__ __forceinline__ void wgmma_32(float (&d)[64], const u32* a, u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,"
+      "%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,"
+      "%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,"
+      "%57,%58,%59,%60,%61,%62,%63}, {%64, %65, %66, %67}, %68, 1, 1, 1;"
+      : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// An operand in rows of 32 bytes, whose 16-byte chunks are swapped in the last four of each eight.
+__device__ __forceinline__ u64 operand_32(u32 shared) {
+  constexpr u64 kGroupStride = 8 * kValueKeys >> 4, kSwizzle32 = 3;
+  return static_cast<u64>((shared & 0x3ffff) >> 4) | (u64{1} << 16) | (kGroupStride << 32) |
+         (kSwizzle32 << 62);
+}
+
+struct GemmE4m3 {
+  static constexpr int kElementBytes = 1;
+  static constexpr int kWordKeys = 8;  // keys a word of a lane's weights
+
+  template <int kCount>
+  static __device__ __forceinline__ void scores(float (&s)[kCount], u32 q, u32 k) {
+    const u64 first = operand(q), second = operand(k);
+    wgmma_fence();
+    wgmma_32<0>(s, first, second);
+#pragma unroll
+    for (int step = 1; step < kHeadDim / 32; ++step)
+      wgmma_32<1>(s, first + step * (32 >> 4), second + step * (32 >> 4));
+    wgmma_commit();
+  }
+
+  template <int kCount, int kWords>
+  static __device__ __forceinline__ void values(float (&o)[kCount], const u32 (&p)[kWords], u32 v) {
+    const u64 second = operand_32(v);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kWords / 4; ++step)
+      wgmma_32(o, p + 4 * step, second + step * (kValueKeys * kHeadDim >> 4));
+    wgmma_commit();
+  }
+
+  // Each word has two neighbours of eight keys and two of the next eight.
+  template <int kWords>
+  static __device__ __forceinline__ void round(u32 (&p)[kWords], const float (&s)[4 * kWords]) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const float* x = s + i / 2 * 8 + i % 2 * 2;
+      p[i] = pack_e4m3(x[0], x[1], x[4], x[5]);
+    }
+  }
+};

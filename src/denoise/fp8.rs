@@ -1,0 +1,246 @@
+//! Weights in eight bits: codes of e4m3 (four bits of exponent, three of significand, no infinity)
+//! and a power of two for each column, as the microscaling formats have it for a block.
+//!
+//! A floating-point code gains nothing from a finer scale than a power of two, and with one every
+//! dequantised weight is a bf16 number: implementations lose nothing by computing in bf16.
+
+use half::bf16;
+use rayon::prelude::*;
+
+use super::model::{Read, TensorSpec};
+use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
+
+/// Bits of the exponent's bias, and the largest value.
+const BIAS: i32 = 7;
+const LARGEST: f32 = 448.0;
+/// Exponents of columns: all that a bf16 factor of an implementation may be made of, and more than
+/// weights need. What is larger saturates.
+const EXPONENTS: std::ops::RangeInclusive<i32> = -100..=7;
+
+/// A quantised matrix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fp8 {
+    /// As the elements, `[layers][k][columns]`.
+    pub codes: Vec<u8>,
+    /// Of each column the power of two that its codes are multiplied by, `[layers][columns]`: the
+    /// least with which the column's largest element does not saturate.
+    pub exponents: Vec<i8>,
+}
+
+/// Whether this input is quantised: the matrices that each step reads.
+pub fn is_quantized(spec: &TensorSpec) -> bool {
+    spec.read == Read::EachStep && spec.name.ends_with("_proj")
+}
+
+/// Quantises a bf16 tensor `[layers, k, columns]`.
+///
+/// # Panics
+/// When it is something else.
+pub fn quantize(tensor: &Tensor) -> Fp8 {
+    let (&[layers, rows, columns], Data::Bf16(values)) = (tensor.shape(), tensor.data()) else {
+        panic!("a stack of bf16 matrices is quantised")
+    };
+    let mut quantized = Fp8 { codes: vec![0; values.len()], exponents: vec![0; layers * columns] };
+    let matrices = values.par_chunks(rows * columns);
+    let to = quantized.codes.par_chunks_mut(rows * columns);
+    matrices.zip(to).zip(quantized.exponents.par_chunks_mut(columns)).for_each(
+        |((values, codes), exponents)| {
+            let mut largest = vec![0f32; columns];
+            for row in values.chunks(columns) {
+                let wider = largest.iter_mut().zip(row);
+                wider.for_each(|(largest, x)| *largest = largest.max(x.to_f32().abs()));
+            }
+            let inverses: Vec<f32> = largest
+                .iter()
+                .zip(exponents)
+                .map(|(&largest, exponent)| {
+                    *exponent = exponent_for(largest);
+                    2f32.powi(-i32::from(*exponent))
+                })
+                .collect();
+            for (row, codes) in values.chunks(columns).zip(codes.chunks_mut(columns)) {
+                for ((x, inverse), code) in row.iter().zip(&inverses).zip(codes) {
+                    *code = encode(x.to_f32() * inverse);
+                }
+            }
+        },
+    );
+    quantized
+}
+
+/// The least power of two with which `largest` does not saturate.
+fn exponent_for(largest: f32) -> i8 {
+    let mut exponent = *EXPONENTS.start();
+    while exponent < *EXPONENTS.end() && largest > LARGEST * 2f32.powi(exponent) {
+        exponent += 1;
+    }
+    exponent as i8
+}
+
+/// The nearest code, to even between two; beyond the largest that one; of NaN a NaN.
+pub fn encode(x: f32) -> u8 {
+    let sign = if x.is_sign_negative() { 0x80 } else { 0 };
+    let magnitude = x.abs();
+    let code = if x.is_nan() {
+        0x7f
+    } else if magnitude >= LARGEST {
+        0x7e
+    } else if magnitude < 2f32.powi(1 - BIAS) {
+        // Subnormal codes are multiples of 2^-9.
+        (magnitude * 512.0).round_ties_even() as u8
+    } else {
+        let bits = magnitude.to_bits();
+        let rounded = (bits + 0x7ffff + (bits >> 20 & 1)) >> 20;
+        (rounded - ((127 - BIAS as u32) << 3)) as u8
+    };
+    sign | code
+}
+
+/// The value of a code.
+pub fn decode(code: u8) -> f32 {
+    let magnitude = match code & 0x7f {
+        0x7f => f32::NAN,
+        subnormal @ 0..8 => f32::from(subnormal) / 512.0,
+        normal => f32::from_bits((u32::from(normal) << 20) + ((127 - BIAS as u32) << 23)),
+    };
+    if code & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+/// The weights that codes stand for: bf16 numbers, all of them exact.
+pub fn dequantized(tensor: &Tensor) -> Tensor {
+    let &[_, rows, columns] = tensor.shape() else { panic!("a stack of matrices is quantised") };
+    let Fp8 { codes, exponents } = quantize(tensor);
+    let mut values = vec![bf16::ZERO; codes.len()];
+    let table: Vec<f32> = (0..=u8::MAX).map(decode).collect();
+    let matrices = values.par_chunks_mut(rows * columns).zip(codes.par_chunks(rows * columns));
+    matrices.zip(exponents.par_chunks(columns)).for_each(|((values, codes), exponents)| {
+        let factors: Vec<f32> = exponents.iter().map(|&n| 2f32.powi(n.into())).collect();
+        for (row, codes) in values.chunks_mut(columns).zip(codes.chunks(columns)) {
+            for ((x, &code), factor) in row.iter_mut().zip(codes).zip(&factors) {
+                *x = bf16::from_f32(table[usize::from(code)] * factor);
+            }
+        }
+    });
+    Tensor::new(tensor.shape(), Data::Bf16(values))
+}
+
+/// The inputs with the dequantised weights in place of these.
+pub fn with_dequantized(inputs: &Tensors, specs: &[TensorSpec]) -> Tensors {
+    let mut inputs = inputs.clone();
+    for spec in specs.iter().filter(|spec| is_quantized(spec)) {
+        let tensor = dequantized(inputs.tensor(spec.name));
+        inputs.insert(spec.name, tensor);
+    }
+    inputs
+}
+
+/// Bytes of the codes and of a byte of exponent a column.
+pub fn bytes(spec: &TensorSpec) -> u64 {
+    let [layers, _, columns] = spec.shape[..] else { panic!("a stack of matrices is quantised") };
+    spec.bytes() / spec.dtype.bytes() as u64 + (layers * columns) as u64
+}
+
+/// All inputs in f32, exactly: what computes in f32 takes bf16 and dequantised weights so.
+pub fn widened(inputs: &Tensors) -> Tensors {
+    let mut wide = inputs.clone();
+    let narrow = |tensor: &Tensor| tensor.dtype() == Dtype::Bf16;
+    for (name, tensor) in inputs.iter().filter(|(_, tensor)| narrow(tensor)) {
+        let Data::Bf16(values) = tensor.data() else { continue };
+        let values = values.par_iter().map(|x| x.to_f32()).collect();
+        wide.insert(name, Tensor::new(tensor.shape(), Data::F32(values)));
+    }
+    wide
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::denoise::model::{PI05, TINY};
+
+    #[test]
+    fn codes_are_the_published_ones() {
+        // OCP 8-bit floating point: largest, one, least normal, largest and least subnormal.
+        for (code, value) in [
+            (0x7e, 448.0),
+            (0x38, 1.0),
+            (0x08, 2f32.powi(-6)),
+            (0x07, 0.875 * 2f32.powi(-6)),
+            (0x01, 2f32.powi(-9)),
+            (0x00, 0.0),
+            (0xc1, -2.25),
+        ] {
+            assert_eq!((decode(code), encode(value)), (value, code), "{code:#x}");
+        }
+        assert!(decode(0x7f).is_nan() && decode(0xff).is_nan() && encode(f32::NAN) & 0x7f == 0x7f);
+    }
+
+    #[test]
+    fn the_nearest_code_is_taken_and_the_even_one_between_two() {
+        let mut codes: Vec<u8> = (0..0x7f).collect();
+        codes.sort_by(|&a, &b| decode(a).total_cmp(&decode(b)));
+        assert_eq!(codes, (0..0x7f).collect::<Vec<_>>());
+        for &code in &codes[..0x7e] {
+            let (below, above) = (decode(code), decode(code + 1));
+            let middle = (below + above) / 2.0;
+            assert_eq!(encode(below), code);
+            assert_eq!(encode(middle.next_down()), code);
+            assert_eq!(encode(middle.next_up()), code + 1);
+            assert_eq!(encode(middle), if code % 2 == 0 { code } else { code + 1 });
+            assert_eq!(encode(-middle), encode(middle) | 0x80);
+        }
+        assert_eq!((encode(1e9), encode(f32::INFINITY)), (0x7e, 0x7e));
+    }
+
+    #[test]
+    fn a_columns_largest_element_uses_the_upper_half_of_the_range() {
+        for (largest, exponent) in [(448.0, 0), (449.0, 1), (224.1, 0), (224.0, -1), (1.0, -8)] {
+            assert_eq!(exponent_for(largest), exponent, "{largest}");
+        }
+        assert_eq!((exponent_for(0.0), exponent_for(3e38)), (-100, 7));
+    }
+
+    #[test]
+    fn dequantised_weights_are_near_and_stay_as_they_are() {
+        let specs = TINY.tensors(3, 5, Dtype::Bf16);
+        let quantized: Vec<_> = specs.iter().filter(|spec| is_quantized(spec)).collect();
+        let names: Vec<_> = quantized.iter().map(|spec| spec.name).collect();
+        assert_eq!(
+            names,
+            ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+        );
+        for spec in quantized {
+            let tensor = spec.draw(1);
+            let near = dequantized(&tensor);
+            assert_eq!(dequantized(&near), near, "{}", spec.name);
+            let Fp8 { exponents, .. } = quantize(&tensor);
+            let (len, columns) = (tensor.len(), tensor.shape()[2]);
+            let (exact, near) = (tensor.to_f64(0, len), near.to_f64(0, len));
+            for (i, (x, y)) in exact.iter().zip(&near).enumerate() {
+                let layer = i / (len / tensor.shape()[0]);
+                let least = 2f64.powi(i32::from(exponents[layer * columns + i % columns]) - 10);
+                assert!((x - y).abs() <= (x.abs() / 16.0).max(least), "{}: {x} {y}", spec.name);
+            }
+            assert!(exact != near);
+        }
+    }
+
+    #[test]
+    fn bytes_are_those_of_codes_and_exponents() {
+        let specs = PI05.tensors(50, 968, Dtype::Bf16);
+        let sum: u64 = specs.iter().filter(|spec| is_quantized(spec)).map(bytes).sum();
+        let columns = 18 * (2048 + 2 * 256 + 1024 + 2 * 4096 + 1024);
+        assert_eq!(sum, PI05.layer_weights() + columns);
+    }
+
+    #[test]
+    fn widened_inputs_have_the_same_values() {
+        let mut inputs = Tensors::new();
+        TINY.tensors(3, 5, Dtype::Bf16).iter().for_each(|s| inputs.insert(s.name, s.draw(1)));
+        let wide = widened(&inputs);
+        for (name, tensor) in inputs.iter() {
+            let len = tensor.len();
+            assert_eq!(wide.tensor(name).dtype(), Dtype::F32, "{name}");
+            assert_eq!(wide.tensor(name).to_f64(0, len), tensor.to_f64(0, len), "{name}");
+        }
+    }
+}
