@@ -126,31 +126,37 @@ def currents_gradient(x, gy, theta, top):
     return torch.stack(gradients[::-1])
 
 
-class Neurons(torch.autograd.Function):
-    """`[T, ...]` currents to spikes; nothing is saved but the currents."""
+def layer_forward(y, bias, residual, fed, theta, top):
+    """Currents and spikes of a convolution's output `[T, pixels, C]` with what a step adds."""
+    x = y + bias * (torch.arange(y.shape[0], device=y.device) < fed).to(y.dtype).view(-1, 1, 1)
+    if residual is not None:
+        x = x + residual
+    return x, spikes_of(x, theta, top)
 
-    forward_kernel = staticmethod(spikes_of)
+
+class Neurons(torch.autograd.Function):
+    """`[T, pixels, C]` to spikes; nothing is saved but the currents."""
+
+    forward_kernel = staticmethod(layer_forward)
     backward_kernel = staticmethod(currents_gradient)
 
     @staticmethod
-    def forward(ctx, x, theta, top):
+    def forward(ctx, y, bias, residual, fed, theta, top):
+        x, spikes = Neurons.forward_kernel(y, bias, residual, fed, theta, top)
         ctx.save_for_backward(x)
-        ctx.parameters = theta, top
-        return Neurons.forward_kernel(x, theta, top)
+        ctx.parameters, ctx.fed, ctx.joined = (theta, top), fed, residual is not None
+        return spikes
 
     @staticmethod
     def backward(ctx, gy):
         (x,) = ctx.saved_tensors
-        return Neurons.backward_kernel(x, gy.contiguous(), *ctx.parameters), None, None
+        gx = Neurons.backward_kernel(x, gy.contiguous(), *ctx.parameters)
+        return gx, gx[: ctx.fed].sum((0, 1)), gx if ctx.joined else None, None, None, None
 
 
-def neurons_behind(y, bias, residual, t, fed, theta, top):
-    """Neurons of a convolution's output `[T·B, ...]` with what a step adds."""
-    x = y.unflatten(0, (t, -1))
-    x = x + bias * (torch.arange(t, device=y.device) < fed).to(y.dtype).view(t, 1, 1, 1, 1)
-    if residual is not None:
-        x = x + residual.unflatten(0, (t, -1))
-    return spikes_of(x, theta, top).flatten(0, 1)
+def by_step(frames, t):
+    """Frames `[T·B, C, H, W]` as `[T, B·H·W, C]`: a view of those that are channels-last."""
+    return frames.permute(0, 2, 3, 1).reshape(t, -1, frames.shape[1])
 
 
 class Network:
@@ -161,17 +167,14 @@ class Network:
         self.steps = level // 2 - 1
         self.fed, self.top, self.theta = min(t, self.steps), self.steps, 4.0 / level
         self.dtype = dtype
-        move = lambda w: w.to(device, dtype)
-        self.master = {name: w.to(device) for name, w in weights.items()}
+        last = lambda w: torch.channels_last if w.dim() == 4 else torch.preserve_format
+        move = lambda w, dtype: w.to(device, dtype, memory_format=last(w))
+        self.master = {name: move(w, torch.float32) for name, w in weights.items()}
         if train:
             self.master = {name: w.requires_grad_() for name, w in self.master.items()}
         self.convs = {name: conv for name, *conv in layers(stem, width)}
-        self.weights = self.master if train else {n: move(w) for n, w in weights.items()}
-        for name, w in self.weights.items():
-            if w.dim() == 4 and not train:
-                self.weights[name] = w.contiguous(memory_format=torch.channels_last)
-        self.fused = None
-        self.train = train
+        # Training rounds the parameters in every step, inference once.
+        self.weights = self.master if train else {n: move(w, dtype) for n, w in weights.items()}
 
     def weight(self, name):
         return self.weights[name].to(self.dtype)
@@ -181,17 +184,16 @@ class Network:
         return F.conv2d(x, self.weight(name + ".weight"), stride=stride, padding=kernel // 2)
 
     def bias(self, name):
-        return (self.weight(name + ".bias") / self.steps).view(1, 1, -1, 1, 1)
+        return self.weight(name + ".bias") / self.steps
 
     def neurons(self, y, bias, residual=None):
-        if self.fused is not None and not self.train:
-            return self.fused(y, bias, residual, self.t, self.fed, self.theta, self.top)
-        x = y.unflatten(0, (self.t, -1))
-        fed = (torch.arange(self.t, device=y.device) < self.fed).to(y.dtype)
-        x = x + bias * fed.view(self.t, 1, 1, 1, 1)
+        frames, channels, rows, columns = y.shape
         if residual is not None:
-            x = x + residual.unflatten(0, (self.t, -1))
-        return Neurons.apply(x, self.theta, self.top).flatten(0, 1)
+            residual = by_step(residual, self.t)
+        spikes = Neurons.apply(
+            by_step(y, self.t), bias, residual, self.fed, self.theta, self.top
+        )
+        return spikes.view(frames, rows, columns, channels).permute(0, 3, 1, 2)
 
     def pool(self, spikes):
         sums = spikes.unflatten(0, (self.t, -1)).cumsum(0).flatten(0, 1)
@@ -260,14 +262,12 @@ def prepare(workload, axes, graph, compiled):
     network = Network(axes["stem"], width, t, level, weights, "cuda", dtype, train)
     images = torch.randn(b, COLORS, SIDE, SIDE, device="cuda")
     labels = torch.randint(CLASSES, (b,), device="cuda")
-    Neurons.forward_kernel = staticmethod(spikes_of)
-    Neurons.backward_kernel = staticmethod(currents_gradient)
+    kernels = layer_forward, currents_gradient
     if compiled:
         images = images.contiguous(memory_format=torch.channels_last)
-        wrap = lambda function: torch.compile(function, dynamic=False)
-        network.fused = wrap(neurons_behind)
-        Neurons.forward_kernel = staticmethod(wrap(spikes_of))
-        Neurons.backward_kernel = staticmethod(wrap(currents_gradient))
+        # One kernel for all layers' extents: a compilation an extent takes minutes.
+        kernels = [torch.compile(kernel, dynamic=True) for kernel in kernels]
+    Neurons.forward_kernel, Neurons.backward_kernel = map(staticmethod, kernels)
     if train:
         run = trained(network, images, labels)
     else:
@@ -280,7 +280,6 @@ def prepare(workload, axes, graph, compiled):
 def peers(workload, axes):
     if not workload.startswith("resnet18/"):
         return
-    torch._dynamo.config.recompile_limit = 64
     eager = "fp32 with TF32, neurons a loop over time"
     yield "torch/eager", eager, lambda: prepare(workload, axes, False, False)
     yield "torch/graph", eager + ", CUDA graph", lambda: prepare(workload, axes, True, False)

@@ -1,69 +1,8 @@
-// GEMMs of one warp over swizzled shared-memory tiles. Deliberately absent: copies, barriers,
-// softmax.
+// GEMMs of one warp, and the copies of their tiles. Deliberately absent: barriers, softmax.
 #pragma once
 #include "attention/shape.cuh"
-#include "common/fragments.cuh"
 #include "common/memory.cuh"
-
-// acc[rows x columns] += A B[columns][k]^T: A one k-step of fragments in registers, B that k-step's
-// chunks in shared memory.
-template <int kRowBytes, int kM, int kN>
-__device__ __forceinline__ void multiply_step_abt(float (&acc)[kM][kN][4], const u32 (&a)[kM][4],
-                                                  u32 b_lane) {
-  static_assert(kN % 2 == 0, "B fragments are loaded in pairs of eight columns");
-#pragma unroll
-  for (int np = 0; np < kN / 2; ++np) {
-    u32 b[4];
-    ldmatrix_x4(b, b_lane + np * 16 * kRowBytes);
-#pragma unroll
-    for (int i = 0; i < kM; ++i) {
-      Element::mma(acc[i][2 * np], a[i], b[0], b[1]);
-      Element::mma(acc[i][2 * np + 1], a[i], b[2], b[3]);
-    }
-  }
-}
-
-// acc[rows x columns] += A[rows][k] B[columns][k]^T, both in shared memory with rows of kRowBytes.
-template <int kSteps, int kRowBytes, int kM, int kN>
-__device__ __forceinline__ void multiply_abt(float (&acc)[kM][kN][4], u32 a_lane, u32 b_lane) {
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    u32 a[kM][4];
-#pragma unroll
-    for (int i = 0; i < kM; ++i) ldmatrix_x4(a[i], (a_lane ^ (step * 32)) + i * 16 * kRowBytes);
-    multiply_step_abt<kRowBytes>(acc, a, b_lane ^ (step * 32));
-  }
-}
-
-// acc[rows x columns] += A B[k][columns]: A one k-step of fragments in registers, B the k-step's 16
-// rows in shared memory.
-template <int kM, int kN>
-__device__ __forceinline__ void multiply_step_ab(float (&acc)[kM][kN][4], const u32 (&a)[kM][4],
-                                                 u32 b_lane) {
-#pragma unroll
-  for (int np = 0; np < kN / 2; ++np) {
-    u32 b[4];
-    ldmatrix_x4_trans(b, b_lane ^ (np * 32));
-#pragma unroll
-    for (int i = 0; i < kM; ++i) {
-      Element::mma(acc[i][2 * np], a[i], b[0], b[1]);
-      Element::mma(acc[i][2 * np + 1], a[i], b[2], b[3]);
-    }
-  }
-}
-
-// acc[rows x columns] += A[k][rows]^T B[k][columns], both in shared memory.
-template <int kSteps, int kARowBytes, int kBRowBytes, int kM, int kN>
-__device__ __forceinline__ void multiply_atb(float (&acc)[kM][kN][4], u32 a_lane, u32 b_lane) {
-#pragma unroll
-  for (int ks = 0; ks < kSteps; ++ks) {
-    u32 a[kM][4];
-#pragma unroll
-    for (int i = 0; i < kM; ++i)
-      ldmatrix_x4_trans(a[i], (a_lane ^ (i * 32)) + ks * 16 * kARowBytes);
-    multiply_step_ab<kM, kN>(acc, a, b_lane + ks * 16 * kBRowBytes);
-  }
-}
+#include "common/warp_gemm.cuh"
 
 // Copies kRows rows of a [rows, d] tile: pass p of this thread moves row + p * kRowsPerPass.
 // `global` and `shared` already point at the thread's (row, chunk). With kGuard, rows at or past

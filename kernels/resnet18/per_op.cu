@@ -52,10 +52,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                            int padded) {
   const i64 i = thread_index();
   if (i >= elements) return;
-  const int column = static_cast<int>(i % padded);
-  const i64 row = i / padded;
-  const int pixel = static_cast<int>(row % (out_side * out_side));
-  const i64 frame = row / (out_side * out_side);
+  const i64 row = quotient(i, padded), frame = quotient(row, out_side * out_side);
+  const int column = static_cast<int>(i - row * padded);
+  const int pixel = static_cast<int>(row - frame * out_side * out_side);
   const int tap = column / channels;
   float x = 0.f;
   if (tap < kernel * kernel) {
@@ -75,11 +74,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const i64 i = thread_index();
   if (i >= packets) return;
   const int in_tap = channels / kPacket;
-  const int packet = static_cast<int>(i % in_tap);
-  const int tap = static_cast<int>(i / in_tap % taps) + first;
-  const i64 row = i / in_tap / taps;
-  const int pixel = static_cast<int>(row % (out_side * out_side));
-  const i64 frame = row / (out_side * out_side);
+  const i64 of_tap = quotient(i, in_tap), row = quotient(of_tap, taps);
+  const int packet = static_cast<int>(i - of_tap * in_tap);
+  const int tap = static_cast<int>(of_tap - row * taps) + first;
+  const i64 frame = quotient(row, out_side * out_side);
+  const int pixel = static_cast<int>(row - frame * out_side * out_side);
   const Source source = source_of(pixel, tap, side, out_side, kernel, stride);
   uint2 bytes = make_uint2(0, 0);
   if (source.inside)

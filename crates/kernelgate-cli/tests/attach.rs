@@ -1,6 +1,6 @@
 //! The examples of attached rows in a package of their own: they build, are listed and skipped
-//! without a GPU, and have verified times with one. The one that needs another cudarc is built and
-//! run in its own package (`examples/attached`).
+//! without a GPU, and have verified times with one. Those that need another cudarc, or CubeCL, are
+//! built and run in packages of their own (`ci/examples`).
 
 #![cfg(target_os = "linux")]
 
@@ -42,7 +42,7 @@ fn run(outside: &Outside, program: &str, line: &str) -> Outcome {
 
 #[test]
 fn examples_are_short() {
-    for bench in ["other_cudarc", "c_library", "cubin"] {
+    for bench in ["other_cudarc", "c_library", "cubin", "../../cubecl/benches/cubecl"] {
         let text = example(&format!("benches/{bench}.rs"));
         let code = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with("//"));
         assert!(code.count() < 30, "{bench}");

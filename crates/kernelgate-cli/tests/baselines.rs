@@ -434,3 +434,19 @@ fn what_is_imported_has_cases_and_a_checksum_or_a_warning() {
     package.kernelgate("baseline import out.json --name nul").expect(2, &["holds no case"]);
     package.bench("x", "--save-baseline aux.txt").expect(2, &["Windows has a device of that name"]);
 }
+
+/// What the gate needs of a case and run takes less than a kilobyte; samples stay in the runs.
+#[test]
+fn committed_baselines_are_compact() {
+    let baselines = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../baselines");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(baselines).unwrap() {
+        let path = entry.unwrap().path().join("main.json");
+        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+        let baseline: kernelgate::record::Baseline = kernelgate::record::read(&path).unwrap();
+        let runs: usize = baseline.cases.values().map(|case| case.runs.len()).sum();
+        assert!(runs > 0 && text.len() < 1000 * runs, "{}: {} B", path.display(), text.len());
+        seen += 1;
+    }
+    assert!(seen > 0);
+}

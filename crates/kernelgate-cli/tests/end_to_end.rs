@@ -313,7 +313,10 @@ fn flags_filters_and_axes() {
         listed("--list"),
         ["fixture/spin/n64_none/cpu/hot: benchmark", "fixture/spin/n128_none/cpu/hot: benchmark"]
     );
-    assert_eq!(listed("--list --axis n=7"), ["fixture/spin/n7_none/cpu/hot: benchmark"]);
+    let seven = "fixture/spin/n7_none/cpu/hot: benchmark";
+    assert_eq!(listed("--list --axis n=7"), [seven]);
+    let both = [seven, "fixture/spin/n9_none/cpu/hot: benchmark"];
+    assert_eq!(listed("--list --axis n=7 --axis n=9"), both, "values of one axis add up");
     fixture("--test").expect(0, &["Testing fixture/spin/n64_none/cpu/hot", "Success"]);
     fixture("").expect(0, &["Success"]);
     fixture("--bench fixtur/spin")

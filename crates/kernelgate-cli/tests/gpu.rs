@@ -152,6 +152,49 @@ fn an_outside_kernel_gets_the_same() {
     assert_eq!(outcome.part("cases").len(), 4);
 }
 
+/// What `kernelgate` prints.
+fn kernelgate(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_kernelgate")).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_planted_wait_copy_and_launch_are_found_and_named() {
+    let Some(_gpu) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let examples = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("examples");
+    let dir = examples.to_str().unwrap();
+    let cases = "n1000003/cuda/(right|waits|pageable|twice)/";
+    let profiled = kernelgate(&[
+        "profile", "--dir", dir, "--bench", "faults", "--format", "json", "--out", out, cases,
+    ]);
+    let profiled: Vec<Value> = serde_json::from_str(&profiled).unwrap();
+    let finding = |row: &str, id: &str| {
+        let case = profiled.iter().find(|it| it["case"].as_str().unwrap().contains(row)).unwrap();
+        let findings = case["recorded"]["diagnosis"]["findings"].as_array().unwrap();
+        findings.iter().find(|it| it["id"] == id).cloned()
+    };
+    for id in ["sync-in-loop", "pageable-copy"] {
+        assert_eq!(finding("/right/", id), None);
+    }
+    let wait = finding("/waits/", "sync-in-loop").unwrap();
+    assert_eq!(wait["evidence"][0]["what"], "cuCtxSynchronize", "{wait}");
+    let copy = finding("/pageable/", "pageable-copy").unwrap();
+    assert!(copy["evidence"][0]["what"].as_str().unwrap().contains("pageable to device"), "{copy}");
+    let memory = |row: &str| {
+        let case = profiled.iter().find(|it| it["case"].as_str().unwrap().contains(row)).unwrap();
+        case["recorded"]["diagnosis"]["device_memory"][0]["peak_bytes"].as_u64().unwrap()
+    };
+    // Its input and its output.
+    assert!(memory("/right/") >= 8_000_000, "{}", memory("/right/"));
+    let trace = |row: &str| format!("{out}/traces/fixture_faults_n1000003_cuda_{row}_hot.json");
+    let difference = kernelgate(&["diagnose", &trace("right"), &trace("twice")]);
+    assert!(difference.contains("more often: faults"), "{difference}");
+    assert!(difference.contains("3 -> 6 launches"), "{difference}");
+}
+
 #[test]
 fn timing_measures_every_part() {
     let Some(_gpu) = gpu() else { return };

@@ -191,14 +191,21 @@ fn files_that_cannot_be_read_are_named() {
 fn a_diagnosis_comes_as_a_page() {
     let (folder, path) = trace();
     // Names of a trace are others' words.
-    std::fs::write(&path, TRACE.replace("softmax", "softmax<script>alert(1)</script>")).unwrap();
+    let hostile = TRACE.replace("softmax", "softmax<script>alert(1)</script>");
+    let memory = r#",{"ph": "i", "name": "[memory]", "pid": 5, "tid": 5, "ts": 105,
+        "args": {"Device Type": 1, "Device Id": 0, "Addr": 16, "Bytes": 3000000}},
+       {"ph": "i", "name": "[memory]", "pid": 5, "tid": 5, "ts": 106,
+        "args": {"Device Type": 0, "Device Id": -1, "Addr": 32, "Bytes": 700}}]}"#;
+    std::fs::write(&path, hostile.replace("\n]}", memory)).unwrap();
     let page = folder.path().join("page.html");
     printed(&["diagnose", text(&path), "--html", text(&page)]);
     let page = std::fs::read_to_string(page).unwrap();
-    for anchor in ["findings", "timeline", "kernels", "table-kernels", "rules"] {
+    for anchor in ["findings", "timeline", "kernels", "memory", "table-kernels", "rules"] {
         assert!(page.contains(&format!("<section id=\"{anchor}\">")), "{anchor}");
     }
     assert!(!page.contains("<script>alert"), "{page}");
+    // Of the host's memory nothing is said.
+    assert!(page.contains("3.00 MB") && !page.contains("700 B"), "{page}");
     assert!(page.contains("When the GPU worked") && page.contains("stream 7: kernels"));
     let complaint = refused(&["diagnose", text(&path), text(&path), "--html", "x.html"]);
     assert!(complaint.contains("--html takes one trace, not 2"), "{complaint}");

@@ -146,6 +146,16 @@ fn host<W: Write>(trace: &Trace, events: &mut Events<'_, W>) -> io::Result<()> {
             }
         }
     }
+    let marks = &trace.marks;
+    for (row, &time) in marks.time.iter().enumerate() {
+        let (pid, tid) = track(marks.thread[row]);
+        events.add(&format!(
+            "\"ph\":\"i\",\"cat\":\"mark\",\"s\":\"t\",\"name\":{},\"pid\":{pid},\"tid\":{tid},\
+             \"ts\":{}",
+            quoted(trace.names.text(marks.name[row])),
+            microseconds(time)
+        ))?;
+    }
     Ok(())
 }
 

@@ -5,8 +5,8 @@
 mod fixture;
 
 use fixture::{Export, column, file, process, refused};
-use kernelgate_trace::analyze::restrict;
-use kernelgate_trace::diagnose::diagnose;
+use kernelgate_trace::analyze::{graph_nodes, restrict};
+use kernelgate_trace::diagnose::{diagnose, range_tree};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, Wanted};
 use kernelgate_trace::stats::{self, Report};
@@ -230,4 +230,67 @@ fn a_range_restricts_every_table() {
     assert_eq!(column(&inside, Report::Ranges, "Range"), ["step/1", "part"]);
     assert_eq!(column(&inside, Report::ApiCalls, "Num Calls"), ["2"]);
     assert_eq!(column(&inside, Report::RangeProjections, "Total Proj Time (ns)"), ["330", "50"]);
+}
+
+#[test]
+fn memory_of_the_device_is_read_and_that_of_the_host_is_not() {
+    let mut export = Export::new();
+    export.launch((10, 20), (1_000, 9_000), 1, "k");
+    export.range(0, Some(10_000), 59, "step_1");
+    // Kinds: 1 is pinned, 2 the device's; freeing one of them does not say how much.
+    export.sql(&format!(
+        "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INTEGER, globalPid INTEGER,
+             deviceId INTEGER, contextId INTEGER, address INTEGER, bytes INTEGER, memKind INTEGER,
+             memoryOperationType INTEGER);
+         INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS VALUES
+             (5, {0}, 0, 1, 16, 4000, 2, 0), (6, {0}, 0, 1, 32, 9000, 1, 0),
+             (7, {0}, 0, 1, 48, 1000, 2, 0), (8, {0}, 0, 1, 16, 0, 2, 1);",
+        process(7)
+    ));
+    let memory = &diagnose(&export.read().unwrap()).memory[0];
+    assert_eq!(memory.held, [(5, 4000), (7, 5000), (8, 1000)]);
+    assert_eq!((memory.pid, memory.peak, memory.unknown), (7, (7, 5000), 0));
+}
+
+#[test]
+fn kernels_of_a_graph_have_the_ranges_of_its_capture() {
+    let mut export = Export::new();
+    // Two nodes are captured in two ranges, and cloned when the graph is instantiated, elsewhere.
+    export.range(100, Some(200), 59, "encode");
+    export.range(200, Some(300), 59, "decode");
+    export.range(1_000, Some(9_000), 59, "step_0");
+    export.kernel(7, (2_000, 3_000), 1, "k");
+    export.kernel(7, (3_000, 6_000), 1, "k");
+    export.call(7, (1_100, 1_200), 1, "cudaGraphLaunch_v10000");
+    export.sql(&format!(
+        "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN graphNodeId INTEGER;
+         UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 20 WHERE start = 2000;
+         UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 21 WHERE start = 3000;
+         CREATE TABLE CUDA_GRAPH_NODE_EVENTS (start INTEGER, globalTid INTEGER,
+             graphNodeId INTEGER, originalGraphNodeId INTEGER);
+         INSERT INTO CUDA_GRAPH_NODE_EVENTS VALUES (150, {0}, 10, NULL), (250, {0}, 11, NULL),
+             (500, {0}, 20, 10), (510, {0}, 21, 11);",
+        process(7) | 7
+    ));
+    let trace = export.read().unwrap();
+    let tree = range_tree(&trace);
+    let busy = |path: &str| tree.iter().find(|range| range.path == path).unwrap().busy_ns;
+    assert_eq!((busy("step_0/encode"), busy("step_0/decode")), (1_000, 3_000));
+    let inside = restrict::inside(&trace, "decode").unwrap();
+    assert_eq!(inside.kernels.on_gpu.start, [3_000]);
+    assert_eq!(graph_nodes::nodes(&inside), graph_nodes::nodes(&trace));
+}
+
+#[test]
+fn marks_are_moments_of_a_timeline_and_no_ranges() {
+    let mut export = Export::new();
+    export.launch((10, 20), (1_000, 9_000), 1, "k");
+    export.range(500, None, 34, "epoch 1");
+    let trace = export.read().unwrap();
+    assert_eq!((trace.marks.time.as_slice(), trace.ranges.len()), (&[500][..], 0));
+    assert_eq!(trace.quality.unclosed_ranges, 0);
+    let mut timeline = Vec::new();
+    kernelgate_trace::export::perfetto(&trace, &mut timeline).unwrap();
+    let timeline = String::from_utf8(timeline).unwrap();
+    assert!(timeline.contains("\"ph\":\"i\"") && timeline.contains("epoch 1"), "{timeline}");
 }

@@ -128,7 +128,8 @@ fn every_list_becomes_its_columns() {
         (MemoryKind::Pageable, MemoryKind::Device)
     );
     assert_eq!(trace.names.text(trace.copies.kind[0]), "Host-to-Device");
-    assert_eq!((trace.sets.bytes[0], trace.allocations.bytes[0]), (8, -64));
+    assert_eq!((trace.sets.bytes[0], trace.allocations.bytes[0]), (8, 64));
+    assert!(trace.allocations.given_back[0]);
     assert_eq!(trace.syncs.kind, [SyncKind::Stream]);
     assert_eq!(trace.places[trace.syncs.on_gpu.place[0].0 as usize].device, 0);
     assert_eq!((trace.quality.dropped, &trace.quality.overhead[..]), (3, &[(7, 8)][..]));
@@ -233,4 +234,38 @@ fn broken_and_newer_files_are_refused_by_name() {
     // What only mentions the format is Chrome's, and is not one either.
     assert!(read("{\"a\":\"kernelgate.recording\"}").unwrap_err().contains("recording.json"));
     assert!(read::open(Path::new("/nowhere/recording.json"), &Wanted::ALL).is_err());
+}
+
+#[test]
+fn device_memory_is_told_by_phase() {
+    let mut recording = recording();
+    let allocation = |time: u64, address: u64, bytes: i64| json!({ "time": time, "on": on(), "address": address, "bytes": bytes });
+    // Taken before the case, inside it for a moment, and one that was there already.
+    for (time, address, bytes) in
+        [(100, 1, 5_000_000), (200, 2, 1_000_000), (1_500, 3, 2_500_000), (1_600, 3, -2_500_000)]
+    {
+        push(&mut recording, "allocations", allocation(time, address, bytes));
+    }
+    push(&mut recording, "allocations", allocation(1_700, 99, -7));
+    range(&mut recording, 0, (1_000, 9_000));
+    kernel(&mut recording, (2_000, 3_000), 1, 0);
+    let diagnosis = diagnose(&trace(&recording));
+    let of = &diagnosis.memory[0];
+    assert_eq!((of.peak, of.at_end()), ((1_500, 8_500_000), 6_000_000));
+    assert_eq!((of.taken, of.given_back, of.unknown), (3, 1, 1));
+    let phases: Vec<_> = of
+        .phases
+        .iter()
+        .map(|phase| (phase.name.as_str(), phase.peak_bytes, phase.change_bytes))
+        .collect();
+    assert_eq!(phases, [("before the first range", 6_000_000, 6_000_000), ("f/w/c", 8_500_000, 0)]);
+    let text = diagnosis.to_text();
+    assert!(text.contains("process 42, device 0: 8.5 MB at most"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    let json = &diagnosis.to_json()["device_memory"][0];
+    assert_eq!(
+        (&json["peak_bytes"], &json["over_time"][0]["bytes"]),
+        (&json!(8_500_000), &json!(5_000_000))
+    );
+    assert_eq!(of.over_time(2), [(1_500, 8_500_000), (1_600, 6_000_000)]);
 }

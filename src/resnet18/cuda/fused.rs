@@ -1,15 +1,15 @@
-//! A kernel a layer: `kernels/resnet18/fused.cu`. The stem is computed once an image, by the
-//! library's GEMM, and the classifier reads the sum over time.
+//! The forward pass, a kernel a layer: `kernels/resnet18/fused.cu`. The stem is computed once an
+//! image, by the library's GEMM, and the classifier reads the sum over time.
 
 use std::sync::Arc;
 
 use super::per_op::{
-    STAGES, classify, gather_images, i32s, input_name, layer_name, spikes, stem_gemm, total,
+    SOURCES, STAGES, Saved, gather_images, i32s, input_name, layer_name, stem_gemm, total,
 };
 use super::sequence::{Memory, Region, Sequence};
 use super::weights::{bias_name, live_columns, packed, regions, stem_columns, weight_name};
 use crate::resnet18::definition::NetworkShape;
-use crate::resnet18::network::{Block, Conv, Network};
+use crate::resnet18::network::{Block, CLASSES, Conv, Network};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
 use kernelgate::workload::{Dtype, Tensors};
@@ -17,52 +17,56 @@ use kernelgate_cuda::{Argument, Device, KernelSpec, Source};
 
 /// What builds and grids depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tile {
+pub struct Grid {
     /// Time steps: compiled for 4, 8 and 16.
     pub steps: usize,
-    /// Filters of a block.
-    pub columns: usize,
-    /// The grid.
-    pub blocks: [usize; 3],
+    /// Blocks in x and y.
+    pub blocks: [usize; 2],
 }
 
 /// Threads a block.
-const THREADS: usize = 128;
-/// Rows of a tile: all time steps of `ROWS/steps` images at one pixel.
-const ROWS: usize = 64;
-/// Channels of a step of the GEMM.
-const DEPTH: usize = 64;
-/// Blocks that fill a large GPU: with fewer of them tiles are narrower.
-const ENOUGH_BLOCKS: usize = 128;
+pub const THREADS: usize = 128;
+/// Rows and columns of a tile, and channels of a step of a GEMM: a row is all time steps of an
+/// image at one pixel.
+pub const TILE: usize = 64;
+/// Steps of a GEMM whose operands are in shared memory.
+const STAGES_AHEAD: usize = 4;
+/// Shared memory of the GEMMs: two operands in bf16.
+pub const SHARED_BYTES: usize = STAGES_AHEAD * 2 * TILE * TILE * 2;
 
-const HEADERS: &[(&str, &str)] = &[
-    ("resnet18/spikes.cuh", include_str!("../../../kernels/resnet18/spikes.cuh")),
+/// Headers of every kernel with such tiles.
+pub const HEADERS: &[(&str, &str)] = &[
+    ("resnet18/neurons.cuh", include_str!("../../../kernels/resnet18/neurons.cuh")),
+    ("resnet18/tiles.cuh", include_str!("../../../kernels/resnet18/tiles.cuh")),
     ("st_bif/neuron.cuh", include_str!("../../../kernels/st_bif/neuron.cuh")),
 ];
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Tile>] = &[BLOCK, STEM, POOL];
+pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, STEM, POOL, TAIL];
 
-const BLOCK: KernelSpec<Tile> = KernelSpec {
-    defines: |tile| vec![format!("STEPS={}", tile.steps), format!("COLUMNS={}", tile.columns)],
-    constants: |_| vec![("ROWS", ROWS), ("DEPTH", DEPTH), ("THREADS", THREADS)],
-    variants: || {
-        let tile = |steps, columns| Tile { steps, columns, blocks: [1; 3] };
-        [4, 8, 16]
-            .into_iter()
-            .flat_map(|steps| [32, 64].map(|columns| tile(steps, columns)))
-            .collect()
-    },
+/// A layer: so many blocks of rows and of filters.
+pub const BLOCK: KernelSpec<Grid> = KernelSpec {
+    defines: |grid| vec![format!("STEPS={}", grid.steps)],
+    constants: |_| tile_constants(),
+    shared_bytes: |_| SHARED_BYTES,
+    variants: || [4, 8, 16].map(|steps| Grid { steps, blocks: [1; 2] }).to_vec(),
     ..KernelSpec::new(
         Source::new("resnet18/fused", include_str!("../../../kernels/resnet18/fused.cu"))
             .with_headers(HEADERS),
         "resnet18_fused_block",
         THREADS,
-        |tile| tile.blocks,
+        |grid| [grid.blocks[0], grid.blocks[1], 1],
     )
 };
-const STEM: KernelSpec<Tile> = KernelSpec { symbol: "resnet18_fused_stem", ..BLOCK };
-const POOL: KernelSpec<Tile> = KernelSpec { symbol: "resnet18_fused_pool", ..BLOCK };
+const STEM: KernelSpec<Grid> =
+    KernelSpec { symbol: "resnet18_fused_stem", shared_bytes: |_| 0, ..BLOCK };
+const POOL: KernelSpec<Grid> = KernelSpec { symbol: "resnet18_fused_pool", ..STEM };
+const TAIL: KernelSpec<Grid> = KernelSpec { symbol: "resnet18_fused_tail", ..BLOCK };
+
+/// What `tiles.cuh` is compiled with.
+pub fn tile_constants() -> Vec<(&'static str, usize)> {
+    vec![("THREADS", THREADS), ("TILE", TILE), ("STAGES", STAGES_AHEAD)]
+}
 
 /// Whether the kernels are compiled for it.
 ///
@@ -72,30 +76,56 @@ pub fn supported(shape: &NetworkShape) -> Result<(), String> {
     if ![4, 8, 16].contains(&shape.t) {
         return Err("compiled for 4, 8 and 16 time steps".to_owned());
     }
-    if !shape.sizes.width.is_multiple_of(DEPTH) {
-        return Err(format!("a width in multiples of {DEPTH}"));
+    if !shape.sizes.width.is_multiple_of(TILE) {
+        return Err(format!("a width in multiples of {TILE}"));
     }
     Ok(())
 }
 
-fn scratch(shape: &NetworkShape, network: &Network) -> Vec<Region> {
+/// What a forward pass writes; with what the backward one needs.
+pub fn activations(shape: &NetworkShape, network: &Network, training: bool) -> Vec<Region> {
     let rows = shape.b * network.stem.window.output.pixels();
-    let filters = network.stem.window.output.channels;
-    let mut scratch = vec![
-        ("operand".to_owned(), rows * stem_columns(network) * Dtype::Bf16.bytes()),
-        ("currents".to_owned(), rows * filters * Dtype::F32.bytes()),
+    let maps = network.neurons();
+    let bf16s = |name: String, count: usize| (name, count * Dtype::Bf16.bytes());
+    let f32s = |name: String, count: usize| (name, count * Dtype::F32.bytes());
+    let mut regions = vec![
+        bf16s("operand".to_owned(), rows * stem_columns(network)),
+        f32s(currents_name(0), shape.b * maps[0].elements()),
     ];
-    scratch.extend(spikes(shape, network));
-    scratch
+    for (layer, map) in maps.iter().enumerate() {
+        let elements = shape.frames() * map.elements();
+        regions.push(bf16s(layer_name(layer), elements));
+        if training && layer > 0 {
+            regions.push(f32s(currents_name(layer), elements));
+        }
+    }
+    if let Some(pool) = &network.pool {
+        let elements = shape.frames() * pool.output.elements();
+        regions.push(bf16s("pooled".to_owned(), elements));
+        if training {
+            regions.push((SOURCES.to_owned(), elements));
+        }
+    }
+    regions
+}
+
+/// Region of the currents of a layer; of the stem's without bias, once an image.
+pub fn currents_name(layer: usize) -> String {
+    Saved::Currents.currents(layer)
+}
+
+/// Region of the gradient of a layer's currents, bf16; of the stem's summed over the steps.
+pub fn gradient_name(layer: usize) -> String {
+    format!("gradient{layer}")
 }
 
 /// Parameters, images, activations, the library's workspace and the output.
 pub fn device_bytes(shape: &NetworkShape) -> u64 {
     let network = shape.sizes.network();
-    total(shape, [regions(&network), scratch(shape, &network)].concat())
+    total(shape, [regions(&network), activations(shape, &network, false)].concat())
 }
 
-/// Writes the launches.
+/// Writes the launches of inference.
 ///
 /// # Errors
 /// When a kernel does not compile, the library declines, or device memory is short.
@@ -108,124 +138,204 @@ pub fn sequence(
     let network = shape.sizes.network();
     let mut contents = packed(shape, &network, inputs);
     contents.push(("images".to_owned(), inputs.tensor("images").as_bytes().to_vec()));
-    let memory = Memory::new(device, scratch(shape, &network), contents)?;
-    let mut sequence = Sequence::new(device, memory)?;
-    sequence.begin("Main_Inference_Timing_Run");
-    sequence.begin("Model_Forward_Pass");
-    sequence.begin("Model_Compute_All_Layers");
-    sequence.begin("Conv1_Block");
-    stem(&mut sequence, shape, &network)?;
-    sequence.end();
-    for (number, block) in network.blocks.iter().enumerate() {
-        let in_stage = number % shape.sizes.blocks;
-        if in_stage == 0 {
-            sequence.begin(STAGES[number / shape.sizes.blocks]);
-        }
-        let hidden = layer_name(2 * number + 1);
-        let input = input_name(&network, number);
-        launch(&mut sequence, shape, &block.first, &input, None, &hidden)?;
-        let end = Some((block, input.as_str()));
-        launch(&mut sequence, shape, &block.second, &hidden, end, &layer_name(2 * number + 2))?;
-        if in_stage + 1 == shape.sizes.blocks {
-            sequence.end();
-        }
-    }
-    sequence.begin("Final_Layers");
-    let steps = 0..shape.t;
-    classify(&mut sequence, shape, &network, output.argument(), steps, shape.fed() as f32)?;
-    (0..4).for_each(|_| sequence.end());
-    Ok(sequence)
+    let memory = Memory::new(device, activations(shape, &network, false), contents)?;
+    let sequence = Sequence::new(device, memory)?;
+    let mut writer = Forward { shape, network: &network, training: false, sequence };
+    writer.whole(output.argument())?;
+    Ok(writer.sequence)
 }
 
-fn stem(
-    sequence: &mut Sequence,
-    shape: &NetworkShape,
-    network: &Network,
-) -> Result<(), BackendError> {
-    let conv = &network.stem;
-    let columns = stem_columns(network);
-    gather_images(sequence, conv, shape.b, columns, "images")?;
-    stem_gemm(sequence, conv, shape.b, columns, "currents")?;
-    let map = conv.window.output;
-    let neurons = shape.b * map.elements();
-    let tile = |elements: usize| Tile {
-        steps: shape.t,
-        columns: 64,
-        blocks: [elements.div_ceil(THREADS), 1, 1],
-    };
-    let memory = sequence.memory();
-    let mut arguments =
-        vec![memory.at("currents"), memory.at(&bias_name(conv)), memory.at(&layer_name(0))];
-    arguments.push(Argument::I64(neurons as i64));
-    arguments.extend(i32s(&[map.channels, shape.fed()]));
-    arguments.push(Argument::F32(shape.steps() as f32));
-    arguments.extend(neuron_arguments(shape));
-    sequence.launch_early(&STEM, &tile(neurons), &arguments)?;
-    let Some(pool) = &network.pool else { return Ok(()) };
-    let outputs = shape.b * pool.output.elements();
-    let memory = sequence.memory();
-    let mut arguments = vec![memory.at(&layer_name(0)), memory.at("pooled")];
-    arguments.extend([Argument::I64(outputs as i64), Argument::I64(neurons as i64)]);
-    arguments.extend(i32s(&[pool.input.side, pool.input.channels, pool.output.side]));
-    sequence.begin("MaxPool");
-    sequence.launch_early(&POOL, &tile(outputs), &arguments)?;
-    sequence.end();
-    Ok(())
+/// No address.
+pub const NULL: Argument = Argument::Address(0);
+
+/// Writes the forward pass.
+pub struct Forward<'a> {
+    /// Sizes of the problem.
+    pub shape: &'a NetworkShape,
+    /// Its layers.
+    pub network: &'a Network,
+    /// Whether a backward pass follows, and biases are those of the parameters.
+    pub training: bool,
+    /// What is written.
+    pub sequence: Sequence,
+}
+
+impl Forward<'_> {
+    /// A region as an argument.
+    pub fn at(&self, name: &str) -> Argument {
+        self.sequence.memory().at(name)
+    }
+
+    /// A region that only a training step has, else null.
+    fn trained(&self, name: &str) -> Argument {
+        if self.training { self.at(name) } else { NULL }
+    }
+
+    /// A parameter, where it lies among all.
+    pub fn parameter(&self, index: usize) -> Argument {
+        self.sequence.memory().behind("parameters", index * Dtype::F32.bytes())
+    }
+
+    /// A convolution's bias. Those that are packed are divided by the steps, but the stem's.
+    pub fn bias(&self, conv: &Conv) -> Argument {
+        if self.training { self.parameter(conv.bias()) } else { self.at(&bias_name(conv)) }
+    }
+
+    /// A convolution's weight, from tap 0 on, of which those before the first live one are not
+    /// held: nothing is read there.
+    pub fn weight(&self, conv: &Conv) -> Argument {
+        let before = conv.window.live_taps().start * conv.window.input.channels;
+        let address = self.sequence.memory().address(&weight_name(conv));
+        Argument::Address(address - (before * Dtype::Bf16.bytes()) as u64)
+    }
+
+    /// The grid over a map's tiles.
+    pub fn tiles(&self, pixels: usize, channels: usize) -> Grid {
+        let groups = self.shape.b.div_ceil(TILE / self.shape.t);
+        Grid { steps: self.shape.t, blocks: [pixels * groups, channels / TILE] }
+    }
+
+    /// The grid over so many elements, two a thread.
+    fn pairs(&self, elements: usize) -> Grid {
+        Grid { steps: self.shape.t, blocks: [elements.div_ceil(2 * THREADS), 1] }
+    }
+
+    /// Images to logits.
+    ///
+    /// # Errors
+    /// When a kernel does not compile, or the library declines.
+    pub fn whole(&mut self, logits: Argument) -> Result<(), BackendError> {
+        self.sequence.begin("Main_Inference_Timing_Run");
+        self.sequence.begin("Model_Forward_Pass");
+        self.sequence.begin("Model_Compute_All_Layers");
+        self.sequence.begin("Conv1_Block");
+        self.stem()?;
+        self.sequence.end();
+        self.pool()?;
+        let network = self.network;
+        for (stage, blocks) in network.blocks.chunks(self.shape.sizes.blocks).enumerate() {
+            self.sequence.begin(STAGES[stage]);
+            for (number, block) in blocks.iter().enumerate() {
+                self.block(stage * self.shape.sizes.blocks + number, block)?;
+            }
+            self.sequence.end();
+        }
+        self.sequence.begin("Final_Layers");
+        self.tail(logits)?;
+        (0..4).for_each(|_| self.sequence.end());
+        Ok(())
+    }
+
+    fn stem(&mut self) -> Result<(), BackendError> {
+        let (shape, network) = (self.shape, self.network);
+        let (conv, columns) = (&network.stem, stem_columns(network));
+        gather_images(&mut self.sequence, conv, shape.b, columns, "images")?;
+        stem_gemm(&mut self.sequence, conv, shape.b, columns, &currents_name(0))?;
+        let map = conv.window.output;
+        let neurons = shape.b * map.elements();
+        let mut arguments = vec![self.at(&currents_name(0)), self.bias(conv)];
+        arguments.extend([self.at(&layer_name(0)), Argument::I64(neurons as i64)]);
+        arguments.extend(i32s(&[map.channels, shape.fed()]));
+        arguments.push(Argument::F32(shape.steps() as f32));
+        arguments.extend(neuron_arguments(shape));
+        self.sequence.launch_early(&STEM, &self.pairs(neurons), &arguments)
+    }
+
+    fn pool(&mut self) -> Result<(), BackendError> {
+        let Some(pool) = &self.network.pool else { return Ok(()) };
+        let outputs = self.shape.b * pool.output.elements();
+        let inputs = self.shape.b * pool.input.elements();
+        let mut arguments = vec![self.at(&layer_name(0)), self.at("pooled"), self.trained(SOURCES)];
+        arguments.extend([Argument::I64(outputs as i64), Argument::I64(inputs as i64)]);
+        arguments.extend(i32s(&[pool.input.side, pool.input.channels, pool.output.side]));
+        self.sequence.begin("MaxPool");
+        self.sequence.launch_early(&POOL, &self.pairs(outputs), &arguments)?;
+        self.sequence.end();
+        Ok(())
+    }
+
+    fn block(&mut self, number: usize, block: &Block) -> Result<(), BackendError> {
+        let input = input_name(self.network, number);
+        let (hidden, output) = (2 * number + 1, 2 * number + 2);
+        self.layer(&block.first, &input, None, hidden)?;
+        self.layer(&block.second, &layer_name(hidden), Some((block, &input)), output)
+    }
+
+    /// A convolution with its neurons; at the end of a block, which reads `input`, with the
+    /// residual.
+    fn layer(
+        &mut self,
+        conv: &Conv,
+        from: &str,
+        end: Option<(&Block, &str)>,
+        to: usize,
+    ) -> Result<(), BackendError> {
+        let (shape, window) = (self.shape, conv.window);
+        let mut arguments = vec![self.at(from), self.weight(conv)];
+        arguments.extend(i32s(&[
+            live_columns(conv),
+            window.input.side,
+            window.input.channels,
+            window.kernel,
+            window.stride,
+        ]));
+        let shortcut = end.and_then(|(block, input)| Some((block.shortcut.as_ref()?, input)));
+        match shortcut {
+            Some((conv, input)) => {
+                let Conv { window, .. } = conv;
+                arguments.extend([self.at(input), self.weight(conv)]);
+                arguments.extend(i32s(&[window.input.side, window.input.channels, window.stride]));
+            }
+            None => {
+                arguments.extend([NULL, NULL]);
+                arguments.extend(i32s(&[0, 0, 0]));
+            }
+        }
+        let identity = end.filter(|(block, _)| block.shortcut.is_none());
+        arguments.push(identity.map_or(NULL, |(_, input)| self.at(input)));
+        arguments.push(self.bias(conv));
+        arguments.push(shortcut.map_or(NULL, |(conv, _)| self.bias(conv)));
+        arguments.extend([self.at(&layer_name(to)), self.trained(&currents_name(to))]);
+        arguments.extend(i32s(&[shape.b, window.output.side, window.output.channels, shape.fed()]));
+        arguments.push(Argument::F32(if self.training { shape.steps() as f32 } else { 1.0 }));
+        arguments.extend(neuron_arguments(shape));
+        let grid = self.tiles(window.output.pixels(), window.output.channels);
+        self.sequence.begin(conv.name.as_str());
+        self.sequence.launch_early(&BLOCK, &grid, &arguments)?;
+        self.sequence.end();
+        Ok(())
+    }
+
+    /// The classifier; in training with the gradient of the last currents.
+    fn tail(&mut self, logits: Argument) -> Result<(), BackendError> {
+        let (shape, network) = (self.shape, self.network);
+        let map = network.last();
+        let last = 2 * network.blocks.len();
+        let bias = network.classifier + CLASSES * map.channels;
+        let (weight, bias, share) = if self.training {
+            let share = shape.fed() as f32 / shape.steps() as f32;
+            (self.parameter(network.classifier), self.parameter(bias), share)
+        } else {
+            (self.at("fc.weight"), self.at("fc.bias"), shape.fed() as f32)
+        };
+        let mut arguments = vec![self.at(&layer_name(last)), weight, bias, logits];
+        arguments.extend([
+            self.trained("labels"),
+            self.trained("features"),
+            self.trained(&currents_name(last)),
+            self.trained(&gradient_name(last)),
+        ]);
+        arguments.extend(i32s(&[shape.b, CLASSES, map.pixels(), map.channels]));
+        let scale = (shape.neuron().threshold / map.pixels() as f64) as f32;
+        arguments.extend([Argument::F32(scale), Argument::F32(share)]);
+        arguments.extend(neuron_arguments(shape));
+        let grid = Grid { steps: shape.t, blocks: [shape.b, 1] };
+        self.sequence.launch_early(&TAIL, &grid, &arguments)
+    }
 }
 
 /// θ and Tmax.
-fn neuron_arguments(shape: &NetworkShape) -> [Argument; 2] {
+pub fn neuron_arguments(shape: &NetworkShape) -> [Argument; 2] {
     let neuron = shape.neuron();
     [Argument::F32(neuron.threshold as f32), Argument::I32(neuron.tracer_max)]
-}
-
-/// A convolution with its neurons; at the end of a block, which reads `input`, with the residual.
-fn launch(
-    sequence: &mut Sequence,
-    shape: &NetworkShape,
-    conv: &Conv,
-    from: &str,
-    end: Option<(&Block, &str)>,
-    to: &str,
-) -> Result<(), BackendError> {
-    const NULL: Argument = Argument::Address(0);
-    let window = conv.window;
-    let memory = sequence.memory();
-    let taps = window.live_taps();
-    // The kernel counts from tap 0: of those before the first live one nothing is read.
-    let before = (taps.start * window.input.channels * Dtype::Bf16.bytes()) as u64;
-    let weight = Argument::Address(memory.address(&weight_name(conv)) - before);
-    let mut arguments = vec![memory.at(from), weight];
-    arguments.extend(i32s(&[
-        live_columns(conv),
-        window.input.side,
-        window.input.channels,
-        window.kernel,
-        window.stride,
-    ]));
-    let shortcut = end.and_then(|(block, input)| Some((block.shortcut.as_ref()?, input)));
-    match shortcut {
-        Some((conv, input)) => {
-            let Conv { window, .. } = conv;
-            arguments.extend([memory.at(input), memory.at(&weight_name(conv))]);
-            arguments.extend(i32s(&[window.input.side, window.input.channels, window.stride]));
-        }
-        None => {
-            arguments.extend([NULL, NULL]);
-            arguments.extend(i32s(&[0, 0, 0]));
-        }
-    }
-    let identity = end.filter(|(block, _)| block.shortcut.is_none());
-    arguments.push(identity.map_or(NULL, |(_, input)| memory.at(input)));
-    arguments.push(memory.at(&bias_name(conv)));
-    arguments.push(shortcut.map_or(NULL, |(conv, _)| memory.at(&bias_name(conv))));
-    arguments.push(memory.at(to));
-    arguments.extend(i32s(&[shape.b, window.output.side, window.output.channels, shape.fed()]));
-    arguments.extend(neuron_arguments(shape));
-
-    let pixels = window.output.pixels() * shape.b.div_ceil(ROWS / shape.t);
-    let filters = window.output.channels;
-    let columns = if pixels * filters / 64 < ENOUGH_BLOCKS { 32 } else { 64 };
-    let tile = Tile { steps: shape.t, columns, blocks: [pixels, filters / columns, 1] };
-    sequence.launch_early(&BLOCK, &tile, &arguments)
 }

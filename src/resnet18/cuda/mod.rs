@@ -4,9 +4,11 @@
 //! `kernels/resnet18`. A rung is a `Sequence`, the list of its launches, made once while a case is
 //! prepared, in which weights are packed too. Neurons start from their first step, so there is no
 //! reset to launch, and no reshaping: frames lie time-major as every kernel reads them. Deliberately
-//! absent: f32, and a fused training step.
+//! absent: f32.
 
 mod fused;
+mod fused_train;
+mod jobs;
 mod per_op;
 mod sequence;
 mod train;
@@ -25,7 +27,14 @@ use sequence::Sequence;
 
 /// Every kernel of the family.
 pub fn kernels() -> Vec<ListedKernel> {
-    [list(per_op::KERNELS), list(fused::KERNELS), list(train::KERNELS)].concat()
+    [
+        list(per_op::KERNELS),
+        list(fused::KERNELS),
+        list(train::KERNELS),
+        list(fused_train::KERNELS),
+        list(fused_train::STEP_KERNELS),
+    ]
+    .concat()
 }
 
 /// Inference ladder.
@@ -57,7 +66,7 @@ pub const INFERENCE: &[Implementation<Inference>] = &[
     },
     Implementation {
         name: "cuda/fused",
-        about: "a kernel a layer in one graph: implicit GEMM on spikes from bytes, bias, residual \
+        about: "a kernel a layer in one graph: implicit GEMM on spikes in bf16, bias, residual \
                 and neurons of all steps behind it; the stem once an image",
         supports: |problem| bf16(&problem.shape).and_then(|()| fused::supported(&problem.shape)),
         prepare: Prepare::CudaWithin {
@@ -99,7 +108,8 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| train::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
-                let (sequence, outputs) = training(&problem.shape, inputs, device)?;
+                let (sequence, outputs) =
+                    training(&problem.shape, inputs, device, train::sequence)?;
                 Ok(launched(device, sequence, &TRAINING_INPUTS, outputs))
             },
         },
@@ -111,7 +121,22 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| train::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
-                let (sequence, outputs) = training(&problem.shape, inputs, device)?;
+                let (sequence, outputs) =
+                    training(&problem.shape, inputs, device, train::sequence)?;
+                captured(device, sequence, &TRAINING_INPUTS, outputs)
+            },
+        },
+    },
+    Implementation {
+        name: "cuda/fused",
+        about: "a kernel a layer forward and backward, neurons behind each GEMM; gradients of all \
+                weights in one launch, SGD in another; in one graph",
+        supports: |problem| bf16(&problem.shape).and_then(|()| fused::supported(&problem.shape)),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| fused_train::device_bytes(&problem.shape),
+            prepare: |problem, inputs, device| {
+                let (sequence, outputs) =
+                    training(&problem.shape, inputs, device, fused_train::sequence)?;
                 captured(device, sequence, &TRAINING_INPUTS, outputs)
             },
         },
@@ -121,11 +146,16 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
 /// What every training step reads anew.
 const TRAINING_INPUTS: [&str; 4] = ["images", "labels", "parameters", "momentum"];
 
-/// A training step, a launch an operation, and what it writes.
+/// Writes the launches of a training step.
+type WriteTraining =
+    fn(&NetworkShape, &Tensors, &Arc<Device>, &[Output]) -> Result<Sequence, BackendError>;
+
+/// A training step as it is written, and its outputs.
 fn training(
     shape: &NetworkShape,
     inputs: &Tensors,
     device: &Arc<Device>,
+    write: WriteTraining,
 ) -> Result<(Sequence, Vec<Output>), BackendError> {
     let rows = shape.rows(&shape.sizes.network());
     let outputs = vec![
@@ -134,7 +164,7 @@ fn training(
         Output::new(device, "new_parameters", rows, Dtype::F32)?,
         Output::new(device, "new_momentum", rows, Dtype::F32)?,
     ];
-    Ok((train::sequence(shape, inputs, device, &outputs)?, outputs))
+    Ok((write(shape, inputs, device, &outputs)?, outputs))
 }
 
 /// A task that launches one by one.

@@ -15,7 +15,7 @@ use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, LaunchAttributes, Lo
 enum Step {
     Launch { kernel: LoadedKernel, arguments: Vec<Argument>, attributes: LaunchAttributes },
     Gemm(Rc<Gemm>, [u64; 3]),
-    Begin(&'static str),
+    Begin(String),
     End,
 }
 
@@ -103,8 +103,8 @@ impl Sequence {
     }
 
     /// Begins a named range.
-    pub fn begin(&mut self, name: &'static str) {
-        self.steps.push(Step::Begin(name));
+    pub fn begin(&mut self, name: impl Into<String>) {
+        self.steps.push(Step::Begin(name.into()));
     }
 
     /// Ends the range begun last.
@@ -149,14 +149,27 @@ impl Memory {
         scratch: Vec<Region>,
         contents: Vec<(String, Vec<u8>)>,
     ) -> Result<Self, BackendError> {
-        let mut memory = BTreeMap::new();
+        let mut memory = Self::default();
         for (name, bytes) in scratch {
-            memory.insert(name, device.allocate(bytes)?);
+            memory.0.insert(name, device.allocate(bytes)?);
         }
+        memory.upload(device, contents)?;
+        Ok(memory)
+    }
+
+    /// Adds regions with these contents.
+    ///
+    /// # Errors
+    /// When device memory is short.
+    pub fn upload(
+        &mut self,
+        device: &Device,
+        contents: Vec<(String, Vec<u8>)>,
+    ) -> Result<(), BackendError> {
         for (name, bytes) in contents {
-            memory.insert(name, device.upload(&bytes)?);
+            self.0.insert(name, device.upload(&bytes)?);
         }
-        Ok(Self(memory))
+        Ok(())
     }
 
     /// A region.

@@ -9,7 +9,7 @@ use super::per_op::{
     window_arguments,
 };
 use super::sequence::{Memory, Region, Sequence};
-use super::weights::{bias_name, live_columns, regions, stem_columns, weight_name};
+use super::weights::{bias_name, columns, live_columns, regions, stem_columns, weight_name};
 use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::resnet18::network::{CLASSES, Conv, Network};
 use crate::st_bif::Neurons;
@@ -43,14 +43,16 @@ const PACK: KernelSpec<usize> = KernelSpec {
 };
 const SHARE: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_share", ..PACK };
 const FEATURES: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_features", ..PACK };
-const CLASSIFIER: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_classifier", ..PACK };
+/// Also of `fused_train`.
+pub const CLASSIFIER: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_classifier", ..PACK };
 const LAST: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_last", ..PACK };
 const SCATTER: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_scatter", ..PACK };
 const SCALE: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_scale", ..PACK };
 const POOL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_pool", ..PACK };
 const SGD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sgd", ..PACK };
-/// So many blocks.
-const LOSS: KernelSpec<usize> =
+/// So many blocks. Also of `fused_train`.
+pub const LOSS: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_loss", blocks: |blocks| [*blocks, 1, 1], ..PACK };
 const ROUND: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_round", ..LOSS };
 const SUM_ROWS: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sum_rows", ..LOSS };
@@ -94,11 +96,6 @@ fn all_regions(shape: &NetworkShape, network: &Network) -> Vec<Region> {
         f32s("features", shape.b * features),
     ]);
     all
-}
-
-/// Columns of a convolution's operand.
-fn columns(network: &Network, conv: &Conv) -> usize {
-    if conv.weight == network.stem.weight { stem_columns(network) } else { live_columns(conv) }
 }
 
 /// Inputs, activations and gradients, the library's workspace and the outputs.

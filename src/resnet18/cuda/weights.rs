@@ -8,9 +8,9 @@ use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{CLASSES, Conv, Network};
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Columns of the stem's operand: those of its filters, in whole packets of eight.
+/// Columns of the stem's operand: those of its filters, in whole tiles of 64.
 pub fn stem_columns(network: &Network) -> usize {
-    network.stem.depth().next_multiple_of(8)
+    network.stem.depth().next_multiple_of(64)
 }
 
 /// Bytes of every region that [`packed`] makes.
@@ -41,7 +41,7 @@ pub fn bias_name(conv: &Conv) -> String {
 }
 
 /// Columns of a weight's region.
-fn columns(network: &Network, conv: &Conv) -> usize {
+pub fn columns(network: &Network, conv: &Conv) -> usize {
     let is_stem = conv.weight == network.stem.weight;
     if is_stem { stem_columns(network) } else { live_columns(conv) }
 }

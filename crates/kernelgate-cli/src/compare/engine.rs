@@ -66,6 +66,7 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
         let note = engine.settle_plan(&prepared)?;
         let policy = (&request.numerics, &rules);
         let findings = engine.findings(&prepared, policy)?;
+        prepared.changed_first(&findings.code);
         let benches = prepared.benches.clone();
         let unaffected = match request.affected {
             true => prepared.take_unaffected(&findings.code),

@@ -111,6 +111,14 @@ impl Prepared {
         unaffected
     }
 
+    /// Brings the benches with a case whose machine code or launches changed before the others: in
+    /// each round they are timed first. Cases of one bench are timed together, because all of them
+    /// count in each decision.
+    pub fn changed_first(&mut self, code: &BTreeMap<String, CodeComparison>) {
+        let changed = |case: &String| code.get(case).is_some_and(CodeComparison::has_changed);
+        self.benches.sort_by_key(|bench| !bench.cases.iter().any(changed));
+    }
+
     /// Leaves only these cases.
     pub fn keep(&mut self, cases: &BTreeSet<String>) {
         self.matched.judged.retain(|id| cases.contains(id));
@@ -359,7 +367,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_cases_whose_code_is_known_to_be_the_same_are_left_out() {
+    fn what_changed_is_timed_first_and_only_what_is_known_to_be_the_same_is_left_out() {
         let ids = ["changed", "same", "unknown", "untold"].map(str::to_owned);
         let mut prepared = Prepared::default();
         prepared.matched.judged = ids.into();
@@ -369,6 +377,18 @@ mod tests {
             ("unknown", CodeComparison { same: 2, unknown: 1, ..CodeComparison::default() }),
         ];
         let code = code.map(|(case, code)| (case.to_owned(), code)).into();
+        let bench = |name: &str, case: &str| Bench {
+            name: name.to_owned(),
+            verified: [PathBuf::new(), PathBuf::new()],
+            cases: [case.to_owned()].into(),
+            timeout: Duration::ZERO,
+            sampling: TrialSampling::MEASURED,
+            driver: Driver::Criterion,
+        };
+        prepared.benches = vec![bench("a", "same"), bench("b", "unknown"), bench("c", "changed")];
+        prepared.changed_first(&code);
+        let order: Vec<&str> = prepared.benches.iter().map(|bench| &*bench.name).collect();
+        assert_eq!(order, ["c", "a", "b"]);
         assert_eq!(prepared.take_unaffected(&code), ["same"]);
         assert_eq!(prepared.cases().iter().collect::<Vec<_>>(), ["changed", "unknown", "untold"]);
     }

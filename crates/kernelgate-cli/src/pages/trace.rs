@@ -7,8 +7,8 @@ use maud::{Markup, html};
 use super::charts::{Figure, Gallery};
 use super::shell::{self, Section};
 use crate::plot::PlotError;
-use kernelgate::display::time;
-use kernelgate_trace::diagnose::{Diagnosis, Evidence, Finding, GapClass, short_name};
+use kernelgate::display::{bytes, time};
+use kernelgate_trace::diagnose::{DeviceUse, Diagnosis, Evidence, Finding, GapClass, short_name};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::stats::{self, Cell, Report};
 
@@ -29,6 +29,10 @@ pub fn page(name: &str, trace: &Trace, diagnosis: &Diagnosis) -> Result<String, 
             let charts = drawn(charts::kernels(diagnosis))?;
             html! { (charts) (components(diagnosis)) }
         }),
+        Section::new("memory", "Device memory", {
+            let charts = drawn(charts::memory(trace, diagnosis))?;
+            html! { (charts) (memory(diagnosis)) }
+        }),
         Section::new("bounds", "What bounds the kernels", drawn(charts::bounds(trace))?),
     ];
     sections.extend(tables(trace));
@@ -43,12 +47,12 @@ pub fn page(name: &str, trace: &Trace, diagnosis: &Diagnosis) -> Result<String, 
 fn lead(diagnosis: &Diagnosis) -> Markup {
     let records = diagnosis.records.iter().filter(|(_, count)| *count > 0);
     let records: Vec<String> = records.map(|(what, count)| format!("{count} {what}")).collect();
-    let device = |of: &kernelgate_trace::diagnose::DeviceUse| {
+    let device = |of: &DeviceUse| {
         let span = (of.span.1 - of.span.0).max(1) as f64;
-        let name = of.name.clone().unwrap_or_default();
+        let name = of.name.as_ref().map_or_else(String::new, |name| format!("{name}, "));
         format!(
-            "{name}, process {}: busy {:.1}% of {}, {} operations",
-            of.pid,
+            "{name}{}: busy {:.1}% of {}, {} operations",
+            place(of),
             100.0 * of.busy_ns as f64 / span,
             time(span),
             of.operations
@@ -97,6 +101,10 @@ fn evidence(of: &Evidence) -> String {
     format!("{} ({} times{total}{range})", of.what, of.count)
 }
 
+fn place(device: &DeviceUse) -> String {
+    format!("process {}, device {}", device.pid, device.device)
+}
+
 fn gaps(diagnosis: &Diagnosis) -> Markup {
     let class = |class: GapClass| format!("{} / {}", class.count, time(class.total_ns as f64));
     let rows: Vec<Vec<String>> = diagnosis
@@ -106,7 +114,7 @@ fn gaps(diagnosis: &Diagnosis) -> Markup {
         .map(|device| {
             let gaps = &device.gaps;
             vec![
-                format!("process {}, device {}", device.pid, device.device),
+                place(device),
                 class(gaps.normal),
                 class(gaps.warning),
                 class(gaps.severe),
@@ -118,11 +126,11 @@ fn gaps(diagnosis: &Diagnosis) -> Markup {
     let causes: Vec<Vec<String>> = diagnosis
         .devices
         .iter()
-        .flat_map(|device| &device.gaps.causes)
-        .map(|cause| {
+        .flat_map(|device| device.gaps.causes.iter().map(move |cause| (device, cause)))
+        .map(|(device, cause)| {
             let function = cause.function.clone().map(|function| format!(": {function}"));
             let words = format!("{}{}", cause.kind.label(), function.unwrap_or_default());
-            vec![words, cause.count.to_string(), time(cause.total_ns as f64)]
+            vec![words, place(device), cause.count.to_string(), time(cause.total_ns as f64)]
         })
         .collect();
     let header =
@@ -131,7 +139,7 @@ fn gaps(diagnosis: &Diagnosis) -> Markup {
         @if !rows.is_empty() {
             (shell::table(&header, &rows, |_| false))
             h3 { "Why" }
-            (shell::table(&["cause", "gaps", "time"], &causes, |_| false))
+            (shell::table(&["cause", "where", "gaps", "time"], &causes, |_| false))
         }
     }
 }
@@ -150,6 +158,28 @@ fn components(diagnosis: &Diagnosis) -> Markup {
     let rows: Vec<Vec<String>> = diagnosis.answers.components.iter().map(row).collect();
     let header = ["range", "times", "host, mean", "kernels", "kernel time", "share"];
     html! { @if !rows.is_empty() { h3 { "Ranges" } (shell::table(&header, &rows, |_| false)) } }
+}
+
+/// What was held, by phase.
+fn memory(diagnosis: &Diagnosis) -> Markup {
+    let rows: Vec<Vec<String>> = diagnosis
+        .memory
+        .iter()
+        .flat_map(|of| of.phases.iter().map(move |phase| (of, phase)))
+        .take(ROWS)
+        .map(|(of, phase)| {
+            let sign = if phase.change_bytes < 0 { "-" } else { "+" };
+            vec![
+                phase.name.clone(),
+                format!("process {}, device {}", of.pid, of.device),
+                phase.times.to_string(),
+                bytes(phase.peak_bytes),
+                format!("{sign}{}", bytes(phase.change_bytes.unsigned_abs())),
+            ]
+        })
+        .collect();
+    let header = ["phase", "where", "times", "held at most", "change"];
+    html! { @if !rows.is_empty() { h3 { "By phase" } (shell::table(&header, &rows, |_| false)) } }
 }
 
 /// The tables that say most, where the trace has data for them.

@@ -7,6 +7,8 @@ pub enum Quantity {
     Time,
     /// An amount a second: "FLOP", "B".
     Rate(&'static str),
+    /// Bytes.
+    Bytes,
     /// A fraction of a whole: 1 is 100 %.
     Share,
     /// A ratio to what was before: 1 is no change.
@@ -45,6 +47,7 @@ impl Quantity {
                 format!("{} {unit}", short(value / scale))
             }
             Self::Rate(unit) => format!("{}{unit}/s", with_prefix(value, digits)),
+            Self::Bytes => format!("{}B", with_prefix(value, digits)),
             Self::Share => format!("{}%", short(100.0 * value)),
             Self::Change if value == 1.0 => "0%".to_owned(),
             Self::Change => {
@@ -102,6 +105,7 @@ mod tests {
             of(Quantity::Rate("FLOP"), &[3.4e13, 5e8, 12.0]),
             ["34 TFLOP/s", "500 MFLOP/s", "12 FLOP/s"]
         );
+        assert_eq!(of(Quantity::Bytes, &[1.5e9, 512.0]), ["1.5 GB", "512 B"]);
         assert_eq!(of(Quantity::Share, &[0.5, 0.123_45, 1.5]), ["50%", "12.3%", "150%"]);
         assert_eq!(of(Quantity::Change, &[1.0, 1.05, 0.9]), ["0%", "+5%", "-10%"]);
         assert_eq!(

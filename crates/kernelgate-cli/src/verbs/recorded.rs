@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kernelgate::display::table::Table;
-use kernelgate::display::time;
+use kernelgate::display::{bytes, time};
 use kernelgate::protocol::CaseRecording;
 use kernelgate::record::file;
 use kernelgate::record::text::printable;
@@ -79,6 +79,16 @@ impl RecordedCase {
             for (by, reached) in &step.of_limits {
                 text += &format!("{:.1}% of the {by} limit\n", reached * 100.0);
             }
+        }
+        if let Some(memory) = self.diagnosis.memory.first() {
+            // The case's range is the only outermost one.
+            let held = |phase: usize| bytes(memory.phases.get(phase).map_or(0, |of| of.peak_bytes));
+            text += &format!(
+                "device memory: {} at most while it was prepared and verified, {} while it was \
+                 launched\n",
+                held(0),
+                held(1),
+            );
         }
         if let Some(cost_ns) = launch_cost_ns {
             text += &format!(

@@ -6,6 +6,7 @@ use std::time::Duration;
 use kernelgate::display::table::Table;
 use kernelgate::display::{bytes, time};
 use kernelgate::exit::Exit;
+use kernelgate::harness::filter::Filter;
 use kernelgate::protocol::{self, Action, ResponseBody, TimingReport};
 use kernelgate::record::Store;
 
@@ -18,6 +19,8 @@ use crate::compare::progress::parse_duration;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
+    /// With `--part cases`: only cases whose id matches this regular expression
+    filter: Option<String>,
     /// Which GPU, counted from 0
     #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER", default_value_t = 0)]
     device: usize,
@@ -40,6 +43,9 @@ enum PartName {
     Spins,
     /// Copies, against CUPTI's record of the same launches.
     Cupti,
+    /// Cases of the benches, hot, against CUPTI's record of the same launches; not among the parts
+    /// that are measured where none is named.
+    Cases,
     /// Reads with the caches hot and cold.
     Cold,
     /// Bandwidths and GEMMs.
@@ -51,6 +57,7 @@ impl From<PartName> for protocol::Part {
         match part {
             PartName::Spins => Self::Spins,
             PartName::Cupti => Self::Cupti,
+            PartName::Cases => Self::Cases,
             PartName::Cold => Self::Cold,
             PartName::Limits => Self::Limits,
         }
@@ -65,18 +72,31 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         ("KERNELGATE_DEVICE", arguments.device.to_string()),
     ];
     let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    let asking = Asking { settings, filter: None, timeout: arguments.wait, running };
-    // Every bench would measure the same.
-    let bench = &found.executables[0];
-    let report =
-        match ask::one(bench, &asking, &Action::Timing { part: arguments.part.map(Into::into) })? {
+    let filter = arguments.filter.as_deref();
+    let asking = Asking { settings, filter, timeout: arguments.wait, running };
+    let action = Action::Timing { part: arguments.part.map(Into::into) };
+    let answers = match arguments.part {
+        Some(PartName::Cases) => {
+            Filter::parse(filter, false)?;
+            ask::all(&found, &asking, &action)?
+        }
+        _ => {
+            anyhow::ensure!(filter.is_none(), "a filter of cases goes with --part cases");
+            // Every bench would measure the same.
+            let bench = &found.executables[0];
+            vec![(bench.bench.clone(), ask::one(bench, &asking, &action)?)]
+        }
+    };
+    for (bench, answer) in answers {
+        let report = match answer {
             ResponseBody::Timing(report) => report,
             ResponseBody::Refused(reason) => anyhow::bail!("{reason}"),
-            _ => return Err(unexpected(&bench.bench)),
+            _ => return Err(unexpected(&bench)),
         };
-    match arguments.format {
-        OutputFormat::Json => print_json(&report)?,
-        format => print(&report, |table| format.table(table)),
+        match arguments.format {
+            OutputFormat::Json => print_json(&report)?,
+            format => print(&report, |table| format.table(table)),
+        }
     }
     Ok(Exit::Fine)
 }

@@ -82,14 +82,31 @@ pub fn broken(words: &[String]) -> String {
 
 /// A regular expression of the kernels that are worth measuring.
 fn kernel_filter(case: &str, kernels: &[&str]) -> String {
-    // Nsight Compute filters by a function's own name, of which a mangled one is not told.
-    let plain = kernels.iter().filter(|name| !name.is_empty() && !name.starts_with("_Z"));
-    let names: Vec<String> = plain.take(MAX_KERNELS).map(|name| regex::escape(name)).collect();
+    let own = kernels.iter().filter_map(|name| own_name(name));
+    let mut names: Vec<String> = own.take(MAX_KERNELS).map(regex::escape).collect();
+    names.dedup();
     if names.is_empty() {
         let family = case.split('/').next().unwrap_or_default();
         return format!("^{}", regex::escape(family));
     }
     format!("^({})$", names.join("|"))
+}
+
+/// A function's own name, by which Nsight Compute filters: of a mangled one (`_ZN3lib4gemmI…`) the
+/// last of the names that it begins with. None where it cannot be told.
+fn own_name(symbol: &str) -> Option<&str> {
+    let Some(mangled) = symbol.strip_prefix("_Z") else {
+        return Some(symbol).filter(|name| !name.is_empty());
+    };
+    let mut rest = mangled.strip_prefix('N').unwrap_or(mangled);
+    let mut own = None;
+    loop {
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let Ok(length) = rest[..digits].parse::<usize>() else { return own };
+        let Some(name) = rest.get(digits..digits.saturating_add(length)) else { return own };
+        own = Some(name);
+        rest = &rest[digits + length..];
+    }
 }
 
 #[cfg(test)]
@@ -104,8 +121,9 @@ mod tests {
             root: "/".into(),
         };
         let settings = BTreeMap::from([("KERNELGATE_SEED".to_owned(), "7".to_owned())]);
-        let [nsys, ncu] = lines(&executable, &settings, "f/op/n8/cuda/x/hot", &["k_1", "_Zfoo"])
-            .map(|words| {
+        let kernels = ["k_1", "_Zfoo", "_ZN7cutlass7Kernel2I4gemmEEvv"];
+        let [nsys, ncu] =
+            lines(&executable, &settings, "f/op/n8/cuda/x/hot", &kernels).map(|words| {
                 let broken = broken(&words);
                 assert!(broken.lines().all(|line| line.chars().count() <= 100), "{broken}");
                 assert_eq!(broken.replace(" \\\n  ", " "), words.join(" "));
@@ -115,8 +133,10 @@ mod tests {
         assert!(nsys.contains("'/a b/st_bif-1' --bench"), "{nsys}");
         assert!(nsys.contains("'^f/op/n8/cuda/x/hot$' && kernelgate diagnose f_op_"), "{nsys}");
         assert!(ncu.contains("--clock-control none --section SpeedOfLight "), "{ncu}");
-        assert!(ncu.contains("-k 'regex:^(k_1)$' --launch-count 5 "), "{ncu}");
+        assert!(ncu.contains("-k 'regex:^(k_1|Kernel2)$' --launch-count 5 "), "{ncu}");
         assert_eq!(kernel_filter("f/op", &[]), "^f");
+        assert_eq!(own_name("_Z4gemmPf"), Some("gemm"));
+        assert_eq!(own_name("_Z99gemm"), None, "cut short");
         assert_eq!(kernel_filter("f/op", &["a", "b", "c", "d"]), "^(a|b|c)$");
     }
 }

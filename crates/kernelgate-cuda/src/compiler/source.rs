@@ -21,6 +21,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("common/streaming.cuh", include_str!("../../kernels/common/streaming.cuh")),
     ("common/tensor_copy.cuh", include_str!("../../kernels/common/tensor_copy.cuh")),
     ("common/types.cuh", include_str!("../../kernels/common/types.cuh")),
+    ("common/warp_gemm.cuh", include_str!("../../kernels/common/warp_gemm.cuh")),
     ("common/wgmma.cuh", include_str!("../../kernels/common/wgmma.cuh")),
 ];
 

@@ -14,7 +14,7 @@ const BLOCKER: KernelSpec<usize> = KernelSpec {
     variants: || vec![1],
     ..KernelSpec::new(
         Source::new("measure/blocker", include_str!("../../kernels/measure/blocker.cu")),
-        "measure_blocker",
+        Instruments::BLOCKER,
         1,
         |_| [1, 1, 1],
     )
@@ -24,7 +24,7 @@ const PROBE: KernelSpec<usize> = KernelSpec {
     variants: || vec![1],
     ..KernelSpec::new(
         Source::new("measure/clock_probe", include_str!("../../kernels/measure/clock_probe.cu")),
-        "measure_clock_probe",
+        Instruments::PROBE,
         1,
         |_| [1, 1, 1],
     )
@@ -34,7 +34,7 @@ const FLUSH: KernelSpec<usize> = KernelSpec {
     variants: || vec![1],
     ..KernelSpec::new(
         Source::new("measure/flush_l2", include_str!("../../kernels/measure/flush_l2.cu")),
-        "measure_flush_l2",
+        Instruments::FLUSH,
         512,
         |multiprocessors| [8 * multiprocessors, 1, 1],
     )
@@ -57,6 +57,13 @@ const PROBE_BYTES: usize = 24;
 const RELEASED: u32 = 1;
 
 impl Instruments {
+    /// The symbol of the kernel that holds the stream.
+    pub const BLOCKER: &str = "measure_blocker";
+    /// The symbol of the kernel that reads the clocks.
+    pub const PROBE: &str = "measure_clock_probe";
+    /// The symbol of the kernel that replaces the contents of L2.
+    pub const FLUSH: &str = "measure_flush_l2";
+
     /// Compiles and allocates. A flush reads `flush_bytes`, rounded down to whole packets of 16.
     ///
     /// # Errors

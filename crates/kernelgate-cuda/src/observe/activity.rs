@@ -255,9 +255,9 @@ impl Activity {
         kernels.chain(copies).chain(sets).filter(|&node| node != 0)
     }
 
-    /// Leaves out what began before a time. Operations without times stay: who reads them counts
-    /// them.
-    pub(super) fn forget_before(&mut self, time: u64) {
+    /// Leaves out what began before a time, and allocations before another. Operations without
+    /// times stay: who reads them counts them.
+    pub(super) fn forget_before(&mut self, time: u64, allocations: u64) {
         let wanted = |start, end| start >= time || (start, end) == (0, 0);
         self.kernels.retain(|record| wanted(record.start, record.end));
         self.copies.retain(|record| wanted(record.start, record.end));
@@ -265,7 +265,7 @@ impl Activity {
         self.calls.retain(|record| record.start >= time);
         self.waits.retain(|record| record.start >= time);
         self.ranges.retain(|record| record.start >= time);
-        self.allocations.retain(|record| record.time >= time);
+        self.allocations.retain(|record| record.time >= allocations);
         self.overhead.retain(|[start, _]| *start >= time);
     }
 
@@ -290,16 +290,19 @@ mod tests {
     fn what_began_before_a_time_is_left_out_but_for_kernels_without_times() {
         let kernel = |start, end| KernelRecord { start, end, ..KernelRecord::default() };
         let range = |start| RangeRecord { start, end: 99, ..RangeRecord::default() };
+        let allocation = |time| AllocationRecord { time, ..AllocationRecord::default() };
         let mut activity = Activity {
             kernels: vec![kernel(50, 60), kernel(0, 0), kernel(9, 30)],
             ranges: vec![range(20), range(5), range(10)],
             overhead: vec![[30, 40], [3, 50]],
+            allocations: [7, 4].map(allocation).to_vec(),
             ..Activity::default()
         };
-        activity.forget_before(10);
+        activity.forget_before(10, 5);
         activity.sort();
         assert_eq!(activity.kernels, [kernel(0, 0), kernel(50, 60)]);
         assert_eq!(activity.ranges, [range(10), range(20)]);
         assert_eq!(activity.overhead, [[30, 40]]);
+        assert_eq!(activity.allocations, [allocation(7)]);
     }
 }

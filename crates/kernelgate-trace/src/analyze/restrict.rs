@@ -3,6 +3,7 @@
 use hashbrown::HashSet;
 use regex::Regex;
 
+use super::graph_nodes;
 use super::launches::{Launches, NONE};
 use super::operations::{AllOperations, Kind};
 use super::paths::{Paths, ROOT};
@@ -39,9 +40,12 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     for id in all.ids() {
         let call = launches.call_of[id as usize];
         let (kind, index) = all.part(id);
-        let node = || trace.kernels.graph_node.get(index).filter(|_| kind == Kind::Kernel);
+        let node = || {
+            let node = trace.kernels.graph_node.get(index).filter(|_| kind == Kind::Kernel)?;
+            Some((trace.process_of(trace.kernels.on_gpu.place[index]), *node))
+        };
         let in_range = call != NONE && kept_call[call as usize];
-        let in_node = !in_range && node().is_some_and(|node| nodes.contains(node));
+        let in_node = !in_range && node().is_some_and(|node| nodes.contains(&node));
         if in_range || in_node {
             kept[kind as usize].push(u32::try_from(index).expect("fewer than 2^32 rows"));
         }
@@ -65,9 +69,11 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
         devices: trace.devices.clone(),
         functions: trace.functions.clone(),
         shapes: trace.shapes.clone(),
-        graph_nodes: trace.graph_nodes.clone(),
+        graph_nodes: graph_nodes::nodes(trace),
         work: trace.work.clone(),
         profiled: trace.profiled.clone(),
+        // What was taken before is still held inside.
+        allocations: trace.allocations.clone(),
         metadata: trace.metadata.clone(),
         quality: trace.quality.clone(),
         ..Trace::default()
@@ -179,12 +185,13 @@ fn expression(pattern: &str) -> Regex {
 }
 
 /// The nodes of graphs that were created in a range whose path in the capture matches.
-fn nodes(trace: &Trace, expression: &Regex) -> HashSet<u64> {
+fn nodes(trace: &Trace, expression: &Regex) -> HashSet<(u32, u64)> {
     let inside = |node: &&GraphNode| {
         let names: Vec<&str> = node.ranges.iter().map(|&name| trace.names.text(name)).collect();
         (1..=names.len()).any(|depth| expression.is_match(&names[..depth].join("/")))
     };
-    trace.graph_nodes.iter().filter(inside).map(|node| node.id).collect()
+    let nodes = graph_nodes::nodes(trace);
+    nodes.iter().filter(inside).map(|node| (node.process, node.id)).collect()
 }
 
 /// Spans in order, without those inside another. Spans that overlap stay as they are.

@@ -67,17 +67,32 @@ pub fn enclosing_calls(
     wanted: impl Fn(u32) -> bool,
     mut visit: impl FnMut(u32, &[u32]),
 ) {
-    let (ranges, calls) = (&trace.ranges, &trace.calls);
+    let calls = &trace.calls;
+    let span = |call: u32| (calls.start[call as usize], calls.end[call as usize]);
+    enclosing(trace, (&calls.thread, wanted), span, &mut visit);
+}
+
+/// The same for any rows of threads, of which the span is given.
+pub fn enclosing(
+    trace: &Trace,
+    (thread, wanted): (&[u32], impl Fn(u32) -> bool),
+    span: impl Fn(u32) -> (i64, i64),
+    mut visit: impl FnMut(u32, &[u32]),
+) {
+    let ranges = &trace.ranges;
     let range_rows = ByThread::ranges(trace);
-    let start = |call: u32| (calls.start[call as usize], Reverse(calls.end[call as usize]));
-    let call_rows = ByThread::sorted(trace.threads.len(), &calls.thread, wanted, start);
+    let key = |row: u32| {
+        let (start, end) = span(row);
+        (start, Reverse(end))
+    };
+    let rows = ByThread::sorted(trace.threads.len(), thread, wanted, key);
     let mut open: Vec<u32> = Vec::new();
     let mut enclosing: Vec<u32> = Vec::new();
     for thread in 0..trace.threads.len() {
         let mut next = range_rows.of(thread).iter().copied().peekable();
         open.clear();
-        for &call in call_rows.of(thread) {
-            let (start, end) = (calls.start[call as usize], calls.end[call as usize]);
+        for &row in rows.of(thread) {
+            let (start, end) = span(row);
             while let Some(range) = next.next_if(|&range| ranges.start[range as usize] <= start) {
                 // Most ranges are over before the next call: they need not be remembered.
                 if ranges.end[range as usize] >= start {
@@ -87,7 +102,7 @@ pub fn enclosing_calls(
             open.retain(|&range| ranges.end[range as usize] >= start);
             enclosing.clear();
             enclosing.extend(open.iter().filter(|&&range| ranges.end[range as usize] >= end));
-            visit(call, &enclosing);
+            visit(row, &enclosing);
         }
     }
 }

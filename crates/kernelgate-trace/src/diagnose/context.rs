@@ -2,6 +2,7 @@
 
 use hashbrown::HashMap;
 
+use crate::analyze::graph_nodes;
 use crate::analyze::idle::{self, Activity};
 use crate::analyze::launches::{Launches, NONE};
 use crate::analyze::operations::{AllOperations, OperationId};
@@ -104,11 +105,14 @@ fn operation_paths(
         paths.of_range.get(range as usize).copied().unwrap_or(ROOT)
     };
     let mut all: Vec<PathId> = call_of.iter().map(around_call).collect();
-    let nodes: HashMap<u64, &[Name]> =
-        trace.graph_nodes.iter().map(|node| (node.id, &node.ranges[..])).collect();
+    let nodes = graph_nodes::nodes(trace);
+    let nodes: HashMap<(u32, u64), &[Name]> =
+        nodes.iter().map(|node| ((node.process, node.id), &node.ranges[..])).collect();
     // Kernels are the first operations.
-    for (path, node) in all.iter_mut().zip(&trace.kernels.graph_node) {
-        for &name in nodes.get(node).copied().unwrap_or_default() {
+    let kernels = trace.kernels.graph_node.iter().zip(&trace.kernels.on_gpu.place);
+    for (path, (&node, &place)) in all.iter_mut().zip(kernels) {
+        let key = (trace.process_of(place), node);
+        for &name in nodes.get(&key).copied().unwrap_or_default() {
             *path = paths.inside(*path, name);
         }
     }

@@ -1,6 +1,7 @@
 //! What is said of a trace.
 
 use super::answers::Answers;
+use super::device_memory::MemoryUse;
 use super::gaps::GapReport;
 
 /// How much a finding costs.
@@ -138,6 +139,8 @@ pub struct Diagnosis {
     pub records: [(&'static str, usize); 7],
     /// Each process on each device.
     pub devices: Vec<DeviceUse>,
+    /// Device memory, where allocations were recorded.
+    pub memory: Vec<MemoryUse>,
     /// Data quality first, then by severity and by what can be saved.
     pub findings: Vec<Finding>,
     /// Rules that lack data.

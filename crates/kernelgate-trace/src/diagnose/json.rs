@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::answers::{Component, KernelShare};
+use super::device_memory::MemoryUse;
 use super::finding::{DeviceUse, Diagnosis, Evidence, Finding, Measure};
 use super::gaps::GapClass;
 use super::tree::RangeUse;
@@ -42,6 +43,7 @@ impl Diagnosis {
             "top_kernels": self.answers.top_kernels.iter().map(kernel).collect::<Vec<_>>(),
             "kernel_kinds": classes,
             "softmax_to_matmul": self.answers.softmax_to_matmul(),
+            "device_memory": self.memory.iter().map(memory).collect::<Vec<_>>(),
             "components": self.answers.components.iter().map(component).collect::<Vec<_>>(),
         })
     }
@@ -66,6 +68,41 @@ impl RangeUse {
             "of_limits": limits,
         })
     }
+}
+
+/// Points of memory over time that are written.
+const POINTS: usize = 1000;
+
+fn memory(of: &MemoryUse) -> Value {
+    let phases: Vec<Value> = of
+        .phases
+        .iter()
+        .map(|phase| {
+            json!({
+                "phase": phase.name,
+                "times": phase.times,
+                "peak_bytes": phase.peak_bytes,
+                "change_bytes": phase.change_bytes,
+            })
+        })
+        .collect();
+    let over_time: Vec<Value> = of
+        .over_time(POINTS)
+        .into_iter()
+        .map(|(time_ns, bytes)| json!({ "time_ns": time_ns, "bytes": bytes }))
+        .collect();
+    json!({
+        "process": of.pid,
+        "device": of.device,
+        "peak_bytes": of.peak.1,
+        "peak_ns": of.peak.0,
+        "end_bytes": of.at_end(),
+        "allocations": of.taken,
+        "given_back": of.given_back,
+        "given_back_unknown": of.unknown,
+        "phases": phases,
+        "over_time": over_time,
+    })
 }
 
 fn device(device: &DeviceUse) -> Value {

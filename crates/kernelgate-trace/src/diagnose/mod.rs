@@ -7,6 +7,7 @@
 mod answers;
 pub mod checklist;
 mod context;
+mod device_memory;
 pub mod difference;
 mod finding;
 mod gaps;
@@ -18,6 +19,7 @@ mod text;
 mod tree;
 
 pub use answers::{Answers, Component, KernelClass, KernelShare};
+pub use device_memory::{MemoryPhase, MemoryUse};
 pub use finding::{
     Confidence, DeviceUse, Diagnosis, Evidence, Finding, Measure, Severity, Skipped,
 };

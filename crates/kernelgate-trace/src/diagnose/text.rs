@@ -8,6 +8,8 @@ use super::labels::short_name;
 use crate::stats::{shorten, thousands};
 
 const WIDTH: usize = 100;
+/// Phases of device memory that are shown.
+const PHASES: usize = 12;
 
 impl Diagnosis {
     /// As text of at most 100 columns.
@@ -17,6 +19,7 @@ impl Diagnosis {
         self.gaps(&mut text);
         self.findings(&mut text);
         self.time(&mut text);
+        self.memory(&mut text);
         self.rest(&mut text);
         text
     }
@@ -188,6 +191,52 @@ impl Diagnosis {
         }
     }
 
+    fn memory(&self, text: &mut String) {
+        if self.memory.is_empty() {
+            return;
+        }
+        let _ = writeln!(text, "\nDevice memory (taken since the recording began)");
+        for of in &self.memory {
+            let (peak_at, peak) = of.peak;
+            let unknown = match of.unknown {
+                0 => String::new(),
+                count => format!(", {count} given back that were taken before"),
+            };
+            let when = match peak_at - self.origin_ns {
+                ns if ns < 0 => "before the first activity".to_owned(),
+                ns => format!("first at {}", seconds(ns)),
+            };
+            let line = format!(
+                "process {}, device {}: {} at most, {when}; {} at the end; {} allocations, {} \
+                 given back{unknown}",
+                of.pid,
+                of.device,
+                bytes(peak),
+                bytes(of.at_end()),
+                thousands(&of.taken.to_string()),
+                thousands(&of.given_back.to_string()),
+            );
+            wrap(text, &line, "  ", "    ");
+            let header = ["phase", "times", "at most", "change"];
+            let [phase, times, most, change] = header;
+            let _ = writeln!(text, "    {phase:<50}{times:>8}{most:>12}{change:>13}");
+            for phase in of.phases.iter().take(PHASES) {
+                let sign = if phase.change_bytes < 0 { '-' } else { '+' };
+                let _ = writeln!(
+                    text,
+                    "    {:<50}{:>8}{:>12}{:>13}",
+                    shorten(&phase.name, 49),
+                    thousands(&phase.times.to_string()),
+                    bytes(phase.peak_bytes),
+                    format!("{sign}{}", bytes(phase.change_bytes.unsigned_abs()))
+                );
+            }
+            if let Some(more) = of.phases.len().checked_sub(PHASES).filter(|&more| more > 0) {
+                let _ = writeln!(text, "    {more} more phases are in the JSON");
+            }
+        }
+    }
+
     fn rest(&self, text: &mut String) {
         if !self.passed.is_empty() {
             text.push('\n');
@@ -301,6 +350,18 @@ pub(super) fn time(ns: i64) -> String {
         1_000..1_000_000 => format!("{:.1} µs", value / 1e3),
         1_000_000..1_000_000_000 => format!("{:.3} ms", value / 1e6),
         _ => format!("{:.3} s", value / 1e9),
+    }
+}
+
+/// Bytes with a unit that suits.
+#[allow(clippy::cast_precision_loss)]
+pub(super) fn bytes(bytes: u64) -> String {
+    let value = bytes as f64;
+    match bytes {
+        0..1_000 => format!("{bytes} B"),
+        1_000..1_000_000 => format!("{:.1} kB", value / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", value / 1e6),
+        _ => format!("{:.2} GB", value / 1e9),
     }
 }
 

@@ -196,11 +196,26 @@ pub struct GraphLaunches {
 /// A node of a CUDA graph. Filled by recorders that see the capture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GraphNode {
+    /// Index into [`super::Trace::processes`]: ids are unique in one only.
+    pub process: u32,
     /// Its id, as in [`Kernels::graph_node`].
     pub id: u64,
     /// The ranges that were open when it, or the node that it was cloned from, was created; the
     /// outermost first.
     pub ranges: Vec<Name>,
+}
+
+/// Nodes of graphs as they were created, where that was recorded in place of their ranges.
+#[derive(Debug, Clone, Default)]
+pub struct NodeEvents {
+    /// When.
+    pub time: Vec<i64>,
+    /// Index into [`super::Trace::threads`]: the thread that captured it, or built the graph.
+    pub thread: Vec<u32>,
+    /// Its id.
+    pub node: Vec<u64>,
+    /// The node that it was cloned from; 0: none.
+    pub original: Vec<u64>,
 }
 
 /// The least times of what is done in each range of a path: declared work over measured ceilings.
@@ -251,8 +266,21 @@ pub struct Allocations {
     pub place: Vec<PlaceId>,
     /// Address.
     pub address: Vec<u64>,
-    /// Bytes; negative: given back.
-    pub bytes: Vec<i64>,
+    /// Bytes; 0 where what is given back is not told.
+    pub bytes: Vec<u64>,
+    /// Whether it is given back.
+    pub given_back: Vec<bool>,
+}
+
+impl Allocations {
+    /// Adds one.
+    pub fn push(&mut self, time: i64, place: PlaceId, address: u64, bytes: u64, given_back: bool) {
+        self.time.push(time);
+        self.place.push(place);
+        self.address.push(address);
+        self.bytes.push(bytes);
+        self.given_back.push(given_back);
+    }
 }
 
 /// Sampled hardware counters.

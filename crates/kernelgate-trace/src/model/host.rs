@@ -141,6 +141,17 @@ impl Ranges {
     }
 }
 
+/// Named moments of host time: NVTX marks.
+#[derive(Debug, Clone, Default)]
+pub struct Marks {
+    /// When.
+    pub time: Vec<i64>,
+    /// Index into [`super::Trace::threads`].
+    pub thread: Vec<u32>,
+    /// Its text, behind `domain:` where it is in a named domain.
+    pub name: Vec<Name>,
+}
+
 /// Calls of the operating system that took long.
 #[derive(Debug, Clone, Default)]
 pub struct OsCalls {

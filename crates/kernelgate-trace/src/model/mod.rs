@@ -15,10 +15,10 @@ use std::hash::Hash;
 
 use gpu::{
     Allocations, Copies, Counters, DeclaredWork, Function, GraphLaunches, GraphNode, Kernels,
-    LaunchShape, Place, PlaceId, Sets, Synchronisations,
+    LaunchShape, NodeEvents, Place, PlaceId, Sets, Synchronisations,
 };
 use hashbrown::HashMap;
-use host::{Calls, OsCalls, Ranges, Switches, Thread};
+use host::{Calls, Marks, OsCalls, Ranges, Switches, Thread};
 use kernel_metrics::ProfiledLaunch;
 use names::{Name, Names};
 use quality::Quality;
@@ -110,6 +110,8 @@ pub struct Trace {
     pub graphs: GraphLaunches,
     /// Nodes of graphs.
     pub graph_nodes: Vec<GraphNode>,
+    /// When and where nodes were created, where that was recorded in place of their ranges.
+    pub node_events: NodeEvents,
     /// Work that ranges declare.
     pub work: Vec<DeclaredWork>,
     /// Waits of the host.
@@ -118,6 +120,8 @@ pub struct Trace {
     pub calls: Calls,
     /// Named spans of host time.
     pub ranges: Ranges,
+    /// Named moments of host time.
+    pub marks: Marks,
     /// Calls of the operating system.
     pub os_calls: OsCalls,
     /// The scheduler's decisions.

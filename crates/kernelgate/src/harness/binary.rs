@@ -21,7 +21,7 @@ use super::{
 use crate::backend::Target;
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
-use crate::protocol::{self, Action, Request, Response, ResponseBody};
+use crate::protocol::{self, Action, Part, Request, Response, ResponseBody};
 use crate::record::text::printable;
 use crate::record::{Environment, Run, Shard, Store, TrialRequest, file, trial_request};
 use crate::suite::Suite;
@@ -234,7 +234,7 @@ impl Harness {
                 let target = flags.wanted().open(&place)?;
                 return Ok(ResponseBody::Environment(Box::new(Environment::of(&target))));
             }
-            Action::Timing { part } => {
+            Action::Timing { part } if *part != Some(Part::Cases) => {
                 return match flags.wanted().open(&place)? {
                     Target::Cuda(device) => {
                         Ok(ResponseBody::Timing(Box::new(answer::timing::timing(&device, *part)?)))
@@ -277,6 +277,14 @@ impl Harness {
                     dump.as_deref(),
                 ))
             }
+            Action::Timing { .. } => match flags.wanted().open(&place)? {
+                Target::Cuda(device) => ResponseBody::Timing(Box::new(answer::timing::cases(
+                    &selection, flags.seed, &device,
+                )?)),
+                Target::Cpu => {
+                    ResponseBody::Refused(format!("no GPU to time: {}", place.otherwise))
+                }
+            },
             Action::Profile | Action::Record(_) => {
                 let target = flags.wanted().open(&place)?;
                 answer::profile::profile(&selection, flags.seed, &target, action.recorded())?

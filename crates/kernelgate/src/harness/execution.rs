@@ -326,6 +326,12 @@ impl Execution<'_> {
         let _activity = spent::on("check after timing");
         let after =
             after_timing::check(ready, group, (executable, current), stopwatch.as_mut(), digest)?;
+        // An earlier process of this executable has looked.
+        if digest.is_none() {
+            let _activity = spent::on("record of streams");
+            let elsewhere = guard::catch(|| stopwatch.check_elsewhere(executable));
+            elsewhere.map_err(CaseError::Fail)?.map_err(backend_error)?;
+        }
         self.progress.checked(&after, clock.elapsed());
         Ok((samples, after))
     }

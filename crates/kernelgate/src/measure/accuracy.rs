@@ -1,5 +1,5 @@
 //! How good event timing is here: against spins of known length, against the hardware's own record
-//! of the same launches, and cold against hot.
+//! of the same launches, of copies and of a bench's cases, and cold against hot.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +10,8 @@ use crate::stats::median;
 use crate::workload::random;
 use kernelgate_cuda::instruments::bandwidth::Passes;
 use kernelgate_cuda::instruments::spin::Spin;
+use kernelgate_cuda::instruments::timing::Instruments;
+use kernelgate_cuda::observe::activity::Activity;
 use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
 
 /// A spin, timed.
@@ -113,29 +115,80 @@ pub fn against_cupti(events: &mut EventTimer) -> Result<Option<Vec<TraceRow>>, B
             });
         }
     }
-    let Some(recorder) = Recorder::start(Recorded::Kernels)? else { return Ok(None) };
+    let Some(recorder) = Recorder::start(Recorded::Operations)? else { return Ok(None) };
     for (row, (cache, bytes)) in rows.iter_mut().zip(
         [Cache::Hot, Cache::Cold].into_iter().flat_map(|cache| COPIES.map(|bytes| (cache, bytes))),
     ) {
-        let copy = &mut || passes.copy(bytes);
-        events.launches_ns(3, cache, copy)?;
-        events.device().synchronize()?;
-        recorder.take()?;
-        row.events_recorded_ns = median(&events.launches_ns(REPEATS, cache, copy)?);
-        events.device().synchronize()?;
-        let recorded = recorder.take()?;
-        let is_copy = |name: u32| recorded.names[name as usize].contains("copy_bandwidth");
-        let copies = recorded.kernels.iter().filter(|record| is_copy(record.name));
-        let times: Vec<f64> = copies.map(|record| record.elapsed_ns() as f64).collect();
-        if times.len() != REPEATS {
-            return Err(BackendError::Launch(format!(
-                "CUPTI recorded {} of {REPEATS} launches",
-                times.len()
-            )));
-        }
-        row.cupti_ns = median(&times);
+        record(events, &recorder, row, cache, &mut || passes.copy(bytes))?;
     }
     Ok(Some(rows))
+}
+
+/// Times hot launches of a case, each one command (a kernel, or a graph of the row's own), by events
+/// and by CUPTI, which leaves the process again; `None` where it is missing.
+///
+/// # Errors
+/// When the device or CUPTI fails, or launches cannot be told from each other.
+pub fn case_against_cupti(
+    events: &mut EventTimer,
+    what: &str,
+    launch: &mut dyn FnMut() -> Result<(), BackendError>,
+) -> Result<Option<TraceRow>, BackendError> {
+    let cache = Cache::Hot;
+    events.launches_ns(3, cache, launch)?;
+    let mut row = TraceRow {
+        what: what.to_owned(),
+        cache: cache.name().to_owned(),
+        events_ns: median(&events.launches_ns(REPEATS, cache, launch)?),
+        events_recorded_ns: 0.0,
+        cupti_ns: 0.0,
+    };
+    let Some(recorder) = Recorder::start(Recorded::Operations)? else { return Ok(None) };
+    record(events, &recorder, &mut row, cache, launch)?;
+    events.device().synchronize_context()?;
+    recorder.detach()?;
+    Ok(Some(row))
+}
+
+/// Times launches once more while CUPTI records them.
+fn record(
+    events: &mut EventTimer,
+    recorder: &Recorder,
+    row: &mut TraceRow,
+    cache: Cache,
+    launch: &mut dyn FnMut() -> Result<(), BackendError>,
+) -> Result<(), BackendError> {
+    events.launches_ns(3, cache, launch)?;
+    events.device().synchronize()?;
+    recorder.take()?;
+    row.events_recorded_ns = median(&events.launches_ns(REPEATS, cache, launch)?);
+    events.device().synchronize()?;
+    let spans_ns = spans_ns(&recorder.take()?, REPEATS).ok_or_else(|| {
+        BackendError::Launch(format!("CUPTI's record of {} does not show its launches", row.what))
+    })?;
+    row.cupti_ns = median(&spans_ns);
+    Ok(())
+}
+
+/// What each of some launches in a row took, nanoseconds: from the start of its first operation to
+/// the end of its last. `None` where the record does not hold as many operations of each.
+fn spans_ns(record: &Activity, launches: usize) -> Option<Vec<f64>> {
+    let own = [Instruments::BLOCKER, Instruments::PROBE, Instruments::FLUSH];
+    let name = |kernel: u32| record.names[kernel as usize].as_str();
+    let kernels = record.kernels.iter().filter(|kernel| !own.contains(&name(kernel.name)));
+    let mut spans: Vec<(u64, u64)> = kernels.map(|kernel| (kernel.start, kernel.end)).collect();
+    spans.extend(record.copies.iter().map(|copy| (copy.start, copy.end)));
+    spans.extend(record.sets.iter().map(|set| (set.start, set.end)));
+    spans.sort_unstable();
+    let each = spans.len() / launches;
+    if each == 0 || each * launches != spans.len() {
+        return None;
+    }
+    let span_ns = |launch: &[(u64, u64)]| {
+        let end = launch.iter().map(|&(_, end)| end).max().unwrap_or_default();
+        end.saturating_sub(launch[0].0) as f64
+    };
+    Some(spans.chunks(each).map(span_ns).collect())
 }
 
 /// Reads what fits L2, hot and cold. `rate` is the best rate of reading memory, bytes a second.
@@ -161,4 +214,30 @@ pub fn cold(events: &mut EventTimer, rate: f64) -> Result<Vec<ColdRow>, BackendE
 fn passes(events: &EventTimer) -> Result<Passes, BackendError> {
     let pattern = random::normal(0, "accuracy", 1 << 20);
     Passes::new(events.device(), COPIES[COPIES.len() - 1] as usize, bytemuck::cast_slice(&pattern))
+}
+
+#[cfg(test)]
+mod tests {
+    use kernelgate_cuda::observe::activity::KernelRecord;
+
+    use super::*;
+
+    #[test]
+    fn launches_are_told_from_each_other_by_how_many_operations_they_have() {
+        let names = [Instruments::PROBE, "a", "b"].map(str::to_owned).into();
+        let kernel = |name, start, end| KernelRecord { name, start, end, ..Default::default() };
+        // Two launches of `a` and `b`, which overlap, between two probes.
+        let kernels = vec![
+            kernel(0, 1, 2),
+            kernel(1, 10, 40),
+            kernel(2, 20, 30),
+            kernel(1, 50, 60),
+            kernel(2, 55, 75),
+            kernel(0, 90, 91),
+        ];
+        let record = Activity { names, kernels, ..Activity::default() };
+        assert_eq!(spans_ns(&record, 2), Some(vec![30.0, 25.0]));
+        assert_eq!(spans_ns(&record, 3), None);
+        assert_eq!(spans_ns(&Activity::default(), 2), None);
+    }
 }

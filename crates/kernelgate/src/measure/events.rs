@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::limits::Overhead;
-use super::{Cache, Sample, Stopwatch, Technique, attached, off_stream};
+use super::{Cache, Sample, Stopwatch, Technique, attached, off_stream, recorded};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
 use kernelgate_cuda::Device;
@@ -482,6 +482,11 @@ impl Stopwatch for CaseTimer<'_> {
             Some(batch) => batch.graph.launch(),
             None => executable.launch(),
         }
+    }
+
+    fn check_elsewhere(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError> {
+        let EventTimer { device, instruments, .. } = &mut *self.timer;
+        recorded::check(device, instruments, executable)
     }
 
     fn technique(&self) -> Technique {

@@ -11,6 +11,7 @@ pub mod delay;
 pub mod events;
 pub mod limits;
 mod off_stream;
+mod recorded;
 pub mod wall;
 
 use crate::backend::{BackendError, Executable};
@@ -81,6 +82,15 @@ pub trait Stopwatch {
     /// # Errors
     /// When a launch fails.
     fn replay(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError>;
+
+    /// Launches once more where something records what runs elsewhere than where it was timed: after
+    /// the samples, because recording changes times.
+    ///
+    /// # Errors
+    /// [`BackendError::NotTimed`] where something does; when a launch fails.
+    fn check_elsewhere(&mut self, _executable: &mut dyn Executable) -> Result<(), BackendError> {
+        Ok(())
+    }
 
     /// How it does that.
     fn technique(&self) -> Technique;

@@ -21,14 +21,14 @@ pub struct CaseRecording {
     pub steps: u32,
     /// Host time from before the first launch to the end of the wait, nanoseconds.
     pub wall_ns: u64,
-    /// What recording adds to the host's part of a launch, nanoseconds, measured before and after
-    /// it began.
+    /// What recording adds to the host's part of a launch, nanoseconds: the median of pairs of
+    /// series of an empty kernel, without and with it.
     pub launch_cost_ns: Option<f64>,
     /// The least times of a launch by the device's measured ceilings, hot.
     pub limits: Vec<TimeLimit>,
     /// Where it ran.
     pub device: RecordedDevice,
-    /// What was recorded.
+    /// What was recorded; allocations since the preparation began.
     pub trace: Activity,
 }
 

@@ -76,6 +76,8 @@ pub enum Part {
     Spins,
     /// Copies, against CUPTI's record of the same launches.
     Cupti,
+    /// The cases that are selected, against CUPTI's record of the same launches.
+    Cases,
     /// Reads with the caches hot and cold.
     Cold,
     /// Bandwidths and GEMMs.

@@ -14,6 +14,8 @@ use kernelgate_trace::stats::shorten;
 const COLUMNS: i64 = 500;
 /// Rows of the overview.
 const STREAMS: usize = 24;
+/// Points of memory over time.
+const POINTS: usize = 250;
 /// Characters of a kernel's name.
 const NAME: usize = 60;
 
@@ -145,6 +147,45 @@ pub fn kernels(diagnosis: &Diagnosis) -> Vec<Figure> {
         .filter(|(_, chart)| some(chart))
         .map(|(name, chart)| Figure::new(&[name], chart))
         .collect()
+}
+
+/// Device memory that was held over time, a series a process and device.
+pub fn memory(trace: &Trace, diagnosis: &Diagnosis) -> Vec<Figure> {
+    let Some((begun, last)) = trace.span() else { return Vec::new() };
+    let taken = diagnosis.memory.iter().filter_map(|of| Some(of.held.first()?.0));
+    let first = taken.fold(begun, i64::min);
+    let series = diagnosis.memory.iter().enumerate().map(|(colour, of)| {
+        // It stays until it changes.
+        let mut before = 0;
+        let corners = of.over_time(POINTS).into_iter().flat_map(|(time, bytes)| {
+            let held = std::mem::replace(&mut before, bytes);
+            [(time, held), (time, bytes)]
+        });
+        let until = of.held.last().map(|&(time, _)| (time.max(last), of.at_end()));
+        let mark = |(time, bytes): (i64, u64)| Mark::at((time - first) as f64, bytes as f64);
+        Series {
+            name: format!("process {}, device {}", of.pid, of.device),
+            colour,
+            joined: true,
+            marks: corners.chain(until).map(mark).collect(),
+        }
+    });
+    let series: Vec<Series> = series.collect();
+    if series.is_empty() {
+        return Vec::new();
+    }
+    let chart = Chart {
+        title: "Device memory".to_owned(),
+        subtitle: "taken since the recording began".to_owned(),
+        body: Body::Xy(Xy {
+            x: Axis::new("since the recording began", Quantity::Time, ScaleKind::FromZero),
+            y: Axis::new("held", Quantity::Bytes, ScaleKind::FromZero),
+            series,
+            guides: vec![],
+            broad: true,
+        }),
+    };
+    vec![Figure::new(&["memory"], chart)]
 }
 
 /// Share of the peaks that profiled launches reach, a series a kernel: near the top computing

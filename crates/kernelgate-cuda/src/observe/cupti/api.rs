@@ -32,6 +32,7 @@ pub struct Api {
     pub unsubscribe: unsafe extern "C" fn(sys::CUpti_SubscriberHandle) -> c_int,
     pub enable_callback: unsafe extern "C" fn(u32, sys::CUpti_SubscriberHandle, u32, u32) -> c_int,
     pub graph_node_id: unsafe extern "C" fn(*mut c_void, *mut u64) -> c_int,
+    pub finalize: unsafe extern "C" fn() -> c_int,
     error_string: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
 }
 
@@ -60,6 +61,7 @@ fn load() -> Option<Api> {
             unsubscribe: library::typed(library, c"cuptiUnsubscribe")?,
             enable_callback: library::typed(library, c"cuptiEnableCallback")?,
             graph_node_id: library::typed(library, c"cuptiGetGraphNodeId")?,
+            finalize: library::typed(library, c"cuptiFinalize")?,
             error_string: library::typed(library, c"cuptiGetResultString")?,
         })
     }

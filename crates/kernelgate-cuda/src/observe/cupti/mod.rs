@@ -23,6 +23,8 @@ use crate::BackendError;
 pub enum Recorded {
     /// Kernels.
     Kernels,
+    /// What runs on a GPU: kernels, copies, sets.
+    Operations,
     /// All that [`Activity`] has.
     Everything,
 }
@@ -33,6 +35,7 @@ impl Recorded {
     const fn kinds(self) -> &'static [u32] {
         match self {
             Self::Kernels => &[KERNEL],
+            Self::Operations => &[KERNEL, COPY, SET],
             Self::Everything => &[KERNEL, COPY, SET, DRIVER, RUNTIME, WAIT, OVERHEAD, ALLOCATION],
         }
     }
@@ -59,7 +62,8 @@ impl Recorder {
         let Some(api) = api() else { return Ok(None) };
         let everything = recorded == Recorded::Everything;
         // First: this tells whether another profiler is there.
-        let graphs = everything.then(|| graph_nodes::subscribe(api)).transpose()?;
+        let subscribed = recorded != Recorded::Kernels;
+        let graphs = subscribed.then(|| graph_nodes::subscribe(api)).transpose()?;
         // SAFETY: the callbacks live as long as the process, and the value is one that every
         // version has.
         let begun = unsafe {
@@ -85,16 +89,17 @@ impl Recorder {
     /// # Errors
     /// When CUPTI fails.
     pub fn take(&self) -> Result<Activity, BackendError> {
-        self.take_since(0)
+        self.take_since(0, 0)
     }
 
-    /// The same without what began before a time of CUPTI's clock ([`Self::now`]). CUPTI takes new
+    /// The same without what began before a time of CUPTI's clock ([`Self::now`]), and without
+    /// allocations before another: what was allocated earlier is held still. CUPTI takes new
     /// buffers for the first records after a call, which takes a third of a millisecond: what is
     /// to be undisturbed begins at a time, and not behind a call.
     ///
     /// # Errors
     /// When CUPTI fails.
-    pub fn take_since(&self, time: u64) -> Result<Activity, BackendError> {
+    pub fn take_since(&self, time: u64, allocations: u64) -> Result<Activity, BackendError> {
         if let Some(api) = api() {
             // SAFETY: the callbacks were registered.
             api.check(unsafe { (api.flush)(EVERY_BUFFER) }, "hand over its records")?;
@@ -106,7 +111,7 @@ impl Recorder {
             let range::EndedRange { start, end, thread, .. } = ended;
             collected.activity.ranges.push(RangeRecord { name, start, end, thread });
         }
-        collected.activity.forget_before(time);
+        collected.activity.forget_before(time, allocations);
         let mut nodes: Vec<u64> = collected.activity.graph_nodes_used().collect();
         nodes.sort_unstable();
         nodes.dedup();
@@ -119,6 +124,18 @@ impl Recorder {
         activity.pid = std::process::id();
         activity.sort();
         Ok(activity)
+    }
+
+    /// Ends, and takes CUPTI out of the process: what is launched later is not slowed. Wait for the
+    /// context before: nothing may run meanwhile.
+    ///
+    /// # Errors
+    /// When CUPTI fails.
+    pub fn detach(self) -> Result<(), BackendError> {
+        drop(self);
+        let Some(api) = api() else { return Ok(()) };
+        // SAFETY: every record was taken or is given up, and the caller launches nothing meanwhile.
+        api.check(unsafe { (api.finalize)() }, "leave the process")
     }
 
     /// The time of CUPTI's clock, nanoseconds.

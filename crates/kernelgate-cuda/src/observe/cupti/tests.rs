@@ -63,10 +63,10 @@ fn a_launch_joins_its_call_its_range_and_its_kernel() {
     let later = recorder.now();
     passes.copy(BYTES).unwrap();
     device.synchronize().unwrap();
-    assert_eq!(recorder.take_since(later).unwrap().kernels.len(), 1);
+    assert_eq!(recorder.take_since(later, later).unwrap().kernels.len(), 1);
     passes.copy(BYTES).unwrap();
     device.synchronize().unwrap();
-    assert_eq!(recorder.take_since(recorder.now()).unwrap().kernels, []);
+    assert_eq!(recorder.take_since(recorder.now(), 0).unwrap().kernels, []);
 }
 
 #[test]
@@ -102,6 +102,41 @@ fn nodes_of_a_graph_have_the_ranges_of_their_capture() {
     assert!(activity.kernels.iter().all(|kernel| kernel.graph_node != 0));
 }
 
+#[test]
+fn memory_that_is_taken_and_given_back_is_recorded() {
+    let Some((device, _one)) = gpu() else { return };
+    let Some(recorder) = recorder() else { return };
+    let begun = recorder.now();
+    let buffer = device.allocate(3 << 20).unwrap();
+    let address = buffer.address();
+    device.synchronize().unwrap();
+    let later = recorder.now();
+    drop(buffer);
+    device.synchronize().unwrap();
+    let allocations = recorder.take_since(later, begun).unwrap().allocations;
+    let of_it: Vec<i64> = allocations
+        .iter()
+        .filter(|record| record.address == address)
+        .map(|record| record.bytes.signum())
+        .collect();
+    assert_eq!(of_it, [1, -1], "{allocations:?}");
+    assert!(allocations.iter().any(|record| record.bytes >= 3 << 20), "{allocations:?}");
+}
+
+#[test]
+fn a_second_client_is_refused_and_the_first_goes_on() {
+    let Some((device, _one)) = gpu() else { return };
+    let Some(recorder) = recorder() else { return };
+    let refused = Recorder::start(Recorded::Everything).err().unwrap().to_string();
+    assert!(refused.contains("another program records this process"), "{refused}");
+    let passes = passes(&device);
+    device.synchronize().unwrap();
+    recorder.take().unwrap();
+    passes.copy(BYTES).unwrap();
+    device.synchronize().unwrap();
+    assert_eq!(recorder.take().unwrap().kernels.len(), 1);
+}
+
 /// Prints what recording adds to a launch; asserts only that nothing is lost.
 #[test]
 fn no_record_of_many_launches_is_lost() {
@@ -130,4 +165,41 @@ fn no_record_of_many_launches_is_lost() {
     assert_eq!((activity.kernels.len(), activity.dropped), (LAUNCHES, 0));
     assert!(activity.calls.len() >= LAUNCHES);
     eprintln!("a launch takes {without:.0} ns, recorded {with:.0} ns");
+}
+
+/// Prints what attaching takes and what a launch takes after it; asserts that CUPTI comes again.
+#[test]
+fn cupti_leaves_the_process_and_comes_again() {
+    let Some((device, _one)) = gpu() else { return };
+    let passes = passes(&device);
+    let fastest_ns = || {
+        let mut fastest = f64::INFINITY;
+        for _ in 0..5 {
+            let clock = Instant::now();
+            (0..400).for_each(|_| passes.copy(4096).unwrap());
+            fastest = fastest.min(clock.elapsed().as_nanos() as f64 / 400.0);
+            device.synchronize().unwrap();
+        }
+        fastest
+    };
+    let before_ns = fastest_ns();
+    for _ in 0..3 {
+        let clock = Instant::now();
+        let Some(recorder) = Recorder::start(Recorded::Operations).unwrap() else {
+            eprintln!("skipped: CUPTI is missing");
+            return;
+        };
+        let started = clock.elapsed();
+        passes.copy(BYTES).unwrap();
+        device.synchronize_context().unwrap();
+        let kernels = recorder.take().unwrap().kernels.len();
+        assert_eq!(kernels, 1);
+        let clock = Instant::now();
+        recorder.detach().unwrap();
+        let (ended, after_ns) = (clock.elapsed(), fastest_ns());
+        eprintln!(
+            "CUPTI began in {started:?} and left in {ended:?}; a launch took {before_ns:.0} ns on \
+             the host before, {after_ns:.0} ns after"
+        );
+    }
 }

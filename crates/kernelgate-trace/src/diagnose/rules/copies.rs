@@ -4,6 +4,7 @@ use hashbrown::HashMap;
 
 use super::super::context::Context;
 use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Severity};
+use super::super::text::bytes as shown_bytes;
 use super::outcome::{Outcome, most_expensive, number};
 use crate::analyze::launches::NONE;
 use crate::analyze::operations::Kind;
@@ -86,9 +87,9 @@ pub(super) fn pageable(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         severity: Severity::Warning,
         confidence: Confidence::High,
         title: format!(
-            "asynchronous copies with pageable memory: {count}, {:.1} MB at {speed:.1} GB/s; the \
-             host waits for each",
-            bytes as f64 / 1e6
+            "asynchronous copies with pageable memory: {count}, {} at {speed:.1} GB/s; the host \
+             waits for each",
+            shown_bytes(bytes)
         ),
         measured: number(count, "copies"),
         threshold: number(0, "copies"),

@@ -13,6 +13,7 @@ mod work;
 
 use super::answers::Answers;
 use super::context::Context;
+use super::device_memory;
 use super::finding::{DeviceUse, Diagnosis, Skipped};
 use super::gaps::{self, HostTime};
 use crate::model::Recorder;
@@ -76,6 +77,12 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
         let recoverable = finding.recoverable_ns.unwrap_or(0);
         (!quality, std::cmp::Reverse((finding.severity, recoverable)))
     });
+    let memory = device_memory::of(trace, &context.paths);
+    if memory.is_empty() && trace.operations() > 0 {
+        let reason = "allocations were not recorded; record with --cuda-memory-usage=true, or \
+                      PyTorch's profiler with profile_memory=True";
+        skipped.push(Skipped { rule: "device memory", reason: reason.to_owned() });
+    }
     let version = ["EXPORT_PRODUCT_VERSION", "PRODUCT_VERSION"]
         .iter()
         .find_map(|key| trace.metadata.get(*key));
@@ -99,6 +106,7 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
             ("profiled launches", trace.profiled.len()),
         ],
         devices,
+        memory,
         findings,
         skipped,
         passed,

@@ -60,6 +60,16 @@ pub(super) struct Arguments<'a> {
     pub graph_node: Option<&'a RawValue>,
     #[serde(borrow)]
     pub name: Option<&'a RawValue>,
+    /// Of memory: 1 on a GPU.
+    #[serde(borrow, rename = "Device Type")]
+    pub device_type: Option<&'a RawValue>,
+    #[serde(borrow, rename = "Device Id")]
+    pub memory_device: Option<&'a RawValue>,
+    #[serde(borrow, rename = "Addr")]
+    pub address: Option<&'a RawValue>,
+    /// Negative where memory is given back.
+    #[serde(borrow, rename = "Bytes")]
+    pub memory_bytes: Option<&'a RawValue>,
 }
 
 impl<'a> Arguments<'a> {

@@ -161,8 +161,30 @@ impl Reader {
             "M" => self.name(event),
             "B" | "E" => self.bracket(event),
             "b" | "e" => self.bracket_by_id(event),
+            "i" | "I" if event.name == "[memory]" => self.allocation(event),
             _ => {}
         }
+    }
+
+    /// Memory that PyTorch's allocator hands out or takes back, where it was profiled.
+    fn allocation(&mut self, event: &Event<'_>) {
+        let arguments = Arguments::of(event);
+        if integer(arguments.device_type) != Some(1) {
+            return;
+        }
+        let (Some(time), Some(bytes)) = (nanoseconds(event.ts), integer(arguments.memory_bytes))
+        else {
+            self.builder.trace.quality.odd_values += 1;
+            return;
+        };
+        let thread = self.thread(event);
+        let process = self.builder.trace.threads[thread as usize].process;
+        let device = integer(arguments.memory_device).and_then(|id| u32::try_from(id).ok());
+        let device = device.unwrap_or(0);
+        let place = self.builder.place(Place { process, device, context: 0, stream: 0 });
+        let address = integer(arguments.address).unwrap_or(0).cast_unsigned();
+        let allocations = &mut self.builder.trace.allocations;
+        allocations.push(time, place, address, bytes.unsigned_abs(), bytes < 0);
     }
 
     /// The thread of an event; ids that are no numbers are texts of their own.

@@ -183,6 +183,7 @@ impl Reader {
     }
 
     pub(super) fn allocations(&mut self) -> Result<(), TraceError> {
+        let memories = self.labels("ENUM_CUDA_MEM_KIND", MEMORY_KINDS)?;
         let mut allocations = std::mem::take(&mut self.builder.trace.allocations);
         let names = [
             "start",
@@ -194,14 +195,21 @@ impl Reader {
             "bytes",
             "memoryOperationType",
             "address",
+            "memKind",
         ];
         self.scan("CUDA_GPU_MEMORY_USAGE_EVENTS", &names, |builder, _, row| {
-            let (Some(time), Some(bytes)) = (row.integer(0), row.integer(6)) else { return };
-            allocations.time.push(time);
-            allocations.place.push(place(builder, row));
+            // Memory of the host is in this table too.
+            let of_host =
+                row.integer(9).and_then(|kind| memories.get(&kind)).is_some_and(|&name| {
+                    let kind = memory_of(builder.trace.names.text(name));
+                    matches!(kind, MemoryKind::Pageable | MemoryKind::Pinned)
+                });
+            let Some(time) = row.integer(0).filter(|_| !of_host) else { return };
+            let number = |column| row.integer(column).unwrap_or(0).max(0).cast_unsigned();
+            let address = row.integer(8).unwrap_or(0).cast_unsigned();
             // 0 allocates, 1 frees.
-            allocations.bytes.push(if row.integer(7) == Some(1) { -bytes } else { bytes });
-            allocations.address.push(row.integer(8).unwrap_or(0).cast_unsigned());
+            let given_back = row.integer(7) == Some(1);
+            allocations.push(time, place(builder, row), address, number(6), given_back);
         })?;
         self.builder.trace.allocations = allocations;
         Ok(())

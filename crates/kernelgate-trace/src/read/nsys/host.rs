@@ -47,6 +47,27 @@ impl Reader {
         Ok(())
     }
 
+    /// Nodes of CUDA graphs, as they are created and cloned.
+    pub(super) fn node_events(&mut self) -> Result<(), TraceError> {
+        let mut events = std::mem::take(&mut self.builder.trace.node_events);
+        let names = ["start", "globalTid", "graphNodeId", "originalGraphNodeId"];
+        self.scan("CUDA_GRAPH_NODE_EVENTS", &names, |builder, _, row| {
+            let (Some(time), Some(id), Some(node)) =
+                (row.integer(0), row.integer(1), row.integer(2))
+            else {
+                return;
+            };
+            let (key, pid, tid) = split_global_id(id);
+            let process = builder.process(key, pid);
+            events.time.push(time);
+            events.thread.push(builder.thread(process, tid));
+            events.node.push(node.cast_unsigned());
+            events.original.push(row.integer(3).unwrap_or(0).cast_unsigned());
+        })?;
+        self.builder.trace.node_events = events;
+        Ok(())
+    }
+
     pub(super) fn switches(&mut self) -> Result<(), TraceError> {
         let mut switches = std::mem::take(&mut self.builder.trace.switches);
         self.scan("SCHED_EVENTS", &["start", "globalTid", "isSchedIn"], |builder, _, row| {

@@ -73,6 +73,7 @@ impl Reader {
         }
         if wanted.rest {
             self.synchronisations()?;
+            self.node_events()?;
             self.os_calls()?;
             self.switches()?;
             self.allocations()?;

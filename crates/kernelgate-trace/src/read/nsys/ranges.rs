@@ -9,11 +9,14 @@ use super::database::Database;
 use super::ids::split_global_id;
 use crate::error::TraceError;
 use crate::model::Table;
-use crate::model::host::{RangeStyle, Ranges};
+use crate::model::host::{Marks, RangeStyle, Ranges};
 use crate::model::names::{Name, Names};
 use crate::model::quality::Quality;
 
 const EVENTS: &str = "NVTX_EVENTS";
+/// Events that are no ranges: a moment with a text, the name of a domain.
+const MARK: i64 = 34;
+const DOMAIN: i64 = 75;
 
 /// The text of a range before it has a name in the trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,6 +31,7 @@ enum Text {
 /// Ranges whose threads and names are indices of this part alone.
 pub(super) struct Part {
     ranges: Ranges,
+    marks: Marks,
     /// Global thread ids.
     threads: Table<i64>,
     /// (domain, process, text).
@@ -46,6 +50,7 @@ pub(super) fn read(path: &Path, strings: &HashMap<i64, Name>) -> Result<Part, Tr
     let database = Database::open(path)?;
     let mut part = Part {
         ranges: Ranges::default(),
+        marks: Marks::default(),
         threads: Table::default(),
         keys: Table::default(),
         texts: Names::default(),
@@ -65,7 +70,7 @@ pub(super) fn read(path: &Path, strings: &HashMap<i64, Name>) -> Result<Part, Tr
             // 59 and 60 are NVTX, 70 and 71 the same from a text file.
             Some(59 | 70) => RangeStyle::PushPop,
             Some(60 | 71) => RangeStyle::StartEnd,
-            Some(75) => RangeStyle::PushPop,
+            Some(MARK | DOMAIN) => RangeStyle::PushPop,
             _ => return,
         };
         let text = match (row.integer(5).and_then(|id| strings.get(&id)), row.text(4)) {
@@ -79,11 +84,17 @@ pub(super) fn read(path: &Path, strings: &HashMap<i64, Name>) -> Result<Part, Tr
         let thread = row.integer(3).unwrap_or(0);
         let (process, ..) = split_global_id(thread);
         let domain = row.integer(6).unwrap_or(0);
-        if kind == Some(75) {
+        if kind == Some(DOMAIN) {
             part.domains.insert((domain, process), text);
             return;
         }
         let Some(start) = row.integer(0) else { return };
+        if kind == Some(MARK) {
+            part.marks.time.push(start);
+            part.marks.thread.push(part.threads.of(thread));
+            part.marks.name.push(Name(part.keys.of((domain, process, text))));
+            return;
+        }
         let end = match row.integer(1) {
             Some(end) => part.quality.span_end(start, end),
             None => {
@@ -102,7 +113,7 @@ pub(super) fn read(path: &Path, strings: &HashMap<i64, Name>) -> Result<Part, Tr
 impl Part {
     /// Puts the ranges into a trace.
     pub fn into_trace(self, builder: &mut Builder) {
-        let Self { mut ranges, threads, keys, texts, domains, unclosed, quality } = self;
+        let Self { mut ranges, mut marks, threads, keys, texts, domains, unclosed, quality } = self;
         let threads: Vec<u32> = threads
             .values
             .iter()
@@ -134,9 +145,13 @@ impl Part {
                 }
             })
             .collect();
-        ranges.thread.iter_mut().for_each(|thread| *thread = threads[*thread as usize]);
-        ranges.name.iter_mut().for_each(|name| *name = names[name.0 as usize]);
-        builder.trace.ranges = ranges;
+        for thread in ranges.thread.iter_mut().chain(&mut marks.thread) {
+            *thread = threads[*thread as usize];
+        }
+        for name in ranges.name.iter_mut().chain(&mut marks.name) {
+            *name = names[name.0 as usize];
+        }
+        (builder.trace.ranges, builder.trace.marks) = (ranges, marks);
         builder.trace.quality.absorb(quality);
         if let Some((_, last)) = builder.trace.span() {
             for &range in &unclosed {

@@ -183,10 +183,8 @@ impl Reader {
         self.builder.trace.sets = sets;
         let mut allocations = std::mem::take(&mut self.builder.trace.allocations);
         for row in &activity.allocations {
-            allocations.time.push(time(row.time));
-            allocations.place.push(self.place(row.on));
-            allocations.address.push(row.address);
-            allocations.bytes.push(row.bytes);
+            let (place, bytes) = (self.place(row.on), row.bytes.unsigned_abs());
+            allocations.push(time(row.time), place, row.address, bytes, row.bytes < 0);
         }
         self.builder.trace.allocations = allocations;
     }
@@ -230,7 +228,11 @@ impl Reader {
     fn graph_nodes(&mut self, rows: &[NodeRow]) {
         for row in rows {
             let ranges = row.ranges.iter().map(|&name| self.name(name)).collect();
-            self.builder.trace.graph_nodes.push(GraphNode { id: row.id, ranges });
+            self.builder.trace.graph_nodes.push(GraphNode {
+                process: self.process,
+                id: row.id,
+                ranges,
+            });
         }
     }
 }

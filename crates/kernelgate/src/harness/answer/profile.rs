@@ -18,15 +18,16 @@ use crate::measure::Cache;
 use crate::measure::events::EventTimer;
 use crate::measure::limits::Limits;
 use crate::protocol::{CaseRecording, ProfiledCase, Repetitions, ResponseBody};
+use crate::stats::median;
 use crate::trace::KernelSummary;
 
 /// Launches before those that are recorded.
 const WARM_UP: u32 = 3;
 /// Launches that are recorded.
 const STEPS: u32 = 3;
-/// Launches of an empty kernel by which the cost of recording is measured: so many series of so
-/// many, which the device's queue holds.
-const SERIES: usize = 10;
+/// Launches of an empty kernel by which the cost of recording is measured: so many pairs of series,
+/// without and with it, of so many launches, which the device's queue holds.
+const PAIRS: usize = 15;
 const IN_SERIES: usize = 100;
 
 /// Verifies and records one case an implementation; without repetitions one launch of it, of which
@@ -49,11 +50,9 @@ pub fn profile(
     let works: Vec<_> = selection.groups.iter().map(|group| group.bound.problem().work()).collect();
     let limits = Limits::measure_cuda(&mut events, &works)?;
     drop(events);
-    let empty = Empty::new(device)?;
-    let unrecorded_ns = host_launch_ns(&empty, device)?;
     // Before anything is captured: graphs made earlier are recorded without their ranges.
-    let recorder = match Recorder::start(Recorded::Everything) {
-        Ok(Some(recorder)) => recorder,
+    let (recorder, launch_cost_ns) = match record(device) {
+        Ok(Some(begun)) => begun,
         Ok(None) => {
             return by_phase(Some(
                 "no kernels are recorded: CUPTI is missing, and `kernelgate doctor` says how to \
@@ -63,18 +62,18 @@ pub fn profile(
         }
         Err(error) => return by_phase(Some(format!("no kernels are recorded: {error}"))),
     };
-    let recorded_ns = host_launch_ns(&empty, device)?;
     let recording = Recording {
         recorder,
         limits,
-        launch_cost_ns: recorded_ns - unrecorded_ns,
+        launch_cost_ns,
         described: RecordedDevice::of(device)?,
         warm_up: repetitions.warm_up.unwrap_or(WARM_UP),
         steps: wanted.map_or(1, |wanted| wanted.steps.unwrap_or(STEPS)),
     };
     let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
+        let begun = recording.recorder.now();
         let (executable, _) = ready.verify(group, case, target)?;
-        recording.of_case(group, case, executable, device)
+        recording.of_case(group, case, executable, (device, begun))
     };
     let (outcomes, lost) = each_implementation(selection, (seed, target), "profiling", one);
     if lost {
@@ -90,16 +89,38 @@ pub fn profile(
     Ok(ResponseBody::Profile(profiled.collect()))
 }
 
-/// The host's part of a launch, nanoseconds: the fastest series.
+/// Records from now on; with it what that adds to the host's part of a launch, nanoseconds. `None`
+/// where CUPTI is missing.
+///
+/// How fast a host launches changes by half from one moment to the next, and with it the fastest of
+/// many series: the median of the differences of neighbours is told.
+///
+/// # Errors
+/// When CUPTI refuses, or the device fails.
+fn record(device: &Device) -> Result<Option<(Recorder, f64)>, BackendError> {
+    let empty = Empty::new(device)?;
+    let mut costs_ns = Vec::new();
+    loop {
+        let unrecorded_ns = host_launch_ns(&empty, device)?;
+        let Some(recorder) = Recorder::start(Recorded::Everything)? else { return Ok(None) };
+        costs_ns.push(host_launch_ns(&empty, device)? - unrecorded_ns);
+        if costs_ns.len() == PAIRS {
+            recorder.take()?;
+            return Ok(Some((recorder, median(&costs_ns))));
+        }
+    }
+}
+
+/// The host's part of a launch, nanoseconds, in a series behind another.
 fn host_launch_ns(empty: &Empty, device: &Device) -> Result<f64, BackendError> {
-    let mut fastest_ns = f64::INFINITY;
-    for _ in 0..SERIES {
+    let mut elapsed_ns = 0.0;
+    for _ in 0..2 {
         let clock = Instant::now();
         (0..IN_SERIES).try_for_each(|_| empty.launch())?;
-        fastest_ns = fastest_ns.min(clock.elapsed().as_nanos() as f64 / IN_SERIES as f64);
+        elapsed_ns = clock.elapsed().as_nanos() as f64;
         device.synchronize()?;
     }
-    Ok(fastest_ns)
+    Ok(elapsed_ns / IN_SERIES as f64)
 }
 
 /// Measures the phases of one case an implementation, and verifies it.
@@ -133,13 +154,13 @@ struct Recording {
 }
 
 impl Recording {
-    /// Launches a verified case and takes what was recorded.
+    /// Launches a verified case, whose preparation began at a time, and takes what was recorded.
     fn of_case(
         &self,
         group: &Group<'_>,
         case: &Case,
         mut executable: Box<dyn Executable>,
-        device: &Device,
+        (device, begun): (&Device, u64),
     ) -> Result<CaseRecording, CaseError> {
         let Self { recorder, limits, described, .. } = self;
         let recorded = (|| {
@@ -152,7 +173,7 @@ impl Recording {
             self.launches(&case.id, executable.as_mut())?;
             let wall_ns = clock.elapsed().as_nanos();
             device.synchronize()?;
-            Ok::<_, BackendError>((recorder.take_since(start)?, wall_ns))
+            Ok::<_, BackendError>((recorder.take_since(start, begun)?, wall_ns))
         })();
         match recorded {
             Ok((trace, wall_ns)) => Ok(CaseRecording {

@@ -6,7 +6,10 @@ use kernelgate_cuda::Device;
 use kernelgate_cuda::library::Library;
 use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
 
-use crate::backend::{BackendError, Target};
+use super::each::each_implementation;
+use crate::backend::{BackendError, Executable, Target};
+use crate::harness::cases::{Case, Group, Selection};
+use crate::harness::problem::{CaseError, Ready, case_error};
 use crate::measure::accuracy;
 use crate::measure::events::EventTimer;
 use crate::measure::limits::Limits;
@@ -43,8 +46,7 @@ pub fn timing(device: &Arc<Device>, only: Option<Part>) -> Result<TimingReport, 
     // Last: CUPTI stays attached to the process and slows every later launch.
     let cupti = if wanted(Part::Cupti) { accuracy::against_cupti(&mut events)? } else { None };
     if cupti.is_none() && wanted(Part::Cupti) {
-        let (name, advice) = (Library::Cupti.name(), Library::Cupti.advice());
-        notes.push(format!("not compared with the hardware's record: {name} is missing: {advice}"));
+        notes.push(missing());
     }
     let (environment, overhead) = (Environment::of(&target), events.overhead());
     Ok(TimingReport {
@@ -57,4 +59,56 @@ pub fn timing(device: &Arc<Device>, only: Option<Part>) -> Result<TimingReport, 
         cupti,
         notes,
     })
+}
+
+/// Times cases by events and by CUPTI, one an implementation.
+///
+/// # Errors
+/// When the device fails.
+pub fn cases(
+    selection: &Selection<'_>,
+    seed: u64,
+    device: &Arc<Device>,
+) -> Result<TimingReport, BackendError> {
+    let target = Target::Cuda(Arc::clone(device));
+    let mut events = EventTimer::new(device)?;
+    let overhead = events.overhead();
+    let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
+        let (mut executable, _) = ready.verify(group, case, &target)?;
+        let executable: &mut dyn Executable = executable.as_mut();
+        accuracy::case_against_cupti(&mut events, &case.id, &mut || executable.launch())
+            .map_err(|error| case_error(error.into()))
+    };
+    let (outcomes, lost) = each_implementation(selection, (seed, &target), "timing", one);
+    if lost {
+        std::mem::forget((events, Arc::clone(device)));
+    }
+    let (mut rows, mut notes) = (Vec::new(), Vec::new());
+    for (case, outcome) in outcomes {
+        match outcome {
+            Ok(row) => rows.extend(row),
+            Err(CaseError::Skip(reason) | CaseError::Fail(reason) | CaseError::Lost(reason)) => {
+                notes.push(format!("{case}: {reason}"));
+            }
+        }
+    }
+    if rows.is_empty() {
+        notes.push(missing());
+    }
+    Ok(TimingReport {
+        environment: Environment::of(&target),
+        telemetry: Vec::new(),
+        overhead,
+        limits: None,
+        spins: None,
+        cold: None,
+        cupti: Some(rows),
+        notes,
+    })
+}
+
+/// What is said where CUPTI is missing.
+fn missing() -> String {
+    let (name, advice) = (Library::Cupti.name(), Library::Cupti.advice());
+    format!("not compared with the hardware's record: {name} is missing: {advice}")
 }

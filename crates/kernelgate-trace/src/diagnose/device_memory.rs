@@ -1,0 +1,197 @@
+//! Device memory over time: what a process held on a device, at most and in which phase, as far as
+//! the trace saw it being taken. Absent: what was taken before the recording began, and memory of
+//! the driver itself.
+
+use hashbrown::HashMap;
+
+use super::labels::without_numbers;
+use crate::analyze::launches::NONE;
+use crate::analyze::paths::Paths;
+use crate::model::Trace;
+
+/// Device memory of a process on a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// The system's id of the process.
+    pub pid: i64,
+    /// The device.
+    pub device: u32,
+    /// When it changed, nanoseconds of the trace, and the bytes that were held from then on.
+    pub held: Vec<(i64, u64)>,
+    /// The most bytes that were held, and when for the first time.
+    pub peak: (i64, u64),
+    /// Allocations.
+    pub taken: usize,
+    /// Those of them that were given back.
+    pub given_back: usize,
+    /// What was given back and is not known to have been taken; it does not count.
+    pub unknown: usize,
+    /// The outermost ranges in the order of their first start; what came before is the first.
+    pub phases: Vec<MemoryPhase>,
+}
+
+/// Outermost ranges of one name, but for its numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryPhase {
+    /// Their name; `#` where they differ in a number.
+    pub name: String,
+    /// How many there are.
+    pub times: usize,
+    /// The most bytes that were held in one of them.
+    pub peak_bytes: u64,
+    /// Bytes taken less those given back in them.
+    pub change_bytes: i64,
+}
+
+impl MemoryPhase {
+    /// The name of what came before all ranges.
+    pub const BEFORE: &str = "before the first range";
+}
+
+impl MemoryUse {
+    /// Bytes held at the end.
+    pub fn at_end(&self) -> u64 {
+        self.held.last().map_or(0, |&(_, bytes)| bytes)
+    }
+
+    /// Times and bytes held, at most so many of them: of neighbours the one with most bytes. The
+    /// last one stays.
+    pub fn over_time(&self, most: usize) -> Vec<(i64, u64)> {
+        let together = self.held.len().div_ceil(most.max(2) - 1).max(1);
+        let fullest = |part: &[(i64, u64)]| part.iter().copied().max_by_key(|&(_, bytes)| bytes);
+        let mut kept: Vec<(i64, u64)> = self.held.chunks(together).filter_map(fullest).collect();
+        let last = self.held.last().copied().filter(|last| kept.last() != Some(last));
+        kept.extend(last);
+        kept
+    }
+
+    /// Bytes held at a time.
+    fn at(&self, time: i64) -> u64 {
+        let after = self.held.partition_point(|&(at, _)| at <= time);
+        after.checked_sub(1).map_or(0, |last| self.held[last].1)
+    }
+
+    /// The most bytes held in a span, which includes its end.
+    fn most_in(&self, (start, end): (i64, i64)) -> u64 {
+        let from = self.held.partition_point(|&(at, _)| at < start);
+        let inside = self.held[from..].iter().take_while(|&&(at, _)| at <= end);
+        inside.map(|&(_, bytes)| bytes).max().unwrap_or(0).max(self.at(start))
+    }
+}
+
+/// That of each process on each device that took memory.
+pub(super) fn of(trace: &Trace, paths: &Paths) -> Vec<MemoryUse> {
+    let rows = &trace.allocations;
+    let mut order: Vec<usize> = (0..rows.time.len()).collect();
+    order.sort_by_key(|&row| rows.time[row]);
+    let mut uses: Vec<Held> = Vec::new();
+    let mut index: HashMap<(u32, u32), usize> = HashMap::new();
+    for row in order {
+        let place = &trace.places[rows.place[row].0 as usize];
+        let new = uses.len();
+        let of = *index.entry((place.process, place.device)).or_insert(new);
+        if of == new {
+            let pid = trace.processes[place.process as usize].pid;
+            uses.push(Held::new(place.process, pid, place.device));
+        }
+        let (time, address) = (rows.time[row], rows.address[row]);
+        match rows.given_back[row] {
+            true => uses[of].give_back(time, address),
+            false => uses[of].take(time, address, rows.bytes[row]),
+        }
+    }
+    uses.into_iter().map(|held| held.finish(trace, paths)).collect()
+}
+
+/// What is held, while allocations are added in the order of their times.
+struct Held {
+    process: u32,
+    of: MemoryUse,
+    bytes: u64,
+    /// Bytes by address.
+    live: HashMap<u64, u64>,
+}
+
+impl Held {
+    fn new(process: u32, pid: i64, device: u32) -> Self {
+        let of = MemoryUse {
+            pid,
+            device,
+            held: Vec::new(),
+            peak: (0, 0),
+            taken: 0,
+            given_back: 0,
+            unknown: 0,
+            phases: Vec::new(),
+        };
+        Self { process, of, bytes: 0, live: HashMap::new() }
+    }
+
+    fn take(&mut self, time: i64, address: u64, bytes: u64) {
+        self.of.taken += 1;
+        // What still stands there was given back unseen.
+        self.bytes -= self.live.insert(address, bytes).unwrap_or(0);
+        self.bytes += bytes;
+        self.changed(time);
+    }
+
+    /// Some recorders do not say how much is given back: the address does.
+    fn give_back(&mut self, time: i64, address: u64) {
+        let Some(bytes) = self.live.remove(&address) else {
+            self.of.unknown += 1;
+            return;
+        };
+        self.of.given_back += 1;
+        self.bytes -= bytes;
+        self.changed(time);
+    }
+
+    fn changed(&mut self, time: i64) {
+        self.of.held.push((time, self.bytes));
+        if self.bytes > self.of.peak.1 {
+            self.of.peak = (time, self.bytes);
+        }
+    }
+
+    fn finish(mut self, trace: &Trace, paths: &Paths) -> MemoryUse {
+        let ranges = &trace.ranges;
+        let outermost = |row: usize| {
+            let thread = &trace.threads[ranges.thread[row] as usize];
+            paths.around[row] == NONE && thread.process == self.process
+        };
+        let mut rows: Vec<usize> = (0..ranges.len()).filter(|&row| outermost(row)).collect();
+        rows.sort_by_key(|&row| ranges.start[row]);
+        let first = rows.first().map_or(i64::MAX, |&row| ranges.start[row]);
+        let before = self.of.most_in((i64::MIN, first.saturating_sub(1)));
+        let mut phases = vec![MemoryPhase {
+            name: MemoryPhase::BEFORE.to_owned(),
+            times: 1,
+            peak_bytes: before,
+            change_bytes: change(0, self.of.at(first.saturating_sub(1))),
+        }];
+        let mut known: HashMap<String, usize> = HashMap::new();
+        for row in rows {
+            let span = (ranges.start[row], ranges.end[row]);
+            let name = trace.names.text(ranges.name[row]);
+            let index = *known.entry(without_numbers(name)).or_insert_with(|| {
+                let name = name.to_owned();
+                phases.push(MemoryPhase { name, times: 0, peak_bytes: 0, change_bytes: 0 });
+                phases.len() - 1
+            });
+            let phase = &mut phases[index];
+            if phase.name != name {
+                phase.name = without_numbers(name);
+            }
+            phase.times += 1;
+            phase.peak_bytes = phase.peak_bytes.max(self.of.most_in(span));
+            phase.change_bytes += change(self.of.at(span.0.saturating_sub(1)), self.of.at(span.1));
+        }
+        self.of.phases = phases;
+        self.of
+    }
+}
+
+fn change(before: u64, after: u64) -> i64 {
+    let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+    signed(after) - signed(before)
+}

@@ -1,0 +1,114 @@
+//! Work that the events on the stream do not enclose, by CUPTI's record of a launch: also what
+//! writes no output and is done before the stream is, which [`super::off_stream`] cannot see.
+//!
+//! The stream is held while the case is launched. What begins then, or ends after a mark that
+//! follows on the stream, is on another one. Deliberately absent: what to do where CUPTI is missing.
+
+use std::time::Duration;
+
+use crate::backend::{BackendError, Executable};
+use kernelgate_cuda::Device;
+use kernelgate_cuda::instruments::timing::Instruments;
+use kernelgate_cuda::observe::activity::Activity;
+use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
+
+/// How long the stream is held at most; a host that is held up for longer sees nothing this time.
+const HOLD: Duration = Duration::from_millis(200);
+/// How long work on another stream has to begin after the launch has returned.
+const BEGINS_WITHIN: Duration = Duration::from_millis(2);
+/// How much earlier than the end of the hold that is: work in order may begin while the blocker
+/// ends. Nanoseconds.
+const EARLY_NS: u64 = BEGINS_WITHIN.as_nanos() as u64 / 2;
+/// How much later than the mark begins work that was in order may end, nanoseconds.
+const LATE_NS: u64 = 2_000;
+
+/// Launches while the stream is held, and looks at the record of it; nothing where CUPTI is
+/// missing or another program has it. CUPTI leaves the process afterwards.
+///
+/// # Errors
+/// [`BackendError::NotTimed`] where something ran on another stream; when the device fails.
+pub fn check(
+    device: &Device,
+    instruments: &mut Instruments,
+    executable: &mut dyn Executable,
+) -> Result<(), BackendError> {
+    let Ok(Some(recorder)) = Recorder::start(Recorded::Operations) else { return Ok(()) };
+    instruments.block(HOLD)?;
+    let launched = executable.launch();
+    std::thread::sleep(BEGINS_WITHIN);
+    instruments.release();
+    instruments.probe(1)?;
+    executable.synchronize()?;
+    device.synchronize_context()?;
+    let held = instruments.released();
+    let (record, left) = (recorder.take(), recorder.detach());
+    launched?;
+    // What CUPTI cannot tell is no fault of the case.
+    let (Ok(record), Ok(())) = (record, left) else { return Ok(()) };
+    match outside(&record).filter(|_| held) {
+        Some(what) => Err(BackendError::NotTimed(format!(
+            "{what} on another stream than the one that is timed, by CUPTI's record of a launch"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The first operation that began while the stream was held, or ended after the mark.
+fn outside(record: &Activity) -> Option<String> {
+    let name = |kernel: u32| record.names[kernel as usize].as_str();
+    let own = |symbol| record.kernels.iter().find(|kernel| name(kernel.name) == symbol);
+    let (held_until, mark) = (own(Instruments::BLOCKER)?.end, own(Instruments::PROBE)?.start);
+    let kernels = record.kernels.iter().map(|kernel| (kernel.start, kernel.end, name(kernel.name)));
+    let kernels =
+        kernels.filter(|(_, _, name)| ![Instruments::BLOCKER, Instruments::PROBE].contains(name));
+    let copies = record.copies.iter().map(|copy| (copy.start, copy.end, ""));
+    let sets = record.sets.iter().map(|set| (set.start, set.end, ""));
+    // CUPTI gives no times for what it could not follow.
+    let timed = |&(start, end, _): &(u64, u64, &str)| (start, end) != (0, 0);
+    let early = |start: u64| start + EARLY_NS < held_until;
+    let (_, _, name) = (kernels.chain(copies).chain(sets).filter(timed))
+        .find(|&(start, end, _)| early(start) || end > mark + LATE_NS)?;
+    Some(match name {
+        "" => "a copy or set of memory runs".to_owned(),
+        name => format!("kernel `{name}` runs"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use kernelgate_cuda::observe::activity::{CopyRecord, KernelRecord};
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// A hold from 10 to 14 ms, a kernel of the launch, the mark at 15 ms.
+    fn record(start: u64, end: u64) -> Activity {
+        let names = [Instruments::BLOCKER, Instruments::PROBE, "theirs"].map(str::to_owned);
+        let kernel = |name, start, end| KernelRecord { name, start, end, ..Default::default() };
+        Activity {
+            names: names.into(),
+            kernels: vec![
+                kernel(0, 10 * MS, 14 * MS),
+                kernel(2, start, end),
+                kernel(1, 15 * MS, 15 * MS + 1_000),
+            ],
+            ..Activity::default()
+        }
+    }
+
+    #[test]
+    fn what_begins_while_the_stream_is_held_or_ends_after_the_mark_is_outside() {
+        assert_eq!(outside(&record(14 * MS, 15 * MS)), None);
+        assert_eq!(outside(&record(14 * MS - 1_000, 15 * MS + 1_000)), None, "clocks of hardware");
+        let theirs = Some("kernel `theirs` runs".to_owned());
+        assert_eq!(outside(&record(11 * MS, 11 * MS + 5_000)), theirs);
+        assert_eq!(outside(&record(14 * MS, 16 * MS)), theirs);
+        assert_eq!(outside(&record(0, 0)), None, "without times");
+        let copy = CopyRecord { start: 12 * MS, end: 13 * MS, ..Default::default() };
+        let copied = Activity { copies: vec![copy], ..record(14 * MS, 15 * MS) };
+        assert_eq!(outside(&copied), Some("a copy or set of memory runs".to_owned()));
+        let lost = Activity { kernels: Vec::new(), ..record(0, 0) };
+        assert_eq!(outside(&lost), None, "the hold was not recorded");
+    }
+}

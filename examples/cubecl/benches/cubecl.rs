@@ -1,0 +1,33 @@
+//! A kernel in CubeCL, compiled to CUDA C++ by CubeCL and launched on the stream that is timed.
+//! CubeCL's runtime launches on streams that it shows to nobody, so that they cannot be joined:
+//! what it launches itself is refused as work on another stream.
+
+use cubecl_row::{A, HEADERS, NO_INFO, UNITS, source};
+use kernelgate::attach::*;
+use kernelgate::backend::cuda::Source;
+use kernelgate::harness::Harness;
+
+fn main() -> std::process::ExitCode {
+    let suite = Attached::new("attached/axpy", &["n=16777216"]).define(|point| {
+        let n = point.number("n")?;
+        let tensors = Definition::new().input("x", [n], Dtype::F32).input("y", [n], Dtype::F32);
+        Ok(tensors.output("out", [n], Dtype::F32).code(move |inputs| {
+            let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
+            let out = pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y));
+            vec![Expected::all("out", [n], out.collect::<Vec<f64>>())]
+        }))
+    });
+    let suite = suite.row("cuda/cubecl", |at| {
+        let n = at.number("n")? as u32;
+        let (name, text) = source(n);
+        let source = Source::new("axpy", text.leak()).with_headers(HEADERS);
+        let kernel = at.device().kernel(&source.build(&[]), &name)?;
+        let (x, y, out) = (at.input("x")?, at.input("y")?, at.output("out")?);
+        let parameters = Parameters::new().address(x).address(y).address(out).value(NO_INFO);
+        let dims = LaunchDims::new([n.div_ceil(UNITS), 1, 1], [UNITS, 1, 1]);
+        let launch = PreparedLaunch::new(at.device(), kernel, dims, parameters)?;
+        Ok(Launches::new(move || launch.launch()))
+    });
+    Harness::new("cubecl", vec![suite.suite()]).main()
+}
+

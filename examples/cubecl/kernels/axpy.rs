@@ -1,0 +1,37 @@
+//! `out = 2.5 x + y` in CubeCL, and its CUDA C++.
+
+use cubecl_core as cubecl;
+use cubecl_core::codegen::Compiler;
+use cubecl_core::frontend::ArrayCompilationArg;
+use cubecl_core::prelude::*;
+use cubecl_cuda::{CudaCompiler, CudaRuntime};
+
+/// What `x` is multiplied with.
+pub const A: f32 = 2.5;
+
+/// Threads of a block.
+pub const UNITS: u32 = 256;
+
+/// A header that the text includes and NVRTC does not find: it has the contents built in.
+pub const HEADERS: &[(&str, &str)] = &[("cuda_runtime.h", "")];
+
+/// The last argument of every kernel: the address of lengths and scalars, of which this has none.
+pub const NO_INFO: u64 = 0;
+
+#[cube(launch)]
+fn axpy(x: &Array<f32>, y: &Array<f32>, out: &mut Array<f32>, #[comptime] n: u32) {
+    if ABSOLUTE_POS < n {
+        out[ABSOLUTE_POS] = A * x[ABSOLUTE_POS] + y[ABSOLUTE_POS];
+    }
+}
+
+/// Name and text of the kernel for `n` elements: its arguments are three pointers and [`NO_INFO`].
+pub fn source(n: u32) -> (String, String) {
+    let array = || ArrayCompilationArg { inplace: None, line_size: 1 };
+    let settings = KernelSettings::default().cube_dim(CubeDim::new_1d(UNITS));
+    let kernel = axpy::Axpy::<CudaRuntime>::new(settings, array(), array(), array(), n);
+    let definition = kernel.define();
+    let name = definition.options.kernel_name.clone();
+    let mode = ExecutionMode::Unchecked;
+    (name, CudaCompiler::default().compile(definition, &Default::default(), mode).to_string())
+}

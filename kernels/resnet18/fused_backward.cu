@@ -1,0 +1,145 @@
+// Backward through a layer a kernel: the transpose of a convolution, what the shortcut adds, and
+// the neurons that wrote the convolution's input, by replay of their currents.
+//
+//   spikes' gradient = theta · (convT(g) + conv1x1T(h) or h)
+//   currents' gradient = neurons backward(currents, spikes' gradient)
+//
+// An implicit GEMM on bf16 tensor cores, like the forward one: a tile holds all time steps of its
+// neurons. Gradients are bf16 in memory, sums and what neurons carry fp32.
+// Threads, shared memory: see tiles.cuh.
+// Bound: latency at small batches, the currents' bytes at large ones.
+// Changed from train: no gathered gradient, no fp32 gradient of spikes in memory, no transposed
+// copy.
+#include "common/cluster.cuh"
+#include "resnet18/neurons.cuh"
+#include "resnet18/tiles.cuh"
+
+constexpr int kImages = kTile / kSteps;
+
+// gradient [T, B, side², channels], bf16, of the currents of the neurons that were read; where
+// there are no currents, `spikes_gradient`, fp32, of the spikes. The second operand and `identity`
+// as in the forward pass.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    resnet18_fused_block_backward(const u16* first, const u16* weight, int depth, int first_side,
+                                  int first_channels, int kernel, int stride, const u16* second,
+                                  const u16* second_weight, int second_depth, int second_side,
+                                  int second_channels, int second_stride, const u16* identity,
+                                  const float* currents, u16* gradient, float* spikes_gradient,
+                                  int images, int side, int channels, float theta, int tmax) {
+  allow_next_kernel();
+  wait_for_previous_kernels();
+  const int groups = ceil_div(images, kImages);
+  const int pixel = blockIdx.x / groups, pixels = side * side;
+  Rows rows(images, kSteps);
+  rows.image0 = blockIdx.x % groups * kImages;
+  const int channel0 = blockIdx.y * kTile;
+
+  Sums sums;
+  const Operand main = {first, weight, depth, first_side, first_channels, kernel, stride};
+  const Operand shortcut = {second,          second_weight, second_depth, second_side,
+                            second_channels, 1,             second_stride};
+  convolve<true>(sums, rows, main, shortcut, pixel / side, pixel % side, channels, channel0);
+  const float* all = spread(sums);
+
+  const Neuron neuron(theta, 0, tmax, 0.f);
+  const Surrogate surrogate(neuron);
+  const i64 step_elements = static_cast<i64>(images) * pixels * channels;
+  for (int i = threadIdx.x; i < kImages * kTile / 2; i += kThreads) {
+    const int column = i % (kTile / 2) * 2, local = i / (kTile / 2);
+    if (rows.image0 + local >= images) continue;
+    const i64 at =
+        (static_cast<i64>(rows.image0 + local) * pixels + pixel) * channels + channel0 + column;
+    // All loads before the first store, which would hold those behind it back.
+    u32 residual[kSteps];
+    float low[kSteps], high[kSteps];
+#pragma unroll
+    for (int t = 0; t < kSteps; ++t)
+      residual[t] = identity == nullptr ? 0 : load_pair(identity + at + t * step_elements);
+#pragma unroll
+    for (int t = 0; t < kSteps; ++t) {
+      const float2 x = currents == nullptr ? make_float2(0.f, 0.f)
+                                           : *reinterpret_cast<const float2*>(
+                                                 currents + at + t * step_elements);
+      low[t] = x.x;
+      high[t] = x.y;
+    }
+    float g_low[kSteps], g_high[kSteps];
+#pragma unroll
+    for (int t = 0; t < kSteps; ++t) {
+      const float2 sum =
+          *reinterpret_cast<const float2*>(all + (local * kSteps + t) * kPitch + column);
+      g_low[t] = theta * (sum.x + Bf16::low(residual[t]));
+      g_high[t] = theta * (sum.y + Bf16::high(residual[t]));
+    }
+    if (currents == nullptr) {
+#pragma unroll
+      for (int t = 0; t < kSteps; ++t)
+        *reinterpret_cast<float2*>(spikes_gradient + at + t * step_elements) =
+            make_float2(g_low[t], g_high[t]);
+      continue;
+    }
+    neurons_backward(neuron, surrogate, low, g_low);
+    neurons_backward(neuron, surrogate, high, g_high);
+#pragma unroll
+    for (int t = 0; t < kSteps; ++t)
+      store_pair(gradient + at + t * step_elements, Bf16::pack(g_low[t], g_high[t]));
+  }
+}
+
+// Gradient of the stem's currents, summed over the steps that are fed, in which they are the same:
+// bf16, a thread two neurons of [B, side², channels]. `spikes_gradient` is that of the pooled
+// spikes, [T, B, out_side², channels], whose sources say where they are from; where there are none,
+// that of the stem's spikes.
+// A spike counts in the sums of all later steps, so what the pooling of a step gets goes, less what
+// that of the next step gets, to the spikes before it.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    resnet18_fused_stem_backward(const float* conv, const float* bias,
+                                 const float* spikes_gradient, const unsigned char* sources,
+                                 u16* gradient, i64 neurons, i64 outputs, int side, int channels,
+                                 int out_side, int fed, float divisor, float theta, int tmax) {
+  allow_next_kernel();
+  wait_for_previous_kernels();
+  const i64 i = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= neurons) return;
+  const i64 position = quotient(i, channels), image = quotient(position, side * side);
+  const int channel = static_cast<int>(i - position * channels);
+  const int pixel = static_cast<int>(position - image * side * side);
+  float g[kSteps] = {};
+  if (sources == nullptr) {
+#pragma unroll
+    for (int t = 0; t < kSteps; ++t) g[t] = spikes_gradient[t * neurons + i];
+  } else {
+    const int row = pixel / side, column = pixel % side;
+    // The windows that an element is in: two along an axis where its index is odd, else one.
+#pragma unroll
+    for (int window = 0; window < 4; ++window) {
+      const int y = row / 2 + window / 2, x = column / 2 + window % 2;
+      if (y > (row + 1) / 2 || x > (column + 1) / 2 || y >= out_side || x >= out_side) continue;
+      const int tap = (row - 2 * y + 1) * 3 + column - 2 * x + 1;
+      const i64 at = ((image * out_side + y) * out_side + x) * channels + channel;
+      float pooled[kSteps];
+      int source[kSteps];
+#pragma unroll
+      for (int t = 0; t < kSteps; ++t) {
+        pooled[t] = spikes_gradient[t * outputs + at];
+        source[t] = sources[t * outputs + at];
+      }
+      float after = 0.f;
+#pragma unroll
+      for (int t = kSteps - 1; t >= 0; --t) {
+        if (source[t] == tap) after += pooled[t] - (t + 1 < kSteps ? pooled[t + 1] : 0.f);
+        g[t] += after;
+      }
+    }
+  }
+  const float current = stem_current(conv[i], bias[channel], divisor);
+  float x[kSteps];
+#pragma unroll
+  for (int t = 0; t < kSteps; ++t) x[t] = t < fed ? current : 0.f;
+  const Neuron neuron(theta, 0, tmax, 0.f);
+  neurons_backward(neuron, Surrogate(neuron), x, g);
+  float sum = 0.f;
+#pragma unroll
+  for (int t = 0; t < kSteps; ++t) sum += t < fed ? g[t] : 0.f;
+  gradient[i] = Bf16::from_f32(sum);
+}

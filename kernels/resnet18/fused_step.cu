@@ -1,0 +1,237 @@
+// What a training step does with all parameters at once: weights rounded to bf16, gradients of all
+// weights and biases, SGD. Each kernel has a list of jobs, and a list that says whose job a block
+// is: a launch in place of one a parameter.
+//
+//   weight gradient [filters, taps, channels] = Σ over frames and pixels of g · what the tap read
+//   m' = momentum · m + factor · Σ over parts of gradient ; p' = p - rate · m'
+//
+// Gradients of weights are implicit GEMMs on bf16 tensor cores, fp32 sums, whose rows are split
+// into parts, each with a copy of the result; SGD adds up the parts in their order, so every run has
+// the same bits.
+// Threads: of the GEMMs see tiles.cuh; else four elements each.
+// Bound: tensor cores and L2 in the GEMMs; memory bandwidth in the others, SGD's by 16 bytes a
+// parameter.
+// Changed from train: no gathered or transposed operands, three launches in place of seven a
+// convolution.
+#include "common/cluster.cuh"
+#include "resnet18/tiles.cuh"
+
+constexpr int kPacket = 4;
+constexpr int kPackets = PACKETS;  // of a thread
+
+__device__ __forceinline__ void wait_for_the_others() {
+  allow_next_kernel();
+  wait_for_previous_kernels();
+}
+
+// packed [filters, columns] = columns first.. of a weight [filters, depth], zeros behind
+struct Packing {
+  i64 first_block;
+  const float* weight;
+  u16* packed;
+  i64 elements;
+  i64 depth, first, columns;
+};
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    resnet18_fused_pack(const Packing* jobs, const int* job_of) {
+  wait_for_the_others();
+  const Packing job = jobs[job_of[blockIdx.x]];
+  const u32 depth = job.depth, first = job.first, columns = job.columns, elements = job.elements;
+  const u32 start = (blockIdx.x - job.first_block) * kThreads * kPackets * kPacket;
+#pragma unroll
+  for (int n = 0; n < kPackets; ++n) {
+    const u32 i = start + (n * kThreads + threadIdx.x) * kPacket;
+    if (i >= elements) return;
+    const u32 row = i / columns, column = first + i % columns;
+    const float* from = job.weight + static_cast<i64>(row) * depth + column;
+    float x[kPacket];
+    if (depth % kPacket == 0 && first % kPacket == 0) {
+      const float4 four = *reinterpret_cast<const float4*>(from);
+      x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPacket; ++j) x[j] = column + j < depth ? from[j] : 0.f;
+    }
+    *reinterpret_cast<uint2*>(job.packed + i) =
+        make_uint2(Bf16::pack(x[0], x[1]), Bf16::pack(x[2], x[3]));
+  }
+}
+
+// The gradient of a convolution's weight, and of its bias: parts [parts, filters, columns], behind
+// them [parts, filters].
+struct Gradient {
+  i64 first_block;
+  const u16* gradient;  // [steps, B, out_side², filters]
+  const u16* frames;    // [steps, B, side², channels]
+  float* sums;
+  i64 parts;
+  i64 steps, images, fed;
+  i64 side, channels, out_side, filters, kernel, stride;
+  i64 first_tap, columns;
+};
+
+// Sums of 64 filters' gradients over the rows of some tiles and the steps that are fed.
+__device__ __forceinline__ void sum_rows(const Gradient& job, float* sums, int filter0,
+                                         int begin, int end) {
+  const int steps = job.steps, images = job.images, pixels = job.out_side * job.out_side;
+  const int groups = ceil_div(images * steps, kTile);
+  // Of eight filters, every 16th row.
+  const int chunk = threadIdx.x % 8, first_row = threadIdx.x / 8;
+  float sum[8] = {};
+  for (int tile = begin; tile < end; ++tile) {
+    const int image0 = tile % groups * (kTile / steps);
+#pragma unroll
+    for (int n = 0; n < kCopies; ++n) {
+      const int row = first_row + n * kRowsApart;
+      const int t = row % steps, image = image0 + row / steps;
+      if (t >= job.fed || image >= images) continue;
+      const i64 frame = static_cast<i64>(t) * images + image;
+      const uint4 eight = *reinterpret_cast<const uint4*>(
+          job.gradient + (frame * pixels + tile / groups) * job.filters + filter0 + 8 * chunk);
+      const u32 pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        sum[2 * j] += Bf16::low(pairs[j]);
+        sum[2 * j + 1] += Bf16::high(pairs[j]);
+      }
+    }
+  }
+  float* all = reinterpret_cast<float*>(shared);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) all[first_row * kTile + 8 * chunk + j] = sum[j];
+  __syncthreads();
+  if (threadIdx.x >= kTile) return;
+  float total = 0.f;
+#pragma unroll
+  for (int row = 0; row < kRowsApart; ++row) total += all[row * kTile + threadIdx.x];
+  sums[filter0 + threadIdx.x] = total;
+}
+
+// A block a part of 64 filters by 64 columns, or of their biases.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    resnet18_fused_weight_gradients(const Gradient* jobs, const int* job_of) {
+  wait_for_the_others();
+  const Gradient job = jobs[job_of[blockIdx.x]];
+  const int columns = job.columns, filters = job.filters, parts = job.parts;
+  const int steps = job.steps, images = job.images;
+  const int across = columns / kTile + 1, down = filters / kTile;  // with a column of biases
+  const int number = blockIdx.x - job.first_block;
+  const int block_column = number % across, filter0 = number / across % down * kTile;
+  const int part = number / across / down;
+  const int out_side = job.out_side, pixels = out_side * out_side;
+  const int groups = ceil_div(images * steps, kTile), tiles = pixels * groups;
+  const int begin = static_cast<i64>(tiles) * part / parts;
+  const int end = static_cast<i64>(tiles) * (part + 1) / parts;
+  if (block_column == across - 1) {
+    float* biases = job.sums + static_cast<i64>(parts) * filters * columns;
+    sum_rows(job, biases + static_cast<i64>(part) * filters, filter0, begin, end);
+    return;
+  }
+  const int column0 = block_column * kTile, channels = job.channels, side = job.side;
+  const int kernel = job.kernel, stride = job.stride;
+  const int tap = job.first_tap + column0 / channels, channel = column0 % channels;
+  const int from_row = tap / kernel - kernel / 2, from_column = tap % kernel - kernel / 2;
+  const int images_a_tile = kTile / steps;
+  Rows rows(images, steps);
+  int left = end - begin, group = begin % groups;
+  int out_row = begin / groups / out_side, out_column = begin / groups % out_side;
+  const auto copy = [&](u32 stage) {
+    while (left > 0) {
+      const int row = out_row * stride + from_row, column = out_column * stride + from_column;
+      const bool inside = row >= 0 && row < side && column >= 0 && column < side;
+      if (inside) {
+        rows.image0 = group * images_a_tile;
+        rows.copy(stage, job.gradient, pixels, out_row * out_side + out_column, filters, filter0);
+        rows.copy(stage + kTileBytes, job.frames, side * side, row * side + column, channels,
+                  channel);
+      }
+      --left;
+      if (++group == groups) {
+        group = 0;
+        if (++out_column == out_side) out_column = 0, ++out_row;
+      }
+      if (inside) return true;
+    }
+    return false;
+  };
+  const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const u32 a = lane_by_column<kRowBytes>(0, lane) ^ (warp / 2 * 64);
+  const u32 b = lane_by_row<kRowBytes>(0, lane) ^ (warp % 2 * 64);
+  Sums sums;
+  clear(sums);
+  run_pipeline(copy, [&](u32 gradient, u32 frames) {
+    multiply_atb<kTile / 16, kRowBytes, kRowBytes>(sums, gradient + a, frames + b);
+  });
+  float* to = job.sums + (static_cast<i64>(part) * filters + filter0) * columns + column0;
+  for_each_pair(sums, [&](int row, int column, float2 pair) {
+    *reinterpret_cast<float2*>(to + static_cast<i64>(row) * columns + column) = pair;
+  });
+}
+
+// A parameter [elements / depth, depth], of whose gradient the columns first.. are held, in parts
+// `apart` elements apart.
+struct Update {
+  i64 first_block;
+  i64 first_element, elements;
+  const float* gradient;
+  i64 parts, apart;
+  i64 depth, first, columns;
+  i64 factor;  // bits of a float
+};
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    resnet18_fused_sgd(const Update* jobs, const int* job_of,
+                       const float* __restrict__ parameters, const float* __restrict__ momenta,
+                       float* __restrict__ new_parameters, float* __restrict__ new_momenta,
+                       float momentum, float rate) {
+  wait_for_the_others();
+  const Update job = jobs[job_of[blockIdx.x]];
+  const u32 depth = job.depth, first = job.first, columns = job.columns;
+  const u32 elements = job.elements;
+  const float factor = bits_to_f32(static_cast<u32>(job.factor));
+  const u32 start = (blockIdx.x - job.first_block) * kThreads * kPackets * kPacket;
+  float4 p[kPackets], m[kPackets];
+#pragma unroll
+  for (int n = 0; n < kPackets; ++n) {
+    const u32 i = start + (n * kThreads + threadIdx.x) * kPacket;
+    if (i < elements) {
+      p[n] = *reinterpret_cast<const float4*>(parameters + job.first_element + i);
+      m[n] = *reinterpret_cast<const float4*>(momenta + job.first_element + i);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kPackets; ++n) {
+    const u32 i = start + (n * kThreads + threadIdx.x) * kPacket;
+    if (i >= elements) continue;
+    float g[kPacket] = {};
+    if (depth % kPacket == 0 && columns % kPacket == 0) {
+      const u32 column = i % depth - first;  // beyond all columns where it is before the first
+      if (column < columns) {
+        const float* from = job.gradient + static_cast<i64>(i / depth) * columns + column;
+        for (int part = 0; part < job.parts; ++part) {
+          const float4 four = *reinterpret_cast<const float4*>(from + part * job.apart);
+          g[0] += four.x, g[1] += four.y, g[2] += four.z, g[3] += four.w;
+        }
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPacket; ++j) {
+        const u32 column = (i + j) % depth - first;
+        if (column >= columns) continue;
+        const float* from = job.gradient + static_cast<i64>((i + j) / depth) * columns + column;
+        for (int part = 0; part < job.parts; ++part) g[j] += from[part * job.apart];
+      }
+    }
+    m[n].x = fmaf(momentum, m[n].x, factor * g[0]);
+    m[n].y = fmaf(momentum, m[n].y, factor * g[1]);
+    m[n].z = fmaf(momentum, m[n].z, factor * g[2]);
+    m[n].w = fmaf(momentum, m[n].w, factor * g[3]);
+    p[n].x = fmaf(-rate, m[n].x, p[n].x);
+    p[n].y = fmaf(-rate, m[n].y, p[n].y);
+    p[n].z = fmaf(-rate, m[n].z, p[n].z);
+    p[n].w = fmaf(-rate, m[n].w, p[n].w);
+    *reinterpret_cast<float4*>(new_momenta + job.first_element + i) = m[n];
+    *reinterpret_cast<float4*>(new_parameters + job.first_element + i) = p[n];
+  }
+}

@@ -1,0 +1,38 @@
+// Neurons over all time steps in registers, spikes and gradients as bf16. Deliberately absent:
+// where their currents come from.
+#pragma once
+#include "common/element16.cuh"
+#include "common/types.cuh"
+#include "st_bif/neuron.cuh"
+
+constexpr int kSteps = STEPS;
+
+// Two neighbouring elements.
+__device__ __forceinline__ u32 load_pair(const u16* p) { return *reinterpret_cast<const u32*>(p); }
+__device__ __forceinline__ void store_pair(u16* p, u32 pair) { *reinterpret_cast<u32*>(p) = pair; }
+
+// Two spikes (s·q) as bf16, which holds -1, 0 and 1 exactly.
+__device__ __forceinline__ u32 spike_pair(float low, float high) {
+  return Bf16::pack(low * kPerQuantum, high * kPerQuantum);
+}
+
+// What the stem's neurons get in a step that is fed.
+__device__ __forceinline__ float stem_current(float conv, float bias, float divisor) {
+  return __fdiv_rn(conv + bias, divisor);
+}
+
+// From the gradient of a neuron's spikes, in `g`, to that of its currents, by replaying these.
+__device__ __forceinline__ void neurons_backward(const Neuron& neuron, const Surrogate& surrogate,
+                                                 const float (&x)[kSteps], float (&g)[kSteps]) {
+  Coefficients k[kSteps];
+  float v = neuron.start_v, u = neuron.start_u;
+#pragma unroll
+  for (int t = 0; t < kSteps; ++t) {
+    const float before = u;
+    const Step step = advance<false>(neuron, x[t], t, v, u);
+    k[t] = surrogate_coefficients(surrogate, step, before);
+  }
+  float gv = 0.f, gt = 0.f;
+#pragma unroll
+  for (int t = kSteps - 1; t >= 0; --t) g[t] = retreat(neuron, k[t], g[t], gv, gt);
+}

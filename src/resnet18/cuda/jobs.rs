@@ -1,0 +1,228 @@
+//! What the kernels over all parameters do: for each a list of jobs, as the structures of
+//! `kernels/resnet18/fused_step.cu` say, of 64 bits a field, and the job of each of its blocks.
+
+use super::fused::{THREADS, TILE, gradient_name};
+use super::per_op::{input_name, layer_name};
+use super::sequence::Region;
+use super::weights::{columns, stem_columns, weight_name};
+use crate::resnet18::definition::NetworkShape;
+use crate::resnet18::network::{CLASSES, Conv, Map, Network};
+use kernelgate::workload::Dtype;
+
+/// Packets of four elements of a thread, where a block is not a tile.
+pub const PACKETS: usize = 4;
+/// Elements of such a block.
+const ELEMENTS: usize = THREADS * PACKETS * 4;
+/// Tiles of rows that a part of a weight's gradient sums at least, where there are as many.
+const TILES: usize = 16;
+/// Parts are no more than give a weight so many blocks.
+const BLOCKS: usize = 256;
+
+/// A list: what each job is, and whose job a block is.
+#[derive(Default)]
+struct List {
+    jobs: Vec<i64>,
+    owners: Vec<i32>,
+    count: i32,
+}
+
+impl List {
+    fn push(&mut self, blocks: usize, fields: &[i64]) {
+        self.jobs.push(self.owners.len() as i64);
+        self.jobs.extend(fields);
+        self.owners.extend(std::iter::repeat_n(self.count, blocks));
+        self.count += 1;
+    }
+}
+
+/// The lists.
+#[derive(Default)]
+pub struct Jobs {
+    pack: List,
+    gradients: List,
+    sgd: List,
+}
+
+impl Jobs {
+    /// Those of a network whose regions are at these addresses.
+    pub fn new(shape: &NetworkShape, network: &Network, address: impl Fn(&str) -> u64) -> Self {
+        let at = |name: &str| address(name) as i64;
+        let mut all = Self::default();
+        for (conv, reads) in convolutions(shape, network) {
+            all.convolution(shape, network, conv, reads, &at);
+        }
+        let weights = CLASSES * network.last().channels;
+        let behind = network.parameters - network.classifier - weights;
+        let share = shape.fed() as f32 / shape.steps() as f32;
+        let weight = at("fc.weight_gradient");
+        all.update(network.classifier, weight, 1, [1, weights, 0, weights], 1.0);
+        let (bias, at) = (at("fc.bias_gradient"), network.classifier + weights);
+        all.update(at, bias, 1, [1, behind, 0, CLASSES], share);
+        all
+    }
+
+    fn convolution(
+        &mut self,
+        shape: &NetworkShape,
+        network: &Network,
+        conv: &Conv,
+        reads: Reads,
+        at: &impl Fn(&str) -> i64,
+    ) {
+        let filters = conv.window.output.channels;
+        let (first_tap, columns) = (conv.window.live_taps().start, columns(network, conv));
+        let first = first_tap * conv.window.input.channels;
+        let elements = filters * columns;
+        let from = at("parameters") + (conv.weight * Dtype::F32.bytes()) as i64;
+        let fields = [elements, conv.depth(), first, columns].map(|size| size as i64);
+        let packed = at(&weight_name(conv));
+        self.pack.push(elements.div_ceil(ELEMENTS), &[&[from, packed][..], &fields].concat());
+
+        let parts = parts(shape, network, conv);
+        let sums = at(&parts_name(conv));
+        let Reads { frames, layer, map, steps, fed, kernel, stride, first_tap } = reads;
+        let out_side = conv.window.output.side;
+        let sizes = [
+            parts,
+            steps,
+            shape.b,
+            fed,
+            map.side,
+            map.channels,
+            out_side,
+            filters,
+            kernel,
+            stride,
+            first_tap,
+            columns,
+        ];
+        let pointers = [at(&gradient_name(layer)), at(&frames), sums];
+        let fields = [&pointers[..], &sizes.map(|size| size as i64)].concat();
+        let blocks = (columns / TILE + 1) * (filters / TILE) * parts;
+        self.gradients.push(blocks, &fields);
+
+        let spread = 1.0 / shape.steps() as f32;
+        let stem = conv.weight == network.stem.weight;
+        let factor = if stem { spread } else { shape.neuron().threshold as f32 };
+        self.update(conv.weight, sums, parts, [filters, conv.depth(), first, columns], factor);
+        let biases = sums + (parts * elements * Dtype::F32.bytes()) as i64;
+        self.update(conv.bias(), biases, parts, [1, filters, 0, filters], spread);
+    }
+
+    /// SGD of a parameter `[rows, depth]` of whose gradient so many columns are held, from one on.
+    fn update(
+        &mut self,
+        element: usize,
+        gradient: i64,
+        parts: usize,
+        [rows, depth, first, columns]: [usize; 4],
+        factor: f32,
+    ) {
+        let elements = rows * depth;
+        let place = [element, elements].map(|size| size as i64);
+        let sizes = [parts, rows * columns, depth, first, columns].map(|size| size as i64);
+        let factor = i64::from(factor.to_bits());
+        let fields = [&place[..], &[gradient], &sizes, &[factor]].concat();
+        self.sgd.push(elements.div_ceil(ELEMENTS), &fields);
+    }
+
+    fn lists(&self) -> [(&'static str, &List); 3] {
+        [("pack", &self.pack), ("gradients", &self.gradients), ("sgd", &self.sgd)]
+    }
+
+    /// Blocks of a kernel.
+    pub fn blocks(&self, name: &str) -> usize {
+        let list = self.lists().into_iter().find(|(known, _)| *known == name);
+        list.map_or(0, |(_, list)| list.owners.len())
+    }
+
+    /// Regions of a list: jobs, and the job of each block.
+    pub fn regions(name: &str) -> [String; 2] {
+        [format!("{name}_jobs"), format!("{name}_owners")]
+    }
+
+    /// Contents of the regions of all lists.
+    pub fn contents(&self) -> Vec<(String, Vec<u8>)> {
+        let of_list = |(name, list): (&str, &List)| {
+            let [jobs, owners] = Self::regions(name);
+            let bytes = bytemuck::cast_slice(&list.jobs).to_vec();
+            [(jobs, bytes), (owners, bytemuck::cast_slice(&list.owners).to_vec())]
+        };
+        self.lists().into_iter().flat_map(of_list).collect()
+    }
+
+    /// Regions of the parts of all gradients.
+    pub fn parts(shape: &NetworkShape, network: &Network) -> Vec<Region> {
+        let of_conv = |conv: &Conv| {
+            let filter = columns(network, conv) + 1;
+            let elements = parts(shape, network, conv) * conv.window.output.channels * filter;
+            (parts_name(conv), elements * Dtype::F32.bytes())
+        };
+        network.convolutions().map(of_conv).collect()
+    }
+}
+
+fn parts_name(conv: &Conv) -> String {
+    format!("{}.parts", conv.name)
+}
+
+/// Parts that the gradient of a weight is summed in.
+fn parts(shape: &NetworkShape, network: &Network, conv: &Conv) -> usize {
+    let blocks = columns(network, conv) / TILE * (conv.window.output.channels / TILE);
+    // Rows are all steps of an image at a pixel, the stem's one step.
+    let steps = if conv.weight == network.stem.weight { 1 } else { shape.t };
+    let tiles = conv.window.output.pixels() * (shape.b * steps).div_ceil(TILE);
+    (tiles / TILES).clamp(1, BLOCKS.div_ceil(blocks))
+}
+
+/// What the gradient of a weight is made of.
+struct Reads {
+    /// Region that the convolution reads.
+    frames: String,
+    /// Layer of the neurons that its output goes to.
+    layer: usize,
+    /// Extents of a frame.
+    map: Map,
+    steps: usize,
+    fed: usize,
+    kernel: usize,
+    stride: usize,
+    first_tap: usize,
+}
+
+/// Every convolution with what its gradient is made of. The stem's operand, which is the same in
+/// every step, has been gathered: to it this is a convolution of one pixel and one step.
+fn convolutions<'a>(shape: &NetworkShape, network: &'a Network) -> Vec<(&'a Conv, Reads)> {
+    let stem = &network.stem;
+    let gathered = Map { side: stem.window.output.side, channels: stem_columns(network) };
+    let operand = Reads {
+        frames: "operand".to_owned(),
+        layer: 0,
+        map: gathered,
+        steps: 1,
+        fed: 1,
+        kernel: 1,
+        stride: 1,
+        first_tap: 0,
+    };
+    let spikes = |conv: &Conv, frames: String, layer: usize| Reads {
+        frames,
+        layer,
+        map: conv.window.input,
+        steps: shape.t,
+        fed: shape.fed(),
+        kernel: conv.window.kernel,
+        stride: conv.window.stride,
+        first_tap: conv.window.live_taps().start,
+    };
+    let mut all = vec![(stem, operand)];
+    for (number, block) in network.blocks.iter().enumerate() {
+        let input = input_name(network, number);
+        let (hidden, output) = (2 * number + 1, 2 * number + 2);
+        all.push((&block.first, spikes(&block.first, input.clone(), hidden)));
+        all.push((&block.second, spikes(&block.second, layer_name(hidden), output)));
+        let shortcut = block.shortcut.as_ref();
+        all.extend(shortcut.map(|conv| (conv, spikes(conv, input, output))));
+    }
+    all
+}
