@@ -4,7 +4,8 @@
 //   c = log2(e) / sqrt(d); for the share * queries rows of q that see the same keys:
 //     S^T = k q^T;  m' = max(m, max_j S);  P^T = exp2((S^T - m') c)
 //     l = l exp2((m - m') c) + sum_j P;  o^T = o^T exp2((m - m') c) + v^T P^T;  m = m'
-//   out = sum_w o_w exp2((m_w - m) c) / sum_w l_w exp2((m_w - m) c), over those that shared the keys
+//   out = sum_w o_w exp2((m_w - m) c) / sum_w l_w exp2((m_w - m) c) over those that shared the
+//   keys
 //
 // Keys and values are the A operands, so that a matrix tile has the eight columns that a group of
 // heads fills, in place of sixteen rows. The rows of a group are neighbours in memory.
@@ -16,8 +17,8 @@
 // XOR-swizzled by row; then each warp's o, m and l.
 // Bound: memory, 4 keys d bytes a head of keys and values; the copies keep (STAGES - 1) of STAGES
 // in flight.
-// Against flash_mma: a group of heads reads its keys once, blocks share a head's keys, a row of
-// tiles of eight queries in place of 128.
+// Against flash_mma: a group of heads reads its keys once, blocks share a head's keys, a tile has
+// eight rows of queries in place of 128.
 #include "attention/shape.cuh"
 #include "common/fragments.cuh"
 #include "common/math.cuh"
@@ -225,7 +226,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   // Copies run ahead of what is computed, from one head to the next.
   const u32 ring = shared_address(shared) + warp * kStages * kStageBytes;
   const int copy_row = lane / kRowChunks, copy_chunk = lane % kRowChunks;
-  int copy_unit = static_cast<int>(begin / work.tiles), copy_tile = static_cast<int>(begin % work.tiles);
+  int copy_unit = static_cast<int>(begin / work.tiles);
+  int copy_tile = static_cast<int>(begin % work.tiles);
   auto copy = [&](int step) {
     if (step < steps) {
       const int key = copy_tile * kTileKeys + warp * kStepKeys + copy_row;

@@ -69,8 +69,8 @@ struct Rows {
   float sum[kM * 2];  // this lane's share of the row sum
 };
 
-// One block of keys; row0 is the last key that the warp's first row sees, if causal. `copy(step)` is
-// called between the steps of q k^T.
+// One block of keys; row0 is the last key that the warp's first row sees, if causal. `copy(step)`
+// is called between the steps of q k^T.
 template <bool kMask, typename Copy>
 __device__ __forceinline__ void process(Rows& rows,
                                         const u32 (&q_fragments)[kQInRegisters ? kSteps : 1][kM][4],
