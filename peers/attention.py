@@ -18,19 +18,24 @@ def peers(workload, axes):
     if workload not in ("attention/forward", "attention/backward") or axes["dtype"] in ("f32", "fp8"):
         return
     s, d = int(axes["s"]), int(axes["d"])
-    shape = (max(1, int(axes.get("tokens", 16384)) // s), 2048 // d, s, d)
+    b = int(axes.get("b", max(1, int(axes.get("tokens", 16384)) // s)))
+    h, keys = int(axes.get("h", 2048 // d)), int(axes.get("keys", s))
+    h_kv = int(axes.get("h_kv", h))
     causal = axes["mask"] == "causal"
+    if causal and keys != s:
+        return  # PyTorch lets the first query see one key, here the last one sees all.
+    shapes = ((b, h, s, d), (b, h_kv, keys, d), (b, h_kv, keys, d))
 
     def prepare(backend):
         torch.manual_seed(0)
         dtype = common.DTYPES[axes["dtype"]]
         q, k, v = (
-            torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)
+            torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for shape in shapes
         )
 
         def forward():
             with sdpa_kernel(backend):
-                return attention(q, k, v, is_causal=causal)
+                return attention(q, k, v, is_causal=causal, enable_gqa=h != h_kv)
 
         if workload == "attention/forward":
             return torch.no_grad()(forward)

@@ -57,8 +57,7 @@ constexpr i64 kL2Budget = 24 << 20;  // bytes of k and v that one group of heads
 
 static_assert(kTileM % (16 * kWarps) == 0,
               "each warp owns whole 16-row matrix tiles of the query block");
-static_assert(kTileN % 16 == 0 && kTileN % kWarpRows == 0,
-              "every row of a block that a warp computes must see a key in it");
+static_assert(kTileN % 16 == 0, "a block of keys is whole matrix tiles");
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
 static_assert(kSharedBytes * kBlocksPerSm <= 227 * 1024,
               "the blocks of an SM share 227 KiB of shared memory");
@@ -70,12 +69,13 @@ struct Rows {
   float sum[kM * 2];  // this lane's share of the row sum
 };
 
-// One block of keys. `copy(step)` is called between the steps of q k^T.
+// One block of keys; row0 is the last key that the warp's first row sees, if causal. `copy(step)`
+// is called between the steps of q k^T.
 template <bool kMask, typename Copy>
 __device__ __forceinline__ void process(Rows& rows,
                                         const u32 (&q_fragments)[kQInRegisters ? kSteps : 1][kM][4],
                                         u32 q_lane, u32 k_lane, u32 v_lane, int row0, int key0,
-                                        int seqlen, u32 lane, Copy copy) {
+                                        int keys, u32 lane, Copy copy) {
   float s[kM][kN][4];
   clear(s);
 #pragma unroll
@@ -104,7 +104,7 @@ __device__ __forceinline__ void process(Rows& rows,
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int key = first_key + j * 8 + (e & 1), row = first_row + i * 16 + (e >> 1) * 8;
-          if (key >= seqlen || (kCausal && key > row)) s[i][j][e] = negative_infinity();
+          if (key >= keys || (kCausal && key > row)) s[i][j][e] = negative_infinity();
         }
   }
 
@@ -129,7 +129,9 @@ __device__ __forceinline__ void process(Rows& rows,
 #pragma unroll
     for (int r = 0; r < kM * 2; ++r) {
       const float top = max_f32(rows.top[r], best[r]);
-      const float alpha = exp2_approx((rows.top[r] - top) * kScaleLog2);
+      // a row that has seen no key yet has no maximum
+      const float alpha =
+          kMask && rows.top[r] == top ? 1.f : exp2_approx((rows.top[r] - top) * kScaleLog2);
       const int i = r / 2, h = (r % 2) * 2;
       rows.top[r] = top;
       rows.sum[r] *= alpha;
@@ -142,7 +144,8 @@ __device__ __forceinline__ void process(Rows& rows,
   }
   float shift[kM * 2];
 #pragma unroll
-  for (int r = 0; r < kM * 2; ++r) shift[r] = -rows.top[r] * kScaleLog2;
+  for (int r = 0; r < kM * 2; ++r)
+    shift[r] = kMask && rows.top[r] == negative_infinity() ? 0.f : -rows.top[r] * kScaleLog2;
 
   // P of 16 keys, as an A fragment
   auto exponentials = [&](int step, u32(&p)[kM][4]) {
@@ -168,20 +171,23 @@ __device__ __forceinline__ void process(Rows& rows,
   }
 }
 
-// a tile of queries of a head a block; lse may be null
+// a tile of queries of a head a block; `share` heads of queries read one of keys, and if causal the
+// last query sees the last key; lse may be null
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     attention_forward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ k,
                                 const u16* __restrict__ v, u16* __restrict__ out,
-                                float* __restrict__ lse, int seqlen, int batch_heads) {
+                                float* __restrict__ lse, int queries, int keys, int batch_heads,
+                                int share) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const u32 base = shared_address(shared);
   const int tid = threadIdx.x, warp = tid / kWarpSize;
   const u32 lane = tid % kWarpSize;
-  const int tiles = (seqlen + kTileM - 1) / kTileM;
+  const int tiles = (queries + kTileM - 1) / kTileM;
+  const int ahead = kCausal ? keys - queries : 0;  // keys that the first query sees before its own
 
   int tile, head;
   if (kCausal) {
-    const i64 fitting = kL2Budget / (static_cast<i64>(seqlen) * kRowBytes * 2);
+    const i64 fitting = kL2Budget / (static_cast<i64>(keys) * kRowBytes * 2) * share;
     const int group = max_of(1, static_cast<int>(min_of(static_cast<i64>(batch_heads), fitting)));
     const int first = static_cast<int>(blockIdx.x) / (group * tiles) * group;
     const int size = min_of(group, batch_heads - first);
@@ -192,25 +198,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     head = blockIdx.x / tiles;
     tile = blockIdx.x % tiles;
   }
-  const i64 head_offset = static_cast<i64>(head) * seqlen * kHeadDim;
+  const i64 head_offset = static_cast<i64>(head) * queries * kHeadDim;
   const int q0 = tile * kTileM;
-  const int keys = kCausal ? min_of(seqlen, q0 + kTileM) : seqlen;
-  int block = (keys + kTileN - 1) / kTileN - 1;
+  const int seen = kCausal ? min_of(keys, q0 + kTileM + ahead) : keys;
+  int block = (seen + kTileN - 1) / kTileN - 1;
 
   const int copy_row = tid / kRowChunks, copy_chunk = tid % kRowChunks;
   const u32 copy_to = base + swizzled<kRowBytes>(copy_row, copy_chunk);
   const i64 copy_from =
-      head_offset + static_cast<i64>(block * kTileN + copy_row) * kHeadDim + copy_chunk * 8;
+      (static_cast<i64>(head / share) * keys + block * kTileN + copy_row) * kHeadDim +
+      copy_chunk * 8;
   const u16* k_from = k + copy_from;
   const u16* v_from = v + copy_from;
 
   copy_rows<kTileM, kRowsPerPass, true>(
       copy_to, q + head_offset + static_cast<i64>(q0 + copy_row) * kHeadDim + copy_chunk * 8,
-      seqlen - q0 - copy_row);
+      queries - q0 - copy_row);
   copy_rows<kTileN, kRowsPerPass, true>(copy_to + kKOffset, k_from,
-                                        seqlen - block * kTileN - copy_row);
+                                        keys - block * kTileN - copy_row);
   copy_rows<kTileN, kRowsPerPass, true>(copy_to + kVOffset, v_from,
-                                        seqlen - block * kTileN - copy_row);
+                                        keys - block * kTileN - copy_row);
   cp_async_commit();
 
   Rows rows;
@@ -268,22 +275,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     --block;
   };
 
-  const int unmasked =
-      (kCausal ? min_of(q0, seqlen) : seqlen) / kTileN;  // blocks below this one are seen whole
+  const int unmasked = (kCausal ? q0 + ahead : keys) / kTileN;  // blocks below are seen whole
 #pragma unroll 1
   while (block >= unmasked) {
     begin();
     copy_all();
-    if (!kCausal || block * kTileN < row0 + kWarpRows)  // else the warp sees nothing of it
-      process<true>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage, row0, block * kTileN,
-                    seqlen, lane, [](int) {});
+    if (!kCausal || block * kTileN < row0 + ahead + kWarpRows)  // else the warp sees nothing of it
+      process<true>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage, row0 + ahead,
+                    block * kTileN, keys, lane, [](int) {});
     end();
   }
 #pragma unroll 1
   while (block >= 0) {
     begin();
-    process<false>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage, row0, block * kTileN,
-                   seqlen, lane, copy_step);
+    process<false>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage, row0 + ahead,
+                   block * kTileN, keys, lane, copy_step);
     end();
   }
 
@@ -301,8 +307,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     for (int j = 0; j < kD; ++j)
       store_shared_b32(out_tile + swizzled<kRowBytes>(row, j) + (lane & 3) * 4,
                        Element::pack(rows.o[i][j][h] * inverse, rows.o[i][j][h + 1] * inverse));
-    if (lse != nullptr && (lane & 3) == 0 && row0 + row < seqlen)
-      lse[static_cast<i64>(head) * seqlen + row0 + row] =
+    if (lse != nullptr && (lane & 3) == 0 && row0 + row < queries)
+      lse[static_cast<i64>(head) * queries + row0 + row] =
           rows.top[r] * kScale + log2_approx(total) * kLn2;
   }
   __syncwarp();
@@ -312,6 +318,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   for (int pass = 0; pass < kWarpRows / kStoreRows; ++pass) {
     const int row = pass * kStoreRows + lane / kRowChunks, chunk = lane % kRowChunks;
     const uint4 x = load_shared_b128(out_tile + swizzled<kRowBytes>(row, chunk));
-    if (row0 + row < seqlen) *reinterpret_cast<uint4*>(to + row * kHeadDim + chunk * 8) = x;
+    if (row0 + row < queries) *reinterpret_cast<uint4*>(to + row * kHeadDim + chunk * 8) = x;
   }
 }

@@ -1,16 +1,15 @@
-//! Attention in FlashAttention's configuration, forward and backward; its three components apart
-//! are in [`crate::attention::components`].
+//! Attention in FlashAttention's configuration: what both directions share, and the forward. The
+//! backward is in [`crate::attention::gradients`], the three components apart in
+//! [`crate::attention::components`].
 //!
 //! 16,384 tokens and a hidden size of 2048 whatever the sequence length, so that cases compare:
 //! b = tokens / s, h = 2048 / d. Source: the benchmark of FlashAttention (arXiv 2205.14135,
-//! 2307.08691).
+//! 2307.08691). The forward also takes fewer heads of keys than of queries (grouped heads) and
+//! another number of keys than of queries (decoding over a cache).
 //!
-//! Deliberately absent: what an implementation saves between forward and backward, and how. The
-//! backward's inputs are q, k, v and the gradient of the output; out and the rows' normalisers are
-//! the implementation's own, computed before the timed work.
+//! Deliberately absent: how an implementation gets there.
 
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::e4m3;
 use super::reference::{HeadConfig, ROWS};
@@ -39,13 +38,14 @@ const DTYPE_OR_FP8: Axis = Axis::one_of(
     "dtype of inputs and outputs, sums are f32 or better; fp8, forward only: inputs are e4m3 with \
      a scale a head, the output is bf16, the reference takes the inputs before they were rounded",
 );
-const AXES: &[Axis] = &[
+/// The last two are of the forward alone.
+pub(super) const AXES: &[Axis] = &[
     Axis::number("s", "sequence length: queries and keys of a head"),
-    Axis::one_of("d", &["64", "128"], "elements of a head; h = 2048 / d"),
+    Axis::one_of("d", &["64", "128"], "elements of a head"),
     Axis::one_of(
         "mask",
         &["full", "causal"],
-        "which keys a query sees: all, or those up to its own position",
+        "which keys a query sees: all, or those up to its own position; the last query sees all",
     ),
     DTYPE_OR_FP8,
     Axis::one_of(
@@ -54,6 +54,10 @@ const AXES: &[Axis] = &[
         "N(0, 1); with outliers, N(0, 100) is added to one element in a thousand",
     ),
     Axis::number("tokens", "b * s, 16384 where absent; b = tokens / s, at least 1"),
+    Axis::number("b", "batch, in place of tokens"),
+    Axis::number("h", "heads of queries, 2048 / d where absent"),
+    Axis::number("h_kv", "heads of keys and values, h where absent: h / h_kv heads share one"),
+    Axis::number("keys", "keys of a head, s where absent"),
 ];
 
 /// `softmax(q kᵀ / sqrt(d)) v`.
@@ -82,6 +86,14 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
         "s=128,256,512,1024,2048,4096,8192,16384 d=64,128 mask=full,causal dtype=bf16",
         "s=128,256,512,1024,2048,4096 d=64,128 mask=full,causal dtype=f32",
         "s=512,4096 d=64,128 mask=full,causal dtype=f16",
+        // Grouped heads: odd shapes, then those of NVIDIA's own tables.
+        "s=1,63,129 d=64,128 mask=full,causal dtype=f32,bf16,f16 b=2 h=8 h_kv=2 keys=129,1000",
+        "s=4096,8192,16384,32768 d=128 mask=full,causal dtype=bf16 b=1 h=64 h_kv=8",
+        // Decoding over a cache of keys that L2 does not hold.
+        "s=1 d=128 mask=full dtype=bf16 b=8,32 h=32 h_kv=8 keys=8192,32768",
+        "s=4,16,64 d=128 mask=causal dtype=bf16 b=8 h=32 h_kv=8 keys=8192",
+        // The three steps of `components` in one.
+        "s=512 d=64 mask=full dtype=f32,bf16 b=4 h=12",
         "s=1,129,1000 d=128 mask=full,causal dtype=fp8 tokens=2000",
         "s=1000 d=128 mask=full,causal dtype=fp8 inputs=outliers tokens=2000",
         "s=1024,4096,16384 d=128 mask=full,causal dtype=fp8",
@@ -100,53 +112,33 @@ pub const SCAN: AxisScan = AxisScan {
     rows: &["cuda/flash_wgmma", "cuda/cudnn"],
 };
 
-/// Gradients of q, k and v.
-pub const BACKWARD: Workload<AttentionBackward> = Workload {
-    name: "attention/backward",
-    about: "gradients of q, k and v from the gradient of the output; the forward is not timed",
-    revision: 1,
-    axes: AXES,
-    default: &["s=512 d=64 mask=causal dtype=f32", "s=200 d=64 mask=causal dtype=f32 tokens=1600"],
-    accelerator: &[
-        "s=200 d=64 mask=causal dtype=bf16 inputs=outliers tokens=1600",
-        "s=1024 d=128 mask=full dtype=bf16",
-        "s=4096 d=128 mask=causal dtype=bf16",
-    ],
-    thorough: &[
-        "s=1,7,65,129,200,1000 d=64,128 mask=full,causal dtype=f32,bf16,f16 tokens=2000",
-        "s=200,1000 d=64,128 mask=full,causal dtype=f32,bf16,f16 inputs=outliers tokens=2000",
-        "s=128,256,512,1024,2048,4096,8192,16384 d=64,128 mask=full,causal dtype=bf16",
-        "s=128,256,512,1024,2048 d=64,128 mask=full,causal dtype=f32",
-        "s=512,4096 d=64,128 mask=full,causal dtype=f16",
-    ],
-    bind: |point| match Attention::bind(point)? {
-        Attention { dtype: Dtype::Fp8, .. } => {
-            Err(AxisError::Combination("fp8 has no gradients".to_owned()))
-        }
-        attention => Ok(AttentionBackward { attention }),
-    },
-};
-
 /// What inputs and references follow from.
-const DEFINITION: &[&str] = &[
+pub(super) const DEFINITION: &[&str] = &[
     include_str!("definition.rs"),
     include_str!("e4m3.rs"),
+    include_str!("gradients.rs"),
     include_str!("reference.rs"),
     include_str!("sample.rs"),
 ];
 
-/// What both directions share. Tensors are `[b, h, s, d]`, contiguous.
+/// What both directions share. Tensors are `[b, h, s, d]`, keys and values `[b, h_kv, keys, d]`, all
+/// contiguous.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
     /// Batch.
     pub b: usize,
-    /// Heads.
+    /// Heads of queries.
     pub h: usize,
-    /// Queries and keys of a head.
+    /// Heads of keys and values, of which h is a multiple: head i of the queries reads head
+    /// i / (h / h_kv) of the keys.
+    pub h_kv: usize,
+    /// Queries of a head.
     pub s: usize,
+    /// Keys of a head; as many as queries or more, if causal.
+    pub keys: usize,
     /// Elements of a head.
     pub d: usize,
-    /// Whether query i sees keys 0..=i only.
+    /// Whether the last query sees all keys, and each before it one less than the next.
     pub causal: bool,
     /// Dtype of inputs and outputs. Fp8: of the GEMMs' operands; there are the inputs of bf16 that
     /// the reference takes, and of each the operand, `q_e4m3`, with a scale a head, `q_scale`.
@@ -157,13 +149,18 @@ pub struct Attention {
 }
 
 impl Attention {
-    fn bind(point: &Point) -> Result<Self, AxisError> {
+    pub(super) fn bind(point: &Point) -> Result<Self, AxisError> {
+        let given = |axis| point.get(axis).map(|_| point.number(axis)).transpose();
         let (s, d) = (point.number("s")?, point.number("d")?);
-        let tokens = if point.get("tokens").is_some() { point.number("tokens")? } else { TOKENS };
+        let h = given("h")?.unwrap_or(HIDDEN / d);
+        let tokens = given("tokens")?.unwrap_or(TOKENS);
+        let b = given("b")?.unwrap_or((tokens / s).max(1));
         let attention = Self {
-            b: (tokens / s).max(1),
-            h: HIDDEN / d,
+            b,
+            h,
+            h_kv: given("h_kv")?.unwrap_or(h),
             s,
+            keys: given("keys")?.unwrap_or(s),
             d,
             causal: point.word("mask")? == "causal",
             dtype: match point.word("dtype")? {
@@ -172,13 +169,41 @@ impl Attention {
             },
             outliers: point.get("inputs").is_some(),
         };
-        check_size([attention.b, attention.h, s, d])?;
+        let Self { h_kv, keys, causal, .. } = attention;
+        if h % h_kv != 0 {
+            let heads = format!("h={h} is no multiple of h_kv={h_kv}");
+            return Err(AxisError::Combination(heads));
+        }
+        if causal && keys < s {
+            let keys = format!("mask=causal needs a key for each query: keys={keys}, s={s}");
+            return Err(AxisError::Combination(keys));
+        }
+        check_size([b, h, s.max(keys), d])?;
         Ok(attention)
     }
 
-    /// `[b, h, s, d]`.
+    /// Of queries and outputs: `[b, h, s, d]`.
     pub fn shape(&self) -> [usize; 4] {
         [self.b, self.h, self.s, self.d]
+    }
+
+    /// Of keys and values: `[b, h_kv, keys, d]`.
+    pub fn key_shape(&self) -> [usize; 4] {
+        [self.b, self.h_kv, self.keys, self.d]
+    }
+
+    fn shape_of(&self, input: &str) -> [usize; 4] {
+        if ["k", "v"].contains(&input) { self.key_shape() } else { self.shape() }
+    }
+
+    /// Heads of queries that read the same keys.
+    pub fn share(&self) -> usize {
+        self.h / self.h_kv
+    }
+
+    /// Keys that the first query sees before its own, if causal.
+    pub fn ahead(&self) -> usize {
+        if self.causal { self.keys - self.s } else { 0 }
     }
 
     /// Dtype of outputs.
@@ -191,34 +216,41 @@ impl Attention {
         HeadConfig { d: self.d, causal: self.causal }
     }
 
-    fn rows(&self) -> Rows {
-        Rows { heads: self.b * self.h, s: self.s, causal: self.causal }
+    pub(super) fn rows(&self) -> Rows {
+        Rows { heads: self.b * self.h, s: self.s, keys: self.keys, causal: self.causal }
     }
 
     fn elements(&self) -> u64 {
-        (self.b * self.h * self.s * self.d) as u64
+        self.shape().iter().product::<usize>() as u64
     }
 
-    /// Query-key pairs that count: half of them under the causal mask, by FlashAttention's
-    /// convention.
+    /// Bytes of so many tensors like the queries, and so many like the keys.
+    pub(super) fn bytes(&self, dtype: Dtype, like_queries: u64, like_keys: u64) -> u64 {
+        let key_elements = self.key_shape().iter().product::<usize>() as u64;
+        (like_queries * self.elements() + like_keys * key_elements) * dtype.bytes() as u64
+    }
+
+    /// Query-key pairs that count. Under the causal mask half of those are hidden that are not
+    /// ahead of all queries, by FlashAttention's convention.
     fn pairs(&self) -> u64 {
-        let pairs = (self.b * self.h) as u64 * (self.s as u64).pow(2);
-        if self.causal { pairs / 2 } else { pairs }
+        let (heads, s, keys) = ((self.b * self.h) as u64, self.s as u64, self.keys as u64);
+        if self.causal { heads * s * (2 * keys - s) / 2 } else { heads * s * keys }
     }
 
-    fn inputs(&self, seed: u64, names: &[&str]) -> Tensors {
+    pub(super) fn inputs(&self, seed: u64, names: &[&str]) -> Tensors {
         let mut inputs = Tensors::new();
         for name in names {
             let tensor = if self.outliers {
                 self.with_outliers(seed, name)
             } else {
-                draw(seed, name, &self.shape(), self.output_dtype(), |x| x)
+                draw(seed, name, &self.shape_of(name), self.output_dtype(), |x| x)
             };
             if let (Dtype::Fp8, Data::Bf16(values)) = (self.dtype, tensor.data()) {
-                let (operand, scales) = e4m3::quantised(values, self.s * self.d);
-                inputs = inputs.with(&format!("{name}_e4m3"), self.shape(), operand).with(
+                let [b, heads, rows, d] = self.shape_of(name);
+                let (operand, scales) = e4m3::quantised(values, rows * d);
+                inputs = inputs.with(&format!("{name}_e4m3"), [b, heads, rows, d], operand).with(
                     &format!("{name}_scale"),
-                    [self.b, self.h],
+                    [b, heads],
                     scales,
                 );
             }
@@ -229,7 +261,8 @@ impl Attention {
 
     /// N(0, 1) + N(0, 100) · Bernoulli(0.001) in the dtype.
     fn with_outliers(&self, seed: u64, name: &str) -> Tensor {
-        let len = self.elements() as usize;
+        let shape = self.shape_of(name);
+        let len = shape.iter().product();
         let mut values = random::normal(seed, name, len);
         let chosen = random::normal(seed, &format!("{name} chosen"), len);
         let added = random::normal(seed, &format!("{name} added"), len);
@@ -245,29 +278,30 @@ impl Attention {
             }
             _ => Data::F32(values),
         };
-        Tensor::new(self.shape(), data)
+        Tensor::new(shape, data)
     }
 
-    /// `gemms` GEMMs of 2·d operations a pair each, softmax of five a pair, `tensors` read and
-    /// written.
-    fn work(&self, gemms: u64, read: u64, written: u64) -> Work {
-        let bytes = |dtype: Dtype| self.elements() * dtype.bytes() as u64;
-        Work::bytes(read * bytes(self.dtype), written * bytes(self.output_dtype()))
+    /// `gemms` GEMMs of 2·d operations a pair each, softmax of five a pair, bytes read and written.
+    pub(super) fn work(&self, gemms: u64, read: u64, written: u64) -> Work {
+        Work::bytes(read, written)
             .with_flops(Unit::Matmul, self.dtype, gemms * 2 * self.d as u64 * self.pairs())
             // Scale, subtract, exponential, sum and divide; backward: scale, subtract, exponential,
             // subtract and multiply.
             .with_flops(Unit::Vector, Dtype::F32, 5 * self.pairs())
     }
 
-    /// Memory of `tensors` in the dtype, of the drawn rows in fp64, and of one head a thread while
+    /// Memory of tensors in the dtype, of the drawn rows in fp64, and of one head a thread while
     /// they are computed.
-    fn host_bytes(&self, tensors: u64, expected_rows: u64, head_matrices: u64) -> u64 {
-        let (s, d) = (self.s as u64, self.d as u64);
-        let a_thread = 8 * (head_matrices * s * d + 2 * (ROWS as u64).min(s) * s);
-        let drawing = if self.outliers { 3 * 4 * self.elements() } else { 0 };
-        let operands = if self.dtype == Dtype::Fp8 { self.dtype.bytes() } else { 0 };
+    pub(super) fn host_bytes(&self, tensors: u64, expected_rows: u64, head_matrices: u64) -> u64 {
+        let (s, keys, d) = (self.s as u64, self.keys as u64, self.d as u64);
+        let a_thread = 8 * (head_matrices * s.max(keys) * d + 2 * (ROWS as u64).min(s) * keys);
+        // N(0, 1), which are chosen and what is added, in f32.
+        let largest = self.bytes(Dtype::F32, 1, 0).max(self.bytes(Dtype::F32, 0, 1));
+        let drawing = if self.outliers { 3 * largest } else { 0 };
+        let operands = if self.dtype == Dtype::Fp8 { self.bytes(self.dtype, 1, 2) } else { 0 };
         drawing
-            + tensors * self.elements() * (self.output_dtype().bytes() + operands) as u64
+            + tensors
+            + operands
             + expected_rows * d * 8
             + rayon::current_num_threads() as u64 * a_thread
     }
@@ -324,47 +358,37 @@ fn fp8_tolerance(outliers: bool) -> Tolerance {
     }
 }
 
-/// Tolerance of gradients: as [`tolerance`], where the gradient of the scores and the saved output
-/// are rounded too (5e-3 and 3e-3 in bf16; with outliers, whose gradients are differences of larger
-/// numbers, 9e-3 and 5e-3).
-fn gradient_tolerance(dtype: Dtype, outliers: bool) -> Tolerance {
-    match (dtype, outliers) {
-        (Dtype::Bf16, false) => Tolerance { max_error: 1.5e-2, relative_l2: 9e-3 },
-        (Dtype::Bf16, true) => Tolerance { max_error: 2.6e-2, relative_l2: 1.4e-2 },
-        (Dtype::F16, false) => Tolerance { max_error: 1.9e-3, relative_l2: 1.1e-3 },
-        (Dtype::F16, true) => Tolerance { max_error: 3.3e-3, relative_l2: 1.8e-3 },
-        _ => Tolerance { max_error: 1e-5, relative_l2: 4e-6 },
-    }
-}
-
 /// Tensors of one problem, read in fp64 by head and position.
-struct Heads<'a> {
-    attention: &'a Attention,
-    inputs: &'a Tensors,
+pub(super) struct Heads<'a> {
+    pub attention: &'a Attention,
+    pub inputs: &'a Tensors,
 }
 
 impl Heads<'_> {
-    /// The first `positions` of a head.
-    fn first(&self, name: &str, head: usize, positions: usize) -> Vec<f64> {
-        let Attention { s, d, .. } = *self.attention;
-        self.inputs.tensor(name).to_f64(head * s * d, positions * d)
+    /// The first `positions` of a head of queries, or of the keys or values that it reads.
+    pub(super) fn first(&self, name: &str, head: usize, positions: usize) -> Vec<f64> {
+        let [_, heads, rows, d] = self.attention.shape_of(name);
+        let head = head / (self.attention.h / heads);
+        self.inputs.tensor(name).to_f64(head * rows * d, positions * d)
     }
 
-    /// Some positions of a head.
-    fn some(&self, name: &str, head: usize, positions: &[usize]) -> Vec<f64> {
+    /// Some queries of a head.
+    pub(super) fn some(&self, name: &str, head: usize, positions: &[usize]) -> Vec<f64> {
         let (tensor, Attention { s, d, .. }) = (self.inputs.tensor(name), *self.attention);
         positions.iter().flat_map(|position| tensor.to_f64((head * s + position) * d, d)).collect()
     }
 
-    /// The keys and values that ascending positions of a head see.
-    fn seen(&self, head: usize, positions: &[usize]) -> [Vec<f64>; 2] {
-        let Attention { s, causal, .. } = *self.attention;
-        let seen = if causal { positions.last().map_or(0, |last| last + 1) } else { s };
+    /// The keys and values that ascending queries of a head see.
+    pub(super) fn seen(&self, head: usize, positions: &[usize]) -> [Vec<f64>; 2] {
+        let Attention { keys, causal, .. } = *self.attention;
+        let last = positions.last().map_or(0, |last| last + 1 + self.attention.ahead());
+        let seen = if causal { last } else { keys };
         ["k", "v"].map(|name| self.first(name, head, seen))
     }
 }
 
-/// `attention/forward`: `q`, `k`, `v` to `out`, all `[b, h, s, d]`; inputs N(0, 1).
+/// `attention/forward`: `q` `[b, h, s, d]`, `k` and `v` `[b, h_kv, keys, d]` to `out`
+/// `[b, h, s, d]`; inputs N(0, 1).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionForward {
     /// Shape, mask and dtype.
@@ -386,8 +410,10 @@ impl Problem for AttentionForward {
         let expect = |band| {
             rows.expect("out", &attention.shape(), rows.drawn("out", &band), |head, positions| {
                 let [k, v] = heads.seen(head, positions);
-                let some = |positions| {
-                    attention.head().forward(&heads.some("q", head, positions), positions, &k, &v)
+                let some = |queries: &[usize]| {
+                    let positions: Vec<_> =
+                        queries.iter().map(|query| query + attention.ahead()).collect();
+                    attention.head().forward(&heads.some("q", head, queries), &positions, &k, &v)
                 };
                 positions.chunks(ROWS).flat_map(some).collect()
             })
@@ -395,24 +421,32 @@ impl Problem for AttentionForward {
         rows.bands().into_iter().map(expect).collect()
     }
 
-    /// Heads are independent.
+    /// Heads are independent; of grouped ones, sequences of the batch are.
     fn symmetries(&self) -> Vec<Symmetry> {
-        let inputs: &[(&str, usize)] = match self.attention.dtype {
-            Dtype::Fp8 => &[
-                ("q_e4m3", 1),
-                ("k_e4m3", 1),
-                ("v_e4m3", 1),
-                ("q_scale", 1),
-                ("k_scale", 1),
-                ("v_scale", 1),
-            ],
-            _ => &[("q", 1), ("k", 1), ("v", 1)],
-        };
-        vec![Symmetry::Roll { inputs, outputs: &[("out", 1)] }]
+        let [in_heads, in_batch]: [&[(&str, usize)]; 2] = [&[("out", 1)], &[("out", 0)]];
+        let (inputs, outputs): (&[(&str, usize)], _) =
+            match (self.attention.dtype, self.attention.share()) {
+                (Dtype::Fp8, _) => (
+                    &[
+                        ("q_e4m3", 1),
+                        ("k_e4m3", 1),
+                        ("v_e4m3", 1),
+                        ("q_scale", 1),
+                        ("k_scale", 1),
+                        ("v_scale", 1),
+                    ],
+                    in_heads,
+                ),
+                (_, 1) => (&[("q", 1), ("k", 1), ("v", 1)], in_heads),
+                _ => (&[("q", 0), ("k", 0), ("v", 0)], in_batch),
+            };
+        vec![Symmetry::Roll { inputs, outputs }]
     }
 
     fn work(&self) -> Work {
-        self.attention.work(2, 3, 1)
+        let Attention { dtype, .. } = self.attention;
+        let written = self.attention.bytes(self.attention.output_dtype(), 1, 0);
+        self.attention.work(2, self.attention.bytes(dtype, 1, 2), written)
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -423,108 +457,8 @@ impl Problem for AttentionForward {
     }
 
     fn host_bytes(&self) -> u64 {
-        self.attention.host_bytes(4, self.attention.rows().drawn_at_most(), 2)
-    }
-}
-
-/// `attention/backward`: `q`, `k`, `v` and `grad_out` to `grad_q`, `grad_k` and `grad_v`, all
-/// `[b, h, s, d]`.
-///
-/// The work is the backward alone: five GEMMs for the forward's two (2.5 times), the scores
-/// recomputed.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionBackward {
-    /// Shape, mask and dtype.
-    pub attention: Attention,
-}
-
-impl Problem for AttentionBackward {
-    fn definition(&self) -> &'static [&'static str] {
-        DEFINITION
-    }
-
-    fn inputs(&self, seed: u64) -> Tensors {
-        self.attention.inputs(seed, &["q", "k", "v", "grad_out"])
-    }
-
-    /// Rows of `grad_q` are drawn from all heads. A row of `grad_k` or `grad_v` needs every query
-    /// of its head: whole heads are drawn for those.
-    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let (attention, rows) = (&self.attention, self.attention.rows());
-        let Attention { s, d, .. } = *attention;
-        let heads = Heads { attention, inputs };
-        let shape = attention.shape();
-        let mut expected = Vec::new();
-        for band in rows.bands() {
-            expected.push(rows.expect(
-                "grad_q",
-                &shape,
-                rows.drawn("grad_q", &band),
-                |head, positions| {
-                    let [k, v] = heads.seen(head, positions);
-                    let some = |positions| {
-                        let [q, grad_out] =
-                            ["q", "grad_out"].map(|name| heads.some(name, head, positions));
-                        attention.head().query_gradients(&q, &grad_out, positions, &k, &v)
-                    };
-                    positions.chunks(ROWS).flat_map(some).collect()
-                },
-            ));
-        }
-        let drawn = rows.drawn_heads("grad_k and grad_v");
-        let gradients: Vec<(Vec<f64>, Vec<f64>)> = drawn
-            .par_iter()
-            .map(|&head| {
-                let [q, grad_out, k, v] =
-                    ["q", "grad_out", "k", "v"].map(|name| heads.first(name, head, s));
-                attention.head().key_value_gradients(&q, &grad_out, &k, &v)
-            })
-            .collect();
-        let (grad_k, grad_v): (Vec<_>, Vec<_>) = gradients.into_iter().unzip();
-        for (name, gradients) in [("grad_k", grad_k), ("grad_v", grad_v)] {
-            for band in rows.bands() {
-                let drawn_rows = drawn
-                    .iter()
-                    .flat_map(|head| band.clone().map(move |position| head * s + position))
-                    .collect();
-                expected.push(rows.expect(name, &shape, drawn_rows, |head, positions| {
-                    let of_head =
-                        &gradients[drawn.binary_search(&head).expect("rows are of drawn heads")];
-                    positions
-                        .iter()
-                        .flat_map(|position| &of_head[position * d..][..d])
-                        .copied()
-                        .collect()
-                }));
-            }
-        }
-        expected
-    }
-
-    /// Heads are independent, and gradients linear in the gradient of the output.
-    fn symmetries(&self) -> Vec<Symmetry> {
-        vec![
-            Symmetry::Roll {
-                inputs: &[("q", 1), ("k", 1), ("v", 1), ("grad_out", 1)],
-                outputs: &[("grad_q", 1), ("grad_k", 1), ("grad_v", 1)],
-            },
-            Symmetry::Negate { inputs: &["grad_out"], outputs: &["grad_q", "grad_k", "grad_v"] },
-        ]
-    }
-
-    fn work(&self) -> Work {
-        self.attention.work(5, 4, 3)
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        gradient_tolerance(self.attention.dtype, self.attention.outliers)
-    }
-
-    fn host_bytes(&self) -> u64 {
-        let rows = self.attention.rows();
-        let whole_heads = (rows.drawn_heads("").len() * rows.s) as u64;
-        // The gradients of the drawn heads are held twice while they are cut into bands.
-        self.attention.host_bytes(7, rows.drawn_at_most() + 4 * whole_heads, 6)
+        let tensors = self.attention.bytes(self.attention.output_dtype(), 2, 2);
+        self.attention.host_bytes(tensors, self.attention.rows().drawn_at_most(), 2)
     }
 }
 

@@ -5,11 +5,13 @@ mod cpu;
 mod cuda;
 mod definition;
 mod e4m3;
+mod gradients;
 pub mod reference;
 pub mod sample;
 
 pub use cuda::kernels;
 pub use definition::*;
+pub use gradients::*;
 use kernelgate::harness::Peers;
 use kernelgate::suite::{Suite, suite, suite_with_scan};
 

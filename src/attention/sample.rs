@@ -25,7 +25,9 @@ pub struct Rows {
     pub heads: usize,
     /// Positions in a head.
     pub s: usize,
-    /// Whether row i sees i + 1 keys only.
+    /// Keys of a head.
+    pub keys: usize,
+    /// Whether a row sees one key less than the next, and the last one all.
     pub causal: bool,
 }
 
@@ -54,7 +56,12 @@ impl Rows {
     }
 
     fn pairs(&self) -> u128 {
-        self.heads as u128 * (self.s as u128).pow(2)
+        self.heads as u128 * self.s as u128 * self.keys as u128
+    }
+
+    /// Most keys that a row before `end` sees.
+    fn seen(&self, end: usize) -> usize {
+        if self.causal { end + self.keys - self.s } else { self.keys }
     }
 
     /// The rows of a band that are checked, ascending: all of them, or a random sample of the
@@ -64,7 +71,7 @@ impl Rows {
         let share = if self.whole() {
             rows
         } else {
-            (PAIRS as usize / self.bands().len() / band.end).max(1)
+            (PAIRS as usize / self.bands().len() / self.seen(band.end)).max(1)
         };
         let drawn = random::indices(SEED, &format!("{name} {}", band.start), rows, share);
         drawn
@@ -76,8 +83,8 @@ impl Rows {
     /// The heads that are checked where a row's value needs its whole head, ascending: one at
     /// least.
     pub fn drawn_heads(&self, name: &str) -> Vec<usize> {
-        let share =
-            (2 * u128::from(PAIRS) / (self.s as u128).pow(2)).clamp(1, self.heads as u128) as usize;
+        let share = (2 * u128::from(PAIRS) / (self.s as u128 * self.keys as u128))
+            .clamp(1, self.heads as u128) as usize;
         random::indices(SEED, name, self.heads, if self.whole() { self.heads } else { share })
     }
 
@@ -89,7 +96,9 @@ impl Rows {
         }
         self.bands()
             .iter()
-            .map(|band| ((self.heads * band.len()) as u64).min(PAIRS / band.end as u64 + 1))
+            .map(|band| {
+                ((self.heads * band.len()) as u64).min(PAIRS / self.seen(band.end) as u64 + 1)
+            })
             .sum()
     }
 

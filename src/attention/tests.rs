@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 
 use half::{bf16, f16};
 use proptest::prelude::*;
+use rayon::prelude::*;
 
 use super::*;
+use crate::attention::gradients::*;
 use kernelgate::verify::{OutputComparison, compare};
-use kernelgate::workload::Effort;
-use kernelgate::workload::Scale;
+use kernelgate::workload::{Effort, Scale};
 
 /// N(0, 1) in fp64.
 fn normal(name: &str, len: usize) -> Vec<f64> {
@@ -158,7 +159,8 @@ proptest! {
 }
 
 fn attention(b: usize, s: usize, d: usize, causal: bool, dtype: Dtype) -> Attention {
-    Attention { b, h: HIDDEN / d, s, d, causal, dtype, outliers: false }
+    let h = HIDDEN / d;
+    Attention { b, h, h_kv: h, s, keys: s, d, causal, dtype, outliers: false }
 }
 
 #[test]
@@ -179,6 +181,11 @@ fn declared_work_is_flash_attentions() {
         5 * 16_384 * 1024 * 2048
     );
     assert_eq!(AttentionBackward { attention: s1024 }.work().total_bytes(), 7 * 16_384 * 2048 * 2);
+    // Bytes of keys by their own heads, FLOPs by those of queries.
+    let attention = Attention { b: 3, h: 8, h_kv: 2, s: 5, keys: 100, ..causal };
+    let work = AttentionForward { attention }.work();
+    assert_eq!(work.total_bytes(), (2 * 3 * 8 * 5 + 2 * 3 * 2 * 100) * 64 * 2);
+    assert_eq!(work.matmul_flops(), 4 * 64 * 3 * 8 * 5 * 195 / 2);
 }
 
 #[test]
@@ -205,18 +212,32 @@ fn every_listed_point_binds_and_has_a_short_id() {
     check(&crate::attention::components::VALUES);
 }
 
+/// The first point of a selection that has the overrides' axes.
+fn bind(effort: Effort, overrides: &[&str]) -> Result<AttentionForward, AxisError> {
+    let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
+    let points = FORWARD.points(effort, Scale::Host, &overrides).unwrap();
+    (FORWARD.bind)(points.first().expect("a line has these axes"))
+}
+
 #[test]
 fn tokens_set_the_batch_and_sizes_beyond_64_bits_are_refused() {
-    let bind = |overrides: &[&str]| {
-        let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
-        let points = FORWARD.points(Effort::Default, Scale::Host, &overrides).unwrap();
-        (FORWARD.bind)(points.first().expect("a line has these axes"))
-    };
+    let bind = |overrides: &[&str]| bind(Effort::Default, overrides);
     assert_eq!(bind(&[]).unwrap().attention.shape(), [16, 32, 1024, 64]);
     assert_eq!(bind(&["tokens=4096", "s=1000"]).unwrap().attention.shape(), [4, 32, 1000, 64]);
     assert_eq!(bind(&["tokens=1", "s=1000"]).unwrap().attention.shape(), [1, 32, 1000, 64]);
     assert!(bind(&["s=18446744073709551615"]).is_err());
     assert!(bind(&["s=1", "tokens=18446744073709551615"]).is_err());
+}
+
+#[test]
+fn heads_of_keys_and_their_number_are_free_within_reason() {
+    let bind = |overrides: &[&str]| bind(Effort::Thorough, overrides);
+    let decode = bind(&["d=64", "s=2", "b=3", "h=8", "h_kv=2", "keys=70"]).unwrap().attention;
+    assert_eq!((decode.shape(), decode.key_shape()), ([3, 8, 2, 64], [3, 2, 70, 64]));
+    let refused = |overrides: &[&str]| bind(overrides).unwrap_err().to_string();
+    assert_eq!(refused(&["h=8", "h_kv=3"]), "h=8 is no multiple of h_kv=3");
+    let too_few = "mask=causal needs a key for each query: keys=8, s=9";
+    assert_eq!(refused(&["mask=causal", "s=9", "keys=8"]), too_few);
 }
 
 #[test]

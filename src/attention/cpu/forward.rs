@@ -17,12 +17,12 @@ pub(super) fn launch(
     out: &mut [f32],
     normalisers: &mut [f32],
 ) {
-    let Attention { s, d, .. } = *attention;
+    let Attention { s, keys, d, .. } = *attention;
     let [q, k, v] = ["q", "k", "v"].map(|name| inputs.f32(name));
     out.par_chunks_mut(s * d).zip(normalisers.par_chunks_mut(s)).enumerate().for_each(
         |(head, (out, normalisers))| {
-            let of_head = head * s * d..(head + 1) * s * d;
-            let [q, k, v] = [q, k, v].map(|x| &x[of_head.clone()]);
+            let q = &q[head * s * d..][..s * d];
+            let [k, v] = [k, v].map(|x| &x[head / attention.share() * keys * d..][..keys * d]);
             let blocks = out.par_chunks_mut(QUERIES * d).zip(normalisers.par_chunks_mut(QUERIES));
             blocks.enumerate().for_each(|(block, (out, normalisers))| {
                 queries(attention, block * QUERIES, [q, k, v], out, normalisers);
@@ -42,7 +42,7 @@ fn queries(
     let (arch, d) = (Arch::new(), attention.d);
     let mut scores = [0.0; TILE];
     let mut online = Online::<QUERIES>::new();
-    for key in (0..attention.s).step_by(KEYS) {
+    for key in (0..attention.keys).step_by(KEYS) {
         let Some(tile) = Tile::new(attention, first, normalisers.len(), key) else { break };
         let q = matrix(&q[tile.query * d..], tile.queries, d);
         let (k, v) = (matrix(&k[key * d..], tile.keys, d), matrix(&v[key * d..], tile.keys, d));

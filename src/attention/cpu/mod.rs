@@ -13,7 +13,8 @@ use faer::Accum;
 use pulp::Arch;
 
 use crate::attention::components::{self, Scores, ValuesMatmul};
-use crate::attention::definition::{AttentionBackward, AttentionForward};
+use crate::attention::definition::AttentionForward;
+use crate::attention::gradients::AttentionBackward;
 use blocks::{for_blocks, gemm, matrix};
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};

@@ -31,8 +31,10 @@ pub(super) struct Tile {
     pub queries: usize,
     /// Factor of the scores: 1 / sqrt(d).
     pub scale: f32,
-    /// Whether query i sees keys 0..=i only.
+    /// Whether query i sees keys up to `ahead + i` only.
     pub causal: bool,
+    /// Keys that query 0 of the head sees before its own, if causal.
+    pub ahead: usize,
 }
 
 impl Tile {
@@ -44,9 +46,10 @@ impl Tile {
         rows: usize,
         key: usize,
     ) -> Option<Self> {
-        let Attention { s, d, causal, .. } = *attention;
-        let hidden = if causal { key.saturating_sub(first) } else { 0 };
-        let end = if causal { first + rows } else { s };
+        let Attention { keys, d, causal, .. } = *attention;
+        let ahead = attention.ahead();
+        let hidden = if causal { key.saturating_sub(first + ahead) } else { 0 };
+        let end = if causal { first + rows + ahead } else { keys };
         let scale = 1.0 / (d as f32).sqrt();
         (key < end).then(|| Self {
             key,
@@ -56,13 +59,15 @@ impl Tile {
             queries: rows - hidden,
             scale,
             causal,
+            ahead,
         })
     }
 
     /// How many of the keys a query of the tile sees: one at least.
     #[inline(always)]
     fn seen(&self, row: usize) -> usize {
-        if self.causal { self.keys.min(self.query + row + 1 - self.key) } else { self.keys }
+        let end = self.query + self.ahead + row + 1;
+        if self.causal { self.keys.min(end - self.key) } else { self.keys }
     }
 }
 

@@ -25,6 +25,12 @@ fn check<P: Problem>(
     Ok(comparison)
 }
 
+/// b, h and s; d = 64.
+fn f32([b, h, s]: [usize; 3], causal: bool) -> Attention {
+    let dtype = Dtype::F32;
+    Attention { b, h, h_kv: h, s, keys: s, d: 64, causal, dtype, outliers: false }
+}
+
 fn both(attention: Attention, change: impl Fn(&mut Tensors), tolerance: Option<Tolerance>) {
     let (forward, backward) = (AttentionForward { attention }, AttentionBackward { attention });
     let mut inputs = backward.inputs(11);
@@ -41,11 +47,19 @@ fn both(attention: Attention, change: impl Fn(&mut Tensors), tolerance: Option<T
 fn agrees_with_the_reference_at_odd_shapes() {
     for s in [1, 7, 65, 129, 200, 300] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-            both(
-                Attention { b: 2, h: 3, s, d, causal, dtype: Dtype::F32, outliers: false },
-                |_| (),
-                None,
-            );
+            both(Attention { d, ..f32([2, 3, s], causal) }, |_| (), None);
+        }
+    }
+}
+
+#[test]
+fn grouped_heads_and_more_or_fewer_keys_than_queries_agree_with_the_reference() {
+    for (h_kv, s, keys) in [(1, 1, 129), (2, 63, 300), (3, 300, 301), (2, 257, 130)] {
+        for causal in [false, true] {
+            let attention = Attention { h_kv, keys, ..f32([2, 6, s], causal && keys > s) };
+            let problem = AttentionForward { attention };
+            let result = check(&problem, FORWARD, problem.inputs(11), problem.tolerance());
+            assert!(result.is_ok(), "{attention:?}: {}", result.unwrap_err());
         }
     }
 }
@@ -53,11 +67,7 @@ fn agrees_with_the_reference_at_odd_shapes() {
 #[test]
 fn agrees_with_the_reference_on_outliers() {
     for causal in [false, true] {
-        both(
-            Attention { b: 1, h: 4, s: 333, d: 64, causal, dtype: Dtype::F32, outliers: true },
-            |_| (),
-            None,
-        );
+        both(Attention { outliers: true, ..f32([1, 4, 333], causal) }, |_| (), None);
     }
 }
 
@@ -73,9 +83,11 @@ fn scores_beyond_the_range_of_exp_stay_finite_and_right() {
     // Nearly every row is one key's alone; the gradients of the first rows under the mask all but
     // vanish, down to rounding.
     for (causal, error) in [(false, 1e-2), (true, 1e-1)] {
-        let attention =
-            Attention { b: 1, h: 4, s: 200, d: 64, causal, dtype: Dtype::F32, outliers: false };
-        both(attention, large, Some(Tolerance { max_error: error, relative_l2: error }));
+        both(
+            f32([1, 4, 200], causal),
+            large,
+            Some(Tolerance { max_error: error, relative_l2: error }),
+        );
     }
 }
 
@@ -90,7 +102,7 @@ fn a_maximum_that_grows_in_every_tile_is_followed() {
     };
     for causal in [false, true] {
         both(
-            Attention { b: 1, h: 2, s: 300, d: 64, causal, dtype: Dtype::F32, outliers: false },
+            f32([1, 2, 300], causal),
             growing,
             Some(Tolerance { max_error: 2e-5, relative_l2: 2e-5 }),
         );

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use super::forward::FLASH_MMA as FORWARD;
 use super::launch::{ELEMENT_BYTES, Extents, kernel, output, scratch, upload};
-use crate::attention::definition::{Attention, AttentionBackward};
+use crate::attention::definition::Attention;
+use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::{self, CudaTask, Input, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
@@ -222,15 +223,8 @@ pub fn save(
         (scratch(device, extents.vector_bytes())?, scratch(device, 4 * extents.rows())?);
     let forward = FORWARD.load(device, extents)?;
     let [from_q, from_k, from_v, to_out, to_lse] = [&q, &k, &v, &out, &lse].map(Argument::from);
-    forward.launch(&[
-        from_q,
-        from_k,
-        from_v,
-        to_out,
-        to_lse,
-        extents.seqlen(),
-        extents.batch_heads(),
-    ])?;
+    let tensors = [from_q, from_k, from_v, to_out, to_lse];
+    forward.launch(&[&tensors[..], &extents.sizes()].concat())?;
     device.synchronize()?;
     Ok(BackwardInputs { q, k, v, grad_out, out, lse })
 }
@@ -316,7 +310,7 @@ mod tests {
 
     #[test]
     fn blocks_cover_padding() {
-        let narrow = Extents { heads: 6, s: 200, d: 64, causal: true, dtype: Dtype::Bf16 };
+        let narrow = Extents { causal: true, ..Extents::of_heads(6, 200, Dtype::Bf16) };
         let wide = Extents { d: 128, ..narrow };
         // 200 rows are two steps of 128, or four of 64.
         assert_eq!((padded_rows(&narrow), padded_rows(&wide)), (6 * 256, 6 * 256));

@@ -7,7 +7,7 @@ use super::backward::{
     stats_bytes, step,
 };
 use super::launch::{ELEMENT_BYTES, Extents, boxes, kernel, scratch};
-use crate::attention::definition::AttentionBackward;
+use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
-        let narrow = Extents { heads: 6, s: 200, d: 64, causal: true, dtype: Dtype::Bf16 };
+        let narrow = Extents::of_heads(6, 200, Dtype::Bf16);
         let wide = Extents { d: 128, ..narrow };
         assert_eq!(shared_bytes(&narrow), (64 + 32 + 1) * 1024 + 96);
         assert_eq!(shared_bytes(&wide), (128 + 32 + 1) * 1024 + 96);

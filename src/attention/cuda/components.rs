@@ -3,11 +3,13 @@
 
 use std::sync::Arc;
 
+use super::cublaslt;
 use super::launch::{Extents, element, kernel, upload};
 use crate::attention::components::{Scores, Softmax, ValuesMatmul};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
+use kernelgate_cuda::libraries::gemm::WORKSPACE_BYTES;
 use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Argument, Device, KernelSpec};
 
@@ -52,11 +54,7 @@ const SOFTMAX_VECTORIZED: KernelSpec<Extents> = KernelSpec {
     // The kernel has no heads and no mask.
     defines: |extents| vec![element(extents)],
     constants: |_| vec![("THREADS", THREADS), ("PACKET", PACKET), ("MAX_KEYS", MAX_KEYS)],
-    variants: || {
-        [Dtype::Bf16, Dtype::F16]
-            .map(|dtype| Extents { heads: 1, s: 4, d: 64, causal: false, dtype })
-            .to_vec()
-    },
+    variants: || [Dtype::Bf16, Dtype::F16].map(|dtype| Extents::of_heads(1, 4, dtype)).to_vec(),
     ..kernel(
         "attention/softmax_vectorized",
         include_str!("../../../kernels/attention/softmax_vectorized.cu"),
@@ -68,12 +66,23 @@ const SOFTMAX_VECTORIZED: KernelSpec<Extents> = KernelSpec {
 };
 
 /// q kᵀ apart.
-pub const SCORES: &[Implementation<Scores>] = &[Implementation {
-    name: "cuda/naive",
-    about: "the first launch of forward's cuda/naive",
-    supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_SCORES]),
-    prepare: Prepare::CudaWithin { device_bytes: scores_bytes, prepare: scores },
-}];
+pub const SCORES: &[Implementation<Scores>] = &[
+    Implementation {
+        name: "cuda/naive",
+        about: "the first launch of forward's cuda/naive",
+        supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_SCORES]),
+        prepare: Prepare::CudaWithin { device_bytes: scores_bytes, prepare: scores },
+    },
+    Implementation {
+        name: "cuda/cublaslt",
+        about: "one GEMM of a batch of heads, by the fastest algorithm that the library proposes",
+        supports: |problem| cublaslt::supported(&Extents::from(&problem.shape)),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| scores_bytes(problem) + WORKSPACE_BYTES as u64,
+            prepare: cublaslt::scores,
+        },
+    },
+];
 
 /// Softmax apart.
 pub const SOFTMAX: &[Implementation<Softmax>] = &[
@@ -102,12 +111,23 @@ pub const SOFTMAX: &[Implementation<Softmax>] = &[
 ];
 
 /// p v apart.
-pub const VALUES: &[Implementation<ValuesMatmul>] = &[Implementation {
-    name: "cuda/naive",
-    about: "the third launch of forward's cuda/naive",
-    supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_VALUES]),
-    prepare: Prepare::CudaWithin { device_bytes: values_bytes, prepare: values },
-}];
+pub const VALUES: &[Implementation<ValuesMatmul>] = &[
+    Implementation {
+        name: "cuda/naive",
+        about: "the third launch of forward's cuda/naive",
+        supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_VALUES]),
+        prepare: Prepare::CudaWithin { device_bytes: values_bytes, prepare: values },
+    },
+    Implementation {
+        name: "cuda/cublaslt",
+        about: "one GEMM of a batch of heads, by the fastest algorithm that the library proposes",
+        supports: |problem| cublaslt::supported(&Extents::from(&problem.shape)),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| values_bytes(problem) + WORKSPACE_BYTES as u64,
+            prepare: cublaslt::values,
+        },
+    },
+];
 
 /// q, k and fp32 scores.
 fn scores_bytes(problem: &Scores) -> u64 {
@@ -233,7 +253,7 @@ mod tests {
             Err("loads 4 keys at once, which 65 is no multiple of".to_owned())
         );
         assert_eq!(supported(2048), Err("holds rows of up to 1024 keys".to_owned()));
-        let extents = Extents { heads: 6, s: 201, d: 64, causal: false, dtype: Dtype::F16 };
+        let extents = Extents::of_heads(6, 201, Dtype::F16);
         assert_eq!((SOFTMAX_VECTORIZED.blocks)(&extents), [151, 1, 1]);
         assert_eq!(
             SOFTMAX_VECTORIZED.build(&extents).name(),

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use super::backward::{common_bytes, gradients, save};
 use super::forward::{FLASH_MMA, flash_bytes};
 use super::launch::{Extents, output, qkv, upload};
-use crate::attention::definition::{Attention, AttentionBackward, AttentionForward};
+use crate::attention::definition::{Attention, AttentionForward};
+use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::{CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
@@ -60,7 +61,13 @@ fn accumulator_bytes(extents: &Extents) -> u64 {
 /// The reason why not.
 fn supported(attention: &Attention) -> Result<(), String> {
     Extents::from(attention).supported(&[FLASH_MMA])?;
-    if attention.s == 1 { Err("needs more than one key".to_owned()) } else { Ok(()) }
+    if attention.keys == 1 {
+        Err("needs more than one key".to_owned())
+    } else if attention.ahead() > 0 {
+        Err("is asked for masks of as many keys as queries only".to_owned())
+    } else {
+        Ok(())
+    }
 }
 
 fn forward(
@@ -132,9 +139,11 @@ fn address(output: &Output) -> u64 {
 
 /// Layouts of a problem's tensors, and what both directions build of them.
 struct Shapes {
-    /// Queries, keys, values: `[b, h, s, d]`.
+    /// Queries: `[b, h, s, d]`.
     vectors: TensorLayout,
-    /// Scores: `[b, h, s, s]`.
+    /// Keys, values: `[b, h_kv, keys, d]`.
+    keys: TensorLayout,
+    /// Scores: `[b, h, s, keys]`.
     pairs: TensorLayout,
     /// One number a query: `[b, h, s, 1]`.
     rows: TensorLayout,
@@ -149,7 +158,8 @@ impl Shapes {
         let [b, h, s, d] = attention.shape().map(|extent| extent as i64);
         Self {
             vectors: TensorLayout::contiguous([b, h, s, d]),
-            pairs: TensorLayout::contiguous([b, h, s, s]),
+            keys: TensorLayout::contiguous(attention.key_shape().map(|extent| extent as i64)),
+            pairs: TensorLayout::contiguous([b, h, s, attention.keys as i64]),
             rows: TensorLayout::contiguous([b, h, s, 1]),
             stored: if attention.dtype == Dtype::F16 { DataType::F16 } else { DataType::Bf16 },
             causal: attention.causal,
@@ -216,8 +226,8 @@ impl ForwardGraph {
         let mut graph = OperationGraph::default();
         let g = &mut graph;
         let q = g.memory(shapes.vectors, shapes.stored)?;
-        let k = g.memory(shapes.vectors.transposed(), shapes.stored)?;
-        let v = g.memory(shapes.vectors, shapes.stored)?;
+        let k = g.memory(shapes.keys.transposed(), shapes.stored)?;
+        let v = g.memory(shapes.keys, shapes.stored)?;
         let out = g.memory(shapes.vectors, shapes.stored)?;
 
         let scores = shapes.inner_products(g, q, k)?;
@@ -321,7 +331,8 @@ mod tests {
         }
         for (d, causal) in [(64, false), (128, true)] {
             for dtype in [Dtype::Bf16, Dtype::F16] {
-                let attention = Attention { b: 2, h: 3, s: 256, d, causal, dtype, outliers: false };
+                let attention =
+                    Attention { dtype, ..super::super::tests::bf16(2, 3, 256, d, causal) };
                 // Without a device: whether every operation, and all together, are well-formed.
                 let forward =
                     ForwardGraph::new(&attention).and_then(|made| made.graph.whole(None).map(drop));

@@ -117,7 +117,7 @@ pub const LADDER: &[Implementation<AttentionForward>] = &[
     Implementation {
         name: "cuda/flash",
         about: "one launch, online softmax: scores never leave the chip; CUDA cores",
-        supports: |problem| Extents::from(&problem.attention).supported(&[FLASH]),
+        supports: |problem| Extents::from(&problem.attention).supported_alike(&[FLASH]),
         prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: flash },
     },
     Implementation {
@@ -132,7 +132,8 @@ const NULL: Argument = Argument::Address(0);
 
 /// Inputs and output: all that the fused kernels need.
 pub fn flash_bytes(problem: &AttentionForward) -> u64 {
-    4 * Extents::from(&problem.attention).vector_bytes()
+    let extents = Extents::from(&problem.attention);
+    2 * extents.vector_bytes() + 2 * extents.key_bytes()
 }
 
 /// fp32 scores and 16-bit probabilities besides inputs and output.
@@ -231,9 +232,8 @@ fn flash_mma(
         vec![output(device, "out", &problem.attention)?],
         move |outputs| {
             let [q, k, v] = [&q, &k, &v].map(Argument::from);
-            let sizes = [extents.seqlen(), extents.batch_heads()];
-            let arguments = [q, k, v, outputs[0].argument(), NULL, sizes[0], sizes[1]];
-            within("forward", || step.launch(&arguments))
+            let tensors = [q, k, v, outputs[0].argument(), NULL];
+            within("forward", || step.launch(&[&tensors[..], &extents.sizes()].concat()))
         },
     ))
 }
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
     use kernelgate::workload::Dtype;
 
-    const SMALL: Extents = Extents { heads: 6, s: 200, d: 64, causal: true, dtype: Dtype::Bf16 };
+    const SMALL: Extents = Extents { causal: true, ..Extents::of_heads(6, 200, Dtype::Bf16) };
 
     #[test]
     fn blocks_cover_rows_and_tiles() {
@@ -268,12 +268,17 @@ mod tests {
             many.supported(&[NAIVE_VALUES]),
             Err("needs more blocks than a grid holds".to_owned())
         );
-        let long = Extents { heads: 16, s: 16_384, d: 128, ..SMALL };
+        let long = Extents { d: 128, ..Extents::of_heads(16, 16_384, Dtype::Bf16) };
         let reason = long.supported_with_scores(&[NAIVE_VALUES]).unwrap_err();
         assert_eq!(reason, "keeps 17.2 GB of scores in memory, 2.1 GB at most");
         assert_eq!(
-            Extents { heads: 512, s: 1024, ..SMALL }.supported_with_scores(&[FLASH_MMA]),
+            Extents::of_heads(512, 1024, Dtype::Bf16).supported_with_scores(&[FLASH_MMA]),
             Ok(())
         );
+        let alike = Err("takes as many keys as queries, and as many heads of them".to_owned());
+        for unlike in [Extents { share: 2, ..SMALL }, Extents { keys: 201, ..SMALL }] {
+            assert_eq!(unlike.supported(&[FLASH_MMA]), Ok(()));
+            assert_eq!(unlike.supported_alike(&[FLASH]), alike);
+        }
     }
 }

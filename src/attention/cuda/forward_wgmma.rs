@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::forward::flash_bytes;
-use super::launch::{ELEMENT_BYTES, Extents, boxes, kernel, output, qkv, scratch, upload};
+use super::launch::{
+    ELEMENT_BYTES, Extents, boxes, kernel, key_boxes, output, qkv, scratch, upload,
+};
 use super::tile_lists::{Tiling, table};
 use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::{CudaTask, Input};
@@ -99,7 +101,7 @@ fn fp8_defines(extents: &Extents) -> Vec<String> {
 }
 
 fn fp8_variant(causal: bool) -> Extents {
-    Extents { heads: 1, s: 1, d: 128, causal, dtype: Dtype::Fp8 }
+    Extents { d: 128, causal, ..Extents::of_heads(1, 1, Dtype::Fp8) }
 }
 
 /// As [`shared_bytes`]; where queries were, an output of 16 bits follows.
@@ -135,7 +137,10 @@ pub const FP8_ROW: Implementation<AttentionForward> = Implementation {
     supports: |problem| {
         let extents = Extents::from(&problem.attention);
         match (extents.dtype, extents.d) {
-            (Dtype::Fp8, 128) => extents.within_grids(&[FLASH_WGMMA_FP8, TRANSPOSE_VALUES]),
+            (Dtype::Fp8, 128) => {
+                extents.within_grids(&[FLASH_WGMMA_FP8, TRANSPOSE_VALUES])?;
+                extents.alike()
+            }
             (Dtype::Fp8, _) => Err("computes d = 128 only".to_owned()),
             _ => Err("computes fp8 only".to_owned()),
         }
@@ -157,8 +162,8 @@ fn tile_lists(
     key_bytes: usize,
     block_keys: usize,
 ) -> Result<Buffer, BackendError> {
-    let Extents { heads, s, causal, .. } = *extents;
-    let tiling = Tiling { heads, s, key_bytes, causal, block_keys };
+    let Extents { heads, share, s, keys, causal, .. } = *extents;
+    let tiling = Tiling { heads, share, s, keys, key_bytes, causal, block_keys };
     let lists = tiling.lists(device.facts().multiprocessors as usize);
     device.upload(bytemuck::cast_slice(&table(&lists)))
 }
@@ -174,8 +179,8 @@ fn flash_wgmma(
     let out = output(device, "out", &problem.attention)?;
     let key_bytes = extents.d * ELEMENT_BYTES as usize;
     let tiles = tile_lists(&extents, device, key_bytes, block_keys(&extents))?;
-    let (of_group, of_block) = (boxes(&extents, GROUP_ROWS), boxes(&extents, block_keys(&extents)));
-    let s = extents.s as i32;
+    let of_group = boxes(&extents, GROUP_ROWS);
+    let of_block = key_boxes(&extents, block_keys(&extents));
     let parameters = Parameters::new()
         .bytes(&of_group.map(q.address())?)
         .bytes(&of_block.map(k.address())?)
@@ -187,9 +192,9 @@ fn flash_wgmma(
         .address(0)
         .address(0)
         .address(tiles.address())
-        .value(s)
-        .value(s)
-        .value(1i32);
+        .value(extents.s as i32)
+        .value(extents.keys as i32)
+        .value(extents.share as i32);
     let launch = loaded.settled(device, Some(device.facts().multiprocessors), parameters)?;
     let inputs = qkv([&q, &k, &v]);
     let alive = [q, k, v, tiles];
@@ -246,7 +251,7 @@ mod tests {
 
     #[test]
     fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
-        let narrow = Extents { heads: 6, s: 200, d: 64, causal: true, dtype: Dtype::Bf16 };
+        let narrow = Extents::of_heads(6, 200, Dtype::Bf16);
         let wide = Extents { d: 128, ..narrow };
         assert_eq!(shared_bytes(&narrow), (384 + 8 * 128) * 128 + 160);
         assert_eq!(shared_bytes(&wide), (384 + 6 * 80) * 256 + 128);
@@ -256,7 +261,7 @@ mod tests {
 
     #[test]
     fn other_architectures_are_declined_with_the_reason() {
-        let extents = Extents { heads: 6, s: 200, d: 64, causal: true, dtype: Dtype::F16 };
+        let extents = Extents::of_heads(6, 200, Dtype::F16);
         for arch in ["sm_80", "sm_90", "sm_100a", "sm_120a"] {
             let unmet = FLASH_WGMMA.unmet_by(&extents, arch, 227 << 10);
             assert_eq!(unmet.as_deref(), Some("needs sm_90a"), "{arch}");

@@ -21,11 +21,15 @@ const MAX_SCORE_BYTES: u64 = 2 << 30;
 pub struct Extents {
     /// b·h.
     pub heads: usize,
-    /// Queries and keys of a head.
+    /// Heads of queries that read the same keys.
+    pub share: usize,
+    /// Queries of a head.
     pub s: usize,
+    /// Keys of a head.
+    pub keys: usize,
     /// Elements of a head: 64 or 128.
     pub d: usize,
-    /// Whether query i sees keys 0..=i only.
+    /// Whether the last query sees all keys, and each before it one less than the next.
     pub causal: bool,
     /// Dtype of inputs and outputs; the output of fp8 is bf16.
     pub dtype: Dtype,
@@ -33,8 +37,8 @@ pub struct Extents {
 
 impl From<&Attention> for Extents {
     fn from(attention: &Attention) -> Self {
-        let Attention { b, h, s, d, causal, dtype, .. } = *attention;
-        Self { heads: b * h, s, d, causal, dtype }
+        let Attention { b, h, s, keys, d, causal, dtype, .. } = *attention;
+        Self { heads: b * h, share: attention.share(), s, keys, d, causal, dtype }
     }
 }
 
@@ -42,7 +46,7 @@ impl From<&components::ComponentShape> for Extents {
     fn from(shape: &components::ComponentShape) -> Self {
         let components::ComponentShape { b, h, s, d, dtype } = *shape;
         // The softmax has no d; its kernel comes with those that have.
-        Self { heads: b * h, s, d: d.max(64), causal: false, dtype }
+        Self { d: d.max(64), ..Self::of_heads(b * h, s, dtype) }
     }
 }
 
@@ -89,16 +93,31 @@ fn variants() -> Vec<Extents> {
     let mut variants = Vec::new();
     for dtype in [Dtype::Bf16, Dtype::F16] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-            variants.push(Extents { heads: 1, s: 1, d, causal, dtype });
+            variants.push(Extents { d, causal, ..Extents::of_heads(1, 1, dtype) });
         }
     }
     variants
 }
 
 impl Extents {
-    /// Bytes of one tensor of queries, keys or values.
+    /// So many heads with as many keys as queries, of 64 elements, without a mask.
+    pub const fn of_heads(heads: usize, s: usize, dtype: Dtype) -> Self {
+        Self { heads, share: 1, s, keys: s, d: 64, causal: false, dtype }
+    }
+
+    /// Bytes of one tensor like the queries.
     pub const fn vector_bytes(&self) -> u64 {
         self.rows() * self.d as u64 * ELEMENT_BYTES
+    }
+
+    /// Heads of keys and values.
+    pub const fn key_heads(&self) -> usize {
+        self.heads / self.share
+    }
+
+    /// Bytes of the keys, or of the values.
+    pub const fn key_bytes(&self) -> u64 {
+        (self.key_heads() * self.keys) as u64 * self.d as u64 * ELEMENT_BYTES
     }
 
     /// Queries of all heads.
@@ -108,7 +127,7 @@ impl Extents {
 
     /// Query-key pairs of all heads, masked ones too.
     pub const fn pairs(&self) -> u64 {
-        self.rows() * self.s as u64
+        self.rows() * self.keys as u64
     }
 
     /// Whether these kernels compute it.
@@ -127,7 +146,8 @@ impl Extents {
     /// # Errors
     /// The reason why not, a fragment.
     pub fn within_grids(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
-        let counted = i32::try_from(self.s).is_ok() && i32::try_from(self.heads).is_ok();
+        let counted =
+            [self.heads, self.s, self.keys].iter().all(|&extent| i32::try_from(extent).is_ok());
         if counted && kernels.iter().all(|kernel| kernel.shape(self).is_ok()) {
             Ok(())
         } else {
@@ -135,12 +155,33 @@ impl Extents {
         }
     }
 
-    /// [`Self::supported`] for kernels with the scores in device memory.
+    /// [`Self::supported`] for kernels that know one number of heads and one of positions.
+    ///
+    /// # Errors
+    /// As there; also when keys differ from queries in either.
+    pub fn supported_alike(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
+        self.supported(kernels)?;
+        self.alike()
+    }
+
+    /// Whether there are as many keys as queries, and as many heads of them.
+    ///
+    /// # Errors
+    /// The reason why not, a fragment.
+    pub fn alike(&self) -> Result<(), String> {
+        if self.share == 1 && self.keys == self.s {
+            Ok(())
+        } else {
+            Err("takes as many keys as queries, and as many heads of them".to_owned())
+        }
+    }
+
+    /// [`Self::supported_alike`] for kernels with the scores in device memory.
     ///
     /// # Errors
     /// As there; also when the scores are too many.
     pub fn supported_with_scores(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
-        self.supported(kernels)?;
+        self.supported_alike(kernels)?;
         let bytes = 4 * self.pairs();
         if bytes <= MAX_SCORE_BYTES {
             return Ok(());
@@ -156,6 +197,12 @@ impl Extents {
     /// `seqlen`, as every kernel takes it.
     pub const fn seqlen(&self) -> Argument {
         Argument::I32(self.s as i32)
+    }
+
+    /// `queries`, `keys`, `batch_heads` and `share`, as `flash_mma` takes them.
+    pub const fn sizes(&self) -> [Argument; 4] {
+        let (keys, share) = (self.keys as i32, self.share as i32);
+        [self.seqlen(), Argument::I32(keys), self.batch_heads(), Argument::I32(share)]
     }
 
     /// `batch_heads`, as some kernels take it.
@@ -185,15 +232,24 @@ pub fn qkv([q, k, v]: [&Buffer; 3]) -> [Input; 3] {
     cuda::inputs([("q", q), ("k", k), ("v", v)])
 }
 
-/// A tensor of queries, keys or values, of which a kernel copies boxes of so many rows.
+/// A tensor like the queries, of which a kernel copies boxes of so many rows.
 pub fn boxes(extents: &Extents, rows: usize) -> TensorBoxes {
+    boxes_of(extents, [extents.heads, extents.s], rows)
+}
+
+/// The same of the keys or values.
+pub fn key_boxes(extents: &Extents, rows: usize) -> TensorBoxes {
+    boxes_of(extents, [extents.key_heads(), extents.keys], rows)
+}
+
+fn boxes_of(extents: &Extents, [heads, positions]: [usize; 2], rows: usize) -> TensorBoxes {
     TensorBoxes {
         element: match extents.dtype {
             Dtype::F16 => MapElement::F16,
             Dtype::Fp8 => MapElement::Byte,
             _ => MapElement::Bf16,
         },
-        extents: [extents.heads, extents.s, extents.d].map(|extent| extent as u64),
+        extents: [heads, positions, extents.d].map(|extent| extent as u64),
         box_rows: rows as u32,
     }
 }

@@ -9,13 +9,16 @@
 mod backward;
 mod backward_wgmma;
 mod components;
+mod cublaslt;
 mod cudnn;
 mod forward;
+mod forward_decode;
 mod forward_wgmma;
 mod launch;
 mod tile_lists;
 
-use crate::attention::definition::{AttentionBackward, AttentionForward};
+use crate::attention::definition::AttentionForward;
+use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::Implementation;
 use kernelgate_cuda::spec::{ListedKernel, list};
 
@@ -23,7 +26,8 @@ pub use components::{SCORES, SOFTMAX, VALUES};
 
 /// Forward ladder, and the library.
 pub fn forward() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {
-    forward::LADDER.iter().chain([&forward_wgmma::ROW, &forward_wgmma::FP8_ROW, &cudnn::FORWARD])
+    let wgmma = [&forward_wgmma::ROW, &forward_wgmma::FP8_ROW];
+    forward::LADDER.iter().chain(wgmma).chain([&forward_decode::ROW, &cudnn::FORWARD])
 }
 
 /// Backward ladder, and the library.
@@ -41,6 +45,7 @@ pub fn kernels() -> Vec<ListedKernel> {
         list(components::KERNELS),
         list(forward::KERNELS),
         list(forward_wgmma::KERNELS),
+        list(forward_decode::KERNELS),
         list(backward::KERNELS),
         list(backward_wgmma::KERNELS),
     ]

@@ -44,8 +44,8 @@ fn check<P: Problem>(
     verified
 }
 
-fn bf16(b: usize, h: usize, s: usize, d: usize, causal: bool) -> Attention {
-    Attention { b, h, s, d, causal, dtype: Dtype::Bf16, outliers: false }
+pub fn bf16(b: usize, h: usize, s: usize, d: usize, causal: bool) -> Attention {
+    Attention { b, h, h_kv: h, s, keys: s, d, causal, dtype: Dtype::Bf16, outliers: false }
 }
 
 #[test]
@@ -160,7 +160,8 @@ fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
                         &device,
                         &name
                     ),
-                    rungs
+                    // Few queries have a row more.
+                    rungs + usize::from(s <= 64)
                 );
                 assert_eq!(
                     check(
@@ -203,6 +204,37 @@ fn tiles_of_several_warpgroups_agree_with_the_reference_at_their_edges() {
 }
 
 #[test]
+fn grouped_heads_and_more_or_fewer_keys_than_queries_agree_with_the_reference() {
+    let Some((device, _alone)) = gpu() else { return };
+    let flash = 1 + usize::from(device.facts().arch == "sm_90a");
+    // Heads of queries and of keys, queries, keys: a row of a tile and many, one block a head and
+    // several, tiles whose last keys only some queries see, keys that no tile divides.
+    for (h, h_kv, s, keys) in [
+        (8, 1, 1, 63),
+        (32, 8, 1, 8191),
+        (6, 2, 1, 129),
+        (4, 4, 7, 1000),
+        (8, 2, 63, 129),
+        (8, 2, 64, 4100),
+        (6, 3, 129, 1000),
+        (4, 1, 1000, 1001),
+        (4, 2, 200, 70),
+    ] {
+        for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
+            for dtype in [Dtype::Bf16, Dtype::F16] {
+                let causal = causal && keys >= s;
+                let attention = Attention { h_kv, keys, dtype, ..bf16(2, h, s, d, causal) };
+                let (problem, name) = (AttentionForward { attention }, format!("{attention:?}"));
+                assert_eq!(
+                    check(forward(), |row| row != LIBRARY, &problem, &device, &name),
+                    flash + usize::from(s <= 64)
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn fp8_agrees_with_the_reference_of_what_was_rounded() {
     let Some((device, _alone)) = gpu() else { return };
     let expected = usize::from(device.facts().arch == "sm_90a");
@@ -220,6 +252,11 @@ fn fp8_agrees_with_the_reference_of_what_was_rounded() {
 fn the_library_agrees_with_the_reference_where_it_computes_at_all() {
     let Some((device, _alone)) = gpu() else { return };
     let mut verified = 0;
+    for (s, keys) in [(1, 512), (128, 256), (256, 256)] {
+        let attention = Attention { h_kv: 2, keys, ..bf16(2, 8, s, 128, false) };
+        let (problem, name) = (AttentionForward { attention }, format!("{attention:?}"));
+        verified += check(forward(), |row| row == LIBRARY, &problem, &device, &name);
+    }
     for s in [128, 200, 384] {
         for (d, causal, dtype) in [
             (64, false, Dtype::Bf16),
@@ -245,7 +282,7 @@ fn the_library_agrees_with_the_reference_where_it_computes_at_all() {
             );
         }
     }
-    eprintln!("{LIBRARY}: {verified} of 24 problems verified");
+    eprintln!("{LIBRARY}: {verified} of 27 problems verified");
 }
 
 #[test]
@@ -334,6 +371,7 @@ fn every_rung_passes_flash_attentions_gate() {
         (500, 128, true, false),
         (512, 128, false, true),
         (300, 64, true, true),
+        (64, 128, false, true),
     ] {
         let attention = Attention { outliers, ..bf16(1, 4, s, d, causal) };
         gate(forward(), &AttentionForward { attention }, 2.0, &device);

@@ -35,11 +35,15 @@ pub struct Tile {
 pub struct Tiling {
     /// b·h.
     pub heads: usize,
-    /// Queries and keys of a head.
+    /// Heads of queries that read the same keys.
+    pub share: usize,
+    /// Queries of a head.
     pub s: usize,
+    /// Keys of a head.
+    pub keys: usize,
     /// Bytes of a key.
     pub key_bytes: usize,
-    /// Whether query i sees keys 0..=i only.
+    /// Whether the last query sees all keys, and each before it one less than the next.
     pub causal: bool,
     /// Keys of a block.
     pub block_keys: usize,
@@ -89,7 +93,8 @@ impl Tiling {
             of * self.cost(row, groups) < part * heaviest
         };
         let (last, first): (Vec<_>, Vec<_>) = of_a_head.iter().partition(light);
-        let together = (L2_BYTES / (2 * self.s * self.key_bytes)).clamp(1, self.heads);
+        let together =
+            (L2_BYTES / (2 * self.keys * self.key_bytes) * self.share).clamp(1, self.heads);
         let all = |heads: std::ops::Range<usize>, tiles: &[(usize, usize)]| -> Vec<Tile> {
             let of_heads =
                 |&(row, groups)| heads.clone().map(move |head| Tile { head, row, groups });
@@ -107,7 +112,7 @@ impl Tiling {
     fn cost(&self, row: usize, groups: usize) -> usize {
         let blocks = |group| {
             let end = self.s.min(row + (group + 1) * GROUP_ROWS);
-            if self.causal { end } else { self.s }.div_ceil(self.block_keys)
+            if self.causal { end + self.keys - self.s } else { self.keys }.div_ceil(self.block_keys)
         };
         let tenths = [16, 11, 10][groups - 1];
         (0..groups).map(blocks).sum::<usize>() * tenths + 10 * TILE_COST
@@ -130,8 +135,15 @@ pub fn table(lists: &[Vec<Tile>]) -> Vec<i32> {
 mod tests {
     use super::*;
 
-    const SMALL: Tiling =
-        Tiling { heads: 5, s: 1000, key_bytes: 256, causal: true, block_keys: 80 };
+    const SMALL: Tiling = Tiling {
+        heads: 5,
+        share: 1,
+        s: 1000,
+        keys: 1000,
+        key_bytes: 256,
+        causal: true,
+        block_keys: 80,
+    };
 
     fn cost(tiling: &Tiling, list: &[Tile]) -> usize {
         list.iter().map(|tile| tiling.cost(tile.row, tile.groups)).sum()
@@ -141,7 +153,7 @@ mod tests {
     fn every_query_is_in_one_tile() {
         for s in [1, 63, 64, 127, 129, 192, 193, 777, 1000, 4096] {
             for causal in [false, true] {
-                let tiling = Tiling { s, causal, ..SMALL };
+                let tiling = Tiling { s, keys: s + 77, causal, ..SMALL };
                 let mut groups: Vec<_> = (tiling.lists(7).into_iter().flatten())
                     .flat_map(|tile| {
                         (0..tile.groups).map(move |group| (tile.head, tile.row / 64 + group))
@@ -161,7 +173,8 @@ mod tests {
         for (s, d, block_keys) in [(4096, 128, 80), (16_384, 128, 80), (4096, 64, 128)] {
             for causal in [false, true] {
                 let heads = 16_384 * 2048 / (s * d);
-                let tiling = Tiling { heads, s, key_bytes: 2 * d, causal, block_keys };
+                let tiling =
+                    Tiling { heads, s, keys: s, key_bytes: 2 * d, causal, block_keys, ..SMALL };
                 let costs: Vec<_> =
                     tiling.lists(132).iter().map(|list| cost(&tiling, list)).collect();
                 let (most, sum) = (*costs.iter().max().unwrap(), costs.iter().sum::<usize>());
@@ -174,7 +187,7 @@ mod tests {
 
     #[test]
     fn heavy_tiles_come_first_and_heads_that_fit_l2_together() {
-        let tiling = Tiling { heads: 16, s: 16_384, ..SMALL };
+        let tiling = Tiling { heads: 16, s: 16_384, keys: 16_384, ..SMALL };
         // 8 MiB of keys and values a head.
         let order = tiling.ordered(&tiling.of_a_head(0));
         let heads: Vec<_> = order.iter().take(11).map(|tile| tile.head).collect();
@@ -182,6 +195,10 @@ mod tests {
         assert_eq!((order[0].row, order[0].groups), (16_384 - 256, 3));
         let last = order.last().unwrap();
         assert_eq!((last.row, last.head), (0, 15));
+        // Four heads of queries read the same 8 MiB.
+        let grouped = Tiling { share: 4, ..tiling };
+        let order = grouped.ordered(&grouped.of_a_head(0));
+        assert!(order[..16].iter().map(|tile| tile.head).eq(0..16));
     }
 
     #[test]

@@ -47,6 +47,13 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 shared) {
                : "memory");
 }
 
+// An 8x8 16-bit matrix transposed; lane l has two elements of row l / 4, from column l % 4 * 2 on.
+__device__ __forceinline__ u32 movmatrix_trans(u32 x) {
+  u32 y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 __device__ __forceinline__ void store_shared_b32(u32 shared, u32 x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(x) : "memory");
 }

@@ -144,6 +144,7 @@ impl SquareGemm {
         let launch = lt::Launch {
             handle: self.handle,
             description: self.description,
+            scale: 1.0,
             matrices: [&self.a, &self.b, &self.d].map(Buffer::address),
             layouts: [self.operand, self.operand, self.result],
             algorithm: &raw const self.algorithms[algorithm],

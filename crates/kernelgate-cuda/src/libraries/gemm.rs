@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 
 use super::cublaslt::failed;
-use super::lt;
+use super::lt::{self, LtError};
 use crate::BackendError;
 use crate::driver::event::EventPool;
 use crate::driver::graph::Graph;
@@ -87,10 +87,22 @@ pub struct Spec {
     pub wide: bool,
 }
 
-/// One GEMM and the algorithms that the library proposes for it, of which one is used.
+/// GEMMs of one shape in one launch: their matrices follow each other in memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Batch {
+    /// How many.
+    pub count: usize,
+    /// Factor of every result.
+    pub scale: f32,
+    /// Whether 16-bit matrices are f16, else bf16.
+    pub half: bool,
+}
+
+/// One GEMM, or a batch, and the algorithms that the library proposes for it, of which one is used.
 pub struct Gemm {
     blas: Rc<Blas>,
     description: lt::Object,
+    scale: f32,
     /// Of w, x and y as the library sees them: column-major, so transposed.
     layouts: [lt::Object; 3],
     algorithms: Vec<lt::Algorithm>,
@@ -110,12 +122,21 @@ impl Gemm {
     /// # Errors
     /// When the library fails or knows no algorithm.
     pub fn new(blas: &Rc<Blas>, spec: Spec) -> Result<Self, BackendError> {
-        use lt::DataType::{CUDA_R_16BF, CUDA_R_32F};
+        Self::batched(blas, spec, Batch { count: 1, scale: 1.0, half: false })
+    }
+
+    /// The same for a batch of them.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`BackendError::Unsupported`] where the library knows no algorithm.
+    pub fn batched(blas: &Rc<Blas>, spec: Spec, batch: Batch) -> Result<Self, BackendError> {
+        use lt::DataType::{CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F};
         let Spec { rows, columns, depth, transposed, wide } = spec;
         // From here on the destructor gives back what was made.
         let mut gemm = Self {
             blas: Rc::clone(blas),
             description: std::ptr::null_mut(),
+            scale: batch.scale,
             layouts: [std::ptr::null_mut(); 3],
             algorithms: Vec::new(),
             chosen: 0,
@@ -125,19 +146,31 @@ impl Gemm {
             lt::description(compute, CUDA_R_32F, transposed).map_err(failed("describe a GEMM"))?;
         // A row-major matrix is a column-major one of swapped extents: yᵀ = wᵀ·xᵀ.
         let (w_rows, w_columns) = if transposed { (depth, columns) } else { (columns, depth) };
-        let output = if wide { CUDA_R_32F } else { CUDA_R_16BF };
+        let narrow = if batch.half { CUDA_R_16F } else { CUDA_R_16BF };
+        let output = if wide { CUDA_R_32F } else { narrow };
         for (layout, (dtype, rows, columns)) in gemm.layouts.iter_mut().zip([
-            (CUDA_R_16BF, w_rows, w_columns),
-            (CUDA_R_16BF, depth, rows),
+            (narrow, w_rows, w_columns),
+            (narrow, depth, rows),
             (output, columns, rows),
         ]) {
             *layout = lt::layout(dtype, rows as u64, columns as u64, rows as i64)
                 .map_err(failed("describe a matrix"))?;
+            if batch.count > 1 {
+                // SAFETY: the layout was made above and is alive.
+                unsafe { lt::batch(*layout, batch.count as i32, (rows * columns) as i64) }
+                    .map_err(failed("describe a batch"))?;
+            }
         }
         // SAFETY: handle, description and layouts were made above and are alive.
         let proposed =
             unsafe { lt::propose(blas.handle, gemm.description, gemm.layouts, WORKSPACE_BYTES) };
-        gemm.algorithms = proposed.map_err(failed("propose an algorithm"))?;
+        gemm.algorithms = match proposed {
+            Err(LtError::NOT_SUPPORTED) => {
+                let none = "cuBLASLt knows no algorithm for it".to_owned();
+                return Err(BackendError::Unsupported(none));
+            }
+            proposed => proposed.map_err(failed("propose an algorithm"))?,
+        };
         Ok(gemm)
     }
 
@@ -187,6 +220,7 @@ impl Gemm {
         let launch = lt::Launch {
             handle: self.blas.handle,
             description: self.description,
+            scale: self.scale,
             matrices: [w, x, y],
             layouts: self.layouts,
             algorithm: self

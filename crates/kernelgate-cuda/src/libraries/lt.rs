@@ -66,6 +66,7 @@ struct Api {
     destroy: Destroy,
     create_layout: unsafe extern "C" fn(*mut Object, DataType, u64, u64, i64) -> c_int,
     destroy_layout: Destroy,
+    set_layout: Set<sys::cublasLtMatrixLayoutAttribute_t>,
     create_description: unsafe extern "C" fn(*mut Object, Compute, DataType) -> c_int,
     destroy_description: Destroy,
     set_description: Set<sys::cublasLtMatmulDescAttributes_t>,
@@ -119,6 +120,7 @@ fn load() -> Option<Api> {
             destroy: library::typed(library, c"cublasLtDestroy")?,
             create_layout: library::typed(library, c"cublasLtMatrixLayoutCreate")?,
             destroy_layout: library::typed(library, c"cublasLtMatrixLayoutDestroy")?,
+            set_layout: library::typed(library, c"cublasLtMatrixLayoutSetAttribute")?,
             create_description: library::typed(library, c"cublasLtMatmulDescCreate")?,
             destroy_description: library::typed(library, c"cublasLtMatmulDescDestroy")?,
             set_description: library::typed(library, c"cublasLtMatmulDescSetAttribute")?,
@@ -159,6 +161,26 @@ pub fn layout(dtype: DataType, rows: u64, columns: u64, stride: i64) -> Result<O
     let api = api()?;
     // SAFETY: the address is valid.
     made(|layout| unsafe { (api.create_layout)(layout, dtype, rows, columns, stride) })
+}
+
+/// Makes a layout that of `count` matrices, the first elements of which are `stride` apart.
+///
+/// # Safety
+/// The layout is alive.
+///
+/// # Errors
+/// When the library is missing or fails.
+pub unsafe fn batch(layout: Object, count: i32, stride: i64) -> Result<(), LtError> {
+    use sys::cublasLtMatrixLayoutAttribute_t::{
+        CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as COUNT,
+        CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET as STRIDE,
+    };
+    let api = api()?;
+    // SAFETY: the caller's promise; the attributes are of those types and copied.
+    unsafe {
+        done((api.set_layout)(layout, COUNT, (&raw const count).cast(), size_of_val(&count)))?;
+        done((api.set_layout)(layout, STRIDE, (&raw const stride).cast(), size_of_val(&stride)))
+    }
 }
 
 /// Describes a GEMM whose scalars are of that type; `transposed` if its first matrix is.
@@ -273,13 +295,15 @@ pub unsafe fn propose(
     if algorithms.is_empty() { Err(LtError::NOT_SUPPORTED) } else { Ok(algorithms) }
 }
 
-/// A GEMM to be enqueued: d = a·b, f32 scalars.
+/// A GEMM to be enqueued: d = scale · a·b, f32 scalars.
 #[derive(Clone, Copy)]
 pub struct Launch {
     /// Of [`create`].
     pub handle: Object,
     /// Of [`description`].
     pub description: Object,
+    /// Factor of the result.
+    pub scale: f32,
     /// Device addresses of a, b and d.
     pub matrices: [u64; 3],
     /// Their layouts.
@@ -301,7 +325,7 @@ pub struct Launch {
 /// When the library refuses.
 pub unsafe fn matmul(launch: Launch) -> Result<(), LtError> {
     let api = api()?;
-    let (one, zero) = (1f32, 0f32);
+    let (scale, zero) = (launch.scale, 0f32);
     let [a, b, d] = launch.matrices.map(|address| address as *mut c_void);
     let [a_layout, b_layout, d_layout] = launch.layouts;
     // SAFETY: the caller's promise; the scalars are f32 as the description says and are read during
@@ -310,7 +334,7 @@ pub unsafe fn matmul(launch: Launch) -> Result<(), LtError> {
         (api.matmul)(
             launch.handle,
             launch.description,
-            (&raw const one).cast(),
+            (&raw const scale).cast(),
             a,
             a_layout,
             b,

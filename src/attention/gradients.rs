@@ -1,0 +1,156 @@
+//! Attention backward: the gradients of q, k and v.
+//!
+//! Deliberately absent: what an implementation saves between forward and backward, and how. The
+//! backward's inputs are q, k, v and the gradient of the output; out and the rows' normalisers are
+//! the implementation's own, computed before the timed work.
+
+use rayon::prelude::*;
+
+use super::definition::{AXES, Attention, DEFINITION, Heads};
+use super::reference::ROWS;
+use kernelgate::workload::{
+    AxisError, Dtype, Expected, Problem, Symmetry, Tensors, Tolerance, Work, Workload,
+};
+
+/// Gradients of q, k and v.
+pub const BACKWARD: Workload<AttentionBackward> = Workload {
+    name: "attention/backward",
+    about: "gradients of q, k and v from the gradient of the output; the forward is not timed",
+    revision: 1,
+    axes: AXES.split_at(AXES.len() - 2).0,
+    default: &["s=512 d=64 mask=causal dtype=f32", "s=200 d=64 mask=causal dtype=f32 tokens=1600"],
+    accelerator: &[
+        "s=200 d=64 mask=causal dtype=bf16 inputs=outliers tokens=1600",
+        "s=1024 d=128 mask=full dtype=bf16",
+        "s=4096 d=128 mask=causal dtype=bf16",
+    ],
+    thorough: &[
+        "s=1,7,65,129,200,1000 d=64,128 mask=full,causal dtype=f32,bf16,f16 tokens=2000",
+        "s=200,1000 d=64,128 mask=full,causal dtype=f32,bf16,f16 inputs=outliers tokens=2000",
+        "s=128,256,512,1024,2048,4096,8192,16384 d=64,128 mask=full,causal dtype=bf16",
+        "s=128,256,512,1024,2048 d=64,128 mask=full,causal dtype=f32",
+        "s=512,4096 d=64,128 mask=full,causal dtype=f16",
+    ],
+    bind: |point| match Attention::bind(point)? {
+        Attention { dtype: Dtype::Fp8, .. } => {
+            Err(AxisError::Combination("fp8 has no gradients".to_owned()))
+        }
+        attention => Ok(AttentionBackward { attention }),
+    },
+};
+
+/// Tolerance of gradients: as [`tolerance`], where the gradient of the scores and the saved output
+/// are rounded too (5e-3 and 3e-3 in bf16; with outliers, whose gradients are differences of larger
+/// numbers, 9e-3 and 5e-3).
+pub(super) fn gradient_tolerance(dtype: Dtype, outliers: bool) -> Tolerance {
+    match (dtype, outliers) {
+        (Dtype::Bf16, false) => Tolerance { max_error: 1.5e-2, relative_l2: 9e-3 },
+        (Dtype::Bf16, true) => Tolerance { max_error: 2.6e-2, relative_l2: 1.4e-2 },
+        (Dtype::F16, false) => Tolerance { max_error: 1.9e-3, relative_l2: 1.1e-3 },
+        (Dtype::F16, true) => Tolerance { max_error: 3.3e-3, relative_l2: 1.8e-3 },
+        _ => Tolerance { max_error: 1e-5, relative_l2: 4e-6 },
+    }
+}
+
+/// `attention/backward`: `q`, `k`, `v` and `grad_out` to `grad_q`, `grad_k` and `grad_v`, all
+/// `[b, h, s, d]`.
+///
+/// The work is the backward alone: five GEMMs for the forward's two (2.5 times), the scores
+/// recomputed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionBackward {
+    /// Shape, mask and dtype.
+    pub attention: Attention,
+}
+
+impl Problem for AttentionBackward {
+    fn definition(&self) -> &'static [&'static str] {
+        DEFINITION
+    }
+
+    fn inputs(&self, seed: u64) -> Tensors {
+        self.attention.inputs(seed, &["q", "k", "v", "grad_out"])
+    }
+
+    /// Rows of `grad_q` are drawn from all heads. A row of `grad_k` or `grad_v` needs every query
+    /// of its head: whole heads are drawn for those.
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let (attention, rows) = (&self.attention, self.attention.rows());
+        let Attention { s, d, .. } = *attention;
+        let heads = Heads { attention, inputs };
+        let shape = attention.shape();
+        let mut expected = Vec::new();
+        for band in rows.bands() {
+            expected.push(rows.expect(
+                "grad_q",
+                &shape,
+                rows.drawn("grad_q", &band),
+                |head, positions| {
+                    let [k, v] = heads.seen(head, positions);
+                    let some = |positions| {
+                        let [q, grad_out] =
+                            ["q", "grad_out"].map(|name| heads.some(name, head, positions));
+                        attention.head().query_gradients(&q, &grad_out, positions, &k, &v)
+                    };
+                    positions.chunks(ROWS).flat_map(some).collect()
+                },
+            ));
+        }
+        let drawn = rows.drawn_heads("grad_k and grad_v");
+        let gradients: Vec<(Vec<f64>, Vec<f64>)> = drawn
+            .par_iter()
+            .map(|&head| {
+                let [q, grad_out, k, v] =
+                    ["q", "grad_out", "k", "v"].map(|name| heads.first(name, head, s));
+                attention.head().key_value_gradients(&q, &grad_out, &k, &v)
+            })
+            .collect();
+        let (grad_k, grad_v): (Vec<_>, Vec<_>) = gradients.into_iter().unzip();
+        for (name, gradients) in [("grad_k", grad_k), ("grad_v", grad_v)] {
+            for band in rows.bands() {
+                let drawn_rows = drawn
+                    .iter()
+                    .flat_map(|head| band.clone().map(move |position| head * s + position))
+                    .collect();
+                expected.push(rows.expect(name, &shape, drawn_rows, |head, positions| {
+                    let of_head =
+                        &gradients[drawn.binary_search(&head).expect("rows are of drawn heads")];
+                    positions
+                        .iter()
+                        .flat_map(|position| &of_head[position * d..][..d])
+                        .copied()
+                        .collect()
+                }));
+            }
+        }
+        expected
+    }
+
+    /// Heads are independent, and gradients linear in the gradient of the output.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![
+            Symmetry::Roll {
+                inputs: &[("q", 1), ("k", 1), ("v", 1), ("grad_out", 1)],
+                outputs: &[("grad_q", 1), ("grad_k", 1), ("grad_v", 1)],
+            },
+            Symmetry::Negate { inputs: &["grad_out"], outputs: &["grad_q", "grad_k", "grad_v"] },
+        ]
+    }
+
+    fn work(&self) -> Work {
+        let bytes = |queries, keys| self.attention.bytes(self.attention.dtype, queries, keys);
+        self.attention.work(5, bytes(2, 2), bytes(1, 2))
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        gradient_tolerance(self.attention.dtype, self.attention.outliers)
+    }
+
+    fn host_bytes(&self) -> u64 {
+        let rows = self.attention.rows();
+        let whole_heads = (rows.drawn_heads("").len() * rows.s) as u64;
+        // The gradients of the drawn heads are held twice while they are cut into bands.
+        let tensors = self.attention.bytes(self.attention.dtype, 3, 4);
+        self.attention.host_bytes(tensors, rows.drawn_at_most() + 4 * whole_heads, 6)
+    }
+}
