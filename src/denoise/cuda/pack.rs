@@ -14,6 +14,7 @@ use rayon::prelude::*;
 
 use super::buffers::Region;
 use crate::denoise::definition::WeightFormat;
+use crate::denoise::fp8::{Fp8, quantize};
 use crate::denoise::model::Model;
 use kernelgate::workload::{Dtype, Tensors};
 
@@ -169,7 +170,7 @@ impl Packing {
                 self.pack_tiles(&inputs, ((self.depth / 16).div_ceil(split) * 16).min(TILE))
             }
             PackedLayout::Panels => self.pack_panels(&inputs),
-            PackedLayout::Codes => codes::pack(self, tensors),
+            PackedLayout::Codes => self.pack_codes(tensors),
         }
     }
 
@@ -223,6 +224,27 @@ impl Packing {
         );
         packed
     }
+
+    fn pack_codes(&self, tensors: &Tensors) -> Vec<u8> {
+        const { assert!(codes::COLUMNS == CHUNK && codes::DEPTH == TILE) };
+        let inputs: Vec<Fp8> =
+            self.inputs.iter().map(|name| quantize(tensors.tensor(name))).collect();
+        let panels = self.depth / TILE;
+        let mut packed = vec![0; self.layers * self.layer_bytes()];
+        packed.par_chunks_exact_mut(self.layer_bytes() / panels).enumerate().for_each(
+            |(index, to)| {
+                let (layer, panel) = (index / panels, index % panels);
+                for (unit, to) in to.chunks_exact_mut(codes::UNIT_BYTES).enumerate() {
+                    let (input, first) = self.source(unit);
+                    let (Fp8 { codes, exponents }, columns) = (&inputs[input], self.columns[input]);
+                    let row = layer * self.depth + panel * TILE;
+                    let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK];
+                    codes::pack_unit(to, of_k, &exponents[layer * columns + first..][..CHUNK]);
+                }
+            },
+        );
+        packed
+    }
 }
 
 /// Rows of a matrix of fragments of each layer: as many keys as the persistent kernel takes.
@@ -260,7 +282,9 @@ const fn in_fragment(row: usize, k: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::denoise::fp8::dequantized;
     use crate::denoise::model::{PI05, TINY};
+    use half::bf16;
 
     #[test]
     fn every_column_is_packed_once() {
@@ -355,5 +379,55 @@ mod tests {
         assert_eq!(keys[MAX_KEYS * 16 + 256 + in_fragment(0, 15)], last);
         assert_eq!(values[MAX_KEYS * 16 + 256 + in_fragment(15, 0)], last);
         assert_eq!(keys[256 + in_fragment(1, 0)], 0);
+    }
+
+    /// As `decode` of `kernels/denoise/persistent.cuh`: two words of two bf16 from four codes.
+    fn decoded(word: u32, factor: f32) -> [f32; 4] {
+        let words = [
+            word >> 4 & 0x07f0_07f0 | word & 0x8000_8000,
+            word << 4 & 0x07f0_07f0 | word << 8 & 0x8000_8000,
+        ];
+        let half = |bits: u32| bf16::from_bits(bits as u16).to_f32() * factor;
+        [half(words[0]), half(words[0] >> 16), half(words[1]), half(words[1] >> 16)]
+    }
+
+    #[test]
+    fn every_code_decodes_to_its_value_where_the_kernel_looks_for_it() {
+        // Every k is whole panels.
+        let model = Model { head_dim: 32, ..TINY };
+        let mut tensors = Tensors::new();
+        for spec in model.tensors(1, 1, Dtype::Bf16) {
+            tensors.insert(spec.name, spec.draw(3));
+        }
+        for packing in persistent_packings(&model, WeightFormat::Fp8) {
+            if packing.layout != PackedLayout::Codes {
+                continue;
+            }
+            let packed = packing.pack(&tensors);
+            assert_eq!(packed.len(), packing.region().1);
+            let exact: Vec<_> =
+                packing.inputs.iter().map(|name| dequantized(tensors.tensor(name))).collect();
+            let (panels, units) = (packing.depth / TILE, packing.columns.iter().sum::<usize>() / 8);
+            for (index, unit) in packed.chunks_exact(codes::UNIT_BYTES).enumerate() {
+                let (layer, panel) = (index / units / panels, index / units % panels);
+                let (input, first) = packing.source(index % units);
+                // Lane by lane, four words each.
+                for (lane, codes) in
+                    unit[..codes::FACTORS_AT].chunks_exact(codes::GROUP).enumerate()
+                {
+                    let (column, k) = (lane % 8, panel * TILE + lane / 8 * codes::GROUP);
+                    let factor = codes::FACTORS_AT + column * 2;
+                    let factor = bf16::from_le_bytes([unit[factor], unit[factor + 1]]).to_f32();
+                    let got = codes.chunks_exact(4).flat_map(|word| {
+                        decoded(u32::from_le_bytes(word.try_into().unwrap()), factor)
+                    });
+                    for (i, got) in got.enumerate() {
+                        let at = (layer * packing.depth + k + i) * packing.columns[input];
+                        let expected = exact[input].to_f64(at + first + column, 1)[0];
+                        assert_eq!(f64::from(got), expected, "{} {index} {lane}", packing.name);
+                    }
+                }
+            }
+        }
     }
 }
