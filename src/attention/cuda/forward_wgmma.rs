@@ -83,7 +83,6 @@ const FLASH_WGMMA_FP8: KernelSpec<Extents> = KernelSpec {
 const TRANSPOSE_VALUES: KernelSpec<Extents> = KernelSpec {
     constants: |_| vec![("THREADS", TRANSPOSE_THREADS), ("TILE_KEYS", FP8_BLOCK_KEYS)],
     variants: || vec![fp8_variant(false)],
-    requires: FLASH_WGMMA.requires,
     ..kernel(
         "attention/transpose_values",
         include_str!("../../../kernels/attention/transpose_values.cu"),
@@ -168,6 +167,19 @@ fn tile_lists(
     device.upload(bytemuck::cast_slice(&table(&lists)))
 }
 
+/// The kernel's parameters: queries, keys, values and output as it takes them, no lse, and where
+/// scales of queries, keys and values are.
+fn parameters(tensors: [&[u8]; 4], scales: [u64; 3], tiles: u64, extents: &Extents) -> Parameters {
+    let with_tensors = tensors.into_iter().fold(Parameters::new(), Parameters::bytes);
+    with_tensors
+        .address(0)
+        .value(scales)
+        .address(tiles)
+        .value(extents.s as i32)
+        .value(extents.keys as i32)
+        .value(extents.share as i32)
+}
+
 fn flash_wgmma(
     problem: &AttentionForward,
     inputs: &Tensors,
@@ -181,18 +193,14 @@ fn flash_wgmma(
     let tiles = tile_lists(&extents, device, key_bytes, block_keys(&extents))?;
     let of_group = boxes(&extents, GROUP_ROWS);
     let of_block = key_boxes(&extents, block_keys(&extents));
-    let parameters = Parameters::new()
-        .bytes(&of_group.map(q.address())?)
-        .bytes(&of_block.map(k.address())?)
-        .bytes(&of_block.map(v.address())?)
-        .bytes(&of_group.map(out.address())?)
-        // No lse, no scales of queries, keys and values.
-        .address(0)
-        .bytes(bytemuck::bytes_of(&[0_u64; 3]))
-        .address(tiles.address())
-        .value(extents.s as i32)
-        .value(extents.keys as i32)
-        .value(extents.share as i32);
+    let tensors = [
+        of_group.map(q.address())?,
+        of_block.map(k.address())?,
+        of_block.map(v.address())?,
+        of_group.map(out.address())?,
+    ];
+    let parameters =
+        parameters(tensors.each_ref().map(|it| &it[..]), [0; 3], tiles.address(), &extents);
     let launch = loaded.settled(device, Some(device.facts().multiprocessors), parameters)?;
     let inputs = qkv([&q, &k, &v]);
     let alive = [q, k, v, tiles];
@@ -218,18 +226,14 @@ fn flash_wgmma_fp8(
     let out = output(device, "out", &problem.attention)?;
     let tiles = tile_lists(&extents, device, extents.d, FP8_BLOCK_KEYS)?;
     let of_output = boxes(&Extents { dtype: Dtype::Bf16, ..extents }, GROUP_ROWS);
-    let s = extents.s as i32;
-    let parameters = Parameters::new()
-        .bytes(&boxes(&extents, GROUP_ROWS).map(q.address())?)
-        .bytes(&boxes(&extents, FP8_BLOCK_KEYS).map(k.address())?)
-        .address(transposed.address())
-        .bytes(&of_output.map(out.address())?)
-        .address(0)
-        .bytes(bytemuck::bytes_of(&[0, 1, 2].map(|i: usize| scales[i].address())))
-        .address(tiles.address())
-        .value(s)
-        .value(s)
-        .value(1i32);
+    let tensors = [
+        &boxes(&extents, GROUP_ROWS).map(q.address())?[..],
+        &boxes(&extents, FP8_BLOCK_KEYS).map(k.address())?,
+        &transposed.address().to_ne_bytes(),
+        &of_output.map(out.address())?,
+    ];
+    let factors = [&scales[0], &scales[1], &scales[2]].map(Buffer::address);
+    let parameters = parameters(tensors, factors, tiles.address(), &extents);
     let main = main.settled(device, Some(device.facts().multiprocessors), parameters)?;
     let named = OPERANDS.into_iter().chain(SCALES).zip([&q, &k, &v].into_iter().chain(&scales));
     let inputs: Vec<_> = named.map(|(name, buffer)| Input::new(name, buffer)).collect();
@@ -253,6 +257,28 @@ mod tests {
         assert_eq!(shared_bytes(&wide), (384 + 6 * 80) * 256 + 128);
         assert!(shared_bytes(&wide) <= 227 << 10);
         assert_eq!(fp8_shared_bytes(&wide), 384 * 256 + 8 * 96 * 128 + 160);
+    }
+
+    #[test]
+    fn arguments_are_the_parameters_of_the_kernel() {
+        let signature =
+            FLASH_WGMMA.source.text.split_once("attention_forward_flash_wgmma(").unwrap().1;
+        let (signature, _) = signature.split_once(") {").unwrap();
+        let bytes = |parameter: &str, fp8: bool| match parameter {
+            _ if parameter.contains('*') => 8,
+            _ if parameter.contains("Values") && fp8 => 8,
+            _ if parameter.contains("TensorMap") || parameter.contains("Values") => 128,
+            _ if parameter.contains("Scales") => 3 * 8,
+            _ => 4,
+        };
+        let extents = Extents::of_heads(6, 200, Dtype::Bf16);
+        for fp8 in [false, true] {
+            let (map, address) = ([0; 128], [0; 8]);
+            let values = if fp8 { &address[..] } else { &map };
+            let given = parameters([&map, &map, values, &map], [0; 3], 0, &extents).sizes();
+            let taken: Vec<usize> = signature.split(',').map(|it| bytes(it, fp8)).collect();
+            assert_eq!(given, taken);
+        }
     }
 
     #[test]

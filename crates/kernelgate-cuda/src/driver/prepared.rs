@@ -110,6 +110,11 @@ impl Parameters {
         self
     }
 
+    /// Bytes of each.
+    pub fn sizes(&self) -> Vec<usize> {
+        self.each.iter().map(|(_, bytes)| *bytes).collect()
+    }
+
     /// Whether there is one of the right size for each parameter of a kernel.
     fn check(&self, expected: &[usize]) -> Result<(), String> {
         if self.each.len() != expected.len() {
