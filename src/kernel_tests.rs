@@ -4,7 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::kernels;
-use kernelgate_cuda::Requires;
+use kernelgate_cuda::{KernelSpec, Requires};
+
+/// Parameters of a kernel, types and names, from its source.
+pub fn parameters<T>(kernel: &KernelSpec<T>) -> Vec<String> {
+    let (source, symbol) = (kernel.source.text, kernel.symbol);
+    let from = source.find(&format!("{symbol}(")).unwrap() + symbol.len() + 1;
+    let list = &source[from..from + source[from..].find(')').unwrap()];
+    list.split(',')
+        .map(|parameter| parameter.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect()
+}
 
 #[test]
 fn every_kernel_file_has_a_row_and_every_header_a_user() {

@@ -8,6 +8,7 @@ mod change_tests;
 pub mod denoise;
 #[cfg(test)]
 mod driver_tests;
+mod e4m3;
 #[cfg(test)]
 mod gpu_tests;
 #[cfg(test)]

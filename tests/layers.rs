@@ -149,9 +149,10 @@ const CRATES: &[Rules] = &[
         folder: "src",
         modules: &[
             ("math", &[]),
+            ("e4m3", &[]),
             ("st_bif", &["math"]),
-            ("attention", &["math"]),
-            ("denoise", &["math"]),
+            ("attention", &["e4m3", "math"]),
+            ("denoise", &["e4m3", "math"]),
             ("resnet18", &["math", "st_bif"]),
         ],
         confined: &[],

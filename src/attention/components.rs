@@ -123,7 +123,8 @@ impl ComponentShape {
 const DEFINITION: &[&str] = &[
     include_str!("components.rs"),
     include_str!("definition.rs"),
-    include_str!("e4m3.rs"),
+    include_str!("../e4m3.rs"),
+    include_str!("quantised.rs"),
     include_str!("reference.rs"),
     include_str!("sample.rs"),
 ];

@@ -11,7 +11,7 @@
 
 use half::{bf16, f16};
 
-use super::e4m3;
+use super::quantised::quantised;
 use super::reference::{HeadConfig, ROWS};
 use super::sample::Rows;
 use kernelgate::suite::AxisScan;
@@ -115,7 +115,8 @@ pub const SCAN: AxisScan = AxisScan {
 /// What inputs and references follow from.
 pub(super) const DEFINITION: &[&str] = &[
     include_str!("definition.rs"),
-    include_str!("e4m3.rs"),
+    include_str!("../e4m3.rs"),
+    include_str!("quantised.rs"),
     include_str!("gradients.rs"),
     include_str!("reference.rs"),
     include_str!("sample.rs"),
@@ -247,7 +248,7 @@ impl Attention {
             };
             if let (Dtype::Fp8, Data::Bf16(values)) = (self.dtype, tensor.data()) {
                 let [b, heads, rows, d] = self.shape_of(name);
-                let (operand, scales) = e4m3::quantised(values, rows * d);
+                let (operand, scales) = quantised(values, rows * d);
                 inputs = inputs.with(&format!("{name}_e4m3"), [b, heads, rows, d], operand).with(
                     &format!("{name}_scale"),
                     [b, heads],

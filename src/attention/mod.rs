@@ -4,8 +4,8 @@ pub mod components;
 mod cpu;
 mod cuda;
 mod definition;
-mod e4m3;
 mod gradients;
+mod quantised;
 pub mod reference;
 pub mod sample;
 

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 
 use super::*;
 use crate::attention::gradients::*;
+use crate::e4m3::{decode, encode};
 use kernelgate::verify::{OutputComparison, compare};
 use kernelgate::workload::{Effort, Scale};
 
@@ -411,7 +412,7 @@ fn errors_of_fp8(attention: Attention) -> OutputComparison {
     let operand = |name: &str, index: usize| -> Vec<f64> {
         let scale = inputs.tensor(&format!("{name}_scale")).to_f64(index, 1)[0];
         let bits = inputs.tensor(&format!("{name}_e4m3")).to_f64(index * s * d, s * d);
-        bits.into_iter().map(|bits| f64::from(e4m3::value(bits as i8 as u8)) * scale).collect()
+        bits.into_iter().map(|bits| f64::from(decode(bits as i8 as u8)) * scale).collect()
     };
     let out: Vec<f64> = (0..h)
         .into_par_iter()
@@ -424,7 +425,7 @@ fn errors_of_fp8(attention: Attention) -> OutputComparison {
                 hidden.fill(0.0);
                 let top = seen.iter().copied().fold(0.0, f64::max);
                 for p in seen {
-                    *p = f64::from(e4m3::value(e4m3::bits((*p / top * 64.0) as f32))) / 64.0 * top;
+                    *p = f64::from(decode(encode((*p / top * 64.0) as f32))) / 64.0 * top;
                 }
             }
             let rounded = |x: f64| bf16::from_f64(x).to_f64();

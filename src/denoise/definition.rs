@@ -91,6 +91,7 @@ const MAX_STEPS: usize = 1 << 10;
 
 /// What inputs and references follow from.
 const DEFINITION: &[&str] = &[
+    include_str!("../e4m3.rs"),
     include_str!("definition.rs"),
     include_str!("fp8.rs"),
     include_str!("reference.rs"),

@@ -11,12 +11,13 @@ use super::*;
 use crate::denoise::definition::{ExpertShape, WeightFormat};
 use crate::denoise::model::{Model, PI05, TINY};
 use crate::gpu_tests::{gpu, prepare};
+use crate::kernel_tests::parameters;
 use kernelgate::backend::Executable;
 use kernelgate::verify::{OutputComparison, verify};
 use kernelgate::workload::{Dtype, Problem};
+use kernelgate_cuda::Argument;
 use kernelgate_cuda::driver::memory;
 use kernelgate_cuda::driver::window::{Lines, Window};
-use kernelgate_cuda::{Argument, KernelSpec};
 
 /// Every kernel of the full model in a fraction of its time.
 const SHALLOW: Model = Model { name: "shallow", depth: 2, ..PI05 };
@@ -180,16 +181,6 @@ fn plans(run: &ExpertRun) -> [(LaunchPlan, Buffers); 3] {
         (fused::plan(run, &tailed, output, None), tailed),
         (persistent::plan(run, &padded, output), padded),
     ]
-}
-
-/// Parameter types of a kernel, from its source.
-fn parameters(kernel: &KernelSpec<Items>) -> Vec<String> {
-    let (source, symbol) = (kernel.source.text, kernel.symbol);
-    let from = source.find(&format!("{symbol}(")).unwrap() + symbol.len() + 1;
-    let list = &source[from..from + source[from..].find(')').unwrap()];
-    list.split(',')
-        .map(|parameter| parameter.split_whitespace().collect::<Vec<_>>().join(" "))
-        .collect()
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::fused::{
 use super::jobs::{Jobs, PACKETS};
 use super::per_op::{SOURCES, STAGES, i32s, total};
 use super::sequence::{Memory, Region, Sequence};
-use super::train::{CLASSIFIER, LOSS};
+use super::train::{CLASSIFIER, LOSS, contents};
 use super::weights::{columns, live_columns, weight_name};
 use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::resnet18::network::{Block, CLASSES, Conv, Network};
@@ -99,9 +99,7 @@ pub fn sequence(
     outputs: &[Output],
 ) -> Result<Sequence, BackendError> {
     let network = shape.sizes.network();
-    let contents = ["images", "labels", "parameters", "momentum"]
-        .map(|name| (name.to_owned(), inputs.tensor(name).as_bytes().to_vec()));
-    let mut memory = Memory::new(device, all_regions(shape, &network), contents.to_vec())?;
+    let mut memory = Memory::new(device, all_regions(shape, &network), contents(inputs))?;
     let jobs = Jobs::new(shape, &network, |name| memory.address(name));
     memory.upload(device, jobs.contents())?;
     let sequence = Sequence::new(device, memory)?;

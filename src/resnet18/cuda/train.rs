@@ -105,6 +105,13 @@ pub fn device_bytes(shape: &NetworkShape) -> u64 {
     total(shape, all_regions(shape, &network)) + (parameters + shape.b) as u64
 }
 
+/// What a training step is given, by name.
+pub fn contents(inputs: &Tensors) -> Vec<(String, Vec<u8>)> {
+    ["images", "labels", "parameters", "momentum"]
+        .map(|name| (name.to_owned(), inputs.tensor(name).as_bytes().to_vec()))
+        .to_vec()
+}
+
 /// Writes the launches; `outputs` are logits, loss, new parameters and new momentum.
 ///
 /// # Errors
@@ -116,9 +123,7 @@ pub fn sequence(
     outputs: &[Output],
 ) -> Result<Sequence, BackendError> {
     let network = shape.sizes.network();
-    let contents = ["images", "labels", "parameters", "momentum"]
-        .map(|name| (name.to_owned(), inputs.tensor(name).as_bytes().to_vec()));
-    let memory = Memory::new(device, all_regions(shape, &network), contents.to_vec())?;
+    let memory = Memory::new(device, all_regions(shape, &network), contents(inputs))?;
     let sequence = Sequence::new(device, memory)?;
     let forward = Writer { shape, network: &network, saved: Saved::Currents, sequence };
     let mut writer = TrainWriter { forward, theta: shape.neuron().threshold as f32, outputs };

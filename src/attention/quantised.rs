@@ -1,0 +1,39 @@
+//! Tensors rounded to e4m3 with a scale a head.
+//!
+//! Deliberately absent: scales of other blocks, and scales that do not follow from the tensor.
+
+use rayon::prelude::*;
+
+use crate::e4m3::{LARGEST, encode};
+
+/// Of each of the parts, so many elements long, the bits of x / scale and the scale with which the
+/// largest magnitude becomes the largest number; 1 of zeros.
+pub fn quantised(values: &[half::bf16], part: usize) -> (Vec<i8>, Vec<f32>) {
+    let parts: Vec<(Vec<i8>, f32)> = values
+        .par_chunks(part)
+        .map(|values| {
+            let largest = values.iter().fold(0f32, |most, x| most.max(x.to_f32().abs()));
+            let scale = if largest > 0.0 { largest / LARGEST } else { 1.0 };
+            (values.iter().map(|x| encode(x.to_f32() / scale) as i8).collect(), scale)
+        })
+        .collect();
+    let (values, scales): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+    (values.concat(), scales)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::e4m3::decode;
+
+    #[test]
+    fn a_part_uses_the_whole_range() {
+        let values = [0.5, -1.0, 0.0, 0.0, 30.0, 60.0].map(half::bf16::from_f32);
+        let (found, scales) = quantised(&values, 2);
+        assert_eq!(
+            found.iter().map(|&x| decode(x as u8)).collect::<Vec<_>>(),
+            [224.0, -448.0, 0.0, 0.0, 224.0, 448.0]
+        );
+        assert_eq!(scales, [1.0 / 448.0, 1.0, 60.0 / 448.0]);
+    }
+}
