@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const Operand shortcut = {second,          second_weight, second_channels, second_side,
                             second_channels, 1,             second_stride};
   convolve<false>(sums, rows, main, shortcut, pixel / side, pixel % side, filters, filter0);
-  const float* all = spread(sums);
+  spread(sums);
 
   const Neuron neuron(theta, 0, tmax, 0.f);
   const i64 step_elements = static_cast<i64>(images) * pixels * filters;
@@ -71,8 +71,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
-      const float2 sum =
-          *reinterpret_cast<const float2*>(all + (local * kSteps + t) * kPitch + column);
+      const float2 sum = spread_pair(local * kSteps + t, column);
       float2 x;
       x.x = fmaf(theta, sum.x + Bf16::low(residual[t]), t < fed ? shift[0] : 0.f);
       x.y = fmaf(theta, sum.y + Bf16::high(residual[t]), t < fed ? shift[1] : 0.f);

@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const Operand shortcut = {second,          second_weight, second_depth, second_side,
                             second_channels, 1,             second_stride};
   convolve<true>(sums, rows, main, shortcut, pixel / side, pixel % side, channels, channel0);
-  const float* all = spread(sums);
+  spread(sums);
 
   const Neuron neuron(theta, 0, tmax, 0.f);
   const Surrogate surrogate(neuron);
@@ -66,8 +66,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     float g_low[kSteps], g_high[kSteps];
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
-      const float2 sum =
-          *reinterpret_cast<const float2*>(all + (local * kSteps + t) * kPitch + column);
+      const float2 sum = spread_pair(local * kSteps + t, column);
       g_low[t] = theta * (sum.x + Bf16::low(residual[t]));
       g_high[t] = theta * (sum.y + Bf16::high(residual[t]));
     }

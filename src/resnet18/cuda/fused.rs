@@ -24,14 +24,16 @@ pub struct Grid {
     pub blocks: [usize; 2],
 }
 
+/// Threads that share a tile; blocks have one or two such groups.
+pub const GROUP: usize = 128;
 /// Threads a block.
-pub const THREADS: usize = 128;
+pub const THREADS: usize = 2 * GROUP;
 /// Rows and columns of a tile, and channels of a step of a GEMM: a row is all time steps of an
 /// image at one pixel.
 pub const TILE: usize = 64;
-/// Steps of a GEMM whose operands are in shared memory.
-const STAGES_AHEAD: usize = 4;
-/// Shared memory of the GEMMs: two operands in bf16.
+/// Steps of a group's GEMM whose operands are in shared memory.
+const STAGES_AHEAD: usize = 3;
+/// Shared memory of a group: two operands in bf16.
 pub const SHARED_BYTES: usize = STAGES_AHEAD * 2 * TILE * TILE * 2;
 
 /// Headers of every kernel with such tiles.
@@ -47,8 +49,8 @@ pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, STEM, POOL, TAIL];
 /// A layer: so many blocks of rows and of filters.
 pub const BLOCK: KernelSpec<Grid> = KernelSpec {
     defines: |grid| vec![format!("STEPS={}", grid.steps)],
-    constants: |_| tile_constants(),
-    shared_bytes: |_| SHARED_BYTES,
+    constants: |_| tile_constants(THREADS),
+    shared_bytes: |_| THREADS / GROUP * SHARED_BYTES,
     variants: || [4, 8, 16].map(|steps| Grid { steps, blocks: [1; 2] }).to_vec(),
     ..KernelSpec::new(
         Source::new("resnet18/fused", include_str!("../../../kernels/resnet18/fused.cu"))
@@ -63,9 +65,9 @@ const STEM: KernelSpec<Grid> =
 const POOL: KernelSpec<Grid> = KernelSpec { symbol: "resnet18_fused_pool", ..STEM };
 const TAIL: KernelSpec<Grid> = KernelSpec { symbol: "resnet18_fused_tail", ..BLOCK };
 
-/// What `tiles.cuh` is compiled with.
-pub fn tile_constants() -> Vec<(&'static str, usize)> {
-    vec![("THREADS", THREADS), ("TILE", TILE), ("STAGES", STAGES_AHEAD)]
+/// What `tiles.cuh` is compiled with, for blocks of so many threads.
+pub fn tile_constants(threads: usize) -> Vec<(&'static str, usize)> {
+    vec![("THREADS", threads), ("TILE", TILE), ("STAGES", STAGES_AHEAD)]
 }
 
 /// Whether the kernels are compiled for it.

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use super::fused::{
-    Forward, Grid, HEADERS, NULL, SHARED_BYTES, THREADS, activations, currents_name, gradient_name,
-    neuron_arguments, tile_constants,
+    Forward, GROUP, Grid, HEADERS, NULL, SHARED_BYTES, THREADS, activations, currents_name,
+    gradient_name, neuron_arguments, tile_constants,
 };
 use super::jobs::{Jobs, PACKETS};
 use super::per_op::{SOURCES, STAGES, i32s, total};
@@ -38,14 +38,14 @@ const STEM: KernelSpec<Grid> =
     KernelSpec { symbol: "resnet18_fused_stem_backward", shared_bytes: |_| 0, ..BLOCK };
 
 const WEIGHT_GRADIENTS: KernelSpec<usize> = KernelSpec {
-    constants: |_| [tile_constants(), vec![("PACKETS", PACKETS)]].concat(),
+    constants: |_| [tile_constants(GROUP), vec![("PACKETS", PACKETS)]].concat(),
     shared_bytes: |_| SHARED_BYTES,
     variants: || vec![1],
     ..KernelSpec::new(
         Source::new("resnet18/fused_step", include_str!("../../../kernels/resnet18/fused_step.cu"))
             .with_headers(HEADERS),
         "resnet18_fused_weight_gradients",
-        THREADS,
+        GROUP,
         |blocks| [*blocks, 1, 1],
     )
 };

@@ -1,7 +1,7 @@
 //! What the kernels over all parameters do: for each a list of jobs, as the structures of
 //! `kernels/resnet18/fused_step.cu` say, of 64 bits a field, and the job of each of its blocks.
 
-use super::fused::{THREADS, TILE, gradient_name};
+use super::fused::{GROUP, TILE, gradient_name};
 use super::per_op::{input_name, layer_name};
 use super::sequence::Region;
 use super::weights::{columns, stem_columns, weight_name};
@@ -12,7 +12,7 @@ use kernelgate::workload::Dtype;
 /// Packets of four elements of a thread, where a block is not a tile.
 pub const PACKETS: usize = 2;
 /// Elements of such a block.
-const ELEMENTS: usize = THREADS * PACKETS * 4;
+const ELEMENTS: usize = GROUP * PACKETS * 4;
 /// Tiles of rows that a part of a weight's gradient sums at least, where there are as many.
 const TILES: usize = 16;
 /// Parts are no more than give a weight so many blocks.

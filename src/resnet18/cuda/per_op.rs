@@ -17,7 +17,7 @@ use kernelgate_cuda::{Argument, Device, KernelSpec, Source};
 
 /// Threads a block.
 const THREADS: usize = 256;
-/// Channels of a thread that gathers spikes.
+/// Columns of a thread that gathers.
 const PACKET: usize = 8;
 
 /// Named ranges of the stages.
@@ -399,12 +399,12 @@ pub fn gather_images(
     columns: usize,
     from: &str,
 ) -> Result<(), BackendError> {
-    let elements = frames * stem.window.output.pixels() * columns;
+    let packets = frames * stem.window.output.pixels() * columns / PACKET;
     let memory = sequence.memory();
-    let mut arguments = vec![memory.at(from), memory.at("operand"), Argument::I64(elements as i64)];
+    let mut arguments = vec![memory.at(from), memory.at("operand"), Argument::I64(packets as i64)];
     arguments.extend(window_arguments(&stem.window));
     arguments.extend(i32s(&[columns]));
-    sequence.launch(&GATHER, &elements, &arguments)
+    sequence.launch(&GATHER, &packets, &arguments)
 }
 
 /// The stem's GEMM.
