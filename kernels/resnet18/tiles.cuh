@@ -226,6 +226,27 @@ __device__ __forceinline__ void for_each_pair(const Sums& sums, const Store& sto
               make_float2(sums[i][j][2 * half], sums[i][j][2 * half + 1]));
 }
 
+// Two neighbouring neurons of a tile, whose sums of all steps one thread reads.
+template <int kSteps>
+struct Pair {
+  static constexpr int kInTile = kTile / kSteps * kTile / 2;
+  static constexpr int kOfThread = ceil_div(kInTile, kThreads);
+
+  int row, column;  // of the first sum
+  i64 at;           // of the first neuron among those of a step, [B, pixels, channels]
+  bool exists;
+
+  // The n-th of this thread, in a tile of these images at a pixel, from a channel on.
+  __device__ __forceinline__ Pair(int n, const Rows& rows, int pixel, int pixels, int channels,
+                                  int first) {
+    const int i = threadIdx.x + n * kThreads, local = i / (kTile / 2);
+    row = local * kSteps;
+    column = i % (kTile / 2) * 2;
+    at = (static_cast<i64>(rows.image0 + local) * pixels + pixel) * channels + first + column;
+    exists = i < kInTile && rows.image0 + local < rows.images;
+  }
+};
+
 // Puts the sums where all threads read them.
 __device__ __forceinline__ void spread(const Sums& sums) {
   float* own = reinterpret_cast<float*>(shared) + group() * kTile * kPitch;

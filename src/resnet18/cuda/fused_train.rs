@@ -4,13 +4,11 @@
 
 use std::sync::Arc;
 
-use super::fused::{
-    Forward, GROUP, Grid, HEADERS, NULL, SHARED_BYTES, THREADS, activations, currents_name,
-    gradient_name, neuron_arguments, tile_constants,
-};
+use super::fused::{Forward, NULL, activations, currents_name, gradient_name, neuron_arguments};
 use super::jobs::{Jobs, PACKETS};
 use super::per_op::{SOURCES, STAGES, i32s, total};
 use super::sequence::{Memory, Region, Sequence};
+use super::tiles::{GROUP, Grid, HEADERS, SHARED_BYTES, THREADS, tile_constants, tiled};
 use super::train::{CLASSIFIER, LOSS, contents};
 use super::weights::{columns, live_columns, weight_name};
 use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
@@ -25,15 +23,13 @@ pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, STEM];
 /// Those of all parameters, of so many blocks.
 pub const STEP_KERNELS: &[KernelSpec<usize>] = &[PACK, WEIGHT_GRADIENTS, SGD];
 
-const BLOCK: KernelSpec<Grid> = KernelSpec {
-    source: Source::new(
+const BLOCK: KernelSpec<Grid> = tiled(
+    Source::new(
         "resnet18/fused_backward",
         include_str!("../../../kernels/resnet18/fused_backward.cu"),
-    )
-    .with_headers(HEADERS),
-    symbol: "resnet18_fused_block_backward",
-    ..super::fused::BLOCK
-};
+    ),
+    "resnet18_fused_block_backward",
+);
 const STEM: KernelSpec<Grid> =
     KernelSpec { symbol: "resnet18_fused_stem_backward", shared_bytes: |_| 0, ..BLOCK };
 

@@ -1,9 +1,10 @@
 //! What the kernels over all parameters do: for each a list of jobs, as the structures of
 //! `kernels/resnet18/fused_step.cu` say, of 64 bits a field, and the job of each of its blocks.
 
-use super::fused::{GROUP, TILE, gradient_name};
+use super::fused::gradient_name;
 use super::per_op::{input_name, layer_name};
 use super::sequence::Region;
+use super::tiles::{GROUP, TILE};
 use super::weights::{columns, stem_columns, weight_name};
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{CLASSES, Conv, Map, Network};

@@ -11,6 +11,7 @@ mod fused_train;
 mod jobs;
 mod per_op;
 mod sequence;
+mod tiles;
 mod train;
 mod weights;
 
@@ -68,7 +69,7 @@ pub const INFERENCE: &[Implementation<Inference>] = &[
         name: "cuda/fused",
         about: "a kernel a layer in one graph: implicit GEMM on spikes in bf16, bias, residual \
                 and neurons of all steps behind it; the stem once an image",
-        supports: |problem| bf16(&problem.shape).and_then(|()| fused::supported(&problem.shape)),
+        supports: |problem| bf16(&problem.shape).and_then(|()| tiles::supported(&problem.shape)),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| fused::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
@@ -131,7 +132,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         name: "cuda/fused",
         about: "a kernel a layer forward and backward, neurons behind each GEMM; gradients of all \
                 weights in one launch, SGD in another; in one graph",
-        supports: |problem| bf16(&problem.shape).and_then(|()| fused::supported(&problem.shape)),
+        supports: |problem| bf16(&problem.shape).and_then(|()| tiles::supported(&problem.shape)),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| fused_train::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
