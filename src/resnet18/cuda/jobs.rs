@@ -11,7 +11,7 @@ use crate::resnet18::network::{CLASSES, Conv, Map, Network};
 use kernelgate::workload::Dtype;
 
 /// Packets of four elements of a thread, where a block is not a tile.
-pub const PACKETS: usize = 2;
+pub const PACKETS: usize = 4;
 /// Elements of such a block.
 const ELEMENTS: usize = GROUP * PACKETS * 4;
 /// Tiles of rows that a part of a weight's gradient sums at least, where there are as many.
