@@ -31,5 +31,6 @@ pub const PEERS: Peers = Peers {
     files: &[
         ("common.py", include_str!("../../peers/common.py")),
         ("resnet18.py", include_str!("../../peers/resnet18.py")),
+        ("resnet18_triton.py", include_str!("../../peers/resnet18_triton.py")),
     ],
 };

@@ -7,7 +7,7 @@ use super::per_op::{
     SOURCES, STAGES, Saved, gather_images, i32s, input_name, layer_name, stem_gemm, total,
 };
 use super::sequence::{Memory, Region, Sequence};
-use super::tiles::{Grid, THREADS, TILE, tiled};
+use super::tiles::{Grid, THREADS, TILE, faster, tiled, wide};
 use super::weights::{bias_name, live_columns, packed, regions, stem_columns, weight_name};
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{Block, CLASSES, Conv, Network};
@@ -17,12 +17,13 @@ use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{Argument, Device, KernelSpec, Source};
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, STEM, POOL, TAIL];
+pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, BLOCK_WIDE, STEM, POOL, TAIL];
 
 const BLOCK: KernelSpec<Grid> = tiled(
     Source::new("resnet18/fused", include_str!("../../../kernels/resnet18/fused.cu")),
     "resnet18_fused_block",
 );
+const BLOCK_WIDE: KernelSpec<Grid> = wide(BLOCK);
 const STEM: KernelSpec<Grid> =
     KernelSpec { symbol: "resnet18_fused_stem", shared_bytes: |_| 0, ..BLOCK };
 const POOL: KernelSpec<Grid> = KernelSpec { symbol: "resnet18_fused_pool", ..STEM };
@@ -247,7 +248,8 @@ impl Forward<'_> {
         arguments.extend(neuron_arguments(shape));
         let grid = self.tiles(window.output.pixels(), window.output.channels);
         self.sequence.begin(conv.name.as_str());
-        self.sequence.launch_early(&BLOCK, &grid, &arguments)?;
+        let kernel = faster(self.sequence.device(), &grid, [&BLOCK, &BLOCK_WIDE])?;
+        self.sequence.launch_early(kernel, &grid, &arguments)?;
         self.sequence.end();
         Ok(())
     }

@@ -8,7 +8,9 @@ use super::fused::{Forward, NULL, activations, currents_name, gradient_name, neu
 use super::jobs::{Jobs, PACKETS};
 use super::per_op::{SOURCES, STAGES, i32s, total};
 use super::sequence::{Memory, Region, Sequence};
-use super::tiles::{GROUP, Grid, HEADERS, SHARED_BYTES, THREADS, tile_constants, tiled};
+use super::tiles::{
+    GROUP, Grid, HEADERS, SHARED_BYTES, THREADS, faster, tile_constants, tiled, wide,
+};
 use super::train::{CLASSIFIER, LOSS, contents};
 use super::weights::{columns, live_columns, weight_name};
 use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
@@ -19,7 +21,7 @@ use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{Argument, Device, KernelSpec, Source};
 
 /// The kernels of the backward pass.
-pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, STEM];
+pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, BLOCK_WIDE, STEM];
 /// Those of all parameters, of so many blocks.
 pub const STEP_KERNELS: &[KernelSpec<usize>] = &[PACK, WEIGHT_GRADIENTS, SGD];
 
@@ -30,6 +32,7 @@ const BLOCK: KernelSpec<Grid> = tiled(
     ),
     "resnet18_fused_block_backward",
 );
+const BLOCK_WIDE: KernelSpec<Grid> = wide(BLOCK);
 const STEM: KernelSpec<Grid> =
     KernelSpec { symbol: "resnet18_fused_stem_backward", shared_bytes: |_| 0, ..BLOCK };
 
@@ -237,7 +240,9 @@ impl Writer<'_> {
         arguments.extend(neuron_arguments(shape));
         let grid = self.forward.tiles(window.input.pixels(), window.input.channels);
         self.ranged(&conv.name, |writer| {
-            writer.forward.sequence.launch_early(&BLOCK, &grid, &arguments)
+            let sequence = &mut writer.forward.sequence;
+            let kernel = faster(sequence.device(), &grid, [&BLOCK, &BLOCK_WIDE])?;
+            sequence.launch_early(kernel, &grid, &arguments)
         })
     }
 

@@ -38,6 +38,11 @@ impl Sequence {
         Ok(Self { device: Arc::clone(device), memory, blas, gemms: Vec::new(), steps: Vec::new() })
     }
 
+    /// Where it runs.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Its memory.
     pub fn memory(&self) -> &Memory {
         &self.memory

@@ -1,7 +1,8 @@
 //! What kernels with the tiles of `kernels/resnet18/tiles.cuh` share: extents, builds, grids.
 
 use crate::resnet18::definition::NetworkShape;
-use kernelgate_cuda::{KernelSpec, Source};
+use kernelgate::backend::BackendError;
+use kernelgate_cuda::{Device, KernelSpec, Source};
 
 /// What builds and grids depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,9 +13,9 @@ pub struct Grid {
     pub blocks: [usize; 2],
 }
 
-/// Threads that share a tile; blocks have one or two such groups.
+/// Threads that share a tile; blocks have one, two or four such groups.
 pub const GROUP: usize = 128;
-/// Threads a block.
+/// Threads a block, where nothing else is said.
 pub const THREADS: usize = 2 * GROUP;
 /// Rows and columns of a tile, and channels of a step of a GEMM: a row is all time steps of an
 /// image at one pixel.
@@ -42,6 +43,33 @@ pub const fn tiled(source: Source, symbol: &'static str) -> KernelSpec<Grid> {
             [grid.blocks[0], grid.blocks[1], 1]
         })
     }
+}
+
+/// The same with blocks of four groups: for grids of which every block has a multiprocessor of its
+/// own, and one that holds its shared memory.
+pub const fn wide(narrow: KernelSpec<Grid>) -> KernelSpec<Grid> {
+    KernelSpec {
+        threads: 2 * THREADS,
+        defines: |grid| vec![format!("STEPS={}", grid.steps), "GROUPS=4".to_owned()],
+        constants: |_| tile_constants(2 * THREADS),
+        shared_bytes: |_| 2 * THREADS / GROUP * SHARED_BYTES,
+        ..narrow
+    }
+}
+
+/// The one of a kernel's two builds that is faster for a grid.
+///
+/// # Errors
+/// When the driver cannot say how much shared memory there is.
+pub fn faster<'a>(
+    device: &Device,
+    grid: &Grid,
+    [narrow, wide]: [&'a KernelSpec<Grid>; 2],
+) -> Result<&'a KernelSpec<Grid>, BackendError> {
+    let facts = device.facts();
+    let blocks = grid.blocks[0] * grid.blocks[1];
+    let fits = wide.unmet_by(grid, &facts.arch, device.shared_bytes_a_block()?).is_none();
+    Ok(if fits && blocks <= facts.multiprocessors as usize { wide } else { narrow })
 }
 
 /// What `tiles.cuh` is compiled with, for blocks of so many threads.
