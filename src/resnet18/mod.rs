@@ -1,5 +1,6 @@
 //! An ST-BIF ResNet-18, whole: definition, fp64 reference, CPU and CUDA rows.
 
+mod breakdown;
 mod convolution;
 mod cpu;
 mod cuda;
@@ -10,6 +11,7 @@ pub mod network;
 mod plain;
 pub mod reference;
 mod shape;
+mod weights_file;
 
 pub use cuda::kernels;
 pub use definition::*;

@@ -152,14 +152,18 @@ impl Forward<'_> {
     /// # Errors
     /// When a kernel does not compile, or the library declines.
     pub fn whole(&mut self, logits: Argument) -> Result<(), BackendError> {
+        let (network, images) = (self.network, self.shape.b);
         self.sequence.begin("Main_Inference_Timing_Run");
+        self.sequence.begin("Input_Reshaping");
+        let columns = stem_columns(network);
+        gather_images(&mut self.sequence, &network.stem, images, columns, "images")?;
+        self.sequence.end();
         self.sequence.begin("Model_Forward_Pass");
         self.sequence.begin("Model_Compute_All_Layers");
         self.sequence.begin("Conv1_Block");
         self.stem()?;
         self.sequence.end();
         self.pool()?;
-        let network = self.network;
         for (stage, blocks) in network.blocks.chunks(self.shape.sizes.blocks).enumerate() {
             self.sequence.begin(STAGES[stage]);
             for (number, block) in blocks.iter().enumerate() {
@@ -176,7 +180,6 @@ impl Forward<'_> {
     fn stem(&mut self) -> Result<(), BackendError> {
         let (shape, network) = (self.shape, self.network);
         let (conv, columns) = (&network.stem, stem_columns(network));
-        gather_images(&mut self.sequence, conv, shape.b, columns, "images")?;
         stem_gemm(&mut self.sequence, conv, shape.b, columns, &currents_name(0))?;
         let map = conv.window.output;
         let neurons = shape.b * map.elements();

@@ -13,6 +13,7 @@ mod per_op;
 mod sequence;
 mod tiles;
 mod train;
+mod uses;
 mod weights;
 
 use std::sync::Arc;
@@ -176,7 +177,8 @@ fn launched(
     outputs: Vec<Output>,
 ) -> CudaTask {
     let inputs = launch_inputs(&sequence, names);
-    CudaTask::new(device, inputs, outputs, move |_| sequence.enqueue())
+    let uses = uses::of(&sequence, &outputs);
+    CudaTask::new(device, inputs, outputs, move |_| sequence.enqueue()).with_memory_uses(uses)
 }
 
 /// A task that replays a capture.
@@ -191,11 +193,13 @@ fn captured(
     device.synchronize()?;
     let graph = Graph::capture(device, || sequence.enqueue())?;
     let inputs = launch_inputs(&sequence, names);
-    Ok(CudaTask::new(device, inputs, outputs, move |_| {
+    let uses = uses::of(&sequence, &outputs);
+    let task = CudaTask::new(device, inputs, outputs, move |_| {
         // The graph's launches are the sequence's, on its memory.
         let _alive = &sequence;
         graph.launch()
-    }))
+    });
+    Ok(task.with_memory_uses(uses))
 }
 
 fn launch_inputs(sequence: &Sequence, names: &[&str]) -> Vec<Input> {

@@ -177,6 +177,11 @@ impl Memory {
         Ok(())
     }
 
+    /// Every region and its bytes.
+    pub fn regions(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.0.iter().map(|(name, buffer)| (name.as_str(), buffer.bytes()))
+    }
+
     /// A region.
     pub fn buffer(&self, name: &str) -> &Buffer {
         self.0.get(name).unwrap_or_else(|| panic!("region `{name}` is part of the run"))
