@@ -6,7 +6,8 @@
 // An implicit GEMM on bf16 tensor cores: spikes are bf16, which holds them exactly, and sums are
 // fp32. A tile holds all time steps of its neurons; after the GEMM it passes through shared memory,
 // a thread two neurons.
-// Threads, shared memory: see tiles.cuh.
+// Threads, shared memory: see tiles.cuh. Two groups a block; four (GROUPS=4) where every block has a
+// multiprocessor of its own.
 // Bound: latency. At B = 32 a layer is a microsecond of tensor cores in at most 18 steps, and its
 // weights and spikes are in L2.
 // Every kernel is launched with programmatic dependent launch: its blocks start while those of the
@@ -92,6 +93,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
+#ifndef GROUPS  // blocks of more groups are for the layers above alone
 // Neurons of the stem, all steps: x[t] = [t < fed] (conv + bias) / divisor, with the convolution
 // once an image; a thread two neurons of [B, pixels, channels]
 extern "C" __global__ void __launch_bounds__(kThreads)
@@ -237,3 +239,4 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     for (int t = 0; t < kSteps; ++t) gradient[at + t * step_elements] = Bf16::from_f32(g[t]);
   }
 }
+#endif

@@ -90,6 +90,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
+#ifndef GROUPS  // blocks of more groups are for the layers above alone
 // Gradient of the stem's currents, summed over the steps that are fed, in which they are the same:
 // bf16, a thread two neurons of [B, side², channels]. `spikes_gradient` is that of the pooled
 // spikes, [T, B, out_side², channels], whose sources say where they are from; where there are none,
@@ -147,3 +148,4 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (int t = 0; t < kSteps; ++t) sum += t < fed ? g[t] : 0.f;
   gradient[i] = Bf16::from_f32(sum);
 }
+#endif
