@@ -217,7 +217,11 @@ impl LaunchPlan {
                     Op::Launch {
                         kernel: number,
                         arguments,
-                        attributes: LaunchAttributes { programmatic, window },
+                        attributes: LaunchAttributes {
+                            programmatic,
+                            window,
+                            ..LaunchAttributes::default()
+                        },
                     }
                 }
                 Written::Gemm { lane, spec, x, w, y } => {

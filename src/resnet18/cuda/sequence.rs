@@ -83,7 +83,7 @@ impl Sequence {
         programmatic: bool,
     ) -> Result<(), BackendError> {
         let kernel = kernel.load(&self.device, p)?;
-        let attributes = LaunchAttributes { programmatic, window: None };
+        let attributes = LaunchAttributes { programmatic, ..LaunchAttributes::default() };
         self.steps.push(Step::Launch { kernel, arguments: arguments.to_vec(), attributes });
         Ok(())
     }

@@ -61,6 +61,9 @@ pub struct LaunchAttributes {
     /// Its blocks may start while the kernel before it on the stream still runs (programmatic
     /// dependent launch).
     pub programmatic: bool,
+    /// All of its blocks run at once, or the driver refuses the launch; it then waits until
+    /// nothing else holds what they need (cooperative launch).
+    pub cooperative: bool,
     /// Memory whose lines L2 keeps or releases.
     pub window: Option<Window>,
 }
@@ -268,8 +271,14 @@ impl Kernel {
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         });
+        let cooperative = attributes.cooperative.then_some(sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { cooperative: 1 },
+        });
+        let window = attributes.window.map(Window::attribute);
         let mut attributes: Vec<_> =
-            programmatic.into_iter().chain(attributes.window.map(Window::attribute)).collect();
+            programmatic.into_iter().chain(cooperative).chain(window).collect();
         self.launch_attributed(shape, arguments, &mut attributes)
     }
 

@@ -11,6 +11,8 @@ use crate::driver::prepared::{LaunchDims, Parameters, PreparedLaunch};
 pub struct LoadedKernel {
     kernel: Kernel,
     shape: LaunchShape,
+    /// Whether its blocks wait for each other across the grid: launches are cooperative.
+    co_resident: bool,
 }
 
 impl<P> KernelSpec<P> {
@@ -45,7 +47,7 @@ impl<P> KernelSpec<P> {
         if self.co_resident {
             self.check_residency(device, &kernel, shape)?;
         }
-        Ok(LoadedKernel { kernel, shape })
+        Ok(LoadedKernel { kernel, shape, co_resident: self.co_resident })
     }
 
     /// Whether the device holds all blocks at once where nothing else runs.
@@ -88,7 +90,7 @@ impl LoadedKernel {
     /// # Errors
     /// As there.
     pub fn launch(&self, arguments: &[Argument]) -> Result<(), BackendError> {
-        self.kernel.launch(self.shape, arguments)
+        self.launch_with(LaunchAttributes::default(), arguments)
     }
 
     /// The same, with other attributes.
@@ -100,6 +102,8 @@ impl LoadedKernel {
         attributes: LaunchAttributes,
         arguments: &[Argument],
     ) -> Result<(), BackendError> {
+        let cooperative = attributes.cooperative || self.co_resident;
+        let attributes = LaunchAttributes { cooperative, ..attributes };
         self.kernel.launch_with(attributes, self.shape, arguments)
     }
 
@@ -116,7 +120,11 @@ impl LoadedKernel {
     ) -> Result<PreparedLaunch, BackendError> {
         let LaunchShape { grid: (x, y, z), block, shared_bytes } = self.shape;
         let grid = [blocks.unwrap_or(x), y, z];
-        let dims = LaunchDims { shared_bytes, ..LaunchDims::new(grid, [block, 1, 1]) };
+        let dims = LaunchDims {
+            shared_bytes,
+            cooperative: self.co_resident,
+            ..LaunchDims::new(grid, [block, 1, 1])
+        };
         PreparedLaunch::new(device, self.kernel, dims, parameters)
     }
 

@@ -38,7 +38,7 @@ pub struct KernelSpec<P: 'static> {
     /// Blocks of a cluster, in x, as `__cluster_dims__` says; `None` where there are no clusters.
     pub cluster: Option<usize>,
     /// Whether blocks wait for each other across the grid, so that all of them must be resident at
-    /// once. No other process may compute on the GPU meanwhile.
+    /// once: launches are cooperative. No other process may compute on the GPU meanwhile.
     pub co_resident: bool,
     /// The least architecture.
     pub requires: Requires,
