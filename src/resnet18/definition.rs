@@ -194,6 +194,10 @@ impl Problem for Inference {
         self.shape.forward_work(&self.shape.sizes.network())
     }
 
+    fn remark(&self) -> Option<String> {
+        self.shape.remark()
+    }
+
     fn breakdown(&self) -> Breakdown {
         breakdown::inference(&self.shape)
     }
@@ -285,6 +289,10 @@ impl Problem for TrainStep {
         Work::bytes(read, write)
             .with_flops(Unit::Matmul, self.shape.dtype, hidden + outer)
             .with_flops(Unit::Vector, Dtype::F32, vector)
+    }
+
+    fn remark(&self) -> Option<String> {
+        self.shape.remark()
     }
 
     fn breakdown(&self) -> Breakdown {

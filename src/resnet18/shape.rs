@@ -78,6 +78,16 @@ impl NetworkShape {
         self.steps().min(self.t)
     }
 
+    /// Said of a case whose network never sees the whole image.
+    pub(super) fn remark(&self) -> Option<String> {
+        let (t, steps) = (self.t, self.steps());
+        (t < steps).then(|| {
+            format!(
+                "t={t} is below the {steps} steps of the encoding: only its time means anything"
+            )
+        })
+    }
+
     /// Every neuron's: a threshold of `4/level`, so that values end at 1, 1.5 and 1.75 for the
     /// levels 4, 8 and 16; a tracer from 0 to `level/2 - 1`.
     pub fn neuron(&self) -> Parameters {

@@ -101,6 +101,25 @@ fn graph(limits: Value) -> Value {
     recording
 }
 
+/// The second kernel begins before the first has ended, as dependent launches do.
+#[test]
+fn overlapping_launches_count_once_and_names_are_told_apart_where_asked() {
+    let mut recording = graph(json!([]));
+    for kernel in recording["trace"]["kernels"].as_array_mut().unwrap() {
+        if kernel["graph_node"] == 101 {
+            let start = kernel["start"].as_u64().unwrap() - 31_000;
+            kernel["start"] = start.into();
+        }
+    }
+    let trace = trace(&recording);
+    let both = range_tree(&trace, &[]);
+    assert_eq!(row(&both, "f/w/c/step/layer_#").own_ns, 2 * 81_000);
+    let apart = range_tree(&trace, &["layer_0", "layer_1"]);
+    let own = |layer: &str| row(&apart, &format!("f/w/c/step/{layer}")).own_ns;
+    assert_eq!([own("layer_0"), own("layer_1")], [2 * 40_000, 2 * 41_000]);
+    assert_eq!(row(&apart, "f/w/c/step").own_ns, row(&apart, "f/w/c/step").busy_ns);
+}
+
 #[test]
 fn every_list_becomes_its_columns() {
     let mut recording = graph(json!([{ "by": "memory", "time_ns": 1.5 }]));

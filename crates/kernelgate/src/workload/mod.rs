@@ -62,6 +62,11 @@ pub trait Problem: Send + Sync + 'static {
     /// Operations and fewest bytes of one execution.
     fn work(&self) -> Work;
 
+    /// What a reader of its times has to know, a sentence without its end: told before its cases.
+    fn remark(&self) -> Option<String> {
+        None
+    }
+
     /// The parts that `kernelgate profile` shows of it.
     fn breakdown(&self) -> Breakdown {
         Breakdown::default()
