@@ -441,11 +441,10 @@ class ActivationProducer {
       store_shared_volatile(b.hold, 0);
       u32 seen;
       do
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                     : "=r"(seen)
-                     : "l"(a.counter)
-                     : "memory");
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(a.counter));
       while (seen < arrived);
+      // Acquired once all have come, as an acquire costs more than a load.
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(a.counter) : "memory");
     }
     __syncwarp();
     fence_async_global();

@@ -133,3 +133,27 @@ impl LoadedKernel {
         &self.kernel
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Source;
+    use crate::testing::gpu;
+
+    #[test]
+    fn blocks_that_wait_for_each_other_are_launched_together_or_not_at_all() {
+        let Some((device, _alone)) = gpu() else { return };
+        let source = r#"extern "C" __global__ void nothing() {}"#;
+        let build = Source::new("nothing", source).build(&[]);
+        let launch = |blocks, co_resident| {
+            let kernel = device.kernel(&build, "nothing").unwrap();
+            let shape = LaunchShape::new([blocks, 1, 1], 32, 0).unwrap();
+            LoadedKernel { kernel, shape, co_resident }.launch(&[])
+        };
+        assert_eq!(launch(1 << 20, false), Ok(()));
+        assert_eq!(launch(1, true), Ok(()));
+        let refused = launch(1 << 20, true).unwrap_err().to_string();
+        assert!(refused.contains("launch nothing"), "{refused}");
+        device.synchronize().unwrap();
+    }
+}
