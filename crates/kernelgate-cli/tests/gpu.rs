@@ -160,13 +160,13 @@ fn kernelgate(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn a_planted_wait_copy_and_launch_are_found_and_named() {
+fn a_planted_wait_copy_launch_and_spill_are_found_and_named() {
     let Some(_gpu) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().to_str().unwrap();
     let examples = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("examples");
     let dir = examples.to_str().unwrap();
-    let cases = "n1000003/cuda/(right|waits|pageable|twice)/";
+    let cases = "n1000003/cuda/(right|waits|pageable|twice|spills)/";
     let profiled = kernelgate(&[
         "profile", "--dir", dir, "--bench", "faults", "--format", "json", "--out", out, cases,
     ]);
@@ -193,6 +193,8 @@ fn a_planted_wait_copy_and_launch_are_found_and_named() {
     let difference = kernelgate(&["diagnose", &trace("right"), &trace("twice")]);
     assert!(difference.contains("more often: faults"), "{difference}");
     assert!(difference.contains("3 -> 6 launches"), "{difference}");
+    let difference = kernelgate(&["diagnose", &trace("right"), &trace("spills")]);
+    assert!(difference.contains("local memory 0 -> "), "{difference}");
 }
 
 #[test]

@@ -79,6 +79,33 @@ fn a_table_comes_as_csv_as_text_and_as_json() {
 }
 
 #[test]
+fn a_large_export_has_the_tables_of_a_small_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.sqlite");
+    rusqlite::Connection::open(&path)
+        .unwrap()
+        .execute_batch(
+            "CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT);
+             INSERT INTO StringIds VALUES (1, 'gemm'), (2, 'cudaLaunchKernel'), (3, 'step');
+             CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, correlationId, globalPid,
+                 demangledName);
+             INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (200, 300, 1, 16777216, 1);
+             CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, correlationId, globalTid, nameId);
+             INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (100, 110, 1, 16777217, 2);
+             CREATE TABLE NVTX_EVENTS (start, end, eventType, globalTid, textId);
+             INSERT INTO NVTX_EVENTS VALUES (90, 150, 59, 16777217, 3);",
+        )
+        .unwrap();
+    let tables = || printed(&["stats", text(&path), "--format", "csv"]);
+    let small = tables();
+    assert!(small.contains("step,PushPop,1,1,1,1,100,100.0,"), "{small}");
+    // As long as one that is summed while it is read; nothing is behind the database.
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(300 << 20).unwrap();
+    assert_eq!(tables(), small);
+}
+
+#[test]
 fn ranges_and_filters_narrow_tables() {
     let (_folder, path) = trace();
     let stats = ["stats", text(&path), "--report", "cuda_gpu_kern_sum", "--format", "csv"];

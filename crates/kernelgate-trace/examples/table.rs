@@ -1,8 +1,8 @@
 //! One table of one trace, and nothing else: what a benchmark of reading and summing runs.
 //!
-//! `cargo run --release -p kernelgate-trace --example table -- TRACE REPORT`
+//! `cargo run --release -p kernelgate-trace --example table -- TRACE REPORT [streamed]`
 //!
-//! On standard error: seconds for reading and for summing, and the table's rows.
+//! With `streamed`, ranges and calls are not kept. On standard error: seconds for reading and for summing, and the table's rows.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -12,15 +12,36 @@ use kernelgate_trace::stats::{self, Report};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [path, name] = &arguments[..] else {
-        eprintln!("usage: table TRACE REPORT");
-        return ExitCode::from(2);
+    let (path, name, streamed) = match &arguments[..] {
+        [path, name] => (path, name, false),
+        [path, name, word] if word == "streamed" => (path, name, true),
+        _ => {
+            eprintln!("usage: table TRACE REPORT [streamed]");
+            return ExitCode::from(2);
+        }
     };
     let Some(report) = Report::of(name) else {
         eprintln!("error: no table is called {name}");
         return ExitCode::from(2);
     };
     let start = Instant::now();
+    if streamed {
+        let table = match stats::streamed(path.as_ref(), report) {
+            Ok(Some(streamed)) => streamed.table,
+            Ok(None) => {
+                eprintln!("error: {name} of {path} cannot be streamed");
+                return ExitCode::from(2);
+            }
+            Err(error) => {
+                eprintln!("error: failed to {error}");
+                return ExitCode::from(2);
+            }
+        };
+        print!("{}", table.to_csv());
+        let seconds = start.elapsed().as_secs_f64();
+        eprintln!("{name}: {seconds:.2} s, {} rows", table.rows.len());
+        return ExitCode::SUCCESS;
+    }
     let trace = match read::open(path.as_ref(), &report.wanted()) {
         Ok(trace) => trace,
         Err(error) => {

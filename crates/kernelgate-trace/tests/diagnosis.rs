@@ -277,7 +277,11 @@ fn softmax_is_set_against_matmul() {
     export.launch((30, 40), (10_000, 12_000), 2, "softmax_warp_forward");
     let diagnosis = diagnose(&export.read().unwrap());
     assert_eq!(diagnosis.answers.softmax_to_matmul(), Some(0.25));
-    assert!(diagnosis.to_text().contains("softmax takes 0.25 of the time of matmul"));
+    let text = diagnosis.to_text();
+    assert!(text.contains("softmax takes 0.25 of the time of matmul"), "{text}");
+    // 5 FLOPs a score over 4 x 64: 0.25 / 0.0195 = 12.8.
+    assert!(text.contains("0.020 for heads of 64 (a FLOP takes 13 times as long)"), "{text}");
+    assert_eq!(diagnosis.to_json()["softmax_to_matmul_flops"]["128"], 5.0 / 512.0);
     export.sql("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE start = 1000;");
     assert_eq!(diagnose(&export.read().unwrap()).answers.softmax_to_matmul(), None);
 }

@@ -64,6 +64,9 @@ fn every_table_is_that_of_nsys_stats() {
             let (mut theirs, mut ours) =
                 (rows(&truth), rows(&stats::table(&trace, report).to_csv()));
             let name = format!("{} of {}", report.name(), export.display());
+            let streamed = stats::streamed(&export.join("trace.sqlite"), report).unwrap();
+            let streamed = streamed.map(|streamed| rows(&streamed.table.to_csv()));
+            assert!(streamed.is_none_or(|streamed| streamed == ours), "{name}, not kept");
             assert_eq!(ours[0], theirs[0], "{name}");
             assert_eq!(ours.len(), theirs.len(), "{name}");
             // Rows of equal totals may stand in either order.

@@ -19,6 +19,9 @@ use super::output::{json as json_text, print_json, write_all};
 /// The version of the JSON that is printed.
 const SCHEMA: u32 = 1;
 
+/// Bytes from which on a file is read once for each table, and no row is kept that need not be.
+const LARGE: u64 = 256 << 20;
+
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Traces: SQLite exports or reports of Nsight Systems, JSON of PyTorch's profiler (.gz too)
@@ -66,9 +69,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     let mut summaries = Vec::new();
     let mut printed = Vec::new();
     for (path, name) in arguments.traces.iter().zip(&names) {
-        let trace = load(path, &reports, arguments)?;
-        let tables: Vec<Table> =
-            reports.iter().map(|&report| table(&trace, report, arguments)).collect();
+        let (trace, mut tables) = tables(path, &reports, arguments)?;
+        if let Some(expression) = &arguments.filter {
+            tables.iter_mut().for_each(|table| table.filter(expression));
+        }
         if let Some(folder) = &arguments.out {
             let files = files(name, &tables, arguments.format)?;
             write_all(folder, files.iter().map(|(name, text)| (name.as_str(), text.clone())))?;
@@ -107,21 +111,45 @@ fn load(path: &Path, reports: &[Report], arguments: &Arguments) -> anyhow::Resul
             path.display()
         );
     }
-    for problem in &trace.quality.unreadable {
-        eprintln!("warning: {}: {}", path.display(), printable(problem));
-    }
+    warn(path, &trace);
     let Some(range) = &arguments.range else { return Ok(trace) };
     restrict::inside(&trace, range).ok_or_else(|| {
         anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
     })
 }
 
-fn table(trace: &Trace, report: Report, arguments: &Arguments) -> Table {
-    let mut table = stats::table(trace, report);
-    if let Some(expression) = &arguments.filter {
-        table.filter(expression);
+fn warn(path: &Path, trace: &Trace) {
+    for problem in &trace.quality.unreadable {
+        eprintln!("warning: {}: {}", path.display(), printable(problem));
     }
-    table
+}
+
+/// The tables of a trace, and the trace as far as a summary needs it.
+fn tables(
+    path: &Path,
+    reports: &[Report],
+    arguments: &Arguments,
+) -> anyhow::Result<(Trace, Vec<Table>)> {
+    let large = std::fs::metadata(path).is_ok_and(|file| file.len() >= LARGE);
+    if !large || arguments.range.is_some() {
+        let trace = load(path, reports, arguments)?;
+        let tables = reports.iter().map(|&report| stats::table(&trace, report)).collect();
+        return Ok((trace, tables));
+    }
+    // One table after the other, each with as little in memory as it needs.
+    let table = |&report: &Report| {
+        let streamed =
+            stats::streamed(path, report).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+        match streamed {
+            Some(streamed) => {
+                warn(path, &streamed.trace);
+                Ok(streamed.table)
+            }
+            None => Ok(stats::table(&load(path, &[report], arguments)?, report)),
+        }
+    };
+    let tables = reports.iter().map(table).collect::<anyhow::Result<_>>()?;
+    Ok((load(path, &[], arguments)?, tables))
 }
 
 fn print(path: &Path, tables: &[Table], format: TableFormat, several: bool) {

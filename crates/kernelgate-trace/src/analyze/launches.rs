@@ -18,11 +18,7 @@ impl Launches {
     pub fn of(trace: &Trace) -> Self {
         let all = AllOperations::of(trace);
         let mut call_of = vec![NONE; all.len()];
-        let mut operations: Vec<(u64, OperationId)> = all
-            .ids()
-            .filter(|&id| all.correlation(id) != 0)
-            .map(|id| (key(trace.process_of(all.place(id)), all.correlation(id)), id))
-            .collect();
+        let operations = by_correlation(trace);
         let calls = &trace.calls;
         let mut callers: Vec<(u64, u32)> = (0u32..)
             .zip(&calls.correlation)
@@ -32,7 +28,6 @@ impl Launches {
                 (key(trace.threads[thread].process, correlation), call)
             })
             .collect();
-        sort(&mut operations);
         sort(&mut callers);
         let mut next = 0;
         for (key, operation) in operations {
@@ -47,24 +42,27 @@ impl Launches {
         Self { call_of }
     }
 
-    /// The operations that each call launched, by call: `(call, operation)` in order of both.
-    pub fn by_call(&self) -> Vec<(u32, OperationId)> {
-        let mut pairs: Vec<(u32, OperationId)> = (0u32..)
-            .zip(&self.call_of)
-            .filter(|&(_, &call)| call != NONE)
-            .map(|(operation, &call)| (call, operation))
-            .collect();
-        sort(&mut pairs);
-        pairs
-    }
-
     /// Operations whose call is not in the trace.
     pub fn orphans(&self) -> usize {
         self.call_of.iter().filter(|&&call| call == NONE).count()
     }
 }
 
-fn key(process: u32, correlation: u32) -> u64 {
+/// Operations with a correlation id, in order of their [`key`].
+pub(crate) fn by_correlation(trace: &Trace) -> Vec<(u64, OperationId)> {
+    let all = AllOperations::of(trace);
+    let mut operations = Vec::with_capacity(all.len());
+    operations.extend(
+        all.ids()
+            .filter(|&id| all.correlation(id) != 0)
+            .map(|id| (key(trace.process_of(all.place(id)), all.correlation(id)), id)),
+    );
+    sort(&mut operations);
+    operations
+}
+
+/// What joins operations and calls: correlation ids are unique in a process only.
+pub(crate) fn key(process: u32, correlation: u32) -> u64 {
     u64::from(process) << 32 | u64::from(correlation)
 }
 

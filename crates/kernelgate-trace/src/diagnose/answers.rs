@@ -99,6 +99,9 @@ impl KernelClass {
     }
 }
 
+/// Usual sizes of a head of attention.
+pub(super) const HEADS: [u32; 2] = [64, 128];
+
 /// Ranges of one path: a component of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Component {
@@ -143,6 +146,12 @@ impl Answers {
         let time = |class| self.classes.iter().find(|(of, ..)| *of == class).map(|(_, ns, _)| *ns);
         let (softmax, matmul) = (time(KernelClass::Softmax)?, time(KernelClass::Matmul)?);
         (matmul > 0).then(|| softmax as f64 / matmul as f64)
+    }
+
+    /// FLOPs of softmax over those of matmul in attention with heads of so many values: of each
+    /// score 5 (largest, difference, exponential, sum, division) over 2 a value in either product.
+    pub fn softmax_to_matmul_flops(head: u32) -> f64 {
+        5.0 / (4.0 * f64::from(head))
     }
 
     #[allow(clippy::cast_precision_loss)]

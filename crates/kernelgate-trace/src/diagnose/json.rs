@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::answers::{Component, KernelShare};
+use super::answers::{Answers, Component, HEADS, KernelShare};
 use super::device_memory::MemoryUse;
 use super::finding::{DeviceUse, Diagnosis, Evidence, Finding, Measure};
 use super::gaps::GapClass;
@@ -43,6 +43,10 @@ impl Diagnosis {
             "top_kernels": self.answers.top_kernels.iter().map(kernel).collect::<Vec<_>>(),
             "kernel_kinds": classes,
             "softmax_to_matmul": self.answers.softmax_to_matmul(),
+            "softmax_to_matmul_flops": HEADS
+                .map(|head| (head.to_string(), Answers::softmax_to_matmul_flops(head)))
+                .into_iter()
+                .collect::<std::collections::BTreeMap<_, _>>(),
             "device_memory": self.memory.iter().map(memory).collect::<Vec<_>>(),
             "components": self.answers.components.iter().map(component).collect::<Vec<_>>(),
         })

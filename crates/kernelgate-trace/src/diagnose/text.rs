@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::answers::{Answers, HEADS};
 use super::finding::{Diagnosis, Evidence, Finding};
 use super::gaps::GapClass;
 use super::labels::short_name;
@@ -164,6 +165,18 @@ impl Diagnosis {
         }
         if let Some(ratio) = answers.softmax_to_matmul() {
             let _ = writeln!(text, "  softmax takes {ratio:.2} of the time of matmul");
+            let of_head = |head| {
+                let flops = Answers::softmax_to_matmul_flops(head);
+                format!(
+                    "{flops:.3} for heads of {head} (a FLOP takes {:.0} times as long)",
+                    ratio / flops
+                )
+            };
+            let _ = writeln!(
+                text,
+                "  and does of the FLOPs, if that matmul is attention's alone (--range):\n    {}",
+                HEADS.map(of_head).join("\n    ")
+            );
         }
         if answers.components.is_empty() {
             return;

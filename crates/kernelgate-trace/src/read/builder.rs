@@ -78,12 +78,16 @@ impl Builder {
         }
     }
 
+    /// Puts the tables as they are by now into the trace.
+    pub fn share(&mut self) {
+        self.trace.places.clone_from(&self.places.values);
+        self.trace.functions.clone_from(&self.functions.values);
+        self.trace.shapes.clone_from(&self.shapes.values);
+    }
+
     /// The trace, with its tables.
-    pub fn finish(self) -> Trace {
-        let mut trace = self.trace;
-        trace.places = self.places.values;
-        trace.functions = self.functions.values;
-        trace.shapes = self.shapes.values;
-        trace
+    pub fn finish(mut self) -> Trace {
+        self.share();
+        self.trace
     }
 }

@@ -6,8 +6,10 @@ mod convert;
 mod ncu;
 mod nsys;
 mod recording;
+mod rows;
 mod wanted;
 
+pub use rows::{CallRow, RangeRow, Row, Streamed, rows_of};
 pub use wanted::Wanted;
 
 use std::io::Read;
@@ -38,6 +40,23 @@ pub fn open(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
             let (_folder, csv) = convert::compute_report(path)?;
             ncu::read(&csv)
         }
+    }
+}
+
+/// Reads what is wanted of a trace but its ranges and calls, and hands these out in order of time;
+/// `None` for a file that is no SQLite export. What is handed out is nowhere kept, so that an
+/// export of any length takes no more memory than its kernels do.
+///
+/// # Errors
+/// As [`open`].
+pub fn stream(
+    path: &Path,
+    wanted: &Wanted,
+    each: impl FnMut(&Trace, Row),
+) -> Result<Option<Streamed>, TraceError> {
+    match recognise(path)? {
+        Format::Sqlite => nsys::stream::read(path, wanted, each).map(Some),
+        _ => Ok(None),
     }
 }
 

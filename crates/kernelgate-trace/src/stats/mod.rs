@@ -5,6 +5,7 @@
 mod calls;
 mod cells;
 mod gpu;
+mod launched;
 mod ranges;
 mod summary;
 mod table;
@@ -13,8 +14,14 @@ pub use calls::without_version;
 pub use summary::{Samples, Summary};
 pub use table::{Cell, Table, shorten, thousands};
 
+use std::path::Path;
+
+use ranges::{End, KernelSums, ProjectionSums, RangeSums, Sums};
+
+use crate::error::TraceError;
 use crate::model::Trace;
-use crate::read::Wanted;
+use crate::model::names::Name;
+use crate::read::{self, Wanted};
 
 /// A table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -105,13 +112,55 @@ pub fn table(trace: &Trace, report: Report) -> Table {
         Report::GpuKernels => gpu::kernels(trace),
         Report::GpuKernelShapes => gpu::kernel_shapes(trace),
         Report::ApiCalls => calls::calls(trace),
-        Report::Ranges => ranges::ranges(trace),
-        Report::PushPopRanges => ranges::push_pop(trace),
-        Report::RangeKernels => ranges::kernels(trace),
-        Report::RangeProjections => ranges::projections(trace),
+        Report::Ranges => of_rows(trace, RangeSums::new(false)),
+        Report::PushPopRanges => of_rows(trace, RangeSums::new(true)),
+        Report::RangeKernels => of_rows(trace, KernelSums::default()),
+        Report::RangeProjections => of_rows(trace, ProjectionSums::default()),
         Report::KernelExecution => calls::kernel_execution(trace),
         Report::MemoryTimes => gpu::memory_times(trace),
         Report::MemorySizes => gpu::memory_sizes(trace),
         Report::GpuOperations => gpu::operations(trace),
     }
+}
+
+fn of_rows(trace: &Trace, mut sums: impl Sums) -> Table {
+    read::rows_of(trace, |row| sums.add(trace, row));
+    sums.table(&End { trace, name_of: Name, last: i64::MAX })
+}
+
+/// The same table of an export of any length: ranges and calls are summed while they are read, and
+/// not kept. `None` where that is of no use: a table of neither, a file that is no SQLite export.
+///
+/// # Errors
+/// As [`read::open`].
+pub fn streamed(path: &Path, report: Report) -> Result<Option<Streamed>, TraceError> {
+    match report {
+        Report::Ranges => of_stream(path, report, RangeSums::new(false)),
+        Report::PushPopRanges => of_stream(path, report, RangeSums::new(true)),
+        Report::RangeKernels => of_stream(path, report, KernelSums::default()),
+        Report::RangeProjections => of_stream(path, report, ProjectionSums::default()),
+        _ => Ok(None),
+    }
+}
+
+/// A table of an export that was not kept.
+#[derive(Debug)]
+pub struct Streamed {
+    /// The table.
+    pub table: Table,
+    /// The trace without its ranges and calls.
+    pub trace: Trace,
+}
+
+fn of_stream(
+    path: &Path,
+    report: Report,
+    mut sums: impl Sums,
+) -> Result<Option<Streamed>, TraceError> {
+    let streamed = read::stream(path, &report.wanted(), |trace, row| sums.add(trace, row))?;
+    Ok(streamed.map(|read::Streamed { trace, names, last }| {
+        let name_of = |label: u32| names[label as usize];
+        let table = sums.table(&End { trace: &trace, name_of, last });
+        Streamed { table, trace }
+    }))
 }

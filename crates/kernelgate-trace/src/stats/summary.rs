@@ -21,63 +21,106 @@ pub struct Summary {
 
 impl Summary {
     /// The summary of some values, which change their order.
-    #[allow(clippy::cast_precision_loss)]
     pub fn of(values: &mut [i64]) -> Self {
-        if values.is_empty() {
-            return Self::default();
+        values.sort_unstable();
+        Self::of_sorted(|| values.iter().map(|&value| (value, 1)))
+    }
+
+    /// The summary of values in order, each with how often it occurs.
+    #[allow(clippy::cast_precision_loss)]
+    fn of_sorted<I: Iterator<Item = (i64, u32)>>(values: impl Fn() -> I) -> Self {
+        let (mut count, mut total, mut last) = (0usize, 0i64, None);
+        for (value, times) in values() {
+            count += times as usize;
+            total += value * i64::from(times);
+            last = Some(value);
         }
-        let count = values.len();
-        let total: i64 = values.iter().sum();
+        let (Some(max), Some((min, _))) = (last, values().next()) else { return Self::default() };
         let mean = total as f64 / count as f64;
-        let squares: f64 = values.iter().map(|&value| (value as f64 - mean).powi(2)).sum();
+        let squares: f64 =
+            values().map(|(value, times)| (value as f64 - mean).powi(2) * f64::from(times)).sum();
         let deviation = if count > 1 { (squares / (count - 1) as f64).sqrt() } else { 0.0 };
-        let (min, max) = values
-            .iter()
-            .fold((i64::MAX, i64::MIN), |(min, max), &value| (min.min(value), max.max(value)));
-        let (below, &mut upper, _) = values.select_nth_unstable(count / 2);
-        let median = if count % 2 == 1 {
-            upper as f64
-        } else {
-            let lower = below.iter().max().copied().unwrap_or(upper);
-            (lower as f64 + upper as f64) / 2.0
-        };
+        // The values at or behind the middle, and before or at it.
+        let (mut lower, mut upper, mut before) = (min, min, 0usize);
+        for (value, times) in values() {
+            let end = before + times as usize;
+            if before <= (count - 1) / 2 {
+                lower = value;
+            }
+            upper = value;
+            if end > count / 2 {
+                break;
+            }
+            before = end;
+        }
+        let median = (lower as f64 + upper as f64) / 2.0;
         Self { count, total, mean, median, min, max, deviation }
     }
 }
 
-/// Values of many groups, in two columns: a value costs 12 bytes until it is summed.
+/// Values of many groups. Equal values of a group are counted from time to time, so that memory
+/// grows with the number of distinct values.
 #[derive(Debug, Default)]
 pub struct Samples {
-    groups: Vec<u32>,
-    values: Vec<i64>,
+    /// Group and value, as they came.
+    recent: Vec<(u32, i64)>,
+    /// Group, value and how often, in order.
+    counted: Vec<(u32, i64, u32)>,
 }
 
 impl Samples {
+    /// So many values are counted at a time.
+    const RECENT: usize = 1 << 22;
+
     /// Room for so many.
     pub fn with_capacity(count: usize) -> Self {
-        Self { groups: Vec::with_capacity(count), values: Vec::with_capacity(count) }
+        Self { recent: Vec::with_capacity(count.min(Self::RECENT)), ..Self::default() }
     }
 
     /// A value of a group. Groups are numbered from 0.
     pub fn push(&mut self, group: u32, value: i64) {
-        self.groups.push(group);
-        self.values.push(value);
+        if self.recent.len() == Self::RECENT {
+            self.count();
+        }
+        self.recent.push((group, value));
+    }
+
+    /// Counts what came since the last time.
+    fn count(&mut self) {
+        self.recent.sort_unstable();
+        let mut old = std::mem::take(&mut self.counted).into_iter().peekable();
+        let mut add = |(group, value, times): (u32, i64, u32)| match self.counted.last_mut() {
+            Some((g, v, all)) if (*g, *v) == (group, value) => *all += times,
+            _ => self.counted.push((group, value, times)),
+        };
+        for (group, value) in self.recent.drain(..) {
+            while let Some(before) = old.next_if(|&(g, v, _)| (g, v) <= (group, value)) {
+                add(before);
+            }
+            add((group, value, 1));
+        }
+        old.for_each(add);
+    }
+
+    /// Makes groups one: what each is from now on.
+    pub fn regroup(&mut self, group_of: &[u32]) {
+        self.recent.iter_mut().for_each(|(group, _)| *group = group_of[*group as usize]);
+        for (group, ..) in &mut self.counted {
+            *group = group_of[*group as usize];
+        }
+        self.counted.sort_unstable();
     }
 
     /// The summary of each group.
-    pub fn summaries(self, groups: usize) -> Vec<Summary> {
-        let mut bounds = vec![0usize; groups + 1];
-        self.groups.iter().for_each(|&group| bounds[group as usize + 1] += 1);
-        for index in 1..bounds.len() {
-            bounds[index] += bounds[index - 1];
-        }
-        let mut sorted = vec![0i64; self.values.len()];
-        let mut next = bounds.clone();
-        for (&group, &value) in self.groups.iter().zip(&self.values) {
-            sorted[next[group as usize]] = value;
-            next[group as usize] += 1;
-        }
-        bounds.windows(2).map(|bound| Summary::of(&mut sorted[bound[0]..bound[1]])).collect()
+    pub fn summaries(mut self, groups: usize) -> Vec<Summary> {
+        self.count();
+        let mut rest = &self.counted[..];
+        let summary = |group| {
+            let (own, others) = rest.split_at(rest.partition_point(|row| row.0 == group));
+            rest = others;
+            Summary::of_sorted(|| own.iter().map(|&(_, value, times)| (value, times)))
+        };
+        (0u32..).take(groups).map(summary).collect()
     }
 }
 
@@ -99,5 +142,23 @@ mod tests {
         // Squared distances 0.25 + 6.25 + 20.25 + 2.25 = 29, by 3.
         assert!((of[1].deviation - (29.0f64 / 3.0).sqrt()).abs() < 1e-12);
         assert_eq!(of[2], Summary::default());
+    }
+
+    #[test]
+    fn values_that_were_counted_are_summed_as_others_are() {
+        let mut samples = Samples::default();
+        let values = [(0, 7), (1, 5), (0, 7), (2, 1), (0, 9), (1, 5), (0, 8), (1, 4), (2, 3)];
+        for (group, value) in values {
+            samples.push(group, value);
+            samples.count();
+        }
+        assert_eq!(samples.counted.len(), 7, "{:?}", samples.counted);
+        // What was group 2 is group 0 from now on.
+        samples.regroup(&[0, 1, 0]);
+        let of = samples.summaries(2);
+        assert_eq!(of[0], Summary::of(&mut [7, 7, 9, 8, 1, 3]));
+        assert_eq!((of[0].count, of[0].total, of[0].median), (6, 35, 7.0));
+        assert_eq!(of[1], Summary::of(&mut [5, 5, 4]));
+        assert_eq!(of[1].median, 5.0);
     }
 }

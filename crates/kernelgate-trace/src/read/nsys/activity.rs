@@ -13,10 +13,10 @@ use crate::model::names::Name;
 
 const OPERATION: [&str; 7] =
     ["start", "end", "globalPid", "deviceId", "contextId", "streamId", "correlationId"];
-const KERNEL: &str = "CUPTI_ACTIVITY_KIND_KERNEL";
-const COPY: &str = "CUPTI_ACTIVITY_KIND_MEMCPY";
-const SET: &str = "CUPTI_ACTIVITY_KIND_MEMSET";
-const GRAPH: &str = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
+pub(super) const KERNEL: &str = "CUPTI_ACTIVITY_KIND_KERNEL";
+pub(super) const COPY: &str = "CUPTI_ACTIVITY_KIND_MEMCPY";
+pub(super) const SET: &str = "CUPTI_ACTIVITY_KIND_MEMSET";
+pub(super) const GRAPH: &str = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
 const SYNC: &str = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION";
 
 /// The columns of every operation, then others.

@@ -20,6 +20,15 @@ pub(super) struct Database {
     tables: HashMap<String, HashSet<String>>,
 }
 
+/// In which order rows are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// As they are stored.
+    Stored,
+    /// By their start: sorted by SQLite, on disk where they are many.
+    Start,
+}
+
 /// A row of a table.
 pub(super) struct Row<'a, 'b>(&'a rusqlite::Row<'b>);
 
@@ -110,6 +119,15 @@ impl Database {
         usize::try_from(last).unwrap_or(0).min(usize::try_from(size / 8).unwrap_or(0))
     }
 
+    /// The last end of any row of some tables.
+    pub fn last_end(&self, tables: &[&str]) -> Option<i64> {
+        let last = |table: &&str| -> Option<i64> {
+            let sql = format!("SELECT max(\"end\") FROM \"{table}\"");
+            self.connection.query_row(&sql, [], |row| row.get(0)).ok().flatten()
+        };
+        tables.iter().filter(|table| self.has_column(table, "end")).filter_map(last).max()
+    }
+
     /// Every row of a table, with these columns in this order; a column that the table lacks reads
     /// as NULL. `Ok(Some(reason))`: the table ends early.
     ///
@@ -117,6 +135,17 @@ impl Database {
     /// The database is locked.
     pub fn scan(
         &self,
+        table: &str,
+        columns: &[&str],
+        each: impl FnMut(&Row<'_, '_>),
+    ) -> Result<Option<String>, TraceError> {
+        self.scan_in(Order::Stored, table, columns, each)
+    }
+
+    /// The same in an order.
+    pub fn scan_in(
+        &self,
+        order: Order,
         table: &str,
         columns: &[&str],
         mut each: impl FnMut(&Row<'_, '_>),
@@ -134,7 +163,9 @@ impl Database {
                 }
             })
             .collect();
-        let sql = format!("SELECT {} FROM \"{table}\"", select.join(", "));
+        let by_start = order == Order::Start && self.has_column(table, "start");
+        let order = if by_start { " ORDER BY start" } else { "" };
+        let sql = format!("SELECT {} FROM \"{table}\"{order}", select.join(", "));
         let mut read = 0usize;
         let outcome = (|| {
             let mut query = self.connection.prepare(&sql)?;

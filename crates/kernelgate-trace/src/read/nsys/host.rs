@@ -4,7 +4,7 @@ use super::Reader;
 use super::ids::split_global_id;
 use crate::error::TraceError;
 
-const RUNTIME: &str = "CUPTI_ACTIVITY_KIND_RUNTIME";
+pub(super) const RUNTIME: &str = "CUPTI_ACTIVITY_KIND_RUNTIME";
 
 impl Reader {
     pub(super) fn calls(&mut self) -> Result<(), TraceError> {

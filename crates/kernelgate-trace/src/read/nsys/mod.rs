@@ -10,6 +10,7 @@ mod host;
 mod ids;
 mod information;
 mod ranges;
+pub(super) mod stream;
 
 use std::path::Path;
 
@@ -27,16 +28,7 @@ use crate::model::names::Name;
 /// # Errors
 /// The file is no SQLite database, is locked, or is no export.
 pub(super) fn read(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
-    let database = Database::open(path)?;
-    let known = ["StringIds", "META_DATA_EXPORT", "EXPORT_META_DATA", "TARGET_INFO_SYSTEM_ENV"];
-    if !known.iter().any(|table| database.has(table)) {
-        return Err(TraceError::Unknown {
-            path: path.to_owned(),
-            reason: "an SQLite database without the tables of an Nsight Systems export".to_owned(),
-        });
-    }
-    let mut reader = Reader { database, builder: Builder::default(), strings: HashMap::new() };
-    reader.strings()?;
+    let mut reader = open(path)?;
     // Ranges are the longest table: they are read while the others are.
     let strings = reader.strings.clone();
     let (ranges, rest) = std::thread::scope(|scope| {
@@ -49,9 +41,26 @@ pub(super) fn read(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
     });
     rest?;
     if let Some(ranges) = ranges {
-        ranges?.into_trace(&mut reader.builder);
+        let ranges = ranges?;
+        let last = ranges.last(&reader.database);
+        ranges.into_trace(&mut reader.builder, last);
     }
     Ok(reader.builder.finish())
+}
+
+/// An export of which the texts were read.
+fn open(path: &Path) -> Result<Reader, TraceError> {
+    let database = Database::open(path)?;
+    let known = ["StringIds", "META_DATA_EXPORT", "EXPORT_META_DATA", "TARGET_INFO_SYSTEM_ENV"];
+    if !known.iter().any(|table| database.has(table)) {
+        return Err(TraceError::Unknown {
+            path: path.to_owned(),
+            reason: "an SQLite database without the tables of an Nsight Systems export".to_owned(),
+        });
+    }
+    let mut reader = Reader { database, builder: Builder::default(), strings: HashMap::new() };
+    reader.strings()?;
+    Ok(reader)
 }
 
 /// An export while it is read.

@@ -5,7 +5,10 @@ use std::path::Path;
 use hashbrown::HashMap;
 
 use super::super::builder::Builder;
-use super::database::Database;
+use super::super::rows::RangeRow;
+use super::activity::{COPY, GRAPH, KERNEL, SET};
+use super::database::{Database, Order};
+use super::host::RUNTIME;
 use super::ids::split_global_id;
 use crate::error::TraceError;
 use crate::model::Table;
@@ -28,18 +31,32 @@ enum Text {
     None,
 }
 
-/// Ranges whose threads and names are indices of this part alone.
-pub(super) struct Part {
-    ranges: Ranges,
-    marks: Marks,
+/// What a row says, its thread and name by the numbers of its [`Labels`].
+enum Event {
+    /// `None`: it was never closed.
+    Range(i64, Option<i64>, RangeStyle),
+    Mark(i64),
+}
+
+/// Threads and texts of ranges before they are those of a trace.
+#[derive(Default)]
+struct Labels {
     /// Global thread ids.
     threads: Table<i64>,
     /// (domain, process, text).
     keys: Table<(i64, u64, Text)>,
     texts: Names,
     domains: HashMap<(i64, u64), Text>,
-    unclosed: Vec<u32>,
     quality: Quality,
+}
+
+/// Ranges whose threads and names are indices of this part alone.
+#[derive(Default)]
+pub(super) struct Part {
+    ranges: Ranges,
+    marks: Marks,
+    unclosed: Vec<u32>,
+    labels: Labels,
 }
 
 /// Reads the ranges.
@@ -48,23 +65,58 @@ pub(super) struct Part {
 /// The database is locked.
 pub(super) fn read(path: &Path, strings: &HashMap<i64, Name>) -> Result<Part, TraceError> {
     let database = Database::open(path)?;
-    let mut part = Part {
-        ranges: Ranges::default(),
-        marks: Marks::default(),
-        threads: Table::default(),
-        keys: Table::default(),
-        texts: Names::default(),
-        domains: HashMap::new(),
-        unclosed: Vec::new(),
-        quality: Quality::default(),
-    };
+    let Part { mut ranges, mut marks, mut unclosed, .. } = Part::default();
+    ranges.reserve(database.rows_at_most(EVENTS));
+    let labels = scan(&database, Order::Stored, strings, |thread, key, event| match event {
+        Event::Range(start, end, style) => {
+            if end.is_none() {
+                unclosed.push(u32::try_from(ranges.len()).unwrap_or(u32::MAX));
+            }
+            ranges.push(start, end.unwrap_or(start), thread.0, Name(key), style);
+        }
+        Event::Mark(time) => {
+            marks.time.push(time);
+            marks.thread.push(thread.0);
+            marks.name.push(Name(key));
+        }
+    })?;
+    Ok(Part { ranges, marks, unclosed, labels })
+}
+
+/// Hands out the ranges in some order; their names are numbers into what is returned.
+///
+/// # Errors
+/// The database is locked.
+pub(super) fn stream(
+    path: &Path,
+    order: Order,
+    strings: &HashMap<i64, Name>,
+    mut each: impl FnMut(i64, RangeRow),
+) -> Result<Part, TraceError> {
+    let database = Database::open(path)?;
+    let labels = scan(&database, order, strings, |(_, thread), label, event| {
+        if let Event::Range(start, end, style) = event {
+            let end = end.unwrap_or(RangeRow::UNCLOSED);
+            each(thread, RangeRow { start, end, thread: 0, label, style });
+        }
+    })?;
+    Ok(Part { labels, ..Part::default() })
+}
+
+/// Visits events: their thread as number and global id, the number of their name, what they are.
+fn scan(
+    database: &Database,
+    order: Order,
+    strings: &HashMap<i64, Name>,
+    mut each: impl FnMut((u32, i64), u32, Event),
+) -> Result<Labels, TraceError> {
+    let mut labels = Labels::default();
     if !database.has(EVENTS) {
-        part.quality.missing.push(EVENTS.to_owned());
-        return Ok(part);
+        labels.quality.missing.push(EVENTS.to_owned());
+        return Ok(labels);
     }
-    part.ranges.reserve(database.rows_at_most(EVENTS));
     let columns = ["start", "end", "eventType", "globalTid", "text", "textId", "domainId"];
-    let ended = database.scan(EVENTS, &columns, |row| {
+    let ended = database.scan_in(order, EVENTS, &columns, |row| {
         let kind = row.integer(2);
         let style = match kind {
             // 59 and 60 are NVTX, 70 and 71 the same from a text file.
@@ -76,8 +128,8 @@ pub(super) fn read(path: &Path, strings: &HashMap<i64, Name>) -> Result<Part, Tr
         let text = match (row.integer(5).and_then(|id| strings.get(&id)), row.text(4)) {
             (Some(&name), _) => Text::Shared(name),
             (None, Some(text)) => {
-                part.quality.text(text);
-                Text::Own(part.texts.intern_bytes(text))
+                labels.quality.text(text);
+                Text::Own(labels.texts.intern_bytes(text))
             }
             (None, None) => Text::None,
         };
@@ -85,52 +137,35 @@ pub(super) fn read(path: &Path, strings: &HashMap<i64, Name>) -> Result<Part, Tr
         let (process, ..) = split_global_id(thread);
         let domain = row.integer(6).unwrap_or(0);
         if kind == Some(DOMAIN) {
-            part.domains.insert((domain, process), text);
+            labels.domains.insert((domain, process), text);
             return;
         }
         let Some(start) = row.integer(0) else { return };
-        if kind == Some(MARK) {
-            part.marks.time.push(start);
-            part.marks.thread.push(part.threads.of(thread));
-            part.marks.name.push(Name(part.keys.of((domain, process, text))));
-            return;
-        }
-        let end = match row.integer(1) {
-            Some(end) => part.quality.span_end(start, end),
-            None => {
-                part.unclosed.push(u32::try_from(part.ranges.len()).unwrap_or(u32::MAX));
-                start
-            }
+        let event = if kind == Some(MARK) {
+            Event::Mark(start)
+        } else {
+            let end = row.integer(1).map(|end| labels.quality.span_end(start, end));
+            labels.quality.unclosed_ranges += u64::from(end.is_none());
+            Event::Range(start, end, style)
         };
-        let key = part.keys.of((domain, process, text));
-        part.ranges.push(start, end, part.threads.of(thread), Name(key), style);
+        let key = labels.keys.of((domain, process, text));
+        each((labels.threads.of(thread), thread), key, event);
     })?;
-    part.quality.unreadable.extend(ended);
-    part.quality.unclosed_ranges = part.unclosed.len() as u64;
-    Ok(part)
+    labels.quality.unreadable.extend(ended);
+    Ok(labels)
 }
 
-impl Part {
-    /// Puts the ranges into a trace.
-    pub fn into_trace(self, builder: &mut Builder) {
-        let Self { mut ranges, mut marks, threads, keys, texts, domains, unclosed, quality } = self;
-        let threads: Vec<u32> = threads
-            .values
-            .iter()
-            .map(|&id| {
-                let (key, pid, tid) = split_global_id(id);
-                let process = builder.process(key, pid);
-                builder.thread(process, tid)
-            })
-            .collect();
-        let names: Vec<Name> = keys
+impl Labels {
+    /// The name of each number.
+    fn names(&self, builder: &mut Builder) -> Vec<Name> {
+        self.keys
             .values
             .iter()
             .map(|&(domain, process, text)| {
-                let domain = domains.get(&(domain, process)).copied().unwrap_or(Text::None);
+                let domain = self.domains.get(&(domain, process)).copied().unwrap_or(Text::None);
                 let mut of = |text| match text {
                     Text::Shared(name) => Some(name),
-                    Text::Own(name) => Some(builder.trace.names.intern(texts.text(name))),
+                    Text::Own(name) => Some(builder.trace.names.intern(self.texts.text(name))),
                     Text::None => None,
                 };
                 match (of(domain), of(text)) {
@@ -144,7 +179,39 @@ impl Part {
                     }
                 }
             })
+            .collect()
+    }
+}
+
+impl Part {
+    /// The names that rows of [`stream`] mean.
+    pub fn into_names(self, builder: &mut Builder) -> Vec<Name> {
+        let names = self.labels.names(builder);
+        builder.trace.quality.absorb(self.labels.quality);
+        names
+    }
+
+    /// The end of ranges that were never closed: the last of the trace, whatever is read of it.
+    /// `None` where all were closed.
+    pub fn last(&self, database: &Database) -> Option<i64> {
+        let tables = [EVENTS, KERNEL, COPY, SET, GRAPH, RUNTIME];
+        (self.labels.quality.unclosed_ranges > 0).then(|| database.last_end(&tables)).flatten()
+    }
+
+    /// Puts the ranges into a trace, those that were never closed with this end.
+    pub fn into_trace(self, builder: &mut Builder, last: Option<i64>) {
+        let Self { mut ranges, mut marks, unclosed, labels } = self;
+        let threads: Vec<u32> = labels
+            .threads
+            .values
+            .iter()
+            .map(|&id| {
+                let (key, pid, tid) = split_global_id(id);
+                let process = builder.process(key, pid);
+                builder.thread(process, tid)
+            })
             .collect();
+        let names = labels.names(builder);
         for thread in ranges.thread.iter_mut().chain(&mut marks.thread) {
             *thread = threads[*thread as usize];
         }
@@ -152,10 +219,11 @@ impl Part {
             *name = names[name.0 as usize];
         }
         (builder.trace.ranges, builder.trace.marks) = (ranges, marks);
-        builder.trace.quality.absorb(quality);
-        if let Some((_, last)) = builder.trace.span() {
+        builder.trace.quality.absorb(labels.quality);
+        if let Some(last) = last {
             for &range in &unclosed {
-                builder.trace.ranges.end[range as usize] = last;
+                let end = &mut builder.trace.ranges.end[range as usize];
+                *end = last.max(*end);
             }
         }
     }

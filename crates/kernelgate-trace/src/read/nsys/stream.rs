@@ -1,0 +1,225 @@
+//! Ranges and calls of an export, handed out in order of time without being kept.
+//!
+//! Exports are stored almost in order: a buffer mends that. Where it does not, SQLite sorts.
+
+use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::vec::IntoIter;
+
+use hashbrown::HashMap;
+
+use super::super::builder::Builder;
+use super::super::rows::{CallRow, Either, InTime, RangeRow, Row, Streamed, merge};
+use super::super::wanted::Wanted;
+use super::database::{Database, Order};
+use super::host::RUNTIME;
+use super::ids::split_global_id;
+use super::ranges::{self, Part};
+use crate::error::TraceError;
+use crate::model::Trace;
+use crate::model::names::Name;
+
+/// Rows that are handed over together, and by how many a row may be out of order.
+const BATCH: usize = 1 << 15;
+
+/// Reads what is wanted but ranges and calls, and hands these out.
+///
+/// # Errors
+/// The file is no SQLite database, is locked, or is no export.
+pub(in crate::read) fn read(
+    path: &Path,
+    wanted: &Wanted,
+    mut each: impl FnMut(&Trace, Row),
+) -> Result<Streamed, TraceError> {
+    let mut reader = super::open(path)?;
+    reader.all_but_ranges(&Wanted { calls: false, ..*wanted })?;
+    let super::Reader { mut builder, strings, database } = reader;
+    builder.share();
+    let mut pass = pass(path, wanted, Order::Stored, &mut builder, &strings, &mut each)?;
+    if !pass.in_order {
+        pass = self::pass(path, wanted, Order::Start, &mut builder, &strings, &mut each)?;
+    }
+    let last = pass.ranges.last(&database).unwrap_or(RangeRow::UNCLOSED);
+    builder.trace.quality.unreadable.extend(pass.calls_ended);
+    let names = pass.ranges.into_names(&mut builder);
+    Ok(Streamed { trace: builder.finish(), names, last })
+}
+
+/// What one pass over the tables found.
+struct Pass {
+    in_order: bool,
+    ranges: Part,
+    /// Why the table of calls ended early.
+    calls_ended: Option<String>,
+}
+
+fn pass(
+    path: &Path,
+    wanted: &Wanted,
+    order: Order,
+    builder: &mut Builder,
+    strings: &HashMap<i64, Name>,
+    each: &mut impl FnMut(&Trace, Row),
+) -> Result<Pass, TraceError> {
+    let mut threads: HashMap<i64, (u32, u32)> = HashMap::new();
+    let mut thread_of = |builder: &mut Builder, id: i64| {
+        *threads.entry(id).or_insert_with(|| {
+            let (key, pid, tid) = split_global_id(id);
+            let process = builder.process(key, pid);
+            (builder.thread(process, tid), process)
+        })
+    };
+    let (range_sender, ranges) = sync_channel(2);
+    let (call_sender, calls) = sync_channel(2);
+    std::thread::scope(|scope| {
+        let range_reader = scope.spawn(move || ranges_of(path, order, strings, range_sender));
+        let call_reader =
+            wanted.calls.then(|| scope.spawn(move || calls_of(path, order, call_sender)));
+        let (mut ranges, mut calls) = (Ordered::new(ranges), Ordered::new(calls));
+        each(&builder.trace, Row::Begin);
+        for row in merge(&mut ranges, &mut calls) {
+            let row = match row {
+                Either::Range((thread, row)) => {
+                    Row::Range(RangeRow { thread: thread_of(builder, thread).0, ..row })
+                }
+                Either::Call((thread, row)) => {
+                    let (thread, process) = thread_of(builder, thread);
+                    Row::Call(CallRow { thread, process, ..row })
+                }
+            };
+            each(&builder.trace, row);
+        }
+        let ranges_read = range_reader.join().expect("reading ranges does not panic")?;
+        let calls_ended = match call_reader {
+            Some(reader) => reader.join().expect("reading calls does not panic")?,
+            None => None,
+        };
+        Ok(Pass { in_order: ranges.in_order && calls.in_order, ranges: ranges_read, calls_ended })
+    })
+}
+
+fn ranges_of(
+    path: &Path,
+    order: Order,
+    strings: &HashMap<i64, Name>,
+    sender: SyncSender<Vec<(i64, RangeRow)>>,
+) -> Result<Part, TraceError> {
+    let mut batches = Batches { batch: Vec::new(), sender };
+    let part = ranges::stream(path, order, strings, |thread, row| batches.push((thread, row)))?;
+    batches.send();
+    Ok(part)
+}
+
+fn calls_of(
+    path: &Path,
+    order: Order,
+    sender: SyncSender<Vec<(i64, CallRow)>>,
+) -> Result<Option<String>, TraceError> {
+    let database = Database::open(path)?;
+    let mut batches = Batches { batch: Vec::new(), sender };
+    let columns = ["start", "end", "globalTid", "correlationId"];
+    let ended = database.scan_in(order, RUNTIME, &columns, |row| {
+        let Some(start) = row.integer(0) else { return };
+        let end = row.integer(1).unwrap_or(start).max(start);
+        // What is no correlation id joins with nothing.
+        let correlation = row.integer(3).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
+        if correlation != 0 {
+            let row_of = CallRow { start, end, thread: 0, process: 0, correlation };
+            batches.push((row.integer(2).unwrap_or(0), row_of));
+        }
+    })?;
+    batches.send();
+    Ok(ended)
+}
+
+/// Rows on their way to another thread.
+struct Batches<T> {
+    batch: Vec<T>,
+    sender: SyncSender<Vec<T>>,
+}
+
+impl<T> Batches<T> {
+    fn push(&mut self, row: T) {
+        self.batch.push(row);
+        if self.batch.len() == BATCH {
+            self.send();
+        }
+    }
+
+    fn send(&mut self) {
+        // Nobody receives any more only if the other thread panicked.
+        let _ = self.sender.send(std::mem::replace(&mut self.batch, Vec::with_capacity(BATCH)));
+    }
+}
+
+/// Rows that come almost in order, in order.
+struct Ordered<T> {
+    receiver: Receiver<Vec<T>>,
+    ready: IntoIter<T>,
+    /// Later than all that are ready.
+    held: Vec<T>,
+    last: i64,
+    /// Whether the buffer sufficed.
+    in_order: bool,
+}
+
+impl<T: InTime> Ordered<T> {
+    fn new(receiver: Receiver<Vec<T>>) -> Self {
+        let (ready, held) = (Vec::new().into_iter(), Vec::new());
+        Self { receiver, ready, held, last: i64::MIN, in_order: true }
+    }
+}
+
+impl<T: InTime> Iterator for Ordered<T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        loop {
+            if let Some(row) = self.ready.next() {
+                let start = row.key().0;
+                self.in_order &= start >= self.last;
+                self.last = start;
+                return Some(row);
+            }
+            let ready = match self.receiver.recv() {
+                Ok(batch) => {
+                    let whole = self.held.len();
+                    self.held.extend(batch);
+                    if !self.held.is_sorted_by_key(InTime::key) {
+                        self.held.sort_by_key(InTime::key);
+                    }
+                    let later = self.held.split_off(whole);
+                    std::mem::replace(&mut self.held, later)
+                }
+                Err(_) if self.held.is_empty() => return None,
+                Err(_) => std::mem::take(&mut self.held),
+            };
+            self.ready = ready.into_iter();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(starts: &[i64]) -> Vec<CallRow> {
+        let row = |&start| CallRow { start, end: start, thread: 0, process: 0, correlation: 1 };
+        starts.iter().map(row).collect()
+    }
+
+    #[test]
+    fn a_buffer_mends_what_is_almost_in_order() {
+        let read = |batches: &[&[i64]]| {
+            let (sender, receiver) = sync_channel(batches.len());
+            batches.iter().for_each(|batch| sender.send(rows(batch)).expect("there is room"));
+            drop(sender);
+            let mut ordered = Ordered::new(receiver);
+            let starts: Vec<i64> = ordered.by_ref().map(|row| row.start).collect();
+            (starts, ordered.in_order)
+        };
+        assert_eq!(read(&[&[3, 1], &[2, 5], &[4, 6]]), (vec![1, 2, 3, 4, 5, 6], true));
+        assert_eq!(read(&[]), (vec![], true));
+        assert!(!read(&[&[7, 8], &[9, 10], &[1, 2]]).1, "a batch too late");
+    }
+}

@@ -1,0 +1,152 @@
+//! Ranges and calls as rows that are handed out in order of time, for exports too large to hold.
+
+use std::cmp::Reverse;
+
+use crate::model::Trace;
+use crate::model::host::RangeStyle;
+use crate::model::names::Name;
+
+/// A named range.
+#[derive(Debug, Clone, Copy)]
+pub struct RangeRow {
+    /// When it was opened.
+    pub start: i64,
+    /// When it was closed, or [`Self::UNCLOSED`].
+    pub end: i64,
+    /// Index into [`Trace::threads`].
+    pub thread: u32,
+    /// Index into [`Streamed::names`]; of a trace in memory the number of its name.
+    pub label: u32,
+    /// How it was opened.
+    pub style: RangeStyle,
+}
+
+impl RangeRow {
+    /// The end of a range that was never closed.
+    pub const UNCLOSED: i64 = i64::MAX;
+}
+
+/// A call of CUDA with a correlation id.
+#[derive(Debug, Clone, Copy)]
+pub struct CallRow {
+    /// When it was entered.
+    pub start: i64,
+    /// When it returned.
+    pub end: i64,
+    /// Index into [`Trace::threads`].
+    pub thread: u32,
+    /// Index into [`Trace::processes`].
+    pub process: u32,
+    /// What joins it with what it launched, within its process.
+    pub correlation: u32,
+}
+
+/// What a stream hands out.
+#[derive(Debug, Clone, Copy)]
+pub enum Row {
+    /// It begins, maybe again: what came before does not count.
+    Begin,
+    /// A range.
+    Range(RangeRow),
+    /// A call.
+    Call(CallRow),
+}
+
+/// What is known when all rows were handed out.
+#[derive(Debug)]
+pub struct Streamed {
+    /// The trace, without ranges and calls.
+    pub trace: Trace,
+    /// The names that [`RangeRow::label`] means. Several labels may mean one.
+    pub names: Vec<Name>,
+    /// The end of ranges that were never closed.
+    pub last: i64,
+}
+
+/// What has an order in time: what opens first, and of two the outer one.
+pub(super) trait InTime {
+    fn key(&self) -> (i64, Reverse<i64>);
+}
+
+impl InTime for RangeRow {
+    fn key(&self) -> (i64, Reverse<i64>) {
+        (self.start, Reverse(self.end))
+    }
+}
+
+/// With the global id of its thread.
+impl<T: InTime> InTime for (i64, T) {
+    fn key(&self) -> (i64, Reverse<i64>) {
+        self.1.key()
+    }
+}
+
+impl InTime for CallRow {
+    fn key(&self) -> (i64, Reverse<i64>) {
+        (self.start, Reverse(self.end))
+    }
+}
+
+/// The ranges and calls of a trace in memory as rows in order of time, a range before a call that
+/// starts with it. Their labels are names of the trace.
+pub fn rows_of(trace: &Trace, mut each: impl FnMut(Row)) {
+    let (ranges, calls) = (&trace.ranges, &trace.calls);
+    let range = |row: u32| {
+        let at = row as usize;
+        RangeRow {
+            start: ranges.start[at],
+            end: ranges.end[at],
+            thread: ranges.thread[at],
+            label: ranges.name[at].0,
+            style: ranges.style[at],
+        }
+    };
+    let call = |row: u32| {
+        let at = row as usize;
+        CallRow {
+            start: calls.start[at],
+            end: calls.end[at],
+            thread: calls.thread[at],
+            process: trace.threads[calls.thread[at] as usize].process,
+            correlation: calls.correlation[at],
+        }
+    };
+    let ordered = |length: usize, key: &dyn Fn(u32) -> (i64, Reverse<i64>)| {
+        let mut order: Vec<u32> = (0u32..).take(length).collect();
+        if !order.is_sorted_by_key(|&row| key(row)) {
+            order.sort_by_key(|&row| key(row));
+        }
+        order
+    };
+    let range_order = ordered(ranges.len(), &|row| range(row).key());
+    let call_order = ordered(calls.len(), &|row| call(row).key());
+    let calls = call_order.into_iter().map(call).filter(|call| call.correlation != 0);
+    each(Row::Begin);
+    for row in merge(range_order.into_iter().map(range), calls) {
+        each(match row {
+            Either::Range(range) => Row::Range(range),
+            Either::Call(call) => Row::Call(call),
+        });
+    }
+}
+
+/// A row of one of two orders.
+pub(super) enum Either<R, C> {
+    Range(R),
+    Call(C),
+}
+
+/// Two orders of time as one.
+pub(super) fn merge<R: InTime, C: InTime>(
+    ranges: impl Iterator<Item = R>,
+    calls: impl Iterator<Item = C>,
+) -> impl Iterator<Item = Either<R, C>> {
+    let (mut ranges, mut calls) = (ranges.peekable(), calls.peekable());
+    std::iter::from_fn(move || {
+        let start = calls.peek().map_or(i64::MAX, |call| call.key().0);
+        match ranges.next_if(|range| range.key().0 <= start) {
+            Some(range) => Some(Either::Range(range)),
+            None => calls.next().map(Either::Call),
+        }
+    })
+}

@@ -1,0 +1,84 @@
+//! Tables of exports whose ranges and calls are not kept are those of exports in memory.
+
+#![allow(clippy::unwrap_used)]
+
+mod fixture;
+
+use fixture::{Export, process};
+use kernelgate_trace::stats::{self, Report};
+
+/// The tables that can be summed while ranges and calls are read.
+const REPORTS: [Report; 4] =
+    [Report::Ranges, Report::PushPopRanges, Report::RangeKernels, Report::RangeProjections];
+
+/// Checks every table of an export; its tables have this many rows.
+fn same(export: &Export, rows: [usize; 4]) {
+    let trace = export.read().unwrap();
+    for (report, rows) in REPORTS.into_iter().zip(rows) {
+        let streamed = stats::streamed(&export.path(), report).unwrap().unwrap();
+        let kept = stats::table(&trace, report);
+        assert_eq!(streamed.table.to_csv(), kept.to_csv(), "{}", report.name());
+        assert_eq!(kept.rows.len(), rows, "{}", report.name());
+    }
+}
+
+#[test]
+fn odd_ranges_and_calls_are_summed_alike() {
+    let mut export = Export::new();
+    export.sql(&format!(
+        "INSERT INTO NVTX_EVENTS VALUES (0, NULL, 75, 'library', NULL, {0}, 5);
+         INSERT INTO NVTX_EVENTS VALUES (95, 300, 59, 'in a domain', NULL, {0}, 5);",
+        process(7) | 7
+    ));
+    let shared = export.text("step");
+    export.range(90, Some(400), 59, "step");
+    export.sql(&format!(
+        "INSERT INTO NVTX_EVENTS VALUES (500, 900, 59, NULL, {shared}, {}, 0);",
+        process(7) | 7
+    ));
+    // Together with another, overlapping, never closed, by an id, without anything in it.
+    export.range(90, Some(200), 59, "inner");
+    export.range(150, Some(600), 60, "overlapping");
+    export.range(510, None, 59, "never closed");
+    export.range(920, Some(950), 59, "empty");
+    for launch in 0..6 {
+        let start = 100 + launch * 150;
+        let (call, kernel) = ((start, start + 10), (start + 1000, start + 1100));
+        export.launch(call, kernel, launch + 1, if launch % 2 == 0 { "a" } else { "b" });
+    }
+    // Two operations of one call, one call of a second process, a kernel and a call alone.
+    export.copy((2500, 2600), 3, (1, 1, 2));
+    export.kernel(8, (3000, 3010), 1, "of another process");
+    export.call(8, (700, 720), 1, "cuLaunchKernel");
+    export.kernel(7, (4000, 4020), 99, "launched by nothing");
+    export.call(7, (960, 970), 98, "cudaLaunchKernel_v7000");
+    // A second call with a known id, later.
+    export.call(7, (975, 980), 2, "cudaLaunchKernel_v7000");
+    same(&export, [6, 5, 11, 5]);
+}
+
+#[test]
+fn ranges_that_are_stored_in_any_order_are_sorted() {
+    let mut export = Export::new();
+    let name = export.text("operator");
+    export.sql(&format!(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000)
+         INSERT INTO NVTX_EVENTS SELECT i * 100, i * 100 + 50, 59, NULL, {name}, {}, 0 FROM n;",
+        process(7) | 7
+    ));
+    export.range(50, Some(20_000_000), 59, "step, stored behind all that it holds");
+    export.launch((110, 120), (500, 900), 1, "early");
+    export.launch((9_000_010, 9_000_020), (9_000_500, 9_000_900), 2, "late");
+    same(&export, [2, 2, 4, 2]);
+}
+
+#[test]
+fn other_files_and_other_tables_are_not_streamed() {
+    let export = Export::new();
+    assert!(stats::streamed(&export.path(), Report::GpuKernels).unwrap().is_none());
+    let (_folder, path) = fixture::file("trace.json", br#"{"traceEvents": []}"#);
+    assert!(stats::streamed(&path, Report::Ranges).unwrap().is_none());
+    let (_folder, path) = fixture::file("trace.sqlite", b"no database");
+    let message = stats::streamed(&path, Report::Ranges).unwrap_err().to_string();
+    assert!(message.contains("not an SQLite database"), "{message}");
+}
