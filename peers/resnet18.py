@@ -1,15 +1,17 @@
 """An ST-BIF ResNet-18 in PyTorch, inference and training step.
 
 Peers: eager in fp32 with TF32 convolutions; the same in a CUDA graph; and what a good user would
-write: channels-last bf16, convolutions over all time steps at once, bias, residual and neurons
-compiled into one kernel, the stem once an image, all in a CUDA graph. Training is eager, and with
-compiled neurons in a CUDA graph: forward, cross-entropy, backward by replay, SGD with momentum.
+write: channels-last bf16, convolutions over all time steps at once, bias, residual and neurons in
+one kernel, the stem once an image, all in a CUDA graph; once with the kernel that `torch.compile`
+makes, once in Triton (`resnet18_triton.py`), which is ready in seconds where the compiler takes
+minutes. A training step is the forward pass, cross-entropy, backward by replay, SGD with momentum.
 
 The same equations as the workload. Weights are random here, drawn as the workload's are but not the
 same numbers: speed does not depend on them. `python resnet18.py --check DUMP` computes the problem
 of a safetensors file that `kernelgate verify --dump` wrote, with its weights and images, and
-prints how far the logits, and in training the new momentum, are from the file's. `--cpu B T`
-times a training step on the host.
+prints how far the logits, and in training the new momentum, are from the file's. `--profile
+WORKLOAD AXIS=VALUE…` times the peer in Triton and prints where its time goes. `--cpu B T` times a
+training step on the host.
 """
 import json
 import math
@@ -126,32 +128,43 @@ def currents_gradient(x, gy, theta, top):
     return torch.stack(gradients[::-1])
 
 
-def layer_forward(y, bias, residual, fed, theta, top):
-    """Currents and spikes of a convolution's output `[T, pixels, C]` with what a step adds."""
+def layer_forward(y, bias, residual, fed, theta, top, keep, sums):
+    """Currents, if they are kept, and values, or their sums over time, of a convolution's output
+    `[T, pixels, C]` with what a step adds."""
     x = y + bias * (torch.arange(y.shape[0], device=y.device) < fed).to(y.dtype).view(-1, 1, 1)
     if residual is not None:
         x = x + residual
-    return x, spikes_of(x, theta, top)
+    values = theta * spikes_of(x, theta, top)
+    return x if keep else None, values.cumsum(0) if sums else values
+
+
+def layer_backward(x, gy, theta, top, sums):
+    """Gradient of the currents from that of the values, or of their sums."""
+    if sums:
+        gy = gy.flip(0).cumsum(0).flip(0)
+    return currents_gradient(x, theta * gy, theta, top)
 
 
 class Neurons(torch.autograd.Function):
-    """`[T, pixels, C]` to spikes; nothing is saved but the currents."""
+    """`[T, pixels, C]` to values, or their sums; nothing is saved but the currents."""
 
     forward_kernel = staticmethod(layer_forward)
-    backward_kernel = staticmethod(currents_gradient)
+    backward_kernel = staticmethod(layer_backward)
 
     @staticmethod
-    def forward(ctx, y, bias, residual, fed, theta, top):
-        x, spikes = Neurons.forward_kernel(y, bias, residual, fed, theta, top)
-        ctx.save_for_backward(x)
-        ctx.parameters, ctx.fed, ctx.joined = (theta, top), fed, residual is not None
-        return spikes
+    def forward(ctx, y, bias, residual, fed, theta, top, keep, sums):
+        arguments = y, bias, residual, fed, theta, top, keep, sums
+        x, values = Neurons.forward_kernel(*arguments)
+        if keep:
+            ctx.save_for_backward(x)
+        ctx.parameters, ctx.fed, ctx.joined = (theta, top, sums), fed, residual is not None
+        return values
 
     @staticmethod
     def backward(ctx, gy):
         (x,) = ctx.saved_tensors
         gx = Neurons.backward_kernel(x, gy.contiguous(), *ctx.parameters)
-        return gx, gx[: ctx.fed].sum((0, 1)), gx if ctx.joined else None, None, None, None
+        return gx, gx[: ctx.fed].sum((0, 1)), gx if ctx.joined else None, *[None] * 5
 
 
 def by_step(frames, t):
@@ -166,7 +179,7 @@ class Network:
         self.stem, self.t = stem, t
         self.steps = level // 2 - 1
         self.fed, self.top, self.theta = min(t, self.steps), self.steps, 4.0 / level
-        self.dtype = dtype
+        self.dtype, self.train = dtype, train
         last = lambda w: torch.channels_last if w.dim() == 4 else torch.preserve_format
         move = lambda w, dtype: w.to(device, dtype, memory_format=last(w))
         self.master = {name: move(w, torch.float32) for name, w in weights.items()}
@@ -174,51 +187,56 @@ class Network:
             self.master = {name: w.requires_grad_() for name, w in self.master.items()}
         self.convs = {name: conv for name, *conv in layers(stem, width)}
         # Training rounds the parameters in every step, inference once.
-        self.weights = self.master if train else {n: move(w, dtype) for n, w in weights.items()}
+        self.packed = None if train else {name: self.round(name, dtype) for name in self.master}
+
+    def round(self, name, dtype):
+        """A weight as convolutions take it, a bias as a step adds it, with that of the shortcut."""
+        value = self.master[name].to(dtype)
+        if name.endswith(".weight"):
+            return value
+        shortcut = name.replace("conv2", "downsample")
+        if shortcut != name and shortcut in self.master:
+            value = value + self.master[shortcut].to(dtype)
+        return value / self.steps
 
     def weight(self, name):
-        return self.weights[name].to(self.dtype)
+        return self.packed[name] if self.packed else self.round(name, self.dtype)
 
     def convolve(self, name, x):
         _, _, kernel, stride, _ = self.convs[name]
         return F.conv2d(x, self.weight(name + ".weight"), stride=stride, padding=kernel // 2)
 
-    def bias(self, name):
-        return self.weight(name + ".bias") / self.steps
-
-    def neurons(self, y, bias, residual=None):
+    def neurons(self, y, name, residual=None, sums=False):
         frames, channels, rows, columns = y.shape
         if residual is not None:
             residual = by_step(residual, self.t)
-        spikes = Neurons.apply(
-            by_step(y, self.t), bias, residual, self.fed, self.theta, self.top
-        )
-        return spikes.view(frames, rows, columns, channels).permute(0, 3, 1, 2)
+        rest = self.fed, self.theta, self.top, self.train, sums
+        values = Neurons.apply(by_step(y, self.t), self.weight(name + ".bias"), residual, *rest)
+        return values.view(frames, rows, columns, channels).permute(0, 3, 1, 2)
 
-    def pool(self, spikes):
-        sums = spikes.unflatten(0, (self.t, -1)).cumsum(0).flatten(0, 1)
-        pooled = F.max_pool2d(sums, 3, 2, 1).unflatten(0, (self.t, -1))
-        before = torch.cat((torch.zeros_like(pooled[:1]), pooled[:-1]))
-        return (pooled - before).flatten(0, 1)
+    def pool(self, sums):
+        """Telescoped: of the sums over time, then what a step adds."""
+        pooled = F.max_pool2d(sums, 3, 2, 1)
+        frames, channels, rows, columns = pooled.shape
+        by = by_step(pooled, self.t)
+        steps = torch.cat((by[:1], by[1:] - by[:-1]))
+        return steps.view(frames, rows, columns, channels).permute(0, 3, 1, 2)
 
     def __call__(self, images):
         once = self.convolve("conv1", images.to(self.dtype)) / self.steps
         feeds = (torch.arange(self.t, device=images.device) < self.fed).to(self.dtype)
         x = (once[None] * feeds.view(-1, 1, 1, 1, 1)).flatten(0, 1)
-        s = self.neurons(x, self.bias("conv1"))
-        if self.stem == "imagenet":
-            s = self.pool(s)
+        pooling = self.stem == "imagenet"
+        value = self.neurons(x, "conv1", sums=pooling)
+        if pooling:
+            value = self.pool(value)
         for block in [f"layer{stage}.{block}" for stage in range(1, 5) for block in range(2)]:
-            value = self.theta * s
-            hidden = self.theta * self.neurons(
-                self.convolve(block + ".conv1", value), self.bias(block + ".conv1")
-            )
-            y, bias = self.convolve(block + ".conv2", hidden), self.bias(block + ".conv2")
+            hidden = self.neurons(self.convolve(block + ".conv1", value), block + ".conv1")
+            y = self.convolve(block + ".conv2", hidden)
             if block + ".downsample" in self.convs:
                 value = self.convolve(block + ".downsample", value)
-                bias = bias + self.bias(block + ".downsample")
-            s = self.neurons(y, bias, value)
-        features = self.theta * s.unflatten(0, (self.t, -1)).float().sum(0).mean((-2, -1))
+            value = self.neurons(y, block + ".conv2", value)
+        features = value.unflatten(0, (self.t, -1)).float().sum(0).mean((-2, -1))
         share = self.fed / self.steps
         return F.linear(features, self.master["fc.weight"], share * self.master["fc.bias"])
 
@@ -249,25 +267,42 @@ def captured(run):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return graph.replay
+
+    def replay():
+        graph.replay()
+        return run  # Holds what the graph reads.
+
+    return replay
 
 
-def prepare(workload, axes, graph, compiled):
+def use_kernels(kind):
+    """Makes all networks compute their neurons so."""
+    kernels = layer_forward, layer_backward
+    if kind == "compiled":
+        # One kernel for all layers' extents: a compilation an extent takes minutes.
+        torch._dynamo.config.recompile_limit = 64
+        kernels = [torch.compile(kernel, dynamic=True) for kernel in kernels]
+    elif kind == "triton":
+        import resnet18_triton as by_triton
+
+        kernels = by_triton.forward, by_triton.backward
+    Neurons.forward_kernel, Neurons.backward_kernel = map(staticmethod, kernels)
+
+
+def prepare(workload, axes, graph, kernels=None):
+    """What launches a problem: in fp32, or in bf16 with neurons `compiled` or in `triton`."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
     b, t, level, width = (int(axes[axis]) for axis in ("b", "t", "level", "w"))
     train = workload.endswith("train_step")
-    dtype = torch.bfloat16 if compiled else torch.float32
+    dtype = torch.bfloat16 if kernels else torch.float32
     weights = random_weights(axes["stem"], width)
     network = Network(axes["stem"], width, t, level, weights, "cuda", dtype, train)
     images = torch.randn(b, COLORS, SIDE, SIDE, device="cuda")
     labels = torch.randint(CLASSES, (b,), device="cuda")
-    kernels = layer_forward, currents_gradient
-    if compiled:
+    if kernels:
         images = images.contiguous(memory_format=torch.channels_last)
-        # One kernel for all layers' extents: a compilation an extent takes minutes.
-        kernels = [torch.compile(kernel, dynamic=True) for kernel in kernels]
-    Neurons.forward_kernel, Neurons.backward_kernel = map(staticmethod, kernels)
+    use_kernels(kernels)
     if train:
         run = trained(network, images, labels)
     else:
@@ -281,10 +316,11 @@ def peers(workload, axes):
     if not workload.startswith("resnet18/"):
         return
     eager = "fp32 with TF32, neurons a loop over time"
-    yield "torch/eager", eager, lambda: prepare(workload, axes, False, False)
-    yield "torch/graph", eager + ", CUDA graph", lambda: prepare(workload, axes, True, False)
-    about = "channels-last bf16, neurons compiled, CUDA graph"
-    yield "torch/compiled", about, lambda: prepare(workload, axes, True, True)
+    yield "torch/eager", eager, lambda: prepare(workload, axes, False)
+    yield "torch/graph", eager + ", CUDA graph", lambda: prepare(workload, axes, True)
+    about = "channels-last bf16, CUDA graph, neurons "
+    yield "torch/triton", about + "in Triton", lambda: prepare(workload, axes, True, "triton")
+    yield "torch/compiled", about + "compiled", lambda: prepare(workload, axes, True, "compiled")
 
 
 def read_safetensors(path):
@@ -311,6 +347,7 @@ def check(path, axes):
     images = tensor("images").permute(0, 3, 1, 2)
     expected = tensor("logits").double()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    use_kernels("triton" if device == "cuda" else None)
     for dtype in (torch.float32, torch.bfloat16):
         network = Network(axes["stem"], width, t, level, weights, device, dtype)
         with torch.no_grad():
@@ -328,6 +365,34 @@ def check(path, axes):
             for name, w in network.master.items()
         )
         print(json.dumps({"loss": loss.item() - tensor("loss").item(), "new_momentum": worst}))
+
+
+CONVOLUTIONS = ("conv", "cudnn", "xmma", "cutlass", "dgrad", "wgrad", "fprop", "gemm", "nvjet")
+
+
+def profiled(launch):
+    """Time of a launch, and by PyTorch's profiler its kernels and where their time goes."""
+    import common
+
+    line = {"median_ns": common.median_ns(launch)}
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as recorded:
+        launch()
+        torch.cuda.synchronize()
+    kernels = [e for e in recorded.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    spans = sorted((e.time_range.start, e.time_range.end, e.name) for e in kernels)
+    by_name, busy, convolutions, until = {}, 0.0, 0.0, spans[0][0]
+    for start, end, name in spans:
+        by_name[name] = by_name.get(name, 0.0) + end - start
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+        if any(word in name.lower() for word in CONVOLUTIONS):
+            convolutions += end - start
+    span = until - spans[0][0]
+    line.update(kernels=len(spans), span_us=span, idle=1 - busy / span)
+    line.update(convolutions=convolutions / busy)
+    line["slowest"] = sorted(((t, name[:80]) for name, t in by_name.items()), reverse=True)[:12]
+    return line
 
 
 def time_host(b, t):
@@ -348,6 +413,10 @@ def time_host(b, t):
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--check"]:
         check(sys.argv[2], dict(axis.split("=") for axis in sys.argv[3:]))
+    elif sys.argv[1:2] == ["--profile"]:
+        axes = {"stem": "imagenet", "w": 64, "b": 32, "t": 8, "level": 8}
+        axes.update(axis.split("=") for axis in sys.argv[3:])
+        print(json.dumps(profiled(prepare(sys.argv[2], axes, True, "triton"))))
     elif sys.argv[1:2] == ["--cpu"]:
         time_host(int(sys.argv[2]), int(sys.argv[3]))
     else:

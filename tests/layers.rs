@@ -79,7 +79,7 @@ const CRATES: &[Rules] = &[
             (
                 "serde_json",
                 &[
-                    "attach/golden.rs",
+                    "attach/safetensors.rs",
                     "record/criterion_store.rs",
                     "record/file.rs",
                     "record/file/",

@@ -6,7 +6,8 @@
 // An implicit GEMM on bf16 tensor cores: spikes are bf16, which holds them exactly, and sums are
 // fp32. A tile holds all time steps of its neurons; after the GEMM it passes through shared memory,
 // a thread two neurons.
-// Threads, shared memory: see tiles.cuh.
+// Threads, shared memory: see tiles.cuh. Two groups a block; four (GROUPS=4) where every block has a
+// multiprocessor of its own.
 // Bound: latency. At B = 32 a layer is a microsecond of tensor cores in at most 18 steps, and its
 // weights and spikes are in L2.
 // Every kernel is launched with programmatic dependent launch: its blocks start while those of the
@@ -43,48 +44,56 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   rows.image0 = blockIdx.x % groups * kImages;
   const int filter0 = blockIdx.y * kTile;
 
+  // What is added to the sums is on its way while they are computed.
+  using Own = Pair<kSteps>;
+  const i64 step_elements = static_cast<i64>(images) * pixels * filters;
+  u32 residual[Own::kOfThread][kSteps] = {};
+  float shift[Own::kOfThread][2] = {};
+#pragma unroll
+  for (int n = 0; n < Own::kOfThread; ++n) {
+    const Own pair(n, rows, pixel, pixels, filters, filter0);
+    if (!pair.exists) continue;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int filter = filter0 + pair.column + j;
+      shift[n][j] = __fdiv_rn(bias[filter], divisor);
+      if (second_bias != nullptr) shift[n][j] += __fdiv_rn(second_bias[filter], divisor);
+    }
+    if (identity == nullptr) continue;
+#pragma unroll
+    for (int t = 0; t < kSteps; ++t)
+      residual[n][t] = load_pair(identity + pair.at + t * step_elements);
+  }
+
   Sums sums;
   const Operand main = {first, weight, depth, first_side, first_channels, kernel, stride};
   const Operand shortcut = {second,          second_weight, second_channels, second_side,
                             second_channels, 1,             second_stride};
   convolve<false>(sums, rows, main, shortcut, pixel / side, pixel % side, filters, filter0);
-  const float* all = spread(sums);
+  spread(sums);
 
   const Neuron neuron(theta, 0, tmax, 0.f);
-  const i64 step_elements = static_cast<i64>(images) * pixels * filters;
-  for (int i = threadIdx.x; i < kImages * kTile / 2; i += kThreads) {
-    const int column = i % (kTile / 2) * 2, local = i / (kTile / 2), filter = filter0 + column;
-    if (rows.image0 + local >= images) continue;
-    const i64 at = (static_cast<i64>(rows.image0 + local) * pixels + pixel) * filters + filter;
-    // All loads before the first store, which would hold those behind it back.
-    u32 residual[kSteps];
 #pragma unroll
-    for (int t = 0; t < kSteps; ++t)
-      residual[t] = identity == nullptr ? 0 : load_pair(identity + at + t * step_elements);
-    float shift[2], v[2], u[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      shift[j] = __fdiv_rn(bias[filter + j], divisor);
-      if (second_bias != nullptr) shift[j] += __fdiv_rn(second_bias[filter + j], divisor);
-      v[j] = neuron.start_v;
-      u[j] = neuron.start_u;
-    }
+  for (int n = 0; n < Own::kOfThread; ++n) {
+    const Own pair(n, rows, pixel, pixels, filters, filter0);
+    if (!pair.exists) continue;
+    float v[2] = {neuron.start_v, neuron.start_v}, u[2] = {neuron.start_u, neuron.start_u};
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
-      const float2 sum =
-          *reinterpret_cast<const float2*>(all + (local * kSteps + t) * kPitch + column);
+      const float2 sum = spread_pair(pair.row + t, pair.column);
       float2 x;
-      x.x = fmaf(theta, sum.x + Bf16::low(residual[t]), t < fed ? shift[0] : 0.f);
-      x.y = fmaf(theta, sum.y + Bf16::high(residual[t]), t < fed ? shift[1] : 0.f);
+      x.x = fmaf(theta, sum.x + Bf16::low(residual[n][t]), t < fed ? shift[n][0] : 0.f);
+      x.y = fmaf(theta, sum.y + Bf16::high(residual[n][t]), t < fed ? shift[n][1] : 0.f);
       const float low = advance<false>(neuron, x.x, t, v[0], u[0]).spike;
       const float high = advance<false>(neuron, x.y, t, v[1], u[1]).spike;
-      store_pair(spikes + at + t * step_elements, spike_pair(low, high));
-      if (currents != nullptr)
-        *reinterpret_cast<float2*>(currents + at + t * step_elements) = x;
+      const i64 at = pair.at + t * step_elements;
+      store_pair(spikes + at, spike_pair(low, high));
+      if (currents != nullptr) *reinterpret_cast<float2*>(currents + at) = x;
     }
   }
 }
 
+#ifndef GROUPS  // blocks of more groups are for the layers above alone
 // Neurons of the stem, all steps: x[t] = [t < fed] (conv + bias) / divisor, with the convolution
 // once an image; a thread two neurons of [B, pixels, channels]
 extern "C" __global__ void __launch_bounds__(kThreads)
@@ -230,3 +239,4 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     for (int t = 0; t < kSteps; ++t) gradient[at + t * step_elements] = Bf16::from_f32(g[t]);
   }
 }
+#endif

@@ -34,58 +34,63 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   rows.image0 = blockIdx.x % groups * kImages;
   const int channel0 = blockIdx.y * kTile;
 
+  // What the sums meet is on its way while they are computed.
+  using Own = Pair<kSteps>;
+  const i64 step_elements = static_cast<i64>(images) * pixels * channels;
+  u32 residual[Own::kOfThread][kSteps] = {};
+  float low[Own::kOfThread][kSteps] = {}, high[Own::kOfThread][kSteps] = {};
+#pragma unroll
+  for (int n = 0; n < Own::kOfThread; ++n) {
+    const Own pair(n, rows, pixel, pixels, channels, channel0);
+    if (!pair.exists) continue;
+#pragma unroll
+    for (int t = 0; t < kSteps; ++t) {
+      const i64 at = pair.at + t * step_elements;
+      if (identity != nullptr) residual[n][t] = load_pair(identity + at);
+      if (currents == nullptr) continue;
+      const float2 x = *reinterpret_cast<const float2*>(currents + at);
+      low[n][t] = x.x;
+      high[n][t] = x.y;
+    }
+  }
+
   Sums sums;
   const Operand main = {first, weight, depth, first_side, first_channels, kernel, stride};
   const Operand shortcut = {second,          second_weight, second_depth, second_side,
                             second_channels, 1,             second_stride};
   convolve<true>(sums, rows, main, shortcut, pixel / side, pixel % side, channels, channel0);
-  const float* all = spread(sums);
+  spread(sums);
 
   const Neuron neuron(theta, 0, tmax, 0.f);
   const Surrogate surrogate(neuron);
-  const i64 step_elements = static_cast<i64>(images) * pixels * channels;
-  for (int i = threadIdx.x; i < kImages * kTile / 2; i += kThreads) {
-    const int column = i % (kTile / 2) * 2, local = i / (kTile / 2);
-    if (rows.image0 + local >= images) continue;
-    const i64 at =
-        (static_cast<i64>(rows.image0 + local) * pixels + pixel) * channels + channel0 + column;
-    // All loads before the first store, which would hold those behind it back.
-    u32 residual[kSteps];
-    float low[kSteps], high[kSteps];
 #pragma unroll
-    for (int t = 0; t < kSteps; ++t)
-      residual[t] = identity == nullptr ? 0 : load_pair(identity + at + t * step_elements);
-#pragma unroll
-    for (int t = 0; t < kSteps; ++t) {
-      const float2 x = currents == nullptr ? make_float2(0.f, 0.f)
-                                           : *reinterpret_cast<const float2*>(
-                                                 currents + at + t * step_elements);
-      low[t] = x.x;
-      high[t] = x.y;
-    }
+  for (int n = 0; n < Own::kOfThread; ++n) {
+    const Own pair(n, rows, pixel, pixels, channels, channel0);
+    if (!pair.exists) continue;
     float g_low[kSteps], g_high[kSteps];
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
-      const float2 sum =
-          *reinterpret_cast<const float2*>(all + (local * kSteps + t) * kPitch + column);
-      g_low[t] = theta * (sum.x + Bf16::low(residual[t]));
-      g_high[t] = theta * (sum.y + Bf16::high(residual[t]));
+      const float2 sum = spread_pair(pair.row + t, pair.column);
+      g_low[t] = theta * (sum.x + Bf16::low(residual[n][t]));
+      g_high[t] = theta * (sum.y + Bf16::high(residual[n][t]));
     }
-    if (currents == nullptr) {
-#pragma unroll
-      for (int t = 0; t < kSteps; ++t)
-        *reinterpret_cast<float2*>(spikes_gradient + at + t * step_elements) =
-            make_float2(g_low[t], g_high[t]);
-      continue;
+    if (currents != nullptr) {
+      neurons_backward(neuron, surrogate, low[n], g_low);
+      neurons_backward(neuron, surrogate, high[n], g_high);
     }
-    neurons_backward(neuron, surrogate, low, g_low);
-    neurons_backward(neuron, surrogate, high, g_high);
 #pragma unroll
-    for (int t = 0; t < kSteps; ++t)
-      store_pair(gradient + at + t * step_elements, Bf16::pack(g_low[t], g_high[t]));
+    for (int t = 0; t < kSteps; ++t) {
+      const i64 at = pair.at + t * step_elements;
+      if (currents != nullptr) {
+        store_pair(gradient + at, Bf16::pack(g_low[t], g_high[t]));
+      } else {
+        *reinterpret_cast<float2*>(spikes_gradient + at) = make_float2(g_low[t], g_high[t]);
+      }
+    }
   }
 }
 
+#ifndef GROUPS  // blocks of more groups are for the layers above alone
 // Gradient of the stem's currents, summed over the steps that are fed, in which they are the same:
 // bf16, a thread two neurons of [B, side², channels]. `spikes_gradient` is that of the pooled
 // spikes, [T, B, out_side², channels], whose sources say where they are from; where there are none,
@@ -143,3 +148,4 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (int t = 0; t < kSteps; ++t) sum += t < fed ? g[t] : 0.f;
   gradient[i] = Bf16::from_f32(sum);
 }
+#endif

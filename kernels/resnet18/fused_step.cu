@@ -16,6 +16,7 @@
 #include "common/cluster.cuh"
 #include "resnet18/tiles.cuh"
 
+static_assert(kGroups == 1, "many blocks a multiprocessor: nothing to gain from groups");
 constexpr int kPacket = 4;
 constexpr int kPackets = PACKETS;  // of a thread
 
@@ -155,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
     return false;
   };
-  const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const u32 lane = threadIdx.x % 32, warp = group_warp();
   const u32 a = lane_by_column<kRowBytes>(0, lane) ^ (warp / 2 * 64);
   const u32 b = lane_by_row<kRowBytes>(0, lane) ^ (warp % 2 * 64);
   Sums sums;

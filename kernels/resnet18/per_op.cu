@@ -3,7 +3,7 @@
 //
 // Frames are time-major, [T, B, side, side, channels]; spikes are bytes, currents fp32, operands of
 // GEMMs bf16, which holds spikes, and the images and weights of the problem, exactly.
-// Threads: one an element; those of spikes take eight neighbouring channels.
+// Threads: one an element; those that gather take eight neighbouring columns.
 // Shared memory: the logits' reduction only.
 // Bound: launching, at the batch sizes of the guides; gathering writes a convolution's operand
 // kernel² times, so it is memory bandwidth at large ones.
@@ -45,25 +45,34 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // rows [frames · out_side², padded] of a window over fp32 frames, every tap, zeros in the padding
-// and behind the last column
+// and behind the last column; a thread eight columns of a row
 extern "C" __global__ void __launch_bounds__(kThreads)
-    resnet18_per_op_gather(const float* __restrict__ frames, u16* __restrict__ rows, i64 elements,
+    resnet18_per_op_gather(const float* __restrict__ frames, uint4* __restrict__ rows, i64 packets,
                            int side, int channels, int out_side, int kernel, int stride,
                            int padded) {
   const i64 i = thread_index();
-  if (i >= elements) return;
-  const i64 row = quotient(i, padded), frame = quotient(row, out_side * out_side);
-  const int column = static_cast<int>(i - row * padded);
+  if (i >= packets) return;
+  const i64 row = quotient(i, padded / kPacket), frame = quotient(row, out_side * out_side);
+  const int column = static_cast<int>(i - row * (padded / kPacket)) * kPacket;
   const int pixel = static_cast<int>(row - frame * out_side * out_side);
-  const int tap = column / channels;
-  float x = 0.f;
-  if (tap < kernel * kernel) {
-    const Source source = source_of(pixel, tap, side, out_side, kernel, stride);
-    if (source.inside)
-      x = frames[((frame * side + source.row) * side + source.column) * channels +
-                 column % channels];
+  const int first_row = pixel / out_side * stride - kernel / 2;
+  const int first_column = pixel % out_side * stride - kernel / 2;
+  int channel = column % channels;
+  int down = column / channels / kernel, right = column / channels % kernel;
+  float x[kPacket];
+#pragma unroll
+  for (int j = 0; j < kPacket; ++j) {
+    const int y = first_row + down, from = first_column + right;
+    const bool inside = down < kernel && y >= 0 && y < side && from >= 0 && from < side;
+    x[j] = inside ? frames[((frame * side + y) * side + from) * channels + channel] : 0.f;
+    if (++channel < channels) continue;
+    channel = 0;
+    if (++right < kernel) continue;
+    right = 0;
+    ++down;
   }
-  rows[i] = Bf16::from_f32(x);
+  rows[i] = make_uint4(Bf16::pack(x[0], x[1]), Bf16::pack(x[2], x[3]), Bf16::pack(x[4], x[5]),
+                       Bf16::pack(x[6], x[7]));
 }
 
 // The same of spikes, for the taps from `first` on; a thread eight channels of a row

@@ -2,8 +2,10 @@
 // of some images, all time steps of each, so a tap is in the padding for a whole tile or for none of
 // it, and is then skipped. Deliberately absent: what is done with the sums.
 //
-// Threads: 4 warps, 2 x 2 over a tile of 64 x 64 sums.
-// Shared memory: a ring of stages of two operands, 64 x 64 each, filled by asynchronous copies.
+// Threads: groups of 4 warps, 2 x 2 over a tile of 64 x 64 sums; groups take the steps of a GEMM in
+// turn, so that a tile with few neighbours on its multiprocessor has less to wait for.
+// Shared memory: a ring of stages a group, of two operands, 64 x 64 each, filled by asynchronous
+// copies; then the sums of each group.
 #pragma once
 #include "common/element16.cuh"
 using Element = Bf16;
@@ -13,9 +15,11 @@ using Element = Bf16;
 #include "common/warp_gemm.cuh"
 
 constexpr int kThreads = THREADS, kTile = TILE, kStages = STAGES;
-static_assert(kThreads == 128 && kTile == 64, "a thread copies a chunk of every 16th row");
+constexpr int kGroupThreads = 128, kGroups = kThreads / kGroupThreads;
+static_assert(kThreads % kGroupThreads == 0 && kTile == 64,
+              "a thread copies a chunk of every 16th row");
 constexpr int kRowBytes = 2 * kTile, kTileBytes = kTile * kRowBytes, kStageBytes = 2 * kTileBytes;
-constexpr int kRowsApart = kThreads / 8, kCopies = kTile / kRowsApart;  // a row is eight chunks
+constexpr int kRowsApart = kGroupThreads / 8, kCopies = kTile / kRowsApart;  // a row is eight chunks
 constexpr int kPitch = kTile + 8;  // of sums: those that a half-warp stores are in different banks
 static_assert(kStages >= 3 && kTile * kPitch * 4 <= kStages * kStageBytes,
               "copies are ahead of their use, and the sums fit where the stages were");
@@ -23,6 +27,10 @@ static_assert(kStages >= 3 && kTile * kPitch * 4 <= kStages * kStageBytes,
 using Sums = float[2][4][4];  // a warp's 32 x 32
 
 extern __shared__ __align__(1024) char shared[];
+
+__device__ __forceinline__ int group() { return threadIdx.x / kGroupThreads; }
+__device__ __forceinline__ int group_thread() { return threadIdx.x % kGroupThreads; }
+__device__ __forceinline__ int group_warp() { return group_thread() / 32; }
 
 // The rows of a tile: all steps of some images. What this thread copies is settled once, as steps
 // of a GEMM leave no time for divisions.
@@ -32,8 +40,8 @@ struct Rows {
   int image0;
 
   __device__ __forceinline__ Rows(int images_, int steps) : images(images_), image0(0) {
-    const int row = threadIdx.x / 8;
-    chunk = threadIdx.x % 8;
+    const int row = group_thread() / 8;
+    chunk = group_thread() % 8;
     shared_offset = swizzled<kRowBytes>(row, chunk);
     step = row % steps;
     local = row / steps;
@@ -57,7 +65,7 @@ struct Rows {
 
 // Copies a tile of a matrix with rows of `pitch`.
 __device__ __forceinline__ void copy_matrix(u32 tile, const u16* matrix, int pitch) {
-  const int row = threadIdx.x / 8, chunk = threadIdx.x % 8;
+  const int row = group_thread() / 8, chunk = group_thread() % 8;
   const u16* from = matrix + static_cast<i64>(row) * pitch + 8 * chunk;
   const i64 between = static_cast<i64>(kRowsApart) * pitch;
 #pragma unroll
@@ -71,7 +79,7 @@ __device__ __forceinline__ void copy_matrix(u32 tile, const u16* matrix, int pit
 // way and the shared memory free.
 template <class Copy, class Multiply>
 __device__ __forceinline__ void run_pipeline(const Copy& copy, const Multiply& multiply) {
-  const u32 base = shared_address(shared);
+  const u32 base = shared_address(shared) + group() * kStages * kStageBytes;
   int issued = 0;
   const auto issue = [&]() {
     if (copy(base + issued % kStages * kStageBytes)) ++issued;
@@ -82,7 +90,7 @@ __device__ __forceinline__ void run_pipeline(const Copy& copy, const Multiply& m
 #pragma unroll 1
   for (int consumed = 0; consumed < issued; ++consumed) {
     cp_async_wait<kStages - 2>();
-    __syncthreads();
+    barrier_sync(1 + group(), kGroupThreads);
     issue();
     const u32 stage = base + consumed % kStages * kStageBytes;
     multiply(stage, stage + kTileBytes);
@@ -157,12 +165,19 @@ __device__ __forceinline__ void convolve(Sums& sums, const Rows& rows, const Ope
                                          int first) {
   Walk<kTransposed> walk(operand, row, column);
   bool last = second.weight == nullptr;
+  int others = group();  // steps before the next one of this group
   const auto copy = [&](u32 stage) {
-    if (walk.done() && !last) {
-      walk = Walk<kTransposed>(second, row, column);
-      last = true;
+    while (true) {
+      if (walk.done() && !last) {
+        walk = Walk<kTransposed>(second, row, column);
+        last = true;
+      }
+      if (walk.done()) return false;
+      if (others == 0) break;
+      --others;
+      walk.next();
     }
-    if (walk.done()) return false;
+    others = kGroups - 1;
     const Operand& from = walk.operand;
     rows.copy(stage, from.frames, from.side * from.side, walk.pixel, from.channels, walk.channel);
     // Filters by channels read; transposed, channels read (its filters) by channels written.
@@ -174,7 +189,7 @@ __device__ __forceinline__ void convolve(Sums& sums, const Rows& rows, const Ope
     walk.next();
     return true;
   };
-  const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const u32 lane = threadIdx.x % 32, warp = group_warp();
   const u32 warp_row = warp / 2 * 32, warp_column = warp % 2 * 32;
   const u32 a = lane_by_row<kRowBytes>(warp_row, lane);
   const u32 b = kTransposed ? lane_by_row<kRowBytes>(0, lane) ^ (2 * warp_column)
@@ -199,7 +214,7 @@ __device__ __forceinline__ void convolve(Sums& sums, const Rows& rows, const Ope
 // Calls `store(row, column, two neighbouring sums)` for each pair that this thread holds.
 template <class Store>
 __device__ __forceinline__ void for_each_pair(const Sums& sums, const Store& store) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = group_warp();
 #pragma unroll
   for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -211,12 +226,45 @@ __device__ __forceinline__ void for_each_pair(const Sums& sums, const Store& sto
               make_float2(sums[i][j][2 * half], sums[i][j][2 * half + 1]));
 }
 
-// The sums of a tile where all threads read them, [row][kPitch].
-__device__ __forceinline__ const float* spread(const Sums& sums) {
-  float* all = reinterpret_cast<float*>(shared);
+// Two neighbouring neurons of a tile, whose sums of all steps one thread reads.
+template <int kSteps>
+struct Pair {
+  static constexpr int kInTile = kTile / kSteps * kTile / 2;
+  static constexpr int kOfThread = ceil_div(kInTile, kThreads);
+
+  int row, column;  // of the first sum
+  i64 at;           // of the first neuron among those of a step, [B, pixels, channels]
+  bool exists;
+
+  // The n-th of this thread, in a tile of these images at a pixel, from a channel on.
+  __device__ __forceinline__ Pair(int n, const Rows& rows, int pixel, int pixels, int channels,
+                                  int first) {
+    const int i = threadIdx.x + n * kThreads, local = i / (kTile / 2);
+    row = local * kSteps;
+    column = i % (kTile / 2) * 2;
+    at = (static_cast<i64>(rows.image0 + local) * pixels + pixel) * channels + first + column;
+    exists = i < kInTile && rows.image0 + local < rows.images;
+  }
+};
+
+// Puts the sums where all threads read them.
+__device__ __forceinline__ void spread(const Sums& sums) {
+  float* own = reinterpret_cast<float*>(shared) + group() * kTile * kPitch;
   for_each_pair(sums, [&](int row, int column, float2 pair) {
-    *reinterpret_cast<float2*>(all + row * kPitch + column) = pair;
+    *reinterpret_cast<float2*>(own + row * kPitch + column) = pair;
   });
   __syncthreads();
-  return all;
+}
+
+// Two neighbouring sums of all groups, after `spread`.
+__device__ __forceinline__ float2 spread_pair(int row, int column) {
+  float2 sum = make_float2(0.f, 0.f);
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    const float2 pair = *reinterpret_cast<const float2*>(
+        reinterpret_cast<const float*>(shared) + (i * kTile + row) * kPitch + column);
+    sum.x += pair.x;
+    sum.y += pair.y;
+  }
+  return sum;
 }

@@ -47,16 +47,21 @@
 //! with padding: of 37.0 million multiply-adds of a frame 15.3 million are with padding at the
 //! imagenet stem.
 //!
-//! Deliberately absent: weights of a trained network, and statistics of a batch.
+//! With `weights=file` inference takes the weights of a trained network.
+//!
+//! Deliberately absent: statistics of a batch.
 
+use super::breakdown;
 use super::network::Network;
 use super::reference::Reference;
 pub use super::shape::{Draw, NetworkShape};
+use super::weights_file;
 use kernelgate::suite::AxisScan;
 use kernelgate::workload::{
-    Axis, AxisError, Dtype, Expected, Point, Problem, Symmetry, Tensor, Tensors, Tolerance, Unit,
-    Work, Workload, random,
+    Axis, AxisError, Breakdown, Dtype, Expected, Point, Problem, Symmetry, Tensor, Tensors,
+    Tolerance, Unit, Work, Workload, random,
 };
+use std::sync::OnceLock;
 
 const STEM: Axis = Axis::one_of(
     "stem",
@@ -70,8 +75,9 @@ const LEVEL: Axis =
     Axis::one_of("level", &["4", "8", "16"], "quantisation level: neurons count to level/2 - 1");
 const WEIGHTS: Axis = Axis::one_of(
     "weights",
-    &["dyadic", "normal"],
-    "drawn on a grid on which fp32 sums are exact, or as they come",
+    &["dyadic", "normal", "file"],
+    "drawn on a grid on which fp32 sums are exact, as they come, or read: \
+     KERNELGATE_RESNET18_WEIGHTS names a safetensors file",
 );
 const DTYPE: Axis = Axis::one_of(
     "dtype",
@@ -87,7 +93,9 @@ const DEFINITION: &[&str] = &[
     include_str!("gradient.rs"),
     include_str!("convolution.rs"),
     include_str!("network.rs"),
+    include_str!("breakdown.rs"),
     include_str!("shape.rs"),
+    include_str!("weights_file.rs"),
     include_str!("../st_bif/neuron.rs"),
 ];
 
@@ -136,9 +144,9 @@ pub const TRAIN_STEP: Workload<TrainStep> = Workload {
 /// no tolerance that a wrong gradient would not pass.
 fn bind_train_step(point: &Point) -> Result<TrainStep, AxisError> {
     let shape = NetworkShape::bind(point)?;
-    if shape.draw == Draw::Normal {
+    if shape.draw != Draw::Dyadic {
         return Err(AxisError::Combination(
-            "weights=normal: gradients are compared with dyadic weights only".to_owned(),
+            "weights: gradients are compared with dyadic weights only".to_owned(),
         ));
     }
     Ok(TrainStep { shape })
@@ -153,7 +161,19 @@ pub struct Inference {
 
 impl Problem for Inference {
     fn definition(&self) -> &'static [&'static str] {
-        DEFINITION
+        static OF_FILE: OnceLock<Vec<&'static str>> = OnceLock::new();
+        match self.shape.draw {
+            Draw::File => OF_FILE.get_or_init(|| [DEFINITION, &[weights_file::content()]].concat()),
+            _ => DEFINITION,
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match self.shape.draw {
+            Draw::File => weights_file::read(&weights_file::path()?, &self.shape.sizes.network()),
+            _ => Ok(Vec::new()),
+        }
+        .map(|_| ())
     }
 
     fn inputs(&self, seed: u64) -> Tensors {
@@ -174,12 +194,20 @@ impl Problem for Inference {
         self.shape.forward_work(&self.shape.sizes.network())
     }
 
+    fn remark(&self) -> Option<String> {
+        self.shape.remark()
+    }
+
+    fn breakdown(&self) -> Breakdown {
+        breakdown::inference(&self.shape)
+    }
+
     fn tolerance(&self) -> Tolerance {
         match self.shape.draw {
             // Every sum is exact, the logits are sums too: room for one rounding of a quotient.
             Draw::Dyadic => Tolerance { max_error: 2e-7, relative_l2: 2e-7 },
             // A spike that rounding moves by a step.
-            Draw::Normal => Tolerance { max_error: 5e-2, relative_l2: 2e-2 },
+            Draw::Normal | Draw::File => Tolerance { max_error: 5e-2, relative_l2: 2e-2 },
         }
     }
 
@@ -261,6 +289,14 @@ impl Problem for TrainStep {
         Work::bytes(read, write)
             .with_flops(Unit::Matmul, self.shape.dtype, hidden + outer)
             .with_flops(Unit::Vector, Dtype::F32, vector)
+    }
+
+    fn remark(&self) -> Option<String> {
+        self.shape.remark()
+    }
+
+    fn breakdown(&self) -> Breakdown {
+        breakdown::train_step(&self.shape)
     }
 
     fn tolerance(&self) -> Tolerance {

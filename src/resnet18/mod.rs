@@ -1,5 +1,6 @@
 //! An ST-BIF ResNet-18, whole: definition, fp64 reference, CPU and CUDA rows.
 
+mod breakdown;
 mod convolution;
 mod cpu;
 mod cuda;
@@ -10,6 +11,7 @@ pub mod network;
 mod plain;
 pub mod reference;
 mod shape;
+mod weights_file;
 
 pub use cuda::kernels;
 pub use definition::*;
@@ -31,5 +33,6 @@ pub const PEERS: Peers = Peers {
     files: &[
         ("common.py", include_str!("../../peers/common.py")),
         ("resnet18.py", include_str!("../../peers/resnet18.py")),
+        ("resnet18_triton.py", include_str!("../../peers/resnet18_triton.py")),
     ],
 };

@@ -104,6 +104,13 @@ impl Window {
         first..last + 1
     }
 
+    /// Taps that read a pixel somewhere: those of [`Self::live_taps`] but for some in between.
+    pub fn reading_taps(&self) -> usize {
+        let reads =
+            |tap: &usize| (0..self.output.pixels()).any(|pixel| self.source(pixel, *tap).is_some());
+        (0..self.taps()).filter(reads).count()
+    }
+
     /// Pairs of output pixel and tap that read a pixel.
     pub fn reads(&self) -> usize {
         let all = |tap| (0..self.output.pixels()).filter(move |&p| self.source(p, tap).is_some());

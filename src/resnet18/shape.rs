@@ -1,9 +1,12 @@
 //! The sizes of a problem of the family, and what follows from them: seeded inputs, declared work,
 //! host memory.
 
+use std::path::PathBuf;
+
 use half::bf16;
 
 use super::network::{CLASSES, COLORS, Conv, Network, Sizes, Stem};
+use super::weights_file;
 use crate::st_bif::neuron::Parameters;
 use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Unit, Work, random};
 
@@ -15,6 +18,8 @@ const MAX_EXTENT: usize = 1 << 16;
 pub enum Draw {
     /// Normal, rounded to the dtype.
     Normal,
+    /// Weights of a file, which [`super::weights_file`] reads; images normal, rounded to the dtype.
+    File,
     /// Normal, rounded to multiples of powers of two so coarse that every sum of the forward pass
     /// is exact in fp32, in any order. All of them are bf16 values.
     Dyadic,
@@ -47,7 +52,11 @@ impl NetworkShape {
         if !width.is_multiple_of(8) || width > 1024 {
             return Err(AxisError::Combination(format!("w={width}: multiples of 8 up to 1024")));
         }
-        let draw = if point.word("weights")? == "normal" { Draw::Normal } else { Draw::Dyadic };
+        let draw = match point.word("weights")? {
+            "normal" => Draw::Normal,
+            "file" => Draw::File,
+            _ => Draw::Dyadic,
+        };
         let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
         let sizes = Sizes { stem, width, blocks: 2, side: 32 };
         Ok(Self { sizes, b, t, level: point.number("level")?, draw, dtype })
@@ -67,6 +76,16 @@ impl NetworkShape {
     /// Steps in which image and biases are fed.
     pub fn fed(&self) -> usize {
         self.steps().min(self.t)
+    }
+
+    /// Said of a case whose network never sees the whole image.
+    pub(super) fn remark(&self) -> Option<String> {
+        let (t, steps) = (self.t, self.steps());
+        (t < steps).then(|| {
+            format!(
+                "t={t} is below the {steps} steps of the encoding: only its time means anything"
+            )
+        })
     }
 
     /// Every neuron's: a threshold of `4/level`, so that values end at 1, 1.5 and 1.75 for the
@@ -101,7 +120,7 @@ impl NetworkShape {
         let most = (255.0 / steps).floor();
         random::map_normal(seed, "images", len, |x| match self.draw {
             Draw::Dyadic => (x * 64.0 / steps).round().clamp(-most, most) * steps / 64.0,
-            Draw::Normal => self.rounded(x),
+            Draw::Normal | Draw::File => self.rounded(x),
         })
     }
 
@@ -117,6 +136,12 @@ impl NetworkShape {
     /// Weights of a deviation that keeps the neurons of all layers busy, as training does, and
     /// negative biases against the growth of the residual sum.
     fn parameters(&self, network: &Network, seed: u64) -> Vec<f32> {
+        if self.draw == Draw::File {
+            // What keeps it from being read was told before anything is drawn.
+            let read = |path: PathBuf| weights_file::read(&path, network);
+            let parameters = weights_file::path().and_then(read).unwrap_or_default();
+            return parameters.into_iter().map(|value| self.rounded(value)).collect();
+        }
         let mut parameters = vec![0.0; network.parameters];
         let mut draw =
             |name: String, first: usize, len: usize, value: &(dyn Fn(f32) -> f32 + Sync)| {
@@ -126,7 +151,7 @@ impl NetworkShape {
         let steps = self.steps() as f32;
         let bias = |x: f32| match self.draw {
             Draw::Dyadic => (x * 256.0 / steps).round() * steps / 256.0,
-            Draw::Normal => x,
+            Draw::Normal | Draw::File => x,
         };
         for conv in network.convolutions() {
             let deviation = deviation(conv);
@@ -153,7 +178,7 @@ impl NetworkShape {
                 let grid = (4.0 * deviation / 255.0).log2().ceil().exp2();
                 (deviation * x / grid).round().clamp(-255.0, 255.0) * grid
             }
-            Draw::Normal => self.rounded(deviation * x),
+            Draw::Normal | Draw::File => self.rounded(deviation * x),
         }
     }
 

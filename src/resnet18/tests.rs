@@ -21,6 +21,25 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 }
 
 #[test]
+fn too_few_steps_for_the_encoding_are_remarked() {
+    let sizes = Sizes { stem: Stem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let remark = |t, level| Inference { shape: shape(sizes, 8, t, level) }.remark();
+    assert_eq!((remark(7, 16), remark(4, 8)), (None, None));
+    assert!(remark(4, 16).unwrap().starts_with("t=4 is below the 7 steps of the encoding"));
+}
+
+/// A file that the variable does not name is an error of every case.
+#[test]
+fn weights_of_no_file_are_an_error() {
+    let sizes = Sizes { stem: Stem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let shape = NetworkShape { draw: Draw::File, ..shape(sizes, 1, 4, 8) };
+    if std::env::var_os("KERNELGATE_RESNET18_WEIGHTS").is_none() {
+        let error = Inference { shape }.check().unwrap_err();
+        assert_eq!(error, "weights=file: KERNELGATE_RESNET18_WEIGHTS names no file");
+    }
+}
+
+#[test]
 fn sizes_are_those_of_resnet18() {
     let sizes = Sizes { stem: Stem::ImageNet, width: 64, blocks: 2, side: 32 };
     let network = sizes.network();

@@ -286,7 +286,7 @@ fn slow_downs_that_a_bench_of_criterion_cannot_make_are_added_to_its_times() {
     outside.build("evil");
     let line = "calibrate --dir base --bench evil second --relative 0.1 --tolerated 0.3 \
                 --case-time 0.1s --comparisons 1 --inject 100 --power-comparisons 1 --sham 0 \
-                --max-blocks 8 --output calibration.json";
+                --max-blocks 32 --output calibration.json";
     let outcome = outside.kernelgate(line);
     outcome.expect(
         0,

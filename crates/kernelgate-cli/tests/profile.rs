@@ -7,7 +7,9 @@ use std::process::Command;
 
 use crate::package::{Outcome, Package};
 use kernelgate::measure::limits::TimeLimit;
-use kernelgate::protocol::{CaseRecording, CaseStatus, ProfiledCase, Response, ResponseBody};
+use kernelgate::protocol::{
+    CaseRecording, CaseStatus, ProfiledCase, RecordedPart, Response, ResponseBody,
+};
 use kernelgate::record::{file, trial_request};
 use kernelgate::trace::KernelSummary;
 use kernelgate_cuda::observe::activity::{
@@ -65,6 +67,23 @@ fn activity() -> Activity {
     activity
 }
 
+/// Two layers that the bench opens ranges for, the second with declared work, and one it does not.
+fn parts() -> Vec<RecordedPart> {
+    let part = |label: &str, range: &str, limits| RecordedPart {
+        table: "layer".to_owned(),
+        label: label.to_owned(),
+        range: range.to_owned(),
+        limits,
+    };
+    let limit = |time_ns, by: &str| TimeLimit { time_ns, by: by.to_owned() };
+    let limits = vec![limit(50_000.0, "memory"), limit(100_000.0, "matmul bf16")];
+    vec![
+        part("first", "Layer_0", Vec::new()),
+        part("second", "step/Layer_1", limits),
+        part("reset", "Layer_2", Vec::new()),
+    ]
+}
+
 fn profiled() -> Vec<ProfiledCase> {
     let trace = activity();
     let recording = CaseRecording {
@@ -77,6 +96,9 @@ fn profiled() -> Vec<ProfiledCase> {
             TimeLimit { time_ns: 720_900.0, by: "memory".to_owned() },
             TimeLimit { time_ns: 80_100.0, by: "matmul bf16".to_owned() },
         ],
+        samples: Some(64),
+        parts: parts(),
+        memory_uses: vec![("weights".to_owned(), 2 << 20), ("activations".to_owned(), 1 << 20)],
         device: RecordedDevice {
             name: "Toy GPU".to_owned(),
             compute: [9, 0],
@@ -155,6 +177,9 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
             "90.0% of the memory limit",
             "recording adds 600.0 ns to the host's part of a launch",
             "·· Layer_#",
+            "79900 samples a second",
+            "2 kernels a launch, the same in every one",
+            "device memory by use: weights 2.10 MB, activations 1.05 MB",
             "memory-bound",
             "INFORMATION work-bound",
             "skipped: too",
@@ -175,6 +200,15 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
             "·· Layer_# 6 - 2.400 ms 2.400 ms 100.0% 6 busy",
         ]
     );
+    let table = told.lines().skip_while(|line| !line.starts_with("layer")).skip(1).take(3);
+    assert_eq!(
+        table.map(squeezed).collect::<Vec<_>>(),
+        [
+            "first 400.0 µs 50.0% 1 - - -",
+            "second 400.0 µs 50.0% 1 100.0 µs 25.0% matmul bf16",
+            "reset - - 0 - - -",
+        ]
+    );
     assert!(
         told.lines().filter(|line| !line.contains('/')).all(|line| line.chars().count() <= 100)
     );
@@ -186,6 +220,8 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
             .unwrap();
     assert_eq!(json[0]["recorded"]["busy_ns"], 2_400_000);
     assert_eq!(json[0]["recorded"]["ranges"][1]["bound"], "memory-bound");
+    assert_eq!(json[0]["recorded"]["parts"]["kernels_a_launch"], 2);
+    assert_eq!(json[0]["recorded"]["parts"]["parts"][1]["limit_ns"], 100_000.0);
     assert_eq!(json[0]["summary"]["kernels"][0]["count"], 6);
     assert!(json[0].get("recording").is_none());
     // The recording is a trace like any other.

@@ -273,7 +273,7 @@ fn kernels_of_a_graph_have_the_ranges_of_its_capture() {
         process(7) | 7
     ));
     let trace = export.read().unwrap();
-    let tree = range_tree(&trace);
+    let tree = range_tree(&trace, &[]);
     let busy = |path: &str| tree.iter().find(|range| range.path == path).unwrap().busy_ns;
     assert_eq!((busy("step_0/encode"), busy("step_0/decode")), (1_000, 3_000));
     let inside = restrict::inside(&trace, "decode").unwrap();

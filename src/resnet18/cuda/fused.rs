@@ -7,6 +7,7 @@ use super::per_op::{
     SOURCES, STAGES, Saved, gather_images, i32s, input_name, layer_name, stem_gemm, total,
 };
 use super::sequence::{Memory, Region, Sequence};
+use super::tiles::{Grid, THREADS, TILE, faster, tiled, wide};
 use super::weights::{bias_name, live_columns, packed, regions, stem_columns, weight_name};
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{Block, CLASSES, Conv, Network};
@@ -15,72 +16,18 @@ use kernelgate::backend::cuda::Output;
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{Argument, Device, KernelSpec, Source};
 
-/// What builds and grids depend on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Grid {
-    /// Time steps: compiled for 4, 8 and 16.
-    pub steps: usize,
-    /// Blocks in x and y.
-    pub blocks: [usize; 2],
-}
-
-/// Threads a block.
-pub const THREADS: usize = 128;
-/// Rows and columns of a tile, and channels of a step of a GEMM: a row is all time steps of an
-/// image at one pixel.
-pub const TILE: usize = 64;
-/// Steps of a GEMM whose operands are in shared memory.
-const STAGES_AHEAD: usize = 4;
-/// Shared memory of the GEMMs: two operands in bf16.
-pub const SHARED_BYTES: usize = STAGES_AHEAD * 2 * TILE * TILE * 2;
-
-/// Headers of every kernel with such tiles.
-pub const HEADERS: &[(&str, &str)] = &[
-    ("resnet18/neurons.cuh", include_str!("../../../kernels/resnet18/neurons.cuh")),
-    ("resnet18/tiles.cuh", include_str!("../../../kernels/resnet18/tiles.cuh")),
-    ("st_bif/neuron.cuh", include_str!("../../../kernels/st_bif/neuron.cuh")),
-];
-
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, STEM, POOL, TAIL];
+pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, BLOCK_WIDE, STEM, POOL, TAIL];
 
-/// A layer: so many blocks of rows and of filters.
-pub const BLOCK: KernelSpec<Grid> = KernelSpec {
-    defines: |grid| vec![format!("STEPS={}", grid.steps)],
-    constants: |_| tile_constants(),
-    shared_bytes: |_| SHARED_BYTES,
-    variants: || [4, 8, 16].map(|steps| Grid { steps, blocks: [1; 2] }).to_vec(),
-    ..KernelSpec::new(
-        Source::new("resnet18/fused", include_str!("../../../kernels/resnet18/fused.cu"))
-            .with_headers(HEADERS),
-        "resnet18_fused_block",
-        THREADS,
-        |grid| [grid.blocks[0], grid.blocks[1], 1],
-    )
-};
+const BLOCK: KernelSpec<Grid> = tiled(
+    Source::new("resnet18/fused", include_str!("../../../kernels/resnet18/fused.cu")),
+    "resnet18_fused_block",
+);
+const BLOCK_WIDE: KernelSpec<Grid> = wide(BLOCK);
 const STEM: KernelSpec<Grid> =
     KernelSpec { symbol: "resnet18_fused_stem", shared_bytes: |_| 0, ..BLOCK };
 const POOL: KernelSpec<Grid> = KernelSpec { symbol: "resnet18_fused_pool", ..STEM };
 const TAIL: KernelSpec<Grid> = KernelSpec { symbol: "resnet18_fused_tail", ..BLOCK };
-
-/// What `tiles.cuh` is compiled with.
-pub fn tile_constants() -> Vec<(&'static str, usize)> {
-    vec![("THREADS", THREADS), ("TILE", TILE), ("STAGES", STAGES_AHEAD)]
-}
-
-/// Whether the kernels are compiled for it.
-///
-/// # Errors
-/// The reason.
-pub fn supported(shape: &NetworkShape) -> Result<(), String> {
-    if ![4, 8, 16].contains(&shape.t) {
-        return Err("compiled for 4, 8 and 16 time steps".to_owned());
-    }
-    if !shape.sizes.width.is_multiple_of(TILE) {
-        return Err(format!("a width in multiples of {TILE}"));
-    }
-    Ok(())
-}
 
 /// What a forward pass writes; with what the backward one needs.
 pub fn activations(shape: &NetworkShape, network: &Network, training: bool) -> Vec<Region> {
@@ -205,14 +152,18 @@ impl Forward<'_> {
     /// # Errors
     /// When a kernel does not compile, or the library declines.
     pub fn whole(&mut self, logits: Argument) -> Result<(), BackendError> {
+        let (network, images) = (self.network, self.shape.b);
         self.sequence.begin("Main_Inference_Timing_Run");
+        self.sequence.begin("Input_Reshaping");
+        let columns = stem_columns(network);
+        gather_images(&mut self.sequence, &network.stem, images, columns, "images")?;
+        self.sequence.end();
         self.sequence.begin("Model_Forward_Pass");
         self.sequence.begin("Model_Compute_All_Layers");
         self.sequence.begin("Conv1_Block");
         self.stem()?;
         self.sequence.end();
         self.pool()?;
-        let network = self.network;
         for (stage, blocks) in network.blocks.chunks(self.shape.sizes.blocks).enumerate() {
             self.sequence.begin(STAGES[stage]);
             for (number, block) in blocks.iter().enumerate() {
@@ -229,7 +180,6 @@ impl Forward<'_> {
     fn stem(&mut self) -> Result<(), BackendError> {
         let (shape, network) = (self.shape, self.network);
         let (conv, columns) = (&network.stem, stem_columns(network));
-        gather_images(&mut self.sequence, conv, shape.b, columns, "images")?;
         stem_gemm(&mut self.sequence, conv, shape.b, columns, &currents_name(0))?;
         let map = conv.window.output;
         let neurons = shape.b * map.elements();
@@ -301,7 +251,8 @@ impl Forward<'_> {
         arguments.extend(neuron_arguments(shape));
         let grid = self.tiles(window.output.pixels(), window.output.channels);
         self.sequence.begin(conv.name.as_str());
-        self.sequence.launch_early(&BLOCK, &grid, &arguments)?;
+        let kernel = faster(self.sequence.device(), &grid, [&BLOCK, &BLOCK_WIDE])?;
+        self.sequence.launch_early(kernel, &grid, &arguments)?;
         self.sequence.end();
         Ok(())
     }

@@ -4,13 +4,13 @@
 
 use std::sync::Arc;
 
-use super::fused::{
-    Forward, Grid, HEADERS, NULL, SHARED_BYTES, THREADS, activations, currents_name, gradient_name,
-    neuron_arguments, tile_constants,
-};
+use super::fused::{Forward, NULL, activations, currents_name, gradient_name, neuron_arguments};
 use super::jobs::{Jobs, PACKETS};
 use super::per_op::{SOURCES, STAGES, i32s, total};
 use super::sequence::{Memory, Region, Sequence};
+use super::tiles::{
+    GROUP, Grid, HEADERS, SHARED_BYTES, THREADS, faster, tile_constants, tiled, wide,
+};
 use super::train::{CLASSIFIER, LOSS, contents};
 use super::weights::{columns, live_columns, weight_name};
 use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
@@ -21,31 +21,30 @@ use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{Argument, Device, KernelSpec, Source};
 
 /// The kernels of the backward pass.
-pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, STEM];
+pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, BLOCK_WIDE, STEM];
 /// Those of all parameters, of so many blocks.
 pub const STEP_KERNELS: &[KernelSpec<usize>] = &[PACK, WEIGHT_GRADIENTS, SGD];
 
-const BLOCK: KernelSpec<Grid> = KernelSpec {
-    source: Source::new(
+const BLOCK: KernelSpec<Grid> = tiled(
+    Source::new(
         "resnet18/fused_backward",
         include_str!("../../../kernels/resnet18/fused_backward.cu"),
-    )
-    .with_headers(HEADERS),
-    symbol: "resnet18_fused_block_backward",
-    ..super::fused::BLOCK
-};
+    ),
+    "resnet18_fused_block_backward",
+);
+const BLOCK_WIDE: KernelSpec<Grid> = wide(BLOCK);
 const STEM: KernelSpec<Grid> =
     KernelSpec { symbol: "resnet18_fused_stem_backward", shared_bytes: |_| 0, ..BLOCK };
 
 const WEIGHT_GRADIENTS: KernelSpec<usize> = KernelSpec {
-    constants: |_| [tile_constants(), vec![("PACKETS", PACKETS)]].concat(),
+    constants: |_| [tile_constants(GROUP), vec![("PACKETS", PACKETS)]].concat(),
     shared_bytes: |_| SHARED_BYTES,
     variants: || vec![1],
     ..KernelSpec::new(
         Source::new("resnet18/fused_step", include_str!("../../../kernels/resnet18/fused_step.cu"))
             .with_headers(HEADERS),
         "resnet18_fused_weight_gradients",
-        THREADS,
+        GROUP,
         |blocks| [*blocks, 1, 1],
     )
 };
@@ -241,7 +240,9 @@ impl Writer<'_> {
         arguments.extend(neuron_arguments(shape));
         let grid = self.forward.tiles(window.input.pixels(), window.input.channels);
         self.ranged(&conv.name, |writer| {
-            writer.forward.sequence.launch_early(&BLOCK, &grid, &arguments)
+            let sequence = &mut writer.forward.sequence;
+            let kernel = faster(sequence.device(), &grid, [&BLOCK, &BLOCK_WIDE])?;
+            sequence.launch_early(kernel, &grid, &arguments)
         })
     }
 

@@ -1,18 +1,19 @@
 //! What the kernels over all parameters do: for each a list of jobs, as the structures of
 //! `kernels/resnet18/fused_step.cu` say, of 64 bits a field, and the job of each of its blocks.
 
-use super::fused::{THREADS, TILE, gradient_name};
+use super::fused::gradient_name;
 use super::per_op::{input_name, layer_name};
 use super::sequence::Region;
+use super::tiles::{GROUP, TILE};
 use super::weights::{columns, stem_columns, weight_name};
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{CLASSES, Conv, Map, Network};
 use kernelgate::workload::Dtype;
 
 /// Packets of four elements of a thread, where a block is not a tile.
-pub const PACKETS: usize = 2;
+pub const PACKETS: usize = 4;
 /// Elements of such a block.
-const ELEMENTS: usize = THREADS * PACKETS * 4;
+const ELEMENTS: usize = GROUP * PACKETS * 4;
 /// Tiles of rows that a part of a weight's gradient sums at least, where there are as many.
 const TILES: usize = 16;
 /// Parts are no more than give a weight so many blocks.

@@ -11,7 +11,9 @@ mod fused_train;
 mod jobs;
 mod per_op;
 mod sequence;
+mod tiles;
 mod train;
+mod uses;
 mod weights;
 
 use std::sync::Arc;
@@ -68,7 +70,7 @@ pub const INFERENCE: &[Implementation<Inference>] = &[
         name: "cuda/fused",
         about: "a kernel a layer in one graph: implicit GEMM on spikes in bf16, bias, residual \
                 and neurons of all steps behind it; the stem once an image",
-        supports: |problem| bf16(&problem.shape).and_then(|()| fused::supported(&problem.shape)),
+        supports: |problem| bf16(&problem.shape).and_then(|()| tiles::supported(&problem.shape)),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| fused::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
@@ -131,7 +133,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         name: "cuda/fused",
         about: "a kernel a layer forward and backward, neurons behind each GEMM; gradients of all \
                 weights in one launch, SGD in another; in one graph",
-        supports: |problem| bf16(&problem.shape).and_then(|()| fused::supported(&problem.shape)),
+        supports: |problem| bf16(&problem.shape).and_then(|()| tiles::supported(&problem.shape)),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| fused_train::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
@@ -175,7 +177,8 @@ fn launched(
     outputs: Vec<Output>,
 ) -> CudaTask {
     let inputs = launch_inputs(&sequence, names);
-    CudaTask::new(device, inputs, outputs, move |_| sequence.enqueue())
+    let uses = uses::of(&sequence, &outputs);
+    CudaTask::new(device, inputs, outputs, move |_| sequence.enqueue()).with_memory_uses(uses)
 }
 
 /// A task that replays a capture.
@@ -190,11 +193,13 @@ fn captured(
     device.synchronize()?;
     let graph = Graph::capture(device, || sequence.enqueue())?;
     let inputs = launch_inputs(&sequence, names);
-    Ok(CudaTask::new(device, inputs, outputs, move |_| {
+    let uses = uses::of(&sequence, &outputs);
+    let task = CudaTask::new(device, inputs, outputs, move |_| {
         // The graph's launches are the sequence's, on its memory.
         let _alive = &sequence;
         graph.launch()
-    }))
+    });
+    Ok(task.with_memory_uses(uses))
 }
 
 fn launch_inputs(sequence: &Sequence, names: &[&str]) -> Vec<Input> {

@@ -17,7 +17,7 @@ use kernelgate_cuda::{Argument, Device, KernelSpec, Source};
 
 /// Threads a block.
 const THREADS: usize = 256;
-/// Channels of a thread that gathers spikes.
+/// Columns of a thread that gathers.
 const PACKET: usize = 8;
 
 /// Named ranges of the stages.
@@ -190,6 +190,7 @@ impl Writer<'_> {
     pub fn whole(&mut self, logits: Argument) -> Result<(), BackendError> {
         self.sequence.begin("Main_Inference_Timing_Run");
         self.ranged("Time_Encoding", Self::encode)?;
+        self.ranged("Input_Reshaping", Self::gather)?;
         self.sequence.begin("Model_Forward_Pass");
         self.sequence.begin("Model_Compute_All_Layers");
         self.ranged("Conv1_Block", Self::stem)?;
@@ -204,9 +205,13 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn ranged(
+    /// Writes inside a named range.
+    ///
+    /// # Errors
+    /// Those of what is written.
+    pub fn ranged(
         &mut self,
-        name: &'static str,
+        name: &str,
         write: impl FnOnce(&mut Self) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         self.sequence.begin(name);
@@ -232,15 +237,14 @@ impl Writer<'_> {
         Ok(())
     }
 
+    /// The stem's operand.
+    fn gather(&mut self) -> Result<(), BackendError> {
+        let (stem, frames) = (&self.network.stem, self.shape.frames());
+        gather_images(&mut self.sequence, stem, frames, stem_columns(self.network), "frames")
+    }
+
     fn stem(&mut self) -> Result<(), BackendError> {
         let stem = &self.network.stem;
-        gather_images(
-            &mut self.sequence,
-            stem,
-            self.shape.frames(),
-            stem_columns(self.network),
-            "frames",
-        )?;
         let currents = self.saved.currents(0);
         stem_gemm(
             &mut self.sequence,
@@ -325,9 +329,10 @@ impl Writer<'_> {
             let arguments = [&pointers[..], &sizes, &parameters(&neurons)].concat();
             self.sequence.launch(&PER_STEP, &neurons, &arguments)?;
             if let Some(pool) = pool {
-                self.sequence.begin("MaxPool");
-                self.pool(pool, t)?;
+                // Beside the range of the stem and not inside it.
                 self.sequence.end();
+                self.ranged("MaxPool", |writer| writer.pool(pool, t))?;
+                self.sequence.begin("Conv1_Block");
             }
         }
         Ok(())
@@ -356,8 +361,11 @@ impl Writer<'_> {
         let input = input_name(network, number);
         let hidden = self.saved.currents(2 * number + 1);
         let currents = self.saved.currents(2 * number + 2);
-        self.convolve(first, &input, &hidden)?;
-        self.neurons(2 * number + 1, None)?;
+        self.ranged(&first.name, |writer| {
+            writer.convolve(first, &input, &hidden)?;
+            writer.neurons(2 * number + 1, None)
+        })?;
+        self.sequence.begin(second.name.as_str());
         self.convolve(second, &layer_name(2 * number + 1), &currents)?;
         let elements = self.shape.frames() * second.window.output.elements();
         let count = Argument::I64(elements as i64);
@@ -375,7 +383,9 @@ impl Writer<'_> {
                 self.sequence.launch(&ADD_SPIKES, &elements, &arguments)?;
             }
         }
-        self.neurons(2 * number + 2, None)
+        self.neurons(2 * number + 2, None)?;
+        self.sequence.end();
+        Ok(())
     }
 
     /// Logits of each step, added up.
@@ -399,12 +409,12 @@ pub fn gather_images(
     columns: usize,
     from: &str,
 ) -> Result<(), BackendError> {
-    let elements = frames * stem.window.output.pixels() * columns;
+    let packets = frames * stem.window.output.pixels() * columns / PACKET;
     let memory = sequence.memory();
-    let mut arguments = vec![memory.at(from), memory.at("operand"), Argument::I64(elements as i64)];
+    let mut arguments = vec![memory.at(from), memory.at("operand"), Argument::I64(packets as i64)];
     arguments.extend(window_arguments(&stem.window));
     arguments.extend(i32s(&[columns]));
-    sequence.launch(&GATHER, &elements, &arguments)
+    sequence.launch(&GATHER, &packets, &arguments)
 }
 
 /// The stem's GEMM.

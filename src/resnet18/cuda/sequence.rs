@@ -38,6 +38,11 @@ impl Sequence {
         Ok(Self { device: Arc::clone(device), memory, blas, gemms: Vec::new(), steps: Vec::new() })
     }
 
+    /// Where it runs.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Its memory.
     pub fn memory(&self) -> &Memory {
         &self.memory
@@ -170,6 +175,11 @@ impl Memory {
             self.0.insert(name, device.upload(&bytes)?);
         }
         Ok(())
+    }
+
+    /// Every region and its bytes.
+    pub fn regions(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.0.iter().map(|(name, buffer)| (name.as_str(), buffer.bytes()))
     }
 
     /// A region.

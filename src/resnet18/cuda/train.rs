@@ -5,13 +5,13 @@
 use std::sync::Arc;
 
 use super::per_op::{
-    SOURCES, Saved, Writer, gather_images, i32s, input_name, layer_name, scratch, total,
+    SOURCES, STAGES, Saved, Writer, gather_images, i32s, input_name, layer_name, scratch, total,
     window_arguments,
 };
 use super::sequence::{Memory, Region, Sequence};
 use super::weights::{bias_name, columns, live_columns, regions, stem_columns, weight_name};
 use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
-use crate::resnet18::network::{CLASSES, Conv, Network};
+use crate::resnet18::network::{Block, CLASSES, Conv, Network};
 use crate::st_bif::Neurons;
 use crate::st_bif::cuda::replay_kernel;
 use kernelgate::backend::BackendError;
@@ -167,18 +167,38 @@ impl<'a> TrainWriter<'a> {
     }
 
     fn whole(&mut self) -> Result<(), BackendError> {
-        self.forward.sequence.begin("Weight_Rounding");
-        self.pack()?;
-        self.forward.sequence.end();
+        self.ranged("Weight_Rounding", Self::pack)?;
         self.forward.whole(self.outputs[0].argument())?;
-        self.forward.sequence.begin("Backward");
-        self.loss()?;
-        for number in (0..self.network().blocks.len()).rev() {
-            self.block(number)?;
-        }
-        self.stem()?;
+        self.ranged("Backward", Self::backward)
+    }
+
+    fn ranged(
+        &mut self,
+        name: &str,
+        write: impl FnOnce(&mut Self) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        self.forward.sequence.begin(name);
+        write(self)?;
         self.forward.sequence.end();
         Ok(())
+    }
+
+    /// Inside the range of a convolution in that of its stage, beside those of what is done with its
+    /// parameters.
+    fn in_layer(
+        &mut self,
+        conv: &Conv,
+        write: impl FnOnce(&mut Self) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        let layer = |stage: &&&str| conv.name.starts_with(&stage.to_lowercase()[..6]);
+        let stage = STAGES.iter().find(layer).expect("convolutions behind the stem have a stage");
+        self.ranged(stage, |writer| writer.ranged(&conv.name, write))
+    }
+
+    fn backward(&mut self) -> Result<(), BackendError> {
+        self.ranged("Final_Layers", Self::loss)?;
+        (0..self.network().blocks.len()).try_rfold((), |(), number| self.block(number))?;
+        self.stem()
     }
 
     /// What the forward pass reads of the parameters.
@@ -263,26 +283,37 @@ impl<'a> TrainWriter<'a> {
         let network = self.network();
         let block = &network.blocks[number];
         let input = input_name(network, number);
-        self.through(2 * number + 2, "spike_gradient")?;
-        self.round(&block.second)?;
-        self.parameters_of(&block.second, &layer_name(2 * number + 1))?;
-        self.input_gradient(&block.second, "other_spike_gradient", false)?;
+        let Block { first, second, .. } = block;
+        self.in_layer(second, |writer| {
+            writer.through(2 * number + 2, "spike_gradient")?;
+            writer.round(second)
+        })?;
+        self.parameters_of(second, &layer_name(2 * number + 1))?;
+        self.in_layer(second, |writer| {
+            writer.input_gradient(second, "other_spike_gradient", false)
+        })?;
         match &block.shortcut {
             Some(conv) => {
                 self.parameters_of(conv, &input)?;
-                self.input_gradient(conv, "spike_gradient", false)?;
+                self.in_layer(first, |writer| {
+                    writer.input_gradient(conv, "spike_gradient", false)
+                })?;
             }
             None => {
                 let elements = self.forward.shape.frames() * block.second.window.output.elements();
                 let pointers = [self.at("spike_gradient"), self.at("current_gradient")];
                 let rest = [Argument::I64(elements as i64), Argument::F32(self.theta)];
-                self.launch(&SCALE, elements, &[&pointers, &rest])?;
+                self.in_layer(first, |writer| {
+                    writer.launch(&SCALE, elements, &[&pointers, &rest])
+                })?;
             }
         }
-        self.through(2 * number + 1, "other_spike_gradient")?;
-        self.round(&block.first)?;
-        self.parameters_of(&block.first, &input)?;
-        self.input_gradient(&block.first, "spike_gradient", true)
+        self.in_layer(first, |writer| {
+            writer.through(2 * number + 1, "other_spike_gradient")?;
+            writer.round(first)
+        })?;
+        self.parameters_of(first, &input)?;
+        self.in_layer(first, |writer| writer.input_gradient(first, "spike_gradient", true))
     }
 
     /// The pooling's and the stem's.
@@ -290,6 +321,7 @@ impl<'a> TrainWriter<'a> {
         let (shape, network) = (self.forward.shape, self.network());
         let stem = &network.stem;
         let mut from = "spike_gradient";
+        self.forward.sequence.begin("Conv1_Block");
         if let Some(pool) = &network.pool {
             let elements = shape.b * pool.input.elements();
             let outputs = shape.b * pool.output.elements();
@@ -301,8 +333,11 @@ impl<'a> TrainWriter<'a> {
         }
         self.through(0, from)?;
         self.round(stem)?;
-        let columns = stem_columns(network);
-        gather_images(&mut self.forward.sequence, stem, shape.frames(), columns, "frames")?;
+        self.forward.sequence.end();
+        self.ranged("Weight_Gradients", |writer| {
+            let (columns, frames) = (stem_columns(network), shape.frames());
+            gather_images(&mut writer.forward.sequence, stem, frames, columns, "frames")
+        })?;
         self.weight_step(stem, 1.0 / shape.steps() as f32)
     }
 
@@ -330,7 +365,7 @@ impl<'a> TrainWriter<'a> {
 
     /// The step of a convolution of spikes, its output's gradient rounded.
     fn parameters_of(&mut self, conv: &Conv, input: &str) -> Result<(), BackendError> {
-        self.forward.gather_spikes(conv, input)?;
+        self.ranged("Weight_Gradients", |writer| writer.forward.gather_spikes(conv, input))?;
         self.weight_step(conv, self.theta)
     }
 
@@ -339,23 +374,28 @@ impl<'a> TrainWriter<'a> {
         let (shape, network) = (self.forward.shape, self.network());
         let (filters, columns) = (conv.window.output.channels, columns(network, conv));
         let rows = shape.frames() * conv.window.output.pixels();
-        let spec = Spec { rows: filters, columns, depth: rows, transposed: false, wide: true };
-        self.gemm(spec, ["transposed", "operand", "weight_gradient"])?;
+        self.ranged("Weight_Gradients", |writer| {
+            let spec = Spec { rows: filters, columns, depth: rows, transposed: false, wide: true };
+            writer.gemm(spec, ["transposed", "operand", "weight_gradient"])?;
+            let tiles = filters.div_ceil(TILE);
+            let fed = shape.fed() * shape.b * conv.window.output.pixels();
+            for (from, to, rows, splits) in [
+                ("current_gradient", "bias_sums", fed, SPLITS),
+                ("bias_sums", "bias_gradient", SPLITS, 1),
+            ] {
+                let pointers = [writer.at(from), writer.at(to), Argument::I64(rows as i64)];
+                let sizes = i32s(&[filters, splits]);
+                writer.launch(&SUM_ROWS, tiles * splits, &[&pointers, &sizes])?;
+            }
+            Ok(())
+        })?;
         let first = conv.window.live_taps().start * conv.window.input.channels;
-        let sizes = [filters, conv.depth(), first, columns];
-        self.sgd("weight_gradient", conv.weight, sizes, factor)?;
-
-        let tiles = filters.div_ceil(TILE);
-        let fed = shape.fed() * shape.b * conv.window.output.pixels();
-        for (from, to, rows, splits) in [
-            ("current_gradient", "bias_sums", fed, SPLITS),
-            ("bias_sums", "bias_gradient", SPLITS, 1),
-        ] {
-            let pointers = [self.at(from), self.at(to), Argument::I64(rows as i64)];
-            self.launch(&SUM_ROWS, tiles * splits, &[&pointers, &i32s(&[filters, splits])])?;
-        }
         let share = 1.0 / shape.steps() as f32;
-        self.sgd("bias_gradient", conv.bias(), [1, filters, 0, filters], share)
+        self.ranged("Optimizer", |writer| {
+            let sizes = [filters, conv.depth(), first, columns];
+            writer.sgd("weight_gradient", conv.weight, sizes, factor)?;
+            writer.sgd("bias_gradient", conv.bias(), [1, filters, 0, filters], share)
+        })
     }
 
     /// The gradient of a convolution's input, in place of, or added to, what a region holds.

@@ -22,6 +22,7 @@ mod lock;
 mod migrate;
 mod numerics;
 mod output;
+mod parts;
 mod peers;
 mod profile;
 mod recorded;

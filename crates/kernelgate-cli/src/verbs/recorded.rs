@@ -12,6 +12,7 @@ use kernelgate_trace::read::{self, Wanted};
 use serde_json::{Value, json};
 
 use super::output::OutputFormat;
+use super::parts::{self, Parts};
 
 /// Part of the device's time below which a range is left out of the text.
 const MIN_SHARE: f64 = 0.01;
@@ -22,6 +23,8 @@ pub struct RecordedCase {
     pub path: PathBuf,
     recording: CaseRecording,
     tree: Vec<RangeUse>,
+    /// Where the workload names some.
+    parts: Option<Parts>,
     diagnosis: Diagnosis,
 }
 
@@ -34,8 +37,9 @@ pub fn read(recording: CaseRecording, folder: &Path) -> anyhow::Result<RecordedC
     file::write(&path, &recording).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let trace =
         read::open(&path, &Wanted::ALL).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let (tree, diagnosis) = (range_tree(&trace), diagnose(&trace));
-    Ok(RecordedCase { path, recording, tree, diagnosis })
+    let (tree, diagnosis) = (range_tree(&trace, &[]), diagnose(&trace));
+    let parts = (!recording.parts.is_empty()).then(|| parts::of(&recording, &trace));
+    Ok(RecordedCase { path, recording, tree, parts, diagnosis })
 }
 
 impl RecordedCase {
@@ -50,8 +54,9 @@ impl RecordedCase {
             }
             _ => lines.join("\n"),
         };
+        let parts = self.parts.as_ref().map(|parts| parts.text(shown) + "\n\n").unwrap_or_default();
         format!(
-            "{}{}\n\nfindings, whose evidence `kernelgate diagnose` shows\n{findings}\n",
+            "{}{parts}{}\n\nfindings, whose evidence `kernelgate diagnose` shows\n{findings}\n",
             self.times(),
             self.ranges(shown)
         )
@@ -143,6 +148,7 @@ impl RecordedCase {
             "busy_ns": self.tree.first().map(|case| case.busy_ns),
             "launch_cost_ns": self.recording.launch_cost_ns,
             "ranges": ranges,
+            "parts": self.parts.as_ref().map(Parts::json),
             "diagnosis": self.diagnosis.to_json(),
         })
     }

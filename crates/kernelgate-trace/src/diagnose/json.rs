@@ -66,6 +66,7 @@ impl RangeUse {
             "host_ns": self.host_ns,
             "span_ns": self.span_ns,
             "busy_ns": self.busy_ns,
+            "own_ns": self.own_ns,
             "share": self.share,
             "operations": self.operations,
             "bound": self.bound.label(),

@@ -30,9 +30,9 @@ pub use tree::{Bound, RangeUse};
 use crate::model::Trace;
 
 /// What the device did in each range, outer ranges before those inside. Ranges that differ in
-/// numbers only are one.
-pub fn range_tree(trace: &Trace) -> Vec<RangeUse> {
-    tree::of(&context::Context::of(trace))
+/// numbers only are one, but for those of these names.
+pub fn range_tree(trace: &Trace, apart: &[&str]) -> Vec<RangeUse> {
+    tree::of(&context::Context::of(trace), apart)
 }
 
 /// Diagnoses a trace.

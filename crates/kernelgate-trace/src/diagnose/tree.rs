@@ -4,6 +4,7 @@ use hashbrown::HashMap;
 
 use super::context::Context;
 use super::labels::without_numbers;
+use crate::analyze::idle::own_times;
 use crate::analyze::launches::NONE;
 use crate::analyze::operations::OperationId;
 use crate::analyze::paths::{PathId, ROOT};
@@ -65,6 +66,9 @@ pub struct RangeUse {
     pub host_ns: Option<i64>,
     /// In which at least one of its operations ran, nanoseconds.
     pub busy_ns: i64,
+    /// The part of it in which none that started earlier ran, in any range: parts of the busy time
+    /// that add up, also where a launch begins before the one ahead of it has ended.
+    pub own_ns: i64,
     /// From the first start to the last end, all times together, nanoseconds.
     pub span_ns: i64,
     /// Its part of the time in which the device was busy, 0 to 1.
@@ -86,6 +90,7 @@ struct Node {
     name: String,
     work: Option<usize>,
     operations: usize,
+    own_ns: i64,
     spans: Vec<(i64, i64)>,
     /// First start and last end by instance: a range, or a path and a graph's launch above it.
     instances: HashMap<u64, (i64, i64)>,
@@ -99,22 +104,26 @@ struct Node {
 type Link = (usize, u64);
 
 #[derive(Default)]
-struct Tree {
+struct Tree<'a> {
+    /// Names that stand for themselves.
+    apart: &'a [&'a str],
     nodes: Vec<Node>,
     of_path: HashMap<PathId, usize>,
     of_pattern: HashMap<(Option<usize>, String), usize>,
 }
 
 /// That of a trace.
-pub(super) fn of(context: &Context<'_>) -> Vec<RangeUse> {
+pub(super) fn of(context: &Context<'_>, apart: &[&str]) -> Vec<RangeUse> {
     let all = context.all;
-    let mut tree = Tree::default();
+    let mut tree = Tree { apart, ..Tree::default() };
+    let own_ns = own_times(context.trace);
     let chains: Vec<Vec<Link>> = all.ids().map(|id| tree.chain(context, id)).collect();
     for id in all.ids() {
         let span = (all.start(id), all.end(id));
         for &(node, instance) in &chains[id as usize] {
             let node = &mut tree.nodes[node];
             node.operations += 1;
+            node.own_ns += own_ns[id as usize];
             node.spans.push(span);
             let known = node.instances.entry(instance).or_insert(span);
             *known = (known.0.min(span.0), known.1.max(span.1));
@@ -135,7 +144,7 @@ pub(super) fn of(context: &Context<'_>) -> Vec<RangeUse> {
     tree.rows(&context.trace.work, busy_ns)
 }
 
-impl Tree {
+impl Tree<'_> {
     /// The ranges around an operation, the outermost first.
     fn chain(&mut self, context: &Context<'_>, id: OperationId) -> Vec<Link> {
         let call = context.launches.call_of[id as usize];
@@ -175,7 +184,8 @@ impl Tree {
         let parent = context.paths.parent(path);
         let parent = (parent != ROOT).then(|| self.node(context, parent));
         let name = context.trace.names.text(context.paths.name(path));
-        let pattern = without_numbers(name);
+        let itself = self.apart.contains(&name);
+        let pattern = if itself { name.to_owned() } else { without_numbers(name) };
         let text = context.paths.text(context.trace, path);
         let work = context.trace.work.iter().position(|work| work.path == text);
         let new = self.nodes.len();
@@ -209,6 +219,7 @@ impl Tree {
                     times: node.instances.len(),
                     host_ns: node.host_ns,
                     busy_ns: own_busy_ns,
+                    own_ns: node.own_ns,
                     span_ns,
                     share: ratio(own_busy_ns, busy_ns),
                     operations: node.operations,

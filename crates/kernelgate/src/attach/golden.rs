@@ -1,18 +1,10 @@
 //! Golden tensors: outputs, and perhaps inputs, in a safetensors file.
-//!
-//! The format is read here, because its crate would bring four others to every outside package: the
-//! length of a header in eight bytes, the header as JSON with dtype, shape and offsets of each
-//! tensor, then the elements.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
-use half::{bf16, f16};
-use serde::Deserialize;
-use serde_json::Value;
-
 use super::definition::Declared;
-use crate::workload::{Data, Dtype, Tensor, Tensors};
+use super::safetensors::SafeTensors;
+use crate::workload::{Dtype, Tensors};
 
 /// The tensors of a file that a definition names: all of its outputs, and of its inputs those that
 /// are there. Outputs may be of a wider float than the row's, inputs are as they are declared.
@@ -25,9 +17,7 @@ pub(super) fn read(
     outputs: &[Declared],
 ) -> Result<(Tensors, Tensors), String> {
     let of_file = |what: String| format!("golden tensors {}: {what}", path.display());
-    let bytes = std::fs::read(path).map_err(|cause| of_file(cause.to_string()))?;
-    let file =
-        File::parse(&bytes).map_err(|why| of_file(format!("no safetensors file ({why})")))?;
+    let file = SafeTensors::read(path).map_err(of_file)?;
     let (mut found_inputs, mut found_outputs) = (Tensors::new(), Tensors::new());
     for (declared, is_input) in
         inputs.iter().map(|it| (it, true)).chain(outputs.iter().map(|it| (it, false)))
@@ -37,8 +27,7 @@ pub(super) fn read(
             Some(entry) => entry,
             None if is_input => continue,
             None => {
-                let names: Vec<&str> = file.entries.keys().map(String::as_str).collect();
-                let names = names.join("`, `");
+                let names = file.names().collect::<Vec<_>>().join("`, `");
                 return Err(of_file(format!("no output `{name}`; it has `{names}`")));
             }
         };
@@ -49,7 +38,7 @@ pub(super) fn read(
             )));
         }
         let of_tensor = |why: String| of_file(format!("`{name}` {why}"));
-        let tensor = file.tensor(entry).map_err(of_tensor)?;
+        let tensor = file.of(entry).map_err(of_tensor)?;
         let integer = |dtype| dtype == Dtype::I8;
         let (given, wanted) = (tensor.dtype(), declared.dtype);
         let fits = if is_input { given == wanted } else { integer(given) == integer(wanted) };
@@ -61,61 +50,6 @@ pub(super) fn read(
         found.insert(name, tensor);
     }
     Ok((found_inputs, found_outputs))
-}
-
-/// A tensor's place in a file.
-#[derive(Deserialize)]
-struct Entry {
-    dtype: String,
-    shape: Vec<usize>,
-    data_offsets: [usize; 2],
-}
-
-struct File<'a> {
-    entries: BTreeMap<String, Entry>,
-    elements: &'a [u8],
-}
-
-impl<'a> File<'a> {
-    fn parse(bytes: &'a [u8]) -> Result<Self, String> {
-        let (length, rest) = bytes.split_first_chunk().ok_or("it is too short")?;
-        let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
-        let (header, elements) =
-            rest.split_at_checked(length).ok_or("its header is longer than the file")?;
-        let mut header: BTreeMap<String, Value> =
-            serde_json::from_slice(header).map_err(|cause| cause.to_string())?;
-        header.remove("__metadata__");
-        let entry = |(name, value)| Ok((name, serde_json::from_value(value)?));
-        let entries: Result<_, serde_json::Error> = header.into_iter().map(entry).collect();
-        let entries: BTreeMap<String, Entry> = entries.map_err(|cause| cause.to_string())?;
-        let end = entries.values().map(|entry| entry.data_offsets[1]).max().unwrap_or_default();
-        if end != elements.len() {
-            return Err(format!("its elements are {} bytes, and not {end}", elements.len()));
-        }
-        Ok(Self { entries, elements })
-    }
-
-    /// A tensor, where its dtype is known here.
-    fn tensor(&self, entry: &Entry) -> Result<Tensor, String> {
-        fn all<const N: usize, T>(bytes: &[u8], of: fn([u8; N]) -> T) -> Vec<T> {
-            bytes.as_chunks::<N>().0.iter().map(|bytes| of(*bytes)).collect()
-        }
-        let [from, to] = entry.data_offsets;
-        let bytes = self.elements.get(from..to).ok_or("lies beyond the end of the file")?;
-        let data = match &*entry.dtype {
-            "F64" => Data::F64(all(bytes, f64::from_le_bytes)),
-            "F32" => Data::F32(all(bytes, f32::from_le_bytes)),
-            "F16" => Data::F16(all(bytes, f16::from_le_bytes)),
-            "BF16" => Data::Bf16(all(bytes, bf16::from_le_bytes)),
-            "I8" => Data::I8(all(bytes, i8::from_le_bytes)),
-            other => return Err(format!("is {other}, which no row computes")),
-        };
-        let elements = entry.shape.iter().try_fold(1, |all: usize, &of| all.checked_mul(of));
-        if elements != Some(data.len()) {
-            return Err(format!("has {} elements, and the shape {:?}", data.len(), entry.shape));
-        }
-        Ok(Tensor::new(entry.shape.clone(), data))
-    }
 }
 
 #[cfg(test)]

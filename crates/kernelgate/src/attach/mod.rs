@@ -36,6 +36,7 @@ mod definition;
 mod golden;
 mod problem;
 mod row;
+pub mod safetensors;
 mod suite;
 
 pub use definition::{Definition, Reference};

@@ -85,6 +85,11 @@ impl Output {
         self.buffer.address()
     }
 
+    /// Bytes on the device.
+    pub fn bytes(&self) -> usize {
+        self.buffer.bytes()
+    }
+
     /// Where a kernel writes it.
     pub fn argument(&self) -> Argument {
         Argument::from(&self.buffer)
@@ -134,6 +139,7 @@ pub struct CudaTask {
     reset: Option<ResetFn>,
     /// Launches of other code that are still to be watched; none where the code is the row's own.
     watched: Option<u32>,
+    memory_uses: Vec<(&'static str, u64)>,
     host: Tensors,
 }
 
@@ -161,6 +167,7 @@ impl CudaTask {
             launch: Box::new(launch),
             reset: None,
             watched: None,
+            memory_uses: Vec::new(),
             host: Tensors::new(),
         }
     }
@@ -171,6 +178,12 @@ impl CudaTask {
     /// batched.
     pub fn with_reset(self, reset: impl FnMut() -> Result<(), BackendError> + 'static) -> Self {
         Self { reset: Some(Box::new(reset)), ..self }
+    }
+
+    /// The same, saying what its device memory is for: uses such as `weights` or `activations`, and
+    /// bytes, each use once.
+    pub fn with_memory_uses(self, memory_uses: Vec<(&'static str, u64)>) -> Self {
+        Self { memory_uses, ..self }
     }
 
     /// The same where `launch` calls other code: what that must not do while it is timed (wait,
@@ -238,6 +251,10 @@ impl Executable for CudaTask {
 
     fn launch_inputs(&self) -> Vec<&str> {
         self.inputs.iter().map(|input| input.name.as_str()).collect()
+    }
+
+    fn memory_uses(&self) -> &[(&'static str, u64)] {
+        &self.memory_uses
     }
 
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError> {

@@ -55,6 +55,11 @@ pub trait Executable {
     /// packed, quantised, passed by value.
     fn launch_inputs(&self) -> Vec<&str>;
 
+    /// What device memory is for, and its bytes, where the row says so.
+    fn memory_uses(&self) -> &[(&'static str, u64)] {
+        &[]
+    }
+
     /// Puts other values of the same shape and dtype in the place of an input that every launch
     /// reads: the next launch computes from these.
     ///

@@ -162,6 +162,9 @@ impl Execution<'_> {
             }
         };
         self.progress.prepared(&ready.inputs, started.elapsed());
+        if let Some(remark) = group.bound.problem().remark() {
+            self.progress.remark(&group.id(), &remark);
+        }
         let implementations = group.cases.chunk_by(|a, b| a.index == b.index);
         for cases in implementations {
             if let Some(why) = self.out_of_time() {

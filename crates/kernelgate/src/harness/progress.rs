@@ -99,6 +99,11 @@ impl BenchProgress {
         ));
     }
 
+    /// What a problem's times do not mean.
+    pub fn remark(&self, problem: &str, remark: &str) {
+        self.say(&format!("note: {problem}: {remark}"));
+    }
+
     /// A case begins.
     pub fn case(&self, id: &str) {
         self.started.set(self.started.get() + 1);

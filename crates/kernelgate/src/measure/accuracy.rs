@@ -11,7 +11,7 @@ use crate::workload::random;
 use kernelgate_cuda::instruments::bandwidth::Passes;
 use kernelgate_cuda::instruments::spin::Spin;
 use kernelgate_cuda::instruments::timing::Instruments;
-use kernelgate_cuda::observe::activity::Activity;
+use kernelgate_cuda::observe::activity::{Activity, KernelRecord};
 use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
 
 /// A spin, timed.
@@ -171,14 +171,21 @@ fn record(
 }
 
 /// What each of some launches in a row took, nanoseconds: from the start of its first operation to
-/// the end of its last. `None` where the record does not hold as many operations of each.
+/// the end of its last. They lie between the last two probes of the clocks, and the copies that read
+/// the probes do not. `None` where the record does not hold as many operations of each.
 fn spans_ns(record: &Activity, launches: usize) -> Option<Vec<f64>> {
-    let own = [Instruments::BLOCKER, Instruments::PROBE, Instruments::FLUSH];
     let name = |kernel: u32| record.names[kernel as usize].as_str();
-    let kernels = record.kernels.iter().filter(|kernel| !own.contains(&name(kernel.name)));
+    let (probes, kernels): (Vec<&KernelRecord>, Vec<&KernelRecord>) =
+        record.kernels.iter().partition(|kernel| name(kernel.name) == Instruments::PROBE);
+    let mut probes: Vec<u64> = probes.iter().map(|probe| probe.start).collect();
+    probes.sort_unstable();
+    let [.., first, last] = probes[..] else { return None };
+    let own = [Instruments::BLOCKER, Instruments::FLUSH];
+    let kernels = kernels.iter().filter(|kernel| !own.contains(&name(kernel.name)));
     let mut spans: Vec<(u64, u64)> = kernels.map(|kernel| (kernel.start, kernel.end)).collect();
     spans.extend(record.copies.iter().map(|copy| (copy.start, copy.end)));
     spans.extend(record.sets.iter().map(|set| (set.start, set.end)));
+    spans.retain(|&(start, _)| first < start && start < last);
     spans.sort_unstable();
     let each = spans.len() / launches;
     if each == 0 || each * launches != spans.len() {
@@ -218,7 +225,7 @@ fn passes(events: &EventTimer) -> Result<Passes, BackendError> {
 
 #[cfg(test)]
 mod tests {
-    use kernelgate_cuda::observe::activity::KernelRecord;
+    use kernelgate_cuda::observe::activity::CopyRecord;
 
     use super::*;
 
@@ -235,7 +242,9 @@ mod tests {
             kernel(2, 55, 75),
             kernel(0, 90, 91),
         ];
-        let record = Activity { names, kernels, ..Activity::default() };
+        // What reads the probes is no launch's.
+        let copies = vec![CopyRecord { start: 95, end: 96, ..Default::default() }];
+        let record = Activity { names, kernels, copies, ..Activity::default() };
         assert_eq!(spans_ns(&record, 2), Some(vec![30.0, 25.0]));
         assert_eq!(spans_ns(&record, 3), None);
         assert_eq!(spans_ns(&Activity::default(), 2), None);

@@ -26,10 +26,32 @@ pub struct CaseRecording {
     pub launch_cost_ns: Option<f64>,
     /// The least times of a launch by the device's measured ceilings, hot.
     pub limits: Vec<TimeLimit>,
+    /// Samples that a launch computes, for a rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<u64>,
+    /// Parts that tables are made of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<RecordedPart>,
+    /// What its device memory is for, and bytes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory_uses: Vec<(String, u64)>,
     /// Where it ran.
     pub device: RecordedDevice,
     /// What was recorded; allocations since the preparation began.
     pub trace: Activity,
+}
+
+/// A part of a problem, as [`crate::workload::Part`], with what bounds it here.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RecordedPart {
+    /// Its table.
+    pub table: String,
+    /// What it is called there.
+    pub label: String,
+    /// End of the paths of its ranges.
+    pub range: String,
+    /// The least times of its work in one launch, hot.
+    pub limits: Vec<TimeLimit>,
 }
 
 impl CaseRecording {

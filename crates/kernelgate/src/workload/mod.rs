@@ -4,12 +4,14 @@
 //! how it is computed; its reference is the only definition of what is right.
 
 pub mod axis;
+pub mod breakdown;
 pub mod random;
 pub mod symmetry;
 pub mod tensor;
 pub mod work;
 
 pub use axis::{Axis, AxisError, Override, Point, Values};
+pub use breakdown::{Breakdown, Part};
 pub use symmetry::Symmetry;
 pub use tensor::{Data, Dtype, Tensor, Tensors};
 pub use work::{Unit, Work};
@@ -59,6 +61,16 @@ pub trait Problem: Send + Sync + 'static {
 
     /// Operations and fewest bytes of one execution.
     fn work(&self) -> Work;
+
+    /// What a reader of its times has to know, a sentence without its end: told before its cases.
+    fn remark(&self) -> Option<String> {
+        None
+    }
+
+    /// The parts that `kernelgate profile` shows of it.
+    fn breakdown(&self) -> Breakdown {
+        Breakdown::default()
+    }
 
     /// How far an output may be from the reference.
     fn tolerance(&self) -> Tolerance;

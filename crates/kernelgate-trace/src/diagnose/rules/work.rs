@@ -12,7 +12,7 @@ pub(super) fn work_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             "no range declares its work; `kernelgate profile CASE` records with it".to_owned(),
         );
     }
-    let declared = tree::of(context).into_iter().filter(|of| !of.of_limits.is_empty());
+    let declared = tree::of(context, &[]).into_iter().filter(|of| !of.of_limits.is_empty());
     let found = declared.map(|of| {
         let highest = of.of_limits.iter().map(|(_, reached)| *reached).fold(0.0, f64::max);
         let limits: Vec<String> = of

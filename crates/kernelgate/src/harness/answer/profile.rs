@@ -17,9 +17,10 @@ use crate::harness::problem::{CaseError, Ready};
 use crate::measure::Cache;
 use crate::measure::events::EventTimer;
 use crate::measure::limits::Limits;
-use crate::protocol::{CaseRecording, ProfiledCase, Repetitions, ResponseBody};
+use crate::protocol::{CaseRecording, ProfiledCase, RecordedPart, Repetitions, ResponseBody};
 use crate::stats::median;
 use crate::trace::KernelSummary;
+use crate::workload::{Breakdown, Part};
 
 /// Launches before those that are recorded.
 const WARM_UP: u32 = 3;
@@ -175,6 +176,16 @@ impl Recording {
             device.synchronize()?;
             Ok::<_, BackendError>((recorder.take_since(start, begun)?, wall_ns))
         })();
+        let problem = group.bound.problem();
+        let Breakdown { samples, parts } = problem.breakdown();
+        let recorded_part = |part: Part| RecordedPart {
+            table: part.table.to_owned(),
+            label: part.label,
+            range: part.range,
+            limits: limits.bounds(&part.work, Cache::Hot),
+        };
+        let uses = executable.memory_uses().iter().map(|(of, bytes)| ((*of).to_owned(), *bytes));
+        let memory_uses = uses.collect();
         match recorded {
             Ok((trace, wall_ns)) => Ok(CaseRecording {
                 case: case.id.clone(),
@@ -182,7 +193,10 @@ impl Recording {
                 steps: self.steps,
                 wall_ns: u64::try_from(wall_ns).unwrap_or(u64::MAX),
                 launch_cost_ns: Some(self.launch_cost_ns),
-                limits: limits.bounds(&group.bound.problem().work(), Cache::Hot),
+                limits: limits.bounds(&problem.work(), Cache::Hot),
+                samples,
+                parts: parts.into_iter().map(recorded_part).collect(),
+                memory_uses,
                 device: described.clone(),
                 trace,
             }),

@@ -83,16 +83,17 @@ pub fn cases(
     if lost {
         std::mem::forget((events, Arc::clone(device)));
     }
-    let (mut rows, mut notes) = (Vec::new(), Vec::new());
+    let (mut rows, mut notes, mut is_missing) = (Vec::new(), Vec::new(), false);
     for (case, outcome) in outcomes {
         match outcome {
-            Ok(row) => rows.extend(row),
+            Ok(Some(row)) => rows.push(row),
+            Ok(None) => is_missing = true,
             Err(CaseError::Skip(reason) | CaseError::Fail(reason) | CaseError::Lost(reason)) => {
                 notes.push(format!("{case}: {reason}"));
             }
         }
     }
-    if rows.is_empty() {
+    if is_missing {
         notes.push(missing());
     }
     Ok(TimingReport {

@@ -1,0 +1,170 @@
+//! The parts of a recorded case that its workload names, as tables: of each its time in a launch,
+//! its share, what it launches, and what its declared work allows.
+//!
+//! A part's time is its own: where a launch begins before the one ahead of it has ended, the time of
+//! both counts to the earlier, so that parts add up.
+
+use kernelgate::display::table::Table;
+use kernelgate::display::{bytes, time};
+use kernelgate::measure::limits::TimeLimit;
+use kernelgate::protocol::CaseRecording;
+use kernelgate_trace::diagnose::{RangeUse, range_tree};
+use kernelgate_trace::model::Trace;
+use serde_json::{Value, json};
+
+/// Parts of a case, and what else is told of one launch.
+pub struct Parts {
+    parts: Vec<PartUse>,
+    /// Samples a second, where a launch has samples.
+    samples_per_s: Option<f64>,
+    /// Kernels of a launch, where all launches have the same ones in the same order.
+    kernels: Option<usize>,
+    memory_uses: Vec<(String, u64)>,
+}
+
+/// A part in one launch.
+struct PartUse {
+    table: String,
+    label: String,
+    range: String,
+    /// None where nothing was launched in its ranges.
+    measured: Option<Measured>,
+    /// The largest of its limits.
+    limit: Option<TimeLimit>,
+}
+
+struct Measured {
+    own_ns: f64,
+    share: f64,
+    launched: f64,
+}
+
+/// Those of a recording, which was read as this trace.
+#[allow(clippy::cast_precision_loss)]
+pub fn of(recording: &CaseRecording, trace: &Trace) -> Parts {
+    let names: Vec<&str> = recording.parts.iter().flat_map(|part| part.range.split('/')).collect();
+    let tree = range_tree(trace, &names);
+    let is_step = |range: &&RangeUse| range.depth == 1 && range.name == CaseRecording::STEP;
+    let step = tree.iter().find(is_step);
+    let steps = f64::from(recording.steps.max(1));
+    let part = |of: &kernelgate::protocol::RecordedPart| {
+        let found: Vec<&RangeUse> =
+            tree.iter().filter(|range| ends_with(&range.path, &of.range)).collect();
+        let own_ns = found.iter().map(|range| range.own_ns).sum::<i64>() as f64;
+        let measured = (!found.is_empty()).then(|| Measured {
+            own_ns: own_ns / steps,
+            share: own_ns / step.map_or(1, |step| step.own_ns).max(1) as f64,
+            launched: found.iter().map(|range| range.operations).sum::<usize>() as f64 / steps,
+        });
+        let largest = of.limits.iter().max_by(|a, b| a.time_ns.total_cmp(&b.time_ns));
+        PartUse {
+            table: of.table.clone(),
+            label: of.label.clone(),
+            range: of.range.clone(),
+            measured,
+            limit: largest.cloned(),
+        }
+    };
+    let rate = |samples: u64| Some(samples as f64 * steps * 1e9 / step?.span_ns as f64);
+    Parts {
+        parts: recording.parts.iter().map(part).collect(),
+        samples_per_s: recording.samples.and_then(rate),
+        kernels: kernels_a_launch(recording),
+        memory_uses: recording.memory_uses.clone(),
+    }
+}
+
+/// Whether a path is this range or ends with it, names being whole.
+fn ends_with(path: &str, range: &str) -> bool {
+    path.strip_suffix(range).is_some_and(|before| before.is_empty() || before.ends_with('/'))
+}
+
+/// Kernels of a launch, where each launch has the same ones, of the same grids, in the same order.
+fn kernels_a_launch(recording: &CaseRecording) -> Option<usize> {
+    let kernels = &recording.trace.kernels;
+    let (all, steps) = (kernels.len(), recording.steps as usize);
+    if all == 0 || steps == 0 || all % steps != 0 {
+        return None;
+    }
+    let mut launches = kernels
+        .chunks(all / steps)
+        .map(|launch| launch.iter().map(|kernel| (kernel.name, kernel.grid)));
+    let first: Vec<_> = launches.next()?.collect();
+    launches.all(|launch| launch.eq(first.iter().copied())).then_some(first.len())
+}
+
+impl Parts {
+    /// Rate, kernels, memory and tables.
+    pub fn text(&self, shown: &dyn Fn(&Table) -> String) -> String {
+        let mut text = String::new();
+        if let Some(rate) = self.samples_per_s {
+            text += &format!("{rate:.0} samples a second\n");
+        }
+        text += &match self.kernels {
+            Some(kernels) => format!("{kernels} kernels a launch, the same in every one\n"),
+            None => "launches differ in their kernels\n".to_owned(),
+        };
+        if !self.memory_uses.is_empty() {
+            let uses = self.memory_uses.iter().map(|(of, size)| format!("{of} {}", bytes(*size)));
+            text += &format!("device memory by use: {}\n", uses.collect::<Vec<_>>().join(", "));
+        }
+        for parts in self.parts.chunk_by(|a, b| a.table == b.table) {
+            let mut table = Table::new(&[
+                &parts[0].table,
+                "a launch",
+                "share",
+                "launched",
+                "limit",
+                "of limit",
+                "limited by",
+            ]);
+            parts.iter().for_each(|part| table.row(part.cells()));
+            text += &format!("\n{}", shown(&table));
+        }
+        text
+    }
+
+    /// The same for programs.
+    pub fn json(&self) -> Value {
+        let part = |part: &PartUse| {
+            let measured = part.measured.as_ref();
+            json!({
+                "table": part.table,
+                "label": part.label,
+                "range": part.range,
+                "own_ns": measured.map(|measured| measured.own_ns),
+                "share": measured.map(|measured| measured.share),
+                "launched": measured.map_or(0.0, |measured| measured.launched),
+                "limit_ns": part.limit.as_ref().map(|limit| limit.time_ns),
+                "limited_by": part.limit.as_ref().map(|limit| &limit.by),
+            })
+        };
+        let uses = self.memory_uses.iter();
+        let uses: Vec<Value> =
+            uses.map(|(of, bytes)| json!({ "use": of, "bytes": bytes })).collect();
+        json!({
+            "samples_per_s": self.samples_per_s,
+            "kernels_a_launch": self.kernels,
+            "memory_uses": uses,
+            "parts": self.parts.iter().map(part).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl PartUse {
+    fn cells(&self) -> Vec<String> {
+        let none = || "-".to_owned();
+        let percent = |part: f64| format!("{:.1}%", 100.0 * part);
+        let measured = self.measured.as_ref();
+        let reached = self.limit.as_ref().zip(measured);
+        vec![
+            self.label.clone(),
+            measured.map_or_else(none, |measured| time(measured.own_ns)),
+            measured.map_or_else(none, |measured| percent(measured.share)),
+            measured.map_or_else(|| "0".to_owned(), |measured| measured.launched.to_string()),
+            self.limit.as_ref().map_or_else(none, |limit| time(limit.time_ns)),
+            reached.map_or_else(none, |(limit, of)| percent(limit.time_ns / of.own_ns.max(1.0))),
+            self.limit.as_ref().map_or_else(none, |limit| limit.by.clone()),
+        ]
+    }
+}

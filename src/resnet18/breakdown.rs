@@ -1,0 +1,287 @@
+//! The parts of a pass through the network: the named ranges that the guides open, and what the
+//! mathematics needs in each.
+//!
+//! A layer's work is that of its convolutions, a shortcut with the second of its block, and its
+//! neurons; of bytes it counts the parameters that are multiplied with a pixel somewhere, as spikes
+//! need never leave the chip: a 3×3 filter over one pixel is read for one tap of nine. Backward, a layer is
+//! the gradient of what its convolution read and of the neurons that wrote that.
+
+use super::network::{Block, CLASSES, Conv, Map};
+use super::shape::NetworkShape;
+use kernelgate::workload::{Breakdown, Dtype, Part, Unit, Work};
+
+const LAYERS: &str = "layer";
+const BACKWARD_LAYERS: &str = "layer backward";
+
+/// Of images to logits.
+pub(super) fn inference(shape: &NetworkShape) -> Breakdown {
+    let parts = [components(shape), Parts::of(shape).forward()].concat();
+    Breakdown { samples: Some(shape.b as u64), parts }
+}
+
+/// Of a training step.
+pub(super) fn train_step(shape: &NetworkShape) -> Breakdown {
+    let of = Parts::of(shape);
+    let backward = of.backward();
+    let parameters = of.network.parameters as u64;
+    let f32s = parameters * Dtype::F32.bytes() as u64;
+    let rounded: usize = of.network.convolutions().map(weights_read).sum();
+    let [read, write] = [Dtype::F32, Dtype::Bf16].map(|of| (rounded * of.bytes()) as u64);
+    let rounding = Work::bytes(read, write);
+    let optimizer =
+        Work::bytes(2 * f32s, 2 * f32s).with_flops(Unit::Vector, Dtype::F32, 4 * parameters);
+    let gradients = of.weight_gradients();
+    let own = backward.iter().filter(|part| !part.range.ends_with("_ResBlocks"));
+    let all = sum(own.map(|part| &part.work).chain([&gradients]));
+    let parts = [
+        vec![component("Weight_Rounding", rounding)],
+        components(shape),
+        vec![
+            component("Backward", all),
+            component("Weight_Gradients", gradients),
+            component("Optimizer", optimizer),
+        ],
+        of.forward(),
+        backward,
+    ];
+    Breakdown { samples: Some(shape.b as u64), parts: parts.concat() }
+}
+
+/// Elements of a convolution's weight that are multiplied with a pixel somewhere.
+fn weights_read(conv: &Conv) -> usize {
+    conv.window.output.channels * conv.window.reading_taps() * conv.window.input.channels
+}
+
+/// What the guides name around the forward pass.
+fn components(shape: &NetworkShape) -> Vec<Part> {
+    let forward = shape.forward_work(&shape.sizes.network());
+    vec![
+        component("Model_Reset", Work::default()),
+        component("Time_Encoding", Work::default()),
+        component("Input_Reshaping", Work::default()),
+        component("Model_Forward_Pass", forward),
+        component("Output_Processing", Work::default()),
+    ]
+}
+
+fn component(range: &str, work: Work) -> Part {
+    Part { table: "component", label: range.to_owned(), range: range.to_owned(), work }
+}
+
+/// The sum of works.
+fn sum<'a>(works: impl IntoIterator<Item = &'a Work>) -> Work {
+    let mut sum = Work::default();
+    for work in works {
+        sum.read_bytes += work.read_bytes;
+        sum.write_bytes += work.write_bytes;
+        for flops in &work.flops {
+            let alike = |of: &&mut kernelgate::workload::work::Flops| {
+                (of.unit, of.dtype) == (flops.unit, flops.dtype)
+            };
+            match sum.flops.iter_mut().find(alike) {
+                Some(known) => known.count += flops.count,
+                None => sum.flops.push(*flops),
+            }
+        }
+    }
+    sum
+}
+
+/// What the layers' work follows from.
+struct Parts<'a> {
+    shape: &'a NetworkShape,
+    network: super::network::Network,
+}
+
+impl<'a> Parts<'a> {
+    fn of(shape: &'a NetworkShape) -> Self {
+        Self { shape, network: shape.sizes.network() }
+    }
+
+    /// So many operations of GEMMs and of the vector unit.
+    fn with(&self, work: Work, matmul: u64, vector: u64) -> Work {
+        work.with_flops(Unit::Matmul, self.shape.dtype, matmul).with_flops(
+            Unit::Vector,
+            Dtype::F32,
+            vector,
+        )
+    }
+
+    /// Operations of convolutions over every frame.
+    fn flops<'c>(&self, convs: impl IntoIterator<Item = &'c Conv>) -> u64 {
+        let multiply_adds: u64 = convs.into_iter().map(Conv::multiply_adds).sum();
+        2 * self.shape.frames() as u64 * multiply_adds
+    }
+
+    fn neuron_steps(&self, map: Map) -> u64 {
+        (self.shape.frames() * map.elements()) as u64
+    }
+
+    /// Convolutions into a map of neurons.
+    fn forward_layer<'c>(&self, convs: impl IntoIterator<Item = &'c Conv> + Clone) -> Work {
+        let elements = |conv: &Conv| weights_read(conv) + conv.window.output.channels;
+        let read: usize = convs.clone().into_iter().map(elements).sum();
+        let map = convs.clone().into_iter().next().map(|conv| conv.window.output);
+        let neurons = map.map_or(0, |map| self.neuron_steps(map));
+        let read = Work::bytes((read * self.shape.dtype.bytes()) as u64, 0);
+        self.with(read, self.flops(convs), 5 * neurons)
+    }
+
+    fn forward(&self) -> Vec<Part> {
+        let Self { shape, network, .. } = self;
+        let images = shape.b * shape.sizes.image().elements() * shape.dtype.bytes();
+        let part = |label: &str, within: &str, work| Part {
+            table: LAYERS,
+            label: label.to_owned(),
+            range: format!("Model_Compute_All_Layers/{within}{}", label.trim_start_matches("· ")),
+            work,
+        };
+        let mut stem = self.forward_layer([&network.stem]);
+        stem.read_bytes += images as u64;
+        // Its input is the same in every step.
+        stem.flops[0].count /= shape.t as u64;
+        let mut parts = vec![part("Conv1_Block", "", stem)];
+        if network.pool.is_some() {
+            parts.push(part("MaxPool", "", Work::default()));
+        }
+        for (number, blocks) in network.blocks.chunks(shape.sizes.blocks).enumerate() {
+            let stage = stage(number);
+            let convs = blocks.iter().flat_map(|block| {
+                let second = [Some(&block.second), block.shortcut.as_ref()];
+                [
+                    (&block.first, self.forward_layer([&block.first])),
+                    (&block.second, self.forward_layer(second.into_iter().flatten())),
+                ]
+            });
+            let convs: Vec<(&Conv, Work)> = convs.collect();
+            parts.push(part(&stage, "", sum(convs.iter().map(|(_, work)| work))));
+            let within = format!("{stage}/");
+            parts.extend(
+                convs
+                    .into_iter()
+                    .map(|(conv, work)| part(&format!("· {}", conv.name), &within, work)),
+            );
+        }
+        let classifier = (network.parameters - network.classifier) * shape.dtype.bytes();
+        let logits = shape.b * CLASSES * Dtype::F32.bytes();
+        let last = Work::bytes(classifier as u64, logits as u64);
+        parts.push(part("Final_Layers", "", self.with(last, self.classifier_flops(), 0)));
+        parts
+    }
+
+    fn classifier_flops(&self) -> u64 {
+        2 * (self.shape.b * CLASSES * self.network.last().channels) as u64
+    }
+
+    /// Neurons backward, as `st_bif/backward` counts them.
+    fn neurons_backward(&self, map: Map) -> u64 {
+        20 * self.neuron_steps(map)
+    }
+
+    fn backward(&self) -> Vec<Part> {
+        let Self { shape, network, .. } = self;
+        let part = |label: &str, within: &str, work| Part {
+            table: BACKWARD_LAYERS,
+            label: label.to_owned(),
+            range: format!("Backward/{within}{}", label.trim_start_matches("· ")),
+            work,
+        };
+        let maps = network.neurons();
+        let last = self.neurons_backward(network.last());
+        let last = self.with(Work::default(), self.classifier_flops(), last);
+        let mut parts = vec![part("Final_Layers", "", last)];
+        let stages = network.blocks.chunks(shape.sizes.blocks).enumerate();
+        for (number, blocks) in stages.rev() {
+            let (stage, before) = (stage(number), number * shape.sizes.blocks);
+            let convs = blocks.iter().enumerate().rev().flat_map(|(i, block)| {
+                let Block { first, second, shortcut } = block;
+                // The neurons whose spikes the block reads; the stem's are a part of their own.
+                let read = 2 * (before + i);
+                let read = if read > 0 { self.neurons_backward(maps[read]) } else { 0 };
+                let hidden = self.neurons_backward(first.window.output);
+                let input = self.flops([Some(first), shortcut.as_ref()].into_iter().flatten());
+                [
+                    (second, self.with(Work::default(), self.flops([second]), hidden)),
+                    (first, self.with(Work::default(), input, read)),
+                ]
+            });
+            let convs: Vec<(&Conv, Work)> = convs.collect();
+            parts.push(part(&stage, "", sum(convs.iter().map(|(_, work)| work))));
+            let within = format!("{stage}/");
+            parts.extend(
+                convs
+                    .into_iter()
+                    .map(|(conv, work)| part(&format!("· {}", conv.name), &within, work)),
+            );
+        }
+        let stem = self.neurons_backward(maps[0]);
+        parts.push(part("Conv1_Block", "", self.with(Work::default(), 0, stem)));
+        parts
+    }
+
+    fn weight_gradients(&self) -> Work {
+        let stem = 2 * self.shape.b as u64 * self.network.stem.multiply_adds();
+        let hidden = self.flops(self.network.convolutions().skip(1));
+        self.with(Work::default(), stem + hidden, 0)
+    }
+}
+
+/// Range of a stage, from 0.
+fn stage(number: usize) -> String {
+    format!("Layer{}_ResBlocks", number + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::definition::{INFERENCE, TRAIN_STEP};
+    use super::super::network::Stem;
+    use super::*;
+    use kernelgate::workload::{Effort, Problem, Scale};
+
+    fn matmul_and_vector<'a>(parts: impl IntoIterator<Item = &'a Part>) -> [u64; 2] {
+        let all = sum(parts.into_iter().map(|part| &part.work));
+        [Unit::Matmul, Unit::Vector]
+            .map(|unit| all.flops.iter().filter(|of| of.unit == unit).map(|of| of.count).sum())
+    }
+
+    /// Parts of these tables that hold no other parts.
+    fn innermost<'a>(of: &'a Breakdown, tables: &'a [&str]) -> impl Iterator<Item = &'a Part> {
+        let own = |part: &&Part| !part.range.ends_with("_ResBlocks");
+        of.parts.iter().filter(|part| tables.contains(&part.table)).filter(own)
+    }
+
+    #[test]
+    fn layers_add_up_to_the_declared_work() {
+        for point in INFERENCE.points(Effort::Thorough, Scale::Host, &[]).unwrap() {
+            let problem = (INFERENCE.bind)(&point).unwrap();
+            let (of, work) = (problem.breakdown(), problem.work());
+            let layers = sum(innermost(&of, &[LAYERS]).map(|part| &part.work));
+            // The declared work has every parameter.
+            assert!(layers.read_bytes <= work.read_bytes, "{point:?}");
+            let every_tap = problem.shape.sizes.stem == Stem::Cifar;
+            assert_eq!(layers.read_bytes == work.read_bytes, every_tap, "{point:?}");
+            assert_eq!(Work { read_bytes: work.read_bytes, ..layers }, work, "{point:?}");
+        }
+        for point in TRAIN_STEP.points(Effort::Default, Scale::Accelerator, &[]).unwrap() {
+            let problem = (TRAIN_STEP.bind)(&point).unwrap();
+            let of = problem.breakdown();
+            let others = ["Weight_Gradients", "Optimizer"];
+            let others = of.parts.iter().filter(|part| others.contains(&part.range.as_str()));
+            let layers = innermost(&of, &[LAYERS, BACKWARD_LAYERS]).chain(others);
+            let work = Part { work: problem.work(), ..of.parts[0].clone() };
+            assert_eq!(matmul_and_vector(layers), matmul_and_vector([&work]), "{point:?}");
+        }
+    }
+
+    #[test]
+    fn ranges_are_told_apart() {
+        let point = &TRAIN_STEP.points(Effort::Default, Scale::Accelerator, &[]).unwrap()[0];
+        let of = (TRAIN_STEP.bind)(point).unwrap().breakdown();
+        for (i, part) in of.parts.iter().enumerate() {
+            let same = |other: &Part| other.range.ends_with(&format!("/{}", part.range));
+            assert!(!of.parts.iter().any(same), "{}", part.range);
+            assert!(of.parts[..i].iter().all(|other| other.range != part.range), "{}", part.range);
+        }
+        assert_eq!(of.samples, Some(32));
+    }
+}

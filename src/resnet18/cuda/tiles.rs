@@ -1,0 +1,92 @@
+//! What kernels with the tiles of `kernels/resnet18/tiles.cuh` share: extents, builds, grids.
+
+use crate::resnet18::definition::NetworkShape;
+use kernelgate::backend::BackendError;
+use kernelgate_cuda::{Device, KernelSpec, Source};
+
+/// What builds and grids depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grid {
+    /// Time steps: compiled for 4, 8 and 16.
+    pub steps: usize,
+    /// Blocks in x and y.
+    pub blocks: [usize; 2],
+}
+
+/// Threads that share a tile; blocks have one, two or four such groups.
+pub const GROUP: usize = 128;
+/// Threads a block, where nothing else is said.
+pub const THREADS: usize = 2 * GROUP;
+/// Rows and columns of a tile, and channels of a step of a GEMM: a row is all time steps of an
+/// image at one pixel.
+pub const TILE: usize = 64;
+/// Steps of a group's GEMM whose operands are in shared memory.
+const STAGES_AHEAD: usize = 3;
+/// Shared memory of a group: two operands in bf16.
+pub const SHARED_BYTES: usize = STAGES_AHEAD * 2 * TILE * TILE * 2;
+
+/// Headers of every kernel with such tiles.
+pub const HEADERS: &[(&str, &str)] = &[
+    ("resnet18/neurons.cuh", include_str!("../../../kernels/resnet18/neurons.cuh")),
+    ("resnet18/tiles.cuh", include_str!("../../../kernels/resnet18/tiles.cuh")),
+    ("st_bif/neuron.cuh", include_str!("../../../kernels/st_bif/neuron.cuh")),
+];
+
+/// What the kernels of one file share, a launch over tiles.
+pub const fn tiled(source: Source, symbol: &'static str) -> KernelSpec<Grid> {
+    KernelSpec {
+        defines: |grid| vec![format!("STEPS={}", grid.steps)],
+        constants: |_| tile_constants(THREADS),
+        shared_bytes: |_| THREADS / GROUP * SHARED_BYTES,
+        variants: || [4, 8, 16].map(|steps| Grid { steps, blocks: [1; 2] }).to_vec(),
+        ..KernelSpec::new(source.with_headers(HEADERS), symbol, THREADS, |grid| {
+            [grid.blocks[0], grid.blocks[1], 1]
+        })
+    }
+}
+
+/// The same with blocks of four groups: for grids of which every block has a multiprocessor of its
+/// own, and one that holds its shared memory.
+pub const fn wide(narrow: KernelSpec<Grid>) -> KernelSpec<Grid> {
+    KernelSpec {
+        threads: 2 * THREADS,
+        defines: |grid| vec![format!("STEPS={}", grid.steps), "GROUPS=4".to_owned()],
+        constants: |_| tile_constants(2 * THREADS),
+        shared_bytes: |_| 2 * THREADS / GROUP * SHARED_BYTES,
+        ..narrow
+    }
+}
+
+/// The one of a kernel's two builds that is faster for a grid.
+///
+/// # Errors
+/// When the driver cannot say how much shared memory there is.
+pub fn faster<'a>(
+    device: &Device,
+    grid: &Grid,
+    [narrow, wide]: [&'a KernelSpec<Grid>; 2],
+) -> Result<&'a KernelSpec<Grid>, BackendError> {
+    let facts = device.facts();
+    let blocks = grid.blocks[0] * grid.blocks[1];
+    let fits = wide.unmet_by(grid, &facts.arch, device.shared_bytes_a_block()?).is_none();
+    Ok(if fits && blocks <= facts.multiprocessors as usize { wide } else { narrow })
+}
+
+/// What `tiles.cuh` is compiled with, for blocks of so many threads.
+pub fn tile_constants(threads: usize) -> Vec<(&'static str, usize)> {
+    vec![("THREADS", threads), ("TILE", TILE), ("STAGES", STAGES_AHEAD)]
+}
+
+/// Whether the kernels are compiled for it.
+///
+/// # Errors
+/// The reason.
+pub fn supported(shape: &NetworkShape) -> Result<(), String> {
+    if ![4, 8, 16].contains(&shape.t) {
+        return Err("compiled for 4, 8 and 16 time steps".to_owned());
+    }
+    if !shape.sizes.width.is_multiple_of(TILE) {
+        return Err(format!("a width in multiples of {TILE}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,167 @@
+//! Weights of a trained network: a safetensors file that [`VARIABLE`] names.
+//!
+//! It holds each parameter under the name that the network gives it (`conv1.weight`,
+//! `layer1.0.conv2.bias`, `layer2.0.downsample.weight`, `fc.bias` …), weights as PyTorch lays them
+//! out, `[out, in, rows, columns]`, in any float. BatchNorm is folded into them. Deliberately absent:
+//! names of others, and statistics to fold.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use super::network::{CLASSES, Network};
+use kernelgate::attach::safetensors::SafeTensors;
+use kernelgate::record::file::content_hash;
+use kernelgate::workload::Dtype;
+
+/// The environment variable that names the file.
+pub(super) const VARIABLE: &str = "KERNELGATE_RESNET18_WEIGHTS";
+
+/// The file's path.
+///
+/// # Errors
+/// A fragment: the variable names none.
+pub(super) fn path() -> Result<PathBuf, String> {
+    let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
+    path.map(PathBuf::from).ok_or_else(|| format!("weights=file: {VARIABLE} names no file"))
+}
+
+/// What a reference follows from beside its sources: the file's content, as it was when it was first
+/// asked for.
+pub(super) fn content() -> &'static str {
+    static HASH: OnceLock<String> = OnceLock::new();
+    HASH.get_or_init(|| {
+        let hash = path().ok().and_then(|path| content_hash(&path).ok());
+        hash.unwrap_or_default()
+    })
+}
+
+/// The network's parameters as they lie, channels innermost.
+///
+/// # Errors
+/// A fragment that names the file: it is no safetensors file, cut short, lacks a parameter, holds
+/// another tensor, or one of another shape or dtype, or a number that is not finite.
+pub(super) fn read(path: &Path, network: &Network) -> Result<Vec<f32>, String> {
+    let of_file = |why: String| format!("weights {}: {why}", path.display());
+    let file = SafeTensors::read(path).map_err(of_file)?;
+    let shapes = shapes(network);
+    let known = |name: &&str| shapes.iter().all(|(known, ..)| known != name);
+    if let Some(other) = file.names().find(known) {
+        return Err(of_file(format!(
+            "`{other}` is no parameter of the network (BatchNorm is folded into weights and biases)"
+        )));
+    }
+    let mut parameters = vec![0.0; network.parameters];
+    for (name, shape, first) in shapes {
+        let tensor = file.tensor(&name, &shape).map_err(of_file)?;
+        if tensor.dtype() == Dtype::I8 {
+            return Err(of_file(format!("`{name}` is i8, a parameter is a float")));
+        }
+        let values = tensor.to_f64(0, tensor.len());
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Err(of_file(format!("`{name}` holds {} at element {at}", values[at])));
+        }
+        // [out, in, rows · columns] to [out, rows · columns, in].
+        let inputs = shape.get(1).copied().unwrap_or(1);
+        let taps: usize = shape.iter().skip(2).product();
+        for (i, value) in values.into_iter().enumerate() {
+            let (filter, input, tap) = (i / (inputs * taps), i / taps % inputs, i % taps);
+            parameters[first + (filter * taps + tap) * inputs + input] = value as f32;
+        }
+    }
+    Ok(parameters)
+}
+
+/// Name, shape in a file and first element of each parameter.
+fn shapes(network: &Network) -> Vec<(String, Vec<usize>, usize)> {
+    let mut shapes = Vec::new();
+    for conv in network.convolutions() {
+        let (window, filters) = (conv.window, conv.window.output.channels);
+        let weight = vec![filters, window.input.channels, window.kernel, window.kernel];
+        shapes.push((format!("{}.weight", conv.name), weight, conv.weight));
+        shapes.push((format!("{}.bias", conv.name), vec![filters], conv.bias()));
+    }
+    let features = network.last().channels;
+    shapes.push(("fc.weight".to_owned(), vec![CLASSES, features], network.classifier));
+    let bias = network.classifier + CLASSES * features;
+    shapes.push(("fc.bias".to_owned(), vec![CLASSES], bias));
+    shapes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::network::{Sizes, Stem};
+    use super::*;
+    use safetensors::Dtype as Stored;
+    use safetensors::tensor::TensorView;
+
+    type Stores = Vec<(String, Stored, Vec<usize>, Vec<u8>)>;
+
+    fn network() -> Network {
+        Sizes { stem: Stem::Cifar, width: 8, blocks: 1, side: 8 }.network()
+    }
+
+    /// Each parameter with its elements numbered.
+    fn stores(network: &Network) -> Stores {
+        let store = |(name, shape, _): (String, Vec<usize>, usize)| {
+            let count = shape.iter().product::<usize>();
+            let bytes = (0..count).flat_map(|i| (i as f32).to_le_bytes()).collect();
+            (name, Stored::F32, shape, bytes)
+        };
+        shapes(network).into_iter().map(store).collect()
+    }
+
+    fn write(path: &Path, stores: &Stores) {
+        let views = stores.iter().map(|(name, dtype, shape, bytes)| {
+            (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+        });
+        safetensors::serialize_to_file(views, None, path).unwrap();
+    }
+
+    #[test]
+    fn parameters_are_read_by_name_with_their_channels_innermost() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, network) = (folder.path().join("weights.safetensors"), network());
+        write(&path, &stores(&network));
+        let read = read(&path, &network).unwrap();
+        assert_eq!(read.len(), network.parameters);
+        // conv1 [8, 3, 3, 3]: filter 1, tap 4 (row 1, column 1), color 2.
+        let at = |filter: usize, color: usize, tap: usize| (filter * 3 + color) * 9 + tap;
+        assert_eq!(read[network.stem.weight + (9 + 4) * 3 + 2], at(1, 2, 4) as f32);
+        assert_eq!(read[network.stem.bias() + 5], 5.0);
+        let features = network.last().channels;
+        assert_eq!(read[network.classifier + features + 3], (features + 3) as f32);
+    }
+
+    #[test]
+    fn other_files_are_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, network) = (folder.path().join("weights.safetensors"), network());
+        let whole = stores(&network);
+        let refused = |change: &dyn Fn(&mut Stores), words: &str| {
+            let mut stores = whole.clone();
+            change(&mut stores);
+            write(&path, &stores);
+            let error = read(&path, &network).unwrap_err();
+            assert!(error.contains("weights.safetensors: ") && error.contains(words), "{error}");
+        };
+        refused(&|all| all.truncate(3), "no tensor `");
+        refused(&|all| all[0].2 = vec![8, 3, 9], "`conv1.weight` has the shape [8, 3, 9], not [");
+        refused(&|all| all[0].0 = "bn1.weight".to_owned(), "`bn1.weight` is no parameter");
+        refused(&|all| all[1].3[..4].fill(0xff), "`conv1.bias` holds NaN at element 0");
+        let narrow = |dtype| {
+            move |all: &mut Stores| {
+                all[1].1 = dtype;
+                all[1].3.truncate(8);
+            }
+        };
+        refused(&narrow(Stored::I8), "`conv1.bias` is i8, a parameter is a float");
+        refused(&narrow(Stored::U8), "`conv1.bias` is U8, which no row computes");
+        write(&path, &whole);
+        let bytes = std::fs::read(&path).unwrap();
+        for end in [0, 7, 100, bytes.len() / 2, bytes.len() - 1] {
+            std::fs::write(&path, &bytes[..end]).unwrap();
+            assert!(read(&path, &network).unwrap_err().contains("no safetensors file"), "{end}");
+        }
+        assert!(read(&folder.path().join("none"), &network).unwrap_err().contains("none: "));
+    }
+}
