@@ -97,7 +97,7 @@ const CRATES: &[Rules] = &[
             ("model", &[]),
             ("read", &["error", "model"]),
             ("analyze", &["model"]),
-            ("stats", &["model", "read", "analyze"]),
+            ("stats", &["error", "model", "read", "analyze"]),
             ("diagnose", &["model", "read", "analyze", "stats"]),
             ("export", &["model", "analyze"]),
         ],

@@ -33,9 +33,9 @@ fn too_few_steps_for_the_encoding_are_remarked() {
 fn weights_of_no_file_are_an_error() {
     let sizes = Sizes { stem: Stem::ImageNet, width: 64, blocks: 2, side: 32 };
     let shape = NetworkShape { draw: Draw::File, ..shape(sizes, 1, 4, 8) };
-    if std::env::var_os("KERNELGATE_RESNET18_WEIGHTS").is_none() {
+    if std::env::var_os("RESNET18_WEIGHTS").is_none() {
         let error = Inference { shape }.check().unwrap_err();
-        assert_eq!(error, "weights=file: KERNELGATE_RESNET18_WEIGHTS names no file");
+        assert_eq!(error, "weights=file: RESNET18_WEIGHTS names no file");
     }
 }
 

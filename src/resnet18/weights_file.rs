@@ -14,7 +14,7 @@ use kernelgate::record::file::content_hash;
 use kernelgate::workload::Dtype;
 
 /// The environment variable that names the file.
-pub(super) const VARIABLE: &str = "KERNELGATE_RESNET18_WEIGHTS";
+pub(super) const VARIABLE: &str = "RESNET18_WEIGHTS";
 
 /// The file's path.
 ///

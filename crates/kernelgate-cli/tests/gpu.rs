@@ -194,7 +194,9 @@ fn a_planted_wait_copy_launch_and_spill_are_found_and_named() {
     assert!(difference.contains("more often: faults"), "{difference}");
     assert!(difference.contains("3 -> 6 launches"), "{difference}");
     let difference = kernelgate(&["diagnose", &trace("right"), &trace("spills")]);
-    assert!(difference.contains("local memory 0 -> "), "{difference}");
+    // CUPTI tells no local memory of it; the registers are those that the kernel was confined to.
+    assert!(difference.contains("kernel longer: faults"), "{difference}");
+    assert!(difference.contains("registers 16 -> 32"), "{difference}");
 }
 
 #[test]

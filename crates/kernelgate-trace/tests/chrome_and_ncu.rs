@@ -165,6 +165,27 @@ fn ncu_csv_is_found_behind_other_output() {
     assert_eq!(bound, ["gemm is compute-bound"]);
 }
 
+/// A launch of the test kernel `faults` on an H200, by the command line that `kernelgate profile`
+/// prints; without the rules, whose texts are the tool's.
+const RECORDED: &str = include_str!("fixture/ncu_h200_details.csv");
+
+#[test]
+fn what_the_printed_command_writes_is_imported() {
+    let trace = read("faults.csv", RECORDED.as_bytes());
+    let [launch] = &trace.profiled[..] else { panic!("{} launches", trace.profiled.len()) };
+    assert_eq!(trace.names.text(launch.kernel), "faults");
+    assert_eq!((launch.shape.grid, launch.shape.block), ([3907, 1, 1], [256, 1, 1]));
+    let value = |name: &str| launch.metrics[&trace.names.find(name).unwrap()].value;
+    assert_eq!((value("Duration"), value("Registers Per Thread")), (4608.0, 16.0));
+    // Two sections have a metric of this name: the first is a share, the second bytes a second.
+    assert_eq!(value("Memory Throughput"), 23.01);
+    let diagnosis = diagnose(&trace);
+    let finding = |id: &str| diagnosis.findings.iter().find(|finding| finding.id == id).unwrap();
+    assert_eq!(finding("kernel-bound").title, "faults is latency-bound");
+    let occupancy = finding("achieved-occupancy");
+    assert!(occupancy.evidence[0].what.contains("theoretical 100.0 %, achieved 64.7 %"));
+}
+
 #[test]
 fn the_raw_page_has_a_metric_a_column() {
     let raw = "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\"x__unknown\"\n\

@@ -100,13 +100,22 @@ fn bf16(shape: &NetworkShape) -> Result<(), String> {
     if shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
 }
 
+fn trains(
+    problem: &TrainStep,
+    supported: fn(&NetworkShape) -> Result<(), String>,
+) -> Result<(), String> {
+    problem.comparable()?;
+    bf16(&problem.shape)?;
+    supported(&problem.shape)
+}
+
 /// Training ladder.
 pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
     Implementation {
         name: "cuda/per_op",
         about: "a launch an operation from the host, neurons forward a launch a time step, \
                 backward by replay",
-        supports: |problem| bf16(&problem.shape).and_then(|()| train::supported(&problem.shape)),
+        supports: |problem| trains(problem, train::supported),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| train::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
@@ -119,7 +128,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
-        supports: |problem| bf16(&problem.shape).and_then(|()| train::supported(&problem.shape)),
+        supports: |problem| trains(problem, train::supported),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| train::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {
@@ -133,7 +142,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         name: "cuda/fused",
         about: "a kernel a layer forward and backward, neurons behind each GEMM; gradients of all \
                 weights in one launch, SGD in another; in one graph",
-        supports: |problem| bf16(&problem.shape).and_then(|()| tiles::supported(&problem.shape)),
+        supports: |problem| trains(problem, tiles::supported),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| fused_train::device_bytes(&problem.shape),
             prepare: |problem, inputs, device| {

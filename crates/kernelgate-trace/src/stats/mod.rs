@@ -6,6 +6,8 @@ mod calls;
 mod cells;
 mod gpu;
 mod launched;
+mod projections;
+mod range_kernels;
 mod ranges;
 mod summary;
 mod table;
@@ -16,7 +18,9 @@ pub use table::{Cell, Table, shorten, thousands};
 
 use std::path::Path;
 
-use ranges::{End, KernelSums, ProjectionSums, RangeSums, Sums};
+use projections::ProjectionSums;
+use range_kernels::KernelSums;
+use ranges::{End, RangeSums, Sums};
 
 use crate::error::TraceError;
 use crate::model::Trace;

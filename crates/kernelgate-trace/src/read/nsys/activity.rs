@@ -6,17 +6,13 @@ use super::super::builder::{Builder, COPY_KINDS};
 use super::super::wanted::Wanted;
 use super::Reader;
 use super::database::Row;
-use super::ids::split_global_id;
+use super::ids::{COPY, GRAPH, KERNEL, SET, split_global_id};
 use crate::error::TraceError;
 use crate::model::gpu::{LaunchShape, MemoryKind, Operations, Place, PlaceId, SyncKind};
 use crate::model::names::Name;
 
 const OPERATION: [&str; 7] =
     ["start", "end", "globalPid", "deviceId", "contextId", "streamId", "correlationId"];
-pub(super) const KERNEL: &str = "CUPTI_ACTIVITY_KIND_KERNEL";
-pub(super) const COPY: &str = "CUPTI_ACTIVITY_KIND_MEMCPY";
-pub(super) const SET: &str = "CUPTI_ACTIVITY_KIND_MEMSET";
-pub(super) const GRAPH: &str = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
 const SYNC: &str = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION";
 
 /// The columns of every operation, then others.

@@ -1,10 +1,8 @@
 //! What the host did: calls of CUDA and of the operating system, and the scheduler's decisions.
 
 use super::Reader;
-use super::ids::split_global_id;
+use super::ids::{RUNTIME, split_global_id};
 use crate::error::TraceError;
-
-pub(super) const RUNTIME: &str = "CUPTI_ACTIVITY_KIND_RUNTIME";
 
 impl Reader {
     pub(super) fn calls(&mut self) -> Result<(), TraceError> {

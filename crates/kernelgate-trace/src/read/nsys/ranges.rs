@@ -6,10 +6,8 @@ use hashbrown::HashMap;
 
 use super::super::builder::Builder;
 use super::super::rows::RangeRow;
-use super::activity::{COPY, GRAPH, KERNEL, SET};
 use super::database::{Database, Order};
-use super::host::RUNTIME;
-use super::ids::split_global_id;
+use super::ids::{COPY, GRAPH, KERNEL, RUNTIME, SET, split_global_id};
 use crate::error::TraceError;
 use crate::model::Table;
 use crate::model::host::{Marks, RangeStyle, Ranges};

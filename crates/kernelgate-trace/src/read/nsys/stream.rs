@@ -12,8 +12,7 @@ use super::super::builder::Builder;
 use super::super::rows::{CallRow, Either, InTime, RangeRow, Row, Streamed, merge};
 use super::super::wanted::Wanted;
 use super::database::{Database, Order};
-use super::host::RUNTIME;
-use super::ids::split_global_id;
+use super::ids::{RUNTIME, split_global_id};
 use super::ranges::{self, Part};
 use crate::error::TraceError;
 use crate::model::Trace;
@@ -26,7 +25,7 @@ const BATCH: usize = 1 << 15;
 ///
 /// # Errors
 /// The file is no SQLite database, is locked, or is no export.
-pub(in crate::read) fn read(
+pub fn read(
     path: &Path,
     wanted: &Wanted,
     mut each: impl FnMut(&Trace, Row),

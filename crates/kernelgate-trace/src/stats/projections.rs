@@ -1,0 +1,175 @@
+//! Ranges by the time of the GPU between their first and last operation.
+
+use super::cells::{by_total, count};
+use super::launched::{Launched, Open, OpenRanges};
+use super::ranges::{End, Sums, regroup};
+use super::summary::{Samples, Summary};
+use super::table::{Cell, Table};
+use crate::analyze::operations::{AllOperations, Kind};
+use crate::model::host::RangeStyle;
+use crate::model::names::Name;
+use crate::model::{Table as Interner, Trace};
+use crate::read::{CallRow, Row};
+
+/// The projection of a range onto the GPU.
+struct Projection {
+    start: i64,
+    end: i64,
+    operations: u32,
+    /// How many ranges are around it.
+    level: u32,
+    /// How many ranges directly in it have a projection.
+    children: u32,
+}
+
+/// Projections of the ranges in which something was launched, by name and style.
+#[derive(Default)]
+pub(super) struct ProjectionSums {
+    launched: Launched,
+    open: OpenRanges<Option<Projection>>,
+    closed: Projections,
+}
+
+/// Those of ranges that are over.
+#[derive(Default)]
+struct Projections {
+    groups: Interner<(u32, RangeStyle)>,
+    samples: Samples,
+    /// Of each group: host time, operations, levels, children.
+    sums: Vec<[i64; 4]>,
+}
+
+impl Projections {
+    fn add(&mut self, range: &Open<Option<Projection>>, last: i64) {
+        let (row, Some(projection)) = (&range.row, &range.state) else { return };
+        let group = self.groups.of((row.label, row.style));
+        self.samples.push(group, projection.end - projection.start);
+        self.sums.resize(self.groups.values.len(), [0; 4]);
+        let [host, operations, levels, children] = &mut self.sums[group as usize];
+        *host += row.end.min(last.max(row.start)) - row.start;
+        *operations += i64::from(projection.operations);
+        *levels += i64::from(projection.level);
+        *children += i64::from(projection.children);
+    }
+}
+
+impl ProjectionSums {
+    fn call(&mut self, trace: &Trace, call: &CallRow) {
+        let all = AllOperations::of(trace);
+        let (mut start, mut end, mut number) = (i64::MAX, i64::MIN, 0);
+        // Graphs are recorded whole; tables of `nsys stats` are of kernels, copies and sets.
+        for &(_, id) in self.launched.by(call).iter().filter(|row| all.part(row.1).0 != Kind::Graph)
+        {
+            start = start.min(all.start(id));
+            end = end.max(all.end(id));
+            number += 1;
+        }
+        if number == 0 {
+            return;
+        }
+        let ranges = self.open.at(call, |range| self.closed.add(&range, i64::MAX));
+        for depth in 0..ranges.len() {
+            let (outer, rest) = ranges.split_at_mut(depth);
+            let range = &mut rest[0];
+            let last = range.row.end;
+            if last < call.end {
+                continue;
+            }
+            if range.state.is_none() {
+                // Whatever encloses the range encloses the call, too.
+                let mut level = 0;
+                let mut around = None;
+                for outer in outer.iter_mut().filter(|outer| outer.row.end >= last) {
+                    level += 1;
+                    around = outer.state.as_mut();
+                }
+                if let Some(parent) = around {
+                    parent.children += 1;
+                }
+                range.state = Some(Projection { start, end, operations: 0, level, children: 0 });
+            }
+            if let Some(projection) = &mut range.state {
+                projection.start = projection.start.min(start);
+                projection.end = projection.end.max(end);
+                projection.operations += number;
+            }
+        }
+    }
+}
+
+impl Sums for ProjectionSums {
+    fn add(&mut self, trace: &Trace, row: Row) {
+        match row {
+            Row::Begin => *self = Self { launched: Launched::of(trace), ..Self::default() },
+            Row::Range(range) => {
+                self.open.add(range, |range| self.closed.add(&range, i64::MAX));
+            }
+            Row::Call(call) => self.call(trace, &call),
+        }
+    }
+
+    fn table(mut self, end: &End<'_, impl Fn(u32) -> Name>) -> Table {
+        self.open.finish(|range| self.closed.add(&range, end.last));
+        let Projections { groups, mut samples, sums: parts } = self.closed;
+        let meaning = |(label, style)| ((end.name_of)(label), style);
+        let (groups, group_of) = regroup(&groups.values, &mut samples, meaning);
+        let mut sums = vec![[0i64; 4]; groups.len()];
+        for (&group, part) in group_of.iter().zip(parts) {
+            for (sum, part) in sums[group as usize].iter_mut().zip(part) {
+                *sum += part;
+            }
+        }
+        let summaries = samples.summaries(groups.len());
+        let labels = groups
+            .iter()
+            .zip(&sums)
+            .map(|(&(name, style), &sums)| (end.trace.names.text(name), style, sums))
+            .collect();
+        let rows = by_total(labels, summaries);
+        #[allow(clippy::cast_precision_loss)]
+        let mean =
+            |sum: i64, summary: &Summary| Cell::Decimal(sum as f64 / summary.count as f64, 1);
+        let row = |((name, style, [host, operations, levels, children]), summary): (
+            (&str, RangeStyle, [i64; 4]),
+            Summary,
+        )| {
+            vec![
+                Cell::Text(name.to_owned()),
+                Cell::Text(style.label().to_owned()),
+                Cell::Integer(summary.total),
+                Cell::Integer(host),
+                count(summary.count),
+                Cell::Decimal(summary.mean, 1),
+                Cell::Decimal(summary.median, 1),
+                Cell::Integer(summary.min),
+                Cell::Integer(summary.max),
+                Cell::Decimal(summary.deviation, 1),
+                Cell::Integer(operations),
+                mean(operations, &summary),
+                mean(levels, &summary),
+                mean(children, &summary),
+            ]
+        };
+        Table {
+            report: "nvtx_gpu_proj_sum",
+            columns: vec![
+                "Range",
+                "Style",
+                "Total Proj Time (ns)",
+                "Total Range Time (ns)",
+                "Range Instances",
+                "Proj Avg (ns)",
+                "Proj Med (ns)",
+                "Proj Min (ns)",
+                "Proj Max (ns)",
+                "Proj StdDev (ns)",
+                "Total GPU Ops",
+                "Avg GPU Ops",
+                "Avg Range Lvl",
+                "Avg Num Child",
+            ],
+            rows: rows.into_iter().map(row).collect(),
+            named_by: 0,
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Kernels by the ranges that they were launched in.
+
+use super::cells::{count, total_cells};
+use super::launched::{Launched, OpenRanges};
+use super::ranges::{End, Sums, regroup};
+use super::summary::Samples;
+use super::table::{Cell, Table};
+use crate::analyze::operations::{AllOperations, Kind};
+use crate::model::host::RangeStyle;
+use crate::model::names::Name;
+use crate::model::{Table as Interner, Trace};
+use crate::read::{CallRow, Row};
+
+/// Kernels that are summed together: name (or label) and style of the range, thread, name of the
+/// kernel. No range: none is around the launch; no thread either: the launch is not in the trace.
+type KernelGroup = (Option<(u32, RangeStyle)>, Option<u32>, u32);
+
+/// Kernels by the range that their launch is in, thread and name. A kernel counts for every range
+/// around its launch; one without a range stands under an empty name.
+#[derive(Default)]
+pub(super) struct KernelSums {
+    launched: Launched,
+    /// Of each range the groups that it counts in, in order.
+    open: OpenRanges<Vec<u32>>,
+    groups: Interner<KernelGroup>,
+    samples: Samples,
+    /// Of each group, the ranges that have kernels in it.
+    instances: Vec<usize>,
+}
+
+impl KernelSums {
+    fn call(&mut self, trace: &Trace, call: &CallRow) {
+        let all = AllOperations::of(trace);
+        let ranges = self.open.at(call, |_| ());
+        for &(_, id) in self.launched.by(call) {
+            let (Kind::Kernel, kernel) = all.part(id) else { continue };
+            let (function, length) = kernel_of(trace, kernel);
+            let mut alone = true;
+            for range in ranges.iter_mut().filter(|range| range.row.end >= call.end) {
+                alone = false;
+                let scope = (range.row.label, range.row.style);
+                let group = self.groups.of((Some(scope), Some(call.thread), function));
+                self.samples.push(group, length);
+                if let Err(place) = range.state.binary_search(&group) {
+                    range.state.insert(place, group);
+                    self.instances.resize(self.groups.values.len(), 0);
+                    self.instances[group as usize] += 1;
+                }
+            }
+            if alone {
+                self.samples.push(self.groups.of((None, Some(call.thread), function)), length);
+            }
+        }
+    }
+}
+
+/// The name of a kernel and how long it ran.
+fn kernel_of(trace: &Trace, kernel: usize) -> (u32, i64) {
+    let name = trace.functions[trace.kernels.function[kernel] as usize].demangled.0;
+    (name, trace.kernels.on_gpu.end[kernel] - trace.kernels.on_gpu.start[kernel])
+}
+
+impl Sums for KernelSums {
+    fn add(&mut self, trace: &Trace, row: Row) {
+        match row {
+            Row::Begin => *self = Self { launched: Launched::of(trace), ..Self::default() },
+            Row::Range(range) => self.open.add(range, |_| ()),
+            Row::Call(call) => self.call(trace, &call),
+        }
+    }
+
+    fn table(mut self, end: &End<'_, impl Fn(u32) -> Name>) -> Table {
+        let trace = end.trace;
+        for kernel in self.launched.orphans().map(|id| id as usize) {
+            if kernel < trace.kernels.on_gpu.len() {
+                let (function, length) = kernel_of(trace, kernel);
+                self.samples.push(self.groups.of((None, None, function)), length);
+            }
+        }
+        let mut samples = self.samples;
+        let meaning = |(scope, thread, kernel): KernelGroup| {
+            (scope.map(|(label, style)| ((end.name_of)(label).0, style)), thread, kernel)
+        };
+        let (groups, group_of) = regroup(&self.groups.values, &mut samples, meaning);
+        let mut instances_of = vec![0usize; groups.len()];
+        for (&group, &instances) in group_of.iter().zip(&self.instances) {
+            instances_of[group as usize] += instances;
+        }
+        let summaries = samples.summaries(groups.len());
+        let text = |name: u32| trace.names.text(Name(name));
+        let id = |thread: u32| {
+            let thread = trace.threads[thread as usize];
+            (trace.processes[thread.process as usize].pid, thread.tid)
+        };
+        let mut order: Vec<usize> = (0..groups.len()).collect();
+        let key = |index: usize| {
+            let (scope, thread, kernel) = groups[index];
+            let name = scope.map_or("", |(name, _)| text(name));
+            (
+                name,
+                scope.map(|(_, style)| style),
+                thread.map(id),
+                std::cmp::Reverse(summaries[index].total),
+                text(kernel),
+            )
+        };
+        order.sort_by(|&a, &b| key(a).cmp(&key(b)));
+        let row = |index: usize| {
+            let (scope, thread, kernel) = groups[index];
+            let ids = thread.map(id);
+            let mut cells = vec![
+                Cell::Text(scope.map_or("", |(name, _)| text(name)).to_owned()),
+                Cell::Text(scope.map_or("", |(_, style)| style.label()).to_owned()),
+                ids.map_or(Cell::Empty, |(pid, _)| Cell::Integer(pid)),
+                ids.map_or(Cell::Empty, |(_, tid)| Cell::Integer(tid)),
+                count(instances_of[index]),
+                count(summaries[index].count),
+            ];
+            let mut summary = total_cells(&summaries[index]);
+            // The count stands before the total here.
+            summary.remove(1);
+            cells.extend(summary);
+            cells.push(Cell::Text(text(kernel).to_owned()));
+            cells
+        };
+        Table {
+            report: "nvtx_kern_sum",
+            columns: vec![
+                "NVTX Range",
+                "Style",
+                "PID",
+                "TID",
+                "NVTX Inst",
+                "Kern Inst",
+                "Total Time (ns)",
+                "Avg (ns)",
+                "Med (ns)",
+                "Min (ns)",
+                "Max (ns)",
+                "StdDev (ns)",
+                "Kernel Name",
+            ],
+            rows: order.into_iter().map(row).collect(),
+            named_by: 0,
+        }
+    }
+}
