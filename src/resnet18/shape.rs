@@ -18,7 +18,7 @@ const MAX_EXTENT: usize = 1 << 16;
 pub enum Draw {
     /// Normal, rounded to the dtype.
     Normal,
-    /// Weights of a file, which [`super::weights_file`] reads; images normal, rounded to the dtype.
+    /// Weights of a safetensors file; images normal, rounded to the dtype.
     File,
     /// Normal, rounded to multiples of powers of two so coarse that every sum of the forward pass
     /// is exact in fp32, in any order. All of them are bf16 values.
