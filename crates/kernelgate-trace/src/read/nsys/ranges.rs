@@ -24,7 +24,7 @@ const DOMAIN: i64 = 75;
 enum Text {
     /// One of the export's texts.
     Shared(Name),
-    /// One of [`Part::texts`].
+    /// One of the texts of [`Labels`].
     Own(Name),
     None,
 }
