@@ -87,6 +87,30 @@ fn sum<'a>(works: impl IntoIterator<Item = &'a Work>) -> Work {
     sum
 }
 
+/// A table of layers.
+struct Layers {
+    table: &'static str,
+    /// The range that theirs are in.
+    within: &'static str,
+}
+
+impl Layers {
+    fn part(&self, range: &str, work: Work) -> Part {
+        let &Self { table, within } = self;
+        Part { table, label: range.to_owned(), range: format!("{within}/{range}"), work }
+    }
+
+    /// A stage as a whole, then its convolutions.
+    fn stage(&self, stage: &str, convs: Vec<(&Conv, Work)>) -> Vec<Part> {
+        let whole = self.part(stage, sum(convs.iter().map(|(_, work)| work)));
+        let conv = |(conv, work): (&Conv, Work)| Part {
+            label: format!("· {}", conv.name),
+            ..self.part(&format!("{stage}/{}", conv.name), work)
+        };
+        std::iter::once(whole).chain(convs.into_iter().map(conv)).collect()
+    }
+}
+
 /// What the layers' work follows from.
 struct Parts<'a> {
     shape: &'a NetworkShape,
@@ -130,19 +154,14 @@ impl<'a> Parts<'a> {
     fn forward(&self) -> Vec<Part> {
         let Self { shape, network, .. } = self;
         let images = shape.b * shape.sizes.image().elements() * shape.dtype.bytes();
-        let part = |label: &str, within: &str, work| Part {
-            table: LAYERS,
-            label: label.to_owned(),
-            range: format!("Model_Compute_All_Layers/{within}{}", label.trim_start_matches("· ")),
-            work,
-        };
+        let layers = Layers { table: LAYERS, within: "Model_Compute_All_Layers" };
         let mut stem = self.forward_layer([&network.stem]);
         stem.read_bytes += images as u64;
         // Its input is the same in every step.
         stem.flops[0].count /= shape.t as u64;
-        let mut parts = vec![part("Conv1_Block", "", stem)];
+        let mut parts = vec![layers.part("Conv1_Block", stem)];
         if network.pool.is_some() {
-            parts.push(part("MaxPool", "", Work::default()));
+            parts.push(layers.part("MaxPool", Work::default()));
         }
         for (number, blocks) in network.blocks.chunks(shape.sizes.blocks).enumerate() {
             let stage = stage(number);
@@ -153,19 +172,12 @@ impl<'a> Parts<'a> {
                     (&block.second, self.forward_layer(second.into_iter().flatten())),
                 ]
             });
-            let convs: Vec<(&Conv, Work)> = convs.collect();
-            parts.push(part(&stage, "", sum(convs.iter().map(|(_, work)| work))));
-            let within = format!("{stage}/");
-            parts.extend(
-                convs
-                    .into_iter()
-                    .map(|(conv, work)| part(&format!("· {}", conv.name), &within, work)),
-            );
+            parts.extend(layers.stage(&stage, convs.collect()));
         }
         let classifier = (network.parameters - network.classifier) * shape.dtype.bytes();
         let logits = shape.b * CLASSES * Dtype::F32.bytes();
         let last = Work::bytes(classifier as u64, logits as u64);
-        parts.push(part("Final_Layers", "", self.with(last, self.classifier_flops(), 0)));
+        parts.push(layers.part("Final_Layers", self.with(last, self.classifier_flops(), 0)));
         parts
     }
 
@@ -180,16 +192,11 @@ impl<'a> Parts<'a> {
 
     fn backward(&self) -> Vec<Part> {
         let Self { shape, network, .. } = self;
-        let part = |label: &str, within: &str, work| Part {
-            table: BACKWARD_LAYERS,
-            label: label.to_owned(),
-            range: format!("Backward/{within}{}", label.trim_start_matches("· ")),
-            work,
-        };
+        let layers = Layers { table: BACKWARD_LAYERS, within: "Backward" };
         let maps = network.neurons();
         let last = self.neurons_backward(network.last());
         let last = self.with(Work::default(), self.classifier_flops(), last);
-        let mut parts = vec![part("Final_Layers", "", last)];
+        let mut parts = vec![layers.part("Final_Layers", last)];
         let stages = network.blocks.chunks(shape.sizes.blocks).enumerate();
         for (number, blocks) in stages.rev() {
             let (stage, before) = (stage(number), number * shape.sizes.blocks);
@@ -205,17 +212,10 @@ impl<'a> Parts<'a> {
                     (first, self.with(Work::default(), input, read)),
                 ]
             });
-            let convs: Vec<(&Conv, Work)> = convs.collect();
-            parts.push(part(&stage, "", sum(convs.iter().map(|(_, work)| work))));
-            let within = format!("{stage}/");
-            parts.extend(
-                convs
-                    .into_iter()
-                    .map(|(conv, work)| part(&format!("· {}", conv.name), &within, work)),
-            );
+            parts.extend(layers.stage(&stage, convs.collect()));
         }
         let stem = self.neurons_backward(maps[0]);
-        parts.push(part("Conv1_Block", "", self.with(Work::default(), 0, stem)));
+        parts.push(layers.part("Conv1_Block", self.with(Work::default(), 0, stem)));
         parts
     }
 

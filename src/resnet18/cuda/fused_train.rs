@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::fused::{Forward, NULL, activations, currents_name, gradient_name, neuron_arguments};
 use super::jobs::{Jobs, PACKETS};
 use super::per_op::{SOURCES, STAGES, i32s, total};
-use super::sequence::{Memory, Region, Sequence};
+use super::sequence::{Memory, Region, Sequence, SequenceWriter};
 use super::tiles::{
     GROUP, Grid, HEADERS, SHARED_BYTES, THREADS, faster, tile_constants, tiled, wide,
 };
@@ -114,6 +114,12 @@ struct Writer<'a> {
     jobs: Jobs,
 }
 
+impl SequenceWriter for Writer<'_> {
+    fn sequence(&mut self) -> &mut Sequence {
+        &mut self.forward.sequence
+    }
+}
+
 impl Writer<'_> {
     fn at(&self, name: &str) -> Argument {
         self.forward.at(name)
@@ -131,17 +137,6 @@ impl Writer<'_> {
             let rest = [&before[..], &[parameters, momentum], &factors].concat();
             writer.all(&SGD, "sgd", &rest)
         })
-    }
-
-    fn ranged(
-        &mut self,
-        name: &str,
-        write: impl FnOnce(&mut Self) -> Result<(), BackendError>,
-    ) -> Result<(), BackendError> {
-        self.forward.sequence.begin(name);
-        write(self)?;
-        self.forward.sequence.end();
-        Ok(())
     }
 
     /// A kernel over all parameters, by its list.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::sequence::{Memory, Region, Sequence};
+use super::sequence::{Memory, Region, Sequence, SequenceWriter};
 use super::weights::{bias_name, live_columns, packed, regions, stem_columns, weight_name};
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{Block, CLASSES, Conv, Map, Network, Window};
@@ -182,6 +182,12 @@ pub struct Writer<'a> {
     pub sequence: Sequence,
 }
 
+impl SequenceWriter for Writer<'_> {
+    fn sequence(&mut self) -> &mut Sequence {
+        &mut self.sequence
+    }
+}
+
 impl Writer<'_> {
     /// Images to logits.
     ///
@@ -202,21 +208,6 @@ impl Writer<'_> {
         }
         self.ranged("Final_Layers", |writer| writer.classify(logits))?;
         (0..3).for_each(|_| self.sequence.end());
-        Ok(())
-    }
-
-    /// Writes inside a named range.
-    ///
-    /// # Errors
-    /// Those of what is written.
-    pub fn ranged(
-        &mut self,
-        name: &str,
-        write: impl FnOnce(&mut Self) -> Result<(), BackendError>,
-    ) -> Result<(), BackendError> {
-        self.sequence.begin(name);
-        write(self)?;
-        self.sequence.end();
         Ok(())
     }
 

@@ -137,6 +137,27 @@ impl Sequence {
     }
 }
 
+/// What writes a sequence.
+pub trait SequenceWriter {
+    /// The sequence.
+    fn sequence(&mut self) -> &mut Sequence;
+
+    /// Writes inside a named range.
+    ///
+    /// # Errors
+    /// Those of what is written.
+    fn ranged(
+        &mut self,
+        name: &str,
+        write: impl FnOnce(&mut Self) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        self.sequence().begin(name);
+        write(self)?;
+        self.sequence().end();
+        Ok(())
+    }
+}
+
 /// A named piece of device memory and its bytes.
 pub type Region = (String, usize);
 

@@ -8,7 +8,7 @@ use super::per_op::{
     SOURCES, STAGES, Saved, Writer, gather_images, i32s, input_name, layer_name, scratch, total,
     window_arguments,
 };
-use super::sequence::{Memory, Region, Sequence};
+use super::sequence::{Memory, Region, Sequence, SequenceWriter};
 use super::weights::{bias_name, columns, live_columns, regions, stem_columns, weight_name};
 use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::resnet18::network::{Block, CLASSES, Conv, Network};
@@ -137,6 +137,12 @@ struct TrainWriter<'a> {
     outputs: &'a [Output],
 }
 
+impl SequenceWriter for TrainWriter<'_> {
+    fn sequence(&mut self) -> &mut Sequence {
+        &mut self.forward.sequence
+    }
+}
+
 impl<'a> TrainWriter<'a> {
     fn network(&self) -> &'a Network {
         self.forward.network
@@ -170,17 +176,6 @@ impl<'a> TrainWriter<'a> {
         self.ranged("Weight_Rounding", Self::pack)?;
         self.forward.whole(self.outputs[0].argument())?;
         self.ranged("Backward", Self::backward)
-    }
-
-    fn ranged(
-        &mut self,
-        name: &str,
-        write: impl FnOnce(&mut Self) -> Result<(), BackendError>,
-    ) -> Result<(), BackendError> {
-        self.forward.sequence.begin(name);
-        write(self)?;
-        self.forward.sequence.end();
-        Ok(())
     }
 
     /// Inside the range of a convolution in that of its stage, beside those of what is done with its

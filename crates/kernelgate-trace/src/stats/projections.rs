@@ -1,6 +1,6 @@
 //! Ranges by the time of the GPU between their first and last operation.
 
-use super::cells::{by_total, count};
+use super::cells::{by_total, total_cells};
 use super::launched::{Launched, Open, OpenRanges};
 use super::ranges::{End, Sums, regroup};
 use super::summary::{Samples, Summary};
@@ -133,22 +133,13 @@ impl Sums for ProjectionSums {
             (&str, RangeStyle, [i64; 4]),
             Summary,
         )| {
-            vec![
-                Cell::Text(name.to_owned()),
-                Cell::Text(style.label().to_owned()),
-                Cell::Integer(summary.total),
-                Cell::Integer(host),
-                count(summary.count),
-                Cell::Decimal(summary.mean, 1),
-                Cell::Decimal(summary.median, 1),
-                Cell::Integer(summary.min),
-                Cell::Integer(summary.max),
-                Cell::Decimal(summary.deviation, 1),
-                Cell::Integer(operations),
-                mean(operations, &summary),
-                mean(levels, &summary),
-                mean(children, &summary),
-            ]
+            let mut cells = vec![Cell::Text(name.to_owned()), Cell::Text(style.label().to_owned())];
+            cells.extend(total_cells(&summary));
+            // The time on the host stands between the total and the count.
+            cells.insert(3, Cell::Integer(host));
+            cells.push(Cell::Integer(operations));
+            cells.extend([operations, levels, children].map(|sum| mean(sum, &summary)));
+            cells
         };
         Table {
             report: "nvtx_gpu_proj_sum",
