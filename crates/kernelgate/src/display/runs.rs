@@ -20,7 +20,7 @@ type Remark = (&'static str, fn(&Run, &CaseRecord) -> bool);
 /// A ceiling that was measured at less than this share of the SM clock of a case flatters it.
 const SAME_CLOCK: f64 = 0.9;
 
-const REMARKS: [Remark; 6] = [
+const REMARKS: [Remark; 7] = [
     ("unverified, nothing says whether the outputs are right", |_, case| {
         case.verification.checked == 0
     }),
@@ -42,6 +42,10 @@ const REMARKS: [Remark; 6] = [
                 after.inputs == InputChange::Same && case.verification.by.is_none()
             })
         },
+    ),
+    (
+        "without a record of a launch: short work on another stream that writes no output would pass",
+        |_, case| case.samples.unrecorded.is_some(),
     ),
 ];
 
@@ -220,6 +224,18 @@ mod tests {
             limit: Some(TimeLimit { time_ns: 50.0, by: "memory".to_owned() }),
             ..CaseRecord::of_samples(vec![elapsed_ns])
         }
+    }
+
+    #[test]
+    fn a_case_without_a_record_of_a_launch_says_so() {
+        let mut run = Run::start("b", "s", Environment::cpu(), Provenance::default());
+        run.cases.insert("w/f/n1/cuda/seen/hot".to_owned(), case("cuda/seen", "hot", 100.0));
+        let mut unseen = case("cuda/unseen", "hot", 100.0);
+        unseen.samples.unrecorded = Some("CUPTI is missing".to_owned());
+        run.cases.insert("w/f/n1/cuda/unseen/hot".to_owned(), unseen);
+        let text = text(&[run], None);
+        let said = text.lines().find(|line| line.starts_with("without a record")).unwrap();
+        assert!(said.ends_with("would pass: w/f/n1/cuda/unseen/hot"), "{text}");
     }
 
     #[test]

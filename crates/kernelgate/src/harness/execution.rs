@@ -333,7 +333,7 @@ impl Execution<'_> {
         if digest.is_none() {
             let _activity = spent::on("record of streams");
             let elsewhere = guard::catch(|| stopwatch.check_elsewhere(executable));
-            elsewhere.map_err(CaseError::Fail)?.map_err(backend_error)?;
+            samples.unrecorded = elsewhere.map_err(CaseError::Fail)?.map_err(backend_error)?;
         }
         self.progress.checked(&after, clock.elapsed());
         Ok((samples, after))

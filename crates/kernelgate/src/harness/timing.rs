@@ -215,6 +215,7 @@ fn collect(
         throttled: kept.iter().filter(|sample| sample.throttled).count() as u64,
         commands: technique.commands,
         host_launch_ns: None,
+        unrecorded: None,
         contention: start.zip(end).and_then(|(start, end)| end.taken_by_others_since(&start)),
     }
 }

@@ -3,9 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Cache;
 use super::events::EventTimer;
-use crate::backend::BackendError;
+use super::{Cache, queue};
+use crate::backend::{BackendError, Executable};
 use crate::stats::median;
 use crate::workload::random;
 use kernelgate_cuda::instruments::bandwidth::Passes;
@@ -124,17 +124,20 @@ pub fn against_cupti(events: &mut EventTimer) -> Result<Option<Vec<TraceRow>>, B
     Ok(Some(rows))
 }
 
-/// Times hot launches of a case, each one command (a kernel, or a graph of the row's own), by events
-/// and by CUPTI, which leaves the process again; `None` where it is missing.
+/// Times hot launches of a case, each a few kernels or a graph of the row's own, by events and by
+/// CUPTI, which leaves the process again; `None` where it is missing.
 ///
 /// # Errors
-/// When the device or CUPTI fails, or launches cannot be told from each other.
+/// When the device or CUPTI fails, a launch is too many commands to queue ahead, or launches cannot
+/// be told from each other.
 pub fn case_against_cupti(
     events: &mut EventTimer,
     what: &str,
-    launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    executable: &mut dyn Executable,
 ) -> Result<Option<TraceRow>, BackendError> {
     let cache = Cache::Hot;
+    queue::check_fits(events.device(), REPEATS, executable)?;
+    let launch: &mut dyn FnMut() -> _ = &mut || executable.launch();
     events.launches_ns(3, cache, launch)?;
     let mut row = TraceRow {
         what: what.to_owned(),
@@ -144,9 +147,11 @@ pub fn case_against_cupti(
         cupti_ns: 0.0,
     };
     let Some(recorder) = Recorder::start(Recorded::Operations)? else { return Ok(None) };
-    record(events, &recorder, &mut row, cache, launch)?;
-    events.device().synchronize_context()?;
-    recorder.detach()?;
+    let recorded = record(events, &recorder, &mut row, cache, launch);
+    // In any case: the next one is timed without CUPTI.
+    let left = events.device().synchronize_context().and_then(|()| recorder.detach());
+    recorded?;
+    left?;
     Ok(Some(row))
 }
 
@@ -163,23 +168,27 @@ fn record(
     recorder.take()?;
     row.events_recorded_ns = median(&events.launches_ns(REPEATS, cache, launch)?);
     events.device().synchronize()?;
-    let spans_ns = spans_ns(&recorder.take()?, REPEATS).ok_or_else(|| {
-        BackendError::Launch(format!("CUPTI's record of {} does not show its launches", row.what))
-    })?;
+    let spans_ns = spans_ns(&recorder.take()?, REPEATS)
+        .map_err(|why| BackendError::Launch(format!("CUPTI's record of {}: {why}", row.what)))?;
     row.cupti_ns = median(&spans_ns);
     Ok(())
 }
 
 /// What each of some launches in a row took, nanoseconds: from the start of its first operation to
 /// the end of its last. They lie between the last two probes of the clocks, and the copies that read
-/// the probes do not. `None` where the record does not hold as many operations of each.
-fn spans_ns(record: &Activity, launches: usize) -> Option<Vec<f64>> {
+/// the probes do not.
+///
+/// # Errors
+/// How the record does not hold as many operations of each.
+fn spans_ns(record: &Activity, launches: usize) -> Result<Vec<f64>, String> {
     let name = |kernel: u32| record.names[kernel as usize].as_str();
     let (probes, kernels): (Vec<&KernelRecord>, Vec<&KernelRecord>) =
         record.kernels.iter().partition(|kernel| name(kernel.name) == Instruments::PROBE);
     let mut probes: Vec<u64> = probes.iter().map(|probe| probe.start).collect();
     probes.sort_unstable();
-    let [.., first, last] = probes[..] else { return None };
+    let [.., first, last] = probes[..] else {
+        return Err(format!("{} of 2 probes around the launches", probes.len()));
+    };
     let own = [Instruments::BLOCKER, Instruments::FLUSH];
     let kernels = kernels.iter().filter(|kernel| !own.contains(&name(kernel.name)));
     let mut spans: Vec<(u64, u64)> = kernels.map(|kernel| (kernel.start, kernel.end)).collect();
@@ -189,13 +198,17 @@ fn spans_ns(record: &Activity, launches: usize) -> Option<Vec<f64>> {
     spans.sort_unstable();
     let each = spans.len() / launches;
     if each == 0 || each * launches != spans.len() {
-        return None;
+        return Err(format!(
+            "{} operations in {launches} launches, {} records lost",
+            spans.len(),
+            record.dropped
+        ));
     }
     let span_ns = |launch: &[(u64, u64)]| {
         let end = launch.iter().map(|&(_, end)| end).max().unwrap_or_default();
         end.saturating_sub(launch[0].0) as f64
     };
-    Some(spans.chunks(each).map(span_ns).collect())
+    Ok(spans.chunks(each).map(span_ns).collect())
 }
 
 /// Reads what fits L2, hot and cold. `rate` is the best rate of reading memory, bytes a second.
@@ -245,8 +258,10 @@ mod tests {
         // What reads the probes is no launch's.
         let copies = vec![CopyRecord { start: 95, end: 96, ..Default::default() }];
         let record = Activity { names, kernels, copies, ..Activity::default() };
-        assert_eq!(spans_ns(&record, 2), Some(vec![30.0, 25.0]));
-        assert_eq!(spans_ns(&record, 3), None);
-        assert_eq!(spans_ns(&Activity::default(), 2), None);
+        assert_eq!(spans_ns(&record, 2), Ok(vec![30.0, 25.0]));
+        let uneven = "4 operations in 3 launches, 0 records lost".to_owned();
+        assert_eq!(spans_ns(&record, 3), Err(uneven));
+        let empty = "0 of 2 probes around the launches".to_owned();
+        assert_eq!(spans_ns(&Activity::default(), 2), Err(empty));
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::limits::Overhead;
+use super::queue::{self, MAX_BURST, MAX_QUEUED};
 use super::{Cache, Sample, Stopwatch, Technique, attached, off_stream, recorded};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
@@ -17,11 +18,6 @@ use kernelgate_cuda::driver::graph::Graph;
 use kernelgate_cuda::instruments::spin::{Empty, Spin};
 use kernelgate_cuda::instruments::timing::Instruments;
 
-/// Most launches between one release of the blocker and the next.
-const MAX_BURST: usize = 64;
-/// Most commands queued behind the blocker: the queue holds about a thousand, and a host that waits
-/// for room in it cannot release it.
-const MAX_QUEUED: usize = 400;
 /// After this the blocker lets go by itself, and the burst is thrown away.
 const BLOCKER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Hot launches shorter than this are captured several to a graph: an event pair would be most of
@@ -279,12 +275,7 @@ impl EventTimer {
     ) -> Result<CaseTimer<'_>, BackendError> {
         executable.synchronize()?;
         let device = Arc::clone(&self.device);
-        let captured = match Graph::capture(&device, || executable.launch()) {
-            Ok(graph) => Some(graph),
-            Err(lost @ BackendError::Lost(_)) => return Err(lost),
-            // What replays a graph of its own, for example, cannot be captured again.
-            Err(_) => None,
-        };
+        let captured = queue::captured(&device, executable)?;
         let counted = captured.as_ref().map(Graph::nodes);
         if counted == Some(0) {
             return Err(off_stream::nothing());
@@ -343,7 +334,7 @@ impl EventTimer {
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Burst, BackendError> {
-        let hidden = commands.saturating_add(3).saturating_mul(count) <= MAX_QUEUED + 3 * MAX_BURST;
+        let hidden = queue::fits(commands, count);
         let mut held = false;
         for _ in 0..ATTEMPTS {
             if hidden {
@@ -484,7 +475,10 @@ impl Stopwatch for CaseTimer<'_> {
         }
     }
 
-    fn check_elsewhere(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError> {
+    fn check_elsewhere(
+        &mut self,
+        executable: &mut dyn Executable,
+    ) -> Result<Option<String>, BackendError> {
         let EventTimer { device, instruments, .. } = &mut *self.timer;
         recorded::check(device, instruments, executable)
     }

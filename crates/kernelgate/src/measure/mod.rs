@@ -11,6 +11,7 @@ pub mod delay;
 pub mod events;
 pub mod limits;
 mod off_stream;
+mod queue;
 mod recorded;
 pub mod wall;
 
@@ -84,12 +85,16 @@ pub trait Stopwatch {
     fn replay(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError>;
 
     /// Launches once more where something records what runs elsewhere than where it was timed: after
-    /// the samples, because recording changes times.
+    /// the samples, because recording changes times. Why nothing was looked at, where that is so;
+    /// on the host there is nothing to look for.
     ///
     /// # Errors
     /// [`BackendError::NotTimed`] where something does; when a launch fails.
-    fn check_elsewhere(&mut self, _executable: &mut dyn Executable) -> Result<(), BackendError> {
-        Ok(())
+    fn check_elsewhere(
+        &mut self,
+        _executable: &mut dyn Executable,
+    ) -> Result<Option<String>, BackendError> {
+        Ok(None)
     }
 
     /// How it does that.

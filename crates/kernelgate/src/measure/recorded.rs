@@ -2,7 +2,8 @@
 //! writes no output and is done before the stream is, which [`super::off_stream`] cannot see.
 //!
 //! The stream is held while the case is launched. What begins then, or ends after a mark that
-//! follows on the stream, is on another one. Deliberately absent: what to do where CUPTI is missing.
+//! follows on the stream, is on another one. Where CUPTI tells nothing, the row says so. Deliberately
+//! absent: what to do about it.
 
 use std::time::Duration;
 
@@ -22,8 +23,9 @@ const EARLY_NS: u64 = BEGINS_WITHIN.as_nanos() as u64 / 2;
 /// How much later than the mark begins work that was in order may end, nanoseconds.
 const LATE_NS: u64 = 2_000;
 
-/// Launches while the stream is held, and looks at the record of it; nothing where CUPTI is
-/// missing or another program has it. CUPTI leaves the process afterwards.
+/// Launches while the stream is held, and looks at the record of it. CUPTI leaves the process
+/// afterwards. Where there is nothing to look at, why: CUPTI is missing, another program has it, or
+/// its record does not show enough, which is no fault of the case.
 ///
 /// # Errors
 /// [`BackendError::NotTimed`] where something ran on another stream; when the device fails.
@@ -31,8 +33,12 @@ pub fn check(
     device: &Device,
     instruments: &mut Instruments,
     executable: &mut dyn Executable,
-) -> Result<(), BackendError> {
-    let Ok(Some(recorder)) = Recorder::start(Recorded::Operations) else { return Ok(()) };
+) -> Result<Option<String>, BackendError> {
+    let recorder = match Recorder::start(Recorded::Operations) {
+        Ok(Some(recorder)) => recorder,
+        Ok(None) => return Ok(Some("CUPTI is missing".to_owned())),
+        Err(error) => return Ok(Some(error.to_string())),
+    };
     instruments.block(HOLD)?;
     let launched = executable.launch();
     std::thread::sleep(BEGINS_WITHIN);
@@ -43,20 +49,32 @@ pub fn check(
     let held = instruments.released();
     let (record, left) = (recorder.take(), recorder.detach());
     launched?;
-    // What CUPTI cannot tell is no fault of the case.
-    let (Ok(record), Ok(())) = (record, left) else { return Ok(()) };
-    match outside(&record).filter(|_| held) {
-        Some(what) => Err(BackendError::NotTimed(format!(
+    let record = match (record, left) {
+        (Ok(record), Ok(())) => record,
+        (Err(error), _) | (_, Err(error)) => return Ok(Some(error.to_string())),
+    };
+    if !held {
+        return Ok(Some("the stream was not held until the launch had returned".to_owned()));
+    }
+    match outside(&record) {
+        Ok(Some(what)) => Err(BackendError::NotTimed(format!(
             "{what} on another stream than the one that is timed, by CUPTI's record of a launch"
         ))),
-        None => Ok(()),
+        Ok(None) => Ok(None),
+        Err(why) => Ok(Some(why)),
     }
 }
 
 /// The first operation that began while the stream was held, or ended after the mark.
-fn outside(record: &Activity) -> Option<String> {
+///
+/// # Errors
+/// Why the record does not say.
+fn outside(record: &Activity) -> Result<Option<String>, String> {
     let name = |kernel: u32| record.names[kernel as usize].as_str();
-    let own = |symbol| record.kernels.iter().find(|kernel| name(kernel.name) == symbol);
+    let own = |symbol| {
+        let found = record.kernels.iter().find(|kernel| name(kernel.name) == symbol);
+        found.ok_or_else(|| format!("CUPTI's record lacks `{symbol}`"))
+    };
     let (held_until, mark) = (own(Instruments::BLOCKER)?.end, own(Instruments::PROBE)?.start);
     let kernels = record.kernels.iter().map(|kernel| (kernel.start, kernel.end, name(kernel.name)));
     let kernels =
@@ -66,12 +84,14 @@ fn outside(record: &Activity) -> Option<String> {
     // CUPTI gives no times for what it could not follow.
     let timed = |&(start, end, _): &(u64, u64, &str)| (start, end) != (0, 0);
     let early = |start: u64| start + EARLY_NS < held_until;
-    let (_, _, name) = (kernels.chain(copies).chain(sets).filter(timed))
-        .find(|&(start, end, _)| early(start) || end > mark + LATE_NS)?;
-    Some(match name {
-        "" => "a copy or set of memory runs".to_owned(),
-        name => format!("kernel `{name}` runs"),
-    })
+    let found = (kernels.chain(copies).chain(sets).filter(timed))
+        .find(|&(start, end, _)| early(start) || end > mark + LATE_NS);
+    match found {
+        Some((_, _, "")) => Ok(Some("a copy or set of memory runs".to_owned())),
+        Some((_, _, name)) => Ok(Some(format!("kernel `{name}` runs"))),
+        None if record.dropped > 0 => Err(format!("CUPTI lost {} records", record.dropped)),
+        None => Ok(None),
+    }
 }
 
 #[cfg(test)]
@@ -99,16 +119,25 @@ mod tests {
 
     #[test]
     fn what_begins_while_the_stream_is_held_or_ends_after_the_mark_is_outside() {
-        assert_eq!(outside(&record(14 * MS, 15 * MS)), None);
-        assert_eq!(outside(&record(14 * MS - 1_000, 15 * MS + 1_000)), None, "clocks of hardware");
-        let theirs = Some("kernel `theirs` runs".to_owned());
+        assert_eq!(outside(&record(14 * MS, 15 * MS)), Ok(None));
+        let jitter = record(14 * MS - 1_000, 15 * MS + 1_000);
+        assert_eq!(outside(&jitter), Ok(None), "clocks of hardware");
+        let theirs = Ok(Some("kernel `theirs` runs".to_owned()));
         assert_eq!(outside(&record(11 * MS, 11 * MS + 5_000)), theirs);
         assert_eq!(outside(&record(14 * MS, 16 * MS)), theirs);
-        assert_eq!(outside(&record(0, 0)), None, "without times");
+        assert_eq!(outside(&record(0, 0)), Ok(None), "without times");
         let copy = CopyRecord { start: 12 * MS, end: 13 * MS, ..Default::default() };
         let copied = Activity { copies: vec![copy], ..record(14 * MS, 15 * MS) };
-        assert_eq!(outside(&copied), Some("a copy or set of memory runs".to_owned()));
-        let lost = Activity { kernels: Vec::new(), ..record(0, 0) };
-        assert_eq!(outside(&lost), None, "the hold was not recorded");
+        assert_eq!(outside(&copied), Ok(Some("a copy or set of memory runs".to_owned())));
+    }
+
+    #[test]
+    fn a_record_that_shows_too_little_says_what_is_missing() {
+        let empty = Activity { kernels: Vec::new(), ..record(0, 0) };
+        let lacks = "CUPTI's record lacks `measure_blocker`".to_owned();
+        assert_eq!(outside(&empty), Err(lacks));
+        let lost = |start| Activity { dropped: 3, ..record(start, 15 * MS) };
+        assert_eq!(outside(&lost(14 * MS)), Err("CUPTI lost 3 records".to_owned()));
+        assert_eq!(outside(&lost(11 * MS)), Ok(Some("kernel `theirs` runs".to_owned())));
     }
 }

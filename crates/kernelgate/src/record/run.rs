@@ -311,6 +311,10 @@ pub struct Samples {
     /// absent on the host, and where it was not taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_launch_ns: Option<f64>,
+    /// Why no record of a launch says whether it works on another stream; absent where one does, on
+    /// the host, and where an earlier process has looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unrecorded: Option<String>,
 }
 
 /// A list that takes no more memory than its items: a record may hold millions.
@@ -343,19 +347,12 @@ impl Samples {
     /// # Errors
     /// A fragment that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
-        if self.launches.len() != self.elapsed_ns.len() {
-            return Err(format!(
-                "{} launch counts against {} times",
-                self.launches.len(),
-                self.elapsed_ns.len()
-            ));
+        let times = self.elapsed_ns.len();
+        if self.launches.len() != times {
+            return Err(format!("{} launch counts against {times} times", self.launches.len()));
         }
-        if !self.clock_mhz.is_empty() && self.clock_mhz.len() != self.launches.len() {
-            return Err(format!(
-                "{} clocks against {} times",
-                self.clock_mhz.len(),
-                self.elapsed_ns.len()
-            ));
+        if !self.clock_mhz.is_empty() && self.clock_mhz.len() != times {
+            return Err(format!("{} clocks against {times} times", self.clock_mhz.len()));
         }
         if self.launches.is_empty() {
             return Err("no samples".to_owned());

@@ -7,7 +7,7 @@ use kernelgate_cuda::library::Library;
 use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
 
 use super::each::each_implementation;
-use crate::backend::{BackendError, Executable, Target};
+use crate::backend::{BackendError, Target};
 use crate::harness::cases::{Case, Group, Selection};
 use crate::harness::problem::{CaseError, Ready, case_error};
 use crate::measure::accuracy;
@@ -75,8 +75,7 @@ pub fn cases(
     let overhead = events.overhead();
     let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
         let (mut executable, _) = ready.verify(group, case, &target)?;
-        let executable: &mut dyn Executable = executable.as_mut();
-        accuracy::case_against_cupti(&mut events, &case.id, &mut || executable.launch())
+        accuracy::case_against_cupti(&mut events, &case.id, executable.as_mut())
             .map_err(|error| case_error(error.into()))
     };
     let (outcomes, lost) = each_implementation(selection, (seed, &target), "timing", one);

@@ -1,0 +1,69 @@
+//! The device's queue behind the blocker: how many launches fit, and how many commands one is.
+//! Deliberately absent: the launches themselves (`events`).
+
+use std::sync::Arc;
+
+use crate::backend::{BackendError, Executable};
+use kernelgate_cuda::Device;
+use kernelgate_cuda::driver::graph::Graph;
+
+/// Most launches between one release of the blocker and the next.
+pub const MAX_BURST: usize = 64;
+/// Most commands queued behind the blocker: the queue holds about a thousand, and a host that waits
+/// for room in it cannot release it.
+pub const MAX_QUEUED: usize = 400;
+
+/// Whether so many launches of so many commands, with their events, can be queued.
+pub const fn fits(commands: usize, launches: usize) -> bool {
+    commands.saturating_add(3).saturating_mul(launches) <= MAX_QUEUED + 3 * MAX_BURST
+}
+
+/// A launch as a graph; none where it cannot be captured: what replays a graph of its own, for
+/// example.
+///
+/// # Errors
+/// When the GPU is lost.
+pub fn captured(
+    device: &Arc<Device>,
+    executable: &mut dyn Executable,
+) -> Result<Option<Graph>, BackendError> {
+    match Graph::capture(device, || executable.launch()) {
+        Ok(graph) => Ok(Some(graph)),
+        Err(lost @ BackendError::Lost(_)) => Err(lost),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Sees to it that so many launches can be queued, so that the host's time is in none. What cannot
+/// be captured counts as one command: it replays a graph of its own.
+///
+/// # Errors
+/// [`BackendError::NotTimed`] where they are too many; when the device fails.
+pub fn check_fits(
+    device: &Arc<Device>,
+    launches: usize,
+    executable: &mut dyn Executable,
+) -> Result<(), BackendError> {
+    executable.synchronize()?;
+    let commands = captured(device, executable)?.map_or(1, |graph| graph.nodes());
+    if fits(commands, launches) {
+        return Ok(());
+    }
+    Err(BackendError::NotTimed(format!(
+        "{launches} launches of {commands} commands are too many to queue ahead: the host's time \
+         would be in them"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_queued_ahead_fits_the_queue() {
+        assert!(fits(1, MAX_BURST - 1) && fits(MAX_QUEUED, 1));
+        // A pass of eight kernels, and a denoising step of some hundred.
+        assert!(fits(8, 15) && !fits(260, 15));
+        assert!(!fits(usize::MAX, 2));
+    }
+}
