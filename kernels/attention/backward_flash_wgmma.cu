@@ -42,6 +42,8 @@ constexpr int kKeys = TILE_KEYS, kQueries = 64;  // of a block, of a step
 constexpr int kTileRows = TILE_QUERIES;
 constexpr int kDqColumns = kHeadDim / 2;  // of a warpgroup
 constexpr int kColumns = kHeadDim / 64;
+// Blocks of the heads that run together where causal: about as many as a GPU has multiprocessors.
+constexpr int kBlocksTogether = 128;
 constexpr int kStatsBytes = 2 * kQueries * 4;
 constexpr int kKeysBytes = kKeys * kHeadDim * 2, kQueriesBytes = kQueries * kHeadDim * 2;
 constexpr int kGradientsBytes = kKeys * kQueries * 2;  // of the scores
@@ -75,14 +77,26 @@ struct Rings {
 };
 
 // What a block computes: a block of keys, with the steps of queries that see some of them.
+//
+// Where causal, blocks have work for one step to all of them. Those that run together are of a few
+// heads, and of all of these the longest go first, so that few multiprocessors are idle at the end.
 struct Work {
   int head, key, seqlen, first, count, tiles;
 
   __device__ __forceinline__ explicit Work(int seqlen) : seqlen(seqlen) {
     const int blocks = (seqlen + kKeys - 1) / kKeys;
-    const int block = blockIdx.x % blocks;
+    int block = blockIdx.x % blocks;
     head = blockIdx.x / blocks;
-    key = (kDeterministic && kCausal ? blocks - 1 - block : block) * kKeys;
+    if (kCausal && kDeterministic) block = blocks - 1 - block;
+    if (kCausal && !kDeterministic) {
+      const int together = (kBlocksTogether + blocks - 1) / blocks;
+      const int from = head / together * together;
+      const int heads = min_of(together, static_cast<int>(gridDim.x) / blocks - from);
+      const int within = blockIdx.x - from * blocks;
+      head = from + within % heads;
+      block = within / heads;
+    }
+    key = block * kKeys;
     tiles = (seqlen + kTileRows - 1) / kTileRows;
     first = kCausal ? key / kQueries : 0;
     count = (seqlen + kQueries - 1) / kQueries - first;
@@ -91,12 +105,13 @@ struct Work {
   __device__ __forceinline__ i64 row(int query) const {
     return static_cast<i64>(head) * tiles * kTileRows + query;
   }
-  // Blocks of a head start at different steps, so that they do not all add to the same rows of dq:
-  // where causal they do anyway, and where the order is fixed they must not.
+  // Blocks of a head start at different steps, so that they do not all add to the same rows of dq.
+  // Where causal they would meet there even if each started at its diagonal: a block of two steps
+  // less starts when the one before it in its place, of two steps less too, has ended.
   __device__ __forceinline__ int step(int index) const {
-    if (kCausal || kDeterministic) return first + index;
+    if (kDeterministic) return first + index;
     const int shifted = index + static_cast<int>(blockIdx.x) * 3 % count;
-    return shifted < count ? shifted : shifted - count;
+    return first + (shifted < count ? shifted : shifted - count);
   }
 };
 
