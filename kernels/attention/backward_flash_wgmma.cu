@@ -318,28 +318,29 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     // one waits for, says that this step's tile may be written again.
     const bool adds = kDqGroups == kGroups || n % kGroups == group;
     const u32 written = kWrittenBarrier + (kDqGroups == kGroups ? 0 : n % 2);
-    float dq[kDqColumns / 2];
     if (adds) {
+      float dq[kDqColumns / 2];
       barrier_sync(written, kGroups * kGroupThreads);
       multiply_atb<kKeys>(dq, gradients, dq_keys);
-    } else {
-      barrier_arrive(written, kGroups * kGroupThreads);
-    }
-    multiply_ab(dk, ds, rings.queries.stage(n));
-    // dq is there, and dv.
-    wgmma_wait<1>();
-    settle(dv);
-    rings.dout.release_by_warp(n);
-    if (adds) {
+      multiply_ab(dk, ds, rings.queries.stage(n));
+      // dq is there, and dv.
+      wgmma_wait<1>();
       settle(dq);
+      rings.dout.release_by_warp(n);
       if (kDeterministic) rings.turn.wait(n);
       add_dq(dq, dq_sum, work, step, dq_column);
       if (kDeterministic) {
         __syncwarp();
         rings.turn.release_by_warp(n);
       }
+      wgmma_wait<0>();
+    } else {
+      barrier_arrive(written, kGroups * kGroupThreads);
+      multiply_ab(dk, ds, rings.queries.stage(n));
+      wgmma_wait<0>();
+      rings.dout.release_by_warp(n);
     }
-    wgmma_wait<0>();
+    settle(dv);
     settle(dk);
     rings.queries.release_by_warp(n);
   }
