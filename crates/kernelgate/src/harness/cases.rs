@@ -74,6 +74,16 @@ impl Selection<'_> {
         self.groups.iter().map(|group| group.cases.len()).sum()
     }
 
+    /// Brings these cases before the others: problems that have one, and such a problem's own. The
+    /// others stay in their order.
+    pub fn bring_first(&mut self, first: &BTreeSet<String>) {
+        let later = |case: &Case| !first.contains(&case.id);
+        for group in &mut self.groups {
+            group.cases.sort_by_key(later);
+        }
+        self.groups.sort_by_key(|group| group.cases.iter().all(later));
+    }
+
     /// Whether nothing matched, not even something that must be skipped.
     pub fn matched_nothing(&self) -> bool {
         self.groups.is_empty() && self.skipped.is_empty()
@@ -338,6 +348,31 @@ mod tests {
         // Nobody else takes it.
         let refused = of(&own()[1..], &["level=16"], None);
         assert_eq!(refused, Err(format!("{}: {reason}", backward.0)));
+    }
+
+    #[test]
+    fn what_is_to_be_first_comes_before_the_rest() {
+        let suites = all();
+        let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
+        let suites = suites.iter().map(AsRef::as_ref);
+        let mut selection = select(suites, Effort::Default, &place, &[], &Filter::All).unwrap();
+        let ids = |selection: &Selection<'_>| -> Vec<String> {
+            let cases = selection.groups.iter().flat_map(|group| &group.cases);
+            cases.map(|case| case.id.clone()).collect()
+        };
+        let before = ids(&selection);
+        let last = before.last().unwrap().clone();
+        assert!(before.len() > 2 && before[0] != last, "{before:?}");
+        selection.bring_first(&BTreeSet::from([last.clone(), "not here".to_owned()]));
+        let after = ids(&selection);
+        assert_eq!(after[0], last);
+        // Cases of the same problem follow it, the others stay in their order.
+        let others = |ids: &[String]| -> Vec<String> {
+            let problem = last.rsplitn(3, '/').last().unwrap();
+            ids.iter().filter(|id| !id.starts_with(problem)).cloned().collect()
+        };
+        assert_eq!(others(&after), others(&before));
+        assert_eq!(after.len(), before.len());
     }
 
     #[test]
