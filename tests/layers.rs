@@ -96,9 +96,9 @@ const CRATES: &[Rules] = &[
             ("error", &[]),
             ("model", &[]),
             ("read", &["error", "model"]),
-            ("analyze", &["model"]),
+            ("analyze", &["model", "read"]),
             ("stats", &["error", "model", "read", "analyze"]),
-            ("diagnose", &["model", "read", "analyze", "stats"]),
+            ("diagnose", &["error", "model", "read", "analyze", "stats"]),
             ("export", &["model", "analyze"]),
         ],
         confined: &[

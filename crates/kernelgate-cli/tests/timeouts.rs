@@ -108,10 +108,10 @@ fn a_build_that_hangs_is_ended_with_what_it_started() {
     outside.write(".gitignore", "target\npid\n");
     outside.commit();
     let program = env!("CARGO_BIN_EXE_kernelgate");
-    let mut compare = outside.command(program, "compare --base HEAD --build-wait 20s");
+    let mut compare = outside.command(program, "compare --base HEAD --build-wait 8s");
     let started = std::time::Instant::now();
     Outcome::from(compare.output().unwrap())
-        .expect(2, &["base HEAD", "was not built within 20 s (--build-wait sets this)"]);
+        .expect(2, &["base HEAD", "was not built within 8 s (--build-wait sets this)"]);
     assert!(started.elapsed().as_secs() < 300);
     assert!(!is_alive(&outside), "what the build started still runs");
 }

@@ -106,6 +106,35 @@ fn a_large_export_has_the_tables_of_a_small_one() {
 }
 
 #[test]
+fn a_table_that_cannot_be_read_is_told_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.sqlite");
+    let database = rusqlite::Connection::open(&path).unwrap();
+    database
+        .execute_batch(
+            "CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT);
+             INSERT INTO StringIds VALUES (1, 'gemm');
+             CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, correlationId, globalPid,
+                 demangledName);
+             WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
+             INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL SELECT i * 9, i * 9 + 5, i, 16777216, 1 FROM n;",
+        )
+        .unwrap();
+    drop(database);
+    // Half of the table is zeros, and the file as long as those that are read once a table.
+    let length = std::fs::metadata(&path).unwrap().len();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(length / 2).unwrap();
+    for length in [length, 300 << 20] {
+        file.set_len(length).unwrap();
+        let output = kernelgate(&["stats", text(&path), "--format", "csv"]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains("CUPTI_ACTIVITY_KIND_KERNEL after"), "{said}");
+    }
+}
+
+#[test]
 fn ranges_and_filters_narrow_tables() {
     let (_folder, path) = trace();
     let stats = ["stats", text(&path), "--report", "cuda_gpu_kern_sum", "--format", "csv"];

@@ -18,6 +18,8 @@ struct Steps {
     kernels: i64,
     /// Registers of all kernels.
     registers: i64,
+    /// Bytes of local memory of a thread of kernel 3; `None`: the export has no such column.
+    local: Option<i64>,
     /// Whether the host waits behind each step, which delays the next by 40 µs.
     waits: bool,
     /// The kind of host memory that a step copies from: 0 is pageable, 1 pinned.
@@ -25,7 +27,7 @@ struct Steps {
 }
 
 const PLAIN: Steps =
-    Steps { third_ns: 30_000, kernels: 10, registers: 96, waits: false, memory: 1 };
+    Steps { third_ns: 30_000, kernels: 10, registers: 96, local: None, waits: false, memory: 1 };
 
 impl Steps {
     fn export(&self) -> Export {
@@ -55,6 +57,13 @@ impl Steps {
             "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET registersPerThread = {};",
             self.registers
         ));
+        if let Some(bytes) = self.local {
+            export.sql(&format!(
+                "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN localMemoryPerThread INTEGER;
+                 UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET localMemoryPerThread = {bytes}
+                 WHERE demangledName IN (SELECT id FROM StringIds WHERE value = 'k3');"
+            ));
+        }
         export
     }
 }
@@ -97,6 +106,27 @@ fn a_slower_kernel_explains_all_of_it() {
     assert_eq!(slower.parts[1].change_ns(), 0, "nothing else changed");
     assert_eq!(slower.places[0].path, "step_#");
     assert_eq!(slower.places[0].change_ns(), 100_000);
+}
+
+#[test]
+fn local_memory_that_a_kernel_had_not_is_called_a_spill() {
+    let of = |bytes| Steps { third_ns: 60_000, local: Some(bytes), ..PLAIN };
+    let words = |base: &Steps, head: &Steps| {
+        let difference = between(&base.export(), &head.export());
+        let kernel = difference.parts.iter().find(|part| part.part.name == "k3").unwrap();
+        let text = difference.to_text(["a", "b"]);
+        (kernel.evidence(), text.split_whitespace().collect::<Vec<_>>().join(" "))
+    };
+    let spills = Steps { registers: 128, ..of(184) };
+    let (evidence, text) = words(&PLAIN, &spills);
+    let expected = ["registers 96 -> 128", "spill to local memory 0 -> 184 B a thread"];
+    assert_eq!(evidence, expected);
+    assert!(text.contains("spill to local memory 0 -> 184 B a thread"), "{text}");
+    assert_eq!(words(&of(0), &of(16)).0, ["spill to local memory 0 -> 16 B a thread"]);
+    assert_eq!(words(&of(16), &of(32)).0, ["local memory 16 -> 32 B a thread"]);
+    let less = "no spill to local memory any more: 16 -> 0 B a thread";
+    assert_eq!(words(&of(16), &PLAIN).0, [less]);
+    assert_eq!(words(&of(16), &of(16)).0, Vec::<String>::new());
 }
 
 #[test]

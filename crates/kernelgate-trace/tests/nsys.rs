@@ -6,7 +6,7 @@ mod fixture;
 
 use fixture::{Export, column, file, process, refused};
 use kernelgate_trace::analyze::{graph_nodes, restrict};
-use kernelgate_trace::diagnose::{diagnose, range_tree};
+use kernelgate_trace::diagnose::{Joined, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, Wanted};
 use kernelgate_trace::stats::{self, Report};
@@ -273,7 +273,7 @@ fn kernels_of_a_graph_have_the_ranges_of_its_capture() {
         process(7) | 7
     ));
     let trace = export.read().unwrap();
-    let tree = range_tree(&trace, &[]);
+    let tree = Joined::of(&trace).range_tree(&[]);
     let busy = |path: &str| tree.iter().find(|range| range.path == path).unwrap().busy_ns;
     assert_eq!((busy("step_0/encode"), busy("step_0/decode")), (1_000, 3_000));
     let inside = restrict::inside(&trace, "decode").unwrap();

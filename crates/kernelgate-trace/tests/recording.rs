@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use kernelgate_trace::analyze::restrict;
-use kernelgate_trace::diagnose::{Bound, Diagnosis, RangeUse, diagnose, range_tree};
+use kernelgate_trace::diagnose::{Bound, Diagnosis, Joined, RangeUse, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::model::gpu::{MemoryKind, SyncKind};
 use kernelgate_trace::read::{self, Wanted};
@@ -112,9 +112,9 @@ fn overlapping_launches_count_once_and_names_are_told_apart_where_asked() {
         }
     }
     let trace = trace(&recording);
-    let both = range_tree(&trace, &[]);
+    let both = Joined::of(&trace).range_tree(&[]);
     assert_eq!(row(&both, "f/w/c/step/layer_#").own_ns, 2 * 81_000);
-    let apart = range_tree(&trace, &["layer_0", "layer_1"]);
+    let apart = Joined::of(&trace).range_tree(&["layer_0", "layer_1"]);
     let own = |layer: &str| row(&apart, &format!("f/w/c/step/{layer}")).own_ns;
     assert_eq!([own("layer_0"), own("layer_1")], [2 * 40_000, 2 * 41_000]);
     assert_eq!(row(&apart, "f/w/c/step").own_ns, row(&apart, "f/w/c/step").busy_ns);
@@ -160,7 +160,7 @@ fn every_list_becomes_its_columns() {
 #[test]
 fn ranges_of_a_capture_have_their_own_time_inside_each_launch() {
     let trace = trace(&graph(json!([])));
-    let tree = range_tree(&trace, &[]);
+    let tree = Joined::of(&trace).range_tree(&[]);
     let paths: Vec<&str> = tree.iter().map(|row| row.path.as_str()).collect();
     assert_eq!(paths, ["f/w/c", "f/w/c/step", "f/w/c/step/layer_#"]);
     let layers = row(&tree, "f/w/c/step/layer_#");
@@ -192,7 +192,7 @@ fn what_bounds_a_step_is_told_from_its_declared_work() {
         let limits = json!([{ "by": "memory", "time_ns": memory * 81_000.0 },
                             { "by": "matmul bf16", "time_ns": compute * 81_000.0 }]);
         let trace = trace(&graph(limits));
-        let bound = row(&range_tree(&trace, &[]), "f/w/c/step").bound;
+        let bound = row(&Joined::of(&trace).range_tree(&[]), "f/w/c/step").bound;
         let diagnosis = diagnose(&trace);
         let title = found(&diagnosis, "work-bound").unwrap();
         assert!(title.contains(bound.label()), "{title}");
@@ -203,7 +203,7 @@ fn what_bounds_a_step_is_told_from_its_declared_work() {
     assert_eq!(of(0.35, 0.1), Bound::Latency);
     assert_eq!(of(0.55, 0.5), Bound::Mixed);
     let without = trace(&graph(json!([])));
-    assert_eq!(row(&range_tree(&without, &[]), "f/w/c/step").bound, Bound::Busy);
+    assert_eq!(row(&Joined::of(&without).range_tree(&[]), "f/w/c/step").bound, Bound::Busy);
     let skipped = diagnose(&without).skipped;
     assert!(skipped.iter().any(|skipped| skipped.rule == "work-bound"), "{skipped:?}");
 }
@@ -224,7 +224,7 @@ fn a_device_that_waits_for_launches_is_launch_bound_whatever_its_limits() {
         kernel(&mut recording, (start + 5_000, start + 7_000), launch + 1, 0);
     }
     let trace = trace(&recording);
-    assert_eq!(row(&range_tree(&trace, &[]), "f/w/c/step").bound, Bound::Launch);
+    assert_eq!(row(&Joined::of(&trace).range_tree(&[]), "f/w/c/step").bound, Bound::Launch);
     let diagnosis = diagnose(&trace);
     assert!(found(&diagnosis, "launch-bound").is_some());
     assert_eq!(diagnosis.recorder, "CUPTI");

@@ -1,10 +1,13 @@
-//! Tables of exports whose ranges and calls are not kept are those of exports in memory.
+//! Tables and diagnoses of exports whose ranges and calls are not kept are those of exports in
+//! memory.
 
 #![allow(clippy::unwrap_used)]
 
 mod fixture;
 
 use fixture::{Export, process};
+use kernelgate_trace::diagnose::difference::Sums;
+use kernelgate_trace::diagnose::{CauseKind, Diagnosis, diagnose, diagnose_streamed};
 use kernelgate_trace::stats::{self, Report};
 
 /// The tables that can be summed while ranges and calls are read.
@@ -20,6 +23,17 @@ fn same(export: &Export, rows: [usize; 4]) {
         assert_eq!(streamed.table.to_csv(), kept.to_csv(), "{}", report.name());
         assert_eq!(kept.rows.len(), rows, "{}", report.name());
     }
+    same_diagnosis(export);
+}
+
+/// Checks what is found in an export, and what it comes to beside another one.
+fn same_diagnosis(export: &Export) -> Diagnosis {
+    let trace = export.read().unwrap();
+    let (kept, streamed) = (diagnose(&trace), diagnose_streamed(&export.path()).unwrap().unwrap());
+    assert_eq!(streamed.to_json(), kept.to_json());
+    let streamed = Sums::streamed(&export.path()).unwrap().unwrap();
+    assert_eq!(format!("{streamed:?}"), format!("{:?}", Sums::of(&trace)));
+    kept
 }
 
 #[test]
@@ -70,6 +84,62 @@ fn ranges_that_are_stored_in_any_order_are_sorted() {
     export.launch((110, 120), (500, 900), 1, "early");
     export.launch((9_000_010, 9_000_020), (9_000_500, 9_000_900), 2, "late");
     same(&export, [2, 2, 4, 2]);
+}
+
+#[test]
+fn what_the_host_did_is_summed_alike() {
+    let mut export = Export::new();
+    export.sql(&format!(
+        "CREATE TABLE CUDA_GRAPH_NODE_EVENTS (start INTEGER, globalTid INTEGER,
+             graphNodeId INTEGER, originalGraphNodeId INTEGER);
+         INSERT INTO CUDA_GRAPH_NODE_EVENTS VALUES (50, {0}, 1, 0), (70, {0}, 2, 1);
+         CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INTEGER, globalPid INTEGER,
+             deviceId INTEGER, contextId INTEGER, bytes INTEGER, memoryOperationType INTEGER,
+             address INTEGER, memKind INTEGER);
+         INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS VALUES (60, {1}, 0, 1, 4096, 0, 64, 2),
+             (700000, {1}, 0, 1, 4096, 1, 64, 2);
+         CREATE TABLE OSRT_API (start INTEGER, end INTEGER, globalTid INTEGER, nameId INTEGER);
+         -- Names of ranges that are known when all ranges went by: a domain, named last.
+         INSERT INTO NVTX_EVENTS VALUES (40, 80, 59, 'capture', NULL, {0}, 5),
+             (900000, NULL, 75, 'library', NULL, {0}, 5);",
+        process(7) | 7,
+        process(7)
+    ));
+    let read = export.text("read");
+    for step in 0..6 {
+        let start = 1_000 + step * 100_000;
+        export.range(start, Some(start + 90_000), 59, &format!("step {step}"));
+        let (call, kernel) = ((start + 100, start + 200), (start + 1_000, start + 9_000));
+        export.launch(call, kernel, 10 * step + 1, "of a graph");
+        export.call(7, (start + 300, start + 10_000), 0, "cudaStreamSynchronize_v3020");
+        // More calls than are looked through, none of which explains the gap.
+        for short in 0..100 {
+            let at = start + 11_000 + short * 10;
+            export.call(7, (at, at + 1), 0, "cudaEventQuery_v3020");
+        }
+        let (os, copy) = ((start + 15_000, start + 60_000), (start + 70_000, start + 80_000));
+        export.sql(&format!(
+            "INSERT INTO OSRT_API VALUES ({}, {}, {}, {read});",
+            os.0,
+            os.1,
+            process(7) | 7
+        ));
+        export.call(7, (start + 61_000, start + 62_000), 10 * step + 2, "cudaMemcpyAsync_v3020");
+        export.copy(copy, 10 * step + 2, (1, 0, 2));
+    }
+    export.sql(
+        "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN graphNodeId INTEGER;
+         UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 2;",
+    );
+    let found = same_diagnosis(&export);
+    let ids: Vec<&str> = found.findings.iter().map(|finding| finding.id).collect();
+    assert!(ids.contains(&"sync-in-loop") && ids.contains(&"pageable-copy"), "{ids:?}");
+    let causes: Vec<CauseKind> = found.devices[0].gaps.causes.iter().map(|of| of.kind).collect();
+    // The wait ended behind the start of the gap, however many calls came after it.
+    assert_eq!(causes, [CauseKind::Wait, CauseKind::HostCode], "{causes:?}");
+    assert_eq!(found.memory[0].phases.len(), 3, "{:?}", found.memory[0].phases);
+    let inside = found.answers.components.iter().find(|of| of.path.ends_with("library:capture"));
+    assert_eq!(inside.map(|of| of.kernels), Some(1), "{:?}", found.answers.components);
 }
 
 #[test]

@@ -53,7 +53,7 @@ pub fn command(
                 protocol::VARIABLE,
                 file::write(
                     &path,
-                    &Request { response, action: Action::Trial(trial.request.clone()) },
+                    &Request { response, action: Action::Trial(Box::new(trial.request.clone())) },
                 ),
             )
         }

@@ -391,6 +391,7 @@ impl<'a> Engine<'a> {
         TrialRequest {
             session,
             record: self.session.work.join("run.json"),
+            first: bench.first.intersection(&cases).cloned().collect(),
             cases: Some(cases),
             verified: Some(bench.verified[index(arm)].clone()),
             inputs: Some(self.inputs(arm)),

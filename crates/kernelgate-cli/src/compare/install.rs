@@ -20,6 +20,17 @@ pub enum Driver {
     Criterion,
 }
 
+impl Driver {
+    /// How both sides of a bench are told: the older version where both speak the protocol, else as
+    /// the head is.
+    pub fn of_both(base: Self, head: Self) -> Self {
+        match (base, head) {
+            (Self::Protocol(base), Self::Protocol(head)) => Self::Protocol(base.min(head)),
+            _ => head,
+        }
+    }
+}
+
 /// A bench executable in its side's folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstalledBench {

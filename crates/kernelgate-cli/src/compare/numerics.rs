@@ -160,6 +160,7 @@ impl Engine<'_> {
             inputs: None,
             keep_outputs: None,
             base_outputs: None,
+            first: BTreeSet::new(),
             pace: TrialSampling::VERIFICATION_PASS,
         };
         let mut settings = self.request.settings.clone();

@@ -135,7 +135,8 @@ impl Engine<'_> {
             cases,
             timeout: self.request.wait.unwrap_or(timeout),
             sampling: self.request.sampling.unwrap_or(usual),
-            driver: head.driver,
+            driver: Driver::of_both(base.driver, head.driver),
+            first: BTreeSet::new(),
         };
         if bench.driver == Driver::Criterion && !bench.cases.is_empty() {
             let found = criterion_bench(&bench, head);
@@ -200,6 +201,7 @@ impl Engine<'_> {
             inputs: Some(self.inputs(arm)),
             keep_outputs: outputs.clone().filter(|_| arm == Arm::Base),
             base_outputs: outputs.filter(|_| arm == Arm::Head),
+            first: BTreeSet::new(),
             pace: TrialSampling::VERIFICATION_PASS,
         };
         let started = Instant::now();
@@ -242,6 +244,7 @@ impl Engine<'_> {
             inputs: None,
             keep_outputs: None,
             base_outputs: None,
+            first: BTreeSet::new(),
             pace: self.request.sampling.unwrap_or(TrialSampling::MEASURED),
         };
         let started = Instant::now();

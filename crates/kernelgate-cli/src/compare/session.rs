@@ -31,6 +31,8 @@ pub struct Bench {
     pub verified: [PathBuf; 2],
     /// Cases to compare.
     pub cases: BTreeSet<String>,
+    /// Those of them that a process times before the others: their code changed.
+    pub first: BTreeSet<String>,
     /// Timeout of a process.
     pub timeout: Duration,
     /// How long a process times a case.
@@ -111,12 +113,17 @@ impl Prepared {
         unaffected
     }
 
-    /// Brings the benches with a case whose machine code or launches changed before the others: in
-    /// each round they are timed first. Cases of one bench are timed together, because all of them
-    /// count in each decision.
+    /// Brings what changed in machine code or launches before the rest: benches with such a case,
+    /// and in each process of a bench such cases, if both sides heed that order. Cases of one bench
+    /// are timed by the same processes, because all of them count in each decision.
     pub fn changed_first(&mut self, code: &BTreeMap<String, CodeComparison>) {
-        let changed = |case: &String| code.get(case).is_some_and(CodeComparison::has_changed);
-        self.benches.sort_by_key(|bench| !bench.cases.iter().any(changed));
+        let changed = |case: &&String| code.get(*case).is_some_and(CodeComparison::has_changed);
+        self.benches.sort_by_key(|bench| !bench.cases.iter().any(|case| changed(&case)));
+        for bench in &mut self.benches {
+            if matches!(bench.driver, Driver::Protocol(3..)) {
+                bench.first = bench.cases.iter().filter(changed).cloned().collect();
+            }
+        }
     }
 
     /// Leaves only these cases.
@@ -377,18 +384,29 @@ mod tests {
             ("unknown", CodeComparison { same: 2, unknown: 1, ..CodeComparison::default() }),
         ];
         let code = code.map(|(case, code)| (case.to_owned(), code)).into();
-        let bench = |name: &str, case: &str| Bench {
+        let bench = |name: &str, cases: &[&str], driver: Driver| Bench {
             name: name.to_owned(),
             verified: [PathBuf::new(), PathBuf::new()],
-            cases: [case.to_owned()].into(),
+            cases: cases.iter().map(|&case| case.to_owned()).collect(),
+            first: BTreeSet::new(),
             timeout: Duration::ZERO,
             sampling: TrialSampling::MEASURED,
-            driver: Driver::Criterion,
+            driver,
         };
-        prepared.benches = vec![bench("a", "same"), bench("b", "unknown"), bench("c", "changed")];
+        let (newest, before) = (Driver::Protocol(3), Driver::Protocol(2));
+        prepared.benches = vec![
+            bench("a", &["same"], newest),
+            bench("b", &["unknown"], newest),
+            bench("c", &["changed", "same", "unknown"], Driver::of_both(newest, newest)),
+            bench("d", &["changed", "same"], Driver::of_both(before, newest)),
+        ];
         prepared.changed_first(&code);
         let order: Vec<&str> = prepared.benches.iter().map(|bench| &*bench.name).collect();
-        assert_eq!(order, ["c", "a", "b"]);
+        assert_eq!(order, ["c", "d", "a", "b"]);
+        let first = |bench: &Bench| bench.first.iter().cloned().collect::<Vec<_>>();
+        assert_eq!(first(&prepared.benches[0]), ["changed"]);
+        // The base would not heed the order: neither side is asked.
+        assert!(prepared.benches[1..].iter().all(|bench| bench.first.is_empty()));
         assert_eq!(prepared.take_unaffected(&code), ["same"]);
         assert_eq!(prepared.cases().iter().collect::<Vec<_>>(), ["changed", "unknown", "untold"]);
     }

@@ -74,7 +74,9 @@ fn commit(
     let index = folder.path().join("index");
     let own = run(git(&of.top).args(["rev-parse", "--git-path", "index"]), ACTION)?;
     // A copy saves reading every file again; without one everything is read.
-    let _ = std::fs::copy(of.top.join(own), &index);
+    if copy_with_time(&of.top.join(own), &index).is_err() {
+        let _ = std::fs::remove_file(&index);
+    }
     let alternates = std::env::join_paths(&of.objects).unwrap_or_default();
     let plumbing = || {
         let mut command = git(&of.top);
@@ -111,6 +113,15 @@ fn commit(
         ACTION,
     )?;
     Ok((Revision { name: "working tree".to_owned(), commit }, changed))
+}
+
+/// Copies an index. Git takes a file of the recorded size and second for unchanged only where the
+/// index was written in a later second: as new as the copy is, it would miss an edit of equal length
+/// in the second of the commit.
+fn copy_with_time(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::copy(from, to)?;
+    let modified = std::fs::metadata(from)?.modified()?;
+    std::fs::File::options().write(true).open(to)?.set_modified(modified)
 }
 
 /// Adds what is in the work tree to an index: of untracked files not those that are left out.
@@ -186,6 +197,8 @@ fn check_untracked(of: &Repository, path: &Path) -> Result<(), CompareError> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, SystemTime};
+
     use super::super::git::tests::{at, repository};
     use super::*;
 
@@ -236,6 +249,34 @@ mod tests {
         let usual = take(&repository, &checkout, &target);
         checkout.check_out(&usual).unwrap();
         assert!(elsewhere.path().join("new").exists() && !elsewhere.path().join("target").exists());
+    }
+
+    #[test]
+    fn an_edit_of_equal_length_in_the_second_of_the_commit_is_seen() {
+        let (folder, repository) = repository();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
+        let second = || {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+            (now.as_secs(), Duration::from_nanos(1_000_000_000 - u64::from(now.subsec_nanos())))
+        };
+        let file = folder.path().join("a");
+        for attempt in 0..10 {
+            std::thread::sleep(second().1);
+            let began = second().0;
+            std::fs::write(&file, format!("{attempt}1")).unwrap();
+            at(folder.path(), &["commit", "--quiet", "--all", "--message", "edit"]);
+            std::fs::write(&file, format!("{attempt}2")).unwrap();
+            let (ended, left) = second();
+            if began == ended {
+                std::thread::sleep(left);
+                let taken = take(&repository, &checkout, &folder.path().join("target"));
+                checkout.check_out(&taken).unwrap();
+                let seen = std::fs::read_to_string(elsewhere.path().join("a")).unwrap();
+                return assert_eq!(seen, format!("{attempt}2"));
+            }
+        }
+        panic!("a commit takes more than a second");
     }
 
     #[test]

@@ -7,9 +7,10 @@ use clap::{Args, ValueEnum};
 use kernelgate::exit::Exit;
 use kernelgate::record::text::printable;
 use kernelgate::record::{Store, file};
+use kernelgate_trace::TraceError;
 use kernelgate_trace::analyze::restrict;
 use kernelgate_trace::diagnose::difference::{Sums, difference};
-use kernelgate_trace::diagnose::{Diagnosis, checklist, diagnose};
+use kernelgate_trace::diagnose::{Diagnosis, checklist, diagnose, diagnose_streamed};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, Wanted};
 use serde_json::{Value, json};
@@ -82,11 +83,15 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<()> {
     let mut all: Vec<Value> = Vec::new();
     for (index, (name, path)) in traces.iter().enumerate() {
-        let trace = load(path, arguments)?;
-        let diagnosis = diagnose(&trace);
-        if let Some(file) = &arguments.html {
-            write_page(file, name, &trace, &diagnosis)?;
-        }
+        let diagnosis = match &arguments.html {
+            Some(file) => {
+                let trace = load(path, arguments)?;
+                let diagnosis = diagnose(&trace);
+                write_page(file, name, &trace, &diagnosis)?;
+                diagnosis
+            }
+            None => of(path, arguments, diagnose_streamed, diagnose)?,
+        };
         let lines = checklist::checklist(&diagnosis);
         if arguments.format == DiagnosisFormat::Json {
             all.push(match arguments.checklist {
@@ -109,9 +114,9 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<(
     Ok(())
 }
 
-/// What changed from one trace to another. Only one of them is held at a time.
+/// What changed from one trace to another, which are read one after the other.
 fn compare(arguments: &Arguments, traces: [&(String, PathBuf); 2]) -> anyhow::Result<()> {
-    let [base, head] = traces.map(|(_, path)| load(path, arguments).map(|trace| Sums::of(&trace)));
+    let [base, head] = traces.map(|(_, path)| of(path, arguments, Sums::streamed, Sums::of));
     let difference = difference(base?, head?);
     let names = traces.map(|(name, _)| name);
     match arguments.format {
@@ -139,9 +144,26 @@ fn print(text: &str) {
     text.lines().for_each(|line| println!("{}", printable(line)));
 }
 
+/// What comes of a trace: while it is read, where the whole of a large one would be held in vain.
+fn of<T>(
+    path: &Path,
+    arguments: &Arguments,
+    streamed: impl Fn(&Path) -> Result<Option<T>, TraceError>,
+    held: impl Fn(&Trace) -> T,
+) -> anyhow::Result<T> {
+    let streamed = match arguments.range {
+        Some(_) => None,
+        None => streamed(path).map_err(failed)?,
+    };
+    streamed.map_or_else(|| load(path, arguments).map(|trace| held(&trace)), Ok)
+}
+
+fn failed(error: TraceError) -> anyhow::Error {
+    anyhow::anyhow!("failed to {error}")
+}
+
 fn load(path: &Path, arguments: &Arguments) -> anyhow::Result<Trace> {
-    let trace =
-        read::open(path, &Wanted::ALL).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let trace = read::open(path, &Wanted::ALL).map_err(failed)?;
     let Some(range) = &arguments.range else { return Ok(trace) };
     restrict::inside(&trace, range).ok_or_else(|| {
         anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())

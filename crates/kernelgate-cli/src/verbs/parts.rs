@@ -8,8 +8,7 @@ use kernelgate::display::table::Table;
 use kernelgate::display::{bytes, time};
 use kernelgate::measure::limits::TimeLimit;
 use kernelgate::protocol::CaseRecording;
-use kernelgate_trace::diagnose::{RangeUse, range_tree};
-use kernelgate_trace::model::Trace;
+use kernelgate_trace::diagnose::{Joined, RangeUse};
 use serde_json::{Value, json};
 
 /// Parts of a case, and what else is told of one launch.
@@ -41,9 +40,9 @@ struct Measured {
 
 /// Those of a recording, which was read as this trace.
 #[allow(clippy::cast_precision_loss)]
-pub fn of(recording: &CaseRecording, trace: &Trace) -> Parts {
+pub fn of(recording: &CaseRecording, trace: &Joined<'_>) -> Parts {
     let names: Vec<&str> = recording.parts.iter().flat_map(|part| part.range.split('/')).collect();
-    let tree = range_tree(trace, &names);
+    let tree = trace.range_tree(&names);
     let is_step = |range: &&RangeUse| range.depth == 1 && range.name == CaseRecording::STEP;
     let step = tree.iter().find(is_step);
     let steps = f64::from(recording.steps.max(1));

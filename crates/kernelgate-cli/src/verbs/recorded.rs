@@ -7,7 +7,7 @@ use kernelgate::display::{bytes, time};
 use kernelgate::protocol::CaseRecording;
 use kernelgate::record::file;
 use kernelgate::record::text::printable;
-use kernelgate_trace::diagnose::{Diagnosis, RangeUse, diagnose, range_tree};
+use kernelgate_trace::diagnose::{Diagnosis, Joined, RangeUse};
 use kernelgate_trace::read::{self, Wanted};
 use serde_json::{Value, json};
 
@@ -37,8 +37,9 @@ pub fn read(recording: CaseRecording, folder: &Path) -> anyhow::Result<RecordedC
     file::write(&path, &recording).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let trace =
         read::open(&path, &Wanted::ALL).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let (tree, diagnosis) = (range_tree(&trace, &[]), diagnose(&trace));
-    let parts = (!recording.parts.is_empty()).then(|| parts::of(&recording, &trace));
+    let joined = Joined::of(&trace);
+    let (tree, diagnosis) = (joined.range_tree(&[]), joined.diagnosis());
+    let parts = (!recording.parts.is_empty()).then(|| parts::of(&recording, &joined));
     Ok(RecordedCase { path, recording, tree, parts, diagnosis })
 }
 

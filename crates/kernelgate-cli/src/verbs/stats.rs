@@ -1,6 +1,6 @@
 //! `kernelgate stats`: the tables of `nsys stats`, for traces of several recorders.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -111,15 +111,15 @@ fn load(path: &Path, reports: &[Report], arguments: &Arguments) -> anyhow::Resul
             path.display()
         );
     }
-    warn(path, &trace);
     let Some(range) = &arguments.range else { return Ok(trace) };
     restrict::inside(&trace, range).ok_or_else(|| {
         anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
     })
 }
 
-fn warn(path: &Path, trace: &Trace) {
-    for problem in &trace.quality.unreadable {
+/// Says what could not be read, each of it once however many tables it is missing in.
+fn warn(path: &Path, problems: &BTreeSet<String>) {
+    for problem in problems {
         eprintln!("warning: {}: {}", path.display(), printable(problem));
     }
 }
@@ -133,22 +133,27 @@ fn tables(
     let large = std::fs::metadata(path).is_ok_and(|file| file.len() >= LARGE);
     if !large || arguments.range.is_some() {
         let trace = load(path, reports, arguments)?;
+        warn(path, &trace.quality.unreadable.iter().cloned().collect());
         let tables = reports.iter().map(|&report| stats::table(&trace, report)).collect();
         return Ok((trace, tables));
     }
     // One table after the other, each with as little in memory as it needs.
-    let table = |&report: &Report| {
+    let (mut tables, mut problems) = (Vec::new(), BTreeSet::new());
+    for &report in reports {
         let streamed =
             stats::streamed(path, report).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-        match streamed {
-            Some(streamed) => {
-                warn(path, &streamed.trace);
-                Ok(streamed.table)
+        let (trace, table) = match streamed {
+            Some(streamed) => (streamed.trace, streamed.table),
+            None => {
+                let trace = load(path, &[report], arguments)?;
+                let table = stats::table(&trace, report);
+                (trace, table)
             }
-            None => Ok(stats::table(&load(path, &[report], arguments)?, report)),
-        }
-    };
-    let tables = reports.iter().map(table).collect::<anyhow::Result<_>>()?;
+        };
+        tables.push(table);
+        problems.extend(trace.quality.unreadable);
+    }
+    warn(path, &problems);
     Ok((load(path, &[], arguments)?, tables))
 }
 

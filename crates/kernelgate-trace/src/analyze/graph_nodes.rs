@@ -4,13 +4,14 @@
 
 use hashbrown::HashMap;
 
+use super::paths::{PathId, Paths};
 use super::sweep;
 use crate::model::Trace;
 use crate::model::gpu::GraphNode;
 use crate::model::names::Name;
 
-/// The nodes of a trace that were created inside ranges: those that the recorder resolved, and those
-/// whose creation was recorded.
+/// The nodes of a trace in memory that were created inside ranges: those that the recorder resolved,
+/// and those whose creation was recorded.
 pub fn nodes(trace: &Trace) -> Vec<GraphNode> {
     let events = &trace.node_events;
     let time = |event: u32| events.time[event as usize];
@@ -25,6 +26,13 @@ pub fn nodes(trace: &Trace) -> Vec<GraphNode> {
             around[event as usize] = names.collect();
         },
     );
+    nodes_in(trace, around)
+}
+
+/// The same, where the names of the ranges around each creation are given, the outermost first.
+pub(crate) fn nodes_in(trace: &Trace, mut around: Vec<Vec<Name>>) -> Vec<GraphNode> {
+    let events = &trace.node_events;
+    let time = |event: u32| events.time[event as usize];
     let mut order: Vec<u32> = (0u32..).take(around.len()).collect();
     order.sort_by_key(|&event| time(event));
     let mut nodes = trace.graph_nodes.clone();
@@ -44,4 +52,26 @@ pub fn nodes(trace: &Trace) -> Vec<GraphNode> {
         }
     }
     nodes
+}
+
+/// The path of each kernel, from that of its launch: inside it, the ranges in which its node was
+/// created. Empty where no kernel has a node that was created in a range.
+pub(crate) fn paths_inside(
+    trace: &Trace,
+    nodes: &[GraphNode],
+    launched_in: &[PathId],
+    paths: &mut Paths,
+) -> Vec<PathId> {
+    if nodes.is_empty() || trace.kernels.graph_node.is_empty() {
+        return Vec::new();
+    }
+    let ranges: HashMap<(u32, u64), &[Name]> =
+        nodes.iter().map(|node| ((node.process, node.id), &node.ranges[..])).collect();
+    let kernels = trace.kernels.graph_node.iter().zip(&trace.kernels.on_gpu.place);
+    // Kernels are the first operations.
+    let inside = kernels.zip(launched_in).map(|((&node, &place), &launched_in)| {
+        let ranges = ranges.get(&(trace.process_of(place), node)).copied().unwrap_or_default();
+        ranges.iter().fold(launched_in, |path, &name| paths.inside(path, name))
+    });
+    inside.collect()
 }

@@ -28,9 +28,12 @@ impl Launches {
                 (key(trace.threads[thread].process, correlation), call)
             })
             .collect();
-        sort(&mut callers);
+        if !callers.is_sorted() {
+            callers.sort_unstable();
+        }
         let mut next = 0;
-        for (key, operation) in operations {
+        for operation in operations {
+            let key = key_of(trace, &all, operation);
             while next < callers.len() && callers[next].0 < key {
                 next += 1;
             }
@@ -48,16 +51,16 @@ impl Launches {
     }
 }
 
-/// Operations with a correlation id, in order of their [`key`].
-pub(crate) fn by_correlation(trace: &Trace) -> Vec<(u64, OperationId)> {
+/// Operations with a correlation id, in order of their [`key_of`]; of one call by their numbers.
+pub(crate) fn by_correlation(trace: &Trace) -> Vec<OperationId> {
     let all = AllOperations::of(trace);
     let mut operations = Vec::with_capacity(all.len());
-    operations.extend(
-        all.ids()
-            .filter(|&id| all.correlation(id) != 0)
-            .map(|id| (key(trace.process_of(all.place(id)), all.correlation(id)), id)),
-    );
-    sort(&mut operations);
+    operations.extend(all.ids().filter(|&id| all.correlation(id) != 0));
+    let key = |&id: &OperationId| (key_of(trace, &all, id), id);
+    // Recorders mostly write in order, and then nothing is to be done.
+    if !operations.is_sorted_by_key(key) {
+        operations.sort_unstable_by_key(key);
+    }
     operations
 }
 
@@ -66,9 +69,7 @@ pub(crate) fn key(process: u32, correlation: u32) -> u64 {
     u64::from(process) << 32 | u64::from(correlation)
 }
 
-/// Recorders mostly write in order, and then nothing is to be done.
-fn sort<T: Ord>(rows: &mut [T]) {
-    if !rows.is_sorted() {
-        rows.sort_unstable();
-    }
+/// That of an operation.
+pub(crate) fn key_of(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
+    key(trace.process_of(all.place(id)), all.correlation(id))
 }

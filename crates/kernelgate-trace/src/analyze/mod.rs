@@ -4,6 +4,7 @@ pub mod graph_nodes;
 pub mod idle;
 pub mod launches;
 pub mod operations;
+pub(crate) mod passing;
 pub mod paths;
 pub mod restrict;
 pub mod sweep;

@@ -2,7 +2,6 @@
 
 use hashbrown::HashMap;
 
-use super::launches::NONE;
 use super::sweep::ByThread;
 use crate::model::Trace;
 use crate::model::names::Name;
@@ -13,28 +12,34 @@ pub type PathId = u32;
 /// No range encloses it.
 pub const ROOT: PathId = 0;
 
-/// The path of every range. Ranges of the same name at the same place share one.
+/// Where ranges stand. Ranges of the same name at the same place share a path.
 #[derive(Debug, Clone)]
 pub struct Paths {
-    /// The path of each range, its own name last.
-    pub of_range: Vec<PathId>,
-    /// The innermost range around each range, or [`NONE`].
-    pub around: Vec<u32>,
     /// The parent and the last name of each path; the first is [`ROOT`], without a name.
     nodes: Vec<(PathId, Name)>,
     known: HashMap<(PathId, Name), PathId>,
 }
 
-impl Paths {
-    /// The paths of a trace.
+impl Default for Paths {
+    fn default() -> Self {
+        Self { nodes: vec![(ROOT, Name::default())], known: HashMap::new() }
+    }
+}
+
+/// The path of every range of a trace in memory.
+#[derive(Debug, Clone, Default)]
+pub struct RangePaths {
+    /// The paths.
+    pub paths: Paths,
+    /// The path of each range, its own name last.
+    pub of_range: Vec<PathId>,
+}
+
+impl RangePaths {
+    /// Those of a trace.
     pub fn of(trace: &Trace) -> Self {
         let ranges = &trace.ranges;
-        let mut paths = Self {
-            of_range: vec![ROOT; ranges.len()],
-            around: vec![NONE; ranges.len()],
-            nodes: vec![(ROOT, Name::default())],
-            known: HashMap::new(),
-        };
+        let mut all = Self { paths: Paths::default(), of_range: vec![ROOT; ranges.len()] };
         let by_thread = ByThread::ranges(trace);
         let mut open: Vec<u32> = Vec::new();
         for thread in 0..trace.threads.len() {
@@ -45,16 +50,17 @@ impl Paths {
                     open.pop();
                 }
                 let parent = open.iter().rev().find(|&&outer| ranges.end[outer as usize] >= end);
-                paths.around[range as usize] = parent.copied().unwrap_or(NONE);
-                let parent = parent.map_or(ROOT, |&outer| paths.of_range[outer as usize]);
-                let path = paths.inside(parent, ranges.name[range as usize]);
-                paths.of_range[range as usize] = path;
+                let parent = parent.map_or(ROOT, |&outer| all.of_range[outer as usize]);
+                let path = all.paths.inside(parent, ranges.name[range as usize]);
+                all.of_range[range as usize] = path;
                 open.push(range);
             }
         }
-        paths
+        all
     }
+}
 
+impl Paths {
     /// The path of a name inside a path.
     pub fn inside(&mut self, parent: PathId, name: Name) -> PathId {
         let new = u32::try_from(self.nodes.len()).expect("fewer than 2^32 paths");
@@ -72,6 +78,16 @@ impl Paths {
     /// Whether there is no range.
     pub fn is_empty(&self) -> bool {
         self.nodes.len() == 1
+    }
+
+    /// The same paths where names stood for others: the new ones, and what became of each.
+    pub(crate) fn renamed(&self, name_of: impl Fn(Name) -> Name) -> (Self, Vec<PathId>) {
+        let (mut renamed, mut now) = (Self::default(), vec![ROOT]);
+        // A path is numbered behind the one around it.
+        for &(parent, name) in &self.nodes[1..] {
+            now.push(renamed.inside(now[parent as usize], name_of(name)));
+        }
+        (renamed, now)
     }
 
     /// The path around a path.

@@ -6,7 +6,7 @@ use regex::Regex;
 use super::graph_nodes;
 use super::launches::{Launches, NONE};
 use super::operations::{AllOperations, Kind};
-use super::paths::{Paths, ROOT};
+use super::paths::{ROOT, RangePaths};
 use super::sweep::ByThread;
 use crate::model::Trace;
 use crate::model::gpu::{GraphNode, pick};
@@ -130,7 +130,7 @@ struct Selection {
 impl Selection {
     /// Those of a trace, and whether there is one.
     fn of(trace: &Trace, expression: &Regex) -> (Self, bool) {
-        let paths = Paths::of(trace);
+        let RangePaths { paths, of_range, .. } = RangePaths::of(trace);
         let matching: Vec<bool> = (0u32..)
             .take(paths.len())
             .map(|path| path != ROOT && expression.is_match(&paths.text(trace, path)))
@@ -146,7 +146,7 @@ impl Selection {
         for thread in 0..trace.threads.len() {
             for &range in by_thread.of(thread) {
                 let row = range as usize;
-                if !matching[paths.of_range[row] as usize] {
+                if !matching[of_range[row] as usize] {
                     continue;
                 }
                 found = true;

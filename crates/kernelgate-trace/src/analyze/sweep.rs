@@ -1,10 +1,11 @@
-//! Which ranges of a thread enclose a call: one pass over time, thread by thread.
+//! Which ranges of a thread enclose a row: one pass over time, thread by thread.
 
 use std::cmp::Reverse;
 
 use crate::model::Trace;
 
 /// Rows by thread, each thread's in an order of time.
+#[derive(Debug, Default)]
 pub(crate) struct ByThread {
     rows: Vec<u32>,
     /// Where each thread's rows start, and the end of the last.
@@ -42,8 +43,10 @@ impl ByThread {
         Self { rows: sorted, bounds }
     }
 
+    /// Those of a thread; none of one that came later.
     pub fn of(&self, thread: usize) -> &[u32] {
-        &self.rows[self.bounds[thread]..self.bounds[thread + 1]]
+        let end = self.bounds.get(thread + 1);
+        end.map_or(&[], |&end| &self.rows[self.bounds[thread]..end])
     }
 
     /// The ranges of a trace, outer ones first where they start together.
@@ -58,21 +61,10 @@ impl ByThread {
     }
 }
 
-/// Visits wanted calls thread by thread, in order of time, each with the ranges of its thread that
-/// enclose it: outer ones, which opened earlier, first.
+/// Visits wanted rows thread by thread, in order of time, each with the ranges of its thread that
+/// enclose its span: outer ones, which opened earlier, first.
 ///
-/// Ranges need not nest. Time is linear in the number of ranges and calls, times the depth.
-pub fn enclosing_calls(
-    trace: &Trace,
-    wanted: impl Fn(u32) -> bool,
-    mut visit: impl FnMut(u32, &[u32]),
-) {
-    let calls = &trace.calls;
-    let span = |call: u32| (calls.start[call as usize], calls.end[call as usize]);
-    enclosing(trace, (&calls.thread, wanted), span, &mut visit);
-}
-
-/// The same for any rows of threads, of which the span is given.
+/// Ranges need not nest. Time is linear in the number of ranges and rows, times the depth.
 pub fn enclosing(
     trace: &Trace,
     (thread, wanted): (&[u32], impl Fn(u32) -> bool),

@@ -195,12 +195,12 @@ impl Answers {
 
 /// The outermost ranges and those directly in them.
 fn components(context: &Context<'_>, share: &dyn Fn(i64) -> f64) -> Vec<Component> {
-    let paths = &context.paths;
+    let paths = &context.host.paths;
     // Kernels count for every path around their launch.
     let mut kernels: Vec<(usize, i64)> = vec![(0, 0); paths.len()];
     let on_gpu = &context.trace.kernels.on_gpu;
     for row in 0..on_gpu.len() {
-        let mut path = context.path_of_operation[row];
+        let mut path = context.path_id(u32::try_from(row).unwrap_or(u32::MAX));
         while path != ROOT {
             let (count, ns) = &mut kernels[path as usize];
             *count += 1;
@@ -221,13 +221,6 @@ fn components(context: &Context<'_>, share: &dyn Fn(i64) -> f64) -> Vec<Componen
         .collect();
     order.sort_by_key(|&path| (std::cmp::Reverse(kernels[path as usize].1), path));
     order.truncate(TOP);
-    let mut host: HashMap<PathId, Vec<i64>> =
-        order.iter().map(|&path| (path, Vec::new())).collect();
-    for (row, path) in paths.of_range.iter().enumerate() {
-        if let Some(lengths) = host.get_mut(path) {
-            lengths.push(context.trace.ranges.end[row] - context.trace.ranges.start[row]);
-        }
-    }
     order
         .into_iter()
         .map(|path| {
@@ -235,7 +228,7 @@ fn components(context: &Context<'_>, share: &dyn Fn(i64) -> f64) -> Vec<Componen
             Component {
                 path: paths.text(context.trace, path),
                 depth: depth(path),
-                host: Summary::of(&mut host.remove(&path).unwrap_or_default()),
+                host: context.host.lengths.summary(path),
                 kernels: count,
                 kernel_ns: ns,
                 share: share(ns),

@@ -4,9 +4,8 @@
 
 use hashbrown::HashMap;
 
+use super::host::Outermost;
 use super::labels::without_numbers;
-use crate::analyze::launches::NONE;
-use crate::analyze::paths::Paths;
 use crate::model::Trace;
 
 /// Device memory of a process on a device.
@@ -80,7 +79,7 @@ impl MemoryUse {
 }
 
 /// That of each process on each device that took memory.
-pub(super) fn of(trace: &Trace, paths: &Paths) -> Vec<MemoryUse> {
+pub(super) fn of(trace: &Trace, outermost: &[Outermost]) -> Vec<MemoryUse> {
     let rows = &trace.allocations;
     let mut order: Vec<usize> = (0..rows.time.len()).collect();
     order.sort_by_key(|&row| rows.time[row]);
@@ -100,7 +99,7 @@ pub(super) fn of(trace: &Trace, paths: &Paths) -> Vec<MemoryUse> {
             false => uses[of].take(time, address, rows.bytes[row]),
         }
     }
-    uses.into_iter().map(|held| held.finish(trace, paths)).collect()
+    uses.into_iter().map(|held| held.finish(trace, outermost)).collect()
 }
 
 /// What is held, while allocations are added in the order of their times.
@@ -153,15 +152,9 @@ impl Held {
         }
     }
 
-    fn finish(mut self, trace: &Trace, paths: &Paths) -> MemoryUse {
-        let ranges = &trace.ranges;
-        let outermost = |row: usize| {
-            let thread = &trace.threads[ranges.thread[row] as usize];
-            paths.around[row] == NONE && thread.process == self.process
-        };
-        let mut rows: Vec<usize> = (0..ranges.len()).filter(|&row| outermost(row)).collect();
-        rows.sort_by_key(|&row| ranges.start[row]);
-        let first = rows.first().map_or(i64::MAX, |&row| ranges.start[row]);
+    fn finish(mut self, trace: &Trace, outermost: &[Outermost]) -> MemoryUse {
+        let own = || outermost.iter().filter(|range| range.process == self.process);
+        let first = own().map(|range| range.start).next().unwrap_or(i64::MAX);
         let before = self.of.most_in((i64::MIN, first.saturating_sub(1)));
         let mut phases = vec![MemoryPhase {
             name: MemoryPhase::BEFORE.to_owned(),
@@ -170,9 +163,9 @@ impl Held {
             change_bytes: change(0, self.of.at(first.saturating_sub(1))),
         }];
         let mut known: HashMap<String, usize> = HashMap::new();
-        for row in rows {
-            let span = (ranges.start[row], ranges.end[row]);
-            let name = trace.names.text(ranges.name[row]);
+        for range in own() {
+            let span = (range.start, range.end);
+            let name = trace.names.text(range.name);
             let index = *known.entry(without_numbers(name)).or_insert_with(|| {
                 let name = name.to_owned();
                 phases.push(MemoryPhase { name, times: 0, peak_bytes: 0, change_bytes: 0 });

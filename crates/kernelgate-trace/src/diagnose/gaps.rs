@@ -2,10 +2,9 @@
 
 use hashbrown::HashMap;
 
+use super::cause::{CauseKind, Why};
 use super::context::Context;
 use crate::analyze::idle::{Activity, Gap};
-use crate::analyze::launches::NONE;
-use crate::analyze::sweep::ByThread;
 
 /// Gaps below this are normal between kernels of one stream.
 pub const WARNING_NS: i64 = 20_000;
@@ -21,43 +20,6 @@ pub struct GapClass {
     pub count: usize,
     /// How long in all, in nanoseconds.
     pub total_ns: i64,
-}
-
-/// Why the GPU had nothing to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum CauseKind {
-    /// The work was launched before the gap: the GPU, or what it depends on, is late.
-    Queued,
-    /// The host was in the call that launched the work.
-    LaunchCall,
-    /// The host had waited for the GPU, and launched afterwards.
-    Wait,
-    /// Another call of CUDA took most of the gap.
-    Call,
-    /// A call of the operating system took most of the gap.
-    OsCall,
-    /// The thread was not on a CPU for most of the gap.
-    OffCpu,
-    /// The host ran code of its own.
-    HostCode,
-    /// The launch is not in the trace.
-    Unknown,
-}
-
-impl CauseKind {
-    /// As text.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Queued => "launched before, not started",
-            Self::LaunchCall => "the launch call itself",
-            Self::Wait => "after a wait for the GPU",
-            Self::Call => "another CUDA call",
-            Self::OsCall => "a call of the operating system",
-            Self::OffCpu => "the thread was not on a CPU",
-            Self::HostCode => "host code between launches",
-            Self::Unknown => "the launch is not in the trace",
-        }
-    }
 }
 
 /// Gaps of one cause.
@@ -155,36 +117,10 @@ impl Sum {
     }
 }
 
-/// What the threads of a trace did, in order of time.
-pub(super) struct HostTime {
-    calls: ByThread,
-    os_calls: ByThread,
-    switches: ByThread,
-}
-
-impl HostTime {
-    pub(super) fn of(context: &Context<'_>) -> Self {
-        let trace = context.trace;
-        let threads = trace.threads.len();
-        let (calls, os) = (&trace.calls, &trace.os_calls);
-        let switches = &trace.switches;
-        Self {
-            calls: ByThread::sorted(threads, &calls.thread, |_| true, |i| calls.start[i as usize]),
-            os_calls: ByThread::sorted(threads, &os.thread, |_| true, |i| os.start[i as usize]),
-            switches: ByThread::sorted(
-                threads,
-                &switches.thread,
-                |_| true,
-                |i| switches.time[i as usize],
-            ),
-        }
-    }
-}
-
 /// The gaps of an activity.
-pub(super) fn report(context: &Context<'_>, host: &HostTime, activity: &Activity) -> GapReport {
+pub(super) fn report(context: &Context<'_>, activity: &Activity) -> GapReport {
     let mut report = GapReport::default();
-    let mut causes: HashMap<(CauseKind, Option<&str>), Sum> = HashMap::new();
+    let mut causes: HashMap<Why, Sum> = HashMap::new();
     let mut transitions: HashMap<(u64, u64), Sum> = HashMap::new();
     for gap in &activity.gaps {
         let length = gap.length();
@@ -196,7 +132,7 @@ pub(super) fn report(context: &Context<'_>, host: &HostTime, activity: &Activity
         class.count += 1;
         class.total_ns += length;
         report.longest_ns = report.longest_ns.max(length);
-        Sum::add(&mut causes, cause(context, host, gap), gap);
+        Sum::add(&mut causes, context.host.why_idle_before(gap.after), gap);
         let kinds = (kind_key(context, gap.before), kind_key(context, gap.after));
         Sum::add(&mut transitions, kinds, gap);
     }
@@ -204,7 +140,7 @@ pub(super) fn report(context: &Context<'_>, host: &HostTime, activity: &Activity
         .into_iter()
         .map(|((kind, function), sum)| Cause {
             kind,
-            function: function.map(str::to_owned),
+            function: function.map(|name| context.function(name).to_owned()),
             count: sum.count,
             total_ns: sum.total_ns,
             longest: sum.span(),
@@ -241,96 +177,4 @@ fn kind_key(context: &Context<'_>, operation: u32) -> u64 {
         _ => 0,
     };
     (kind as u64) << 32 | u64::from(name)
-}
-
-/// Why the GPU was idle, with the function that is to blame.
-pub(super) fn cause<'a>(
-    context: &Context<'a>,
-    host: &HostTime,
-    gap: &Gap,
-) -> (CauseKind, Option<&'a str>) {
-    let launch = context.launches.call_of[gap.after as usize];
-    if launch == NONE {
-        return (CauseKind::Unknown, None);
-    }
-    let calls = &context.trace.calls;
-    let (start, end) = (calls.start[launch as usize], calls.end[launch as usize]);
-    if end <= gap.start {
-        return (CauseKind::Queued, None);
-    }
-    if start <= gap.start {
-        return (CauseKind::LaunchCall, Some(context.call_name(launch)));
-    }
-    // The GPU ran dry while the host had not begun to launch.
-    let thread = calls.thread[launch as usize] as usize;
-    let until = start.min(gap.end);
-    let window = until - gap.start;
-    let own = host.calls.of(thread);
-    let first = own.partition_point(|&call| calls.start[call as usize] < start);
-    let mut longest: (i64, Option<u32>) = (0, None);
-    for &call in own[..first].iter().rev() {
-        let (begin, end) = (calls.start[call as usize], calls.end[call as usize]);
-        if end < gap.start {
-            break;
-        }
-        if context.waits[call as usize] {
-            return (CauseKind::Wait, Some(context.call_name(call)));
-        }
-        let inside = end.min(until) - begin.max(gap.start);
-        if inside > longest.0 {
-            longest = (inside, Some(call));
-        }
-    }
-    if end.min(gap.end) - start > window {
-        return (CauseKind::LaunchCall, Some(context.call_name(launch)));
-    }
-    if let (inside, Some(call)) = longest
-        && inside * 2 > window
-    {
-        return (CauseKind::Call, Some(context.call_name(call)));
-    }
-    if let Some(function) = os_call(context, host, thread, (gap.start, until)) {
-        return (CauseKind::OsCall, Some(function));
-    }
-    if off_cpu(context, host, thread, (gap.start, until)) * 2 > window {
-        return (CauseKind::OffCpu, None);
-    }
-    (CauseKind::HostCode, None)
-}
-
-/// A call of the operating system that fills most of a span of a thread.
-fn os_call<'a>(
-    context: &Context<'a>,
-    host: &HostTime,
-    thread: usize,
-    (start, end): (i64, i64),
-) -> Option<&'a str> {
-    let os = &context.trace.os_calls;
-    let own = host.os_calls.of(thread);
-    let first = own.partition_point(|&call| os.start[call as usize] < end);
-    // They nest little: the last few are those that can reach into the span.
-    own[..first].iter().rev().take(8).find_map(|&call| {
-        let call = call as usize;
-        let inside = os.end[call].min(end) - os.start[call].max(start);
-        (inside * 2 > end - start).then(|| context.trace.names.text(os.name[call]))
-    })
-}
-
-/// Nanoseconds of a span in which a thread was not on a CPU.
-fn off_cpu(context: &Context<'_>, host: &HostTime, thread: usize, (start, end): (i64, i64)) -> i64 {
-    let switches = &context.trace.switches;
-    let own = host.switches.of(thread);
-    let first = own.partition_point(|&row| switches.time[row as usize] <= start);
-    let before = first.checked_sub(1).map(|last| own[last]);
-    let mut since = before.filter(|&row| !switches.on_cpu[row as usize]).map(|_| start);
-    let mut off = 0;
-    for &row in own[first..].iter().take_while(|&&row| switches.time[row as usize] < end) {
-        let time = switches.time[row as usize];
-        if switches.on_cpu[row as usize] {
-            off += since.take().map_or(0, |since| time - since);
-        } else {
-            since = since.or(Some(time));
-        }
-    }
-    off + since.map_or(0, |since| end - since)
 }

@@ -5,37 +5,80 @@
 //! what changed between two traces. Absent: what ranges and rules mean for a workload.
 
 mod answers;
+mod cause;
 pub mod checklist;
 mod context;
 mod device_memory;
 pub mod difference;
 mod finding;
 mod gaps;
+mod host;
 mod json;
 mod labels;
 mod profiled;
 mod rules;
 mod text;
 mod tree;
+mod waiting;
 
 pub use answers::{Answers, Component, KernelClass, KernelShare};
+pub use cause::CauseKind;
 pub use device_memory::{MemoryPhase, MemoryUse};
 pub use finding::{
     Confidence, DeviceUse, Diagnosis, Evidence, Finding, Measure, Severity, Skipped,
 };
-pub use gaps::{Cause, CauseKind, GapClass, GapReport, Transition};
+pub use gaps::{Cause, GapClass, GapReport, Transition};
 pub use labels::short_name;
 pub use tree::{Bound, RangeUse};
 
-use crate::model::Trace;
+use std::path::Path;
 
-/// What the device did in each range, outer ranges before those inside. Ranges that differ in
-/// numbers only are one, but for those of these names.
-pub fn range_tree(trace: &Trace, apart: &[&str]) -> Vec<RangeUse> {
-    tree::of(&context::Context::of(trace), apart)
+use context::Context;
+use host::HostPass;
+
+use crate::error::TraceError;
+use crate::model::Trace;
+use crate::read::{self, Wanted};
+
+/// A trace whose operations, calls and ranges were joined, for several questions.
+pub struct Joined<'a>(Context<'a>);
+
+impl<'a> Joined<'a> {
+    /// Joins a trace.
+    pub fn of(trace: &'a Trace) -> Self {
+        Self(Context::of(trace, true))
+    }
+
+    /// What the device did in each range, outer ranges before those inside. Ranges that differ in
+    /// numbers only are one, but for those of these names.
+    pub fn range_tree(&self, apart: &[&str]) -> Vec<RangeUse> {
+        tree::of(&self.0, apart)
+    }
+
+    /// Diagnoses it.
+    pub fn diagnosis(&self) -> Diagnosis {
+        rules::apply(&self.0)
+    }
 }
 
 /// Diagnoses a trace.
 pub fn diagnose(trace: &Trace) -> Diagnosis {
-    rules::apply(&context::Context::of(trace))
+    // The rule about declared work asks for the tree of ranges.
+    rules::apply(&Context::of(trace, !trace.work.is_empty()))
+}
+
+/// Diagnoses an export of any length: ranges and calls are summed while they are read, and not
+/// kept. `None` for a file that is no export or report of Nsight Systems.
+///
+/// # Errors
+/// As [`read::open`].
+pub fn diagnose_streamed(path: &Path) -> Result<Option<Diagnosis>, TraceError> {
+    of_stream(path, rules::apply)
+}
+
+/// What comes of an export whose ranges and calls go by.
+fn of_stream<T>(path: &Path, of: impl FnOnce(&Context<'_>) -> T) -> Result<Option<T>, TraceError> {
+    let mut pass = HostPass::default();
+    let streamed = read::stream(path, &Wanted::ALL, |trace, row| pass.add(trace, row))?;
+    Ok(streamed.map(|streamed| of(&Context::of_streamed(&streamed, pass))))
 }

@@ -2,10 +2,11 @@
 
 use hashbrown::HashMap;
 
+use super::cause::CauseKind;
 use super::context::Context;
+use super::host::Kept;
 use super::labels::without_numbers;
 use crate::analyze::idle::own_times;
-use crate::analyze::launches::NONE;
 use crate::analyze::operations::OperationId;
 use crate::analyze::paths::{PathId, ROOT};
 use crate::model::gpu::DeclaredWork;
@@ -112,7 +113,7 @@ struct Tree<'a> {
     of_pattern: HashMap<(Option<usize>, String), usize>,
 }
 
-/// That of a trace.
+/// That of a trace whose ranges were kept.
 pub(super) fn of(context: &Context<'_>, apart: &[&str]) -> Vec<RangeUse> {
     let all = context.all;
     let mut tree = Tree { apart, ..Tree::default() };
@@ -130,8 +131,8 @@ pub(super) fn of(context: &Context<'_>, apart: &[&str]) -> Vec<RangeUse> {
         }
     }
     for gap in context.activities.iter().flat_map(|activity| &activity.gaps) {
-        let call = context.launches.call_of[gap.after as usize];
-        let late = call != NONE && context.trace.calls.end[call as usize] > gap.start;
+        let cause = context.host.why_idle_before(gap.after).0;
+        let late = !matches!(cause, CauseKind::Queued | CauseKind::Unknown);
         let [before, after] = [gap.before, gap.after].map(|id| &chains[id as usize]);
         for (&(node, _), _) in
             after.iter().zip(before).take_while(|(after, before)| after == before)
@@ -147,29 +148,26 @@ pub(super) fn of(context: &Context<'_>, apart: &[&str]) -> Vec<RangeUse> {
 impl Tree<'_> {
     /// The ranges around an operation, the outermost first.
     fn chain(&mut self, context: &Context<'_>, id: OperationId) -> Vec<Link> {
-        let call = context.launches.call_of[id as usize];
-        let innermost = context.range_of_call.get(call as usize).copied().unwrap_or(NONE);
-        let (mut path, mut chain) = (context.path_of_operation[id as usize], Vec::new());
+        let Kept { ranges, of_operation } = &context.host.kept;
+        let (mut range, call) = of_operation[id as usize];
+        let launched_in = context.host.launched_in[id as usize];
         // Ranges of the graph's capture are inside those of its launch.
-        let launched_in = context.paths.of_range.get(innermost as usize).copied().unwrap_or(ROOT);
+        let (mut path, mut chain) = (context.path_id(id), Vec::new());
         while path != launched_in {
             let node = self.node(context, path);
             chain.push((node, u64::from(path) << 32 | u64::from(call)));
-            path = context.paths.parent(path);
+            path = context.host.paths.parent(path);
         }
-        let mut range = innermost;
-        while range != NONE {
-            let node = self.node(context, context.paths.of_range[range as usize]);
+        while let Some(of) = ranges.get(range as usize) {
+            let node = self.node(context, of.path);
             chain.push((node, u64::from(range)));
-            range = context.paths.around[range as usize];
+            range = of.around;
         }
         chain.reverse();
         for &(node, instance) in &chain {
             let node = &mut self.nodes[node];
             if instance >> 32 == 0 && !node.instances.contains_key(&instance) {
-                let ranges = &context.trace.ranges;
-                let length = ranges.end[instance as usize] - ranges.start[instance as usize];
-                *node.host_ns.get_or_insert(0) += length;
+                *node.host_ns.get_or_insert(0) += ranges[instance as usize].host_ns;
                 node.instances.insert(instance, (i64::MAX, i64::MIN));
             }
         }
@@ -181,12 +179,12 @@ impl Tree<'_> {
         if let Some(&known) = self.of_path.get(&path) {
             return known;
         }
-        let parent = context.paths.parent(path);
+        let parent = context.host.paths.parent(path);
         let parent = (parent != ROOT).then(|| self.node(context, parent));
-        let name = context.trace.names.text(context.paths.name(path));
+        let name = context.trace.names.text(context.host.paths.name(path));
         let itself = self.apart.contains(&name);
         let pattern = if itself { name.to_owned() } else { without_numbers(name) };
-        let text = context.paths.text(context.trace, path);
+        let text = context.host.paths.text(context.trace, path);
         let work = context.trace.work.iter().position(|work| work.path == text);
         let new = self.nodes.len();
         let node = *self.of_pattern.entry((parent, pattern.clone())).or_insert(new);

@@ -48,6 +48,16 @@ impl Quality {
         end.max(start)
     }
 
+    /// A correlation id; what does not fit is counted and joins with nothing.
+    pub(crate) fn correlation(&mut self, id: Option<i64>) -> u32 {
+        // Recorders write -1, as 32 or 64 bits, for "none".
+        let Some(id) = id.filter(|&id| id != -1) else { return 0 };
+        u32::try_from(id).unwrap_or_else(|_| {
+            self.odd_values += 1;
+            0
+        })
+    }
+
     /// A text that may not be UTF-8.
     pub(crate) fn text(&mut self, bytes: &[u8]) {
         self.invalid_texts += u64::from(std::str::from_utf8(bytes).is_err());

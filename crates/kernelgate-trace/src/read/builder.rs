@@ -65,19 +65,6 @@ impl Builder {
         self.shapes.of(shape)
     }
 
-    /// A correlation id; what does not fit is counted and joins with nothing.
-    pub fn correlation(&mut self, id: Option<i64>) -> u32 {
-        match id.map(u32::try_from) {
-            Some(Ok(id)) => id,
-            // Recorders write -1, as 32 or 64 bits, for "none".
-            None | Some(Err(_)) if id.is_none_or(|id| id == -1) => 0,
-            _ => {
-                self.trace.quality.odd_values += 1;
-                0
-            }
-        }
-    }
-
     /// Puts the tables as they are by now into the trace.
     pub fn share(&mut self) {
         self.trace.places.clone_from(&self.places.values);

@@ -44,8 +44,9 @@ pub fn open(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
 }
 
 /// Reads what is wanted of a trace but its ranges and calls, and hands these out in order of time;
-/// `None` for a file that is no SQLite export. What is handed out is nowhere kept, so that an
-/// export of any length takes no more memory than its kernels do.
+/// `None` for a file that is no export or report of Nsight Systems. What is handed out is nowhere kept, so that an
+/// export of any length takes no more memory than its kernels do. Calls without a correlation id
+/// are handed out only where the rest is wanted.
 ///
 /// # Errors
 /// As [`open`].
@@ -56,6 +57,10 @@ pub fn stream(
 ) -> Result<Option<Streamed>, TraceError> {
     match recognise(path)? {
         Format::Sqlite => nsys::stream::read(path, wanted, each).map(Some),
+        Format::SystemsReport => {
+            let (_folder, export) = convert::systems_report(path)?;
+            nsys::stream::read(&export, wanted, each).map(Some)
+        }
         _ => Ok(None),
     }
 }

@@ -26,7 +26,7 @@ impl RangeRow {
     pub const UNCLOSED: i64 = i64::MAX;
 }
 
-/// A call of CUDA with a correlation id.
+/// A call of CUDA.
 #[derive(Debug, Clone, Copy)]
 pub struct CallRow {
     /// When it was entered.
@@ -37,7 +37,9 @@ pub struct CallRow {
     pub thread: u32,
     /// Index into [`Trace::processes`].
     pub process: u32,
-    /// What joins it with what it launched, within its process.
+    /// The function.
+    pub name: Name,
+    /// What joins it with what it launched, within its process; 0: nothing.
     pub correlation: u32,
 }
 
@@ -108,6 +110,7 @@ pub fn rows_of(trace: &Trace, mut each: impl FnMut(Row)) {
             end: calls.end[at],
             thread: calls.thread[at],
             process: trace.threads[calls.thread[at] as usize].process,
+            name: calls.name[at],
             correlation: calls.correlation[at],
         }
     };
@@ -120,9 +123,8 @@ pub fn rows_of(trace: &Trace, mut each: impl FnMut(Row)) {
     };
     let range_order = ordered(ranges.len(), &|row| range(row).key());
     let call_order = ordered(calls.len(), &|row| call(row).key());
-    let calls = call_order.into_iter().map(call).filter(|call| call.correlation != 0);
     each(Row::Begin);
-    for row in merge(range_order.into_iter().map(range), calls) {
+    for row in merge(range_order.into_iter().map(range), call_order.into_iter().map(call)) {
         each(match row {
             Either::Range(range) => Row::Range(range),
             Either::Call(call) => Row::Call(call),

@@ -5,7 +5,6 @@
 mod calls;
 mod cells;
 mod gpu;
-mod launched;
 mod projections;
 mod range_kernels;
 mod ranges;
@@ -13,7 +12,7 @@ mod summary;
 mod table;
 
 pub use calls::without_version;
-pub use summary::{Samples, Summary};
+pub use summary::{Counted, Samples, Summary};
 pub use table::{Cell, Table, shorten, thousands};
 
 use std::path::Path;

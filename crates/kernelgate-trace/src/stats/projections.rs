@@ -1,11 +1,11 @@
 //! Ranges by the time of the GPU between their first and last operation.
 
 use super::cells::{by_total, total_cells};
-use super::launched::{Launched, Open, OpenRanges};
 use super::ranges::{End, Sums, regroup};
 use super::summary::{Samples, Summary};
 use super::table::{Cell, Table};
 use crate::analyze::operations::{AllOperations, Kind};
+use crate::analyze::passing::{Launched, Open, OpenRanges};
 use crate::model::host::RangeStyle;
 use crate::model::names::Name;
 use crate::model::{Table as Interner, Trace};
@@ -58,8 +58,8 @@ impl ProjectionSums {
         let all = AllOperations::of(trace);
         let (mut start, mut end, mut number) = (i64::MAX, i64::MIN, 0);
         // Graphs are recorded whole; tables of `nsys stats` are of kernels, copies and sets.
-        for &(_, id) in self.launched.by(call).iter().filter(|row| all.part(row.1).0 != Kind::Graph)
-        {
+        let launched = self.launched.by(trace, call).iter();
+        for &id in launched.filter(|&&id| all.part(id).0 != Kind::Graph) {
             start = start.min(all.start(id));
             end = end.max(all.end(id));
             number += 1;
@@ -67,7 +67,8 @@ impl ProjectionSums {
         if number == 0 {
             return;
         }
-        let ranges = self.open.at(call, |range| self.closed.add(&range, i64::MAX));
+        let ranges =
+            self.open.at(call.thread, call.start, |range| self.closed.add(&range, i64::MAX));
         for depth in 0..ranges.len() {
             let (outer, rest) = ranges.split_at_mut(depth);
             let range = &mut rest[0];
@@ -102,7 +103,7 @@ impl Sums for ProjectionSums {
         match row {
             Row::Begin => *self = Self { launched: Launched::of(trace), ..Self::default() },
             Row::Range(range) => {
-                self.open.add(range, |range| self.closed.add(&range, i64::MAX));
+                self.open.add(range, None, |range| self.closed.add(&range, i64::MAX));
             }
             Row::Call(call) => self.call(trace, &call),
         }

@@ -1,11 +1,11 @@
 //! Kernels by the ranges that they were launched in.
 
 use super::cells::{count, total_cells};
-use super::launched::{Launched, OpenRanges};
 use super::ranges::{End, Sums, regroup};
 use super::summary::Samples;
 use super::table::{Cell, Table};
 use crate::analyze::operations::{AllOperations, Kind};
+use crate::analyze::passing::{Launched, OpenRanges};
 use crate::model::host::RangeStyle;
 use crate::model::names::Name;
 use crate::model::{Table as Interner, Trace};
@@ -31,8 +31,8 @@ pub(super) struct KernelSums {
 impl KernelSums {
     fn call(&mut self, trace: &Trace, call: &CallRow) {
         let all = AllOperations::of(trace);
-        let ranges = self.open.at(call, |_| ());
-        for &(_, id) in self.launched.by(call) {
+        let ranges = self.open.at(call.thread, call.start, |_| ());
+        for &id in self.launched.by(trace, call) {
             let (Kind::Kernel, kernel) = all.part(id) else { continue };
             let (function, length) = kernel_of(trace, kernel);
             let mut alone = true;
@@ -64,7 +64,7 @@ impl Sums for KernelSums {
     fn add(&mut self, trace: &Trace, row: Row) {
         match row {
             Row::Begin => *self = Self { launched: Launched::of(trace), ..Self::default() },
-            Row::Range(range) => self.open.add(range, |_| ()),
+            Row::Range(range) => self.open.add(range, Vec::new(), |_| ()),
             Row::Call(call) => self.call(trace, &call),
         }
     }

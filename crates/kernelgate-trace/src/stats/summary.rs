@@ -112,15 +112,32 @@ impl Samples {
     }
 
     /// The summary of each group.
-    pub fn summaries(mut self, groups: usize) -> Vec<Summary> {
+    pub fn summaries(self, groups: usize) -> Vec<Summary> {
+        let samples = self.counted();
+        (0u32..).take(groups).map(|group| samples.summary(group)).collect()
+    }
+
+    /// Values that are all counted.
+    pub fn counted(mut self) -> Counted {
         self.count();
-        let mut rest = &self.counted[..];
-        let summary = |group| {
-            let (own, others) = rest.split_at(rest.partition_point(|row| row.0 == group));
-            rest = others;
-            Summary::of_sorted(|| own.iter().map(|&(_, value, times)| (value, times)))
-        };
-        (0u32..).take(groups).map(summary).collect()
+        Counted { rows: self.counted }
+    }
+}
+
+/// Values of many groups, counted.
+#[derive(Debug, Default)]
+pub struct Counted {
+    /// Group, value and how often, in order.
+    rows: Vec<(u32, i64, u32)>,
+}
+
+impl Counted {
+    /// The summary of a group.
+    pub fn summary(&self, group: u32) -> Summary {
+        let first = self.rows.partition_point(|row| row.0 < group);
+        let own = &self.rows[first..];
+        let own = &own[..own.partition_point(|row| row.0 == group)];
+        Summary::of_sorted(|| own.iter().map(|&(_, value, times)| (value, times)))
     }
 }
 

@@ -190,7 +190,7 @@ impl Harness {
         let mut exit = Exit::Fine;
         let answer = match request.action {
             Action::Trial(request) => {
-                exit = self.trial(flags, request)?;
+                exit = self.trial(flags, *request)?;
                 ResponseBody::Trial
             }
             action => self
@@ -207,9 +207,10 @@ impl Harness {
         let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
         let filter = trial::filter(&request, flags)?;
         // A comparison says itself which cases it wants.
-        let Some((selection, effort)) = self.select(flags, &place, (&filter, None))? else {
+        let Some((mut selection, effort)) = self.select(flags, &place, (&filter, None))? else {
             return Ok(Exit::Fine);
         };
+        selection.bring_first(&request.first);
         trial_run::carry_out(
             self.name,
             flags,

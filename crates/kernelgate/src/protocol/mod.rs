@@ -24,8 +24,12 @@ pub const VARIABLE: &str = "KERNELGATE_REQUEST";
 /// Value of [`VARIABLE`] that asks only which versions an executable speaks.
 pub const QUESTION: &str = "protocol";
 
-/// Oldest and newest version that this library speaks.
-pub const VERSIONS: (u64, u64) = (1, 2);
+/// Oldest and newest version that this library speaks. The files of version 3 are those of version
+/// 2; who speaks it heeds [`TrialRequest::first`](crate::record::TrialRequest::first).
+pub const VERSIONS: (u64, u64) = (1, 3);
+
+/// Version of the files of request and response.
+const FILES: u64 = 2;
 
 /// Begins the line with the versions.
 const PREFIX: &str = "kernelgate protocol ";

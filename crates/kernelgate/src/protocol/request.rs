@@ -46,7 +46,7 @@ pub enum Action {
     /// Hand out the programs that time other people's kernels for the same problems.
     Peers,
     /// Verify and time for a comparison.
-    Trial(TrialRequest),
+    Trial(Box<TrialRequest>),
 }
 
 impl Action {
@@ -86,7 +86,7 @@ pub enum Part {
 
 impl Record for Request {
     const SCHEMA: &'static str = "kernelgate.request";
-    const VERSION: u64 = super::VERSIONS.1;
+    const VERSION: u64 = super::FILES;
     const KIND: &'static str = "request";
     const FREE_TEXT: &'static [&'static str] =
         &["response", "dump", "record", "verified", "inputs"];

@@ -224,7 +224,7 @@ pub struct PeerProgram {
 
 impl Record for Response {
     const SCHEMA: &'static str = "kernelgate.response";
-    const VERSION: u64 = super::VERSIONS.1;
+    const VERSION: u64 = super::FILES;
     const KIND: &'static str = "response";
     const FREE_TEXT: &'static [&'static str] =
         &["reason", "close", "refused", "otherwise", "notes", "files", "names"];

@@ -46,6 +46,10 @@ pub struct TrialRequest {
     /// The cases to run, none of which the flags would leave out; absent where the flags alone
     /// choose.
     pub cases: Option<BTreeSet<String>>,
+    /// Of these, the ones to run before the others, since their code changed. Both sides of a
+    /// comparison have to heed it, or neither is asked.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub first: BTreeSet<String>,
     /// Run of an earlier process of the same executable: a case whose outputs have the bits that
     /// were verified there is verified.
     pub verified: Option<PathBuf>,

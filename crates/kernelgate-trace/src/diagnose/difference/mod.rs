@@ -167,11 +167,21 @@ fn shape_changes(base: &LaunchShape, head: &LaunchShape, words: &mut Vec<String>
     for (what, unit, base, head) in [
         ("registers", "", base.registers, head.registers),
         ("shared memory", " B", shared(base), shared(head)),
-        ("local memory", " B a thread", base.local, head.local),
+        (local(base, head), " B a thread", base.local, head.local),
     ] {
         if base != head {
             words.push(format!("{what} {base} -> {head}{unit}"));
         }
+    }
+}
+
+/// What a kernel's local memory is called: where it had none, it spills now, or has got an array
+/// that does not fit into registers.
+fn local(base: &LaunchShape, head: &LaunchShape) -> &'static str {
+    match (base.local, head.local) {
+        (0, 1..) => "spill to local memory",
+        (1.., 0) => "no spill to local memory any more:",
+        _ => "local memory",
     }
 }
 

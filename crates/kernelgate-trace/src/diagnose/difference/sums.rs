@@ -1,19 +1,21 @@
 //! What a trace comes to, in the parts that two traces are compared by.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use hashbrown::HashMap;
 
+use super::super::cause::{CauseKind, Why};
 use super::super::context::Context;
 use super::super::finding::Diagnosis;
-use super::super::gaps::{self, CauseKind, HostTime};
+pub use super::super::host::Calls;
 use super::super::labels::without_numbers;
 use super::super::profiled::{duration, metric};
-use super::super::rules;
+use super::super::{of_stream, rules};
 use crate::analyze::idle;
-use crate::analyze::launches::NONE;
 use crate::analyze::operations::{Kind, OperationId, SET_NAME, copy_name};
 use crate::analyze::paths::PathId;
+use crate::error::TraceError;
 use crate::model::Trace;
 use crate::model::gpu::{LaunchShape, MemoryKind};
 
@@ -98,17 +100,6 @@ pub struct Place {
     pub launched: Amount,
 }
 
-/// Calls of a function.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Calls {
-    /// How many.
-    pub count: usize,
-    /// How long in all, in nanoseconds of the host.
-    pub total_ns: i64,
-    /// Whether they wait for the GPU.
-    pub wait: bool,
-}
-
 /// A function, and the range that it was called in, of calls that launch or wait.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallSite {
@@ -157,8 +148,21 @@ const METRICS: &[&str] = &[
 impl Sums {
     /// Those of a trace.
     pub fn of(trace: &Trace) -> Self {
-        let context = Context::of(trace);
-        let Diagnosis { recorder, findings, .. } = rules::apply(&context);
+        Self::of_context(&Context::of(trace, !trace.work.is_empty()))
+    }
+
+    /// Those of an export of any length, of which ranges and calls are not kept. `None` for a file
+    /// that is no export or report of Nsight Systems.
+    ///
+    /// # Errors
+    /// As [`crate::read::open`].
+    pub fn streamed(path: &Path) -> Result<Option<Self>, TraceError> {
+        of_stream(path, Self::of_context)
+    }
+
+    fn of_context(context: &Context<'_>) -> Self {
+        let trace = context.trace;
+        let Diagnosis { recorder, findings, .. } = rules::apply(context);
         let mut sums = Self {
             recorder,
             whole_ns: context.activities.iter().map(idle::Activity::span_ns).sum(),
@@ -172,10 +176,10 @@ impl Sums {
         if context.all.is_empty() {
             sums.add_profiled(trace);
         }
-        let mut places = Places::of(&context);
-        sums.add_operations(&context, &mut places);
-        sums.add_idle(&context, &mut places);
-        sums.add_calls(&context, &places);
+        let mut places = Places::of(context);
+        sums.add_operations(context, &mut places);
+        sums.add_idle(context, &mut places);
+        sums.add_calls(context, &places);
         sums.places = places.by_text();
         sums
     }
@@ -208,15 +212,17 @@ impl Sums {
     }
 
     fn add_idle(&mut self, context: &Context<'_>, places: &mut Places) {
-        let host = HostTime::of(context);
-        let mut causes: HashMap<(CauseKind, Option<&str>), Amount> = HashMap::new();
+        let mut causes: HashMap<Why, Amount> = HashMap::new();
         for gap in context.activities.iter().flat_map(|activity| &activity.gaps) {
-            let cause = gaps::cause(context, &host, gap);
-            causes.entry(cause).or_default().add(gap.length(), gap.length());
+            causes
+                .entry(context.host.why_idle_before(gap.after))
+                .or_default()
+                .add(gap.length(), gap.length());
             places.at(context, gap.after).launched.own_ns += gap.length();
         }
         for ((kind, function), amount) in causes {
-            let function = function.map_or(String::new(), |name| format!(": {name}"));
+            let function =
+                function.map_or(String::new(), |name| format!(": {}", context.function(name)));
             let part = match kind {
                 CauseKind::Unknown => PartKind::Unexplained,
                 _ => PartKind::Idle,
@@ -227,20 +233,12 @@ impl Sums {
     }
 
     fn add_calls(&mut self, context: &Context<'_>, places: &Places) {
-        let calls = &context.trace.calls;
-        let mut sites: HashMap<(&str, Option<u32>), Calls> = HashMap::new();
-        for call in 0u32..u32::try_from(calls.len()).unwrap_or(u32::MAX) {
-            let row = call as usize;
-            let range = context.range_of_call[row];
-            let place = (range != NONE).then(|| places.of_range(context, range));
-            let site = sites.entry((context.call_name(call), place)).or_default();
-            site.count += 1;
-            site.total_ns += calls.end[row] - calls.start[row];
-            site.wait |= context.waits[row];
-        }
-        for ((function, place), sum) in sites {
+        for (&(name, path), sum) in &context.host.sites {
+            let function = context.function(name).to_owned();
+            let place = path.map(|path| places.of_path[path as usize]);
             let range = place.map(|place| places.texts[place as usize].clone());
-            self.calls.insert(CallSite { function: function.to_owned(), range }, sum);
+            // Versions of a function are one.
+            self.calls.entry(CallSite { function, range }).or_default().add(*sum);
         }
     }
 
@@ -317,7 +315,7 @@ struct Places {
 impl Places {
     /// The ranges of a trace, with nothing launched in them yet.
     fn of(context: &Context<'_>) -> Self {
-        let (trace, paths) = (context.trace, &context.paths);
+        let (trace, paths) = (context.trace, &context.host.paths);
         let mut places =
             Self { of_path: Vec::with_capacity(paths.len()), texts: Vec::new(), sums: Vec::new() };
         let mut known: HashMap<String, u32> = HashMap::new();
@@ -331,24 +329,18 @@ impl Places {
         for (text, place) in known {
             places.texts[place as usize] = text;
         }
-        for (row, &path) in paths.of_range.iter().enumerate() {
-            let place = &mut places.sums[places.of_path[path as usize] as usize];
-            place.ranges += 1;
-            place.host_ns += trace.ranges.end[row] - trace.ranges.start[row];
+        for (&place, sum) in places.of_path.iter().zip(&context.host.of_path) {
+            let place = &mut places.sums[place as usize];
+            place.ranges += sum.count;
+            place.host_ns += sum.host_ns;
         }
         places
     }
 
-    fn of_range(&self, context: &Context<'_>, range: u32) -> u32 {
-        self.of_path[context.paths.of_range[range as usize] as usize]
-    }
-
     /// Where an operation was launched.
     fn at(&mut self, context: &Context<'_>, id: OperationId) -> &mut Place {
-        let call = context.launches.call_of[id as usize];
-        let range = if call == NONE { NONE } else { context.range_of_call[call as usize] };
-        let place = if range == NONE { 0 } else { self.of_range(context, range) };
-        &mut self.sums[place as usize]
+        let path = context.host.launched_in[id as usize];
+        &mut self.sums[self.of_path[path as usize] as usize]
     }
 
     fn by_text(self) -> BTreeMap<String, Place> {

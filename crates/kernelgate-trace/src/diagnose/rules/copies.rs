@@ -6,7 +6,6 @@ use super::super::context::Context;
 use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Severity};
 use super::super::text::bytes as shown_bytes;
 use super::outcome::{Outcome, most_expensive, number};
-use crate::analyze::launches::NONE;
 use crate::analyze::operations::Kind;
 use crate::model::gpu::MemoryKind;
 
@@ -42,12 +41,6 @@ fn group(
     (most_expensive(groups.into_values().collect()), count, total)
 }
 
-/// The name of the call that launched an operation.
-fn call_name<'a>(context: &Context<'a>, id: u32) -> Option<&'a str> {
-    let call = context.launches.call_of[id as usize];
-    (call != NONE).then(|| context.call_name(call))
-}
-
 /// Operations of a kind, with their rows and the names of their calls.
 fn of_kind<'a>(
     context: &'a Context<'a>,
@@ -56,7 +49,8 @@ fn of_kind<'a>(
     context.all.ids().filter_map(move |id| {
         let (own, row) = context.all.part(id);
         (own == kind).then_some(())?;
-        Some((id, row, call_name(context, id)?))
+        let call = context.host.launched_by(context.trace, id)?;
+        Some((id, row, context.function(call)))
     })
 }
 

@@ -1,11 +1,10 @@
 //! Whether the GPU waits for launches.
 
+use super::super::cause::CauseKind;
 use super::super::context::Context;
 use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
-use super::super::gaps::CauseKind;
 use super::super::labels::short_name;
 use super::outcome::{Outcome, percent};
-use crate::analyze::launches::NONE;
 use crate::model::Trace;
 use crate::stats::Summary;
 
@@ -26,33 +25,25 @@ struct Launched {
     calls: usize,
 }
 
+/// Those of an activity, by its number.
 #[allow(clippy::cast_precision_loss)]
-fn launched(context: &Context<'_>, process: u32, device: u32) -> Launched {
+fn launched(context: &Context<'_>, index: usize) -> Launched {
     let trace: &Trace = context.trace;
+    let (host, activity) = (&context.host, &context.activities[index]);
     let on_gpu = &trace.kernels.on_gpu;
-    let (mut lengths, mut calls) = (Vec::new(), Vec::new());
-    for row in 0..on_gpu.len() {
-        let place = &trace.places[on_gpu.place[row].0 as usize];
-        if (place.process, place.device) != (process, device) {
-            continue;
-        }
-        lengths.push(on_gpu.end[row] - on_gpu.start[row]);
-        if context.launches.call_of[row] != NONE {
-            calls.push(context.launches.call_of[row]);
-        }
-    }
-    let kernels_with_call = calls.len();
-    calls.sort_unstable();
-    calls.dedup();
-    let length = |call: &u32| trace.calls.end[*call as usize] - trace.calls.start[*call as usize];
-    let mut times: Vec<i64> = calls.iter().map(length).collect();
-    let median = Summary::of(&mut times).median;
+    let own = |row: &usize| {
+        let place = &trace.places[on_gpu.place[*row].0 as usize];
+        (place.process, place.device) == (activity.process, activity.device)
+    };
+    let length = |row| on_gpu.end[row] - on_gpu.start[row];
+    let mut lengths: Vec<i64> = (0..on_gpu.len()).filter(own).map(length).collect();
+    let calls = host.launch_calls.summary(u32::try_from(index).unwrap_or(u32::MAX));
     // A graph's one call launches many kernels.
-    let ratio = calls.len() as f64 / kernels_with_call.max(1) as f64;
+    let ratio = calls.count as f64 / host.launched_kernels[index].max(1) as f64;
     Launched {
         kernels: Summary::of(&mut lengths),
-        call_ns_a_kernel: median * ratio,
-        calls: calls.len(),
+        call_ns_a_kernel: calls.median * ratio,
+        calls: calls.count,
     }
 }
 
@@ -60,16 +51,15 @@ pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
     if context.trace.kernels.on_gpu.is_empty() {
         return Outcome::Skipped("the trace holds no kernels".to_owned());
     }
-    if context.trace.calls.is_empty() {
+    if context.host.calls == 0 {
         return Outcome::Skipped(
             "CUDA calls were not recorded; record with --trace=cuda".to_owned(),
         );
     }
     let mut found = Vec::new();
-    for (device, activity) in devices.iter().zip(&context.activities) {
+    for (index, (device, activity)) in devices.iter().zip(&context.activities).enumerate() {
         let busy = percent(device.busy_ns, activity.span_ns());
-        let launched = launched(context, activity.process, activity.device);
-        let Launched { kernels, call_ns_a_kernel, calls } = launched;
+        let Launched { kernels, call_ns_a_kernel, calls } = launched(context, index);
         let shorter = calls > 0 && kernels.median < call_ns_a_kernel;
         let short = kernels.median < SHORT_NS && calls >= FEW;
         if busy >= BUSY || !(shorter || short) {

@@ -15,7 +15,7 @@ use super::answers::Answers;
 use super::context::Context;
 use super::device_memory;
 use super::finding::{DeviceUse, Diagnosis, Skipped};
-use super::gaps::{self, HostTime};
+use super::gaps;
 use crate::model::Recorder;
 use outcome::Outcome;
 
@@ -47,7 +47,6 @@ const RULES: &[(&str, Rule)] = &[
 /// Applies every rule.
 pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
     let trace = context.trace;
-    let host = HostTime::of(context);
     let devices: Vec<DeviceUse> = context
         .activities
         .iter()
@@ -60,7 +59,7 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
                 span: activity.span,
                 busy_ns: activity.busy_ns,
                 operations: activity.operations,
-                gaps: gaps::report(context, &host, activity),
+                gaps: gaps::report(context, activity),
             }
         })
         .collect();
@@ -77,7 +76,7 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
         let recoverable = finding.recoverable_ns.unwrap_or(0);
         (!quality, std::cmp::Reverse((finding.severity, recoverable)))
     });
-    let memory = device_memory::of(trace, &context.paths);
+    let memory = device_memory::of(trace, &context.host.outermost);
     if memory.is_empty() && trace.operations() > 0 {
         let reason = "allocations were not recorded; record with --cuda-memory-usage=true, or \
                       PyTorch's profiler with profile_memory=True";
@@ -101,8 +100,8 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
             ("copies", trace.copies.on_gpu.len()),
             ("sets", trace.sets.on_gpu.len()),
             ("graph launches", trace.graphs.on_gpu.len()),
-            ("CUDA calls", trace.calls.len()),
-            ("ranges", trace.ranges.len()),
+            ("CUDA calls", context.host.calls),
+            ("ranges", context.host.ranges),
             ("profiled launches", trace.profiled.len()),
         ],
         devices,

@@ -134,8 +134,8 @@ fn messages(all: &[String]) -> Vec<Evidence> {
 
 /// Operations without a call, and what that hides.
 fn orphans(context: &Context<'_>, found: &mut Vec<Finding>) {
-    let orphans = context.launches.orphans();
-    if orphans == 0 || context.trace.calls.is_empty() {
+    let orphans = context.host.orphans;
+    if orphans == 0 || context.host.calls == 0 {
         return;
     }
     #[allow(clippy::cast_precision_loss)]

@@ -1,14 +1,16 @@
 //! Waits for the GPU that repeat.
 
-use hashbrown::{HashMap, HashSet};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
+use hashbrown::HashMap;
+
+use super::super::cause::CauseKind;
 use super::super::context::Context;
 use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Severity};
-use super::super::gaps::CauseKind;
 use super::super::labels::without_numbers;
+use super::super::waiting::{AtInterval, WaitSum};
 use super::outcome::{Outcome, milliseconds, most_expensive, number};
-use crate::analyze::launches::NONE;
-use crate::analyze::sweep::ByThread;
 
 /// Waits that make a loop, where no range says so.
 const REPEATS: usize = 5;
@@ -16,60 +18,47 @@ const REPEATS: usize = 5;
 /// Waits of one loop.
 #[derive(Default)]
 struct Loop {
-    count: usize,
-    total_ns: i64,
-    longest: Option<(i64, i64)>,
-    /// Ranges that hold one of them.
-    ranges: HashSet<u32>,
-    functions: HashMap<String, usize>,
+    sum: WaitSum,
+    /// Ranges that hold one of them: several of a path count as two.
+    ranges: usize,
     path: String,
 }
 
 impl Loop {
-    fn add(&mut self, context: &Context<'_>, call: u32) {
-        let calls = &context.trace.calls;
-        let span = (calls.start[call as usize], calls.end[call as usize]);
-        self.count += 1;
-        self.total_ns += span.1 - span.0;
-        if self.longest.is_none_or(|(start, end)| span.1 - span.0 > end - start) {
-            self.longest = Some(span);
-        }
-        *self.functions.entry(context.call_name(call).to_owned()).or_default() += 1;
-    }
-
-    fn function(&self) -> &str {
-        let most =
-            self.functions.iter().max_by_key(|&(name, &count)| (count, std::cmp::Reverse(name)));
-        most.map_or("", |(name, _)| name)
+    /// The function that is called most often.
+    fn function<'a>(&self, context: &Context<'a>) -> &'a str {
+        let named =
+            self.sum.functions.iter().map(|(&name, &count)| (context.function(name), count));
+        named.max_by_key(|&(name, count)| (count, Reverse(name))).map_or("", |(name, _)| name)
     }
 }
 
 pub(super) fn in_loops(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
-    if context.trace.calls.is_empty() {
+    if context.host.calls == 0 {
         return Outcome::Skipped(
             "CUDA calls were not recorded; record with --trace=cuda".to_owned(),
         );
     }
     let mut loops: Vec<Loop> = by_ranges(context);
-    let in_ranges: usize = loops.iter().map(|of| of.count).sum();
+    let in_ranges: usize = loops.iter().map(|of| of.sum.count).sum();
     if in_ranges == 0 {
         loops = periodic(context);
     }
-    loops.retain(|of| of.count >= 2);
+    loops.retain(|of| of.sum.count >= 2);
     if loops.is_empty() {
         return Outcome::Found(Vec::new());
     }
-    let total: i64 = loops.iter().map(|of| of.total_ns).sum();
-    let count: usize = loops.iter().map(|of| of.count).sum();
+    let total: i64 = loops.iter().map(|of| of.sum.total_ns).sum();
+    let count: usize = loops.iter().map(|of| of.sum.count).sum();
     let idle: i64 = devices.iter().map(|of| of.gaps.of_causes(&[CauseKind::Wait])).sum();
     let evidence = loops
         .iter()
         .map(|of| Evidence {
-            what: of.function().to_owned(),
-            count: of.count,
-            total_ns: Some(of.total_ns),
+            what: of.function(context).to_owned(),
+            count: of.sum.count,
+            total_ns: Some(of.sum.total_ns),
             range: (!of.path.is_empty()).then(|| of.path.clone()),
-            span: of.longest,
+            span: of.sum.longest,
             place: None,
         })
         .collect();
@@ -97,57 +86,36 @@ pub(super) fn in_loops(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome 
 /// Waits inside ranges that repeat: of one path, or of siblings whose names differ in a number.
 fn by_ranges(context: &Context<'_>) -> Vec<Loop> {
     let mut loops: HashMap<String, Loop> = HashMap::new();
-    let waiting = (0u32..).zip(&context.waits).filter(|&(_, &waits)| waits).map(|(call, _)| call);
-    for call in waiting {
-        let range = context.range_of_call[call as usize];
-        if range == NONE {
-            continue;
-        }
-        let path = context.path_of_call(call).unwrap_or_default();
-        let of = loops.entry(without_numbers(&path)).or_default();
-        of.path = without_numbers(&path);
-        of.ranges.insert(range);
-        of.add(context, call);
+    for (&path, waits) in &context.host.waits.in_ranges {
+        let path = without_numbers(&context.host.paths.text(context.trace, path));
+        let of = loops.entry(path.clone()).or_default();
+        of.path = path;
+        of.ranges += 1 + usize::from(waits.several);
+        of.sum.merge(&waits.sum);
     }
     let mut loops: Vec<Loop> = loops.into_values().collect();
-    loops.retain(|of| of.ranges.len() >= 2);
-    loops.sort_by_key(|of| (std::cmp::Reverse(of.total_ns), of.path.clone()));
+    loops.retain(|of| of.ranges >= 2);
+    loops.sort_by_key(|of| (Reverse(of.sum.total_ns), of.path.clone()));
     loops
 }
 
 /// Waits of a thread with the same number of launches between them.
 fn periodic(context: &Context<'_>) -> Vec<Loop> {
-    let calls = &context.trace.calls;
-    let relevant = |call: u32| context.waits[call as usize] || context.launched[call as usize];
-    let by_thread =
-        ByThread::sorted(context.trace.threads.len(), &calls.thread, relevant, |call| {
-            calls.start[call as usize]
-        });
-    let mut loops = Vec::new();
-    for thread in 0..context.trace.threads.len() {
-        let mut launches = 0usize;
-        let mut between: HashMap<usize, Vec<u32>> = HashMap::new();
-        let mut waits = 0usize;
-        for &call in by_thread.of(thread) {
-            if !context.waits[call as usize] {
-                launches += 1;
-                continue;
-            }
-            waits += 1;
-            if launches > 0 {
-                between.entry(launches).or_default().push(call);
-            }
-            launches = 0;
+    let waits = &context.host.waits;
+    let mut most: BTreeMap<u32, &AtInterval> = BTreeMap::new();
+    for (&(thread, _), of) in &waits.at_intervals {
+        let known = most.entry(thread).or_insert(of);
+        if (known.sum.count, known.before) < (of.sum.count, of.before) {
+            *known = of;
         }
-        let most = between.into_values().max_by_key(|calls| (calls.len(), calls.first().copied()));
-        let Some(most) = most.filter(|calls| calls.len() >= REPEATS && calls.len() * 2 >= waits)
-        else {
-            continue;
-        };
-        let mut of = Loop::default();
-        most.iter().for_each(|&call| of.add(context, call));
-        of.path = context.path_of_call(most[0]).unwrap_or_default();
-        loops.push(of);
     }
-    loops
+    let enough = |&(thread, of): &(u32, &AtInterval)| {
+        of.sum.count >= REPEATS && of.sum.count * 2 >= waits.of_thread(thread)
+    };
+    let loops = most.into_iter().filter(enough).map(|(_, of)| Loop {
+        sum: of.sum.clone(),
+        ranges: 0,
+        path: context.host.paths.text(context.trace, of.path),
+    });
+    loops.collect()
 }

@@ -291,7 +291,7 @@ impl Reader {
             }
             "cuda_runtime" | "cuda_driver" | "Runtime" => {
                 let correlation = integer(Arguments::of(event).correlation);
-                let correlation = self.builder.correlation(correlation);
+                let correlation = self.builder.trace.quality.correlation(correlation);
                 let thread = self.thread(event);
                 let process = self.builder.trace.threads[thread as usize].process;
                 *self.calls.entry(process).or_default() += 1;
@@ -325,7 +325,7 @@ impl Reader {
             context: number(arguments.context),
             stream: integer(arguments.stream).unwrap_or(0).cast_unsigned(),
         });
-        let correlation = self.builder.correlation(integer(arguments.correlation));
+        let correlation = self.builder.trace.quality.correlation(integer(arguments.correlation));
         operations.push(start, end, place, correlation);
     }
 

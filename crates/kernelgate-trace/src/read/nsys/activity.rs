@@ -32,7 +32,7 @@ fn push(builder: &mut Builder, operations: &mut Operations, row: &Row<'_, '_>) -
     }
     let end = builder.trace.quality.span_end(start, end);
     let place = place(builder, row);
-    let correlation = builder.correlation(row.integer(6));
+    let correlation = builder.trace.quality.correlation(row.integer(6));
     operations.push(start, end, place, correlation);
     true
 }
@@ -78,6 +78,9 @@ impl Reader {
         let rows = self.database.rows_at_most(KERNEL);
         kernels.on_gpu.reserve(rows);
         kernels.function.reserve_exact(rows);
+        if wanted.shapes {
+            kernels.shape.reserve_exact(rows);
+        }
         let unknown = self.builder.trace.names.intern("unknown kernel");
         self.scan(KERNEL, &names, |builder, strings, row| {
             if !push(builder, &mut kernels.on_gpu, row) {

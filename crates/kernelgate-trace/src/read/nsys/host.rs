@@ -4,6 +4,9 @@ use super::Reader;
 use super::ids::{RUNTIME, split_global_id};
 use crate::error::TraceError;
 
+/// The name of calls that have none.
+pub(super) const UNKNOWN_CALL: &str = "unknown call";
+
 impl Reader {
     pub(super) fn calls(&mut self) -> Result<(), TraceError> {
         if !self.expect(RUNTIME) {
@@ -11,7 +14,7 @@ impl Reader {
         }
         let mut calls = std::mem::take(&mut self.builder.trace.calls);
         calls.reserve(self.database.rows_at_most(RUNTIME));
-        let unknown = self.builder.trace.names.intern("unknown call");
+        let unknown = self.builder.trace.names.intern(UNKNOWN_CALL);
         let names = ["start", "end", "globalTid", "nameId", "correlationId"];
         self.scan(RUNTIME, &names, |builder, strings, row| {
             let Some(start) = row.integer(0) else { return };
@@ -20,7 +23,7 @@ impl Reader {
             let process = builder.process(key, pid);
             let thread = builder.thread(process, tid);
             let name = row.integer(3).and_then(|id| strings.get(&id)).copied();
-            let correlation = builder.correlation(row.integer(4));
+            let correlation = builder.trace.quality.correlation(row.integer(4));
             calls.push(start, end, thread, name.unwrap_or(unknown), correlation);
         })?;
         self.builder.trace.calls = calls;
@@ -29,7 +32,7 @@ impl Reader {
 
     pub(super) fn os_calls(&mut self) -> Result<(), TraceError> {
         let mut calls = std::mem::take(&mut self.builder.trace.os_calls);
-        let unknown = self.builder.trace.names.intern("unknown call");
+        let unknown = self.builder.trace.names.intern(UNKNOWN_CALL);
         let names = ["start", "end", "globalTid", "nameId"];
         self.scan("OSRT_API", &names, |builder, strings, row| {
             let Some(start) = row.integer(0) else { return };

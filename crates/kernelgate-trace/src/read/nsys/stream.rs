@@ -17,6 +17,7 @@ use super::ranges::{self, Part};
 use crate::error::TraceError;
 use crate::model::Trace;
 use crate::model::names::Name;
+use crate::model::quality::Quality;
 
 /// Rows that are handed over together, and by how many a row may be out of order.
 const BATCH: usize = 1 << 15;
@@ -33,13 +34,14 @@ pub fn read(
     let mut reader = super::open(path)?;
     reader.all_but_ranges(&Wanted { calls: false, ..*wanted })?;
     let super::Reader { mut builder, strings, database } = reader;
+    builder.trace.names.intern(super::host::UNKNOWN_CALL);
     builder.share();
     let mut pass = pass(path, wanted, Order::Stored, &mut builder, &strings, &mut each)?;
     if !pass.in_order {
         pass = self::pass(path, wanted, Order::Start, &mut builder, &strings, &mut each)?;
     }
     let last = pass.ranges.last(&database).unwrap_or(RangeRow::UNCLOSED);
-    builder.trace.quality.unreadable.extend(pass.calls_ended);
+    builder.trace.quality.absorb(pass.calls);
     let names = pass.ranges.into_names(&mut builder);
     Ok(Streamed { trace: builder.finish(), names, last })
 }
@@ -48,8 +50,8 @@ pub fn read(
 struct Pass {
     in_order: bool,
     ranges: Part,
-    /// Why the table of calls ended early.
-    calls_ended: Option<String>,
+    /// What is odd in the table of calls.
+    calls: Quality,
 }
 
 fn pass(
@@ -72,8 +74,9 @@ fn pass(
     let (call_sender, calls) = sync_channel(2);
     std::thread::scope(|scope| {
         let range_reader = scope.spawn(move || ranges_of(path, order, strings, range_sender));
-        let call_reader =
-            wanted.calls.then(|| scope.spawn(move || calls_of(path, order, call_sender)));
+        let unknown = builder.trace.names.intern(super::host::UNKNOWN_CALL);
+        let reader = CallReader { path, order, strings, unknown, all: wanted.rest };
+        let call_reader = wanted.calls.then(|| scope.spawn(move || reader.send(call_sender)));
         let (mut ranges, mut calls) = (Ordered::new(ranges), Ordered::new(calls));
         each(&builder.trace, Row::Begin);
         for row in merge(&mut ranges, &mut calls) {
@@ -89,11 +92,12 @@ fn pass(
             each(&builder.trace, row);
         }
         let ranges_read = range_reader.join().expect("reading ranges does not panic")?;
-        let calls_ended = match call_reader {
+        let calls_read = match call_reader {
             Some(reader) => reader.join().expect("reading calls does not panic")?,
-            None => None,
+            None => Quality::default(),
         };
-        Ok(Pass { in_order: ranges.in_order && calls.in_order, ranges: ranges_read, calls_ended })
+        let in_order = ranges.in_order && calls.in_order;
+        Ok(Pass { in_order, ranges: ranges_read, calls: calls_read })
     })
 }
 
@@ -109,26 +113,42 @@ fn ranges_of(
     Ok(part)
 }
 
-fn calls_of(
-    path: &Path,
+/// What reads the calls, and which of them.
+struct CallReader<'a> {
+    path: &'a Path,
     order: Order,
-    sender: SyncSender<Vec<(i64, CallRow)>>,
-) -> Result<Option<String>, TraceError> {
-    let database = Database::open(path)?;
-    let mut batches = Batches { batch: Vec::new(), sender };
-    let columns = ["start", "end", "globalTid", "correlationId"];
-    let ended = database.scan_in(order, RUNTIME, &columns, |row| {
-        let Some(start) = row.integer(0) else { return };
-        let end = row.integer(1).unwrap_or(start).max(start);
-        // What is no correlation id joins with nothing.
-        let correlation = row.integer(3).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
-        if correlation != 0 {
-            let row_of = CallRow { start, end, thread: 0, process: 0, correlation };
-            batches.push((row.integer(2).unwrap_or(0), row_of));
+    strings: &'a HashMap<i64, Name>,
+    /// The name of calls that have none.
+    unknown: Name,
+    /// Also those without a correlation id.
+    all: bool,
+}
+
+impl CallReader<'_> {
+    /// Sends the calls, each with the global id of its thread.
+    fn send(&self, sender: SyncSender<Vec<(i64, CallRow)>>) -> Result<Quality, TraceError> {
+        let database = Database::open(self.path)?;
+        let mut batches = Batches { batch: Vec::new(), sender };
+        let mut quality = Quality::default();
+        if !database.has(RUNTIME) {
+            quality.missing.push(RUNTIME.to_owned());
         }
-    })?;
-    batches.send();
-    Ok(ended)
+        let columns = ["start", "end", "globalTid", "correlationId", "nameId"];
+        let ended = database.scan_in(self.order, RUNTIME, &columns, |row| {
+            let Some(start) = row.integer(0) else { return };
+            let end = quality.span_end(start, row.integer(1).unwrap_or(start));
+            let correlation = quality.correlation(row.integer(3));
+            if self.all || correlation != 0 {
+                let name = row.integer(4).and_then(|id| self.strings.get(&id)).copied();
+                let name = name.unwrap_or(self.unknown);
+                let call = CallRow { start, end, thread: 0, process: 0, name, correlation };
+                batches.push((row.integer(2).unwrap_or(0), call));
+            }
+        })?;
+        batches.send();
+        quality.unreadable.extend(ended);
+        Ok(quality)
+    }
 }
 
 /// Rows on their way to another thread.
@@ -203,7 +223,14 @@ mod tests {
     use super::*;
 
     fn rows(starts: &[i64]) -> Vec<CallRow> {
-        let row = |&start| CallRow { start, end: start, thread: 0, process: 0, correlation: 1 };
+        let row = |&start| CallRow {
+            start,
+            end: start,
+            thread: 0,
+            process: 0,
+            name: Name::default(),
+            correlation: 1,
+        };
         starts.iter().map(row).collect()
     }
 

@@ -1,20 +1,20 @@
 //! Calls that go by in order of time: the ranges that are open, and what each call launched.
 
-use crate::analyze::launches::{by_correlation, key};
-use crate::analyze::operations::{AllOperations, OperationId};
+use super::launches::{by_correlation, key, key_of};
+use super::operations::{AllOperations, OperationId};
 use crate::model::Trace;
 use crate::read::{CallRow, RangeRow};
 
 /// A range that is open, and what is known of it so far.
 #[derive(Debug)]
-pub(super) struct Open<S> {
+pub(crate) struct Open<S> {
     pub row: RangeRow,
     pub state: S,
 }
 
 /// The open ranges of each thread, outer ones, which opened earlier, first. They need not nest.
 #[derive(Debug)]
-pub(super) struct OpenRanges<S> {
+pub(crate) struct OpenRanges<S> {
     threads: Vec<Vec<Open<S>>>,
 }
 
@@ -24,7 +24,7 @@ impl<S> Default for OpenRanges<S> {
     }
 }
 
-impl<S: Default> OpenRanges<S> {
+impl<S> OpenRanges<S> {
     fn of(&mut self, thread: u32) -> &mut Vec<Open<S>> {
         let thread = thread as usize;
         if self.threads.len() <= thread {
@@ -34,19 +34,25 @@ impl<S: Default> OpenRanges<S> {
     }
 
     /// Opens a range. What it is the first to see as over goes to `closed`.
-    pub fn add(&mut self, row: RangeRow, closed: impl FnMut(Open<S>)) {
+    pub fn add(&mut self, row: RangeRow, state: S, closed: impl FnMut(Open<S>)) {
         let open = self.of(row.thread);
         if open.len() == open.capacity() {
             close(open, row.start, closed);
         }
-        open.push(Open { row, state: S::default() });
+        open.push(Open { row, state });
     }
 
-    /// The ranges of a call's thread that were not over when it was entered.
-    pub fn at(&mut self, call: &CallRow, closed: impl FnMut(Open<S>)) -> &mut [Open<S>] {
-        let open = self.of(call.thread);
-        close(open, call.start, closed);
+    /// The ranges of a thread that were not over at a time.
+    pub fn at(&mut self, thread: u32, time: i64, closed: impl FnMut(Open<S>)) -> &mut [Open<S>] {
+        let open = self.of(thread);
+        close(open, time, closed);
         open
+    }
+
+    /// The innermost range of a thread that was open from a time to another.
+    pub fn around(&mut self, thread: u32, (start, end): (i64, i64)) -> Option<&Open<S>> {
+        let open = self.at(thread, start, |_| ());
+        open.iter().rev().find(|range| range.row.end >= end)
     }
 
     /// Closes all.
@@ -61,8 +67,9 @@ fn close<S>(open: &mut Vec<Open<S>>, time: i64, closed: impl FnMut(Open<S>)) {
 
 /// Operations by what joins them with calls.
 #[derive(Debug, Default)]
-pub(super) struct Launched {
-    rows: Vec<(u64, OperationId)>,
+pub(crate) struct Launched {
+    /// In order of their keys.
+    operations: Vec<OperationId>,
     /// Whether the call of each operation went by.
     found: Vec<bool>,
     /// Behind the last that was found: calls come almost in order of their ids.
@@ -72,24 +79,28 @@ pub(super) struct Launched {
 impl Launched {
     pub fn of(trace: &Trace) -> Self {
         let found = vec![false; AllOperations::of(trace).len()];
-        Self { rows: by_correlation(trace), found, next: 0 }
+        Self { operations: by_correlation(trace), found, next: 0 }
     }
 
     /// What a call launched. Of several calls with one id the first that goes by did.
-    pub fn by(&mut self, call: &CallRow) -> &[(u64, OperationId)] {
-        let key = key(call.process, call.correlation);
-        let rows = &self.rows;
-        if rows.get(self.next).is_none_or(|row| row.0 != key) {
-            self.next = rows.partition_point(|row| row.0 < key);
+    pub fn by(&mut self, trace: &Trace, call: &CallRow) -> &[OperationId] {
+        if call.correlation == 0 {
+            return &[];
+        }
+        let (all, key) = (AllOperations::of(trace), key(call.process, call.correlation));
+        let of = |&id: &OperationId| key_of(trace, &all, id);
+        let operations = &self.operations;
+        if operations.get(self.next).is_none_or(|id| of(id) != key) {
+            self.next = operations.partition_point(|id| of(id) < key);
         }
         let first = self.next;
-        while rows.get(self.next).is_some_and(|row| row.0 == key) {
-            if std::mem::replace(&mut self.found[rows[self.next].1 as usize], true) {
+        while let Some(&id) = operations.get(self.next).filter(|&id| of(id) == key) {
+            if std::mem::replace(&mut self.found[id as usize], true) {
                 return &[];
             }
             self.next += 1;
         }
-        &rows[first..self.next]
+        &operations[first..self.next]
     }
 
     /// Operations whose call did not go by.

@@ -1,0 +1,387 @@
+//! What the host did around the operations of a GPU, from one pass over its ranges and calls in
+//! order of time. None of them is kept, so that a trace of any length takes no more memory than its
+//! operations do. Absent: judgement.
+
+use std::cmp::Reverse;
+
+use hashbrown::HashMap;
+
+use super::cause::{CauseKind, LatelyDone, Why};
+use super::waiting::{Waits, waiting_names};
+use crate::analyze::graph_nodes;
+use crate::analyze::idle::{self, Activity, Gap};
+use crate::analyze::launches::NONE;
+use crate::analyze::operations::{AllOperations, Kind, OperationId};
+use crate::analyze::passing::{Launched, OpenRanges};
+use crate::analyze::paths::{PathId, Paths, ROOT};
+use crate::model::names::Name;
+use crate::model::{Table, Trace};
+use crate::read::{CallRow, RangeRow, Row};
+use crate::stats::{Counted, Samples};
+
+/// Ranges of a path.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RangeSum {
+    /// How many.
+    pub count: usize,
+    /// How long in all, in nanoseconds of the host.
+    pub host_ns: i64,
+}
+
+/// Calls of a function at a place.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// How many.
+    pub count: usize,
+    /// How long in all, in nanoseconds of the host.
+    pub total_ns: i64,
+    /// Whether they wait for the GPU.
+    pub wait: bool,
+}
+
+impl Calls {
+    /// These, and others.
+    pub fn add(&mut self, other: Self) {
+        self.count += other.count;
+        self.total_ns += other.total_ns;
+        self.wait |= other.wait;
+    }
+}
+
+/// A range that no other is around.
+#[derive(Debug, Clone, Copy)]
+pub struct Outermost {
+    /// Index into [`Trace::processes`].
+    pub process: u32,
+    /// When it was opened.
+    pub start: i64,
+    /// When it was closed.
+    pub end: i64,
+    /// Its name.
+    pub name: Name,
+}
+
+/// A range, where all are kept.
+#[derive(Debug, Clone, Copy)]
+pub struct KeptRange {
+    /// Its path.
+    pub path: PathId,
+    /// The number of the innermost range around it, or [`NONE`].
+    pub around: u32,
+    /// Host time, nanoseconds.
+    pub host_ns: i64,
+}
+
+/// Ranges by number, for those who ask for each.
+#[derive(Debug, Default)]
+pub struct Kept {
+    /// In the order in which they were opened.
+    pub ranges: Vec<KeptRange>,
+    /// By operation, the number of the innermost range around its launch, or [`NONE`], and that of
+    /// the call.
+    pub of_operation: Vec<(u32, u32)>,
+}
+
+/// What the host did.
+#[derive(Debug, Default)]
+pub struct Host {
+    /// How many calls there are.
+    pub calls: usize,
+    /// How many ranges there are.
+    pub ranges: usize,
+    /// Where ranges stand.
+    pub paths: Paths,
+    /// The ranges of each path.
+    pub of_path: Vec<RangeSum>,
+    /// Host times of ranges by path, of paths with at most one range around them.
+    pub lengths: Counted,
+    /// Ranges without one around them, in order of their start; where allocations were recorded.
+    pub outermost: Vec<Outermost>,
+    /// The path of the innermost range around the launch of each operation.
+    pub launched_in: Vec<PathId>,
+    /// The path of each kernel with the ranges of its graph's capture; empty without such.
+    pub inside_graph: Vec<PathId>,
+    /// The function that launched each operation behind the kernels.
+    launched_by: Vec<Option<Name>>,
+    /// Operations whose call is not in the trace.
+    pub orphans: usize,
+    /// Lengths of the calls that launched kernels, by activity.
+    pub launch_calls: Counted,
+    /// Kernels by activity whose call is in the trace.
+    pub launched_kernels: Vec<usize>,
+    /// Waits for the GPU.
+    pub waits: Waits,
+    /// Calls by function and, of those that launch or wait, the path of the range around them.
+    pub sites: HashMap<(Name, Option<PathId>), Calls>,
+    /// Empty where nobody asks.
+    pub kept: Kept,
+    causes: Table<Why>,
+    /// Why the GPU was idle before each operation: an index into `causes`.
+    idle_before: Vec<u32>,
+}
+
+impl Host {
+    /// Why the GPU was idle before an operation that ended a gap.
+    pub(super) fn why_idle_before(&self, operation: OperationId) -> Why {
+        self.causes.values[self.idle_before[operation as usize] as usize]
+    }
+
+    /// The function that launched an operation that is no kernel.
+    pub fn launched_by(&self, trace: &Trace, operation: OperationId) -> Option<Name> {
+        let kernels = trace.kernels.on_gpu.len();
+        self.launched_by[(operation as usize).checked_sub(kernels)?]
+    }
+}
+
+/// Where an open range stands.
+#[derive(Debug, Clone, Copy)]
+struct Standing {
+    path: PathId,
+    /// How many ranges were opened before.
+    number: u32,
+    depth: u32,
+}
+
+/// The pass while it goes on. Names of ranges are labels until its end.
+#[derive(Debug, Default)]
+pub struct HostPass {
+    /// Whether each range is asked for.
+    keep_ranges: bool,
+    host: Host,
+    activities: Vec<Activity>,
+    /// The activity of each place.
+    activity_of: Vec<usize>,
+    /// By activity, the gap behind the one that was found last.
+    next_gap: Vec<usize>,
+    launched: Launched,
+    open: OpenRanges<Standing>,
+    lately: LatelyDone,
+    /// By name, whether it waits.
+    waiting: Vec<bool>,
+    lengths: Samples,
+    launch_calls: Samples,
+    /// Path, start and depth of ranges that were never closed.
+    unclosed: Vec<(PathId, i64, u32)>,
+    /// Creations of nodes of graphs, the last first, and the labels around each by its row.
+    nodes: Vec<u32>,
+    around_node: Vec<Vec<Name>>,
+}
+
+impl HostPass {
+    /// One that keeps each range for those who ask, or none.
+    pub fn new(keep_ranges: bool) -> Self {
+        Self { keep_ranges, ..Self::default() }
+    }
+
+    /// The next row; the trace is all but ranges and calls.
+    pub fn add(&mut self, trace: &Trace, row: Row) {
+        match row {
+            Row::Begin => *self = Self::begin(trace, self.keep_ranges),
+            Row::Range(range) => self.range(trace, range),
+            Row::Call(call) => self.call(trace, &call),
+        }
+    }
+
+    fn begin(trace: &Trace, keep_ranges: bool) -> Self {
+        let all = AllOperations::of(trace);
+        let kept = if keep_ranges { all.len() } else { 0 };
+        let activities = idle::activities(trace, |_| true);
+        let activity_of = |place: &crate::model::gpu::Place| {
+            let own = |of: &Activity| (of.process, of.device) == (place.process, place.device);
+            activities.iter().position(own).unwrap_or(0)
+        };
+        let mut causes = Table::default();
+        causes.of((CauseKind::Unknown, None));
+        let host = Host {
+            launched_in: vec![ROOT; all.len()],
+            launched_by: vec![None; all.len() - trace.kernels.on_gpu.len()],
+            launched_kernels: vec![0; activities.len()],
+            orphans: all.len(),
+            idle_before: vec![0; all.len()],
+            of_path: vec![RangeSum::default()],
+            kept: Kept { ranges: Vec::new(), of_operation: vec![(NONE, NONE); kept] },
+            causes,
+            ..Host::default()
+        };
+        let events = &trace.node_events;
+        let mut nodes: Vec<u32> = (0u32..)
+            .zip(&events.original)
+            .filter(|&(_, &original)| original == 0)
+            .map(|(event, _)| event)
+            .collect();
+        nodes.sort_by_key(|&event| Reverse(events.time[event as usize]));
+        Self {
+            keep_ranges,
+            host,
+            activity_of: trace.places.iter().map(activity_of).collect(),
+            next_gap: vec![0; activities.len()],
+            launched: Launched::of(trace),
+            lately: LatelyDone::of(trace, &activities),
+            waiting: waiting_names(trace),
+            nodes,
+            around_node: vec![Vec::new(); events.time.len()],
+            activities,
+            ..Self::default()
+        }
+    }
+
+    fn range(&mut self, trace: &Trace, row: RangeRow) {
+        self.nodes_before(trace, row.start);
+        let around = self.open.around(row.thread, (row.start, row.end)).map(|open| open.state);
+        let (parent, depth) = around.map_or((ROOT, 0), |around| (around.path, around.depth + 1));
+        let path = self.host.paths.inside(parent, Name(row.label));
+        self.host.of_path.resize(self.host.paths.len(), RangeSum::default());
+        self.host.of_path[path as usize].count += 1;
+        if row.end == RangeRow::UNCLOSED {
+            self.unclosed.push((path, row.start, depth));
+        } else {
+            self.length(path, depth, row.end - row.start);
+        }
+        if around.is_none() && !trace.allocations.time.is_empty() {
+            let process = trace.threads[row.thread as usize].process;
+            let RangeRow { start, end, label, .. } = row;
+            self.host.outermost.push(Outermost { process, start, end, name: Name(label) });
+        }
+        if self.keep_ranges {
+            let around = around.map_or(NONE, |around| around.number);
+            let range = KeptRange { path, around, host_ns: row.end - row.start };
+            self.host.kept.ranges.push(range);
+        }
+        let number = number(self.host.ranges);
+        self.open.add(row, Standing { path, number, depth }, |_| ());
+        self.host.ranges += 1;
+    }
+
+    fn length(&mut self, path: PathId, depth: u32, ns: i64) {
+        self.host.of_path[path as usize].host_ns += ns;
+        if depth < 2 {
+            self.lengths.push(path, ns);
+        }
+    }
+
+    fn call(&mut self, trace: &Trace, call: &CallRow) {
+        self.nodes_before(trace, call.start);
+        let waits = self.waiting[call.name.0 as usize];
+        let launched = self.launched.by(trace, call);
+        let around = match waits || !launched.is_empty() {
+            true => self.open.around(call.thread, (call.start, call.end)).map(|open| open.state),
+            false => None,
+        };
+        let path = around.map(|around| around.path);
+        let host = &mut self.host;
+        host.orphans -= launched.len();
+        let all = AllOperations::of(trace);
+        let activity_of = |id| self.activity_of[all.place(id).0 as usize];
+        for (index, &id) in launched.iter().enumerate() {
+            host.launched_in[id as usize] = path.unwrap_or(ROOT);
+            if let Some(kept) = host.kept.of_operation.get_mut(id as usize) {
+                *kept = (around.map_or(NONE, |around| around.number), number(host.calls));
+            }
+            let activity = activity_of(id);
+            if all.part(id).0 == Kind::Kernel {
+                host.launched_kernels[activity] += 1;
+                // A graph's one call launches many kernels.
+                if launched[..index].iter().all(|&other| activity_of(other) != activity) {
+                    self.launch_calls.push(number(activity), call.end - call.start);
+                }
+            } else {
+                host.launched_by[id as usize - trace.kernels.on_gpu.len()] = Some(call.name);
+            }
+            let next = &mut self.next_gap[activity];
+            if let Some(gap) = gap_before(&self.activities[activity].gaps, next, all.start(id), id)
+            {
+                let why = self.lately.why(trace, call, gap);
+                host.idle_before[id as usize] = host.causes.of(why);
+            }
+        }
+        if waits {
+            host.waits.add(call, around.map(|around| (around.path, around.number)));
+        } else if !launched.is_empty() {
+            host.waits.launch(call.thread);
+        }
+        let site = host.sites.entry((call.name, path)).or_default();
+        site.add(Calls { count: 1, total_ns: call.end - call.start, wait: waits });
+        host.calls += 1;
+        self.lately.add(&self.activities, call, waits);
+    }
+
+    /// Notes the ranges around nodes that were created before a time.
+    fn nodes_before(&mut self, trace: &Trace, time: i64) {
+        let events = &trace.node_events;
+        while let Some(event) = self.nodes.pop_if(|event| events.time[*event as usize] < time) {
+            let event = event as usize;
+            let at = events.time[event];
+            let open = self.open.at(events.thread[event], at, |_| ());
+            self.around_node[event] = open.iter().map(|range| Name(range.row.label)).collect();
+        }
+    }
+
+    /// What is known at the end: names in place of labels, and the end of what was never closed.
+    pub(super) fn finish(
+        mut self,
+        trace: &Trace,
+        name_of: impl Fn(Name) -> Name,
+        last: i64,
+    ) -> (Vec<Activity>, Host) {
+        self.nodes_before(trace, i64::MAX);
+        for (path, start, depth) in std::mem::take(&mut self.unclosed) {
+            self.length(path, depth, last.max(start) - start);
+        }
+        let Self { mut host, mut lengths, mut around_node, .. } = self;
+        let (mut paths, now) = host.paths.renamed(&name_of);
+        let now_is = |path: PathId| now[path as usize];
+        host.launched_in.iter_mut().for_each(|path| *path = now_is(*path));
+        host.waits.rename(now_is);
+        host.kept.ranges.iter_mut().for_each(|range| range.path = now_is(range.path));
+        let mut of_path = vec![RangeSum::default(); paths.len()];
+        for (&path, sum) in now.iter().zip(&host.of_path) {
+            let all: &mut RangeSum = &mut of_path[path as usize];
+            all.count += sum.count;
+            all.host_ns += sum.host_ns;
+        }
+        let mut sites: HashMap<(Name, Option<PathId>), Calls> = HashMap::new();
+        for ((name, path), calls) in host.sites {
+            sites.entry((name, path.map(now_is))).or_default().add(calls);
+        }
+        lengths.regroup(&now);
+        for range in &mut host.outermost {
+            range.end = range.end.min(last.max(range.start));
+            range.name = name_of(range.name);
+        }
+        around_node.iter_mut().flatten().for_each(|name| *name = name_of(*name));
+        let nodes = graph_nodes::nodes_in(trace, around_node);
+        let inside = graph_nodes::paths_inside(trace, &nodes, &host.launched_in, &mut paths);
+        of_path.resize(paths.len(), RangeSum::default());
+        let host = Host {
+            paths,
+            of_path,
+            sites,
+            lengths: lengths.counted(),
+            launch_calls: self.launch_calls.counted(),
+            inside_graph: inside,
+            ..host
+        };
+        (self.activities, host)
+    }
+}
+
+/// The gap that an operation ended, of gaps in order of time; `next` is behind the last that was
+/// found, since operations are launched almost in the order in which they run.
+fn gap_before<'a>(
+    gaps: &'a [Gap],
+    next: &mut usize,
+    start: i64,
+    id: OperationId,
+) -> Option<&'a Gap> {
+    if gaps.get(*next).is_none_or(|gap| gap.after != id) {
+        *next = gaps.partition_point(|gap| gap.end < start);
+    }
+    let gap = gaps.get(*next).filter(|gap| gap.after == id)?;
+    *next += 1;
+    Some(gap)
+}
+
+/// Rows are numbered by 32 bits.
+fn number(index: usize) -> u32 {
+    u32::try_from(index).expect("fewer than 2^32 rows")
+}

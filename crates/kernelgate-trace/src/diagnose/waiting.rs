@@ -1,0 +1,157 @@
+//! Waits of the host for the GPU, summed while calls go by: by the range around them, and by the
+//! launches between them.
+
+use std::cmp::Reverse;
+
+use hashbrown::HashMap;
+
+use crate::analyze::paths::{PathId, ROOT};
+use crate::model::Trace;
+use crate::model::names::Name;
+use crate::read::CallRow;
+
+/// Functions whose call returns when the GPU is done.
+const WAITS: &[&str] = &[
+    "cudaDeviceSynchronize",
+    "cudaStreamSynchronize",
+    "cudaEventSynchronize",
+    "cudaThreadSynchronize",
+    "cuCtxSynchronize",
+    "cuStreamSynchronize",
+    "cuEventSynchronize",
+    "hipDeviceSynchronize",
+    "hipStreamSynchronize",
+    "hipEventSynchronize",
+];
+
+/// By name, whether it waits. Names of the per-thread default stream end in `_ptsz`.
+pub(super) fn waiting_names(trace: &Trace) -> Vec<bool> {
+    (0..trace.names.len())
+        .map(|index| {
+            let text = trace.names.text(Name(u32::try_from(index).unwrap_or(0)));
+            let name = crate::stats::without_version(text);
+            WAITS.contains(&name.trim_end_matches("_ptsz"))
+        })
+        .collect()
+}
+
+/// Waits that belong together.
+#[derive(Debug, Clone, Default)]
+pub struct WaitSum {
+    /// How many.
+    pub count: usize,
+    /// How long in all, in nanoseconds.
+    pub total_ns: i64,
+    /// The longest, the first of several.
+    pub longest: Option<(i64, i64)>,
+    /// How often each function was called.
+    pub functions: HashMap<Name, usize>,
+}
+
+impl WaitSum {
+    fn add(&mut self, call: &CallRow) {
+        let span = (call.start, call.end);
+        self.count += 1;
+        self.total_ns += span.1 - span.0;
+        self.longest = longer(self.longest, Some(span));
+        *self.functions.entry(call.name).or_default() += 1;
+    }
+
+    /// These, and others.
+    pub fn merge(&mut self, other: &Self) {
+        self.count += other.count;
+        self.total_ns += other.total_ns;
+        self.longest = longer(self.longest, other.longest);
+        for (&name, count) in &other.functions {
+            *self.functions.entry(name).or_default() += count;
+        }
+    }
+}
+
+fn longer(a: Option<(i64, i64)>, b: Option<(i64, i64)>) -> Option<(i64, i64)> {
+    a.into_iter().chain(b).max_by_key(|&(start, end)| (end - start, Reverse(start)))
+}
+
+/// Waits in the ranges of a path.
+#[derive(Debug, Clone, Default)]
+pub struct InRanges {
+    /// The waits.
+    pub sum: WaitSum,
+    /// The number of the first range that holds one.
+    first: u32,
+    /// Whether other ranges hold some, too.
+    pub several: bool,
+}
+
+/// Waits of a thread with the same number of launches before each.
+#[derive(Debug, Clone)]
+pub struct AtInterval {
+    /// The waits.
+    pub sum: WaitSum,
+    /// How many waits went before the first.
+    pub before: usize,
+    /// The path of the range around the first.
+    pub path: PathId,
+}
+
+/// All waits of a trace.
+#[derive(Debug, Default)]
+pub struct Waits {
+    /// By the path of the innermost range around them.
+    pub in_ranges: HashMap<PathId, InRanges>,
+    /// By thread and the launches since the last wait, of which there is one at least.
+    pub at_intervals: HashMap<(u32, usize), AtInterval>,
+    /// By thread, launches since the last wait, and waits.
+    threads: Vec<(usize, usize)>,
+    count: usize,
+}
+
+impl Waits {
+    /// A launch of a thread.
+    pub(super) fn launch(&mut self, thread: u32) {
+        self.thread(thread).0 += 1;
+    }
+
+    /// A wait, with the path and the number of the innermost range around it.
+    pub(super) fn add(&mut self, call: &CallRow, range: Option<(PathId, u32)>) {
+        if let Some((path, number)) = range {
+            let first = InRanges { first: number, ..InRanges::default() };
+            let of = self.in_ranges.entry(path).or_insert(first);
+            of.several |= of.first != number;
+            of.sum.add(call);
+        }
+        let (launches, waits) = self.thread(call.thread);
+        *waits += 1;
+        let launches = std::mem::take(launches);
+        if launches > 0 {
+            let path = range.map_or(ROOT, |(path, _)| path);
+            let first = AtInterval { sum: WaitSum::default(), before: self.count, path };
+            self.at_intervals.entry((call.thread, launches)).or_insert(first).sum.add(call);
+        }
+        self.count += 1;
+    }
+
+    /// How many waits a thread has.
+    pub fn of_thread(&self, thread: u32) -> usize {
+        self.threads.get(thread as usize).map_or(0, |&(_, waits)| waits)
+    }
+
+    fn thread(&mut self, thread: u32) -> &mut (usize, usize) {
+        let thread = thread as usize;
+        if self.threads.len() <= thread {
+            self.threads.resize(thread + 1, (0, 0));
+        }
+        &mut self.threads[thread]
+    }
+
+    /// Other numbers for the same paths; what had two may have one.
+    pub(super) fn rename(&mut self, now_is: impl Fn(PathId) -> PathId) {
+        self.at_intervals.values_mut().for_each(|of| of.path = now_is(of.path));
+        for (path, of) in std::mem::take(&mut self.in_ranges) {
+            let known = self.in_ranges.entry(now_is(path));
+            let known = known.or_insert(InRanges { first: of.first, ..InRanges::default() });
+            known.several |= of.several || known.first != of.first;
+            known.sum.merge(&of.sum);
+        }
+    }
+}
