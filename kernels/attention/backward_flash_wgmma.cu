@@ -128,8 +128,8 @@ struct Work {
     return static_cast<i64>(head) * tiles * kTileRows + query;
   }
   // Blocks of a head start at different steps, so that they do not all add to the same rows of dq.
-  // Where causal they would meet there even if each started at its diagonal: a block of two steps
-  // less starts when the one before it in its place, of two steps less too, has ended.
+  // Where causal their diagonals are not enough: those of the next head start as those of the last
+  // one end, each two steps after the one before it, which is then at the same step as its diagonal.
   __device__ __forceinline__ Step step(int n) const {
     const int of_share = share == 1 ? 0 : n / count;
     int index = n - of_share * count;

@@ -175,9 +175,7 @@ pub fn select_part<'a>(
         }
         _ => {}
     }
-    let refused = refused.into_iter().filter(|(id, _)| filter.matches(id));
-    selection.unsupported.extend(refused.clone().map(|(id, _)| id));
-    selection.skipped.extend(refused);
+    selection.skipped.extend(refused.into_iter().filter(|(id, _)| filter.matches(id)));
     Ok(selection)
 }
 
