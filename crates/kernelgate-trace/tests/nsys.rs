@@ -27,6 +27,8 @@ fn files_of_no_known_format_are_refused_by_name() {
 fn a_report_without_its_program_names_the_command() {
     let message = refused("a.nsys-rep", b"binary");
     assert!(message.contains("nsys export --type sqlite"), "{message}");
+    let message = refused("a.qdstrm", b"binary");
+    assert!(message.contains("run: QdstrmImporter -i"), "{message}");
     let message = refused("a.ncu-rep", b"binary");
     assert!(message.contains("ncu --csv --page details --import"), "{message}");
 }
