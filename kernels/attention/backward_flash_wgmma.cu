@@ -11,7 +11,9 @@
 // Threads: two warpgroups of 64 keys each compute, with 240 registers a thread; one thread of a
 // third, which keeps 24, copies. Keys are rows, so that p^T and ds^T are operands in the registers
 // where they were computed; ds^T goes to shared memory too, because dq sums over the keys of both
-// warpgroups, each of which computes half of it.
+// warpgroups: each computes half of its columns, or where d = 64, all of every other step's.
+// Heads of queries that share keys are one after the other in a block's steps, so that dk and dv
+// are summed over them in registers.
 // Shared memory: keys, values; two stages of queries with their statistics, and of dout; two of
 // ds^T, so that a step's is written while the last one's may still be read. All but the statistics
 // are columns of 64 elements, whose rows of 128 bytes are swizzled as wgmma wants it.
@@ -26,8 +28,10 @@
 // waits for one that cannot start: upwards, where a block is a step behind the one before. Where
 // causal they go downwards from the diagonal, where every block starts and no block waits.
 //
-// Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal). Against flash_mma: operands come to the
-// tensor cores from shared memory without passing through registers, copies take no thread's time.
+// Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal), with shared memory close behind: a GEMM
+// of 64 columns reads 128 bytes of it a cycle, or half where one operand is in registers, as keys
+// and values are where d = 64. Against flash_mma: operands come to the tensor cores from shared
+// memory without passing through registers, copies take no thread's time.
 #include "attention/ring.cuh"
 #include "attention/shape.cuh"
 #include "attention/warpgroup_gemm.cuh"
@@ -40,8 +44,14 @@ constexpr bool kDeterministic = DETERMINISTIC != 0;
 constexpr int kKeys = TILE_KEYS, kQueries = 64;  // of a block, of a step
 // Rows of the tiles of row statistics and of dq_sum: two steps where d = 64.
 constexpr int kTileRows = TILE_QUERIES;
-constexpr int kDqColumns = kHeadDim / 2;  // of a warpgroup
+// Where d = 64 leaves registers, warpgroups keep their keys and values there as operands, and take
+// turns with dq. Else they read both where the copies put them, and share each step's dq.
+constexpr bool kRegistersLeft = kHeadDim == 64;
+constexpr int kDqGroups = kRegistersLeft ? 1 : kGroups;  // of a step
+constexpr int kDqColumns = kHeadDim / kDqGroups;         // of a warpgroup
 constexpr int kColumns = kHeadDim / 64;
+// Blocks of the heads that run together where causal: about as many as a GPU has multiprocessors.
+constexpr int kBlocksTogether = 128;
 constexpr int kStatsBytes = 2 * kQueries * 4;
 constexpr int kKeysBytes = kKeys * kHeadDim * 2, kQueriesBytes = kQueries * kHeadDim * 2;
 constexpr int kGradientsBytes = kKeys * kQueries * 2;  // of the scores
@@ -58,8 +68,12 @@ static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles tak
 
 using Inputs = Ring<1, 2 * kKeysBytes, 1>;
 using Steps = Ring<2, kQueriesBytes, kGroups * kGroupThreads / kWarpSize>;
-// Full once it is the block's turn, empty once its warps have added.
-using Turn = Ring<1, 0, kGroups * kGroupThreads / kWarpSize>;
+// Full once it is the block's turn, empty once the warps that add have done so.
+using Turn = Ring<1, 0, kDqGroups * kGroupThreads / kWarpSize>;
+
+// Barriers by number: ds of a step is written, one of even steps and one of odd; a warpgroup's
+// gradient is in shared memory; both have read all keys.
+constexpr u32 kWrittenBarrier = 1, kStoreBarrier = 3, kReadBarrier = 5;
 struct Rings {
   Inputs inputs;  // keys and values, filled once
   Steps queries, dout;
@@ -74,29 +88,53 @@ struct Rings {
         stats(base + kStatsOffset) {}
 };
 
-// What a block computes: a block of keys, with the steps of queries that see some of them.
-struct Work {
-  int head, key, seqlen, first, count, tiles;
+// The head and the first of the queries of a step.
+struct Step {
+  int head, query;
+};
 
-  __device__ __forceinline__ explicit Work(int seqlen) : seqlen(seqlen) {
+// What a block computes: a block of keys, with the steps of queries that see some of them.
+//
+// Where causal, blocks have work for one step to all of them. Those that run together are of a few
+// heads, and of all of these the longest go first, so that few multiprocessors are idle at the end.
+struct Work {
+  int head;          // of keys
+  int share;         // heads of queries that read it
+  int key, seqlen;
+  int first, count;  // of the steps of a head of queries
+  int tiles;
+
+  __device__ __forceinline__ Work(int seqlen, int share) : share(share), seqlen(seqlen) {
     const int blocks = (seqlen + kKeys - 1) / kKeys;
-    const int block = blockIdx.x % blocks;
+    int block = blockIdx.x % blocks;
     head = blockIdx.x / blocks;
-    key = (kDeterministic && kCausal ? blocks - 1 - block : block) * kKeys;
+    if (kCausal && kDeterministic) block = blocks - 1 - block;
+    if (kCausal && !kDeterministic) {
+      const int together = (kBlocksTogether + blocks - 1) / blocks;
+      const int from = head / together * together;
+      const int heads = min_of(together, static_cast<int>(gridDim.x) / blocks - from);
+      const int within = blockIdx.x - from * blocks;
+      head = from + within % heads;
+      block = within / heads;
+    }
+    key = block * kKeys;
     tiles = (seqlen + kTileRows - 1) / kTileRows;
     first = kCausal ? key / kQueries : 0;
     count = (seqlen + kQueries - 1) / kQueries - first;
   }
-  // Where a row of the head is among those of all heads, padded to whole tiles.
-  __device__ __forceinline__ i64 row(int query) const {
+  __device__ __forceinline__ int steps() const { return share * count; }
+  // Where a row of a head of queries is among those of all heads, padded to whole tiles.
+  __device__ __forceinline__ i64 row(int head, int query) const {
     return static_cast<i64>(head) * tiles * kTileRows + query;
   }
-  // Blocks of a head start at different steps, so that they do not all add to the same rows of dq:
-  // where causal they do anyway, and where the order is fixed they must not.
-  __device__ __forceinline__ int step(int index) const {
-    if (kCausal || kDeterministic) return first + index;
-    const int shifted = index + static_cast<int>(blockIdx.x) * 3 % count;
-    return shifted < count ? shifted : shifted - count;
+  // Blocks of a head start at different steps, so that they do not all add to the same rows of dq.
+  // Where causal they would meet there even if each started at its diagonal: a block of two steps
+  // less starts when the one before it in its place, of two steps less too, has ended.
+  __device__ __forceinline__ Step step(int n) const {
+    const int of_share = share == 1 ? 0 : n / count;
+    int index = n - of_share * count;
+    if (!kDeterministic) index += static_cast<int>(blockIdx.x) * 3 % count;
+    return {head * share + of_share, (first + (index < count ? index : index - count)) * kQueries};
   }
 };
 
@@ -114,18 +152,18 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
   rings.inputs.begin_fill(0, 2 * kKeysBytes);
   copy_tile(rings.inputs.data, k, kKeys, work.key, work.head, rings.inputs.full(0));
   copy_tile(rings.inputs.data + kValuesOffset, v, kKeys, work.key, work.head, rings.inputs.full(0));
-  for (int n = 0; n < work.count; ++n) {
-    const int step = work.step(n);
+  for (int n = 0; n < work.steps(); ++n) {
+    const Step step = work.step(n);
     rings.queries.begin_fill(n, kQueriesBytes + kStatsBytes);
-    copy_tile(rings.queries.stage(n), q, kQueries, step * kQueries, work.head,
+    copy_tile(rings.queries.stage(n), q, kQueries, step.query, step.head,
               rings.queries.full(n));
     // Of a tile's rows first all lse, then all delta.
-    const float* from = stats + work.row(step * kQueries) * 2 - step * kQueries % kTileRows;
+    const float* from = stats + work.row(step.head, step.query) * 2 - step.query % kTileRows;
     const u32 to = rings.stats + n % 2 * kStatsBytes;
     copy_bulk(to, from, kStatsBytes / 2, rings.queries.full(n));
     copy_bulk(to + kStatsBytes / 2, from + kTileRows, kStatsBytes / 2, rings.queries.full(n));
     rings.dout.begin_fill(n, kQueriesBytes);
-    copy_tile(rings.dout.stage(n), dout, kQueries, step * kQueries, work.head, rings.dout.full(n));
+    copy_tile(rings.dout.stage(n), dout, kQueries, step.query, step.head, rings.dout.full(n));
   }
 }
 
@@ -134,17 +172,19 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
 __device__ __forceinline__ void take_turns(const Rings& rings, u32* turns, const Work& work) {
   const int block = work.key / kKeys;
   const bool last = kCausal ? block == 0 : work.key + kKeys >= work.seqlen;
-  u32* turn = turns + static_cast<i64>(work.head) * (work.first + work.count) + work.first;
-  // Where causal, the last block that sees a step is the first to add.
-  u32 before = kCausal ? 0 : block;
+  const int steps = work.first + work.count;  // of a head
 #pragma unroll 1
-  for (int n = 0; n < work.count; ++n, ++turn) {
+  for (int n = 0; n < work.steps(); ++n) {
+    const Step step = work.step(n);
+    const int index = step.query / kQueries;
+    u32* turn = turns + static_cast<i64>(step.head) * steps + index;
+    // Where causal, the last block that sees a step is the first to add.
+    const u32 before = kCausal ? index / (kKeys / kQueries) - block : block;
     while (load_acquire(turn) != before) {
     }
     barrier_arrive_one(rings.turn.full(n));
     barrier_wait(rings.turn.empty(n), n % 2);
     store_release(turn, last ? 0 : before + 1);
-    if (kCausal && n % (kKeys / kQueries) == kKeys / kQueries - 1) ++before;
   }
 }
 
@@ -181,20 +221,41 @@ __device__ __forceinline__ void score_gradients(float (&dp)[kQueries / 2],
   }
 }
 
-// The warpgroup's columns of dq of a step, in memory a tile's [32 x 32 pieces][16 x 8 fragments]
+// The columns of dq of a step from the warpgroup's first on, in memory a tile's [32 x 32 pieces][16 x 8 fragments]
 // [lane][4].
 __device__ __forceinline__ void add_dq(const float (&dq)[kDqColumns / 2], float* dq_sum,
-                                       const Work& work, int query, int group) {
+                                       const Work& work, const Step& step, int column) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
-  const int in_tile = query % kTileRows, row16 = in_tile / 16 + warp;
-  float* to = dq_sum + work.row(query - in_tile) * kHeadDim + lane * 4;
+  const int in_tile = step.query % kTileRows, row16 = in_tile / 16 + warp;
+  float* to = dq_sum + work.row(step.head, step.query - in_tile) * kHeadDim + lane * 4;
 #pragma unroll
   for (int j = 0; j < kDqColumns / 8; ++j) {
-    const int piece = (group * (kDqColumns / 32) + j / 4) * (kTileRows / 32) + row16 / 2;
+    const int piece = (column / 32 + j / 4) * (kTileRows / 32) + row16 / 2;
     const int fragment = piece * 8 + row16 % 2 * 4 + j % 4;
     reduce_add_f32x4(to + fragment * 128, dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
   }
 }
+
+// A warpgroup's 64 rows of keys or values, an operand in every step. A GEMM of 64 columns whose
+// operands are both in shared memory takes all that it can read.
+template <bool kInRegisters>
+struct Rows;
+template <>
+struct Rows<false> {
+  u32 rows;
+  __device__ __forceinline__ Rows(u32 tile, int first) : rows(tile + first * kColumnBytes) {}
+  __device__ __forceinline__ void times(float (&s)[kQueries / 2], u32 b) const {
+    multiply_abt<kKeys, kQueries>(s, rows, b);
+  }
+};
+template <>
+struct Rows<true> {
+  u32 words[kHeadDim / 4];
+  __device__ __forceinline__ Rows(u32 tile, int first) { load_operand<kKeys>(words, tile, first); }
+  __device__ __forceinline__ void times(float (&s)[kQueries / 2], u32 b) const {
+    multiply_abt<kQueries>(s, words, b);
+  }
+};
 
 // The warpgroup's gradient, through its rows of a tile that nobody reads any more, to memory.
 __device__ __forceinline__ void store_gradient(float (&d)[kHeadDim / 2], float scale, u32 tile,
@@ -205,7 +266,7 @@ __device__ __forceinline__ void store_gradient(float (&d)[kHeadDim / 2], float s
   round_to_operand(words, d);
   store_operand<kKeys>(tile, words, group * kGroupRows);
   fence_async();
-  barrier_sync(2 + group, kGroupThreads);
+  barrier_sync(kStoreBarrier + group, kGroupThreads);
   if (threadIdx.x % kGroupThreads == 0) {
     for (int column = 0; column < kColumns; ++column)
       store_box(map, column * 64, work.key + group * kGroupRows, work.head,
@@ -222,30 +283,31 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
   const int first_key = work.key + group * kGroupRows;
   const int key = first_key + static_cast<int>(warp * 16 + lane / 4);
   const u32 keys = rings.inputs.data, values = keys + kValuesOffset;
-  const u32 own = group * kGroupRows * kColumnBytes;
-  // The columns of dq that are this warpgroup's, of the keys.
-  const u32 dq_keys =
-      keys + group * kDqColumns / 64 * kKeys * kColumnBytes + group * kDqColumns % 64 * 2;
+  // The columns of dq that are this warpgroup's, and of the keys for them.
+  const int dq_column = group % kDqGroups * kDqColumns;
+  const u32 dq_keys = keys + dq_column / 64 * kKeys * kColumnBytes;
   float dk[kHeadDim / 2], dv[kHeadDim / 2], s[kQueries / 2];
 #pragma unroll
   for (int i = 0; i < kHeadDim / 2; ++i) dk[i] = dv[i] = 0.f;
   rings.inputs.wait(0);
+  const Rows<kRegistersLeft> key_rows(keys, group * kGroupRows);
+  const Rows<kRegistersLeft> value_rows(values, group * kGroupRows);
 #pragma unroll 1
-  for (int n = 0; n < work.count; ++n) {
-    const int query = work.step(n) * kQueries;
+  for (int n = 0; n < work.steps(); ++n) {
+    const Step step = work.step(n);
     const u32 stats = rings.stats + n % 2 * kStatsBytes;
     float dp[kQueries / 2];
     u32 p[kQueries / 4], ds[kQueries / 4];
     rings.queries.wait(n);
-    multiply_abt<kKeys, kQueries>(s, keys + own, rings.queries.stage(n));
+    key_rows.times(s, rings.queries.stage(n));
     rings.dout.wait(n);
-    multiply_abt<kKeys, kQueries>(dp, values + own, rings.dout.stage(n));
+    value_rows.times(dp, rings.dout.stage(n));
     wgmma_wait<1>();
     settle(s);
-    if (work.key + kKeys > work.seqlen || (kCausal && query < first_key + kGroupRows - 1))
-      exponentials<true>(s, stats, key, query, work.seqlen);
+    if (work.key + kKeys > work.seqlen || (kCausal && step.query < first_key + kGroupRows - 1))
+      exponentials<true>(s, stats, key, step.query, work.seqlen);
     else
-      exponentials<false>(s, stats, key, query, work.seqlen);
+      exponentials<false>(s, stats, key, step.query, work.seqlen);
     round_to_operand(p, s);
     multiply_ab(dv, p, rings.dout.stage(n));
     // dp is there.
@@ -256,28 +318,40 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     const u32 gradients = rings.gradients + n % 2 * kGradientsBytes;
     store_operand<kKeys>(gradients, ds, group * kGroupRows);
     fence_async();
-    barrier_sync(1, kGroups * kGroupThreads);
-    float dq[kDqColumns / 2];
-    multiply_atb<kKeys>(dq, gradients, dq_keys);
-    multiply_ab(dk, ds, rings.queries.stage(n));
-    // dq is there, and dv.
-    wgmma_wait<1>();
-    settle(dq);
-    rings.dout.release_by_warp(n);
-    if (kDeterministic) rings.turn.wait(n);
-    add_dq(dq, dq_sum, work, query, group);
-    if (kDeterministic) {
-      __syncwarp();
-      rings.turn.release_by_warp(n);
+    // Of two in turn, the one that does not add goes on. Its part of the next step, which the other
+    // one waits for, says that this step's tile may be written again.
+    const bool adds = kDqGroups == kGroups || n % kGroups == group;
+    const u32 written = kWrittenBarrier + (kDqGroups == kGroups ? 0 : n % 2);
+    if (adds) {
+      float dq[kDqColumns / 2];
+      barrier_sync(written, kGroups * kGroupThreads);
+      multiply_atb<kKeys>(dq, gradients, dq_keys);
+      multiply_ab(dk, ds, rings.queries.stage(n));
+      // dq is there, and dv.
+      wgmma_wait<1>();
+      settle(dq);
+      rings.dout.release_by_warp(n);
+      if (kDeterministic) rings.turn.wait(n);
+      add_dq(dq, dq_sum, work, step, dq_column);
+      if (kDeterministic) {
+        __syncwarp();
+        rings.turn.release_by_warp(n);
+      }
+      wgmma_wait<0>();
+    } else {
+      barrier_arrive(written, kGroups * kGroupThreads);
+      multiply_ab(dk, ds, rings.queries.stage(n));
+      wgmma_wait<0>();
+      rings.dout.release_by_warp(n);
     }
-    wgmma_wait<0>();
+    settle(dv);
     settle(dk);
     rings.queries.release_by_warp(n);
   }
   settle(dv);
   store_gradient(dv, 1.f, values, dv_map, work, group);
   // Both warpgroups have read all keys for dq.
-  barrier_sync(1, kGroups * kGroupThreads);
+  barrier_sync(kReadBarrier, kGroups * kGroupThreads);
   store_gradient(dk, kScale, keys, dk_map, work, group);
   if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
 }
@@ -288,10 +362,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
     const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout,
     const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,
     const float* __restrict__ stats, float* __restrict__ dq_sum, u32* __restrict__ turns,
-    int seqlen) {
+    int seqlen, int share) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared_address(shared));
-  const Work work(seqlen);
+  const Work work(seqlen, share);
   if (threadIdx.x == 0) {
     rings.inputs.init();
     rings.queries.init();

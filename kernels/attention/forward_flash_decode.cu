@@ -41,6 +41,7 @@ constexpr u32 kPartBytes = kStepKeys * kRowBytes;                    // keys, or
 constexpr u32 kStageBytes = 2 * kPartBytes;
 constexpr int kPitch = kHeadDim + 4;   // floats of a row of o in shared memory
 constexpr int kPieces = kHeadDim / 4;  // of a row, as the parts of a head are put together
+constexpr int kPartsAtOnce = 2;        // read before the first is added
 constexpr float kRescaleThreshold = 8.f / kScaleLog2;
 
 static_assert(kStages >= 2, "a step computes while others are copied");
@@ -345,11 +346,20 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         for (int piece = threadIdx.x; piece < pieces; piece += kThreads) {
           const int row = piece / kPieces, column = piece % kPieces * 4;
           Merged merged;
-          for (int block = first; block <= final; ++block) {
-            const int part = 2 * block + (block == first);
-            const float* stats = partials.stats(part, row);
-            merged.add(load_l2(stats), load_l2(stats + 1),
-                       load_l2(reinterpret_cast<const float4*>(partials.out(part, row) + column)));
+          for (int from = first; from <= final; from += kPartsAtOnce) {
+            float top[kPartsAtOnce], sum[kPartsAtOnce];
+            float4 x[kPartsAtOnce];
+#pragma unroll
+            for (int i = 0; i < kPartsAtOnce; ++i) {
+              const int block = min_of(from + i, final), part = 2 * block + (block == first);
+              const float* stats = partials.stats(part, row);
+              top[i] = load_l2(stats);
+              sum[i] = load_l2(stats + 1);
+              x[i] = load_l2(reinterpret_cast<const float4*>(partials.out(part, row) + column));
+            }
+#pragma unroll
+            for (int i = 0; i < kPartsAtOnce; ++i)
+              if (from + i <= final) merged.add(top[i], sum[i], x[i]);
           }
           merged.store(out + (unit_row + row) * kHeadDim + column);
         }

@@ -58,25 +58,27 @@ __device__ __forceinline__ void wgmma_16(float (&d)[64], u64 a, u64 b) {
       : "l"(a), "l"(b), "n"(kAccumulate), "n"(kByColumn));
 }
 
-// d[64][n] += a[64][16] b[16][n]. a[0] and a[1] are two neighbours of k, from lane % 4 * 2 on, in
-// rows lane / 4 and 8 further; a[2] and a[3] are 8 of k further: the places of d above.
+// The same with a in registers: a[0] and a[1] are two neighbours of k, from lane % 4 * 2 on, in rows
+// lane / 4 and 8 further; a[2] and a[3] are 8 of k further: the places of d above.
+template <int kAccumulate, int kByColumn>
 __device__ __forceinline__ void wgmma_16(float (&d)[32], const u32* a, u64 b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n64k16.f32." PTX_TYPE(DTYPE) "." PTX_TYPE(DTYPE)
       " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
-      "%24,%25,%26,%27,%28,%29,%30,%31}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+      "%24,%25,%26,%27,%28,%29,%30,%31}, {%32, %33, %34, %35}, %36, %37, 1, 1, %38;"
       : ACCUMULATORS_32(d, 0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAccumulate), "n"(kByColumn));
 }
+template <int kAccumulate, int kByColumn>
 __device__ __forceinline__ void wgmma_16(float (&d)[64], const u32* a, u64 b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n128k16.f32." PTX_TYPE(DTYPE) "." PTX_TYPE(DTYPE)
       " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
       "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,"
       "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64, %65, %66, "
-      "%67}, %68, 1, 1, 1, 1;"
+      "%67}, %68, %69, 1, 1, %70;"
       : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAccumulate), "n"(kByColumn));
 }
 
 // The compiler must not read an accumulator before it has waited for its group.
@@ -107,6 +109,21 @@ __device__ __forceinline__ void store_operand(u32 tile, const u32 (&a)[kWords], 
   }
 }
 
+// The other way: a warpgroup's 64 rows of a head's elements as an operand in registers.
+template <int kRows>
+__device__ __forceinline__ void load_operand(u32 (&a)[kHeadDim / 4], u32 tile, int first) {
+  const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
+  const u32 row = first + warp * 16 + lane % 16;
+#pragma unroll
+  for (int pair = 0; pair < kHeadDim / 16; ++pair) {
+    u32 x[4];
+    ldmatrix_x4(x, tile + pair / 4 * kRows * kColumnBytes +
+                       swizzled<kColumnBytes>(row, pair % 4 * 2 + lane / 16));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[4 * pair + i] = x[i];
+  }
+}
+
 // d = a b^T over d elements of a head: tiles of kARows and kBRows rows, of which a's warpgroup has
 // 64. Twice the length of d are the columns.
 template <int kARows, int kBRows, int kCount>
@@ -124,6 +141,22 @@ __device__ __forceinline__ void multiply_abt(float (&d)[kCount], u32 a, u32 b) {
   wgmma_commit();
 }
 
+// The same, a of 64 rows in registers.
+template <int kBRows, int kCount>
+__device__ __forceinline__ void multiply_abt(float (&d)[kCount], const u32 (&a)[kHeadDim / 4],
+                                             u32 b) {
+  static_assert(kCount * 2 == kBRows, "a column of d for each row of b");
+  const u64 second = operand(b);
+  wgmma_fence();
+  wgmma_16<0, 0>(d, a, second);
+#pragma unroll
+  for (int step = 1; step < kHeadDim / 16; ++step)
+    wgmma_16<1, 0>(
+        d, a + 4 * step,
+        second + step / 4 * (kBRows * kColumnBytes >> 4) + step % 4 * (32 >> 4));
+  wgmma_commit();
+}
+
 // d += a b, a of 64 rows in registers, b a tile of as many rows as a has columns.
 template <int kCount, int kWords>
 __device__ __forceinline__ void multiply_ab(float (&d)[kCount], const u32 (&a)[kWords], u32 b) {
@@ -134,7 +167,7 @@ __device__ __forceinline__ void multiply_ab(float (&d)[kCount], const u32 (&a)[k
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kRows / 16; ++step)
-    wgmma_16(d, a + 4 * step, second + step * (16 * kColumnBytes >> 4));
+    wgmma_16<1, 1>(d, a + 4 * step, second + step * (16 * kColumnBytes >> 4));
   wgmma_commit();
 }
 

@@ -38,7 +38,7 @@ const DTYPE_OR_FP8: Axis = Axis::one_of(
     "dtype of inputs and outputs, sums are f32 or better; fp8, forward only: inputs are e4m3 with \
      a scale a head, the output is bf16, the reference takes the inputs before they were rounded",
 );
-/// The last two are of the forward alone.
+/// The last one is of the forward alone.
 pub(super) const AXES: &[Axis] = &[
     Axis::number("s", "sequence length: queries and keys of a head"),
     Axis::one_of("d", &["64", "128"], "elements of a head"),
@@ -193,7 +193,7 @@ impl Attention {
         [self.b, self.h_kv, self.keys, self.d]
     }
 
-    fn shape_of(&self, input: &str) -> [usize; 4] {
+    pub(super) fn shape_of(&self, input: &str) -> [usize; 4] {
         if ["k", "v"].contains(&input) { self.key_shape() } else { self.shape() }
     }
 
@@ -219,6 +219,11 @@ impl Attention {
 
     pub(super) fn rows(&self) -> Rows {
         Rows { heads: self.b * self.h, s: self.s, keys: self.keys, causal: self.causal }
+    }
+
+    /// As [`Self::rows`], of keys and values.
+    pub(super) fn key_rows(&self) -> Rows {
+        Rows { heads: self.b * self.h_kv, s: self.keys, ..self.rows() }
     }
 
     fn elements(&self) -> u64 {

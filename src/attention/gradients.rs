@@ -17,7 +17,7 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
     name: "attention/backward",
     about: "gradients of q, k and v from the gradient of the output; the forward is not timed",
     revision: 1,
-    axes: AXES.split_at(AXES.len() - 2).0,
+    axes: AXES.split_at(AXES.len() - 1).0,
     default: &["s=512 d=64 mask=causal dtype=f32", "s=200 d=64 mask=causal dtype=f32 tokens=1600"],
     accelerator: &[
         "s=200 d=64 mask=causal dtype=bf16 inputs=outliers tokens=1600",
@@ -31,6 +31,9 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
         "s=128,256,512,1024,2048,4096,8192,16384 d=64,128 mask=full,causal dtype=bf16",
         "s=128,256,512,1024,2048 d=64,128 mask=full,causal dtype=f32",
         "s=512,4096 d=64,128 mask=full,causal dtype=f16",
+        // Grouped heads: odd shapes, then those of NVIDIA's own tables.
+        "s=1,63,129 d=64,128 mask=full,causal dtype=f32,bf16,f16 b=2 h=8 h_kv=2",
+        "s=4096,8192,16384 d=128 mask=full,causal dtype=bf16 b=1 h=64 h_kv=8",
     ],
     bind: |point| match Attention::bind(point)? {
         Attention { dtype: Dtype::Fp8, .. } => {
@@ -53,8 +56,9 @@ pub(super) fn gradient_tolerance(dtype: Dtype, outliers: bool) -> Tolerance {
     }
 }
 
-/// `attention/backward`: `q`, `k`, `v` and `grad_out` to `grad_q`, `grad_k` and `grad_v`, all
-/// `[b, h, s, d]`.
+/// `attention/backward`: `q`, `k`, `v` and `grad_out` to `grad_q`, `grad_k` and `grad_v`: those of
+/// keys and values `[b, h_kv, s, d]`, the others `[b, h, s, d]`. Heads of queries that share keys
+/// add to the same gradients of theirs.
 ///
 /// The work is the backward alone: five GEMMs for the forward's two (2.5 times), the scores
 /// recomputed.
@@ -79,12 +83,12 @@ impl Problem for AttentionBackward {
         let (attention, rows) = (&self.attention, self.attention.rows());
         let Attention { s, d, .. } = *attention;
         let heads = Heads { attention, inputs };
-        let shape = attention.shape();
+        let (share, key_rows) = (attention.share(), attention.key_rows());
         let mut expected = Vec::new();
         for band in rows.bands() {
             expected.push(rows.expect(
                 "grad_q",
-                &shape,
+                &attention.shape(),
                 rows.drawn("grad_q", &band),
                 |head, positions| {
                     let [k, v] = heads.seen(head, positions);
@@ -97,23 +101,30 @@ impl Problem for AttentionBackward {
                 },
             ));
         }
-        let drawn = rows.drawn_heads("grad_k and grad_v");
+        let drawn = key_rows.drawn_heads("grad_k and grad_v", share);
         let gradients: Vec<(Vec<f64>, Vec<f64>)> = drawn
             .par_iter()
             .map(|&head| {
-                let [q, grad_out, k, v] =
-                    ["q", "grad_out", "k", "v"].map(|name| heads.first(name, head, s));
-                attention.head().key_value_gradients(&q, &grad_out, &k, &v)
+                let of_query_head = |head| {
+                    let [q, grad_out, k, v] =
+                        ["q", "grad_out", "k", "v"].map(|name| heads.first(name, head, s));
+                    attention.head().key_value_gradients(&q, &grad_out, &k, &v)
+                };
+                (head * share..(head + 1) * share)
+                    .map(of_query_head)
+                    .reduce(|sum, next| (added(sum.0, &next.0), added(sum.1, &next.1)))
+                    .expect("a head of keys has queries")
             })
             .collect();
         let (grad_k, grad_v): (Vec<_>, Vec<_>) = gradients.into_iter().unzip();
         for (name, gradients) in [("grad_k", grad_k), ("grad_v", grad_v)] {
-            for band in rows.bands() {
+            for band in key_rows.bands() {
                 let drawn_rows = drawn
                     .iter()
                     .flat_map(|head| band.clone().map(move |position| head * s + position))
                     .collect();
-                expected.push(rows.expect(name, &shape, drawn_rows, |head, positions| {
+                let shape = attention.key_shape();
+                expected.push(key_rows.expect(name, &shape, drawn_rows, |head, positions| {
                     let of_head =
                         &gradients[drawn.binary_search(&head).expect("rows are of drawn heads")];
                     positions
@@ -127,13 +138,22 @@ impl Problem for AttentionBackward {
         expected
     }
 
-    /// Heads are independent, and gradients linear in the gradient of the output.
+    /// Heads are independent, of grouped ones sequences of the batch, and gradients are linear in
+    /// the gradient of the output.
     fn symmetries(&self) -> Vec<Symmetry> {
-        vec![
+        let roll = if self.attention.share() == 1 {
             Symmetry::Roll {
                 inputs: &[("q", 1), ("k", 1), ("v", 1), ("grad_out", 1)],
                 outputs: &[("grad_q", 1), ("grad_k", 1), ("grad_v", 1)],
-            },
+            }
+        } else {
+            Symmetry::Roll {
+                inputs: &[("q", 0), ("k", 0), ("v", 0), ("grad_out", 0)],
+                outputs: &[("grad_q", 0), ("grad_k", 0), ("grad_v", 0)],
+            }
+        };
+        vec![
+            roll,
             Symmetry::Negate { inputs: &["grad_out"], outputs: &["grad_q", "grad_k", "grad_v"] },
         ]
     }
@@ -149,9 +169,15 @@ impl Problem for AttentionBackward {
 
     fn host_bytes(&self) -> u64 {
         let rows = self.attention.rows();
-        let whole_heads = (rows.drawn_heads("").len() * rows.s) as u64;
+        let keys = self.attention.key_rows();
+        let whole_heads = (keys.drawn_heads("", self.attention.share()).len() * keys.s) as u64;
         // The gradients of the drawn heads are held twice while they are cut into bands.
         let tensors = self.attention.bytes(self.attention.dtype, 3, 4);
         self.attention.host_bytes(tensors, rows.drawn_at_most() + 4 * whole_heads, 6)
     }
+}
+
+fn added(mut sum: Vec<f64>, next: &[f64]) -> Vec<f64> {
+    sum.iter_mut().zip(next).for_each(|(sum, next)| *sum += next);
+    sum
 }

@@ -80,12 +80,12 @@ impl Rows {
             .collect()
     }
 
-    /// The heads that are checked where a row's value needs its whole head, ascending: one at
-    /// least.
-    pub fn drawn_heads(&self, name: &str) -> Vec<usize> {
-        let share = (2 * u128::from(PAIRS) / (self.s as u128 * self.keys as u128))
+    /// The heads that are checked where a row's value needs its whole head, each of `share` heads
+    /// of queries, ascending: one at least.
+    pub fn drawn_heads(&self, name: &str, share: usize) -> Vec<usize> {
+        let drawn = (2 * u128::from(PAIRS) / (share as u128 * self.s as u128 * self.keys as u128))
             .clamp(1, self.heads as u128) as usize;
-        random::indices(SEED, name, self.heads, if self.whole() { self.heads } else { share })
+        random::indices(SEED, name, self.heads, if self.whole() { self.heads } else { drawn })
     }
 
     /// The most elements of a row that the drawn rows can have, for memory estimates.

@@ -1,7 +1,7 @@
 //! The definition against plain loops and finite differences, its invariants, and the tolerances
 //! against emulated rounding.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -284,6 +284,46 @@ fn a_small_problem_is_checked_whole() {
                 .map(|part| part.rows.as_ref().map_or(32 * 33, Vec::len))
                 .sum();
             assert_eq!(rows, 32 * 33);
+        }
+    }
+}
+
+#[test]
+fn gradients_of_shared_keys_are_the_sums_over_the_heads_that_share_them() {
+    let (s, d) = (33, 64);
+    for causal in [false, true] {
+        let apart = AttentionBackward {
+            attention: Attention { b: 2, h: 6, h_kv: 6, ..attention(1, s, d, causal, Dtype::F32) },
+        };
+        let shared = AttentionBackward { attention: Attention { h_kv: 2, ..apart.attention } };
+        let inputs = shared.inputs(5);
+        // Each head of keys thrice.
+        let mut repeated = inputs.clone();
+        for name in ["k", "v"] {
+            let values = inputs.f32(name).chunks(s * d).flat_map(|head| [head; 3]).flatten();
+            repeated.insert(
+                name,
+                Tensor::new(apart.attention.shape(), Data::F32(values.copied().collect())),
+            );
+        }
+        let gradient = |problem: &AttentionBackward, inputs: &Tensors, name: &str| -> Vec<f64> {
+            let parts = problem.reference(inputs).into_iter().filter(|part| part.name == name);
+            let rows = parts.flat_map(|part| {
+                let Data::F64(values) = part.values else { panic!("gradients are f64") };
+                let rows = part.rows.unwrap_or_else(|| (0..values.len() / d).collect());
+                rows.into_iter().zip(values.chunks(d).map(<[f64]>::to_vec).collect::<Vec<_>>())
+            });
+            rows.collect::<BTreeMap<_, _>>().into_values().flatten().collect()
+        };
+        for name in ["grad_k", "grad_v"] {
+            let each = gradient(&apart, &repeated, name);
+            let sums: Vec<f64> = each
+                .chunks(3 * s * d)
+                .flat_map(|heads| {
+                    (0..s * d).map(|at| heads.iter().skip(at).step_by(s * d).sum::<f64>())
+                })
+                .collect();
+            near(&gradient(&shared, &inputs, name), &sums, 1e-12).unwrap();
         }
     }
 }

@@ -467,6 +467,15 @@ fn inputs_are_those_of_the_seed() {
     let problem = DenoiseLoop { expert: tiny(7, 13, Dtype::Bf16), steps: 2 };
     assert_eq!(problem.inputs(1), problem.inputs(1));
     assert_ne!(problem.inputs(1), problem.inputs(2));
+    // Whatever other problems were drawn before, and share.
+    for (s, p, dtype) in [(7, 13, Dtype::Bf16), (9, 13, Dtype::Bf16), (9, 21, Dtype::F32)] {
+        let shape = tiny(s, p, dtype);
+        let inputs = shape.inputs(1);
+        for spec in shape.specs() {
+            assert_eq!(*inputs.tensor(spec.name), spec.draw(1), "{} of {shape:?}", spec.name);
+        }
+        assert_eq!(inputs.iter().count(), shape.specs().len());
+    }
     assert!(
         problem
             .inputs(1)

@@ -27,7 +27,7 @@ impl SavedForward {
     }
 }
 
-/// Fills `grad_q`, `grad_k` and `grad_v` `[b, h, s, d]`.
+/// Fills `grad_q` `[b, h, s, d]`, `grad_k` and `grad_v` `[b, h_kv, s, d]`.
 pub(super) fn launch(
     attention: &Attention,
     inputs: &Tensors,
@@ -36,30 +36,29 @@ pub(super) fn launch(
 ) {
     let Attention { s, d, .. } = *attention;
     let [q, k, v, grad_out] = ["q", "k", "v", "grad_out"].map(|name| inputs.f32(name));
-    let mut slices = outputs.iter_mut().map(|(_, tensor)| match tensor.data_mut() {
-        Data::F32(values) => values.par_chunks_mut(s * d),
+    let share = attention.share();
+    let mut slices = outputs.iter_mut().map(|(name, tensor)| match tensor.data_mut() {
+        // As many chunks as heads of keys.
+        Data::F32(values) => {
+            values.par_chunks_mut(s * d * if name == "grad_q" { share } else { 1 })
+        }
         _ => unreachable!("gradients are f32"),
     });
     // In name order.
     let [grad_k, grad_q, grad_v] = std::array::from_fn(|_| slices.next().expect("three outputs"));
     (grad_q, grad_k, grad_v).into_par_iter().enumerate().for_each(
-        |(head, (grad_q, grad_k, grad_v))| {
-            let of_head = head * s * d..(head + 1) * s * d;
-            let [q, k, v, grad_out, out] =
-                [q, k, v, grad_out, &saved.out].map(|x| &x[of_head.clone()]);
-            let head = HeadInputs {
-                attention,
-                q,
-                k,
-                v,
-                grad_out,
-                out,
-                normalisers: &saved.normalisers[head * s..][..s],
-            };
+        |(key_head, (grad_q, grad_k, grad_v))| {
             grad_k.fill(0.0);
             grad_v.fill(0.0);
-            for (block, grad_q) in grad_q.chunks_mut(QUERIES * d).enumerate() {
-                head.queries(block * QUERIES, grad_q, grad_k, grad_v);
+            for (grad_q, head) in grad_q.chunks_mut(s * d).zip(key_head * share..) {
+                let [k, v] = [k, v].map(|x| &x[key_head * s * d..][..s * d]);
+                let [q, grad_out, out] =
+                    [q, grad_out, &saved.out].map(|x| &x[head * s * d..][..s * d]);
+                let normalisers = &saved.normalisers[head * s..][..s];
+                let head = HeadInputs { attention, q, k, v, grad_out, out, normalisers };
+                for (block, grad_q) in grad_q.chunks_mut(QUERIES * d).enumerate() {
+                    head.queries(block * QUERIES, grad_q, grad_k, grad_v);
+                }
             }
         },
     );

@@ -41,13 +41,14 @@ pub const FORWARD: &[Implementation<AttentionForward>] = &[Implementation {
 pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
     name: "cpu",
     about: "scores recomputed in tiles of 256 queries by 64 keys from the rows' normalisers; a \
-            head a task",
+            head of keys a task",
     supports: |problem| f32_only(problem.attention.dtype),
     prepare: Prepare::Cpu(|problem, inputs| {
         let attention = problem.attention;
         let mut outputs = Tensors::new();
-        for name in ["grad_q", "grad_k", "grad_v"] {
-            outputs = outputs.with_output(name, attention.shape(), Dtype::F32);
+        for input in ["q", "k", "v"] {
+            let name = format!("grad_{input}");
+            outputs = outputs.with_output(&name, attention.shape_of(input), Dtype::F32);
         }
         let saved = backward::SavedForward::new(&attention, &inputs);
         let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {

@@ -65,6 +65,15 @@ fn grouped_heads_and_more_or_fewer_keys_than_queries_agree_with_the_reference() 
 }
 
 #[test]
+fn gradients_of_grouped_heads_agree_with_the_reference() {
+    for (h_kv, s) in [(1, 1), (2, 129), (3, 300)] {
+        for causal in [false, true] {
+            both(Attention { h_kv, ..f32([2, 6, s], causal) }, |_| (), None);
+        }
+    }
+}
+
+#[test]
 fn agrees_with_the_reference_on_outliers() {
     for causal in [false, true] {
         both(Attention { outliers: true, ..f32([1, 4, 333], causal) }, |_| (), None);

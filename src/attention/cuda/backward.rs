@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::forward::FLASH_MMA as FORWARD;
-use super::launch::{ELEMENT_BYTES, Extents, kernel, output, scratch, upload};
+use super::launch::{ELEMENT_BYTES, Extents, kernel, scratch, upload};
 use crate::attention::definition::Attention;
 use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::{self, CudaTask, Input, Output};
@@ -157,7 +157,7 @@ pub const LADDER: &[Implementation<AttentionBackward>] = &[
         about: "probabilities recomputed on the chip, tensor cores through mma.sync; the order of \
                 dq's sums is not fixed",
         supports: |problem| {
-            Extents::from(&problem.attention).supported(&[
+            Extents::from(&problem.attention).supported_alike(&[
                 FLASH_MMA_PREPARE,
                 FLASH_MMA,
                 FLASH_MMA_FINISH,
@@ -170,7 +170,7 @@ pub const LADDER: &[Implementation<AttentionBackward>] = &[
 
 /// Four inputs, the saved output and log-sum-exp, three gradients.
 pub fn common_bytes(extents: &Extents) -> u64 {
-    8 * extents.vector_bytes() + 4 * extents.rows()
+    4 * extents.vector_bytes() + 4 * extents.key_bytes() + 4 * extents.rows()
 }
 
 /// fp32 probabilities and gradients of the scores, and the row sums.
@@ -300,7 +300,12 @@ fn flash_mma(
 
 /// `grad_q`, `grad_k` and `grad_v`.
 pub fn gradients(device: &Device, attention: &Attention) -> Result<Vec<Output>, BackendError> {
-    ["grad_q", "grad_k", "grad_v"].into_iter().map(|name| output(device, name, attention)).collect()
+    [("grad_q", "q"), ("grad_k", "k"), ("grad_v", "v")]
+        .into_iter()
+        .map(|(name, input)| {
+            Output::new(device, name, attention.shape_of(input), attention.output_dtype())
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use super::backward::{
     FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS, dq_sum_bytes, flash_mma_bytes, gradients, save,
     stats_bytes, step,
 };
-use super::launch::{ELEMENT_BYTES, Extents, boxes, kernel, scratch};
+use super::launch::{ELEMENT_BYTES, Extents, boxes, kernel, key_boxes, scratch};
 use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
@@ -34,7 +34,7 @@ const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
         include_str!("../../../kernels/attention/backward_flash_wgmma.cu"),
         "attention_backward_flash_wgmma",
         THREADS,
-        |extents| [extents.s.div_ceil(KEYS) * extents.heads, 1, 1],
+        |extents| [extents.s.div_ceil(KEYS) * extents.key_heads(), 1, 1],
     )
 };
 
@@ -114,8 +114,8 @@ fn launched(
     turns.fill(0)?;
     let outputs = gradients(device, &problem.attention)?;
     let [grad_k, grad_v] = [outputs[1].address(), outputs[2].address()];
-    let [of_step, of_keys, of_group] =
-        [QUERIES, KEYS, GROUP_KEYS].map(|rows| boxes(&extents, rows));
+    let of_step = boxes(&extents, QUERIES);
+    let [of_keys, of_group] = [KEYS, GROUP_KEYS].map(|rows| key_boxes(&extents, rows));
     let parameters = Parameters::new()
         .bytes(&of_step.map(saved.q.address())?)
         .bytes(&of_keys.map(saved.k.address())?)
@@ -126,7 +126,8 @@ fn launched(
         .address(stats.address())
         .address(dq_sum.address())
         .address(turns.address())
-        .value(extents.s as i32);
+        .value(extents.s as i32)
+        .value(extents.share as i32);
     let main = main.settled(device, None, parameters)?;
     Ok(CudaTask::new(device, saved.launch_inputs(), outputs, move |outputs| {
         // All of it: the launch has addresses only.

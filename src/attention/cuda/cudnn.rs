@@ -36,7 +36,10 @@ pub const FORWARD: Implementation<AttentionForward> = Implementation {
 pub const BACKWARD: Implementation<AttentionBackward> = Implementation {
     name: "cuda/cudnn",
     about: "the library's fused gradients, by its own heuristic: the peer",
-    supports: |problem| supported(&problem.attention),
+    supports: |problem| {
+        supported(&problem.attention)?;
+        Extents::from(&problem.attention).alike()
+    },
     prepare: Prepare::CudaWithin { device_bytes: backward_bytes, prepare: backward },
 };
 

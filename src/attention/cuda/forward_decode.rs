@@ -117,6 +117,13 @@ fn variants(queries: &[usize]) -> Vec<Extents> {
     variants
 }
 
+/// As many blocks as may run at once, or a sixteenth less if then each has whole units or an equal
+/// share of one: memory is as busy, and no block has parts of two units to leave for others.
+fn blocks(units: usize, most: usize) -> usize {
+    let even = |blocks: &usize| units.is_multiple_of(*blocks) || blocks.is_multiple_of(units);
+    (most - most / 16..=most).rev().find(even).unwrap_or(most)
+}
+
 /// Row of the forward ladder.
 pub const ROW: Implementation<AttentionForward> = Implementation {
     name: "cuda/flash_decode",
@@ -163,7 +170,7 @@ fn launcher(
     let row_tiles = group_rows(&extents).div_ceil(tile.rows);
     let units = extents.key_heads() * row_tiles;
     let tiles = units * extents.keys.div_ceil(tile.keys());
-    let blocks = tiles.min(device.facts().multiprocessors as usize);
+    let blocks = blocks(units, tiles.min(device.facts().multiprocessors as usize));
     // Two parts a block: o, m and l of each row.
     let sums = scratch(device, (2 * blocks * tile.rows * (extents.d + 2) * 4) as u64)?;
     let arrived = device.upload(&vec![0; 4 * units])?;
@@ -216,6 +223,14 @@ mod tests {
         assert_eq!((group_rows(&one), tile(&one).rows, one.key_heads()), (8, 8, 8));
         let more = Extents { s: 5, ..one };
         assert_eq!((group_rows(&more), tile(&more).rows), (40, 32));
+    }
+
+    #[test]
+    fn blocks_have_whole_units_or_equal_shares_of_one_where_few_are_left_idle() {
+        // 132 multiprocessors: two blocks a unit, sixteen, two units a block.
+        assert_eq!([64, 8, 256].map(|units| blocks(units, 132)), [128; 3]);
+        // No number close enough, and fewer tiles than multiprocessors.
+        assert_eq!((blocks(75, 132), blocks(5, 5), blocks(3, 1)), (132, 5, 1));
     }
 
     #[test]

@@ -235,6 +235,22 @@ fn grouped_heads_and_more_or_fewer_keys_than_queries_agree_with_the_reference() 
 }
 
 #[test]
+fn gradients_of_grouped_heads_agree_with_the_reference() {
+    let Some((device, _alone)) = gpu() else { return };
+    let expected = 2 * usize::from(device.facts().arch == "sm_90a");
+    // One block a head of keys and several, steps of one head of queries and of many.
+    for (h, h_kv, s) in [(8, 1, 1), (6, 2, 63), (8, 2, 129), (6, 3, 1000)] {
+        for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
+            for dtype in [Dtype::Bf16, Dtype::F16] {
+                let attention = Attention { h_kv, dtype, ..bf16(2, h, s, d, causal) };
+                let (problem, name) = (AttentionBackward { attention }, format!("{attention:?}"));
+                assert_eq!(check(backward(), |_| true, &problem, &device, &name), expected);
+            }
+        }
+    }
+}
+
+#[test]
 fn fp8_agrees_with_the_reference_of_what_was_rounded() {
     let Some((device, _alone)) = gpu() else { return };
     let expected = usize::from(device.facts().arch == "sm_90a");

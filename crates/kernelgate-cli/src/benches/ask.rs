@@ -43,13 +43,34 @@ pub struct Asking<'a> {
 /// for.
 ///
 /// # Errors
-/// When one breaks, hangs or cannot do it here, or none has a case that was asked for.
+/// As [`each`].
 pub fn all(
     found: &FoundBenches,
     asking: &Asking<'_>,
     action: &Action,
 ) -> anyhow::Result<Vec<(String, ResponseBody)>> {
-    let (mut answers, mut reasons, mut close) = (Vec::new(), Vec::new(), Vec::new());
+    let mut answers = Vec::new();
+    each(found, asking, action, |bench, answer| {
+        answers.push((bench.to_owned(), answer));
+        Ok(())
+    })?;
+    Ok(answers)
+}
+
+/// Asks one executable after the other; `answered` gets each bench with its answer as it comes, so
+/// that what one said is not lost where the next one breaks or the user ends it. Those that have no
+/// case that was asked for are left out.
+///
+/// # Errors
+/// When one breaks, hangs or cannot do it here, none has a case that was asked for, or `answered`
+/// fails.
+pub fn each(
+    found: &FoundBenches,
+    asking: &Asking<'_>,
+    action: &Action,
+    mut answered: impl FnMut(&str, ResponseBody) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let (mut have_answered, mut reasons, mut close) = (false, Vec::new(), Vec::new());
     for executable in &found.executables {
         match one(executable, asking, action)? {
             ResponseBody::NoMatch { reason, close: ids } => {
@@ -59,10 +80,13 @@ pub fn all(
             ResponseBody::Refused(reason) => {
                 anyhow::bail!("bench `{}`: {reason}", executable.bench)
             }
-            answer => answers.push((executable.bench.clone(), answer)),
+            answer => {
+                have_answered = true;
+                answered(&executable.bench, answer)?;
+            }
         }
     }
-    if answers.is_empty() {
+    if !have_answered {
         let reason = reasons.into_iter().next().unwrap_or_else(|| "no bench has a case".to_owned());
         close.truncate(MAX_CLOSE);
         let hint = match close.is_empty() {
@@ -71,7 +95,7 @@ pub fn all(
         };
         anyhow::bail!("{reason}; {hint}");
     }
-    Ok(answers)
+    Ok(())
 }
 
 /// Asks one executable.
@@ -187,6 +211,43 @@ fn pass_on(said: impl Read) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A bench of two lines of shell: the first answers, the second breaks.
+    #[cfg(unix)]
+    #[test]
+    fn what_a_bench_answered_is_there_where_the_next_one_breaks() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = tempfile::tempdir().unwrap();
+        let bench = |name: &str, script: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+            BenchExecutable { bench: name.to_owned(), path, root: folder.path().to_owned() }
+        };
+        let answer = ResponseBody::Verify(Vec::new());
+        let response = Response { bench: "first".to_owned(), answer: answer.clone() };
+        file::write(&folder.path().join("answer"), &response).unwrap();
+        let answers =
+            r#"cp answer "$(sed -n 's/.*"response": *"\([^"]*\)".*/\1/p' "$KERNELGATE_REQUEST")""#;
+        let executables = vec![bench("first", answers), bench("second", "exit 7")];
+        let found = FoundBenches { executables, left_alone: Vec::new() };
+        let running = Running::default();
+        let asking = Asking {
+            settings: BTreeMap::new(),
+            filter: None,
+            timeout: Duration::from_secs(60),
+            running: &running,
+        };
+        let mut answered = Vec::new();
+        let outcome = each(&found, &asking, &Action::List, |bench, answer| {
+            answered.push((bench.to_owned(), answer));
+            Ok(())
+        });
+        let why = outcome.unwrap_err().to_string();
+        assert!(why.contains("`second` ended with exit status: 7"), "{why}");
+        assert_eq!(answered, [("first".to_owned(), answer)]);
+    }
 
     #[test]
     fn what_a_bench_writes_is_limited() {

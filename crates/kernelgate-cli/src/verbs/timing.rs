@@ -75,27 +75,27 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let filter = arguments.filter.as_deref();
     let asking = Asking { settings, filter, timeout: arguments.wait, running };
     let action = Action::Timing { part: arguments.part.map(Into::into) };
-    let answers = match arguments.part {
+    let show = |bench: &str, answer| {
+        match answer {
+            ResponseBody::Timing(report) => match arguments.format {
+                OutputFormat::Json => print_json(&report)?,
+                format => print(&report, |table| format.table(table)),
+            },
+            ResponseBody::Refused(reason) => anyhow::bail!("{reason}"),
+            _ => return Err(unexpected(bench)),
+        }
+        Ok(())
+    };
+    match arguments.part {
         Some(PartName::Cases) => {
             Filter::parse(filter, false)?;
-            ask::all(&found, &asking, &action)?
+            ask::each(&found, &asking, &action, show)?;
         }
         _ => {
             anyhow::ensure!(filter.is_none(), "a filter of cases goes with --part cases");
             // Every bench would measure the same.
             let bench = &found.executables[0];
-            vec![(bench.bench.clone(), ask::one(bench, &asking, &action)?)]
-        }
-    };
-    for (bench, answer) in answers {
-        let report = match answer {
-            ResponseBody::Timing(report) => report,
-            ResponseBody::Refused(reason) => anyhow::bail!("{reason}"),
-            _ => return Err(unexpected(&bench)),
-        };
-        match arguments.format {
-            OutputFormat::Json => print_json(&report)?,
-            format => print(&report, |table| format.table(table)),
+            show(&bench.bench, ask::one(bench, &asking, &action)?)?;
         }
     }
     Ok(Exit::Fine)
@@ -183,7 +183,7 @@ fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
                 time(row.events_recorded_ns),
                 time(row.cupti_ns),
                 signed(difference),
-                format!("{:+.2}%", 100.0 * difference / row.cupti_ns),
+                format!("{:+.2}%", row.difference_percent()),
             ]);
         }
         println!("\n{}", show(&table));

@@ -1,15 +1,23 @@
 //! The driver's results as errors, with what was being done.
 
+use std::ffi::CStr;
+
 use cudarc::driver::{DriverError, sys};
 
 use crate::BackendError;
 
 /// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
 pub fn describe(error: &DriverError) -> String {
-    let text = |text: Result<&std::ffi::CStr, DriverError>| {
-        text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+    let text = |text: Result<&CStr, DriverError>| {
+        text.map(|text| text.to_string_lossy().into_owned()).ok()
     };
-    format!("{} ({})", text(error.error_name()), text(error.error_string()))
+    spelled(error.0, text(error.error_name()), text(error.error_string()))
+}
+
+/// A driver that is shutting down, as while its process ends, has no texts.
+fn spelled(code: sys::CUresult, name: Option<String>, text: Option<String>) -> String {
+    let name = name.unwrap_or_else(|| format!("{code:?}"));
+    format!("{name} ({})", text.as_deref().unwrap_or("without a text of the driver"))
 }
 
 /// An error of the driver, with what was being done.
@@ -32,4 +40,18 @@ pub fn failed(action: &str, error: &DriverError) -> BackendError {
             | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
     );
     if lost { BackendError::Lost(text) } else { BackendError::Launch(text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_without_texts_of_the_driver_has_its_name() {
+        let code = sys::CUresult::CUDA_ERROR_DEINITIALIZED;
+        let without = "CUDA_ERROR_DEINITIALIZED (without a text of the driver)";
+        assert_eq!(spelled(code, None, None), without);
+        let [name, text] = ["CUDA_ERROR_X", "x"].map(|text| Some(text.to_owned()));
+        assert_eq!(spelled(code, name, text), "CUDA_ERROR_X (x)");
+    }
 }

@@ -21,7 +21,8 @@ type RunFn = Box<dyn FnMut(&Tensors, &mut Tensors)>;
 
 impl CpuTask {
     /// `run` overwrites every element of the outputs from the inputs that it is given, and returns
-    /// when done.
+    /// when done. It may put another tensor in an output's place if nothing else holds that one's
+    /// memory: a view of an input or of what it keeps is an error.
     pub fn new(
         inputs: Arc<Tensors>,
         outputs: Tensors,
@@ -53,6 +54,11 @@ impl Executable for CpuTask {
     }
 
     fn outputs(&mut self) -> Result<&Tensors, BackendError> {
+        if let Some(name) = self.outputs.first_shared() {
+            return Err(BackendError::NotTimed(format!(
+                "output `{name}` is a view of an input or of what the row keeps: nothing writes it"
+            )));
+        }
         Ok(&self.outputs)
     }
 

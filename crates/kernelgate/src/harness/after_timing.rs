@@ -35,6 +35,16 @@ pub enum CurrentInputs {
     Changed,
 }
 
+/// What the checks of its cases before tell of an executable.
+#[derive(Debug, Default)]
+pub struct Checked {
+    /// Which inputs it reads now.
+    pub inputs: CurrentInputs,
+    /// What was found of work elsewhere, once that was looked for: a launch for this is the same
+    /// whether the cache is hot or cold.
+    pub elsewhere: Option<Option<String>>,
+}
+
 /// Replaces inputs, poisons outputs, runs what was timed, and compares. The inputs stay replaced:
 /// the next check of this executable puts the original ones back and compares with their reference.
 ///

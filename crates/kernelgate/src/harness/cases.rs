@@ -92,10 +92,11 @@ impl Selection<'_> {
 
 /// Selects cases.
 ///
-/// A suite without an overridden axis, or which does not take its value, contributes nothing.
+/// A suite without an overridden axis, or which does not take its value, contributes nothing. One
+/// that takes each value but not all together is skipped, with what it says.
 ///
 /// # Errors
-/// When two cases share an id, or a problem cannot say its work.
+/// When two cases share an id, a problem cannot say its work, or no suite takes the overrides.
 pub fn select<'a>(
     suites: impl IntoIterator<Item = &'a dyn Suite>,
     effort: Effort,
@@ -119,12 +120,18 @@ pub fn select_part<'a>(
 ) -> Result<Selection<'a>, HarnessError> {
     let mut ids = BTreeSet::new();
     let mut selection = Selection::default();
+    let (mut taken, mut refused) = (false, Vec::new());
     for suite in suites {
         let Ok(points) = suite.points(effort, place.kind.scale(), overrides) else { continue };
         for point in points {
-            let bound = suite.bind(&point).map_err(|error| {
-                HarnessError::Usage(format!("{}/{point}: {error}", suite.name()))
-            })?;
+            let bound = match suite.bind(&point) {
+                Ok(bound) => bound,
+                Err(error) => {
+                    refused.push((format!("{}/{point}", suite.name()), error.to_string()));
+                    continue;
+                }
+            };
+            taken = true;
             let bytes = guard::catch(|| bound.problem().work().total_bytes()).map_err(|panic| {
                 HarnessError::Usage(format!("{}/{point}: declared work: {panic}", suite.name()))
             })?;
@@ -162,6 +169,15 @@ pub fn select_part<'a>(
             }
         }
     }
+    match refused.first() {
+        Some((id, reason)) if !taken || overrides.is_empty() => {
+            return Err(HarnessError::Usage(format!("{id}: {reason}")));
+        }
+        _ => {}
+    }
+    let refused = refused.into_iter().filter(|(id, _)| filter.matches(id));
+    selection.unsupported.extend(refused.clone().map(|(id, _)| id));
+    selection.skipped.extend(refused);
     Ok(selection)
 }
 
@@ -288,7 +304,7 @@ pub fn suggestions(filter: &Filter, ids: &[String]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::all;
+    use super::super::sample::{all, own};
     use super::*;
 
     #[test]
@@ -309,6 +325,29 @@ mod tests {
         // Without comparing, which would take minutes.
         assert!(suggestions(&"st_bif/".repeat(100_000), true).is_empty());
         assert!(in_short(&"é".repeat(1000)).ends_with("… (2000 bytes)"));
+    }
+
+    #[test]
+    fn a_workload_that_refuses_a_value_is_left_out_with_what_it_says() {
+        let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
+        let of = |suites: &[Box<dyn Suite>], overrides: &[&str], filter: Option<&str>| {
+            let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
+            let filter = Filter::parse(filter, false).unwrap();
+            let suites = suites.iter().map(AsRef::as_ref);
+            select(suites, Effort::Default, &place, &overrides, &filter)
+                .map(|selection| (selection.count(), selection.skipped))
+                .map_err(|error| error.to_string())
+        };
+        let reason = "no gradients at level 16";
+        let skipped = |id: &str| (id.to_owned(), reason.to_owned());
+        let backward = skipped("spike/backward/n8_t4_level16");
+        assert_eq!(of(&own(), &["level=16"], None), Ok((2, vec![backward.clone()])));
+        assert_eq!(of(&own(), &["level=16"], Some("forward")), Ok((2, vec![])));
+        assert_eq!(of(&own(), &["level=16"], Some("backward")), Ok((0, vec![backward.clone()])));
+        assert_eq!(of(&own(), &["level=4"], None), Ok((3, vec![])));
+        // Nobody else takes it.
+        let refused = of(&own()[1..], &["level=16"], None);
+        assert_eq!(refused, Err(format!("{}: {reason}", backward.0)));
     }
 
     #[test]

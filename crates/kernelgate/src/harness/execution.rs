@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 
-use super::after_timing::{self, CurrentInputs};
+use super::after_timing::{self, Checked};
 use super::args::Flags;
 use super::cases::{Case, Group, Selection};
 use super::deadline::Deadline;
@@ -187,7 +187,7 @@ impl Execution<'_> {
                 }
             };
             self.progress.verified(&verification, started.elapsed());
-            let mut current = CurrentInputs::default();
+            let mut checked = Checked::default();
             for (i, case) in cases.iter().enumerate() {
                 if i > 0 {
                     if let Some(why) = self.out_of_time() {
@@ -201,7 +201,7 @@ impl Execution<'_> {
                 let timed = self.time(
                     criterion_group.as_mut(),
                     (group, case, &mut ready),
-                    (executable.as_mut(), &mut current),
+                    (executable.as_mut(), &mut checked),
                     (launch, &verification),
                 );
                 // Builds are compared by what their kernels are, once an executable.
@@ -276,7 +276,7 @@ impl Execution<'_> {
         &mut self,
         criterion_group: Option<&mut BenchmarkGroup<'_, Elapsed>>,
         (group, case, ready): (&Group<'_>, &Case, &mut Ready),
-        (executable, current): (&mut dyn Executable, &mut CurrentInputs),
+        (executable, checked): (&mut dyn Executable, &mut Checked),
         (launch, verification): (Duration, &VerificationRecord),
     ) -> Result<(Samples, AfterTiming), CaseError> {
         if let Some(lost) = &self.lost {
@@ -327,13 +327,20 @@ impl Execution<'_> {
         let digest = verification.by.as_ref().and(verification.digest.as_deref());
         let clock = Instant::now();
         let _activity = spent::on("check after timing");
+        let inputs = &mut checked.inputs;
         let after =
-            after_timing::check(ready, group, (executable, current), stopwatch.as_mut(), digest)?;
+            after_timing::check(ready, group, (executable, inputs), stopwatch.as_mut(), digest)?;
         // An earlier process of this executable has looked.
         if digest.is_none() {
             let _activity = spent::on("record of streams");
-            let elsewhere = guard::catch(|| stopwatch.check_elsewhere(executable));
-            samples.unrecorded = elsewhere.map_err(CaseError::Fail)?.map_err(backend_error)?;
+            samples.unrecorded = match &checked.elsewhere {
+                Some(known) => known.clone(),
+                None => {
+                    let looked = guard::catch(|| stopwatch.check_elsewhere(executable));
+                    let told = looked.map_err(CaseError::Fail)?.map_err(backend_error)?;
+                    checked.elsewhere.insert(told).clone()
+                }
+            };
         }
         self.progress.checked(&after, clock.elapsed());
         Ok((samples, after))

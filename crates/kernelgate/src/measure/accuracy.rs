@@ -43,6 +43,14 @@ pub struct TraceRow {
     pub cupti_ns: f64,
 }
 
+impl TraceRow {
+    /// How much longer the recorded launches took by events than by CUPTI's record of them, per
+    /// cent.
+    pub fn difference_percent(&self) -> f64 {
+        100.0 * (self.events_recorded_ns - self.cupti_ns) / self.cupti_ns
+    }
+}
+
 /// A pass over memory that was read before, and one that was not.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ColdRow {

@@ -327,6 +327,12 @@ impl Tensors {
         Self::default()
     }
 
+    /// The first tensor whose memory something else holds as well.
+    pub fn first_shared(&self) -> Option<&str> {
+        let mut tensors = self.0.iter();
+        tensors.find(|(_, tensor)| Arc::strong_count(tensor) > 1).map(|(name, _)| name.as_str())
+    }
+
     /// Adds a tensor under a name, for chaining.
     pub fn with(mut self, name: &str, shape: impl Into<Vec<usize>>, data: impl Into<Data>) -> Self {
         self.insert(name, Tensor::new(shape, data.into()));

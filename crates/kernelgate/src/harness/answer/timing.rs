@@ -8,9 +8,10 @@ use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
 
 use super::each::each_implementation;
 use crate::backend::{BackendError, Target};
+use crate::display::time;
 use crate::harness::cases::{Case, Group, Selection};
 use crate::harness::problem::{CaseError, Ready, case_error};
-use crate::measure::accuracy;
+use crate::measure::accuracy::{self, TraceRow};
 use crate::measure::events::EventTimer;
 use crate::measure::limits::Limits;
 use crate::protocol::{Part, TimingReport};
@@ -75,8 +76,13 @@ pub fn cases(
     let overhead = events.overhead();
     let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
         let (mut executable, _) = ready.verify(group, case, &target)?;
-        accuracy::case_against_cupti(&mut events, &case.id, executable.as_mut())
-            .map_err(|error| case_error(error.into()))
+        let row = accuracy::case_against_cupti(&mut events, &case.id, executable.as_mut())
+            .map_err(|error| case_error(error.into()))?;
+        // Said now: the answer comes at the end, and not at all where the user ends this before.
+        if let Some(row) = &row {
+            eprintln!("      {}", in_words(row));
+        }
+        Ok(row)
     };
     let (outcomes, lost) = each_implementation(selection, (seed, &target), "timing", one);
     if lost {
@@ -107,8 +113,33 @@ pub fn cases(
     })
 }
 
+/// A row's times in a line.
+fn in_words(row: &TraceRow) -> String {
+    let times = [row.events_ns, row.events_recorded_ns, row.cupti_ns].map(time);
+    let ([events, recorded, cupti], difference) = (times, row.difference_percent());
+    format!("by events {events}, recorded {recorded}, by CUPTI {cupti}, {difference:+.2}%")
+}
+
 /// What is said where CUPTI is missing.
 fn missing() -> String {
     let (name, advice) = (Library::Cupti.name(), Library::Cupti.advice());
     format!("not compared with the hardware's record: {name} is missing: {advice}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rows_times_are_said_in_a_line() {
+        let row = TraceRow {
+            what: "loop".to_owned(),
+            cache: "hot".to_owned(),
+            events_ns: 1e6,
+            events_recorded_ns: 2.01e6,
+            cupti_ns: 2e6,
+        };
+        let words = "by events 1.000 ms, recorded 2.010 ms, by CUPTI 2.000 ms, +0.50%";
+        assert_eq!(in_words(&row), words);
+    }
 }
