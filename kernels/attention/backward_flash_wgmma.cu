@@ -11,7 +11,9 @@
 // Threads: two warpgroups of 64 keys each compute, with 240 registers a thread; one thread of a
 // third, which keeps 24, copies. Keys are rows, so that p^T and ds^T are operands in the registers
 // where they were computed; ds^T goes to shared memory too, because dq sums over the keys of both
-// warpgroups, each of which computes half of it.
+// warpgroups: each computes half of its columns, or where d = 64, all of every other step's.
+// Heads of queries that share keys are one after the other in a block's steps, so that dk and dv
+// are summed over them in registers.
 // Shared memory: keys, values; two stages of queries with their statistics, and of dout; two of
 // ds^T, so that a step's is written while the last one's may still be read. All but the statistics
 // are columns of 64 elements, whose rows of 128 bytes are swizzled as wgmma wants it.
@@ -26,8 +28,10 @@
 // waits for one that cannot start: upwards, where a block is a step behind the one before. Where
 // causal they go downwards from the diagonal, where every block starts and no block waits.
 //
-// Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal). Against flash_mma: operands come to the
-// tensor cores from shared memory without passing through registers, copies take no thread's time.
+// Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal), with shared memory close behind: a GEMM
+// of 64 columns reads 128 bytes of it a cycle, or half where one operand is in registers, as keys
+// and values are where d = 64. Against flash_mma: operands come to the tensor cores from shared
+// memory without passing through registers, copies take no thread's time.
 #include "attention/ring.cuh"
 #include "attention/shape.cuh"
 #include "attention/warpgroup_gemm.cuh"

@@ -41,7 +41,7 @@ constexpr u32 kPartBytes = kStepKeys * kRowBytes;                    // keys, or
 constexpr u32 kStageBytes = 2 * kPartBytes;
 constexpr int kPitch = kHeadDim + 4;   // floats of a row of o in shared memory
 constexpr int kPieces = kHeadDim / 4;  // of a row, as the parts of a head are put together
-constexpr int kPartsAtOnce = 4;        // read before the first is added
+constexpr int kPartsAtOnce = 2;        // read before the first is added
 constexpr float kRescaleThreshold = 8.f / kScaleLog2;
 
 static_assert(kStages >= 2, "a step computes while others are copied");

@@ -12,7 +12,7 @@ use kernelgate::display::time;
 /// Most charts of a kind.
 const MOST: usize = 30;
 
-/// How much longer a launch takes with cold caches.
+/// How much longer a launch takes with cold caches, a chart a workload.
 pub fn caches(measured: &Measured) -> Gallery {
     let key =
         |case: &Case| (case.workload.clone(), case.problem.clone(), case.implementation.clone());
@@ -22,30 +22,33 @@ pub fn caches(measured: &Measured) -> Gallery {
         .filter(|case| case.cache == "cold")
         .map(|case| (key(case), case))
         .collect();
-    let row = |hot: &Case| {
-        let cold = cold.get(&key(hot))?;
+    let mut rows: BTreeMap<&str, Vec<Row>> = BTreeMap::new();
+    for hot in measured.cases.iter().filter(|case| case.cache == "hot") {
+        let Some(cold) = cold.get(&key(hot)) else { continue };
         let ratio = cold.time_ns() / hot.time_ns();
-        Some(Row {
-            label: format!("{} {} {}", hot.workload, hot.problem, hot.implementation),
+        rows.entry(&hot.workload).or_default().push(Row {
+            label: format!("{} {}", hot.problem, hot.implementation),
             value: format!("{} hot, {} cold", time(hot.time_ns()), time(cold.time_ns())),
             marks: vec![RowMark::Interval(ratio.min(1.0), ratio, ratio.max(1.0), 0)],
-        })
-    };
-    let hot = measured.cases.iter().filter(|case| case.cache == "hot");
+        });
+    }
     let mut gallery = Gallery::default();
-    gallery.add(
-        MOST,
-        in_parts("caches", "", hot.filter_map(row).collect(), |part| Chart {
-            title: format!("Cold caches against hot ones{part}"),
-            subtitle: "change of the time of a launch when its data come from memory".to_owned(),
-            body: Body::Rows(Rows {
-                axis: Axis::new("cold over hot", Quantity::Change, ScaleKind::Linear),
-                legend: vec![],
-                rows: vec![],
-                origin: Some(1.0),
+    for (workload, rows) in rows {
+        gallery.add(
+            MOST,
+            in_parts(workload, "caches", rows, |part| Chart {
+                title: format!("{workload}: cold caches against hot ones{part}"),
+                subtitle: "change of the time of a launch when its data come from memory"
+                    .to_owned(),
+                body: Body::Rows(Rows {
+                    axis: Axis::new("cold over hot", Quantity::Change, ScaleKind::Linear),
+                    legend: vec![],
+                    rows: vec![],
+                    origin: Some(1.0),
+                }),
             }),
-        }),
-    );
+        );
+    }
     gallery
 }
 
