@@ -330,13 +330,16 @@ fn more_known(mut before: Limits, after: Limits) -> Limits {
     before
 }
 
+/// Each value once.
+fn joined(values: impl Iterator<Item = String>) -> String {
+    let values: BTreeSet<String> = values.filter(|value| !value.is_empty()).collect();
+    values.into_iter().collect::<Vec<_>>().join(", ")
+}
+
 /// What the records say of where and when, each fact with all its values.
 fn facts(sources: &[Source]) -> Vec<(&'static str, String)> {
-    let all = |of: &dyn Fn(&Source) -> Option<String>| -> String {
-        let values = sources.iter().filter_map(of).filter(|value| !value.is_empty());
-        let values: BTreeSet<String> = values.collect();
-        values.into_iter().collect::<Vec<_>>().join(", ")
-    };
+    let all = |of: &dyn Fn(&Source) -> Option<String>| joined(sources.iter().filter_map(of));
+    let gpus = sources.iter().filter_map(|it| it.environment.gpu.as_ref());
     let environment = |of: fn(&Environment) -> String| all(&|it| Some(of(&it.environment)));
     let gpu = |of: fn(&kernelgate::record::environment::Gpu) -> String| {
         all(&|it| it.environment.gpu.as_ref().map(of))
@@ -349,10 +352,9 @@ fn facts(sources: &[Source]) -> Vec<(&'static str, String)> {
         ("NVRTC", gpu(|it| it.nvrtc.clone())),
         (
             "libraries",
-            gpu(|it| {
-                let each = it.libraries.iter().map(|(name, version)| format!("{name} {version}"));
-                each.collect::<Vec<_>>().join(" ")
-            }),
+            joined(gpus.flat_map(|gpu| {
+                gpu.libraries.iter().map(|(name, version)| format!("{name} {version}"))
+            })),
         ),
         ("device memory", gpu(|it| display::bytes(it.memory_bytes))),
         ("L2 cache", gpu(|it| display::bytes(it.l2_bytes))),

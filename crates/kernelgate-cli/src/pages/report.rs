@@ -122,8 +122,9 @@ const CURVES: &str = "A point is the median of the process runs, its bar their r
 const ROOFLINE: &str = "Declared operations over declared bytes; operations of GEMMs where there are \
                         any, else all.";
 
-const CACHES: &str = "Each implementation against itself: how much longer a launch takes when nothing \
-                      that it reads is in a cache.";
+const CACHES: &str = "Each implementation against itself: how much longer a launch takes after caches \
+                      were filled with other data. It may take less: they were filled by reads, and \
+                      nothing in them has to be written back first, as after a launch.";
 const PEERS: &str = "The same problems by other programs on the same device.";
 const ERRORS: &str = "Each point is a case: fast and exact is at the bottom left.";
 const RUNS: &str = "How much the time differs from one process to the next. A difference between two \
@@ -151,7 +152,9 @@ const WORDS: [(&str, &str); 9] = [
     (
         "limit",
         "The least time that the device's measured bandwidths and rates allow for the operations and \
-         bytes that the mathematics needs. Of limit, or share of the limit: that over the time.",
+         bytes that the mathematics needs. Of limit, or share of the limit: that over the time. Above \
+         100 %: the machine was busier when its ceilings were measured, or a GEMM of this shape is \
+         faster than the one that was measured.",
     ),
     (
         "error",
