@@ -96,7 +96,7 @@ const CRATES: &[Rules] = &[
             ("error", &[]),
             ("model", &[]),
             ("read", &["error", "model"]),
-            ("analyze", &["model", "read"]),
+            ("analyze", &["error", "model", "read"]),
             ("stats", &["error", "model", "read", "analyze"]),
             ("diagnose", &["error", "model", "read", "analyze", "stats"]),
             ("export", &["model", "analyze"]),

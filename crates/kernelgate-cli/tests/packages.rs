@@ -268,7 +268,7 @@ fn a_bench_that_misbehaves_is_named_and_ended() {
     run("old", "list")
         .expect(2, &["bench `evil`: it speaks version 1 of the protocol", "update kernelgate"]);
     run("new", "list")
-        .expect(2, &["speaks versions 40 to 41", "this program 1 to 2", "update the program"]);
+        .expect(2, &["speaks versions 40 to 41", "this program 1 to 3", "update the program"]);
     let started = std::time::Instant::now();
     run("hang", "list --wait 1s")
         .expect(2, &["bench `evil` gave no response within 1 s", "--wait"]);

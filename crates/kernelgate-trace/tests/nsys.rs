@@ -27,6 +27,8 @@ fn files_of_no_known_format_are_refused_by_name() {
 fn a_report_without_its_program_names_the_command() {
     let message = refused("a.nsys-rep", b"binary");
     assert!(message.contains("nsys export --type sqlite"), "{message}");
+    let message = refused("a.qdstrm", b"binary");
+    assert!(message.contains("run: QdstrmImporter -i"), "{message}");
     let message = refused("a.ncu-rep", b"binary");
     assert!(message.contains("ncu --csv --page details --import"), "{message}");
 }
@@ -52,15 +54,14 @@ fn of_a_truncated_export_the_rest_is_told() {
     ));
     let bytes = std::fs::read(export.path()).unwrap();
     let (_folder, path) = file("cut.sqlite", &bytes[..bytes.len() / 2]);
-    match read::open(&path, &Wanted::ALL) {
-        Err(error) => assert!(error.to_string().contains("truncated or damaged"), "{error}"),
-        Ok(trace) => {
-            let kernels = trace.kernels.on_gpu.len();
-            assert!(kernels > 1000 && kernels < 20_000, "{kernels}");
-            assert!(trace.quality.unreadable[0].contains("truncated"), "{:?}", trace.quality);
-            assert!(diagnose(&trace).to_text().contains("could not be read to its end"));
-        }
-    }
+    let trace = read::open(&path, &Wanted::ALL).unwrap();
+    let kernels = trace.kernels.on_gpu.len();
+    assert!(kernels > 1000 && kernels < 20_000, "{kernels}");
+    assert!(trace.quality.unreadable[0].contains("truncated"), "{:?}", trace.quality);
+    let report = diagnose(&trace).to_text();
+    assert!(report.contains("could not be read to its end"), "{report}");
+    let message = refused("head.sqlite", &bytes[..100]);
+    assert!(message.contains("truncated or damaged"), "{message}");
 }
 
 #[test]

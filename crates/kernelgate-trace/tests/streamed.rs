@@ -6,8 +6,10 @@
 mod fixture;
 
 use fixture::{Export, process};
+use kernelgate_trace::analyze::{inside, restrict};
 use kernelgate_trace::diagnose::difference::Sums;
 use kernelgate_trace::diagnose::{CauseKind, Diagnosis, diagnose, diagnose_streamed};
+use kernelgate_trace::read::Wanted;
 use kernelgate_trace::stats::{self, Report};
 
 /// The tables that can be summed while ranges and calls are read.
@@ -140,6 +142,64 @@ fn what_the_host_did_is_summed_alike() {
     assert_eq!(found.memory[0].phases.len(), 3, "{:?}", found.memory[0].phases);
     let inside = found.answers.components.iter().find(|of| of.path.ends_with("library:capture"));
     assert_eq!(inside.map(|of| of.kernels), Some(1), "{:?}", found.answers.components);
+}
+
+/// Checks that what is read restricted is what a trace in memory is restricted to; how many
+/// operations that are.
+fn same_inside(export: &Export, pattern: &str) -> Option<usize> {
+    let kept = restrict::inside(&export.read().unwrap(), pattern);
+    let read = inside::open(&export.path(), &Wanted::ALL, pattern).unwrap();
+    assert_eq!(read.is_some(), kept.is_some(), "{pattern}");
+    let (kept, read) = (kept?, read?);
+    assert_eq!(diagnose(&read).to_json(), diagnose(&kept).to_json(), "{pattern}");
+    for report in Report::ALL {
+        let [read, kept] = [&read, &kept].map(|trace| stats::table(trace, report).to_csv());
+        assert_eq!(read, kept, "{pattern}, {}", report.name());
+    }
+    Some(read.operations())
+}
+
+#[test]
+fn what_is_read_restricted_is_what_is_restricted_in_memory() {
+    let mut export = Export::new();
+    export.sql(&format!(
+        "CREATE TABLE CUDA_GRAPH_NODE_EVENTS (start INTEGER, globalTid INTEGER,
+             graphNodeId INTEGER, originalGraphNodeId INTEGER);
+         INSERT INTO CUDA_GRAPH_NODE_EVENTS VALUES (50, {0}, 1, 0), (70, {0}, 2, 1);
+         INSERT INTO NVTX_EVENTS VALUES (900000, NULL, 75, 'library', NULL, {0}, 5),
+             (40, 80, 59, 'capture', NULL, {0}, 5);",
+        process(7) | 7
+    ));
+    for step in 0..4 {
+        let start = 1_000 + step * 1_000;
+        export.range(start, Some(start + 900), 59, &format!("step {step}"));
+        export.range(start + 100, Some(start + 500), 59, "layer");
+        export.range(start + 150, (step != 3).then_some(start + 400), 59, "attention");
+        let name = if step == 0 { "of a graph" } else { "kernel" };
+        for launch in 0..4 {
+            let call = start + 200 + launch * 170;
+            let kernel = (call + 100_000, call + 100_120);
+            export.launch((call, call + 10), kernel, step * 10 + launch + 1, name);
+        }
+    }
+    export.range(2_150, Some(3_300), 60, "from one thread to another");
+    export.call(8, (2_200, 2_210), 1, "cuLaunchKernel");
+    export.kernel(8, (2_300, 2_310), 1, "of another process");
+    export.sql(
+        "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN graphNodeId INTEGER;
+         UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 2
+         WHERE demangledName IN (SELECT id FROM StringIds WHERE value = 'of a graph');",
+    );
+    let inside = |pattern| same_inside(&export, pattern);
+    assert_eq!(inside("step 1"), Some(4));
+    assert_eq!(inside("step *"), Some(16));
+    // In step 1 the range from one thread to another is around it.
+    assert_eq!(inside("layer/attention"), Some(4));
+    assert_eq!(inside("attention"), Some(10), "one was never closed");
+    assert_eq!(inside("step 2/layer"), Some(2));
+    assert_eq!(inside("from one thread to another"), Some(5));
+    assert_eq!(inside("library:capture"), Some(4));
+    assert_eq!(inside("nowhere"), None);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use kernelgate::record::file;
 use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
@@ -33,17 +34,13 @@ pub fn of_folder(folder: &Path) -> Result<Rules, RulesError> {
 /// As [`of_folder`].
 pub fn read(path: &Path, shown: &str) -> Result<Rules, RulesError> {
     let failed = |problem: String| RulesError(format!("{shown}: {problem}"));
-    match std::fs::metadata(path) {
+    let text = match file::text_of(path, MAX_BYTES) {
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
             return Ok(Rules::default());
         }
         Err(cause) => return Err(failed(cause.to_string())),
-        Ok(facts) if facts.len() > MAX_BYTES => {
-            return Err(failed(format!("larger than {MAX_BYTES} bytes")));
-        }
-        Ok(_) => {}
-    }
-    let text = std::fs::read_to_string(path).map_err(|cause| failed(cause.to_string()))?;
+        Ok(text) => text,
+    };
     parse(shown, &text)
 }
 
@@ -229,5 +226,22 @@ mod tests {
             );
         }
         assert!(parse(FILE, "").is_ok());
+    }
+    /// A commit may hold a link to a device, which has no length and no end.
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_file_or_too_long_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        let said = || of_folder(folder.path()).unwrap_err().to_string();
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        assert!(
+            said().ends_with("kernelgate.toml: it is no file but a device, a pipe or a socket")
+        );
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, vec![b' '; MAX_BYTES as usize + 1]).unwrap();
+        assert!(said().ends_with("kernelgate.toml: larger than 1048576 bytes"));
+        std::fs::write(&path, vec![b' '; MAX_BYTES as usize]).unwrap();
+        assert!(of_folder(folder.path()).is_ok());
     }
 }

@@ -22,8 +22,8 @@ pub enum Colour {
     OnLight,
 }
 
-/// Colours of data before they repeat: told apart with any kind of colour vision.
-pub const SERIES: usize = 10;
+/// Colours of data before they repeat; the first ten are told apart with any kind of colour vision.
+pub const SERIES: usize = 12;
 /// Steps of the heat map.
 pub const STEPS: usize = 7;
 
@@ -44,6 +44,8 @@ const THEMED: [([u8; 3], [u8; 3]); 4 + SERIES] = [
     ([0xa3, 0x3a, 0x3a], [0xff, 0x8e, 0x8e]),
     ([0x4d, 0x7d, 0x1d], [0x9c, 0xd0, 0x5f]),
     ([0x7a, 0x5a, 0x48], [0xd0, 0xb0, 0x9c]),
+    ([0x2b, 0x3a, 0x8c], [0x7b, 0x8c, 0xf0]),
+    ([0xc2, 0x18, 0x5b], [0xff, 0x5c, 0x9a]),
 ];
 
 const HEAT: [[u8; 3]; STEPS] = [

@@ -11,7 +11,7 @@ const WIDTH: f64 = 980.0;
 /// From one row to the next.
 const ROW: f64 = 20.0;
 /// Least width of what lies right of the labels.
-const FIELD: f64 = 320.0;
+const FIELD: f64 = 250.0;
 
 /// Labelled rows over one axis.
 #[derive(Debug, Clone, PartialEq)]

@@ -8,7 +8,7 @@ use kernelgate::exit::Exit;
 use kernelgate::record::text::printable;
 use kernelgate::record::{Store, file};
 use kernelgate_trace::TraceError;
-use kernelgate_trace::analyze::restrict;
+use kernelgate_trace::analyze::inside;
 use kernelgate_trace::diagnose::difference::{Sums, difference};
 use kernelgate_trace::diagnose::{Diagnosis, checklist, diagnose, diagnose_streamed};
 use kernelgate_trace::model::Trace;
@@ -163,9 +163,10 @@ fn failed(error: TraceError) -> anyhow::Error {
 }
 
 fn load(path: &Path, arguments: &Arguments) -> anyhow::Result<Trace> {
-    let trace = read::open(path, &Wanted::ALL).map_err(failed)?;
-    let Some(range) = &arguments.range else { return Ok(trace) };
-    restrict::inside(&trace, range).ok_or_else(|| {
+    let Some(range) = &arguments.range else {
+        return read::open(path, &Wanted::ALL).map_err(failed);
+    };
+    inside::open(path, &Wanted::ALL, range).map_err(failed)?.ok_or_else(|| {
         anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
     })
 }

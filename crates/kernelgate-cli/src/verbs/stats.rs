@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use kernelgate::exit::Exit;
 use kernelgate::record::text::printable;
 use kernelgate_trace::analyze::idle;
-use kernelgate_trace::analyze::restrict;
+use kernelgate_trace::analyze::inside;
 use kernelgate_trace::model::{Recorder, Trace};
 use kernelgate_trace::read::{self, Wanted};
 use kernelgate_trace::stats::{self, Report, Table};
@@ -97,24 +97,25 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
 /// The trace as far as the tables need it, restricted to `--range`.
 fn load(path: &Path, reports: &[Report], arguments: &Arguments) -> anyhow::Result<Trace> {
     let mut wanted = reports.iter().fold(Wanted::default(), |all, report| all.and(report.wanted()));
-    if arguments.range.is_some() {
-        // What was launched where is known from calls and ranges.
-        wanted = Wanted { operations: true, calls: true, ranges: true, ..wanted };
-    }
     if arguments.out.is_some() {
         wanted.operations = true;
     }
-    let trace = read::open(path, &wanted).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let trace = match &arguments.range {
+        None => read::open(path, &wanted).map(Some),
+        Some(range) => inside::open(path, &wanted, range),
+    };
+    let trace = trace.map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let trace = trace.ok_or_else(|| {
+        let range = arguments.range.as_deref().unwrap_or_default();
+        anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
+    })?;
     if trace.recorder == Recorder::NsightCompute {
         anyhow::bail!(
             "{} is of Nsight Compute, which records no timeline; `kernelgate diagnose` reads it",
             path.display()
         );
     }
-    let Some(range) = &arguments.range else { return Ok(trace) };
-    restrict::inside(&trace, range).ok_or_else(|| {
-        anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
-    })
+    Ok(trace)
 }
 
 /// Says what could not be read, each of it once however many tables it is missing in.

@@ -1,7 +1,7 @@
 //! Which kernels were asked for, with their code and launch shapes: what a case's builds are
 //! compared by.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -58,6 +58,17 @@ impl AskedKernels {
         };
         self.0.iter().map(|(name, kernel)| (name.clone(), described(kernel))).collect()
     }
+
+    /// Bytes of local memory of a thread by symbol, of each build of it whose machine code tells.
+    pub fn local_bytes(&self) -> BTreeMap<&str, BTreeSet<u32>> {
+        let mut all: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
+        for AskedKernel { image, symbol, .. } in self.0.values() {
+            if let Some(facts) = code::of_image(image, symbol).and_then(|code| code.facts) {
+                all.entry(symbol).or_default().insert(facts.stack_bytes);
+            }
+        }
+        all
+    }
 }
 
 #[cfg(test)]
@@ -102,5 +113,6 @@ mod tests {
         assert_eq!(used.len(), 1);
         assert_eq!(used["f X=1: k"].shapes, [shape(8), shape(16)]);
         assert!(used["f X=1: k"].code.is_some());
+        assert!(asked.local_bytes().is_empty(), "PTX does not tell");
     }
 }

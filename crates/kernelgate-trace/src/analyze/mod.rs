@@ -2,6 +2,7 @@
 
 pub mod graph_nodes;
 pub mod idle;
+pub mod inside;
 pub mod launches;
 pub mod operations;
 pub(crate) mod passing;

@@ -90,6 +90,16 @@ impl Paths {
         (renamed, now)
     }
 
+    /// The innermost path that is, or is around, two paths.
+    pub fn common(&self, mut a: PathId, mut b: PathId) -> PathId {
+        // A path is numbered behind the one around it.
+        while a != b {
+            let inner = if a > b { &mut a } else { &mut b };
+            *inner = self.parent(*inner);
+        }
+        a
+    }
+
     /// The path around a path.
     pub fn parent(&self, path: PathId) -> PathId {
         self.nodes[path as usize].0

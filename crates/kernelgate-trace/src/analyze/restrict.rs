@@ -11,6 +11,7 @@ use super::sweep::ByThread;
 use crate::model::Trace;
 use crate::model::gpu::{GraphNode, pick};
 use crate::model::host::RangeStyle;
+use crate::read::RangeRow;
 
 /// Spans of one thread, or of all threads of a process.
 type Spans = Vec<(i64, i64)>;
@@ -120,7 +121,8 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
 }
 
 /// The spans of the ranges that match.
-struct Selection {
+#[derive(Debug, Default)]
+pub(super) struct Selection {
     by_thread: Vec<Spans>,
     by_process: Vec<Spans>,
     /// Of both, whichever thread: what has no thread is inside if it lies in one of these.
@@ -164,11 +166,28 @@ impl Selection {
         (selection, found)
     }
 
+    /// Adds a range that matches; ranges come in order of time, outer ones first.
+    pub(super) fn add(&mut self, process: u32, range: &RangeRow) {
+        let (all, of) = match range.style {
+            RangeStyle::PushPop => (&mut self.by_thread, range.thread),
+            RangeStyle::StartEnd => (&mut self.by_process, process),
+        };
+        if all.len() <= of as usize {
+            all.resize(of as usize + 1, Spans::new());
+        }
+        let spans = &mut all[of as usize];
+        if spans.last().is_none_or(|&(_, until)| until < range.end) {
+            spans.push((range.start, range.end));
+        }
+    }
+
     /// Whether what a thread did lies inside.
-    fn holds(&self, trace: &Trace, thread: u32, start: i64, end: i64) -> bool {
+    pub(super) fn holds(&self, trace: &Trace, thread: u32, start: i64, end: i64) -> bool {
         let process = trace.threads[thread as usize].process as usize;
-        contains(&self.by_thread[thread as usize], start, end)
-            || contains(&self.by_process[process], start, end)
+        let inside = |spans: &[Spans], of: usize| {
+            spans.get(of).is_some_and(|spans| contains(spans, start, end))
+        };
+        inside(&self.by_thread, thread as usize) || inside(&self.by_process, process)
     }
 
     /// Whether what any thread of a process did lies inside.
@@ -178,7 +197,7 @@ impl Selection {
 }
 
 /// What the paths of a pattern match.
-fn expression(pattern: &str) -> Regex {
+pub(super) fn expression(pattern: &str) -> Regex {
     let parts: Vec<String> = pattern.split('*').map(regex::escape).collect();
     Regex::new(&format!("(?s)(^|/){}$", parts.join(".*")))
         .expect("an escaped pattern is a valid expression")

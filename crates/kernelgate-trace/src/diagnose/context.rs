@@ -49,8 +49,17 @@ impl<'a> Context<'a> {
 
     /// The same as text, if there is a range.
     pub fn path_of(&self, operation: OperationId) -> Option<String> {
-        let path = self.path_id(operation);
+        self.range(self.path_id(operation))
+    }
+
+    /// A path as text, if it is that of a range.
+    pub fn range(&self, path: PathId) -> Option<String> {
         (path != ROOT).then(|| self.host.paths.text(self.trace, path))
+    }
+
+    /// The path of the innermost range that holds an operation and what is inside a path.
+    pub fn around(&self, path: PathId, operation: OperationId) -> PathId {
+        self.host.paths.common(path, self.path_id(operation))
     }
 
     /// The name of a function without its version.

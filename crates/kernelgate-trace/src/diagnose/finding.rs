@@ -66,7 +66,7 @@ pub struct Evidence {
     pub count: usize,
     /// How long in all, in nanoseconds.
     pub total_ns: Option<i64>,
-    /// The path of the range that it was launched in.
+    /// The path of the innermost range that all of it was launched in.
     pub range: Option<String>,
     /// Where one of them is, the longest if they differ, in nanoseconds of the trace.
     pub span: Option<(i64, i64)>,

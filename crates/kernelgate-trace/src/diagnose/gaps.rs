@@ -5,6 +5,7 @@ use hashbrown::HashMap;
 use super::cause::{CauseKind, Why};
 use super::context::Context;
 use crate::analyze::idle::{Activity, Gap};
+use crate::analyze::paths::PathId;
 
 /// Gaps below this are normal between kernels of one stream.
 pub const WARNING_NS: i64 = 20_000;
@@ -44,7 +45,7 @@ pub struct Transition {
     pub before: String,
     /// The operation that started.
     pub after: String,
-    /// The range that it was launched in, where that is one.
+    /// The innermost range that all of them were launched in, where there is one.
     pub range: Option<String>,
     /// How many gaps.
     pub count: usize,
@@ -122,6 +123,7 @@ pub(super) fn report(context: &Context<'_>, activity: &Activity) -> GapReport {
     let mut report = GapReport::default();
     let mut causes: HashMap<Why, Sum> = HashMap::new();
     let mut transitions: HashMap<(u64, u64), Sum> = HashMap::new();
+    let mut ranges: HashMap<(u64, u64), PathId> = HashMap::new();
     for gap in &activity.gaps {
         let length = gap.length();
         let class = match length {
@@ -135,6 +137,8 @@ pub(super) fn report(context: &Context<'_>, activity: &Activity) -> GapReport {
         Sum::add(&mut causes, context.host.why_idle_before(gap.after), gap);
         let kinds = (kind_key(context, gap.before), kind_key(context, gap.after));
         Sum::add(&mut transitions, kinds, gap);
+        let range = ranges.entry(kinds).or_insert_with(|| context.path_id(gap.after));
+        *range = context.around(*range, gap.after);
     }
     report.causes = causes
         .into_iter()
@@ -154,10 +158,10 @@ pub(super) fn report(context: &Context<'_>, activity: &Activity) -> GapReport {
     report.transitions = sums
         .iter()
         .take(TOP)
-        .map(|(_, sum)| Transition {
+        .map(|(kinds, sum)| Transition {
             before: context.all.name(sum.longest.before),
             after: context.all.name(sum.longest.after),
-            range: context.path_of(sum.longest.after),
+            range: context.range(ranges[kinds]),
             count: sum.count,
             total_ns: sum.total_ns,
             longest: sum.span(),

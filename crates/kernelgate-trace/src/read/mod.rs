@@ -95,6 +95,16 @@ fn recognise(path: &Path) -> Result<Format, TraceError> {
     match extension {
         "nsys-rep" | "qdrep" => return Ok(Format::SystemsReport),
         "ncu-rep" => return Ok(Format::ComputeReport),
+        "qdstrm" => {
+            return Err(TraceError::convert(
+                path,
+                format!(
+                    "`nsys profile` left it because it could not make its report; where Nsight \
+                     Systems is whole, run: QdstrmImporter -i {}",
+                    path.display()
+                ),
+            ));
+        }
         "sqlite" | "db" => return unknown("it is not an SQLite database"),
         _ if head.is_empty() => return unknown("it is empty"),
         _ => {}

@@ -12,6 +12,7 @@ use std::time::SystemTime;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::file as record_file;
 use super::text::one_line;
 use super::{CaseRecord, Samples};
 use crate::verify::OutputComparison;
@@ -177,7 +178,7 @@ fn file<T: DeserializeOwned>(path: &Path) -> Result<T, StoreError> {
     if std::fs::metadata(path).map_err(io)?.len() > MAX_BYTES {
         return Err(StoreError::Large(path.to_owned()));
     }
-    let text = std::fs::read_to_string(path).map_err(io)?;
+    let text = record_file::text_of(path, MAX_BYTES).map_err(io)?;
     serde_json::from_str(&text).map_err(|cause| StoreError::Json(path.to_owned(), cause))
 }
 

@@ -149,6 +149,32 @@ pub fn read_unsealed<T: Record>(path: &Path) -> Result<T, FileError> {
     read_checked(path, false)
 }
 
+/// Opens a file that others may have put there: a link to a device or a pipe in its place would be
+/// read, or waited for, without end.
+///
+/// # Errors
+/// When it is one, or cannot be opened.
+pub fn open(path: &Path) -> std::io::Result<std::fs::File> {
+    let kind = std::fs::metadata(path)?.file_type();
+    if !kind.is_file() && !kind.is_dir() {
+        return Err(std::io::Error::other("it is no file but a device, a pipe or a socket"));
+    }
+    std::fs::File::open(path)
+}
+
+/// The text of such a file.
+///
+/// # Errors
+/// As [`open()`]; when it is longer than `most` bytes, or no UTF-8.
+pub fn text_of(path: &Path, most: u64) -> std::io::Result<String> {
+    let mut text = String::new();
+    let read = open(path)?.take(most + 1).read_to_string(&mut text)?;
+    if read as u64 > most {
+        return Err(std::io::Error::other(format!("larger than {most} bytes")));
+    }
+    Ok(text)
+}
+
 /// In two passes, so that no more of a file is held than the record that comes of it: the first
 /// looks at the envelope, the checksum and the text.
 fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
@@ -158,7 +184,7 @@ fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
         false => FileError::Json { path: path.to_owned(), cause },
     };
     let foreign = || FileError::Foreign { path: path.to_owned(), kind: T::KIND };
-    let mut file = std::fs::File::open(path).map_err(io)?;
+    let mut file = open(path).map_err(io)?;
     let scanned = {
         let mut json = serde_json::Deserializer::from_reader(buffered(&file));
         let sealed = T::SEALED && check;
@@ -215,7 +241,7 @@ pub(super) fn started(path: &Path) -> Option<String> {
     struct Started {
         started: String,
     }
-    let file = BufReader::new(std::fs::File::open(path).ok()?);
+    let file = BufReader::new(open(path).ok()?);
     serde_json::from_reader(file).ok().map(|Started { started }| started)
 }
 
@@ -225,14 +251,14 @@ pub fn has_checksum(path: &Path) -> bool {
     struct Sealed {
         checksum: Option<String>,
     }
-    let file = std::fs::File::open(path).ok();
+    let file = open(path).ok();
     let sealed = file.and_then(|file| serde_json::from_reader(buffered(&file)).ok());
     sealed.is_some_and(|Sealed { checksum }| checksum.is_some())
 }
 
 /// Version of the format that a record file is written in; none where it is no record of the kind.
 pub fn version<T: Record>(path: &Path) -> Option<u64> {
-    let file = std::fs::File::open(path).ok()?;
+    let file = open(path).ok()?;
     let mut json = serde_json::Deserializer::from_reader(buffered(&file));
     let scanned = Scanned::of(&mut json, T::KIND, T::FREE_TEXT, false).ok()?;
     scanned.version.filter(|_| scanned.schema.as_deref() == Some(T::SCHEMA))
@@ -305,7 +331,7 @@ pub fn text_hash(text: &str) -> String {
 /// When the file cannot be read.
 pub fn content_hash(path: &Path) -> Result<String, FileError> {
     let io = |cause| FileError::Io { action: "read", path: path.to_owned(), cause };
-    let mut file = std::fs::File::open(path).map_err(io)?;
+    let mut file = open(path).map_err(io)?;
     let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
     let mut buffer = vec![0; 1 << 20];
     loop {

@@ -8,6 +8,7 @@ use super::super::context::Context;
 use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
 use super::super::labels::short_name;
 use super::outcome::{Outcome, most_expensive, percent};
+use crate::analyze::paths::PathId;
 use crate::stats::shorten;
 
 /// Kernels up to this length count as short, in nanoseconds.
@@ -32,6 +33,8 @@ struct Pair {
     /// What fusing could save at most: the shorter kernel, and the idle time between.
     saved_ns: i64,
     first: u32,
+    /// The range around all of them.
+    path: PathId,
 }
 
 pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
@@ -65,7 +68,9 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             kernels_ns: 0,
             saved_ns: 0,
             first: neighbours[0],
+            path: context.path_id(neighbours[0]),
         });
+        pair.path = context.around(pair.path, neighbours[0]);
         pair.count += 1;
         pair.kernels_ns += length(first) + length(second);
         pair.saved_ns += length(first).min(length(second)) + gap.max(0);
@@ -101,7 +106,7 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
                 what: format!("{a} → {b}"),
                 count: pair.count,
                 total_ns: Some(pair.kernels_ns),
-                range: context.path_of(pair.first),
+                range: context.range(pair.path),
                 span: Some((context.all.start(pair.first), context.all.end(pair.first))),
                 place: Some(context.place_of(pair.first)),
             }

@@ -6,6 +6,7 @@ use super::super::context::Context;
 use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
 use super::super::labels::short_name;
 use super::outcome::{Outcome, most_expensive, percent};
+use crate::analyze::paths::PathId;
 use crate::model::Device;
 use crate::model::gpu::LaunchShape;
 
@@ -57,6 +58,8 @@ struct Shaped<'a> {
     count: usize,
     total_ns: i64,
     first: u32,
+    /// The range around all of them.
+    path: PathId,
 }
 
 /// Kernels by name and shape, or why there are none; with the time of all kernels.
@@ -78,6 +81,7 @@ fn shaped<'a>(context: &Context<'a>) -> Result<(Vec<Shaped<'a>>, i64), String> {
     let mut total: i64 = graphs.start.iter().zip(&graphs.end).map(|(start, end)| end - start).sum();
     for row in 0..kernels.on_gpu.len() {
         let length = kernels.on_gpu.end[row] - kernels.on_gpu.start[row];
+        let id = u32::try_from(row).unwrap_or(u32::MAX);
         total += length;
         let place = &trace.places[kernels.on_gpu.place[row].0 as usize];
         let Some(device) = trace.devices.iter().find(|device| device.id == place.device) else {
@@ -90,8 +94,10 @@ fn shaped<'a>(context: &Context<'a>) -> Result<(Vec<Shaped<'a>>, i64), String> {
             device,
             count: 0,
             total_ns: 0,
-            first: u32::try_from(row).unwrap_or(u32::MAX),
+            first: id,
+            path: context.path_id(id),
         });
+        group.path = context.around(group.path, id);
         group.count += 1;
         group.total_ns += length;
     }
@@ -107,7 +113,7 @@ fn evidence(context: &Context<'_>, of: &Shaped<'_>, words: String) -> Evidence {
         what: format!("{words}: grid {x}×{y}×{z} of {threads} threads, {}", short_name(of.name)),
         count: of.count,
         total_ns: Some(of.total_ns),
-        range: context.path_of(of.first),
+        range: context.range(of.path),
         span: Some((context.all.start(of.first), context.all.end(of.first))),
         place: Some(context.place_of(of.first)),
     }

@@ -82,21 +82,16 @@ impl Database {
         let failed = |error: rusqlite::Error| TraceError::broken(path, explain(&error));
         let connection = Connection::open_with_flags(path, flags).map_err(failed)?;
         connection.busy_timeout(PATIENCE).map_err(failed)?;
-        let mut tables: HashMap<String, HashSet<String>> = HashMap::new();
-        {
-            let mut query = connection
-                .prepare(
-                    "SELECT m.name, i.name FROM sqlite_master m, pragma_table_info(m.name) i \
-                     WHERE m.type IN ('table', 'view')",
-                )
-                .map_err(failed)?;
-            let mut rows = query.query([]).map_err(failed)?;
-            while let Some(row) = rows.next().map_err(failed)? {
-                let row = Row(row);
-                tables.entry(row.display(0)).or_default().insert(row.display(1));
+        let tables = match tables(&connection) {
+            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt) => {
+                // SQLite takes a file that is shorter than its header says only so; nothing is
+                // written through this connection.
+                connection.pragma_update(None, "writable_schema", true).map_err(failed)?;
+                tables(&connection)
             }
-        }
-        Ok(Self { path: path.to_owned(), connection, tables })
+            tables => tables,
+        };
+        Ok(Self { path: path.to_owned(), tables: tables.map_err(failed)?, connection })
     }
 
     pub fn has(&self, table: &str) -> bool {
@@ -182,6 +177,21 @@ impl Database {
             Err(error) => Ok(Some(format!("{table} after {read} rows: {}", explain(&error)))),
         }
     }
+}
+
+/// The columns of each table.
+fn tables(connection: &Connection) -> rusqlite::Result<HashMap<String, HashSet<String>>> {
+    let mut tables: HashMap<String, HashSet<String>> = HashMap::new();
+    let mut query = connection.prepare(
+        "SELECT m.name, i.name FROM sqlite_master m, pragma_table_info(m.name) i \
+         WHERE m.type IN ('table', 'view')",
+    )?;
+    let mut rows = query.query([])?;
+    while let Some(row) = rows.next()? {
+        let row = Row(row);
+        tables.entry(row.display(0)).or_default().insert(row.display(1));
+    }
+    Ok(tables)
 }
 
 fn is_locked(error: &rusqlite::Error) -> bool {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kernelgate_cuda::Device;
-use kernelgate_cuda::driver::used::UsedKernels;
 use kernelgate_cuda::instruments::spin::Empty;
 use kernelgate_cuda::observe::activity::{Activity, RecordedDevice};
 use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
@@ -77,7 +76,7 @@ pub fn profile(
         let begun = recording.recorder.now();
         let (executable, _) = ready.verify(group, case, target)?;
         let mut recorded = recording.of_case(group, case, executable, (device, begun))?;
-        tell_local_memory(&mut recorded.trace, &ready.kernels.describe());
+        tell_local_memory(&mut recorded.trace, &ready.kernels.local_bytes());
         Ok(recorded)
     };
     let (outcomes, lost) = each_implementation(selection, (seed, target), "profiling", one);
@@ -227,22 +226,14 @@ impl Recording {
     }
 }
 
-/// Adds what the machine code of kernels says of their local memory: CUPTI tells 0 bytes also of
-/// those that spill. Builds of one symbol that differ in it are left as they are.
-fn tell_local_memory(trace: &mut Activity, used: &UsedKernels) {
-    let mut stacks: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
-    for (name, kernel) in used {
-        let facts = kernel.code.as_ref().and_then(|code| code.facts.as_ref());
-        // Its build stands before its symbol.
-        if let (Some(facts), Some(symbol)) = (facts, name.rsplit(": ").next()) {
-            stacks.entry(symbol).or_default().insert(facts.stack_bytes);
-        }
-    }
+/// Adds what the machine code of kernels says of their local memory, by symbol: CUPTI tells 0 bytes
+/// also of those that spill. Builds of one symbol that differ in it are left as they are.
+fn tell_local_memory(trace: &mut Activity, local_bytes: &BTreeMap<&str, BTreeSet<u32>>) {
     let Activity { kernels, names, .. } = trace;
     for kernel in kernels.iter_mut().filter(|kernel| kernel.local == 0) {
-        let stacks = names.get(kernel.name as usize).and_then(|name| stacks.get(&**name));
-        if let Some(stacks) = stacks.filter(|stacks| stacks.len() == 1) {
-            kernel.local = stacks.iter().copied().sum();
+        let builds = names.get(kernel.name as usize).and_then(|name| local_bytes.get(&**name));
+        if let Some(builds) = builds.filter(|builds| builds.len() == 1) {
+            kernel.local = builds.iter().copied().sum();
         }
     }
 }
@@ -250,31 +241,20 @@ fn tell_local_memory(trace: &mut Activity, used: &UsedKernels) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate_cuda::compiler::code::KernelCode;
-    use kernelgate_cuda::compiler::cubin::KernelFacts;
-    use kernelgate_cuda::driver::used::UsedKernel;
     use kernelgate_cuda::observe::activity::KernelRecord;
 
     #[test]
     fn local_memory_comes_from_the_machine_code() {
-        let kernel = |stack_bytes| {
-            let facts = KernelFacts { stack_bytes, ..KernelFacts::default() };
-            let code = KernelCode { hash: String::new(), facts: Some(facts) };
-            UsedKernel { code: Some(code), shapes: Vec::new() }
-        };
-        let used: UsedKernels = [
-            ("faults SPILL=1: spills", kernel(184)),
-            ("a: of_two_builds", kernel(8)),
-            ("b: of_two_builds", kernel(16)),
-            ("told", kernel(24)),
-        ]
-        .map(|(name, kernel)| (name.to_owned(), kernel))
-        .into();
+        let local_bytes = [
+            ("spills", BTreeSet::from([184])),
+            ("of_two_builds", BTreeSet::from([8, 16])),
+            ("told", BTreeSet::from([24])),
+        ];
         let names = ["spills", "of_two_builds", "told", "of a library"].map(str::to_owned);
         let record = |name, local| KernelRecord { name, local, ..KernelRecord::default() };
         let kernels = vec![record(0, 0), record(1, 0), record(2, 32), record(3, 0), record(9, 0)];
         let mut trace = Activity { names: names.into(), kernels, ..Activity::default() };
-        tell_local_memory(&mut trace, &used);
+        tell_local_memory(&mut trace, &local_bytes.into());
         let local: Vec<u32> = trace.kernels.iter().map(|kernel| kernel.local).collect();
         assert_eq!(local, [184, 0, 32, 0, 0]);
     }

@@ -194,3 +194,23 @@ fn the_order_of_names_is_no_edit_and_a_changed_value_is_one() {
     std::fs::write(&path, text.replace("\"values\"", "\"values\": [],\n  \"values\"")).unwrap();
     assert!(read::<Sealed>(&path).is_err());
 }
+
+/// A commit may hold a link to a device, and a bench may leave a pipe where its response belongs.
+#[cfg(unix)]
+#[test]
+fn what_is_no_file_is_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.json");
+    std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+    let why = read::<Sealed>(&path).unwrap_err().to_string();
+    assert!(why.ends_with("a.json: it is no file but a device, a pipe or a socket"), "{why}");
+    assert!(content_hash(&path).is_err());
+    std::fs::remove_file(&path).unwrap();
+    let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    assert!(text_of(&path, 10).unwrap_err().to_string().contains("no file"));
+    drop(socket);
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "ten bytes.").unwrap();
+    assert_eq!(text_of(&path, 10).unwrap(), "ten bytes.");
+    assert!(text_of(&path, 9).unwrap_err().to_string().contains("larger than 9 bytes"));
+}

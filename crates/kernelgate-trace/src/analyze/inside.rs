@@ -1,0 +1,165 @@
+//! A trace restricted to named ranges while it is read, so that of an export of any length no more
+//! ranges and calls are held than are asked for.
+
+use std::cmp::Reverse;
+use std::path::Path;
+
+use super::operations::OperationId;
+use super::passing::{Launched, OpenRanges};
+use super::paths::{PathId, Paths, ROOT};
+use super::restrict::{self, Selection};
+use crate::error::TraceError;
+use crate::model::Trace;
+use crate::model::host::{Calls, Ranges};
+use crate::model::names::Name;
+use crate::read::{self, CallRow, RangeRow, Row, Streamed, Wanted};
+
+/// What of a file was launched inside the ranges whose path matches, as [`restrict::inside`] says.
+/// `None`: no range matches.
+///
+/// # Errors
+/// As [`read::open`].
+pub fn open(path: &Path, wanted: &Wanted, pattern: &str) -> Result<Option<Trace>, TraceError> {
+    // What was launched where is known from calls and ranges.
+    let wanted = Wanted { operations: true, calls: true, ranges: true, ..*wanted };
+    // Names are known when all ranges went by: which paths match is found first.
+    let mut paths = Standing::default();
+    let ranges_alone = Wanted { ranges: true, ..Wanted::default() };
+    let Some(first) = read::stream(path, &ranges_alone, |_, row| paths.add(row))? else {
+        return Ok(restrict::inside(&read::open(path, &wanted)?, pattern));
+    };
+    let expression = restrict::expression(pattern);
+    let (named, now) = paths.paths.renamed(|label| first.names[label.0 as usize]);
+    let matching =
+        |&path: &PathId| path != ROOT && expression.is_match(&named.text(&first.trace, path));
+    let mut pass = Pass { matching: now.iter().map(matching).collect(), ..Pass::default() };
+    drop(first);
+    let second = read::stream(path, &wanted, |trace, row| pass.add(trace, row))?;
+    let trace = second.map(|Streamed { trace, names, last }| {
+        let Pass { mut ranges, calls, .. } = pass;
+        ranges.name.iter_mut().for_each(|name| *name = names[name.0 as usize]);
+        for (end, &start) in ranges.end.iter_mut().zip(&ranges.start) {
+            *end = (*end).min(last.max(start));
+        }
+        Trace { ranges, calls, ..trace }
+    });
+    Ok(trace.and_then(|trace| restrict::inside(&trace, pattern)))
+}
+
+/// An open range.
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    path: PathId,
+    kept: bool,
+}
+
+/// Where ranges stand; their names are labels.
+#[derive(Debug, Default)]
+struct Standing {
+    open: OpenRanges<Open>,
+    paths: Paths,
+}
+
+impl Standing {
+    fn add(&mut self, row: Row) {
+        match row {
+            Row::Begin => *self = Self::default(),
+            Row::Range(range) => {
+                let path = self.path(&range);
+                self.open.add(range, Open { path, kept: false }, |_| ());
+            }
+            Row::Call(_) => {}
+        }
+    }
+
+    /// The path of the next range.
+    fn path(&mut self, range: &RangeRow) -> PathId {
+        let around = self.open.around(range.thread, (range.start, range.end));
+        let parent = around.map_or(ROOT, |around| around.state.path);
+        self.paths.inside(parent, Name(range.label))
+    }
+}
+
+/// Keeps what is inside, and what tells where that is: the ranges around it, and around nodes of
+/// graphs when they were created, and the calls that launched such nodes.
+#[derive(Debug, Default)]
+struct Pass {
+    /// By path, whether it matches.
+    matching: Vec<bool>,
+    standing: Standing,
+    selection: Selection,
+    launched: Launched,
+    /// Creations of nodes of graphs, the last first.
+    nodes: Vec<u32>,
+    ranges: Ranges,
+    calls: Calls,
+}
+
+impl Pass {
+    fn add(&mut self, trace: &Trace, row: Row) {
+        match row {
+            Row::Begin => {
+                let events = &trace.node_events.time;
+                let mut nodes: Vec<u32> = (0u32..).take(events.len()).collect();
+                nodes.sort_by_key(|&event| Reverse(events[event as usize]));
+                let matching = std::mem::take(&mut self.matching);
+                let launched = match trace.kernels.graph_node.is_empty() {
+                    true => Launched::default(),
+                    false => Launched::of(trace),
+                };
+                *self = Self { matching, nodes, launched, ..Self::default() };
+            }
+            Row::Range(range) => self.range(trace, range),
+            Row::Call(call) => self.call(trace, &call),
+        }
+    }
+
+    fn range(&mut self, trace: &Trace, range: RangeRow) {
+        self.nodes_before(trace, range.start);
+        let path = self.standing.path(&range);
+        if self.matching.get(path as usize).copied().unwrap_or(false) {
+            let process = trace.threads[range.thread as usize].process;
+            self.selection.add(process, &range);
+            self.keep_open(range.thread, (range.start, range.end));
+        }
+        let kept = self.selection.holds(trace, range.thread, range.start, range.end);
+        if kept {
+            keep(&mut self.ranges, &range);
+        }
+        self.standing.open.add(range, Open { path, kept }, |_| ());
+    }
+
+    fn call(&mut self, trace: &Trace, call: &CallRow) {
+        self.nodes_before(trace, call.start);
+        let of_graph = |&id: &OperationId| {
+            trace.kernels.graph_node.get(id as usize).is_some_and(|&node| node != 0)
+        };
+        let of_graph = self.launched.by(trace, call).iter().any(of_graph);
+        if of_graph || self.selection.holds(trace, call.thread, call.start, call.end) {
+            let CallRow { start, end, thread, name, correlation, .. } = *call;
+            self.calls.push(start, end, thread, name, correlation);
+        }
+    }
+
+    /// Keeps the ranges around nodes that were created before a time.
+    fn nodes_before(&mut self, trace: &Trace, time: i64) {
+        let events = &trace.node_events;
+        while let Some(event) = self.nodes.pop_if(|event| events.time[*event as usize] < time) {
+            let at = events.time[event as usize];
+            self.keep_open(events.thread[event as usize], (at, at));
+        }
+    }
+
+    /// Keeps the open ranges of a thread that enclose a span.
+    fn keep_open(&mut self, thread: u32, (start, end): (i64, i64)) {
+        for open in self.standing.open.at(thread, start, |_| ()) {
+            if open.row.end >= end && !std::mem::replace(&mut open.state.kept, true) {
+                keep(&mut self.ranges, &open.row);
+            }
+        }
+    }
+}
+
+fn keep(ranges: &mut Ranges, row: &RangeRow) {
+    ranges.push(row.start, row.end, row.thread, Name(row.label), row.style);
+}
