@@ -42,7 +42,7 @@ fn runs_in(package: &Package, line: &str) -> usize {
 #[test]
 fn times_are_shown_over_commits_with_the_change() {
     let package = Package::new();
-    package.kernelgate("history").expect(2, &["no run of such a case is in the store"]);
+    package.kernelgate("history").expect(2, &["no run in ", "run `cargo bench` first"]);
     let git = |line: &str| {
         let line = format!("-c user.name=a -c user.email=a@b {line}");
         let output = package.command(Path::new("git"), &line).output().unwrap();

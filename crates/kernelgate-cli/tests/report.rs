@@ -99,6 +99,7 @@ fn a_page_its_charts_and_its_numbers_are_written() {
     assert!(!page.contains("src=") && !page.contains("url(") && !page.contains("@import"));
     for anchor in [
         "environment",
+        "words",
         "curves",
         "ladders",
         "roofline",
@@ -110,7 +111,13 @@ fn a_page_its_charts_and_its_numbers_are_written() {
     ] {
         assert!(page.contains(&format!("<section id=\"{anchor}\">")), "{anchor}");
     }
-    for text in ["over n", "prefers-color-scheme: dark", "3 elements differ", "13 cases"] {
+    for text in [
+        "<dt>process run</dt>",
+        "over n",
+        "prefers-color-scheme: dark",
+        "3 elements differ",
+        "13 cases",
+    ] {
         assert!(page.contains(text), "{text}");
     }
 

@@ -68,13 +68,15 @@ pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
             "The fastest implementation of each problem.",
             charts::heat(measured),
         ),
-        ("caches", "Hot and cold caches", "", charts::caches(measured)),
-        ("peers", "Peers", "", charts::peers(&measured.peers)),
-        ("errors", "Errors beside speed", "", charts::errors(measured)),
-        ("runs", "Process runs", "", charts::distributions(measured)),
+        ("caches", "Hot and cold caches", CACHES, charts::caches(measured)),
+        ("peers", "Peers", PEERS, charts::peers(&measured.peers)),
+        ("errors", "Errors beside speed", ERRORS, charts::errors(measured)),
+        ("runs", "Process runs", RUNS, charts::distributions(measured)),
     ];
-    let mut sections =
-        vec![Section::new("environment", "Environment", shell::facts(&measured.facts))];
+    let mut sections = vec![
+        Section::new("environment", "Environment", shell::facts(&measured.facts)),
+        Section::new("words", "Words", words()),
+    ];
     if let Some(summary) = content.verdict {
         sections.push(Section::new("verdicts", "Verdicts", verdict::section(summary)?));
     }
@@ -119,6 +121,51 @@ const CURVES: &str = "A point is the median of the process runs, its bar their r
                       the measured ceilings of the device allow for the declared work.";
 const ROOFLINE: &str = "Declared operations over declared bytes; operations of GEMMs where there are \
                         any, else all.";
+
+const CACHES: &str = "Each implementation against itself: how much longer a launch takes when nothing \
+                      that it reads is in a cache.";
+const PEERS: &str = "The same problems by other programs on the same device.";
+const ERRORS: &str = "Each point is a case: fast and exact is at the bottom left.";
+const RUNS: &str = "How much the time differs from one process to the next. A difference between two \
+                    builds that is smaller than this may be chance.";
+
+/// What the page's words mean, for who knows nothing of kernelgate.
+const WORDS: [(&str, &str); 9] = [
+    ("workload", "A computation with one mathematical definition, such as attention/forward."),
+    (
+        "problem",
+        "A workload with its sizes and data types. s512_d64_bf16 has the axes s = 512 and d = 64.",
+    ),
+    ("implementation", "One way to compute it: on the host (cpu) or by a row of kernels (cuda/…)."),
+    ("launch", "One computation of the problem, by one kernel or several. Times are of a launch."),
+    (
+        "hot, cold",
+        "Caches as the launch before left them, or filled with other data before each launch.",
+    ),
+    ("case", "Problem, implementation and state of the caches: what has a time."),
+    (
+        "process run",
+        "What one process of a bench measured. Its time of a case is the median of its samples; the \
+         time shown is the median of all process runs.",
+    ),
+    (
+        "limit",
+        "The least time that the device's measured bandwidths and rates allow for the operations and \
+         bytes that the mathematics needs. Of limit, or share of the limit: that over the time.",
+    ),
+    (
+        "error",
+        "Of outputs against a reference in double precision, which each case is held against before \
+         it is timed; largest error over the largest value of the reference.",
+    ),
+];
+
+fn words() -> Markup {
+    html! {
+        dl class="words" { @for (word, meaning) in WORDS { div { dt { (word) } dd { (meaning) } } } }
+        p class="note" { "In the tables the fastest implementation of each problem is green." }
+    }
+}
 
 /// How much was measured, in one sentence.
 fn lead(measured: &Measured) -> Markup {

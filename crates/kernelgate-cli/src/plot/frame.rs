@@ -2,7 +2,7 @@
 
 use super::axis::Axis;
 use super::colour::Colour;
-use super::picture::{Anchor, Picture, TEXT, TITLE, fitted};
+use super::picture::{Anchor, Picture, TEXT, TITLE, fitted, wrapped};
 use super::scale::Scale;
 use super::text::text_width;
 
@@ -20,11 +20,14 @@ const BETWEEN: f64 = 10.0;
 /// its colour.
 pub fn head(picture: &mut Picture, (title, subtitle): Lines<'_>, legend: &[(&str, Colour)]) -> f64 {
     let room = picture.width - 2.0 * MARGIN;
-    let mut y = MARGIN + LINE / 2.0;
-    picture.title((MARGIN, y), &fitted(title, TITLE, room));
-    if !subtitle.is_empty() {
+    let mut y = MARGIN - LINE / 2.0;
+    for line in wrapped(title, TITLE, room) {
         y += LINE;
-        picture.text((MARGIN, y), &fitted(subtitle, TEXT, room), Colour::Muted, Anchor::Start);
+        picture.title((MARGIN, y), &line);
+    }
+    for line in wrapped(subtitle, TEXT, room).iter().filter(|line| !line.is_empty()) {
+        y += LINE;
+        picture.text((MARGIN, y), line, Colour::Muted, Anchor::Start);
     }
     let mut x = f64::INFINITY;
     for (name, colour) in legend {

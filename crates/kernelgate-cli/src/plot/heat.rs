@@ -2,7 +2,7 @@
 
 use super::colour::{Colour, STEPS};
 use super::frame::{LINE, Lines, MARGIN, head, head_height};
-use super::picture::{Anchor, Picture, TEXT, fitted};
+use super::picture::{Anchor, Picture, TEXT, fitted, wrapped};
 use super::quantity::Quantity;
 use super::text::text_width;
 
@@ -37,21 +37,21 @@ pub fn layout(lines: Lines<'_>, body: &Heat) -> Picture {
     let table = left + cell * body.columns.len() as f64 + MARGIN;
     let width = table.max(480.0);
     let rows = CELL * body.rows.len() as f64;
-    let mut picture =
-        Picture::new(width, head_height(lines, &[], width) + 2.0 * LINE + rows + MARGIN);
-    let top = head(&mut picture, lines, &[]) + 2.0 * LINE;
+    let columns: Vec<Vec<String>> =
+        body.columns.iter().map(|name| wrapped(name, TEXT, cell - 4.0)).collect();
+    let above = LINE * (1 + columns.iter().map(Vec::len).max().unwrap_or(1)) as f64;
+    let mut picture = Picture::new(width, head_height(lines, &[], width) + above + rows + MARGIN);
+    let top = head(&mut picture, lines, &[]) + above;
     let names = format!("right: {}; down: {}", body.names.0, body.names.1);
-    picture.text((MARGIN, top - 1.6 * LINE), &names, Colour::Ink, Anchor::Start);
+    picture.text((MARGIN, top - above + 0.4 * LINE), &names, Colour::Ink, Anchor::Start);
     let known = || body.cells.iter().flatten().flatten().copied();
     let (least, most) = (known().fold(f64::INFINITY, f64::min), known().fold(0.0, f64::max));
-    for (i, name) in body.columns.iter().enumerate() {
+    for (i, name) in columns.iter().enumerate() {
         let x = left + cell * (i as f64 + 0.5);
-        picture.text(
-            (x, top - 0.6 * LINE),
-            &fitted(name, TEXT, cell),
-            Colour::Muted,
-            Anchor::Middle,
-        );
+        for (above, line) in name.iter().rev().enumerate() {
+            let y = top - (0.6 + above as f64) * LINE;
+            picture.text((x, y), line, Colour::Muted, Anchor::Middle);
+        }
     }
     for (i, (name, cells)) in body.rows.iter().zip(&body.cells).enumerate() {
         let y = top + CELL * i as f64;

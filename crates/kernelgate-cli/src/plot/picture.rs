@@ -124,6 +124,33 @@ impl Picture {
     }
 }
 
+/// Most lines of one text.
+const LINES: usize = 3;
+
+/// A text in lines that are not wider than so many pixels, of words, or of parts of an id where a
+/// word is too wide. What is longer than [`LINES`], or has no parts, lacks its middle.
+pub fn wrapped(text: &str, size: f64, width: f64) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        let whole = text_width(word, size) <= width;
+        let is_end = |c| !whole && matches!(c, '_' | '/');
+        for (i, part) in word.split_inclusive(is_end).enumerate() {
+            let space = if i == 0 { " " } else { "" };
+            let full = lines.len() == LINES;
+            match lines.last_mut() {
+                Some(line)
+                    if full || text_width(&format!("{line}{space}{part}"), size) <= width =>
+                {
+                    line.push_str(space);
+                    line.push_str(part);
+                }
+                _ => lines.push(part.to_owned()),
+            }
+        }
+    }
+    lines.iter().map(|line| fitted(line, size, width)).collect()
+}
+
 /// A text that is not wider than so many pixels: its middle is left out where it is.
 pub fn fitted(text: &str, size: f64, width: f64) -> String {
     if text_width(text, size) <= width {

@@ -2,15 +2,15 @@
 
 use super::axis::Axis;
 use super::colour::Colour;
-use super::frame::{Lines, MARGIN, below, head, head_height};
-use super::picture::{Anchor, Picture, TEXT, fitted};
+use super::frame::{LINE, Lines, MARGIN, below, head, head_height};
+use super::picture::{Anchor, Picture, TEXT, wrapped};
 use super::scale::Scale;
 use super::text::text_width;
 
 const WIDTH: f64 = 980.0;
 /// From one row to the next.
 const ROW: f64 = 20.0;
-/// Least width of what lies right of the labels.
+/// Least width of what lies right of the labels; where it would be less, they take more lines.
 const FIELD: f64 = 250.0;
 
 /// Labelled rows over one axis.
@@ -68,25 +68,34 @@ pub fn layout(lines: Lines<'_>, body: &Rows) -> Picture {
     let legend = body.legend.iter().enumerate();
     let legend: Vec<(&str, Colour)> =
         legend.map(|(i, name)| (name.as_str(), Colour::Series(i))).collect();
-    let rows = ROW * body.rows.len() as f64;
+    let widest = |texts: &mut dyn Iterator<Item = &String>| {
+        texts.map(|text| text_width(text, TEXT)).fold(0.0, f64::max)
+    };
+    let values = widest(&mut body.rows.iter().map(|row| &row.value));
+    let right = WIDTH - MARGIN - values - 10.0;
+    let room = right - FIELD - 10.0 - MARGIN;
+    let labels: Vec<Vec<String>> =
+        body.rows.iter().map(|row| wrapped(&row.label, TEXT, room)).collect();
+    let left = MARGIN + widest(&mut labels.iter().flatten()) + 10.0;
+    let height = |label: &Vec<String>| ROW + LINE * label.len().saturating_sub(1) as f64;
+    let rows: f64 = labels.iter().map(height).sum();
     let mut picture = Picture::new(WIDTH, head_height(lines, &legend, WIDTH) + rows + 8.0 + 48.0);
     let top = head(&mut picture, lines, &legend);
     let bottom = top + rows + 8.0;
-    let widest = |text: fn(&Row) -> &str| {
-        body.rows.iter().map(|row| text_width(text(row), TEXT)).fold(0.0, f64::max)
-    };
-    let values = widest(|row| &row.value);
-    let labels = widest(|row| &row.label).min(WIDTH - 2.0 * MARGIN - FIELD - values);
-    let (left, right) = (MARGIN + labels + 10.0, WIDTH - MARGIN - values - 10.0);
     let all = body.rows.iter().flat_map(|row| &row.marks).flat_map(RowMark::values);
     let scale = body.axis.scale(all.chain(body.origin), (left, right));
     below(&mut picture, &body.axis, &scale, (top, bottom), f64::midpoint(left, right));
     if let Some(x) = body.origin.and_then(|origin| scale.at(origin)) {
         picture.line(vec![(x, top), (x, bottom)], Colour::Muted, 1.5);
     }
-    for (i, row) in body.rows.iter().enumerate() {
-        let y = top + 4.0 + ROW * (i as f64 + 0.5);
-        picture.text((left - 10.0, y), &fitted(&row.label, TEXT, labels), Colour::Ink, Anchor::End);
+    let mut end = top + 4.0;
+    for (row, label) in body.rows.iter().zip(&labels) {
+        let y = end + height(label) / 2.0;
+        end += height(label);
+        for (i, line) in label.iter().enumerate() {
+            let below = LINE * (i as f64 - (label.len() - 1) as f64 / 2.0);
+            picture.text((left - 10.0, y + below), line, Colour::Ink, Anchor::End);
+        }
         row.marks.iter().for_each(|mark| draw_mark(&mut picture, mark, &scale, (left, y)));
         picture.text((right + 10.0, y), &row.value, Colour::Muted, Anchor::Start);
     }

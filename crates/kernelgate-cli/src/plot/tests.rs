@@ -134,8 +134,11 @@ fn rows_have_their_labels_and_stay_inside() {
     assert_eq!(count(&svg, "circle"), 15);
     let at = numbers(&svg, "circle", "cx", colour::Colour::Series(0));
     assert!(at.is_sorted_by(|a, b| a < b), "{at:?}");
-    assert!(texts(&svg).iter().any(|text| text.contains('…')), "a long label is shortened");
-    let picture = chart.layout();
+    assert!(texts(&svg).iter().any(|text| text.contains('…')), "longer than the drawing is wide");
+    stays_inside(&chart.layout());
+}
+
+fn stays_inside(picture: &Picture) {
     for shape in &picture.shapes {
         let Shape::Text { x, text, size, anchor, .. } = shape else { continue };
         let width = text::text_width(text, *size);
@@ -146,6 +149,50 @@ fn rows_have_their_labels_and_stay_inside() {
         };
         assert!(left >= 0.0 && left + width <= picture.width, "{text} at {left}");
     }
+}
+
+#[test]
+fn long_labels_take_lines_rather_than_lose_parts_and_leave_marks_their_room() {
+    let labels = [
+        "s200_d64_causal_bf16_outliers_tokens1600 cuda/flash_wgmma_deterministic cold",
+        "b4_h12_s4096_d128_causal_bf16_outliers_tokens1600_pages64_e4m3 cuda/flash cold",
+        "s512 cuda/flash hot",
+    ];
+    let mut chart = rows();
+    let Body::Rows(body) = &mut chart.body else { unreachable!() };
+    body.rows.truncate(labels.len());
+    for (row, label) in body.rows.iter_mut().zip(labels) {
+        row.label = label.to_owned();
+        row.value = "12.34 ms hot, 123.4 ms cold".to_owned();
+    }
+    let svg = chart.svg().unwrap();
+    let shown = texts(&svg).concat().replace(' ', "");
+    for label in labels {
+        assert!(shown.contains(&label.replace(' ', "")), "{label}: {shown}");
+    }
+    let at = |attribute| numbers(&svg, "circle", attribute, colour::Colour::Series(0));
+    assert!(at("cx")[2] - at("cx")[0] > 50.0, "{:?}", at("cx"));
+    // A row of one line is as high as before.
+    let steps: Vec<f64> = at("cy").windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(steps[0] > steps[1] && steps[1] > 20.0, "{steps:?}");
+    stays_inside(&chart.layout());
+}
+
+#[test]
+fn titles_and_names_of_columns_take_lines_rather_than_lose_words() {
+    let mut chart = heat();
+    chart.subtitle =
+        "share of the limit, fastest implementation; h56 w56 conv1 f32 int8, cold".to_owned();
+    let Body::Heat(body) = &mut chart.body else { unreachable!() };
+    body.columns =
+        ["heads12 tokens512 level8", "heads12 tokens1600 level16"].map(str::to_owned).into();
+    let texts = texts(&chart.svg().unwrap());
+    assert!(!texts.iter().any(|text| text.contains('…')), "{texts:?}");
+    let words = texts.join(" ");
+    for word in chart.subtitle.split(' ').chain(["tokens1600", "level16"]) {
+        assert!(words.contains(word), "{word}: {texts:?}");
+    }
+    stays_inside(&chart.layout());
 }
 
 #[test]

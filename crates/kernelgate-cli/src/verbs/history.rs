@@ -204,6 +204,11 @@ fn show(arguments: &Show, store: &Store) -> anyhow::Result<Exit> {
             if !skipped.is_empty() {
                 eprintln!("{}", report::history::skipped(&skipped));
             }
+            anyhow::ensure!(
+                !found.is_empty() || arguments.case.is_some() || arguments.branch.is_some(),
+                "no run in {}: run `cargo bench` first, or `kernelgate history import`",
+                place.root().display()
+            );
             terminal::print(&report::history::text(&found, &order, terminal::columns()));
         }
     }
