@@ -129,7 +129,7 @@ struct Work {
   }
   // Blocks of a head start at different steps, so that they do not all add to the same rows of dq.
   // Where causal their diagonals are not enough: those of the next head start as those of the last
-  // one end, each two steps after the one before it, which is then at the same step as its diagonal.
+  // one end, each two steps after the one before it, which then is where the new one's diagonal is.
   __device__ __forceinline__ Step step(int n) const {
     const int of_share = share == 1 ? 0 : n / count;
     int index = n - of_share * count;
@@ -221,8 +221,8 @@ __device__ __forceinline__ void score_gradients(float (&dp)[kQueries / 2],
   }
 }
 
-// The columns of dq of a step from the warpgroup's first on, in memory a tile's [32 x 32 pieces][16 x 8 fragments]
-// [lane][4].
+// The columns of dq of a step from the warpgroup's first on, in memory a tile's
+// [32 x 32 pieces][16 x 8 fragments][lane][4].
 __device__ __forceinline__ void add_dq(const float (&dq)[kDqColumns / 2], float* dq_sum,
                                        const Work& work, const Step& step, int column) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;

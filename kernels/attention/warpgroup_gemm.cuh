@@ -58,8 +58,8 @@ __device__ __forceinline__ void wgmma_16(float (&d)[64], u64 a, u64 b) {
       : "l"(a), "l"(b), "n"(kAccumulate), "n"(kByColumn));
 }
 
-// The same with a in registers: a[0] and a[1] are two neighbours of k, from lane % 4 * 2 on, in rows
-// lane / 4 and 8 further; a[2] and a[3] are 8 of k further: the places of d above.
+// The same with a in registers: a[0] and a[1] are two neighbours of k, from lane % 4 * 2 on, in
+// rows lane / 4 and 8 further; a[2] and a[3] are 8 of k further: the places of d above.
 template <int kAccumulate, int kByColumn>
 __device__ __forceinline__ void wgmma_16(float (&d)[32], const u32* a, u64 b) {
   asm volatile(

@@ -33,7 +33,7 @@ fn history() -> Scratch {
 }
 
 fn bisect(scratch: &Scratch, flags: &str) -> std::process::Command {
-    let usual = "--relative 0.5 --tolerated 0.8 --max-blocks 24 --case-time 0.05s --backend cpu";
+    let usual = "--relative 0.5 --tolerated 0.8 --max-blocks 24 --case-time 0.1s --backend cpu";
     scratch.kernelgate(&format!("bisect {CASE} --good good {usual} {flags}"))
 }
 

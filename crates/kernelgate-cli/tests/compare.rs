@@ -6,7 +6,6 @@
 
 #![cfg(unix)]
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -264,7 +263,7 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
 fn an_interrupted_comparison_goes_on_where_it_was() {
     let scratch = Scratch::new();
     let mut first = scratch
-        .compare_with("--base main --head main --case-time 0.1s")
+        .compare_with("--base main --head main")
         .stderr(Stdio::null())
         .stdout(Stdio::null())
         .spawn()
@@ -281,7 +280,7 @@ fn an_interrupted_comparison_goes_on_where_it_was() {
     );
     assert_eq!(first.wait().unwrap().code(), Some(130));
     scratch
-        .compare("--base main --head main --case-time 0.1s --resume")
+        .compare("--base main --head main --resume")
         .expect(0, &["resuming with 4 processes", "1 unchanged"]);
 }
 
@@ -309,16 +308,8 @@ fn perf_check(scratch: &Scratch, flags: &str) -> Outcome {
     command.arg("ci/perf-check").args(flags.split_whitespace()).current_dir(scratch.folder.path());
     // The environment of a comparison, with this program in place of `cargo run`.
     command.envs(compare.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    // Its comparisons are short ones too.
-    let program = env!("CARGO_BIN_EXE_kernelgate");
-    let short = format!(
-        "#!/bin/sh\n[ \"$1\" != compare ] || set -- \"$@\" --case-time 0.1s\nexec '{program}' \"$@\"\n"
-    );
-    scratch.write("target/short", &short);
-    let short = scratch.folder.path().join("target/short");
-    std::fs::set_permissions(&short, PermissionsExt::from_mode(0o755)).unwrap();
     command
-        .env("KERNELGATE", short)
+        .env("KERNELGATE", env!("CARGO_BIN_EXE_kernelgate"))
         .env("KERNELGATE_BACKEND", "cpu")
         .env_remove("KERNELGATE_CUDA_LIBS");
     command.output().unwrap().into()

@@ -89,7 +89,7 @@ impl Scratch {
     pub fn compare_with(&self, flags: &str) -> Command {
         let usual = "compare --relative 0.5 --tolerated 0.8 --max-blocks 24 --backend cpu \
                      --time-identical";
-        let time = if flags.contains("--case-time") { "" } else { "--case-time 0.05s" };
+        let time = if flags.contains("--case-time") { "" } else { "--case-time 0.1s" };
         self.kernelgate(&format!("{usual} {time} {flags}"))
     }
 
