@@ -4,16 +4,17 @@ use super::summary::SummaryRow;
 use crate::gate::Verdict;
 use kernelgate::display::table::shortened;
 
-/// Columns of a case's name, and of the drawing.
-const NAME: usize = 44;
+/// Columns of the drawing.
 const FIELD: usize = 41;
+/// Most columns of a case's id. It stands last: what a reader has to scroll to is its end, and no
+/// two cases look alike.
+const ID: usize = 160;
 /// Most lines.
 const MAX_ROWS: usize = 12;
 /// The drawing shows at least this change to either side.
 const LEAST: f64 = 0.02;
 
-/// Of the cases that have times the regressed ones, then those that changed most, within 100
-/// columns; nothing where there is none. `<` and `>` are ends that lie outside.
+/// Of the cases that have times the regressed ones, then those that changed most; nothing where there is none. `<` and `>` are ends that lie outside.
 pub fn text(rows: &[SummaryRow]) -> Option<String> {
     let mut timed: Vec<&SummaryRow> = rows.iter().filter(|row| row.is_timed()).collect();
     let size = |row: &SummaryRow| (row.ratio.center - 1.0).abs();
@@ -29,7 +30,7 @@ pub fn text(rows: &[SummaryRow]) -> Option<String> {
     let (low, high) = (label(-end), label(end));
     // The 0 stands above the middle of the field.
     let (left, right) = (FIELD / 2 - low.len(), FIELD - FIELD / 2 - 1 - high.len());
-    let head = format!("{:NAME$}  {low}{:left$}0{:right$}{high}", "", "", "");
+    let head = format!("{low}{:left$}0{:right$}{high}", "", "");
     let lines = timed.iter().map(|row| line(row, end));
     let more = (left_out > 0).then(|| format!("and {left_out} more cases"));
     let all: Vec<String> = [head].into_iter().chain(lines).chain(more).collect();
@@ -55,7 +56,7 @@ fn line(row: &SummaryRow, end: f64) -> String {
     }
     field[column(row.ratio.center)] = 'o';
     let field: String = field.into_iter().collect();
-    format!("{:NAME$}  {field} {:>8}", shortened(&row.case, NAME), row.change())
+    format!("{field} {:>8}  {}", row.change(), shortened(&row.case, ID))
 }
 
 #[cfg(test)]
@@ -87,13 +88,13 @@ mod tests {
         ])
         .unwrap();
         let lines: Vec<Vec<char>> = drawn.lines().map(|line| line.chars().collect()).collect();
-        assert!(lines.iter().all(|line| line.len() <= 100), "{drawn}");
-        let at = |line: usize| lines[line][46..].iter().position(|c| *c == 'o').unwrap() + 46;
-        // The regressed one comes first.
-        assert!(drawn.lines().nth(1).unwrap().contains('…') && at(1) > 66 && at(2) < 66, "{drawn}");
-        assert_eq!(at(3), 66, "{drawn}");
+        let at = |line: usize| lines[line].iter().position(|c| *c == 'o').unwrap();
+        // The regressed one comes first, with its whole id.
+        assert!(drawn.lines().nth(1).unwrap().ends_with(&long), "{drawn}");
+        assert!(at(1) > 20 && at(2) < 20, "{drawn}");
+        assert_eq!(at(3), 20, "{drawn}");
         assert!(lines[3].contains(&'<') && lines[3].contains(&'>'), "{drawn}");
-        assert_eq!(lines[0][66], '0', "{drawn}");
+        assert_eq!(lines[0][20], '0', "{drawn}");
     }
 
     #[test]
