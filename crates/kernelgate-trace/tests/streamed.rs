@@ -88,14 +88,22 @@ fn ranges_that_are_stored_in_any_order_are_sorted() {
     same(&export, [2, 2, 4, 2]);
 }
 
-#[test]
-fn what_the_host_did_is_summed_alike() {
-    let mut export = Export::new();
+/// Creations of a node of a graph, and of its clone.
+fn create_nodes(export: &Export) {
     export.sql(&format!(
         "CREATE TABLE CUDA_GRAPH_NODE_EVENTS (start INTEGER, globalTid INTEGER,
              graphNodeId INTEGER, originalGraphNodeId INTEGER);
-         INSERT INTO CUDA_GRAPH_NODE_EVENTS VALUES (50, {0}, 1, 0), (70, {0}, 2, 1);
-         CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INTEGER, globalPid INTEGER,
+         INSERT INTO CUDA_GRAPH_NODE_EVENTS VALUES (50, {0}, 1, 0), (70, {0}, 2, 1);",
+        process(7) | 7
+    ));
+}
+
+#[test]
+fn what_the_host_did_is_summed_alike() {
+    let mut export = Export::new();
+    create_nodes(&export);
+    export.sql(&format!(
+        "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INTEGER, globalPid INTEGER,
              deviceId INTEGER, contextId INTEGER, bytes INTEGER, memoryOperationType INTEGER,
              address INTEGER, memKind INTEGER);
          INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS VALUES (60, {1}, 0, 1, 4096, 0, 64, 2),
@@ -162,11 +170,9 @@ fn same_inside(export: &Export, pattern: &str) -> Option<usize> {
 #[test]
 fn what_is_read_restricted_is_what_is_restricted_in_memory() {
     let mut export = Export::new();
+    create_nodes(&export);
     export.sql(&format!(
-        "CREATE TABLE CUDA_GRAPH_NODE_EVENTS (start INTEGER, globalTid INTEGER,
-             graphNodeId INTEGER, originalGraphNodeId INTEGER);
-         INSERT INTO CUDA_GRAPH_NODE_EVENTS VALUES (50, {0}, 1, 0), (70, {0}, 2, 1);
-         INSERT INTO NVTX_EVENTS VALUES (900000, NULL, 75, 'library', NULL, {0}, 5),
+        "INSERT INTO NVTX_EVENTS VALUES (900000, NULL, 75, 'library', NULL, {0}, 5),
              (40, 80, 59, 'capture', NULL, {0}, 5);",
         process(7) | 7
     ));

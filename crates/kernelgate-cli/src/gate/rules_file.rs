@@ -227,6 +227,7 @@ mod tests {
         }
         assert!(parse(FILE, "").is_ok());
     }
+
     /// A commit may hold a link to a device, which has no length and no end.
     #[cfg(unix)]
     #[test]

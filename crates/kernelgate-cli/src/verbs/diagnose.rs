@@ -8,16 +8,15 @@ use kernelgate::exit::Exit;
 use kernelgate::record::text::printable;
 use kernelgate::record::{Store, file};
 use kernelgate_trace::TraceError;
-use kernelgate_trace::analyze::inside;
 use kernelgate_trace::diagnose::difference::{Sums, difference};
 use kernelgate_trace::diagnose::{Diagnosis, checklist, diagnose, diagnose_streamed};
 use kernelgate_trace::model::Trace;
-use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::read::Wanted;
 use serde_json::{Value, json};
 
 use super::choice::ChosenBenches;
 use super::output::print_json;
-use super::profile;
+use super::{profile, trace_file};
 use crate::pages;
 
 /// The version of the JSON around the diagnoses, which have one of their own.
@@ -153,22 +152,13 @@ fn of<T>(
 ) -> anyhow::Result<T> {
     let streamed = match arguments.range {
         Some(_) => None,
-        None => streamed(path).map_err(failed)?,
+        None => streamed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?,
     };
     streamed.map_or_else(|| load(path, arguments).map(|trace| held(&trace)), Ok)
 }
 
-fn failed(error: TraceError) -> anyhow::Error {
-    anyhow::anyhow!("failed to {error}")
-}
-
 fn load(path: &Path, arguments: &Arguments) -> anyhow::Result<Trace> {
-    let Some(range) = &arguments.range else {
-        return read::open(path, &Wanted::ALL).map_err(failed);
-    };
-    inside::open(path, &Wanted::ALL, range).map_err(failed)?.ok_or_else(|| {
-        anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
-    })
+    trace_file::open(path, &Wanted::ALL, arguments.range.as_deref())
 }
 
 /// The diagnosis as a page.

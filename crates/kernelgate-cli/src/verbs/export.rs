@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use kernelgate::exit::Exit;
-use kernelgate_trace::analyze::restrict;
 use kernelgate_trace::export;
-use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::read::Wanted;
+
+use super::trace_file;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -35,15 +36,8 @@ enum ExportFormat {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
-    let path = &arguments.trace;
     let wanted = Wanted { rest: false, ..Wanted::ALL };
-    let mut trace =
-        read::open(path, &wanted).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    if let Some(range) = &arguments.range {
-        trace = restrict::inside(&trace, range).ok_or_else(|| {
-            anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
-        })?;
-    }
+    let trace = trace_file::open(&arguments.trace, &wanted, arguments.range.as_deref())?;
     let ExportFormat::Perfetto = arguments.format;
     match &arguments.out {
         None => {

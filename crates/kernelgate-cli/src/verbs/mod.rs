@@ -35,6 +35,7 @@ mod settings;
 mod stats;
 mod timing;
 mod tool_lines;
+mod trace_file;
 mod verdict;
 mod verify;
 

@@ -7,14 +7,14 @@ use clap::{Args, ValueEnum};
 use kernelgate::exit::Exit;
 use kernelgate::record::text::printable;
 use kernelgate_trace::analyze::idle;
-use kernelgate_trace::analyze::inside;
 use kernelgate_trace::model::{Recorder, Trace};
-use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::read::Wanted;
 use kernelgate_trace::stats::{self, Report, Table};
 use regex::Regex;
 use serde_json::json;
 
 use super::output::{json as json_text, print_json, write_all};
+use super::trace_file;
 
 /// The version of the JSON that is printed.
 const SCHEMA: u32 = 1;
@@ -100,15 +100,7 @@ fn load(path: &Path, reports: &[Report], arguments: &Arguments) -> anyhow::Resul
     if arguments.out.is_some() {
         wanted.operations = true;
     }
-    let trace = match &arguments.range {
-        None => read::open(path, &wanted).map(Some),
-        Some(range) => inside::open(path, &wanted, range),
-    };
-    let trace = trace.map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let trace = trace.ok_or_else(|| {
-        let range = arguments.range.as_deref().unwrap_or_default();
-        anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
-    })?;
+    let trace = trace_file::open(path, &wanted, arguments.range.as_deref())?;
     if trace.recorder == Recorder::NsightCompute {
         anyhow::bail!(
             "{} is of Nsight Compute, which records no timeline; `kernelgate diagnose` reads it",

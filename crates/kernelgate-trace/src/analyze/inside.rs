@@ -1,11 +1,10 @@
 //! A trace restricted to named ranges while it is read, so that of an export of any length no more
 //! ranges and calls are held than are asked for.
 
-use std::cmp::Reverse;
 use std::path::Path;
 
 use super::operations::OperationId;
-use super::passing::{Launched, OpenRanges};
+use super::passing::{Launched, NodeEvents, OpenRanges};
 use super::paths::{PathId, Paths, ROOT};
 use super::restrict::{self, Selection};
 use crate::error::TraceError;
@@ -28,11 +27,10 @@ pub fn open(path: &Path, wanted: &Wanted, pattern: &str) -> Result<Option<Trace>
     let Some(first) = read::stream(path, &ranges_alone, |_, row| paths.add(row))? else {
         return Ok(restrict::inside(&read::open(path, &wanted)?, pattern));
     };
-    let expression = restrict::expression(pattern);
     let (named, now) = paths.paths.renamed(|label| first.names[label.0 as usize]);
-    let matching =
-        |&path: &PathId| path != ROOT && expression.is_match(&named.text(&first.trace, path));
-    let mut pass = Pass { matching: now.iter().map(matching).collect(), ..Pass::default() };
+    let matching = restrict::matching(&first.trace, &named, &restrict::expression(pattern));
+    let matching = now.iter().map(|&path| matching[path as usize]).collect();
+    let mut pass = Pass { matching, ..Pass::default() };
     drop(first);
     let second = read::stream(path, &wanted, |trace, row| pass.add(trace, row))?;
     let trace = second.map(|Streamed { trace, names, last }| {
@@ -89,8 +87,7 @@ struct Pass {
     standing: Standing,
     selection: Selection,
     launched: Launched,
-    /// Creations of nodes of graphs, the last first.
-    nodes: Vec<u32>,
+    nodes: NodeEvents,
     ranges: Ranges,
     calls: Calls,
 }
@@ -99,9 +96,7 @@ impl Pass {
     fn add(&mut self, trace: &Trace, row: Row) {
         match row {
             Row::Begin => {
-                let events = &trace.node_events.time;
-                let mut nodes: Vec<u32> = (0u32..).take(events.len()).collect();
-                nodes.sort_by_key(|&event| Reverse(events[event as usize]));
+                let nodes = NodeEvents::of(trace, |_| true);
                 let matching = std::mem::take(&mut self.matching);
                 let launched = match trace.kernels.graph_node.is_empty() {
                     true => Launched::default(),
@@ -144,9 +139,9 @@ impl Pass {
     /// Keeps the ranges around nodes that were created before a time.
     fn nodes_before(&mut self, trace: &Trace, time: i64) {
         let events = &trace.node_events;
-        while let Some(event) = self.nodes.pop_if(|event| events.time[*event as usize] < time) {
-            let at = events.time[event as usize];
-            self.keep_open(events.thread[event as usize], (at, at));
+        while let Some(event) = self.nodes.before(trace, time) {
+            let at = events.time[event];
+            self.keep_open(events.thread[event], (at, at));
         }
     }
 

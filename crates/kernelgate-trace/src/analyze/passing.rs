@@ -1,4 +1,7 @@
-//! Calls that go by in order of time: the ranges that are open, and what each call launched.
+//! Calls that go by in order of time: the ranges that are open, what each call launched, and the nodes
+//! of graphs that were created before.
+
+use std::cmp::Reverse;
 
 use super::launches::{by_correlation, key, key_of};
 use super::operations::{AllOperations, OperationId};
@@ -106,5 +109,26 @@ impl Launched {
     /// Operations whose call did not go by.
     pub fn orphans(&self) -> impl Iterator<Item = OperationId> {
         (0u32..).zip(&self.found).filter(|&(_, &found)| !found).map(|(id, _)| id)
+    }
+}
+
+/// Creations of nodes of graphs that did not go by yet, the last first.
+#[derive(Debug, Default)]
+pub(crate) struct NodeEvents(Vec<u32>);
+
+impl NodeEvents {
+    /// Those of a trace that are asked for.
+    pub fn of(trace: &Trace, wanted: impl Fn(usize) -> bool) -> Self {
+        let times = &trace.node_events.time;
+        let mut events: Vec<u32> =
+            (0u32..).take(times.len()).filter(|&event| wanted(event as usize)).collect();
+        events.sort_by_key(|&event| Reverse(times[event as usize]));
+        Self(events)
+    }
+
+    /// The next one, if it was before a time.
+    pub fn before(&mut self, trace: &Trace, time: i64) -> Option<usize> {
+        let times = &trace.node_events.time;
+        self.0.pop_if(|event| times[*event as usize] < time).map(|event| event as usize)
     }
 }

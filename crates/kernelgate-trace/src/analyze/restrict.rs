@@ -6,7 +6,7 @@ use regex::Regex;
 use super::graph_nodes;
 use super::launches::{Launches, NONE};
 use super::operations::{AllOperations, Kind};
-use super::paths::{ROOT, RangePaths};
+use super::paths::{Paths, ROOT, RangePaths};
 use super::sweep::ByThread;
 use crate::model::Trace;
 use crate::model::gpu::{GraphNode, pick};
@@ -133,10 +133,7 @@ impl Selection {
     /// Those of a trace, and whether there is one.
     fn of(trace: &Trace, expression: &Regex) -> (Self, bool) {
         let RangePaths { paths, of_range, .. } = RangePaths::of(trace);
-        let matching: Vec<bool> = (0u32..)
-            .take(paths.len())
-            .map(|path| path != ROOT && expression.is_match(&paths.text(trace, path)))
-            .collect();
+        let matching = matching(trace, &paths, expression);
         let mut selection = Self {
             by_thread: vec![Spans::new(); trace.threads.len()],
             by_process: vec![Spans::new(); trace.processes.len()],
@@ -194,6 +191,14 @@ impl Selection {
     fn touches(&self, process: u32, start: i64, end: i64) -> bool {
         contains(&self.any[process as usize], start, end)
     }
+}
+
+/// By path, whether an expression matches it.
+pub(super) fn matching(trace: &Trace, paths: &Paths, expression: &Regex) -> Vec<bool> {
+    (0u32..)
+        .take(paths.len())
+        .map(|path| path != ROOT && expression.is_match(&paths.text(trace, path)))
+        .collect()
 }
 
 /// What the paths of a pattern match.

@@ -2,8 +2,6 @@
 //! order of time. None of them is kept, so that a trace of any length takes no more memory than its
 //! operations do. Absent: judgement.
 
-use std::cmp::Reverse;
-
 use hashbrown::HashMap;
 
 use super::cause::{CauseKind, LatelyDone, Why};
@@ -12,7 +10,7 @@ use crate::analyze::graph_nodes;
 use crate::analyze::idle::{self, Activity, Gap};
 use crate::analyze::launches::NONE;
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
-use crate::analyze::passing::{Launched, OpenRanges};
+use crate::analyze::passing::{Launched, NodeEvents, OpenRanges};
 use crate::analyze::paths::{PathId, Paths, ROOT};
 use crate::model::names::Name;
 use crate::model::{Table, Trace};
@@ -162,8 +160,8 @@ pub struct HostPass {
     launch_calls: Samples,
     /// Path, start and depth of ranges that were never closed.
     unclosed: Vec<(PathId, i64, u32)>,
-    /// Creations of nodes of graphs, the last first, and the labels around each by its row.
-    nodes: Vec<u32>,
+    nodes: NodeEvents,
+    /// By creation of a node, the labels around it.
     around_node: Vec<Vec<Name>>,
 }
 
@@ -204,12 +202,6 @@ impl HostPass {
             ..Host::default()
         };
         let events = &trace.node_events;
-        let mut nodes: Vec<u32> = (0u32..)
-            .zip(&events.original)
-            .filter(|&(_, &original)| original == 0)
-            .map(|(event, _)| event)
-            .collect();
-        nodes.sort_by_key(|&event| Reverse(events.time[event as usize]));
         Self {
             keep_ranges,
             host,
@@ -218,7 +210,7 @@ impl HostPass {
             launched: Launched::of(trace),
             lately: LatelyDone::of(trace, &activities),
             waiting: waiting_names(trace),
-            nodes,
+            nodes: NodeEvents::of(trace, |event| events.original[event] == 0),
             around_node: vec![Vec::new(); events.time.len()],
             activities,
             ..Self::default()
@@ -308,8 +300,7 @@ impl HostPass {
     /// Notes the ranges around nodes that were created before a time.
     fn nodes_before(&mut self, trace: &Trace, time: i64) {
         let events = &trace.node_events;
-        while let Some(event) = self.nodes.pop_if(|event| events.time[*event as usize] < time) {
-            let event = event as usize;
+        while let Some(event) = self.nodes.before(trace, time) {
             let at = events.time[event];
             let open = self.open.at(events.thread[event], at, |_| ());
             self.around_node[event] = open.iter().map(|range| Name(range.row.label)).collect();

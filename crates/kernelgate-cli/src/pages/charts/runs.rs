@@ -3,16 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::Gallery;
-use super::speed::in_parts;
+use super::speed::changes;
 use crate::pages::measured::{Case, Measured};
-use crate::plot::{Axis, Body, Chart, Quantity, Row, RowMark, Rows, ScaleKind};
+use crate::plot::{Row, RowMark};
 use kernelgate::display::time;
 use kernelgate::stats::{Spread, half_range};
 
 /// Up to so many runs are drawn one by one, more by their quartiles and ends.
 const SINGLE: usize = 12;
-/// Most charts.
-const MOST: usize = 30;
 
 /// The medians of the process runs around their median, a row a case; of cases with several.
 pub fn distributions(measured: &Measured) -> Gallery {
@@ -20,30 +18,15 @@ pub fn distributions(measured: &Measured) -> Gallery {
     for case in measured.cases.iter().filter(|case| case.medians_ns.len() > 1) {
         rows.entry(&case.workload).or_default().push(row(case));
     }
-    let mut gallery = Gallery::default();
-    for (workload, rows) in rows {
-        gallery.add(
-            MOST,
-            in_parts(workload, "runs", rows, |part| Chart {
-                title: format!("{workload}: process runs{part}"),
-                subtitle:
-                    "median of each process run against the median of all; of many runs, ends and \
-                       quartiles"
-                        .to_owned(),
-                body: Body::Rows(Rows {
-                    axis: Axis::new(
-                        "difference from the median",
-                        Quantity::Change,
-                        ScaleKind::Linear,
-                    ),
-                    legend: vec![],
-                    rows: vec![],
-                    origin: Some(1.0),
-                }),
-            }),
-        );
-    }
-    gallery
+    changes(
+        rows,
+        "runs",
+        (
+            "process runs",
+            "median of each process run against the median of all; of many runs, ends and quartiles",
+        ),
+        "difference from the median",
+    )
 }
 
 fn row(case: &Case) -> Row {

@@ -32,16 +32,34 @@ pub fn caches(measured: &Measured) -> Gallery {
             marks: vec![RowMark::Interval(ratio.min(1.0), ratio, ratio.max(1.0), 0)],
         });
     }
+    changes(
+        rows,
+        "caches",
+        (
+            "cold caches against hot ones",
+            "change of the time of a launch when its data come from memory",
+        ),
+        "cold over hot",
+    )
+}
+
+/// Changes around none, a chart a workload: the charts' `name`, what they say after the workload and
+/// below that, and what the axis is.
+pub fn changes(
+    rows: BTreeMap<&str, Vec<Row>>,
+    name: &str,
+    (title, subtitle): (&str, &str),
+    axis: &str,
+) -> Gallery {
     let mut gallery = Gallery::default();
     for (workload, rows) in rows {
         gallery.add(
             MOST,
-            in_parts(workload, "caches", rows, |part| Chart {
-                title: format!("{workload}: cold caches against hot ones{part}"),
-                subtitle: "change of the time of a launch when its data come from memory"
-                    .to_owned(),
+            in_parts(workload, name, rows, |part| Chart {
+                title: format!("{workload}: {title}{part}"),
+                subtitle: subtitle.to_owned(),
                 body: Body::Rows(Rows {
-                    axis: Axis::new("cold over hot", Quantity::Change, ScaleKind::Linear),
+                    axis: Axis::new(axis, Quantity::Change, ScaleKind::Linear),
                     legend: vec![],
                     rows: vec![],
                     origin: Some(1.0),

@@ -232,8 +232,8 @@ fn tell_local_memory(trace: &mut Activity, local_bytes: &BTreeMap<&str, BTreeSet
     let Activity { kernels, names, .. } = trace;
     for kernel in kernels.iter_mut().filter(|kernel| kernel.local == 0) {
         let builds = names.get(kernel.name as usize).and_then(|name| local_bytes.get(&**name));
-        if let Some(builds) = builds.filter(|builds| builds.len() == 1) {
-            kernel.local = builds.iter().copied().sum();
+        if let Some(bytes) = builds.filter(|builds| builds.len() == 1).and_then(BTreeSet::first) {
+            kernel.local = *bytes;
         }
     }
 }

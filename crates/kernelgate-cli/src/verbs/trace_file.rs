@@ -1,0 +1,21 @@
+//! A trace from a file, for the verbs that read one: all of it, or what `--range` asks for.
+
+use std::path::Path;
+
+use kernelgate_trace::analyze::inside;
+use kernelgate_trace::model::Trace;
+use kernelgate_trace::read::{self, Wanted};
+
+/// What is wanted of a trace, of a `range` only what was launched inside.
+///
+/// # Errors
+/// When it cannot be read, or no range has that path.
+pub fn open(path: &Path, wanted: &Wanted, range: Option<&str>) -> anyhow::Result<Trace> {
+    let failed = |error| anyhow::anyhow!("failed to {error}");
+    let Some(range) = range else {
+        return read::open(path, wanted).map_err(failed);
+    };
+    inside::open(path, wanted, range).map_err(failed)?.ok_or_else(|| {
+        anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
+    })
+}
