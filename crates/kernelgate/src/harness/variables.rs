@@ -34,6 +34,7 @@ const KNOWN: &[&str] = &[
     "KERNELGATE_TIMEOUT",
     "KERNELGATE_TRIAL",
     "KERNELGATE_UNFILLED",
+    "KERNELGATE_UNTUNED",
 ];
 
 /// A command line whose flags ignore empty variables, subcommands included.
