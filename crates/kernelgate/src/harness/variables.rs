@@ -19,6 +19,7 @@ const KNOWN: &[&str] = &[
     "KERNELGATE_DELAY",
     "KERNELGATE_DEVICE",
     "KERNELGATE_EFFORT",
+    "KERNELGATE_GEMMS",
     "KERNELGATE_HISTORY",
     "KERNELGATE_LAYOUT",
     "KERNELGATE_LINE_INFO",
@@ -34,7 +35,6 @@ const KNOWN: &[&str] = &[
     "KERNELGATE_TIMEOUT",
     "KERNELGATE_TRIAL",
     "KERNELGATE_UNFILLED",
-    "KERNELGATE_UNTUNED",
 ];
 
 /// A command line whose flags ignore empty variables, subcommands included.
