@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::best;
 use super::per_op::{
     SOURCES, STAGES, Saved, gather_images, i32s, input_name, layer_name, stem_gemm, total,
 };
@@ -87,7 +88,8 @@ pub fn sequence(
     contents.push(("images".to_owned(), inputs.tensor("images").as_bytes().to_vec()));
     let memory = Memory::new(device, activations(shape, &network, false), contents)?;
     let sequence = Sequence::new(device, memory)?;
-    let mut writer = Forward { shape, network: &network, training: false, sequence };
+    let mut writer =
+        Forward { shape, network: &network, training: false, together: false, sequence };
     writer.whole(output.argument())?;
     Ok(writer.sequence)
 }
@@ -103,6 +105,8 @@ pub struct Forward<'a> {
     pub network: &'a Network,
     /// Whether a backward pass follows, and biases are those of the parameters.
     pub training: bool,
+    /// Whether the layers behind the pooling are one launch: `best`.
+    pub together: bool,
     /// What is written.
     pub sequence: Sequence,
 }
@@ -164,16 +168,28 @@ impl Forward<'_> {
         self.stem()?;
         self.sequence.end();
         self.pool()?;
-        for (stage, blocks) in network.blocks.chunks(self.shape.sizes.blocks).enumerate() {
+        if self.together {
+            best::layers(self, if self.training { NULL } else { logits })?;
+        } else {
+            self.stages()?;
+        }
+        self.sequence.begin("Final_Layers");
+        if self.training || !self.together {
+            self.tail(logits)?;
+        }
+        (0..4).for_each(|_| self.sequence.end());
+        Ok(())
+    }
+
+    /// Every block, a launch a layer.
+    fn stages(&mut self) -> Result<(), BackendError> {
+        for (stage, blocks) in self.network.blocks.chunks(self.shape.sizes.blocks).enumerate() {
             self.sequence.begin(STAGES[stage]);
             for (number, block) in blocks.iter().enumerate() {
                 self.block(stage * self.shape.sizes.blocks + number, block)?;
             }
             self.sequence.end();
         }
-        self.sequence.begin("Final_Layers");
-        self.tail(logits)?;
-        (0..4).for_each(|_| self.sequence.end());
         Ok(())
     }
 

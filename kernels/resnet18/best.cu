@@ -1,0 +1,385 @@
+// All layers behind the pooling, from its spikes to logits, in one launch: eight blocks compute some
+// images, and hand spikes on through the L2.
+//
+//   x[t] = theta · (conv(s)[t] + conv1x1(r)[t] or r[t]) + [t < fed] bias / divisor
+//   spikes[t] = neurons(x[0..t])
+//   logits = weight · scale · Σ_t spikes + share · bias
+//
+// A pixel is 16 rows: all time steps of 16 / T images. A block has some pixels and filters of each
+// layer and all of its neurons' steps; whoever has the spikes that its part of the next layer reads
+// begins with that. So all blocks have to be resident at once; they take images in turn.
+// Threads: four warpgroups multiply, by 32 or 64 filters, a warp a pixel; they share the pixels and
+// the depth; then a thread has the neurons of two filters. One more warp has weights copied to a
+// ring of slots, 32 filters by 64 channels each, ahead of all layers.
+// Shared memory: the ring; sums, of each part of the depth; three packed maps, which take turns; the
+// layers; barriers.
+// Bound: latency: about 5000 cycles a layer, of which tensor cores are busy in half.
+// Changed from fused: no launch between layers, packed spikes between blocks, a tenth of the bytes
+// from L2.
+#include "common/bulk.cuh"
+#include "common/element16.cuh"
+#include "common/memory.cuh"
+#include "common/reduce.cuh"
+#include "common/tensor_copy.cuh"
+#include "common/wgmma.cuh"
+#include "resnet18/best.cuh"
+#include "resnet18/neurons.cuh"
+#include "resnet18/packed.cuh"
+
+// Has a layer's weights copied to the slots; `slot` counts all of them. One thread.
+template <int kSide>
+__device__ __forceinline__ void copy_weights(int number, int rank, int& slot) {
+  using Own = Share<kSide>;
+  const Layer& layer = layer_at(number);
+  const Own share(rank);
+#pragma unroll 1
+  for (int second = 0; second < (layer.second_weight == nullptr ? 1 : 2); ++second) {
+    const Operand<kSide> operand(layer, number, second != 0);
+    const int steps = operand.steps();
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i, ++slot) {
+      const Piece step(operand, i);
+      const int at = slot % kSlots, round = slot / kSlots;
+      if (round > 0) barrier_wait(emptied(at), (round - 1) % 2);
+      const u32 bytes = Own::kTileRows * operand.step_groups * kTileBytes;
+      barrier_expect(filled(at), bytes);
+#pragma unroll
+      for (int n = 0; n < Own::kTileRows; ++n) {
+        const int row = share.first_filter / kTileFilters + n;
+        copy_bulk(shared_address(shared) + at * kSlotBytes + n * kTileBytes,
+                  operand.weight + (row * operand.row_tiles + step.tile) * (kTileBytes / 2),
+                  bytes / Own::kTileRows, filled(at));
+      }
+    }
+  }
+}
+
+// A warpgroup's doubled sums of a layer. A step is multiplied in halves: while tensor cores are at
+// one, spikes are unpacked for the other.
+template <int kSide>
+__device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 2], int number,
+                                         int rank, int& slot) {
+  using Own = Share<kSide>;
+  constexpr int kHalf = Own::kStepGroups * 2;  // times 16 channels
+  const Layer& layer = layer_at(number);
+  const Own share(rank);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const int group = threadIdx.x / kGroupThreads;
+  const int own_pixel = group % Own::kPixelGroups * 4 + warp;
+  const int depth_group = group / Own::kPixelGroups;
+  const int pixel = share.first_pixel + own_pixel;
+  const u32 factor = lane_factor(lane);
+  const bool first_thread = threadIdx.x % kGroupThreads == 0;
+  u32 a[2][kHalf][4];
+  int held = -1;  // a slot that tensor cores may still read
+#pragma unroll 1
+  for (int second = 0; second < (layer.second_weight == nullptr ? 1 : 2); ++second) {
+    const Operand<kSide> operand(layer, number, second != 0);
+    const int side = operand.side, steps = operand.steps();
+    const int row = pixel / kSide * operand.stride, column = pixel % kSide * operand.stride;
+    const u32 map = map_at(operand.map + kMaps) + lane_words(lane);
+#pragma unroll 1
+    for (int i = depth_group; i < steps; i += Own::kDepthGroups) {
+      const Piece step(operand, i);
+      const int y = row + step.down, x = column + step.right;
+      const bool exists = own_pixel < Own::kPixels && y >= 0 && y < side && x >= 0 && x < side;
+      const u32 words = map + ((y * side + x) * operand.groups + step.group) * kGroupBytes;
+      const int at = (slot + i) % kSlots;
+      const u64 weights = ::operand(shared_address(shared) + at * kSlotBytes);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        // With one group of channels the second half is none: zeros by the weights of the first.
+        const int tile = Own::kStepGroups == 2 && half < operand.step_groups ? half : 0;
+        const bool there = exists && (Own::kStepGroups == 1 || half == tile);
+        wgmma_wait<1>();
+        if (half == 0) {
+          barrier_wait(filled(at), (slot + i) / kSlots % 2);
+        } else if (first_thread && held >= 0) {
+          arrive_times(emptied(held), 2 / Own::kPixelGroups);
+        }
+#pragma unroll
+        for (int k = 0; k < kHalf; ++k) {
+          const int of_group = Own::kStepGroups == 1 ? half * kHalf + k : k;
+          load_spikes(a[half][k], (words + tile * kGroupBytes) ^ (of_group * 16), there, factor);
+        }
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < kHalf; ++k) {
+          const int of_group = Own::kStepGroups == 1 ? half * kHalf + k : k;
+          wgmma_columns(sums, a[half][k],
+                        operand_after(weights, tile * kTileBytes + of_group * 32));
+        }
+        wgmma_commit();
+      }
+      held = at;
+    }
+    slot += steps;
+  }
+  wgmma_wait<0>();
+  if (first_thread && held >= 0) arrive_times(emptied(held), 2 / Own::kPixelGroups);
+}
+
+// Where a sum is: of a part of the depth, a pixel of the block, a row, a filter of the block. The
+// order of filters depends on the row, so that the rows of a fragment are in different banks.
+template <int kSide>
+__device__ __forceinline__ float2* sums_at(int part, int pixel, int row, int filter) {
+  using Own = Share<kSide>;
+  const int at = ((part * Own::kPixels + pixel) * kRows + row) * Own::kFilters;
+  return reinterpret_cast<float2*>(reinterpret_cast<float*>(shared + kSumsAt) + at +
+                                   (filter ^ (row % 4 * 8)));
+}
+
+// Puts a warpgroup's sums where all threads read them.
+template <int kSide>
+__device__ __forceinline__ void spread(const float (&sums)[Share<kSide>::kFilters / 2]) {
+  using Own = Share<kSide>;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const int group = threadIdx.x / kGroupThreads;
+  const int pixel = group % Own::kPixelGroups * 4 + warp, part = group / Own::kPixelGroups;
+  if (pixel >= Own::kPixels) return;
+#pragma unroll
+  for (int j = 0; j < Own::kFilters / 8; ++j)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      *sums_at<kSide>(part, pixel, lane / 4 + 8 * half, 8 * j + lane % 4 * 2) =
+          make_float2(sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
+}
+
+// Where the words of a layer's output are that this block's group sends: of a map of so many pixels.
+__device__ __forceinline__ u64* sent_at(const Layer& layer, int pixels, int channels) {
+  const i64 map_words = static_cast<i64>(pixels) * channels;
+  return layer.sent + blockIdx.x / kRanks * map_words;
+}
+
+// Receives from the layer before what rows of pixels `first` to `last` have.
+__device__ __forceinline__ void receive(int number, int side, int channels, int first, int last,
+                                        u32 tag) {
+  constexpr int kMost = 5;  // pieces of two words of a thread: five of eight rows of eight pixels
+  const int of_pixel = channels / kChannels * (kGroupBytes / 8);
+  const int begin = max_of(first, 0) * side * of_pixel;
+  const int end = min_of(last + 1, side) * side * of_pixel;
+  const u64* from = sent_at(layer_at(number), side * side, channels);
+  const u32 to = map_at(number + 1);
+  u32 missing = 0;
+#pragma unroll
+  for (int i = 0; i < kMost; ++i)
+    if (begin + static_cast<int>(threadIdx.x) + i * kMultiplying < end) missing |= 1u << i;
+  while (missing != 0) {
+    u32 words[kMost][2];
+    bool came[kMost];
+#pragma unroll
+    for (int i = 0; i < kMost; ++i)
+      if (missing >> i & 1)
+        came[i] = receive_words(from + 2 * (begin + threadIdx.x + i * kMultiplying), words[i], tag);
+#pragma unroll
+    for (int i = 0; i < kMost; ++i)
+      if ((missing >> i & 1) && came[i]) {
+        const u32 at = to + 8 * (begin + threadIdx.x + i * kMultiplying);
+        store_shared_b32(at, words[i][0]);
+        store_shared_b32(at + 4, words[i][1]);
+        missing &= ~(1u << i);
+      }
+  }
+}
+
+struct Neurons {
+  int images, image0, fed;  // the group's first image
+  float divisor, theta;
+  int tmax;
+  u32 tag;  // of the round
+};
+
+// A layer: waits for its input, sends its spikes.
+template <int kSide>
+__device__ __forceinline__ void compute(int number, int rank, int& slot, const Neurons& with) {
+  using Own = Share<kSide>;
+  constexpr int kPairs = Own::kFilters / 2, kUnits = kRows / kUnit;
+  constexpr int kTasks = Own::kPixels * kUnits * kPairs;
+  static_assert(kMultiplying % kPairs == 0, "a thread keeps its filters");
+  const Layer& layer = layer_at(number);
+  const Own share(rank);
+  const int pair = threadIdx.x % kPairs, filter = share.first_filter + 2 * pair;
+  // What is added to the sums is on its way while they are computed.
+  float shift[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    shift[j] = __fdiv_rn(layer.bias[filter + j], with.divisor);
+    if (layer.second_bias != nullptr)
+      shift[j] += __fdiv_rn(layer.second_bias[filter + j], with.divisor);
+  }
+  if (number > 0) {
+    const int first = share.first_pixel / kSide, rows = Own::kPixels / kSide;
+    const int stride = static_cast<int>(layer.stride);
+    receive(number - 1, static_cast<int>(layer.side), static_cast<int>(layer.channels),
+            first * stride - 1, (first + rows - 1) * stride + 1, with.tag);
+  }
+  multiplying_barrier();
+  float sums[Own::kFilters / 2] = {};
+  multiply<kSide>(sums, number, rank, slot);
+  spread<kSide>(sums);
+  multiplying_barrier();
+
+  const Neuron neuron(with.theta, 0, with.tmax, 0.f);
+  const float half_theta = 0.5f * with.theta;  // as sums are doubled
+  u64* sent = sent_at(layer, kSide * kSide, Own::kAllFilters);
+  for (int task = threadIdx.x; task < kTasks; task += kMultiplying) {
+    const int unit = task / kPairs % kUnits, own_pixel = task / kPairs / kUnits;
+    const int pixel = share.first_pixel + own_pixel;
+    float v[2], u[2];
+#pragma unroll
+    for (int octet = 0; octet < kUnit / kOctet; ++octet) {
+      const u32 offset = word_offset(filter / 2, unit * (kUnit / kOctet) + octet);
+      const u32 of_pixel = pixel * (Own::kAllFilters / kChannels) * kGroupBytes;
+      const u32 before =
+          layer.identity != 0 ? load_shared_b32(map_at(number + 2) + of_pixel + offset) : 0;
+      u32 word = 0;
+#pragma unroll
+      for (int r = 0; r < kOctet; ++r) {
+        const int in_unit = octet * kOctet + r, row = unit * kUnit + in_unit;
+        const int t = in_unit % kSteps;
+        if (t == 0) v[0] = v[1] = neuron.start_v, u[0] = u[1] = neuron.start_u;
+        const u32 residual = unpacked_pair(before, r);
+        float2 sum = make_float2(0.f, 0.f);
+#pragma unroll
+        for (int part = 0; part < Own::kDepthGroups; ++part) {
+          const float2 one = *sums_at<kSide>(part, own_pixel, row, 2 * pair);
+          sum.x += one.x;
+          sum.y += one.y;
+        }
+        float2 x;
+        x.x = fmaf(half_theta, sum.x + Bf16::low(residual), t < with.fed ? shift[0] : 0.f);
+        x.y = fmaf(half_theta, sum.y + Bf16::high(residual), t < with.fed ? shift[1] : 0.f);
+        const float low = advance<false>(neuron, x.x, t, v[0], u[0]).spike;
+        const float high = advance<false>(neuron, x.y, t, v[1], u[1]).spike;
+        word |= packed_pair(spike_pair(2.f * low, 2.f * high), r);
+        const int image = with.image0 + row / kSteps;
+        if (layer.spikes == nullptr || image >= with.images) continue;
+        const i64 frame = static_cast<i64>(t) * with.images + image;
+        const i64 to = (frame * kSide * kSide + pixel) * Own::kAllFilters + filter;
+        store_pair(layer.spikes + to, spike_pair(low, high));
+        if (layer.currents != nullptr) *reinterpret_cast<float2*>(layer.currents + to) = x;
+      }
+      send_word(sent + (of_pixel + offset) / 4, word, with.tag);
+    }
+  }
+}
+
+// Packs the pooled spikes [T, B, 64, 64] that the block's part of the first layer reads.
+__device__ __forceinline__ void load_pooled(const u16* pooled, int rank, int images,
+                                            int image0) {
+  const Share<8> share(rank);
+  constexpr int kPairs = kChannels / 2, kSide = 8;
+  const int first = max_of(share.first_pixel - kSide, 0);
+  const int last = min_of(share.first_pixel + Share<8>::kPixels + kSide, kSide * kSide);
+#pragma unroll 3
+  for (int i = threadIdx.x; i < (last - first) * 2 * kPairs; i += kMultiplying) {
+    const int pair = i % kPairs, octet = i / kPairs % 2, pixel = first + i / kPairs / 2;
+    u32 word = 0;
+#pragma unroll
+    for (int r = 0; r < kOctet; ++r) {
+      // Images that there are not are copies of the last one, so that no load is behind a branch.
+      const int row = octet * kOctet + r, image = min_of(image0 + row / kSteps, images - 1);
+      const i64 frame = static_cast<i64>(row % kSteps) * images + image;
+      const u32 spikes = load_pair(pooled + (frame * kSide * kSide + pixel) * kChannels + 2 * pair);
+      word |= packed_pair((spikes & 0x00800080u) << 7 | (spikes & 0x80008000u), r);
+    }
+    store_shared_b32(map_at(0) + pixel * kGroupBytes + word_offset(pair, octet), word);
+  }
+}
+
+// A warp of the group an image and class.
+__device__ __forceinline__ void classify(const float* weight, const float* bias, float* logits,
+                                         int images, int image0, int classes, float scale,
+                                         float share, int rank) {
+  constexpr int kFeatures = 512;
+  const int lane = threadIdx.x % 32;
+  for (int task = threadIdx.x / 32 * kRanks + rank; task < kImages * classes;
+       task += kMultiplying / 32 * kRanks) {
+    const int local = task / classes, label = task % classes;
+    float score = 0.f;
+#pragma unroll
+    for (int i = 0; i < kFeatures / 64; ++i) {
+      const int pair = lane + 32 * i;
+      float2 sum = make_float2(0.f, 0.f);
+#pragma unroll
+      for (int octet = 0; octet < 2; ++octet) {
+        u32 rows = 0;  // of the image
+#pragma unroll
+        for (int r = 0; r < kOctet; ++r)
+          if ((octet * kOctet + r) / kSteps == local) rows |= 1u << 2 * r;
+        const u32 word = load_shared_b32(map_at(kLayers) + word_offset(pair, octet));
+        const float2 of_octet = spike_sums(word, rows);
+        sum.x += of_octet.x;
+        sum.y += of_octet.y;
+      }
+      const float* w = weight + static_cast<i64>(label) * kFeatures + 2 * pair;
+      score = fmaf(w[0], scale * sum.x, score);
+      score = fmaf(w[1], scale * sum.y, score);
+    }
+    score = fmaf(share, bias[label], lanes_sum<32>(score));
+    const int image = image0 + local;
+    if (lane == 0 && image < images) logits[static_cast<i64>(image) * classes + label] = score;
+  }
+}
+
+// `logits` may be null: what comes behind the last layer is then another kernel's. `rounds` counts,
+// for each block, those of all launches.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    resnet18_best_layers(const Layer* layers, const u16* pooled, const float* weight,
+                         const float* bias, float* logits, u32* rounds, int images, int classes,
+                         int fed, float divisor, float theta, int tmax, float scale, float share) {
+  const int rank = blockIdx.x % kRanks;
+  for (u32 i = threadIdx.x; i < kLayers * sizeof(Layer) / 8; i += THREADS)
+    reinterpret_cast<u64*>(shared + kLayersAt)[i] = reinterpret_cast<const u64*>(layers)[i];
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kSlots; ++i) {
+      barrier_init(filled(i), 1);
+      barrier_init(emptied(i), 2);
+    }
+    barrier_init_fence();
+  }
+  u32 tag = rounds[blockIdx.x];
+  __syncthreads();
+
+  constexpr int kOfStage = kLayers / 4;
+  const int groups = gridDim.x / kRanks, all = ceil_div(images, kImages);
+  int slot = 0;
+  if (threadIdx.x >= kMultiplying) {
+    registers_down<24>();
+    if (threadIdx.x > kMultiplying) return;
+    for (int group = blockIdx.x / kRanks; group < all; group += groups) {
+#pragma unroll 1
+      for (int n = 0; n < kOfStage; ++n) copy_weights<8>(n, rank, slot);
+#pragma unroll 1
+      for (int n = 0; n < kOfStage; ++n) copy_weights<4>(kOfStage + n, rank, slot);
+#pragma unroll 1
+      for (int n = 0; n < kOfStage; ++n) copy_weights<2>(2 * kOfStage + n, rank, slot);
+#pragma unroll 1
+      for (int n = 0; n < kOfStage; ++n) copy_weights<1>(3 * kOfStage + n, rank, slot);
+    }
+    return;
+  }
+  registers_up<112>();
+  for (int group = blockIdx.x / kRanks; group < all; group += groups) {
+    ++tag;
+    const int image0 = group * kImages;
+    const Neurons with = {images, image0, fed, divisor, theta, tmax, tag};
+    load_pooled(pooled, rank, images, image0);
+#pragma unroll 1
+    for (int n = 0; n < kOfStage; ++n) compute<8>(n, rank, slot, with);
+#pragma unroll 1
+    for (int n = 0; n < kOfStage; ++n) compute<4>(kOfStage + n, rank, slot, with);
+#pragma unroll 1
+    for (int n = 0; n < kOfStage; ++n) compute<2>(2 * kOfStage + n, rank, slot, with);
+#pragma unroll 1
+    for (int n = 0; n < kOfStage; ++n) compute<1>(3 * kOfStage + n, rank, slot, with);
+    if (logits != nullptr) {
+      receive(kLayers - 1, 1, 512, 0, 0, tag);
+      multiplying_barrier();
+      classify(weight, bias, logits, images, image0, classes, scale, share, rank);
+    }
+    // The maps are written again.
+    multiplying_barrier();
+  }
+  if (threadIdx.x == 0) rounds[blockIdx.x] = tag;
+}
