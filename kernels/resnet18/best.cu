@@ -1,5 +1,5 @@
-// All layers behind the pooling, from its spikes to logits, in one launch: eight blocks compute some
-// images, and hand spikes on through the L2.
+// The stem's neurons with the pooling behind them; and all layers behind the pooling, from its spikes
+// to logits, in one launch: eight blocks compute some images, and hand spikes on through the L2.
 //
 //   x[t] = theta · (conv(s)[t] + conv1x1(r)[t] or r[t]) + [t < fed] bias / divisor
 //   spikes[t] = neurons(x[0..t])
@@ -17,6 +17,7 @@
 // Changed from fused: no launch between layers, packed spikes between blocks, a tenth of the bytes
 // from L2.
 #include "common/bulk.cuh"
+#include "common/cluster.cuh"
 #include "common/element16.cuh"
 #include "common/memory.cuh"
 #include "common/reduce.cuh"
@@ -26,6 +27,11 @@
 #include "resnet18/neurons.cuh"
 #include "resnet18/packed.cuh"
 
+// Its number, in a way that the compiler sees to be the same for a warp.
+__device__ __forceinline__ int warpgroup() {
+  return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
+}
+
 // Has a layer's weights copied to the slots; `slot` counts all of them. One thread.
 template <int kSide>
 __device__ __forceinline__ void copy_weights(int number, int rank, int& slot) {
@@ -33,8 +39,10 @@ __device__ __forceinline__ void copy_weights(int number, int rank, int& slot) {
   const Layer& layer = layer_at(number);
   const Own share(rank);
 #pragma unroll 1
-  for (int second = 0; second < (layer.second_weight == nullptr ? 1 : 2); ++second) {
-    const Operand<kSide> operand(layer, number, second != 0);
+  for (int second = 0; second < operands_of<kSide>(number); ++second) {
+    const Operand<kSide> operand(number, second != 0);
+    const u16* weight = second != 0 ? layer.second_weight : layer.weight;
+    const int row_tiles = second != 0 ? operand.groups : static_cast<int>(layer.depth);
     const int steps = operand.steps();
 #pragma unroll 1
     for (int i = 0; i < steps; ++i, ++slot) {
@@ -47,34 +55,29 @@ __device__ __forceinline__ void copy_weights(int number, int rank, int& slot) {
       for (int n = 0; n < Own::kTileRows; ++n) {
         const int row = share.first_filter / kTileFilters + n;
         copy_bulk(shared_address(shared) + at * kSlotBytes + n * kTileBytes,
-                  operand.weight + (row * operand.row_tiles + step.tile) * (kTileBytes / 2),
+                  weight + (row * row_tiles + step.tile) * (kTileBytes / 2),
                   bytes / Own::kTileRows, filled(at));
       }
     }
   }
 }
 
-// A warpgroup's doubled sums of a layer. A step is multiplied in halves: while tensor cores are at
-// one, spikes are unpacked for the other.
+// A warpgroup's doubled sums of a layer. While tensor cores are at a step, other warpgroups unpack
+// spikes for theirs.
 template <int kSide>
 __device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 2], int number,
                                          int rank, int& slot) {
   using Own = Share<kSide>;
-  constexpr int kHalf = Own::kStepGroups * 2;  // times 16 channels
-  const Layer& layer = layer_at(number);
+  constexpr int kOfTile = kChannels / 16, kOfStep = Own::kStepGroups * kOfTile;
   const Own share(rank);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const int group = threadIdx.x / kGroupThreads;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = warpgroup();
   const int own_pixel = group % Own::kPixelGroups * 4 + warp;
   const int depth_group = group / Own::kPixelGroups;
   const int pixel = share.first_pixel + own_pixel;
   const u32 factor = lane_factor(lane);
-  const bool first_thread = threadIdx.x % kGroupThreads == 0;
-  u32 a[2][kHalf][4];
-  int held = -1;  // a slot that tensor cores may still read
 #pragma unroll 1
-  for (int second = 0; second < (layer.second_weight == nullptr ? 1 : 2); ++second) {
-    const Operand<kSide> operand(layer, number, second != 0);
+  for (int second = 0; second < operands_of<kSide>(number); ++second) {
+    const Operand<kSide> operand(number, second != 0);
     const int side = operand.side, steps = operand.steps();
     const int row = pixel / kSide * operand.stride, column = pixel % kSide * operand.stride;
     const u32 map = map_at(operand.map + kMaps) + lane_words(lane);
@@ -83,40 +86,32 @@ __device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 
       const Piece step(operand, i);
       const int y = row + step.down, x = column + step.right;
       const bool exists = own_pixel < Own::kPixels && y >= 0 && y < side && x >= 0 && x < side;
-      const u32 words = map + ((y * side + x) * operand.groups + step.group) * kGroupBytes;
+      const int read = exists ? y * side + x : 0;  // any pixel, for zeros
+      const u32 words = map + (read * operand.groups + step.group) * kGroupBytes;
       const int at = (slot + i) % kSlots;
       const u64 weights = ::operand(shared_address(shared) + at * kSlotBytes);
+      u32 a[kOfStep][4];
+      int tile[kOfStep];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        // With one group of channels the second half is none: zeros by the weights of the first.
-        const int tile = Own::kStepGroups == 2 && half < operand.step_groups ? half : 0;
-        const bool there = exists && (Own::kStepGroups == 1 || half == tile);
-        wgmma_wait<1>();
-        if (half == 0) {
-          barrier_wait(filled(at), (slot + i) / kSlots % 2);
-        } else if (first_thread && held >= 0) {
-          arrive_times(emptied(held), 2 / Own::kPixelGroups);
-        }
-#pragma unroll
-        for (int k = 0; k < kHalf; ++k) {
-          const int of_group = Own::kStepGroups == 1 ? half * kHalf + k : k;
-          load_spikes(a[half][k], (words + tile * kGroupBytes) ^ (of_group * 16), there, factor);
-        }
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < kHalf; ++k) {
-          const int of_group = Own::kStepGroups == 1 ? half * kHalf + k : k;
-          wgmma_columns(sums, a[half][k],
-                        operand_after(weights, tile * kTileBytes + of_group * 32));
-        }
-        wgmma_commit();
+      for (int k = 0; k < kOfStep; ++k) {
+        // Where a tap has one group of channels the second is none: zeros by the weights of the
+        // first.
+        tile[k] = k / kOfTile < operand.step_groups ? k / kOfTile : 0;
+        const u32 bits = exists && tile[k] == k / kOfTile ? kTopBits : 0;
+        load_spikes(a[k], (words + tile[k] * kGroupBytes) ^ (k % kOfTile * 16), factor, bits);
       }
-      held = at;
+      barrier_wait(filled(at), (slot + i) / kSlots % 2);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kOfStep; ++k)
+        wgmma_columns(sums, a[k],
+                      operand_after(weights, tile[k] * kTileBytes + k % kOfTile * 32));
+      wgmma_commit();
+      wgmma_wait<0>();
+      if (threadIdx.x % kGroupThreads == 0) arrive_times(emptied(at), 2 / Own::kPixelGroups);
     }
     slot += steps;
   }
-  wgmma_wait<0>();
-  if (first_thread && held >= 0) arrive_times(emptied(held), 2 / Own::kPixelGroups);
 }
 
 // Where a sum is: of a part of the depth, a pixel of the block, a row, a filter of the block. The
@@ -133,8 +128,7 @@ __device__ __forceinline__ float2* sums_at(int part, int pixel, int row, int fil
 template <int kSide>
 __device__ __forceinline__ void spread(const float (&sums)[Share<kSide>::kFilters / 2]) {
   using Own = Share<kSide>;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const int group = threadIdx.x / kGroupThreads;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = warpgroup();
   const int pixel = group % Own::kPixelGroups * 4 + warp, part = group / Own::kPixelGroups;
   if (pixel >= Own::kPixels) return;
 #pragma unroll
@@ -209,9 +203,9 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
   }
   if (number > 0) {
     const int first = share.first_pixel / kSide, rows = Own::kPixels / kSide;
-    const int stride = static_cast<int>(layer.stride);
-    receive(number - 1, static_cast<int>(layer.side), static_cast<int>(layer.channels),
-            first * stride - 1, (first + rows - 1) * stride + 1, with.tag);
+    const Operand<kSide> input(number, false);
+    receive(number - 1, input.side, input.groups * kChannels, first * input.stride - 1,
+            (first + rows - 1) * input.stride + 1, with.tag);
   }
   multiplying_barrier();
   float sums[Own::kFilters / 2] = {};
@@ -221,6 +215,7 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
 
   const Neuron neuron(with.theta, 0, with.tmax, 0.f);
   const float half_theta = 0.5f * with.theta;  // as sums are doubled
+  const bool identity = number % 2 == 1 && operands_of<kSide>(number) == 1;
   u64* sent = sent_at(layer, kSide * kSide, Own::kAllFilters);
   for (int task = threadIdx.x; task < kTasks; task += kMultiplying) {
     const int unit = task / kPairs % kUnits, own_pixel = task / kPairs / kUnits;
@@ -231,8 +226,8 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
       const u32 offset = word_offset(filter / 2, unit * (kUnit / kOctet) + octet);
       const u32 of_pixel = pixel * (Own::kAllFilters / kChannels) * kGroupBytes;
       const u32 before =
-          layer.identity != 0 ? load_shared_b32(map_at(number + 2) + of_pixel + offset) : 0;
-      u32 word = 0;
+          identity ? load_shared_b32(map_at(number + 2) + of_pixel + offset) : 0;
+      float low[kOctet], high[kOctet];
 #pragma unroll
       for (int r = 0; r < kOctet; ++r) {
         const int in_unit = octet * kOctet + r, row = unit * kUnit + in_unit;
@@ -249,16 +244,17 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
         float2 x;
         x.x = fmaf(half_theta, sum.x + Bf16::low(residual), t < with.fed ? shift[0] : 0.f);
         x.y = fmaf(half_theta, sum.y + Bf16::high(residual), t < with.fed ? shift[1] : 0.f);
-        const float low = advance<false>(neuron, x.x, t, v[0], u[0]).spike;
-        const float high = advance<false>(neuron, x.y, t, v[1], u[1]).spike;
-        word |= packed_pair(spike_pair(2.f * low, 2.f * high), r);
+        low[r] = advance<false>(neuron, x.x, t, v[0], u[0]).spike;
+        high[r] = advance<false>(neuron, x.y, t, v[1], u[1]).spike;
         const int image = with.image0 + row / kSteps;
         if (layer.spikes == nullptr || image >= with.images) continue;
         const i64 frame = static_cast<i64>(t) * with.images + image;
         const i64 to = (frame * kSide * kSide + pixel) * Own::kAllFilters + filter;
-        store_pair(layer.spikes + to, spike_pair(low, high));
+        store_pair(layer.spikes + to, spike_pair(low[r], high[r]));
         if (layer.currents != nullptr) *reinterpret_cast<float2*>(layer.currents + to) = x;
       }
+      // As two's complement, a spike's two bits are whether there is one, and its sign.
+      const u32 word = spikes_to_two_bit(low) | spikes_to_two_bit(high) << 16;
       send_word(sent + (of_pixel + offset) / 4, word, with.tag);
     }
   }
@@ -322,6 +318,65 @@ __device__ __forceinline__ void classify(const float* weight, const float* bias,
   }
 }
 
+// Neurons of the stem and pool(Σ_t s) - pool(Σ_{t-1} s), all steps; a thread two channels of [B,
+// out_side², channels], for which it computes the neurons of nine pixels. A neuron's tracer is the
+// sum of its spikes. `sources` may be null, else it gets the tap of the first largest sum.
+extern "C" __global__ void __launch_bounds__(STEM_THREADS)
+    resnet18_best_stem(const float* conv, const float* bias, u16* pooled, unsigned char* sources,
+                       i64 outputs, int side, int channels, int out_side, int fed, float divisor,
+                       float theta, int tmax) {
+  allow_next_kernel();
+  wait_for_previous_kernels();
+  const i64 i = (static_cast<i64>(blockIdx.x) * STEM_THREADS + threadIdx.x) * 2;
+  if (i >= outputs) return;
+  const i64 position = quotient(i, channels), image = quotient(position, out_side * out_side);
+  const int channel = static_cast<int>(i - position * channels);
+  const int pixel = static_cast<int>(position - image * out_side * out_side);
+  const int first_row = pixel / out_side * 2 - 1, first_column = pixel % out_side * 2 - 1;
+  // Taps in the padding read the centre, and are no candidates: so no load is behind a branch.
+  float2 sums[9];
+  bool inside[9];
+#pragma unroll
+  for (int tap = 0; tap < 9; ++tap) {
+    int row = first_row + tap / 3, column = first_column + tap % 3;
+    inside[tap] = row >= 0 && row < side && column >= 0 && column < side;
+    if (!inside[tap]) row = first_row + 1, column = first_column + 1;
+    const i64 at = ((image * side + row) * side + column) * channels + channel;
+    sums[tap] = *reinterpret_cast<const float2*>(conv + at);
+  }
+  const float shift[2] = {bias[channel], bias[channel + 1]};
+  const Neuron neuron(theta, 0, tmax, 0.f);
+  float largest[kSteps][2];  // as tracers, which are positive
+  u32 source[kSteps] = {};
+#pragma unroll
+  for (int t = 0; t < kSteps; ++t) largest[t][0] = largest[t][1] = 0.f;
+#pragma unroll
+  for (int tap = 0; tap < 9; ++tap) {
+    if (!inside[tap]) continue;
+    const float x[2] = {stem_current(sums[tap].x, shift[0], divisor),
+                        stem_current(sums[tap].y, shift[1], divisor)};
+    float v[2] = {neuron.start_v, neuron.start_v}, u[2] = {neuron.start_u, neuron.start_u};
+#pragma unroll
+    for (int t = 0; t < kSteps; ++t)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        advance<false>(neuron, t < fed ? x[j] : 0.f, t, v[j], u[j]);
+        if (sources != nullptr && u[j] > largest[t][j])
+          source[t] = source[t] & ~(0xffu << 8 * j) | tap << 8 * j;
+        largest[t][j] = fmaxf(largest[t][j], u[j]);
+      }
+  }
+#pragma unroll
+  for (int t = 0; t < kSteps; ++t) {
+    float before[2] = {neuron.start_u, neuron.start_u};
+    if (t > 0) before[0] = largest[t - 1][0], before[1] = largest[t - 1][1];
+    store_pair(pooled + t * outputs + i,
+               spike_pair(largest[t][0] - before[0], largest[t][1] - before[1]));
+    if (sources != nullptr)
+      *reinterpret_cast<u16*>(sources + t * outputs + i) = static_cast<u16>(source[t]);
+  }
+}
+
 // `logits` may be null: what comes behind the last layer is then another kernel's. `rounds` counts,
 // for each block, those of all launches.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -341,7 +396,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   u32 tag = rounds[blockIdx.x];
   __syncthreads();
 
-  constexpr int kOfStage = kLayers / 4;
   const int groups = gridDim.x / kRanks, all = ceil_div(images, kImages);
   int slot = 0;
   if (threadIdx.x >= kMultiplying) {

@@ -25,9 +25,7 @@ struct Layer {
   const float* second_bias;  // the layer's input; both null where there is none
   u16* spikes;               // [T, B, side², filters] where they are kept, else null
   float* currents;           // the same
-  i64 depth, side, channels, stride;  // of its input
-  i64 second_side, second_channels;
-  i64 identity;  // whether the map before its input is added
+  i64 depth;                 // of a filter, in 64 channels of a tap
   u64* sent;     // words that blocks send each other, with tags: a packed map for each group
 };
 
@@ -82,21 +80,35 @@ struct Share {
         first_filter(rank % (kRanks / kParts) * kFilters) {}
 };
 
+constexpr int kOfStage = kLayers / 4;
+
+// Whether a layer is the first of a stage that halves the sides, or the second, which has the
+// shortcut's convolution.
+template <int kSide>
+__device__ __forceinline__ bool starts_stage(int number) {
+  return kSide < 8 && number % kOfStage == 0;
+}
+template <int kSide>
+__device__ __forceinline__ int operands_of(int number) {
+  return kSide < 8 && number % kOfStage == 1 ? 2 : 1;
+}
+
 // What a layer's sums are of, its convolution, then that of the shortcut, if it has one; in steps of
 // some channels of a tap. Taps are those that read a pixel somewhere: a window of `kernel`² from
-// `first` off the pixel on.
+// `first` off the pixel on. All of it follows from the layer's number, so that the compiler sees
+// that a warpgroup does not diverge.
 template <int kSide>
 struct Operand {
-  const u16* weight;
-  int row_tiles, first, kernel, stride, side, groups, map;
+  int first, kernel, stride, side, groups, map;
   int step_groups, steps_shift;  // of a tap
+  bool whole;                    // whether the window is all of the filter, not a part of 3x3
 
-  __device__ __forceinline__ Operand(const Layer& layer, int number, bool second) {
-    weight = second ? layer.second_weight : layer.weight;
-    side = static_cast<int>(second ? layer.second_side : layer.side);
-    groups = static_cast<int>(second ? layer.second_channels : layer.channels) / kChannels;
-    row_tiles = second ? groups : static_cast<int>(layer.depth) / kChannels;
-    stride = side / kSide;
+  __device__ __forceinline__ Operand(int number, bool second) {
+    const int halved = second || starts_stage<kSide>(number) ? 1 : 0;  // from input to output
+    stride = 1 << halved;
+    side = kSide << halved;
+    groups = Share<kSide>::kAllFilters / kChannels >> halved;
+    whole = second;
     first = second || kSide == 1 ? 0 : -1;
     kernel = second ? 1 : kSide == 1 ? side : 3;
     map = second ? number - 1 : number;
@@ -118,8 +130,6 @@ struct Piece {
     const int row = of.kernel == 3 ? tap * 11 >> 5 : tap >> (of.kernel - 1);  // tap / kernel
     down = of.first + row;
     right = of.first + tap - row * of.kernel;
-    // The shortcut's window is all of its filter, a convolution's a part of three by three.
-    const bool whole = of.row_tiles == of.groups && of.kernel == 1 && of.stride > 1;
-    tile = (whole ? 0 : (down + 1) * 3 + right + 1) * of.groups + group;
+    tile = (of.whole ? 0 : (down + 1) * 3 + right + 1) * of.groups + group;
   }
 };

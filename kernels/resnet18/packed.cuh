@@ -37,13 +37,13 @@ __device__ __forceinline__ u32 lane_words(u32 lane) { return lane % 4 * 64 + lan
 // on another pipe than the logic beside them.
 __device__ __forceinline__ u32 lane_factor(u32 lane) { return 1u << 2 * (kOctet - 1 - lane / 4); }
 
-// An A fragment, 16 rows by 16 channels, of doubled spikes; zeros where the pixel is none.
-__device__ __forceinline__ void load_spikes(u32 (&a)[4], u32 words, bool exists, u32 factor) {
-  const uint4 packed = exists ? load_shared_b128(words) : make_uint4(0, 0, 0, 0);
-  a[0] = packed.x * factor & kTopBits;
-  a[1] = packed.y * factor & kTopBits;
-  a[2] = packed.z * factor & kTopBits;
-  a[3] = packed.w * factor & kTopBits;
+// An A fragment, 16 rows by 16 channels, of doubled spikes; `bits` are kTopBits, or none for zeros.
+__device__ __forceinline__ void load_spikes(u32 (&a)[4], u32 words, u32 factor, u32 bits) {
+  const uint4 packed = load_shared_b128(words);
+  a[0] = packed.x * factor & bits;
+  a[1] = packed.y * factor & bits;
+  a[2] = packed.z * factor & bits;
+  a[3] = packed.w * factor & bits;
 }
 
 // Spikes of a word's two channels, summed over the rows whose bits 2r are set.

@@ -1,24 +1,25 @@
 //! The forward pass with all layers behind the pooling in one launch:
-//! `kernels/resnet18/best.cu`. Stem and pooling are those of `fused`.
+//! `kernels/resnet18/best.cu`. The stem's convolution is that of `fused`; its neurons and the pooling
+//! are one launch.
 
 use std::sync::Arc;
 
 use super::fused::{Forward, activations, currents_name, neuron_arguments};
-use super::per_op::{i32s, input_name, layer_name, total};
+use super::per_op::{SOURCES, i32s, input_name, layer_name, total};
 use super::sequence::{Memory, Region, Sequence};
 use super::tiles::{self, Grid};
 use super::weights::{
     bias_name, columns, live_columns, packed, regions, tiled, tiles_name, weight_name,
 };
 use crate::resnet18::definition::NetworkShape;
-use crate::resnet18::network::{Block, CLASSES, Conv, Network, Stem};
+use crate::resnet18::network::{Block, CLASSES, Conv, Map, Network, Stem};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{Argument, Device, KernelSpec, Requires, Source};
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Grid>] = &[LAYERS];
+pub const KERNELS: &[KernelSpec<Grid>] = &[LAYERS, STEM];
 
 /// Blocks of a group, and most groups at a time: the blocks have to be resident at once.
 const RANKS: usize = 8;
@@ -32,7 +33,8 @@ const WIDTH: usize = 64;
 const THREADS: usize = 640;
 /// Copies of weights that are ahead of their use, of 8 KiB.
 const SLOTS: usize = 13;
-const SHARED_BYTES: usize = 223_232;
+const SHARED_BYTES: usize = 222_464;
+const STEM_THREADS: usize = 128;
 
 const LAYERS: KernelSpec<Grid> = KernelSpec {
     defines: |grid| vec![format!("STEPS={}", grid.steps)],
@@ -43,6 +45,7 @@ const LAYERS: KernelSpec<Grid> = KernelSpec {
             ("LAYERS", LAYER_COUNT),
             ("SLOTS", SLOTS),
             ("SHARED_BYTES", SHARED_BYTES),
+            ("STEM_THREADS", STEM_THREADS),
         ]
     },
     shared_bytes: |_| SHARED_BYTES,
@@ -56,6 +59,14 @@ const LAYERS: KernelSpec<Grid> = KernelSpec {
         THREADS,
         |grid| [grid.blocks[0], 1, 1],
     )
+};
+
+const STEM: KernelSpec<Grid> = KernelSpec {
+    symbol: "resnet18_best_stem",
+    threads: STEM_THREADS,
+    shared_bytes: |_| 0,
+    co_resident: false,
+    ..LAYERS
 };
 
 const HEADERS: &[(&str, &str)] = &[
@@ -114,8 +125,6 @@ pub fn contents(
     for (number, (conv, block)) in layers_of(network).enumerate() {
         let second = number % 2 == 1;
         let shortcut = block.shortcut.as_ref().filter(|_| second);
-        let from = shortcut.map(|conv| conv.window.input);
-        let window = conv.window;
         list.extend([
             weight(conv, &at),
             bias(conv),
@@ -123,19 +132,10 @@ pub fn contents(
             shortcut.map_or(0, &bias),
             at(&layer_name(number + 1)),
             if training { at(&currents_name(number + 1)) } else { 0 },
+            (live_columns(conv) / WIDTH) as i64,
+            at(SENT) + sent as i64,
         ]);
-        let sizes = [
-            live_columns(conv),
-            window.input.side,
-            window.input.channels,
-            window.stride,
-            from.map_or(0, |map| map.side),
-            from.map_or(0, |map| map.channels),
-            usize::from(second && shortcut.is_none()),
-        ];
-        list.extend(sizes.map(|size| size as i64));
-        list.push(at(SENT) + sent as i64);
-        sent += groups(shape) * window.output.elements() * size_of::<u64>();
+        sent += groups(shape) * conv.window.output.elements() * size_of::<u64>();
     }
     vec![
         (LIST.to_owned(), bytemuck::cast_slice(&list).to_vec()),
@@ -176,11 +176,13 @@ pub fn upload(
     memory.upload(device, contents)
 }
 
-/// What inference writes; the spikes of layers behind the pooling only where they are kept.
-fn written(shape: &NetworkShape, network: &Network, keep: bool) -> Vec<Region> {
-    let behind: Vec<_> = (1..network.neurons().len()).map(layer_name).collect();
-    let mut regions = activations(shape, network, false);
-    regions.retain(|(name, _)| keep || !behind.contains(name));
+/// What a forward pass writes. The stem's spikes are not, those of the layers only where they are
+/// kept, as they are in training.
+pub fn written(shape: &NetworkShape, network: &Network, training: bool, keep: bool) -> Vec<Region> {
+    let layers = 0..if keep { 1 } else { network.neurons().len() };
+    let dropped: Vec<_> = layers.map(layer_name).collect();
+    let mut regions = activations(shape, network, training);
+    regions.retain(|(name, _)| !dropped.contains(name));
     regions
 }
 
@@ -189,7 +191,7 @@ pub fn device_bytes(shape: &NetworkShape) -> u64 {
     let network = shape.sizes.network();
     let lists = contents(shape, &network, false, |_| None);
     let lists = lists.into_iter().map(|(name, bytes)| (name, bytes.len())).collect();
-    total(shape, [regions(&network), written(shape, &network, false), lists].concat())
+    total(shape, [regions(&network), written(shape, &network, false, false), lists].concat())
 }
 
 /// Writes the launches of inference, of which the spikes of all layers are kept or not.
@@ -214,7 +216,7 @@ pub fn sequence(
         *known = tiles_name(conv);
     }
     contents.push(("images".to_owned(), inputs.tensor("images").as_bytes().to_vec()));
-    let mut memory = Memory::new(device, written(shape, &network, keep), contents)?;
+    let mut memory = Memory::new(device, written(shape, &network, false, keep), contents)?;
     upload(shape, &network, false, device, &mut memory)?;
     let sequence = Sequence::new(device, memory)?;
     let mut writer =
@@ -223,7 +225,26 @@ pub fn sequence(
     Ok(writer.sequence)
 }
 
-/// Writes the launch; `logits` may be null, where the classifier is another one's.
+/// Writes the launch of the stem's neurons and the pooling.
+///
+/// # Errors
+/// When it does not compile.
+pub fn stem(forward: &mut Forward) -> Result<(), BackendError> {
+    let (shape, network) = (forward.shape, forward.network);
+    let Some(pool) = &network.pool else { return Ok(()) };
+    let outputs = shape.b * pool.output.elements();
+    let mut arguments = vec![forward.at(&currents_name(0)), forward.bias(&network.stem)];
+    arguments.extend([forward.at("pooled"), forward.trained(SOURCES)]);
+    arguments.push(Argument::I64(outputs as i64));
+    let Map { side, channels } = pool.input;
+    arguments.extend(i32s(&[side, channels, pool.output.side, shape.fed()]));
+    arguments.push(Argument::F32(shape.steps() as f32));
+    arguments.extend(neuron_arguments(shape));
+    let grid = Grid { steps: shape.t, blocks: [outputs.div_ceil(2 * STEM_THREADS), 1] };
+    forward.sequence.launch_early(&STEM, &grid, &arguments)
+}
+
+/// Writes the launch of the layers; `logits` may be null, where the classifier is another one's.
 ///
 /// # Errors
 /// When it does not compile, or the device does not hold its blocks at once.

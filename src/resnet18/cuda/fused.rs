@@ -105,7 +105,8 @@ pub struct Forward<'a> {
     pub network: &'a Network,
     /// Whether a backward pass follows, and biases are those of the parameters.
     pub training: bool,
-    /// Whether the layers behind the pooling are one launch: `best`.
+    /// Whether the stem's neurons are pooled by one launch, and all layers behind are another:
+    /// `best`.
     pub together: bool,
     /// What is written.
     pub sequence: Sequence,
@@ -118,7 +119,7 @@ impl Forward<'_> {
     }
 
     /// A region that only a training step has, else null.
-    fn trained(&self, name: &str) -> Argument {
+    pub fn trained(&self, name: &str) -> Argument {
         if self.training { self.at(name) } else { NULL }
     }
 
@@ -167,10 +168,10 @@ impl Forward<'_> {
         self.sequence.begin("Conv1_Block");
         self.stem()?;
         self.sequence.end();
-        self.pool()?;
         if self.together {
             best::layers(self, if self.training { NULL } else { logits })?;
         } else {
+            self.pool()?;
             self.stages()?;
         }
         self.sequence.begin("Final_Layers");
@@ -197,6 +198,9 @@ impl Forward<'_> {
         let (shape, network) = (self.shape, self.network);
         let (conv, columns) = (&network.stem, stem_columns(network));
         stem_gemm(&mut self.sequence, conv, shape.b, columns, &currents_name(0))?;
+        if self.together {
+            return best::stem(self);
+        }
         let map = conv.window.output;
         let neurons = shape.b * map.elements();
         let mut arguments = vec![self.at(&currents_name(0)), self.bias(conv)];

@@ -57,7 +57,10 @@ const SGD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_fused_sgd", ..PACK
 fn all_regions(shape: &NetworkShape, network: &Network, together: bool) -> Vec<Region> {
     let bf16s = |name: String, count: usize| (name, count * Dtype::Bf16.bytes());
     let f32s = |name: &str, count: usize| (name.to_owned(), count * Dtype::F32.bytes());
-    let mut all = activations(shape, network, true);
+    let mut all = match together {
+        true => best::written(shape, network, true, true),
+        false => activations(shape, network, true),
+    };
     for conv in network.convolutions() {
         let filters = conv.window.output.channels;
         all.push(bf16s(weight_name(conv), filters * columns(network, conv)));

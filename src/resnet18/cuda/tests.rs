@@ -136,7 +136,9 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
             fused,
         ),
     ];
-    for (sequence, bytes, read) in rows {
+    for (row, (sequence, bytes, read)) in rows.into_iter().enumerate() {
+        // `best` has no spikes of the stem, but those of the layers behind.
+        let first = if row == 2 { 1 } else { 0 };
         let sequence = match sequence {
             Err(BackendError::Unsupported(reason)) => {
                 eprintln!("skipped: {reason}");
@@ -146,7 +148,7 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
         };
         sequence.enqueue().unwrap();
         device.synchronize().unwrap();
-        for (number, layer) in expected.layers.iter().enumerate() {
+        for (number, layer) in expected.layers.iter().enumerate().skip(first) {
             let buffer = sequence.memory().buffer(&layer_name(number));
             let mut spikes = vec![0u8; bytes * layer.spikes.len()];
             buffer.download(&mut spikes).unwrap();
