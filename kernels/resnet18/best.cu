@@ -81,13 +81,18 @@ __device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 
     const int side = operand.side, steps = operand.steps();
     const int row = pixel / kSide * operand.stride, column = pixel % kSide * operand.stride;
     const u32 map = map_at(operand.map + kMaps) + lane_words(lane);
+    // Where a step's spikes are, and whether there are any: zeros are read from any pixel.
+    bool exists;
+    u32 words;
+    const auto find = [&](int number) {
+      const Piece step(operand, number);
+      const int y = row + step.down, x = column + step.right;
+      exists = own_pixel < Own::kPixels && y >= 0 && y < side && x >= 0 && x < side;
+      words = map + ((exists ? y * side + x : 0) * operand.groups + step.group) * kGroupBytes;
+    };
+    find(depth_group);
 #pragma unroll 1
     for (int i = depth_group; i < steps; i += Own::kDepthGroups) {
-      const Piece step(operand, i);
-      const int y = row + step.down, x = column + step.right;
-      const bool exists = own_pixel < Own::kPixels && y >= 0 && y < side && x >= 0 && x < side;
-      const int read = exists ? y * side + x : 0;  // any pixel, for zeros
-      const u32 words = map + (read * operand.groups + step.group) * kGroupBytes;
       const int at = (slot + i) % kSlots;
       const u64 weights = ::operand(shared_address(shared) + at * kSlotBytes);
       u32 a[kOfStep][4];
@@ -107,6 +112,7 @@ __device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 
         wgmma_columns(sums, a[k],
                       operand_after(weights, tile[k] * kTileBytes + k % kOfTile * 32));
       wgmma_commit();
+      find(i + Own::kDepthGroups);
       wgmma_wait<0>();
       if (threadIdx.x % kGroupThreads == 0) arrive_times(emptied(at), 2 / Own::kPixelGroups);
     }
@@ -194,13 +200,9 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
   const Own share(rank);
   const int pair = threadIdx.x % kPairs, filter = share.first_filter + 2 * pair;
   // What is added to the sums is on its way while they are computed.
-  float shift[2];
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    shift[j] = __fdiv_rn(layer.bias[filter + j], with.divisor);
-    if (layer.second_bias != nullptr)
-      shift[j] += __fdiv_rn(layer.second_bias[filter + j], with.divisor);
-  }
+  const bool has_shortcut = layer.second_bias != nullptr;
+  float2 bias = *reinterpret_cast<const float2*>(layer.bias + filter), second_bias = {};
+  if (has_shortcut) second_bias = *reinterpret_cast<const float2*>(layer.second_bias + filter);
   if (number > 0) {
     const int first = share.first_pixel / kSide, rows = Own::kPixels / kSide;
     const Operand<kSide> input(number, false);
@@ -213,6 +215,11 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
   spread<kSide>(sums);
   multiplying_barrier();
 
+  float shift[2] = {__fdiv_rn(bias.x, with.divisor), __fdiv_rn(bias.y, with.divisor)};
+  if (has_shortcut) {
+    shift[0] += __fdiv_rn(second_bias.x, with.divisor);
+    shift[1] += __fdiv_rn(second_bias.y, with.divisor);
+  }
   const Neuron neuron(with.theta, 0, with.tmax, 0.f);
   const float half_theta = 0.5f * with.theta;  // as sums are doubled
   const bool identity = number % 2 == 1 && operands_of<kSide>(number) == 1;
@@ -264,22 +271,32 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
 __device__ __forceinline__ void load_pooled(const u16* pooled, int rank, int images,
                                             int image0) {
   const Share<8> share(rank);
-  constexpr int kPairs = kChannels / 2, kSide = 8;
+  constexpr int kChunks = kChannels / 8, kSide = 8;
   const int first = max_of(share.first_pixel - kSide, 0);
   const int last = min_of(share.first_pixel + Share<8>::kPixels + kSide, kSide * kSide);
-#pragma unroll 3
-  for (int i = threadIdx.x; i < (last - first) * 2 * kPairs; i += kMultiplying) {
-    const int pair = i % kPairs, octet = i / kPairs % 2, pixel = first + i / kPairs / 2;
-    u32 word = 0;
+  for (int i = threadIdx.x; i < (last - first) * 2 * kChunks; i += kMultiplying) {
+    const int chunk = i % kChunks, octet = i / kChunks % 2, pixel = first + i / kChunks / 2;
+    uint4 spikes[kOctet];
 #pragma unroll
     for (int r = 0; r < kOctet; ++r) {
       // Images that there are not are copies of the last one, so that no load is behind a branch.
       const int row = octet * kOctet + r, image = min_of(image0 + row / kSteps, images - 1);
       const i64 frame = static_cast<i64>(row % kSteps) * images + image;
-      const u32 spikes = load_pair(pooled + (frame * kSide * kSide + pixel) * kChannels + 2 * pair);
-      word |= packed_pair((spikes & 0x00800080u) << 7 | (spikes & 0x80008000u), r);
+      spikes[r] = *reinterpret_cast<const uint4*>(
+          pooled + (frame * kSide * kSide + pixel) * kChannels + 8 * chunk);
     }
-    store_shared_b32(map_at(0) + pixel * kGroupBytes + word_offset(pair, octet), word);
+    u32 words[4] = {};
+#pragma unroll
+    for (int r = 0; r < kOctet; ++r) {
+      words[0] |= packed_pair(doubled(spikes[r].x), r);
+      words[1] |= packed_pair(doubled(spikes[r].y), r);
+      words[2] |= packed_pair(doubled(spikes[r].z), r);
+      words[3] |= packed_pair(doubled(spikes[r].w), r);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      store_shared_b32(map_at(0) + pixel * kGroupBytes + word_offset(4 * chunk + j, octet),
+                       words[j]);
   }
 }
 

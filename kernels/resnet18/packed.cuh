@@ -25,6 +25,10 @@ __device__ __forceinline__ u32 word_offset(int pair, int octet) {
 __device__ __forceinline__ u32 packed_pair(u32 doubled, int row) {
   return (doubled & kTopBits) >> (2 * (kOctet - 1 - row));
 }
+// Spikes as bf16, of which 1 is several bits, as the top bits of doubled ones.
+__device__ __forceinline__ u32 doubled(u32 spikes) {
+  return (spikes & 0x00800080u) << 7 | (spikes & 0x80008000u);
+}
 __device__ __forceinline__ u32 unpacked_pair(u32 word, int row) {
   return word << (2 * (kOctet - 1 - row)) & kTopBits;
 }
