@@ -184,7 +184,7 @@ __device__ __forceinline__ void receive(int number, int side, int channels, int 
 
 struct Neurons {
   int images, image0, fed;  // the group's first image
-  float divisor, theta;
+  float theta;
   int tmax;
   u32 tag;  // of the round
 };
@@ -199,10 +199,6 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
   const Layer& layer = layer_at(number);
   const Own share(rank);
   const int pair = threadIdx.x % kPairs, filter = share.first_filter + 2 * pair;
-  // What is added to the sums is on its way while they are computed.
-  const bool has_shortcut = layer.second_bias != nullptr;
-  float2 bias = *reinterpret_cast<const float2*>(layer.bias + filter), second_bias = {};
-  if (has_shortcut) second_bias = *reinterpret_cast<const float2*>(layer.second_bias + filter);
   if (number > 0) {
     const int first = share.first_pixel / kSide, rows = Own::kPixels / kSide;
     const Operand<kSide> input(number, false);
@@ -215,11 +211,7 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
   spread<kSide>(sums);
   multiplying_barrier();
 
-  float shift[2] = {__fdiv_rn(bias.x, with.divisor), __fdiv_rn(bias.y, with.divisor)};
-  if (has_shortcut) {
-    shift[0] += __fdiv_rn(second_bias.x, with.divisor);
-    shift[1] += __fdiv_rn(second_bias.y, with.divisor);
-  }
+  const float* shift = shifts_at(number) + 2 * pair;
   const Neuron neuron(with.theta, 0, with.tmax, 0.f);
   const float half_theta = 0.5f * with.theta;  // as sums are doubled
   const bool identity = number % 2 == 1 && operands_of<kSide>(number) == 1;
@@ -264,6 +256,24 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
       const u32 word = spikes_to_two_bit(low) | spikes_to_two_bit(high) << 16;
       send_word(sent + (of_pixel + offset) / 4, word, with.tag);
     }
+  }
+}
+
+// Biases, with those of shortcuts, as each step that is fed gets them: divided once, as a division
+// takes as long as a layer's additions. By the threads from one on, a filter each, so that stages
+// are at it at the same time.
+template <int kSide>
+__device__ __forceinline__ void divide_biases(int first, int rank, float divisor, int thread) {
+  using Own = Share<kSide>;
+  const Own share(rank);
+  const int i = static_cast<int>(threadIdx.x) - thread;
+  if (i >= 0 && i < kOfStage * Own::kFilters) {
+    const int number = first + i / Own::kFilters, own = i % Own::kFilters;
+    const int filter = share.first_filter + own;
+    const Layer& layer = layer_at(number);
+    float shift = __fdiv_rn(layer.bias[filter], divisor);
+    if (layer.second_bias != nullptr) shift += __fdiv_rn(layer.second_bias[filter], divisor);
+    shifts_at(number)[own] = shift;
   }
 }
 
@@ -431,10 +441,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     return;
   }
   registers_up<112>();
+  divide_biases<8>(0, rank, divisor, 0);
+  divide_biases<4>(kOfStage, rank, divisor, 256);
+  divide_biases<2>(2 * kOfStage, rank, divisor, 384);
+  divide_biases<1>(3 * kOfStage, rank, divisor, 256);
   for (int group = blockIdx.x / kRanks; group < all; group += groups) {
     ++tag;
     const int image0 = group * kImages;
-    const Neurons with = {images, image0, fed, divisor, theta, tmax, tag};
+    const Neurons with = {images, image0, fed, theta, tmax, tag};
     load_pooled(pooled, rank, images, image0);
 #pragma unroll 1
     for (int n = 0; n < kOfStage; ++n) compute<8>(n, rank, slot, with);

@@ -47,11 +47,17 @@ __device__ __forceinline__ void wgmma_columns(float (&d)[32], const u32 (&x)[4],
 extern __shared__ __align__(1024) char shared[];
 constexpr int kSumsAt = kSlots * kSlotBytes, kMapsAt = kSumsAt + kSumsBytes;
 constexpr int kLayersAt = kMapsAt + kMaps * kMapBytes;
-constexpr int kBarriersAt = kLayersAt + kLayers * static_cast<int>(sizeof(Layer));
+constexpr int kShiftsAt = kLayersAt + kLayers * static_cast<int>(sizeof(Layer));
+constexpr int kMostFilters = 64;  // of a block, in a layer
+constexpr int kBarriersAt = kShiftsAt + kLayers * kMostFilters * 4;
 static_assert(kBarriersAt + 2 * kSlots * 8 <= SHARED_BYTES, "all of it fits");
 
 __device__ __forceinline__ const Layer& layer_at(int n) {
   return reinterpret_cast<const Layer*>(shared + kLayersAt)[n];
+}
+// What the currents of the block's filters of a layer get in a step that is fed.
+__device__ __forceinline__ float* shifts_at(int layer) {
+  return reinterpret_cast<float*>(shared + kShiftsAt) + layer * kMostFilters;
 }
 __device__ __forceinline__ u32 filled(int slot) {
   return shared_address(shared) + kBarriersAt + slot * 8;

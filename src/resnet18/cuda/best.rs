@@ -33,7 +33,7 @@ const WIDTH: usize = 64;
 const THREADS: usize = 640;
 /// Copies of weights that are ahead of their use, of 8 KiB.
 const SLOTS: usize = 13;
-const SHARED_BYTES: usize = 222_464;
+const SHARED_BYTES: usize = 226_560;
 const STEM_THREADS: usize = 128;
 
 const LAYERS: KernelSpec<Grid> = KernelSpec {
