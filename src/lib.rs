@@ -14,6 +14,7 @@ mod gpu_tests;
 #[cfg(test)]
 mod kernel_tests;
 mod math;
+mod parallel;
 #[cfg(test)]
 mod precision_tests;
 pub mod resnet18;

@@ -5,10 +5,9 @@
 //! Deliberately absent: a chain. Each step has inputs of its own, drawn with the distribution that
 //! the chain would give.
 
-use rayon::prelude::*;
-
 use super::definition::{DTYPE, check_size, draw, tolerance};
 use super::reference::{HeadConfig, ROWS, softmax};
+use crate::parallel;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, Point, Problem, Symmetry, Tensors, Tolerance, Unit, Work,
     Workload,
@@ -108,13 +107,10 @@ impl ComponentShape {
     /// Joins what `f(head, from, rows)` gives for pieces of every head, in order.
     fn pieces(&self, f: impl Fn(usize, usize, usize) -> Vec<f64> + Sync) -> Vec<f64> {
         let a_head = self.s.div_ceil(ROWS);
-        let pieces: Vec<Vec<f64>> = (0..self.b * self.h * a_head)
-            .into_par_iter()
-            .map(|piece| {
-                let from = piece % a_head * ROWS;
-                f(piece / a_head, from, ROWS.min(self.s - from))
-            })
-            .collect();
+        let pieces = parallel::map(self.b * self.h * a_head, &|piece| {
+            let from = piece % a_head * ROWS;
+            f(piece / a_head, from, ROWS.min(self.s - from))
+        });
         pieces.concat()
     }
 }

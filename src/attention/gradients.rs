@@ -4,10 +4,9 @@
 //! backward's inputs are q, k, v and the gradient of the output; out and the rows' normalisers are
 //! the implementation's own, computed before the timed work.
 
-use rayon::prelude::*;
-
 use super::definition::{AXES, Attention, DEFINITION, Heads};
 use super::reference::ROWS;
+use crate::parallel;
 use kernelgate::workload::{
     AxisError, Dtype, Expected, Problem, Symmetry, Tensors, Tolerance, Work, Workload,
 };
@@ -102,20 +101,18 @@ impl Problem for AttentionBackward {
             ));
         }
         let drawn = key_rows.drawn_heads("grad_k and grad_v", share);
-        let gradients: Vec<(Vec<f64>, Vec<f64>)> = drawn
-            .par_iter()
-            .map(|&head| {
-                let of_query_head = |head| {
-                    let [q, grad_out, k, v] =
-                        ["q", "grad_out", "k", "v"].map(|name| heads.first(name, head, s));
-                    attention.head().key_value_gradients(&q, &grad_out, &k, &v)
-                };
-                (head * share..(head + 1) * share)
-                    .map(of_query_head)
-                    .reduce(|sum, next| (added(sum.0, &next.0), added(sum.1, &next.1)))
-                    .expect("a head of keys has queries")
-            })
-            .collect();
+        let gradients = parallel::map(drawn.len(), &|number| {
+            let head = drawn[number];
+            let of_query_head = |head| {
+                let [q, grad_out, k, v] =
+                    ["q", "grad_out", "k", "v"].map(|name| heads.first(name, head, s));
+                attention.head().key_value_gradients(&q, &grad_out, &k, &v)
+            };
+            (head * share..(head + 1) * share)
+                .map(of_query_head)
+                .reduce(|sum, next| (added(sum.0, &next.0), added(sum.1, &next.1)))
+                .expect("a head of keys has queries")
+        });
         let (grad_k, grad_v): (Vec<_>, Vec<_>) = gradients.into_iter().unzip();
         for (name, gradients) in [("grad_k", grad_k), ("grad_v", grad_v)] {
             for band in key_rows.bands() {

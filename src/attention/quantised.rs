@@ -2,22 +2,20 @@
 //!
 //! Deliberately absent: scales of other blocks, and scales that do not follow from the tensor.
 
-use rayon::prelude::*;
-
 use crate::e4m3::{LARGEST, encode};
+use crate::parallel;
 
 /// Of each of the parts, so many elements long, the bits of x / scale and the scale with which the
 /// largest magnitude becomes the largest number; 1 of zeros.
 pub fn quantised(values: &[half::bf16], part: usize) -> (Vec<i8>, Vec<f32>) {
-    let parts: Vec<(Vec<i8>, f32)> = values
-        .par_chunks(part)
-        .map(|values| {
-            let largest = values.iter().fold(0f32, |most, x| most.max(x.to_f32().abs()));
-            let scale = if largest > 0.0 { largest / LARGEST } else { 1.0 };
-            (values.iter().map(|x| encode(x.to_f32() / scale) as i8).collect(), scale)
-        })
-        .collect();
-    let (values, scales): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+    let parts = parallel::map(values.len().div_ceil(part), &|number| {
+        let values = &values[number * part..];
+        let values = &values[..part.min(values.len())];
+        let largest = values.iter().fold(0f32, |most, x| most.max(x.to_f32().abs()));
+        let scale = if largest > 0.0 { largest / LARGEST } else { 1.0 };
+        (values.iter().map(|x| encode(x.to_f32() / scale) as i8).collect(), scale)
+    });
+    let (values, scales): (Vec<Vec<i8>>, Vec<_>) = parts.into_iter().unzip();
     (values.concat(), scales)
 }
 

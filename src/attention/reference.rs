@@ -7,8 +7,8 @@
 
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};
-use rayon::prelude::*;
 
+use crate::parallel;
 use kernelgate::simd::leave_avx;
 
 /// What the heads of a problem share.
@@ -134,27 +134,23 @@ impl HeadConfig {
         for group in (0..s).step_by(GROUP) {
             let group = group..s.min(group + GROUP);
             let seen = if self.causal { group.end } else { s };
-            let pieces: Vec<_> = group
-                .clone()
-                .into_par_iter()
-                .step_by(ROWS)
-                .map(|from| {
-                    let positions: Vec<usize> = (from..group.end.min(from + ROWS)).collect();
-                    let piece = from * d..(from + positions.len()) * d;
-                    let (p, grad_scores) = self.score_gradients(
-                        &q[piece.clone()],
-                        &grad_out[piece.clone()],
-                        &positions,
-                        &k[..seen * d],
-                        &v[..seen * d],
-                    );
-                    (piece, p, grad_scores)
-                })
-                .collect();
+            let pieces = parallel::map(group.len().div_ceil(ROWS), &|number| {
+                let from = group.start + number * ROWS;
+                let positions: Vec<usize> = (from..group.end.min(from + ROWS)).collect();
+                let piece = from * d..(from + positions.len()) * d;
+                let (p, grad_scores) = self.score_gradients(
+                    &q[piece.clone()],
+                    &grad_out[piece.clone()],
+                    &positions,
+                    &k[..seen * d],
+                    &v[..seen * d],
+                );
+                (piece, p, grad_scores)
+            });
             let blocks = grad_k[..seen * d]
-                .par_chunks_mut(KEYS * d)
-                .zip(grad_v[..seen * d].par_chunks_mut(KEYS * d));
-            blocks.enumerate().for_each(|(block, (grad_k, grad_v))| {
+                .chunks_mut(KEYS * d)
+                .zip(grad_v[..seen * d].chunks_mut(KEYS * d));
+            parallel::each(blocks.collect(), &|block, (grad_k, grad_v)| {
                 let keys = grad_k.len() / d;
                 for (piece, p, grad_scores) in &pieces {
                     let rows = piece.len() / d;

@@ -7,8 +7,7 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
+use crate::parallel;
 use kernelgate::workload::{Expected, random};
 
 /// Query-key pairs that a reference computes: about half a second on two cores, exponentials and
@@ -112,13 +111,11 @@ impl Rows {
         f: impl Fn(usize, &[usize]) -> Vec<f64> + Sync,
     ) -> Expected {
         let of_a_head: Vec<&[usize]> = rows.chunk_by(|a, b| a / self.s == b / self.s).collect();
-        let values: Vec<Vec<f64>> = of_a_head
-            .into_par_iter()
-            .map(|rows| {
-                let positions: Vec<usize> = rows.iter().map(|row| row % self.s).collect();
-                f(rows[0] / self.s, &positions)
-            })
-            .collect();
+        let values = parallel::map(of_a_head.len(), &|number| {
+            let rows = of_a_head[number];
+            let positions: Vec<usize> = rows.iter().map(|row| row % self.s).collect();
+            f(rows[0] / self.s, &positions)
+        });
         if rows.len() == self.heads * self.s {
             return Expected::all(name, shape, values.concat());
         }

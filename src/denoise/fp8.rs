@@ -5,15 +5,19 @@
 //! dequantised weight is a bf16 number: implementations lose nothing by computing in bf16.
 
 use half::bf16;
-use rayon::prelude::*;
+use half::slice::HalfFloatSliceExt;
 
 use super::model::{Read, TensorSpec};
 use crate::e4m3::{LARGEST, decode, encode};
+use crate::parallel;
 use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
 
 /// Exponents of columns: all that a bf16 factor of an implementation may be made of, and more than
 /// weights need. What is larger saturates.
 const EXPONENTS: std::ops::RangeInclusive<i32> = -100..=7;
+
+/// Elements that one task widens.
+const PIECE: usize = 1 << 16;
 
 /// A quantised matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,30 +43,29 @@ pub fn quantize(tensor: &Tensor) -> Fp8 {
         panic!("a stack of bf16 matrices is quantised")
     };
     let mut quantized = Fp8 { codes: vec![0; values.len()], exponents: vec![0; layers * columns] };
-    let matrices = values.par_chunks(rows * columns);
-    let to = quantized.codes.par_chunks_mut(rows * columns);
-    matrices.zip(to).zip(quantized.exponents.par_chunks_mut(columns)).for_each(
-        |((values, codes), exponents)| {
-            let mut largest = vec![0f32; columns];
-            for row in values.chunks(columns) {
-                let wider = largest.iter_mut().zip(row);
-                wider.for_each(|(largest, x)| *largest = largest.max(x.to_f32().abs()));
+    let matrices = quantized.codes.chunks_mut(rows * columns);
+    let matrices = matrices.zip(quantized.exponents.chunks_mut(columns)).collect();
+    parallel::each(matrices, &|layer, (codes, exponents): (&mut [u8], &mut [i8])| {
+        let values = &values[layer * rows * columns..][..rows * columns];
+        let mut largest = vec![0f32; columns];
+        for row in values.chunks(columns) {
+            let wider = largest.iter_mut().zip(row);
+            wider.for_each(|(largest, x)| *largest = largest.max(x.to_f32().abs()));
+        }
+        let inverses: Vec<f32> = largest
+            .iter()
+            .zip(exponents)
+            .map(|(&largest, exponent)| {
+                *exponent = exponent_for(largest);
+                2f32.powi(-i32::from(*exponent))
+            })
+            .collect();
+        for (row, codes) in values.chunks(columns).zip(codes.chunks_mut(columns)) {
+            for ((x, inverse), code) in row.iter().zip(&inverses).zip(codes) {
+                *code = encode(x.to_f32() * inverse);
             }
-            let inverses: Vec<f32> = largest
-                .iter()
-                .zip(exponents)
-                .map(|(&largest, exponent)| {
-                    *exponent = exponent_for(largest);
-                    2f32.powi(-i32::from(*exponent))
-                })
-                .collect();
-            for (row, codes) in values.chunks(columns).zip(codes.chunks_mut(columns)) {
-                for ((x, inverse), code) in row.iter().zip(&inverses).zip(codes) {
-                    *code = encode(x.to_f32() * inverse);
-                }
-            }
-        },
-    );
+        }
+    });
     quantized
 }
 
@@ -81,8 +84,9 @@ pub fn dequantized(tensor: &Tensor) -> Tensor {
     let Fp8 { codes, exponents } = quantize(tensor);
     let mut values = vec![bf16::ZERO; codes.len()];
     let table: Vec<f32> = (0..=u8::MAX).map(decode).collect();
-    let matrices = values.par_chunks_mut(rows * columns).zip(codes.par_chunks(rows * columns));
-    matrices.zip(exponents.par_chunks(columns)).for_each(|((values, codes), exponents)| {
+    parallel::chunks_mut(&mut values, rows * columns, &|layer, values| {
+        let codes = &codes[layer * rows * columns..];
+        let exponents = &exponents[layer * columns..][..columns];
         let factors: Vec<f32> = exponents.iter().map(|&n| 2f32.powi(n.into())).collect();
         for (row, codes) in values.chunks_mut(columns).zip(codes.chunks(columns)) {
             for ((x, &code), factor) in row.iter_mut().zip(codes).zip(&factors) {
@@ -115,8 +119,11 @@ pub fn widened(inputs: &Tensors) -> Tensors {
     let narrow = |tensor: &Tensor| tensor.dtype() == Dtype::Bf16;
     for (name, tensor) in inputs.iter().filter(|(_, tensor)| narrow(tensor)) {
         let Data::Bf16(values) = tensor.data() else { continue };
-        let values = values.par_iter().map(|x| x.to_f32()).collect();
-        wide.insert(name, Tensor::new(tensor.shape(), Data::F32(values)));
+        let mut wider = vec![0.0; values.len()];
+        parallel::chunks_mut(&mut wider, PIECE, &|piece, wider| {
+            values[piece * PIECE..][..wider.len()].convert_to_f32_slice(wider);
+        });
+        wide.insert(name, Tensor::new(tensor.shape(), Data::F32(wider)));
     }
     wide
 }

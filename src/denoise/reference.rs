@@ -7,16 +7,18 @@ use std::f64::consts::{PI, TAU};
 
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};
-use rayon::prelude::*;
 
 use super::model::Model;
 use super::shape::ExpertShape;
+use crate::parallel;
 use kernelgate::simd::leave_avx;
 use kernelgate::workload::Tensors;
 use kernelgate::workload::tensor::split_columns;
 
 /// Columns of a matrix that one task converts: 4096 rows of them are 2 MB, which stay in L2.
 const COLUMNS: usize = 64;
+/// Elements of an activation that one task computes.
+const ELEMENTS: usize = 1 << 12;
 /// Rows of queries that one task attends with.
 const QUERIES: usize = 64;
 
@@ -69,7 +71,10 @@ impl<'a> ReferenceExpert<'a> {
             let y = ada_rms(&h, &style);
             let mut hidden = self.project("gate_proj", layer, &y);
             let up = self.project("up_proj", layer, &y);
-            hidden.par_iter_mut().zip(&up).for_each(|(gate, up)| *gate = gelu_tanh(*gate) * up);
+            parallel::chunks_mut(&mut hidden, ELEMENTS, &|number, gates| {
+                let gates = gates.iter_mut().zip(&up[number * ELEMENTS..]);
+                gates.for_each(|(gate, up)| *gate = gelu_tanh(*gate) * up);
+            });
             add_gated(&mut h, &self.project("down_proj", layer, &hidden), style.gate);
         }
         let y = ada_rms(&h, &ReferenceStyle::of(&self.final_style, time, model.width));
@@ -100,7 +105,8 @@ impl<'a> ReferenceExpert<'a> {
             scores.chunks_mut(context).for_each(|row| softmax(row, scale));
             gemm(MatRef::from_row_major_slice(&scores, rows, context), values)
         };
-        q.par_chunks(QUERIES * head_dim).flat_map_iter(block).collect()
+        let pieces: Vec<&[f64]> = q.chunks(QUERIES * head_dim).collect();
+        parallel::map(pieces.len(), &|number| block(pieces[number])).concat()
     }
 
     fn project(&self, name: &str, layer: usize, x: &[f64]) -> Vec<f64> {
@@ -243,17 +249,15 @@ pub(super) fn project(
     let [.., inner, columns] = *tensor.shape() else { panic!("`{name}` is a matrix") };
     let x = MatRef::from_row_major_slice(x, rows, inner);
     let mut y = vec![0.0; rows * columns];
-    split_columns(&mut y, columns, COLUMNS).into_par_iter().enumerate().for_each(
-        |(block, mut y)| {
-            let width = y[0].len();
-            let mut w = Vec::with_capacity(inner * width);
-            for row in 0..inner {
-                w.extend(tensor.to_f64((layer * inner + row) * columns + block * COLUMNS, width));
-            }
-            let product = gemm(x, MatRef::from_row_major_slice(&w, inner, width));
-            y.iter_mut().zip(product.chunks(width)).for_each(|(y, row)| y.copy_from_slice(row));
-        },
-    );
+    parallel::each(split_columns(&mut y, columns, COLUMNS), &|block, mut y| {
+        let width = y[0].len();
+        let mut w = Vec::with_capacity(inner * width);
+        for row in 0..inner {
+            w.extend(tensor.to_f64((layer * inner + row) * columns + block * COLUMNS, width));
+        }
+        let product = gemm(x, MatRef::from_row_major_slice(&w, inner, width));
+        y.iter_mut().zip(product.chunks(width)).for_each(|(y, row)| y.copy_from_slice(row));
+    });
     y
 }
 

@@ -3,9 +3,9 @@
 
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};
-use rayon::prelude::*;
 
 use super::network::{Conv, Window};
+use crate::parallel;
 use kernelgate::simd::leave_avx;
 
 /// Output pixels that one task computes, about.
@@ -70,17 +70,17 @@ pub fn convolve<T: Copy + Into<f64> + Sync>(
     let frames = input.len() / window.input.elements();
     let mut output = vec![0.0; frames * window.output.elements()];
     let task = frames_a_task(window);
-    let parts = input.par_chunks(task * window.input.elements());
-    output.par_chunks_mut(task * window.output.elements()).zip(parts).for_each(
-        |(output, input)| {
-            for tap in 0..window.taps() {
-                if let Some(x) = gather(window, input, tap) {
-                    let w = tap_weight(conv, weight, tap).transpose();
-                    add_gemm(output, matrix(&x, window.input.channels), w, factor);
-                }
+    parallel::chunks_mut(&mut output, task * window.output.elements(), &|number, output| {
+        let frames = output.len() / window.output.elements();
+        let input = &input[number * task * window.input.elements()..];
+        let input = &input[..frames * window.input.elements()];
+        for tap in 0..window.taps() {
+            if let Some(x) = gather(window, input, tap) {
+                let w = tap_weight(conv, weight, tap).transpose();
+                add_gemm(output, matrix(&x, window.input.channels), w, factor);
             }
-        },
-    );
+        }
+    });
     output
 }
 
@@ -91,8 +91,10 @@ pub fn input_gradient(conv: &Conv, weight: &[f64], output: &[f64], factor: f64) 
     let frames = output.len() / window.output.elements();
     let mut input = vec![0.0; frames * window.input.elements()];
     let task = frames_a_task(window);
-    let parts = output.par_chunks(task * window.output.elements());
-    input.par_chunks_mut(task * window.input.elements()).zip(parts).for_each(|(input, output)| {
+    parallel::chunks_mut(&mut input, task * window.input.elements(), &|number, input| {
+        let frames = input.len() / window.input.elements();
+        let output = &output[number * task * window.output.elements()..];
+        let output = &output[..frames * window.output.elements()];
         let g = matrix(output, window.output.channels);
         let mut of_tap = vec![0.0; g.nrows() * channels];
         for tap in 0..window.taps() {
@@ -137,7 +139,7 @@ pub fn weight_gradient<T: Copy + Into<f64> + Sync>(
         }
         gradient
     };
-    let taps: Vec<Vec<f64>> = (0..window.taps()).into_par_iter().map(of_tap).collect();
+    let taps = parallel::map(window.taps(), &of_tap);
     let mut gradient = Vec::with_capacity(conv.weights());
     for row in 0..rows {
         taps.iter().for_each(|tap| gradient.extend(&tap[row * channels..][..channels]));

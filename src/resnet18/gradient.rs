@@ -1,10 +1,9 @@
 //! The gradient of the reference in fp64: cross-entropy, backward through time and layers.
 
-use rayon::prelude::*;
-
 use super::convolution::{input_gradient, weight_gradient};
 use super::network::{CLASSES, Conv, Window};
 use super::reference::{Forward, Neurons, Reference, largest};
+use crate::parallel;
 use crate::st_bif::neuron::{self, Trace};
 use kernelgate::workload::Tensors;
 use kernelgate::workload::tensor::split_columns;
@@ -99,8 +98,7 @@ impl Reference<'_> {
         let (t, n) = (self.shape.t, spikes.len() / self.shape.t);
         let parameters = self.shape.neuron();
         let mut currents = vec![0.0; spikes.len()];
-        let tasks = split_columns(&mut currents, n, COLUMNS).into_par_iter().enumerate();
-        tasks.for_each(|(task, mut rows)| {
+        parallel::each(split_columns(&mut currents, n, COLUMNS), &|task, mut rows| {
             let mut trace = Trace::default();
             let [mut x, mut gy, mut gx] = [(); 3].map(|()| vec![0.0; t]);
             for column in 0..rows[0].len() {

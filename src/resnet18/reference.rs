@@ -3,11 +3,10 @@
 //! Frames are time-major, `[T, B, side, side, channels]`. Kept are the currents and spikes of every
 //! layer of neurons, which the gradient follows from.
 
-use rayon::prelude::*;
-
 use super::convolution::convolve;
 use super::network::{CLASSES, Conv, Network, Window};
 use super::shape::NetworkShape;
+use crate::parallel;
 use crate::st_bif::neuron::{self, Trace};
 use kernelgate::workload::Tensors;
 use kernelgate::workload::tensor::split_columns;
@@ -131,8 +130,7 @@ impl<'a> Reference<'a> {
         let (t, n) = (self.shape.t, currents.len() / self.shape.t);
         let parameters = self.shape.neuron();
         let mut spikes = vec![0i8; currents.len()];
-        let tasks = split_columns(&mut spikes, n, COLUMNS).into_par_iter().enumerate();
-        tasks.for_each(|(task, mut rows)| {
+        parallel::each(split_columns(&mut spikes, n, COLUMNS), &|task, mut rows| {
             let (mut series, mut trace) = (vec![0.0; t], Trace::default());
             for column in 0..rows[0].len() {
                 let at = task * COLUMNS + column;

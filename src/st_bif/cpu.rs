@@ -6,9 +6,9 @@
 
 use half::slice::HalfFloatSliceExt;
 use pulp::{Arch, NullaryFnOnce};
-use rayon::prelude::*;
 
 use crate::math::{exp2, larger};
+use crate::parallel;
 use crate::st_bif::definition::{StBifBackward, StBifForward};
 use crate::st_bif::neuron::Parameters;
 use kernelgate::backend::cpu::{CpuTask, threads};
@@ -58,7 +58,7 @@ pub fn forward(parameters: Parameters, x: &Tensor, spikes: &mut [i8]) {
     let parameters = State32::from(parameters);
     let n = neurons(x);
     let width = task_width(n);
-    split_columns(spikes, n, width).into_par_iter().enumerate().for_each(|(task, mut rows)| {
+    parallel::each(split_columns(spikes, n, width), &|task, mut rows| {
         Arch::new().dispatch(ForwardTask {
             parameters: &parameters,
             x,
@@ -213,7 +213,7 @@ fn backward_columns<T: Send>(
 ) {
     let n = neurons(x);
     let width = task_width(n);
-    split_columns(gx, n, width).into_par_iter().enumerate().for_each(|(task, mut rows)| {
+    parallel::each(split_columns(gx, n, width), &|task, mut rows| {
         Arch::new().dispatch(BackwardTask {
             parameters,
             x,

@@ -10,9 +10,9 @@
 //! in between is an implementation's choice.
 
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::neuron::{self, Parameters, Trace};
+use crate::parallel;
 use kernelgate::suite::AxisScan;
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{
@@ -232,7 +232,7 @@ fn per_neuron<T: Send + Copy + Default>(
 ) -> Vec<T> {
     let (t, n) = (neurons.t, neurons.n);
     let mut out = vec![T::default(); t * n];
-    split_columns(&mut out, n, COLUMNS).into_par_iter().enumerate().for_each(|(task, mut rows)| {
+    parallel::each(split_columns(&mut out, n, COLUMNS), &|task, mut rows| {
         let (from, width) = (task * COLUMNS, rows[0].len());
         let blocks: Vec<Vec<Vec<f64>>> = inputs
             .iter()

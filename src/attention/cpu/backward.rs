@@ -3,12 +3,12 @@
 
 use faer::Accum;
 use pulp::Arch;
-use rayon::prelude::*;
 
 use super::blocks::{KEYS, QUERIES, TILE, gemm, matrix};
 use super::forward;
 use super::rows::{Gradients, InnerProducts, Tile};
 use crate::attention::definition::Attention;
+use crate::parallel;
 use kernelgate::workload::{Data, Tensors};
 
 /// What the forward leaves for the backward.
@@ -39,15 +39,15 @@ pub(super) fn launch(
     let share = attention.share();
     let mut slices = outputs.iter_mut().map(|(name, tensor)| match tensor.data_mut() {
         // As many chunks as heads of keys.
-        Data::F32(values) => {
-            values.par_chunks_mut(s * d * if name == "grad_q" { share } else { 1 })
-        }
+        Data::F32(values) => values.chunks_mut(s * d * if name == "grad_q" { share } else { 1 }),
         _ => unreachable!("gradients are f32"),
     });
     // In name order.
     let [grad_k, grad_q, grad_v] = std::array::from_fn(|_| slices.next().expect("three outputs"));
-    (grad_q, grad_k, grad_v).into_par_iter().enumerate().for_each(
-        |(key_head, (grad_q, grad_k, grad_v))| {
+    let heads = grad_q.zip(grad_k).zip(grad_v).collect();
+    parallel::each(
+        heads,
+        &|key_head, ((grad_q, grad_k), grad_v): ((&mut [f32], &mut [f32]), &mut [f32])| {
             grad_k.fill(0.0);
             grad_v.fill(0.0);
             for (grad_q, head) in grad_q.chunks_mut(s * d).zip(key_head * share..) {

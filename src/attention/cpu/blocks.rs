@@ -1,9 +1,9 @@
 //! How the work is cut: blocks of queries a task, tiles of scores in cache, GEMMs on one thread.
 
+use crate::parallel;
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};
 use kernelgate::simd::leave_avx;
-use rayon::prelude::*;
 
 /// Queries of a task.
 pub const QUERIES: usize = 256;
@@ -36,11 +36,12 @@ pub fn for_blocks(
     out: &mut [f32],
     s: usize,
     width: usize,
-    f: impl Fn(usize, usize, &mut [f32]) + Sync,
+    f: &(dyn Fn(usize, usize, &mut [f32]) + Sync),
 ) {
-    out.par_chunks_mut(s * width).enumerate().for_each(|(head, out)| {
-        out.par_chunks_mut(QUERIES * width)
-            .enumerate()
-            .for_each(|(block, out)| f(head, head * s + block * QUERIES, out));
+    let heads = out.chunks_mut(s * width).enumerate();
+    let blocks = heads.flat_map(|(head, out)| {
+        let blocks = out.chunks_mut(QUERIES * width).enumerate();
+        blocks.map(move |(block, out)| (head, head * s + block * QUERIES, out))
     });
+    parallel::each(blocks.collect(), &|_, (head, row, out)| f(head, row, out));
 }

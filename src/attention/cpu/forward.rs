@@ -2,11 +2,11 @@
 
 use faer::Accum;
 use pulp::Arch;
-use rayon::prelude::*;
 
 use super::blocks::{KEYS, QUERIES, TILE, gemm, matrix};
 use super::rows::{Finish, Online, Tile, Update};
 use crate::attention::definition::Attention;
+use crate::parallel;
 use kernelgate::workload::Tensors;
 
 /// Fills `out` `[b, h, s, d]` and `normalisers` `[b, h, s]`: log2 of each row's `Σ exp(score)`, for
@@ -19,16 +19,16 @@ pub(super) fn launch(
 ) {
     let Attention { s, keys, d, .. } = *attention;
     let [q, k, v] = ["q", "k", "v"].map(|name| inputs.f32(name));
-    out.par_chunks_mut(s * d).zip(normalisers.par_chunks_mut(s)).enumerate().for_each(
-        |(head, (out, normalisers))| {
-            let q = &q[head * s * d..][..s * d];
-            let [k, v] = [k, v].map(|x| &x[head / attention.share() * keys * d..][..keys * d]);
-            let blocks = out.par_chunks_mut(QUERIES * d).zip(normalisers.par_chunks_mut(QUERIES));
-            blocks.enumerate().for_each(|(block, (out, normalisers))| {
-                queries(attention, block * QUERIES, [q, k, v], out, normalisers);
-            });
-        },
-    );
+    let heads = out.chunks_mut(s * d).zip(normalisers.chunks_mut(s)).enumerate();
+    let blocks = heads.flat_map(|(head, (out, normalisers))| {
+        let blocks = out.chunks_mut(QUERIES * d).zip(normalisers.chunks_mut(QUERIES)).enumerate();
+        blocks.map(move |(block, (out, normalisers))| (head, block * QUERIES, out, normalisers))
+    });
+    parallel::each(blocks.collect(), &|_, (head, first, out, normalisers)| {
+        let q = &q[head * s * d..][..s * d];
+        let [k, v] = [k, v].map(|x| &x[head / attention.share() * keys * d..][..keys * d]);
+        queries(attention, first, [q, k, v], out, normalisers);
+    });
 }
 
 /// Attention of the queries from `first` of a head; `normalisers` has one entry a query.

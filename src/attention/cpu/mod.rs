@@ -72,7 +72,7 @@ pub const SCORES: &[Implementation<Scores>] = &[Implementation {
             Tensors::new().with_output("scores", shape.pairs(), Dtype::F32),
             move |inputs, outputs| {
                 let (q, k, d, s) = (inputs.f32("q"), inputs.f32("k"), shape.d, shape.s);
-                for_blocks(outputs.f32_mut("scores"), s, s, |head, row, scores| {
+                for_blocks(outputs.f32_mut("scores"), s, s, &|head, row, scores| {
                     let (rows, k) = (scores.len() / s, matrix(&k[head * s * d..], s, d));
                     gemm(
                         scores,
@@ -99,7 +99,7 @@ pub const SOFTMAX: &[Implementation<components::Softmax>] = &[Implementation {
             Tensors::new().with_output("probabilities", shape.pairs(), Dtype::F32),
             move |inputs, outputs| {
                 let (scores, s) = (inputs.f32("scores"), shape.s);
-                for_blocks(outputs.f32_mut("probabilities"), s, s, |_, row, probabilities| {
+                for_blocks(outputs.f32_mut("probabilities"), s, s, &|_, row, probabilities| {
                     Arch::new().dispatch(SoftmaxRows {
                         scores: &scores[row * s..][..probabilities.len()],
                         probabilities,
@@ -123,7 +123,7 @@ pub const VALUES: &[Implementation<ValuesMatmul>] = &[Implementation {
             Tensors::new().with_output("out", shape.vectors(), Dtype::F32),
             move |inputs, outputs| {
                 let (p, v, d, s) = (inputs.f32("probabilities"), inputs.f32("v"), shape.d, shape.s);
-                for_blocks(outputs.f32_mut("out"), s, d, |head, row, out| {
+                for_blocks(outputs.f32_mut("out"), s, d, &|head, row, out| {
                     let (rows, v) = (out.len() / d, matrix(&v[head * s * d..], s, d));
                     gemm(out, Accum::Replace, matrix(&p[row * s..], rows, s), v, 1.0);
                 });

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};
 use pulp::Arch;
-use rayon::prelude::*;
 
 use super::element::{
     CpuStyle, ada_rms, add, add_gated, gelu_times, rope, silu_biased, softmax_unscaled,
 };
 use crate::denoise::definition::ExpertShape;
 use crate::denoise::model::Model;
+use crate::parallel;
 use kernelgate::backend::cpu::threads;
 use kernelgate::simd::leave_avx;
 use kernelgate::workload::Tensors;
@@ -109,7 +109,7 @@ impl CpuExpert {
         linear(&mut self.cond, &self.hidden, n, inputs, ["time_out", "time_out_bias"], silu_biased);
         let cond = view(&self.cond, n);
         let depth = self.shape.model.depth;
-        self.styles.par_chunks_mut(n * 3 * width).enumerate().for_each(|(site, styles)| {
+        parallel::chunks_mut(&mut self.styles, n * 3 * width, &|site, styles| {
             let (name, bias, layer) = match (site / 2 < depth, site % 2) {
                 (false, _) => ("final_style", "final_style_bias", 0),
                 (true, 0) => ("style1", "style1_bias", site / 2),
@@ -142,8 +142,11 @@ impl CpuExpert {
     fn norm(&mut self, site: usize, time: usize) {
         let width = self.shape.model.width;
         let style = CpuStyle::of(style_row(&self.styles, site, time, self.times, width));
-        let rows = self.y.par_chunks_mut(width).zip(self.h.par_chunks(width)).with_min_len(ROWS);
-        rows.for_each(|(y, h)| Arch::new().dispatch(|| ada_rms(y, h, &style)));
+        let h = &self.h;
+        parallel::chunks_mut(&mut self.y, ROWS * width, &|piece, y| {
+            let rows = y.chunks_mut(width).zip(h[piece * ROWS * width..].chunks(width));
+            rows.for_each(|(y, h)| Arch::new().dispatch(|| ada_rms(y, h, &style)));
+        });
     }
 
     /// `q, k, v = y·W`, in one region; k gets its rotation.
@@ -152,7 +155,9 @@ impl CpuExpert {
         let outputs = [("q_proj", &mut self.q), ("k_proj", &mut self.k), ("v_proj", &mut self.v)];
         let [q, k, v] =
             outputs.map(|(name, output)| blocks(view_mut(output, s), weights(inputs, name, layer)));
-        q.chain(k).chain(v).for_each(|(output, w)| multiply(output, Accum::Replace, y, w, 1.0));
+        parallel::each(q.chain(k).chain(v).collect(), &|_, (output, w)| {
+            multiply(output, Accum::Replace, y, w, 1.0);
+        });
         let Model { head_dim, .. } = self.shape.model;
         let half = head_dim / 2;
         let rows =
@@ -175,40 +180,39 @@ impl CpuExpert {
         let (cos, sin) = (&self.cos, &self.sin);
 
         let block = (s * heads).div_ceil(4 * threads()).clamp(16, 128);
-        let q = self.q.par_chunks_mut(block * head_dim);
-        let scores = self.scores.par_chunks_mut(block * context);
-        let attended = self.attended.par_chunks_mut(block * head_dim);
-        let inverse_sums = self.inverse_sums.par_chunks_mut(block);
-        q.zip(scores).zip(inverse_sums).zip(attended).enumerate().for_each(
-            |(number, (((q, scores), inverse_sums), attended))| {
-                let rows = q.len() / head_dim;
-                let angles = |row: usize| (number * block + row) / heads * half;
-                Arch::new().dispatch(|| {
-                    for (row, q) in q.chunks_mut(head_dim).enumerate() {
-                        let from = angles(row);
-                        rope(q, &cos[from..from + half], &sin[from..from + half]);
-                    }
-                });
-                let (prefix, suffix) = view_mut(scores, rows).split_at_col_mut(p);
-                multiply(prefix, Accum::Replace, view(q, rows), k_prefix, scale);
-                multiply(suffix, Accum::Replace, view(q, rows), k_suffix, scale);
-                // The sum divides the 256 outputs of a row, not its thousand scores.
-                Arch::new().dispatch(|| {
-                    for (row, inverse_sum) in scores.chunks_mut(context).zip(&mut *inverse_sums) {
-                        *inverse_sum = softmax_unscaled(row);
-                    }
-                });
-                let (prefix, suffix) = view(scores, rows).split_at_col(p);
-                multiply(view_mut(attended, rows), Accum::Replace, prefix, v_prefix, 1.0);
-                multiply(view_mut(attended, rows), Accum::Add, suffix, v_suffix, 1.0);
-                let rows = attended.chunks_mut(head_dim).zip(inverse_sums);
-                Arch::new().dispatch(|| {
-                    rows.for_each(|(row, inverse_sum)| {
-                        row.iter_mut().for_each(|x| *x *= *inverse_sum)
-                    })
-                });
-            },
-        );
+        let q = self.q.chunks_mut(block * head_dim);
+        let scores = self.scores.chunks_mut(block * context);
+        let attended = self.attended.chunks_mut(block * head_dim);
+        let inverse_sums = self.inverse_sums.chunks_mut(block);
+        let tasks = q.zip(scores).zip(inverse_sums).zip(attended);
+        let tasks = tasks
+            .map(|(((q, scores), inverse_sums), attended)| [q, scores, inverse_sums, attended]);
+        parallel::each(tasks.collect(), &|number, [q, scores, inverse_sums, attended]| {
+            let rows = q.len() / head_dim;
+            let angles = |row: usize| (number * block + row) / heads * half;
+            Arch::new().dispatch(|| {
+                for (row, q) in q.chunks_mut(head_dim).enumerate() {
+                    let from = angles(row);
+                    rope(q, &cos[from..from + half], &sin[from..from + half]);
+                }
+            });
+            let (prefix, suffix) = view_mut(scores, rows).split_at_col_mut(p);
+            multiply(prefix, Accum::Replace, view(q, rows), k_prefix, scale);
+            multiply(suffix, Accum::Replace, view(q, rows), k_suffix, scale);
+            // The sum divides the 256 outputs of a row, not its thousand scores.
+            Arch::new().dispatch(|| {
+                for (row, inverse_sum) in scores.chunks_mut(context).zip(&mut *inverse_sums) {
+                    *inverse_sum = softmax_unscaled(row);
+                }
+            });
+            let (prefix, suffix) = view(scores, rows).split_at_col(p);
+            multiply(view_mut(attended, rows), Accum::Replace, prefix, v_prefix, 1.0);
+            multiply(view_mut(attended, rows), Accum::Add, suffix, v_suffix, 1.0);
+            let rows = attended.chunks_mut(head_dim).zip(inverse_sums);
+            Arch::new().dispatch(|| {
+                rows.for_each(|(row, inverse_sum)| row.iter_mut().for_each(|x| *x *= *inverse_sum))
+            });
+        });
     }
 
     /// `gate = gelu_tanh(y·gate_proj)·(y·up_proj)`.
@@ -216,7 +220,11 @@ impl CpuExpert {
         let (inputs, s, y) = (&*self.inputs, self.shape.s, view(&self.y, self.shape.s));
         let gate = blocks(view_mut(&mut self.gate, s), weights(inputs, "gate_proj", layer));
         let up = blocks(view_mut(&mut self.up, s), weights(inputs, "up_proj", layer));
-        gate.zip(up).for_each(|((mut gate, gate_w), (mut up, up_w))| {
+        parallel::each(gate.zip(up).collect(), &|_,
+                                                 ((mut gate, gate_w), (mut up, up_w)): (
+            Block,
+            Block,
+        )| {
             multiply(gate.as_mut(), Accum::Replace, y, gate_w, 1.0);
             multiply(up.as_mut(), Accum::Replace, y, up_w, 1.0);
             Arch::new().dispatch(|| {
@@ -242,17 +250,15 @@ impl CpuExpert {
         let input = view(input, s);
         let w = weights(&self.inputs, name, layer);
         let block = block_width(width);
-        let h = view_mut(&mut self.h, s).par_col_chunks_mut(block);
-        blocks(view_mut(&mut self.y, s), w).zip(h).enumerate().for_each(
-            |(number, ((mut y, w), mut h))| {
-                multiply(y.as_mut(), Accum::Replace, input, w, 1.0);
-                let gate = &style.gate[number * block..][..y.ncols()];
-                Arch::new().dispatch(|| {
-                    (0..s)
-                        .for_each(|row| add_gated(row_mut(&mut h, row), gate, row_mut(&mut y, row)))
-                });
-            },
-        );
+        let h = columns(view_mut(&mut self.h, s), block);
+        let tasks = blocks(view_mut(&mut self.y, s), w).zip(h).collect();
+        parallel::each(tasks, &|number, ((mut y, w), mut h): (Block, MatMut<f32>)| {
+            multiply(y.as_mut(), Accum::Replace, input, w, 1.0);
+            let gate = &style.gate[number * block..][..y.ncols()];
+            Arch::new().dispatch(|| {
+                (0..s).for_each(|row| add_gated(row_mut(&mut h, row), gate, row_mut(&mut y, row)))
+            });
+        });
     }
 }
 
@@ -283,8 +289,9 @@ fn linear(
     finish: impl Fn(&mut [f32], &[f32]) + Sync,
 ) {
     let (w, bias) = (weights(inputs, w, 0), inputs.f32(bias));
-    let bias = bias.par_chunks(block_width(bias.len()));
-    blocks(view_mut(y, rows), w).zip(bias).for_each(|((mut y, w), bias)| {
+    let bias = bias.chunks(block_width(bias.len()));
+    let tasks = blocks(view_mut(y, rows), w).zip(bias).collect();
+    parallel::each(tasks, &|_, ((mut y, w), bias): (Block, &[f32])| {
         multiply(y.as_mut(), Accum::Replace, view(x, rows), w, 1.0);
         Arch::new().dispatch(|| (0..rows).for_each(|row| finish(row_mut(&mut y, row), bias)));
     });
@@ -309,13 +316,34 @@ fn block_width(columns: usize) -> usize {
     columns.div_ceil(4 * threads()).next_multiple_of(TILE).min(3 * TILE)
 }
 
-/// Column blocks of an output, each with the weight columns that it is computed from.
+/// Columns of an output, and the weight columns that they are computed from.
+type Block<'a> = (MatMut<'a, f32>, MatRef<'a, f32>);
+
+/// Column blocks of an output, each with its weight columns.
 fn blocks<'a>(
     output: MatMut<'a, f32>,
     weights: MatRef<'a, f32>,
-) -> impl IndexedParallelIterator<Item = (MatMut<'a, f32>, MatRef<'a, f32>)> {
+) -> impl Iterator<Item = Block<'a>> {
     let width = block_width(weights.ncols());
-    output.par_col_chunks_mut(width).zip(weights.par_col_chunks(width))
+    columns(output, width).scan(0, move |from, output| {
+        let weights = weights.subcols(*from, output.ncols());
+        *from += output.ncols();
+        Some((output, weights))
+    })
+}
+
+/// Blocks of so many columns; the last may be narrower.
+fn columns(matrix: MatMut<'_, f32>, width: usize) -> impl Iterator<Item = MatMut<'_, f32>> {
+    let mut rest = Some(matrix).filter(|matrix| matrix.ncols() > 0);
+    std::iter::from_fn(move || {
+        let matrix = rest.take()?;
+        if matrix.ncols() <= width {
+            return Some(matrix);
+        }
+        let (block, after) = matrix.split_at_col_mut(width);
+        rest = Some(after);
+        Some(block)
+    })
 }
 
 /// `y = alpha·a·b`, or adds it, on this thread.

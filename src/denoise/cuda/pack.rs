@@ -10,12 +10,11 @@
 
 mod codes;
 
-use rayon::prelude::*;
-
 use super::buffers::Region;
 use crate::denoise::definition::WeightFormat;
 use crate::denoise::fp8::{Fp8, quantize};
 use crate::denoise::model::Model;
+use crate::parallel;
 use kernelgate::workload::{Dtype, Tensors};
 
 /// Blocks among which the fused GEMMs split k: of q, k and v together, of the attended values, of
@@ -186,7 +185,7 @@ impl Packing {
         let mut packed = vec![0; self.layers * self.layer_bytes()];
         let tiles = self.layer_bytes() / (self.depth * row_bytes);
         // A tile is all of k for its columns.
-        packed.par_chunks_exact_mut(self.depth * row_bytes).enumerate().for_each(|(index, to)| {
+        parallel::chunks_mut(&mut packed, self.depth * row_bytes, &|index, to| {
             let (layer, tile) = (index / tiles, index % tiles);
             for (k, to) in to.chunks_exact_mut(row_bytes).enumerate() {
                 for chunk in 0..TILE / CHUNK {
@@ -207,21 +206,19 @@ impl Packing {
         let element = Dtype::Bf16.bytes();
         let panels = self.depth / TILE;
         let mut packed = vec![0; self.layers * self.layer_bytes()];
-        packed.par_chunks_exact_mut(self.layer_bytes() / panels).enumerate().for_each(
-            |(index, to)| {
-                let (layer, panel) = (index / panels, index % panels);
-                for (unit, to) in to.chunks_exact_mut(CHUNK * TILE * element).enumerate() {
-                    for k in 0..TILE {
-                        let from = self.chunk(inputs, layer, panel * TILE + k, unit);
-                        for (column, from) in from.chunks_exact(element).enumerate() {
-                            let at = (column * TILE + ((k / CHUNK) ^ column) * CHUNK + k % CHUNK)
-                                * element;
-                            to[at..at + element].copy_from_slice(from);
-                        }
+        parallel::chunks_mut(&mut packed, self.layer_bytes() / panels, &|index, to| {
+            let (layer, panel) = (index / panels, index % panels);
+            for (unit, to) in to.chunks_exact_mut(CHUNK * TILE * element).enumerate() {
+                for k in 0..TILE {
+                    let from = self.chunk(inputs, layer, panel * TILE + k, unit);
+                    for (column, from) in from.chunks_exact(element).enumerate() {
+                        let at =
+                            (column * TILE + ((k / CHUNK) ^ column) * CHUNK + k % CHUNK) * element;
+                        to[at..at + element].copy_from_slice(from);
                     }
                 }
-            },
-        );
+            }
+        });
         packed
     }
 
@@ -231,18 +228,16 @@ impl Packing {
             self.inputs.iter().map(|name| quantize(tensors.tensor(name))).collect();
         let panels = self.depth / TILE;
         let mut packed = vec![0; self.layers * self.layer_bytes()];
-        packed.par_chunks_exact_mut(self.layer_bytes() / panels).enumerate().for_each(
-            |(index, to)| {
-                let (layer, panel) = (index / panels, index % panels);
-                for (unit, to) in to.chunks_exact_mut(codes::UNIT_BYTES).enumerate() {
-                    let (input, first) = self.source(unit);
-                    let (Fp8 { codes, exponents }, columns) = (&inputs[input], self.columns[input]);
-                    let row = layer * self.depth + panel * TILE;
-                    let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK];
-                    codes::pack_unit(to, of_k, &exponents[layer * columns + first..][..CHUNK]);
-                }
-            },
-        );
+        parallel::chunks_mut(&mut packed, self.layer_bytes() / panels, &|index, to| {
+            let (layer, panel) = (index / panels, index % panels);
+            for (unit, to) in to.chunks_exact_mut(codes::UNIT_BYTES).enumerate() {
+                let (input, first) = self.source(unit);
+                let (Fp8 { codes, exponents }, columns) = (&inputs[input], self.columns[input]);
+                let row = layer * self.depth + panel * TILE;
+                let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK];
+                codes::pack_unit(to, of_k, &exponents[layer * columns + first..][..CHUNK]);
+            }
+        });
         packed
     }
 }
@@ -259,7 +254,7 @@ pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool
     let layer_bytes = MAX_KEYS * head_dim * element;
     let prefix = cache.len() / (layers * head_dim * element);
     let mut packed = vec![0; layers * layer_bytes];
-    packed.par_chunks_exact_mut(layer_bytes).enumerate().for_each(|(layer, to)| {
+    parallel::chunks_mut(&mut packed, layer_bytes, &|layer, to| {
         for key in 0..prefix {
             for column in 0..head_dim {
                 let (row, k) = if transposed { (column, key) } else { (key, column) };

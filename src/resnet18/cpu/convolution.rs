@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};
-use rayon::prelude::*;
 
+use crate::parallel;
 use crate::resnet18::network::{Conv, Window};
 use kernelgate::backend::cpu::threads;
 use kernelgate::simd::leave_avx;
@@ -90,9 +90,9 @@ pub fn convolve<T: Element>(
     let window = &conv.window;
     let taps = window.live_taps();
     let task = frames_a_task(window, input.len() / window.input.elements());
-    let parts = input.par_chunks(task * window.input.elements());
-    let outputs = output.par_chunks_mut(task * window.output.elements());
-    outputs.zip(parts).for_each_init(Vec::new, |rows, (output, input)| {
+    let parts = input.chunks(task * window.input.elements());
+    let tasks = output.chunks_mut(task * window.output.elements()).zip(parts).collect();
+    parallel::each_with_scratch(tasks, &|rows, _, (output, input)| {
         gather(window, input, taps.clone(), rows);
         let x = matrix(rows, taps.len() * window.input.channels);
         gemm(output, accumulate, x, columns(conv, weight, &taps).transpose(), factor);
@@ -111,9 +111,9 @@ pub fn add_input_gradient(
     let (taps, channels) = (window.live_taps(), window.input.channels);
     let task = frames_a_task(window, output.len() / window.output.elements());
     let width = taps.len() * channels;
-    let parts = output.par_chunks(task * window.output.elements());
-    let inputs = input.par_chunks_mut(task * window.input.elements());
-    inputs.zip(parts).for_each_init(Vec::new, |rows, (input, output)| {
+    let parts = output.chunks(task * window.output.elements());
+    let tasks = input.chunks_mut(task * window.input.elements()).zip(parts).collect();
+    parallel::each_with_scratch(tasks, &|rows, _, (input, output): (&mut [f32], &[f32])| {
         let g = matrix(output, window.output.channels);
         rows.resize(g.nrows() * width, 0.0);
         gemm(rows, Accum::Replace, g, columns(conv, weight, &taps), factor);
@@ -143,28 +143,27 @@ pub fn weight_gradient<T: Element>(
     let taps = window.live_taps();
     let group = COLUMNS.div_ceil(channels);
     let of_group = |first: usize| first..(first + group).min(taps.end);
-    let tasks: Vec<(Range<usize>, usize)> = taps
+    let mut tasks: Vec<(Range<usize>, usize, Vec<f32>)> = taps
         .clone()
         .step_by(group)
         .flat_map(|first| {
-            (0..filters).step_by(FILTERS).map(move |filter| (of_group(first), filter))
+            (0..filters).step_by(FILTERS).map(move |filter| (of_group(first), filter, vec![]))
         })
         .collect();
     let frames = (ROWS / window.output.pixels()).max(1);
-    let compute = |rows: &mut Vec<f32>, (taps, filter): (Range<usize>, usize)| {
+    parallel::each_with_scratch(tasks.iter_mut().collect(), &|rows, _, (taps, filter, part)| {
+        let filter = *filter;
         let (height, width) = (FILTERS.min(filters - filter), taps.len() * channels);
-        let mut part = vec![0.0; height * width];
+        part.resize(height * width, 0.0);
         let outputs = output.chunks(frames * window.output.elements());
         for (input, output) in input.chunks(frames * window.input.elements()).zip(outputs) {
             gather(window, input, taps.clone(), rows);
             let g = matrix(output, filters).subcols(filter, height).transpose();
-            gemm(&mut part, Accum::Add, g, matrix(rows, width), factor);
+            gemm(part, Accum::Add, g, matrix(rows, width), factor);
         }
-        (taps, filter, part)
-    };
-    let parts: Vec<_> = tasks.into_par_iter().map_init(Vec::new, compute).collect();
+    });
     gradient.fill(0.0);
-    for (taps, filter, part) in parts {
+    for (taps, filter, part) in tasks {
         for (row, part) in part.chunks(taps.len() * channels).enumerate() {
             let at = (filter + row) * conv.depth() + taps.start * channels;
             gradient[at..][..part.len()].copy_from_slice(part);

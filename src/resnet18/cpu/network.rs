@@ -1,15 +1,18 @@
 //! The network in f32, layer by layer over all frames, forward and backward.
 
 use faer::Accum;
-use rayon::prelude::*;
 
 use super::convolution::{add_input_gradient, convolve, weight_gradient};
 use super::pooling::{Pooled, pool, pool_gradient};
+use crate::parallel;
 use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::resnet18::network::{CLASSES, Conv, Network};
 use crate::st_bif::cpu;
 use crate::st_bif::neuron::Parameters;
 use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
+
+/// Elements that one task computes where each needs nothing of the others.
+const PIECE: usize = 1 << 14;
 
 /// What a forward pass leaves for the backward: made once, overwritten by every launch.
 pub struct CpuNetwork {
@@ -76,9 +79,11 @@ impl CpuNetwork {
         convolve(stem, weight(stem, parameters), images, 1.0, Accum::Replace, once);
         let (channels, steps) = (stem.window.output.channels, self.shape.steps() as f32);
         let bias = &parameters[stem.bias()..][..channels];
-        once.par_chunks_mut(channels).for_each(|pixel| {
-            // A quotient of a sum: exact where the sum is a multiple of the steps.
-            pixel.iter_mut().zip(bias).for_each(|(x, b)| *x = (*x + b) / steps);
+        parallel::chunks_mut(once, stem.window.output.elements(), &|_, image| {
+            for pixel in image.chunks_mut(channels) {
+                // A quotient of a sum: exact where the sum is a multiple of the steps.
+                pixel.iter_mut().zip(bias).for_each(|(x, b)| *x = (*x + b) / steps);
+            }
         });
         for (t, step) in rest.chunks_mut(once.len()).enumerate() {
             if t + 1 < self.shape.fed() { step.copy_from_slice(once) } else { step.fill(0.0) }
@@ -121,8 +126,10 @@ impl CpuNetwork {
                 add_bias(shape, conv, parameters, currents);
             }
             None => {
-                let pairs = currents.par_iter_mut().zip(input).with_min_len(1 << 14);
-                pairs.for_each(|(x, &s)| *x += theta * f32::from(s));
+                parallel::chunks_mut(currents, PIECE, &|piece, currents| {
+                    let pairs = currents.iter_mut().zip(&input[piece * PIECE..]);
+                    pairs.for_each(|(x, &s)| *x += theta * f32::from(s));
+                });
             }
         }
         cpu::forward(self.neuron, &self.currents[second], &mut self.spikes[second]);
@@ -165,27 +172,19 @@ impl CpuNetwork {
         self.gradient.resize(self.network.parameters, 0.0);
         let mut gradient = std::mem::take(&mut self.gradient);
         self.backward(inputs, &logits, &mut gradient);
-        let pieces = |name: &str| inputs.f32(name).par_chunks(1 << 14);
-        let momentum = outputs.f32_mut("new_momentum");
-        momentum
-            .par_chunks_mut(1 << 14)
-            .zip(pieces("momentum"))
-            .zip(gradient.par_chunks(1 << 14))
-            .for_each(|((new, old), g)| {
-                new.iter_mut().zip(old).zip(g).for_each(|((new, m), g)| *new = MOMENTUM * m + g);
-            });
+        let old = inputs.f32("momentum");
+        parallel::chunks_mut(outputs.f32_mut("new_momentum"), PIECE, &|piece, new| {
+            let (old, g) = (&old[piece * PIECE..], &gradient[piece * PIECE..]);
+            new.iter_mut().zip(old).zip(g).for_each(|((new, m), g)| *new = MOMENTUM * m + g);
+        });
         self.gradient = gradient;
         let mut new = outputs.take("new_parameters").expect("an output");
-        let momentum = outputs.f32("new_momentum").par_chunks(1 << 14);
-        let new_values = values(&mut new);
-        new_values.par_chunks_mut(1 << 14).zip(pieces("parameters")).zip(momentum).for_each(
-            |((new, old), m)| {
-                new.iter_mut()
-                    .zip(old)
-                    .zip(m)
-                    .for_each(|((new, p), m)| *new = p - LEARNING_RATE * m);
-            },
-        );
+        let (old, momentum) = (inputs.f32("parameters"), outputs.f32("new_momentum"));
+        parallel::chunks_mut(values(&mut new), PIECE, &|piece, new| {
+            let (old, m) = (&old[piece * PIECE..], &momentum[piece * PIECE..]);
+            let pairs = new.iter_mut().zip(old).zip(m);
+            pairs.for_each(|((new, p), m)| *new = p - LEARNING_RATE * m);
+        });
         outputs.insert("new_parameters", new);
     }
 
@@ -205,7 +204,9 @@ impl CpuNetwork {
         let size = self.shape.b * stem.window.output.elements();
         let mut sum = vec![0.0; size];
         for step in currents.f32s().chunks(size).take(self.shape.fed()) {
-            sum.par_iter_mut().zip(step).with_min_len(1 << 14).for_each(|(sum, g)| *sum += g);
+            parallel::chunks_mut(&mut sum, PIECE, &|piece, sum| {
+                sum.iter_mut().zip(&step[piece * PIECE..]).for_each(|(sum, g)| *sum += g);
+            });
         }
         let spread = 1.0 / self.shape.steps() as f32;
         let weight = &mut gradient[stem.weight..stem.bias()];
@@ -281,8 +282,12 @@ impl CpuNetwork {
                 add_input_gradient(conv, weight(conv, parameters), currents.f32s(), theta, to);
             }
             None => {
-                let pairs = to.par_iter_mut().zip(currents.f32s()).with_min_len(1 << 14);
-                pairs.for_each(|(to, g)| *to = theta * g);
+                let currents = currents.f32s();
+                parallel::chunks_mut(to, PIECE, &|piece, to| {
+                    to.iter_mut()
+                        .zip(&currents[piece * PIECE..])
+                        .for_each(|(to, g)| *to = theta * g);
+                });
             }
         }
         add_input_gradient(&block.first, weight(&block.first, parameters), inner.f32s(), theta, to);
@@ -325,7 +330,7 @@ fn add_bias(shape: &NetworkShape, conv: &Conv, parameters: &[f32], currents: &mu
         .map(|b| b / steps)
         .collect();
     let fed = shape.fed() * shape.b * conv.window.output.elements();
-    currents[..fed].par_chunks_mut(conv.window.output.elements()).for_each(|frame| {
+    parallel::chunks_mut(&mut currents[..fed], conv.window.output.elements(), &|_, frame| {
         for pixel in frame.chunks_mut(bias.len()) {
             pixel.iter_mut().zip(&bias).for_each(|(x, b)| *x += b);
         }

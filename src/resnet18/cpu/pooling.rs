@@ -1,7 +1,6 @@
 //! Max-pooling of sums over time, forward and backward, an image a task.
 
-use rayon::prelude::*;
-
+use crate::parallel;
 use crate::resnet18::network::Window;
 
 /// Spikes `pool(Σ_t s) - pool(Σ_{t-1} s)` of one image, and for each of them the input element that
@@ -35,7 +34,7 @@ pub fn pool(window: &Window, spikes: &[i8], t: usize) -> Vec<Pooled> {
         }
         pooled
     };
-    (0..b).into_par_iter().map(image).collect()
+    parallel::map(b, &image)
 }
 
 fn largest(window: &Window, sums: &[i8], at: usize) -> usize {
@@ -52,7 +51,8 @@ pub fn pool_gradient(window: &Window, pooled: &[Pooled], output: &[f32], gradien
     let (from, to) = (window.output.elements(), window.input.elements());
     let b = pooled.len();
     let t = output.len() / b / from;
-    let image = |(image, pooled): (usize, &Pooled)| {
+    let image = |image: usize| {
+        let pooled = &pooled[image];
         let mut steps = vec![0.0; t * to];
         let mut after = vec![0.0; to];
         for step in (0..t).rev() {
@@ -67,7 +67,7 @@ pub fn pool_gradient(window: &Window, pooled: &[Pooled], output: &[f32], gradien
         }
         steps
     };
-    let images: Vec<Vec<f32>> = pooled.par_iter().enumerate().map(image).collect();
+    let images = parallel::map(b, &image);
     for (frame, to_frame) in gradient.chunks_mut(to).enumerate() {
         to_frame.copy_from_slice(&images[frame % b][frame / b * to..][..to]);
     }

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::row::{element, kernel, parameters, sizes};
+use crate::parallel;
 use crate::st_bif::definition::{Neurons, StBifForward};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
@@ -216,17 +215,13 @@ fn unpack(bytes: &[u8], shape: &[usize]) -> Tensor {
         _ => 0x7f,
     };
     let mut spikes = vec![0i8; shape.iter().product()];
-    spikes.par_chunks_mut(shape[1].max(1)).zip(bytes.par_chunks(row_bytes)).for_each(
-        |(spikes, row)| {
-            let parts = spikes.par_chunks_mut(1 << 16).enumerate();
-            parts.for_each(|(part, spikes)| {
-                spikes
-                    .iter_mut()
-                    .enumerate()
-                    .for_each(|(i, out)| *out = spike(row, (part << 16) + i));
-            });
-        },
-    );
+    let rows = spikes.chunks_mut(shape[1].max(1)).zip(bytes.chunks(row_bytes));
+    let parts = rows.flat_map(|(spikes, row)| {
+        spikes.chunks_mut(1 << 16).enumerate().map(move |(part, spikes)| (row, part << 16, spikes))
+    });
+    parallel::each(parts.collect(), &|_, (row, first, spikes): (&[u8], usize, &mut [i8])| {
+        spikes.iter_mut().enumerate().for_each(|(i, out)| *out = spike(row, first + i));
+    });
     Tensor::new(shape.to_vec(), Data::I8(spikes))
 }
 

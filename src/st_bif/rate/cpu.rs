@@ -1,9 +1,8 @@
 //! The rate on the host: blocks of neurons with their sums in L1, time loop inside, one pass over
 //! the spikes.
 
-use rayon::prelude::*;
-
 use super::definition::FiringRate;
+use crate::parallel;
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Data, Dtype, Tensors};
@@ -27,7 +26,7 @@ pub const CPU: &[Implementation<FiringRate>] = &[Implementation {
                 unreachable!("spikes are i8")
             };
             let scale = 1.0 / t as f32;
-            outputs.f32_mut("rate").par_chunks_mut(LANES).enumerate().for_each(|(task, rate)| {
+            parallel::chunks_mut(outputs.f32_mut("rate"), LANES, &|task, rate| {
                 block(spikes, n, task * LANES, rate);
                 rate.iter_mut().for_each(|sum| *sum *= scale);
             });

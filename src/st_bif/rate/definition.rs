@@ -5,8 +5,7 @@
 //!
 //! Deliberately absent: the threshold, which the next layer's weights take in, and packed spikes.
 
-use rayon::prelude::*;
-
+use crate::parallel;
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{
     Axis, AxisError, Data, Dtype, Expected, Problem, Symmetry, Tensor, Tensors, Tolerance, Unit,
@@ -69,16 +68,14 @@ impl Problem for FiringRate {
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let spikes = inputs.tensor("spikes");
         let mut rate = vec![0.0; self.n];
-        split_columns(&mut rate, self.n, COLUMNS).into_par_iter().enumerate().for_each(
-            |(task, mut rows)| {
-                let rate = &mut *rows[0];
-                for step in 0..self.t {
-                    let row = spikes.to_f64(step * self.n + task * COLUMNS, rate.len());
-                    rate.iter_mut().zip(row).for_each(|(sum, spike)| *sum += spike);
-                }
-                rate.iter_mut().for_each(|sum| *sum /= self.t as f64);
-            },
-        );
+        parallel::each(split_columns(&mut rate, self.n, COLUMNS), &|task, mut rows| {
+            let rate = &mut *rows[0];
+            for step in 0..self.t {
+                let row = spikes.to_f64(step * self.n + task * COLUMNS, rate.len());
+                rate.iter_mut().zip(row).for_each(|(sum, spike)| *sum += spike);
+            }
+            rate.iter_mut().for_each(|sum| *sum /= self.t as f64);
+        });
         vec![Expected::all("rate", [self.n], rate)]
     }
 

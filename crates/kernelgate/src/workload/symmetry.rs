@@ -150,11 +150,18 @@ fn roll(tensor: &Tensor, axis: usize, by: usize) -> Option<Tensor> {
         let (by, from) = (by * inner, tensor.as_bytes());
         let rows = rolled.as_bytes_mut().par_chunks_mut(row).zip(from.par_chunks(row));
         rows.for_each(|(to, from)| {
-            to[by..].copy_from_slice(&from[..row - by]);
-            to[..by].copy_from_slice(&from[row - by..]);
+            let (around, straight) = to.split_at_mut(by);
+            rayon::join(|| copy(straight, &from[..row - by]), || copy(around, &from[row - by..]));
         });
     }
     Some(rolled)
+}
+
+/// Copies a slice to another of the same length, on all cores: there may be a single long row.
+fn copy(to: &mut [u8], from: &[u8]) {
+    const PIECE: usize = 1 << 19;
+    let pieces = to.par_chunks_mut(PIECE).zip(from.par_chunks(PIECE));
+    pieces.for_each(|(to, from)| to.copy_from_slice(from));
 }
 
 fn negate(tensor: &Tensor) -> Tensor {
@@ -198,6 +205,21 @@ mod tests {
         inputs.insert("x", counted([2, 4, 1]));
         let changed = HEADS.changed(&inputs).unwrap();
         assert_eq!(values(changed.tensor("x")), [3.0, 0.0, 1.0, 2.0, 7.0, 4.0, 5.0, 6.0]);
+    }
+
+    #[test]
+    fn a_row_that_many_tasks_copy_is_rolled_whole() {
+        let (extent, inner) = (5, 1 << 18);
+        let element = |i: usize| (i % 113) as i8;
+        let len = extent * inner;
+        let mut inputs = Tensors::new();
+        inputs.insert(
+            "x",
+            Tensor::new([1, extent, inner], Data::I8((0..len).map(element).collect())),
+        );
+        let changed = HEADS.changed(&inputs).unwrap();
+        let Data::I8(rolled) = changed.tensor("x").data() else { panic!("another dtype") };
+        assert!((0..len).all(|i| rolled[(i + inner) % len] == element(i)));
     }
 
     #[test]

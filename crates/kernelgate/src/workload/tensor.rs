@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use half::slice::HalfFloatSliceExt;
+use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
 
 /// Element type.
@@ -150,8 +151,10 @@ impl Tensor {
         let data = match dtype {
             Dtype::F64 => Data::F64(vec![0.0; len]),
             Dtype::F32 => Data::F32(vec![0.0; len]),
-            Dtype::F16 => Data::F16(vec![f16::ZERO; len]),
-            Dtype::Bf16 => Data::Bf16(vec![bf16::ZERO; len]),
+            // As integers, whose zeros are pages that the system hands out when they are first
+            // touched: by whoever overwrites them.
+            Dtype::F16 => Data::F16(vec![0_u16; len].reinterpret_into()),
+            Dtype::Bf16 => Data::Bf16(vec![0_u16; len].reinterpret_into()),
             Dtype::Fp8 | Dtype::I8 => Data::I8(vec![0; len]),
         };
         Self { shape, data }

@@ -1,0 +1,66 @@
+//! Work on all cores, compiled once.
+//!
+//! Rayon's iterators are compiled anew, some twenty functions deep, for every closure and every type
+//! of task that are given to them: they were half of this package's machine code. Here one loop
+//! over numbers calls closures through a pointer.
+//!
+//! Deliberately absent: short tasks. A task should take microseconds at least.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use rayon::prelude::*;
+
+/// Calls `f(number, task)` for each task.
+pub fn each<T: Send>(tasks: Vec<T>, f: &(dyn Fn(usize, T) + Sync)) {
+    each_with_scratch(tasks, &|_, number, task| f(number, task));
+}
+
+/// The same with scratch memory that tasks hand on to each other: a task finds what another left.
+pub fn each_with_scratch<T: Send>(tasks: Vec<T>, f: &(dyn Fn(&mut Vec<f32>, usize, T) + Sync)) {
+    let tasks: Vec<Mutex<Option<T>>> =
+        tasks.into_iter().map(|task| Mutex::new(Some(task))).collect();
+    numbers(tasks.len(), &|scratch, number| {
+        let task = tasks[number].lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(task) = task {
+            f(scratch, number, task);
+        }
+    });
+}
+
+/// Calls `f(number, chunk)` for chunks of `len` elements, at least one; the last may be shorter.
+pub fn chunks_mut<T: Send>(values: &mut [T], len: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
+    each(values.chunks_mut(len).collect(), &|number, chunk: &mut [T]| f(number, chunk));
+}
+
+/// What `f` returns of `0..count`, in that order.
+pub fn map<T: Send + Sync>(count: usize, f: &(dyn Fn(usize) -> T + Sync)) -> Vec<T> {
+    let results: Vec<OnceLock<T>> = (0..count).map(|_| OnceLock::new()).collect();
+    numbers(count, &|_, number| {
+        results[number].get_or_init(|| f(number));
+    });
+    results.into_iter().filter_map(OnceLock::into_inner).collect()
+}
+
+fn numbers(count: usize, f: &(dyn Fn(&mut Vec<f32>, usize) + Sync)) {
+    (0..count).into_par_iter().for_each_init(Vec::new, f);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_is_done_once_and_knows_its_number() {
+        let mut values = vec![0; 1000];
+        chunks_mut(&mut values, 7, &|number, chunk| chunk.iter_mut().for_each(|x| *x += number));
+        assert!(values.iter().enumerate().all(|(i, &x)| x == i / 7));
+        each(values.chunks_mut(10).collect(), &|number, chunk: &mut [usize]| chunk[0] = number);
+        each_with_scratch(values.chunks_mut(10).collect(), &|scratch, number, chunk| {
+            scratch.resize(1, 0.0);
+            assert_eq!(chunk[0], number);
+            chunk[0] += 1;
+        });
+        assert!(values.iter().step_by(10).enumerate().all(|(i, &x)| x == i + 1));
+        assert_eq!(map(4, &|i| i * i), [0, 1, 4, 9]);
+    }
+}
