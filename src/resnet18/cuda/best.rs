@@ -126,9 +126,9 @@ pub fn contents(
         let second = number % 2 == 1;
         let shortcut = block.shortcut.as_ref().filter(|_| second);
         list.extend([
-            weight(conv, &at),
+            weight(conv, at),
             bias(conv),
-            shortcut.map_or(0, |conv| weight(conv, &at)),
+            shortcut.map_or(0, |conv| weight(conv, at)),
             shortcut.map_or(0, &bias),
             at(&layer_name(number + 1)),
             if training { at(&currents_name(number + 1)) } else { 0 },
