@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::fused::{Forward, activations, currents_name, neuron_arguments};
+use super::fused::{Forward, Together, activations, currents_name, neuron_arguments};
 use super::per_op::{SOURCES, i32s, input_name, layer_name, total};
 use super::sequence::{Memory, Region, Sequence};
 use super::tiles::{self, Grid};
@@ -35,6 +35,9 @@ const THREADS: usize = 640;
 const SLOTS: usize = 13;
 const SHARED_BYTES: usize = 226_560;
 const STEM_THREADS: usize = 128;
+
+/// The launches.
+pub const TOGETHER: Together = Together { stem, layers };
 
 const LAYERS: KernelSpec<Grid> = KernelSpec {
     defines: |grid| vec![format!("STEPS={}", grid.steps)],
@@ -220,7 +223,7 @@ pub fn sequence(
     upload(shape, &network, false, device, &mut memory)?;
     let sequence = Sequence::new(device, memory)?;
     let mut writer =
-        Forward { shape, network: &network, training: false, together: true, sequence };
+        Forward { shape, network: &network, training: false, together: Some(&TOGETHER), sequence };
     writer.whole(output.argument())?;
     Ok(writer.sequence)
 }
@@ -229,7 +232,7 @@ pub fn sequence(
 ///
 /// # Errors
 /// When it does not compile.
-pub fn stem(forward: &mut Forward) -> Result<(), BackendError> {
+fn stem(forward: &mut Forward) -> Result<(), BackendError> {
     let (shape, network) = (forward.shape, forward.network);
     let Some(pool) = &network.pool else { return Ok(()) };
     let outputs = shape.b * pool.output.elements();
@@ -248,7 +251,7 @@ pub fn stem(forward: &mut Forward) -> Result<(), BackendError> {
 ///
 /// # Errors
 /// When it does not compile, or the device does not hold its blocks at once.
-pub fn layers(forward: &mut Forward, logits: Argument) -> Result<(), BackendError> {
+fn layers(forward: &mut Forward, logits: Argument) -> Result<(), BackendError> {
     let (shape, network) = (forward.shape, forward.network);
     let map = network.last();
     debug_assert_eq!(layers_of(network).count(), LAYER_COUNT);

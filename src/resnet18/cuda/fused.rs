@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use super::best;
 use super::per_op::{
     SOURCES, STAGES, Saved, gather_images, i32s, input_name, layer_name, stem_gemm, total,
 };
@@ -89,13 +88,22 @@ pub fn sequence(
     let memory = Memory::new(device, activations(shape, &network, false), contents)?;
     let sequence = Sequence::new(device, memory)?;
     let mut writer =
-        Forward { shape, network: &network, training: false, together: false, sequence };
+        Forward { shape, network: &network, training: false, together: None, sequence };
     writer.whole(output.argument())?;
     Ok(writer.sequence)
 }
 
 /// No address.
 pub const NULL: Argument = Argument::Address(0);
+
+/// Launches in place of those here: of the stem's neurons with the pooling, and of all layers behind
+/// it, with the classifier where there is an address for logits.
+pub struct Together {
+    /// The first.
+    pub stem: fn(&mut Forward) -> Result<(), BackendError>,
+    /// The second.
+    pub layers: fn(&mut Forward, Argument) -> Result<(), BackendError>,
+}
 
 /// Writes the forward pass.
 pub struct Forward<'a> {
@@ -105,9 +113,8 @@ pub struct Forward<'a> {
     pub network: &'a Network,
     /// Whether a backward pass follows, and biases are those of the parameters.
     pub training: bool,
-    /// Whether the stem's neurons are pooled by one launch, and all layers behind are another:
-    /// `best`.
-    pub together: bool,
+    /// What computes most of it in fewer launches.
+    pub together: Option<&'static Together>,
     /// What is written.
     pub sequence: Sequence,
 }
@@ -168,14 +175,14 @@ impl Forward<'_> {
         self.sequence.begin("Conv1_Block");
         self.stem()?;
         self.sequence.end();
-        if self.together {
-            best::layers(self, if self.training { NULL } else { logits })?;
+        if let Some(together) = self.together {
+            (together.layers)(self, if self.training { NULL } else { logits })?;
         } else {
             self.pool()?;
             self.stages()?;
         }
         self.sequence.begin("Final_Layers");
-        if self.training || !self.together {
+        if self.training || self.together.is_none() {
             self.tail(logits)?;
         }
         (0..4).for_each(|_| self.sequence.end());
@@ -198,8 +205,8 @@ impl Forward<'_> {
         let (shape, network) = (self.shape, self.network);
         let (conv, columns) = (&network.stem, stem_columns(network));
         stem_gemm(&mut self.sequence, conv, shape.b, columns, &currents_name(0))?;
-        if self.together {
-            return best::stem(self);
+        if let Some(together) = self.together {
+            return (together.stem)(self);
         }
         let map = conv.window.output;
         let neurons = shape.b * map.elements();

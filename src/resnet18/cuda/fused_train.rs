@@ -142,6 +142,7 @@ fn write(
         best::upload(shape, &network, true, device, &mut memory)?;
     }
     let sequence = Sequence::new(device, memory)?;
+    let together = together.then_some(&best::TOGETHER);
     let forward = Forward { shape, network: &network, training: true, together, sequence };
     let mut writer = Writer { forward, outputs, jobs };
     writer.whole()?;
