@@ -25,11 +25,13 @@ __device__ __forceinline__ void wait_for_the_others() {
   wait_for_previous_kernels();
 }
 
-// packed [filters, columns] = columns first.. of a weight [filters, depth], zeros behind
+// packed [filters, columns] = columns first.. of a weight [filters, depth], zeros behind; and, if
+// there are tiles, the same in tiles of 32 by 64, whose 16-byte chunks are swizzled by their row
 struct Packing {
   i64 first_block;
   const float* weight;
   u16* packed;
+  u16* tiles;
   i64 elements;
   i64 depth, first, columns;
 };
@@ -54,8 +56,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int j = 0; j < kPacket; ++j) x[j] = column + j < depth ? from[j] : 0.f;
     }
-    *reinterpret_cast<uint2*>(job.packed + i) =
-        make_uint2(Bf16::pack(x[0], x[1]), Bf16::pack(x[2], x[3]));
+    const uint2 four = make_uint2(Bf16::pack(x[0], x[1]), Bf16::pack(x[2], x[3]));
+    *reinterpret_cast<uint2*>(job.packed + i) = four;
+    if (job.tiles == nullptr) continue;
+    const u32 at = i % columns, tile = row / 32 * (columns / 64) + at / 64;
+    const u32 in_tile = swizzled<128>(row % 32, at % 64 / 8) / 2 + at % 8;
+    *reinterpret_cast<uint2*>(job.tiles + tile * 2048 + in_tile) = four;
   }
 }
 

@@ -87,13 +87,23 @@ pub fn sequence(
     contents.push(("images".to_owned(), inputs.tensor("images").as_bytes().to_vec()));
     let memory = Memory::new(device, activations(shape, &network, false), contents)?;
     let sequence = Sequence::new(device, memory)?;
-    let mut writer = Forward { shape, network: &network, training: false, sequence };
+    let mut writer =
+        Forward { shape, network: &network, training: false, together: None, sequence };
     writer.whole(output.argument())?;
     Ok(writer.sequence)
 }
 
 /// No address.
 pub const NULL: Argument = Argument::Address(0);
+
+/// Launches in place of those here: of the stem's neurons with the pooling, and of all layers behind
+/// it, with the classifier where there is an address for logits.
+pub struct Together {
+    /// The first.
+    pub stem: fn(&mut Forward) -> Result<(), BackendError>,
+    /// The second.
+    pub layers: fn(&mut Forward, Argument) -> Result<(), BackendError>,
+}
 
 /// Writes the forward pass.
 pub struct Forward<'a> {
@@ -103,6 +113,8 @@ pub struct Forward<'a> {
     pub network: &'a Network,
     /// Whether a backward pass follows, and biases are those of the parameters.
     pub training: bool,
+    /// What computes most of it in fewer launches.
+    pub together: Option<&'static Together>,
     /// What is written.
     pub sequence: Sequence,
 }
@@ -114,7 +126,7 @@ impl Forward<'_> {
     }
 
     /// A region that only a training step has, else null.
-    fn trained(&self, name: &str) -> Argument {
+    pub fn trained(&self, name: &str) -> Argument {
         if self.training { self.at(name) } else { NULL }
     }
 
@@ -163,17 +175,29 @@ impl Forward<'_> {
         self.sequence.begin("Conv1_Block");
         self.stem()?;
         self.sequence.end();
-        self.pool()?;
-        for (stage, blocks) in network.blocks.chunks(self.shape.sizes.blocks).enumerate() {
+        if let Some(together) = self.together {
+            (together.layers)(self, if self.training { NULL } else { logits })?;
+        } else {
+            self.pool()?;
+            self.stages()?;
+        }
+        self.sequence.begin("Final_Layers");
+        if self.training || self.together.is_none() {
+            self.tail(logits)?;
+        }
+        (0..4).for_each(|_| self.sequence.end());
+        Ok(())
+    }
+
+    /// Every block, a launch a layer.
+    fn stages(&mut self) -> Result<(), BackendError> {
+        for (stage, blocks) in self.network.blocks.chunks(self.shape.sizes.blocks).enumerate() {
             self.sequence.begin(STAGES[stage]);
             for (number, block) in blocks.iter().enumerate() {
                 self.block(stage * self.shape.sizes.blocks + number, block)?;
             }
             self.sequence.end();
         }
-        self.sequence.begin("Final_Layers");
-        self.tail(logits)?;
-        (0..4).for_each(|_| self.sequence.end());
         Ok(())
     }
 
@@ -181,6 +205,9 @@ impl Forward<'_> {
         let (shape, network) = (self.shape, self.network);
         let (conv, columns) = (&network.stem, stem_columns(network));
         stem_gemm(&mut self.sequence, conv, shape.b, columns, &currents_name(0))?;
+        if let Some(together) = self.together {
+            return (together.stem)(self);
+        }
         let map = conv.window.output;
         let neurons = shape.b * map.elements();
         let mut arguments = vec![self.at(&currents_name(0)), self.bias(conv)];

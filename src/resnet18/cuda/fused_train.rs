@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use super::best;
 use super::fused::{Forward, NULL, activations, currents_name, gradient_name, neuron_arguments};
 use super::jobs::{Jobs, PACKETS};
 use super::per_op::{SOURCES, STAGES, i32s, total};
@@ -53,10 +54,13 @@ const PACK: KernelSpec<usize> =
 const SGD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_fused_sgd", ..PACK };
 
 /// Everything but inputs and outputs.
-fn all_regions(shape: &NetworkShape, network: &Network) -> Vec<Region> {
+fn all_regions(shape: &NetworkShape, network: &Network, together: bool) -> Vec<Region> {
     let bf16s = |name: String, count: usize| (name, count * Dtype::Bf16.bytes());
     let f32s = |name: &str, count: usize| (name.to_owned(), count * Dtype::F32.bytes());
-    let mut all = activations(shape, network, true);
+    let mut all = match together {
+        true => best::written(shape, network, true, true),
+        false => activations(shape, network, true),
+    };
     for conv in network.convolutions() {
         let filters = conv.window.output.channels;
         all.push(bf16s(weight_name(conv), filters * columns(network, conv)));
@@ -75,19 +79,28 @@ fn all_regions(shape: &NetworkShape, network: &Network) -> Vec<Region> {
         f32s("fc.bias_gradient", CLASSES),
     ]);
     all.extend(Jobs::parts(shape, network));
+    if together {
+        all.extend(best::tiles(network));
+    }
     all
 }
 
-/// Inputs, activations and gradients, the library's workspace and the outputs.
-pub fn device_bytes(shape: &NetworkShape) -> u64 {
+/// Inputs, activations and gradients, the library's workspace and the outputs; forward with the
+/// layers together, or one by one.
+pub fn device_bytes(shape: &NetworkShape, together: bool) -> u64 {
     let network = shape.sizes.network();
-    let lists = Jobs::new(shape, &network, |_| 0).contents();
+    let mut lists = Jobs::new(shape, &network, |_| None).contents();
+    if together {
+        lists.extend(best::contents(shape, &network, true, |_| None));
+    }
     let lists = lists.into_iter().map(|(name, bytes)| (name, bytes.len())).collect();
     let parameters = 4 * network.parameters * Dtype::F32.bytes();
-    total(shape, [all_regions(shape, &network), lists].concat()) + (parameters + shape.b) as u64
+    let regions = [all_regions(shape, &network, together), lists].concat();
+    total(shape, regions) + (parameters + shape.b) as u64
 }
 
-/// Writes the launches; `outputs` are logits, loss, new parameters and new momentum.
+/// Writes the launches, with the forward pass's layers one by one; `outputs` are logits, loss, new
+/// parameters and new momentum.
 ///
 /// # Errors
 /// When a kernel does not compile, the library declines, or device memory is short.
@@ -97,12 +110,40 @@ pub fn sequence(
     device: &Arc<Device>,
     outputs: &[Output],
 ) -> Result<Sequence, BackendError> {
+    write(shape, inputs, device, outputs, false)
+}
+
+/// The same with those layers together.
+///
+/// # Errors
+/// As there; when the device does not hold their blocks at once.
+pub fn sequence_together(
+    shape: &NetworkShape,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    outputs: &[Output],
+) -> Result<Sequence, BackendError> {
+    write(shape, inputs, device, outputs, true)
+}
+
+fn write(
+    shape: &NetworkShape,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    outputs: &[Output],
+    together: bool,
+) -> Result<Sequence, BackendError> {
     let network = shape.sizes.network();
-    let mut memory = Memory::new(device, all_regions(shape, &network), contents(inputs))?;
-    let jobs = Jobs::new(shape, &network, |name| memory.address(name));
+    let regions = all_regions(shape, &network, together);
+    let mut memory = Memory::new(device, regions, contents(inputs))?;
+    let jobs = Jobs::new(shape, &network, |name| memory.find(name));
     memory.upload(device, jobs.contents())?;
+    if together {
+        best::upload(shape, &network, true, device, &mut memory)?;
+    }
     let sequence = Sequence::new(device, memory)?;
-    let forward = Forward { shape, network: &network, training: true, sequence };
+    let together = together.then_some(&best::TOGETHER);
+    let forward = Forward { shape, network: &network, training: true, together, sequence };
     let mut writer = Writer { forward, outputs, jobs };
     writer.whole()?;
     Ok(writer.forward.sequence)

@@ -5,7 +5,7 @@ use super::fused::gradient_name;
 use super::per_op::{input_name, layer_name};
 use super::sequence::Region;
 use super::tiles::{GROUP, TILE};
-use super::weights::{columns, stem_columns, weight_name};
+use super::weights::{columns, stem_columns, tiles_name, weight_name};
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{CLASSES, Conv, Map, Network};
 use kernelgate::workload::Dtype;
@@ -18,6 +18,9 @@ const ELEMENTS: usize = GROUP * PACKETS * 4;
 const TILES: usize = 16;
 /// Parts are no more than give a weight so many blocks.
 const BLOCKS: usize = 256;
+
+/// The address of a region that there is not.
+const NONE: u64 = 0;
 
 /// A list: what each job is, and whose job a block is.
 #[derive(Default)]
@@ -46,8 +49,13 @@ pub struct Jobs {
 
 impl Jobs {
     /// Those of a network whose regions are at these addresses.
-    pub fn new(shape: &NetworkShape, network: &Network, address: impl Fn(&str) -> u64) -> Self {
-        let at = |name: &str| address(name) as i64;
+    /// Weights are packed in tiles too where there are such regions.
+    pub fn new(
+        shape: &NetworkShape,
+        network: &Network,
+        address: impl Fn(&str) -> Option<u64>,
+    ) -> Self {
+        let at = |name: &str| address(name).unwrap_or(NONE) as i64;
         let mut all = Self::default();
         for (conv, reads) in convolutions(shape, network) {
             all.convolution(shape, network, conv, reads, &at);
@@ -76,8 +84,8 @@ impl Jobs {
         let elements = filters * columns;
         let from = at("parameters") + (conv.weight * Dtype::F32.bytes()) as i64;
         let fields = [elements, conv.depth(), first, columns].map(|size| size as i64);
-        let packed = at(&weight_name(conv));
-        self.pack.push(elements.div_ceil(ELEMENTS), &[&[from, packed][..], &fields].concat());
+        let packed = [weight_name(conv), tiles_name(conv)].map(|name| at(&name));
+        self.pack.push(elements.div_ceil(ELEMENTS), &[&[from], &packed[..], &fields].concat());
 
         let parts = parts(shape, network, conv);
         let sums = at(&parts_name(conv));

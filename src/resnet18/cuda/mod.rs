@@ -6,6 +6,7 @@
 //! reset to launch, and no reshaping: frames lie time-major as every kernel reads them. Deliberately
 //! absent: f32.
 
+mod best;
 mod fused;
 mod fused_train;
 mod jobs;
@@ -32,6 +33,7 @@ pub fn kernels() -> Vec<ListedKernel> {
     [
         list(per_op::KERNELS),
         list(fused::KERNELS),
+        list(best::KERNELS),
         list(train::KERNELS),
         list(fused_train::KERNELS),
         list(fused_train::STEP_KERNELS),
@@ -76,6 +78,20 @@ pub const INFERENCE: &[Implementation<Inference>] = &[
             prepare: |problem, inputs, device| {
                 let output = logits(&problem.shape, device)?;
                 let sequence = fused::sequence(&problem.shape, inputs, device, &output)?;
+                captured(device, sequence, &["images"], vec![output])
+            },
+        },
+    },
+    Implementation {
+        name: "cuda/best",
+        about: "all layers behind the pooling in one launch, in groups of eight blocks that hand \
+                packed spikes on; their weights are on the way ahead of them",
+        supports: |problem| bf16(&problem.shape).and_then(|()| best::supported(&problem.shape)),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| best::device_bytes(&problem.shape),
+            prepare: |problem, inputs, device| {
+                let output = logits(&problem.shape, device)?;
+                let sequence = best::sequence(&problem.shape, inputs, device, &output, false)?;
                 captured(device, sequence, &["images"], vec![output])
             },
         },
@@ -144,10 +160,23 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
                 weights in one launch, SGD in another; in one graph",
         supports: |problem| trains(problem, tiles::supported),
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| fused_train::device_bytes(&problem.shape),
+            device_bytes: |problem| fused_train::device_bytes(&problem.shape, false),
             prepare: |problem, inputs, device| {
                 let (sequence, outputs) =
                     training(&problem.shape, inputs, device, fused_train::sequence)?;
+                captured(device, sequence, &TRAINING_INPUTS, outputs)
+            },
+        },
+    },
+    Implementation {
+        name: "cuda/best",
+        about: "fused with all layers of the forward pass behind the pooling in one launch",
+        supports: |problem| trains(problem, best::supported),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| fused_train::device_bytes(&problem.shape, true),
+            prepare: |problem, inputs, device| {
+                let (sequence, outputs) =
+                    training(&problem.shape, inputs, device, fused_train::sequence_together)?;
                 captured(device, sequence, &TRAINING_INPUTS, outputs)
             },
         },

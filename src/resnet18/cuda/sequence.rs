@@ -203,6 +203,11 @@ impl Memory {
         self.0.iter().map(|(name, buffer)| (name.as_str(), buffer.bytes()))
     }
 
+    /// Where a region begins, if there is one of that name.
+    pub fn find(&self, name: &str) -> Option<u64> {
+        self.0.get(name).map(Buffer::address)
+    }
+
     /// A region.
     pub fn buffer(&self, name: &str) -> &Buffer {
         self.0.get(name).unwrap_or_else(|| panic!("region `{name}` is part of the run"))

@@ -34,6 +34,29 @@ pub fn weight_name(conv: &Conv) -> String {
     format!("{}.weight", conv.name)
 }
 
+/// Region of the same in tiles of 32 filters by 64 columns, `[out/32, taps·in/64, 32, 64]`, in whose
+/// rows the 16-byte chunks are swizzled: a copy of a tile is as tensor cores read it.
+pub fn tiles_name(conv: &Conv) -> String {
+    format!("{}.tiles", conv.name)
+}
+
+/// The tiles of a weight as it is packed.
+pub fn tiled(weight: &[u8], columns: usize) -> Vec<u8> {
+    const FILTERS: usize = 32;
+    const ROW: usize = 128;
+    const CHUNK: usize = 16;
+    let mut tiles = vec![0; weight.len()];
+    let row_bytes = columns * Dtype::Bf16.bytes();
+    for (number, chunk) in weight.chunks(CHUNK).enumerate() {
+        let (filter, at) = (number * CHUNK / row_bytes, number * CHUNK % row_bytes);
+        let tile = filter / FILTERS * (row_bytes / ROW) + at / ROW;
+        let swizzled = (at % ROW / CHUNK) ^ (filter % 8);
+        let to = (tile * FILTERS + filter % FILTERS) * ROW + swizzled * CHUNK;
+        tiles[to..to + CHUNK].copy_from_slice(chunk);
+    }
+    tiles
+}
+
 /// Region of what a step adds: `bias/steps`;
 /// the stem's whole bias, as its sum is divided later.
 pub fn bias_name(conv: &Conv) -> String {

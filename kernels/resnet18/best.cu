@@ -1,0 +1,470 @@
+// The stem's neurons with the pooling behind them; and all layers behind the pooling, from its spikes
+// to logits, in one launch: eight blocks compute some images, and hand spikes on through the L2.
+//
+//   x[t] = theta · (conv(s)[t] + conv1x1(r)[t] or r[t]) + [t < fed] bias / divisor
+//   spikes[t] = neurons(x[0..t])
+//   logits = weight · scale · Σ_t spikes + share · bias
+//
+// A pixel is 16 rows: all time steps of 16 / T images. A block has some pixels and filters of each
+// layer and all of its neurons' steps; whoever has the spikes that its part of the next layer reads
+// begins with that. So all blocks have to be resident at once; they take images in turn.
+// Threads: four warpgroups multiply, by 32 or 64 filters, a warp a pixel; they share the pixels and
+// the depth; then a thread has the neurons of two filters. One more warp has weights copied to a
+// ring of slots, 32 filters by 64 channels each, ahead of all layers.
+// Shared memory: the ring; sums, of each part of the depth; three packed maps, which take turns; the
+// layers; barriers.
+// Bound: latency: about 5000 cycles a layer, of which tensor cores are busy in half.
+// Changed from fused: no launch between layers, packed spikes between blocks, a tenth of the bytes
+// from L2.
+#include "common/bulk.cuh"
+#include "common/cluster.cuh"
+#include "common/element16.cuh"
+#include "common/memory.cuh"
+#include "common/reduce.cuh"
+#include "common/tensor_copy.cuh"
+#include "common/wgmma.cuh"
+#include "resnet18/best.cuh"
+#include "resnet18/neurons.cuh"
+#include "resnet18/packed.cuh"
+
+// Its number, in a way that the compiler sees to be the same for a warp.
+__device__ __forceinline__ int warpgroup() {
+  return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
+}
+
+// Has a layer's weights copied to the slots; `slot` counts all of them. One thread.
+template <int kSide>
+__device__ __forceinline__ void copy_weights(int number, int rank, int& slot) {
+  using Own = Share<kSide>;
+  const Layer& layer = layer_at(number);
+  const Own share(rank);
+#pragma unroll 1
+  for (int second = 0; second < operands_of<kSide>(number); ++second) {
+    const Operand<kSide> operand(number, second != 0);
+    const u16* weight = second != 0 ? layer.second_weight : layer.weight;
+    const int row_tiles = second != 0 ? operand.groups : static_cast<int>(layer.depth);
+    const int steps = operand.steps();
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i, ++slot) {
+      const Piece step(operand, i);
+      const int at = slot % kSlots, round = slot / kSlots;
+      if (round > 0) barrier_wait(emptied(at), (round - 1) % 2);
+      const u32 bytes = Own::kTileRows * operand.step_groups * kTileBytes;
+      barrier_expect(filled(at), bytes);
+#pragma unroll
+      for (int n = 0; n < Own::kTileRows; ++n) {
+        const int row = share.first_filter / kTileFilters + n;
+        copy_bulk(shared_address(shared) + at * kSlotBytes + n * kTileBytes,
+                  weight + (row * row_tiles + step.tile) * (kTileBytes / 2),
+                  bytes / Own::kTileRows, filled(at));
+      }
+    }
+  }
+}
+
+// A warpgroup's doubled sums of a layer. While tensor cores are at a step, other warpgroups unpack
+// spikes for theirs.
+template <int kSide>
+__device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 2], int number,
+                                         int rank, int& slot) {
+  using Own = Share<kSide>;
+  constexpr int kOfTile = kChannels / 16, kOfStep = Own::kStepGroups * kOfTile;
+  const Own share(rank);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = warpgroup();
+  const int own_pixel = group % Own::kPixelGroups * 4 + warp;
+  const int depth_group = group / Own::kPixelGroups;
+  const int pixel = share.first_pixel + own_pixel;
+  const u32 factor = lane_factor(lane);
+#pragma unroll 1
+  for (int second = 0; second < operands_of<kSide>(number); ++second) {
+    const Operand<kSide> operand(number, second != 0);
+    const int side = operand.side, steps = operand.steps();
+    const int row = pixel / kSide * operand.stride, column = pixel % kSide * operand.stride;
+    const u32 map = map_at(operand.map + kMaps) + lane_words(lane);
+    // Where a step's spikes are, and whether there are any: zeros are read from any pixel.
+    bool exists;
+    u32 words;
+    const auto find = [&](int number) {
+      const Piece step(operand, number);
+      const int y = row + step.down, x = column + step.right;
+      exists = own_pixel < Own::kPixels && y >= 0 && y < side && x >= 0 && x < side;
+      words = map + ((exists ? y * side + x : 0) * operand.groups + step.group) * kGroupBytes;
+    };
+    find(depth_group);
+#pragma unroll 1
+    for (int i = depth_group; i < steps; i += Own::kDepthGroups) {
+      const int at = (slot + i) % kSlots;
+      const u64 weights = ::operand(shared_address(shared) + at * kSlotBytes);
+      u32 a[kOfStep][4];
+      int tile[kOfStep];
+#pragma unroll
+      for (int k = 0; k < kOfStep; ++k) {
+        // Where a tap has one group of channels the second is none: zeros by the weights of the
+        // first.
+        tile[k] = k / kOfTile < operand.step_groups ? k / kOfTile : 0;
+        const u32 bits = exists && tile[k] == k / kOfTile ? kTopBits : 0;
+        load_spikes(a[k], (words + tile[k] * kGroupBytes) ^ (k % kOfTile * 16), factor, bits);
+      }
+      barrier_wait(filled(at), (slot + i) / kSlots % 2);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kOfStep; ++k)
+        wgmma_columns(sums, a[k],
+                      operand_after(weights, tile[k] * kTileBytes + k % kOfTile * 32));
+      wgmma_commit();
+      find(i + Own::kDepthGroups);
+      wgmma_wait<0>();
+      if (threadIdx.x % kGroupThreads == 0) arrive_times(emptied(at), 2 / Own::kPixelGroups);
+    }
+    slot += steps;
+  }
+}
+
+// Where a sum is: of a part of the depth, a pixel of the block, a row, a filter of the block. The
+// order of filters depends on the row, so that the rows of a fragment are in different banks.
+template <int kSide>
+__device__ __forceinline__ float2* sums_at(int part, int pixel, int row, int filter) {
+  using Own = Share<kSide>;
+  const int at = ((part * Own::kPixels + pixel) * kRows + row) * Own::kFilters;
+  return reinterpret_cast<float2*>(reinterpret_cast<float*>(shared + kSumsAt) + at +
+                                   (filter ^ (row % 4 * 8)));
+}
+
+// Puts a warpgroup's sums where all threads read them.
+template <int kSide>
+__device__ __forceinline__ void spread(const float (&sums)[Share<kSide>::kFilters / 2]) {
+  using Own = Share<kSide>;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = warpgroup();
+  const int pixel = group % Own::kPixelGroups * 4 + warp, part = group / Own::kPixelGroups;
+  if (pixel >= Own::kPixels) return;
+#pragma unroll
+  for (int j = 0; j < Own::kFilters / 8; ++j)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      *sums_at<kSide>(part, pixel, lane / 4 + 8 * half, 8 * j + lane % 4 * 2) =
+          make_float2(sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
+}
+
+// Where the words of a layer's output are that this block's group sends: of a map of so many pixels.
+__device__ __forceinline__ u64* sent_at(const Layer& layer, int pixels, int channels) {
+  const i64 map_words = static_cast<i64>(pixels) * channels;
+  return layer.sent + blockIdx.x / kRanks * map_words;
+}
+
+// Receives from the layer before what rows of pixels `first` to `last` have.
+__device__ __forceinline__ void receive(int number, int side, int channels, int first, int last,
+                                        u32 tag) {
+  constexpr int kMost = 5;  // pieces of two words of a thread: five of eight rows of eight pixels
+  const int of_pixel = channels / kChannels * (kGroupBytes / 8);
+  const int begin = max_of(first, 0) * side * of_pixel;
+  const int end = min_of(last + 1, side) * side * of_pixel;
+  const u64* from = sent_at(layer_at(number), side * side, channels);
+  const u32 to = map_at(number + 1);
+  u32 missing = 0;
+#pragma unroll
+  for (int i = 0; i < kMost; ++i)
+    if (begin + static_cast<int>(threadIdx.x) + i * kMultiplying < end) missing |= 1u << i;
+  while (missing != 0) {
+    u32 words[kMost][2];
+    bool came[kMost];
+#pragma unroll
+    for (int i = 0; i < kMost; ++i)
+      if (missing >> i & 1)
+        came[i] = receive_words(from + 2 * (begin + threadIdx.x + i * kMultiplying), words[i], tag);
+#pragma unroll
+    for (int i = 0; i < kMost; ++i)
+      if ((missing >> i & 1) && came[i]) {
+        const u32 at = to + 8 * (begin + threadIdx.x + i * kMultiplying);
+        store_shared_b32(at, words[i][0]);
+        store_shared_b32(at + 4, words[i][1]);
+        missing &= ~(1u << i);
+      }
+  }
+}
+
+struct Neurons {
+  int images, image0, fed;  // the group's first image
+  float theta;
+  int tmax;
+  u32 tag;  // of the round
+};
+
+// A layer: waits for its input, sends its spikes.
+template <int kSide>
+__device__ __forceinline__ void compute(int number, int rank, int& slot, const Neurons& with) {
+  using Own = Share<kSide>;
+  constexpr int kPairs = Own::kFilters / 2, kUnits = kRows / kUnit;
+  constexpr int kTasks = Own::kPixels * kUnits * kPairs;
+  static_assert(kMultiplying % kPairs == 0, "a thread keeps its filters");
+  const Layer& layer = layer_at(number);
+  const Own share(rank);
+  const int pair = threadIdx.x % kPairs, filter = share.first_filter + 2 * pair;
+  if (number > 0) {
+    const int first = share.first_pixel / kSide, rows = Own::kPixels / kSide;
+    const Operand<kSide> input(number, false);
+    receive(number - 1, input.side, input.groups * kChannels, first * input.stride - 1,
+            (first + rows - 1) * input.stride + 1, with.tag);
+  }
+  multiplying_barrier();
+  float sums[Own::kFilters / 2] = {};
+  multiply<kSide>(sums, number, rank, slot);
+  spread<kSide>(sums);
+  multiplying_barrier();
+
+  const float* shift = shifts_at(number) + 2 * pair;
+  const Neuron neuron(with.theta, 0, with.tmax, 0.f);
+  const float half_theta = 0.5f * with.theta;  // as sums are doubled
+  const bool identity = number % 2 == 1 && operands_of<kSide>(number) == 1;
+  u64* sent = sent_at(layer, kSide * kSide, Own::kAllFilters);
+  for (int task = threadIdx.x; task < kTasks; task += kMultiplying) {
+    const int unit = task / kPairs % kUnits, own_pixel = task / kPairs / kUnits;
+    const int pixel = share.first_pixel + own_pixel;
+    float v[2], u[2];
+#pragma unroll
+    for (int octet = 0; octet < kUnit / kOctet; ++octet) {
+      const u32 offset = word_offset(filter / 2, unit * (kUnit / kOctet) + octet);
+      const u32 of_pixel = pixel * (Own::kAllFilters / kChannels) * kGroupBytes;
+      const u32 before =
+          identity ? load_shared_b32(map_at(number + 2) + of_pixel + offset) : 0;
+      float low[kOctet], high[kOctet];
+#pragma unroll
+      for (int r = 0; r < kOctet; ++r) {
+        const int in_unit = octet * kOctet + r, row = unit * kUnit + in_unit;
+        const int t = in_unit % kSteps;
+        if (t == 0) v[0] = v[1] = neuron.start_v, u[0] = u[1] = neuron.start_u;
+        const u32 residual = unpacked_pair(before, r);
+        float2 sum = make_float2(0.f, 0.f);
+#pragma unroll
+        for (int part = 0; part < Own::kDepthGroups; ++part) {
+          const float2 one = *sums_at<kSide>(part, own_pixel, row, 2 * pair);
+          sum.x += one.x;
+          sum.y += one.y;
+        }
+        float2 x;
+        x.x = fmaf(half_theta, sum.x + Bf16::low(residual), t < with.fed ? shift[0] : 0.f);
+        x.y = fmaf(half_theta, sum.y + Bf16::high(residual), t < with.fed ? shift[1] : 0.f);
+        low[r] = advance<false>(neuron, x.x, t, v[0], u[0]).spike;
+        high[r] = advance<false>(neuron, x.y, t, v[1], u[1]).spike;
+        const int image = with.image0 + row / kSteps;
+        if (layer.spikes == nullptr || image >= with.images) continue;
+        const i64 frame = static_cast<i64>(t) * with.images + image;
+        const i64 to = (frame * kSide * kSide + pixel) * Own::kAllFilters + filter;
+        store_pair(layer.spikes + to, spike_pair(low[r], high[r]));
+        if (layer.currents != nullptr) *reinterpret_cast<float2*>(layer.currents + to) = x;
+      }
+      // As two's complement, a spike's two bits are whether there is one, and its sign.
+      const u32 word = spikes_to_two_bit(low) | spikes_to_two_bit(high) << 16;
+      send_word(sent + (of_pixel + offset) / 4, word, with.tag);
+    }
+  }
+}
+
+// Biases, with those of shortcuts, as each step that is fed gets them: divided once, as a division
+// takes as long as a layer's additions. By the threads from one on, a filter each, so that stages
+// are at it at the same time.
+template <int kSide>
+__device__ __forceinline__ void divide_biases(int first, int rank, float divisor, int thread) {
+  using Own = Share<kSide>;
+  const Own share(rank);
+  const int i = static_cast<int>(threadIdx.x) - thread;
+  if (i >= 0 && i < kOfStage * Own::kFilters) {
+    const int number = first + i / Own::kFilters, own = i % Own::kFilters;
+    const int filter = share.first_filter + own;
+    const Layer& layer = layer_at(number);
+    float shift = __fdiv_rn(layer.bias[filter], divisor);
+    if (layer.second_bias != nullptr) shift += __fdiv_rn(layer.second_bias[filter], divisor);
+    shifts_at(number)[own] = shift;
+  }
+}
+
+// Packs the pooled spikes [T, B, 64, 64] that the block's part of the first layer reads.
+__device__ __forceinline__ void load_pooled(const u16* pooled, int rank, int images,
+                                            int image0) {
+  const Share<8> share(rank);
+  constexpr int kChunks = kChannels / 8, kSide = 8;
+  const int first = max_of(share.first_pixel - kSide, 0);
+  const int last = min_of(share.first_pixel + Share<8>::kPixels + kSide, kSide * kSide);
+  for (int i = threadIdx.x; i < (last - first) * 2 * kChunks; i += kMultiplying) {
+    const int chunk = i % kChunks, octet = i / kChunks % 2, pixel = first + i / kChunks / 2;
+    uint4 spikes[kOctet];
+#pragma unroll
+    for (int r = 0; r < kOctet; ++r) {
+      // Images that there are not are copies of the last one, so that no load is behind a branch.
+      const int row = octet * kOctet + r, image = min_of(image0 + row / kSteps, images - 1);
+      const i64 frame = static_cast<i64>(row % kSteps) * images + image;
+      spikes[r] = *reinterpret_cast<const uint4*>(
+          pooled + (frame * kSide * kSide + pixel) * kChannels + 8 * chunk);
+    }
+    u32 words[4] = {};
+#pragma unroll
+    for (int r = 0; r < kOctet; ++r) {
+      words[0] |= packed_pair(doubled(spikes[r].x), r);
+      words[1] |= packed_pair(doubled(spikes[r].y), r);
+      words[2] |= packed_pair(doubled(spikes[r].z), r);
+      words[3] |= packed_pair(doubled(spikes[r].w), r);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      store_shared_b32(map_at(0) + pixel * kGroupBytes + word_offset(4 * chunk + j, octet),
+                       words[j]);
+  }
+}
+
+// A warp of the group an image and class.
+__device__ __forceinline__ void classify(const float* weight, const float* bias, float* logits,
+                                         int images, int image0, int classes, float scale,
+                                         float share, int rank) {
+  constexpr int kFeatures = 512;
+  const int lane = threadIdx.x % 32;
+  for (int task = threadIdx.x / 32 * kRanks + rank; task < kImages * classes;
+       task += kMultiplying / 32 * kRanks) {
+    const int local = task / classes, label = task % classes;
+    float score = 0.f;
+#pragma unroll
+    for (int i = 0; i < kFeatures / 64; ++i) {
+      const int pair = lane + 32 * i;
+      float2 sum = make_float2(0.f, 0.f);
+#pragma unroll
+      for (int octet = 0; octet < 2; ++octet) {
+        u32 rows = 0;  // of the image
+#pragma unroll
+        for (int r = 0; r < kOctet; ++r)
+          if ((octet * kOctet + r) / kSteps == local) rows |= 1u << 2 * r;
+        const u32 word = load_shared_b32(map_at(kLayers) + word_offset(pair, octet));
+        const float2 of_octet = spike_sums(word, rows);
+        sum.x += of_octet.x;
+        sum.y += of_octet.y;
+      }
+      const float* w = weight + static_cast<i64>(label) * kFeatures + 2 * pair;
+      score = fmaf(w[0], scale * sum.x, score);
+      score = fmaf(w[1], scale * sum.y, score);
+    }
+    score = fmaf(share, bias[label], lanes_sum<32>(score));
+    const int image = image0 + local;
+    if (lane == 0 && image < images) logits[static_cast<i64>(image) * classes + label] = score;
+  }
+}
+
+// Neurons of the stem and pool(Σ_t s) - pool(Σ_{t-1} s), all steps; a thread two channels of [B,
+// out_side², channels], for which it computes the neurons of nine pixels. A neuron's tracer is the
+// sum of its spikes. `sources` may be null, else it gets the tap of the first largest sum.
+extern "C" __global__ void __launch_bounds__(STEM_THREADS)
+    resnet18_best_stem(const float* conv, const float* bias, u16* pooled, unsigned char* sources,
+                       i64 outputs, int side, int channels, int out_side, int fed, float divisor,
+                       float theta, int tmax) {
+  allow_next_kernel();
+  wait_for_previous_kernels();
+  const i64 i = (static_cast<i64>(blockIdx.x) * STEM_THREADS + threadIdx.x) * 2;
+  if (i >= outputs) return;
+  const i64 position = quotient(i, channels), image = quotient(position, out_side * out_side);
+  const int channel = static_cast<int>(i - position * channels);
+  const int pixel = static_cast<int>(position - image * out_side * out_side);
+  const int first_row = pixel / out_side * 2 - 1, first_column = pixel % out_side * 2 - 1;
+  // Taps in the padding read the centre, and are no candidates: so no load is behind a branch.
+  float2 sums[9];
+  bool inside[9];
+#pragma unroll
+  for (int tap = 0; tap < 9; ++tap) {
+    int row = first_row + tap / 3, column = first_column + tap % 3;
+    inside[tap] = row >= 0 && row < side && column >= 0 && column < side;
+    if (!inside[tap]) row = first_row + 1, column = first_column + 1;
+    const i64 at = ((image * side + row) * side + column) * channels + channel;
+    sums[tap] = *reinterpret_cast<const float2*>(conv + at);
+  }
+  const float shift[2] = {bias[channel], bias[channel + 1]};
+  const Neuron neuron(theta, 0, tmax, 0.f);
+  float largest[kSteps][2];  // as tracers, which are positive
+  u32 source[kSteps] = {};
+#pragma unroll
+  for (int t = 0; t < kSteps; ++t) largest[t][0] = largest[t][1] = 0.f;
+#pragma unroll
+  for (int tap = 0; tap < 9; ++tap) {
+    if (!inside[tap]) continue;
+    const float x[2] = {stem_current(sums[tap].x, shift[0], divisor),
+                        stem_current(sums[tap].y, shift[1], divisor)};
+    float v[2] = {neuron.start_v, neuron.start_v}, u[2] = {neuron.start_u, neuron.start_u};
+#pragma unroll
+    for (int t = 0; t < kSteps; ++t)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        advance<false>(neuron, t < fed ? x[j] : 0.f, t, v[j], u[j]);
+        if (sources != nullptr && u[j] > largest[t][j])
+          source[t] = source[t] & ~(0xffu << 8 * j) | tap << 8 * j;
+        largest[t][j] = fmaxf(largest[t][j], u[j]);
+      }
+  }
+#pragma unroll
+  for (int t = 0; t < kSteps; ++t) {
+    float before[2] = {neuron.start_u, neuron.start_u};
+    if (t > 0) before[0] = largest[t - 1][0], before[1] = largest[t - 1][1];
+    store_pair(pooled + t * outputs + i,
+               spike_pair(largest[t][0] - before[0], largest[t][1] - before[1]));
+    if (sources != nullptr)
+      *reinterpret_cast<u16*>(sources + t * outputs + i) = static_cast<u16>(source[t]);
+  }
+}
+
+// `logits` may be null: what comes behind the last layer is then another kernel's. `rounds` counts,
+// for each block, those of all launches.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    resnet18_best_layers(const Layer* layers, const u16* pooled, const float* weight,
+                         const float* bias, float* logits, u32* rounds, int images, int classes,
+                         int fed, float divisor, float theta, int tmax, float scale, float share) {
+  const int rank = blockIdx.x % kRanks;
+  for (u32 i = threadIdx.x; i < kLayers * sizeof(Layer) / 8; i += THREADS)
+    reinterpret_cast<u64*>(shared + kLayersAt)[i] = reinterpret_cast<const u64*>(layers)[i];
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kSlots; ++i) {
+      barrier_init(filled(i), 1);
+      barrier_init(emptied(i), 2);
+    }
+    barrier_init_fence();
+  }
+  u32 tag = rounds[blockIdx.x];
+  __syncthreads();
+
+  const int groups = gridDim.x / kRanks, all = ceil_div(images, kImages);
+  int slot = 0;
+  if (threadIdx.x >= kMultiplying) {
+    registers_down<24>();
+    if (threadIdx.x > kMultiplying) return;
+    for (int group = blockIdx.x / kRanks; group < all; group += groups) {
+#pragma unroll 1
+      for (int n = 0; n < kOfStage; ++n) copy_weights<8>(n, rank, slot);
+#pragma unroll 1
+      for (int n = 0; n < kOfStage; ++n) copy_weights<4>(kOfStage + n, rank, slot);
+#pragma unroll 1
+      for (int n = 0; n < kOfStage; ++n) copy_weights<2>(2 * kOfStage + n, rank, slot);
+#pragma unroll 1
+      for (int n = 0; n < kOfStage; ++n) copy_weights<1>(3 * kOfStage + n, rank, slot);
+    }
+    return;
+  }
+  registers_up<112>();
+  divide_biases<8>(0, rank, divisor, 0);
+  divide_biases<4>(kOfStage, rank, divisor, 256);
+  divide_biases<2>(2 * kOfStage, rank, divisor, 384);
+  divide_biases<1>(3 * kOfStage, rank, divisor, 256);
+  for (int group = blockIdx.x / kRanks; group < all; group += groups) {
+    ++tag;
+    const int image0 = group * kImages;
+    const Neurons with = {images, image0, fed, theta, tmax, tag};
+    load_pooled(pooled, rank, images, image0);
+#pragma unroll 1
+    for (int n = 0; n < kOfStage; ++n) compute<8>(n, rank, slot, with);
+#pragma unroll 1
+    for (int n = 0; n < kOfStage; ++n) compute<4>(kOfStage + n, rank, slot, with);
+#pragma unroll 1
+    for (int n = 0; n < kOfStage; ++n) compute<2>(2 * kOfStage + n, rank, slot, with);
+#pragma unroll 1
+    for (int n = 0; n < kOfStage; ++n) compute<1>(3 * kOfStage + n, rank, slot, with);
+    if (logits != nullptr) {
+      receive(kLayers - 1, 1, 512, 0, 0, tag);
+      multiplying_barrier();
+      classify(weight, bias, logits, images, image0, classes, scale, share, rank);
+    }
+    // The maps are written again.
+    multiplying_barrier();
+  }
+  if (threadIdx.x == 0) rounds[blockIdx.x] = tag;
+}

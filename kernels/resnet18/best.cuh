@@ -1,0 +1,141 @@
+// What a block of resnet18_best_layers has: of shared memory, of each layer, of the depth of its
+// sums. Deliberately absent: what is done with it.
+#pragma once
+#include "common/bulk.cuh"
+#include "common/memory.cuh"
+#include "common/types.cuh"
+#include "common/wgmma.cuh"
+#include "resnet18/neurons.cuh"
+#include "resnet18/packed.cuh"
+
+constexpr int kRanks = RANKS, kLayers = LAYERS, kSlots = SLOTS;
+constexpr int kGroupThreads = 128, kGroups = 4, kMultiplying = kGroups * kGroupThreads;
+static_assert(kMultiplying + kGroupThreads == THREADS, "and a warpgroup that copies");
+constexpr int kImages = kRows / kSteps;
+constexpr int kTileFilters = 32, kTileBytes = kTileFilters * kChannels * 2;
+constexpr int kSlotBytes = 2 * kTileBytes;
+constexpr int kSumsBytes = 1 << 16, kMapBytes = 64 * kGroupBytes, kMaps = 3;
+constexpr int kUnit = kSteps > kOctet ? kSteps : kOctet;  // rows of a thread's neurons
+
+struct Layer {
+  const u16* weight;         // tiles [filters / 32, depth / 64], tap 0 first; those before the
+                             // first live one are not held
+  const float* bias;         // [filters]
+  const u16* second_weight;  // [filters, second_channels] of a 1x1 convolution of the map before
+  const float* second_bias;  // the layer's input; both null where there is none
+  u16* spikes;               // [T, B, side², filters] where they are kept, else null
+  float* currents;           // the same
+  i64 depth;                 // of a filter, in 64 channels of a tap
+  u64* sent;     // words that blocks send each other, with tags: a packed map for each group
+};
+
+__device__ __forceinline__ void arrive_times(u32 barrier, u32 count) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count)
+               : "memory");
+}
+
+// acc[64][64] += x[64][16] w[64][16]^T, x in registers: see the one of 32 columns.
+__device__ __forceinline__ void wgmma_columns(float (&d)[32], const u32 (&x)[4], u64 w) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+      "%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
+      : ACCUMULATORS_32(d, 0)
+      : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(w));
+}
+
+extern __shared__ __align__(1024) char shared[];
+constexpr int kSumsAt = kSlots * kSlotBytes, kMapsAt = kSumsAt + kSumsBytes;
+constexpr int kLayersAt = kMapsAt + kMaps * kMapBytes;
+constexpr int kShiftsAt = kLayersAt + kLayers * static_cast<int>(sizeof(Layer));
+constexpr int kMostFilters = 64;  // of a block, in a layer
+constexpr int kBarriersAt = kShiftsAt + kLayers * kMostFilters * 4;
+static_assert(kBarriersAt + 2 * kSlots * 8 <= SHARED_BYTES, "all of it fits");
+
+__device__ __forceinline__ const Layer& layer_at(int n) {
+  return reinterpret_cast<const Layer*>(shared + kLayersAt)[n];
+}
+// What the currents of the block's filters of a layer get in a step that is fed.
+__device__ __forceinline__ float* shifts_at(int layer) {
+  return reinterpret_cast<float*>(shared + kShiftsAt) + layer * kMostFilters;
+}
+__device__ __forceinline__ u32 filled(int slot) {
+  return shared_address(shared) + kBarriersAt + slot * 8;
+}
+__device__ __forceinline__ u32 emptied(int slot) { return filled(kSlots + slot); }
+__device__ __forceinline__ u32 map_at(int n) {
+  return shared_address(shared) + kMapsAt + n % kMaps * kMapBytes;
+}
+__device__ __forceinline__ void multiplying_barrier() { barrier_sync(1, kMultiplying); }
+
+// What a block has of a layer whose output has so many pixels a side; 512 / side filters.
+template <int kSide>
+struct Share {
+  static constexpr int kParts = kSide == 8 ? 8 : kSide == 4 ? 2 : 1;  // of the pixels
+  static constexpr int kPixels = kSide * kSide / kParts, kAllFilters = 512 / kSide;
+  static constexpr int kFilters = kAllFilters * kParts / kRanks;
+  // A warpgroup has up to four pixels and a part of the depth.
+  static constexpr int kPixelGroups = ceil_div(kPixels, 4), kDepthGroups = kGroups / kPixelGroups;
+  // A step is 64 channels of 64 filters, or up to 128 of 32.
+  static constexpr int kTileRows = kFilters / kTileFilters, kStepGroups = 2 / kTileRows;
+  static_assert(kDepthGroups * kPixels * kRows * kFilters * 4 <= kSumsBytes, "the sums fit");
+  int first_pixel, first_filter;
+
+  __device__ __forceinline__ explicit Share(int rank)
+      : first_pixel(rank / (kRanks / kParts) * kPixels),
+        first_filter(rank % (kRanks / kParts) * kFilters) {}
+};
+
+constexpr int kOfStage = kLayers / 4;
+
+// Whether a layer is the first of a stage that halves the sides, or the second, which has the
+// shortcut's convolution.
+template <int kSide>
+__device__ __forceinline__ bool starts_stage(int number) {
+  return kSide < 8 && number % kOfStage == 0;
+}
+template <int kSide>
+__device__ __forceinline__ int operands_of(int number) {
+  return kSide < 8 && number % kOfStage == 1 ? 2 : 1;
+}
+
+// What a layer's sums are of, its convolution, then that of the shortcut, if it has one; in steps of
+// some channels of a tap. Taps are those that read a pixel somewhere: a window of `kernel`² from
+// `first` off the pixel on. All of it follows from the layer's number, so that the compiler sees
+// that a warpgroup does not diverge.
+template <int kSide>
+struct Operand {
+  int first, kernel, stride, side, groups, map;
+  int step_groups, steps_shift;  // of a tap
+  bool whole;                    // whether the window is all of the filter, not a part of 3x3
+
+  __device__ __forceinline__ Operand(int number, bool second) {
+    const int halved = second || starts_stage<kSide>(number) ? 1 : 0;  // from input to output
+    stride = 1 << halved;
+    side = kSide << halved;
+    groups = Share<kSide>::kAllFilters / kChannels >> halved;
+    whole = second;
+    first = second || kSide == 1 ? 0 : -1;
+    kernel = second ? 1 : kSide == 1 ? side : 3;
+    map = second ? number - 1 : number;
+    step_groups = min_of(groups, Share<kSide>::kStepGroups);
+    steps_shift = 31 - __clz(groups / step_groups);
+  }
+  __device__ __forceinline__ int steps() const { return kernel * kernel << steps_shift; }
+};
+
+// Where a step is.
+struct Piece {
+  int down, right, group;  // off the pixel; its first 64 channels
+  int tile;                // of a row of the weight's tiles
+
+  template <int kSide>
+  __device__ __forceinline__ Piece(const Operand<kSide>& of, int number) {
+    const int tap = number >> of.steps_shift;
+    group = (number - (tap << of.steps_shift)) * of.step_groups;
+    const int row = of.kernel == 3 ? tap * 11 >> 5 : tap >> (of.kernel - 1);  // tap / kernel
+    down = of.first + row;
+    right = of.first + tap - row * of.kernel;
+    tile = (of.whole ? 0 : (down + 1) * 3 + right + 1) * of.groups + group;
+  }
+};
