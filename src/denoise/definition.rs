@@ -72,8 +72,8 @@ use kernelgate::workload::{
 
 const MODEL: Axis = Axis::one_of(
     "model",
-    &["pi05", "tiny"],
-    "the expert of pi0.5 (430 M weights), or a small one for exact tests",
+    &["pi05", "pi05_layer", "tiny"],
+    "the expert of pi0.5 (430 M weights), one layer of it, or a small one for exact tests",
 );
 const S: Axis = Axis::number("s", "horizon: actions denoised together");
 const P: Axis = Axis::number("p", "prefix: cached tokens, 968 with three images, 712 with two");

@@ -12,6 +12,9 @@ pub const ACTION: usize = 32;
 pub const PI05: Model =
     Model { name: "pi05", width: 1024, depth: 18, mlp: 4096, heads: 8, head_dim: 256 };
 
+/// One layer of it: its kernels, in the time that a tool which watches every access needs.
+pub const LAYER: Model = Model { name: "pi05_layer", depth: 1, ..PI05 };
+
 /// Small enough for a reference written element by element.
 pub const TINY: Model =
     Model { name: "tiny", width: 64, depth: 2, mlp: 128, heads: 2, head_dim: 16 };
@@ -83,7 +86,7 @@ impl TensorSpec {
 impl Model {
     /// The model of that name.
     pub fn named(name: &str) -> Option<Self> {
-        [PI05, TINY].into_iter().find(|model| model.name == name)
+        [PI05, LAYER, TINY].into_iter().find(|model| model.name == name)
     }
 
     /// Weights of all layers without their styles: what every step must read.

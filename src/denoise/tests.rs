@@ -182,6 +182,16 @@ fn selections_bind_and_their_ids_are_short_and_unique() {
 }
 
 #[test]
+fn a_layer_of_the_expert_is_its_model_with_a_depth_of_one() {
+    let of = |model: &str| {
+        let wanted = format!("model={model}").parse().unwrap();
+        let point = LOOP.points(Effort::Default, Scale::Host, &[wanted]).unwrap().remove(0);
+        (LOOP.bind)(&point).unwrap().expert.model
+    };
+    assert_eq!(of("pi05_layer"), Model { name: "pi05_layer", depth: 1, ..of("pi05") });
+}
+
+#[test]
 fn sizes_that_no_policy_has_are_refused() {
     let bind = |axis: &str, value: &str| {
         let wanted = format!("{axis}={value}").parse().unwrap();

@@ -25,6 +25,9 @@ use crate::measure::Stopwatch;
 use crate::record::run::{AfterTiming, InputChange};
 use crate::verify::{self, VerifyError};
 
+/// What a process' time for these checks is kept under.
+pub const ACTIVITY: &str = "check after timing";
+
 /// Which inputs an executable reads now: those that it was prepared with, or others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CurrentInputs {

@@ -12,7 +12,7 @@ use super::progress::BenchProgress;
 use super::recorder::Recorder;
 use super::references::References;
 use super::session::Session;
-use super::{estimate, saving, spent, terse, trial};
+use super::{after_timing, estimate, saving, spent, terse, trial};
 use crate::backend::BackendKind;
 use crate::display::{self, terminal};
 use crate::exit::Exit;
@@ -116,10 +116,11 @@ pub fn bench(
     };
     let run_all = || run_cases(execution, selection, store);
     let exit = if terse::is_set() { terse::without_output(run_all)? } else { run_all()? };
+    let checks = spent::whole(after_timing::ACTIVITY);
     let spent_s = spent::take();
     let progress = BenchProgress::new(flags, 0);
-    progress.spent(&spent_s, started.elapsed());
-    recorder.add_spent(spent_s, started.elapsed());
+    progress.spent(&spent_s, checks, started.elapsed());
+    recorder.add_spent(spent_s, checks, started.elapsed());
     recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
     let saved = flags.save_baseline.as_deref().filter(|_| !recorder.run().cases.is_empty());
     if flags.output_format == "criterion" || terse::is_set() {

@@ -326,7 +326,7 @@ impl Execution<'_> {
         // The bits of a case that an earlier process of this executable checked.
         let digest = verification.by.as_ref().and(verification.digest.as_deref());
         let clock = Instant::now();
-        let _activity = spent::on("check after timing");
+        let _activity = spent::on(after_timing::ACTIVITY);
         let inputs = &mut checked.inputs;
         let after =
             after_timing::check(ready, group, (executable, inputs), stopwatch.as_mut(), digest)?;

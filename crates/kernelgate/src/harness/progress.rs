@@ -152,14 +152,19 @@ impl BenchProgress {
         self.say(&format!("      checked after timing in {seconds:.2} s, {how}"));
     }
 
-    /// Where the time went, the longest activities first.
-    pub fn spent(&self, spent_s: &BTreeMap<&'static str, f64>, whole: Duration) {
+    /// Where the time went, the longest activities first; those of checks after timing are among
+    /// them.
+    pub fn spent(&self, spent_s: &BTreeMap<&'static str, f64>, checks: Duration, whole: Duration) {
         let mut longest: Vec<_> = spent_s.iter().filter(|(_, seconds)| **seconds >= 0.1).collect();
         longest.sort_by(|a, b| b.1.total_cmp(a.1));
         let parts: Vec<String> =
             longest.iter().map(|(activity, seconds)| format!("{activity} {seconds:.1}")).collect();
-        let whole = whole.as_secs_f64();
-        self.say(&format!("took {whole:.1} s: {}", parts.join(", ")));
+        let (whole, checks) = (whole.as_secs_f64(), checks.as_secs_f64());
+        let share = 100.0 * checks / whole;
+        self.say(&format!(
+            "took {whole:.1} s, of which checks after timing {checks:.1} ({share:.0} %): {}",
+            parts.join(", ")
+        ));
     }
 
     /// Where the results are, and where their page would be.

@@ -73,9 +73,16 @@ impl Recorder {
         self.update(|run| drop(run.failed.insert(id.to_owned(), error.to_owned())))
     }
 
-    /// Adds where the time went, seconds by activity, and the whole; written with what follows.
-    pub fn add_spent(&self, spent_s: BTreeMap<&'static str, f64>, whole: Duration) {
-        let all = spent_s.into_iter().chain([("whole", whole.as_secs_f64())]);
+    /// Adds where the time went, seconds by activity, all checks after timing and the whole;
+    /// written with what follows.
+    pub fn add_spent(
+        &self,
+        spent_s: BTreeMap<&'static str, f64>,
+        checks: Duration,
+        whole: Duration,
+    ) {
+        let sums = [("checks after timing", checks), ("whole", whole)];
+        let all = spent_s.into_iter().chain(sums.map(|(name, sum)| (name, sum.as_secs_f64())));
         let named = all.map(|(activity, seconds)| (activity.to_owned(), seconds));
         self.lock().run.spent_s.extend(named);
     }

@@ -15,6 +15,8 @@ thread_local! {
 #[derive(Default)]
 struct Book {
     spent: BTreeMap<&'static str, Duration>,
+    /// With the activities inside of them.
+    whole: BTreeMap<&'static str, Duration>,
     /// Activities that have begun, the innermost last, and when it was last taken up.
     open: Vec<&'static str>,
     since: Option<Instant>,
@@ -32,13 +34,15 @@ impl Book {
 
 /// An activity from its making to its drop.
 #[must_use = "an activity ends where it is dropped"]
-pub struct Activity(());
+pub struct Activity(Instant);
 
 impl Drop for Activity {
     fn drop(&mut self) {
         BOOK.with_borrow_mut(|book| {
             book.settle();
-            book.open.pop();
+            if let Some(activity) = book.open.pop() {
+                *book.whole.entry(activity).or_default() += self.0.elapsed();
+            }
         });
     }
 }
@@ -49,12 +53,20 @@ pub fn on(activity: &'static str) -> Activity {
         book.settle();
         book.open.push(activity);
     });
-    Activity(())
+    Activity(Instant::now())
+}
+
+/// What an activity took so far on this thread, the activities inside of it included.
+pub fn whole(activity: &'static str) -> Duration {
+    BOOK.with_borrow(|book| book.whole.get(activity).copied().unwrap_or_default())
 }
 
 /// Seconds by activity, of those that have ended on this thread; counting begins anew.
 pub fn take() -> BTreeMap<&'static str, f64> {
-    let spent = BOOK.with_borrow_mut(|book| std::mem::take(&mut book.spent));
+    let spent = BOOK.with_borrow_mut(|book| {
+        book.whole.clear();
+        std::mem::take(&mut book.spent)
+    });
     spent.into_iter().map(|(activity, spent)| (activity, spent.as_secs_f64())).collect()
 }
 
@@ -76,10 +88,11 @@ mod tests {
             std::thread::sleep(pause);
         }
         std::thread::sleep(pause);
+        assert!(whole("outer") >= 2 * pause && whole("outer") >= whole("inner"));
         let spent = take();
         assert_eq!(spent.keys().copied().collect::<Vec<_>>(), ["inner", "outer"]);
         assert!(spent["inner"] >= 2.0 * pause.as_secs_f64(), "{spent:?}");
         assert!(spent["outer"] < spent["inner"], "{spent:?}");
-        assert!(take().is_empty());
+        assert!(take().is_empty() && whole("outer").is_zero());
     }
 }

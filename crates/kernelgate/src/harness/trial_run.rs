@@ -10,8 +10,8 @@ use super::place::Place;
 use super::progress::BenchProgress;
 use super::recorder::Recorder;
 use super::references::References;
-use super::spent;
 use super::trial::{BuildOutputs, TrialState, delays, warn_of_delays};
+use super::{after_timing, spent};
 use crate::exit::Exit;
 use crate::record::{Environment, Provenance, Run, Store, TrialRequest, file};
 use crate::workload::Effort;
@@ -88,7 +88,8 @@ pub fn carry_out(
         deadline: None,
     };
     let exit = run_cases(execution, selection, store)?;
-    recorder.add_spent(spent::take(), started.elapsed());
+    let checks = spent::whole(after_timing::ACTIVITY);
+    recorder.add_spent(spent::take(), checks, started.elapsed());
     recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
     Ok(exit)
 }

@@ -79,9 +79,6 @@ pub enum StoreError {
     /// Not what Criterion writes.
     #[error("read {0}: not as Criterion writes it ({1})")]
     Json(PathBuf, serde_json::Error),
-    /// More than can be true.
-    #[error("read {0}: larger than {MAX_BYTES} bytes")]
-    Large(PathBuf),
 }
 
 #[derive(Deserialize)]
@@ -175,9 +172,6 @@ fn cases_below(store: &Path) -> Result<Vec<PathBuf>, StoreError> {
 
 fn file<T: DeserializeOwned>(path: &Path) -> Result<T, StoreError> {
     let io = |cause| StoreError::Io(path.to_owned(), cause);
-    if std::fs::metadata(path).map_err(io)?.len() > MAX_BYTES {
-        return Err(StoreError::Large(path.to_owned()));
-    }
     let text = record_file::text_of(path, MAX_BYTES).map_err(io)?;
     serde_json::from_str(&text).map_err(|cause| StoreError::Json(path.to_owned(), cause))
 }
@@ -272,5 +266,17 @@ mod tests {
         write(store, "cut/new", "cut", "{\"iters\":[1.0");
         let error = read(store).unwrap_err().to_string();
         assert!(error.contains("cut/new/sample.json: not as Criterion writes it"), "{error}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_device_in_place_of_a_sample_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "a/new", "a", "");
+        let sample = folder.path().join("a/new/sample.json");
+        std::fs::remove_file(&sample).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &sample).unwrap();
+        let error = read(folder.path()).unwrap_err().to_string();
+        assert!(error.ends_with("sample.json: it is no file but a device, a pipe or a socket"));
     }
 }

@@ -52,7 +52,8 @@ pub struct Run {
     /// Content hash of the executable; absent where its file could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
-    /// Where the process' wall time went, seconds by activity.
+    /// Where the process' wall time went, seconds by activity; besides these `whole`, and `checks
+    /// after timing` with the activities inside of them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub spent_s: BTreeMap<String, f64>,
     /// What the GPU said of itself before the first case and after the last; empty on the CPU.
