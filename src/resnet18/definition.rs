@@ -122,7 +122,7 @@ pub const INFERENCE: Workload<Inference> = Workload {
 /// Batches around 32.
 pub const INFERENCE_SCAN: AxisScan = AxisScan {
     lines: &["stem=imagenet w=64 b=8,32,128 t=8 level=8 weights=dyadic dtype=bf16"],
-    rows: &["cuda/graph", "cuda/fused"],
+    rows: &["cuda/graph", "cuda/fused", "cuda/best"],
 };
 
 /// One step of SGD.
