@@ -24,6 +24,7 @@
 #include "common/tensor_copy.cuh"
 #include "common/wgmma.cuh"
 #include "resnet18/best.cuh"
+#include "resnet18/best_stem.cuh"
 #include "resnet18/neurons.cuh"
 #include "resnet18/packed.cuh"
 
@@ -151,15 +152,14 @@ __device__ __forceinline__ u64* sent_at(const Layer& layer, int pixels, int chan
   return layer.sent + blockIdx.x / kRanks * map_words;
 }
 
-// Receives from the layer before what rows of pixels `first` to `last` have.
-__device__ __forceinline__ void receive(int number, int side, int channels, int first, int last,
-                                        u32 tag) {
+// Receives what rows of pixels `first` to `last` have, of a map that was sent, into map `number`.
+__device__ __forceinline__ void receive(const u64* from, int number, int side, int channels,
+                                        int first, int last, u32 tag) {
   constexpr int kMost = 5;  // pieces of two words of a thread: five of eight rows of eight pixels
   const int of_pixel = channels / kChannels * (kGroupBytes / 8);
   const int begin = max_of(first, 0) * side * of_pixel;
   const int end = min_of(last + 1, side) * side * of_pixel;
-  const u64* from = sent_at(layer_at(number), side * side, channels);
-  const u32 to = map_at(number + 1);
+  const u32 to = map_at(number);
   u32 missing = 0;
 #pragma unroll
   for (int i = 0; i < kMost; ++i)
@@ -202,8 +202,9 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
   if (number > 0) {
     const int first = share.first_pixel / kSide, rows = Own::kPixels / kSide;
     const Operand<kSide> input(number, false);
-    receive(number - 1, input.side, input.groups * kChannels, first * input.stride - 1,
-            (first + rows - 1) * input.stride + 1, with.tag);
+    const int channels = input.groups * kChannels;
+    receive(sent_at(layer_at(number - 1), input.side * input.side, channels), number, input.side,
+            channels, first * input.stride - 1, (first + rows - 1) * input.stride + 1, with.tag);
   }
   multiplying_barrier();
   float sums[Own::kFilters / 2] = {};
@@ -404,12 +405,15 @@ extern "C" __global__ void __launch_bounds__(STEM_THREADS)
   }
 }
 
-// `logits` may be null: what comes behind the last layer is then another kernel's. `rounds` counts,
-// for each block, those of all launches.
+// Images, or, where these are null, pooled spikes to logits. `pooled` is written where there are
+// images, unless it is null. `logits` may be null: what comes behind the last layer is then another
+// kernel's. `rounds` counts, for each block, those of all launches.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    resnet18_best_layers(const Layer* layers, const u16* pooled, const float* weight,
-                         const float* bias, float* logits, u32* rounds, int images, int classes,
-                         int fed, float divisor, float theta, int tmax, float scale, float share) {
+    resnet18_best_layers(const Layer* layers, const float* inputs, const uint4* stem_filters,
+                         const float* stem_bias, u64* stem_sent, float stem_divisor, u16* pooled,
+                         const float* weight, const float* bias, float* logits, u32* rounds,
+                         int images, int classes, int fed, float divisor, float theta, int tmax,
+                         float scale, float share) {
   const int rank = blockIdx.x % kRanks;
   for (u32 i = threadIdx.x; i < kLayers * sizeof(Layer) / 8; i += THREADS)
     reinterpret_cast<u64*>(shared + kLayersAt)[i] = reinterpret_cast<const u64*>(layers)[i];
@@ -449,7 +453,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     ++tag;
     const int image0 = group * kImages;
     const Neurons with = {images, image0, fed, theta, tmax, tag};
-    load_pooled(pooled, rank, images, image0);
+    if (inputs != nullptr) {
+      load_images(inputs, rank, images, image0);
+      multiplying_barrier();
+      convolve_images(stem_filters);
+      multiplying_barrier();
+      const StemNeurons stem = {stem_bias, stem_sent, stem_divisor};
+      pool_stem(stem, pooled, rank, images, image0, fed, theta, tmax, tag);
+      receive(stem_sent + blockIdx.x / kRanks * kPooledWords, 0, kPooledSide, kChannels, rank - 1,
+              rank + 1, tag);
+    } else {
+      load_pooled(pooled, rank, images, image0);
+    }
 #pragma unroll 1
     for (int n = 0; n < kOfStage; ++n) compute<8>(n, rank, slot, with);
 #pragma unroll 1
@@ -459,7 +474,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
     for (int n = 0; n < kOfStage; ++n) compute<1>(3 * kOfStage + n, rank, slot, with);
     if (logits != nullptr) {
-      receive(kLayers - 1, 1, 512, 0, 0, tag);
+      receive(sent_at(layer_at(kLayers - 1), 1, 512), kLayers, 1, 512, 0, 0, tag);
       multiplying_barrier();
       classify(weight, bias, logits, images, image0, classes, scale, share, rank);
     }

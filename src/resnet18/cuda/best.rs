@@ -1,15 +1,14 @@
-//! The forward pass with all layers behind the pooling in one launch:
-//! `kernels/resnet18/best.cu`. The stem's convolution is that of `fused`; its neurons and the pooling
-//! are one launch.
+//! The forward pass in one launch: `kernels/resnet18/best.cu`. In training, which keeps what the stem
+//! computes, its convolution is that of `fused`, and its neurons with the pooling another launch.
 
 use std::sync::Arc;
 
-use super::fused::{Forward, Together, activations, currents_name, neuron_arguments};
+use super::fused::{Forward, NULL, Together, activations, currents_name, neuron_arguments};
 use super::per_op::{SOURCES, i32s, input_name, layer_name, total};
 use super::sequence::{Memory, Region, Sequence};
 use super::tiles::{self, Grid};
 use super::weights::{
-    bias_name, columns, live_columns, packed, regions, tiled, tiles_name, weight_name,
+    bias_name, columns, fragments, live_columns, packed, regions, tiled, tiles_name, weight_name,
 };
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{Block, CLASSES, Conv, Map, Network, Stem};
@@ -35,6 +34,8 @@ const THREADS: usize = 640;
 const SLOTS: usize = 13;
 const SHARED_BYTES: usize = 226_560;
 const STEM_THREADS: usize = 128;
+/// Of the stem's filters: 64 of 7 rows of 8 pixels of 4 channels.
+const FRAGMENT_BYTES: usize = WIDTH * 7 * 8 * 4 * 2;
 
 /// The launches.
 pub const TOGETHER: Together = Together { stem, layers };
@@ -74,6 +75,7 @@ const STEM: KernelSpec<Grid> = KernelSpec {
 
 const HEADERS: &[(&str, &str)] = &[
     ("resnet18/best.cuh", include_str!("../../../kernels/resnet18/best.cuh")),
+    ("resnet18/best_stem.cuh", include_str!("../../../kernels/resnet18/best_stem.cuh")),
     ("resnet18/neurons.cuh", include_str!("../../../kernels/resnet18/neurons.cuh")),
     ("resnet18/packed.cuh", include_str!("../../../kernels/resnet18/packed.cuh")),
     ("st_bif/neuron.cuh", include_str!("../../../kernels/st_bif/neuron.cuh")),
@@ -84,6 +86,10 @@ const HEADERS: &[(&str, &str)] = &[
 const LIST: &str = "best_layers";
 const SENT: &str = "best_sent";
 const ROUNDS: &str = "best_rounds";
+/// Regions of inference: the stem's filters as fragments, and the pooled spikes that blocks send
+/// each other.
+const FRAGMENTS: &str = "best_stem.fragments";
+const STEM_SENT: &str = "best_stem_sent";
 
 /// Whether the kernel is compiled for it.
 ///
@@ -140,11 +146,16 @@ pub fn contents(
         ]);
         sent += groups(shape) * conv.window.output.elements() * size_of::<u64>();
     }
-    vec![
+    let mut contents = vec![
         (LIST.to_owned(), bytemuck::cast_slice(&list).to_vec()),
         (SENT.to_owned(), vec![0; sent]),
         (ROUNDS.to_owned(), vec![0; groups(shape) * RANKS * size_of::<u32>()]),
-    ]
+    ];
+    if let Some(pool) = network.pool.as_ref().filter(|_| !training) {
+        let words = groups(shape) * pool.output.elements();
+        contents.push((STEM_SENT.to_owned(), vec![0; words * size_of::<u64>()]));
+    }
+    contents
 }
 
 /// The layers' convolutions with the blocks that they are in.
@@ -179,11 +190,17 @@ pub fn upload(
     memory.upload(device, contents)
 }
 
-/// What a forward pass writes. The stem's spikes are not, those of the layers only where they are
-/// kept, as they are in training.
+/// What a forward pass writes. The stem's spikes are not, those behind it only where they are kept,
+/// as they are in training, and what its convolution reads and writes in training alone.
 pub fn written(shape: &NetworkShape, network: &Network, training: bool, keep: bool) -> Vec<Region> {
     let layers = 0..if keep { 1 } else { network.neurons().len() };
-    let dropped: Vec<_> = layers.map(layer_name).collect();
+    let mut dropped: Vec<_> = layers.map(layer_name).collect();
+    if !training {
+        dropped.extend(["operand".to_owned(), currents_name(0)]);
+    }
+    if !keep {
+        dropped.push("pooled".to_owned());
+    }
     let mut regions = activations(shape, network, training);
     regions.retain(|(name, _)| !dropped.contains(name));
     regions
@@ -194,7 +211,13 @@ pub fn device_bytes(shape: &NetworkShape) -> u64 {
     let network = shape.sizes.network();
     let lists = contents(shape, &network, false, |_| None);
     let lists = lists.into_iter().map(|(name, bytes)| (name, bytes.len())).collect();
-    total(shape, [regions(&network), written(shape, &network, false, false), lists].concat())
+    let stem = weight_name(&network.stem);
+    let held = regions(&network).into_iter().map(|(name, bytes)| match name == stem {
+        true => (FRAGMENTS.to_owned(), FRAGMENT_BYTES),
+        false => (name, bytes),
+    });
+    let written = written(shape, &network, false, false);
+    total(shape, [held.collect(), written, lists].concat())
 }
 
 /// Writes the launches of inference, of which the spikes of all layers are kept or not.
@@ -211,12 +234,15 @@ pub fn sequence(
 ) -> Result<Sequence, BackendError> {
     let network = shape.sizes.network();
     let mut contents = packed(shape, &network, inputs);
-    for conv in network.convolutions().skip(1) {
+    for (number, conv) in network.convolutions().enumerate() {
         let name = weight_name(conv);
         let held = contents.iter_mut().find(|(known, _)| *known == name);
         let (known, bytes) = held.expect("every convolution's weight is packed");
-        *bytes = tiled(bytes, columns(&network, conv));
-        *known = tiles_name(conv);
+        let columns = columns(&network, conv);
+        (*known, *bytes) = match number {
+            0 => (FRAGMENTS.to_owned(), fragments(bytes, columns)),
+            _ => (tiles_name(conv), tiled(bytes, columns)),
+        };
     }
     contents.push(("images".to_owned(), inputs.tensor("images").as_bytes().to_vec()));
     let mut memory = Memory::new(device, written(shape, &network, false, keep), contents)?;
@@ -255,7 +281,17 @@ fn layers(forward: &mut Forward, logits: Argument) -> Result<(), BackendError> {
     let (shape, network) = (forward.shape, forward.network);
     let map = network.last();
     debug_assert_eq!(layers_of(network).count(), LAYER_COUNT);
-    let mut arguments = vec![forward.at(LIST), forward.at(&input_name(network, 0))];
+    let mut arguments = vec![forward.at(LIST)];
+    arguments.extend(match forward.training {
+        true => [NULL; 4],
+        false => {
+            let bias = forward.bias(&network.stem);
+            [forward.at("images"), forward.at(FRAGMENTS), bias, forward.at(STEM_SENT)]
+        }
+    });
+    arguments.push(Argument::F32(shape.steps() as f32));
+    let pooled = forward.sequence.memory().find(&input_name(network, 0));
+    arguments.push(pooled.map_or(NULL, Argument::Address));
     arguments.extend(match forward.training {
         true => {
             let bias = network.classifier + CLASSES * map.channels;

@@ -96,12 +96,12 @@ pub fn sequence(
 /// No address.
 pub const NULL: Argument = Argument::Address(0);
 
-/// Launches in place of those here: of the stem's neurons with the pooling, and of all layers behind
-/// it, with the classifier where there is an address for logits.
+/// Launches in place of those here.
 pub struct Together {
-    /// The first.
+    /// The stem's neurons with the pooling, in training.
     pub stem: fn(&mut Forward) -> Result<(), BackendError>,
-    /// The second.
+    /// All layers behind the pooling; with the stem where nothing is kept for training, and with the
+    /// classifier where there is an address for logits.
     pub layers: fn(&mut Forward, Argument) -> Result<(), BackendError>,
 }
 
@@ -165,15 +165,20 @@ impl Forward<'_> {
     /// When a kernel does not compile, or the library declines.
     pub fn whole(&mut self, logits: Argument) -> Result<(), BackendError> {
         let (network, images) = (self.network, self.shape.b);
+        let stem = self.training || self.together.is_none();
         self.sequence.begin("Main_Inference_Timing_Run");
         self.sequence.begin("Input_Reshaping");
-        let columns = stem_columns(network);
-        gather_images(&mut self.sequence, &network.stem, images, columns, "images")?;
+        if stem {
+            let columns = stem_columns(network);
+            gather_images(&mut self.sequence, &network.stem, images, columns, "images")?;
+        }
         self.sequence.end();
         self.sequence.begin("Model_Forward_Pass");
         self.sequence.begin("Model_Compute_All_Layers");
         self.sequence.begin("Conv1_Block");
-        self.stem()?;
+        if stem {
+            self.stem()?;
+        }
         self.sequence.end();
         if let Some(together) = self.together {
             (together.layers)(self, if self.training { NULL } else { logits })?;

@@ -84,8 +84,8 @@ pub const INFERENCE: &[Implementation<Inference>] = &[
     },
     Implementation {
         name: "cuda/best",
-        about: "all layers behind the pooling in one launch, in groups of eight blocks that hand \
-                packed spikes on; their weights are on the way ahead of them",
+        about: "the network in one launch, in groups of eight blocks that hand packed spikes on; \
+                their weights are on the way ahead of them",
         supports: |problem| bf16(&problem.shape).and_then(|()| best::supported(&problem.shape)),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| best::device_bytes(&problem.shape),

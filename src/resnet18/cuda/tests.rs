@@ -154,6 +154,12 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
             buffer.download(&mut spikes).unwrap();
             assert!(read(&spikes) == layer.spikes, "layer {number}");
         }
+        if row > 0 {
+            let pooled = expected.pooled.as_ref().unwrap();
+            let mut spikes = vec![0u8; bytes * pooled.len()];
+            sequence.memory().buffer("pooled").download(&mut spikes).unwrap();
+            assert!(read(&spikes) == *pooled, "pooled");
+        }
     }
 }
 

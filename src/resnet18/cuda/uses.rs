@@ -33,7 +33,12 @@ fn use_of(region: &str) -> &'static str {
         "gathered_gradient" | "frames" => "workspace",
         _ if region.contains("gradient") && !region.starts_with("gradients_") => "gradients",
         _ if region.ends_with(".parts") => "gradients",
-        _ if [".weight", ".bias", ".tiles"].iter().any(|end| region.ends_with(end)) => "weights",
+        _ if [".weight", ".bias", ".tiles", ".fragments"]
+            .iter()
+            .any(|end| region.ends_with(end)) =>
+        {
+            "weights"
+        }
         _ if starts(&["spikes", "currents", "pooled", "membranes", "tracers", "features"]) => {
             "activations"
         }
@@ -51,6 +56,7 @@ mod tests {
         for (region, of) in [
             ("layer1.0.conv1.weight", "weights"),
             ("layer1.0.conv1.tiles", "weights"),
+            ("best_stem.fragments", "weights"),
             ("fc.weight_gradient", "gradients"),
             ("layer1.0.conv1.parts", "gradients"),
             ("gradient3", "gradients"),

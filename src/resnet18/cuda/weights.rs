@@ -57,6 +57,31 @@ pub fn tiled(weight: &[u8], columns: usize) -> Vec<u8> {
     tiles
 }
 
+/// The stem's packed weight as B fragments of `mma.m16n8k16`: `[out/8, 7, lane, 4]` words of two
+/// columns. A filter's columns are 7 rows of 8 pixels of 4 channels, of which the last pixel and the
+/// last channel are zero: a row is two steps of 16 columns, and a lane has both steps' words.
+pub fn fragments(weight: &[u8], columns: usize) -> Vec<u8> {
+    const KERNEL: usize = 7;
+    const CHANNELS: usize = 3;
+    let weight: &[u16] = bytemuck::cast_slice(weight);
+    let mut words = Vec::with_capacity(weight.len() / columns * KERNEL * 8 * 4);
+    for filters in weight.chunks(8 * columns) {
+        for row in 0..KERNEL {
+            for lane in 0..32 {
+                for column in [0, 8, 16, 24].map(|first| first + lane % 4 * 2) {
+                    words.extend([column, column + 1].map(|at| {
+                        let (pixel, channel) = (at / 4, at % 4);
+                        let tap = (row * KERNEL + pixel) * CHANNELS + channel;
+                        let exists = pixel < KERNEL && channel < CHANNELS;
+                        if exists { filters[lane / 4 * columns + tap] } else { 0 }
+                    }));
+                }
+            }
+        }
+    }
+    bytemuck::cast_slice(&words).to_vec()
+}
+
 /// Region of what a step adds: `bias/steps`;
 /// the stem's whole bias, as its sum is divided later.
 pub fn bias_name(conv: &Conv) -> String {
@@ -99,4 +124,40 @@ pub fn packed(shape: &NetworkShape, network: &Network, inputs: &Tensors) -> Vec<
     contents.push(("fc.weight".to_owned(), bytemuck::cast_slice(weight).to_vec()));
     contents.push(("fc.bias".to_owned(), bytemuck::cast_slice(&bias).to_vec()));
     contents
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where `mma.m16n8k16` has B's element of a step's column and of a filter: lane, word of the
+    /// step, half of the word (PTX ISA, "Matrix Fragments for mma.m16n8k16").
+    fn place(column: usize, filter: usize) -> (usize, usize, usize) {
+        (filter * 4 + column % 8 / 2, column / 8, column % 2)
+    }
+
+    #[test]
+    fn fragments_hold_each_weight_where_its_lane_reads_it() {
+        let (filters, columns) = (16, 192);
+        let weight: Vec<u16> = (0..filters * columns).map(|i| i as u16 + 1).collect();
+        let fragments = fragments(bytemuck::cast_slice(&weight), columns);
+        let fragments: &[u16] = bytemuck::cast_slice(&fragments);
+        assert_eq!(fragments.len(), filters * 224);
+        let mut nonzero = 0;
+        for filter in 0..filters {
+            for (row, pixel, channel) in
+                (0..224).map(|column| (column / 32, column / 4 % 8, column % 4))
+            {
+                let step = pixel / 4;
+                let (lane, word, half) = place(pixel % 4 * 4 + channel, filter % 8);
+                let at = (((filter / 8 * 7 + row) * 32 + lane) * 4 + step * 2 + word) * 2 + half;
+                let tap = (row * 7 + pixel) * 3 + channel;
+                let expected =
+                    if pixel < 7 && channel < 3 { weight[filter * columns + tap] } else { 0 };
+                assert_eq!(fragments[at], expected, "{filter} {row} {pixel} {channel}");
+                nonzero += usize::from(expected > 0);
+            }
+        }
+        assert_eq!(nonzero, filters * 147);
+    }
 }
