@@ -133,3 +133,38 @@ impl Passes {
         Ok((bytes / PACKET) as usize)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::gpu;
+
+    /// Packets that fill no block.
+    const PACKETS: usize = 2 * 1021;
+
+    #[test]
+    fn passes_move_what_they_say_and_nothing_behind_it() {
+        let Some((device, _one_at_a_time)) = gpu() else { return };
+        let bytes = (PACKETS + 1) * PACKET as usize;
+        let pattern: Vec<u8> = (0..bytes).map(|i| (i ^ (i >> 8)) as u8).collect();
+        let passes = Passes::new(&device, bytes, &pattern).unwrap();
+        let moved = PACKETS as u64 * PACKET;
+        let after = |pass: &dyn Fn()| {
+            pass();
+            device.synchronize().unwrap();
+            let mut now = vec![0; bytes];
+            passes.buffer.download(&mut now).unwrap();
+            now
+        };
+        assert!(after(&|| passes.read(moved).unwrap()) == pattern);
+        let half = moved as usize / 2;
+        let copied = after(&|| passes.copy(moved).unwrap());
+        assert!(copied[..half] == pattern[..half] && copied[half..2 * half] == pattern[..half]);
+        assert!(copied[2 * half..] == pattern[2 * half..]);
+        let written = after(&|| passes.write(moved).unwrap());
+        let packets = written.chunks(PACKET as usize).zip(pattern.chunks(PACKET as usize));
+        let changed: Vec<bool> = packets.map(|(now, before)| now != before).collect();
+        assert!(changed[..PACKETS].iter().all(|changed| *changed) && !changed[PACKETS]);
+        assert!(passes.read(bytes as u64 + PACKET).is_err());
+    }
+}

@@ -84,3 +84,20 @@ impl Spin {
         Ok(words[0])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::gpu;
+
+    #[test]
+    fn a_spin_takes_as_long_as_it_is_told() {
+        let Some((device, _one_at_a_time)) = gpu() else { return };
+        let (empty, spin) = (Empty::new(&device).unwrap(), Spin::new(&device).unwrap());
+        empty.launch().unwrap();
+        spin.launch(200_000).unwrap();
+        device.synchronize().unwrap();
+        let spent = spin.spent_ns().unwrap();
+        assert!(spent >= 200_000, "{spent} ns");
+    }
+}

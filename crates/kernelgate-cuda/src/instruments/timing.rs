@@ -147,3 +147,32 @@ fn read(probe: &Buffer) -> Result<[u64; 3], BackendError> {
     probe.download(bytemuck::cast_slice_mut(&mut words))?;
     Ok(words)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::gpu;
+
+    #[test]
+    fn a_blocker_ends_when_it_is_released_or_after_its_time() {
+        let Some((device, _one_at_a_time)) = gpu() else { return };
+        // No whole packet more than a few.
+        let mut instruments = Instruments::new(&device, 16 * 1021 + 7).unwrap();
+        instruments.block(Duration::from_secs(60)).unwrap();
+        instruments.probe(0).unwrap();
+        instruments.flush().unwrap();
+        instruments.probe(1).unwrap();
+        instruments.release();
+        device.synchronize().unwrap();
+        assert!(instruments.released());
+        let mut flushed = vec![0; instruments.flushed.bytes()];
+        instruments.flushed.download(&mut flushed).unwrap();
+        assert!(flushed.iter().all(|byte| *byte == 0x5a), "a flush changes nothing");
+        if let Some(mhz) = instruments.clock_mhz().unwrap() {
+            assert!((100.0..10_000.0).contains(&mhz), "{mhz} MHz");
+        }
+        instruments.block(Duration::from_millis(1)).unwrap();
+        device.synchronize().unwrap();
+        assert!(!instruments.released());
+    }
+}
