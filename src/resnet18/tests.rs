@@ -152,6 +152,38 @@ fn with_enough_steps_the_network_is_the_quantised_one_unit_for_unit() {
     }
 }
 
+/// With few steps only some units end at the quantised network's value: most near the images, and
+/// all of them once the last layer has had time. RESULTS has the shares.
+#[test]
+fn with_few_steps_a_share_of_units_is_the_quantised_networks() {
+    let sizes = Sizes { stem: Stem::ImageNet, width: 64, blocks: 2, side: 32 };
+    for level in [4, 8, 16] {
+        let mut before = 0.0;
+        for t in [4, 8, 16] {
+            let shape = shape(sizes, 1, t, level);
+            let inputs = inputs(shape, 1);
+            let forward = Reference::new(&shape, &inputs).forward(&inputs);
+            let layers = forward.layers.iter().zip(quantised(&shape, &inputs));
+            let shares: Vec<(usize, usize)> = layers
+                .map(|(layer, activations)| {
+                    let tracers = tracers_of(&shape, &layer.spikes);
+                    let same = tracers.iter().zip(&activations).filter(|(a, b)| a == b).count();
+                    (same, tracers.len())
+                })
+                .collect();
+            let share = |of: &[(usize, usize)]| {
+                let sum = |part: fn(&(usize, usize)) -> usize| of.iter().map(part).sum::<usize>();
+                sum(|of| of.0) as f64 / sum(|of| of.1) as f64
+            };
+            let (all, last) = (share(&shares), share(&shares[shares.len() - 1..]));
+            eprintln!("level {level} t {t}: {all:.3} of all units, {last:.3} of the last layer's");
+            assert!(all >= before && last <= all, "level {level} t {t}: {shares:?}");
+            before = all;
+        }
+        assert_eq!(before, 1.0, "level {level}");
+    }
+}
+
 #[test]
 fn every_layer_of_neurons_is_busy() {
     for (stem, level) in [(Stem::ImageNet, 8), (Stem::Cifar, 8), (Stem::ImageNet, 16)] {
