@@ -4,7 +4,7 @@ Peers: eager in fp32 with TF32 convolutions; the same in a CUDA graph; and what 
 write: channels-last bf16, convolutions over all time steps at once, bias, residual and neurons in
 one kernel, the stem once an image, all in a CUDA graph; once with the kernel that `torch.compile`
 makes, once in Triton (`resnet18_triton.py`), which is ready in seconds where the compiler takes
-minutes. A training step is the forward pass, cross-entropy, backward by replay, SGD with momentum.
+minutes. Inference with SpikingJelly's neurons, which have no backward pass, where it is installed. A training step is the forward pass, cross-entropy, backward by replay, SGD with momentum.
 
 The same equations as the workload. Weights are random here, drawn as the workload's are but not the
 same numbers: speed does not depend on them. `python resnet18.py --check DUMP` computes the problem
@@ -13,6 +13,7 @@ prints how far the logits, and in training the new momentum, are from the file's
 WORKLOAD AXIS=VALUE…` times the peer in Triton and prints where its time goes. `--cpu B T` times a
 training step on the host.
 """
+import functools
 import json
 import math
 import sys
@@ -135,6 +136,23 @@ def layer_forward(y, bias, residual, fed, theta, top, keep, sums):
     if residual is not None:
         x = x + residual
     values = theta * spikes_of(x, theta, top)
+    return x if keep else None, values.cumsum(0) if sums else values
+
+
+def spikingjelly_forward(nodes, y, bias, residual, fed, theta, top, keep, sums):
+    """The same by SpikingJelly's neurons, whose states are those of `y`'s dtype; one node of `nodes`
+    for all layers."""
+    from spikingjelly.activation_based import functional
+    from spikingjelly.activation_based.neuron.spikezip import STBIFNode
+
+    if not nodes:
+        node = STBIFNode(theta, 2 * top + 2, pos_max=top, neg_min=0, step_mode="m")
+        nodes.append(node.to(y.device))
+    functional.reset_net(nodes[0])
+    x = y + bias * (torch.arange(y.shape[0], device=y.device) < fed).to(y.dtype).view(-1, 1, 1)
+    if residual is not None:
+        x = x + residual
+    values = nodes[0](x)
     return x if keep else None, values.cumsum(0) if sums else values
 
 
@@ -286,16 +304,19 @@ def use_kernels(kind):
         import resnet18_triton as by_triton
 
         kernels = by_triton.forward, by_triton.backward
+    elif kind == "spikingjelly":
+        kernels = functools.partial(spikingjelly_forward, []), layer_backward
     Neurons.forward_kernel, Neurons.backward_kernel = map(staticmethod, kernels)
 
 
 def prepare(workload, axes, graph, kernels=None):
-    """What launches a problem: in fp32, or in bf16 with neurons `compiled` or in `triton`."""
+    """What launches a problem: in fp32, also with neurons by `spikingjelly`, or in bf16 with neurons
+    `compiled` or in `triton`."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
     b, t, level, width = (int(axes[axis]) for axis in ("b", "t", "level", "w"))
     train = workload.endswith("train_step")
-    dtype = torch.bfloat16 if kernels else torch.float32
+    dtype = torch.bfloat16 if kernels in ("compiled", "triton") else torch.float32
     weights = random_weights(axes["stem"], width)
     network = Network(axes["stem"], width, t, level, weights, "cuda", dtype, train)
     images = torch.randn(b, COLORS, SIDE, SIDE, device="cuda")
@@ -321,6 +342,9 @@ def peers(workload, axes):
     about = "channels-last bf16, CUDA graph, neurons "
     yield "torch/triton", about + "in Triton", lambda: prepare(workload, axes, True, "triton")
     yield "torch/compiled", about + "compiled", lambda: prepare(workload, axes, True, "compiled")
+    if workload == "resnet18/inference":
+        about = "channels-last fp32 with TF32, CUDA graph, SpikingJelly's neurons"
+        yield "spikingjelly", about, lambda: prepare(workload, axes, True, "spikingjelly")
 
 
 def read_safetensors(path):
