@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use kernelgate::exit::Exit;
 use kernelgate::record::resources::{KernelResources, Resources};
+use kernelgate_cuda::compiler::cubin::KernelFacts;
 
 /// Growth of the instruction count that is let pass, relative.
 pub const INSTRUCTION_GROWTH: f64 = 0.10;
@@ -67,14 +68,17 @@ pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
                 outcome.changes.extend(changes(name, base, kernel));
             }
             // A new kernel has nothing to lose against, but it may not spill unseen.
-            None => outcome.changes.push(ResourceChange {
-                kernel: name.clone(),
-                what: format!(
-                    "new: {} registers, {} spill bytes",
-                    kernel.facts.registers, kernel.facts.spill_store_bytes
-                ),
-                worse: false,
-            }),
+            None => {
+                let KernelFacts { registers, spill_store_bytes, performance_loss, .. } =
+                    &kernel.facts;
+                let mut what =
+                    format!("new: {registers} registers, {spill_store_bytes} spill bytes");
+                if let Some(loss) = performance_loss {
+                    what = format!("{what}; {loss}");
+                }
+                let kernel = name.clone();
+                outcome.changes.push(ResourceChange { kernel, what, worse: false });
+            }
         }
     }
     let told = |kernel: &str, what: String, worse: bool| ResourceChange {
@@ -150,6 +154,11 @@ pub(super) fn changes(
             |mix: &std::collections::BTreeMap<String, u32>| mix.get(class).copied().unwrap_or(0);
         count(&format!("{class} instructions"), of(&b.mix), of(&h.mix), false);
     }
+    match (&b.performance_loss, &h.performance_loss) {
+        (None, Some(loss)) => note(loss.clone(), true),
+        (Some(loss), None) => note(format!("no more: {loss}"), false),
+        _ => {}
+    }
     found
 }
 
@@ -158,7 +167,6 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use kernelgate_cuda::compiler::cubin::KernelFacts;
 
     fn resources(change: impl Fn(&mut KernelResources)) -> Resources {
         let facts = KernelFacts {
@@ -194,6 +202,12 @@ mod tests {
         assert_eq!(exit(|kernel| kernel.facts.instructions = 111), Exit::Regression);
         assert_eq!(exit(|kernel| kernel.facts.instructions = 110), Exit::Fine);
         assert_eq!(exit(|kernel| kernel.occupancy_percent = Some(75)), Exit::Fine);
+        let serial = |kernel: &mut KernelResources| {
+            kernel.facts.performance_loss = Some("wgmma is serialized".to_owned());
+        };
+        assert_eq!(exit(serial), Exit::Regression);
+        assert_eq!(compare(&resources(serial), &resources(serial)).exit(), Exit::Fine);
+        assert_eq!(compare(&resources(serial), &resources(|_| {})).exit(), Exit::Fine);
         let told = compare(&resources(|_| {}), &resources(|kernel| kernel.facts.registers = 72));
         assert_eq!(
             (told.changes[0].what.as_str(), told.exit()),

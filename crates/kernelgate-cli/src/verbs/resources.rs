@@ -31,7 +31,8 @@ pub struct Arguments {
     /// Record the result in baselines/resources/ARCH.json
     #[arg(long, conflicts_with_all = ["filter", "check"])]
     save: bool,
-    /// Compare with the record: exit 1 when a kernel spills, loses occupancy or grows
+    /// Compare with the record: exit 1 when a kernel spills, loses occupancy, grows, or its tensor
+    /// instructions no longer overlap
     #[arg(long, conflicts_with = "filter")]
     check: bool,
     #[command(flatten)]
@@ -163,6 +164,11 @@ fn print_resources(resources: &Resources, format: OutputFormat) -> anyhow::Resul
     }
     println!("{}, NVRTC {}", resources.arch, resources.compiler);
     println!("{}", format.table(&table));
+    for (name, kernel) in &resources.kernels {
+        if let Some(loss) = &kernel.facts.performance_loss {
+            println!("{}", format.words(&format!("{name}: {loss}")));
+        }
+    }
     Ok(())
 }
 

@@ -24,6 +24,10 @@ pub struct KernelFacts {
     pub instructions: u32,
     /// Instructions by class, absent where none: "fp32", "load_global" and so on.
     pub mix: BTreeMap<String, u32>,
+    /// What the assembler says that it lost: tensor instructions that do not overlap (`wgmma`), and
+    /// why. The kernel is right, and several times slower.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub performance_loss: Option<String>,
 }
 
 /// Why a cubin could not be read.
@@ -93,6 +97,7 @@ pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, KernelFacts>, C
                 shared_bytes: reported(log, &kernel, " bytes smem"),
                 instructions: mix.values().sum(),
                 mix,
+                performance_loss: performance_loss(log, &kernel),
             },
         );
     }
@@ -129,6 +134,17 @@ fn reported(log: &str, kernel: &str, words: &str) -> u32 {
         .take_while(|line| !is_entry(line));
     let number = |line: &str| line.split(words).next()?.rsplit([' ', ',']).next()?.parse().ok();
     report.filter(|line| line.contains(words)).find_map(number).unwrap_or(0)
+}
+
+/// The loss that the assembler reports of a kernel: "wgmma.mma_async instructions are serialized due
+/// to …".
+fn performance_loss(log: &str, kernel: &str) -> Option<String> {
+    let of_kernel = [format!(" in the function '{kernel}'"), format!(" in function '{kernel}'")];
+    log.lines().find_map(|line| {
+        let (_, loss) = line.split_once("Potential Performance Loss: ")?;
+        let end = of_kernel.iter().find_map(|place| loss.find(place.as_str()))?;
+        Some(loss[..end].to_owned())
+    })
 }
 
 /// Counts instructions by class.
@@ -185,6 +201,7 @@ fn class(opcode: u16) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compiler::nvrtc;
 
     #[test]
     fn the_report_is_read_for_the_right_kernel() {
@@ -200,6 +217,48 @@ mod tests {
         assert_eq!(read("a"), [16, 20, 17408]);
         assert_eq!(read("b"), [0, 0, 0]);
         assert_eq!(read("c"), [0, 0, 0]);
+    }
+
+    #[test]
+    fn tensor_instructions_that_do_not_overlap_are_told() {
+        let source = r#"
+            extern "C" __global__ void serial(float* out, unsigned long long w, unsigned x) {
+              float d[4] = {};
+              for (int i = 0; i < 2; ++i) {
+                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                asm volatile(
+                    "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, "
+                    "{%4,%4,%4,%4}, %5, 1, 1, 1, 0;"
+                    : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                    : "r"(x), "l"(w));
+                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            #ifdef BETWEEN
+                d[0] += 1.f;  // needs the sums, of which the compiler waits for each
+            #endif
+              }
+              asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+              out[threadIdx.x] = d[0] + d[1] + d[2] + d[3];
+            }"#;
+        let loss = |defined: &[&str]| {
+            let options = ["--gpu-architecture=sm_90a", "--ptxas-options=-v"];
+            let options: Vec<String> =
+                options.iter().chain(defined).map(|&option| option.to_owned()).collect();
+            match nvrtc::compile_text("serial", source, &[], &options, "sm_90a") {
+                Err(nvrtc::CompileError::Missing) => None,
+                compiled => {
+                    let compiled = compiled.unwrap();
+                    let facts = facts(&compiled.cubin, &compiled.log).unwrap();
+                    Some(facts["serial"].performance_loss.clone())
+                }
+            }
+        };
+        let Some(told) = loss(&["-DBETWEEN"]) else {
+            eprintln!("skipped: NVRTC is missing");
+            return;
+        };
+        let told = told.unwrap();
+        assert!(told.starts_with("wgmma.mma_async instructions are serialized due to"), "{told}");
+        assert_eq!(loss(&[]).unwrap(), None);
     }
 
     #[test]
