@@ -1,5 +1,6 @@
-// The stem's neurons with the pooling behind them; and all layers behind the pooling, from its spikes
-// to logits, in one launch: eight blocks compute some images, and hand spikes on through the L2.
+// The network from images to logits in one launch: eight blocks compute some images, and hand
+// spikes on through the L2. For training, the stem's neurons with the pooling behind them in a
+// launch of their own, and the layers from the pooled spikes.
 //
 //   x[t] = theta · (conv(s)[t] + conv1x1(r)[t] or r[t]) + [t < fed] bias / divisor
 //   spikes[t] = neurons(x[0..t])
