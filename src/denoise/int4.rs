@@ -105,7 +105,9 @@ pub fn dequantized(tensor: &Tensor) -> Tensor {
 
 /// Bytes of the numbers, two a byte, and of the scales.
 pub fn bytes(spec: &TensorSpec) -> u64 {
-    let [layers, rows, columns] = spec.shape[..] else { panic!("a stack of matrices is quantised") };
+    let [layers, rows, columns] = spec.shape[..] else {
+        panic!("a stack of matrices is quantised")
+    };
     let scales = layers * groups(rows) * columns * Dtype::Bf16.bytes();
     ((layers * rows * columns).div_ceil(2) + scales) as u64
 }
@@ -119,9 +121,8 @@ mod tests {
 
     fn tensor(shape: [usize; 3], value: impl Fn(usize, usize, usize) -> f32) -> Tensor {
         let [layers, rows, columns] = shape;
-        let all = (0..layers * rows * columns).map(|i| {
-            bf16::from_f32(value(i / (rows * columns), i / columns % rows, i % columns))
-        });
+        let all = (0..layers * rows * columns)
+            .map(|i| bf16::from_f32(value(i / (rows * columns), i / columns % rows, i % columns)));
         Tensor::new(shape, Data::Bf16(all.collect()))
     }
 

@@ -31,8 +31,22 @@ const PACKET: usize = 8;
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Items>] = &[
-    EMBED, BIAS, CAST, COPY, ANGLES, NORM, MODULATE, RESIDUAL, ROPE, CONCAT, SOFTMAX, GELU,
-    ACTION_OUT, EULER, DEQUANTIZE, DEQUANTIZE_INT4,
+    EMBED,
+    BIAS,
+    CAST,
+    COPY,
+    ANGLES,
+    NORM,
+    MODULATE,
+    RESIDUAL,
+    ROPE,
+    CONCAT,
+    SOFTMAX,
+    GELU,
+    ACTION_OUT,
+    EULER,
+    DEQUANTIZE,
+    DEQUANTIZE_INT4,
 ];
 
 /// Also what `fused` begins with.

@@ -20,7 +20,7 @@ use kernelgate_cuda::{Argument, Device, KernelSpec, Requires};
 const MAX_ROWS: usize = 56;
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Items>] = 
+pub const KERNELS: &[KernelSpec<Items>] =
     &[PERSISTENT, SHIFT, PERSISTENT_FP8, SHIFT_FP8, PERSISTENT_INT4, SHIFT_INT4];
 
 /// Blocks: so many clusters of so many.
