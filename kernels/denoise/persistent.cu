@@ -20,8 +20,8 @@
 // Bound: latency. Two fifths of a layer are five exchanges through the L2, 1.7 to 2.2 us each, from
 // a block's last store to the first copy of it elsewhere; GEMMs are 5.5 us, attention 2.5, what is
 // exchanged in the cluster and follows it 3.5. Reading the weights is 8 us, concurrent with all
-// that. So weights of eight bits gain nothing by themselves: handing them through one more warpgroup
-// takes longer than the bytes that they save (RESULTS).
+// that. So weights of eight or four bits gain nothing by themselves: handing them through one more
+// warpgroup takes longer than the bytes that they save (RESULTS).
 #include "denoise/actions.cuh"
 #include "denoise/persistent.cuh"
 #include "denoise/persistent_attention.cuh"
