@@ -370,3 +370,23 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
   values[i] = packet_of(x);
 }
+
+// The same of int4: numbers of four bits, 8 added to each, times the scale of their column and of
+// their group of k, which is exact. Scales are [k / INT4_GROUP][columns], the last row of fewer k.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    denoise_per_op_dequantize_int4(const u32* codes, const uint4* scales, uint4* values,
+                                   int columns, int packets) {
+  wait_for_previous();
+  const i64 i = thread_index();
+  if (i >= packets) return;
+  const i64 row = i * kPacket / columns, column = i * kPacket % columns;
+  const uint4 packed = scales[(row / INT4_GROUP * columns + column) / kPacket];
+  const u32 pairs[4] = {packed.x, packed.y, packed.z, packed.w}, packet = codes[i];
+  float x[kPacket];
+#pragma unroll
+  for (int j = 0; j < kPacket; ++j) {
+    const float scale = j % 2 == 0 ? Bf16::low(pairs[j / 2]) : Bf16::high(pairs[j / 2]);
+    x[j] = static_cast<float>(static_cast<int>(packet >> j * 4 & 15) - 8) * scale;
+  }
+  values[i] = packet_of(x);
+}

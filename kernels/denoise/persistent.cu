@@ -15,13 +15,13 @@
 // moves: persistent.cuh.
 //
 // Threads: 384; 256 compute, of the others one produces weights and one warp activations. With
-// weights of eight bits 512, of which 128 decode these.
+// weights of eight or four bits 512, of which 128 decode these.
 // Shared memory: the weights of a GEMM, its x, what the cluster sends; see persistent.cuh.
 // Bound: latency. Two fifths of a layer are five exchanges through the L2, 1.7 to 2.2 us each, from
 // a block's last store to the first copy of it elsewhere; GEMMs are 5.5 us, attention 2.5, what is
 // exchanged in the cluster and follows it 3.5. Reading the weights is 8 us, concurrent with all
-// that. So weights of eight bits gain nothing by themselves: handing them through one more warpgroup
-// takes longer than the bytes that they save (RESULTS).
+// that. So weights of eight or four bits gain nothing by themselves: handing them through one more
+// warpgroup takes longer than the bytes that they save (RESULTS).
 #include "denoise/actions.cuh"
 #include "denoise/persistent.cuh"
 #include "denoise/persistent_attention.cuh"
@@ -421,9 +421,11 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
 __device__ __forceinline__ uint4 chunk_of(const u16* unit, int column, int chunk) {
   if (!kCoded)
     return *reinterpret_cast<const uint4*>(unit + column * 64 + (chunk ^ column) * 8);
-  const uint2 codes = *reinterpret_cast<const uint2*>(unit + (chunk / 2 * 8 + column) * 8 +
-                                                      chunk % 2 * 4);
-  const u32 factor = half_twice(unit[256 + column], 0);
+  const u32 factor = half_twice(unit[kCodeBytes / 2 + column], 0);
+  const int lane = chunk / 2 * 8 + column;  // of a warp that decodes the unit
+  if (kInt4)
+    return decode_int4(reinterpret_cast<const u32*>(unit)[lane * 2 + chunk % 2], factor);
+  const uint2 codes = reinterpret_cast<const uint2*>(unit)[lane * 2 + chunk % 2];
   const uint2 low = decode(codes.x, factor), high = decode(codes.y, factor);
   return make_uint4(low.x, low.y, high.x, high.y);
 }

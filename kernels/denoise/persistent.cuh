@@ -14,8 +14,9 @@
 // Threads: two consumer warpgroups; in a third, one thread is the weight producer and one warp the
 // activation producer.
 //
-// Weights are bf16, or codes of fp8 (e4m3) with a power of two for each column: a fourth warpgroup
-// decodes these in the place that they were copied to, where the tensor cores then find bf16. That
+// Weights are bf16, or codes: fp8 (e4m3) with a power of two for each column, or whole numbers of
+// four bits with a scale for each column of half a group (128 of k). Of codes, a fourth warpgroup
+// decodes them in the place that they were copied to, where the tensor cores then find bf16. That
 // is exact, so that what follows is the same in both.
 //
 // Weights do not wait for the grid barriers: each GEMM's weights are requested as soon as their
@@ -33,7 +34,7 @@
 
 static_assert(kWidth == 1024 && kMlp == 4096 && kHeads == 8 && kHeadDim == 256,
               "the split is this model's");
-constexpr bool kCoded = WEIGHT_BITS == 8;
+constexpr bool kCoded = WEIGHT_BITS < 16, kInt4 = WEIGHT_BITS == 4;
 constexpr int kThreads = THREADS, kWorkers = 256, kDecoders = 128;
 constexpr int kClusters = CLUSTERS, kRanks = RANKS, kBlocks = kClusters * kRanks;
 constexpr int kMaxRows = MAX_ROWS, kMaxKeys = MAX_KEYS, kQueryRows = kMaxRows * kHeads;
@@ -46,7 +47,8 @@ constexpr u32 kPanelBytes = kPanelElements * 2;
 // 8 columns and 64 of k: bytes of them for the tensor cores, bytes in device memory (of codes:
 // these, [k / 16][8 columns][16], and for each column a bf16 that they are multiplied by), and
 // elements of the pointers to them.
-constexpr u32 kUnitBytes = 8 * 64 * 2, kStoredBytes = kCoded ? 8 * 64 + 8 * 2 : kUnitBytes;
+constexpr u32 kUnitBytes = 8 * 64 * 2, kCodeBytes = 8 * WEIGHT_BITS * 8,
+              kStoredBytes = kCoded ? kCodeBytes + 8 * 2 : kUnitBytes;
 constexpr int kStored = kStoredBytes / 2;
 
 // Units of each GEMM, and the most that a cluster (qkv, gate_up: a quarter of one) has of them;
@@ -342,6 +344,33 @@ __device__ __forceinline__ uint2 decode(u32 codes, u32 factor) {
       multiply_bf16x2((codes << 4 & 0x07f007f0) | (codes << 8 & 0x80008000), factor));
 }
 
+// Eight whole numbers from -8 to 7, each with 8 added, of four bits: of the word's lower half those
+// of even k, of its upper half those of odd k. A number is the low bits of a bf16 between 128 and
+// 143 and exact after 136 has been subtracted; so is its product with the scale `factor`.
+__device__ __forceinline__ uint4 decode_int4(u32 codes, u32 factor) {
+  u32 w[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    asm("sub.rn.bf16x2 %0, %1, %2;"
+        : "=r"(w[i])
+        : "r"((codes >> (4 * i) & 0x000f000f) | 0x43004300), "r"(0x43084308));
+    w[i] = multiply_bf16x2(w[i], factor);
+  }
+  return make_uint4(w[0], w[1], w[2], w[3]);
+}
+// Eight k of a column, as bf16: number `half` of the two that a lane has of a unit.
+__device__ __forceinline__ uint4 decode_eight(const uint4& codes, int half, u32 factor) {
+  if (kInt4) return decode_int4(half == 0 ? codes.x : codes.y, factor);
+  const uint2 low = decode(half == 0 ? codes.x : codes.z, factor),
+              high = decode(half == 0 ? codes.y : codes.w, factor);
+  return make_uint4(low.x, low.y, high.x, high.y);
+}
+// Sixteen codes of a lane of a unit; of int4, the upper half is nothing.
+__device__ __forceinline__ uint4 load_codes(u32 unit, int lane) {
+  if (!kInt4) return load_shared_b128(unit + lane * 16);
+  return make_uint4(load_shared_b32(unit + lane * 8), load_shared_b32(unit + lane * 8 + 4), 0, 0);
+}
+
 // Weights as the tensor cores take them, from codes, piece after piece; by a warpgroup.
 class Decoder {
  public:
@@ -377,9 +406,9 @@ class Decoder {
     for (int i = 0; i < kTurns; ++i) {
       const int unit = i * kWarps + b.warp;
       if (unit >= units) continue;
-      codes[i] = load_shared_b128(from + unit * kStoredBytes + b.lane * 16);
+      codes[i] = load_codes(from + unit * kStoredBytes, b.lane);
       factors[i] = half_twice(
-          load_shared_b32(from + unit * kStoredBytes + 512 + column / 2 * 4), column % 2);
+          load_shared_b32(from + unit * kStoredBytes + kCodeBytes + column / 2 * 4), column % 2);
     }
     barrier_sync(kDecoding, kDecoders);
 #pragma unroll
@@ -387,10 +416,11 @@ class Decoder {
       const int unit = i * kWarps + b.warp;
       if (unit >= units) continue;
       const u32 at = to + unit * kUnitBytes + column * 128;
-      const uint2 w[4] = {decode(codes[i].x, factors[i]), decode(codes[i].y, factors[i]),
-                          decode(codes[i].z, factors[i]), decode(codes[i].w, factors[i])};
-      store_shared_b128(at + (chunk ^ column) * 16, w[0].x, w[0].y, w[1].x, w[1].y);
-      store_shared_b128(at + ((chunk + 1) ^ column) * 16, w[2].x, w[2].y, w[3].x, w[3].y);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4 w = decode_eight(codes[i], half, factors[i]);
+        store_shared_b128(at + ((chunk + half) ^ column) * 16, w.x, w.y, w.z, w.w);
+      }
     }
     fence_async();
     __syncwarp();

@@ -31,6 +31,10 @@
 //! property of the weights, not of an implementation, and larger here than with trained ones:
 //! random weights have no structure that survives. RESULTS states it.
 //!
+//! With int4 weights it is the same with another `W`: of each 128 of k of a column (the last group
+//! may be shorter) a seventh of the largest element, rounded to five significant bits, is the scale;
+//! elements are divided by it, rounded to whole numbers from -7 to 7, and multiplied again.
+//!
 //! Tensors, row-major, matrices `[in, out]` so that `y = x·W`; layers are stacked. W width, D
 //! depth, M mlp width, H query heads, E head dimension, S horizon, P prefix; head h of a row of q
 //! is its elements `h·E..(h+1)·E`. Matrices and caches have the dtype of the problem, biases, `x`
@@ -80,9 +84,9 @@ const P: Axis = Axis::number("p", "prefix: cached tokens, 968 with three images,
 const STEPS: Axis = Axis::number("steps", "Euler steps");
 const DTYPE: Axis = Axis::one_of(
     "dtype",
-    &["f32", "bf16", "fp8"],
-    "dtype of weights, activations and caches; fp8: bf16, but the layers' weights in e4m3; the \
-     state is always f32",
+    &["f32", "bf16", "fp8", "int4"],
+    "dtype of weights, activations and caches; fp8, int4: bf16, but the layers' weights in e4m3, or \
+     in four bits in groups of 128; the state is always f32",
 );
 
 /// The time of [`STEP`]: three of ten steps into the loop.
@@ -94,6 +98,7 @@ const DEFINITION: &[&str] = &[
     include_str!("../e4m3.rs"),
     include_str!("definition.rs"),
     include_str!("fp8.rs"),
+    include_str!("int4.rs"),
     include_str!("reference.rs"),
     include_str!("model.rs"),
     include_str!("shape.rs"),
@@ -109,8 +114,8 @@ pub const STEP: Workload<DenoiseStep> = Workload {
     accelerator: &["model=pi05 s=50 p=968 dtype=bf16"],
     thorough: &[
         "model=pi05 s=10,15,50 p=712,968 dtype=f32,bf16",
-        "model=pi05 s=50 p=968 dtype=fp8",
-        "model=tiny s=7,50 p=13,968 dtype=f32,bf16,fp8",
+        "model=pi05 s=50 p=968 dtype=fp8,int4",
+        "model=tiny s=7,50 p=13,968 dtype=f32,bf16,fp8,int4",
     ],
     bind: |point| Ok(DenoiseStep { expert: ExpertShape::bind(point)? }),
 };
@@ -128,9 +133,9 @@ pub const LOOP: Workload<DenoiseLoop> = Workload {
     thorough: &[
         "model=pi05 s=10,50 p=712,968 steps=10 dtype=f32,bf16",
         "model=pi05 s=50 p=968 steps=5 dtype=bf16",
-        "model=pi05 s=10 p=712 steps=10 dtype=fp8",
-        "model=pi05 s=50 p=968 steps=10 dtype=fp8",
-        "model=tiny s=7,50 p=13,968 steps=1,10 dtype=f32,bf16,fp8",
+        "model=pi05 s=10 p=712 steps=10 dtype=fp8,int4",
+        "model=pi05 s=50 p=968 steps=10 dtype=fp8,int4",
+        "model=tiny s=7,50 p=13,968 steps=1,10 dtype=f32,bf16,fp8,int4",
     ],
     bind: |point| {
         let steps = point.number("steps")?;

@@ -97,16 +97,6 @@ pub fn dequantized(tensor: &Tensor) -> Tensor {
     Tensor::new(tensor.shape(), Data::Bf16(values))
 }
 
-/// The inputs with the dequantised weights in place of these.
-pub fn with_dequantized(inputs: &Tensors, specs: &[TensorSpec]) -> Tensors {
-    let mut inputs = inputs.clone();
-    for spec in specs.iter().filter(|spec| is_quantized(spec)) {
-        let tensor = dequantized(inputs.tensor(spec.name));
-        inputs.insert(spec.name, tensor);
-    }
-    inputs
-}
-
 /// Bytes of the codes and of a byte of exponent a column.
 pub fn bytes(spec: &TensorSpec) -> u64 {
     let [layers, _, columns] = spec.shape[..] else { panic!("a stack of matrices is quantised") };

@@ -4,6 +4,7 @@ mod cpu;
 mod cuda;
 mod definition;
 mod fp8;
+mod int4;
 pub mod model;
 #[cfg(test)]
 mod plain;

@@ -2,10 +2,10 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Unit, Work};
+use kernelgate::workload::{AxisError, Dtype, Point, Tensor, Tensors, Unit, Work};
 
-use super::fp8;
 use super::model::{ACTION, Model, Read, TensorSpec};
+use super::{fp8, int4};
 
 /// The most tokens of horizon or prefix, and the most steps: far more than any policy has, and few
 /// enough that no count overflows 64 bits.
@@ -22,6 +22,19 @@ pub enum WeightFormat {
     Same,
     /// Codes of e4m3 and a power of two for each column.
     Fp8,
+    /// Numbers of four bits and a scale for each 128 of k of a column.
+    Int4,
+}
+
+impl WeightFormat {
+    /// The weights that a quantised matrix stands for.
+    fn dequantized(self) -> Option<fn(&Tensor) -> Tensor> {
+        match self {
+            Self::Same => None,
+            Self::Fp8 => Some(fp8::dequantized),
+            Self::Int4 => Some(int4::dequantized),
+        }
+    }
 }
 
 /// What the step and the loop share: a model on a horizon and a prefix.
@@ -44,6 +57,7 @@ impl ExpertShape {
         let model = Model::named(point.word("model")?).expect("the axis lists the models");
         let (dtype, weights) = match point.word("dtype")? {
             "fp8" => (Dtype::Bf16, WeightFormat::Fp8),
+            "int4" => (Dtype::Bf16, WeightFormat::Int4),
             name => (Dtype::parse(name).expect("the axis lists dtypes"), WeightFormat::Same),
         };
         let (s, p) = (point.number("s")?, point.number("p")?);
@@ -66,16 +80,20 @@ impl ExpertShape {
 
     /// Inputs as the mathematics takes them: quantised weights as the numbers that they stand for.
     pub(super) fn effective(&self, inputs: &Tensors) -> Tensors {
-        match self.weights {
-            WeightFormat::Same => inputs.clone(),
-            WeightFormat::Fp8 => fp8::with_dequantized(inputs, &self.specs()),
+        let mut inputs = inputs.clone();
+        let Some(dequantized) = self.weights.dequantized() else { return inputs };
+        for spec in self.specs().iter().filter(|spec| fp8::is_quantized(spec)) {
+            let tensor = dequantized(inputs.tensor(spec.name));
+            inputs.insert(spec.name, tensor);
         }
+        inputs
     }
 
     /// Bytes of an input that have to be read.
     fn read_bytes(&self, spec: &TensorSpec) -> u64 {
         match self.weights {
             WeightFormat::Fp8 if fp8::is_quantized(spec) => fp8::bytes(spec),
+            WeightFormat::Int4 if fp8::is_quantized(spec) => int4::bytes(spec),
             _ => spec.bytes(),
         }
     }
@@ -165,7 +183,7 @@ impl ExpertShape {
         // Dequantised weights beside those that are given, and as f32 what computes in that.
         let quantized = match self.weights {
             WeightFormat::Same => 0,
-            WeightFormat::Fp8 => 3 * inputs,
+            WeightFormat::Fp8 | WeightFormat::Int4 => 3 * inputs,
         };
         // The reference, in f64: the styles of all steps and the activations of a layer; its blocks
         // of weights and scores are a few MB.

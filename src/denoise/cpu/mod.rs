@@ -68,7 +68,7 @@ pub const LOOP: &[Implementation<DenoiseLoop>] = &[Implementation {
 
 fn supports(shape: &ExpertShape) -> Result<(), String> {
     match (shape.dtype, shape.weights) {
-        (Dtype::F32, _) | (_, WeightFormat::Fp8) => Ok(()),
+        (Dtype::F32, _) | (_, WeightFormat::Fp8 | WeightFormat::Int4) => Ok(()),
         _ => Err("computes f32 only".to_owned()),
     }
 }
@@ -77,6 +77,6 @@ fn supports(shape: &ExpertShape) -> Result<(), String> {
 fn in_f32(shape: &ExpertShape, inputs: &Arc<Tensors>) -> Arc<Tensors> {
     match shape.weights {
         WeightFormat::Same => inputs.clone(),
-        WeightFormat::Fp8 => Arc::new(widened(&shape.effective(inputs))),
+        WeightFormat::Fp8 | WeightFormat::Int4 => Arc::new(widened(&shape.effective(inputs))),
     }
 }

@@ -13,6 +13,7 @@ mod codes;
 use super::buffers::Region;
 use crate::denoise::definition::WeightFormat;
 use crate::denoise::fp8::{Fp8, quantize};
+use crate::denoise::int4::{self, Int4};
 use crate::denoise::model::Model;
 use crate::parallel;
 use kernelgate::workload::{Dtype, Tensors};
@@ -65,8 +66,10 @@ enum PackedLayout {
     Tiles(usize),
     /// Panels of k, eight columns at a time.
     Panels,
-    /// The same of quantised weights.
+    /// The same of weights in fp8.
     Codes,
+    /// The same of weights in int4.
+    Int4Codes,
 }
 
 /// A model's for the persistent kernel: the GEMMs of a layer in panels, in that format, the others
@@ -78,6 +81,7 @@ pub fn persistent_packings(model: &Model, weights: WeightFormat) -> Vec<Packing>
             packing.layout = match weights {
                 WeightFormat::Same => PackedLayout::Panels,
                 WeightFormat::Fp8 => PackedLayout::Codes,
+                WeightFormat::Int4 => PackedLayout::Int4Codes,
             };
         }
     }
@@ -138,6 +142,7 @@ impl Packing {
         let elements = self.depth * self.columns.iter().sum::<usize>();
         match self.layout {
             PackedLayout::Codes => elements / (CHUNK * TILE) * codes::UNIT_BYTES,
+            PackedLayout::Int4Codes => elements / (CHUNK * TILE) * codes::INT4_UNIT_BYTES,
             _ => elements * Dtype::Bf16.bytes(),
         }
     }
@@ -170,6 +175,7 @@ impl Packing {
             }
             PackedLayout::Panels => self.pack_panels(&inputs),
             PackedLayout::Codes => self.pack_codes(tensors),
+            PackedLayout::Int4Codes => self.pack_int4(tensors),
         }
     }
 
@@ -226,16 +232,41 @@ impl Packing {
         const { assert!(codes::COLUMNS == CHUNK && codes::DEPTH == TILE) };
         let inputs: Vec<Fp8> =
             self.inputs.iter().map(|name| quantize(tensors.tensor(name))).collect();
+        self.pack_units(codes::UNIT_BYTES, |layer, row, input, first, to| {
+            let (Fp8 { codes, exponents }, columns) = (&inputs[input], self.columns[input]);
+            let row = layer * self.depth + row;
+            let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK];
+            codes::pack_unit(to, of_k, &exponents[layer * columns + first..][..CHUNK]);
+        })
+    }
+
+    fn pack_int4(&self, tensors: &Tensors) -> Vec<u8> {
+        const { assert!(int4::GROUP.is_multiple_of(TILE)) };
+        let inputs: Vec<Int4> =
+            self.inputs.iter().map(|name| int4::quantize(tensors.tensor(name))).collect();
+        self.pack_units(codes::INT4_UNIT_BYTES, |layer, row, input, first, to| {
+            let (Int4 { codes, scales }, columns) = (&inputs[input], self.columns[input]);
+            let group = layer * int4::groups(self.depth) + row / int4::GROUP;
+            let row = layer * self.depth + row;
+            let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK];
+            codes::pack_int4_unit(to, of_k, &scales[group * columns + first..][..CHUNK]);
+        })
+    }
+
+    /// Panels of units of so many bytes: `write` takes layer, first k, input, first column and the
+    /// unit's place.
+    fn pack_units(
+        &self,
+        bytes: usize,
+        write: impl Fn(usize, usize, usize, usize, &mut [u8]) + Sync,
+    ) -> Vec<u8> {
         let panels = self.depth / TILE;
         let mut packed = vec![0; self.layers * self.layer_bytes()];
         parallel::chunks_mut(&mut packed, self.layer_bytes() / panels, &|index, to| {
             let (layer, panel) = (index / panels, index % panels);
-            for (unit, to) in to.chunks_exact_mut(codes::UNIT_BYTES).enumerate() {
+            for (unit, to) in to.chunks_exact_mut(bytes).enumerate() {
                 let (input, first) = self.source(unit);
-                let (Fp8 { codes, exponents }, columns) = (&inputs[input], self.columns[input]);
-                let row = layer * self.depth + panel * TILE;
-                let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK];
-                codes::pack_unit(to, of_k, &exponents[layer * columns + first..][..CHUNK]);
+                write(layer, panel * TILE, input, first, to);
             }
         });
         packed
@@ -384,6 +415,47 @@ mod tests {
         ];
         let half = |bits: u32| bf16::from_bits(bits as u16).to_f32() * factor;
         [half(words[0]), half(words[0] >> 16), half(words[1]), half(words[1] >> 16)]
+    }
+
+    #[test]
+    fn every_int4_decodes_to_its_value_where_the_kernel_looks_for_it() {
+        // A group of each way in is two panels, and a layer's width has half a group at its end.
+        let model = Model { head_dim: 32, width: 192, mlp: 256, ..TINY };
+        let mut tensors = Tensors::new();
+        for spec in model.tensors(1, 1, Dtype::Bf16) {
+            tensors.insert(spec.name, spec.draw(4));
+        }
+        let packings = persistent_packings(&model, WeightFormat::Int4);
+        let coded = |packing: &&Packing| packing.layout == PackedLayout::Int4Codes;
+        assert_eq!(packings.iter().filter(coded).count(), LAYER_GEMMS.len());
+        for packing in packings.iter().filter(coded) {
+            let packed = packing.pack(&tensors);
+            assert_eq!(packed.len(), packing.region().1);
+            let dequantized = int4::dequantized;
+            let exact: Vec<_> =
+                packing.inputs.iter().map(|name| dequantized(tensors.tensor(name))).collect();
+            let (panels, units) = (packing.depth / TILE, packing.columns.iter().sum::<usize>() / 8);
+            for (index, unit) in packed.chunks_exact(codes::INT4_UNIT_BYTES).enumerate() {
+                let (layer, panel) = (index / units / panels, index / units % panels);
+                let (input, first) = packing.source(index % units);
+                // As `decode_int4` of `kernels/denoise/persistent.cuh`, eight codes a word.
+                for (number, word) in unit[..codes::INT4_FACTORS_AT].chunks_exact(4).enumerate() {
+                    let (lane, word) = (number / 2, u32::from_le_bytes(word.try_into().unwrap()));
+                    let (column, k) =
+                        (lane % 8, panel * TILE + lane / 8 * codes::GROUP + number % 2 * 8);
+                    let factor = codes::INT4_FACTORS_AT + column * 2;
+                    let factor = bf16::from_le_bytes([unit[factor], unit[factor + 1]]).to_f32();
+                    for i in 0..8 {
+                        let pair = word >> (i / 2 * 4) & 0x000f_000f | 0x4300_4300;
+                        let raised = bf16::from_bits((pair >> (i % 2 * 16)) as u16).to_f32();
+                        let at = (layer * packing.depth + k + i) * packing.columns[input];
+                        let expected = exact[input].to_f64(at + first + column, 1)[0];
+                        let got = f64::from((raised - 136.0) * factor);
+                        assert_eq!(got, expected, "{} {index} {lane} {i}", packing.name);
+                    }
+                }
+            }
+        }
     }
 
     #[test]

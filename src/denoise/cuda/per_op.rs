@@ -12,7 +12,8 @@ use super::buffers::{self, Buffers};
 use super::program::{LaunchPlan, LaunchSequence};
 use super::row::{Items, THREADS, a_row_a_block, kernel};
 use super::run::ExpertRun;
-use crate::denoise::fp8::{Fp8, quantize};
+use crate::denoise::definition::WeightFormat;
+use crate::denoise::int4;
 use crate::denoise::model::{ACTION, Model};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
@@ -20,7 +21,7 @@ use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::libraries::gemm::{Blas, Spec, WORKSPACE_BYTES};
 use kernelgate_cuda::{Argument, Device, KernelSpec};
 
-use memory::{coded, extents, padded};
+use memory::{coded, encoded, extents, padded};
 
 const NULL: Argument = Argument::Address(0);
 
@@ -30,13 +31,34 @@ const PACKET: usize = 8;
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Items>] = &[
-    EMBED, BIAS, CAST, COPY, ANGLES, NORM, MODULATE, RESIDUAL, ROPE, CONCAT, SOFTMAX, GELU,
-    ACTION_OUT, EULER, DEQUANTIZE,
+    EMBED,
+    BIAS,
+    CAST,
+    COPY,
+    ANGLES,
+    NORM,
+    MODULATE,
+    RESIDUAL,
+    ROPE,
+    CONCAT,
+    SOFTMAX,
+    GELU,
+    ACTION_OUT,
+    EULER,
+    DEQUANTIZE,
+    DEQUANTIZE_INT4,
 ];
 
 /// Also what `fused` begins with.
 pub const EMBED: KernelSpec<Items> = KernelSpec {
-    constants: |_| vec![("THREADS", THREADS), ("PACKET", PACKET), ("ACTION", ACTION)],
+    constants: |_| {
+        vec![
+            ("THREADS", THREADS),
+            ("PACKET", PACKET),
+            ("ACTION", ACTION),
+            ("INT4_GROUP", int4::GROUP),
+        ]
+    },
     ..kernel(
         "denoise/per_op",
         include_str!("../../../kernels/denoise/per_op.cu"),
@@ -63,6 +85,8 @@ const GELU: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_gelu", ..BI
 const EULER: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_euler", ..BIAS };
 
 const DEQUANTIZE: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_dequantize", ..BIAS };
+const DEQUANTIZE_INT4: KernelSpec<Items> =
+    KernelSpec { symbol: "denoise_per_op_dequantize_int4", ..BIAS };
 
 const NORM: KernelSpec<Items> =
     KernelSpec { symbol: "denoise_per_op_norm", blocks: a_row_a_block, ..EMBED };
@@ -126,8 +150,8 @@ fn write(
         device,
         &self::inputs(run),
         coded(run).iter().flat_map(|matrix| {
-            let Fp8 { codes, exponents } = quantize(inputs.tensor(matrix.name));
-            [(matrix.name, codes), (matrix.exponents, bytemuck::cast_vec(exponents))]
+            let [codes, scales] = encoded(run, inputs, matrix);
+            [(matrix.name, codes), (matrix.scales, scales)]
         }),
         &scratch(run),
         &[],
@@ -336,11 +360,13 @@ impl PerOpWriter<'_> {
         };
         let [rows, columns] = extents(self.run, name);
         let packets = rows * columns / PACKET;
-        let [codes, exponents] =
-            [name, matrix.exponents].map(|name| Argument::Address(memory.layer(name, layer)));
+        let [codes, scales] =
+            [name, matrix.scales].map(|name| Argument::Address(memory.layer(name, layer)));
         let sizes = [columns, packets].map(|size| Argument::I32(size as i32));
-        let arguments = [codes, exponents, memory.at(matrix.values), sizes[0], sizes[1]];
-        self.plan.launch(&DEQUANTIZE, packets, &arguments);
+        let arguments = [codes, scales, memory.at(matrix.values), sizes[0], sizes[1]];
+        let int4 = self.run.shape.weights == WeightFormat::Int4;
+        let kernel = if int4 { &DEQUANTIZE_INT4 } else { &DEQUANTIZE };
+        self.plan.launch(kernel, packets, &arguments);
         memory.address(matrix.values)
     }
 

@@ -20,7 +20,8 @@ use kernelgate_cuda::{Argument, Device, KernelSpec, Requires};
 const MAX_ROWS: usize = 56;
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Items>] = &[PERSISTENT, SHIFT, PERSISTENT_FP8, SHIFT_FP8];
+pub const KERNELS: &[KernelSpec<Items>] =
+    &[PERSISTENT, SHIFT, PERSISTENT_FP8, SHIFT_FP8, PERSISTENT_INT4, SHIFT_INT4];
 
 /// Blocks: so many clusters of so many.
 const CLUSTERS: usize = 15;
@@ -59,16 +60,27 @@ const SHIFT: KernelSpec<Items> = KernelSpec {
 /// The same with quantised weights, which a fourth warpgroup decodes.
 const PERSISTENT_FP8: KernelSpec<Items> = KernelSpec {
     defines: with_fp8,
-    constants: |items| own_constants(items, FP8_THREADS, 8),
-    threads: FP8_THREADS,
+    constants: |items| own_constants(items, CODED_THREADS, 8),
+    threads: CODED_THREADS,
     ..PERSISTENT
 };
 const SHIFT_FP8: KernelSpec<Items> =
     KernelSpec { defines: with_fp8, constants: PERSISTENT_FP8.constants, ..SHIFT };
-const FP8_THREADS: usize = THREADS + 128;
+const PERSISTENT_INT4: KernelSpec<Items> = KernelSpec {
+    defines: with_int4,
+    constants: |items| own_constants(items, CODED_THREADS, 4),
+    ..PERSISTENT_FP8
+};
+const SHIFT_INT4: KernelSpec<Items> =
+    KernelSpec { defines: with_int4, constants: PERSISTENT_INT4.constants, ..SHIFT };
+const CODED_THREADS: usize = THREADS + 128;
 
 fn with_fp8(items: &Items) -> Vec<String> {
     [(PERSISTENT.defines)(items), vec!["WEIGHTS=Fp8".to_owned()]].concat()
+}
+
+fn with_int4(items: &Items) -> Vec<String> {
+    [(PERSISTENT.defines)(items), vec!["WEIGHTS=Int4".to_owned()]].concat()
 }
 
 /// Shifts of sixteen steps in two parts of bf16, rows 64 bytes apart.
@@ -182,6 +194,7 @@ pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument) -> LaunchPlan {
     let (kernel, shift) = match run.shape.weights {
         WeightFormat::Same => (&PERSISTENT, &SHIFT),
         WeightFormat::Fp8 => (&PERSISTENT_FP8, &SHIFT_FP8),
+        WeightFormat::Int4 => (&PERSISTENT_INT4, &SHIFT_INT4),
     };
     let mut plan = LaunchPlan::default();
     plan.begin("Prepare");

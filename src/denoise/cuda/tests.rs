@@ -2,7 +2,7 @@
 //! model and at the full width with few layers, for repeatability, and its memory against what it
 //! declares.
 
-mod fp8;
+mod quantized;
 
 use super::buffers::Buffers;
 use super::program::{LaunchPlan, Written};
@@ -32,7 +32,16 @@ fn looped(model: Model, s: usize, p: usize, steps: usize) -> DenoiseLoop {
 
 /// The same with weights in fp8.
 fn in_fp8(problem: DenoiseLoop) -> DenoiseLoop {
-    DenoiseLoop { expert: ExpertShape { weights: WeightFormat::Fp8, ..problem.expert }, ..problem }
+    with_weights(problem, WeightFormat::Fp8)
+}
+
+/// The same with weights in int4.
+fn in_int4(problem: DenoiseLoop) -> DenoiseLoop {
+    with_weights(problem, WeightFormat::Int4)
+}
+
+fn with_weights(problem: DenoiseLoop, weights: WeightFormat) -> DenoiseLoop {
+    DenoiseLoop { expert: ExpertShape { weights, ..problem.expert }, ..problem }
 }
 
 /// The rows that compute a problem.
@@ -153,6 +162,10 @@ fn declared_memory_is_what_the_shapes_say() {
         declared(&LOOP[5], &full) - declared(&LOOP[5], &in_fp8(full)),
         PI05.layer_weights() / 512 * (1024 - 528)
     );
+    assert_eq!(
+        declared(&LOOP[5], &full) - declared(&LOOP[5], &in_int4(full)),
+        PI05.layer_weights() / 512 * (1024 - 272)
+    );
     // The full loop: its 879 MB of weights and caches are nearly all of it.
     for row in LOOP {
         let gigabytes = declared(row, &full) as f64 / 1e9;
@@ -189,6 +202,7 @@ fn every_launch_has_the_arguments_of_its_kernel() {
         ExpertRun::from(&DenoiseStep { expert: shape(SHALLOW, 50, 968) }),
         ExpertRun::from(&looped(TINY, 7, 13, 3)),
         ExpertRun::from(&in_fp8(looped(TINY, 7, 13, 3))),
+        ExpertRun::from(&in_int4(looped(TINY, 7, 13, 3))),
     ] {
         for (plan, memory) in plans(&run) {
             let known = |address: u64| address == 0 || address == 1 << 40 || memory.holds(address);
@@ -403,7 +417,7 @@ fn fused_launches_repeat_bit_by_bit() {
 fn the_persistent_kernel_repeats_bit_by_bit_a_thousand_times() {
     let Some((device, _alone)) = gpu() else { return };
     let plain = looped(SHALLOW, 50, 968, 2);
-    for problem in [plain, in_fp8(plain)] {
+    for problem in [plain, in_fp8(plain), in_int4(plain)] {
         let inputs = problem.inputs(25);
         let Some(mut task) = prepare(&LOOP[5], &problem, &inputs, &device) else { return };
         let mut launch = || {

@@ -2,9 +2,12 @@
 //! columns and 64 of k, in each `[k / 16][8 columns][16 codes]` and for each column a bf16 that its
 //! decoded codes are multiplied by.
 //!
-//! The kernel reads a code's bits as a bf16 with the same exponent field, which is 2^-120 of its
+//! Of fp8 the kernel reads a code's bits as a bf16 with the same exponent field, which is 2^-120 of its
 //! value: the factor makes up for that. Of four codes the bytes are those of k + 2, k, k + 3, k + 1,
 //! so that shifts alone bring neighbours of k into the two halves of a word.
+//!
+//! Of int4 a code is a number plus 8. Of the eight in a word the even k are in the lower half, the
+//! odd ones in the upper, each in the order of k. A unit is half a group of k and has its scales.
 
 use half::bf16;
 use kernelgate::workload::Dtype;
@@ -18,10 +21,33 @@ pub const GROUP: usize = 16;
 const PLACES: [usize; 4] = [1, 3, 0, 2];
 /// Where the factors are, behind the codes.
 pub const FACTORS_AT: usize = COLUMNS * DEPTH;
-/// Bytes of a unit.
+/// Bytes of a unit of fp8.
 pub const UNIT_BYTES: usize = FACTORS_AT + COLUMNS * Dtype::Bf16.bytes();
 
-/// Writes a unit: the codes of its columns at each k, as `codes` gives them, and their factors.
+/// The same of int4, of a unit.
+pub const INT4_FACTORS_AT: usize = COLUMNS * DEPTH / 2;
+pub const INT4_UNIT_BYTES: usize = INT4_FACTORS_AT + COLUMNS * Dtype::Bf16.bytes();
+
+/// Writes a unit of int4: the numbers of its columns at each k, as `codes` gives them, and their
+/// scales.
+pub fn pack_int4_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [i8], scales: &[bf16]) {
+    let (places, factors) = to.split_at_mut(INT4_FACTORS_AT);
+    places.fill(0);
+    for k in 0..DEPTH {
+        for (column, &code) in codes(k).iter().enumerate() {
+            let place = int4_place(k, column);
+            places[place / 2] |= ((code + 8) as u8) << (place % 2 * 4);
+        }
+    }
+    factors.copy_from_slice(bytemuck::cast_slice(scales));
+}
+
+/// Where a code of int4 is in its unit, in halves of a byte.
+const fn int4_place(k: usize, column: usize) -> usize {
+    (k / GROUP * COLUMNS + column) * GROUP + k % GROUP / 8 * 8 + k % 8 / 2 + k % 2 * 4
+}
+
+/// Writes a unit of fp8: the codes of its columns at each k, as `codes` gives them, and their factors.
 pub fn pack_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [u8], exponents: &[i8]) {
     let (places, factors) = to.split_at_mut(FACTORS_AT);
     for k in 0..DEPTH {
@@ -48,6 +74,10 @@ mod tests {
     fn places_of_a_unit_are_all_different() {
         let mut places: Vec<_> = (0..FACTORS_AT).map(|i| place(i / 8, i % 8)).collect();
         assert_eq!([0, 1, 2, 3, 16].map(|k| place(k, 0)), [1, 3, 0, 2, 129]);
+        places.sort_unstable();
+        assert_eq!(places, (0..FACTORS_AT).collect::<Vec<_>>());
+        let mut places: Vec<_> = (0..FACTORS_AT).map(|i| int4_place(i / 8, i % 8)).collect();
+        assert_eq!([0, 1, 2, 8, 16].map(|k| int4_place(k, 0)), [0, 4, 1, 8, 128]);
         places.sort_unstable();
         assert_eq!(places, (0..FACTORS_AT).collect::<Vec<_>>());
     }

@@ -3,8 +3,10 @@
 use crate::denoise::cuda::buffers::{self, Region};
 use crate::denoise::cuda::run::ExpertRun;
 use crate::denoise::definition::WeightFormat;
+use crate::denoise::fp8::{self, Fp8};
+use crate::denoise::int4::{self, Int4};
 use crate::denoise::model::{ACTION, Model};
-use kernelgate::workload::Dtype;
+use kernelgate::workload::{Dtype, Tensors};
 
 /// Keys that the GEMMs run over: a multiple of eight, so that rows of probabilities are whole
 /// packets.
@@ -12,29 +14,29 @@ pub const fn padded(context: usize) -> usize {
     context.next_multiple_of(8)
 }
 
-/// A quantised matrix: the input, which is held as codes, its columns' exponents, and a layer of it
-/// as bf16.
+/// A quantised matrix: the input, which is held as codes, its exponents or scales, and a layer of
+/// it as bf16.
 pub struct Coded {
     /// The input.
     pub name: &'static str,
-    /// Exponents of its columns.
-    pub exponents: &'static str,
+    /// Exponents of its columns; of int4, scales of its groups.
+    pub scales: &'static str,
     /// The layer in bf16.
     pub values: &'static str,
 }
 
 const CODED: [Coded; 7] = {
-    const fn coded(name: &'static str, exponents: &'static str, values: &'static str) -> Coded {
-        Coded { name, exponents, values }
+    const fn coded(name: &'static str, scales: &'static str, values: &'static str) -> Coded {
+        Coded { name, scales, values }
     }
     [
-        coded("q_proj", "q_exponents", "q_values"),
-        coded("k_proj", "k_exponents", "k_values"),
-        coded("v_proj", "v_exponents", "v_values"),
-        coded("o_proj", "o_exponents", "o_values"),
-        coded("gate_proj", "gate_exponents", "gate_values"),
-        coded("up_proj", "up_exponents", "up_values"),
-        coded("down_proj", "down_exponents", "down_values"),
+        coded("q_proj", "q_scales", "q_values"),
+        coded("k_proj", "k_scales", "k_values"),
+        coded("v_proj", "v_scales", "v_values"),
+        coded("o_proj", "o_scales", "o_values"),
+        coded("gate_proj", "gate_scales", "gate_values"),
+        coded("up_proj", "up_scales", "up_values"),
+        coded("down_proj", "down_scales", "down_values"),
     ]
 };
 
@@ -42,7 +44,7 @@ const CODED: [Coded; 7] = {
 pub fn coded(run: &ExpertRun) -> &'static [Coded] {
     match run.shape.weights {
         WeightFormat::Same => &[],
-        WeightFormat::Fp8 => &CODED,
+        WeightFormat::Fp8 | WeightFormat::Int4 => &CODED,
     }
 }
 
@@ -59,12 +61,33 @@ pub fn extents(run: &ExpertRun, name: &str) -> [usize; 2] {
     [rows, columns]
 }
 
-/// Codes and exponents.
+/// A matrix's codes and its exponents or scales, as `kernels/denoise/per_op.cu` takes them: of int4
+/// two columns a byte, the numbers plus 8.
+pub fn encoded(run: &ExpertRun, inputs: &Tensors, matrix: &Coded) -> [Vec<u8>; 2] {
+    let tensor = inputs.tensor(matrix.name);
+    if run.shape.weights == WeightFormat::Int4 {
+        let Int4 { codes, scales } = int4::quantize(tensor);
+        let pairs = codes.chunks_exact(2);
+        let packed = pairs.map(|two| (two[0] + 8) as u8 | ((two[1] + 8) as u8) << 4).collect();
+        [packed, bytemuck::cast_slice(&scales).to_vec()]
+    } else {
+        let Fp8 { codes, exponents } = fp8::quantize(tensor);
+        [codes, bytemuck::cast_vec(exponents)]
+    }
+}
+
+/// Codes, and exponents or scales.
 pub fn packed(run: &ExpertRun) -> Vec<Region> {
     let depth = run.shape.model.depth;
     let regions = |matrix: &Coded| {
         let [rows, columns] = extents(run, matrix.name);
-        [(matrix.name, depth * rows * columns), (matrix.exponents, depth * columns)]
+        let [codes, scales] = match run.shape.weights {
+            WeightFormat::Int4 => {
+                [rows * columns / 2, int4::groups(rows) * columns * Dtype::Bf16.bytes()]
+            }
+            _ => [rows * columns, columns],
+        };
+        [(matrix.name, depth * codes), (matrix.scales, depth * scales)]
     };
     coded(run).iter().flat_map(regions).collect()
 }

@@ -1,0 +1,95 @@
+//! Rows whose weights are quantised.
+
+use super::*;
+
+const FORMATS: [(WeightFormat, usize, &str); 2] = [
+    (WeightFormat::Fp8, 8, "denoise_per_op_dequantize"),
+    (WeightFormat::Int4, 4, "denoise_per_op_dequantize_int4"),
+];
+
+#[test]
+fn rows_for_quantised_weights_are_those_of_operations_and_the_persistent_kernel() {
+    let names = |problem: &DenoiseLoop| {
+        supporting(LOOP, problem).iter().map(|row| row.name).collect::<Vec<_>>()
+    };
+    for (weights, bits, dequantize) in FORMATS {
+        let full = with_weights(looped(PI05, 50, 968, 10), weights);
+        let tiny = with_weights(looped(TINY, 7, 13, 3), weights);
+        assert_eq!(names(&full), ["cuda/per_op", "cuda/graph", "cuda/persistent"]);
+        assert_eq!((LOOP[2].supports)(&full), Err("takes bf16 weights only".to_owned()));
+        assert_eq!(names(&tiny), ["cuda/per_op", "cuda/graph"]);
+        // A dequantisation before each GEMM of a layer; the persistent kernel decodes as it reads.
+        let launches = |plan: &LaunchPlan| {
+            let named = |written: &&Written| matches!(written, Written::Launch { kernel, .. } if kernel.symbol == dequantize);
+            plan.written.iter().filter(named).count()
+        };
+        let [(plain, _), ..] = plans(&ExpertRun::from(&looped(TINY, 7, 13, 3)));
+        let [(per_op, _), _, (persistent, _)] = plans(&ExpertRun::from(&tiny));
+        assert_eq!((launches(&plain), launches(&per_op)), (0, 3 * 2 * 7));
+        let Some(Written::Launch { kernel, .. }) =
+            persistent.written.iter().rfind(|written| matches!(written, Written::Launch { .. }))
+        else {
+            panic!("the loop is launched")
+        };
+        let items = Items { model: PI05, items: 1, layers: 1 };
+        assert!((kernel.constants)(&items).contains(&("WEIGHT_BITS", bits)));
+    }
+}
+
+/// Loops at the kernel's bounds, against the fp64 loop of the quantised weights.
+fn rows_agree(weights: WeightFormat) {
+    let Some((device, _alone)) = gpu() else { return };
+    let problems = [
+        looped(TINY, 7, 13, 3),
+        looped(TINY, 50, 968, 10),
+        looped(SHALLOW, 50, 968, 2),
+        looped(SHALLOW, 56, 968, 1),
+        looped(SHALLOW, 1, 1023, 1),
+        looped(SHALLOW, 5, 3, 1),
+        looped(SHALLOW, 33, 500, 1),
+        looped(Model { depth: 3, ..SHALLOW }, 10, 712, 3),
+        looped(Model { depth: 1, ..SHALLOW }, 17, 111, 37),
+    ];
+    for plain in problems {
+        let problem = with_weights(plain, weights);
+        let DenoiseLoop { expert: ExpertShape { s, p, model, .. }, steps } = problem;
+        let name =
+            format!("{weights:?} {} depth={} s={s} p={p} steps={steps}", model.name, model.depth);
+        check(supporting(LOOP, &problem), &problem, &device, &name);
+    }
+}
+
+#[test]
+fn fp8_rows_agree_with_the_loop_of_the_quantised_weights() {
+    rows_agree(WeightFormat::Fp8);
+}
+
+#[test]
+fn int4_rows_agree_with_the_loop_of_the_quantised_weights() {
+    rows_agree(WeightFormat::Int4);
+}
+
+/// The rows of quantised weights have the bits of their bf16 on the dequantised weights.
+#[test]
+fn rows_decode_to_the_bit() {
+    let Some((device, _alone)) = gpu() else { return };
+    let sizes = [(50, 968, 3), (9, 40, 2)];
+    for (weights, (s, p, steps)) in FORMATS.iter().flat_map(|f| sizes.map(|sizes| (f.0, sizes))) {
+        let plain = looped(Model { depth: 3, ..SHALLOW }, s, p, steps);
+        let problem = with_weights(plain, weights);
+        let inputs = problem.inputs(27);
+        let quantized = problem.expert.effective(&inputs);
+        for row in [&LOOP[0], &LOOP[5]] {
+            let outputs: Vec<_> = [(problem, &inputs), (plain, &quantized)]
+                .into_iter()
+                .filter_map(|(problem, inputs)| {
+                    let mut task = prepare(row, &problem, inputs, &device)?;
+                    task.launch().unwrap();
+                    Some(task.outputs().unwrap().tensor("actions").as_bytes().to_vec())
+                })
+                .collect();
+            let same = outputs.windows(2).all(|pair| pair[0] == pair[1]);
+            assert!(same, "{} {weights:?} s={s} p={p} steps={steps}", row.name);
+        }
+    }
+}

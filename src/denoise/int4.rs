@@ -1,0 +1,197 @@
+//! Weights in four bits: whole numbers from -7 to 7 and a scale for each 128 of k of a column.
+//!
+//! A scale has five significant bits, so that its product with any of the numbers, which have three,
+//! is a bf16 number: implementations lose nothing by computing in bf16.
+
+use half::bf16;
+
+use super::model::TensorSpec;
+use crate::parallel;
+use kernelgate::workload::{Data, Dtype, Tensor};
+
+/// Elements along k with one scale. The last group of a column may have fewer.
+pub const GROUP: usize = 128;
+/// The largest number; the least is its negative.
+pub const LARGEST: i8 = 7;
+/// The least and the largest scale: products with them neither vanish nor overflow. An element
+/// beyond seven times the largest saturates.
+const SCALES: [f32; 2] = [f32::from_bits((127 - 100) << 23), f32::from_bits((127 + 100) << 23)];
+
+/// A quantised matrix.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Int4 {
+    /// As the elements, `[layers][k][columns]`, a number each.
+    pub codes: Vec<i8>,
+    /// What numbers are multiplied by, `[layers][ceil(k / 128)][columns]`: a seventh of the group's
+    /// largest element, to nearest.
+    pub scales: Vec<bf16>,
+}
+
+/// Groups of a column of so many k.
+pub const fn groups(depth: usize) -> usize {
+    depth.div_ceil(GROUP)
+}
+
+/// Quantises a bf16 tensor `[layers, k, columns]`; not a number becomes 0.
+///
+/// # Panics
+/// When it is something else.
+pub fn quantize(tensor: &Tensor) -> Int4 {
+    let (&[layers, rows, columns], Data::Bf16(values)) = (tensor.shape(), tensor.data()) else {
+        panic!("a stack of bf16 matrices is quantised")
+    };
+    let mut quantized = Int4 {
+        codes: vec![0; values.len()],
+        scales: vec![bf16::ZERO; layers * groups(rows) * columns],
+    };
+    let matrices = quantized.codes.chunks_mut(rows * columns);
+    let matrices = matrices.zip(quantized.scales.chunks_mut(groups(rows) * columns)).collect();
+    parallel::each(matrices, &|layer, (codes, scales): (&mut [i8], &mut [bf16])| {
+        let values = values[layer * rows * columns..][..rows * columns].chunks(GROUP * columns);
+        let groups = codes.chunks_mut(GROUP * columns).zip(scales.chunks_mut(columns));
+        for (values, (codes, scales)) in values.zip(groups) {
+            quantize_group(values, codes, scales);
+        }
+    });
+    quantized
+}
+
+/// Rows of as many columns as there are scales.
+fn quantize_group(values: &[bf16], codes: &mut [i8], scales: &mut [bf16]) {
+    let columns = scales.len();
+    let mut largest = vec![0f32; columns];
+    for row in values.chunks(columns) {
+        let wider = largest.iter_mut().zip(row);
+        wider.for_each(|(largest, x)| *largest = largest.max(x.to_f32().abs()));
+    }
+    let pairs = largest.iter().zip(scales.iter_mut());
+    pairs.for_each(|(&largest, scale)| *scale = scale_for(largest));
+    let inverses: Vec<f32> = scales.iter().map(|scale| scale.to_f32().recip()).collect();
+    let bound = f32::from(LARGEST);
+    for (row, codes) in values.chunks(columns).zip(codes.chunks_mut(columns)) {
+        for ((x, inverse), code) in row.iter().zip(&inverses).zip(codes) {
+            *code = (x.to_f32() * inverse).round_ties_even().clamp(-bound, bound) as i8;
+        }
+    }
+}
+
+/// A seventh, rounded to five significant bits.
+fn scale_for(largest: f32) -> bf16 {
+    let [least, most] = SCALES;
+    let bits = (largest / f32::from(LARGEST)).clamp(least, most).to_bits();
+    let dropped = f32::MANTISSA_DIGITS - 5;
+    let odd = bits >> dropped & 1;
+    let rounded = (bits + (1 << (dropped - 1)) - 1 + odd) >> dropped << dropped;
+    bf16::from_f32(f32::from_bits(rounded))
+}
+
+/// The weights that numbers and scales stand for: bf16 numbers, all of them exact.
+pub fn dequantized(tensor: &Tensor) -> Tensor {
+    let &[_, rows, columns] = tensor.shape() else { panic!("a stack of matrices is quantised") };
+    let Int4 { codes, scales } = quantize(tensor);
+    let mut values = vec![bf16::ZERO; codes.len()];
+    parallel::chunks_mut(&mut values, rows * columns, &|layer, values| {
+        let codes = &codes[layer * rows * columns..];
+        let scales = &scales[layer * groups(rows) * columns..];
+        for (k, (row, codes)) in values.chunks_mut(columns).zip(codes.chunks(columns)).enumerate() {
+            let scales = &scales[k / GROUP * columns..][..columns];
+            for ((x, &code), scale) in row.iter_mut().zip(codes).zip(scales) {
+                *x = bf16::from_f32(f32::from(code) * scale.to_f32());
+            }
+        }
+    });
+    Tensor::new(tensor.shape(), Data::Bf16(values))
+}
+
+/// Bytes of the numbers, two a byte, and of the scales.
+pub fn bytes(spec: &TensorSpec) -> u64 {
+    let [layers, rows, columns] = spec.shape[..] else {
+        panic!("a stack of matrices is quantised")
+    };
+    let scales = layers * groups(rows) * columns * Dtype::Bf16.bytes();
+    ((layers * rows * columns).div_ceil(2) + scales) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::denoise::fp8::is_quantized;
+    use crate::denoise::model::{PI05, TINY};
+    use kernelgate::workload::random;
+
+    fn tensor(shape: [usize; 3], value: impl Fn(usize, usize, usize) -> f32) -> Tensor {
+        let [layers, rows, columns] = shape;
+        let all = (0..layers * rows * columns)
+            .map(|i| bf16::from_f32(value(i / (rows * columns), i / columns % rows, i % columns)));
+        Tensor::new(shape, Data::Bf16(all.collect()))
+    }
+
+    #[test]
+    fn scales_have_five_significant_bits_and_products_are_exact() {
+        for x in random::normal(3, "largest", 4000) {
+            let largest = x.abs() * 2f32.powi((x.to_bits() % 60) as i32 - 30);
+            let scale = scale_for(largest).to_f32();
+            assert_eq!(scale.to_bits() & ((1 << 19) - 1), 0, "{largest}");
+            assert!((scale * 7.0 / largest - 1.0).abs() <= 1.0 / 32.0, "{largest} {scale}");
+            for code in 1..=LARGEST {
+                let product = f32::from(code) * scale;
+                assert_eq!(bf16::from_f32(product).to_f32(), product);
+            }
+        }
+        assert_eq!(scale_for(0.0).to_f32(), SCALES[0]);
+        assert_eq!(scale_for(f32::MAX).to_f32(), SCALES[1]);
+        assert_eq!(scale_for(7.0).to_f32(), 1.0);
+    }
+
+    #[test]
+    fn elements_are_within_half_a_scale_and_a_group_has_its_own() {
+        // Sizes that no group or byte divides.
+        let drawn = random::normal(7, "w", 2 * 301 * 5);
+        let exact = tensor([2, 301, 5], |layer, k, column| {
+            drawn[(layer * 301 + k) * 5 + column] * 10f32.powi((k / GROUP) as i32)
+        });
+        let Int4 { codes, scales } = quantize(&exact);
+        assert_eq!((codes.len(), scales.len()), (2 * 301 * 5, 2 * 3 * 5));
+        assert!(codes.iter().all(|code| (-LARGEST..=LARGEST).contains(code)));
+        let near = dequantized(&exact);
+        let (x, y) = (exact.to_f64(0, codes.len()), near.to_f64(0, codes.len()));
+        for (i, (x, y)) in x.iter().zip(&y).enumerate() {
+            let (layer, k, column) = (i / (301 * 5), i / 5 % 301, i % 5);
+            let scale = scales[(layer * 3 + k / GROUP) * 5 + column].to_f64();
+            assert_eq!(f64::from(codes[i]) * scale, *y);
+            // The largest is beyond 7 scales by up to 7 / 32 of one.
+            assert!((x - y).abs() <= 0.5 * scale, "{i}: {x} {y} {scale}");
+        }
+        for group in 0..3 {
+            let used = (group * GROUP..301.min((group + 1) * GROUP))
+                .any(|k| codes[k * 5 + 2].abs() == LARGEST);
+            assert!(used, "the largest element of group {group} has the largest number");
+        }
+    }
+
+    #[test]
+    fn zeros_stay_and_what_is_representable_stays() {
+        let zeros = tensor([1, 200, 3], |_, k, _| if k < GROUP { 0.0 } else { 1.0 });
+        let near = dequantized(&zeros);
+        assert_eq!(near.to_f64(0, 200 * 3)[..GROUP * 3], [0.0; GROUP * 3]);
+        assert!(near.to_f64(GROUP * 3, 72 * 3).iter().all(|y| (y - 1.0).abs() < 1.0 / 32.0));
+        let exact = tensor([1, 256, 2], |_, k, column| {
+            ((k % 15) as f32 - 7.0) * 0.3125 * 2f32.powi(column as i32 - (k / GROUP) as i32)
+        });
+        assert_eq!(dequantized(&exact), exact);
+        let special = tensor([1, 3, 1], |_, k, _| [f32::NAN, 7.0, f32::MAX][k]);
+        assert_eq!(quantize(&special).codes[0], 0);
+        assert!(dequantized(&special).to_f64(2, 1)[0].is_finite());
+    }
+
+    #[test]
+    fn bytes_are_four_bits_and_an_eighth() {
+        let specs = PI05.tensors(50, 968, Dtype::Bf16);
+        let sum: u64 = specs.iter().filter(|spec| is_quantized(spec)).map(bytes).sum();
+        assert_eq!(sum, PI05.layer_weights() / 2 + PI05.layer_weights() / 64);
+        // One group in 64 of k.
+        let specs = TINY.tensors(7, 13, Dtype::Bf16);
+        let gate = specs.iter().find(|spec| spec.name == "gate_proj").unwrap();
+        assert_eq!(bytes(gate), 2 * (64 * 128 / 2 + 128 * 2));
+    }
+}
