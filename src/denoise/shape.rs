@@ -4,8 +4,9 @@ use std::sync::{Mutex, PoisonError};
 
 use kernelgate::workload::{AxisError, Dtype, Point, Tensor, Tensors, Unit, Work};
 
+use super::fp8;
+use super::int4;
 use super::model::{ACTION, Model, Read, TensorSpec};
-use super::{fp8, int4};
 
 /// The most tokens of horizon or prefix, and the most steps: far more than any policy has, and few
 /// enough that no count overflows 64 bits.
