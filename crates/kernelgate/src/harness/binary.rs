@@ -259,8 +259,11 @@ impl Harness {
             (Ok(None), _) => {
                 return nothing("another bench has what was asked for".to_owned(), Vec::new());
             }
-            // What is close to it is put together from all benches.
             (Err(_), Some(text)) => {
+                if let Some(error) = self.refused_axes(flags, &place) {
+                    return nothing(error.to_string(), Vec::new());
+                }
+                // What is close to it is put together from all benches.
                 return nothing(
                     format!("no case matches `{}`", cases::in_short(text)),
                     cases::suggestions(&filter, &cases::all_ids(own())),
@@ -332,11 +335,27 @@ impl Harness {
             return Ok(None);
         }
         match filter.text() {
-            Some(_) => Err(cases::nothing_matches(filter, self.everything())),
+            Some(_) => Err(self
+                .refused_axes(flags, place)
+                .unwrap_or_else(|| cases::nothing_matches(filter, self.everything()))),
             None if !flags.axis.is_empty() && !matches!(filter, Filter::None) => {
-                Err(cases::nothing_has(&flags.axis))
+                Err(cases::nothing_has(own(), &flags.axis))
             }
             None => Ok(None),
+        }
+    }
+
+    /// Why no case has the axes, whatever is named besides; `None` where some have them.
+    fn refused_axes(&self, flags: &Flags, place: &Place) -> Option<HarnessError> {
+        let own = || self.suites.iter().map(AsRef::as_ref);
+        if flags.axis.is_empty() {
+            return None;
+        }
+        match cases::select(own(), Effort::Thorough, place, &flags.axis, &Filter::All) {
+            Err(error) => Some(error),
+            Ok(selection) => {
+                selection.matched_nothing().then(|| cases::nothing_has(own(), &flags.axis))
+            }
         }
     }
 
@@ -467,5 +486,13 @@ mod tests {
         let message = select(&["--axis", "n=7", "--axis", "d=64"]).unwrap_err().to_string();
         assert!(message.starts_with("no case has the axes n=7 d=64 together"), "{message}");
         assert!(select(&["spike/sideways"]).is_err());
+        // The axes are the mistake, not the filter that goes with them.
+        for filter in ["forward", "spike/sideways"] {
+            let message = select(&["--axis", "n=7", "--axis", "d=64", filter]).unwrap_err();
+            let message = message.to_string();
+            assert!(message.starts_with("no case has the axes n=7 d=64 together"), "{message}");
+        }
+        let message = select(&["--axis", "n=7", "spike/sideways"]).unwrap_err().to_string();
+        assert!(message.starts_with("no case matches `spike/sideways`"), "{message}");
     }
 }

@@ -224,8 +224,25 @@ pub fn check_overrides<'a>(
     Ok(())
 }
 
-/// The error for axes, valid one by one, that no case has together.
-pub fn nothing_has(overrides: &[Override]) -> HarnessError {
+/// The error for axes that no case of these suites has: a value that none of those with its axis
+/// takes, or values that are taken one by one and not together.
+pub fn nothing_has<'a>(
+    suites: impl Iterator<Item = &'a dyn Suite>,
+    overrides: &[Override],
+) -> HarnessError {
+    let suites: Vec<_> = suites.collect();
+    for wanted in overrides {
+        let has_axis = |suite: &&&dyn Suite| suite.axes().iter().any(|a| a.name == wanted.axis);
+        let one = std::slice::from_ref(wanted);
+        let tried = suites.iter().filter(has_axis);
+        let tried: Vec<_> =
+            tried.map(|suite| suite.points(Effort::Thorough, Scale::Host, one)).collect();
+        if let Some(Err(error)) = tried.first()
+            && tried.iter().all(Result::is_err)
+        {
+            return HarnessError::Usage(error.to_string());
+        }
+    }
     let axes = overrides
         .iter()
         .map(|wanted| format!("{}={}", wanted.axis, wanted.values.join(",")))
