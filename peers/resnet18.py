@@ -4,7 +4,8 @@ Peers: eager in fp32 with TF32 convolutions; the same in a CUDA graph; and what 
 write: channels-last bf16, convolutions over all time steps at once, bias, residual and neurons in
 one kernel, the stem once an image, all in a CUDA graph; once with the kernel that `torch.compile`
 makes, once in Triton (`resnet18_triton.py`), which is ready in seconds where the compiler takes
-minutes. Inference with SpikingJelly's neurons, which have no backward pass, where it is installed. A training step is the forward pass, cross-entropy, backward by replay, SGD with momentum.
+minutes. Inference with SpikingJelly's neurons, which have no backward pass, where it is installed.
+A training step is the forward pass, cross-entropy, backward by replay, SGD with momentum.
 
 The same equations as the workload. Weights are random here, drawn as the workload's are but not the
 same numbers: speed does not depend on them. `python resnet18.py --check DUMP` computes the problem

@@ -3,8 +3,11 @@
 //!
 //! A layer's work is that of its convolutions, a shortcut with the second of its block, and its
 //! neurons; of bytes it counts the parameters that are multiplied with a pixel somewhere, as spikes
-//! need never leave the chip: a 3×3 filter over one pixel is read for one tap of nine. Backward, a layer is
-//! the gradient of what its convolution read and of the neurons that wrote that.
+//! need never leave the chip: a 3×3 filter over one pixel is read for one tap of nine. Backward, a
+//! layer is the gradient of what its convolution read and of the neurons that wrote that.
+//!
+//! Deliberately absent: the guides' ranges around a launch (session, loading, warm-up runs, memory
+//! and layer profiling), as one launch is what is recorded; ranges of the host's row.
 
 use super::network::{Block, CLASSES, Conv, Map};
 use super::shape::NetworkShape;

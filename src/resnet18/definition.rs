@@ -134,7 +134,7 @@ pub const TRAIN_STEP: Workload<TrainStep> = Workload {
     default: &["stem=imagenet w=64 b=8 t=4 level=8 weights=dyadic dtype=f32"],
     accelerator: &["stem=imagenet w=64 b=32 t=8 level=8 weights=dyadic dtype=bf16"],
     thorough: &[
-        "stem=imagenet,cifar w=64 b=8,32,128 t=4,8,16 level=4,8,16 weights=dyadic dtype=bf16",
+        "stem=imagenet,cifar w=64 b=8,16,32,128 t=4,8,16 level=4,8,16 weights=dyadic dtype=bf16",
         "stem=imagenet w=64 b=8,32 t=8 level=8 weights=dyadic dtype=f32",
     ],
     bind: |point| Ok(TrainStep { shape: NetworkShape::bind(point)? }),

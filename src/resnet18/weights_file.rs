@@ -39,7 +39,7 @@ pub(super) fn content() -> &'static str {
 ///
 /// # Errors
 /// A fragment that names the file: it is no safetensors file, cut short, lacks a parameter, holds
-/// another tensor, or one of another shape or dtype, or a number that is not finite.
+/// another tensor, or one of another shape or dtype, or a number that is no finite f32.
 pub(super) fn read(path: &Path, network: &Network) -> Result<Vec<f32>, String> {
     let of_file = |why: String| format!("weights {}: {why}", path.display());
     let file = SafeTensors::read(path).map_err(of_file)?;
@@ -57,8 +57,11 @@ pub(super) fn read(path: &Path, network: &Network) -> Result<Vec<f32>, String> {
             return Err(of_file(format!("`{name}` is i8, a parameter is a float")));
         }
         let values = tensor.to_f64(0, tensor.len());
-        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            return Err(of_file(format!("`{name}` holds {} at element {at}", values[at])));
+        if let Some(at) = values.iter().position(|&value| !(value as f32).is_finite()) {
+            let value = values[at];
+            return Err(of_file(format!(
+                "`{name}` holds {value:e} at element {at}, no finite f32"
+            )));
         }
         // [out, in, rows · columns] to [out, rows · columns, in].
         let inputs = shape.get(1).copied().unwrap_or(1);
@@ -148,6 +151,11 @@ mod tests {
         refused(&|all| all[0].2 = vec![8, 3, 9], "`conv1.weight` has the shape [8, 3, 9], not [");
         refused(&|all| all[0].0 = "bn1.weight".to_owned(), "`bn1.weight` is no parameter");
         refused(&|all| all[1].3[..4].fill(0xff), "`conv1.bias` holds NaN at element 0");
+        let beyond = |all: &mut Stores| {
+            all[1].1 = Stored::F64;
+            all[1].3 = [1e300_f64; 8].iter().flat_map(|value| value.to_le_bytes()).collect();
+        };
+        refused(&beyond, "`conv1.bias` holds 1e300 at element 0, no finite f32");
         let narrow = |dtype| {
             move |all: &mut Stores| {
                 all[1].1 = dtype;

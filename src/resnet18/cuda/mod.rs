@@ -1,10 +1,10 @@
-//! ResNet-18 on the GPU: from a launch an operation and time step to a kernel a layer.
+//! ResNet-18 on the GPU: from a launch an operation and time step to the network in one launch.
 //!
 //! What each kernel does, its thread mapping and its bound are in its file under
 //! `kernels/resnet18`. A rung is a `Sequence`, the list of its launches, made once while a case is
 //! prepared, in which weights are packed too. Neurons start from their first step, so there is no
-//! reset to launch, and no reshaping: frames lie time-major as every kernel reads them. Deliberately
-//! absent: f32.
+//! reset to launch; frames lie time-major as every kernel reads them, so that only the stem's operand
+//! is gathered. Deliberately absent: f32.
 
 mod best;
 mod fused;
