@@ -64,6 +64,22 @@ fn facts_of_a_known_kernel() {
 }
 
 #[test]
+fn kernels_compile_with_clocks_of_their_stages() {
+    if !compiler() {
+        return;
+    }
+    let clocked: Vec<Build> =
+        kernels().into_iter().filter_map(|kernel| kernel.with_clocks).collect();
+    assert!(!clocked.is_empty(), "no row names stages");
+    clocked.par_iter().for_each(|build| {
+        let compiled = compile(build, "sm_90a").unwrap();
+        let counters = b"kernelgate_stages\0";
+        let has_counters = compiled.cubin.windows(counters.len()).any(|found| found == counters);
+        assert!(has_counters, "{} counts nothing", build.name());
+    });
+}
+
+#[test]
 fn warpgroup_gemms_overlap_with_what_follows_them() {
     if !compiler() {
         return;

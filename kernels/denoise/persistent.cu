@@ -132,7 +132,7 @@ struct Layer {
       skip_x(b);
     } else {
       float acc[24];
-      multiply<48, 8, kQkvPanel>(b, acc, b.base + kQkvAt, b.qkv_full, parity);
+      multiply<48, 8, kQkvPanel>(b, acc, b.base + kQkvAt, b.qkv_full, parity, kQkv);
       if (b.lane == 0) barrier_arrive_one(b.qkv_free);
       hold_weights(b);
       // To the block with the other slice of k its half of the rows.
@@ -184,6 +184,7 @@ struct Layer {
   __device__ __forceinline__ void attention(Block& b, Fragments& fragments) const {
     const Share share(a, b);
     barrier_wait(b.queries_full, parity);  // all blocks: none arrives twice in a row
+    stage_ends(kAttention);
     if (!share.active) return;
     fragments.load(a, b, share, keys, values, true);
     attend(a, b, share, fragments);
@@ -192,7 +193,7 @@ struct Layer {
   __device__ __forceinline__ void out(Block& b, Four& h) const {
     const Place at(a, b);
     const Four gate = load_four(at, style1 + 2 * kWidth), scale = load_four(at, style2);
-    rows_product<4, kOutPanel>(b, kOutAt, b.out_full, 0);
+    rows_product<4, kOutPanel>(b, kOutAt, b.out_full, 0, kOut);
     if (!b.owns_rows(a)) return;
     add_gated(b, at, gate, h);
     publish(a, b, at, h, scale, a.squares + kMaxRows * 16);
@@ -202,7 +203,7 @@ struct Layer {
     const Place at(a, b);
     const Four gate = load_four(at, style2 + 2 * kWidth),
                scale = last() ? Four{} : load_four(at, style1 + a.steps * i64{3} * kWidth);
-    rows_product<8, kDownPanel>(b, kDownAt, b.down_full, b.down_free);
+    rows_product<8, kDownPanel>(b, kDownAt, b.down_full, b.down_free, kDown);
     if (!b.owns_rows(a)) return;
     add_gated(b, at, gate, h);
     if (last())
@@ -245,11 +246,12 @@ struct Layer {
   // A slice of k of all the cluster's columns, by the first warpgroup; tells barrier `read`, if it
   // is not 0, that it has read the weights.
   template <int kPanels, u32 kPanel>
-  __device__ __forceinline__ void rows_product(Block& b, u32 weights, u32 full, u32 read) const {
+  __device__ __forceinline__ void rows_product(Block& b, u32 weights, u32 full, u32 read,
+                                               Stage stage) const {
     if (threadIdx.x == 0 && b.owns_rows(a)) barrier_expect(b.parts_full, kRowPartsBytes);
     if (b.group == 0) {
       float acc[36];
-      multiply<72, kPanels, kPanel>(b, acc, b.base + weights, full, parity);
+      multiply<72, kPanels, kPanel>(b, acc, b.base + weights, full, parity, stage);
       if (b.lane == 0 && read != 0) barrier_arrive_one(read);
       hold_weights(b);
       send_rows(a, b, acc);
@@ -285,7 +287,7 @@ struct Layer {
     if (b.group == 1) norm.request(a.squares + kMaxRows * 16, b.thread);
     float acc[kUnits * 8];
     multiply<kUnits * 16, 8, kGateUpPanel, 2, 2>(b, acc, b.base + kGateUpAt + kBefore * 2048,
-                                                 b.gate_up_full + b.group * 8, parity);
+                                                 b.gate_up_full + b.group * 8, parity, kGateUp);
     if (b.lane == 0) barrier_arrive_one(b.gate_up_free);
     if (b.group == 1) {
       norm.finish(inverse, b.thread);
@@ -357,6 +359,7 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
                     out_bias, action_in, in_bias,      velocity,  state,
                     dt,       rows,      prefix,       layers,    steps};
   Block b(shared_address(shared), shared_address(barriers));
+  stages_begin();
   if (threadIdx.x == 0) b.begin();
   __syncthreads();
   cluster_arrive();
@@ -385,6 +388,7 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
     publish(a, b, at, residual, load_four(at, a.styles1), a.squares);
   }
   arrive();
+  stage_ends(kStart);
   u32 parity = 0;
 #pragma unroll 1
   for (int step = 0; step < a.steps; ++step) {
@@ -394,25 +398,32 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
       b.rematerialize();
       Fragments fragments = layer.prefix(b);
       layer.qkv(b, residual, inverse);
+      stage_ends(kQkv + 2);
       arrive();
       b.rematerialize();
       layer.attention(b, fragments);
+      stage_ends(kAttention + 2);
       arrive();
       b.rematerialize();
       layer.out(b, residual);
+      stage_ends(kOut + 2);
       arrive();
       b.rematerialize();
       layer.gate_up(b, inverse);
+      stage_ends(kGateUp + 2);
       arrive();
       b.rematerialize();
       layer.down(b, residual);
+      stage_ends(kDown + 2);
       arrive();
     }
     barrier_wait(b.rows_full, step & 1);
     if (static_cast<int>(blockIdx.x) < a.rows)
       rows_phase(a, b, step, reinterpret_cast<float*>(shared + kXAt));
     if (step + 1 < a.steps) arrive();
+    stage_ends(kRows);
   }
+  stages_finish();
   cluster_arrive_relaxed();
   cluster_wait();
 }

@@ -29,6 +29,7 @@
 #include "common/cluster.cuh"
 #include "common/memory.cuh"
 #include "common/reduce.cuh"
+#include "common/stages.cuh"
 #include "common/wgmma.cuh"
 #include "denoise/model.cuh"
 
@@ -208,6 +209,10 @@ struct Share {
     seen = max_of(0, min_of(keys, context - first));
   }
 };
+
+// Stages in the order of the row's names. Each phase has three: until the first of what it reads is
+// there, until it is computed, and until it is written.
+enum Stage : int { kStart = 0, kQkv = 1, kAttention = 4, kOut = 7, kGateUp = 10, kDown = 13, kRows = 16 };
 
 // The named barriers of the block.
 enum NamedBarrier : u32 { kAttended = 1, kNormed = 2, kWorking = 3, kArrived = 4, kNormedHere = 5, kDecoding = 6 };
@@ -502,9 +507,10 @@ class ActivationProducer {
 
 // acc[64][kN] = x w over the block's k; by a warpgroup. kStride: barriers a panel of weights. From
 // chunk kFirst on; if that is the third, says when the upper half of the weights has been read.
+// Ends two stages, from `stage` on.
 template <int kN, int kPanels, u32 kPanel, int kStride = 1, int kFirst = 0>
 __device__ __forceinline__ void multiply(const Block& b, float (&acc)[kN / 2], u32 weights,
-                                         u32 weights_full, u32 weights_parity) {
+                                         u32 weights_full, u32 weights_parity, Stage stage) {
   constexpr int kChunk = kPanels / 4;
   const u64 x = operand(b.base + kXAt), w = operand(weights);
 #pragma unroll
@@ -513,6 +519,7 @@ __device__ __forceinline__ void multiply(const Block& b, float (&acc)[kN / 2], u
   for (int turn = 0; turn < 4; ++turn) {
     const int chunk = turn ^ kFirst;
     barrier_wait(b.x_full + chunk * 8, b.x_parity);
+    if (turn == 0) stage_ends(stage);
 #pragma unroll
     for (int i = 0; i < kChunk; ++i)
       barrier_wait(weights_full + (chunk * kChunk + i) * (8 * kStride), weights_parity);
@@ -530,6 +537,7 @@ __device__ __forceinline__ void multiply(const Block& b, float (&acc)[kN / 2], u
     }
   }
   wgmma_wait<0>();
+  stage_ends(stage + 1);
 }
 // For who does not multiply: all of x has come, so that the next wait for it is for the next x.
 __device__ __forceinline__ void skip_x(const Block& b) {

@@ -161,6 +161,7 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
       send_b128(to + i * 64, Bf16::pack(x[i], x[i + 1]), Bf16::pack(x[i + 2], x[i + 3]),
                 Bf16::pack(x[i + 4], x[i + 5]), Bf16::pack(x[i + 6], x[i + 7]), barrier);
   }
+  stage_ends(kAttention + 1);
   barrier_wait(b.parts_full, b.parts_parity);
   b.parts_parity ^= 1;
 

@@ -22,6 +22,7 @@
 #include "common/element16.cuh"
 #include "common/memory.cuh"
 #include "common/reduce.cuh"
+#include "common/stages.cuh"
 #include "common/tensor_copy.cuh"
 #include "common/wgmma.cuh"
 #include "resnet18/best.cuh"
@@ -416,6 +417,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                          int images, int classes, int fed, float divisor, float theta, int tmax,
                          float scale, float share) {
   const int rank = blockIdx.x % kRanks;
+  stages_begin();
   for (u32 i = threadIdx.x; i < kLayers * sizeof(Layer) / 8; i += THREADS)
     reinterpret_cast<u64*>(shared + kLayersAt)[i] = reinterpret_cast<const u64*>(layers)[i];
   if (threadIdx.x == 0) {
@@ -450,6 +452,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   divide_biases<4>(kOfStage, rank, divisor, 256);
   divide_biases<2>(2 * kOfStage, rank, divisor, 384);
   divide_biases<1>(3 * kOfStage, rank, divisor, 256);
+  stage_ends(0);
   for (int group = blockIdx.x / kRanks; group < all; group += groups) {
     ++tag;
     const int image0 = group * kImages;
@@ -457,8 +460,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (inputs != nullptr) {
       load_images(inputs, rank, images, image0);
       multiplying_barrier();
+      stage_ends(1);
       convolve_images(stem_filters);
       multiplying_barrier();
+      stage_ends(2);
       const StemNeurons stem = {stem_bias, stem_sent, stem_divisor};
       pool_stem(stem, pooled, rank, images, image0, fed, theta, tmax, tag);
       receive(stem_sent + blockIdx.x / kRanks * kPooledWords, 0, kPooledSide, kChannels, rank - 1,
@@ -466,14 +471,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
       load_pooled(pooled, rank, images, image0);
     }
+    stage_ends(3);
 #pragma unroll 1
-    for (int n = 0; n < kOfStage; ++n) compute<8>(n, rank, slot, with);
+    for (int n = 0; n < kOfStage; ++n)
+      compute<8>(n, rank, slot, with), stage_ends(4 + n);
 #pragma unroll 1
-    for (int n = 0; n < kOfStage; ++n) compute<4>(kOfStage + n, rank, slot, with);
+    for (int n = 0; n < kOfStage; ++n)
+      compute<4>(kOfStage + n, rank, slot, with), stage_ends(4 + kOfStage + n);
 #pragma unroll 1
-    for (int n = 0; n < kOfStage; ++n) compute<2>(2 * kOfStage + n, rank, slot, with);
+    for (int n = 0; n < kOfStage; ++n)
+      compute<2>(2 * kOfStage + n, rank, slot, with), stage_ends(4 + 2 * kOfStage + n);
 #pragma unroll 1
-    for (int n = 0; n < kOfStage; ++n) compute<1>(3 * kOfStage + n, rank, slot, with);
+    for (int n = 0; n < kOfStage; ++n)
+      compute<1>(3 * kOfStage + n, rank, slot, with), stage_ends(4 + 3 * kOfStage + n);
     if (logits != nullptr) {
       receive(sent_at(layer_at(kLayers - 1), 1, 512), kLayers, 1, 512, 0, 0, tag);
       multiplying_barrier();
@@ -481,6 +491,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     // The maps are written again.
     multiplying_barrier();
+    stage_ends(4 + kLayers);
   }
+  stages_finish();
   if (threadIdx.x == 0) rounds[blockIdx.x] = tag;
 }

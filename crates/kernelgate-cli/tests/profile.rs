@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::package::{Outcome, Package};
 use kernelgate::measure::limits::TimeLimit;
 use kernelgate::protocol::{
-    CaseRecording, CaseStatus, ProfiledCase, RecordedPart, Response, ResponseBody,
+    CaseRecording, CaseStatus, ProfiledCase, RecordedPart, RecordedStages, Response, ResponseBody,
 };
 use kernelgate::record::{file, trial_request};
 use kernelgate::trace::KernelSummary;
@@ -98,6 +98,12 @@ fn profiled() -> Vec<ProfiledCase> {
         ],
         samples: Some(64),
         parts: parts(),
+        stages: vec![RecordedStages {
+            kernel: "toy_scale".to_owned(),
+            names: ["waits", "computes\u{1b}[2J"].map(str::to_owned).to_vec(),
+            launches: 3,
+            cycles: vec![vec![100, 500], vec![300, 300], vec![0, 0], vec![7]],
+        }],
         memory_uses: vec![("weights".to_owned(), 2 << 20), ("activations".to_owned(), 1 << 20)],
         device: RecordedDevice {
             name: "Toy GPU".to_owned(),
@@ -209,6 +215,20 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
             "reset - - 0 - - -",
         ]
     );
+    let table = told.lines().skip_while(|line| !line.starts_with("stages of")).take(4);
+    assert_eq!(
+        table.map(squeezed).collect::<Vec<_>>(),
+        [
+            "stages of toy_scale, 800.0 µs in 2 blocks: mean over the blocks, by clocks in another \
+             build of it",
+            "stage a launch share shortest block longest block",
+            "waits 266.7 µs 33.3% 133.3 µs 400.0 µs",
+            "computes 533.3 µs 66.7% 400.0 µs 666.7 µs",
+        ]
+    );
+    let drawn = format!("told/{}-toy_scale-stages.svg", CASE.replace('/', "_"));
+    let drawn = std::fs::read_to_string(package.path(&drawn)).unwrap();
+    assert!(drawn.contains("266.7 µs 33.3%") && !drawn.contains('\u{1b}'), "{drawn}");
     assert!(
         told.lines().filter(|line| !line.contains('/')).all(|line| line.chars().count() <= 100)
     );
@@ -222,6 +242,7 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
     assert_eq!(json[0]["recorded"]["ranges"][1]["bound"], "memory-bound");
     assert_eq!(json[0]["recorded"]["parts"]["kernels_a_launch"], 2);
     assert_eq!(json[0]["recorded"]["parts"]["parts"][1]["limit_ns"], 100_000.0);
+    assert_eq!(json[0]["recorded"]["stages"][0]["stages"][1]["share"], 800.0 / 1200.0);
     assert_eq!(json[0]["summary"]["kernels"][0]["count"], 6);
     assert!(json[0].get("recording").is_none());
     // The recording is a trace like any other.

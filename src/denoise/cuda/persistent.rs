@@ -37,6 +37,7 @@ const PERSISTENT: KernelSpec<Items> = KernelSpec {
     co_resident: true,
     requires: Requires::Exactly("sm_90a"),
     variants: || vec![Items { model: PI05, items: 1, layers: 1 }],
+    stages: STAGES,
     ..model_kernel(
         "denoise/persistent",
         include_str!("../../../kernels/denoise/persistent.cu"),
@@ -44,6 +45,27 @@ const PERSISTENT: KernelSpec<Items> = KernelSpec {
         |_| [CLUSTERS * RANKS, 1, 1],
     )
 };
+
+/// What the kernel ends as stages, by their numbers there.
+const STAGES: &[&str] = &[
+    "before the first layer",
+    "qkv: waits for x",
+    "qkv: multiplies",
+    "qkv: exchanges in the cluster, writes",
+    "attention: waits for queries",
+    "attention: scores, softmax, values",
+    "attention: exchanges in the cluster, writes",
+    "out: waits for x",
+    "out: multiplies",
+    "out: exchanges in the cluster, writes",
+    "gate, up: waits for x",
+    "gate, up: multiplies",
+    "gate, up: exchanges in the cluster, writes",
+    "down: waits for x",
+    "down: multiplies",
+    "down: exchanges in the cluster, writes",
+    "between steps",
+];
 
 const SHIFT_THREADS: usize = 256;
 const SHIFT: KernelSpec<Items> = KernelSpec {
@@ -54,6 +76,7 @@ const SHIFT: KernelSpec<Items> = KernelSpec {
     shared_bytes: shift_shared,
     cluster: None,
     co_resident: false,
+    stages: &[],
     ..PERSISTENT
 };
 

@@ -56,6 +56,7 @@ const LAYERS: KernelSpec<Grid> = KernelSpec {
     co_resident: true,
     requires: Requires::Exactly("sm_90a"),
     variants: || [4, 8, 16].map(|steps| Grid { steps, blocks: [RANKS, 1] }).to_vec(),
+    stages: STAGES,
     ..KernelSpec::new(
         Source::new("resnet18/best", include_str!("../../../kernels/resnet18/best.cu"))
             .with_headers(HEADERS),
@@ -70,8 +71,35 @@ const STEM: KernelSpec<Grid> = KernelSpec {
     threads: STEM_THREADS,
     shared_bytes: |_| 0,
     co_resident: false,
+    stages: &[],
     ..LAYERS
 };
+
+/// What the kernel ends as stages, by their numbers there. What a layer waits for the others'
+/// spikes counts to it.
+const STAGES: &[&str] = &[
+    "biases",
+    "stem: images",
+    "stem: convolution",
+    "stem: neurons, pooling, exchange",
+    "layer 1",
+    "layer 2",
+    "layer 3",
+    "layer 4",
+    "layer 5",
+    "layer 6",
+    "layer 7",
+    "layer 8",
+    "layer 9",
+    "layer 10",
+    "layer 11",
+    "layer 12",
+    "layer 13",
+    "layer 14",
+    "layer 15",
+    "layer 16",
+    "classifier",
+];
 
 const HEADERS: &[(&str, &str)] = &[
     ("resnet18/best.cuh", include_str!("../../../kernels/resnet18/best.cuh")),

@@ -32,6 +32,7 @@ mod runs;
 mod save;
 mod sessions;
 mod settings;
+mod stages;
 mod stats;
 mod timing;
 mod tool_lines;

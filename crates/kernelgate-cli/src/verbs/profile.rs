@@ -35,8 +35,9 @@ pub struct Arguments {
     /// Launches before those [default: 3]
     #[arg(long, value_name = "N")]
     warm_up: Option<u32>,
-    /// Also write profile.txt, profile.md and profile.json into this folder, and traces/ with a
-    /// recording of each case, which `diagnose`, `stats` and `export` read
+    /// Also write profile.txt, profile.md and profile.json into this folder, traces/ with a
+    /// recording of each case, which `diagnose`, `stats` and `export` read, and a drawing of the
+    /// stages of each kernel that has clocks of them
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -60,6 +61,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         ];
         write_all(out, files)?;
         for recorded in profiled.iter().filter_map(|profiled| profiled.recorded.as_ref()) {
+            let drawings = recorded.drawings()?;
+            write_all(out, drawings.iter().map(|(name, svg)| (&**name, svg.clone())))?;
             eprintln!("recorded: {}", recorded.path.display());
         }
     }

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::output::OutputFormat;
 use super::parts::{self, Parts};
+use super::stages::{self, KernelStages};
 
 /// Part of the device's time below which a range is left out of the text.
 const MIN_SHARE: f64 = 0.01;
@@ -25,6 +26,8 @@ pub struct RecordedCase {
     tree: Vec<RangeUse>,
     /// Where the workload names some.
     parts: Option<Parts>,
+    /// Of kernels whose rows name them.
+    stages: Vec<KernelStages>,
     diagnosis: Diagnosis,
 }
 
@@ -40,7 +43,8 @@ pub fn read(recording: CaseRecording, folder: &Path) -> anyhow::Result<RecordedC
     let joined = Joined::of(&trace);
     let (tree, diagnosis) = (joined.range_tree(&[]), joined.diagnosis());
     let parts = (!recording.parts.is_empty()).then(|| parts::of(&recording, &joined));
-    Ok(RecordedCase { path, recording, tree, parts, diagnosis })
+    let stages = stages::of(&recording);
+    Ok(RecordedCase { path, recording, tree, parts, stages, diagnosis })
 }
 
 impl RecordedCase {
@@ -56,8 +60,9 @@ impl RecordedCase {
             _ => lines.join("\n"),
         };
         let parts = self.parts.as_ref().map(|parts| parts.text(shown) + "\n\n").unwrap_or_default();
+        let stages: String = self.stages.iter().map(|stages| stages.text(shown) + "\n").collect();
         format!(
-            "{}{parts}{}\n\nfindings, whose evidence `kernelgate diagnose` shows\n{findings}\n",
+            "{}{parts}{}\n{stages}\nfindings, whose evidence `kernelgate diagnose` shows\n{findings}\n",
             self.times(),
             self.ranges(shown)
         )
@@ -105,6 +110,14 @@ impl RecordedCase {
         text
     }
 
+    /// Drawings of its stages: names of files, and what belongs into them.
+    ///
+    /// # Errors
+    /// When they cannot be drawn.
+    pub fn drawings(&self) -> anyhow::Result<Vec<(String, String)>> {
+        self.stages.iter().map(|stages| stages.drawing(&self.recording.case)).collect()
+    }
+
     /// The range around each launch.
     fn step(&self) -> Option<&RangeUse> {
         self.tree.iter().find(|range| range.depth == 1 && range.name == CaseRecording::STEP)
@@ -150,6 +163,7 @@ impl RecordedCase {
             "launch_cost_ns": self.recording.launch_cost_ns,
             "ranges": ranges,
             "parts": self.parts.as_ref().map(Parts::json),
+            "stages": self.stages.iter().map(KernelStages::json).collect::<Vec<_>>(),
             "diagnosis": self.diagnosis.to_json(),
         })
     }

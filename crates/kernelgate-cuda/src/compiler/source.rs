@@ -18,6 +18,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("common/math.cuh", include_str!("../../kernels/common/math.cuh")),
     ("common/memory.cuh", include_str!("../../kernels/common/memory.cuh")),
     ("common/reduce.cuh", include_str!("../../kernels/common/reduce.cuh")),
+    ("common/stages.cuh", include_str!("../../kernels/common/stages.cuh")),
     ("common/streaming.cuh", include_str!("../../kernels/common/streaming.cuh")),
     ("common/tensor_copy.cuh", include_str!("../../kernels/common/tensor_copy.cuh")),
     ("common/types.cuh", include_str!("../../kernels/common/types.cuh")),

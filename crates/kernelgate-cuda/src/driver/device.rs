@@ -18,6 +18,7 @@ use super::check::{Code, own_arch};
 pub use super::check::{DeviceError, check, count, l2_bytes, older_nvrtc};
 use super::kernel::{Kernel, LaunchShape};
 use super::raw_stream::{RawContext, RawStream};
+use super::stages::{StageCounters, StagedKernel, Stages};
 use super::staging::Staging;
 use super::status::{describe, failed};
 use super::used::AskedKernels;
@@ -71,6 +72,7 @@ pub struct Device {
     timeout: Duration,
     modules: Mutex<BTreeMap<Build, LoadedBuild>>,
     asked: Mutex<AskedKernels>,
+    stages: Stages,
     staging: Arc<Staging>,
     /// What moves everything that is allocated later, where another layout is asked for.
     _padding: Option<CudaSlice<u8>>,
@@ -110,6 +112,7 @@ impl Device {
             timeout,
             modules,
             asked,
+            stages: Stages::default(),
             staging,
             _padding,
         }))
@@ -299,6 +302,41 @@ impl Device {
     /// The kernels that were asked for since this was called last.
     pub fn take_asked(&self) -> AskedKernels {
         std::mem::take(&mut *self.asked())
+    }
+
+    /// Whether kernels that are loaded from now on have clocks of their stages, where their rows
+    /// name any.
+    pub fn clock_stages(&self, clocks: bool) {
+        self.stages.clock(clocks);
+    }
+
+    pub(crate) fn clocks_stages(&self) -> bool {
+        self.stages.are_clocked()
+    }
+
+    /// Notes a kernel whose row names stages.
+    pub(crate) fn note_staged(&self, kernel: StagedKernel) {
+        self.stages.add(kernel);
+    }
+
+    /// The kernels with named stages that were loaded since this was called last.
+    pub fn take_staged(&self) -> Vec<StagedKernel> {
+        self.stages.take()
+    }
+
+    /// Where a loaded build with clocks counts.
+    ///
+    /// # Errors
+    /// When its module has no counters.
+    pub(crate) fn stage_counters(&self, build: &Build) -> Result<StageCounters, BackendError> {
+        let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let loaded = modules.get(build).map(|loaded| Arc::clone(&loaded.module));
+        drop(modules);
+        let name = build.name();
+        let module =
+            loaded.ok_or_else(|| BackendError::Launch(format!("kernel {name} is not loaded")))?;
+        StageCounters::of(module, &self.stream)
+            .map_err(|error| failed(&format!("find the clocks of stages in kernel {name}"), &error))
     }
 
     fn asked(&self) -> MutexGuard<'_, AskedKernels> {

@@ -15,6 +15,7 @@ pub mod memory;
 pub mod persistence;
 pub mod prepared;
 pub mod raw_stream;
+pub mod stages;
 mod staging;
 mod status;
 pub mod stream_timer;

@@ -20,6 +20,8 @@ pub struct ListedKernel {
     pub cluster: Option<u32>,
     /// The least architecture.
     pub requires: Requires,
+    /// The same with clocks of its stages, where its row names some.
+    pub with_clocks: Option<Build>,
 }
 
 impl ListedKernel {
@@ -43,6 +45,7 @@ pub fn list<P>(rows: &[KernelSpec<P>]) -> Vec<ListedKernel> {
         shared_bytes: (row.shared_bytes)(p) as u32,
         cluster: row.cluster.map(|blocks| blocks as u32),
         requires: row.requires,
+        with_clocks: (!row.stages.is_empty()).then(|| row.build_with_clocks(p, 1)),
     };
     rows.iter()
         .flat_map(|row| (row.variants)().iter().map(|p| listed(row, p)).collect::<Vec<_>>())
@@ -76,6 +79,10 @@ mod tests {
         );
         assert_eq!((listed[1].threads, listed[1].shared_bytes), (64, 32));
         assert_eq!(listed[1].build, listed[3].build);
+        assert_eq!(listed[1].with_clocks, None);
+        let clocked = list(&[KernelSpec { stages: &["one", "two"], ..FILE }]);
+        let clocked = clocked[1].with_clocks.as_ref().unwrap().name();
+        assert_eq!(clocked, "mine/sums WIDTH=2 STAGES=2 STAGE_BLOCKS=1");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::driver::argument::Argument;
 use crate::driver::device::Device;
 use crate::driver::kernel::{Kernel, LaunchAttributes, LaunchShape};
 use crate::driver::prepared::{LaunchDims, Parameters, PreparedLaunch};
+use crate::driver::stages::StagedKernel;
 
 /// A loaded kernel with its launch shape.
 pub struct LoadedKernel {
@@ -35,8 +36,16 @@ impl<P> KernelSpec<P> {
             ));
         }
         let shape = self.shape(p)?;
-        let build = self.build(p);
+        let with_clocks = device.clocks_stages() && !self.stages.is_empty();
+        let build = match with_clocks {
+            true => self.build_with_clocks(p, shape.blocks()),
+            false => self.build(p),
+        };
         let kernel = device.kernel(&build, self.symbol)?;
+        if !self.stages.is_empty() {
+            let counters = with_clocks.then(|| device.stage_counters(&build)).transpose()?;
+            device.note_staged(StagedKernel::new(self.symbol, self.stages, counters));
+        }
         device.note_shape(&build.kernel_name(self.symbol), shape);
         if shape.shared_bytes > 0 {
             kernel.allow_shared(shape.shared_bytes)?;
@@ -155,5 +164,62 @@ mod tests {
         let refused = launch(1 << 20, true).unwrap_err().to_string();
         assert!(refused.contains("launch nothing"), "{refused}");
         device.synchronize().unwrap();
+    }
+
+    const SPIN: KernelSpec<()> = KernelSpec {
+        stages: &["short", "long", "never"],
+        ..KernelSpec::new(
+            Source::new(
+                "spin_stages",
+                r#"
+#include "common/stages.cuh"
+__device__ void spin(long long cycles) {
+    const long long begun = clock64();
+    while (clock64() - begun < cycles) {}
+}
+extern "C" __global__ void spin_stages() {
+    stages_begin();
+    for (int i = 0; i < 10; ++i) {
+        spin(1000);
+        stage_ends(0);
+        spin(3000 * (blockIdx.x + 1));
+        stage_ends(1);
+    }
+    stages_finish();
+}"#,
+            ),
+            "spin_stages",
+            64,
+            |()| [3, 1, 1],
+        )
+    };
+
+    #[test]
+    fn stages_take_what_their_blocks_spin() {
+        let Some((device, _alone)) = gpu() else { return };
+        drop(device.take_staged());
+        SPIN.load(&device, &()).unwrap().launch(&[]).unwrap();
+        let plain = device.take_staged();
+        assert_eq!(plain.len(), 1);
+        assert_eq!(plain[0].cycles(), Ok(Vec::new()), "no clocks were asked for");
+
+        device.clock_stages(true);
+        let kernel = SPIN.load(&device, &()).unwrap();
+        SPIN.load(&device, &()).unwrap();
+        device.clock_stages(false);
+        let staged = device.take_staged();
+        assert_eq!(staged.len(), 1, "one build is told once");
+        for launches in [1, 2] {
+            staged[0].clear().unwrap();
+            (0..launches).for_each(|_| kernel.launch(&[]).unwrap());
+            let cycles = staged[0].cycles().unwrap();
+            assert_eq!(cycles.len(), 3, "blocks");
+            for (block, cycles) in cycles.iter().enumerate() {
+                let spun = [10_000, 30_000 * (block as u64 + 1), 0].map(|cycles| launches * cycles);
+                for (&found, spun) in cycles.iter().zip(spun) {
+                    assert!(found >= spun && found <= spun * 5 / 4, "{cycles:?}");
+                }
+            }
+        }
     }
 }

@@ -44,6 +44,9 @@ pub struct KernelSpec<P: 'static> {
     pub requires: Requires,
     /// One `P` for each build that is recorded and tested; its grid does not matter.
     pub variants: fn() -> Vec<P>,
+    /// What it does in turn, where one launch is more than a reader can see through: the stages
+    /// that the source ends with `stage_ends` of `common/stages.cuh`, by their numbers there.
+    pub stages: &'static [&'static str],
 }
 
 impl<P> Clone for KernelSpec<P> {
@@ -85,12 +88,20 @@ impl<P> KernelSpec<P> {
             co_resident: false,
             requires: Requires::AtLeast(80),
             variants: Vec::new,
+            stages: &[],
         }
     }
 
     /// What is compiled for `p`.
     pub fn build(&self, p: &P) -> Build {
         Build { source: self.source, defines: (self.defines)(p), constants: (self.constants)(p) }
+    }
+
+    /// The same with clocks of its stages, for a grid of so many blocks.
+    pub(super) fn build_with_clocks(&self, p: &P, blocks: u64) -> Build {
+        let build = self.build(p);
+        let clocks = [format!("STAGES={}", self.stages.len()), format!("STAGE_BLOCKS={blocks}")];
+        Build { defines: [build.defines, clocks.to_vec()].concat(), ..build }
     }
 
     /// How it is launched for `p`.

@@ -11,7 +11,7 @@ mod recording;
 mod request;
 mod response;
 
-pub use recording::{CaseRecording, RecordedPart};
+pub use recording::{CaseRecording, RecordedPart, RecordedStages};
 pub use request::{Action, Part, Repetitions, Request};
 pub use response::{
     CaseStatus, ListedCase, ListedProblem, ListedRow, Listing, PeerProgram, ProfiledCase,

@@ -32,6 +32,9 @@ pub struct CaseRecording {
     /// Parts that tables are made of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<RecordedPart>,
+    /// Stages inside its kernels, where their rows name some.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<RecordedStages>,
     /// What its device memory is for, and bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory_uses: Vec<(String, u64)>,
@@ -52,6 +55,20 @@ pub struct RecordedPart {
     pub range: String,
     /// The least times of its work in one launch, hot.
     pub limits: Vec<TimeLimit>,
+}
+
+/// What the stages of a kernel took, by clocks inside it: launches of another build of the same
+/// source, after those that were recorded.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RecordedStages {
+    /// The kernel.
+    pub kernel: String,
+    /// Its stages.
+    pub names: Vec<String>,
+    /// Launches of the case that were counted.
+    pub launches: u32,
+    /// Cycles of each stage in each block, of all those launches: by block, then by stage.
+    pub cycles: Vec<Vec<u64>>,
 }
 
 impl CaseRecording {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kernelgate_cuda::Device;
+use kernelgate_cuda::driver::stages::StagedKernel;
 use kernelgate_cuda::instruments::spin::Empty;
 use kernelgate_cuda::observe::activity::{Activity, RecordedDevice};
 use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
@@ -18,7 +19,9 @@ use crate::harness::problem::{CaseError, Ready};
 use crate::measure::Cache;
 use crate::measure::events::EventTimer;
 use crate::measure::limits::Limits;
-use crate::protocol::{CaseRecording, ProfiledCase, RecordedPart, Repetitions, ResponseBody};
+use crate::protocol::{
+    CaseRecording, ProfiledCase, RecordedPart, RecordedStages, Repetitions, ResponseBody,
+};
 use crate::stats::median;
 use crate::trace::KernelSummary;
 use crate::workload::{Breakdown, Part};
@@ -74,9 +77,24 @@ pub fn profile(
     };
     let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
         let begun = recording.recorder.now();
+        drop(device.take_staged());
         let (executable, _) = ready.verify(group, case, target)?;
+        let staged = !device.take_staged().is_empty();
         let mut recorded = recording.of_case(group, case, executable, (device, begun))?;
         tell_local_memory(&mut recorded.trace, &ready.kernels.local_bytes());
+        if staged && wanted.is_some() {
+            device.clock_stages(true);
+            let verified = ready.verify(group, case, target);
+            device.clock_stages(false);
+            recorded.stages = match verified {
+                Ok((executable, _)) => recording.stages(executable, device)?,
+                Err(lost @ CaseError::Lost(_)) => return Err(lost),
+                Err(CaseError::Skip(why) | CaseError::Fail(why)) => {
+                    eprintln!("the stages of {} are not told: {why}", case.id);
+                    Vec::new()
+                }
+            };
+        }
         Ok(recorded)
     };
     let (outcomes, lost) = each_implementation(selection, (seed, target), "profiling", one);
@@ -199,6 +217,7 @@ impl Recording {
                 limits: limits.bounds(&problem.work(), Cache::Hot),
                 samples,
                 parts: parts.into_iter().map(recorded_part).collect(),
+                stages: Vec::new(),
                 memory_uses,
                 device: described.clone(),
                 trace,
@@ -208,6 +227,40 @@ impl Recording {
                 Err(CaseError::Lost(error.to_string()))
             }
         }
+    }
+
+    /// Launches a case whose kernels were built with clocks of their stages, and reads these.
+    fn stages(
+        &self,
+        mut executable: Box<dyn Executable>,
+        device: &Device,
+    ) -> Result<Vec<RecordedStages>, CaseError> {
+        let staged = device.take_staged();
+        let mut launches = |count| {
+            (0..count).try_for_each(|_| {
+                executable.reset()?;
+                executable.launch()
+            })?;
+            executable.synchronize()
+        };
+        let recorded = (|| {
+            launches(self.warm_up)?;
+            staged.iter().try_for_each(StagedKernel::clear)?;
+            launches(self.steps)?;
+            let of = |kernel: &StagedKernel| {
+                Ok(RecordedStages {
+                    kernel: kernel.symbol().to_owned(),
+                    names: kernel.stages().iter().map(|&name| name.to_owned()).collect(),
+                    launches: self.steps,
+                    cycles: kernel.cycles()?,
+                })
+            };
+            staged.iter().map(of).collect::<Result<_, BackendError>>()
+        })();
+        recorded.map_err(|error| {
+            std::mem::forget(executable);
+            CaseError::Lost(error.to_string())
+        })
     }
 
     /// One launch behind the other, so that the device has no more to wait for than the launches.

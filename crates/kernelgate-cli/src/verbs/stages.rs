@@ -1,0 +1,156 @@
+//! The stages inside a kernel, where its row names some: what each takes in a launch, by the clocks
+//! of another build of it, and how far its blocks differ.
+//!
+//! Clocks count cycles. A stage's time is its share of the cycles, of the time that the kernel took
+//! without clocks.
+
+use kernelgate::display::table::Table;
+use kernelgate::display::time;
+use kernelgate::protocol::{CaseRecording, RecordedStages};
+use kernelgate::record::text::printable;
+use serde_json::{Value, json};
+
+use crate::plot::{Axis, Body, Chart, Quantity, Row, RowMark, Rows, ScaleKind};
+
+/// The stages of a kernel in one launch of its case.
+pub struct KernelStages {
+    kernel: String,
+    /// Blocks that took part.
+    blocks: usize,
+    /// Time of the kernel, as recorded without clocks, nanoseconds.
+    kernel_ns: f64,
+    stages: Vec<Stage>,
+}
+
+struct Stage {
+    name: String,
+    /// Part of the kernel's cycles.
+    share: f64,
+    /// Time of each block, nanoseconds.
+    blocks_ns: Vec<f64>,
+}
+
+/// Those of a recording; kernels of which nothing was counted are left out.
+pub fn of(recording: &CaseRecording) -> Vec<KernelStages> {
+    recording.stages.iter().filter_map(|stages| of_kernel(recording, stages)).collect()
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn of_kernel(recording: &CaseRecording, stages: &RecordedStages) -> Option<KernelStages> {
+    let trace = &recording.trace;
+    let is_it = |name: u32| trace.names.get(name as usize) == Some(&stages.kernel);
+    let recorded = trace.kernels.iter().filter(|kernel| is_it(kernel.name));
+    let total_ns: u64 = recorded.map(|kernel| kernel.end.saturating_sub(kernel.start)).sum();
+    let kernel_ns = total_ns as f64 / f64::from(recording.steps.max(1));
+    let blocks: Vec<&Vec<u64>> = stages
+        .cycles
+        .iter()
+        .filter(|cycles| cycles.len() == stages.names.len() && cycles.iter().any(|&of| of > 0))
+        .collect();
+    let all: f64 = blocks.iter().copied().flatten().map(|&cycles| cycles as f64).sum();
+    if all == 0.0 {
+        return None;
+    }
+    let ns_a_cycle = kernel_ns * blocks.len() as f64 / all;
+    let stage = |(i, name): (usize, &String)| {
+        let cycles = || blocks.iter().map(|cycles| cycles[i] as f64);
+        Stage {
+            name: name.clone(),
+            share: cycles().sum::<f64>() / all,
+            blocks_ns: cycles().map(|cycles| cycles * ns_a_cycle).collect(),
+        }
+    };
+    Some(KernelStages {
+        kernel: stages.kernel.clone(),
+        blocks: blocks.len(),
+        kernel_ns,
+        stages: stages.names.iter().enumerate().map(stage).collect(),
+    })
+}
+
+impl Stage {
+    fn mean_ns(&self) -> f64 {
+        self.blocks_ns.iter().sum::<f64>() / self.blocks_ns.len().max(1) as f64
+    }
+
+    fn least_ns(&self) -> f64 {
+        self.blocks_ns.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    fn most_ns(&self) -> f64 {
+        self.blocks_ns.iter().copied().fold(0.0, f64::max)
+    }
+}
+
+impl KernelStages {
+    /// A table with its heading.
+    pub fn text(&self, shown: &dyn Fn(&Table) -> String) -> String {
+        let mut table =
+            Table::new(&["stage", "a launch", "share", "shortest block", "longest block"]);
+        for stage in &self.stages {
+            table.row(vec![
+                printable(&stage.name).into_owned(),
+                time(stage.mean_ns()),
+                format!("{:.1}%", 100.0 * stage.share),
+                time(stage.least_ns()),
+                time(stage.most_ns()),
+            ]);
+        }
+        format!("\nstages of {}\n{}", self.heading(), shown(&table))
+    }
+
+    fn heading(&self) -> String {
+        format!(
+            "{}, {} in {} blocks: mean over the blocks, by clocks in another build of it",
+            printable(&self.kernel),
+            time(self.kernel_ns),
+            self.blocks
+        )
+    }
+
+    /// The same for programs.
+    pub fn json(&self) -> Value {
+        let stage = |stage: &Stage| {
+            json!({
+                "name": stage.name,
+                "share": stage.share,
+                "mean_ns": stage.mean_ns(),
+                "blocks_ns": stage.blocks_ns,
+            })
+        };
+        json!({
+            "kernel": self.kernel,
+            "kernel_ns": self.kernel_ns,
+            "stages": self.stages.iter().map(stage).collect::<Vec<_>>(),
+        })
+    }
+
+    /// A row a stage, a ring a block.
+    fn chart(&self, case: &str) -> Chart {
+        let row = |stage: &Stage| Row {
+            label: stage.name.clone(),
+            value: format!("{} {:.1}%", time(stage.mean_ns()), 100.0 * stage.share),
+            marks: vec![RowMark::Dots(stage.blocks_ns.clone(), 0), RowMark::Tick(stage.mean_ns())],
+        };
+        let axis = Axis::new("time in a launch", Quantity::Time, ScaleKind::FromZero);
+        Chart {
+            title: case.to_owned(),
+            subtitle: format!("a ring a block, a line their mean; {}", self.heading()),
+            body: Body::Rows(Rows {
+                axis,
+                legend: Vec::new(),
+                rows: self.stages.iter().map(row).collect(),
+                origin: None,
+            }),
+        }
+    }
+
+    /// A file's name and what belongs into it.
+    ///
+    /// # Errors
+    /// When it cannot be drawn.
+    pub fn drawing(&self, case: &str) -> anyhow::Result<(String, String)> {
+        let safe = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_");
+        Ok((format!("{}-{}-stages.svg", safe(case), safe(&self.kernel)), self.chart(case).svg()?))
+    }
+}
