@@ -287,8 +287,8 @@ impl Device {
             .module
             .load_function(symbol)
             .map_err(|error| failed(&format!("find {symbol} in kernel {name}"), &error))?;
-        self.asked().add(build.kernel_name(symbol), symbol, &loaded.image);
-        Kernel::new(function, &self.stream, symbol)
+        let launched = self.asked().add(build.kernel_name(symbol), symbol, &loaded.image);
+        Kernel::new(function, &self.stream, symbol, launched)
     }
 
     /// Notes the shape that a kernel is loaded for.

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::{CudaFunction, CudaStream, DriverError, result, sys};
 use serde::{Deserialize, Serialize};
@@ -75,10 +76,13 @@ pub struct Kernel {
     name: String,
     /// Size of each parameter.
     parameter_bytes: Vec<usize>,
+    /// Whether it was launched, for what was asked for by its name.
+    launched: Arc<AtomicBool>,
 }
 
 impl Kernel {
-    /// A function of a module that it keeps loaded, for launches on that stream.
+    /// A function of a module that it keeps loaded, for launches on that stream, the first of which
+    /// sets `launched`.
     ///
     /// # Errors
     /// When the driver does not tell its parameters, or they are too many.
@@ -86,9 +90,11 @@ impl Kernel {
         function: CudaFunction,
         stream: &Arc<CudaStream>,
         name: &str,
+        launched: Arc<AtomicBool>,
     ) -> Result<Self, BackendError> {
         let parameter_bytes = parameter_bytes(&function, name)?;
-        Ok(Self { function, stream: Arc::clone(stream), name: name.to_owned(), parameter_bytes })
+        let (stream, name) = (Arc::clone(stream), name.to_owned());
+        Ok(Self { function, stream, name, parameter_bytes, launched })
     }
 
     /// The same kernel for launches on another stream.
@@ -98,7 +104,13 @@ impl Kernel {
             stream: Arc::clone(stream),
             name: self.name.clone(),
             parameter_bytes: self.parameter_bytes.clone(),
+            launched: Arc::clone(&self.launched),
         }
+    }
+
+    /// Says that it is launched, or recorded into a graph that is.
+    pub(super) fn note_launch(&self) {
+        self.launched.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn name(&self) -> &str {
@@ -310,6 +322,7 @@ impl Kernel {
         attributes: &mut [sys::CUlaunchAttribute],
     ) -> Result<(), BackendError> {
         self.check(arguments)?;
+        self.note_launch();
         let (mut few, mut many) = ([std::ptr::null_mut::<c_void>(); FEW_PARAMETERS], Vec::new());
         let pointers = match few.get_mut(..arguments.len()) {
             Some(few) => few,
