@@ -157,14 +157,35 @@ impl Kernel {
     /// # Errors
     /// When the driver refuses.
     pub fn prefer_shared(&self) -> Result<(), BackendError> {
+        self.set_carve_out(100)
+    }
+
+    /// The shared-memory carve-out that it asks for, percent; -1 where the driver chooses.
+    pub(super) fn carve_out(&self) -> Result<i32, BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
         const CARVEOUT: attribute = attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-        const PERCENT: i32 = 100;
+        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        unsafe { result::function::get_function_attribute(self.function.cu_function(), CARVEOUT) }
+            .map_err(|error| failed(&format!("tell the carve-out of {}", self.name), &error))
+    }
+
+    /// Leaves the carve-out to the driver again.
+    pub(super) fn forget_carve_out(&self) -> Result<(), BackendError> {
+        if self.carve_out()? == CHOSEN_BY_DRIVER {
+            Ok(())
+        } else {
+            self.set_carve_out(CHOSEN_BY_DRIVER)
+        }
+    }
+
+    fn set_carve_out(&self, percent: i32) -> Result<(), BackendError> {
+        use sys::CUfunction_attribute_enum as attribute;
+        const CARVEOUT: attribute = attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         // SAFETY: the function belongs to a module that `self` keeps loaded.
         unsafe {
-            result::function::set_function_attribute(self.function.cu_function(), CARVEOUT, PERCENT)
+            result::function::set_function_attribute(self.function.cu_function(), CARVEOUT, percent)
         }
-        .map_err(|error| failed(&format!("give {} the most shared memory", self.name), &error))
+        .map_err(|error| failed(&format!("set the carve-out of {}", self.name), &error))
     }
 
     /// How many of its clusters of so many blocks run at once where nothing else does.
@@ -373,6 +394,9 @@ impl Kernel {
     }
 }
 
+/// The carve-out of a kernel for which none was set.
+const CHOSEN_BY_DRIVER: i32 = -1;
+
 /// Parameters whose addresses are put together without an allocation.
 const FEW_PARAMETERS: usize = 64;
 
@@ -405,6 +429,20 @@ fn parameter_bytes(function: &CudaFunction, name: &str) -> Result<Vec<usize>, Ba
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Source;
+    use crate::testing::gpu;
+
+    #[test]
+    fn a_kernel_that_is_asked_for_again_has_no_carve_out_of_before() {
+        let Some((device, _alone)) = gpu() else { return };
+        let build = Source::new("carved", r#"extern "C" __global__ void carved() {}"#).build(&[]);
+        let kernel = device.kernel(&build, "carved").unwrap();
+        assert_eq!(kernel.carve_out(), Ok(CHOSEN_BY_DRIVER));
+        kernel.prefer_shared().unwrap();
+        assert_eq!(kernel.carve_out(), Ok(100));
+        let again = device.kernel(&build, "carved").unwrap();
+        assert_eq!(again.carve_out(), Ok(CHOSEN_BY_DRIVER));
+    }
 
     #[test]
     fn a_grid_has_bounds() {

@@ -37,12 +37,7 @@ struct AskedKernel {
 
 impl AskedKernels {
     /// Adds one, by build and symbol; what its launches set is given back.
-    pub(super) fn add(
-        &mut self,
-        name: String,
-        symbol: &str,
-        image: &Arc<[u8]>,
-    ) -> Arc<AtomicBool> {
+    pub(super) fn add(&mut self, name: String, symbol: &str, image: &Arc<[u8]>) -> Arc<AtomicBool> {
         let kernel = self.0.entry(name).or_insert_with(|| AskedKernel {
             image: Arc::clone(image),
             symbol: symbol.to_owned(),
