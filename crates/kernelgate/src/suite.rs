@@ -7,7 +7,7 @@ use crate::backend::{BackendError, BackendKind, Executable, Implementation, Prep
 use crate::workload::{
     Axis, AxisError, Effort, Override, Point, Problem, Scale, Tensors, Workload, axis,
 };
-use kernelgate_cuda::driver::{context_settings, memory};
+use kernelgate_cuda::driver::{memory, persistence};
 
 /// Problems along one axis after another around a central one, for which a few rows are enough:
 /// part of the default selection on an accelerator.
@@ -200,7 +200,7 @@ impl<P: Problem> BoundProblem for TypedBound<'_, P> {
     ) -> Result<Box<dyn Executable>, BackendError> {
         let row = self.implementations[index];
         if let Target::Cuda(device) = target {
-            context_settings::restore(device)?;
+            persistence::restore(device)?;
         }
         match (&row.prepare, target) {
             (Prepare::Cpu(prepare), Target::Cpu) => Ok(Box::new(prepare(&self.problem, inputs))),

@@ -126,6 +126,10 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     partial.begin();
     for program in &programs {
         let family = &program.family;
+        if partial.interrupted() {
+            ended_early = Some(format!("interrupted, before the peers of {family}"));
+            break;
+        }
         let asked: Vec<AskedProblem<'_>> = problems
             .iter()
             .filter(|(id, _)| id.starts_with(&format!("{family}/")))

@@ -8,8 +8,6 @@
 use cudarc::driver::sys::{CUfunc_cache, CUlimit, CUlimit_enum as Limit};
 use cudarc::driver::{CudaContext, DriverError};
 
-use super::device::Device;
-use super::persistence;
 use super::status::failed;
 use crate::BackendError;
 
@@ -33,11 +31,7 @@ pub struct ContextSettings {
 
 impl ContextSettings {
     /// As they are now.
-    pub fn of(device: &Device) -> Self {
-        Self::of_context(device.context())
-    }
-
-    pub(super) fn of_context(context: &CudaContext) -> Self {
+    pub(super) fn of(context: &CudaContext) -> Self {
         Self {
             limits: LIMITS.map(|(limit, _)| context.get_limit(limit).ok()),
             cache: context.get_cache_config().ok(),
@@ -45,8 +39,19 @@ impl ContextSettings {
     }
 
     /// Sets those that are otherwise now.
-    fn restore(&self, context: &CudaContext) -> Result<(), (&'static str, DriverError)> {
-        let now = Self::of_context(context);
+    ///
+    /// # Errors
+    /// When the driver refuses, as it does once kernels have used their heap: what follows would be
+    /// measured otherwise than what came before.
+    pub(super) fn restore(&self, context: &CudaContext) -> Result<(), BackendError> {
+        self.set(context).map_err(|(name, error)| {
+            let what = format!("bring back the {name} of the context, which an earlier case set");
+            failed(&what, &error)
+        })
+    }
+
+    fn set(&self, context: &CudaContext) -> Result<(), (&'static str, DriverError)> {
+        let now = Self::of(context);
         for (((limit, name), before), now) in LIMITS.into_iter().zip(self.limits).zip(now.limits) {
             if let (Some(before), true) = (before, before != now) {
                 context.set_limit(limit, before).map_err(|error| (name, error))?;
@@ -61,30 +66,17 @@ impl ContextSettings {
     }
 }
 
-/// Brings back what an earlier case set for the whole context, so that the next one finds what
-/// every other does.
-///
-/// # Errors
-/// When the driver refuses, as it does once kernels have used their heap: what follows would be
-/// measured otherwise than what came before.
-pub fn restore(device: &Device) -> Result<(), BackendError> {
-    let restored = device.settings().restore(device.context());
-    restored.map_err(|(name, error)| {
-        failed(&format!("bring back the {name} of the context, which an earlier case set"), &error)
-    })?;
-    persistence::reset(device)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::persistence;
     use crate::testing::gpu;
 
     #[test]
     fn what_was_set_for_the_whole_context_is_brought_back() {
         let Some((device, _alone)) = gpu() else { return };
         let context = device.context();
-        let opened = ContextSettings::of(&device);
+        let opened = device.settings_now();
         eprintln!("{opened:?}");
         assert_eq!(&opened, device.settings());
         assert!(opened.limits[0].is_some() && opened.cache.is_some());
@@ -98,8 +90,8 @@ mod tests {
             }
         }
         context.set_cache_config(CUfunc_cache::CU_FUNC_CACHE_PREFER_SHARED).unwrap();
-        assert_ne!(ContextSettings::of(&device), opened);
-        restore(&device).unwrap();
-        assert_eq!(ContextSettings::of(&device), opened);
+        assert_ne!(device.settings_now(), opened);
+        persistence::restore(&device).unwrap();
+        assert_eq!(device.settings_now(), opened);
     }
 }

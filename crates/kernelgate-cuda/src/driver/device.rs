@@ -92,7 +92,7 @@ impl Device {
         // SAFETY: everything runs on one stream, whose order is all the synchronisation there is;
         // tracking would add waits and events to every launch.
         unsafe { context.disable_event_tracking() };
-        let settings = ContextSettings::of_context(&context);
+        let settings = ContextSettings::of(&context);
         let stream = context.new_stream().map_err(failed("make a stream"))?;
         let device = context.cu_device();
         let own = own_arch(device).map_err(failed("tell its architecture"))?;
@@ -132,6 +132,11 @@ impl Device {
     /// What was set for the whole context when the device was opened.
     pub const fn settings(&self) -> &ContextSettings {
         &self.settings
+    }
+
+    /// What is set for the whole context now.
+    pub fn settings_now(&self) -> ContextSettings {
+        ContextSettings::of(&self.context)
     }
 
     /// The stream that everything runs on.

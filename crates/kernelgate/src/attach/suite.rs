@@ -10,7 +10,7 @@ use crate::backend::cuda::{CudaTask, Device, Input, Output};
 use crate::backend::{BackendError, BackendKind, Executable, Target};
 use crate::suite::{BoundProblem, ImplementationInfo, Suite};
 use crate::workload::{Axis, AxisError, Effort, Override, Point, Problem, Scale, Tensors, axis};
-use kernelgate_cuda::driver::{context_settings, memory};
+use kernelgate_cuda::driver::{memory, persistence};
 
 /// A workload whose rows are closures over a raw stream.
 pub struct Attached {
@@ -195,7 +195,7 @@ impl BoundProblem for AttachedProblem<'_> {
         let Target::Cuda(device) = target else {
             return Err(BackendError::Launch(format!("{} does not run on this backend", row.name)));
         };
-        context_settings::restore(device)?;
+        persistence::restore(device)?;
         memory::require(device, self.bound.device_bytes())?;
         Ok(Box::new(self.task(row, &inputs, device)?))
     }
