@@ -22,6 +22,7 @@ mod peers;
 mod profile;
 mod report;
 mod rules;
+mod sanitize;
 mod shards;
 mod timeouts;
 mod traces;

@@ -146,6 +146,24 @@ fn what_goes_wrong_is_named() {
 }
 
 #[test]
+fn what_was_timed_is_shown_when_the_rest_is_not() {
+    let result = line(FORWARD, "torch/compile", r#""about": "a", "median_ns": 614200.0"#);
+    let begun = [environment("NVIDIA H200"), result, "printf '{\"id\": \"st'".to_owned()];
+    let stuck = [&begun[..], &["sleep 600".to_owned()]].concat().join("\n");
+    let shown = ["torch/compile", "2.00x", "not all: ", "gave no answer within 1 s (--wait"];
+    expect(&peers(&recorded(), &stuck, "forward --wait 1s"), 2, &shown);
+    let json = peers(&recorded(), &stuck, "forward --wait 1s --format json");
+    expect(&json, 2, &["\"ended_early\": \"peers/st_bif.py", "\"peer_ns\": 614200.0"]);
+    let dies = [&begun[..], &["echo CUDA error >&2; exit 1".to_owned()]].concat().join("\n");
+    expect(&peers(&recorded(), &dies, "forward"), 2, &["2.00x", "not all: ", "CUDA error"]);
+    // Ctrl-C, sent to the program by what it started.
+    let signal = "kill -INT $PPID; sleep 600".to_owned();
+    let interrupted = [&begun[..], &[signal]].concat().join("\n");
+    let shown = ["2.00x", "not all: interrupted, with peers/st_bif.py at work"];
+    expect(&peers(&recorded(), &interrupted, "forward"), 130, &shown);
+}
+
+#[test]
 fn a_peer_program_that_hangs_is_ended_with_what_it_started() {
     let pid = tempfile::NamedTempFile::new().unwrap();
     let hangs = format!("sleep 600 &\necho $! > {}\nwait", pid.path().display());

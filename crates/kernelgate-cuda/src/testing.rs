@@ -1,9 +1,14 @@
 //! For tests that need a GPU, here and in packages that use this crate.
 
+mod c_library;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::Device;
+use cudarc::driver::sys::{CUfunc_cache, CUlimit_enum};
+
+pub use self::c_library::CLibrary;
+use crate::{BackendError, Device};
 
 /// The first GPU, one test of the process at a time: memory is measured for the whole device. Says
 /// so where there is none, which `KERNELGATE_REQUIRE_GPU=1` makes a failure.
@@ -23,4 +28,36 @@ pub fn gpu() -> Option<(Arc<Device>, MutexGuard<'static, ()>)> {
             None
         }
     }
+}
+
+/// Opens a second GPU, beside that of [`gpu`]. Says so where there is none, which
+/// `KERNELGATE_REQUIRE_GPUS=2` makes a failure.
+///
+/// # Panics
+/// When there is one GPU and `KERNELGATE_REQUIRE_GPUS` is set.
+pub fn second_gpu() -> Option<Arc<Device>> {
+    match Device::open(1, Duration::from_secs(60)) {
+        Ok(device) => Some(device),
+        Err(error) => {
+            assert!(
+                std::env::var_os("KERNELGATE_REQUIRE_GPUS").is_none(),
+                "KERNELGATE_REQUIRE_GPUS is set, but {error}"
+            );
+            eprintln!("skipped: a second GPU: {error}");
+            None
+        }
+    }
+}
+
+/// Sets for the whole context what other code may: the stack of a thread, and the split of L1 and
+/// shared memory.
+///
+/// # Errors
+/// When the driver refuses.
+pub fn change_context(device: &Device) -> Result<(), BackendError> {
+    let context = device.context();
+    let changed = context
+        .set_limit(CUlimit_enum::CU_LIMIT_STACK_SIZE, 16 << 10)
+        .and_then(|()| context.set_cache_config(CUfunc_cache::CU_FUNC_CACHE_PREFER_SHARED));
+    changed.map_err(|error| BackendError::Launch(format!("failed to set the context: {error:?}")))
 }

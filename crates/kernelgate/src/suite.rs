@@ -200,7 +200,7 @@ impl<P: Problem> BoundProblem for TypedBound<'_, P> {
     ) -> Result<Box<dyn Executable>, BackendError> {
         let row = self.implementations[index];
         if let Target::Cuda(device) = target {
-            persistence::reset(device)?;
+            persistence::restore(device)?;
         }
         match (&row.prepare, target) {
             (Prepare::Cpu(prepare), Target::Cpu) => Ok(Box::new(prepare(&self.problem, inputs))),

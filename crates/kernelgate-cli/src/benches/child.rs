@@ -81,7 +81,7 @@ impl Running {
                 }
                 None if looked.elapsed() > MEMORY_INTERVAL => {
                     looked = Instant::now();
-                    let over = resident_bytes(child.id()).is_some_and(|bytes| bytes > memory);
+                    let over = resident_bytes(child.id()) > memory;
                     over.then(|| {
                         self.end_child(child);
                         Ended::OverMemory(memory)
@@ -138,12 +138,26 @@ pub fn over_memory(limit: u64) -> String {
     format!("killed: it took more than {} of memory, all that was free", display::bytes(limit))
 }
 
-/// Memory that a process occupies; none where the system does not say.
-fn resident_bytes(process: u32) -> Option<u64> {
-    // Absent on other systems than Linux.
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kibibytes| kibibytes << 10)
+/// Memory that a process and what it started occupy; 0 where the system does not say, as on others
+/// than Linux. What they share counts for each of them.
+fn resident_bytes(process: u32) -> u64 {
+    let own = || {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kibibytes| kibibytes << 10)
+    };
+    let started = children(process).into_iter().map(resident_bytes);
+    own().unwrap_or_default() + started.sum::<u64>()
+}
+
+/// The processes that one has started and that still run.
+fn children(process: u32) -> Vec<u32> {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
+    let of_thread = |thread: std::fs::DirEntry| {
+        std::fs::read_to_string(thread.path().join("children")).unwrap_or_default()
+    };
+    let told: Vec<String> = threads.flatten().map(of_thread).collect();
+    told.iter().flat_map(|text| text.split_whitespace()).flat_map(str::parse).collect()
 }
 
 /// Starts a process and waits for it.
@@ -172,6 +186,18 @@ mod tests {
         start();
         let ended = running.finish_within(2 * MEMORY_INTERVAL, 1 << 40).unwrap();
         assert!(matches!(ended, Ended::TimedOut));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn memory_of_what_a_process_started_counts() {
+        const LIMIT: u64 = 100 << 20;
+        let running = Running::in_groups();
+        // `tail` keeps what it read, until the end that does not come.
+        let hoards = "(head -c 200000000 /dev/zero; sleep 600) | tail -c 200000000 > /dev/null";
+        running.start(Command::new("sh").args(["-c", hoards])).unwrap();
+        let ended = running.finish_within(Duration::from_secs(60), LIMIT).unwrap();
+        assert!(matches!(ended, Ended::OverMemory(LIMIT)));
     }
 
     #[test]

@@ -35,7 +35,7 @@ impl Engine<'_> {
         self.progress.now(&format!("compiling the kernels of {} for {arch}", bench.name));
         let request = self.trial_request(bench, arm, "kernels".to_owned(), bench.cases.clone());
         let trial = self.trial(arm, &bench.name, &request, bench.timeout)?;
-        let action = Action::Resources { arch: arch.to_owned() };
+        let action = Action::Resources { arch: arch.to_owned(), filter: None };
         match by_protocol::ask(&self.setup(), &trial, action)? {
             ResponseBody::Resources(report) => Ok(report),
             _ => Err("it answered something else than it was asked".to_owned()),

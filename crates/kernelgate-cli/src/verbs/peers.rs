@@ -12,7 +12,7 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 use super::choice::unexpected;
-use super::interrupt;
+use super::interrupt::{self, Partial};
 use super::output::{OutputFormat, print_json};
 use super::sessions::Sessions;
 use crate::benches::ask::{self, Asking};
@@ -88,6 +88,9 @@ struct PeersReport {
     device: String,
     commit: String,
     peers: BTreeMap<String, String>,
+    /// Why rows are missing, where a peer program did not come to its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ended_early: Option<String>,
     rows: Vec<PeerRow>,
 }
 
@@ -106,7 +109,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
          the filter"
     );
     let families: BTreeSet<&str> = problems.keys().filter_map(|id| id.split('/').next()).collect();
-    let running = &interrupt::watched()?;
+    let (running, partial) = &interrupt::watched_partial()?;
     let programs = programs(arguments, store, &families, running)?;
     let card = runs
         .iter()
@@ -119,8 +122,14 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     ensure!(card.chars().all(plain), "the run's GPU `{}` is no id of one", printable(&card));
     let mut rows = Vec::new();
     let mut environment = BTreeMap::new();
+    let mut ended_early = None;
+    partial.begin();
     for program in &programs {
         let family = &program.family;
+        if partial.interrupted() {
+            ended_early = Some(format!("interrupted, before the peers of {family}"));
+            break;
+        }
         let asked: Vec<AskedProblem<'_>> = problems
             .iter()
             .filter(|(id, _)| id.starts_with(&format!("{family}/")))
@@ -131,7 +140,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             })
             .collect();
         eprintln!("timing the peers of {} {family} problems", asked.len());
-        for line in ask_program((arguments, running), &card, program, &asked)? {
+        let (lines, ended) = ask_program((arguments, running, partial), &card, program, &asked)?;
+        ended_early = ended;
+        for line in lines {
             let (id, peer, about, peer_ns, error) = match line {
                 Line::Environment(found) => {
                     environment = found;
@@ -156,6 +167,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
                 of_limit: ours.case.limit.as_ref().map(|limit| limit.fraction(ours.median_ns)),
             }));
         }
+        if ended_early.is_some() {
+            break;
+        }
     }
     let device = runs.first().map(|run| run.environment.device_name.clone()).unwrap_or_default();
     if environment.get("device").is_some_and(|found| *found != device) {
@@ -166,12 +180,22 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         return Ok(Exit::Refused);
     }
     let commit = runs.first().map(|run| run.provenance.short()).unwrap_or_default();
-    let report = PeersReport { device, commit, peers: environment, rows };
-    match arguments.format {
-        OutputFormat::Json => print_json(&report)?,
-        format => print(&report, format),
+    let report = PeersReport { device, commit, peers: environment, ended_early, rows };
+    // What there is took minutes on a GPU.
+    if report.ended_early.is_none() || !report.rows.is_empty() {
+        match arguments.format {
+            OutputFormat::Json => print_json(&report)?,
+            format => print(&report, format),
+        }
     }
-    Ok(Exit::Fine)
+    match report.ended_early {
+        None => Ok(Exit::Fine),
+        Some(why) if partial.interrupted() => {
+            eprintln!("\n{why}");
+            std::process::exit(Exit::INTERRUPTED)
+        }
+        Some(why) => bail!(why),
+    }
 }
 
 /// The times in a file that `--format json` wrote, and the device that they were taken on.
@@ -251,13 +275,14 @@ fn programs(
     Ok(programs)
 }
 
-/// Runs a peer program on that card and reads what it prints.
+/// Runs a peer program on that card and reads what it prints; why that is not all, where it did not
+/// come to its end.
 fn ask_program(
-    (arguments, running): (&Arguments, &Running),
+    (arguments, running, partial): (&Arguments, &Running, &Partial),
     card: &str,
     program: &PeerProgram,
     asked: &[AskedProblem<'_>],
-) -> anyhow::Result<Vec<Line>> {
+) -> anyhow::Result<(Vec<Line>, Option<String>)> {
     let folder = tempfile::tempdir().context("failed to make a folder for the peer program")?;
     for (name, text) in &program.files {
         check_name(name).map_err(|_| {
@@ -289,29 +314,32 @@ fn ask_program(
         .finish(arguments.wait)
         .with_context(|| format!("failed to wait for peers/{main}"))?;
     let (printed, said) = (captured(printed), captured(said));
-    match ended {
-        Ended::Exited(status) if status.success() => {}
+    let early = match ended {
+        _ if partial.interrupted() => Some(format!("interrupted, with peers/{main} at work")),
+        Ended::Exited(status) if status.success() => None,
         Ended::Exited(_) => {
             let errors = String::from_utf8_lossy(&said.kept);
-            bail!(
+            Some(format!(
                 "peers/{main} under {python}: {}",
                 errors.trim().lines().last().unwrap_or("it failed and said nothing")
-            );
+            ))
         }
-        Ended::TimedOut => bail!(
+        Ended::TimedOut => Some(format!(
             "peers/{main} under {python} gave no answer within {} s (--wait sets this)",
             arguments.wait.as_secs_f64()
-        ),
-        Ended::OverMemory(limit) => bail!("peers/{main} was {}", over_memory(limit)),
-    }
+        )),
+        Ended::OverMemory(limit) => Some(format!("peers/{main} was {}", over_memory(limit))),
+    };
     ensure!(!printed.cut, "peers/{main} printed more than {START_BYTES} bytes, the limit");
     let text = String::from_utf8_lossy(&printed.kept);
-    text.lines()
-        .map(|line| {
-            serde_json::from_str(line)
-                .with_context(|| format!("peers/{main} printed what is no result: {line}"))
-        })
-        .collect()
+    // A line that was being written is none.
+    let whole =
+        if early.is_some() { text.rfind('\n').map_or(0, |end| end + 1) } else { text.len() };
+    let lines = text[..whole].lines().map(|line| {
+        serde_json::from_str(line)
+            .with_context(|| format!("peers/{main} printed what is no result: {line}"))
+    });
+    Ok((lines.collect::<anyhow::Result<_>>()?, early))
 }
 
 fn print(report: &PeersReport, format: OutputFormat) {
@@ -337,6 +365,9 @@ fn print(report: &PeersReport, format: OutputFormat) {
     }
     println!("{}", format.table(&table));
     println!("\nratio: the peer's time over ours; above 1 ours is faster");
+    if let Some(why) = &report.ended_early {
+        println!("{}", format.words(&format!("not all: {why}")));
+    }
     for row in &report.rows {
         if let Some(error) = &row.error {
             println!(

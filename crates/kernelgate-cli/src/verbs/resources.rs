@@ -33,7 +33,7 @@ pub struct Arguments {
     save: bool,
     /// Compare with the record: exit 1 when a kernel spills, loses occupancy, grows, or its tensor
     /// instructions no longer overlap
-    #[arg(long, conflicts_with = "filter")]
+    #[arg(long)]
     check: bool,
     #[command(flatten)]
     benches: BenchChoice,
@@ -56,30 +56,41 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         anyhow::ensure!(plain, "--arch takes a real architecture such as sm_90a, not `{arch}`");
         if arguments.check {
             // Before anything is built.
-            bases.insert(arch, file::read(&path(store, arch)).map_err(failed_to)?);
+            let mut base: Resources = file::read(&path(store, arch)).map_err(failed_to)?;
+            keep_matching(&mut base, &filter);
+            bases.insert(arch, base);
         }
     }
     let running = interrupt::watched()?;
     let found = arguments.benches.find(&store.root, &running)?;
     let mut exit = Exit::Fine;
     for arch in &arguments.arch {
-        let mut resources = compile_all(&found, arch, (&running, arguments.wait))?;
+        let mut resources = compile_all(&found, arch, arguments, &running)?;
         if arguments.save {
             let path = path(store, arch);
             file::write(&path, &resources).map_err(failed_to)?;
             println!("{} kernels to {}", resources.kernels.len(), path.display());
-        } else if let Some(base) = bases.get(arch.as_str()) {
+            continue;
+        }
+        keep_matching(&mut resources, &filter);
+        let text = arguments.filter.as_deref().unwrap_or_default();
+        let none = resources.kernels.is_empty() && resources.left_out.is_empty();
+        anyhow::ensure!(!none, "no kernel's name matches `{text}`");
+        if let Some(base) = bases.get(arch.as_str()) {
             let outcome = compare(base, &resources);
             exit = exit.max(outcome.exit());
             print_outcome(&outcome, arguments.format)?;
         } else {
-            resources.kernels.retain(|name, _| filter.matches(name));
-            let text = arguments.filter.as_deref().unwrap_or_default();
-            anyhow::ensure!(!resources.kernels.is_empty(), "no kernel's name matches `{text}`");
             print_resources(&resources, arguments.format)?;
         }
     }
     Ok(exit)
+}
+
+/// Leaves the kernels, and the builds that do not run, whose names match.
+fn keep_matching(resources: &mut Resources, filter: &Filter) {
+    resources.kernels.retain(|name, _| filter.matches(name));
+    resources.left_out.retain(|name, _| filter.matches(name));
 }
 
 fn path(store: &Store, arch: &str) -> std::path::PathBuf {
@@ -91,12 +102,16 @@ fn path(store: &Store, arch: &str) -> std::path::PathBuf {
 fn compile_all(
     found: &FoundBenches,
     arch: &str,
-    (running, timeout): (&Running, Duration),
+    arguments: &Arguments,
+    running: &Running,
 ) -> anyhow::Result<Resources> {
-    let asking = Asking { settings: BTreeMap::new(), filter: None, timeout, running };
+    let (settings, timeout) = (BTreeMap::new(), arguments.wait);
+    let asking = Asking { settings, filter: None, timeout, running };
+    let (arch, filter) = (arch.to_owned(), arguments.filter.clone());
+    let action = Action::Resources { arch: arch.clone(), filter };
     let mut all: Option<Resources> = None;
     let mut left_out: Vec<String> = Vec::new();
-    for (bench, answer) in ask::all(found, &asking, &Action::Resources { arch: arch.to_owned() })? {
+    for (bench, answer) in ask::all(found, &asking, &action)? {
         let ResponseBody::Resources(report) = answer else { return Err(unexpected(&bench)) };
         left_out.extend(report.left_out);
         let Some(all) = &mut all else {

@@ -16,6 +16,7 @@ use cudarc::nvrtc::Ptx;
 use super::buffer::{Buffer, short as out_of_memory};
 use super::check::{Code, own_arch};
 pub use super::check::{DeviceError, check, count, l2_bytes, older_nvrtc};
+use super::context_settings::ContextSettings;
 use super::kernel::{Kernel, LaunchShape};
 use super::raw_stream::{RawContext, RawStream};
 use super::stages::{StageCounters, StagedKernel, Stages};
@@ -73,6 +74,7 @@ pub struct Device {
     modules: Mutex<BTreeMap<Build, LoadedBuild>>,
     asked: Mutex<AskedKernels>,
     stages: Stages,
+    settings: ContextSettings,
     staging: Arc<Staging>,
     /// What moves everything that is allocated later, where another layout is asked for.
     _padding: Option<CudaSlice<u8>>,
@@ -92,6 +94,7 @@ impl Device {
         // SAFETY: everything runs on one stream, whose order is all the synchronisation there is;
         // tracking would add waits and events to every launch.
         unsafe { context.disable_event_tracking() };
+        let settings = ContextSettings::of(&context);
         let stream = context.new_stream().map_err(failed("make a stream"))?;
         let device = context.cu_device();
         let own = own_arch(device).map_err(failed("tell its architecture"))?;
@@ -113,6 +116,7 @@ impl Device {
             modules,
             asked,
             stages: Stages::default(),
+            settings,
             staging,
             _padding,
         }))
@@ -126,6 +130,16 @@ impl Device {
     /// The context, for events and graphs.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.context
+    }
+
+    /// What was set for the whole context when the device was opened.
+    pub const fn settings(&self) -> &ContextSettings {
+        &self.settings
+    }
+
+    /// What is set for the whole context now.
+    pub fn settings_now(&self) -> ContextSettings {
+        ContextSettings::of(&self.context)
     }
 
     /// The stream that everything runs on.
@@ -270,7 +284,8 @@ impl Device {
         Ok(buffer)
     }
 
-    /// A kernel, compiled (or taken from the cache) and loaded.
+    /// A kernel, compiled (or taken from the cache) and loaded. One that was asked for before is the
+    /// same function of the driver: the carve-out that was set for it then is no more.
     ///
     /// # Errors
     /// When it does not compile or load; the error names it.
@@ -290,8 +305,10 @@ impl Device {
             .module
             .load_function(symbol)
             .map_err(|error| failed(&format!("find {symbol} in kernel {name}"), &error))?;
-        self.asked().add(build.kernel_name(symbol), symbol, &loaded.image);
-        Kernel::new(function, &self.stream, symbol)
+        let launched = self.asked().add(build.kernel_name(symbol), symbol, &loaded.image);
+        let kernel = Kernel::new(function, &self.stream, symbol, launched)?;
+        kernel.forget_carve_out()?;
+        Ok(kernel)
     }
 
     /// Notes the shape that a kernel is loaded for.

@@ -132,7 +132,8 @@ impl Module {
             .module
             .load_function(symbol)
             .map_err(|error| failed(&format!("find {symbol} in {}", self.name), &error))?;
-        Kernel::new(function, &self.stream, symbol)
+        // It has no name in records: nobody asks whether it was launched.
+        Kernel::new(function, &self.stream, symbol, Arc::default())
     }
 }
 

@@ -107,7 +107,7 @@ mod tests {
     use crate::driver::graph::Graph;
     use crate::instruments::spin::Spin;
     use crate::library::{self, Library};
-    use crate::testing::gpu;
+    use crate::testing::{gpu, second_gpu};
 
     #[test]
     fn what_runs_on_a_joined_stream_lies_between_what_runs_on_ours() {
@@ -120,6 +120,24 @@ mod tests {
         device.synchronize().unwrap();
         // The spin is on ours here; what counts is that fork and join can be captured.
         assert!(Graph::capture(&device, around).unwrap().nodes() > 0);
+    }
+
+    #[test]
+    fn a_stream_of_another_gpu_is_refused() {
+        let Some((device, _alone)) = gpu() else { return };
+        let Some(other) = second_gpu() else { return };
+        let stream = other.another_stream().unwrap();
+        let refused = JoinedStream::new(&device, stream.cu_stream()).err().unwrap().to_string();
+        eprintln!("{refused}");
+        assert!(refused.contains("is of another context, on GPU 1"), "{refused}");
+        assert!(refused.contains("on GPU 0"), "{refused}");
+        // Each GPU takes its own, also from a thread on which the other's context is current.
+        bind(&device).unwrap();
+        JoinedStream::new(&other, stream.cu_stream()).unwrap();
+        let own = device.another_stream().unwrap();
+        JoinedStream::new(&device, own.cu_stream()).unwrap();
+        let back = JoinedStream::new(&other, own.cu_stream()).err().unwrap().to_string();
+        assert!(back.contains("is of another context, on GPU 0"), "{back}");
     }
 
     #[test]

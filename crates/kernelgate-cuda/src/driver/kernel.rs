@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::{CudaFunction, CudaStream, DriverError, result, sys};
 use serde::{Deserialize, Serialize};
@@ -75,10 +76,13 @@ pub struct Kernel {
     name: String,
     /// Size of each parameter.
     parameter_bytes: Vec<usize>,
+    /// Whether it was launched, for what was asked for by its name.
+    launched: Arc<AtomicBool>,
 }
 
 impl Kernel {
-    /// A function of a module that it keeps loaded, for launches on that stream.
+    /// A function of a module that it keeps loaded, for launches on that stream, the first of which
+    /// sets `launched`.
     ///
     /// # Errors
     /// When the driver does not tell its parameters, or they are too many.
@@ -86,9 +90,11 @@ impl Kernel {
         function: CudaFunction,
         stream: &Arc<CudaStream>,
         name: &str,
+        launched: Arc<AtomicBool>,
     ) -> Result<Self, BackendError> {
         let parameter_bytes = parameter_bytes(&function, name)?;
-        Ok(Self { function, stream: Arc::clone(stream), name: name.to_owned(), parameter_bytes })
+        let (stream, name) = (Arc::clone(stream), name.to_owned());
+        Ok(Self { function, stream, name, parameter_bytes, launched })
     }
 
     /// The same kernel for launches on another stream.
@@ -98,7 +104,13 @@ impl Kernel {
             stream: Arc::clone(stream),
             name: self.name.clone(),
             parameter_bytes: self.parameter_bytes.clone(),
+            launched: Arc::clone(&self.launched),
         }
+    }
+
+    /// Says that it is launched, or recorded into a graph that is.
+    pub(super) fn note_launch(&self) {
+        self.launched.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn name(&self) -> &str {
@@ -145,14 +157,35 @@ impl Kernel {
     /// # Errors
     /// When the driver refuses.
     pub fn prefer_shared(&self) -> Result<(), BackendError> {
+        self.set_carve_out(100)
+    }
+
+    /// The shared-memory carve-out that it asks for, percent; -1 where the driver chooses.
+    pub(super) fn carve_out(&self) -> Result<i32, BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
         const CARVEOUT: attribute = attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-        const PERCENT: i32 = 100;
+        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        unsafe { result::function::get_function_attribute(self.function.cu_function(), CARVEOUT) }
+            .map_err(|error| failed(&format!("tell the carve-out of {}", self.name), &error))
+    }
+
+    /// Leaves the carve-out to the driver again.
+    pub(super) fn forget_carve_out(&self) -> Result<(), BackendError> {
+        if self.carve_out()? == CHOSEN_BY_DRIVER {
+            Ok(())
+        } else {
+            self.set_carve_out(CHOSEN_BY_DRIVER)
+        }
+    }
+
+    fn set_carve_out(&self, percent: i32) -> Result<(), BackendError> {
+        use sys::CUfunction_attribute_enum as attribute;
+        const CARVEOUT: attribute = attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         // SAFETY: the function belongs to a module that `self` keeps loaded.
         unsafe {
-            result::function::set_function_attribute(self.function.cu_function(), CARVEOUT, PERCENT)
+            result::function::set_function_attribute(self.function.cu_function(), CARVEOUT, percent)
         }
-        .map_err(|error| failed(&format!("give {} the most shared memory", self.name), &error))
+        .map_err(|error| failed(&format!("set the carve-out of {}", self.name), &error))
     }
 
     /// How many of its clusters of so many blocks run at once where nothing else does.
@@ -310,6 +343,7 @@ impl Kernel {
         attributes: &mut [sys::CUlaunchAttribute],
     ) -> Result<(), BackendError> {
         self.check(arguments)?;
+        self.note_launch();
         let (mut few, mut many) = ([std::ptr::null_mut::<c_void>(); FEW_PARAMETERS], Vec::new());
         let pointers = match few.get_mut(..arguments.len()) {
             Some(few) => few,
@@ -360,6 +394,9 @@ impl Kernel {
     }
 }
 
+/// The carve-out of a kernel for which none was set.
+const CHOSEN_BY_DRIVER: i32 = -1;
+
 /// Parameters whose addresses are put together without an allocation.
 const FEW_PARAMETERS: usize = 64;
 
@@ -392,6 +429,20 @@ fn parameter_bytes(function: &CudaFunction, name: &str) -> Result<Vec<usize>, Ba
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Source;
+    use crate::testing::gpu;
+
+    #[test]
+    fn a_kernel_that_is_asked_for_again_has_no_carve_out_of_before() {
+        let Some((device, _alone)) = gpu() else { return };
+        let build = Source::new("carved", r#"extern "C" __global__ void carved() {}"#).build(&[]);
+        let kernel = device.kernel(&build, "carved").unwrap();
+        assert_eq!(kernel.carve_out(), Ok(CHOSEN_BY_DRIVER));
+        kernel.prefer_shared().unwrap();
+        assert_eq!(kernel.carve_out(), Ok(100));
+        let again = device.kernel(&build, "carved").unwrap();
+        assert_eq!(again.carve_out(), Ok(CHOSEN_BY_DRIVER));
+    }
 
     #[test]
     fn a_grid_has_bounds() {

@@ -4,6 +4,7 @@ pub mod argument;
 pub mod buffer;
 mod check;
 pub mod conduct;
+pub mod context_settings;
 pub mod device;
 pub mod event;
 pub mod graph;

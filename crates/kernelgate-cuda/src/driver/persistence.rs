@@ -1,4 +1,5 @@
-//! A range of memory kept in L2 between kernels: the context's set-aside.
+//! What one case leaves to the next one in the context, and a range of memory kept in L2 between
+//! kernels: the set-aside.
 //!
 //! The set-aside belongs to the whole context, so it is taken by a value that gives it back when
 //! dropped. Deliberately absent: windows on the stream, which would last beyond the launches they
@@ -76,12 +77,22 @@ pub fn set_aside(device: &Device) -> Result<usize, BackendError> {
     device.context().get_limit(LIMIT).map_err(|error| failed("tell the set-aside of L2", &error))
 }
 
+/// Brings back what an earlier case set for the whole context, the set-aside of L2 among it, so that
+/// the next one finds what every other does.
+///
+/// # Errors
+/// When the driver refuses.
+pub fn restore(device: &Device) -> Result<(), BackendError> {
+    device.settings().restore(device.context())?;
+    reset(device)
+}
+
 /// Gives back what earlier launches set aside of L2 and releases the lines that they kept, so that
 /// the next case finds L2 as every other does.
 ///
 /// # Errors
 /// When the driver fails.
-pub fn reset(device: &Device) -> Result<(), BackendError> {
+fn reset(device: &Device) -> Result<(), BackendError> {
     match give_back(device.context(), 0) {
         // Before compute capability 8, on a MIG slice, under MPS: there is nothing to give back.
         Err(DriverError(sys::CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT)) => Ok(()),

@@ -179,6 +179,7 @@ impl PreparedLaunch {
     pub fn launch(&self) -> Result<(), BackendError> {
         let LaunchDims { grid, block, shared_bytes, cluster, cooperative, programmatic } =
             self.dims;
+        self.kernel.note_launch();
         let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
         let cluster = cluster.map(|[x, y, z]| {
             let dims = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 
@@ -31,16 +32,26 @@ struct AskedKernel {
     image: Arc<[u8]>,
     symbol: String,
     shapes: Vec<LaunchShape>,
+    launched: Arc<AtomicBool>,
 }
 
 impl AskedKernels {
-    /// Adds one, by build and symbol.
-    pub(super) fn add(&mut self, name: String, symbol: &str, image: &Arc<[u8]>) {
-        self.0.entry(name).or_insert_with(|| AskedKernel {
+    /// Adds one, by build and symbol; what its launches set is given back.
+    pub(super) fn add(&mut self, name: String, symbol: &str, image: &Arc<[u8]>) -> Arc<AtomicBool> {
+        let kernel = self.0.entry(name).or_insert_with(|| AskedKernel {
             image: Arc::clone(image),
             symbol: symbol.to_owned(),
             shapes: Vec::new(),
+            launched: Arc::default(),
         });
+        Arc::clone(&kernel.launched)
+    }
+
+    /// Those of them that were launched by now, or recorded into a graph, by build and symbol: what
+    /// is only loaded is none.
+    pub fn launched(&self) -> Vec<String> {
+        let launched = self.0.iter().filter(|(_, kernel)| kernel.launched.load(Ordering::Relaxed));
+        launched.map(|(name, _)| name.clone()).collect()
     }
 
     /// Adds a shape that one is loaded for.
@@ -100,12 +111,27 @@ mod tests {
     }
 
     #[test]
+    fn a_device_tells_what_was_launched_of_what_was_asked_for() {
+        let Some((device, _alone)) = gpu() else { return };
+        let text = "extern \"C\" __global__ void one() {} extern \"C\" __global__ void two() {}";
+        let build = Source::new("both", text).build(&[]);
+        drop(device.take_asked());
+        let [one, _two] = ["one", "two"].map(|symbol| device.kernel(&build, symbol).unwrap());
+        let asked = device.take_asked();
+        assert!(asked.launched().is_empty());
+        one.launch(LaunchShape { grid: (1, 1, 1), block: 32, shared_bytes: 0 }, &[]).unwrap();
+        device.synchronize().unwrap();
+        assert_eq!(asked.launched(), ["both: one"]);
+    }
+
+    #[test]
     fn a_kernel_that_is_asked_for_twice_is_one_with_both_shapes() {
         let image: Arc<[u8]> = Arc::from(&b".entry k { ret; }"[..]);
         let shape = |blocks| LaunchShape { grid: (blocks, 1, 1), block: 128, shared_bytes: 0 };
         let mut asked = AskedKernels::default();
+        let mut launched = Vec::new();
         for blocks in [8, 16, 8] {
-            asked.add("f X=1: k".to_owned(), "k", &image);
+            launched.push(asked.add("f X=1: k".to_owned(), "k", &image));
             asked.add_shape("f X=1: k", shape(blocks));
         }
         asked.add_shape("unknown", shape(1));
@@ -114,5 +140,9 @@ mod tests {
         assert_eq!(used["f X=1: k"].shapes, [shape(8), shape(16)]);
         assert!(used["f X=1: k"].code.is_some());
         assert!(asked.local_bytes().is_empty(), "PTX does not tell");
+        asked.add("f X=2: k".to_owned(), "k", &image);
+        assert!(asked.launched().is_empty());
+        launched[2].store(true, Ordering::Relaxed);
+        assert_eq!(asked.launched(), ["f X=1: k"]);
     }
 }

@@ -26,9 +26,39 @@ pub fn best(
     (0..offered.len()).max_by_key(|&index| rank(index))
 }
 
+/// What is installed; with what `others` finds where none of it is enough. Otherwise `others`, which
+/// may cost a process, is not called.
+pub fn unless_enough<T, O: Iterator<Item = T>>(
+    installed: impl Iterator<Item = T>,
+    enough: impl Fn(&T) -> bool,
+    others: impl FnOnce() -> O,
+) -> Vec<T> {
+    let mut found: Vec<T> = installed.collect();
+    if !found.iter().any(enough) {
+        found.extend(others());
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn python_is_not_asked_where_what_is_installed_will_do() {
+        let mut asked = 0;
+        let mut found = |installed: &[u32]| {
+            let wheels = || {
+                asked += 1;
+                [9].into_iter()
+            };
+            unless_enough(installed.iter().copied(), |&version| version > 5, wheels)
+        };
+        assert_eq!(found(&[3, 6]), [3, 6]);
+        assert_eq!(found(&[3]), [3, 9]);
+        assert_eq!(found(&[]), [9]);
+        assert_eq!(asked, 2);
+    }
     use Origin::{Installed, Named, Wheel};
 
     const fn version(major: u32, minor: u32) -> CudaVersion {

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use super::choice;
 use super::kind::Library;
 use super::opened::{self, Opened};
-use super::search::{self, Origin};
+use super::search::{self, Candidate, Origin};
 use super::version::{CudaVersion, MAJORS, OLDEST_DRIVER};
 use crate::architecture;
 
@@ -172,18 +172,17 @@ pub fn cuda_major() -> u32 {
 /// Opens the NVRTC that is used, and what it opens by name alone.
 fn open_nvrtc() -> Option<Opened> {
     let names: Vec<String> = MAJORS.iter().flat_map(|&major| Library::Nvrtc.files(major)).collect();
-    let mut found: Vec<Opened> = Vec::new();
-    let mut offered: Vec<(Origin, CudaVersion)> = Vec::new();
-    for candidate in search::candidates(&names, None) {
-        // Wheels are asked for where nothing else will do.
-        if candidate.origin == Origin::Wheel && offered.iter().any(|(_, version)| taken(*version)) {
-            break;
-        }
-        let Some(opened) = Opened::of(Library::Nvrtc, &candidate.file) else { continue };
-        let Some(version) = opened.nvrtc_version() else { continue };
-        found.push(opened);
-        offered.push((candidate.origin, version));
-    }
+    let open = |candidate: Candidate| {
+        let opened = Opened::of(Library::Nvrtc, &candidate.file)?;
+        let version = opened.nvrtc_version()?;
+        Some((opened, (candidate.origin, version)))
+    };
+    let found = choice::unless_enough(
+        search::installed(&names, None).filter_map(open),
+        |(_, (_, version))| taken(*version),
+        || search::of_wheels(&names).into_iter().filter_map(open),
+    );
+    let (mut found, offered): (Vec<Opened>, Vec<(Origin, CudaVersion)>) = found.into_iter().unzip();
     let best = choice::best(&offered, taken)?;
     let opened = found.swap_remove(best);
     // Some builds of NVRTC open it by name, which finds what is open already.

@@ -34,21 +34,22 @@ pub fn candidates(
     names: &[String],
     beside: Option<&Path>,
 ) -> impl Iterator<Item = Candidate> + use<> {
+    let wheels = names.to_vec();
+    installed(names, beside).chain(std::iter::once(()).flat_map(move |()| of_wheels(&wheels)))
+}
+
+/// The same without wheels: no process is started.
+pub fn installed(
+    names: &[String],
+    beside: Option<&Path>,
+) -> impl Iterator<Item = Candidate> + use<> {
     let beside = beside.filter(|folder| folder.is_absolute()).map(Path::to_owned);
     let by_loader =
         names.iter().map(|name| Candidate { file: PathBuf::from(name), origin: Origin::Installed });
     let by_loader: Vec<Candidate> = by_loader.collect();
     let names = names.to_vec();
-    let in_folders = move |folders: Vec<PathBuf>, origin| {
-        let files = folders
-            .into_iter()
-            .flat_map(|folder| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>());
-        files
-            .filter(|file| file.is_file())
-            .map(|file| Candidate { file, origin })
-            .collect::<Vec<_>>()
-    };
-    (0..5).flat_map(move |stage| match stage {
+    let in_folders = move |folders, origin| in_folders(&names, folders, origin);
+    (0..4).flat_map(move |stage| match stage {
         0 => {
             let mut folders = named();
             folders.sort_by_key(|folder| Some(folder) != beside.as_ref());
@@ -56,9 +57,20 @@ pub fn candidates(
         }
         1 => in_folders(beside.clone().into_iter().collect(), Origin::Installed),
         2 => by_loader.clone(),
-        3 => in_folders(toolkits(), Origin::Installed),
-        _ => in_folders(wheels(), Origin::Wheel),
+        _ => in_folders(toolkits(), Origin::Installed),
     })
+}
+
+/// What may be one of wheels. Starts Python, which takes some 50 ms.
+pub fn of_wheels(names: &[String]) -> Vec<Candidate> {
+    in_folders(names, wheels(), Origin::Wheel)
+}
+
+fn in_folders(names: &[String], folders: Vec<PathBuf>, origin: Origin) -> Vec<Candidate> {
+    let files = folders
+        .into_iter()
+        .flat_map(|folder| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>());
+    files.filter(|file| file.is_file()).map(|file| Candidate { file, origin }).collect()
 }
 
 /// Whether two paths lead to one file.

@@ -1,6 +1,8 @@
 //! What the card reports while it works: clocks, power, temperature, throttle reasons, and other
 //! processes.
 
+use std::sync::OnceLock;
+
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 use nvml_wrapper::error::NvmlError;
@@ -28,15 +30,21 @@ pub struct Reading {
 
 /// NVML and a card.
 pub struct Telemetry {
-    nvml: Nvml,
+    nvml: &'static Nvml,
     uuid: String,
+}
+
+/// NVML, begun once a process, which takes it some 20 ms, and kept until the process ends.
+fn nvml() -> Option<&'static Nvml> {
+    static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
+    let begun = || Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init().ok();
+    NVML.get_or_init(begun).as_ref()
 }
 
 impl Telemetry {
     /// For the card of that UUID; `None` where NVML is missing or does not know it.
     pub fn open(uuid: &str) -> Option<Self> {
-        let nvml = Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init().ok()?;
-        let telemetry = Self { nvml, uuid: uuid.to_owned() };
+        let telemetry = Self { nvml: nvml()?, uuid: uuid.to_owned() };
         telemetry.device().ok()?;
         Some(telemetry)
     }

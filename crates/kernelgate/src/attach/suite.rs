@@ -195,7 +195,7 @@ impl BoundProblem for AttachedProblem<'_> {
         let Target::Cuda(device) = target else {
             return Err(BackendError::Launch(format!("{} does not run on this backend", row.name)));
         };
-        persistence::reset(device)?;
+        persistence::restore(device)?;
         memory::require(device, self.bound.device_bytes())?;
         Ok(Box::new(self.task(row, &inputs, device)?))
     }

@@ -223,8 +223,9 @@ impl Harness {
 
     fn answer(&self, flags: &Flags, action: &Action) -> Result<ResponseBody, HarnessError> {
         let own = || self.suites.iter().map(AsRef::as_ref);
-        if let Action::Resources { arch } = action {
-            return Ok(answer::resources::resources(&self.kernels, arch));
+        if let Action::Resources { arch, filter } = action {
+            let filter = Filter::parse(filter.as_deref(), false)?;
+            return Ok(answer::resources::resources(&self.kernels, arch, &filter));
         }
         let place = flags.wanted().place(own())?;
         match action {

@@ -210,11 +210,8 @@ impl Execution<'_> {
                     _ => UsedKernels::new(),
                 };
                 let timed = timed.and_then(|(samples, after)| {
-                    // The host's ceilings are measured beside whatever else it computes.
-                    let on_gpu = self.target.kind() == BackendKind::Cuda;
-                    let limit = limit.as_ref().filter(|_| on_gpu);
-                    let fault = limit.and_then(|limit| limit.broken_by(&samples.per_launch_ns()));
-                    fault.map_or(Ok((samples, after)), |why| Err(CaseError::Fail(why)))
+                    check_limit(&samples, limit.as_ref(), self.target.kind())?;
+                    Ok((samples, after))
                 });
                 match timed {
                     Ok((samples, after)) => {
@@ -394,6 +391,21 @@ impl Execution<'_> {
         }
         Ok(exit)
     }
+}
+
+/// Whether samples are slower than what no machine can be faster than, where that was measured. On
+/// the host ceilings are measured beside whatever else it computes, and refuse nothing.
+///
+/// # Errors
+/// A failure that says what the launch would take at least.
+pub(super) fn check_limit(
+    samples: &Samples,
+    limit: Option<&TimeLimit>,
+    on: BackendKind,
+) -> Result<(), CaseError> {
+    let limit = limit.filter(|_| on == BackendKind::Cuda);
+    let fault = limit.and_then(|limit| limit.broken_by(&samples.per_launch_ns()));
+    fault.map_or(Ok(()), |why| Err(CaseError::Fail(why)))
 }
 
 fn backend_error(error: BackendError) -> CaseError {

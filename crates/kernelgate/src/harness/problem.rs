@@ -280,6 +280,7 @@ impl Ready {
         };
         // Others asked for kernels before: those that measure, and the row that is the reference.
         drop(asked());
+        self.kernels = AskedKernels::default();
         let executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), target);
         self.kernels = asked();
         executable

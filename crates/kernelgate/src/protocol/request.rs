@@ -35,6 +35,10 @@ pub enum Action {
     Resources {
         /// "sm_90a".
         arch: String,
+        /// Only builds with a kernel whose name matches this regular expression; executables that
+        /// do not know it compile all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        filter: Option<String>,
     },
     /// Measure how good event timing is on the GPU.
     Timing {

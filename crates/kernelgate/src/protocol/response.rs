@@ -168,6 +168,11 @@ pub struct VerifiedCase {
     pub repeatable: Option<bool>,
     /// Why it failed or was skipped.
     pub reason: Option<String>,
+    /// The kernels of its row that were launched on the GPU, each by file, macros and symbol as in
+    /// records of resources: `attention/forward_flash DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0`. Kernels of
+    /// libraries and of other code are not known; none from executables that do not tell them.
+    #[serde(default)]
+    pub kernels: Vec<String>,
 }
 
 /// A case's kernels.

@@ -171,6 +171,17 @@ impl Environment {
         }
     }
 
+    /// Whether a process here can take over what one found there. Libraries are left out: what a
+    /// process has opened is known at its end, and what it computed by them shows in its outputs.
+    pub fn same_place(&self, other: &Self) -> bool {
+        let without_libraries = |environment: &Self| {
+            let mut environment = environment.clone();
+            environment.gpu.iter_mut().for_each(|gpu| gpu.libraries.clear());
+            environment
+        };
+        without_libraries(self) == without_libraries(other)
+    }
+
     /// What tells the device from others of its model: "GPU-1a2b…" or the host's hash.
     pub fn device_id(&self) -> String {
         let id = self
@@ -439,6 +450,12 @@ mod tests {
         let base = on("GPU-1", "580.82.07");
         let other = on("GPU-2", "580.159.04");
         assert!(base.same_device(&base) && !other.same_device(&base));
+        // A process that verified has opened CUPTI by its end.
+        let mut verified = base.clone();
+        let gpu = verified.gpu.as_mut().unwrap();
+        gpu.libraries.insert("cupti".to_owned(), "API 26".to_owned());
+        assert!(base != verified && base.same_place(&verified) && verified.same_place(&base));
+        assert!(!other.same_place(&base) && !on("GPU-1", "590.1").same_place(&base));
         assert_eq!(other.mismatches(&base), []);
         let newer = on("GPU-1", "590.1");
         let mismatch = Mismatch {

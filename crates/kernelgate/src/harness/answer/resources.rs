@@ -1,24 +1,62 @@
 //! What the compiler makes of the binary's kernels. Needs no GPU.
 
+use std::collections::BTreeSet;
+
 use kernelgate_cuda::spec::ListedKernel;
 
+use crate::harness::filter::Filter;
 use crate::protocol::{ResourcesReport, ResponseBody};
 use crate::record::resources::{CompiledKernels, compile};
 
-/// Compiles the kernels for an architecture.
-pub fn resources(kernels: &[ListedKernel], arch: &str) -> ResponseBody {
+/// Compiles kernels for an architecture: of the builds that hold one whose name matches, all.
+pub fn resources(kernels: &[ListedKernel], arch: &str, filter: &Filter) -> ResponseBody {
     if kernels.is_empty() {
         return ResponseBody::NoMatch {
             reason: "no bench lists a kernel (`Harness::kernels`)".to_owned(),
             close: Vec::new(),
         };
     }
-    match compile(kernels, arch) {
+    match compile(&of_matching_builds(kernels, filter), arch) {
         Ok(CompiledKernels { resources, code }) => {
             let told = |(build, lack): (&String, &String)| format!("{build} {lack}");
             let left_out = resources.left_out.iter().map(told).collect();
             ResponseBody::Resources(ResourcesReport { resources, left_out, code })
         }
         Err(error) => ResponseBody::Refused(error.to_string()),
+    }
+}
+
+/// The kernels of builds that hold one whose name matches: a file is compiled as a whole.
+fn of_matching_builds(kernels: &[ListedKernel], filter: &Filter) -> Vec<ListedKernel> {
+    let matching = |kernel: &&ListedKernel| filter.matches(&kernel.name());
+    let builds: BTreeSet<_> = kernels.iter().filter(matching).map(|it| &it.build).collect();
+    kernels.iter().filter(|kernel| builds.contains(&kernel.build)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate_cuda::Source;
+    use kernelgate_cuda::spec::{KernelSpec, list};
+
+    #[test]
+    fn of_a_build_all_kernels_are_compiled_or_none() {
+        const ONE: KernelSpec<usize> = KernelSpec {
+            defines: |width| vec![format!("WIDTH={width}")],
+            variants: || vec![1, 2],
+            ..KernelSpec::new(Source::new("mine/sums", ""), "mine_sums", 64, |_| [1, 1, 1])
+        };
+        let listed = list(&[ONE, KernelSpec { symbol: "mine_sums_finish", ..ONE }]);
+        let names = |filter: &str| {
+            let filter = Filter::parse(Some(filter), false).unwrap();
+            let kept = of_matching_builds(&listed, &filter);
+            kept.iter().map(ListedKernel::name).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            names("WIDTH=2: .*finish"),
+            ["mine/sums WIDTH=2", "mine/sums WIDTH=2: mine_sums_finish"]
+        );
+        assert_eq!(names("sums").len(), 4);
+        assert!(names("other").is_empty());
     }
 }

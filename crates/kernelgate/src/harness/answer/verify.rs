@@ -1,5 +1,6 @@
 //! Every case against its reference, and on request its tensors in files.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::each::{each_implementation, parts};
@@ -18,8 +19,12 @@ pub fn verify(
     target: Target,
     dump: Option<&Path>,
 ) -> Vec<VerifiedCase> {
+    let mut launched = BTreeMap::new();
     let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
-        verify_case(group, case, ready, &target, dump)
+        let outcome = verify_case(group, case, ready, &target, dump);
+        // Also of a case that is wrong.
+        launched.insert(case.id.clone(), ready.kernels.launched());
+        outcome
     };
     let (outcomes, lost) = each_implementation(selection, (seed, &target), "verifying", one);
     if lost {
@@ -27,12 +32,13 @@ pub fn verify(
         // process.
         std::mem::forget(target);
     }
-    let verified = |(case, outcome)| {
+    let verified = |(case, outcome): (String, _)| {
         let (status, found, reason) = parts(outcome);
         let repeatable = found.map(|(_, repeatable)| repeatable);
         let OutputComparison { checked, total, max_error, relative_l2, rounding } =
             found.unwrap_or_default().0;
         VerifiedCase {
+            kernels: launched.remove(&case).unwrap_or_default(),
             case,
             status,
             checked,

@@ -1,0 +1,79 @@
+//! `ci/sanitize-coverage`: which kernels no run of compute-sanitizer reached, read from its logs.
+
+#![cfg(unix)]
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::package::Outcome;
+
+fn repository() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// The script beside a record of three kernels and one exception, over logs of these cases.
+fn coverage(launched: &[&str], tests_passed: bool) -> Outcome {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = folder.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    let script = std::fs::read_to_string(repository().join("ci/sanitize-coverage")).unwrap();
+    write("ci/sanitize-coverage", &script);
+    write("ci/sanitize-exceptions.tsv", "# why\na/c X=[0-9]\tmemcheck\tneeds another card\n");
+    let names = ["a/b X=1", "a/b X=1: a_b_finish", "a/c X=2", "measure/spin"];
+    let kernels = names.map(|name| format!("    \"{name}\": {{\"block\":256}}")).join(",\n");
+    let left_out = "  \"left_out\": {\n    \"a/d\": \"needs sm_100a\"\n  }";
+    let record = format!("{{\n  \"kernels\": {{\n{kernels}\n  }},\n{left_out}\n}}\n");
+    write("baselines/resources/sm_90a.json", &record);
+    for (i, kernels) in launched.iter().enumerate() {
+        let kernels: Vec<&str> = kernels.split(';').filter(|name| !name.is_empty()).collect();
+        let rows = serde_json::json!([
+            {"case": "x", "status": "ok", "kernels": kernels},
+            {"case": "y", "status": "skipped", "kernels": []},
+        ]);
+        let text = serde_json::to_string_pretty(&rows).unwrap();
+        write(&format!("logs/run{i}.memcheck.log.json"), &text);
+    }
+    // A run that did not end.
+    write("logs/cut.memcheck.log.json", "");
+    if tests_passed {
+        write("logs/measure.memcheck.log.out", "test result: ok. 1 passed; 0 failed\n");
+    }
+    let mut command = Command::new("bash");
+    command.arg(folder.path().join("ci/sanitize-coverage"));
+    command.args(["--out", "logs", "--arch", "sm_90a", "--tools", "memcheck"]);
+    command.output().unwrap().into()
+}
+
+#[test]
+fn a_kernel_that_no_run_reached_fails_unless_it_is_an_exception() {
+    let all = ["a/b X=1", "a/b X=1: a_b_finish"];
+    coverage(&all, true).expect(0, &["3 of 4 kernels of sm_90a reached, 1 excepted, 0 not"]);
+    coverage(&all[..1], true).expect(1, &["    not reached: a/b X=1: a_b_finish"]);
+    coverage(&all, false).expect(1, &["    not reached: measure/spin"]);
+    coverage(&["a/b X=1;a/b X=1: a_b_finish;a/c X=2"], true)
+        .expect(1, &["an exception, and reached: a/c X=2"]);
+    coverage(&[], true).expect(1, &["1 of 4 kernels", "not reached: a/b X=1\n"]);
+}
+
+#[test]
+fn every_exception_names_a_recorded_kernel_and_a_reason() {
+    let exceptions =
+        std::fs::read_to_string(repository().join("ci/sanitize-exceptions.tsv")).unwrap();
+    let recorded =
+        std::fs::read_to_string(repository().join("baselines/resources/sm_90a.json")).unwrap();
+    let recorded: serde_json::Value = serde_json::from_str(&recorded).unwrap();
+    let names = recorded["kernels"].as_object().unwrap();
+    for line in exceptions.lines().filter(|line| !line.starts_with('#')) {
+        let [pattern, tools, reason] = line.split('\t').collect::<Vec<_>>()[..] else {
+            panic!("not three fields: {line}");
+        };
+        let pattern = regex::Regex::new(&format!("^({pattern})$")).unwrap();
+        assert!(names.keys().any(|name| pattern.is_match(name)), "no kernel: {line}");
+        let known = ["all", "memcheck", "racecheck", "synccheck", "initcheck"];
+        assert!(tools.split(',').all(|tool| known.contains(&tool)), "{line}");
+        assert!(reason.len() > 20, "{line}");
+    }
+}

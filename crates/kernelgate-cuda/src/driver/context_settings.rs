@@ -1,0 +1,97 @@
+//! What a launch of other code can set for the whole context, and later launches would find: sizes
+//! of the stack, of the heap and of the printf buffer, how much L2 fetches at once, the preferred
+//! split of L1 and shared memory, the set-aside of L2. Each case begins with the settings that the
+//! device was opened with.
+//!
+//! Deliberately absent: clocks and other settings of the card, which need an administrator.
+
+use cudarc::driver::sys::{CUfunc_cache, CUlimit, CUlimit_enum as Limit};
+use cudarc::driver::{CudaContext, DriverError};
+
+use super::status::failed;
+use crate::BackendError;
+
+/// Limits that are brought back, with their names. Those of launches by kernels count too, where a
+/// driver still has them.
+const LIMITS: [(CUlimit, &str); 5] = [
+    (Limit::CU_LIMIT_STACK_SIZE, "stack of a thread"),
+    (Limit::CU_LIMIT_MALLOC_HEAP_SIZE, "heap of kernels"),
+    (Limit::CU_LIMIT_PRINTF_FIFO_SIZE, "printf buffer"),
+    (Limit::CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT, "launches by kernels"),
+    (Limit::CU_LIMIT_MAX_L2_FETCH_GRANULARITY, "L2 fetch granularity"),
+];
+
+/// The settings of a context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContextSettings {
+    /// In the order of [`LIMITS`]; absent where the driver has no such limit.
+    limits: [Option<usize>; LIMITS.len()],
+    cache: Option<CUfunc_cache>,
+}
+
+impl ContextSettings {
+    /// As they are now.
+    pub(super) fn of(context: &CudaContext) -> Self {
+        Self {
+            limits: LIMITS.map(|(limit, _)| context.get_limit(limit).ok()),
+            cache: context.get_cache_config().ok(),
+        }
+    }
+
+    /// Sets those that are otherwise now.
+    ///
+    /// # Errors
+    /// When the driver refuses, as it does once kernels have used their heap: what follows would be
+    /// measured otherwise than what came before.
+    pub(super) fn restore(&self, context: &CudaContext) -> Result<(), BackendError> {
+        self.set(context).map_err(|(name, error)| {
+            let what = format!("bring back the {name} of the context, which an earlier case set");
+            failed(&what, &error)
+        })
+    }
+
+    fn set(&self, context: &CudaContext) -> Result<(), (&'static str, DriverError)> {
+        let now = Self::of(context);
+        for (((limit, name), before), now) in LIMITS.into_iter().zip(self.limits).zip(now.limits) {
+            if let (Some(before), true) = (before, before != now) {
+                context.set_limit(limit, before).map_err(|error| (name, error))?;
+            }
+        }
+        match self.cache {
+            Some(before) if now.cache != self.cache => context
+                .set_cache_config(before)
+                .map_err(|error| ("split of L1 and shared memory", error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::persistence;
+    use crate::testing::gpu;
+
+    #[test]
+    fn what_was_set_for_the_whole_context_is_brought_back() {
+        let Some((device, _alone)) = gpu() else { return };
+        let context = device.context();
+        let opened = device.settings_now();
+        eprintln!("{opened:?}");
+        assert_eq!(&opened, device.settings());
+        assert!(opened.limits[0].is_some() && opened.cache.is_some());
+        for (limit, name) in LIMITS {
+            let Ok(now) = context.get_limit(limit) else { continue };
+            let other =
+                if limit == Limit::CU_LIMIT_MAX_L2_FETCH_GRANULARITY { 32 } else { 2 * now };
+            match context.set_limit(limit, other) {
+                Ok(()) => assert_ne!(context.get_limit(limit).unwrap(), now, "{name}"),
+                Err(error) => eprintln!("{name}: not set: {error:?}"),
+            }
+        }
+        context.set_cache_config(CUfunc_cache::CU_FUNC_CACHE_PREFER_SHARED).unwrap();
+        assert_ne!(device.settings_now(), opened);
+        persistence::restore(&device).unwrap();
+        assert_eq!(device.settings_now(), opened);
+    }
+}
