@@ -7,16 +7,19 @@ makes, once in Triton (`resnet18_triton.py`), which is ready in seconds where th
 minutes. Inference with SpikingJelly's neurons, which have no backward pass, where it is installed.
 A training step is the forward pass, cross-entropy, backward by replay, SGD with momentum.
 
-The same equations as the workload. Weights are random here, drawn as the workload's are but not the
-same numbers: speed does not depend on them. `python resnet18.py --check DUMP` computes the problem
-of a safetensors file that `kernelgate verify --dump` wrote, with its weights and images, and
-prints how far the logits, and in training the new momentum, are from the file's. `--profile
+The same equations as the workload. Timed peers take the weights of the safetensors file that
+RESNET18_DUMP names, written by `kernelgate verify --dump`; without it random ones, drawn as the
+workload's are but not the same numbers. `python resnet18.py --check DUMP stem=… w=… t=… level=…`
+computes the problem of such a file with its weights and images by every kind of peer, and prints
+how far the logits, and in training loss and new momentum, are from the file's; it exits with 1 if
+one in fp32 is not near, as all are with dyadic weights. `--profile
 WORKLOAD AXIS=VALUE…` times the peer in Triton and prints where its time goes. `--cpu B T` times a
 training step on the host.
 """
 import functools
 import json
 import math
+import os
 import sys
 import time
 
@@ -89,6 +92,8 @@ def loaded_weights(flat, stem, width):
         weights[name + ".weight"] = take(out, kernel, kernel, into).permute(0, 3, 1, 2).contiguous()
         weights[name + ".bias"] = take(out)
     weights["fc.weight"], weights["fc.bias"] = take(CLASSES, 8 * width), take(CLASSES)
+    if not 0 <= flat.numel() - at < width:
+        raise ValueError(f"{flat.numel()} parameters, not those of {stem} with a width of {width}")
     return weights
 
 
@@ -318,7 +323,12 @@ def prepare(workload, axes, graph, kernels=None):
     b, t, level, width = (int(axes[axis]) for axis in ("b", "t", "level", "w"))
     train = workload.endswith("train_step")
     dtype = torch.bfloat16 if kernels in ("compiled", "triton") else torch.float32
-    weights = random_weights(axes["stem"], width)
+    dump = os.environ.get("RESNET18_DUMP")
+    if dump:
+        flat = read_safetensors(dump)["input/parameters"]
+        weights = loaded_weights(flat, axes["stem"], width)
+    else:
+        weights = random_weights(axes["stem"], width)
     network = Network(axes["stem"], width, t, level, weights, "cuda", dtype, train)
     images = torch.randn(b, COLORS, SIDE, SIDE, device="cuda")
     labels = torch.randint(CLASSES, (b,), device="cuda")
@@ -363,33 +373,68 @@ def read_safetensors(path):
     return tensors
 
 
+# How far a check in fp32 may be off: the library may multiply in TF32, which has dyadic weights and
+# images exactly, but not gradients.
+MOST_APART = {"logits": 1e-4, "loss": 1e-4, "new_momentum": 1e-2}
+
+
 def check(path, axes):
-    """Prints how far this network is from the outputs in the file, for every dtype."""
+    """Prints how far each kind of peer is from the outputs in the file, in every dtype; whether all
+    of those in fp32 are near enough, with dyadic weights. Without a GPU, those that need none."""
     found = read_safetensors(path)
+    cuda = torch.cuda.is_available()
+    kinds = ["eager", "spikingjelly"] + ["graph", "triton", "compiled"] * cuda
+    near = True
+    for kind in kinds:
+        for dtype in (torch.float32, torch.bfloat16):
+            line = {"kind": kind, "dtype": str(dtype)}
+            try:
+                apart = distances(found, axes, kind, dtype, "cuda" if cuda else "cpu")
+                if dtype == torch.float32:
+                    near &= all(value <= MOST_APART[name] for name, value in apart.items())
+                line.update(apart)
+            except Exception as error:  # A kind that cannot is a line, and not near.
+                line["error"] = (str(error).strip() or repr(error)).splitlines()[0]
+                near &= isinstance(error, ImportError) or dtype != torch.float32
+            print(json.dumps(line), flush=True)
+    return near
+
+
+def distances(found, axes, kind, dtype, device):
+    """Relative L2 distance of logits and, if the file is of a training step and the kind trains, of
+    the worst new momentum, and the loss's absolute one."""
     tensor = lambda name: found.get("input/" + name, found.get("output/" + name))
     t, level, width = (int(axes[axis]) for axis in ("t", "level", "w"))
+    train = "output/new_momentum" in found and kind != "spikingjelly"
     weights = loaded_weights(tensor("parameters"), axes["stem"], width)
-    images = tensor("images").permute(0, 3, 1, 2)
-    expected = tensor("logits").double()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    use_kernels("triton" if device == "cuda" else None)
-    for dtype in (torch.float32, torch.bfloat16):
-        network = Network(axes["stem"], width, t, level, weights, device, dtype)
-        with torch.no_grad():
-            logits = network(images.to(device)).cpu().double()
-        apart = ((logits - expected).norm() / expected.norm()).item()
-        print(json.dumps({"dtype": str(dtype), "logits": apart}))
-    if "output/new_momentum" in found:
-        network = Network(axes["stem"], width, t, level, weights, device, torch.float32, True)
-        loss = F.cross_entropy(network(images.to(device)), tensor("labels").long().to(device))
-        loss.backward()
+    images = tensor("images").permute(0, 3, 1, 2).to(device)
+    network = Network(axes["stem"], width, t, level, weights, device, dtype, train)
+    use_kernels(None if kind in ("eager", "graph") else kind)
+    labels = tensor("labels").long().to(device) if train else None
+    last = {}
+
+    def run():
+        with torch.set_grad_enabled(train):
+            last["logits"] = network(images)
+            if train:
+                for weight in network.master.values():
+                    weight.grad = None
+                last["loss"] = F.cross_entropy(last["logits"], labels)
+                last["loss"].backward()
+
+    # As it is timed: all but `eager` in a graph, which computes once more what it captured.
+    run = run if kind == "eager" or device == "cpu" else captured(run)
+    run()
+    relative = lambda a, b: ((a.double().cpu() - b.double()).norm() / b.double().norm()).item()
+    apart = {"logits": relative(last["logits"].detach(), tensor("logits"))}
+    if train:
         old = loaded_weights(tensor("momentum"), axes["stem"], width)
         new = loaded_weights(tensor("new_momentum"), axes["stem"], width)
-        worst = max(
-            (((MOMENTUM * old[name] + w.grad.cpu()) - new[name]).norm() / new[name].norm()).item()
-            for name, w in network.master.items()
-        )
-        print(json.dumps({"loss": loss.item() - tensor("loss").item(), "new_momentum": worst}))
+        momentum = lambda name, weight: MOMENTUM * old[name] + weight.grad.cpu()
+        worst = max(relative(momentum(*of), new[of[0]]) for of in network.master.items())
+        loss = abs(last["loss"].item() - tensor("loss").item())
+        apart.update(loss=loss, new_momentum=worst)
+    return apart
 
 
 CONVOLUTIONS = ("conv", "cudnn", "xmma", "cutlass", "dgrad", "wgrad", "fprop", "gemm", "nvjet")
@@ -437,7 +482,8 @@ def time_host(b, t):
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--check"]:
-        check(sys.argv[2], dict(axis.split("=") for axis in sys.argv[3:]))
+        near = check(sys.argv[2], dict(axis.split("=") for axis in sys.argv[3:]))
+        sys.exit(0 if near else 1)
     elif sys.argv[1:2] == ["--profile"]:
         axes = {"stem": "imagenet", "w": 64, "b": 32, "t": 8, "level": 8}
         axes.update(axis.split("=") for axis in sys.argv[3:])

@@ -7,7 +7,10 @@
 //! layer is the gradient of what its convolution read and of the neurons that wrote that.
 //!
 //! Deliberately absent: the guides' ranges around a launch (session, loading, warm-up runs, memory
-//! and layer profiling), as one launch is what is recorded; ranges of the host's row.
+//! and layer profiling), as one launch is what is recorded; ranges of the host's row. No row opens
+//! Model_Reset and Output_Processing, and Time_Encoding only those that launch an operation each:
+//! for the others nothing is launched there. `cuda/best` opens no stage's range, as its layers are
+//! one launch; what they take inside it is told by the kernel's stages.
 
 use super::network::{Block, CLASSES, Conv, Map};
 use super::shape::NetworkShape;

@@ -125,6 +125,10 @@ pub const INFERENCE_SCAN: AxisScan = AxisScan {
     rows: &["cuda/graph", "cuda/fused", "cuda/best"],
 };
 
+/// Batches around 32, one step of SGD.
+pub const TRAIN_STEP_SCAN: AxisScan =
+    AxisScan { rows: &["cuda/fused", "cuda/best"], ..INFERENCE_SCAN };
+
 /// One step of SGD.
 pub const TRAIN_STEP: Workload<TrainStep> = Workload {
     name: "resnet18/train_step",

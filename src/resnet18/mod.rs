@@ -16,13 +16,17 @@ mod weights_file;
 pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::harness::Peers;
-use kernelgate::suite::{Suite, suite, suite_with_scan};
+use kernelgate::suite::{Suite, suite_with_scan};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Box<dyn Suite>> {
     vec![
         suite_with_scan(&INFERENCE, cpu::INFERENCE.iter().chain(cuda::INFERENCE), INFERENCE_SCAN),
-        suite(&TRAIN_STEP, cpu::TRAIN_STEP.iter().chain(cuda::TRAIN_STEP)),
+        suite_with_scan(
+            &TRAIN_STEP,
+            cpu::TRAIN_STEP.iter().chain(cuda::TRAIN_STEP),
+            TRAIN_STEP_SCAN,
+        ),
     ]
 }
 

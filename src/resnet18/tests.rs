@@ -1,5 +1,5 @@
 use super::super::convolution::convolve;
-use super::super::network::{Block, CLASSES, Conv, Sizes, Stem};
+use super::super::network::{Block, CLASSES, Conv, Map, Sizes, Stem};
 use super::super::plain::Plain;
 use super::*;
 
@@ -139,7 +139,8 @@ fn quantised(shape: &NetworkShape, inputs: &Tensors) -> Vec<Vec<f64>> {
 
 #[test]
 fn with_enough_steps_the_network_is_the_quantised_one_unit_for_unit() {
-    for (stem, level) in [(Stem::ImageNet, 4), (Stem::ImageNet, 8), (Stem::Cifar, 8)] {
+    let levels = [(Stem::ImageNet, 4), (Stem::ImageNet, 8), (Stem::Cifar, 8), (Stem::ImageNet, 16)];
+    for (stem, level) in levels {
         let shape = shape(Sizes { stem, width: 8, blocks: 2, side: 16 }, 2, 64, level);
         let inputs = inputs(shape, 1);
         let forward = Reference::new(&shape, &inputs).forward(&inputs);
@@ -182,6 +183,56 @@ fn with_few_steps_a_share_of_units_is_the_quantised_networks() {
         }
         assert_eq!(before, 1.0, "level {level}");
     }
+}
+
+/// Share of the tiles of 16 channels whose rows hold no spike. `rows` are frames of `[T, B]` by
+/// index, at one pixel.
+fn silent(
+    shape: &NetworkShape,
+    (spikes, map): (&[i8], Map),
+    tiles: &[Vec<usize>],
+) -> (usize, usize) {
+    let (mut silent, mut all) = (0, 0);
+    debug_assert_eq!(spikes.len(), shape.frames() * map.elements());
+    for rows in tiles {
+        for first in (0..map.elements()).step_by(16) {
+            let zero = |row: &usize| {
+                spikes[row * map.elements() + first..][..16].iter().all(|&spike| spike == 0)
+            };
+            silent += usize::from(rows.iter().all(zero));
+            all += 1;
+        }
+    }
+    (silent, all)
+}
+
+/// Why no row skips operands without a spike. `cuda/best` multiplies fragments of 16 rows, all
+/// steps of two images at one pixel, by 16 channels; a layout with one step in a tile would multiply
+/// eight images of that step. RESULTS has the shares.
+#[test]
+fn few_operands_are_without_a_spike() {
+    let sizes = Sizes { stem: Stem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let shape = shape(sizes, 8, 8, 8);
+    let inputs = inputs(shape, 1);
+    let forward = Reference::new(&shape, &inputs).forward(&inputs);
+    let maps = sizes.network().neurons();
+    let pairs: Vec<Vec<usize>> = (0..shape.b / 2)
+        .map(|pair| (0..shape.t).flat_map(|t| [0, 1].map(|i| t * shape.b + 2 * pair + i)).collect())
+        .collect();
+    let mut sums = vec![(0, 0); shape.t + 1];
+    for (number, (layer, map)) in forward.layers.iter().zip(maps).enumerate().skip(1) {
+        let of = |tiles: &[Vec<usize>]| silent(&shape, (&layer.spikes, map), tiles);
+        let whole = of(&pairs);
+        let steps = (0..shape.t).map(|t| of(&[(t * shape.b..(t + 1) * shape.b).collect()]));
+        let shares: Vec<(usize, usize)> = std::iter::once(whole).chain(steps).collect();
+        let percent: Vec<String> =
+            shares.iter().map(|of| format!("{:.2}", 100.0 * of.0 as f64 / of.1 as f64)).collect();
+        eprintln!("layer {number}: {} % of fragments, by step {:?}", percent[0], &percent[1..]);
+        sums.iter_mut().zip(shares).for_each(|(sum, of)| *sum = (sum.0 + of.0, sum.1 + of.1));
+    }
+    let shares: Vec<f64> = sums.iter().map(|of| of.0 as f64 / of.1 as f64).collect();
+    eprintln!("all layers: {shares:.4?}");
+    assert!(shares[0] < 0.05, "{shares:?}");
 }
 
 #[test]
