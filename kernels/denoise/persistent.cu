@@ -281,27 +281,31 @@ struct Layer {
       if (i < count)
         shifts[i][0] = *reinterpret_cast<const float2*>(shift + i * 16),
         shifts[i][1] = *reinterpret_cast<const float2*>(shift + i * 16 + 8);
-    if (threadIdx.x == 0) barrier_expect(b.parts_full, kGateUpPartsBytes);
+    // A warpgroup exchanges its own columns, so that the first one does so while the second still
+    // multiplies.
+    const u32 parts_full = kBefore == 0 ? b.parts_full : b.second_parts_full,
+              parts_parity = kBefore == 0 ? b.parts_parity : parity;
+    if (b.thread == 0) barrier_expect(parts_full, kUnits * kGateUpPartBytes);
     barrier_wait(b.x_full + 2 * 8, b.x_parity);
-    Norm norm;
-    if (b.group == 1) norm.request(a.squares + kMaxRows * 16, b.thread);
+    if (kBefore != 0) {
+      // Meanwhile the tensor cores are the first warpgroup's.
+      Norm norm;
+      norm.request(a.squares + kMaxRows * 16, b.thread);
+      norm.finish(inverse, b.thread);
+      barrier_arrive(kNormed, kWorkers);
+      barrier_sync(kNormedHere, 128);
+    }
     float acc[kUnits * 8];
     multiply<kUnits * 16, 8, kGateUpPanel, 2, 2>(b, acc, b.base + kGateUpAt + kBefore * 2048,
                                                  b.gate_up_full + b.group * 8, parity, kGateUp);
     if (b.lane == 0) barrier_arrive_one(b.gate_up_free);
-    if (b.group == 1) {
-      norm.finish(inverse, b.thread);
-      barrier_arrive(kNormed, kWorkers);
-      barrier_sync(kNormedHere, 128);
-    } else {
-      barrier_sync(kNormed, kWorkers);
-    }
-    hold_weights(b);
+    if (kBefore == 0) barrier_sync(kNormed, kWorkers);
+    if (kBefore != 0) hold_weights(b);
 
     // To the block with the other slice of k its half of the rows, two units at a time.
     const u32 parts = b.base + kPartsAt + kBefore * 1024;
     const u32 peer = cluster_address(parts, b.rank ^ 4),
-              barrier = cluster_address(b.parts_full, b.rank ^ 4);
+              barrier = cluster_address(parts_full, b.rank ^ 4);
     float4 mine[kUnits];  // two columns of gate, two of up
     uint2 theirs[kUnits];
 #pragma unroll
@@ -320,7 +324,7 @@ struct Layer {
     if (kUnits % 2 == 1)
       send_b64(peer + (kUnits - 1) * 1024 + b.thread * 8, theirs[kUnits - 1].x,
                theirs[kUnits - 1].y, barrier);
-    barrier_wait(b.parts_full, b.parts_parity);
+    barrier_wait(parts_full, parts_parity);
     if (row >= a.rows) return;
     const float r = inverse[row];
 #pragma unroll

@@ -70,11 +70,13 @@ constexpr u32 kOutAt = kXAt + 4 * kPanelBytes, kOutPanel = kMaxWidthUnits * 1024
 constexpr u32 kPartsAt = kOutAt + 4 * kOutPanel, kPartsBytes = 18432;  // what others send
 constexpr u32 kSharedBytes = kPartsAt + kPartsBytes;
 constexpr u32 kRowPartBytes = 1152, kRowPartsBytes = kRanks * kRowPartBytes,
-              kQkvPartsBytes = 128 * 48, kGateUpPartsBytes = 128 * 72;
+              kQkvPartsBytes = 128 * 48, kGateUpPartBytes = 128 * 8;
 static_assert(8 * kQkvPanel <= 3 * kGateUpPanel && 8 * kDownPanel <= 4 * kGateUpPanel &&
                   kXAt + 8 * kPanelBytes <= kPartsAt,
               "regions overlap");
-static_assert(kRowPartsBytes <= kPartsBytes && kGateUpPartsBytes <= kPartsBytes, "parts overlap");
+static_assert(kRowPartsBytes <= kPartsBytes &&
+                  kMaxGateUpUnits * kGateUpPartBytes <= kPartsBytes,
+              "parts overlap");
 static_assert(kThreads == kWorkers + 128 + (kCoded ? kDecoders : 0), "who does what");
 static_assert(kWorkers == 256 && kClusters == 15 && kRanks == 8 && kMaxRows == 56,
               "the split is among two warpgroups of 120 blocks");
@@ -141,14 +143,15 @@ struct Block {
       down_full;  // a panel each; gate_up: two, for the warpgroups
   u32 qkv_free, gate_up_free, gate_up_upper_free,
       down_free;  // the weights have been read; gate_up: all, and panels 4 to 7
-  u32 parts_full, queries_full, rows_full;
+  u32 parts_full, second_parts_full, queries_full,
+      rows_full;  // second_parts: what gate_up's second warpgroup is sent
   u32 hold;  // a word: no weights are requested for while it is not 0
   u32 coded, pieces;  // of pieces of codes in turn: their barriers, and three words of each
   u32 x_parity = 0, parts_parity = 0;
   int cluster, rank;
   int group, warp, lane, thread;  // warpgroup, warp in it, lane, thread in the warpgroup
   static constexpr u32 kSlots = 8;  // of pieces that have been requested
-  static constexpr int kBarriers = 4 + 8 + 16 + 4 + 8 + 4 + 3,
+  static constexpr int kBarriers = 4 + 8 + 16 + 4 + 8 + 4 + 4,
                        kWords = kBarriers + 1 + (kCoded ? kSlots * 3 : 0);  // of 8 bytes
 
   __device__ __forceinline__ Block(u32 shared, u32 barriers) : base(shared), x_full(barriers) {
@@ -156,7 +159,8 @@ struct Block {
     down_full = out_full + 4 * 8;
     qkv_free = down_full + 8 * 8, gate_up_free = qkv_free + 8,
     gate_up_upper_free = gate_up_free + 8, down_free = gate_up_upper_free + 8;
-    parts_full = down_free + 8, queries_full = parts_full + 8, rows_full = queries_full + 8,
+    parts_full = down_free + 8, second_parts_full = parts_full + 8,
+    queries_full = second_parts_full + 8, rows_full = queries_full + 8,
     hold = rows_full + 8, coded = hold + 8, pieces = coded + kSlots * 8;
     cluster = blockIdx.x / kRanks, rank = blockIdx.x % kRanks;
     thread = threadIdx.x % 128, lane = threadIdx.x % 32;
@@ -222,9 +226,9 @@ __device__ __forceinline__ void arrive() {
   fence_async();
   barrier_arrive(kArrived, kWorkers + 32);
 }
-// No weights from here until the block has arrived; by one thread.
+// No weights from here until the block has arrived; by one thread of a warpgroup.
 __device__ __forceinline__ void hold_weights(const Block& b) {
-  if (threadIdx.x == 0) store_shared_volatile(b.hold, 1);
+  if (b.thread == 0) store_shared_volatile(b.hold, 1);
 }
 
 // Weights in the order in which they are needed, by one thread.
@@ -484,16 +488,19 @@ class ActivationProducer {
     __syncwarp();
     fence_async_global();
   }
-  // Panels in four copies, of which number kFirst is requested first: the order in which the
-  // consumers take them.
+  // Panels of x, a copy each of the rows that there are, counted in four parts; part kFirst is
+  // requested first: the order in which the consumers take them. The rows of shared memory behind
+  // are whatever lies there, and so are their sums.
   template <int kPanels, int kFirst>
   __device__ __forceinline__ void copy_x(const u16* from) {
-    constexpr u32 kBytes = kPanels / 4 * kPanelBytes;
-    if (b.lane >= 4) return;
-    const int chunk = b.lane ^ kFirst;
-    barrier_expect(b.x_full + chunk * 8, kBytes);
-    copy_bulk(b.base + kXAt + chunk * kBytes, from + chunk * (kBytes / 2), kBytes,
-              b.x_full + chunk * 8);
+    constexpr int kChunk = kPanels / 4;
+    const u32 bytes = a.rows * 128;
+    if (b.lane < 4) barrier_expect(b.x_full + b.lane * 8, kChunk * bytes);
+    __syncwarp();
+    if (b.lane >= kPanels) return;
+    const int panel = b.lane ^ (kFirst * kChunk);
+    copy_bulk(b.base + kXAt + panel * kPanelBytes, from + panel * kPanelElements, bytes,
+              b.x_full + panel / kChunk * 8);
   }
   __device__ __forceinline__ void copy_queries() {
     constexpr u32 kBytes = 32 * 128;
