@@ -299,8 +299,10 @@ struct Layer {
     multiply<kUnits * 16, 8, kGateUpPanel, 2, 2>(b, acc, b.base + kGateUpAt + kBefore * 2048,
                                                  b.gate_up_full + b.group * 8, parity, kGateUp);
     if (b.lane == 0) barrier_arrive_one(b.gate_up_free);
-    if (kBefore == 0) barrier_sync(kNormed, kWorkers);
-    if (kBefore != 0) hold_weights(b);
+    if (kBefore == 0)
+      barrier_sync(kNormed, kWorkers);
+    else
+      hold_weights(b);
 
     // To the block with the other slice of k its half of the rows, two units at a time.
     const u32 parts = b.base + kPartsAt + kBefore * 1024;

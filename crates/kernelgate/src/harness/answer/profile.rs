@@ -186,11 +186,7 @@ impl Recording {
     ) -> Result<CaseRecording, CaseError> {
         let Self { recorder, limits, described, .. } = self;
         let recorded = (|| {
-            for _ in 0..self.warm_up {
-                executable.reset()?;
-                executable.launch()?;
-            }
-            executable.synchronize()?;
+            launch_times(executable.as_mut(), self.warm_up)?;
             let (clock, start) = (Instant::now(), recorder.now());
             self.launches(&case.id, executable.as_mut())?;
             let wall_ns = clock.elapsed().as_nanos();
@@ -236,17 +232,10 @@ impl Recording {
         device: &Device,
     ) -> Result<Vec<RecordedStages>, CaseError> {
         let staged = device.take_staged();
-        let mut launches = |count| {
-            (0..count).try_for_each(|_| {
-                executable.reset()?;
-                executable.launch()
-            })?;
-            executable.synchronize()
-        };
         let recorded = (|| {
-            launches(self.warm_up)?;
+            launch_times(executable.as_mut(), self.warm_up)?;
             staged.iter().try_for_each(StagedKernel::clear)?;
-            launches(self.steps)?;
+            launch_times(executable.as_mut(), self.steps)?;
             let of = |kernel: &StagedKernel| {
                 Ok(RecordedStages {
                     kernel: kernel.symbol().to_owned(),
@@ -277,6 +266,15 @@ impl Recording {
         let _wait = Range::new("wait");
         executable.synchronize()
     }
+}
+
+/// So many launches, each from the state that the reference begins with, and a wait for the last.
+fn launch_times(executable: &mut dyn Executable, times: u32) -> Result<(), BackendError> {
+    for _ in 0..times {
+        executable.reset()?;
+        executable.launch()?;
+    }
+    executable.synchronize()
 }
 
 /// Adds what the machine code of kernels says of their local memory, by symbol: CUPTI tells 0 bytes
