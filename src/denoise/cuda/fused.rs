@@ -303,8 +303,42 @@ pub fn i32_of(extent: usize) -> Argument {
 }
 
 /// What does not depend on the actions: styles of all steps, angles; and the first residual stream.
-pub fn prepare(plan: &mut LaunchPlan, run: &ExpertRun, memory: &Buffers, output: Argument) {
-    let Model { width, depth, head_dim, .. } = run.shape.model;
+fn prepare(plan: &mut LaunchPlan, run: &ExpertRun, memory: &Buffers, output: Argument) {
+    let (steps, rows) = (run.steps, i32_of(run.steps));
+    let at = |name: &str| memory.at(name);
+    condition(plan, run, memory);
+    for Styles { weights, bias, out, layers } in styles(&run.shape.model) {
+        let arguments = [at("cond"), at(weights), at(bias), at(out), rows];
+        plan.launch_stack(&STYLE, steps, layers, &arguments);
+    }
+    begin(plan, run, memory, output);
+}
+
+/// The regions of a GEMM that makes styles of the embedded times, and its layers.
+pub struct Styles {
+    /// Packed weights.
+    pub weights: &'static str,
+    /// Their bias.
+    pub bias: &'static str,
+    /// `[layers][steps][3 width]`.
+    pub out: &'static str,
+    /// How many.
+    pub layers: usize,
+}
+
+/// All of a model.
+pub fn styles(model: &Model) -> [Styles; 3] {
+    let of = |weights, bias, out, layers| Styles { weights, bias, out, layers };
+    [
+        of("style1", "style1_bias", "styles1", model.depth),
+        of("style2", "style2_bias", "styles2", model.depth),
+        of("final_style", "final_style_bias", "final_styles", 1),
+    ]
+}
+
+/// Writes the launches of the embedded times, `cond`, and of the angles.
+pub fn condition(plan: &mut LaunchPlan, run: &ExpertRun, memory: &Buffers) {
+    let Model { width, head_dim, .. } = run.shape.model;
     let (s, steps, rows) = (run.shape.s, run.steps, i32_of(run.steps));
     let at = |name: &str| memory.at(name);
     let (time, times) = if run.looped { (NULL, at("times")) } else { (at("t"), NULL) };
@@ -318,17 +352,14 @@ pub fn prepare(plan: &mut LaunchPlan, run: &ExpertRun, memory: &Buffers, output:
     ] {
         plan.launch(&TIME, steps, &[at(x), at(weights), at(bias), at(out), rows]);
     }
-    for (weights, bias, out, layers) in [
-        ("style1", "style1_bias", "styles1", depth),
-        ("style2", "style2_bias", "styles2", depth),
-        ("final_style", "final_style_bias", "final_styles", 1),
-    ] {
-        let arguments = [at("cond"), at(weights), at(bias), at(out), rows];
-        plan.launch_stack(&STYLE, steps, layers, &arguments);
-    }
+}
+
+/// Writes the launch of the first residual stream.
+pub fn begin(plan: &mut LaunchPlan, run: &ExpertRun, memory: &Buffers, output: Argument) {
+    let at = |name: &str| memory.at(name);
     let state = if run.looped { output } else { NULL };
     let actions = [at("x"), at("action_in"), at("action_in_bias"), state, at("h"), at("squares")];
-    plan.launch(&BEGIN, s, &actions);
+    plan.launch(&BEGIN, run.shape.s, &actions);
 }
 
 impl FusedWriter<'_> {

@@ -4,7 +4,7 @@
 //! Weights of the fused GEMMs (`kernels/denoise/skinny_gemm.cuh`):
 //! `[layer][tile of 64 columns][k / group][group rows of k][64]`, 16-byte chunks of eight columns
 //! XOR-swizzled by row; a group is up to 64 rows, of one block's slice of k. Of the persistent
-//! kernel (`kernels/denoise/persistent.cuh`): `[layer][k / 64][columns / 8][8 columns][64 of k]`,
+//! kernel (`kernels/denoise/units.cuh`): `[layer][k / 64][columns / 8][8 columns][64 of k]`,
 //! 16-byte chunks of eight k XOR-swizzled by column. Its keys and values are fragments of the
 //! tensor cores.
 
@@ -72,8 +72,8 @@ enum PackedLayout {
     Int4Codes,
 }
 
-/// A model's for the persistent kernel: the GEMMs of a layer in panels, in that format, the others
-/// as the fused GEMMs take them.
+/// A model's for the persistent kernel: the GEMMs of a layer in panels, in that format, those of
+/// styles in panels, the others as the fused GEMMs take them.
 pub fn persistent_packings(model: &Model, weights: WeightFormat) -> Vec<Packing> {
     let mut packings = packings(model);
     for packing in &mut packings {
@@ -83,11 +83,14 @@ pub fn persistent_packings(model: &Model, weights: WeightFormat) -> Vec<Packing>
                 WeightFormat::Fp8 => PackedLayout::Codes,
                 WeightFormat::Int4 => PackedLayout::Int4Codes,
             };
+        } else if STYLE_GEMMS.contains(&packing.name) {
+            packing.layout = PackedLayout::Panels;
         }
     }
     packings
 }
 
+const STYLE_GEMMS: [&str; 3] = ["style1", "style2", "final_style"];
 const LAYER_GEMMS: [&str; 4] = ["qkv_proj", "gate_up_proj", "o_proj", "down_proj"];
 
 /// All of a model.
@@ -407,7 +410,7 @@ mod tests {
         assert_eq!(keys[256 + in_fragment(1, 0)], 0);
     }
 
-    /// As `decode` of `kernels/denoise/persistent.cuh`: two words of two bf16 from four codes.
+    /// As `decode` of `kernels/denoise/units.cuh`: two words of two bf16 from four codes.
     fn decoded(word: u32, factor: f32) -> [f32; 4] {
         let words = [
             word >> 4 & 0x07f0_07f0 | word & 0x8000_8000,
@@ -438,7 +441,7 @@ mod tests {
             for (index, unit) in packed.chunks_exact(codes::INT4_UNIT_BYTES).enumerate() {
                 let (layer, panel) = (index / units / panels, index / units % panels);
                 let (input, first) = packing.source(index % units);
-                // As `decode_int4` of `kernels/denoise/persistent.cuh`, eight codes a word.
+                // As `decode_int4` of `kernels/denoise/units.cuh`, eight codes a word.
                 for (number, word) in unit[..codes::INT4_FACTORS_AT].chunks_exact(4).enumerate() {
                     let (lane, word) = (number / 2, u32::from_le_bytes(word.try_into().unwrap()));
                     let (column, k) =

@@ -1,10 +1,10 @@
 //! The whole loop in one kernel, `kernels/denoise/persistent.cu`; before it what does not depend on
-//! the actions, as `fused` computes it.
+//! the actions: the embedded times as `fused` computes them, then two GEMMs of a row a step.
 
 use std::sync::Arc;
 
 use super::buffers::{self, Buffers, Region};
-use super::fused::{self, CACHES, NULL, i32_of};
+use super::fused::{self, CACHES, NULL, Styles, i32_of};
 use super::pack::{MAX_KEYS, Packing, pack_cache, persistent_packings};
 use super::program::{LaunchPlan, LaunchSequence};
 use super::row::{Items, compiled_for, model_kernel, with_model};
@@ -21,7 +21,7 @@ const MAX_ROWS: usize = 56;
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Items>] =
-    &[PERSISTENT, SHIFT, PERSISTENT_FP8, SHIFT_FP8, PERSISTENT_INT4, SHIFT_INT4];
+    &[PERSISTENT, STYLES, SHIFTS, PERSISTENT_FP8, SHIFTS_FP8, PERSISTENT_INT4, SHIFTS_INT4];
 
 /// Blocks: so many clusters of so many.
 const CLUSTERS: usize = 15;
@@ -67,19 +67,6 @@ const STAGES: &[&str] = &[
     "between steps",
 ];
 
-const SHIFT_THREADS: usize = 256;
-const SHIFT: KernelSpec<Items> = KernelSpec {
-    symbol: "denoise_persistent_shift",
-    threads: SHIFT_THREADS,
-    // 32 columns a warp.
-    blocks: |items| [items.items / SHIFT_THREADS, 1, items.layers],
-    shared_bytes: shift_shared,
-    cluster: None,
-    co_resident: false,
-    stages: &[],
-    ..PERSISTENT
-};
-
 /// The same with quantised weights, which a fourth warpgroup decodes.
 const PERSISTENT_FP8: KernelSpec<Items> = KernelSpec {
     defines: with_fp8,
@@ -87,16 +74,83 @@ const PERSISTENT_FP8: KernelSpec<Items> = KernelSpec {
     threads: CODED_THREADS,
     ..PERSISTENT
 };
-const SHIFT_FP8: KernelSpec<Items> =
-    KernelSpec { defines: with_fp8, constants: PERSISTENT_FP8.constants, ..SHIFT };
 const PERSISTENT_INT4: KernelSpec<Items> = KernelSpec {
     defines: with_int4,
     constants: |items| own_constants(items, CODED_THREADS, 4),
     ..PERSISTENT_FP8
 };
-const SHIFT_INT4: KernelSpec<Items> =
-    KernelSpec { defines: with_int4, constants: PERSISTENT_INT4.constants, ..SHIFT };
 const CODED_THREADS: usize = THREADS + 128;
+
+/// What the kernel finds in memory when it starts, by `kernels/denoise/streamed_rows.cu`: styles,
+/// and what shifts add to the columns of the GEMMs after them.
+const STYLES: KernelSpec<Items> = KernelSpec {
+    symbol: "denoise_streamed_styles",
+    shared_bytes: |_| STYLES_SHARED_BYTES,
+    ..SHIFTS
+};
+const SHIFTS: KernelSpec<Items> = KernelSpec {
+    constants: |items| streamed_constants(items, 16),
+    threads: STREAMED_THREADS,
+    shared_bytes: |_| shifts_shared(16),
+    requires: Requires::Exactly("sm_90a"),
+    variants: PERSISTENT.variants,
+    ..model_kernel(
+        "denoise/streamed_rows",
+        include_str!("../../../kernels/denoise/streamed_rows.cu"),
+        "denoise_streamed_shifts",
+        |_| [STREAMED_BLOCKS, 1, 1],
+    )
+};
+const SHIFTS_FP8: KernelSpec<Items> = KernelSpec {
+    defines: with_fp8,
+    constants: |items| streamed_constants(items, 8),
+    shared_bytes: |_| shifts_shared(8),
+    ..SHIFTS
+};
+const SHIFTS_INT4: KernelSpec<Items> = KernelSpec {
+    defines: with_int4,
+    constants: |items| streamed_constants(items, 4),
+    shared_bytes: |_| shifts_shared(4),
+    ..SHIFTS
+};
+
+/// Eight warps that multiply and one that copies; two blocks a multiprocessor of an H100 or H200.
+const STREAMED_THREADS: usize = 288;
+const STREAMED_BLOCKS: usize = 264;
+/// Bytes of x for sixteen steps in bf16; of 16 units of weights.
+const STREAMED_X_BYTES: usize = 16 * 2 * PI05.width;
+const STYLES_SHARED_BYTES: usize = STREAMED_X_BYTES + 5 * piece_bytes(16);
+
+const fn piece_bytes(weight_bits: usize) -> usize {
+    16 * match weight_bits {
+        16 => 1024,
+        bits => 64 * bits + 16,
+    }
+}
+
+/// Pieces in the ring of the shifts' weights: as many as fit beside x, of which there are two parts.
+const fn shifts_slots(weight_bits: usize) -> usize {
+    match weight_bits {
+        16 => 3,
+        8 => 5,
+        _ => 10,
+    }
+}
+
+const fn shifts_shared(weight_bits: usize) -> usize {
+    2 * STREAMED_X_BYTES + shifts_slots(weight_bits) * piece_bytes(weight_bits)
+}
+
+fn streamed_constants(items: &Items, weight_bits: usize) -> Vec<(&'static str, usize)> {
+    let own = [
+        ("THREADS", STREAMED_THREADS),
+        ("WEIGHT_BITS", weight_bits),
+        ("STYLES_SHARED_BYTES", STYLES_SHARED_BYTES),
+        ("SHIFTS_SLOTS", shifts_slots(weight_bits)),
+        ("SHIFTS_SHARED_BYTES", shifts_shared(weight_bits)),
+    ];
+    with_model(items, &own)
+}
 
 fn with_fp8(items: &Items) -> Vec<String> {
     [(PERSISTENT.defines)(items), vec!["WEIGHTS=Fp8".to_owned()]].concat()
@@ -106,22 +160,15 @@ fn with_int4(items: &Items) -> Vec<String> {
     [(PERSISTENT.defines)(items), vec!["WEIGHTS=Int4".to_owned()]].concat()
 }
 
-/// Shifts of sixteen steps in two parts of bf16, rows 64 bytes apart.
-fn shift_shared(items: &Items) -> usize {
-    2 * 16 * (2 * items.model.width + 64)
-}
-
 fn own_constants(items: &Items, threads: usize, weight_bits: usize) -> Vec<(&'static str, usize)> {
     let own = [
         ("THREADS", threads),
         ("WEIGHT_BITS", weight_bits),
-        ("SHIFT_THREADS", SHIFT_THREADS),
         ("CLUSTERS", CLUSTERS),
         ("RANKS", RANKS),
         ("MAX_ROWS", MAX_ROWS),
         ("MAX_KEYS", MAX_KEYS),
         ("SHARED_BYTES", SHARED_BYTES),
-        ("SHIFT_SHARED_BYTES", shift_shared(items)),
     ];
     with_model(items, &own)
 }
@@ -213,17 +260,23 @@ pub fn program(
 
 /// The launches, for memory that has every region.
 pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument) -> LaunchPlan {
-    let Model { depth, heads, head_dim, mlp, .. } = run.shape.model;
-    let (kernel, shift) = match run.shape.weights {
-        WeightFormat::Same => (&PERSISTENT, &SHIFT),
-        WeightFormat::Fp8 => (&PERSISTENT_FP8, &SHIFT_FP8),
-        WeightFormat::Int4 => (&PERSISTENT_INT4, &SHIFT_INT4),
+    let Model { width, depth, heads, head_dim, mlp, .. } = run.shape.model;
+    let (kernel, shifts_kernel) = match run.shape.weights {
+        WeightFormat::Same => (&PERSISTENT, &SHIFTS),
+        WeightFormat::Fp8 => (&PERSISTENT_FP8, &SHIFTS_FP8),
+        WeightFormat::Int4 => (&PERSISTENT_INT4, &SHIFTS_INT4),
     };
     let mut plan = LaunchPlan::default();
     plan.begin("Prepare");
-    fused::prepare(&mut plan, run, memory, output);
     let at = |name: &str| memory.at(name);
     let steps = i32_of(run.steps);
+    fused::condition(&mut plan, run, memory);
+    for Styles { weights, bias, out, layers } in fused::styles(&run.shape.model) {
+        let sizes = [i32_of(3 * width), i32_of(layers), steps];
+        let regions = [at("cond"), at(weights), at(bias), at(out)];
+        plan.launch(&STYLES, 1, &[&regions[..], &sizes].concat());
+    }
+    fused::begin(&mut plan, run, memory, output);
     let (velocity, state) = if run.looped { (NULL, output) } else { (output, NULL) };
     let layers = [
         "h",
@@ -247,9 +300,9 @@ pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument) -> LaunchPlan {
         ("styles1", "qkv_proj", "shift_qkv", (heads + 2) * head_dim),
         ("styles2", "gate_up_proj", "shift_gate_up", 2 * mlp),
     ] {
-        let arguments =
-            [at(styles), at(weights), at(shifts), at("arrived"), i32_of(columns), steps];
-        plan.launch_stack(shift, columns, depth, &arguments);
+        let regions = [at(styles), at(weights), at(shifts), at("arrived")];
+        let sizes = [i32_of(columns), i32_of(depth), steps];
+        plan.launch(shifts_kernel, 1, &[&regions[..], &sizes].concat());
     }
     plan.end();
     let regions = layers.iter().chain(&activations).chain(&actions).map(|name| at(name));

@@ -14,6 +14,7 @@ const HEADERS: &[(&str, &str)] = &[
         include_str!("../../../kernels/denoise/persistent_attention.cuh"),
     ),
     ("denoise/skinny_gemm.cuh", include_str!("../../../kernels/denoise/skinny_gemm.cuh")),
+    ("denoise/units.cuh", include_str!("../../../kernels/denoise/units.cuh")),
 ];
 
 /// What builds and grids depend on.

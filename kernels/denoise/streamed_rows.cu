@@ -1,0 +1,249 @@
+// GEMMs of a few rows, one a step, with weights that are read once and need no row of the actions:
+// what the persistent kernel finds in memory when it starts.
+//
+//   styles  cond W + b in fp32: scale, shift and gate of all steps and layers
+//   shifts  shift W: what a norm's shift adds to each column of the GEMM after it; the shift as the
+//           sum of two bf16, which keeps 16 bits of it
+//
+// A block has a share of the units (8 columns) of all layers, in tasks of up to 16 units of a layer,
+// and goes through k in panels of 64. Its weights come through a ring of pieces in shared memory, a
+// panel of a task each, which one thread keeps full across tasks: bytes under way hide the memory's
+// latency. Two blocks a multiprocessor.
+// Threads: eight warps that multiply, two units of a task each, and one thread that asks for copies.
+// Shared memory: x [parts][16 steps][1024], the ring.
+// Bound: reading the weights once.
+#include "common/bulk.cuh"
+#include "common/cluster.cuh"
+#include "common/memory.cuh"
+#include "denoise/model.cuh"
+#include "denoise/panel.cuh"
+#include "denoise/units.cuh"
+
+constexpr int kThreads = THREADS, kWarps = 8, kWorkers = kWarps * 32;
+constexpr int kSteps = 16;        // rows of the tensor cores' tile
+constexpr int kPieceUnits = 16;   // at most
+constexpr int kPanels = kWidth / 64;
+constexpr u32 kRowBytes = kWidth * 2, kPieceBytes = kPieceUnits * kStoredBytes;
+constexpr u32 kWorking = 1;       // a named barrier
+static_assert(kThreads == kWorkers + 32, "eight warps multiply, one copies");
+static_assert(kStoredBytes % 16 == 0, "units are copied in bulk");
+
+// A block's share, task after task: up to 16 units of a layer, up to 16 steps.
+struct Tasks {
+  int units, steps;         // of a layer; of all
+  int next, end;            // units of the share that are left
+  int layer, unit, count;   // of the task
+  int first_step;
+  __device__ __forceinline__ Tasks(int columns, int layers, int steps)
+      : units(columns / 8), steps(steps) {
+    const i64 all = static_cast<i64>(units) * layers;
+    next = static_cast<int>(all * blockIdx.x / gridDim.x);
+    end = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x);
+    count = 0, first_step = 0;
+  }
+  // The next one: the same units for further steps, or further units, as even in size as their layer
+  // allows.
+  __device__ __forceinline__ bool advance() {
+    if (count > 0 && first_step + kSteps < steps) {
+      first_step += kSteps;
+      return true;
+    }
+    if (next >= end) return false;
+    layer = next / units, unit = next % units, first_step = 0;
+    const int here = min_of(end - next, units - unit);
+    count = ceil_div(here, ceil_div(here, kPieceUnits));
+    next += count;
+    return true;
+  }
+};
+
+// The ring: pieces in turn, and for each a barrier that it is full and one that it is free.
+template <int kSlots>
+struct Ring {
+  u32 pieces, full, free;
+  u32 slot = 0, parity = 0;
+  __device__ __forceinline__ Ring(u32 pieces, u32 barriers)
+      : pieces(pieces), full(barriers), free(barriers + kSlots * 8) {}
+  __device__ __forceinline__ void begin() const {
+    for (u32 i = 0; i < kSlots; ++i) barrier_init(full + i * 8, 1), barrier_init(free + i * 8, kWarps);
+    barrier_init_fence();
+  }
+  __device__ __forceinline__ u32 piece() const { return pieces + slot * kPieceBytes; }
+  __device__ __forceinline__ void advance() {
+    if (++slot == kSlots) slot = 0, parity ^= 1;
+  }
+};
+
+// Where a chunk of eight k of a step lies in a part of x: rows of odd steps have the halves of a
+// panel exchanged, so that neighbouring rows are in different banks.
+__device__ __forceinline__ u32 x_at(u32 step, u32 chunk) {
+  return step * kRowBytes + (chunk ^ (step % 2 * 4)) * 16;
+}
+
+// Eight k of a column of a unit in shared memory, as bf16.
+__device__ __forceinline__ uint4 load_chunk(u32 unit, u32 column, u32 chunk) {
+  if (!kCoded) return load_shared_b128(unit + column * 128 + (chunk ^ column) * 16);
+  const u32 factor =
+      half_twice(load_shared_b32(unit + kCodeBytes + column / 2 * 4), column % 2);
+  const u32 lane = chunk / 2 * 8 + column;  // of a warp that decodes the unit
+  if (kInt4) return decode_int4(load_shared_b32(unit + lane * 8 + chunk % 2 * 4), factor);
+  const u32 codes = unit + lane * 16 + chunk % 2 * 8;
+  const uint2 low = decode(load_shared_b32(codes), factor),
+              high = decode(load_shared_b32(codes + 4), factor);
+  return make_uint4(low.x, low.y, high.x, high.y);
+}
+
+// out [layers][steps][columns] = x W (+ bias); x is put in shared memory by `Rows`, whose parts are
+// added. W as the persistent kernel takes it.
+template <int kParts, int kSlots, typename Rows>
+__device__ __forceinline__ void stream_rows(const Rows& rows, const u16* weights, const float* bias,
+                                            float* out, int columns, int layers, int steps) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ __align__(8) u64 barriers[2 * kSlots];
+  const u32 base = shared_address(shared);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  Ring<kSlots> ring(base + kParts * kSteps * kRowBytes, shared_address(barriers));
+  Tasks tasks(columns, layers, steps);
+  if (threadIdx.x == 0) ring.begin();
+  __syncthreads();
+  allow_next_kernel();
+
+  if (warp == kWarps) {
+    if (lane != 0) return;
+    int waits = -kSlots;  // pieces that were given back, when one is asked for
+    while (tasks.advance()) {
+      const u16* from =
+          weights + (static_cast<i64>(tasks.layer) * kPanels * tasks.units + tasks.unit) * kStored;
+#pragma unroll 1
+      for (int panel = 0; panel < kPanels; ++panel, ring.advance()) {
+        if (waits < 0)
+          ++waits;
+        else
+          barrier_wait(ring.free + ring.slot * 8, ring.parity ^ 1);
+        const u32 bytes = tasks.count * kStoredBytes, full = ring.full + ring.slot * 8;
+        barrier_expect(full, bytes);
+        copy_bulk(ring.piece(), from + static_cast<i64>(panel) * tasks.units * kStored, bytes, full);
+      }
+    }
+    return;
+  }
+
+  wait_for_previous_kernels();
+  const u32 group = lane / 4, turn = lane % 4;
+  int layer = -1, first_step = -1;  // of x in shared memory
+  while (tasks.advance()) {
+    if (tasks.layer != layer || tasks.first_step != first_step) {
+      layer = tasks.layer, first_step = tasks.first_step;
+      barrier_sync(kWorking, kWorkers);
+      for (int i = threadIdx.x; i < kSteps * kWidth / 8; i += kWorkers) {
+        const int step = i / (kWidth / 8), chunk = i % (kWidth / 8);
+        rows.put(base + x_at(step, chunk), layer, first_step + step, steps, chunk * 8);
+      }
+      barrier_sync(kWorking, kWorkers);
+    }
+    float acc[2][4] = {};
+#pragma unroll 1
+    for (int panel = 0; panel < kPanels; ++panel, ring.advance()) {
+      barrier_wait(ring.full + ring.slot * 8, ring.parity);
+      uint4 w[2][2] = {};
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (warp + i * kWarps < tasks.count)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            w[i][half] = load_chunk(ring.piece() + (warp + i * kWarps) * kStoredBytes, group,
+                                    turn + half * 4);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const u32 from = base + part * kSteps * kRowBytes;
+        const uint4 x[4] = {load_shared_b128(from + x_at(group, panel * 8 + turn)),
+                            load_shared_b128(from + x_at(group + 8, panel * 8 + turn)),
+                            load_shared_b128(from + x_at(group, panel * 8 + turn + 4)),
+                            load_shared_b128(from + x_at(group + 8, panel * 8 + turn + 4))};
+        // The order of k within the GEMM does not matter, as long as both operands have the same.
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint4 left = w[i][0], right = w[i][1];
+          Bf16::mma(acc[i], {x[0].x, x[1].x, x[2].x, x[3].x}, left.x, right.x);
+          Bf16::mma(acc[i], {x[0].y, x[1].y, x[2].y, x[3].y}, left.y, right.y);
+          Bf16::mma(acc[i], {x[0].z, x[1].z, x[2].z, x[3].z}, left.z, right.z);
+          Bf16::mma(acc[i], {x[0].w, x[1].w, x[2].w, x[3].w}, left.w, right.w);
+        }
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive_one(ring.free + ring.slot * 8);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (warp + i * kWarps >= tasks.count) continue;
+      const int column = (tasks.unit + warp + i * kWarps) * 8 + turn * 2;
+      float2 b = make_float2(0.f, 0.f);
+      if (bias != nullptr)
+        b = *reinterpret_cast<const float2*>(bias + static_cast<i64>(layer) * columns + column);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int step = first_step + group + half * 8;
+        if (step < steps)
+          *reinterpret_cast<float2*>(out + (static_cast<i64>(layer) * steps + step) * columns +
+                                     column) =
+              make_float2(acc[i][2 * half] + b.x, acc[i][2 * half + 1] + b.y);
+      }
+    }
+  }
+}
+
+#if WEIGHT_BITS == 16
+// cond [64 steps][1024] in panels (denoise/panel.cuh), the same for all layers.
+struct Cond {
+  const u16* cond;
+  __device__ __forceinline__ void put(u32 to, int, int step, int steps, int k) const {
+    uint4 x = make_uint4(0, 0, 0, 0);
+    if (step < steps) x = *reinterpret_cast<const uint4*>(cond + panel_at(step, k, kWidth));
+    store_shared_b128(to, x.x, x.y, x.z, x.w);
+  }
+};
+
+// out [layers][steps][columns] = cond W + bias [layers][columns]
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    denoise_streamed_styles(const u16* cond, const u16* __restrict__ weights,
+                            const float* __restrict__ bias, float* out, int columns, int layers,
+                            int steps) {
+  static_assert(kSteps * kRowBytes + 5 * kPieceBytes == STYLES_SHARED_BYTES,
+                "the row declares what x and the ring take");
+  stream_rows<1, 5>(Cond{cond}, weights, bias, out, columns, layers, steps);
+}
+#endif
+
+// styles [layers][steps][3 width]: scale, shift, gate.
+struct Shifts {
+  const float* styles;
+  __device__ __forceinline__ void put(u32 to, int layer, int step, int steps, int k) const {
+    float x[8] = {};
+    if (step < steps) {
+      const float4* from = reinterpret_cast<const float4*>(
+          styles + (static_cast<i64>(layer) * steps + step) * 3 * kWidth + kWidth + k);
+      const float4 low = from[0], high = from[1];
+      x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
+      x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+    }
+    u32 first[4], rest[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      first[i] = Bf16::pack(x[2 * i], x[2 * i + 1]);
+      rest[i] = Bf16::pack(x[2 * i] - Bf16::low(first[i]), x[2 * i + 1] - Bf16::high(first[i]));
+    }
+    store_shared_b128(to, first[0], first[1], first[2], first[3]);
+    store_shared_b128(to + kSteps * kRowBytes, rest[0], rest[1], rest[2], rest[3]);
+  }
+};
+
+// shifts [layers][steps][columns] = shift W; sets the persistent kernel's counter to 0.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    denoise_streamed_shifts(const float* styles, const u16* __restrict__ weights, float* shifts,
+                            u32* counter, int columns, int layers, int steps) {
+  static_assert(2 * kSteps * kRowBytes + SHIFTS_SLOTS * kPieceBytes == SHIFTS_SHARED_BYTES,
+                "the row declares what x and the ring take");
+  stream_rows<2, SHIFTS_SLOTS>(Shifts{styles}, weights, nullptr, shifts, columns, layers, steps);
+  // After the kernels before: a worker has waited for them.
+  if (blockIdx.x == 0 && threadIdx.x == 0) *counter = 0;
+}

@@ -1,0 +1,50 @@
+// Weights as the persistent kernel and what runs before it take them: units of 8 columns and 64 of k,
+// bf16 or codes, [layers][k / 64][columns / 8] of them.
+#pragma once
+#include "common/element16.cuh"
+#include "common/types.cuh"
+
+#ifndef WEIGHT_BITS
+#error "compile with the macros of the kernel's row: WEIGHT_BITS is 16, 8 or 4"
+#endif
+
+constexpr bool kCoded = WEIGHT_BITS < 16, kInt4 = WEIGHT_BITS == 4;
+
+// 8 columns and 64 of k: bytes of them for the tensor cores, bytes in device memory (of codes:
+// these, [k / 16][8 columns][16], and for each column a bf16 that they are multiplied by), and
+// elements of the pointers to them.
+constexpr u32 kUnitBytes = 8 * 64 * 2, kCodeBytes = 8 * WEIGHT_BITS * 8,
+              kStoredBytes = kCoded ? kCodeBytes + 8 * 2 : kUnitBytes;
+constexpr int kStored = kStoredBytes / 2;
+
+__device__ __forceinline__ u32 multiply_bf16x2(u32 x, u32 y) {
+  u32 d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(x), "r"(y));
+  return d;
+}
+// Half of a word, twice.
+__device__ __forceinline__ u32 half_twice(u32 word, u32 half) {
+  return __byte_perm(word, 0, half == 0 ? 0x1010 : 0x3232);
+}
+// Four codes of e4m3 times 2^-120, as bf16 whose exponents are the codes'; subnormal ones too. Of a
+// word they are k + 2, k, k + 3, k + 1, so that no bytes change places; `factor` twice the same.
+__device__ __forceinline__ uint2 decode(u32 codes, u32 factor) {
+  return make_uint2(
+      multiply_bf16x2((codes >> 4 & 0x07f007f0) | (codes & 0x80008000), factor),
+      multiply_bf16x2((codes << 4 & 0x07f007f0) | (codes << 8 & 0x80008000), factor));
+}
+
+// Eight whole numbers from -8 to 7, each with 8 added, of four bits: of the word's lower half those
+// of even k, of its upper half those of odd k. A number is the low bits of a bf16 between 128 and
+// 143 and exact after 136 has been subtracted; so is its product with the scale `factor`.
+__device__ __forceinline__ uint4 decode_int4(u32 codes, u32 factor) {
+  u32 w[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    asm("sub.rn.bf16x2 %0, %1, %2;"
+        : "=r"(w[i])
+        : "r"((codes >> (4 * i) & 0x000f000f) | 0x43004300), "r"(0x43084308));
+    w[i] = multiply_bf16x2(w[i], factor);
+  }
+  return make_uint4(w[0], w[1], w[2], w[3]);
+}
