@@ -5,11 +5,11 @@
 //   shifts  shift W: what a norm's shift adds to each column of the GEMM after it; the shift as the
 //           sum of two bf16, which keeps 16 bits of it
 //
-// A block has a share of the units (8 columns) of all layers, in tasks of up to 16 units of a layer,
-// and goes through k in panels of 64. Its weights come through a ring of pieces in shared memory, a
-// panel of a task each, which one thread keeps full across tasks: bytes under way hide the memory's
-// latency. Two blocks a multiprocessor.
-// Threads: eight warps that multiply, two units of a task each, and one thread that asks for copies.
+// A block has a share of the units (8 columns) of all layers, in tasks of up to 16 units of a
+// layer, and goes through k in panels of 64. Its weights come through a ring of pieces in shared
+// memory, a panel of a task each, which one thread keeps full across tasks: bytes under way hide
+// the memory's latency. Two blocks a multiprocessor.
+// Threads: eight warps that multiply, two units of a task each; one thread that asks for copies.
 // Shared memory: x [parts][16 steps][1024], the ring.
 // Bound: reading the weights once.
 #include "common/bulk.cuh"
@@ -28,28 +28,53 @@ constexpr u32 kWorking = 1;       // a named barrier
 static_assert(kThreads == kWorkers + 32, "eight warps multiply, one copies");
 static_assert(kStoredBytes % 16 == 0, "units are copied in bulk");
 
-// A block's share, task after task: up to 16 units of a layer, up to 16 steps.
+// out [layers][steps][columns] = x W + bias [layers][columns], or without a bias.
+struct Stack {
+  const u16* weights;
+  const float* bias;  // or null
+  float* out;
+  int columns, layers;
+};
+
+// A block's share of the units of all stacks, task after task: up to 16 units of a layer, up to 16
+// steps.
+template <int kStacks>
 struct Tasks {
-  int units, steps;         // of a layer; of all
-  int next, end;            // units of the share that are left
-  int layer, unit, count;   // of the task
-  int first_step;
-  __device__ __forceinline__ Tasks(int columns, int layers, int steps)
-      : units(columns / 8), steps(steps) {
-    const i64 all = static_cast<i64>(units) * layers;
+  const Stack (&stacks)[kStacks];
+  int steps, next = 0, end = 0;  // units of the share that are left
+  int stack = 0, layer, unit, count = 0, first_step = 0;  // of the task
+  __device__ __forceinline__ Tasks(const Stack (&stacks)[kStacks], int steps)
+      : stacks(stacks), steps(steps) {
+    i64 all = 0;
+#pragma unroll
+    for (int i = 0; i < kStacks; ++i) all += size(stacks[i]);
     next = static_cast<int>(all * blockIdx.x / gridDim.x);
     end = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x);
-    count = 0, first_step = 0;
   }
-  // The next one: the same units for further steps, or further units, as even in size as their layer
-  // allows.
+  static __device__ __forceinline__ int size(const Stack& of) { return of.columns / 8 * of.layers; }
+  // The stack of the task. Not by its number as an index, which would put the stacks into memory.
+  __device__ __forceinline__ Stack of() const {
+    Stack found = stacks[0];
+#pragma unroll
+    for (int i = 1; i < kStacks; ++i)
+      if (stack == i) found = stacks[i];
+    return found;
+  }
+  // The next one: the same units for further steps, or further units, as even in size as their
+  // layer allows.
   __device__ __forceinline__ bool advance() {
     if (count > 0 && first_step + kSteps < steps) {
       first_step += kSteps;
       return true;
     }
     if (next >= end) return false;
-    layer = next / units, unit = next % units, first_step = 0;
+    int in_stack = next;
+    stack = 0;
+#pragma unroll
+    for (int i = 0; i + 1 < kStacks; ++i)
+      if (stack == i && in_stack >= size(stacks[i])) in_stack -= size(stacks[i]), stack = i + 1;
+    const int units = of().columns / 8;
+    layer = in_stack / units, unit = in_stack % units, first_step = 0;
     const int here = min_of(end - next, units - unit);
     count = ceil_div(here, ceil_div(here, kPieceUnits));
     next += count;
@@ -65,7 +90,8 @@ struct Ring {
   __device__ __forceinline__ Ring(u32 pieces, u32 barriers)
       : pieces(pieces), full(barriers), free(barriers + kSlots * 8) {}
   __device__ __forceinline__ void begin() const {
-    for (u32 i = 0; i < kSlots; ++i) barrier_init(full + i * 8, 1), barrier_init(free + i * 8, kWarps);
+    for (u32 i = 0; i < kSlots; ++i)
+      barrier_init(full + i * 8, 1), barrier_init(free + i * 8, kWarps);
     barrier_init_fence();
   }
   __device__ __forceinline__ u32 piece() const { return pieces + slot * kPieceBytes; }
@@ -93,17 +119,17 @@ __device__ __forceinline__ uint4 load_chunk(u32 unit, u32 column, u32 chunk) {
   return make_uint4(low.x, low.y, high.x, high.y);
 }
 
-// out [layers][steps][columns] = x W (+ bias); x is put in shared memory by `Rows`, whose parts are
-// added. W as the persistent kernel takes it.
-template <int kParts, int kSlots, typename Rows>
-__device__ __forceinline__ void stream_rows(const Rows& rows, const u16* weights, const float* bias,
-                                            float* out, int columns, int layers, int steps) {
+// x is put in shared memory by `Rows`, whose parts are added. W as the persistent kernel takes it.
+template <int kSlots, typename Rows, int kStacks>
+__device__ __forceinline__ void stream_rows(const Rows& rows, const Stack (&stacks)[kStacks],
+                                            int steps) {
+  constexpr int kParts = Rows::kParts;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(8) u64 barriers[2 * kSlots];
   const u32 base = shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Ring<kSlots> ring(base + kParts * kSteps * kRowBytes, shared_address(barriers));
-  Tasks tasks(columns, layers, steps);
+  Tasks<kStacks> tasks(stacks, steps);
   if (threadIdx.x == 0) ring.begin();
   __syncthreads();
   allow_next_kernel();
@@ -112,8 +138,9 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const u16* weights
     if (lane != 0) return;
     int waits = -kSlots;  // pieces that were given back, when one is asked for
     while (tasks.advance()) {
-      const u16* from =
-          weights + (static_cast<i64>(tasks.layer) * kPanels * tasks.units + tasks.unit) * kStored;
+      const Stack of = tasks.of();
+      const i64 units = of.columns / 8;
+      const u16* from = of.weights + (tasks.layer * kPanels * units + tasks.unit) * kStored;
 #pragma unroll 1
       for (int panel = 0; panel < kPanels; ++panel, ring.advance()) {
         if (waits < 0)
@@ -122,7 +149,7 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const u16* weights
           barrier_wait(ring.free + ring.slot * 8, ring.parity ^ 1);
         const u32 bytes = tasks.count * kStoredBytes, full = ring.full + ring.slot * 8;
         barrier_expect(full, bytes);
-        copy_bulk(ring.piece(), from + static_cast<i64>(panel) * tasks.units * kStored, bytes, full);
+        copy_bulk(ring.piece(), from + panel * units * kStored, bytes, full);
       }
     }
     return;
@@ -130,14 +157,15 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const u16* weights
 
   wait_for_previous_kernels();
   const u32 group = lane / 4, turn = lane % 4;
-  int layer = -1, first_step = -1;  // of x in shared memory
+  int stack = -1, layer = -1, first_step = -1;  // of x in shared memory
   while (tasks.advance()) {
-    if (tasks.layer != layer || tasks.first_step != first_step) {
-      layer = tasks.layer, first_step = tasks.first_step;
+    if (tasks.first_step != first_step ||
+        (Rows::kOfLayer && (tasks.stack != stack || tasks.layer != layer))) {
+      stack = tasks.stack, layer = tasks.layer, first_step = tasks.first_step;
       barrier_sync(kWorking, kWorkers);
       for (int i = threadIdx.x; i < kSteps * kWidth / 8; i += kWorkers) {
         const int step = i / (kWidth / 8), chunk = i % (kWidth / 8);
-        rows.put(base + x_at(step, chunk), layer, first_step + step, steps, chunk * 8);
+        rows.put(base + x_at(step, chunk), stack, layer, first_step + step, steps, chunk * 8);
       }
       barrier_sync(kWorking, kWorkers);
     }
@@ -173,19 +201,21 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const u16* weights
       __syncwarp();
       if (lane == 0) barrier_arrive_one(ring.free + ring.slot * 8);
     }
+    const Stack of = tasks.of();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (warp + i * kWarps >= tasks.count) continue;
       const int column = (tasks.unit + warp + i * kWarps) * 8 + turn * 2;
       float2 b = make_float2(0.f, 0.f);
-      if (bias != nullptr)
-        b = *reinterpret_cast<const float2*>(bias + static_cast<i64>(layer) * columns + column);
+      if (of.bias != nullptr)
+        b = *reinterpret_cast<const float2*>(of.bias + static_cast<i64>(tasks.layer) * of.columns +
+                                             column);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int step = first_step + group + half * 8;
         if (step < steps)
-          *reinterpret_cast<float2*>(out + (static_cast<i64>(layer) * steps + step) * columns +
-                                     column) =
+          *reinterpret_cast<float2*>(
+              of.out + (static_cast<i64>(tasks.layer) * steps + step) * of.columns + column) =
               make_float2(acc[i][2 * half] + b.x, acc[i][2 * half + 1] + b.y);
       }
     }
@@ -195,33 +225,43 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const u16* weights
 #if WEIGHT_BITS == 16
 // cond [64 steps][1024] in panels (denoise/panel.cuh), the same for all layers.
 struct Cond {
+  static constexpr int kParts = 1;
+  static constexpr bool kOfLayer = false;
   const u16* cond;
-  __device__ __forceinline__ void put(u32 to, int, int step, int steps, int k) const {
+  __device__ __forceinline__ void put(u32 to, int, int, int step, int steps, int k) const {
     uint4 x = make_uint4(0, 0, 0, 0);
     if (step < steps) x = *reinterpret_cast<const uint4*>(cond + panel_at(step, k, kWidth));
     store_shared_b128(to, x.x, x.y, x.z, x.w);
   }
 };
 
-// out [layers][steps][columns] = cond W + bias [layers][columns]
+// Before attention, before the feed-forward (`layers` each) and after all layers (one).
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    denoise_streamed_styles(const u16* cond, const u16* __restrict__ weights,
-                            const float* __restrict__ bias, float* out, int columns, int layers,
-                            int steps) {
+    denoise_streamed_styles(const u16* cond, const u16* weights1, const u16* weights2,
+                            const u16* final_weights, const float* bias1, const float* bias2,
+                            const float* final_bias, float* styles1, float* styles2,
+                            float* final_styles, int layers, int steps) {
   static_assert(kSteps * kRowBytes + 5 * kPieceBytes == STYLES_SHARED_BYTES,
                 "the row declares what x and the ring take");
-  stream_rows<1, 5>(Cond{cond}, weights, bias, out, columns, layers, steps);
+  const Stack stacks[3] = {{weights1, bias1, styles1, 3 * kWidth, layers},
+                           {weights2, bias2, styles2, 3 * kWidth, layers},
+                           {final_weights, final_bias, final_styles, 3 * kWidth, 1}};
+  stream_rows<5>(Cond{cond}, stacks, steps);
 }
 #endif
 
 // styles [layers][steps][3 width]: scale, shift, gate.
 struct Shifts {
-  const float* styles;
-  __device__ __forceinline__ void put(u32 to, int layer, int step, int steps, int k) const {
+  static constexpr int kParts = 2;
+  static constexpr bool kOfLayer = true;
+  const float *styles1, *styles2;
+  __device__ __forceinline__ void put(u32 to, int stack, int layer, int step, int steps,
+                                      int k) const {
     float x[8] = {};
     if (step < steps) {
       const float4* from = reinterpret_cast<const float4*>(
-          styles + (static_cast<i64>(layer) * steps + step) * 3 * kWidth + kWidth + k);
+          (stack == 0 ? styles1 : styles2) +
+          (static_cast<i64>(layer) * steps + step) * 3 * kWidth + kWidth + k);
       const float4 low = from[0], high = from[1];
       x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
       x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
@@ -237,13 +277,17 @@ struct Shifts {
   }
 };
 
-// shifts [layers][steps][columns] = shift W; sets the persistent kernel's counter to 0.
+// Of the GEMMs after the norms before attention and before the feed-forward; sets the persistent
+// kernel's counter to 0.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    denoise_streamed_shifts(const float* styles, const u16* __restrict__ weights, float* shifts,
-                            u32* counter, int columns, int layers, int steps) {
+    denoise_streamed_shifts(const float* styles1, const float* styles2, const u16* qkv,
+                            const u16* gate_up, float* shift_qkv, float* shift_gate_up,
+                            u32* counter, int layers, int steps) {
   static_assert(2 * kSteps * kRowBytes + SHIFTS_SLOTS * kPieceBytes == SHIFTS_SHARED_BYTES,
                 "the row declares what x and the ring take");
-  stream_rows<2, SHIFTS_SLOTS>(Shifts{styles}, weights, nullptr, shifts, columns, layers, steps);
+  const Stack stacks[2] = {{qkv, nullptr, shift_qkv, (kHeads + 2) * kHeadDim, layers},
+                           {gate_up, nullptr, shift_gate_up, 2 * kMlp, layers}};
+  stream_rows<SHIFTS_SLOTS>(Shifts{styles1, styles2}, stacks, steps);
   // After the kernels before: a worker has waited for them.
   if (blockIdx.x == 0 && threadIdx.x == 0) *counter = 0;
 }

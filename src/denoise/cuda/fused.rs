@@ -307,33 +307,16 @@ fn prepare(plan: &mut LaunchPlan, run: &ExpertRun, memory: &Buffers, output: Arg
     let (steps, rows) = (run.steps, i32_of(run.steps));
     let at = |name: &str| memory.at(name);
     condition(plan, run, memory);
-    for Styles { weights, bias, out, layers } in styles(&run.shape.model) {
+    let depth = run.shape.model.depth;
+    for (weights, bias, out, layers) in [
+        ("style1", "style1_bias", "styles1", depth),
+        ("style2", "style2_bias", "styles2", depth),
+        ("final_style", "final_style_bias", "final_styles", 1),
+    ] {
         let arguments = [at("cond"), at(weights), at(bias), at(out), rows];
         plan.launch_stack(&STYLE, steps, layers, &arguments);
     }
     begin(plan, run, memory, output);
-}
-
-/// The regions of a GEMM that makes styles of the embedded times, and its layers.
-pub struct Styles {
-    /// Packed weights.
-    pub weights: &'static str,
-    /// Their bias.
-    pub bias: &'static str,
-    /// `[layers][steps][3 width]`.
-    pub out: &'static str,
-    /// How many.
-    pub layers: usize,
-}
-
-/// All of a model.
-pub fn styles(model: &Model) -> [Styles; 3] {
-    let of = |weights, bias, out, layers| Styles { weights, bias, out, layers };
-    [
-        of("style1", "style1_bias", "styles1", model.depth),
-        of("style2", "style2_bias", "styles2", model.depth),
-        of("final_style", "final_style_bias", "final_styles", 1),
-    ]
 }
 
 /// Writes the launches of the embedded times, `cond`, and of the angles.

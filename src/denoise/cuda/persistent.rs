@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::buffers::{self, Buffers, Region};
-use super::fused::{self, CACHES, NULL, Styles, i32_of};
+use super::fused::{self, CACHES, NULL, i32_of};
 use super::pack::{MAX_KEYS, Packing, pack_cache, persistent_packings};
 use super::program::{LaunchPlan, LaunchSequence};
 use super::row::{Items, compiled_for, model_kernel, with_model};
@@ -260,7 +260,7 @@ pub fn program(
 
 /// The launches, for memory that has every region.
 pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument) -> LaunchPlan {
-    let Model { width, depth, heads, head_dim, mlp, .. } = run.shape.model;
+    let Model { depth, .. } = run.shape.model;
     let (kernel, shifts_kernel) = match run.shape.weights {
         WeightFormat::Same => (&PERSISTENT, &SHIFTS),
         WeightFormat::Fp8 => (&PERSISTENT_FP8, &SHIFTS_FP8),
@@ -268,14 +268,22 @@ pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument) -> LaunchPlan {
     };
     let mut plan = LaunchPlan::default();
     plan.begin("Prepare");
-    let at = |name: &str| memory.at(name);
     let steps = i32_of(run.steps);
     fused::condition(&mut plan, run, memory);
-    for Styles { weights, bias, out, layers } in fused::styles(&run.shape.model) {
-        let sizes = [i32_of(3 * width), i32_of(layers), steps];
-        let regions = [at("cond"), at(weights), at(bias), at(out)];
-        plan.launch(&STYLES, 1, &[&regions[..], &sizes].concat());
-    }
+    let regions = |names: &[&str]| names.iter().map(|name| memory.at(name)).collect::<Vec<_>>();
+    let styles = regions(&[
+        "cond",
+        "style1",
+        "style2",
+        "final_style",
+        "style1_bias",
+        "style2_bias",
+        "final_style_bias",
+        "styles1",
+        "styles2",
+        "final_styles",
+    ]);
+    plan.launch(&STYLES, 1, &[styles, vec![i32_of(depth), steps]].concat());
     fused::begin(&mut plan, run, memory, output);
     let (velocity, state) = if run.looped { (NULL, output) } else { (output, NULL) };
     let layers = [
@@ -296,18 +304,20 @@ pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument) -> LaunchPlan {
     let dt = Argument::F32((-1.0 / run.steps as f64) as f32);
     let sizes =
         [velocity, state, dt, i32_of(run.shape.s), i32_of(run.shape.p), i32_of(depth), steps];
-    for (styles, weights, shifts, columns) in [
-        ("styles1", "qkv_proj", "shift_qkv", (heads + 2) * head_dim),
-        ("styles2", "gate_up_proj", "shift_gate_up", 2 * mlp),
-    ] {
-        let regions = [at(styles), at(weights), at(shifts), at("arrived")];
-        let sizes = [i32_of(columns), i32_of(depth), steps];
-        plan.launch(shifts_kernel, 1, &[&regions[..], &sizes].concat());
-    }
+    let shifts = regions(&[
+        "styles1",
+        "styles2",
+        "qkv_proj",
+        "gate_up_proj",
+        "shift_qkv",
+        "shift_gate_up",
+        "arrived",
+    ]);
+    plan.launch(shifts_kernel, 1, &[shifts, vec![i32_of(depth), steps]].concat());
     plan.end();
-    let regions = layers.iter().chain(&activations).chain(&actions).map(|name| at(name));
+    let regions = regions(&[&layers[..], &activations, &actions].concat());
     plan.begin("Denoise_Full_Loop");
-    plan.launch(kernel, run.shape.s, &regions.chain(sizes).collect::<Vec<_>>());
+    plan.launch(kernel, run.shape.s, &[&regions[..], &sizes].concat());
     plan.end();
     plan
 }
