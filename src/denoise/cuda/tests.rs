@@ -243,8 +243,8 @@ fn plans_have_the_launches_and_ranges_of_the_model() {
     assert_eq!(commands(&per_op), 10 * (5 + 3 + 1 + 18 * 21 + 3 + 1 + 1) + 1);
     // Embedding, angles, two layers of the time, three styles, begin; five a layer, one a step.
     assert_eq!(commands(&fused), 8 + 10 * (18 * 5 + 1));
-    // The same before the loop, two shifts, and the loop.
-    assert_eq!(commands(&persistent), 8 + 2 + 1);
+    // All styles at once, all shifts at once, and the loop.
+    assert_eq!(commands(&persistent), 6 + 1 + 1);
     let begun = count(&per_op, |written| matches!(written, Written::Begin(_)));
     assert_eq!(begun, count(&per_op, |written| matches!(written, Written::End)));
     assert_eq!(begun, 1 + 10 * (1 + 3 + 18 * 11 + 2));
