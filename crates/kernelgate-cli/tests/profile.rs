@@ -11,7 +11,7 @@ use kernelgate::protocol::{
     CaseRecording, CaseStatus, ProfiledCase, RecordedPart, RecordedStages, Response, ResponseBody,
 };
 use kernelgate::record::{file, trial_request};
-use kernelgate::trace::KernelSummary;
+use kernelgate::trace::{KernelSummary, PhaseTime};
 use kernelgate_cuda::observe::activity::{
     Activity, CallRecord, GraphNodeRecord, KernelRecord, RangeRecord, RecordedDevice, StreamId,
     WaitRecord,
@@ -255,6 +255,57 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
         .kernelgate(&format!("stats {trace} --report cuda_gpu_kern_sum"))
         .expect(0, &["toy_scale"]);
     package.kernelgate(&format!("export {trace} --out a.json")).expect(0, &["a.json"]);
+}
+
+#[test]
+fn cases_of_several_batches_end_with_their_curve() {
+    let recorded = |batch: u64| {
+        let mut case = profiled().swap_remove(0);
+        case.case = format!("toy/net/b{batch}_t8/cuda/best/hot");
+        case.samples = Some(batch);
+        if let Some(recording) = &mut case.recording {
+            recording.case.clone_from(&case.case);
+            recording.samples = Some(batch);
+            // Its range is called as it is.
+            recording.trace.names[0].clone_from(&case.case);
+        }
+        case
+    };
+    let of_host = |batch: u64, launch_ns: f64| ProfiledCase {
+        case: format!("toy/net/b{batch}_t8/cpu/hot"),
+        summary: None,
+        phases: vec![PhaseTime::of("launch", &[launch_ns, launch_ns], None)],
+        recording: None,
+        ..recorded(batch)
+    };
+    let cases = vec![recorded(32), of_host(8, 1e6), recorded(8), of_host(32, 2e6)];
+    let package = package(cases);
+    let shown = package.kernelgate("profile --dir benches --out told");
+    shown.expect(
+        0,
+        &[
+            "batch efficiency of toy/net/b*_t8/cuda/best/hot",
+            "batch efficiency of toy/net/b*_t8/cpu/hot",
+        ],
+    );
+    let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let told = std::fs::read_to_string(package.path("told/profile.txt")).unwrap();
+    let curve = |of: &str| -> Vec<String> {
+        let heading = format!("batch efficiency of toy/net/b*_t8/{of}/hot");
+        told.lines().skip_while(|line| *line != heading).skip(2).take(2).map(squeezed).collect()
+    };
+    // The recorded launches take the same time, whatever their batch.
+    assert_eq!(
+        curve("cuda/best"),
+        ["8 801.0 µs 9988 25.0% 1.00x 90.0%", "32 801.0 µs 39950 100.0% 4.00x 90.0%"]
+    );
+    assert_eq!(curve("cpu"), ["8 1.000 ms 8000 50.0% 1.00x -", "32 2.000 ms 16000 100.0% 2.00x -"]);
+    let json = std::fs::read_to_string(package.path("told/profile.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json[1]["batch"]["samples_per_s"], 8000.0);
+    assert_eq!(json[1]["batch"]["of_best_rate"], 0.5);
+    assert_eq!(json[3]["batch"]["of_smallest_rate"], 2.0);
+    assert_eq!(json[0]["batch"]["cases"], "toy/net/b*_t8/cuda/best/hot");
 }
 
 #[test]
