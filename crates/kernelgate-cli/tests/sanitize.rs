@@ -77,3 +77,23 @@ fn every_exception_names_a_recorded_kernel_and_a_reason() {
         assert!(reason.len() > 20, "{line}");
     }
 }
+
+/// A known report that belongs to no run any more would hide one of another.
+#[test]
+fn every_known_report_is_of_a_run_and_has_a_reason() {
+    let read = |name: &str| std::fs::read_to_string(repository().join(name)).unwrap();
+    let (script, known) = (read("ci/sanitize"), read("ci/sanitize-known.tsv"));
+    let runs = script.split("runs='\n").nth(1).unwrap().split("\n'").next().unwrap();
+    let names: Vec<&str> = runs.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(names.contains(&"persistent"), "{names:?}");
+    let tools = ["memcheck", "racecheck", "synccheck", "initcheck"];
+    for line in known.lines().filter(|line| !line.starts_with('#')) {
+        let [of, report, reason] = line.split('\t').collect::<Vec<_>>()[..] else {
+            panic!("not three fields: {line}");
+        };
+        let pattern = regex::Regex::new(&format!("^{of}$")).unwrap();
+        let mut all = names.iter().flat_map(|name| tools.map(|tool| format!("{name}.{tool}")));
+        assert!(tools.contains(&of) || all.any(|run| pattern.is_match(&run)), "no run: {line}");
+        assert!(regex::Regex::new(report).is_ok() && reason.len() > 20, "{line}");
+    }
+}
