@@ -7,7 +7,8 @@
 //! layer is the gradient of what its convolution read and of the neurons that wrote that.
 //!
 //! Deliberately absent: the guides' ranges around a launch (session, loading, warm-up runs, memory
-//! and layer profiling), as one launch is what is recorded; ranges of the host's row. No row opens
+//! and layer profiling), as one launch is what is recorded. The host's row opens those of its
+//! forward pass, stages, backward and optimiser, for a profiler that listens to NVTX. No row opens
 //! Model_Reset and Output_Processing, and Time_Encoding only those that launch an operation each:
 //! for the others nothing is launched there. `cuda/best` opens no stage's range, as its layers are
 //! one launch; what they take inside it is told by the kernel's stages.
@@ -233,7 +234,7 @@ impl<'a> Parts<'a> {
 }
 
 /// Range of a stage, from 0.
-fn stage(number: usize) -> String {
+pub(super) fn stage(number: usize) -> String {
     format!("Layer{}_ResBlocks", number + 1)
 }
 

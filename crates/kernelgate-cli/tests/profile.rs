@@ -119,6 +119,7 @@ fn profiled() -> Vec<ProfiledCase> {
     };
     let summary = Some(KernelSummary::of(&recording.trace));
     let case = |case: &str, status, summary, reason: Option<&str>, recording| ProfiledCase {
+        samples: None,
         case: case.to_owned(),
         status,
         summary,

@@ -5,11 +5,13 @@ use faer::Accum;
 use super::convolution::{add_input_gradient, convolve, weight_gradient};
 use super::pooling::{Pooled, pool, pool_gradient};
 use crate::parallel;
+use crate::resnet18::breakdown::stage;
 use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::resnet18::network::{CLASSES, Conv, Network};
 use crate::st_bif::cpu;
 use crate::st_bif::neuron::Parameters;
 use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
+use kernelgate_cuda::observe::range::{Range, within};
 
 /// Elements that one task computes where each needs nothing of the others.
 const PIECE: usize = 1 << 14;
@@ -53,8 +55,9 @@ impl CpuNetwork {
 
     /// Logits `[B, 10]` of the images.
     pub fn forward(&mut self, inputs: &Tensors, logits: &mut [f32]) {
+        let _pass = [Range::new("Model_Forward_Pass"), Range::new("Model_Compute_All_Layers")];
         let (images, parameters) = (inputs.f32("images"), inputs.f32("parameters"));
-        self.stem(images, parameters);
+        within("Conv1_Block", || self.stem(images, parameters));
         if let Some(window) = &self.network.pool {
             self.pooled = pool(window, &self.spikes[0], self.shape.t);
             let size = window.output.elements();
@@ -65,10 +68,16 @@ impl CpuNetwork {
                 }
             }
         }
-        for block in 0..self.network.blocks.len() {
-            self.block(block, parameters);
+        for (number, blocks) in self.stages().into_iter().enumerate() {
+            within(&stage(number), || blocks.for_each(|block| self.block(block, parameters)));
         }
-        self.classify(parameters, logits);
+        within("Final_Layers", || self.classify(parameters, logits));
+    }
+
+    /// Numbers of the blocks of each stage.
+    fn stages(&self) -> Vec<std::ops::Range<usize>> {
+        let blocks = self.shape.sizes.blocks;
+        (0..self.network.blocks.len()).step_by(blocks).map(|first| first..first + blocks).collect()
     }
 
     /// The convolution once, its currents in every step that is fed.
@@ -171,7 +180,8 @@ impl CpuNetwork {
         outputs.f32_mut("loss")[0] = loss;
         self.gradient.resize(self.network.parameters, 0.0);
         let mut gradient = std::mem::take(&mut self.gradient);
-        self.backward(inputs, &logits, &mut gradient);
+        within("Backward", || self.backward(inputs, &logits, &mut gradient));
+        let _step = Range::new("Optimizer");
         let old = inputs.f32("momentum");
         parallel::chunks_mut(outputs.f32_mut("new_momentum"), PIECE, &|piece, new| {
             let (old, g) = (&old[piece * PIECE..], &gradient[piece * PIECE..]);
@@ -190,10 +200,15 @@ impl CpuNetwork {
 
     fn backward(&self, inputs: &Tensors, logits: &[f32], gradient: &mut [f32]) {
         let parameters = inputs.f32("parameters");
-        let mut spikes = self.classifier_gradient(parameters, logits, gradient);
-        for number in (0..self.network.blocks.len()).rev() {
-            spikes = self.block_gradient(number, parameters, spikes, gradient);
+        let mut spikes =
+            within("Final_Layers", || self.classifier_gradient(parameters, logits, gradient));
+        for (number, blocks) in self.stages().into_iter().enumerate().rev() {
+            let _stage = Range::new(&stage(number));
+            for block in blocks.rev() {
+                spikes = self.block_gradient(block, parameters, spikes, gradient);
+            }
         }
+        let _stem = Range::new("Conv1_Block");
         if let Some(window) = &self.network.pool {
             let mut before = zeros(&self.currents[0]);
             pool_gradient(window, &self.pooled, spikes.f32s(), values(&mut before));

@@ -234,6 +234,7 @@ mod tests {
             status: CaseStatus::Ok,
             summary: Some(KernelSummary { span_ns: busy_ns + idle_ns, busy_ns, kernels }),
             phases: Vec::new(),
+            samples: None,
             recording: None,
             reason: None,
         }

@@ -7,6 +7,7 @@
 //! A new verb is one file and one arm here.
 
 mod baseline;
+mod batch_curve;
 mod bisect;
 mod calibrate;
 mod choice;

@@ -14,6 +14,7 @@ use kernelgate_trace::diagnose::short_name;
 use kernelgate_trace::stats::shorten;
 use serde_json::Value;
 
+use super::batch_curve::{BatchCurve, BatchTime, curves};
 use super::choice::{Choice, ChosenBenches, unexpected};
 use super::output::{OutputFormat, json, print_json, write_all};
 use super::recorded::{self, RecordedCase};
@@ -138,10 +139,31 @@ fn profile(
     })
 }
 
+/// What a launch of a case takes, where it computes samples.
+fn batch_time(profiled: &Profiled) -> Option<BatchTime> {
+    let case = &profiled.case;
+    let by_host = || {
+        let launch = case.phases.iter().find(|phase| phase.name == "launch")?;
+        Some((launch.total_ns / launch.count.max(1) as f64, None))
+    };
+    let recorded = profiled.recorded.as_ref().and_then(RecordedCase::launch);
+    let (launch_ns, of_limit) = recorded.or_else(by_host)?;
+    Some(BatchTime { case: case.case.clone(), samples: case.samples?, launch_ns, of_limit })
+}
+
+fn curves_of(profiled: &[Profiled]) -> Vec<BatchCurve> {
+    curves(&profiled.iter().filter_map(batch_time).collect::<Vec<_>>())
+}
+
 /// The cases as JSON has them.
 fn values(profiled: &[Profiled]) -> anyhow::Result<Vec<Value>> {
+    let curves = curves_of(profiled);
     let value = |profiled: &Profiled| {
         let mut value = serde_json::to_value(&profiled.case)?;
+        let case = &profiled.case.case;
+        if let Some(of) = curves.iter().find_map(|curve| curve.json_of(case)) {
+            value["batch"] = of;
+        }
         if let Some(recorded) = &profiled.recorded {
             value["recorded"] = recorded.json();
             let tools: Vec<String> = profiled.tools.iter().map(|words| words.join(" ")).collect();
@@ -157,7 +179,8 @@ fn text(profiled: &[Profiled], format: OutputFormat, columns: Option<usize>) -> 
         OutputFormat::Markdown => table.markdown(),
         _ => table.text_within(columns),
     };
-    profiled.iter().map(|profiled| case_text(profiled, format, &shown)).collect()
+    let cases = profiled.iter().map(|profiled| case_text(profiled, format, &shown));
+    cases.chain(curves_of(profiled).iter().map(|curve| curve.text(&shown))).collect()
 }
 
 fn case_text(

@@ -119,6 +119,14 @@ impl RecordedCase {
     }
 
     /// The range around each launch.
+    /// A launch from its first start to its last end, nanoseconds, and the largest share of a limit
+    /// that it reaches.
+    pub fn launch(&self) -> Option<(f64, Option<f64>)> {
+        let step = self.step()?;
+        let of_limit = step.of_limits.iter().map(|(_, reached)| *reached).max_by(f64::total_cmp);
+        Some((step.span_ns as f64 / step.times.max(1) as f64, of_limit))
+    }
+
     fn step(&self) -> Option<&RangeUse> {
         self.tree.iter().find(|range| range.depth == 1 && range.name == CaseRecording::STEP)
     }

@@ -192,13 +192,7 @@ impl Gemm {
         // SAFETY: handle, description and layouts were made above and are alive.
         let proposed =
             unsafe { lt::propose(blas.handle, gemm.description, gemm.layouts, WORKSPACE_BYTES) };
-        gemm.algorithms = match proposed {
-            Err(LtError::NOT_SUPPORTED) => {
-                let none = "cuBLASLt knows no algorithm for it".to_owned();
-                return Err(BackendError::Unsupported(none));
-            }
-            proposed => proposed.map_err(failed("propose an algorithm"))?,
-        };
+        gemm.algorithms = known(proposed, &spec)?;
         Ok(gemm)
     }
 
@@ -275,6 +269,23 @@ impl Gemm {
     }
 }
 
+/// The algorithms that the library proposed.
+///
+/// # Errors
+/// [`BackendError::Unsupported`] with the library's status where it has none; when it fails.
+fn known(
+    proposed: Result<Vec<lt::Algorithm>, LtError>,
+    spec: &Spec,
+) -> Result<Vec<lt::Algorithm>, BackendError> {
+    let Spec { rows, columns, depth, .. } = spec;
+    match proposed {
+        Err(refused @ LtError::NOT_SUPPORTED) => Err(BackendError::Unsupported(format!(
+            "cuBLASLt has no algorithm for a GEMM of {rows} x {columns}, k = {depth}: {refused}"
+        ))),
+        proposed => proposed.map_err(failed("propose an algorithm")),
+    }
+}
+
 /// The first, unless another one is clearly faster.
 fn fastest(times: &[f64]) -> usize {
     let Some(&first) = times.first() else { return 0 };
@@ -295,7 +306,19 @@ impl Drop for Gemm {
 
 #[cfg(test)]
 mod tests {
-    use super::fastest;
+    use super::*;
+
+    #[test]
+    fn a_gemm_that_the_library_refuses_is_skipped_with_its_words_and_a_failure_is_none() {
+        let spec = Spec { rows: 8, columns: 64, depth: 3, transposed: false, wide: false };
+        let refused = known(Err(LtError::NOT_SUPPORTED), &spec).unwrap_err();
+        let words = "cuBLASLt has no algorithm for a GEMM of 8 x 64, k = 3: \
+                     CUBLAS_STATUS_NOT_SUPPORTED";
+        assert!(matches!(&refused, BackendError::Unsupported(why) if why == words), "{refused}");
+        let failed = known(Err(LtError::NO_FUNCTION), &spec).unwrap_err();
+        assert!(matches!(&failed, BackendError::Launch(why) if why.contains("lacks a function")));
+        assert!(known(Ok(Vec::new()), &spec).unwrap().is_empty());
+    }
 
     #[test]
     fn the_first_algorithm_stays_unless_another_is_clearly_faster() {

@@ -24,7 +24,7 @@ impl LtError {
     /// Asked of what it does not compute, or not on this GPU.
     pub const NOT_SUPPORTED: Self = Self(15);
     /// The library is missing, or lacks a function.
-    const NO_FUNCTION: Self = Self(-1);
+    pub const NO_FUNCTION: Self = Self(-1);
 }
 
 impl std::fmt::Display for LtError {

@@ -187,6 +187,9 @@ pub struct ProfiledCase {
     /// Its phases by the host's clock, where no kernels were recorded.
     #[serde(default)]
     pub phases: Vec<PhaseTime>,
+    /// Samples that a launch computes, for a rate; absent where its workload names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<u64>,
     /// Why it failed or was skipped, or what its phases do not show.
     pub reason: Option<String>,
     /// Everything that was recorded, where kernels were.

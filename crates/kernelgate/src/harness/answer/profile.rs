@@ -106,7 +106,8 @@ pub fn profile(
         let (status, recording, reason) = parts(outcome);
         let summary = recording.as_ref().map(|recording| KernelSummary::of(&recording.trace));
         let recording = recording.filter(|_| wanted.is_some()).map(Box::new);
-        ProfiledCase { case, status, summary, phases: Vec::new(), reason, recording }
+        let samples = recording.as_ref().and_then(|recording| recording.samples);
+        ProfiledCase { case, status, summary, phases: Vec::new(), samples, reason, recording }
     });
     Ok(ResponseBody::Profile(profiled.collect()))
 }
@@ -154,13 +155,15 @@ fn by_phase(
 ) -> ResponseBody {
     let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
         let phases = phases::of(group, case, ready, target, repetitions)?;
-        ready.verify(group, case, target).map(|_| phases)
+        ready.verify(group, case, target)?;
+        Ok((phases, group.bound.problem().breakdown().samples))
     };
     let (outcomes, _) = each_implementation(selection, (seed, target), "profiling", one);
     let profiled = outcomes.into_iter().map(|(case, outcome)| {
-        let (status, phases, reason) = parts(outcome);
-        let (phases, reason) = (phases.unwrap_or_default(), reason.or_else(|| note.clone()));
-        ProfiledCase { case, status, summary: None, phases, reason, recording: None }
+        let (status, measured, reason) = parts(outcome);
+        let (phases, samples) = measured.unwrap_or_default();
+        let reason = reason.or_else(|| note.clone());
+        ProfiledCase { case, status, summary: None, phases, samples, reason, recording: None }
     });
     ResponseBody::Profile(profiled.collect())
 }
