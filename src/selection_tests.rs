@@ -81,6 +81,7 @@ fn scans_are_part_of_the_default_selection_on_a_gpu() {
         "attention/forward/s512_d128_causal_bf16",
         "attention/backward/s8192_d128_causal_bf16",
         "attention/forward/s4096_d64_full_bf16",
+        "attention/forward/s4096_d128_causal_bf16_b1_h64_h_kv8",
         "denoise/loop/pi05_s50_p968_steps5_bf16",
         "denoise/loop/pi05_s10_p712_steps10_bf16",
         "denoise/step/pi05_s10_p712_bf16",

@@ -102,11 +102,12 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
     bind: |point| Ok(AttentionForward { attention: Attention::bind(point)? }),
 };
 
-/// Sequence lengths around 4096, and both head dimensions and masks at two of them.
+/// Sequence lengths around 4096, both head dimensions and masks at two of them, grouped heads.
 pub const SCAN: AxisScan = AxisScan {
     lines: &[
         "s=512,1024,2048,4096,8192,16384 d=128 mask=causal dtype=bf16",
         "s=4096,16384 d=64,128 mask=full,causal dtype=bf16",
+        "s=4096 d=128 mask=causal dtype=bf16 b=1 h=64 h_kv=8",
     ],
     // The first one runs on sm_90a only: elsewhere `--axis` shows every row.
     rows: &["cuda/flash_wgmma", "cuda/cudnn"],

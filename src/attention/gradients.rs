@@ -32,7 +32,7 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
         "s=512,4096 d=64,128 mask=full,causal dtype=f16",
         // Grouped heads: odd shapes, then those of NVIDIA's own tables.
         "s=1,63,129 d=64,128 mask=full,causal dtype=f32,bf16,f16 b=2 h=8 h_kv=2",
-        "s=4096,8192,16384 d=128 mask=full,causal dtype=bf16 b=1 h=64 h_kv=8",
+        "s=4096,8192,16384,32768 d=128 mask=full,causal dtype=bf16 b=1 h=64 h_kv=8",
     ],
     bind: |point| match Attention::bind(point)? {
         Attention { dtype: Dtype::Fp8, .. } => {

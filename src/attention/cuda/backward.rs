@@ -1,20 +1,20 @@
 //! Attention backward: rows and launchers of `kernels/attention/backward_*`.
 //!
-//! The forward's output and the rows' log-sum-exp come from `forward_flash_mma`, run once while the
-//! case is prepared. What is timed is what a training step would run: the row sums of dout · out
-//! first, then the gradients.
+//! The forward's output and the rows' log-sum-exp are there before ([`super::saved`]). What is timed
+//! is what a training step would run: the row sums of dout · out first, then the gradients.
 
 use std::sync::Arc;
 
 use super::forward::FLASH_MMA as FORWARD;
-use super::launch::{ELEMENT_BYTES, Extents, kernel, scratch, upload};
+use super::launch::{ELEMENT_BYTES, Extents, kernel, scratch};
+use super::saved::{BackwardInputs, save};
 use crate::attention::definition::Attention;
 use crate::attention::gradients::AttentionBackward;
-use kernelgate::backend::cuda::{self, CudaTask, Input, Output};
+use kernelgate::backend::cuda::{CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Requires};
+use kernelgate_cuda::{Argument, Device, KernelSpec, Requires};
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Extents>] = &[
@@ -191,42 +191,6 @@ pub fn stats_bytes(extents: &Extents) -> u64 {
 
 pub fn dq_sum_bytes(extents: &Extents) -> u64 {
     4 * (padded_rows(extents) * extents.d) as u64
-}
-
-/// What a backward starts from.
-pub struct BackwardInputs {
-    pub q: Buffer,
-    pub k: Buffer,
-    pub v: Buffer,
-    pub grad_out: Buffer,
-    pub out: Buffer,
-    /// fp32, natural logarithm, one a row.
-    pub lse: Buffer,
-}
-
-impl BackwardInputs {
-    /// Those that every launch reads and from which nothing here follows: the forward saved its
-    /// output and normalisers of q, k and v.
-    pub fn launch_inputs(&self) -> [Input; 1] {
-        cuda::inputs([("grad_out", &self.grad_out)])
-    }
-}
-
-/// Uploads the inputs and runs the forward, which is not part of the problem.
-pub fn save(
-    extents: &Extents,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-) -> Result<BackwardInputs, BackendError> {
-    let [q, k, v, grad_out] = upload(device, inputs, ["q", "k", "v", "grad_out"])?;
-    let (out, lse) =
-        (scratch(device, extents.vector_bytes())?, scratch(device, 4 * extents.rows())?);
-    let forward = FORWARD.load(device, extents)?;
-    let [from_q, from_k, from_v, to_out, to_lse] = [&q, &k, &v, &out, &lse].map(Argument::from);
-    let tensors = [from_q, from_k, from_v, to_out, to_lse];
-    forward.launch(&[&tensors[..], &extents.sizes()].concat())?;
-    device.synchronize()?;
-    Ok(BackwardInputs { q, k, v, grad_out, out, lse })
 }
 
 fn naive(

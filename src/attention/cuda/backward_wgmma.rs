@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use super::backward::{
-    FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS, dq_sum_bytes, flash_mma_bytes, gradients, save,
+    FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS, dq_sum_bytes, flash_mma_bytes, gradients,
     stats_bytes, step,
 };
 use super::launch::{ELEMENT_BYTES, Extents, boxes, kernel, key_boxes, scratch};
+use super::saved::save;
 use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};

@@ -1,14 +1,15 @@
 //! Attention by cuDNN: the graphs that its fused attention engines recognise, forward and backward.
 //!
 //! The engines match a pattern: operations, types and even scalars that do nothing must be those
-//! that they expect, and the heuristic then selects the fused kernels. The backward starts, like
-//! the others here, from `forward_flash_mma`.
+//! that they expect, and the heuristic then selects the fused kernels. The backward starts from
+//! what our forward saved, as the others here do.
 
 use std::sync::Arc;
 
-use super::backward::{common_bytes, gradients, save};
+use super::backward::{common_bytes, gradients};
 use super::forward::{FLASH_MMA, flash_bytes};
 use super::launch::{Extents, output, qkv, upload};
+use super::saved::save;
 use crate::attention::definition::{Attention, AttentionForward};
 use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::{CudaTask, Output};

@@ -63,7 +63,7 @@ fn flash_shared(extents: &Extents) -> usize {
 const MMA_THREADS: usize = 128;
 const MMA_QUERIES: usize = 128;
 
-/// The forward that the backward kernels start from, too.
+/// The forward that a backward starts from, too, where `forward_wgmma` does not run.
 pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
     constants: |extents| {
         vec![

@@ -12,7 +12,9 @@ use kernelgate::backend::cuda::{CudaTask, Input};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Parameters, Requires};
+use kernelgate_cuda::{
+    Argument, Buffer, Device, KernelSpec, LoadedKernel, Parameters, PreparedLaunch, Requires,
+};
 
 /// The kernel, and what fp8 needs.
 pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, FLASH_WGMMA_FP8, TRANSPOSE_VALUES];
@@ -33,7 +35,8 @@ const fn stages(extents: &Extents) -> usize {
     if extents.d == 64 { 4 } else { 3 }
 }
 
-const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
+/// In 16 bits.
+pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
     constants: |extents| {
         vec![
             ("THREADS", THREADS),
@@ -167,17 +170,63 @@ fn tile_lists(
     device.upload(bytemuck::cast_slice(&table(&lists)))
 }
 
-/// The kernel's parameters: queries, keys, values and output as it takes them, no lse, and where
-/// scales of queries, keys and values are.
-fn parameters(tensors: [&[u8]; 4], scales: [u64; 3], tiles: u64, extents: &Extents) -> Parameters {
+/// The kernel's parameters: queries, keys, values and output as it takes them, and where the rows'
+/// log-sum-exp goes, if anywhere; scales of queries, keys and values, and the lists of tiles.
+fn parameters(
+    tensors: [&[u8]; 4],
+    lse: u64,
+    scales: [u64; 3],
+    tiles: u64,
+    extents: &Extents,
+) -> Parameters {
     let with_tensors = tensors.into_iter().fold(Parameters::new(), Parameters::bytes);
     with_tensors
-        .address(0)
+        .address(lse)
         .value(scales)
         .address(tiles)
         .value(extents.s as i32)
         .value(extents.keys as i32)
         .value(extents.share as i32)
+}
+
+/// The kernel over memory that is the caller's.
+pub struct Launch {
+    launch: PreparedLaunch,
+    /// Read by every launch.
+    _tiles: Buffer,
+}
+
+impl Launch {
+    /// Of [`FLASH_WGMMA`], loaded. After it the addresses of queries, keys, values and output, and
+    /// `lse`: that of a float a row for the natural logarithm of its sum of exponentials, or zero.
+    ///
+    /// # Errors
+    /// When device memory is short.
+    pub fn new(
+        loaded: LoadedKernel,
+        [q, k, v, out]: [u64; 4],
+        lse: u64,
+        extents: &Extents,
+        device: &Arc<Device>,
+    ) -> Result<Self, BackendError> {
+        let key_bytes = extents.d * ELEMENT_BYTES as usize;
+        let tiles = tile_lists(extents, device, key_bytes, block_keys(extents))?;
+        let of_group = boxes(extents, GROUP_ROWS);
+        let of_block = key_boxes(extents, block_keys(extents));
+        let tensors = [of_group.map(q)?, of_block.map(k)?, of_block.map(v)?, of_group.map(out)?];
+        let tensors = tensors.each_ref().map(|it| &it[..]);
+        let parameters = parameters(tensors, lse, [0; 3], tiles.address(), extents);
+        let launch = loaded.settled(device, Some(device.facts().multiprocessors), parameters)?;
+        Ok(Self { launch, _tiles: tiles })
+    }
+
+    /// Enqueues it.
+    ///
+    /// # Errors
+    /// When the driver does not take it.
+    pub fn launch(&self) -> Result<(), BackendError> {
+        self.launch.launch()
+    }
 }
 
 fn flash_wgmma(
@@ -189,24 +238,13 @@ fn flash_wgmma(
     let loaded = FLASH_WGMMA.load(device, &extents)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     let out = output(device, "out", &problem.attention)?;
-    let key_bytes = extents.d * ELEMENT_BYTES as usize;
-    let tiles = tile_lists(&extents, device, key_bytes, block_keys(&extents))?;
-    let of_group = boxes(&extents, GROUP_ROWS);
-    let of_block = key_boxes(&extents, block_keys(&extents));
-    let tensors = [
-        of_group.map(q.address())?,
-        of_block.map(k.address())?,
-        of_block.map(v.address())?,
-        of_group.map(out.address())?,
-    ];
-    let parameters =
-        parameters(tensors.each_ref().map(|it| &it[..]), [0; 3], tiles.address(), &extents);
-    let launch = loaded.settled(device, Some(device.facts().multiprocessors), parameters)?;
+    let tensors = [q.address(), k.address(), v.address(), out.address()];
+    let main = Launch::new(loaded, tensors, 0, &extents, device)?;
     let inputs = qkv([&q, &k, &v]);
-    let alive = [q, k, v, tiles];
+    let alive = [q, k, v];
     Ok(CudaTask::new(device, inputs, vec![out], move |_| {
         let _alive = &alive;
-        launch.launch()
+        main.launch()
     }))
 }
 
@@ -233,7 +271,7 @@ fn flash_wgmma_fp8(
         &of_output.map(out.address())?,
     ];
     let factors = [&scales[0], &scales[1], &scales[2]].map(Buffer::address);
-    let parameters = parameters(tensors, factors, tiles.address(), &extents);
+    let parameters = parameters(tensors, 0, factors, tiles.address(), &extents);
     let main = main.settled(device, Some(device.facts().multiprocessors), parameters)?;
     let named = OPERANDS.into_iter().chain(SCALES).zip([&q, &k, &v].into_iter().chain(&scales));
     let inputs: Vec<_> = named.map(|(name, buffer)| Input::new(name, buffer)).collect();
@@ -273,7 +311,7 @@ mod tests {
         for fp8 in [false, true] {
             let (map, address) = ([0; 128], [0; 8]);
             let values = if fp8 { &address[..] } else { &map };
-            let given = parameters([&map, &map, values, &map], [0; 3], 0, &extents).sizes();
+            let given = parameters([&map, &map, values, &map], 0, [0; 3], 0, &extents).sizes();
             let taken: Vec<usize> =
                 kernel_parameters(&FLASH_WGMMA).iter().map(|it| bytes(it, fp8)).collect();
             assert_eq!(given, taken);

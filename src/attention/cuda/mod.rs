@@ -15,6 +15,7 @@ mod forward;
 mod forward_decode;
 mod forward_wgmma;
 mod launch;
+mod saved;
 mod tile_lists;
 
 use crate::attention::definition::AttentionForward;
