@@ -163,6 +163,7 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const Stack (&stac
         (Rows::kOfLayer && (tasks.stack != stack || tasks.layer != layer))) {
       stack = tasks.stack, layer = tasks.layer, first_step = tasks.first_step;
       barrier_sync(kWorking, kWorkers);
+#pragma unroll 4
       for (int i = threadIdx.x; i < kSteps * kWidth / 8; i += kWorkers) {
         const int step = i / (kWidth / 8), chunk = i % (kWidth / 8);
         rows.put(base + x_at(step, chunk), stack, layer, first_step + step, steps, chunk * 8);
