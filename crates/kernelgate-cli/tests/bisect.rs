@@ -1,6 +1,6 @@
 //! `kernelgate bisect` from outside: a scratch repository in which one commit made the bench slower.
 //!
-//! The slow-down is fourfold: what is checked is which commit is named and what is said, not how
+//! The slow-down is sixteenfold: what is checked is which commit is named and what is said, not how
 //! fine it measures.
 
 #![cfg(unix)]
@@ -24,7 +24,7 @@ fn history() -> Scratch {
     scratch.bench("fn main() -> ExitCode {", faster);
     scratch.commit("mended");
     scratch.git("checkout --quiet -b side");
-    scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 1600");
+    scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 6400");
     scratch.commit("slow");
     scratch.git("checkout --quiet main");
     scratch.git("merge --quiet --no-ff -m merged side");
@@ -33,7 +33,7 @@ fn history() -> Scratch {
 }
 
 fn bisect(scratch: &Scratch, flags: &str) -> std::process::Command {
-    let usual = "--relative 0.5 --tolerated 0.8 --max-blocks 24 --case-time 0.1s --backend cpu";
+    let usual = "--relative 1 --tolerated 2 --max-blocks 24 --case-time 0.1s --backend cpu";
     scratch.kernelgate(&format!("bisect {CASE} --good good {usual} {flags}"))
 }
 
@@ -79,7 +79,7 @@ fn a_range_that_does_not_build_is_a_range_and_ends_that_do_not_differ_are_refuse
     scratch.git("tag good");
     scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
     scratch.commit("mistake");
-    scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 1600");
+    scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 6400");
     scratch.commit("slow");
     let outcome: Outcome = bisect(&scratch, "").output().unwrap().into();
     outcome.expect(3, &["one of 2 commits made it slower", "mistake", "slow", "does not build"]);

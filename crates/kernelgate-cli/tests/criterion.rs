@@ -284,7 +284,7 @@ fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
 fn slow_downs_that_a_bench_of_criterion_cannot_make_are_added_to_its_times() {
     let outside = Outside::new(&[("evil", HOSTILE)]);
     outside.build("evil");
-    let line = "calibrate --dir base --bench evil second --relative 0.1 --tolerated 0.3 \
+    let line = "calibrate --dir base --bench evil second --relative 0.3 --tolerated 0.6 \
                 --case-time 0.1s --comparisons 1 --inject 100 --power-comparisons 1 --sham 0 \
                 --max-blocks 32 --output calibration.json";
     let outcome = outside.kernelgate(line);

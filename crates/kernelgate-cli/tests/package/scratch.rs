@@ -87,10 +87,10 @@ impl Scratch {
 
     /// A comparison with thresholds that are far from noise, and short processes.
     pub fn compare_with(&self, flags: &str) -> Command {
-        let usual = "compare --relative 0.5 --tolerated 0.8 --max-blocks 24 --backend cpu \
-                     --time-identical";
+        let usual = "compare --relative 1 --tolerated 2 --backend cpu --time-identical";
         let time = if flags.contains("--case-time") { "" } else { "--case-time 0.1s" };
-        self.kernelgate(&format!("{usual} {time} {flags}"))
+        let blocks = if flags.contains("--max-blocks") { "" } else { "--max-blocks 24" };
+        self.kernelgate(&format!("{usual} {time} {blocks} {flags}"))
     }
 
     /// Runs it.
