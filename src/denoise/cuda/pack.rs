@@ -72,8 +72,7 @@ enum PackedLayout {
     Int4Codes,
 }
 
-/// A model's for the persistent kernel: the GEMMs of a layer in panels, in that format, those of
-/// styles in panels, the others as the fused GEMMs take them.
+/// A model's for the persistent kernel: panels, a layer's GEMMs in that format; others in tiles.
 pub fn persistent_packings(model: &Model, weights: WeightFormat) -> Vec<Packing> {
     let mut packings = packings(model);
     for packing in &mut packings {
@@ -434,9 +433,8 @@ mod tests {
         for packing in packings.iter().filter(coded) {
             let packed = packing.pack(&tensors);
             assert_eq!(packed.len(), packing.region().1);
-            let dequantized = int4::dequantized;
-            let exact: Vec<_> =
-                packing.inputs.iter().map(|name| dequantized(tensors.tensor(name))).collect();
+            let exact = |name: &&str| int4::dequantized(tensors.tensor(name));
+            let exact: Vec<_> = packing.inputs.iter().map(exact).collect();
             let (panels, units) = (packing.depth / TILE, packing.columns.iter().sum::<usize>() / 8);
             for (index, unit) in packed.chunks_exact(codes::INT4_UNIT_BYTES).enumerate() {
                 let (layer, panel) = (index / units / panels, index / units % panels);
@@ -469,14 +467,12 @@ mod tests {
         for spec in model.tensors(1, 1, Dtype::Bf16) {
             tensors.insert(spec.name, spec.draw(3));
         }
-        for packing in persistent_packings(&model, WeightFormat::Fp8) {
-            if packing.layout != PackedLayout::Codes {
-                continue;
-            }
+        let coded = |packing: &Packing| packing.layout == PackedLayout::Codes;
+        for packing in persistent_packings(&model, WeightFormat::Fp8).into_iter().filter(coded) {
             let packed = packing.pack(&tensors);
             assert_eq!(packed.len(), packing.region().1);
-            let exact: Vec<_> =
-                packing.inputs.iter().map(|name| dequantized(tensors.tensor(name))).collect();
+            let exact = |name: &&str| dequantized(tensors.tensor(name));
+            let exact: Vec<_> = packing.inputs.iter().map(exact).collect();
             let (panels, units) = (packing.depth / TILE, packing.columns.iter().sum::<usize>() / 8);
             for (index, unit) in packed.chunks_exact(codes::UNIT_BYTES).enumerate() {
                 let (layer, panel) = (index / units / panels, index / units % panels);
