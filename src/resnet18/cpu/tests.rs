@@ -81,6 +81,39 @@ fn with_normal_weights_few_spikes_move_and_logits_stay_within_the_tolerance() {
     assert!(by_rounding * 100_000 < all && by_nudging > 0 && by_nudging * 1000 < all);
 }
 
+/// How many spikes of each layer fp32 leaves as fp64 has them: with the weights of the file that
+/// RESNET18_WEIGHTS names, told by `--nocapture`, else with seeded ones.
+#[test]
+fn agreement_of_spikes_with_the_reference_by_layer() {
+    let named = std::env::var_os("RESNET18_WEIGHTS").is_some();
+    let (width, draw) = if named { (64, Draw::File) } else { (8, Draw::Normal) };
+    let sizes = Sizes { stem: Stem::ImageNet, width, blocks: 2, side: 32 };
+    let shape = NetworkShape { sizes, draw, ..shape(Stem::ImageNet, 2, 8, 8) };
+    let problem = Inference { shape };
+    problem.check().unwrap();
+    let inputs = problem.inputs(1);
+    let reference = Reference::new(&shape, &inputs);
+    let expected = reference.forward(&inputs);
+    let mut network = CpuNetwork::new(&shape);
+    network.forward(&inputs, &mut vec![0.0; shape.b * 10]);
+    let blocks = reference.network.blocks.iter();
+    let names = blocks.flat_map(|block| [&*block.first.name, &*block.second.name]);
+    let names = std::iter::once("conv1").chain(names);
+    let (mut agreeing, mut all) = (0, 0);
+    for ((name, layer), spikes) in names.zip(&expected.layers).zip(&network.spikes) {
+        let same = layer.spikes.iter().zip(spikes).filter(|(a, b)| a == b).count();
+        eprintln!("{name}: {:.4} % of {} spikes", percent(same, spikes.len()), spikes.len());
+        (agreeing, all) = (agreeing + same, all + spikes.len());
+    }
+    eprintln!("all: {:.4} % of {all} spikes", percent(agreeing, all));
+    assert_eq!(network.spikes.len(), 17);
+    assert!(percent(agreeing, all) > 99.9);
+}
+
+fn percent(part: usize, of: usize) -> f64 {
+    100.0 * part as f64 / of as f64
+}
+
 #[test]
 fn logits_and_training_steps_are_those_of_the_reference() {
     for (stem, b, t, level) in SHAPES {
