@@ -155,7 +155,7 @@ fn an_architecture_leaves_out_what_it_does_not_run() {
             .contains(&kernel.build.name().as_str())
     };
     let kernels: Vec<_> = kernels().into_iter().filter(some).collect();
-    assert_eq!(kernels.len(), 5);
+    assert_eq!(kernels.len(), 4);
     let compiled = resources::compile(&kernels, "sm_90").unwrap().resources;
     let persistent = ("denoise/persistent MODEL=Pi05".to_owned(), "needs sm_90a".to_owned());
     assert_eq!(compiled.left_out, [persistent].into());

@@ -47,7 +47,8 @@
 //! with padding: of 37.0 million multiply-adds of a frame 15.3 million are with padding at the
 //! imagenet stem.
 //!
-//! With `weights=file` inference takes the weights of a trained network.
+//! With `weights=file` the weights are those of a trained network; a training step takes them, and
+//! normal ones, with `dtype=f32` only.
 //!
 //! Deliberately absent: statistics of a batch.
 
@@ -147,6 +148,24 @@ pub const TRAIN_STEP: Workload<TrainStep> = Workload {
     bind: |point| Ok(TrainStep { shape: NetworkShape::bind(point)? }),
 };
 
+/// What inputs and references of a shape follow from.
+fn definition(shape: &NetworkShape) -> &'static [&'static str] {
+    static OF_FILE: OnceLock<Vec<&'static str>> = OnceLock::new();
+    match shape.draw {
+        Draw::File => OF_FILE.get_or_init(|| [DEFINITION, &[weights_file::content()]].concat()),
+        _ => DEFINITION,
+    }
+}
+
+/// Whether there is a file of weights, if they are of one.
+fn check(shape: &NetworkShape) -> Result<(), String> {
+    match shape.draw {
+        Draw::File => weights_file::read(&weights_file::path()?, &shape.sizes.network()),
+        _ => Ok(Vec::new()),
+    }
+    .map(|_| ())
+}
+
 /// `resnet18/inference`: `images` to `logits [B, 10]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Inference {
@@ -156,19 +175,11 @@ pub struct Inference {
 
 impl Problem for Inference {
     fn definition(&self) -> &'static [&'static str] {
-        static OF_FILE: OnceLock<Vec<&'static str>> = OnceLock::new();
-        match self.shape.draw {
-            Draw::File => OF_FILE.get_or_init(|| [DEFINITION, &[weights_file::content()]].concat()),
-            _ => DEFINITION,
-        }
+        definition(&self.shape)
     }
 
     fn check(&self) -> Result<(), String> {
-        match self.shape.draw {
-            Draw::File => weights_file::read(&weights_file::path()?, &self.shape.sizes.network()),
-            _ => Ok(Vec::new()),
-        }
-        .map(|_| ())
+        check(&self.shape)
     }
 
     fn inputs(&self, seed: u64) -> Tensors {
@@ -220,16 +231,16 @@ pub struct TrainStep {
 }
 
 impl TrainStep {
-    /// Whether rows can be held to the reference. With normal weights one moved spike changes
-    /// gradients by more than any precision does: there is no tolerance that a wrong gradient would
-    /// not pass.
+    /// Whether rows can be held to the reference. Where sums are not exact, one moved spike changes
+    /// gradients by more than any precision does. In f32 none moved (see [`Problem::tolerance`]); in
+    /// bf16 how many do was not measured.
     ///
     /// # Errors
     /// The reason.
     pub fn comparable(&self) -> Result<(), String> {
-        match self.shape.draw {
-            Draw::Dyadic => Ok(()),
-            _ => Err("gradients are compared with dyadic weights only".to_owned()),
+        match (self.shape.draw, self.shape.dtype) {
+            (Draw::Dyadic, _) | (_, Dtype::F32) => Ok(()),
+            _ => Err("gradients in bf16 are compared with dyadic weights only".to_owned()),
         }
     }
 
@@ -249,7 +260,11 @@ impl TrainStep {
 
 impl Problem for TrainStep {
     fn definition(&self) -> &'static [&'static str] {
-        DEFINITION
+        definition(&self.shape)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        check(&self.shape)
     }
 
     fn inputs(&self, seed: u64) -> Tensors {
@@ -309,6 +324,11 @@ impl Problem for TrainStep {
 
     fn tolerance(&self) -> Tolerance {
         match self.shape.dtype {
+            // By rounding no spike of 10 million moved, and errors were at most 2.6e-6 and 2.2e-6;
+            // this lets some move in time (2.7e-2 and 1.1e-2) and no unit end elsewhere (0.4).
+            Dtype::F32 if self.shape.draw != Draw::Dyadic => {
+                Tolerance { max_error: 5e-2, relative_l2: 2e-2 }
+            }
             // Measured: 1.5e-6 and 8.5e-7 with the spikes of the reference. A parameter is held to
             // its own values.
             Dtype::F32 => Tolerance { max_error: 2e-5, relative_l2: 1e-5 },

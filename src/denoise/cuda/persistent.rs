@@ -92,7 +92,7 @@ const SHIFTS: KernelSpec<Items> = KernelSpec {
     constants: |items| streamed_constants(items, 16),
     threads: STREAMED_THREADS,
     shared_bytes: |_| shifts_shared(16),
-    requires: Requires::Exactly("sm_90a"),
+    requires: Requires::AtLeast(90),
     variants: PERSISTENT.variants,
     ..model_kernel(
         "denoise/streamed_rows",

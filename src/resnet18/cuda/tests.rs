@@ -33,7 +33,7 @@ fn what_rows_cannot_compute_is_refused_with_a_reason() {
     let narrow = shape(Stem::ImageNet, 8, 8, 8, 8);
     assert_eq!(supports(2, narrow), Err("a width in multiples of 64".to_owned()));
     let normal = TrainStep { shape: NetworkShape { draw: Draw::Normal, ..whole } };
-    let refused = Err("gradients are compared with dyadic weights only".to_owned());
+    let refused = Err("gradients in bf16 are compared with dyadic weights only".to_owned());
     assert!(TRAIN_STEP.iter().all(|row| (row.supports)(&normal) == refused));
     let odd = TrainStep { shape: NetworkShape { b: 3, t: 5, ..whole } };
     let refused = Err("images times steps in multiples of 8".to_owned());
