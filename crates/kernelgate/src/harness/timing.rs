@@ -41,13 +41,15 @@ pub struct SamplingPlan {
 
 impl SamplingPlan {
     /// From the time of one launch: within the effort's budget 10 to 50 samples, never fewer than
-    /// 10. A quick look at a GPU is shorter than one at a host, whose times scatter more; half as
-    /// many samples there, because flushing the L2 before each cold launch is not in the budget.
+    /// 10. Shorter at a GPU than at a host, whose times scatter more and whose cases are fewer; in
+    /// a quick look half as many samples there, because flushing the L2 before each cold launch is
+    /// not in the budget.
     pub fn new(effort: Effort, on: BackendKind, launch_ns: f64, flags: &Flags) -> Self {
         let (budget_s, warm_up_s, most) = match (effort, on) {
             (Effort::Quick, BackendKind::Cuda) => (0.02, 0.005, MAX_SAMPLES / 2.0),
             (Effort::Quick, BackendKind::Cpu) => (0.1, 0.02, MAX_SAMPLES),
-            (Effort::Default, _) => (1.5, 0.15, MAX_SAMPLES),
+            (Effort::Default, BackendKind::Cuda) => (0.2, 0.05, MAX_SAMPLES),
+            (Effort::Default, BackendKind::Cpu) => (1.5, 0.15, MAX_SAMPLES),
             (Effort::Thorough, _) => (4.0, 0.5, MAX_SAMPLES),
         };
         let samples = (budget_s / (launch_ns * 1e-9)).clamp(MIN_SAMPLES, most) as usize;
