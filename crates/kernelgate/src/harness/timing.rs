@@ -48,7 +48,7 @@ impl SamplingPlan {
         let (budget_s, warm_up_s, most) = match (effort, on) {
             (Effort::Quick, BackendKind::Cuda) => (0.02, 0.005, MAX_SAMPLES / 2.0),
             (Effort::Quick, BackendKind::Cpu) => (0.1, 0.02, MAX_SAMPLES),
-            (Effort::Default, BackendKind::Cuda) => (0.2, 0.05, MAX_SAMPLES),
+            (Effort::Default, BackendKind::Cuda) => (0.15, 0.04, MAX_SAMPLES),
             (Effort::Default, BackendKind::Cpu) => (1.5, 0.15, MAX_SAMPLES),
             (Effort::Thorough, _) => (4.0, 0.5, MAX_SAMPLES),
         };
