@@ -365,6 +365,14 @@ fn flags_filters_and_axes() {
         assert!(!ours.all().contains(words), "{}", ours.all());
     }
     package.bench("s2v", "n64 --verbose").expect(0, &["time:", "of limit"]);
+    // A launch takes as long as the time of a sample: Criterion advises to give it more.
+    let briefly =
+        "--bench --noplot --sample-size 10 --warm-up-time 0.01 --measurement-time 0.000001 n64";
+    let run = |line: &str| Outcome::from(package.command(&fixture_path(), line).output().unwrap());
+    let quiet = run(briefly);
+    quiet.expect(0, &["of limit"]);
+    assert!(!quiet.all().contains("Unable to complete"), "{}", quiet.all());
+    run(&format!("{briefly} --verbose")).expect(0, &["Unable to complete"]);
     package.bench("s3", "n64 --baseline x").expect(0, &["change:"]);
     package.bench("s4", "n64 --load-baseline x --baseline x").expect(0, &["time:", "change:"]);
     for line in ["-s y", "--save-baseline=y"] {

@@ -64,6 +64,59 @@ fn led_away<T>(
     done
 }
 
+/// While it lives, standard error leads nowhere but within [`aloud`](Self::aloud): Criterion
+/// advises there to plan otherwise, where a launch takes as long as the time of a sample.
+pub struct WithoutAdvice {
+    #[cfg(unix)]
+    streams: Option<(std::os::fd::OwnedFd, std::fs::File)>,
+}
+
+#[cfg(unix)]
+impl WithoutAdvice {
+    /// Where Criterion's lines are left out; otherwise it changes nothing.
+    pub fn new() -> Self {
+        use rustix::stdio;
+        let streams = is_set().then(|| {
+            let kept = stdio::stderr().try_clone_to_owned().ok()?;
+            let nowhere = std::fs::File::options().write(true).open("/dev/null").ok()?;
+            stdio::dup2_stderr(&nowhere).ok()?;
+            Some((kept, nowhere))
+        });
+        Self { streams: streams.flatten() }
+    }
+
+    /// Does something with standard error as it was.
+    pub fn aloud<T>(&self, work: impl FnOnce() -> T) -> T {
+        use rustix::stdio::dup2_stderr;
+        let Some((kept, nowhere)) = &self.streams else { return work() };
+        // Where either fails, standard error stays where it led.
+        let _ = dup2_stderr(kept);
+        let done = work();
+        let _ = dup2_stderr(nowhere);
+        done
+    }
+}
+
+#[cfg(unix)]
+impl Drop for WithoutAdvice {
+    fn drop(&mut self) {
+        if let Some((kept, _)) = &self.streams {
+            let _ = rustix::stdio::dup2_stderr(kept);
+        }
+    }
+}
+
+#[cfg(not(unix))]
+impl WithoutAdvice {
+    pub fn new() -> Self {
+        Self {}
+    }
+
+    pub fn aloud<T>(&self, work: impl FnOnce() -> T) -> T {
+        work()
+    }
+}
+
 #[cfg(not(unix))]
 pub fn without_output<T>(work: impl FnOnce() -> T) -> T {
     work()

@@ -11,6 +11,7 @@ use criterion::{BenchmarkGroup, SamplingMode};
 
 use super::args::{Flags, Mode};
 use super::spent;
+use super::terse::WithoutAdvice;
 use crate::backend::{BackendError, BackendKind, Executable};
 use crate::measure::contention::CpuTime;
 use crate::measure::{Sample, Stopwatch};
@@ -94,6 +95,7 @@ pub fn run<M: Measurement<Value = f64>>(
     let failure = RefCell::new(None);
     let (start, end) = (CpuTime::now(), Cell::new(None));
     // Criterion cannot be told of a failed launch: unwind out of it, without a panic message.
+    let advice = WithoutAdvice::new();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         group.bench_function(function, |bencher| {
             bencher.iter_custom(|launches| {
@@ -102,7 +104,7 @@ pub fn run<M: Measurement<Value = f64>>(
                 // over.
                 let _range =
                     Range::new(if started.elapsed() < plan.warm_up { "warm-up" } else { "sample" });
-                match stopwatch.time(executable, launches) {
+                match advice.aloud(|| stopwatch.time(executable, launches)) {
                     Ok(sample) => {
                         taken.borrow_mut().push(sample);
                         end.set(CpuTime::now());
@@ -117,6 +119,7 @@ pub fn run<M: Measurement<Value = f64>>(
             });
         });
     }));
+    drop(advice);
     if let Some(error) = failure.into_inner() {
         return Err(error);
     }
