@@ -91,7 +91,7 @@ struct Ring {
       : pieces(pieces), full(barriers), free(barriers + kSlots * 8) {}
   __device__ __forceinline__ void begin() const {
     for (u32 i = 0; i < kSlots; ++i)
-      barrier_init(full + i * 8, 1), barrier_init(free + i * 8, kWarps);
+      barrier_init(full + i * 8, 1), barrier_init(free + i * 8, kWorkers);
     barrier_init_fence();
   }
   __device__ __forceinline__ u32 piece() const { return pieces + slot * kPieceBytes; }
@@ -199,8 +199,9 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const Stack (&stac
           Bf16::mma(acc[i], {x[0].w, x[1].w, x[2].w, x[3].w}, left.w, right.w);
         }
       }
-      __syncwarp();
-      if (lane == 0) barrier_arrive_one(ring.free + ring.slot * 8);
+      // Every lane by itself: of a lane that arrives for its warp, racecheck does not follow that the
+      // others have read.
+      barrier_arrive_one(ring.free + ring.slot * 8);
     }
     const Stack of = tasks.of();
 #pragma unroll

@@ -25,22 +25,36 @@ const THREADS: usize = 512;
 /// Queries of a warpgroup, and of a box of its copies.
 const GROUP_ROWS: usize = 64;
 
-/// Keys of a block: as many as leave a thread's scores and output in its 160 registers.
+/// Keys of a block: as many as leave a thread's scores and output in its 160 registers, and 64 where
+/// so few keys fill larger blocks badly. RESULTS has the measurements.
 const fn block_keys(extents: &Extents) -> usize {
-    if extents.d == 64 { 128 } else { 80 }
+    let few = if extents.causal { 1024 } else { 512 };
+    match extents.d {
+        64 if extents.causal && extents.keys <= 512 => 64,
+        64 => 128,
+        _ if extents.keys <= few => 64,
+        _ => 80,
+    }
 }
 
 /// Blocks of keys and of values in shared memory.
 const fn stages(extents: &Extents) -> usize {
-    if extents.d == 64 { 4 } else { 3 }
+    match (extents.d, block_keys(extents)) {
+        (64, 64) => 6,
+        (64, _) | (_, 64) => 4,
+        _ => 3,
+    }
 }
 
 /// In 16 bits.
 pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| {
+        let keys = format!("TILE_KEYS={}", block_keys(extents));
+        (ANY_KEYS.defines)(extents).into_iter().chain([keys]).collect()
+    },
     constants: |extents| {
         vec![
             ("THREADS", THREADS),
-            ("TILE_KEYS", block_keys(extents)),
             ("STAGES", stages(extents)),
             ("SHARED_BYTES", shared_bytes(extents)),
             ("FP8", 0),
@@ -48,15 +62,26 @@ pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
     },
     shared_bytes,
     requires: Requires::Exactly("sm_90a"),
-    ..kernel(
-        "attention/forward_flash_wgmma",
-        include_str!("../../../kernels/attention/forward_flash_wgmma.cu"),
-        "attention_forward_flash_wgmma",
-        THREADS,
-        // A block a multiprocessor: the launcher knows how many.
-        |_| [1, 1, 1],
-    )
+    variants,
+    ..ANY_KEYS
 };
+
+const ANY_KEYS: KernelSpec<Extents> = kernel(
+    "attention/forward_flash_wgmma",
+    include_str!("../../../kernels/attention/forward_flash_wgmma.cu"),
+    "attention_forward_flash_wgmma",
+    THREADS,
+    // A block a multiprocessor: the launcher knows how many.
+    |_| [1, 1, 1],
+);
+
+/// Those of the other kernels with few keys and with many, where these differ.
+fn variants() -> Vec<Extents> {
+    let of = |build: Extents| [1, 4096].map(|keys| Extents { keys, ..build });
+    let mut variants: Vec<_> = (ANY_KEYS.variants)().into_iter().flat_map(of).collect();
+    variants.dedup_by_key(|build| (FLASH_WGMMA.defines)(build));
+    variants
+}
 
 /// The queries of two tiles, the stages of keys and of values, and a pair of barriers for each.
 fn shared_bytes(extents: &Extents) -> usize {
@@ -99,7 +124,7 @@ const TRANSPOSE_VALUES: KernelSpec<Extents> = KernelSpec {
 const TRANSPOSE_THREADS: usize = 32 * 128 / 16;
 
 fn fp8_defines(extents: &Extents) -> Vec<String> {
-    (FLASH_WGMMA.defines)(extents).into_iter().chain(["FP8=1".to_owned()]).collect()
+    (ANY_KEYS.defines)(extents).into_iter().chain(["FP8=1".to_owned()]).collect()
 }
 
 fn fp8_variant(causal: bool) -> Extents {
@@ -293,8 +318,12 @@ mod tests {
         let narrow = Extents::of_heads(6, 200, Dtype::Bf16);
         let wide = Extents { d: 128, ..narrow };
         assert_eq!(shared_bytes(&narrow), (384 + 8 * 128) * 128 + 160);
-        assert_eq!(shared_bytes(&wide), (384 + 6 * 80) * 256 + 128);
-        assert!(shared_bytes(&wide) <= 227 << 10);
+        assert_eq!(shared_bytes(&wide), (384 + 8 * 64) * 256 + 160);
+        let many = Extents { keys: 513, ..wide };
+        assert_eq!(shared_bytes(&many), (384 + 6 * 80) * 256 + 128);
+        for build in variants() {
+            assert!(shared_bytes(&build) <= 227 << 10, "{build:?}");
+        }
         assert_eq!(fp8_shared_bytes(&wide), 384 * 256 + 8 * 96 * 128 + 160);
     }
 

@@ -1,9 +1,9 @@
 //! Which block of a persistent kernel computes which queries.
 //!
 //! As many blocks as multiprocessors each take a list of tiles, made once while a case is prepared:
-//! heaviest tiles first, each to the block that has least to do. Heads whose keys and values L2
-//! holds together come together, but for the light tiles, which come last, where they even out what
-//! is left. Deliberately absent: lists that change while the kernel runs.
+//! heaviest tiles first, each to the block that has least to do. Heads whose tensors L2 holds
+//! together come together, but for the light tiles of long sequences, which come last, where they
+//! even out what is left. Deliberately absent: lists that change while the kernel runs.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,10 +14,13 @@ const GROUP_ROWS: usize = 64;
 const GROUPS: usize = 3;
 /// Work of a tile besides its blocks of keys, in 64 queries by a block of keys.
 const TILE_COST: usize = 4;
-/// Bytes of keys and values that are to stay in L2.
-const L2_BYTES: usize = 40 << 20;
+/// Bytes of the heads that come together: queries, keys, values and output.
+const L2_BYTES: usize = 20 << 20;
 /// Most tiles of two warpgroups that are tried for a head.
 const MAX_NARROW: usize = 24;
+/// Queries of a head up to which a block has many tiles, so that one more or less matters little:
+/// its light tiles need not come last, where they would read its keys from memory once more.
+const SHORT: usize = 1024;
 
 /// Queries of a head that a block computes at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,8 +56,12 @@ impl Tiling {
     /// A list of tiles for each of so many blocks; together they hold every query once.
     pub fn lists(&self, blocks: usize) -> Vec<Vec<Tile>> {
         // Rows of equal weight: tiles of two warpgroups beside those of three, so that no block has
-        // a whole tile more than the others. Where causal, weights differ enough.
-        let most = if self.causal { 0 } else { MAX_NARROW.min(self.s / (2 * GROUP_ROWS)) };
+        // a whole tile more than the others. Where causal, weights differ enough, but two of two
+        // warpgroups are better than one of three and one alone.
+        let most = match (self.causal, self.s <= SHORT) {
+            (false, _) => MAX_NARROW.min(self.s / (2 * GROUP_ROWS)),
+            (true, short) => 2 * usize::from(short),
+        };
         let best = (0..=most).map(|narrow| self.assigned(narrow, blocks)).min_by_key(|best| best.0);
         best.expect("no narrow tile is a way too").1
     }
@@ -92,9 +99,11 @@ impl Tiling {
             let (part, of) = if self.causal { (1, 2) } else { (9, 10) };
             of * self.cost(row, groups) < part * heaviest
         };
-        let (last, first): (Vec<_>, Vec<_>) = of_a_head.iter().partition(light);
-        let together =
-            (L2_BYTES / (2 * self.keys * self.key_bytes) * self.share).clamp(1, self.heads);
+        let (last, first): (Vec<_>, Vec<_>) =
+            of_a_head.iter().partition(|tile| self.s > SHORT && light(tile));
+        // Of the heads that read the same keys.
+        let bytes = 2 * (self.keys + self.share * self.s) * self.key_bytes;
+        let together = (L2_BYTES / bytes).max(1) * self.share;
         let all = |heads: std::ops::Range<usize>, tiles: &[(usize, usize)]| -> Vec<Tile> {
             let of_heads =
                 |&(row, groups)| heads.clone().map(move |head| Tile { head, row, groups });
@@ -187,18 +196,36 @@ mod tests {
 
     #[test]
     fn heavy_tiles_come_first_and_heads_that_fit_l2_together() {
-        let tiling = Tiling { heads: 16, s: 16_384, keys: 16_384, ..SMALL };
-        // 8 MiB of keys and values a head.
+        let tiling = Tiling { heads: 16, s: 4096, keys: 4096, ..SMALL };
+        // 4 MiB a head.
         let order = tiling.ordered(&tiling.of_a_head(0));
         let heads: Vec<_> = order.iter().take(11).map(|tile| tile.head).collect();
         assert_eq!(heads, [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]);
-        assert_eq!((order[0].row, order[0].groups), (16_384 - 256, 3));
+        assert_eq!((order[0].row, order[0].groups), (4096 - 256, 3));
         let last = order.last().unwrap();
         assert_eq!((last.row, last.head), (0, 15));
-        // Four heads of queries read the same 8 MiB.
+        // Four heads of queries read the same keys and values: 10 MiB.
         let grouped = Tiling { share: 4, ..tiling };
         let order = grouped.ordered(&grouped.of_a_head(0));
-        assert!(order[..16].iter().map(|tile| tile.head).eq(0..16));
+        assert!(order[..9].iter().map(|tile| tile.head).eq((0..8).chain([0])));
+        // More than L2 holds: heads of the same keys, one such group after the other.
+        let long = Tiling { s: 16_384, keys: 16_384, ..grouped };
+        let order = long.ordered(&long.of_a_head(0));
+        assert!(order[..5].iter().map(|tile| tile.head).eq((0..4).chain([0])));
+    }
+
+    #[test]
+    fn tiles_of_short_sequences_read_the_keys_of_a_head_one_soon_after_the_other() {
+        let tiling = Tiling { heads: 1024, s: 256, keys: 256, ..SMALL };
+        let lists = tiling.lists(132);
+        // Two of two warpgroups, not three and one.
+        assert!(lists.iter().flatten().all(|tile| tile.groups == 2));
+        let order = tiling.ordered(&tiling.of_a_head(2));
+        let place = |head, row| order.iter().position(|it| (it.head, it.row) == (head, row));
+        for head in 0..1024 {
+            let (first, second) = (place(head, 0).unwrap(), place(head, 128).unwrap());
+            assert!(first.abs_diff(second) <= 80, "{head}: {first}, {second}");
+        }
     }
 
     #[test]
