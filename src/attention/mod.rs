@@ -18,7 +18,7 @@ use kernelgate::suite::{Suite, suite, suite_with_scan};
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Box<dyn Suite>> {
     vec![
-        suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::forward()), SCAN),
+        suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::forward()), FORWARD_SCAN),
         suite_with_scan(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::backward()), SCAN),
         suite(&components::SCORES, cpu::SCORES.iter().chain(cuda::SCORES)),
         suite(&components::SOFTMAX, cpu::SOFTMAX.iter().chain(cuda::SOFTMAX)),
