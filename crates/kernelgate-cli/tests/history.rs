@@ -69,6 +69,30 @@ fn times_are_shown_over_commits_with_the_change() {
     package.kernelgate(&format!("history --as w/f/new={CASE}")).expect(2, &["in a circle"]);
 }
 
+/// What has the name of a record and is none is told, and nothing at all is an error with a reason.
+#[test]
+fn an_import_says_what_it_left_out() {
+    let package = Package::new();
+    let from = package.path("from");
+    std::fs::create_dir_all(from.join("empty")).unwrap();
+    package
+        .kernelgate("history import from --store kept")
+        .expect(2, &["0 new records", "error: no record in what was named"]);
+    let fifo = std::process::Command::new("mkfifo").arg(from.join("pipe.json")).status();
+    assert!(fifo.unwrap().success());
+    let record = write(&package.path("elsewhere"), 0, None);
+    std::os::unix::fs::symlink(&record, from.join("link.json")).unwrap();
+    std::os::unix::fs::symlink("loop.json", from.join("loop.json")).unwrap();
+    let said = [
+        "link.json: links are not followed: name the file itself",
+        "loop.json: links are not followed",
+        "pipe.json: it is no file but a device, a pipe or a socket",
+    ];
+    package.kernelgate("history import from --store kept").expect(2, &said);
+    let line = "history import from/link.json --store kept";
+    package.kernelgate(line).expect(0, &["1 new records, 0 known"]);
+}
+
 #[test]
 fn stores_are_moved_merged_and_pruned() {
     let package = Package::new();

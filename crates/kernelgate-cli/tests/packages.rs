@@ -194,6 +194,9 @@ fn every_verb_works_on_somebody_elses_workload() {
     run("baseline find main").expect(0, &["main.json"]);
     assert!(outside.path().join("baselines").is_dir(), "baselines are the package's");
     run("baseline find other").expect(2, &["no baseline `other`"]);
+    let wrong = run("baseline find ../main");
+    wrong.expect(2, &["`../main`"]);
+    assert!(!wrong.stderr.contains("Finished"), "nothing is built for it: {}", wrong.stderr);
     let gate = run("gate --baseline main");
     gate.expect(gate.code.unwrap(), &["mine/double/n1024/cpu/hot"]);
     run("runs").expect(0, &["mine/double/n1024\n", "cpu/hot"]);

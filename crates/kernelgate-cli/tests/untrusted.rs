@@ -136,6 +136,49 @@ fn what_a_broken_bench_process_said_is_cleaned() {
     );
 }
 
+/// A committed folder, and what CI kept, may have any names.
+#[test]
+fn names_of_files_are_cleaned_where_they_are_printed() {
+    let package = Package::new();
+    let folder = package.path("baselines/a\u{1b}[31m");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("b.json"), "{").unwrap();
+    std::fs::write(package.path("kept\u{7}.json"), "{").unwrap();
+    let said = [
+        ("baseline migrate", "baselines/a/b.json: broken or cut short"),
+        ("history import . --store s", "kept\\u{7}.json: read ./kept"),
+    ];
+    for (verb, said) in said {
+        let outcome = package.kernelgate(verb);
+        outcome.expect(2, &[said]);
+        harmless(&outcome);
+    }
+    let trace = r#"{"traceEvents": [{"ph": "X", "cat": "kernel", "name": 1, "ts": 1}]}"#;
+    std::fs::write(package.path("t\u{1b}[2J.json"), trace).unwrap();
+    let mut stats = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "stats");
+    let outcome: Outcome = stats.arg("t\u{1b}[2J.json").output().unwrap().into();
+    harmless(&outcome);
+}
+
+/// A pipe without a writer would be waited for without end, a device read so.
+#[test]
+fn what_is_no_file_is_refused_by_name() {
+    let package = Package::new();
+    let fifo = Command::new("mkfifo").arg(package.path("pipe.json")).status();
+    assert!(fifo.unwrap().success());
+    std::os::unix::fs::symlink("/dev/zero", package.path("zero.json")).unwrap();
+    for name in ["pipe.json", "zero.json"] {
+        let said = format!("{name}: it is no file but a device, a pipe or a socket");
+        for verb in ["stats", "diagnose", "export"] {
+            package.kernelgate(&format!("{verb} {name}")).expect(2, &[&said]);
+        }
+        package.kernelgate(&format!("history import {name} --store s")).expect(2, &[&said]);
+        package
+            .kernelgate(&format!("report --runs {name} --peers {name}"))
+            .expect(2, &[name, "it is no file"]);
+    }
+}
+
 #[test]
 fn what_lies_beside_the_benches_is_not_run() {
     let package = Package::new();

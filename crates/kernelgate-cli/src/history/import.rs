@@ -49,7 +49,8 @@ pub fn import(store: &HistoryStore, sources: &[PathBuf]) -> Result<Imported, His
     Ok(imported)
 }
 
-/// Links are not followed: they may lead in a circle, or out of what was named.
+/// Links are not followed: they may lead in a circle, or out of what was named. What has the name of
+/// a record and is left out for that is told.
 fn folder(
     store: &HistoryStore,
     path: &Path,
@@ -64,10 +65,17 @@ fn folder(
     entries.sort_by_key(std::fs::DirEntry::file_name);
     for entry in entries {
         let (kind, path) = (entry.file_type().map_err(unreadable)?, entry.path());
-        if kind.is_dir() && deeper > 0 {
-            folder(store, &path, deeper - 1, imported)?;
-        } else if kind.is_file() && path.extension().is_some_and(|it| it == "json") {
-            record(store, &path, imported)?;
+        let named_as_record = path.extension().is_some_and(|it| it == "json");
+        let mut skip = |why: &str| {
+            imported.skipped.push(Skipped { path: path.clone(), problem: why.to_owned() });
+        };
+        match kind {
+            _ if kind.is_dir() && deeper == 0 => skip("folders below it are too deep"),
+            _ if kind.is_dir() => folder(store, &path, deeper - 1, imported)?,
+            _ if !named_as_record => {}
+            _ if kind.is_symlink() => skip("links are not followed: name the file itself"),
+            _ if kind.is_file() => record(store, &path, imported)?,
+            _ => skip("it is no file but a device, a pipe or a socket"),
         }
     }
     Ok(())

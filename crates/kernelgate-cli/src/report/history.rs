@@ -8,6 +8,7 @@ use crate::history::{CaseHistory, CommitOrder, Skipped};
 use kernelgate::display::table::Table;
 use kernelgate::display::terminal::wrapped_text;
 use kernelgate::display::time;
+use kernelgate::record::text::printable;
 
 /// Steps of a sparkline, from the shortest time to the longest.
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -64,7 +65,8 @@ pub fn skipped(files: &[Skipped]) -> String {
         .map(|file| format!("skipped {}: {}", file.path.display(), file.problem));
     let more = files.len().saturating_sub(SHOWN);
     let more = (more > 0).then(|| format!("skipped {more} more files"));
-    each.chain(more).collect::<Vec<_>>().join("\n")
+    // Names of files are anybody's, as what is in them.
+    printable(&each.chain(more).collect::<Vec<_>>().join("\n")).into_owned()
 }
 
 fn overview(histories: &[CaseHistory], columns: Option<usize>) -> Vec<String> {

@@ -142,6 +142,8 @@ fn find(
     settings: &Settings,
     benches: &find::BenchChoice,
 ) -> anyhow::Result<Exit> {
+    // Before benches are built to tell the device.
+    check_name(name)?;
     let running = &interrupt::watched()?;
     let found = benches.find(&store.root, running)?;
     let settings = settings.variables();

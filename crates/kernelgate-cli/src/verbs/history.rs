@@ -158,7 +158,15 @@ fn told(place: &HistoryStore, imported: &Imported) -> Exit {
         eprintln!("{}", report::history::skipped(skipped));
     }
     println!("{new} new records, {known} known, in {}", place.root().display());
-    if new + known == 0 { Exit::Usage } else { Exit::Fine }
+    if new + known > 0 {
+        return Exit::Fine;
+    }
+    if skipped.is_empty() {
+        eprintln!(
+            "error: no record in what was named: runs and baselines are files ending in .json"
+        );
+    }
+    Exit::Usage
 }
 
 /// What `--format json` has.

@@ -7,6 +7,7 @@ use crate::gate::baseline::figures;
 use kernelgate::display;
 use kernelgate::exit::Exit;
 use kernelgate::record::file::{self, Record as _};
+use kernelgate::record::text::printable;
 use kernelgate::record::{Baseline, Store};
 
 #[derive(Debug, clap::Args)]
@@ -25,10 +26,10 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let mut broken = false;
     for path in &files {
         match migrate(path) {
-            Ok(said) => println!("{said}"),
+            Ok(said) => println!("{}", printable(&said)),
             Err(error) => {
                 broken = true;
-                eprintln!("error: {error:#}");
+                eprintln!("error: {}", printable(&format!("{error:#}")));
             }
         }
     }

@@ -26,7 +26,7 @@ use kernelgate::display::time;
 use kernelgate::exit::Exit;
 use kernelgate::protocol::{Action, PeerProgram, ResponseBody};
 use kernelgate::record::store::check_name;
-use kernelgate::record::{CaseRecord, Run, Store};
+use kernelgate::record::{CaseRecord, Run, Store, file};
 use kernelgate::stats::median;
 
 #[derive(Debug, clap::Args)]
@@ -48,6 +48,8 @@ pub struct Arguments {
     format: OutputFormat,
 }
 
+/// A file of peers' times that is longer is something else.
+const MAX_BYTES: u64 = 64 << 20;
 /// A bench that does not say its peers by then is treated as hung.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -206,7 +208,7 @@ pub fn read(path: &Path) -> anyhow::Result<(String, Vec<PeerTime>)> {
     let failed = || {
         format!("failed to read {} as what `kernelgate peers --format json` prints", path.display())
     };
-    let text = std::fs::read_to_string(path).with_context(failed)?;
+    let text = file::text_of(path, MAX_BYTES).with_context(failed)?;
     let report: PeersReport = serde_json::from_str(&text).with_context(failed)?;
     let time = |row: PeerRow| {
         let peer_ns = row.peer_ns.filter(|ns| *ns > 0.0 && row.ours_ns > 0.0)?;

@@ -113,7 +113,7 @@ fn load(path: &Path, reports: &[Report], arguments: &Arguments) -> anyhow::Resul
 /// Says what could not be read, each of it once however many tables it is missing in.
 fn warn(path: &Path, problems: &BTreeSet<String>) {
     for problem in problems {
-        eprintln!("warning: {}: {}", path.display(), printable(problem));
+        eprintln!("warning: {}", printable(&format!("{}: {problem}", path.display())));
     }
 }
 
@@ -152,7 +152,7 @@ fn tables(
 
 fn print(path: &Path, tables: &[Table], format: TableFormat, several: bool) {
     if several {
-        println!("{}", path.display());
+        println!("{}", printable(&path.display().to_string()));
     }
     for (index, table) in tables.iter().enumerate() {
         if tables.len() > 1 {

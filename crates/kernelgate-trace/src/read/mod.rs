@@ -80,6 +80,13 @@ const HEAD: u64 = 1 << 16;
 
 fn recognise(path: &Path) -> Result<Format, TraceError> {
     let mut head = Vec::new();
+    // A pipe has its content once, and a trace is opened twice; a named one without a writer would
+    // be waited for without end.
+    let kind = std::fs::metadata(path).map_err(TraceError::io(path))?.file_type();
+    if !kind.is_file() && !kind.is_dir() {
+        let why = std::io::Error::other("it is no file but a device, a pipe or a socket");
+        return Err(TraceError::io(path)(why));
+    }
     let file = std::fs::File::open(path).map_err(TraceError::io(path))?;
     file.take(HEAD).read_to_end(&mut head).map_err(TraceError::io(path))?;
     let extension = path.extension().and_then(|name| name.to_str()).unwrap_or_default();
