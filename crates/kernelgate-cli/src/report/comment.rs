@@ -155,7 +155,7 @@ mod tests {
         for verdict in [Verdict::Regressed, Verdict::Unchanged] {
             let many = markdown(&summary(
                 (0..5000).map(|i| row(i, verdict)).collect(),
-                vec!["x".repeat(100_000); 3000],
+                [vec!["x".repeat(100_000); 30], vec!["x".repeat(100); 3000]].concat(),
             ));
             assert!(
                 many.len() <= MAX_COMMENT_BYTES && many.contains("more cases, left out"),
