@@ -11,7 +11,8 @@
 //! - When a pass is done, the whole context has to be.
 //!
 //! Deliberately absent: clocks and events ([`StreamTimer`]). What waits for the whole context and
-//! works on another stream for less than [`SHOWN_LATER`] is not seen.
+//! works on another stream for less than [`SHOWN_LATER`] is not seen; a host that is held up for
+//! longer than that in the third pass of a routine that waits is taken for such work.
 //!
 //! [`StreamTimer`]: kernelgate_cuda::driver::stream_timer::StreamTimer
 
