@@ -103,27 +103,28 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
     bind: |point| Ok(AttentionForward { attention: Attention::bind(point)? }),
 };
 
+/// Sequence lengths around 4096, both head dimensions and masks at two of them, grouped heads.
+pub const SCAN: AxisScan = AxisScan {
+    lines: &SCAN_LINES,
+    // The first one runs on sm_90a only: elsewhere `--axis` shows every row.
+    rows: &["cuda/flash_wgmma", "cuda/cudnn"],
+};
+const SCAN_LINES: [&str; 3] = [
+    "s=512,1024,2048,4096,8192,16384 d=128 mask=causal dtype=bf16",
+    "s=4096,16384 d=64,128 mask=full,causal dtype=bf16",
+    "s=4096 d=128 mask=causal dtype=bf16 b=1 h=64 h_kv=8",
+];
+
 /// As [`SCAN`], shorter sequences, and one query a sequence over a long cache of keys.
 pub const FORWARD_SCAN: AxisScan = AxisScan {
     lines: &[
-        "s=256,512,1024,2048,4096,8192,16384 d=128 mask=causal dtype=bf16",
-        "s=256 d=128 mask=full dtype=bf16",
-        "s=4096,16384 d=64,128 mask=full,causal dtype=bf16",
-        "s=4096 d=128 mask=causal dtype=bf16 b=1 h=64 h_kv=8",
+        "s=256 d=128 mask=full,causal dtype=bf16",
+        SCAN_LINES[0],
+        SCAN_LINES[1],
+        SCAN_LINES[2],
         "s=1 d=128 mask=full dtype=bf16 b=8 h=32 h_kv=8 keys=8192",
     ],
     rows: &["cuda/flash_wgmma", "cuda/flash_decode", "cuda/cudnn"],
-};
-
-/// Sequence lengths around 4096, both head dimensions and masks at two of them, grouped heads.
-pub const SCAN: AxisScan = AxisScan {
-    lines: &[
-        "s=512,1024,2048,4096,8192,16384 d=128 mask=causal dtype=bf16",
-        "s=4096,16384 d=64,128 mask=full,causal dtype=bf16",
-        "s=4096 d=128 mask=causal dtype=bf16 b=1 h=64 h_kv=8",
-    ],
-    // The first one runs on sm_90a only: elsewhere `--axis` shows every row.
-    rows: &["cuda/flash_wgmma", "cuda/cudnn"],
 };
 
 /// What inputs and references follow from.

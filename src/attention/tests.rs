@@ -445,19 +445,14 @@ fn rounding_to_16_bits_stays_well_within_the_tolerance() {
 /// As [`errors_of_rounding`], of a forward that rounds operands and probabilities to e4m3, these
 /// times 2^6.
 fn errors_of_fp8(attention: Attention) -> OutputComparison {
-    let Attention { h, s, d, .. } = attention;
+    let Attention { h, s, .. } = attention;
     let problem = AttentionForward { attention };
     let inputs = problem.inputs(9);
-    let head = attention.head();
-    let operand = |name: &str, index: usize| -> Vec<f64> {
-        let scale = inputs.tensor(&format!("{name}_scale")).to_f64(index, 1)[0];
-        let bits = inputs.tensor(&format!("{name}_e4m3")).to_f64(index * s * d, s * d);
-        bits.into_iter().map(|bits| f64::from(decode(bits as i8 as u8)) * scale).collect()
-    };
+    let (head, heads) = (attention.head(), Heads { attention: &attention, inputs: &inputs });
     let out: Vec<f64> = (0..h)
         .into_par_iter()
         .flat_map(|index| {
-            let [q, k, v] = ["q", "k", "v"].map(|name| operand(name, index));
+            let [q, k, v] = ["q", "k", "v"].map(|name| heads.first(name, index, s));
             let mut p = head.scores(&q, &k);
             for (row, p) in p.chunks_mut(s).enumerate() {
                 let (seen, hidden) = p.split_at_mut(if head.causal { row + 1 } else { s });

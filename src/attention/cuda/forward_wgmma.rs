@@ -28,13 +28,13 @@ const GROUP_ROWS: usize = 64;
 /// Keys of a block: as many as leave a thread's scores and output in its 160 registers, and 64 where
 /// so few keys fill larger blocks badly. RESULTS has the measurements.
 const fn block_keys(extents: &Extents) -> usize {
-    let few = if extents.causal { 1024 } else { 512 };
-    match extents.d {
-        64 if extents.causal && extents.keys <= 512 => 64,
-        64 => 128,
-        _ if extents.keys <= few => 64,
-        _ => 80,
-    }
+    let (few, usual) = match (extents.d, extents.causal) {
+        (64, false) => (0, 128),
+        (64, true) => (512, 128),
+        (_, false) => (512, 80),
+        (_, true) => (1024, 80),
+    };
+    if extents.keys <= few { 64 } else { usual }
 }
 
 /// Blocks of keys and of values in shared memory.

@@ -58,9 +58,12 @@ impl Tiling {
         // Rows of equal weight: tiles of two warpgroups beside those of three, so that no block has
         // a whole tile more than the others. Where causal, weights differ enough, but two of two
         // warpgroups are better than one of three and one alone.
-        let most = match (self.causal, self.s <= SHORT) {
-            (false, _) => MAX_NARROW.min(self.s / (2 * GROUP_ROWS)),
-            (true, short) => 2 * usize::from(short),
+        let most = if !self.causal {
+            MAX_NARROW.min(self.s / (2 * GROUP_ROWS))
+        } else if self.s <= SHORT {
+            2
+        } else {
+            0
         };
         let best = (0..=most).map(|narrow| self.assigned(narrow, blocks)).min_by_key(|best| best.0);
         best.expect("no narrow tile is a way too").1

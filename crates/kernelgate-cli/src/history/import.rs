@@ -69,13 +69,15 @@ fn folder(
         let mut skip = |why: &str| {
             imported.skipped.push(Skipped { path: path.clone(), problem: why.to_owned() });
         };
-        match kind {
-            _ if kind.is_dir() && deeper == 0 => skip("folders below it are too deep"),
-            _ if kind.is_dir() => folder(store, &path, deeper - 1, imported)?,
-            _ if !named_as_record => {}
-            _ if kind.is_symlink() => skip("links are not followed: name the file itself"),
-            _ if kind.is_file() => record(store, &path, imported)?,
-            _ => skip("it is no file but a device, a pipe or a socket"),
+        if kind.is_dir() && deeper == 0 {
+            skip("folders below it are too deep");
+        } else if kind.is_dir() {
+            folder(store, &path, deeper - 1, imported)?;
+        } else if named_as_record && kind.is_symlink() {
+            skip("links are not followed: name the file itself");
+        } else if named_as_record {
+            // What is no file is refused where it is read.
+            record(store, &path, imported)?;
         }
     }
     Ok(())

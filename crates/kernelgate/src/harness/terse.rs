@@ -5,6 +5,11 @@
 //! which leads nowhere meanwhile.
 
 use std::ffi::OsString;
+#[cfg(unix)]
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+#[cfg(unix)]
+use rustix::stdio;
 
 use super::args::{Flags, Mode};
 
@@ -36,7 +41,6 @@ pub fn is_wanted(flags: &Flags, arguments: &[OsString]) -> bool {
 /// Does something while standard output leads nowhere.
 #[cfg(unix)]
 pub fn without_output<T>(work: impl FnOnce() -> T) -> T {
-    use rustix::stdio;
     use std::io::Write;
     // Criterion says once what draws its plots, as soon as it is made.
     led_away(stdio::stderr(), stdio::dup2_stderr, || drop(criterion::Criterion::default()));
@@ -52,47 +56,46 @@ pub fn without_output<T>(work: impl FnOnce() -> T) -> T {
 /// Does something while a stream leads nowhere; where that cannot be had, it stays as it is.
 #[cfg(unix)]
 fn led_away<T>(
-    stream: std::os::fd::BorrowedFd<'_>,
-    set: impl Fn(std::os::fd::OwnedFd) -> rustix::io::Result<()>,
+    stream: BorrowedFd<'_>,
+    set: impl Fn(OwnedFd) -> rustix::io::Result<()>,
     work: impl FnOnce() -> T,
 ) -> T {
-    let kept = stream.try_clone_to_owned().ok();
-    let nowhere = std::fs::File::options().write(true).open("/dev/null").ok();
-    let led = kept.zip(nowhere).and_then(|(kept, nowhere)| set(nowhere.into()).ok().map(|()| kept));
+    let ends = here_and_nowhere(stream);
+    let led = ends.and_then(|(kept, nowhere)| set(nowhere).ok().map(|()| kept));
     let done = work();
     led.map(set);
     done
+}
+
+/// Where a stream leads now, and nowhere.
+#[cfg(unix)]
+fn here_and_nowhere(stream: BorrowedFd<'_>) -> Option<(OwnedFd, OwnedFd)> {
+    let nowhere = std::fs::File::options().write(true).open("/dev/null").ok()?;
+    Some((stream.try_clone_to_owned().ok()?, nowhere.into()))
 }
 
 /// While it lives, standard error leads nowhere but within [`aloud`](Self::aloud): Criterion
 /// advises there to plan otherwise, where a launch takes as long as the time of a sample.
 pub struct WithoutAdvice {
     #[cfg(unix)]
-    streams: Option<(std::os::fd::OwnedFd, std::fs::File)>,
+    ends: Option<(OwnedFd, OwnedFd)>,
 }
 
 #[cfg(unix)]
 impl WithoutAdvice {
     /// Where Criterion's lines are left out; otherwise it changes nothing.
     pub fn new() -> Self {
-        use rustix::stdio;
-        let streams = is_set().then(|| {
-            let kept = stdio::stderr().try_clone_to_owned().ok()?;
-            let nowhere = std::fs::File::options().write(true).open("/dev/null").ok()?;
-            stdio::dup2_stderr(&nowhere).ok()?;
-            Some((kept, nowhere))
-        });
-        Self { streams: streams.flatten() }
+        let ends = if is_set() { here_and_nowhere(stdio::stderr()) } else { None };
+        Self { ends: ends.filter(|(_, nowhere)| stdio::dup2_stderr(nowhere).is_ok()) }
     }
 
     /// Does something with standard error as it was.
     pub fn aloud<T>(&self, work: impl FnOnce() -> T) -> T {
-        use rustix::stdio::dup2_stderr;
-        let Some((kept, nowhere)) = &self.streams else { return work() };
+        let Some((kept, nowhere)) = &self.ends else { return work() };
         // Where either fails, standard error stays where it led.
-        let _ = dup2_stderr(kept);
+        let _ = stdio::dup2_stderr(kept);
         let done = work();
-        let _ = dup2_stderr(nowhere);
+        let _ = stdio::dup2_stderr(nowhere);
         done
     }
 }
@@ -100,8 +103,8 @@ impl WithoutAdvice {
 #[cfg(unix)]
 impl Drop for WithoutAdvice {
     fn drop(&mut self) {
-        if let Some((kept, _)) = &self.streams {
-            let _ = rustix::stdio::dup2_stderr(kept);
+        if let Some((kept, _)) = &self.ends {
+            let _ = stdio::dup2_stderr(kept);
         }
     }
 }
