@@ -156,8 +156,8 @@ pub struct Attention {
     pub d: usize,
     /// Whether the last query sees all keys, and each before it one less than the next.
     pub causal: bool,
-    /// Dtype of inputs and outputs. Fp8: of the GEMMs' operands; there are inputs of bf16, and of
-    /// each what the row and the reference take, `q_e4m3`, with a scale a head, `q_scale`.
+    /// Dtype of inputs and outputs. Fp8: of the GEMMs' operands; each is drawn in bf16 and
+    /// rounded, `q_e4m3`, with a scale a head, `q_scale`, which row and reference take.
     pub dtype: Dtype,
     /// Whether N(0, 100) is added to one input element in a thousand: FlashAttention-3's test of
     /// 16-bit numerics.
@@ -274,8 +274,9 @@ impl Attention {
                     [b, heads],
                     scales,
                 );
+            } else {
+                inputs.insert(name, tensor);
             }
-            inputs.insert(name, tensor);
         }
         inputs
     }
@@ -317,12 +318,13 @@ impl Attention {
         let (s, keys, d) = (self.s as u64, self.keys as u64, self.d as u64);
         let a_thread = 8 * (head_matrices * s.max(keys) * d + 2 * (ROWS as u64).min(s) * keys);
         // N(0, 1), which are chosen and what is added, in f32.
-        let largest = self.bytes(Dtype::F32, 1, 0).max(self.bytes(Dtype::F32, 0, 1));
-        let drawing = if self.outliers { 3 * largest } else { 0 };
-        let operands = if self.dtype == Dtype::Fp8 { self.bytes(self.dtype, 1, 2) } else { 0 };
+        let largest = |dtype| self.bytes(dtype, 1, 0).max(self.bytes(dtype, 0, 1));
+        let drawing = if self.outliers { 3 * largest(Dtype::F32) } else { 0 };
+        // Operands of fp8 are rounded from what was drawn.
+        let drawn = if self.dtype == Dtype::Fp8 { largest(Dtype::Bf16) } else { 0 };
         drawing
+            + drawn
             + tensors
-            + operands
             + expected_rows * d * 8
             + rayon::current_num_threads() as u64 * a_thread
     }
@@ -484,7 +486,9 @@ impl Problem for AttentionForward {
     }
 
     fn host_bytes(&self) -> u64 {
-        let tensors = self.attention.bytes(self.attention.output_dtype(), 2, 2);
+        let Attention { dtype, .. } = self.attention;
+        let written = self.attention.bytes(self.attention.output_dtype(), 1, 0);
+        let tensors = self.attention.bytes(dtype, 1, 2) + written;
         self.attention.host_bytes(tensors, self.attention.rows().drawn_at_most(), 2)
     }
 }

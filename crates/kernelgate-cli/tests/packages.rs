@@ -188,6 +188,9 @@ fn every_verb_works_on_somebody_elses_workload() {
     run("profile").expect(0, &["first launch", "threads busy", "wall time of the host"]);
     run("timing").expect(2, &["GPU"]);
     run("resources").expect(2, &["no bench lists a kernel"]);
+    let none = run("resources --arch sm_9999");
+    none.expect(2, &["such as sm_90a, not `sm_9999`"]);
+    assert!(!none.stderr.contains("Finished"), "nothing is built for it: {}", none.stderr);
 
     let quick = "-- --bench one -- --quick --noplot";
     run(&format!("baseline save main --runs 2 {quick}")).expect(0, &["1 cases, 2 runs each"]);

@@ -1,6 +1,6 @@
 //! `kernelgate baseline`: the committed files.
 
-use kernelgate::record::text::printable;
+use kernelgate::record::text::{printable, printable_path};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -214,7 +214,11 @@ fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
     }
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let most = baseline.cases.values().map(|case| case.runs.len()).max().unwrap_or_default();
-    println!("{} cases, up to {most} runs each, in {}", baseline.cases.len(), path.display());
+    println!(
+        "{} cases, up to {most} runs each, in {}",
+        baseline.cases.len(),
+        printable_path(&path)
+    );
     Ok(Exit::Fine)
 }
 
@@ -346,7 +350,7 @@ fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow
         );
     }
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    println!("{} cases to {}", baseline.cases.len(), path.display());
+    println!("{} cases to {}", baseline.cases.len(), printable_path(&path));
     Ok(Exit::Fine)
 }
 
@@ -356,7 +360,7 @@ fn seal(path: &Path) -> anyhow::Result<Exit> {
     let baseline: Baseline =
         file::read_unsealed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     file::write(path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    println!("{} cases in {} are taken as they are", baseline.cases.len(), path.display());
+    println!("{} cases in {} are taken as they are", baseline.cases.len(), printable_path(path));
     Ok(Exit::Fine)
 }
 
@@ -367,7 +371,7 @@ fn export(baseline: &Baseline, to: &Path) -> anyhow::Result<Exit> {
         _ => anyhow::bail!("{}: the ending says the format: .json or .csv", to.display()),
     };
     file::write_text(to, &text).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    println!("{} cases to {}", baseline.cases.len(), to.display());
+    println!("{} cases to {}", baseline.cases.len(), printable_path(to));
     Ok(Exit::Fine)
 }
 

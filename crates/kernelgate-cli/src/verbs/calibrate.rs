@@ -1,7 +1,7 @@
 //! `kernelgate calibrate`: comparisons whose answer is known, and the thresholds that follow from
 //! them.
 
-use kernelgate::record::text::printable;
+use kernelgate::record::text::{printable, printable_path};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -265,7 +265,7 @@ fn print(arguments: &Arguments, calibration: &Calibration, at: &Path) -> anyhow:
             recommended: calibration.recommended.as_ref(),
         })?,
     }
-    eprintln!("written to {}", at.display());
+    eprintln!("written to {}", printable_path(at));
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use kernelgate::exit::Exit;
-use kernelgate::record::text::printable;
+use kernelgate::record::text::{printable, printable_path};
 use kernelgate::record::{Store, file};
 use kernelgate_trace::TraceError;
 use kernelgate_trace::diagnose::difference::{Sums, difference};
@@ -166,6 +166,6 @@ fn write_page(file: &Path, name: &str, trace: &Trace, diagnosis: &Diagnosis) -> 
     let page = pages::trace::page(name, trace, diagnosis)
         .map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
     file::write_text(file, &page).map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
-    eprintln!("page: {}", printable(&file.display().to_string()));
+    eprintln!("page: {}", printable_path(file));
     Ok(())
 }

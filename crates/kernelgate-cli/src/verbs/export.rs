@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use kernelgate::exit::Exit;
+use kernelgate::record::text::printable_path;
 use kernelgate_trace::export;
 use kernelgate_trace::read::Wanted;
 
@@ -57,7 +58,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
                 let _ = std::fs::remove_file(&part);
                 return Err(error).with_context(failed);
             }
-            println!("{}: open it at https://ui.perfetto.dev", out.display());
+            println!("{}: open it at https://ui.perfetto.dev", printable_path(out));
         }
     }
     Ok(Exit::Fine)

@@ -17,6 +17,7 @@ use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
 use kernelgate::record::Store;
+use kernelgate::record::text::printable_path;
 
 /// How histories are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -135,7 +136,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             let place = place.open(store);
             let removed = prune(&place, usize::try_from(*keep)?, *dry_run)?;
             let what = if *dry_run { "would be removed" } else { "removed" };
-            println!("{removed} sessions {what} in {}", place.root().display());
+            println!("{removed} sessions {what} in {}", printable_path(place.root()));
             Ok(Exit::Fine)
         }
     }
@@ -157,7 +158,7 @@ fn told(place: &HistoryStore, imported: &Imported) -> Exit {
     if !skipped.is_empty() {
         eprintln!("{}", report::history::skipped(skipped));
     }
-    println!("{new} new records, {known} known, in {}", place.root().display());
+    println!("{new} new records, {known} known, in {}", printable_path(place.root()));
     if new + known > 0 {
         return Exit::Fine;
     }

@@ -9,7 +9,7 @@ use kernelgate::display::{terminal, time};
 use kernelgate::exit::Exit;
 use kernelgate::protocol::{Action, CaseStatus, ProfiledCase, Repetitions, ResponseBody};
 use kernelgate::record::Store;
-use kernelgate::record::text::printable;
+use kernelgate::record::text::{printable, printable_path};
 use kernelgate_trace::diagnose::short_name;
 use kernelgate_trace::stats::shorten;
 use serde_json::Value;
@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         for recorded in profiled.iter().filter_map(|profiled| profiled.recorded.as_ref()) {
             let drawings = recorded.drawings()?;
             write_all(out, drawings.iter().map(|(name, svg)| (&**name, svg.clone())))?;
-            eprintln!("recorded: {}", recorded.path.display());
+            eprintln!("recorded: {}", printable_path(&recorded.path));
         }
     }
     let with = |status| profiled.iter().any(|profiled| profiled.case.status == status);

@@ -19,7 +19,7 @@ use crate::report::verdicts;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
 use kernelgate::record::store::StoreError;
-use kernelgate::record::text::printable;
+use kernelgate::record::text::{printable, printable_path};
 use kernelgate::record::{Baseline, FileError, Run, Store, file};
 
 #[derive(Debug, clap::Args)]
@@ -96,7 +96,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     plots(&folder.join("plots"), &page.figures)?;
     // The page last: whoever sees it has all that belongs to it.
     write_all(folder, [("index.html", page.html)])?;
-    println!("{}", printable(&index.display().to_string()));
+    println!("{}", printable_path(&index));
     Ok(Exit::Fine)
 }
 

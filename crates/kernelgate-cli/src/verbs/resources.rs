@@ -10,7 +10,9 @@ use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
 use kernelgate::protocol::{Action, ResponseBody};
 use kernelgate::record::resources::{KernelResources, Resources};
+use kernelgate::record::text::printable_path;
 use kernelgate::record::{Store, file};
+use kernelgate_cuda::architecture;
 
 use super::choice::unexpected;
 use super::interrupt;
@@ -51,9 +53,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let mut bases: BTreeMap<&str, Resources> = BTreeMap::new();
     for arch in &arguments.arch {
         // Architecture names become file names.
-        let number = arch.strip_prefix("sm_").unwrap_or_default();
-        let plain = !number.is_empty() && number.chars().all(|c| c.is_ascii_alphanumeric());
-        anyhow::ensure!(plain, "--arch takes a real architecture such as sm_90a, not `{arch}`");
+        let known = architecture::number(arch).is_some();
+        anyhow::ensure!(known, "--arch takes a real architecture such as sm_90a, not `{arch}`");
         if arguments.check {
             // Before anything is built.
             let mut base: Resources = file::read(&path(store, arch)).map_err(failed_to)?;
@@ -69,7 +70,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         if arguments.save {
             let path = path(store, arch);
             file::write(&path, &resources).map_err(failed_to)?;
-            println!("{} kernels to {}", resources.kernels.len(), path.display());
+            println!("{} kernels to {}", resources.kernels.len(), printable_path(&path));
             continue;
         }
         keep_matching(&mut resources, &filter);

@@ -14,6 +14,7 @@ use crate::benches::child::{Ended, Running, over_memory, wait};
 use kernelgate::exit::Exit;
 use kernelgate::record::environment::Mismatch;
 use kernelgate::record::store::check_name;
+use kernelgate::record::text::printable_path;
 use kernelgate::record::{Baseline, Run, Store, file};
 
 /// A `cargo bench` that takes longer is stuck.
@@ -168,7 +169,7 @@ fn write(arguments: &Arguments, store: &Store, sessions: &[Vec<Run>]) -> anyhow:
         Some(&most) if most > fewest => format!("{fewest} to {most}"),
         _ => fewest.to_string(),
     };
-    println!("{} cases, {runs} runs each, in {}", cases.len(), path.display());
+    println!("{} cases, {runs} runs each, in {}", cases.len(), printable_path(&path));
     Ok(Exit::Fine)
 }
 

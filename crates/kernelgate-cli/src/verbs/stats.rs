@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use kernelgate::exit::Exit;
-use kernelgate::record::text::printable;
+use kernelgate::record::text::{printable, printable_path};
 use kernelgate_trace::analyze::idle;
 use kernelgate_trace::model::{Recorder, Trace};
 use kernelgate_trace::read::Wanted;
@@ -87,7 +87,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     if let Some(folder) = &arguments.out {
         let all = json!({ "schema_version": SCHEMA, "traces": summaries });
         write_all(folder, [("summary.json", json_text(&all)?)])?;
-        println!("{} traces, {} tables each: {}", names.len(), reports.len(), folder.display());
+        println!(
+            "{} traces, {} tables each: {}",
+            names.len(),
+            reports.len(),
+            printable_path(folder)
+        );
     } else if arguments.format == TableFormat::Json {
         print_json(&json!({ "schema_version": SCHEMA, "traces": printed }))?;
     }
@@ -152,7 +157,7 @@ fn tables(
 
 fn print(path: &Path, tables: &[Table], format: TableFormat, several: bool) {
     if several {
-        println!("{}", printable(&path.display().to_string()));
+        println!("{}", printable_path(path));
     }
     for (index, table) in tables.iter().enumerate() {
         if tables.len() > 1 {

@@ -83,8 +83,15 @@ impl Image {
     /// When it cannot be read, or is no image.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ImageError> {
         let path = path.as_ref();
-        let bytes =
-            std::fs::read(path).map_err(|cause| ImageError::Io { path: path.to_owned(), cause })?;
+        let io = |cause| ImageError::Io { path: path.to_owned(), cause };
+        // A device or a pipe would be read, or waited for, without end.
+        let kind = std::fs::metadata(path).map_err(io)?.file_type();
+        if !kind.is_file() && !kind.is_dir() {
+            return Err(io(std::io::Error::other(
+                "it is no file but a device, a pipe or a socket",
+            )));
+        }
+        let bytes = std::fs::read(path).map_err(io)?;
         Self::from_bytes(path.display().to_string(), bytes)
     }
 
@@ -320,6 +327,10 @@ mod tests {
         }
         let error = Image::from_file("/no/such/kernel.cubin").unwrap_err().to_string();
         assert!(error.starts_with("failed to read /no/such/kernel.cubin: "), "{error}");
+        if cfg!(unix) {
+            let error = Image::from_file("/dev/zero").unwrap_err().to_string();
+            assert!(error.contains("/dev/zero: it is no file but a device"), "{error}");
+        }
         // Cut anywhere, nothing panics.
         for whole in [fatbin(&[(2, 80), (1, 90)]), cubin(8, 0x640a)] {
             (0..whole.len()).for_each(|end| drop(kind_of(&whole[..end])));

@@ -11,6 +11,7 @@ use half::{bf16, f16};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::regular_file;
 use crate::workload::{Data, Tensor};
 
 /// A tensor's place in a file.
@@ -35,7 +36,7 @@ impl SafeTensors {
     /// # Errors
     /// A fragment, without the file's name: it cannot be read, or is no such file.
     pub fn read(path: &Path) -> Result<Self, String> {
-        let bytes = std::fs::read(path).map_err(|cause| cause.to_string())?;
+        let bytes = regular_file::read(path).map_err(|cause| cause.to_string())?;
         Self::parse(bytes).map_err(|why| format!("no safetensors file ({why})"))
     }
 

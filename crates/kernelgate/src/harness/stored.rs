@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::cases::Selection;
 use super::error::HarnessError;
 use crate::record::Store;
+use crate::regular_file;
 
 /// Checks the stored results of that name, if one is given, of every selected case. `must` tells
 /// whether each has to have one.
@@ -54,7 +55,7 @@ pub fn check(
 }
 
 fn read(path: &Path) -> Result<Value, String> {
-    let text = std::fs::read(path).map_err(|cause| cause.to_string())?;
+    let text = regular_file::read(path).map_err(|cause| cause.to_string())?;
     serde_json::from_slice(&text).map_err(|cause| cause.to_string())
 }
 

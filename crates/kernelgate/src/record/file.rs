@@ -10,6 +10,8 @@ use serde_json::Value;
 
 use scan::Scanned;
 
+use crate::regular_file::open;
+
 mod scan;
 
 /// A type with a file format of its own.
@@ -149,23 +151,10 @@ pub fn read_unsealed<T: Record>(path: &Path) -> Result<T, FileError> {
     read_checked(path, false)
 }
 
-/// Opens a file that others may have put there: a link to a device or a pipe in its place would be
-/// read, or waited for, without end.
+/// The text of a file that others may have put there.
 ///
 /// # Errors
-/// When it is one, or cannot be opened.
-pub fn open(path: &Path) -> std::io::Result<std::fs::File> {
-    let kind = std::fs::metadata(path)?.file_type();
-    if !kind.is_file() && !kind.is_dir() {
-        return Err(std::io::Error::other("it is no file but a device, a pipe or a socket"));
-    }
-    std::fs::File::open(path)
-}
-
-/// The text of such a file.
-///
-/// # Errors
-/// As [`open()`]; when it is longer than `most` bytes, or no UTF-8.
+/// When it cannot be opened, is a device or a pipe, is longer than `most` bytes, or no UTF-8.
 pub fn text_of(path: &Path, most: u64) -> std::io::Result<String> {
     let mut text = String::new();
     let read = open(path)?.take(most + 1).read_to_string(&mut text)?;

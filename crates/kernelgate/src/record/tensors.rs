@@ -2,11 +2,11 @@
 //! one machine and a short time, between processes of this project; `kernelgate verify --dump`
 //! makes safetensors of it.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 
 use super::file;
+use crate::regular_file;
 use crate::workload::{Dtype, Tensor, Tensors};
 
 /// Begins the first line.
@@ -18,7 +18,7 @@ const MAX_LINE: u64 = 1 << 20;
 /// What is in a file; none where there is nothing usable. Nothing is allocated for what the file
 /// cannot hold: another process may have written it.
 pub fn read(path: &Path) -> Option<Tensors> {
-    let file = File::open(path).ok()?;
+    let file = regular_file::open(path).ok()?;
     let mut left = usize::try_from(file.metadata().ok()?.len()).ok()?;
     let mut file = BufReader::new(file);
     let mut line = String::new();

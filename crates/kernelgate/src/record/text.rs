@@ -6,6 +6,7 @@
 //! are cleaned where they are printed.
 
 use std::borrow::Cow;
+use std::path::Path;
 
 /// Whether a character acts on a terminal or reorders the text around it, in place of being shown.
 fn acts(c: char) -> bool {
@@ -87,7 +88,12 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// The same on one line, words separated by one space.
+/// A path as a terminal may show it.
+pub fn printable_path(path: &Path) -> String {
+    printable(&path.display().to_string()).into_owned()
+}
+
+/// A message on one line, words separated by one space.
 pub fn one_line(text: &str) -> String {
     printable(text).split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -1,0 +1,44 @@
+//! Files that somebody else may have put there, or named.
+
+use std::io::Read;
+use std::path::Path;
+
+/// Opens one: a device or a pipe in its place would be read, or waited for, without end.
+///
+/// # Errors
+/// When it is one, or cannot be opened.
+pub fn open(path: &Path) -> std::io::Result<std::fs::File> {
+    let kind = std::fs::metadata(path)?.file_type();
+    if !kind.is_file() && !kind.is_dir() {
+        return Err(std::io::Error::other("it is no file but a device, a pipe or a socket"));
+    }
+    std::fs::File::open(path)
+}
+
+/// What is in one.
+///
+/// # Errors
+/// As [`open()`], and when it cannot be read.
+pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_end_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("one");
+        std::fs::write(&path, [7, 0, 255]).unwrap();
+        assert_eq!(read(&path).unwrap(), [7, 0, 255]);
+        assert!(read(folder.path()).is_err() && read(&folder.path().join("none")).is_err());
+        if cfg!(unix) {
+            let why = read(Path::new("/dev/zero")).unwrap_err().to_string();
+            assert_eq!(why, "it is no file but a device, a pipe or a socket");
+        }
+    }
+}
