@@ -13,7 +13,9 @@
 // where they were computed; ds^T goes to shared memory too, because dq sums over the keys of both
 // warpgroups: each computes half of its columns, or where d = 64, all of every other step's.
 // Heads of queries that share keys are one after the other in a block's steps, so that dk and dv
-// are summed over them in registers.
+// are summed over them in registers. A block may have some of them only: then blocks add to sums in
+// memory, which a second kernel rounds. Few heads of keys make enough blocks that way, and those
+// that run at the same time are at fewer heads of queries, whose tiles L2 holds.
 // Shared memory: keys, values; two stages of queries with their statistics, and of dout; two of
 // ds^T, so that a step's is written while the last one's may still be read. All but the statistics
 // are columns of 64 elements, whose rows of 128 bytes are swizzled as wgmma wants it.
@@ -98,31 +100,33 @@ struct Step {
 // Where causal, blocks have work for one step to all of them. Those that run together are of a few
 // heads, and of all of these the longest go first, so that few multiprocessors are idle at the end.
 struct Work {
-  int head;          // of keys
-  int share;         // heads of queries that read it
+  int head;               // of keys
+  int first_head, heads;  // of queries that read it, those of the block
   int key, seqlen;
   int first, count;  // of the steps of a head of queries
   int tiles;
 
-  __device__ __forceinline__ Work(int seqlen, int share) : share(share), seqlen(seqlen) {
+  __device__ __forceinline__ Work(int seqlen, int share, int heads) : heads(heads), seqlen(seqlen) {
     const int blocks = (seqlen + kKeys - 1) / kKeys;
     int block = blockIdx.x % blocks;
-    head = blockIdx.x / blocks;
+    int group = blockIdx.x / blocks;  // of so many heads of queries
     if (kCausal && kDeterministic) block = blocks - 1 - block;
     if (kCausal && !kDeterministic) {
       const int together = (kBlocksTogether + blocks - 1) / blocks;
-      const int from = head / together * together;
-      const int heads = min_of(together, static_cast<int>(gridDim.x) / blocks - from);
+      const int from = group / together * together;
+      const int groups = min_of(together, static_cast<int>(gridDim.x) / blocks - from);
       const int within = blockIdx.x - from * blocks;
-      head = from + within % heads;
-      block = within / heads;
+      group = from + within % groups;
+      block = within / groups;
     }
+    first_head = group * heads;
+    head = first_head / share;
     key = block * kKeys;
     tiles = (seqlen + kTileRows - 1) / kTileRows;
     first = kCausal ? key / kQueries : 0;
     count = (seqlen + kQueries - 1) / kQueries - first;
   }
-  __device__ __forceinline__ int steps() const { return share * count; }
+  __device__ __forceinline__ int steps() const { return heads * count; }
   // Where a row of a head of queries is among those of all heads, padded to whole tiles.
   __device__ __forceinline__ i64 row(int head, int query) const {
     return static_cast<i64>(head) * tiles * kTileRows + query;
@@ -131,10 +135,10 @@ struct Work {
   // Where causal their diagonals are not enough: those of the next head start as those of the last
   // one end, each two steps after the one before it, which then is where the new one's diagonal is.
   __device__ __forceinline__ Step step(int n) const {
-    const int of_share = share == 1 ? 0 : n / count;
-    int index = n - of_share * count;
+    const int of_heads = heads == 1 ? 0 : n / count;
+    int index = n - of_heads * count;
     if (!kDeterministic) index += static_cast<int>(blockIdx.x) * 3 % count;
-    return {head * share + of_share, (first + (index < count ? index : index - count)) * kQueries};
+    return {first_head + of_heads, (first + (index < count ? index : index - count)) * kQueries};
   }
 };
 
@@ -275,10 +279,25 @@ __device__ __forceinline__ void store_gradient(float (&d)[kHeadDim / 2], float s
   }
 }
 
-// What a warpgroup does that computes.
+// The warpgroup's gradient of the block's heads of queries, added to the sum of all that share the
+// keys.
+__device__ __forceinline__ void add_gradient(const float (&d)[kHeadDim / 2], float scale,
+                                             float* sum, const Work& work, int key) {
+  const i64 row = static_cast<i64>(work.head) * work.seqlen + key;
+  float* to = sum + row * kHeadDim + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half, to += 8 * kHeadDim) {
+    if (key + half * 8 >= work.seqlen) return;
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 8; ++j)
+      reduce_add_f32x2(to + j * 8, d[4 * j + 2 * half] * scale, d[4 * j + 2 * half + 1] * scale);
+  }
+}
+
+// What a warpgroup does that computes. Without sums, the block has all heads of its keys.
 __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_map,
-                                        const TensorMap& dv_map, float* dq_sum, const Work& work,
-                                        int group) {
+                                        const TensorMap& dv_map, float* dq_sum, float* dk_sum,
+                                        float* dv_sum, const Work& work, int group) {
   const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
   const int first_key = work.key + group * kGroupRows;
   const int key = first_key + static_cast<int>(warp * 16 + lane / 4);
@@ -349,6 +368,11 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     rings.queries.release_by_warp(n);
   }
   settle(dv);
+  if (!kDeterministic && dk_sum != nullptr) {
+    add_gradient(dv, 1.f, dv_sum, work, key);
+    add_gradient(dk, kScale, dk_sum, work, key);
+    return;
+  }
   store_gradient(dv, 1.f, values, dv_map, work, group);
   // Both warpgroups have read all keys for dq.
   barrier_sync(kReadBarrier, kGroups * kGroupThreads);
@@ -356,16 +380,17 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
   if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
 }
 
-// a block of keys of a head a block
+// share heads of queries read a head of keys; a block has a block of its keys, and so many of its
+// heads of queries: all of them, where dk_sum and dv_sum are null
 extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_flash_wgmma(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout,
     const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,
     const float* __restrict__ stats, float* __restrict__ dq_sum, u32* __restrict__ turns,
-    int seqlen, int share) {
+    float* __restrict__ dk_sum, float* __restrict__ dv_sum, int seqlen, int share, int heads) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared_address(shared));
-  const Work work(seqlen, share);
+  const Work work(seqlen, share, heads);
   if (threadIdx.x == 0) {
     rings.inputs.init();
     rings.queries.init();
@@ -387,6 +412,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
     }
   } else {
     registers_up<240>();
-    consume(rings, dk, dv, dq_sum, work, group);
+    consume(rings, dk, dv, dq_sum, dk_sum, dv_sum, work, group);
   }
 }
+
+#if DETERMINISTIC == 0
+// dk and dv of so many eights of elements each, of their sums, which are zero afterwards as before.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    attention_backward_flash_wgmma_round(float* __restrict__ dk_sum, float* __restrict__ dv_sum,
+                                         u16* __restrict__ dk, u16* __restrict__ dv, i64 eights) {
+  const i64 thread = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+  if (thread >= 2 * eights) return;
+  const bool first = thread < eights;
+  const i64 at = first ? thread : thread - eights;
+  float4* const from = reinterpret_cast<float4*>(first ? dk_sum : dv_sum) + 2 * at;
+  const float4 x = from[0], y = from[1];
+  reinterpret_cast<uint4*>(first ? dk : dv)[at] =
+      make_uint4(Element::pack(x.x, x.y), Element::pack(x.z, x.w), Element::pack(y.x, y.y),
+                 Element::pack(y.z, y.w));
+  from[0] = from[1] = make_float4(0.f, 0.f, 0.f, 0.f);
+}
+#endif

@@ -137,6 +137,21 @@ __device__ __forceinline__ float4 load_shared_f32x4(u32 shared) {
   return x;
 }
 
+// Adds two floats to device memory in the L2, without waiting for the result. The order among
+// blocks is not defined.
+__device__ __forceinline__ void reduce_add_f32x2(float* global, float a, float b) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1,%2};" ::"l"(global), "f"(a), "f"(b)
+               : "memory");
+#else
+  const float x[2] = {a, b};
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(global + i), "f"(x[i])
+                 : "memory");
+#endif
+}
+
 // Adds four floats to device memory in the L2, without waiting for the result. The order among
 // blocks is not defined.
 __device__ __forceinline__ void reduce_add_f32x4(float* global, float a, float b, float c,
