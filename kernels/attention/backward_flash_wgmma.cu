@@ -13,9 +13,9 @@
 // where they were computed; ds^T goes to shared memory too, because dq sums over the keys of both
 // warpgroups: each computes half of its columns, or where d = 64, all of every other step's.
 // Heads of queries that share keys are one after the other in a block's steps, so that dk and dv
-// are summed over them in registers. A block may have some of them only: then blocks add to sums in
-// memory, which a second kernel rounds. Few heads of keys make enough blocks that way, and those
-// that run at the same time are at fewer heads of queries, whose tiles L2 holds.
+// are summed over them in registers. With -DGROUPED=1 a block may have some of them only: then
+// blocks add to sums in memory, which a second kernel rounds. Few heads of keys make enough blocks
+// that way, and those that run at the same time are at fewer heads of queries, whose tiles L2 holds.
 // Shared memory: keys, values; two stages of queries with their statistics, and of dout; two of
 // ds^T, so that a step's is written while the last one's may still be read. All but the statistics
 // are columns of 64 elements, whose rows of 128 bytes are swizzled as wgmma wants it.
@@ -43,6 +43,7 @@
 
 constexpr int kGroups = 2, kGroupThreads = 128, kThreads = THREADS;
 constexpr bool kDeterministic = DETERMINISTIC != 0;
+constexpr bool kGrouped = GROUPED != 0;  // a block may have some of the heads that share keys
 constexpr int kKeys = TILE_KEYS, kQueries = 64;  // of a block, of a step
 // Rows of the tiles of row statistics and of dq_sum: two steps where d = 64.
 constexpr int kTileRows = TILE_QUERIES;
@@ -120,7 +121,7 @@ struct Work {
       block = within / groups;
     }
     first_head = group * heads;
-    head = first_head / share;
+    head = kGrouped ? first_head / share : group;
     key = block * kKeys;
     tiles = (seqlen + kTileRows - 1) / kTileRows;
     first = kCausal ? key / kQueries : 0;
@@ -368,7 +369,7 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     rings.queries.release_by_warp(n);
   }
   settle(dv);
-  if (!kDeterministic && dk_sum != nullptr) {
+  if (kGrouped && dk_sum != nullptr) {
     add_gradient(dv, 1.f, dv_sum, work, key);
     add_gradient(dk, kScale, dk_sum, work, key);
     return;
@@ -380,8 +381,8 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
   if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
 }
 
-// share heads of queries read a head of keys; a block has a block of its keys, and so many of its
-// heads of queries: all of them, where dk_sum and dv_sum are null
+// `share` heads of queries read a head of keys. A block has a block of its keys, and `heads` of its
+// heads of queries: all of them, where dk_sum and dv_sum are null.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_flash_wgmma(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout,
@@ -416,7 +417,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
   }
 }
 
-#if DETERMINISTIC == 0
+#if GROUPED
 // dk and dv of so many eights of elements each, of their sums, which are zero afterwards as before.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_flash_wgmma_round(float* __restrict__ dk_sum, float* __restrict__ dv_sum,

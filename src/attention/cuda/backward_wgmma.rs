@@ -15,7 +15,7 @@ use kernelgate::workload::Tensors;
 use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Parameters, Requires};
 
 /// The kernels; those before and after it are `backward_flash_mma`'s.
-pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, ROUND, FIXED_ORDER];
+pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, GROUPED, ROUND, FIXED_ORDER];
 
 /// Two warpgroups that compute, one that copies.
 const THREADS: usize = 384;
@@ -27,7 +27,7 @@ const QUERIES: usize = 64;
 const GROUP_KEYS: usize = KEYS / 2;
 
 const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
-    constants: |extents| constants(extents).into_iter().chain([("DETERMINISTIC", 0)]).collect(),
+    constants: |extents| constants(extents, &["DETERMINISTIC", "GROUPED"]),
     shared_bytes,
     requires: Requires::Exactly("sm_90a"),
     ..kernel(
@@ -35,9 +35,17 @@ const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
         include_str!("../../../kernels/attention/backward_flash_wgmma.cu"),
         "attention_backward_flash_wgmma",
         THREADS,
-        // At most: where each head of queries has blocks of its own.
-        |extents| [blocks(extents, 1), 1, 1],
+        |extents| [blocks(extents, extents.share), 1, 1],
     )
+};
+
+/// The same where a block may have some of the heads that share keys.
+const GROUPED: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| with(extents, "GROUPED=1"),
+    constants: |extents| constants(extents, &["DETERMINISTIC"]),
+    // At most: where each head of queries has blocks of its own.
+    blocks: |extents| [blocks(extents, 1), 1, 1],
+    ..FLASH_WGMMA
 };
 
 /// Rounds the gradients of keys and values where heads of queries add to sums of them.
@@ -45,19 +53,19 @@ const ROUND: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_flash_wgmma_round",
     blocks: |extents| [(2 * eights(extents)).div_ceil(THREADS), 1, 1],
     shared_bytes: |_| 0,
-    ..FLASH_WGMMA
+    ..GROUPED
 };
 
 /// The same where the sums of dq have an order.
 const FIXED_ORDER: KernelSpec<Extents> = KernelSpec {
-    defines: |extents| {
-        let fixed = "DETERMINISTIC=1".to_owned();
-        (FLASH_WGMMA.defines)(extents).into_iter().chain([fixed]).collect()
-    },
-    constants,
-    blocks: |extents| [blocks(extents, extents.share), 1, 1],
+    defines: |extents| with(extents, "DETERMINISTIC=1"),
+    constants: |extents| constants(extents, &["GROUPED"]),
     ..FLASH_WGMMA
 };
+
+fn with(extents: &Extents, define: &str) -> Vec<String> {
+    (FLASH_WGMMA.defines)(extents).into_iter().chain([define.to_owned()]).collect()
+}
 
 const fn blocks(extents: &Extents, heads_a_block: usize) -> usize {
     extents.s.div_ceil(KEYS) * (extents.heads / heads_a_block)
@@ -90,7 +98,7 @@ fn heads_a_block(extents: &Extents, multiprocessors: usize) -> usize {
             // Every block of keys begins at its own diagonal.
             let of_head: usize = (0..rows).map(|row| steps - row * KEYS / QUERIES).sum();
             let all = (extents.heads * of_head + blocks * of_block) as f64;
-            longest.max(all / multiprocessors as f64) * (1.0 + 0.02 * heads as f64)
+            longest.max(all / multiprocessors as f64) * (1.0 + 0.035 * heads as f64)
         } else {
             let apart = if heads == 1 { 1.0 } else { 1.06 };
             blocks.div_ceil(multiprocessors) as f64 * longest * apart
@@ -100,13 +108,15 @@ fn heads_a_block(extents: &Extents, multiprocessors: usize) -> usize {
     divisors.min_by(|&a, &b| cost(a).total_cmp(&cost(b))).unwrap_or(share)
 }
 
-fn constants(extents: &Extents) -> Vec<(&'static str, usize)> {
-    vec![
+/// Numbers of a build, and what it is not.
+fn constants(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'static str, usize)> {
+    let numbers = [
         ("THREADS", THREADS),
         ("TILE_QUERIES", step(extents)),
         ("TILE_KEYS", KEYS),
         ("SHARED_BYTES", shared_bytes(extents)),
-    ]
+    ];
+    numbers.into_iter().chain(zeros.iter().map(|name| (*name, 0))).collect()
 }
 
 /// Keys and values; two stages of queries and of gradients of the output, of gradients of the
@@ -121,11 +131,13 @@ fn shared_bytes(extents: &Extents) -> usize {
 pub const ROW: Implementation<AttentionBackward> = Implementation {
     name: "cuda/flash_wgmma",
     about: "as flash_mma, GEMMs through wgmma, tiles by tensor copies of a warp of their own; \
-            sm_90a only; the order of dq's sums is not fixed",
+            sm_90a only; the order of dq's sums is not fixed, nor of dk's and dv's over heads that \
+            share keys",
     supports: |problem| {
         Extents::from(&problem.attention).supported(&[
             FLASH_MMA_PREPARE,
             FLASH_WGMMA,
+            GROUPED,
             ROUND,
             FLASH_MMA_FINISH,
         ])
@@ -139,8 +151,9 @@ pub const ROW: Implementation<AttentionBackward> = Implementation {
         },
         prepare: |problem, inputs, device| {
             let multiprocessors = device.facts().multiprocessors as usize;
-            let heads = heads_a_block(&Extents::from(&problem.attention), multiprocessors);
-            launched(&FLASH_WGMMA, heads, problem, inputs, device)
+            let extents = Extents::from(&problem.attention);
+            let kernel = if extents.share > 1 { &GROUPED } else { &FLASH_WGMMA };
+            launched(kernel, heads_a_block(&extents, multiprocessors), problem, inputs, device)
         },
     },
 };
@@ -257,6 +270,7 @@ mod tests {
             (1, 64, 2048, false, &[8]),
             (1, 64, 4096, true, &[1, 2, 4]),
             (1, 64, 4096, false, &[1, 8]),
+            (1, 64, 8192, true, &[1, 4]),
             (1, 64, 16_384, true, &[1]),
             (1, 64, 16_384, false, &[1]),
             (8, 32, 256, true, &[4]),
@@ -284,7 +298,7 @@ mod tests {
             let inputs = problem.inputs(25);
             let expected = problem.reference(&inputs);
             for heads in [1, 2, 4] {
-                let mut task = launched(&FLASH_WGMMA, heads, &problem, &inputs, &device).unwrap();
+                let mut task = launched(&GROUPED, heads, &problem, &inputs, &device).unwrap();
                 for launch in 1..=2 {
                     let result = verify(&mut task, &expected, problem.tolerance());
                     let of = format!("{attention:?}, {heads} heads, launch {launch}");
